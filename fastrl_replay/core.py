@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['problem', 'BlockError', 'NotEnoughRows', 'ActionError', 'EnvError', 'StaleKey', 'space_dtype', 'step_dtype',
-           'extend_dtype', 'dtype_spec', 'spec_dtype', 'Steps', 'column_of_rows', 'column_of_bytes', 'njit', 'memcpy']
+           'extend_dtype', 'dtype_spec', 'spec_dtype', 'Steps', 'column_of_rows', 'column_of_bytes', 'leaves', 'njit',
+           'memcpy']
 
 # %% ../nbs/00_core.ipynb #d2f9326f
 import difflib
@@ -265,12 +266,13 @@ def update_priorities(self:Steps,
 @patch
 def __reduce__(self:Steps): return Steps, (self.to('cpu').rows,)
 
-# %% ../nbs/00_core.ipynb #00b0f3d2
-def _leaves(a, name):
+# %% ../nbs/00_core.ipynb #a218eef7
+def leaves(a:np.ndarray, # a structured array
+           name:str=''): # what stands before the names
     "The plain fields of `a` with their dotted names"
     if a.dtype.names is None: yield name, a
     else:
-        for n in a.dtype.names: yield from _leaves(a[n], f'{name}.{n}' if name else n)
+        for n in a.dtype.names: yield from leaves(a[n], f'{name}.{n}' if name else n)
 
 def _glimpse(a, width=60):
     "The first numbers of `a`, on one line"
@@ -281,15 +283,15 @@ def _glimpse(a, width=60):
 def __repr__(self:Steps):
     head = f'Steps {list(self.shape)}, {self._dtype.itemsize} bytes a row' + (f', on {self.device}' if self._block is not None else '')
     if self._block is not None: return head + ': ' + ', '.join(self._dtype.names)
-    leaves = list(_leaves(self._rows, ''))
-    wide = max(len(n) for n,_ in leaves)
-    return '\n'.join([head] + [f'  {n:<{wide}}  {str(a.dtype):<8} {_glimpse(a)}' for n,a in leaves])
+    parts = list(leaves(self._rows))
+    wide = max(len(n) for n,_ in parts)
+    return '\n'.join([head] + [f'  {n:<{wide}}  {str(a.dtype):<8} {_glimpse(a)}' for n,a in parts])
 
 @patch
 def _repr_html_(self:Steps):
     if self._block is not None: return f'<pre>{self!r}</pre>'
     flat,many = self._rows.reshape(-1)[:6],self._rows.size
-    names,columns = zip(*_leaves(flat, ''))
+    names,columns = zip(*leaves(flat))
     def row(tag, cells): return '<tr>' + ''.join(f'<{tag}>{c}</{tag}>' for c in cells) + '</tr>'
     body = ''.join(row('td', [_glimpse(c[i], 40) for c in columns]) for i in range(len(flat)))
     return f'<table>{row("th", names)}{body}</table><p>{list(self.shape)} rows of {self._dtype.itemsize} bytes{", the first 6" if many>6 else ""}</p>'
