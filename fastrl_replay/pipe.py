@@ -17,12 +17,13 @@ if TYPE_CHECKING:   # what the chained methods return; for editors only, nothing
     from fastrl_replay.envs import GymStepper
     from fastrl_replay.replay.experience import ExperienceReplay
 
-# %% ../nbs/01_pipe.ipynb #33296649
+# %% ../nbs/01_pipe.ipynb #1d70d98e
 class Pipe(IterDataPipe):
     "The base of every stage: takes items from `source`, yields items"
     _is_child_datapipe = False   # spares torch's hook a search of the registry at every item
     _buffers = ()                # attributes that are not pickled; `_fresh` makes them anew
     takes_any_item = False       # False: items must be `Steps`
+    reads_anew = False           # True: continue by reading the source again from its start, and not where it stood
     _resume = 0                  # where the next pass begins, once, after `load_state_dict`
     def __init__(self,
         source=None, # a pipe, or any iterable of items; None: nothing comes
@@ -38,7 +39,7 @@ class Pipe(IterDataPipe):
         def header(self, limit:int=10)->'Header': ...
         def cycle(self, count:int=None)->'Cycler': ...
         def in_memory_cache(self)->'InMemoryCacheHolder': ...
-        def gym_step(self, policy=None, seed:int=None, close_given:bool=False)->'GymStepper': ...
+        def gym_step(self, policy=None, seed:int=None)->'GymStepper': ...
         def experience_replay(self, bs:int=1, max_sz:int=100, ratio:float=None, warmup:int=None, return_idxs:bool=False,
                               freeze_memory:bool=False, seed:int=None, replacement:bool=False)->'ExperienceReplay': ...
 
@@ -57,10 +58,10 @@ def above(pipe): # the stage that `pipe` pulls from, or None
     "The next stage up the chain; torch's own pipes call it `datapipe`"
     return next((p for p in (getattr(pipe, n, None) for n in ('source','datapipe','source_datapipe')) if isinstance(p, IterDataPipe)), None)
 
-# %% ../nbs/01_pipe.ipynb #05b240ae
+# %% ../nbs/01_pipe.ipynb #c59c3da4
 @patch
 def _above(self:Pipe): # the nearest `Pipe` above, past torch's own pipes
-    p = above(self)
+    p = None if self.reads_anew else above(self)
     while p is not None and not isinstance(p, Pipe): p = above(p)
     return p
 
@@ -101,18 +102,19 @@ def blocks(self:Pipe):
             'Steps', 'put it after a stage that yields Steps, such as GymStepper'))
         yield steps
 
-# %% ../nbs/01_pipe.ipynb #10d2ba12
+# %% ../nbs/01_pipe.ipynb #b10f70c7
 def _short(v, width=40):
     "A value on part of a line"
-    if isinstance(v, (list,tuple)) and len(v) > 3 and all(x == v[0] for x in v[1:] if isinstance(x, str)) and isinstance(v[0], str): s = f'[{v[0]!r}]*{len(v)}'
+    if isinstance(v, list) and len(v) > 1 and all(isinstance(x, str) and x == v[0] for x in v): s = f'[{v[0]!r}]*{len(v)}'
     else: s = getattr(v, '__name__', None) or ' '.join(repr(v).split())
     return s if len(s) <= width else s[:width-1] + '…'
 
 @patch
 def __repr__(self:Pipe):
     params = list(inspect.signature(type(self).__init__).parameters.values())[1:]
-    args = [(p, getattr(self, p.name, p.default)) for p in params if p.name not in ('source','datapipe')]
-    args = ', '.join(f'{p.name}={_short(v)}' for p,v in args if v is not p.default and v != p.default)
+    args = [(p, getattr(self, p.name, p.default)) for p in params]
+    args = ', '.join(_short(v) if p.name == 'source' else f'{p.name}={_short(v)}' for p,v in args
+                     if not isinstance(v, IterDataPipe) and v is not p.default and v != p.default)
     up = above(self)
     if up is None: return f'{type(self).__name__}({args})'
     return f'{up!r}\n  .{getattr(self, "stage_name", type(self).__name__)}({args})'
@@ -201,11 +203,11 @@ class Cycler(Pipe):
             if empty: return   # or this would spin for ever
             self._passes += 1
 
-# %% ../nbs/01_pipe.ipynb #49557fe2
+# %% ../nbs/01_pipe.ipynb #a3a28f39
 @stage('in_memory_cache')
 class InMemoryCacheHolder(Pipe):
     "Keep every item of the source; later passes give the same objects again"
-    takes_any_item,_buffers = True,('_cache',)
+    takes_any_item,reads_anew,_buffers = True,True,('_cache',)
     def __init__(self,
         source, # any finite pipe
     ):
@@ -215,8 +217,6 @@ class InMemoryCacheHolder(Pipe):
     def _fresh(self): self._cache = None
     def snapshot(self): return dict(given=self._given)
     def restore(self, state): self._resume = self._given = state['given']
-    def state_dict(self): return dict(stage=type(self).__name__, own=self.snapshot(), above=None)
-    def load_state_dict(self, state): self.restore(state['own'])
     def __iter__(self):
         skip,self._resume,self._given = self._resume,0,0
         if self._cache is None: self._cache = list(self.source)
