@@ -146,21 +146,22 @@ def _mend(self:Timeline, steps, rows, bad):
     grown[:len(self._last)],self._last = self._last,grown
     return self.add(steps)
 
-# %% ../../nbs/30_timeline.ipynb #e00cb04c
+# %% ../../nbs/30_timeline.ipynb #38a88114
 @njit
 def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
     "Copy rows by key into `out`; the place of the first key that is not valid, or less than 0"
     size,out_size,index_at,weight_at,is_batch = plan
     max_sz,oldest = len(drawn),max(0, inserted-len(drawn))
-    offset = oldest % max_sz - oldest   # key + offset is the slot, or max_sz beyond it
-    touched,total,most = np.uint8(0),0,ages[1]
-    for i in range(len(keys)):
-        key = keys[i]
-        if key < oldest or key >= inserted: return i
+    low,high,total = inserted,oldest,0
+    for key in keys: low,high,total = min(low, key),max(high, key),total + key
+    if low < oldest or high >= inserted:
+        for i in range(len(keys)):
+            if keys[i] < oldest or keys[i] >= inserted: return i
+    offset,touched = oldest % max_sz - oldest,_u8(0)   # key + offset is the slot, or max_sz beyond it
+    for key in keys:
         slot = key + offset
         if slot >= max_sz: slot -= max_sz
-        touched |= mem[slot*size]
-        total,most = total + inserted - key,max(most, inserted - key)
+        touched |= mem[_u64(slot*size)]
     index,weight,dst = out.view(np.int64),out.view(np.float32),out.ctypes.data
     for i in range(len(keys)):
         slot = keys[i] + offset
@@ -168,11 +169,13 @@ def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
         memcpy(dst, mem.ctypes.data + slot*size, size)
         dst += out_size
         if is_batch:
-            index[index_at],weight[weight_at] = keys[i],weights[i]
+            index[_u64(index_at)],weight[_u64(weight_at)] = keys[i],weights[i]
             index_at,weight_at = index_at + (out_size >> 3),weight_at + (out_size >> 2)
-            drawn[slot] += 1
-    if is_batch: ages[0],ages[1] = ages[0] + total,most
-    return -1 - np.int64(touched == 255)   # below 0 either way, but now the compiler can't leave the touching out
+            drawn[_u64(slot)] += 1
+    if is_batch: ages[0],ages[1] = ages[0] + len(keys)*inserted - total,max(ages[1], inserted - low)
+    return -1 - (touched == 255)   # below 0 either way, but now the compiler can't leave the touching out
+
+_u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
 
 # %% ../../nbs/30_timeline.ipynb #9c15e394
 def as_keys(keys)->np.ndarray: # int64

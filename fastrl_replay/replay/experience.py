@@ -118,7 +118,7 @@ def _pay(self:ExperienceReplay):
     self._paid += 1
     return self.sample()
 
-# %% ../../nbs/40_replay.ipynb #a80fad9e
+# %% ../../nbs/40_replay.ipynb #fc2693e0
 @patch
 def update_priorities(self:ExperienceReplay,
     keys, # of rows that were drawn
@@ -127,7 +127,8 @@ def update_priorities(self:ExperienceReplay,
     "Tell the sampler how wrong the learner was about these rows; rows that are gone by now are left out"
     keys,td = as_keys(keys).ravel(),np.asarray(td.detach().cpu() if hasattr(td, 'detach') else td).ravel()
     if len(keys) != len(td): raise ValueError(problem(type(self).__name__, 'update_priorities: TD errors', len(td), f'{len(keys)}, one for each key'))
-    if len(keys) and (keys.max() >= self.memory.inserted or keys.min() < 0): self.memory.take(keys[(keys >= self.memory.inserted) | (keys < 0)])   # raises
+    never = (keys < 0) | (keys >= self.memory.inserted)
+    if never.any(): self.memory._stale(keys, int(never.argmax()))
     there = self.memory.valid(keys)
     self.stale += int((~there).sum())
     self.sampler.update(keys[there], td[there])
