@@ -148,8 +148,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline._accept': ( 'timeline.html#timeline._accept',
                                                                                                    'fastrl_replay/memory/timeline.py'),
-                                               'fastrl_replay.memory.timeline.Timeline._fill': ( 'timeline.html#timeline._fill',
-                                                                                                 'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline._flat': ( 'timeline.html#timeline._flat',
                                                                                                  'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline._mend': ( 'timeline.html#timeline._mend',

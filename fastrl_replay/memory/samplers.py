@@ -45,20 +45,20 @@ def _draw(seed, count, first, n, keys):
         if k >= 0: keys[i],i = first + k,i + 1
     return count
 
-# %% ../../nbs/33_samplers.ipynb #3bfad129
+# %% ../../nbs/33_samplers.ipynb #253765e1
 @njit
 def _draw_distinct(seed, count, first, n, keys, table):
     "The same without replacement; `table` has a power of two of places, at least twice as many as keys"
-    size,mask,i = np.uint64(n),len(table)-1,0
+    size,mask,i,one = np.uint64(n),np.uint64(len(table)-1),0,np.uint64(1)   # unsigned places spare a test for negative ones
     redraw = np.uint64(2**32) % size
     table[:] = -1
     while i < len(keys):
         k = _below(random_bits(seed, count), size, redraw)
         count += 1
         if k < 0: continue
-        place = (k*0x9e3779b1) & mask
-        while table[place] != -1 and table[place] != k: place = (place + 1) & mask
-        if table[place] == -1: table[place],keys[i],i = k,first + k,i + 1
+        place = (np.uint64(k)*_STEP >> np.uint64(32)) & mask
+        while table[place] != -1 and table[place] != k: place = (place + one) & mask
+        if table[place] == -1: table[place],keys[np.uint64(i)],i = k,first + k,i + 1
     return count
 
 @njit
@@ -72,7 +72,7 @@ def _draw_most(seed, count, first, n, keys):
         if j >= 0: pool[i],pool[i+j],keys[i],i = pool[i+j],pool[i],first + pool[i+j],i + 1
     return count
 
-# %% ../../nbs/33_samplers.ipynb #666dae07
+# %% ../../nbs/33_samplers.ipynb #ebdf6689
 class Uniform:
     "Every key is as likely as any other"
     def __init__(self,
@@ -80,7 +80,7 @@ class Uniform:
         replacement:bool=False, # may a key be drawn twice in a batch?
     ):
         self.replacement,self._seed,self._count,self.first,self.end = replacement,random_seed(seed),0,0,0
-        self._table = np.empty(0, np.int64)
+        self._table = np.empty(0, np.int32)
 
     def added(self, first:int, end:int): self.end = end
     def evicted(self, first:int, end:int): self.first = end
@@ -92,13 +92,13 @@ class Uniform:
     )->tuple: # keys (int64) and the probability of each
         "Draw `n` keys, distinct unless `replacement`"
         keys,here = np.empty(n, np.int64),self.end - self.first
-        if self.replacement and here: self._count = _draw(self._seed, self._count, self.first, here, keys)
-        elif 2*n <= here:
-            if len(self._table) < 4*n: self._table = np.empty(4 << (n-1).bit_length(), np.int64)
+        if here < (self.replacement or n): raise NotEnoughRows(problem('Uniform', 'keys to draw', here, f'at least {1 if self.replacement else n}'))
+        if self.replacement: self._count = _draw(self._seed, self._count, self.first, here, keys)
+        elif 2*n > here: self._count = _draw_most(self._seed, self._count, self.first, here, keys)
+        else:
+            if len(self._table) < 4*n: self._table = np.empty(4 << (n-1).bit_length(), np.int32)
             self._count = _draw_distinct(self._seed, self._count, self.first, here, keys, self._table)
-        elif n <= here: self._count = _draw_most(self._seed, self._count, self.first, here, keys)
-        else: raise NotEnoughRows(problem('Uniform', 'keys to draw', here, f'at least {n}' if not self.replacement else 'at least 1'))
-        return keys,1/max(here, 1)
+        return keys,1/here
 
     def state_dict(self)->dict: return dict(seed=int(self._seed), count=self._count, first=self.first, end=self.end)
     def load_state_dict(self, state:dict): 

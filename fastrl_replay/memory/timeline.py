@@ -146,20 +146,20 @@ def _mend(self:Timeline, steps, rows, bad):
     grown[:len(self._last)],self._last = self._last,grown
     return self.add(steps)
 
-# %% ../../nbs/30_timeline.ipynb #38a88114
+# %% ../../nbs/30_timeline.ipynb #132e2c57
 @njit
 def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
     "Copy rows by key into `out`; the place of the first key that is not valid, or less than 0"
     size,out_size,index_at,weight_at,is_batch = plan
     max_sz,oldest = len(drawn),max(0, inserted-len(drawn))
     low,high,total = inserted,oldest,0
-    for key in keys: low,high,total = min(low, key),max(high, key),total + key
+    for i in range(len(keys)): low,high,total = min(low, keys[i]),max(high, keys[i]),total + keys[i]
     if low < oldest or high >= inserted:
         for i in range(len(keys)):
             if keys[i] < oldest or keys[i] >= inserted: return i
     offset,touched = oldest % max_sz - oldest,_u8(0)   # key + offset is the slot, or max_sz beyond it
-    for key in keys:
-        slot = key + offset
+    for i in range(len(keys)):
+        slot = keys[i] + offset
         if slot >= max_sz: slot -= max_sz
         touched |= mem[_u64(slot*size)]
     index,weight,dst = out.view(np.int64),out.view(np.float32),out.ctypes.data
@@ -177,7 +177,7 @@ def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
 
 _u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
 
-# %% ../../nbs/30_timeline.ipynb #9c15e394
+# %% ../../nbs/30_timeline.ipynb #aaf8c4c5
 def as_keys(keys)->np.ndarray: # int64
     "Keys as the kernels want them"
     if isinstance(keys, torch.Tensor): keys = keys.cpu().numpy()
@@ -193,13 +193,9 @@ def take(self:Timeline,
     keys = as_keys(keys)
     if self.dtype is None: self._stale(keys.ravel(), 0)
     out = np.empty(keys.size*self.dtype.itemsize, np.uint8)
-    self._fill(keys.ravel(), _NO_WEIGHTS, out, np.array([self.dtype.itemsize]*2 + [0,0,0]))
+    bad = _gather(self._mem, self._drawn, keys.ravel(), _NO_WEIGHTS, out, np.array([self.dtype.itemsize]*2 + [0,0,0]), self.inserted, self._ages)
+    if bad >= 0: self._stale(keys.ravel(), bad)
     return Steps(np.ndarray(keys.shape, self.dtype, out))
-
-@patch
-def _fill(self:Timeline, keys, weights, out, plan):
-    bad = _gather(self._mem, self._drawn, keys, weights, out, plan, self.inserted, self._ages)
-    if bad >= 0: self._stale(keys, bad)
 
 @patch
 def _stale(self:Timeline, keys, i):
@@ -211,22 +207,24 @@ def _stale(self:Timeline, keys, i):
 
 _NO_WEIGHTS = np.zeros(0, np.float32)
 
-# %% ../../nbs/30_timeline.ipynb #a91b99dd
+# %% ../../nbs/30_timeline.ipynb #1d0f49b4
 class Batches:
     "Draws batches from a timeline: rows with `index` and `weight` behind them"
     def __init__(self, timeline:Timeline):
-        self.timeline,self.row = timeline,timeline.dtype
-        self.dtype = extend_dtype(self.row, index='i8', weight='f4')
-        self._plan = np.array([self.row.itemsize, self.dtype.itemsize, self.dtype.fields['index'][1]//8, self.dtype.fields['weight'][1]//4, 1])
+        self.timeline,row = timeline,timeline.dtype
+        self.dtype = extend_dtype(row, index='i8', weight='f4')
+        self.itemsize = self.dtype.itemsize
+        self._plan = np.array([row.itemsize, self.itemsize, self.dtype.fields['index'][1]//8, self.dtype.fields['weight'][1]//4, 1])
 
     def draw(self,
         keys:np.ndarray, # int64
         weights:np.ndarray, # float32
     )->Steps: # with `index` and `weight`
         "The rows with these keys as a batch; counted as drawn"
-        n = len(keys)
-        out = np.empty(n*self.dtype.itemsize, np.uint8)
-        self.timeline._fill(keys, weights, out, self._plan)
+        line,n = self.timeline,len(keys)
+        out = np.empty(n*self.itemsize, np.uint8)
+        bad = _gather(line._mem, line._drawn, keys, weights, out, self._plan, line.inserted, line._ages)
+        if bad >= 0: line._stale(keys, bad)
         return Steps(np.ndarray(n, self.dtype, out))
 
 # %% ../../nbs/30_timeline.ipynb #7f7b1b71

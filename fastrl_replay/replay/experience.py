@@ -71,16 +71,17 @@ def add(self:ExperienceReplay,
     if now > oldest: self.sampler.evicted(oldest, now)
     return keys
 
-# %% ../../nbs/40_replay.ipynb #dd91f01d
+# %% ../../nbs/40_replay.ipynb #7340c581
 @patch
 def sample(self:ExperienceReplay,
     bs:int=None, # rows in this batch; None: the stage's `bs`
 )->Steps: # the batch; with `return_idxs` also the places of its rows in `memory`
     "Draw a batch"
     n = self.bs if bs is None else bs
-    if n > len(self.memory) and not (self.replacement and len(self.memory)) or n < 1: self._too_few(n)
-    keys,_ = self.sampler.sample(n)
-    if self._batches is None or self._batches.row is not self.memory.dtype: self._batches = Batches(self.memory)
+    if n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n, 'at least 1'))
+    try: keys,_ = self.sampler.sample(n)
+    except NotEnoughRows: raise self._too_few(n) from None
+    if self._batches is None: self._batches = Batches(self.memory)
     batch = self._batches.draw(keys, self._ones if n == len(self._ones) else np.ones(n, np.float32))
     batch._replay = self
     self.batches += 1
@@ -90,8 +91,7 @@ def sample(self:ExperienceReplay,
 @patch
 def _too_few(self:ExperienceReplay, n):
     here = len(self.memory)
-    if n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n, 'at least 1'))
-    raise NotEnoughRows(problem(type(self).__name__, 'a batch of distinct rows is larger than the memory', f'{here} rows', f'{n} rows: {n-here} are missing',
+    return NotEnoughRows(problem(type(self).__name__, 'a batch of distinct rows is larger than the memory', f'{here} rows', f'{n} rows: {n-here} are missing',
         'add more, draw fewer, or replacement=True'))
 
 # %% ../../nbs/40_replay.ipynb #61924731
