@@ -143,7 +143,7 @@ def column_of_bytes(block:torch.Tensor, # rows as bytes, [..., itemsize]
     words = block.view(base)
     return words[...,start:start+int(np.prod(dtype.shape))].unflatten(-1, dtype.shape) if dtype.shape else words[...,start]
 
-# %% ../nbs/00_core.ipynb #a0a20144
+# %% ../nbs/00_core.ipynb #770f0ee6
 @patch
 def __getitem__(self:Steps, i):
     "A column by name; rows by number, slice, mask or array of numbers"
@@ -153,7 +153,8 @@ def __getitem__(self:Steps, i):
         return column_of_bytes(self._block, *self._dtype.fields[i][:2])
     if isinstance(i, torch.Tensor) and self._block is None: i = i.cpu().numpy()
     if self._block is None: return self._like(self._rows[i if isinstance(i, tuple) else (i, ...)])
-    return self._like(self._block[torch.from_numpy(i) if isinstance(i, np.ndarray) else i])
+    if isinstance(i, np.ndarray): i = torch.from_numpy(i)
+    return self._like(self._block[(*i, slice(None)) if isinstance(i, tuple) and Ellipsis in i else i])   # the last axis is the bytes
 
 @patch
 def _unknown(self:Steps, name):

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from .core import ActionError, EnvError, Steps, column_of_rows, memcpy, njit, problem, step_dtype
 from .pipe import IterDataPipe, MapDataPipe, Pipe, as_pipe, stage
 
-# %% ../nbs/10_envs.ipynb #0a3b9720
+# %% ../nbs/10_envs.ipynb #b75b4b0e
 def as_array(x)->np.ndarray:
     "What a policy returned, as an array"
     if isinstance(x, torch.Tensor): return x.numpy() if not x.requires_grad and x.device.type == 'cpu' else x.detach().cpu().numpy()
@@ -28,6 +28,7 @@ def _first_outside(a, low, high):
         if a[i] < low or a[i] > high: return i
     return -1
 
+# %% ../nbs/10_envs.ipynb #ed0c184e
 def _bounds(space): # inclusive, or None where every value is fine
     if isinstance(space, spaces.Discrete):      return int(space.start), int(space.start + space.n - 1)
     if isinstance(space, spaces.MultiDiscrete): return space.start, space.start + space.nvec - 1
@@ -90,7 +91,7 @@ def action_checker(space:spaces.Space, n:int): # a function of what the policy r
         return full(action)
     return quick
 
-# %% ../nbs/10_envs.ipynb #da79744e
+# %% ../nbs/10_envs.ipynb #f3dd9c80
 def put(field:np.ndarray, value):
     "Write an observation or a batch of them, nested as the field is"
     if field.dtype.names is None: field[...] = value
@@ -106,6 +107,7 @@ def tupler(space): # None: nothing has to be done
     else: return None
     return lambda x: tuple(x[k] if f is None else f(x[k]) for k,f in parts)
 
+# %% ../nbs/10_envs.ipynb #967514b9
 def pick(values, i):
     "Part of nested arrays"
     if isinstance(values, dict): return {k: pick(v, i) for k,v in values.items()}
@@ -167,7 +169,7 @@ def _count(raw, at, first_id, lags, counts, totals, resets):
         ended |= counts[i,2]
     return 2*left + ended
 
-# %% ../nbs/10_envs.ipynb #bbda031a
+# %% ../nbs/10_envs.ipynb #5f99ac10
 class _Many:
     "A vector environment, in whichever way it resets"
     def __init__(self, env, env_id):
@@ -199,6 +201,7 @@ class _Many:
     fresh = property(lambda self: self.resets | (self.counts[:,2] == 1))   # where the policy's memory must begin anew
     where = property(lambda self: (f'{self.env_id} to {self.env_id+self.n-1}', self.counts[0,0], self.counts[0,1]+1))
 
+# %% ../nbs/10_envs.ipynb #4d061d9f
 def _batch_of_one(obs):
     if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
@@ -236,7 +239,7 @@ class _Crew:
         self.result = np.dtype(dict(names=names, formats=[self.dtype[n] for n in names], offsets=[self.dtype.fields[n][1] for n in names], itemsize=self.dtype.itemsize))
         for l in self.lanes: l.at = np.array([self.dtype.itemsize, *(self.dtype.fields[n][1] for n in _COUNTED)])
 
-# %% ../nbs/10_envs.ipynb #6ed2ef62
+# %% ../nbs/10_envs.ipynb #b9ba0379
 @patch
 def step(self:_Crew)->Steps: # or None where every row was a reset
     "Step all environments once"
@@ -255,6 +258,7 @@ def step(self:_Crew)->Steps: # or None where every row was a reset
         except Exception as e: raise self._failed(lane, 'failed', e) from e
     return self._tidy(rows, said) if any(said) else Steps(rows)
 
+# %% ../nbs/10_envs.ipynb #56de479f
 @patch
 def _tidy(self:_Crew, rows, said):
     "Where episodes ended the policy forgets; rows that were left out are cut off"
@@ -268,7 +272,7 @@ def _failed(self:_Crew, lane, what, e):
     env_id,episode,step = lane.where
     return EnvError(problem('GymStepper', f'environment {env_id} {what} in episode {episode}, step {step}', f'{type(e).__name__}: {e}'))
 
-# %% ../nbs/10_envs.ipynb #8511c782
+# %% ../nbs/10_envs.ipynb #d216eff9
 _PLAIN = int,np.ndarray,torch.Tensor
 _set_grad = getattr(torch._C, '_set_grad_enabled', torch.set_grad_enabled)   # what torch.no_grad calls, without half a microsecond around it
 
@@ -288,6 +292,7 @@ def _ask(self:_Crew, state):
     if self.recurrent: extra,self.hidden = dict(extra, hidden=self.hidden),hidden
     return self.check(action), extra
 
+# %% ../nbs/10_envs.ipynb #667e4d59
 @patch
 def _random(self:_Crew):
     over = [o for l in self.lanes for o in (l.counts[:,2] if l.lags else [0]*l.n)]
@@ -300,7 +305,7 @@ def _stack(samples, space):
     if isinstance(space, spaces.Tuple): return tuple(_stack([s[i] for s in samples], sub) for i,sub in enumerate(space.spaces))
     return np.array(samples, space.dtype)
 
-# %% ../nbs/10_envs.ipynb #94eb2884
+# %% ../nbs/10_envs.ipynb #45ffba75
 def _map(f, *xs):
     "Apply to the leaves of nested tuples and dicts"
     if isinstance(xs[0], dict): return {k: _map(f, *(x[k] for x in xs)) for k in xs[0]}
@@ -313,6 +318,7 @@ def _column_dtype(x, n, name):
     if x.shape[:1] != (n,): raise ActionError(problem('GymStepper', f"the policy's column {name!r}", f'shape {list(x.shape)}', f'[{n}, ...]: an entry for each environment'))
     return np.dtype((x.dtype, x.shape[1:]))
 
+# %% ../nbs/10_envs.ipynb #a7b077fa
 @patch
 def _add_columns(self:_Crew, rows, extra):
     "Write the policy's columns; the first time, make rows that have them"
@@ -334,7 +340,7 @@ def _forget(self:_Crew, ended):
     def pick(new, old): return torch.where(ended.to(old.device).view(-1, *[1]*(old.dim()-1)), new.to(old), old)
     self.hidden = _map(pick, self.policy.initial_hidden(self.n), self.hidden)
 
-# %% ../nbs/10_envs.ipynb #f42c3b01
+# %% ../nbs/10_envs.ipynb #33ca4a9b
 def open_envs(
     source, # an id, an environment, a vector environment, a function that makes one, or a list of these
 )->list: # (environment, opened here?)
@@ -346,6 +352,7 @@ def open_envs(
         'an environment id, a gym.Env, a VectorEnv, a function that makes one, a list of these, or a pipe of environments'))
     return [(made, True)]
 
+# %% ../nbs/10_envs.ipynb #9aa05ca0
 @stage('gym_step')
 class GymStepper(Pipe):
     "Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped"
@@ -440,7 +447,7 @@ def decode(e, old=None):
     old.bit_generator.state = state
     return old
 
-# %% ../nbs/10_envs.ipynb #670b657d
+# %% ../nbs/10_envs.ipynb #4a69f7ed
 def _save_env(env):
     try: return encode(env)
     except _Opaque: return None
@@ -453,6 +460,7 @@ def _save_crew(self:_Crew)->dict:
     lanes = [dict(env=_save_env(l.env), random=random(l), kept=[[k, encode(vars(l)[k])] for k in _KEPT if k in vars(l)]) for l in self.lanes]
     return dict(lanes=lanes, spaces=[encode(s) for s in self.spaces], hidden=encode(self.hidden), last=encode(self.last), seeds=encode(self.seeds))
 
+# %% ../nbs/10_envs.ipynb #06981de1
 @patch
 def _load_crew(self:_Crew, state):
     for s,e in zip(self.spaces, state['spaces']): decode(e, s)
@@ -462,6 +470,7 @@ def _load_crew(self:_Crew, state):
         if e['env'] is not None: decode(e['env'], l.env)
         elif l.obs is not None: self._begin_anew(i, l, e)
 
+# %% ../nbs/10_envs.ipynb #ff3f41f0
 @patch
 def _begin_anew(self:_Crew, i, lane, saved):
     "A lane whose environments could not be saved: their episodes are left, and new ones begin"
@@ -475,6 +484,7 @@ def _begin_anew(self:_Crew, i, lane, saved):
         mine = np.arange(self.n)
         self._forget((mine >= self.starts[i]) & (mine < self.starts[i]+lane.n))
 
+# %% ../nbs/10_envs.ipynb #380a12d5
 @patch
 def snapshot(self:GymStepper)->dict: # one entry a crew
     return dict(given=self._given, crews=[[c.first_id, c._save_crew()] for c in self._crews.values()] or self._state or [])

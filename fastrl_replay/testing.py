@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ScriptedEnv', 'script', 'ScriptedVectorEnv', 'scripted_steps', 'same', 'through_file', 'check_contract']
 
-# %% ../nbs/02_testing.ipynb #8d0c6661
+# %% ../nbs/02_testing.ipynb #62b88980
 import gc, inspect, io, pickle, weakref
 from itertools import islice
 from timeit import timeit
@@ -13,7 +13,7 @@ import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from .core import Steps, problem, step_dtype
-from .pipe import Items, Pipe
+from .pipe import Items
 
 # %% ../nbs/02_testing.ipynb #172ac2f6
 class ScriptedEnv(gym.Env):

@@ -15,9 +15,9 @@ TORCH = 'torch~=2.13.0'                           # as in the README's commands
 # The public surface, as documented: module -> names that `from fastrl_replay.all import *` gives.
 # A new public name is added here, in the index's map and in the changelog.
 SURFACE = {
-    'core': 'Steps step_dtype',
-    'pipe': 'Pipe',
-    'testing': 'check_contract',
+    'core': 'Steps step_dtype ActionError BlockError EnvError NotEnoughRows StaleKey',
+    'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter',
+    'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
     'envs': 'GymStepper',
     'memory.timeline': 'Timeline',
     'memory.samplers': 'Uniform',
@@ -80,9 +80,10 @@ def modules():
     return res
 
 def imports(path):
-    "What a file imports: dotted names, absolute ones, each `from a import b` as both a and a.b."
-    package = 'fastrl_replay.' + dotted(path)
-    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+    "What a file imports when it runs: dotted names, absolute ones, each `from a import b` as both a and a.b."
+    package,tree = 'fastrl_replay.' + dotted(path),ast.parse(path.read_text(encoding='utf-8'))
+    tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == 'TYPE_CHECKING')]   # for editors only
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import): yield from (a.name for a in node.names)
         if isinstance(node, ast.ImportFrom):
             base = resolve_name('.'*node.level + (node.module or ''), package.rpartition('.')[0])

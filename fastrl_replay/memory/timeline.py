@@ -101,7 +101,7 @@ class Timeline:
     nbytes = property(lambda self: 0 if self.dtype is None else sum(a.nbytes for a in (self._mem, self._link, self._drawn, self._last)), doc='Bytes reserved')
     def __len__(self): return min(self.inserted, self.max_sz)
 
-# %% ../../nbs/30_timeline.ipynb #28f95e30
+# %% ../../nbs/30_timeline.ipynb #db13a567
 @patch
 def add(self:Timeline,
     steps:Steps, # a block of rows, or one row
@@ -118,6 +118,7 @@ def add(self:Timeline,
     self.inserted = end = first + len(rows)
     return np.arange(first, end)
 
+# %% ../../nbs/30_timeline.ipynb #613437a4
 @patch
 def _accept(self:Timeline, rows):
     "The first block's columns are the memory's; others are refused"
@@ -133,6 +134,7 @@ def _flat(self:Timeline, rows):
     if rows.ndim > 1: raise BlockError(problem('Timeline', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]', 'add sequences one by one, in order'))
     return rows.reshape(1)
 
+# %% ../../nbs/30_timeline.ipynb #fe9bb2d5
 @patch
 def _mend(self:Timeline, steps, rows, bad):
     "Make room for a new environment and try again, or say what is wrong with row `bad//2`"
@@ -177,7 +179,7 @@ def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
 
 _u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
 
-# %% ../../nbs/30_timeline.ipynb #aaf8c4c5
+# %% ../../nbs/30_timeline.ipynb #01820a0c
 def as_keys(keys)->np.ndarray: # int64
     "Keys as the kernels want them"
     if isinstance(keys, torch.Tensor): keys = keys.cpu().numpy()
@@ -185,6 +187,7 @@ def as_keys(keys)->np.ndarray: # int64
     if keys.dtype.kind not in 'iu' and keys.size: raise TypeError(problem('Timeline', 'keys', keys.dtype, 'integers'))
     return keys.astype(np.int64, copy=False)
 
+# %% ../../nbs/30_timeline.ipynb #63f95d98
 @patch
 def take(self:Timeline,
     keys, # of the rows, any shape
@@ -197,6 +200,7 @@ def take(self:Timeline,
     if bad >= 0: self._stale(keys.ravel(), bad)
     return Steps(np.ndarray(keys.shape, self.dtype, out))
 
+# %% ../../nbs/30_timeline.ipynb #f842ed82
 @patch
 def _stale(self:Timeline, keys, i):
     if not len(keys): raise BlockError(problem('Timeline', 'nothing was ever added, so the columns are not known'))
@@ -227,7 +231,7 @@ class Batches:
         if bad >= 0: line._stale(keys, bad)
         return Steps(np.ndarray(n, self.dtype, out))
 
-# %% ../../nbs/30_timeline.ipynb #7f7b1b71
+# %% ../../nbs/30_timeline.ipynb #31f6f7a8
 @njit
 def _windows(mem, link, keys, out, length, plan, inserted):
     "Copy, for each key, its row and those that follow in its episode; -1, or the place of the first key that is not valid"
@@ -245,6 +249,7 @@ def _windows(mem, link, keys, out, length, plan, inserted):
             if link[slot] == 0: break
     return -1
 
+# %% ../../nbs/30_timeline.ipynb #5aa1d7d3
 @patch
 def windows(self:Timeline,
     keys, # of the first rows
@@ -260,6 +265,7 @@ def windows(self:Timeline,
     if bad >= 0: self._stale(keys, bad)
     return Steps(np.ndarray((len(keys), length), dtype, out))
 
+# %% ../../nbs/30_timeline.ipynb #c4ab7775
 @patch
 def valid(self:Timeline,
     keys, # any keys

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['ExperienceReplay']
 
-# %% ../../nbs/40_replay.ipynb #56b25f8f
+# %% ../../nbs/40_replay.ipynb #802f9d58
 from fractions import Fraction
 import numpy as np
 from fastcore.basics import patch
-from ..core import BlockError, NotEnoughRows, StaleKey, Steps, problem
+from ..core import NotEnoughRows, Steps, problem
 from ..memory.samplers import Uniform
 from ..memory.timeline import Batches, Timeline, as_keys
 from ..pipe import Pipe, stage
