@@ -6,8 +6,10 @@
 __all__ = ['as_array', 'check_action', 'split_answer', 'action_checker', 'put', 'tupler', 'pick', 'open_envs', 'GymStepper',
            'encode', 'decode', 'GymTypeTransform']
 
-# %% ../nbs/10_envs.ipynb #24ab5480
+# %% ../nbs/10_envs.ipynb #91fa05ad
 from copy import deepcopy
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, ModuleType
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
@@ -15,11 +17,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from .core import ActionError, EnvError, Steps, column_of_rows, memcpy, njit, problem, step_dtype
 from .pipe import IterDataPipe, MapDataPipe, Pipe, as_pipe, stage
 
-# %% ../nbs/10_envs.ipynb #b75b4b0e
+# %% ../nbs/10_envs.ipynb #91de7281
 def as_array(x)->np.ndarray:
     "What a policy returned, as an array"
-    if isinstance(x, torch.Tensor): return x.numpy() if not x.requires_grad and x.device.type == 'cpu' else x.detach().cpu().numpy()
-    return x if isinstance(x, np.ndarray) else np.array([as_array(v) for v in x]) if isinstance(x, (list,tuple)) else np.asarray(x)
+    if isinstance(x, torch.Tensor): return x.detach().cpu().numpy()
+    return np.array([as_array(v) for v in x]) if isinstance(x, (list,tuple)) else np.asarray(x)
 
 @njit
 def _first_outside(a, low, high):
@@ -35,7 +37,7 @@ def _bounds(space): # inclusive, or None where every value is fine
     if isinstance(space, spaces.MultiBinary):   return 0, 1
     return space.low, space.high
 
-# %% ../nbs/10_envs.ipynb #5a101767
+# %% ../nbs/10_envs.ipynb #7104ebad
 def check_action(
     action, # what the policy returned: for `n` environments, nested as the space is
     space:spaces.Space, # of one environment
@@ -49,28 +51,36 @@ def check_action(
     if isinstance(space, spaces.Tuple):
         if not isinstance(action, (tuple,list)) or len(action) != len(space.spaces): raise ActionError(problem('GymStepper', name, action, f'a tuple of {len(space.spaces)}'))
         return tuple(check_action(a, s, n, f'{name}[{i}]') for i,(a,s) in enumerate(zip(action, space.spaces)))
-    a,shape = as_array(action),(n,*space.shape)
-    if a.shape != shape:
+    try: a = as_array(action)
+    except ValueError as e: raise ActionError(problem('GymStepper', f'shape of {name}', action, f'{[n, *space.shape]}: {n} environments of {space}')) from e
+    if a.shape != (n,*space.shape):
         if n == 1 and a.shape == space.shape: a = a[None]
-        else: raise ActionError(problem('GymStepper', f'shape of {name}', list(a.shape), f'{list(shape)}: {n} environments of {space}'))
-    if a.dtype != space.dtype and not np.can_cast(a.dtype, space.dtype, 'same_kind'):
+        else: raise ActionError(problem('GymStepper', f'shape of {name}', list(a.shape), f'{[n, *space.shape]}: {n} environments of {space}'))
+    whole = a.dtype.kind in 'iub' and space.dtype.kind in 'iu'   # any whole number will do where the space has it
+    if not whole and not np.can_cast(a.dtype, space.dtype, 'same_kind'):
         raise ActionError(problem('GymStepper', f'dtype of {name}', a.dtype, f'{space.dtype} for {space}', 'convert it in the policy'))
+    if not whole: a = a.astype(space.dtype)                      # first, or a bound of .1 is not the .1 of float32
     low,high = _bounds(space)
-    if a.ndim == 1 and a.dtype == np.int64 and isinstance(low, int): bad = _first_outside(a, low, high)
-    else:
-        fine = ((low <= a) & (a <= high)).reshape(n, -1).all(1)     # false for NaN
-        bad = -1 if fine.all() else int(np.argmin(fine))
-    if bad >= 0: raise ActionError(problem('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space, 'clip it in the policy'))
-    return a if a.dtype == space.dtype else a.astype(space.dtype)
+    fine = ((low <= a) & (a <= high)).reshape(n, -1).all(1)     # false for NaN
+    if not fine.all(): 
+        bad = int(np.argmin(fine))
+        raise ActionError(problem('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space, 'clip it in the policy'))
+    return a.astype(space.dtype)
 
-# %% ../nbs/10_envs.ipynb #9312c02a
+# %% ../nbs/10_envs.ipynb #56260270
+def _fits(x, space):
+    "Is `x` nested as the elements of `space` are?"
+    if isinstance(space, spaces.Dict): return isinstance(x, dict) and x.keys() == space.spaces.keys() and all(_fits(x[k], s) for k,s in space.spaces.items())
+    if isinstance(space, spaces.Tuple): return isinstance(x, tuple) and len(x) == len(space.spaces) and all(map(_fits, x, space.spaces))
+    return not isinstance(x, dict)
+
 def split_answer(out, recurrent:bool, space:spaces.Space)->tuple: # action, hidden (or None), extra columns
     "Take apart what a policy returned"
     if isinstance(out, dict) and 'action' in out and not (isinstance(space, spaces.Dict) and out.keys() == space.spaces.keys()):
         out = dict(out)
         return out.pop('action'), out.pop('hidden', None), out
     extra = {}
-    bare = isinstance(space, spaces.Tuple) and isinstance(out, tuple) and not recurrent and not isinstance(out[0], tuple)
+    bare = isinstance(space, spaces.Tuple) and not recurrent and isinstance(out, tuple) and _fits(out, space)
     if isinstance(out, tuple) and not bare:
         if len(out) > 1 and isinstance(out[-1], dict) and not (recurrent and len(out) == 2): *out,extra = out
         if recurrent and len(out) == 2: return out[0], out[1], extra
@@ -78,16 +88,19 @@ def split_answer(out, recurrent:bool, space:spaces.Space)->tuple: # action, hidd
     if recurrent: raise ActionError(problem('GymStepper', 'a policy with initial_hidden', type(out).__name__, 'action, hidden'))
     return out, None, extra
 
-# %% ../nbs/10_envs.ipynb #e7188074
-def action_checker(space:spaces.Space, n:int): # a function of what the policy returned
+# %% ../nbs/10_envs.ipynb #79389470
+def action_checker(
+    space:spaces.Space, # of one environment
+    n:int, # how many environments
+): # a function of what the policy returned, which gives arrays of its own
     "`check_action` for one space and number of environments, with a short way for what is obviously right"
     def full(action): return check_action(action, space, n)
     if not isinstance(space, spaces.Discrete) or space.dtype != np.int64: return full
     low,high = _bounds(space)
     def quick(action):
-        if type(action) is int and n == 1 and low <= action <= high: return [action]
+        if type(action) is int and n == 1 and low <= action <= high: return np.array([action])
         a = action.numpy() if isinstance(action, torch.Tensor) and action.is_cpu and not action.requires_grad else action
-        if type(a) is np.ndarray and a.dtype == np.int64 and a.shape == (n,) and _first_outside(a, low, high) < 0: return a
+        if type(a) is np.ndarray and a.dtype == np.int64 and a.shape == (n,) and _first_outside(a, low, high) < 0: return a.copy()   # an environment may change its action
         return full(action)
     return quick
 
@@ -107,7 +120,7 @@ def tupler(space): # None: nothing has to be done
     else: return None
     return lambda x: tuple(x[k] if f is None else f(x[k]) for k,f in parts)
 
-# %% ../nbs/10_envs.ipynb #967514b9
+# %% ../nbs/10_envs.ipynb #61bdea56
 def pick(values, i):
     "Part of nested arrays"
     if isinstance(values, dict): return {k: pick(v, i) for k,v in values.items()}
@@ -116,10 +129,10 @@ def pick(values, i):
 def _check_shape(obs, space, name='observation'):
     "An observation that numpy would silently broadcast into a row is refused"
     if isinstance(space, spaces.Dict): return [_check_shape(obs[k], s, f'{name}[{k!r}]') for k,s in space.spaces.items()]
-    if isinstance(space, spaces.Tuple): return [_check_shape(o, s, f'{name}[{i}]') for i,(o,s) in enumerate(zip(obs, space.spaces))]
-    if np.shape(obs) != space.shape: raise ValueError(problem('GymStepper', f'shape of {name}', list(np.shape(obs)), f'{list(space.shape)}, as its space says'))
+    if isinstance(space, spaces.Tuple): return [_check_shape(o, s, f'{name}[{i}]') for i,(o,s) in enumerate(zip(obs, space.spaces, strict=True))]
+    if (obs.shape if type(obs) is np.ndarray else np.shape(obs)) != space.shape: raise ValueError(problem('GymStepper', f'shape of {name}', list(np.shape(obs)), f'{list(space.shape)}, as its space says'))
 
-# %% ../nbs/10_envs.ipynb #ac78d86b
+# %% ../nbs/10_envs.ipynb #19a68afe
 class _One:
     "A single environment"
     n,lags = 1,False
@@ -127,25 +140,26 @@ class _One:
         self.env,self.env_id,self.obs,self.over = env,env_id,None,True
         self.episode,self.step,self.total = 0,0,0.
         self.observation_space,self.action_space = env.observation_space,env.action_space
-        self.tuple_obs,self.tuple_action = tupler(self.observation_space),tupler(self.action_space)
+        self.tuple_obs = tupler(self.observation_space)
 
     def begin(self, state, seed):
         if self.over:
-            self.obs,_ = self.env.reset(seed=seed) if seed is not None else self.env.reset()
-            _check_shape(self.obs, self.observation_space)
             self.over,self.episode,self.step,self.total = False,self.episode+1,0,0.
+            try:
+                self.obs,_ = self.env.reset(seed=seed) if seed is not None else self.env.reset()
+                _check_shape(self.obs, self.observation_space)
+            except Exception: self.over,self.episode = True,self.episode-1; raise
         state[0] = self.obs if self.tuple_obs is None else self.tuple_obs(self.obs)
 
     def act(self, actions, i, rows, result):
-        action,before = actions[i] if type(actions) is list else pick(actions, i),self.obs
-        self.obs,reward,terminated,truncated,_ = self.env.step(action)
-        self.step,self.total,self.over = self.step+1,self.total+float(reward),bool(terminated or truncated)
-        if self.tuple_action is not None: action = self.tuple_action(action)
-        obs = (before,self.obs) if self.tuple_obs is None else (self.tuple_obs(before),self.tuple_obs(self.obs))
-        result[0] = obs[0],action,reward,obs[1],terminated,truncated,self.env_id,self.episode,self.step,self.total
+        obs,reward,terminated,truncated,_ = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
+        _check_shape(obs, self.observation_space)
+        self.obs,self.step,self.total,self.over = obs,self.step+1,self.total+float(np.float32(reward)),bool(terminated or truncated)
+        result[0] = reward,obs if self.tuple_obs is None else self.tuple_obs(obs),terminated,truncated,self.env_id,self.episode,self.step,self.total
         return int(self.over)
+
     fresh = property(lambda self: np.array([self.over]))
-    where = property(lambda self: (self.env_id, self.episode, self.step+1))
+    def where(self, e): return f'environment {self.env_id}',f'episode {self.episode + self.over}',self.step + 1
 
 # %% ../nbs/10_envs.ipynb #8d39201b
 _COUNTED = 'reward','terminated','truncated','env_id','episode_n','step_n','total_reward'
@@ -169,7 +183,7 @@ def _count(raw, at, first_id, lags, counts, totals, resets):
         ended |= counts[i,2]
     return 2*left + ended
 
-# %% ../nbs/10_envs.ipynb #5f99ac10
+# %% ../nbs/10_envs.ipynb #e33a57a7
 class _Many:
     "A vector environment, in whichever way it resets"
     def __init__(self, env, env_id):
@@ -192,21 +206,26 @@ class _Many:
 
     def act(self, actions, i, rows, result):
         if self.n != len(rows): actions,rows = pick(actions, slice(i, i+self.n)),rows[i:i+self.n]
-        put(rows['action'], actions)
         self.obs,rows['reward'],rows['terminated'],rows['truncated'],info = self.env.step(actions)
+        _check_shape(self.obs, self.env.observation_space)
         put(rows['next_state'], self.obs)
         if '_final_obs' in info:   # SameStep: what was returned is already the next episode's first state
             for j in np.flatnonzero(info['_final_obs']): put(rows['next_state'][j:j+1], _batch_of_one(info['final_obs'][j]))
         return _count(rows.view(np.uint8), self.at, self.env_id, self.lags, self.counts, self.totals, self.resets)
     fresh = property(lambda self: self.resets | (self.counts[:,2] == 1))   # where the policy's memory must begin anew
-    where = property(lambda self: (f'{self.env_id} to {self.env_id+self.n-1}', self.counts[0,0], self.counts[0,1]+1))
+    def where(self, e):
+        "Where it failed: gymnasium's own loop over its environments knows, when it was that which broke off"
+        i,tb = None,e.__traceback__
+        while tb: i,tb = tb.tb_frame.f_locals.get('i') if isinstance(tb.tb_frame.f_locals.get('self'), VectorEnv) else i,tb.tb_next
+        if not isinstance(i, int) or i >= self.n: return f'one of environments {self.env_id} to {self.env_id+self.n-1}',f'episodes {self.counts[:,0].tolist()}',(self.counts[:,1]+1).tolist()
+        return f'environment {self.env_id+i}',f'episode {self.counts[i,0] + self.counts[i,2]}',self.counts[i,1]*(1-self.counts[i,2]) + 1
 
 # %% ../nbs/10_envs.ipynb #4d061d9f
 def _batch_of_one(obs):
     if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
 
-# %% ../nbs/10_envs.ipynb #c9ec95b0
+# %% ../nbs/10_envs.ipynb #25841e19
 class _Crew:
     "Environments that are stepped together: a block of a row each"
     def __init__(self, envs, policy, seed, first_id=0):
@@ -221,7 +240,7 @@ class _Crew:
         self.seeds = [None if seed is None else int(seed) + l.env_id for l in self.lanes]   # each is used once
         self.spaces = [deepcopy(self.action_space) for _ in range(self.n)] if policy is None else []
         for i,s in enumerate(self.spaces): s.seed(None if seed is None else int(seed) + first_id + i)
-        self.last = None
+        self.last,self.rescued,self.new = None,None,True   # new: its first block decides the columns
         self._columns({})
 
     def _same(self, kind):
@@ -235,14 +254,15 @@ class _Crew:
     def _columns(self, extra):
         "Rows with these extra columns, and where their parts are"
         self.extra,self.dtype = extra,step_dtype(self.observation_space, self.action_space, **extra)
-        names = [n for n in self.dtype.names if n not in extra]
+        names = [n for n in self.dtype.names if n not in extra and n not in ('state','action')]   # what `_One` writes
         self.result = np.dtype(dict(names=names, formats=[self.dtype[n] for n in names], offsets=[self.dtype.fields[n][1] for n in names], itemsize=self.dtype.itemsize))
         for l in self.lanes: l.at = np.array([self.dtype.itemsize, *(self.dtype.fields[n][1] for n in _COUNTED)])
 
-# %% ../nbs/10_envs.ipynb #b9ba0379
+# %% ../nbs/10_envs.ipynb #af50601d
 @patch
 def step(self:_Crew)->Steps: # or None where every row was a reset
     "Step all environments once"
+    if self.rescued: steps,self.rescued = self.rescued,None; return steps
     rows = np.ndarray(self.n, self.dtype, np.empty(self.n*self.dtype.itemsize, np.uint8))   # faster than np.empty(n, dtype)
     state,said = rows['state'],[]
     for i,(lane,start) in enumerate(zip(self.lanes, self.starts)):
@@ -250,15 +270,19 @@ def step(self:_Crew)->Steps: # or None where every row was a reset
         except Exception as e: raise self._failed(lane, 'could not be reset', e) from e
         self.seeds[i] = None
     actions,extra = self._ask(state)
-    if extra: rows = self._add_columns(rows, extra)
+    if extra or self.extra: rows = self._add_columns(rows, extra)
+    self.new = False
+    put(rows['action'], actions)
     if self.singles and type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype.kind == 'i': actions = actions.tolist()
-    result = rows.view(self.result) if extra else rows
+    result = rows.view(self.result) if not self.alone or self.singles else None
     for lane,start in zip(self.lanes, self.starts):
         try: said.append(lane.act(actions, start, rows, result if self.alone else result[start:start+lane.n]))
-        except Exception as e: raise self._failed(lane, 'failed', e) from e
+        except Exception as e:   # what the environments before it did is kept for the next block
+            self.rescued = self._tidy(rows, said + [2*l.n for l in self.lanes[len(said):]])
+            raise self._failed(lane, 'failed', e) from e
     return self._tidy(rows, said) if any(said) else Steps(rows)
 
-# %% ../nbs/10_envs.ipynb #56de479f
+# %% ../nbs/10_envs.ipynb #f26e9f8d
 @patch
 def _tidy(self:_Crew, rows, said):
     "Where episodes ended the policy forgets; rows that were left out are cut off"
@@ -269,33 +293,40 @@ def _tidy(self:_Crew, rows, said):
 
 @patch
 def _failed(self:_Crew, lane, what, e):
-    env_id,episode,step = lane.where
-    return EnvError(problem('GymStepper', f'environment {env_id} {what} in episode {episode}, step {step}', f'{type(e).__name__}: {e}'))
+    who,episode,step = lane.where(e)
+    return EnvError(problem('GymStepper', f'{who} {what} in {episode}, step {step}', f'{type(e).__name__}: {e}'))
 
-# %% ../nbs/10_envs.ipynb #d216eff9
+# %% ../nbs/10_envs.ipynb #d484cd78
 _PLAIN = int,np.ndarray,torch.Tensor
 _set_grad = getattr(torch._C, '_set_grad_enabled', torch.set_grad_enabled)   # what torch.no_grad calls, without half a microsecond around it
 
 @patch
 def _ask(self:_Crew, state):
     "What to do now: checked actions, and extra columns"
-    if self.policy is None: return self._random(), None
-    state = column_of_rows(state)
+    if self.policy is None: return self._random(), {}
+    state,before = column_of_rows(state),None
     grad = torch.is_grad_enabled()
     _set_grad(False)
     try:
-        if self.recurrent and self.hidden is None: self.hidden = self.policy.initial_hidden(self.n)
-        out = self.policy(state, self.hidden) if self.recurrent else self.policy(state)
+        if self.recurrent:
+            if self.hidden is None: self.hidden = self.policy.initial_hidden(self.n)
+            before = _map(_copy, self.hidden)   # a policy may change its memory in place
+            out = self.policy(state, self.hidden)
+        else: out = self.policy(state)
     finally: _set_grad(grad)
-    if type(out) in _PLAIN and not self.recurrent: return self.check(out), None
+    if type(out) in _PLAIN and not self.recurrent: return self.check(out), {}
     action,hidden,extra = split_answer(out, self.recurrent, self.action_space)
-    if self.recurrent: extra,self.hidden = dict(extra, hidden=self.hidden),hidden
-    return self.check(action), extra
+    try: actions = self.check(action)
+    except ActionError: self.hidden = before; raise   # as if it had not been asked
+    if self.recurrent: extra,self.hidden = dict(extra, hidden=before),hidden
+    return actions, extra
 
-# %% ../nbs/10_envs.ipynb #667e4d59
+def _copy(x): return x.detach().clone() if isinstance(x, torch.Tensor) else np.array(x)
+
+# %% ../nbs/10_envs.ipynb #4a4c7df3
 @patch
 def _random(self:_Crew):
-    over = [o for l in self.lanes for o in (l.counts[:,2] if l.lags else [0]*l.n)]
+    over = [o for l in self.lanes for o in (l.counts[:,2].tolist() if l.lags else [0]*l.n)]
     self.last = [old if o and self.last else s.sample() for s,old,o in zip(self.spaces, self.last or over, over)]
     return _stack(self.last, self.action_space)
 
@@ -305,11 +336,14 @@ def _stack(samples, space):
     if isinstance(space, spaces.Tuple): return tuple(_stack([s[i] for s in samples], sub) for i,sub in enumerate(space.spaces))
     return np.array(samples, space.dtype)
 
-# %% ../nbs/10_envs.ipynb #45ffba75
+# %% ../nbs/10_envs.ipynb #c7108fa4
 def _map(f, *xs):
     "Apply to the leaves of nested tuples and dicts"
-    if isinstance(xs[0], dict): return {k: _map(f, *(x[k] for x in xs)) for k in xs[0]}
-    return tuple(_map(f, *x) for x in zip(*xs)) if isinstance(xs[0], (tuple,list)) else f(*xs)
+    x = xs[0]
+    if isinstance(x, dict): return {k: _map(f, *(y[k] for y in xs)) for k in x}
+    if not isinstance(x, (tuple,list)): return f(*xs)
+    parts = [_map(f, *ys) for ys in zip(*xs)]
+    return type(x)(*parts) if hasattr(x, '_fields') else tuple(parts)
 
 def _column_dtype(x, n, name):
     "The dtype of one row of a column"
@@ -318,14 +352,14 @@ def _column_dtype(x, n, name):
     if x.shape[:1] != (n,): raise ActionError(problem('GymStepper', f"the policy's column {name!r}", f'shape {list(x.shape)}', f'[{n}, ...]: an entry for each environment'))
     return np.dtype((x.dtype, x.shape[1:]))
 
-# %% ../nbs/10_envs.ipynb #a7b077fa
+# %% ../nbs/10_envs.ipynb #f710d189
 @patch
 def _add_columns(self:_Crew, rows, extra):
-    "Write the policy's columns; the first time, make rows that have them"
+    "Write the policy's columns; with the first block, make rows that have them"
     extra = {k: _map(as_array, v) for k,v in extra.items()}
     dtypes = {k: _column_dtype(v, self.n, k) for k,v in extra.items()}
     if dtypes != self.extra:
-        if self.extra: raise ActionError(problem('GymStepper', "the policy's extra columns", dtypes, f'{self.extra}, as at first'))
+        if not self.new: raise ActionError(problem('GymStepper', "the policy's extra columns", dtypes or 'none', f'{self.extra or "none"}, as at first'))
         old = rows
         self._columns(dtypes)
         rows = np.empty(self.n, self.dtype)
@@ -336,23 +370,37 @@ def _add_columns(self:_Crew, rows, extra):
 @patch
 def _forget(self:_Crew, ended):
     "Where an episode ended, the hidden state begins anew"
-    ended = torch.from_numpy(ended)
-    def pick(new, old): return torch.where(ended.to(old.device).view(-1, *[1]*(old.dim()-1)), new.to(old), old)
-    self.hidden = _map(pick, self.policy.initial_hidden(self.n), self.hidden)
+    def anew(new, old):
+        if not isinstance(old, torch.Tensor): return np.where(ended.reshape(-1, *[1]*(np.ndim(old)-1)), new, old)
+        return torch.where(torch.from_numpy(ended).to(old.device).view(-1, *[1]*(old.dim()-1)), new.detach().to(old), old)
+    self.hidden = _map(anew, self.policy.initial_hidden(self.n), self.hidden)
 
-# %% ../nbs/10_envs.ipynb #33ca4a9b
+# %% ../nbs/10_envs.ipynb #3273edc1
+def _close_all(envs):
+    "Close every one, also where one fails; the first failure is told"
+    failures = []
+    while envs:
+        try: envs.pop().close()
+        except Exception as e: failures.append(e)
+    if failures: raise failures[-1]
+
 def open_envs(
     source, # an id, an environment, a vector environment, a function that makes one, or a list of these
 )->list: # (environment, opened here?)
     "The environments that `source` names"
-    if isinstance(source, (list,tuple)): return [pair for s in source for pair in open_envs(s)]
     if isinstance(source, (gym.Env,VectorEnv)): return [(source, False)]
+    if isinstance(source, (list,tuple)):
+        pairs = []
+        try: 
+            for s in source: pairs += open_envs(s)
+        except BaseException: _close_all([e for e,opened in pairs if opened]); raise
+        return pairs
     made = gym.make(source) if isinstance(source, str) or hasattr(source, 'entry_point') else source() if callable(source) else None
     if not isinstance(made, (gym.Env,VectorEnv)): raise TypeError(problem('GymStepper', 'source', f'{source!r}'[:80],
         'an environment id, a gym.Env, a VectorEnv, a function that makes one, a list of these, or a pipe of environments'))
     return [(made, True)]
 
-# %% ../nbs/10_envs.ipynb #9aa05ca0
+# %% ../nbs/10_envs.ipynb #97ee9fb4
 @stage('gym_step')
 class GymStepper(Pipe):
     "Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped"
@@ -365,9 +413,10 @@ class GymStepper(Pipe):
         self.piped = self.reads_anew = isinstance(source, (IterDataPipe,MapDataPipe))   # environments can't be sent back up the pipe
         self.source,self.policy,self.seed = as_pipe(source) if self.piped else source,policy,seed
         self._fresh()
+        self._state,self._given = None,0   # what was loaded and is not yet in use; how many items of the pipe were stepped
         if isinstance(source, (list,tuple)) and not source: raise ValueError(problem('GymStepper', 'source', 'an empty list', 'at least one environment'))
 
-    def _fresh(self): self._crews,self._opened,self._state,self._given = {},[],None,0
+    def _fresh(self): self._crews,self._opened = {},[]
 
     def __iter__(self):
         if self.piped:
@@ -383,7 +432,7 @@ class GymStepper(Pipe):
                 steps = crew.step()
                 if steps is not None: yield steps
 
-# %% ../nbs/10_envs.ipynb #9ee9d0b1
+# %% ../nbs/10_envs.ipynb #96dcec14
 @patch
 def _crew(self:GymStepper, env):
     "The crew of all environments, or that of one item of the pipe; made when it is first needed"
@@ -394,6 +443,7 @@ def _crew(self:GymStepper, env):
         pairs = [(env, False)] if self.piped else open_envs(self.source)
         self._opened += [e for e,opened in pairs if opened]
         envs = [e for e,_ in pairs]
+        if not envs: raise ValueError(problem('GymStepper', 'source', 'an empty list', 'at least one environment'))
         if len({id(e) for e in envs}) < len(envs): raise ValueError(problem('GymStepper', 'the same environment object twice', remedy='make one for each place'))
         first = sum(c.n for c in self._crews.values())
         crew = self._crews[id(env)] = _Crew(envs, self.policy, self.seed, first)
@@ -403,31 +453,45 @@ def _crew(self:GymStepper, env):
 @patch
 def close(self:GymStepper):
     "Close the environments that this stage opened, and none that it was given; the next pass opens new ones"
-    for env in self._opened: env.close()
-    self._fresh()
+    self._crews,self._state = {},None
+    _close_all(self._opened)
 
-# %% ../nbs/10_envs.ipynb #a9dc1650
+# %% ../nbs/10_envs.ipynb #f850fb93
 class _Opaque(Exception): "Something that is not plain data"
 
-def encode(x, top:bool=True):
-    "Plain data for a checkpoint out of an environment, a space, or what they hold"
-    if x is None or isinstance(x, (bool,int,float,str,torch.Tensor)): return x
-    if isinstance(x, (np.ndarray,np.generic)) and not np.asarray(x).dtype.hasobject:
-        a = np.ascontiguousarray(x)
-        return dict(kind='scalar' if isinstance(x, np.generic) else 'array', dtype=a.dtype.str, shape=list(np.shape(x)), bytes=torch.frombuffer(bytearray(a.tobytes()), dtype=torch.uint8) if a.size else torch.empty(0, dtype=torch.uint8))
-    if isinstance(x, np.random.Generator): return dict(kind='random', state=encode(x.bit_generator.state))
-    if isinstance(x, (list,tuple)): return dict(kind=type(x).__name__ if type(x) in (list,tuple) else 'tuple', items=[encode(v, top) for v in x])
-    if isinstance(x, dict): return dict(kind='dict', items=[[encode(k), encode(v, top)] for k,v in x.items()])
-    if isinstance(x, (gym.Env,VectorEnv)) or isinstance(x, spaces.Space) and top:
-        if hasattr(type(x), 'state_dict'): return dict(kind='own', state=x.state_dict())
-        return dict(kind='object', items=[[k, encode(v, isinstance(x, spaces.Space))] for k,v in vars(x).items()])
-    if callable(x) or isinstance(x, (spaces.Space,gym.envs.registration.EnvSpec,AutoresetMode,np.dtype)): return dict(kind='constant')
-    raise _Opaque(type(x).__name__)
+_CONSTANT = (spaces.Space, gym.envs.registration.EnvSpec, AutoresetMode, np.dtype, type,
+             FunctionType, BuiltinFunctionType, ModuleType, partial)
 
-# %% ../nbs/10_envs.ipynb #91949961
+def _encode_array(x, arrays):
+    if any(np.may_share_memory(x, y) for y in arrays): raise _Opaque('arrays that share memory')
+    if isinstance(x, np.ndarray): arrays.append(x)
+    data = torch.frombuffer(bytearray(np.ascontiguousarray(x).tobytes()), dtype=torch.uint8) if np.size(x) else torch.empty(0, dtype=torch.uint8)
+    return dict(kind='array' if isinstance(x, np.ndarray) else 'scalar', dtype=x.dtype.str, shape=list(np.shape(x)), bytes=data)
+
+# %% ../nbs/10_envs.ipynb #1c502dcf
+def encode(
+    x, # an environment, a space, or what they hold
+    arrays:list=None, # those that were met so far
+    top:bool=True, # a space that is asked for itself, and is not just an attribute
+): # plain data
+    "Plain data for a checkpoint, or an `_Opaque` error"
+    arrays,kind = [] if arrays is None else arrays,type(x)
+    if x is None or kind in (bool,int,float,str): return x
+    if kind is torch.Tensor: return x.detach().clone()
+    if kind is np.ndarray and not x.dtype.hasobject or isinstance(x, np.generic): return _encode_array(x, arrays)
+    if kind is np.random.Generator: return dict(kind='random', state=encode(x.bit_generator.state))
+    if kind in (list,tuple): return dict(kind=kind.__name__, items=[encode(v, arrays, top) for v in x])
+    if kind is dict: return dict(kind='dict', items=[[encode(k), encode(v, arrays, top)] for k,v in x.items()])
+    if isinstance(x, (gym.Env,VectorEnv)) and hasattr(kind, 'state_dict'): return dict(kind='own', state=deepcopy(x.state_dict()))
+    if isinstance(x, (gym.Env,VectorEnv)) or isinstance(x, spaces.Space) and top:
+        return dict(kind='object', items=[[k, encode(v, arrays, isinstance(x, spaces.Space))] for k,v in vars(x).items()])
+    if isinstance(x, _CONSTANT): return dict(kind='constant')
+    raise _Opaque(kind.__name__)
+
+# %% ../nbs/10_envs.ipynb #bfd680ba
 def decode(e, old=None):
     "What was encoded; environments and generators are changed in place (`old`)"
-    if not isinstance(e, dict): return e
+    if not isinstance(e, dict): return e.clone() if isinstance(e, torch.Tensor) else e
     kind = e['kind']
     if kind == 'constant': return old
     if kind in ('array','scalar'):
@@ -437,7 +501,7 @@ def decode(e, old=None):
     if kind in ('list','tuple'):
         olds = old if isinstance(old, (list,tuple)) and len(old) == len(e['items']) else [None]*len(e['items'])
         return (list if kind == 'list' else tuple)(decode(v, o) for v,o in zip(e['items'], olds))
-    if kind == 'own': old.load_state_dict(e['state']); return old
+    if kind == 'own': old.load_state_dict(deepcopy(e['state'])); return old
     if kind == 'object':
         for k,v in e['items']: vars(old)[k] = decode(v, vars(old).get(k))
         return old
@@ -447,7 +511,12 @@ def decode(e, old=None):
     old.bit_generator.state = state
     return old
 
-# %% ../nbs/10_envs.ipynb #4a69f7ed
+# %% ../nbs/10_envs.ipynb #17b572e1
+def _plainly(x):
+    "Named tuples as plain ones"
+    if isinstance(x, dict): return {k: _plainly(v) for k,v in x.items()}
+    return tuple(map(_plainly, x)) if isinstance(x, (tuple,list)) else x
+
 def _save_env(env):
     try: return encode(env)
     except _Opaque: return None
@@ -457,14 +526,17 @@ _KEPT = 'obs','over','episode','step','total','counts','totals'   # of a lane
 @patch
 def _save_crew(self:_Crew)->dict:
     def random(l): return encode(l.env.unwrapped._np_random) if isinstance(l, _One) else None
-    lanes = [dict(env=_save_env(l.env), random=random(l), kept=[[k, encode(vars(l)[k])] for k in _KEPT if k in vars(l)]) for l in self.lanes]
-    return dict(lanes=lanes, spaces=[encode(s) for s in self.spaces], hidden=encode(self.hidden), last=encode(self.last), seeds=encode(self.seeds))
+    lanes = [dict(n=l.n, spaces=str((l.observation_space, l.action_space)), kind=type(l).__name__, env=_save_env(l.env), random=random(l), kept=[[k, encode(vars(l)[k])] for k in _KEPT if k in vars(l)]) for l in self.lanes]
+    return dict(lanes=lanes, spaces=[encode(s) for s in self.spaces], hidden=encode(_plainly(self.hidden)), last=encode(self.last), seeds=encode(self.seeds))
 
-# %% ../nbs/10_envs.ipynb #06981de1
+# %% ../nbs/10_envs.ipynb #6f8cbc86
 @patch
 def _load_crew(self:_Crew, state):
+    mine,saved = [(l.n, type(l).__name__, str((l.observation_space, l.action_space))) for l in self.lanes],[(l['n'], l['kind'], l['spaces']) for l in state['lanes']]
+    if mine != saved: raise ValueError(problem('GymStepper', 'the saved environments are others', f'{len(saved)}: {saved[0]}', f'{len(mine)}: {mine[0]}', 'build the pipe that was saved'))
     for s,e in zip(self.spaces, state['spaces']): decode(e, s)
-    self.hidden,self.last,self.seeds = (decode(state[k]) for k in ('hidden','last','seeds'))
+    hidden,self.last,self.seeds = (decode(state[k]) for k in ('hidden','last','seeds'))
+    self.hidden = None if hidden is None else _map(lambda own, loaded: loaded, self.policy.initial_hidden(self.n), hidden)
     for i,(l,e) in enumerate(zip(self.lanes, state['lanes'])):
         for k,v in e['kept']: setattr(l, k, decode(v))
         if e['env'] is not None: decode(e['env'], l.env)
@@ -484,10 +556,11 @@ def _begin_anew(self:_Crew, i, lane, saved):
         mine = np.arange(self.n)
         self._forget((mine >= self.starts[i]) & (mine < self.starts[i]+lane.n))
 
-# %% ../nbs/10_envs.ipynb #380a12d5
+# %% ../nbs/10_envs.ipynb #e7778bca
 @patch
 def snapshot(self:GymStepper)->dict: # one entry a crew
-    return dict(given=self._given, crews=[[c.first_id, c._save_crew()] for c in self._crews.values()] or self._state or [])
+    crews = {**dict(self._state or []), **{c.first_id: c._save_crew() for c in self._crews.values()}}   # what was loaded may not be in use yet
+    return dict(given=self._given, crews=[[first,c] for first,c in crews.items()])
 
 @patch
 def restore(self:GymStepper, state):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:   # what the chained methods return; for editors only, nothing
     from fastrl_replay.envs import GymStepper
     from fastrl_replay.replay.experience import ExperienceReplay
 
-# %% ../nbs/01_pipe.ipynb #1d70d98e
+# %% ../nbs/01_pipe.ipynb #d6ef0b6e
 class Pipe(IterDataPipe):
     "The base of every stage: takes items from `source`, yields items"
     _is_child_datapipe = False   # spares torch's hook a search of the registry at every item
@@ -33,6 +33,7 @@ class Pipe(IterDataPipe):
         "What this stage alone must remember; a stage that holds something overrides it"
         return {}
     def restore(self, state:dict): "Take back what `snapshot` gave"
+    def check_state(self, state:dict): "Raise where `restore` could not take this, before anything is restored"
     def _fresh(self): "Make new buffers"
 
     if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def above(pipe): # the stage that `pipe` pulls from, or None
     "The next stage up the chain; torch's own pipes call it `datapipe`"
     return next((p for p in (getattr(pipe, n, None) for n in ('source','datapipe','source_datapipe')) if isinstance(p, IterDataPipe)), None)
 
-# %% ../nbs/01_pipe.ipynb #c59c3da4
+# %% ../nbs/01_pipe.ipynb #847087da
 @patch
 def _above(self:Pipe): # the nearest `Pipe` above, past torch's own pipes
     p = None if self.reads_anew else above(self)
@@ -75,12 +76,18 @@ def state_dict(self:Pipe)->dict: # plain data and tensors; torch.load(weights_on
 def load_state_dict(self:Pipe,
     state:dict, # what `state_dict` gave, from a chain of the same stages
 ):
-    "Continue, from the next pass on, where the saved chain stood"
+    "Continue, from the next pass on, where the saved chain stood; a state that doesn't fit changes nothing"
+    pairs = list(self._pairs(state))
+    for stage,own in pairs: stage.check_state(own)
+    for stage,own in pairs: stage.restore(own)
+
+@patch
+def _pairs(self:Pipe, state): # (stage, its saved state), up the chain
     up,name = self._above(),type(self).__name__
     if state['stage'] != name: raise ValueError(problem(name, 'this state belongs to another stage', state['stage'], name, 'build the chain that was saved'))
     if (up is None) != (state['above'] is None): raise ValueError(problem(name, 'the chain above it is not as long as the saved one'))
-    self.restore(state['own'])
-    if up is not None: up.load_state_dict(state['above'])
+    yield self, state['own']
+    if up is not None: yield from up._pairs(state['above'])
 
 # %% ../nbs/01_pipe.ipynb #b325ad46
 @patch

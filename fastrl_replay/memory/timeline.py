@@ -101,15 +101,15 @@ class Timeline:
     nbytes = property(lambda self: 0 if self.dtype is None else sum(a.nbytes for a in (self._mem, self._link, self._drawn, self._last)), doc='Bytes reserved')
     def __len__(self): return min(self.inserted, self.max_sz)
 
-# %% ../../nbs/30_timeline.ipynb #db13a567
+# %% ../../nbs/30_timeline.ipynb #b2cf3f59
 @patch
 def add(self:Timeline,
     steps:Steps, # a block of rows, or one row
 )->np.ndarray: # the keys of the rows, int64
     "Append rows, each overwriting the oldest one when the memory is full; a block that doesn't fit is refused whole"
     rows = steps.rows
-    if rows.dtype is not self.dtype: self._accept(rows)
     if rows.ndim != 1: rows = self._flat(rows)
+    if rows.dtype is not self.dtype: self._accept(rows)
     try: raw = rows.view(np.uint8)
     except ValueError: raw = np.ascontiguousarray(rows).view(np.uint8)      # a slice with steps
     first = self.inserted
@@ -290,7 +290,7 @@ def __repr__(self:Timeline):
     if self.dtype is None: return f'Timeline(max_sz={self.max_sz}): empty'
     return f'Timeline(max_sz={self.max_sz}): {len(self)} rows of {self.dtype.itemsize} bytes, keys {self.oldest} to {self.inserted-1}, {self.nbytes/1e6:.1f} MB'
 
-# %% ../../nbs/30_timeline.ipynb #b68b851c
+# %% ../../nbs/30_timeline.ipynb #4ae5413b
 @patch
 def state_dict(self:Timeline)->dict: # plain data and tensors
     "Everything, in time order"
@@ -301,9 +301,14 @@ def state_dict(self:Timeline)->dict: # plain data and tensors
                 **{n: torch.from_numpy(a) for n,a in dict(rows=rows, link=self._link[slots], drawn=self._drawn[slots], last=self._last.copy(), ages=self._ages.copy()).items()})
 
 @patch
+def check_state(self:Timeline, state:dict):
+    "Raise where this state belongs to a memory of another size"
+    if state['max_sz'] != self.max_sz: raise ValueError(problem('Timeline', 'a saved memory of another size', f"max_sz={state['max_sz']}", f'max_sz={self.max_sz}', 'build the memory with the size that was saved'))
+
+@patch
 def load_state_dict(self:Timeline, state:dict):
     "Become the timeline that was saved"
-    if state['max_sz'] != self.max_sz: raise ValueError(problem('Timeline', 'a saved memory of another size', f"max_sz={state['max_sz']}", f'max_sz={self.max_sz}', 'build the memory with the size that was saved'))
+    self.check_state(state)
     self.__init__(self.max_sz)
     if not state['inserted']: return
     self._reserve(spec_dtype(state['dtype']))
