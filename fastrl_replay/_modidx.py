@@ -112,6 +112,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastrl_replay.envs._column_dtype': ('envs.html#_column_dtype', 'fastrl_replay/envs.py'),
                                     'fastrl_replay.envs._copy': ('envs.html#_copy', 'fastrl_replay/envs.py'),
                                     'fastrl_replay.envs._count': ('envs.html#_count', 'fastrl_replay/envs.py'),
+                                    'fastrl_replay.envs._decode_array': ('envs.html#_decode_array', 'fastrl_replay/envs.py'),
+                                    'fastrl_replay.envs._decode_random': ('envs.html#_decode_random', 'fastrl_replay/envs.py'),
                                     'fastrl_replay.envs._encode_array': ('envs.html#_encode_array', 'fastrl_replay/envs.py'),
                                     'fastrl_replay.envs._first_outside': ('envs.html#_first_outside', 'fastrl_replay/envs.py'),
                                     'fastrl_replay.envs._fits': ('envs.html#_fits', 'fastrl_replay/envs.py'),

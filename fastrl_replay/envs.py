@@ -67,7 +67,7 @@ def check_action(
         raise ActionError(problem('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space, 'clip it in the policy'))
     return a.astype(space.dtype)
 
-# %% ../nbs/10_envs.ipynb #56260270
+# %% ../nbs/10_envs.ipynb #58525c22
 def _fits(x, space):
     "Is `x` nested as the elements of `space` are?"
     if isinstance(space, spaces.Dict): return isinstance(x, dict) and x.keys() == space.spaces.keys() and all(_fits(x[k], s) for k,s in space.spaces.items())
@@ -80,7 +80,8 @@ def split_answer(out, recurrent:bool, space:spaces.Space)->tuple: # action, hidd
         out = dict(out)
         return out.pop('action'), out.pop('hidden', None), out
     extra = {}
-    bare = isinstance(space, spaces.Tuple) and not recurrent and isinstance(out, tuple) and _fits(out, space)
+    columns = isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict)
+    bare = isinstance(space, spaces.Tuple) and not recurrent and isinstance(out, tuple) and (_fits(out, space) or not columns)
     if isinstance(out, tuple) and not bare:
         if len(out) > 1 and isinstance(out[-1], dict) and not (recurrent and len(out) == 2): *out,extra = out
         if recurrent and len(out) == 2: return out[0], out[1], extra
@@ -456,14 +457,16 @@ def close(self:GymStepper):
     self._crews,self._state = {},None
     _close_all(self._opened)
 
-# %% ../nbs/10_envs.ipynb #f850fb93
+# %% ../nbs/10_envs.ipynb #42cecf29
 class _Opaque(Exception): "Something that is not plain data"
 
 _CONSTANT = (spaces.Space, gym.envs.registration.EnvSpec, AutoresetMode, np.dtype, type,
              FunctionType, BuiltinFunctionType, ModuleType, partial)
 
 def _encode_array(x, arrays):
-    if any(np.may_share_memory(x, y) for y in arrays): raise _Opaque('arrays that share memory')
+    for i,y in enumerate(arrays):
+        if x is y: return dict(kind='same', place=i)
+        if np.may_share_memory(x, y): raise _Opaque('arrays that share memory')
     if isinstance(x, np.ndarray): arrays.append(x)
     data = torch.frombuffer(bytearray(np.ascontiguousarray(x).tobytes()), dtype=torch.uint8) if np.size(x) else torch.empty(0, dtype=torch.uint8)
     return dict(kind='array' if isinstance(x, np.ndarray) else 'scalar', dtype=x.dtype.str, shape=list(np.shape(x)), bytes=data)
@@ -488,24 +491,35 @@ def encode(
     if isinstance(x, _CONSTANT): return dict(kind='constant')
     raise _Opaque(kind.__name__)
 
-# %% ../nbs/10_envs.ipynb #bfd680ba
-def decode(e, old=None):
-    "What was encoded; environments and generators are changed in place (`old`)"
-    if not isinstance(e, dict): return e.clone() if isinstance(e, torch.Tensor) else e
-    kind = e['kind']
+# %% ../nbs/10_envs.ipynb #d60908bc
+def decode(
+    e, # what `encode` gave
+    old=None, # what is there now: environments and generators are changed in place
+    made:list=None, # the arrays that were made so far
+):
+    "What was encoded"
+    made,kind = [] if made is None else made,e['kind'] if isinstance(e, dict) else None
+    if kind is None: return e.clone() if isinstance(e, torch.Tensor) else e
     if kind == 'constant': return old
-    if kind in ('array','scalar'):
-        a = np.frombuffer(e['bytes'].numpy().tobytes(), e['dtype']).reshape(e['shape']).copy()
-        return a[()] if kind == 'scalar' else a
-    if kind == 'dict': return {decode(k): decode(v, old.get(decode(k)) if isinstance(old, dict) else None) for k,v in e['items']}
-    if kind in ('list','tuple'):
-        olds = old if isinstance(old, (list,tuple)) and len(old) == len(e['items']) else [None]*len(e['items'])
-        return (list if kind == 'list' else tuple)(decode(v, o) for v,o in zip(e['items'], olds))
+    if kind == 'same': return made[e['place']]
+    if kind in ('array','scalar'): return _decode_array(e, made)
+    if kind == 'random': return _decode_random(decode(e['state']), old)
     if kind == 'own': old.load_state_dict(deepcopy(e['state'])); return old
+    if kind == 'dict': return {decode(k): decode(v, old.get(decode(k)) if isinstance(old, dict) else None, made) for k,v in e['items']}
     if kind == 'object':
-        for k,v in e['items']: vars(old)[k] = decode(v, vars(old).get(k))
+        for k,v in e['items']: vars(old)[k] = decode(v, vars(old).get(k), made)
         return old
-    state = decode(e['state'])
+    olds = old if isinstance(old, (list,tuple)) and len(old) == len(e['items']) else [None]*len(e['items'])
+    return (list if kind == 'list' else tuple)([decode(v, o, made) for v,o in zip(e['items'], olds)])
+
+# %% ../nbs/10_envs.ipynb #47108583
+def _decode_array(e, made):
+    a = np.frombuffer(e['bytes'].numpy().tobytes(), e['dtype']).reshape(e['shape']).copy()
+    if e['kind'] == 'scalar': return a[()]
+    made.append(a)
+    return a
+
+def _decode_random(state, old):
     if not isinstance(old, np.random.Generator) or type(old.bit_generator).__name__ != state['bit_generator']:
         old = np.random.Generator({n: getattr(np.random, n) for n in ('PCG64','PCG64DXSM','MT19937','Philox','SFC64')}[state['bit_generator']]())
     old.bit_generator.state = state

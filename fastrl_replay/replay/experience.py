@@ -14,7 +14,7 @@ from ..memory.samplers import Uniform
 from ..memory.timeline import Batches, Timeline, as_keys
 from ..pipe import Pipe, stage
 
-# %% ../../nbs/40_replay.ipynb #981eca52
+# %% ../../nbs/40_replay.ipynb #93db99b6
 @stage('experience_replay')
 class ExperienceReplay(Pipe):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
@@ -52,8 +52,8 @@ class ExperienceReplay(Pipe):
         while self._owes(): yield self._pay()   # what an interrupted pass left
         for steps in self.blocks():
             if not self.freeze_memory: self.add(steps)
-            elif not self._ready(): raise NotEnoughRows(problem(type(self).__name__, 'the memory is frozen and holds too little for a batch', 
-                f'{len(self)} rows, {self.memory.inserted} ever added', f'{1 if self.replacement else self.bs} rows, and a warmup of {self.warmup or 0} rows', 'fill it before freezing it'))
+            elif not self._ready(): raise NotEnoughRows(problem(type(self).__name__, 'the memory is frozen and holds too little for a batch', len(self),
+                f'{1 if self.replacement else self.bs} rows' + (f' after a warmup of {self.warmup} rows' if self.warmup else ''), 'fill it before freezing it'))
             self._count(len(steps))
             if self.ratio is None and self._ready(): yield self._pay()
             while self._owes(): yield self._pay()
