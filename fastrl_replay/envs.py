@@ -401,7 +401,7 @@ def open_envs(
         'an environment id, a gym.Env, a VectorEnv, a function that makes one, a list of these, or a pipe of environments'))
     return [(made, True)]
 
-# %% ../nbs/10_envs.ipynb #97ee9fb4
+# %% ../nbs/10_envs.ipynb #788819ef
 @stage('gym_step')
 class GymStepper(Pipe):
     "Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped"
@@ -414,19 +414,19 @@ class GymStepper(Pipe):
         self.piped = self.reads_anew = isinstance(source, (IterDataPipe,MapDataPipe))   # environments can't be sent back up the pipe
         self.source,self.policy,self.seed = as_pipe(source) if self.piped else source,policy,seed
         self._fresh()
-        self._state,self._given = None,0   # what was loaded and is not yet in use; how many items of the pipe were stepped
+        self._state,self._place = None,0   # what was loaded and is not yet in use; how many items of the pipe were stepped in this pass
         if isinstance(source, (list,tuple)) and not source: raise ValueError(problem('GymStepper', 'source', 'an empty list', 'at least one environment'))
 
     def _fresh(self): self._crews,self._opened = {},[]
 
     def __iter__(self):
         if self.piped:
-            skip,self._resume,self._given = self._resume,0,0
-            for env in self.source:
-                crew,self._given = self._crew(env),self._given + 1
-                steps = crew.step() if self._given > skip else None
+            skip,self._resume = self._resume,0
+            for i,env in enumerate(self.source):
+                crew,self._place = self._crew(env),max(skip, i+1)
+                steps = crew.step() if i >= skip else None
                 if steps is not None: yield steps
-            self._given = 0
+            self._place = 0
         else:
             crew = self._crew(None)
             while True:
@@ -570,17 +570,17 @@ def _begin_anew(self:_Crew, i, lane, saved):
         mine = np.arange(self.n)
         self._forget((mine >= self.starts[i]) & (mine < self.starts[i]+lane.n))
 
-# %% ../nbs/10_envs.ipynb #e7778bca
+# %% ../nbs/10_envs.ipynb #4fe119ac
 @patch
 def snapshot(self:GymStepper)->dict: # one entry a crew
     crews = {**dict(self._state or []), **{c.first_id: c._save_crew() for c in self._crews.values()}}   # what was loaded may not be in use yet
-    return dict(given=self._given, crews=[[first,c] for first,c in crews.items()])
+    return dict(place=self._place, crews=[[first,c] for first,c in crews.items()])
 
 @patch
 def restore(self:GymStepper, state):
     self.close()
-    self._state,self._resume = state['crews'],state['given']
-    self._given = self._resume
+    self._state,self._resume = state['crews'],state['place']
+    self._place = self._resume
 
 @patch
 def _restore_crew(self:GymStepper, crew, first):

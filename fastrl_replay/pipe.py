@@ -44,7 +44,7 @@ class Pipe(IterDataPipe):
         def experience_replay(self, bs:int=1, max_sz:int=100, ratio:float=None, warmup:int=None, return_idxs:bool=False,
                               freeze_memory:bool=False, seed:int=None, replacement:bool=False)->'ExperienceReplay': ...
 
-# %% ../nbs/01_pipe.ipynb #7855d062
+# %% ../nbs/01_pipe.ipynb #ae329fd7
 def as_pipe(
     source, # a pipe, a map-style pipe, a block, an iterable, or None
 )->IterDataPipe:
@@ -52,11 +52,12 @@ def as_pipe(
     if isinstance(source, IterDataPipe): return source
     if isinstance(source, MapDataPipe): return MapToIterConverter(source)
     if source is None or isinstance(source, Steps): return Items([] if source is None else [source])
-    if hasattr(source, '__iter__'): return Items(source)
+    if hasattr(source, '__iter__') and not isinstance(source, type): return Items(source)
     raise TypeError(problem('Pipe', 'source', type(source).__name__, 'a pipe or an iterable of Steps', 'wrap a single block in a list'))
 
-def above(pipe): # the stage that `pipe` pulls from, or None
-    "The next stage up the chain; torch's own pipes call it `datapipe`"
+def above(pipe)->IterDataPipe: # None: it is the first
+    "The stage that `pipe` pulls from; torch's own pipes call it `datapipe`, and where they have several, they can't be followed"
+    if hasattr(pipe, 'datapipes'): raise NotImplementedError(problem(type(pipe).__name__, 'a chain with several sources can be iterated, but not saved'))
     return next((p for p in (getattr(pipe, n, None) for n in ('source','datapipe','source_datapipe')) if isinstance(p, IterDataPipe)), None)
 
 # %% ../nbs/01_pipe.ipynb #847087da
@@ -109,7 +110,7 @@ def blocks(self:Pipe):
             'Steps', 'put it after a stage that yields Steps, such as GymStepper'))
         yield steps
 
-# %% ../nbs/01_pipe.ipynb #b10f70c7
+# %% ../nbs/01_pipe.ipynb #26313ea2
 def _short(v, width=40):
     "A value on part of a line"
     if isinstance(v, list) and len(v) > 1 and all(isinstance(x, str) and x == v[0] for x in v): s = f'[{v[0]!r}]*{len(v)}'
@@ -121,33 +122,48 @@ def __repr__(self:Pipe):
     params = list(inspect.signature(type(self).__init__).parameters.values())[1:]
     args = [(p, getattr(self, p.name, p.default)) for p in params]
     args = ', '.join(_short(v) if p.name == 'source' else f'{p.name}={_short(v)}' for p,v in args
-                     if not isinstance(v, IterDataPipe) and v is not p.default and v != p.default)
-    up = above(self)
+                     if not isinstance(v, IterDataPipe) and v is not p.default and _short(v) != _short(p.default))
+    try: up = above(self)
+    except NotImplementedError: up = self.source
     if up is None: return f'{type(self).__name__}({args})'
     return f'{up!r}\n  .{getattr(self, "stage_name", type(self).__name__)}({args})'
 
 Pipe.__str__ = Pipe.__repr__
 
-# %% ../nbs/01_pipe.ipynb #77827666
-class Items(Pipe):
+# %% ../nbs/01_pipe.ipynb #8d5e9b22
+class _Placed(Pipe):
+    "A stage whose whole state is its place in the pass"
+    takes_any_item,_place = True,0
+    def snapshot(self): return dict(place=self._place)
+    def restore(self, state): self._place = self._resume = state['place']
+    def _start(self): # where this pass begins
+        start,self._resume = self._resume,0
+        self._place = start
+        return start
+
+class Items(_Placed):
     "The items of any iterable, in order"
-    takes_any_item = True
     def __init__(self,
         items, # an iterable; one that can be iterated again gives the same items in each pass
     ): self.items = items
-    def snapshot(self): return dict(given=self._given)
-    def restore(self, state): self._resume = self._given = state['given']
-    _given = 0
     def __iter__(self):
-        skip,self._resume,self._given = self._resume,0,0
-        for item in self.items:
-            self._given += 1
-            if self._given > skip: yield item
-        self._given = 0
+        skip = self._start()
+        for i,item in enumerate(self.items):
+            self._place = max(skip, i+1)
+            if i >= skip: yield item
+        self._place = 0
     def __repr__(self): return f'Items({len(self.items) if hasattr(self.items, "__len__") else type(self.items).__name__})'
     __str__ = __repr__
 
-# %% ../nbs/01_pipe.ipynb #2f7f14be
+# %% ../nbs/01_pipe.ipynb #ef41c743
+@patch
+def rewind(self:Pipe):
+    "Let the next pass begin at the start, here and above"
+    self._place = self._resume = 0
+    up = self._above()
+    if up is not None: up.rewind()
+
+# %% ../nbs/01_pipe.ipynb #0c12556f
 def stage(
     name:str, # of the chained method
 ): # a class decorator
@@ -155,7 +171,8 @@ def stage(
     def register(cls):
         old = IterDataPipe.functions.get(name)
         owner = getattr(getattr(old, 'stage', None), '__name__', "one of torch's pipes")
-        if old is not None and owner != cls.__name__: raise ValueError(problem('stage', f'the name {name!r} is taken', cls.__name__, owner))
+        if old is None and hasattr(Pipe, name): owner = 'Pipe itself'
+        if (old is not None or owner == 'Pipe itself') and owner != cls.__name__: raise ValueError(problem('stage', f'the name {name!r} is taken', cls.__name__, owner))
         def method(self, *args, **kwargs): return cls(self, *args, **kwargs)
         own,*params = inspect.signature(cls.__init__).parameters.values()
         method.__name__,method.__doc__,method.stage = name,cls.__doc__,cls
@@ -166,71 +183,66 @@ def stage(
         return cls
     return register
 
-# %% ../nbs/01_pipe.ipynb #4c2ec873
+# %% ../nbs/01_pipe.ipynb #367c11b2
 @stage('header')
-class Header(Pipe):
+class Header(_Placed):
     "The first `limit` items of each pass"
-    takes_any_item = True
     def __init__(self,
         source, # any pipe
         limit:int=10, # how many items
     ):
         super().__init__(source)
-        self.limit,self._given = limit,0
-    def snapshot(self): return dict(given=self._given)
-    def restore(self, state): self._resume = self._given = state['given']
+        self.limit = limit
     def __iter__(self):
-        self._given,self._resume = self._resume,0
-        if self._given >= self.limit: return
-        for item in self.source:
-            self._given += 1
-            yield item
-            if self._given >= self.limit: break
+        if self._start() < self.limit:
+            for item in self.source:
+                self._place += 1
+                yield item
+                if self._place >= self.limit: break
+        self.rewind()   # the source may be in the middle
 
-# %% ../nbs/01_pipe.ipynb #4505f5e5
+# %% ../nbs/01_pipe.ipynb #eceecba2
 @stage('cycle')
-class Cycler(Pipe):
+class Cycler(_Placed):
     "The source again and again"
-    takes_any_item = True
     def __init__(self,
         source, # any pipe that can be iterated again
         count:int=None, # how many passes; None: for ever
     ):
         super().__init__(source)
-        self.count,self._passes = count,0
-    def snapshot(self): return dict(passes=self._passes)
-    def restore(self, state): self._resume = self._passes = state['passes']
+        self.count,self._midway = count,False
+    def snapshot(self): return dict(place=self._place, midway=self._midway)
+    def restore(self, state): self._place = self._resume = state['place']; self._midway = state['midway']
     def __iter__(self):
-        self._passes,self._resume = self._resume,0
-        while self.count is None or self._passes < self.count:
-            empty = True
+        self._start()
+        while self.count is None or self._place < self.count:
+            empty,self._midway = not self._midway,False   # what was restored may have been at the end of the source's pass
             for item in self.source:
-                empty = False
+                empty,self._midway = False,True
                 yield item
+            self._midway = False
             if empty: return   # or this would spin for ever
-            self._passes += 1
+            self._place += 1
+        self.rewind()
 
-# %% ../nbs/01_pipe.ipynb #a3a28f39
+# %% ../nbs/01_pipe.ipynb #0bb00183
 @stage('in_memory_cache')
-class InMemoryCacheHolder(Pipe):
+class InMemoryCacheHolder(_Placed):
     "Keep every item of the source; later passes give the same objects again"
-    takes_any_item,reads_anew,_buffers = True,True,('_cache',)
+    reads_anew,_buffers = True,('_cache',)
     def __init__(self,
         source, # any finite pipe
     ):
         super().__init__(source)
-        self._given = 0
         self._fresh()
     def _fresh(self): self._cache = None
-    def snapshot(self): return dict(given=self._given)
-    def restore(self, state): self._resume = self._given = state['given']
     def __iter__(self):
-        skip,self._resume,self._given = self._resume,0,0
+        skip = self._start()
         if self._cache is None: self._cache = list(self.source)
-        for item in self._cache:
-            self._given += 1
-            if self._given > skip: yield item
-        self._given = 0
+        for i,item in enumerate(self._cache):
+            self._place = max(skip, i+1)
+            if i >= skip: yield item
+        self._place = 0
 
 # %% ../nbs/01_pipe.ipynb #626ed79c
 class MapToIterConverter(Items):

@@ -15,7 +15,7 @@ from gymnasium.vector import SyncVectorEnv
 from .core import Steps, problem, step_dtype
 from .pipe import Items
 
-# %% ../nbs/02_testing.ipynb #172ac2f6
+# %% ../nbs/02_testing.ipynb #e0c17006
 class ScriptedEnv(gym.Env):
     "An environment that plays given episodes, again and again, whatever the actions"
     def __init__(self,
@@ -26,6 +26,8 @@ class ScriptedEnv(gym.Env):
         observation_space:spaces.Space=None, # default: a Box around the states
         action_space:spaces.Space=None, # default: Discrete(3)
     ):
+        if len(terminations) != len(rewards) or len(truncations) != len(rewards): raise ValueError(problem('ScriptedEnv', 'terminations and truncations',
+            [len(terminations), len(truncations)], f'one for each of {len(rewards)} rewards'))
         done = np.logical_or(terminations, truncations)
         if len(rewards) == 0 or not done[-1]: raise ValueError(problem('ScriptedEnv', 'a script must end with the end of an episode'))
         if len(states) != len(rewards) + done.sum(): raise ValueError(problem('ScriptedEnv', 'states', len(states),
@@ -69,12 +71,13 @@ def _env_state(self): return dict(t=self.t, s=self.s, running=self.running)
 def _load_env_state(self, state): self.t,self.s,self.running = state['t'],state['s'],state['running']
 ScriptedEnv.state_dict,ScriptedEnv.load_state_dict = _env_state,_load_env_state
 
-# %% ../nbs/02_testing.ipynb #5d3f3f6b
+# %% ../nbs/02_testing.ipynb #2798f96c
 def script(
     *lengths, # of the episodes; negative: truncated instead of terminated
     env:int=0, # which environment, for numbers of its own
 )->dict: # arguments for ScriptedEnv
     "Episodes of given lengths with numbers that are all different"
+    if not lengths or 0 in lengths: raise ValueError(problem('script', 'lengths of episodes', list(lengths), 'at least one, and none of 0 steps'))
     ends = np.cumsum(np.abs(lengths)) - 1
     n = ends[-1] + 1
     term,trunc = np.zeros((2,n), bool)
@@ -90,7 +93,7 @@ class ScriptedVectorEnv(SyncVectorEnv):
         autoreset_mode='NextStep', # or 'SameStep', 'Disabled'
     ): super().__init__([lambda s=s: ScriptedEnv(**s) for s in scripts], autoreset_mode=autoreset_mode)
 
-# %% ../nbs/02_testing.ipynb #804c0fde
+# %% ../nbs/02_testing.ipynb #ff457941
 def scripted_steps(
     scripts, # one dict of ScriptedEnv's arguments each, e.g. from `script`
     n:int, # how many blocks
@@ -98,7 +101,8 @@ def scripted_steps(
     "The true transitions of scripts, read off the lists"
     streams = [list(islice(_rows(e, **s), n)) for e,s in enumerate(scripts)]
     dt = step_dtype(spaces.Box(-np.inf, np.inf, np.shape(scripts[0]['states'][0]), np.float32), spaces.Discrete(3))
-    return [Steps(np.array([stream[b] for stream in streams], dt)) for b in range(n)]
+    def as_row(row): return tuple(tuple(x) if isinstance(x, (list,np.ndarray)) else x for x in row)   # numpy wants tuples
+    return [Steps(np.array([as_row(stream[b]) for stream in streams], dt)) for b in range(n)]
 
 def _rows(env_id, states, rewards, terminations, truncations):
     episode = 0
@@ -106,18 +110,18 @@ def _rows(env_id, states, rewards, terminations, truncations):
         s,step,episode,total = 0,0,episode+1,0.
         for t,reward in enumerate(rewards):
             step,total = step+1,total+reward
-            yield tuple(states[s]),0,reward,tuple(states[s+1]),terminations[t],truncations[t],env_id,episode,step,total
+            yield states[s],0,reward,states[s+1],terminations[t],truncations[t],env_id,episode,step,total
             s += 1
             if terminations[t] or truncations[t]:
                 s += 1
                 if t < len(rewards)-1: step,episode,total = 0,episode+1,0.
 
-# %% ../nbs/02_testing.ipynb #bd91bd10
+# %% ../nbs/02_testing.ipynb #1426fa0b
 def same(a, b)->bool: # equal by value, whatever the items are
     "Are two items of pipes equal? Blocks, tensors, arrays, records, and tuples of these"
     if isinstance(a, (tuple,list)): return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict): return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (np.ndarray, torch.Tensor)): return np.array_equal(np.asarray(a), np.asarray(b))
+    if isinstance(a, (np.ndarray,torch.Tensor,float)): a,b = np.asarray(a),np.asarray(b); return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc' and b.dtype.kind in 'fc')
     return bool(a == b)
 
 def through_file(state:dict)->dict: # the same state
@@ -127,7 +131,7 @@ def through_file(state:dict)->dict: # the same state
     file.seek(0)
     return torch.load(file, weights_only=True)
 
-# %% ../nbs/02_testing.ipynb #555f05dc
+# %% ../nbs/02_testing.ipynb #fb9e803b
 def _check_passes(make, n):
     a,b = make(n),make(n)
     for which in 'first','second':
@@ -136,7 +140,7 @@ def _check_passes(make, n):
         assert same(x, y), f'{a!r}: two copies of the chain disagree in their {which} pass; is every random number seeded?'
 
 def _check_continues(make, n):
-    for k in 0,1,7:
+    for k in 0,1,2,3,5,9,17:
         a,b = make(n),make(n)
         it = iter(a)
         for _ in range(k): next(it, None)
@@ -153,7 +157,7 @@ def _check_pickles(make, n):
     used = len(pickle.dumps(a))
     assert used <= size + 1000, f'{a!r}: pickles to {used} bytes after use and {size} before; name its buffers in _buffers'
 
-# %% ../nbs/02_testing.ipynb #491e53b5
+# %% ../nbs/02_testing.ipynb #43ebdfb5
 class _Copies:
     "Gives copies of blocks, as a stepper would, and knows which of them are still alive"
     def __init__(self, blocks): self.blocks,self.refs = blocks,[]
@@ -183,8 +187,8 @@ def _check_refuses(factory):
     else: raise AssertionError(f'{a!r}: took a str for a block of steps without a word')
 
 def _check_cheap(a):
-    own = inspect.unwrap(type(a).__iter__)
-    assert inspect.isgeneratorfunction(own) and type(a)._is_child_datapipe is False, (
+    hooked = type(a).__iter__   # torch's hook is a wrapper
+    assert hasattr(hooked, '__wrapped__') and inspect.isgeneratorfunction(inspect.unwrap(hooked)) and type(a)._is_child_datapipe is False, (
         f'{a!r}: write __iter__ as a generator in the class body of a Pipe, or torch charges 1 µs for each item')
 
 # %% ../nbs/02_testing.ipynb #af756811

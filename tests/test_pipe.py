@@ -264,6 +264,7 @@ def test_header_is_islice(n, limit):
     p = Items(range(n)).header(limit)
     assert list(p) == list(p) == list(range(n))[:max(0, limit)]
 
+@pytest.mark.filterwarnings('ignore:Local function')
 def test_header_asks_for_no_item_more():
     "The item behind the limit may be expensive"
     asked = []
@@ -275,6 +276,7 @@ def test_cycle_is_repetition(n, count):
     p = Items(range(n)).cycle(count)
     assert list(p) == list(p) == list(range(n))*(count or 0)
 
+@pytest.mark.filterwarnings('ignore:Local function')
 def test_cache_reads_once_and_gives_the_same_objects():
     made = []
     def make(x): made.append(x); return [x]

@@ -193,7 +193,7 @@ GUISES = dict(
     deepcopied = lambda r: copy.deepcopy(r),
     window     = lambda r: np.lib.stride_tricks.as_strided(r, r.shape, r.strides))
 
-# BUG: kind `odd` is red with every guise, and above: `_gather` looks at its output as int64, which fails where rows × itemsize is no multiple of 8
+# BUG: kind `odd` is red with every guise, and in the test against the list: `_gather` looks at its output as int64, which fails where rows × itemsize is no multiple of 8
 # (Pendulum's row has 52 bytes). `record` is red for all: a recarray's dtype says alignment 1, and windows' longer dtype does not fit it.
 @pytest.mark.parametrize('guise', GUISES)
 @pytest.mark.parametrize('kind', KINDS)

@@ -72,7 +72,7 @@ def _draw_most(seed, count, first, n, keys):
         if j >= 0: pool[i],pool[i+j],keys[i],i = pool[i+j],pool[i],first + pool[i+j],i + 1
     return count
 
-# %% ../../nbs/33_samplers.ipynb #ebdf6689
+# %% ../../nbs/33_samplers.ipynb #5e5a863d
 class Uniform:
     "Every key is as likely as any other"
     def __init__(self,
@@ -82,7 +82,7 @@ class Uniform:
         self.replacement,self._seed,self._count,self.first,self.end = replacement,random_seed(seed),0,0,0
         self._table = np.empty(0, np.int32)
 
-    def added(self, first:int, end:int): self.end = end
+    def added(self, first:int, end:int): self.first,self.end = self.first if len(self) else first,end
     def evicted(self, first:int, end:int): self.first = end
     def update(self, keys, td): "Uniform draws don't depend on what was learned"
     def __len__(self): return self.end - self.first
@@ -91,8 +91,9 @@ class Uniform:
         n:int, # how many keys
     )->tuple: # keys (int64) and the probability of each
         "Draw `n` keys, distinct unless `replacement`"
-        keys,here = np.empty(n, np.int64),self.end - self.first
-        if here < (self.replacement or n): raise NotEnoughRows(problem('Uniform', 'keys to draw', here, f'at least {1 if self.replacement else n}'))
+        n,here = int(n),self.end - self.first
+        keys = np.empty(n, np.int64)
+        if here < (1 if self.replacement else max(n, 1)): raise NotEnoughRows(problem('Uniform', 'keys to draw', here, f'at least {1 if self.replacement else n}'))
         if self.replacement: self._count = _draw(self._seed, self._count, self.first, here, keys)
         elif 2*n > here: self._count = _draw_most(self._seed, self._count, self.first, here, keys)
         else:

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['aligned_empty', 'Timeline', 'as_keys', 'Batches']
 
-# %% ../../nbs/30_timeline.ipynb #690e593e
+# %% ../../nbs/30_timeline.ipynb #579cd09b
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import BlockError, StaleKey, Steps, dtype_spec, extend_dtype, leaves, memcpy, njit, problem, spec_dtype
+from ..core import BlockError, StaleKey, Steps, dtype_spec, extend_dtype, leaves, memcpy, njit, plain_dtype, problem, spec_dtype
 
 # %% ../../nbs/30_timeline.ipynb #498cbe14
 def aligned_empty(nbytes:int)->np.ndarray: # uint8
@@ -17,15 +17,15 @@ def aligned_empty(nbytes:int)->np.ndarray: # uint8
     start = -raw.ctypes.data % 64
     return raw[start:start+nbytes]
 
-# %% ../../nbs/30_timeline.ipynb #8d0189f0
+# %% ../../nbs/30_timeline.ipynb #4809a1e0
 _PLACES = dict(env_id='i4', episode_n='i4', step_n='i4', terminated='?', truncated='?')
 
 def _places(dtype:np.dtype)->np.ndarray: # itemsize and the offsets of the five columns
     "Where the kernel finds what says to which episode a row belongs"
+    if dtype.hasobject: raise BlockError(problem('Timeline', 'rows', dtype, 'plain numbers, no Python objects'))
     for n,kind in _PLACES.items():
         got = dtype[n] if n in dtype.names else 'no such column'
         if got != np.dtype(kind): raise BlockError(problem('Timeline', f'column {n!r}', got, np.dtype(kind), 'build rows with step_dtype'))
-    if not dtype.isalignedstruct: raise BlockError(problem('Timeline', 'rows', 'a packed dtype', 'an aligned one', 'np.dtype(..., align=True), or step_dtype'))
     return np.array([dtype.itemsize, *(dtype.fields[n][1] for n in _PLACES)])
 
 def _floats(dtype:np.dtype, offset:int=0): # (offset, how many, bytes of each) of all floats in a row
@@ -52,17 +52,17 @@ def _first_nan(rows, size, floats):
                 if nan: return i
     return -1
 
-# %% ../../nbs/30_timeline.ipynb #10f8bbe6
+# %% ../../nbs/30_timeline.ipynb #1ebd3354
 @njit
 def _insert(mem, link, drawn, last, rows, places, floats, inserted):
-    "Check, then copy and link a block of rows; -1, or 2*row of a NaN, or 2*row+1 of an env_id without a place in `last`"
+    "Check, then copy and link a block of rows; -1, or the number of a row that can't be put in as things are"
     size,env_at,episode_at,step_at,term_at,trunc_at = places
     n,max_sz,words,ring = len(rows)//size,len(link),rows.view(np.int32),mem.view(np.int32)
     for i in range(n):
         env = words[(i*size + env_at)//4]
-        if env < 0 or env >= len(last): return 2*i + 1
+        if env < 0 or env >= len(last): return i
     nan = _first_nan(rows, size, floats)
-    if nan >= 0: return 2*nan
+    if nan >= 0: return nan
     slot = inserted % max_sz
     for i in range(n):
         key,src,dst = inserted + i,i*size,slot*size
@@ -78,7 +78,7 @@ def _insert(mem, link, drawn, last, rows, places, floats, inserted):
         if slot == max_sz: slot = 0
     return -1
 
-# %% ../../nbs/30_timeline.ipynb #3e91e69b
+# %% ../../nbs/30_timeline.ipynb #3407bb11
 _MAX_ENVS = 1 << 24   # env_id counts from 0; a larger one is a mistake, and would cost 8 bytes for each number below it
 
 class Timeline:
@@ -86,27 +86,29 @@ class Timeline:
     def __init__(self,
         max_sz:int, # how many rows are kept
     ):
-        if not 0 < max_sz < 2**31: raise ValueError(problem('Timeline', 'max_sz', max_sz, 'from 1 to 2**31 - 1 rows'))
+        if isinstance(max_sz, bool) or not isinstance(max_sz, (int,np.integer)) or not 0 < max_sz < 2**31:
+            raise ValueError(problem('Timeline', 'max_sz', f'{max_sz!r}', 'a whole number of rows, from 1 to 2**31 - 1'))
         self.max_sz,self.inserted,self.dtype = int(max_sz),0,None
 
     def _reserve(self, dtype):
         self._places_,self._floats_ = _places(dtype),np.array(list(_floats(dtype)), np.int64).reshape(-1,3)
-        self.dtype,self._last = dtype,np.full(16, -1)                       # the last key of each environment
         self._mem = aligned_empty(self.max_sz*dtype.itemsize)
         self._link,self._drawn = (np.zeros(self.max_sz, np.int32) for _ in range(2))
-        self._ages = np.zeros(2, np.int64)                                  # sum and maximum over all drawn rows
+        self._last,self._ages = np.full(16, -1),np.zeros(2, np.int64)       # last key of each environment; sum and maximum over drawn rows
+        self.dtype = dtype
 
     oldest = property(lambda self: max(0, self.inserted - self.max_sz), doc='The oldest key that is still there')
     keys   = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
     nbytes = property(lambda self: 0 if self.dtype is None else sum(a.nbytes for a in (self._mem, self._link, self._drawn, self._last)), doc='Bytes reserved')
     def __len__(self): return min(self.inserted, self.max_sz)
 
-# %% ../../nbs/30_timeline.ipynb #b2cf3f59
+# %% ../../nbs/30_timeline.ipynb #46e89239
 @patch
 def add(self:Timeline,
     steps:Steps, # a block of rows, or one row
 )->np.ndarray: # the keys of the rows, int64
     "Append rows, each overwriting the oldest one when the memory is full; a block that doesn't fit is refused whole"
+    if not isinstance(steps, Steps): raise TypeError(problem('Timeline', 'a block of rows', type(steps).__name__, 'Steps', 'Steps(rows) with rows from step_dtype'))
     rows = steps.rows
     if rows.ndim != 1: rows = self._flat(rows)
     if rows.dtype is not self.dtype: self._accept(rows)
@@ -114,19 +116,21 @@ def add(self:Timeline,
     except ValueError: raw = np.ascontiguousarray(rows).view(np.uint8)      # a slice with steps
     first = self.inserted
     bad = _insert(self._mem, self._link, self._drawn, self._last, raw, self._places_, self._floats_, first)
-    if bad >= 0: return self._mend(steps, rows, bad)
+    if bad >= 0: return self._mend(steps, rows, raw)
     self.inserted = end = first + len(rows)
     return np.arange(first, end)
 
-# %% ../../nbs/30_timeline.ipynb #613437a4
+# %% ../../nbs/30_timeline.ipynb #a788eeb7
 @patch
 def _accept(self:Timeline, rows):
     "The first block's columns are the memory's; others are refused"
-    if self.dtype is None: self._reserve(rows.dtype)
-    elif rows.dtype != self.dtype:
-        new,old = ({n: str(d[n]) for n in d.names} for d in (rows.dtype, self.dtype))
+    try: dtype = plain_dtype(rows.dtype) if not rows.dtype.hasobject else rows.dtype
+    except ValueError: raise BlockError(problem('Timeline', 'rows', 'a packed dtype', 'an aligned one', 'np.dtype(..., align=True), or step_dtype')) from None
+    if self.dtype is None: self._reserve(dtype)
+    elif dtype != self.dtype:
+        new,old = ({n: str(d[n]) for n in d.names} for d in (dtype, self.dtype))
         wrong = [f'{n!r} is {new.get(n,"missing")}, not {old.get(n,"there")}' for n in old|new if new.get(n) != old.get(n)]
-        raise BlockError(problem('Timeline', 'a block with other columns than the rows that are here', '; '.join(wrong) or rows.dtype,
+        raise BlockError(problem('Timeline', 'a block with other columns than the rows that are here', '; '.join(wrong) or dtype,
             remedy='use one memory for each kind of row'))
 
 @patch
@@ -134,21 +138,22 @@ def _flat(self:Timeline, rows):
     if rows.ndim > 1: raise BlockError(problem('Timeline', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]', 'add sequences one by one, in order'))
     return rows.reshape(1)
 
-# %% ../../nbs/30_timeline.ipynb #fe9bb2d5
+# %% ../../nbs/30_timeline.ipynb #188cebcb
 @patch
-def _mend(self:Timeline, steps, rows, bad):
-    "Make room for a new environment and try again, or say what is wrong with row `bad//2`"
-    i,env = bad//2,int(rows['env_id'][bad//2])
-    if not self.inserted and (bad % 2 == 0 or not 0 <= env < _MAX_ENVS): self.__init__(self.max_sz)   # not even its columns stay
-    if bad % 2 == 0:
-        column = next(n for n,a in leaves(rows[i:i+1]) if a.dtype.kind in 'fc' and np.isnan(a).any())
-        raise BlockError(problem('Timeline', f'row {i} of the block has a NaN in column {column!r} (env_id {env})', remedy='no space of floats contains NaN: mend the environment or the stage that made it'))
-    if not 0 <= env < _MAX_ENVS: raise BlockError(problem('Timeline', f"row {i} of the block, column 'env_id'", env, f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0'))
-    grown = np.full(max(2*len(self._last), env+1), -1)
+def _mend(self:Timeline, steps, rows, raw):
+    "Say what is wrong with the first bad row; where nothing is, make room for new environments and try again"
+    envs,nan = rows['env_id'],_first_nan(raw, self.dtype.itemsize, self._floats_)
+    strange = np.flatnonzero((envs < 0) | (envs >= _MAX_ENVS))
+    if not self.inserted and (nan >= 0 or len(strange)): self.__init__(self.max_sz)   # not even its columns stay
+    if len(strange): raise BlockError(problem('Timeline', f"row {strange[0]} of the block, column 'env_id'", envs[strange[0]], f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0'))
+    if nan >= 0:
+        column = next(n for n,a in leaves(rows[nan:nan+1]) if a.dtype.kind in 'fc' and np.isnan(a).any())
+        raise BlockError(problem('Timeline', f'row {nan} of the block has a NaN in column {column!r} (env_id {envs[nan]})', remedy='no space of floats contains NaN: mend the environment or the stage that made it'))
+    grown = np.full(max(2*len(self._last), envs.max()+1), -1)
     grown[:len(self._last)],self._last = self._last,grown
     return self.add(steps)
 
-# %% ../../nbs/30_timeline.ipynb #132e2c57
+# %% ../../nbs/30_timeline.ipynb #78d2f419
 @njit
 def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
     "Copy rows by key into `out`; the place of the first key that is not valid, or less than 0"
@@ -164,7 +169,7 @@ def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
         slot = keys[i] + offset
         if slot >= max_sz: slot -= max_sz
         touched |= mem[_u64(slot*size)]
-    index,weight,dst = out.view(np.int64),out.view(np.float32),out.ctypes.data
+    index,weight,dst = out[:len(out) & ~7].view(np.int64),out.view(np.float32),out.ctypes.data   # a batch's rows are a multiple of 8 bytes
     for i in range(len(keys)):
         slot = keys[i] + offset
         if slot >= max_sz: slot -= max_sz
@@ -179,12 +184,13 @@ def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
 
 _u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
 
-# %% ../../nbs/30_timeline.ipynb #01820a0c
+# %% ../../nbs/30_timeline.ipynb #ee0b3280
 def as_keys(keys)->np.ndarray: # int64
     "Keys as the kernels want them"
     if isinstance(keys, torch.Tensor): keys = keys.cpu().numpy()
     keys = np.asarray(keys)
     if keys.dtype.kind not in 'iu' and keys.size: raise TypeError(problem('Timeline', 'keys', keys.dtype, 'integers'))
+    if keys.dtype == np.uint64 and keys.size and keys.max() >= 2**63: raise StaleKey(problem('Timeline', f'key {keys.max()} was never given out'))
     return keys.astype(np.int64, copy=False)
 
 # %% ../../nbs/30_timeline.ipynb #63f95d98
@@ -211,12 +217,12 @@ def _stale(self:Timeline, keys, i):
 
 _NO_WEIGHTS = np.zeros(0, np.float32)
 
-# %% ../../nbs/30_timeline.ipynb #1d0f49b4
+# %% ../../nbs/30_timeline.ipynb #160991b6
 class Batches:
     "Draws batches from a timeline: rows with `index` and `weight` behind them"
     def __init__(self, timeline:Timeline):
         self.timeline,row = timeline,timeline.dtype
-        self.dtype = extend_dtype(row, index='i8', weight='f4')
+        self.dtype = extend_dtype(row, **{n: d for n,d in dict(index='i8', weight='f4').items() if n not in row.names})   # batches of batches have them
         self.itemsize = self.dtype.itemsize
         self._plan = np.array([row.itemsize, self.itemsize, self.dtype.fields['index'][1]//8, self.dtype.fields['weight'][1]//4, 1])
 

@@ -58,7 +58,7 @@ class ExperienceReplay(Pipe):
             if self.ratio is None and self._ready(): yield self._pay()
             while self._owes(): yield self._pay()
 
-# %% ../../nbs/40_replay.ipynb #3d2e693b
+# %% ../../nbs/40_replay.ipynb #dff0ff41
 @patch
 def add(self:ExperienceReplay,
     steps:Steps, # a block, or one row
@@ -76,9 +76,9 @@ def add(self:ExperienceReplay,
 
 @patch
 def _check_columns(self:ExperienceReplay, steps):
-    "The columns that a batch has besides must be free"
-    taken = {'index','weight'} & set(steps.dtype.names)
-    if taken: raise BlockError(problem(type(self).__name__, f'columns {sorted(taken)} are those of a batch', remedy='rename them in the policy, or drop them before adding a batch to another memory'))
+    "The columns that a batch has besides must be free, or be those of a batch"
+    for n,dtype in dict(index='i8', weight='f4').items():
+        if n in steps.dtype.names and steps.dtype[n] != dtype: raise BlockError(problem(type(self).__name__, f'column {n!r} is one that a batch has', steps.dtype[n], np.dtype(dtype), 'rename it in the policy'))
 
 # %% ../../nbs/40_replay.ipynb #1b24e6f2
 @patch
