@@ -38,13 +38,13 @@ class StaleKey(KeyError):
     "A key whose row was overwritten, or was never given out"
     def __str__(self): return self.args[0]   # KeyError would show the repr, with quotes
 
-# %% ../nbs/00_core.ipynb #fd6c652a
+# %% ../nbs/00_core.ipynb #9c5bcf8b
 def space_dtype(
     space:spaces.Space, # an observation or action space
     where:str='space', # how to call it in an error
 )->np.dtype: # the dtype of one observation or action
     "The numpy dtype of one element of `space`; `Dict` and `Tuple` become nested fields"
-    if isinstance(space, spaces.Dict):    parts = [(None if str(k)[:1] == '[' else k, s) for k,s in space.spaces.items()]   # '[0]' is a Tuple's
+    if isinstance(space, spaces.Dict):    parts = [(None if k == '[0]' else k, s) for k,s in space.spaces.items()]   # that one is a Tuple's
     elif isinstance(space, spaces.Tuple): parts = [(f'[{i}]', s) for i,s in enumerate(space.spaces)]
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         return np.dtype((space.dtype, space.shape))
@@ -52,7 +52,7 @@ def space_dtype(
         'Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them',
         'wrap the environment so that it gives a Box (gymnasium.wrappers.FlattenObservation or TransformObservation)'))
     if not parts or any(not isinstance(k,str) or not k for k,_ in parts): raise TypeError(problem(
-        where, f'a {type(space).__name__} needs at least one part, and names that are strings, not empty and without a [ in front', space))
+        where, f'a {type(space).__name__} needs at least one part, and names that are strings, neither empty nor [0]', space))
     return np.dtype([(k, space_dtype(s, f'{where}[{k!r}]')) for k,s in parts], align=True)
 
 # %% ../nbs/00_core.ipynb #71e64489
@@ -241,7 +241,7 @@ def is_pinned(self:Steps)->bool: # in page-locked memory?
     "Does the block lie in page-locked memory?"
     return self._bytes().is_pinned()
 
-# %% ../nbs/00_core.ipynb #e45598fe
+# %% ../nbs/00_core.ipynb #def149b5
 @patch
 def __iter__(self:Steps):
     "One-row `Steps`, in order"
@@ -268,7 +268,7 @@ def cat(cls:Steps,
     for b in blocks[1:]: 
         for what,x,y in ('columns',b.dtype,blocks[0].dtype),('shapes',b.shape[1:],blocks[0].shape[1:]),('devices',b.device,blocks[0].device):
             if x != y: raise BlockError(problem('Steps.cat', f'different {what}', x, y))
-    blocks = [b if b._block is not None or blocks[0]._block is None else b._like(b._bytes()) for b in blocks]   # a cpu may hold both
+    blocks = [b.to('cpu') if b.device.type == 'cpu' else b for b in blocks]
     if blocks[0]._block is not None: return blocks[0]._like(torch.cat([b._block for b in blocks]))
     rows,at = np.empty((sum(map(len, blocks)), *blocks[0].shape[1:]), blocks[0].dtype),0
     for b in blocks: rows[at:at+len(b)],at = b.rows,at+len(b)

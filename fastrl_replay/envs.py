@@ -133,7 +133,7 @@ def _check_shape(obs, space, name='observation'):
     if isinstance(space, spaces.Tuple): return [_check_shape(o, s, f'{name}[{i}]') for i,(o,s) in enumerate(zip(obs, space.spaces, strict=True))]
     if (obs.shape if type(obs) is np.ndarray else np.shape(obs)) != space.shape: raise ValueError(problem('GymStepper', f'shape of {name}', list(np.shape(obs)), f'{list(space.shape)}, as its space says'))
 
-# %% ../nbs/10_envs.ipynb #19a68afe
+# %% ../nbs/10_envs.ipynb #4f695f6b
 class _One:
     "A single environment"
     n,lags = 1,False
@@ -142,19 +142,21 @@ class _One:
         self.episode,self.step,self.total = 0,0,0.
         self.observation_space,self.action_space = env.observation_space,env.action_space
         self.tuple_obs = tupler(self.observation_space)
+        self.shape = self.observation_space.shape if self.tuple_obs is None else 'nested'
 
-    def begin(self, state, seed):
+    def begin(self, state):
         if self.over:
             self.over,self.episode,self.step,self.total = False,self.episode+1,0,0.
             try:
-                self.obs,_ = self.env.reset(seed=seed) if seed is not None else self.env.reset()
+                self.obs,_ = self.env.reset() if self.seed is None else self.env.reset(seed=self.seed)
                 _check_shape(self.obs, self.observation_space)
             except Exception: self.over,self.episode = True,self.episode-1; raise
+            self.seed = None
         state[0] = self.obs if self.tuple_obs is None else self.tuple_obs(self.obs)
 
     def act(self, actions, i, rows, result):
         obs,reward,terminated,truncated,_ = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
-        _check_shape(obs, self.observation_space)
+        if type(obs) is not np.ndarray or obs.shape != self.shape: _check_shape(obs, self.observation_space)
         self.obs,self.step,self.total,self.over = obs,self.step+1,self.total+float(np.float32(reward)),bool(terminated or truncated)
         result[0] = reward,obs if self.tuple_obs is None else self.tuple_obs(obs),terminated,truncated,self.env_id,self.episode,self.step,self.total
         return int(self.over)
@@ -184,7 +186,7 @@ def _count(raw, at, first_id, lags, counts, totals, resets):
         ended |= counts[i,2]
     return 2*left + ended
 
-# %% ../nbs/10_envs.ipynb #e33a57a7
+# %% ../nbs/10_envs.ipynb #bc592194
 class _Many:
     "A vector environment, in whichever way it resets"
     def __init__(self, env, env_id):
@@ -195,10 +197,11 @@ class _Many:
         self.resets = np.zeros(self.n, bool)
         self.observation_space,self.action_space = env.single_observation_space,env.single_action_space
 
-    def begin(self, state, seed):
+    def begin(self, state):
         if self.obs is None:
-            self.obs,_ = self.env.reset(seed=seed)
-            _check_shape(self.obs, self.env.observation_space)
+            obs,_ = self.env.reset(seed=self.seed)
+            _check_shape(obs, self.env.observation_space)
+            self.obs,self.seed = obs,None
             over = self.counts[:,2] == 1   # a new beginning is no reset in disguise
             self.counts[over] += np.array([1,0,-1], np.int32)
             self.counts[over,1],self.totals[over] = 0,0.
@@ -226,7 +229,7 @@ def _batch_of_one(obs):
     if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
 
-# %% ../nbs/10_envs.ipynb #25841e19
+# %% ../nbs/10_envs.ipynb #b26921b4
 class _Crew:
     "Environments that are stepped together: a block of a row each"
     def __init__(self, envs, policy, seed, first_id=0):
@@ -238,7 +241,8 @@ class _Crew:
         self.recurrent,self.check = hasattr(policy, 'initial_hidden'),action_checker(self.action_space, self.n)
         self.singles = all(isinstance(l, _One) for l in self.lanes)
         self.alone = len(self.lanes) == 1
-        self.seeds = [None if seed is None else int(seed) + l.env_id for l in self.lanes]   # each is used once
+        for l in self.lanes: l.seed = None if seed is None else int(seed) + l.env_id   # used once, at the first reset
+        self.pairs = list(zip(self.lanes, self.starts))
         self.spaces = [deepcopy(self.action_space) for _ in range(self.n)] if policy is None else []
         for i,s in enumerate(self.spaces): s.seed(None if seed is None else int(seed) + first_id + i)
         self.last,self.rescued,self.new = None,None,True   # new: its first block decides the columns
@@ -259,24 +263,23 @@ class _Crew:
         self.result = np.dtype(dict(names=names, formats=[self.dtype[n] for n in names], offsets=[self.dtype.fields[n][1] for n in names], itemsize=self.dtype.itemsize))
         for l in self.lanes: l.at = np.array([self.dtype.itemsize, *(self.dtype.fields[n][1] for n in _COUNTED)])
 
-# %% ../nbs/10_envs.ipynb #af50601d
+# %% ../nbs/10_envs.ipynb #5e860cf4
 @patch
 def step(self:_Crew)->Steps: # or None where every row was a reset
     "Step all environments once"
     if self.rescued: steps,self.rescued = self.rescued,None; return steps
     rows = np.ndarray(self.n, self.dtype, np.empty(self.n*self.dtype.itemsize, np.uint8))   # faster than np.empty(n, dtype)
     state,said = rows['state'],[]
-    for i,(lane,start) in enumerate(zip(self.lanes, self.starts)):
-        try: lane.begin(state if self.alone else state[start:start+lane.n], self.seeds[i])
+    for lane,start in self.pairs:
+        try: lane.begin(state if self.alone else state[start:start+lane.n])
         except Exception as e: raise self._failed(lane, 'could not be reset', e) from e
-        self.seeds[i] = None
     actions,extra = self._ask(state)
     if extra or self.extra: rows = self._add_columns(rows, extra)
     self.new = False
     put(rows['action'], actions)
     if self.singles and type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype.kind == 'i': actions = actions.tolist()
-    result = rows.view(self.result) if not self.alone or self.singles else None
-    for lane,start in zip(self.lanes, self.starts):
+    result = np.ndarray(self.n, self.result, rows)   # the same rows, seen without state, action and extra columns
+    for lane,start in self.pairs:
         try: said.append(lane.act(actions, start, rows, result if self.alone else result[start:start+lane.n]))
         except Exception as e:   # what the environments before it did is kept for the next block
             self.rescued = self._tidy(rows, said + [2*l.n for l in self.lanes[len(said):]])
@@ -297,7 +300,7 @@ def _failed(self:_Crew, lane, what, e):
     who,episode,step = lane.where(e)
     return EnvError(problem('GymStepper', f'{who} {what} in {episode}, step {step}', f'{type(e).__name__}: {e}'))
 
-# %% ../nbs/10_envs.ipynb #d484cd78
+# %% ../nbs/10_envs.ipynb #15b29a18
 _PLAIN = int,np.ndarray,torch.Tensor
 _set_grad = getattr(torch._C, '_set_grad_enabled', torch.set_grad_enabled)   # what torch.no_grad calls, without half a microsecond around it
 
@@ -305,7 +308,7 @@ _set_grad = getattr(torch._C, '_set_grad_enabled', torch.set_grad_enabled)   # w
 def _ask(self:_Crew, state):
     "What to do now: checked actions, and extra columns"
     if self.policy is None: return self._random(), {}
-    state,before = column_of_rows(state),None
+    state,before = torch.from_numpy(state) if state.dtype.names is None else column_of_rows(state),None
     grad = torch.is_grad_enabled()
     _set_grad(False)
     try:
@@ -525,7 +528,7 @@ def _decode_random(state, old):
     old.bit_generator.state = state
     return old
 
-# %% ../nbs/10_envs.ipynb #17b572e1
+# %% ../nbs/10_envs.ipynb #49f38ffc
 def _plainly(x):
     "Named tuples as plain ones"
     if isinstance(x, dict): return {k: _plainly(v) for k,v in x.items()}
@@ -535,28 +538,28 @@ def _save_env(env):
     try: return encode(env)
     except _Opaque: return None
 
-_KEPT = 'obs','over','episode','step','total','counts','totals'   # of a lane
+_KEPT = 'seed','obs','over','episode','step','total','counts','totals'   # of a lane
 
 @patch
 def _save_crew(self:_Crew)->dict:
     def random(l): return encode(l.env.unwrapped._np_random) if isinstance(l, _One) else None
     lanes = [dict(n=l.n, spaces=str((l.observation_space, l.action_space)), kind=type(l).__name__, env=_save_env(l.env), random=random(l), kept=[[k, encode(vars(l)[k])] for k in _KEPT if k in vars(l)]) for l in self.lanes]
-    return dict(lanes=lanes, spaces=[encode(s) for s in self.spaces], hidden=encode(_plainly(self.hidden)), last=encode(self.last), seeds=encode(self.seeds))
+    return dict(lanes=lanes, spaces=[encode(s) for s in self.spaces], hidden=encode(_plainly(self.hidden)), last=encode(self.last))
 
-# %% ../nbs/10_envs.ipynb #6f8cbc86
+# %% ../nbs/10_envs.ipynb #fc1837fb
 @patch
 def _load_crew(self:_Crew, state):
     mine,saved = [(l.n, type(l).__name__, str((l.observation_space, l.action_space))) for l in self.lanes],[(l['n'], l['kind'], l['spaces']) for l in state['lanes']]
     if mine != saved: raise ValueError(problem('GymStepper', 'the saved environments are others', f'{len(saved)}: {saved[0]}', f'{len(mine)}: {mine[0]}', 'build the pipe that was saved'))
     for s,e in zip(self.spaces, state['spaces']): decode(e, s)
-    hidden,self.last,self.seeds = (decode(state[k]) for k in ('hidden','last','seeds'))
+    hidden,self.last = (decode(state[k]) for k in ('hidden','last'))
     self.hidden = None if hidden is None else _map(lambda own, loaded: loaded, self.policy.initial_hidden(self.n), hidden)
     for i,(l,e) in enumerate(zip(self.lanes, state['lanes'])):
         for k,v in e['kept']: setattr(l, k, decode(v))
         if e['env'] is not None: decode(e['env'], l.env)
         elif l.obs is not None: self._begin_anew(i, l, e)
 
-# %% ../nbs/10_envs.ipynb #ff3f41f0
+# %% ../nbs/10_envs.ipynb #c9beb7ac
 @patch
 def _begin_anew(self:_Crew, i, lane, saved):
     "A lane whose environments could not be saved: their episodes are left, and new ones begin"
@@ -565,7 +568,7 @@ def _begin_anew(self:_Crew, i, lane, saved):
         if saved['random']: lane.env.unwrapped.np_random = decode(saved['random'])
     else:
         lane.obs,lane.counts[:,2] = None,1
-        if self.seed is not None: self.seeds[i] = int(self.seed) + lane.env_id + 1_000_003*int(lane.counts[:,0].sum())   # a new seed, made of the old one
+        if self.seed is not None: lane.seed = int(self.seed) + lane.env_id + 1_000_003*int(lane.counts[:,0].sum())   # a new seed, made of the old one
     if self.recurrent and self.hidden is not None:
         mine = np.arange(self.n)
         self._forget((mine >= self.starts[i]) & (mine < self.starts[i]+lane.n))

@@ -106,14 +106,14 @@ def test_dict_with_a_key_like_a_tuples_stays_a_dict():
     "A Dict is a dict of tensors whatever its keys are, or it is refused with a word"
     try: dt = step_dtype(spaces.Dict({'[0]': Discrete(2), 'b': Discrete(2)}), Discrete(2))
     except (TypeError, ValueError): return
-    assert isinstance(Steps(np.zeros(2, dt)).state, dict)   # BUG: it comes back as a tuple of two
+    assert isinstance(Steps(np.zeros(2, dt)).state, dict)   # was: it comes back as a tuple of two
 
-@pytest.mark.parametrize('kind', ['f16', '>f4', 'U5', 'S3', 'O', 'M8[s]', 'V3'])   # BUG: all are taken without a word
+@pytest.mark.parametrize('kind', ['f16', '>f4', 'U5', 'S3', 'O', 'M8[s]', 'V3'])   # was: all are taken without a word
 def test_columns_that_torch_cannot_view_are_refused_early(kind):
     "step_dtype promises rows whose every column is a tensor: a type that has none is refused where it is named"
     with pytest.raises((TypeError, ValueError), match='x'): step_dtype(Discrete(2), Discrete(2), x=kind)
 
-@pytest.mark.parametrize('name', ['rows', 'shape', 'dtype', 'device', 'done', 'to', 'copy', 'cat', '_rows'])   # BUG: all are taken without a word
+@pytest.mark.parametrize('name', ['rows', 'shape', 'dtype', 'device', 'done', 'to', 'copy', 'cat', '_rows'])   # was: all are taken without a word
 def test_columns_that_steps_would_hide_are_refused(name):
     "`steps.shape` can't be both the block's shape and a column: as with the columns that are always there, choose another name"
     with pytest.raises(ValueError, match=name): step_dtype(Discrete(2), Discrete(2), **{name: 'f4'})
@@ -144,11 +144,11 @@ def test_extending_by_a_space_gives_the_spaces_dtype():
     "What step_dtype takes as a column, extend_dtype takes too, or refuses with a word"
     try: dt = extend_dtype(SMALL, goal=Box(-1, 1, (2,)))
     except (TypeError, ValueError): return
-    assert dt['goal'].shape == (2,)   # BUG: np.dtype(a Box) is its scalar type: the shape is lost without a word
+    assert dt['goal'].shape == (2,)   # was: np.dtype(a Box) is its scalar type: the shape is lost without a word
 
 def test_extending_by_a_column_that_is_there_names_it():
     "numpy's own message ('name already used as a name or title') doesn't say which"
-    with pytest.raises(ValueError, match='reward'): extend_dtype(SMALL, reward='f8')   # BUG
+    with pytest.raises(ValueError, match='reward'): extend_dtype(SMALL, reward='f8')   # was unnamed
 
 @cases(80)
 @given(any_space, any_space, extras)
@@ -234,7 +234,7 @@ def plain_index(i):
     if isinstance(i, tuple): return tuple(map(plain_index, i))
     return i.numpy() if isinstance(i, torch.Tensor) else list(i) if isinstance(i, range) else i
 
-# BUG: red here: on rows `...`, `(1,)` and `(i,j)` (numpy gives a void, which `_like` takes for a device's block), and tensors of one number
+# was: on rows `...`, `(1,)` and `(i,j)` (numpy gives a void, which `_like` takes for a device's block), and tensors of one number
 # in a tuple (numpy takes them for an int); on bytes `(..., j)` (picks bytes, not rows) and uint8 numbers (taken for a mask).
 @pytest.mark.parametrize('shape,i', [((5,),i) for i in FLAT] + [((2,3),i) for i in DEEPER], ids=str)
 @pytest.mark.parametrize('where', ['rows', 'bytes'])
@@ -253,7 +253,7 @@ def test_rows_backwards(where):
     steps = block(3) if where == 'rows' else elsewhere(block(3))
     try: back = steps[::-1]
     except (ValueError, IndexError): return
-    assert back.step_n.tolist() == steps.step_n.tolist()[::-1]   # BUG on rows: steps[::-1] is fine, its columns raise numpy's stride error
+    assert back.step_n.tolist() == steps.step_n.tolist()[::-1]   # was: steps[::-1] is fine, its columns raise numpy's stride error
 
 @pytest.mark.parametrize('where', ['rows', 'bytes'])
 @pytest.mark.parametrize('bad', [5, -6, [0,9], 1.5, np.array([.5]), [True,False]], ids=str)
@@ -284,7 +284,7 @@ def test_a_shallow_copy_of_a_batch_knows_the_replay():
     "copy.copy copies all attributes of an object"
     batch = block(2)
     batch._replay = 'a replay'
-    assert copy.copy(batch)._replay == 'a replay'   # BUG: __reduce__ is for other processes, but copy.copy uses it too, and the replay is lost
+    assert copy.copy(batch)._replay == 'a replay'   # was: __reduce__ is for other processes, but copy.copy uses it too, and the replay is lost
 
 # ---- what a block can do ----
 
@@ -335,19 +335,19 @@ def test_cat_takes_single_steps_generators_and_blocks_of_sequences():
     seqs = block((4,3))
     assert Steps.cat([seqs[:1], seqs[1:]]) == seqs and Steps.cat([elsewhere(steps)[0], elsewhere(steps)[1:]]) == steps
 
-@pytest.mark.parametrize('parts', [[block((2,3)), block((2,4))], [block((2,3)), block(3)]], ids=['lengths','dimensions'])   # BUG: numpy's broadcasting error
+@pytest.mark.parametrize('parts', [[block((2,3)), block((2,4))], [block((2,3)), block(3)]], ids=['lengths','dimensions'])   # was: numpy's broadcasting error
 def test_cat_names_shapes_that_do_not_join(parts):
     with pytest.raises(BlockError, match='Steps.cat'): Steps.cat(parts)
 
 def test_cat_broadcasts_nothing():
     "A row of one is not a row of three"
-    with pytest.raises((BlockError, ValueError)): Steps.cat([block((2,3)), block((2,1))])   # BUG: the one column is written three times, in silence
+    with pytest.raises((BlockError, ValueError)): Steps.cat([block((2,3)), block((2,1))])   # was: the one column is written three times, in silence
 
 def test_cat_of_blocks_here_and_there_says_so():
     "Mixed devices are joined, or refused by the name of Steps.cat"
     for parts in [block(2), elsewhere(block(2))], [elsewhere(block(2)), block(2)]:
         try: assert len(Steps.cat(parts)) == 4
-        except (BlockError, RuntimeError, TypeError) as e: assert 'Steps.cat' in str(e)   # BUG: torch's "expected Tensor as element 1 in argument 0"
+        except (BlockError, RuntimeError, TypeError) as e: assert 'Steps.cat' in str(e)   # was: torch's "expected Tensor as element 1 in argument 0"
 
 def test_cat_refuses_nothing_and_strangers():
     with pytest.raises(ValueError, match='at least one'): Steps.cat([])
@@ -394,7 +394,7 @@ def test_every_shape_has_a_face(shape):
 
 def test_columns_are_completed_in_an_editor():
     "dir() is what a notebook offers after `steps.`"
-    assert {'state','reward','to'} <= set(dir(block(2)))   # BUG: columns are missing
+    assert {'state','reward','to'} <= set(dir(block(2)))   # was: columns are missing
 
 def test_rows_elsewhere_say_how_to_get_them():
     with pytest.raises(RuntimeError, match=r"\.to\('cpu'\)\.rows"): block(2).to('meta').rows
@@ -406,7 +406,7 @@ def test_read_only_rows_are_read_without_complaint():
     rows.flags.writeable = False
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)   # torch complains once in a process
-    try: assert Steps(rows).reward.tolist() == [0,0,0]   # BUG: torch's UserWarning, which promises undefined behaviour
+    try: assert Steps(rows).reward.tolist() == [0,0,0]   # was: torch's UserWarning, which promises undefined behaviour
     finally: torch.set_warn_always(before)
 
 # ---- between processes ----

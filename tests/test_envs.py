@@ -144,7 +144,7 @@ def test_single_and_vector_agree_on_rewards_that_float32_rounds(mode):
     "Equal streams are equal in every column, the running total of unround rewards too"
     fn = lambda: gym.make('Pendulum-v1')
     a, b = (by_env(take(GymStepper(s, seed=0), 260), 250) for s in ([fn]*2, vector([fn]*2, mode)))
-    # BUG: a single environment sums float64 rewards, a vector what float32 left of them; total_reward drifts apart
+    # was: a single environment sums float64 rewards, a vector what float32 left of them; total_reward drifts apart
     for x, y in zip(a, b): assert [n for n in x.dtype.names if not np.array_equal(x[n], y[n])] == []
 
 def test_env_ids_number_the_environments_from_left_to_right():
@@ -174,7 +174,7 @@ def test_an_environment_may_overwrite_its_observation_in_place(name):
     "One observation array, changed at each step: state is before the step, next_state after it"
     fns = [lambda: Witness(3, 1, 2, in_place=True)]*(1 if name == 'single' else 2)
     source = vector(fns, name, copy=False) if name in MODES else [f() for f in fns]
-    # BUG: `_One.act` keeps a reference to the observation, and writes it as `state` after the step has changed it
+    # was: `_One.act` keeps a reference to the observation, and writes it as `state` after the step has changed it
     for rows in by_env(take(GymStepper(source, zeros), 40), 20): assert witnessed(rows) == 0
 
 @pytest.mark.parametrize('name', ['single', *MODES])
@@ -183,7 +183,7 @@ def test_an_environment_may_overwrite_its_action(name):
     fn = lambda: Witness(3, 1, rude=True, action_space=spaces.Box(-9, 9, (2,), np.float32))
     mine = torch.full((1, 2), 5.)
     blocks = take(GymStepper(fn() if name == 'single' else vector([fn], name, copy=False), lambda s: mine), 9)
-    # BUG: environments are handed views of the policy's tensor; and a single one's row is written after the step
+    # was: environments are handed views of the policy's tensor; and a single one's row is written after the step
     assert mine.tolist() == [[5, 5]] and witnessed(by_env(blocks)[0]) == 0
 
 @pytest.mark.parametrize('name', ['list', 'NextStep', 'copy=False'])
@@ -210,7 +210,7 @@ def test_observations_of_another_shape_are_refused(after):
     "A shape that numpy would broadcast into the row is an error, at reset and at every step"
     env = Liar(**script(5))
     env.after = after
-    # BUG: only the observation of a reset is checked; a step's [1] is broadcast into a row of [2]
+    # was: only the observation of a reset is checked; a step's [1] is broadcast into a row of [2]
     with pytest.raises(EnvError, match=r"shape of observation; got \[1\]; expected \[2\]"): take(GymStepper(env, zeros), 4)
 
 # ---- seeds ----
@@ -294,7 +294,7 @@ def test_a_single_environment_takes_a_bare_action(answer, source):
 
 def test_the_entry_point_vector_of_one_takes_a_bare_int():
     "The same for a vector environment that insists on arrays"
-    # BUG: `action_checker`'s short way hands a vector environment the list [0]
+    # was: `action_checker`'s short way hands a vector environment the list [0]
     assert take(GymStepper(gym.make_vec('CartPole-v1', 1), lambda s: 0), 2)[1].action.tolist() == [0]
 
 SPACES = [ # space, answer for two environments, what the rows say
@@ -306,9 +306,9 @@ SPACES = [ # space, answer for two environments, what the rows say
     (spaces.MultiDiscrete([2, 3], start=[4, -3]), [[5, -1], [4, -3]], [[5, -1], [4, -3]]),
     (spaces.MultiBinary(3), torch.tensor([[True, False, True], [False, False, True]]), [[1, 0, 1], [0, 0, 1]]),
     (spaces.Box(0, 255, (2, 2), np.uint8), np.array([[[0, 1], [2, 255]]]*2, np.uint8), [[[0, 1], [2, 255]]]*2),
-    # BUG: plain ints and int64 tensors are refused where the space is unsigned, though they are inside it
+    # was: plain ints and int64 tensors are refused where the space is unsigned, though they are inside it
     (spaces.MultiDiscrete([2, 3], dtype=np.uint8), [[1, 2], [0, 1]], [[1, 2], [0, 1]]),
-    # BUG: the bounds are compared before the action has the space's dtype, so the bound itself, .1, is "outside"
+    # was: the bounds are compared before the action has the space's dtype, so the bound itself, .1, is "outside"
     (spaces.Box(np.float32(.1), 1, (1,), np.float32), [[.1], [1.]], [[pytest.approx(.1)], [1]]),
 ]
 
@@ -323,7 +323,7 @@ def test_tuple_spaces_are_told_from_columns():
     "A tuple that fits the action space is an action, also where its last part is a Dict"
     space = spaces.Tuple([spaces.Tuple([spaces.Discrete(2)]), spaces.Dict(x=spaces.Discrete(2))])
     env = ScriptedEnv(**script(9), action_space=space)
-    # BUG: `split_answer` takes the last dict for extra columns when the first part is a tuple
+    # was: `split_answer` takes the last dict for extra columns when the first part is a tuple
     assert take(GymStepper(env, lambda s: (([1],), dict(x=[0]))), 1)[0].action[1]['x'].tolist() == [0]
 
 two, box = spaces.Discrete(2), spaces.Box(-1, 1, (2,), np.float32)
@@ -339,7 +339,7 @@ WRONG = [ # space, answer, what the error says
     (spaces.MultiDiscrete([2, 3]), [[0, 0], [0, 3]], 'environment 1 is outside'), (spaces.MultiBinary(2), [[0, 2], [0, 0]], 'environment 0 is outside'),
     (spaces.Dict(a=two), dict(b=[0, 1]), r"a dict of \['a'\]"), (spaces.Dict(a=two), dict(a=[0, 5]), r"action\['a'\] of environment 1"),
     (spaces.Tuple([two, two]), ([0, 1],), 'a tuple of 2'), (spaces.Tuple([two, box]), ([0, 1], [[0, 0], [2, 0]]), r'action\[1\] of environment 1'),
-    # BUG: numpy's own "inhomogeneous shape" comes through, without stage or column
+    # was: numpy's own "inhomogeneous shape" comes through, without stage or column
     (spaces.MultiDiscrete([2, 3]), [[1], [1, 2]], 'action'),
 ]
 
@@ -366,7 +366,7 @@ def test_after_a_wrong_action_the_stream_goes_on_unharmed():
         except ActionError: pass
     for rows, truth in zip(by_env(blocks, 15), by_env(scripted_steps(scripts, 15))):
         assert well_counted(rows) is None and np.array_equal(rows['next_state'], truth['next_state'])
-        # BUG: the hidden state of the refused answer is kept, so the policy has counted two calls too many
+        # was: the hidden state of the refused answer is kept, so the policy has counted two calls too many
         assert (rows['hidden']['[0]'] == rows['step_n'] - 1).all()
 
 class Net(torch.nn.Module):
@@ -404,7 +404,7 @@ def varying(*columns):
 
 one, wide = dict(v=lambda s: s[:, 0]), dict(v=lambda s: s)
 CHANGES = {'wider': (one, wide), 'other type': (one, dict(v=lambda s: s[:, 0].long())), 'one more': (one, {**one, 'w': one['v']}),
-    # BUG: columns that disappear leave uninitialised numbers in a vector's rows; a single environment is blamed for it
+    # was: columns that disappear leave uninitialised numbers in a vector's rows; a single environment is blamed for it
     'gone': (one, None), 'gone, empty dict': (one, {}),
     # a column that only appears later changes the rows just as well
     'new': (None, one)}
@@ -473,9 +473,9 @@ class NamedState(Remember):
     def initial_hidden(self, n): return Named(torch.ones(n))
     def __call__(self, s, h): return zeros(s), Named(h.h*2)
 
-# BUG: hidden is put into the rows after the policy was asked, so one that is changed in place is the state after the step
-# BUG: numpy hidden states work until the first episode ends, then: 'numpy.ndarray' object has no attribute 'dim'
-# BUG: after the first episode's end a namedtuple comes back as a plain tuple
+# was: hidden is put into the rows after the policy was asked, so one that is changed in place is the state after the step
+# was: numpy hidden states work until the first episode ends, then: 'numpy.ndarray' object has no attribute 'dim'
+# was: after the first episode's end a namedtuple comes back as a plain tuple
 @pytest.mark.parametrize('policy,first', [(Initial(), [3, -2]), (InPlace(), 1), (Arrays(), 1), (NamedState(), 1)], ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize('source', ['list', 'NextStep'])
 def test_hidden_states_of_other_kinds(policy, first, source):
@@ -512,10 +512,10 @@ FAILURES = { # source, what the message says
     'second episode': (lambda: [ScriptedEnv(**script(9)), fragile(2, 5, at=5)], 'environment 1 failed in episode 2, step 3'),
     'StopIteration': (lambda: fragile(5, error=StopIteration('x')), 'environment 0 failed in episode 1, step 3; got StopIteration'),
     'AssertionError': (lambda: fragile(5, error=AssertionError()), 'episode 1, step 3; got AssertionError'),
-    # BUG: a reset that fails is told as the last episode's next step: "episode 0, step 1", "episode 1, step 4"
+    # was: a reset that fails is told as the last episode's next step: "episode 0, step 1", "episode 1, step 4"
     'first reset': (lambda: fragile(5, call='reset', at=1), 'environment 0 could not be reset.*episode 1'),
     'later reset': (lambda: [ScriptedEnv(**script(9)), fragile(3, 5, call='reset', at=2)], 'environment 1 could not be reset.*episode 2'),
-    # BUG: a vector names all its environments, and the episode and step of its first one
+    # was: a vector names all its environments, and the episode and step of its first one
     'vector': (lambda: vector([makers([script(2)])[0], lambda: fragile(3, 4, at=5)], 'SameStep'), 'environment 1 failed in episode 2, step 2'),
     'vector in a list': (lambda: [ScriptedEnv(**script(9)), vector([makers([script(2)])[0], lambda: fragile(3, 4, at=5)], 'SameStep')], 'environment 2 failed in episode 2, step 2'),
 }
@@ -544,12 +544,12 @@ def test_after_a_failure_no_row_is_lost():
                 if len(blocks) == 9: break
         except EnvError: pass
     for rows in by_env(blocks):
-        # BUG: environment 0 was stepped before environment 1 failed, and that row is gone: its steps read 1 2 4 5 …
+        # was: environment 0 was stepped before environment 1 failed, and that row is gone: its steps read 1 2 4 5 …
         inside = ~(rows['terminated'] | rows['truncated'])[:-1] & (rows['episode_n'][1:] == rows['episode_n'][:-1])
         assert (np.diff(rows['step_n'])[inside] == 1).all(), rows['step_n'].tolist()
 
 SOURCE_ERRORS = [([], ValueError, 'an empty list'), ((), ValueError, 'an empty list'),
-    ([[]], ValueError, 'at least one environment|empty'),                 # BUG: IndexError: list index out of range
+    ([[]], ValueError, 'at least one environment|empty'),                 # was: IndexError: list index out of range
     (5, TypeError, 'an environment id'), (None, TypeError, 'an environment id'), ({}, TypeError, 'an environment id'),
     (lambda: 5, TypeError, 'an environment id'), (['CartPole-v1', 5], TypeError, 'an environment id'),
     ('NoSuchThing-v0', Exception, 'NoSuchThing'), (['CartPole-v1', 'Acrobot-v1'], ValueError, 'observation_space of environment 1'),
@@ -614,7 +614,7 @@ def test_environments_are_closed_where_opening_all_fails(closers):
     for _ in range(2):
         with pytest.raises(gym.error.Error): take(pipe, 1)
     pipe.close()
-    # BUG: what `open_envs` had opened when it failed is forgotten, so it is never closed
+    # was: what `open_envs` had opened when it failed is forgotten, so it is never closed
     assert len(Closing.made) >= 1 and all(e.closed == 1 for e in Closing.made)
 
 def test_one_that_cannot_be_closed_does_not_keep_the_others_open(closers):
@@ -623,7 +623,7 @@ def test_one_that_cannot_be_closed_does_not_keep_the_others_open(closers):
     take(pipe, 1)
     with pytest.raises(OSError, match='cannot close'): pipe.close()
     pipe.close()
-    # BUG: the loop in `close` stops at the first error, and the second call begins at the same environment again
+    # was: the loop in `close` stops at the first error, and the second call begins at the same environment again
     assert [e.closed for e in Closing.made] == [1, 1]
 
 def test_use_after_close_begins_anew(closers):
@@ -688,7 +688,7 @@ def test_a_pickle_of_a_restored_pipe_keeps_its_place():
     a, b = (GymStepper('CartPole-v1', seed=0) for _ in range(2))
     take(a, 5)
     b.load_state_dict(a.state_dict())
-    # BUG: `__setstate__` calls `_fresh`, which throws away the state that was loaded
+    # was: `__setstate__` calls `_fresh`, which throws away the state that was loaded
     assert take(pickle.loads(pickle.dumps(b)), 3) == take(a, 3)
 
 @pytest.mark.parametrize('workers', [0, 1, 2])
@@ -719,7 +719,7 @@ def action_space(source):
     source = source[0] if isinstance(source, list) else source
     return (gym.make(source) if isinstance(source, str) else source).unwrapped.__dict__.get('single_action_space') or gym.make(source).action_space
 
-# BUG: MountainCar-v0, Blackjack-v1: np.float64 is a float for `encode`, and torch.load(weights_only=True) refuses the file
+# was: MountainCar-v0, Blackjack-v1: np.float64 is a float for `encode`, and torch.load(weights_only=True) refuses the file
 @pytest.mark.parametrize('name', SAVED)
 @pytest.mark.parametrize('memory', [False, True], ids=['random', 'recurrent'])
 def test_a_saved_stepper_goes_on_to_the_bit(name, memory):
@@ -746,7 +746,7 @@ def test_a_state_is_a_copy():
     state = a.state_dict()
     want = take(a, 6)
     b.load_state_dict(state)
-    # BUG: `encode` passes tensors on as they are, so a hidden state that is changed in place changes the checkpoint
+    # was: `encode` passes tensors on as they are, so a hidden state that is changed in place changes the checkpoint
     assert [x.action.tolist() for x in take(b, 6)] == [x.action.tolist() for x in want]
 
 class InPlaceAction(InPlace):
@@ -816,11 +816,11 @@ class Slots(Counting):
     def start(self): self.b = self.Box(); self.b.x = 0.
     def count(self): self.b.x += 1; return np.full(1, self.b.x, np.float32)
 
-# BUG: Alias: two arrays on one memory come back as two, and the observation stands still
-# BUG: StatefulCallable: whatever is callable is taken for a constant: it comes back as None, or without its count
-# BUG: ScratchTensor: a tensor is not copied, so where the state went through no file, both pipes count together
-# BUG: Enumerated: an IntEnum is an int for `encode`, but torch.load(weights_only=True) refuses the file
-# BUG: DefaultDict, Tuples: subclasses of dict and tuple come back as plain ones, and the environment fails
+# was: Alias: two arrays on one memory come back as two, and the observation stands still
+# was: StatefulCallable: whatever is callable is taken for a constant: it comes back as None, or without its count
+# was: ScratchTensor: a tensor is not copied, so where the state went through no file, both pipes count together
+# was: Enumerated: an IntEnum is an int for `encode`, but torch.load(weights_only=True) refuses the file
+# was: DefaultDict, Tuples: subclasses of dict and tuple come back as plain ones, and the environment fails
 @pytest.mark.parametrize('kind', [Counting, Alias, StatefulCallable, ScratchTensor, Enumerated, DefaultDict, Tuples, Slots])
 @pytest.mark.parametrize('via', [through_file, lambda s: s], ids=['file', 'memory'])
 def test_an_environment_goes_on_exactly_or_begins_anew(kind, via):
@@ -838,7 +838,7 @@ def test_a_state_of_other_environments_is_refused(saved, loaded):
     "Another number or kind of environments: an error, not a mixture"
     a, b = GymStepper(saved, seed=0), GymStepper(loaded, seed=0)
     take(a, 4)
-    # BUG: `_load_crew` zips, so what is too many is dropped and what is missing starts from nothing
+    # was: `_load_crew` zips, so what is too many is dropped and what is missing starts from nothing
     with pytest.raises((ValueError, RuntimeError), match='GymStepper.*environment'):
         b.load_state_dict(a.state_dict())
         take(b, 1)
@@ -852,7 +852,7 @@ def test_a_pipe_of_environments_can_be_saved_twice():
     b.load_state_dict(a.state_dict())
     take(b, 1)
     c.load_state_dict(b.state_dict())
-    # BUG: `snapshot` saves only the crews that were needed since `load_state_dict`
+    # was: `snapshot` saves only the crews that were needed since `load_state_dict`
     assert [(s.env_id.item(), s.step_n.item()) for s in c] == [(2, 2)]
 
 def _scripted(i): return ScriptedEnv(**script(9, env=i))

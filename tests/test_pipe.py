@@ -117,7 +117,7 @@ def test_a_stage_may_be_defined_again(registry):
 def test_names_that_are_taken_are_refused(registry, name):
     with pytest.raises(ValueError, match=f"'{name}' is taken"): stage(name)(type('Mine', (Pipe,), dict(__init__=lambda self, source: None)))
 
-@pytest.mark.parametrize('name', ['blocks', 'state_dict', 'load_state_dict', 'snapshot', 'restore', 'takes_any_item'])   # BUG: they are overwritten on Pipe in silence
+@pytest.mark.parametrize('name', ['blocks', 'state_dict', 'load_state_dict', 'snapshot', 'restore', 'takes_any_item'])   # was: they are overwritten on Pipe in silence
 def test_a_stage_cannot_replace_what_pipes_are_made_of(registry, name):
     "stage('state_dict') would take `state_dict` away from every pipe"
     with pytest.raises(ValueError, match=name): stage(name)(type('Mine', (Pipe,), dict(__init__=lambda self, source: None)))
@@ -145,7 +145,7 @@ CHAINS = {
     'empty':            lambda: Items([]).cycle().header(3),
 }
 
-@pytest.mark.parametrize('chain', CHAINS)   # BUG: chains with cycle, saved at the end of a pass of its source: the restored one finds it empty, and stops for ever
+@pytest.mark.parametrize('chain', CHAINS)   # was: chains with cycle, saved at the end of a pass of its source: the restored one finds it empty, and stops for ever
 def test_a_saved_chain_continues_at_every_item(chain):
     "Saved after k items, for every k: a fresh chain gives the rest of the pass, and the pass after that is a whole one"
     make = CHAINS[chain]
@@ -156,9 +156,9 @@ def test_a_saved_chain_continues_at_every_item(chain):
         assert same(list(islice(it, k)), whole[:k])
         b.load_state_dict(through_file(a.state_dict()))
         assert same(list(b), whole[k:]), f'after {k} of {len(whole)} items'
-        assert same(list(b), whole), f'the pass after one that was continued after {k} items'   # BUG: a header that had given all leaves its source in the middle
+        assert same(list(b), whole), f'the pass after one that was continued after {k} items'   # was: a header that had given all leaves its source in the middle
 
-@pytest.mark.parametrize('chain', CHAINS)   # BUG: header: the pass after the restored (empty) one begins in the middle of the source
+@pytest.mark.parametrize('chain', CHAINS)   # was: header: the pass after the restored (empty) one begins in the middle of the source
 def test_a_chain_saved_between_passes_goes_on_with_whole_ones(chain):
     "When a pass is over, what comes next is a whole pass (or the nothing that is left of this one, and then whole passes)"
     make = CHAINS[chain]
@@ -192,7 +192,7 @@ def test_torchs_stages_with_several_sources_are_not_forgotten(make):
     next(it)
     try: b.load_state_dict(a.state_dict())
     except (ValueError, TypeError, NotImplementedError): return
-    assert list(b) == list(it)   # BUG: their sources are left out of the state in silence, and the restored chain repeats items
+    assert list(b) == list(it)   # was: their sources are left out of the state in silence, and the restored chain repeats items
 
 def test_a_state_belongs_to_its_chain():
     state = Items('abc').header(2).state_dict()
@@ -206,7 +206,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
     it = iter(a)
     list(islice(it, 4))
     with pytest.raises(ValueError): b.load_state_dict(a.state_dict())
-    assert list(b) == list('abc')   # BUG: the last stage is restored before the ones above it are looked at: it gives a part of the pass
+    assert list(b) == list('abc')   # was: the last stage is restored before the ones above it are looked at: it gives a part of the pass
 
 def test_state_names_every_stage():
     s = Items('abc').map(up).cycle(2).header(4).state_dict()
@@ -231,7 +231,7 @@ def test_a_block_is_a_source_of_one_block():
     steps = Steps(np.zeros(2, step_dtype(spaces.Discrete(2), spaces.Discrete(2))))
     assert [len(x) for x in Header(steps)] == [2] and list(Header([steps, steps]))[1] is steps
 
-@pytest.mark.parametrize('source', [5, 1.5, lambda: [1], object(), Items], ids=['int','float','function','object','class'])   # BUG: a class has `__iter__`, and is taken
+@pytest.mark.parametrize('source', [5, 1.5, lambda: [1], object(), Items], ids=['int','float','function','object','class'])   # was: a class has `__iter__`, and is taken
 def test_what_has_no_items_is_no_source(source):
     with pytest.raises(TypeError, match='expected a pipe or an iterable of Steps'): Pipe(source)
 
@@ -351,4 +351,4 @@ def test_a_chain_is_shown_as_it_was_written():
 @pytest.mark.parametrize('by', [np.array([1.,2.]), torch.tensor([1.,2.]), [np.ones(2)]], ids=['array','tensor','list'])
 def test_arguments_of_any_kind_can_be_shown(by):
     "A stage with an array for an argument, as CONTRIBUTING invites users to write"
-    assert '.scaled(by=' in repr(Scaled([1], by))   # BUG for arrays (and tensors with a default): "The truth value of an array … is ambiguous"
+    assert '.scaled(by=' in repr(Scaled([1], by))   # was: "The truth value of an array … is ambiguous"

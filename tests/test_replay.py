@@ -148,20 +148,20 @@ def test_ratios_are_exact_over_a_long_time(ratio, rows, batches):
     replay = ExperienceReplay(ratio=ratio, bs=1, max_sz=100)
     replay.add(numbered(10))
     replay._counted = rows   # as if so many had come in
-    # BUG: `limit_denominator(1_000_000)` makes 0 of a ratio below 5e-7
+    # was: `limit_denominator(1_000_000)` makes 0 of a ratio below 5e-7
     while replay._owes(): replay._pay()
     assert replay.batches == batches
 
 @pytest.mark.parametrize('ratio', [np.float64(.5), np.float32(.5), Fraction(1, 2), torch.tensor(.5)], ids=lambda r: type(r).__name__)
 def test_a_ratio_may_be_any_real_number(ratio):
     "numpy's and Python's kinds of numbers"
-    # BUG: np.float32 and tensors pass the constructor and fail in the middle: "argument should be a string or a Rational"
+    # was: np.float32 and tensors pass the constructor and fail in the middle: "argument should be a string or a Rational"
     assert watched([2, 2, 3], ratio=ratio, bs=1, max_sz=9)[0] == [1, 2, 3]
 
 @pytest.mark.parametrize('kw,says', [(dict(bs=0), 'bs'), (dict(bs=-1), 'bs'), (dict(bs=101), '1 <= bs <= max_sz'), (dict(max_sz=0), 'max_sz'),
     (dict(ratio=-.1), 'ratio'), (dict(ratio=float('nan')), 'ratio'),
-    (dict(ratio=float('inf')), 'ratio'),                                   # BUG: accepted, OverflowError while iterating
-    (dict(bs=1.5), 'bs'), (dict(warmup=-3), 'warmup')], ids=str)          # BUG: a bare TypeError of numpy's; accepted
+    (dict(ratio=float('inf')), 'ratio'),                                   # was: accepted, OverflowError while iterating
+    (dict(bs=1.5), 'bs'), (dict(warmup=-3), 'warmup')], ids=str)          # was: a bare TypeError of numpy's; accepted
 def test_wrong_numbers_are_refused_at_once(kw, says):
     "The constructor says which argument is wrong"
     with pytest.raises((ValueError, TypeError), match=f'ExperienceReplay.*{says}'): ExperienceReplay(**{**dict(max_sz=100), **kw})
@@ -197,7 +197,7 @@ def test_a_frozen_memory_that_is_too_small_says_why():
         take(ExperienceReplay(in_blocks(1, 1), bs=2, freeze_memory=True), 1)
     replay = ExperienceReplay(in_blocks(1, 1), bs=2, warmup=9, freeze_memory=True)
     replay.add(numbered(5))
-    # BUG: says "got 5; expected 2 rows" where it is the warm-up of 9 that is not over
+    # was: says "got 5; expected 2 rows" where it is the warm-up of 9 that is not over
     with pytest.raises(NotEnoughRows, match='warmup|9 rows'): take(replay, 1)
 
 # ---- drawing ----
@@ -272,7 +272,7 @@ def test_too_few_rows_are_counted():
     for n in 0, -1:
         with pytest.raises(ValueError, match='ExperienceReplay: batch size'): replay.sample(n)
     assert len(replay.sample(3)) == 3 and replay.batches == 1
-    # BUG: with replacement one row is enough, but 4 "are missing", and replacement=True is the remedy
+    # was: with replacement one row is enough, but 4 "are missing", and replacement=True is the remedy
     with pytest.raises(NotEnoughRows) as e: ExperienceReplay(bs=4, replacement=True).sample()
     assert '4 are missing' not in str(e.value) and 'or replacement=True' not in str(e.value)
 
@@ -340,7 +340,7 @@ def test_a_bad_block_changes_nothing(name, n):
     with pytest.raises((BlockError, TypeError)): replay.add(BAD[name]())
     assert same(everything(replay), everything(twin)) or n and same({**everything(replay)['own'], 'memory': 0}, {**everything(twin)['own'], 'memory': 0})
     assert len(replay) == len(twin) and replay.stats() == twin.stats() and (not n or replay.memory[:] == twin.memory[:])
-    # BUG: in an empty memory, a block of two dimensions leaves its columns behind, and other columns are refused
+    # was: in an empty memory, a block of two dimensions leaves its columns behind, and other columns are refused
     again = numbered(5, n) if n else Steps.cat(scripted_steps([script(9), script(9, env=1)], 3))
     for r in replay, twin: r.add(again)
     assert draws(replay, 20) == draws(twin, 20) and replay.memory[:] == twin.memory[:]
@@ -414,7 +414,7 @@ def test_the_sampler_hears_keys_and_answers_of_rows_that_are_there():
 
 TDS = {'list': [1., 2, 3, 4], 'numpy': np.ones(4), 'float32': np.ones(4, np.float32), 'tensor': torch.ones(4), 'gradient': torch.ones(4, requires_grad=True)*2,
     'column': torch.ones(4, 1), 'half': torch.ones(4).half(),
-    'bfloat16': torch.ones(4).bfloat16()}   # BUG: numpy has no bfloat16, and the TypeError of torch comes through
+    'bfloat16': torch.ones(4).bfloat16()}   # was: numpy has no bfloat16, and the TypeError of torch comes through
 
 @pytest.mark.parametrize('kind', TDS)
 def test_td_errors_may_be_of_any_kind(kind):
@@ -512,7 +512,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(other):
     twin = filled(7, max_sz=10)
     state = GymStepper('CartPole-v1').state_dict() if other is None else ExperienceReplay(bs=4, **other).state_dict()
     with pytest.raises(ValueError): a.load_state_dict(state)
-    # BUG: `restore` empties the memory before the timeline refuses the state
+    # was: `restore` empties the memory before the timeline refuses the state
     assert len(a) == 7 and draws(a, 5) == draws(twin, 5)
 
 def test_a_longer_chain_is_refused_and_changes_nothing():
@@ -524,7 +524,7 @@ def test_a_longer_chain_is_refused_and_changes_nothing():
     assert len(b) == 5
     c = Items(in_blocks(1)).header(3).experience_replay(bs=4, max_sz=10)
     c.add(numbered(6))
-    # BUG: stages are restored one by one from below, so the memory is replaced before the stage above refuses
+    # was: stages are restored one by one from below, so the memory is replaced before the stage above refuses
     with pytest.raises(ValueError, match='another stage'): c.load_state_dict(b.state_dict())
     assert len(c) == 6
 
@@ -591,7 +591,7 @@ def test_batches_are_copies():
 def test_columns_that_batches_need_are_not_taken_twice():
     "A policy's column named like a batch's own is refused with its name"
     pipe = GymStepper('CartPole-v1', policy=lambda s: (zeros(s), dict(index=s[:, 0]))).experience_replay()
-    # BUG: numpy's "name already used as a name or title", when the first batch is drawn
+    # was: numpy's "name already used as a name or title", when the first batch is drawn
     with pytest.raises(ValueError, match="'index'"): take(pipe, 1)
 
 # ---- the contract of every stage ----

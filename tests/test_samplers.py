@@ -92,7 +92,7 @@ def test_only_keys_that_were_added_are_drawn(first):
     "`added(5, 8)`: keys 5, 6, 7 can be drawn from now on, says the table of the interface"
     s = Uniform(0, replacement=True)
     s.added(first, first+3)
-    assert set(s.sample(60)[0].tolist()) <= {first, first+1, first+2}   # BUG: keys 0 to 4, which nobody added, are drawn (and from 2**32 on it never returns)
+    assert set(s.sample(60)[0].tolist()) <= {first, first+1, first+2}   # was: keys 0 to 4, which nobody added, are drawn (and from 2**32 on it never returns)
 
 def test_all_of_them_and_one_of_one():
     "n == N is a permutation; one key is drawn whenever asked"
@@ -111,12 +111,12 @@ def test_no_keys_of_anything(N, replacement):
     "A batch of none is empty, or refused in words"
     try: keys,_ = sampler(N, replacement=replacement).sample(0)
     except ValueError: return
-    except ZeroDivisionError as e: raise AssertionError('a division by zero inside the kernel') from e   # BUG: for no keys in an empty memory
+    except ZeroDivisionError as e: raise AssertionError('a division by zero inside the kernel') from e   # was: for no keys in an empty memory
     assert keys.tolist() == []
 
 def test_numpy_integers_count_too():
     "A batch size that was computed by numpy"
-    assert len(sampler(100).sample(np.int64(5))[0]) == 5   # BUG: 'numpy.int64' object has no attribute 'bit_length'
+    assert len(sampler(100).sample(np.int64(5))[0]) == 5   # was: 'numpy.int64' object has no attribute 'bit_length'
 
 # ---- a sampler beside a memory ----
 

@@ -90,14 +90,14 @@ def test_scripted_steps_count_as_steps_do(ls, n):
     got = [tuple(b.rows[['env_id','episode_n','step_n','total_reward']][1].item()) for b in scripted_steps([script(1), s], n)]
     assert got == want
 
-@pytest.mark.parametrize('ls', [(0,), (2,0), (), (0,0)])   # BUG: an episode of no steps gives a crooked script; no episode at all an IndexError
+@pytest.mark.parametrize('ls', [(0,), (2,0), (), (0,0)])   # was: an episode of no steps gives a crooked script; no episode at all an IndexError
 def test_episodes_have_steps(ls):
     with pytest.raises(ValueError, match='script'): script(*ls)
 
 @pytest.mark.parametrize('change,words', [
     (dict(states=[[0,0]]*4), 'final state'), (dict(states=[[0,0]]*6), 'final state'), (dict(terminations=[1,0,0], truncations=[0,0,0]), 'end of an episode'), 
     (dict(states=[], rewards=[], terminations=[], truncations=[]), 'end of an episode'),
-    (dict(rewards=[1.]), 'ScriptedEnv'), (dict(truncations=[0,1]), 'ScriptedEnv')], ids=str)   # BUG: the last: numpy's broadcasting error
+    (dict(rewards=[1.]), 'ScriptedEnv'), (dict(truncations=[0,1]), 'ScriptedEnv')], ids=str)   # was: the last: numpy's broadcasting error
 def test_crooked_scripts_are_refused(change, words):
     with pytest.raises(ValueError, match=words): ScriptedEnv(**{**script(2,1), **change})
 
@@ -133,7 +133,7 @@ def test_states_may_be_numbers():
     "A script whose states are plain numbers, as a Discrete space's"
     s = dict(states=[1.,2.,3.], rewards=[1.,2.], terminations=[0,1], truncations=[0,0])
     assert ScriptedEnv(**s).reset()[0] == 1
-    assert [b.state.tolist() for b in scripted_steps([s], 2)] == [[1.],[2.]]   # BUG: 'float' object is not iterable
+    assert [b.state.tolist() for b in scripted_steps([s], 2)] == [[1.],[2.]]   # was: 'float' object is not iterable
 
 # ---- same, through_file ----
 
@@ -141,7 +141,7 @@ def test_states_may_be_numbers():
     (1, 1, True), ([1,2], (1,2), True), ([1,2], [1,2,3], False), (dict(a=1), dict(a=1), True), (dict(a=1), dict(b=1), False), (dict(a=np.arange(3)), dict(a=np.arange(3)), True),
     (torch.arange(3), np.arange(3), True), (torch.arange(3), torch.arange(3)+1, False), (np.zeros(2), np.zeros(3), False), ('ab','ab',True), (None, None, True), (None, 0, False),
     ((torch.zeros(2), dict(x=[1])), (torch.zeros(2), dict(x=[1])), True),
-    (np.array([np.nan, 1]), np.array([np.nan, 1]), True), (dict(loss=float('nan')), dict(loss=float('nan')), True)], ids=str)   # BUG: the last two: copies of a record with a NaN differ
+    (np.array([np.nan, 1]), np.array([np.nan, 1]), True), (dict(loss=float('nan')), dict(loss=float('nan')), True)], ids=str)   # was: the last two: copies of a record with a NaN differ
 def test_same_is_equality_by_value(a, b, want):
     "A copy always equals its original, as with Steps"
     assert same(a, b) is want and same(b, a) is want
@@ -252,7 +252,7 @@ class ForgetsLate(Pipe):
     (Mutates, 'changed the blocks'), (Unseeded, 'disagree'), (Forgets, 'restored chain'), (Credulous, 'took a str'), (Hoards, '_buffers'), (HoldsInABuffer, 'still held'),
     (GivesNothing, 'gave nothing'), (NoGenerator, 'generator'), (Nexts, ''), (SavesObjects, ''), (Unpicklable, ''), (PickleForgets, 'unpickled copy'), (OneEnvironmentOnly, ''),
     (SecondPassDiffers, 'second pass'),
-    (ForgetsLate, 'restored chain')],   # BUG (of the check): it saves after 0, 1 and 7 items only; `Items('abc').cycle()`, which can't be saved after 3, passes too
+    (ForgetsLate, 'restored chain')],   # the check once missed this: it saves after 0, 1 and 7 items only; `Items('abc').cycle()`, which can't be saved after 3, passes too
     ids=lambda x: getattr(x, '__name__', None))
 def test_broken_promises_are_caught(bad, words):
     "Each promise of the contract has a stage that breaks it, and an error that says which"
@@ -265,4 +265,4 @@ def test_a_patched_iter_is_caught():
     assert [len(x) for x in islice(Patched(Items(scripted_steps([script(2)], 2))), 2)] == [1,1]
     try: check_contract(Patched)
     except Exception: return
-    raise AssertionError('a stage without the hook passed')   # BUG (of the check): unwrap() finds the bare generator and is content
+    raise AssertionError('a stage without the hook passed')   # the check once missed this: unwrap() finds the bare generator and is content

@@ -78,7 +78,7 @@ def _insert(mem, link, drawn, last, rows, places, floats, inserted):
         if slot == max_sz: slot = 0
     return -1
 
-# %% ../../nbs/30_timeline.ipynb #3407bb11
+# %% ../../nbs/30_timeline.ipynb #34ef2270
 _MAX_ENVS = 1 << 24   # env_id counts from 0; a larger one is a mistake, and would cost 8 bytes for each number below it
 
 class Timeline:
@@ -89,6 +89,7 @@ class Timeline:
         if isinstance(max_sz, bool) or not isinstance(max_sz, (int,np.integer)) or not 0 < max_sz < 2**31:
             raise ValueError(problem('Timeline', 'max_sz', f'{max_sz!r}', 'a whole number of rows, from 1 to 2**31 - 1'))
         self.max_sz,self.inserted,self.dtype = int(max_sz),0,None
+        self._known = None   # the very dtype of the last block: the same object needs no comparing
 
     def _reserve(self, dtype):
         self._places_,self._floats_ = _places(dtype),np.array(list(_floats(dtype)), np.int64).reshape(-1,3)
@@ -102,7 +103,7 @@ class Timeline:
     nbytes = property(lambda self: 0 if self.dtype is None else sum(a.nbytes for a in (self._mem, self._link, self._drawn, self._last)), doc='Bytes reserved')
     def __len__(self): return min(self.inserted, self.max_sz)
 
-# %% ../../nbs/30_timeline.ipynb #46e89239
+# %% ../../nbs/30_timeline.ipynb #95d89358
 @patch
 def add(self:Timeline,
     steps:Steps, # a block of rows, or one row
@@ -111,7 +112,7 @@ def add(self:Timeline,
     if not isinstance(steps, Steps): raise TypeError(problem('Timeline', 'a block of rows', type(steps).__name__, 'Steps', 'Steps(rows) with rows from step_dtype'))
     rows = steps.rows
     if rows.ndim != 1: rows = self._flat(rows)
-    if rows.dtype is not self.dtype: self._accept(rows)
+    if rows.dtype is not self._known: self._accept(rows)
     try: raw = rows.view(np.uint8)
     except ValueError: raw = np.ascontiguousarray(rows).view(np.uint8)      # a slice with steps
     first = self.inserted
@@ -120,10 +121,11 @@ def add(self:Timeline,
     self.inserted = end = first + len(rows)
     return np.arange(first, end)
 
-# %% ../../nbs/30_timeline.ipynb #a788eeb7
+# %% ../../nbs/30_timeline.ipynb #6ba65c24
 @patch
 def _accept(self:Timeline, rows):
     "The first block's columns are the memory's; others are refused"
+    if self.dtype is not None and rows.dtype == self.dtype: self._known = rows.dtype; return
     try: dtype = plain_dtype(rows.dtype) if not rows.dtype.hasobject else rows.dtype
     except ValueError: raise BlockError(problem('Timeline', 'rows', 'a packed dtype', 'an aligned one', 'np.dtype(..., align=True), or step_dtype')) from None
     if self.dtype is None: self._reserve(dtype)
@@ -132,6 +134,7 @@ def _accept(self:Timeline, rows):
         wrong = [f'{n!r} is {new.get(n,"missing")}, not {old.get(n,"there")}' for n in old|new if new.get(n) != old.get(n)]
         raise BlockError(problem('Timeline', 'a block with other columns than the rows that are here', '; '.join(wrong) or dtype,
             remedy='use one memory for each kind of row'))
+    self._known = rows.dtype
 
 @patch
 def _flat(self:Timeline, rows):
@@ -184,31 +187,31 @@ def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
 
 _u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
 
-# %% ../../nbs/30_timeline.ipynb #ee0b3280
+# %% ../../nbs/30_timeline.ipynb #0c0c00ad
 def as_keys(keys)->np.ndarray: # int64
     "Keys as the kernels want them"
     if isinstance(keys, torch.Tensor): keys = keys.cpu().numpy()
     keys = np.asarray(keys)
     if keys.dtype.kind not in 'iu' and keys.size: raise TypeError(problem('Timeline', 'keys', keys.dtype, 'integers'))
-    if keys.dtype == np.uint64 and keys.size and keys.max() >= 2**63: raise StaleKey(problem('Timeline', f'key {keys.max()} was never given out'))
-    return keys.astype(np.int64, copy=False)
+    return (np.minimum(keys, np.uint64(2**63-1)) if keys.dtype == np.uint64 else keys).astype(np.int64, copy=False)   # far too large either way
 
-# %% ../../nbs/30_timeline.ipynb #63f95d98
+# %% ../../nbs/30_timeline.ipynb #6e9bad60
 @patch
 def take(self:Timeline,
     keys, # of the rows, any shape
 )->Steps: # of the same shape, in memory of its own
     "Copies of the rows with these keys"
-    keys = as_keys(keys)
-    if self.dtype is None: self._stale(keys.ravel(), 0)
+    given,keys = keys,as_keys(keys)
+    if self.dtype is None: self._stale(given, 0)
     out = np.empty(keys.size*self.dtype.itemsize, np.uint8)
     bad = _gather(self._mem, self._drawn, keys.ravel(), _NO_WEIGHTS, out, np.array([self.dtype.itemsize]*2 + [0,0,0]), self.inserted, self._ages)
-    if bad >= 0: self._stale(keys.ravel(), bad)
+    if bad >= 0: self._stale(given, bad)
     return Steps(np.ndarray(keys.shape, self.dtype, out))
 
-# %% ../../nbs/30_timeline.ipynb #f842ed82
+# %% ../../nbs/30_timeline.ipynb #9078c1ca
 @patch
 def _stale(self:Timeline, keys, i):
+    keys = np.ravel(keys.cpu() if isinstance(keys, torch.Tensor) else keys)
     if not len(keys): raise BlockError(problem('Timeline', 'nothing was ever added, so the columns are not known'))
     key = int(keys[i])
     if key >= self.inserted or key < 0: raise StaleKey(problem('Timeline', f'key {key} was never given out', expected=f'{self.oldest} to {self.inserted-1}'))
@@ -217,7 +220,7 @@ def _stale(self:Timeline, keys, i):
 
 _NO_WEIGHTS = np.zeros(0, np.float32)
 
-# %% ../../nbs/30_timeline.ipynb #160991b6
+# %% ../../nbs/30_timeline.ipynb #350b0be6
 class Batches:
     "Draws batches from a timeline: rows with `index` and `weight` behind them"
     def __init__(self, timeline:Timeline):
@@ -232,6 +235,7 @@ class Batches:
     )->Steps: # with `index` and `weight`
         "The rows with these keys as a batch; counted as drawn"
         line,n = self.timeline,len(keys)
+        if len(weights) != n: raise ValueError(problem('Batches', 'weights', len(weights), f'{n}, one for each key'))
         out = np.empty(n*self.itemsize, np.uint8)
         bad = _gather(line._mem, line._drawn, keys, weights, out, self._plan, line.inserted, line._ages)
         if bad >= 0: line._stale(keys, bad)
@@ -255,20 +259,20 @@ def _windows(mem, link, keys, out, length, plan, inserted):
             if link[slot] == 0: break
     return -1
 
-# %% ../../nbs/30_timeline.ipynb #5aa1d7d3
+# %% ../../nbs/30_timeline.ipynb #52a70b95
 @patch
 def windows(self:Timeline,
     keys, # of the first rows
     length:int, # of each window
 )->Steps: # of shape [len(keys), length], with `mask`
     "From each key, the next rows of the same episode; zeros and a false `mask` behind its end or the newest row"
-    keys = as_keys(keys).ravel()
+    given,keys = keys,as_keys(keys).ravel()
     if length < 1: raise ValueError(problem('Timeline.windows', 'length', length, 'at least 1'))
-    if self.dtype is None: self._stale(keys, 0)
+    if self.dtype is None: self._stale(given, 0)
     dtype = extend_dtype(self.dtype, mask='?')
     out = np.zeros(len(keys)*length*dtype.itemsize, np.uint8)
     bad = _windows(self._mem, self._link, keys, out, length, np.array([self.dtype.itemsize, dtype.itemsize, dtype.fields['mask'][1]]), self.inserted)
-    if bad >= 0: self._stale(keys, bad)
+    if bad >= 0: self._stale(given, bad)
     return Steps(np.ndarray((len(keys), length), dtype, out))
 
 # %% ../../nbs/30_timeline.ipynb #c4ab7775
