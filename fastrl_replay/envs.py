@@ -6,9 +6,8 @@
 __all__ = ['as_array', 'check_action', 'split_answer', 'action_checker', 'put', 'tupler', 'pick', 'open_envs', 'GymStepper',
            'encode', 'decode', 'GymTypeTransform']
 
-# %% ../nbs/10_envs.ipynb #91fa05ad
+# %% ../nbs/10_envs.ipynb #2ac560e4
 from copy import deepcopy
-from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
@@ -229,7 +228,7 @@ def _batch_of_one(obs):
     if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
 
-# %% ../nbs/10_envs.ipynb #b26921b4
+# %% ../nbs/10_envs.ipynb #8ba094ab
 class _Crew:
     "Environments that are stepped together: a block of a row each"
     def __init__(self, envs, policy, seed, first_id=0):
@@ -245,7 +244,7 @@ class _Crew:
         self.pairs = list(zip(self.lanes, self.starts))
         self.spaces = [deepcopy(self.action_space) for _ in range(self.n)] if policy is None else []
         for i,s in enumerate(self.spaces): s.seed(None if seed is None else int(seed) + first_id + i)
-        self.last,self.rescued,self.new = None,None,True   # new: its first block decides the columns
+        self.last,self.kept_block,self.new = None,None,True   # new: its first block decides the columns
         self._columns({})
 
     def _same(self, kind):
@@ -263,13 +262,13 @@ class _Crew:
         self.result = np.dtype(dict(names=names, formats=[self.dtype[n] for n in names], offsets=[self.dtype.fields[n][1] for n in names], itemsize=self.dtype.itemsize))
         for l in self.lanes: l.at = np.array([self.dtype.itemsize, *(self.dtype.fields[n][1] for n in _COUNTED)])
 
-# %% ../nbs/10_envs.ipynb #5e860cf4
+# %% ../nbs/10_envs.ipynb #dc8673d5
 @patch
 def step(self:_Crew)->Steps: # or None where every row was a reset
     "Step all environments once"
-    if self.rescued: steps,self.rescued = self.rescued,None; return steps
+    if self.kept_block: steps,self.kept_block = self.kept_block,None; return steps
     rows = np.ndarray(self.n, self.dtype, np.empty(self.n*self.dtype.itemsize, np.uint8))   # faster than np.empty(n, dtype)
-    state,said = rows['state'],[]
+    state,outcomes = rows['state'],[]   # 2*rows left out + 1 where an episode ended, for each lane
     for lane,start in self.pairs:
         try: lane.begin(state if self.alone else state[start:start+lane.n])
         except Exception as e: raise self._failed(lane, 'could not be reset', e) from e
@@ -280,18 +279,18 @@ def step(self:_Crew)->Steps: # or None where every row was a reset
     if self.singles and type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype.kind == 'i': actions = actions.tolist()
     result = np.ndarray(self.n, self.result, rows)   # the same rows, seen without state, action and extra columns
     for lane,start in self.pairs:
-        try: said.append(lane.act(actions, start, rows, result if self.alone else result[start:start+lane.n]))
+        try: outcomes.append(lane.act(actions, start, rows, result if self.alone else result[start:start+lane.n]))
         except Exception as e:   # what the environments before it did is kept for the next block
-            self.rescued = self._tidy(rows, said + [2*l.n for l in self.lanes[len(said):]])
+            self.kept_block = self._finish(rows, outcomes + [2*l.n for l in self.lanes[len(outcomes):]])
             raise self._failed(lane, 'failed', e) from e
-    return self._tidy(rows, said) if any(said) else Steps(rows)
+    return self._finish(rows, outcomes) if any(outcomes) else Steps(rows)
 
-# %% ../nbs/10_envs.ipynb #f26e9f8d
+# %% ../nbs/10_envs.ipynb #10067126
 @patch
-def _tidy(self:_Crew, rows, said):
+def _finish(self:_Crew, rows, outcomes):
     "Where episodes ended the policy forgets; rows that were left out are cut off"
     if self.recurrent: self._forget(np.concatenate([l.fresh for l in self.lanes]))
-    kept = [l.n - (s >> 1) for l,s in zip(self.lanes, said)]
+    kept = [l.n - (s >> 1) for l,s in zip(self.lanes, outcomes)]
     if sum(kept) < self.n: rows = rows[:kept[0]] if self.alone else rows[np.concatenate([np.arange(s, s+k) for s,k in zip(self.starts, kept)])]
     return Steps(rows) if len(rows) else None
 
@@ -340,7 +339,7 @@ def _stack(samples, space):
     if isinstance(space, spaces.Tuple): return tuple(_stack([s[i] for s in samples], sub) for i,sub in enumerate(space.spaces))
     return np.array(samples, space.dtype)
 
-# %% ../nbs/10_envs.ipynb #c7108fa4
+# %% ../nbs/10_envs.ipynb #ffd7bf67
 def _map(f, *xs):
     "Apply to the leaves of nested tuples and dicts"
     x = xs[0]
@@ -349,19 +348,19 @@ def _map(f, *xs):
     parts = [_map(f, *ys) for ys in zip(*xs)]
     return type(x)(*parts) if hasattr(x, '_fields') else tuple(parts)
 
-def _column_dtype(x, n, name):
+def _policy_column_dtype(x, n, name):
     "The dtype of one row of a column"
-    if isinstance(x, dict): return np.dtype([(k, _column_dtype(v, n, f'{name}[{k!r}]')) for k,v in x.items()], align=True)
-    if isinstance(x, (tuple,list)): return np.dtype([(f'[{i}]', _column_dtype(v, n, f'{name}[{i}]')) for i,v in enumerate(x)], align=True)
+    if isinstance(x, dict): return np.dtype([(k, _policy_column_dtype(v, n, f'{name}[{k!r}]')) for k,v in x.items()], align=True)
+    if isinstance(x, (tuple,list)): return np.dtype([(f'[{i}]', _policy_column_dtype(v, n, f'{name}[{i}]')) for i,v in enumerate(x)], align=True)
     if x.shape[:1] != (n,): raise ActionError(problem('GymStepper', f"the policy's column {name!r}", f'shape {list(x.shape)}', f'[{n}, ...]: an entry for each environment'))
     return np.dtype((x.dtype, x.shape[1:]))
 
-# %% ../nbs/10_envs.ipynb #f710d189
+# %% ../nbs/10_envs.ipynb #5682f357
 @patch
 def _add_columns(self:_Crew, rows, extra):
     "Write the policy's columns; with the first block, make rows that have them"
     extra = {k: _map(as_array, v) for k,v in extra.items()}
-    dtypes = {k: _column_dtype(v, self.n, k) for k,v in extra.items()}
+    dtypes = {k: _policy_column_dtype(v, self.n, k) for k,v in extra.items()}
     if dtypes != self.extra:
         if not self.new: raise ActionError(problem('GymStepper', "the policy's extra columns", dtypes or 'none', f'{self.extra or "none"}, as at first'))
         old = rows
@@ -460,11 +459,15 @@ def close(self:GymStepper):
     self._crews,self._state = {},None
     _close_all(self._opened)
 
-# %% ../nbs/10_envs.ipynb #42cecf29
+# %% ../nbs/10_envs.ipynb #a7e78314
 class _Opaque(Exception): "Something that is not plain data"
 
-_CONSTANT = (spaces.Space, gym.envs.registration.EnvSpec, AutoresetMode, np.dtype, type,
-             FunctionType, BuiltinFunctionType, ModuleType, partial)
+_CONSTANT = spaces.Space, gym.envs.registration.EnvSpec, AutoresetMode, np.dtype, type, BuiltinFunctionType, ModuleType
+
+def _is_constant(x):
+    "Something that never changes; a function is, if all that it carries along is"
+    if isinstance(x, FunctionType): return all(map(_is_constant, [*(c.cell_contents for c in x.__closure__ or ()), *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]))
+    return x is None or type(x) in (bool,int,float,str) or isinstance(x, _CONSTANT) or type(x) is tuple and all(map(_is_constant, x))
 
 def _encode_array(x, arrays):
     for i,y in enumerate(arrays):
@@ -474,7 +477,7 @@ def _encode_array(x, arrays):
     data = torch.frombuffer(bytearray(np.ascontiguousarray(x).tobytes()), dtype=torch.uint8) if np.size(x) else torch.empty(0, dtype=torch.uint8)
     return dict(kind='array' if isinstance(x, np.ndarray) else 'scalar', dtype=x.dtype.str, shape=list(np.shape(x)), bytes=data)
 
-# %% ../nbs/10_envs.ipynb #1c502dcf
+# %% ../nbs/10_envs.ipynb #420cd33f
 def encode(
     x, # an environment, a space, or what they hold
     arrays:list=None, # those that were met so far
@@ -490,8 +493,8 @@ def encode(
     if kind is dict: return dict(kind='dict', items=[[encode(k), encode(v, arrays, top)] for k,v in x.items()])
     if isinstance(x, (gym.Env,VectorEnv)) and hasattr(kind, 'state_dict'): return dict(kind='own', state=deepcopy(x.state_dict()))
     if isinstance(x, (gym.Env,VectorEnv)) or isinstance(x, spaces.Space) and top:
-        return dict(kind='object', items=[[k, encode(v, arrays, isinstance(x, spaces.Space))] for k,v in vars(x).items()])
-    if isinstance(x, _CONSTANT): return dict(kind='constant')
+        return dict(kind='object', items=[[k, encode(v, arrays, isinstance(x, spaces.Space))] for k,v in vars(x).items() if k != 'env_fns'])   # gymnasium's recipes, used up
+    if _is_constant(x): return dict(kind='constant')
     raise _Opaque(kind.__name__)
 
 # %% ../nbs/10_envs.ipynb #d60908bc

@@ -183,7 +183,7 @@ def stage(
         return cls
     return register
 
-# %% ../nbs/01_pipe.ipynb #367c11b2
+# %% ../nbs/01_pipe.ipynb #1f237099
 @stage('header')
 class Header(_Placed):
     "The first `limit` items of each pass"
@@ -191,6 +191,7 @@ class Header(_Placed):
         source, # any pipe
         limit:int=10, # how many items
     ):
+        if limit < 0: raise ValueError(problem('Header', 'limit', limit, '0 or more'))
         super().__init__(source)
         self.limit = limit
     def __iter__(self):

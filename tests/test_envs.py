@@ -1,4 +1,5 @@
 """GymStepper: true transitions from every kind of environment; seeds, policies, errors, closing, saving."""
+from functools import partial
 import enum, pickle, re
 from collections import namedtuple
 
@@ -811,6 +812,16 @@ class Tuples(Counting):
     P = namedtuple('P', 'x')
     def start(self): self.p = self.P(0.)
     def count(self): self.p = self.P(self.p.x + 1); return np.full(1, self.p.x, np.float32)
+class Carried(Counting):
+    def start(self):
+        box = [0.]
+        def count(): box[0] += 1; return np.full(1, box[0], np.float32)
+        self.noise = count
+    def count(self): return self.noise()
+class Partial(Counting):
+    def start(self): self.noise = partial(_next, [0.])
+    def count(self): return self.noise()
+def _next(box): box[0] += 1; return np.full(1, box[0], np.float32)
 class Slots(Counting):
     class Box: __slots__ = 'x',
     def start(self): self.b = self.Box(); self.b.x = 0.
@@ -821,7 +832,7 @@ class Slots(Counting):
 # was: ScratchTensor: a tensor is not copied, so where the state went through no file, both pipes count together
 # was: Enumerated: an IntEnum is an int for `encode`, but torch.load(weights_only=True) refuses the file
 # was: DefaultDict, Tuples: subclasses of dict and tuple come back as plain ones, and the environment fails
-@pytest.mark.parametrize('kind', [Counting, Alias, StatefulCallable, ScratchTensor, Enumerated, DefaultDict, Tuples, Slots])
+@pytest.mark.parametrize('kind', [Counting, Alias, StatefulCallable, Carried, Partial, ScratchTensor, Enumerated, DefaultDict, Tuples, Slots])
 @pytest.mark.parametrize('via', [through_file, lambda s: s], ids=['file', 'memory'])
 def test_an_environment_goes_on_exactly_or_begins_anew(kind, via):
     "There is no third way: a restored environment is the saved one, or it says that a new episode has begun"

@@ -156,7 +156,9 @@ def _mend(self:Timeline, steps, rows, raw):
     grown[:len(self._last)],self._last = self._last,grown
     return self.add(steps)
 
-# %% ../../nbs/30_timeline.ipynb #78d2f419
+# %% ../../nbs/30_timeline.ipynb #09327a25
+_u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
+
 @njit
 def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
     "Copy rows by key into `out`; the place of the first key that is not valid, or less than 0"
@@ -184,8 +186,6 @@ def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
             drawn[_u64(slot)] += 1
     if is_batch: ages[0],ages[1] = ages[0] + len(keys)*inserted - total,max(ages[1], inserted - low)
     return -1 - (touched == 255)   # below 0 either way, but now the compiler can't leave the touching out
-
-_u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
 
 # %% ../../nbs/30_timeline.ipynb #0c0c00ad
 def as_keys(keys)->np.ndarray: # int64
@@ -284,7 +284,17 @@ def valid(self:Timeline,
     keys = as_keys(keys)
     return (self.oldest <= keys) & (keys < self.inserted)
 
-# %% ../../nbs/30_timeline.ipynb #0743f59a
+# %% ../../nbs/30_timeline.ipynb #c9274096
+@patch(as_prop=True)
+def times_drawn(self:Timeline)->np.ndarray: # int32, oldest row first
+    "How often each row that is there was drawn for a batch"
+    return np.zeros(0, np.int32) if self.dtype is None else self._drawn[self.keys % self.max_sz]
+
+@patch(as_prop=True)
+def ages(self:Timeline)->np.ndarray: # int64
+    "Sum and maximum of the ages that rows had when they were drawn for a batch"
+    return np.zeros(2, np.int64) if self.dtype is None else self._ages.copy()
+
 @patch
 def __getitem__(self:Timeline, i):
     "Rows by their place in time order (0 is the oldest), or a column of all rows"

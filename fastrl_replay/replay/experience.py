@@ -14,7 +14,7 @@ from ..memory.samplers import Uniform
 from ..memory.timeline import Batches, Timeline, as_keys
 from ..pipe import Pipe, stage
 
-# %% ../../nbs/40_replay.ipynb #93db99b6
+# %% ../../nbs/40_replay.ipynb #5651a403
 @stage('experience_replay')
 class ExperienceReplay(Pipe):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
@@ -31,7 +31,7 @@ class ExperienceReplay(Pipe):
         replacement:bool=False, # may a batch hold a row twice?
     ):
         def refuse(what, got, expected, remedy=None): raise ValueError(problem(type(self).__name__, what, got, expected, remedy))
-        if bs != int(bs) or not 1 <= bs or (max_sz < bs and not replacement): refuse('bs and max_sz', f'bs={bs}, max_sz={max_sz}', 
+        if not isinstance(bs, (int,np.integer)) or not 1 <= bs or (max_sz < bs and not replacement): refuse('bs and max_sz', f'bs={bs}, max_sz={max_sz}', 
             '1 <= bs <= max_sz, whole numbers', 'a batch of distinct rows must fit in the memory')
         if ratio is not None and not 0 <= ratio < float('inf'): refuse('ratio', ratio, 'a number, 0 or more, or None')
         if warmup is not None and warmup < 0: refuse('warmup', warmup, '0 or more, or None')
@@ -80,14 +80,14 @@ def _check_columns(self:ExperienceReplay, steps):
     for n,dtype in dict(index='i8', weight='f4').items():
         if n in steps.dtype.names and steps.dtype[n] != dtype: raise BlockError(problem(type(self).__name__, f'column {n!r} is one that a batch has', steps.dtype[n], np.dtype(dtype), 'rename it in the policy'))
 
-# %% ../../nbs/40_replay.ipynb #1b24e6f2
+# %% ../../nbs/40_replay.ipynb #9f2b0572
 @patch
 def sample(self:ExperienceReplay,
     bs:int=None, # rows in this batch; None: the stage's `bs`
 )->Steps: # the batch; with `return_idxs` also the places of its rows in `memory`
     "Draw a batch"
     n = self.bs if bs is None else bs
-    if n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n, 'at least 1'))
+    if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n, 'a whole number, at least 1'))
     try: keys,_ = self.sampler.sample(n)
     except NotEnoughRows: raise self._too_few(n) from None
     if self._batches is None: self._batches = Batches(self.memory)
@@ -113,11 +113,11 @@ def as_fraction(
     simple = Fraction(float(x)).limit_denominator(1_000_000)
     return simple if float(simple) == float(x) else Fraction(repr(float(x)))
 
-# %% ../../nbs/40_replay.ipynb #e59a5723
+# %% ../../nbs/40_replay.ipynb #29a9cdcf
 @patch
 def _count(self:ExperienceReplay, n):
-    "Of `n` rows that came in, those beyond the warm-up count"
-    self._counted += min(n, max(0, self.memory.inserted - (self.warmup or 0)))
+    "Of `n` rows that came in, those beyond the warm-up count (in a frozen memory the warm-up is over)"
+    self._counted += n if self.freeze_memory else min(n, max(0, self.memory.inserted - (self.warmup or 0)))
 
 @patch
 def _ready(self:ExperienceReplay)->bool:
@@ -152,12 +152,13 @@ def update_priorities(self:ExperienceReplay,
     self.stale += int((~there).sum())
     self.sampler.update(keys[there], td[there])
 
-# %% ../../nbs/40_replay.ipynb #9fae6a89
+# %% ../../nbs/40_replay.ipynb #48001de7
 @patch
 def stats(self:ExperienceReplay)->dict: # numbers by name
     "Counts of rows and batches, ages of drawn rows, times drawn, fill"
     m = self.memory
-    ages,drawn = ((m._ages, m._drawn[m.keys % m.max_sz]) if m.dtype is not None else (np.zeros(2, np.int64), np.zeros(0)))
+    ages,drawn = m.ages,m.times_drawn
+    drawn = drawn[drawn > 0]
     return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale, fill=len(m)/m.max_sz,
         age_mean=float(ages[0]/max(self.sampled, 1)), age_max=int(ages[1]), 
         drawn_mean=float(drawn.mean()) if len(drawn) else 0., drawn_max=int(drawn.max()) if len(drawn) else 0)
