@@ -132,12 +132,12 @@ def _check_shape(obs, space, name='observation'):
     if isinstance(space, spaces.Tuple): return [_check_shape(o, s, f'{name}[{i}]') for i,(o,s) in enumerate(zip(obs, space.spaces, strict=True))]
     if (obs.shape if type(obs) is np.ndarray else np.shape(obs)) != space.shape: raise ValueError(problem('GymStepper', f'shape of {name}', list(np.shape(obs)), f'{list(space.shape)}, as its space says'))
 
-# %% ../nbs/10_envs.ipynb #4f695f6b
+# %% ../nbs/10_envs.ipynb #d60f7a11
 class _One:
     "A single environment"
     n,lags = 1,False
-    def __init__(self, env, env_id):
-        self.env,self.env_id,self.obs,self.over = env,env_id,None,True
+    def __init__(self, env, env_id, seed):
+        self.env,self.env_id,self.seed,self.obs,self.over = env,env_id,seed,None,True   # the seed is used once, at the first reset
         self.episode,self.step,self.total = 0,0,0.
         self.observation_space,self.action_space = env.observation_space,env.action_space
         self.tuple_obs = tupler(self.observation_space)
@@ -185,11 +185,11 @@ def _count(raw, at, first_id, lags, counts, totals, resets):
         ended |= counts[i,2]
     return 2*left + ended
 
-# %% ../nbs/10_envs.ipynb #bc592194
+# %% ../nbs/10_envs.ipynb #9a36e094
 class _Many:
     "A vector environment, in whichever way it resets"
-    def __init__(self, env, env_id):
-        self.env,self.env_id,self.n,self.obs = env,env_id,env.num_envs,None
+    def __init__(self, env, env_id, seed):
+        self.env,self.env_id,self.seed,self.n,self.obs = env,env_id,seed,env.num_envs,None
         self.mode = AutoresetMode(env.metadata.get('autoreset_mode', AutoresetMode.NEXT_STEP))
         self.lags = self.mode == AutoresetMode.NEXT_STEP   # the step after an end is a reset and no transition
         self.counts,self.totals = np.array([[0,0,1]]*self.n, np.int32),np.zeros(self.n)   # episode, step, is it over?
@@ -228,19 +228,18 @@ def _batch_of_one(obs):
     if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
 
-# %% ../nbs/10_envs.ipynb #8ba094ab
+# %% ../nbs/10_envs.ipynb #875f0802
 class _Crew:
     "Environments that are stepped together: a block of a row each"
     def __init__(self, envs, policy, seed, first_id=0):
         sizes = [e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs]
         self.starts,self.n = np.cumsum([0]+sizes)[:-1].tolist(),sum(sizes)
-        self.lanes = [(_Many if isinstance(e, VectorEnv) else _One)(e, first_id+start) for e,start in zip(envs, self.starts)]
+        self.lanes = [(_Many if isinstance(e, VectorEnv) else _One)(e, first_id+start, None if seed is None else int(seed)+first_id+start) for e,start in zip(envs, self.starts)]
         self.envs,self.policy,self.seed,self.first_id,self.hidden = envs,policy,seed,first_id,None
         self.observation_space,self.action_space = (self._same(kind) for kind in ('observation_space','action_space'))
         self.recurrent,self.check = hasattr(policy, 'initial_hidden'),action_checker(self.action_space, self.n)
         self.singles = all(isinstance(l, _One) for l in self.lanes)
         self.alone = len(self.lanes) == 1
-        for l in self.lanes: l.seed = None if seed is None else int(seed) + l.env_id   # used once, at the first reset
         self.pairs = list(zip(self.lanes, self.starts))
         self.spaces = [deepcopy(self.action_space) for _ in range(self.n)] if policy is None else []
         for i,s in enumerate(self.spaces): s.seed(None if seed is None else int(seed) + first_id + i)
@@ -459,7 +458,7 @@ def close(self:GymStepper):
     self._crews,self._state = {},None
     _close_all(self._opened)
 
-# %% ../nbs/10_envs.ipynb #a7e78314
+# %% ../nbs/10_envs.ipynb #969b1f94
 class _Opaque(Exception): "Something that is not plain data"
 
 _CONSTANT = spaces.Space, gym.envs.registration.EnvSpec, AutoresetMode, np.dtype, type, BuiltinFunctionType, ModuleType
@@ -469,32 +468,40 @@ def _is_constant(x):
     if isinstance(x, FunctionType): return all(map(_is_constant, [*(c.cell_contents for c in x.__closure__ or ()), *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]))
     return x is None or type(x) in (bool,int,float,str) or isinstance(x, _CONSTANT) or type(x) is tuple and all(map(_is_constant, x))
 
-def _encode_array(x, arrays):
-    for i,y in enumerate(arrays):
+class _Met:
+    "What was met on the way: one array may be in two places, and is then saved as one; anything else that is would come back as two"
+    def __init__(self): self.arrays,self.ids = [],set()
+    def once(self, x):
+        if id(x) in self.ids: raise _Opaque(f'a {type(x).__name__} in two places')
+        self.ids.add(id(x))
+
+def _encode_array(x, met):
+    for i,y in enumerate(met.arrays):
         if x is y: return dict(kind='same', place=i)
         if np.may_share_memory(x, y): raise _Opaque('arrays that share memory')
-    if isinstance(x, np.ndarray): arrays.append(x)
+    if isinstance(x, np.ndarray): met.arrays.append(x)
     data = torch.frombuffer(bytearray(np.ascontiguousarray(x).tobytes()), dtype=torch.uint8) if np.size(x) else torch.empty(0, dtype=torch.uint8)
     return dict(kind='array' if isinstance(x, np.ndarray) else 'scalar', dtype=x.dtype.str, shape=list(np.shape(x)), bytes=data)
 
-# %% ../nbs/10_envs.ipynb #420cd33f
+# %% ../nbs/10_envs.ipynb #ba706f1d
 def encode(
     x, # an environment, a space, or what they hold
-    arrays:list=None, # those that were met so far
+    met:_Met=None, # what was met so far
     top:bool=True, # a space that is asked for itself, and is not just an attribute
 ): # plain data
     "Plain data for a checkpoint, or an `_Opaque` error"
-    arrays,kind = [] if arrays is None else arrays,type(x)
+    met,kind = met or _Met(),type(x)
     if x is None or kind in (bool,int,float,str): return x
-    if kind is torch.Tensor: return x.detach().clone()
-    if kind is np.ndarray and not x.dtype.hasobject or isinstance(x, np.generic): return _encode_array(x, arrays)
-    if kind is np.random.Generator: return dict(kind='random', state=encode(x.bit_generator.state))
-    if kind in (list,tuple): return dict(kind=kind.__name__, items=[encode(v, arrays, top) for v in x])
-    if kind is dict: return dict(kind='dict', items=[[encode(k), encode(v, arrays, top)] for k,v in x.items()])
+    if kind is torch.Tensor: met.once(x); return x.detach().clone()
+    if kind is np.ndarray and not x.dtype.hasobject or isinstance(x, np.generic): return _encode_array(x, met)
+    if kind is np.random.Generator: met.once(x); return dict(kind='random', state=encode(x.bit_generator.state))
+    if kind is not tuple and _is_constant(x) and not (isinstance(x, spaces.Space) and top): return dict(kind='constant')
+    if kind is not tuple: met.once(x)
+    if kind in (list,tuple): return dict(kind=kind.__name__, items=[encode(v, met, top) for v in x])
+    if kind is dict: return dict(kind='dict', items=[[encode(k), encode(v, met, top)] for k,v in x.items()])
     if isinstance(x, (gym.Env,VectorEnv)) and hasattr(kind, 'state_dict'): return dict(kind='own', state=deepcopy(x.state_dict()))
     if isinstance(x, (gym.Env,VectorEnv)) or isinstance(x, spaces.Space) and top:
-        return dict(kind='object', items=[[k, encode(v, arrays, isinstance(x, spaces.Space))] for k,v in vars(x).items() if k != 'env_fns'])   # gymnasium's recipes, used up
-    if _is_constant(x): return dict(kind='constant')
+        return dict(kind='object', items=[[k, encode(v, met, isinstance(x, spaces.Space))] for k,v in vars(x).items() if k != 'env_fns'])   # gymnasium's recipes, used up
     raise _Opaque(kind.__name__)
 
 # %% ../nbs/10_envs.ipynb #d60908bc

@@ -812,6 +812,11 @@ class Tuples(Counting):
     P = namedtuple('P', 'x')
     def start(self): self.p = self.P(0.)
     def count(self): self.p = self.P(self.p.x + 1); return np.full(1, self.p.x, np.float32)
+class TwoPlaces(Counting):
+    def start(self): self.log = []; self.same = dict(log=self.log)
+    def count(self): self.log.append(0); return np.full(1, len(self.same['log']), np.float32)
+class Loop(Counting):
+    def start(self): super().start(); self.me = [self]
 class Carried(Counting):
     def start(self):
         box = [0.]
@@ -832,7 +837,7 @@ class Slots(Counting):
 # was: ScratchTensor: a tensor is not copied, so where the state went through no file, both pipes count together
 # was: Enumerated: an IntEnum is an int for `encode`, but torch.load(weights_only=True) refuses the file
 # was: DefaultDict, Tuples: subclasses of dict and tuple come back as plain ones, and the environment fails
-@pytest.mark.parametrize('kind', [Counting, Alias, StatefulCallable, Carried, Partial, ScratchTensor, Enumerated, DefaultDict, Tuples, Slots])
+@pytest.mark.parametrize('kind', [Counting, Alias, StatefulCallable, TwoPlaces, Loop, Carried, Partial, ScratchTensor, Enumerated, DefaultDict, Tuples, Slots])
 @pytest.mark.parametrize('via', [through_file, lambda s: s], ids=['file', 'memory'])
 def test_an_environment_goes_on_exactly_or_begins_anew(kind, via):
     "There is no third way: a restored environment is the saved one, or it says that a new episode has begun"

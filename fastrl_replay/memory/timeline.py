@@ -338,10 +338,10 @@ def load_state_dict(self:Timeline, state:dict):
     self._link[slots],self._drawn[slots] = state['link'].numpy(),state['drawn'].numpy()
     self._last,self._ages = state['last'].numpy().copy(),state['ages'].numpy().copy()
 
-# %% ../../nbs/30_timeline.ipynb #d7a50df9
+# %% ../../nbs/30_timeline.ipynb #8344dad2
 def _column(self, name):
     if name.startswith('_') or self.__dict__.get('dtype') is None or name not in self.dtype.names:
         raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))
     return self[name]
 
-Timeline.__getattr__ = _column
+Timeline.__getattr__ = _column   # not by @patch, which would leave a `__getattr__` in the module, where Python gives it a meaning
