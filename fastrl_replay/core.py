@@ -126,7 +126,7 @@ def extend_dtype(
     return np.dtype(dict(names=[*dtype.names, *tail.names], formats=[dtype[n] for n in dtype.names]+[tail[n] for n in tail.names],
                          offsets=offsets, itemsize=-(-(start+tail.itemsize)//align)*align), align=True)
 
-# %% ../nbs/00_core.ipynb #ea7012dc
+# %% ../nbs/00_core.ipynb #7d849b95
 class Steps:
     "A block of environment steps, one row a step; each column is a tensor that shares the rows' memory"
     __slots__ = ('_rows', '_block', '_dtype', '_replay', '__weakref__')
@@ -137,19 +137,32 @@ class Steps:
             f'{type(rows).__name__} {getattr(rows,"dtype","")}'.strip(), 'a structured numpy array', 'np.zeros(n, step_dtype(observation_space, action_space))'))
         self._rows,self._block,self._dtype,self._replay = rows,None,rows.dtype,None
 
-    @property
-    def rows(self)->np.ndarray: # shares memory with the columns
-        "The structured array itself"
-        if self._rows is None: raise RuntimeError(problem('Steps', 'rows', f'a block on {self.device}', 'one in main memory', ".to('cpu').rows"))
-        return self._rows
-
-    dtype  = property(lambda self: self._dtype, doc='The dtype of a row')
-    shape  = property(lambda self: (self._rows if self._block is None else self._block[...,0]).shape, doc='Shape of the block of rows')
-    device = property(lambda self: torch.device('cpu') if self._block is None else self._block.device, doc='Where the block lies')
     def __len__(self): return self.shape[0] if self.shape else 1   # a single step is a block of one
     def __getattr__(self, name):   # columns are attributes too
         if name[:2] == '__' or name not in self._dtype.names: raise AttributeError(self._unknown(name) if name[:1] != '_' else name)
         return self[name]
+
+# %% ../nbs/00_core.ipynb #ff411f59
+@patch(as_prop=True)
+def rows(self:Steps)->np.ndarray: # shares memory with the columns
+    "The structured array itself"
+    if self._rows is None: raise RuntimeError(problem('Steps', 'rows', f'a block on {self.device}', 'one in main memory', ".to('cpu').rows"))
+    return self._rows
+
+@patch(as_prop=True)
+def dtype(self:Steps)->np.dtype:
+    "The dtype of a row"
+    return self._dtype
+
+@patch(as_prop=True)
+def shape(self:Steps)->tuple:
+    "The shape of the block of rows"
+    return (self._rows if self._block is None else self._block[...,0]).shape
+
+@patch(as_prop=True)
+def device(self:Steps)->torch.device:
+    "Where the block lies"
+    return torch.device('cpu') if self._block is None else self._block.device
 
 # %% ../nbs/00_core.ipynb #bbd8ca50
 def _nested(dtype, leaf):

@@ -36,7 +36,7 @@ def _bounds(space): # inclusive, or None where every value is fine
     if isinstance(space, spaces.MultiBinary):   return 0, 1
     return space.low, space.high
 
-# %% ../nbs/10_envs.ipynb #7104ebad
+# %% ../nbs/10_envs.ipynb #647a42cb
 def check_action(
     action, # what the policy returned: for `n` environments, nested as the space is
     space:spaces.Space, # of one environment
@@ -50,6 +50,10 @@ def check_action(
     if isinstance(space, spaces.Tuple):
         if not isinstance(action, (tuple,list)) or len(action) != len(space.spaces): raise ActionError(problem('GymStepper', name, action, f'a tuple of {len(space.spaces)}'))
         return tuple(check_action(a, s, n, f'{name}[{i}]') for i,(a,s) in enumerate(zip(action, space.spaces)))
+    return _check_leaf(action, space, n, name)
+
+# %% ../nbs/10_envs.ipynb #9c45b850
+def _check_leaf(action, space, n, name):
     try: a = as_array(action)
     except ValueError as e: raise ActionError(problem('GymStepper', f'shape of {name}', action, f'{[n, *space.shape]}: {n} environments of {space}')) from e
     if a.shape != (n,*space.shape):
@@ -185,7 +189,7 @@ def _count(raw, at, first_id, lags, counts, totals, resets):
         ended |= counts[i,2]
     return 2*left + ended
 
-# %% ../nbs/10_envs.ipynb #9a36e094
+# %% ../nbs/10_envs.ipynb #8e3847c5
 class _Many:
     "A vector environment, in whichever way it resets"
     def __init__(self, env, env_id, seed):
@@ -216,19 +220,22 @@ class _Many:
             for j in np.flatnonzero(info['_final_obs']): put(rows['next_state'][j:j+1], _batch_of_one(info['final_obs'][j]))
         return _count(rows.view(np.uint8), self.at, self.env_id, self.lags, self.counts, self.totals, self.resets)
     fresh = property(lambda self: self.resets | (self.counts[:,2] == 1))   # where the policy's memory must begin anew
-    def where(self, e):
-        "Where it failed: gymnasium's own loop over its environments knows, when it was that which broke off"
-        i,tb = None,e.__traceback__
-        while tb: i,tb = tb.tb_frame.f_locals.get('i') if isinstance(tb.tb_frame.f_locals.get('self'), VectorEnv) else i,tb.tb_next
-        if not isinstance(i, int) or i >= self.n: return f'one of environments {self.env_id} to {self.env_id+self.n-1}',f'episodes {self.counts[:,0].tolist()}',(self.counts[:,1]+1).tolist()
-        return f'environment {self.env_id+i}',f'episode {self.counts[i,0] + self.counts[i,2]}',self.counts[i,1]*(1-self.counts[i,2]) + 1
+
+# %% ../nbs/10_envs.ipynb #39fcf36f
+@patch
+def where(self:_Many, e):
+    "Where it failed: gymnasium's own loop over its environments knows, when it was that which broke off"
+    i,tb = None,e.__traceback__
+    while tb: i,tb = tb.tb_frame.f_locals.get('i') if isinstance(tb.tb_frame.f_locals.get('self'), VectorEnv) else i,tb.tb_next
+    if not isinstance(i, int) or i >= self.n: return f'one of environments {self.env_id} to {self.env_id+self.n-1}',f'episodes {self.counts[:,0].tolist()}',(self.counts[:,1]+1).tolist()
+    return f'environment {self.env_id+i}',f'episode {self.counts[i,0] + self.counts[i,2]}',self.counts[i,1]*(1-self.counts[i,2]) + 1
 
 # %% ../nbs/10_envs.ipynb #4d061d9f
 def _batch_of_one(obs):
     if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
 
-# %% ../nbs/10_envs.ipynb #875f0802
+# %% ../nbs/10_envs.ipynb #45d257c6
 class _Crew:
     "Environments that are stepped together: a block of a row each"
     def __init__(self, envs, policy, seed, first_id=0):
@@ -246,20 +253,23 @@ class _Crew:
         self.last,self.kept_block,self.new = None,None,True   # new: its first block decides the columns
         self._columns({})
 
-    def _same(self, kind):
-        "All environments must have the first one's spaces"
-        first = getattr(self.lanes[0], kind)
-        for l in self.lanes:
-            if getattr(l, kind) != first: raise ValueError(problem('GymStepper', f'the {kind} of environment {l.env_id}', getattr(l, kind),
-                f'{first}, as the first has', 'step different environments in different pipelines'))
-        return first
+# %% ../nbs/10_envs.ipynb #ca50aa0a
+@patch
+def _same(self:_Crew, kind):
+    "All environments must have the first one's spaces"
+    first = getattr(self.lanes[0], kind)
+    for l in self.lanes:
+        if getattr(l, kind) != first: raise ValueError(problem('GymStepper', f'the {kind} of environment {l.env_id}', getattr(l, kind),
+            f'{first}, as the first has', 'step different environments in different pipelines'))
+    return first
 
-    def _columns(self, extra):
-        "Rows with these extra columns, and where their parts are"
-        self.extra,self.dtype = extra,step_dtype(self.observation_space, self.action_space, **extra)
-        names = [n for n in self.dtype.names if n not in extra and n not in ('state','action')]   # what `_One` writes
-        self.result = np.dtype(dict(names=names, formats=[self.dtype[n] for n in names], offsets=[self.dtype.fields[n][1] for n in names], itemsize=self.dtype.itemsize))
-        for l in self.lanes: l.at = np.array([self.dtype.itemsize, *(self.dtype.fields[n][1] for n in _COUNTED)])
+@patch
+def _columns(self:_Crew, extra):
+    "Rows with these extra columns, and where their parts are"
+    self.extra,self.dtype = extra,step_dtype(self.observation_space, self.action_space, **extra)
+    names = [n for n in self.dtype.names if n not in extra and n not in ('state','action')]   # what `_One` writes
+    self.result = np.dtype(dict(names=names, formats=[self.dtype[n] for n in names], offsets=[self.dtype.fields[n][1] for n in names], itemsize=self.dtype.itemsize))
+    for l in self.lanes: l.at = np.array([self.dtype.itemsize, *(self.dtype.fields[n][1] for n in _COUNTED)])
 
 # %% ../nbs/10_envs.ipynb #dc8673d5
 @patch

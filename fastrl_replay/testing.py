@@ -157,7 +157,7 @@ def _check_pickles(make, n):
     used = len(pickle.dumps(a))
     assert used <= size + 1000, f'{a!r}: pickles to {used} bytes after use and {size} before; name its buffers in _buffers'
 
-# %% ../nbs/02_testing.ipynb #43ebdfb5
+# %% ../nbs/02_testing.ipynb #cc2c0ff8
 class _Copies:
     "Gives copies of blocks, as a stepper would, and knows which of them are still alive"
     def __init__(self, blocks): self.blocks,self.refs = blocks,[]
@@ -169,6 +169,7 @@ class _Copies:
     def alive(self): gc.collect(); return sum(r() is not None for r in self.refs)
     def __getstate__(self): return dict(blocks=self.blocks, refs=[])   # weak references don't pickle
 
+# %% ../nbs/02_testing.ipynb #aef4c6f1
 def _check_input(factory, blocks, holds):
     before = [b.copy() for b in blocks]
     a = factory(Items(blocks))
@@ -179,6 +180,7 @@ def _check_input(factory, blocks, holds):
     for _ in a: pass
     assert watched.alive() <= holds, f'{a!r}: {watched.alive()} of {len(blocks)} blocks are still held when all have passed; at most {holds} may be'
 
+# %% ../nbs/02_testing.ipynb #9b626c42
 def _check_refuses(factory):
     a = factory(Items(['no block']))
     if a.takes_any_item: return

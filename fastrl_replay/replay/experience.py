@@ -14,7 +14,7 @@ from ..memory.samplers import Uniform
 from ..memory.timeline import Batches, Timeline, as_keys
 from ..pipe import Pipe, stage
 
-# %% ../../nbs/40_replay.ipynb #5651a403
+# %% ../../nbs/40_replay.ipynb #8943a2ee
 @stage('experience_replay')
 class ExperienceReplay(Pipe):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
@@ -30,23 +30,11 @@ class ExperienceReplay(Pipe):
         seed:int=None, # of the draws; None: other draws each time
         replacement:bool=False, # may a batch hold a row twice?
     ):
-        def refuse(what, got, expected, remedy=None): raise ValueError(problem(type(self).__name__, what, got, expected, remedy))
-        if not isinstance(bs, (int,np.integer)) or not 1 <= bs or (max_sz < bs and not replacement): refuse('bs and max_sz', f'bs={bs}, max_sz={max_sz}', 
-            '1 <= bs <= max_sz, whole numbers', 'a batch of distinct rows must fit in the memory')
-        if ratio is not None and not 0 <= ratio < float('inf'): refuse('ratio', ratio, 'a number, 0 or more, or None')
-        if warmup is not None and warmup < 0: refuse('warmup', warmup, '0 or more, or None')
+        self._check_arguments(bs, max_sz, ratio, warmup, replacement)
         super().__init__(source)
         self.bs,self.max_sz,self.ratio,self.warmup,self.return_idxs = int(bs),max_sz,ratio,warmup,return_idxs
         self.freeze_memory,self.seed,self.replacement = freeze_memory,seed,replacement
         self._fresh()
-
-    def _fresh(self):
-        self.memory,self.sampler,self._batches = Timeline(self.max_sz),self._new_sampler(),None
-        self.sampled = self.batches = self.stale = self._paid = self._counted = 0
-        self._ones = np.ones(self.bs, np.float32)
-
-    def _new_sampler(self): return Uniform(self.seed, self.replacement)
-    def __len__(self): return len(self.memory)
 
     def __iter__(self):
         while self._owes(): yield self._pay()   # what an interrupted pass left
@@ -57,6 +45,27 @@ class ExperienceReplay(Pipe):
             self._count(len(steps))
             if self.ratio is None and self._ready(): yield self._pay()
             while self._owes(): yield self._pay()
+
+# %% ../../nbs/40_replay.ipynb #e6a0f886
+@patch
+def _fresh(self:ExperienceReplay):
+    self.memory,self.sampler,self._batches = Timeline(self.max_sz),self._new_sampler(),None
+    self.sampled = self.batches = self.stale = self._paid = self._counted = 0
+    self._ones = np.ones(self.bs, np.float32)
+
+@patch
+def _new_sampler(self:ExperienceReplay): return Uniform(self.seed, self.replacement)
+
+@patch
+def __len__(self:ExperienceReplay): return len(self.memory)
+
+@patch
+def _check_arguments(self:ExperienceReplay, bs, max_sz, ratio, warmup, replacement):
+    def refuse(what, got, expected, remedy=None): raise ValueError(problem(type(self).__name__, what, got, expected, remedy))
+    if not isinstance(bs, (int,np.integer)) or not 1 <= bs or (max_sz < bs and not replacement): refuse('bs and max_sz', f'bs={bs}, max_sz={max_sz}', 
+        '1 <= bs <= max_sz, whole numbers', 'a batch of distinct rows must fit in the memory')
+    if ratio is not None and not 0 <= ratio < float('inf'): refuse('ratio', ratio, 'a number, 0 or more, or None')
+    if warmup is not None and warmup < 0: refuse('warmup', warmup, '0 or more, or None')
 
 # %% ../../nbs/40_replay.ipynb #dff0ff41
 @patch
