@@ -122,11 +122,12 @@ def step_1(size):
         if terminated or truncated: env.reset()
     return {'fastrl_replay': iter(GymStepper('CartPole-v1', lambda s: 1, seed=0)).__next__, 'bare env.step': bare}
 
-# %% ../nbs/90_bench.ipynb #66bd074a
+# %% ../nbs/90_bench.ipynb #4a8ffef2
 def machine()->dict:
     "What the figures were measured on"
     cpu = next((l.split(':')[1].strip() for l in _cpuinfo() if l.startswith('model name')), platform.processor())
-    return dict(date=datetime.now(timezone.utc).isoformat(timespec='minutes'), cpu=cpu, cores=os.cpu_count(), python=platform.python_version(),
+    return dict(date=datetime.now(timezone.utc).isoformat(timespec='minutes'), cpu=cpu, cores=os.cpu_count(),
+        python=platform.python_version(),
         system=platform.system(), **{p: version(p) for p in ('torch','gymnasium','numpy','numba')})
 
 def _cpuinfo():

@@ -55,7 +55,7 @@ def space_dtype(
         where, f'a {type(space).__name__} needs at least one part, and names that are strings, neither empty nor [0]', space))
     return np.dtype([(k, space_dtype(s, f'{where}[{k!r}]')) for k,s in parts], align=True)
 
-# %% ../nbs/00_core.ipynb #71e64489
+# %% ../nbs/00_core.ipynb #142da266
 _TAKEN = {'rows','dtype','shape','device','done','to','copy','cat','asdict','pin_memory','is_pinned','update_priorities'}   # by Steps itself
 
 def leaves(a:np.ndarray, # a structured array
@@ -71,10 +71,12 @@ def column_dtype(
 )->np.dtype:
     "The dtype of a column, which torch must be able to look at, and whose name must be free"
     dtype = space_dtype(x, name) if isinstance(x, spaces.Space) else np.dtype(x)
-    if name in _TAKEN or name[:1] == '_': raise ValueError(problem('step_dtype', f'{name!r} is a name that Steps needs itself', remedy='choose another name'))
+    if name in _TAKEN or name[:1] == '_': raise ValueError(problem('step_dtype', f'{name!r} is a name that Steps needs itself',
+        remedy='choose another name'))
     for n,a in leaves(np.empty(0, [(name, dtype)])):
         try: torch.from_numpy(a)
-        except (TypeError, ValueError): raise TypeError(problem('step_dtype', f'column {n!r}', a.dtype, 'numbers that torch has, in native byte order')) from None
+        except (TypeError, ValueError): raise TypeError(problem('step_dtype', f'column {n!r}', a.dtype,
+            'numbers that torch has, in native byte order')) from None
     return dtype
 
 def step_dtype(
@@ -126,7 +128,7 @@ def extend_dtype(
     return np.dtype(dict(names=[*dtype.names, *tail.names], formats=[dtype[n] for n in dtype.names]+[tail[n] for n in tail.names],
                          offsets=offsets, itemsize=-(-(start+tail.itemsize)//align)*align), align=True)
 
-# %% ../nbs/00_core.ipynb #7d849b95
+# %% ../nbs/00_core.ipynb #dee459a4
 class Steps:
     "A block of environment steps, one row a step; each column is a tensor that shares the rows' memory"
     __slots__ = ('_rows', '_block', '_dtype', '_replay', '__weakref__')
@@ -134,7 +136,8 @@ class Steps:
         rows:np.ndarray, # a structured array of any shape, one element a step
     ):
         if not isinstance(rows, np.ndarray) or rows.dtype.names is None: raise TypeError(problem('Steps', 'rows', 
-            f'{type(rows).__name__} {getattr(rows,"dtype","")}'.strip(), 'a structured numpy array', 'np.zeros(n, step_dtype(observation_space, action_space))'))
+            f'{type(rows).__name__} {getattr(rows,"dtype","")}'.strip(), 'a structured numpy array',
+            'np.zeros(n, step_dtype(observation_space, action_space))'))
         self._rows,self._block,self._dtype,self._replay = rows,None,rows.dtype,None
 
     def __len__(self): return self.shape[0] if self.shape else 1   # a single step is a block of one
@@ -142,11 +145,12 @@ class Steps:
         if name[:2] == '__' or name not in self._dtype.names: raise AttributeError(self._unknown(name) if name[:1] != '_' else name)
         return self[name]
 
-# %% ../nbs/00_core.ipynb #ff411f59
+# %% ../nbs/00_core.ipynb #b5b3b49a
 @patch(as_prop=True)
 def rows(self:Steps)->np.ndarray: # shares memory with the columns
     "The structured array itself"
-    if self._rows is None: raise RuntimeError(problem('Steps', 'rows', f'a block on {self.device}', 'one in main memory', ".to('cpu').rows"))
+    if self._rows is None: raise RuntimeError(problem('Steps', 'rows', f'a block on {self.device}', 'one in main memory',
+        ".to('cpu').rows"))
     return self._rows
 
 @patch(as_prop=True)
@@ -184,7 +188,7 @@ def column_of_bytes(block:torch.Tensor, # rows as bytes, [..., itemsize]
     words = block.view(base)
     return words[...,start:start+int(np.prod(dtype.shape))].unflatten(-1, dtype.shape) if dtype.shape else words[...,start]
 
-# %% ../nbs/00_core.ipynb #d8a94252
+# %% ../nbs/00_core.ipynb #5c4053fe
 @patch
 def __getitem__(self:Steps, i):
     "A column by name; rows by number, slice, mask or array of numbers"
@@ -206,7 +210,8 @@ def _torch_index(x):
 @patch
 def _unknown(self:Steps, name):
     near = difflib.get_close_matches(name, self._dtype.names, 1)
-    return problem('Steps', f'no column {name!r}' + (f', did you mean {near[0]!r}?' if near else ''), expected=f'one of {", ".join(self._dtype.names)}')
+    return problem('Steps', f'no column {name!r}' + (f', did you mean {near[0]!r}?' if near else ''),
+        expected=f'one of {", ".join(self._dtype.names)}')
 
 # %% ../nbs/00_core.ipynb #057389c7
 @patch

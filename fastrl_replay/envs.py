@@ -36,7 +36,7 @@ def _bounds(space): # inclusive, or None where every value is fine
     if isinstance(space, spaces.MultiBinary):   return 0, 1
     return space.low, space.high
 
-# %% ../nbs/10_envs.ipynb #647a42cb
+# %% ../nbs/10_envs.ipynb #80fbe149
 def check_action(
     action, # what the policy returned: for `n` environments, nested as the space is
     space:spaces.Space, # of one environment
@@ -45,20 +45,24 @@ def check_action(
 ): # arrays [n, ...] of the space's dtype, nested as the space is
     "Actions as the environments want them; whatever doesn't fit the space is an `ActionError` that says so"
     if isinstance(space, spaces.Dict):
-        if not isinstance(action, dict) or action.keys() != space.spaces.keys(): raise ActionError(problem('GymStepper', name, action, f'a dict of {list(space.spaces)}'))
+        if not isinstance(action, dict) or action.keys() != space.spaces.keys(): raise ActionError(problem('GymStepper', name, action,
+            f'a dict of {list(space.spaces)}'))
         return {k: check_action(action[k], s, n, f'{name}[{k!r}]') for k,s in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        if not isinstance(action, (tuple,list)) or len(action) != len(space.spaces): raise ActionError(problem('GymStepper', name, action, f'a tuple of {len(space.spaces)}'))
+        if not isinstance(action, (tuple,list)) or len(action) != len(space.spaces): raise ActionError(problem('GymStepper', name,
+            action, f'a tuple of {len(space.spaces)}'))
         return tuple(check_action(a, s, n, f'{name}[{i}]') for i,(a,s) in enumerate(zip(action, space.spaces)))
     return _check_leaf(action, space, n, name)
 
-# %% ../nbs/10_envs.ipynb #9c45b850
+# %% ../nbs/10_envs.ipynb #09be99bb
 def _check_leaf(action, space, n, name):
     try: a = as_array(action)
-    except ValueError as e: raise ActionError(problem('GymStepper', f'shape of {name}', action, f'{[n, *space.shape]}: {n} environments of {space}')) from e
+    except ValueError as e: raise ActionError(problem('GymStepper', f'shape of {name}', action,
+        f'{[n, *space.shape]}: {n} environments of {space}')) from e
     if a.shape != (n,*space.shape):
         if n == 1 and a.shape == space.shape: a = a[None]
-        else: raise ActionError(problem('GymStepper', f'shape of {name}', list(a.shape), f'{[n, *space.shape]}: {n} environments of {space}'))
+        else: raise ActionError(problem('GymStepper', f'shape of {name}', list(a.shape),
+            f'{[n, *space.shape]}: {n} environments of {space}'))
     whole = a.dtype.kind in 'iub' and space.dtype.kind in 'iu'   # any whole number will do where the space has it
     if not whole and not np.can_cast(a.dtype, space.dtype, 'same_kind'):
         raise ActionError(problem('GymStepper', f'dtype of {name}', a.dtype, f'{space.dtype} for {space}', 'convert it in the policy'))
@@ -67,7 +71,8 @@ def _check_leaf(action, space, n, name):
     fine = ((low <= a) & (a <= high)).reshape(n, -1).all(1)     # false for NaN
     if not fine.all(): 
         bad = int(np.argmin(fine))
-        raise ActionError(problem('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space, 'clip it in the policy'))
+        raise ActionError(problem('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space,
+            'clip it in the policy'))
     return a.astype(space.dtype)
 
 # %% ../nbs/10_envs.ipynb #58525c22
@@ -92,7 +97,7 @@ def split_answer(out, recurrent:bool, space:spaces.Space)->tuple: # action, hidd
     if recurrent: raise ActionError(problem('GymStepper', 'a policy with initial_hidden', type(out).__name__, 'action, hidden'))
     return out, None, extra
 
-# %% ../nbs/10_envs.ipynb #79389470
+# %% ../nbs/10_envs.ipynb #08a8f4a3
 def action_checker(
     space:spaces.Space, # of one environment
     n:int, # how many environments
@@ -104,8 +109,8 @@ def action_checker(
     def quick(action):
         if type(action) is int and n == 1 and low <= action <= high: return np.array([action])
         a = action.numpy() if isinstance(action, torch.Tensor) and action.is_cpu and not action.requires_grad else action
-        if type(a) is np.ndarray and a.dtype == np.int64 and a.shape == (n,) and _first_outside(a, low, high) < 0: return a.copy()   # an environment may change its action
-        return full(action)
+        fine = type(a) is np.ndarray and a.dtype == np.int64 and a.shape == (n,) and _first_outside(a, low, high) < 0
+        return a.copy() if fine else full(action)   # a copy, because an environment may change its action
     return quick
 
 # %% ../nbs/10_envs.ipynb #f3dd9c80
@@ -124,7 +129,7 @@ def tupler(space): # None: nothing has to be done
     else: return None
     return lambda x: tuple(x[k] if f is None else f(x[k]) for k,f in parts)
 
-# %% ../nbs/10_envs.ipynb #61bdea56
+# %% ../nbs/10_envs.ipynb #dd665d52
 def pick(values, i):
     "Part of nested arrays"
     if isinstance(values, dict): return {k: pick(v, i) for k,v in values.items()}
@@ -134,7 +139,8 @@ def _check_shape(obs, space, name='observation'):
     "An observation that numpy would silently broadcast into a row is refused"
     if isinstance(space, spaces.Dict): return [_check_shape(obs[k], s, f'{name}[{k!r}]') for k,s in space.spaces.items()]
     if isinstance(space, spaces.Tuple): return [_check_shape(o, s, f'{name}[{i}]') for i,(o,s) in enumerate(zip(obs, space.spaces, strict=True))]
-    if (obs.shape if type(obs) is np.ndarray else np.shape(obs)) != space.shape: raise ValueError(problem('GymStepper', f'shape of {name}', list(np.shape(obs)), f'{list(space.shape)}, as its space says'))
+    if (obs.shape if type(obs) is np.ndarray else np.shape(obs)) != space.shape: raise ValueError(problem('GymStepper',
+        f'shape of {name}', list(np.shape(obs)), f'{list(space.shape)}, as its space says'))
 
 # %% ../nbs/10_envs.ipynb #d60f7a11
 class _One:
@@ -221,13 +227,14 @@ class _Many:
         return _count(rows.view(np.uint8), self.at, self.env_id, self.lags, self.counts, self.totals, self.resets)
     fresh = property(lambda self: self.resets | (self.counts[:,2] == 1))   # where the policy's memory must begin anew
 
-# %% ../nbs/10_envs.ipynb #39fcf36f
+# %% ../nbs/10_envs.ipynb #b5818fce
 @patch
 def where(self:_Many, e):
     "Where it failed: gymnasium's own loop over its environments knows, when it was that which broke off"
     i,tb = None,e.__traceback__
     while tb: i,tb = tb.tb_frame.f_locals.get('i') if isinstance(tb.tb_frame.f_locals.get('self'), VectorEnv) else i,tb.tb_next
-    if not isinstance(i, int) or i >= self.n: return f'one of environments {self.env_id} to {self.env_id+self.n-1}',f'episodes {self.counts[:,0].tolist()}',(self.counts[:,1]+1).tolist()
+    if not isinstance(i, int) or i >= self.n:
+        return f'one of environments {self.env_id} to {self.env_id+self.n-1}',f'episodes {self.counts[:,0].tolist()}',(self.counts[:,1]+1).tolist()
     return f'environment {self.env_id+i}',f'episode {self.counts[i,0] + self.counts[i,2]}',self.counts[i,1]*(1-self.counts[i,2]) + 1
 
 # %% ../nbs/10_envs.ipynb #4d061d9f
@@ -235,13 +242,14 @@ def _batch_of_one(obs):
     if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
 
-# %% ../nbs/10_envs.ipynb #45d257c6
+# %% ../nbs/10_envs.ipynb #0da5327a
 class _Crew:
     "Environments that are stepped together: a block of a row each"
     def __init__(self, envs, policy, seed, first_id=0):
         sizes = [e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs]
         self.starts,self.n = np.cumsum([0]+sizes)[:-1].tolist(),sum(sizes)
-        self.lanes = [(_Many if isinstance(e, VectorEnv) else _One)(e, first_id+start, None if seed is None else int(seed)+first_id+start) for e,start in zip(envs, self.starts)]
+        seeds = [None if seed is None else int(seed)+first_id+start for start in self.starts]
+        self.lanes = [(_Many if isinstance(e, VectorEnv) else _One)(e, first_id+start, s) for e,start,s in zip(envs, self.starts, seeds)]
         self.envs,self.policy,self.seed,self.first_id,self.hidden = envs,policy,seed,first_id,None
         self.observation_space,self.action_space = (self._same(kind) for kind in ('observation_space','action_space'))
         self.recurrent,self.check = hasattr(policy, 'initial_hidden'),action_checker(self.action_space, self.n)
@@ -253,7 +261,7 @@ class _Crew:
         self.last,self.kept_block,self.new = None,None,True   # new: its first block decides the columns
         self._columns({})
 
-# %% ../nbs/10_envs.ipynb #ca50aa0a
+# %% ../nbs/10_envs.ipynb #bf98214e
 @patch
 def _same(self:_Crew, kind):
     "All environments must have the first one's spaces"
@@ -268,7 +276,8 @@ def _columns(self:_Crew, extra):
     "Rows with these extra columns, and where their parts are"
     self.extra,self.dtype = extra,step_dtype(self.observation_space, self.action_space, **extra)
     names = [n for n in self.dtype.names if n not in extra and n not in ('state','action')]   # what `_One` writes
-    self.result = np.dtype(dict(names=names, formats=[self.dtype[n] for n in names], offsets=[self.dtype.fields[n][1] for n in names], itemsize=self.dtype.itemsize))
+    self.result = np.dtype(dict(names=names, formats=[self.dtype[n] for n in names], offsets=[self.dtype.fields[n][1] for n in names],
+        itemsize=self.dtype.itemsize))
     for l in self.lanes: l.at = np.array([self.dtype.itemsize, *(self.dtype.fields[n][1] for n in _COUNTED)])
 
 # %% ../nbs/10_envs.ipynb #dc8673d5
@@ -348,7 +357,7 @@ def _stack(samples, space):
     if isinstance(space, spaces.Tuple): return tuple(_stack([s[i] for s in samples], sub) for i,sub in enumerate(space.spaces))
     return np.array(samples, space.dtype)
 
-# %% ../nbs/10_envs.ipynb #ffd7bf67
+# %% ../nbs/10_envs.ipynb #6f3d15f9
 def _map(f, *xs):
     "Apply to the leaves of nested tuples and dicts"
     x = xs[0]
@@ -361,17 +370,19 @@ def _policy_column_dtype(x, n, name):
     "The dtype of one row of a column"
     if isinstance(x, dict): return np.dtype([(k, _policy_column_dtype(v, n, f'{name}[{k!r}]')) for k,v in x.items()], align=True)
     if isinstance(x, (tuple,list)): return np.dtype([(f'[{i}]', _policy_column_dtype(v, n, f'{name}[{i}]')) for i,v in enumerate(x)], align=True)
-    if x.shape[:1] != (n,): raise ActionError(problem('GymStepper', f"the policy's column {name!r}", f'shape {list(x.shape)}', f'[{n}, ...]: an entry for each environment'))
+    if x.shape[:1] != (n,): raise ActionError(problem('GymStepper', f"the policy's column {name!r}", f'shape {list(x.shape)}',
+        f'[{n}, ...]: an entry for each environment'))
     return np.dtype((x.dtype, x.shape[1:]))
 
-# %% ../nbs/10_envs.ipynb #5682f357
+# %% ../nbs/10_envs.ipynb #c26ca08c
 @patch
 def _add_columns(self:_Crew, rows, extra):
     "Write the policy's columns; with the first block, make rows that have them"
     extra = {k: _map(as_array, v) for k,v in extra.items()}
     dtypes = {k: _policy_column_dtype(v, self.n, k) for k,v in extra.items()}
     if dtypes != self.extra:
-        if not self.new: raise ActionError(problem('GymStepper', "the policy's extra columns", dtypes or 'none', f'{self.extra or "none"}, as at first'))
+        if not self.new: raise ActionError(problem('GymStepper', "the policy's extra columns", dtypes or 'none',
+            f'{self.extra or "none"}, as at first'))
         old = rows
         self._columns(dtypes)
         rows = np.empty(self.n, self.dtype)
@@ -412,7 +423,7 @@ def open_envs(
         'an environment id, a gym.Env, a VectorEnv, a function that makes one, a list of these, or a pipe of environments'))
     return [(made, True)]
 
-# %% ../nbs/10_envs.ipynb #788819ef
+# %% ../nbs/10_envs.ipynb #15ffc421
 @stage('gym_step')
 class GymStepper(Pipe):
     "Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped"
@@ -426,7 +437,8 @@ class GymStepper(Pipe):
         self.source,self.policy,self.seed = as_pipe(source) if self.piped else source,policy,seed
         self._fresh()
         self._state,self._place = None,0   # what was loaded and is not yet in use; how many items of the pipe were stepped in this pass
-        if isinstance(source, (list,tuple)) and not source: raise ValueError(problem('GymStepper', 'source', 'an empty list', 'at least one environment'))
+        if isinstance(source, (list,tuple)) and not source: raise ValueError(problem('GymStepper', 'source', 'an empty list',
+            'at least one environment'))
 
     def _fresh(self): self._crews,self._opened = {},[]
 
@@ -444,19 +456,21 @@ class GymStepper(Pipe):
                 steps = crew.step()
                 if steps is not None: yield steps
 
-# %% ../nbs/10_envs.ipynb #96dcec14
+# %% ../nbs/10_envs.ipynb #01665cdd
 @patch
 def _crew(self:GymStepper, env):
     "The crew of all environments, or that of one item of the pipe; made when it is first needed"
     crew = self._crews.get(id(env))
     if crew is None:
-        if self.piped and not isinstance(env, (gym.Env,VectorEnv)): raise TypeError(problem('GymStepper', 'an item of its source', f'{env!r}'[:80],
+        if self.piped and not isinstance(env, (gym.Env,VectorEnv)): raise TypeError(problem('GymStepper', 'an item of its source',
+            f'{env!r}'[:80],
             'an environment', 'make environments first: .map(gym.make).in_memory_cache().cycle()'))
         pairs = [(env, False)] if self.piped else open_envs(self.source)
         self._opened += [e for e,opened in pairs if opened]
         envs = [e for e,_ in pairs]
         if not envs: raise ValueError(problem('GymStepper', 'source', 'an empty list', 'at least one environment'))
-        if len({id(e) for e in envs}) < len(envs): raise ValueError(problem('GymStepper', 'the same environment object twice', remedy='make one for each place'))
+        if len({id(e) for e in envs}) < len(envs): raise ValueError(problem('GymStepper', 'the same environment object twice',
+            remedy='make one for each place'))
         first = sum(c.n for c in self._crews.values())
         crew = self._crews[id(env)] = _Crew(envs, self.policy, self.seed, first)
         if self._state: self._restore_crew(crew, first)
@@ -468,14 +482,16 @@ def close(self:GymStepper):
     self._crews,self._state = {},None
     _close_all(self._opened)
 
-# %% ../nbs/10_envs.ipynb #969b1f94
+# %% ../nbs/10_envs.ipynb #1153d80d
 class _Opaque(Exception): "Something that is not plain data"
 
 _CONSTANT = spaces.Space, gym.envs.registration.EnvSpec, AutoresetMode, np.dtype, type, BuiltinFunctionType, ModuleType
 
 def _is_constant(x):
     "Something that never changes; a function is, if all that it carries along is"
-    if isinstance(x, FunctionType): return all(map(_is_constant, [*(c.cell_contents for c in x.__closure__ or ()), *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]))
+    if isinstance(x, FunctionType):
+        carried = [*(c.cell_contents for c in x.__closure__ or ()), *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
+        return all(map(_is_constant, carried))
     return x is None or type(x) in (bool,int,float,str) or isinstance(x, _CONSTANT) or type(x) is tuple and all(map(_is_constant, x))
 
 class _Met:
@@ -493,7 +509,7 @@ def _encode_array(x, met):
     data = torch.frombuffer(bytearray(np.ascontiguousarray(x).tobytes()), dtype=torch.uint8) if np.size(x) else torch.empty(0, dtype=torch.uint8)
     return dict(kind='array' if isinstance(x, np.ndarray) else 'scalar', dtype=x.dtype.str, shape=list(np.shape(x)), bytes=data)
 
-# %% ../nbs/10_envs.ipynb #ba706f1d
+# %% ../nbs/10_envs.ipynb #7d4aba15
 def encode(
     x, # an environment, a space, or what they hold
     met:_Met=None, # what was met so far
@@ -511,7 +527,8 @@ def encode(
     if kind is dict: return dict(kind='dict', items=[[encode(k), encode(v, met, top)] for k,v in x.items()])
     if isinstance(x, (gym.Env,VectorEnv)) and hasattr(kind, 'state_dict'): return dict(kind='own', state=deepcopy(x.state_dict()))
     if isinstance(x, (gym.Env,VectorEnv)) or isinstance(x, spaces.Space) and top:
-        return dict(kind='object', items=[[k, encode(v, met, isinstance(x, spaces.Space))] for k,v in vars(x).items() if k != 'env_fns'])   # gymnasium's recipes, used up
+        own = [(k, v) for k,v in vars(x).items() if k != 'env_fns']   # gymnasium's recipes, used up
+        return dict(kind='object', items=[[k, encode(v, met, isinstance(x, spaces.Space))] for k,v in own])
     raise _Opaque(kind.__name__)
 
 # %% ../nbs/10_envs.ipynb #d60908bc
@@ -548,7 +565,7 @@ def _decode_random(state, old):
     old.bit_generator.state = state
     return old
 
-# %% ../nbs/10_envs.ipynb #49f38ffc
+# %% ../nbs/10_envs.ipynb #1012a369
 def _plainly(x):
     "Named tuples as plain ones"
     if isinstance(x, dict): return {k: _plainly(v) for k,v in x.items()}
@@ -563,14 +580,16 @@ _KEPT = 'seed','obs','over','episode','step','total','counts','totals'   # of a 
 @patch
 def _save_crew(self:_Crew)->dict:
     def random(l): return encode(l.env.unwrapped._np_random) if isinstance(l, _One) else None
-    lanes = [dict(n=l.n, spaces=str((l.observation_space, l.action_space)), kind=type(l).__name__, env=_save_env(l.env), random=random(l), kept=[[k, encode(vars(l)[k])] for k in _KEPT if k in vars(l)]) for l in self.lanes]
+    lanes = [dict(n=l.n, spaces=str((l.observation_space, l.action_space)), kind=type(l).__name__, env=_save_env(l.env),
+        random=random(l), kept=[[k, encode(vars(l)[k])] for k in _KEPT if k in vars(l)]) for l in self.lanes]
     return dict(lanes=lanes, spaces=[encode(s) for s in self.spaces], hidden=encode(_plainly(self.hidden)), last=encode(self.last))
 
-# %% ../nbs/10_envs.ipynb #fc1837fb
+# %% ../nbs/10_envs.ipynb #2fbb7722
 @patch
 def _load_crew(self:_Crew, state):
     mine,saved = [(l.n, type(l).__name__, str((l.observation_space, l.action_space))) for l in self.lanes],[(l['n'], l['kind'], l['spaces']) for l in state['lanes']]
-    if mine != saved: raise ValueError(problem('GymStepper', 'the saved environments are others', f'{len(saved)}: {saved[0]}', f'{len(mine)}: {mine[0]}', 'build the pipe that was saved'))
+    if mine != saved: raise ValueError(problem('GymStepper', 'the saved environments are others', f'{len(saved)}: {saved[0]}',
+        f'{len(mine)}: {mine[0]}', 'build the pipe that was saved'))
     for s,e in zip(self.spaces, state['spaces']): decode(e, s)
     hidden,self.last = (decode(state[k]) for k in ('hidden','last'))
     self.hidden = None if hidden is None else _map(lambda own, loaded: loaded, self.policy.initial_hidden(self.n), hidden)

@@ -44,7 +44,7 @@ class Pipe(IterDataPipe):
         def experience_replay(self, bs:int=1, max_sz:int=100, ratio:float=None, warmup:int=None, return_idxs:bool=False,
                               freeze_memory:bool=False, seed:int=None, replacement:bool=False)->'ExperienceReplay': ...
 
-# %% ../nbs/01_pipe.ipynb #ae329fd7
+# %% ../nbs/01_pipe.ipynb #94b019c1
 def as_pipe(
     source, # a pipe, a map-style pipe, a block, an iterable, or None
 )->IterDataPipe:
@@ -57,10 +57,11 @@ def as_pipe(
 
 def above(pipe)->IterDataPipe: # None: it is the first
     "The stage that `pipe` pulls from; torch's own pipes call it `datapipe`, and where they have several, they can't be followed"
-    if hasattr(pipe, 'datapipes'): raise NotImplementedError(problem(type(pipe).__name__, 'a chain with several sources can be iterated, but not saved'))
+    if hasattr(pipe, 'datapipes'): raise NotImplementedError(problem(type(pipe).__name__,
+        'a chain with several sources can be iterated, but not saved'))
     return next((p for p in (getattr(pipe, n, None) for n in ('source','datapipe','source_datapipe')) if isinstance(p, IterDataPipe)), None)
 
-# %% ../nbs/01_pipe.ipynb #847087da
+# %% ../nbs/01_pipe.ipynb #820bb254
 @patch
 def _above(self:Pipe): # the nearest `Pipe` above, past torch's own pipes
     p = None if self.reads_anew else above(self)
@@ -85,7 +86,8 @@ def load_state_dict(self:Pipe,
 @patch
 def _pairs(self:Pipe, state): # (stage, its saved state), up the chain
     up,name = self._above(),type(self).__name__
-    if state['stage'] != name: raise ValueError(problem(name, 'this state belongs to another stage', state['stage'], name, 'build the chain that was saved'))
+    if state['stage'] != name: raise ValueError(problem(name, 'this state belongs to another stage', state['stage'], name,
+        'build the chain that was saved'))
     if (up is None) != (state['above'] is None): raise ValueError(problem(name, 'the chain above it is not as long as the saved one'))
     yield self, state['own']
     if up is not None: yield from up._pairs(state['above'])
@@ -163,7 +165,7 @@ def rewind(self:Pipe):
     up = self._above()
     if up is not None: up.rewind()
 
-# %% ../nbs/01_pipe.ipynb #0c12556f
+# %% ../nbs/01_pipe.ipynb #a5dccac7
 def stage(
     name:str, # of the chained method
 ): # a class decorator
@@ -172,7 +174,8 @@ def stage(
         old = IterDataPipe.functions.get(name)
         owner = getattr(getattr(old, 'stage', None), '__name__', "one of torch's pipes")
         if old is None and hasattr(Pipe, name): owner = 'Pipe itself'
-        if (old is not None or owner == 'Pipe itself') and owner != cls.__name__: raise ValueError(problem('stage', f'the name {name!r} is taken', cls.__name__, owner))
+        if (old is not None or owner == 'Pipe itself') and owner != cls.__name__: raise ValueError(problem('stage',
+            f'the name {name!r} is taken', cls.__name__, owner))
         def method(self, *args, **kwargs): return cls(self, *args, **kwargs)
         own,*params = inspect.signature(cls.__init__).parameters.values()
         method.__name__,method.__doc__,method.stage = name,cls.__doc__,cls

@@ -15,7 +15,7 @@ from gymnasium.vector import SyncVectorEnv
 from .core import Steps, problem, step_dtype
 from .pipe import Items
 
-# %% ../nbs/02_testing.ipynb #e0c17006
+# %% ../nbs/02_testing.ipynb #e9006a6c
 class ScriptedEnv(gym.Env):
     "An environment that plays given episodes, again and again, whatever the actions"
     def __init__(self,
@@ -26,7 +26,8 @@ class ScriptedEnv(gym.Env):
         observation_space:spaces.Space=None, # default: a Box around the states
         action_space:spaces.Space=None, # default: Discrete(3)
     ):
-        if len(terminations) != len(rewards) or len(truncations) != len(rewards): raise ValueError(problem('ScriptedEnv', 'terminations and truncations',
+        if len(terminations) != len(rewards) or len(truncations) != len(rewards): raise ValueError(problem('ScriptedEnv',
+            'terminations and truncations',
             [len(terminations), len(truncations)], f'one for each of {len(rewards)} rewards'))
         done = np.logical_or(terminations, truncations)
         if len(rewards) == 0 or not done[-1]: raise ValueError(problem('ScriptedEnv', 'a script must end with the end of an episode'))
@@ -71,13 +72,14 @@ def _env_state(self): return dict(t=self.t, s=self.s, running=self.running)
 def _load_env_state(self, state): self.t,self.s,self.running = state['t'],state['s'],state['running']
 ScriptedEnv.state_dict,ScriptedEnv.load_state_dict = _env_state,_load_env_state
 
-# %% ../nbs/02_testing.ipynb #2798f96c
+# %% ../nbs/02_testing.ipynb #3c419613
 def script(
     *lengths, # of the episodes; negative: truncated instead of terminated
     env:int=0, # which environment, for numbers of its own
 )->dict: # arguments for ScriptedEnv
     "Episodes of given lengths with numbers that are all different"
-    if not lengths or 0 in lengths: raise ValueError(problem('script', 'lengths of episodes', list(lengths), 'at least one, and none of 0 steps'))
+    if not lengths or 0 in lengths: raise ValueError(problem('script', 'lengths of episodes', list(lengths),
+        'at least one, and none of 0 steps'))
     ends = np.cumsum(np.abs(lengths)) - 1
     n = ends[-1] + 1
     term,trunc = np.zeros((2,n), bool)

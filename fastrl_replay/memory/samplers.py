@@ -72,7 +72,7 @@ def _draw_most(seed, count, first, n, keys):
         if j >= 0: pool[i],pool[i+j],keys[i],i = pool[i+j],pool[i],first + pool[i+j],i + 1
     return count
 
-# %% ../../nbs/33_samplers.ipynb #5e5a863d
+# %% ../../nbs/33_samplers.ipynb #12903aa9
 class Uniform:
     "Every key is as likely as any other"
     def __init__(self,
@@ -93,7 +93,8 @@ class Uniform:
         "Draw `n` keys, distinct unless `replacement`"
         n,here = int(n),self.end - self.first
         keys = np.empty(n, np.int64)
-        if here < (1 if self.replacement else max(n, 1)): raise NotEnoughRows(problem('Uniform', 'keys to draw', here, f'at least {1 if self.replacement else n}'))
+        if here < (1 if self.replacement else max(n, 1)): raise NotEnoughRows(problem('Uniform', 'keys to draw', here,
+            f'at least {1 if self.replacement else n}'))
         if self.replacement: self._count = _draw(self._seed, self._count, self.first, here, keys)
         elif 2*n > here: self._count = _draw_most(self._seed, self._count, self.first, here, keys)
         else:

@@ -17,7 +17,7 @@ def aligned_empty(nbytes:int)->np.ndarray: # uint8
     start = -raw.ctypes.data % 64
     return raw[start:start+nbytes]
 
-# %% ../../nbs/30_timeline.ipynb #4809a1e0
+# %% ../../nbs/30_timeline.ipynb #5a532b61
 _PLACES = dict(env_id='i4', episode_n='i4', step_n='i4', terminated='?', truncated='?')
 
 def _places(dtype:np.dtype)->np.ndarray: # itemsize and the offsets of the five columns
@@ -25,7 +25,8 @@ def _places(dtype:np.dtype)->np.ndarray: # itemsize and the offsets of the five 
     if dtype.hasobject: raise BlockError(problem('Timeline', 'rows', dtype, 'plain numbers, no Python objects'))
     for n,kind in _PLACES.items():
         got = dtype[n] if n in dtype.names else 'no such column'
-        if got != np.dtype(kind): raise BlockError(problem('Timeline', f'column {n!r}', got, np.dtype(kind), 'build rows with step_dtype'))
+        if got != np.dtype(kind): raise BlockError(problem('Timeline', f'column {n!r}', got, np.dtype(kind),
+            'build rows with step_dtype'))
     return np.array([dtype.itemsize, *(dtype.fields[n][1] for n in _PLACES)])
 
 def _floats(dtype:np.dtype, offset:int=0): # (offset, how many, bytes of each) of all floats in a row
@@ -103,13 +104,14 @@ class Timeline:
     nbytes = property(lambda self: 0 if self.dtype is None else sum(a.nbytes for a in (self._mem, self._link, self._drawn, self._last)), doc='Bytes reserved')
     def __len__(self): return min(self.inserted, self.max_sz)
 
-# %% ../../nbs/30_timeline.ipynb #95d89358
+# %% ../../nbs/30_timeline.ipynb #74e11621
 @patch
 def add(self:Timeline,
     steps:Steps, # a block of rows, or one row
 )->np.ndarray: # the keys of the rows, int64
     "Append rows, each overwriting the oldest one when the memory is full; a block that doesn't fit is refused whole"
-    if not isinstance(steps, Steps): raise TypeError(problem('Timeline', 'a block of rows', type(steps).__name__, 'Steps', 'Steps(rows) with rows from step_dtype'))
+    if not isinstance(steps, Steps): raise TypeError(problem('Timeline', 'a block of rows', type(steps).__name__, 'Steps',
+        'Steps(rows) with rows from step_dtype'))
     rows = steps.rows
     if rows.ndim != 1: rows = self._flat(rows)
     if rows.dtype is not self._known: self._accept(rows)
@@ -121,13 +123,14 @@ def add(self:Timeline,
     self.inserted = end = first + len(rows)
     return np.arange(first, end)
 
-# %% ../../nbs/30_timeline.ipynb #6ba65c24
+# %% ../../nbs/30_timeline.ipynb #1afbf617
 @patch
 def _accept(self:Timeline, rows):
     "The first block's columns are the memory's; others are refused"
     if self.dtype is not None and rows.dtype == self.dtype: self._known = rows.dtype; return
     try: dtype = plain_dtype(rows.dtype) if not rows.dtype.hasobject else rows.dtype
-    except ValueError: raise BlockError(problem('Timeline', 'rows', 'a packed dtype', 'an aligned one', 'np.dtype(..., align=True), or step_dtype')) from None
+    except ValueError: raise BlockError(problem('Timeline', 'rows', 'a packed dtype', 'an aligned one',
+        'np.dtype(..., align=True), or step_dtype')) from None
     if self.dtype is None: self._reserve(dtype)
     elif dtype != self.dtype:
         new,old = ({n: str(d[n]) for n in d.names} for d in (dtype, self.dtype))
@@ -138,20 +141,23 @@ def _accept(self:Timeline, rows):
 
 @patch
 def _flat(self:Timeline, rows):
-    if rows.ndim > 1: raise BlockError(problem('Timeline', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]', 'add sequences one by one, in order'))
+    if rows.ndim > 1: raise BlockError(problem('Timeline', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
+        'add sequences one by one, in order'))
     return rows.reshape(1)
 
-# %% ../../nbs/30_timeline.ipynb #188cebcb
+# %% ../../nbs/30_timeline.ipynb #45ab4569
 @patch
 def _mend(self:Timeline, steps, rows, raw):
     "Say what is wrong with the first bad row; where nothing is, make room for new environments and try again"
     envs,nan = rows['env_id'],_first_nan(raw, self.dtype.itemsize, self._floats_)
     strange = np.flatnonzero((envs < 0) | (envs >= _MAX_ENVS))
     if not self.inserted and (nan >= 0 or len(strange)): self.__init__(self.max_sz)   # not even its columns stay
-    if len(strange): raise BlockError(problem('Timeline', f"row {strange[0]} of the block, column 'env_id'", envs[strange[0]], f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0'))
+    if len(strange): raise BlockError(problem('Timeline', f"row {strange[0]} of the block, column 'env_id'", envs[strange[0]],
+        f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0'))
     if nan >= 0:
         column = next(n for n,a in leaves(rows[nan:nan+1]) if a.dtype.kind in 'fc' and np.isnan(a).any())
-        raise BlockError(problem('Timeline', f'row {nan} of the block has a NaN in column {column!r} (env_id {envs[nan]})', remedy='no space of floats contains NaN: mend the environment or the stage that made it'))
+        raise BlockError(problem('Timeline', f'row {nan} of the block has a NaN in column {column!r} (env_id {envs[nan]})',
+            remedy='no space of floats contains NaN: mend the environment or the stage that made it'))
     grown = np.full(max(2*len(self._last), envs.max()+1), -1)
     grown[:len(self._last)],self._last = self._last,grown
     return self.add(steps)
@@ -208,24 +214,26 @@ def take(self:Timeline,
     if bad >= 0: self._stale(given, bad)
     return Steps(np.ndarray(keys.shape, self.dtype, out))
 
-# %% ../../nbs/30_timeline.ipynb #9078c1ca
+# %% ../../nbs/30_timeline.ipynb #f1bfaa46
 @patch
 def _stale(self:Timeline, keys, i):
     keys = np.ravel(keys.cpu() if isinstance(keys, torch.Tensor) else keys)
     if not len(keys): raise BlockError(problem('Timeline', 'nothing was ever added, so the columns are not known'))
     key = int(keys[i])
-    if key >= self.inserted or key < 0: raise StaleKey(problem('Timeline', f'key {key} was never given out', expected=f'{self.oldest} to {self.inserted-1}'))
+    if key >= self.inserted or key < 0: raise StaleKey(problem('Timeline', f'key {key} was never given out',
+        expected=f'{self.oldest} to {self.inserted-1}'))
     raise StaleKey(problem('Timeline', f'key {key} is stale: its row was overwritten {self.oldest-key} rows ago', 
         expected=f'{self.oldest} to {self.inserted-1}', remedy='ask valid(keys) first, or keep more rows (max_sz)'))
 
 _NO_WEIGHTS = np.zeros(0, np.float32)
 
-# %% ../../nbs/30_timeline.ipynb #350b0be6
+# %% ../../nbs/30_timeline.ipynb #b04a4f6c
 class Batches:
     "Draws batches from a timeline: rows with `index` and `weight` behind them"
     def __init__(self, timeline:Timeline):
         self.timeline,row = timeline,timeline.dtype
-        self.dtype = extend_dtype(row, **{n: d for n,d in dict(index='i8', weight='f4').items() if n not in row.names})   # batches of batches have them
+        self.dtype = extend_dtype(row, **{n: d for n,d in dict(index='i8',
+            weight='f4').items() if n not in row.names})   # batches of batches have them
         self.itemsize = self.dtype.itemsize
         self._plan = np.array([row.itemsize, self.itemsize, self.dtype.fields['index'][1]//8, self.dtype.fields['weight'][1]//4, 1])
 
@@ -310,7 +318,7 @@ def __repr__(self:Timeline):
     if self.dtype is None: return f'Timeline(max_sz={self.max_sz}): empty'
     return f'Timeline(max_sz={self.max_sz}): {len(self)} rows of {self.dtype.itemsize} bytes, keys {self.oldest} to {self.inserted-1}, {self.nbytes/1e6:.1f} MB'
 
-# %% ../../nbs/30_timeline.ipynb #4ae5413b
+# %% ../../nbs/30_timeline.ipynb #430fb821
 @patch
 def state_dict(self:Timeline)->dict: # plain data and tensors
     "Everything, in time order"
@@ -318,12 +326,14 @@ def state_dict(self:Timeline)->dict: # plain data and tensors
     slots = self.keys % self.max_sz
     rows = self._mem.reshape(self.max_sz, -1)[slots]
     return dict(max_sz=self.max_sz, inserted=self.inserted, dtype=dtype_spec(self.dtype), 
-                **{n: torch.from_numpy(a) for n,a in dict(rows=rows, link=self._link[slots], drawn=self._drawn[slots], last=self._last.copy(), ages=self._ages.copy()).items()})
+                **{n: torch.from_numpy(a) for n,a in dict(rows=rows, link=self._link[slots], drawn=self._drawn[slots],
+                    last=self._last.copy(), ages=self._ages.copy()).items()})
 
 @patch
 def check_state(self:Timeline, state:dict):
     "Raise where this state belongs to a memory of another size"
-    if state['max_sz'] != self.max_sz: raise ValueError(problem('Timeline', 'a saved memory of another size', f"max_sz={state['max_sz']}", f'max_sz={self.max_sz}', 'build the memory with the size that was saved'))
+    if state['max_sz'] != self.max_sz: raise ValueError(problem('Timeline', 'a saved memory of another size',
+        f"max_sz={state['max_sz']}", f'max_sz={self.max_sz}', 'build the memory with the size that was saved'))
 
 @patch
 def load_state_dict(self:Timeline, state:dict):

@@ -14,7 +14,7 @@ from ..memory.samplers import Uniform
 from ..memory.timeline import Batches, Timeline, as_keys
 from ..pipe import Pipe, stage
 
-# %% ../../nbs/40_replay.ipynb #8943a2ee
+# %% ../../nbs/40_replay.ipynb #b8890a3d
 @stage('experience_replay')
 class ExperienceReplay(Pipe):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
@@ -40,8 +40,10 @@ class ExperienceReplay(Pipe):
         while self._owes(): yield self._pay()   # what an interrupted pass left
         for steps in self.blocks():
             if not self.freeze_memory: self.add(steps)
-            elif not self._ready(): raise NotEnoughRows(problem(type(self).__name__, 'the memory is frozen and holds too little for a batch', len(self),
-                f'{1 if self.replacement else self.bs} rows' + (f' after a warmup of {self.warmup} rows' if self.warmup else ''), 'fill it before freezing it'))
+            elif not self._ready(): raise NotEnoughRows(problem(type(self).__name__,
+                'the memory is frozen and holds too little for a batch', len(self),
+                f'{1 if self.replacement else self.bs} rows' + (f' after a warmup of {self.warmup} rows' if self.warmup else ''),
+                'fill it before freezing it'))
             self._count(len(steps))
             if self.ratio is None and self._ready(): yield self._pay()
             while self._owes(): yield self._pay()
@@ -67,13 +69,14 @@ def _check_arguments(self:ExperienceReplay, bs, max_sz, ratio, warmup, replaceme
     if ratio is not None and not 0 <= ratio < float('inf'): refuse('ratio', ratio, 'a number, 0 or more, or None')
     if warmup is not None and warmup < 0: refuse('warmup', warmup, '0 or more, or None')
 
-# %% ../../nbs/40_replay.ipynb #dff0ff41
+# %% ../../nbs/40_replay.ipynb #b0313e36
 @patch
 def add(self:ExperienceReplay,
     steps:Steps, # a block, or one row
 )->np.ndarray: # the rows' keys
     "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
-    if not isinstance(steps, Steps): raise TypeError(problem(type(self).__name__, 'what is added', type(steps).__name__, 'Steps', 'Steps(rows) with rows from step_dtype'))
+    if not isinstance(steps, Steps): raise TypeError(problem(type(self).__name__, 'what is added', type(steps).__name__, 'Steps',
+        'Steps(rows) with rows from step_dtype'))
     memory = self.memory
     if not memory.inserted: self._check_columns(steps)
     oldest,first = memory.oldest,memory.inserted
@@ -87,16 +90,18 @@ def add(self:ExperienceReplay,
 def _check_columns(self:ExperienceReplay, steps):
     "The columns that a batch has besides must be free, or be those of a batch"
     for n,dtype in dict(index='i8', weight='f4').items():
-        if n in steps.dtype.names and steps.dtype[n] != dtype: raise BlockError(problem(type(self).__name__, f'column {n!r} is one that a batch has', steps.dtype[n], np.dtype(dtype), 'rename it in the policy'))
+        if n in steps.dtype.names and steps.dtype[n] != dtype: raise BlockError(problem(type(self).__name__,
+            f'column {n!r} is one that a batch has', steps.dtype[n], np.dtype(dtype), 'rename it in the policy'))
 
-# %% ../../nbs/40_replay.ipynb #9f2b0572
+# %% ../../nbs/40_replay.ipynb #b197c454
 @patch
 def sample(self:ExperienceReplay,
     bs:int=None, # rows in this batch; None: the stage's `bs`
 )->Steps: # the batch; with `return_idxs` also the places of its rows in `memory`
     "Draw a batch"
     n = self.bs if bs is None else bs
-    if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n, 'a whole number, at least 1'))
+    if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n,
+        'a whole number, at least 1'))
     try: keys,_ = self.sampler.sample(n)
     except NotEnoughRows: raise self._too_few(n) from None
     if self._batches is None: self._batches = Batches(self.memory)
@@ -109,8 +114,10 @@ def sample(self:ExperienceReplay,
 @patch
 def _too_few(self:ExperienceReplay, n):
     here = len(self.memory)
-    if self.replacement: return NotEnoughRows(problem(type(self).__name__, 'the memory is empty', '0 rows', 'at least 1', 'add rows first'))
-    return NotEnoughRows(problem(type(self).__name__, 'a batch of distinct rows is larger than the memory', f'{here} rows', f'{n} rows: {n-here} are missing',
+    if self.replacement: return NotEnoughRows(problem(type(self).__name__, 'the memory is empty', '0 rows', 'at least 1',
+        'add rows first'))
+    return NotEnoughRows(problem(type(self).__name__, 'a batch of distinct rows is larger than the memory', f'{here} rows',
+        f'{n} rows: {n-here} are missing',
         'add more, draw fewer, or replacement=True'))
 
 # %% ../../nbs/40_replay.ipynb #6253af95
@@ -146,7 +153,7 @@ def _pay(self:ExperienceReplay):
     self._paid += 1
     return self.sample()
 
-# %% ../../nbs/40_replay.ipynb #8b99d977
+# %% ../../nbs/40_replay.ipynb #35599c43
 @patch
 def update_priorities(self:ExperienceReplay,
     keys, # of rows that were drawn
@@ -154,7 +161,8 @@ def update_priorities(self:ExperienceReplay,
 ):
     "Tell the sampler how wrong the learner was about these rows; rows that are gone by now are left out"
     keys,td = as_keys(keys).ravel(),np.asarray(td.detach().double().cpu() if hasattr(td, 'detach') else td, np.float64).ravel()
-    if len(keys) != len(td): raise ValueError(problem(type(self).__name__, 'update_priorities: TD errors', len(td), f'{len(keys)}, one for each key'))
+    if len(keys) != len(td): raise ValueError(problem(type(self).__name__, 'update_priorities: TD errors', len(td),
+        f'{len(keys)}, one for each key'))
     never = (keys < 0) | (keys >= self.memory.inserted)
     if never.any(): self.memory._stale(keys, int(never.argmax()))
     there = self.memory.valid(keys)
