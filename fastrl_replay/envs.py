@@ -129,11 +129,18 @@ def tupler(space): # None: nothing has to be done
     else: return None
     return lambda x: tuple(x[k] if f is None else f(x[k]) for k,f in parts)
 
-# %% ../nbs/10_envs.ipynb #dd665d52
+# %% ../nbs/10_envs.ipynb #6510f953
+def _map(f, *xs):
+    "Apply to the leaves of nested tuples and dicts"
+    x = xs[0]
+    if isinstance(x, dict): return {k: _map(f, *(y[k] for y in xs)) for k in x}
+    if not isinstance(x, (tuple,list)): return f(*xs)
+    parts = [_map(f, *ys) for ys in zip(*xs)]
+    return type(x)(*parts) if hasattr(x, '_fields') else tuple(parts)
+
 def pick(values, i):
     "Part of nested arrays"
-    if isinstance(values, dict): return {k: pick(v, i) for k,v in values.items()}
-    return tuple(pick(v, i) for v in values) if isinstance(values, tuple) else values[i]
+    return _map(lambda v: v[i], values)
 
 def _check_shape(obs, space, name='observation'):
     "An observation that numpy would silently broadcast into a row is refused"
@@ -227,6 +234,11 @@ class _Many:
         return _count(rows.view(np.uint8), self.at, self.env_id, self.lags, self.counts, self.totals, self.resets)
     fresh = property(lambda self: self.resets | (self.counts[:,2] == 1))   # where the policy's memory must begin anew
 
+# %% ../nbs/10_envs.ipynb #c621d335
+def _batch_of_one(obs): # not `_map`: a list is an observation here, as some environments give them, and no nesting
+    if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
+    return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
+
 # %% ../nbs/10_envs.ipynb #b5818fce
 @patch
 def where(self:_Many, e):
@@ -237,12 +249,7 @@ def where(self:_Many, e):
         return f'one of environments {self.env_id} to {self.env_id+self.n-1}',f'episodes {self.counts[:,0].tolist()}',(self.counts[:,1]+1).tolist()
     return f'environment {self.env_id+i}',f'episode {self.counts[i,0] + self.counts[i,2]}',self.counts[i,1]*(1-self.counts[i,2]) + 1
 
-# %% ../nbs/10_envs.ipynb #4d061d9f
-def _batch_of_one(obs):
-    if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
-    return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
-
-# %% ../nbs/10_envs.ipynb #0da5327a
+# %% ../nbs/10_envs.ipynb #08e37547
 class _Crew:
     "Environments that are stepped together: a block of a row each"
     def __init__(self, envs, policy, seed, first_id=0):
@@ -250,7 +257,7 @@ class _Crew:
         self.starts,self.n = np.cumsum([0]+sizes)[:-1].tolist(),sum(sizes)
         seeds = [None if seed is None else int(seed)+first_id+start for start in self.starts]
         self.lanes = [(_Many if isinstance(e, VectorEnv) else _One)(e, first_id+start, s) for e,start,s in zip(envs, self.starts, seeds)]
-        self.envs,self.policy,self.seed,self.first_id,self.hidden = envs,policy,seed,first_id,None
+        self.policy,self.seed,self.first_id,self.hidden = policy,seed,first_id,None
         self.observation_space,self.action_space = (self._same(kind) for kind in ('observation_space','action_space'))
         self.recurrent,self.check = hasattr(policy, 'initial_hidden'),action_checker(self.action_space, self.n)
         self.singles = all(isinstance(l, _One) for l in self.lanes)
@@ -357,15 +364,7 @@ def _stack(samples, space):
     if isinstance(space, spaces.Tuple): return tuple(_stack([s[i] for s in samples], sub) for i,sub in enumerate(space.spaces))
     return np.array(samples, space.dtype)
 
-# %% ../nbs/10_envs.ipynb #6f3d15f9
-def _map(f, *xs):
-    "Apply to the leaves of nested tuples and dicts"
-    x = xs[0]
-    if isinstance(x, dict): return {k: _map(f, *(y[k] for y in xs)) for k in x}
-    if not isinstance(x, (tuple,list)): return f(*xs)
-    parts = [_map(f, *ys) for ys in zip(*xs)]
-    return type(x)(*parts) if hasattr(x, '_fields') else tuple(parts)
-
+# %% ../nbs/10_envs.ipynb #5969f23a
 def _policy_column_dtype(x, n, name):
     "The dtype of one row of a column"
     if isinstance(x, dict): return np.dtype([(k, _policy_column_dtype(v, n, f'{name}[{k!r}]')) for k,v in x.items()], align=True)

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['ScriptedEnv', 'script', 'ScriptedVectorEnv', 'scripted_steps', 'same', 'through_file', 'check_contract']
 
-# %% ../nbs/02_testing.ipynb #b04f66ce
+# %% ../nbs/02_testing.ipynb #8b500b53
 import gc, inspect, io, pickle, weakref
 from itertools import islice
 from time import perf_counter
 import gymnasium as gym, numpy as np, torch
+from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from .core import Steps, problem, step_dtype
@@ -42,8 +43,9 @@ class ScriptedEnv(gym.Env):
 
     def _state(self): return np.asarray(self.states[self.s], np.float32) if isinstance(self.observation_space, spaces.Box) else self.states[self.s]
 
-# %% ../nbs/02_testing.ipynb #d638a73d
-def _reset(self, *, seed=None, options=None):
+# %% ../nbs/02_testing.ipynb #43647be0
+@patch
+def reset(self:ScriptedEnv, *, seed=None, options=None):
     "Go to the first state of the next episode; one that is running is left"
     super(ScriptedEnv, self).reset(seed=seed)
     self.seeds.append(seed)
@@ -55,7 +57,8 @@ def _reset(self, *, seed=None, options=None):
     self.running = True
     return self._state(), {}
 
-def _step(self, action):
+@patch
+def step(self:ScriptedEnv, action):
     "The next step of the script"
     if not self.running: raise RuntimeError('step before reset, or after the end of an episode')
     if not self.action_space.contains(action): raise ValueError(f'{action!r} is not in {self.action_space}')
@@ -65,12 +68,16 @@ def _step(self, action):
     if out[2] or out[3]: self.running,self.s = False,self.s+1
     return out
 
-ScriptedEnv.reset,ScriptedEnv.step = _reset,_step
+# %% ../nbs/02_testing.ipynb #67d44cf1
+@patch
+def state_dict(self:ScriptedEnv)->dict:
+    "Where it stands"
+    return dict(t=self.t, s=self.s, running=self.running)
 
-# %% ../nbs/02_testing.ipynb #6777c17c
-def _env_state(self): return dict(t=self.t, s=self.s, running=self.running)
-def _load_env_state(self, state): self.t,self.s,self.running = state['t'],state['s'],state['running']
-ScriptedEnv.state_dict,ScriptedEnv.load_state_dict = _env_state,_load_env_state
+@patch
+def load_state_dict(self:ScriptedEnv, state:dict):
+    "Stand there again"
+    self.t,self.s,self.running = state['t'],state['s'],state['running']
 
 # %% ../nbs/02_testing.ipynb #3c419613
 def script(

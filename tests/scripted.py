@@ -5,6 +5,9 @@ import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from fastrl_replay.core import Steps, leaves, step_dtype
+from fastrl_replay.envs import GymStepper, GymTypeTransform
+from fastrl_replay.pipe import TypeTransformLoop, dp
+from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.testing import ScriptedEnv
 
 MODES = 'NextStep', 'SameStep', 'Disabled'
@@ -123,3 +126,15 @@ def in_blocks(*sizes):
     "Numbered rows in blocks of these sizes"
     ends = np.cumsum(sizes)
     return [numbered(n, end-n) for n, end in zip(sizes, ends)]
+
+def seed_002(envs, total_steps, seed=0, replay=True, **kwargs):
+    "Both pipelines of seed 002, line by line; only the imports are new"
+    pipe = dp.map.Mapper(envs)
+    pipe = TypeTransformLoop(pipe, [GymTypeTransform])
+    pipe = dp.iter.MapToIterConverter(pipe)
+    pipe = dp.iter.InMemoryCacheHolder(pipe)
+    pipe = pipe.cycle()
+    pipe = GymStepper(pipe, seed=seed)
+    if replay: pipe = ExperienceReplay(pipe, **kwargs)
+    steps = [step for _, step in zip(*(range(total_steps), pipe))]
+    return steps, pipe

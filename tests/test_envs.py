@@ -10,10 +10,10 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import DataLoader
 
 from fastrl_replay.core import ActionError, EnvError, Steps, leaves
-from fastrl_replay.envs import GymStepper, GymTypeTransform
-from fastrl_replay.pipe import Items, TypeTransformLoop, dp
+from fastrl_replay.envs import GymStepper
+from fastrl_replay.pipe import Items
 from fastrl_replay.testing import ScriptedEnv, script, scripted_steps, through_file
-from scripted import (IDS, MODES, Nested, Remember, Witness, by_env, cartpole, chained, close, makers, n_of,
+from scripted import (IDS, MODES, Nested, Remember, Witness, by_env, cartpole, chained, close, makers, n_of, seed_002,
                       same_streams, take, vector, well_counted, witnessed, zeros)
 
 @pytest.fixture
@@ -653,22 +653,12 @@ def test_a_pipe_of_environments_steps_each_item_once():
     assert same_streams(blocks, scripted_steps(s, 10), 10)
     assert len(take(Items(envs).gym_step(policy=zeros), 30)) == 3
 
-def seed_002(envs, total_steps, seed=0):
-    "The pipeline of seed 002, line by line"
-    pipe = dp.map.Mapper(envs)
-    pipe = TypeTransformLoop(pipe, [GymTypeTransform])
-    pipe = dp.iter.MapToIterConverter(pipe)
-    pipe = dp.iter.InMemoryCacheHolder(pipe)
-    pipe = pipe.cycle()
-    pipe = GymStepper(pipe, seed=seed)
-    return [step for _, step in zip(*(range(total_steps), pipe))], pipe
-
 def test_the_pipeline_of_seed_002_is_the_same_stream():
     "map, cache, cycle, stepper; one environment and two, and a second pass goes on"
-    steps, pipe = seed_002(['CartPole-v1'], 40)
+    steps, pipe = seed_002(['CartPole-v1'], 40, replay=False)
     more = [step for _, step in zip(*(range(10), pipe))]
     assert steps + more == take(GymStepper('CartPole-v1', seed=0), 50)
-    steps, _ = seed_002(['CartPole-v1']*2, 60)
+    steps, _ = seed_002(['CartPole-v1']*2, 60, replay=False)
     assert same_streams(steps, take(GymStepper(['CartPole-v1']*2, seed=0), 30), 30)
 
 def test_pickles_before_and_after_use():

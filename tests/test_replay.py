@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader, IterDataPipe
 
 import fastrl_replay
 from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, step_dtype
-from fastrl_replay.envs import GymStepper, GymTypeTransform
-from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe, TypeTransformLoop, dp
+from fastrl_replay.envs import GymStepper
+from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.testing import ScriptedEnv, check_contract, same, script, scripted_steps, through_file
-from scripted import in_blocks, numbered, take, zeros
+from scripted import in_blocks, numbered, seed_002, take, zeros
 
 def filled(n, bs=4, max_sz=None, **kw):
     "A replay with rows 0 to n-1 added"
@@ -50,18 +50,6 @@ def test_what_seed_003_asserts_of_a_replay_buffer():
     replay.add(obj1)
     assert unique(replay.sample(100)) == one
     with pytest.raises(NotEnoughRows): ExperienceReplay(bs=1, max_sz=2).sample()
-
-def seed_002(envs, total_steps, seed=0, replay=True, **kwargs):
-    "Both pipelines of seed 002, line by line; only the imports are new"
-    pipe = dp.map.Mapper(envs)
-    pipe = TypeTransformLoop(pipe, [GymTypeTransform])
-    pipe = dp.iter.MapToIterConverter(pipe)
-    pipe = dp.iter.InMemoryCacheHolder(pipe)
-    pipe = pipe.cycle()
-    pipe = GymStepper(pipe, seed=seed)
-    if replay: pipe = ExperienceReplay(pipe, **kwargs)
-    steps = [step for _, step in zip(*(range(total_steps), pipe))]
-    return steps, pipe
 
 def test_the_lessons_of_seed_002():
     "Filling, wrapping, renewing: 0, 10, 20, 30, 40 steps in a memory of 20, and always the stepper's last 20 rows"
@@ -497,6 +485,13 @@ def test_a_state_is_a_copy_and_may_be_loaded_over_another():
     c = ExperienceReplay(bs=4, max_sz=10)
     c.load_state_dict(through_file(ExperienceReplay(bs=4, max_sz=10).state_dict()))
     assert len(c) == 0 and c.add(numbered(1)).tolist() == [0]
+
+def test_numbers_of_numpy_go_through_the_file():
+    "A batch size, a warm-up and a ratio that numpy computed leave a state that loads without code"
+    a = ExperienceReplay(in_blocks(4, 4), bs=np.int64(2), warmup=np.int64(1), ratio=np.float64(.5), max_sz=10, seed=0)
+    take(a, 2)
+    a.sample(np.int64(3))
+    assert all(type(c) is int for c in everything(a)['own']['counters'])
 
 def test_links_survive_the_file():
     "Windows on a restored memory go on over rows that come later"

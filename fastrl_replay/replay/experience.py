@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['ExperienceReplay', 'as_fraction']
 
-# %% ../../nbs/40_replay.ipynb #711c6c51
+# %% ../../nbs/40_replay.ipynb #e6164339
 from fractions import Fraction
+from functools import lru_cache
 import numpy as np
 from fastcore.basics import patch
 from ..core import BlockError, NotEnoughRows, Steps, problem
@@ -14,7 +15,7 @@ from ..memory.samplers import Uniform
 from ..memory.timeline import Batches, Timeline, as_keys
 from ..pipe import Pipe, stage
 
-# %% ../../nbs/40_replay.ipynb #b8890a3d
+# %% ../../nbs/40_replay.ipynb #dc5e5ce1
 @stage('experience_replay')
 class ExperienceReplay(Pipe):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
@@ -32,7 +33,7 @@ class ExperienceReplay(Pipe):
     ):
         self._check_arguments(bs, max_sz, ratio, warmup, replacement)
         super().__init__(source)
-        self.bs,self.max_sz,self.ratio,self.warmup,self.return_idxs = int(bs),max_sz,ratio,warmup,return_idxs
+        self.bs,self.max_sz,self.ratio,self.warmup,self.return_idxs = int(bs),max_sz,ratio,None if warmup is None else int(warmup),return_idxs
         self.freeze_memory,self.seed,self.replacement = freeze_memory,seed,replacement
         self._fresh()
 
@@ -93,7 +94,7 @@ def _check_columns(self:ExperienceReplay, steps):
         if n in steps.dtype.names and steps.dtype[n] != dtype: raise BlockError(problem(type(self).__name__,
             f'column {n!r} is one that a batch has', steps.dtype[n], np.dtype(dtype), 'rename it in the policy'))
 
-# %% ../../nbs/40_replay.ipynb #b197c454
+# %% ../../nbs/40_replay.ipynb #79d04f56
 @patch
 def sample(self:ExperienceReplay,
     bs:int=None, # rows in this batch; None: the stage's `bs`
@@ -102,6 +103,7 @@ def sample(self:ExperienceReplay,
     n = self.bs if bs is None else bs
     if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n,
         'a whole number, at least 1'))
+    n = int(n)   # numpy's integers would find their way into checkpoints, where they may not be
     try: keys,_ = self.sampler.sample(n)
     except NotEnoughRows: raise self._too_few(n) from None
     if self._batches is None: self._batches = Batches(self.memory)
@@ -120,7 +122,8 @@ def _too_few(self:ExperienceReplay, n):
         f'{n} rows: {n-here} are missing',
         'add more, draw fewer, or replacement=True'))
 
-# %% ../../nbs/40_replay.ipynb #6253af95
+# %% ../../nbs/40_replay.ipynb #0681fbce
+@lru_cache   # it is asked for with every batch
 def as_fraction(
     x, # a real number of any kind
 )->Fraction: # the simplest one that is `x` in floating point, or else the decimal that was written
@@ -129,7 +132,7 @@ def as_fraction(
     simple = Fraction(float(x)).limit_denominator(1_000_000)
     return simple if float(simple) == float(x) else Fraction(repr(float(x)))
 
-# %% ../../nbs/40_replay.ipynb #29a9cdcf
+# %% ../../nbs/40_replay.ipynb #ce814f83
 @patch
 def _count(self:ExperienceReplay, n):
     "Of `n` rows that came in, those beyond the warm-up count (in a frozen memory the warm-up is over)"
@@ -144,9 +147,9 @@ def _ready(self:ExperienceReplay)->bool:
 @patch
 def _owes(self:ExperienceReplay)->bool:
     "Is a batch due for the rows that came in?"
-    if self.ratio is None or not self._ready(): return False
+    if self.ratio is None: return False
     r = as_fraction(self.ratio)
-    return self._counted*r.numerator//r.denominator > self._paid
+    return self._counted*r.numerator//r.denominator > self._paid and self._ready()
 
 @patch
 def _pay(self:ExperienceReplay):
