@@ -97,17 +97,17 @@ def split_answer(out, recurrent:bool, space:spaces.Space)->tuple: # action, hidd
     if recurrent: raise ActionError(problem('GymStepper', 'a policy with initial_hidden', type(out).__name__, 'action, hidden'))
     return out, None, extra
 
-# %% ../nbs/10_envs.ipynb #08a8f4a3
+# %% ../nbs/10_envs.ipynb #93564c0c
 def action_checker(
     space:spaces.Space, # of one environment
     n:int, # how many environments
-): # a function of what the policy returned, which gives arrays of its own
+): # a function of what the policy returned, which gives arrays of its own, or a plain int for a single environment
     "`check_action` for one space and number of environments, with a short way for what is obviously right"
     def full(action): return check_action(action, space, n)
     if not isinstance(space, spaces.Discrete) or space.dtype != np.int64: return full
     low,high = _bounds(space)
     def quick(action):
-        if type(action) is int and n == 1 and low <= action <= high: return np.array([action])
+        if type(action) is int and n == 1 and low <= action <= high: return action
         a = action.numpy() if isinstance(action, torch.Tensor) and action.is_cpu and not action.requires_grad else action
         fine = type(a) is np.ndarray and a.dtype == np.int64 and a.shape == (n,) and _first_outside(a, low, high) < 0
         return a.copy() if fine else full(action)   # a copy, because an environment may change its action
@@ -287,7 +287,7 @@ def _columns(self:_Crew, extra):
         itemsize=self.dtype.itemsize))
     for l in self.lanes: l.at = np.array([self.dtype.itemsize, *(self.dtype.fields[n][1] for n in _COUNTED)])
 
-# %% ../nbs/10_envs.ipynb #dc8673d5
+# %% ../nbs/10_envs.ipynb #9dd42bc4
 @patch
 def step(self:_Crew)->Steps: # or None where every row was a reset
     "Step all environments once"
@@ -301,7 +301,8 @@ def step(self:_Crew)->Steps: # or None where every row was a reset
     if extra or self.extra: rows = self._add_columns(rows, extra)
     self.new = False
     put(rows['action'], actions)
-    if self.singles and type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype.kind == 'i': actions = actions.tolist()
+    if type(actions) is int: actions = [actions] if self.singles else np.array([actions])
+    elif self.singles and type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype.kind == 'i': actions = actions.tolist()
     result = np.ndarray(self.n, self.result, rows)   # the same rows, seen without state, action and extra columns
     for lane,start in self.pairs:
         try: outcomes.append(lane.act(actions, start, rows, result if self.alone else result[start:start+lane.n]))
