@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['problem', 'BlockError', 'NotEnoughRows', 'ActionError', 'EnvError', 'StaleKey', 'space_dtype', 'leaves',
            'column_dtype', 'step_dtype', 'dtype_spec', 'spec_dtype', 'plain_dtype', 'extend_dtype', 'Steps',
-           'column_of_rows', 'column_of_bytes', 'njit', 'memcpy']
+           'column_of_rows', 'column_of_bytes', 'njit', 'memmove']
 
 # %% ../nbs/00_core.ipynb #d2f9326f
 import difflib
@@ -356,12 +356,12 @@ def njit(f):
     try: return numba.njit(f, cache=True)
     except RuntimeError: return numba.njit(f)
 
-# %% ../nbs/00_core.ipynb #500b44ef
+# %% ../nbs/00_core.ipynb #1d351cac
 @intrinsic
-def memcpy(ctx, dst, src, n):
-    "Inside a kernel: copy `n` bytes between two addresses"
+def memmove(ctx, dst, src, n):
+    "Inside a kernel: copy `n` bytes from one address to another; they may overlap"
     def codegen(context, builder, signature, args):
         pointer = cgutils.voidptr_t
-        cgutils.raw_memcpy(builder, *(builder.inttoptr(a, pointer) for a in args[:2]), args[2], 1)
+        cgutils.raw_memmove(builder, *(builder.inttoptr(a, pointer) for a in args[:2]), args[2], 1)
         return context.get_dummy_value()
     return types.void(types.intp, types.intp, types.intp), codegen

@@ -6,14 +6,14 @@
 __all__ = ['as_array', 'check_action', 'split_answer', 'action_checker', 'put', 'tupler', 'pick', 'open_envs', 'GymStepper',
            'encode', 'decode', 'GymTypeTransform']
 
-# %% ../nbs/10_envs.ipynb #2ac560e4
+# %% ../nbs/10_envs.ipynb #45b33ee4
 from copy import deepcopy
 from types import BuiltinFunctionType, FunctionType, ModuleType
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from .core import ActionError, EnvError, Steps, column_of_rows, memcpy, njit, problem, step_dtype
+from .core import ActionError, EnvError, Steps, column_of_rows, memmove, njit, problem, step_dtype
 from .pipe import IterDataPipe, MapDataPipe, Pipe, as_pipe, stage
 
 # %% ../nbs/10_envs.ipynb #91de7281
@@ -180,7 +180,7 @@ class _One:
     fresh = property(lambda self: np.array([self.over]))
     def where(self, e): return f'environment {self.env_id}',f'episode {self.episode + self.over}',self.step + 1
 
-# %% ../nbs/10_envs.ipynb #8d39201b
+# %% ../nbs/10_envs.ipynb #17495f78
 _COUNTED = 'reward','terminated','truncated','env_id','episode_n','step_n','total_reward'
 
 @njit
@@ -193,7 +193,7 @@ def _count(raw, at, first_id, lags, counts, totals, resets):
         if counts[i,2]: counts[i,0],counts[i,1],counts[i,2],totals[i] = counts[i,0] + 1,0,0,0.
         if resets[i]: left += 1; continue
         row = (i - left)*size
-        if left: memcpy(raw.ctypes.data + row, raw.ctypes.data + i*size, size)
+        if left: memmove(raw.ctypes.data + row, raw.ctypes.data + i*size, size)
         counts[i,1] += 1
         totals[i] += floats[(row + reward_at) >> 2]
         ints[(row + env_at) >> 2],ints[(row + episode_at) >> 2],ints[(row + step_at) >> 2] = first_id + i,counts[i,0],counts[i,1]

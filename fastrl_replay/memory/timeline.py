@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['aligned_empty', 'Timeline', 'as_keys', 'Batches']
 
-# %% ../../nbs/30_timeline.ipynb #579cd09b
+# %% ../../nbs/30_timeline.ipynb #05d5205f
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import BlockError, StaleKey, Steps, dtype_spec, extend_dtype, leaves, memcpy, njit, plain_dtype, problem, spec_dtype
+from ..core import BlockError, StaleKey, Steps, dtype_spec, extend_dtype, leaves, memmove, njit, plain_dtype, problem, spec_dtype
 
 # %% ../../nbs/30_timeline.ipynb #498cbe14
 def aligned_empty(nbytes:int)->np.ndarray: # uint8
@@ -53,7 +53,7 @@ def _first_nan(rows, size, floats):
                 if nan: return i
     return -1
 
-# %% ../../nbs/30_timeline.ipynb #1ebd3354
+# %% ../../nbs/30_timeline.ipynb #c894ff07
 @njit
 def _insert(mem, link, drawn, last, rows, places, floats, inserted):
     "Check, then copy and link a block of rows; -1, or the number of a row that can't be put in as things are"
@@ -73,7 +73,7 @@ def _insert(mem, link, drawn, last, rows, places, floats, inserted):
             b = before % max_sz * size
             if not (mem[b + term_at] or mem[b + trunc_at]) and ring[(b + episode_at)//4] == words[(src + episode_at)//4]:
                 link[before % max_sz] = key - before
-        memcpy(mem.ctypes.data + dst, rows.ctypes.data + src, size)
+        memmove(mem.ctypes.data + dst, rows.ctypes.data + src, size)
         link[slot],drawn[slot],last[env] = 0,0,key
         slot += 1
         if slot == max_sz: slot = 0
@@ -162,7 +162,7 @@ def _mend(self:Timeline, steps, rows, raw):
     grown[:len(self._last)],self._last = self._last,grown
     return self.add(steps)
 
-# %% ../../nbs/30_timeline.ipynb #09327a25
+# %% ../../nbs/30_timeline.ipynb #02204826
 _u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
 
 @njit
@@ -184,7 +184,7 @@ def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
     for i in range(len(keys)):
         slot = keys[i] + offset
         if slot >= max_sz: slot -= max_sz
-        memcpy(dst, mem.ctypes.data + slot*size, size)
+        memmove(dst, mem.ctypes.data + slot*size, size)
         dst += out_size
         if is_batch:
             index[_u64(index_at)],weight[_u64(weight_at)] = keys[i],weights[i]
@@ -249,7 +249,7 @@ class Batches:
         if bad >= 0: line._stale(keys, bad)
         return Steps(np.ndarray(n, self.dtype, out))
 
-# %% ../../nbs/30_timeline.ipynb #31f6f7a8
+# %% ../../nbs/30_timeline.ipynb #7edad448
 @njit
 def _windows(mem, link, keys, out, length, plan, inserted):
     "Copy, for each key, its row and those that follow in its episode; -1, or the place of the first key that is not valid"
@@ -261,7 +261,7 @@ def _windows(mem, link, keys, out, length, plan, inserted):
         key,dst = keys[i],i*length*out_size
         for t in range(length):
             slot = key % max_sz
-            memcpy(out.ctypes.data + dst, mem.ctypes.data + slot*size, size)
+            memmove(out.ctypes.data + dst, mem.ctypes.data + slot*size, size)
             out[dst + mask_at] = 1
             key,dst = key + link[slot],dst + out_size
             if link[slot] == 0: break
