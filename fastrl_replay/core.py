@@ -307,7 +307,7 @@ def __eq__(self:Steps, other):
 
 Steps.__hash__,Steps.__array_eq__ = None,Steps.__eq__   # the second is what fastcore's test_eq asks for
 
-# %% ../nbs/00_core.ipynb #e3cf6466
+# %% ../nbs/00_core.ipynb #6f610b18
 @patch
 def update_priorities(self:Steps,
     td, # what was learned of each row: TD errors, a tensor or an array
@@ -315,7 +315,7 @@ def update_priorities(self:Steps,
     "Tell the replay that this batch was drawn from how wrong the learner was about each row"
     if self._replay is None: raise TypeError(problem('Steps.update_priorities', 'these rows were not drawn from a replay in this process',
         remedy='call it on a batch that a replay gave, or use replay.update_priorities(keys, td)'))
-    self._replay.update_priorities(self['index'], td)
+    self._replay.update_priorities(self['index'] if self._block is not None else self._rows['index'], td)
 
 # %% ../nbs/00_core.ipynb #b685b81e
 @patch

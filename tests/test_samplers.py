@@ -16,8 +16,7 @@ SURE = 1e-4
 def sampler(n, seed=0, first=0, replacement=False):
     "A sampler that holds keys first, …, first+n-1"
     s = Uniform(seed, replacement)
-    s.added(0, first+n)
-    if first: s.evicted(0, first)
+    s.added(0, first+n, first)
     return s
 
 def draws(s, n, times): return np.stack([s.sample(n)[0] for _ in range(times)])
@@ -126,8 +125,9 @@ def test_draws_are_of_keys_that_are_there(blocks, max_sz, replacement, stop):
     "Whatever is added and evicted: keys are in memory, distinct where promised, their probability is 1/len; saved anywhere, draws continue"
     s,end,oldest = Uniform(4, replacement),0,0
     for i,(size,n) in enumerate(blocks):
-        s.added(end, end+size); end += size
-        if end-max_sz > oldest: s.evicted(oldest, end-max_sz); oldest = end-max_sz
+        first,end = end,end+size
+        oldest = max(0, end-max_sz)
+        s.added(first, end, oldest)
         assert len(s) == end-oldest
         if i == stop:
             twin = Uniform(None, replacement)
@@ -143,8 +143,9 @@ def _replayed(blocks, max_sz, replacement):
     "The state after the same story without any saving"
     s,end,oldest = Uniform(4, replacement),0,0
     for size,n in blocks:
-        s.added(end, end+size); end += size
-        if end-max_sz > oldest: s.evicted(oldest, end-max_sz); oldest = end-max_sz
+        first,end = end,end+size
+        oldest = max(0, end-max_sz)
+        s.added(first, end, oldest)
         if n and (end-oldest >= n or (replacement and end > oldest)): s.sample(n)
     return s.state_dict()
 
@@ -158,7 +159,7 @@ def test_draws_continue_exactly(k, replacement):
     twin = Uniform(1, replacement)
     twin.load_state_dict(through_file(s.state_dict()))
     assert all(s.sample(n)[0].tolist() == twin.sample(n)[0].tolist() for n in sizes[k:])
-    for x in s,twin: x.added(150, 200); x.evicted(50, 100)
+    for x in s,twin: x.added(150, 200, 100)
     assert s.sample(20)[0].tolist() == twin.sample(20)[0].tolist() and min(s.sample(100)[0]) == 100
 
 def test_small_batches_are_the_same_after_large_ones():
@@ -175,8 +176,7 @@ def test_eviction_leaves_the_rest_as_likely(n, replacement):
     s = Uniform(3, replacement)
     places = []
     for i in range(4000):
-        s.added(i*7, (i+1)*7)
-        if i >= 10: s.evicted((i-10)*7, (i-9)*7)
+        s.added(i*7, (i+1)*7, max(0, (i-9)*7))
         if i >= 9: places.append(s.sample(n)[0] - (s.end-70))
     assert fair(np.bincount(np.concatenate(places), minlength=70), 1 if replacement else (1-n/70)*70/69)
 

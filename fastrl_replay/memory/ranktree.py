@@ -260,6 +260,20 @@ def _select(tree, rank, idx):
     for i in range(len(idx)): idx[_u(i)] = who[_u(idx[_u(i)])]
     return touched
 
+# %% ../../nbs/32_ranktree.ipynb #a2111014
+@njit
+def _roll(tree, capacity, gone, oldest, first, end, p, age):
+    "Keys from `gone` to `oldest` leave the ring, those from `first` to `end` come with priority `p`, or if that is negative the largest left, or 1; the next age"
+    leave,come,top,largest = np.empty(oldest-gone, np.int64),np.empty(end-first, np.int64),np.zeros(1, np.int64),np.zeros(1)
+    for i in range(len(leave)): leave[i] = (gone + i) % capacity
+    for i in range(len(come)): come[i] = (first + i) % capacity
+    _take(tree, leave)
+    if p < 0 and tree[7][-1]:
+        _select(tree, np.ones(1, np.int64), top)
+        _priority(tree, top, largest)
+    if p < 0: p = largest[0] if largest[0] > 0 else 1.
+    return _update(tree, come, np.full(len(come), p), age)[0]
+
 # %% ../../nbs/32_ranktree.ipynb #8bd929a4
 class RankTree:
     "Priorities of up to `capacity` things, in order: rank 1 is the largest; of equal ones the older comes first"

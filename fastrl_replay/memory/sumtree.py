@@ -67,6 +67,34 @@ def _climb(nodes, peaks, starts, idx, negative):
             if peaks[at] != best: peaks[at],lines[_u(k)],k = best,lines[_u(i)],k + 1
         m = k
 
+# %% ../../nbs/31_sumtree.ipynb #26a3bc2e
+@njit
+def _fill(nodes, peaks, lows, starts, first, end, p):
+    "Give all leaves from `first` to `end` one priority"
+    inner = starts[1]
+    for i in range(first, end): nodes[_u(i)] = p
+    for level in range(len(starts) - 2):
+        first,end = first >> 3,((end-1) >> 3) + 1
+        for line in range(first, end):
+            a,at = starts[level] + line*8,starts[level+1] + line
+            total,high,low = 0.,0.,-np.inf
+            for j in range(8):
+                total += nodes[_u(a+j)]
+                high = max(high, nodes[_u(a+j)] if level == 0 else peaks[_u(a+j-inner)])
+                if len(lows): low = max(low, lows[_u(a+j-inner)] if level else -nodes[_u(a+j)] if nodes[_u(a+j)] > 0 else -np.inf)
+            nodes[_u(at)],peaks[_u(at-inner)] = total,high
+            if len(lows): lows[_u(at-inner)] = low
+
+@njit
+def _roll(nodes, peaks, lows, starts, capacity, gone, oldest, first, end, p):
+    "Keys from `gone` to `oldest` leave the ring, those from `first` to `end` come with priority `p`, or if that is negative the largest left, or 1"
+    for a,b,what in ((gone, oldest, 0.), (first, end, p)):
+        if what < 0: what = peaks[len(peaks)-1] if peaks[len(peaks)-1] > 0 else 1.
+        if a >= b: continue
+        a,b = a % capacity,a % capacity + b-a
+        _fill(nodes, peaks, lows, starts, a, min(b, capacity), what)
+        if b > capacity: _fill(nodes, peaks, lows, starts, 0, b-capacity, what)
+
 # %% ../../nbs/31_sumtree.ipynb #3431c2bc
 @njit
 def _find(nodes, starts, mass, idx):
@@ -117,7 +145,7 @@ class SumTree:
         if not len(self._lows): raise AttributeError(problem('SumTree', 'the smallest priority is not kept', remedy='SumTree(capacity, smallest=True)'))
         return float(-self._lows[-1])
 
-# %% ../../nbs/31_sumtree.ipynb #c5e01fc1
+# %% ../../nbs/31_sumtree.ipynb #c1340303
 @patch
 def update(self:SumTree,
     idx, # one index, or an array of them
@@ -128,15 +156,18 @@ def update(self:SumTree,
     if idx.dtype.kind not in 'iu' and idx.size: raise TypeError(problem('SumTree.update', 'indices', idx.dtype, 'integers'))
     if priority.ndim and priority.shape != idx.shape: raise ValueError(problem('SumTree.update', 'priorities', list(priority.shape),
         f'{list(idx.shape)}, one for each index, or a single one'))
-    self._put(np.ascontiguousarray(idx, np.int64).ravel(), np.ascontiguousarray(np.broadcast_to(priority, idx.shape)).ravel())
+    idx,priority = np.ascontiguousarray(idx, np.int64).ravel(),np.ascontiguousarray(np.broadcast_to(priority, idx.shape)).ravel()
+    bad = self._put(idx, priority)
+    if bad >= 0: self._refuse(bad, idx[bad], priority[bad])
 
 @patch
 def _put(self:SumTree, idx, priority):
-    "The same for flat arrays of the right dtype"
+    "The same for flat arrays of the right dtype; -1, or the place of the first one that can't be"
     bad = _update(self._nodes, self._starts, self.capacity, idx, priority)
-    if bad >= 0: self._refuse(bad, idx[bad], priority[bad])
+    if bad >= 0: return bad
     _climb(self._nodes, self._peaks, self._starts, idx, False)
     if len(self._lows): _climb(self._nodes, self._lows, self._starts, idx, True)
+    return -1
 
 @patch
 def _refuse(self:SumTree, i, idx, priority=0.):

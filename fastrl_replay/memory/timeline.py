@@ -214,7 +214,7 @@ def take(self:Timeline,
     if bad >= 0: self._stale(given, bad)
     return Steps(np.ndarray(keys.shape, self.dtype, out))
 
-# %% ../../nbs/30_timeline.ipynb #f1bfaa46
+# %% ../../nbs/30_timeline.ipynb #09273d16
 @patch
 def _stale(self:Timeline, keys, i):
     keys = np.ravel(keys.cpu() if isinstance(keys, torch.Tensor) else keys)
@@ -225,9 +225,9 @@ def _stale(self:Timeline, keys, i):
     raise StaleKey(problem('Timeline', f'key {key} is stale: its row was overwritten {self.oldest-key} rows ago', 
         expected=f'{self.oldest} to {self.inserted-1}', remedy='ask valid(keys) first, or keep more rows (max_sz)'))
 
-_NO_WEIGHTS = np.zeros(0, np.float32)
+_NO_WEIGHTS = np.zeros(0)
 
-# %% ../../nbs/30_timeline.ipynb #b04a4f6c
+# %% ../../nbs/30_timeline.ipynb #56c61112
 class Batches:
     "Draws batches from a timeline: rows with `index` and `weight` behind them"
     def __init__(self, timeline:Timeline):
@@ -239,7 +239,7 @@ class Batches:
 
     def draw(self,
         keys:np.ndarray, # int64
-        weights:np.ndarray, # float32
+        weights:np.ndarray, # float64
     )->Steps: # with `index` and `weight`
         "The rows with these keys as a batch; counted as drawn"
         line,n = self.timeline,len(keys)

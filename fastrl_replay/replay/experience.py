@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['ExperienceReplay', 'as_fraction']
 
-# %% ../../nbs/40_replay.ipynb #e6164339
+# %% ../../nbs/40_replay.ipynb #52c1b3b6
 from fractions import Fraction
 from functools import lru_cache
-import numpy as np
+import numpy as np, torch
 from fastcore.basics import patch
-from ..core import BlockError, NotEnoughRows, Steps, problem
+from ..core import BlockError, NotEnoughRows, Steps, njit, problem
 from ..memory.samplers import Uniform
 from ..memory.timeline import Batches, Timeline, as_keys
 from ..pipe import Pipe, stage
@@ -49,12 +49,12 @@ class ExperienceReplay(Pipe):
             if self.ratio is None and self._ready(): yield self._pay()
             while self._owes(): yield self._pay()
 
-# %% ../../nbs/40_replay.ipynb #e6a0f886
+# %% ../../nbs/40_replay.ipynb #126c001c
 @patch
 def _fresh(self:ExperienceReplay):
     self.memory,self.sampler,self._batches = Timeline(self.max_sz),self._new_sampler(),None
     self.sampled = self.batches = self.stale = self._paid = self._counted = 0
-    self._ones = np.ones(self.bs, np.float32)
+    self._ones = np.ones(self.bs)
 
 @patch
 def _new_sampler(self:ExperienceReplay): return Uniform(self.seed, self.replacement)
@@ -70,7 +70,7 @@ def _check_arguments(self:ExperienceReplay, bs, max_sz, ratio, warmup, replaceme
     if ratio is not None and not 0 <= ratio < float('inf'): refuse('ratio', ratio, 'a number, 0 or more, or None')
     if warmup is not None and warmup < 0: refuse('warmup', warmup, '0 or more, or None')
 
-# %% ../../nbs/40_replay.ipynb #b0313e36
+# %% ../../nbs/40_replay.ipynb #3bbe17c7
 @patch
 def add(self:ExperienceReplay,
     steps:Steps, # a block, or one row
@@ -80,12 +80,15 @@ def add(self:ExperienceReplay,
         'Steps(rows) with rows from step_dtype'))
     memory = self.memory
     if not memory.inserted: self._check_columns(steps)
-    oldest,first = memory.oldest,memory.inserted
-    keys = memory.add(steps)
-    now = memory.oldest
-    self.sampler.added(first, memory.inserted)
-    if now > oldest: self.sampler.evicted(oldest, now)
+    known = self._known(steps)
+    first,keys = memory.inserted,memory.add(steps)
+    self.sampler.added(first, memory.inserted, memory.oldest, *known)
     return keys
+
+@patch
+def _known(self:ExperienceReplay, steps):
+    "What a sampler may learn from the rows themselves: nothing"
+    return ()
 
 @patch
 def _check_columns(self:ExperienceReplay, steps):
@@ -94,7 +97,7 @@ def _check_columns(self:ExperienceReplay, steps):
         if n in steps.dtype.names and steps.dtype[n] != dtype: raise BlockError(problem(type(self).__name__,
             f'column {n!r} is one that a batch has', steps.dtype[n], np.dtype(dtype), 'rename it in the policy'))
 
-# %% ../../nbs/40_replay.ipynb #79d04f56
+# %% ../../nbs/40_replay.ipynb #0657b7dd
 @patch
 def sample(self:ExperienceReplay,
     bs:int=None, # rows in this batch; None: the stage's `bs`
@@ -104,14 +107,19 @@ def sample(self:ExperienceReplay,
     if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n,
         'a whole number, at least 1'))
     n = int(n)   # numpy's integers would find their way into checkpoints, where they may not be
-    try: keys,_ = self.sampler.sample(n)
-    except NotEnoughRows: raise self._too_few(n) from None
+    if len(self.memory) < (1 if self.replacement else n): raise self._too_few(n)
     if self._batches is None: self._batches = Batches(self.memory)
-    batch = self._batches.draw(keys, self._ones if n == len(self._ones) else np.ones(n, np.float32))
+    keys,p = self.sampler.sample(n)
+    batch = self._batches.draw(keys, self._weights(p, n))
     batch._replay = self
     self.batches += 1
     self.sampled += n
     return (batch, keys - self.memory.oldest) if self.return_idxs else batch
+
+@patch
+def _weights(self:ExperienceReplay, p, n):
+    "How much each row of a batch should count"
+    return self._ones if n == len(self._ones) else np.ones(n)
 
 @patch
 def _too_few(self:ExperienceReplay, n):
@@ -156,21 +164,37 @@ def _pay(self:ExperienceReplay):
     self._paid += 1
     return self.sample()
 
-# %% ../../nbs/40_replay.ipynb #35599c43
+# %% ../../nbs/40_replay.ipynb #b40881aa
+@njit
+def _count_stale(keys, oldest, end):
+    "How many keys are older than `oldest`; less than 0 where one was never given out: -1 minus its place"
+    stale = 0
+    for i in range(len(keys)):
+        if keys[i] < 0 or keys[i] >= end: return -1 - i
+        stale += keys[i] < oldest
+    return stale
+
 @patch
 def update_priorities(self:ExperienceReplay,
     keys, # of rows that were drawn
     td, # what was learned of each: TD errors, a tensor or an array
 ):
     "Tell the sampler how wrong the learner was about these rows; rows that are gone by now are left out"
-    keys,td = as_keys(keys).ravel(),np.asarray(td.detach().double().cpu() if hasattr(td, 'detach') else td, np.float64).ravel()
+    if isinstance(td, torch.Tensor): td = td.detach().cpu().double().numpy()
+    keys,td = np.ascontiguousarray(as_keys(keys)).ravel(),np.ascontiguousarray(td, np.float64).ravel()
     if len(keys) != len(td): raise ValueError(problem(type(self).__name__, 'update_priorities: TD errors', len(td),
         f'{len(keys)}, one for each key'))
-    never = (keys < 0) | (keys >= self.memory.inserted)
-    if never.any(): self.memory._stale(keys, int(never.argmax()))
+    m = self.memory
+    stale = _count_stale(keys, m.oldest, m.inserted)
+    if stale < 0: m._stale(keys, -1 - stale)
+    if stale: keys,td = self._without_stale(keys, td)
+    self.sampler.update(keys, td)
+    self.stale += stale
+
+@patch
+def _without_stale(self:ExperienceReplay, keys, td):
     there = self.memory.valid(keys)
-    self.stale += int((~there).sum())
-    self.sampler.update(keys[there], td[there])
+    return keys[there],td[there]
 
 # %% ../../nbs/40_replay.ipynb #48001de7
 @patch
