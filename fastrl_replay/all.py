@@ -5,18 +5,22 @@
 # %% auto #0
 __all__ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype', 'Cycler', 'Header',
            'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage', 'ScriptedEnv', 'ScriptedVectorEnv',
-           'check_contract', 'script', 'scripted_steps', 'GymStepper', 'Timeline', 'Uniform', 'ExperienceReplay']
+           'check_contract', 'script', 'scripted_steps', 'GymStepper', 'Timeline', 'SumTree', 'RankTree',
+           'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay']
 
-# %% ../nbs/99_all.ipynb #6f5e8a01
+# %% ../nbs/99_all.ipynb #b1c6d7fe
 from .core import ActionError, BlockError, EnvError, NotEnoughRows, StaleKey, Steps, step_dtype
 from .pipe import Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, stage
 from .testing import ScriptedEnv, ScriptedVectorEnv, check_contract, script, scripted_steps
 from .envs import GymStepper
 from .memory.timeline import Timeline
-from .memory.samplers import Uniform
+from .memory.sumtree import SumTree
+from .memory.ranktree import RankTree
+from .memory.samplers import Proportional, Ranked, Uniform
 from .replay.experience import ExperienceReplay
+from .replay.prioritized import PrioritizedReplay
 
 _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype',
          'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage',
          'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
-         'GymStepper', 'Timeline', 'Uniform', 'ExperienceReplay']
+         'GymStepper', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay']

@@ -6,7 +6,7 @@
 __all__ = ['dp', 'Pipe', 'as_pipe', 'above', 'Items', 'stage', 'Header', 'Cycler', 'InMemoryCacheHolder', 'MapToIterConverter',
            'TypeTransformLoop']
 
-# %% ../nbs/01_pipe.ipynb #73b5e69f
+# %% ../nbs/01_pipe.ipynb #537a9530
 import inspect
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -16,8 +16,9 @@ from .core import Steps, problem
 if TYPE_CHECKING:   # what the chained methods return; for editors only, nothing is imported when the code runs
     from fastrl_replay.envs import GymStepper
     from fastrl_replay.replay.experience import ExperienceReplay
+    from fastrl_replay.replay.prioritized import PrioritizedReplay
 
-# %% ../nbs/01_pipe.ipynb #d6ef0b6e
+# %% ../nbs/01_pipe.ipynb #da2939ab
 class Pipe(IterDataPipe):
     "The base of every stage: takes items from `source`, yields items"
     _is_child_datapipe = False   # spares torch's hook a search of the registry at every item
@@ -43,6 +44,9 @@ class Pipe(IterDataPipe):
         def gym_step(self, policy=None, seed:int=None)->'GymStepper': ...
         def experience_replay(self, bs:int=1, max_sz:int=100, ratio:float=None, warmup:int=None, return_idxs:bool=False,
                               freeze_memory:bool=False, seed:int=None, replacement:bool=False)->'ExperienceReplay': ...
+        def prioritized_replay(self, bs:int=1, max_sz:int=100, kind:str='proportional', alpha:float=.6, beta=.4, eps:float=1e-6,
+            initial:str='largest', stratified:bool=True, scale:str='batch', ratio:float=None, warmup:int=None, return_idxs:bool=False,
+            freeze_memory:bool=False, seed:int=None)->'PrioritizedReplay': ...
 
 # %% ../nbs/01_pipe.ipynb #94b019c1
 def as_pipe(

@@ -20,8 +20,11 @@ SURFACE = {
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
     'envs': 'GymStepper',
     'memory.timeline': 'Timeline',
-    'memory.samplers': 'Uniform',
+    'memory.sumtree': 'SumTree',
+    'memory.ranktree': 'RankTree',
+    'memory.samplers': 'Proportional Ranked Uniform',
     'replay.experience': 'ExperienceReplay',
+    'replay.prioritized': 'PrioritizedReplay',
 }
 
 # A stranger's first script, run with the installed wheel and nothing else.

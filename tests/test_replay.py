@@ -13,6 +13,7 @@ from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, step_
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
 from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.testing import ScriptedEnv, check_contract, same, script, scripted_steps, through_file
 from scripted import in_blocks, numbered, seed_002, take, zeros
 
@@ -599,6 +600,9 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
                    lambda: Items(['CartPole-v1']*2).map(gym.make).in_memory_cache().cycle().gym_step(seed=0)],
     'ExperienceReplay': [lambda source, kw=kw: ExperienceReplay(source, **{**dict(max_sz=20, seed=0), **kw})
                          for kw in (dict(), dict(bs=2), dict(bs=2, ratio=.7, warmup=5), dict(bs=5, max_sz=6, replacement=True, return_idxs=True, ratio=1.5))],
+    'PrioritizedReplay': [lambda source, kw=kw: PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw})
+                          for kw in (dict(), dict(kind='rank', bs=2), dict(bs=2, ratio=.7, warmup=5, initial='ever', stratified=False),
+                                     dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, scale='memory', initial='reward'))],
 }
 
 def stages():
