@@ -1,14 +1,18 @@
-"""`Uniform` and its random numbers: every distribution that is promised, held against chi-square; and draws that continue to the bit."""
+"""Samplers and their random numbers: every distribution that is promised, held against chi-square and against a plain dict; and draws that continue to the bit."""
+import os, subprocess, sys
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np, pytest
 from hypothesis import given, strategies as st
 from scipy.stats import binom, chi2
 
 from fastrl_replay.core import NotEnoughRows
-from fastrl_replay.memory.samplers import Uniform, random_bits, random_seed
+from fastrl_replay.memory.samplers import Proportional, Ranked, Uniform, _ranks, random_bits, random_seed
+from fastrl_replay.memory.sumtree import LARGEST
 from fastrl_replay.testing import through_file
-from strategies import cases
+from strategies import bits, cases
+import test_ranktree, test_sumtree
 
 # Seeds are fixed, so each test passes always or never; one fair sampler in 10,000 would miss this on either side.
 SURE = 1e-4
@@ -228,3 +232,305 @@ def test_seeds_are_distinct_and_repeat():
 def test_samplers_with_other_seeds_draw_other_keys():
     batches = {tuple(sampler(10**6, s).sample(8)[0].tolist()) for s in range(200)} | {tuple(sampler(10**6, None).sample(8)[0].tolist()) for _ in range(20)}
     assert len(batches) == 220 and sampler(100, 5).sample(9)[0].tolist() == sampler(100, 5).sample(9)[0].tolist()
+
+# ---- priorities ----
+
+class Plain:
+    "What a prioritized sampler should be: a dict of keys and priorities"
+    def __init__(self, kind, capacity, alpha, eps, ever): self.kind,self.capacity,self.alpha,self.eps,self.ever,self.p,self.top = kind,capacity,alpha,eps,ever,{},1.
+    def worth(self, td): return (abs(float(td)) + self.eps)**(self.alpha if self.kind is Proportional else 1)
+    def _set(self, keys, p):
+        for k,x in zip(keys, p): self.p[k] = x
+        if self.ever: self.top = max([self.top, *p])
+    def added(self, first, end, oldest, p=None):
+        oldest = max(oldest, end-self.capacity)
+        self.p = {k: x for k,x in self.p.items() if k >= oldest}
+        new = self.top if self.ever else max(self.p.values(), default=0) or 1.
+        self.p.update({k: new for k in range(max(first, oldest), end)})
+        if p is not None: self._set(range(max(first, oldest), end), p[max(first, oldest)-first:])
+    def update(self, keys, td): self._set(keys, [self.worth(x) for x in td])
+    def line(self):
+        "Keys in the order in which they lie on the line, and the probability of each"
+        if self.kind is Ranked:
+            keys = sorted(self.p, key=lambda k: (-self.p[k], k))
+            mass = np.arange(1., len(keys)+1)**-self.alpha
+        else:
+            none = not any(self.p.values())
+            keys = sorted(self.p, key=lambda k: k if none else k % self.capacity)
+            mass = np.array([1. if none else self.p[k] for k in keys])
+        return np.array(keys, int),mass/max(mass.sum(), 1e-300)
+    def probabilities(self):
+        keys,p = self.line()
+        return p[np.argsort(keys)]
+
+def insides(s):
+    "All that a sampler's tree holds"
+    return [bits(a) for a in (s.tree._tree if isinstance(s, Ranked) else (s.tree._nodes, s.tree._peaks, s.tree._lows))]
+
+def agree(s, plain):
+    "Keys, probabilities, priorities; and the tree is sound"
+    assert len(s) == len(plain.p) and (not len(s) or (s.first,s.end) == (min(plain.p), max(plain.p)+1))
+    p,q = s.probabilities(),plain.probabilities()
+    np.testing.assert_allclose(p, q, rtol=1e-11)
+    if len(s): assert np.isclose(s.least, min(q[q > 0]), rtol=1e-11)
+    state = s.state_dict()
+    np.testing.assert_allclose(state['priorities'].numpy(), [plain.p[k] for k in sorted(plain.p)], rtol=1e-12)
+    if plain.ever: assert np.isclose(state['largest_ever'], plain.top, rtol=1e-12)
+    if isinstance(s, Ranked): test_ranktree.sound(s.tree)
+    else: test_sumtree.check(s.tree, s.tree[:])
+    if isinstance(s, Proportional):
+        there = np.zeros(s.capacity, bool); there[np.arange(s.first, s.end) % s.capacity] = True
+        assert not s.tree[:][~there].any(), 'evicted keys lose their priorities'
+
+def darts_hit(s, plain, n):
+    "Draw, and see that draw i is the key in whose piece of the line the i-th dart sticks, one in each part if stratified; keys and probabilities"
+    seed,count = np.uint64(s.state_dict()['seed']),s.state_dict()['count']
+    keys,p = s.sample(n)
+    x = np.array([int(random_bits(seed, count+i)) >> 11 for i in range(n)])*2.**-53
+    darts = (x + np.arange(n))/n if s.stratified else x
+    order,mass = plain.line()
+    place = {k: i for i,k in enumerate(order.tolist())}
+    at,ends = np.array([place[k] for k in keys.tolist()], int),np.cumsum(mass)
+    assert keys.dtype == np.int64 and (mass[at] > 0).all() and (ends[at] >= darts - 1e-9).all() and ((ends - mass)[at] <= darts + 1e-9).all()
+    np.testing.assert_allclose(p, mass[at], rtol=1e-11)
+    assert s.state_dict()['count'] == count + n
+    return keys,p
+
+def make(kind, capacity, alpha=.6, eps=1e-6, seed=0, **kw): return kind(capacity, alpha, eps, seed, **kw, **({'least': True} if kind is Proportional else {}))
+def fence(s):
+    s.tree = test_ranktree.new(s.capacity) if isinstance(s, Ranked) else test_sumtree.new(s.capacity)
+    return s
+
+ACTS = 'added', 'added', 'update', 'update', 'sample', 'save', 'refused', 'given'
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked])
+@cases(300)
+@given(st.integers(1, 40), st.sampled_from([0, .3, .6, 1, 2]), st.sampled_from([0, 1e-6, .5]), st.booleans(), st.booleans(), st.sampled_from([0, 1, 39, 10**6, 2**40]),
+    st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 2**32)), min_size=6, max_size=25))
+def test_story_of_priorities(kind, capacity, alpha, eps, stratified, ever, start, story):
+    "Whatever is added, evicted, learned and drawn: as the dict says; a refused update changes nothing, and restored twins go on beside their original to the bit"
+    options = dict(alpha=alpha, eps=eps, stratified=stratified, ever=ever)
+    alive,plain,end = [fence(make(kind, capacity, seed=7, **options))],Plain(kind, capacity, alpha, eps, ever),start
+    for do,seed in story:
+        rng = np.random.default_rng(seed)
+        if do in ('added', 'given'):
+            first,end = end,end + int(rng.choice([0, 1, 2, rng.integers(2*capacity+2)]))
+            oldest = int(rng.choice([0, min(plain.p, default=first), rng.integers(min(plain.p, default=first), end+1)]))
+            td = rng.choice([1., 10**rng.uniform(-6, 6), 0.])*rng.integers(-3, 4, end-first)
+            p = (alive[0].priorities(td),) if do == 'given' else ()
+            if p: np.testing.assert_allclose(p[0], [plain.worth(x) for x in td], rtol=1e-12)
+            for s in alive: s.added(first, end, oldest, *p)
+            plain.added(first, end, oldest, *p)
+        elif do == 'save':
+            twin = make(kind, capacity, seed=None, **options)
+            twin.load_state_dict(through_file(alive[-1].state_dict()))
+            alive = [*alive, twin][-3:]
+        elif not plain.p: continue
+        elif do == 'sample':
+            n = int(rng.integers(0, 3*capacity+1))
+            keys,p = darts_hit(alive[0], plain, n)
+            for s in alive[1:]:
+                again = s.sample(n)
+                assert keys.tolist() == again[0].tolist() and p.tolist() == again[1].tolist(), 'to the bit'
+        else:
+            keys = rng.choice(sorted(plain.p), size=int(rng.choice([0, 1, 5, rng.integers(3*capacity)])))
+            td = rng.choice([1., 10**rng.uniform(-6, 6)])*rng.choice([rng.normal(size=len(keys)), rng.integers(-3, 4, len(keys)), np.zeros(len(keys))])
+            if do == 'refused' and len(keys) and alpha:
+                at,s = int(rng.integers(len(keys))),alive[0]
+                td[at:] = rng.choice([np.nan, np.inf, -np.inf, *[1.1e298, 1.7e308][:2*(alpha >= 1 or kind is Ranked)]])
+                before,state = insides(s),s.state_dict()
+                with pytest.raises(ValueError, match=f'{kind.__name__}: TD error at place {at};'), np.errstate(over='ignore'): s.update(keys, td)
+                after = s.state_dict()
+                assert before == insides(s) and bits(state.pop('priorities')) == bits(after.pop('priorities')) and state == after
+                continue
+            if do == 'refused': continue
+            for s in alive: s.update(keys, td)
+            plain.update(keys.tolist(), td.tolist())
+        for s in alive: agree(s, plain)
+
+def prioritized(kind, td, first=0, **kw):
+    "A sampler whose keys from `first` on have these TD errors"
+    s = make(kind, len(td), **kw)
+    s.added(first, first+len(td), first)
+    s.update(np.arange(first, first+len(td)), np.asarray(td, float))
+    return s
+
+def as_promised(counts, p, upper=False):
+    "Chi-square against these probabilities, what is rare put together; stratified draws may scatter less"
+    mean,often = p*counts.sum(),p*counts.sum() >= 5
+    counts,mean = (np.append(x[often], x[~often].sum()) for x in (counts, mean))
+    if counts[mean == 0].any(): return False
+    counts,mean = counts[mean > 0],mean[mean > 0]
+    if len(counts) == 1: return True
+    q = chi2.sf(((counts-mean)**2/mean).sum(), len(counts)-1)
+    return q > SURE and (upper or q < 1-SURE)
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked])
+@pytest.mark.parametrize('alpha', [0, .6, 1])
+@pytest.mark.parametrize('stratified', [True, False])
+@pytest.mark.parametrize('n', [1, 8, 50])
+def test_frequencies_are_as_promised(kind, alpha, stratified, n):
+    "Priorities over six orders of magnitude, negative TD errors among them, in a ring that begins in the middle"
+    td = 10**np.random.default_rng(n).permutation(np.linspace(-4, 2, 120))*np.random.default_rng(0).choice([-1, 1], 120)
+    s = prioritized(kind, td, first=70, alpha=alpha, eps=0, seed=n+int(10*alpha), stratified=stratified)
+    order = np.empty(120, int); order[np.argsort(-abs(td))] = np.arange(1, 121)
+    p = abs(td)**alpha if kind is Proportional else order**-float(alpha)
+    p = p/p.sum()
+    np.testing.assert_allclose(s.probabilities(), p, rtol=1e-12)
+    keys = np.stack([s.sample(n)[0] for _ in range(150_000//n)]) - 70
+    assert as_promised(np.bincount(keys.ravel(), minlength=120), p, stratified and n > 1)
+    if stratified:   # each count is a sum of independent ones, one a part: means and variances are known
+        line = np.argsort((np.arange(120) + 70) % 120) if kind is Proportional else np.argsort(order)
+        ends = np.concatenate([[0], np.cumsum(p[line])])
+        share = np.clip(np.minimum(ends[1:,None], (np.arange(n)+1)/n) - np.maximum(ends[:-1,None], np.arange(n)/n), 0, None)*n
+        off = np.bincount(keys.ravel(), minlength=120)[line] - share.sum(1)*len(keys)
+        often = p[line]*keys.size > 20
+        assert (abs(off) <= 5*np.sqrt((share*(1-share)).sum(1)*len(keys)) + 1e-3)[often].all()
+
+def test_darts_at_the_edges_of_ranks():
+    "On, just below and just above each edge, at the end and beyond, for every number of keys: as numpy's search says, never a rank that isn't there"
+    ends = np.cumsum(np.arange(1., 131)**-.7)
+    for n in range(1, 131):
+        darts = np.concatenate([[0], ends[:n], np.nextafter(ends[:n], 0), np.nextafter(ends[:n], 9), [ends[n-1]*2]])
+        ranks = np.empty(len(darts), np.int64)
+        _ranks(ends, n, darts, ranks)
+        assert ranks.tolist() == np.minimum(np.searchsorted(ends[:n], darts, side='right') + 1, n).tolist()
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked])
+@pytest.mark.parametrize('stratified', [True, False])
+def test_frequencies_are_exact_while_memory_fills(kind, stratified):
+    "After each block, also those that evict: draws have the probabilities of the dict"
+    s,plain,rng,end = make(kind, 60, .7, stratified=stratified),Plain(kind, 60, .7, 1e-6, False),np.random.default_rng(0),0
+    for size in 1,1,2,7,30,15,40,70:
+        for x in s,plain: x.added(end, end+size, 0)
+        end += size
+        keys = rng.choice(sorted(plain.p), size=size)
+        td = rng.exponential(size=size)
+        s.update(keys, td); plain.update(keys.tolist(), td.tolist())
+        agree(s, plain)
+        counts = np.bincount(np.concatenate([s.sample(10)[0] for _ in range(3000)]) - s.first, minlength=len(s))
+        assert as_promised(counts, plain.probabilities(), stratified)
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked])
+@pytest.mark.parametrize('n', [1, 2, 7, 64])
+def test_batches_of_one_sampler_are_independent(kind, n):
+    "The first and the last draw of a batch say nothing of the next batch's, nor, within its part, of each other"
+    s = prioritized(kind, np.arange(1., 9), alpha=1, stratified=True, seed=n)
+    keys = np.stack([s.sample(n)[0] for _ in range(20_000)])
+    for a,b in (keys[1:,0], keys[:-1,0]), (keys[1:,0], keys[:-1,-1]), *([(keys[:,0], keys[:,-1])] if n > 1 else []):
+        table = np.zeros((8,8)); np.add.at(table, (a, b), 1)
+        mean = table.sum(1, keepdims=True)*table.sum(0)/table.sum()
+        free = (np.count_nonzero(table.sum(1))-1)*(np.count_nonzero(table.sum(0))-1)
+        assert not free or chi2.sf(((table-mean)**2/np.where(mean > 0, mean, 1)).sum(), free) > SURE
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked])
+@pytest.mark.parametrize('ever', [True, False])
+def test_new_keys_get_the_largest(kind, ever):
+    "Present, or ever; by hand, with alpha 1/2: 9 leaves with key 0, and only `ever` remembers, also after being saved"
+    s = make(kind, 3, .5, 0, ever=ever)
+    def p(): return s.state_dict()['priorities'].tolist()
+    f = np.sqrt if kind is Proportional else np.asarray
+    s.added(0, 2); assert p() == [1, 1]
+    s.update(np.array([0,1]), np.array([-9.,4])); s.added(2, 3); assert p() == f([9, 4, 9]).tolist()
+    s.update(np.array([2]), np.array([1.])); s.added(3, 4, 1); assert p() == f([4, 1, 9 if ever else 4]).tolist()
+    s.update(np.array([1,2,3]), np.array([.25,.01,.25]))
+    twin = make(kind, 3, .5, 0, ever=ever)
+    twin.load_state_dict(through_file(s.state_dict()))
+    s = twin
+    s.added(4, 5, 2); assert p() == f([.01, .25, 9 if ever else .25]).tolist()
+    s.update(np.array([2,3,4]), np.zeros(3)); s.added(5, 7); assert p() == f([0, 9, 9] if ever else [0, 1, 1]).tolist()
+    s.added(7, 9, p=s.priorities([100, 16])); assert p() == f([9 if ever else 1, 100, 16]).tolist()
+    s.added(9, 20, p=s.priorities(np.arange(11.))); assert p() == f([8, 9, 10]).tolist()      # a block larger than the ring
+    s.added(20, 24); assert p() == (f([100]*3).tolist() if ever else [1]*3)                     # nobody is left to be the largest
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked])
+def test_nothing_to_choose_by(kind):
+    "All priorities 0, one key, no key, none drawn: defined"
+    s = make(kind, 5, eps=0)
+    assert s.probabilities().tolist() == [] and len(s) == 0 and 0 <= s.least <= 1
+    before = s.state_dict()
+    for n in 0,1:
+        with pytest.raises(NotEnoughRows, match=f'{kind.__name__}: keys to draw; got 0'): s.sample(n)
+    assert s.state_dict()['count'] == before['count'] == 0
+    s.added(13, 14, 13)
+    for td in 0.,5.,1e-300:
+        s.update(np.array([13]), np.array([td]))
+        keys,p = s.sample(4)
+        assert keys.tolist() == [13]*4 and p.tolist() == [1]*4 == s.probabilities().tolist()*4 and s.least == 1
+    s.added(14, 17, 13); s.update(np.arange(13, 17), np.zeros(4))
+    if kind is Proportional:
+        assert s.probabilities().tolist() == [.25]*4 and s.least == .25 and s.sample(8)[1].tolist() == [.25]*8
+        assert s.sample(8)[0].tolist() == [13,13,14,14,15,15,16,16]
+        s.stratified = False
+        assert fair(np.bincount(np.concatenate([s.sample(10)[0] for _ in range(3000)]) - 13, minlength=4))
+    else: np.testing.assert_allclose(s.probabilities(), np.arange(1, 5)**-.6/sum(np.arange(1, 5)**-.6))
+    for x in s.sample(0): assert len(x) == 0
+    s.added(17, 17, 17)                                                                        # all gone again
+    with pytest.raises(NotEnoughRows): s.sample(1)
+    s.added(17, 19, 17)
+    assert len(s) == 2 and set(s.sample(50)[0].tolist()) == {17,18}
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked])
+def test_a_restored_sampler_of_much_goes_on_to_the_bit(kind):
+    "3,000 keys, many of them equal, after eviction; saved twice, then both learn and draw"
+    a,rng = make(kind, 3000, .7),np.random.default_rng(0)
+    a.added(0, 2500); a.update(rng.integers(2500, size=4000), rng.integers(0, 50, 4000)*.1)
+    a.added(2500, 4100, 1100)
+    for k in range(3):
+        b = make(kind, 3000, .7, seed=None)
+        b.load_state_dict(through_file(a.state_dict()))
+        for i in range(30):
+            x,y = a.sample(64),b.sample(64)
+            assert all(bits(u) == bits(v) for u,v in zip(x, y)) and bits(a.probabilities()) == bits(b.probabilities()) and a.least == b.least
+            td = rng.integers(0, 50, 64)*.1
+            for s in a,b: s.update(x[0], td); s.added(a.end if s is a else b.end, s.end+5)
+        assert insides(a) == insides(b) if kind is Proportional else a.tree.select(np.arange(1, 3001)).tolist() == b.tree.select(np.arange(1, 3001)).tolist()
+        if k == 1: a = b
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked])
+@pytest.mark.parametrize('alpha', [0, .5, 1])
+@pytest.mark.parametrize('td', [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_refused(kind, alpha, td):
+    "Whatever alpha; in `update` and in `priorities`; the first one is named"
+    s = prioritized(kind, [1, 2, 3], alpha=alpha)
+    before = insides(s)
+    for f in (lambda: s.update(np.array([2,0,1]), np.array([5., td, np.nan])), lambda: s.priorities([5., td, np.nan])):
+        with pytest.raises(ValueError, match=f'place 1; got {td}'): f()
+    assert before == insides(s)
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked, Uniform])
+@pytest.mark.parametrize('do', [lambda s: s.sample(np.int64(5)), lambda s: s.added(np.int64(9), np.int64(10), np.int64(1))], ids=['sample', 'added'])
+def test_counts_of_numpy_can_be_saved(kind, do):
+    "A batch size or keys that numpy computed leave a state that a stranger can read"
+    s,twin = (Uniform(0), Uniform(1)) if kind is Uniform else (make(kind, 9), make(kind, 9, seed=1))
+    s.added(0, 9); do(s)
+    twin.load_state_dict(through_file(s.state_dict()))
+    assert s.sample(9)[0].tolist() == twin.sample(9)[0].tolist()
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked])
+@pytest.mark.parametrize('options', [dict(alpha=-1), dict(alpha=np.nan), dict(alpha=np.inf), dict(eps=-1e-9), dict(eps=np.nan), dict(eps=np.inf), dict(capacity=0), dict(capacity=2.5)])
+def test_impossible_options(kind, options):
+    with pytest.raises(ValueError, match=next(iter(options))): kind(**{'capacity': 5, **options})
+
+@pytest.mark.parametrize('kind', [Proportional, Ranked])
+def test_the_largest_priority_there_can_be(kind):
+    "At every key, and just above it: refused"
+    s = prioritized(kind, [LARGEST]*40, alpha=1, eps=0)
+    assert np.isclose(s.probabilities().sum(), 1) and len(s.sample(100)[0]) == 100
+    with pytest.raises(ValueError, match='place 0'): s.update(np.array([3]), np.array([np.nextafter(LARGEST, np.inf)]))
+    s.added(40, 45, 5)
+    assert s.state_dict()['priorities'].tolist() == [LARGEST]*40
+
+def test_uniform_says_its_probabilities():
+    s = Uniform(0)
+    assert s.probabilities().tolist() == [] and s.least == 1
+    s.added(0, 10, 6)
+    assert s.probabilities().tolist() == [.25]*4 and s.least == .25
+
+@pytest.mark.slow
+def test_stories_again_with_bounds_checked(tmp_path):
+    "All stories of the trees and the samplers, with kernels that look at every place before they use it"
+    env = {**os.environ, 'NUMBA_BOUNDSCHECK': '1', 'NUMBA_CACHE_DIR': str(tmp_path)}
+    files = [str(Path(__file__).parent/f'test_{x}.py') for x in ('sumtree', 'ranktree', 'samplers')]
+    r = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', '-k', 'story or shapes or draws', *files], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+    assert not r.returncode, r.stdout

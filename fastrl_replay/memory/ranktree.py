@@ -57,7 +57,7 @@ def _count(counts, starts, slot, by):
     "There are `by` more in this slot, in its sixteen, …"
     for level in range(len(starts)-1): counts[_u(starts[level] + slot)],slot = counts[_u(starts[level] + slot)] + by,slot >> 4
 
-# %% ../../nbs/32_ranktree.ipynb #185b5dc4
+# %% ../../nbs/32_ranktree.ipynb #861ee559
 @njit
 def _move(tree, source, k, slot):
     "Move all from place `k` of the shelf in slot `source` on to the end of that in `slot`"
@@ -92,12 +92,12 @@ def _take(tree, idx):
     "Take indices off their shelves; what is on none is left alone"
     prio,who,_,_,_,slot_of,_,counts,starts,where,_ = tree
     for i in range(len(idx)):
-        x,place = idx[_u(i)],0
+        x,place = idx[_u(i)],SHELF
         shelf = where[_u(x)]
         if shelf < 0: continue
         first,slot = shelf*SHELF,slot_of[_u(shelf)]
         n = counts[_u(slot)]
-        while who[_u(first+place)] != x: place += 1
+        for j in range(SHELF): place = min(place, j if who[_u(first+j)] == x else SHELF)   # all at once
         a,b = prio.ctypes.data + (first+place)*8,who.ctypes.data + (first+place)*4
         memmove(a, a + 8, (n-1-place)*8)
         memmove(b, b + 4, (n-1-place)*4)
@@ -185,7 +185,7 @@ def _put(tree, idx, priority, slots_for):
         prio[_u(at)],who[_u(at)],where[x] = p,idx[_u(i)],shelf
         _count(counts, starts, slot, 1)
 
-# %% ../../nbs/32_ranktree.ipynb #b032a65d
+# %% ../../nbs/32_ranktree.ipynb #834f3507
 @njit
 def _touch(tree, shelves):
     "Bring shelves into the cache, all at a time"
@@ -205,13 +205,14 @@ def _update(tree, idx, priority, age):
         x = _u(idx[_u(i)])
         shelves[_u(i)] = where[x]
         if where[x] == -1: ages[x],age,where[x] = age,age + 1,-2   # -2: coming
-    touched = _touch(tree, shelves)
+    touched,own = _touch(tree, shelves),np.empty(len(idx), np.int64)
+    for i in range(len(idx)): own[_u(i)] = ages[_u(idx[_u(i)])]
     _take(tree, idx)
     while n > 1:
         half = n >> 1
         for i in range(len(idx)):
-            at,p = _u(slot[_u(i)] + half),priority[_u(i)]
-            if labels[at] > p or (labels[at] == p and label_ages[at] <= ages[_u(idx[_u(i)])]): slot[_u(i)] += half
+            at,p = _u(slot[_u(i)] + half),priority[_u(i)]   # without branches, which nobody could predict
+            slot[_u(i)] += half*((labels[at] > p) | ((labels[at] == p) & (label_ages[at] <= own[_u(i)])))
         n -= half
     for i in range(len(idx)): shelves[_u(i)] = slots[_u(slot[_u(i)])]
     touched += _touch(tree, shelves)

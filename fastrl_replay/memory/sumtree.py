@@ -22,7 +22,7 @@ def levels(
         sizes.append(-(-n//width)*width if n > 1 else 1)
     return np.concatenate([[0], np.cumsum(sizes)])
 
-# %% ../../nbs/31_sumtree.ipynb #a423b31a
+# %% ../../nbs/31_sumtree.ipynb #10796d6a
 _u,LARGEST = np.uint64,1e298   # unsigned places spare the kernel a test for negative ones; 2³¹ times the largest priority is still a number
 
 @njit
@@ -35,22 +35,17 @@ def _lines(nodes, m):
     return k
 
 @njit
-def _update(nodes, starts, capacity, idx, priority):
-    "Write leaves and add up anew what is above them; -1, or the place of the first one that can't be (then nothing has changed)"
-    m = len(idx)
-    for i in range(m):
-        if not (0 <= idx[i] < capacity and 0. <= priority[i] <= LARGEST): return i
-    for i in range(m): nodes[_u(idx[i])] = priority[i]
-    lines = idx.copy()
+def _add_up(nodes, starts, idx):
+    "Add up anew what is above changed leaves"
+    m,lines = len(idx),idx.copy()
     for level in range(len(starts) - 2):
         m = _lines(lines, m)
         for i in range(m):
             a,total = starts[level] + lines[_u(i)]*8,0.
             for j in range(8): total += nodes[_u(a+j)]
             nodes[_u(starts[level+1] + lines[_u(i)])] = total
-    return -1
 
-# %% ../../nbs/31_sumtree.ipynb #d2d738cf
+# %% ../../nbs/31_sumtree.ipynb #c71bbbbd
 @njit
 def _climb(nodes, peaks, starts, idx, negative):
     "Bring the maxima of changed leaves (or of the positive ones, negated) up to date"
@@ -66,6 +61,17 @@ def _climb(nodes, peaks, starts, idx, negative):
             at = _u(starts[level+1] - first + lines[_u(i)])
             if peaks[at] != best: peaks[at],lines[_u(k)],k = best,lines[_u(i)],k + 1
         m = k
+
+@njit
+def _update(nodes, peaks, lows, starts, capacity, idx, priority):
+    "Write leaves and bring all above them up to date; -1, or the place of the first one that can't be (then nothing has changed)"
+    for i in range(len(idx)):
+        if not (0 <= idx[i] < capacity and 0. <= priority[i] <= LARGEST): return i
+    for i in range(len(idx)): nodes[_u(idx[i])] = priority[i]
+    _add_up(nodes, starts, idx)
+    _climb(nodes, peaks, starts, idx, False)
+    if len(lows): _climb(nodes, lows, starts, idx, True)
+    return -1
 
 # %% ../../nbs/31_sumtree.ipynb #26a3bc2e
 @njit
@@ -145,7 +151,7 @@ class SumTree:
         if not len(self._lows): raise AttributeError(problem('SumTree', 'the smallest priority is not kept', remedy='SumTree(capacity, smallest=True)'))
         return float(-self._lows[-1])
 
-# %% ../../nbs/31_sumtree.ipynb #c1340303
+# %% ../../nbs/31_sumtree.ipynb #0fe8b194
 @patch
 def update(self:SumTree,
     idx, # one index, or an array of them
@@ -157,17 +163,8 @@ def update(self:SumTree,
     if priority.ndim and priority.shape != idx.shape: raise ValueError(problem('SumTree.update', 'priorities', list(priority.shape),
         f'{list(idx.shape)}, one for each index, or a single one'))
     idx,priority = np.ascontiguousarray(idx, np.int64).ravel(),np.ascontiguousarray(np.broadcast_to(priority, idx.shape)).ravel()
-    bad = self._put(idx, priority)
+    bad = _update(self._nodes, self._peaks, self._lows, self._starts, self.capacity, idx, priority)
     if bad >= 0: self._refuse(bad, idx[bad], priority[bad])
-
-@patch
-def _put(self:SumTree, idx, priority):
-    "The same for flat arrays of the right dtype; -1, or the place of the first one that can't be"
-    bad = _update(self._nodes, self._starts, self.capacity, idx, priority)
-    if bad >= 0: return bad
-    _climb(self._nodes, self._peaks, self._starts, idx, False)
-    if len(self._lows): _climb(self._nodes, self._lows, self._starts, idx, True)
-    return -1
 
 @patch
 def _refuse(self:SumTree, i, idx, priority=0.):

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['ExperienceReplay', 'as_fraction']
 
-# %% ../../nbs/40_replay.ipynb #52c1b3b6
+# %% ../../nbs/40_replay.ipynb #16245205
 from fractions import Fraction
 from functools import lru_cache
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import BlockError, NotEnoughRows, Steps, njit, problem
-from ..memory.samplers import Uniform
+from ..memory.samplers import Uniform, check_sampler
 from ..memory.timeline import Batches, Timeline, as_keys
 from ..pipe import Pipe, stage
 
@@ -164,7 +164,7 @@ def _pay(self:ExperienceReplay):
     self._paid += 1
     return self.sample()
 
-# %% ../../nbs/40_replay.ipynb #b40881aa
+# %% ../../nbs/40_replay.ipynb #5cb1996f
 @njit
 def _count_stale(keys, oldest, end):
     "How many keys are older than `oldest`; less than 0 where one was never given out: -1 minus its place"
@@ -174,14 +174,20 @@ def _count_stale(keys, oldest, end):
         stale += keys[i] < oldest
     return stale
 
+def _as_float64(x):
+    "A tensor or an array as a flat array of doubles"
+    if isinstance(x, torch.Tensor):
+        x = x.detach()
+        x = x.numpy() if x.is_cpu and x.dtype in (torch.float32,torch.float64) else x.cpu().double().numpy()
+    return np.ascontiguousarray(x, np.float64).ravel()
+
 @patch
 def update_priorities(self:ExperienceReplay,
     keys, # of rows that were drawn
     td, # what was learned of each: TD errors, a tensor or an array
 ):
     "Tell the sampler how wrong the learner was about these rows; rows that are gone by now are left out"
-    if isinstance(td, torch.Tensor): td = td.detach().cpu().double().numpy()
-    keys,td = np.ascontiguousarray(as_keys(keys)).ravel(),np.ascontiguousarray(td, np.float64).ravel()
+    keys,td = np.ascontiguousarray(as_keys(keys)).ravel(),_as_float64(td)
     if len(keys) != len(td): raise ValueError(problem(type(self).__name__, 'update_priorities: TD errors', len(td),
         f'{len(keys)}, one for each key'))
     m = self.memory
@@ -207,7 +213,7 @@ def stats(self:ExperienceReplay)->dict: # numbers by name
         age_mean=float(ages[0]/max(self.sampled, 1)), age_max=int(ages[1]), 
         drawn_mean=float(drawn.mean()) if len(drawn) else 0., drawn_max=int(drawn.max()) if len(drawn) else 0)
 
-# %% ../../nbs/40_replay.ipynb #16a3fce1
+# %% ../../nbs/40_replay.ipynb #a9d7a980
 @patch
 def __repr__(self:ExperienceReplay):
     return f'{Pipe.__repr__(self)}  # {len(self)} of {self.max_sz} rows'
@@ -220,7 +226,9 @@ def snapshot(self:ExperienceReplay)->dict: # memory, sampler, counters
     return dict(memory=self.memory.state_dict(), sampler=self.sampler.state_dict(), counters=[getattr(self, c) for c in _COUNTERS])
 
 @patch
-def check_state(self:ExperienceReplay, state): self.memory.check_state(state['memory'])
+def check_state(self:ExperienceReplay, state):
+    self.memory.check_state(state['memory'])
+    check_sampler(self.sampler, state['sampler'])
 
 @patch
 def restore(self:ExperienceReplay, state):

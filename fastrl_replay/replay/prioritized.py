@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['PrioritizedReplay']
 
-# %% ../../nbs/41_prioritized.ipynb #c5dca714
+# %% ../../nbs/41_prioritized.ipynb #bf6d4cde
 import difflib
 import numpy as np
 from fastcore.basics import patch
-from ..core import BlockError, Steps, njit, problem
+from ..core import BlockError, njit, problem
 from ..memory.samplers import Proportional, Ranked
 from ..pipe import stage
 from .experience import ExperienceReplay

@@ -1,0 +1,900 @@
+"""PrioritizedReplay: weights, late answers, what new rows get, checkpoints, statistics; a plain dict as the oracle."""
+import json, pickle, warnings
+
+import matplotlib
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt, numpy as np, pytest, torch
+from hypothesis import given, strategies as st
+from scipy.stats import chi2, norm
+from torch.utils.data import DataLoader
+
+import fastrl_replay.all
+from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, extend_dtype
+from fastrl_replay.envs import GymStepper
+from fastrl_replay.pipe import Items, Pipe
+from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.replay.prioritized import PrioritizedReplay
+from fastrl_replay.testing import check_contract, same, script, scripted_steps, through_file
+from scripted import in_blocks, numbered, take
+from strategies import cases
+
+KINDS = 'proportional', 'rank'
+
+def surprising(td, first=0, env=0):
+    "Numbered rows with a column of TD errors"
+    old = numbered(len(td), first, env).rows
+    rows = np.zeros(len(td), extend_dtype(old.dtype, td='f8'))
+    for n in old.dtype.names: rows[n] = old[n]
+    rows['td'] = td
+    return Steps(rows)
+
+def filled(td, bs=None, **kw):
+    "A replay that holds rows with these TD errors, as they are: no ε, and α = 1 unless told"
+    replay = PrioritizedReplay(bs=bs or min(4, len(td)), **{**dict(max_sz=len(td), alpha=1, eps=0, seed=0), **kw})
+    replay.update_priorities(replay.add(numbered(len(td))), td)
+    return replay
+
+def chances(replay): return dict(zip(replay.memory.keys.tolist(), replay.sampler.probabilities().tolist()))
+def everything(replay): return through_file(replay.state_dict())
+def draws(replay, n, bs=None): return [replay.sample(bs).index.tolist() for _ in range(n)]
+def elsewhere(steps): return steps._like(steps._bytes().clone())   # what `to('cuda')` gives, in main memory
+def close(a, b, **kw): np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), **{**dict(rtol=1e-9, atol=1e-300), **kw})
+
+# ---- the oracle ----
+
+class Model:
+    "What the specification says, in plain Python: key → priority"
+    def __init__(self, max_sz, kind, alpha, eps, initial):
+        self.max_sz, self.kind, self.alpha, self.eps, self.initial = max_sz, kind, alpha, eps, initial
+        self.p, self.end, self.ever, self.stale, self.drawn = {}, 0, 1., 0, {}
+    def kept(self, td): return abs(td) + self.eps if self.kind == 'rank' else (abs(td) + self.eps)**self.alpha
+    def add(self, tds):
+        first, self.end = self.end, self.end + len(tds)
+        self.p = {k: p for k, p in self.p.items() if k >= self.end - self.max_sz}
+        new = self.ever if self.initial == 'ever' else max(self.p.values(), default=0) or 1.
+        self.p.update({k: self.kept(td) if self.initial == 'td' else new for k, td in enumerate(tds, first) if k >= self.end - self.max_sz})
+    def update(self, keys, tds):
+        for k, td in zip(keys, tds):
+            if k in self.p: self.p[k] = self.kept(td)
+            else: self.stale += 1
+        self.ever = max([self.ever, *(self.p[k] for k in keys if k in self.p)])
+    def chances(self):
+        if self.kind == 'rank': mass = {k: (r + 1)**-self.alpha for r, k in enumerate(sorted(self.p, key=lambda k: (-self.p[k], k)))}
+        else: mass = self.p if any(self.p.values()) else dict.fromkeys(self.p, 1)
+        total = sum(mass.values())
+        return {k: mass[k]/total for k in self.p}
+
+class Queue:
+    "A source that gives each block once"
+    def __init__(self): self.blocks = []
+    def __iter__(self):
+        while self.blocks: yield self.blocks.pop(0)
+
+class Story:
+    "A replay and its model, which must agree after whatever happens"
+    def __init__(self, kind, alpha, eps, initial, scale, stratified, beta, max_sz, bs):
+        self.kw = dict(kind=kind, alpha=alpha, eps=eps, initial=initial, scale=scale, stratified=stratified, beta=beta, max_sz=max_sz, bs=min(bs, max_sz))
+        self.model, self.held = Model(max_sz, kind, alpha, eps, initial), []
+        self.queue, self.rng = Queue(), np.random.default_rng(0)
+        self.replay = PrioritizedReplay(self.queue, seed=0, **self.kw)
+
+    def tds(self, n): return self.rng.choice([0, 0, 1e-3, .5, -2, 2, -3, 7, 100, 1/3], n)
+
+    def add(self, n, env):
+        td = self.tds(n or int(not self.model.end))   # a first block without rows has a test of its own
+        n = len(td)
+        keys = self.replay.add(surprising(td, self.model.end, env % 3))
+        self.model.add(td)
+        assert keys.tolist() == list(range(self.model.end - n, self.model.end))
+
+    def sample(self, n, _):
+        n = n or None
+        if len(self.model.p) < (n or self.replay.bs):
+            with pytest.raises(NotEnoughRows): self.replay.sample(n)
+        else: self.drew(self.replay.sample(n), n or self.replay.bs)
+
+    def drew(self, batch, n):
+        p, scale = self.model.chances(), self.kw['scale']
+        mine = np.array([p[k] for k in batch.index.tolist()])   # KeyError: a key that is not there
+        assert len(batch) == n and mine.min() > 0 and batch.reward.tolist() == batch.index.tolist()
+        least = mine.min() if scale == 'batch' else min(x for x in p.values() if x > 0)
+        close(batch.weight, (mine/least)**-self.kw['beta'], rtol=1e-6)
+        for k in batch.index.tolist(): self.model.drawn[k] = self.model.drawn.get(k, 0) + 1
+        self.held.append(batch)
+
+    def late(self, i, how):
+        if not self.held: return
+        batch = self.held.pop(i % len(self.held))
+        keys, td = batch.index.tolist(), self.tds(len(batch))
+        if self.kw['initial'] == 'ever': td = np.sort(abs(td))   # or which of a twin's errors ever was the largest is a matter of taste
+        self.model.update(keys, td)
+        if batch._replay is not self.replay: self.replay.update_priorities(batch.index, torch.as_tensor(td))   # was drawn before the restart
+        else: (batch, batch.copy(), elsewhere(batch), batch[np.arange(len(batch))])[how % 4].update_priorities(td if how % 2 else torch.as_tensor(td))
+
+    def by_hand(self, n, _):
+        if not self.model.end: return
+        keys = self.rng.integers(0, self.model.end, n)
+        td = np.sort(abs(self.tds(n)))
+        self.model.update(keys.tolist(), td)
+        self.replay.update_priorities(keys, td)
+
+    def refused(self, n, which):
+        state, end, powers = self.replay.state_dict(), self.model.end, self.kw['alpha'] or self.kw['kind'] == 'rank'   # α = 0 has a test of its own
+        block = surprising(self.tds(n + 1), end)
+        if which % 3 == 0: block.rows['state'][n, 1] = np.nan
+        elif which % 3 == 1: block.rows['env_id'][n] = -1
+        elif self.kw['initial'] == 'td' and powers: block.rows['td'][n] = np.inf
+        else: block = numbered(n, end) if self.model.end else block[None]
+        with pytest.raises(BlockError): self.replay.add(block)
+        here = list(self.model.p)[:n]
+        with pytest.raises(StaleKey, match='never given out'): self.replay.update_priorities([*here, (end, -1, 2**62)[which % 3]], np.full(len(here) + 1, 50.))
+        if here and powers:
+            for bad in np.nan, np.inf, -np.inf:
+                with pytest.raises(ValueError, match='TD error'): self.replay.update_priorities([*here, here[0]], [50.]*len(here) + [bad])
+        with pytest.raises(ValueError): self.replay.update_priorities(here, np.ones(len(here) + 1))
+        assert same(self.replay.state_dict(), state)
+
+    def restart(self, n, seed):
+        twin, old = PrioritizedReplay(self.queue, seed=seed + 1, **self.kw), self.replay
+        twin.load_state_dict(everything(old))
+        if len(old) >= old.bs:
+            a, b = old.sample(), twin.sample()
+            assert a == b and old.stats() == twin.stats()
+            self.replay = twin
+            self.drew(b, old.bs)
+        self.replay = twin
+
+    def through(self, n, frozen):
+        "A block comes from the source, into a frozen memory or not"
+        self.replay.freeze_memory = bool(frozen % 2) and len(self.replay) >= self.replay.bs
+        td = self.tds(n)
+        self.queue.blocks.append(surprising(td, self.model.end))
+        before = self.replay.memory.inserted
+        batches = list(self.replay)
+        if not self.replay.freeze_memory: self.model.add(td)
+        else: assert self.replay.memory.inserted == before
+        assert len(batches) == (len(self.model.p) >= self.replay.bs)
+        for b in batches: self.drew(b, self.replay.bs)
+        self.replay.freeze_memory = False
+
+    def check(self):
+        want, s = self.model.chances(), self.replay.stats()
+        assert self.replay.memory.keys.tolist() == list(want) and len(self.replay) == len(want)
+        close(self.replay.sampler.probabilities(), list(want.values()))
+        assert s['stale'] == self.model.stale
+        if want:
+            close(s['ess'], 1/sum(p*p for p in want.values()))
+            assert s['never_drawn'] == pytest.approx(np.mean([k not in self.model.drawn for k in want]))
+        positive = np.array([p for p in self.model.p.values() if p > 0])
+        edges = np.array(s['priority_edges'])
+        edges[[0, -1]] *= 1 - 1e-7, 1 + 1e-7   # a power may differ in its last bit
+        assert sum(s['priority_counts']) == len(positive) == ((positive >= edges[0]) & (positive <= edges[-1])).sum()
+        json.dumps(s)
+
+events = st.tuples(st.sampled_from(['add', 'add', 'sample', 'sample', 'late', 'late', 'by_hand', 'through', 'refused', 'restart']), st.integers(0, 9), st.integers(0, 11))
+
+@cases(150)
+@given(st.lists(events, min_size=1, max_size=30), st.sampled_from(KINDS), st.sampled_from([0, .5, .6, 1, 2]), st.sampled_from([0, 1e-6, .1]),
+       st.sampled_from(['largest', 'ever', 'td']), st.sampled_from(['batch', 'memory']), st.booleans(), st.sampled_from([0, .4, 1]), st.sampled_from([1, 2, 3, 5, 8, 9, 20]), st.integers(1, 4))
+def test_it_agrees_with_a_dict(events, kind, alpha, eps, initial, scale, stratified, beta, max_sz, bs):
+    "Adding, drawing, late and early answers, refusals, restarts, freezing, in any order: probabilities, weights, counts, rows"
+    story = Story(kind, alpha, eps, initial, scale, stratified, beta, max_sz, bs)
+    for what, a, b in events:
+        getattr(story, what)(a, b)
+        story.check()
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('initial', ['largest', 'ever', 'td'])
+def test_a_long_story_agrees_with_a_dict(kind, initial):
+    "The same with trees of several levels, shelves that fill, blocks around the corner and beyond the memory"
+    story, rng = Story(kind, .6, 1e-6, initial, 'memory', True, .4, 300, 40), np.random.default_rng(1)
+    for i in range(120):
+        what = rng.choice(['add', 'sample', 'sample', 'late', 'late', 'by_hand', 'restart'])
+        getattr(story, what)(int(rng.choice([0, 1, 30, 70, 299, 700]) if what != 'sample' else rng.integers(0, 50)), int(rng.integers(0, 12)))
+        if what == 'add' or i % 10 == 0: story.check()
+    story.check()
+
+# ---- probabilities and weights ----
+
+def test_probabilities_by_hand():
+    "TD errors 4, -9, 0, 1: √ gives 2, 3, 0, 1 of 6; ranks 2, 1, 4, 3 give halves, wholes, quarters, thirds of 25/12"
+    close(filled([4, -9, 0, 1], alpha=.5).sampler.probabilities(), [2/6, 3/6, 0, 1/6])
+    close(filled([4, -9, 0, 1], kind='rank').sampler.probabilities(), [6/25, 12/25, 3/25, 4/25])
+    close(filled([3, 0, 8, 24], alpha=.5, eps=1).sampler.probabilities(), [2/11, 1/11, 3/11, 5/11])   # ε before the power
+
+def test_the_paper_is_the_default():
+    "α = .6, β = .4, ε = 1e-6, proportional, in strata, scaled in the batch"
+    a, b = PrioritizedReplay(bs=8, max_sz=20, seed=0), PrioritizedReplay(bs=8, max_sz=20, kind='proportional', alpha=.6, beta=.4, eps=1e-6, initial='largest', stratified=True, scale='batch', seed=0)
+    for r in a, b: r.update_priorities(r.add(numbered(20)), np.arange(20))
+    assert all(a.sample() == b.sample() for _ in range(9)) and a.stats() == b.stats()
+    close(a.sampler.probabilities(), (np.arange(20) + 1e-6)**.6/((np.arange(20) + 1e-6)**.6).sum())
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('scale', ['batch', 'memory'])
+@pytest.mark.parametrize('beta', [0, .4, 1, 1.5])
+def test_weights_are_rounded_once(kind, scale, beta):
+    "(N·P)^-β over the largest in batch or memory, in double precision; float32 only at the end"
+    rng = np.random.default_rng(3)
+    replay = filled(rng.lognormal(0, 2, 500), bs=256, kind=kind, alpha=.6, beta=beta, scale=scale)
+    right = total = 0
+    for i in range(30):
+        p, batch = replay.sampler.probabilities(), replay.sample()
+        raw = (500*p)**-beta
+        want = (raw[batch.index]/raw[batch.index if scale == 'batch' else slice(None)].max()).astype('f4')
+        got = batch.weight.numpy()
+        assert got.dtype == np.float32 and batch.index.dtype == torch.int64 and 0 < got.min() and got.max() <= 1
+        assert got.max() == 1 or scale == 'memory'
+        np.testing.assert_array_max_ulp(got, want, 1)
+        right, total = right + (got == want).sum(), total + len(got)
+        batch.update_priorities(rng.lognormal(0, 2, 256))
+    assert right >= .999*total   # float32 on the way would be off in every third
+
+def test_memory_scale_knows_the_smallest_that_can_be_drawn():
+    "Zeros don't count, evicted ones neither; it follows updates up and down, and a restored one knows it too"
+    replay = filled([4, 2, 0, 8], beta=1, scale='memory', max_sz=4)
+    def largest_at(td): return {int(k): float(w) for b in (replay.sample() for _ in range(40)) for k, w in zip(b.index, b.weight)} == pytest.approx(td)
+    assert largest_at({0: .5, 1: 1, 3: .25})
+    replay.update_priorities([1], [16])
+    assert largest_at({0: 1, 1: .25, 3: .5})
+    replay.add(numbered(1, 4))        # the 4 leaves, a 16 comes
+    assert largest_at({1: .5, 3: 1, 4: .5})
+    twin = PrioritizedReplay(bs=4, max_sz=4, alpha=1, eps=0, beta=1, scale='memory')
+    twin.load_state_dict(everything(replay))
+    assert twin.sample() == replay.sample()
+    replay.update_priorities([1, 3, 4], [0, 0, 0])
+    assert largest_at({1: 1, 2: 1, 3: 1, 4: 1})
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('scale', ['batch', 'memory'])
+def test_alpha_zero_is_uniform(kind, scale):
+    "Whatever the errors: equal probabilities, all weights 1; also for new rows and for errors of 0"
+    replay = filled([0, 1e-9, 5, 1e9, 3, 0], kind=kind, alpha=0, beta=1, scale=scale, initial='ever')
+    replay.add(numbered(2, 6))
+    assert set(replay.sampler.probabilities()) == {1/6} and replay.sample().weight.tolist() == [1.]*4 and replay.stats()['ess'] == pytest.approx(6)
+
+def test_outliers_do_not_move_ranks():
+    "One error of 1e200 takes a proportional memory over, and is just the first of the ranks"
+    td = np.random.default_rng(0).random(100)
+    calm, wild = (filled(np.where(td == td.max(), top, td), kind='rank', alpha=.7) for top in (1, 1e200))
+    assert same(calm.sampler.probabilities(), wild.sampler.probabilities()) and draws(calm, 20) == draws(wild, 20)
+    assert calm.sample().weight.tolist() == wild.sample().weight.tolist()
+    assert filled(np.where(td == td.max(), 1e200, td)).stats()['ess'] == pytest.approx(1)
+    filled([1e298, 1e-300]).sample(2)
+    with pytest.raises(ValueError, match='got 1e\\+299'): filled([1e299])
+
+@pytest.mark.parametrize('how', [dict(stratified=True), dict(stratified=False)], ids=str)
+@pytest.mark.parametrize('kind', KINDS)
+def test_one_row_from_each_part_of_the_mass(kind, how):
+    "Equal priorities, 60 rows, batches of 12: five neighbours for each place in the batch; independent draws hit the same part again"
+    replay = filled(np.arange(60), bs=12, kind=kind, alpha=0, **how)
+    parts = [sorted(int(k//5) for k in b) for b in draws(replay, 200)]
+    assert all(p == list(range(12)) for p in parts) if how['stratified'] else sum(p == list(range(12)) for p in parts) < 5
+
+def test_beta_may_follow_a_schedule():
+    "It is asked once for each batch, for the number of those drawn so far, by hand or in the chain, and goes on after a restart"
+    asked = []
+    def beta(n): asked.append(n); return np.float32(n/4)
+    kw = dict(bs=2, max_sz=4, alpha=1, eps=0, scale='memory', beta=beta)
+    replay = PrioritizedReplay(in_blocks(2, 2), seed=0, **kw)
+    batches = list(replay)
+    assert asked == [0, 1]
+    replay.update_priorities(range(4), [1, 2, 4, 8])
+    twin = PrioritizedReplay(in_blocks(2, 2), **kw)
+    twin.load_state_dict(everything(replay))
+    for r in replay, twin:
+        asked.clear()
+        for n in 2, 3, 4:
+            b = r.sample()
+            close(b.weight, (2.**b.index)**(-n/4), rtol=1e-6)
+        assert asked == [2, 3, 4] and len(batches) == 2
+        assert r.stats()['beta'] == pytest.approx(5/4)
+
+def test_all_zero_and_a_single_row_are_defined():
+    "No ε and no errors: uniform, weight 1, and drawn evenly; ranks go by age then; one row is always itself"
+    replay = filled(np.zeros(6), bs=6, beta=1, stratified=False)
+    assert replay.sampler.probabilities().tolist() == [1/6]*6 and replay.sample().weight.tolist() == [1.]*6
+    assert fair(np.bincount(np.ravel(draws(replay, 500)), minlength=6), np.full(6, 500.))
+    s = replay.stats()
+    assert s['ess'] == pytest.approx(6) and sum(s['priority_counts']) == 0
+    replay.add(numbered(1, 6))
+    assert chances(replay) == {**dict.fromkeys(range(1, 6), 0), 6: 1}   # the new one is worth a look
+    close(filled(np.zeros(3), bs=1, kind='rank').sampler.probabilities(), [6/11, 3/11, 2/11])
+    for kind in KINDS:
+        for td in 0, 5:
+            alone = filled([td], bs=1, kind=kind, beta=1)
+            for n in range(3):
+                assert (draws(alone, 3), alone.sample().weight.tolist(), chances(alone)) == ([[n]]*3, [1.], {n: 1.})
+                alone.add(numbered(4, 4*n + 1)[-1])
+            with pytest.raises(NotEnoughRows): alone.sample(2)
+
+# ---- statistics ----
+
+def fair(counts, expected, spread=1., lower=True):
+    "Do counts fit? Strata make them fit better than chance"
+    there = expected > 0
+    stat = ((counts - expected)[there]**2/expected[there]).sum()/spread
+    return not counts[~there].any() and 1e-4 < chi2.sf(stat, there.sum() - 1) and (not lower or chi2.sf(stat, there.sum() - 1) < 1 - 1e-4)
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('bs,stratified', [(1, True), (16, False), (16, True)])
+def test_rows_come_as_often_as_they_should_while_the_memory_slides(kind, bs, stratified):
+    "Errors that change with each answer, rows that come and go: draws by size of the error and by age against the sum of probabilities"
+    rng, errors = np.random.default_rng(5), np.array([0, .01, .1, .5, 1, 2, 5, 30.])
+    replay = PrioritizedReplay(bs=bs, max_sz=90, kind=kind, alpha=.7, eps=0, initial='td', stratified=stratified, seed=7)
+    group = np.empty(100_000, int)
+    counts, expected, ages, by_age = np.zeros(8), np.zeros(8), np.zeros(9), np.zeros(9)
+    end = 0
+    for _ in range(6400//bs + 400):
+        n = int(rng.integers(0, 8))
+        group[end:end+n] = rng.integers(0, 8, n)
+        replay.add(surprising(errors[group[end:end+n]], end))
+        end += n
+        if len(replay) < 90: continue
+        keys, p = replay.memory.keys, replay.sampler.probabilities()
+        batch = replay.sample()
+        drawn = batch.index.numpy()
+        counts += np.bincount(group[drawn], minlength=8)
+        ages += np.bincount((end - 1 - drawn)//10, minlength=9)
+        expected += bs*np.bincount(group[keys], p, minlength=8)
+        by_age += bs*np.bincount((end - 1 - keys)//10, p, minlength=9)
+        group[drawn] = rng.integers(0, 8, bs)
+        batch.update_priorities(errors[group[drawn]])   # a row that came twice has one new error
+    chance = not (stratified and bs > 1)
+    assert fair(counts, expected, lower=chance) and fair(ages, by_age, lower=chance)
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('stratified', [True, False])
+def test_weights_mend_the_bias(kind, stratified):
+    "With β = 1 the mean of x/(N·P) over batches is the memory's mean; without weights it is far off"
+    rng = np.random.default_rng(2)
+    td = rng.lognormal(0, 1, 300)
+    x = td + rng.random(300)
+    replay = filled(td, bs=16, kind=kind, beta=1, scale='memory', stratified=stratified, seed=11)
+    least = replay.sampler.probabilities().min()
+    batches = [replay.sample() for _ in range(3000)]
+    weighted = [(b.weight.double().numpy()/(300*least)*x[b.index]).mean() for b in batches]
+    plain = [x[b.index].mean() for b in batches]
+    def z(means): return (np.mean(means) - x.mean())/(np.std(means, ddof=1)/len(means)**.5)
+    assert abs(z(weighted)) < norm.isf(1e-4) and abs(z(plain)) > 30
+
+def test_weights_of_a_batch_mend_it_up_to_a_factor():
+    "Scaled in the batch they are the same up to the largest: ratios of weights are inverse ratios of probabilities"
+    replay = filled(np.arange(1, 31), bs=8, beta=1)
+    p = replay.sampler.probabilities()
+    for _ in range(20):
+        b = replay.sample()
+        close(b.weight.numpy()*p[b.index], np.full(8, p[b.index].min()), rtol=1e-6)
+
+# ---- what new rows get ----
+
+def test_new_rows_by_hand():
+    "Errors of 9 and 1, the 9 leaves: the largest present is 1, the largest ever 9, the column says 4; α is applied once"
+    def story(initial, kind='proportional', alpha=.5):
+        replay = PrioritizedReplay(max_sz=2, kind=kind, alpha=alpha, eps=0, initial=initial, seed=0)
+        replay.update_priorities(replay.add(surprising([4, 4])), [9, 1])
+        replay.add(surprising([4], 2))
+        return replay.sampler.probabilities()
+    close(story('largest'), [1/2, 1/2]); close(story('ever'), [1/4, 3/4]); close(story('td'), [1/3, 2/3])
+    for initial, want in dict(largest=[2/3, 1/3], ever=[1/3, 2/3], td=[1/3, 2/3]).items(): close(story(initial, 'rank', 1), want)
+
+def test_the_first_rows_count_as_errors_of_one():
+    "And so do new ones where all that is left is 0; in both kinds, and in units of the tree, without α and ε"
+    for kind, want in dict(proportional=[1/4, 2/4, 1/4], rank=[3/11, 6/11, 2/11]).items():
+        replay = PrioritizedReplay(bs=1, max_sz=3, kind=kind, alpha=1, eps=0, seed=0)
+        replay.add(numbered(3))
+        replay.update_priorities([1], [2])
+        close(replay.sampler.probabilities(), want)
+        replay.update_priorities([0, 1, 2], [0, 0, 0])
+        replay.add(numbered(2, 3))
+        replay.update_priorities([2], [2])
+        close(replay.sampler.probabilities(), [2/4, 1/4, 1/4] if kind == 'proportional' else [6/11, 3/11, 2/11])
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_largest_ever_outlives_everything(kind):
+    "The row, later updates, a restart, and a memory that was replaced whole; an error that was refused never was"
+    make = lambda: PrioritizedReplay(bs=1, max_sz=3, kind=kind, alpha=1, eps=0, initial='ever', seed=0)
+    replay = make()
+    keys = replay.add(numbered(3))
+    replay.update_priorities(keys, [2, 50, 2])
+    replay.update_priorities(keys, [2, 2, 2])
+    with pytest.raises(ValueError): replay.update_priorities(keys, [900, np.nan, 1])
+    replay.add(numbered(7, 3))
+    replay.update_priorities([0, 1, 2], [900]*3)   # all gone
+    replay.update_priorities([7, 8, 9], [1, 2, 3])
+    twin = make()
+    twin.load_state_dict(everything(replay))
+    for r in replay, twin:
+        r.update_priorities([7, 8, 9], [1, 1, 49])
+        r.add(numbered(1, 10))
+        close(r.sampler.probabilities(), [1/100, 49/100, 50/100] if kind == 'proportional' else [2/11, 3/11, 6/11])
+
+def test_blocks_larger_than_the_memory_keep_their_own_errors():
+    "Only the last rows stay, each with its own number, at any place in the ring"
+    for shift in range(5):
+        replay = PrioritizedReplay(bs=1, max_sz=4, alpha=1, eps=0, initial='td', seed=0)
+        replay.add(surprising(np.ones(shift)))
+        replay.add(surprising(np.arange(11), shift))
+        close(replay.sampler.probabilities(), np.array([7, 8, 9, 10])/34)
+        replay.add(surprising([3, 1], 11 + shift))
+        close(replay.sampler.probabilities(), np.array([9, 10, 3, 1])/23)
+
+@pytest.mark.parametrize('dtype', ['f2', 'f4', 'f8', 'i1', 'i8', 'u1'])
+def test_the_column_may_be_of_any_number(dtype):
+    "Signs fall away; a single row will do"
+    rows = np.zeros(2, extend_dtype(numbered(1).rows.dtype, td=dtype))
+    rows['step_n'], rows['td'] = [1, 2], np.array([-3, 1]).astype(dtype) if dtype != 'u1' else [3, 1]
+    replay = PrioritizedReplay(max_sz=4, alpha=1, eps=0, initial='td', seed=0)
+    replay.add(Steps(rows)[0]); replay.add(Steps(rows[1:]))
+    close(replay.sampler.probabilities(), [.75, .25])
+
+@pytest.mark.parametrize('initial,says', [('dt', "initial='dt' is no column"), ('state', "column 'state'"), ('terminated', "column 'terminated'")])
+def test_a_column_that_will_not_do_is_refused(initial, says):
+    "At the first block, by name, and the memory is as new: other columns may come"
+    replay = PrioritizedReplay(max_sz=4, initial=initial, seed=0)
+    with pytest.raises(BlockError, match='PrioritizedReplay.*' + says): replay.add(surprising([1]))
+    assert (len(replay), len(replay.sampler), replay.memory.dtype) == (0, 0, None)
+
+def test_errors_in_the_column_are_found_before_anything_is_added():
+    "NaN and infinity, in the first block and later"
+    replay = PrioritizedReplay(bs=2, max_sz=4, initial='td', seed=0)
+    for before in 0, 3:
+        if before: replay.add(surprising([1, 2, 3]))
+        state = everything(replay)
+        for bad in np.nan, np.inf:
+            with pytest.raises(BlockError): replay.add(surprising([1, bad], before))
+        assert same(everything(replay), state)
+    with pytest.raises(BlockError, match="PrioritizedReplay: column 'td'.*place 1; got -inf"): replay.add(surprising([1, -np.inf], 3))
+
+# ---- the arrow back ----
+
+TDS = dict(list=[1., 4, 0, 2], ints=[1, 4, 0, 2], f4=np.array([1, 4, 0, 2], 'f4'), f2=np.array([1, -4, 0, 2], 'f2'), big=np.array([1, 4, 0, 2], '>f8'), i8=np.array([1, -4, 0, 2]),
+    u1=np.array([1, 4, 0, 2], 'u1'), strided=np.array([1, 9, 4, 9, 0, 9, 2, 9.])[::2], backward=np.array([2, 0, 4, 1.])[::-1], square=np.array([[1, 4], [0, 2.]]), turned=np.array([[1, 0], [4, 2.]]).T,
+    tensor=torch.tensor([1., 4, 0, 2]), double=torch.tensor([1., -4, 0, 2]).double(), half=torch.tensor([1, -4, 0, 2.]).half(), bfloat16=torch.tensor([1, 4, 0, 2.]).bfloat16(), long=torch.tensor([1, -4, 0, 2]),
+    byte=torch.tensor([1, 4, 0, 2]).byte(), column=torch.tensor([[1.], [4], [0], [2]]), gradient=torch.tensor([.5, 2, 0, 1], requires_grad=True)*2, leaf=torch.tensor([1., 4, 0, 2], requires_grad=True),
+    negated=torch.view_as_complex(torch.tensor([[9., 1], [9, -4], [9, 0], [9, 2]])).conj().imag,   # torch keeps the minus sign as a flag
+    matrix=torch.tensor([[1., 0], [4, 2]]).T, stepped=torch.arange(8.)[torch.tensor([1, 4, 0, 2])].repeat_interleave(2)[::2])
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('name', TDS)
+def test_answers_may_be_of_any_kind(name, kind):
+    "torch and numpy, any number, any memory layout: the same chances, and what was given is not changed"
+    td = TDS[name]
+    def plain(x): return (x.detach().double() if isinstance(x, torch.Tensor) else torch.tensor(np.array(x, 'f8'))).tolist()
+    before = plain(td)
+    want = np.array([1, 4, 0, 2])/7 if kind == 'proportional' else np.array([4, 12, 3, 6])/25
+    for keys in [3, 1, 2, 0], torch.tensor([3, 1, 2, 0]), np.array([3, 1, 2, 0], 'i4'), np.array([3, 1, 2, 0], 'u8'), np.array([3, 9, 1, 9, 2, 9, 0, 9])[::2], torch.tensor([[3, 1], [2, 0]]):
+        replay = filled([1]*4, kind=kind)
+        replay.update_priorities(keys, td)
+        close(replay.sampler.probabilities()[[3, 1, 2, 0]], want)
+    assert plain(td) == before
+
+@pytest.mark.parametrize('key,td', [(1, 6), (np.int64(1), np.float32(6)), (torch.tensor(1), torch.tensor(6.)), (np.array(1), np.array(-6)), (torch.tensor([1]), torch.tensor(6, dtype=torch.bfloat16))])
+def test_one_answer_needs_no_list(key, td):
+    "Numbers, and arrays and tensors without dimensions"
+    replay = filled([1]*3)
+    replay.update_priorities(key, td)
+    close(replay.sampler.probabilities(), [1/8, 6/8, 1/8])
+
+def test_answers_that_can_not_be_written_to():
+    "Read-only arrays are only read"
+    keys, td = np.arange(3), np.array([1., 2, 5])
+    keys.flags.writeable = td.flags.writeable = False
+    for kind in KINDS:
+        replay = filled([1]*3, kind=kind)
+        replay.update_priorities(keys, td)
+        assert replay.sampler.probabilities().argmax() == 2
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_last_of_twins_wins(kind):
+    "In one answer, in the order of its rows, whatever came before"
+    replay = filled([1]*4, kind=kind)
+    replay.update_priorities([2, 0, 2, 0, 2], torch.tensor([1000., 7, .5, 3, 9]))
+    close(replay.sampler.probabilities(), np.array([3, 1, 9, 1])/14 if kind == 'proportional' else np.array([6, 4, 12, 3])/25)
+    replay = filled([1, 0, 0, 0])
+    batch = replay.sample()     # the same row four times
+    batch.update_priorities([5, 6, 7, 0])
+    assert replay.sampler.probabilities().tolist() == [1/4]*4
+
+def test_stale_keys_are_counted_and_touch_nobody():
+    "The row that took the slot keeps its priority; each stale key counts, and an error of NaN for it is nobody's"
+    replay = filled([1, 2, 3, 4])
+    held = replay.sample()
+    replay.add(numbered(4, 4))
+    replay.update_priorities([4, 5, 6, 7], [1, 2, 3, 4])
+    before = chances(replay)
+    held.update_priorities(torch.full((4,), 99.))
+    replay.update_priorities([0, 1, 0], [np.nan, 5, 5])
+    assert chances(replay) == before and replay.stats()['stale'] == 7
+    replay.update_priorities([0, 7, 3, 4], [50, 8, 50, 8])
+    close(list(chances(replay).values()), [8/21, 2/21, 3/21, 8/21])
+    assert replay.stats()['stale'] == 9
+
+def test_a_refused_answer_is_refused_whole():
+    "Unknown keys, errors that are none, too many, too few: memory, sampler and the next draws are as they were"
+    for kind in KINDS:
+        replay, twin = filled([1, 2, 3, 4], kind=kind, initial='ever'), filled([1, 2, 3, 4], kind=kind, initial='ever')
+        for r in replay, twin: r.add(numbered(1, 4))
+        state = everything(replay)
+        for keys, td, error in [([1, 5], [9, 9], StaleKey), ([-1, 1], [9, 9], StaleKey), ([0, 99], [9, 9], StaleKey), ([1, 2], [9, np.nan], ValueError), ([1, 2], [9, np.inf], ValueError), ([1, 2, 0], [9, -np.inf, 9], ValueError),
+                ([1], [1e299], ValueError), ([1, 2], [9], ValueError), ([1, 2], [9]*3, ValueError), ([1, 2], 9, ValueError), ([1, 2], torch.ones(2, 2), ValueError), ([1.], [9], TypeError), ([True], [9], TypeError), ([2**63], [9], StaleKey), ([2**64-1], [9], StaleKey)]:
+            with pytest.raises(error): replay.update_priorities(keys, td)
+        assert same(everything(replay), state)
+        replay.update_priorities([], []); replay.update_priorities(torch.tensor([], dtype=torch.int64), torch.tensor([]))
+        assert draws(replay, 9) == draws(twin, 9)
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('alpha', [0, 1e-3, 1])
+def test_errors_that_are_no_numbers_are_refused_at_any_alpha(kind, alpha):
+    "NaN and infinity to the power of 0 are 1, and still no errors; from the learner and from the column"
+    replay = PrioritizedReplay(bs=2, max_sz=4, kind=kind, alpha=alpha, initial='td', seed=0)
+    replay.add(surprising([1, 2, 3, 4]))
+    state = everything(replay)
+    for bad in np.nan, np.inf, -np.inf:
+        with pytest.raises(ValueError, match='TD error at place 1'): replay.update_priorities([0, 1], [1, bad])
+        with pytest.raises(BlockError, match='TD error at place 1'): replay.add(surprising([1, bad], 4))
+    assert same(everything(replay), state)
+
+def test_a_refused_block_after_one_without_rows():
+    "The columns that the empty block brought are still the memory's"
+    replay, block = PrioritizedReplay(max_sz=4, seed=0), numbered(1)
+    replay.add(surprising([]))
+    state, block = everything(replay), surprising([1])
+    block.rows['state'] = np.nan
+    with pytest.raises(BlockError): replay.add(block)
+    assert same(everything(replay), state)
+
+def test_wherever_a_batch_was_sent():
+    "To a device, in parts, masked, copied, joined, one row: the answers go to its keys"
+    for n, part in enumerate([lambda b: b.to('cpu'), elsewhere, lambda b: elsewhere(b).to('cpu'), lambda b: b[1:3], lambda b: b[::-1], lambda b: b[torch.tensor([True, False, True, False])], lambda b: elsewhere(b)[[3, 0]],
+            lambda b: b.copy(), lambda b: b[2], lambda b: elsewhere(b)[2], lambda b: Steps.cat([b[3:], b[:2]]), lambda b: Steps.cat([elsewhere(b), elsewhere(b)[:1]]), lambda b: Steps.cat([b[i] for i in (2, 0)])]):
+        replay = filled([1]*9, seed=n)
+        some = part(replay.sample())
+        td = np.arange(len(some)) + 2.
+        some.update_priorities(torch.as_tensor(td))
+        want = {**dict.fromkeys(range(9), 1.), **dict(zip(some.index.reshape(-1).tolist(), td))}
+        close(list(chances(replay).values()), np.array(list(want.values()))/sum(want.values()))
+    with pytest.raises(ValueError, match='expected 4'): replay.sample().update_priorities([1, 2])
+
+def test_a_batch_on_meta_remembers_where_it_came_from():
+    "It has no keys to answer with, which is another error than having no replay, and nothing has changed"
+    replay = filled([1]*4)
+    there = replay.sample().to('meta')
+    state = everything(replay)
+    assert there.index.device.type == 'meta' and there[1:].weight.shape == (3,)
+    try: there.update_priorities(torch.ones(4))
+    except TypeError as e: raise AssertionError(f'taken for a block without a replay: {e}')
+    except NotImplementedError: assert same(everything(replay), state)
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+def test_a_batch_on_a_graphics_card_answers():
+    "Pinned, sent, learned from there: keys and errors come back from the card"
+    replay = filled([1]*4)
+    batch = replay.sample().pin_memory()
+    there = batch.to('cuda', non_blocking=True)
+    there.update_priorities(there.weight*5)
+    assert batch.is_pinned() and max(chances(replay).values()) == pytest.approx(5/(4 + 4*len(set(batch.index.tolist()))))
+
+def test_prefetched_batches_in_any_order():
+    "Twenty in the air, answered at random times, while the memory turns over many times"
+    rng, replay, held, model, stale = np.random.default_rng(0), PrioritizedReplay(bs=8, max_sz=64, alpha=1, eps=0, initial='td', seed=0), [], {}, 0
+    for i in range(600):
+        first = replay.memory.inserted
+        td = rng.integers(1, 50, rng.integers(0, 12)).astype(float)
+        model.update(zip(replay.add(surprising(td, first)).tolist(), td))
+        if len(replay) >= 8: held.append(replay.sample())
+        if len(held) > 20:
+            batch, td = held.pop(rng.integers(len(held))), rng.integers(1, 50, 8).astype(float)
+            stale += sum(k < replay.memory.oldest for k in batch.index.tolist())
+            model.update((k, t) for k, t in zip(batch.index.tolist(), td) if k >= replay.memory.oldest)
+            batch.update_priorities(torch.as_tensor(td, dtype=torch.float32))
+            assert batch.reward.tolist() == batch.index.tolist()
+    p = np.array([model[k] for k in replay.memory.keys.tolist()])
+    close(replay.sampler.probabilities(), p/p.sum())
+    assert replay.stats()['stale'] == stale > 500
+
+# ---- stats ----
+
+def test_stats_by_hand():
+    "P = ½, ¼, ¼ has an effective size of 8/3; one of three was never drawn; powers of the errors in the histogram"
+    replay = filled([16, 4, 4, 0], alpha=.5, bs=1)
+    s = replay.stats()
+    close([s['ess'], s['never_drawn'], s['beta']], [8/3, 1, .4])
+    assert s['priority_counts'][0] == 2 and s['priority_counts'][-1] == 1 and sum(s['priority_counts']) == 3 and len(s['priority_edges']) == len(s['priority_counts']) + 1
+    close([s['priority_edges'][0], s['priority_edges'][-1]], [2, 4], rtol=1e-6)
+    while replay.stats()['never_drawn'] > .25: replay.sample()
+    assert set(map(type, s.values())) <= {int, float, list} and json.loads(json.dumps(s)) == s
+    replay.add(numbered(4, 4))
+    assert replay.stats()['never_drawn'] == 1
+    n = replay.batches
+    replay.sample(3)
+    assert [replay.stats()[k] for k in ('inserted', 'evicted', 'batches', 'sampled', 'fill', 'stale')] == [8, 4, n + 1, n + 3, 1, 0]
+    s = filled([16, 4, 4, 0], kind='rank').stats()
+    close([s['priority_edges'][0], s['priority_edges'][-1]], [4, 16], rtol=1e-6)
+    s = PrioritizedReplay(max_sz=3).stats()
+    assert (s['ess'], s['never_drawn'], sum(s['priority_counts']), s['inserted']) == (0, 0, 0, 0)
+    assert set(ExperienceReplay().stats()) <= set(s)
+
+def test_looking_changes_nothing():
+    "stats, show, repr and probabilities draw no random number and move no priority"
+    for kind in KINDS:
+        a, b = (filled([1, 2, 3, 4, 0, 5], kind=kind) for _ in range(2))
+        for _ in range(4):
+            a.stats(); repr(a); a.sampler.probabilities(); plt.close(a.show())
+            assert a.sample() == b.sample()
+
+SHOWN = dict(empty=lambda **kw: PrioritizedReplay(max_sz=3, **kw), one=lambda **kw: filled([2], bs=1, **kw), zeros=lambda **kw: filled([0]*5, **kw), equal=lambda **kw: filled([3]*5, **kw), some=lambda **kw: filled([0, 1, 2, 30, 4], **kw), wide=lambda **kw: filled([1e-30, 1e30], bs=1, **kw))
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('name', SHOWN)
+def test_a_figure_of_whatever_there_is(name, kind):
+    "Three drawings that can be rendered, without a warning, and a figure that can be closed"
+    replay, before = SHOWN[name](kind=kind), len(plt.get_fignums())
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        fig = replay.show()
+        fig.canvas.draw()
+    assert isinstance(fig, matplotlib.figure.Figure) and len(fig.axes) == 3
+    plt.close(fig)
+    assert len(plt.get_fignums()) == before
+
+@pytest.mark.parametrize('times', [0, 5, 59, 60, 61, 300])
+def test_all_rows_are_in_the_drawing_of_times_drawn(times):
+    "However often they were drawn"
+    replay = filled([1]*4)
+    for _ in range(times): replay.sample()
+    fig = replay.show()
+    assert sum(bar.get_height() for bar in fig.axes[1].patches) == 4
+    plt.close(fig)
+
+# ---- saving, pickling, showing ----
+
+CHAINS = [dict(), dict(kind='rank', alpha=.7), dict(scale='memory', ratio=.7, warmup=5), dict(initial='ever', stratified=False), dict(initial='reward', return_idxs=True), dict(beta=lambda n: min(1, .4 + n/20), ratio=2.5, kind='rank', initial='ever')]
+
+@pytest.mark.parametrize('kw', CHAINS, ids=str)
+@pytest.mark.parametrize('k', [0, 1, 4, 13])
+def test_a_restored_pipeline_gives_the_same_batches(kw, k):
+    "Environments, memory, priorities and draws go through a file, in the middle of a pass and of a debt; learning goes on alike"
+    def make(seed=3): return GymStepper(['CartPole-v1']*3, seed=3).prioritized_replay(**{**dict(bs=3, max_sz=12, seed=seed), **kw})
+    def learn(it, n):
+        for _ in range(n):
+            item = next(it)
+            batch = item[0] if isinstance(item, tuple) else item
+            batch.update_priorities(batch.state[:, 2].abs()*batch.step_n)
+            yield item
+    a, b = make(), make(seed=99)
+    it = iter(a)
+    list(learn(it, k))
+    b.load_state_dict(everything(a))
+    assert all(same(x, y) for x, y in zip(learn(it, 15), learn(iter(b), 15), strict=True))
+    assert same(a.stats(), b.stats())
+
+def test_a_state_is_a_copy_and_may_be_loaded_over_another():
+    "What happens later changes no state; what was there before leaves no trace"
+    for kind in KINDS:
+        a, b = (PrioritizedReplay(bs=3, max_sz=7, kind=kind, initial='ever', seed=s) for s in (0, 1))
+        a.update_priorities(a.add(numbered(5)), [1, 2, 3, 4, 5])
+        state, kept = a.state_dict(), everything(a)
+        b.update_priorities(b.add(numbered(20)), range(100, 120)); b.sample()
+        b.load_state_dict(state)
+        want = draws(b, 5)
+        b.update_priorities([0, 1], [70, 80]); b.add(numbered(9, 5))
+        assert same(state, kept) and want == draws(a, 5)
+        a.update_priorities([0, 1], [70, 80]); a.add(numbered(9, 5))
+        assert same(a.state_dict(), b.state_dict())
+
+def test_foreign_states_are_refused_and_change_nothing():
+    "Of a uniform replay, of another size, of another stage; and the other way round"
+    for make, other in [(PrioritizedReplay, ExperienceReplay), (ExperienceReplay, PrioritizedReplay)]:
+        mine, yours = make(bs=2, max_sz=4, seed=0), other(bs=2, max_sz=4, seed=0)
+        for r in mine, yours: r.add(numbered(4)); r.sample()
+        kept = everything(mine)
+        for state in everything(yours), everything(make(bs=2, max_sz=5)):
+            with pytest.raises(ValueError, match=make.__name__ if state['stage'] != make.__name__ else None): mine.load_state_dict(state)
+        assert same(everything(mine), kept)
+
+@pytest.mark.parametrize('old,new', [(dict(alpha=.5), dict(alpha=1)), (dict(alpha=1), dict(alpha=0)), (dict(kind='rank'), dict(alpha=.5)), (dict(alpha=.5), dict(kind='rank')), (dict(kind='rank', alpha=.5), dict(kind='rank', alpha=1))], ids=str)
+def test_a_state_of_other_settings_is_refused_or_read_rightly(old, new):
+    "Either an error that changes nothing, or the chances that the same errors have under the new settings"
+    a, b, want = filled([1, 4, 9, 16], **old), filled([5, 5, 5, 5], **new), filled([1, 4, 9, 16], **new)
+    kept = everything(b)
+    try: b.load_state_dict(everything(a))
+    except ValueError: assert same(everything(b), kept)
+    else:
+        close(b.sampler.probabilities(), want.sampler.probabilities())
+        for r in b, want: r.update_priorities([0], [6])
+        close(b.sampler.probabilities(), want.sampler.probabilities())
+
+def test_a_state_whose_rows_lack_the_column_of_errors():
+    "New rows can't get what no row has: refused with the state, or with the next block, but not silently the largest"
+    a, b = filled([1, 2, 3], max_sz=9), PrioritizedReplay(bs=3, max_sz=9, initial='td', seed=0)
+    with pytest.raises(ValueError, match="'td'"):
+        b.load_state_dict(everything(a))
+        b.add(numbered(1, 3))
+
+def test_numbers_of_numpy_go_through_the_file():
+    "All settings may be numpy's numbers, and the state still loads without code"
+    for kind in KINDS:
+        a = PrioritizedReplay(bs=np.int64(2), max_sz=np.int64(4), kind=kind, alpha=np.float32(.5), beta=np.float64(1), eps=np.float32(0), initial='ever', warmup=np.int64(1), seed=np.int64(0))
+        a.update_priorities(a.add(numbered(np.int64(6))), np.float32([1, 4, 9, 16, 25, 36]))
+        a.sample(np.int64(3))
+        b = PrioritizedReplay(bs=2, max_sz=4, kind=kind, alpha=.5, beta=1, eps=0, initial='ever')
+        b.load_state_dict(everything(a))
+        assert a.sample() == b.sample()
+
+def half(n): return .5
+
+def test_pickles_hold_no_rows_and_no_priorities():
+    "Small when full, empty and ready when read; a schedule travels if it has a name, and a lambda says that it can't"
+    for kw in dict(), dict(kind='rank', beta=half), dict(scale='memory', initial='ever'):
+        replay = PrioritizedReplay(GymStepper('CartPole-v1', seed=0), bs=4, max_sz=100_000, seed=0, **kw)
+        first = take(replay, 9)
+        data = pickle.dumps(replay)
+        copy = pickle.loads(data)
+        assert len(data) < 3000 and len(copy) == len(copy.sampler) == copy.stats()['batches'] == 0 and take(copy, 9) == first
+    with pytest.raises((AttributeError, pickle.PicklingError), match='lambda'): pickle.dumps(PrioritizedReplay(beta=lambda n: .5))
+    with pytest.raises(TypeError, match='in this process'): pickle.loads(pickle.dumps(filled([1]*4).sample())).update_priorities([1]*4)
+
+def test_the_repr_shows_what_is_not_default():
+    "One stage a line, schedules by name, and the fill; the method and the name are public"
+    pipe = Items([numbered(3)]).prioritized_replay(bs=2, max_sz=9, kind='rank', beta=half, seed=1)
+    list(pipe)
+    assert repr(pipe) == str(pipe) == "Items(1)\n  .prioritized_replay(bs=2, max_sz=9, kind='rank', beta=half, seed=1)  # 3 of 9 rows"
+    assert Pipe.prioritized_replay.stage is PrioritizedReplay and 'PrioritizedReplay' in fastrl_replay.all.__all__
+
+# ---- in a chain ----
+
+@pytest.mark.parametrize('kw', [dict(), dict(kind='rank', alpha=.7), dict(ratio=.7, warmup=5, initial='ever', stratified=False, scale='memory'), dict(kind='rank', return_idxs=True, initial='reward', beta=half), dict(bs=1, max_sz=1, ratio=2)], ids=str)
+def test_it_keeps_the_contract(kw):
+    "The one check that all stages pass"
+    assert check_contract(lambda source: PrioritizedReplay(source, **{**dict(bs=2, max_sz=20, seed=0), **kw}))['items'] > 0
+
+class Discounted(Pipe):
+    "Gives each row a discount, as n-step returns have it"
+    def __iter__(self):
+        for s in self.blocks():
+            rows = np.zeros(len(s), extend_dtype(s.dtype, discount='f4', n=('i4', 2)))
+            for n in s.dtype.names: rows[n] = s.rows[n]
+            rows['discount'], rows['n'] = .9**s.rows['step_n']*~s.rows['terminated'], s.rows['step_n'][:, None]
+            yield Steps(rows)
+
+def test_it_composes_with_stages_that_add_columns():
+    "Rows of several environments keep their discounts and numbers; batches have them with index and weight behind"
+    pipe = Discounted(Items(scripted_steps([script(3, -2), script(4, env=1), script(-6, env=2)], 40))).prioritized_replay(bs=8, max_sz=50, initial='discount', seed=0)
+    for batch in pipe:
+        close(batch.discount, .9**batch.step_n*(~batch.terminated), rtol=1e-5)
+        assert batch.n.tolist() == [[s, s] for s in batch.step_n.tolist()] and batch.rows.dtype.names[-4:] == ('discount', 'n', 'index', 'weight')
+        assert same(pipe.memory.take(batch.index).discount, batch.discount)
+        batch.update_priorities(batch.discount)
+    assert set(np.unique(pipe.memory[:].rows['env_id'])) == {0, 1, 2}
+    kept = (pipe.memory[:].rows['discount'].astype(float) + 1e-6)**.6
+    close(pipe.sampler.probabilities(), kept/kept.sum())
+
+def test_batches_may_be_stored_again():
+    "A replay behind a replay: index and weight are the last one's, and the answer goes to it"
+    pipe = Items(in_blocks(*[3]*30)).experience_replay(bs=4, max_sz=20, seed=0).prioritized_replay(bs=2, max_sz=9, alpha=1, eps=0, beta=1, seed=0)
+    for batch in pipe:
+        assert batch.reward.tolist() == [float(pipe.memory.take([k]).reward) for k in batch.index.tolist()]
+        batch.update_priorities([2, 2])
+        assert all(chances(pipe)[k] == max(chances(pipe).values()) for k in batch.index.tolist())
+
+def test_the_number_of_batches():
+    "One a block; ⌊rows·ratio⌋; not before bs rows and the warm-up; a second pass goes on filling"
+    def count(*sizes, **kw): return len(list(PrioritizedReplay(in_blocks(*sizes), **{**dict(bs=3, max_sz=9, seed=0), **kw})))
+    assert count(1, 1, 1, 1, 1) == 3 and count(*[1]*12, warmup=7) == 6 and count(*[4]*5, ratio=.29) == 5 and count(*[4]*5, ratio=1.5) == 30 and count(10, 10, ratio=1, warmup=10) == 10 and count(40) == 1
+    replay = PrioritizedReplay(in_blocks(2, 3), bs=1, max_sz=50, seed=0)
+    replay.update_priorities(replay.add(numbered(4, 100)), [3]*4)
+    list(replay); list(replay)
+    assert replay.memory[:].reward.tolist() == [100, 101, 102, 103, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4] and replay.batches == 4
+    close(replay.sampler.probabilities(), np.full(14, 1/14))
+
+def test_a_frozen_memory_still_learns():
+    "Blocks pass, rows and keys stand still, answers arrive; a memory too small says so; thawed it goes on"
+    replay = PrioritizedReplay(Items(in_blocks(*[2]*30)), bs=2, max_sz=10, alpha=1, eps=0, seed=0)
+    it = iter(replay)
+    for _ in range(3): next(it)
+    replay.freeze_memory = True
+    for _ in range(9): assert max(next(it).index) < 6
+    replay.update_priorities(range(6), [0, 0, 0, 0, 3, 1])
+    assert set(np.ravel([next(it).index for _ in range(9)])) == {4, 5} and replay.memory.inserted == 6
+    replay.freeze_memory = False
+    next(it)
+    close(replay.sampler.probabilities(), np.array([0, 0, 0, 0, 3, 1, 3, 3])/10)
+    with pytest.raises(NotEnoughRows, match='PrioritizedReplay: the memory is frozen'): list(PrioritizedReplay(in_blocks(1), freeze_memory=True))
+
+def test_places_are_those_in_memory():
+    "return_idxs: (batch, places), also when the ring has closed"
+    for kind in KINDS:
+        replay = PrioritizedReplay(in_blocks(*[3]*20), bs=4, max_sz=7, kind=kind, return_idxs=True, seed=0)
+        for batch, places in replay:
+            assert replay.memory[places].reward.tolist() == batch.reward.tolist() and (replay.memory.keys[places] == batch.index.numpy()).all()
+            batch.update_priorities(batch.reward)
+
+@pytest.mark.parametrize('kw', CHAINS[:5], ids=str)
+def test_the_same_seed_gives_the_same_batches(kw):
+    "Same stream, same answers, same batches; another seed or none gives others; nothing global is drawn from or touched"
+    def run(seed, noise=0):
+        np.random.seed(noise); torch.manual_seed(noise)
+        pipe, got = GymStepper(['CartPole-v1']*2, seed=1).prioritized_replay(**{**dict(bs=4, max_sz=20, seed=seed), **kw}), []
+        for item in take(pipe, 25):
+            got.append(item[0] if isinstance(item, tuple) else item)
+            got[-1].update_priorities(got[-1].reward*got[-1].step_n)
+        assert np.random.get_state()[2] == 624 and torch.initial_seed() == noise
+        return got
+    assert run(5) == run(5, 1) and run(5) != run(6) and run(None) != run(None)
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_in_a_dataloader(workers):
+    "batch_size=None; a lambda as schedule goes where workers are forked; only this process can answer"
+    def make(): return GymStepper(['CartPole-v1']*2, seed=0).prioritized_replay(bs=4, max_sz=50, ratio=.7, beta=lambda n: .5, seed=0).header(9)
+    got = list(DataLoader(make(), batch_size=None, num_workers=workers, multiprocessing_context='fork' if workers else None))
+    assert got == list(make()) and len(got) == 9
+    if workers == 0: got[0].update_priorities(torch.ones(4))
+    else:
+        with pytest.raises(TypeError, match='in this process'): got[0].update_priorities(torch.ones(4))
+
+# ---- errors ----
+
+WRONG = [(dict(kind='ranked'), "kind; got 'ranked'; expected 'proportional' or 'rank'.*mean 'rank'"), (dict(kind='porportional'), "did you mean 'proportional'"), (dict(kind=None), 'kind; got None'), (dict(kind=''), "kind; got ''"),
+    (dict(scale='batches'), "scale; got 'batches'; expected 'batch' or 'memory'.*mean 'batch'"), (dict(scale='memroy'), "did you mean 'memory'"), (dict(beta=-.1), 'beta; got -0.1; expected a number'), (dict(beta=np.nan), 'beta; got nan'),
+    (dict(beta=np.inf), 'beta; got inf'), (dict(beta='0.4'), "beta; got '0.4'"), (dict(beta=None), 'beta; got None'), (dict(bs=0), 'bs=0'), (dict(bs=5, max_sz=4), 'bs=5, max_sz=4; expected 1 <= bs <= max_sz'), (dict(bs=1.5), 'bs=1.5'),
+    (dict(max_sz=0), 'max_sz'), (dict(ratio=-1), 'ratio; got -1'), (dict(warmup=-1), 'warmup; got -1')]
+
+@pytest.mark.parametrize('kw,says', WRONG, ids=[str(kw) for kw, _ in WRONG])
+def test_wrong_arguments_are_refused_at_once(kw, says):
+    "The stage, the argument, what came, what was expected, and the name that was meant"
+    with pytest.raises(ValueError, match='PrioritizedReplay: .*' + says): PrioritizedReplay(**kw)
+
+@pytest.mark.parametrize('kw', [dict(alpha=-1), dict(alpha=np.nan), dict(alpha=np.inf), dict(eps=-1e-9), dict(eps=np.nan), dict(kind='rank', alpha=-1), dict(kind='rank', eps=np.inf)], ids=str)
+def test_errors_of_the_sampler_name_the_argument(kw):
+    "α and ε are finite and not negative"
+    what = 'alpha' if 'alpha' in kw else 'eps'
+    with pytest.raises(ValueError, match=f'{what}; got {kw[what]}; expected a number'): PrioritizedReplay(**kw)
+
+@pytest.mark.parametrize('wrong', [lambda n: -1, lambda n: np.nan, lambda n: None, lambda n: 'x'])
+def test_a_wrong_schedule_is_found_when_it_is_asked(wrong):
+    "With what it gave; nothing was counted as drawn"
+    replay = filled([1]*4, beta=wrong)
+    with pytest.raises(ValueError, match='PrioritizedReplay: beta; got'): replay.sample()
+    assert (replay.batches, replay.sampled, replay.memory.times_drawn.sum()) == (0, 0, 0)
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_messages_name_the_stage_and_the_thing(kind):
+    "Wherever they are found: who complains is the stage that the user wrote"
+    def says(error, words, f):
+        with pytest.raises(error, match='PrioritizedReplay.*' + words): f()
+    replay = filled([1]*4, kind=kind)
+    says(ValueError, 'got 1; expected 2', lambda: replay.update_priorities([0, 1], [1]))
+    says(TypeError, 'got list; expected Steps', lambda: replay.add([1]))
+    says(ValueError, 'batch size; got 0', lambda: replay.sample(0))
+    says(NotEnoughRows, '4 rows; expected 7 rows: 3 are missing', lambda: replay.sample(7))
+    says(TypeError, 'an item of its source; got int; expected Steps', lambda: list(PrioritizedReplay([3], kind=kind)))
+    says(ValueError, 'TD error at place 1; got nan; expected a finite number', lambda: replay.update_priorities([0, 1], [1, np.nan]))
+
+def test_the_place_of_a_wrong_error_is_that_in_the_answer():
+    "Also where keys before it are stale"
+    replay = filled([1]*4)
+    replay.add(numbered(2, 4))
+    with pytest.raises(ValueError, match='TD error at place 2; got nan'): replay.update_priorities([0, 4, 5], [1, 1, np.nan])
+
+def test_no_remedy_that_does_not_exist():
+    "A prioritized batch may repeat rows and has no `replacement` to turn on"
+    with pytest.raises(NotEnoughRows) as e: PrioritizedReplay(max_sz=3).sample()
+    assert 'replacement' not in str(e.value) and 'distinct' not in str(e.value)
+
+# ---- at full size ----
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_million_rows(kind):
+    "Frequencies by decile of the error, and exact probabilities, after the ring has closed"
+    n, rng = 1_000_000, np.random.default_rng(0)
+    replay = PrioritizedReplay(bs=256, max_sz=n, kind=kind, initial='td', seed=0)
+    td = rng.lognormal(0, 2, 1_300_000)
+    for i in range(0, len(td), 100_000): replay.add(surprising(td[i:i+100_000], i))
+    here = td[-n:]
+    order = np.argsort(np.argsort(-here, kind='stable'), kind='stable')
+    mass = (here + 1e-6)**.6 if kind == 'proportional' else (order + 1.)**-.6
+    close(replay.sampler.probabilities(), mass/mass.sum())
+    counts = sum(np.bincount(order[np.array(replay.sample().index) - 300_000]*20//n, minlength=20) for _ in range(2000))
+    expected = np.bincount(order*20//n, mass/mass.sum())*2000*256
+    assert fair(counts, expected, lower=False)
