@@ -173,7 +173,7 @@ class Story:
 
 events = st.tuples(st.sampled_from(['add', 'add', 'sample', 'sample', 'late', 'late', 'by_hand', 'through', 'refused', 'restart']), st.integers(0, 9), st.integers(0, 11))
 
-@cases(150)
+@cases(120)
 @given(st.lists(events, min_size=1, max_size=30), st.sampled_from(KINDS), st.sampled_from([0, .5, .6, 1, 2]), st.sampled_from([0, 1e-6, .1]),
        st.sampled_from(['largest', 'ever', 'td']), st.sampled_from(['batch', 'memory']), st.booleans(), st.sampled_from([0, .4, 1]), st.sampled_from([1, 2, 3, 5, 8, 9, 20]), st.integers(1, 4))
 def test_it_agrees_with_a_dict(events, kind, alpha, eps, initial, scale, stratified, beta, max_sz, bs):
@@ -706,7 +706,7 @@ def test_a_state_of_other_settings_is_refused_or_read_rightly(old, new):
 
 def test_a_state_whose_rows_lack_the_column_of_errors():
     "New rows can't get what no row has: refused with the state, or with the next block, but not silently the largest"
-    a, b = filled([1, 2, 3], max_sz=9), PrioritizedReplay(bs=3, max_sz=9, initial='td', seed=0)
+    a, b = filled([1, 2, 3], max_sz=9), PrioritizedReplay(bs=3, max_sz=9, alpha=1, eps=0, initial='td', seed=0)
     with pytest.raises(ValueError, match="'td'"):
         b.load_state_dict(everything(a))
         b.add(numbered(1, 3))
@@ -895,6 +895,6 @@ def test_a_million_rows(kind):
     order = np.argsort(np.argsort(-here, kind='stable'), kind='stable')
     mass = (here + 1e-6)**.6 if kind == 'proportional' else (order + 1.)**-.6
     close(replay.sampler.probabilities(), mass/mass.sum())
-    counts = sum(np.bincount(order[np.array(replay.sample().index) - 300_000]*20//n, minlength=20) for _ in range(2000))
+    counts = sum(np.bincount(order[replay.sample().index.numpy() - 300_000]*20//n, minlength=20) for _ in range(2000))
     expected = np.bincount(order*20//n, mass/mass.sum())*2000*256
     assert fair(counts, expected, lower=False)

@@ -45,7 +45,7 @@ def _add_up(nodes, starts, idx):
             for j in range(8): total += nodes[_u(a+j)]
             nodes[_u(starts[level+1] + lines[_u(i)])] = total
 
-# %% ../../nbs/31_sumtree.ipynb #c71bbbbd
+# %% ../../nbs/31_sumtree.ipynb #352601a3
 @njit
 def _climb(nodes, peaks, starts, idx, negative):
     "Bring the maxima of changed leaves (or of the positive ones, negated) up to date"
@@ -67,9 +67,14 @@ def _update(nodes, peaks, lows, starts, capacity, idx, priority):
     "Write leaves and bring all above them up to date; -1, or the place of the first one that can't be (then nothing has changed)"
     for i in range(len(idx)):
         if not (0 <= idx[i] < capacity and 0. <= priority[i] <= LARGEST): return i
-    for i in range(len(idx)): nodes[_u(idx[i])] = priority[i]
+    higher,k = np.empty_like(idx),0   # leaves that were the largest of their line, or become it
+    for i in range(len(idx)):
+        peak,at = peaks[_u(idx[_u(i)] >> 3)],_u(idx[_u(i)])
+        higher[_u(k)] = idx[_u(i)]
+        k += (priority[_u(i)] > peak) | (nodes[at] == peak)
+        nodes[at] = priority[_u(i)]
     _add_up(nodes, starts, idx)
-    _climb(nodes, peaks, starts, idx, False)
+    _climb(nodes, peaks, starts, higher[:k], False)
     if len(lows): _climb(nodes, lows, starts, idx, True)
     return -1
 

@@ -164,7 +164,7 @@ def _pay(self:ExperienceReplay):
     self._paid += 1
     return self.sample()
 
-# %% ../../nbs/40_replay.ipynb #5cb1996f
+# %% ../../nbs/40_replay.ipynb #20f85893
 @njit
 def _count_stale(keys, oldest, end):
     "How many keys are older than `oldest`; less than 0 where one was never given out: -1 minus its place"
@@ -178,7 +178,8 @@ def _as_float64(x):
     "A tensor or an array as a flat array of doubles"
     if isinstance(x, torch.Tensor):
         x = x.detach()
-        x = x.numpy() if x.is_cpu and x.dtype in (torch.float32,torch.float64) else x.cpu().double().numpy()
+        try: x = x.numpy()
+        except TypeError: x = x.cpu().double().numpy()   # of another device, or of a kind that numpy doesn't have
     return np.ascontiguousarray(x, np.float64).ravel()
 
 @patch
