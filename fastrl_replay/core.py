@@ -259,7 +259,7 @@ def is_pinned(self:Steps)->bool: # in page-locked memory?
     "Does the block lie in page-locked memory?"
     return self._bytes().is_pinned()
 
-# %% ../nbs/00_core.ipynb #def149b5
+# %% ../nbs/00_core.ipynb #57374ec3
 @patch
 def __iter__(self:Steps):
     "One-row `Steps`, in order"
@@ -287,10 +287,12 @@ def cat(cls:Steps,
         for what,x,y in ('columns',b.dtype,blocks[0].dtype),('shapes',b.shape[1:],blocks[0].shape[1:]),('devices',b.device,blocks[0].device):
             if x != y: raise BlockError(problem('Steps.cat', f'different {what}', x, y))
     blocks = [b.to('cpu') if b.device.type == 'cpu' else b for b in blocks]
-    if blocks[0]._block is not None: return blocks[0]._like(torch.cat([b._block for b in blocks]))
-    rows,at = np.empty((sum(map(len, blocks)), *blocks[0].shape[1:]), blocks[0].dtype),0
-    for b in blocks: rows[at:at+len(b)],at = b.rows,at+len(b)
-    return blocks[0]._like(rows)
+    if blocks[0]._block is not None: joined = blocks[0]._like(torch.cat([b._block for b in blocks]))
+    else:
+        joined,at = blocks[0]._like(np.empty((sum(map(len, blocks)), *blocks[0].shape[1:]), blocks[0].dtype)),0
+        for b in blocks: joined._rows[at:at+len(b)],at = b.rows,at+len(b)
+    if any(b._replay is not joined._replay for b in blocks): joined._replay = None   # whose keys are whose, nobody could tell
+    return joined
 
 # %% ../nbs/00_core.ipynb #9c27f4b9
 def _same(a, b):

@@ -241,7 +241,7 @@ class Plain:
     def worth(self, td): return (abs(float(td)) + self.eps)**(self.alpha if self.kind is Proportional else 1)
     def _set(self, keys, p):
         for k,x in zip(keys, p): self.p[k] = x
-        if self.ever: self.top = max([self.top, *p])
+        if self.ever: self.top = max([self.top, *self.p.values()])   # what a key had for a moment, as its own twin, doesn't count
     def added(self, first, end, oldest, p=None):
         oldest = max(oldest, end-self.capacity)
         self.p = {k: x for k,x in self.p.items() if k >= oldest}

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['random_bits', 'random_seed', 'Uniform', 'check_sampler', 'Proportional', 'Ranked']
 
-# %% ../../nbs/33_samplers.ipynb #ade396ce
+# %% ../../nbs/33_samplers.ipynb #c66e6bc3
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import NotEnoughRows, njit, problem
+from ..core import NotEnoughRows, StaleKey, njit, problem
 from . import ranktree, sumtree
 from .ranktree import RankTree
 from .sumtree import LARGEST, SumTree, _find as sumtree_find
@@ -77,7 +77,7 @@ def _draw_most(seed, count, first, n, keys):
         if j >= 0: pool[i],pool[i+j],keys[i],i = pool[i+j],pool[i],first + pool[i+j],i + 1
     return count
 
-# %% ../../nbs/33_samplers.ipynb #bf6356f2
+# %% ../../nbs/33_samplers.ipynb #d959593f
 class Uniform:
     "Every key is as likely as any other"
     def __init__(self,
@@ -87,7 +87,7 @@ class Uniform:
         self.replacement,self._seed,self._count,self.first,self.end = replacement,random_seed(seed),0,0,0
         self._table = np.empty(0, np.int32)
 
-    def added(self, first:int, end:int, oldest:int=0): self.first,self.end = max(oldest, self.first if len(self) else first),end
+    def added(self, first:int, end:int, oldest:int=0): self.first,self.end = int(max(oldest, self.first if len(self) else first)),int(end)
     def update(self, keys, td): "Uniform draws don't depend on what was learned"
     def __len__(self): return self.end - self.first
 
@@ -112,14 +112,17 @@ class Uniform:
     def load_state_dict(self, state:dict): 
         self._seed,self._count,self.first,self.end = np.uint64(state['seed']),state['count'],state['first'],state['end']
 
-# %% ../../nbs/33_samplers.ipynb #dc7b145c
+# %% ../../nbs/33_samplers.ipynb #fda0a560
 @njit
-def _as_slots(keys, td, oldest, capacity, eps, slots, p):
-    "From keys to slots in a ring, from TD errors to priorities"
+def _as_slots(keys, td, oldest, end, capacity, eps, slots, p):
+    "From keys to slots in a ring, from TD errors to priorities; -1, or the place of the first error that is no number, or -2 minus that of the first key that is not here"
     start = oldest - oldest % capacity
     for i in range(len(keys)):
+        if keys[i] < oldest or keys[i] >= end: return -2 - i
+        if not abs(td[i]) < np.inf: return i
         slot = keys[i] - start
         slots[_u(i)],p[_u(i)] = slot if slot < capacity else slot - capacity,abs(td[i]) + eps
+    return -1
 
 @njit
 def _as_keys(slots, oldest, capacity):
@@ -137,7 +140,7 @@ def _darts(seed, count, total, stratified, darts):
         x = np.float64(random_bits(seed, count + i) >> _u(11))*2.**-53
         darts[_u(i)] = (x + i)*(total/n) if stratified else x*total
 
-# %% ../../nbs/33_samplers.ipynb #4809d661
+# %% ../../nbs/33_samplers.ipynb #cec824d3
 class _Prioritized:
     "Keys with priorities: which there are, what new ones get, how to go on"
     def __init__(self, capacity, tree, alpha, eps, seed, stratified, ever):
@@ -156,8 +159,10 @@ class _Prioritized:
     ):
         "Keys that came and went"
         gone,left = self.first,self.end
-        oldest = max(oldest, gone if left > gone else first, end - self.capacity)
+        first,end,oldest = int(first),int(end),int(max(oldest, gone if left > gone else first, end - self.capacity))   # numpy's can't be saved
         come = max(first, oldest)
+        if p is not None and not (len(p) == end-first and (p <= LARGEST).all() and (p >= 0).all()): raise ValueError(problem(type(self).__name__,
+            'priorities of new keys', f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}', f'{end-first} numbers, from 0 to {LARGEST:g}'))
         self._roll(gone, min(oldest, left), come, end, self.largest_ever if self.ever else -1.)
         self.first,self.end = oldest,end
         if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
@@ -167,17 +172,20 @@ class _Prioritized:
         td:np.ndarray, # float64
     ):
         "What the learner found out; where a key comes twice, the last one counts"
+        if len(td) != len(keys): raise ValueError(problem(type(self).__name__, 'TD errors', len(td), f'{len(keys)}, one for each key'))
         slots,p = np.empty(len(keys), np.int64),np.empty(len(keys))
-        _as_slots(keys, td, self.first, self.capacity, self.eps, slots, p)
-        bad = self._set(slots, self._kept(p))
+        bad = _as_slots(keys, td, self.first, self.end, self.capacity, self.eps, slots, p)
+        if bad < -1: raise StaleKey(problem(type(self).__name__, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}'))
+        if bad < 0: bad = self._set(slots, self._kept(p))
         if bad >= 0: self._refuse(bad, td)
 
     def priorities(self,
         td, # TD errors
     )->np.ndarray: # what `added` takes
         "What TD errors are worth; an error where one isn't finite"
-        p = self._kept(np.abs(np.asarray(td, np.float64)) + self.eps)
-        bad = ~(p <= LARGEST)
+        td = np.asarray(td, np.float64)
+        p = self._kept(np.abs(td) + self.eps)
+        bad = ~(p <= LARGEST) | ~np.isfinite(td)
         if bad.any(): self._refuse(int(bad.argmax()), td)
         return p
 
@@ -208,7 +216,7 @@ def load_state_dict(self:_Prioritized, state:dict):
     self.first = self.end = 0
     self.added(state['first'], state['end'], state['first'], state['priorities'].numpy())
 
-# %% ../../nbs/33_samplers.ipynb #c069cdd7
+# %% ../../nbs/33_samplers.ipynb #a1a3d6aa
 @njit
 def _draw_proportional(nodes, starts, seed, count, stratified, first, end, capacity, keys, p):
     "Keys and their probabilities"
@@ -245,7 +253,7 @@ class Proportional(_Prioritized):
     def _set(self, slots, p):
         t = self.tree
         bad = sumtree._update(t._nodes, t._peaks, t._lows, t._starts, self.capacity, slots, p)
-        if bad < 0 and self.ever and len(p): self.largest_ever = max(self.largest_ever, float(p.max()))
+        if self.ever: self.largest_ever = max(self.largest_ever, t.largest)
         return bad
 
     def sample(self,
@@ -255,7 +263,7 @@ class Proportional(_Prioritized):
         if not len(self): raise NotEnoughRows(problem('Proportional', 'keys to draw', 0, 'at least 1'))
         keys,p = np.empty(n, np.int64),np.empty(n)
         _draw_proportional(self.tree._nodes, self.tree._starts, self._seed, self._count, self.stratified, self.first, self.end, self.capacity, keys, p)
-        self._count += n
+        self._count += int(n)
         return keys,p
 
     def probabilities(self)->np.ndarray:
@@ -265,7 +273,7 @@ class Proportional(_Prioritized):
 
     least = property(lambda self: self.tree.smallest/self.tree.total if self.tree.total else 1/max(len(self), 1), doc='The smallest probability of a key that can be drawn')
 
-# %% ../../nbs/33_samplers.ipynb #2e946eec
+# %% ../../nbs/33_samplers.ipynb #2aa5a70b
 @njit
 def _ranks(ends, n, darts, ranks):
     "The rank, from 1, in whose piece of the running sum each dart sticks, and its piece's end before it"
@@ -300,7 +308,7 @@ class Ranked(_Prioritized):
         bad = ~(p <= LARGEST)
         if bad.any(): return int(bad.argmax())
         self.tree._age,_ = ranktree._update(self.tree._tree, slots, p, self.tree._age)
-        if self.ever and len(p): self.largest_ever = max(self.largest_ever, float(p.max()))
+        if self.ever and len(self.tree): self.largest_ever = max(self.largest_ever, self.tree[self.tree.select(1)])
         return -1
 
     def _masses(self):
@@ -317,7 +325,7 @@ class Ranked(_Prioritized):
         ends,darts,ranks,keys = self._masses(),np.empty(n),np.empty(n, np.int64),np.empty(n, np.int64)
         total = ends[here-1]
         _darts(self._seed, self._count, total, self.stratified, darts)
-        self._count += n
+        self._count += int(n)
         _ranks(ends, here, darts, ranks)
         ranktree._select(self.tree._tree, ranks, keys)
         _as_keys(keys, self.first, self.capacity)

@@ -156,7 +156,7 @@ class SumTree:
         if not len(self._lows): raise AttributeError(problem('SumTree', 'the smallest priority is not kept', remedy='SumTree(capacity, smallest=True)'))
         return float(-self._lows[-1])
 
-# %% ../../nbs/31_sumtree.ipynb #0fe8b194
+# %% ../../nbs/31_sumtree.ipynb #3e0bfa2e
 @patch
 def update(self:SumTree,
     idx, # one index, or an array of them
@@ -167,6 +167,7 @@ def update(self:SumTree,
     if idx.dtype.kind not in 'iu' and idx.size: raise TypeError(problem('SumTree.update', 'indices', idx.dtype, 'integers'))
     if priority.ndim and priority.shape != idx.shape: raise ValueError(problem('SumTree.update', 'priorities', list(priority.shape),
         f'{list(idx.shape)}, one for each index, or a single one'))
+    if idx.dtype == np.uint64 and (idx >= self.capacity).any(): self._refuse(int((idx >= self.capacity).argmax()), idx[idx >= self.capacity][0])
     idx,priority = np.ascontiguousarray(idx, np.int64).ravel(),np.ascontiguousarray(np.broadcast_to(priority, idx.shape)).ravel()
     bad = _update(self._nodes, self._peaks, self._lows, self._starts, self.capacity, idx, priority)
     if bad >= 0: self._refuse(bad, idx[bad], priority[bad])
@@ -189,7 +190,7 @@ def __getitem__(self:SumTree, idx):
     found = leaves[idx.astype(np.int64)]
     return found if idx.ndim else float(found)
 
-# %% ../../nbs/31_sumtree.ipynb #f41d8907
+# %% ../../nbs/31_sumtree.ipynb #5480997d
 @patch
 def find(self:SumTree,
     mass, # one number or an array: places on the line from 0 to `total`
@@ -210,5 +211,5 @@ def sample(self:SumTree,
 )->tuple: # indices and their priorities
     "Draw indices in proportion to their priorities"
     darts = (np.random.default_rng() if rng is None else rng).random(n)
-    idx = self.find((darts + np.arange(n))*(self.total/n) if stratified else darts*self.total)
+    idx = self.find((darts + np.arange(n))*(self.total/max(n, 1)) if stratified else darts*self.total)
     return idx,self[idx]

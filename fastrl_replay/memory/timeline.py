@@ -79,7 +79,7 @@ def _insert(mem, link, drawn, last, rows, places, floats, inserted):
         if slot == max_sz: slot = 0
     return -1
 
-# %% ../../nbs/30_timeline.ipynb #34ef2270
+# %% ../../nbs/30_timeline.ipynb #a78148f4
 _MAX_ENVS = 1 << 24   # env_id counts from 0; a larger one is a mistake, and would cost 8 bytes for each number below it
 
 class Timeline:
@@ -90,6 +90,7 @@ class Timeline:
         if isinstance(max_sz, bool) or not isinstance(max_sz, (int,np.integer)) or not 0 < max_sz < 2**31:
             raise ValueError(problem('Timeline', 'max_sz', f'{max_sz!r}', 'a whole number of rows, from 1 to 2**31 - 1'))
         self.max_sz,self.inserted,self.dtype = int(max_sz),0,None
+        self._settled = False   # has a block been added, if only an empty one? Its columns stay
         self._known = None   # the very dtype of the last block: the same object needs no comparing
 
     def _reserve(self, dtype):
@@ -104,7 +105,7 @@ class Timeline:
     nbytes = property(lambda self: 0 if self.dtype is None else sum(a.nbytes for a in (self._mem, self._link, self._drawn, self._last)), doc='Bytes reserved')
     def __len__(self): return min(self.inserted, self.max_sz)
 
-# %% ../../nbs/30_timeline.ipynb #74e11621
+# %% ../../nbs/30_timeline.ipynb #3519618a
 @patch
 def add(self:Timeline,
     steps:Steps, # a block of rows, or one row
@@ -120,8 +121,8 @@ def add(self:Timeline,
     first = self.inserted
     bad = _insert(self._mem, self._link, self._drawn, self._last, raw, self._places_, self._floats_, first)
     if bad >= 0: return self._mend(steps, rows, raw)
-    self.inserted = end = first + len(rows)
-    return np.arange(first, end)
+    self.inserted,self._settled = first + len(rows),True
+    return np.arange(first, self.inserted)
 
 # %% ../../nbs/30_timeline.ipynb #1afbf617
 @patch
@@ -145,13 +146,13 @@ def _flat(self:Timeline, rows):
         'add sequences one by one, in order'))
     return rows.reshape(1)
 
-# %% ../../nbs/30_timeline.ipynb #45ab4569
+# %% ../../nbs/30_timeline.ipynb #25f2a60c
 @patch
 def _mend(self:Timeline, steps, rows, raw):
     "Say what is wrong with the first bad row; where nothing is, make room for new environments and try again"
     envs,nan = rows['env_id'],_first_nan(raw, self.dtype.itemsize, self._floats_)
     strange = np.flatnonzero((envs < 0) | (envs >= _MAX_ENVS))
-    if not self.inserted and (nan >= 0 or len(strange)): self.__init__(self.max_sz)   # not even its columns stay
+    if not self._settled and (nan >= 0 or len(strange)): self.__init__(self.max_sz)   # not even its columns stay
     if len(strange): raise BlockError(problem('Timeline', f"row {strange[0]} of the block, column 'env_id'", envs[strange[0]],
         f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0'))
     if nan >= 0:
@@ -318,7 +319,7 @@ def __repr__(self:Timeline):
     if self.dtype is None: return f'Timeline(max_sz={self.max_sz}): empty'
     return f'Timeline(max_sz={self.max_sz}): {len(self)} rows of {self.dtype.itemsize} bytes, keys {self.oldest} to {self.inserted-1}, {self.nbytes/1e6:.1f} MB'
 
-# %% ../../nbs/30_timeline.ipynb #430fb821
+# %% ../../nbs/30_timeline.ipynb #bfe69edd
 @patch
 def state_dict(self:Timeline)->dict: # plain data and tensors
     "Everything, in time order"
@@ -342,7 +343,7 @@ def load_state_dict(self:Timeline, state:dict):
     self.__init__(self.max_sz)
     if not state['inserted']: return
     self._reserve(spec_dtype(state['dtype']))
-    self.inserted = state['inserted']
+    self.inserted,self._settled = state['inserted'],True
     slots = self.keys % self.max_sz
     self._mem.reshape(self.max_sz, -1)[slots] = state['rows'].numpy()
     self._link[slots],self._drawn[slots] = state['link'].numpy(),state['drawn'].numpy()

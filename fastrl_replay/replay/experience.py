@@ -164,22 +164,23 @@ def _pay(self:ExperienceReplay):
     self._paid += 1
     return self.sample()
 
-# %% ../../nbs/40_replay.ipynb #20f85893
+# %% ../../nbs/40_replay.ipynb #f5313529
 @njit
-def _count_stale(keys, oldest, end):
-    "How many keys are older than `oldest`; less than 0 where one was never given out: -1 minus its place"
+def _check_answer(keys, td, oldest, end):
+    "The place of the first key that was never given out, that of the first error that is no number (-1: none), and how many keys are stale"
     stale = 0
     for i in range(len(keys)):
-        if keys[i] < 0 or keys[i] >= end: return -1 - i
+        if keys[i] < 0 or keys[i] >= end: return i,-1,0
+        if not abs(td[i]) < np.inf: return -1,i,0
         stale += keys[i] < oldest
-    return stale
+    return -1,-1,stale
 
 def _as_float64(x):
     "A tensor or an array as a flat array of doubles"
     if isinstance(x, torch.Tensor):
         x = x.detach()
         try: x = x.numpy()
-        except TypeError: x = x.cpu().double().numpy()   # of another device, or of a kind that numpy doesn't have
+        except (TypeError,RuntimeError): x = x.resolve_neg().cpu().double().numpy()   # of another device, or of a kind that numpy doesn't have
     return np.ascontiguousarray(x, np.float64).ravel()
 
 @patch
@@ -192,8 +193,9 @@ def update_priorities(self:ExperienceReplay,
     if len(keys) != len(td): raise ValueError(problem(type(self).__name__, 'update_priorities: TD errors', len(td),
         f'{len(keys)}, one for each key'))
     m = self.memory
-    stale = _count_stale(keys, m.oldest, m.inserted)
-    if stale < 0: m._stale(keys, -1 - stale)
+    never,bad,stale = _check_answer(keys, td, m.oldest, m.inserted)
+    if never >= 0: m._stale(keys, never)
+    if bad >= 0: raise ValueError(problem(type(self).__name__, f'TD error at place {bad}, for key {keys[bad]}', td[bad], 'a finite number'))
     if stale: keys,td = self._without_stale(keys, td)
     self.sampler.update(keys, td)
     self.stale += stale

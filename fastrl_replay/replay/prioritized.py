@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['PrioritizedReplay']
 
-# %% ../../nbs/41_prioritized.ipynb #bf6d4cde
+# %% ../../nbs/41_prioritized.ipynb #a3fd5f14
 import difflib
 import numpy as np
 from fastcore.basics import patch
-from ..core import BlockError, njit, problem
+from ..core import BlockError, NotEnoughRows, Steps, njit, problem, spec_dtype
 from ..memory.samplers import Proportional, Ranked
 from ..pipe import stage
 from .experience import ExperienceReplay
 
-# %% ../../nbs/41_prioritized.ipynb #71c521df
-_KINDS = 'proportional','rank'
+# %% ../../nbs/41_prioritized.ipynb #684b1675
+def _near(name, names): return next((f'did you mean {n!r}?' for n in difflib.get_close_matches(str(name), names, 1)), None)
 
 @stage('prioritized_replay')
 class PrioritizedReplay(ExperienceReplay):
@@ -37,49 +37,55 @@ class PrioritizedReplay(ExperienceReplay):
         freeze_memory:bool=False, # let blocks pass without adding them
         seed:int=None, # of the draws; None: other draws each time
     ):
-        self._one_of('kind', kind, _KINDS)
+        self._one_of('kind', kind, ('proportional','rank'))
         self._one_of('scale', scale, ('batch','memory'))
         self.kind,self.alpha,self.beta,self.eps,self.initial,self.stratified,self.scale = kind,alpha,beta,eps,initial,stratified,scale
-        if not callable(beta): self._checked_beta(beta)
+        for what,x in dict(alpha=alpha, eps=eps, **{} if callable(beta) else dict(beta=beta)).items(): self._number(what, x)
         super().__init__(source, bs, max_sz, ratio, warmup, return_idxs, freeze_memory, seed)
 
     def _one_of(self, what, got, names):
-        if got in names: return
-        near = difflib.get_close_matches(str(got), names, 1)
-        raise ValueError(problem('PrioritizedReplay', what, repr(got), ' or '.join(map(repr, names)), f'did you mean {near[0]!r}?' if near else None))
+        if got not in names: raise ValueError(problem('PrioritizedReplay', what, repr(got), ' or '.join(map(repr, names)), _near(got, names)))
+
+    def _number(self, what, x):
+        if isinstance(x, str) or not hasattr(x, '__float__') or not 0 <= float(x) < np.inf: raise ValueError(problem('PrioritizedReplay', what, repr(x), 'a number, 0 or more'))
+        return float(x)
 
     def _new_sampler(self):
         common = dict(capacity=self.max_sz, alpha=self.alpha, eps=self.eps, seed=self.seed, stratified=self.stratified, ever=self.initial=='ever')
         return Ranked(**common) if self.kind == 'rank' else Proportional(**common, least=self.scale=='memory')
 
-# %% ../../nbs/41_prioritized.ipynb #c4d3fde6
+# %% ../../nbs/41_prioritized.ipynb #1b9b9dee
 @njit
 def _over_least(p, least):
-    "Probabilities in units of the smallest one, or of the smallest in the batch where `least` is 0"
-    if least == 0.:
+    "Probabilities in units of `least`, or of the smallest in the batch where that is negative"
+    if least < 0:
         least = np.inf
         for i in range(len(p)): least = min(least, p[i])
     for i in range(len(p)): p[i] /= least
 
 @patch
 def _weights(self:PrioritizedReplay, p, n):
-    beta = self.beta if not callable(self.beta) else self._checked_beta(self.beta(self.batches))
-    _over_least(p, self.sampler.least if self.scale == 'memory' else 0.)
-    return np.power(p, -float(beta), out=p)
+    _over_least(p, self.sampler.least if self.scale == 'memory' else -1.)
+    return np.power(p, -self._beta, out=p)
 
 @patch
-def _checked_beta(self:PrioritizedReplay, beta):
-    if not (isinstance(beta, (int,float,np.number)) and 0 <= beta < np.inf): raise ValueError(problem('PrioritizedReplay', 'beta', f'{beta!r}',
-        'a number, 0 or more, or a function that gives one for the number of batches drawn'))
-    return beta
+def _beta_now(self:PrioritizedReplay): return self._number('beta', self.beta(self.batches)) if callable(self.beta) else float(self.beta)
 
-# %% ../../nbs/41_prioritized.ipynb #86f72a1f
+@patch
+def sample(self:PrioritizedReplay,
+    bs:int=None, # rows in this batch; None: the stage's `bs`
+)->Steps: # the batch; with `return_idxs` also the places of its rows in `memory`
+    "Draw a batch by priority, with weights"
+    self._beta = self._beta_now()   # before anything is drawn
+    return ExperienceReplay.sample(self, bs)
+
+# %% ../../nbs/41_prioritized.ipynb #98bb00a4
 @patch
 def _check_columns(self:PrioritizedReplay, steps):
     ExperienceReplay._check_columns(self, steps)
     if self.initial in ('largest','ever'): return
-    if self.initial not in steps.dtype.names: raise BlockError(problem('PrioritizedReplay', f'initial={self.initial!r} is no column of these rows',
-        ', '.join(steps.dtype.names), "'largest', 'ever', or the column of the rows' TD errors"))
+    if self.initial not in steps.dtype.names: raise BlockError(problem('PrioritizedReplay', f'initial={self.initial!r}', 'no column of these rows',
+        "'largest', 'ever', or the column of the rows' TD errors", _near(self.initial, ('largest','ever',*steps.dtype.names))))
     if steps.dtype[self.initial].kind not in 'fiu': raise BlockError(problem('PrioritizedReplay', f'column {self.initial!r}', steps.dtype[self.initial], 'one number a row'))
 
 @patch
@@ -89,7 +95,20 @@ def _known(self:PrioritizedReplay, steps):
     try: return (self.sampler.priorities(steps.rows[self.initial].ravel()),)
     except ValueError as e: raise BlockError(problem('PrioritizedReplay', f'column {self.initial!r}: {e}')) from None
 
-# %% ../../nbs/41_prioritized.ipynb #f2448f21
+# %% ../../nbs/41_prioritized.ipynb #cb5312d1
+@patch
+def _too_few(self:PrioritizedReplay, n):
+    here = len(self.memory)
+    return NotEnoughRows(problem('PrioritizedReplay', 'the memory holds fewer rows than a batch', f'{here} rows', f'{n} rows: {n-here} are missing', 'add more, or draw fewer'))
+
+@patch
+def check_state(self:PrioritizedReplay, state):
+    ExperienceReplay.check_state(self, state)
+    m = state['memory']
+    if self.initial not in ('largest','ever') and m['inserted'] and self.initial not in spec_dtype(m['dtype']).names:
+        raise ValueError(problem('PrioritizedReplay', 'a saved memory', f'no column {self.initial!r}', f'initial={self.initial!r} names one of its columns'))
+
+# %% ../../nbs/41_prioritized.ipynb #a764fc18
 @patch
 def stats(self:PrioritizedReplay)->dict: # numbers by name; the histogram as lists
     "Counts, ages, times drawn; effective sample size, share of rows never drawn, histogram of priorities"
@@ -98,7 +117,7 @@ def stats(self:PrioritizedReplay)->dict: # numbers by name; the histogram as lis
     low,high = (priorities.min(),priorities.max()) if len(priorities) else (1.,1.)
     edges = np.geomspace(low, high*(1+1e-9), 21) if low < high else np.array([low/2, low*2])
     return dict(**ExperienceReplay.stats(self), ess=float(1/(p**2).sum()) if len(p) else 0.,
-        never_drawn=float((m.times_drawn == 0).mean()) if len(m) else 0., beta=float(self.beta(self.batches) if callable(self.beta) else self.beta),
+        never_drawn=float((m.times_drawn == 0).mean()) if len(m) else 0., beta=self._beta_now(),
         priority_counts=np.histogram(priorities, edges)[0].tolist(), priority_edges=edges.tolist())
 
 @patch
@@ -116,7 +135,8 @@ def show(self:PrioritizedReplay):
     fig,axs = plt.subplots(1, 3, figsize=(11,2.6))
     axs[0].stairs(s['priority_counts'], s['priority_edges'], fill=True, color='#219ebc')
     axs[0].set(xscale='log', yscale='symlog', xlabel='|TD| + ε' + ('' if self.kind == 'rank' else ', to the power of α'), ylabel='rows', title=f'effective sample size {s["ess"]:,.0f} of {len(self):,}')
-    axs[1].hist(m.times_drawn, bins=np.arange(min(m.times_drawn.max(initial=0), 60)+2)-.5, color='#fb8500')
+    most = int(m.times_drawn.max(initial=0))
+    axs[1].hist(m.times_drawn, bins=np.arange(0, most + 2 + most//60, 1 + most//60) - .5, color='#fb8500')
     axs[1].set(yscale='symlog', xlabel='times drawn', title=f'{s["never_drawn"]:.0%} never drawn')
     axs[2].plot((m.inserted - m.keys)[::max(1, len(m)//5000)], self.sampler.probabilities()[::max(1, len(m)//5000)]*len(m), '.', ms=2, color='#023047')
     axs[2].set(yscale='log' if s['ess'] else 'linear', xlabel='age', title='times likelier than uniform')
