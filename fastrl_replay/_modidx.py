@@ -348,6 +348,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastrl_replay/memory/sumtree.py'),
                                               'fastrl_replay.memory.sumtree._roll': ( 'sumtree.html#_roll',
                                                                                       'fastrl_replay/memory/sumtree.py'),
+                                              'fastrl_replay.memory.sumtree._sum': ('sumtree.html#_sum', 'fastrl_replay/memory/sumtree.py'),
                                               'fastrl_replay.memory.sumtree._update': ( 'sumtree.html#_update',
                                                                                         'fastrl_replay/memory/sumtree.py'),
                                               'fastrl_replay.memory.sumtree.levels': ( 'sumtree.html#levels',

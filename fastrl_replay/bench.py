@@ -187,11 +187,11 @@ def sample_256(size):
     replay,rng,bare = full_replay(size),np.random.default_rng(0),cartpole_rows(size)
     return {'fastrl_replay': replay.sample, 'bare take': lambda: bare.take(rng.integers(0, size, 256))}
 
-# %% ../nbs/90_bench.ipynb #e92967a5
+# %% ../nbs/90_bench.ipynb #78a9be4f
 def _prioritized(size, n, **kw):
     "Draw `n` rows and report their errors"
     replay = full_replay(size, n, PrioritizedReplay, **kw)
-    errors = cycle([torch.from_numpy(priorities(n, i)) for i in range(500)])   # ties would be unnatural
+    errors = cycle([torch.from_numpy(priorities(n, i)) for i in range(4000)])   # so many ties as few would bring would be unnatural
     def step():
         batch = replay.sample()
         batch.update_priorities(next(errors))

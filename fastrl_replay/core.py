@@ -7,8 +7,9 @@ __all__ = ['problem', 'BlockError', 'NotEnoughRows', 'ActionError', 'EnvError', 
            'column_dtype', 'step_dtype', 'dtype_spec', 'spec_dtype', 'plain_dtype', 'extend_dtype', 'Steps',
            'column_of_rows', 'column_of_bytes', 'njit', 'memmove']
 
-# %% ../nbs/00_core.ipynb #d2f9326f
+# %% ../nbs/00_core.ipynb #6b42f5ec
 import difflib
+from pathlib import Path
 import numba, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
@@ -352,9 +353,10 @@ def _repr_html_(self:Steps):
     body = ''.join(row('td', [_glimpse(c[i], 40) for c in columns]) for i in range(len(flat)))
     return f'<table>{row("th", names)}{body}</table><p>{list(self.shape)} rows of {self._dtype.itemsize} bytes{", the first 6" if many>6 else ""}</p>'
 
-# %% ../nbs/00_core.ipynb #768271bd
+# %% ../nbs/00_core.ipynb #eaa320de
 def njit(f):
     "Compile `f` with numba and keep the machine code on disk, where there is a file to keep it beside"
+    if not Path(f.__code__.co_filename).exists(): return numba.njit(f)   # in a notebook: what it calls may change, and it not
     try: return numba.njit(f, cache=True)
     except RuntimeError: return numba.njit(f)
 

@@ -27,7 +27,7 @@ def _shelves(capacity)->tuple: # the arrays, in the order in which the kernels t
         np.zeros(starts[-1], np.int32), starts,                   # how many stand in each slot; in each 16, 256, …
         np.full(capacity, -1, np.int32), np.zeros(capacity, np.int64))   # the shelf of each index (-1: none), and its age
 
-# %% ../../nbs/32_ranktree.ipynb #a28ef346
+# %% ../../nbs/32_ranktree.ipynb #be529ded
 _u = np.uint64   # unsigned places spare the kernel a test for negative ones
 
 @njit
@@ -44,8 +44,13 @@ def _slot_for(labels, label_ages, p, age):
 @njit
 def _place_on(prio, who, ages, first, n, p, age):
     "How many of the `n` things from place `first` on come before (p, age)"
-    low,high = 0,n
-    while low < high:
+    low,left,high = 0,n,n
+    while left > 1:   # without branches, by priority
+        half = left >> 1
+        low,left = low + half*int(prio[_u(first+low+half-1)] > p),left - half
+    if left and prio[_u(first+low)] > p: low += 1
+    if low == n or prio[_u(first+low)] < p: return low
+    while low < high:   # among equals, by age
         mid = (low + high) >> 1
         q = prio[_u(first+mid)]
         if q > p or (q == p and ages[_u(who[_u(first+mid)])] < age): low = mid + 1

@@ -273,14 +273,14 @@ class Proportional(_Prioritized):
 
     least = property(lambda self: self.tree.smallest/self.tree.total if self.tree.total else 1/max(len(self), 1), doc='The smallest probability of a key that can be drawn')
 
-# %% ../../nbs/33_samplers.ipynb #2aa5a70b
+# %% ../../nbs/33_samplers.ipynb #46033765
 @njit
 def _ranks(ends, n, darts, ranks):
     "The rank, from 1, in whose piece of the running sum each dart sticks, and its piece's end before it"
     ranks[:] = 0
     while n > 1:
         half = n >> 1
-        for i in range(len(ranks)): ranks[_u(i)] += half if ends[_u(ranks[_u(i)] + half - 1)] <= darts[_u(i)] else 0
+        for i in range(len(ranks)): ranks[_u(i)] += half*int(ends[_u(ranks[_u(i)] + half - 1)] <= darts[_u(i)])
         n -= half
     for i in range(len(ranks)): ranks[_u(i)] += 1
 

@@ -164,7 +164,7 @@ def _pay(self:ExperienceReplay):
     self._paid += 1
     return self.sample()
 
-# %% ../../nbs/40_replay.ipynb #f5313529
+# %% ../../nbs/40_replay.ipynb #39bccf5c
 @njit
 def _check_answer(keys, td, oldest, end):
     "The place of the first key that was never given out, that of the first error that is no number (-1: none), and how many keys are stale"
@@ -178,7 +178,7 @@ def _check_answer(keys, td, oldest, end):
 def _as_float64(x):
     "A tensor or an array as a flat array of doubles"
     if isinstance(x, torch.Tensor):
-        x = x.detach()
+        if x.requires_grad: x = x.detach()
         try: x = x.numpy()
         except (TypeError,RuntimeError): x = x.resolve_neg().cpu().double().numpy()   # of another device, or of a kind that numpy doesn't have
     return np.ascontiguousarray(x, np.float64).ravel()
