@@ -15,6 +15,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastrl_replay.bench._insert_prioritized': ( 'bench.html#_insert_prioritized',
                                                                                   'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench._prioritized': ('bench.html#_prioritized', 'fastrl_replay/bench.py'),
+                                     'fastrl_replay.bench._settled': ('bench.html#_settled', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench.cartpole_rows': ('bench.html#cartpole_rows', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench.contest': ('bench.html#contest', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench.cpprb': ('bench.html#cpprb', 'fastrl_replay/bench.py'),
