@@ -560,6 +560,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastrl_replay/sequence.py'),
                                         'fastrl_replay.sequence.SequenceChunker._accept': ( 'sequence.html#sequencechunker._accept',
                                                                                             'fastrl_replay/sequence.py'),
+                                        'fastrl_replay.sequence.SequenceChunker._add_lanes': ( 'sequence.html#sequencechunker._add_lanes',
+                                                                                               'fastrl_replay/sequence.py'),
                                         'fastrl_replay.sequence.SequenceChunker._admit': ( 'sequence.html#sequencechunker._admit',
                                                                                            'fastrl_replay/sequence.py'),
                                         'fastrl_replay.sequence.SequenceChunker._check_arguments': ( 'sequence.html#sequencechunker._check_arguments',

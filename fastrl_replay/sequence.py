@@ -82,13 +82,13 @@ def _cut(ring, out, lane, first, end, length, size, out_size, mask_at):
         memmove(out.ctypes.data + t*out_size, ring.ctypes.data + (lane*length + (first+t)%length)*size, size)
         out[t*out_size + mask_at] = 1
 
-# %% ../nbs/21_sequence.ipynb #d46bea6a
+# %% ../nbs/21_sequence.ipynb #4e799e45
 _MAX_ENVS = 1 << 24   # env_id counts from 0; a larger one is a mistake, and would cost 4 bytes for each number below it
 
 @stage('chunk_sequences')
 class SequenceChunker(Pipe):
     "Cuts the steps of each environment and episode into sequences of `length`, with a column `mask`: is this row a step?"
-    _buffers = ('_known','_plan','_dtype','_ring','_counts','_lanes','_ids','_due','_waiting')
+    _buffers = ('_known','_row','_dtype','_plan','_ring','_counts','_lanes','_ids','_due','_waiting')
     def __init__(self,
         source, # a pipe of Steps, blocks of rows of any number of environments
         length:int, # rows of a sequence
@@ -106,7 +106,7 @@ class SequenceChunker(Pipe):
             self._waiting.extend(self.chunk(steps))
             while self._waiting: yield self._waiting.popleft()
 
-# %% ../nbs/21_sequence.ipynb #6b18d2a7
+# %% ../nbs/21_sequence.ipynb #be8bf663
 @patch
 def _check_arguments(self:SequenceChunker, length, overlap, tail):
     def refuse(what, got, expected, remedy=None): raise ValueError(problem(type(self).__name__, what, got, expected, remedy))
@@ -120,11 +120,11 @@ def _check_arguments(self:SequenceChunker, length, overlap, tail):
 
 @patch
 def _fresh(self:SequenceChunker):
-    self._known = self._dtype = self._plan = self._ring = None   # the columns are those of the first block
+    self._known = self._row = self._dtype = self._plan = self._ring = None   # the columns are those of the first block
     self._counts,self._lanes,self._ids = np.zeros(0, np.int64),np.full(16, -1, np.int32),np.zeros(0, np.int64)
     self._due,self._waiting = np.zeros(3, np.int64),deque()
 
-# %% ../nbs/21_sequence.ipynb #e2eafa96
+# %% ../nbs/21_sequence.ipynb #2d72f64d
 @njit
 def _any_new(rows, lanes, size, env_at):
     "Does a row belong to an environment without a lane?"
@@ -139,6 +139,8 @@ def chunk(self:SequenceChunker,
     steps:Steps, # a block of rows, or one row
 )->list: # `Steps` of shape [length], each in memory of its own
     "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
+    if not isinstance(steps, Steps): raise TypeError(problem(type(self).__name__, 'a block of rows', type(steps).__name__, 'Steps',
+        'Steps(rows) with rows from step_dtype'))
     rows = steps.rows
     if rows.ndim != 1: rows = self._flat(rows)
     if rows.dtype is not self._known: self._accept(rows)
@@ -158,7 +160,7 @@ def _sequence(self:SequenceChunker, lane, first, end):
     _cut(self._ring, out, lane, first, end, self.length, self._plan[0], dtype.itemsize, dtype.fields['mask'][1])
     return Steps(np.ndarray(self.length, dtype, out))
 
-# %% ../nbs/21_sequence.ipynb #071a96b5
+# %% ../nbs/21_sequence.ipynb #17fe7257
 @patch
 def _flat(self:SequenceChunker, rows):
     if rows.ndim > 1: raise BlockError(problem(type(self).__name__, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
@@ -172,9 +174,9 @@ def _accept(self:SequenceChunker, rows):
     try: dtype = plain_dtype(rows.dtype)
     except ValueError: raise BlockError(problem(type(self).__name__, 'rows', 'a packed dtype', 'an aligned one',
         'np.dtype(..., align=True), or step_dtype')) from None
-    if self._dtype is None: self._reserve(dtype, places)
-    elif extend_dtype(dtype, mask='?') != self._dtype:
-        new,old = ({n: str(d[n]) for n in d.names if n != 'mask'} for d in (dtype, self._dtype))
+    if self._row is None: self._reserve(dtype, places)
+    elif dtype != self._row:
+        new,old = ({n: str(d[n]) for n in d.names} for d in (dtype, self._row))
         wrong = [f'{n!r} is {new.get(n,"missing")}, not {old.get(n,"there")}' for n in old|new if new.get(n) != old.get(n)]
         raise BlockError(problem(type(self).__name__, 'a block with other columns than those before', '; '.join(wrong) or dtype,
             remedy='use one chunker for each kind of row'))
@@ -183,7 +185,7 @@ def _accept(self:SequenceChunker, rows):
 @patch
 def _reserve(self:SequenceChunker, dtype, places):
     self._plan = np.array([*places, self.length, self.length - self.overlap, _TAILS.index(self.tail)])
-    self._dtype,self._ring = extend_dtype(dtype, mask='?'),np.empty(0, np.uint8)
+    self._row,self._dtype,self._ring = dtype,extend_dtype(dtype, mask='?'),np.empty(0, np.uint8)
 
 @patch
 def _admit(self:SequenceChunker, envs):
@@ -193,12 +195,15 @@ def _admit(self:SequenceChunker, envs):
         if not len(self._ids): self._fresh()   # not even its columns stay
         raise BlockError(problem(type(self).__name__, f"row {strange[0]} of the block, column 'env_id'", envs[strange[0]],
             f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0'))
-    new = np.setdiff1d(envs, self._ids)
-    old,lane = len(self._ids),self.length*int(self._plan[0])
-    self._ids = np.concatenate([self._ids, new])
-    self._lanes = _grown(self._lanes, int(envs.max()) + 1, -1)
-    self._lanes[new] = np.arange(old, len(self._ids))
-    self._counts,self._ring = _grown(self._counts, len(self._ids), 0),_grown(self._ring, len(self._ids)*lane, None)
+    self._add_lanes(np.setdiff1d(envs, self._ids))
+
+@patch
+def _add_lanes(self:SequenceChunker, new):
+    old,self._ids = len(self._ids),np.concatenate([self._ids, new])
+    n = len(self._ids)
+    self._lanes = _grown(self._lanes, int(self._ids.max(initial=0)) + 1, -1)
+    self._lanes[new] = np.arange(old, n)
+    self._counts,self._ring = _grown(self._counts, n, 0),_grown(self._ring, n*self.length*self._row.itemsize, None)
 
 def _grown(a, n, fill):
     "`a`, or a copy with room for at least `n`"
@@ -208,15 +213,15 @@ def _grown(a, n, fill):
     new[:len(a)] = a
     return new
 
-# %% ../nbs/21_sequence.ipynb #397049d6
+# %% ../nbs/21_sequence.ipynb #ea9090a5
 @patch
 def snapshot(self:SequenceChunker)->dict: # plain data and tensors
     state = dict(arguments=[self.length, self.overlap, self.tail])
-    if self._dtype is None: return state
+    if self._row is None: return state
     counts,n = self._counts[:len(self._ids)],self.length
-    rows = self._ring.reshape(-1, int(self._plan[0]))[_held(counts, n)]
+    rows = self._ring.reshape(-1, self._row.itemsize)[_held(counts, n)]
     waiting = np.array([s.rows.view(np.uint8) for s in self._waiting], np.uint8).reshape(len(self._waiting), n*self._dtype.itemsize)
-    return dict(state, dtype=dtype_spec(self._dtype), **{k: torch.from_numpy(a) for k,a in
+    return dict(state, dtype=dtype_spec(self._row), **{k: torch.from_numpy(a) for k,a in
         dict(ids=self._ids.copy(), counts=counts.copy(), rows=rows, waiting=waiting).items()})
 
 def _held(counts, length):
@@ -232,12 +237,9 @@ def check_state(self:SequenceChunker, state):
 def restore(self:SequenceChunker, state):
     self._fresh()
     if 'dtype' not in state: return
-    full,ids,counts = spec_dtype(state['dtype']),state['ids'].numpy(),state['counts'].numpy()
-    names = [n for n in full.names if n != 'mask']
-    size = state['rows'].shape[1]
-    dtype = np.dtype(dict(names=names, formats=[full[n] for n in names], offsets=[full.fields[n][1] for n in names], itemsize=size), align=True)
+    dtype,ids,counts = spec_dtype(state['dtype']),state['ids'].numpy(),state['counts'].numpy()
     self._reserve(dtype, _places(dtype))
-    if len(ids): self._admit(ids)
+    self._add_lanes(ids)
     self._counts[:len(ids)] = counts
-    self._ring.reshape(-1, size)[_held(counts, self.length)] = state['rows'].numpy()
-    self._waiting.extend(Steps(w.copy().view(full)) for w in state['waiting'].numpy())
+    self._ring.reshape(-1, dtype.itemsize)[_held(counts, self.length)] = state['rows'].numpy()
+    self._waiting.extend(Steps(w.copy().view(self._dtype)) for w in state['waiting'].numpy())
