@@ -31,7 +31,7 @@ def _tail_start(p, length, stride, tail):
     if p < length: return 0
     return p - length if tail == _SHIFT else p - unseen - (length - stride)
 
-# %% ../nbs/21_sequence.ipynb #c0bb1370
+# %% ../nbs/21_sequence.ipynb #a910cb7a
 _PLACES = dict(env_id='i4', episode_n='i4', step_n='i4', terminated='?', truncated='?')
 
 def _places(dtype:np.dtype)->list: # itemsize, and the offsets of the columns; -1: no `n`
@@ -41,7 +41,8 @@ def _places(dtype:np.dtype)->list: # itemsize, and the offsets of the columns; -
     for n,kind in _PLACES.items():
         got = dtype[n] if n in dtype.names else 'no such column'
         if got != np.dtype(kind): refuse(n, got, np.dtype(kind), 'build rows with step_dtype')
-    if 'mask' in dtype.names: refuse('mask', 'one that is there already', 'none', 'a chunker adds it: one is enough, and it takes steps, not sequences')
+    if 'mask' in dtype.names: refuse('mask', 'one that is there already', 'none',
+        'a chunker adds it: one is enough, and it takes steps, not sequences')
     if 'n' in dtype.names and dtype['n'] not in (np.int32, np.int64):
         refuse('n', dtype['n'], 'int32 or int64, the steps that an n-step row spans', 'rename a column that means something else')
     return [dtype.itemsize, *(dtype.fields[n][1] for n in _PLACES), dtype.fields['n'][1] if 'n' in dtype.names else -1]
@@ -124,11 +125,11 @@ def _fresh(self:SequenceChunker):
     self._counts,self._lanes,self._ids = np.zeros(0, np.int64),np.full(16, -1, np.int32),np.zeros(0, np.int64)
     self._due,self._waiting = np.zeros(3, np.int64),deque()
 
-# %% ../nbs/21_sequence.ipynb #2d72f64d
+# %% ../nbs/21_sequence.ipynb #813872aa
 @njit
-def _any_new(rows, lanes, size, env_at):
+def _any_new(rows, lanes, plan):
     "Does a row belong to an environment without a lane?"
-    words = rows.view(np.int32)
+    size,env_at,words = plan[0],plan[1],rows.view(np.int32)
     for i in range(len(rows)//size):
         env = words[(i*size + env_at)//4]
         if env < 0 or env >= len(lanes) or lanes[env] < 0: return True
@@ -146,7 +147,7 @@ def chunk(self:SequenceChunker,
     if rows.dtype is not self._known: self._accept(rows)
     try: raw = rows.view(np.uint8)
     except ValueError: raw = np.ascontiguousarray(rows).view(np.uint8)      # a slice with steps
-    if _any_new(raw, self._lanes, self._plan[0], self._plan[1]): self._admit(rows['env_id'])
+    if _any_new(raw, self._lanes, self._plan): self._admit(rows['env_id'])
     at,n,complete = 0,len(rows),[]
     while at < n:
         at = _push(self._ring, self._counts, self._lanes, raw, at, self._due, self._plan)
@@ -213,7 +214,7 @@ def _grown(a, n, fill):
     new[:len(a)] = a
     return new
 
-# %% ../nbs/21_sequence.ipynb #ea9090a5
+# %% ../nbs/21_sequence.ipynb #32397726
 @patch
 def snapshot(self:SequenceChunker)->dict: # plain data and tensors
     state = dict(arguments=[self.length, self.overlap, self.tail])
@@ -226,12 +227,14 @@ def snapshot(self:SequenceChunker)->dict: # plain data and tensors
 
 def _held(counts, length):
     "Where in the ring the last rows of each lane are, in time order"
-    return np.concatenate([lane*length + np.arange(max(0, p-length), p)%length for lane,p in enumerate(counts)] or [np.zeros(0, np.int64)])
+    places = [lane*length + np.arange(max(0, p-length), p)%length for lane,p in enumerate(counts)]
+    return np.concatenate(places or [np.zeros(0, np.int64)])
 
 @patch
 def check_state(self:SequenceChunker, state):
     if state['arguments'] != [self.length, self.overlap, self.tail]: raise ValueError(problem(type(self).__name__,
-        'a saved stage with other arguments', state['arguments'], [self.length, self.overlap, self.tail], 'build the stage that was saved'))
+        'a saved stage with other arguments', state['arguments'], [self.length, self.overlap, self.tail],
+        'build the stage that was saved'))
 
 @patch
 def restore(self:SequenceChunker, state):
