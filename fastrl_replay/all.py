@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype', 'Cycler', 'Header',
            'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage', 'ScriptedEnv', 'ScriptedVectorEnv',
-           'check_contract', 'script', 'scripted_steps', 'GymStepper', 'Timeline', 'SumTree', 'RankTree',
-           'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay']
+           'check_contract', 'script', 'scripted_steps', 'GymStepper', 'SequenceChunker', 'Timeline', 'SumTree',
+           'RankTree', 'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay']
 
 # %% ../nbs/99_all.ipynb #b1c6d7fe
 from .core import ActionError, BlockError, EnvError, NotEnoughRows, StaleKey, Steps, step_dtype
 from .pipe import Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, stage
 from .testing import ScriptedEnv, ScriptedVectorEnv, check_contract, script, scripted_steps
 from .envs import GymStepper
+from .sequence import SequenceChunker
 from .memory.timeline import Timeline
 from .memory.sumtree import SumTree
 from .memory.ranktree import RankTree
@@ -23,4 +24,5 @@ from .replay.prioritized import PrioritizedReplay
 _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype',
          'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage',
          'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
-         'GymStepper', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay']
+         'GymStepper', 'SequenceChunker', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform',
+         'ExperienceReplay', 'PrioritizedReplay']

@@ -19,6 +19,7 @@ SURFACE = {
     'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
     'envs': 'GymStepper',
+    'sequence': 'SequenceChunker',
     'memory.timeline': 'Timeline',
     'memory.sumtree': 'SumTree',
     'memory.ranktree': 'RankTree',

@@ -14,6 +14,7 @@ from fastrl_replay.envs import GymStepper
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
+from fastrl_replay.sequence import SequenceChunker
 from fastrl_replay.testing import ScriptedEnv, check_contract, same, script, scripted_steps, through_file
 from scripted import in_blocks, numbered, seed_002, take, zeros
 
@@ -598,6 +599,8 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'InMemoryCacheHolder': [],   # holds its source by design and reads it anew: its promises are tested with the stepper's
     'GymStepper': [lambda: GymStepper(['CartPole-v1']*3, seed=0), lambda: GymStepper('Pendulum-v1', seed=0),
                    lambda: Items(['CartPole-v1']*2).map(gym.make).in_memory_cache().cycle().gym_step(seed=0)],
+    'SequenceChunker': [lambda source, kw=kw: SequenceChunker(source, **kw) for kw in (dict(length=3, overlap=2), dict(length=1),
+                        dict(length=2, tail='pad'), dict(length=2, overlap=1, tail='drop'), dict(length=4, overlap=1))],   # enough sequences for the check
     'ExperienceReplay': [lambda source, kw=kw: ExperienceReplay(source, **{**dict(max_sz=20, seed=0), **kw})
                          for kw in (dict(), dict(bs=2), dict(bs=2, ratio=.7, warmup=5), dict(bs=5, max_sz=6, replacement=True, return_idxs=True, ratio=1.5))],
     'PrioritizedReplay': [lambda source, kw=kw: PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw})
