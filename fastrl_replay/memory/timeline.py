@@ -17,17 +17,18 @@ def aligned_empty(nbytes:int)->np.ndarray: # uint8
     start = -raw.ctypes.data % 64
     return raw[start:start+nbytes]
 
-# %% ../../nbs/30_timeline.ipynb #5a532b61
+# %% ../../nbs/30_timeline.ipynb #0e44c557
 _PLACES = dict(env_id='i4', episode_n='i4', step_n='i4', terminated='?', truncated='?')
 
-def _places(dtype:np.dtype)->np.ndarray: # itemsize and the offsets of the five columns
+def _places(dtype:np.dtype)->np.ndarray: # itemsize, the offsets of the five columns and of `n`, or -1
     "Where the kernel finds what says to which episode a row belongs"
     if dtype.hasobject: raise BlockError(problem('Timeline', 'rows', dtype, 'plain numbers, no Python objects'))
     for n,kind in _PLACES.items():
         got = dtype[n] if n in dtype.names else 'no such column'
         if got != np.dtype(kind): raise BlockError(problem('Timeline', f'column {n!r}', got, np.dtype(kind),
             'build rows with step_dtype'))
-    return np.array([dtype.itemsize, *(dtype.fields[n][1] for n in _PLACES)])
+    n_at = dtype.fields['n'][1] if 'n' in dtype.names and dtype['n'] == np.int32 else -1   # of n-step rows, all that reach the end are done
+    return np.array([dtype.itemsize, *(dtype.fields[n][1] for n in _PLACES), n_at])
 
 def _floats(dtype:np.dtype, offset:int=0): # (offset, how many, bytes of each) of all floats in a row
     "Where a row has floats"
@@ -53,11 +54,11 @@ def _first_nan(rows, size, floats):
                 if nan: return i
     return -1
 
-# %% ../../nbs/30_timeline.ipynb #c894ff07
+# %% ../../nbs/30_timeline.ipynb #2b6f47f3
 @njit
 def _insert(mem, link, drawn, last, rows, places, floats, inserted):
     "Check, then copy and link a block of rows; -1, or the number of a row that can't be put in as things are"
-    size,env_at,episode_at,step_at,term_at,trunc_at = places
+    size,env_at,episode_at,step_at,term_at,trunc_at,n_at = places
     n,max_sz,words,ring = len(rows)//size,len(link),rows.view(np.int32),mem.view(np.int32)
     for i in range(n):
         env = words[(i*size + env_at)//4]
@@ -71,7 +72,8 @@ def _insert(mem, link, drawn, last, rows, places, floats, inserted):
         before = last[env]
         if before >= 0 and key - before < max_sz and words[(src + step_at)//4] != 1:
             b = before % max_sz * size
-            if not (mem[b + term_at] or mem[b + trunc_at]) and ring[(b + episode_at)//4] == words[(src + episode_at)//4]:
+            ended = (mem[b + term_at] or mem[b + trunc_at]) and (n_at < 0 or ring[(b + n_at)//4] <= 1)
+            if not ended and ring[(b + episode_at)//4] == words[(src + episode_at)//4]:
                 link[before % max_sz] = key - before
         memmove(mem.ctypes.data + dst, rows.ctypes.data + src, size)
         link[slot],drawn[slot],last[env] = 0,0,key
@@ -79,7 +81,7 @@ def _insert(mem, link, drawn, last, rows, places, floats, inserted):
         if slot == max_sz: slot = 0
     return -1
 
-# %% ../../nbs/30_timeline.ipynb #a78148f4
+# %% ../../nbs/30_timeline.ipynb #070e1287
 _MAX_ENVS = 1 << 24   # env_id counts from 0; a larger one is a mistake, and would cost 8 bytes for each number below it
 
 class Timeline:
@@ -90,6 +92,7 @@ class Timeline:
         if isinstance(max_sz, bool) or not isinstance(max_sz, (int,np.integer)) or not 0 < max_sz < 2**31:
             raise ValueError(problem('Timeline', 'max_sz', f'{max_sz!r}', 'a whole number of rows, from 1 to 2**31 - 1'))
         self.max_sz,self.inserted,self.dtype = int(max_sz),0,None
+        self._window = None     # the dtype of a window's rows, once there was one
         self._settled = False   # has a block been added, if only an empty one? Its columns stay
         self._known = None   # the very dtype of the last block: the same object needs no comparing
 
@@ -250,25 +253,37 @@ class Batches:
         if bad >= 0: line._stale(keys, bad)
         return Steps(np.ndarray(n, self.dtype, out))
 
-# %% ../../nbs/30_timeline.ipynb #7edad448
+# %% ../../nbs/30_timeline.ipynb #11f00c71
 @njit
 def _windows(mem, link, keys, out, length, plan, inserted):
-    "Copy, for each key, its row and those that follow in its episode; -1, or the place of the first key that is not valid"
+    "Copy, for each key, its row and those that follow in its episode; the place of the first key that is not valid, or less than 0"
     size,out_size,mask_at = plan
     max_sz,oldest = len(link),max(0, inserted-len(link))
     for i in range(len(keys)):
         if keys[i] < oldest or keys[i] >= inserted: return i
-    for i in range(len(keys)):
-        key,dst = keys[i],i*length*out_size
-        for t in range(length):
-            slot = key % max_sz
-            memmove(out.ctypes.data + dst, mem.ctypes.data + slot*size, size)
-            out[dst + mask_at] = 1
-            key,dst = key + link[slot],dst + out_size
-            if link[slot] == 0: break
-    return -1
+    n,touched = len(keys),_u8(0)
+    at,slots = np.empty(n, np.int64),np.empty(n*length, np.int64)
+    for i in range(n): at[i] = keys[i] % max_sz
+    for t in range(length):   # all windows in step, so that their waits overlap
+        for i in range(n):
+            slot = at[_u64(i)]
+            slots[_u64(i*length + t)] = slot
+            if slot >= 0:
+                follows = slot + link[_u64(slot)]
+                if follows >= max_sz: follows -= max_sz
+                at[_u64(i)] = follows if follows != slot else -1
+    for j in range(n*length): touched |= mem[_u64(max(slots[_u64(j)], 0)*size)]
+    src,dst = mem.ctypes.data,out.ctypes.data
+    for j in range(n*length):
+        slot = slots[_u64(j)]
+        if slot >= 0: memmove(dst, src + slot*size, size)
+        else:
+            for b in range(size): out[_u64(j*out_size + b)] = 0
+        out[_u64(j*out_size + mask_at)] = slot >= 0
+        dst += out_size
+    return -1 - (touched == 255)   # below 0 either way
 
-# %% ../../nbs/30_timeline.ipynb #52a70b95
+# %% ../../nbs/30_timeline.ipynb #15d1a45d
 @patch
 def windows(self:Timeline,
     keys, # of the first rows
@@ -278,8 +293,9 @@ def windows(self:Timeline,
     given,keys = keys,as_keys(keys).ravel()
     if length < 1: raise ValueError(problem('Timeline.windows', 'length', length, 'at least 1'))
     if self.dtype is None: self._stale(given, 0)
-    dtype = extend_dtype(self.dtype, mask='?')
-    out = np.zeros(len(keys)*length*dtype.itemsize, np.uint8)
+    if self._window is None: self._window = extend_dtype(self.dtype, mask='?')
+    dtype = self._window
+    out = np.empty(len(keys)*length*dtype.itemsize, np.uint8)
     bad = _windows(self._mem, self._link, keys, out, length, np.array([self.dtype.itemsize, dtype.itemsize, dtype.fields['mask'][1]]), self.inserted)
     if bad >= 0: self._stale(given, bad)
     return Steps(np.ndarray((len(keys), length), dtype, out))
