@@ -19,12 +19,14 @@ SURFACE = {
     'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
     'envs': 'GymStepper',
+    'nstep': 'NStep NSkip',
     'memory.timeline': 'Timeline',
     'memory.sumtree': 'SumTree',
     'memory.ranktree': 'RankTree',
     'memory.samplers': 'Proportional Ranked Uniform',
     'replay.experience': 'ExperienceReplay',
     'replay.prioritized': 'PrioritizedReplay',
+    'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
 }
 
 # A stranger's first script, run with the installed wheel and nothing else.
