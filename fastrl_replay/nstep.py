@@ -48,10 +48,10 @@ def _give(out, made, rings, base, first, count, many, broken, at, n, gamma):
         ints[(dst + n_at)//4] = count - j
     return made + many
 
-# %% ../nbs/20_nstep.ipynb #3329ed20
+# %% ../nbs/20_nstep.ipynb #5a61fcbc
 @njit
 def _push(rows, rings, count, first, place, out, at, n, gamma):
-    "Take a block of rows, write what it completes; how many rows that is, or -1 minus the number of a row that can't be taken as things are"
+    "Take a block, write what it completes; how many rows that is, or -1 minus the number of a row that can't be taken as things are"
     size,_,env_at,episode_at,step_at,reward_at,term_at,trunc_at,_,_,_,_ = at
     words,kept,made = rows.view(np.int32),rings.view(np.int32),0
     for i in range(len(rows)//size):
@@ -70,18 +70,21 @@ def _push(rows, rings, count, first, place, out, at, n, gamma):
         first[ring],count[ring] = (first[ring] + many)%n,have - many
     return made
 
-# %% ../nbs/20_nstep.ipynb #a1c96c45
+# %% ../nbs/20_nstep.ipynb #b563b392
+def _check_n(stage, n):
+    if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or not 1 <= n < 2**31: raise ValueError(problem(stage, 'n', repr(n),
+        'a whole number of steps, at least 1'))
+
 @stage('n_step')
 class NStep(Pipe):
-    "Merges each step with those that follow it in its episode, `n` in all: summed `reward`, last `next_state`, and `discount` and `n` as new columns"
+    "Merges each step with the next ones of its episode, `n` in all: summed `reward`, last `next_state`; adds `discount` and `n`"
     _buffers = ('_dtype','_known','_merged','_at','_rings','_count','_first','_place','_out','_waiting')
     def __init__(self,
         source, # a pipe of Steps, one row a step
         n:int, # how many steps at most; 1 only adds the columns
         gamma:float, # how much a reward is worth one step later, from 0 to 1
     ):
-        if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or not 1 <= n < 2**31: raise ValueError(problem('NStep', 'n', repr(n),
-            'a whole number of steps, at least 1'))
+        _check_n('NStep', n)
         if not isinstance(gamma, (int,float,np.number)) or not 0 <= gamma <= 1: raise ValueError(problem('NStep', 'gamma', repr(gamma),
             'a number from 0 to 1'))
         super().__init__(source)
@@ -118,7 +121,7 @@ def _flat(stage, rows):
         'put it before the stage that makes sequences'))
     return rows.reshape(1)
 
-# %% ../nbs/20_nstep.ipynb #bed0bec5
+# %% ../nbs/20_nstep.ipynb #fb863a8a
 @patch
 def _accept(self:NStep, dtype):
     "The first block's columns are the stage's; others are refused"
@@ -132,15 +135,17 @@ def _reserve(self:NStep, dtype):
     _not_merged('NStep', dtype, 'discount' in dtype.names or 'n' in dtype.names)
     self._dtype,at = row_places('NStep', dtype, _COLUMNS)
     self._merged = extend_dtype(self._dtype, discount='f4', n='i4')
-    self._at = np.array([dtype.itemsize, self._merged.itemsize, *at, dtype['next_state'].itemsize, *(self._merged.fields[n][1] for n in ('discount','n'))])
+    self._at = np.array([dtype.itemsize, self._merged.itemsize, *at, dtype['next_state'].itemsize,
+                         *(self._merged.fields[n][1] for n in ('discount','n'))])
     self._count,self._first,self._place = (np.zeros(0, np.int64) for _ in range(3))
     self._rings,self._out = (np.zeros(0, np.uint8) for _ in range(2))
 
 def _not_merged(stage, dtype, merged):
-    if merged: raise BlockError(problem(stage, 'its rows have the columns of an n_step already', [n for n in ('discount','n') if n in dtype.names],
-        'single steps', 'use one n_step in a chain, put n_skip before n_step, and call columns of your own something else'))
+    if merged: raise BlockError(problem(stage, 'its rows have the columns of an n_step already',
+        [n for n in ('discount','n') if n in dtype.names], 'single steps',
+        'use one n_step in a chain, put n_skip before n_step, and call columns of your own something else'))
 
-# %% ../nbs/20_nstep.ipynb #524475d8
+# %% ../nbs/20_nstep.ipynb #6a6da4d5
 _MAX_ENVS = 1 << 24   # env_id counts from 0; a larger one is a mistake, and would cost 8 bytes for each number below it
 
 @patch
@@ -148,21 +153,27 @@ def _mend(self:NStep, steps, rows):
     "Say what is wrong with the first bad row; where nothing is, make rings for new environments and try again"
     envs,rewards = rows['env_id'],rows['reward']
     bad = np.flatnonzero((envs < 0) | (envs >= _MAX_ENVS) | ~np.isfinite(rewards))
-    if len(bad):
-        if not len(self._count): self._fresh()   # not even its columns stay
-        strange = np.isfinite(rewards[bad[0]])
-        raise BlockError(problem('NStep', f"row {bad[0]} of the block, column {'env_id' if strange else 'reward'!r} (env_id {envs[bad[0]]})",
-            envs[bad[0]] if strange else rewards[bad[0]], f'a number from 0 to {_MAX_ENVS-1}' if strange else 'a finite number',
-            'number the environments from 0' if strange else 'mend the environment: this would spoil the rewards of all steps before it'))
-    if envs.max() >= len(self._place):
-        self._place = np.concatenate([self._place, np.full(max(len(self._place), envs.max()+1-len(self._place)), -1)])
+    if not len(bad):
+        self._grow(envs)
+        return self.merge(steps)
+    if not len(self._count): self._fresh()   # not even its columns stay
+    where,env,reward = f'row {bad[0]} of the block',envs[bad[0]],rewards[bad[0]]
+    if not np.isfinite(reward): raise BlockError(problem('NStep', f"{where}, column 'reward' (env_id {env})", reward, 'a finite number',
+        'mend the environment: this would spoil the rewards of all steps before it'))
+    raise BlockError(problem('NStep', f"{where}, column 'env_id'", env, f'a number from 0 to {_MAX_ENVS-1}',
+        'number the environments from 0'))
+
+@patch
+def _grow(self:NStep, envs):
+    "Rings for the environments that have none"
+    have,more = len(self._place),envs.max() + 1 - len(self._place)
+    if more > 0: self._place = np.concatenate([self._place, np.full(max(have, more), -1)])
     new = [e for e in dict.fromkeys(envs.tolist()) if self._place[e] < 0]
+    self._rings = np.concatenate([self._rings, np.empty(len(new)*self.n*self._dtype.itemsize, np.uint8)])   # may be too much to ask for
     self._place[new] = np.arange(len(new)) + len(self._count)
     self._count,self._first = (np.concatenate([a, np.zeros(len(new), np.int64)]) for a in (self._count, self._first))
-    self._rings = np.concatenate([self._rings, np.empty(len(new)*self.n*self._dtype.itemsize, np.uint8)])
-    return self.merge(steps)
 
-# %% ../nbs/20_nstep.ipynb #b49253e0
+# %% ../nbs/20_nstep.ipynb #a2d93b4c
 @patch
 def snapshot(self:NStep)->dict: # the rows that wait
     state = dict(n=self.n, gamma=self.gamma)
@@ -179,9 +190,10 @@ def check_state(self:NStep, state):
 @patch
 def restore(self:NStep, state):
     self._fresh()
-    if 'rows' in state: self.merge(Steps(np.ndarray(len(state['rows']), spec_dtype(state['dtype']), state['rows'].numpy().copy())))
+    if 'rows' not in state: return
+    self.merge(Steps(np.ndarray(len(state['rows']), spec_dtype(state['dtype']), state['rows'].numpy().copy())))
 
-# %% ../nbs/20_nstep.ipynb #6a8df050
+# %% ../nbs/20_nstep.ipynb #e494543f
 @stage('n_skip')
 class NSkip(Pipe):
     "Keeps the first step of each episode, every `n`-th step after it, and the last one"
@@ -189,8 +201,7 @@ class NSkip(Pipe):
         source, # a pipe of Steps, one row a step
         n:int, # of how many steps one is kept; 1 keeps all
     ):
-        if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or not 1 <= n < 2**31: raise ValueError(problem('NSkip', 'n', repr(n),
-            'a whole number of steps, at least 1'))
+        _check_n('NSkip', n)
         super().__init__(source)
         self.n,self._known = int(n),None
     def __iter__(self):

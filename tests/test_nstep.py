@@ -210,7 +210,9 @@ def test_nothing_in_nothing_out():
 # ---- what is refused ----
 
 def packed(rows): return rows.astype(np.dtype([(n, rows.dtype[n]) for n in rows.dtype.names]))
-def without(rows, name): return rows[[n for n in rows.dtype.names if n != name]].astype(np.dtype([(n, rows.dtype[n]) for n in rows.dtype.names if n != name], align=True))
+def without(rows, name):
+    kept = [n for n in rows.dtype.names if n != name]
+    return rows[kept].astype(np.dtype([(n, rows.dtype[n]) for n in kept], align=True))
 def retyped(rows, name, kind): return rows.astype(np.dtype([(n, kind if n == name else rows.dtype[n]) for n in rows.dtype.names], align=True))
 def with_value(rows, name, value): rows = rows.copy(); rows[name][1] = value; return rows
 
@@ -250,10 +252,12 @@ def test_a_bad_block_changes_nothing(what):
     assert stage.merge(episode(100,1000, start=3)).reward.tolist() == [31,310,600,1000]
 
 def test_objects_are_refused():
+    "Their bytes are addresses"
     rows = np.zeros(1, np.dtype([(n, KINDS['cartpole'][n]) for n in KINDS['cartpole'].names] + [('note', object)], align=True))
     with pytest.raises(BlockError, match='no Python objects'): NStep([], 2, .5).merge(Steps(rows))
 
 def test_other_columns_than_before():
+    "Refused; the same columns in another dtype object are not"
     stage = NStep([], 2, .5)
     stage.merge(episode(1, ends=None))
     with pytest.raises(BlockError, match='a block with other columns'): stage.merge(episode(1, dtype=KINDS['odd']))
@@ -263,13 +267,16 @@ def test_other_columns_than_before():
 @pytest.mark.parametrize('n', [0, -1, 1.5, 2., True, None, '3', 2**31])
 @pytest.mark.parametrize('make', [lambda n: NStep([], n, .9), lambda n: NSkip([], n)], ids=['NStep','NSkip'])
 def test_n_must_be_a_whole_number(make, n):
+    "Before anything flows"
     with pytest.raises(ValueError, match=r'n; got .*a whole number of steps, at least 1'): make(n)
 
 @pytest.mark.parametrize('gamma', [-.1, 1.1, float('nan'), float('inf'), None, '.9'])
 def test_gamma_must_be_a_share(gamma):
+    "Before anything flows"
     with pytest.raises(ValueError, match='gamma; got .*from 0 to 1'): NStep([], 3, gamma)
 
 def test_numbers_of_numpy_will_do():
+    "They become Python's, which a checkpoint may hold"
     stage = NStep([], np.int64(3), np.float32(.5))
     assert (type(stage.n), type(stage.gamma)) == (int, float) and type(NSkip([], np.int32(3)).n) is int
     through_file(stage.state_dict())
@@ -320,6 +327,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
     assert stage.merge(episode(100, start=3)).reward.tolist() == [31,60,100]
 
 def test_restoring_forgets_what_waited():
+    "And the columns, where nothing waited when it was saved"
     stage = NStep([], 3, .5)
     empty = stage.state_dict()
     stage.merge(episode(1,10, ends=None))
@@ -368,6 +376,7 @@ def test_with_a_stepper_and_a_replay():
     assert set(all_n.tolist()) == {1,2,3,4} and bool((batch.done | (m == 4)).all())
 
 def test_its_repr():
+    "As it would be written"
     assert repr(Items([]).n_skip(2).n_step(3, gamma=.5)).split('\n  ')[1:] == ['.n_skip(n=2)', '.n_step(n=3, gamma=0.5)']
 
 def test_a_million_rows():
@@ -416,6 +425,7 @@ def test_skipping(program, n):
 
 @pytest.mark.parametrize('what', ['two axes', 'packed', 'long step_n', 'bytes for flags'])
 def test_skipping_refuses(what):
+    "The same as n_step, of the columns that it needs"
     spoil,says = REFUSED[what]
     with pytest.raises(BlockError, match=f'NSkip: .*{says}'): list(NSkip([Steps(spoil(episode(1,2,3).rows))], 2))
 
