@@ -48,7 +48,7 @@ def _give(out, made, rings, base, first, count, many, broken, at, n, gamma):
         ints[(dst + n_at)//4] = count - j
     return made + many
 
-# %% ../nbs/20_nstep.ipynb #5a61fcbc
+# %% ../nbs/20_nstep.ipynb #f5973bcc
 @njit
 def _push(rows, rings, count, first, place, out, at, n, gamma):
     "Take a block, write what it completes; how many rows that is, or -1 minus the number of a row that can't be taken as things are"
@@ -67,7 +67,7 @@ def _push(rows, rings, count, first, place, out, at, n, gamma):
         have += 1
         many = have if rows[src + term_at] or rows[src + trunc_at] else have//n   # have is at most n
         if many: made = _give(out, made, rings, base, first[ring], have, many, 0, at, n, gamma)
-        first[ring],count[ring] = (first[ring] + many)%n,have - many
+        first[ring],count[ring] = first[ring] + many,have - many
     return made
 
 # %% ../nbs/20_nstep.ipynb #b563b392
@@ -173,7 +173,7 @@ def _grow(self:NStep, envs):
     self._place[new] = np.arange(len(new)) + len(self._count)
     self._count,self._first = (np.concatenate([a, np.zeros(len(new), np.int64)]) for a in (self._count, self._first))
 
-# %% ../nbs/20_nstep.ipynb #a2d93b4c
+# %% ../nbs/20_nstep.ipynb #322e6be9
 @patch
 def snapshot(self:NStep)->dict: # the rows that wait
     state = dict(n=self.n, gamma=self.gamma)
@@ -191,7 +191,7 @@ def check_state(self:NStep, state):
 def restore(self:NStep, state):
     self._fresh()
     if 'rows' not in state: return
-    self.merge(Steps(np.ndarray(len(state['rows']), spec_dtype(state['dtype']), state['rows'].numpy().copy())))
+    self.merge(Steps(np.ndarray(len(state['rows']), spec_dtype(state['dtype']), state['rows'].numpy())))
 
 # %% ../nbs/20_nstep.ipynb #e494543f
 @stage('n_skip')

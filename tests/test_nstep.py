@@ -158,9 +158,10 @@ def test_order_of_rows():
     assert out.discount.tolist() == [1,0,0,0,1,1,0,0,1,1]
 
 def test_sums_are_double_inside():
-    "In single precision, 2²⁴ would swallow every 1 that is added to it"
-    out, = NStep([episode(2.**24, *[1]*100)], 101, 1.)
-    assert out.reward[0] == 2**24 + 100
+    "In single precision, 2²⁴ would swallow every 1 that is added to it, from either side"
+    for rewards in [2.**24, *[1]*100],[*[1]*100, 2.**24]:
+        out, = NStep([episode(*rewards)], 101, 1.)
+        assert out.reward[0] == 2**24 + 100
 
 def test_what_a_policy_added_is_of_the_start():
     "Extra columns pass through, as do nested states"
