@@ -5,14 +5,16 @@
 # %% auto #0
 __all__ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype', 'Cycler', 'Header',
            'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage', 'ScriptedEnv', 'ScriptedVectorEnv',
-           'check_contract', 'script', 'scripted_steps', 'GymStepper', 'SequenceChunker', 'Timeline', 'SumTree',
-           'RankTree', 'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay']
+           'check_contract', 'script', 'scripted_steps', 'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Timeline',
+           'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay',
+           'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale']
 
 # %% ../nbs/99_all.ipynb #b1c6d7fe
 from .core import ActionError, BlockError, EnvError, NotEnoughRows, StaleKey, Steps, step_dtype
 from .pipe import Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, stage
 from .testing import ScriptedEnv, ScriptedVectorEnv, check_contract, script, scripted_steps
 from .envs import GymStepper
+from .nstep import NSkip, NStep
 from .sequence import SequenceChunker
 from .memory.timeline import Timeline
 from .memory.sumtree import SumTree
@@ -20,9 +22,11 @@ from .memory.ranktree import RankTree
 from .memory.samplers import Proportional, Ranked, Uniform
 from .replay.experience import ExperienceReplay
 from .replay.prioritized import PrioritizedReplay
+from .losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
 
 _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype',
          'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage',
          'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
-         'GymStepper', 'SequenceChunker', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform',
-         'ExperienceReplay', 'PrioritizedReplay']
+         'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform',
+         'ExperienceReplay', 'PrioritizedReplay',
+         'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale']

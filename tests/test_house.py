@@ -19,6 +19,7 @@ SURFACE = {
     'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
     'envs': 'GymStepper',
+    'nstep': 'NStep NSkip',
     'sequence': 'SequenceChunker',
     'memory.timeline': 'Timeline',
     'memory.sumtree': 'SumTree',
@@ -26,6 +27,7 @@ SURFACE = {
     'memory.samplers': 'Proportional Ranked Uniform',
     'replay.experience': 'ExperienceReplay',
     'replay.prioritized': 'PrioritizedReplay',
+    'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
 }
 
 # A stranger's first script, run with the installed wheel and nothing else.

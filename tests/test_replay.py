@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 import fastrl_replay
 from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, step_dtype
 from fastrl_replay.envs import GymStepper
+from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
@@ -599,6 +600,8 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'InMemoryCacheHolder': [],   # holds its source by design and reads it anew: its promises are tested with the stepper's
     'GymStepper': [lambda: GymStepper(['CartPole-v1']*3, seed=0), lambda: GymStepper('Pendulum-v1', seed=0),
                    lambda: Items(['CartPole-v1']*2).map(gym.make).in_memory_cache().cycle().gym_step(seed=0)],
+    'NStep': [lambda source, n=n: NStep(source, n, .9) for n in (1, 2, 3, 50)],
+    'NSkip': [lambda source, n=n: NSkip(source, n) for n in (1, 2, 3, 50)],
     'SequenceChunker': [lambda source, kw=kw: SequenceChunker(source, **kw) for kw in (dict(length=3, overlap=2), dict(length=1),
                         dict(length=2, tail='pad'), dict(length=2, overlap=1, tail='drop'), dict(length=4, overlap=1))],   # enough sequences for the check
     'ExperienceReplay': [lambda source, kw=kw: ExperienceReplay(source, **{**dict(max_sz=20, seed=0), **kw})
