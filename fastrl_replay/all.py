@@ -7,9 +7,9 @@ __all__ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey',
            'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage', 'ScriptedEnv', 'ScriptedVectorEnv',
            'check_contract', 'script', 'scripted_steps', 'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Timeline',
            'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay',
-           'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale']
+           'SequenceReplay', 'Sequences', 'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale']
 
-# %% ../nbs/99_all.ipynb #b1c6d7fe
+# %% ../nbs/99_all.ipynb #35863003
 from .core import ActionError, BlockError, EnvError, NotEnoughRows, StaleKey, Steps, step_dtype
 from .pipe import Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, stage
 from .testing import ScriptedEnv, ScriptedVectorEnv, check_contract, script, scripted_steps
@@ -22,11 +22,12 @@ from .memory.ranktree import RankTree
 from .memory.samplers import Proportional, Ranked, Uniform
 from .replay.experience import ExperienceReplay
 from .replay.prioritized import PrioritizedReplay
+from .replay.sequences import SequenceReplay, Sequences
 from .losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
 
 _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype',
          'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage',
          'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
          'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform',
-         'ExperienceReplay', 'PrioritizedReplay',
+         'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences',
          'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale']

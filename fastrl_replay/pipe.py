@@ -6,7 +6,7 @@
 __all__ = ['dp', 'Pipe', 'as_pipe', 'above', 'Items', 'stage', 'Header', 'Cycler', 'InMemoryCacheHolder', 'MapToIterConverter',
            'TypeTransformLoop']
 
-# %% ../nbs/01_pipe.ipynb #537a9530
+# %% ../nbs/01_pipe.ipynb #42110bfd
 import inspect
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -19,8 +19,9 @@ if TYPE_CHECKING:   # what the chained methods return; for editors only, nothing
     from fastrl_replay.sequence import SequenceChunker
     from fastrl_replay.replay.experience import ExperienceReplay
     from fastrl_replay.replay.prioritized import PrioritizedReplay
+    from fastrl_replay.replay.sequences import SequenceReplay
 
-# %% ../nbs/01_pipe.ipynb #da2939ab
+# %% ../nbs/01_pipe.ipynb #95fb03db
 class Pipe(IterDataPipe):
     "The base of every stage: takes items from `source`, yields items"
     _is_child_datapipe = False   # spares torch's hook a search of the registry at every item
@@ -52,6 +53,9 @@ class Pipe(IterDataPipe):
         def prioritized_replay(self, bs:int=1, max_sz:int=100, kind:str='proportional', alpha:float=.6, beta=.4, eps:float=1e-6,
             initial:str='largest', stratified:bool=True, scale:str='batch', ratio:float=None, warmup:int=None, return_idxs:bool=False,
             freeze_memory:bool=False, seed:int=None)->'PrioritizedReplay': ...
+        def sequence_replay(self, bs:int=1, max_sz:int=10_000, length:int=80, burn_in:int=40, overlap:int=40, eta:float=.9, alpha:float=.9,
+            beta=.6, prioritized:bool=True, eps:float=1e-6, state:str='stored', ratio:float=None, warmup:int=None,
+            freeze_memory:bool=False, seed:int=None)->'SequenceReplay': ...
 
 # %% ../nbs/01_pipe.ipynb #94b019c1
 def as_pipe(

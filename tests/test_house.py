@@ -27,6 +27,7 @@ SURFACE = {
     'memory.samplers': 'Proportional Ranked Uniform',
     'replay.experience': 'ExperienceReplay',
     'replay.prioritized': 'PrioritizedReplay',
+    'replay.sequences': 'SequenceReplay Sequences',
     'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
 }
 

@@ -15,6 +15,7 @@ from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
+from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.sequence import SequenceChunker
 from fastrl_replay.testing import ScriptedEnv, check_contract, same, script, scripted_steps, through_file
 from scripted import in_blocks, numbered, seed_002, take, zeros
@@ -606,6 +607,8 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
                         dict(length=2, tail='pad'), dict(length=2, overlap=1, tail='drop'), dict(length=4, overlap=1))],   # enough sequences for the check
     'ExperienceReplay': [lambda source, kw=kw: ExperienceReplay(source, **{**dict(max_sz=20, seed=0), **kw})
                          for kw in (dict(), dict(bs=2), dict(bs=2, ratio=.7, warmup=5), dict(bs=5, max_sz=6, replacement=True, return_idxs=True, ratio=1.5))],
+    'SequenceReplay': [lambda source, kw=kw: SequenceReplay(source, **{**dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0), **kw})
+                       for kw in (dict(), dict(prioritized=False, state='zero'), dict(ratio=.9, warmup=8, burn_in=0, overlap=0))],
     'PrioritizedReplay': [lambda source, kw=kw: PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw})
                           for kw in (dict(), dict(kind='rank', bs=2), dict(bs=2, ratio=.7, warmup=5, initial='ever', stratified=False),
                                      dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, scale='memory', initial='reward'))],
