@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['CONTESTS', 'PEERS', 'MISSING', 'contest', 'measure', 'peer', 'peers', 'cpprb', 'tianshou', 'torchrl', 'flashbax',
-           'cartpole_rows', 'full_replay', 'priorities', 'insert_1', 'insert_256', 'sample_256', 'prioritized_256',
-           'insert_prioritized_1', 'insert_prioritized_256', 'item', 'step_8', 'step_1', 'machine', 'run', 'table',
-           'summary', 'growth', 'main']
+           'flashbax_sequences', 'torchrl_sequences', 'cartpole_rows', 'full_replay', 'priorities', 'insert_1',
+           'insert_256', 'sample_256', 'prioritized_256', 'insert_prioritized_1', 'insert_prioritized_256',
+           'full_sequences', 'sequences_64', 'prioritized_sequences_64', 'transform_8', 'transform_64', 'item',
+           'step_8', 'step_1', 'machine', 'run', 'table', 'summary', 'growth', 'main']
 
-# %% ../nbs/90_bench.ipynb #d2a7d486
+# %% ../nbs/90_bench.ipynb #f5267916
 import argparse, json, os, platform, sys
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -22,7 +23,10 @@ from .core import Steps, step_dtype
 from .envs import GymStepper
 from .pipe import IterDataPipe, Pipe
 from .replay.experience import ExperienceReplay
+from .nstep import NStep
 from .replay.prioritized import PrioritizedReplay
+from .replay.sequences import SequenceReplay
+from .sequence import SequenceChunker
 
 # %% ../nbs/90_bench.ipynb #914cd857
 CONTESTS = {}
@@ -52,21 +56,22 @@ def measure(
         for name,t in timers.items(): times[name].append(t.timeit(numbers[name])/numbers[name]*1e6)
     return times
 
-# %% ../nbs/90_bench.ipynb #a423bea8
+# %% ../nbs/90_bench.ipynb #caaa34e9
 PEERS,MISSING = {},{}
 
-def peer(f):
-    "Register a function that prepares another library's step: (size, batch size) → function that gives a batch"
-    PEERS[f.__name__] = f
-    return f
+def peer(kind:str, name:str=None):
+    "Register a function that prepares another library's step of this kind: (size, batch size) → function that gives a batch"
+    def register(f): PEERS.setdefault(kind, {})[name or f.__name__] = f; return f
+    return register
 
 def peers(
     size:int, # rows in memory
-    bs:int=256, # rows in a batch
+    bs:int=256, # rows or sequences in a batch
+    kind:str='rows', # 'rows', 'sequences', 'prioritized sequences'
 )->dict: # name → function
     "Those that are there; what keeps the others away goes into `MISSING`"
     found = {}
-    for name,f in PEERS.items():
+    for name,f in PEERS.get(kind, {}).items():
         try: found[name] = f(size, bs); found[name](); MISSING.pop(name, None)
         except Exception as e: MISSING[name] = f'{type(e).__name__}: {e}'.splitlines()[0][:200]
     return found
@@ -78,12 +83,13 @@ def _columns(n):
         next_state=r.normal(size=(n,4)).astype('f4'), terminated=r.random(n) < .05)
     return cols,priorities(n) + np.float32(1e-6)
 
-# %% ../nbs/90_bench.ipynb #4e89536a
-@peer
+# %% ../nbs/90_bench.ipynb #5b023241
+@peer('rows')
 def cpprb(size, bs):
     from cpprb import PrioritizedReplayBuffer
     cols,p = _columns(size)
-    rb,td = PrioritizedReplayBuffer(size, {k: dict(shape=v.shape[1:] or 1, dtype=v.dtype) for k,v in cols.items()}, alpha=.6),priorities(bs, 1)
+    rb,td = PrioritizedReplayBuffer(size, {k: dict(shape=v.shape[1:] or 1,
+        dtype=v.dtype) for k,v in cols.items()}, alpha=.6),priorities(bs, 1)
     rb.add(**cols, priorities=p)
     def step():
         batch = rb.sample(bs, beta=.4)
@@ -91,8 +97,8 @@ def cpprb(size, bs):
         return batch
     return step
 
-# %% ../nbs/90_bench.ipynb #15b7339e
-@peer
+# %% ../nbs/90_bench.ipynb #ff4c85a2
+@peer('rows')
 def tianshou(size, bs):
     from tianshou.data import Batch, PrioritizedReplayBuffer
     c,p = _columns(size)
@@ -107,8 +113,8 @@ def tianshou(size, bs):
         return batch
     return step
 
-# %% ../nbs/90_bench.ipynb #791742d1
-@peer
+# %% ../nbs/90_bench.ipynb #37666c45
+@peer('rows')
 def torchrl(size, bs):
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, PrioritizedReplayBuffer
@@ -122,8 +128,8 @@ def torchrl(size, bs):
         return batch
     return step
 
-# %% ../nbs/90_bench.ipynb #a544dfbc
-@peer
+# %% ../nbs/90_bench.ipynb #0d2088f8
+@peer('rows')
 def flashbax(size, bs):
     os.environ.setdefault('XLA_FLAGS', '--xla_cpu_multi_thread_eigen=false'); os.environ.setdefault('NPROC', '1')   # one thread, as for all
     import jax, jax.numpy as jnp
@@ -144,6 +150,33 @@ def flashbax(size, bs):
         key,batch,idx,w = draw(state, key)
         state = renew(state, idx, td)
         return jax.block_until_ready((batch, w, state))[0]
+    return step
+
+# %% ../nbs/90_bench.ipynb #20d3941a
+@peer('sequences', 'flashbax')
+def flashbax_sequences(size, bs):
+    os.environ.setdefault('XLA_FLAGS', '--xla_cpu_multi_thread_eigen=false'); os.environ.setdefault('NPROC', '1')
+    import jax
+    from flashbax import make_trajectory_buffer
+    buf = make_trajectory_buffer(add_batch_size=8, sample_batch_size=bs, sample_sequence_length=80, period=40, min_length_time_axis=80, max_length_time_axis=size//8)
+    cols = jax.tree.map(lambda x: jax.numpy.asarray(x[:size//8*8].reshape(8, size//8, *x.shape[1:])), _columns(size)[0])
+    state = jax.jit(buf.add, donate_argnums=0)(buf.init(jax.tree.map(lambda x: x[0,0], cols)), cols)
+    draw,keys = jax.jit(buf.sample),cycle(jax.random.split(jax.random.PRNGKey(0), 100))
+    return lambda: jax.block_until_ready(draw(state, next(keys)))
+
+@peer('prioritized sequences', 'torchrl')
+def torchrl_sequences(size, bs):
+    from tensordict import TensorDict
+    from torchrl.data import LazyTensorStorage, PrioritizedSliceSampler, ReplayBuffer
+    cols,p = _columns(size)
+    sampler = PrioritizedSliceSampler(size, alpha=.9, beta=.6, slice_len=80, traj_key='trajectory', strict_length=True)
+    rb,td = ReplayBuffer(storage=LazyTensorStorage(size), sampler=sampler, batch_size=bs*80),torch.from_numpy(priorities(bs*80, 1))
+    rb.extend(TensorDict({**cols, 'trajectory': np.arange(size)//1000}, [size]))
+    rb.update_priority(torch.arange(size), torch.from_numpy(p))
+    def step():
+        batch,info = rb.sample(return_info=True)
+        rb.update_priority(info['index'], td)
+        return batch
     return step
 
 # %% ../nbs/90_bench.ipynb #879e2da6
@@ -215,6 +248,56 @@ def insert_prioritized_1(size): return _insert_prioritized(size, 1)
 @contest('insert 256 rows with priorities')
 def insert_prioritized_256(size): return _insert_prioritized(size, 256)
 
+# %% ../nbs/90_bench.ipynb #d7ce943e
+def full_sequences(size, **kw):
+    "A replay with `size` rows of eight endless episodes in it"
+    replay = SequenceReplay(bs=64, max_sz=size, seed=0, **kw)
+    rows = cartpole_rows(size)
+    for i in range(0, size, 100_000): replay.add(Steps(rows[i:i+100_000]))
+    return replay
+
+def _prioritized_sequences(size):
+    "Draw 64 sequences and report the errors of their steps"
+    replay,td = full_sequences(size),torch.rand(64, 40)
+    def step():
+        batch = replay.sample()
+        batch.update_priorities(td)
+        return batch
+    return step
+
+@contest('draw 64 sequences of 80')
+def sequences_64(size):
+    replay,rng,bare = full_sequences(size, prioritized=False),np.random.default_rng(0),cartpole_rows(size)
+    return {'fastrl_replay': replay.sample, **peers(size, 64, 'sequences'),
+        'bare take': lambda: bare.take(rng.integers(0, size-80, 64)[:,None] + np.arange(80))}
+
+@contest('draw 64 sequences of 80 by priority and update')
+def prioritized_sequences_64(size):
+    return {'fastrl_replay': _prioritized_sequences(size), **peers(size, 64, 'prioritized sequences'), 'uniform': full_sequences(size, prioritized=False).sample}
+
+# %% ../nbs/90_bench.ipynb #f1b17c05
+def _blocks(n):
+    "Endless blocks of `n` rows, one of each environment"
+    rows,t = cartpole_rows(n),0
+    rows['env_id'] = np.arange(n)
+    while True:
+        t += 1
+        block = rows.copy()
+        block['step_n'] = t
+        yield Steps(block)
+
+def _transforms(n):
+    def through(stage): return iter(stage).__next__
+    chunks = SequenceChunker(None, 80, 40)
+    blocks = _blocks(n)
+    return {'n_step(3)': through(NStep(_blocks(n), 3, .99)), 'chunk_sequences(80, 40)': lambda: chunks.chunk(next(blocks)), 'bare block': _blocks(n).__next__}
+
+@contest('a block of 8 rows through a transform')
+def transform_8(size): return _transforms(8)
+
+@contest('a block of 64 rows through a transform')
+def transform_64(size): return _transforms(64)
+
 # %% ../nbs/90_bench.ipynb #321584cd
 class _Through(Pipe):
     def __iter__(self): yield from self.source
@@ -257,7 +340,7 @@ def step_1(size):
         if terminated or truncated: env.reset()
     return {'fastrl_replay': iter(GymStepper('CartPole-v1', lambda s: 1, seed=0)).__next__, 'bare env.step': bare}
 
-# %% ../nbs/90_bench.ipynb #66c9c0a8
+# %% ../nbs/90_bench.ipynb #2a79f2c6
 def machine()->dict:
     "What the figures were measured on"
     cpu = next((l.split(':')[1].strip() for l in _cpuinfo() if l.startswith('model name')), platform.processor())
@@ -294,23 +377,26 @@ def table(results:dict)->str: # Markdown
 def summary(results:dict)->str: # Markdown
     "The table, how it compares with the fastest peer, who is missing, and what it was measured on"
     times = {who: np.median(t) for who,t in results['contests']['draw 256 by priority and update'].items()}
-    ours,*others = sorted((t, who) for who,t in times.items() if who in PEERS or who == 'fastrl_replay')
+    ours,*others = sorted((t, who) for who,t in times.items() if who in PEERS['rows'] or who == 'fastrl_replay')
     lines = []
     if others and ours[1] == 'fastrl_replay': lines.append(f'Prioritized: {others[0][0]/ours[0]:.1f} times as fast as the fastest peer, {others[0][1]}.')
     for who,why in results['missing'].items(): lines.append(f"Not measured: {who} ({why}). `pip install '.[peers]'` in an environment of its own gets the peers.")
-    for kind,g in results.get('growth', {}).items(): lines.append(f'{kind}, draw and update: ' + ', '.join(f'{t:.0f} µs of {int(n):,} rows' for n,t in g.items()) + '.')
+    for kind,g in results.get('growth', {}).items(): lines.append(f'{kind.replace("_", " ")}, draw and update: ' + ', '.join(f'{t:.0f} µs of {int(n):,} rows' for n,t in g.items()) + '.')
     return '\n\n'.join([table(results), *lines, f'{results["size"]:,} rows in memory; ' + ', '.join(f'{k} {v}' for k,v in results['machine'].items())])
 
-# %% ../nbs/90_bench.ipynb #41352289
+# %% ../nbs/90_bench.ipynb #c36a7319
 def growth(
     rounds:int=5, # for each size
     largest:int=100_000_000, # rows
 )->dict: # kind → {rows: microseconds}
-    "Draw and update 256 rows in memories of 10,000 rows and more"
+    "Draw and update 256 rows, and 64 sequences of 80, in memories of 10,000 rows and more"
     free,took = os.sysconf('SC_AVPHYS_PAGES')*os.sysconf('SC_PAGE_SIZE'),{}
-    for kind,row_bytes in dict(proportional=95, rank=150).items():
-        sizes = [10**k for k in range(4, 9) if 10**k <= largest and 10**k*row_bytes < .8*free]
-        took[kind] = {n: _settled(_prioritized(n, 256, kind=kind), rounds) for n in sizes}
+    kinds = dict(proportional=(95, lambda n: _prioritized(n, 256)), rank=(150, lambda n: _prioritized(n, 256, kind='rank')),
+        sequences=(140, lambda n: full_sequences(n, prioritized=False).sample),
+            prioritized_sequences=(140, _prioritized_sequences))   # bytes a row, while it fills
+    for kind,(row_bytes,prepare) in kinds.items():
+        sizes = [10**k for k in range(4, 8 if 'sequences' in kind else 9) if 10**k <= largest and 10**k*row_bytes < .8*free]
+        took[kind] = {n: _settled(prepare(n), rounds) for n in sizes}
     return took
 
 def _settled(f, rounds):

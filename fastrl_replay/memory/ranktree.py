@@ -280,7 +280,7 @@ def _roll(tree, capacity, gone, oldest, first, end, p, age):
     if p < 0: p = largest[0] if largest[0] > 0 else 1.
     return _update(tree, come, np.full(len(come), p), age)[0]
 
-# %% ../../nbs/32_ranktree.ipynb #8bd929a4
+# %% ../../nbs/32_ranktree.ipynb #6b3cf730
 class RankTree:
     "Priorities of up to `capacity` things, in order: rank 1 is the largest; of equal ones the older comes first"
     def __init__(self,
@@ -300,7 +300,8 @@ class RankTree:
         idx = np.asarray(idx)
         if idx.dtype.kind not in 'iu' and idx.size: raise TypeError(problem('RankTree', 'indices', idx.dtype, 'integers'))
         out = (idx < 0) | (idx >= self.capacity)
-        if out.any(): raise IndexError(problem('RankTree', f'index at place {int(out.argmax())}', idx.ravel()[out.argmax()], f'0 to {self.capacity-1}'))
+        if out.any(): raise IndexError(problem('RankTree', f'index at place {int(out.argmax())}', idx.ravel()[out.argmax()],
+            f'0 to {self.capacity-1}'))
         flat = np.ascontiguousarray(idx, np.int64).ravel()
         gone = self._tree[9][flat] < 0
         if there and gone.any(): raise KeyError(problem('RankTree', f'index {flat[gone.argmax()]} is not here', remedy='update it first'))
@@ -329,7 +330,7 @@ def remove(self:RankTree,
     "Take things out; they can come again, as young ones"
     _take(self._tree, self._indices(idx))
 
-# %% ../../nbs/32_ranktree.ipynb #6c6fb307
+# %% ../../nbs/32_ranktree.ipynb #eedc8fd5
 @patch
 def rank(self:RankTree,
     idx, # one index, or an array of them
@@ -348,7 +349,8 @@ def select(self:RankTree,
     ranks = np.asarray(rank)
     if ranks.dtype.kind not in 'iu' and ranks.size: raise TypeError(problem('RankTree.select', 'ranks', ranks.dtype, 'integers'))
     out = (ranks < 1) | (ranks > len(self))
-    if out.any(): raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()], f'1 to {len(self)}' if len(self) else 'nothing: it is empty'))
+    if out.any(): raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()],
+        f'1 to {len(self)}' if len(self) else 'nothing: it is empty'))
     idx = np.empty(ranks.size, np.int64)
     _select(self._tree, np.ascontiguousarray(ranks, np.int64).ravel(), idx)
     return idx.reshape(ranks.shape) if ranks.ndim else int(idx[0])

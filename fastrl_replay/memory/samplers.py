@@ -140,7 +140,7 @@ def _darts(seed, count, total, stratified, darts):
         x = np.float64(random_bits(seed, count + i) >> _u(11))*2.**-53
         darts[_u(i)] = (x + i)*(total/n) if stratified else x*total
 
-# %% ../../nbs/33_samplers.ipynb #cec824d3
+# %% ../../nbs/33_samplers.ipynb #1852c573
 class _Prioritized:
     "Keys with priorities: which there are, what new ones get, how to go on"
     def __init__(self, capacity, tree, alpha, eps, seed, stratified, ever):
@@ -162,7 +162,8 @@ class _Prioritized:
         first,end,oldest = int(first),int(end),int(max(oldest, gone if left > gone else first, end - self.capacity))   # numpy's can't be saved
         come = max(first, oldest)
         if p is not None and not (len(p) == end-first and (p <= LARGEST).all() and (p >= 0).all()): raise ValueError(problem(type(self).__name__,
-            'priorities of new keys', f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}', f'{end-first} numbers, from 0 to {LARGEST:g}'))
+            'priorities of new keys', f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}',
+            f'{end-first} numbers, from 0 to {LARGEST:g}'))
         self._roll(gone, min(oldest, left), come, end, self.largest_ever if self.ever else -1.)
         self.first,self.end = oldest,end
         if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
@@ -189,9 +190,10 @@ class _Prioritized:
         if bad.any(): self._refuse(int(bad.argmax()), td)
         return p
 
-    def _refuse(self, i, td): raise ValueError(problem(type(self).__name__, f'TD error at place {i}', td[i], f'a finite number, whose priority is at most {LARGEST:g}'))
+    def _refuse(self, i, td): raise ValueError(problem(type(self).__name__, f'TD error at place {i}', td[i],
+        f'a finite number, whose priority is at most {LARGEST:g}'))
 
-# %% ../../nbs/33_samplers.ipynb #9ad0664a
+# %% ../../nbs/33_samplers.ipynb #213cdae8
 def _kind(sampler): return type(sampler).__name__ + (f' with alpha={float(sampler.alpha):g}' if hasattr(sampler, 'alpha') else '')
 
 def check_sampler(
@@ -199,14 +201,16 @@ def check_sampler(
     state:dict, # from a sampler's `state_dict`
 ):
     "An error where the state is not one of such a sampler"
-    if state['kind'] != _kind(sampler): raise ValueError(problem(type(sampler).__name__, 'a checkpoint of another sampler', state['kind'], _kind(sampler),
+    if state['kind'] != _kind(sampler): raise ValueError(problem(type(sampler).__name__, 'a checkpoint of another sampler',
+        state['kind'], _kind(sampler),
         'build it as the saved one was built'))
 
 @patch
 def state_dict(self:_Prioritized)->dict:
     "Counters, and the priorities in the order of the keys"
     p = self.tree[np.arange(self.first, self.end) % self.capacity] if len(self) else np.empty(0)
-    return dict(kind=_kind(self), seed=int(self._seed), count=self._count, first=self.first, end=self.end, largest_ever=self.largest_ever, priorities=torch.from_numpy(p))
+    return dict(kind=_kind(self), seed=int(self._seed), count=self._count, first=self.first, end=self.end,
+        largest_ever=self.largest_ever, priorities=torch.from_numpy(p))
 
 @patch
 def load_state_dict(self:_Prioritized, state:dict):

@@ -135,7 +135,7 @@ def _find(nodes, starts, mass, idx):
     for i in range(len(idx)): mass[_u(i)] = nodes[_u(idx[_u(i)])]
     return touched   # or the compiler would leave the touching out
 
-# %% ../../nbs/31_sumtree.ipynb #b65224eb
+# %% ../../nbs/31_sumtree.ipynb #86d506bb
 class SumTree:
     "Priorities of `capacity` things; drawing and changing a batch of them costs the logarithm of `capacity` to base 8"
     def __init__(self,
@@ -158,7 +158,8 @@ class SumTree:
     @property
     def smallest(self):
         "The smallest positive priority; infinity where there is none"
-        if not len(self._lows): raise AttributeError(problem('SumTree', 'the smallest priority is not kept', remedy='SumTree(capacity, smallest=True)'))
+        if not len(self._lows): raise AttributeError(problem('SumTree', 'the smallest priority is not kept',
+            remedy='SumTree(capacity, smallest=True)'))
         return float(-self._lows[-1])
 
 # %% ../../nbs/31_sumtree.ipynb #3e0bfa2e
@@ -195,7 +196,7 @@ def __getitem__(self:SumTree, idx):
     found = leaves[idx.astype(np.int64)]
     return found if idx.ndim else float(found)
 
-# %% ../../nbs/31_sumtree.ipynb #5480997d
+# %% ../../nbs/31_sumtree.ipynb #470b944c
 @patch
 def find(self:SumTree,
     mass, # one number or an array: places on the line from 0 to `total`
@@ -203,7 +204,8 @@ def find(self:SumTree,
     "Whose piece a place lies in: the first index whose running sum is beyond it"
     mass = np.asarray(mass, np.float64)
     if not (mass >= 0).all(): raise ValueError(problem('SumTree.find', 'mass', mass.ravel()[int((~(mass >= 0)).argmax())], '0 or more'))
-    if not self.total: raise ValueError(problem('SumTree', 'all priorities are 0, so there is nothing to find', remedy='update some first'))
+    if not self.total: raise ValueError(problem('SumTree', 'all priorities are 0, so there is nothing to find',
+        remedy='update some first'))
     flat,idx = mass.flatten(),np.empty(mass.size, np.int64)
     _find(self._nodes, self._starts, flat, idx)
     return idx.reshape(mass.shape) if mass.ndim else int(idx[0])

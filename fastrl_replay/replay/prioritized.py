@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['PrioritizedReplay']
 
-# %% ../../nbs/41_prioritized.ipynb #a3fd5f14
+# %% ../../nbs/41_prioritized.ipynb #5320aca2
 import difflib
 import numpy as np
 from fastcore.basics import patch
 from ..core import BlockError, NotEnoughRows, Steps, njit, problem, spec_dtype
 from ..memory.samplers import Proportional, Ranked
 from ..pipe import stage
-from .experience import ExperienceReplay
+from .experience import ExperienceReplay, checked_number
 
-# %% ../../nbs/41_prioritized.ipynb #684b1675
+# %% ../../nbs/41_prioritized.ipynb #03bdab1b
 def _near(name, names): return next((f'did you mean {n!r}?' for n in difflib.get_close_matches(str(name), names, 1)), None)
 
 @stage('prioritized_replay')
@@ -40,21 +40,19 @@ class PrioritizedReplay(ExperienceReplay):
         self._one_of('kind', kind, ('proportional','rank'))
         self._one_of('scale', scale, ('batch','memory'))
         self.kind,self.alpha,self.beta,self.eps,self.initial,self.stratified,self.scale = kind,alpha,beta,eps,initial,stratified,scale
-        for what,x in dict(alpha=alpha, eps=eps, **{} if callable(beta) else dict(beta=beta)).items(): self._number(what, x)
+        for what,x in dict(alpha=alpha, eps=eps, beta=beta).items(): checked_number('PrioritizedReplay', what, x)
         super().__init__(source, bs, max_sz, ratio, warmup, return_idxs, freeze_memory, seed)
 
     def _one_of(self, what, got, names):
-        if got not in names: raise ValueError(problem('PrioritizedReplay', what, repr(got), ' or '.join(map(repr, names)), _near(got, names)))
-
-    def _number(self, what, x):
-        if isinstance(x, str) or not hasattr(x, '__float__') or not 0 <= float(x) < np.inf: raise ValueError(problem('PrioritizedReplay', what, repr(x), 'a number, 0 or more'))
-        return float(x)
+        if got not in names: raise ValueError(problem('PrioritizedReplay', what, repr(got), ' or '.join(map(repr, names)),
+            _near(got, names)))
 
     def _new_sampler(self):
-        common = dict(capacity=self.max_sz, alpha=self.alpha, eps=self.eps, seed=self.seed, stratified=self.stratified, ever=self.initial=='ever')
+        common = dict(capacity=self.max_sz, alpha=self.alpha, eps=self.eps, seed=self.seed, stratified=self.stratified,
+            ever=self.initial=='ever')
         return Ranked(**common) if self.kind == 'rank' else Proportional(**common, least=self.scale=='memory')
 
-# %% ../../nbs/41_prioritized.ipynb #1b9b9dee
+# %% ../../nbs/41_prioritized.ipynb #693d717e
 @njit
 def _over_least(p, least):
     "Probabilities in units of `least`, or of the smallest in the batch where that is negative"
@@ -69,7 +67,7 @@ def _weights(self:PrioritizedReplay, p, n):
     return np.power(p, -self._beta, out=p)
 
 @patch
-def _beta_now(self:PrioritizedReplay): return self._number('beta', self.beta(self.batches)) if callable(self.beta) else float(self.beta)
+def _beta_now(self:PrioritizedReplay): return checked_number('PrioritizedReplay', 'beta', self.beta, self.batches)
 
 @patch
 def sample(self:PrioritizedReplay,
@@ -79,14 +77,16 @@ def sample(self:PrioritizedReplay,
     self._beta = self._beta_now()   # before anything is drawn
     return ExperienceReplay.sample(self, bs)
 
-# %% ../../nbs/41_prioritized.ipynb #98bb00a4
+# %% ../../nbs/41_prioritized.ipynb #8c9b95a1
 @patch
 def _check_columns(self:PrioritizedReplay, steps):
     ExperienceReplay._check_columns(self, steps)
     if self.initial in ('largest','ever'): return
-    if self.initial not in steps.dtype.names: raise BlockError(problem('PrioritizedReplay', f'initial={self.initial!r}', 'no column of these rows',
+    if self.initial not in steps.dtype.names: raise BlockError(problem('PrioritizedReplay', f'initial={self.initial!r}',
+        'no column of these rows',
         "'largest', 'ever', or the column of the rows' TD errors", _near(self.initial, ('largest','ever',*steps.dtype.names))))
-    if steps.dtype[self.initial].kind not in 'fiu': raise BlockError(problem('PrioritizedReplay', f'column {self.initial!r}', steps.dtype[self.initial], 'one number a row'))
+    if steps.dtype[self.initial].kind not in 'fiu': raise BlockError(problem('PrioritizedReplay', f'column {self.initial!r}',
+        steps.dtype[self.initial], 'one number a row'))
 
 @patch
 def _known(self:PrioritizedReplay, steps):
@@ -95,18 +95,20 @@ def _known(self:PrioritizedReplay, steps):
     try: return (self.sampler.priorities(steps.rows[self.initial].ravel()),)
     except ValueError as e: raise BlockError(problem('PrioritizedReplay', f'column {self.initial!r}: {e}')) from None
 
-# %% ../../nbs/41_prioritized.ipynb #cb5312d1
+# %% ../../nbs/41_prioritized.ipynb #e0d58f8b
 @patch
 def _too_few(self:PrioritizedReplay, n):
     here = len(self.memory)
-    return NotEnoughRows(problem('PrioritizedReplay', 'the memory holds fewer rows than a batch', f'{here} rows', f'{n} rows: {n-here} are missing', 'add more, or draw fewer'))
+    return NotEnoughRows(problem('PrioritizedReplay', 'the memory holds fewer rows than a batch', f'{here} rows',
+        f'{n} rows: {n-here} are missing', 'add more, or draw fewer'))
 
 @patch
 def check_state(self:PrioritizedReplay, state):
     ExperienceReplay.check_state(self, state)
     m = state['memory']
     if self.initial not in ('largest','ever') and m['inserted'] and self.initial not in spec_dtype(m['dtype']).names:
-        raise ValueError(problem('PrioritizedReplay', 'a saved memory', f'no column {self.initial!r}', f'initial={self.initial!r} names one of its columns'))
+        raise ValueError(problem('PrioritizedReplay', 'a saved memory', f'no column {self.initial!r}',
+            f'initial={self.initial!r} names one of its columns'))
 
 # %% ../../nbs/41_prioritized.ipynb #a764fc18
 @patch

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Sequences', 'Table', 'SequenceReplay']
 
-# %% ../../nbs/42_sequences.ipynb #ad7bdc46
+# %% ../../nbs/42_sequences.ipynb #c424a547
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import BlockError, NotEnoughRows, StaleKey, Steps, dtype_spec, leaves, njit, plain_dtype, problem, spec_dtype
@@ -13,7 +13,7 @@ from ..memory.samplers import draw_places, random_seed
 from ..memory.sumtree import SumTree
 from ..memory.timeline import as_keys
 from ..pipe import stage
-from .experience import COUNTERS, ExperienceReplay, as_float64
+from .experience import COUNTERS, ExperienceReplay, as_float64, checked_number
 
 # %% ../../nbs/42_sequences.ipynb #f5968419
 @njit
@@ -108,13 +108,14 @@ def _both(name):
     return f
 Sequences.to,Sequences.pin_memory,Sequences.copy = (_both(name) for name in ('to','pin_memory','copy'))
 
-# %% ../../nbs/42_sequences.ipynb #373fe88c
+# %% ../../nbs/42_sequences.ipynb #cf84dc44
 @patch
 def update_priorities(self:Sequences,
     td, # TD errors of the steps to learn from, [B, length - burn_in]
 ):
     "Tell the replay how wrong the learner was about each step"
-    if self._replay is None: raise TypeError(problem('Sequences.update_priorities', 'these sequences were not drawn from a replay in this process'))
+    if self._replay is None: raise TypeError(problem('Sequences.update_priorities',
+        'these sequences were not drawn from a replay in this process'))
     self._replay.update_priorities(self['index'], td)
 
 @patch
@@ -168,7 +169,7 @@ class Table:
         self.first[:n],self.steps[:n],self.drawn[:n],self.hidden[:n] = old[1:5]
         self.free = list(range(2*n-1, n-1, -1)) + old[5]
 
-# %% ../../nbs/42_sequences.ipynb #23404cf3
+# %% ../../nbs/42_sequences.ipynb #89a97f3e
 @stage('sequence_replay')
 class SequenceReplay(ExperienceReplay):
     "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
@@ -196,16 +197,12 @@ class SequenceReplay(ExperienceReplay):
             if isinstance(x, bool) or not isinstance(x, (int,np.integer)): refuse(what, repr(x), 'a whole number')
         if not 1 <= length <= max_sz: refuse('length', length, f'1 to max_sz={max_sz}')
         if not 0 <= burn_in < length or not 0 <= overlap < length: refuse('burn_in and overlap', f'burn_in={burn_in}, overlap={overlap}', f'0 to length - 1 = {length-1}')
-        for what,x in dict(eta=eta, alpha=alpha, eps=eps, **{} if callable(beta) else dict(beta=beta)).items(): self._number(what, x)
+        for what,x in dict(eta=eta, alpha=alpha, eps=eps, beta=beta).items(): checked_number('SequenceReplay', what, x)
         if eta > 1: refuse('eta', eta, '0 to 1')
         if state not in ('stored','zero'): refuse('state', repr(state), "'stored' or 'zero'")
         self.length,self.split,self.overlap,self.eta,self.alpha,self.beta = int(length),int(burn_in),int(overlap),eta,alpha if prioritized else 0.,beta
         self.prioritized,self.eps,self.state = prioritized,eps,state
         super().__init__(source, bs, max_sz, ratio, warmup, False, freeze_memory, seed)
-
-    def _number(self, what, x):
-        if isinstance(x, str) or not hasattr(x, '__float__') or not 0 <= float(x) < np.inf: raise ValueError(problem('SequenceReplay', what, repr(x), 'a number, 0 or more'))
-        return float(x)
 
     def __len__(self): return 0 if self.table is None else len(self.table)
 
@@ -229,12 +226,13 @@ def _follow(self:SequenceReplay, envs, hidden_size):
 @patch
 def _ready(self:SequenceReplay)->bool: return len(self) >= self.bs and self.memory.inserted >= (self.warmup or 0)
 
-# %% ../../nbs/42_sequences.ipynb #76f10085
+# %% ../../nbs/42_sequences.ipynb #5a069196
 @patch
 def _accept(self:SequenceReplay, dtype):
     "Take a block's columns for the memory's"
     for n in ('index','weight','mask'):
-        if n in dtype.names: raise BlockError(problem('SequenceReplay', f'column {n!r}', 'one that is there already', 'none', 'rename it; a replay of sequences takes steps, not batches or sequences'))
+        if n in dtype.names: raise BlockError(problem('SequenceReplay', f'column {n!r}', 'one that is there already', 'none',
+            'rename it; a replay of sequences takes steps, not batches or sequences'))
     dtype = plain_dtype(dtype)
     hidden = dtype['hidden'] if 'hidden' in dtype.names else None
     size = hidden.itemsize if hidden is not None and self.state == 'stored' else 0
@@ -256,22 +254,25 @@ def _split_off(self:SequenceReplay, steps):
     "The rows without their recurrent states; an error where these are no numbers"
     if self._hidden is None: return steps
     for n,a in leaves(steps.rows[['hidden']].reshape(-1)):
-        if a.dtype.kind in 'fc' and np.isnan(a).any(): raise BlockError(problem('SequenceReplay', f'a NaN in column {n!r}', remedy='mend the policy that made it'))
+        if a.dtype.kind in 'fc' and np.isnan(a).any(): raise BlockError(problem('SequenceReplay', f'a NaN in column {n!r}',
+            remedy='mend the policy that made it'))
     rows = np.empty(steps.shape, self._row)
     for n in self._row.names: rows[n] = steps.rows[n]
     return Steps(rows)
 
-# %% ../../nbs/42_sequences.ipynb #aa2f912b
+# %% ../../nbs/42_sequences.ipynb #573ff2c7
 @patch
 def add(self:SequenceReplay,
     steps:Steps, # a block of rows, or one row
 )->np.ndarray: # the rows' keys
     "Add rows to memory, and the sequences that they complete; a block that doesn't fit is refused whole"
-    if not isinstance(steps, Steps): raise TypeError(problem('SequenceReplay', 'what is added', type(steps).__name__, 'Steps', 'Steps(rows) with rows from step_dtype'))
+    if not isinstance(steps, Steps): raise TypeError(problem('SequenceReplay', 'what is added', type(steps).__name__, 'Steps',
+        'Steps(rows) with rows from step_dtype'))
     m,new = self.memory,self._dtype is None
     if new: self._accept(steps.dtype)
     try:
-        if plain_dtype(steps.dtype) != self._dtype: raise BlockError(problem('SequenceReplay', 'a block with other columns than the rows that are here',
+        if plain_dtype(steps.dtype) != self._dtype: raise BlockError(problem('SequenceReplay',
+            'a block with other columns than the rows that are here',
             ', '.join(steps.dtype.names), ', '.join(self._dtype.names), 'use one memory for each kind of row'))
         first,oldest = m.inserted,m.oldest
         going = np.arange(oldest, min(first, max(oldest, first + len(steps) - self.max_sz))) % self.max_sz
@@ -300,16 +301,18 @@ def _complete(self:SequenceReplay, rows, first):
         keys = done[:k,0][there]
         self.memory._drawn[keys % self.max_sz] = self.table.add(keys, done[:k,1][there], states[:k][there]) + 1
 
-# %% ../../nbs/42_sequences.ipynb #e1734011
+# %% ../../nbs/42_sequences.ipynb #9514d295
 @patch
 def sample(self:SequenceReplay,
     bs:int=None, # sequences in this batch; None: the stage's `bs`
 )->Sequences: # of shape [bs, length]
     "Draw a batch of sequences"
     n = self.bs if bs is None else bs
-    if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem('SequenceReplay', 'batch size', n, 'a whole number, at least 1'))
-    n,here,beta = int(n),len(self),self._number('beta', self.beta(self.batches) if callable(self.beta) else self.beta)
-    if here < n: raise NotEnoughRows(problem('SequenceReplay', 'fewer complete sequences than a batch has', f'{here} in {len(self.memory)} rows',
+    if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem('SequenceReplay', 'batch size', n,
+        'a whole number, at least 1'))
+    n,here,beta = int(n),len(self),checked_number('SequenceReplay', 'beta', self.beta, self.batches)
+    if here < n: raise NotEnoughRows(problem('SequenceReplay', 'fewer complete sequences than a batch has',
+        f'{here} in {len(self.memory)} rows',
         f'{n}: {n-here} are missing', 'add more rows, or draw fewer'))
     at,p,t = np.empty(n, np.int64),np.empty(n),self.table
     draw_places(t.tree, self._seed, self._darts_thrown, at, p)
@@ -324,7 +327,7 @@ def sample(self:SequenceReplay,
     self.sampled += n
     return batch
 
-# %% ../../nbs/42_sequences.ipynb #65777921
+# %% ../../nbs/42_sequences.ipynb #6b6a8323
 @njit
 def _mix(td, steps, burn_in, eta, p):
     "Mixed errors of sequences; -1, or the place of the first error that is no number"
@@ -344,38 +347,43 @@ def update_priorities(self:SequenceReplay,
 ):
     "Tell how wrong the learner was about each step; sequences that are gone by now are left out"
     keys,shape,m = np.ascontiguousarray(as_keys(keys)).ravel(),tuple(np.shape(td)),self.memory
-    if shape != (len(keys),self.length-self.split): raise ValueError(problem('SequenceReplay', 'update_priorities: TD errors', list(shape),
+    if shape != (len(keys),self.length-self.split): raise ValueError(problem('SequenceReplay', 'update_priorities: TD errors',
+        list(shape),
         f'{[len(keys), self.length-self.split]}: one for each step after the burn-in'))
     td = as_float64(td).reshape(shape)
     never = (keys < 0) | (keys >= m.inserted)
     if never.any(): m._stale(keys, int(never.argmax()))
     there = keys >= m.oldest
     at = m._drawn[keys[there] % self.max_sz].astype(np.int64) - 1
-    if (at < 0).any(): raise StaleKey(problem('SequenceReplay', f'key {keys[there][(at < 0).argmax()]} is no sequence that was given out', remedy="give the batch's `index`"))
+    if (at < 0).any(): raise StaleKey(problem('SequenceReplay',
+        f'key {keys[there][(at < 0).argmax()]} is no sequence that was given out', remedy="give the batch's `index`"))
     p = np.empty(len(at))
     bad = _mix(td[there], self.table.steps[at], self.split, self.eta, p)
-    if bad >= 0: raise ValueError(problem('SequenceReplay', f'TD error of a step to learn from, in sequence {keys[there][bad//td.shape[1]]}', td[there].ravel()[bad], 'a finite number'))
+    if bad >= 0: raise ValueError(problem('SequenceReplay',
+        f'TD error of a step to learn from, in sequence {keys[there][bad//td.shape[1]]}', td[there].ravel()[bad], 'a finite number'))
     if self.prioritized: self.table.tree.update(at, (p + self.eps)**self.alpha)
     self.stale += int((~there).sum())
 
-# %% ../../nbs/42_sequences.ipynb #f43f56ae
+# %% ../../nbs/42_sequences.ipynb #eacfd362
 @patch
 def stats(self:SequenceReplay)->dict: # numbers by name
     "Counts of rows, sequences and batches; mean length, share of padding, effective sample size"
-    m,t = self.memory,self.table
-    here = np.flatnonzero(t.first >= 0) if t else np.empty(0, np.int64)
-    steps,p,drawn = (a[here] if t else np.empty(0) for a in ((t.steps, t.tree[:], t.drawn) if t else (0,0,0)))
-    p = p/p.sum() if p.sum() else p
-    return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale, fill=len(m)/m.max_sz, sequences=len(here),
-        steps_mean=float(steps.mean()) if len(here) else 0., padded=float(1 - steps.mean()/self.length) if len(here) else 0.,
-        ess=float(1/(p**2).sum()) if len(here) and p.any() else 0., never_drawn=float((drawn == 0).mean()) if len(here) else 0., drawn_max=int(drawn.max(initial=0)))
+    m,t = self.memory,self.table or Table(1, 0)
+    here = np.flatnonzero(t.first >= 0)
+    steps,p,never = t.steps[here],t.tree[here],(t.drawn[here] == 0)
+    mean,total = (float(steps.mean()),p.sum()) if len(here) else (0.,0.)
+    return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale,
+        fill=len(m)/m.max_sz, sequences=len(here),
+        steps_mean=mean, padded=1 - mean/self.length if len(here) else 0., ess=float(total**2/(p**2).sum()) if total else 0.,
+        never_drawn=float(never.mean()) if len(here) else 0., drawn_max=int(t.drawn.max()))
 
 _ARRAYS = '_recent','_progress','_episode','_hiddens'
 
 @patch
 def snapshot(self:SequenceReplay)->dict:
     t,tensors = self.table,lambda **kw: {k: torch.from_numpy(np.array(v)) for k,v in kw.items()}
-    return dict(memory=self.memory.state_dict(), settings=self._settings(), seed=int(self._seed), darts=self._darts_thrown, counters=[getattr(self, c) for c in COUNTERS],
+    return dict(memory=self.memory.state_dict(), settings=self._settings(), seed=int(self._seed), darts=self._darts_thrown,
+        counters=[getattr(self, c) for c in COUNTERS],
         dtype=None if t is None else dtype_spec(self._dtype), follow=tensors(**{a: getattr(self, a) for a in _ARRAYS}),
         table=None if t is None else tensors(first=t.first, steps=t.steps, drawn=t.drawn, hidden=t.hidden, priorities=t.tree[:], free=np.array(t.free, np.int64)))
 
@@ -385,7 +393,8 @@ def _settings(self:SequenceReplay): return dict(length=self.length, overlap=self
 @patch
 def check_state(self:SequenceReplay, state):
     self.memory.check_state(state['memory'])
-    if state['settings'] != self._settings(): raise ValueError(problem('SequenceReplay', 'a checkpoint of other settings', state['settings'], self._settings(), 'build it as the saved one was built'))
+    if state['settings'] != self._settings(): raise ValueError(problem('SequenceReplay', 'a checkpoint of other settings',
+        state['settings'], self._settings(), 'build it as the saved one was built'))
 
 @patch
 def restore(self:SequenceReplay, state):
