@@ -682,6 +682,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'fastrl_replay/replay/sequences.py'),
                                                 'fastrl_replay.replay.sequences.Table.add': ( 'sequences.html#table.add',
                                                                                               'fastrl_replay/replay/sequences.py'),
+                                                'fastrl_replay.replay.sequences.Table.alike': ( 'sequences.html#table.alike',
+                                                                                                'fastrl_replay/replay/sequences.py'),
                                                 'fastrl_replay.replay.sequences.Table.drop': ( 'sequences.html#table.drop',
                                                                                                'fastrl_replay/replay/sequences.py'),
                                                 'fastrl_replay.replay.sequences._both': ( 'sequences.html#_both',

@@ -136,7 +136,7 @@ def __repr__(self:Sequences): return f'{Steps.__repr__(self)}\nand for each sequ
 @patch
 def __dir__(self:Sequences): return [*Steps.__dir__(self), *self._each.dtype.names]
 
-# %% ../../nbs/42_sequences.ipynb #60c15831
+# %% ../../nbs/42_sequences.ipynb #38f42431
 class Table:
     "What belongs to each sequence; places are reused"
     def __init__(self, places:int, hidden_size:int): self._reserve(places, hidden_size)
@@ -161,6 +161,12 @@ class Table:
         self.tree.update(at, 0.)
         self.first[at] = -1
         self.free.extend(at.tolist())
+
+    def alike(self):
+        "A tree in which all sequences have the same priority"
+        tree = SumTree(len(self.first))
+        tree.update(np.flatnonzero(self.first >= 0), 1.)
+        return tree
 
     def _grow(self):
         n,old = len(self.first),(self.tree[:], self.first, self.steps, self.drawn, self.hidden, self.free)
@@ -301,7 +307,7 @@ def _complete(self:SequenceReplay, rows, first):
         keys = done[:k,0][there]
         self.memory._drawn[keys % self.max_sz] = self.table.add(keys, done[:k,1][there], states[:k][there]) + 1
 
-# %% ../../nbs/42_sequences.ipynb #9514d295
+# %% ../../nbs/42_sequences.ipynb #483f64c0
 @patch
 def sample(self:SequenceReplay,
     bs:int=None, # sequences in this batch; None: the stage's `bs`
@@ -315,7 +321,8 @@ def sample(self:SequenceReplay,
         f'{here} in {len(self.memory)} rows',
         f'{n}: {n-here} are missing', 'add more rows, or draw fewer'))
     at,p,t = np.empty(n, np.int64),np.empty(n),self.table
-    draw_places(t.tree, self._seed, self._darts_thrown, at, p)
+    tree = t.tree if t.tree.total else t.alike()   # where all priorities are 0, all sequences are alike
+    draw_places(tree, self._seed, self._darts_thrown, at, p)
     self._darts_thrown += n
     np.add.at(t.drawn, at, 1)
     each = np.empty(n, self._each_dtype)

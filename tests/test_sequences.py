@@ -1,0 +1,876 @@
+"""SequenceReplay: against a naive reference of lists and dicts; batches, recurrent states, priorities, checkpoints, what is refused."""
+import copy, json, os, pickle, re, subprocess, sys
+from pathlib import Path
+
+import numpy as np, pytest, torch
+from gymnasium import spaces
+from hypothesis import given, strategies as st
+from scipy.stats import chi2
+
+import fastrl_replay.all
+from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, extend_dtype, step_dtype
+from fastrl_replay.envs import GymStepper
+from fastrl_replay.losses import mixed_priority
+from fastrl_replay.pipe import Items
+from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.replay.sequences import SequenceReplay, Sequences, Table
+from fastrl_replay.testing import check_contract, same, script, scripted_steps, through_file
+from scripted import Remember, Witness, in_blocks, numbered, take
+from strategies import bits, cases, numpy_leaves
+
+HIDDEN = dict(vector=('f4', (3,)), scalar='f8', matrix=('f4', (2, 3)), empty=('f4', (0,)), bytes=('u1', (3,)),
+    nested=spaces.Dict(c=spaces.Box(-9, 9, (3,), np.float64), h=spaces.Tuple([spaces.Box(-9, 9, (2, 2)), spaces.Dict(z=spaces.Discrete(9), b=spaces.MultiBinary(3))])))
+
+def row_dtype(hidden=None, n=False):
+    return step_dtype(spaces.Box(-9, 9, (2,)), spaces.Discrete(3), **{**({'hidden': HIDDEN[hidden]} if hidden else {}), **({'n': 'i4'} if n else {})})
+
+def present(replay):
+    "First key → (steps, priority) of what can be drawn"
+    t = replay.table
+    return {} if t is None else {int(t.first[i]): (int(t.steps[i]), float(t.tree[i])) for i in np.flatnonzero(t.first >= 0)}
+
+def made(*blocks, **kw):
+    replay = SequenceReplay(**{**dict(bs=1, max_sz=40, length=4, burn_in=1, overlap=2, seed=0), **kw})
+    for b in blocks: replay.add(b)
+    return replay
+
+def episode(steps, env=0, number=1, end=True, **columns):
+    "All steps of one episode, numbered from 1"
+    rows = np.zeros(steps, extend_dtype(numbered(1).dtype, **{k: (v.dtype, v.shape[1:]) for k, v in columns.items()}) if columns else numbered(1).dtype)
+    rows['step_n'] = rows['reward'] = np.arange(1, steps+1)
+    rows['episode_n'], rows['env_id'] = number, env
+    rows['terminated'][-1:] = end
+    for k, v in columns.items(): rows[k] = v
+    return Steps(rows)
+
+def everything(replay): return through_file(replay.state_dict())
+def restored(replay, **kw):
+    twin = made(**kw)
+    twin.load_state_dict(everything(replay))
+    return twin
+def elsewhere(steps): return steps._like(steps._bytes().clone())   # what `to('cuda')` gives, in main memory
+def close(a, b, **kw): np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), **{**dict(rtol=1e-9, atol=1e-300), **kw})
+def keys_of(replay): return sorted(present(replay))
+
+# ---- the judge: lists and dicts, no arithmetic with remainders ----
+
+class Model:
+    "What the specification says: all rows ever, running episodes, the sequences that can be drawn"
+    def __init__(self, max_sz, length, burn_in, overlap, eta, alpha, eps, prioritized):
+        self.max_sz, self.length, self.burn_in, self.overlap = max_sz, length, burn_in, overlap
+        self.eta, self.alpha, self.eps = eta, alpha if prioritized else 0, eps
+        self.rows, self.running, self.seqs, self.p, self.stale, self.drawn = [], {}, {}, {}, 0, {}   # env: [its keys, where the next sequence starts, where the last one ended]
+
+    def oldest(self): return max(0, len(self.rows) - self.max_sz)
+    def drop(self): self.seqs, self.p = ({k: v for k, v in d.items() if k >= self.oldest()} for d in (self.seqs, self.p))
+
+    def add(self, rows):
+        found, before = [], self.p
+        for r in rows:
+            env = int(r['env_id'])
+            if env in self.running:
+                last = self.rows[self.running[env][0][-1]]
+                if r['step_n'] == 1 or r['episode_n'] != last['episode_n']: found += self.end(env)
+            keys, start, _ = lane = self.running.setdefault(env, [[], 0, 0])
+            keys.append(len(self.rows))
+            self.rows.append(r)
+            if len(keys) == start + self.length:
+                found.append(keys[start:])
+                lane[1:] = start + self.length - self.overlap, len(keys)
+            if (r['terminated'] or r['truncated']) and ('n' not in rows.dtype.names or r['n'] <= 1): found += self.end(env)
+        self.drop()
+        new = max(self.p.values(), default=0) or 1.
+        for keys in found:
+            if keys[0] >= self.oldest(): self.seqs[keys[0]], self.p[keys[0]] = keys, new
+
+    def end(self, env):
+        keys, _, shown = self.running.pop(env)
+        return [] if shown == len(keys) else [keys[-self.length:]]
+
+    def update(self, keys, td):
+        for k, d in zip(keys, td):
+            if k < self.oldest(): self.stale += 1; continue
+            d = [abs(float(x)) for x in d[:max(0, len(self.seqs[k]) - self.burn_in)]]
+            self.p[k] = ((self.eta*max(d) + (1-self.eta)*sum(d)/len(d) if d else 0.) + self.eps)**self.alpha
+            self.drawn.setdefault(k, 0)
+
+def fill(a, keys):
+    "Numbers that tell whose they are, in every plain field"
+    for j, f in enumerate(numpy_leaves(a)): f[...] = ((keys*(j + 3)) % (2 if f.dtype == bool else 100)).reshape(-1, *[1]*(f.ndim - 1))
+
+class Queue:
+    "A source that gives each block once"
+    def __init__(self): self.blocks = []
+    def __iter__(self):
+        while self.blocks: yield self.blocks.pop(0)
+
+class Story:
+    "A replay and its model, which must agree after whatever happens"
+    ENVS = 0, 0, 0, 1, 2, 17, 60
+    def __init__(self, max_sz=9, length=4, burn_in=1, overlap=2, eta=.9, alpha=.9, eps=1e-6, beta=.6, prioritized=True, state='stored', bs=1, hidden=None, n=False, seed=0):
+        self.dtype, self.hidden, self.state, self.beta, self.prioritized = row_dtype(hidden, n), hidden, state, beta, prioritized
+        self.kw = dict(bs=min(bs, max_sz), max_sz=max_sz, length=length, burn_in=burn_in, overlap=overlap, eta=eta, alpha=alpha, eps=eps, beta=beta, prioritized=prioritized, state=state)
+        self.model, self.queue, self.rng, self.at, self.held = Model(max_sz, length, burn_in, overlap, eta, alpha, eps, prioritized), Queue(), np.random.default_rng(seed), {}, []
+        self.replay = SequenceReplay(self.queue, seed=0, **self.kw)
+
+    def block(self, n):
+        "Rows of several environments in a bunch: '.' a step, 't', 'u' and 'b' the flags, '!' a new episode without a word, '1' one of the same number, 'e' another number, '+' a gap"
+        rows, keys = np.zeros(n, self.dtype), len(self.model.rows) + np.arange(n)
+        fill(rows, keys)
+        rows['terminated'] = rows['truncated'] = False
+        envs, busy = self.rng.choice(self.ENVS, 1 + self.rng.integers(0, 3)), self.rng.choice([.05, .3, .9])
+        for r in rows:
+            env, what = int(self.rng.choice(envs)), self.rng.choice(list('tub!1e+')) if self.rng.random() < busy else '.'
+            number, step = self.at.get(env, (1, 0))
+            if what == '!' and step: number, step = number + 1, 0
+            if what == '1': step = 0
+            if what == 'e': number += 2
+            step += 3 if what == '+' and step else 1
+            r['env_id'], r['episode_n'], r['step_n'], r['terminated'], r['truncated'] = env, number, step, what in 'tb', what in 'ub'
+            if 'n' in rows.dtype.names: r['n'] = self.rng.integers(1, 4)
+            self.at[env] = (number + 1, 0) if what in 'tub' and not ('n' in rows.dtype.names and r['n'] > 1) else (number, step)
+        return Steps(rows)
+
+    def add(self, n, _):
+        steps = self.block(n*n//4)
+        first = len(self.model.rows)
+        assert self.replay.add(steps).tolist() == list(range(first, first + len(steps)))
+        self.model.add(steps.rows)
+
+    def sample(self, n, _):
+        n = n or None
+        if len(self.model.seqs) < (n or self.replay.bs):
+            with pytest.raises(NotEnoughRows): self.replay.sample(n)
+        else: self.drew(self.replay.sample(n), n or self.replay.bs)
+
+    def drew(self, batch, n):
+        m, length = self.model, self.kw['length']
+        assert type(batch) is Sequences and batch.shape == (n, length) and batch.index.shape == batch.weight.shape == (n,)
+        assert not self.hidden or 'hidden' not in batch.dtype.names
+        names = [x for x in self.dtype.names if x != 'hidden']
+        for i, k in enumerate(batch.index.tolist()):
+            keys = m.seqs[k]             # KeyError: a sequence that is not there
+            want = np.array([m.rows[j] for j in keys], self.dtype)
+            assert batch.mask[i].tolist() == [t < len(keys) for t in range(length)]
+            for x in names: assert [bits(a) for a in numpy_leaves(batch.rows[x][i, :len(keys)])] == [bits(a) for a in numpy_leaves(want[x])], x
+            assert not any(np.any(a) for x in names for a in numpy_leaves(batch.rows[x][i, len(keys):]))
+            m.drawn[k] = m.drawn.get(k, 0) + 1
+            if self.hidden:
+                got, first = batch._each.rows['hidden'][i:i+1], want['hidden'][:1]
+                assert [bits(a) for a in numpy_leaves(got)] == [bits(a if self.state == 'stored' else np.zeros_like(a)) for a in numpy_leaves(first)]
+        p = np.array([m.p[k] for k in batch.index.tolist()])
+        if max(m.p.values()) > 0: assert p.min() > 0
+        close(batch.weight, (p/p.min())**-self.beta if self.prioritized and p.min() > 0 else np.ones(n), rtol=1e-6)
+        self.held.append(batch)
+
+    def tds(self, n): return self.rng.choice([0, 0, 1e-3, .5, -2, 2, -3, 7, 100, 1/3], (n, self.kw['length'] - self.kw['burn_in']))
+
+    def late(self, i, how):
+        "An answer to some batch of long ago, as a whole, in parts, from a copy, from a device; what lies behind an episode's end or is stale may be anything"
+        if not self.held: return
+        batch = self.held.pop(i % len(self.held))
+        keys, td = batch.index.tolist(), self.tds(len(batch))
+        self.model.update(keys, td)
+        td[~batch.train.mask.numpy()] = np.nan
+        td[np.array(keys) < self.model.oldest()] = np.inf
+        if batch._replay is not self.replay: return self.replay.update_priorities(batch.index, torch.as_tensor(td))
+        for part in (slice(None),) if how % 2 else (slice(0, 1), slice(1, None)):
+            b = (batch, batch.copy(), elsewhere(batch), batch.train, batch[:, ::-1], batch.burn_in)[how % 6][part]
+            b.update_priorities(torch.as_tensor(td[part]).requires_grad_() if how % 3 else td[part])
+
+    def by_hand(self, n, _):
+        keys = self.rng.choice(list(self.model.seqs), n) if self.model.seqs else np.empty(0, int)
+        if not self.model.rows: return   # nothing added, nothing to answer: has a test of its own
+        td = self.tds(len(keys))
+        self.model.update(keys.tolist(), td)
+        self.replay.update_priorities(keys, td)
+
+    def refused(self, n, which):
+        state, at, end = self.replay.state_dict(), dict(self.at), len(self.model.rows)
+        block = self.block(n + 1)
+        self.at = at
+        if which % 4 == 0: block.rows['state'][n, 1] = np.nan
+        elif which % 4 == 1: block.rows['env_id'][n] = -1
+        elif which % 4 == 2: block = block[None]
+        elif self.hidden in ('vector', 'scalar', 'matrix'): block.rows['hidden'][n] = np.nan
+        else: block = Steps(np.zeros(n + 1, extend_dtype(block.dtype, mask='?')))
+        with pytest.raises(BlockError): self.replay.add(block)
+        here, width = list(self.model.seqs)[:n], self.kw['length'] - self.kw['burn_in']
+        if end:
+            for wrong in end, -1, 2**62, *[k for k in range(self.model.oldest(), end) if k not in self.model.seqs][:3]:
+                with pytest.raises(StaleKey): self.replay.update_priorities([*here, wrong], np.full((len(here) + 1, width), 50.))
+            full = [k for k in here if len(self.model.seqs[k]) > self.kw['burn_in']]
+            for bad in (np.nan, np.inf, -np.inf) if full else ():
+                with pytest.raises(ValueError, match='TD error'): self.replay.update_priorities([*here, full[0]], [*np.full((len(here), width), 50.), [bad]*width])
+            for shape in (len(here), width + 1), (len(here) + 1, width), (len(here)*width + 1,), (len(here), width, 1):
+                with pytest.raises(ValueError): self.replay.update_priorities(here, np.ones(shape))
+        for wrong in 0, -1, 1.5, 'x':
+            with pytest.raises(ValueError): self.replay.sample(wrong)
+        after = self.replay.state_dict()
+        if not end: state['own'].pop('follow'), after['own'].pop('follow')   # a first block has a test of its own
+        assert same(after, state)
+
+    def restart(self, n, seed):
+        twin, old = SequenceReplay(self.queue, seed=seed + 1, **self.kw), self.replay
+        twin.load_state_dict(everything(old))
+        if self.model.rows: assert same(everything(twin), everything(old))
+        if len(old) >= old.bs:
+            a, b = old.sample(), twin.sample()
+            assert a == b and old.stats() == twin.stats()
+            self.drew(b, old.bs)
+        self.replay = twin
+
+    def through(self, n, frozen):
+        "A block comes from the source, into a frozen memory or not"
+        self.replay.freeze_memory = bool(frozen % 2) and len(self.replay) >= self.replay.bs
+        at, block = dict(self.at), self.block(n)
+        self.queue.blocks.append(block)
+        batches = list(self.replay)
+        if not self.replay.freeze_memory: self.model.add(block.rows)
+        else: self.at = at
+        assert len(batches) == (len(self.model.seqs) >= self.replay.bs)
+        for b in batches: self.drew(b, self.replay.bs)
+        self.replay.freeze_memory = False
+
+    def check(self):
+        m, s, here = self.model, self.replay.stats(), present(self.replay)
+        assert {k: n for k, (n, _) in here.items()} == {k: len(v) for k, v in m.seqs.items()} and len(self.replay) == len(here)
+        close([here[k][1] for k in m.p], list(m.p.values()))
+        steps, p = np.array([len(x) for x in m.seqs.values()]), np.array([*m.p.values()])
+        assert (s['sequences'], s['stale'], s['inserted'], s['evicted']) == (len(steps), m.stale, len(m.rows), m.oldest())
+        if len(steps): close([s['steps_mean'], s['padded'] + 1, s['never_drawn']], [steps.mean(), 2 - steps.sum()/(len(steps)*m.length), np.mean([not m.drawn.get(k) for k in m.seqs])])
+        if p.sum() > 0: close(s['ess'], p.sum()**2/(p**2).sum())
+        json.dumps(s)
+
+sizes = st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n-1), st.integers(0, n-1), st.sampled_from([n, n, n+1, 2*n+1, 20, 50]).map(lambda m: max(m, n))))
+events = st.tuples(st.sampled_from(['add', 'add', 'add', 'add', 'sample', 'sample', 'late', 'late', 'by_hand', 'through', 'refused', 'restart']), st.integers(0, 9), st.integers(0, 11))
+
+def told(events, sizes, **kw):
+    length, burn_in, overlap, max_sz = sizes
+    story = Story(max_sz, length, burn_in, overlap, **kw)
+    for what, a, b in events:
+        getattr(story, what)(a, b)
+        story.check()
+    return story
+
+@cases(250)
+@given(st.lists(events, min_size=3, max_size=30), sizes, st.sampled_from([None, None, *HIDDEN]), st.booleans(), st.sampled_from([0, .5, .9, 1]), st.sampled_from([0, .5, .9, 2]),
+       st.sampled_from([1e-6, .1]), st.sampled_from([0, .6, 1]), st.sampled_from([True, True, False]), st.sampled_from(['stored', 'stored', 'zero']), st.integers(1, 3), st.integers(0, 99))
+def test_any_story_agrees_with_the_reference(events, sizes, hidden, n, eta, alpha, eps, beta, prioritized, state, bs, seed):
+    "Adding, drawing, late answers, refusals, restarts, freezing: the set of sequences, every row and state of what is drawn, priorities, weights, counts"
+    told(events, sizes, hidden=hidden, n=n, eta=eta, alpha=alpha, eps=eps, beta=beta, prioritized=prioritized, state=state, bs=bs, seed=seed)
+
+@cases(25)
+@given(st.lists(events, min_size=10, max_size=30), sizes, st.booleans(), st.integers(0, 99))
+def test_any_story_without_eps(events, sizes, prioritized, seed):
+    "Priorities of 0: what has one is not drawn while others are there; where all have one, each is as likely"
+    told(events, sizes, eps=0, alpha=1, prioritized=prioritized, seed=seed)
+
+@pytest.mark.parametrize('seed', range(4))
+def test_a_long_story_agrees_with_the_reference(seed):
+    "Trees of several levels, tables that grow, blocks around the corner and beyond the memory, eight environments"
+    story = Story(300, 6, 2, 4, hidden=[None, 'vector', 'nested', None][seed], n=seed == 3, bs=8, seed=seed)
+    story.ENVS = 0, 1, 2, 3, 17, 33, 90, 400
+    for i in range(150):
+        getattr(story, story.rng.choice(['add', 'add', 'sample', 'sample', 'late', 'late', 'by_hand', 'restart', 'through', 'refused']))(int(story.rng.choice([0, 1, 3, 9, 20, 40])), int(story.rng.integers(0, 12)))
+        if i % 5 == 0: story.check()
+    story.check()
+    assert story.model.stale and len(story.model.rows) > 600
+
+@pytest.mark.slow
+@cases(3000)
+@given(st.lists(events, min_size=5, max_size=40), sizes, st.sampled_from([None, *HIDDEN]), st.booleans(), st.integers(1, 3), st.integers(0, 10**6))
+def test_many_more_stories(events, sizes, hidden, n, bs, seed): told(events, sizes, hidden=hidden, n=n, bs=bs, seed=seed)
+
+@pytest.mark.slow
+def test_stories_again_with_bounds_checked(tmp_path):
+    "Kernels that look at every place before they use it; the bytes of an environment's row are never read beyond the block"
+    env = {**os.environ, 'NUMBA_BOUNDSCHECK': '1', 'NUMBA_CACHE_DIR': str(tmp_path)}
+    r = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', '-k', 'any_story_agrees or long_story or table', __file__], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+    assert not r.returncode, r.stdout
+
+# ---- where sequences start, when they can be drawn ----
+
+@pytest.mark.parametrize('p,want', [(1, [(0, 1)]), (4, [(0, 4)]), (5, [(0, 5)]), (6, [(0, 5), (1, 5)]), (7, [(0, 5), (2, 5)]), (8, [(0, 5), (2, 5), (3, 5)]), (11, [(0, 5), (2, 5), (4, 5), (6, 5)])])
+def test_where_sequences_start_by_hand(p, want):
+    "length 5, overlap 3, episodes of 1 to 11 steps: every second step, the last one moved back, a short one padded"
+    replay = made(episode(p), length=5, overlap=3)
+    assert [(k, n) for k, (n, _) in sorted(present(replay).items())] == want
+    assert made(episode(p, end=False), length=5, overlap=3).stats()['sequences'] == len([1 for k, n in want if n == 5 and k % 2 == 0])   # no last one before the end
+
+@pytest.mark.parametrize('length,overlap', [(1, 0), (3, 0), (3, 2), (4, 1), (6, 5)])
+def test_complete_no_sooner_and_no_later(length, overlap):
+    "One row at a time: a sequence is there with its last row, and gone with its first; memory of exactly `length` rows holds one at most"
+    replay, rows = made(length=length, overlap=overlap, burn_in=0, max_sz=length), numbered(30)
+    for i in range(30):
+        replay.add(rows[i])
+        full = i + 1 >= length and (i + 1 - length) % (length - overlap) == 0
+        assert keys_of(replay) == ([i + 1 - length] if full else [])
+        if full: assert replay.sample().reward.tolist() == [list(range(i + 1 - length, i + 1))]
+        else:
+            with pytest.raises(NotEnoughRows, match='got 0 in .* rows; expected 1: 1 are missing'): replay.sample()
+
+def test_episodes_that_break_off():
+    "step_n == 1, or another episode_n: the last sequence is completed by the row after it; other environments end nothing"
+    for number, step in (2, 1), (1, 1), (2, 9):
+        replay = made(episode(5, end=False))
+        assert keys_of(replay) == [0]
+        replay.add(episode(1, env=1, end=False))
+        assert keys_of(replay) == [0]
+        late = episode(1, number=number, end=False)
+        late.rows['step_n'] = step
+        replay.add(late)
+        assert present(replay) == {0: (4, 1.), 1: (4, 1.)}
+        batch = replay.sample(2)
+        assert sorted(batch.step_n.tolist()) == [[1, 2, 3, 4], [2, 3, 4, 5]]
+
+def test_rows_of_several_steps_end_with_the_last():
+    "All rows whose n steps reach the end are done; a sequence goes on until the one whose n is 1"
+    rows = episode(7, end=False, n=np.array([3, 3, 3, 3, 3, 2, 1], 'i4'))
+    rows.rows['terminated'][4:] = True
+    replay = made(rows, length=5, overlap=3)
+    assert [b for b in sorted(replay.sample(2).step_n.tolist())] == [[1, 2, 3, 4, 5], [3, 4, 5, 6, 7]] and keys_of(replay) == [0, 2]
+
+def test_bootstrapping_beyond_the_last_step():
+    "The last step's next_state is the state that would follow; inside, it is the next step's state"
+    replay = made(numbered(20))
+    b = replay.sample(3)
+    assert torch.equal(b.next_state[:, :-1], b.state[:, 1:]) and b.next_state[:, -1, 0].tolist() == (b.index + 4).tolist()
+
+def test_late_environments_with_large_numbers():
+    "What was known of the others stays"
+    replay = made(*[episode(3, env=e, end=False) for e in (0, 15, 16, 999, 70_000)], max_sz=60)
+    assert not len(replay)
+    for e in 0, 15, 16, 999, 70_000:
+        last = episode(4, env=e, end=False)[3:]
+        replay.add(last)
+    assert len(replay) == 5 and sorted(replay.sample(5).env_id[:, 3].tolist()) == [0, 15, 16, 999, 70_000]
+
+def test_columns_that_are_not_contiguous_and_rows_nobody_may_write():
+    "Slices with steps, single rows, blocks of no rows, read-only memory, record arrays"
+    rows = numbered(12)
+    twice = Steps(np.repeat(rows.rows, 2))
+    frozen = rows.copy()
+    frozen.rows.flags.writeable = False
+    want = present(made(rows))
+    for blocks in [twice[::2]], [rows[i] for i in range(12)], [rows[:0], rows[:5], rows[5:5], rows[5:]], [frozen], [Steps(rows.rows.view(np.recarray))]: assert present(made(*blocks)) == want
+    before = rows.copy()
+    made(rows)
+    assert rows == before
+
+# ---- memory ----
+
+@pytest.mark.parametrize('length,overlap,lasts', [(80, 40, 10**9), (80, 40, 200), (80, 40, 20), (40, 20, 100)])
+def test_memory_beside_the_uniform_replay(length, overlap, lasts):
+    "For one and the same stream at most 1.05 × the uniform replay's"
+    rows = numbered(50_000)
+    rows.rows['episode_n'], rows.rows['step_n'] = np.arange(50_000)//lasts + 1, np.arange(50_000) % lasts + 1
+    rows.rows['terminated'] = rows.rows['step_n'] == lasts
+    ours, uniform = SequenceReplay(max_sz=50_000, length=length, overlap=overlap, burn_in=0), ExperienceReplay(max_sz=50_000)
+    for r in ours, uniform: [r.add(rows[i:i+5000]) for i in range(0, 50_000, 5000)]
+    arrays = sum(a.nbytes for a in vars(ours).values() if isinstance(a, np.ndarray))
+    assert ours.memory.nbytes + ours.table.nbytes + arrays <= 1.05*uniform.memory.nbytes
+
+def test_states_are_kept_where_a_sequence_starts_only():
+    "512 floats a step: a thirtieth of what a memory of whole rows takes; none where they start from zeros"
+    rows = episode(4000, end=False, hidden=np.zeros((4000, 512), 'f4'))
+    ours, uniform = SequenceReplay(max_sz=8000), ExperienceReplay(max_sz=8000)
+    for r in ours, uniform: r.add(rows); r.add(rows)
+    assert 'hidden' not in ours.memory.dtype.names and ours.table.nbytes < uniform.memory.nbytes/30
+    zero = SequenceReplay(max_sz=8000, state='zero')
+    zero.add(rows)
+    assert zero.table.hidden.nbytes == zero._hiddens.nbytes == 0
+
+def test_the_table_grows_and_reuses_places():
+    "Many short episodes in a large memory: places by the hundred, then again the same"
+    table, rng, model = Table(16, 3), np.random.default_rng(0), {}
+    for i in range(300):
+        if model and rng.random() < .45:
+            gone = rng.permutation(list(model))[:int(rng.integers(1, len(model) + 1))]
+            table.drop(gone)
+            for g in gone: del model[g]
+        first = rng.integers(0, 10**12, int(rng.integers(0, 40)))
+        steps, hidden = rng.integers(1, 99, len(first)), rng.integers(0, 255, (len(first), 3)).astype(np.uint8)
+        new = max((m[3] for m in model.values()), default=0) or 1.
+        at = table.add(first, steps, hidden).tolist()
+        assert len(set(at)) == len(at) and not set(at) & set(model)
+        model.update({a: (f, s, h.tolist(), new) for a, f, s, h in zip(at, first, steps, hidden)})
+        if at:
+            table.tree.update([at[0]], 2.5*(i % 3))
+            model[at[0]] = (*model[at[0]][:3], 2.5*(i % 3))
+        assert len(table) == len(model) and sorted([*table.free, *model]) == list(range(len(table.first)))
+        assert {a: (table.first[a], table.steps[a], table.hidden[a].tolist(), table.tree[a]) for a in model} == model
+        close(table.tree.total, sum(m[3] for m in model.values()), rtol=1e-9)
+    assert len(table.first) >= 64 and table.nbytes >= 30*len(table.first)
+    replay = SequenceReplay(bs=1, max_sz=1000, length=80, burn_in=0, overlap=40, seed=0)
+    for i in range(5): replay.add(Steps.cat([episode(1, env=e % 7, number=i) for e in range(900)]))
+    assert len(replay) == 1000 and replay.stats()['padded'] == pytest.approx(79/80) and len(replay.table.first) < 2500
+
+# ---- batches ----
+
+@pytest.fixture
+def batch():
+    rows = Steps.cat([episode(11, hidden=np.arange(22, dtype='f4').reshape(11, 2)), episode(3, env=1, number=7, hidden=np.full((3, 2), 50, 'f4'))])
+    return made(rows, burn_in=2, length=5, overlap=3, beta=1).sample(4)
+
+def consistent(b, whole=None):
+    "Do the columns of sequences belong to their rows?"
+    n = len(b)
+    assert type(b) is Sequences and b.shape[:1] == b.index.shape == b.weight.shape == b.hidden.shape[:1] == (n,) and b.hidden.shape == (n, 2)
+    if whole is not None:
+        lookup = {k: (h, s) for k, h, s in zip(whole.index.tolist(), whole.hidden.tolist(), whole.reward.tolist())}
+        for k, h, s in zip(b.index.tolist(), b.hidden.tolist(), b.reward.tolist()): assert lookup[k][0] == h and set(s) <= set(lookup[k][1])
+
+def test_the_shape_of_a_batch(batch):
+    "Columns of steps [B, length], of sequences [B]; attributes and items; the burn-in marked"
+    assert batch.shape == (4, 5) and len(batch) == 4 and batch.state.shape == (4, 5, 2) and batch.mask.dtype == torch.bool and batch.done.shape == (4, 5)
+    assert batch.index.dtype == torch.int64 and batch.weight.dtype == torch.float32 and batch.hidden.dtype == torch.float32
+    assert (batch.burn_in.shape, batch.train.shape) == ((4, 2), (4, 3)) and torch.equal(torch.cat([batch.burn_in.reward, batch.train.reward], 1), batch.reward)
+    for name in 'index', 'weight', 'hidden': assert torch.equal(batch[name], getattr(batch, name)) and torch.equal(batch.train[name], batch[name]) and torch.equal(batch.burn_in[name], batch[name])
+    assert batch.hidden.tolist() == [[2*s - 2., 2*s - 1.] if e == 1 else [50., 50.] for s, e in zip(batch.step_n[:, 0].tolist(), batch.episode_n[:, 0].tolist())]
+    assert {'index', 'weight', 'hidden', 'mask', 'reward', 'train', 'burn_in'} <= set(dir(batch))
+    assert set(batch.asdict()) == {*batch.dtype.names, 'index', 'weight', 'hidden'} and batch.asdict()['weight'].shape == (4,)
+    assert 'Steps [4, 5]' in repr(batch) and 'weight' in repr(batch) and 'hidden' in repr(batch) and batch._repr_html_()
+    for wrong in 'indx', 'rewrd', 'wieght':
+        with pytest.raises(AttributeError, match='no column'): getattr(batch, wrong)
+        with pytest.raises(KeyError, match='no column'): batch[wrong]
+
+def test_parts_are_views(batch):
+    "What is written into the parts is written into the batch, and back; elsewhere too"
+    for b in batch, elsewhere(batch):
+        b.burn_in.reward[:] = -1
+        b.train.reward[1] = -2
+        assert (b.reward[:, :2] == -1).all() and (b.reward[1, 2:] == -2).all() and (b.reward[0, 2:] > 0).sum() > 0
+        b.state[0, 3] = 9
+        assert (b.train.state[0, 1] == 9).all()
+        b.train.weight[0] = .125
+        b.hidden[1] = -7
+        assert b.weight[0] == b.burn_in.weight[0] == .125 and (b.train.hidden[1] == -7).all()
+    assert np.shares_memory(batch.train.rows, batch.rows) and np.shares_memory(batch.burn_in.rows, batch.rows) and np.shares_memory(batch.train._each.rows, batch._each.rows)
+
+def test_rows_of_a_batch_keep_what_is_theirs(batch):
+    "Slices, masks, lists, tensors; steps backwards; the split stays as long as steps are not cut"
+    some = torch.tensor([True, False, True, True])
+    for i in slice(1, 3), slice(None, None, -1), slice(0, 0), some, some.numpy(), [3, 0, 0], torch.tensor([2, 1]), (slice(0, 2),), np.array([-1]):
+        part = batch[i]
+        consistent(part, batch)
+        rows = i[0] if isinstance(i, tuple) else i.numpy() if isinstance(i, torch.Tensor) else i
+        assert part.index.tolist() == batch.index.numpy()[rows].tolist() and part.train.shape == (len(part), 3) and part.burn_in.shape == (len(part), 2)
+        assert torch.equal(part.train.reward, part.reward[:, 2:])
+        consistent(elsewhere(batch)[i], batch) if not (isinstance(i, slice) and i.step == -1) else None
+    for i in (slice(None), slice(1, 4)), (slice(None), slice(None, None, -1)), (slice(1, 3), [0, 2]), (some, slice(2, None)), (slice(None), np.array([True, False, True, True, False])):
+        consistent(batch[i], batch)
+        assert batch[i].reward.tolist() == batch.reward.numpy()[i].tolist() and batch[i].burn_in.shape[1] == 0
+    assert torch.equal(batch[::-1].hidden, batch.hidden.flip(0)) and torch.equal(batch[:, ::-1].hidden, batch.hidden)
+
+def test_what_is_no_batch_of_sequences_is_plain_steps(batch):
+    "One sequence, one step of each, some steps: rows, without what belongs to whole sequences"
+    for part, shape in ((batch[1], (5,)), (batch[1, 2], ()), (batch[:, 2], (4,)), (batch[..., 2], (4,)), (batch[batch.mask], (int(batch.mask.sum()),)), (batch[None], (1, 4, 5)), ([*batch][0], (5,)), (batch[0, 1:3], (2,))):
+        assert type(part) is Steps and part.shape == shape and not hasattr(part, 'weight') and part.reward.shape == shape
+        repr(part), part.copy(), pickle.loads(pickle.dumps(part))
+
+@pytest.mark.parametrize('pick', [lambda b: b[np.ix_([0, 2], [1, 3])], lambda b: b[0, None], lambda b: b[...], lambda b: b[..., 1:], lambda b: b[()], lambda b: b[b.mask, None], lambda b: b[0, :, None]],
+                         ids=['ix_', '0,None', '...', '...,1:', '()', 'mask,None', '0,:,None'])
+def test_unusual_places_lose_nothing_in_silence(batch, pick):
+    "What comes is either plain rows, or sequences each of which has its index and weight"
+    part = pick(batch)
+    if type(part) is Sequences: assert part.shape[:1] == part.index.shape == part.weight.shape == part._each.shape
+    else: assert type(part) is Steps
+
+def test_copies_devices_and_pickles(batch):
+    "All columns travel, those of sequences too; a copy is one's own; a pickle knows no replay"
+    twins = batch.copy(), copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), elsewhere(batch).to('cpu'), elsewhere(batch), batch.to('cpu'), batch.train.copy(), pickle.loads(pickle.dumps(elsewhere(batch)))
+    for i, b in enumerate(twins):
+        if i != 7: assert b == batch and batch == b and b.shape == (4, 5) and torch.equal(b.train.reward, batch.train.reward) and torch.equal(b.burn_in.reward, batch.burn_in.reward)
+        consistent(b, batch)
+    assert batch.to('cpu') is batch and pickle.loads(pickle.dumps(batch.train)) == batch.train
+    own = batch.copy()
+    own.reward[:], own.weight[:], own.hidden[:] = -5, -5, -5
+    assert (batch.reward >= 0).all() and (batch.weight > 0).all() and (batch.hidden >= 0).all()
+    with pytest.raises(TypeError, match='not drawn from a replay'): pickle.loads(pickle.dumps(batch)).update_priorities(np.zeros((4, 3)))
+    meta = batch.to('meta')
+    assert (meta.shape, meta.index.shape, meta.weight.device.type, meta.train.shape, meta.burn_in.hidden.shape) == ((4, 5), (4,), 'meta', (4, 3), (4, 2)) and 'on meta' in repr(meta)
+    assert meta[1:].train.weight.shape == (3,) and set(meta.asdict()) == set(batch.asdict())
+
+def test_equal_by_value(batch):
+    "Rows and what belongs to sequences; nothing else is equal to a batch"
+    twin = batch.copy()
+    assert batch == twin and not batch != twin
+    for name in 'weight', 'index', 'hidden', 'reward':
+        other = batch.copy()
+        other[name][0] += 1
+        assert batch != other and not batch == other
+    assert batch != batch[:3] and batch != batch.train
+    with pytest.raises(TypeError): hash(batch)
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_a_batch_is_not_equal_to_anything_else(batch):
+    "Whatever is no Steps"
+    for other in 3, None, 'x', batch.rows.shape, object(): assert not batch == other and batch != other and other != batch
+
+def test_joining_batches(batch):
+    "Steps.cat joins rows; the columns of sequences come along, all of them, or the result is plain: never those of the first batch alone"
+    b = batch[:2].copy()
+    for blocks in [batch, b], [b, batch], [batch], [batch.train, b.train], [elsewhere(batch), elsewhere(b)]:
+        joined, n = Steps.cat(blocks), sum(map(len, blocks))
+        assert len(joined) == n and torch.equal(joined.reward, torch.cat([x.reward for x in blocks]))
+        if type(joined) is Sequences:
+            consistent(joined)
+            for name in 'index', 'weight', 'hidden': assert torch.equal(joined[name], torch.cat([x[name] for x in blocks])), name
+            joined.weight[:] = -1
+            assert (batch.weight > 0).all(), 'shares memory with its parts'
+        else: assert type(joined) is Steps and not hasattr(joined, 'weight')
+
+def test_answers_from_parts_of_a_batch():
+    "Each part knows its sequences: rows of a batch, its trained steps, copies; a part without its sequences says so"
+    want = None
+    for parts in (lambda b: [(b, slice(None))]), (lambda b: [(b[i:i+1], slice(i, i+1)) for i in range(4)]), (lambda b: [(b.train[::-1], slice(None, None, -1))]), (lambda b: [(b[b.index >= 0].copy().burn_in, slice(None))]), (lambda b: [(elsewhere(b)[[3, 1]], [3, 1]), (elsewhere(b).train[[0, 2]], [0, 2])]):
+        replay = made(numbered(20), alpha=1, eps=0)
+        b, td = replay.sample(4), np.arange(1., 13).reshape(4, 3)
+        for part, i in parts(b): part.update_priorities(td[i])
+        want = want or present(replay)
+        assert present(replay) == want and len(set(want.values())) > 3
+    for part in b[0], b[:, 1], b[b.mask]:
+        with pytest.raises((TypeError, KeyError), match='Steps'): part.update_priorities(np.zeros(len(part)))
+
+# ---- recurrent states ----
+
+@pytest.mark.parametrize('hidden', HIDDEN)
+@pytest.mark.parametrize('state', ['stored', 'zero'])
+def test_the_state_of_the_first_step(hidden, state):
+    "Vectors, matrices, nested spaces: that of the first step, or zeros of the same shape; also of one moved back, a short one, and after growth and a restart"
+    rows = np.zeros(60, row_dtype(hidden))
+    fill(rows, np.arange(60))
+    rows['env_id'], rows['episode_n'], rows['step_n'], rows['terminated'], rows['truncated'] = np.arange(60) % 2, 1, np.arange(60)//2 + 1, False, False
+    rows['terminated'][58:], rows['env_id'][rows['env_id'] == 1] = True, 30
+    replay = made(*[Steps(rows[i:i+7]) for i in range(0, 60, 7)], max_sz=50, state=state, length=5, overlap=2)
+    for r in replay, restored(replay, max_sz=50, state=state, length=5, overlap=2):
+        b = r.sample(12)
+        for k, got in zip(b.index.tolist(), b._each.rows['hidden']):
+            want = rows['hidden'][k:k+1] if state == 'stored' else np.zeros(1, rows['hidden'].dtype if rows['hidden'].dtype.names else (rows['hidden'].dtype, rows['hidden'].shape[1:]))
+            assert [bits(a) for a in numpy_leaves(np.array([got], got.dtype) if got.dtype.names else np.asarray(got)[None])] == [bits(a) for a in numpy_leaves(want)]
+    leaf = b.hidden['h'][0] if hidden == 'nested' else b.hidden
+    assert leaf.shape[0] == 12 and (hidden != 'nested' or leaf.shape == (12, 2, 2))
+
+def test_a_recurrent_policy_through_a_stepper():
+    "Its state counts the steps of the episode, so that of the first step says which step that is"
+    envs = [Witness(3, 11), Witness(1, 7), Witness(20)]
+    replay = GymStepper([lambda e=e: e for e in envs], Remember(), seed=0).sequence_replay(bs=4, max_sz=60, length=5, burn_in=2, overlap=3, seed=0)
+    seen = 0
+    for b in take(replay, 80):
+        assert torch.equal(b.hidden[0].long(), b.step_n[:, 0].long() - 1) and b.hidden[1]['saw'].shape == (4, 2)
+        assert torch.equal(b.state[:, :, 1][b.mask], b.step_n[b.mask] - 1.) and (b.env_id == b.env_id[:, :1])[b.mask].all() and (b.episode_n == b.episode_n[:, :1])[b.mask].all()
+        seen += b.step_n[:, 0].max() > 1
+    assert seen > 20
+
+# ---- priorities ----
+
+def test_priorities_by_hand():
+    "η = .9, burn-in 2: errors 3, -6, 0 give 5.7; of a short sequence only the step behind the burn-in counts; one within it has ε alone"
+    replay = made(episode(5), episode(3, env=1), episode(2, env=2), length=5, burn_in=2, overlap=3, alpha=1, eps=.5)
+    replay.update_priorities([0, 5, 8], [[3, -6, 0], [-4, 100, np.nan], [np.inf, 8, 9]])
+    close([p for _, p in present(replay).values()], [6.2, 4.5, .5])
+    replay.add(episode(5, env=3))
+    close(present(replay)[10][1], 6.2)       # a new one has the largest present
+    for alpha, want in (.5, 5.7**.5), (2, 5.7**2), (0, 1):
+        replay = made(episode(5), length=5, burn_in=2, overlap=3, alpha=alpha, eps=0)
+        replay.update_priorities([0], [[3, -6, 0]])
+        close(present(replay)[0][1], want)
+
+@pytest.mark.parametrize('eta', [0, .3, .9, 1])
+def test_priorities_are_those_of_the_losses(eta):
+    "mixed_priority of the trained steps with their mask, whatever kind of numbers the errors are"
+    rng = np.random.default_rng(0)
+    replay = made(*[episode(int(n), env=e) for e, n in enumerate(rng.integers(1, 12, 30))], max_sz=300, length=6, burn_in=2, overlap=2, eta=eta, alpha=1, eps=0)
+    b = replay.sample(40)
+    for kind in torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64:
+        td = torch.as_tensor(rng.normal(0, 5, (40, 4))).to(kind)
+        td = td[[b.index.tolist().index(k) for k in b.index.tolist()]]   # one opinion on each sequence
+        b.update_priorities(td)
+        now = present(replay)
+        close([now[k][1] for k in b.index.tolist()], mixed_priority(td.double(), eta, b.train.mask), rtol=1e-12)
+
+def test_weights_by_hand():
+    "(P/min P)^-β over the batch; uniform ones are 1"
+    replay = made(numbered(8), length=4, overlap=0, burn_in=0, alpha=1, eps=0, beta=.5, eta=1)
+    replay.update_priorities([0, 4], [[4]*4, [1]*4])
+    seen = {tuple(sorted(zip(b.index.tolist(), b.weight.tolist()))) for b in (replay.sample(2) for _ in range(60))}
+    assert seen == {((0, .5), (4, 1.)), ((0, 1.), (0, 1.))}   # 4/5 of the line: the first half is all of the first's
+    uniform = made(numbered(8), length=4, overlap=0, burn_in=0, prioritized=False, beta=1)
+    uniform.update_priorities([0, 4], [[9]*4, [0]*4])
+    assert {tuple(uniform.sample(2).index.tolist()) for _ in range(20)} == {(0, 4)} or len({p for _, p in present(uniform).values()}) == 1
+    assert {w for _ in range(20) for w in uniform.sample(3 - 1).weight.tolist()} == {1.}
+
+def test_beta_may_follow_a_schedule():
+    "A function of the batches drawn so far; it goes on after a restart"
+    kw = dict(length=4, overlap=0, burn_in=0, alpha=1, eps=0, eta=1, beta=lambda n: np.float32(n/4))
+    replay = made(numbered(8), **kw)
+    replay.update_priorities([0, 4], [[4]*4, [1]*4])
+    for n in range(8):
+        if n == 4: replay = restored(replay, **kw)
+        b = replay.sample(2)
+        p = torch.where(b.index == 0, 4., 1.)
+        close(b.weight, (p/p.min())**(-n/4), rtol=1e-6)
+    for wrong in lambda n: -1, lambda n: np.nan, lambda n: 'x', lambda n: None:
+        bad = made(numbered(8), beta=wrong)
+        state = bad.state_dict()
+        with pytest.raises(ValueError, match='SequenceReplay: beta; got'): bad.sample()
+        assert same(bad.state_dict(), state)
+
+@pytest.mark.parametrize('prioritized', [True, False])
+def test_drawn_as_often_as_they_should(prioritized):
+    "In proportion to priorities, or evenly; never what has none"
+    replay = made(*[episode(4, env=e) for e in range(8)], burn_in=0, overlap=0, alpha=1, eps=0, eta=1, prioritized=prioritized)
+    p = np.array([1, 2, 3, 0, 5, .5, 7, 1.5])
+    replay.update_priorities(np.arange(8)*4, np.repeat(p[:, None], 4, 1))
+    counts = np.bincount(np.concatenate([replay.sample().index.numpy()//4 for _ in range(3000)]), minlength=8)
+    want = 3000*(p/p.sum() if prioritized else np.full(8, 1/8))
+    there = want > 0
+    assert not counts[~there].any() and chi2.sf(((counts - want)[there]**2/want[there]).sum(), there.sum() - 1) > 1e-4
+    assert replay.stats()['drawn_max'] == counts.max()
+
+@pytest.mark.parametrize('kw', [dict(eps=0), dict(alpha=60.)], ids=['eps=0', 'underflow'])
+def test_all_priorities_zero(kw):
+    "No ε and no errors, or a power that takes them below the smallest number: each sequence is as likely, of those that are there"
+    replay = made(numbered(12), burn_in=0, **kw)
+    replay.update_priorities(keys_of(replay), np.zeros((5, 4)))
+    seen = [k for _ in range(60) for k in replay.sample(3).index.tolist()]
+    assert set(seen) == set(keys_of(replay)) and replay.sample().weight.tolist() == [1.]
+
+def test_short_episodes_and_no_eps():
+    "Nothing to learn from in any sequence: they can be drawn all the same"
+    replay = made(*[episode(2, env=e) for e in range(5)], burn_in=3, overlap=0, eps=0)
+    replay.sample(5).update_priorities(np.ones((5, 1)))
+    for _ in range(20): replay.sample(5).update_priorities(np.ones((5, 1)))
+
+def test_late_answers_touch_nobody():
+    "First row gone: left out, counted, whatever the error says; what has its slot now is as before, and the others get theirs"
+    replay = made(numbered(8), max_sz=8, overlap=0, burn_in=0, alpha=1, eps=0)
+    old = replay.sample(2)
+    replay.add(numbered(5, 8))
+    assert keys_of(replay) == [8]
+    before = present(replay)
+    old.update_priorities(np.full((2, 4), 99.)), old.update_priorities(np.full((2, 4), np.nan))
+    assert present(replay) == before and replay.stats()['stale'] == 4
+    replay.update_priorities([0, 8, 4], [[5]*4, [7]*4, [6]*4])
+    assert present(replay) == {8: (4, 7.)} and replay.stats()['stale'] == 6
+    with pytest.raises(StaleKey, match='key 13 was never given out'): replay.update_priorities([13], [[1]*4])
+    with pytest.raises(StaleKey, match='key 9 is no sequence'): replay.update_priorities([8, 9], [[1]*4]*2)
+    with pytest.raises(ValueError, match='in sequence 8; got nan'): replay.update_priorities([0, 8], [[1]*4, [1, 1, np.nan, 1]])
+    with pytest.raises(TypeError, match='keys'): replay.update_priorities([8.], [[1]*4])
+    assert replay.stats()['stale'] == 6 and present(replay) == {8: (4, 7.)}
+
+def test_huge_errors_are_refused_whole():
+    "Whose priority is no number that fits"
+    replay = made(numbered(12), alpha=2)
+    state = replay.state_dict()
+    for td in 1e200, 1e308:
+        with pytest.raises(ValueError), np.errstate(all='ignore'): replay.update_priorities([0, 2], [[1]*3, [td]*3])
+        assert same(replay.state_dict(), state)
+
+def test_no_answers_to_an_empty_memory():
+    "Nothing is fine, anything else was never given out"
+    replay = made()
+    with pytest.raises(StaleKey, match='never given out'): replay.update_priorities([0], [[1]*3])
+    with pytest.raises(NotEnoughRows, match='got 0 in 0 rows'): replay.sample()
+    assert replay.stats()['sequences'] == 0 and len(replay) == 0 and json.dumps(replay.stats())
+    replay.update_priorities([], np.zeros((0, 3)))
+
+# ---- stats, saving, pickling, the contract ----
+
+def test_stats_by_hand():
+    "Complete sequences, their mean length, the share of padding; those gone don't count"
+    replay = made(episode(6), episode(3, env=1), episode(1, env=2), episode(3, env=3, end=False))
+    s = replay.stats()
+    assert (s['sequences'], s['steps_mean'], s['padded'], s['fill'], s['never_drawn'], s['drawn_max']) == (4, 3., .25, 13/40, 1., 0) and s['ess'] == pytest.approx(4)
+    replay.sample(4)
+    s = replay.stats()
+    assert (s['batches'], s['sampled'], s['never_drawn'], s['drawn_max']) == (1, 4, 0., 1) and json.dumps(s)
+    replay.add(numbered(40, env=9))
+    assert replay.stats()['padded'] == 0 and replay.stats()['steps_mean'] == 4 and replay.stats()['evicted'] == 13
+
+def half(n): return .5
+
+@pytest.mark.parametrize('kw', [dict(), dict(prioritized=False, state='zero'), dict(ratio=.9, warmup=8, burn_in=0, overlap=0), dict(length=1, burn_in=0, overlap=0, ratio=2), dict(max_sz=4, alpha=0, beta=half)], ids=lambda kw: '-'.join(kw))
+def test_the_contract(kw): check_contract(lambda source: SequenceReplay(source, **{**dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0), **kw}))
+
+def recurrent(blocks):
+    "The same blocks with a column of 64 floats"
+    def f(b):
+        rows = np.zeros(b.shape, extend_dtype(b.dtype, hidden=('f4', (64,))))
+        for n in b.dtype.names: rows[n] = b.rows[n]
+        rows['hidden'][:] = rows['reward'][:, None]
+        return Steps(rows)
+    return [f(b) for b in blocks]
+
+@pytest.mark.parametrize('what', ['hidden', 'environments', 'hidden and environments'])
+def test_buffers_do_not_travel_in_pickles(what):
+    "As the contract says: an object in use pickles to no more than 1000 bytes above a new one"
+    blocks = scripted_steps([script(9, 3, env=e) for e in range(40 if 'env' in what else 2)], 30)
+    if 'hidden' in what: blocks = recurrent(blocks)
+    replay = SequenceReplay([], bs=2, max_sz=2000, length=20, burn_in=1, overlap=2, seed=0)
+    new = len(pickle.dumps(replay))
+    for b in blocks: replay.add(b)
+    assert len(pickle.dumps(replay)) <= new + 1000
+    twin = pickle.loads(pickle.dumps(replay))
+    assert len(twin) == 0 and len(twin.memory) == 0
+    for b in blocks: twin.add(b)
+    assert present(twin) == present(replay)
+
+@pytest.mark.parametrize('k', [0, 1, 5, 23, 60])
+def test_exact_checkpoints_in_the_middle_of_episodes(k):
+    "Through a file: same batches, same sequences completed by the rows to come, same numbers"
+    def make(seed): return SequenceReplay(Items(recurrent(scripted_steps([script(9, 2, 1), script(3, 30, env=1), script(-7, env=2)], 90))), bs=3, max_sz=60, length=6, burn_in=2, overlap=4, seed=seed)
+    a, b = make(0), make(1)
+    def learn(batch): batch.update_priorities(batch.train.reward.double()); return batch
+    it = iter(a)
+    for _ in range(k): learn(next(it))
+    state = everything(a)
+    b.load_state_dict(state)
+    rest = [learn(x).copy() for x in it]
+    assert len(rest) > 20 and all(x == learn(y) for x, y in zip(rest, b, strict=True)) and a.stats() == b.stats() and present(a) == present(b)
+
+def test_what_a_checkpoint_of_another_replay_says():
+    "Nothing has changed then"
+    replay = made(numbered(20))
+    saved = everything(made(numbered(9)))
+    for kw in dict(max_sz=41), dict(length=5), dict(overlap=1), dict(alpha=.5), dict(state='zero'), dict(prioritized=False):
+        other = made(numbered(20), **kw)
+        before = other.state_dict()
+        with pytest.raises(ValueError, match='SequenceReplay: a checkpoint of other settings|Timeline: a saved memory of another size'): other.load_state_dict(saved)
+        assert same(other.state_dict(), before)
+    with pytest.raises(ValueError, match='belongs to another stage'): replay.load_state_dict(ExperienceReplay(max_sz=40).state_dict())
+    replay.load_state_dict(saved)
+    assert len(replay.memory) == 9 and present(replay) == present(made(numbered(9)))
+    fresh = restored(made(), seed=5)
+    fresh.add(numbered(9))
+    assert fresh.sample() == made(numbered(9), seed=0).sample()
+    replay.load_state_dict(everything(made()))
+    assert len(replay) == 0 and replay.table is None and len(replay.add(recurrent([numbered(5)])[0])) == 5
+
+def test_it_shows_itself():
+    "All arguments that differ from the defaults, and how many rows are there"
+    text = repr(Items([]).sequence_replay(bs=2, max_sz=50, length=7, burn_in=3, overlap=1, prioritized=False, state='zero'))
+    for part in 'bs=2', 'max_sz=50', 'length=7', 'burn_in=3', 'overlap=1', 'prioritized=False', "state='zero'": assert part in text, part
+
+def test_it_counts_its_rows_when_it_shows_itself():
+    "Rows are rows, and not sequences"
+    text = repr(made(numbered(20)))
+    assert '20 of 40 rows' in text or ('rows' not in text.split('#')[1])
+
+# ---- chains ----
+
+def test_one_batch_for_each_block_or_a_ratio():
+    "As every replay; a batch waits for `bs` complete sequences, and rows of the warm-up earn none"
+    blocks = scripted_steps([script(30), script(30, env=1)], 20)
+    kw = dict(bs=3, max_sz=100, length=4, burn_in=1, overlap=2, seed=0)
+    assert len(list(Items(blocks).sequence_replay(**kw))) == 20 - 5    # the third and fourth sequence are complete with the sixth block
+    assert len(list(Items(blocks).sequence_replay(ratio=.5, **kw))) == 20 and len(list(Items(blocks).sequence_replay(ratio=3, **kw))) == 120
+    assert len(list(Items(blocks).sequence_replay(warmup=30, **kw))) == 6 and len(list(Items(blocks).sequence_replay(ratio=.5, warmup=30, **kw))) == 5
+    assert len(list(Items(blocks).sequence_replay(ratio=0, **kw))) == 0
+
+def test_frozen_memories():
+    "Blocks pass, batches come, nothing enters; one that holds too little says so"
+    replay = made(numbered(20), bs=2)
+    replay.freeze_memory = True
+    replay.source = Items(in_blocks(3, 3, 3))
+    before = present(replay)
+    assert len(list(replay)) == 3 and present(replay) == before and replay.memory.inserted == 20
+    with pytest.raises(NotEnoughRows, match='frozen'): list(SequenceReplay(in_blocks(5), max_sz=9, length=3, burn_in=0, overlap=0, freeze_memory=True))
+
+def test_behind_n_step():
+    "Rows of three steps in sequences of one episode, which end with the row whose n is 1"
+    make = lambda: GymStepper(['CartPole-v1']*3, seed=0).n_step(3, .9).sequence_replay(bs=4, max_sz=400, length=15, burn_in=3, overlap=5, seed=0)
+    batches, ends, short = [], 0, 0
+    for b in take(make(), 150):
+        batches.append(b)
+        for i in range(4):
+            r = b.rows[i][b.mask[i].numpy()]
+            assert (r['env_id'] == r['env_id'][0]).all() and (r['episode_n'] == r['episode_n'][0]).all() and (np.diff(r['step_n']) == 1).all()
+            assert not ((r['terminated'] | r['truncated']) & (r['n'] == 1))[:-1].any() and np.array_equal(r['n'] < 3, (np.arange(len(r)) >= len(r) - 3 + r['n'][-1]) & (r['n'][-1] < 3))
+            if len(r) < 15: assert r['n'][-1] == 1 and r['step_n'][0] == 1; short += 1
+            ends += r['n'][-1] == 1
+    assert ends > 20 and short > 0 and all(a == b for a, b in zip(batches, take(make(), 150)))
+
+def test_seeds():
+    "The same draws for the same seed, others for another, others each time for none"
+    def draws(seed): r = made(numbered(40), seed=seed); return [r.sample(5).index.tolist() for _ in range(8)]
+    assert draws(0) == draws(0) and draws(0) != draws(1) and draws(None) != draws(None)
+    strata = made(numbered(40), burn_in=0, seed=3)
+    assert all(sorted(strata.sample(19).index.tolist()) == list(range(0, 38, 2)) for _ in range(5))   # equal priorities: one from each equal part
+
+# ---- what is refused ----
+
+@pytest.mark.parametrize('kw,words', [
+    (dict(length=0), 'length; got 0; expected 1 to max_sz=40'), (dict(length=41), 'length; got 41; expected 1 to max_sz=40'), (dict(length=2.), 'length; got 2.0; expected a whole number'),
+    (dict(length=True), 'length; got True'), (dict(length='5'), "length; got '5'"), (dict(length=None), 'length; got None'),
+    (dict(burn_in=4), 'burn_in and overlap; got burn_in=4, overlap=2; expected 0 to length - 1 = 3'), (dict(burn_in=-1), 'got burn_in=-1'), (dict(burn_in=1.5), 'burn_in; got 1.5'), (dict(burn_in=False), 'burn_in; got False'),
+    (dict(overlap=4), 'overlap=4'), (dict(overlap=-1), 'overlap=-1'), (dict(overlap='1'), "overlap; got '1'"),
+    (dict(eta=1.1), 'eta; got 1.1; expected 0 to 1'), (dict(eta=-.1), 'eta; got -0.1'), (dict(eta=np.nan), 'eta; got nan'), (dict(eta=None), 'eta; got None'),
+    (dict(alpha=-1), 'alpha; got -1'), (dict(alpha='1'), "alpha; got '1'"), (dict(alpha=np.inf), 'alpha; got inf'), (dict(eps=-1e-9), 'eps; got -1e-09'), (dict(beta=-1), 'beta; got -1'), (dict(beta='x'), "beta; got 'x'"), (dict(beta=np.nan), 'beta; got nan'),
+    (dict(state='store'), "state; got 'store'; expected 'stored' or 'zero'"), (dict(state=None), 'state; got None'),
+    (dict(bs=0), 'bs and max_sz; got bs=0'), (dict(bs=41), 'bs and max_sz'), (dict(ratio=-1), 'ratio; got -1'), (dict(warmup=-1), 'warmup; got -1')])
+def test_arguments_are_checked(kw, words):
+    with pytest.raises(ValueError, match=f'^SequenceReplay: .*{re.escape(words)}'): made(**kw)
+
+@pytest.mark.parametrize('max_sz', [None, '9', 0, -1, 2**31, 40.5, np.nan])
+def test_sizes_are_checked(max_sz):
+    with pytest.raises(ValueError, match='max_sz'): made(max_sz=max_sz)
+
+def test_numpys_numbers_are_numbers():
+    "They must not find their way into checkpoints"
+    kw = dict(bs=np.int64(2), max_sz=np.int32(40), length=np.int64(4), burn_in=np.int8(1), overlap=np.int32(2), eta=np.float32(.5), alpha=np.float64(.5), beta=np.float32(.5), eps=np.float32(.1), warmup=np.int64(3))
+    replay = made(numbered(20), **kw)
+    replay.sample(np.int64(3)).update_priorities(np.ones((3, 3)))
+    assert restored(replay, **kw).sample() == replay.sample()
+
+DTYPE = numbered(1).dtype
+def without(name): return np.dtype([(n, DTYPE[n]) for n in DTYPE.names if n != name], align=True)
+def other(name, kind): return np.dtype([(n, kind if n == name else DTYPE[n]) for n in DTYPE.names], align=True)
+
+@pytest.mark.parametrize('rows,words', [
+    *[(np.zeros(3, without(n)), f"column '{n}'; got no such column") for n in ('env_id', 'episode_n', 'step_n', 'terminated', 'truncated')],
+    (np.zeros(3, other('env_id', 'i8')), "column 'env_id'; got int64; expected int32"), (np.zeros(3, other('terminated', 'u1')), "column 'terminated'; got uint8; expected bool"),
+    *[(np.zeros(3, extend_dtype(DTYPE, **{n: 'f4'})), f"column '{n}'; got one that is there already") for n in ('index', 'weight', 'mask')],
+    (np.zeros(3, np.dtype([(n, DTYPE[n]) for n in DTYPE.names])), 'a packed dtype; expected an aligned one'),
+    (np.zeros(3, np.dtype([('o', object), *[(n, DTYPE[n]) for n in DTYPE.names]], align=True)), 'no Python objects'),
+    (np.zeros((3, 2), DTYPE), r'got shape \[3, 2\]; expected shape \[n\]'), (np.zeros((1, 1), DTYPE), r'got shape \[1, 1\]')])
+@pytest.mark.parametrize('before', [0, 9])
+def test_blocks_are_checked(rows, words, before):
+    "The error says what is wrong; a replay that has refused its first block takes any other, one that holds rows has them still"
+    replay = made(*[numbered(before)]*bool(before))
+    state = replay.state_dict()
+    with pytest.raises(BlockError, match=None if before else words): replay.add(Steps(rows))
+    assert same(replay.state_dict(), state)
+    replay.add(recurrent([numbered(9)])[0] if not before else numbered(9, 9))
+    assert len(replay.memory) == 9 + before and len(replay) and replay.sample()
+
+def test_what_is_no_block_is_refused():
+    "Lists, arrays, and what a source gives by mistake; batches of sequences; rows on another device"
+    for wrong in 'abc', None, np.zeros(3, DTYPE), [numbered(3)]:
+        with pytest.raises(TypeError, match='SequenceReplay: what is added; got .*; expected Steps'): made().add(wrong)
+    with pytest.raises(TypeError, match='SequenceReplay: an item of its source'): list(SequenceReplay([(1, 2)], max_sz=100))
+    replay = made(numbered(9))
+    with pytest.raises(BlockError): made().add(replay.sample(2))
+    with pytest.raises(BlockError): replay.add(replay.sample(2))
+    state = replay.state_dict()
+    with pytest.raises(RuntimeError): replay.add(elsewhere(numbered(3)))
+    assert same(replay.state_dict(), state)
+    with pytest.raises(TypeError): made(return_idxs=True)
+
+@pytest.mark.parametrize('bad', ['env', 'nan', 'hidden'])
+def test_a_refused_block_leaves_everything_as_it_was(bad):
+    "Also where it would have overwritten or completed sequences, and where it was the first; the error names the column"
+    rows = recurrent([numbered(30)])[0]
+    if bad == 'env': rows.rows['env_id'][29] = 1 << 24
+    else: rows.rows['state' if bad == 'nan' else 'hidden'][29, 1] = np.nan
+    for replay in made(), made(recurrent([numbered(38, 0)])[0]):
+        state = replay.state_dict()
+        with pytest.raises(BlockError, match=dict(env='env_id', nan="NaN in column 'state'", hidden="NaN in column 'hidden'")[bad]): replay.add(rows)
+        assert same(replay.state_dict(), state)
+        replay.add(recurrent([numbered(9, 38)])[0])
+        assert len(replay) and replay.sample(2).shape == (2, 4)
+    other = made()
+    with pytest.raises(BlockError): other.add(rows)
+    other.add(numbered(9))                       # not even its columns stay
+    assert len(other) == 3 and not hasattr(other.sample(), 'hidden')
