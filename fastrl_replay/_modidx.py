@@ -696,6 +696,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'fastrl_replay/replay/sequences.py'),
                                                 'fastrl_replay.replay.sequences._tail': ( 'sequences.html#_tail',
                                                                                           'fastrl_replay/replay/sequences.py'),
+                                                'fastrl_replay.replay.sequences._tally': ( 'sequences.html#_tally',
+                                                                                           'fastrl_replay/replay/sequences.py'),
                                                 'fastrl_replay.replay.sequences._track': ( 'sequences.html#_track',
                                                                                            'fastrl_replay/replay/sequences.py')},
             'fastrl_replay.sequence': { 'fastrl_replay.sequence.SequenceChunker': ( 'sequence.html#sequencechunker',

@@ -307,7 +307,11 @@ def _complete(self:SequenceReplay, rows, first):
         keys = done[:k,0][there]
         self.memory._drawn[keys % self.max_sz] = self.table.add(keys, done[:k,1][there], states[:k][there]) + 1
 
-# %% ../../nbs/42_sequences.ipynb #483f64c0
+# %% ../../nbs/42_sequences.ipynb #37b97830
+@njit
+def _tally(counts, at):
+    for i in range(len(at)): counts[at[i]] += 1
+
 @patch
 def sample(self:SequenceReplay,
     bs:int=None, # sequences in this batch; None: the stage's `bs`
@@ -324,17 +328,17 @@ def sample(self:SequenceReplay,
     tree = t.tree if t.tree.total else t.alike()   # where all priorities are 0, all sequences are alike
     draw_places(tree, self._seed, self._darts_thrown, at, p)
     self._darts_thrown += n
-    np.add.at(t.drawn, at, 1)
-    each = np.empty(n, self._each_dtype)
-    each['index'],each['weight'] = t.first[at],(p/p.min())**-beta if self.prioritized else 1
+    keys,each = t.first[at],np.empty(n, self._each_dtype)
+    _tally(t.drawn, at)
+    each['index'],each['weight'] = keys,(p/p.min())**-beta if self.prioritized else 1
     if self._hidden is not None: each['hidden'] = 0 if self.state == 'zero' else t.hidden[at].reshape(-1).view(self._hidden.base).reshape(n, *self._hidden.shape)
-    batch = Sequences(self.memory.windows(each['index'], self.length).rows, Steps(each), self.split)
+    batch = Sequences(self.memory.windows(keys, self.length).rows, Steps(each), self.split)
     batch._replay = self
     self.batches += 1
     self.sampled += n
     return batch
 
-# %% ../../nbs/42_sequences.ipynb #6b6a8323
+# %% ../../nbs/42_sequences.ipynb #5e00c1d1
 @njit
 def _mix(td, steps, burn_in, eta, p):
     "Mixed errors of sequences; -1, or the place of the first error that is no number"
@@ -368,7 +372,7 @@ def update_priorities(self:SequenceReplay,
     bad = _mix(td[there], self.table.steps[at], self.split, self.eta, p)
     if bad >= 0: raise ValueError(problem('SequenceReplay',
         f'TD error of a step to learn from, in sequence {keys[there][bad//td.shape[1]]}', td[there].ravel()[bad], 'a finite number'))
-    if self.prioritized: self.table.tree.update(at, (p + self.eps)**self.alpha)
+    if self.prioritized: self.table.tree.update(at, (p + self.eps)**self.alpha)   # a priority beyond measure is refused whole
     self.stale += int((~there).sum())
 
 # %% ../../nbs/42_sequences.ipynb #eacfd362
