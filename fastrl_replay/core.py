@@ -260,7 +260,7 @@ def is_pinned(self:Steps)->bool: # in page-locked memory?
     "Does the block lie in page-locked memory?"
     return self._bytes().is_pinned()
 
-# %% ../nbs/00_core.ipynb #57374ec3
+# %% ../nbs/00_core.ipynb #db00ad64
 @patch
 def __iter__(self:Steps):
     "One-row `Steps`, in order"
@@ -276,6 +276,9 @@ def copy(self:Steps)->Steps: # rows of its own
 def asdict(self:Steps)->dict: # name → tensor
     "All columns by name, on the same memory"
     return {n: self[n] for n in self._dtype.names}
+
+@patch
+def _joined(self:Steps, blocks): return self   # a subclass may have more to join than rows
 
 @patch(cls_method=True)
 def cat(cls:Steps,
@@ -293,7 +296,7 @@ def cat(cls:Steps,
         joined,at = blocks[0]._like(np.empty((sum(map(len, blocks)), *blocks[0].shape[1:]), blocks[0].dtype)),0
         for b in blocks: joined._rows[at:at+len(b)],at = b.rows,at+len(b)
     if any(b._replay is not joined._replay for b in blocks): joined._replay = None   # whose keys are whose, nobody could tell
-    return joined
+    return joined._joined(blocks)
 
 # %% ../nbs/00_core.ipynb #9c27f4b9
 def _same(a, b):
@@ -310,13 +313,13 @@ def __eq__(self:Steps, other):
 
 Steps.__hash__,Steps.__array_eq__ = None,Steps.__eq__   # the second is what fastcore's test_eq asks for
 
-# %% ../nbs/00_core.ipynb #6f610b18
+# %% ../nbs/00_core.ipynb #94305b81
 @patch
 def update_priorities(self:Steps,
     td, # what was learned of each row: TD errors, a tensor or an array
 ):
     "Tell the replay that this batch was drawn from how wrong the learner was about each row"
-    if self._replay is None: raise TypeError(problem('Steps.update_priorities', 'these rows were not drawn from a replay in this process',
+    if self._replay is None or 'index' not in self._dtype.names: raise TypeError(problem('Steps.update_priorities', 'these rows were not drawn from a replay in this process',
         remedy='call it on a batch that a replay gave, or use replay.update_priorities(keys, td)'))
     self._replay.update_priorities(self['index'] if self._block is not None else self._rows['index'], td)
 

@@ -15,11 +15,11 @@ from ..memory.samplers import Uniform, check_sampler
 from ..memory.timeline import Batches, Timeline, as_keys
 from ..pipe import Pipe, stage
 
-# %% ../../nbs/40_replay.ipynb #dc5e5ce1
+# %% ../../nbs/40_replay.ipynb #2730152d
 @stage('experience_replay')
 class ExperienceReplay(Pipe):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
-    _buffers = ('memory','sampler','_batches')
+    unit,_buffers = 'rows',('memory','sampler','_batches')
     def __init__(self,
         source=None, # a pipe of Steps; empty or None where rows are added by hand
         bs:int=1, # rows in a batch
@@ -43,7 +43,7 @@ class ExperienceReplay(Pipe):
             if not self.freeze_memory: self.add(steps)
             elif not self._ready(): raise NotEnoughRows(problem(type(self).__name__,
                 'the memory is frozen and holds too little for a batch', len(self),
-                f'{1 if self.replacement else self.bs} rows' + (f' after a warmup of {self.warmup} rows' if self.warmup else ''),
+                f'{1 if self.replacement else self.bs} {self.unit}' + (f' after a warmup of {self.warmup} rows' if self.warmup else ''),
                 'fill it before freezing it'))
             self._count(len(steps))
             if self.ratio is None and self._ready(): yield self._pay()

@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['Sequences', 'Table', 'SequenceReplay']
 
-# %% ../../nbs/42_sequences.ipynb #c424a547
+# %% ../../nbs/42_sequences.ipynb #000f7979
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import BlockError, NotEnoughRows, StaleKey, Steps, dtype_spec, leaves, njit, plain_dtype, problem, spec_dtype
 from ..memory.samplers import draw_places, random_seed
 from ..memory.sumtree import SumTree
 from ..memory.timeline import as_keys
-from ..pipe import stage
+from ..pipe import Pipe, stage
 from .experience import COUNTERS, ExperienceReplay, as_float64, checked_number
 
-# %% ../../nbs/42_sequences.ipynb #f5968419
+# %% ../../nbs/42_sequences.ipynb #c13cebff
 @njit
 def _tail(p, length, stride):
     "How many steps the last sequence of an episode of `p` steps has; 0: it was complete already"
@@ -30,13 +30,13 @@ def _complete(e, p, steps, recent, hiddens, done, states, found):
     return found + 1
 
 @njit
-def _track(rows, plan, first, recent, hiddens, count, episode, done, states):
+def _track(rows, plan, first, lanes, recent, hiddens, count, episode, done, states):
     "Follow the rows of a block, whose first has the key `first`; how many sequences are complete now"
     size,env_at,episode_at,step_at,term_at,trunc_at,n_at,hidden_at,stride = plan
     words,length,found = rows.view(np.int32),recent.shape[1],0
     for i in range(len(rows)//size):
         row = i*size
-        e = words[(row + env_at)//4]
+        e = lanes[words[(row + env_at)//4]]
         p,now = count[e],words[(row + episode_at)//4]
         if p and (words[(row + step_at)//4] == 1 or now != episode[e]):   # the episode before broke off without a word
             steps,p = _tail(p, length, stride),0
@@ -50,7 +50,7 @@ def _track(rows, plan, first, recent, hiddens, count, episode, done, states):
         count[e] = 0 if ended else p
     return found
 
-# %% ../../nbs/42_sequences.ipynb #0a187ff0
+# %% ../../nbs/42_sequences.ipynb #d9aa5165
 class Sequences(Steps):
     "Steps of shape [B, length], with columns that belong to whole sequences: `index`, `weight`, `hidden`"
     __slots__ = ('_each','_split')
@@ -68,9 +68,12 @@ class Sequences(Steps):
 
     def __getitem__(self, i):
         if isinstance(i, str): return self._each[i] if i in self._each.dtype.names else Steps.__getitem__(self, i)
-        part,first = Steps.__getitem__(self, i),i[0] if isinstance(i, tuple) else i
-        if len(part.shape) != 2 or first is None or first is Ellipsis: return _plain(part)
-        part._each,part._split = self._each[first],0 if isinstance(i, tuple) and len(i) > 1 else self._split
+        part,first = Steps.__getitem__(self, i),i[0] if isinstance(i, tuple) and i else i
+        try: each = self._each[first]
+        except IndexError: return _plain(part)
+        if len(part.shape) != 2 or first is None or each.shape != part.shape[:1]: return _plain(part)
+        whole = not isinstance(i, tuple) or len(i) < 2 or (isinstance(i[1], slice) and i[1] == slice(None))   # are all steps there?
+        part._each,part._split = each,self._split if whole else 0
         return part
 
 def _plain(steps):
@@ -79,7 +82,7 @@ def _plain(steps):
     plain._rows,plain._block,plain._dtype,plain._replay = steps._rows,steps._block,steps._dtype,steps._replay
     return plain
 
-# %% ../../nbs/42_sequences.ipynb #dc73b454
+# %% ../../nbs/42_sequences.ipynb #67e6524b
 @patch(as_prop=True)
 def burn_in(self:Sequences)->Sequences:
     "The first steps, which only warm up the recurrent state"
@@ -98,6 +101,12 @@ def _like(self:Sequences, data):
     new._each,new._split = self._each,self._split
     return new
 
+@patch
+def _joined(self:Sequences, blocks):
+    if not all(isinstance(b, Sequences) for b in blocks): return _plain(self)
+    self._each = Steps.cat([b._each for b in blocks])
+    return self
+
 def _both(name):
     "A method of Steps that concerns the columns of sequences as well"
     def f(self, *args, **kw):
@@ -108,7 +117,7 @@ def _both(name):
     return f
 Sequences.to,Sequences.pin_memory,Sequences.copy = (_both(name) for name in ('to','pin_memory','copy'))
 
-# %% ../../nbs/42_sequences.ipynb #cf84dc44
+# %% ../../nbs/42_sequences.ipynb #e07a97c2
 @patch
 def update_priorities(self:Sequences,
     td, # TD errors of the steps to learn from, [B, length - burn_in]
@@ -124,7 +133,9 @@ def asdict(self:Sequences)->dict: # name → tensor
     return {**Steps.asdict(self), **self._each.asdict()}
 
 @patch
-def __eq__(self:Sequences, other): return Steps.__eq__(self, other) and (not isinstance(other, Sequences) or self._each == other._each)
+def __eq__(self:Sequences, other):
+    same = Steps.__eq__(self, other)
+    return self._each == other._each if same is True and isinstance(other, Sequences) else same
 Sequences.__hash__,Sequences.__array_eq__ = None,Sequences.__eq__
 
 @patch
@@ -136,22 +147,24 @@ def __repr__(self:Sequences): return f'{Steps.__repr__(self)}\nand for each sequ
 @patch
 def __dir__(self:Sequences): return [*Steps.__dir__(self), *self._each.dtype.names]
 
-# %% ../../nbs/42_sequences.ipynb #38f42431
+# %% ../../nbs/42_sequences.ipynb #4429e416
 class Table:
     "What belongs to each sequence; places are reused"
     def __init__(self, places:int, hidden_size:int): self._reserve(places, hidden_size)
 
     def _reserve(self, places, hidden_size):
         self.tree,self.first,self.steps = SumTree(places),np.full(places, -1),np.zeros(places, np.int32)
-        self.drawn,self.hidden,self.free = np.zeros(places, np.int32),np.zeros((places,hidden_size), np.uint8),list(range(places-1, -1, -1))
+        self.drawn,self.hidden = np.zeros(places, np.int32),np.zeros((places,hidden_size), np.uint8)
+        self.free,self.idle = np.arange(places-1, -1, -1, dtype=np.int32),places   # a stack of free places, and how many
 
-    nbytes = property(lambda self: sum(a.nbytes for a in (self.tree, self.first, self.steps, self.drawn, self.hidden)) + 8*len(self.first), doc='Bytes reserved')
-    def __len__(self): return len(self.first) - len(self.free)
+    nbytes = property(lambda self: sum(a.nbytes for a in (self.tree, self.first, self.steps, self.drawn, self.hidden, self.free)), doc='Bytes reserved')
+    def __len__(self): return len(self.first) - self.idle
 
     def add(self, first, steps, hidden):
         "Sequences with these first keys get the largest priority present; their places"
-        while len(self.free) < len(first): self._grow()
-        at = np.array([self.free.pop() for _ in first], np.int64)
+        n = len(first)
+        while self.idle < n: self._grow()
+        at,self.idle = self.free[self.idle-n:self.idle][::-1].astype(np.int64),self.idle - n
         self.first[at],self.steps[at],self.hidden[at],self.drawn[at] = first,steps,hidden,0
         self.tree.update(at, self.tree.largest or 1.)
         return at
@@ -159,8 +172,7 @@ class Table:
     def drop(self, at):
         "These places are free"
         self.tree.update(at, 0.)
-        self.first[at] = -1
-        self.free.extend(at.tolist())
+        self.first[at],self.free[self.idle:self.idle+len(at)],self.idle = -1,at,self.idle + len(at)
 
     def alike(self):
         "A tree in which all sequences have the same priority"
@@ -169,17 +181,18 @@ class Table:
         return tree
 
     def _grow(self):
-        n,old = len(self.first),(self.tree[:], self.first, self.steps, self.drawn, self.hidden, self.free)
-        self._reserve(2*n, self.hidden.shape[1])
+        n,old = len(self.first),(self.tree[:], self.first, self.steps, self.drawn, self.hidden, self.free, self.idle)
+        self._reserve(n + n//4 + 16, self.hidden.shape[1])
         self.tree.update(np.arange(n), old[0])
         self.first[:n],self.steps[:n],self.drawn[:n],self.hidden[:n] = old[1:5]
-        self.free = list(range(2*n-1, n-1, -1)) + old[5]
+        more = len(self.first) - n
+        self.free[more:more+old[6]],self.idle = old[5][:old[6]],more + old[6]   # new places below the old ones
 
-# %% ../../nbs/42_sequences.ipynb #89a97f3e
+# %% ../../nbs/42_sequences.ipynb #17eeace9
 @stage('sequence_replay')
 class SequenceReplay(ExperienceReplay):
     "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
-    _buffers = ('memory','table','_batches')
+    unit,_buffers = 'sequences',('memory','table','_batches','_lanes','_recent','_hiddens','_progress','_episode')
     def __init__(self,
         source=None, # a pipe of Steps; empty or None where rows are added by hand
         bs:int=1, # sequences in a batch
@@ -199,47 +212,64 @@ class SequenceReplay(ExperienceReplay):
         seed:int=None, # of the draws; None: other draws each time
     ):
         def refuse(what, got, expected): raise ValueError(problem('SequenceReplay', what, got, expected))
-        for what,x in dict(length=length, burn_in=burn_in, overlap=overlap).items():
+        for what,x in dict(max_sz=max_sz, length=length, burn_in=burn_in, overlap=overlap).items():
             if isinstance(x, bool) or not isinstance(x, (int,np.integer)): refuse(what, repr(x), 'a whole number')
         if not 1 <= length <= max_sz: refuse('length', length, f'1 to max_sz={max_sz}')
         if not 0 <= burn_in < length or not 0 <= overlap < length: refuse('burn_in and overlap', f'burn_in={burn_in}, overlap={overlap}', f'0 to length - 1 = {length-1}')
         for what,x in dict(eta=eta, alpha=alpha, eps=eps, beta=beta).items(): checked_number('SequenceReplay', what, x)
         if eta > 1: refuse('eta', eta, '0 to 1')
         if state not in ('stored','zero'): refuse('state', repr(state), "'stored' or 'zero'")
-        self.length,self.split,self.overlap,self.eta,self.alpha,self.beta = int(length),int(burn_in),int(overlap),eta,alpha if prioritized else 0.,beta
+        self.length,self.burn_in,self.overlap,self.eta,self.alpha,self.beta = int(length),int(burn_in),int(overlap),eta,alpha,beta
         self.prioritized,self.eps,self.state = prioritized,eps,state
         super().__init__(source, bs, max_sz, ratio, warmup, False, freeze_memory, seed)
 
     def __len__(self): return 0 if self.table is None else len(self.table)
 
-# %% ../../nbs/42_sequences.ipynb #6a30b387
+# %% ../../nbs/42_sequences.ipynb #42f524a1
 @patch
 def _new_sampler(self:SequenceReplay): "Sequences are drawn from the table's tree"
 
 @patch
 def _fresh(self:SequenceReplay):
     ExperienceReplay._fresh(self)
-    self.table = self._dtype = self._hidden = None
     self._seed,self._darts_thrown = random_seed(self.seed),0
-    self._follow(16, 0)
+    self._forget()
 
 @patch
-def _follow(self:SequenceReplay, envs, hidden_size):
+def _forget(self:SequenceReplay):
+    "As before the first block"
+    self.table = self._dtype = self._hidden = self._row = None
+    self._lanes,self._recent,self._hiddens,self._progress,self._episode = _lanes_for(np.empty(0, np.int32), 0, self.length, 0)
+
+def _lanes_for(lanes, envs, length, hidden_size):
     "What is known of the last steps of each environment"
-    self._recent,self._progress,self._episode = np.full((envs,self.length), -1),np.zeros(envs, np.int64),np.zeros(envs, np.int32)
-    self._hiddens = np.zeros((envs,self.length,hidden_size), np.uint8)
+    return lanes,np.full((envs,length), -1),np.zeros((envs,length,hidden_size), np.uint8),np.zeros(envs, np.int64),np.zeros(envs, np.int32)
+
+@patch
+def _with_room(self:SequenceReplay, ids):
+    "What is known, with lanes for these environments as well"
+    now = self._lanes,self._recent,self._hiddens,self._progress,self._episode
+    if len(ids) == 0 or ids.min() < 0 or ids.max() >= 1 << 24: return now   # the timeline will say what is wrong
+    if ids.max() < len(now[0]) and (now[0][ids] >= 0).all(): return now
+    lanes,used = np.full(max(len(now[0]), int(ids.max())+1), -1, np.int32),int(now[0].max(initial=-1)) + 1
+    lanes[:len(now[0])] = now[0]
+    new = [e for e in dict.fromkeys(ids.tolist()) if lanes[e] < 0]
+    lanes[new] = range(used, used+len(new))
+    room = used + len(new) if used + len(new) > len(now[1]) else len(now[1])
+    more = _lanes_for(lanes, max(room, 2*len(now[1]) if room > len(now[1]) > 0 else room), self.length, now[2].shape[2])
+    for a,b in zip(more[1:], now[1:]): a[:len(b)] = b
+    return more
 
 @patch
 def _ready(self:SequenceReplay)->bool: return len(self) >= self.bs and self.memory.inserted >= (self.warmup or 0)
 
-# %% ../../nbs/42_sequences.ipynb #5a069196
+# %% ../../nbs/42_sequences.ipynb #d6559469
 @patch
 def _accept(self:SequenceReplay, dtype):
     "Take a block's columns for the memory's"
     for n in ('index','weight','mask'):
         if n in dtype.names: raise BlockError(problem('SequenceReplay', f'column {n!r}', 'one that is there already', 'none',
             'rename it; a replay of sequences takes steps, not batches or sequences'))
-    dtype = plain_dtype(dtype)
     hidden = dtype['hidden'] if 'hidden' in dtype.names else None
     size = hidden.itemsize if hidden is not None and self.state == 'stored' else 0
     names = dict(env_id='i4', episode_n='i4', step_n='i4', terminated='?', truncated='?')
@@ -252,7 +282,7 @@ def _accept(self:SequenceReplay, dtype):
     self._dtype,self._hidden = dtype,hidden
     self._row = np.dtype([(n, dtype[n]) for n in dtype.names if n != 'hidden'], align=True) if hidden is not None else dtype
     self._each_dtype = np.dtype([('index','i8'), ('weight','f4'), *([('hidden', hidden)] if hidden is not None else [])], align=True)
-    self._follow(16, size)
+    self._hiddens = np.zeros((0,self.length,size), np.uint8)
     self.table = Table(self.max_sz//(self.length - self.overlap) + 16, size)
 
 @patch
@@ -266,7 +296,7 @@ def _split_off(self:SequenceReplay, steps):
     for n in self._row.names: rows[n] = steps.rows[n]
     return Steps(rows)
 
-# %% ../../nbs/42_sequences.ipynb #573ff2c7
+# %% ../../nbs/42_sequences.ipynb #09851672
 @patch
 def add(self:SequenceReplay,
     steps:Steps, # a block of rows, or one row
@@ -275,39 +305,39 @@ def add(self:SequenceReplay,
     if not isinstance(steps, Steps): raise TypeError(problem('SequenceReplay', 'what is added', type(steps).__name__, 'Steps',
         'Steps(rows) with rows from step_dtype'))
     m,new = self.memory,self._dtype is None
-    if new: self._accept(steps.dtype)
+    try: dtype = plain_dtype(steps.dtype)
+    except ValueError: raise BlockError(problem('SequenceReplay', 'rows', 'a packed dtype', 'an aligned one', 'np.dtype(..., align=True), or step_dtype')) from None
     try:
-        if plain_dtype(steps.dtype) != self._dtype: raise BlockError(problem('SequenceReplay',
+        if new: self._accept(dtype)
+        if dtype != self._dtype: raise BlockError(problem('SequenceReplay',
             'a block with other columns than the rows that are here',
             ', '.join(steps.dtype.names), ', '.join(self._dtype.names), 'use one memory for each kind of row'))
         first,oldest = m.inserted,m.oldest
         going = np.arange(oldest, min(first, max(oldest, first + len(steps) - self.max_sz))) % self.max_sz
         lost = m._drawn[going] if len(going) else going
+        rows = np.ascontiguousarray(steps.rows).reshape(-1)
+        room = self._with_room(rows['env_id'])
         keys = m.add(self._split_off(steps))
     except Exception:
-        if new: self._dtype = self.table = None
+        if new: self._forget()
         raise
+    self._lanes,self._recent,self._hiddens,self._progress,self._episode = room
     if len(lost) and lost.any(): self.table.drop(lost[lost > 0] - 1)
-    self._complete(np.ascontiguousarray(steps.rows).reshape(-1), first)
+    self._complete(rows, first)
     return keys
 
 @patch
 def _complete(self:SequenceReplay, rows, first):
     "Put the sequences that these rows complete into the table"
-    n,envs,size = len(rows),len(self._progress),self._hiddens.shape[2]
-    most = int(rows['env_id'].max(initial=0)) + 1
-    if most > envs:
-        old = self._recent,self._progress,self._episode,self._hiddens
-        self._follow(max(most, 2*envs), size)
-        for a,b in zip((self._recent, self._progress, self._episode, self._hiddens), old): a[:envs] = b
-    done,states = np.empty((2*n,2), np.int64),np.empty((2*n,size), np.uint8)
-    k = _track(rows.view(np.uint8), self._plan, first, self._recent, self._hiddens, self._progress, self._episode, done, states)
+    n = len(rows)
+    done,states = np.empty((2*n,2), np.int64),np.empty((2*n,self._hiddens.shape[2]), np.uint8)
+    k = _track(rows.view(np.uint8), self._plan, first, self._lanes, self._recent, self._hiddens, self._progress, self._episode, done, states)
     there = done[:k,0] >= self.memory.oldest
     if there.any():
         keys = done[:k,0][there]
         self.memory._drawn[keys % self.max_sz] = self.table.add(keys, done[:k,1][there], states[:k][there]) + 1
 
-# %% ../../nbs/42_sequences.ipynb #37b97830
+# %% ../../nbs/42_sequences.ipynb #38b8d0d2
 @njit
 def _tally(counts, at):
     for i in range(len(at)): counts[at[i]] += 1
@@ -332,13 +362,13 @@ def sample(self:SequenceReplay,
     _tally(t.drawn, at)
     each['index'],each['weight'] = keys,(p/p.min())**-beta if self.prioritized else 1
     if self._hidden is not None: each['hidden'] = 0 if self.state == 'zero' else t.hidden[at].reshape(-1).view(self._hidden.base).reshape(n, *self._hidden.shape)
-    batch = Sequences(self.memory.windows(keys, self.length).rows, Steps(each), self.split)
+    batch = Sequences(self.memory.windows(keys, self.length).rows, Steps(each), self.burn_in)
     batch._replay = self
     self.batches += 1
     self.sampled += n
     return batch
 
-# %% ../../nbs/42_sequences.ipynb #5e00c1d1
+# %% ../../nbs/42_sequences.ipynb #30a6335e
 @njit
 def _mix(td, steps, burn_in, eta, p):
     "Mixed errors of sequences; -1, or the place of the first error that is no number"
@@ -358,9 +388,10 @@ def update_priorities(self:SequenceReplay,
 ):
     "Tell how wrong the learner was about each step; sequences that are gone by now are left out"
     keys,shape,m = np.ascontiguousarray(as_keys(keys)).ravel(),tuple(np.shape(td)),self.memory
-    if shape != (len(keys),self.length-self.split): raise ValueError(problem('SequenceReplay', 'update_priorities: TD errors',
+    if shape != (len(keys),self.length-self.burn_in): raise ValueError(problem('SequenceReplay', 'update_priorities: TD errors',
         list(shape),
-        f'{[len(keys), self.length-self.split]}: one for each step after the burn-in'))
+        f'{[len(keys), self.length-self.burn_in]}: one for each step after the burn-in'))
+    if not len(keys): return
     td = as_float64(td).reshape(shape)
     never = (keys < 0) | (keys >= m.inserted)
     if never.any(): m._stale(keys, int(never.argmax()))
@@ -369,13 +400,13 @@ def update_priorities(self:SequenceReplay,
     if (at < 0).any(): raise StaleKey(problem('SequenceReplay',
         f'key {keys[there][(at < 0).argmax()]} is no sequence that was given out', remedy="give the batch's `index`"))
     p = np.empty(len(at))
-    bad = _mix(td[there], self.table.steps[at], self.split, self.eta, p)
+    bad = _mix(td[there], self.table.steps[at], self.burn_in, self.eta, p)
     if bad >= 0: raise ValueError(problem('SequenceReplay',
         f'TD error of a step to learn from, in sequence {keys[there][bad//td.shape[1]]}', td[there].ravel()[bad], 'a finite number'))
     if self.prioritized: self.table.tree.update(at, (p + self.eps)**self.alpha)   # a priority beyond measure is refused whole
     self.stale += int((~there).sum())
 
-# %% ../../nbs/42_sequences.ipynb #eacfd362
+# %% ../../nbs/42_sequences.ipynb #8a1e36f8
 @patch
 def stats(self:SequenceReplay)->dict: # numbers by name
     "Counts of rows, sequences and batches; mean length, share of padding, effective sample size"
@@ -388,7 +419,11 @@ def stats(self:SequenceReplay)->dict: # numbers by name
         steps_mean=mean, padded=1 - mean/self.length if len(here) else 0., ess=float(total**2/(p**2).sum()) if total else 0.,
         never_drawn=float(never.mean()) if len(here) else 0., drawn_max=int(t.drawn.max()))
 
-_ARRAYS = '_recent','_progress','_episode','_hiddens'
+_ARRAYS = '_lanes','_recent','_hiddens','_progress','_episode'
+
+@patch
+def __repr__(self:SequenceReplay): return f'{Pipe.__repr__(self)}  # {len(self.memory)} of {self.max_sz} rows, {len(self)} sequences'
+SequenceReplay.__str__ = SequenceReplay.__repr__
 
 @patch
 def snapshot(self:SequenceReplay)->dict:
@@ -396,10 +431,11 @@ def snapshot(self:SequenceReplay)->dict:
     return dict(memory=self.memory.state_dict(), settings=self._settings(), seed=int(self._seed), darts=self._darts_thrown,
         counters=[getattr(self, c) for c in COUNTERS],
         dtype=None if t is None else dtype_spec(self._dtype), follow=tensors(**{a: getattr(self, a) for a in _ARRAYS}),
-        table=None if t is None else tensors(first=t.first, steps=t.steps, drawn=t.drawn, hidden=t.hidden, priorities=t.tree[:], free=np.array(t.free, np.int64)))
+        table=None if t is None else tensors(first=t.first, steps=t.steps, drawn=t.drawn, hidden=t.hidden, priorities=t.tree[:], free=t.free[:t.idle]))
 
 @patch
-def _settings(self:SequenceReplay): return dict(length=self.length, overlap=self.overlap, alpha=float(self.alpha), state=self.state)
+def _settings(self:SequenceReplay):
+    return dict(length=self.length, overlap=self.overlap, alpha=float(self.alpha) if self.prioritized else 0., state=self.state)
 
 @patch
 def check_state(self:SequenceReplay, state):
@@ -416,7 +452,8 @@ def restore(self:SequenceReplay, state):
         self._accept(spec_dtype(state['dtype']))
         saved = {k: v.numpy().copy() for k,v in state['table'].items()}
         self.table = t = Table(len(saved['first']), saved['hidden'].shape[1])
-        t.first,t.steps,t.drawn,t.hidden,t.free = saved['first'],saved['steps'],saved['drawn'],saved['hidden'],saved['free'].tolist()
+        t.first,t.steps,t.drawn,t.hidden,t.idle = saved['first'],saved['steps'],saved['drawn'],saved['hidden'],len(saved['free'])
+        t.free[:t.idle] = saved['free']
         t.tree.update(np.arange(len(t.first)), saved['priorities'])
     self.memory.load_state_dict(state['memory'])
     for a in _ARRAYS: setattr(self, a, state['follow'][a].numpy().copy())
