@@ -6,6 +6,7 @@ from gymnasium import spaces
 from hypothesis import given, strategies as st
 from scipy.stats import chi2
 
+import fastrl_replay.all   # noqa: F401 (registers the chained methods)
 from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, extend_dtype, step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.losses import mixed_priority
