@@ -437,7 +437,7 @@ def test_the_shape_of_a_batch(batch):
     assert batch.hidden.tolist() == [[2*s - 2., 2*s - 1.] if e == 1 else [50., 50.] for s, e in zip(batch.step_n[:, 0].tolist(), batch.episode_n[:, 0].tolist())]
     assert {'index', 'weight', 'hidden', 'mask', 'reward', 'train', 'burn_in'} <= set(dir(batch))
     assert set(batch.asdict()) == {*batch.dtype.names, 'index', 'weight', 'hidden'} and batch.asdict()['weight'].shape == (4,)
-    assert 'Steps [4, 5]' in repr(batch) and 'weight' in repr(batch) and 'hidden' in repr(batch) and batch._repr_html_()
+    assert 'Sequences [4, 5]' in repr(batch) and 'weight' in repr(batch) and 'hidden' in repr(batch) and batch._repr_html_()
     for wrong in 'indx', 'rewrd', 'wieght':
         with pytest.raises(AttributeError, match='no column'): getattr(batch, wrong)
         with pytest.raises(KeyError, match='no column'): batch[wrong]

@@ -140,7 +140,7 @@ def _darts(seed, count, total, stratified, darts):
         x = np.float64(random_bits(seed, count + i) >> _u(11))*2.**-53
         darts[_u(i)] = (x + i)*(total/n) if stratified else x*total
 
-# %% ../../nbs/33_samplers.ipynb #1852c573
+# %% ../../nbs/33_samplers.ipynb #46f0c80c
 class _Prioritized:
     "Keys with priorities: which there are, what new ones get, how to go on"
     def __init__(self, capacity, tree, alpha, eps, seed, stratified, ever):
@@ -159,7 +159,7 @@ class _Prioritized:
     ):
         "Keys that came and went"
         gone,left = self.first,self.end
-        first,end,oldest = int(first),int(end),int(max(oldest, gone if left > gone else first, end - self.capacity))   # numpy's can't be saved
+        first,end,oldest = int(first),int(end),int(max(oldest, gone if left > gone else first, end - self.capacity))   # Python integers: numpy's can't go into a checkpoint
         come = max(first, oldest)
         if p is not None and not (len(p) == end-first and (p <= LARGEST).all() and (p >= 0).all()): raise ValueError(problem(type(self).__name__,
             'priorities of new keys', f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}',
@@ -177,7 +177,7 @@ class _Prioritized:
         slots,p = np.empty(len(keys), np.int64),np.empty(len(keys))
         bad = _as_slots(keys, td, self.first, self.end, self.capacity, self.eps, slots, p)
         if bad < -1: raise StaleKey(problem(type(self).__name__, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}'))
-        if bad < 0: bad = self._set(slots, self._kept(p))
+        if bad < 0: bad = self._set(slots, self._in_tree(p))
         if bad >= 0: self._refuse(bad, td)
 
     def priorities(self,
@@ -185,7 +185,7 @@ class _Prioritized:
     )->np.ndarray: # what `added` takes
         "What TD errors are worth; an error where one isn't finite"
         td = np.asarray(td, np.float64)
-        p = self._kept(np.abs(td) + self.eps)
+        p = self._in_tree(np.abs(td) + self.eps)
         bad = ~(p <= LARGEST) | ~np.isfinite(td)
         if bad.any(): self._refuse(int(bad.argmax()), td)
         return p
@@ -220,7 +220,7 @@ def load_state_dict(self:_Prioritized, state:dict):
     self.first = self.end = 0
     self.added(state['first'], state['end'], state['first'], state['priorities'].numpy())
 
-# %% ../../nbs/33_samplers.ipynb #8b740b6b
+# %% ../../nbs/33_samplers.ipynb #bf79a706
 @njit
 def _draw_proportional(nodes, starts, seed, count, stratified, first, end, capacity, keys, p):
     "Keys and their probabilities"
@@ -258,7 +258,7 @@ class Proportional(_Prioritized):
         super().__init__(capacity, SumTree(capacity, least), alpha, eps, seed, stratified, ever)
 
     def _new_tree(self): self.tree = SumTree(self.capacity, self._least)
-    def _kept(self, p): return p if self.alpha == 1 else np.power(p, self.alpha, out=p)
+    def _in_tree(self, p): return p if self.alpha == 1 else np.power(p, self.alpha, out=p)
 
     def _roll(self, gone, oldest, first, end, p):
         t = self.tree
@@ -287,10 +287,10 @@ class Proportional(_Prioritized):
 
     least = property(lambda self: self.tree.smallest/self.tree.total if self.tree.total else 1/max(len(self), 1), doc='The smallest probability of a key that can be drawn')
 
-# %% ../../nbs/33_samplers.ipynb #46033765
+# %% ../../nbs/33_samplers.ipynb #b7068e6d
 @njit
 def _ranks(ends, n, darts, ranks):
-    "The rank, from 1, in whose piece of the running sum each dart sticks, and its piece's end before it"
+    "The rank, from 1, in whose piece of the running sum each dart sticks"
     ranks[:] = 0
     while n > 1:
         half = n >> 1
@@ -312,7 +312,7 @@ class Ranked(_Prioritized):
         self._ends = np.empty(0)
 
     def _new_tree(self): self.tree = RankTree(self.capacity)
-    def _kept(self, p): return p
+    def _in_tree(self, p): return p
 
     def _roll(self, gone, oldest, first, end, p):
         t = self.tree

@@ -14,7 +14,7 @@ from ..memory.samplers import Proportional, Ranked
 from ..pipe import stage
 from .experience import ExperienceReplay, checked_number
 
-# %% ../../nbs/41_prioritized.ipynb #03bdab1b
+# %% ../../nbs/41_prioritized.ipynb #ec0a83d2
 def _near(name, names): return next((f'did you mean {n!r}?' for n in difflib.get_close_matches(str(name), names, 1)), None)
 
 @stage('prioritized_replay')
@@ -25,7 +25,7 @@ class PrioritizedReplay(ExperienceReplay):
         bs:int=1, # rows in a batch
         max_sz:int=100, # rows in memory
         kind:str='proportional', # or 'rank'
-        alpha:float=.6, # how much priorities count: 0 is uniform
+        alpha:float=.6, # how much priorities count: 0 is uniform; the paper has .7 for 'rank'
         beta=.4, # how far weights correct for it, up to 1; a number, or a function of the batches drawn so far
         eps:float=1e-6, # added to |TD error|
         initial:str='largest', # priority of new rows: the 'largest' present, the largest 'ever', or the column of their TD errors
@@ -52,7 +52,7 @@ class PrioritizedReplay(ExperienceReplay):
             ever=self.initial=='ever')
         return Ranked(**common) if self.kind == 'rank' else Proportional(**common, least=self.scale=='memory')
 
-# %% ../../nbs/41_prioritized.ipynb #693d717e
+# %% ../../nbs/41_prioritized.ipynb #e541b3b8
 @njit
 def _over_least(p, least):
     "Probabilities in units of `least`, or of the smallest in the batch where that is negative"
@@ -74,7 +74,7 @@ def sample(self:PrioritizedReplay,
     bs:int=None, # rows in this batch; None: the stage's `bs`
 )->Steps: # the batch; with `return_idxs` also the places of its rows in `memory`
     "Draw a batch by priority, with weights"
-    self._beta = self._beta_now()   # before anything is drawn
+    self._beta = self.beta if type(self.beta) is float else self._beta_now()   # before anything is drawn
     return ExperienceReplay.sample(self, bs)
 
 # %% ../../nbs/41_prioritized.ipynb #8c9b95a1

@@ -117,7 +117,7 @@ def _both(name):
     return f
 Sequences.to,Sequences.pin_memory,Sequences.copy = (_both(name) for name in ('to','pin_memory','copy'))
 
-# %% ../../nbs/42_sequences.ipynb #e07a97c2
+# %% ../../nbs/42_sequences.ipynb #c76bc72f
 @patch
 def update_priorities(self:Sequences,
     td, # TD errors of the steps to learn from, [B, length - burn_in]
@@ -142,7 +142,7 @@ Sequences.__hash__,Sequences.__array_eq__ = None,Sequences.__eq__
 def __reduce__(self:Sequences): return Sequences, (self.to('cpu').rows, self._each.to('cpu'), self._split)
 
 @patch
-def __repr__(self:Sequences): return f'{Steps.__repr__(self)}\nand for each sequence: {self._each!r}'
+def __repr__(self:Sequences): return f'Sequences{Steps.__repr__(self)[len("Steps"):]}\nand for each of them: {self._each!r}'
 
 @patch
 def __dir__(self:Sequences): return [*Steps.__dir__(self), *self._each.dtype.names]
@@ -225,7 +225,7 @@ class SequenceReplay(ExperienceReplay):
 
     def __len__(self): return 0 if self.table is None else len(self.table)
 
-# %% ../../nbs/42_sequences.ipynb #42f524a1
+# %% ../../nbs/42_sequences.ipynb #bbb6d715
 @patch
 def _new_sampler(self:SequenceReplay): "Sequences are drawn from the table's tree"
 
@@ -242,7 +242,7 @@ def _forget(self:SequenceReplay):
     self._lanes,self._recent,self._hiddens,self._progress,self._episode = _lanes_for(np.empty(0, np.int32), 0, self.length, 0)
 
 def _lanes_for(lanes, envs, length, hidden_size):
-    "What is known of the last steps of each environment"
+    "Lanes, and empty records for `envs` of them"
     return lanes,np.full((envs,length), -1),np.zeros((envs,length,hidden_size), np.uint8),np.zeros(envs, np.int64),np.zeros(envs, np.int32)
 
 @patch
@@ -255,8 +255,8 @@ def _with_room(self:SequenceReplay, ids):
     lanes[:len(now[0])] = now[0]
     new = [e for e in dict.fromkeys(ids.tolist()) if lanes[e] < 0]
     lanes[new] = range(used, used+len(new))
-    room = used + len(new) if used + len(new) > len(now[1]) else len(now[1])
-    more = _lanes_for(lanes, max(room, 2*len(now[1]) if room > len(now[1]) > 0 else room), self.length, now[2].shape[2])
+    need,have = used + len(new),len(now[1])
+    more = _lanes_for(lanes, max(need, 2*have) if need > have else have, self.length, now[2].shape[2])
     for a,b in zip(more[1:], now[1:]): a[:len(b)] = b
     return more
 
