@@ -619,6 +619,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                             'fastrl_replay/replay/sequences.py'),
                                                 'fastrl_replay.replay.sequences.SequenceReplay._accept': ( 'sequences.html#sequencereplay._accept',
                                                                                                            'fastrl_replay/replay/sequences.py'),
+                                                'fastrl_replay.replay.sequences.SequenceReplay._compare': ( 'sequences.html#sequencereplay._compare',
+                                                                                                            'fastrl_replay/replay/sequences.py'),
                                                 'fastrl_replay.replay.sequences.SequenceReplay._complete': ( 'sequences.html#sequencereplay._complete',
                                                                                                              'fastrl_replay/replay/sequences.py'),
                                                 'fastrl_replay.replay.sequences.SequenceReplay._forget': ( 'sequences.html#sequencereplay._forget',

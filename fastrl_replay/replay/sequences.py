@@ -225,7 +225,7 @@ class SequenceReplay(ExperienceReplay):
 
     def __len__(self): return 0 if self.table is None else len(self.table)
 
-# %% ../../nbs/42_sequences.ipynb #bbb6d715
+# %% ../../nbs/42_sequences.ipynb #0f5fbf5a
 @patch
 def _new_sampler(self:SequenceReplay): "Sequences are drawn from the table's tree"
 
@@ -238,7 +238,7 @@ def _fresh(self:SequenceReplay):
 @patch
 def _forget(self:SequenceReplay):
     "As before the first block"
-    self.table = self._dtype = self._hidden = self._row = None
+    self.table = self._dtype = self._hidden = self._row = self._known = None   # _known: the very dtype of the last block
     self._lanes,self._recent,self._hiddens,self._progress,self._episode = _lanes_for(np.empty(0, np.int32), 0, self.length, 0)
 
 def _lanes_for(lanes, envs, length, hidden_size):
@@ -263,7 +263,7 @@ def _with_room(self:SequenceReplay, ids):
 @patch
 def _ready(self:SequenceReplay)->bool: return len(self) >= self.bs and self.memory.inserted >= (self.warmup or 0)
 
-# %% ../../nbs/42_sequences.ipynb #d6559469
+# %% ../../nbs/42_sequences.ipynb #7afd3a02
 @patch
 def _accept(self:SequenceReplay, dtype):
     "Take a block's columns for the memory's"
@@ -286,6 +286,16 @@ def _accept(self:SequenceReplay, dtype):
     self.table = Table(self.max_sz//(self.length - self.overlap) + 16, size)
 
 @patch
+def _compare(self:SequenceReplay, dtype):
+    "The first block's columns are the memory's; others are refused"
+    try: dtype = plain_dtype(dtype)
+    except ValueError: raise BlockError(problem('SequenceReplay', 'rows', 'a packed dtype', 'an aligned one',
+        'np.dtype(..., align=True), or step_dtype')) from None
+    if self._dtype is None: self._accept(dtype)
+    if dtype != self._dtype: raise BlockError(problem('SequenceReplay', 'a block with other columns than the rows that are here',
+        ', '.join(dtype.names), ', '.join(self._dtype.names), 'use one memory for each kind of row'))
+
+@patch
 def _split_off(self:SequenceReplay, steps):
     "The rows without their recurrent states; an error where these are no numbers"
     if self._hidden is None: return steps
@@ -296,7 +306,7 @@ def _split_off(self:SequenceReplay, steps):
     for n in self._row.names: rows[n] = steps.rows[n]
     return Steps(rows)
 
-# %% ../../nbs/42_sequences.ipynb #09851672
+# %% ../../nbs/42_sequences.ipynb #ec8c2e56
 @patch
 def add(self:SequenceReplay,
     steps:Steps, # a block of rows, or one row
@@ -305,13 +315,8 @@ def add(self:SequenceReplay,
     if not isinstance(steps, Steps): raise TypeError(problem('SequenceReplay', 'what is added', type(steps).__name__, 'Steps',
         'Steps(rows) with rows from step_dtype'))
     m,new = self.memory,self._dtype is None
-    try: dtype = plain_dtype(steps.dtype)
-    except ValueError: raise BlockError(problem('SequenceReplay', 'rows', 'a packed dtype', 'an aligned one', 'np.dtype(..., align=True), or step_dtype')) from None
     try:
-        if new: self._accept(dtype)
-        if dtype != self._dtype: raise BlockError(problem('SequenceReplay',
-            'a block with other columns than the rows that are here',
-            ', '.join(steps.dtype.names), ', '.join(self._dtype.names), 'use one memory for each kind of row'))
+        if steps.dtype is not self._known: self._compare(steps.dtype)
         first,oldest = m.inserted,m.oldest
         going = np.arange(oldest, min(first, max(oldest, first + len(steps) - self.max_sz))) % self.max_sz
         lost = m._drawn[going] if len(going) else going
@@ -321,7 +326,7 @@ def add(self:SequenceReplay,
     except Exception:
         if new: self._forget()
         raise
-    self._lanes,self._recent,self._hiddens,self._progress,self._episode = room
+    self._known,(self._lanes,self._recent,self._hiddens,self._progress,self._episode) = steps.dtype,room
     if len(lost) and lost.any(): self.table.drop(lost[lost > 0] - 1)
     self._complete(rows, first)
     return keys
