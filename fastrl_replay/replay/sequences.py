@@ -188,11 +188,12 @@ class Table:
         more = len(self.first) - n
         self.free[more:more+old[6]],self.idle = old[5][:old[6]],more + old[6]   # new places below the old ones
 
-# %% ../../nbs/42_sequences.ipynb #17eeace9
+# %% ../../nbs/42_sequences.ipynb #49720f71
 @stage('sequence_replay')
 class SequenceReplay(ExperienceReplay):
     "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
-    unit,_buffers = 'sequences',('memory','table','_batches','_lanes','_recent','_hiddens','_progress','_episode')
+    unit = 'sequences'
+    _buffers = 'memory','table','_batches','_lanes','_recent','_hiddens','_progress','_episode','_dtype','_hidden','_row','_known','_plan','_each_dtype'
     def __init__(self,
         source=None, # a pipe of Steps; empty or None where rows are added by hand
         bs:int=1, # sequences in a batch
