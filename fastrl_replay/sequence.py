@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['SequenceChunker']
 
-# %% ../nbs/21_sequence.ipynb #c60d47e3
+# %% ../nbs/21_sequence.ipynb #bb5cdbbf
 import difflib
 from collections import deque
 import numpy as np, torch
 from fastcore.basics import patch
-from .core import BlockError, Steps, dtype_spec, extend_dtype, memmove, njit, plain_dtype, problem, spec_dtype
+from .core import EPISODE, BlockError, Steps, dtype_spec, extend_dtype, memmove, njit, plain_dtype, problem, row_places, spec_dtype
 from .pipe import Pipe, stage
 
 # %% ../nbs/21_sequence.ipynb #f3bfdf47
@@ -31,21 +31,16 @@ def _tail_start(p, length, stride, tail):
     if p < length: return 0
     return p - length if tail == _SHIFT else p - unseen - (length - stride)
 
-# %% ../nbs/21_sequence.ipynb #a910cb7a
-_PLACES = dict(env_id='i4', episode_n='i4', step_n='i4', terminated='?', truncated='?')
-
+# %% ../nbs/21_sequence.ipynb #4a264127
 def _places(dtype:np.dtype)->list: # itemsize, and the offsets of the columns; -1: no `n`
     "Where the kernel finds what says to which episode a row belongs"
     def refuse(n, got, expected, remedy): raise BlockError(problem('SequenceChunker', f'column {n!r}', got, expected, remedy))
-    if dtype.hasobject: raise BlockError(problem('SequenceChunker', 'rows', dtype, 'plain numbers, no Python objects'))
-    for n,kind in _PLACES.items():
-        got = dtype[n] if n in dtype.names else 'no such column'
-        if got != np.dtype(kind): refuse(n, got, np.dtype(kind), 'build rows with step_dtype')
+    dtype,places = row_places('SequenceChunker', dtype, EPISODE)
     if 'mask' in dtype.names: refuse('mask', 'one that is there already', 'none',
         'a chunker adds it: one is enough, and it takes steps, not sequences')
     if 'n' in dtype.names and dtype['n'] not in (np.int32, np.int64):
         refuse('n', dtype['n'], 'int32 or int64, the steps that an n-step row spans', 'rename a column that means something else')
-    return [dtype.itemsize, *(dtype.fields[n][1] for n in _PLACES), dtype.fields['n'][1] if 'n' in dtype.names else -1]
+    return [dtype.itemsize, *places, dtype.fields['n'][1] if 'n' in dtype.names else -1]
 
 # %% ../nbs/21_sequence.ipynb #948a8bc2
 @njit
@@ -161,7 +156,7 @@ def _sequence(self:SequenceChunker, lane, first, end):
     _cut(self._ring, out, lane, first, end, self.length, self._plan[0], dtype.itemsize, dtype.fields['mask'][1])
     return Steps(np.ndarray(self.length, dtype, out))
 
-# %% ../nbs/21_sequence.ipynb #17fe7257
+# %% ../nbs/21_sequence.ipynb #ad5fe5dd
 @patch
 def _flat(self:SequenceChunker, rows):
     if rows.ndim > 1: raise BlockError(problem(type(self).__name__, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
@@ -171,10 +166,7 @@ def _flat(self:SequenceChunker, rows):
 @patch
 def _accept(self:SequenceChunker, rows):
     "The first block's columns are those of all blocks"
-    places = _places(rows.dtype)
-    try: dtype = plain_dtype(rows.dtype)
-    except ValueError: raise BlockError(problem(type(self).__name__, 'rows', 'a packed dtype', 'an aligned one',
-        'np.dtype(..., align=True), or step_dtype')) from None
+    places,dtype = _places(rows.dtype),plain_dtype(rows.dtype)
     if self._row is None: self._reserve(dtype, places)
     elif dtype != self._row:
         new,old = ({n: str(d[n]) for n in d.names} for d in (dtype, self._row))
@@ -183,6 +175,7 @@ def _accept(self:SequenceChunker, rows):
             remedy='use one chunker for each kind of row'))
     self._known = rows.dtype
 
+# %% ../nbs/21_sequence.ipynb #e33c6678
 @patch
 def _reserve(self:SequenceChunker, dtype, places):
     self._plan = np.array([*places, self.length, self.length - self.overlap, _TAILS.index(self.tail)])

@@ -359,16 +359,26 @@ def test_columns_that_are_not_contiguous_and_rows_nobody_may_write():
 
 # ---- memory ----
 
-@pytest.mark.parametrize('length,overlap,lasts', [(80, 40, 10**9), (80, 40, 200), (80, 40, 20), (40, 20, 100), (80, 40, 9), (80, 40, 1)])
-def test_memory_beside_the_uniform_replay(length, overlap, lasts):
-    "For one and the same stream at most 1.05 × the uniform replay's; where episodes are much shorter than sequences, at most 30 bytes and a quarter for each episode"
+def both_memories(length, overlap, lasts):
+    "Bytes of a sequence replay and of a uniform one after the same 50,000 rows, in episodes of `lasts` steps"
     rows = numbered(50_000)
     rows.rows['episode_n'], rows.rows['step_n'] = np.arange(50_000)//lasts + 1, np.arange(50_000) % lasts + 1
     rows.rows['terminated'] = rows.rows['step_n'] == lasts
     ours, uniform = SequenceReplay(max_sz=50_000, length=length, overlap=overlap, burn_in=0), ExperienceReplay(max_sz=50_000)
     for r in ours, uniform: [r.add(rows[i:i+5000]) for i in range(0, 50_000, 5000)]
-    arrays = sum(a.nbytes for a in vars(ours).values() if isinstance(a, np.ndarray))
-    assert ours.memory.nbytes + ours.table.nbytes + arrays <= max(1.05*uniform.memory.nbytes, uniform.memory.nbytes + 1.25*32*50_000/lasts + 10_000)
+    return ours.memory.nbytes + ours.table.nbytes + sum(a.nbytes for a in vars(ours).values() if isinstance(a, np.ndarray)), uniform.memory.nbytes
+
+@pytest.mark.parametrize('length,overlap,lasts', [(80, 40, 10**9), (80, 40, 200), (80, 40, 20), (40, 20, 100)])
+def test_memory_beside_the_uniform_replay(length, overlap, lasts):
+    "For one and the same stream at most 1.05 × the uniform replay's"
+    ours, uniform = both_memories(length, overlap, lasts)
+    assert ours <= 1.05*uniform
+
+@pytest.mark.parametrize('lasts', [9, 1])
+def test_memory_of_very_short_episodes(lasts):
+    "Each episode is a sequence, and has a priority of its own: 32 bytes at most, and up to a quarter of them in reserve"
+    ours, uniform = both_memories(80, 40, lasts)
+    assert ours <= uniform + 1.25*32*50_000/lasts + 10_000
 
 def test_memory_where_numbers_of_environments_are_large():
     "What a number that is not used costs: as in the timeline, 8 bytes, and not 8·length; a block whose environments find no room would have entered the memory already"

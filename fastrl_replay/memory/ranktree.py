@@ -27,7 +27,7 @@ def _shelves(capacity)->tuple: # the arrays, in the order in which the kernels t
         np.zeros(starts[-1], np.int32), starts,                   # how many stand in each slot; in each 16, 256, …
         np.full(capacity, -1, np.int32), np.zeros(capacity, np.int64))   # the shelf of each index (-1: none), and its age
 
-# %% ../../nbs/32_ranktree.ipynb #be529ded
+# %% ../../nbs/32_ranktree.ipynb #cdc6eaa6
 _u = np.uint64   # unsigned places spare the kernel a test for negative ones
 
 @njit
@@ -57,12 +57,13 @@ def _place_on(prio, who, ages, first, n, p, age):
         else: high = mid
     return low
 
+# %% ../../nbs/32_ranktree.ipynb #92087f82
 @njit
 def _count(counts, starts, slot, by):
     "There are `by` more in this slot, in its sixteen, …"
     for level in range(len(starts)-1): counts[_u(starts[level] + slot)],slot = counts[_u(starts[level] + slot)] + by,slot >> 4
 
-# %% ../../nbs/32_ranktree.ipynb #1304e060
+# %% ../../nbs/32_ranktree.ipynb #b509c9b1
 @njit
 def _move(tree, source, k, slot):
     "Move all from place `k` of the shelf in slot `source` on to the end of that in `slot`"
@@ -82,6 +83,7 @@ def _merge(tree, slot, after):
         last = after+1 == len(slots)
         labels[s],label_ages[s] = -np.inf if last else labels[after+1],2**62 if last else label_ages[after+1]
 
+# %% ../../nbs/32_ranktree.ipynb #a7bdf5a1
 @njit
 def _thin(tree, slot):
     "Look for a thin neighbour among the sixteen slots of the line"
@@ -92,6 +94,7 @@ def _thin(tree, slot):
     if after >> 4 == line and counts[slot] + counts[after] <= TOGETHER: _merge(tree, slot, after)
     elif before >> 4 == line and counts[before] + counts[slot] <= TOGETHER: _merge(tree, before, slot)
 
+# %% ../../nbs/32_ranktree.ipynb #607cc74e
 @njit
 def _take(tree, idx):
     "Take indices off their shelves; what is on none is left alone"
@@ -110,7 +113,7 @@ def _take(tree, idx):
         _count(counts, starts, slot, -1)
         if n <= TOGETHER//2: _thin(tree, slot)
 
-# %% ../../nbs/32_ranktree.ipynb #5ee1686d
+# %% ../../nbs/32_ranktree.ipynb #8c7ead6c
 @njit
 def _spread(tree, slot):
     "Spread the shelves of the smallest neighbourhood of a slot that is not crowded"
@@ -133,6 +136,7 @@ def _spread(tree, slot):
         else: kept[n,0],kept[n,1],kept[n,2],p[n],before,n = slots[s],label_ages[s],counts[s],labels[s],s,n+1
     _arrange(tree, first, end, kept[:n], p)
 
+# %% ../../nbs/32_ranktree.ipynb #6591bf25
 @njit
 def _arrange(tree, first, end, kept, p):
     "Put shelves into the slots from `first` to `end`, evenly; label the slots and count them anew"
@@ -152,7 +156,7 @@ def _arrange(tree, first, end, kept, p):
         first,end = first >> 4,((end-1) >> 4) + 1
         for s in range(first, end): counts[starts[level] + s] = counts[starts[level-1] + s*16:starts[level-1] + s*16+16].sum()
 
-# %% ../../nbs/32_ranktree.ipynb #ff7ffde3
+# %% ../../nbs/32_ranktree.ipynb #d3dd3179
 @njit
 def _room(tree, slot, p, age):
     "Make room for (p, age) in a full slot; the slot to put it into"
@@ -170,6 +174,7 @@ def _room(tree, slot, p, age):
         labels[slot+1],label_ages[slot+1] = prio[new*SHELF],ages[who[new*SHELF]]
     return _slot_for(labels, label_ages, p, age)
 
+# %% ../../nbs/32_ranktree.ipynb #def49464
 @njit
 def _put(tree, idx, priority, slots_for):
     "Put indices where they belong; `slots_for` says where that was before the first of them was put"
@@ -190,7 +195,7 @@ def _put(tree, idx, priority, slots_for):
         prio[_u(at)],who[_u(at)],where[x] = p,idx[_u(i)],shelf
         _count(counts, starts, slot, 1)
 
-# %% ../../nbs/32_ranktree.ipynb #834f3507
+# %% ../../nbs/32_ranktree.ipynb #510bcb78
 @njit
 def _touch(tree, shelves):
     "Bring shelves into the cache, all at a time"
@@ -201,6 +206,7 @@ def _touch(tree, shelves):
         for line in range(8): t += prio[_u(at + 8*line)]
     return t
 
+# %% ../../nbs/32_ranktree.ipynb #0564ed8c
 @njit
 def _update(tree, idx, priority, age):
     "Set priorities; new indices get `age` and the numbers after it; the next age, and a number that means nothing"
@@ -224,7 +230,7 @@ def _update(tree, idx, priority, age):
     _put(tree, idx, priority, slot)
     return age,touched
 
-# %% ../../nbs/32_ranktree.ipynb #3cf0f48e
+# %% ../../nbs/32_ranktree.ipynb #82ee083f
 @njit
 def _rank(tree, idx, rank):
     "The ranks of indices"
@@ -247,6 +253,7 @@ def _priority(tree, idx, priority):
         while who[at] != idx[i]: at += 1
         priority[i] = prio[at]
 
+# %% ../../nbs/32_ranktree.ipynb #4a88b4f2
 @njit
 def _select(tree, rank, idx):
     "Who has these ranks"

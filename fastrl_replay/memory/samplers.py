@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['random_bits', 'random_seed', 'Uniform', 'check_sampler', 'draw_places', 'Proportional', 'Ranked']
 
-# %% ../../nbs/33_samplers.ipynb #c66e6bc3
+# %% ../../nbs/33_samplers.ipynb #818c76d3
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import NotEnoughRows, StaleKey, njit, problem
 from . import ranktree, sumtree
 from .ranktree import RankTree
-from .sumtree import LARGEST, SumTree, _find as sumtree_find
+from .sumtree import LARGEST, SumTree
 
 # %% ../../nbs/33_samplers.ipynb #ae3990bb
 _STEP,_MIX1,_MIX2 = (np.uint64(x) for x in (0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb))
@@ -140,7 +140,7 @@ def _darts(seed, count, total, stratified, darts):
         x = np.float64(random_bits(seed, count + i) >> _u(11))*2.**-53
         darts[_u(i)] = (x + i)*(total/n) if stratified else x*total
 
-# %% ../../nbs/33_samplers.ipynb #46f0c80c
+# %% ../../nbs/33_samplers.ipynb #b9c21ce4
 class _Prioritized:
     "Keys with priorities: which there are, what new ones get, how to go on"
     def __init__(self, capacity, tree, alpha, eps, seed, stratified, ever):
@@ -151,49 +151,56 @@ class _Prioritized:
 
     def __len__(self): return self.end - self.first
 
-    def added(self,
-        first:int, # of the new keys
-        end:int, # behind the last of them
-        oldest:int=0, # keys before this one are gone
-        p:np.ndarray=None, # what the new keys get; None: the largest priority
-    ):
-        "Keys that came and went"
-        gone,left = self.first,self.end
-        first,end,oldest = int(first),int(end),int(max(oldest, gone if left > gone else first, end - self.capacity))   # Python integers: numpy's can't go into a checkpoint
-        come = max(first, oldest)
-        if p is not None and not (len(p) == end-first and (p <= LARGEST).all() and (p >= 0).all()): raise ValueError(problem(type(self).__name__,
-            'priorities of new keys', f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}',
-            f'{end-first} numbers, from 0 to {LARGEST:g}'))
-        self._roll(gone, min(oldest, left), come, end, self.largest_ever if self.ever else -1.)
-        self.first,self.end = oldest,end
-        if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
+# %% ../../nbs/33_samplers.ipynb #d8b657dd
+@patch
+def added(self:_Prioritized,
+    first:int, # of the new keys
+    end:int, # behind the last of them
+    oldest:int=0, # keys before this one are gone
+    p:np.ndarray=None, # what the new keys get; None: the largest priority
+):
+    "Keys that came and went"
+    gone,left = self.first,self.end
+    first,end,oldest = int(first),int(end),int(max(oldest, gone if left > gone else first, end - self.capacity))   # Python integers: numpy's can't go into a checkpoint
+    come = max(first, oldest)
+    if p is not None and not (len(p) == end-first and (p <= LARGEST).all() and (p >= 0).all()): raise ValueError(problem(type(self).__name__,
+        'priorities of new keys', f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}',
+        f'{end-first} numbers, from 0 to {LARGEST:g}'))
+    self._roll(gone, min(oldest, left), come, end, self.largest_ever if self.ever else -1.)
+    self.first,self.end = oldest,end
+    if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
 
-    def update(self,
-        keys:np.ndarray, # int64, all of them present
-        td:np.ndarray, # float64
-    ):
-        "What the learner found out; where a key comes twice, the last one counts"
-        if len(td) != len(keys): raise ValueError(problem(type(self).__name__, 'TD errors', len(td), f'{len(keys)}, one for each key'))
-        slots,p = np.empty(len(keys), np.int64),np.empty(len(keys))
-        bad = _as_slots(keys, td, self.first, self.end, self.capacity, self.eps, slots, p)
-        if bad < -1: raise StaleKey(problem(type(self).__name__, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}'))
-        if bad < 0: bad = self._set(slots, self._in_tree(p))
-        if bad >= 0: self._refuse(bad, td)
+# %% ../../nbs/33_samplers.ipynb #88ea0733
+@patch
+def update(self:_Prioritized,
+    keys:np.ndarray, # int64, all of them present
+    td:np.ndarray, # float64
+):
+    "What the learner found out; where a key comes twice, the last one counts"
+    if len(td) != len(keys): raise ValueError(problem(type(self).__name__, 'TD errors', len(td), f'{len(keys)}, one for each key'))
+    slots,p = np.empty(len(keys), np.int64),np.empty(len(keys))
+    bad = _as_slots(keys, td, self.first, self.end, self.capacity, self.eps, slots, p)
+    if bad < -1: raise StaleKey(problem(type(self).__name__, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}'))
+    if bad < 0: bad = self._set(slots, self._in_tree(p))
+    if bad >= 0: self._refuse(bad, td)
 
-    def priorities(self,
-        td, # TD errors
-    )->np.ndarray: # what `added` takes
-        "What TD errors are worth; an error where one isn't finite"
-        td = np.asarray(td, np.float64)
-        p = self._in_tree(np.abs(td) + self.eps)
-        bad = ~(p <= LARGEST) | ~np.isfinite(td)
-        if bad.any(): self._refuse(int(bad.argmax()), td)
-        return p
+# %% ../../nbs/33_samplers.ipynb #816723e4
+@patch
+def priorities(self:_Prioritized,
+    td, # TD errors
+)->np.ndarray: # what `added` takes
+    "What TD errors are worth; an error where one isn't finite"
+    td = np.asarray(td, np.float64)
+    p = self._in_tree(np.abs(td) + self.eps)
+    bad = ~(p <= LARGEST) | ~np.isfinite(td)
+    if bad.any(): self._refuse(int(bad.argmax()), td)
+    return p
 
-    def _refuse(self, i, td): raise ValueError(problem(type(self).__name__, f'TD error at place {i}', td[i],
-        f'a finite number, whose priority is at most {LARGEST:g}'))
+@patch
+def _refuse(self:_Prioritized, i, td): raise ValueError(problem(type(self).__name__, f'TD error at place {i}', td[i],
+    f'a finite number, whose priority is at most {LARGEST:g}'))
 
-# %% ../../nbs/33_samplers.ipynb #213cdae8
+# %% ../../nbs/33_samplers.ipynb #e9695025
 def _kind(sampler): return type(sampler).__name__ + (f' with alpha={float(sampler.alpha):g}' if hasattr(sampler, 'alpha') else '')
 
 def check_sampler(
@@ -205,6 +212,7 @@ def check_sampler(
         state['kind'], _kind(sampler),
         'build it as the saved one was built'))
 
+# %% ../../nbs/33_samplers.ipynb #b8eebf94
 @patch
 def state_dict(self:_Prioritized)->dict:
     "Counters, and the priorities in the order of the keys"
@@ -220,14 +228,14 @@ def load_state_dict(self:_Prioritized, state:dict):
     self.first = self.end = 0
     self.added(state['first'], state['end'], state['first'], state['priorities'].numpy())
 
-# %% ../../nbs/33_samplers.ipynb #bf79a706
+# %% ../../nbs/33_samplers.ipynb #4829dce2
 @njit
 def _draw_proportional(nodes, starts, seed, count, stratified, first, end, capacity, keys, p):
     "Keys and their probabilities"
     total = nodes[len(nodes)-1]
     _darts(seed, count, total if total > 0 else np.float64(end-first), stratified, p)
     if total > 0:
-        sumtree_find(nodes, starts, p, keys)
+        sumtree._find(nodes, starts, p, keys)
         _as_keys(keys, first, capacity)
         for i in range(len(p)): p[_u(i)] /= total
     else:
@@ -243,6 +251,7 @@ def draw_places(
     "Draw leaves of a tree, one from each equal part of its mass"
     _draw_proportional(tree._nodes, tree._starts, seed, count, True, 0, tree.capacity, tree.capacity, places, p)
 
+# %% ../../nbs/33_samplers.ipynb #1b88ef89
 class Proportional(_Prioritized):
     "A key is as likely as its priority (|td| + eps)**alpha"
     def __init__(self,
@@ -270,24 +279,27 @@ class Proportional(_Prioritized):
         if self.ever: self.largest_ever = max(self.largest_ever, t.largest)
         return bad
 
-    def sample(self,
-        n:int, # how many keys
-    )->tuple: # keys (int64), and the probability of each
-        "Draw `n` keys in proportion to their priorities"
-        if not len(self): raise NotEnoughRows(problem('Proportional', 'keys to draw', 0, 'at least 1'))
-        keys,p = np.empty(n, np.int64),np.empty(n)
-        _draw_proportional(self.tree._nodes, self.tree._starts, self._seed, self._count, self.stratified, self.first, self.end, self.capacity, keys, p)
-        self._count += int(n)
-        return keys,p
-
-    def probabilities(self)->np.ndarray:
-        "The probability of each key, oldest first"
-        total = self.tree.total
-        return self.tree[np.arange(self.first, self.end) % self.capacity]/total if total else np.full(len(self), 1/max(len(self), 1))
-
     least = property(lambda self: self.tree.smallest/self.tree.total if self.tree.total else 1/max(len(self), 1), doc='The smallest probability of a key that can be drawn')
 
-# %% ../../nbs/33_samplers.ipynb #b7068e6d
+# %% ../../nbs/33_samplers.ipynb #071a90f4
+@patch
+def sample(self:Proportional,
+    n:int, # how many keys
+)->tuple: # keys (int64), and the probability of each
+    "Draw `n` keys in proportion to their priorities"
+    if not len(self): raise NotEnoughRows(problem('Proportional', 'keys to draw', 0, 'at least 1'))
+    keys,p = np.empty(n, np.int64),np.empty(n)
+    _draw_proportional(self.tree._nodes, self.tree._starts, self._seed, self._count, self.stratified, self.first, self.end, self.capacity, keys, p)
+    self._count += int(n)
+    return keys,p
+
+@patch
+def probabilities(self:Proportional)->np.ndarray:
+    "The probability of each key, oldest first"
+    total = self.tree.total
+    return self.tree[np.arange(self.first, self.end) % self.capacity]/total if total else np.full(len(self), 1/max(len(self), 1))
+
+# %% ../../nbs/33_samplers.ipynb #96fd7784
 @njit
 def _ranks(ends, n, darts, ranks):
     "The rank, from 1, in whose piece of the running sum each dart sticks"
@@ -298,6 +310,7 @@ def _ranks(ends, n, darts, ranks):
         n -= half
     for i in range(len(ranks)): ranks[_u(i)] += 1
 
+# %% ../../nbs/33_samplers.ipynb #7f56ec9f
 class Ranked(_Prioritized):
     "A key is as likely as 1/rank**alpha, where the largest |td| has rank 1"
     def __init__(self,
@@ -330,24 +343,27 @@ class Ranked(_Prioritized):
         if len(self._ends) < len(self): self._ends = np.cumsum(np.arange(1., min(2*len(self), self.capacity)+1)**-self.alpha)
         return self._ends
 
-    def sample(self,
-        n:int, # how many keys
-    )->tuple: # keys (int64), and the probability of each
-        "Draw `n` keys by rank"
-        here = len(self)
-        if not here: raise NotEnoughRows(problem('Ranked', 'keys to draw', 0, 'at least 1'))
-        ends,darts,ranks,keys = self._masses(),np.empty(n),np.empty(n, np.int64),np.empty(n, np.int64)
-        total = ends[here-1]
-        _darts(self._seed, self._count, total, self.stratified, darts)
-        self._count += int(n)
-        _ranks(ends, here, darts, ranks)
-        ranktree._select(self.tree._tree, ranks, keys)
-        _as_keys(keys, self.first, self.capacity)
-        return keys,ranks**-float(self.alpha)/total
-
-    def probabilities(self)->np.ndarray:
-        "The probability of each key, oldest first"
-        if not len(self): return np.empty(0)
-        return self.tree.rank(np.arange(self.first, self.end) % self.capacity)**-float(self.alpha)/self._masses()[len(self)-1]
-
     least = property(lambda self: len(self)**-float(self.alpha)/self._masses()[len(self)-1] if len(self) else 1., doc='The smallest probability of a key')
+
+# %% ../../nbs/33_samplers.ipynb #9ca6248c
+@patch
+def sample(self:Ranked,
+    n:int, # how many keys
+)->tuple: # keys (int64), and the probability of each
+    "Draw `n` keys by rank"
+    here = len(self)
+    if not here: raise NotEnoughRows(problem('Ranked', 'keys to draw', 0, 'at least 1'))
+    ends,darts,ranks,keys = self._masses(),np.empty(n),np.empty(n, np.int64),np.empty(n, np.int64)
+    total = ends[here-1]
+    _darts(self._seed, self._count, total, self.stratified, darts)
+    self._count += int(n)
+    _ranks(ends, here, darts, ranks)
+    ranktree._select(self.tree._tree, ranks, keys)
+    _as_keys(keys, self.first, self.capacity)
+    return keys,ranks**-float(self.alpha)/total
+
+@patch
+def probabilities(self:Ranked)->np.ndarray:
+    "The probability of each key, oldest first"
+    if not len(self): return np.empty(0)
+    return self.tree.rank(np.arange(self.first, self.end) % self.capacity)**-float(self.alpha)/self._masses()[len(self)-1]

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['aligned_empty', 'Timeline', 'as_keys', 'Batches']
 
-# %% ../../nbs/30_timeline.ipynb #05d5205f
+# %% ../../nbs/30_timeline.ipynb #6ab0d964
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import BlockError, StaleKey, Steps, dtype_spec, extend_dtype, leaves, memmove, njit, plain_dtype, problem, spec_dtype
+from ..core import EPISODE, BlockError, StaleKey, Steps, dtype_spec, extend_dtype, leaves, memmove, njit, problem, row_places, spec_dtype
 
 # %% ../../nbs/30_timeline.ipynb #498cbe14
 def aligned_empty(nbytes:int)->np.ndarray: # uint8
@@ -17,18 +17,12 @@ def aligned_empty(nbytes:int)->np.ndarray: # uint8
     start = -raw.ctypes.data % 64
     return raw[start:start+nbytes]
 
-# %% ../../nbs/30_timeline.ipynb #0e44c557
-_PLACES = dict(env_id='i4', episode_n='i4', step_n='i4', terminated='?', truncated='?')
-
+# %% ../../nbs/30_timeline.ipynb #503c1038
 def _places(dtype:np.dtype)->np.ndarray: # itemsize, the offsets of the five columns and of `n`, or -1
     "Where the kernel finds what says to which episode a row belongs"
-    if dtype.hasobject: raise BlockError(problem('Timeline', 'rows', dtype, 'plain numbers, no Python objects'))
-    for n,kind in _PLACES.items():
-        got = dtype[n] if n in dtype.names else 'no such column'
-        if got != np.dtype(kind): raise BlockError(problem('Timeline', f'column {n!r}', got, np.dtype(kind),
-            'build rows with step_dtype'))
+    dtype,places = row_places('Timeline', dtype, EPISODE)
     n_at = dtype.fields['n'][1] if 'n' in dtype.names and dtype['n'] == np.int32 else -1   # of n-step rows, all that reach the end are done
-    return np.array([dtype.itemsize, *(dtype.fields[n][1] for n in _PLACES), n_at])
+    return np.array([dtype.itemsize, *places, n_at])
 
 def _floats(dtype:np.dtype, offset:int=0): # (offset, how many, bytes of each) of all floats in a row
     "Where a row has floats"
@@ -127,14 +121,12 @@ def add(self:Timeline,
     self.inserted,self._settled = first + len(rows),True
     return np.arange(first, self.inserted)
 
-# %% ../../nbs/30_timeline.ipynb #1afbf617
+# %% ../../nbs/30_timeline.ipynb #0298f70c
 @patch
 def _accept(self:Timeline, rows):
     "The first block's columns are the memory's; others are refused"
     if self.dtype is not None and rows.dtype == self.dtype: self._known = rows.dtype; return
-    try: dtype = plain_dtype(rows.dtype) if not rows.dtype.hasobject else rows.dtype
-    except ValueError: raise BlockError(problem('Timeline', 'rows', 'a packed dtype', 'an aligned one',
-        'np.dtype(..., align=True), or step_dtype')) from None
+    dtype,_ = row_places('Timeline', rows.dtype, {})
     if self.dtype is None: self._reserve(dtype)
     elif dtype != self.dtype:
         new,old = ({n: str(d[n]) for n in d.names} for d in (dtype, self.dtype))

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['Sequences', 'Table', 'SequenceReplay']
 
-# %% ../../nbs/42_sequences.ipynb #000f7979
+# %% ../../nbs/42_sequences.ipynb #fd272f91
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import BlockError, NotEnoughRows, StaleKey, Steps, dtype_spec, leaves, njit, plain_dtype, problem, spec_dtype
+from ..core import EPISODE, BlockError, NotEnoughRows, StaleKey, Steps, dtype_spec, leaves, njit, problem, row_places, spec_dtype
 from ..memory.samplers import draw_places, random_seed
 from ..memory.sumtree import SumTree
 from ..memory.timeline import as_keys
@@ -226,7 +226,7 @@ class SequenceReplay(ExperienceReplay):
 
     def __len__(self): return 0 if self.table is None else len(self.table)
 
-# %% ../../nbs/42_sequences.ipynb #0f5fbf5a
+# %% ../../nbs/42_sequences.ipynb #38226ccb
 @patch
 def _new_sampler(self:SequenceReplay): "Sequences are drawn from the table's tree"
 
@@ -246,6 +246,7 @@ def _lanes_for(lanes, envs, length, hidden_size):
     "Lanes, and empty records for `envs` of them"
     return lanes,np.full((envs,length), -1),np.zeros((envs,length,hidden_size), np.uint8),np.zeros(envs, np.int64),np.zeros(envs, np.int32)
 
+# %% ../../nbs/42_sequences.ipynb #d15db835
 @patch
 def _with_room(self:SequenceReplay, ids):
     "What is known, with lanes for these environments as well"
@@ -264,7 +265,7 @@ def _with_room(self:SequenceReplay, ids):
 @patch
 def _ready(self:SequenceReplay)->bool: return len(self) >= self.bs and self.memory.inserted >= (self.warmup or 0)
 
-# %% ../../nbs/42_sequences.ipynb #7afd3a02
+# %% ../../nbs/42_sequences.ipynb #2c0fc3a9
 @patch
 def _accept(self:SequenceReplay, dtype):
     "Take a block's columns for the memory's"
@@ -273,12 +274,8 @@ def _accept(self:SequenceReplay, dtype):
             'rename it; a replay of sequences takes steps, not batches or sequences'))
     hidden = dtype['hidden'] if 'hidden' in dtype.names else None
     size = hidden.itemsize if hidden is not None and self.state == 'stored' else 0
-    names = dict(env_id='i4', episode_n='i4', step_n='i4', terminated='?', truncated='?')
-    for n,kind in names.items():
-        if n not in dtype.names or dtype[n] != np.dtype(kind): raise BlockError(problem('SequenceReplay', f'column {n!r}',
-            dtype[n] if n in dtype.names else 'no such column', np.dtype(kind), 'build rows with step_dtype'))
-    at = lambda n: dtype.fields[n][1]
-    self._plan = np.array([dtype.itemsize, *map(at, names), at('n') if 'n' in dtype.names and dtype['n'] == np.int32 else -1,
+    places,at = row_places('SequenceReplay', dtype, EPISODE)[1],lambda n: dtype.fields[n][1]
+    self._plan = np.array([dtype.itemsize, *places, at('n') if 'n' in dtype.names and dtype['n'] == np.int32 else -1,
         at('hidden') if size else 0, self.length - self.overlap])
     self._dtype,self._hidden = dtype,hidden
     self._row = np.dtype([(n, dtype[n]) for n in dtype.names if n != 'hidden'], align=True) if hidden is not None else dtype
@@ -286,12 +283,11 @@ def _accept(self:SequenceReplay, dtype):
     self._hiddens = np.zeros((0,self.length,size), np.uint8)
     self.table = Table(self.max_sz//(self.length - self.overlap) + 16, size)
 
+# %% ../../nbs/42_sequences.ipynb #9eaf5576
 @patch
 def _compare(self:SequenceReplay, dtype):
     "The first block's columns are the memory's; others are refused"
-    try: dtype = plain_dtype(dtype)
-    except ValueError: raise BlockError(problem('SequenceReplay', 'rows', 'a packed dtype', 'an aligned one',
-        'np.dtype(..., align=True), or step_dtype')) from None
+    dtype,_ = row_places('SequenceReplay', dtype, {})
     if self._dtype is None: self._accept(dtype)
     if dtype != self._dtype: raise BlockError(problem('SequenceReplay', 'a block with other columns than the rows that are here',
         ', '.join(dtype.names), ', '.join(self._dtype.names), 'use one memory for each kind of row'))
@@ -307,7 +303,7 @@ def _split_off(self:SequenceReplay, steps):
     for n in self._row.names: rows[n] = steps.rows[n]
     return Steps(rows)
 
-# %% ../../nbs/42_sequences.ipynb #ec8c2e56
+# %% ../../nbs/42_sequences.ipynb #1b9d615c
 @patch
 def add(self:SequenceReplay,
     steps:Steps, # a block of rows, or one row
@@ -332,6 +328,7 @@ def add(self:SequenceReplay,
     self._complete(rows, first)
     return keys
 
+# %% ../../nbs/42_sequences.ipynb #3e90ecdc
 @patch
 def _complete(self:SequenceReplay, rows, first):
     "Put the sequences that these rows complete into the table"
@@ -374,7 +371,7 @@ def sample(self:SequenceReplay,
     self.sampled += n
     return batch
 
-# %% ../../nbs/42_sequences.ipynb #30a6335e
+# %% ../../nbs/42_sequences.ipynb #d23c9f09
 @njit
 def _mix(td, steps, burn_in, eta, p):
     "Mixed errors of sequences; -1, or the place of the first error that is no number"
@@ -387,6 +384,7 @@ def _mix(td, steps, burn_in, eta, p):
         p[i] = eta*top + (1-eta)*total/n if n > 0 else 0.
     return -1
 
+# %% ../../nbs/42_sequences.ipynb #eff110d1
 @patch
 def update_priorities(self:SequenceReplay,
     keys, # of sequences that were drawn: their `index`
@@ -412,7 +410,7 @@ def update_priorities(self:SequenceReplay,
     if self.prioritized: self.table.tree.update(at, (p + self.eps)**self.alpha)   # a priority beyond measure is refused whole
     self.stale += int((~there).sum())
 
-# %% ../../nbs/42_sequences.ipynb #8a1e36f8
+# %% ../../nbs/42_sequences.ipynb #2289f846
 @patch
 def stats(self:SequenceReplay)->dict: # numbers by name
     "Counts of rows, sequences and batches; mean length, share of padding, effective sample size"
@@ -425,11 +423,12 @@ def stats(self:SequenceReplay)->dict: # numbers by name
         steps_mean=mean, padded=1 - mean/self.length if len(here) else 0., ess=float(total**2/(p**2).sum()) if total else 0.,
         never_drawn=float(never.mean()) if len(here) else 0., drawn_max=int(t.drawn.max()))
 
-_ARRAYS = '_lanes','_recent','_hiddens','_progress','_episode'
-
 @patch
 def __repr__(self:SequenceReplay): return f'{Pipe.__repr__(self)}  # {len(self.memory)} of {self.max_sz} rows, {len(self)} sequences'
 SequenceReplay.__str__ = SequenceReplay.__repr__
+
+# %% ../../nbs/42_sequences.ipynb #aece363c
+_ARRAYS = '_lanes','_recent','_hiddens','_progress','_episode'
 
 @patch
 def snapshot(self:SequenceReplay)->dict:
@@ -449,6 +448,7 @@ def check_state(self:SequenceReplay, state):
     if state['settings'] != self._settings(): raise ValueError(problem('SequenceReplay', 'a checkpoint of other settings',
         state['settings'], self._settings(), 'build it as the saved one was built'))
 
+# %% ../../nbs/42_sequences.ipynb #4ef4cd9a
 @patch
 def restore(self:SequenceReplay, state):
     self._fresh()
