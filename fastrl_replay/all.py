@@ -7,9 +7,11 @@ __all__ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey',
            'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage', 'ScriptedEnv', 'ScriptedVectorEnv',
            'check_contract', 'script', 'scripted_steps', 'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Timeline',
            'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay',
-           'SequenceReplay', 'Sequences', 'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale']
+           'SequenceReplay', 'Sequences', 'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
+           'Dueling', 'EpsGreedy', 'Flatten', 'Geometric', 'Linear', 'RecurrentNet', 'value_net', 'DQNLearner',
+           'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors']
 
-# %% ../nbs/99_all.ipynb #35863003
+# %% ../nbs/99_all.ipynb #6c6c196b
 from .core import ActionError, BlockError, EnvError, NotEnoughRows, StaleKey, Steps, step_dtype
 from .pipe import Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, stage
 from .testing import ScriptedEnv, ScriptedVectorEnv, check_contract, script, scripted_steps
@@ -24,10 +26,14 @@ from .replay.experience import ExperienceReplay
 from .replay.prioritized import PrioritizedReplay
 from .replay.sequences import SequenceReplay, Sequences
 from .losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
+from .policies import Dueling, EpsGreedy, Flatten, Geometric, Linear, RecurrentNet, value_net
+from .learners import DQNLearner, QLearner, QTable, R2D2Learner, discounts, dqn_errors, r2d2_errors
 
 _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype',
          'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage',
          'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
          'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform',
          'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences',
-         'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale']
+         'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
+         'Dueling', 'EpsGreedy', 'Flatten', 'Geometric', 'Linear', 'RecurrentNet', 'value_net',
+         'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors']

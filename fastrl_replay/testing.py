@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ScriptedEnv', 'script', 'ScriptedVectorEnv', 'scripted_steps', 'same', 'through_file', 'check_contract']
 
-# %% ../nbs/02_testing.ipynb #8b500b53
+# %% ../nbs/02_testing.ipynb #be948735
 import gc, inspect, io, pickle, weakref
 from itertools import islice
 from time import perf_counter
@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from .core import Steps, problem, step_dtype
-from .pipe import Items
+from .pipe import Items, above
 
 # %% ../nbs/02_testing.ipynb #e9006a6c
 class ScriptedEnv(gym.Env):
@@ -189,13 +189,16 @@ def _check_input(factory, blocks, holds):
     for _ in islice(a, 1000): pass
     assert watched.alive() <= holds, f'{a!r}: {watched.alive()} of {len(blocks)} blocks are still held when all have passed; at most {holds} may be'
 
-# %% ../nbs/02_testing.ipynb #9b626c42
+# %% ../nbs/02_testing.ipynb #bd06e172
 def _check_refuses(factory):
     a = factory(Items(['no block']))
     if a.takes_any_item: return
     try: list(a)
-    except TypeError as e: assert type(a).__name__ in str(e), f'{a!r}: its TypeError does not name it: {e}'
+    except TypeError as e: assert any(name in str(e) for name in _names(a)), f'{a!r}: its TypeError does not name it: {e}'
     else: raise AssertionError(f'{a!r}: took a str for a block of steps without a word')
+
+def _names(pipe): # of a chain, the first stage of which will be the one to complain
+    while pipe is not None: yield type(pipe).__name__; pipe = above(pipe)
 
 def _check_cheap(a):
     hooked = type(a).__iter__   # torch's hook is a wrapper
