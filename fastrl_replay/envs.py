@@ -612,7 +612,12 @@ def _begin_anew(self:_Crew, i, lane, saved):
         mine = np.arange(self.n)
         self._forget((mine >= self.starts[i]) & (mine < self.starts[i]+lane.n))
 
-# %% ../nbs/10_envs.ipynb #4fe119ac
+# %% ../nbs/10_envs.ipynb #a2b6656f
+@patch
+def saves_exactly(self:GymStepper)->bool:
+    "Could all environments be saved as they are now? The others begin a new episode when the pipe is restored"
+    return all(_save_env(l.env) is not None for c in self._crews.values() for l in c.lanes)
+
 @patch
 def snapshot(self:GymStepper)->dict: # one entry a crew
     crews = {**dict(self._state or []), **{c.first_id: c._save_crew() for c in self._crews.values()}}   # what was loaded may not be in use yet
