@@ -41,7 +41,7 @@ def load_checkpoint(
     except FileNotFoundError: raise SettingsError(problem('run', 'no checkpoint', path, remedy='the run was stopped before its first one; start it again')) from None
     except Exception as e: raise SettingsError(problem('run', f'{path} can\'t be read as a checkpoint', ' '.join(str(e).split())[:200])) from e
 
-# %% ../nbs/61_runs.ipynb #c107a2a3
+# %% ../nbs/61_runs.ipynb #b77b9f80
 class Run:
     "An agent at work in a directory"
     def __init__(self,
@@ -51,7 +51,8 @@ class Run:
     ):
         self.out,self.name,self.settings,self.agent = Path(out),name,settings,Agent(settings)
         self.wall,self.evals,self.solved = 0.,[],None   # seconds so far, (step, mean return), the step at which it was solved
-        self.last,self.sums,self.count,self.ended = dict(report=0, eval=0, save=0),{},0,0   # ended: episodes that were reported
+        self.last,self.sums,self.count = dict(report=0, eval=0, save=0),{},0
+        self.ended,self.reported,self.drawn = 0,(0,0.),0.   # what the last report told: episodes, (step, seconds); when it was last drawn
         self.stop,self.unsaved = False,False   # someone asked to stop; a checkpoint is due
         self._due()
 
@@ -74,7 +75,7 @@ class Silent:
     def tick(self, rows): "`rows` more steps were made"
     def report(self, line:dict): "A line of metrics was written"
 
-# %% ../nbs/61_runs.ipynb #8ba7398f
+# %% ../nbs/61_runs.ipynb #8ba55ac7
 @patch
 def _due(self:Run):
     "The step at which something is to be done again"
@@ -87,22 +88,24 @@ def _attend(self:Run):
     due = [what for what in self.last if steps//self.settings[f'{what}_every'] > self.last[what]//self.settings[f'{what}_every']]
     for what in due: self.last[what] = steps
     if 'report' in due: self.report()
-    if 'eval' in due: self.evaluate()
+    if 'eval' in due and not self.agent.over: self.evaluate()   # at the end there is another one anyway
     self.unsaved |= 'save' in due
     self._due()
 
-# %% ../nbs/61_runs.ipynb #bcb2af6a
+# %% ../nbs/61_runs.ipynb #87845c79
 @patch
 def report(self:Run):
     "Write a line of metrics"
     a,j = self.agent,self.agent.journal
-    before,self.wall = self.wall,perf_counter() - self.began
+    self.wall = perf_counter() - self.began
+    (steps,seconds),self.reported = self.reported,(j.steps, self.wall)
     new,self.ended = j.returns[self.ended:],len(j.returns)
     means,self.sums,self.count = {k: v/self.count for k,v in self.sums.items()},{},0
     line = dict(env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns), return_mean=float(np.mean(new)) if new else None,
         eps=a.policy.eps_now, **means, fill=len(a.memory.memory)/a.memory.max_sz if a.memory else 0., wall_s=round(self.wall, 3),
-        steps_per_s=round(self.settings['report_every']/max(self.wall - before, 1e-9), 1))
+        steps_per_s=round((j.steps - steps)/max(self.wall - seconds, 1e-9), 1))
     self._write(line)
+    if self.wall - self.drawn > 10: self.draw()
 
 @patch
 def _write(self:Run, line):
@@ -119,8 +122,8 @@ def evaluate(self:Run, episodes:int=None):
     self._write(dict(env_steps=steps, updates=self.agent.pipe.updates, eval_return=float(returns.mean()), eval_std=float(returns.std()), eval_episodes=n))
     return returns
 
-# %% ../nbs/61_runs.ipynb #46abb528
-_KEPT = 'wall','evals','solved','last','sums','count','ended'
+# %% ../nbs/61_runs.ipynb #477de1b1
+_KEPT = 'wall','evals','solved','last','sums','count','ended','reported'
 
 @patch
 def save(self:Run):
@@ -135,7 +138,6 @@ def load(self:Run):
     state = load_checkpoint(self.out/'checkpoint.pt')
     self.agent.load_state_dict(state['agent'])
     for k in _KEPT: setattr(self, k, state['run'][k])
-    self.evals = [tuple(e) for e in self.evals]
     self._due()
     return self
 
@@ -190,19 +192,7 @@ def read_config(
     config['settings'] = {k: tuple(v) if isinstance(v, list) else v for k,v in config['settings'].items()}
     return config
 
-# %% ../nbs/61_runs.ipynb #647ab945
-@patch
-def _finish(self:Run)->dict:
-    final,a,j = self.evaluate(20),self.agent,self.agent.journal
-    self.wall = perf_counter() - self.began
-    summary = dict(recipe=self.name, seed=self.settings['seed'], env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns),
-        wall_s=round(self.wall, 2), steps_per_s=round(j.steps/self.wall, 1), final_return=float(final.mean()), final_std=float(final.std()),
-        solved_at_step=self.solved)
-    self.save()
-    write_whole(self.out/'summary.json', json.dumps(summary, indent=2))
-    return summary
-
-# %% ../nbs/61_runs.ipynb #3c3fdcb7
+# %% ../nbs/61_runs.ipynb #fa1321c7
 def smooth(
     x, # numbers
     n:int=20, # how many neighbours on each side count
@@ -235,10 +225,26 @@ def picture(
     return file.getvalue()
 
 @patch
-def draw(self:Run):
+def draw(self:Run)->bool: # False: matplotlib isn't there
     "Write returns.png"
-    j = self.agent.journal
-    write_whole(self.out/'returns.png', picture(j.ends, j.returns, self.evals, self.settings['solved'], f'{self.name}, seed {self.settings["seed"]}'))
+    j,self.drawn = self.agent.journal,self.wall
+    try: png = picture(j.ends, j.returns, self.evals, self.settings['solved'], f'{self.name}, seed {self.settings["seed"]}')
+    except ImportError: return False
+    write_whole(self.out/'returns.png', png)
+    return True
+
+# %% ../nbs/61_runs.ipynb #e4cd230f
+@patch
+def _finish(self:Run)->dict:
+    final,a,j = self.evaluate(20),self.agent,self.agent.journal
+    self.wall = perf_counter() - self.began
+    summary = dict(recipe=self.name, seed=self.settings['seed'], env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns),
+        wall_s=round(self.wall, 2), steps_per_s=round(j.steps/self.wall, 1), final_return=float(final.mean()), final_std=float(final.std()),
+        solved_at_step=self.solved)
+    self.save()
+    self.draw()
+    write_whole(self.out/'summary.json', json.dumps(summary, indent=2))
+    return summary
 
 # %% ../nbs/61_runs.ipynb #4e8c29a7
 @contextmanager
