@@ -216,7 +216,7 @@ def test_a_network_learns_row_by_row(columns, settings, n, seed, size):
 @pytest.mark.parametrize('alpha,beta', [(.6,.4), (1.,Linear(.4, 1, 5))])
 def test_what_the_replay_hears_is_what_the_loop_says(kind, alpha, beta):
     "Weights of a real replay, errors with their sign, in the order of the batch; then the priorities themselves"
-    net,replay,heard = mlp(dtype=torch.float32),PrioritizedReplay(None, 8, 50, kind=kind, alpha=alpha, beta=beta, seed=0),[]
+    replay,heard = PrioritizedReplay(None, 8, 50, kind=kind, alpha=alpha, beta=beta, seed=0),[]
     replay.add(Steps(fill(50)))
     tell = replay.update_priorities
     replay.update_priorities = lambda keys, td: (heard.append((keys.copy(), td.clone())), tell(keys, td))

@@ -172,14 +172,13 @@ def test_dice_through_a_file(eps, calls):
 def test_nested_states(space, n):
     "The number of environments is seen; the action is the one that the network finds best"
     torch.manual_seed(0)
-    net,env = value_net(space, Discrete(3), (8,)),None
+    net = value_net(space, Discrete(3), (8,))
     class Env(gym.Env):
         observation_space,action_space = space,Discrete(3)
         def reset(self, seed=None, options=None): super().reset(seed=seed); space.seed(seed); return space.sample(),{}
         def step(self, action): return space.sample(),1.,self.np_random.random() < .3,False,{}
     policy = EpsGreedy(net, .3, seed=0)
-    for block,eps in zip(islice(GymStepper([Env]*n, policy, seed=0), 12), [.3]*12):
-        assert len(block) == n
+    assert all(len(block) == n for block in islice(GymStepper([Env]*n, policy, seed=0), 12))
     assert policy.asked == 12*n
     greedy = EpsGreedy(net, 0.)
     for block in islice(GymStepper([Env]*n, greedy, seed=0), 12): assert torch.equal(block.action, net(block.state).argmax(-1))
