@@ -612,7 +612,7 @@ def _begin_anew(self:_Crew, i, lane, saved):
         mine = np.arange(self.n)
         self._forget((mine >= self.starts[i]) & (mine < self.starts[i]+lane.n))
 
-# %% ../nbs/10_envs.ipynb #a2b6656f
+# %% ../nbs/10_envs.ipynb #55926ac9
 @patch
 def saves_exactly(self:GymStepper)->bool:
     "Could all environments be saved as they are now? The others begin a new episode when the pipe is restored"
@@ -621,13 +621,19 @@ def saves_exactly(self:GymStepper)->bool:
 @patch
 def snapshot(self:GymStepper)->dict: # one entry a crew
     crews = {**dict(self._state or []), **{c.first_id: c._save_crew() for c in self._crews.values()}}   # what was loaded may not be in use yet
-    return dict(place=self._place, crews=[[first,c] for first,c in crews.items()])
+    return dict(place=self._place, crews=[[first,c] for first,c in crews.items()], policy=deepcopy(self.policy.state_dict()) if self._has_dice else None)
+
+@patch(as_prop=True)
+def _has_dice(self:GymStepper):
+    "Has the policy a state of its own? A network's weights are the learner's to save"
+    return hasattr(self.policy, 'load_state_dict') and not isinstance(self.policy, torch.nn.Module)
 
 @patch
 def restore(self:GymStepper, state):
     self.close()
     self._state,self._resume = state['crews'],state['place']
     self._place = self._resume
+    if self._has_dice and state['policy'] is not None: self.policy.load_state_dict(state['policy'])
 
 @patch
 def _restore_crew(self:GymStepper, crew, first):

@@ -33,14 +33,14 @@ class QTable:
     def __call__(self, state)->torch.Tensor: return torch.from_numpy(self.values[state.numpy() - self.first])
     def __repr__(self): return f'QTable({self.values.shape[0]} states, {self.values.shape[1]} actions)'
 
-# %% ../nbs/52_learners.ipynb #cc93d101
+# %% ../nbs/52_learners.ipynb #63e9f21e
 @njit
 def q_update(q, state, action, reward, next_state, discount, step, td):
-    "Learn from rows in turn and fill in their errors; the first row outside the table, or -1 when all is done"
+    "Learn from rows in turn and fill in their errors; the first row that can't be learned from, or -1 when all is done"
     states,actions = q.shape
     for i in range(len(state)):
         inside = 0 <= state[i] < states and 0 <= next_state[i] < states and 0 <= action[i] < actions
-        if not inside: return i
+        if not inside or not np.isfinite(reward[i]*step[i]): return i
     for i in range(len(state)):
         s,a = state[i],action[i]
         td[i] = reward[i] + discount[i]*q[next_state[i]].max() - q[s,a]
@@ -55,7 +55,7 @@ def discounts(
     "What the value of each next state counts for: the column `discount`, or else γ where the episode has not terminated"
     return batch.discount if 'discount' in batch.dtype.names else gamma*(~batch.terminated).float()
 
-# %% ../nbs/52_learners.ipynb #522f7edc
+# %% ../nbs/52_learners.ipynb #8df9d5d5
 @stage('q_learn')
 class QLearner(Pipe):
     "Tabular Q-learning: takes batches, improves `table`, yields records"
@@ -65,6 +65,7 @@ class QLearner(Pipe):
         gamma:float=.99, # how much a reward is worth one step later; where rows have a `discount`, that counts
         lr:float=.5, # how far to go towards the target; a number, or a function of the updates so far
     ):
+        _check_gamma('QLearner', gamma)
         super().__init__(source)
         self.table,self.gamma,self.lr,self.updates = table,gamma,lr,0
     def __iter__(self):
@@ -73,23 +74,29 @@ class QLearner(Pipe):
     def check_state(self, state): _same_shapes('QLearner', dict(table=state['values']), dict(table=torch.from_numpy(self.table.values)))
     def restore(self, state): self.table.values[:],self.updates = state['values'].numpy(),state['updates']
 
-# %% ../nbs/52_learners.ipynb #71970fc0
+# %% ../nbs/52_learners.ipynb #cadde57c
 @patch
 def learn(self:QLearner,
     batch:Steps, # rows of any kind
 )->dict: # floats by name
     "Learn from each row in turn"
     t,lr,rows = self.table,self.lr(self.updates) if callable(self.lr) else self.lr,batch.rows
+    for n in 'state','next_state','action':
+        if rows.ndim != 1 or rows[n].ndim != 1 or rows.dtype[n].kind not in 'iu': raise ValueError(problem('QLearner', f'column {n!r}',
+            f'{rows.dtype[n]} in a batch of shape {list(batch.shape)}', 'one whole number in each of [n] rows', 'a network, for other spaces'))
     weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
     td = np.empty(len(batch))
     bad = q_update(t.values, rows['state'] - t.first, rows['action'], rows['reward'], rows['next_state'] - t.first,
         discounts(batch, self.gamma).numpy(), lr*weight, td)
-    if bad >= 0: raise ValueError(problem('QLearner', f'row {bad} is outside the table',
-        f"state {rows['state'][bad]}, action {rows['action'][bad]}, next state {rows['next_state'][bad]}", self.table,
+    if bad >= 0: raise ValueError(problem('QLearner', f'row {bad} is outside the table, or its reward is no finite number',
+        f"state {rows['state'][bad]}, action {rows['action'][bad]}, next state {rows['next_state'][bad]}, reward {rows['reward'][bad]}", self.table,
         'make the table from the spaces of these environments'))
     if batch._replay is not None: batch.update_priorities(td)
     self.updates += 1
     return dict(td=float(np.abs(td).mean()), q=float(t.values[rows['state'] - t.first, rows['action']].mean()))
+
+def _check_gamma(stage, gamma):
+    if not 0 <= gamma <= 1: raise ValueError(problem(stage, 'gamma', gamma, 'a number from 0 to 1'))
 
 def _same_shapes(stage, saved, mine):
     "A checkpoint must have our tensors, by name and shape"
@@ -98,7 +105,18 @@ def _same_shapes(stage, saved, mine):
         if saved.get(k) != mine.get(k): raise ValueError(problem(stage, f'the checkpoint is of another model: {k}',
             saved.get(k, 'not there'), mine.get(k, 'no such tensor'), 'build the model that was saved'))
 
-# %% ../nbs/52_learners.ipynb #4212b0c3
+# %% ../nbs/52_learners.ipynb #f331f78b
+def _taken(stage, values, action):
+    "The values of the actions that were taken; an error where the model gives anything else than one for each action"
+    if not isinstance(values, torch.Tensor) or not values.is_floating_point() or values.shape[:-1] != action.shape or values.dim() == 0:
+        raise ValueError(problem(stage, 'what the model gives', f'{values.dtype} {list(values.shape)}' if isinstance(values, torch.Tensor) else type(values).__name__,
+            f'floats {[*action.shape, "actions"]}'.replace("'", ''), 'one value for each action of each state'))
+    if action.is_floating_point(): raise ValueError(problem(stage, "column 'action'", action.dtype, 'whole numbers', 'values are learned for discrete actions only'))
+    try: return values.gather(-1, action.long()[...,None])[...,0]
+    except (IndexError,RuntimeError) as e: raise ValueError(problem(stage, "column 'action'", f'{action.min()} to {action.max()}',
+        f'0 to {values.shape[-1]-1}, as the model has {values.shape[-1]} values')) from e
+
+# %% ../nbs/52_learners.ipynb #5dd6ada3
 def dqn_errors(
     model, # states → [B, actions]
     target, # the same, older
@@ -107,14 +125,14 @@ def dqn_errors(
     double:bool=True, # does `model` choose the next action, or `target`?
 )->tuple: # Q of what was done, with its gradient, and what it should have been, without one
     "Values and targets of the actions of a batch"
-    q = model(batch.state).gather(1, batch.action.long()[:,None])[:,0]
+    q = _taken('dqn_errors', model(batch.state), batch.action)
     with torch.no_grad():
         after,discount = target(batch.next_state),discounts(batch, gamma)
         if double: goal = double_q_target(batch.reward, discount, model(batch.next_state), after)
         else: goal = batch.reward + discount*after.max(1).values
     return q,goal
 
-# %% ../nbs/52_learners.ipynb #9e5ea72c
+# %% ../nbs/52_learners.ipynb #11cfe5bb
 class Learner(Pipe):
     "The base of learners with a network: takes batches, improves `model`, yields records"
     _buffers = 'target','opt'   # made from the model
@@ -127,22 +145,30 @@ class Learner(Pipe):
         max_norm:float=10., # gradients are scaled down to this norm
         optimizer=None, # parameters → optimizer, instead of Adam
     ):
-        if not target_every >= 1: raise ValueError(problem(type(self).__name__, 'target_every', target_every, 'at least 1'))
-        if not 0 < tau <= 1: raise ValueError(problem(type(self).__name__, 'tau', tau, 'more than 0, at most 1'))
+        def refuse(what, got, expected): raise ValueError(problem(type(self).__name__, what, got, expected))
+        if not target_every >= 1 or target_every != int(target_every): refuse('target_every', target_every, 'a whole number, at least 1')
+        if not 0 < tau <= 1: refuse('tau', tau, 'more than 0, at most 1')
+        if not isinstance(max_norm, (int,float)) or not max_norm > 0: refuse('max_norm', max_norm, 'a number above 0; inf for no limit')
         super().__init__(source)
         self.model,self.lr,self.target_every,self.tau,self.max_norm,self.optimizer = model,lr,target_every,tau,max_norm,optimizer
         self._fresh()
     def __iter__(self):
         for batch in self.blocks(): yield self.learn(batch)
 
-# %% ../nbs/52_learners.ipynb #226d4342
+# %% ../nbs/52_learners.ipynb #a6b65969
 @patch
 def _fresh(self:Learner):
-    self.target,self.updates = deepcopy(self.model).requires_grad_(False),0
+    self.target,self.updates = deepcopy(self.model).requires_grad_(False).eval(),0
     params = [p for p in self.model.parameters() if p.requires_grad]
     if not params: raise ValueError(problem(type(self).__name__, 'the model has no parameters to learn', type(self.model).__name__))
-    rate = self.lr if not callable(self.lr) else self.lr(0)
-    self.opt = self.optimizer(params) if self.optimizer else torch.optim.Adam(params, lr=rate, fused=all(p.is_floating_point() for p in params))
+    self.opt = self.optimizer(params) if self.optimizer else torch.optim.Adam(params, lr=self._rate(), fused=all(p.is_floating_point() for p in params))
+
+@patch
+def _rate(self:Learner):
+    "The learning rate of the next update"
+    rate = float(self.lr(self.updates) if callable(self.lr) else self.lr)
+    if not 0 <= rate < math.inf: raise ValueError(problem(type(self).__name__, f'lr of update {self.updates}', rate, 'a number, 0 or more'))
+    return rate
 
 @patch(as_prop=True)
 def device(self:Learner):
@@ -153,14 +179,16 @@ def device(self:Learner):
 def _refresh(self:Learner):
     "Bring the target network up to the model, or part of the way"
     with torch.no_grad():
-        for old,new in zip(self.target.state_dict().values(), self.model.state_dict().values()):
-            if self.tau < 1 and old.is_floating_point(): old.lerp_(new, self.tau)
+        for old,new in zip(self.target.parameters(), self.model.parameters()):   # each once, even where a model shares them
+            if self.tau < 1: old.lerp_(new, self.tau)
             else: old.copy_(new)
+        for old,new in zip(self.target.buffers(), self.model.buffers()): old.copy_(new)
 
-# %% ../nbs/52_learners.ipynb #750066fc
+# %% ../nbs/52_learners.ipynb #79f81d5c
 @patch
 def _step(self:Learner, loss, **numbers):
     "Go one step along the gradient of `loss`; the record"
+    rate = self._rate()
     self.opt.zero_grad()
     loss.backward()
     groups = self.opt.param_groups
@@ -172,12 +200,13 @@ def _step(self:Learner, loss, **numbers):
         'a smaller lr, scaled rewards, or look for NaN in what the model gives; the model has not been changed'))
     if record['norm'] > self.max_norm: torch._foreach_mul_(grads, self.max_norm/record['norm'])
     if callable(self.lr):
-        for g in groups: g['lr'] = self.lr(self.updates)
+        for g in groups: g['lr'] = rate
     self.opt.step()
     self.updates += 1
+    if self.updates % self.target_every == 0: self._refresh()
     return record
 
-# %% ../nbs/52_learners.ipynb #0675c398
+# %% ../nbs/52_learners.ipynb #069e002e
 @stage('dqn')
 class DQNLearner(Learner):
     "Deep Q-learning: takes batches, improves `model`, yields records"
@@ -192,6 +221,7 @@ class DQNLearner(Learner):
         max_norm:float=10., # gradients are scaled down to this norm
         optimizer=None, # parameters → optimizer, instead of Adam
     ):
+        _check_gamma('DQNLearner', gamma)
         self.gamma,self.double = gamma,double
         super().__init__(source, model, lr, target_every, tau, max_norm, optimizer)
 
@@ -200,7 +230,8 @@ def learn(self:DQNLearner,
     batch:Steps, # [B]
 )->dict: # floats by name
     "One update: loss, norm of the gradient, mean error, mean value"
-    if self.updates % self.target_every == 0: self._refresh()
+    if len(batch.shape) != 1 or not len(batch): raise ValueError(problem('DQNLearner', 'a batch', f'shape {list(batch.shape)}', '[n] rows, at least one',
+        '.r2d2 for sequences'))
     there = batch.to(self.device)
     q,goal = dqn_errors(self.model, self.target, there, self.gamma, self.double)
     loss,td = F.smooth_l1_loss(q, goal, reduction='none'),goal - q.detach()
@@ -209,7 +240,7 @@ def learn(self:DQNLearner,
     if batch._replay is not None: batch.update_priorities(td)
     return record
 
-# %% ../nbs/52_learners.ipynb #99a50215
+# %% ../nbs/52_learners.ipynb #027382cc
 def _copied(state): return {k: v.detach().clone() for k,v in state.items()}
 
 @patch
@@ -217,7 +248,11 @@ def snapshot(self:Learner)->dict:
     return dict(model=_copied(self.model.state_dict()), target=_copied(self.target.state_dict()), opt=deepcopy(self.opt.state_dict()), updates=self.updates)
 
 @patch
-def check_state(self:Learner, state): _same_shapes(type(self).__name__, state['model'], self.model.state_dict())
+def check_state(self:Learner, state):
+    _same_shapes(type(self).__name__, state['model'], self.model.state_dict())
+    def told(opt): return [(len(g['params']), sorted(g)) for g in opt['param_groups']]   # how many, and what the optimizer knows of them
+    if told(state['opt']) != told(self.opt.state_dict()): raise ValueError(problem(type(self).__name__, 'the checkpoint is of another optimizer',
+        told(state['opt']), told(self.opt.state_dict()), 'build the learner that was saved'))
 
 @patch
 def restore(self:Learner, state):
@@ -226,7 +261,7 @@ def restore(self:Learner, state):
     self.opt.load_state_dict(deepcopy(state['opt']))
     self.updates = state['updates']
 
-# %% ../nbs/52_learners.ipynb #7db77251
+# %% ../nbs/52_learners.ipynb #d1499cd1
 def r2d2_errors(
     model, # states [B, T, …] and a hidden state → [B, T, actions] and the next one
     target, # the same, older
@@ -243,14 +278,15 @@ def r2d2_errors(
         states = map_leaves(lambda s,s2: torch.cat([s[:,:1], s2], 1), part.state, part.next_state)
         judged = target(states, theirs)[0][:,1:]
     values = model(states, mine)[0]
+    q = _taken('r2d2_errors', values[:,:-1], part.action)
     with torch.no_grad():
         after = judged.gather(-1, values[:,1:].argmax(-1, keepdim=True))[...,0]
         if rescaled: after = unrescale(after)
         goal = n_step_targets(part.reward, gamma*(~part.terminated).float(), after, n, part.mask)
         if rescaled: goal = rescale(goal)
-    return values[:,:-1].gather(-1, part.action.long()[...,None])[...,0],goal
+    return q,goal
 
-# %% ../nbs/52_learners.ipynb #baeca24c
+# %% ../nbs/52_learners.ipynb #8e3812f2
 @stage('r2d2')
 class R2D2Learner(Learner):
     "Recurrent replay: takes batches of sequences, improves `model`, yields records"
@@ -268,17 +304,18 @@ class R2D2Learner(Learner):
     ):
         if not hasattr(model, 'initial_hidden'): raise TypeError(problem('R2D2Learner', 'the model', type(model).__name__,
             'one with initial_hidden(n) that takes and gives a hidden state', 'RecurrentNet, or .dqn for networks without memory'))
+        _check_gamma('R2D2Learner', gamma)
+        if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or n < 1: raise ValueError(problem('R2D2Learner', 'n', n, 'a whole number, at least 1'))
         self.gamma,self.n,self.rescaled = gamma,n,rescaled
         super().__init__(source, model, lr, target_every, tau, max_norm, optimizer)
 
-# %% ../nbs/52_learners.ipynb #e978093e
+# %% ../nbs/52_learners.ipynb #5630a501
 @patch
 def learn(self:R2D2Learner,
     batch:Sequences, # [B, length]
 )->dict: # floats by name
     "One update: loss, norm of the gradient, mean error, mean value"
     self._check(batch)
-    if self.updates % self.target_every == 0: self._refresh()
     there = batch.to(self.device)
     q,goal = r2d2_errors(self.model, self.target, there, self.gamma, self.n, self.rescaled)
     mask = there.train.mask
@@ -294,3 +331,8 @@ def _check(self:R2D2Learner, batch):
         'Sequences [B, length]', 'put it after .sequence_replay(...)'))
     if 'discount' in batch.dtype.names: raise ValueError(problem('R2D2Learner', 'rows of several steps', "a column 'discount'",
         'single steps', f'leave .n_step out; the learner sums {self.n} rewards itself (n={self.n})'))
+    if 'hidden' not in dir(batch): return
+    def shapes(x): return map_leaves(lambda t: list(t.shape), x)
+    got,expected = shapes(batch.hidden),shapes(self.model.initial_hidden(len(batch)))
+    if got != expected: raise ValueError(problem('R2D2Learner', 'the stored memory of the policy', f'shape {got}', f'{expected}, as the model has',
+        'let the policy act with the model that learns'))

@@ -5,17 +5,16 @@
 # %% auto #0
 __all__ = ['Linear', 'Geometric', 'EpsGreedy', 'Flatten', 'Dueling', 'value_net', 'n_actions', 'RecurrentNet']
 
-# %% ../nbs/51_policies.ipynb #ad930bb8
+# %% ../nbs/51_policies.ipynb #7bf0fb7e
 import math
 import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
-from torch.nn import functional as F
-from .core import problem
+from .core import problem, space_dtype
 from .envs import map_leaves
 
-# %% ../nbs/51_policies.ipynb #37d88fb3
+# %% ../nbs/51_policies.ipynb #1cf050b5
 class Linear:
     "From `start` to `end` in `steps` even steps, and `end` ever after"
     def __init__(self,
@@ -25,10 +24,10 @@ class Linear:
     ):
         if not steps > 0: raise ValueError(problem('Linear', 'steps', steps, 'more than 0'))
         self.start,self.end,self.steps = start,end,steps
-    def __call__(self, count)->float: return self.start + (self.end - self.start)*min(count/self.steps, 1)
+    def __call__(self, count)->float: return self.start + (self.end - self.start)*count/self.steps if count < self.steps else self.end
     def __repr__(self): return f'Linear({self.start}, {self.end}, {self.steps})'
 
-# %% ../nbs/51_policies.ipynb #0e085613
+# %% ../nbs/51_policies.ipynb #fdf78904
 class Geometric:
     "`start`, times `factor` at each count, but never beyond `end`"
     def __init__(self,
@@ -38,10 +37,10 @@ class Geometric:
     ): self.start,self.factor,self.end = start,factor,end
     def __call__(self, count)->float:
         x = self.start*self.factor**count
-        return max(x, self.end) if self.factor < 1 else min(x, self.end or math.inf)
+        return max(x, self.end) if self.factor <= 1 else min(x, self.end or math.inf)
     def __repr__(self): return f'Geometric({self.start}, {self.factor}, {self.end})'
 
-# %% ../nbs/51_policies.ipynb #6f801e6e
+# %% ../nbs/51_policies.ipynb #d1b6d419
 class EpsGreedy:
     "The action of the largest value, or with probability `eps` any action"
     def __init__(self,
@@ -51,23 +50,36 @@ class EpsGreedy:
         device=None, # where `values` wants its states; None: where they are
     ):
         self.values,self.eps,self.device = values,eps,device
+        if not callable(eps): _probability(eps)
         self.asked,self.actions,self.rng = 0,None,np.random.default_rng(seed)   # actions: how many there are, seen at the first call
         if hasattr(values, 'initial_hidden'): self.initial_hidden = values.initial_hidden
 
     def __call__(self, state, hidden=None)->np.ndarray: # [n], with the new hidden state if there is one
-        n = _how_many(state)
-        dice,eps = self.rng.random((2,n)),self.eps_now
+        n,eps = _how_many(state),self.eps_now
+        if np.ndim(eps) and np.shape(eps) not in ((1,),(n,)): raise ValueError(problem('EpsGreedy', 'eps', f'shape {list(np.shape(eps))}',
+            f'a number, or one for each of {n} environments'))
+        dice = self.rng.random((2,n))
         explore = dice[0] < eps
+        try: best,*hidden = self._best(state, hidden, n) if hidden is not None or not self.actions or not explore.all() else (0,)
+        except BaseException: self.rng.bit_generator.advance(2**128 - 2*n); raise   # as if it had not been asked
         self.asked += n
-        if hidden is None and self.actions and explore.all(): return (dice[1]*self.actions).astype(np.int64)
-        if self.device is not None: state = map_leaves(lambda x: x.to(self.device), state)
-        q,*hidden = (self.values(state),) if hidden is None else self.values(state, hidden)
-        self.actions = q.shape[-1]
-        best = q.argmax(-1).cpu().numpy()
         if explore.any(): best = np.where(explore, (dice[1]*self.actions).astype(np.int64), best)
         return (best,*hidden) if hidden else best
 
-# %% ../nbs/51_policies.ipynb #51c3a434
+# %% ../nbs/51_policies.ipynb #5e786a4c
+@patch
+def _best(self:EpsGreedy, state, hidden, n):
+    "The best actions, and the new hidden state if there is one"
+    if self.device is not None: state = map_leaves(lambda x: x.to(self.device), state)
+    answer = (self.values(state),) if hidden is None else self.values(state, hidden)
+    q = answer[0] if isinstance(answer, tuple) and len(answer) == (1 if hidden is None else 2) else None
+    good = isinstance(q, torch.Tensor) and q.dim() == 2 and len(q) == n and (self.actions or q.shape[1]) == q.shape[1] > 0
+    if not good: raise ValueError(problem('EpsGreedy', 'values', f'a {type(q).__name__}' + (f' of shape {list(q.shape)}' if isinstance(q, torch.Tensor) else ''),
+        f'{[n, self.actions or "actions"]}'.replace("'", '') + (' and a hidden state' if hidden is not None else '')))
+    self.actions = q.shape[1]
+    return q.argmax(1).cpu().numpy(),*answer[1:]
+
+# %% ../nbs/51_policies.ipynb #89da2e30
 def _how_many(state):
     "The number of environments, whatever their states are"
     while not isinstance(state, torch.Tensor): state = next(iter(state.values())) if isinstance(state, dict) else state[0]
@@ -76,46 +88,53 @@ def _how_many(state):
 @patch(as_prop=True)
 def eps_now(self:EpsGreedy):
     "How likely it is to explore at the next call"
-    eps = self.eps(self.asked) if callable(self.eps) else self.eps
-    if not np.all((0 <= np.asarray(eps)) & (np.asarray(eps) <= 1)): raise ValueError(problem('EpsGreedy', 'eps', eps,
-        'a probability', 'from 0 (always the best action) to 1 (always any)'))
+    return _probability(self.eps(self.asked) if callable(self.eps) else self.eps)
+
+def _probability(eps):
+    "`eps` itself; an error where it is none, or has one that isn't"
+    fine = 0 <= eps <= 1 if type(eps) in (float,int) else np.all((np.asarray(eps) >= 0) & (np.asarray(eps) <= 1))
+    if not fine: raise ValueError(problem('EpsGreedy', 'eps', eps, 'a probability', 'from 0 (always the best action) to 1 (always any)'))
     return eps
 
-# %% ../nbs/51_policies.ipynb #6f836176
+# %% ../nbs/51_policies.ipynb #4c495a9c
 @patch
 def state_dict(self:EpsGreedy)->dict: # plain data
     "The dice and the count; what `values` has learned is the learner's to save"
     return dict(asked=self.asked, actions=self.actions, rng=self.rng.bit_generator.state)
 
 @patch
+def __repr__(self:EpsGreedy): return f'EpsGreedy({type(self.values).__name__}, {self.eps})'
+
+@patch
 def load_state_dict(self:EpsGreedy, state:dict):
     "Go on where another one stood"
     self.asked,self.actions,self.rng.bit_generator.state = state['asked'],state['actions'],state['rng']
 
-# %% ../nbs/51_policies.ipynb #472044d5
+# %% ../nbs/51_policies.ipynb #1102942e
 class Flatten(nn.Module):
     "States of a space as floats, [..., `size`]"
     def __init__(self,
         space:spaces.Space, # of one observation
     ):
         super().__init__()
-        if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)):
-            raise TypeError(problem('Flatten', 'space', space, 'Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them'))
+        space_dtype(space, 'Flatten')   # an error where it has no fixed size
         self.space,self.size = space,int(spaces.flatdim(space))
     def forward(self, state): return _flat(state, self.space)
 
 def _flat(x, space):
     if isinstance(space, spaces.Dict): return torch.cat([_flat(x[k], s) for k,s in space.spaces.items()], -1)
     if isinstance(space, spaces.Tuple): return torch.cat([_flat(v, s) for v,s in zip(x, space.spaces)], -1)
-    if isinstance(space, spaces.Discrete): return F.one_hot(x.long() - int(space.start), int(space.n)).float()
+    if isinstance(space, spaces.Discrete): return _ones(x, space.start, space.n)
     if isinstance(space, spaces.MultiDiscrete): return _flat_many(x, space)
     return x.float().flatten(-len(space.shape)) if len(space.shape) > 1 else x.float() if space.shape else x.float()[...,None]
 
 def _flat_many(x, space):
-    "A one at its place for each of several numbers"
     x = x.flatten(-len(space.shape)) if len(space.shape) > 1 else x
-    ones = [F.one_hot(x[...,i].long() - int(s), int(n)) for i,(s,n) in enumerate(zip(space.start.ravel(), space.nvec.ravel()))]
-    return torch.cat(ones, -1).float()
+    return torch.cat([_ones(x[...,i], s, n) for i,(s,n) in enumerate(zip(space.start.ravel(), space.nvec.ravel()))], -1)
+
+def _ones(x, start, n):
+    "A one at its place; nowhere, where there is no such place (padding is all 0)"
+    return (x[...,None] == torch.arange(int(start), int(start + n), device=x.device)).float()
 
 # %% ../nbs/51_policies.ipynb #fdb6e69e
 class Dueling(nn.Module):

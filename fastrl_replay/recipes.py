@@ -335,17 +335,16 @@ def evaluate(
     stepper.close()
     return returns
 
-# %% ../nbs/60_recipes.ipynb #8320b9a2
+# %% ../nbs/60_recipes.ipynb #f48605f6
 @patch
 def state_dict(self:Agent)->dict: # plain data and tensors
     "Everything that training needs to go on"
-    return dict(pipe=self.pipe.state_dict(), policy=self.policy.state_dict(), random=torch.get_rng_state())
+    return dict(pipe=self.pipe.state_dict(), random=torch.get_rng_state())
 
 @patch
 def load_state_dict(self:Agent, state:dict):
     "Go on where another agent of the same settings stood"
     self.pipe.load_state_dict(state['pipe'])
-    self.policy.load_state_dict(state['policy'])
     torch.set_rng_state(state['random'])
 
 @patch(as_prop=True)

@@ -6,7 +6,7 @@
 __all__ = ['write_whole', 'load_checkpoint', 'Run', 'Silent', 'read_metrics', 'start', 'resume', 'read_config', 'smooth',
            'picture', 'interruptible']
 
-# %% ../nbs/61_runs.ipynb #31514c89
+# %% ../nbs/61_runs.ipynb #fb248db8
 import io, json, os, platform, signal, threading
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -16,7 +16,7 @@ import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from . import __version__
 from .core import problem
-from .recipes import Agent, SettingsError, _check, evaluate
+from .recipes import Agent, SettingsError, evaluate
 
 # %% ../nbs/61_runs.ipynb #c5c7c19a
 def write_whole(

@@ -29,6 +29,8 @@ SURFACE = {
     'replay.prioritized': 'PrioritizedReplay',
     'replay.sequences': 'SequenceReplay Sequences',
     'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
+    'policies': 'Dueling EpsGreedy Flatten Geometric Linear RecurrentNet value_net',
+    'learners': 'DQNLearner QLearner QTable R2D2Learner discounts dqn_errors r2d2_errors',
 }
 
 # A stranger's first script, run with the installed wheel and nothing else.
@@ -127,6 +129,8 @@ def test_notebook_is_a_lesson(nb):
     assert not errors, f'{nb.name} was saved with errors: {errors}'
     assert outputs or not code, f'{nb.name} has no saved outputs; remedy: nbdev-test --save {nb.relative_to(ROOT)}'
     lessons = '\n'.join(''.join(c['source']) for c in code if not is_exported(c))
+    idle = re.findall(r'^ *expect_fail\(.*', lessons, re.M)
+    assert not idle, f'{nb.name}: expect_fail is a context manager, and does nothing by itself: {idle}'
     proved = re.search(r'^\s*(assert|test_\w+|check_\w+|(with )?expect_fail)\b', lessons, re.M)
     assert proved or not any(map(is_exported, code)), f'{nb.name} exports code that none of its cells tests'
 
@@ -201,5 +205,6 @@ def test_wheel_works_in_an_empty_environment(tmp_path):
     run(python, '-m', 'pip', 'install', '--quiet', TORCH, wheel)
     (tmp_path/'script.py').write_text(PIPELINE)
     (tmp_path/'elsewhere').mkdir()
+    assert 'cartpole-r2d2' in run(python.parent/'fastrl-replay', 'recipes', cwd=tmp_path/'elsewhere')   # settings.ini came along
     used = run(python, '-I', tmp_path/'script.py', cwd=tmp_path/'elsewhere').splitlines()[-1]
     assert Path(used).is_relative_to(venv), f'the script used {used}, not the installed wheel'

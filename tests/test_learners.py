@@ -521,6 +521,21 @@ def test_a_chain_pickles_whole(kind):
     used = pickle.loads(pickle.dumps(a))
     assert same(weights(used.model), weights(a.model)) and same(weights(used.target), weights(a.model)) and used.updates == 0 and not used.opt.state_dict()['state']
 
+@pytest.mark.parametrize('optimizer', [None, sgd(momentum=.9)])
+def test_a_state_is_a_copy(optimizer):
+    "What was saved stays as it was while the learner goes on, and while others that loaded it do"
+    def learners():
+        replay = SequenceReplay(None, 2, 50, length=3, burn_in=1, overlap=0, seed=0); replay.add(Steps(tale([9,-9])))
+        return (QLearner([], QTable(Discrete(5), Discrete(3))),Steps(fill(5, Discrete(5)))),(DQNLearner([], mlp(), lr=.1, optimizer=optimizer),Steps(fill(5))),(R2D2Learner([], recurrent(), lr=.1, optimizer=optimizer),replay.sample())
+    for (a,batch),(b,_) in zip(learners(), learners()):
+        a.learn(batch)
+        state = a.state_dict()
+        kept = through_file(state)
+        a.learn(batch)
+        assert same(state, kept) and not same(a.state_dict(), kept)
+        b.load_state_dict(state)
+        assert b.learn(batch) and same(state, kept) and same(b.state_dict(), a.state_dict())
+
 def test_a_checkpoint_of_another_model():
     "Names the tensor, and changes nothing in the whole chain"
     def chain(hidden, extra=False):

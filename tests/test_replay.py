@@ -11,8 +11,11 @@ from torch.utils.data import DataLoader, IterDataPipe
 import fastrl_replay
 from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, step_dtype
 from fastrl_replay.envs import GymStepper
+from fastrl_replay.learners import DQNLearner, QLearner, QTable
 from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
+from fastrl_replay.policies import RecurrentNet, value_net
+from fastrl_replay.recipes import Journal
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
@@ -595,6 +598,20 @@ def test_columns_that_batches_need_are_not_taken_twice():
 
 # ---- the contract of every stage ----
 
+BOX, ACTIONS = spaces.Box(-9, 9, (2,)), spaces.Discrete(3)
+
+def numbered_states(steps):
+    "The same steps with numbers for states, as tables want them"
+    if not isinstance(steps, Steps): return steps
+    rows = np.zeros(len(steps), step_dtype(spaces.Discrete(200), ACTIONS))
+    for n in rows.dtype.names: rows[n] = steps.rows[n][:, 1] if n in ('state', 'next_state') else steps.rows[n]
+    return Steps(rows)
+
+def net(kind, *args):
+    "A network that is the same each time"
+    torch.manual_seed(0)
+    return kind(BOX, ACTIONS, *args)
+
 CONTRACT = { # how to build each stage on a source, or from nothing; every @stage class of the package must be here
     'Header': [lambda source: Header(source, 20)],
     'Cycler': [lambda source: Header(Cycler(source), 50)],
@@ -612,6 +629,12 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'PrioritizedReplay': [lambda source, kw=kw: PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw})
                           for kw in (dict(), dict(kind='rank', bs=2), dict(bs=2, ratio=.7, warmup=5, initial='ever', stratified=False),
                                      dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, scale='memory', initial='reward'))],
+    'Journal': [Journal],
+    'QLearner': [lambda source: QLearner(source.map(numbered_states), QTable(spaces.Discrete(200), ACTIONS)),
+                 lambda source: ExperienceReplay(source.map(numbered_states), bs=2, max_sz=20, seed=0).q_learn(QTable(spaces.Discrete(200), ACTIONS))],
+    'DQNLearner': [lambda source: DQNLearner(source, net(value_net, (8,))),
+                   lambda source: PrioritizedReplay(NStep(source, 2, .9), bs=2, max_sz=20, seed=0).dqn(net(value_net, (8,), True), target_every=3, tau=.5)],
+    'R2D2Learner': [lambda source: SequenceReplay(source, bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0).r2d2(net(RecurrentNet, 4), n=2, target_every=3)],
 }
 
 def stages():

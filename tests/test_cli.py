@@ -1,0 +1,226 @@
+"""The command fastrl-replay, as a person or a script meets it: what it prints, leaves behind, survives and repeats."""
+import json, os, re, signal, subprocess, sys, time
+from pathlib import Path
+
+import numpy as np, pytest, torch
+
+from fastrl_replay.cli import main
+from fastrl_replay.recipes import SettingsError, evaluate, recipe, recipes
+from fastrl_replay.runs import load_checkpoint, read_metrics, resume, start
+from fastrl_replay.testing import same
+
+SMALL = dict(steps=1_600, warmup=200, network=(16, 16), eval_every=700, eval_episodes=3, save_every=300, report_every=200)
+SET = ['--set', *(f'{k}={" ".join(map(str, v)) if isinstance(v, tuple) else v}' for k, v in SMALL.items())]
+FILES = ['checkpoint.pt', 'config.json', 'metrics.jsonl', 'returns.png', 'summary.json']
+FIELDS = 'recipe seed env_steps updates wall_s steps_per_s final_return solved_at_step'.split()
+
+def command(*args): return [sys.executable, '-m', 'fastrl_replay', *map(str, args)]
+
+def typed(*args, cwd=None, status=0):
+    "What a command printed; its errors too"
+    r = subprocess.run(command(*args), cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    assert r.returncode == status, r.stdout
+    return r.stdout
+
+def no_clock(lines): return [{k: v for k, v in d.items() if k not in ('wall_s', 'steps_per_s')} for d in lines]
+
+def same_runs(a, b):
+    "Are two runs the same in everything but the clock?"
+    x, y = (load_checkpoint(d/'checkpoint.pt')['agent'] for d in (a, b))
+    return no_clock(read_metrics(a)) == no_clock(read_metrics(b)) and same(x['pipe'], y['pipe'])
+
+# ---- what a run leaves ----
+
+def test_a_run_from_the_outside(tmp_path):
+    "The files, the summary's fields, what is said at the end, and that eval plays the same episodes"
+    said = typed('train', 'cartpole', '--seed', 3, '--out', 'here', *SET, cwd=tmp_path)
+    out = tmp_path/'here'
+    assert sorted(p.name for p in out.iterdir()) == FILES
+    s, lines = json.loads((out/'summary.json').read_text()), read_metrics(out)
+    assert set(FIELDS) <= set(s) and (s['recipe'], s['seed'], s['env_steps'], s['updates']) == ('cartpole', 3, 1600, 700)
+    assert f'{s["final_return"]:.1f}' in said and 'here/returns.png' in said and 'fastrl-replay eval here' in said
+    assert s['final_return'] == lines[-1]['eval_return'] and lines[-1]['eval_episodes'] == 20
+    assert (out/'returns.png').read_bytes().startswith(b'\x89PNG')
+    config = json.loads((out/'config.json').read_text())
+    assert config['recipe'] == 'cartpole' and config['settings']['network'] == [16, 16] and config['settings']['gamma'] == .99
+    assert f'{s["final_return"]:.1f} ± {s["final_std"]:.1f}' in typed('eval', 'here', cwd=tmp_path)
+    assert f'{s["final_return"]:.1f} ±' not in typed('eval', 'here', '--episodes', 3, '--seed', 5, cwd=tmp_path)
+
+def test_metrics_say_what_happened(tmp_path):
+    "Reports and evaluations at their steps; means of what was learned; every number finite"
+    run = start(recipe('cartpole-per', **SMALL), tmp_path/'r')
+    run.train()
+    lines = read_metrics(run.out)
+    reports, evals = [m for m in lines if 'eps' in m], [m for m in lines if 'eval_return' in m]
+    assert [m['env_steps']//200 for m in reports] == [1, 2, 3, 4, 5, 6, 7, 8] and [m['env_steps']//700 for m in evals] == [1, 2, 2]
+    assert [m['env_steps'] for m in lines] == sorted(m['env_steps'] for m in lines)
+    assert {'loss', 'td', 'q', 'norm', 'fill', 'return_mean', 'steps_per_s', 'wall_s', 'updates', 'episodes'} <= set(reports[0])
+    assert all(np.isfinite(v) for m in lines for v in m.values() if v is not None)
+    j = run.agent.journal
+    weights, means = np.diff([0, *(m['episodes'] for m in reports)]), [m['return_mean'] or 0 for m in reports]
+    np.testing.assert_allclose(weights @ means, sum(j.returns[:reports[-1]['episodes']]))
+    assert sum(j.returns) <= j.steps == 1600   # each step of CartPole gives 1
+
+def test_the_same_seed_is_the_same_run(tmp_path):
+    "And another seed another"
+    for name in 'cartpole', 'cartpole-rank':
+        for d, seed in ('a', 0), ('b', 0), ('c', 1): start(recipe(name, seed=seed, **SMALL), tmp_path/name/d).train()
+        assert same_runs(tmp_path/name/'a', tmp_path/name/'b') and not same_runs(tmp_path/name/'a', tmp_path/name/'c')
+
+# ---- interrupted, killed, taken up again ----
+
+def wait_for(path, p):
+    while not path.exists():
+        assert p.poll() is None, f'ended before {path.name} was there: {p.communicate()[0]}'
+        time.sleep(.02)
+
+@pytest.mark.parametrize('name', ['cartpole-per', 'cartpole-r2d2', 'taxi'])
+def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
+    "SIGKILL at some moment after the first checkpoint; resumed, all its lines and weights are those of a run that was left alone"
+    changes = {'taxi': dict(episodes=60, save_every=300, report_every=200, eval_every=4000, eval_episodes=3), 'cartpole-r2d2': dict(SMALL, network=8, bs=4, length=8, burn_in=2, overlap=4)}
+    changes = changes.get(name, SMALL)
+    start(recipe(name, **changes), tmp_path/'whole').train()
+    sets = [f'{k}={" ".join(map(str, v)) if isinstance(v, tuple) else v}' for k, v in changes.items()]
+    p = subprocess.Popen(command('train', name, '--out', tmp_path/'killed', '--set', *sets), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_for(tmp_path/'killed/checkpoint.pt', p)
+    time.sleep(.05)
+    p.kill(); p.communicate()
+    if not (tmp_path/'killed/summary.json').exists(): typed('train', '--resume', tmp_path/'killed')
+    assert same_runs(tmp_path/'whole', tmp_path/'killed')
+    assert [p for p in (tmp_path/'killed').iterdir() if p.name not in FILES and not p.name.startswith('.')] == []
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    "Status 0; the run stands between two updates; what it prints is what continues it, to the same end"
+    whole = start(recipe('cartpole-per', **{**SMALL, 'steps': 6_000}), tmp_path/'whole')
+    whole.train()
+    p = subprocess.Popen(command('train', 'cartpole-per', '--out', tmp_path/'stopped', *SET, '--steps', 6_000), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_for(tmp_path/'stopped/metrics.jsonl', p)
+    p.send_signal(signal.SIGINT)
+    said = p.communicate(timeout=60)[0]
+    assert p.returncode == 0 and 'stopped at step' in said and not (tmp_path/'stopped/summary.json').exists()
+    typed(*re.search(r'fastrl-replay (train --resume .*)', said)[1].split())
+    assert same_runs(tmp_path/'whole', tmp_path/'stopped')
+
+def test_a_run_that_is_longer_in_two_goes(tmp_path):
+    "--steps can be raised when a run is taken up again; eps and the rest follow"
+    run = start(recipe('cartpole', **SMALL), tmp_path/'r')
+    run.train()
+    with pytest.raises(SettingsError, match='more --steps'): resume(tmp_path/'r')
+    again = resume(tmp_path/'r', 2_000)
+    summary = again.train()
+    assert summary['env_steps'] == 2000 and json.loads((tmp_path/'r/config.json').read_text())['settings']['steps'] == 2000
+    assert len(again.agent.journal.returns) > len(run.agent.journal.returns)
+
+def test_checkpoints_are_whole_plain_and_execute_nothing(tmp_path):
+    "A half one and one with code in it are refused with a word; the old one stays while a new one is written"
+    run = start(recipe('cartpole', **SMALL), tmp_path/'r')
+    run.train()
+    path = run.out/'checkpoint.pt'
+    whole = path.read_bytes()
+    path.write_bytes(whole[:len(whole)//2])
+    with pytest.raises(SettingsError, match="can't be read as a checkpoint"): resume(run.out, 3_000)
+    class Bad:
+        def __reduce__(self): return os.system, ('touch ' + str(tmp_path/'executed'),)
+    torch.save(dict(agent=Bad()), path)
+    with pytest.raises(SettingsError, match="can't be read as a checkpoint"): resume(run.out, 3_000)
+    assert not (tmp_path/'executed').exists()
+
+def test_a_checkpoint_of_other_settings_says_so(tmp_path):
+    "Someone edited config.json"
+    run = start(recipe('cartpole', **SMALL), tmp_path/'r')
+    run.train()
+    config = json.loads((run.out/'config.json').read_text())
+    config['settings']['network'] = [16, 17]
+    (run.out/'config.json').write_text(json.dumps(config))
+    with pytest.raises(ValueError, match='the checkpoint is of another model'): resume(run.out, 3_000)
+
+# ---- words ----
+
+@pytest.mark.parametrize('line,said', [
+    ('trian cartpole', "did you mean 'train'"), ('train cartpoel', "did you mean 'cartpole'"), ('train cartpole --set gama=1', "did you mean 'gamma'"),
+    ('train cartpole --set lr=slow', 'expected a number'), ('train cartpole --set lr', 'expected key=value'), ('train', 'which recipe?'),
+    ('train --resume nowhere', 'no config.json'), ('eval nowhere', 'no config.json'), ('recipes taxy', "did you mean 'taxi'"),
+    ('train cartpole --settings no.ini', 'no such file'), ('train cartpole --steps 100', 'more than the warmup'), ('train cartpole --set env=CartPole-v7', 'CartPole-v7'),
+    ('train cartpole --set memory=rank', "like = cartpole-per"), ('compare cartpole taxxi', "did you mean 'taxi'"), ('train cartpole --set envs=0', 'at least 1'),
+    ('train cartpole --set observe=7', "places in a flat observation")])
+def test_a_mistake_is_one_line(line, said, capsys, tmp_path, monkeypatch):
+    "Status 2, no traceback, the nearest name or what was expected; nothing is left behind"
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count('\n') == 1 and not list(tmp_path.iterdir()), err
+
+def test_typed_alone_it_tells_what_to_type():
+    "A newcomer's first line"
+    assert 'fastrl-replay train cartpole' in typed()
+
+def test_every_setting_has_its_comment_and_every_recipe_builds():
+    "settings.ini is complete: no recipe lacks a word, none fails to be built"
+    from fastrl_replay.recipes import Agent
+    for r in recipes().values():
+        assert r.about and all(r.comments.get(k) for k in r.settings), r.name
+        assert repr(Agent(r.settings).pipe).count('\n') >= 1
+
+def test_a_bar_in_a_terminal_and_lines_in_a_file(tmp_path):
+    "A pseudo-terminal gets a bar with its numbers; a pipe gets lines without carriage returns"
+    import pty
+    main_end, far_end = pty.openpty()
+    p = subprocess.Popen(command('train', 'cartpole', '--out', tmp_path/'t', *SET), stdout=far_end, stderr=far_end, env={**os.environ, 'COLUMNS': '150'})
+    os.close(far_end)
+    seen = b''
+    try:
+        while chunk := os.read(main_end, 65536): seen += chunk
+    except OSError: pass   # Linux's way to say that the other end is closed
+    assert p.wait() == 0 and b'\r' in seen and 'ε' in seen.decode() and b'memory' in seen
+    said = typed('train', 'cartpole', '--out', tmp_path/'l', *SET)
+    assert '\r' not in said and re.search(r'steps/s +return [\d.]+ +ε [\d.]+ +loss', said)
+
+def test_tensorboard(tmp_path):
+    "Every number is there under its name"
+    pytest.importorskip('tensorboard')
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    typed('train', 'cartpole', '--out', tmp_path/'t', '--tensorboard', *SET)
+    board = EventAccumulator(str(tmp_path/'t')).Reload()
+    assert {'loss', 'return_mean', 'eval_return', 'eps'} <= set(board.Tags()['scalars'])
+    losses = [(e.step, e.value) for e in board.Scalars('loss')]
+    expected = [(m['env_steps'], m['loss']) for m in read_metrics(tmp_path/'t') if 'loss' in m]
+    assert [s for s, _ in losses] == [s for s, _ in expected] and np.allclose([v for _, v in losses], [v for _, v in expected])
+
+def test_evaluation_counts_one_episode_of_each_environment():
+    "Ending early doesn't make an episode count twice, and training isn't disturbed"
+    from fastrl_replay.recipes import Agent
+    agent = Agent(recipe('cartpole', **SMALL).settings)
+    returns = evaluate(agent, 7, 3)
+    one = np.concatenate([evaluate(agent, 1, 3 + i) for i in range(7)])
+    np.testing.assert_array_equal(returns, one)
+    assert agent.journal.steps == 0 and agent.policy.asked == 0
+
+# ---- does it learn? The slow ones: python -m pytest -m slow -k learns ----
+
+def results(tmp_path, name, seeds, **changes):
+    return [start(recipe(name, seed=s, **changes), tmp_path/f'{name}{s}').train() for s in seeds]
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['cartpole', 'cartpole-per', 'cartpole-rank'])
+def test_cartpole_learns(name, tmp_path):
+    "At least 475 in at least four of five seeds"
+    returns = [r['final_return'] for r in results(tmp_path, name, range(5))]
+    assert sum(r >= 475 for r in returns) >= 4, returns
+
+@pytest.mark.slow
+def test_a_memory_for_what_is_not_seen_learns(tmp_path):
+    "Without velocities: 400 and more with memory in three of three seeds, far below without"
+    seeing = [r['final_return'] for r in results(tmp_path, 'cartpole-r2d2', range(3))]
+    blind = [r['final_return'] for r in results(tmp_path, 'cartpole-blind', range(3))]
+    assert min(seeing) >= 400 and max(blind) < 200, (seeing, blind)
+
+@pytest.mark.slow
+def test_taxi_learns_sooner_with_replay(tmp_path):
+    "Over five seeds: far ahead in episodes 20 to 200, alike in the last hundred"
+    early, late = {}, {}
+    for name in 'taxi', 'taxi-online':
+        runs = [start(recipe(name, seed=s), tmp_path/f'{name}{s}') for s in range(5)]
+        for r in runs: r.train()
+        returns = np.array([r.agent.journal.returns[:1000] for r in runs])
+        early[name], late[name] = returns[:, 20:200].mean(), returns[:, -100:].mean()
+    assert early['taxi'] > early['taxi-online'] + 100 and abs(late['taxi'] - late['taxi-online']) < 3, (early, late)
