@@ -260,6 +260,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastrl_replay/learners.py'),
                                         'fastrl_replay.learners.R2D2Learner.learn': ( 'learners.html#r2d2learner.learn',
                                                                                       'fastrl_replay/learners.py'),
+                                        'fastrl_replay.learners._both': ('learners.html#_both', 'fastrl_replay/learners.py'),
                                         'fastrl_replay.learners._check_gamma': ('learners.html#_check_gamma', 'fastrl_replay/learners.py'),
                                         'fastrl_replay.learners._copied': ('learners.html#_copied', 'fastrl_replay/learners.py'),
                                         'fastrl_replay.learners._same_shapes': ('learners.html#_same_shapes', 'fastrl_replay/learners.py'),

@@ -155,7 +155,7 @@ class Learner(Pipe):
     def __iter__(self):
         for batch in self.blocks(): yield self.learn(batch)
 
-# %% ../nbs/52_learners.ipynb #a6b65969
+# %% ../nbs/52_learners.ipynb #64fc0e76
 @patch
 def _fresh(self:Learner):
     self.target,self.updates = deepcopy(self.model).requires_grad_(False).eval(),0
@@ -179,16 +179,18 @@ def device(self:Learner):
 def _refresh(self:Learner):
     "Bring the target network up to the model, or part of the way"
     with torch.no_grad():
-        for old,new in zip(self.target.parameters(), self.model.parameters()):   # each once, even where a model shares them
-            if self.tau < 1: old.lerp_(new, self.tau)
-            else: old.copy_(new)
-        for old,new in zip(self.target.buffers(), self.model.buffers()): old.copy_(new)
+        for all in nn.Module.parameters,nn.Module.buffers:   # each once, even where a model has one in two places
+            for old,new in zip(all(self.target), all(self.model)):
+                if self.tau < 1 and old.is_floating_point(): old.lerp_(new, self.tau)
+                else: old.copy_(new)
 
-# %% ../nbs/52_learners.ipynb #79f81d5c
+# %% ../nbs/52_learners.ipynb #121d6f41
 @patch
 def _step(self:Learner, loss, **numbers):
     "Go one step along the gradient of `loss`; the record"
     rate = self._rate()
+    if not loss.requires_grad: raise ValueError(problem(type(self).__name__, 'what the model gives', 'values without a gradient',
+        'values that depend on its parameters', 'no detach() and no no_grad() in its forward'))
     self.opt.zero_grad()
     loss.backward()
     groups = self.opt.param_groups
@@ -206,7 +208,7 @@ def _step(self:Learner, loss, **numbers):
     if self.updates % self.target_every == 0: self._refresh()
     return record
 
-# %% ../nbs/52_learners.ipynb #069e002e
+# %% ../nbs/52_learners.ipynb #497ef03f
 @stage('dqn')
 class DQNLearner(Learner):
     "Deep Q-learning: takes batches, improves `model`, yields records"
@@ -230,8 +232,9 @@ def learn(self:DQNLearner,
     batch:Steps, # [B]
 )->dict: # floats by name
     "One update: loss, norm of the gradient, mean error, mean value"
-    if len(batch.shape) != 1 or not len(batch): raise ValueError(problem('DQNLearner', 'a batch', f'shape {list(batch.shape)}', '[n] rows, at least one',
-        '.r2d2 for sequences'))
+    if isinstance(batch, Sequences): raise TypeError(problem('DQNLearner', 'a batch', f'Sequences {list(batch.shape)}', '[n] rows', '.r2d2 for sequences'))
+    if len(batch.shape) != 1 or not len(batch): raise ValueError(problem('DQNLearner', 'a batch', f'shape {list(batch.shape)}',
+        '[n] rows, at least one'))
     there = batch.to(self.device)
     q,goal = dqn_errors(self.model, self.target, there, self.gamma, self.double)
     loss,td = F.smooth_l1_loss(q, goal, reduction='none'),goal - q.detach()
@@ -261,7 +264,7 @@ def restore(self:Learner, state):
     self.opt.load_state_dict(deepcopy(state['opt']))
     self.updates = state['updates']
 
-# %% ../nbs/52_learners.ipynb #d1499cd1
+# %% ../nbs/52_learners.ipynb #5de901a8
 def r2d2_errors(
     model, # states [B, T, …] and a hidden state → [B, T, actions] and the next one
     target, # the same, older
@@ -274,10 +277,10 @@ def r2d2_errors(
     mine = theirs = batch.hidden if 'hidden' in dir(batch) else model.initial_hidden(len(batch))
     part = batch.train
     with torch.no_grad():
-        if batch.burn_in.shape[1]: mine,theirs = (net(batch.burn_in.state, h)[1] for net,h in ((model,mine),(target,theirs)))
+        if batch.burn_in.shape[1]: mine,theirs = (_both(net(batch.burn_in.state, h))[1] for net,h in ((model,mine),(target,theirs)))
         states = map_leaves(lambda s,s2: torch.cat([s[:,:1], s2], 1), part.state, part.next_state)
-        judged = target(states, theirs)[0][:,1:]
-    values = model(states, mine)[0]
+        judged = _both(target(states, theirs))[0][:,1:]
+    values = _both(model(states, mine))[0]
     q = _taken('r2d2_errors', values[:,:-1], part.action)
     with torch.no_grad():
         after = judged.gather(-1, values[:,1:].argmax(-1, keepdim=True))[...,0]
@@ -285,6 +288,12 @@ def r2d2_errors(
         goal = n_step_targets(part.reward, gamma*(~part.terminated).float(), after, n, part.mask)
         if rescaled: goal = rescale(goal)
     return q,goal
+
+# %% ../nbs/52_learners.ipynb #0b7405c0
+def _both(answer):
+    "Values and the next hidden state, as a network that remembers must give them"
+    if isinstance(answer, tuple) and len(answer) == 2: return answer
+    raise ValueError(problem('r2d2_errors', 'what the model gives', type(answer).__name__, 'values [B, T, actions] and the next hidden state'))
 
 # %% ../nbs/52_learners.ipynb #8e3812f2
 @stage('r2d2')

@@ -40,7 +40,7 @@ class Geometric:
         return max(x, self.end) if self.factor <= 1 else min(x, self.end or math.inf)
     def __repr__(self): return f'Geometric({self.start}, {self.factor}, {self.end})'
 
-# %% ../nbs/51_policies.ipynb #d1b6d419
+# %% ../nbs/51_policies.ipynb #cc96c22e
 class EpsGreedy:
     "The action of the largest value, or with probability `eps` any action"
     def __init__(self,
@@ -60,13 +60,13 @@ class EpsGreedy:
             f'a number, or one for each of {n} environments'))
         dice = self.rng.random((2,n))
         explore = dice[0] < eps
-        try: best,*hidden = self._best(state, hidden, n) if hidden is not None or not self.actions or not explore.all() else (0,)
+        try: best,*hidden = self._best(state, hidden, n) if hidden is not None or not self.actions or not explore.all() else (np.zeros(n, np.int64),)
         except BaseException: self.rng.bit_generator.advance(2**128 - 2*n); raise   # as if it had not been asked
         self.asked += n
         if explore.any(): best = np.where(explore, (dice[1]*self.actions).astype(np.int64), best)
         return (best,*hidden) if hidden else best
 
-# %% ../nbs/51_policies.ipynb #5e786a4c
+# %% ../nbs/51_policies.ipynb #a1bd044b
 @patch
 def _best(self:EpsGreedy, state, hidden, n):
     "The best actions, and the new hidden state if there is one"
@@ -76,10 +76,11 @@ def _best(self:EpsGreedy, state, hidden, n):
     good = isinstance(q, torch.Tensor) and q.dim() == 2 and len(q) == n and (self.actions or q.shape[1]) == q.shape[1] > 0
     if not good: raise ValueError(problem('EpsGreedy', 'values', f'a {type(q).__name__}' + (f' of shape {list(q.shape)}' if isinstance(q, torch.Tensor) else ''),
         f'{[n, self.actions or "actions"]}'.replace("'", '') + (' and a hidden state' if hidden is not None else '')))
+    if math.isnan(q.sum()): raise ValueError(problem('EpsGreedy', 'values', 'NaN among them', 'numbers', 'look at the states, and at the weights of the network'))
     self.actions = q.shape[1]
     return q.argmax(1).cpu().numpy(),*answer[1:]
 
-# %% ../nbs/51_policies.ipynb #89da2e30
+# %% ../nbs/51_policies.ipynb #ac8cd750
 def _how_many(state):
     "The number of environments, whatever their states are"
     while not isinstance(state, torch.Tensor): state = next(iter(state.values())) if isinstance(state, dict) else state[0]
@@ -92,7 +93,8 @@ def eps_now(self:EpsGreedy):
 
 def _probability(eps):
     "`eps` itself; an error where it is none, or has one that isn't"
-    fine = 0 <= eps <= 1 if type(eps) in (float,int) else np.all((np.asarray(eps) >= 0) & (np.asarray(eps) <= 1))
+    try: fine = 0 <= eps <= 1 if type(eps) in (float,int) else np.all((np.asarray(eps, float) >= 0) & (np.asarray(eps, float) <= 1))
+    except (TypeError,ValueError): fine = False
     if not fine: raise ValueError(problem('EpsGreedy', 'eps', eps, 'a probability', 'from 0 (always the best action) to 1 (always any)'))
     return eps
 

@@ -1,6 +1,5 @@
 """The command fastrl-replay, as a person or a script meets it: what it prints, leaves behind, survives and repeats."""
 import json, os, re, signal, subprocess, sys, time
-from pathlib import Path
 
 import numpy as np, pytest, torch
 

@@ -16,7 +16,6 @@ from strategies import cases
 Box,Discrete,nan,inf = spaces.Box,spaces.Discrete,float('nan'),float('inf')
 WIDE = Box(-np.inf, np.inf, (2,), np.float64)
 torch.set_num_threads(1)
-def bug(reason): return pytest.mark.xfail(strict=True, reason=reason)
 def sgd(lr=.1, **kw): return lambda params: torch.optim.SGD(params, lr=lr, **kw)
 
 # ---- rows, networks, and what is easy to say about them ----
@@ -66,6 +65,7 @@ class Plain:
     def step(self, grads):
         norm = self.adam.step(self.w, grads, self.lr(self.updates) if callable(self.lr) else self.lr, self.max_norm)
         self.updates += 1
+        self.refresh()
         return norm
 
 # ---- a table ----
@@ -120,7 +120,7 @@ def test_nothing_is_written_beside_the_table(place, wrong, start):
     rows = fill(6, Discrete(5)); rows['state'] += start; rows['next_state'] += start
     rows[place][4] = wrong + start if abs(wrong) < 10 and place != 'action' else wrong
     learner = QLearner([], table)
-    with pytest.raises(ValueError, match=r'^QLearner: row 4 is outside the table; got state'): learner.learn(Steps(rows))
+    with pytest.raises(ValueError, match=r'^QLearner: row 4 is outside the table.*; got state'): learner.learn(Steps(rows))
     assert (around == 7).all() and learner.updates == 0
 
 @pytest.mark.parametrize('kind', ['int32','uint8','int8','uint64'])
@@ -144,16 +144,15 @@ def test_what_a_table_refuses():
     with pytest.raises(ValueError, match=r'QLearner: the checkpoint is of another model: table; got \[5, 3\]; expected \[6, 3\]'): b.load_state_dict(state_of(a))
 
 @pytest.mark.parametrize('rows', [
-    pytest.param(fill(1, Discrete(5))[0:1].reshape(()), id='one row', marks=bug('numba TypingError of 100 lines: check len(batch.shape) == 1')),
-    pytest.param(fill(6, Discrete(5)).reshape(2,3), id='sequences', marks=bug('numba TypingError: check len(batch.shape) == 1')),
-    pytest.param(fill(6), id='box', marks=bug('numba TypingError: check that state and action are whole numbers, one a row')),
-    pytest.param(fill(6, spaces.MultiDiscrete([5])), id='multidiscrete', marks=bug('numba TypingError: the same')),
-    pytest.param(fill(6, Discrete(5), Box(0, 2, ())), id='float actions', marks=bug('numba TypingError: the same'))])
+    pytest.param(fill(1, Discrete(5))[0:1].reshape(()), id='one row'),
+    pytest.param(fill(6, Discrete(5)).reshape(2,3), id='sequences'),
+    pytest.param(fill(6), id='box'),
+    pytest.param(fill(6, spaces.MultiDiscrete([5])), id='multidiscrete'),
+    pytest.param(fill(6, Discrete(5), Box(0, 2, ())), id='float actions')])
 def test_rows_that_no_table_can_learn_from(rows):
     "Are refused by name"
     with pytest.raises((TypeError,ValueError), match='^QLearner: '): QLearner([], QTable(Discrete(5), Discrete(3))).learn(Steps(rows))
 
-@bug('q_update writes NaN into the table; refuse a reward or discount that is not finite, as DQNLearner does')
 def test_a_table_refuses_nan():
     "As networks do: before anything is written"
     rows,table = fill(6, Discrete(5)),QTable(Discrete(5), Discrete(3))
@@ -169,7 +168,6 @@ class PlainDQN(Plain):
         hidden = [math.tanh(math.fsum(x*y for x,y in zip(row, s)) + b) for row,b in zip(w[0], w[1])]
         return hidden,[math.fsum(x*y for x,y in zip(row, hidden)) + b for row,b in zip(w[2], w[3])]
     def learn(self, rows, gamma, double):
-        self.refresh()
         grads,loss,tds,qs,B = [x*0 for x in self.w],0.,[],[],len(rows)
         for r in rows:
             a,s = int(r['action']),r['state'].tolist()
@@ -233,15 +231,14 @@ def test_what_the_replay_hears_is_what_the_loop_says(kind, alpha, beta):
 @pytest.mark.parametrize('every', [1, 2, 3, 7])
 @pytest.mark.parametrize('tau', [1., .25])
 def test_when_the_target_is_refreshed(every, tau):
-    "Before the updates 0, every, 2·every, …, by the model as it is then; also after a checkpoint in between"
+    "After every `every` updates, by the model as it is then; also after a checkpoint in between"
     def make(): return DQNLearner([Steps(fill(5, seed=k)) for k in range(16)], mlp(), lr=.05, target_every=every, tau=tau)
     for stop in 0,1,every,every+1:
         learner = make()
-        target,model = arrays(learner.target),arrays(learner.model)
+        target = arrays(learner.target)
         for k,_ in enumerate(islice(learner, 16)):
-            if k % every == 0: target = [a + tau*(b - a) for a,b in zip(target, model)]
+            if (k+1) % every == 0: target = [a + tau*(b - a) for a,b in zip(target, arrays(learner.model))]
             close(arrays(learner.target), target, 1e-12)
-            model = arrays(learner.model)
             if k == stop: saved = state_of(learner)
         other = make()
         other.load_state_dict(saved)
@@ -323,7 +320,6 @@ class PlainR2D2(Plain):
         h = torch.sigmoid(o)*torch.tanh(c)
         return Wo @ h + bo,h,c
     def learn(self, batch, gamma, n, rescaled):
-        self.refresh()
         w,old,gamma = [torch.tensor(x, requires_grad=True) for x in self.w],[torch.tensor(x) for x in self.target],float(np.float32(gamma))
         rows,burn,total,tds,qs = batch.rows,batch._split,0,[],[]
         for b in range(len(rows)):
@@ -438,7 +434,6 @@ def test_dueling_and_other_memories():
         for _ in range(30): record = learner.learn(replay.sample())
         assert not any(torch.equal(before[k], v) for k,v in net.state_dict().items() if 'bias_hh' not in k) and math.isfinite(record['loss'])
 
-@bug("F.one_hot refuses the zeros of padding where a space doesn't begin at 0: let numbers outside the space be all zeros, (x[...,None]-start == arange(n)).float()")
 @pytest.mark.parametrize('space', [Discrete(4, start=2), Discrete(4, start=-9), spaces.MultiDiscrete([3,3], start=[1,1])])
 def test_padded_states_of_any_space(space):
     "An episode shorter than a sequence, in a space without a 0"
@@ -486,7 +481,6 @@ def test_a_chain_goes_on_from_a_file(kind):
         for x,y in (a.model,b.model),(a.target,b.target): assert same(weights(x), weights(y))
         assert same(a.opt.state_dict(), b.opt.state_dict())
 
-@bug('GymStepper.snapshot leaves the policy out, so a resumed chain meets other dice: save policy.state_dict() there where it has one (and asked, for its schedule)')
 @pytest.mark.parametrize('kind', ['dqn','r2d2'])
 def test_one_state_dict_is_enough(kind):
     "As 52_learners and the contract say: the whole of training is one chain, saved by one state_dict"
@@ -552,7 +546,6 @@ def test_a_checkpoint_of_another_model():
     with pytest.raises(ValueError, match='R2D2Learner: this state belongs to another stage; got DQNLearner'): R2D2Learner([], recurrent()).load_state_dict(state_of(DQNLearner([], mlp())))
 
 @pytest.mark.parametrize('case', ['sgd','frozen'])
-@bug('check_state looks at the model only: compare the optimizer too (its class, groups and sizes), before anything is restored')
 def test_a_checkpoint_of_another_optimizer(case):
     "Is refused when it is loaded, and nothing has changed"
     a,b = DQNLearner([Steps(fill(5))]*3, mlp(), optimizer=sgd() if case == 'sgd' else None),mlp(1)
@@ -563,7 +556,6 @@ def test_a_checkpoint_of_another_optimizer(case):
     with pytest.raises(ValueError, match='^DQNLearner: '): b.load_state_dict(state_of(a))
     assert same(state_of(b), before)
 
-@bug("a schedule of numpy's floats finds its way into the optimizer's groups, and torch.load(weights_only=True) refuses the file: float(self.lr(…))")
 def test_a_schedule_of_numpys_floats_can_be_saved():
     "As all others"
     learner = DQNLearner([Steps(fill(5))]*3, mlp(), lr=lambda k: 1e-3*np.exp(-k/10))
@@ -611,7 +603,6 @@ def test_huge_errors_that_are_numbers_are_learned():
     for _ in range(3): record = learner.learn(replay.sample())
     assert record['td'] == pytest.approx(1e30, rel=1e-5) and all(torch.isfinite(v).all() for v in learner.model.state_dict().values())
 
-@bug('the refresh comes before the update and is not undone: with tau < 1 it is done again at the next try')
 def test_a_refused_batch_was_never_there():
     "With a soft target too: those that met it learn as those that did not"
     a,b = (DQNLearner([], mlp(), target_every=1, tau=.5, lr=.1) for _ in 'ab')
@@ -620,7 +611,6 @@ def test_a_refused_batch_was_never_there():
     with pytest.raises(ValueError): a.learn(Steps(bad))
     assert a.learn(Steps(good)) == b.learn(Steps(good)) and same(weights(a.target), weights(b.target))
 
-@bug("weights become NaN without a word: check the schedule's number before opt.step()")
 def test_a_schedule_that_is_no_number():
     "Is refused before it reaches the weights"
     learner = DQNLearner([], mlp(), lr=lambda k: nan if k else 1e-3)
@@ -656,13 +646,14 @@ class Tied(nn.Module):
         self.b.weight = self.a.weight
     def forward(self, x): return self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))
 
-@pytest.mark.parametrize('tau', [1., pytest.param(.25, marks=bug('_refresh walks over state_dict, where a shared tensor stands twice: walk over parameters() and buffers()'))])
+@pytest.mark.parametrize('tau', [1., .25])
 def test_shared_parameters(tau):
     "Are moved once, in the model and in its copy, and stay shared"
     learner = DQNLearner([], Tied(), lr=.1, tau=tau, target_every=1)
     for k in range(4):
-        expected = [a + tau*(b - a) for a,b in zip(arrays(learner.target), arrays(learner.model))]
+        before = arrays(learner.target)
         learner.learn(Steps(fill(5, seed=k)))
+        expected = [a + tau*(b - a) for a,b in zip(before, arrays(learner.model))]
         close(arrays(learner.target), expected)
     assert learner.target.a.weight is learner.target.b.weight and learner.model.a.weight is learner.model.b.weight
 
@@ -675,12 +666,10 @@ def test_buffers_follow_the_model():
     for tau in 1.,.5:
         learner = DQNLearner([Steps(fill(6, Box(-9, 9, (2,)), seed=i)) for i in range(9)], with_norm(nn.BatchNorm1d(5)), target_every=1, tau=tau)
         for _ in learner: pass
-        learner._refresh()
         mine,theirs = learner.model[1],learner.target[1]
         assert theirs.num_batches_tracked == mine.num_batches_tracked == 18
         assert torch.equal(theirs.running_mean, mine.running_mean) == (tau == 1)
 
-@bug('the target network is in training mode: BatchNorm changes it between refreshes. self.target.eval() in _fresh')
 def test_the_target_stands_still_between_refreshes():
     "Its buffers too"
     learner = DQNLearner([], with_norm(nn.BatchNorm1d(5)), target_every=100)
@@ -689,7 +678,6 @@ def test_the_target_stands_still_between_refreshes():
     learner.learn(Steps(fill(6, Box(-9, 9, (2,)), seed=1)))
     assert same(weights(learner.target), before)
 
-@bug('the target network is in training mode: Dropout gives it other values each time. self.target.eval() in _fresh')
 def test_the_target_has_no_dice():
     "A network with Dropout is asked twice"
     learner,rows = DQNLearner([], with_norm(nn.Dropout(.5)), double=False),Steps(fill(6, Box(-9, 9, (2,))))
@@ -751,14 +739,13 @@ WRONG = dict(one_number=(lambda q: q[:,0], {}), an_axis_more=(lambda q: q[:,None
     no_gradient=(lambda q: q.detach(), {}), action_as_a_list=(lambda q: q, dict(action=Box(0, 2, (1,), np.int64))), a_row_less=(lambda q: q[:-1], {}),
     a_fractional_action=(lambda q: q, dict(action=Box(0, 2, ()))), whole_numbers=(lambda q: q.long(), {}))
 
-@pytest.mark.parametrize('case', [pytest.param(k, marks=bug("torch's own words, or none at all: compare batch.shape, action.dtype and the model's answer [B, actions] in dqn_errors")) for k in WRONG])
+@pytest.mark.parametrize('case', [k for k in WRONG])
 def test_a_wrong_model_is_told_by_name(case):
     "What the model gave, and what was expected; fractions are no actions"
     bend,kw = WRONG[case]
     with pytest.raises((TypeError,ValueError), match='^(DQNLearner|dqn_errors): .*got .*expected'): DQNLearner([], Says(bend)).learn(Steps(fill(6, **kw)))
 
 @pytest.mark.parametrize('action', [3, -1, 10**12])
-@bug("torch's 'index 3 is out of bounds for dimension 1 with size 3', without the stage (on a GPU: an assertion that kills the process)")
 def test_an_action_that_the_model_does_not_have(action):
     "Stage, action, how many there are"
     rows = fill(6); rows['action'][2] = action
@@ -766,14 +753,12 @@ def test_an_action_that_the_model_does_not_have(action):
 
 @pytest.mark.parametrize('rows', [pytest.param(lambda: Steps(fill(6))[0], id='one row'), *(pytest.param(lambda T=T: Steps(fill(4*T).reshape(4,T)), id=f'[4, {T}]') for T in (1,2,3,5)),
     pytest.param(lambda: Steps(fill(0)), id='no rows')])
-@bug("[B, T] with T <= actions is learned from in silence, with the values of wrong steps; else torch's own words. Check len(batch.shape) == 1 and len(batch)")
 def test_dqn_wants_a_batch_of_rows(rows):
     "Sequences, a single row and no row at all are refused by name"
     batch = rows()
     if batch.shape: batch.rows['action'] = 0   # any action is inside
     with pytest.raises((TypeError,ValueError), match='^DQNLearner: a batch'): DQNLearner([], mlp()).learn(batch)
 
-@bug('sequences of as many steps as there are actions are learned from in silence, without their weights')
 def test_dqn_refuses_a_replay_of_sequences():
     "By name, before the first update"
     pipe = SequenceReplay([Steps(tale([9,-9]))], 2, 50, length=3, burn_in=0, overlap=0, seed=0).dqn(mlp())
@@ -792,7 +777,6 @@ def test_what_r2d2_refuses():
     with pytest.raises(TypeError, match='R2D2Learner: a batch'): list(PrioritizedReplay([Steps(fill(9))], 2, 20).r2d2(recurrent()))
 
 @pytest.mark.parametrize('case', ['size','answer','alone'])
-@bug("torch's own words: compare the stored memory with model.initial_hidden(B), and the model's answer with [B, T, actions]")
 def test_a_recurrent_model_that_does_not_fit_is_told_by_name(case):
     "Another size than the policy's; values of another shape; values without a memory"
     class Bent(nn.Module):
@@ -802,14 +786,13 @@ def test_a_recurrent_model_that_does_not_fit_is_told_by_name(case):
     with pytest.raises((TypeError,ValueError), match='^(R2D2Learner|r2d2_errors): '): R2D2Learner([], recurrent(size=7) if case == 'size' else Bent()).learn(replay.sample())
 
 @pytest.mark.parametrize('kw', [dict(target_every=0), dict(target_every=nan), dict(tau=0.), dict(tau=1.1), dict(tau=nan), dict(lr=-1.),
-    *(pytest.param(kw, marks=bug('not checked when the stage is made')) for kw in (dict(target_every=1.5), dict(gamma=nan), dict(gamma=-1.), dict(max_norm=-1.), dict(max_norm=nan), dict(max_norm=None)))], ids=str)
+    *(kw for kw in (dict(target_every=1.5), dict(gamma=nan), dict(gamma=-1.), dict(max_norm=-1.), dict(max_norm=nan), dict(max_norm=None)))], ids=str)
 def test_settings_are_checked_early(kw):
     "When the stage is made; a negative norm would turn every gradient around"
     for make in (lambda: DQNLearner([], mlp(), **kw)),(lambda: R2D2Learner([], recurrent(), **kw)):
         with pytest.raises((TypeError,ValueError)): make()
 
 @pytest.mark.parametrize('n', [0, -1, 1.5, None])
-@bug('n is looked at in the first update only')
 def test_n_is_checked_early(n):
     "When the stage is made"
     with pytest.raises((TypeError,ValueError), match='^R2D2Learner: n'): R2D2Learner([], recurrent(), n=n)
