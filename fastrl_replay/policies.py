@@ -66,7 +66,7 @@ class EpsGreedy:
         if explore.any(): best = np.where(explore, (dice[1]*self.actions).astype(np.int64), best)
         return (best,*hidden) if hidden else best
 
-# %% ../nbs/51_policies.ipynb #a1bd044b
+# %% ../nbs/51_policies.ipynb #ef106c14
 @patch
 def _best(self:EpsGreedy, state, hidden, n):
     "The best actions, and the new hidden state if there is one"
@@ -76,7 +76,7 @@ def _best(self:EpsGreedy, state, hidden, n):
     good = isinstance(q, torch.Tensor) and q.dim() == 2 and len(q) == n and (self.actions or q.shape[1]) == q.shape[1] > 0
     if not good: raise ValueError(problem('EpsGreedy', 'values', f'a {type(q).__name__}' + (f' of shape {list(q.shape)}' if isinstance(q, torch.Tensor) else ''),
         f'{[n, self.actions or "actions"]}'.replace("'", '') + (' and a hidden state' if hidden is not None else '')))
-    if math.isnan(q.sum()): raise ValueError(problem('EpsGreedy', 'values', 'NaN among them', 'numbers', 'look at the states, and at the weights of the network'))
+    if math.isnan(q.detach().sum()): raise ValueError(problem('EpsGreedy', 'values', 'NaN among them', 'numbers', 'look at the states, and at the weights of the network'))
     self.actions = q.shape[1]
     return q.argmax(1).cpu().numpy(),*answer[1:]
 

@@ -6,7 +6,7 @@
 __all__ = ['LEARNERS', 'MEMORIES', 'SettingsError', 'as_value', 'like_this', 'Recipe', 'parse', 'resolved', 'nearest', 'on_top',
            'recipes', 'recipe', 'Journal', 'Observe', 'make_env', 'Agent', 'evaluate']
 
-# %% ../nbs/60_recipes.ipynb #b60d7253
+# %% ../nbs/60_recipes.ipynb #485dbbe3
 import difflib, re
 from configparser import ConfigParser, Error as ConfigError
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pathlib import Path
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import problem
+from .core import Steps, problem
 from .envs import GymStepper
 from .learners import QLearner, QTable
 from .nstep import NStep
@@ -168,23 +168,30 @@ def recipe(
     changes = {k: as_value(v) if isinstance(v, str) else v for k,v in changes.items()}
     return _on_top(all[name], Recipe(name, '', changes, {}))
 
-# %% ../nbs/60_recipes.ipynb #8c390fef
+# %% ../nbs/60_recipes.ipynb #acf142c6
 @stage('journal')
 class Journal(Pipe):
-    "Lets blocks pass; counts steps, and keeps the returns of finished episodes"
+    "Lets blocks pass, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes"
     _buffers = ('watch',)
     def __init__(self,
         source, # a pipe of single steps
+        max_steps:float=float('inf'), # end when so many were made, in all passes
+        max_episodes:float=float('inf'), # end when so many have ended, in all passes
     ):
         super().__init__(source)
+        self.max_steps,self.max_episodes = max_steps,max_episodes
         self.steps,self.ends,self.returns,self.fresh = 0,[],[],True   # fresh: is every environment between two episodes?
         self._fresh()
     def _fresh(self): self.watch = None   # called with the number of rows of each block
     def __iter__(self):
+        if self.over: return
         for steps in self.blocks():
             self._write(steps.rows.reshape(-1))
             if self.watch: self.watch(len(steps))
             yield steps
+            if self.over: return
+    @property
+    def over(self): return self.steps >= self.max_steps or len(self.returns) >= self.max_episodes
     def snapshot(self): return dict(steps=self.steps, fresh=self.fresh, ends=torch.tensor(self.ends, dtype=torch.int64),
         returns=torch.tensor(self.returns, dtype=torch.float64))
     def restore(self, state):
@@ -224,7 +231,7 @@ def make_env(
     n = env.observation_space.shape
     return env if n == (len(which),) and which == tuple(range(len(which))) else Observe(env, which)
 
-# %% ../nbs/60_recipes.ipynb #56013d1a
+# %% ../nbs/60_recipes.ipynb #cbfedf7d
 class Agent:
     "A pipeline that learns, built from settings; iterate over `pipe` to train"
     def __init__(self,
@@ -238,11 +245,11 @@ class Agent:
         self.policy = EpsGreedy(self.model, _exploration(self), [s['seed'],1], s.get('device'))
         one = partial(make_env, s)
         self.stepper = GymStepper(one if s['envs'] == 1 else [one]*s['envs'], self.policy, s['seed'])
-        self.journal = self.stepper.journal()
+        self.journal = self.stepper.journal(s['steps'], s.get('episodes', float('inf')))
         self.pipe = LEARNERS[s['learner']][1](self)
         self.memory = None if s['memory'] == 'none' else self.pipe.source
 
-# %% ../nbs/60_recipes.ipynb #ed7c1872
+# %% ../nbs/60_recipes.ipynb #697261b1
 def _check(s):
     "Settings that don't go together are an error before anything begins"
     nearest('recipe', 'learner', s['learner'], LEARNERS)
@@ -251,10 +258,10 @@ def _check(s):
         f"memory = {s['memory']} needs the setting 'alpha', which this recipe doesn't have", remedy='like = cartpole-per'))
     if s['steps'] <= s.get('warmup', 0): raise SettingsError(problem('recipe', "setting 'steps'", _text(s['steps']),
         f"more than the warmup of {_text(s['warmup'])}", '--set warmup=…'))
-    for key in 'envs','report_every','eval_every','save_every','eval_episodes','threads':
-        if s[key] < 1: raise SettingsError(problem('recipe', f'setting {key!r}', s[key], 'at least 1'))
+    for key in 'envs','train_every','report_every','eval_every','save_every','eval_episodes','threads':
+        if s.get(key, 1) < 1: raise SettingsError(problem('recipe', f'setting {key!r}', s[key], 'at least 1'))
 
-# %% ../nbs/60_recipes.ipynb #66157ecd
+# %% ../nbs/60_recipes.ipynb #d230cc58
 def _schedule(s, name, count):
     "A number that goes from `name` to `name_end`, if there is such a setting"
     return Linear(s[name], s[name + '_end'], max(count, 1)) if name + '_end' in s else s[name]
@@ -265,30 +272,35 @@ def _network(s, observations, actions):
     hidden = s['network'] if isinstance(s['network'], tuple) else (s['network'],)
     return value_net(observations, actions, hidden, s['dueling']).to(s['device'])
 
+def _gathered(self):
+    "Steps, several blocks as one where they are made in bursts"
+    blocks = self.settings.get('train_every', 1)//self.settings['envs']
+    return self.journal.batch(blocks, wrapper_class=Steps.cat) if blocks > 1 else self.journal   # torch's own stage
+
 def _dqn(self):
-    s,steps = self.settings,self.journal
+    s,steps = self.settings,_gathered(self)
     if s['n_step'] > 1: steps = NStep(steps, s['n_step'], s['gamma'])
     common = dict(bs=s['bs'], max_sz=s['max_sz'], ratio=s['ratio'], warmup=s['warmup'], seed=s['seed'])
     if s['memory'] == 'uniform': batches = ExperienceReplay(steps, **common)
     else: batches = PrioritizedReplay(steps, kind=s['memory'], alpha=s['alpha'], beta=_schedule(s, 'beta', _updates(s)), **common)
     return batches.dqn(self.model, s['gamma'], _schedule(s, 'lr', _updates(s)), s['double'], s['target_every'], s['tau'], s['max_norm'])
 
-# %% ../nbs/60_recipes.ipynb #35b4a9ff
+# %% ../nbs/60_recipes.ipynb #73d20f35
 def _recurrent(s, observations, actions):
     if not isinstance(s['network'], int): raise SettingsError(problem('recipe', "setting 'network'", _text(s['network']), 'one size, of the LSTM'))
     return RecurrentNet(observations, actions, s['network'], s['dueling']).to(s['device'])
 
 def _r2d2(self):
     s = self.settings
-    sequences = SequenceReplay(self.journal, bs=s['bs'], max_sz=s['max_sz'], length=s['length'], burn_in=s['burn_in'], overlap=s['overlap'],
+    sequences = SequenceReplay(_gathered(self), bs=s['bs'], max_sz=s['max_sz'], length=s['length'], burn_in=s['burn_in'], overlap=s['overlap'],
         eta=s['eta'], alpha=s['alpha'], beta=s['beta'], state=s['state'], ratio=s['ratio'], warmup=s['warmup'], seed=s['seed'])
     return sequences.r2d2(self.model, s['gamma'], s['n_step'], _schedule(s, 'lr', _updates(s)), s['rescaled'], s['target_every'], s['tau'], s['max_norm'])
 
-# %% ../nbs/60_recipes.ipynb #1ab0bc2e
+# %% ../nbs/60_recipes.ipynb #cf28c8ab
 def _table(s, observations, actions): return QTable(observations, actions)
 
 def _tabular(self):
-    s,steps = self.settings,self.journal
+    s,steps = self.settings,_gathered(self)
     how = self.model,s['gamma'],s['lr']
     if s['memory'] == 'none': return steps.q_learn(*how)
     if s['learn_new']: steps = steps.map(_AsTheyCome(QLearner([], *how)))
@@ -304,19 +316,13 @@ class _AsTheyCome:
 LEARNERS = dict(dqn=(_network,_dqn), r2d2=(_recurrent,_r2d2), table=(_table,_tabular))   # name → (model, pipeline)
 MEMORIES = dict(dqn=('uniform','proportional','rank'), r2d2=('sequences',), table=('uniform','none'))
 
-# %% ../nbs/60_recipes.ipynb #50915847
+# %% ../nbs/60_recipes.ipynb #ad19461d
 def _exploration(agent):
     "How often to act at random: by steps, or where the settings have a factor, by episodes"
     s = agent.settings
     if 'eps_factor' not in s: return Linear(s['eps_start'], s['eps_end'], s['eps_steps'])
     schedule = Geometric(s['eps_start'], s['eps_factor'])
     return lambda asked: schedule(len(agent.journal.returns))
-
-@patch(as_prop=True)
-def over(self:Agent)->bool:
-    "Has it made all its steps or episodes?"
-    j,s = self.journal,self.settings
-    return j.steps >= s['steps'] or len(j.returns) >= s.get('episodes', float('inf'))
 
 # %% ../nbs/60_recipes.ipynb #1a317b56
 def evaluate(

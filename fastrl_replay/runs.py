@@ -41,7 +41,7 @@ def load_checkpoint(
     except FileNotFoundError: raise SettingsError(problem('run', 'no checkpoint', path, remedy='the run was stopped before its first one; start it again')) from None
     except Exception as e: raise SettingsError(problem('run', f'{path} can\'t be read as a checkpoint', ' '.join(str(e).split())[:200])) from e
 
-# %% ../nbs/61_runs.ipynb #b77b9f80
+# %% ../nbs/61_runs.ipynb #c75fc486
 class Run:
     "An agent at work in a directory"
     def __init__(self,
@@ -61,21 +61,21 @@ class Run:
         agent,journal,self.show = self.agent,self.agent.journal,show or Silent()
         torch.set_num_threads(self.settings['threads'])
         journal.watch,self.began = self.show.tick,perf_counter() - self.wall
-        for record in (agent.pipe if not agent.over else ()):
+        for record in agent.pipe:
             self.count += 1
             for k,v in record.items(): self.sums[k] = self.sums.get(k, 0.) + v
             if journal.steps >= self.next: self._attend()
-            if agent.over or (self.stop or self.unsaved) and agent.resumable:
+            if (self.stop or self.unsaved) and agent.resumable:
                 self.save()
-                if self.stop or agent.over: break
-        return None if not agent.over else self._finish()
+                if self.stop: return None
+        return self._finish()
 
 class Silent:
     "Shows nothing; the methods that any display has"
     def tick(self, rows): "`rows` more steps were made"
     def report(self, line:dict): "A line of metrics was written"
 
-# %% ../nbs/61_runs.ipynb #8ba55ac7
+# %% ../nbs/61_runs.ipynb #77de4530
 @patch
 def _due(self:Run):
     "The step at which something is to be done again"
@@ -88,7 +88,7 @@ def _attend(self:Run):
     due = [what for what in self.last if steps//self.settings[f'{what}_every'] > self.last[what]//self.settings[f'{what}_every']]
     for what in due: self.last[what] = steps
     if 'report' in due: self.report()
-    if 'eval' in due and not self.agent.over: self.evaluate()   # at the end there is another one anyway
+    if 'eval' in due and not self.agent.journal.over: self.evaluate()   # at the end there is another one anyway
     self.unsaved |= 'save' in due
     self._due()
 
@@ -151,7 +151,7 @@ def read_metrics(
         except json.JSONDecodeError: pass
     return lines
 
-# %% ../nbs/61_runs.ipynb #e124affb
+# %% ../nbs/61_runs.ipynb #d4a4adff
 def start(
     recipe, # a Recipe
     out=None, # the directory; None: a new one in runs/
@@ -177,7 +177,7 @@ def resume(
     config = read_config(out)
     if steps: config['settings']['steps'] = steps
     run = Run(out, config['recipe'], config['settings']).load()
-    if run.agent.over: raise SettingsError(problem('run', f'{out} has made all its steps', f'{run.agent.journal.steps:_}', remedy='more --steps'))
+    if run.agent.journal.over: raise SettingsError(problem('run', f'{out} has made all its steps', f'{run.agent.journal.steps:_}', remedy='more --steps'))
     if steps: write_whole(run.out/'config.json', json.dumps(config, indent=2))
     lines = [m for m in read_metrics(out) if m['env_steps'] <= run.agent.journal.steps]
     write_whole(run.out/'metrics.jsonl', ''.join(json.dumps(m) + '\n' for m in lines))
