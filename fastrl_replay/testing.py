@@ -140,7 +140,7 @@ def through_file(state:dict)->dict: # the same state
     file.seek(0)
     return torch.load(file, weights_only=True)
 
-# %% ../nbs/02_testing.ipynb #2ba38a76
+# %% ../nbs/02_testing.ipynb #247be3a2
 def _check_passes(make, n):
     a,b = make(n),make(n)
     for which in 'first','second':
@@ -156,7 +156,7 @@ def _check_continues(make, n):
         state = a.state_dict()
         loaded,then = through_file(state),through_file(state)
         b.load_state_dict(loaded)
-        x,y = list(islice(it, 12)),list(islice(b, 12))
+        x,y = list(islice(it, 11)),list(islice(b, 11))   # not 12: the scripts begin again every six steps, and sums may be then what they were
         assert same(x, y), f'{a!r}: after {k} items, a restored chain gives other items than the saved one'
         assert same(through_file(state), then), f'{a!r}: a state that was taken changes while the chain goes on; snapshot must give copies'
         assert same(loaded, then), f'{a!r}: a chain that goes on changes the state that it was restored from; restore must take copies'
