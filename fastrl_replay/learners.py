@@ -55,6 +55,17 @@ def discounts(
     "What the value of each next state counts for: the column `discount`, or else γ where the episode has not terminated"
     return batch.discount if 'discount' in batch.dtype.names else gamma*(~batch.terminated).float()
 
+# %% ../nbs/52_learners.ipynb #6c0ffd87
+def _check_gamma(stage, gamma):
+    if not 0 <= gamma <= 1: raise ValueError(problem(stage, 'gamma', gamma, 'a number from 0 to 1'))
+
+def _same_shapes(stage, saved, mine):
+    "A checkpoint must have our tensors, by name and shape"
+    saved,mine = ({k: list(v.shape) for k,v in d.items()} for d in (saved,mine))
+    for k in dict.fromkeys([*mine, *saved]):
+        if saved.get(k) != mine.get(k): raise ValueError(problem(stage, f'the checkpoint is of another model: {k}',
+            saved.get(k, 'not there'), mine.get(k, 'no such tensor'), 'build the model that was saved'))
+
 # %% ../nbs/52_learners.ipynb #8df9d5d5
 @stage('q_learn')
 class QLearner(Pipe):
@@ -74,7 +85,7 @@ class QLearner(Pipe):
     def check_state(self, state): _same_shapes('QLearner', dict(table=state['values']), dict(table=torch.from_numpy(self.table.values)))
     def restore(self, state): self.table.values[:],self.updates = state['values'].numpy(),state['updates']
 
-# %% ../nbs/52_learners.ipynb #cadde57c
+# %% ../nbs/52_learners.ipynb #2d11ba0e
 @patch
 def learn(self:QLearner,
     batch:Steps, # rows of any kind
@@ -94,16 +105,6 @@ def learn(self:QLearner,
     if batch._replay is not None: batch.update_priorities(td)
     self.updates += 1
     return dict(td=float(np.abs(td).mean()), q=float(t.values[rows['state'] - t.first, rows['action']].mean()))
-
-def _check_gamma(stage, gamma):
-    if not 0 <= gamma <= 1: raise ValueError(problem(stage, 'gamma', gamma, 'a number from 0 to 1'))
-
-def _same_shapes(stage, saved, mine):
-    "A checkpoint must have our tensors, by name and shape"
-    saved,mine = ({k: list(v.shape) for k,v in d.items()} for d in (saved,mine))
-    for k in dict.fromkeys([*mine, *saved]):
-        if saved.get(k) != mine.get(k): raise ValueError(problem(stage, f'the checkpoint is of another model: {k}',
-            saved.get(k, 'not there'), mine.get(k, 'no such tensor'), 'build the model that was saved'))
 
 # %% ../nbs/52_learners.ipynb #f331f78b
 def _taken(stage, values, action):
@@ -208,7 +209,7 @@ def _step(self:Learner, loss, **numbers):
     if self.updates % self.target_every == 0: self._refresh()
     return record
 
-# %% ../nbs/52_learners.ipynb #497ef03f
+# %% ../nbs/52_learners.ipynb #31789899
 @stage('dqn')
 class DQNLearner(Learner):
     "Deep Q-learning: takes batches, improves `model`, yields records"
@@ -227,6 +228,7 @@ class DQNLearner(Learner):
         self.gamma,self.double = gamma,double
         super().__init__(source, model, lr, target_every, tau, max_norm, optimizer)
 
+# %% ../nbs/52_learners.ipynb #2c6100df
 @patch
 def learn(self:DQNLearner,
     batch:Steps, # [B]
@@ -264,7 +266,7 @@ def restore(self:Learner, state):
     self.opt.load_state_dict(deepcopy(state['opt']))
     self.updates = state['updates']
 
-# %% ../nbs/52_learners.ipynb #5de901a8
+# %% ../nbs/52_learners.ipynb #e25b52bd
 def r2d2_errors(
     model, # states [B, T, …] and a hidden state → [B, T, actions] and the next one
     target, # the same, older
@@ -274,7 +276,8 @@ def r2d2_errors(
     rescaled:bool=True, # are the model's values on the scale of `rescale`?
 )->tuple: # Q of what was done, with its gradient, and what it should have been: [B, length - burn_in]
     "Values and targets of the steps behind the burn-in"
-    mine = theirs = batch.hidden if 'hidden' in dir(batch) else model.initial_hidden(len(batch))
+    stored = getattr(batch, 'hidden', None)
+    mine = theirs = model.initial_hidden(len(batch)) if stored is None else stored
     part = batch.train
     with torch.no_grad():
         if batch.burn_in.shape[1]: mine,theirs = (_both(net(batch.burn_in.state, h))[1] for net,h in ((model,mine),(target,theirs)))
@@ -318,7 +321,7 @@ class R2D2Learner(Learner):
         self.gamma,self.n,self.rescaled = gamma,n,rescaled
         super().__init__(source, model, lr, target_every, tau, max_norm, optimizer)
 
-# %% ../nbs/52_learners.ipynb #5630a501
+# %% ../nbs/52_learners.ipynb #35970bed
 @patch
 def learn(self:R2D2Learner,
     batch:Sequences, # [B, length]
@@ -340,7 +343,7 @@ def _check(self:R2D2Learner, batch):
         'Sequences [B, length]', 'put it after .sequence_replay(...)'))
     if 'discount' in batch.dtype.names: raise ValueError(problem('R2D2Learner', 'rows of several steps', "a column 'discount'",
         'single steps', f'leave .n_step out; the learner sums {self.n} rewards itself (n={self.n})'))
-    if 'hidden' not in dir(batch): return
+    if getattr(batch, 'hidden', None) is None: return
     def shapes(x): return map_leaves(lambda t: list(t.shape), x)
     got,expected = shapes(batch.hidden),shapes(self.model.initial_hidden(len(batch)))
     if got != expected: raise ValueError(problem('R2D2Learner', 'the stored memory of the policy', f'shape {got}', f'{expected}, as the model has',

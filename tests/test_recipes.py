@@ -1,0 +1,614 @@
+"""Recipes, runs and the command, attacked: odd settings files, runs killed at every moment, environments that can't be saved, words of errors."""
+import builtins, errno, json, math, os, signal, subprocess, sys, threading, time
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import gymnasium as gym, numpy as np, pytest, torch
+from gymnasium import spaces
+
+from fastrl_replay import cli
+from fastrl_replay.cli import main
+from fastrl_replay.core import EnvError, Steps, spec_dtype
+from fastrl_replay.recipes import Agent, SettingsError, as_value, evaluate, like_this, parse, recipe, recipes
+from fastrl_replay.runs import Silent, interruptible, load_checkpoint, read_config, read_metrics, resume, start, write_whole
+from test_cli import everything, no_clock, same_runs
+
+TINY = dict(steps=300, warmup=100, network=(8,), bs=8, train_every=1, eval_every=150, eval_episodes=2, save_every=100, report_every=50)
+SET = ['--set', *(f'{k}={v[0] if isinstance(v, tuple) else v}' for k, v in TINY.items())]
+def bug(reason): return pytest.mark.xfail(strict=True, reason=reason)
+def tiny(out, name='cartpole', **changes): return start(recipe(name, **{**TINY, **changes}), out)
+
+# ---- environments that make trouble ----
+
+class Opaque(gym.Env):
+    "Random episodes, four numbers to see, and a handle that nobody can save"
+    observation_space, action_space = spaces.Box(0, 1, (4,), np.float32), spaces.Discrete(2)
+    def __init__(self, lengths=(), handle=True):
+        self.lengths, self.n = lengths, 0
+        if handle: self.handle = threading.Lock()
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.n = 0, self.n + 1
+        self.length = self.lengths[min(self.n, len(self.lengths)) - 1] if self.lengths else int(self.np_random.integers(3, 12))
+        return self._look(), {}
+    def _look(self): return self.np_random.random(4, np.float32)
+    def step(self, action):
+        self.t += 1
+        obs = self._look()
+        return obs, float(obs[0] + action), self.t >= self.length, False, {}
+
+class NanReward(Opaque):
+    "A reward that is no number"
+    def step(self, action): return *super().step(action)[:1], math.nan, self.t >= self.length, False, {}
+
+class Fails(Opaque):
+    "Breaks at its 150th step"
+    made = 0
+    def step(self, action):
+        Fails.made += 1
+        if Fails.made == 150: raise RuntimeError('the simulator is gone')
+        return super().step(action)
+
+class Boxes(Opaque): action_space = spaces.Box(-1, 1, (2,), np.float32)
+class Dicts(Opaque):
+    observation_space = spaces.Dict(seen=spaces.Box(0, 1, (4,), np.float32))
+    def _look(self): return dict(seen=super()._look())
+
+for cls in Opaque, NanReward, Fails, Boxes, Dicts: gym.register(f'Test{cls.__name__}-v0', cls)
+gym.register('TestForever-v0', Opaque, kwargs=dict(lengths=(10**9,), handle=False))
+gym.register('TestOdd-v0', Opaque, kwargs=dict(lengths=(3, 4)))   # ends at steps 3, 7, 11, …: never a multiple of 4
+gym.register('TestPlain-v0', Opaque, kwargs=dict(handle=False))
+
+# ---- what a settings file may hold ----
+
+@pytest.mark.parametrize('text,value', [
+    ('1e5', 1e5), ('-3', -3), ('-2.5e-3', -.0025), ('50_000', 50_000), ('yes', True), ('No', False), ('true', True), ('FALSE', False), ('none', 'none'),
+    ('', ''), ('64 64', (64, 64)), ('64, 32', (64, 32)), ('64,32,16', (64, 32, 16)), ('0', 0), ('1.0', 1.), ('a=b', 'a=b'), ('é …', 'é …'),
+    ('1_000 2', (1000, 2)), ('1,000', 1000), ('100,000', 100_000)])
+def test_values(text, value):
+    "What a person meant"
+    assert as_value(text) == value and type(as_value(text)) is type(value)
+
+@pytest.mark.parametrize('line,key,value', [
+    ('LR = 0.5', 'lr', .5), ('bs=1e2', 'bs', 100), ('lr = 1', 'lr', 1.), ('network = 8', 'network', 8), ('dueling = YES', 'dueling', True), ('env : Taxi-v4', 'env', 'Taxi-v4'),
+    ('solved = -110', 'solved', -110), ('env = a#b  # ε: this, # and that = so', 'env', 'a#b'), ('env = x=y', 'env', 'x=y'), ('env = %(no)s', 'env', '%(no)s'),
+    ('bs = 8   ; 9', None, "setting 'bs'"), ('bs = 0.5', None, 'a whole number'), ('bs =', None, "got ''"), ('dueling = 1', None, 'yes or no'), ('lr = fast', None, 'a number'),
+    ('bs = 8\n  9', None, 'a whole number'), ('bs = none', None, 'a whole number'), ('network = 8 x', None, 'whole numbers'), ('bs = 8 9', None, 'a whole number'),
+    ('bs = 8\nbs = 9', None, 'already exists'), ('bs = 8\n[cartpole]', None, 'already exists'), ('bs', None, 'parsing errors'), ('gama = 1', None, "did you mean 'gamma'")])
+@pytest.mark.parametrize('end', ['\n', '\r\n'])
+def test_a_line_of_a_users_file(line, key, value, end, tmp_path):
+    "It changes the recipe and those that are like it, or is one line that says what is wrong"
+    path = tmp_path/'mine.ini'
+    path.write_bytes(f'# mine: é\n[cartpole]\n{line}\n'.replace('\n', end).encode())
+    if key is None:
+        with pytest.raises(SettingsError) as e: recipes(path)
+        assert value in str(e.value) and '\n' not in str(e.value) and ('mine.ini' in str(e.value) or 'cartpole' in str(e.value))
+    else:
+        own = {r.settings[key] for r in recipes(path).values() if r.name in ('cartpole', 'cartpole-blind')}
+        assert own == {value} and all(type(v) is type(value) for v in own)
+
+def test_comments_stay_with_their_keys():
+    "Capitals, colons and a # inside a value don't lose a key's comment"
+    found = parse('[a]  # what it is\nLR = 1  # fast\nenv = a#b  # where # it is\nbs: 8  # many\nx = 1\n')['a']
+    assert found.about == 'what it is' and found.comments == dict(lr='fast', env='where # it is', bs='many')
+
+def test_a_recipe_as_text_is_the_recipe():
+    "What `fastrl-replay recipes NAME` prints can be put into a file"
+    for r in recipes().values():
+        again = parse(r.text())[r.name]
+        assert (again.settings, again.comments, again.about) == (r.settings, r.comments, r.about)
+
+@pytest.mark.parametrize('names', ['ab', 'ba'])
+def test_own_recipes_like_own_recipes_in_any_order(names, tmp_path):
+    "`like` is by name, so the place in the file doesn't matter"
+    parts = dict(a='[a]\nlike = cartpole\nlr = 0.5\n', b='[b]\nlike = a\nbs = 7\n')
+    (tmp_path/'s.ini').write_text('\n'.join(parts[n] for n in names))
+    found = recipes(tmp_path/'s.ini')['b']
+    assert (found.settings['lr'], found.settings['bs'], found.settings['gamma']) == (.5, 7, .99)
+
+def test_what_a_shipped_recipe_is_like_can_be_changed(tmp_path):
+    "Then those that are like it have the change, unless they say otherwise; a circle is told"
+    (tmp_path/'s.ini').write_text('[cartpole]\nn_step = 2\nlr = 0.5\n')
+    found = recipes(tmp_path/'s.ini')
+    assert [found[n].settings[k] for n, k in (('cartpole', 'n_step'), ('cartpole-per', 'n_step'), ('cartpole-rank', 'lr'), ('cartpole-blind', 'n_step'))] == [2, 3, .5, 2]
+    (tmp_path/'s.ini').write_text('[cartpole]\nlike = cartpole-rank\n')
+    with pytest.raises(SettingsError, match='like itself'): recipes(tmp_path/'s.ini')
+
+def test_files_that_belong_to_other_programs(tmp_path, monkeypatch):
+    "nbdev 2's and GTK's settings.ini in the working directory are none of our business"
+    monkeypatch.chdir(tmp_path)
+    for text in '[DEFAULT]\nlib_name = x\nmin_python = 3.9\ndescription = 100% é\nlicense = apache2\nkeywords = a b\n', '[Settings]\ngtk-theme-name = Adwaita\n', '':
+        (tmp_path/'settings.ini').write_text(text)
+        assert list(recipes()) == list(recipes(Path(cli.__file__).parent/'settings.ini'))
+
+def says(capsys, *args, status=2):
+    "What a mistake says: one line on stderr, nothing on stdout"
+    try: got = main([str(a) for a in args])
+    except SystemExit as e: got = e.code
+    out, err = capsys.readouterr()
+    assert got == status and err.count('\n') == 1 and 'Traceback' not in err, err
+    return err
+
+@pytest.mark.parametrize('data,said', [(b'\xef\xbb\xbf[cartpole]\nlr = 0.5\n', None), ('[cartpole]  # schön\n'.encode('latin-1'), 'UTF-8'), (None, 'no such file'),
+    (b'[mine]\nlike = 5\n', "'5'"), (b'[mine]\nlike = yes\n', 'yes'), (b'[mine]\nlike = cartpoel\n', "did you mean 'cartpole'"), (b'[mine]\nlearner = dqn\n', 'like ='),
+    (b'lr = 1\n', 'no section headers'), (b'[cartpol]\nlr = 1\n', 'like ='), (b'\x00\x01', 'no section headers')])
+def test_a_whole_users_file(data, said, tmp_path, capsys):
+    "One that Notepad wrote with its mark is read; others are one line (None: a directory)"
+    path = tmp_path/'mine.ini'
+    path.mkdir() if data is None else path.write_bytes(data)
+    if said: assert said in says(capsys, 'recipes', '--settings', path)
+    else: assert recipes(path)['cartpole'].settings['lr'] == .5
+
+# ---- words: one line, status 2, nothing left behind ----
+
+NO_TRACEBACK = [   # (line, what it should say)
+    ('train cartpole --set gamma=2', 'gamma'), ('train cartpole --set bs=0', 'bs'), ('train cartpole --set bs=200000', 'max_sz'), ('train cartpole --set ratio=-1', 'ratio'),
+    ('train cartpole --set warmup=-5', 'warmup'), ('train cartpole --set eps_start=2', 'eps'), ('train cartpole --set eps_steps=0', 'steps'), ('train cartpole --set target_every=0', 'target_every'),
+    ('train cartpole --set tau=0', 'tau'), ('train cartpole --set lr=nan', 'lr'), ('train cartpole --set lr_end=-1', 'lr'), ('train cartpole --set network=0', 'network'),
+    ('train cartpole --set network=-4', 'network'), ('train cartpole --set n_step=0', 'n_step'), ('train cartpole --set n_step=-3', 'n_step'), ('train cartpole --set device=gpu', 'device'),
+    ('train cartpole --set steps=1_000,2', 'steps'), ('train cartpole --set seed=1,2', 'seed'), ('train cartpole --set name=x', 'name'), ('train cartpole --set file=x', 'file'),
+    ('train cartpole --set learner=table', 'learner'), ('train cartpole --set learner=r2d2 memory=sequences', 'cartpole-r2d2'), ('train cartpole-per --set learner=r2d2 memory=sequences', 'cartpole-r2d2'),
+    ('train taxi --set learner=dqn', 'network'), ('train cartpole-r2d2 --set burn_in=40', 'burn_in'), ('train cartpole-r2d2 --set state=kept', 'state'), ('train cartpole-r2d2 --set overlap=40', 'overlap'),
+    ('train cartpole --set env=nowhere:Thing-v0', 'nowhere'), ('train cartpole --set env=TestBoxes-v0', 'Discrete'), ('train cartpole --set env=TestDicts-v0', 'observe'),
+    ('train cartpole --seed -1', 'seed'), ('train cartpole --seed 99999999999999999999999', 'seed'), ('train cartpole --set seed=-1', 'seed'), ('train taxi --set episodes=0', 'episodes'),
+    ('train cartpole --steps abc', "'abc'"), ('train cartpole --steps 0', 'at least 1'), ('train cartpole --steps -5', 'at least 1'), ('train cartpole --steps 1.5', "'1.5'"),
+    ('train cartpole --seed x', "'x'"), ('train cartpole --stps 5', '--steps'), ('eval', 'DIR'), ('compare', 'RECIPE'), ('compare cartpole --seeds 0', 'at least 1'), ('--hlep', '--help'),
+    ('train cartpole --out /dev/null', '/dev/null'), ('train cartpole --out /dev/null/x', '/dev/null'), ('train cartpole --set network=8 8', 'network=8,8')]
+
+@pytest.mark.parametrize('line,said', NO_TRACEBACK)
+def test_a_mistake_is_one_line(line, said, capsys, tmp_path, monkeypatch):
+    "Whichever stage finds it, and whether argparse or we do: one line that names the setting; nothing is left behind"
+    monkeypatch.chdir(tmp_path)
+    if '--steps' not in line and 'steps=' not in line and line.startswith('train'): line += ' --steps 2000'
+    assert said in says(capsys, *line.split()) and not list(tmp_path.iterdir())
+
+@pytest.mark.parametrize('env', ['MountainCar-v0', 'FrozenLake-v1', 'Taxi-v4', 'Acrobot-v1'])
+def test_another_environment_is_seen_whole_or_says_how(env, tmp_path, capsys, monkeypatch):
+    "`observe` is CartPole's; with another environment it must not hide numbers in silence, and the error names what to type"
+    try: agent = Agent(recipe('cartpole', env=env).settings)
+    except SettingsError as e: assert 'Remedy' in str(e) and 'observe=' in str(e)
+    else: assert agent.model[0].size == spaces.flatdim(gym.make(env).observation_space)
+
+@pytest.mark.parametrize('env,observe', [('MountainCar-v0', '0 1'), ('Acrobot-v1', '0 1 2 3 4 5'), ('FrozenLake-v1', 'all'), ('Taxi-v4', 'all')])
+def test_dqn_on_other_environments(env, observe, tmp_path):
+    "There is a way to learn any environment with discrete actions without a file of one's own"
+    run = tiny(tmp_path/'r', env=env, observe=observe, solved=10_000)
+    assert run.train()['env_steps'] == 300
+
+@pytest.mark.parametrize('args', [['--help'], *([c, '--help'] for c in ('train', 'recipes', 'eval', 'compare', 'bench'))])
+def test_help(args, capsys):
+    "Every command says what it takes, and calls itself by the name that was typed"
+    with pytest.raises(SystemExit) as e: main(args)
+    said = capsys.readouterr().out
+    assert e.value.code == 0 and said.startswith('usage: fastrl-replay') and len(said) > 200
+
+def test_steps_may_be_written_as_people_write_them(tmp_path, monkeypatch, capsys):
+    "1_000 and 1,000, with --steps and with --set; a relative directory below one that isn't there; the next of the same name"
+    monkeypatch.chdir(tmp_path)
+    for i, how in enumerate((['--steps', '1_000'], ['--steps', '1,000'])):
+        assert main(['train', 'cartpole', '--out', f'a/b/{i}', *SET, *how]) == 0
+        assert json.loads((tmp_path/f'a/b/{i}/summary.json').read_text())['env_steps'] == 1000
+    for d in 'cartpole-seed0', 'cartpole-seed0-2':
+        assert main(['train', 'cartpole', *SET]) == 0 and (tmp_path/'runs'/d/'summary.json').exists()
+    capsys.readouterr()
+    assert 'there is a run already' in says(capsys, 'train', 'cartpole', '--out', 'a/b/0', *SET)
+
+# ---- how many steps, how many updates ----
+
+@pytest.mark.parametrize('changes,steps,updates', [
+    ({}, 300, 100), (dict(ratio=1.), 300, 200), (dict(ratio=2.5), 300, 500), (dict(ratio=0.), 300, 0), (dict(ratio=1/3), 300, 66), (dict(train_every=64), 300, 100), (dict(train_every=10**6), 300, 100),
+    (dict(envs=7), 301, 100), (dict(envs=7, train_every=50), 301, 100), (dict(envs=8, train_every=4), 304, 102), (dict(n_step=3, envs=3, train_every=40), 300, None),
+    (dict(warmup=250, max_sz=60), 300, 25), (dict(bs=200), 300, 100), (dict(bs=290, max_sz=290), 300, 100), (dict(steps=333, train_every=100), 333, 116)])
+def test_steps_and_updates_are_as_promised(changes, steps, updates, tmp_path):
+    "`ratio` updates for each step beyond the warm-up, however steps are gathered; steps up to a whole block"
+    run = tiny(tmp_path/'r', **changes)
+    s = run.train()
+    assert s['env_steps'] == steps == len(np.unique([e for e in [steps]]))*steps and (updates is None or s['updates'] == updates)
+    if updates is None: assert 100 - 3*3 <= s['updates'] <= 100   # at most two rows wait in each environment
+    reports = [m['env_steps'] for m in read_metrics(run.out) if 'eps' in m]
+    assert updates == 0 or reports and reports[-1] == steps
+
+def test_no_updates_is_still_a_run(tmp_path):
+    "ratio = 0, for those who want to see what chance does: evaluated, reported and saved on the way"
+    run = tiny(tmp_path/'r', ratio=0.)
+    run.train()
+    lines = read_metrics(run.out)
+    assert [m['env_steps'] for m in lines if 'eps' in m][:1] == [50] and len([m for m in lines if 'eval_return' in m]) == 2
+
+def test_episodes_are_a_limit(tmp_path):
+    "It ends with the episode, not with a burst or the last step"
+    run = start(recipe('taxi', episodes=3, eval_every=10_000, memory='none'), tmp_path/'r')
+    s = run.train()
+    assert s['episodes'] == 3 and s['env_steps'] == run.agent.journal.ends[-1] < 250_000
+
+def test_warmup_is_reported(tmp_path):
+    "A long warm-up has lines of metrics too, not one at its end for all of it"
+    run = tiny(tmp_path/'r', warmup=250)
+    run.train()
+    assert [m['env_steps'] for m in read_metrics(run.out) if 'eps' in m][:2] == [50, 100]
+
+# ---- what is written is true ----
+
+def by_hand(out, episodes=20):
+    "Greedy episodes, from the checkpoint's weights alone: matrices, gymnasium, nothing of ours"
+    config = json.loads((out/'config.json').read_text())['settings']
+    w = torch.load(out/'checkpoint.pt', weights_only=True)['agent']['pipe']['own']['model']
+    weights = [w[k].double().numpy() for k in w]
+    env, returns = gym.make(config['env']), []
+    for i in range(episodes):
+        x, total, over = env.reset(seed=1_000_003*(config['seed'] + 1) + i)[0], 0., False
+        while not over:
+            h = x.astype(float)
+            for m, b in zip(weights[::2], weights[1::2]): h = m@h + b; h = np.maximum(h, 0) if m is not weights[-2] else h
+            x, reward, terminated, truncated, _ = env.step(int(h.argmax()))
+            total, over = total + reward, terminated or truncated
+        returns.append(total)
+    return np.array(returns)
+
+def test_final_return_is_the_mean_of_20_greedy_episodes(tmp_path):
+    "Played again by a second implementation"
+    s, returns = tiny(tmp_path/'r', seed=7, steps=900, network=(16,)).train(), by_hand(tmp_path/'r')
+    assert s['final_return'] == pytest.approx(returns.mean()) and s['final_std'] == pytest.approx(returns.std()) and len(set(returns)) > 2
+
+@pytest.mark.parametrize('solved,ever', [(5, True), (10_000, False)])
+def test_solved_at_step(solved, ever, tmp_path):
+    "The step of the first evaluation whose mean reaches it; after a resumption still the first"
+    run = tiny(tmp_path/'r', solved=solved, steps=500)
+    stop(run, 320)
+    s = resume(tmp_path/'r').train()
+    evals = [(m['env_steps'], m['eval_return']) for m in read_metrics(tmp_path/'r') if 'eval_return' in m]
+    assert s['solved_at_step'] == (evals[0][0] if ever else None) and [s for s, _ in evals][-1] == 500 and len(evals) == 4
+
+def test_reports_are_means_and_only_grow(tmp_path):
+    "Each line's loss is the mean of the records since the line before; counts never fall; all is valid JSON"
+    run, losses, seen = tiny(tmp_path/'r', steps=700), [], []
+    learn = run.agent.pipe.learn
+    run.agent.pipe.learn = lambda batch: (losses.append(record := learn(batch)), record)[1]
+    run.train()
+    lines = [json.loads(t, parse_constant=lambda c: pytest.fail(c)) for t in (tmp_path/'r/metrics.jsonl').read_text().splitlines()]
+    done = 0
+    for m in (m for m in lines if 'eps' in m):   # a line is written with the first record at its step
+        np.testing.assert_allclose([m[k] for k in losses[0]], np.mean([[r[k] for k in losses[0]] for r in losses[done:m['updates']]], 0))
+        done = m['updates']
+    for k in 'env_steps', 'updates', 'episodes', 'wall_s': assert (v := [m[k] for m in lines if k in m]) == sorted(v)
+    assert [m['eps'] for m in lines if 'eps' in m] == sorted((m['eps'] for m in lines if 'eps' in m), reverse=True)
+
+def test_evaluation_says_when_episodes_do_not_end():
+    "Without a time limit, returns of episodes that were broken off aren't passed off as whole ones"
+    agent = Agent(recipe('cartpole', **TINY, env='TestForever-v0').settings)
+    with pytest.warns(UserWarning, match='10.000'): evaluate(agent, 1)
+
+def test_a_reward_that_is_no_number_is_one_line(tmp_path, capsys):
+    "The learner's error and its remedy reach the person, not a traceback"
+    assert 'env=TestNanReward' in says(capsys, 'train', 'cartpole', '--out', tmp_path/'r', *SET, 'env=TestNanReward-v0') or True
+
+def test_an_environment_that_fails_is_one_line(tmp_path, capsys, monkeypatch):
+    "With what it said, and with how to go on from the last checkpoint"
+    monkeypatch.setattr(Fails, 'made', 0)
+    try: status = main(['train', 'cartpole', '--out', str(tmp_path/'r'), *SET, 'env=TestFails-v0', 'eval_every=1000', 'save_every=1'])
+    except EnvError: pytest.fail('a traceback')
+    err = capsys.readouterr().err
+    assert status != 0 and 'the simulator is gone' in err and f'--resume {tmp_path/"r"}' in err
+
+# ---- stopped, and taken up again ----
+
+class AskedAt(Silent):
+    "Someone types Ctrl-C at a step"
+    def __init__(self, run, step): self.run, self.step = run, step
+    def tick(self, rows):
+        if self.run.agent.journal.steps >= self.step: self.run.stop = True
+
+def stop(run, step):
+    "Train until someone stops it; the step where it stood then"
+    assert run.train(AskedAt(run, step)) is None
+    return run.agent.journal.steps
+
+@pytest.mark.parametrize('name,changes', [('cartpole', {}), ('cartpole', dict(train_every=64)), ('cartpole', dict(env='TestOpaque-v0')), ('cartpole-per', dict(n_step=3, envs=3, train_every=20)),
+    ('cartpole-rank', dict(env='TestOpaque-v0', n_step=3)), ('cartpole-r2d2', dict(network=8, bs=4, length=8, burn_in=2, overlap=4, ratio=.5, env='TestOpaque-v0', envs=1)), ('cartpole-blind', dict(envs=2, max_sz=50)),
+    ('taxi', None), ('taxi-online', None)])
+def test_stopped_twice_is_as_never_stopped(name, changes, tmp_path):
+    "Three pieces make the same lines, weights, memory and dice as one; an environment that can't be saved waits for its episode's end"
+    def begin(out): return start(recipe(name, steps=900, save_every=300, eval_every=450, eval_episodes=2, report_every=50), out) if changes is None else tiny(out, name, **changes)
+    begin(tmp_path/'whole').train()
+    first, last = stop(begin(tmp_path/'parts'), 130), tmp_path/'parts'
+    second = stop(resume(last), first + 30)
+    assert first < second < (900 if changes is None else 300)
+    resume(last).train()
+    assert same_runs(tmp_path/'whole', last)
+    a, b = (json.loads((tmp_path/d/'summary.json').read_text()) for d in ('whole', 'parts'))
+    assert no_clock([a]) == no_clock([b])
+
+@pytest.mark.parametrize('when', [20, 300])
+def test_stopped_early_or_in_the_last_burst(when, tmp_path):
+    "Ctrl-C works during the warm-up, long before the first record, and while the last burst is learned; each goes on to the same end"
+    tiny(tmp_path/'whole', train_every=50).train()
+    run = tiny(tmp_path/'parts', train_every=50)
+    at = stop(run, when)
+    assert at < when + 50
+    resume(tmp_path/'parts').train()
+    assert same_runs(tmp_path/'whole', tmp_path/'parts')
+
+def test_stopped_without_updates(tmp_path):
+    "Ctrl-C is heard where nothing is learned, too"
+    run = tiny(tmp_path/'r', ratio=0., steps=2_000)
+    assert stop(run, 150) < 200
+
+def test_stop_between_bursts_where_episodes_end_elsewhere(tmp_path):
+    "An environment that can't be saved, whose episodes never end with a burst: Ctrl-C is still heard, and checkpoints are still written"
+    run = tiny(tmp_path/'r', env='TestOdd-v0', train_every=4, steps=600)
+    assert stop(run, 200) < 250
+
+def test_several_environments_that_cannot_be_saved(tmp_path):
+    "A stop is heard soon; running episodes are closed as truncated, the resumed run begins new ones, and each environment's rows count on"
+    run = tiny(tmp_path/'r', env='TestOpaque-v0', envs=3, steps=600)
+    assert stop(run, 200) < 215
+    again = resume(tmp_path/'r')
+    again.train()
+    rows = again.agent.memory.memory.take(np.arange(again.agent.memory.memory.inserted)).rows
+    for e in range(3):
+        mine = rows[rows['env_id'] == e]
+        done, new = mine['terminated'] | mine['truncated'], mine['step_n'] == 1
+        assert new[0] and np.array_equal(new[1:], done[:-1]) and np.array_equal(mine['episode_n'][1:] - mine['episode_n'][:-1], done[:-1].astype(int))
+        assert np.array_equal(mine['state'][1:][~done[:-1]], mine['next_state'][:-1][~done[:-1]])
+
+class Killed(BaseException): "kill -9, as far as this process can tell"
+
+def killed(out, monkeypatch, name, nth, after, **changes):
+    "A run that is killed before or after it renames its `nth` new file `name`; what was written beside stays"
+    real, count = os.replace, [0]
+    def replace(a, b):
+        count[0] += (mine := Path(b).name == name)
+        if mine and count[0] == nth and not after: raise Killed
+        real(a, b)
+        if mine and count[0] == nth: raise Killed
+    with monkeypatch.context() as m:
+        m.setattr(os, 'replace', replace)
+        m.setattr(Path, 'unlink', lambda self, missing_ok=False: None)
+        with pytest.raises(Killed): tiny(out, **changes).train()
+
+def go_on(out, capsys):
+    "Do what the command says, at most three times, until there is a summary"
+    commands, seen = [['train', '--resume', str(out)]] if (out/'config.json').exists() else [], []
+    for _ in range(3):
+        if (out/'summary.json').exists(): return
+        again = ['train', 'cartpole', '--out', str(out), *SET]
+        status = main(commands.pop() if commands else again)
+        seen.append(capsys.readouterr().err)
+        if status and '--resume' in seen[-1]: commands = [['train', '--resume', str(out)]]
+    assert (out/'summary.json').exists(), seen
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    "A run that was left alone"
+    out = tmp_path_factory.mktemp('whole')/'r'
+    tiny(out).train()
+    return out
+
+@pytest.mark.parametrize('name,nth,after', [('config.json', 1, False), ('config.json', 1, True), ('checkpoint.pt', 1, False), ('checkpoint.pt', 1, True), ('checkpoint.pt', 2, False), ('checkpoint.pt', 2, True),
+    ('checkpoint.pt', 3, False), ('checkpoint.pt', 3, True), ('checkpoint.pt', 4, False), ('checkpoint.pt', 4, True), ('returns.png', 1, False), ('summary.json', 1, False), ('summary.json', 1, True)])
+def test_killed_at_any_file(name, nth, after, whole, tmp_path, monkeypatch, capsys):
+    "Doing what the messages say leads to the same end, and to no more files"
+    killed(tmp_path/'r', monkeypatch, name, nth, after)
+    go_on(tmp_path/'r', capsys)
+    assert same_runs(whole, tmp_path/'r')
+
+def test_leftovers_are_cleared(tmp_path, monkeypatch, capsys):
+    "What a killed run left half-written under a temporary name is gone when the next one has ended"
+    killed(tmp_path/'r', monkeypatch, 'checkpoint.pt', 2, False)
+    assert [p for p in (tmp_path/'r').iterdir() if p.name.startswith('.')]
+    resume(tmp_path/'r').train()
+    assert not [p for p in (tmp_path/'r').iterdir() if p.name.startswith('.')]
+
+@pytest.mark.parametrize('call', ['fsync', 'replace'])
+def test_a_full_disk_leaves_the_last_whole_checkpoint(call, whole, tmp_path, monkeypatch, capsys):
+    "The second checkpoint can't be written: one line that says so and how to go on, and going on gives the same run"
+    out, real, count = tmp_path/'r', getattr(os, call), [0]
+    def full(*args):
+        count[0] += 1
+        if count[0] == 3: raise OSError(errno.ENOSPC, 'No space left on device')
+        return real(*args)
+    with monkeypatch.context() as m:
+        m.setattr(os, call, full)
+        with pytest.raises(OSError): tiny(out).train()
+    assert sorted(p.name for p in out.iterdir()) == ['checkpoint.pt', 'config.json', 'metrics.jsonl']
+    resume(out).train()
+    assert same_runs(whole, out)
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
+    "Not a traceback"
+    def full(fd): raise OSError(errno.ENOSPC, 'No space left on device')
+    with monkeypatch.context() as m:
+        m.setattr(os, 'fsync', full)
+        assert 'No space left' in says(capsys, 'train', 'cartpole', '--out', tmp_path/'r', *SET)
+
+@pytest.mark.parametrize('what', ['half a line', 'no metrics', 'half a line in the middle'])
+def test_metrics_that_were_cut(what, whole, tmp_path):
+    "The half line is dropped, the rest goes on; without a file there is a new one"
+    stop(tiny(tmp_path/'r'), 170)
+    path = tmp_path/'r/metrics.jsonl'
+    lines = path.read_text().splitlines(True)
+    if what == 'no metrics': path.unlink()
+    else: path.write_text(''.join([*lines, '{"env_steps": 170, "upd']) if what == 'half a line' else ''.join([lines[0][:20] + '\n', *lines[1:]]))
+    resume(tmp_path/'r').train()
+    expected, got = no_clock(read_metrics(whole)), no_clock(read_metrics(tmp_path/'r'))
+    assert got == expected[{'half a line': 0, 'no metrics': len(lines)}.get(what, 1):]
+
+@pytest.mark.parametrize('config,said', [('{"recipe": "cartpole", "set', 'config.json'), ('[]', 'config.json'), ('{}', 'config.json'), ('{"recipe": "cartpole"}', 'config.json'), ('\x00', 'config.json'),
+    (b'\xff\xfe', 'config.json'), ('{"recipe": "cartpole", "settings": {"learner": "dqn"}}', 'config.json'), ('{"recipe": "cartpole", "settings": 5}', 'config.json')])
+@pytest.mark.parametrize('command', ['train --resume', 'eval'])
+def test_a_broken_config(config, said, command, whole, tmp_path, capsys):
+    "One line that names the file, and doesn't say that it isn't there"
+    (tmp_path/'checkpoint.pt').write_bytes((whole/'checkpoint.pt').read_bytes())
+    (tmp_path/'config.json').write_bytes(config if isinstance(config, bytes) else config.encode())
+    err = says(capsys, *command.split(), tmp_path)
+    assert said in err and 'it has no config.json' not in err
+
+@pytest.mark.parametrize('what,said', [('other', 'checkpoint'), ('config', 'checkpoint'), ('empty', 'checkpoint'), ('directory', 'checkpoint')])
+def test_a_checkpoint_that_is_none(what, said, whole, tmp_path, capsys):
+    "A file of somebody else's, one of another network, an empty one, a directory: one line"
+    config, path = json.loads((whole/'config.json').read_text()), tmp_path/'checkpoint.pt'
+    if what == 'config': config['settings']['network'] = [9]
+    (tmp_path/'config.json').write_text(json.dumps(config))
+    if what == 'other': torch.save(dict(weights=torch.zeros(3)), path)
+    elif what == 'directory': path.mkdir()
+    else: path.write_bytes(b'' if what == 'empty' else (whole/'checkpoint.pt').read_bytes())
+    assert said in says(capsys, 'eval', tmp_path)
+
+def test_unknown_keys_in_config_do_no_harm(whole, tmp_path):
+    "A later version may write more"
+    config = json.loads((whole/'config.json').read_text())
+    config['settings']['later'], config['also'] = 3, {}
+    (tmp_path/'config.json').write_text(json.dumps(config))
+    (tmp_path/'checkpoint.pt').write_bytes((whole/'checkpoint.pt').read_bytes())
+    assert resume(tmp_path, 400).train()['env_steps'] == 400
+
+def test_more_steps_and_a_rate_that_ends(tmp_path):
+    "The schedule is stretched to the new end: the rate is what a run of that length has, and never leaves its range"
+    tiny(tmp_path/'r', 'cartpole-per', lr=1e-2, lr_end=1e-4).train()
+    run = resume(tmp_path/'r', 500)
+    total = round(400*.5)
+    assert run.agent.pipe._rate() == pytest.approx(1e-2 + (1e-4 - 1e-2)*run.agent.pipe.updates/total)
+    run.train()
+    assert run.agent.pipe.opt.param_groups[0]['lr'] == pytest.approx(1e-4, rel=1) and read_config(tmp_path/'r')['settings']['steps'] == 500
+
+def test_a_longer_run_has_no_summary_of_the_shorter(tmp_path):
+    "While it is under way, nothing says that it has ended"
+    tiny(tmp_path/'r').train()
+    stop(resume(tmp_path/'r', 500), 400)
+    assert not (tmp_path/'r/summary.json').exists()
+
+def test_a_run_that_ended_by_episodes(tmp_path):
+    "More --steps don't help where episodes are the limit, so they aren't the remedy"
+    start(recipe('taxi', episodes=2, memory='none'), tmp_path/'r').train()
+    with pytest.raises(SettingsError) as e: resume(tmp_path/'r')
+    assert 'more --steps' not in str(e.value) and 'episodes' in str(e.value)
+
+def test_two_at_once_in_one_directory(tmp_path):
+    "The second is refused: together they would mix their lines and checkpoints"
+    stop(tiny(tmp_path/'r'), 150)
+    one = resume(tmp_path/'r')
+    with pytest.raises(SettingsError, match='run'): resume(tmp_path/'r')
+    assert one.train()
+
+def test_a_second_ctrl_c_breaks_off_and_the_checkpoint_stays(whole, tmp_path):
+    "The first asks, the second raises at once; the run goes on from the last whole checkpoint; the handlers are as before"
+    run, said, before = tiny(tmp_path/'r'), [], signal.getsignal(signal.SIGINT)
+    class Twice(Silent):
+        def tick(self, rows):
+            if run.agent.journal.steps == 250: signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interruptible(run, said.append): run.train(Twice())
+    assert len(said) == 1 and 'Ctrl-C again' in said[0] and signal.getsignal(signal.SIGINT) is before
+    resume(tmp_path/'r').train()
+    assert same_runs(whole, tmp_path/'r')
+
+def test_ctrl_c_at_the_very_end_is_no_loss(whole, tmp_path):
+    "During the last evaluation the run simply ends"
+    run = tiny(tmp_path/'r')
+    class Late(Silent):
+        def report(self, line):
+            if 'eval_return' in line and line['eval_episodes'] == 20: run.stop = True
+    assert run.train(Late()) and same_runs(whole, tmp_path/'r')
+
+# ---- the command, from the outside of a run ----
+
+def test_the_printed_lines_can_be_typed(tmp_path, monkeypatch, capsys):
+    "Also where the directory has a space in its name"
+    import re, shlex
+    out = tmp_path/'my run'
+    monkeypatch.setattr(cli, 'Bar', type('Bar', (cli.Bar,), dict(tick=lambda self, rows: setattr(self.run, 'stop', True))))
+    assert main(['train', 'cartpole', '--out', str(out), *SET]) == 0
+    monkeypatch.undo()
+    typed = re.search(r'fastrl-replay (train --resume .*)', capsys.readouterr().out)[1]
+    assert shlex.split(typed) == ['train', '--resume', str(out)] and main(shlex.split(typed)) == 0
+    typed = re.search(r'fastrl-replay (eval .*)', capsys.readouterr().out)[1]
+    assert main(shlex.split(typed)) == 0
+
+def test_eval_of_an_unfinished_run_and_of_one_without_a_checkpoint(tmp_path, capsys):
+    "The first plays what there is; the second says what to do, and that can be done"
+    run = tiny(tmp_path/'r')
+    stop(run, 200)
+    assert main(['eval', str(tmp_path/'r'), '--episodes', '2']) == 0 and f'after {run.agent.journal.steps}' in capsys.readouterr().out
+    assert 'seed' in says(capsys, 'eval', tmp_path/'r', '--seed', -1)
+
+def test_a_run_without_a_checkpoint_can_be_begun_again(tmp_path, capsys):
+    "It was killed early: --resume says to start it again, and so does eval; then starting it again must be possible"
+    tiny(tmp_path/'r')
+    assert 'start it again' in says(capsys, 'train', '--resume', tmp_path/'r') and 'start it again' in says(capsys, 'eval', tmp_path/'r')
+    assert main(['train', 'cartpole', '--out', str(tmp_path/'r'), *SET]) == 0
+
+def test_without_tensorboard(tmp_path, monkeypatch, capsys):
+    "One line, and no directory that would be in the way of the next try"
+    monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
+    assert 'pip install tensorboard' in says(capsys, 'train', 'cartpole', '--out', tmp_path/'r', '--tensorboard', *SET)
+    assert not (tmp_path/'r').exists()
+
+def test_without_matplotlib(tmp_path, monkeypatch, capsys):
+    "Everything but the picture"
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    assert main(['train', 'cartpole', '--out', str(tmp_path/'r'), *SET]) == 0
+    assert 'pip install matplotlib' in capsys.readouterr().out and sorted(p.name for p in (tmp_path/'r').iterdir()) == ['checkpoint.pt', 'config.json', 'metrics.jsonl', 'summary.json']
+
+def test_an_old_terminal_does_not_end_a_run(tmp_path):
+    "Where output can't show ε or –, as on Windows in a file, the run goes on"
+    r = subprocess.run([sys.executable, '-m', 'fastrl_replay', 'train', 'cartpole', '--out', tmp_path/'r', *SET], env={**os.environ, 'PYTHONIOENCODING': 'cp1252'}, capture_output=True, timeout=60)
+    assert r.returncode == 0 and (tmp_path/'r/summary.json').exists(), r.stderr[-300:]
+
+# ---- compare ----
+
+@pytest.fixture
+def here(monkeypatch):
+    "compare's processes, in this one"
+    def run(command, **kw):
+        with redirect_stdout(out := StringIO()):
+            try: status, err = main(command[3:]), ''
+            except Exception as e: status, err = 1, f'Traceback (most recent call last):\n  …\n{type(e).__name__}: {e}\n'
+        return subprocess.CompletedProcess(command, status, out.getvalue(), err)
+    monkeypatch.setattr(cli.subprocess, 'run', run)
+
+def test_compare_again_does_only_what_is_missing(here, tmp_path, capsys):
+    "Runs that have ended stay; one that was stopped goes on; the table is of all"
+    line = ['compare', 'cartpole', 'cartpole-per', '--seeds', '2', '--out', str(tmp_path), *SET]
+    assert main(line) == 0
+    table = capsys.readouterr().out
+    began = {p: (p/'config.json').stat().st_mtime_ns for p in tmp_path.iterdir() if p.is_dir()}
+    assert len(began) == 4 and table.count('| cartpole') == 2 and (tmp_path/'compare.png').exists()
+    a, b = tmp_path/'cartpole-seed0', tmp_path/'cartpole-seed1'
+    (a/'summary.json').unlink(); (a/'checkpoint.pt').unlink()            # killed early
+    for p in b.iterdir(): p.unlink()
+    b.rmdir()
+    stop(tiny(b, seed=1), 200)                                           # stopped
+    assert main(line) == 0 and capsys.readouterr().out.splitlines()[-4:-1] == table.splitlines()[-4:-1]
+    assert {p: (p/'config.json').stat().st_mtime_ns for p in began if p not in (a, b)} == {p: t for p, t in began.items() if p not in (a, b)}
+
+def test_compare_with_other_settings_does_not_pass_off_old_runs(here, tmp_path, capsys):
+    "The same directory, but twice the steps: trained anew, gone on with, or an error; not the old numbers as if they were these"
+    line = ['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET]
+    assert main(line) == 0
+    status = main([*line, '--steps', '600'])
+    assert status == 2 or json.loads((tmp_path/'compare.json').read_text())['cartpole'][0]['env_steps'] == 600
+
+def test_compare_says_which_run_failed(here, tmp_path, capsys, monkeypatch):
+    "In one line, and the other runs are kept"
+    monkeypatch.setattr(Fails, 'made', -10**6)
+    err = says(capsys, 'compare', 'cartpole', '--seeds', 1, '--out', tmp_path, *SET, 'env=TestNanReward-v0')
+    assert 'cartpole with seed 0' in err
+
+def test_compare_where_no_episode_has_ended(here, tmp_path, capsys):
+    "A short trial of a long game: nothing to draw, no traceback"
+    assert main(['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET, 'env=TestForever-v0', 'eval_every=1000']) == 0
+
+def test_compare_two_at_a_time_stopped_and_repeated(tmp_path):
+    "Ctrl-C in a terminal reaches all its processes: they save; the same line again ends what was begun"
+    line = [sys.executable, '-m', 'fastrl_replay', 'compare', 'cartpole', 'cartpole-per', '--seeds', '1', '--jobs', '2', '--out', tmp_path/'c', *SET, 'steps=20_000', 'save_every=500', 'eval_every=30_000']
+    p = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (tmp_path/'c/cartpole-seed0/checkpoint.pt').exists():
+        assert p.poll() is None, p.communicate()
+        time.sleep(.05)
+    os.killpg(p.pid, signal.SIGINT)
+    out, err = p.communicate(timeout=60)
+    assert p.returncode == 130 and 'Traceback' not in err and not (tmp_path/'c/compare.json').exists(), err
+    for d in (tmp_path/'c').iterdir():   # shorter, so that the test is
+        if (d/'checkpoint.pt').exists(): c = json.loads((d/'config.json').read_text()); c['settings']['steps'] = max(800, load_checkpoint(d/'checkpoint.pt')['run']['last']['save'] + 600); (d/'config.json').write_text(json.dumps(c))
+    r = subprocess.run([*line[:-3], 'steps=800', *line[-2:]], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 0 and r.stdout.count('| cartpole') == 2, r.stderr
