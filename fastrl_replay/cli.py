@@ -151,7 +151,7 @@ def _train_apart(args, name, seed, out):
     if done.returncode: raise SettingsError(problem('compare', f'{name} with seed {seed} failed', done.stderr.strip()[-2000:]))
     return done.stdout.strip().splitlines()[-4]
 
-# %% ../nbs/62_cli.ipynb #88c0399a
+# %% ../nbs/62_cli.ipynb #db0312ca
 def _outcome(out):
     "The summary of a run and its curve: at most 400 points"
     s,config,j = json.loads((out/'summary.json').read_text()),read_config(out),load_checkpoint(out/'checkpoint.pt')['agent']['pipe']
@@ -163,6 +163,7 @@ def _outcome(out):
     y = np.interp(grid, x, smooth(returns)) if len(x) else x
     return dict(**s, by=by, x=grid.tolist(), y=y.round(2).tolist(), solved=config['settings']['solved'])
 
+# %% ../nbs/62_cli.ipynb #148596d4
 def table(
     results:dict, # recipe → outcomes
 )->str: # in Markdown
@@ -174,12 +175,13 @@ def table(
         lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
 
+# %% ../nbs/62_cli.ipynb #7d03de25
 def curves(
     results:dict, # recipe → outcomes
 )->bytes: # a png
     "Mean of the seeds' curves, and a band from the lowest to the highest"
     from matplotlib.figure import Figure   # an extra
-    fig = Figure((8,3.5), layout='constrained')
+    fig = Figure((9,3.5), layout='constrained')
     ax = fig.add_subplot()
     for (name,runs),color in zip(results.items(), ('#219ebc','#fb8500','#8338ec','#606c38','#d00000')*9):
         x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
@@ -189,7 +191,7 @@ def curves(
     some = next(iter(results.values()))[0]
     ax.axhline(some['solved'], color='#023047', lw=.8, ls=':')
     ax.set(xlabel=some['by'], ylabel='return while exploring', xlim=(0, None))
-    ax.legend(frameon=False, fontsize=8, loc='best')
+    ax.legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))   # beside it, where it covers nothing
     ax.spines[['top','right']].set_visible(False)
     file = io.BytesIO()
     fig.savefig(file, format='png', dpi=110)
@@ -228,7 +230,7 @@ def _parser():
     command('bench', bench)   # reads its own arguments
     return p
 
-# %% ../nbs/62_cli.ipynb #f0835476
+# %% ../nbs/62_cli.ipynb #fea9f991
 def _count(text):
     n = int(text.replace('_', '').replace(',', ''))
     if n < 1: raise argparse.ArgumentTypeError('at least 1')
@@ -251,6 +253,7 @@ def _add_compare(c, with_settings):
     c.add_argument('--out', metavar='DIR', help='where to leave the runs, compare.json and compare.png')
     with_settings(c)
 
+# %% ../nbs/62_cli.ipynb #c8be1b71
 def main(args=None)->int: # the exit status
     "The command `fastrl-replay`"
     args,p = sys.argv[1:] if args is None else args,_parser()

