@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['WELCOME', 'Bar', 'Board', 'train', 'changes', 'show_recipes', 'play', 'bench', 'compare', 'table', 'curves', 'main']
 
-# %% ../nbs/62_cli.ipynb #e1ce3394
-import argparse, importlib, io, json, subprocess, sys
+# %% ../nbs/62_cli.ipynb #bea42ed2
+import argparse, importlib, io, json, os, shlex, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 from . import __version__
-from .core import problem
+from .core import ActionError, BlockError, EnvError, problem
 from .recipes import SettingsError, evaluate, nearest, recipe, recipes
 from .runs import Run, interruptible, load_checkpoint, read_config, resume, smooth, start, write_whole
 
@@ -44,14 +44,11 @@ def _numbers(line):
     r,loss = line['return_mean'],line.get('loss', line.get('td', 0.))
     return f'return {"–" if r is None else f"{r:.1f}"}  ε {line["eps"]:.2f}  loss {loss:.3g}  memory {line["fill"]:.0%}'
 
-# %% ../nbs/62_cli.ipynb #8f308734
+# %% ../nbs/62_cli.ipynb #cec65766
 class Board:
     "A display that also writes for TensorBoard"
     def __init__(self, display, out):
-        try: from torch.utils.tensorboard import SummaryWriter
-        except ImportError: raise SettingsError(problem('train', '--tensorboard needs tensorboard, which is not installed',
-            remedy="pip install tensorboard, or leave the option out")) from None
-        self.display,self.writer,self.tick = display,SummaryWriter(out),display.tick
+        self.display,self.writer,self.tick = display,_summary_writer()(out),display.tick
     def report(self, line):
         self.display.report(line)
         for k,v in line.items():
@@ -60,21 +57,31 @@ class Board:
         self.display.close()
         self.writer.close()
 
-# %% ../nbs/62_cli.ipynb #09380da0
+def _summary_writer():
+    try: from torch.utils.tensorboard import SummaryWriter
+    except ImportError: raise SettingsError(problem('train', '--tensorboard needs tensorboard, which is not installed',
+        remedy="pip install tensorboard, or leave the option out")) from None
+    return SummaryWriter
+
+# %% ../nbs/62_cli.ipynb #e94665ab
 def train(args):
     "Train a recipe, or go on with a run"
+    if args.tensorboard: _summary_writer()   # before anything begins
     if args.resume: run = _resumed(args)
     else:
         changes(args)
         if not args.recipe: raise SettingsError(problem('train', 'which recipe?', expected=f'one of {", ".join(recipes(args.settings))}, or --resume DIR'))
         run = start(recipe(args.recipe, args.settings, **changes(args)), args.out)
-    display = Bar(run)
     print(f'{run.name}, seed {run.settings["seed"]}, into {run.out}', flush=True)
+    display,out = Bar(run),shlex.quote(str(run.out))
     try:
         if args.tensorboard: display = Board(display, run.out)
-        with interruptible(run, tqdm.write): summary = run.train(display)
+        with interruptible(run): summary = run.train(display)
+    except Exception:
+        if (run.out/'checkpoint.pt').exists(): print(f'from its last checkpoint: fastrl-replay train --resume {out}', file=sys.stderr)
+        raise
     finally: display.close()
-    if summary is None: print(f'stopped at step {run.agent.journal.steps:,} and saved\ngo on:      fastrl-replay train --resume {run.out}')
+    if summary is None: print(f'stopped at step {run.agent.journal.steps:,} and saved\ngo on:      fastrl-replay train --resume {out}')
     else: _result(run, summary)
 
 def _result(run, s):
@@ -83,15 +90,15 @@ def _result(run, s):
     print(f'{s["env_steps"]:,} steps and {s["updates"]:,} updates in {s["wall_s"]:.1f} s: {s["steps_per_s"]:,.0f} steps a second')
     picture = run.out/'returns.png'
     print(f'picture:    {picture}' if picture.exists() else 'picture:    none, because matplotlib is not installed (pip install matplotlib)')
-    print(f'play again: fastrl-replay eval {run.out}')
+    print(f'play again: fastrl-replay eval {shlex.quote(str(run.out))}')
 
-# %% ../nbs/62_cli.ipynb #487a4dc9
+# %% ../nbs/62_cli.ipynb #ff1090f4
 def changes(args)->dict:
     "What --set, --steps and --seed ask for"
     asked = {}
     for item in args.set:
         key,equals,value = item.partition('=')
-        if not equals: raise SettingsError(problem('--set', repr(item), expected='key=value', remedy='put recipes before --set'))
+        if not equals: raise SettingsError(problem('--set', repr(item), expected='key=value', remedy='recipes stand before --set, and several sizes without spaces: network=64,64'))
         asked[key.strip()] = value.strip()
     return {**asked, **{k: v for k in ('steps','seed') if (v := getattr(args, k, None)) is not None}}
 
@@ -123,12 +130,13 @@ def bench(args): # as they were typed
     "Measure what things cost, beside the peers that are installed"
     importlib.import_module('fastrl_replay.bench').main(args)   # it stands above this module in the house
 
-# %% ../nbs/62_cli.ipynb #f30193e4
+# %% ../nbs/62_cli.ipynb #a5e3d0db
 def compare(args):
     "Train several recipes with several seeds, and draw them together"
-    out = Path(args.out or 'runs/' + '-'.join(args.recipes))
-    for name in args.recipes: recipe(name, args.settings, **changes(args))   # a mistake is found before anything begins
+    args.recipes = list(dict.fromkeys(args.recipes))
+    out,wanted = Path(args.out or 'runs/' + '-'.join(args.recipes)),{name: recipe(name, args.settings, **changes(args)).settings for name in args.recipes}
     jobs = [(name, seed, out/f'{name}-seed{seed}') for seed in range(args.seeds) for name in args.recipes]
+    for name,seed,d in jobs: _same_run(d, {**wanted[name], 'seed': seed})
     missing = [j for j in jobs if not (j[2]/'summary.json').exists()]
     with ThreadPoolExecutor(args.jobs) as pool:
         done = pool.map(lambda j: _train_apart(args, *j), missing)
@@ -140,15 +148,20 @@ def compare(args):
     except ImportError: print('no picture: matplotlib is not installed (pip install matplotlib)')
     else: print(f'picture: {out/"compare.png"}')
 
+def _same_run(out, settings):
+    "What is there already must have been made with the same settings"
+    if not (out/'checkpoint.pt').exists(): return
+    other = [k for k,v in read_config(out)['settings'].items() if settings.get(k) != v]
+    if other: raise SettingsError(problem('compare', f'{out} was made with other settings: {", ".join(other)}', remedy='another --out'))
+
 def _train_apart(args, name, seed, out):
     "One run in a process of its own; what it said at its end"
     command = [sys.executable, '-m', 'fastrl_replay', 'train']
     if (out/'checkpoint.pt').exists(): command += ['--resume', str(out)]
     else:
-        if (out/'config.json').exists(): (out/'config.json').unlink()   # it was killed before its first checkpoint
         command += [name, '--seed', str(seed), '--out', str(out), *(['--settings', args.settings] if args.settings else []), *(['--steps', str(args.steps)] if args.steps else []), *(['--set', *args.set] if args.set else [])]
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode: raise SettingsError(problem('compare', f'{name} with seed {seed} failed', done.stderr.strip()[-2000:]))
+    if done.returncode: raise SettingsError(problem('compare', f'{name} with seed {seed} failed', (done.stderr.strip().splitlines() or ['nothing was said'])[-1]))
     return done.stdout.strip().splitlines()[-4]
 
 # %% ../nbs/62_cli.ipynb #db0312ca
@@ -175,7 +188,7 @@ def table(
         lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
 
-# %% ../nbs/62_cli.ipynb #7d03de25
+# %% ../nbs/62_cli.ipynb #4c065f5a
 def curves(
     results:dict, # recipe → outcomes
 )->bytes: # a png
@@ -183,21 +196,21 @@ def curves(
     from matplotlib.figure import Figure   # an extra
     fig = Figure((9,3.5), layout='constrained')
     ax = fig.add_subplot()
+    results = {name: runs for name,runs in results.items() if all(r['x'] for r in runs)}   # some episode must have ended
     for (name,runs),color in zip(results.items(), ('#219ebc','#fb8500','#8338ec','#606c38','#d00000')*9):
         x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
         y = np.array([np.interp(x, r['x'], r['y']) for r in runs])
         ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=.2, lw=0)
         ax.plot(x, y.mean(0), color=color, label=f'{name} ({len(runs)} seeds)')
-    some = next(iter(results.values()))[0]
-    ax.axhline(some['solved'], color='#023047', lw=.8, ls=':')
-    ax.set(xlabel=some['by'], ylabel='return while exploring', xlim=(0, None))
-    ax.legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))   # beside it, where it covers nothing
+    for level in {r['solved'] for runs in results.values() for r in runs}: ax.axhline(level, color='#023047', lw=.8, ls=':')
+    ax.set(xlabel=' or '.join(sorted({r['by'] for runs in results.values() for r in runs})), ylabel='return while exploring', xlim=(0, None))
+    if results: ax.legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))   # beside it, where it covers nothing
     ax.spines[['top','right']].set_visible(False)
     file = io.BytesIO()
     fig.savefig(file, format='png', dpi=110)
     return file.getvalue()
 
-# %% ../nbs/62_cli.ipynb #f7507182
+# %% ../nbs/62_cli.ipynb #304ee32f
 WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinforcement learning
 
   fastrl-replay train cartpole      trains a network in about half a minute and draws its returns
@@ -207,8 +220,12 @@ WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinfo
 
 The other commands: eval DIR, compare RECIPE …, bench.'''
 
+class _Parser(argparse.ArgumentParser):
+    "Says what is wrong in a line, as everything here"
+    def error(self, message): raise SettingsError(problem(self.prog, message, remedy=f'{self.prog} --help'))
+
 def _parser():
-    p = argparse.ArgumentParser(prog='fastrl-replay', description='Train, evaluate and compare the recipes of fastrl_replay.')
+    p = _Parser(prog='fastrl-replay', description='Train, evaluate and compare the recipes of fastrl_replay.')
     p.add_argument('--version', action='version', version=f'fastrl-replay {__version__}')
     commands = p.add_subparsers(dest='command', metavar='COMMAND')
     def command(name, run):
@@ -230,15 +247,15 @@ def _parser():
     command('bench', bench)   # reads its own arguments
     return p
 
-# %% ../nbs/62_cli.ipynb #fea9f991
+# %% ../nbs/62_cli.ipynb #28324e0c
 def _count(text):
-    n = int(text.replace('_', '').replace(',', ''))
-    if n < 1: raise argparse.ArgumentTypeError('at least 1')
-    return n
+    digits = text.replace('_', '').replace(',', '')
+    if not digits.isdecimal() or int(digits) < 1: raise argparse.ArgumentTypeError(f'{text!r} is no whole number from 1')
+    return int(digits)
 
 def _add_train(c, with_settings):
     c.add_argument('recipe', nargs='?', metavar='RECIPE', help='which; `fastrl-replay recipes` lists them')
-    c.add_argument('--steps', type=_count, help='environment steps in all')
+    c.add_argument('--steps', type=_count, help='environment steps in all (schedules that end with them are stretched)')
     c.add_argument('--seed', type=int, help='of everything that is random')
     c.add_argument('--out', metavar='DIR', help='where to leave the run (default: runs/RECIPE-seedS)')
     with_settings(c)
@@ -253,15 +270,20 @@ def _add_compare(c, with_settings):
     c.add_argument('--out', metavar='DIR', help='where to leave the runs, compare.json and compare.png')
     with_settings(c)
 
-# %% ../nbs/62_cli.ipynb #c8be1b71
+# %% ../nbs/62_cli.ipynb #11638e44
 def main(args=None)->int: # the exit status
     "The command `fastrl-replay`"
     args,p = sys.argv[1:] if args is None else args,_parser()
+    for stream in sys.stdout,sys.stderr:
+        if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='replace')   # a terminal without ε gets a question mark
     if not args: print(WELCOME); return 0
     try:
         if args[0][:1] != '-': nearest('fastrl-replay', 'command', args[0], ['train','recipes','eval','compare','bench'])
         if args[0] == 'bench': return bench(args[1:]) or 0
         args = p.parse_args(args)
         return args.do(args) or 0
-    except SettingsError as e: print(e, file=sys.stderr); return 2
+    except (SettingsError,EnvError,ActionError,BlockError,OSError,ValueError) as e:
+        if isinstance(e, BrokenPipeError): os._exit(0)   # nobody reads any more
+        print(f'{type(e).__name__}: {e}' if not isinstance(e, SettingsError) and ':' not in str(e)[:40] else ' '.join(str(e).split()), file=sys.stderr)
+        return 2
     except KeyboardInterrupt: print('\nbroken off', file=sys.stderr); return 130

@@ -6,7 +6,7 @@
 __all__ = ['dp', 'Pipe', 'as_pipe', 'above', 'Items', 'stage', 'Header', 'Cycler', 'InMemoryCacheHolder', 'MapToIterConverter',
            'TypeTransformLoop']
 
-# %% ../nbs/01_pipe.ipynb #b3e25d5b
+# %% ../nbs/01_pipe.ipynb #85ae51c0
 import inspect
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -21,9 +21,9 @@ if TYPE_CHECKING:   # what the chained methods return; for editors only, nothing
     from fastrl_replay.replay.prioritized import PrioritizedReplay
     from fastrl_replay.replay.sequences import SequenceReplay
     from fastrl_replay.learners import DQNLearner, QLearner, R2D2Learner
-    from fastrl_replay.recipes import Journal
+    from fastrl_replay.recipes import Gather, Journal
 
-# %% ../nbs/01_pipe.ipynb #3811f4be
+# %% ../nbs/01_pipe.ipynb #e402ebec
 class Pipe(IterDataPipe):
     "The base of every stage: takes items from `source`, yields items"
     _is_child_datapipe = False   # spares torch's hook a search of the registry at every item
@@ -58,6 +58,7 @@ class Pipe(IterDataPipe):
         def sequence_replay(self, bs:int=1, max_sz:int=10_000, length:int=80, burn_in:int=40, overlap:int=40, eta:float=.9, alpha:float=.9,
             beta=.6, prioritized:bool=True, eps:float=1e-6, state:str='stored', ratio:float=None, warmup:int=None,
             freeze_memory:bool=False, seed:int=None)->'SequenceReplay': ...
+        def gather(self, n:int)->'Gather': ...
         def journal(self, max_steps:float=float('inf'), max_episodes:float=float('inf'))->'Journal': ...
         def q_learn(self, table, gamma:float=.99, lr:float=.5)->'QLearner': ...
         def dqn(self, model, gamma:float=.99, lr:float=1e-3, double:bool=True, target_every:int=500, tau:float=1., max_norm:float=10.,

@@ -283,7 +283,7 @@ def test_solved_at_step(solved, ever, tmp_path):
 
 def test_reports_are_means_and_only_grow(tmp_path):
     "Each line's loss is the mean of the records since the line before; counts never fall; all is valid JSON"
-    run, losses, seen = tiny(tmp_path/'r', steps=700), [], []
+    run, losses = tiny(tmp_path/'r', steps=700), []
     learn = run.agent.pipe.learn
     run.agent.pipe.learn = lambda batch: (losses.append(record := learn(batch)), record)[1]
     run.train()

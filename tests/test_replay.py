@@ -15,7 +15,7 @@ from fastrl_replay.learners import DQNLearner, QLearner, QTable
 from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
 from fastrl_replay.policies import RecurrentNet, value_net
-from fastrl_replay.recipes import Journal
+from fastrl_replay.recipes import Gather, Journal
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
@@ -630,6 +630,7 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
                           for kw in (dict(), dict(kind='rank', bs=2), dict(bs=2, ratio=.7, warmup=5, initial='ever', stratified=False),
                                      dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, scale='memory', initial='reward'))],
     'Journal': [Journal],
+    'Gather': [lambda source, n=n: Gather(source, n) for n in (1, 2)],
     'QLearner': [lambda source: QLearner(source.map(numbered_states), QTable(spaces.Discrete(200), ACTIONS)),
                  lambda source: ExperienceReplay(source.map(numbered_states), bs=2, max_sz=20, seed=0).q_learn(QTable(spaces.Discrete(200), ACTIONS))],
     'DQNLearner': [lambda source: DQNLearner(source, net(value_net, (8,))),
