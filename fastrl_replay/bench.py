@@ -404,10 +404,10 @@ def _settled(f, rounds):
     for _ in range(1000): f()
     return float(np.median(measure({'': f}, rounds)['']))
 
-# %% ../nbs/90_bench.ipynb #605cd3a8
+# %% ../nbs/90_bench.ipynb #189a23cf
 def main(args=None):
     "Run the contests and print the table"
-    p = argparse.ArgumentParser(prog='python -m fastrl_replay.bench', description='What this library costs beside the bare numpy and gymnasium calls, and beside its peers where they are installed.')
+    p = argparse.ArgumentParser(prog='fastrl-replay bench', description='What this library costs beside the bare numpy and gymnasium calls, and beside its peers where they are installed.')
     p.add_argument('--quick', action='store_true', help='a smaller memory and fewer rounds: under a minute')
     p.add_argument('--growth', action='store_true', help='also memories of up to 100,000,000 rows: some minutes')
     p.add_argument('--out', type=Path, help='a folder for bench.json and bench.md')

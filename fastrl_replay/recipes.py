@@ -6,8 +6,8 @@
 __all__ = ['INF', 'RANGES', 'LEARNERS', 'MEMORIES', 'SettingsError', 'as_value', 'like_this', 'Recipe', 'parse', 'resolved',
            'nearest', 'on_top', 'recipes', 'recipe', 'Journal', 'Gather', 'Observe', 'make_env', 'Agent', 'evaluate']
 
-# %% ../nbs/60_recipes.ipynb #559fadf1
-import difflib, re
+# %% ../nbs/60_recipes.ipynb #8d9d888e
+import difflib, re, warnings
 from configparser import ConfigParser, Error as ConfigError
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +59,7 @@ def like_this(
 
 def _text(v): return ('no','yes')[v] if v is True or v is False else ' '.join(map(str, v)) if isinstance(v, tuple) else f'{v:_}' if type(v) is int else str(v)
 
-# %% ../nbs/60_recipes.ipynb #57bb04d7
+# %% ../nbs/60_recipes.ipynb #cb1f42f2
 @dataclass
 class Recipe:
     "A training recipe: settings by name, and a word about each"
@@ -77,9 +77,10 @@ def _comments(text):
     "What stands behind `#` in lines of sections and keys: {(section, key): comment}, the key '' for the section itself"
     found,section = {},''
     for line in text.splitlines():
-        m = re.match(r'\[(.+?)\]\s*(?:#\s*(.*))?$|([\w-]+)\s*=[^#]*(?:#\s*(.*))?$', line)
-        if m and m[1]: section = m[1]
-        if m: found[section,m[3] or ''] = (m[2] if m[1] else m[4]) or ''
+        m = re.match(r'(?:\[(.+?)\]|([\w-]+)\s*[=:])(.*)', line)   # a section, or a key; then the rest
+        if not m: continue
+        section,comment = m[1] or section,re.search(r'(?:^|\s)#\s*(.*)', m[3])   # a # within a word belongs to the value
+        found[section,(m[2] or '').lower()] = comment[1].strip() if comment else ''
     return found
 
 # %% ../nbs/60_recipes.ipynb #3873bd03
@@ -149,14 +150,14 @@ def on_top(
         sections[name] = Recipe(name, new.about or old.about, {**old.settings, **mine}, {**old.comments, **new.comments})
     return sections
 
-# %% ../nbs/60_recipes.ipynb #9f7c15e4
+# %% ../nbs/60_recipes.ipynb #69d1099e
 def recipes(
     file=None, # a settings file on top of the shipped one; None: settings.ini in the working directory, if it is there
 )->dict: # name → Recipe
     "All training recipes"
     def read(path):
         try: return parse(path.read_text(encoding='utf-8-sig'), str(path))
-        except (OSError,UnicodeDecodeError) as e: raise SettingsError(problem('settings', f'{path} can\'t be read', e)) from None
+        except (OSError,UnicodeDecodeError) as e: raise SettingsError(problem('settings', f'{path} can\'t be read', e, 'a text file in UTF-8')) from None
     shipped,path = read(Path(__file__).parent/'settings.ini'),Path(file or 'settings.ini')
     if file and not path.is_file(): raise SettingsError(problem('settings', 'no such file', path))
     return resolved(on_top(shipped, read(path)) if path.is_file() else shipped)
@@ -268,15 +269,16 @@ def make_env(
     which = s.get('observe', 'all')
     return env if which == 'all' else Observe(env, (which,) if isinstance(which, int) else which)
 
-# %% ../nbs/60_recipes.ipynb #2dc2e2a1
+# %% ../nbs/60_recipes.ipynb #64365e60
 class Agent:
     "A pipeline that learns, built from settings; iterate over `pipe` to train"
     def __init__(self,
         settings:dict, # of a recipe
     ):
         self.settings = settings
-        _check(settings)
-        try: self._build(settings)
+        try:
+            _check(settings)
+            self._build(settings)
         except SettingsError: raise
         except (ValueError,TypeError,RuntimeError,KeyError) as e: raise SettingsError(problem('recipe', "these settings can't be built",
             f'setting {e} is missing' if isinstance(e, KeyError) else ' '.join(str(e).split()))) from e
@@ -376,7 +378,7 @@ def _exploration(agent):
     schedule = Geometric(s['eps_start'], s['eps_factor'])
     return lambda asked: schedule(len(agent.journal.returns))
 
-# %% ../nbs/60_recipes.ipynb #1a317b56
+# %% ../nbs/60_recipes.ipynb #751933ea
 def evaluate(
     agent:Agent, # whose model plays
     episodes:int=20, # how many, each in an environment of its own
@@ -391,6 +393,7 @@ def evaluate(
         running &= ~(rows['terminated'] | rows['truncated'])
         if not running.any(): break
     stepper.close()
+    if running.any(): warnings.warn(f'{running.sum()} of {episodes} episodes were left after 10,000 steps; their returns are those so far')
     return returns
 
 # %% ../nbs/60_recipes.ipynb #64cc5c0b
