@@ -688,6 +688,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastrl_replay.recipes.Gather._fresh': ('recipes.html#gather._fresh', 'fastrl_replay/recipes.py'),
                                        'fastrl_replay.recipes.Gather._together': ( 'recipes.html#gather._together',
                                                                                    'fastrl_replay/recipes.py'),
+                                       'fastrl_replay.recipes.Gather._wait': ('recipes.html#gather._wait', 'fastrl_replay/recipes.py'),
                                        'fastrl_replay.recipes.Gather.restore': ('recipes.html#gather.restore', 'fastrl_replay/recipes.py'),
                                        'fastrl_replay.recipes.Gather.snapshot': ( 'recipes.html#gather.snapshot',
                                                                                   'fastrl_replay/recipes.py'),

@@ -215,11 +215,11 @@ def _write(self:Journal, rows):
         self.ends += [self.steps]*len(ended)
         self.returns += ended
 
-# %% ../nbs/60_recipes.ipynb #e2d7e627
+# %% ../nbs/60_recipes.ipynb #f012e0b4
 @stage('gather')
 class Gather(Pipe):
     "Blocks of `n` rows or more, put together from smaller ones; at the end what is left"
-    _buffers = ('_waiting',)
+    _buffers = '_waiting','_rows'
     def __init__(self,
         source, # a pipe of Steps
         n:int, # rows
@@ -228,17 +228,20 @@ class Gather(Pipe):
         super().__init__(source)
         self.n = n
         self._fresh()
-    def _fresh(self): self._waiting = []
+    def _fresh(self): self._wait([])
+    def _wait(self, blocks): self._waiting,self._rows = blocks,sum(map(len, blocks))
     def __iter__(self):
         for steps in self.blocks():
             self._waiting.append(steps)
-            if sum(map(len, self._waiting)) >= self.n: yield self._together()
+            self._rows += len(steps)
+            if self._rows >= self.n: yield self._together()
         if self._waiting: yield self._together()
     def _together(self):
-        steps,self._waiting = Steps.cat(self._waiting),[]
+        steps = Steps.cat(self._waiting)
+        self._fresh()
         return steps
 
-# %% ../nbs/60_recipes.ipynb #fb49d3a4
+# %% ../nbs/60_recipes.ipynb #8b5f1c31
 @patch
 def snapshot(self:Gather)->dict:
     if not self._waiting: return {}
@@ -247,7 +250,7 @@ def snapshot(self:Gather)->dict:
 
 @patch
 def restore(self:Gather, state):
-    self._waiting = [Steps(state['rows'].numpy().copy().reshape(-1).view(spec_dtype(state['dtype'])))] if state else []
+    self._wait([Steps(state['rows'].numpy().copy().reshape(-1).view(spec_dtype(state['dtype'])))] if state else [])
 
 # %% ../nbs/60_recipes.ipynb #e35b35ed
 class Observe(gym.ObservationWrapper):

@@ -189,7 +189,7 @@ def read_config(
     config['settings'] = {k: tuple(v) if isinstance(v, list) else v for k,v in config['settings'].items()}
     return config
 
-# %% ../nbs/61_runs.ipynb #be1ca8a9
+# %% ../nbs/61_runs.ipynb #8758303b
 def start(
     recipe, # a Recipe
     out=None, # the directory; None: a new one in runs/
@@ -202,7 +202,7 @@ def start(
         remedy=f'--resume {out}, or another --out'))
     run = Run(out, recipe.name, s)
     out.mkdir(parents=True, exist_ok=True)
-    (out/'metrics.jsonl').unlink(missing_ok=True)   # of a run that was killed before its first checkpoint
+    for old in 'metrics.jsonl','summary.json': (out/old).unlink(missing_ok=True)   # of a run that was killed before its first checkpoint
     versions = dict(fastrl_replay=__version__, torch=torch.__version__, gymnasium=gym.__version__, numpy=np.__version__, python=platform.python_version())
     write_whole(out/'config.json', json.dumps(dict(recipe=recipe.name, settings=s, versions=versions, machine=platform.machine(),
         began=datetime.now(timezone.utc).isoformat(timespec='seconds')), indent=2))
