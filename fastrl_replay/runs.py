@@ -245,7 +245,7 @@ def smooth(
     low,high = np.maximum(i-n, 0),np.minimum(i+n+1, len(x))
     return (c[high] - c[low])/(high - low)
 
-# %% ../nbs/61_runs.ipynb #46315ed7
+# %% ../nbs/61_runs.ipynb #8b386416
 def picture(
     ends, # of episodes: at which step
     returns, # of episodes
@@ -255,14 +255,14 @@ def picture(
 )->bytes: # a png
     "How returns went"
     from matplotlib.figure import Figure   # an extra
-    fig = Figure((8,3.5), layout='constrained')
+    fig = Figure((9,3.5), layout='constrained')
     ax = fig.add_subplot()
     ax.plot(ends, returns, '.', ms=3, color='#8ecae6', label='episodes')
     if len(returns): ax.plot(ends, smooth(returns), color='#219ebc', lw=2, label='their mean')
     if evals: ax.plot(*zip(*evals), 'o-', ms=4, lw=1, color='#fb8500', label='without exploring')
     if solved is not None: ax.axhline(solved, color='#023047', lw=.8, ls=':', label='solved')
     ax.set(title=title, xlabel='environment steps', ylabel='return', xlim=(0, None))
-    ax.legend(frameon=False, fontsize=8, loc='best')
+    ax.legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))   # beside it, where it covers nothing
     ax.spines[['top','right']].set_visible(False)
     file = io.BytesIO()
     fig.savefig(file, format='png', dpi=110)
