@@ -131,7 +131,7 @@ def bench(args): # as they were typed
     "Measure what things cost, beside the peers that are installed"
     importlib.import_module('fastrl_replay.bench').main(args)   # it stands above this module in the house
 
-# %% ../nbs/62_cli.ipynb #631b2cd3
+# %% ../nbs/62_cli.ipynb #ad74e7b2
 def compare(args):
     "Train several recipes with several seeds, and draw them together"
     args.recipes = list(dict.fromkeys(args.recipes))
@@ -162,8 +162,10 @@ def _train_apart(args, name, seed, out):
     else:
         command += [name, '--seed', str(seed), '--out', str(out), *(['--settings', args.settings] if args.settings else []), *(['--steps', str(args.steps)] if args.steps else []), *(['--set', *args.set] if args.set else [])]
     done = subprocess.run(command, capture_output=True, text=True)
+    stopped = done.returncode in (130,-2) or 'KeyboardInterrupt' in done.stderr or done.returncode == 0 and not (out/'summary.json').exists()
+    if stopped: raise KeyboardInterrupt   # Ctrl-C reaches all processes of a terminal
     if done.returncode: raise SettingsError(problem('compare', f'{name} with seed {seed} failed', (done.stderr.strip().splitlines() or ['nothing was said'])[-1]))
-    return done.stdout.strip().splitlines()[-4]
+    return next(l for l in done.stdout.splitlines() if 'mean return' in l)
 
 # %% ../nbs/62_cli.ipynb #db0312ca
 def _outcome(out):

@@ -6,7 +6,7 @@
 __all__ = ['dp', 'Pipe', 'as_pipe', 'above', 'Items', 'stage', 'Header', 'Cycler', 'InMemoryCacheHolder', 'MapToIterConverter',
            'TypeTransformLoop']
 
-# %% ../nbs/01_pipe.ipynb #85ae51c0
+# %% ../nbs/01_pipe.ipynb #628bc325
 import inspect
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -20,10 +20,11 @@ if TYPE_CHECKING:   # what the chained methods return; for editors only, nothing
     from fastrl_replay.replay.experience import ExperienceReplay
     from fastrl_replay.replay.prioritized import PrioritizedReplay
     from fastrl_replay.replay.sequences import SequenceReplay
-    from fastrl_replay.learners import DQNLearner, QLearner, R2D2Learner
+    from torch import nn
+    from fastrl_replay.learners import DQNLearner, QLearner, QTable, R2D2Learner
     from fastrl_replay.recipes import Gather, Journal
 
-# %% ../nbs/01_pipe.ipynb #e402ebec
+# %% ../nbs/01_pipe.ipynb #350ab425
 class Pipe(IterDataPipe):
     "The base of every stage: takes items from `source`, yields items"
     _is_child_datapipe = False   # spares torch's hook a search of the registry at every item
@@ -60,10 +61,10 @@ class Pipe(IterDataPipe):
             freeze_memory:bool=False, seed:int=None)->'SequenceReplay': ...
         def gather(self, n:int)->'Gather': ...
         def journal(self, max_steps:float=float('inf'), max_episodes:float=float('inf'))->'Journal': ...
-        def q_learn(self, table, gamma:float=.99, lr:float=.5)->'QLearner': ...
-        def dqn(self, model, gamma:float=.99, lr:float=1e-3, double:bool=True, target_every:int=500, tau:float=1., max_norm:float=10.,
+        def q_learn(self, table:QTable, gamma:float=.99, lr:float=.5)->'QLearner': ...
+        def dqn(self, model:nn.Module, gamma:float=.99, lr:float=1e-3, double:bool=True, target_every:int=500, tau:float=1., max_norm:float=10.,
             optimizer=None)->'DQNLearner': ...
-        def r2d2(self, model, gamma:float=.997, n:int=5, lr:float=1e-4, rescaled:bool=True, target_every:int=2500, tau:float=1.,
+        def r2d2(self, model:nn.Module, gamma:float=.997, n:int=5, lr:float=1e-4, rescaled:bool=True, target_every:int=2500, tau:float=1.,
             max_norm:float=40., optimizer=None)->'R2D2Learner': ...
 
 # %% ../nbs/01_pipe.ipynb #94b019c1
