@@ -949,6 +949,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastrl_replay.runs.Silent.tick': ('runs.html#silent.tick', 'fastrl_replay/runs.py'),
                                     'fastrl_replay.runs._Stopped': ('runs.html#_stopped', 'fastrl_replay/runs.py'),
                                     'fastrl_replay.runs.alone': ('runs.html#alone', 'fastrl_replay/runs.py'),
+                                    'fastrl_replay.runs.chart': ('runs.html#chart', 'fastrl_replay/runs.py'),
                                     'fastrl_replay.runs.interruptible': ('runs.html#interruptible', 'fastrl_replay/runs.py'),
                                     'fastrl_replay.runs.load_checkpoint': ('runs.html#load_checkpoint', 'fastrl_replay/runs.py'),
                                     'fastrl_replay.runs.picture': ('runs.html#picture', 'fastrl_replay/runs.py'),

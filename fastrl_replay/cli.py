@@ -6,8 +6,8 @@
 __all__ = ['WELCOME', 'OPTIONS', 'Bar', 'Board', 'train', 'changes', 'show_recipes', 'play', 'bench', 'compare', 'table',
            'curves', 'main']
 
-# %% ../nbs/62_cli.ipynb #7704092a
-import argparse, difflib, importlib, io, json, os, shlex, subprocess, sys
+# %% ../nbs/62_cli.ipynb #c71d5832
+import argparse, difflib, importlib, json, os, shlex, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np
@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from . import __version__
 from .core import ActionError, BlockError, EnvError, problem
 from .recipes import SettingsError, evaluate, nearest, recipe, recipes
-from .runs import Run, interruptible, load_checkpoint, read_config, reopen, resume, smooth, start, write_whole
+from .runs import Run, chart, interruptible, load_checkpoint, read_config, reopen, resume, smooth, start, write_whole
 
 # %% ../nbs/62_cli.ipynb #1e2d3f30
 class Bar:
@@ -191,27 +191,20 @@ def table(
         lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
 
-# %% ../nbs/62_cli.ipynb #4c065f5a
+# %% ../nbs/62_cli.ipynb #b76abff5
 def curves(
     results:dict, # recipe → outcomes
 )->bytes: # a png
     "Mean of the seeds' curves, and a band from the lowest to the highest"
-    from matplotlib.figure import Figure   # an extra
-    fig = Figure((9,3.5), layout='constrained')
-    ax = fig.add_subplot()
     results = {name: runs for name,runs in results.items() if all(r['x'] for r in runs)}   # some episode must have ended
-    for (name,runs),color in zip(results.items(), ('#219ebc','#fb8500','#8338ec','#606c38','#d00000')*9):
-        x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
-        y = np.array([np.interp(x, r['x'], r['y']) for r in runs])
-        ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=.2, lw=0)
-        ax.plot(x, y.mean(0), color=color, label=f'{name} ({len(runs)} seeds)')
-    for level in {r['solved'] for runs in results.values() for r in runs}: ax.axhline(level, color='#023047', lw=.8, ls=':')
-    ax.set(xlabel=' or '.join(sorted({r['by'] for runs in results.values() for r in runs})), ylabel='return while exploring', xlim=(0, None))
-    if results: ax.legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))   # beside it, where it covers nothing
-    ax.spines[['top','right']].set_visible(False)
-    file = io.BytesIO()
-    fig.savefig(file, format='png', dpi=110)
-    return file.getvalue()
+    def draw(ax):
+        for (name,runs),color in zip(results.items(), ('#219ebc','#fb8500','#8338ec','#606c38','#d00000')*9):
+            x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
+            y = np.array([np.interp(x, r['x'], r['y']) for r in runs])
+            ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=.2, lw=0)
+            ax.plot(x, y.mean(0), color=color, label=f'{name} ({len(runs)} seeds)')
+        for level in {r['solved'] for runs in results.values() for r in runs}: ax.axhline(level, color='#023047', lw=.8, ls=':')
+    return chart(draw, xlabel=' or '.join(sorted({r['by'] for runs in results.values() for r in runs})), ylabel='return while exploring')
 
 # %% ../nbs/62_cli.ipynb #5363bf04
 WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinforcement learning

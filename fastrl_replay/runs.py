@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['write_whole', 'load_checkpoint', 'alone', 'Run', 'Silent', 'read_metrics', 'read_config', 'start', 'reopen', 'resume',
-           'smooth', 'picture', 'interruptible']
+           'smooth', 'chart', 'picture', 'interruptible']
 
 # %% ../nbs/61_runs.ipynb #fb248db8
 import io, json, os, platform, signal, threading
@@ -245,7 +245,24 @@ def smooth(
     low,high = np.maximum(i-n, 0),np.minimum(i+n+1, len(x))
     return (c[high] - c[low])/(high - low)
 
-# %% ../nbs/61_runs.ipynb #8b386416
+# %% ../nbs/61_runs.ipynb #f306e5d1
+def chart(
+    draw, # draws on the axes that it is given
+    **labels, # title, xlabel, ylabel
+)->bytes: # a png
+    "A picture of one pair of axes, with its legend beside it, where it covers nothing"
+    from matplotlib.figure import Figure   # an extra
+    fig = Figure((9,3.5), layout='constrained')
+    ax = fig.add_subplot()
+    draw(ax)
+    ax.set(xlim=(0, None), **labels)
+    if ax.get_legend_handles_labels()[0]: ax.legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))
+    ax.spines[['top','right']].set_visible(False)
+    file = io.BytesIO()
+    fig.savefig(file, format='png', dpi=110)
+    return file.getvalue()
+
+# %% ../nbs/61_runs.ipynb #6a7f1606
 def picture(
     ends, # of episodes: at which step
     returns, # of episodes
@@ -254,19 +271,12 @@ def picture(
     title:str='', # above it
 )->bytes: # a png
     "How returns went"
-    from matplotlib.figure import Figure   # an extra
-    fig = Figure((9,3.5), layout='constrained')
-    ax = fig.add_subplot()
-    ax.plot(ends, returns, '.', ms=3, color='#8ecae6', label='episodes')
-    if len(returns): ax.plot(ends, smooth(returns), color='#219ebc', lw=2, label='their mean')
-    if evals: ax.plot(*zip(*evals), 'o-', ms=4, lw=1, color='#fb8500', label='without exploring')
-    if solved is not None: ax.axhline(solved, color='#023047', lw=.8, ls=':', label='solved')
-    ax.set(title=title, xlabel='environment steps', ylabel='return', xlim=(0, None))
-    ax.legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))   # beside it, where it covers nothing
-    ax.spines[['top','right']].set_visible(False)
-    file = io.BytesIO()
-    fig.savefig(file, format='png', dpi=110)
-    return file.getvalue()
+    def draw(ax):
+        ax.plot(ends, returns, '.', ms=3, color='#8ecae6', label='episodes')
+        if len(returns): ax.plot(ends, smooth(returns), color='#219ebc', lw=2, label='their mean')
+        if evals: ax.plot(*zip(*evals), 'o-', ms=4, lw=1, color='#fb8500', label='without exploring')
+        if solved is not None: ax.axhline(solved, color='#023047', lw=.8, ls=':', label='solved')
+    return chart(draw, title=title, xlabel='environment steps', ylabel='return')
 
 # %% ../nbs/61_runs.ipynb #e45c8333
 @patch
