@@ -1,0 +1,43 @@
+"""Build the site from the notebooks: `python docs/site.py [FOLDER]`, _docs by default.
+
+It is static and complete: open FOLDER/index.html, no server and no internet needed. Only the build
+fetches something: two scripts from the npm registry, once, checked by their hash and kept in ~/.cache."""
+import hashlib, io, os, shutil, sys, tarfile, urllib.request
+from base64 import b64decode
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+SCRIPTS = {  # one file of an npm package each: equations and diagrams
+    'tex-svg.js': ('mathjax/-/mathjax-3.2.2.tgz', 'package/es5/tex-svg.js',
+        'Bt+SSVU8eBG27zChVewOicYs7Xsdt40qm4+UpHyX7k0/O9NliPc+x77k1/FEsPsjKPZGJvtRZM1vO+geW0OhGw=='),
+    'mermaid.tiny.js': ('@mermaid-js/tiny/-/tiny-12.0.0.tgz', 'package/dist/mermaid.tiny.js',
+        'ZW9YXy+3tSLPscBT+NnQO0K0qYH7BGES5nExl6Snoygey7xd2N0cO7Nq30N5k/u7gIeYoCrldyVy+VTCMWrNDQ==')}
+
+def fetch(name):
+    "The script `name` of SCRIPTS, from the cache or the registry."
+    package, member, sha512 = SCRIPTS[name]
+    kept = Path(os.environ.get('XDG_CACHE_HOME', Path.home()/'.cache'))/'fastrl_replay_docs'/package.split('/')[-1]/name
+    if not kept.exists():
+        url = f'https://registry.npmjs.org/{package}'
+        archive = urllib.request.urlopen(url, timeout=60).read()
+        if hashlib.sha512(archive).digest() != b64decode(sha512): sys.exit(f'{url} is not what it was when its hash was noted in {__file__}')
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar: script = tar.extractfile(member).read()
+        part = kept.with_suffix(f'.{os.getpid()}')
+        part.write_bytes(script); part.replace(kept)
+    return kept
+
+def build(out):
+    "The site in `out`; any warning is an error. Returns Sphinx's exit status."
+    from sphinx.cmd.build import build_main
+    out = Path(out)
+    status = build_main(['-q', '-n', '-W', '--keep-going', '-E', '-c', str(DOCS), '-d', str(out/'.doctrees'), str(ROOT/'nbs'), str(out)])
+    shutil.rmtree(out/'.doctrees', ignore_errors=True)
+    for name in SCRIPTS: shutil.copyfile(fetch(name), out/'_static'/name)
+    return status
+
+if __name__ == '__main__':
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT/'_docs')
+    if build(out): sys.exit('the site has faults: see the warnings above')
+    print(f'open {out}/index.html')
