@@ -13,8 +13,7 @@ urls = dict(u.split(', ') for u in metadata('fastrl_replay').get_all('Project-UR
 repository = urls.get('Repository', '')    # pyproject's [project.urls]; without it there are no links to Colab
 root_doc = 'index'
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.viewcode', 'sphinx.ext.mathjax', 'sphinx_copybutton', 'literate']
-exclude_patterns = ['measured', '**/.ipynb_checkpoints']
-templates_path = ['templates']
+exclude_patterns = ['**/.ipynb_checkpoints']
 
 # The groups of the sidebar follow the data: what a step is, where steps come from, where they are kept, how they come back.
 groups = {
@@ -35,4 +34,4 @@ pygments_style, pygments_dark_style = 'friendly', 'monokai'
 html_theme, html_copy_source = 'furo', False
 html_title = 'fastrl_replay'
 html_static_path = ['static']
-html_css_files = ['site.css']
+html_css_files, html_js_files = ['site.css'], ['diagrams.js']

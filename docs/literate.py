@@ -1,11 +1,12 @@
-"""The Sphinx extension that turns the notebooks of nbs/ into pages, as they are read: no copy is made.
+"""The Sphinx extension that turns the notebooks of nbs/ into pages while they are read: no copy is made.
 
-An exported cell becomes the API of its public names and, folded below it, its code; `#| hide` leaves
-a cell out; names in backticks link to their API; ```mermaid fences become diagrams."""
-import ast, fnmatch, html, inspect, json, re
+An exported cell becomes the API of its public names, with its code folded below; a cell with `#| hide`
+is left out, the code of one with `#| hide_code`; names in backticks link to their API."""
+import ast, fnmatch, inspect, json, re
 from pathlib import Path
 from docutils import nodes
-from fastcore.docments import docments, empty
+from fastcore.docments import docments
+from pygments.lexers.special import TextLexer
 from sphinx.util.nodes import make_refnode
 from readme import split_directives
 
@@ -13,34 +14,32 @@ def public(name): return not name.startswith('_')
 
 def api_of(source, module):
     "The autodoc directives for the public functions, classes and methods that an exported cell defines."
-    entries = []
+    lines = []
     for node in ast.parse(source).body:
         if not isinstance(node, (ast.FunctionDef, ast.ClassDef)): continue
         patched = any(getattr(d, 'id', None) == 'patch' for d in node.decorator_list)
-        owner = [ast.unparse(node.args.args[0].annotation)] if patched else []
-        if not all(map(public, [node.name, *owner])): continue
-        is_class = isinstance(node, ast.ClassDef)
-        kind = 'class' if is_class else 'method' if owner else 'function'
-        members = [f.name for f in node.body if isinstance(f, ast.FunctionDef) and public(f.name)] if is_class else []
-        entries += [f'.. auto{kind}:: {".".join([module, *owner, node.name])}',
-                    *([f'   :members: {", ".join(members)}'] if members else []), '']
-    return '\n'.join(entries)
+        path = [ast.unparse(node.args.args[0].annotation), node.name] if patched else [node.name]
+        if not all(map(public, path)): continue
+        kind = 'class' if isinstance(node, ast.ClassDef) else 'method' if patched else 'function'
+        lines += ['', f'.. auto{kind}:: {".".join([module, *path])}']
+        members = [f.name for f in node.body if isinstance(f, ast.FunctionDef) and public(f.name)]
+        if kind == 'class' and members: lines += [f'   :members: {", ".join(members)}']
+    return '\n'.join(lines)
 
 def only_imports(source): return all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.parse(source).body)
 
-def markdown(id, text): return dict(cell_type='markdown', id=id, metadata={}, source=text)
-
 def cells_of(cell, module):
     "The cells that one cell of a notebook becomes on its page: none, itself, or its API and its folded code."
-    names, source = split_directives(''.join(cell['source']))
+    names, source = split_directives(cell['source'])
     if 'hide' in names or not source.strip(): return []
-    cell = dict(cell, source=source, metadata=dict(cell['metadata']))
-    if not names & {'export', 'exporti'}: return [cell]
+    cell = dict(cell, source=source)
+    if 'hide_code' in names: cell['metadata'] = dict(tags=['remove-input'], mystnb=dict(image=dict(alt=names.get('alt', ''))))
+    if not {'export', 'exporti'} & set(names): return [cell]
     if only_imports(source): return []
     api = api_of(source, module)
     if not api: return [cell]
-    cell['metadata'].update(tags=['hide-input'], mystnb=dict(code_prompt_show='The code', code_prompt_hide='The code'))
-    return [markdown(f"api-{cell['id']}", f'```{{eval-rst}}\n{api}\n```'), cell]
+    cell['metadata'] = dict(tags=['hide-input'], mystnb=dict(code_prompt_show='The code', code_prompt_hide='The code'))
+    return [dict(cell_type='markdown', id=f'api-{cell["id"]}', metadata={}, source=f'```{{eval-rst}}\n{api}\n```'), cell]
 
 def contents(app):
     "The sidebar: its groups, and their pages in the order of their patterns."
@@ -50,24 +49,22 @@ def contents(app):
     return '\n\n'.join(map('\n'.join, trees))
 
 def links_above(config, docname):
-    "Where to get the notebook of a page, to run it: beside the page, and in Colab where the repository has an address."
-    path = f'{docname}.ipynb'
-    colab = f'{config.repository.replace("https://github.com", "https://colab.research.google.com/github")}/blob/main/nbs/{path}'
-    links = [f'{{download}}`this notebook <{Path(path).name}>`', *([f'[open in Colab]({colab})'] if config.repository else [])]
+    "Where a page's notebook can be had: beside the page, and in Colab where the repository has an address."
+    colab = f'{config.repository.replace("github.com", "colab.research.google.com/github")}/blob/main/nbs/{docname}.ipynb'
+    links = [f'{{download}}`this notebook <{Path(docname).name}.ipynb>`', *([f'[open in Colab]({colab})'] if config.repository else [])]
     return f'\n\n```{{container}} notebook-links\n{" · ".join(links)}\n```\n'
 
 def read_notebook(app, docname, content):
-    "Sphinx's `source-read`: `content[0]` is the text of the page `docname`."
+    "Sphinx's `source-read`: `content[0]` is the text of the page `docname`, a notebook unless it is markdown."
     if not content[0].startswith('{'): return
     nb = json.loads(content[0])
     for c in nb['cells']: c['source'] = re.sub(r'\]\((?:\.\./)*([A-Z]+)\.md\)', lambda m: f'](/{m[1].lower()}.md)', ''.join(c['source']))
-    exp = re.search(r'^#\| *default_exp +(\S+)', '\n'.join(''.join(c['source']) for c in nb['cells']), re.M)
-    module = f'{app.config.package}.{exp[1]}' if exp else ''
-    cells = [new for c in nb['cells'] for new in cells_of(c, module)]
+    exp = re.search(r'^#\| *default_exp +(\S+)', '\n'.join(c['source'] for c in nb['cells']), re.M)
+    cells = [new for c in nb['cells'] for new in cells_of(c, f'{app.config.package}.{exp[1]}' if exp else '')]
     cells[0]['source'] = re.sub('\n|$', lambda m: links_above(app.config, docname), cells[0]['source'], count=1)
-    if docname == app.config.root_doc: cells.append(markdown('contents', contents(app)))
-    lines = dict(nb['metadata'], source_map=list(range(len(cells))))   # warnings name the cell as the line
-    content[0] = json.dumps(dict(nb, cells=cells, metadata=lines))
+    if docname == app.config.root_doc: cells[-1]['source'] += '\n\n' + contents(app)
+    nb['metadata']['source_map'] = list(range(len(cells)))   # warnings give the number of the cell
+    content[0] = json.dumps(dict(nb, cells=cells))
 
 def rst(text):
     "Docstrings and docments have markdown's backticks and no other marks."
@@ -77,26 +74,24 @@ def type_name(anno): return anno if isinstance(anno, str) else getattr(anno, '__
 
 def add_parameters(app, what, name, obj, options, lines):
     "autodoc's `autodoc-process-docstring`: what docments say of parameters and result, below the docstring."
-    lines[:] = [rst(l) for l in lines]
+    lines[:] = [rst(l) for l in lines] + ['']
     try: found = docments(obj.__init__ if inspect.isclass(obj) else obj, full=True)
     except (TypeError, ValueError, OSError): return   # no signature or no source: nothing to add
-    lines += ['']
     for param, d in found.items():
         if d.docment is None: continue
-        kind = '' if d.anno in (empty, None) else f'``{type_name(d.anno)}`` '
+        kind = f'``{type_name(d.anno)}`` ' if isinstance(d.anno, (type, str)) and d.anno is not inspect.Parameter.empty else ''
         field = 'returns' if param == 'return' else f'param {param}'
         lines += [f':{field}: {kind}{rst(" ".join(d.docment.split()))}']
 
 def api_names(env, docname):
     """What may be written in backticks on a page, and where it leads: `Steps`, `Steps.cat`, `memory.timeline.Timeline`.
     Other pages' functions need their module, unless they are of the public surface: `start` is also a word."""
-    found, home = {}, env.config.package
+    found = {}
     for full, obj in env.domains['py'].objects.items():
-        short = full.removeprefix(f'{home}.')
-        method = obj.objtype in ('method', 'property', 'attribute')
-        name = '.'.join(full.split('.')[-2 if method else -1:])
+        name = '.'.join(full.split('.')[-2 if obj.objtype in ('method', 'property', 'attribute') else -1:])
         known = obj.objtype != 'function' or obj.docname == docname or name in env.config.surface
-        for n in {full, short, *([name] if known else [])}: found[n] = None if n in found else (obj.docname, obj.node_id)
+        for n in {full, full.removeprefix(f'{env.config.package}.'), *([name] if known else [])}:
+            found[n] = None if n in found else (obj.docname, obj.node_id)
     return {n: place for n, place in found.items() if place}
 
 def link_names(app, doctree, docname):
@@ -106,19 +101,9 @@ def link_names(app, doctree, docname):
         place = None if isinstance(node.parent, nodes.reference) else names.get(re.sub(r'\(.*\)$', '', node.astext()))
         if place: node.replace_self(make_refnode(app.builder, docname, *place, node.deepcopy()))
 
-def draw_diagrams(app, doctree):
-    "Sphinx's `doctree-read`: fences in mermaid's language become elements for its script."
-    for node in list(doctree.findall(nodes.literal_block)):
-        if node.get('language') != 'mermaid': continue
-        node.replace_self(nodes.raw('', f'<pre class="mermaid">{html.escape(node.astext())}</pre>', format='html'))
-
-def add_scripts(app, pagename, templatename, context, doctree):
-    "Sphinx's `html-page-context`: pages without diagrams needn't load the script that draws them."
-    if doctree and any('class="mermaid"' in n.astext() for n in doctree.findall(nodes.raw)):
-        app.add_js_file('mermaid.tiny.js'); app.add_js_file('diagrams.js')
-
 def setup(app):
     for name, default in dict(package='', surface=[], groups={}, repository='').items(): app.add_config_value(name, default, 'env')
-    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-read': draw_diagrams,
-                       'doctree-resolved': link_names, 'html-page-context': add_scripts}.items(): app.connect(event, act)
+    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names}.items():
+        app.connect(event, act)
+    app.add_lexer('mermaid', TextLexer)   # static/diagrams.js draws them
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)

@@ -2,7 +2,7 @@
 
 It is static and complete: open FOLDER/index.html, no server and no internet needed. Only the build
 fetches something: two scripts from the npm registry, once, checked by their hash and kept in ~/.cache."""
-import hashlib, io, os, shutil, sys, tarfile, urllib.request
+import hashlib, io, os, shutil, sys, tarfile, tempfile, urllib.request
 from base64 import b64decode
 from pathlib import Path
 
@@ -29,15 +29,18 @@ def fetch(name):
     return kept
 
 def build(out):
-    "The site in `out`; any warning is an error. Returns Sphinx's exit status."
+    "The site in `out`, or an exit that names its faults: any warning is one."
     from sphinx.cmd.build import build_main
     out = Path(out)
-    status = build_main(['-q', '-n', '-W', '--keep-going', '-E', '-c', str(DOCS), '-d', str(out/'.doctrees'), str(ROOT/'nbs'), str(out)])
-    shutil.rmtree(out/'.doctrees', ignore_errors=True)
-    for name in SCRIPTS: shutil.copyfile(fetch(name), out/'_static'/name)
-    return status
+    if out.is_dir() and any(out.iterdir()) and not (out/'objects.inv').exists(): sys.exit(f'{out} is not empty and not a site')
+    with tempfile.TemporaryDirectory() as tmp:
+        if build_main(['-q', '-n', '-W', '--keep-going', '-c', str(DOCS), '-d', f'{tmp}/doctrees', str(ROOT/'nbs'), f'{tmp}/site']):
+            sys.exit('the site has faults: see the warnings above')
+        for name in SCRIPTS: shutil.copyfile(fetch(name), f'{tmp}/site/_static/{name}')
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(f'{tmp}/site', out)
 
 if __name__ == '__main__':
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT/'_docs')
-    if build(out): sys.exit('the site has faults: see the warnings above')
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT/'_docs').resolve()
+    build(out)
     print(f'open {out}/index.html')

@@ -1,21 +1,32 @@
-// Draws the page's diagrams in the colours of the page, and again when the reader changes between light and dark.
-const texts = new Map();
+// Draws the mermaid fences of a page in the colours of the page, and again when the reader changes between light and dark.
+const here = document.currentScript.src;
 const dark = () => document.body.dataset.theme == 'dark' ||
   document.body.dataset.theme != 'light' && matchMedia('(prefers-color-scheme: dark)').matches;
 
-async function draw() {
-  mermaid.initialize({startOnLoad: false, theme: dark() ? 'dark' : 'neutral', fontFamily: 'inherit'});
-  const diagrams = [...document.querySelectorAll('pre.mermaid')];
-  for (const d of diagrams) {
-    if (!texts.has(d)) texts.set(d, d.textContent);
-    d.textContent = texts.get(d);
-    delete d.dataset.processed;
+async function draw(diagrams) {
+  mermaid.initialize({startOnLoad: false, theme: dark() ? 'dark' : 'neutral', fontFamily: 'sans-serif'});
+  for (const [place, text] of diagrams) {
+    place.innerHTML = text;
+    delete place.dataset.processed;
   }
-  await mermaid.run({nodes: diagrams});
+  await mermaid.run({nodes: [...diagrams.keys()]});
 }
 
-addEventListener('load', () => {
-  draw();
-  new MutationObserver(draw).observe(document.body, {attributeFilter: ['data-theme']});
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
+addEventListener('DOMContentLoaded', () => {
+  const diagrams = new Map();
+  for (const fence of document.querySelectorAll('.highlight-mermaid')) {
+    const place = document.createElement('div');
+    place.className = 'mermaid';
+    diagrams.set(place, fence.querySelector('pre').innerHTML.replace(/<\/?span[^>]*>/g, ''));
+    fence.replaceWith(place);
+  }
+  if (!diagrams.size) return;
+  const script = document.createElement('script');
+  script.src = new URL('mermaid.tiny.js', here);
+  script.onload = () => {
+    draw(diagrams);
+    new MutationObserver(() => draw(diagrams)).observe(document.body, {attributeFilter: ['data-theme']});
+    matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => draw(diagrams));
+  };
+  document.head.append(script);
 });
