@@ -1,4 +1,4 @@
-"The site: `python docs/site.py` builds it into _docs/. What is not Sphinx's own is in literate.py."
+"The site: `python docs/make.py` builds it into _docs/. What is not Sphinx's own is in literate.py."
 import sys
 from importlib.metadata import metadata
 from pathlib import Path
@@ -22,6 +22,7 @@ groups = {
     'Practice': '[6-8]?_* 9[0-8]_*', 'Reference': '99_all glossary contributing changelog'}
 
 nb_execution_mode = 'off'                 # the outputs were saved when the notebooks were tested
+nb_render_markdown_format = 'gfm'         # in outputs: tables
 highlight_language = 'text'               # of fences that name none; cells name theirs
 myst_enable_extensions = ['dollarmath', 'deflist']
 myst_heading_anchors = 3

@@ -51,7 +51,7 @@ def contents(app):
 def links_above(config, docname):
     "Where a page's notebook can be had: beside the page, and in Colab where the repository has an address."
     colab = f'{config.repository.replace("github.com", "colab.research.google.com/github")}/blob/main/nbs/{docname}.ipynb'
-    links = [f'{{download}}`this notebook <{Path(docname).name}.ipynb>`', *([f'[open in Colab]({colab})'] if config.repository else [])]
+    links = [f'{{download}}`download this notebook <{Path(docname).name}.ipynb>`', *([f'[open in Colab]({colab})'] if config.repository else [])]
     return f'\n\n```{{container}} notebook-links\n{" · ".join(links)}\n```\n'
 
 def read_notebook(app, docname, content):

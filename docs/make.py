@@ -1,4 +1,4 @@
-"""Build the site from the notebooks: `python docs/site.py [FOLDER]`, _docs by default.
+"""Build the site from the notebooks: `python docs/make.py [FOLDER]`, _docs by default.
 
 It is static and complete: open FOLDER/index.html, no server and no internet needed. Only the build
 fetches something: two scripts from the npm registry, once, checked by their hash and kept in ~/.cache."""
