@@ -9,6 +9,7 @@ import fastrl_replay.all
 project, author, copyright = 'fastrl_replay', 'The fastrl_replay contributors', 'The fastrl_replay contributors, Apache 2.0'
 release = version = fastrl_replay.__version__
 package, surface = 'fastrl_replay', fastrl_replay.all.__all__
+chained = {f'.{c.stage_name}': f'{c.__module__}.{c.__name__}' for c in vars(fastrl_replay.all).values() if hasattr(c, 'stage_name')}
 urls = dict(u.split(', ') for u in metadata('fastrl_replay').get_all('Project-URL', []))
 repository = urls.get('Repository', '')    # pyproject's [project.urls]; without it there are no links to Colab
 root_doc = 'index'

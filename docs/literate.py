@@ -17,10 +17,10 @@ def api_of(source, module):
     lines = []
     for node in ast.parse(source).body:
         if not isinstance(node, (ast.FunctionDef, ast.ClassDef)): continue
-        patched = any(getattr(d, 'id', None) == 'patch' for d in node.decorator_list)
-        path = [ast.unparse(node.args.args[0].annotation), node.name] if patched else [node.name]
+        patch = next((p for p in map(ast.unparse, node.decorator_list) if re.match(r'patch\b', p)), '')
+        path = [ast.unparse(node.args.args[0].annotation), node.name] if patch else [node.name]
         if not all(map(public, path)): continue
-        kind = 'class' if isinstance(node, ast.ClassDef) else 'method' if patched else 'function'
+        kind = 'class' if isinstance(node, ast.ClassDef) else 'property' if 'as_prop=True' in patch else 'method' if patch else 'function'
         lines += ['', f'.. auto{kind}:: {".".join([module, *path])}']
         members = [f.name for f in node.body if isinstance(f, ast.FunctionDef) and public(f.name)]
         if kind == 'class' and members: lines += [f'   :members: {", ".join(members)}']
@@ -84,14 +84,16 @@ def add_parameters(app, what, name, obj, options, lines):
         lines += [f':{field}: {kind}{rst(" ".join(d.docment.split()))}']
 
 def api_names(env, docname):
-    """What may be written in backticks on a page, and where it leads: `Steps`, `Steps.cat`, `memory.timeline.Timeline`.
+    """What may be written in backticks on a page, and where it leads: `Steps`, `Steps.cat`, `.n_step`, `memory.timeline.Timeline`.
     Other pages' functions need their module, unless they are of the public surface: `start` is also a word."""
     found = {}
-    for full, obj in env.domains['py'].objects.items():
+    objects = env.domains['py'].objects
+    for full, obj in objects.items():
         name = '.'.join(full.split('.')[-2 if obj.objtype in ('method', 'property', 'attribute') else -1:])
         known = obj.objtype != 'function' or obj.docname == docname or name in env.config.surface
         for n in {full, full.removeprefix(f'{env.config.package}.'), *([name] if known else [])}:
             found[n] = None if n in found else (obj.docname, obj.node_id)
+    found.update({n: (objects[full].docname, objects[full].node_id) for n, full in env.config.chained.items()})
     return {n: place for n, place in found.items() if place}
 
 def link_names(app, doctree, docname):
@@ -102,7 +104,7 @@ def link_names(app, doctree, docname):
         if place: node.replace_self(make_refnode(app.builder, docname, *place, node.deepcopy()))
 
 def setup(app):
-    for name, default in dict(package='', surface=[], groups={}, repository='').items(): app.add_config_value(name, default, 'env')
+    for name, default in dict(package='', surface=[], chained={}, groups={}, repository='').items(): app.add_config_value(name, default, 'env')
     for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names}.items():
         app.connect(event, act)
     app.add_lexer('mermaid', TextLexer)   # static/diagrams.js draws them

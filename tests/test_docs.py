@@ -1,0 +1,340 @@
+"""The site: it builds without a warning, is complete, whole and self-contained; and the glue that makes it."""
+import html.parser, importlib, inspect, json, re, sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from sphinx.util.inventory import InventoryFile
+from test_house import NOTEBOOKS, ROOT, SURFACE, copy_tree, modules, run
+
+def docs_module(name):
+    "docs/NAME.py as a module (docs/ is no package)."
+    if str(ROOT/'docs') not in sys.path: sys.path.insert(0, str(ROOT/'docs'))
+    spec = spec_from_file_location(name, ROOT/f'docs/{name}.py')
+    mod = module_from_spec(spec); spec.loader.exec_module(mod)
+    return mod
+
+literate, make, readme = map(docs_module, ('literate', 'make', 'readme'))
+
+class Page(html.parser.HTMLParser):
+    "What the checks want of a page: its anchors, its links, what it loads, and its text without code."
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.ids, self.links, self.loads, self.text, self.skip = path, set(), [], [], [], 0
+        self.feed(path.read_text(encoding='utf-8'))
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs)
+        self.ids |= {a[k] for k in ('id', 'name') if a.get(k)}
+        if tag == 'a' and 'href' in a: self.links.append(a['href'])
+        if tag in ('script', 'img', 'iframe', 'source', 'video') and a.get('src'): self.loads.append(a['src'])
+        if tag == 'link' and a.get('rel') not in ('canonical',): self.loads.append(a['href'])
+        self.skip += tag in ('pre', 'code', 'script', 'style')
+    def handle_endtag(self, tag): self.skip -= tag in ('pre', 'code', 'script', 'style')
+    def handle_data(self, data):
+        if not self.skip: self.text.append(data)
+
+@pytest.fixture(scope='session')
+def site(tmp_path_factory):
+    "The folder of the built site. Any warning of Sphinx fails the build."
+    out = tmp_path_factory.mktemp('docs')/'site'
+    said = run(sys.executable, ROOT/'docs/make.py', out)
+    assert said == f'open {out}/index.html\n', said
+    return out
+
+@pytest.fixture(scope='session')
+def pages(site): return {p.relative_to(site).as_posix(): Page(p) for p in site.rglob('*.html')}
+
+@pytest.fixture(scope='session')
+def inventory(site): return InventoryFile.load(open(site/'objects.inv', 'rb'), '', lambda base, uri: uri)
+
+def lessons(pages): return {n: p for n, p in pages.items() if not n.startswith('_') and n not in ('genindex.html', 'search.html')}
+
+# ---- the site ----
+
+def test_every_notebook_is_a_page_of_the_sidebar_and_its_download(site, pages):
+    sidebar = [l for l in pages['index.html'].links if l.endswith('.html') and not l.startswith('http')]
+    for nb in NOTEBOOKS:
+        name = nb.relative_to(ROOT/'nbs').with_suffix('').as_posix()
+        assert f'{name}.html' in pages, name
+        if name != 'index': assert f'{name}.html' in sidebar, f'{name} is not in the sidebar'
+        taken = [l for l in pages[f'{name}.html'].links if l.endswith(f'{nb.name}') and '_downloads' in l]
+        assert taken, f'{name} offers no notebook'
+        assert (pages[f'{name}.html'].path.parent/taken[0]).read_bytes() == nb.read_bytes()
+
+def test_pages_follow_the_data(pages):
+    "The sidebar's order: by number, which is the order of the imports; tutorials before, reference behind."
+    order = [l for l in dict.fromkeys(pages['index.html'].links) if re.fullmatch(r'(tutorials/)?\w+\.html', l)]
+    numbered = [l for l in order if l[0].isdigit()]
+    assert numbered == sorted(numbered) and len(numbered) >= 23
+    text = (pages['index.html'].path).read_text(encoding='utf-8')
+    captions = re.findall(r'<p class="caption"[^>]*><span class="caption-text">([^<]*)', text)
+    assert captions == ['Tutorials', 'Steps', 'Environments', 'Transforms', 'Memory', 'Replay', 'Learning', 'Practice', 'Reference']
+
+def test_every_page_leads_to_the_next(pages):
+    for name, page in lessons(pages).items():
+        text = page.path.read_text(encoding='utf-8')
+        assert 'class="next-page"' in text or 'class="prev-page"' in text, name
+
+def public_names():
+    "module.name of every function and class that a module exports, whether `all` gives it or not."
+    for name in modules():
+        if name.startswith(('_', 'all')): continue
+        mod = importlib.import_module(f'fastrl_replay.{name}')
+        for n in mod.__all__:
+            obj = inspect.unwrap(getattr(mod, n))
+            if inspect.isclass(obj) or inspect.isfunction(obj): yield f'fastrl_replay.{name}.{n}'
+
+def test_every_public_name_has_an_anchor_and_a_docstring(site, pages, inventory):
+    places = {n: item.uri for kind in ('py:class', 'py:function', 'py:exception') for n, item in inventory.get(kind, {}).items()}
+    wanted = {*public_names(), *(f'fastrl_replay.{m}.{n}' for m, names in SURFACE.items() for n in names.split())}
+    assert len(wanted) > 100
+    for name in wanted:
+        assert name in places, f'{name} is on no page'
+        page, anchor = places[name].replace('$', name).split('#')
+        assert anchor in pages[page].ids, f'{name}: {page} has no #{anchor}'
+        card = re.search(rf'<dt class="sig[^>]*id="{re.escape(anchor)}">.*?</dt>\s*<dd><p>(.*?)</p>', pages[page].path.read_text(encoding='utf-8'), re.S)
+        assert card and card[1].strip(), f'{name} has no word about it on {page}'
+        assert f'_modules/{name.rpartition(".")[0].replace(".", "/")}.html' in pages, f"{name}'s source is not there"
+
+def test_every_public_method_has_a_docstring(inventory):
+    for name in inventory['py:method']:
+        module, cls, method = name.rsplit('.', 2)
+        assert inspect.getdoc(getattr(getattr(importlib.import_module(module), cls), method)), f'{name} has no docstring'
+
+def test_parameters_are_shown_with_their_comments(pages):
+    text = pages['20_nstep.html'].path.read_text(encoding='utf-8')
+    card = text[text.index('<dt class="sig sig-object py" id="fastrl_replay.nstep.NStep">'):]
+    card = re.sub(r'<[^>]+>', '', card[:card.index('</dl>\n</dd></dl>')])
+    assert 'gamma – float how much a reward is worth one step later, from 0 to 1' in card, card
+
+def test_no_link_is_dead(pages):
+    dead = []
+    for name, page in pages.items():
+        for link in [*page.links, *page.loads]:
+            parts = urlsplit(link)
+            if parts.scheme: continue
+            target = (page.path.parent/unquote(parts.path)).resolve() if parts.path else page.path
+            if not target.exists(): dead.append(f'{name}: {link}')
+            elif parts.fragment and target.suffix == '.html':
+                to = pages[target.relative_to(pages['index.html'].path.parent).as_posix()]
+                if unquote(parts.fragment) not in to.ids: dead.append(f'{name}: {link}')
+    assert not dead, '\n'.join(sorted(set(dead)))
+
+def test_nothing_comes_from_elsewhere(site, pages):
+    remote = [f'{n}: {l}' for n, p in pages.items() for l in p.loads if urlsplit(l).scheme not in ('', 'data') or l.startswith('//')]
+    styles = {p: re.findall(r'(?:url\(|@import)\s*["\']?((?:https?:)?//[^)"\']+)', p.read_text(encoding='utf-8')) for p in site.rglob('*.css')}
+    remote += [f'{p.name}: {l}' for p, found in styles.items() for l in found]
+    assert not remote, '\n'.join(remote)
+    for script in make.SCRIPTS: assert (site/'_static'/script).stat().st_size > 10**6, script
+
+def test_no_directive_is_left_over(pages):
+    "In prose: inside code they may be what is talked about."
+    for name, page in lessons(pages).items():
+        found = re.findall(r'#\||:::|\{eval-rst\}|```|\{(?:download|toctree|container)\}|\$\$|\\\(|\\text\{', ''.join(page.text))
+        found = [f for f in found if f not in (r'\(', r'\text{')]   # MathJax draws what stands between \( and \)
+        assert not found, f'{name}: {found}'
+
+def test_backticks_lead_to_the_api(pages):
+    assert '00_core.html#fastrl_replay.core.Steps' in pages['40_replay.html'].links
+    assert '../20_nstep.html#fastrl_replay.nstep.NStep' in pages['tutorials/life_of_one_step.html'].links
+    assert '50_losses.html#fastrl_replay.losses.rescale' in pages['99_all.html'].links          # of the public surface
+    assert '52_learners.html#fastrl_replay.learners.DQNLearner' in pages['index.html'].links    # written `.dqn`
+    assert '61_runs.html#fastrl_replay.runs.start' not in pages['00_core.html'].links           # a word there
+
+def test_hidden_code_stays_out_and_folded_code_is_there(pages):
+    text = pages['index.html'].path.read_text(encoding='utf-8')
+    assert 'bar_label' not in text and '<img alt="bars of microseconds' in text
+    folded = pages['31_sumtree.html'].path.read_text(encoding='utf-8')
+    assert folded.count('<details class="admonition hide') > 3
+
+# ---- the glue ----
+
+def cell(source, kind='code', id='a'): return dict(cell_type=kind, id=id, metadata={}, source=source, outputs=[])
+
+def shown(source): return [c['source'] for c in literate.cells_of(cell(source), 'pack.mod')]
+
+def test_cells_become_what_a_reader_wants():
+    assert shown('#| hide\nx = 1') == [] and shown('#| default_exp core') == []
+    assert shown('x = 1') == ['x = 1'] and shown('#| eval: false\nx = 1') == ['x = 1']
+    assert shown('#| export\nimport os\nfrom re import match') == []
+    assert shown('#| export\n_SECRET = 1') == ['_SECRET = 1']
+    assert shown('#| export\ndef _kernel(): pass') == ['def _kernel(): pass']
+    api, code = literate.cells_of(cell('#| export\ndef f(): pass'), 'pack.mod')
+    assert '.. autofunction:: pack.mod.f' in api['source'] and code['metadata']['tags'] == ['hide-input']
+
+def test_api_of_functions_classes_and_patches():
+    api = literate.api_of('@njit\ndef f(x): pass\nclass C(B):\n    x = 1\n    def __init__(self): pass\n    def m(self): pass\n    def _p(self): pass\n'
+                          '@patch\ndef late(self:C): pass\n@patch(as_prop=True)\ndef size(self:C): pass\n'
+                          '@patch\ndef _no(self:C): pass\n@patch\ndef no(self:_C): pass\nclass _D: pass\nY = 2', 'p.m')
+    assert [l for l in api.splitlines() if l] == ['.. autofunction:: p.m.f', '.. autoclass:: p.m.C', '   :members: m',
+        '.. automethod:: p.m.C.late', '.. autoproperty:: p.m.C.size']
+
+@pytest.mark.parametrize('text, rst', [('a `b` c', 'a ``b`` c'), ('|td| + x_*y', r'\|td\| + x\_\*y'), ('`a_|b`', '``a_|b``'), ('', '')])
+def test_docstrings_have_backticks_and_no_other_marks(text, rst): assert literate.rst(text) == rst
+
+def test_colab_links_appear_where_the_repository_has_an_address():
+    class config: repository = 'https://github.com/someone/thing'
+    assert 'https://colab.research.google.com/github/someone/thing/blob/main/nbs/tutorials/x.ipynb' in literate.links_above(config, 'tutorials/x')
+    config.repository = ''
+    assert 'olab' not in literate.links_above(config, 'tutorials/x')
+
+def test_directives_of_a_cell():
+    assert readme.split_directives('#| hide_code\n#|alt: a: b\n\nx = 1\n#| not one') == ({'hide_code': '', 'alt': 'a: b'}, 'x = 1\n#| not one')
+    assert readme.split_directives('# no\nx') == ({}, '# no\nx')
+
+def test_pictures_of_the_readme_are_files():
+    picture = dict(cell('#| hide_code\n#| alt: what\nplot()', id='p1'), outputs=[dict(output_type='display_data', data={'image/png': 'aGk='})])
+    files = {}
+    assert readme.show_cell(picture, files) == ['![what](docs/images/p1.png)'] and files == {'docs/images/p1.png': b'hi'}
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
+    (tmp_path/'mine').write_text('precious')
+    with pytest.raises(SystemExit, match='not empty and not a site'): make.build(tmp_path)
+    assert (tmp_path/'mine').read_text() == 'precious'
+
+def test_a_script_that_is_not_the_noted_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    monkeypatch.setattr(make.urllib.request, 'urlopen', lambda url, timeout: __import__('io').BytesIO(b'something else'))
+    with pytest.raises(SystemExit, match='its hash was noted'): make.fetch('tex-svg.js')
+    assert not list(tmp_path.rglob('*.js'))
+
+# ---- a notebook taken alone ----
+
+INSTALL = """#| hide
+# Taken alone, on Colab say, this notebook gets what it needs.
+import importlib.util
+if not importlib.util.find_spec('fastrl_replay'):
+    %pip install -q 'fastrl_replay[plot]'"""
+
+@pytest.mark.parametrize('nb', NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_begins_with_title_lead_and_install_cell(nb):
+    first, second = json.loads(nb.read_text(encoding='utf-8'))['cells'][:2]
+    assert first['cell_type'] == 'markdown' and re.match(r'# [^\n]+\n\n> [^\n]+(\n\n|$)', ''.join(first['source'])), 'a title and, below it, `> what it is for`'
+    assert (second['cell_type'], ''.join(second['source'])) == ('code', INSTALL)
+
+@pytest.fixture(scope='session')
+def stranger(tmp_path_factory):
+    """A Python that has what the development environment has, but not fastrl_replay, and that can install it from a folder.
+    pip would see this environment's own installation, and is told to ignore it."""
+    tmp = tmp_path_factory.mktemp('alone')
+    run(sys.executable, '-m', 'build', '--wheel', '--outdir', tmp/'wheels', copy_tree(tmp/'copy'))
+    run(sys.executable, '-m', 'venv', tmp/'venv')
+    python = tmp/'venv'/'bin'/'python'
+    elsewhere = [p for p in sys.path if p.endswith('site-packages')]
+    place = run(python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))').strip()
+    Path(place, 'elsewhere.pth').write_text('\n'.join(elsewhere))
+    settings = dict(PIP_NO_INDEX='1', PIP_FIND_LINKS=str(tmp/'wheels'), PIP_IGNORE_INSTALLED='1', PIP_NO_DEPS='1')
+    return ['env', '-u', 'PYTHONPATH', '-u', 'VIRTUAL_ENV', *(f'{k}={v}' for k, v in settings.items()), python]
+
+ALONE = """
+import json, sys
+from execnb.shell import CaptureShell
+from fastcore.nbio import read_nb
+shell = CaptureShell()
+for cell in read_nb(sys.argv[1]).cells:
+    if cell.cell_type != 'code' or '#| eval: false' in cell.source: continue
+    shell.run(cell.source)
+    if shell.exc: raise SystemExit(f'{cell.source}\\n{shell.exc}')
+import fastrl_replay
+print(fastrl_replay.__file__)
+"""
+
+@pytest.mark.parametrize('name', ['20_nstep', 'index'])
+def test_a_notebook_taken_alone_installs_the_library_and_runs(site, stranger, tmp_path, name):
+    "The file that the site offers, in an empty folder."
+    taken, = (site/'_downloads').rglob(f'{name}.ipynb')
+    (tmp_path/'alone.py').write_text(ALONE)
+    used = run(*stranger, tmp_path/'alone.py', taken, cwd=tmp_path).splitlines()[-1]
+    assert 'venv' in used and str(ROOT) not in used, used
+
+def test_citation_is_of_this_version():
+    import yaml
+    cited = yaml.safe_load((ROOT/'CITATION.cff').read_text())
+    assert {'cff-version', 'message', 'title', 'authors', 'version', 'license', 'type'} <= set(cited)
+    assert cited['version'] == importlib.import_module('fastrl_replay').__version__ and cited['title'] == 'fastrl_replay'
+
+# ---- the site in a browser: `python -m pytest -m browser`, in .ci/run ----
+
+CHROMIUM = ('--headless=new --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --disable-background-networking '
+            '--disable-component-update --disable-sync --disable-dev-shm-usage').split()
+
+@pytest.fixture(scope='session')
+def browser():
+    "Chromium, without internet. Where it or its driver is missing, the tests fail and say what to install."
+    import shutil
+    from selenium import webdriver
+    found = {tool: shutil.which(tool) for tool in ('chromium', 'chromedriver')}
+    if not all(found.values()): pytest.fail(f'missing: {[t for t, p in found.items() if not p]}. Remedy: apt-get install chromium chromium-driver', pytrace=False)
+    options = webdriver.ChromeOptions()
+    options.binary_location = found['chromium']
+    for flag in [*CHROMIUM, '--host-resolver-rules=MAP * ~NOTFOUND']: options.add_argument(flag)
+    options.set_capability('goog:loggingPrefs', {'browser': 'ALL'})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found['chromedriver']))
+    driver.set_script_timeout(60)
+    yield driver
+    driver.quit()
+
+def show(browser, url, width, theme='light', height=900):
+    "Open a page in a window of that width, and wait until its equations and diagrams are drawn."
+    from selenium.webdriver.support.ui import WebDriverWait
+    browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', dict(width=width, height=height, deviceScaleFactor=1, mobile=False))
+    browser.execute_cdp_cmd('Emulation.setEmulatedMedia', dict(features=[dict(name='prefers-color-scheme', value=theme)]))
+    browser.get(url)
+    drawn = """return (!document.querySelector('script[src*="tex-svg"]') || window.MathJax?.startup?.promise && document.readyState == 'complete')
+        && [...document.querySelectorAll('.highlight-mermaid, .mermaid:not([data-processed])')].length == 0"""
+    WebDriverWait(browser, 30).until(lambda b: b.execute_script(drawn))
+    browser.execute_async_script('const done = arguments[0]; (window.MathJax?.startup?.promise ?? Promise.resolve()).then(() => setTimeout(done, 50))')
+
+NAMES = sorted(nb.relative_to(ROOT/'nbs').with_suffix('').as_posix() for nb in NOTEBOOKS) + ['contributing', 'changelog', 'genindex', 'search']
+
+@pytest.mark.browser
+@pytest.mark.parametrize('name', NAMES)
+def test_page_in_the_browser(site, browser, name):
+    "No console errors; equations and diagrams are drawn, in light and dark; nothing sticks out on a phone or a screen."
+    for width, theme in ((1400, 'light'), (400, 'light'), (1400, 'dark')):
+        show(browser, f'file://{site}/{name}.html', width, theme)
+        said = [l['message'] for l in browser.get_log('browser') if l['level'] in ('SEVERE', 'WARNING')]
+        assert not said, f'{name} at {width}: {said}'
+        facts = browser.execute_script("""
+            const box = e => e.getBoundingClientRect(), scrolls = e => e && (/auto|scroll|hidden/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
+            const seen = [...document.querySelectorAll('article *')].filter(e => box(e).width && !e.closest('mjx-assistive-mml'));
+            return {
+              wide: document.documentElement.scrollWidth,
+              out: seen.filter(e => (box(e).right > innerWidth + 1 || box(e).left < -1) && !scrolls(e.parentElement)).map(e => e.outerHTML.slice(0, 150)),
+              equations: document.querySelectorAll('.math').length,
+              drawn: [...document.querySelectorAll('.math mjx-container svg')].filter(e => box(e).width && box(e).height).length,
+              errors: document.querySelectorAll('mjx-merror, [data-mjx-error], .mermaid .error-icon').length,
+              diagrams: document.querySelectorAll('.mermaid').length,
+              pictured: [...document.querySelectorAll('.mermaid svg')].filter(e => box(e).height > 20 && e.querySelector('.node')).length,
+              broken: [...document.images].filter(i => !i.naturalWidth).map(i => i.src)}""")
+        assert facts['wide'] <= width and not facts['out'], f'{name} at {width}: {facts["wide"]} px wide; {facts["out"][:5]}'
+        assert facts['drawn'] >= facts['equations'] and not facts['errors'], f'{name}: {facts["drawn"]} of {facts["equations"]} equations, {facts["errors"]} errors'
+        assert facts['pictured'] == facts['diagrams'], f'{name}: {facts["pictured"]} of {facts["diagrams"]} diagrams'
+        assert not facts['broken'], f'{name}: {facts["broken"]}'
+
+@pytest.mark.browser
+def test_there_is_something_to_draw(site, browser):
+    "The checks above would pass a site that lost its equations and diagrams."
+    show(browser, f'file://{site}/index.html', 1400)
+    assert browser.execute_script("return document.querySelectorAll('.mermaid svg .node').length") == 5
+    show(browser, f'file://{site}/50_losses.html', 1400)
+    assert browser.execute_script("return document.querySelectorAll('mjx-container svg').length") >= 10
+
+@pytest.mark.browser
+@pytest.mark.parametrize('query, page', [('PrioritizedReplay', '41_prioritized.html'), ('burn-in', '42_sequences.html'), ('n_step', '20_nstep.html')])
+def test_search_finds_it(site, browser, query, page):
+    "Without a server."
+    from selenium.webdriver.support.ui import WebDriverWait
+    show(browser, f'file://{site}/search.html?q={query}', 1400)
+    found = WebDriverWait(browser, 30).until(lambda b: b.execute_script("return [...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))"))
+    assert any(page in link for link in found[:10]), found
+
+@pytest.mark.browser
+def test_theme_can_be_changed_and_diagrams_follow(site, browser):
+    show(browser, f'file://{site}/index.html', 1400)
+    ink = "return getComputedStyle(document.querySelector('.mermaid .node rect, .mermaid .node path')).fill"
+    light = browser.execute_script(ink)
+    browser.execute_script("document.body.dataset.theme = 'dark'")
+    from selenium.webdriver.support.ui import WebDriverWait
+    WebDriverWait(browser, 30).until(lambda b: b.execute_script(f"return document.querySelector('.mermaid .node rect, .mermaid .node path') && (() => {{ {ink} }})()") != light)
