@@ -1,6 +1,7 @@
 """The Sphinx extension that turns the notebooks of nbs/ into pages while they are read: no copy is made.
 
-An exported cell becomes the API of its public names, with its code folded below; a cell with `#| hide`
+An exported cell becomes the API of its public names, with its code folded below; other code is folded
+where it is long; a cell with `#| hide`
 is left out, the code of one with `#| hide_code`; names in backticks link to their API."""
 import ast, fnmatch, inspect, json, re
 from pathlib import Path
@@ -9,6 +10,8 @@ from fastcore.docments import docments
 from pygments.lexers.special import TextLexer
 from sphinx.util.nodes import make_refnode
 from readme import split_directives
+
+LONG = 12   # lines of exported code without a public name that a reader needn't unfold
 
 def public(name): return not name.startswith('_')
 
@@ -37,9 +40,10 @@ def cells_of(cell, module):
     if not {'export', 'exporti'} & set(names): return [cell]
     if only_imports(source): return []
     api = api_of(source, module)
-    if not api: return [cell]
+    if not api and source.count('\n') < LONG: return [cell]
     cell['metadata'] = dict(tags=['hide-input'], mystnb=dict(code_prompt_show='The code', code_prompt_hide='The code'))
-    return [dict(cell_type='markdown', id=f'api-{cell["id"]}', metadata={}, source=f'```{{eval-rst}}\n{api}\n```'), cell]
+    card = dict(cell_type='markdown', id=f'api-{cell["id"]}', metadata={}, source=f'```{{eval-rst}}\n{api}\n```')
+    return [card, cell] if api else [cell]
 
 def contents(app):
     "The sidebar: its groups, and their pages in the order of their patterns."

@@ -159,7 +159,10 @@ def test_cells_become_what_a_reader_wants():
     assert shown('x = 1') == ['x = 1'] and shown('#| eval: false\nx = 1') == ['x = 1']
     assert shown('#| export\nimport os\nfrom re import match') == []
     assert shown('#| export\n_SECRET = 1') == ['_SECRET = 1']
-    assert shown('#| export\ndef _kernel(): pass') == ['def _kernel(): pass']
+    kernel = '#| export\ndef _kernel():\n' + '    x = 1\n'*20
+    for source in ('#| export\ndef _kernel(): pass', kernel):
+        c, = literate.cells_of(cell(source), 'pack.mod')
+        assert ('hide-input' in c['metadata'].get('tags', [])) == (source is kernel)
     api, code = literate.cells_of(cell('#| export\ndef f(): pass'), 'pack.mod')
     assert '.. autofunction:: pack.mod.f' in api['source'] and code['metadata']['tags'] == ['hide-input']
 
