@@ -443,7 +443,7 @@ def limits(results:dict)->str: # Markdown
         lines.append(f'| {title} | {n:,} | {n/speed*1e6:.3g} µs | {times[-1]:.3g} µs | {times[0]:.3g} µs: {times[0]*speed/n/1e6:.2g} × |')
     return '\n'.join([f'A long copy moves {speed/1e9:.1f} GB a second.\n', *lines])
 
-# %% ../nbs/90_bench.ipynb #6ae0a61c
+# %% ../nbs/90_bench.ipynb #b4b67fe6
 def absent(results:dict)->str: # Markdown
     "Who is missing, who failed, and how to get them"
     lines = [f"- {who} took no part: {why}." for who,why in results['missing'].items()]
@@ -459,7 +459,9 @@ def summary(results:dict)->str: # Markdown
         sizes = list(next(iter(who.values())))
         parts.append('\n'.join([f'| {job}, rows: | ' + ' | '.join(f'{int(s):,}' for s in sizes) + ' |', '|---' + '|--:'*len(sizes) + '|',
             *[f'| {name} | ' + ' | '.join(f'{t[s]:,.3g} µs' if s in t else '' for s in sizes) + ' |' for name,t in who.items()]]))
-    if results.get('train'): parts.append(f'CartPole, seconds of training: {results["train"]}')
+    if 'train' in results:
+        took = {name: np.median([t for t,_ in runs]) for name in ('ours','sb3','bare') if (runs := results['train'][name])}
+        parts.append(f'{results["train"]["steps"]:,} steps of CartPole: ' + ', '.join(f'{name} {t:.1f} s' for name,t in took.items()))
     return '\n\n'.join([*filter(None, parts), f'{results["size"]:,} rows in memory; {made}'])
 
 # %% ../nbs/90_bench.ipynb #ee66d48a
@@ -515,6 +517,7 @@ def _options(args):
     p.add_argument('--quick', action='store_true', help='the main contests in a smaller memory: under a minute')
     p.add_argument('--growth', action='store_true', help='also memories of up to 100,000,000 rows: some minutes')
     p.add_argument('--train', action='store_true', help='also whole training runs beside Stable-Baselines3: some minutes')
+    p.add_argument('--buffers', action='store_true', help='also the six buffers that this library grew from: some minutes')
     p.add_argument('--peer-python', action='append', default=[], metavar='NAME=PATH', help='the interpreter that has a library; NAME may be all')
     p.add_argument('--out', type=Path, help='a folder for bench.json, bench.md and the pictures')
     a = p.parse_args(args)
@@ -545,6 +548,9 @@ def main(args=None):
     size,rounds,seconds = (100_000, 3, .02) if a.quick else (1_000_000, 9, .05)
     results = run(size, rounds, seconds, a.quick, a.pythons, a.growth and (1_000_000 if a.quick else 100_000_000), sys.stderr.isatty())
     if a.train: results['train'] = importlib.import_module('fastrl_replay.traintime').race(1 if a.quick else 3, python=a.pythons.get('stable-baselines3', sys.executable))
+    if a.buffers:
+        sizes = dict(insertions=2*size, batches=size//100, capacity=size)
+        results['buffers'] = dict(sizes, seconds=importlib.import_module('fastrl_replay.buffers').experiment(**sizes))
     print(summary(results))
     if a.out: save(results, a.out)
 

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ADAPTERS', 'ONE_THREAD', 'Rows', 'wrong_rows', 'adapter', 'errors', 'deque_insert', 'deque_uniform', 'sb3_insert',
-           'sb3_uniform', 'sb3_n_step', 'cpprb_insert', 'cpprb_uniform', 'cpprb_prioritized', 'tianshou_insert',
-           'tianshou_uniform', 'tianshou_prioritized', 'torchrl_insert', 'torchrl_uniform', 'torchrl_prioritized',
-           'torchrl_sequences', 'torchrl_prioritized_sequences', 'flashbax_insert', 'flashbax_uniform',
-           'flashbax_prioritized', 'flashbax_sequences', 'Worker', 'serve', 'PeerError', 'Peer']
+           'sb3_uniform', 'sb3_n_step', 'train_sb3', 'cpprb_insert', 'cpprb_uniform', 'cpprb_prioritized',
+           'tianshou_insert', 'tianshou_uniform', 'tianshou_prioritized', 'torchrl_insert', 'torchrl_uniform',
+           'torchrl_prioritized', 'torchrl_sequences', 'torchrl_prioritized_sequences', 'flashbax_insert',
+           'flashbax_uniform', 'flashbax_prioritized', 'flashbax_sequences', 'Worker', 'serve', 'PeerError', 'Peer']
 
 # %% ../nbs/89_peers.ipynb #9d8f5e0d
 import gc, json, os, subprocess, sys, tempfile
@@ -128,6 +128,22 @@ def sb3_n_step(rows, n):
         b.add(c['state'], c['next_state'], c['action'].reshape(-1, 1), c['reward'], c['terminated'], infos)
         return b.sample(n)
     return step,_nothing
+
+# %% ../nbs/89_peers.ipynb #64d7b634
+def train_sb3(
+    seed:int, # of everything
+    steps:int, # of the environment
+)->tuple: # seconds, mean return of 20 episodes without exploring
+    "DQN on CartPole with the settings of Stable-Baselines3's zoo"
+    import torch
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.evaluation import evaluate_policy
+    torch.set_num_threads(1)
+    model = DQN('MlpPolicy', 'CartPole-v1', learning_rate=2.3e-3, batch_size=64, buffer_size=100_000, learning_starts=1_000, gamma=.99,
+        target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=.16, exploration_final_eps=.04,
+        policy_kwargs=dict(net_arch=[256,256]), seed=seed, device='cpu')
+    took = Timer(lambda: model.learn(steps)).timeit(1)
+    return took,float(evaluate_policy(model, model.get_env(), 20)[0])
 
 # %% ../nbs/89_peers.ipynb #4177cd6f
 def _cpprb(rows, cls='ReplayBuffer', **kw):
@@ -311,7 +327,7 @@ def flashbax_sequences(rows, n):
     state,draw,keys = _flashbax(rows, make, 8),jax.jit(make.sample),_keys()
     return lambda: jax.block_until_ready(draw(state, next(keys))).experience,dict
 
-# %% ../nbs/89_peers.ipynb #772a8c19
+# %% ../nbs/89_peers.ipynb #bd9533d8
 def _resident():
     try: return int(open('/proc/self/statm').read().split()[1])*os.sysconf('SC_PAGE_SIZE')
     except OSError: return 0
@@ -340,6 +356,8 @@ class Worker:
         return self.prepare('uniform', size, 32)['memory']
 
     def timeit(self, number): return Timer(self.once).timeit(number)
+
+    def train(self, seed, steps): return train_sb3(seed, steps)
 
 def serve(
     library:str, # which

@@ -1,0 +1,179 @@
+"""The bench: contestants are checked before they are timed, peers live in processes of their own, reports say who is missing."""
+import io, json, re, sys
+from contextlib import closing, redirect_stdout
+from importlib.resources import files
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from fastrl_replay import bench, buffers, peers
+from fastrl_replay.bench import CONTESTS, FLOORS, Contest, contestants, fastest, floors, measure, medians, summary, table
+from fastrl_replay.peers import ADAPTERS, Peer, PeerError, Rows, wrong_rows
+
+# Three libraries that nobody should install, in a copy of the peers' module.
+STRANGERS = '''
+from itertools import count
+def version(library): return '0.0'
+
+@adapter('noisy', 'uniform', 'insert')
+def noisy(rows, n):
+    print('welcome to noisy, please star us')
+    os.system('echo and hello from a child')
+    return lambda: (print('drawing'), rows.part(0, n))[1],dict
+
+@adapter('liar', 'uniform')
+def liar(rows, n): return lambda: rows.part(0, n),lambda cols: {**cols, 'reward': cols['reward'][::-1]}
+
+@adapter('short', 'uniform')
+def short(rows, n): return lambda: rows.part(0, n-1),dict
+
+@adapter('broken', 'uniform')
+def broken(rows, n): raise RuntimeError('no such\\nluck')
+
+@adapter('mortal', 'uniform')
+def mortal(rows, n):
+    calls = count()
+    def step():
+        if next(calls): sys.stderr.write('out of life\\n'); sys.stderr.flush(); os._exit(3)
+        return rows.part(0, n)
+    return step,dict
+'''
+
+@pytest.fixture
+def strangers(tmp_path, monkeypatch):
+    "Their module, which processes are started with, and their names in ours."
+    source = open(peers.__file__, encoding='utf-8').read()
+    head, main, tail = source.rpartition("if __name__ == '__main__'")
+    path = tmp_path/'strange_peers.py'
+    path.write_text(head + STRANGERS + main + tail, encoding='utf-8')
+    monkeypatch.setattr(peers, 'find_spec', lambda name: SimpleNamespace(origin=str(path)))
+    for name in 'noisy liar short broken mortal'.split(): monkeypatch.setitem(ADAPTERS, name, {'uniform': None, **({'insert': None} if name == 'noisy' else {})})
+    return 'noisy liar short broken mortal'.split()
+
+# ---- rows ----
+
+@given(st.integers(0, 5000), st.integers(2, 60), st.data())
+def test_wrong_rows_finds_whatever_is_changed(start, n, data):
+    rows, cols = Rows(10_000), Rows(10_000).part(start, start+n)
+    assert wrong_rows(cols, n, rows) == 0
+    name, i = data.draw(st.sampled_from(['state', 'action', 'reward', 'next_state'])), data.draw(st.integers(0, n-1))
+    spoiled = {k: v.copy() for k, v in cols.items()}
+    spoiled[name][i] += 1
+    assert wrong_rows(spoiled, n, rows) == 1
+    assert wrong_rows({k: v[:-1] for k, v in cols.items()}, n, rows) == 1
+
+def test_pictures_are_checked_too():
+    rows = Rows(600, pictures=True)
+    cols = rows.part(240, 270)
+    assert wrong_rows(cols, 30, rows) == 0
+    cols['next_state'][3,80,80,2] += 1
+    assert wrong_rows(cols, 30, rows) == 1
+
+@pytest.mark.parametrize('size', [1, 99_999, 100_000, 100_001])
+def test_chunks_are_all_rows_once(size):
+    whole = [c['state'][:,0] for c in Rows(size).chunks()]
+    assert np.array_equal(np.concatenate(whole), np.arange(size, dtype=np.float32))
+
+# ---- peers ----
+
+def test_what_a_library_prints_is_not_taken_for_an_answer(strangers):
+    with closing(Peer('noisy')) as p:
+        assert p.ask('prepare', job='uniform', size=100, n=8)['wrong'] == 0
+        assert p.timeit(2) > 0
+
+def test_errors_and_deaths_are_told(strangers):
+    with closing(Peer('broken')) as p:
+        with pytest.raises(PeerError, match=r'^RuntimeError: no such$'): p.ask('prepare', job='uniform', size=100, n=8)
+        with pytest.raises(PeerError): p.timeit(1)          # nothing is prepared
+        with pytest.raises(PeerError, match='AttributeError'): p.ask('dance')
+    with closing(Peer('mortal')) as p:
+        p.ask('prepare', job='uniform', size=100, n=8)
+        with pytest.raises(PeerError, match='died: out of life'): p.timeit(1)
+
+def test_a_peer_leaves_no_process_behind(strangers):
+    p = Peer('noisy')
+    p.close()
+    assert p.process.poll() == 0
+
+def test_contestants_that_fail_or_lie_take_no_part(strangers):
+    running = {name: Peer(name) for name in strangers}
+    try:
+        there, wrong = contestants(CONTESTS['draw 32 rows'], 1_000, running)
+        assert list(there) == ['fastrl_replay', 'noisy', 'mortal', 'bare take']
+        assert wrong['broken'] == 'RuntimeError: no such' and 'wrong rows' in wrong['liar'] and wrong['short'] == '1 wrong rows'
+        there, wrong = contestants(CONTESTS['a step of 1 CartPole'], 1_000, running)
+        assert list(there) == ['fastrl_replay', 'bare env.step'] and not wrong
+    finally:
+        for p in running.values(): p.close()
+
+def test_a_whole_run_with_strangers(strangers, monkeypatch):
+    "One that dies while it is timed is named, and the others' figures are kept."
+    monkeypatch.setattr(bench, 'CONTESTS', {t: CONTESTS[t] for t in ('draw 32 rows', 'insert 8 rows')})
+    results = bench.run(2_000, rounds=2, seconds=.001, progress=False)
+    assert set(results['peers']) == {*ADAPTERS} - set(results['missing'])
+    assert {'noisy', 'liar'} <= set(results['peers'])
+    times = results['contests']['draw 32 rows']
+    assert list(times)[0] == 'fastrl_replay' and list(times)[-1] == 'bare take' and 'liar' not in times and len(times['noisy']) == 2
+    assert 'mortal' not in times and 'died' in results['faults']['draw 32 rows']['mortal']
+    said = summary(results)
+    assert '- liar failed at “draw 32 rows”' in said and json.loads(json.dumps(results)) == results
+    assert 60 < results['bytes_a_row']['fastrl_replay'] < 100
+
+def test_measure_lets_contestants_take_turns():
+    order = []
+    times = measure({'a': lambda: order.append('a'), 'b': lambda: order.append('b')}, rounds=3, seconds=1e-4)
+    turns = re.sub(r'(.)\1*', r'\1', ''.join(order))
+    assert turns == 'abababab' and [len(t) for t in times.values()] == [3, 3]   # the warm-up, then three rounds
+
+# ---- reports ----
+
+def made_up(**times):
+    return dict(machine=dict(date='today', cpu='abacus'), peers=dict(cpprb='1'), size=10, missing=dict(torchrl='not installed for x'), faults={},
+        copy_speed=1e9, bytes_a_row={}, contests={'draw 256 rows': {who: [t, t, 3*t] for who, t in times.items()}})
+
+def test_floors_say_met_missed_and_not_measured():
+    asked = next(f for f in FLOORS if f[0] == 'draw 256 rows')
+    assert asked[1:] == ('cpprb', 6)
+    line = lambda r: next(l for l in floors(r).splitlines() if l.startswith('| draw 256 rows |'))
+    assert line(made_up(fastrl_replay=2., cpprb=12., bare=1.)).endswith('| 6 × | met |')
+    assert line(made_up(fastrl_replay=2., cpprb=11., bare=1.)).endswith('| 5.5 × | **missed** |')
+    assert line(made_up(fastrl_replay=2., bare=1.)).endswith('not measured |')
+
+def test_the_fastest_peer_is_a_library():
+    r = made_up(fastrl_replay=2., cpprb=12., deque=9., bare=1.)
+    assert fastest(r, 'draw 256 rows') == ('deque', 9.) and medians(r, 'draw 256 rows')['cpprb'] == 12
+    assert '| draw 256 rows | **2** | 1 | 2.00 | deque | 9 | 4.5 |' in table(r)
+    assert fastest(made_up(fastrl_replay=2., bare=1.), 'draw 256 rows') is None
+
+def test_report_says_who_is_missing_and_how_to_get_them():
+    said = summary(made_up(fastrl_replay=2., bare=1.))
+    assert '- torchrl took no part: not installed for x.' in said and "pip install '.[peers]'" in said and '--peer-python' in said
+    assert 'date today, cpu abacus, cpprb 1' in said
+
+@pytest.mark.parametrize('args, word', [(['--peer-python', 'numpy=x'], 'expected NAME=PATH'), (['--peer-python', 'cpprb'], 'expected NAME=PATH'), (['--speed'], 'unrecognized')])
+def test_options_are_checked_before_anything_runs(args, word, capsys):
+    with pytest.raises(SystemExit): bench.main(args)
+    assert word in capsys.readouterr().err
+
+def test_an_interpreter_for_all_or_for_one():
+    a = bench._options(['--peer-python', 'all=p', '--peer-python', 'cpprb=q'])
+    assert a.pythons == {**{n: 'p' for n in ADAPTERS}, 'cpprb': 'q'}
+
+def test_without_matplotlib_there_are_no_pictures_and_a_word(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    with redirect_stdout(io.StringIO()) as said: bench.save(made_up(fastrl_replay=2., bare=1.), tmp_path/'out')
+    assert sorted(p.name for p in (tmp_path/'out').iterdir()) == ['bench.json', 'bench.md'] and 'matplotlib is missing' in said.getvalue()
+
+# ---- the figures that the pages show ----
+
+def test_the_figures_are_of_this_bench():
+    "Every contest, every peer, with date and machine, as the command writes it."
+    results = json.loads((files('fastrl_replay')/'measured/bench.json').read_text())
+    assert set(results['contests']) == set(CONTESTS) and set(results['peers']) == set(ADAPTERS) and not results['missing']
+    assert not any(results['faults'].values()), results['faults']
+    assert results['size'] == 1_000_000 and {'date', 'cpu', 'cores', 'torch', 'numpy'} <= set(results['machine'])
+    assert {'growth', 'train', 'buffers', 'copy_speed', 'bytes_a_row'} <= set(results)
+    assert 'not measured' not in floors(results)
+    assert set(results['buffers']['seconds']) == set(buffers.BUFFERS)
