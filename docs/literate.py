@@ -79,11 +79,13 @@ def type_name(anno): return anno if isinstance(anno, str) else getattr(anno, '__
 def add_parameters(app, what, name, obj, options, lines):
     "autodoc's `autodoc-process-docstring`: what docments say of parameters and result, below the docstring."
     lines[:] = [rst(l) for l in lines] + ['']
-    try: found = docments(obj.__init__ if inspect.isclass(obj) else obj, full=True)
+    fn = inspect.unwrap(obj.__init__ if inspect.isclass(obj) else obj)
+    try: found = docments(fn, full=True)
     except (TypeError, ValueError, OSError): return   # no signature or no source: nothing to add
+    types = getattr(fn, '__annotations__', {})        # docments would guess from a default
     for param, d in found.items():
         if d.docment is None: continue
-        kind = f'``{type_name(d.anno)}`` ' if isinstance(d.anno, (type, str)) and d.anno is not inspect.Parameter.empty else ''
+        kind = f'``{type_name(types[param])}`` ' if param in types else ''
         field = 'returns' if param == 'return' else f'param {param}'
         lines += [f':{field}: {kind}{rst(" ".join(d.docment.split()))}']
 

@@ -250,10 +250,12 @@ def _copied(state): return {k: v.detach().clone() for k,v in state.items()}
 
 @patch
 def snapshot(self:Learner)->dict:
+    "What a checkpoint holds"
     return dict(model=_copied(self.model.state_dict()), target=_copied(self.target.state_dict()), opt=deepcopy(self.opt.state_dict()), updates=self.updates)
 
 @patch
 def check_state(self:Learner, state):
+    "An error where a checkpoint is of another model or optimizer"
     _same_shapes(type(self).__name__, state['model'], self.model.state_dict())
     def told(opt): return [(len(g['params']), sorted(g)) for g in opt['param_groups']]   # how many, and what the optimizer knows of them
     if told(state['opt']) != told(self.opt.state_dict()): raise ValueError(problem(type(self).__name__, 'the checkpoint is of another optimizer',
@@ -261,6 +263,7 @@ def check_state(self:Learner, state):
 
 @patch
 def restore(self:Learner, state):
+    "Continue where `state` was saved"
     self.model.load_state_dict(state['model'])
     self.target.load_state_dict(state['target'])
     self.opt.load_state_dict(deepcopy(state['opt']))

@@ -104,6 +104,7 @@ def test_every_public_method_has_a_docstring(inventory):
 
 def test_parameters_are_shown_with_their_comments(pages):
     text = pages['20_nstep.html'].path.read_text(encoding='utf-8')
+    assert not [n for n, p in pages.items() if '<span class="pre">DefaultValue' in p.path.read_text(encoding='utf-8')]
     card = text[text.index('<dt class="sig sig-object py" id="fastrl_replay.nstep.NStep">'):]
     card = re.sub(r'<[^>]+>', '', card[:card.index('</dl>\n</dd></dl>')])
     assert 'gamma – float how much a reward is worth one step later, from 0 to 1' in card, card

@@ -104,6 +104,7 @@ def _too_few(self:PrioritizedReplay, n):
 
 @patch
 def check_state(self:PrioritizedReplay, state):
+    "An error where a checkpoint belongs to another kind of memory"
     ExperienceReplay.check_state(self, state)
     m = state['memory']
     if self.initial not in ('largest','ever') and m['inserted'] and self.initial not in spec_dtype(m['dtype']).names:

@@ -432,6 +432,7 @@ _ARRAYS = '_lanes','_recent','_hiddens','_progress','_episode'
 
 @patch
 def snapshot(self:SequenceReplay)->dict:
+    "What a checkpoint holds"
     t,tensors = self.table,lambda **kw: {k: torch.from_numpy(np.array(v)) for k,v in kw.items()}
     return dict(memory=self.memory.state_dict(), settings=self._settings(), seed=int(self._seed), darts=self._darts_thrown,
         counters=[getattr(self, c) for c in COUNTERS],
@@ -444,6 +445,7 @@ def _settings(self:SequenceReplay):
 
 @patch
 def check_state(self:SequenceReplay, state):
+    "An error where a checkpoint was made with other settings"
     self.memory.check_state(state['memory'])
     if state['settings'] != self._settings(): raise ValueError(problem('SequenceReplay', 'a checkpoint of other settings',
         state['settings'], self._settings(), 'build it as the saved one was built'))
@@ -451,6 +453,7 @@ def check_state(self:SequenceReplay, state):
 # %% ../../nbs/42_sequences.ipynb #4ef4cd9a
 @patch
 def restore(self:SequenceReplay, state):
+    "Continue where `state` was saved"
     self._fresh()
     self._seed,self._darts_thrown = np.uint64(state['seed']),state['darts']
     for c,v in zip(COUNTERS, state['counters']): setattr(self, c, v)
