@@ -362,7 +362,16 @@ def bytes_a_row(
         except PeerError: pass   # it is named where the contests are
     return found
 
-# %% ../nbs/90_bench.ipynb #7b3fbe45
+# %% ../nbs/90_bench.ipynb #658444de
+def _timed(there, wrong, rounds, seconds):
+    "Measure; whoever fails on the way is named and left out, and the others start again"
+    while True:
+        try: return measure(there, rounds, seconds)
+        except PeerError as e:
+            wrong[e.library] = str(e)
+            there = {name: f for name,f in there.items() if name != e.library}
+
+# %% ../nbs/90_bench.ipynb #33dfc0bd
 def run(
     size:int=1_000_000, # rows in memory
     rounds:int=7, # of each contest
@@ -382,7 +391,7 @@ def run(
         for title,c in (bar := tqdm(todo.items(), disable=not progress)):
             bar.set_description(title)
             there,results['faults'][title] = contestants(c, size//50 if c.pictures else size, peers)
-            results['contests'][title] = measure(there, rounds, seconds)
+            results['contests'][title] = _timed(there, results['faults'][title], rounds, seconds)
         results.update(copy_speed=copy_speed(), bytes_a_row=bytes_a_row(size, peers))
         if grow: results['growth'] = growth(peers, rounds, grow, progress)
     finally:

@@ -372,8 +372,10 @@ def serve(
         except Exception as e: answer = dict(error=f'{type(e).__name__}: {e}'.strip().splitlines()[0][:200])
         print(json.dumps(answer), file=answers, flush=True)
 
-# %% ../nbs/89_peers.ipynb #2c9be638
-class PeerError(RuntimeError): "A library that isn't there, or failed at what it was asked"
+# %% ../nbs/89_peers.ipynb #439c6484
+class PeerError(RuntimeError):
+    "A library that isn't there, or failed at what it was asked"
+    def __init__(self, library, why): super().__init__(why); self.library = library
 
 ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1', NUMBA_NUM_THREADS='1', NPROC='1',
     XLA_FLAGS='--xla_cpu_multi_thread_eigen=false', JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='', TF_CPP_MIN_LOG_LEVEL='3')
@@ -387,17 +389,17 @@ class Peer:
         self.library,self.log = library,tempfile.TemporaryFile('w+')
         env = {k: v for k,v in os.environ.items() if k != 'PYTHONPATH'}
         try: self.process = subprocess.Popen([python, find_spec('fastrl_replay.peers').origin, library], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env={**env, **ONE_THREAD})
-        except OSError as e: raise PeerError(f'{python} could not be started ({e.strerror})') from None
+        except OSError as e: raise PeerError(library, f'{python} could not be started ({e.strerror})') from None
         try: self.version = self.ask('version')
-        except PeerError: self.close(); raise PeerError(f"not installed for {python}") from None
+        except PeerError: self.close(); raise PeerError(library, f"not installed for {python}") from None
 
     def ask(self, order, **args):
         "Give an order and wait for the answer"
         try:
             print(json.dumps([order, args]), file=self.process.stdin, flush=True)
             answer = json.loads(self.process.stdout.readline())
-        except (OSError, ValueError): raise PeerError(f'{self.library} died: {self._last_words()}') from None
-        if 'error' in answer: raise PeerError(answer['error'])
+        except (OSError, ValueError): raise PeerError(self.library, f'died: {self._last_words()}') from None
+        if 'error' in answer: raise PeerError(self.library, answer['error'])
         return answer['answer']
 
     def _last_words(self):
