@@ -71,7 +71,8 @@ def read_notebook(app, docname, content):
     content[0] = json.dumps(dict(nb, cells=cells))
 
 def rst(text):
-    "Docstrings and docments have markdown's backticks and no other marks."
+    "Docstrings and docments have markdown's backticks and no other marks; a dash mustn't become of `--`."
+    text = re.sub(r'(?<![`\w-])--\w[\w-]*', r'`\g<0>`', text)
     return ''.join(f'``{p}``' if i % 2 else re.sub(r'([*|_])', r'\\\1', p) for i, p in enumerate(text.split('`')))
 
 def type_name(anno): return anno if isinstance(anno, str) else getattr(anno, '__name__', None) or inspect.formatannotation(anno)

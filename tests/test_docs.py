@@ -174,7 +174,7 @@ def test_api_of_functions_classes_and_patches():
     assert [l for l in api.splitlines() if l] == ['.. autofunction:: p.m.f', '.. autoclass:: p.m.C', '   :members: m',
         '.. automethod:: p.m.C.late', '.. autoproperty:: p.m.C.size']
 
-@pytest.mark.parametrize('text, rst', [('a `b` c', 'a ``b`` c'), ('|td| + x_*y', r'\|td\| + x\_\*y'), ('`a_|b`', '``a_|b``'), ('', '')])
+@pytest.mark.parametrize('text, rst', [('a `b` c', 'a ``b`` c'), ('|td| + x_*y', r'\|td\| + x\_\*y'), ('`a_|b`', '``a_|b``'), ('', ''), ('what --set and `--seed` say', 'what ``--set`` and ``--seed`` say')])
 def test_docstrings_have_backticks_and_no_other_marks(text, rst): assert literate.rst(text) == rst
 
 def test_colab_links_appear_where_the_repository_has_an_address():

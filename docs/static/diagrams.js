@@ -4,7 +4,7 @@ const dark = () => document.body.dataset.theme == 'dark' ||
   document.body.dataset.theme != 'light' && matchMedia('(prefers-color-scheme: dark)').matches;
 
 async function draw(diagrams) {
-  mermaid.initialize({startOnLoad: false, theme: dark() ? 'dark' : 'neutral', fontFamily: 'sans-serif', flowchart: {wrappingWidth: 300}});
+  mermaid.initialize({startOnLoad: false, theme: dark() ? 'dark' : 'neutral', fontFamily: 'sans-serif', flowchart: {wrappingWidth: 300, useMaxWidth: false}});
   for (const [place, text] of diagrams) {
     place.innerHTML = text;
     delete place.dataset.processed;
