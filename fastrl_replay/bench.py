@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from .core import Steps, step_dtype
 from .envs import GymStepper
 from .nstep import NStep
-from .peers import ADAPTERS, Peer, PeerError, Rows, errors, wrong_rows
+from .peers import ADAPTERS, RETURN_MEMORY, Peer, PeerError, Rows, errors, wrong_rows
 from .pipe import IterDataPipe, Pipe
 from .replay.experience import ExperienceReplay
 from .replay.prioritized import PrioritizedReplay
@@ -353,12 +353,13 @@ def invite(
 # %% ../nbs/90_bench.ipynb #eb0e53bf
 def bytes_a_row(
     size:int, # rows
-    peers:dict, # name → `Peer`
+    pythons:dict, # library → an interpreter that has it
 )->dict: # name → bytes
-    "How much more memory a process takes when it holds the rows"
+    "How much more memory a process takes when it holds the rows; a fresh process for each"
     found = {'fastrl_replay': full_replay(size).memory.nbytes/size}
-    for name,p in peers.items():
-        try: found[name] = p.ask('memory', size=size)/size
+    for name,python in pythons.items():
+        try:
+            with closing(Peer(name, python, **RETURN_MEMORY)) as p: found[name] = p.ask('memory', size=size)/size
         except PeerError: pass   # it is named where the contests are
     return found
 
@@ -392,7 +393,7 @@ def run(
             bar.set_description(title)
             there,results['faults'][title] = contestants(c, size//50 if c.pictures else size, peers)
             results['contests'][title] = _timed(there, results['faults'][title], rounds, seconds)
-        results.update(copy_speed=copy_speed(), bytes_a_row=bytes_a_row(size, peers))
+        results.update(copy_speed=copy_speed(), bytes_a_row=bytes_a_row(size, {} if quick else {n: pythons.get(n, sys.executable) for n in peers}))
         if grow: results['growth'] = growth(peers, rounds, grow, progress)
     finally:
         torch.set_num_threads(threads)
