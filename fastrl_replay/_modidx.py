@@ -99,6 +99,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'fastrl_replay/buffers.py'),
                                        'fastrl_replay.buffers.RowByRow.append': ( 'buffers.html#rowbyrow.append',
                                                                                   'fastrl_replay/buffers.py'),
+                                       'fastrl_replay.buffers._tests': ('buffers.html#_tests', 'fastrl_replay/buffers.py'),
                                        'fastrl_replay.buffers._under_a_bar': ('buffers.html#_under_a_bar', 'fastrl_replay/buffers.py'),
                                        'fastrl_replay.buffers.experiment': ('buffers.html#experiment', 'fastrl_replay/buffers.py')},
             'fastrl_replay.cli': { 'fastrl_replay.cli.Bar': ('cli.html#bar', 'fastrl_replay/cli.py'),

@@ -77,7 +77,7 @@ class InBlocks(RowByRow):
 
 BUFFERS = dict(zip('123456', (Holds1, Holds2, Is3, Is4, Ring5, Columns6))) | {'fastrl_replay, rows': RowByRow, 'fastrl_replay, blocks': InBlocks}
 
-# %% ../nbs/92_buffers.ipynb #13439b13
+# %% ../nbs/92_buffers.ipynb #ce82688b
 def _under_a_bar(f, number, limit):
     "Seconds that `number` calls take in a loop with a progress bar; after `limit` seconds the rest is extrapolated"
     began = perf_counter()
@@ -86,21 +86,25 @@ def _under_a_bar(f, number, limit):
         if i % 64 == 63 and (spent := perf_counter() - began) > limit: return spent*number/(i + 1)
     return perf_counter() - began
 
+def _tests(cls, row, insertions, batches, capacity, limit):
+    "The document's tests, and those that explain them: test → seconds"
+    b,few,calls = cls(capacity),max(1, batches//100),insertions//getattr(cls, 'block', 1)
+    def insert(): b.append(*row)
+    def draw(): b.sample(50)
+    took = {'insert, tqdm': _under_a_bar(insert, calls, limit), 'draw, tqdm': _under_a_bar(draw, batches, limit),
+        'insert, timeit': timeit.timeit(insert, gc.enable, number=calls), 'draw, timeit': timeit.timeit(draw, number=few)*batches/few,
+        'insert as many as batches, timeit': timeit.timeit(insert, gc.enable, number=batches), 'insert again, tqdm': _under_a_bar(insert, calls, limit)}
+    b = cls(capacity)
+    gc.disable()
+    try: return {**took, 'insert without gc, tqdm': _under_a_bar(insert, calls, limit)}
+    finally: gc.enable()
+
 def experiment(
     insertions:int=2_000_000, # of each buffer
     batches:int=10_000, # of 50 rows
     capacity:int=1_000_000, # of each buffer
     limit:float=60., # seconds for a test
 )->dict: # buffer → test → seconds
-    "Three tests and a fourth that was forgotten, for all buffers"
-    found,row = {},(np.float32([-.02, .04, -.04, .02]), 0, 1., np.float32([-.02, -.15, -.04, .3]), False)
-    for name,cls in BUFFERS.items():
-        b = cls(capacity)
-        def insert(): b.append(*row)
-        def draw(): b.sample(50)
-        calls = insertions//getattr(cls, 'block', 1)
-        few = max(1, batches//100)
-        found[name] = {'insert, tqdm': _under_a_bar(insert, calls, limit), 'draw, tqdm': _under_a_bar(draw, batches, limit),
-            'insert, timeit': timeit.timeit(insert, gc.enable, number=calls), 'draw, timeit': timeit.timeit(draw, number=few)*batches/few,
-            'insert as many as batches, timeit': timeit.timeit(insert, gc.enable, number=batches)}
-    return found
+    "All tests of all buffers"
+    row = (np.float32([-.02, .04, -.04, .02]), 0, 1., np.float32([-.02, -.15, -.04, .3]), False)
+    return {name: _tests(cls, row, insertions, batches, capacity, limit) for name,cls in BUFFERS.items()}
