@@ -22,6 +22,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastrl_replay.bench._sample': ('bench.html#_sample', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench._sequences': ('bench.html#_sequences', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench._settled': ('bench.html#_settled', 'fastrl_replay/bench.py'),
+                                     'fastrl_replay.bench._short': ('bench.html#_short', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench._stepper': ('bench.html#_stepper', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench._timed': ('bench.html#_timed', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench.absent': ('bench.html#absent', 'fastrl_replay/bench.py'),

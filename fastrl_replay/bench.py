@@ -425,6 +425,8 @@ def floors(results:dict)->str: # Markdown
     return '\n'.join(lines)
 
 # %% ../nbs/90_bench.ipynb #a896ca94
+def _short(x): return f'{x:,.0f}' if x >= 100 else f'{x:.2g}' if x < 10 else f'{x:.3g}'
+
 def table(results:dict)->str: # Markdown
     "Each contest in a line"
     lines = ['| | µs | bare | times the bare one | fastest peer | µs | times as fast |', '|---|--:|--:|--:|---|--:|--:|']
@@ -432,7 +434,7 @@ def table(results:dict)->str: # Markdown
         times = medians(results, title)
         (_,ours),*_,(_,bare) = times.items()
         peer = fastest(results, title)
-        lines.append(f'| {title} | **{ours:.3g}** | {bare:.3g} | {ours/bare:.2f} | ' + (f'{peer[0]} | {peer[1]:,.3g} | {peer[1]/ours:.1f} |' if peer else '| | |'))
+        lines.append(f'| {title} | **{ours:.3g}** | {bare:.3g} | {ours/bare:.2f} | ' + (f'{peer[0]} | {_short(peer[1])} | {_short(peer[1]/ours)} |' if peer else '| | |'))
     return '\n'.join(lines)
 
 def details(results:dict)->str: # Markdown
