@@ -429,7 +429,7 @@ def _short(x): return f'{x:,.0f}' if x >= 100 else f'{x:.2g}' if x < 10 else f'{
 
 def table(results:dict)->str: # Markdown
     "Each contest in a line"
-    lines = ['| | µs | bare | times the bare one | fastest peer | µs | times as fast |', '|---|--:|--:|--:|---|--:|--:|']
+    lines = ['| | µs | bare | ÷ bare | fastest peer | µs | × as fast |', '|---|--:|--:|--:|---|--:|--:|']
     for title in results['contests']:
         times = medians(results, title)
         (_,ours),*_,(_,bare) = times.items()
@@ -477,10 +477,11 @@ def summary(results:dict)->str: # Markdown
     return '\n\n'.join([*filter(None, parts), f'{results["size"]:,} rows in memory; {made}'])
 
 # %% ../nbs/90_bench.ipynb #ee66d48a
-def _png(draw, width, height, axes=1):
+def _png(results, draw, width, height, rows=1, columns=1):
     from matplotlib.figure import Figure   # an extra
-    fig = Figure((width, height), layout='constrained')
-    draw(*fig.subplots(1, axes, squeeze=False)[0])
+    fig,m = Figure((width, height), layout='constrained'),results['machine']
+    draw(*fig.subplots(rows, columns, squeeze=False).ravel())
+    fig.supxlabel(f'{m["date"][:10]}, {m["cpu"]}, {m["cores"]} cores', x=1, ha='right', fontsize=7, color='gray')
     file = io.BytesIO()
     fig.savefig(file, format='png', dpi=100)
     return file.getvalue()
@@ -489,25 +490,28 @@ COLORS = {'fastrl_replay': '#fb8500', 'stable-baselines3': '#219ebc', 'cpprb': '
 
 def _bars(ax, times, title, unit):
     times = dict(sorted(times.items(), key=lambda kv: kv[1]))
-    bars = ax.barh(list(times), times.values(), color=[COLORS['fastrl_replay'] if who == 'fastrl_replay' else '#8ecae6' for who in times])
-    ax.bar_label(bars, [f'{t:,.3g} {unit}' if t < 1000 else f'{t:,.0f} {unit}' for t in times.values()], padding=3, fontsize=8)
-    ax.set_title(title, loc='left', fontsize=9); ax.tick_params(length=0, labelsize=8); ax.invert_yaxis()
-    ax.set(xticks=[], xlim=(0, 1.6*max(times.values()))); ax.spines[:].set_visible(False)
+    most = max(t for t in times.values() if t <= 10*np.median(list(times.values())))   # what is longer leaves the picture
+    bars = ax.barh(list(times), [min(t, 1.1*most) for t in times.values()], color=[COLORS['fastrl_replay'] if who == 'fastrl_replay' else '#8ecae6' for who in times])
+    ax.bar_label(bars, [('→ ' if t > most else '') + f'{_short(t)} {unit}' for t in times.values()], padding=3, fontsize=9)
+    ax.set_title(title, loc='left', fontsize=10); ax.tick_params(length=0, labelsize=9); ax.invert_yaxis()
+    ax.set(xticks=[], xlim=(0, 1.5*most)); ax.spines[:].set_visible(False)
 
 def bars(
     results:dict, # of `run`
     titles:tuple, # of contests
 )->bytes: # a png
-    "Who takes how long, a picture for each contest"
+    "Who takes how long, a picture for each contest; an arrow where a bar would leave it"
     def draw(*axes):
-        for ax,title in zip(axes, titles): _bars(ax, {w: t for w,t in medians(results, title).items() if w in COLORS}, title.replace(', ', ',\n').replace(' by ', '\nby '), 'µs')
-    return _png(draw, 10, 2.6, len(titles))
+        for ax,title in zip(axes, titles): _bars(ax, {w: t for w,t in medians(results, title).items() if w in COLORS}, title.replace(' by ', '\nby '), 'µs')
+        for ax in axes[len(titles):]: ax.set_axis_off()
+    rows = -(-len(titles)//2)
+    return _png(results, draw, 8, 2.1*rows, rows, 2)
 
 def memory_bars(
     results:dict, # of `run`
 )->bytes: # a png
     "What a row costs in memory"
-    return _png(lambda ax: _bars(ax, results['bytes_a_row'], f'bytes a row, {results["size"]:,} rows', ''), 7, 2.4)
+    return _png(results, lambda ax: _bars(ax, results['bytes_a_row'], f'bytes a row, {results["size"]:,} rows', ''), 7, 2.4)
 
 # %% ../nbs/90_bench.ipynb #5128395d
 def growth_curves(
@@ -518,10 +522,11 @@ def growth_curves(
         for ax,(job,who) in zip(axes, results['growth'].items()):
             for name,t in who.items(): ax.loglog([int(n) for n in t], t.values(), 'o-', ms=3, lw=2.5 if name == 'fastrl_replay' else 1, color=COLORS[name], label=name)
             ax.set_title(job, loc='left', fontsize=9); ax.set(xlabel='rows'); ax.grid(alpha=.3); ax.spines[['top','right']].set_visible(False); ax.tick_params(labelsize=8)
-        axes[0].set(ylabel='µs a batch')
+        for ax in axes[::3]: ax.set(ylabel='µs a batch')
+        axes[-1].set_axis_off()   # five jobs, and a place for the names
         there = {name: c for name,c in COLORS.items() if any(name in who for who in results['growth'].values())}
-        for i,(name,c) in enumerate(there.items()): axes[-1].text(1.05, .95 - i*.13, name, color=c, transform=axes[-1].transAxes, fontsize=8)
-    return _png(draw, 12, 2.8, len(results['growth']))
+        for i,(name,c) in enumerate(there.items()): axes[-1].text(.1, .9 - i*.13, name, color=c, transform=axes[-1].transAxes)
+    return _png(results, draw, 9, 4.8, 2, 3)
 
 # %% ../nbs/90_bench.ipynb #189a23cf
 def _options(args):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fastrl_replay import bench, buffers, peers
-from fastrl_replay.bench import CONTESTS, FLOORS, Contest, contestants, fastest, floors, measure, medians, summary, table
+from fastrl_replay.bench import CONTESTS, FLOORS, contestants, fastest, floors, measure, medians, summary, table
 from fastrl_replay.peers import ADAPTERS, Peer, PeerError, Rows, wrong_rows
 
 # Three libraries that nobody should install, in a copy of the peers' module.
@@ -130,7 +130,7 @@ def test_measure_lets_contestants_take_turns():
 # ---- reports ----
 
 def made_up(**times):
-    return dict(machine=dict(date='today', cpu='abacus'), peers=dict(cpprb='1'), size=10, missing=dict(torchrl='not installed for x'), faults={},
+    return dict(machine=dict(date='today', cpu='abacus', cores=1), peers=dict(cpprb='1'), size=10, missing=dict(torchrl='not installed for x'), faults={},
         copy_speed=1e9, bytes_a_row={}, contests={'draw 256 rows': {who: [t, t, 3*t] for who, t in times.items()}})
 
 def test_floors_say_met_missed_and_not_measured():
@@ -150,7 +150,7 @@ def test_the_fastest_peer_is_a_library():
 def test_report_says_who_is_missing_and_how_to_get_them():
     said = summary(made_up(fastrl_replay=2., bare=1.))
     assert '- torchrl took no part: not installed for x.' in said and "pip install '.[peers]'" in said and '--peer-python' in said
-    assert 'date today, cpu abacus, cpprb 1' in said
+    assert 'date today, cpu abacus, cores 1, cpprb 1' in said
 
 @pytest.mark.parametrize('args, word', [(['--peer-python', 'numpy=x'], 'expected NAME=PATH'), (['--peer-python', 'cpprb'], 'expected NAME=PATH'), (['--speed'], 'unrecognized')])
 def test_options_are_checked_before_anything_runs(args, word, capsys):
