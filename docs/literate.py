@@ -1,8 +1,8 @@
 """The Sphinx extension that turns the notebooks of nbs/ into pages while they are read: no copy is made.
 
-An exported cell becomes the API of its public names, with its code folded below; other code is folded
-where it is long; a cell with `#| hide`
-is left out, the code of one with `#| hide_code`; names in backticks link to their API."""
+An exported cell becomes the API of its public names, with its code folded below; one without public
+names is folded where it is long. `#| hide` leaves a cell out, `#| hide_code` its code. Names in
+backticks link to their API."""
 import ast, fnmatch, inspect, json, re
 from pathlib import Path
 from docutils import nodes
