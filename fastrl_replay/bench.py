@@ -552,6 +552,7 @@ def _options(args):
     a.pythons = {**({n: everywhere for n in ADAPTERS} if everywhere else {}), **pythons}
     return a
 
+# %% ../nbs/90_bench.ipynb #083ad36f
 def save(
     results:dict, # of `run`
     out:Path, # a folder

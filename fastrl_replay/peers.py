@@ -361,6 +361,7 @@ class Worker:
 
     def train(self, seed, steps): return train_sb3(seed, steps)
 
+# %% ../nbs/89_peers.ipynb #e7aeeaa7
 def serve(
     library:str, # which
 ):
@@ -384,6 +385,7 @@ ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS
 
 RETURN_MEMORY = dict(MALLOC_MMAP_THRESHOLD_='65536', MALLOC_TRIM_THRESHOLD_='65536')   # for a process whose memory is looked at
 
+# %% ../nbs/89_peers.ipynb #0e34ff66
 class Peer:
     "A library in a process of its own"
     def __init__(self,
