@@ -398,7 +398,7 @@ class Peer:
         try: self.process = subprocess.Popen([python, find_spec('fastrl_replay.peers').origin, library], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=env)
         except OSError as e: raise PeerError(library, f'{python} could not be started ({e.strerror})') from None
         try: self.version = self.ask('version')
-        except PeerError: self.close(); raise PeerError(library, f"not installed for {python}") from None
+        except PeerError: self.close(); raise PeerError(library, f"not installed for {'this Python' if python == sys.executable else python}") from None
 
     def ask(self, order, **args):
         "Give an order and wait for the answer"
