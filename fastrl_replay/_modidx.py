@@ -15,6 +15,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastrl_replay.bench._cartpoles': ('bench.html#_cartpoles', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench._cpuinfo': ('bench.html#_cpuinfo', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench._insert': ('bench.html#_insert', 'fastrl_replay/bench.py'),
+                                     'fastrl_replay.bench._joining': ('bench.html#_joining', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench._options': ('bench.html#_options', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench._png': ('bench.html#_png', 'fastrl_replay/bench.py'),
                                      'fastrl_replay.bench._prioritized': ('bench.html#_prioritized', 'fastrl_replay/bench.py'),

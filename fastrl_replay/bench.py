@@ -87,13 +87,28 @@ def contestants(
         if c.job and isinstance(got, Steps) and 'n' not in got.rows.dtype.names:
             bad = wrong_rows(got, got.rows.size, Rows(size, c.pictures)) + abs(len(got) - c.n)
             if bad: wrong[name] = f'{bad} wrong rows'
+    there = {**{name: f for name,f in ours if name not in wrong}, **_joining(peers, wrong, job=c.job, size=size, n=c.n, pictures=c.pictures)}
+    return {**there, bare[0]: bare[1]},wrong
+
+def _joining(peers, wrong, **what):
+    "The peers that do a job rightly; why others don't goes into `wrong`"
+    there = {}
     for name,p in peers.items():
-        if c.job not in ADAPTERS[name]: continue
-        try: bad = p.ask('prepare', job=c.job, size=size, n=c.n, pictures=c.pictures)['wrong']
+        if what['job'] not in ADAPTERS[name]: continue
+        try: bad = p.ask('prepare', **what)['wrong']
         except PeerError as e: wrong[name] = str(e); continue
         if bad: wrong[name] = f'{bad} wrong rows'
-    there = {**dict(ours), **{name: p for name,p in peers.items() if c.job in ADAPTERS[name]}, bare[0]: bare[1]}
-    return {name: f for name,f in there.items() if name not in wrong},wrong
+        else: there[name] = p
+    return there
+
+# %% ../nbs/90_bench.ipynb #658444de
+def _timed(there, wrong, rounds, seconds=.05):
+    "Measure; whoever fails on the way is named and left out, and the others start again"
+    while True:
+        try: return measure(there, rounds, seconds)
+        except PeerError as e:
+            wrong[e.library] = str(e)
+            there = {name: f for name,f in there.items() if name != e.library}
 
 # %% ../nbs/90_bench.ipynb #879e2da6
 def rows_of(
@@ -307,19 +322,17 @@ def growth(
     rounds:int=5, # for each size
     largest:int=100_000_000, # rows
     progress:bool=True, # show a bar
-)->dict: # job → name → {rows: microseconds}
+)->tuple: # job → name → {rows: microseconds}, and contest → name → what went wrong
     "Batches from memories of 10,000 rows and more"
-    free,took = os.sysconf('SC_AVPHYS_PAGES')*os.sysconf('SC_PAGE_SIZE'),{}
+    free,took,faults = os.sysconf('SC_AVPHYS_PAGES')*os.sysconf('SC_PAGE_SIZE'),{},{}
     todo = [(job, 10**k) for job,(_,row,_) in GROWTH.items() for k in range(4, 8 if 'sequences' in job else 9) if 10**k <= largest and 10**k*row < .8*free]
     for job,size in tqdm(todo, 'growth', disable=not progress):
         n,_,prepare = GROWTH[job]
-        there = {'fastrl_replay': _settled(prepare(size))}
-        for name,p in peers.items():
-            if job not in ADAPTERS[name] or size > 10**7 or name == 'deque' and size > 10**6: continue
-            try: p.ask('prepare', job=job, size=size, n=n); there[name] = p
-            except PeerError: pass   # it is named where the contests are
-        for name,t in measure(there, rounds).items(): took.setdefault(job, {}).setdefault(name, {})[size] = float(np.median(t))
-    return took
+        wrong = faults[f'{job}, {size:,} rows'] = {}
+        invited = {name: p for name,p in peers.items() if size <= (10**6 if name == 'deque' else 10**7)}
+        there = {'fastrl_replay': _settled(prepare(size)), **_joining(invited, wrong, job=job, size=size, n=n)}
+        for name,t in _timed(there, wrong, rounds).items(): took.setdefault(job, {}).setdefault(name, {})[size] = float(np.median(t))
+    return took,faults
 
 def _settled(f):
     "A function that at first waits for the memory that it touches"
@@ -361,23 +374,15 @@ def invite(
 def bytes_a_row(
     size:int, # rows
     pythons:dict, # library → an interpreter that has it
+    wrong:dict, # what goes wrong is added, by name
 )->dict: # name → bytes
     "How much more memory a process takes when it holds the rows; a fresh process for each"
     found = {'fastrl_replay': full_replay(size).memory.nbytes/size}
     for name,python in pythons.items():
         try:
             with closing(Peer(name, python, **RETURN_MEMORY)) as p: found[name] = p.ask('memory', size=size)/size
-        except PeerError: pass   # it is named where the contests are
+        except PeerError as e: wrong[name] = str(e)
     return found
-
-# %% ../nbs/90_bench.ipynb #658444de
-def _timed(there, wrong, rounds, seconds):
-    "Measure; whoever fails on the way is named and left out, and the others start again"
-    while True:
-        try: return measure(there, rounds, seconds)
-        except PeerError as e:
-            wrong[e.library] = str(e)
-            there = {name: f for name,f in there.items() if name != e.library}
 
 # %% ../nbs/90_bench.ipynb #33dfc0bd
 def run(
@@ -400,8 +405,10 @@ def run(
             bar.set_description(title)
             there,results['faults'][title] = contestants(c, size//50 if c.pictures else size, peers)
             results['contests'][title] = _timed(there, results['faults'][title], rounds, seconds)
-        results.update(copy_speed=copy_speed(), bytes_a_row=bytes_a_row(size, {} if quick else {n: pythons.get(n, sys.executable) for n in peers}))
-        if grow: results['growth'] = growth(peers, rounds, grow, progress)
+        results.update(copy_speed=copy_speed(), bytes_a_row=bytes_a_row(size, {} if quick else {n: pythons.get(n, sys.executable) for n in peers}, results['faults'].setdefault('bytes a row', {})))
+        if grow:
+            results['growth'],faults = growth(peers, rounds, grow, progress)
+            results['faults'].update(faults)
     finally:
         torch.set_num_threads(threads)
         for p in peers.values(): p.close()

@@ -96,7 +96,7 @@ def _tests(cls, row, insertions, batches, capacity, limit):
     def draw(): b.sample(50)
     took = {'insert, tqdm': _under_a_bar(insert, calls, limit), 'draw, tqdm': _under_a_bar(draw, batches, limit),
         'insert, timeit': timeit.timeit(insert, gc.enable, number=calls), 'draw, timeit': timeit.timeit(draw, number=few)*batches/few,
-        'insert as many as batches, timeit': timeit.timeit(insert, gc.enable, number=batches), 'insert again, tqdm': _under_a_bar(insert, calls, limit)}
+        'insert as many as batches, timeit': timeit.timeit(insert, gc.enable, number=max(1, batches*calls//insertions)), 'insert again, tqdm': _under_a_bar(insert, calls, limit)}
     b = cls(capacity)
     gc.disable()
     try: return {**took, 'insert without gc, tqdm': _under_a_bar(insert, calls, limit)}

@@ -121,6 +121,21 @@ def test_a_whole_run_with_strangers(strangers, monkeypatch):
     assert '- liar failed at “draw 32 rows”' in said and json.loads(json.dumps(results)) == results
     assert 60 < results['bytes_a_row']['fastrl_replay'] < 100
 
+def test_growth_names_who_fails_too(strangers):
+    "One that lies, one that dies while it is timed; the others' curves go on."
+    running = {name: Peer(name) for name in ('noisy', 'liar', 'mortal')}
+    try: took, faults = bench.growth(running, rounds=1, largest=10_000, progress=False)
+    finally:
+        for p in running.values(): p.close()
+    assert set(took['uniform']) == {'fastrl_replay', 'noisy'} and set(took['sequences']) == {'fastrl_replay'}
+    wrong = faults['uniform, 10,000 rows']
+    assert 'wrong rows' in wrong['liar'] and 'died' in wrong['mortal'] and not faults['sequences, 10,000 rows']
+
+def test_memory_names_who_fails_too(strangers):
+    wrong = {}
+    assert set(bench.bytes_a_row(1_000, {'noisy': sys.executable, 'broken': sys.executable}, wrong)) == {'fastrl_replay', 'noisy'}
+    assert wrong == {'broken': 'RuntimeError: no such'}
+
 def test_measure_lets_contestants_take_turns():
     order = []
     times = measure({'a': lambda: order.append('a'), 'b': lambda: order.append('b')}, rounds=3, seconds=1e-4)
