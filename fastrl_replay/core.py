@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EPISODE', 'problem', 'BlockError', 'NotEnoughRows', 'ActionError', 'EnvError', 'StaleKey', 'space_dtype', 'leaves',
            'column_dtype', 'step_dtype', 'dtype_spec', 'spec_dtype', 'plain_dtype', 'extend_dtype', 'row_places',
-           'Steps', 'column_of_rows', 'column_of_bytes', 'njit', 'memmove']
+           'Steps', 'column_of_rows', 'column_of_bytes', 'pack', 'unpack', 'njit', 'memmove']
 
 # %% ../nbs/00_core.ipynb #6b42f5ec
 import difflib
@@ -351,6 +351,23 @@ def __copy__(self:Steps): return self._like(self._rows if self._block is None el
 
 @patch
 def __dir__(self:Steps): return [*object.__dir__(self), *self._dtype.names]
+
+# %% ../nbs/00_core.ipynb #70bf0c19
+@patch
+def _packed(self:Steps):
+    here = self.to('cpu')
+    return dict(kind=type(self).__name__, dtype=dtype_spec(self._dtype), shape=list(self.shape), bytes=here._bytes().flatten().clone())
+
+@patch(cls_method=True)
+def _unpacked(cls:Steps, state): return Steps(np.ndarray(state['shape'], spec_dtype(state['dtype']), state['bytes'].numpy().copy()))
+
+def pack(steps:Steps)->dict: # plain data and tensors
+    "A block, or one of a subclass, for a checkpoint"
+    return steps._packed()
+
+def unpack(state:dict)->Steps: # in memory of its own
+    "The block that was packed"
+    return {c.__name__: c for c in (Steps,*Steps.__subclasses__())}[state['kind']]._unpacked(state)
 
 # %% ../nbs/00_core.ipynb #7744e2f5
 def _glimpse(a, width=60):

@@ -17,7 +17,7 @@ from pathlib import Path
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import Steps, dtype_spec, problem, spec_dtype
+from .core import Steps, pack, problem, unpack
 from .envs import GymStepper
 from .learners import QLearner, QTable
 from .nstep import NStep
@@ -247,13 +247,12 @@ class Gather(Pipe):
 def snapshot(self:Gather)->dict:
     "The rows that wait, as bytes"
     if not self._waiting: return {}
-    steps = Steps.cat(self._waiting)
-    return dict(dtype=dtype_spec(steps.dtype), rows=torch.from_numpy(steps.rows.view(np.uint8).reshape(len(steps), -1).copy()))
+    return dict(rows=pack(Steps.cat(self._waiting)))
 
 @patch
 def restore(self:Gather, state):
     "Take waiting rows back"
-    self._wait([Steps(state['rows'].numpy().copy().reshape(-1).view(spec_dtype(state['dtype'])))] if state else [])
+    self._wait([unpack(state['rows'])] if state else [])
 
 # %% ../nbs/60_recipes.ipynb #e35b35ed
 class Observe(gym.ObservationWrapper):

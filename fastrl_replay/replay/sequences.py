@@ -8,7 +8,7 @@ __all__ = ['Sequences', 'Table', 'SequenceReplay']
 # %% ../../nbs/42_sequences.ipynb #fd272f91
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import EPISODE, BlockError, NotEnoughRows, StaleKey, Steps, dtype_spec, leaves, njit, problem, row_places, spec_dtype
+from ..core import EPISODE, BlockError, NotEnoughRows, StaleKey, Steps, dtype_spec, leaves, njit, pack, problem, row_places, spec_dtype, unpack
 from ..memory.samplers import draw_places, random_seed
 from ..memory.sumtree import SumTree
 from ..memory.timeline import as_keys
@@ -140,6 +140,12 @@ Sequences.__hash__,Sequences.__array_eq__ = None,Sequences.__eq__
 
 @patch
 def __reduce__(self:Sequences): return Sequences, (self.to('cpu').rows, self._each.to('cpu'), self._split)
+
+@patch
+def _packed(self:Sequences): return dict(Steps._packed(self), each=pack(self._each), split=self._split)
+
+@patch(cls_method=True)
+def _unpacked(cls:Sequences, state): return Sequences(Steps._unpacked(state).rows, unpack(state['each']), state['split'])
 
 @patch
 def __repr__(self:Sequences): return f'Sequences{Steps.__repr__(self)[len("Steps"):]}\nand for each of them: {self._each!r}'
