@@ -7,6 +7,7 @@ __all__ = ['as_array', 'check_action', 'split_answer', 'action_checker', 'put', 
            'GymStepper', 'encode', 'decode', 'GymTypeTransform']
 
 # %% ../nbs/10_envs.ipynb #45b33ee4
+import os
 from copy import deepcopy
 from types import BuiltinFunctionType, FunctionType, ModuleType
 import gymnasium as gym, numpy as np, torch
@@ -14,7 +15,7 @@ from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from .core import ActionError, EnvError, Steps, column_of_rows, memmove, njit, problem, step_dtype
-from .pipe import IterDataPipe, MapDataPipe, Pipe, as_pipe, stage
+from .pipe import IterDataPipe, MapDataPipe, Pipe, as_pipe, stage, worker_place
 
 # %% ../nbs/10_envs.ipynb #91de7281
 def as_array(x)->np.ndarray:
@@ -427,7 +428,7 @@ def open_envs(
 @stage('gym_step')
 class GymStepper(Pipe):
     "Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped"
-    _buffers,takes_any_item = ('_crews','_opened'),True
+    _buffers,takes_any_item = ('_crews','_opened','_others'),True
     def __init__(self,
         source, # id, gym.Env, VectorEnv, function, or a list of these: stepped for ever; or a pipe of environments: each is stepped once
         policy=None, # state → action; None: random actions
@@ -437,12 +438,14 @@ class GymStepper(Pipe):
         self.source,self.policy,self.seed = as_pipe(source) if self.piped else source,policy,seed
         self._fresh()
         self._state,self._place = None,0   # what was loaded and is not yet in use; how many items of the pipe were stepped in this pass
+        self._home = os.getpid(),worker_place()
         if isinstance(source, (list,tuple)) and not source: raise ValueError(problem('GymStepper', 'source', 'an empty list',
             'at least one environment'))
 
     def _fresh(self): self._crews,self._opened = {},[]
 
     def __iter__(self):
+        self._arrive()
         if self.piped:
             skip,self._resume = self._resume,0
             for i,env in enumerate(self.source):
@@ -471,8 +474,8 @@ def _crew(self:GymStepper, env):
         if not envs: raise ValueError(problem('GymStepper', 'source', 'an empty list', 'at least one environment'))
         if len({id(e) for e in envs}) < len(envs): raise ValueError(problem('GymStepper', 'the same environment object twice',
             remedy='make one for each place'))
-        first = sum(c.n for c in self._crews.values())
-        crew = self._crews[id(env)] = _Crew(envs, self.policy, self.seed, first)
+        first,seed = self._numbers(envs)
+        crew = self._crews[id(env)] = _Crew(envs, self.policy, seed, first)
         if self._state: self._restore_crew(crew, first)
     return crew
 
@@ -481,6 +484,25 @@ def close(self:GymStepper):
     "Close the environments that this stage opened, and none that it was given; the next pass opens new ones"
     self._crews,self._state = {},None
     _close_all(self._opened)
+
+# %% ../nbs/10_envs.ipynb #94b4af76
+@patch
+def _arrive(self:GymStepper):
+    "In a process where it has not been before, begin with environments of its own"
+    here = os.getpid(),worker_place()
+    if here == self._home: return
+    self._others = self._crews,self._opened   # kept, or they would be closed when they are collected
+    self._home = here
+    self._fresh()
+    if here[1].of > 1 and hasattr(self.policy, 'in_worker'): self.policy.in_worker(here[1])
+
+@patch
+def _numbers(self:GymStepper, envs): # the first one's number, and the seed that they count from
+    place,n,before = worker_place(),sum(e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs),[c.n for c in self._crews.values()]
+    if place.of > 1 and set(before) - {n}: raise ValueError(problem('GymStepper', 'vector environments of different sizes, in several workers',
+        [*before, n], 'one size, or a worker can\'t know the numbers that the others give'))
+    seed = None if self.seed is None else int(self.seed) + 1_000_003*place.life
+    return sum(before)*place.of + n*place.number*(place.of > 1), seed
 
 # %% ../nbs/10_envs.ipynb #1153d80d
 class _Opaque(Exception): "Something that is not plain data"
@@ -630,6 +652,7 @@ def _has_dice(self:GymStepper):
 
 @patch
 def restore(self:GymStepper, state):
+    self._arrive()
     self.close()
     self._state,self._resume = state['crews'],state['place']
     self._place = self._resume

@@ -4,14 +4,17 @@
 
 # %% auto #0
 __all__ = ['dp', 'Pipe', 'as_pipe', 'above', 'Items', 'stage', 'Header', 'Cycler', 'InMemoryCacheHolder', 'MapToIterConverter',
-           'TypeTransformLoop']
+           'TypeTransformLoop', 'Place', 'worker_place', 'in_place']
 
 # %% ../nbs/01_pipe.ipynb #628bc325
-import inspect
+import inspect, sys
+from contextlib import contextmanager
+from copy import deepcopy
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from fastcore.basics import patch
-from torch.utils.data import IterDataPipe, MapDataPipe, datapipes
+from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 from .core import Steps, problem
 if TYPE_CHECKING:   # what the chained methods return; for editors only, nothing is imported when the code runs
     from fastrl_replay.envs import GymStepper
@@ -69,11 +72,13 @@ class Pipe(IterDataPipe):
 
 # %% ../nbs/01_pipe.ipynb #94b019c1
 def as_pipe(
-    source, # a pipe, a map-style pipe, a block, an iterable, or None
+    source, # a pipe, a map-style pipe, a node of torchdata, a block, an iterable, or None
 )->IterDataPipe:
     "Anything that gives items as a pipe"
     if isinstance(source, IterDataPipe): return source
     if isinstance(source, MapDataPipe): return MapToIterConverter(source)
+    nodes = sys.modules.get('torchdata.nodes')   # who has a node has imported them
+    if nodes and isinstance(source, nodes.BaseNode): return Items(nodes.Loader(source))
     if source is None or isinstance(source, Steps): return Items([] if source is None else [source])
     if hasattr(source, '__iter__') and not isinstance(source, type): return Items(source)
     raise TypeError(problem('Pipe', 'source', type(source).__name__, 'a pipe or an iterable of Steps', 'wrap a single block in a list'))
@@ -169,16 +174,30 @@ class _Placed(Pipe):
 class Items(_Placed):
     "The items of any iterable, in order"
     def __init__(self,
-        items, # an iterable; one that can be iterated again gives the same items in each pass
-    ): self.items = items
+        items, # an iterable; one that can be iterated again gives the same items in each pass; a `state_dict` of its own is used
+    ): self.items,self._saves = items,hasattr(items, 'state_dict') and hasattr(items, 'load_state_dict')
     def __iter__(self):
-        skip = self._start()
+        skip = 0 if self._saves else self._start()
         for i,item in enumerate(self.items):
             self._place = max(skip, i+1)
             if i >= skip: yield item
         self._place = 0
     def __repr__(self): return f'Items({len(self.items) if hasattr(self.items, "__len__") else type(self.items).__name__})'
     __str__ = __repr__
+
+# %% ../nbs/01_pipe.ipynb #a20470a3
+@patch
+def snapshot(self:Items): return dict(place=self._place, own=deepcopy(self.items.state_dict()) if self._saves else None)
+
+@patch
+def check_state(self:Items, state):
+    if (state['own'] is not None) != self._saves: raise ValueError(problem('Items', 'the saved source is of another kind',
+        *('one that saves itself' if s else 'one that is counted' for s in (state['own'] is not None, self._saves)), 'build the chain that was saved'))
+
+@patch
+def restore(self:Items, state):
+    _Placed.restore(self, state)
+    if self._saves: self.items.load_state_dict(deepcopy(state['own']))
 
 # %% ../nbs/01_pipe.ipynb #ef41c743
 @patch
@@ -300,3 +319,32 @@ class TypeTransformLoop(MapDataPipe):
 
 dp = SimpleNamespace(map=datapipes.map, iter=SimpleNamespace(**vars(datapipes.iter), Header=Header, Cycler=Cycler,
     InMemoryCacheHolder=InMemoryCacheHolder, MapToIterConverter=MapToIterConverter))
+
+# %% ../nbs/01_pipe.ipynb #5943eb57
+class Place(NamedTuple):
+    "Which of several copies of a chain this process runs"
+    number:int = 0 # from 0
+    of:int = 1 # how many there are
+    life:int = 0 # how often it was begun anew
+
+_place = Place()
+
+def worker_place()->Place: # (0, 1, 0) where there is only one
+    "Where this process stands among those that run the same chain"
+    info = get_worker_info()
+    return _place if info is None else Place(info.id, info.num_workers)
+
+@contextmanager
+def in_place(place:Place):
+    "Stand there, for a while"
+    global _place
+    before,_place = _place,place
+    try: yield place
+    finally: _place = before
+
+# %% ../nbs/01_pipe.ipynb #fd743c01
+def _no_collate(batch, *, collate_fn_map=None):
+    raise TypeError(problem('DataLoader', 'it would collate what is a batch already', f'{len(batch)} × {type(batch[0]).__name__} {list(batch[0].shape)}',
+        'to let blocks pass as they are', 'DataLoader(..., batch_size=None); to join blocks, Steps.cat'))
+
+default_collate_fn_map[Steps] = _no_collate

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from torch import nn
 from .core import problem, space_dtype
 from .envs import map_leaves
+from .pipe import Place
 
 # %% ../nbs/51_policies.ipynb #1cf050b5
 class Linear:
@@ -52,19 +53,28 @@ class EpsGreedy:
         self.values,self.eps,self.device = values,eps,device
         if not callable(eps): _probability(eps)
         self.asked,self.actions,self.rng = 0,None,np.random.default_rng(seed)   # actions: how many there are, seen at the first call
+        self.place = Place()
         if hasattr(values, 'initial_hidden'): self.initial_hidden = values.initial_hidden
 
     def __call__(self, state, hidden=None)->np.ndarray: # [n], with the new hidden state if there is one
         n,eps = _how_many(state),self.eps_now
-        if np.ndim(eps) and np.shape(eps) not in ((1,),(n,)): raise ValueError(problem('EpsGreedy', 'eps', f'shape {list(np.shape(eps))}',
-            f'a number, or one for each of {n} environments'))
+        if np.ndim(eps): eps = self._own(np.asarray(eps), n)
         dice = self.rng.random((2,n))
         explore = dice[0] < eps
         try: best,*hidden = self._best(state, hidden, n) if hidden is not None or not self.actions or not explore.all() else (np.zeros(n, np.int64),)
         except BaseException: self.rng.bit_generator.advance(2**128 - 2*n); raise   # as if it had not been asked
-        self.asked += n
+        self.asked += n*self.place.of
         if explore.any(): best = np.where(explore, (dice[1]*self.actions).astype(np.int64), best)
         return (best,*hidden) if hidden else best
+
+# %% ../nbs/51_policies.ipynb #aebded14
+@patch
+def _own(self:EpsGreedy, eps, n):
+    "Of probabilities for each environment, those that this policy acts for"
+    place = self.place
+    if place.of > 1 and eps.shape == (n*place.of,): eps = eps[n*place.number:][:n]
+    if eps.shape not in ((1,),(n,)): raise ValueError(problem('EpsGreedy', 'eps', f'shape {list(eps.shape)}', f'a number, or one for each of {n} environments'))
+    return eps
 
 # %% ../nbs/51_policies.ipynb #ef106c14
 @patch
@@ -111,6 +121,16 @@ def __repr__(self:EpsGreedy): return f'EpsGreedy({type(self.values).__name__}, {
 def load_state_dict(self:EpsGreedy, state:dict):
     "Go on where another one stood"
     self.asked,self.actions,self.rng.bit_generator.state = state['asked'],state['actions'],state['rng']
+
+# %% ../nbs/51_policies.ipynb #a92ad74e
+@patch
+def in_worker(self:EpsGreedy,
+    place:Place, # where this copy is
+):
+    "Act as one of several copies"
+    own = self.rng.bit_generator.seed_seq
+    self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=(*own.spawn_key, place.number, place.life)))
+    self.place,self.device = place,None
 
 # %% ../nbs/51_policies.ipynb #1102942e
 class Flatten(nn.Module):
