@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from .core import ActionError, EnvError, Steps, column_of_rows, memmove, njit, problem, step_dtype
-from .pipe import IterDataPipe, MapDataPipe, Pipe, as_pipe, stage, worker_place
+from .pipe import IterDataPipe, MapDataPipe, Pipe, Place, as_pipe, stage, worker_place
 
 # %% ../nbs/10_envs.ipynb #91de7281
 def as_array(x)->np.ndarray:
@@ -485,7 +485,7 @@ def close(self:GymStepper):
     self._crews,self._state = {},None
     _close_all(self._opened)
 
-# %% ../nbs/10_envs.ipynb #94b4af76
+# %% ../nbs/10_envs.ipynb #11c6e97b
 @patch
 def _arrive(self:GymStepper):
     "In a process where it has not been before, begin with environments of its own"
@@ -494,15 +494,16 @@ def _arrive(self:GymStepper):
     self._others = self._crews,self._opened   # kept, or they would be closed when they are collected
     self._home = here
     self._fresh()
-    if here[1].of > 1 and hasattr(self.policy, 'in_worker'): self.policy.in_worker(here[1])
+    if here[1] and hasattr(self.policy, 'in_worker'): self.policy.in_worker(here[1])
 
 @patch
 def _numbers(self:GymStepper, envs): # the first one's number, and the seed that they count from
-    place,n,before = worker_place(),sum(e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs),[c.n for c in self._crews.values()]
+    place,before = worker_place() or Place(),[c.n for c in self._crews.values()]
+    n = sum(e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs)
     if place.of > 1 and set(before) - {n}: raise ValueError(problem('GymStepper', 'vector environments of different sizes, in several workers',
         [*before, n], 'one size, or a worker can\'t know the numbers that the others give'))
     seed = None if self.seed is None else int(self.seed) + 1_000_003*place.life
-    return sum(before)*place.of + n*place.number*(place.of > 1), seed
+    return sum(before)*place.of + n*place.number, seed
 
 # %% ../nbs/10_envs.ipynb #1153d80d
 class _Opaque(Exception): "Something that is not plain data"

@@ -320,16 +320,16 @@ class TypeTransformLoop(MapDataPipe):
 dp = SimpleNamespace(map=datapipes.map, iter=SimpleNamespace(**vars(datapipes.iter), Header=Header, Cycler=Cycler,
     InMemoryCacheHolder=InMemoryCacheHolder, MapToIterConverter=MapToIterConverter))
 
-# %% ../nbs/01_pipe.ipynb #5943eb57
+# %% ../nbs/01_pipe.ipynb #c50075df
 class Place(NamedTuple):
     "Which of several copies of a chain this process runs"
     number:int = 0 # from 0
     of:int = 1 # how many there are
     life:int = 0 # how often it was begun anew
 
-_place = Place()
+_place = None
 
-def worker_place()->Place: # (0, 1, 0) where there is only one
+def worker_place()->Place: # None: this process is no worker
     "Where this process stands among those that run the same chain"
     info = get_worker_info()
     return _place if info is None else Place(info.id, info.num_workers)

@@ -122,15 +122,15 @@ def load_state_dict(self:EpsGreedy, state:dict):
     "Go on where another one stood"
     self.asked,self.actions,self.rng.bit_generator.state = state['asked'],state['actions'],state['rng']
 
-# %% ../nbs/51_policies.ipynb #a92ad74e
+# %% ../nbs/51_policies.ipynb #cad064d8
 @patch
 def in_worker(self:EpsGreedy,
     place:Place, # where this copy is
 ):
     "Act as one of several copies"
-    own = self.rng.bit_generator.seed_seq
-    self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=(*own.spawn_key, place.number, place.life)))
-    self.place,self.device = place,None
+    own,self.place,self.device = self.rng.bit_generator.seed_seq,place,None
+    if place.number or place.life:   # the first one goes on with what it has
+        self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=(*own.spawn_key, place.number, place.life)))
 
 # %% ../nbs/51_policies.ipynb #1102942e
 class Flatten(nn.Module):
