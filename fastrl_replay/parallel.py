@@ -172,11 +172,11 @@ def _end(workers, owner):
         for w in left: w.process.join(1)
     workers.clear()
 
-# %% ../nbs/71_parallel.ipynb #ba4e488b
+# %% ../nbs/71_parallel.ipynb #4d42828f
 @stage('parallel')
 class Parallel(Pipe):
     "Copies of the chain above, in processes of their own; a second pass goes on where the last one stopped"
-    takes_any_item,_buffers = True,('_workers','_finalizer','_shared','_tensors','_data')
+    takes_any_item,_buffers = True,('_workers','_finalizer','_shared','_tensors','_data','_now')
     def __init__(self,
         source, # the chain that workers run; it begins with a stepper
         num_workers:int=2, # how many processes; 0: run the chain here
@@ -278,7 +278,7 @@ def _whose_turn(self:Parallel): # None: all have come to the end of their pass
         if not w.over and self._now['error'] is None: self._ask(w)
         return w
 
-# %% ../nbs/71_parallel.ipynb #e67d6afb
+# %% ../nbs/71_parallel.ipynb #d4fd4760
 @patch
 def _next_turn(self:Parallel, w):
     error,self._now,self._turn = self._now['error'],None,(self._turn + 1) % self.num_workers
@@ -298,7 +298,7 @@ def _end_of_pass(self:Parallel):
 @patch
 def close(self:Parallel):
     "End the workers; the next pass begins with new ones"
-    _end(self._workers, os.getpid())
+    if self._finalizer: self._finalizer()
     self._fresh()
 
 # %% ../nbs/71_parallel.ipynb #ca1d40b1
@@ -308,13 +308,13 @@ def stats(self:Parallel)->dict: # numbers by name
     return dict(items=self.given, lag_mean=self.lag_sum/max(self.given, 1), lag_max=self.lag_max,
         lag_bound=(self.ahead*self.num_workers + 1)*self.bunch - 1, restarts=self.begun)
 
-# %% ../nbs/71_parallel.ipynb #fd849072
+# %% ../nbs/71_parallel.ipynb #3fb533fd
 @patch
 def _begin_anew(self:Parallel, w, error):
     "Another process in the place of one that failed, asked for the same"
     self.begun += 1
-    warnings.warn(problem('Parallel', f'worker {w.place.number} of {self.num_workers} begins anew', error.splitlines()[0],
-        remedy=f'none needed; {self.restarts - self.begun} restarts are left'), RuntimeWarning, stacklevel=2)
+    warnings.warn(problem('Parallel', f'worker {w.place.number} of {self.num_workers} begins anew, restart {self.begun} of {self.restarts}',
+        error.splitlines()[0]), RuntimeWarning, stacklevel=2)
     w.conn.close()
     w.process.kill()
     w.process.join()
