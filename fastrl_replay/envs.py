@@ -485,7 +485,7 @@ def close(self:GymStepper):
     self._crews,self._state = {},None
     _close_all(self._opened)
 
-# %% ../nbs/10_envs.ipynb #11c6e97b
+# %% ../nbs/10_envs.ipynb #cd86197a
 @patch
 def _arrive(self:GymStepper):
     "In a process where it has not been before, begin with environments of its own"
@@ -502,7 +502,8 @@ def _numbers(self:GymStepper, envs): # the first one's number, and the seed that
     n = sum(e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs)
     if place.of > 1 and set(before) - {n}: raise ValueError(problem('GymStepper', 'vector environments of different sizes, in several workers',
         [*before, n], 'one size, or a worker can\'t know the numbers that the others give'))
-    seed = None if self.seed is None else int(self.seed) + 1_000_003*place.life
+    seed = self.seed if self.seed is None else int(self.seed) + 1_000_003*place.life
+    if seed is None and place.of > 1: seed = int.from_bytes(os.urandom(4), 'big')   # copies of one environment may have one generator
     return sum(before)*place.of + n*place.number, seed
 
 # %% ../nbs/10_envs.ipynb #1153d80d

@@ -89,13 +89,14 @@ def _load(chain, data:bytes):
     np.random.set_state(decode(state['numpy']))
     random.setstate(state['python'])
 
-# %% ../nbs/71_parallel.ipynb #a895fb16
+# %% ../nbs/71_parallel.ipynb #6b54c189
 def _serve(conn, build, bunch):
     "Answer questions, until the other side is gone; `build` gives a chain, and a function that copies its weights"
     chain = items = number = None   # number: of the pass under way
     while True:
         try: what,*args = conn.recv()
         except (EOFError,OSError): return chain and chain.close()
+        if what == 'end': return chain and chain.close()
         value = error = None
         try:
             if chain is None: chain,learn = build()
@@ -112,10 +113,12 @@ def _serve(conn, build, bunch):
         except OSError: continue   # the other side is gone
         except Exception as e: conn.send((None, _told(e)))   # an item that can't travel
 
-# %% ../nbs/71_parallel.ipynb #0fe7e153
+# %% ../nbs/71_parallel.ipynb #45abbcba
+_ends = weakref.WeakSet()   # this side of the pipes of all workers
+
 def _work(others, conn, place, seed, data, shared, copy, bunch):
     "What a worker process does"
-    others.close()
+    for end in {others,*_ends}: end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(2)   # a crash in C leaves a traceback on stderr, too
     torch.set_num_threads(1)
@@ -126,7 +129,7 @@ def _work(others, conn, place, seed, data, shared, copy, bunch):
         return _Filled(data, weights).load(), lambda i: _overwrite(weights, shared[i])
     with in_place(place): _serve(conn, build, bunch)
 
-# %% ../nbs/71_parallel.ipynb #32c79f93
+# %% ../nbs/71_parallel.ipynb #278740de
 class WorkerError(RuntimeError): "A worker process that failed or died"
 
 class _Worker:
@@ -134,6 +137,7 @@ class _Worker:
     def __init__(self, context, place, *args):
         self.place,self.asked,self.bunches,self.over = place,deque(),deque(),False   # over: its pass has ended
         self.conn,theirs = context.Pipe()
+        _ends.add(self.conn)
         self.process = context.Process(target=_work, args=(self.conn, theirs, place, *args), daemon=True, name=f'worker {place.number} of {place.of}')
         self.process.start()
         theirs.close()
@@ -149,7 +153,11 @@ class _Worker:
             if not self.conn.poll(): return None,self._died()
         except OSError: return None,self._died()
         try: return self.conn.recv()
-        except (EOFError,OSError): return None,self._died()
+        except Exception as e:
+            self.process.join(1)   # it is over, or soon will be; if not, its answer is not to be read
+            if not self.process.is_alive(): return None,self._died()
+            self.process.kill()
+            return None,_told(e)
         except BaseException: self.process.kill(); raise   # half an answer was read: the other half would be taken for the next one
 
     def _died(self):
@@ -159,11 +167,13 @@ class _Worker:
         return f'process {self.process.pid} ended without a word: {how}' + (
             '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.' if code == -signal.SIGKILL else '')
 
-# %% ../nbs/71_parallel.ipynb #2244d470
+# %% ../nbs/71_parallel.ipynb #7b3dac81
 def _end(workers, owner):
     "End worker processes, and wait until they are gone"
     if os.getpid() != owner: return   # in a copy of this process, they are not ours
-    for w in workers: w.conn.close()
+    for w in workers:
+        w.say('end')
+        w.conn.close()
     limit = monotonic() + 5
     for w in workers: w.process.join(max(0, limit - monotonic()))
     for kill in mp.Process.terminate,mp.Process.kill:
@@ -222,11 +232,13 @@ def _fresh(self:Parallel):
     self._turn,self._pass,self._now = 0,0,None   # whose turn it is, which pass, and the bunch that is being handed on
     self.given = self.lag_sum = self.lag_max = 0   # items handed on, and how many had been handed on before, since they were asked for
 
-# %% ../nbs/71_parallel.ipynb #4c41a115
+# %% ../nbs/71_parallel.ipynb #6262d2ec
 @patch
 def _start(self:Parallel):
     "See that there are workers, and that each has been asked for enough"
     if not self._workers:
+        if mp.current_process().daemon: raise RuntimeError(problem('Parallel', "a worker process can't have workers",
+            mp.current_process().name, 'the main process', 'num_workers=0 here, or in the DataLoader'))
         self._data,self._tensors = outline(_Copy(self.source))
         self._shared = _Shared(self._tensors, self.num_workers*self.ahead)
         for i in range(self.num_workers): self._workers.append(self._new_worker(Place(i, self.num_workers)))

@@ -629,6 +629,7 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'PrioritizedReplay': [lambda source, kw=kw: PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw})
                           for kw in (dict(), dict(kind='rank', bs=2), dict(bs=2, ratio=.7, warmup=5, initial='ever', stratified=False),
                                      dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, scale='memory', initial='reward'))],
+    'Parallel': [lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(2, .9).parallel(2, bunch=2, method='fork'), lambda: GymStepper('CartPole-v1', seed=0).parallel(0)],
     'Journal': [Journal],
     'Gather': [lambda source, n=n: Gather(source, n) for n in (1, 2)],
     'QLearner': [lambda source: QLearner(source.map(numbered_states), QTable(spaces.Discrete(200), ACTIONS)),

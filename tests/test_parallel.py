@@ -1,0 +1,484 @@
+"""Worker processes: the same stream as without them, weights that arrive, deaths that are told, and no process left behind."""
+import gc, os, pickle, random, signal, subprocess, sys, time
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import gymnasium as gym, numpy as np, pytest, torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+from torch import multiprocessing as mp, nn
+from torch.utils.data import DataLoader
+
+from fastrl_replay.all import *
+from fastrl_replay.parallel import outline
+from fastrl_replay.testing import through_file
+
+BOX, TWO = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
+FORK = dict(method='fork')
+both = pytest.mark.parametrize('method', ['fork', 'spawn'])
+
+def zeros(state): return [0]*len(state)
+def scripted(*lengths, env=0): return ScriptedEnv(**script(*lengths, env=env))
+def short(): return scripted(3, -2)
+
+@pytest.fixture(autouse=True)
+def nobody_is_left():
+    "After each test, every process that it started is gone"
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while mp.active_children() and time.monotonic() < deadline: time.sleep(.02)
+    assert not mp.active_children()
+
+def rows(blocks): return np.concatenate([b.rows for b in blocks])
+
+def by_env(pipe, n, envs):
+    "The first `n` rows of each environment"
+    all = rows(islice(pipe, n*envs))
+    return [all[all['env_id'] == e][:n] for e in range(envs)]
+
+def same_envs(a, b): return len(a) == len(b) and all(len(x) == len(y) and (x == y).all() for x, y in zip(a, b))
+
+# ---- the same as without workers ----
+
+@both
+def test_workers_make_what_one_process_makes(method):
+    "Numbers, seeds and rows, as if all environments were here; n-step rows too"
+    alone = GymStepper(['CartPole-v1']*4, seed=5).n_step(3, .9)
+    pipe = GymStepper(['CartPole-v1']*2, seed=5).n_step(3, .9).parallel(2, method=method)
+    assert same_envs(by_env(pipe, 40, 4), by_env(alone, 40, 4))
+    pipe.close()
+
+def test_vector_environments_have_their_numbers_and_seeds():
+    def vector(n): return gym.vector.SyncVectorEnv([partial(gym.make, 'CartPole-v1')]*n, autoreset_mode='SameStep')
+    alone = GymStepper(partial(vector, 6), seed=1)
+    pipe = GymStepper([partial(vector, 1), partial(vector, 1)], seed=1).parallel(3, **FORK)
+    assert same_envs(by_env(pipe, 30, 6), by_env(alone, 30, 6))
+    pipe.close()
+
+def test_one_worker_gives_the_very_stream():
+    "Also with a policy that throws dice"
+    def stepper(): return GymStepper(['CartPole-v1']*3, EpsGreedy(net, .5, seed=1), seed=0)
+    net = value_net(BOX, TWO, [8])
+    pipe = stepper().parallel(1, bunch=3, **FORK)
+    assert list(islice(pipe, 50)) == list(islice(stepper(), 50))
+    assert list(islice(stepper().parallel(0), 20)) == list(islice(stepper(), 20))
+    pipe.close()
+
+def test_dice_differ_between_workers_and_follow_from_the_seed():
+    def actions(seed):
+        pipe = GymStepper(short, EpsGreedy(lambda s: torch.zeros(len(s), 3), 1., seed=seed)).parallel(2, **FORK)
+        found = by_env(pipe, 40, 2)
+        pipe.close()
+        return [r['action'].tolist() for r in found]
+    a, b = actions(0)
+    assert a != b and actions(0) == [a, b] and actions(1) != [a, b]
+
+class Globally:
+    "A policy that uses the generators of the whole process"
+    def __call__(self, state): return dict(action=[0]*len(state), t=torch.rand(len(state)), n=np.random.rand(len(state)), p=np.array([random.random() for _ in range(len(state))]))
+
+def test_global_generators_differ_and_follow_from_torchs_seed():
+    def numbers(seed):
+        torch.manual_seed(seed)
+        pipe = GymStepper(short, Globally(), seed=0).parallel(2, **FORK)
+        r = rows(islice(pipe, 16))
+        pipe.close()
+        return [r[n].tolist() for n in 'tnp']
+    once = numbers(3)
+    assert all(len(set(x)) == 16 for x in once)
+    assert numbers(3) == once and numbers(4) != once
+
+def test_environments_without_a_seed_differ():
+    "Even where each worker has a copy of one environment that was seeded and stepped before"
+    env = gym.make('CartPole-v1')
+    env.reset(seed=0)
+    pipe = GymStepper(env).parallel(2, **FORK)
+    a, b = by_env(pipe, 5, 2)
+    assert (a['state'][:4] != b['state'][:4]).any()
+    pipe.close()
+
+@given(workers=st.integers(1, 3), ahead=st.integers(1, 3), bunch=st.integers(1, 5), lengths=st.lists(st.integers(-3, 3).filter(bool), min_size=1, max_size=3))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_bunches_come_in_turn(workers, ahead, bunch, lengths):
+    "Whatever the numbers, episodes of one step and truncations: each environment's rows in order, bunches in turn, ages within the bound"
+    def chain(): return GymStepper(partial(scripted, *lengths), zeros)
+    n, pipe = 4*bunch*workers + 1, chain().parallel(workers, ahead, bunch, 'fork')
+    blocks = list(islice(pipe, n))
+    assert [int(b.env_id) for b in blocks] == [i//bunch % workers for i in range(n)]
+    alone = rows(islice(chain(), n))
+    for w in range(workers):
+        mine = rows(b for b in blocks if int(b.env_id) == w)
+        mine['env_id'] = 0
+        assert (mine == alone[:len(mine)]).all()
+    s = pipe.stats()
+    assert s['items'] == n and s['lag_max'] <= s['lag_bound'] == (ahead*workers + 1)*bunch - 1
+    pipe.close()
+
+def test_finite_chains_end_and_begin_again():
+    "A worker that is done first lets the others go on; a second pass is a whole one"
+    pipe = GymStepper(short, zeros).header(5).parallel(2, bunch=2, **FORK)
+    for _ in range(2): assert [int(b.env_id) for b in pipe] == [0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
+    assert len(list(islice(pipe, 3))) == 3 and len(list(pipe)) == 7   # broken off, and gone on with
+    pipe.close()
+    nothing = GymStepper(short, zeros).header(0).parallel(2, **FORK)
+    assert list(nothing) == [] and list(nothing) == []
+    nothing.close()
+
+# ---- weights ----
+
+class Versioned(nn.Module):
+    "Says with each action the sum of all its weights, of many kinds"
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(3, 2).T)                    # not contiguous
+        self.register_buffer('b', torch.zeros((), dtype=torch.int64))
+        self.register_buffer('none', torch.zeros(0))
+        self.register_buffer('flags', torch.zeros(3, dtype=torch.bool))
+        self.tied = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+        self.tied[1].weight = self.tied[0].weight
+        self.bump(0)
+    def bump(self, v):
+        with torch.no_grad():
+            self.a.fill_(v); self.b.fill_(v); self.flags.fill_(v % 2 == 1)
+            for l in self.tied: l.weight.fill_(v); l.bias.zero_()
+    def forward(self, state):
+        n, tied = len(state), self.tied[1].weight is self.tied[0].weight
+        assert self.flags.all() == (self.b % 2 == 1) and tied and self.none.numel() == 0
+        v = (self.a.sum() + self.b + self.tied[1](torch.ones(1, 1)).sum())/8
+        return dict(action=[0]*n, version=v.expand(n))
+
+@both
+def test_weights_arrive_whole_and_in_time(method):
+    policy = Versioned()
+    pipe, seen = GymStepper(short, policy).parallel(2, bunch=2, method=method), []
+    for i, block in enumerate(islice(pipe, 30)):
+        seen.append(float(block.version))
+        policy.bump(i + 1)
+    at = [0]*4 + [2*(i//2)-4 for i in range(4, 30)]   # asked for when its worker's bunch before it began: two bunches, 4 items, earlier
+    assert seen == at
+    assert pipe.stats()['lag_max'] == 5 == pipe.stats()['lag_bound']
+    pipe.close()
+
+def test_a_learner_is_followed():
+    "In-place updates by an optimizer, and weights that are loaded or replaced by .data"
+    net, number = nn.Linear(1, 1, bias=False), lambda: net.weight.item()
+    def policy(state): return dict(action=[0]*len(state), w=net.weight.detach()[0].expand(len(state)))
+    opt = torch.optim.Adam(net.parameters(), lr=.5, fused=True)
+    pipe = iter(GymStepper(short, policy).parallel(1, bunch=1, **FORK))
+    def now(): next(pipe); next(pipe); return float(next(pipe).w)
+    assert now() == number()
+    net(torch.ones(1, 1)).sum().backward(); opt.step()
+    assert now() == number()
+    net.load_state_dict(dict(weight=torch.full((1, 1), 7.)))
+    assert now() == 7
+    net.weight.data = torch.full((1, 1), 9.)
+    assert now() == 9
+    del pipe
+
+def test_recurrent_policies_keep_their_memory():
+    net = RecurrentNet(BOX, TWO, 4)
+    def stepper(n): return GymStepper(['CartPole-v1']*n, EpsGreedy(net, 0, seed=0), seed=0)
+    pipe = stepper(1).parallel(2, **FORK)
+    for a, b in zip(by_env(pipe, 30, 2), by_env(stepper(2), 30, 2)):
+        a, b = a[:28], b[:28]
+        assert (a['step_n'] == b['step_n']).all() and (a['action'] == b['action']).all()
+        for h in '[0]', '[1]': np.testing.assert_allclose(a['hidden'][h], b['hidden'][h], atol=1e-5)   # one row at a time, or two
+    pipe.close()
+
+def test_training_can_be_repeated_and_resumed():
+    "Two workers, prioritized replay, a learner: the same losses to the last bit, also from a checkpoint"
+    def chain():
+        torch.manual_seed(0)
+        net = value_net(BOX, TWO, [16])
+        return (GymStepper(['CartPole-v1']*2, EpsGreedy(net, Linear(1, .1, 300), seed=0), seed=0).n_step(3, .99).parallel(2, bunch=3, **FORK)
+                .prioritized_replay(bs=16, max_sz=200, warmup=40, seed=0).dqn(net))
+    a, b, c = chain(), chain(), chain()
+    first = [r['loss'] for r in islice(a, 35)]
+    state = through_file(a.state_dict())
+    then = [r['loss'] for r in islice(a, 40)]
+    assert [r['loss'] for r in islice(b, 75)] == first + then   # saving changed nothing
+    c.load_state_dict(state)
+    assert [r['loss'] for r in islice(c, 40)] == then
+    for p in a, b, c: p.source.source.close()
+
+# ---- saved and restored ----
+
+def exact(chain, cuts, n=25):
+    "A restored chain gives what the saved one gives"
+    for k in cuts:
+        a, b = chain(), chain()
+        list(islice(a, k))
+        state = through_file(a.state_dict())
+        b.load_state_dict(state)
+        x, y = list(islice(a, n)), list(islice(b, n))
+        assert x == y, f'after {k} items'
+        assert through_file(b.state_dict()).keys() == state.keys()
+        a.close(); b.close()
+
+def test_restored_in_the_middle_of_bunches():
+    exact(lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(3, .9).parallel(2, ahead=2, bunch=3, **FORK), range(0, 14))
+
+def test_restored_in_the_middle_of_passes():
+    exact(lambda: GymStepper(partial(scripted, 2, -1, 4), zeros).header(5).parallel(2, bunch=2, **FORK), range(0, 11))
+
+def test_restored_with_policies_of_all_kinds():
+    def globally():
+        torch.manual_seed(0)
+        return GymStepper(['CartPole-v1']*2, Globally(), seed=0).parallel(2, **FORK)
+    net = RecurrentNet(BOX, TWO, 4)
+    exact(globally, [7])
+    exact(lambda: GymStepper(['CartPole-v1']*2, EpsGreedy(net, .3, seed=0), seed=0).parallel(2, **FORK), [7])
+
+def test_nothing_is_stepped_again():
+    "Steps are counted by the environment itself: what a restored chain gives begins where the saved one was"
+    def chain(): return GymStepper('CartPole-v1', lambda s: torch.zeros(len(s), dtype=torch.int64), seed=0).parallel(2, bunch=2, **FORK)
+    a, b = chain(), chain()
+    seen = [b_.rows for b_ in islice(a, 9)]
+    b.load_state_dict(through_file(a.state_dict()))
+    after = [b_.rows for b_ in islice(b, 9)]
+    for e in 0, 1:
+        steps = [(int(r['episode_n'][0]), int(r['step_n'][0])) for r in seen + after if r['env_id'][0] == e]
+        assert all(y == (x[0], x[1]+1) or y == (x[0]+1, 1) for x, y in zip(steps, steps[1:]))
+    a.close(); b.close()
+
+def test_states_of_other_chains_are_refused():
+    def chain(n=2, **kw): return GymStepper('CartPole-v1', seed=0).n_step(n, .9).parallel(**{**dict(num_workers=2, method='fork'), **kw})
+    a = chain()
+    list(islice(a, 5))
+    state = a.state_dict()
+    a.close()
+    for kw in dict(num_workers=3), dict(bunch=1), dict(ahead=2):
+        with pytest.raises(ValueError, match='a checkpoint of other settings'): chain(**kw).load_state_dict(state)
+    with pytest.raises(ValueError, match='another n or gamma'): chain(3).load_state_dict(state)
+    twin = chain()
+    twin.load_state_dict(state)
+    assert twin._workers == [] and through_file(twin.state_dict()).keys() == state.keys()   # saved before it was used
+
+def test_pickled_while_running():
+    pipe = GymStepper('CartPole-v1', seed=0).parallel(2, **FORK)
+    fresh = len(pickle.dumps(pipe))
+    x = list(islice(pipe, 6))
+    data = pickle.dumps(pipe)
+    pipe.close()
+    assert len(data) < fresh + 500
+    twin = pickle.loads(data)
+    assert list(islice(twin, 6)) == x
+    twin.close()
+
+# ---- failures ----
+
+class Fragile(ScriptedEnv):
+    "Ends in some way at its fourth step, in one worker"
+    def __init__(self, how, worker=1): super().__init__(**script(3, -2)); self.how, self.worker, self.made = how, worker, 0
+    def step(self, action):
+        from fastrl_replay.pipe import worker_place
+        self.made += 1
+        if self.made == 4 and worker_place().number == self.worker: self.how()
+        return super().step(action)
+
+def fails(): raise ZeroDivisionError('the simulator')
+def killed(): os.kill(os.getpid(), signal.SIGKILL)
+def leaves(): os._exit(3)
+def quits(): sys.exit('enough')
+def segfaults(): import ctypes; ctypes.string_at(0)
+
+@both
+def test_an_exception_is_named_with_its_traceback(method):
+    pipe, seen = GymStepper(partial(Fragile, fails), zeros).parallel(2, method=method), []
+    with pytest.raises(WorkerError) as e:
+        for block in pipe: seen.append((int(block.env_id), int(block.step_n)))
+    text = str(e.value)
+    assert text.startswith('Parallel: worker 1 of 2 failed; got EnvError: GymStepper: environment 1 failed in episode 2, step 1; got ZeroDivisionError: the simulator')
+    assert 'Traceback (most recent call last)' in text and 'in fails' in text
+    assert [s for s in seen if s[0] == 1] == [(1, 1), (1, 2), (1, 3)]   # what it made before
+    assert pipe._workers == [] and not mp.active_children()
+    assert [int(b.step_n) for b in islice(pipe, 3)] == [1, 2, 3]   # the next pass begins anew
+    pipe.close()
+
+@pytest.mark.parametrize('how, said', [(killed, 'signal SIGKILL'), (leaves, 'exit code 3'), (quits, 'SystemExit: enough'), (segfaults, 'signal SIGSEGV')])
+def test_a_death_is_named(how, said):
+    pipe = GymStepper(partial(Fragile, how), zeros).parallel(2, bunch=1, **FORK)
+    with pytest.raises(WorkerError, match='worker 1 of 2 failed') as e:
+        for _ in pipe: pass
+    assert said in str(e.value)
+
+class Unsendable:
+    def __reduce__(self): raise RuntimeError('stays here')
+def unsendable(block): return Unsendable()
+
+def nowhere(): raise FileNotFoundError('no such simulator')
+
+def test_what_fails_at_the_start():
+    with pytest.raises(WorkerError, match='worker 0 of 2 failed; got FileNotFoundError: no such simulator'): next(iter(GymStepper(nowhere).parallel(2, **FORK)))
+    with pytest.raises(TypeError, match="the chain above it can't be sent to workers; got TypeError.*Remedy: give the stepper an id"):
+        next(iter(GymStepper(short, lambda s, c=(i for i in 'ab'): [0]).parallel(2, **FORK)))
+    with pytest.raises(WorkerError, match='RuntimeError: stays here'): next(iter(GymStepper(short, zeros).map(unsendable).parallel(1, **FORK)))
+
+def bomb(): raise EOFError('not a real end')
+class Bomb:
+    def __reduce__(self): return bomb, ()
+def to_bomb(block): return Bomb()
+
+def test_an_answer_that_cannot_be_read_ends_its_worker():
+    pipe = GymStepper(short, zeros).map(to_bomb).parallel(2, **FORK)
+    with pytest.raises(WorkerError, match='worker 0 of 2 failed; got EOFError: not a real end'): next(iter(pipe))
+    pipe.close()
+
+@pytest.mark.parametrize('how', [fails, killed])
+def test_restarts(how):
+    "The other environment goes on; the new one has the old number and begins with its first episode; its seeds are others"
+    pipe = GymStepper(partial(Fragile, how), zeros).parallel(2, bunch=2, restarts=2, **FORK)
+    with pytest.warns(RuntimeWarning, match='worker 1 of 2 begins anew, restart [12] of 2'), pytest.raises(WorkerError, match='worker 1 of 2'):
+        found = []
+        for b in pipe: found.append((int(b.env_id), int(b.episode_n), int(b.step_n)))
+    mine = [f[1:] for f in found if f[0] == 1]
+    whole = [(1, 1), (1, 2), (1, 3)] if how is fails else [(1, 1), (1, 2)]   # what a killed one had not yet sent is lost
+    assert mine == whole*3
+    other = [f[1:] for f in found if f[0] == 0]
+    assert other == [(1 + i//5*2 + (i % 5 > 2), 1 + i % 5 - 3*(i % 5 > 2)) for i in range(len(other))]
+    assert pipe.begun == 2
+
+class Mortal(gym.Wrapper):
+    "CartPole that kills its process at the tenth step of its life"
+    made = 0
+    def step(self, action):
+        self.made += 1
+        if self.made == 10: killed()
+        return self.env.step(action)
+
+def mortal(): return Mortal(gym.make('CartPole-v1'))
+
+def test_a_new_life_is_another_one_and_memories_take_it():
+    pipe = GymStepper(mortal, seed=0).parallel(2, bunch=1, restarts=5, **FORK)
+    memory = SequenceReplay(bs=2, max_sz=100, length=4, burn_in=1, overlap=2, seed=0)
+    merge, starts = NStep([], 3, .9), {}
+    with pytest.warns(RuntimeWarning):
+        for b in islice(pipe, 50):
+            memory.add(b)
+            merge.merge(b)
+            if int(b.step_n) == 1: starts.setdefault(int(b.env_id), []).append(tuple(b.state[0].tolist()))
+    assert pipe.stats()['restarts'] >= 2 and set(starts) == {0, 1}
+    assert all(len(s) == len(set(s)) >= 2 for s in starts.values())
+    batch = memory.sample(8)
+    inside = batch.mask[:, 1:]
+    assert ((batch.step_n[:, 1:] - batch.step_n[:, :-1])[inside] == 1).all()   # no window goes over a death
+    pipe.close()
+
+def test_saving_where_a_worker_has_failed():
+    pipe = GymStepper(partial(Fragile, fails), zeros).parallel(2, bunch=2, **FORK)
+    list(islice(pipe, 6))
+    with pytest.raises(WorkerError, match='a worker failed'): pipe.state_dict()
+    with pytest.raises(WorkerError, match='worker 1 of 2 failed'): list(pipe)   # and what was made before it is still handed on
+
+def test_mistaken_arguments():
+    s = GymStepper('CartPole-v1')
+    for kw in dict(num_workers=-1), dict(num_workers=True), dict(num_workers='2'), dict(ahead=0), dict(bunch=0), dict(bunch=1.5), dict(restarts=-1), dict(method='threads'):
+        with pytest.raises(ValueError, match=f'Parallel: {[*kw][0]}; got'): s.parallel(**kw)
+    with pytest.raises(ValueError, match='every worker would give these same items'): Items([]).n_step(2, .9).parallel(2)
+    assert 'parallel(num_workers=3' in repr(s.parallel(3))
+
+def test_no_workers_in_workers():
+    loader = DataLoader(GymStepper('CartPole-v1').parallel(2, **FORK), batch_size=None, num_workers=1)
+    it = iter(loader)
+    with pytest.raises(RuntimeError, match="a worker process can't have workers"): next(it)
+    del it
+
+# ---- nothing hangs, nobody stays ----
+
+def test_a_pipe_that_is_forgotten_takes_its_workers_along():
+    pipe = GymStepper('CartPole-v1').parallel(2, **FORK)
+    next(iter(pipe))
+    assert len(mp.active_children()) == 2
+    del pipe   # the fixture looks
+
+def test_environments_are_closed(tmp_path):
+    class Closing(ScriptedEnv):
+        def close(self): (tmp_path/f'{os.getpid()}').touch()
+    pipe = GymStepper(lambda: Closing(**script(2)), zeros).parallel(2, **FORK)
+    next(iter(pipe))
+    pids = {str(w.process.pid) for w in pipe._workers}
+    pipe.close()
+    assert {p.name for p in tmp_path.iterdir()} == pids
+
+SCRIPT = '''
+import os, signal, sys, time
+from fastrl_replay.all import *
+class Slow(ScriptedEnv):
+    def step(self, action): time.sleep({sleep}); return super().step(action)
+def make(): return Slow(**script(3, -2))
+def zeros(state): return [0]*len(state)
+if __name__ == '__main__':
+    pipe = GymStepper(make, zeros).parallel(2, bunch=1, method={method!r})
+    it = iter(pipe)
+    {first}
+    print(*(w.process.pid for w in pipe._workers), flush=True)
+    {then}
+'''
+
+def alive(pid):
+    try: return Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z'
+    except OSError: return False
+
+def gone(pids, seconds=15):
+    limit = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < limit: time.sleep(.05)
+    return not any(map(alive, pids))
+
+def start(tmp_path, **kw):
+    (tmp_path/'s.py').write_text(SCRIPT.format(**kw))
+    p = subprocess.Popen([sys.executable, tmp_path/'s.py'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return p, [int(x) for x in p.stdout.readline().split()]
+
+@pytest.mark.skipif(not Path('/proc/self/stat').exists(), reason='looks at processes in /proc')
+@pytest.mark.parametrize('method, sleep', [('fork', .001), ('fork', 60), ('spawn', .001)])
+def test_ctrl_c(tmp_path, method, sleep):
+    "SIGINT for the whole group, as a terminal sends it: one KeyboardInterrupt, and all processes are gone, although an environment sleeps"
+    first = 'next(it)' if sleep < 1 else 'pipe._start()'
+    p, pids = start(tmp_path, method=method, sleep=sleep, first=first, then='for b in it: pass')
+    time.sleep(.3)
+    os.killpg(p.pid, signal.SIGINT)
+    out, err = p.communicate(timeout=30)
+    assert len(pids) == 2 and err.count('KeyboardInterrupt') == 1 and p.returncode == -signal.SIGINT, err
+    assert gone(pids)
+
+@pytest.mark.skipif(not Path('/proc/self/stat').exists(), reason='looks at processes in /proc')
+def test_ctrl_c_that_is_caught(tmp_path):
+    "As in a notebook: the cell is interrupted, and run again"
+    then = '''
+    seen = []
+    for _ in range(2):
+        try:
+            for b in pipe: seen.append((int(b.env_id), int(b.step_n), int(b.episode_n)))
+        except KeyboardInterrupt: pass
+    seen += [(int(b.env_id), int(b.step_n), int(b.episode_n)) for b, _ in zip(pipe, range(10))]
+    for e in 0, 1:
+        mine = [s[1:] for s in seen if s[0] == e]
+        steps = [(3*(i % 5 > 2), i % 5 + 1, i//5*2 + 1) for i in range(1 - e, 1 - e + len(mine))]
+        assert mine == [(s - off, ep + (off > 0)) for off, s, ep in steps], mine[:20]
+    print('fine')
+'''
+    p, pids = start(tmp_path, method='fork', sleep=.01, first='next(it)', then=then)
+    for _ in range(2):
+        time.sleep(.4)
+        os.killpg(p.pid, signal.SIGINT)
+    out, err = p.communicate(timeout=30)
+    assert out.strip() == 'fine', err
+    assert gone(pids)
+
+@pytest.mark.skipif(not Path('/proc/self/stat').exists(), reason='looks at processes in /proc')
+def test_workers_do_not_outlive_their_process(tmp_path):
+    "Not even where it is killed, and can't say good-bye"
+    p, pids = start(tmp_path, method='fork', sleep=.001, first='next(it)', then='time.sleep(60)')
+    p.kill()
+    p.communicate()
+    assert len(pids) == 2 and gone(pids)
+
+def test_a_tensor_is_found_wherever_it_is():
+    "In closures, attributes, defaults and lists; once each; and put back there"
+    t, net = torch.ones(2), nn.LSTM(2, 2)
+    class Holder: pass
+    h = Holder()
+    h.list, h.f = [t, t], lambda x, d=t: x + t + d
+    data, tensors = outline((h, net, partial(torch.add, t)))
+    assert len(tensors) == 1 + len(list(net.parameters())) and any(x is t for x in tensors)
