@@ -363,7 +363,7 @@ def _saved(self:Parallel, w):
     if error is not None: raise WorkerError(problem('Parallel', f'worker {w.place.number} could not be saved', error))
     return dict(state=torch.load(io.BytesIO(data), weights_only=True), life=w.place.life, over=w.over, bunches=[_packed(b) for b in w.bunches])
 
-# %% ../nbs/71_parallel.ipynb #a4e04184
+# %% ../nbs/71_parallel.ipynb #298a6c49
 @patch
 def check_state(self:Parallel, state):
     "An error where a checkpoint is of other workers"
@@ -371,7 +371,7 @@ def check_state(self:Parallel, state):
     if state['settings'] != self._settings(): raise ValueError(problem('Parallel', 'a checkpoint of other settings', state['settings'],
         self._settings(), 'build the chain that was saved'))
     for w in state['workers']:
-        for stage,own in _Copy(self.source)._pairs(w['state']['chain']): stage.check_state(own)
+        for part,own in _Copy(self.source)._pairs(w['state']['chain']): part.check_state(own)
 
 @patch
 def restore(self:Parallel, state):

@@ -165,8 +165,8 @@ def test_a_learner_is_followed():
     net, number = nn.Linear(1, 1, bias=False), lambda: net.weight.item()
     def policy(state): return dict(action=[0]*len(state), w=net.weight.detach()[0].expand(len(state)))
     opt = torch.optim.Adam(net.parameters(), lr=.5, fused=True)
-    pipe = iter(GymStepper(short, policy).parallel(1, bunch=1, **FORK))
-    def now(): next(pipe); next(pipe); return float(next(pipe).w)
+    pipe = GymStepper(short, policy).parallel(1, bunch=1, **FORK)
+    def now(): return [float(block.w) for block in islice(pipe, 3)][-1]
     assert now() == number()
     net(torch.ones(1, 1)).sum().backward(); opt.step()
     assert now() == number()
@@ -174,7 +174,7 @@ def test_a_learner_is_followed():
     assert now() == 7
     net.weight.data = torch.full((1, 1), 9.)
     assert now() == 9
-    del pipe
+    pipe.close()
 
 def test_recurrent_policies_keep_their_memory():
     net = RecurrentNet(BOX, TWO, 4)
