@@ -679,6 +679,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastrl_replay.parallel._Shared': ('parallel.html#_shared', 'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._Shared.__getitem__': ( 'parallel.html#_shared.__getitem__',
                                                                                         'fastrl_replay/parallel.py'),
+                                        'fastrl_replay.parallel._Shared.__getstate__': ( 'parallel.html#_shared.__getstate__',
+                                                                                         'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._Shared.__init__': ( 'parallel.html#_shared.__init__',
                                                                                      'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._Shared.private': ( 'parallel.html#_shared.private',

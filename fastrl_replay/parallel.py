@@ -44,18 +44,20 @@ def outline(x)->tuple: # bytes, and the tensors in the order of their numbers
         'stages, environments and a policy that pickle', 'give the stepper an id or a function, so that each worker makes its own environments')) from e
     return file.getvalue(),[t for _,t in pickler.tensors.values()]
 
-# %% ../nbs/71_parallel.ipynb #d9bfd322
+# %% ../nbs/71_parallel.ipynb #346d9279
 class _Shared:
     "Copies of tensors, in memory that processes share"
     def __init__(self, tensors, copies):
         self.kinds = [(t.dtype, t.shape, t.requires_grad, isinstance(t, nn.Parameter)) for t in tensors]
         sizes = [-(-t.numel()*t.element_size()//64)*64 for t in tensors]
         self.starts = np.cumsum([0]+sizes).tolist()
-        self.bytes = torch.empty(copies, max(self.starts[-1], 1), dtype=torch.uint8).share_memory_()
+        self.bytes,self.views = torch.empty(copies, max(self.starts[-1], 1), dtype=torch.uint8).share_memory_(),{}
+    def __getstate__(self): return dict(vars(self), views={})
 
     def __getitem__(self, i): # the tensors of one copy
-        parts = [(self.bytes[i, a:a + shape.numel()*dtype.itemsize],dtype,shape) for a,(dtype,shape,*_) in zip(self.starts, self.kinds)]
-        return [part.view(dtype).view(shape) for part,dtype,shape in parts]
+        if i not in self.views: self.views[i] = [self.bytes[i, a:a + shape.numel()*dtype.itemsize].view(dtype).view(shape)
+                                                 for a,(dtype,shape,*_) in zip(self.starts, self.kinds)]
+        return self.views[i]
 
     def private(self, i): # such tensors again, in memory of their own
         return [nn.Parameter(t.clone(), grad) if param else t.clone().requires_grad_(grad) for t,(*_,grad,param) in zip(self[i], self.kinds)]
