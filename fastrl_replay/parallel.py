@@ -234,7 +234,7 @@ def _fresh(self:Parallel):
     self._turn,self._pass,self._now = 0,0,None   # whose turn it is, which pass, and the bunch that is being handed on
     self.given = self.lag_sum = self.lag_max = 0   # items handed on, and how many had been handed on before, since they were asked for
 
-# %% ../nbs/71_parallel.ipynb #6262d2ec
+# %% ../nbs/71_parallel.ipynb #45f38f54
 @patch
 def _start(self:Parallel):
     "See that there are workers, and that each has been asked for enough"
@@ -243,7 +243,8 @@ def _start(self:Parallel):
             mp.current_process().name, 'the main process', 'num_workers=0 here, or in the DataLoader'))
         self._data,self._tensors = outline(_Copy(self.source))
         self._shared = _Shared(self._tensors, self.num_workers*self.ahead)
-        for i in range(self.num_workers): self._workers.append(self._new_worker(Place(i, self.num_workers)))
+        lives = [w['life'] for w in self._state['workers']] if self._state else [0]*self.num_workers
+        for i,life in enumerate(lives): self._workers.append(self._new_worker(Place(i, self.num_workers, life)))
         self._finalizer = weakref.finalize(self, _end, self._workers, os.getpid())
         if self._state: self._continue()
     for w in self._workers:
@@ -315,12 +316,12 @@ def close(self:Parallel):
     if self._finalizer: self._finalizer()
     self._fresh()
 
-# %% ../nbs/71_parallel.ipynb #ca1d40b1
+# %% ../nbs/71_parallel.ipynb #ee507ee1
 @patch
 def stats(self:Parallel)->dict: # numbers by name
     "Items handed on; how many items older than an item its weights were, on average and at most, and the bound; restarts"
     return dict(items=self.given, lag_mean=self.lag_sum/max(self.given, 1), lag_max=self.lag_max,
-        lag_bound=(self.ahead*self.num_workers + 1)*self.bunch - 1, restarts=self.begun)
+        lag_bound=(self.ahead*self.num_workers + 1)*self.bunch - 1 if self.num_workers else 0, restarts=self.begun)
 
 # %% ../nbs/71_parallel.ipynb #3fb533fd
 @patch
