@@ -501,7 +501,8 @@ def _numbers(self:GymStepper, envs): # the first one's number, and the seed that
     place,n,before = worker_place(),sum(e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs),[c.n for c in self._crews.values()]
     if place.of > 1 and set(before) - {n}: raise ValueError(problem('GymStepper', 'vector environments of different sizes, in several workers',
         [*before, n], 'one size, or a worker can\'t know the numbers that the others give'))
-    seed = None if self.seed is None else int(self.seed) + 1_000_003*place.life
+    if self.seed is not None: seed = int(self.seed) + 1_000_003*place.life
+    else: seed = None if place.of == 1 else int(np.random.default_rng().integers(2**31))   # copies that were forked have the same dice
     return sum(before)*place.of + n*place.number*(place.of > 1), seed
 
 # %% ../nbs/10_envs.ipynb #1153d80d
@@ -642,6 +643,7 @@ def saves_exactly(self:GymStepper)->bool:
 
 @patch
 def snapshot(self:GymStepper)->dict: # one entry a crew
+    self._arrive()
     crews = {**dict(self._state or []), **{c.first_id: c._save_crew() for c in self._crews.values()}}   # what was loaded may not be in use yet
     return dict(place=self._place, crews=[[first,c] for first,c in crews.items()], policy=deepcopy(self.policy.state_dict()) if self._has_dice else None)
 

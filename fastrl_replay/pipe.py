@@ -26,6 +26,7 @@ if TYPE_CHECKING:   # what the chained methods return; for editors only, nothing
     from torch import nn
     from fastrl_replay.learners import DQNLearner, QLearner, QTable, R2D2Learner
     from fastrl_replay.recipes import Gather, Journal
+    from fastrl_replay.interop import PipeNode, StatefulPipe
 
 # %% ../nbs/01_pipe.ipynb #350ab425
 class Pipe(IterDataPipe):
@@ -69,6 +70,8 @@ class Pipe(IterDataPipe):
             optimizer=None)->'DQNLearner': ...
         def r2d2(self, model:nn.Module, gamma:float=.997, n:int=5, lr:float=1e-4, rescaled:bool=True, target_every:int=2500, tau:float=1.,
             max_norm:float=40., optimizer=None)->'R2D2Learner': ...
+        def stateful(self)->'StatefulPipe': ...
+        def node(self)->'PipeNode': ...
 
 # %% ../nbs/01_pipe.ipynb #94b019c1
 def as_pipe(
