@@ -19,12 +19,12 @@ from .envs import map_leaves
 from .pipe import IterDataPipe, Pipe, above, dp, stage
 from .replay.sequences import Sequences
 
-# %% ../nbs/70_interop.ipynb #b79f00cf
+# %% ../nbs/70_interop.ipynb #c36249b9
 def _saved_stage(pipe:IterDataPipe):
     "The last stage of the chain that can be saved; an error where one of torch's own holds something that can't"
     last,p = None,pipe
     while p is not None:
-        if isinstance(p, Pipe): last = last or p
+        if isinstance(p, Pipe): last = p if last is None else last   # `or` would ask how long it is
         elif type(p).__module__.startswith('torch.') and not isinstance(p, (dp.iter.Mapper,dp.iter.Filter)): raise TypeError(problem(type(p).__name__,
             'what it holds or has counted is not saved', 'a stage of torch', '.map, .filter and stages of this library', 'put it after the loader'))
         p = None if getattr(p, 'reads_anew', False) else above(p)
@@ -94,7 +94,7 @@ class PipeNode(nodes.BaseNode):
         "Where the pass stands"
         return self._passes.state_dict()
 
-# %% ../nbs/70_interop.ipynb #f426be87
+# %% ../nbs/70_interop.ipynb #dc1b7307
 def _refuse(name, got, expected, remedy=None): raise BlockError(problem('Steps.from_columns', f'column {name!r}', got, expected, remedy))
 
 def _parts(x, name):
@@ -118,13 +118,20 @@ def _part_dtype(x, name, shape):
     try: return np.dtype((torch.empty(0, dtype=x.dtype).numpy().dtype, tuple(x.shape[len(shape):])))
     except TypeError: _refuse(name, x.dtype, 'a dtype that numpy has')
 
-# %% ../nbs/70_interop.ipynb #00ba6414
+def _shape(tensors, like):
+    "The shape of a block whose rows were like this: what is before the dimensions that a column had within a row"
+    before = {t.dim() - a.ndim + 1 for t,(_,a) in zip(tensors, leaves(np.empty(0, like)))}
+    if all(t.dim() == 0 for t in tensors): return ()
+    if min(before) < (len(before) > 1): _refuse(like.names[0], f'shape {list(tensors[0].shape)}', 'the shape of the block before that of a row')
+    return tensors[0].shape[:min(before)]
+
+# %% ../nbs/70_interop.ipynb #2a9b4a1a
 def _block(columns, shape=None, like=None):
     "Columns as rows: laid out like `like` where they fit it"
     if not columns: raise BlockError(problem('Steps.from_columns', 'no columns', remedy='give at least one'))
     columns = {n: _parts(x, n) for n,x in columns.items()}
     tensors = [t for x in columns.values() for t in _tensors(x)]
-    if shape is None: shape = os.path.commonprefix([list(t.shape) for t in tensors])
+    if shape is None: shape = os.path.commonprefix([list(t.shape) for t in tensors]) if like is None else _shape(tensors, like)
     device,shape = tensors[0].device,tuple(shape)
     fields = {n: column_dtype(_part_dtype(x, n, shape), n) for n,x in columns.items()}
     if {t.device for t in tensors} != {device}: raise BlockError(problem('Steps.from_columns', 'columns on several devices', sorted({str(t.device) for t in tensors}), 'one'))
@@ -161,7 +168,7 @@ def columns(self:Steps)->Columns: # on the same memory
     columns._layout = _layout(self, columns)
     return columns
 
-# %% ../nbs/70_interop.ipynb #1ba25917
+# %% ../nbs/70_interop.ipynb #67660445
 class _Layout:
     "What is remembered of a block; two are equal where their columns have the same names"
     def __init__(self, names, rows=None, each=None, split=0): self.names,self.rows,self.each,self.split = tuple(names),rows,each,split
@@ -178,24 +185,17 @@ def _layout(b, columns):
     if isinstance(b, Columns): return b._layout if b._layout and b._layout.names == tuple(columns) else _Layout(columns)
     return _Layout(columns, b.dtype, b._each.dtype, b._split) if isinstance(b, Sequences) else _Layout(columns, b.dtype)
 
-def _shape(columns, like):
-    "The shape of a block whose columns have as many dimensions behind it as they had; None: they haven't"
-    tensors = [t for x in columns.values() for t in _tensors(x) if isinstance(t, torch.Tensor)]
-    more = {t.dim() - a.ndim + 1 for t,(_,a) in zip(tensors, leaves(np.empty(0, like)))}
-    return tensors[0].shape[:more.pop()] if len(more) == 1 and min(more) >= 0 else None
-
-# %% ../nbs/70_interop.ipynb #4040eee8
+# %% ../nbs/70_interop.ipynb #d0d8602f
 def _flatten(b):
-    with torch._C._DisableFuncTorch(): columns = b if isinstance(b, Columns) else b.asdict()   # or they would be wrapped for torch.func.grad before it wraps them
+    with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch():   # what transforms or traces wants plain tensors, to wrap them itself
+        columns = b if isinstance(b, Columns) else b.asdict()
     return list(columns.values()), _layout(b, columns)
 
 def _unflatten(values, layout):
     columns = Columns(zip(layout.names, values))
     columns._layout = layout
     if layout.rows is None: return columns
-    def block(dtype, shape=None):
-        part = {n: columns[n] for n in dtype.names}
-        return _block(part, _shape(part, dtype) if shape is None else shape, dtype)
+    def block(dtype, shape=None): return _block({n: columns[n] for n in dtype.names}, shape, dtype)
     try:
         steps = block(layout.rows)
         if layout.each is None: return steps
