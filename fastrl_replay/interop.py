@@ -19,7 +19,7 @@ from .envs import map_leaves
 from .pipe import IterDataPipe, Pipe, above, dp, stage
 from .replay.sequences import Sequences
 
-# %% ../nbs/70_interop.ipynb #c36249b9
+# %% ../nbs/70_interop.ipynb #cbb17b6d
 def _saved_stage(pipe:IterDataPipe):
     "The last stage of the chain that can be saved; an error where one of torch's own holds something that can't"
     last,p = None,pipe
@@ -33,7 +33,7 @@ def _saved_stage(pipe:IterDataPipe):
 
 class _Passes:
     "The passes over a chain: each can be left, saved, and gone on with"
-    def __init__(self, pipe): self.pipe,self.stage,self.begun,self.over,self.loaded = pipe,_saved_stage(pipe),False,False,False
+    def __init__(self, source): self.source,self.stage,self.begun,self.over,self.loaded = source,_saved_stage(source),False,False,False
     def __iter__(self):
         if self.begun: self.stage.rewind()   # it was left
         self.begun,self.over,self.loaded = False,self.over and self.loaded,False
@@ -41,21 +41,21 @@ class _Passes:
     def _rest(self):
         if self.over: return
         self.begun = True
-        yield from self.pipe
+        yield from self.source
         self.begun,self.over = False,True
     def state_dict(self): return dict(over=self.over, chain=self.stage.state_dict())
     def load_state_dict(self, state):
         self.stage.load_state_dict(state['chain'])
         self.begun,self.over,self.loaded = False,state['over'],True
 
-# %% ../nbs/70_interop.ipynb #ad44debb
+# %% ../nbs/70_interop.ipynb #ee33d14a
 @stage('stateful')
 class StatefulPipe(_Passes, IterableDataset):
     "The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly"
     def __init__(self,
-        pipe, # a chain
-    ): super().__init__(pipe)
-    def __repr__(self): return f'{self.pipe!r}\n  .stateful()'
+        source, # a chain
+    ): super().__init__(source)
+    def __repr__(self): return f'{self.source!r}\n  .stateful()'
 
     def state_dict(self)->dict: # one string of bytes
         "Where the pass stands"
@@ -67,16 +67,16 @@ class StatefulPipe(_Passes, IterableDataset):
         "Go on there with the next pass"
         super().load_state_dict(torch.load(io.BytesIO(state['chain']), weights_only=True))
 
-# %% ../nbs/70_interop.ipynb #6def054f
+# %% ../nbs/70_interop.ipynb #28bc9163
 @stage('node')
 class PipeNode(nodes.BaseNode):
     "The chain as a node of `torchdata.nodes`, saved and restored exactly"
     def __init__(self,
-        pipe, # a chain
+        source, # a chain
     ):
         super().__init__()
-        self.pipe,self._passes,self._it = pipe,_Passes(pipe),None
-    def __repr__(self): return f'{self.pipe!r}\n  .node()'
+        self.source,self._passes,self._it = source,_Passes(source),None
+    def __repr__(self): return f'{self.source!r}\n  .node()'
 
     def reset(self, initial_state:dict=None):
         "Begin the next pass, or go on with the one that was saved"
@@ -185,16 +185,20 @@ def _layout(b, columns):
     if isinstance(b, Columns): return b._layout if b._layout and b._layout.names == tuple(columns) else _Layout(columns)
     return _Layout(columns, b.dtype, b._each.dtype, b._split) if isinstance(b, Sequences) else _Layout(columns, b.dtype)
 
-# %% ../nbs/70_interop.ipynb #d0d8602f
+# %% ../nbs/70_interop.ipynb #0117e91c
 def _flatten(b):
-    with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch():   # what transforms or traces wants plain tensors, to wrap them itself
-        columns = b if isinstance(b, Columns) else b.asdict()
+    if isinstance(b, Columns): return list(b.values()), _layout(b, b)
+    with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch(): columns = b.asdict()   # what transforms or traces wraps them itself
     return list(columns.values()), _layout(b, columns)
+
+def _with_keys(b):
+    values,layout = _flatten(b)
+    return [(pytree.GetAttrKey(n), v) for n,v in zip(layout.names, values)], layout
 
 def _unflatten(values, layout):
     columns = Columns(zip(layout.names, values))
     columns._layout = layout
-    if layout.rows is None: return columns
+    if layout.rows is None or torch.compiler.is_compiling(): return columns
     def block(dtype, shape=None): return _block({n: columns[n] for n in dtype.names}, shape, dtype)
     try:
         steps = block(layout.rows)
@@ -208,7 +212,7 @@ def _register(cls):
     "Make a class known to torch's trees, once"
     if cls not in pytree.SUPPORTED_NODES: pytree.register_pytree_node(cls, _flatten, _unflatten, serialized_type_name=f'fastrl_replay.{cls.__name__}',
         to_dumpable_context=_Layout.dump, from_dumpable_context=_load_layout,
-        flatten_with_keys_fn=lambda b: ([(pytree.GetAttrKey(n), v) for n,v in zip((b if isinstance(b, Columns) else b.asdict()), _flatten(b)[0])], _flatten(b)[1]))
+        flatten_with_keys_fn=_with_keys)
 
 for cls in Steps,Sequences,Columns: _register(cls)
 

@@ -559,6 +559,8 @@ def test_compiled_losses(backend):
     @torch.compile(backend=backend)
     def loose(b): return (net(b.state).gather(1, b['action'][:, None])[:, 0] - b.reward).square().mean() + b.done.sum()
     for b in batches(2): assert torch.allclose(loose(b), loss(b) + b.done.sum())   # in pieces or not at all, but right
+    mapped = torch.compile(lambda b: pytree.tree_map(lambda x: x + x, b), backend=backend, fullgraph=True)(nested.columns())
+    assert torch.equal(mapped.state['deep'][1]['z'], 2*nested.state['deep'][1]['z']) and torch.equal(mapped['reward'], 2*nested.reward)
     seqs = sequences()
     total = torch.compile(lambda s: (s.reward.sum(1)*s.weight).sum(), backend=backend, fullgraph=True)
     assert torch.allclose(total(seqs.columns()), (seqs.reward.sum(1)*seqs.weight).sum())
