@@ -1,6 +1,5 @@
 """Chains and blocks with torch's and torchdata's own classes."""
-import copy, io, os, pickle, resource, subprocess, sys, textwrap
-from itertools import islice
+import copy, pickle, subprocess, sys, textwrap
 
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
@@ -19,7 +18,7 @@ from fastrl_replay.pipe import Items, Pipe, as_pipe, worker_place
 from fastrl_replay.policies import EpsGreedy, RecurrentNet, value_net
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.sequences import Sequences
-from fastrl_replay.testing import ScriptedEnv, same, script, scripted_steps, through_file
+from fastrl_replay.testing import ScriptedEnv, same, script, through_file
 from scripted import Remember, by_env, numbered, same_streams, take
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*set_vital')
