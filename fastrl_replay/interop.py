@@ -216,7 +216,7 @@ def _register(cls):
 
 for cls in Steps,Sequences,Columns: _register(cls)
 
-# %% ../nbs/70_interop.ipynb #d9876b0a
+# %% ../nbs/70_interop.ipynb #8d55e7aa
 def _tensordict():
     try: import tensordict
     except ImportError as e: raise ImportError(problem('Steps', 'tensordict is not installed', remedy="pip install 'fastrl_replay[tensordict]'")) from e
@@ -225,8 +225,8 @@ def _tensordict():
 def _named(x): return {k: _named(v) for k,v in x.items()} if isinstance(x, dict) else {f'[{i}]': _named(v) for i,v in enumerate(x)} if isinstance(x, tuple) else x
 
 @patch
-def to_tensordict(self:Steps): # a `TensorDict`, on the same memory
-    "The columns as a `TensorDict`"
+def to_tensordict(self:Steps):
+    "The columns as a `TensorDict`, on the same memory"
     return _tensordict().TensorDict(_named(self.asdict()), batch_size=self.shape[:1] if isinstance(self, Sequences) else self.shape, device=self.device)
 
 @patch(cls_method=True)
