@@ -9,7 +9,8 @@ __all__ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey',
            'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay',
            'SequenceReplay', 'Sequences', 'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
            'Dueling', 'EpsGreedy', 'Flatten', 'Geometric', 'Linear', 'RecurrentNet', 'value_net', 'DQNLearner',
-           'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'Parallel', 'WorkerError']
+           'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'Columns', 'PipeNode',
+           'StatefulPipe', 'Parallel', 'WorkerError']
 
 # %% ../nbs/99_all.ipynb #6c6c196b
 from .core import ActionError, BlockError, EnvError, NotEnoughRows, StaleKey, Steps, step_dtype
@@ -28,6 +29,7 @@ from .replay.sequences import SequenceReplay, Sequences
 from .losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
 from .policies import Dueling, EpsGreedy, Flatten, Geometric, Linear, RecurrentNet, value_net
 from .learners import DQNLearner, QLearner, QTable, R2D2Learner, discounts, dqn_errors, r2d2_errors
+from .interop import Columns, PipeNode, StatefulPipe
 from .parallel import Parallel, WorkerError
 
 _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype',
@@ -38,4 +40,5 @@ _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', '
          'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
          'Dueling', 'EpsGreedy', 'Flatten', 'Geometric', 'Linear', 'RecurrentNet', 'value_net',
          'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors',
+         'Columns', 'PipeNode', 'StatefulPipe',
          'Parallel', 'WorkerError']

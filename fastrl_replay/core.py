@@ -57,7 +57,8 @@ def space_dtype(
     return np.dtype([(k, space_dtype(s, f'{where}[{k!r}]')) for k,s in parts], align=True)
 
 # %% ../nbs/00_core.ipynb #142da266
-_TAKEN = {'rows','dtype','shape','device','done','to','copy','cat','asdict','pin_memory','is_pinned','update_priorities'}   # by Steps itself
+_TAKEN = {'rows','dtype','shape','device','done','to','copy','cat','asdict','pin_memory','is_pinned','update_priorities',
+          'columns','from_columns','to_tensordict','from_tensordict'}   # by Steps itself
 
 def leaves(a:np.ndarray, # a structured array
            name:str=''): # what stands before the names

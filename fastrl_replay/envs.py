@@ -644,6 +644,7 @@ def saves_exactly(self:GymStepper)->bool:
 
 @patch
 def snapshot(self:GymStepper)->dict: # one entry a crew
+    self._arrive()
     crews = {**dict(self._state or []), **{c.first_id: c._save_crew() for c in self._crews.values()}}   # what was loaded may not be in use yet
     return dict(place=self._place, crews=[[first,c] for first,c in crews.items()], policy=deepcopy(self.policy.state_dict()) if self._has_dice else None)
 

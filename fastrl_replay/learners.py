@@ -246,17 +246,24 @@ def learn(self:DQNLearner,
     return record
 
 # %% ../nbs/52_learners.ipynb #027382cc
-def _copied(state): return {k: v.detach().clone() for k,v in state.items()}
+def _bare(state): return {k.replace('_orig_mod.', ''): v for k,v in state.items()}   # the prefix is torch.compile's
+
+def _copied(model): return {k: v.detach().clone() for k,v in _bare(model.state_dict()).items()}
+
+def _load(model, state):
+    "Load a model from what another one saved, whether either of them is compiled or not"
+    saved = _bare(state)
+    model.load_state_dict({k: saved[bare] for k,bare in zip(model.state_dict(), _bare(model.state_dict()))})
 
 @patch
 def snapshot(self:Learner)->dict:
     "What a checkpoint holds"
-    return dict(model=_copied(self.model.state_dict()), target=_copied(self.target.state_dict()), opt=deepcopy(self.opt.state_dict()), updates=self.updates)
+    return dict(model=_copied(self.model), target=_copied(self.target), opt=deepcopy(self.opt.state_dict()), updates=self.updates)
 
 @patch
 def check_state(self:Learner, state):
     "An error where a checkpoint is of another model or optimizer"
-    _same_shapes(type(self).__name__, state['model'], self.model.state_dict())
+    _same_shapes(type(self).__name__, _bare(state['model']), _bare(self.model.state_dict()))
     def told(opt): return [(len(g['params']), sorted(g)) for g in opt['param_groups']]   # how many, and what the optimizer knows of them
     if told(state['opt']) != told(self.opt.state_dict()): raise ValueError(problem(type(self).__name__, 'the checkpoint is of another optimizer',
         told(state['opt']), told(self.opt.state_dict()), 'build the learner that was saved'))
@@ -264,8 +271,8 @@ def check_state(self:Learner, state):
 @patch
 def restore(self:Learner, state):
     "Continue where `state` was saved"
-    self.model.load_state_dict(state['model'])
-    self.target.load_state_dict(state['target'])
+    _load(self.model, state['model'])
+    _load(self.target, state['target'])
     self.opt.load_state_dict(deepcopy(state['opt']))
     self.updates = state['updates']
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:   # what the chained methods return; for editors only, nothing
     from torch import nn
     from fastrl_replay.learners import DQNLearner, QLearner, QTable, R2D2Learner
     from fastrl_replay.recipes import Gather, Journal
+    from fastrl_replay.interop import PipeNode, StatefulPipe
     from fastrl_replay.parallel import Parallel
 
 # %% ../nbs/01_pipe.ipynb #350ab425
@@ -71,6 +72,8 @@ class Pipe(IterDataPipe):
             optimizer=None)->'DQNLearner': ...
         def r2d2(self, model:nn.Module, gamma:float=.997, n:int=5, lr:float=1e-4, rescaled:bool=True, target_every:int=2500, tau:float=1.,
             max_norm:float=40., optimizer=None)->'R2D2Learner': ...
+        def stateful(self)->'StatefulPipe': ...
+        def node(self)->'PipeNode': ...
 
 # %% ../nbs/01_pipe.ipynb #94b019c1
 def as_pipe(
@@ -80,7 +83,7 @@ def as_pipe(
     if isinstance(source, IterDataPipe): return source
     if isinstance(source, MapDataPipe): return MapToIterConverter(source)
     nodes = sys.modules.get('torchdata.nodes')   # who has a node has imported them
-    if nodes and isinstance(source, nodes.BaseNode): return Items(nodes.Loader(source))
+    if nodes and isinstance(source, nodes.BaseNode): return Items(_Node(source))
     if source is None or isinstance(source, Steps): return Items([] if source is None else [source])
     if hasattr(source, '__iter__') and not isinstance(source, type): return Items(source)
     raise TypeError(problem('Pipe', 'source', type(source).__name__, 'a pipe or an iterable of Steps', 'wrap a single block in a list'))
@@ -184,7 +187,10 @@ class Items(_Placed):
             self._place = max(skip, i+1)
             if i >= skip: yield item
         self._place = 0
-    def __repr__(self): return f'Items({len(self.items) if hasattr(self.items, "__len__") else type(self.items).__name__})'
+    def __repr__(self):
+        try: n = type(self.items).__name__ if hasattr(self.items, 'dataset') else len(self.items)   # a DataLoader that is asked begins to count
+        except TypeError: n = type(self.items).__name__
+        return f'Items({n})'
     __str__ = __repr__
 
 # %% ../nbs/01_pipe.ipynb #a20470a3
@@ -208,6 +214,26 @@ def rewind(self:Pipe):
     self._place = self._resume = 0
     up = self._above()
     if up is not None: up.rewind()
+
+# %% ../nbs/01_pipe.ipynb #e06b4463
+class _Node:
+    "A node of torchdata as an iterable that saves itself"
+    def __init__(self, node): self.node,self._loaded,self._over = node,None,False
+    def __iter__(self):
+        loaded,self._loaded = self._loaded,None
+        self.node.reset(loaded and loaded['node'])
+        if loaded and loaded['over']: self.node.reset()
+        self._over = False
+        yield from self.node
+        self._over = True
+    def state_dict(self): return self._loaded or dict(node=self.node.state_dict(), over=self._over)
+    def load_state_dict(self, state): self._loaded = state
+    def rewind(self): self._over,self._loaded = True,self._loaded and dict(self._loaded, over=True)
+
+@patch
+def rewind(self:Items):
+    Pipe.rewind(self)
+    if isinstance(self.items, _Node): self.items.rewind()
 
 # %% ../nbs/01_pipe.ipynb #a5dccac7
 def stage(
