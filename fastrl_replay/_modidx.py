@@ -758,6 +758,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastrl_replay.parallel._Worker.hear': ('parallel.html#_worker.hear', 'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._Worker.say': ('parallel.html#_worker.say', 'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._end': ('parallel.html#_end', 'fastrl_replay/parallel.py'),
+                                        'fastrl_replay.parallel._held_back': ('parallel.html#_held_back', 'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._load': ('parallel.html#_load', 'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._overwrite': ('parallel.html#_overwrite', 'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._packed': ('parallel.html#_packed', 'fastrl_replay/parallel.py'),

@@ -8,6 +8,7 @@ __all__ = ['outline', 'WorkerError', 'Parallel']
 # %% ../nbs/71_parallel.ipynb #5787fed7
 import faulthandler, io, os, pickle, random, signal, traceback, warnings, weakref
 from collections import deque
+from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import connection
 from time import monotonic
@@ -134,6 +135,13 @@ def _work(others, conn, place, seed, data, shared, copy, bunch):
 # %% ../nbs/71_parallel.ipynb #278740de
 class WorkerError(RuntimeError): "A worker process that failed or died"
 
+@contextmanager
+def _held_back(s):
+    "A signal comes later, and not to a process that is started meanwhile"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [s]) if hasattr(signal, 'pthread_sigmask') else None
+    try: yield
+    finally: before is None or signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 class _Worker:
     "A worker process, seen from the main process"
     def __init__(self, context, place, *args):
@@ -141,7 +149,7 @@ class _Worker:
         self.conn,theirs = context.Pipe()
         _ends.add(self.conn)
         self.process = context.Process(target=_work, args=(self.conn, theirs, place, *args), daemon=True, name=f'worker {place.number} of {place.of}')
-        self.process.start()
+        with _held_back(signal.SIGINT): self.process.start()
         theirs.close()
 
     def say(self, *words):
