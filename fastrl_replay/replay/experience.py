@@ -20,8 +20,7 @@ from ..pipe import Pipe, stage
 @stage('experience_replay')
 class ExperienceReplay(Pipe):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
-    unit,_buffers = 'rows',('memory','sampler','_batches','_lock','_awaited')
-    _awaited = None   # what others call before they touch the memory: it waits for draws that were begun
+    unit,_buffers = 'rows',('memory','sampler','_batches','_lock')
     def __init__(self,
         source=None, # a pipe of Steps; empty or None where rows are added by hand
         bs:int=1, # rows in a batch
@@ -64,17 +63,6 @@ def _check_arguments(self:ExperienceReplay, bs, max_sz, ratio, warmup, replaceme
     if ratio is not None and not 0 <= ratio < float('inf'): refuse('ratio', ratio, 'a number, 0 or more, or None')
     if warmup is not None and warmup < 0: refuse('warmup', warmup, '0 or more, or None')
 
-# %% ../../nbs/40_replay.ipynb #c57bfe1d
-@patch
-def _turn(self:ExperienceReplay):
-    "The lock, when the draws that were begun are done; whoever has the lock has no need to wait"
-    if self._awaited is not None: self._wait()
-    return self._lock
-
-@patch
-def _wait(self:ExperienceReplay):
-    if not self._lock._is_owned(): self._awaited()
-
 # %% ../../nbs/40_replay.ipynb #3bbe17c7
 @patch
 def add(self:ExperienceReplay,
@@ -83,13 +71,14 @@ def add(self:ExperienceReplay,
     "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
     if not isinstance(steps, Steps): raise TypeError(problem(type(self).__name__, 'what is added', type(steps).__name__, 'Steps',
         'Steps(rows) with rows from step_dtype'))
-    if self._awaited is not None: self._wait()
     with self._lock:
         memory = self.memory
-        if not memory.inserted: self._check_columns(steps)
+        first = memory.inserted
+        if not first: self._check_columns(steps)
         known = self._known(steps)
-        first,keys = memory.inserted,memory.add(steps)
-        self.sampler.added(first, memory.inserted, memory.oldest, *known)
+        keys = memory.add(steps)
+        oldest = memory.inserted - self.max_sz
+        self.sampler.added(first, memory.inserted, oldest if oldest > 0 else 0, *known)
     return keys
 
 @patch
@@ -114,7 +103,7 @@ def sample(self:ExperienceReplay,
     if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n,
         'a whole number, at least 1'))
     n = int(n)   # numpy's integers would find their way into checkpoints, where they may not be
-    with self._turn():
+    with self._lock:
         if len(self.memory) < (1 if self.replacement else n): raise self._too_few(n)
         if self._batches is None: self._batches = Batches(self.memory)
         keys,p = self.sampler.sample(n)
@@ -229,7 +218,7 @@ def update_priorities(self:ExperienceReplay,
     keys,td = np.ascontiguousarray(as_keys(keys)).ravel(),as_float64(td)
     if len(keys) != len(td): raise ValueError(problem(type(self).__name__, 'update_priorities: TD errors', len(td),
         f'{len(keys)}, one for each key'))
-    with self._turn():
+    with self._lock:
         m = self.memory
         never,bad,stale = _check_answer(keys, td, m.oldest, m.inserted)
         if never >= 0: m._stale(keys, never)
@@ -248,7 +237,7 @@ def _without_stale(self:ExperienceReplay, keys, td):
 @patch
 def stats(self:ExperienceReplay)->dict: # numbers by name
     "Counts of rows and batches, ages of drawn rows, times drawn, fill"
-    with self._turn():
+    with self._lock:
         m = self.memory
         ages,drawn = m.ages,m.times_drawn
     drawn = drawn[drawn > 0]
@@ -267,7 +256,7 @@ COUNTERS = 'sampled','batches','stale','_paid','_counted'
 @patch
 def snapshot(self:ExperienceReplay)->dict: # memory, sampler, counters
     "What a checkpoint holds"
-    with self._turn():
+    with self._lock:
         return dict(memory=self.memory.state_dict(), sampler=self.sampler.state_dict(), counters=[getattr(self, c) for c in COUNTERS])
 
 @patch
@@ -279,7 +268,7 @@ def check_state(self:ExperienceReplay, state):
 @patch
 def restore(self:ExperienceReplay, state):
     "Continue where `state` was saved"
-    with self._turn():
+    with self._lock:
         self._fresh()
         self.memory.load_state_dict(state['memory'])
         self.sampler.load_state_dict(state['sampler'])

@@ -74,8 +74,10 @@ def sample(self:PrioritizedReplay,
     bs:int=None, # rows in this batch; None: the stage's `bs`
 )->Steps: # the batch; with `return_idxs` also the places of its rows in `memory`
     "Draw a batch by priority, with weights"
-    with self._turn():
-        self._beta = self.beta if type(self.beta) is float else self._beta_now()   # before anything is drawn
+    self._beta = self.beta
+    if type(self.beta) is float: return ExperienceReplay.sample(self, bs)
+    with self._lock:
+        self._beta = self._beta_now()   # before anything is drawn
         return ExperienceReplay.sample(self, bs)
 
 # %% ../../nbs/41_prioritized.ipynb #8c9b95a1
@@ -116,7 +118,7 @@ def check_state(self:PrioritizedReplay, state):
 @patch
 def stats(self:PrioritizedReplay)->dict: # numbers by name; the histogram as lists
     "Counts, ages, times drawn; effective sample size, share of rows never drawn, histogram of priorities"
-    with self._turn():
+    with self._lock:
         p,counts,drawn,beta = self.sampler.probabilities(),ExperienceReplay.stats(self),self.memory.times_drawn,self._beta_now()
         priorities = self._priorities()
     low,high = (priorities.min(),priorities.max()) if len(priorities) else (1.,1.)

@@ -199,7 +199,7 @@ class Table:
 class SequenceReplay(ExperienceReplay):
     "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
     unit = 'sequences'
-    _buffers = 'memory','table','_batches','_lanes','_recent','_hiddens','_progress','_episode','_dtype','_hidden','_row','_known','_plan','_each_dtype','_lock','_awaited'
+    _buffers = 'memory','table','_batches','_lanes','_recent','_hiddens','_progress','_episode','_dtype','_hidden','_row','_known','_plan','_each_dtype','_lock'
     def __init__(self,
         source=None, # a pipe of Steps; empty or None where rows are added by hand
         bs:int=1, # sequences in a batch
@@ -317,7 +317,7 @@ def add(self:SequenceReplay,
     "Add rows to memory, and the sequences that they complete; a block that doesn't fit is refused whole"
     if not isinstance(steps, Steps): raise TypeError(problem('SequenceReplay', 'what is added', type(steps).__name__, 'Steps',
         'Steps(rows) with rows from step_dtype'))
-    with self._turn():
+    with self._lock:
         m,new = self.memory,self._dtype is None
         try:
             if steps.dtype is not self._known: self._compare(steps.dtype)
@@ -360,7 +360,7 @@ def sample(self:SequenceReplay,
     n = self.bs if bs is None else bs
     if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem('SequenceReplay', 'batch size', n,
         'a whole number, at least 1'))
-    with self._turn():
+    with self._lock:
         n,here,beta = int(n),len(self),checked_number('SequenceReplay', 'beta', self.beta, self.batches)
         if here < n: raise NotEnoughRows(problem('SequenceReplay', 'fewer complete sequences than a batch has',
             f'{here} in {len(self.memory)} rows',
@@ -405,7 +405,7 @@ def update_priorities(self:SequenceReplay,
         f'{[len(keys), self.length-self.burn_in]}: one for each step after the burn-in'))
     if not len(keys): return
     td = as_float64(td).reshape(shape)
-    with self._turn():
+    with self._lock:
         m = self.memory
         never = (keys < 0) | (keys >= m.inserted)
         if never.any(): m._stale(keys, int(never.argmax()))
@@ -424,7 +424,7 @@ def update_priorities(self:SequenceReplay,
 @patch
 def stats(self:SequenceReplay)->dict: # numbers by name
     "Counts of rows, sequences and batches; mean length, share of padding, effective sample size"
-    with self._turn():
+    with self._lock:
         m,t = self.memory,self.table or Table(1, 0)
         here = np.flatnonzero(t.first >= 0)
         steps,p,never = t.steps[here],t.tree[here],(t.drawn[here] == 0)
@@ -444,7 +444,7 @@ _ARRAYS = '_lanes','_recent','_hiddens','_progress','_episode'
 @patch
 def snapshot(self:SequenceReplay)->dict:
     "What a checkpoint holds"
-    with self._turn():
+    with self._lock:
         t,tensors = self.table,lambda **kw: {k: torch.from_numpy(np.array(v)) for k,v in kw.items()}
         return dict(memory=self.memory.state_dict(), settings=self._settings(), seed=int(self._seed), darts=self._darts_thrown,
             counters=[getattr(self, c) for c in COUNTERS],
@@ -466,7 +466,7 @@ def check_state(self:SequenceReplay, state):
 @patch
 def restore(self:SequenceReplay, state):
     "Continue where `state` was saved"
-    with self._turn():
+    with self._lock:
         self._fresh()
         self._seed,self._darts_thrown = np.uint64(state['seed']),state['darts']
         for c,v in zip(COUNTERS, state['counters']): setattr(self, c, v)
