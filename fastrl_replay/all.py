@@ -9,7 +9,7 @@ __all__ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey',
            'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay',
            'SequenceReplay', 'Sequences', 'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
            'Dueling', 'EpsGreedy', 'Flatten', 'Geometric', 'Linear', 'RecurrentNet', 'value_net', 'DQNLearner',
-           'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors']
+           'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'Prefetch']
 
 # %% ../nbs/99_all.ipynb #6c6c196b
 from .core import ActionError, BlockError, EnvError, NotEnoughRows, StaleKey, Steps, step_dtype
@@ -28,6 +28,7 @@ from .replay.sequences import SequenceReplay, Sequences
 from .losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
 from .policies import Dueling, EpsGreedy, Flatten, Geometric, Linear, RecurrentNet, value_net
 from .learners import DQNLearner, QLearner, QTable, R2D2Learner, discounts, dqn_errors, r2d2_errors
+from .prefetch import Prefetch
 
 _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype',
          'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage',
@@ -36,4 +37,5 @@ _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', '
          'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences',
          'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
          'Dueling', 'EpsGreedy', 'Flatten', 'Geometric', 'Linear', 'RecurrentNet', 'value_net',
-         'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors']
+         'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors',
+         'Prefetch']

@@ -31,6 +31,7 @@ SURFACE = {
     'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
     'policies': 'Dueling EpsGreedy Flatten Geometric Linear RecurrentNet value_net',
     'learners': 'DQNLearner QLearner QTable R2D2Learner discounts dqn_errors r2d2_errors',
+    'prefetch': 'Prefetch',
 }
 
 # A stranger's first script, run with the installed wheel and nothing else.
