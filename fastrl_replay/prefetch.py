@@ -90,13 +90,13 @@ def _of_batch(item, f):
     "`f` of the batch, which with `return_idxs` is the first of two"
     return (f(item[0]), *item[1:]) if isinstance(item, tuple) else f(item)
 
-# %% ../nbs/72_prefetch.ipynb #f167ade0
+# %% ../nbs/72_prefetch.ipynb #7dd19848
 def _before_fork():
-    for stage in list(_live):
-        for draw in list(stage._drawn): draw.exception()
+    for s in list(_live):
+        for draw in list(s._drawn): draw.exception()
 
 def _in_child():
-    for stage in list(_live): stage._pool = None   # its thread stayed behind
+    for s in list(_live): s._pool = None   # its thread stayed behind
 
 if hasattr(os, 'register_at_fork'): os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 
