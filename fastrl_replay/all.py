@@ -10,7 +10,7 @@ __all__ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey',
            'SequenceReplay', 'Sequences', 'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
            'Dueling', 'EpsGreedy', 'Flatten', 'Geometric', 'Linear', 'RecurrentNet', 'value_net', 'DQNLearner',
            'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'Columns', 'PipeNode',
-           'StatefulPipe', 'Parallel', 'WorkerError']
+           'StatefulPipe', 'Parallel', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/99_all.ipynb #6c6c196b
 from .core import ActionError, BlockError, EnvError, NotEnoughRows, StaleKey, Steps, step_dtype
@@ -31,6 +31,7 @@ from .policies import Dueling, EpsGreedy, Flatten, Geometric, Linear, RecurrentN
 from .learners import DQNLearner, QLearner, QTable, R2D2Learner, discounts, dqn_errors, r2d2_errors
 from .interop import Columns, PipeNode, StatefulPipe
 from .parallel import Parallel, WorkerError
+from .prefetch import Prefetch
 
 _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'Steps', 'step_dtype',
          'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage',
@@ -41,4 +42,4 @@ _all_ = ['ActionError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', '
          'Dueling', 'EpsGreedy', 'Flatten', 'Geometric', 'Linear', 'RecurrentNet', 'value_net',
          'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors',
          'Columns', 'PipeNode', 'StatefulPipe',
-         'Parallel', 'WorkerError']
+         'Parallel', 'WorkerError', 'Prefetch']

@@ -394,11 +394,15 @@ def _repr_html_(self:Steps):
     return f'<table>{row("th", names)}{body}</table><p>{list(self.shape)} rows of {self._dtype.itemsize} bytes{", the first 6" if many>6 else ""}</p>'
 
 # %% ../nbs/00_core.ipynb #eaa320de
-def njit(f):
+def njit(
+    f=None, # a function of numbers and arrays
+    nogil:bool=False, # may other threads run Python meanwhile? Worth it where `f` copies megabytes
+):
     "Compile `f` with numba and keep the machine code on disk, where there is a file to keep it beside"
-    if not Path(f.__code__.co_filename).exists(): return numba.njit(f)   # in a notebook: what it calls may change, and it not
-    try: return numba.njit(f, cache=True)
-    except RuntimeError: return numba.njit(f)
+    if f is None: return lambda f: njit(f, nogil)
+    if not Path(f.__code__.co_filename).exists(): return numba.njit(f, nogil=nogil)   # in a notebook: what it calls may change, and it not
+    try: return numba.njit(f, cache=True, nogil=nogil)
+    except RuntimeError: return numba.njit(f, nogil=nogil)
 
 # %% ../nbs/00_core.ipynb #1d351cac
 @intrinsic

@@ -33,6 +33,7 @@ SURFACE = {
     'learners': 'DQNLearner QLearner QTable R2D2Learner discounts dqn_errors r2d2_errors',
     'interop': 'Columns PipeNode StatefulPipe',
     'parallel': 'Parallel WorkerError',
+    'prefetch': 'Prefetch',
 }
 
 # A stranger's first script, run with the installed wheel and nothing else.

@@ -15,6 +15,7 @@ from fastrl_replay.learners import DQNLearner, QLearner, QTable
 from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
 from fastrl_replay.policies import RecurrentNet, value_net
+from fastrl_replay.prefetch import Prefetch
 from fastrl_replay.recipes import Gather, Journal
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
@@ -144,7 +145,7 @@ def test_ratios_are_exact_over_a_long_time(ratio, rows, batches):
     replay.add(numbered(10))
     replay._counted = rows   # as if so many had come in
     # was: `limit_denominator(1_000_000)` makes 0 of a ratio below 5e-7
-    while replay._owes(): replay._pay()
+    for _ in replay: pass   # pays what is owed
     assert replay.batches == batches
 
 @pytest.mark.parametrize('ratio', [np.float64(.5), np.float32(.5), Fraction(1, 2), torch.tensor(.5)], ids=lambda r: type(r).__name__)
@@ -637,6 +638,13 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'DQNLearner': [lambda source: DQNLearner(source, net(value_net, (8,))),
                    lambda source: PrioritizedReplay(NStep(source, 2, .9), bs=2, max_sz=20, seed=0).dqn(net(value_net, (8,), True), target_every=3, tau=.5)],
     'R2D2Learner': [lambda source: SequenceReplay(source, bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0).r2d2(net(RecurrentNet, 4), n=2, target_every=3)],
+    'Prefetch': [lambda source, kw=kw, n=n: Prefetch(ExperienceReplay(source, **{**dict(max_sz=20, seed=0), **kw}), n)
+                 for n,kw in ((1, dict()), (2, dict(bs=2, ratio=.7, warmup=5)), (3, dict(bs=5, max_sz=6, replacement=True, return_idxs=True, ratio=1.5)))] +
+                [lambda source, kw=kw: Prefetch(PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw}), 2, 'cpu')
+                 for kw in (dict(bs=2), dict(kind='rank', bs=2, ratio=.7, warmup=5), dict(bs=2, return_idxs=True, ratio=1.5))] +
+                [lambda source, kw=kw: Prefetch(SequenceReplay(source, **dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0), **kw), 2)
+                 for kw in (dict(), dict(ratio=.7, warmup=8), dict(ratio=1.5, state='zero'))] +
+                [lambda source: Prefetch(PrioritizedReplay(NStep(source, 2, .9), bs=2, max_sz=20, seed=0)).dqn(net(value_net, (8,)), target_every=3)],
 }
 
 def stages():

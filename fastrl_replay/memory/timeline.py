@@ -161,7 +161,7 @@ def _mend(self:Timeline, steps, rows, raw):
 # %% ../../nbs/30_timeline.ipynb #02204826
 _u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
 
-@njit
+@njit(nogil=True)
 def _gather(mem, drawn, keys, weights, out, plan, inserted, ages):
     "Copy rows by key into `out`; the place of the first key that is not valid, or less than 0"
     size,out_size,index_at,weight_at,is_batch = plan
@@ -246,7 +246,7 @@ class Batches:
         return Steps(np.ndarray(n, self.dtype, out))
 
 # %% ../../nbs/30_timeline.ipynb #11f00c71
-@njit
+@njit(nogil=True)
 def _windows(mem, link, keys, out, length, plan, inserted):
     "Copy, for each key, its row and those that follow in its episode; the place of the first key that is not valid, or less than 0"
     size,out_size,mask_at = plan

@@ -8,6 +8,7 @@ __all__ = ['COUNTERS', 'ExperienceReplay', 'checked_number', 'as_fraction', 'as_
 # %% ../../nbs/40_replay.ipynb #16245205
 from fractions import Fraction
 from functools import lru_cache
+from threading import RLock
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import BlockError, NotEnoughRows, Steps, njit, problem
@@ -19,7 +20,7 @@ from ..pipe import Pipe, stage
 @stage('experience_replay')
 class ExperienceReplay(Pipe):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
-    unit,_buffers = 'rows',('memory','sampler','_batches')
+    unit,_buffers = 'rows',('memory','sampler','_batches','_lock')
     def __init__(self,
         source=None, # a pipe of Steps; empty or None where rows are added by hand
         bs:int=1, # rows in a batch
@@ -38,20 +39,12 @@ class ExperienceReplay(Pipe):
         self._fresh()
 
     def __iter__(self):
-        while self._owes(): yield self._pay()   # what an interrupted pass left
-        for steps in self.blocks():
-            if not self.freeze_memory: self.add(steps)
-            elif not self._ready(): raise NotEnoughRows(problem(type(self).__name__,
-                'the memory is frozen and holds too little for a batch', len(self),
-                f'{1 if self.replacement else self.bs} {self.unit}' + (f' after a warmup of {self.warmup} rows' if self.warmup else ''),
-                'fill it before freezing it'))
-            self._count(len(steps))
-            if self.ratio is None and self._ready(): yield self._pay()
-            while self._owes(): yield self._pay()
+        for _ in self._dues(): yield self.sample()
 
 # %% ../../nbs/40_replay.ipynb #126c001c
 @patch
 def _fresh(self:ExperienceReplay):
+    self.__dict__.setdefault('_lock', RLock())
     self.memory,self.sampler,self._batches = Timeline(self.max_sz),self._new_sampler(),None
     self.sampled = self.batches = self.stale = self._paid = self._counted = 0
     self._ones = np.ones(self.bs)
@@ -78,11 +71,14 @@ def add(self:ExperienceReplay,
     "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
     if not isinstance(steps, Steps): raise TypeError(problem(type(self).__name__, 'what is added', type(steps).__name__, 'Steps',
         'Steps(rows) with rows from step_dtype'))
-    memory = self.memory
-    if not memory.inserted: self._check_columns(steps)
-    known = self._known(steps)
-    first,keys = memory.inserted,memory.add(steps)
-    self.sampler.added(first, memory.inserted, memory.oldest, *known)
+    with self._lock:
+        memory = self.memory
+        first = memory.inserted
+        if not first: self._check_columns(steps)
+        known = self._known(steps)
+        keys = memory.add(steps)
+        oldest = memory.inserted - self.max_sz
+        self.sampler.added(first, memory.inserted, oldest if oldest > 0 else 0, *known)
     return keys
 
 @patch
@@ -107,14 +103,15 @@ def sample(self:ExperienceReplay,
     if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n,
         'a whole number, at least 1'))
     n = int(n)   # numpy's integers would find their way into checkpoints, where they may not be
-    if len(self.memory) < (1 if self.replacement else n): raise self._too_few(n)
-    if self._batches is None: self._batches = Batches(self.memory)
-    keys,p = self.sampler.sample(n)
-    batch = self._batches.draw(keys, self._weights(p, n))
-    batch._replay = self
-    self.batches += 1
-    self.sampled += n
-    return (batch, keys - self.memory.oldest) if self.return_idxs else batch
+    with self._lock:
+        if len(self.memory) < (1 if self.replacement else n): raise self._too_few(n)
+        if self._batches is None: self._batches = Batches(self.memory)
+        keys,p = self.sampler.sample(n)
+        batch = self._batches.draw(keys, self._weights(p, n))
+        batch._replay = self
+        self.batches += 1
+        self.sampled += n
+        return (batch, keys - self.memory.oldest) if self.return_idxs else batch
 
 @patch
 def _weights(self:ExperienceReplay, p, n):
@@ -175,9 +172,21 @@ def _owes(self:ExperienceReplay)->bool:
     return self._counted*r.numerator//r.denominator > self._paid and self._ready()
 
 @patch
-def _pay(self:ExperienceReplay):
-    self._paid += 1
-    return self.sample()
+def _dues(self:ExperienceReplay):
+    "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
+    while self._owes(): yield self._pay()   # what an interrupted pass left
+    for steps in self.blocks():
+        if not self.freeze_memory: self.add(steps)
+        elif not self._ready(): raise NotEnoughRows(problem(type(self).__name__,
+            'the memory is frozen and holds too little for a batch', len(self),
+            f'{1 if self.replacement else self.bs} {self.unit}' + (f' after a warmup of {self.warmup} rows' if self.warmup else ''),
+            'fill it before freezing it'))
+        self._count(len(steps))
+        if self.ratio is None and self._ready(): yield self._pay()
+        while self._owes(): yield self._pay()
+
+@patch
+def _pay(self:ExperienceReplay): self._paid += 1
 
 # %% ../../nbs/40_replay.ipynb #4a089e22
 @njit
@@ -209,14 +218,15 @@ def update_priorities(self:ExperienceReplay,
     keys,td = np.ascontiguousarray(as_keys(keys)).ravel(),as_float64(td)
     if len(keys) != len(td): raise ValueError(problem(type(self).__name__, 'update_priorities: TD errors', len(td),
         f'{len(keys)}, one for each key'))
-    m = self.memory
-    never,bad,stale = _check_answer(keys, td, m.oldest, m.inserted)
-    if never >= 0: m._stale(keys, never)
-    if bad >= 0: raise ValueError(problem(type(self).__name__, f'TD error at place {bad}, for key {keys[bad]}', td[bad],
-        'a finite number'))
-    if stale: keys,td = self._without_stale(keys, td)
-    self.sampler.update(keys, td)
-    self.stale += stale
+    with self._lock:
+        m = self.memory
+        never,bad,stale = _check_answer(keys, td, m.oldest, m.inserted)
+        if never >= 0: m._stale(keys, never)
+        if bad >= 0: raise ValueError(problem(type(self).__name__, f'TD error at place {bad}, for key {keys[bad]}', td[bad],
+            'a finite number'))
+        if stale: keys,td = self._without_stale(keys, td)
+        self.sampler.update(keys, td)
+        self.stale += stale
 
 @patch
 def _without_stale(self:ExperienceReplay, keys, td):
@@ -227,8 +237,9 @@ def _without_stale(self:ExperienceReplay, keys, td):
 @patch
 def stats(self:ExperienceReplay)->dict: # numbers by name
     "Counts of rows and batches, ages of drawn rows, times drawn, fill"
-    m = self.memory
-    ages,drawn = m.ages,m.times_drawn
+    with self._lock:
+        m = self.memory
+        ages,drawn = m.ages,m.times_drawn
     drawn = drawn[drawn > 0]
     return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale, fill=len(m)/m.max_sz,
         age_mean=float(ages[0]/max(self.sampled, 1)), age_max=int(ages[1]), 
@@ -245,7 +256,8 @@ COUNTERS = 'sampled','batches','stale','_paid','_counted'
 @patch
 def snapshot(self:ExperienceReplay)->dict: # memory, sampler, counters
     "What a checkpoint holds"
-    return dict(memory=self.memory.state_dict(), sampler=self.sampler.state_dict(), counters=[getattr(self, c) for c in COUNTERS])
+    with self._lock:
+        return dict(memory=self.memory.state_dict(), sampler=self.sampler.state_dict(), counters=[getattr(self, c) for c in COUNTERS])
 
 @patch
 def check_state(self:ExperienceReplay, state):
@@ -256,7 +268,8 @@ def check_state(self:ExperienceReplay, state):
 @patch
 def restore(self:ExperienceReplay, state):
     "Continue where `state` was saved"
-    self._fresh()
-    self.memory.load_state_dict(state['memory'])
-    self.sampler.load_state_dict(state['sampler'])
-    for c,v in zip(COUNTERS, state['counters']): setattr(self, c, v)
+    with self._lock:
+        self._fresh()
+        self.memory.load_state_dict(state['memory'])
+        self.sampler.load_state_dict(state['sampler'])
+        for c,v in zip(COUNTERS, state['counters']): setattr(self, c, v)

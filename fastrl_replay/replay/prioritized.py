@@ -74,8 +74,11 @@ def sample(self:PrioritizedReplay,
     bs:int=None, # rows in this batch; None: the stage's `bs`
 )->Steps: # the batch; with `return_idxs` also the places of its rows in `memory`
     "Draw a batch by priority, with weights"
-    self._beta = self.beta if type(self.beta) is float else self._beta_now()   # before anything is drawn
-    return ExperienceReplay.sample(self, bs)
+    self._beta = self.beta
+    if type(self.beta) is float: return ExperienceReplay.sample(self, bs)
+    with self._lock:
+        self._beta = self._beta_now()   # before anything is drawn
+        return ExperienceReplay.sample(self, bs)
 
 # %% ../../nbs/41_prioritized.ipynb #8c9b95a1
 @patch
@@ -115,12 +118,13 @@ def check_state(self:PrioritizedReplay, state):
 @patch
 def stats(self:PrioritizedReplay)->dict: # numbers by name; the histogram as lists
     "Counts, ages, times drawn; effective sample size, share of rows never drawn, histogram of priorities"
-    p,m = self.sampler.probabilities(),self.memory
-    priorities = self._priorities()
+    with self._lock:
+        p,counts,drawn,beta = self.sampler.probabilities(),ExperienceReplay.stats(self),self.memory.times_drawn,self._beta_now()
+        priorities = self._priorities()
     low,high = (priorities.min(),priorities.max()) if len(priorities) else (1.,1.)
     edges = np.geomspace(low, high*(1+1e-9), 21) if low < high else np.array([low/2, low*2])
-    return dict(**ExperienceReplay.stats(self), ess=float(1/(p**2).sum()) if len(p) else 0.,
-        never_drawn=float((m.times_drawn == 0).mean()) if len(m) else 0., beta=self._beta_now(),
+    return dict(**counts, ess=float(1/(p**2).sum()) if len(p) else 0.,
+        never_drawn=float((drawn == 0).mean()) if len(drawn) else 0., beta=beta,
         priority_counts=np.histogram(priorities, edges)[0].tolist(), priority_edges=edges.tolist())
 
 @patch

@@ -199,7 +199,7 @@ class Table:
 class SequenceReplay(ExperienceReplay):
     "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
     unit = 'sequences'
-    _buffers = 'memory','table','_batches','_lanes','_recent','_hiddens','_progress','_episode','_dtype','_hidden','_row','_known','_plan','_each_dtype'
+    _buffers = 'memory','table','_batches','_lanes','_recent','_hiddens','_progress','_episode','_dtype','_hidden','_row','_known','_plan','_each_dtype','_lock'
     def __init__(self,
         source=None, # a pipe of Steps; empty or None where rows are added by hand
         bs:int=1, # sequences in a batch
@@ -317,21 +317,22 @@ def add(self:SequenceReplay,
     "Add rows to memory, and the sequences that they complete; a block that doesn't fit is refused whole"
     if not isinstance(steps, Steps): raise TypeError(problem('SequenceReplay', 'what is added', type(steps).__name__, 'Steps',
         'Steps(rows) with rows from step_dtype'))
-    m,new = self.memory,self._dtype is None
-    try:
-        if steps.dtype is not self._known: self._compare(steps.dtype)
-        first,oldest = m.inserted,m.oldest
-        going = np.arange(oldest, min(first, max(oldest, first + len(steps) - self.max_sz))) % self.max_sz
-        lost = m._drawn[going] if len(going) else going
-        rows = np.ascontiguousarray(steps.rows).reshape(-1)
-        room = self._with_room(rows['env_id'])
-        keys = m.add(self._split_off(steps))
-    except Exception:
-        if new: self._forget()
-        raise
-    self._known,(self._lanes,self._recent,self._hiddens,self._progress,self._episode) = steps.dtype,room
-    if len(lost) and lost.any(): self.table.drop(lost[lost > 0] - 1)
-    self._complete(rows, first)
+    with self._lock:
+        m,new = self.memory,self._dtype is None
+        try:
+            if steps.dtype is not self._known: self._compare(steps.dtype)
+            first,oldest = m.inserted,m.oldest
+            going = np.arange(oldest, min(first, max(oldest, first + len(steps) - self.max_sz))) % self.max_sz
+            lost = m._drawn[going] if len(going) else going
+            rows = np.ascontiguousarray(steps.rows).reshape(-1)
+            room = self._with_room(rows['env_id'])
+            keys = m.add(self._split_off(steps))
+        except Exception:
+            if new: self._forget()
+            raise
+        self._known,(self._lanes,self._recent,self._hiddens,self._progress,self._episode) = steps.dtype,room
+        if len(lost) and lost.any(): self.table.drop(lost[lost > 0] - 1)
+        self._complete(rows, first)
     return keys
 
 # %% ../../nbs/42_sequences.ipynb #3e90ecdc
@@ -359,23 +360,24 @@ def sample(self:SequenceReplay,
     n = self.bs if bs is None else bs
     if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem('SequenceReplay', 'batch size', n,
         'a whole number, at least 1'))
-    n,here,beta = int(n),len(self),checked_number('SequenceReplay', 'beta', self.beta, self.batches)
-    if here < n: raise NotEnoughRows(problem('SequenceReplay', 'fewer complete sequences than a batch has',
-        f'{here} in {len(self.memory)} rows',
-        f'{n}: {n-here} are missing', 'add more rows, or draw fewer'))
-    at,p,t = np.empty(n, np.int64),np.empty(n),self.table
-    tree = t.tree if t.tree.total else t.alike()   # where all priorities are 0, all sequences are alike
-    draw_places(tree, self._seed, self._darts_thrown, at, p)
-    self._darts_thrown += n
-    keys,each = t.first[at],np.empty(n, self._each_dtype)
-    _tally(t.drawn, at)
-    each['index'],each['weight'] = keys,(p/p.min())**-beta if self.prioritized else 1
-    if self._hidden is not None: each['hidden'] = 0 if self.state == 'zero' else t.hidden[at].reshape(-1).view(self._hidden.base).reshape(n, *self._hidden.shape)
-    batch = Sequences(self.memory.windows(keys, self.length).rows, Steps(each), self.burn_in)
-    batch._replay = self
-    self.batches += 1
-    self.sampled += n
-    return batch
+    with self._lock:
+        n,here,beta = int(n),len(self),checked_number('SequenceReplay', 'beta', self.beta, self.batches)
+        if here < n: raise NotEnoughRows(problem('SequenceReplay', 'fewer complete sequences than a batch has',
+            f'{here} in {len(self.memory)} rows',
+            f'{n}: {n-here} are missing', 'add more rows, or draw fewer'))
+        at,p,t = np.empty(n, np.int64),np.empty(n),self.table
+        tree = t.tree if t.tree.total else t.alike()   # where all priorities are 0, all sequences are alike
+        draw_places(tree, self._seed, self._darts_thrown, at, p)
+        self._darts_thrown += n
+        keys,each = t.first[at],np.empty(n, self._each_dtype)
+        _tally(t.drawn, at)
+        each['index'],each['weight'] = keys,(p/p.min())**-beta if self.prioritized else 1
+        if self._hidden is not None: each['hidden'] = 0 if self.state == 'zero' else t.hidden[at].reshape(-1).view(self._hidden.base).reshape(n, *self._hidden.shape)
+        batch = Sequences(self.memory.windows(keys, self.length).rows, Steps(each), self.burn_in)
+        batch._replay = self
+        self.batches += 1
+        self.sampled += n
+        return batch
 
 # %% ../../nbs/42_sequences.ipynb #d23c9f09
 @njit
@@ -397,37 +399,40 @@ def update_priorities(self:SequenceReplay,
     td, # TD errors of the steps to learn from, [len(keys), length - burn_in]
 ):
     "Tell how wrong the learner was about each step; sequences that are gone by now are left out"
-    keys,shape,m = np.ascontiguousarray(as_keys(keys)).ravel(),tuple(np.shape(td)),self.memory
+    keys,shape = np.ascontiguousarray(as_keys(keys)).ravel(),tuple(np.shape(td))
     if shape != (len(keys),self.length-self.burn_in): raise ValueError(problem('SequenceReplay', 'update_priorities: TD errors',
         list(shape),
         f'{[len(keys), self.length-self.burn_in]}: one for each step after the burn-in'))
     if not len(keys): return
     td = as_float64(td).reshape(shape)
-    never = (keys < 0) | (keys >= m.inserted)
-    if never.any(): m._stale(keys, int(never.argmax()))
-    there = keys >= m.oldest
-    at = m._drawn[keys[there] % self.max_sz].astype(np.int64) - 1
-    if (at < 0).any(): raise StaleKey(problem('SequenceReplay',
-        f'key {keys[there][(at < 0).argmax()]} is no sequence that was given out', remedy="give the batch's `index`"))
-    p = np.empty(len(at))
-    bad = _mix(td[there], self.table.steps[at], self.burn_in, self.eta, p)
-    if bad >= 0: raise ValueError(problem('SequenceReplay',
-        f'TD error of a step to learn from, in sequence {keys[there][bad//td.shape[1]]}', td[there].ravel()[bad], 'a finite number'))
-    if self.prioritized: self.table.tree.update(at, (p + self.eps)**self.alpha)   # a priority beyond measure is refused whole
-    self.stale += int((~there).sum())
+    with self._lock:
+        m = self.memory
+        never = (keys < 0) | (keys >= m.inserted)
+        if never.any(): m._stale(keys, int(never.argmax()))
+        there = keys >= m.oldest
+        at = m._drawn[keys[there] % self.max_sz].astype(np.int64) - 1
+        if (at < 0).any(): raise StaleKey(problem('SequenceReplay',
+            f'key {keys[there][(at < 0).argmax()]} is no sequence that was given out', remedy="give the batch's `index`"))
+        p = np.empty(len(at))
+        bad = _mix(td[there], self.table.steps[at], self.burn_in, self.eta, p)
+        if bad >= 0: raise ValueError(problem('SequenceReplay',
+            f'TD error of a step to learn from, in sequence {keys[there][bad//td.shape[1]]}', td[there].ravel()[bad], 'a finite number'))
+        if self.prioritized: self.table.tree.update(at, (p + self.eps)**self.alpha)   # a priority beyond measure is refused whole
+        self.stale += int((~there).sum())
 
 # %% ../../nbs/42_sequences.ipynb #2289f846
 @patch
 def stats(self:SequenceReplay)->dict: # numbers by name
     "Counts of rows, sequences and batches; mean length, share of padding, effective sample size"
-    m,t = self.memory,self.table or Table(1, 0)
-    here = np.flatnonzero(t.first >= 0)
-    steps,p,never = t.steps[here],t.tree[here],(t.drawn[here] == 0)
-    mean,total = (float(steps.mean()),p.sum()) if len(here) else (0.,0.)
-    return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale,
-        fill=len(m)/m.max_sz, sequences=len(here),
-        steps_mean=mean, padded=1 - mean/self.length if len(here) else 0., ess=float(total**2/(p**2).sum()) if total else 0.,
-        never_drawn=float(never.mean()) if len(here) else 0., drawn_max=int(t.drawn.max()))
+    with self._lock:
+        m,t = self.memory,self.table or Table(1, 0)
+        here = np.flatnonzero(t.first >= 0)
+        steps,p,never = t.steps[here],t.tree[here],(t.drawn[here] == 0)
+        mean,total = (float(steps.mean()),p.sum()) if len(here) else (0.,0.)
+        return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale,
+            fill=len(m)/m.max_sz, sequences=len(here),
+            steps_mean=mean, padded=1 - mean/self.length if len(here) else 0., ess=float(total**2/(p**2).sum()) if total else 0.,
+            never_drawn=float(never.mean()) if len(here) else 0., drawn_max=int(t.drawn.max()))
 
 @patch
 def __repr__(self:SequenceReplay): return f'{Pipe.__repr__(self)}  # {len(self.memory)} of {self.max_sz} rows, {len(self)} sequences'
@@ -439,11 +444,12 @@ _ARRAYS = '_lanes','_recent','_hiddens','_progress','_episode'
 @patch
 def snapshot(self:SequenceReplay)->dict:
     "What a checkpoint holds"
-    t,tensors = self.table,lambda **kw: {k: torch.from_numpy(np.array(v)) for k,v in kw.items()}
-    return dict(memory=self.memory.state_dict(), settings=self._settings(), seed=int(self._seed), darts=self._darts_thrown,
-        counters=[getattr(self, c) for c in COUNTERS],
-        dtype=None if t is None else dtype_spec(self._dtype), follow=tensors(**{a: getattr(self, a) for a in _ARRAYS}),
-        table=None if t is None else tensors(first=t.first, steps=t.steps, drawn=t.drawn, hidden=t.hidden, priorities=t.tree[:], free=t.free[:t.idle]))
+    with self._lock:
+        t,tensors = self.table,lambda **kw: {k: torch.from_numpy(np.array(v)) for k,v in kw.items()}
+        return dict(memory=self.memory.state_dict(), settings=self._settings(), seed=int(self._seed), darts=self._darts_thrown,
+            counters=[getattr(self, c) for c in COUNTERS],
+            dtype=None if t is None else dtype_spec(self._dtype), follow=tensors(**{a: getattr(self, a) for a in _ARRAYS}),
+            table=None if t is None else tensors(first=t.first, steps=t.steps, drawn=t.drawn, hidden=t.hidden, priorities=t.tree[:], free=t.free[:t.idle]))
 
 @patch
 def _settings(self:SequenceReplay):
@@ -460,15 +466,16 @@ def check_state(self:SequenceReplay, state):
 @patch
 def restore(self:SequenceReplay, state):
     "Continue where `state` was saved"
-    self._fresh()
-    self._seed,self._darts_thrown = np.uint64(state['seed']),state['darts']
-    for c,v in zip(COUNTERS, state['counters']): setattr(self, c, v)
-    if state['table'] is not None:
-        self._accept(spec_dtype(state['dtype']))
-        saved = {k: v.numpy().copy() for k,v in state['table'].items()}
-        self.table = t = Table(len(saved['first']), saved['hidden'].shape[1])
-        t.first,t.steps,t.drawn,t.hidden,t.idle = saved['first'],saved['steps'],saved['drawn'],saved['hidden'],len(saved['free'])
-        t.free[:t.idle] = saved['free']
-        t.tree.update(np.arange(len(t.first)), saved['priorities'])
-    self.memory.load_state_dict(state['memory'])
-    for a in _ARRAYS: setattr(self, a, state['follow'][a].numpy().copy())
+    with self._lock:
+        self._fresh()
+        self._seed,self._darts_thrown = np.uint64(state['seed']),state['darts']
+        for c,v in zip(COUNTERS, state['counters']): setattr(self, c, v)
+        if state['table'] is not None:
+            self._accept(spec_dtype(state['dtype']))
+            saved = {k: v.numpy().copy() for k,v in state['table'].items()}
+            self.table = t = Table(len(saved['first']), saved['hidden'].shape[1])
+            t.first,t.steps,t.drawn,t.hidden,t.idle = saved['first'],saved['steps'],saved['drawn'],saved['hidden'],len(saved['free'])
+            t.free[:t.idle] = saved['free']
+            t.tree.update(np.arange(len(t.first)), saved['priorities'])
+        self.memory.load_state_dict(state['memory'])
+        for a in _ARRAYS: setattr(self, a, state['follow'][a].numpy().copy())
