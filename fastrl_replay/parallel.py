@@ -6,11 +6,11 @@
 __all__ = ['outline', 'WorkerError', 'Parallel']
 
 # %% ../nbs/71_parallel.ipynb #5787fed7
-import faulthandler, io, os, pickle, random, signal, traceback, warnings, weakref
+import faulthandler, io, os, pickle, random, signal, threading, traceback, warnings, weakref
 from collections import deque
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from time import monotonic
 import cloudpickle, numpy as np, torch
 from fastcore.basics import patch
@@ -26,7 +26,7 @@ class _Outline(cloudpickle.Pickler):
         super().__init__(file)
         self.tensors = {}   # id → (number, tensor)
     def persistent_id(self, x):
-        if type(x) not in (torch.Tensor,nn.Parameter) or x.layout != torch.strided: return None
+        if type(x) not in (torch.Tensor,nn.Parameter) or x.layout != torch.strided or x.is_meta or x.is_quantized: return None
         return self.tensors.setdefault(id(x), (len(self.tensors),x))[0]
 
 class _Filled(pickle.Unpickler):
@@ -63,6 +63,12 @@ class _Shared:
     def private(self, i): # such tensors again, in memory of their own
         return [nn.Parameter(t.clone(), grad) if param else t.clone().requires_grad_(grad) for t,(*_,grad,param) in zip(self[i], self.kinds)]
 
+    @torch.no_grad()
+    def refresh(self, own, seen, i): # tensors of a worker, and the bytes that it took them from
+        "Overwrite what has changed since it was `seen`; the rest may be the worker's own: a noise, a cache, the state of an environment"
+        for a,b,t,new in zip(self.starts, self.starts[1:], own, self[i]):
+            if not torch.equal(seen[a:b], self.bytes[i,a:b]): seen[a:b] = self.bytes[i,a:b]; t.copy_(new)
+
 @torch.no_grad()
 def _overwrite(old, new):
     for a,b in zip(old, new): a.copy_(b)
@@ -72,6 +78,11 @@ class _Copy(Pipe):
     "The chain as a worker runs it"
     takes_any_item = True
     def __iter__(self): yield from self.source
+    def open(self):
+        p = above(self)
+        while p is not None:
+            if isinstance(p, GymStepper) and not p.piped: p._crew(None)
+            p = above(p)
     def close(self):
         p = above(self)
         while p is not None:
@@ -88,6 +99,7 @@ def _save(chain)->bytes:
 def _load(chain, data:bytes):
     state = torch.load(io.BytesIO(data), weights_only=True)
     chain.load_state_dict(state['chain'])
+    chain.open()   # what doesn't fit is told now
     torch.set_rng_state(state['torch'])
     np.random.set_state(decode(state['numpy']))
     random.setstate(state['python'])
@@ -112,9 +124,10 @@ def _serve(conn, build, bunch):
             elif what == 'save': value = _save(chain)
             elif what == 'load': _load(chain, *args); number = None
         except BaseException as e: error = _told(e)
-        try: conn.send((value, error))
+        try: answer = pickle.dumps((what, value, error))   # not conn.send, which leaves tensors here, and a file open for each there
+        except Exception as e: answer = pickle.dumps((what, None, _told(e)))   # an item that can't travel
+        try: conn.send_bytes(answer)
         except OSError: continue   # the other side is gone
-        except Exception as e: conn.send((None, _told(e)))   # an item that can't travel
 
 # %% ../nbs/71_parallel.ipynb #45abbcba
 _ends = weakref.WeakSet()   # this side of the pipes of all workers
@@ -123,24 +136,42 @@ def _work(others, conn, place, seed, data, shared, copy, bunch):
     "What a worker process does"
     for end in {others,*_ends}: end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, 'pthread_sigmask'): signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     faulthandler.enable(2)   # a crash in C leaves a traceback on stderr, too
     torch.set_num_threads(1)
     a,b,*c = np.random.SeedSequence([seed % 2**64, place.number, place.life]).generate_state(6)
     torch.manual_seed(int(a)); random.seed(int(b)); np.random.seed(c)
     def build():
-        weights = shared.private(copy)
-        return _Filled(data, weights).load(), lambda i: _overwrite(weights, shared[i])
+        weights,seen = shared.private(copy),shared.bytes[copy].clone()
+        return _Filled(data, weights).load(), lambda i: shared.refresh(weights, seen, i)
     with in_place(place): _serve(conn, build, bunch)
+
+# %% ../nbs/71_parallel.ipynb #9eab303d
+@contextmanager
+def _whole():
+    "Ctrl-C waits until this is done; a second one doesn't"
+    before,came = signal.getsignal(signal.SIGINT),[]
+    def later(*args):
+        if came: before(*args)
+        came.append(args)
+    if threading.current_thread() is not threading.main_thread() or not callable(before): yield; return   # no KeyboardInterrupt comes here
+    signal.signal(signal.SIGINT, later)
+    try: yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came: before(*came[0])
+
+@contextmanager
+def _without_ctrl_c():
+    "Processes that start now are deaf to it, until they ignore it themselves"
+    if not hasattr(signal, 'pthread_sigmask'): yield; return
+    resource_tracker.ensure_running()   # starting one would end this
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try: yield
+    finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 # %% ../nbs/71_parallel.ipynb #278740de
 class WorkerError(RuntimeError): "A worker process that failed or died"
-
-@contextmanager
-def _held_back(s):
-    "A signal comes later, and not to a process that is started meanwhile"
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [s]) if hasattr(signal, 'pthread_sigmask') else None
-    try: yield
-    finally: before is None or signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 class _Worker:
     "A worker process, seen from the main process"
@@ -149,25 +180,28 @@ class _Worker:
         self.conn,theirs = context.Pipe()
         _ends.add(self.conn)
         self.process = context.Process(target=_work, args=(self.conn, theirs, place, *args), daemon=True, name=f'worker {place.number} of {place.of}')
-        with _held_back(signal.SIGINT): self.process.start()
+        with _without_ctrl_c(): self.process.start()
         theirs.close()
 
     def say(self, *words):
         try: self.conn.send(words)
         except OSError: pass   # it is dead, and who waits for its answer will see that
 
-    def hear(self)->tuple: # the answer, and what went wrong
-        "Wait for an answer, or for the end"
+    def wait(self):
+        "Until there is an answer, or the end; nothing is lost where this is interrupted"
+        while not self.conn.closed and not connection.wait([self.conn, self.process.sentinel], 1) and self.process.is_alive(): pass   # its children may hold both open
+
+    def hear(self)->tuple: # the question (None: it ended), the answer, and what went wrong
+        "What `wait` has waited for"
         try:
-            if not self.conn.poll(): connection.wait([self.conn, self.process.sentinel])
-            if not self.conn.poll(): return None,self._died()
-        except OSError: return None,self._died()
-        try: return self.conn.recv()
+            if not self.conn.poll(): return None,None,self._died()
+        except OSError: return None,None,self._died()
+        try: return pickle.loads(self.conn.recv_bytes())
         except Exception as e:
             self.process.join(1)   # it is over, or soon will be; if not, its answer is not to be read
-            if not self.process.is_alive(): return None,self._died()
+            if not self.process.is_alive(): return None,None,self._died()
             self.process.kill()
-            return None,_told(e)
+            return None,None,_told(e)
         except BaseException: self.process.kill(); raise   # half an answer was read: the other half would be taken for the next one
 
     def _died(self):
@@ -181,22 +215,26 @@ class _Worker:
 def _end(workers, owner):
     "End worker processes, and wait until they are gone"
     if os.getpid() != owner: return   # in a copy of this process, they are not ours
-    for w in workers:
-        w.say('end')
-        w.conn.close()
-    limit = monotonic() + 5
-    for w in workers: w.process.join(max(0, limit - monotonic()))
-    for kill in mp.Process.terminate,mp.Process.kill:
-        left = [w for w in workers if w.process.is_alive()]
-        for w in left: kill(w.process)
-        for w in left: w.process.join(1)
-    workers.clear()
+    try:
+        for w in workers:
+            w.say('end')
+            w.conn.close()
+        limit = monotonic() + 5
+        for w in workers: w.process.join(max(0, limit - monotonic()))
+        for kill in mp.Process.terminate,mp.Process.kill:
+            left = [w for w in workers if w.process.is_alive()]
+            for w in left: kill(w.process)
+            for w in left: w.process.join(1)
+    except BaseException:   # who can't wait
+        for w in workers: w.process.kill()
+        raise
+    finally: workers.clear()
 
 # %% ../nbs/71_parallel.ipynb #4d42828f
 @stage('parallel')
 class Parallel(Pipe):
     "Copies of the chain above, in processes of their own; a second pass goes on where the last one stopped"
-    takes_any_item,_buffers = True,('_workers','_finalizer','_shared','_tensors','_data','_now')
+    takes_any_item,_buffers = True,('_workers','_finalizer','_shared','_tensors','_data','_now','_owner')
     def __init__(self,
         source, # the chain that workers run; it begins with a stepper
         num_workers:int=2, # how many processes; 0: run the chain here
@@ -207,7 +245,7 @@ class Parallel(Pipe):
     ):
         super().__init__(source)
         self._check(num_workers, ahead, bunch, method, restarts)
-        self.num_workers,self.ahead,self.bunch,self.method,self.restarts = num_workers,ahead,bunch,method,restarts
+        self.num_workers,self.ahead,self.bunch,self.method,self.restarts = int(num_workers),int(ahead),int(bunch),method,int(restarts)
         self.reads_anew = num_workers > 0   # the state of the chain above is that of the copies
         self._state,self.begun = None,0   # what was loaded and is not yet in use; how many workers were begun anew
         self._fresh()
@@ -217,9 +255,14 @@ class Parallel(Pipe):
         else:
             self._start()
             while (w := self._whose_turn()) is not None:
-                while self._now['items']:
-                    self._note(self._now['at'])
-                    yield self._now['items'].popleft()
+                now = self._now
+                while now['items']:
+                    item = now['items'][0]
+                    self._note(now['at'])
+                    del now['items'][0]   # no call, which Ctrl-C could come behind
+                    yield item
+                    if self._now is not now: raise RuntimeError(problem('Parallel', 'its workers were ended, or others restored, in the middle of a pass',
+                        remedy='begin another pass'))
                 self._next_turn(w)
             self._end_of_pass()
 
@@ -238,7 +281,7 @@ def _check(self:Parallel, num_workers, ahead, bunch, method, restarts):
 
 @patch
 def _fresh(self:Parallel):
-    self._workers,self._finalizer = [],None
+    self._workers,self._finalizer,self._owner = [],None,os.getpid()
     self._turn,self._pass,self._now = 0,0,None   # whose turn it is, which pass, and the bunch that is being handed on
     self.given = self.lag_sum = self.lag_max = 0   # items handed on, and how many had been handed on before, since they were asked for
 
@@ -246,17 +289,38 @@ def _fresh(self:Parallel):
 @patch
 def _start(self:Parallel):
     "See that there are workers, and that each has been asked for enough"
+    if self._owner != os.getpid(): self._fresh()   # this is a copy of the process that they belong to
     if not self._workers:
         if mp.current_process().daemon: raise RuntimeError(problem('Parallel', "a worker process can't have workers",
             mp.current_process().name, 'the main process', 'num_workers=0 here, or in the DataLoader'))
-        self._data,self._tensors = outline(_Copy(self.source))
-        self._shared = _Shared(self._tensors, self.num_workers*self.ahead)
-        lives = [w['life'] for w in self._state['workers']] if self._state else [0]*self.num_workers
-        for i,life in enumerate(lives): self._workers.append(self._new_worker(Place(i, self.num_workers, life)))
-        self._finalizer = weakref.finalize(self, _end, self._workers, os.getpid())
-        if self._state: self._continue()
+        state = self._state
+        try: self._begin(state)
+        except BaseException:
+            if state or len(self._workers) < self.num_workers: self.close(); self._state = state
+            raise
+        self._state = None
+    elif self._passed(): self._end_of_pass()   # the last one was broken off just there
     for w in self._workers:
-        while len(w.asked) + len(w.bunches) < self.ahead and not w.over: self._ask(w)
+        while self._wants(w): self._ask(w)
+
+@patch
+def _begin(self:Parallel, state):
+    "Start workers; give them what was saved of others"
+    self._data,self._tensors = outline(_Copy(self.source))
+    self._shared = _Shared(self._tensors, self.num_workers*self.ahead)
+    lives = [w['life'] for w in state['workers']] if state else [0]*self.num_workers
+    self._finalizer = weakref.finalize(self, _end, self._workers, os.getpid())
+    with _whole():
+        for i,life in enumerate(lives): self._workers.append(self._new_worker(Place(i, self.num_workers, life)))
+    if state: self._continue(state)
+
+@patch
+def _passed(self:Parallel): return all(w.over for w in self._workers) and not (self._now and (self._now['items'] or self._now['error']))
+
+@patch
+def _wants(self:Parallel, w):
+    "Is there more to ask? Not behind the end of a pass: a worker that was restored would begin the next one"
+    return len(w.asked) + len(w.bunches) < self.ahead and not w.over and not any(b['over'] for b in w.bunches)
 
 @patch
 def _new_worker(self:Parallel, place):
@@ -270,8 +334,9 @@ def _ask(self:Parallel, w):
     "Let a worker make a bunch, with the weights as they are now"
     copy = w.place.number*self.ahead + (w.asked[-1][1] + 1 if w.asked else 0) % self.ahead
     _overwrite(self._shared[copy], self._tensors)
-    w.asked.append((self.given, copy % self.ahead))
-    w.say('next', copy, self._pass)
+    with _whole():
+        w.asked.append((self.given, copy % self.ahead))
+        w.say('next', copy, self._pass)
 
 @patch
 def _note(self:Parallel, at):
@@ -282,30 +347,34 @@ def _note(self:Parallel, at):
 @patch
 def _fetch(self:Parallel, w):
     "Wait for a worker's next bunch; one that failed is begun anew, or its bunch says what happened"
-    items,error = w.hear()
-    at,_ = w.asked.popleft()
-    again = error is not None and self.begun < self.restarts
-    w.bunches.append(dict(items=deque(items or ()), at=at, over=error is None and len(items) < self.bunch, error=None if again else error))
-    if again: self._begin_anew(w, error)
+    w.wait()
+    with _whole():
+        what,items,error = w.hear()
+        if what == 'save': return   # nobody waits for that any more
+        at,_ = w.asked.popleft()
+        again = error is not None and self.begun < self.restarts
+        w.bunches.append(dict(items=deque(items or ()), at=at, over=error is None and len(items) < self.bunch, error=None if again else error))
+        if again: self._begin_anew(w, error)
 
 @patch
 def _whose_turn(self:Parallel): # None: all have come to the end of their pass
     "The worker whose bunch is handed on now"
-    while not all(w.over for w in self._workers):
+    while not self._passed():
         w = self._workers[self._turn]
         if self._now is not None: return w
         if w.over: self._turn = (self._turn + 1) % self.num_workers; continue
         while not w.bunches: self._fetch(w)
-        self._now = w.bunches.popleft()
-        w.over = self._now['over']
-        if not w.over and self._now['error'] is None: self._ask(w)
+        with _whole():
+            self._now = w.bunches.popleft()
+            w.over = self._now['over']
+        if self._now['error'] is None and self._wants(w): self._ask(w)
         return w
 
 # %% ../nbs/71_parallel.ipynb #d4fd4760
 @patch
 def _next_turn(self:Parallel, w):
-    error,self._now,self._turn = self._now['error'],None,(self._turn + 1) % self.num_workers
-    if error is None: return
+    error = self._now['error']
+    if error is None: self._now,self._turn = None,(self._turn + 1) % self.num_workers; return
     self.close()
     raise WorkerError(problem('Parallel', f'worker {w.place.number} of {self.num_workers} failed', error.rstrip()))
 
@@ -314,15 +383,18 @@ def _end_of_pass(self:Parallel):
     "What was asked for beyond the end is nothing"
     for w in self._workers:
         while w.asked: self._fetch(w)
-        w.bunches.clear()
-        w.over = False
-    self._pass,self._turn = self._pass+1,0
+    with _whole():
+        for w in self._workers:
+            w.bunches.clear()
+            w.over = False
+        self._pass,self._turn,self._now = self._pass+1,0,None
 
 @patch
 def close(self:Parallel):
     "End the workers; the next pass begins with new ones"
-    if self._finalizer: self._finalizer()
-    self._fresh()
+    try:
+        if self._finalizer: self._finalizer()
+    finally: self._fresh()
 
 # %% ../nbs/71_parallel.ipynb #ee507ee1
 @patch
@@ -336,8 +408,6 @@ def stats(self:Parallel)->dict: # numbers by name
 def _begin_anew(self:Parallel, w, error):
     "Another process in the place of one that failed, asked for the same"
     self.begun += 1
-    warnings.warn(problem('Parallel', f'worker {w.place.number} of {self.num_workers} begins anew, restart {self.begun} of {self.restarts}',
-        error.splitlines()[0]), RuntimeWarning, stacklevel=2)
     w.conn.close()
     w.process.kill()
     w.process.join()
@@ -345,10 +415,13 @@ def _begin_anew(self:Parallel, w, error):
     w.place,w.conn,w.process = new.place,new.conn,new.process
     w.asked.clear()
     for at,_ in asked: self._ask(w)
+    warnings.warn(problem('Parallel', f'worker {w.place.number} of {self.num_workers} begins anew, restart {self.begun} of {self.restarts}',
+        error.splitlines()[0]), RuntimeWarning, stacklevel=2)   # last, because it may be an error
 
 # %% ../nbs/71_parallel.ipynb #07a1a63b
 @patch
 def snapshot(self:Parallel)->dict: # of each worker: its chain, its generators, its waiting bunches
+    if self._owner != os.getpid(): self._fresh()
     if not self._workers: return self._state or {}
     for w in self._workers:
         while w.asked: self._fetch(w)
@@ -364,13 +437,29 @@ def _settings(self:Parallel): return dict(num_workers=self.num_workers, ahead=se
 @patch
 def _bunches(self:Parallel): return [b for w in self._workers for b in w.bunches] + ([self._now] if self._now else [])
 
-def _packed(bunch): return dict(bunch, items=[pack(x) if isinstance(x, Steps) else x for x in bunch['items']])
-def _unpacked(bunch): return dict(bunch, items=deque(unpack(x) if isinstance(x, dict) and {'kind','dtype','bytes'} <= x.keys() else x for x in bunch['items']))
+def _packed(bunch): return dict(bunch, items=[_pack(x) for x in bunch['items']])
+def _unpacked(bunch): return dict(bunch, items=deque(_unpack(x) for x in bunch['items']))
+
+def _inside(f, x): return {k: f(v) for k,v in x.items()} if type(x) is dict else type(x)(map(f, x)) if type(x) in (tuple,list) else x
+def _pack(x): return pack(x) if isinstance(x, Steps) else _inside(_pack, x)
+def _unpack(x): return unpack(x) if isinstance(x, dict) and {'kind','dtype','bytes'} <= x.keys() else _inside(_unpack, x)
+
+@patch
+def _answered(self:Parallel, w, *words):
+    "Ask a worker that has no questions open, and wait"
+    w.say(*words)
+    what = 'next'
+    while what not in (words[0], None):
+        w.wait()
+        with _whole(): what,value,error = w.hear()
+    return value,error
 
 @patch
 def _saved(self:Parallel, w):
-    w.say('save')
-    data,error = w.hear()
+    data,error = self._answered(w, 'save')
+    while error is not None and not w.process.is_alive() and self.begun < self.restarts:
+        with _whole(): self._begin_anew(w, error)
+        data,error = self._answered(w, 'save')
     if error is not None: raise WorkerError(problem('Parallel', f'worker {w.place.number} could not be saved', error))
     return dict(state=torch.load(io.BytesIO(data), weights_only=True), life=w.place.life, over=w.over, bunches=[_packed(b) for b in w.bunches])
 
@@ -390,16 +479,16 @@ def restore(self:Parallel, state):
     self._state = state or None
 
 @patch
-def _continue(self:Parallel):
+def _continue(self:Parallel, state):
     "Give new workers what was saved of the old ones"
-    state,self._state = self._state,None
     for w,saved in zip(self._workers, state['workers']):
         file = io.BytesIO()
         torch.save(saved['state'], file)
         w.say('load', file.getvalue())
         w.over,w.bunches = saved['over'],deque(map(_unpacked, saved['bunches']))
     for w in self._workers:
-        _,error = w.hear()
+        w.wait()
+        _,_,error = w.hear()
         if error is not None: raise WorkerError(problem('Parallel', f'worker {w.place.number} could not be restored', error))
     self._turn,self._now = state['turn'],_unpacked(state['now']) if state['now'] else None
     self.given,self.lag_sum,self.lag_max = state['counts']

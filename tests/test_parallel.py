@@ -208,10 +208,11 @@ def exact(chain, cuts, n=25):
     "A restored chain gives what the saved one gives"
     for k in cuts:
         a, b = chain(), chain()
-        list(islice(a, k))
+        it = iter(a)
+        for _ in range(k): next(it)
         state = through_file(a.state_dict())
         b.load_state_dict(state)
-        x, y = list(islice(a, n)), list(islice(b, n))
+        x, y = list(islice(it, n)), list(islice(b, n))   # the same pass: it may be at its end
         assert x == y, f'after {k} items'
         assert through_file(b.state_dict()).keys() == state.keys()
         a.close(); b.close()

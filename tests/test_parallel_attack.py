@@ -1,0 +1,365 @@
+"""Workers under attack: Ctrl-C at any moment, passes that break off at any item, tensors that are no weights, and processes that die while something else is done."""
+import gc, os, random, signal, subprocess, sys, threading, time, warnings
+from collections import Counter
+from itertools import islice
+
+import gymnasium as gym, numpy as np, pytest, torch
+from torch import multiprocessing as mp, nn
+from torch.utils.data import DataLoader
+
+from fastrl_replay.all import *
+from fastrl_replay.pipe import worker_place
+from fastrl_replay.testing import same, through_file
+
+FORK = dict(method='fork')
+def zeros(state): return [0]*len(state)
+def short(): return ScriptedEnv(**script(3, -2))
+def three(): return ScriptedEnv(**script(2, -1, 4))
+def steps(blocks): return [(int(b.env_id), int(b.episode_n), int(b.step_n)) for b in blocks]
+
+@pytest.fixture(autouse=True)
+def nobody_is_left():
+    "After each test, every process that it started is gone"
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while mp.active_children() and time.monotonic() < deadline: time.sleep(.02)
+    assert not mp.active_children()
+
+# ---- passes that end ----
+
+def finite(workers=2, ahead=1, bunch=2, n=5, env=three): return GymStepper(env, zeros).header(n).parallel(workers, ahead, bunch, 'fork')
+
+@pytest.mark.parametrize('workers, ahead, bunch', [(1, 1, 4), (2, 1, 2), (2, 2, 2), (2, 3, 4)])
+def test_a_pass_that_is_broken_off_anywhere_is_gone_on_with(workers, ahead, bunch):
+    "Also in its last bunches, or just at its end: the rest comes first, then a whole pass, in the same order as ever"
+    whole = finite(workers, ahead, bunch)
+    first, second = steps(whole), steps(whole)
+    whole.close()
+    for k in range(1, 5*workers + 1):
+        pipe = finite(workers, ahead, bunch)
+        got = steps(islice(pipe, k))
+        if k < 5*workers: got += steps(pipe)
+        assert got == first and steps(pipe) == second, f'broken off after {k}'
+        pipe.close()
+
+def test_a_header_of_just_a_pass_can_be_cycled():
+    pipe = finite().header(10).cycle(3)
+    assert len(steps(pipe)) == 30
+    pipe.source.source.close()
+
+@pytest.mark.parametrize('ahead, bunch', [(1, 2), (2, 2), (3, 1), (2, 5)])
+def test_restored_in_the_middle_of_passes_whatever_is_ahead(ahead, bunch):
+    "The rest of this pass, and the two that follow"
+    for k in range(11):
+        a, b = finite(2, ahead, bunch), finite(2, ahead, bunch)
+        it = iter(a)
+        for _ in range(k): next(it)
+        b.load_state_dict(through_file(a.state_dict()))
+        assert [steps(p) for p in (it, a, a)] == [steps(p) for p in (b, b, b)], f'after {k} items'
+        a.close(); b.close()
+
+def test_passes_of_random_lengths():
+    "Workers whose passes end at different items, and which may be empty"
+    class Ragged(Pipe):
+        "A new number of items in each pass, and in each worker"
+        takes_any_item, passes = True, 0
+        def __iter__(self):
+            self.passes += 1
+            n = (self.passes*5 + worker_place().number*3) % 4 if worker_place() else 1
+            yield from islice(self.source, n)
+    pipe = Ragged(GymStepper(short, zeros)).parallel(2, bunch=1, **FORK)
+    lengths = [Counter(e for e, *_ in steps(pipe)) for _ in range(6)]
+    assert [(c[0], c[1]) for c in lengths] == [((p*5) % 4, (p*5 + 3) % 4) for p in range(1, 7)]
+    pipe.close()
+
+# ---- Ctrl-C ----
+
+class Slowly(ScriptedEnv):
+    "Takes its time where its state is taken or given"
+    def state_dict(self): time.sleep(.3); return super().state_dict()
+    def load_state_dict(self, state): time.sleep(.3); super().load_state_dict(state)
+def slowly(): return Slowly(**script(3, -2))
+
+def interrupted(f, seconds):
+    "Was it?"
+    t = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
+    t.start()
+    try: f(); t.cancel(); return False
+    except KeyboardInterrupt: return True
+    finally: t.join()
+
+FIRST = [(e, 1, s) for s, e in ((1, 0), (2, 0), (1, 1), (2, 1))] + [(0, 1, 3), (0, 2, 1), (1, 1, 3), (1, 2, 1)]
+
+def test_interrupted_while_saving():
+    "The answer that nobody waits for is not taken for the next bunch, nor for the next state"
+    pipe = GymStepper(slowly, zeros).parallel(2, bunch=2, **FORK)
+    seen = steps(islice(pipe, 3))
+    interrupted(pipe.state_dict, .1)
+    seen += steps(islice(pipe, 2))
+    interrupted(pipe.state_dict, .4)
+    state = through_file(pipe.state_dict())
+    seen += steps(islice(pipe, 3))
+    assert seen == FIRST
+    twin = GymStepper(slowly, zeros).parallel(2, bunch=2, **FORK)
+    twin.load_state_dict(state)
+    assert steps(islice(twin, 3)) == FIRST[5:]
+    pipe.close(); twin.close()
+
+def test_interrupted_while_restoring():
+    "What was loaded is not lost"
+    pipe = GymStepper(slowly, zeros).parallel(2, bunch=2, **FORK)
+    list(islice(pipe, 3))
+    state = through_file(pipe.state_dict())
+    pipe.close()
+    twin = GymStepper(slowly, zeros).parallel(2, bunch=2, **FORK)
+    twin.load_state_dict(state)
+    if not interrupted(lambda: next(iter(twin)), .15): twin.load_state_dict(state)   # it was too quick for us
+    assert steps(islice(twin, 5)) == FIRST[3:]
+    twin.close()
+
+class Counts(gym.Env):
+    "Says how many steps were made, in a large observation"
+    observation_space, action_space, t = gym.spaces.Box(-np.inf, np.inf, (20_000,)), gym.spaces.Discrete(2), 0
+    def reset(self, *, seed=None, options=None): return np.zeros(20_000, np.float32), {}
+    def step(self, action): self.t += 1; return np.full(20_000, self.t, np.float32), 1., False, False, {}
+
+def test_interrupted_at_any_moment():
+    "At the start, between the two halves of an answer, anywhere: it goes on, in order, and nothing comes twice. The item that was just coming out may be lost"
+    rng, seen, came = random.Random(0), {0: [], 1: []}, 0
+    def tick(*_): os.kill(os.getpid(), signal.SIGINT)
+    before = signal.signal(signal.SIGALRM, tick)
+    pipe = GymStepper(Counts, zeros).parallel(2, bunch=2, **FORK)
+    try:
+        for k in range(60):
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-4 + rng.random()*.02)
+                    if k % 10 == 9: pipe.state_dict()
+                    for b in pipe: seen[int(b.env_id)].append(int(b.step_n))
+                finally: signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt: came += 1
+    finally: signal.signal(signal.SIGALRM, before)
+    for b in islice(pipe, 8): seen[int(b.env_id)].append(int(b.step_n))
+    pipe.close()
+    gaps = [b - a for s in seen.values() for a, b in zip(s, s[1:]) if b != a + 1]
+    assert came > 50 and set(gaps) <= {2} and len(gaps) <= came, gaps
+
+def test_a_second_ctrl_c_does_not_wait_for_a_hung_environment():
+    class Hung(ScriptedEnv):
+        def step(self, action): time.sleep(60)
+    pipe = GymStepper(lambda: Hung(**script(3)), zeros).parallel(2, **FORK)
+    pipe._start()
+    processes = [w.process for w in pipe._workers]
+    assert interrupted(pipe.close, .3)
+    for p in processes: p.join(5)
+    assert not any(p.is_alive() for p in processes) and pipe._workers == []
+
+START = '''
+import sys
+from itertools import islice
+from fastrl_replay.all import *
+if __name__ == '__main__':
+    pipe = GymStepper('CartPole-v1').parallel(1, method='spawn')
+    pipe._start()
+    print('started', flush=True)
+    try:
+        for b in pipe: pass
+    except KeyboardInterrupt: pass
+    print(len(list(islice(pipe, 5))), flush=True)
+    pipe.close()
+'''
+
+def test_ctrl_c_while_workers_import(tmp_path):
+    "Spawned processes are deaf to it from the first"
+    (tmp_path/'s.py').write_text(START)
+    p = subprocess.Popen([sys.executable, tmp_path/'s.py'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert p.stdout.readline() == 'started\n'
+    time.sleep(.1)
+    os.killpg(p.pid, signal.SIGINT)
+    out, err = p.communicate(timeout=60)
+    assert (out, err) == ('5\n', '')
+
+# ---- tensors that are no weights ----
+
+class Walks(gym.Env):
+    "Keeps where it is in a tensor"
+    observation_space, action_space = gym.spaces.Box(-np.inf, np.inf, (1,)), gym.spaces.Discrete(2)
+    def __init__(self): self.pos = torch.zeros(1)
+    def reset(self, *, seed=None, options=None): self.pos.zero_(); return self.pos.numpy().copy(), {}
+    def step(self, action): self.pos += 1; return self.pos.numpy().copy(), 1., False, False, {}
+
+class Sways(nn.Module):
+    "Has a noise that goes on by itself, and a weight"
+    def __init__(self):
+        super().__init__()
+        self.noise, self.weight = torch.zeros(()), nn.Parameter(torch.zeros(()))
+    def forward(self, state):
+        self.noise += 1
+        return dict(action=[0]*len(state), noise=self.noise.expand(len(state)).clone(), w=self.weight.expand(len(state)))
+
+def test_what_did_not_change_here_is_left_alone_there():
+    "The state of an environment that was given as it is, and of a policy; the weights come all the same"
+    policy = Sways()
+    pipe, seen = GymStepper(Walks(), policy).parallel(1, bunch=2, **FORK), []
+    for b in islice(pipe, 9):
+        seen.append((float(b.next_state), float(b.noise)))
+        with torch.no_grad(): policy.weight += 1
+    assert seen == [(i, i) for i in range(1, 10)] and float(b.w) > 3
+    pipe.close()
+
+ODD = dict(meta=lambda: torch.zeros(3, device='meta'), bfloat=lambda: torch.ones(3, dtype=torch.bfloat16), conj=lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    sparse=lambda: torch.eye(3).to_sparse(), expanded=lambda: torch.ones(1).expand(3, 1), empty=lambda: torch.zeros(0, 3), nan=lambda: torch.full((3,), torch.nan))
+
+@pytest.mark.parametrize('kind', ODD)
+def test_tensors_of_all_kinds_travel(kind):
+    t = ODD[kind]()
+    def policy(state): return dict(action=[0]*len(state), x=torch.full((len(state),), -1. if t.is_meta else float(t.to_dense().to(torch.complex64).sum().real)))
+    pipe = GymStepper(short, policy).parallel(1, bunch=1, **FORK)
+    want = dict(meta=-1, empty=0, nan=np.nan).get(kind, 3)
+    np.testing.assert_equal([float(b.x) for b in islice(pipe, 3)], [want]*3)
+    pipe.close()
+
+def test_views_of_one_storage_follow():
+    base = torch.zeros(4)
+    part = base[:2]
+    def policy(state): return dict(action=[0]*len(state), x=(base.sum() + 10*part.sum()).expand(len(state)))
+    pipe = GymStepper(short, policy).parallel(1, bunch=1, **FORK)
+    assert [float(x.x) for x in islice(pipe, 2)] == [0, 0]
+    base.fill_(1)
+    assert [float(x.x) for x in islice(pipe, 3)][-1] == 24
+    pipe.close()
+
+# ---- items ----
+
+def tensor(block): return block.next_state.clone()
+
+def test_tensors_come_by_value():
+    "No file stays open for each; those of a worker that has gone can still be read"
+    pipe = GymStepper(short, zeros).map(tensor).parallel(2, **FORK)
+    next(iter(pipe))
+    before = len(os.listdir('/proc/self/fd')) if os.path.isdir('/proc/self/fd') else 0
+    kept = list(islice(pipe, 200))
+    if before: assert len(os.listdir('/proc/self/fd')) <= before + 5
+    assert all(k.shape == (1, 2) for k in kept)
+    pipe.close()
+
+def pair(b): return (b, 1)
+def nested(b): return dict(s=[b, (b, None)], t=b.state.clone())
+def nothing(b): return None
+
+@pytest.mark.parametrize('fn', [pair, nested, nothing])
+def test_items_of_all_kinds_are_saved(fn):
+    a, b = (GymStepper(short, zeros).map(fn).parallel(2, bunch=2, **FORK) for _ in range(2))
+    list(islice(a, 3))
+    b.load_state_dict(through_file(a.state_dict()))
+    x, y = list(islice(a, 7)), list(islice(b, 7))
+    assert x[0] is None or same(x, y)
+    assert x[0] is not None or x == y
+    a.close(); b.close()
+
+def test_items_share_no_memory_with_a_state():
+    a, b = (GymStepper(short, zeros).parallel(2, **FORK) for _ in range(2))
+    list(islice(a, 5))
+    state, then = (through_file(a.state_dict()) for _ in range(2))
+    b.load_state_dict(state)
+    for block in islice(b, 7): block.rows['reward'] = -7
+    assert same(state, then)
+    a.close(); b.close()
+
+# ---- other processes, other iterators ----
+
+def test_a_copy_of_this_process_leaves_its_workers_alone():
+    "A DataLoader that forks while they run"
+    pipe = GymStepper(short, zeros).parallel(2, bunch=2, **FORK)
+    seen = steps(islice(pipe, 3))
+    with pytest.raises(RuntimeError, match="a worker process can't have workers"): next(iter(DataLoader(pipe, batch_size=None, num_workers=1, multiprocessing_context='fork')))
+    assert seen + steps(islice(pipe, 5)) == FIRST
+    pipe.close()
+
+@pytest.mark.parametrize('how', ['closed', 'loaded'])
+def test_a_pass_whose_workers_are_gone_says_so(how):
+    pipe = GymStepper(short, zeros).parallel(2, bunch=2, **FORK)
+    it = iter(pipe)
+    next(it)
+    state = pipe.state_dict()
+    pipe.close() if how == 'closed' else pipe.load_state_dict(state)
+    with pytest.raises(RuntimeError, match='Parallel: its workers were ended, or others restored, in the middle of a pass.*Remedy: begin another'): next(it)
+    assert steps(islice(pipe, 2)) == (FIRST[:2] if how == 'closed' else FIRST[1:3])
+    pipe.close()
+
+def test_two_at_once_and_two_iterators():
+    a, b = (GymStepper('CartPole-v1', seed=0).parallel(2, **FORK) for _ in range(2))
+    assert all(x == y for x, y in islice(zip(a, b), 20))
+    processes = [w.process for w in a._workers]
+    a.close()
+    assert [p.exitcode for p in processes] == [0, 0] and len(list(islice(b, 9))) == 9
+    old, new = iter(b), iter(b)
+    next(old); next(new)
+    with pytest.raises(RuntimeError): next(old)   # torch allows one
+    b.close()
+
+class Parent(ScriptedEnv):
+    "Has a child that outlives it, and with it all that was open"
+    def step(self, action):
+        if os.fork() == 0: time.sleep(20); os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def test_the_death_of_a_worker_with_children_is_noticed():
+    pipe = GymStepper(lambda: Parent(**script(3)), zeros).parallel(1, **FORK)
+    with pytest.raises(WorkerError, match='worker 0 of 1 failed.*signal SIGKILL'): next(iter(pipe))
+
+# ---- bad input ----
+
+def test_a_state_of_other_environments_gives_no_item():
+    "It is refused before a block of it is handed on, and again"
+    a, b = (GymStepper(['CartPole-v1']*n, seed=0).parallel(2, **FORK) for n in (1, 2))
+    list(islice(a, 5))
+    b.load_state_dict(a.state_dict())
+    for _ in range(2):
+        with pytest.raises(WorkerError, match='worker 0 could not be restored; got ValueError: GymStepper: the saved environments are others'): next(iter(b))
+    assert b._workers == []
+    a.close()
+
+class Mortal(ScriptedEnv):
+    made = 0
+    def step(self, action):
+        self.made += 1
+        if self.made == 3: os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+def test_a_warning_that_is_an_error_leaves_a_new_worker():
+    pipe, told = GymStepper(lambda: Mortal(**script(3, -2)), zeros).parallel(1, bunch=1, restarts=3, **FORK), 0
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        seen = []
+        for _ in range(3):
+            try:
+                for b in islice(pipe, 3): seen.append(int(b.step_n))
+            except RuntimeWarning: told += 1
+    assert told == 3 and seen == [1, 2]*3
+    pipe.close()
+
+def test_numbers_of_numpy():
+    "They are taken, and a state with them can be read"
+    a, b = (GymStepper('CartPole-v1', seed=0).parallel(np.int64(2), np.int64(1), np.int32(2), **FORK) for _ in range(2))
+    list(islice(a, 3))
+    b.load_state_dict(through_file(a.state_dict()))
+    assert list(islice(a, 5)) == list(islice(b, 5))
+    a.close(); b.close()
+
+def test_killed_at_any_moment():
+    "Large blocks are under way; with restarts it goes on, and whatever comes is whole and in order"
+    rng, seen = random.Random(1), {0: [], 1: []}
+    pipe = GymStepper(Counts, zeros).parallel(2, ahead=2, bunch=2, restarts=100, **FORK)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        for _ in range(12):
+            for b in islice(pipe, rng.randrange(1, 9)):
+                assert (b.next_state == b.step_n[:, None]).all()
+                seen[int(b.env_id)].append(int(b.step_n))
+            os.kill(rng.choice(pipe._workers).process.pid, signal.SIGKILL)
+            if rng.random() < .3: pipe.state_dict()
+    assert pipe.begun >= 6 and pipe.stats()['lag_max'] <= pipe.stats()['lag_bound']
+    assert all(b in (a + 1, 1) for s in seen.values() for a, b in zip(s, s[1:]))
+    pipe.close()
