@@ -780,6 +780,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastrl_replay.parallel._told': ('parallel.html#_told', 'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._unpack': ('parallel.html#_unpack', 'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._unpacked': ('parallel.html#_unpacked', 'fastrl_replay/parallel.py'),
+                                        'fastrl_replay.parallel._watch': ('parallel.html#_watch', 'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._whole': ('parallel.html#_whole', 'fastrl_replay/parallel.py'),
                                         'fastrl_replay.parallel._without_ctrl_c': ( 'parallel.html#_without_ctrl_c',
                                                                                     'fastrl_replay/parallel.py'),

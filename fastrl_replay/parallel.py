@@ -52,7 +52,10 @@ class _Shared:
         self.kinds = [(t.dtype, t.shape, t.requires_grad, isinstance(t, nn.Parameter)) for t in tensors]
         sizes = [-(-t.numel()*t.element_size()//64)*64 for t in tensors]
         self.starts = np.cumsum([0]+sizes).tolist()
-        self.bytes,self.views = torch.empty(copies, max(self.starts[-1], 1), dtype=torch.uint8).share_memory_(),{}
+        size,self.views = (copies, max(self.starts[-1], 1)),{}
+        try: self.bytes = torch.empty(*size, dtype=torch.uint8).share_memory_()
+        except RuntimeError as e: raise RuntimeError(problem('Parallel', f'{copies} copies of the weights, {size[0]*size[1]/1e6:.0f} MB, in shared memory',
+            e, remedy='a larger /dev/shm, a smaller `ahead`, or fewer workers')) from e
     def __getstate__(self): return dict(vars(self), views={})
 
     def __getitem__(self, i): # the tensors of one copy
@@ -132,9 +135,15 @@ def _serve(conn, build, bunch):
 # %% ../nbs/71_parallel.ipynb #45abbcba
 _ends = weakref.WeakSet()   # this side of the pipes of all workers
 
-def _work(others, conn, place, seed, data, shared, copy, bunch):
+def _watch(parent):
+    "Leave, when the main process has gone without a word"
+    connection.wait([parent])
+    os._exit(1)
+
+def _work(conn, place, seed, data, shared, copy, bunch):
     "What a worker process does"
-    for end in {others,*_ends}: end.close()
+    for end in list(_ends): end.close()
+    threading.Thread(target=_watch, args=[mp.parent_process().sentinel], daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, 'pthread_sigmask'): signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     faulthandler.enable(2)   # a crash in C leaves a traceback on stderr, too
@@ -179,7 +188,7 @@ class _Worker:
         self.place,self.asked,self.bunches,self.over = place,deque(),deque(),False   # over: its pass has ended
         self.conn,theirs = context.Pipe()
         _ends.add(self.conn)
-        self.process = context.Process(target=_work, args=(self.conn, theirs, place, *args), daemon=True, name=f'worker {place.number} of {place.of}')
+        self.process = context.Process(target=_work, args=(theirs, place, *args), daemon=True, name=f'worker {place.number} of {place.of}')
         with _without_ctrl_c(): self.process.start()
         theirs.close()
 
@@ -209,7 +218,8 @@ class _Worker:
         code = self.process.exitcode
         how = f'exit code {code}' if code is None or code >= 0 else f'signal {signal.Signals(-code).name}'
         return f'process {self.process.pid} ended without a word: {how}' + (
-            '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.' if code == -signal.SIGKILL else '')
+            '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.' if code == -signal.SIGKILL else
+            "\n\nWhat it printed is above. Most often a script lacks `if __name__ == '__main__':` around what it runs." if code == 1 else '')
 
 # %% ../nbs/71_parallel.ipynb #7b3dac81
 def _end(workers, owner):

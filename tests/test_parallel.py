@@ -468,9 +468,11 @@ def test_ctrl_c_that_is_caught(tmp_path):
     assert gone(pids)
 
 @pytest.mark.skipif(not Path('/proc/self/stat').exists(), reason='looks at processes in /proc')
-def test_workers_do_not_outlive_their_process(tmp_path):
-    "Not even where it is killed, and can't say good-bye"
-    p, pids = start(tmp_path, method='fork', sleep=.001, first='next(it)', then='time.sleep(60)')
+@pytest.mark.parametrize('method, sleep', [('fork', .001), ('fork', 60), ('spawn', 60)])
+def test_workers_do_not_outlive_their_process(tmp_path, method, sleep):
+    "Not even where it is killed, and can't say good-bye, while an environment hangs"
+    p, pids = start(tmp_path, method=method, sleep=sleep, first='pipe._start()', then='time.sleep(60)')
+    if method == 'spawn': time.sleep(4)   # they import
     p.kill()
     p.communicate()
     assert len(pids) == 2 and gone(pids)
