@@ -219,7 +219,8 @@ class _Worker:
         how = f'exit code {code}' if code is None or code >= 0 else f'signal {signal.Signals(-code).name}'
         return f'process {self.process.pid} ended without a word: {how}' + (
             '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.' if code == -signal.SIGKILL else
-            "\n\nWhat it printed is above. Most often a script lacks `if __name__ == '__main__':` around what it runs." if code == 1 else '')
+            "\n\nWhat it printed is above. Most often a script lacks `if __name__ == '__main__':` around what it runs."
+            if code == 1 and type(self.process).__name__ != 'ForkProcess' else '')
 
 # %% ../nbs/71_parallel.ipynb #7b3dac81
 def _end(workers, owner):
