@@ -196,31 +196,35 @@ class _Worker:
         try: self.conn.send(words)
         except OSError: pass   # it is dead, and who waits for its answer will see that
 
-    def wait(self):
-        "Until there is an answer, or the end; nothing is lost where this is interrupted"
-        while not self.conn.closed and not connection.wait([self.conn, self.process.sentinel], 1) and self.process.is_alive(): pass   # its children may hold both open
+# %% ../nbs/71_parallel.ipynb #67cfce5a
+@patch
+def wait(self:_Worker):
+    "Until there is an answer, or the end; nothing is lost where this is interrupted"
+    while not self.conn.closed and not connection.wait([self.conn, self.process.sentinel], 1) and self.process.is_alive(): pass   # its children may hold both open
 
-    def hear(self)->tuple: # the question (None: it ended), the answer, and what went wrong
-        "What `wait` has waited for"
-        try:
-            if not self.conn.poll(): return None,None,self._died()
-        except OSError: return None,None,self._died()
-        try: return pickle.loads(self.conn.recv_bytes())
-        except Exception as e:
-            self.process.join(1)   # it is over, or soon will be; if not, its answer is not to be read
-            if not self.process.is_alive(): return None,None,self._died()
-            self.process.kill()
-            return None,None,_told(e)
-        except BaseException: self.process.kill(); raise   # half an answer was read: the other half would be taken for the next one
+@patch
+def hear(self:_Worker)->tuple: # the question (None: it ended), the answer, and what went wrong
+    "What `wait` has waited for"
+    try:
+        if not self.conn.poll(): return None,None,self._died()
+    except OSError: return None,None,self._died()
+    try: return pickle.loads(self.conn.recv_bytes())
+    except Exception as e:
+        self.process.join(1)   # it is over, or soon will be; if not, its answer is not to be read
+        if not self.process.is_alive(): return None,None,self._died()
+        self.process.kill()
+        return None,None,_told(e)
+    except BaseException: self.process.kill(); raise   # half an answer was read: the other half would be taken for the next one
 
-    def _died(self):
-        self.process.join(5)
-        code = self.process.exitcode
-        how = f'exit code {code}' if code is None or code >= 0 else f'signal {signal.Signals(-code).name}'
-        return f'process {self.process.pid} ended without a word: {how}' + (
-            '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.' if code == -signal.SIGKILL else
-            "\n\nWhat it printed is above. Most often a script lacks `if __name__ == '__main__':` around what it runs."
-            if code == 1 and type(self.process).__name__ != 'ForkProcess' else '')
+@patch
+def _died(self:_Worker):
+    self.process.join(5)
+    code = self.process.exitcode
+    how = f'exit code {code}' if code is None or code >= 0 else f'signal {signal.Signals(-code).name}'
+    return f'process {self.process.pid} ended without a word: {how}' + (
+        '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.' if code == -signal.SIGKILL else
+        "\n\nWhat it printed is above. Most often a script lacks `if __name__ == '__main__':` around what it runs."
+        if code == 1 and type(self.process).__name__ != 'ForkProcess' else '')
 
 # %% ../nbs/71_parallel.ipynb #7b3dac81
 def _end(workers, owner):
@@ -314,6 +318,7 @@ def _start(self:Parallel):
     for w in self._workers:
         while self._wants(w): self._ask(w)
 
+# %% ../nbs/71_parallel.ipynb #9051384a
 @patch
 def _begin(self:Parallel, state):
     "Start workers; give them what was saved of others"
@@ -448,6 +453,7 @@ def _settings(self:Parallel): return dict(num_workers=self.num_workers, ahead=se
 @patch
 def _bunches(self:Parallel): return [b for w in self._workers for b in w.bunches] + ([self._now] if self._now else [])
 
+# %% ../nbs/71_parallel.ipynb #2670c8f3
 def _packed(bunch): return dict(bunch, items=[_pack(x) for x in bunch['items']])
 def _unpacked(bunch): return dict(bunch, items=deque(_unpack(x) for x in bunch['items']))
 

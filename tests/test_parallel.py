@@ -1,5 +1,5 @@
 """Worker processes: the same stream as without them, weights that arrive, deaths that are told, and no process left behind."""
-import gc, os, pickle, random, signal, subprocess, sys, time
+import os, pickle, random, signal, subprocess, sys, time
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,23 +12,10 @@ from torch.utils.data import DataLoader
 from fastrl_replay.all import *
 from fastrl_replay.parallel import outline
 from fastrl_replay.testing import through_file
+from workers import FORK, nobody_is_left, scripted, short, zeros  # noqa: F401
 
 BOX, TWO = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
-FORK = dict(method='fork')
 both = pytest.mark.parametrize('method', ['fork', 'spawn'])
-
-def zeros(state): return [0]*len(state)
-def scripted(*lengths, env=0): return ScriptedEnv(**script(*lengths, env=env))
-def short(): return scripted(3, -2)
-
-@pytest.fixture(autouse=True)
-def nobody_is_left():
-    "After each test, every process that it started is gone"
-    yield
-    gc.collect()
-    deadline = time.monotonic() + 5
-    while mp.active_children() and time.monotonic() < deadline: time.sleep(.02)
-    assert not mp.active_children()
 
 def rows(blocks): return np.concatenate([b.rows for b in blocks])
 

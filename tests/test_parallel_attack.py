@@ -1,30 +1,19 @@
 """Workers under attack: Ctrl-C at any moment, passes that break off at any item, tensors that are no weights, and processes that die while something else is done."""
-import gc, os, random, signal, subprocess, sys, threading, time, warnings
+import os, random, signal, subprocess, sys, threading, time, warnings
 from collections import Counter
 from itertools import islice
 
 import gymnasium as gym, numpy as np, pytest, torch
-from torch import multiprocessing as mp, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.pipe import worker_place
 from fastrl_replay.testing import same, through_file
+from workers import FORK, nobody_is_left, short, zeros  # noqa: F401
 
-FORK = dict(method='fork')
-def zeros(state): return [0]*len(state)
-def short(): return ScriptedEnv(**script(3, -2))
 def three(): return ScriptedEnv(**script(2, -1, 4))
 def steps(blocks): return [(int(b.env_id), int(b.episode_n), int(b.step_n)) for b in blocks]
-
-@pytest.fixture(autouse=True)
-def nobody_is_left():
-    "After each test, every process that it started is gone"
-    yield
-    gc.collect()
-    deadline = time.monotonic() + 5
-    while mp.active_children() and time.monotonic() < deadline: time.sleep(.02)
-    assert not mp.active_children()
 
 # ---- passes that end ----
 

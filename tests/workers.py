@@ -1,0 +1,22 @@
+"What tests of worker processes share."
+import gc, time
+
+import pytest
+from torch import multiprocessing as mp
+
+from fastrl_replay.all import ScriptedEnv, script
+
+FORK = dict(method='fork')
+
+def zeros(state): return [0]*len(state)
+def scripted(*lengths, env=0): return ScriptedEnv(**script(*lengths, env=env))
+def short(): return scripted(3, -2)
+
+@pytest.fixture(autouse=True)
+def nobody_is_left():
+    "After each test, every process that it started is gone"
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while mp.active_children() and time.monotonic() < deadline: time.sleep(.02)
+    assert not mp.active_children()
