@@ -1,4 +1,8 @@
 """What all tests share."""
+import signal
 import torch
 
 torch.set_num_threads(1)   # the networks here are small, and pytest-xdist uses the other cores
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # as in a job that runs in the background, and in all that it starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
