@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 from . import __version__
-from .core import ActionError, BlockError, EnvError, problem
+from .core import ActionError, BlockError, EnvError
 from .recipes import SettingsError, evaluate, nearest, recipe, recipes
 from .runs import Run, chart, interruptible, load_checkpoint, read_config, reopen, resume, smooth, start, write_whole
 
@@ -60,8 +60,8 @@ class Board:
 
 def _summary_writer():
     try: from torch.utils.tensorboard import SummaryWriter
-    except ImportError: raise SettingsError(problem('train', '--tensorboard needs tensorboard, which is not installed',
-        remedy="pip install tensorboard, or leave the option out")) from None
+    except ImportError: raise SettingsError('train', '--tensorboard needs tensorboard, which is not installed',
+        remedy="pip install tensorboard, or leave the option out") from None
     return SummaryWriter
 
 # %% ../nbs/62_cli.ipynb #e94665ab
@@ -71,7 +71,7 @@ def train(args):
     if args.resume: run = _resumed(args)
     else:
         changes(args)
-        if not args.recipe: raise SettingsError(problem('train', 'which recipe?', expected=f'one of {", ".join(recipes(args.settings))}, or --resume DIR'))
+        if not args.recipe: raise SettingsError('train', 'which recipe?', expected=f'one of {", ".join(recipes(args.settings))}, or --resume DIR')
         run = start(recipe(args.recipe, args.settings, **changes(args)), args.out)
     print(f'{run.name}, seed {run.settings["seed"]}, into {run.out}', flush=True)
     display,out = Bar(run),shlex.quote(str(run.out))
@@ -100,16 +100,16 @@ def changes(args)->dict:
     for item in args.set:
         before = f'{key}={value}'
         key,equals,value = item.partition('=')
-        if not equals: raise SettingsError(problem('--set', repr(item), expected='key=value', remedy=f'recipes stand before --set, and several numbers without spaces: {before},{item}'))
+        if not equals: raise SettingsError('--set', repr(item), expected='key=value', remedy=f'recipes stand before --set, and several numbers without spaces: {before},{item}')
         asked[key.strip()] = value.strip()
     return {**asked, **{k: v for k in ('steps','seed') if (v := getattr(args, k, None)) is not None}}
 
 def _resumed(args):
     for what in 'out','settings','seed': 
-        if getattr(args, what) is not None: raise SettingsError(problem('train', f'--{what} with --resume', remedy='a run goes on as it began; only --steps can be raised'))
-    if args.set: raise SettingsError(problem('train', '--set with --resume', ' '.join(args.set), remedy='a run goes on as it began; only --steps can be raised'))
+        if getattr(args, what) is not None: raise SettingsError('train', f'--{what} with --resume', remedy='a run goes on as it began; only --steps can be raised')
+    if args.set: raise SettingsError('train', '--set with --resume', ' '.join(args.set), remedy='a run goes on as it began; only --steps can be raised')
     began = read_config(args.resume)['recipe']
-    if args.recipe not in (None, began): raise SettingsError(problem('train', f'the run in {args.resume} is of another recipe', args.recipe, began))
+    if args.recipe not in (None, began): raise SettingsError('train', f'the run in {args.resume} is of another recipe', args.recipe, began)
     return resume(args.resume, args.steps)
 
 # %% ../nbs/62_cli.ipynb #b822c3d2
@@ -129,7 +129,7 @@ def play(args):
 
 def bench(args): # as they were typed
     "Measure what things cost, beside the peers that are installed"
-    importlib.import_module('fastrl_replay.bench').main(args)   # it stands above this module in the house
+    importlib.import_module('fastrl_replay.bench.bench').main(args)   # it stands above this module in the house
 
 # %% ../nbs/62_cli.ipynb #ad74e7b2
 def compare(args):
@@ -153,7 +153,7 @@ def _same_run(out, settings):
     "What is there already must have been made with the same settings"
     if not (out/'checkpoint.pt').exists(): return
     other = [k for k,v in read_config(out)['settings'].items() if settings.get(k) not in (v, v[0] if isinstance(v, tuple) and len(v) == 1 else v)]
-    if other: raise SettingsError(problem('compare', f'{out} was made with other settings: {", ".join(other)}', remedy='another --out'))
+    if other: raise SettingsError('compare', f'{out} was made with other settings: {", ".join(other)}', remedy='another --out')
 
 def _train_apart(args, name, seed, out):
     "One run in a process of its own; what it said at its end"
@@ -164,7 +164,7 @@ def _train_apart(args, name, seed, out):
     done = subprocess.run(command, capture_output=True, text=True)
     stopped = done.returncode in (130,-2) or 'KeyboardInterrupt' in done.stderr or done.returncode == 0 and not (out/'summary.json').exists()
     if stopped: raise KeyboardInterrupt   # Ctrl-C reaches all processes of a terminal
-    if done.returncode: raise SettingsError(problem('compare', f'{name} with seed {seed} failed', (done.stderr.strip().splitlines() or ['nothing was said'])[-1]))
+    if done.returncode: raise SettingsError('compare', f'{name} with seed {seed} failed', (done.stderr.strip().splitlines() or ['nothing was said'])[-1])
     return next(l for l in done.stdout.splitlines() if 'mean return' in l)
 
 # %% ../nbs/62_cli.ipynb #db0312ca
@@ -221,7 +221,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message):
         word = next((w for w in message.split() if w.startswith('--')), '') if 'unrecognized' in message else ''
         near = difflib.get_close_matches(word, OPTIONS, 1)
-        raise SettingsError(problem(self.prog, message + (f' (did you mean {near[0]}?)' if near else ''), remedy=f'{self.prog} --help'))
+        raise SettingsError(self.prog, message + (f' (did you mean {near[0]}?)' if near else ''), remedy=f'{self.prog} --help')
 
 OPTIONS = '--steps --seed --out --settings --set --resume --tensorboard --episodes --seeds --jobs --quick --growth --help --version'.split()
 

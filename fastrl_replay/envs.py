@@ -14,7 +14,8 @@ import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from .core import ActionError, EnvError, Steps, column_of_rows, memmove, njit, problem, step_dtype
+from fastrl_replay.core import (ActionError, ArgumentError, ArgumentTypeError, EnvError, Steps, column_of_rows, memmove, njit,
+    step_dtype)
 from .pipe import IterDataPipe, MapDataPipe, Pipe, Place, as_pipe, stage, worker_place
 
 # %% ../nbs/10_envs.ipynb #91de7281
@@ -46,34 +47,34 @@ def check_action(
 ): # arrays [n, ...] of the space's dtype, nested as the space is
     "Actions as the environments want them; whatever doesn't fit the space is an `ActionError` that says so"
     if isinstance(space, spaces.Dict):
-        if not isinstance(action, dict) or action.keys() != space.spaces.keys(): raise ActionError(problem('GymStepper', name, action,
-            f'a dict of {list(space.spaces)}'))
+        if not isinstance(action, dict) or action.keys() != space.spaces.keys(): raise ActionError('GymStepper', name, action,
+            f'a dict of {list(space.spaces)}')
         return {k: check_action(action[k], s, n, f'{name}[{k!r}]') for k,s in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        if not isinstance(action, (tuple,list)) or len(action) != len(space.spaces): raise ActionError(problem('GymStepper', name,
-            action, f'a tuple of {len(space.spaces)}'))
+        if not isinstance(action, (tuple,list)) or len(action) != len(space.spaces): raise ActionError('GymStepper', name,
+            action, f'a tuple of {len(space.spaces)}')
         return tuple(check_action(a, s, n, f'{name}[{i}]') for i,(a,s) in enumerate(zip(action, space.spaces)))
     return _check_leaf(action, space, n, name)
 
 # %% ../nbs/10_envs.ipynb #09be99bb
 def _check_leaf(action, space, n, name):
     try: a = as_array(action)
-    except ValueError as e: raise ActionError(problem('GymStepper', f'shape of {name}', action,
-        f'{[n, *space.shape]}: {n} environments of {space}')) from e
+    except ValueError as e: raise ActionError('GymStepper', f'shape of {name}', action,
+        f'{[n, *space.shape]}: {n} environments of {space}') from e
     if a.shape != (n,*space.shape):
         if n == 1 and a.shape == space.shape: a = a[None]
-        else: raise ActionError(problem('GymStepper', f'shape of {name}', list(a.shape),
-            f'{[n, *space.shape]}: {n} environments of {space}'))
+        else: raise ActionError('GymStepper', f'shape of {name}', list(a.shape),
+            f'{[n, *space.shape]}: {n} environments of {space}')
     whole = a.dtype.kind in 'iub' and space.dtype.kind in 'iu'   # any whole number will do where the space has it
     if not whole and not np.can_cast(a.dtype, space.dtype, 'same_kind'):
-        raise ActionError(problem('GymStepper', f'dtype of {name}', a.dtype, f'{space.dtype} for {space}', 'convert it in the policy'))
+        raise ActionError('GymStepper', f'dtype of {name}', a.dtype, f'{space.dtype} for {space}', 'convert it in the policy')
     if not whole: a = a.astype(space.dtype)                      # first, or a bound of .1 is not the .1 of float32
     low,high = _bounds(space)
     fine = ((low <= a) & (a <= high)).reshape(n, -1).all(1)     # false for NaN
     if not fine.all(): 
         bad = int(np.argmin(fine))
-        raise ActionError(problem('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space,
-            'clip it in the policy'))
+        raise ActionError('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space,
+            'clip it in the policy')
     return a.astype(space.dtype)
 
 # %% ../nbs/10_envs.ipynb #58525c22
@@ -95,7 +96,7 @@ def split_answer(out, recurrent:bool, space:spaces.Space)->tuple: # action, hidd
         if len(out) > 1 and isinstance(out[-1], dict) and not (recurrent and len(out) == 2): *out,extra = out
         if recurrent and len(out) == 2: return out[0], out[1], extra
         if len(out) == 1: return out[0], None, extra
-    if recurrent: raise ActionError(problem('GymStepper', 'a policy with initial_hidden', type(out).__name__, 'action, hidden'))
+    if recurrent: raise ActionError('GymStepper', 'a policy with initial_hidden', type(out).__name__, 'action, hidden')
     return out, None, extra
 
 # %% ../nbs/10_envs.ipynb #93564c0c
@@ -147,8 +148,8 @@ def _check_shape(obs, space, name='observation'):
     "An observation that numpy would silently broadcast into a row is refused"
     if isinstance(space, spaces.Dict): return [_check_shape(obs[k], s, f'{name}[{k!r}]') for k,s in space.spaces.items()]
     if isinstance(space, spaces.Tuple): return [_check_shape(o, s, f'{name}[{i}]') for i,(o,s) in enumerate(zip(obs, space.spaces, strict=True))]
-    if (obs.shape if type(obs) is np.ndarray else np.shape(obs)) != space.shape: raise ValueError(problem('GymStepper',
-        f'shape of {name}', list(np.shape(obs)), f'{list(space.shape)}, as its space says'))
+    if (obs.shape if type(obs) is np.ndarray else np.shape(obs)) != space.shape: raise ArgumentError('GymStepper',
+        f'shape of {name}', list(np.shape(obs)), f'{list(space.shape)}, as its space says')
 
 # %% ../nbs/10_envs.ipynb #d60f7a11
 class _One:
@@ -275,8 +276,8 @@ def _same(self:_Crew, kind):
     "All environments must have the first one's spaces"
     first = getattr(self.lanes[0], kind)
     for l in self.lanes:
-        if getattr(l, kind) != first: raise ValueError(problem('GymStepper', f'the {kind} of environment {l.env_id}', getattr(l, kind),
-            f'{first}, as the first has', 'step different environments in different pipelines'))
+        if getattr(l, kind) != first: raise ArgumentError('GymStepper', f'the {kind} of environment {l.env_id}', getattr(l, kind),
+            f'{first}, as the first has', 'step different environments in different pipelines')
     return first
 
 @patch
@@ -324,7 +325,7 @@ def _finish(self:_Crew, rows, outcomes):
 @patch
 def _failed(self:_Crew, lane, what, e):
     who,episode,step = lane.where(e)
-    return EnvError(problem('GymStepper', f'{who} {what} in {episode}, step {step}', f'{type(e).__name__}: {e}'))
+    return EnvError('GymStepper', f'{who} {what} in {episode}, step {step}', f'{type(e).__name__}: {e}')
 
 # %% ../nbs/10_envs.ipynb #0c9c9860
 _PLAIN = int,np.ndarray,torch.Tensor
@@ -371,8 +372,8 @@ def _policy_column_dtype(x, n, name):
     "The dtype of one row of a column"
     if isinstance(x, dict): return np.dtype([(k, _policy_column_dtype(v, n, f'{name}[{k!r}]')) for k,v in x.items()], align=True)
     if isinstance(x, (tuple,list)): return np.dtype([(f'[{i}]', _policy_column_dtype(v, n, f'{name}[{i}]')) for i,v in enumerate(x)], align=True)
-    if x.shape[:1] != (n,): raise ActionError(problem('GymStepper', f"the policy's column {name!r}", f'shape {list(x.shape)}',
-        f'[{n}, ...]: an entry for each environment'))
+    if x.shape[:1] != (n,): raise ActionError('GymStepper', f"the policy's column {name!r}", f'shape {list(x.shape)}',
+        f'[{n}, ...]: an entry for each environment')
     return np.dtype((x.dtype, x.shape[1:]))
 
 # %% ../nbs/10_envs.ipynb #e668810c
@@ -382,8 +383,8 @@ def _add_columns(self:_Crew, rows, extra):
     extra = {k: map_leaves(as_array, v) for k,v in extra.items()}
     dtypes = {k: _policy_column_dtype(v, self.n, k) for k,v in extra.items()}
     if dtypes != self.extra:
-        if not self.new: raise ActionError(problem('GymStepper', "the policy's extra columns", dtypes or 'none',
-            f'{self.extra or "none"}, as at first'))
+        if not self.new: raise ActionError('GymStepper', "the policy's extra columns", dtypes or 'none',
+            f'{self.extra or "none"}, as at first')
         old = rows
         self._columns(dtypes)
         rows = np.empty(self.n, self.dtype)
@@ -420,8 +421,8 @@ def open_envs(
         except BaseException: _close_all([e for e,opened in pairs if opened]); raise
         return pairs
     made = gym.make(source) if isinstance(source, str) or hasattr(source, 'entry_point') else source() if callable(source) else None
-    if not isinstance(made, (gym.Env,VectorEnv)): raise TypeError(problem('GymStepper', 'source', f'{source!r}'[:80],
-        'an environment id, a gym.Env, a VectorEnv, a function that makes one, a list of these, or a pipe of environments'))
+    if not isinstance(made, (gym.Env,VectorEnv)): raise ArgumentTypeError('GymStepper', 'source', f'{source!r}'[:80],
+        'an environment id, a gym.Env, a VectorEnv, a function that makes one, a list of these, or a pipe of environments')
     return [(made, True)]
 
 # %% ../nbs/10_envs.ipynb #15ffc421
@@ -439,8 +440,8 @@ class GymStepper(Pipe):
         self._fresh()
         self._state,self._place = None,0   # what was loaded and is not yet in use; how many items of the pipe were stepped in this pass
         self._home = os.getpid(),worker_place()
-        if isinstance(source, (list,tuple)) and not source: raise ValueError(problem('GymStepper', 'source', 'an empty list',
-            'at least one environment'))
+        if isinstance(source, (list,tuple)) and not source: raise ArgumentError('GymStepper', 'source', 'an empty list',
+            'at least one environment')
 
     def _fresh(self): self._crews,self._opened = {},[]
 
@@ -465,15 +466,15 @@ def _crew(self:GymStepper, env):
     "The crew of all environments, or that of one item of the pipe; made when it is first needed"
     crew = self._crews.get(id(env))
     if crew is None:
-        if self.piped and not isinstance(env, (gym.Env,VectorEnv)): raise TypeError(problem('GymStepper', 'an item of its source',
+        if self.piped and not isinstance(env, (gym.Env,VectorEnv)): raise ArgumentTypeError('GymStepper', 'an item of its source',
             f'{env!r}'[:80],
-            'an environment', 'make environments first: .map(gym.make).in_memory_cache().cycle()'))
+            'an environment', 'make environments first: .map(gym.make).in_memory_cache().cycle()')
         pairs = [(env, False)] if self.piped else open_envs(self.source)
         self._opened += [e for e,opened in pairs if opened]
         envs = [e for e,_ in pairs]
-        if not envs: raise ValueError(problem('GymStepper', 'source', 'an empty list', 'at least one environment'))
-        if len({id(e) for e in envs}) < len(envs): raise ValueError(problem('GymStepper', 'the same environment object twice',
-            remedy='make one for each place'))
+        if not envs: raise ArgumentError('GymStepper', 'source', 'an empty list', 'at least one environment')
+        if len({id(e) for e in envs}) < len(envs): raise ArgumentError('GymStepper', 'the same environment object twice',
+            remedy='make one for each place')
         first,seed = self._numbers(envs)
         crew = self._crews[id(env)] = _Crew(envs, self.policy, seed, first)
         if self._state: self._restore_crew(crew, first)
@@ -500,8 +501,8 @@ def _arrive(self:GymStepper):
 def _numbers(self:GymStepper, envs): # the first one's number, and the seed that they count from
     place,before = worker_place() or Place(),[c.n for c in self._crews.values()]
     n = sum(e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs)
-    if place.of > 1 and set(before) - {n}: raise ValueError(problem('GymStepper', 'vector environments of different sizes, in several workers',
-        [*before, n], 'one size, or a worker can\'t know the numbers that the others give'))
+    if place.of > 1 and set(before) - {n}: raise ArgumentError('GymStepper', 'vector environments of different sizes, in several workers',
+        [*before, n], 'one size, or a worker can\'t know the numbers that the others give')
     seed = self.seed if self.seed is None else int(self.seed) + 1_000_003*place.life
     if seed is None and place.of > 1: seed = int.from_bytes(os.urandom(4), 'big')   # copies of one environment may have one generator
     return sum(before)*place.of + n*place.number, seed
@@ -612,8 +613,8 @@ def _save_crew(self:_Crew)->dict:
 @patch
 def _load_crew(self:_Crew, state):
     mine,saved = [(l.n, type(l).__name__, str((l.observation_space, l.action_space))) for l in self.lanes],[(l['n'], l['kind'], l['spaces']) for l in state['lanes']]
-    if mine != saved: raise ValueError(problem('GymStepper', 'the saved environments are others', f'{len(saved)}: {saved[0]}',
-        f'{len(mine)}: {mine[0]}', 'build the pipe that was saved'))
+    if mine != saved: raise ArgumentError('GymStepper', 'the saved environments are others', f'{len(saved)}: {saved[0]}',
+        f'{len(mine)}: {mine[0]}', 'build the pipe that was saved')
     for s,e in zip(self.spaces, state['spaces']): decode(e, s)
     hidden,self.last = (decode(state[k]) for k in ('hidden','last'))
     self.hidden = None if hidden is None else map_leaves(lambda own, loaded: loaded, self.policy.initial_hidden(self.n), hidden)

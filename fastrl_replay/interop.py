@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import IterableDataset
 from torchdata import nodes
-from .core import BlockError, Steps, column_dtype, dtype_spec, leaves, problem, spec_dtype
+from .core import (ArgumentTypeError, BlockError, Steps, column_dtype, dtype_spec, leaves, problem, spec_dtype)
 from .envs import map_leaves
 from .pipe import IterDataPipe, Pipe, above, dp, stage
 from .replay.sequences import Sequences
@@ -25,10 +25,10 @@ def _saved_stage(pipe:IterDataPipe):
     last,p = None,pipe
     while p is not None:
         if isinstance(p, Pipe): last = p if last is None else last   # `or` would ask how long it is
-        elif type(p).__module__.startswith('torch.') and not isinstance(p, (dp.iter.Mapper,dp.iter.Filter)): raise TypeError(problem(type(p).__name__,
-            'what it holds or has counted is not saved', 'a stage of torch', '.map, .filter and stages of this library', 'put it after the loader'))
+        elif type(p).__module__.startswith('torch.') and not isinstance(p, (dp.iter.Mapper,dp.iter.Filter)): raise ArgumentTypeError(type(p).__name__,
+            'what it holds or has counted is not saved', 'a stage of torch', '.map, .filter and stages of this library', 'put it after the loader')
         p = None if getattr(p, 'reads_anew', False) else above(p)
-    if last is None: raise TypeError(problem(type(pipe).__name__, 'no stage of this chain can be saved', remedy='begin it with Items(...)'))
+    if last is None: raise ArgumentTypeError(type(pipe).__name__, 'no stage of this chain can be saved', remedy='begin it with Items(...)')
     return last
 
 class _Passes:
@@ -87,7 +87,7 @@ class PipeNode(nodes.BaseNode):
     def next(self):
         "The next item"
         item = next(self._it)
-        if item is None: raise TypeError(problem('PipeNode', 'an item', 'None', 'anything else', 'filter it out: nodes take None for the end'))
+        if item is None: raise ArgumentTypeError('PipeNode', 'an item', 'None', 'anything else', 'filter it out: nodes take None for the end')
         return item
 
     def get_state(self)->dict: # plain data and tensors
@@ -95,7 +95,7 @@ class PipeNode(nodes.BaseNode):
         return self._passes.state_dict()
 
 # %% ../nbs/70_interop.ipynb #dc1b7307
-def _refuse(name, got, expected, remedy=None): raise BlockError(problem('Steps.from_columns', f'column {name!r}', got, expected, remedy))
+def _refuse(name, got, expected, remedy=None): raise BlockError('Steps.from_columns', f'column {name!r}', got, expected, remedy)
 
 def _parts(x, name):
     "A column of plain tensors, nested in dicts and tuples; a `BlockError` where it is something else"
@@ -128,13 +128,13 @@ def _shape(tensors, like):
 # %% ../nbs/70_interop.ipynb #2a9b4a1a
 def _block(columns, shape=None, like=None):
     "Columns as rows: laid out like `like` where they fit it"
-    if not columns: raise BlockError(problem('Steps.from_columns', 'no columns', remedy='give at least one'))
+    if not columns: raise BlockError('Steps.from_columns', 'no columns', remedy='give at least one')
     columns = {n: _parts(x, n) for n,x in columns.items()}
     tensors = [t for x in columns.values() for t in _tensors(x)]
     if shape is None: shape = os.path.commonprefix([list(t.shape) for t in tensors]) if like is None else _shape(tensors, like)
     device,shape = tensors[0].device,tuple(shape)
     fields = {n: column_dtype(_part_dtype(x, n, shape), n) for n,x in columns.items()}
-    if {t.device for t in tensors} != {device}: raise BlockError(problem('Steps.from_columns', 'columns on several devices', sorted({str(t.device) for t in tensors}), 'one'))
+    if {t.device for t in tensors} != {device}: raise BlockError('Steps.from_columns', 'columns on several devices', sorted({str(t.device) for t in tensors}), 'one')
     dtype = like if like is not None and all(like[n] == f for n,f in fields.items()) else np.dtype(list(fields.items()), align=True)
     if device.type == 'cpu': steps = Steps(np.zeros(shape, dtype))
     else: steps = Steps(np.zeros(0, dtype))._like(torch.zeros((*shape,dtype.itemsize), dtype=torch.uint8, device=device))
@@ -234,6 +234,6 @@ def from_tensordict(cls:Steps,
     td, # a `TensorDict` of plain tensors; each element of its batch becomes a row
 )->Steps: # in memory of its own
     "A block of rows from a `TensorDict`"
-    if not _tensordict().is_tensor_collection(td): raise TypeError(problem('Steps.from_tensordict', 'what is given', type(td).__name__, 'a TensorDict',
-        'Steps.from_columns for a dict of tensors'))
+    if not _tensordict().is_tensor_collection(td): raise ArgumentTypeError('Steps.from_tensordict', 'what is given', type(td).__name__, 'a TensorDict',
+        'Steps.from_columns for a dict of tensors')
     return _block(td.to_dict(), tuple(td.batch_size))

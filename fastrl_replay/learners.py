@@ -13,7 +13,7 @@ from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
-from .core import Steps, njit, problem
+from .core import ArgumentError, ArgumentTypeError, Steps, njit
 from .envs import map_leaves
 from .losses import double_q_target, n_step_targets, rescale, unrescale
 from .pipe import Pipe, stage
@@ -27,8 +27,8 @@ class QTable:
         observation_space:spaces.Discrete, # of one environment
         action_space:spaces.Discrete, # of one environment
     ):
-        if not isinstance(observation_space, spaces.Discrete): raise TypeError(problem('QTable', 'the observation space',
-            observation_space, 'Discrete', 'a network: value_net(observation_space, action_space)'))
+        if not isinstance(observation_space, spaces.Discrete): raise ArgumentTypeError('QTable', 'the observation space',
+            observation_space, 'Discrete', 'a network: value_net(observation_space, action_space)')
         self.first,self.values = int(observation_space.start),np.zeros((int(observation_space.n), n_actions(action_space)))
     def __call__(self, state)->torch.Tensor: return torch.from_numpy(self.values[state.numpy() - self.first])
     def __repr__(self): return f'QTable({self.values.shape[0]} states, {self.values.shape[1]} actions)'
@@ -57,14 +57,14 @@ def discounts(
 
 # %% ../nbs/52_learners.ipynb #6c0ffd87
 def _check_gamma(stage, gamma):
-    if not 0 <= gamma <= 1: raise ValueError(problem(stage, 'gamma', gamma, 'a number from 0 to 1'))
+    if not 0 <= gamma <= 1: raise ArgumentError(stage, 'gamma', gamma, 'a number from 0 to 1')
 
 def _same_shapes(stage, saved, mine):
     "A checkpoint must have our tensors, by name and shape"
     saved,mine = ({k: list(v.shape) for k,v in d.items()} for d in (saved,mine))
     for k in dict.fromkeys([*mine, *saved]):
-        if saved.get(k) != mine.get(k): raise ValueError(problem(stage, f'the checkpoint is of another model: {k}',
-            saved.get(k, 'not there'), mine.get(k, 'no such tensor'), 'build the model that was saved'))
+        if saved.get(k) != mine.get(k): raise ArgumentError(stage, f'the checkpoint is of another model: {k}',
+            saved.get(k, 'not there'), mine.get(k, 'no such tensor'), 'build the model that was saved')
 
 # %% ../nbs/52_learners.ipynb #8df9d5d5
 @stage('q_learn')
@@ -93,15 +93,15 @@ def learn(self:QLearner,
     "Learn from each row in turn"
     t,lr,rows = self.table,self.lr(self.updates) if callable(self.lr) else self.lr,batch.rows
     for n in 'state','next_state','action':
-        if rows.ndim != 1 or rows[n].ndim != 1 or rows.dtype[n].kind not in 'iu': raise ValueError(problem('QLearner', f'column {n!r}',
-            f'{rows.dtype[n]} in a batch of shape {list(batch.shape)}', 'one whole number in each of [n] rows', 'a network, for other spaces'))
+        if rows.ndim != 1 or rows[n].ndim != 1 or rows.dtype[n].kind not in 'iu': raise ArgumentError('QLearner', f'column {n!r}',
+            f'{rows.dtype[n]} in a batch of shape {list(batch.shape)}', 'one whole number in each of [n] rows', 'a network, for other spaces')
     weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
     td = np.empty(len(batch))
     bad = q_update(t.values, rows['state'] - t.first, rows['action'], rows['reward'], rows['next_state'] - t.first,
         discounts(batch, self.gamma).numpy(), lr*weight, td)
-    if bad >= 0: raise ValueError(problem('QLearner', f'row {bad} is outside the table, or its reward is no finite number',
+    if bad >= 0: raise ArgumentError('QLearner', f'row {bad} is outside the table, or its reward is no finite number',
         f"state {rows['state'][bad]}, action {rows['action'][bad]}, next state {rows['next_state'][bad]}, reward {rows['reward'][bad]}", self.table,
-        'make the table from the spaces of these environments'))
+        'make the table from the spaces of these environments')
     if batch._replay is not None: batch.update_priorities(td)
     self.updates += 1
     return dict(td=float(np.abs(td).mean()), q=float(t.values[rows['state'] - t.first, rows['action']].mean()))
@@ -110,12 +110,12 @@ def learn(self:QLearner,
 def _taken(stage, values, action):
     "The values of the actions that were taken; an error where the model gives anything else than one for each action"
     if not isinstance(values, torch.Tensor) or not values.is_floating_point() or values.shape[:-1] != action.shape or values.dim() == 0:
-        raise ValueError(problem(stage, 'what the model gives', f'{values.dtype} {list(values.shape)}' if isinstance(values, torch.Tensor) else type(values).__name__,
-            f'floats {[*action.shape, "actions"]}'.replace("'", ''), 'one value for each action of each state'))
-    if action.is_floating_point(): raise ValueError(problem(stage, "column 'action'", action.dtype, 'whole numbers', 'values are learned for discrete actions only'))
+        raise ArgumentError(stage, 'what the model gives', f'{values.dtype} {list(values.shape)}' if isinstance(values, torch.Tensor) else type(values).__name__,
+            f'floats {[*action.shape, "actions"]}'.replace("'", ''), 'one value for each action of each state')
+    if action.is_floating_point(): raise ArgumentError(stage, "column 'action'", action.dtype, 'whole numbers', 'values are learned for discrete actions only')
     try: return values.gather(-1, action.long()[...,None])[...,0]
-    except (IndexError,RuntimeError) as e: raise ValueError(problem(stage, "column 'action'", f'{action.min()} to {action.max()}',
-        f'0 to {values.shape[-1]-1}, as the model has {values.shape[-1]} values')) from e
+    except (IndexError,RuntimeError) as e: raise ArgumentError(stage, "column 'action'", f'{action.min()} to {action.max()}',
+        f'0 to {values.shape[-1]-1}, as the model has {values.shape[-1]} values') from e
 
 # %% ../nbs/52_learners.ipynb #5dd6ada3
 def dqn_errors(
@@ -146,7 +146,7 @@ class Learner(Pipe):
         max_norm:float=10., # gradients are scaled down to this norm
         optimizer=None, # parameters → optimizer, instead of Adam
     ):
-        def refuse(what, got, expected): raise ValueError(problem(type(self).__name__, what, got, expected))
+        def refuse(what, got, expected): raise ArgumentError(type(self).__name__, what, got, expected)
         if not target_every >= 1 or target_every != int(target_every): refuse('target_every', target_every, 'a whole number, at least 1')
         if not 0 < tau <= 1: refuse('tau', tau, 'more than 0, at most 1')
         if not isinstance(max_norm, (int,float)) or not max_norm > 0: refuse('max_norm', max_norm, 'a number above 0; inf for no limit')
@@ -161,14 +161,14 @@ class Learner(Pipe):
 def _fresh(self:Learner):
     self.target,self.updates = deepcopy(self.model).requires_grad_(False).eval(),0
     params = [p for p in self.model.parameters() if p.requires_grad]
-    if not params: raise ValueError(problem(type(self).__name__, 'the model has no parameters to learn', type(self.model).__name__))
+    if not params: raise ArgumentError(type(self).__name__, 'the model has no parameters to learn', type(self.model).__name__)
     self.opt = self.optimizer(params) if self.optimizer else torch.optim.Adam(params, lr=self._rate(), fused=all(p.is_floating_point() for p in params))
 
 @patch
 def _rate(self:Learner):
     "The learning rate of the next update"
     rate = float(self.lr(self.updates) if callable(self.lr) else self.lr)
-    if not 0 <= rate < math.inf: raise ValueError(problem(type(self).__name__, f'lr of update {self.updates}', rate, 'a number, 0 or more'))
+    if not 0 <= rate < math.inf: raise ArgumentError(type(self).__name__, f'lr of update {self.updates}', rate, 'a number, 0 or more')
     return rate
 
 @patch(as_prop=True)
@@ -190,17 +190,17 @@ def _refresh(self:Learner):
 def _step(self:Learner, loss, **numbers):
     "Go one step along the gradient of `loss`; the record"
     rate = self._rate()
-    if not loss.requires_grad: raise ValueError(problem(type(self).__name__, 'what the model gives', 'values without a gradient',
-        'values that depend on its parameters', 'no detach() and no no_grad() in its forward'))
+    if not loss.requires_grad: raise ArgumentError(type(self).__name__, 'what the model gives', 'values without a gradient',
+        'values that depend on its parameters', 'no detach() and no no_grad() in its forward')
     self.opt.zero_grad()
     loss.backward()
     groups = self.opt.param_groups
     grads = [p.grad for g in groups for p in g['params'] if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     record = dict(zip(['loss','norm',*numbers], torch.stack([loss.detach(), norm, *numbers.values()]).tolist()))
-    if not math.isfinite(record['loss']) or not math.isfinite(record['norm']): raise ValueError(problem(type(self).__name__,
+    if not math.isfinite(record['loss']) or not math.isfinite(record['norm']): raise ArgumentError(type(self).__name__,
         f'update {self.updates}: loss and norm of the gradient', f"{record['loss']}, {record['norm']}", 'finite numbers',
-        'a smaller lr, scaled rewards, or look for NaN in what the model gives; the model has not been changed'))
+        'a smaller lr, scaled rewards, or look for NaN in what the model gives; the model has not been changed')
     if record['norm'] > self.max_norm: torch._foreach_mul_(grads, self.max_norm/record['norm'])
     if callable(self.lr):
         for g in groups: g['lr'] = rate
@@ -234,9 +234,9 @@ def learn(self:DQNLearner,
     batch:Steps, # [B]
 )->dict: # floats by name
     "One update: loss, norm of the gradient, mean error, mean value"
-    if isinstance(batch, Sequences): raise TypeError(problem('DQNLearner', 'a batch', f'Sequences {list(batch.shape)}', '[n] rows', '.r2d2 for sequences'))
-    if len(batch.shape) != 1 or not len(batch): raise ValueError(problem('DQNLearner', 'a batch', f'shape {list(batch.shape)}',
-        '[n] rows, at least one'))
+    if isinstance(batch, Sequences): raise ArgumentTypeError('DQNLearner', 'a batch', f'Sequences {list(batch.shape)}', '[n] rows', '.r2d2 for sequences')
+    if len(batch.shape) != 1 or not len(batch): raise ArgumentError('DQNLearner', 'a batch', f'shape {list(batch.shape)}',
+        '[n] rows, at least one')
     there = batch.to(self.device)
     q,goal = dqn_errors(self.model, self.target, there, self.gamma, self.double)
     loss,td = F.smooth_l1_loss(q, goal, reduction='none'),goal - q.detach()
@@ -265,8 +265,8 @@ def check_state(self:Learner, state):
     "An error where a checkpoint is of another model or optimizer"
     _same_shapes(type(self).__name__, _bare(state['model']), _bare(self.model.state_dict()))
     def told(opt): return [(len(g['params']), sorted(g)) for g in opt['param_groups']]   # how many, and what the optimizer knows of them
-    if told(state['opt']) != told(self.opt.state_dict()): raise ValueError(problem(type(self).__name__, 'the checkpoint is of another optimizer',
-        told(state['opt']), told(self.opt.state_dict()), 'build the learner that was saved'))
+    if told(state['opt']) != told(self.opt.state_dict()): raise ArgumentError(type(self).__name__, 'the checkpoint is of another optimizer',
+        told(state['opt']), told(self.opt.state_dict()), 'build the learner that was saved')
 
 @patch
 def restore(self:Learner, state):
@@ -306,7 +306,7 @@ def r2d2_errors(
 def _both(answer):
     "Values and the next hidden state, as a network that remembers must give them"
     if isinstance(answer, tuple) and len(answer) == 2: return answer
-    raise ValueError(problem('r2d2_errors', 'what the model gives', type(answer).__name__, 'values [B, T, actions] and the next hidden state'))
+    raise ArgumentError('r2d2_errors', 'what the model gives', type(answer).__name__, 'values [B, T, actions] and the next hidden state')
 
 # %% ../nbs/52_learners.ipynb #8e3812f2
 @stage('r2d2')
@@ -324,10 +324,10 @@ class R2D2Learner(Learner):
         max_norm:float=40., # gradients are scaled down to this norm
         optimizer=None, # parameters → optimizer, instead of Adam
     ):
-        if not hasattr(model, 'initial_hidden'): raise TypeError(problem('R2D2Learner', 'the model', type(model).__name__,
-            'one with initial_hidden(n) that takes and gives a hidden state', 'RecurrentNet, or .dqn for networks without memory'))
+        if not hasattr(model, 'initial_hidden'): raise ArgumentTypeError('R2D2Learner', 'the model', type(model).__name__,
+            'one with initial_hidden(n) that takes and gives a hidden state', 'RecurrentNet, or .dqn for networks without memory')
         _check_gamma('R2D2Learner', gamma)
-        if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or n < 1: raise ValueError(problem('R2D2Learner', 'n', n, 'a whole number, at least 1'))
+        if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or n < 1: raise ArgumentError('R2D2Learner', 'n', n, 'a whole number, at least 1')
         self.gamma,self.n,self.rescaled = gamma,n,rescaled
         super().__init__(source, model, lr, target_every, tau, max_norm, optimizer)
 
@@ -349,12 +349,12 @@ def learn(self:R2D2Learner,
 
 @patch
 def _check(self:R2D2Learner, batch):
-    if not isinstance(batch, Sequences): raise TypeError(problem('R2D2Learner', 'a batch', f'{type(batch).__name__} {list(batch.shape)}',
-        'Sequences [B, length]', 'put it after .sequence_replay(...)'))
-    if 'discount' in batch.dtype.names: raise ValueError(problem('R2D2Learner', 'rows of several steps', "a column 'discount'",
-        'single steps', f'leave .n_step out; the learner sums {self.n} rewards itself (n={self.n})'))
+    if not isinstance(batch, Sequences): raise ArgumentTypeError('R2D2Learner', 'a batch', f'{type(batch).__name__} {list(batch.shape)}',
+        'Sequences [B, length]', 'put it after .sequence_replay(...)')
+    if 'discount' in batch.dtype.names: raise ArgumentError('R2D2Learner', 'rows of several steps', "a column 'discount'",
+        'single steps', f'leave .n_step out; the learner sums {self.n} rewards itself (n={self.n})')
     if getattr(batch, 'hidden', None) is None: return
     def shapes(x): return map_leaves(lambda t: list(t.shape), x)
     got,expected = shapes(batch.hidden),shapes(self.model.initial_hidden(len(batch)))
-    if got != expected: raise ValueError(problem('R2D2Learner', 'the stored memory of the policy', f'shape {got}', f'{expected}, as the model has',
-        'let the policy act with the model that learns'))
+    if got != expected: raise ArgumentError('R2D2Learner', 'the stored memory of the policy', f'shape {got}', f'{expected}, as the model has',
+        'let the policy act with the model that learns')

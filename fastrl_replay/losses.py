@@ -7,26 +7,26 @@ __all__ = ['rescale', 'unrescale', 'n_step_targets', 'double_q_target', 'mixed_p
 
 # %% ../nbs/50_losses.ipynb #1755af10
 import numpy as np, torch
-from .core import problem
+from .core import ArgumentError, ArgumentTypeError
 
 # %% ../nbs/50_losses.ipynb #944412e1
 def _check(fn, like=None, **tensors):
     "Each must be a tensor of floats, and have the shape that the one named `like` has"
     for name,t in tensors.items():
-        if not isinstance(t, torch.Tensor): raise TypeError(problem(fn, name, type(t).__name__, 'a tensor'))
-        if not t.is_floating_point(): raise ValueError(problem(fn, name, t.dtype, 'floating point', f'{name}.float()'))
-        if like and t.shape != tensors[like].shape: raise ValueError(problem(fn, name, f'shape {list(t.shape)}',
-            f'{list(tensors[like].shape)}, the shape of {like}'))
+        if not isinstance(t, torch.Tensor): raise ArgumentTypeError(fn, name, type(t).__name__, 'a tensor')
+        if not t.is_floating_point(): raise ArgumentError(fn, name, t.dtype, 'floating point', f'{name}.float()')
+        if like and t.shape != tensors[like].shape: raise ArgumentError(fn, name, f'shape {list(t.shape)}',
+            f'{list(tensors[like].shape)}, the shape of {like}')
 
 def _check_mask(fn, mask, like, shape):
     if mask is None: return
-    if not isinstance(mask, torch.Tensor): raise TypeError(problem(fn, 'mask', type(mask).__name__, 'a tensor of bool'))
-    if mask.dtype != torch.bool: raise ValueError(problem(fn, 'mask', mask.dtype, 'a tensor of bool', 'mask.bool()'))
-    if mask.shape != shape: raise ValueError(problem(fn, 'mask', f'shape {list(mask.shape)}', f'{list(shape)}, the shape of {like}'))
+    if not isinstance(mask, torch.Tensor): raise ArgumentTypeError(fn, 'mask', type(mask).__name__, 'a tensor of bool')
+    if mask.dtype != torch.bool: raise ArgumentError(fn, 'mask', mask.dtype, 'a tensor of bool', 'mask.bool()')
+    if mask.shape != shape: raise ArgumentError(fn, 'mask', f'shape {list(mask.shape)}', f'{list(shape)}, the shape of {like}')
 
 def _check_number(fn, name, x, low, high, expected):
     good = isinstance(x, (int,float,np.number)) and not isinstance(x, bool) and low <= x <= high
-    if not good: raise ValueError(problem(fn, name, repr(x), expected))
+    if not good: raise ArgumentError(fn, name, repr(x), expected)
 
 # %% ../nbs/50_losses.ipynb #e07ce7a9
 def rescale(
@@ -61,9 +61,9 @@ def n_step_targets(
     "Targets of all steps of sequences: up to `n` rewards, then the value"
     _check('n_step_targets', like='reward', reward=reward, discount=discount, value=value)
     _check_mask('n_step_targets', mask, 'reward', reward.shape)
-    if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or n < 1: raise ValueError(problem('n_step_targets', 'n', repr(n),
-        'a whole number of steps, at least 1'))
-    if reward.ndim == 0: raise ValueError(problem('n_step_targets', 'reward', 'a single number', 'shape [..., T]'))
+    if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or n < 1: raise ArgumentError('n_step_targets', 'n', repr(n),
+        'a whole number of steps, at least 1')
+    if reward.ndim == 0: raise ArgumentError('n_step_targets', 'reward', 'a single number', 'shape [..., T]')
     if mask is not None: reward,discount,value = (torch.where(mask, t, 0) for t in (reward,discount,value))
     target = reward + discount*value
     for _ in range(min(n, reward.shape[-1]) - 1):
@@ -82,8 +82,8 @@ def double_q_target(
     _check('double_q_target', like='reward', reward=reward, discount=discount)
     _check('double_q_target', like='q_online_next', q_online_next=q_online_next, q_target_next=q_target_next)
     shape = q_online_next.shape
-    if not shape or shape[:-1] != reward.shape or shape[-1] == 0: raise ValueError(problem('double_q_target', 'q_online_next',
-        f'shape {list(shape)}', f'{[*reward.shape, "actions"]}'.replace("'", ''), 'one value for each action, along the last axis'))
+    if not shape or shape[:-1] != reward.shape or shape[-1] == 0: raise ArgumentError('double_q_target', 'q_online_next',
+        f'shape {list(shape)}', f'{[*reward.shape, "actions"]}'.replace("'", ''), 'one value for each action, along the last axis')
     return reward + discount*q_target_next.gather(-1, q_online_next.argmax(-1, keepdim=True)).squeeze(-1)
 
 # %% ../nbs/50_losses.ipynb #18efea3a
@@ -98,8 +98,8 @@ def mixed_priority(
         return mixed_priority(torch.from_numpy(np.ascontiguousarray(td)), eta, mask).numpy()
     _check('mixed_priority', td=td)
     _check_number('mixed_priority', 'eta', eta, 0, 1, 'a number from 0 to 1')
-    if td.ndim != 2 or td.shape[1] == 0: raise ValueError(problem('mixed_priority', 'td', f'shape {list(td.shape)}',
-        '[B, T], at least one step'))
+    if td.ndim != 2 or td.shape[1] == 0: raise ArgumentError('mixed_priority', 'td', f'shape {list(td.shape)}',
+        '[B, T], at least one step')
     _check_mask('mixed_priority', mask, 'td', td.shape)
     size = td.abs()
     if mask is None: return eta*size.amax(1) + (1-eta)*size.mean(1)

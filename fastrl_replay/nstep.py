@@ -8,7 +8,7 @@ __all__ = ['NStep', 'NSkip']
 # %% ../nbs/20_nstep.ipynb #9c5e47ad
 import numpy as np, torch
 from fastcore.basics import patch
-from .core import BlockError, Steps, dtype_spec, extend_dtype, memmove, njit, problem, row_places, spec_dtype
+from .core import (ArgumentError, BlockError, Steps, dtype_spec, extend_dtype, memmove, njit, row_places, spec_dtype)
 from .pipe import Pipe, stage
 
 # %% ../nbs/20_nstep.ipynb #f8f27456
@@ -56,8 +56,8 @@ def _push(rows, rings, count, first, place, out, at, n, gamma):
 
 # %% ../nbs/20_nstep.ipynb #b563b392
 def _check_n(stage, n):
-    if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or not 1 <= n < 2**31: raise ValueError(problem(stage, 'n', repr(n),
-        'a whole number of steps, at least 1'))
+    if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or not 1 <= n < 2**31: raise ArgumentError(stage, 'n', repr(n),
+        'a whole number of steps, at least 1')
 
 @stage('n_step')
 class NStep(Pipe):
@@ -69,8 +69,8 @@ class NStep(Pipe):
         gamma:float, # how much a reward is worth one step later, from 0 to 1
     ):
         _check_n('NStep', n)
-        if not isinstance(gamma, (int,float,np.number)) or not 0 <= gamma <= 1: raise ValueError(problem('NStep', 'gamma', repr(gamma),
-            'a number from 0 to 1'))
+        if not isinstance(gamma, (int,float,np.number)) or not 0 <= gamma <= 1: raise ArgumentError('NStep', 'gamma', repr(gamma),
+            'a number from 0 to 1')
         super().__init__(source)
         self.n,self.gamma = int(n),float(gamma)
         self._fresh()
@@ -101,8 +101,8 @@ def merge(self:NStep,
     return Steps(np.ndarray(made, self._merged, self._out[:made*size].copy()))
 
 def _flat(stage, rows):
-    if rows.ndim > 1: raise BlockError(problem(stage, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
-        'put it before the stage that makes sequences'))
+    if rows.ndim > 1: raise BlockError(stage, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
+        'put it before the stage that makes sequences')
     return rows.reshape(1)
 
 # %% ../nbs/20_nstep.ipynb #fb863a8a
@@ -110,8 +110,8 @@ def _flat(stage, rows):
 def _accept(self:NStep, dtype):
     "The first block's columns are the stage's; others are refused"
     if self._dtype is None: self._reserve(dtype)
-    elif dtype != self._dtype: raise BlockError(problem('NStep', 'a block with other columns than those before', dtype, self._dtype,
-        'use one n_step for each kind of row'))
+    elif dtype != self._dtype: raise BlockError('NStep', 'a block with other columns than those before', dtype, self._dtype,
+        'use one n_step for each kind of row')
     self._known = dtype   # the very object: the next block's needs no comparing
 
 @patch
@@ -125,9 +125,9 @@ def _reserve(self:NStep, dtype):
     self._rings,self._out = (np.zeros(0, np.uint8) for _ in range(2))
 
 def _not_merged(stage, dtype, merged):
-    if merged: raise BlockError(problem(stage, 'its rows have the columns of an n_step already',
+    if merged: raise BlockError(stage, 'its rows have the columns of an n_step already',
         [n for n in ('discount','n') if n in dtype.names], 'single steps',
-        'use one n_step in a chain, put n_skip before n_step, and call columns of your own something else'))
+        'use one n_step in a chain, put n_skip before n_step, and call columns of your own something else')
 
 # %% ../nbs/20_nstep.ipynb #6a6da4d5
 _MAX_ENVS = 1 << 24   # env_id counts from 0; a larger one is a mistake, and would cost 8 bytes for each number below it
@@ -142,10 +142,10 @@ def _mend(self:NStep, steps, rows):
         return self.merge(steps)
     if not len(self._count): self._fresh()   # not even its columns stay
     where,env,reward = f'row {bad[0]} of the block',envs[bad[0]],rewards[bad[0]]
-    if not np.isfinite(reward): raise BlockError(problem('NStep', f"{where}, column 'reward' (env_id {env})", reward, 'a finite number',
-        'mend the environment: this would spoil the rewards of all steps before it'))
-    raise BlockError(problem('NStep', f"{where}, column 'env_id'", env, f'a number from 0 to {_MAX_ENVS-1}',
-        'number the environments from 0'))
+    if not np.isfinite(reward): raise BlockError('NStep', f"{where}, column 'reward' (env_id {env})", reward, 'a finite number',
+        'mend the environment: this would spoil the rewards of all steps before it')
+    raise BlockError('NStep', f"{where}, column 'env_id'", env, f'a number from 0 to {_MAX_ENVS-1}',
+        'number the environments from 0')
 
 @patch
 def _grow(self:NStep, envs):
@@ -169,7 +169,7 @@ def snapshot(self:NStep)->dict: # the rows that wait
 @patch
 def check_state(self:NStep, state):
     got,own = (state['n'],state['gamma']),(self.n,self.gamma)
-    if got != own: raise ValueError(problem('NStep', 'a saved stage with another n or gamma', got, own, 'build the chain that was saved'))
+    if got != own: raise ArgumentError('NStep', 'a saved stage with another n or gamma', got, own, 'build the chain that was saved')
 
 @patch
 def restore(self:NStep, state):

@@ -15,7 +15,7 @@ from time import monotonic
 import cloudpickle, numpy as np, torch
 from fastcore.basics import patch
 from torch import multiprocessing as mp, nn
-from .core import Steps, pack, problem, unpack
+from .core import Explained, ArgumentError, ArgumentTypeError, Steps, pack, problem, unpack
 from .envs import GymStepper, decode, encode
 from .pipe import Pipe, Place, above, in_place, stage
 
@@ -41,8 +41,8 @@ def outline(x)->tuple: # bytes, and the tensors in the order of their numbers
     file = io.BytesIO()
     pickler = _Outline(file)
     try: pickler.dump(x)
-    except Exception as e: raise TypeError(problem('Parallel', "the chain above it can't be sent to workers", f'{type(e).__name__}: {e}',
-        'stages, environments and a policy that pickle', 'give the stepper an id or a function, so that each worker makes its own environments')) from e
+    except Exception as e: raise ArgumentTypeError('Parallel', "the chain above it can't be sent to workers", f'{type(e).__name__}: {e}',
+        'stages, environments and a policy that pickle', 'give the stepper an id or a function, so that each worker makes its own environments') from e
     return file.getvalue(),[t for _,t in pickler.tensors.values()]
 
 # %% ../nbs/71_parallel.ipynb #346d9279
@@ -180,7 +180,7 @@ def _without_ctrl_c():
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 # %% ../nbs/71_parallel.ipynb #278740de
-class WorkerError(RuntimeError): "A worker process that failed or died"
+class WorkerError(Explained, RuntimeError): "A worker process that failed or died"
 
 class _Worker:
     "A worker process, seen from the main process"
@@ -284,7 +284,7 @@ class Parallel(Pipe):
 # %% ../nbs/71_parallel.ipynb #3d4ddbf7
 @patch
 def _check(self:Parallel, num_workers, ahead, bunch, method, restarts):
-    def refuse(what, got, expected, remedy=None): raise ValueError(problem('Parallel', what, got, expected, remedy))
+    def refuse(what, got, expected, remedy=None): raise ArgumentError('Parallel', what, got, expected, remedy)
     for what,x,least in ('num_workers',num_workers,0),('ahead',ahead,1),('bunch',bunch,1),('restarts',restarts,0):
         if isinstance(x, bool) or not isinstance(x, (int,np.integer)) or x < least: refuse(what, repr(x), f'a whole number, {least} or more')
     if method not in (None,*mp.get_all_start_methods()): refuse('method', repr(method), ', '.join(map(repr, mp.get_all_start_methods())))
@@ -392,7 +392,7 @@ def _next_turn(self:Parallel, w):
     error = self._now['error']
     if error is None: self._now,self._turn = None,(self._turn + 1) % self.num_workers; return
     self.close()
-    raise WorkerError(problem('Parallel', f'worker {w.place.number} of {self.num_workers} failed', error.rstrip()))
+    raise WorkerError('Parallel', f'worker {w.place.number} of {self.num_workers} failed', error.rstrip())
 
 @patch
 def _end_of_pass(self:Parallel):
@@ -442,7 +442,7 @@ def snapshot(self:Parallel)->dict: # of each worker: its chain, its generators, 
     for w in self._workers:
         while w.asked: self._fetch(w)
     for bunch in self._bunches():
-        if bunch['error'] is not None: raise WorkerError(problem('Parallel', 'a worker failed, and can\'t be saved', bunch['error']))
+        if bunch['error'] is not None: raise WorkerError('Parallel', 'a worker failed, and can\'t be saved', bunch['error'])
     saved = [self._saved(w) for w in self._workers]
     return dict(settings=self._settings(), turn=self._turn, now=_packed(self._now) if self._now else None,
         counts=[self.given, self.lag_sum, self.lag_max], workers=saved)
@@ -477,7 +477,7 @@ def _saved(self:Parallel, w):
     while error is not None and not w.process.is_alive() and self.begun < self.restarts:
         with _whole(): self._begin_anew(w, error)
         data,error = self._answered(w, 'save')
-    if error is not None: raise WorkerError(problem('Parallel', f'worker {w.place.number} could not be saved', error))
+    if error is not None: raise WorkerError('Parallel', f'worker {w.place.number} could not be saved', error)
     return dict(state=torch.load(io.BytesIO(data), weights_only=True), life=w.place.life, over=w.over, bunches=[_packed(b) for b in w.bunches])
 
 # %% ../nbs/71_parallel.ipynb #298a6c49
@@ -485,8 +485,8 @@ def _saved(self:Parallel, w):
 def check_state(self:Parallel, state):
     "An error where a checkpoint is of other workers"
     if not state or not self.num_workers: return
-    if state['settings'] != self._settings(): raise ValueError(problem('Parallel', 'a checkpoint of other settings', state['settings'],
-        self._settings(), 'build the chain that was saved'))
+    if state['settings'] != self._settings(): raise ArgumentError('Parallel', 'a checkpoint of other settings', state['settings'],
+        self._settings(), 'build the chain that was saved')
     for w in state['workers']:
         for part,own in _Copy(self.source)._pairs(w['state']['chain']): part.check_state(own)
 
@@ -506,6 +506,6 @@ def _continue(self:Parallel, state):
     for w in self._workers:
         w.wait()
         _,_,error = w.hear()
-        if error is not None: raise WorkerError(problem('Parallel', f'worker {w.place.number} could not be restored', error))
+        if error is not None: raise WorkerError('Parallel', f'worker {w.place.number} could not be restored', error)
     self._turn,self._now = state['turn'],_unpacked(state['now']) if state['now'] else None
     self.given,self.lag_sum,self.lag_max = state['counts']

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fastcore.basics import patch
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
-from .core import Steps, problem
+from .core import ArgumentError, ArgumentTypeError, Steps, problem
 if TYPE_CHECKING:   # what the chained methods return; for editors only, nothing is imported when the code runs
     from fastrl_replay.envs import GymStepper
     from fastrl_replay.nstep import NSkip, NStep
@@ -88,7 +88,7 @@ def as_pipe(
     if nodes and isinstance(source, nodes.BaseNode): return Items(_Node(source))
     if source is None or isinstance(source, Steps): return Items([] if source is None else [source])
     if hasattr(source, '__iter__') and not isinstance(source, type): return Items(source)
-    raise TypeError(problem('Pipe', 'source', type(source).__name__, 'a pipe or an iterable of Steps', 'wrap a single block in a list'))
+    raise ArgumentTypeError('Pipe', 'source', type(source).__name__, 'a pipe or an iterable of Steps', 'wrap a single block in a list')
 
 def above(pipe)->IterDataPipe: # None: it is the first
     "The stage that `pipe` pulls from; torch's own pipes call it `datapipe`, and where they have several, they can't be followed"
@@ -121,9 +121,9 @@ def load_state_dict(self:Pipe,
 @patch
 def _pairs(self:Pipe, state): # (stage, its saved state), up the chain
     up,name = self._above(),type(self).__name__
-    if state['stage'] != name: raise ValueError(problem(name, 'this state belongs to another stage', state['stage'], name,
-        'build the chain that was saved'))
-    if (up is None) != (state['above'] is None): raise ValueError(problem(name, 'the chain above it is not as long as the saved one'))
+    if state['stage'] != name: raise ArgumentError(name, 'this state belongs to another stage', state['stage'], name,
+        'build the chain that was saved')
+    if (up is None) != (state['above'] is None): raise ArgumentError(name, 'the chain above it is not as long as the saved one')
     yield self, state['own']
     if up is not None: yield from up._pairs(state['above'])
 
@@ -143,8 +143,8 @@ def __setstate__(self:Pipe, state):
 def blocks(self:Pipe):
     "The items of `source`, each of which must be a `Steps`"
     for steps in self.source:
-        if not isinstance(steps, Steps): raise TypeError(problem(type(self).__name__, 'an item of its source', type(steps).__name__,
-            'Steps', 'put it after a stage that yields Steps, such as GymStepper'))
+        if not isinstance(steps, Steps): raise ArgumentTypeError(type(self).__name__, 'an item of its source', type(steps).__name__,
+            'Steps', 'put it after a stage that yields Steps, such as GymStepper')
         yield steps
 
 # %% ../nbs/01_pipe.ipynb #26313ea2
@@ -201,8 +201,8 @@ def snapshot(self:Items): return dict(place=self._place, own=deepcopy(self.items
 
 @patch
 def check_state(self:Items, state):
-    if (state['own'] is not None) != self._saves: raise ValueError(problem('Items', 'the saved source is of another kind',
-        *('one that saves itself' if s else 'one that is counted' for s in (state['own'] is not None, self._saves)), 'build the chain that was saved'))
+    if (state['own'] is not None) != self._saves: raise ArgumentError('Items', 'the saved source is of another kind',
+        *('one that saves itself' if s else 'one that is counted' for s in (state['own'] is not None, self._saves)), 'build the chain that was saved')
 
 @patch
 def restore(self:Items, state):
@@ -246,8 +246,8 @@ def stage(
         old = IterDataPipe.functions.get(name)
         owner = getattr(getattr(old, 'stage', None), '__name__', "one of torch's pipes")
         if old is None and hasattr(Pipe, name): owner = 'Pipe itself'
-        if (old is not None or owner == 'Pipe itself') and owner != cls.__name__: raise ValueError(problem('stage',
-            f'the name {name!r} is taken', cls.__name__, owner))
+        if (old is not None or owner == 'Pipe itself') and owner != cls.__name__: raise ArgumentError('stage',
+            f'the name {name!r} is taken', cls.__name__, owner)
         def method(self, *args, **kwargs): return cls(self, *args, **kwargs)
         own,*params = inspect.signature(cls.__init__).parameters.values()
         method.__name__,method.__doc__,method.stage = name,cls.__doc__,cls
@@ -266,7 +266,7 @@ class Header(_Placed):
         source, # any pipe
         limit:int=10, # how many items
     ):
-        if limit < 0: raise ValueError(problem('Header', 'limit', limit, '0 or more'))
+        if limit < 0: raise ArgumentError('Header', 'limit', limit, '0 or more')
         super().__init__(source)
         self.limit = limit
     def __iter__(self):
@@ -374,7 +374,7 @@ def in_place(place:Place):
 
 # %% ../nbs/01_pipe.ipynb #fd743c01
 def _no_collate(batch, *, collate_fn_map=None):
-    raise TypeError(problem('DataLoader', 'it would collate what is a batch already', f'{len(batch)} × {type(batch[0]).__name__} {list(batch[0].shape)}',
-        'to let blocks pass as they are', 'DataLoader(..., batch_size=None); to join blocks, Steps.cat'))
+    raise ArgumentTypeError('DataLoader', 'it would collate what is a batch already', f'{len(batch)} × {type(batch[0]).__name__} {list(batch[0].shape)}',
+        'to let blocks pass as they are', 'DataLoader(..., batch_size=None); to join blocks, Steps.cat')
 
 default_collate_fn_map[Steps] = _no_collate

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from weakref import WeakSet
 import numpy as np, torch
 from fastcore.basics import patch
-from .core import pack, problem, unpack
+from .core import ArgumentError, ArgumentTypeError, pack, unpack
 from .pipe import Pipe, stage
 from .replay.experience import ExperienceReplay
 
@@ -40,10 +40,10 @@ class Prefetch(Pipe):
         ahead:int=1, # batches to draw before they are asked for
         device=None, # where batches are brought; None: they stay where they are
     ):
-        if not isinstance(source, ExperienceReplay): raise TypeError(problem('Prefetch', 'its source', type(source).__name__, 'a replay',
-            'put it directly behind the replay; to run a whole chain ahead, .parallel(1) or torchdata.nodes.Prefetcher'))
-        if isinstance(ahead, bool) or not isinstance(ahead, (int,np.integer)) or ahead < 1: raise ValueError(problem('Prefetch',
-            'ahead', repr(ahead), 'a whole number, at least 1'))
+        if not isinstance(source, ExperienceReplay): raise ArgumentTypeError('Prefetch', 'its source', type(source).__name__, 'a replay',
+            'put it directly behind the replay; to run a whole chain ahead, .parallel(1) or torchdata.nodes.Prefetcher')
+        if isinstance(ahead, bool) or not isinstance(ahead, (int,np.integer)) or ahead < 1: raise ArgumentError('Prefetch',
+            'ahead', repr(ahead), 'a whole number, at least 1')
         super().__init__(source)
         self.ahead,self.device = int(ahead),None if device is None else str(torch.device(device))
         self._fresh()

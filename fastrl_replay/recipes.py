@@ -17,18 +17,18 @@ from pathlib import Path
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import Steps, pack, problem, unpack
+from .core import Explained, ArgumentError, Steps, pack, unpack
 from .envs import GymStepper
 from .learners import QLearner, QTable
 from .nstep import NStep
 from .pipe import Pipe, stage
-from .policies import EpsGreedy, Geometric, Linear, RecurrentNet, value_net
+from .policies import EpsGreedy, GeometricSchedule, LinearSchedule, RecurrentNet, value_net
 from .replay.experience import ExperienceReplay
 from .replay.prioritized import PrioritizedReplay
 from .replay.sequences import SequenceReplay
 
 # %% ../nbs/60_recipes.ipynb #a920df6e
-class SettingsError(ValueError): "A recipe or a setting that isn't there, or doesn't fit"
+class SettingsError(Explained, ValueError): "A recipe or a setting that isn't there, or doesn't fit"
 
 def as_value(
     text:str, # as it stands in the file
@@ -54,8 +54,8 @@ def like_this(
     if kind is float and type(value) is int: return float(value)
     if kind is int and type(value) is float and value.is_integer(): return int(value)
     if key in ('network','observe') and type(value) in (int,tuple,kind): return value   # one size, or several; all numbers, or some
-    if kind is not type(value): raise SettingsError(problem(f'recipe {recipe!r}', f'setting {key!r}', repr(value),
-        f'{dict(bool="yes or no", int="a whole number", float="a number", str="a word", tuple="whole numbers")[kind.__name__]}, as {_text(old)}'))
+    if kind is not type(value): raise SettingsError(f'recipe {recipe!r}', f'setting {key!r}', repr(value),
+        f'{dict(bool="yes or no", int="a whole number", float="a number", str="a word", tuple="whole numbers")[kind.__name__]}, as {_text(old)}')
     return value
 
 def _text(v): return ('no','yes')[v] if v is True or v is False else ' '.join(map(str, v)) if isinstance(v, tuple) else f'{v:_}' if type(v) is int else str(v)
@@ -92,7 +92,7 @@ def parse(
     "The sections of a file as they stand there"
     parser = ConfigParser(interpolation=None, inline_comment_prefixes=('#',), default_section='\0')   # no section is special
     try: parser.read_string(text, where)
-    except ConfigError as e: raise SettingsError(problem(where, 'this is no settings file', ' '.join(str(e).split()))) from None
+    except ConfigError as e: raise SettingsError(where, 'this is no settings file', ' '.join(str(e).split())) from None
     comments = _comments(text)
     return {name: Recipe(name, comments.get((name,''), ''), {k: v if k == 'like' else as_value(v) for k,v in parser[name].items()},
         {k: c for (section,k),c in comments.items() if section == name and k and c}) for name in parser.sections()}
@@ -110,7 +110,7 @@ def resolved(
         r = sections[name]
         if 'like' not in r.settings: return r
         nearest(f'recipe {name!r}', 'recipe to be like', r.settings['like'], sections)
-        if name in path: raise SettingsError(problem(f'recipe {name!r}', 'it is like itself', ' → '.join([*path, name])))
+        if name in path: raise SettingsError(f'recipe {name!r}', 'it is like itself', ' → '.join([*path, name]))
         return _on_top(get(r.settings['like'], [*path, name]), r)
     return {name: get(name, []) for name in sections}
 
@@ -124,8 +124,8 @@ def nearest(
     "An error where `name` is none of `names`"
     if name in names: return
     near = difflib.get_close_matches(name, names, 1, .5)
-    raise SettingsError(problem(where, f'there is no {what} {name!r}' + (f' (did you mean {near[0]!r}?)' if near else ''),
-        expected=f'one of {", ".join(names)}'))
+    raise SettingsError(where, f'there is no {what} {name!r}' + (f' (did you mean {near[0]!r}?)' if near else ''),
+        expected=f'one of {", ".join(names)}')
 
 # %% ../nbs/60_recipes.ipynb #8c5c4130
 def on_top(
@@ -139,8 +139,8 @@ def on_top(
         new = later.pop(name)
         known,like = resolved(sections),new.settings.get('like')
         if name not in known and like is None:
-            if 'learner' in new.settings or difflib.get_close_matches(name, known, 1, .8): raise SettingsError(problem(f'recipe {name!r}',
-                "it is new, and doesn't say which one it is like", expected=f'like = one of {", ".join(known)}'))
+            if 'learner' in new.settings or difflib.get_close_matches(name, known, 1, .8): raise SettingsError(f'recipe {name!r}',
+                "it is new, and doesn't say which one it is like", expected=f'like = one of {", ".join(known)}')
             continue
         if name not in known: nearest(f'recipe {name!r}', 'recipe to be like', like, known)
         base = known[name if name in known else like]
@@ -158,9 +158,9 @@ def recipes(
     "All training recipes"
     def read(path):
         try: return parse(path.read_text(encoding='utf-8-sig'), str(path))
-        except (OSError,UnicodeDecodeError) as e: raise SettingsError(problem('settings', f'{path} can\'t be read', e, 'a text file in UTF-8')) from None
+        except (OSError,UnicodeDecodeError) as e: raise SettingsError('settings', f'{path} can\'t be read', e, 'a text file in UTF-8') from None
     shipped,path = read(Path(__file__).parent/'settings.ini'),Path(file or 'settings.ini')
-    if file and not path.is_file(): raise SettingsError(problem('settings', 'no such file', path))
+    if file and not path.is_file(): raise SettingsError('settings', 'no such file', path)
     return resolved(on_top(shipped, read(path)) if path.is_file() else shipped)
 
 def recipe(
@@ -225,7 +225,7 @@ class Gather(Pipe):
         source, # a pipe of Steps
         n:int, # rows
     ):
-        if not n >= 1: raise ValueError(problem('Gather', 'n', n, 'at least 1'))
+        if not n >= 1: raise ArgumentError('Gather', 'n', n, 'at least 1')
         super().__init__(source)
         self.n = n
         self._fresh()
@@ -260,8 +260,8 @@ class Observe(gym.ObservationWrapper):
     def __init__(self, env, which):
         super().__init__(env)
         b = env.observation_space
-        if not isinstance(b, spaces.Box) or len(b.shape) != 1 or max(which) >= b.shape[0]: raise SettingsError(problem('recipe', "setting 'observe'", which,
-            f'places in a flat observation; here it is {b}', '--set observe=all'))
+        if not isinstance(b, spaces.Box) or len(b.shape) != 1 or max(which) >= b.shape[0]: raise SettingsError('recipe', "setting 'observe'", which,
+            f'places in a flat observation; here it is {b}', '--set observe=all')
         self.which,self.observation_space = list(which),spaces.Box(b.low[list(which)], b.high[list(which)], dtype=b.dtype)
     def observation(self, obs): return obs[self.which]
 
@@ -270,7 +270,7 @@ def make_env(
 )->gym.Env:
     "An environment of a recipe"
     try: env = gym.make(s['env'])
-    except (gym.error.Error,ImportError) as e: raise SettingsError(problem('recipe', "setting 'env'", s['env'], 'an environment of gymnasium', ' '.join(str(e).split()))) from None
+    except (gym.error.Error,ImportError) as e: raise SettingsError('recipe', "setting 'env'", s['env'], 'an environment of gymnasium', ' '.join(str(e).split())) from None
     which = s.get('observe', 'all')
     return env if which == 'all' else Observe(env, (which,) if isinstance(which, int) else which)
 
@@ -285,8 +285,8 @@ class Agent:
             _check(settings)
             self._build(settings)
         except SettingsError: raise
-        except (ValueError,TypeError,RuntimeError,KeyError) as e: raise SettingsError(problem('recipe', "these settings can't be built",
-            f'setting {e} is missing' if isinstance(e, KeyError) else ' '.join(str(e).split()))) from e
+        except (ValueError,TypeError,RuntimeError,KeyError) as e: raise SettingsError('recipe', "these settings can't be built",
+            f'setting {e} is missing' if isinstance(e, KeyError) else ' '.join(str(e).split())) from e
 
     def _build(self, s):
         torch.manual_seed(s['seed'])
@@ -305,15 +305,15 @@ def _check(s):
     nearest('recipe', 'learner', s['learner'], LEARNERS)
     nearest('recipe', 'memory', s['memory'], MEMORIES[s['learner']])
     key,like = NEEDS.get(s['memory'], ('learner',''))
-    if key not in s: raise SettingsError(problem('recipe', f"memory = {s['memory']} needs settings that this recipe doesn't have",
-        remedy=f'begin with {like}'))
-    if s['steps'] <= s.get('warmup', 0): raise SettingsError(problem('recipe', "setting 'steps'", _text(s['steps']),
-        f"more than the warmup of {_text(s['warmup'])}", '--set warmup=…'))
+    if key not in s: raise SettingsError('recipe', f"memory = {s['memory']} needs settings that this recipe doesn't have",
+        remedy=f'begin with {like}')
+    if s['steps'] <= s.get('warmup', 0): raise SettingsError('recipe', "setting 'steps'", _text(s['steps']),
+        f"more than the warmup of {_text(s['warmup'])}", '--set warmup=…')
     for key,value in s.items():
         low,high = next((r for keys,r in RANGES.items() if key in keys.split()), (None,None))
         values = value if isinstance(value, tuple) else (value,)
-        if low is not None and not all(low <= v <= high for v in values if not isinstance(v, str)): raise SettingsError(problem('recipe',
-            f'setting {key!r}', _text(value), f'from {low} to {high}' if high < INF else f'at least {low}'))
+        if low is not None and not all(low <= v <= high for v in values if not isinstance(v, str)): raise SettingsError('recipe',
+            f'setting {key!r}', _text(value), f'from {low} to {high}' if high < INF else f'at least {low}')
 
 NEEDS = dict(sequences=('length','cartpole-r2d2'), proportional=('alpha','cartpole-per'), rank=('alpha','cartpole-per'))   # memory → a setting, and who has it
 INF = float('inf')
@@ -324,7 +324,7 @@ RANGES = {'envs steps threads max_sz bs train_every n_step target_every eps_step
 # %% ../nbs/60_recipes.ipynb #c1bf4dec
 def _schedule(s, name, count):
     "A number that goes from `name` to `name_end`, if there is such a setting"
-    return Linear(s[name], s[name + '_end'], max(count, 1)) if name + '_end' in s else s[name]
+    return LinearSchedule(s[name], s[name + '_end'], max(count, 1)) if name + '_end' in s else s[name]
 
 def _updates(s): return round((s['steps'] - s['warmup'])*s['ratio'])
 
@@ -347,7 +347,7 @@ def _dqn(self):
 
 # %% ../nbs/60_recipes.ipynb #73d20f35
 def _recurrent(s, observations, actions):
-    if not isinstance(s['network'], int): raise SettingsError(problem('recipe', "setting 'network'", _text(s['network']), 'one size, of the LSTM'))
+    if not isinstance(s['network'], int): raise SettingsError('recipe', "setting 'network'", _text(s['network']), 'one size, of the LSTM')
     return RecurrentNet(observations, actions, s['network'], s['dueling']).to(s['device'])
 
 def _r2d2(self):
@@ -380,8 +380,8 @@ MEMORIES = dict(dqn=('uniform','proportional','rank'), r2d2=('sequences',), tabl
 def _exploration(agent):
     "How often to act at random: by steps, or where the settings have a factor, by episodes"
     s = agent.settings
-    if 'eps_factor' not in s: return Linear(s['eps_start'], s['eps_end'], s['eps_steps'])
-    schedule = Geometric(s['eps_start'], s['eps_factor'])
+    if 'eps_factor' not in s: return LinearSchedule(s['eps_start'], s['eps_end'], s['eps_steps'])
+    schedule = GeometricSchedule(s['eps_start'], s['eps_factor'])
     return lambda asked: schedule(len(agent.journal.returns))
 
 # %% ../nbs/60_recipes.ipynb #751933ea

@@ -15,7 +15,6 @@ from time import perf_counter
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from . import __version__
-from .core import problem
 from .recipes import Agent, SettingsError, evaluate
 
 # %% ../nbs/61_runs.ipynb #f52f9b8d
@@ -38,8 +37,8 @@ def load_checkpoint(
 )->dict: # numbers, texts and tensors
     "Read a checkpoint; nothing in the file is executed"
     try: return torch.load(path, map_location='cpu', weights_only=True)
-    except FileNotFoundError: raise SettingsError(problem('run', 'no checkpoint', path, remedy='the run was stopped before its first one; start it again')) from None
-    except Exception as e: raise SettingsError(problem('run', f'{path} can\'t be read as a checkpoint', ' '.join(str(e).split())[:200])) from e
+    except FileNotFoundError: raise SettingsError('run', 'no checkpoint', path, remedy='the run was stopped before its first one; start it again') from None
+    except Exception as e: raise SettingsError('run', f'{path} can\'t be read as a checkpoint', ' '.join(str(e).split())[:200]) from e
 
 # %% ../nbs/61_runs.ipynb #c8d77f7d
 @contextmanager
@@ -52,7 +51,7 @@ def alone(
     directory = os.open(out, os.O_RDONLY)
     try:
         try: fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError: raise SettingsError(problem('run', 'another process is at work in this directory', out)) from None
+        except OSError: raise SettingsError('run', 'another process is at work in this directory', out) from None
         yield
     finally: os.close(directory)
 
@@ -160,7 +159,7 @@ def save(self:Run):
 def load(self:Run):
     "Stand where the checkpoint was written"
     state = load_checkpoint(self.out/'checkpoint.pt')
-    if not {'agent','run'} <= set(state): raise SettingsError(problem('run', f'{self.out/"checkpoint.pt"} is of no run', sorted(map(str, state)), 'agent, run'))
+    if not {'agent','run'} <= set(state): raise SettingsError('run', f'{self.out/"checkpoint.pt"} is of no run', sorted(map(str, state)), 'agent, run')
     self.agent.load_state_dict(state['agent'])
     for k in _KEPT: setattr(self, k, state['run'][k])
     self._due()
@@ -182,10 +181,10 @@ def read_config(
 )->dict: # recipe, settings, versions
     "What a run was asked for"
     try: config = json.loads((Path(out)/'config.json').read_text())
-    except OSError: raise SettingsError(problem('run', 'this is no run\'s directory: it has no config.json', out)) from None
-    except ValueError as e: raise SettingsError(problem('run', f'{out}/config.json can\'t be read', e)) from None
-    if not isinstance(config, dict) or not isinstance(config.get('settings'), dict) or 'recipe' not in config: raise SettingsError(problem('run',
-        f'{out}/config.json is of no run', config, 'recipe and settings'))
+    except OSError: raise SettingsError('run', 'this is no run\'s directory: it has no config.json', out) from None
+    except ValueError as e: raise SettingsError('run', f'{out}/config.json can\'t be read', e) from None
+    if not isinstance(config, dict) or not isinstance(config.get('settings'), dict) or 'recipe' not in config: raise SettingsError('run',
+        f'{out}/config.json is of no run', config, 'recipe and settings')
     config['settings'] = {k: tuple(v) if isinstance(v, list) else v for k,v in config['settings'].items()}
     return config
 
@@ -198,8 +197,8 @@ def start(
     s = recipe.settings
     if out is None: out = next(p for i in range(1, 10**6) for p in [Path('runs')/(f'{recipe.name}-seed{s["seed"]}' + f'-{i}'*(i > 1))] if not p.exists())
     out = Path(out)
-    if (out/'checkpoint.pt').exists(): raise SettingsError(problem('run', 'there is a run already in this directory', out,
-        remedy=f'--resume {out}, or another --out'))
+    if (out/'checkpoint.pt').exists(): raise SettingsError('run', 'there is a run already in this directory', out,
+        remedy=f'--resume {out}, or another --out')
     run = Run(out, recipe.name, s)
     out.mkdir(parents=True, exist_ok=True)
     for old in 'metrics.jsonl','summary.json': (out/old).unlink(missing_ok=True)   # of a run that was killed before its first checkpoint
@@ -217,7 +216,7 @@ def reopen(
     config = read_config(out)
     if steps: config['settings']['steps'] = steps
     try: run = Run(out, config['recipe'], config['settings'])
-    except SettingsError as e: raise SettingsError(problem('run', f'{out}/config.json: {e}')) from e
+    except SettingsError as e: raise SettingsError('run', f'{out}/config.json: {e}') from e
     return run.load()
 
 def resume(
@@ -227,8 +226,8 @@ def resume(
     "A run that goes on from its last checkpoint"
     run = reopen(out, steps)
     j,summary = run.agent.journal,run.out/'summary.json'
-    if j.over and summary.exists(): raise SettingsError(problem('run', f'{out} has come to its end', f'{j.steps:_} steps and {len(j.returns):_} episodes',
-        remedy='more --steps' if j.steps >= j.max_steps else None))
+    if j.over and summary.exists(): raise SettingsError('run', f'{out} has come to its end', f'{j.steps:_} steps and {len(j.returns):_} episodes',
+        remedy='more --steps' if j.steps >= j.max_steps else None)
     if steps: write_whole(run.out/'config.json', json.dumps({**read_config(out), 'settings': run.settings}, indent=2))
     def stays(m): return m['env_steps'] <= j.steps and not (j.over and m.get('eval_episodes') == 20 and m['env_steps'] == j.steps)   # that one comes again
     write_whole(run.out/'metrics.jsonl', ''.join(json.dumps(m) + '\n' for m in read_metrics(out) if stays(m)))

@@ -10,7 +10,8 @@ import difflib
 from collections import deque
 import numpy as np, torch
 from fastcore.basics import patch
-from .core import EPISODE, BlockError, Steps, dtype_spec, extend_dtype, memmove, njit, plain_dtype, problem, row_places, spec_dtype
+from .core import (EPISODE, ArgumentError, ArgumentTypeError, BlockError, Steps, dtype_spec, extend_dtype, memmove,
+    njit, plain_dtype, row_places, spec_dtype)
 from .pipe import Pipe, stage
 
 # %% ../nbs/21_sequence.ipynb #f3bfdf47
@@ -34,7 +35,7 @@ def _tail_start(p, length, stride, tail):
 # %% ../nbs/21_sequence.ipynb #4a264127
 def _places(dtype:np.dtype)->list: # itemsize, and the offsets of the columns; -1: no `n`
     "Where the kernel finds what says to which episode a row belongs"
-    def refuse(n, got, expected, remedy): raise BlockError(problem('SequenceChunker', f'column {n!r}', got, expected, remedy))
+    def refuse(n, got, expected, remedy): raise BlockError('SequenceChunker', f'column {n!r}', got, expected, remedy)
     dtype,places = row_places('SequenceChunker', dtype, EPISODE)
     if 'mask' in dtype.names: refuse('mask', 'one that is there already', 'none',
         'a chunker adds it: one is enough, and it takes steps, not sequences')
@@ -105,7 +106,7 @@ class SequenceChunker(Pipe):
 # %% ../nbs/21_sequence.ipynb #be8bf663
 @patch
 def _check_arguments(self:SequenceChunker, length, overlap, tail):
-    def refuse(what, got, expected, remedy=None): raise ValueError(problem(type(self).__name__, what, got, expected, remedy))
+    def refuse(what, got, expected, remedy=None): raise ArgumentError(type(self).__name__, what, got, expected, remedy)
     def whole(x): return isinstance(x, (int,np.integer)) and not isinstance(x, bool)
     if not whole(length) or not 1 <= length < 2**31: refuse('length', repr(length), 'a whole number of rows, at least 1')
     if not whole(overlap) or not 0 <= overlap < length: refuse('overlap', repr(overlap),
@@ -135,8 +136,8 @@ def chunk(self:SequenceChunker,
     steps:Steps, # a block of rows, or one row
 )->list: # `Steps` of shape [length], each in memory of its own
     "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
-    if not isinstance(steps, Steps): raise TypeError(problem(type(self).__name__, 'a block of rows', type(steps).__name__, 'Steps',
-        'Steps(rows) with rows from step_dtype'))
+    if not isinstance(steps, Steps): raise ArgumentTypeError(type(self).__name__, 'a block of rows', type(steps).__name__, 'Steps',
+        'Steps(rows) with rows from step_dtype')
     rows = steps.rows
     if rows.ndim != 1: rows = self._flat(rows)
     if rows.dtype is not self._known: self._accept(rows)
@@ -159,8 +160,8 @@ def _sequence(self:SequenceChunker, lane, first, end):
 # %% ../nbs/21_sequence.ipynb #ad5fe5dd
 @patch
 def _flat(self:SequenceChunker, rows):
-    if rows.ndim > 1: raise BlockError(problem(type(self).__name__, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
-        'a chunker takes steps as they come from a stepper, not sequences or batches of them'))
+    if rows.ndim > 1: raise BlockError(type(self).__name__, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
+        'a chunker takes steps as they come from a stepper, not sequences or batches of them')
     return rows.reshape(1)
 
 @patch
@@ -171,8 +172,8 @@ def _accept(self:SequenceChunker, rows):
     elif dtype != self._row:
         new,old = ({n: str(d[n]) for n in d.names} for d in (dtype, self._row))
         wrong = [f'{n!r} is {new.get(n,"missing")}, not {old.get(n,"there")}' for n in old|new if new.get(n) != old.get(n)]
-        raise BlockError(problem(type(self).__name__, 'a block with other columns than those before', '; '.join(wrong) or dtype,
-            remedy='use one chunker for each kind of row'))
+        raise BlockError(type(self).__name__, 'a block with other columns than those before', '; '.join(wrong) or dtype,
+            remedy='use one chunker for each kind of row')
     self._known = rows.dtype
 
 # %% ../nbs/21_sequence.ipynb #e33c6678
@@ -187,8 +188,8 @@ def _admit(self:SequenceChunker, envs):
     strange = np.flatnonzero((envs < 0) | (envs >= _MAX_ENVS))
     if len(strange):
         if not len(self._ids): self._fresh()   # not even its columns stay
-        raise BlockError(problem(type(self).__name__, f"row {strange[0]} of the block, column 'env_id'", envs[strange[0]],
-            f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0'))
+        raise BlockError(type(self).__name__, f"row {strange[0]} of the block, column 'env_id'", envs[strange[0]],
+            f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0')
     self._add_lanes(np.setdiff1d(envs, self._ids))
 
 @patch
@@ -225,9 +226,9 @@ def _held(counts, length):
 
 @patch
 def check_state(self:SequenceChunker, state):
-    if state['arguments'] != [self.length, self.overlap, self.tail]: raise ValueError(problem(type(self).__name__,
+    if state['arguments'] != [self.length, self.overlap, self.tail]: raise ArgumentError(type(self).__name__,
         'a saved stage with other arguments', state['arguments'], [self.length, self.overlap, self.tail],
-        'build the stage that was saved'))
+        'build the stage that was saved')
 
 @patch
 def restore(self:SequenceChunker, state):

@@ -13,7 +13,7 @@ import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from .core import Steps, problem, step_dtype
+from .core import ArgumentError, Steps, step_dtype
 from .pipe import Items, above
 
 # %% ../nbs/02_testing.ipynb #e9006a6c
@@ -27,13 +27,13 @@ class ScriptedEnv(gym.Env):
         observation_space:spaces.Space=None, # default: a Box around the states
         action_space:spaces.Space=None, # default: Discrete(3)
     ):
-        if len(terminations) != len(rewards) or len(truncations) != len(rewards): raise ValueError(problem('ScriptedEnv',
+        if len(terminations) != len(rewards) or len(truncations) != len(rewards): raise ArgumentError('ScriptedEnv',
             'terminations and truncations',
-            [len(terminations), len(truncations)], f'one for each of {len(rewards)} rewards'))
+            [len(terminations), len(truncations)], f'one for each of {len(rewards)} rewards')
         done = np.logical_or(terminations, truncations)
-        if len(rewards) == 0 or not done[-1]: raise ValueError(problem('ScriptedEnv', 'a script must end with the end of an episode'))
-        if len(states) != len(rewards) + done.sum(): raise ValueError(problem('ScriptedEnv', 'states', len(states),
-            f'{len(rewards)} steps + {done.sum()} episodes = {len(rewards)+done.sum()}', "give every episode its final state"))
+        if len(rewards) == 0 or not done[-1]: raise ArgumentError('ScriptedEnv', 'a script must end with the end of an episode')
+        if len(states) != len(rewards) + done.sum(): raise ArgumentError('ScriptedEnv', 'states', len(states),
+            f'{len(rewards)} steps + {done.sum()} episodes = {len(rewards)+done.sum()}', "give every episode its final state")
         self.states,self.rewards,self.terminations,self.truncations = states,rewards,terminations,truncations
         first = np.asarray(states[0]) if observation_space is None else None
         self.observation_space = observation_space or spaces.Box(-np.inf, np.inf, first.shape, np.float32)
@@ -85,8 +85,8 @@ def script(
     env:int=0, # which environment, for numbers of its own
 )->dict: # arguments for ScriptedEnv
     "Episodes of given lengths with numbers that are all different"
-    if not lengths or 0 in lengths: raise ValueError(problem('script', 'lengths of episodes', list(lengths),
-        'at least one, and none of 0 steps'))
+    if not lengths or 0 in lengths: raise ArgumentError('script', 'lengths of episodes', list(lengths),
+        'at least one, and none of 0 steps')
     ends = np.cumsum(np.abs(lengths)) - 1
     n = ends[-1] + 1
     term,trunc = np.zeros((2,n), bool)

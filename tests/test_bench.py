@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from fastrl_replay import bench, buffers, peers
-from fastrl_replay.bench import CONTESTS, FLOORS, contestants, fastest, floors, measure, medians, summary, table
-from fastrl_replay.peers import ADAPTERS, Peer, PeerError, Rows, wrong_rows
+from fastrl_replay.bench import bench, buffers, peers
+from fastrl_replay.bench.bench import CONTESTS, FLOORS, contestants, fastest, floors, measure, medians, summary, table
+from fastrl_replay.bench.peers import ADAPTERS, Peer, PeerError, Rows, wrong_rows
 
 # Three libraries that nobody should install, in a copy of the peers' module.
 STRANGERS = '''

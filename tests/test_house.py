@@ -15,7 +15,7 @@ TORCH = 'torch~=2.13.0'                           # as in the README's commands
 # The public surface, as documented: module -> names that `from fastrl_replay.all import *` gives.
 # A new public name is added here, in the index's map and in the changelog.
 SURFACE = {
-    'core': 'Steps step_dtype ActionError BlockError EnvError NotEnoughRows StaleKey',
+    'core': 'Steps step_dtype ActionError ArgumentError ArgumentTypeError BlockError EnvError NotEnoughRows StaleKey StateError',
     'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
     'envs': 'GymStepper',
@@ -29,7 +29,7 @@ SURFACE = {
     'replay.prioritized': 'PrioritizedReplay',
     'replay.sequences': 'SequenceReplay Sequences',
     'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
-    'policies': 'Dueling EpsGreedy Flatten Geometric Linear RecurrentNet value_net',
+    'policies': 'Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet value_net',
     'learners': 'DQNLearner QLearner QTable R2D2Learner discounts dqn_errors r2d2_errors',
     'interop': 'Columns PipeNode StatefulPipe',
     'parallel': 'Parallel WorkerError',

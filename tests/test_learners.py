@@ -77,7 +77,7 @@ class Plain:
 def test_a_table_learns_row_by_row(columns, scheduled, start, batches, n, gamma, lr, seed):
     "A dict of floats and a loop: errors, records, values; spaces that begin anywhere"
     table = QTable(Discrete(5, start=start), Discrete(3))
-    learner = QLearner([], table, gamma, lr=Linear(lr, 0, 3) if scheduled else lr)
+    learner = QLearner([], table, gamma, lr=LinearSchedule(lr, 0, 3) if scheduled else lr)
     q = {(s,a): 0. for s in range(start, start+5) for a in range(3)}
     for k in range(batches):
         rows,tds = fill(n + 1, Discrete(5, start=start), seed=seed+k, **columns),[]
@@ -97,7 +97,7 @@ def test_a_table_learns_row_by_row(columns, scheduled, start, batches, n, gamma,
 @pytest.mark.parametrize('kind', ['proportional','rank'])
 def test_a_table_and_a_replay(kind):
     "The absolute errors become the priorities; a chain that is saved and loaded goes on with the same numbers"
-    def make(): return PrioritizedReplay([Steps(fill(4, Discrete(5), seed=i)) for i in range(30)], bs=6, max_sz=40, kind=kind, alpha=1., eps=0., seed=1).q_learn(QTable(Discrete(5), Discrete(3)), lr=Linear(.5, .1, 20))
+    def make(): return PrioritizedReplay([Steps(fill(4, Discrete(5), seed=i)) for i in range(30)], bs=6, max_sz=40, kind=kind, alpha=1., eps=0., seed=1).q_learn(QTable(Discrete(5), Discrete(3)), lr=LinearSchedule(.5, .1, 20))
     replay,table,seen = make().source,QTable(Discrete(5), Discrete(3)),[]
     replay.update_priorities = lambda keys, td: seen.append((keys.copy(), td.copy()))
     replay.add(Steps(fill(40, Discrete(5))))
@@ -190,7 +190,7 @@ class PlainDQN(Plain):
         return dict(loss=loss, norm=self.step(grads), td=np.abs(tds).mean(), q=np.mean(qs)),tds
 
 settings_of_dqn = st.fixed_dictionaries(dict(gamma=st.floats(0, 1), double=st.booleans(), target_every=st.integers(1, 4),
-    tau=st.sampled_from([1., .5, .01]), max_norm=st.sampled_from([.01, .1, 10.]), lr=st.sampled_from([1e-2, 0., Linear(.05, .01, 3)])))
+    tau=st.sampled_from([1., .5, .01]), max_norm=st.sampled_from([.01, .1, 10.]), lr=st.sampled_from([1e-2, 0., LinearSchedule(.05, .01, 3)])))
 
 @pytest.mark.parametrize('columns', [{}, dict(weight='f4'), dict(discount='f4'), dict(discount='f4', weight='f4')], ids=' '.join)
 @cases(20)
@@ -211,7 +211,7 @@ def test_a_network_learns_row_by_row(columns, settings, n, seed, size):
     assert learner.updates == 9
 
 @pytest.mark.parametrize('kind', ['proportional','rank'])
-@pytest.mark.parametrize('alpha,beta', [(.6,.4), (1.,Linear(.4, 1, 5))])
+@pytest.mark.parametrize('alpha,beta', [(.6,.4), (1.,LinearSchedule(.4, 1, 5))])
 def test_what_the_replay_hears_is_what_the_loop_says(kind, alpha, beta):
     "Weights of a real replay, errors with their sign, in the order of the batch; then the priorities themselves"
     replay,heard = PrioritizedReplay(None, 8, 50, kind=kind, alpha=alpha, beta=beta, seed=0),[]
@@ -273,7 +273,7 @@ def test_truncated_goes_on_and_terminated_does_not():
 def test_plain_q_learning_where_both_look():
     "One row at a time without hidden layers: a network on ones at their places, learned by SGD with errors below 1, is a table"
     rows = fill(200, Discrete(5), seed=3, size=.1); rows['reward'] = rows['reward'].clip(-.3, .3)
-    net = nn.Sequential(Flatten(Discrete(5)), nn.Linear(5, 3, bias=False)); net[1].weight.data.zero_()
+    net = nn.Sequential(FlattenSpace(Discrete(5)), nn.Linear(5, 3, bias=False)); net[1].weight.data.zero_()
     dqn = DQNLearner([Steps(rows[i:i+1]) for i in range(200)], net, gamma=.5, target_every=1, double=False, optimizer=sgd(.25))
     table = QTable(Discrete(5), Discrete(3))
     q = QLearner([Steps(rows)], table, .5, .25)
@@ -374,7 +374,7 @@ def test_a_recurrent_network_learns_step_by_step(start, rescaled, story, n, gamm
     replay = SequenceReplay(None, 3, 200, eta=eta, alpha=.7, beta=.6, eps=1e-3, state='zero' if start == 'zero' else 'stored', seed=seed, **settings)
     replay.add(Steps(tale(lengths, seed, hidden=start != 'none', reward=3.)))
     net = recurrent(seed)
-    common = dict(lr=Linear(.03, .01, 3), target_every=target[0], tau=target[1], max_norm=max_norm)
+    common = dict(lr=LinearSchedule(.03, .01, 3), target_every=target[0], tau=target[1], max_norm=max_norm)
     learner = R2D2Learner([], net, gamma, n, rescaled=rescaled, **common)
     plain = PlainR2D2(net, **common); plain.w,plain.target = ([net.state_dict()[k].numpy().copy() for k in plain.names] for _ in 'ab'); plain.adam = Adam(plain.w)
     for k in range(4):
@@ -449,16 +449,16 @@ def cartpoles(seed, tau=1., optimizer=None, tail=None):
     torch.manual_seed(seed)
     net = value_net(Box(-9, 9, (4,)), Discrete(2), (16,), dueling=True)
     if tail: net.append(tail())
-    policy = EpsGreedy(net, Linear(1, .1, 60), seed=seed)
-    pipe = (GymStepper(['CartPole-v1']*3, policy, seed=seed).n_step(3, .9).prioritized_replay(8, 60, ratio=.5, warmup=12, beta=Linear(.4, 1, 20), seed=seed)
-        .dqn(net, lr=Linear(1e-2, 1e-3, 30), target_every=4, tau=tau, optimizer=optimizer))
+    policy = EpsGreedy(net, LinearSchedule(1, .1, 60), seed=seed)
+    pipe = (GymStepper(['CartPole-v1']*3, policy, seed=seed).n_step(3, .9).prioritized_replay(8, 60, ratio=.5, warmup=12, beta=LinearSchedule(.4, 1, 20), seed=seed)
+        .dqn(net, lr=LinearSchedule(1e-2, 1e-3, 30), target_every=4, tau=tau, optimizer=optimizer))
     return pipe,policy
 
 def scripted(seed, tau=1., optimizer=None, state='stored'):
     torch.manual_seed(seed)
     envs = [ScriptedEnv(**script(3,-5,1,4, env=0)),ScriptedEnv(**script(-2,7, env=1))]
     net = RecurrentNet(envs[0].observation_space, envs[0].action_space, 4)
-    policy = EpsGreedy(net, Linear(1, .1, 60), seed=seed)
+    policy = EpsGreedy(net, LinearSchedule(1, .1, 60), seed=seed)
     pipe = (GymStepper(envs, policy, seed=seed).sequence_replay(3, 40, length=4, burn_in=1, overlap=2, state=state, seed=seed)
         .r2d2(net, n=2, lr=1e-2, target_every=4, tau=tau, optimizer=optimizer))
     return pipe,policy

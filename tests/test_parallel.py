@@ -178,7 +178,7 @@ def test_training_can_be_repeated_and_resumed():
     def chain():
         torch.manual_seed(0)
         net = value_net(BOX, TWO, [16])
-        return (GymStepper(['CartPole-v1']*2, EpsGreedy(net, Linear(1, .1, 300), seed=0), seed=0).n_step(3, .99).parallel(2, bunch=3, **FORK)
+        return (GymStepper(['CartPole-v1']*2, EpsGreedy(net, LinearSchedule(1, .1, 300), seed=0), seed=0).n_step(3, .99).parallel(2, bunch=3, **FORK)
                 .prioritized_replay(bs=16, max_sz=200, warmup=40, seed=0).dqn(net))
     a, b, c = chain(), chain(), chain()
     first = [r['loss'] for r in islice(a, 35)]

@@ -28,24 +28,24 @@ def states(n): return torch.zeros(n, 2)
 @given(st.floats(-10, 10), st.floats(-10, 10), st.integers(1, 50))
 def test_a_line(start, end, steps):
     "Even steps, and then the end; never beyond either"
-    line = Linear(start, end, steps)
+    line = LinearSchedule(start, end, steps)
     for i in range(steps): assert line(i) == pytest.approx(start + (end - start)*i/steps, abs=1e-12)
     for i in steps,steps+1,10*steps,10**12: assert line(i) == pytest.approx(end, abs=1e-12)
 
 def test_a_line_ends_at_its_end():
     "“and `end` ever after”: not beside it"
-    assert [Linear(1., .05, 10)(i) for i in (10,11)] == [.05,.05]
+    assert [LinearSchedule(1., .05, 10)(i) for i in (10,11)] == [.05,.05]
 
 @pytest.mark.parametrize('steps', [0, -1, nan])
 def test_lines_without_length(steps):
     "Are refused"
-    with pytest.raises(ValueError, match=f'Linear: steps; got {steps}; expected more than 0'): Linear(1, 0, steps)
+    with pytest.raises(ValueError, match=f'LinearSchedule: steps; got {steps}; expected more than 0'): LinearSchedule(1, 0, steps)
 
 @pytest.mark.parametrize('start,factor,end,at,expected', [(8,.5,1.,3,1.), (8,.5,1.,2,2.), (8,.5,3.,2,3.), (8,.5,0.,40,8*.5**40), (1,2,9.,3,8.), (1,2,9.,4,9.), (1,2,0.,5,32.), (5,1.,0.,9,5.),
     pytest.param(.5,1.,.1,9,.5)])
 def test_geometric_by_hand(start, factor, end, at, expected):
     "Falling, growing, standing"
-    assert Geometric(start, factor, end)(at) == pytest.approx(expected)
+    assert GeometricSchedule(start, factor, end)(at) == pytest.approx(expected)
 
 # ---- chance ----
 
@@ -64,7 +64,7 @@ class Plain:
 def test_it_throws_the_plain_dice(n, actions, eps, seed, calls):
     "Action for action, whatever eps is, with any number of environments, none too"
     rng = np.random.default_rng(seed)
-    given = dict(array=rng.random(n), list=rng.integers(0, 2, n).tolist(), schedule=Linear(1, 0, 9)).get(eps, eps)
+    given = dict(array=rng.random(n), list=rng.integers(0, 2, n).tolist(), schedule=LinearSchedule(1, 0, 9)).get(eps, eps)
     asked,plain = [],Plain(seed)
     policy = EpsGreedy(lambda s: asked.append(len(s)) or q, given, seed)
     for _ in range(calls):
@@ -95,12 +95,12 @@ def test_environments_explore_on_their_own():
 
 def test_the_same_dice_whatever_the_schedule():
     "Who explores with a small eps explores the same with a large one; in between, others may differ"
-    lots = [np.stack([p(states(3)) for p in [EpsGreedy(prefers(2,0,4), eps, seed=1)] for _ in range(300)]) for eps in (0., .2, .6, Linear(1, .6, 500), 1.)]
+    lots = [np.stack([p(states(3)) for p in [EpsGreedy(prefers(2,0,4), eps, seed=1)] for _ in range(300)]) for eps in (0., .2, .6, LinearSchedule(1, .6, 500), 1.)]
     for few,many in zip(lots, lots[1:]):
         explored = few != lots[0]
         assert (few[explored] == many[explored]).all()
     ends = []
-    for eps in 0.,.5,1.,Linear(1, 0, 40):
+    for eps in 0.,.5,1.,LinearSchedule(1, 0, 40):
         p = EpsGreedy(prefers(2,0,4), eps, seed=1)
         for _ in range(20): p(states(3))
         ends.append(p.state_dict())
@@ -145,7 +145,7 @@ def test_a_failed_call_was_never_made(wrong):
     with pytest.raises((ValueError,RuntimeError)): policy(states(3))
     assert policy.state_dict() == before
 
-@pytest.mark.parametrize('eps', [Linear(1, .1, 50), .5, np.array([.2,.9,1.])])
+@pytest.mark.parametrize('eps', [LinearSchedule(1, .1, 50), .5, np.array([.2,.9,1.])])
 @pytest.mark.parametrize('calls', [0, 1, 13])
 def test_dice_through_a_file(eps, calls):
     "A policy of another seed goes on with the same actions; the saved one isn't disturbed, pickles and copies neither"
@@ -269,7 +269,7 @@ def deeper(x, f): return {k: deeper(v, f) for k,v in x.items()} if isinstance(x,
 def test_flat_as_gymnasium_has_it(space, seed, n):
     "Any nested space: the same numbers in the same order; leading axes stay, whatever they are"
     space.seed(seed)
-    samples,flat = [space.sample() for _ in range(n)],Flatten(space)
+    samples,flat = [space.sample() for _ in range(n)],FlattenSpace(space)
     x,expected = tensors(space, samples),np.stack([spaces.flatten(space, s) for s in samples]).astype(np.float32)
     got = flat(x)
     assert got.dtype == torch.float32 and got.shape == (n,flat.size) and flat.size == spaces.flatdim(space)
@@ -283,18 +283,18 @@ def test_many_numbers_that_begin_anywhere(start):
     space = spaces.MultiDiscrete([2,3], start=start)
     for a in range(2):
         for b in range(3):
-            got = Flatten(space)(torch.tensor([[a + start[0], b + start[1]]]))
+            got = FlattenSpace(space)(torch.tensor([[a + start[0], b + start[1]]]))
             assert got.tolist() == [[float(a == i) for i in range(2)] + [float(b == i) for i in range(3)]]
 
 @pytest.mark.parametrize('space', [spaces.Text(3), spaces.Sequence(Discrete(3)), spaces.Graph(Discrete(2), None), 4])
 def test_what_cannot_be_flat(space):
     "Is refused by name"
-    with pytest.raises(TypeError, match='^Flatten: a .* space has no fixed size; got .*; expected Box, Discrete'): Flatten(space)
+    with pytest.raises(TypeError, match='^FlattenSpace: a .* space has no fixed size; got .*; expected Box, Discrete'): FlattenSpace(space)
 
 @pytest.mark.parametrize('space', [spaces.Dict(a=Box(-1, 1), b=spaces.OneOf([Discrete(3), Discrete(4)])), spaces.Tuple([spaces.OneOf([Discrete(2), Discrete(4)])])])
 def test_parts_that_cannot_be_flat(space):
     "Are refused when the layer is made"
-    with pytest.raises(TypeError, match="^Flatten.*: a OneOf space has no fixed size"): Flatten(space)
+    with pytest.raises(TypeError, match="^FlattenSpace.*: a OneOf space has no fixed size"): FlattenSpace(space)
 
 # ---- heads and networks ----
 

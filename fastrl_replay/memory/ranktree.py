@@ -8,7 +8,7 @@ __all__ = ['SHELF', 'TOGETHER', 'RankTree']
 # %% ../../nbs/32_ranktree.ipynb #5194abbf
 import numpy as np
 from fastcore.basics import patch
-from ..core import memmove, njit, problem
+from ..core import ArgumentError, ArgumentTypeError, memmove, njit, problem
 from .sumtree import levels
 
 # %% ../../nbs/32_ranktree.ipynb #2c38ac19
@@ -294,7 +294,7 @@ class RankTree:
         capacity:int, # how many there can be
     ):
         if isinstance(capacity, bool) or not isinstance(capacity, (int,np.integer)) or not 0 < capacity < 2**31:
-            raise ValueError(problem('RankTree', 'capacity', f'{capacity!r}', 'a whole number, from 1 to 2**31 - 1'))
+            raise ArgumentError('RankTree', 'capacity', f'{capacity!r}', 'a whole number, from 1 to 2**31 - 1')
         self.capacity,self._tree,self._age = int(capacity),_shelves(int(capacity)),0
 
     nbytes = property(lambda self: sum(a.nbytes for a in self._tree), doc='Bytes reserved')
@@ -305,7 +305,7 @@ class RankTree:
     def _indices(self, idx, there=True):
         "Flat indices, all of them within the capacity and, if asked, present"
         idx = np.asarray(idx)
-        if idx.dtype.kind not in 'iu' and idx.size: raise TypeError(problem('RankTree', 'indices', idx.dtype, 'integers'))
+        if idx.dtype.kind not in 'iu' and idx.size: raise ArgumentTypeError('RankTree', 'indices', idx.dtype, 'integers')
         out = (idx < 0) | (idx >= self.capacity)
         if out.any(): raise IndexError(problem('RankTree', f'index at place {int(out.argmax())}', idx.ravel()[out.argmax()],
             f'0 to {self.capacity-1}'))
@@ -322,12 +322,12 @@ def update(self:RankTree,
 ):
     "Set priorities, of new things or of those that are here; either all of them or, with an error, none"
     flat,p = self._indices(idx, there=False),np.asarray(priority, np.float64)
-    if p.ndim and p.shape != np.shape(idx): raise ValueError(problem('RankTree.update', 'priorities', list(p.shape),
-        f'{list(np.shape(idx))}, one for each index, or a single one'))
+    if p.ndim and p.shape != np.shape(idx): raise ArgumentError('RankTree.update', 'priorities', list(p.shape),
+        f'{list(np.shape(idx))}, one for each index, or a single one')
     p = np.ascontiguousarray(np.broadcast_to(p, np.shape(idx))).ravel()
     wrong = ~np.isfinite(p)
-    if wrong.any(): raise ValueError(problem('RankTree', f'priority at place {int(wrong.argmax())}, for index {flat[wrong.argmax()]}',
-        p[wrong.argmax()], 'a finite number'))
+    if wrong.any(): raise ArgumentError('RankTree', f'priority at place {int(wrong.argmax())}, for index {flat[wrong.argmax()]}',
+        p[wrong.argmax()], 'a finite number')
     self._age,_ = _update(self._tree, flat, p, self._age)
 
 @patch
@@ -354,7 +354,7 @@ def select(self:RankTree,
 ): # the index that has each
     "Who has this rank"
     ranks = np.asarray(rank)
-    if ranks.dtype.kind not in 'iu' and ranks.size: raise TypeError(problem('RankTree.select', 'ranks', ranks.dtype, 'integers'))
+    if ranks.dtype.kind not in 'iu' and ranks.size: raise ArgumentTypeError('RankTree.select', 'ranks', ranks.dtype, 'integers')
     out = (ranks < 1) | (ranks > len(self))
     if out.any(): raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()],
         f'1 to {len(self)}' if len(self) else 'nothing: it is empty'))

@@ -8,7 +8,7 @@ __all__ = ['random_bits', 'random_seed', 'Uniform', 'check_sampler', 'draw_place
 # %% ../../nbs/33_samplers.ipynb #818c76d3
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import NotEnoughRows, StaleKey, njit, problem
+from ..core import ArgumentError, NotEnoughRows, StaleKey, njit
 from . import ranktree, sumtree
 from .ranktree import RankTree
 from .sumtree import LARGEST, SumTree
@@ -97,8 +97,8 @@ class Uniform:
         "Draw `n` keys, distinct unless `replacement`"
         n,here = int(n),self.end - self.first
         keys = np.empty(n, np.int64)
-        if here < (1 if self.replacement else max(n, 1)): raise NotEnoughRows(problem('Uniform', 'keys to draw', here,
-            f'at least {1 if self.replacement else n}'))
+        if here < (1 if self.replacement else max(n, 1)): raise NotEnoughRows('Uniform', 'keys to draw', here,
+            f'at least {1 if self.replacement else n}')
         if self.replacement: self._count = _draw(self._seed, self._count, self.first, here, keys)
         elif 2*n > here: self._count = _draw_most(self._seed, self._count, self.first, here, keys)
         else:
@@ -145,7 +145,7 @@ class _Prioritized:
     "Keys with priorities: which there are, what new ones get, how to go on"
     def __init__(self, capacity, tree, alpha, eps, seed, stratified, ever):
         for what,x in dict(alpha=alpha, eps=eps).items():
-            if not 0 <= x < np.inf: raise ValueError(problem(type(self).__name__, what, x, 'a number, 0 or more'))
+            if not 0 <= x < np.inf: raise ArgumentError(type(self).__name__, what, x, 'a number, 0 or more')
         self.capacity,self.tree,self.alpha,self.eps,self.stratified,self.ever = capacity,tree,alpha,eps,stratified,ever
         self._seed,self._count,self.first,self.end,self.largest_ever = random_seed(seed),0,0,0,1.
 
@@ -163,9 +163,9 @@ def added(self:_Prioritized,
     gone,left = self.first,self.end
     first,end,oldest = int(first),int(end),int(max(oldest, gone if left > gone else first, end - self.capacity))   # Python integers: numpy's can't go into a checkpoint
     come = max(first, oldest)
-    if p is not None and not (len(p) == end-first and (p <= LARGEST).all() and (p >= 0).all()): raise ValueError(problem(type(self).__name__,
+    if p is not None and not (len(p) == end-first and (p <= LARGEST).all() and (p >= 0).all()): raise ArgumentError(type(self).__name__,
         'priorities of new keys', f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}',
-        f'{end-first} numbers, from 0 to {LARGEST:g}'))
+        f'{end-first} numbers, from 0 to {LARGEST:g}')
     self._roll(gone, min(oldest, left), come, end, self.largest_ever if self.ever else -1.)
     self.first,self.end = oldest,end
     if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
@@ -177,10 +177,10 @@ def update(self:_Prioritized,
     td:np.ndarray, # float64
 ):
     "What the learner found out; where a key comes twice, the last one counts"
-    if len(td) != len(keys): raise ValueError(problem(type(self).__name__, 'TD errors', len(td), f'{len(keys)}, one for each key'))
+    if len(td) != len(keys): raise ArgumentError(type(self).__name__, 'TD errors', len(td), f'{len(keys)}, one for each key')
     slots,p = np.empty(len(keys), np.int64),np.empty(len(keys))
     bad = _as_slots(keys, td, self.first, self.end, self.capacity, self.eps, slots, p)
-    if bad < -1: raise StaleKey(problem(type(self).__name__, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}'))
+    if bad < -1: raise StaleKey(type(self).__name__, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}')
     if bad < 0: bad = self._set(slots, self._in_tree(p))
     if bad >= 0: self._refuse(bad, td)
 
@@ -197,8 +197,8 @@ def priorities(self:_Prioritized,
     return p
 
 @patch
-def _refuse(self:_Prioritized, i, td): raise ValueError(problem(type(self).__name__, f'TD error at place {i}', td[i],
-    f'a finite number, whose priority is at most {LARGEST:g}'))
+def _refuse(self:_Prioritized, i, td): raise ArgumentError(type(self).__name__, f'TD error at place {i}', td[i],
+    f'a finite number, whose priority is at most {LARGEST:g}')
 
 # %% ../../nbs/33_samplers.ipynb #e9695025
 def _kind(sampler): return type(sampler).__name__ + (f' with alpha={float(sampler.alpha):g}' if hasattr(sampler, 'alpha') else '')
@@ -208,9 +208,9 @@ def check_sampler(
     state:dict, # from a sampler's `state_dict`
 ):
     "An error where the state is not one of such a sampler"
-    if state['kind'] != _kind(sampler): raise ValueError(problem(type(sampler).__name__, 'a checkpoint of another sampler',
+    if state['kind'] != _kind(sampler): raise ArgumentError(type(sampler).__name__, 'a checkpoint of another sampler',
         state['kind'], _kind(sampler),
-        'build it as the saved one was built'))
+        'build it as the saved one was built')
 
 # %% ../../nbs/33_samplers.ipynb #b8eebf94
 @patch
@@ -287,7 +287,7 @@ def sample(self:Proportional,
     n:int, # how many keys
 )->tuple: # keys (int64), and the probability of each
     "Draw `n` keys in proportion to their priorities"
-    if not len(self): raise NotEnoughRows(problem('Proportional', 'keys to draw', 0, 'at least 1'))
+    if not len(self): raise NotEnoughRows('Proportional', 'keys to draw', 0, 'at least 1')
     keys,p = np.empty(n, np.int64),np.empty(n)
     _draw_proportional(self.tree._nodes, self.tree._starts, self._seed, self._count, self.stratified, self.first, self.end, self.capacity, keys, p)
     self._count += int(n)
@@ -352,7 +352,7 @@ def sample(self:Ranked,
 )->tuple: # keys (int64), and the probability of each
     "Draw `n` keys by rank"
     here = len(self)
-    if not here: raise NotEnoughRows(problem('Ranked', 'keys to draw', 0, 'at least 1'))
+    if not here: raise NotEnoughRows('Ranked', 'keys to draw', 0, 'at least 1')
     ends,darts,ranks,keys = self._masses(),np.empty(n),np.empty(n, np.int64),np.empty(n, np.int64)
     total = ends[here-1]
     _darts(self._seed, self._count, total, self.stratified, darts)

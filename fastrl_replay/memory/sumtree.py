@@ -8,7 +8,7 @@ __all__ = ['LARGEST', 'levels', 'SumTree']
 # %% ../../nbs/31_sumtree.ipynb #213a6409
 import numpy as np
 from fastcore.basics import patch
-from ..core import njit, problem
+from ..core import ArgumentError, ArgumentTypeError, njit, problem
 
 # %% ../../nbs/31_sumtree.ipynb #0de2acd8
 def levels(
@@ -143,7 +143,7 @@ class SumTree:
         smallest:bool=False, # keep the smallest positive priority, too
     ):
         if isinstance(capacity, bool) or not isinstance(capacity, (int,np.integer)) or not 0 < capacity < 2**31:
-            raise ValueError(problem('SumTree', 'capacity', f'{capacity!r}', 'a whole number, from 1 to 2**31 - 1'))
+            raise ArgumentError('SumTree', 'capacity', f'{capacity!r}', 'a whole number, from 1 to 2**31 - 1')
         self.capacity,self._starts = int(capacity),levels(int(capacity))
         nodes,inner = np.zeros(self._starts[-1] + 8),self._starts[-1] - self._starts[1]
         self._nodes = nodes[-nodes.ctypes.data % 64//8:][:self._starts[-1]]    # from the beginning of a line
@@ -170,9 +170,9 @@ def update(self:SumTree,
 ):
     "Set priorities; either all of them or, with an error, none"
     idx,priority = np.asarray(idx),np.asarray(priority, np.float64)
-    if idx.dtype.kind not in 'iu' and idx.size: raise TypeError(problem('SumTree.update', 'indices', idx.dtype, 'integers'))
-    if priority.ndim and priority.shape != idx.shape: raise ValueError(problem('SumTree.update', 'priorities', list(priority.shape),
-        f'{list(idx.shape)}, one for each index, or a single one'))
+    if idx.dtype.kind not in 'iu' and idx.size: raise ArgumentTypeError('SumTree.update', 'indices', idx.dtype, 'integers')
+    if priority.ndim and priority.shape != idx.shape: raise ArgumentError('SumTree.update', 'priorities', list(priority.shape),
+        f'{list(idx.shape)}, one for each index, or a single one')
     if idx.dtype == np.uint64 and (idx >= self.capacity).any(): self._refuse(int((idx >= self.capacity).argmax()), idx[idx >= self.capacity][0])
     idx,priority = np.ascontiguousarray(idx, np.int64).ravel(),np.ascontiguousarray(np.broadcast_to(priority, idx.shape)).ravel()
     bad = _update(self._nodes, self._peaks, self._lows, self._starts, self.capacity, idx, priority)
@@ -181,7 +181,7 @@ def update(self:SumTree,
 @patch
 def _refuse(self:SumTree, i, idx, priority=0.):
     if not 0 <= idx < self.capacity: raise IndexError(problem('SumTree', f'index at place {i}', idx, f'0 to {self.capacity-1}'))
-    raise ValueError(problem('SumTree', f'priority at place {i}, for index {idx}', priority, f'a number from 0 to {LARGEST:g}'))
+    raise ArgumentError('SumTree', f'priority at place {i}, for index {idx}', priority, f'a number from 0 to {LARGEST:g}')
 
 # %% ../../nbs/31_sumtree.ipynb #60b9fc22
 @patch
@@ -190,7 +190,7 @@ def __getitem__(self:SumTree, idx):
     leaves = self._nodes[:self.capacity]
     if isinstance(idx, slice): return leaves[idx].copy()
     idx = np.asarray(idx)
-    if idx.dtype.kind not in 'iu' and idx.size: raise TypeError(problem('SumTree', 'indices', idx.dtype, 'integers'))
+    if idx.dtype.kind not in 'iu' and idx.size: raise ArgumentTypeError('SumTree', 'indices', idx.dtype, 'integers')
     out = (idx < 0) | (idx >= self.capacity)
     if out.any(): self._refuse(int(out.argmax()), idx.ravel()[out.argmax()])
     found = leaves[idx.astype(np.int64)]
@@ -203,9 +203,9 @@ def find(self:SumTree,
 ): # the index (or an array of them) whose piece each lies in
     "Whose piece a place lies in: the first index whose running sum is beyond it"
     mass = np.asarray(mass, np.float64)
-    if not (mass >= 0).all(): raise ValueError(problem('SumTree.find', 'mass', mass.ravel()[int((~(mass >= 0)).argmax())], '0 or more'))
-    if not self.total: raise ValueError(problem('SumTree', 'all priorities are 0, so there is nothing to find',
-        remedy='update some first'))
+    if not (mass >= 0).all(): raise ArgumentError('SumTree.find', 'mass', mass.ravel()[int((~(mass >= 0)).argmax())], '0 or more')
+    if not self.total: raise ArgumentError('SumTree', 'all priorities are 0, so there is nothing to find',
+        remedy='update some first')
     flat,idx = mass.flatten(),np.empty(mass.size, np.int64)
     _find(self._nodes, self._starts, flat, idx)
     return idx.reshape(mass.shape) if mass.ndim else int(idx[0])

@@ -8,7 +8,8 @@ __all__ = ['aligned_empty', 'Timeline', 'as_keys', 'Batches']
 # %% ../../nbs/30_timeline.ipynb #6ab0d964
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import EPISODE, BlockError, StaleKey, Steps, dtype_spec, extend_dtype, leaves, memmove, njit, problem, row_places, spec_dtype
+from ..core import (EPISODE, ArgumentError, ArgumentTypeError, BlockError, StaleKey, Steps, dtype_spec, extend_dtype,
+    leaves, memmove, njit, problem, row_places, spec_dtype)
 
 # %% ../../nbs/30_timeline.ipynb #498cbe14
 def aligned_empty(nbytes:int)->np.ndarray: # uint8
@@ -84,7 +85,7 @@ class Timeline:
         max_sz:int, # how many rows are kept
     ):
         if isinstance(max_sz, bool) or not isinstance(max_sz, (int,np.integer)) or not 0 < max_sz < 2**31:
-            raise ValueError(problem('Timeline', 'max_sz', f'{max_sz!r}', 'a whole number of rows, from 1 to 2**31 - 1'))
+            raise ArgumentError('Timeline', 'max_sz', f'{max_sz!r}', 'a whole number of rows, from 1 to 2**31 - 1')
         self.max_sz,self.inserted,self.dtype = int(max_sz),0,None
         self._window = None     # the dtype of a window's rows, once there was one
         self._settled = False   # has a block been added, if only an empty one? Its columns stay
@@ -108,8 +109,8 @@ def add(self:Timeline,
     steps:Steps, # a block of rows, or one row
 )->np.ndarray: # the keys of the rows, int64
     "Append rows, each overwriting the oldest one when the memory is full; a block that doesn't fit is refused whole"
-    if not isinstance(steps, Steps): raise TypeError(problem('Timeline', 'a block of rows', type(steps).__name__, 'Steps',
-        'Steps(rows) with rows from step_dtype'))
+    if not isinstance(steps, Steps): raise ArgumentTypeError('Timeline', 'a block of rows', type(steps).__name__, 'Steps',
+        'Steps(rows) with rows from step_dtype')
     rows = steps.rows
     if rows.ndim != 1: rows = self._flat(rows)
     if rows.dtype is not self._known: self._accept(rows)
@@ -131,14 +132,14 @@ def _accept(self:Timeline, rows):
     elif dtype != self.dtype:
         new,old = ({n: str(d[n]) for n in d.names} for d in (dtype, self.dtype))
         wrong = [f'{n!r} is {new.get(n,"missing")}, not {old.get(n,"there")}' for n in old|new if new.get(n) != old.get(n)]
-        raise BlockError(problem('Timeline', 'a block with other columns than the rows that are here', '; '.join(wrong) or dtype,
-            remedy='use one memory for each kind of row'))
+        raise BlockError('Timeline', 'a block with other columns than the rows that are here', '; '.join(wrong) or dtype,
+            remedy='use one memory for each kind of row')
     self._known = rows.dtype
 
 @patch
 def _flat(self:Timeline, rows):
-    if rows.ndim > 1: raise BlockError(problem('Timeline', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
-        'add sequences one by one, in order'))
+    if rows.ndim > 1: raise BlockError('Timeline', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
+        'add sequences one by one, in order')
     return rows.reshape(1)
 
 # %% ../../nbs/30_timeline.ipynb #25f2a60c
@@ -148,12 +149,12 @@ def _mend(self:Timeline, steps, rows, raw):
     envs,nan = rows['env_id'],_first_nan(raw, self.dtype.itemsize, self._floats_)
     strange = np.flatnonzero((envs < 0) | (envs >= _MAX_ENVS))
     if not self._settled and (nan >= 0 or len(strange)): self.__init__(self.max_sz)   # not even its columns stay
-    if len(strange): raise BlockError(problem('Timeline', f"row {strange[0]} of the block, column 'env_id'", envs[strange[0]],
-        f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0'))
+    if len(strange): raise BlockError('Timeline', f"row {strange[0]} of the block, column 'env_id'", envs[strange[0]],
+        f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0')
     if nan >= 0:
         column = next(n for n,a in leaves(rows[nan:nan+1]) if a.dtype.kind in 'fc' and np.isnan(a).any())
-        raise BlockError(problem('Timeline', f'row {nan} of the block has a NaN in column {column!r} (env_id {envs[nan]})',
-            remedy='no space of floats contains NaN: mend the environment or the stage that made it'))
+        raise BlockError('Timeline', f'row {nan} of the block has a NaN in column {column!r} (env_id {envs[nan]})',
+            remedy='no space of floats contains NaN: mend the environment or the stage that made it')
     grown = np.full(max(2*len(self._last), envs.max()+1), -1)
     grown[:len(self._last)],self._last = self._last,grown
     return self.add(steps)
@@ -194,7 +195,7 @@ def as_keys(keys)->np.ndarray: # int64
     "Keys as the kernels want them"
     if isinstance(keys, torch.Tensor): keys = keys.cpu().numpy()
     keys = np.asarray(keys)
-    if keys.dtype.kind not in 'iu' and keys.size: raise TypeError(problem('Timeline', 'keys', keys.dtype, 'integers'))
+    if keys.dtype.kind not in 'iu' and keys.size: raise ArgumentTypeError('Timeline', 'keys', keys.dtype, 'integers')
     return (np.minimum(keys, np.uint64(2**63-1)) if keys.dtype == np.uint64 else keys).astype(np.int64, copy=False)   # far too large either way
 
 # %% ../../nbs/30_timeline.ipynb #6e9bad60
@@ -214,12 +215,12 @@ def take(self:Timeline,
 @patch
 def _stale(self:Timeline, keys, i):
     keys = np.ravel(keys.cpu() if isinstance(keys, torch.Tensor) else keys)
-    if not len(keys): raise BlockError(problem('Timeline', 'nothing was ever added, so the columns are not known'))
+    if not len(keys): raise BlockError('Timeline', 'nothing was ever added, so the columns are not known')
     key = int(keys[i])
-    if key >= self.inserted or key < 0: raise StaleKey(problem('Timeline', f'key {key} was never given out',
-        expected=f'{self.oldest} to {self.inserted-1}'))
-    raise StaleKey(problem('Timeline', f'key {key} is stale: its row was overwritten {self.oldest-key} rows ago', 
-        expected=f'{self.oldest} to {self.inserted-1}', remedy='ask valid(keys) first, or keep more rows (max_sz)'))
+    if key >= self.inserted or key < 0: raise StaleKey('Timeline', f'key {key} was never given out',
+        expected=f'{self.oldest} to {self.inserted-1}')
+    raise StaleKey('Timeline', f'key {key} is stale: its row was overwritten {self.oldest-key} rows ago', 
+        expected=f'{self.oldest} to {self.inserted-1}', remedy='ask valid(keys) first, or keep more rows (max_sz)')
 
 _NO_WEIGHTS = np.zeros(0)
 
@@ -239,7 +240,7 @@ class Batches:
     )->Steps: # with `index` and `weight`
         "The rows with these keys as a batch; counted as drawn"
         line,n = self.timeline,len(keys)
-        if len(weights) != n: raise ValueError(problem('Batches', 'weights', len(weights), f'{n}, one for each key'))
+        if len(weights) != n: raise ArgumentError('Batches', 'weights', len(weights), f'{n}, one for each key')
         out = np.empty(n*self.itemsize, np.uint8)
         bad = _gather(line._mem, line._drawn, keys, weights, out, self._plan, line.inserted, line._ages)
         if bad >= 0: line._stale(keys, bad)
@@ -283,7 +284,7 @@ def windows(self:Timeline,
 )->Steps: # of shape [len(keys), length], with `mask`
     "From each key, the next rows of the same episode; zeros and a false `mask` behind its end or the newest row"
     given,keys = keys,as_keys(keys).ravel()
-    if length < 1: raise ValueError(problem('Timeline.windows', 'length', length, 'at least 1'))
+    if length < 1: raise ArgumentError('Timeline.windows', 'length', length, 'at least 1')
     if self.dtype is None: self._stale(given, 0)
     if self._window is None: self._window = extend_dtype(self.dtype, mask='?')
     dtype = self._window
@@ -341,8 +342,8 @@ def state_dict(self:Timeline)->dict: # plain data and tensors
 @patch
 def check_state(self:Timeline, state:dict):
     "Raise where this state belongs to a memory of another size"
-    if state['max_sz'] != self.max_sz: raise ValueError(problem('Timeline', 'a saved memory of another size',
-        f"max_sz={state['max_sz']}", f'max_sz={self.max_sz}', 'build the memory with the size that was saved'))
+    if state['max_sz'] != self.max_sz: raise ArgumentError('Timeline', 'a saved memory of another size',
+        f"max_sz={state['max_sz']}", f'max_sz={self.max_sz}', 'build the memory with the size that was saved')
 
 @patch
 def load_state_dict(self:Timeline, state:dict):

@@ -11,7 +11,7 @@ from functools import lru_cache
 from threading import RLock
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import BlockError, NotEnoughRows, Steps, njit, problem
+from ..core import ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, Steps, njit
 from ..memory.samplers import Uniform, check_sampler
 from ..memory.timeline import Batches, Timeline, as_keys
 from ..pipe import Pipe, stage
@@ -57,7 +57,7 @@ def __len__(self:ExperienceReplay): return len(self.memory)
 
 @patch
 def _check_arguments(self:ExperienceReplay, bs, max_sz, ratio, warmup, replacement):
-    def refuse(what, got, expected, remedy=None): raise ValueError(problem(type(self).__name__, what, got, expected, remedy))
+    def refuse(what, got, expected, remedy=None): raise ArgumentError(type(self).__name__, what, got, expected, remedy)
     if not isinstance(bs, (int,np.integer)) or not 1 <= bs or (max_sz < bs and not replacement): refuse('bs and max_sz', f'bs={bs}, max_sz={max_sz}', 
         '1 <= bs <= max_sz, whole numbers', 'a batch of distinct rows must fit in the memory')
     if ratio is not None and not 0 <= ratio < float('inf'): refuse('ratio', ratio, 'a number, 0 or more, or None')
@@ -69,8 +69,8 @@ def add(self:ExperienceReplay,
     steps:Steps, # a block, or one row
 )->np.ndarray: # the rows' keys
     "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
-    if not isinstance(steps, Steps): raise TypeError(problem(type(self).__name__, 'what is added', type(steps).__name__, 'Steps',
-        'Steps(rows) with rows from step_dtype'))
+    if not isinstance(steps, Steps): raise ArgumentTypeError(type(self).__name__, 'what is added', type(steps).__name__, 'Steps',
+        'Steps(rows) with rows from step_dtype')
     with self._lock:
         memory = self.memory
         first = memory.inserted
@@ -90,8 +90,8 @@ def _known(self:ExperienceReplay, steps):
 def _check_columns(self:ExperienceReplay, steps):
     "The columns that a batch has besides must be free, or be those of a batch"
     for n,dtype in dict(index='i8', weight='f4').items():
-        if n in steps.dtype.names and steps.dtype[n] != dtype: raise BlockError(problem(type(self).__name__,
-            f'column {n!r} is one that a batch has', steps.dtype[n], np.dtype(dtype), 'rename it in the policy'))
+        if n in steps.dtype.names and steps.dtype[n] != dtype: raise BlockError(type(self).__name__,
+            f'column {n!r} is one that a batch has', steps.dtype[n], np.dtype(dtype), 'rename it in the policy')
 
 # %% ../../nbs/40_replay.ipynb #0657b7dd
 @patch
@@ -100,8 +100,8 @@ def sample(self:ExperienceReplay,
 )->Steps: # the batch; with `return_idxs` also the places of its rows in `memory`
     "Draw a batch"
     n = self.bs if bs is None else bs
-    if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem(type(self).__name__, 'batch size', n,
-        'a whole number, at least 1'))
+    if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ArgumentError(type(self).__name__, 'batch size', n,
+        'a whole number, at least 1')
     n = int(n)   # numpy's integers would find their way into checkpoints, where they may not be
     with self._lock:
         if len(self.memory) < (1 if self.replacement else n): raise self._too_few(n)
@@ -121,11 +121,11 @@ def _weights(self:ExperienceReplay, p, n):
 @patch
 def _too_few(self:ExperienceReplay, n):
     here = len(self.memory)
-    if self.replacement: return NotEnoughRows(problem(type(self).__name__, 'the memory is empty', '0 rows', 'at least 1',
-        'add rows first'))
-    return NotEnoughRows(problem(type(self).__name__, 'a batch of distinct rows is larger than the memory', f'{here} rows',
+    if self.replacement: return NotEnoughRows(type(self).__name__, 'the memory is empty', '0 rows', 'at least 1',
+        'add rows first')
+    return NotEnoughRows(type(self).__name__, 'a batch of distinct rows is larger than the memory', f'{here} rows',
         f'{n} rows: {n-here} are missing',
-        'add more, draw fewer, or replacement=True'))
+        'add more, draw fewer, or replacement=True')
 
 # %% ../../nbs/40_replay.ipynb #3ee60186
 def checked_number(
@@ -138,8 +138,8 @@ def checked_number(
     if callable(x):
         if batches is None: return 0.
         x = x(batches)
-    if isinstance(x, str) or not hasattr(x, '__float__') or not 0 <= float(x) < float('inf'): raise ValueError(problem(stage, what,
-        repr(x), 'a number, 0 or more'))
+    if isinstance(x, str) or not hasattr(x, '__float__') or not 0 <= float(x) < float('inf'): raise ArgumentError(stage, what,
+        repr(x), 'a number, 0 or more')
     return float(x)
 
 # %% ../../nbs/40_replay.ipynb #0681fbce
@@ -177,10 +177,10 @@ def _dues(self:ExperienceReplay):
     while self._owes(): yield self._pay()   # what an interrupted pass left
     for steps in self.blocks():
         if not self.freeze_memory: self.add(steps)
-        elif not self._ready(): raise NotEnoughRows(problem(type(self).__name__,
+        elif not self._ready(): raise NotEnoughRows(type(self).__name__,
             'the memory is frozen and holds too little for a batch', len(self),
             f'{1 if self.replacement else self.bs} {self.unit}' + (f' after a warmup of {self.warmup} rows' if self.warmup else ''),
-            'fill it before freezing it'))
+            'fill it before freezing it')
         self._count(len(steps))
         if self.ratio is None and self._ready(): yield self._pay()
         while self._owes(): yield self._pay()
@@ -216,14 +216,14 @@ def update_priorities(self:ExperienceReplay,
 ):
     "Tell the sampler how wrong the learner was about these rows; rows that are gone by now are left out"
     keys,td = np.ascontiguousarray(as_keys(keys)).ravel(),as_float64(td)
-    if len(keys) != len(td): raise ValueError(problem(type(self).__name__, 'update_priorities: TD errors', len(td),
-        f'{len(keys)}, one for each key'))
+    if len(keys) != len(td): raise ArgumentError(type(self).__name__, 'update_priorities: TD errors', len(td),
+        f'{len(keys)}, one for each key')
     with self._lock:
         m = self.memory
         never,bad,stale = _check_answer(keys, td, m.oldest, m.inserted)
         if never >= 0: m._stale(keys, never)
-        if bad >= 0: raise ValueError(problem(type(self).__name__, f'TD error at place {bad}, for key {keys[bad]}', td[bad],
-            'a finite number'))
+        if bad >= 0: raise ArgumentError(type(self).__name__, f'TD error at place {bad}, for key {keys[bad]}', td[bad],
+            'a finite number')
         if stale: keys,td = self._without_stale(keys, td)
         self.sampler.update(keys, td)
         self.stale += stale

@@ -9,7 +9,7 @@ __all__ = ['PrioritizedReplay']
 import difflib
 import numpy as np
 from fastcore.basics import patch
-from ..core import BlockError, NotEnoughRows, Steps, njit, problem, spec_dtype
+from ..core import ArgumentError, BlockError, NotEnoughRows, Steps, njit, spec_dtype
 from ..memory.samplers import Proportional, Ranked
 from ..pipe import stage
 from .experience import ExperienceReplay, checked_number
@@ -44,8 +44,8 @@ class PrioritizedReplay(ExperienceReplay):
         super().__init__(source, bs, max_sz, ratio, warmup, return_idxs, freeze_memory, seed)
 
     def _one_of(self, what, got, names):
-        if got not in names: raise ValueError(problem('PrioritizedReplay', what, repr(got), ' or '.join(map(repr, names)),
-            _near(got, names)))
+        if got not in names: raise ArgumentError('PrioritizedReplay', what, repr(got), ' or '.join(map(repr, names)),
+            _near(got, names))
 
     def _new_sampler(self):
         common = dict(capacity=self.max_sz, alpha=self.alpha, eps=self.eps, seed=self.seed, stratified=self.stratified,
@@ -85,25 +85,25 @@ def sample(self:PrioritizedReplay,
 def _check_columns(self:PrioritizedReplay, steps):
     ExperienceReplay._check_columns(self, steps)
     if self.initial in ('largest','ever'): return
-    if self.initial not in steps.dtype.names: raise BlockError(problem('PrioritizedReplay', f'initial={self.initial!r}',
+    if self.initial not in steps.dtype.names: raise BlockError('PrioritizedReplay', f'initial={self.initial!r}',
         'no column of these rows',
-        "'largest', 'ever', or the column of the rows' TD errors", _near(self.initial, ('largest','ever',*steps.dtype.names))))
-    if steps.dtype[self.initial].kind not in 'fiu': raise BlockError(problem('PrioritizedReplay', f'column {self.initial!r}',
-        steps.dtype[self.initial], 'one number a row'))
+        "'largest', 'ever', or the column of the rows' TD errors", _near(self.initial, ('largest','ever',*steps.dtype.names)))
+    if steps.dtype[self.initial].kind not in 'fiu': raise BlockError('PrioritizedReplay', f'column {self.initial!r}',
+        steps.dtype[self.initial], 'one number a row')
 
 @patch
 def _known(self:PrioritizedReplay, steps):
     "What the rows say of their own priorities, if they were asked"
     if self.initial in ('largest','ever') or self.initial not in steps.dtype.names: return ()
     try: return (self.sampler.priorities(steps.rows[self.initial].ravel()),)
-    except ValueError as e: raise BlockError(problem('PrioritizedReplay', f'column {self.initial!r}: {e}')) from None
+    except ValueError as e: raise BlockError('PrioritizedReplay', f'column {self.initial!r}: {e}') from None
 
 # %% ../../nbs/41_prioritized.ipynb #e0d58f8b
 @patch
 def _too_few(self:PrioritizedReplay, n):
     here = len(self.memory)
-    return NotEnoughRows(problem('PrioritizedReplay', 'the memory holds fewer rows than a batch', f'{here} rows',
-        f'{n} rows: {n-here} are missing', 'add more, or draw fewer'))
+    return NotEnoughRows('PrioritizedReplay', 'the memory holds fewer rows than a batch', f'{here} rows',
+        f'{n} rows: {n-here} are missing', 'add more, or draw fewer')
 
 @patch
 def check_state(self:PrioritizedReplay, state):
@@ -111,8 +111,8 @@ def check_state(self:PrioritizedReplay, state):
     ExperienceReplay.check_state(self, state)
     m = state['memory']
     if self.initial not in ('largest','ever') and m['inserted'] and self.initial not in spec_dtype(m['dtype']).names:
-        raise ValueError(problem('PrioritizedReplay', 'a saved memory', f'no column {self.initial!r}',
-            f'initial={self.initial!r} names one of its columns'))
+        raise ArgumentError('PrioritizedReplay', 'a saved memory', f'no column {self.initial!r}',
+            f'initial={self.initial!r} names one of its columns')
 
 # %% ../../nbs/41_prioritized.ipynb #a764fc18
 @patch

@@ -8,7 +8,8 @@ __all__ = ['Sequences', 'Table', 'SequenceReplay']
 # %% ../../nbs/42_sequences.ipynb #fd272f91
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import EPISODE, BlockError, NotEnoughRows, StaleKey, Steps, dtype_spec, leaves, njit, pack, problem, row_places, spec_dtype, unpack
+from ..core import (EPISODE, ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey, Steps, dtype_spec,
+    leaves, njit, pack, row_places, spec_dtype, unpack)
 from ..memory.samplers import draw_places, random_seed
 from ..memory.sumtree import SumTree
 from ..memory.timeline import as_keys
@@ -123,8 +124,8 @@ def update_priorities(self:Sequences,
     td, # TD errors of the steps to learn from, [B, length - burn_in]
 ):
     "Tell the replay how wrong the learner was about each step"
-    if self._replay is None: raise TypeError(problem('Sequences.update_priorities',
-        'these sequences were not drawn from a replay in this process'))
+    if self._replay is None: raise ArgumentTypeError('Sequences.update_priorities',
+        'these sequences were not drawn from a replay in this process')
     self._replay.update_priorities(self['index'], td)
 
 @patch
@@ -218,7 +219,7 @@ class SequenceReplay(ExperienceReplay):
         freeze_memory:bool=False, # let blocks pass without adding them
         seed:int=None, # of the draws; None: other draws each time
     ):
-        def refuse(what, got, expected): raise ValueError(problem('SequenceReplay', what, got, expected))
+        def refuse(what, got, expected): raise ArgumentError('SequenceReplay', what, got, expected)
         for what,x in dict(max_sz=max_sz, length=length, burn_in=burn_in, overlap=overlap).items():
             if isinstance(x, bool) or not isinstance(x, (int,np.integer)): refuse(what, repr(x), 'a whole number')
         if not 1 <= length <= max_sz: refuse('length', length, f'1 to max_sz={max_sz}')
@@ -276,8 +277,8 @@ def _ready(self:SequenceReplay)->bool: return len(self) >= self.bs and self.memo
 def _accept(self:SequenceReplay, dtype):
     "Take a block's columns for the memory's"
     for n in ('index','weight','mask'):
-        if n in dtype.names: raise BlockError(problem('SequenceReplay', f'column {n!r}', 'one that is there already', 'none',
-            'rename it; a replay of sequences takes steps, not batches or sequences'))
+        if n in dtype.names: raise BlockError('SequenceReplay', f'column {n!r}', 'one that is there already', 'none',
+            'rename it; a replay of sequences takes steps, not batches or sequences')
     hidden = dtype['hidden'] if 'hidden' in dtype.names else None
     size = hidden.itemsize if hidden is not None and self.state == 'stored' else 0
     places,at = row_places('SequenceReplay', dtype, EPISODE)[1],lambda n: dtype.fields[n][1]
@@ -295,16 +296,16 @@ def _compare(self:SequenceReplay, dtype):
     "The first block's columns are the memory's; others are refused"
     dtype,_ = row_places('SequenceReplay', dtype, {})
     if self._dtype is None: self._accept(dtype)
-    if dtype != self._dtype: raise BlockError(problem('SequenceReplay', 'a block with other columns than the rows that are here',
-        ', '.join(dtype.names), ', '.join(self._dtype.names), 'use one memory for each kind of row'))
+    if dtype != self._dtype: raise BlockError('SequenceReplay', 'a block with other columns than the rows that are here',
+        ', '.join(dtype.names), ', '.join(self._dtype.names), 'use one memory for each kind of row')
 
 @patch
 def _split_off(self:SequenceReplay, steps):
     "The rows without their recurrent states; an error where these are no numbers"
     if self._hidden is None: return steps
     for n,a in leaves(steps.rows[['hidden']].reshape(-1)):
-        if a.dtype.kind in 'fc' and np.isnan(a).any(): raise BlockError(problem('SequenceReplay', f'a NaN in column {n!r}',
-            remedy='mend the policy that made it'))
+        if a.dtype.kind in 'fc' and np.isnan(a).any(): raise BlockError('SequenceReplay', f'a NaN in column {n!r}',
+            remedy='mend the policy that made it')
     rows = np.empty(steps.shape, self._row)
     for n in self._row.names: rows[n] = steps.rows[n]
     return Steps(rows)
@@ -315,8 +316,8 @@ def add(self:SequenceReplay,
     steps:Steps, # a block of rows, or one row
 )->np.ndarray: # the rows' keys
     "Add rows to memory, and the sequences that they complete; a block that doesn't fit is refused whole"
-    if not isinstance(steps, Steps): raise TypeError(problem('SequenceReplay', 'what is added', type(steps).__name__, 'Steps',
-        'Steps(rows) with rows from step_dtype'))
+    if not isinstance(steps, Steps): raise ArgumentTypeError('SequenceReplay', 'what is added', type(steps).__name__, 'Steps',
+        'Steps(rows) with rows from step_dtype')
     with self._lock:
         m,new = self.memory,self._dtype is None
         try:
@@ -358,13 +359,13 @@ def sample(self:SequenceReplay,
 )->Sequences: # of shape [bs, length]
     "Draw a batch of sequences"
     n = self.bs if bs is None else bs
-    if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ValueError(problem('SequenceReplay', 'batch size', n,
-        'a whole number, at least 1'))
+    if type(n) is not int and not isinstance(n, np.integer) or n < 1: raise ArgumentError('SequenceReplay', 'batch size', n,
+        'a whole number, at least 1')
     with self._lock:
         n,here,beta = int(n),len(self),checked_number('SequenceReplay', 'beta', self.beta, self.batches)
-        if here < n: raise NotEnoughRows(problem('SequenceReplay', 'fewer complete sequences than a batch has',
+        if here < n: raise NotEnoughRows('SequenceReplay', 'fewer complete sequences than a batch has',
             f'{here} in {len(self.memory)} rows',
-            f'{n}: {n-here} are missing', 'add more rows, or draw fewer'))
+            f'{n}: {n-here} are missing', 'add more rows, or draw fewer')
         at,p,t = np.empty(n, np.int64),np.empty(n),self.table
         tree = t.tree if t.tree.total else t.alike()   # where all priorities are 0, all sequences are alike
         draw_places(tree, self._seed, self._darts_thrown, at, p)
@@ -400,9 +401,9 @@ def update_priorities(self:SequenceReplay,
 ):
     "Tell how wrong the learner was about each step; sequences that are gone by now are left out"
     keys,shape = np.ascontiguousarray(as_keys(keys)).ravel(),tuple(np.shape(td))
-    if shape != (len(keys),self.length-self.burn_in): raise ValueError(problem('SequenceReplay', 'update_priorities: TD errors',
+    if shape != (len(keys),self.length-self.burn_in): raise ArgumentError('SequenceReplay', 'update_priorities: TD errors',
         list(shape),
-        f'{[len(keys), self.length-self.burn_in]}: one for each step after the burn-in'))
+        f'{[len(keys), self.length-self.burn_in]}: one for each step after the burn-in')
     if not len(keys): return
     td = as_float64(td).reshape(shape)
     with self._lock:
@@ -411,12 +412,12 @@ def update_priorities(self:SequenceReplay,
         if never.any(): m._stale(keys, int(never.argmax()))
         there = keys >= m.oldest
         at = m._drawn[keys[there] % self.max_sz].astype(np.int64) - 1
-        if (at < 0).any(): raise StaleKey(problem('SequenceReplay',
-            f'key {keys[there][(at < 0).argmax()]} is no sequence that was given out', remedy="give the batch's `index`"))
+        if (at < 0).any(): raise StaleKey('SequenceReplay',
+            f'key {keys[there][(at < 0).argmax()]} is no sequence that was given out', remedy="give the batch's `index`")
         p = np.empty(len(at))
         bad = _mix(td[there], self.table.steps[at], self.burn_in, self.eta, p)
-        if bad >= 0: raise ValueError(problem('SequenceReplay',
-            f'TD error of a step to learn from, in sequence {keys[there][bad//td.shape[1]]}', td[there].ravel()[bad], 'a finite number'))
+        if bad >= 0: raise ArgumentError('SequenceReplay',
+            f'TD error of a step to learn from, in sequence {keys[there][bad//td.shape[1]]}', td[there].ravel()[bad], 'a finite number')
         if self.prioritized: self.table.tree.update(at, (p + self.eps)**self.alpha)   # a priority beyond measure is refused whole
         self.stale += int((~there).sum())
 
@@ -459,8 +460,8 @@ def _settings(self:SequenceReplay):
 def check_state(self:SequenceReplay, state):
     "An error where a checkpoint was made with other settings"
     self.memory.check_state(state['memory'])
-    if state['settings'] != self._settings(): raise ValueError(problem('SequenceReplay', 'a checkpoint of other settings',
-        state['settings'], self._settings(), 'build it as the saved one was built'))
+    if state['settings'] != self._settings(): raise ArgumentError('SequenceReplay', 'a checkpoint of other settings',
+        state['settings'], self._settings(), 'build it as the saved one was built')
 
 # %% ../../nbs/42_sequences.ipynb #4ef4cd9a
 @patch
