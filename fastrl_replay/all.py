@@ -26,7 +26,8 @@ from .memory.ranktree import RankTree
 from .memory.samplers import Proportional, Ranked, Uniform
 from .replay.experience import ExperienceReplay
 from .replay.prioritized import PrioritizedReplay
-from .replay.sequences import SequenceReplay, Sequences
+from .batches import Sequences
+from .replay.sequences import SequenceReplay
 from .losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
 from .policies import Dueling, EpsGreedy, FlattenSpace, GeometricSchedule, LinearSchedule, RecurrentNet, value_net
 from .learners import DQNLearner, QLearner, QTable, R2D2Learner, discounts, dqn_errors, r2d2_errors

@@ -6,13 +6,15 @@
 __all__ = ['EPISODE', 'problem', 'Explained', 'ArgumentError', 'ArgumentTypeError', 'StateError', 'BlockError', 'NotEnoughRows',
            'ActionError', 'EnvError', 'StaleKey', 'whole', 'number', 'choice', 'renamed', 'old_names', 'space_dtype',
            'leaves', 'column_dtype', 'step_dtype', 'dtype_spec', 'spec_dtype', 'plain_dtype', 'extend_dtype',
-           'row_places', 'Steps', 'column_of_rows', 'column_of_bytes', 'pack', 'unpack', 'njit', 'memmove']
+           'row_places', 'Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'pack', 'unpack', 'njit',
+           'memmove', 'bytes_at', 'ints_at', 'longs_at']
 
 # %% ../nbs/00_core.ipynb #6b42f5ec
 import difflib, warnings
 from functools import wraps
 from pathlib import Path
 import numba, numpy as np, torch
+from torch import from_numpy
 from fastcore.basics import patch
 from gymnasium import spaces
 from numba.core import cgutils, types
@@ -226,7 +228,7 @@ def row_places(
 # %% ../nbs/00_core.ipynb #dee459a4
 class Steps:
     "A block of environment steps, one row a step; each column is a tensor that shares the rows' memory"
-    __slots__ = ('_rows', '_block', '_dtype', '_replay', '__weakref__')
+    __slots__ = ('_rows', '_block', '_dtype', '_replay', '_plain', '__weakref__')
     def __init__(self,
         rows:np.ndarray, # a structured array of any shape, one element a step
     ):
@@ -234,10 +236,12 @@ class Steps:
             f'{type(rows).__name__} {getattr(rows,"dtype","")}'.strip(), 'a structured numpy array',
             'np.zeros(n, step_dtype(observation_space, action_space))')
         self._rows,self._block,self._dtype,self._replay = rows,None,rows.dtype,None
+        self._plain = ()   # columns that need no second look; who makes many blocks of one kind says which
 
     def __len__(self): return self.shape[0] if self.shape else 1   # a single step is a block of one
     def __getattr__(self, name):   # columns are attributes too
-        if name[:2] == '__' or name not in self._dtype.names: raise AttributeError(self._unknown(name) if name[:1] != '_' else name)
+        if name in self._plain: return from_numpy(self._rows[name])
+        if name[:1] == '_' or name not in self._dtype.names: raise AttributeError(self._unknown(name) if name[:1] != '_' else name)
         return self[name]
 
 # %% ../nbs/00_core.ipynb #b5b3b49a
@@ -283,6 +287,11 @@ def column_of_bytes(block:torch.Tensor, # rows as bytes, [..., itemsize]
     words = block.view(base)
     return words[...,start:start+int(np.prod(dtype.shape))].unflatten(-1, dtype.shape) if dtype.shape else words[...,start]
 
+# %% ../nbs/00_core.ipynb #981f3d34
+def plain_columns(dtype:np.dtype)->frozenset: # names
+    "The columns that are one tensor each, and neither a dict nor a tuple of them"
+    return frozenset(n for n in dtype.names if dtype[n].names is None)
+
 # %% ../nbs/00_core.ipynb #5c4053fe
 @patch
 def __getitem__(self:Steps, i):
@@ -314,7 +323,8 @@ def _like(self:Steps, data):
     "A block of the same columns, which knows the same replay"
     new = Steps.__new__(Steps)
     isrows = isinstance(data, np.ndarray)
-    new._rows,new._block,new._dtype,new._replay = data if isrows else None,None if isrows else data,self._dtype,self._replay
+    new._rows,new._block = (data,None) if isrows else (None,data)
+    new._dtype,new._replay,new._plain = self._dtype,self._replay,self._plain if isrows and data.flags.writeable else ()
     return new
 
 # %% ../nbs/00_core.ipynb #ec07887e
@@ -487,3 +497,24 @@ def memmove(ctx, dst, src, n):
         cgutils.raw_memmove(builder, *(builder.inttoptr(a, pointer) for a in args[:2]), args[2], 1)
         return context.get_dummy_value()
     return types.void(types.intp, types.intp, types.intp), codegen
+
+# %% ../nbs/00_core.ipynb #e4ca66d3
+@intrinsic
+def _pointer(ctx, address):
+    def codegen(context, builder, signature, args): return builder.inttoptr(args[0], cgutils.voidptr_t)
+    return types.voidptr(types.intp), codegen
+
+@njit
+def bytes_at(address, n):
+    "Inside a kernel: the `n` bytes at an address as an array"
+    return numba.carray(_pointer(address), n, np.uint8)
+
+@njit
+def ints_at(address, n):
+    "The same for numbers of 4 bytes"
+    return numba.carray(_pointer(address), n, np.int32)
+
+@njit
+def longs_at(address, n):
+    "The same for numbers of 8 bytes"
+    return numba.carray(_pointer(address), n, np.int64)

@@ -17,7 +17,7 @@ from torchdata import nodes
 from .core import (ArgumentTypeError, BlockError, Steps, column_dtype, dtype_spec, leaves, problem, spec_dtype)
 from .envs import map_leaves
 from .pipe import IterDataPipe, Pipe, above, dp, stage
-from .replay.sequences import Sequences
+from .batches import Sequences
 
 # %% ../nbs/70_interop.ipynb #cbb17b6d
 def _saved_stage(pipe:IterDataPipe):

@@ -18,7 +18,7 @@ from .envs import map_leaves
 from .losses import double_q_target, n_step_targets, rescale, unrescale
 from .pipe import Pipe, stage
 from .policies import n_actions
-from .replay.sequences import Sequences
+from .batches import Sequences
 
 # %% ../nbs/52_learners.ipynb #fafae291
 class QTable:

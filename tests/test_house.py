@@ -17,6 +17,7 @@ TORCH = 'torch~=2.13.0'                           # as in the README's commands
 SURFACE = {
     'core': 'Steps step_dtype ActionError ArgumentError ArgumentTypeError BlockError EnvError NotEnoughRows StaleKey StateError',
     'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter',
+    'batches': 'Sequences',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
     'envs': 'GymStepper',
     'nstep': 'NStep NSkip',
@@ -27,7 +28,7 @@ SURFACE = {
     'memory.samplers': 'Proportional Ranked Uniform',
     'replay.experience': 'ExperienceReplay',
     'replay.prioritized': 'PrioritizedReplay',
-    'replay.sequences': 'SequenceReplay Sequences',
+    'replay.sequences': 'SequenceReplay',
     'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
     'policies': 'Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet value_net',
     'learners': 'DQNLearner QLearner QTable R2D2Learner discounts dqn_errors r2d2_errors',

@@ -17,7 +17,7 @@ from fastrl_replay.nstep import NStep
 from fastrl_replay.pipe import Place, Items, Pipe, as_pipe, worker_place
 from fastrl_replay.policies import EpsGreedy, RecurrentNet, value_net
 from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.replay.sequences import Sequences
+from fastrl_replay.batches import Sequences
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file
 from scripted import Remember, by_env, numbered, same_streams, take
 

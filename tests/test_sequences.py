@@ -12,7 +12,8 @@ from fastrl_replay.envs import GymStepper
 from fastrl_replay.losses import mixed_priority
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.replay.sequences import SequenceReplay, Sequences, Table
+from fastrl_replay.batches import Sequences
+from fastrl_replay.replay.sequences import SequenceReplay, Table
 from fastrl_replay.testing import check_contract, same, script, scripted_steps, through_file
 from scripted import Remember, Witness, in_blocks, numbered, take
 from strategies import bits, cases, numpy_leaves
