@@ -11,9 +11,9 @@ from fastcore.basics import patch
 from gymnasium import spaces
 from ..core import (ArgumentTypeError, BlockError, StateError, Steps, dtype_spec, extend_dtype, plain_columns, problem,
     spec_dtype, step_dtype, whole)
-from ..episodes import BlockGate, refuse_nan
+from ..episodes import BlockGate, Environments, refuse_nan
 from .links import AGE_MAX, AGE_SUM, Links, as_keys
-from .rows import BatchPlan, Rows, Store
+from .rows import BatchPlan, Rows, Store, count_drawn
 
 # %% ../../nbs/34_timeline.ipynb #070e1287
 class Timeline:
@@ -50,6 +50,7 @@ class Timeline:
     oldest   = property(lambda self: self._parts[0].oldest if self._parts else 0, doc='The oldest key that is still there')
     keys     = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
     nbytes   = property(lambda self: sum(p.nbytes for p in self._parts[:2]) if self._parts else 0, doc='Bytes reserved')
+    environments = property(lambda self: self._parts[0].tables.envs if self._parts else Environments(), doc='Dense numbers of all environments')
     def __len__(self): return self.inserted - self.oldest
 
 # %% ../../nbs/34_timeline.ipynb #13869037
@@ -97,11 +98,17 @@ def _valid_keys(self:Timeline, keys):
     keys = as_keys(keys)
     if self._parts: return keys
     if not keys.size: raise BlockError(self.who, 'nothing was ever added, so the columns are not known')
-    Links(_NO_ROWS, 1, who=self.who).refuse_key(int(keys.flat[0]))
+    self.refuse_key(int(keys.flat[0]))
+
+@patch
+def refuse_key(self:Timeline, key):
+    "Say what is wrong with a key"
+    line = self._parts[0] if self._parts else Links(_NO_ROWS, 1, who=self.who)
+    line.refuse_key(key)
 
 _NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))
 
-# %% ../../nbs/34_timeline.ipynb #79c31fca
+# %% ../../nbs/34_timeline.ipynb #c3690000
 @patch
 def batch(self:Timeline,
     keys:np.ndarray, # int64
@@ -110,6 +117,10 @@ def batch(self:Timeline,
     "The rows with these keys as a batch; counted as drawn"
     line,store,shapes = self._parts
     return store.batch(line, keys, weights, shapes.batch)
+@patch
+def count(self:Timeline, keys):
+    "These rows were drawn, by whatever made a batch of them"
+    count_drawn(self._parts[0].tables.numbers, keys)
 
 # %% ../../nbs/34_timeline.ipynb #15d1a45d
 @patch
