@@ -75,7 +75,7 @@ class Queue:
 class Story:
     "A replay and its model, which must agree after whatever happens"
     def __init__(self, kind, alpha, eps, initial, scale, stratified, beta, max_sz, bs):
-        self.kw = dict(kind=kind, alpha=alpha, eps=eps, initial=initial, scale=scale, stratified=stratified, beta=beta, max_sz=max_sz, bs=min(bs, max_sz))
+        self.kw = dict(kind=kind, alpha=alpha, eps=eps, initial=initial, weight_norm=scale, stratified=stratified, beta=beta, max_sz=max_sz, bs=min(bs, max_sz))
         self.model, self.held = Model(max_sz, kind, alpha, eps, initial), []
         self.queue, self.rng = Queue(), np.random.default_rng(0)
         self.replay = PrioritizedReplay(self.queue, seed=0, **self.kw)
@@ -177,7 +177,7 @@ events = st.tuples(st.sampled_from(['add', 'add', 'sample', 'sample', 'late', 'l
 
 @cases(120)
 @given(st.lists(events, min_size=1, max_size=30), st.sampled_from(KINDS), st.sampled_from([0, .5, .6, 1, 2]), st.sampled_from([0, 1e-6, .1]),
-       st.sampled_from(['largest', 'ever', 'td']), st.sampled_from(['batch', 'memory']), st.booleans(), st.sampled_from([0, .4, 1]), st.sampled_from([1, 2, 3, 5, 8, 9, 20]), st.integers(1, 4))
+       st.sampled_from(['largest', 'max_ever', 'td']), st.sampled_from(['batch', 'memory']), st.booleans(), st.sampled_from([0, .4, 1]), st.sampled_from([1, 2, 3, 5, 8, 9, 20]), st.integers(1, 4))
 def test_it_agrees_with_a_dict(events, kind, alpha, eps, initial, scale, stratified, beta, max_sz, bs):
     "Adding, drawing, late and early answers, refusals, restarts, freezing, in any order: probabilities, weights, counts, rows"
     story = Story(kind, alpha, eps, initial, scale, stratified, beta, max_sz, bs)
@@ -186,7 +186,7 @@ def test_it_agrees_with_a_dict(events, kind, alpha, eps, initial, scale, stratif
         story.check()
 
 @pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('initial', ['largest', 'ever', 'td'])
+@pytest.mark.parametrize('initial', ['largest', 'max_ever', 'td'])
 def test_a_long_story_agrees_with_a_dict(kind, initial):
     "The same with trees of several levels, shelves that fill, blocks around the corner and beyond the memory"
     story, rng = Story(kind, .6, 1e-6, initial, 'memory', True, .4, 300, 40), np.random.default_rng(1)
@@ -206,7 +206,7 @@ def test_probabilities_by_hand():
 
 def test_the_paper_is_the_default():
     "α = .6, β = .4, ε = 1e-6, proportional, in strata, scaled in the batch"
-    a, b = PrioritizedReplay(bs=8, max_sz=20, seed=0), PrioritizedReplay(bs=8, max_sz=20, kind='proportional', alpha=.6, beta=.4, eps=1e-6, initial='largest', stratified=True, scale='batch', seed=0)
+    a, b = PrioritizedReplay(bs=8, max_sz=20, seed=0), PrioritizedReplay(bs=8, max_sz=20, kind='proportional', alpha=.6, beta=.4, eps=1e-6, initial='largest', stratified=True, weight_norm='batch', seed=0)
     for r in a, b: r.update_priorities(r.add(numbered(20)), np.arange(20))
     assert all(a.sample() == b.sample() for _ in range(9)) and a.stats() == b.stats()
     close(a.sampler.probabilities(), (np.arange(20) + 1e-6)**.6/((np.arange(20) + 1e-6)**.6).sum())
@@ -217,7 +217,7 @@ def test_the_paper_is_the_default():
 def test_weights_are_rounded_once(kind, scale, beta):
     "(N·P)^-β over the largest in batch or memory, in double precision; float32 only at the end"
     rng = np.random.default_rng(3)
-    replay = filled(rng.lognormal(0, 2, 500), bs=256, kind=kind, alpha=.6, beta=beta, scale=scale)
+    replay = filled(rng.lognormal(0, 2, 500), bs=256, kind=kind, alpha=.6, beta=beta, weight_norm=scale)
     right = total = 0
     for i in range(30):
         p, batch = replay.sampler.probabilities(), replay.sample()
@@ -233,14 +233,14 @@ def test_weights_are_rounded_once(kind, scale, beta):
 
 def test_memory_scale_knows_the_smallest_that_can_be_drawn():
     "Zeros don't count, evicted ones neither; it follows updates up and down, and a restored one knows it too"
-    replay = filled([4, 2, 0, 8], beta=1, scale='memory', max_sz=4)
+    replay = filled([4, 2, 0, 8], beta=1, weight_norm='memory', max_sz=4)
     def largest_at(td): return {int(k): float(w) for b in (replay.sample() for _ in range(40)) for k, w in zip(b.index, b.weight)} == pytest.approx(td)
     assert largest_at({0: .5, 1: 1, 3: .25})
     replay.update_priorities([1], [16])
     assert largest_at({0: 1, 1: .25, 3: .5})
     replay.add(numbered(1, 4))        # the 4 leaves, a 16 comes
     assert largest_at({1: .5, 3: 1, 4: .5})
-    twin = PrioritizedReplay(bs=4, max_sz=4, alpha=1, eps=0, beta=1, scale='memory')
+    twin = PrioritizedReplay(bs=4, max_sz=4, alpha=1, eps=0, beta=1, weight_norm='memory')
     twin.load_state_dict(everything(replay))
     assert twin.sample() == replay.sample()
     replay.update_priorities([1, 3, 4], [0, 0, 0])
@@ -250,7 +250,7 @@ def test_memory_scale_knows_the_smallest_that_can_be_drawn():
 @pytest.mark.parametrize('scale', ['batch', 'memory'])
 def test_alpha_zero_is_uniform(kind, scale):
     "Whatever the errors: equal probabilities, all weights 1; also for new rows and for errors of 0"
-    replay = filled([0, 1e-9, 5, 1e9, 3, 0], kind=kind, alpha=0, beta=1, scale=scale, initial='ever')
+    replay = filled([0, 1e-9, 5, 1e9, 3, 0], kind=kind, alpha=0, beta=1, weight_norm=scale, initial='max_ever')
     replay.add(numbered(2, 6))
     assert set(replay.sampler.probabilities()) == {1/6} and replay.sample().weight.tolist() == [1.]*4 and replay.stats()['ess'] == pytest.approx(6)
 
@@ -276,7 +276,7 @@ def test_beta_may_follow_a_schedule():
     "It is asked once for each batch, for the number of those drawn so far, by hand or in the chain, and goes on after a restart"
     asked = []
     def beta(n): asked.append(n); return np.float32(n/4)
-    kw = dict(bs=2, max_sz=4, alpha=1, eps=0, scale='memory', beta=beta)
+    kw = dict(bs=2, max_sz=4, alpha=1, eps=0, weight_norm='memory', beta=beta)
     replay = PrioritizedReplay(in_blocks(2, 2), seed=0, **kw)
     batches = list(replay)
     assert asked == [0, 1]
@@ -351,7 +351,7 @@ def test_weights_mend_the_bias(kind, stratified):
     rng = np.random.default_rng(2)
     td = rng.lognormal(0, 1, 300)
     x = td + rng.random(300)
-    replay = filled(td, bs=16, kind=kind, beta=1, scale='memory', stratified=stratified, seed=11)
+    replay = filled(td, bs=16, kind=kind, beta=1, weight_norm='memory', stratified=stratified, seed=11)
     least = replay.sampler.probabilities().min()
     batches = [replay.sample() for _ in range(3000)]
     weighted = [(b.weight.double().numpy()/(300*least)*x[b.index]).mean() for b in batches]
@@ -394,7 +394,7 @@ def test_the_first_rows_count_as_errors_of_one():
 @pytest.mark.parametrize('kind', KINDS)
 def test_the_largest_ever_outlives_everything(kind):
     "The row, later updates, a restart, and a memory that was replaced whole; an error that was refused never was"
-    make = lambda: PrioritizedReplay(bs=1, max_sz=3, kind=kind, alpha=1, eps=0, initial='ever', seed=0)
+    make = lambda: PrioritizedReplay(bs=1, max_sz=3, kind=kind, alpha=1, eps=0, initial='max_ever', seed=0)
     replay = make()
     keys = replay.add(numbered(3))
     replay.update_priorities(keys, [2, 50, 2])
@@ -515,7 +515,7 @@ def test_stale_keys_are_counted_and_touch_nobody():
 def test_a_refused_answer_is_refused_whole():
     "Unknown keys, errors that are none, too many, too few: memory, sampler and the next draws are as they were"
     for kind in KINDS:
-        replay, twin = filled([1, 2, 3, 4], kind=kind, initial='ever'), filled([1, 2, 3, 4], kind=kind, initial='ever')
+        replay, twin = filled([1, 2, 3, 4], kind=kind, initial='max_ever'), filled([1, 2, 3, 4], kind=kind, initial='max_ever')
         for r in replay, twin: r.add(numbered(1, 4))
         state = everything(replay)
         for keys, td, error in [([1, 5], [9, 9], StaleKey), ([-1, 1], [9, 9], StaleKey), ([0, 99], [9, 9], StaleKey), ([1, 2], [9, np.nan], ValueError), ([1, 2], [9, np.inf], ValueError), ([1, 2, 0], [9, -np.inf, 9], ValueError),
@@ -651,7 +651,7 @@ def test_all_rows_are_in_the_drawing_of_times_drawn(times):
 
 # ---- saving, pickling, showing ----
 
-CHAINS = [dict(), dict(kind='rank', alpha=.7), dict(scale='memory', ratio=.7, warmup=5), dict(initial='ever', stratified=False), dict(initial='reward', return_idxs=True), dict(beta=lambda n: min(1, .4 + n/20), ratio=2.5, kind='rank', initial='ever')]
+CHAINS = [dict(), dict(kind='rank', alpha=.7), dict(weight_norm='memory', ratio=.7, warmup=5), dict(initial='max_ever', stratified=False), dict(initial='reward', return_idxs=True), dict(beta=lambda n: min(1, .4 + n/20), ratio=2.5, kind='rank', initial='max_ever')]
 
 @pytest.mark.parametrize('kw', CHAINS, ids=named)
 @pytest.mark.parametrize('k', [0, 1, 4, 13])
@@ -674,7 +674,7 @@ def test_a_restored_pipeline_gives_the_same_batches(kw, k):
 def test_a_state_is_a_copy_and_may_be_loaded_over_another():
     "What happens later changes no state; what was there before leaves no trace"
     for kind in KINDS:
-        a, b = (PrioritizedReplay(bs=3, max_sz=7, kind=kind, initial='ever', seed=s) for s in (0, 1))
+        a, b = (PrioritizedReplay(bs=3, max_sz=7, kind=kind, initial='max_ever', seed=s) for s in (0, 1))
         a.update_priorities(a.add(numbered(5)), [1, 2, 3, 4, 5])
         state, kept = a.state_dict(), everything(a)
         b.update_priorities(b.add(numbered(20)), range(100, 120)); b.sample()
@@ -717,10 +717,10 @@ def test_a_state_whose_rows_lack_the_column_of_errors():
 def test_numbers_of_numpy_go_through_the_file():
     "All settings may be numpy's numbers, and the state still loads without code"
     for kind in KINDS:
-        a = PrioritizedReplay(bs=np.int64(2), max_sz=np.int64(4), kind=kind, alpha=np.float32(.5), beta=np.float64(1), eps=np.float32(0), initial='ever', warmup=np.int64(1), seed=np.int64(0))
+        a = PrioritizedReplay(bs=np.int64(2), max_sz=np.int64(4), kind=kind, alpha=np.float32(.5), beta=np.float64(1), eps=np.float32(0), initial='max_ever', warmup=np.int64(1), seed=np.int64(0))
         a.update_priorities(a.add(numbered(np.int64(6))), np.float32([1, 4, 9, 16, 25, 36]))
         a.sample(np.int64(3))
-        b = PrioritizedReplay(bs=2, max_sz=4, kind=kind, alpha=.5, beta=1, eps=0, initial='ever')
+        b = PrioritizedReplay(bs=2, max_sz=4, kind=kind, alpha=.5, beta=1, eps=0, initial='max_ever')
         b.load_state_dict(everything(a))
         assert a.sample() == b.sample()
 
@@ -728,7 +728,7 @@ def half(n): return .5
 
 def test_pickles_hold_no_rows_and_no_priorities():
     "Small when full, empty and ready when read; a schedule travels if it has a name, and a lambda says that it can't"
-    for kw in dict(), dict(kind='rank', beta=half), dict(scale='memory', initial='ever'):
+    for kw in dict(), dict(kind='rank', beta=half), dict(weight_norm='memory', initial='max_ever'):
         replay = PrioritizedReplay(GymStepper('CartPole-v1', seed=0), bs=4, max_sz=100_000, seed=0, **kw)
         first = take(replay, 9)
         data = pickle.dumps(replay)
@@ -746,7 +746,7 @@ def test_the_repr_shows_what_is_not_default():
 
 # ---- in a chain ----
 
-@pytest.mark.parametrize('kw', [dict(), dict(kind='rank', alpha=.7), dict(ratio=.7, warmup=5, initial='ever', stratified=False, scale='memory'), dict(kind='rank', return_idxs=True, initial='reward', beta=half), dict(bs=1, max_sz=1, ratio=2)], ids=named)
+@pytest.mark.parametrize('kw', [dict(), dict(kind='rank', alpha=.7), dict(ratio=.7, warmup=5, initial='max_ever', stratified=False, weight_norm='memory'), dict(kind='rank', return_idxs=True, initial='reward', beta=half), dict(bs=1, max_sz=1, ratio=2)], ids=named)
 def test_it_keeps_the_contract(kw):
     "The one check that all stages pass"
     assert check_contract(lambda source: PrioritizedReplay(source, **{**dict(bs=2, max_sz=20, seed=0), **kw}))['items'] > 0
@@ -838,7 +838,7 @@ def test_in_a_dataloader(workers):
 # ---- errors ----
 
 WRONG = [(dict(kind='ranked'), "kind; got 'ranked'; expected 'proportional' or 'rank'.*mean 'rank'"), (dict(kind='porportional'), "did you mean 'proportional'"), (dict(kind=None), 'kind; got None'), (dict(kind=''), "kind; got ''"),
-    (dict(scale='batches'), "scale; got 'batches'; expected 'batch' or 'memory'.*mean 'batch'"), (dict(scale='memroy'), "did you mean 'memory'"), (dict(beta=-.1), 'beta; got -0.1; expected a number'), (dict(beta=np.nan), 'beta; got nan'),
+    (dict(weight_norm='batches'), "scale; got 'batches'; expected 'batch' or 'memory'.*mean 'batch'"), (dict(weight_norm='memroy'), "did you mean 'memory'"), (dict(beta=-.1), 'beta; got -0.1; expected a number'), (dict(beta=np.nan), 'beta; got nan'),
     (dict(beta=np.inf), 'beta; got inf'), (dict(beta='0.4'), "beta; got '0.4'"), (dict(beta=None), 'beta; got None'), (dict(bs=0), 'bs=0'), (dict(bs=5, max_sz=4), 'bs=5, max_sz=4; expected 1 <= bs <= max_sz'), (dict(bs=1.5), 'bs=1.5'),
     (dict(max_sz=0), 'max_sz'), (dict(ratio=-1), 'ratio; got -1'), (dict(warmup=-1), 'warmup; got -1')]
 

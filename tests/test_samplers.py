@@ -309,7 +309,7 @@ ACTS = 'added', 'added', 'update', 'update', 'sample', 'save', 'refused', 'given
     st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 2**32)), min_size=6, max_size=25))
 def test_story_of_priorities(kind, capacity, alpha, eps, stratified, ever, start, story):
     "Whatever is added, evicted, learned and drawn: as the dict says; a refused update changes nothing, and restored twins go on beside their original to the bit"
-    options = dict(alpha=alpha, eps=eps, stratified=stratified, ever=ever)
+    options = dict(alpha=alpha, eps=eps, stratified=stratified, max_ever=ever)
     alive,plain,end = [fence(make(kind, capacity, seed=7, **options))],Plain(kind, capacity, alpha, eps, ever),start
     for do,seed in story:
         rng = np.random.default_rng(seed)
@@ -427,14 +427,14 @@ def test_batches_of_one_sampler_are_independent(kind, n):
 @pytest.mark.parametrize('ever', [True, False])
 def test_new_keys_get_the_largest(kind, ever):
     "Present, or ever; by hand, with alpha 1/2: 9 leaves with key 0, and only `ever` remembers, also after being saved"
-    s = make(kind, 3, .5, 0, ever=ever)
+    s = make(kind, 3, .5, 0, max_ever=ever)
     def p(): return s.state_dict()['priorities'].tolist()
     f = np.sqrt if kind is Proportional else np.asarray
     s.added(0, 2); assert p() == [1, 1]
     s.update(np.array([0,1]), np.array([-9.,4])); s.added(2, 3); assert p() == f([9, 4, 9]).tolist()
     s.update(np.array([2]), np.array([1.])); s.added(3, 4, 1); assert p() == f([4, 1, 9 if ever else 4]).tolist()
     s.update(np.array([1,2,3]), np.array([.25,.01,.25]))
-    twin = make(kind, 3, .5, 0, ever=ever)
+    twin = make(kind, 3, .5, 0, max_ever=ever)
     twin.load_state_dict(through_file(s.state_dict()))
     s = twin
     s.added(4, 5, 2); assert p() == f([.01, .25, 9 if ever else .25]).tolist()

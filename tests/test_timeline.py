@@ -6,7 +6,7 @@ from gymnasium import spaces
 from hypothesis import given, strategies as st
 
 from fastrl_replay.core import BlockError, StaleKey, Steps, extend_dtype, step_dtype
-from fastrl_replay.memory.timeline import Batches, Timeline
+from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.testing import same, through_file
 from strategies import bits, cases, numpy_leaves
 
