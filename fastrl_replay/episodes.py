@@ -70,10 +70,9 @@ class Environments:
 
     def missing(self, env_ids)->np.ndarray: # in the order in which they turn up
         "Those that have no number yet"
-        new = env_ids[env_ids >= len(self.number)] if len(env_ids) else env_ids
-        known = env_ids[env_ids < len(self.number)]
-        new = np.concatenate([known[self.number[known] < 0], new])
-        return np.array(sorted(set(new.tolist()), key=env_ids.tolist().index) if len(new) else [], np.int32)
+        inside = env_ids < len(self.number)
+        new = env_ids[~inside | (self.number[np.where(inside, env_ids, 0)] < 0)]
+        return np.array(list(dict.fromkeys(new.tolist())), np.int32)
 
     def admit(self, new):
         "Give numbers to these environments"
@@ -81,7 +80,7 @@ class Environments:
         number,n = grown(self.number, int(new.max()) + 1, -1).copy(),self.count + len(new)
         last,ids = grown(self.last, n, 0),grown(self.ids, n, -1)
         ids[self.count:n],number[new] = new,np.arange(self.count, n)
-        self.last,self.ids,self.number,self.count = last,ids,number,n
+        vars(self).update(last=last, ids=ids, number=number, count=n)   # one call: an interrupt comes before or after it
 
 # %% ../nbs/03_episodes.ipynb #2eb64316
 _WIDTHS = {2: (np.uint16, 0x7fff, 0x7c00), 4: (np.uint32, 0x7fffffff, 0x7f800000), 8: (np.uint64, 2**63-1, 0x7ff<<52)}
