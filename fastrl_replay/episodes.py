@@ -30,9 +30,9 @@ class RowLayout:
 @njit
 def row_ends(rows, row, at):
     "Does the row whose bytes begin at `row` end its episode?"
-    if not (rows[row + at[TERMINATED]] or rows[row + at[TRUNCATED]]): return False
-    n = at[N_STEPS]
-    return n < 0 or (rows[row + n] <= 1 and rows[row + n + 1] == 0 and rows[row + n + 2] == 0 and rows[row + n + 3] == 0)
+    n = row + max(at[N_STEPS], 0)
+    single = (rows[n] <= 1) & ((rows[n+1] | rows[n+2] | rows[n+3]) == 0)   # `and` would be a branch, which costs 40 ns in a loop
+    return ((rows[row + at[TERMINATED]] | rows[row + at[TRUNCATED]]) != 0) & (single | (at[N_STEPS] < 0))
 
 # %% ../nbs/03_episodes.ipynb #1ef0dfb4
 @njit
