@@ -8,14 +8,15 @@ __all__ = ['NStep', 'NSkip']
 # %% ../nbs/20_nstep.ipynb #9c5e47ad
 import numpy as np, torch
 from fastcore.basics import patch
-from fastrl_replay.core import (BlockError, StateError, Steps, dtype_spec, extend_dtype, memmove, njit, number, row_places,
-    spec_dtype, whole)
-from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, Environments, RowLayout,
-    goes_on, grown, note_row, row_ends)
+from .core import (BlockError, StateError, Steps, dtype_spec, extend_dtype, memmove, njit, number,
+    row_places, spec_dtype, whole)
+from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, Environments,
+    RowLayout, goes_on, grown, note_row, row_ends)
 from .pipe import Pipe, stage
 
 # %% ../nbs/20_nstep.ipynb #f8f27456
-_REWARD,_NEXT_STATE,_NEXT_SIZE,_MERGED_SIZE,_DISCOUNT,_N_MERGED,_N,_WAITING = range(7, 15)   # they continue those of `RowLayout.at`
+# What stands where in `at`, after what `RowLayout` puts there
+_REWARD,_NEXT_STATE,_NEXT_SIZE,_MERGED_SIZE,_DISCOUNT,_N_MERGED,_N,_WAITING = range(7, 15)
 
 def _refuse_merged(who, dtype, merged):
     if merged: raise BlockError(who, 'its rows have the columns of an n_step already',
@@ -57,7 +58,7 @@ def _write_merged(out, made, rings, ring, first, count, many, broken_off, at, ga
 # %% ../nbs/20_nstep.ipynb #f5973bcc
 @njit
 def _merge_block(rows, rings, queues, numbers, last, out, at, gamma):
-    "Take a block, write what it completes; how many rows that is, or -1: it needs a closer look, and nothing was changed"
+    "Take a block, write what it completes; how many rows that is, or -1: nothing was changed, it needs a closer look"
     size,n,n_rows = at[SIZE],at[_N],len(rows)//at[SIZE]
     words,made = rows.view(np.int32),0
     for i in range(n_rows):
@@ -66,7 +67,8 @@ def _merge_block(rows, rings, queues, numbers, last, out, at, gamma):
     if len(out) < min(at[_WAITING] + n_rows, n*n_rows)*at[_MERGED_SIZE]: return -1
     for i in range(n_rows):
         row = i*size
-        slot,episode,step = numbers[words[(row + at[ENV])//4]],words[(row + at[EPISODE_N])//4],words[(row + at[STEP_N])//4]
+        slot = numbers[words[(row + at[ENV])//4]]
+        episode,step = words[(row + at[EPISODE_N])//4],words[(row + at[STEP_N])//4]
         ring,first,count = slot*n*size,queues[slot,0],queues[slot,1]
         if count and not goes_on(last, slot, episode, step):
             _write_merged(out, made, rings, ring, first, count, count, 1, at, gamma)
@@ -84,7 +86,7 @@ def _merge_block(rows, rings, queues, numbers, last, out, at, gamma):
 # %% ../nbs/20_nstep.ipynb #b563b392
 @stage('n_step')
 class NStep(Pipe):
-    "Merges each step with the next of its episode, `n` in all: summed `reward`, last `next_state`; adds `discount` and `n`"
+    "Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`"
     _buffers = '_gate','_envs','_at','_rings','_queues','_out'
     def __init__(self,
         source, # a pipe of Steps, one row a step
@@ -152,7 +154,8 @@ def snapshot(self:NStep)->dict: # the rows that wait
     if not self._waiting: return state
     dtype = self._gate.layout.dtype
     rings = self._rings.reshape(-1, self.n, dtype.itemsize)
-    rows = [ring[(first + np.arange(count))%self.n] for ring,(first,count) in zip(rings, self._queues[:len(self._envs)])]
+    queues = self._queues[:len(self._envs)]
+    rows = [ring[(first + np.arange(count))%self.n] for ring,(first,count) in zip(rings, queues)]
     return dict(state, dtype=dtype_spec(dtype), rows=torch.from_numpy(np.concatenate(rows)))
 
 @patch
@@ -162,7 +165,7 @@ def _restored(self:NStep, state):
     if 'rows' not in state: return new
     try: complete = new.merge(Steps(np.ndarray(len(state['rows']), spec_dtype(state['dtype']), state['rows'].numpy())))
     except (BlockError,KeyError,TypeError) as e: raise StateError('NStep', 'saved rows that are none', e) from e
-    if len(complete): raise StateError('NStep', 'saved rows that do not wait', f'{len(complete)} that are complete', 'none')
+    if len(complete): raise StateError('NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none')
     return new
 
 @patch

@@ -9,9 +9,10 @@ __all__ = ['SequenceChunker']
 from collections import deque
 import numpy as np, torch
 from fastcore.basics import patch
-from .core import (BlockError, StateError, Steps, choice, dtype_spec, extend_dtype, memmove, njit, spec_dtype, whole)
-from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, BlockGate, Environments, RowLayout, goes_on, grown, note_row,
-    row_ends)
+from fastrl_replay.core import (BlockError, StateError, Steps, choice, dtype_spec, extend_dtype, memmove, njit,
+    spec_dtype, whole)
+from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, BlockGate, Environments, RowLayout, goes_on, grown,
+    note_row, row_ends)
 from .pipe import Pipe, stage
 
 # %% ../nbs/21_sequence.ipynb #f3bfdf47
@@ -45,7 +46,7 @@ class _SequenceLayout(RowLayout):
         self.sequence = extend_dtype(self.dtype, mask='?')
         self.at = np.array([*self.at, self.sequence.itemsize, self.sequence.fields['mask'][1]])
 
-# %% ../nbs/21_sequence.ipynb #948a8bc2
+# %% ../nbs/21_sequence.ipynb #f1af05a2
 @njit
 def _forget(last, counts, ahead):
     "Forget what was looked at"
@@ -53,9 +54,10 @@ def _forget(last, counts, ahead):
         note_row(ahead, slot, last[slot,0], last[slot,1], not last[slot,2])
         ahead[slot,_COUNT],ahead[slot,_NEWEST] = counts[slot],-1
 
+# %% ../nbs/21_sequence.ipynb #948a8bc2
 @njit
 def _look(rows, ring, numbers, last, counts, ahead, notes, at):
-    "Which sequences does a block complete? Their number; where it is 0, the rows were kept; -1: the block needs a closer look"
+    "How many sequences does a block complete? 0: none, and the rows were kept; -1: the block needs a closer look"
     size,length,stride,tail = at[SIZE],at[_LENGTH],at[_STRIDE],at[_TAIL]
     words,n_rows,found = rows.view(np.int32),len(rows)//size,0
     if 3*n_rows > len(notes): return -1   # a row can complete two sequences
@@ -119,13 +121,13 @@ def _keep(rows, ring, last, counts, ahead, notes, at):
 # %% ../nbs/21_sequence.ipynb #4e799e45
 @stage('chunk_sequences')
 class SequenceChunker(Pipe):
-    "Cuts the steps of each environment and episode into sequences of `length`, with a column `mask`: is this row a step?"
+    "Cuts the steps of each environment and episode into sequences of `length`; their column `mask`: is this row a step?"
     _buffers = '_gate','_envs','_at','_ring','_counts','_ahead','_notes','_waiting'
     def __init__(self,
         source, # a pipe of Steps, blocks of rows of any number of environments
         length:int, # rows of a sequence
         overlap:int=0, # how many steps a sequence shares with the one before it in its episode
-        tail:str='shift', # the end of an episode: move the last sequence back ('shift'), fill it up with zeros ('pad'), or 'drop' it
+        tail:str='shift', # ends of episodes: 'shift' moves the last sequence back, 'pad' adds zeros, 'drop' leaves it out
     ):
         who = type(self).__name__
         self.length,self.tail = whole(who, 'length', length, 1, 2**31-1),choice(who, 'tail', tail, _TAILS)
@@ -154,13 +156,14 @@ class SequenceChunker(Pipe):
         _keep(raw, self._ring, envs.last, self._counts, self._ahead, self._notes, self._at)
         return sequences
 
-    def _sequence(self, raw, i):
-        dtype = self._gate.layout.sequence
-        out = np.zeros(self.length*dtype.itemsize, np.uint8)
-        _cut(raw, self._ring, self._notes, i, out, self._at)
-        return Steps(np.ndarray(self.length, dtype, out))
-
 # %% ../nbs/21_sequence.ipynb #ad5fe5dd
+@patch
+def _sequence(self:SequenceChunker, raw, i): # number `i` of those that were found in a block
+    dtype = self._gate.layout.sequence
+    out = np.zeros(self.length*dtype.itemsize, np.uint8)
+    _cut(raw, self._ring, self._notes, i, out, self._at)
+    return Steps(np.ndarray(self.length, dtype, out))
+
 @patch
 def _fresh(self:SequenceChunker):
     self._gate = BlockGate(type(self).__name__, _SequenceLayout,
@@ -191,9 +194,9 @@ def _make_room(self:SequenceChunker, steps)->np.ndarray: # its bytes
 def snapshot(self:SequenceChunker)->dict: # plain data and tensors
     state = dict(arguments=[self.length, self.overlap, self.tail])
     if self._gate.layout is None: return state
-    slots,size = np.flatnonzero(self._counts[:len(self._envs)]),self._gate.layout.dtype.itemsize   # of running episodes
+    slots = np.flatnonzero(self._counts[:len(self._envs)])   # of running episodes
     counts = self._counts[slots]
-    rows = self._ring.reshape(-1, size)[self._kept_rows(slots, counts)]
+    rows = self._ring.reshape(-1, self._gate.layout.dtype.itemsize)[self._kept_rows(slots, counts)]
     width = self.length*self._gate.layout.sequence.itemsize
     waiting = np.array([s.rows.view(np.uint8) for s in self._waiting], np.uint8).reshape(-1, width)
     arrays = dict(ids=self._envs.ids[slots], counts=counts, rows=rows, waiting=waiting)
@@ -203,29 +206,34 @@ def snapshot(self:SequenceChunker)->dict: # plain data and tensors
 def _kept_rows(self:SequenceChunker, slots, counts):
     "Where in the ring the last rows of these slots are, in time order"
     n = self.length
-    return np.concatenate([np.zeros(0, np.int64), *(slot*n + np.arange(max(0, p-n), p)%n for slot,p in zip(slots, counts))])
+    of_each = (slot*n + np.arange(max(0, p-n), p)%n for slot,p in zip(slots, counts))
+    return np.concatenate([np.zeros(0, np.int64), *of_each])
 
+# %% ../nbs/21_sequence.ipynb #b5717fad
 @patch
 def _restored(self:SequenceChunker, state):
     "Another stage that holds what was saved"
     new = type(self)(None, self.length, self.overlap, self.tail)
     if 'dtype' not in state: return new
-    dtype,(ids,counts,rows,waiting) = spec_dtype(state['dtype']),(state[k].numpy() for k in ('ids','counts','rows','waiting'))
-    ids,counts = ids[counts > 0],counts[counts > 0]
+    dtype,ids,counts = spec_dtype(state['dtype']),state['ids'].numpy(),state['counts'].numpy()
+    ids,counts,rows = ids[counts > 0],counts[counts > 0],state['rows'].numpy()
     new._make_room(Steps(np.ndarray(len(rows), dtype, rows)))
     slots = np.arange(len(ids))
-    if not np.array_equal(new._envs.ids[:len(new._envs)], ids): raise ValueError('rows of other environments')
-    new._ring.reshape(-1, dtype.itemsize)[new._kept_rows(slots, counts)] = rows
+    places,known = new._kept_rows(slots, counts),new._envs.ids[:len(new._envs)]
+    if len(places) != len(rows) or not np.array_equal(known, ids): raise ValueError('rows of other environments, or too few')
+    new._ring.reshape(-1, dtype.itemsize)[places] = rows
     new._counts[slots] = counts
     newest = new._ring.view(dtype)[slots*self.length + (counts-1)%self.length]
     for slot,row in zip(slots, newest): new._envs.last[slot] = row['episode_n'],row['step_n'],True
-    new._waiting.extend(Steps(w.copy().view(new._gate.layout.sequence).reshape(self.length)) for w in waiting)
+    sequence = new._gate.layout.sequence
+    new._waiting.extend(Steps(w.copy().view(sequence).reshape(self.length)) for w in state['waiting'].numpy())
     return new
 
 @patch
 def check_state(self:SequenceChunker, state):
     who,got,own = type(self).__name__,state['arguments'],[self.length, self.overlap, self.tail]
-    if got != own: raise StateError(who, 'a saved stage with other arguments', got, own, 'build the stage that was saved')
+    if got != own: raise StateError(who, 'a saved stage with other arguments', got, own,
+        'build the stage that was saved')
     try: self._restored(state)
     except (KeyError,TypeError,ValueError) as e: raise StateError(who, 'saved rows that do not fit together', e) from e
 

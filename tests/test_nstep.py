@@ -425,6 +425,13 @@ def test_skipping(program, n):
     assert all(map(len, got)) and Steps(rows) == Steps(before)
     assert not expected and not got or Steps.cat(got) == Steps(rows[expected])
 
+@pytest.mark.parametrize('n', [1, 2, 3, 9])
+def test_skipping_steps_that_count_from_0(n):
+    "The first and the last of each episode are kept, in the middle of a block and at its start"
+    rows = np.concatenate([episode(*range(8), start=0).rows, episode(*range(5), start=0, number=2, ends='truncated').rows])
+    expected = [s for last in (7, 4) for s in range(last + 1) if s == 0 or s % n == 1 % n or s == last]
+    for blocks in [Steps(rows)], one_by_one(Steps(rows)): assert Steps.cat(list(NSkip(blocks, n))).step_n.tolist() == expected
+
 @pytest.mark.parametrize('what', ['two axes', 'packed', 'long step_n', 'bytes for flags'])
 def test_skipping_refuses(what):
     "The same as n_step, of the columns that it needs"
