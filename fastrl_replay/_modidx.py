@@ -496,6 +496,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastrl_replay/episodes.py'),
                                         'fastrl_replay.episodes.BlockGate.check': ( 'episodes.html#blockgate.check',
                                                                                     'fastrl_replay/episodes.py'),
+                                        'fastrl_replay.episodes.BlockGate.knows': ( 'episodes.html#blockgate.knows',
+                                                                                    'fastrl_replay/episodes.py'),
                                         'fastrl_replay.episodes.Environments': ('episodes.html#environments', 'fastrl_replay/episodes.py'),
                                         'fastrl_replay.episodes.Environments.__init__': ( 'episodes.html#environments.__init__',
                                                                                           'fastrl_replay/episodes.py'),

@@ -182,6 +182,13 @@ class BlockGate:
         if self.refuses: self.refuses(rows)
         return rows,layout
 
+    def knows(self, dtype:np.dtype)->bool: # of a block
+        "Are these the columns that were accepted? Blocks from other processes have equal ones, not the same object"
+        if dtype is self.same: return True
+        if self.layout is None or dtype != self.layout.dtype: return False
+        self.same = dtype
+        return True
+
     def accept(self, rows, layout):
         "These columns are those of all blocks from now on"
         self.layout,self.same = layout,rows.dtype
@@ -190,6 +197,7 @@ class BlockGate:
 @patch
 def _layout_of(self:BlockGate, dtype):
     if self.layout is None: return self.make_layout(self.who, dtype)
+    if self.knows(dtype): return self.layout
     plain,_ = row_places(self.who, dtype, {})
     if plain == self.layout.dtype: return self.layout
     new,old = ({n: str(d[n]) for n in d.names} for d in (plain, self.layout.dtype))
