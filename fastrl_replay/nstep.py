@@ -106,8 +106,8 @@ class NStep(Pipe):
         steps:Steps, # the next block
     )->Steps: # the merged rows that it completes, perhaps none
         "Take a block; a block that doesn't fit is refused whole, and nothing has changed"
-        known = (isinstance(steps, Steps) and ((rows := steps.rows).dtype is self._gate.same or self._gate.knows(rows.dtype))
-                 and rows.ndim < 2 and rows.flags.c_contiguous)
+        known = (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
+                 and (rows.dtype is self._gate.same or self._gate.knows(rows.dtype)))
         raw = np.ndarray(rows.nbytes, np.uint8, rows) if known else self._make_room(steps)   # faster than a view
         envs = self._envs
         while (made := _merge_block(raw, self._rings, self._queues, envs.number, envs.last,

@@ -46,7 +46,7 @@ class _SequenceLayout(RowLayout):
         self.sequence = extend_dtype(self.dtype, mask='?')
         self.at = np.array([*self.at, self.sequence.itemsize, self.sequence.fields['mask'][1]])
 
-# %% ../nbs/21_sequence.ipynb #7aad4bf3
+# %% ../nbs/21_sequence.ipynb #f1af05a2
 @njit
 def _forget(last, counts, ahead):
     "Forget what was looked at"
@@ -145,8 +145,8 @@ class SequenceChunker(Pipe):
         steps:Steps, # a block of rows, or one row
     )->list: # `Steps` of shape [length], each in memory of its own
         "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
-        known = (isinstance(steps, Steps) and ((rows := steps.rows).dtype is self._gate.same or self._gate.knows(rows.dtype))
-                 and rows.ndim < 2 and rows.flags.c_contiguous)
+        known = (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
+                 and (rows.dtype is self._gate.same or self._gate.knows(rows.dtype)))
         raw = np.ndarray(rows.nbytes, np.uint8, rows) if known else self._make_room(steps)   # faster than a view
         envs = self._envs
         while (found := _look(raw, self._ring, envs.number, envs.last, self._counts, self._ahead,
@@ -209,7 +209,7 @@ def _kept_rows(self:SequenceChunker, slots, counts):
     of_each = (slot*n + np.arange(max(0, p-n), p)%n for slot,p in zip(slots, counts))
     return np.concatenate([np.zeros(0, np.int64), *of_each])
 
-# %% ../nbs/21_sequence.ipynb #702d0c64
+# %% ../nbs/21_sequence.ipynb #b5717fad
 @patch
 def _restored(self:SequenceChunker, state):
     "Another stage that holds what was saved"
