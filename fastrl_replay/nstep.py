@@ -8,174 +8,177 @@ __all__ = ['NStep', 'NSkip']
 # %% ../nbs/20_nstep.ipynb #9c5e47ad
 import numpy as np, torch
 from fastcore.basics import patch
-from .core import (ArgumentError, BlockError, Steps, dtype_spec, extend_dtype, memmove, njit, row_places, spec_dtype)
+from .core import (BlockError, StateError, Steps, dtype_spec, extend_dtype, memmove, njit, number,
+    row_places, spec_dtype, whole)
+from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, Environments,
+    RowLayout, goes_on, grown, note_row, row_ends)
 from .pipe import Pipe, stage
 
 # %% ../nbs/20_nstep.ipynb #f8f27456
-_COLUMNS = dict(env_id='i4', episode_n='i4', step_n='i4', reward='f4', terminated='?', truncated='?', next_state=None)
+# What stands where in `at`, after what `RowLayout` puts there
+_REWARD,_NEXT_STATE,_NEXT_SIZE,_MERGED_SIZE,_DISCOUNT,_N_MERGED,_N,_WAITING = range(7, 15)
+
+def _refuse_merged(who, dtype, merged):
+    if merged: raise BlockError(who, 'its rows have the columns of an n_step already',
+        [n for n in ('discount','n') if n in dtype.names], 'single steps',
+        'use one n_step in a chain, put n_skip before n_step, and call columns of your own something else')
+
+class _MergeLayout(RowLayout):
+    "Where the kernel finds what it reads in a row, and writes in a merged one"
+    def __init__(self, who, dtype):
+        _refuse_merged(who, dtype, 'discount' in dtype.names or 'n' in dtype.names)
+        super().__init__(who, dtype)
+        _,places = row_places(who, dtype, dict(reward='f4', next_state=None))
+        self.merged = extend_dtype(self.dtype, discount='f4', n='i4')
+        self.at = np.array([*self.at, *places, dtype['next_state'].itemsize, self.merged.itemsize,
+                            *(self.merged.fields[n][1] for n in ('discount','n'))])
 
 # %% ../nbs/20_nstep.ipynb #681b88ad
 @njit
-def _give(out, made, rings, base, first, count, many, broken, at, n, gamma):
-    "Write the `many` oldest of `count` waiting starts as merged rows behind the `made` that are there"
-    size,out_size,_,_,_,reward_at,term_at,trunc_at,next_at,next_size,discount_at,n_at = at
+def _wrapped(i, n): return i - n if i >= n else i   # for i below 2n; a division costs more than all the rest
+
+@njit
+def _write_merged(out, made, rings, ring, first, count, many, broken_off, at, gamma):
+    "Write the `many` oldest of `count` starts that wait in a ring as merged rows after the `made` that are there"
+    size,out_size,n = at[SIZE],at[_MERGED_SIZE],at[_N]
+    reward_at,next_at = at[_REWARD],at[_NEXT_STATE]
     rewards,floats,ints = rings.view(np.float32),out.view(np.float32),out.view(np.int32)
-    newest,total,power = base + (first + count - 1)%n*size,0.,1.
+    newest,total,power = ring + _wrapped(first + count - 1, n)*size,0.,1.
+    terminated,truncated = rings[newest + at[TERMINATED]],rings[newest + at[TRUNCATED]] | broken_off
     for j in range(count-1, -1, -1):
-        row,dst = base + (first + j)%n*size,(made + j)*out_size
+        row,dst = ring + _wrapped(first + j, n)*size,(made + j)*out_size
         total,power = rewards[(row + reward_at)//4] + gamma*total,gamma*power
         if j >= many: continue
         memmove(out.ctypes.data + dst, rings.ctypes.data + row, size)
-        memmove(out.ctypes.data + dst + next_at, rings.ctypes.data + newest + next_at, next_size)
-        out[dst + term_at],out[dst + trunc_at] = rings[newest + term_at],rings[newest + trunc_at] | broken
-        floats[(dst + reward_at)//4],floats[(dst + discount_at)//4] = total,0. if rings[newest + term_at] else power
-        ints[(dst + n_at)//4] = count - j
-    return made + many
+        memmove(out.ctypes.data + dst + next_at, rings.ctypes.data + newest + next_at, at[_NEXT_SIZE])
+        out[dst + at[TERMINATED]],out[dst + at[TRUNCATED]] = terminated,truncated
+        floats[(dst + reward_at)//4],floats[(dst + at[_DISCOUNT])//4] = total,0. if terminated else power
+        ints[(dst + at[_N_MERGED])//4] = count - j
 
 # %% ../nbs/20_nstep.ipynb #f5973bcc
 @njit
-def _push(rows, rings, count, first, place, out, at, n, gamma):
-    "Take a block, write what it completes; how many rows that is, or -1 minus the number of a row that can't be taken as things are"
-    size,_,env_at,episode_at,step_at,reward_at,term_at,trunc_at,_,_,_,_ = at
-    words,kept,made = rows.view(np.int32),rings.view(np.int32),0
-    for i in range(len(rows)//size):
-        env,finite = words[(i*size + env_at)//4],words[(i*size + reward_at)//4] & 0x7f800000 != 0x7f800000
-        if not finite or env < 0 or env >= len(place) or place[env] < 0: return -1 - i
-    for i in range(len(rows)//size):
-        src,ring = i*size,place[words[(i*size + env_at)//4]]
-        base,have = ring*n*size,count[ring]
-        before = base + (first[ring] + have - 1)%n*size
-        if have and (words[(src + step_at)//4] == 1 or words[(src + episode_at)//4] != kept[(before + episode_at)//4]):
-            made,have = _give(out, made, rings, base, first[ring], have, have, 1, at, n, gamma),0
-        memmove(rings.ctypes.data + base + (first[ring] + have)%n*size, rows.ctypes.data + src, size)
-        have += 1
-        many = have if rows[src + term_at] or rows[src + trunc_at] else have//n   # have is at most n
-        if many: made = _give(out, made, rings, base, first[ring], have, many, 0, at, n, gamma)
-        first[ring],count[ring] = first[ring] + many,have - many
+def _merge_block(rows, rings, queues, numbers, last, out, at, gamma):
+    "Take a block, write what it completes; how many rows that is, or -1: nothing was changed, it needs a closer look"
+    size,n,n_rows = at[SIZE],at[_N],len(rows)//at[SIZE]
+    words,made = rows.view(np.int32),0
+    for i in range(n_rows):
+        env,reward = words[(i*size + at[ENV])//4],words[(i*size + at[_REWARD])//4]
+        if env < 0 or env >= len(numbers) or numbers[env] < 0 or reward & 0x7f800000 == 0x7f800000: return -1
+    if len(out) < min(at[_WAITING] + n_rows, n*n_rows)*at[_MERGED_SIZE]: return -1
+    for i in range(n_rows):
+        row = i*size
+        slot = numbers[words[(row + at[ENV])//4]]
+        episode,step = words[(row + at[EPISODE_N])//4],words[(row + at[STEP_N])//4]
+        ring,first,count = slot*n*size,queues[slot,0],queues[slot,1]
+        if count and not goes_on(last, slot, episode, step):
+            _write_merged(out, made, rings, ring, first, count, count, 1, at, gamma)
+            made,count = made + count,0
+        memmove(rings.ctypes.data + ring + _wrapped(first + count, n)*size, rows.ctypes.data + row, size)
+        count += 1
+        ended = row_ends(rows, row, at)
+        note_row(last, slot, episode, step, ended)
+        many = count if ended else int(count == n)
+        if many: _write_merged(out, made, rings, ring, first, count, many, 0, at, gamma)
+        made,queues[slot,0],queues[slot,1] = made + many,_wrapped(first + many, n),count - many
+    at[_WAITING] += n_rows - made
     return made
 
 # %% ../nbs/20_nstep.ipynb #b563b392
-def _check_n(stage, n):
-    if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or not 1 <= n < 2**31: raise ArgumentError(stage, 'n', repr(n),
-        'a whole number of steps, at least 1')
-
 @stage('n_step')
 class NStep(Pipe):
-    "Merges each step with the next ones of its episode, `n` in all: summed `reward`, last `next_state`; adds `discount` and `n`"
-    _buffers = ('_dtype','_known','_merged','_at','_rings','_count','_first','_place','_out','_waiting')
+    "Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`"
+    _buffers = '_gate','_envs','_at','_rings','_queues','_out'
     def __init__(self,
         source, # a pipe of Steps, one row a step
         n:int, # how many steps at most; 1 only adds the columns
         gamma:float, # how much a reward is worth one step later, from 0 to 1
     ):
-        _check_n('NStep', n)
-        if not isinstance(gamma, (int,float,np.number)) or not 0 <= gamma <= 1: raise ArgumentError('NStep', 'gamma', repr(gamma),
-            'a number from 0 to 1')
+        self.n,self.gamma = whole('NStep', 'n', n, 1, 2**31-1),number('NStep', 'gamma', gamma, 0, 1)
         super().__init__(source)
-        self.n,self.gamma = int(n),float(gamma)
         self._fresh()
-    def _fresh(self): self._dtype,self._known,self._waiting = None,None,0
 
     def __iter__(self):
         for steps in self.blocks():
             merged = self.merge(steps)
             if len(merged): yield merged
 
-# %% ../nbs/20_nstep.ipynb #725b5baf
-@patch
-def merge(self:NStep,
-    steps:Steps, # the next block
-)->Steps: # the merged rows that it completes, perhaps none
-    "Take a block; a block that doesn't fit is refused whole, and nothing has changed"
-    rows = steps.rows
-    if rows.ndim != 1: rows = _flat('NStep', rows)
-    if rows.dtype is not self._known: self._accept(rows.dtype)
-    try: raw = rows.view(np.uint8)
-    except ValueError: raw = np.ascontiguousarray(rows).view(np.uint8)      # a slice with steps
-    size = self._merged.itemsize
-    room = min(self._waiting + len(rows), self.n*len(rows))*size
-    if len(self._out) < room: self._out = np.zeros(room, np.uint8)
-    made = _push(raw, self._rings, self._count, self._first, self._place, self._out, self._at, self.n, self.gamma)
-    if made < 0: return self._mend(steps, rows)
-    self._waiting += len(rows) - made
-    return Steps(np.ndarray(made, self._merged, self._out[:made*size].copy()))
-
-def _flat(stage, rows):
-    if rows.ndim > 1: raise BlockError(stage, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
-        'put it before the stage that makes sequences')
-    return rows.reshape(1)
+    def merge(self,
+        steps:Steps, # the next block
+    )->Steps: # the merged rows that it completes, perhaps none
+        "Take a block; a block that doesn't fit is refused whole, and nothing has changed"
+        known = (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
+                 and (rows.dtype is self._gate.same or self._gate.knows(rows.dtype)))
+        raw = np.ndarray(rows.nbytes, np.uint8, rows) if known else self._make_room(steps)   # faster than a view
+        envs = self._envs
+        while (made := _merge_block(raw, self._rings, self._queues, envs.number, envs.last,
+                                    self._out, self._at, self.gamma)) < 0: raw = self._make_room(steps)
+        dtype = self._gate.layout.merged
+        return Steps(np.ndarray(made, dtype, self._out[:made*dtype.itemsize].copy()))
 
 # %% ../nbs/20_nstep.ipynb #fb863a8a
 @patch
-def _accept(self:NStep, dtype):
-    "The first block's columns are the stage's; others are refused"
-    if self._dtype is None: self._reserve(dtype)
-    elif dtype != self._dtype: raise BlockError('NStep', 'a block with other columns than those before', dtype, self._dtype,
-        'use one n_step for each kind of row')
-    self._known = dtype   # the very object: the next block's needs no comparing
+def _fresh(self:NStep):
+    self._gate = BlockGate('NStep', _MergeLayout, _refuse_endless, 'put it before the stage that makes sequences')
+    self._envs = Environments()
+    self._at,self._out = np.zeros(1, np.int64),np.zeros(0, np.uint8)
+    self._rings,self._queues = np.empty(0, np.uint8),np.zeros((0,2), np.int64)
 
 @patch
-def _reserve(self:NStep, dtype):
-    _not_merged('NStep', dtype, 'discount' in dtype.names or 'n' in dtype.names)
-    self._dtype,at = row_places('NStep', dtype, _COLUMNS)
-    self._merged = extend_dtype(self._dtype, discount='f4', n='i4')
-    self._at = np.array([dtype.itemsize, self._merged.itemsize, *at, dtype['next_state'].itemsize,
-                         *(self._merged.fields[n][1] for n in ('discount','n'))])
-    self._count,self._first,self._place = (np.zeros(0, np.int64) for _ in range(3))
-    self._rings,self._out = (np.zeros(0, np.uint8) for _ in range(2))
+def _make_room(self:NStep, steps)->np.ndarray: # its bytes
+    "Check a block, and make room for its environments and for what it may complete"
+    rows,layout = self._gate.check(steps)
+    if self._gate.layout is None:
+        self._at,self._rings = np.append(layout.at, [self.n, 0]),np.empty(0, np.uint8)
+    new = self._envs.missing(rows['env_id'])
+    slots,room = len(self._envs) + len(new),min(self._waiting + len(rows), self.n*len(rows))*layout.merged.itemsize
+    self._rings,self._queues = grown(self._rings, slots*self.n*layout.dtype.itemsize),grown(self._queues, slots, 0)
+    if len(self._out) < room: self._out = np.zeros(room, np.uint8)
+    self._envs.admit(new)
+    self._gate.accept(rows, layout)
+    return rows.view(np.uint8)
 
-def _not_merged(stage, dtype, merged):
-    if merged: raise BlockError(stage, 'its rows have the columns of an n_step already',
-        [n for n in ('discount','n') if n in dtype.names], 'single steps',
-        'use one n_step in a chain, put n_skip before n_step, and call columns of your own something else')
+@patch(as_prop=True)
+def _waiting(self:NStep): return int(self._at[-1])   # how many rows wait for steps to come
 
-# %% ../nbs/20_nstep.ipynb #6a6da4d5
-_MAX_ENVS = 1 << 24   # env_id counts from 0; a larger one is a mistake, and would cost 8 bytes for each number below it
-
-@patch
-def _mend(self:NStep, steps, rows):
-    "Say what is wrong with the first bad row; where nothing is, make rings for new environments and try again"
-    envs,rewards = rows['env_id'],rows['reward']
-    bad = np.flatnonzero((envs < 0) | (envs >= _MAX_ENVS) | ~np.isfinite(rewards))
-    if not len(bad):
-        self._grow(envs)
-        return self.merge(steps)
-    if not len(self._count): self._fresh()   # not even its columns stay
-    where,env,reward = f'row {bad[0]} of the block',envs[bad[0]],rewards[bad[0]]
-    if not np.isfinite(reward): raise BlockError('NStep', f"{where}, column 'reward' (env_id {env})", reward, 'a finite number',
+def _refuse_endless(rows):
+    bad = np.flatnonzero(~np.isfinite(rows['reward']))
+    if not len(bad): return
+    env,reward = rows['env_id'][bad[0]],rows['reward'][bad[0]]
+    raise BlockError('NStep', f"row {bad[0]} of the block, column 'reward' (env_id {env})", reward, 'a finite number',
         'mend the environment: this would spoil the rewards of all steps before it')
-    raise BlockError('NStep', f"{where}, column 'env_id'", env, f'a number from 0 to {_MAX_ENVS-1}',
-        'number the environments from 0')
-
-@patch
-def _grow(self:NStep, envs):
-    "Rings for the environments that have none"
-    have,more = len(self._place),envs.max() + 1 - len(self._place)
-    if more > 0: self._place = np.concatenate([self._place, np.full(max(have, more), -1)])
-    new = [e for e in dict.fromkeys(envs.tolist()) if self._place[e] < 0]
-    self._rings = np.concatenate([self._rings, np.empty(len(new)*self.n*self._dtype.itemsize, np.uint8)])   # may be too much to ask for
-    self._place[new] = np.arange(len(new)) + len(self._count)
-    self._count,self._first = (np.concatenate([a, np.zeros(len(new), np.int64)]) for a in (self._count, self._first))
 
 # %% ../nbs/20_nstep.ipynb #322e6be9
 @patch
 def snapshot(self:NStep)->dict: # the rows that wait
     state = dict(n=self.n, gamma=self.gamma)
     if not self._waiting: return state
-    rings = self._rings.reshape(-1, self.n, self._dtype.itemsize)
-    rows = [rings[e, (first + np.arange(count))%self.n] for e,(first,count) in enumerate(zip(self._first, self._count))]
-    return dict(state, dtype=dtype_spec(self._dtype), rows=torch.from_numpy(np.concatenate(rows)))
+    dtype = self._gate.layout.dtype
+    rings = self._rings.reshape(-1, self.n, dtype.itemsize)
+    queues = self._queues[:len(self._envs)]
+    rows = [ring[(first + np.arange(count))%self.n] for ring,(first,count) in zip(rings, queues)]
+    return dict(state, dtype=dtype_spec(dtype), rows=torch.from_numpy(np.concatenate(rows)))
+
+@patch
+def _restored(self:NStep, state):
+    "Another stage that holds what was saved"
+    new = NStep(None, self.n, self.gamma)
+    if 'rows' not in state: return new
+    try: complete = new.merge(Steps(np.ndarray(len(state['rows']), spec_dtype(state['dtype']), state['rows'].numpy())))
+    except (BlockError,KeyError,TypeError) as e: raise StateError('NStep', 'saved rows that are none', e) from e
+    if len(complete): raise StateError('NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none')
+    return new
 
 @patch
 def check_state(self:NStep, state):
     got,own = (state['n'],state['gamma']),(self.n,self.gamma)
-    if got != own: raise ArgumentError('NStep', 'a saved stage with another n or gamma', got, own, 'build the chain that was saved')
+    if got != own: raise StateError('NStep', 'a saved stage with another n or gamma', got, own,
+        'build the chain that was saved')
+    self._restored(state)
 
 @patch
 def restore(self:NStep, state):
-    self._fresh()
-    if 'rows' not in state: return
-    self.merge(Steps(np.ndarray(len(state['rows']), spec_dtype(state['dtype']), state['rows'].numpy())))
+    new = vars(self._restored(state))
+    vars(self).update({name: new[name] for name in self._buffers})
 
 # %% ../nbs/20_nstep.ipynb #e494543f
 @stage('n_skip')
@@ -185,24 +188,28 @@ class NSkip(Pipe):
         source, # a pipe of Steps, one row a step
         n:int, # of how many steps one is kept; 1 keeps all
     ):
-        _check_n('NSkip', n)
+        self.n,self._known = whole('NSkip', 'n', n, 1, 2**31-1),None
         super().__init__(source)
-        self.n,self._known = int(n),None
+
     def __iter__(self):
         for steps in self.blocks():
             kept = self.skip(steps)
             if len(kept): yield kept
 
-@patch
-def skip(self:NSkip,
-    steps:Steps, # a block
-)->Steps: # those of its rows that are kept, perhaps none
-    "What is kept of a block"
-    rows = steps.rows
-    if rows.ndim != 1: rows = _flat('NSkip', rows)
-    if rows.dtype is not self._known:
-        _not_merged('NSkip', rows.dtype, {'discount','n'} <= set(rows.dtype.names))
+    def skip(self,
+        steps:Steps, # a block
+    )->Steps: # those of its rows that are kept, perhaps none
+        "What is kept of a block"
+        rows = steps.rows
+        if rows.ndim != 1 or rows.dtype is not self._known: rows = self._checked(rows)
+        step = rows['step_n']
+        keep = ((step - 1)%self.n == 0) | (step == 0) | rows['terminated'] | rows['truncated']
+        return Steps(rows.take(keep.nonzero()[0]))
+
+    def _checked(self, rows): # 1-D
+        if rows.ndim > 1: raise BlockError('NSkip', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
+            'put it before the stage that makes sequences')
+        _refuse_merged('NSkip', rows.dtype, {'discount','n'} <= set(rows.dtype.names))
         row_places('NSkip', rows.dtype, dict(step_n='i4', terminated='?', truncated='?'))
         self._known = rows.dtype
-    keep = ((rows['step_n'] - 1)%self.n == 0) | rows['terminated'] | rows['truncated']
-    return Steps(rows.take(keep.nonzero()[0]))
+        return rows.reshape(-1)

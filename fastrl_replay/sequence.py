@@ -6,12 +6,13 @@
 __all__ = ['SequenceChunker']
 
 # %% ../nbs/21_sequence.ipynb #bb5cdbbf
-import difflib
 from collections import deque
 import numpy as np, torch
 from fastcore.basics import patch
-from .core import (EPISODE, ArgumentError, ArgumentTypeError, BlockError, Steps, dtype_spec, extend_dtype, memmove,
-    njit, plain_dtype, row_places, spec_dtype)
+from fastrl_replay.core import (BlockError, StateError, Steps, choice, dtype_spec, extend_dtype, memmove, njit,
+    spec_dtype, whole)
+from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, BlockGate, Environments, RowLayout, goes_on, grown,
+    note_row, row_ends)
 from .pipe import Pipe, stage
 
 # %% ../nbs/21_sequence.ipynb #f3bfdf47
@@ -33,68 +34,105 @@ def _tail_start(p, length, stride, tail):
     return p - length if tail == _SHIFT else p - unseen - (length - stride)
 
 # %% ../nbs/21_sequence.ipynb #4a264127
-def _places(dtype:np.dtype)->list: # itemsize, and the offsets of the columns; -1: no `n`
-    "Where the kernel finds what says to which episode a row belongs"
-    def refuse(n, got, expected, remedy): raise BlockError('SequenceChunker', f'column {n!r}', got, expected, remedy)
-    dtype,places = row_places('SequenceChunker', dtype, EPISODE)
-    if 'mask' in dtype.names: refuse('mask', 'one that is there already', 'none',
-        'a chunker adds it: one is enough, and it takes steps, not sequences')
-    if 'n' in dtype.names and dtype['n'] not in (np.int32, np.int64):
-        refuse('n', dtype['n'], 'int32 or int64, the steps that an n-step row spans', 'rename a column that means something else')
-    return [dtype.itemsize, *places, dtype.fields['n'][1] if 'n' in dtype.names else -1]
+_OUT_SIZE,_MASK,_LENGTH,_STRIDE,_TAIL,_LOOKED = range(7, 13)   # they continue those of `RowLayout.at`
+_COUNT,_NEWEST = 3,4   # in `ahead`, after what the rule wants to know
+
+class _SequenceLayout(RowLayout):
+    "Where the kernels find what they read in a row, and write in a row of a sequence"
+    def __init__(self, who, dtype):
+        if 'mask' in (dtype.names or ()): raise BlockError(who, "column 'mask'", 'one that is there already', 'none',
+            'a chunker adds it: one is enough, and it takes steps, not sequences')
+        super().__init__(who, dtype)
+        self.sequence = extend_dtype(self.dtype, mask='?')
+        self.at = np.array([*self.at, self.sequence.itemsize, self.sequence.fields['mask'][1]])
+
+# %% ../nbs/21_sequence.ipynb #f1af05a2
+@njit
+def _forget(last, counts, ahead):
+    "Forget what was looked at"
+    for slot in range(min(len(last), len(counts))):
+        note_row(ahead, slot, last[slot,0], last[slot,1], not last[slot,2])
+        ahead[slot,_COUNT],ahead[slot,_NEWEST] = counts[slot],-1
 
 # %% ../nbs/21_sequence.ipynb #948a8bc2
 @njit
-def _push(ring, counts, lanes, rows, at, due, plan):
-    "Take rows from number `at` on until a sequence is complete, its lane, start and end in `due`; the row to go on with"
-    size,env_at,episode_at,step_at,term_at,trunc_at,n_at,length,stride,tail = plan
-    words,held,total = rows.view(np.int32),ring.view(np.int32),len(rows)//size
-    due[1] = -1
-    for i in range(at, total):
-        row = i*size
-        lane = lanes[words[(row + env_at)//4]]
-        p = counts[lane]
-        if p > 0:
-            last = (lane*length + (p-1)%length)*size
-            if held[(last + episode_at)//4] != words[(row + episode_at)//4] or held[(last + step_at)//4] >= words[(row + step_at)//4]:
-                due[0],due[1],due[2] = lane,_tail_start(p, length, stride, tail),p
-                counts[lane] = p = 0
-                if due[1] >= 0: return i   # this row is still to be taken
-        memmove(ring.ctypes.data + (lane*length + p%length)*size, rows.ctypes.data + row, size)
-        p += 1
-        ends = (rows[row + term_at] or rows[row + trunc_at]) and (n_at < 0 or words[(row + n_at)//4] == 1)
-        counts[lane] = 0 if ends else p
-        if _unseen(p, length, stride) == 0: first = p - length
-        else: first = _tail_start(p, length, stride, tail) if ends else -1
-        if first >= 0:
-            due[0],due[1],due[2] = lane,first,p
-            return i + 1
-    return total
+def _look(rows, ring, numbers, last, counts, ahead, notes, at):
+    "How many sequences does a block complete? 0: none, and the rows were kept; -1: the block needs a closer look"
+    size,length,stride,tail = at[SIZE],at[_LENGTH],at[_STRIDE],at[_TAIL]
+    words,n_rows,found = rows.view(np.int32),len(rows)//size,0
+    if 3*n_rows > len(notes): return -1   # a row can complete two sequences
+    for i in range(n_rows):
+        env = words[(i*size + at[ENV])//4]
+        if env < 0 or env >= len(numbers) or numbers[env] < 0: return -1
+        notes[i,0] = numbers[env]
+    if at[_LOOKED]: _forget(last, counts, ahead)
+    at[_LOOKED] = 1
+    for i in range(n_rows):
+        row,slot = i*size,notes[i,0]
+        p,newest = ahead[slot,_COUNT],ahead[slot,_NEWEST]
+        episode,step = words[(row + at[EPISODE_N])//4],words[(row + at[STEP_N])//4]
+        if p > 0 and not goes_on(ahead, slot, episode, step):
+            start = _tail_start(p, length, stride, tail)
+            if start >= 0:
+                at_note,found = n_rows + found,found + 1
+                notes[at_note,0],notes[at_note,1] = slot,newest
+                notes[at_note,2],notes[at_note,3] = start,p
+            p = 0
+        notes[i,1],notes[i,2] = p,newest
+        p,ended = p + 1,row_ends(rows, row, at)
+        note_row(ahead, slot, episode, step, ended)
+        if _unseen(p, length, stride) == 0: start = p - length
+        else: start = _tail_start(p, length, stride, tail) if ended else -1
+        if start >= 0:
+            at_note,found = n_rows + found,found + 1
+            notes[at_note,0],notes[at_note,1] = slot,i
+            notes[at_note,2],notes[at_note,3] = start,p
+        ahead[slot,_COUNT],ahead[slot,_NEWEST] = 0 if ended else p,i
+    if not found: _keep(rows, ring, last, counts, ahead, notes, at)
+    return found
 
 # %% ../nbs/21_sequence.ipynb #55db5f4e
 @njit
-def _cut(ring, out, lane, first, end, length, size, out_size, mask_at):
-    "Copy steps `first` to `end` of a lane into `out`, and say that they are steps"
-    for t in range(end - first):
-        memmove(out.ctypes.data + t*out_size, ring.ctypes.data + (lane*length + (first+t)%length)*size, size)
-        out[t*out_size + mask_at] = 1
+def _cut(rows, ring, notes, number, out, at):
+    "Copy the rows of a sequence that was noted into `out`, and say that they are steps"
+    size,out_size,length = at[SIZE],at[_OUT_SIZE],at[_LENGTH]
+    i = len(rows)//size + number
+    slot,row = notes[i,0],notes[i,1]
+    start,end = notes[i,2],notes[i,3]
+    for t in range(end-1, start-1, -1):
+        dst = (t - start)*out_size
+        if row >= 0: memmove(out.ctypes.data + dst, rows.ctypes.data + row*size, size)
+        else: memmove(out.ctypes.data + dst, ring.ctypes.data + (slot*length + t%length)*size, size)
+        if row >= 0: row = notes[row,2]
+        out[dst + at[_MASK]] = 1
+
+@njit
+def _keep(rows, ring, last, counts, ahead, notes, at):
+    "Copy the rows of a block that was looked at to their slots"
+    size,length = at[SIZE],at[_LENGTH]
+    for i in range(len(rows)//size):
+        slot,p = notes[i,0],notes[i,1]
+        memmove(ring.ctypes.data + (slot*length + p%length)*size, rows.ctypes.data + i*size, size)
+        if ahead[slot,_NEWEST] != i: continue
+        note_row(last, slot, ahead[slot,0], ahead[slot,1], not ahead[slot,2])
+        counts[slot],ahead[slot,_NEWEST] = ahead[slot,_COUNT],-1
+    at[_LOOKED] = 0
 
 # %% ../nbs/21_sequence.ipynb #4e799e45
-_MAX_ENVS = 1 << 24   # env_id counts from 0; a larger one is a mistake, and would cost 4 bytes for each number below it
-
 @stage('chunk_sequences')
 class SequenceChunker(Pipe):
-    "Cuts the steps of each environment and episode into sequences of `length`, with a column `mask`: is this row a step?"
-    _buffers = ('_known','_row','_dtype','_plan','_ring','_counts','_lanes','_ids','_due','_waiting')
+    "Cuts the steps of each environment and episode into sequences of `length`; their column `mask`: is this row a step?"
+    _buffers = '_gate','_envs','_at','_ring','_counts','_ahead','_notes','_waiting'
     def __init__(self,
         source, # a pipe of Steps, blocks of rows of any number of environments
         length:int, # rows of a sequence
         overlap:int=0, # how many steps a sequence shares with the one before it in its episode
-        tail:str='shift', # the end of an episode: move the last sequence back ('shift'), fill it up with zeros ('pad'), or 'drop' it
+        tail:str='shift', # ends of episodes: 'shift' moves the last sequence back, 'pad' adds zeros, 'drop' leaves it out
     ):
-        self._check_arguments(length, overlap, tail)
+        who = type(self).__name__
+        self.length,self.tail = whole(who, 'length', length, 1, 2**31-1),choice(who, 'tail', tail, _TAILS)
+        self.overlap = whole(who, 'overlap', overlap, 0, self.length-1, 'a sequence must bring at least one new step')
         super().__init__(source)
-        self.length,self.overlap,self.tail = int(length),int(overlap),tail
         self._fresh()
 
     def __iter__(self):
@@ -103,140 +141,103 @@ class SequenceChunker(Pipe):
             self._waiting.extend(self.chunk(steps))
             while self._waiting: yield self._waiting.popleft()
 
-# %% ../nbs/21_sequence.ipynb #be8bf663
-@patch
-def _check_arguments(self:SequenceChunker, length, overlap, tail):
-    def refuse(what, got, expected, remedy=None): raise ArgumentError(type(self).__name__, what, got, expected, remedy)
-    def whole(x): return isinstance(x, (int,np.integer)) and not isinstance(x, bool)
-    if not whole(length) or not 1 <= length < 2**31: refuse('length', repr(length), 'a whole number of rows, at least 1')
-    if not whole(overlap) or not 0 <= overlap < length: refuse('overlap', repr(overlap),
-        f'a whole number of rows, 0 or more and less than length={length}', 'a sequence must bring at least one new step')
-    if tail not in _TAILS:
-        near = difflib.get_close_matches(str(tail), _TAILS, 1)
-        refuse('tail', repr(tail), "'shift', 'pad' or 'drop'", f'did you mean {near[0]!r}?' if near else None)
-
-@patch
-def _fresh(self:SequenceChunker):
-    self._known = self._row = self._dtype = self._plan = self._ring = None   # the columns are those of the first block
-    self._counts,self._lanes,self._ids = np.zeros(0, np.int64),np.full(16, -1, np.int32),np.zeros(0, np.int64)
-    self._due,self._waiting = np.zeros(3, np.int64),deque()
-
-# %% ../nbs/21_sequence.ipynb #813872aa
-@njit
-def _any_new(rows, lanes, plan):
-    "Does a row belong to an environment without a lane?"
-    size,env_at,words = plan[0],plan[1],rows.view(np.int32)
-    for i in range(len(rows)//size):
-        env = words[(i*size + env_at)//4]
-        if env < 0 or env >= len(lanes) or lanes[env] < 0: return True
-    return False
-
-@patch
-def chunk(self:SequenceChunker,
-    steps:Steps, # a block of rows, or one row
-)->list: # `Steps` of shape [length], each in memory of its own
-    "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
-    if not isinstance(steps, Steps): raise ArgumentTypeError(type(self).__name__, 'a block of rows', type(steps).__name__, 'Steps',
-        'Steps(rows) with rows from step_dtype')
-    rows = steps.rows
-    if rows.ndim != 1: rows = self._flat(rows)
-    if rows.dtype is not self._known: self._accept(rows)
-    try: raw = rows.view(np.uint8)
-    except ValueError: raw = np.ascontiguousarray(rows).view(np.uint8)      # a slice with steps
-    if _any_new(raw, self._lanes, self._plan): self._admit(rows['env_id'])
-    at,n,complete = 0,len(rows),[]
-    while at < n:
-        at = _push(self._ring, self._counts, self._lanes, raw, at, self._due, self._plan)
-        if self._due[1] >= 0: complete.append(self._sequence(*self._due.tolist()))
-    return complete
-
-@patch
-def _sequence(self:SequenceChunker, lane, first, end):
-    dtype = self._dtype
-    out = np.zeros(self.length*dtype.itemsize, np.uint8)
-    _cut(self._ring, out, lane, first, end, self.length, self._plan[0], dtype.itemsize, dtype.fields['mask'][1])
-    return Steps(np.ndarray(self.length, dtype, out))
+    def chunk(self,
+        steps:Steps, # a block of rows, or one row
+    )->list: # `Steps` of shape [length], each in memory of its own
+        "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
+        known = (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
+                 and (rows.dtype is self._gate.same or self._gate.knows(rows.dtype)))
+        raw = np.ndarray(rows.nbytes, np.uint8, rows) if known else self._make_room(steps)   # faster than a view
+        envs = self._envs
+        while (found := _look(raw, self._ring, envs.number, envs.last, self._counts, self._ahead,
+                              self._notes, self._at)) < 0: raw = self._make_room(steps)
+        if not found: return []
+        sequences = [self._sequence(raw, i) for i in range(found)]
+        _keep(raw, self._ring, envs.last, self._counts, self._ahead, self._notes, self._at)
+        return sequences
 
 # %% ../nbs/21_sequence.ipynb #ad5fe5dd
 @patch
-def _flat(self:SequenceChunker, rows):
-    if rows.ndim > 1: raise BlockError(type(self).__name__, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
-        'a chunker takes steps as they come from a stepper, not sequences or batches of them')
-    return rows.reshape(1)
+def _sequence(self:SequenceChunker, raw, i): # number `i` of those that were found in a block
+    dtype = self._gate.layout.sequence
+    out = np.zeros(self.length*dtype.itemsize, np.uint8)
+    _cut(raw, self._ring, self._notes, i, out, self._at)
+    return Steps(np.ndarray(self.length, dtype, out))
 
 @patch
-def _accept(self:SequenceChunker, rows):
-    "The first block's columns are those of all blocks"
-    places,dtype = _places(rows.dtype),plain_dtype(rows.dtype)
-    if self._row is None: self._reserve(dtype, places)
-    elif dtype != self._row:
-        new,old = ({n: str(d[n]) for n in d.names} for d in (dtype, self._row))
-        wrong = [f'{n!r} is {new.get(n,"missing")}, not {old.get(n,"there")}' for n in old|new if new.get(n) != old.get(n)]
-        raise BlockError(type(self).__name__, 'a block with other columns than those before', '; '.join(wrong) or dtype,
-            remedy='use one chunker for each kind of row')
-    self._known = rows.dtype
-
-# %% ../nbs/21_sequence.ipynb #e33c6678
-@patch
-def _reserve(self:SequenceChunker, dtype, places):
-    self._plan = np.array([*places, self.length, self.length - self.overlap, _TAILS.index(self.tail)])
-    self._row,self._dtype,self._ring = dtype,extend_dtype(dtype, mask='?'),np.empty(0, np.uint8)
+def _fresh(self:SequenceChunker):
+    self._gate = BlockGate(type(self).__name__, _SequenceLayout,
+        shape_remedy='a chunker takes steps as they come from a stepper, not sequences or batches of them')
+    self._envs,self._waiting,self._at = Environments(),deque(),None
+    self._ring,self._notes = np.empty(0, np.uint8),np.empty((0,4), np.int64)
+    self._counts,self._ahead = np.zeros(0, np.int64),np.zeros((0,5), np.int64)
 
 @patch
-def _admit(self:SequenceChunker, envs):
-    "Lanes for environments that come for the first time"
-    strange = np.flatnonzero((envs < 0) | (envs >= _MAX_ENVS))
-    if len(strange):
-        if not len(self._ids): self._fresh()   # not even its columns stay
-        raise BlockError(type(self).__name__, f"row {strange[0]} of the block, column 'env_id'", envs[strange[0]],
-            f'a number from 0 to {_MAX_ENVS-1}', 'number the environments from 0')
-    self._add_lanes(np.setdiff1d(envs, self._ids))
-
-@patch
-def _add_lanes(self:SequenceChunker, new):
-    old,self._ids = len(self._ids),np.concatenate([self._ids, new])
-    n = len(self._ids)
-    self._lanes = _grown(self._lanes, int(self._ids.max(initial=0)) + 1, -1)
-    self._lanes[new] = np.arange(old, n)
-    self._counts,self._ring = _grown(self._counts, n, 0),_grown(self._ring, n*self.length*self._row.itemsize, None)
-
-def _grown(a, n, fill):
-    "`a`, or a copy with room for at least `n`"
-    if n <= len(a): return a
-    new = np.empty(max(n, 2*len(a)), a.dtype)
-    if fill is not None: new[len(a):] = fill   # room for rows is left as it is: the system gives pages when they are written
-    new[:len(a)] = a
-    return new
+def _make_room(self:SequenceChunker, steps)->np.ndarray: # its bytes
+    "Check a block, and make room for its environments and for what is found in it"
+    rows,layout = self._gate.check(steps)
+    if self._gate.layout is None:
+        self._at = np.append(layout.at, [self.length, self.length - self.overlap, _TAILS.index(self.tail), 1])
+        self._ring = np.empty(0, np.uint8)
+    new = self._envs.missing(rows['env_id'])
+    slots = len(self._envs) + len(new)
+    self._ring = grown(self._ring, slots*self.length*layout.dtype.itemsize)
+    self._at[_LOOKED] = 1   # of new environments, `ahead` says nothing yet
+    self._counts,self._ahead = grown(self._counts, slots, 0),grown(self._ahead, slots)
+    if len(self._notes) < 3*len(rows): self._notes = np.empty((3*len(rows), 4), np.int64)
+    self._envs.admit(new)
+    self._gate.accept(rows, layout)
+    return rows.view(np.uint8)
 
 # %% ../nbs/21_sequence.ipynb #32397726
 @patch
 def snapshot(self:SequenceChunker)->dict: # plain data and tensors
     state = dict(arguments=[self.length, self.overlap, self.tail])
-    if self._row is None: return state
-    counts,n = self._counts[:len(self._ids)],self.length
-    rows = self._ring.reshape(-1, self._row.itemsize)[_held(counts, n)]
-    waiting = np.array([s.rows.view(np.uint8) for s in self._waiting], np.uint8).reshape(len(self._waiting), n*self._dtype.itemsize)
-    return dict(state, dtype=dtype_spec(self._row), **{k: torch.from_numpy(a) for k,a in
-        dict(ids=self._ids.copy(), counts=counts.copy(), rows=rows, waiting=waiting).items()})
+    if self._gate.layout is None: return state
+    slots = np.flatnonzero(self._counts[:len(self._envs)])   # of running episodes
+    counts = self._counts[slots]
+    rows = self._ring.reshape(-1, self._gate.layout.dtype.itemsize)[self._kept_rows(slots, counts)]
+    width = self.length*self._gate.layout.sequence.itemsize
+    waiting = np.array([s.rows.view(np.uint8) for s in self._waiting], np.uint8).reshape(-1, width)
+    arrays = dict(ids=self._envs.ids[slots], counts=counts, rows=rows, waiting=waiting)
+    return dict(state, dtype=dtype_spec(self._gate.layout.dtype), **{k: torch.from_numpy(a) for k,a in arrays.items()})
 
-def _held(counts, length):
-    "Where in the ring the last rows of each lane are, in time order"
-    places = [lane*length + np.arange(max(0, p-length), p)%length for lane,p in enumerate(counts)]
-    return np.concatenate(places or [np.zeros(0, np.int64)])
+@patch
+def _kept_rows(self:SequenceChunker, slots, counts):
+    "Where in the ring the last rows of these slots are, in time order"
+    n = self.length
+    of_each = (slot*n + np.arange(max(0, p-n), p)%n for slot,p in zip(slots, counts))
+    return np.concatenate([np.zeros(0, np.int64), *of_each])
+
+# %% ../nbs/21_sequence.ipynb #b5717fad
+@patch
+def _restored(self:SequenceChunker, state):
+    "Another stage that holds what was saved"
+    new = type(self)(None, self.length, self.overlap, self.tail)
+    if 'dtype' not in state: return new
+    dtype,ids,counts = spec_dtype(state['dtype']),state['ids'].numpy(),state['counts'].numpy()
+    ids,counts,rows = ids[counts > 0],counts[counts > 0],state['rows'].numpy()
+    new._make_room(Steps(np.ndarray(len(rows), dtype, rows)))
+    slots = np.arange(len(ids))
+    places,known = new._kept_rows(slots, counts),new._envs.ids[:len(new._envs)]
+    if len(places) != len(rows) or not np.array_equal(known, ids): raise ValueError('rows of other environments, or too few')
+    new._ring.reshape(-1, dtype.itemsize)[places] = rows
+    new._counts[slots] = counts
+    newest = new._ring.view(dtype)[slots*self.length + (counts-1)%self.length]
+    for slot,row in zip(slots, newest): new._envs.last[slot] = row['episode_n'],row['step_n'],True
+    sequence = new._gate.layout.sequence
+    new._waiting.extend(Steps(w.copy().view(sequence).reshape(self.length)) for w in state['waiting'].numpy())
+    return new
 
 @patch
 def check_state(self:SequenceChunker, state):
-    if state['arguments'] != [self.length, self.overlap, self.tail]: raise ArgumentError(type(self).__name__,
-        'a saved stage with other arguments', state['arguments'], [self.length, self.overlap, self.tail],
+    who,got,own = type(self).__name__,state['arguments'],[self.length, self.overlap, self.tail]
+    if got != own: raise StateError(who, 'a saved stage with other arguments', got, own,
         'build the stage that was saved')
+    try: self._restored(state)
+    except (KeyError,TypeError,ValueError) as e: raise StateError(who, 'saved rows that do not fit together', e) from e
 
 @patch
 def restore(self:SequenceChunker, state):
-    self._fresh()
-    if 'dtype' not in state: return
-    dtype,ids,counts = spec_dtype(state['dtype']),state['ids'].numpy(),state['counts'].numpy()
-    self._reserve(dtype, _places(dtype))
-    self._add_lanes(ids)
-    self._counts[:len(ids)] = counts
-    self._ring.reshape(-1, dtype.itemsize)[_held(counts, self.length)] = state['rows'].numpy()
-    self._waiting.extend(Steps(w.copy().view(self._dtype)) for w in state['waiting'].numpy())
+    new = vars(self._restored(state))
+    vars(self).update({name: new[name] for name in self._buffers})

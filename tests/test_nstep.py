@@ -42,7 +42,7 @@ def one_by_one(steps): return [steps[i:i+1] for i in range(len(steps))]
 # ---- the judge ----
 
 def judge(rows, n, gamma):
-    "What must come out, in order: (row that completes it, start, steps merged, broken off) of each start that is complete"
+    "What must come out, in order, of each start that is complete"
     out = []
     for i,start in enumerate(rows):
         window,by,broken = [i],None,False
@@ -50,7 +50,8 @@ def judge(rows, n, gamma):
             r = rows[j]
             if r['env_id'] != start['env_id']: continue
             if j > i:
-                if r['step_n'] == 1 or r['episode_n'] != rows[window[-1]]['episode_n']: by,broken = j,True; break
+                last = rows[window[-1]]
+                if r['step_n'] <= last['step_n'] or r['episode_n'] != last['episode_n']: by,broken = j,True; break
                 window.append(j)
             if r['terminated'] or r['truncated'] or len(window) == n: by = j; break
         if by is not None: out.append((by, not broken, i, window))
@@ -269,12 +270,12 @@ def test_other_columns_than_before():
 @pytest.mark.parametrize('make', [lambda n: NStep([], n, .9), lambda n: NSkip([], n)], ids=['NStep','NSkip'])
 def test_n_must_be_a_whole_number(make, n):
     "Before anything flows"
-    with pytest.raises(ValueError, match=r'n; got .*a whole number of steps, at least 1'): make(n)
+    with pytest.raises(ValueError, match=r'n; got .*a whole number, 1 to 2147483647'): make(n)
 
 @pytest.mark.parametrize('gamma', [-.1, 1.1, float('nan'), float('inf'), None, '.9'])
 def test_gamma_must_be_a_share(gamma):
     "Before anything flows"
-    with pytest.raises(ValueError, match='gamma; got .*from 0 to 1'): NStep([], 3, gamma)
+    with pytest.raises(ValueError, match='gamma; got .*a number, 0 to 1'): NStep([], 3, gamma)
 
 def test_numbers_of_numpy_will_do():
     "They become Python's, which a checkpoint may hold"
@@ -358,7 +359,7 @@ def test_it_holds_n_rows_an_environment():
     "However many have passed, and whatever the numbers of the environments"
     stage = NStep([], 5, .9)
     for k in range(50): stage.merge(Steps.cat([episode(*range(20), env=e, number=k, ends=None) for e in (0, 9, 70_000)]))
-    assert stage._rings.nbytes == 3*5*KINDS['cartpole'].itemsize and stage._waiting == 3*4 and len(stage._place) <= 140_002
+    assert stage._rings.nbytes == 3*5*KINDS['cartpole'].itemsize and stage._waiting == 3*4 and len(stage._envs.number) <= 140_002
 
 # ---- in a chain ----
 
@@ -423,6 +424,13 @@ def test_skipping(program, n):
     got = list(NSkip(blocks, n))
     assert all(map(len, got)) and Steps(rows) == Steps(before)
     assert not expected and not got or Steps.cat(got) == Steps(rows[expected])
+
+@pytest.mark.parametrize('n', [1, 2, 3, 9])
+def test_skipping_steps_that_count_from_0(n):
+    "The first and the last of each episode are kept, in the middle of a block and at its start"
+    rows = np.concatenate([episode(*range(8), start=0).rows, episode(*range(5), start=0, number=2, ends='truncated').rows])
+    expected = [s for last in (7, 4) for s in range(last + 1) if s == 0 or s % n == 1 % n or s == last]
+    for blocks in [Steps(rows)], one_by_one(Steps(rows)): assert Steps.cat(list(NSkip(blocks, n))).step_n.tolist() == expected
 
 @pytest.mark.parametrize('what', ['two axes', 'packed', 'long step_n', 'bytes for flags'])
 def test_skipping_refuses(what):

@@ -32,11 +32,11 @@ def naive(rows, length, overlap, tail):
         if env in running:
             before = rows[running[env][0][-1]]
             if r['episode_n'] != before['episode_n'] or r['step_n'] <= before['step_n']: end(env, i)
-        episode, start, _ = lane = running.setdefault(env, [[], 0, 0])
+        episode, start, _ = entry = running.setdefault(env, [[], 0, 0])
         episode.append(i)
         if len(episode) == start + length:
             out.append((i, episode[start:]))
-            lane[1:] = start + length - overlap, len(episode)
+            entry[1:] = start + length - overlap, len(episode)
         if (r['terminated'] or r['truncated']) and ('n' not in rows.dtype.names or r['n'] == 1): end(env, i)
     return out
 
@@ -261,15 +261,15 @@ def test_a_late_environment_and_numbers_with_gaps():
         seen += [(int(s.env_id[0]), s.step_n.tolist()) for s in chunker.chunk(block)]
     for env in 0, 2, 7, 9_000_000: seen += [(int(s.env_id[0]), s.step_n.tolist()) for s in chunker.chunk(numbered(2, 4, env))]
     assert seen == [(e, [1, 2, 3]) for e in (7, 2, 9_000_000, 0, 16_777_215)] + [(e, [4, 5, 6]) for e in (0, 2, 7, 9_000_000)]
-    assert len(chunker._ring) <= 2*5*3*chunker._row.itemsize
+    assert chunker._ring.nbytes <= 2*5*3*block.dtype.itemsize
 
 def test_it_holds_length_rows_an_environment():
     "However long an episode gets, and whatever the tail"
     for tail in TAILS:
         chunker = SequenceChunker(None, 5, 2, tail)
         for i in range(100): chunker.chunk(Steps.cat([numbered(3, 3*i, env) for env in range(4)]))
-        assert len(chunker._ring) == 4*5*chunker._row.itemsize and not chunker._waiting
-        assert chunker.snapshot()['rows'].shape == (20, chunker._row.itemsize)
+        assert chunker._ring.nbytes == 4*5*numbered(1).dtype.itemsize and not chunker._waiting
+        assert chunker.snapshot()['rows'].shape == (20, numbered(1).dtype.itemsize)
 
 def test_a_million_rows_in_one_block():
     "Ten thousand environments, one of which steps at a time, in long runs; by arithmetic on whole arrays"
@@ -288,6 +288,7 @@ def test_a_great_many_steps():
     chunker = SequenceChunker(None, 5, 2)
     chunker.chunk(numbered(5))
     chunker._counts[0] += 3*2**40
+    chunker._at[-1] = 1   # what was looked at is forgotten
     chunker._ring.reshape(5, -1)[:] = np.roll(chunker._ring.reshape(5, -1), 3*2**40 % 5, 0)
     assert steps_of(chunker.chunk(numbered(3, 5))) == [[4, 5, 6, 7, 8]]
 
@@ -383,7 +384,7 @@ def test_pickles_are_empty():
     take(pipe, 3)
     twin = pickle.loads(pickle.dumps(pipe))
     assert pipe._ring is not None and not set(SequenceChunker._buffers) & set(pipe.__getstate__())
-    assert (twin.length, twin.overlap, twin.tail) == (4, 1, 'pad') and twin._row is None
+    assert (twin.length, twin.overlap, twin.tail) == (4, 1, 'pad') and twin._gate.layout is None
 
 def test_numpys_numbers_are_numbers():
     "They must not find their way into checkpoints"
@@ -395,13 +396,13 @@ def test_numpys_numbers_are_numbers():
 # ---- what is refused ----
 
 @pytest.mark.parametrize('kw,words', [
-    (dict(length=0), 'length; got 0; expected a whole number of rows, at least 1'), (dict(length=-3), 'length; got -3'),
+    (dict(length=0), 'length; got 0; expected a whole number, 1 to 2147483647'), (dict(length=-3), 'length; got -3'),
     (dict(length=2.), 'length; got 2.0'), (dict(length=True), 'length; got True'), (dict(length='5'), "length; got '5'"), (dict(length=None), 'length; got None'),
     (dict(length=2**31), 'length; got 2147483648'), (dict(length=float('nan')), 'length; got nan'),
-    (dict(length=5, overlap=5), 'overlap; got 5; expected a whole number of rows, 0 or more and less than length=5'),
+    (dict(length=5, overlap=5), 'overlap; got 5; expected a whole number, 0 to 4'),
     (dict(length=5, overlap=-1), 'overlap; got -1'), (dict(length=5, overlap=1.5), 'overlap; got 1.5'), (dict(length=5, overlap=False), 'overlap; got False'),
     (dict(length=5, tail='Shift'), "did you mean 'shift'"), (dict(length=5, tail='padd'), "did you mean 'pad'"), (dict(length=5, tail='dorp'), "did you mean 'drop'"),
-    (dict(length=5, tail=None), 'tail; got None'), (dict(length=5, tail=['pad']), "tail; got \\['pad'\\]"), (dict(length=5, tail='zzz'), "expected 'shift', 'pad' or 'drop'$")])
+    (dict(length=5, tail=None), 'tail; got None'), (dict(length=5, tail=['pad']), "tail; got \\['pad'\\]"), (dict(length=5, tail='zzz'), "expected one of 'shift', 'pad', 'drop'$")])
 def test_arguments_are_checked(kw, words):
     with pytest.raises(ValueError, match=f'^SequenceChunker: .*{words}'): SequenceChunker(None, **kw)
 
@@ -426,7 +427,7 @@ def test_blocks_are_checked(rows, words):
     "The error says which column and what it should be; a chunker that has refused its first block takes any other"
     chunker = SequenceChunker(None, 3)
     with pytest.raises(BlockError, match=f'^SequenceChunker: .*{words}'): chunker.chunk(Steps(rows))
-    assert chunker._row is None and steps_of(chunker.chunk(numbered(3))) == [[1, 2, 3]]
+    assert chunker._gate.layout is None and steps_of(chunker.chunk(numbered(3))) == [[1, 2, 3]]
 
 @pytest.mark.parametrize('bad', [-1, -2**31, 1 << 24, 2**31 - 1])
 def test_a_refused_block_leaves_everything_as_it_was(bad):
@@ -435,7 +436,7 @@ def test_a_refused_block_leaves_everything_as_it_was(bad):
     rows = numbered(6).rows
     rows['env_id'][4] = bad
     with pytest.raises(BlockError, match=f"row 4 of the block, column 'env_id'; got {bad}; expected a number from 0 to 16777215"): new.chunk(Steps(rows))
-    assert new._row is None
+    assert new._gate.layout is None
     old = SequenceChunker(None, 3)
     old.chunk(numbered(2))
     with pytest.raises(BlockError, match='row 4'): old.chunk(Steps(rows))
