@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.memory.sumtree import _add_up
-from fastrl_replay.prefetch import Turn
+from fastrl_replay.locks import DrawOrderLock
 from fastrl_replay.testing import same, through_file
 
 BOX, ACTIONS = spaces.Box(-9, 9, (2,)), spaces.Discrete(3)
@@ -317,7 +317,7 @@ def test_pickles_hold_no_batches_and_no_thread():
     first = take(pipe, 5)
     copy = pickle.loads(pickle.dumps(pipe))
     assert len(pickle.dumps(pipe)) < size + 500 and copy._pool is None and not copy._drawn and same(take(copy, 5), first)
-    assert not isinstance(copy.source.__class__(None)._lock, Turn)
+    assert not isinstance(copy.source.__class__(None)._lock, DrawOrderLock)
 
 # ---- threads and processes ----
 

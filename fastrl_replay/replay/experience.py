@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from ..core import ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, Steps, njit
 from ..memory.samplers import Uniform, check_sampler
 from ..memory.timeline import Batches, Timeline, as_keys
+from ..locks import DrawOrderLock
 from ..pipe import Pipe, stage
 
 # %% ../../nbs/40_replay.ipynb #2730152d
@@ -126,6 +127,15 @@ def _too_few(self:ExperienceReplay, n):
     return NotEnoughRows(type(self).__name__, 'a batch of distinct rows is larger than the memory', f'{here} rows',
         f'{n} rows: {n-here} are missing',
         'add more, draw fewer, or replacement=True')
+
+# %% ../../nbs/40_replay.ipynb #9838bfe6
+ExperienceReplay.draws_batches = True   # `Prefetch` may draw them
+
+@patch
+def _order_draws(self:ExperienceReplay)->DrawOrderLock:
+    "Exchange the lock, once, for one that makes callers wait for draws that were begun"
+    if not isinstance(self._lock, DrawOrderLock): self._lock = DrawOrderLock(self._lock)
+    return self._lock
 
 # %% ../../nbs/40_replay.ipynb #3ee60186
 def checked_number(
