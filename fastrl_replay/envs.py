@@ -12,7 +12,7 @@ import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from .core import ActionError, ArgumentError, ArgumentTypeError, EnvError, Steps
+from .core import ActionError, ArgumentError, ArgumentTypeError, EnvError, StateError, Steps
 from .core import column_of_rows, memmove, njit, step_dtype
 from .pipe import IterDataPipe, MapDataPipe, Positioned, WorkerInfo, as_pipe, stage, worker_info
 from .nested import map_leaves, pick, put, tupler
@@ -458,7 +458,7 @@ def _save(self:_EnvGroup)->dict:
 @patch
 def _load(self:_EnvGroup, state):
     mine,saved = list(map(_identity, self.slots)),[(l['n'], l['kind'], l['spaces']) for l in state['slots']]
-    if mine != saved: raise ArgumentError('GymStepper', 'the saved environments are others',
+    if mine != saved: raise StateError('GymStepper', 'the saved environments are others',
         f'{len(saved)}: {saved[0]}', f'{len(mine)}: {mine[0]}', 'build the pipe that was saved')
     for s,e in zip(self.spaces, state['spaces']): decode(e, s)
     hidden,self.last = decode(state['hidden']),decode(state['last'])

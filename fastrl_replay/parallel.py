@@ -15,7 +15,7 @@ from time import monotonic
 import cloudpickle, numpy as np, torch
 from fastcore.basics import patch
 from torch import multiprocessing as mp, nn
-from .core import ArgumentError, ArgumentTypeError, Explained, Steps
+from .core import ArgumentError, ArgumentTypeError, Explained, StateError, Steps
 from .core import choice, pack, problem, renamed, unpack, whole
 from .envstate import decode, encode
 from .pipe import Items, Pipe, WorkerInfo, as_worker, stage, upstream
@@ -286,8 +286,8 @@ class Parallel(Pipe):
                 self._note(now['at'])
                 del now['items'][0]   # no call, which Ctrl-C could come after
                 yield item
-                if self._now is not now: raise RuntimeError(problem('Parallel',
-                    'its workers were ended, or others restored, in mid-pass', remedy='begin another pass'))
+                if self._now is not now: raise RuntimeError(problem('Parallel', 'its workers were ended, '
+                    'or others restored, in the middle of a pass', remedy='begin another pass'))
             self._next_turn(w)
         self._end_of_pass()
 
@@ -509,7 +509,7 @@ def _saved(self:Parallel, w):
 def check_state(self:Parallel, state):
     "An error where a checkpoint is of other workers"
     if not state or not self.num_workers: return
-    if state['settings'] != self._settings(): raise ArgumentError('Parallel', 'a checkpoint of other settings',
+    if state['settings'] != self._settings(): raise StateError('Parallel', 'a checkpoint of other settings',
         state['settings'], self._settings(), 'build the chain that was saved')
     for w in state['workers']:
         for part,own in _Copy(self.source)._pairs(w['state']['chain']): part.check_state(own)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fastcore.basics import patch
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
-from .core import ArgumentError, ArgumentTypeError, Steps, old_names, problem
+from .core import ArgumentError, ArgumentTypeError, StateError, Steps, old_names, problem
 
 # %% ../nbs/01_pipe.ipynb #350ab425
 class Pipe(IterDataPipe):
@@ -102,10 +102,10 @@ def load_state_dict(self:Pipe,
 @patch
 def _pairs(self:Pipe, state): # (stage, its saved state), up the chain
     up,name = self._upstream(),type(self).__name__
-    if state['stage'] != name: raise ArgumentError(name, 'this state belongs to another stage', state['stage'], name,
+    if state['stage'] != name: raise StateError(name, 'this state belongs to another stage', state['stage'], name,
         'build the chain that was saved')
     if (up is None) != (state['above'] is None):
-        raise ArgumentError(name, 'the chain above it is not as long as the saved one')
+        raise StateError(name, 'the chain above it is not as long as the saved one')
     yield self, state['own']
     if up is not None: yield from up._pairs(state['above'])
 
@@ -206,7 +206,7 @@ class Items(Positioned):
     def snapshot(self): return dict(super().snapshot(), own=deepcopy(self.items.state_dict()) if self._saves else None)
     def check_state(self, state):
         saved,kinds = state['own'] is not None,('one that is counted', 'one that saves itself')
-        if saved != self._saves: raise ArgumentError('Items', 'the saved source is of another kind', kinds[saved],
+        if saved != self._saves: raise StateError('Items', 'the saved source is of another kind', kinds[saved],
             kinds[self._saves], 'build the chain that was saved')
     def restore(self, state):
         super().restore(state)

@@ -306,7 +306,7 @@ def test_a_state_of_other_environments_gives_no_item():
     list(islice(a, 5))
     b.load_state_dict(a.state_dict())
     for _ in range(2):
-        with pytest.raises(WorkerError, match='worker 0 could not be restored; got ValueError: GymStepper: the saved environments are others'): next(iter(b))
+        with pytest.raises(WorkerError, match='worker 0 could not be restored; got StateError: GymStepper: the saved environments are others'): next(iter(b))
     assert b._workers == []
     a.close()
 
