@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.parallel import outline
-from fastrl_replay.testing import through_file
+from fastrl_replay.testing import same, through_file
 from workers import FORK, nobody_is_left, scripted, short, zeros  # noqa: F401
 
 BOX, TWO = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
@@ -472,3 +472,50 @@ def test_a_tensor_is_found_wherever_it_is():
     h.list, h.f = [t, t], lambda x, d=t: x + t + d
     data, tensors = outline((h, net, partial(torch.add, t)))
     assert len(tensors) == 1 + len(list(net.parameters())) and any(x is t for x in tensors)
+
+# ---- opening and closing ----
+
+@pytest.mark.filterwarnings('ignore:Local function')
+def test_a_chain_closes_its_workers_and_all_else():
+    "From the last stage, through torch's own, wherever the workers are; a new pass begins with new ones"
+    def chain(): return GymStepper(['CartPole-v1']*2, seed=0).n_step(2, .9).parallel(2, **FORK).map(lambda b: b).experience_replay(bs=4, max_sz=50, seed=0).prefetch(1)
+    with chain() as pipe:
+        first = [b.index.tolist() for b in islice(pipe, 5)]
+        assert len(mp.active_children()) == 2
+    assert not mp.active_children() and pipe._pool is None
+    assert len(list(islice(pipe, 5))) == 5 and first   # the memory is still there
+    pipe.close(); pipe.close()
+    assert not mp.active_children()
+
+def test_opening_starts_workers_and_no_environments_here():
+    made = []
+    def make(): made.append(1); return scripted(3, -2)
+    pipe = GymStepper(make, zeros).parallel(2, chunk=2, **FORK).header(8)
+    pipe.open()
+    assert len(mp.active_children()) == 2 and not made
+    pipe.open()
+    assert len(mp.active_children()) == 2
+    rest = [int(b.step_n) for b in pipe]
+    pipe.close()
+    assert rest == [1, 2, 1, 2, 3, 1, 3, 1] and not made
+
+def test_a_restored_chain_that_is_opened_goes_on_as_one_that_is_not():
+    "Also at the end of a pass"
+    def chain(): return GymStepper(short, zeros).header(5).parallel(2, chunk=2, **FORK)
+    for k in 0, 3, 9, 10, 11:
+        a, b, c = chain(), chain(), chain()
+        it = iter(a)
+        for _ in islice(it, k): pass
+        state = a.state_dict()
+        for p in b, c: p.load_state_dict(state)
+        b.open()
+        for _ in range(2): assert same(list(b), list(c))
+        for p in a, b, c: p.close()
+
+def test_workers_are_asked_for_by_chains_of_environments_only():
+    assert GymStepper(short).map(str).header(3).has_envs and GymStepper(short).parallel(2).has_envs and not Items('ab').header(2).has_envs
+    assert Items([scripted(3)]).gym_step().parallel(2).source_elsewhere and not GymStepper(short).parallel(0).source_elsewhere
+
+def test_the_old_name_of_chunk():
+    with pytest.warns(FutureWarning, match="'bunch' is called 'chunk' now"): pipe = GymStepper(short, zeros).parallel(2, bunch=3, **FORK)
+    assert pipe.chunk == 3

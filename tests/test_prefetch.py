@@ -427,3 +427,11 @@ def test_the_same_training_run():
     first = losses(2, False)
     assert first == losses(2, False) == losses(2, True) and len(set(first)) == 60
     assert first != losses(1, False)   # another order is another run
+
+def test_closing_ends_the_thread_and_loses_no_batch():
+    pipe, twin = (PrioritizedReplay(blocks(20), bs=2, max_sz=9, seed=0).prefetch(2) for _ in range(2))
+    first, whole = take(pipe, 5), take(twin, 5)
+    thread = next(iter(pipe._pool._threads))
+    pipe.close()
+    assert not thread.is_alive() and pipe._pool is None and len(pipe._drawn) == 2
+    assert same(first + take(pipe, 5), whole + take(twin, 5))
