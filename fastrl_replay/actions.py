@@ -104,7 +104,7 @@ def split_answer(
 def action_checker(
     space:spaces.Space, # of one environment
     n:int, # how many environments
-): # a function of what the policy returned, which gives arrays of its own, or a plain int for a single environment
+): # a function of what the policy returned, which gives new arrays, or a plain int for a single environment
     "`check_action` for one space and number of environments, with a short way for what is obviously right"
     def full(action): return check_action(action, space, n)
     if not isinstance(space, spaces.Discrete) or space.dtype != np.int64: return full

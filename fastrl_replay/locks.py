@@ -25,7 +25,7 @@ class DrawOrderLock:
 
     def is_mine(self)->bool:
         "Does this thread hold it?"
-        try: self._owned.notify()   # nobody waits for this: it only checks who holds the lock
+        try: self._owned.notify()   # it checks who holds the lock, and wakes none
         except RuntimeError: return False
         return True
 

@@ -82,7 +82,7 @@ def load_state_dict(self:ScriptedEnv, state:dict):
 # %% ../nbs/02_testing.ipynb #3c419613
 def script(
     *lengths, # of the episodes; negative: truncated instead of terminated
-    env:int=0, # which environment, for numbers of its own
+    env:int=0, # which environment, to which its numbers belong
 )->dict: # arguments for ScriptedEnv
     "Episodes of given lengths with numbers that are all different"
     if not lengths or 0 in lengths: raise ArgumentError('script', 'lengths of episodes', list(lengths),
