@@ -78,6 +78,7 @@ class Stub:
         for name, x in vars(cls).items():
             shown = name in SPECIAL or name in HOOKS or not name.startswith('_')
             if shown and not hasattr(x, 'stage') and name not in ('stage_name', 'functions'): yield from self.method(name, x)
+        if cls in (Pipe, pipe.Positioned): yield 'def __iter__(self) -> Iterator[Any]: ...'   # or they would count as abstract
 
     def chained(self):
         "The methods that stages are, ours and torch's"
