@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import nn
 from .core import ArgumentError, ArgumentTypeError, space_dtype
 from .envs import map_leaves
-from .pipe import Place
+from .pipe import WorkerInfo
 
 # %% ../nbs/51_policies.ipynb #1cf050b5
 class LinearSchedule:
@@ -54,7 +54,7 @@ class EpsGreedy:
         self.values,self.eps,self.device = values,eps,device
         if not callable(eps): _probability(eps)
         self.asked,self.actions,self.rng = 0,None,np.random.default_rng(seed)   # actions: how many there are, seen at the first call
-        self.place = Place()
+        self.worker = WorkerInfo()
         if hasattr(values, 'initial_hidden'): self.initial_hidden = values.initial_hidden
 
     def __call__(self, state, hidden=None)->np.ndarray: # [n], with the new hidden state if there is one
@@ -64,7 +64,7 @@ class EpsGreedy:
         explore = dice[0] < eps
         try: best,*hidden = self._best(state, hidden, n) if hidden is not None or not self.actions or not explore.all() else (np.zeros(n, np.int64),)
         except BaseException: self.rng.bit_generator.advance(2**128 - 2*n); raise   # as if it had not been asked
-        self.asked += n*self.place.of
+        self.asked += n*self.worker.world_size
         if explore.any(): best = np.where(explore, (dice[1]*self.actions).astype(np.int64), best)
         return (best,*hidden) if hidden else best
 
@@ -72,8 +72,8 @@ class EpsGreedy:
 @patch
 def _own(self:EpsGreedy, eps, n):
     "Of probabilities for each environment, those that this policy acts for"
-    place = self.place
-    if place.of > 1 and eps.shape == (n*place.of,): eps = eps[n*place.number:][:n]
+    info = self.worker
+    if info.world_size > 1 and eps.shape == (n*info.world_size,): eps = eps[n*info.rank:][:n]
     if eps.shape not in ((1,),(n,)): raise ArgumentError('EpsGreedy', 'eps', f'shape {list(eps.shape)}', f'a number, or one for each of {n} environments')
     return eps
 
@@ -126,12 +126,12 @@ def load_state_dict(self:EpsGreedy, state:dict):
 # %% ../nbs/51_policies.ipynb #cad064d8
 @patch
 def in_worker(self:EpsGreedy,
-    place:Place, # where this copy is
+    info:WorkerInfo, # which copy this is
 ):
     "Act as one of several copies"
-    own,self.place,self.device = self.rng.bit_generator.seed_seq,place,None
-    if place.number or place.life:   # the first one goes on with what it has
-        self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=(*own.spawn_key, place.number, place.life)))
+    own,self.worker,self.device = self.rng.bit_generator.seed_seq,info,None
+    if info.rank or info.restart:   # the first one goes on with what it has
+        self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=(*own.spawn_key, info.rank, info.restart)))
 
 # %% ../nbs/51_policies.ipynb #1102942e
 class FlattenSpace(nn.Module):

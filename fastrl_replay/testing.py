@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from .core import ArgumentError, Steps, step_dtype
-from .pipe import Items, above
+from .pipe import Items, upstream
 
 # %% ../nbs/02_testing.ipynb #e9006a6c
 class ScriptedEnv(gym.Env):
@@ -82,7 +82,7 @@ def load_state_dict(self:ScriptedEnv, state:dict):
 # %% ../nbs/02_testing.ipynb #3c419613
 def script(
     *lengths, # of the episodes; negative: truncated instead of terminated
-    env:int=0, # which environment, for numbers of its own
+    env:int=0, # which environment, to which its numbers belong
 )->dict: # arguments for ScriptedEnv
     "Episodes of given lengths with numbers that are all different"
     if not lengths or 0 in lengths: raise ArgumentError('script', 'lengths of episodes', list(lengths),
@@ -201,7 +201,7 @@ def _check_refuses(factory):
     else: raise AssertionError(f'{a!r}: took a str for a block of steps without a word')
 
 def _names(pipe): # of a chain, the first stage of which will be the one to complain
-    while pipe is not None: yield type(pipe).__name__; pipe = above(pipe)
+    while pipe is not None: yield type(pipe).__name__; pipe = upstream(pipe)
 
 def _check_cheap(a):
     hooked = type(a).__iter__   # torch's hook is a wrapper

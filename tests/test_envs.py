@@ -844,7 +844,7 @@ def test_a_state_of_other_environments_is_refused(saved, loaded):
     "Another number or kind of environments: an error, not a mixture"
     a, b = GymStepper(saved, seed=0), GymStepper(loaded, seed=0)
     take(a, 4)
-    # was: `_load_crew` zips, so what is too many is dropped and what is missing starts from nothing
+    # was: `_load_group` zips, so what is too many is dropped and what is missing starts from nothing
     with pytest.raises((ValueError, RuntimeError), match='GymStepper.*environment'):
         b.load_state_dict(a.state_dict())
         take(b, 1)
@@ -858,7 +858,7 @@ def test_a_pipe_of_environments_can_be_saved_twice():
     b.load_state_dict(a.state_dict())
     take(b, 1)
     c.load_state_dict(b.state_dict())
-    # was: `snapshot` saves only the crews that were needed since `load_state_dict`
+    # was: `snapshot` saves only the groups that were needed since `load_state_dict`
     assert [(s.env_id.item(), s.step_n.item()) for s in c] == [(2, 2)]
 
 def _scripted(i): return ScriptedEnv(**script(9, env=i))

@@ -193,6 +193,8 @@ def test_surface_lives_in_its_module_and_is_documented(module):
 
 def test_readme_is_what_the_index_gives(): run(sys.executable, ROOT/'docs/readme.py', '--check')
 
+def test_stub_is_what_the_stages_give(): run(sys.executable, ROOT/'docs/stubs.py', '--check')
+
 def test_ruff_is_content(): run(sys.executable, '-m', 'ruff', 'check', 'fastrl_replay', 'tests', 'docs')
 
 def test_wheel_works_in_an_empty_environment(tmp_path):

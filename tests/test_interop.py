@@ -14,7 +14,7 @@ from fastrl_replay.envs import GymStepper
 from fastrl_replay.interop import Columns, PipeNode, StatefulPipe
 from fastrl_replay.learners import DQNLearner, R2D2Learner
 from fastrl_replay.nstep import NStep
-from fastrl_replay.pipe import Place, Items, Pipe, as_pipe, worker_place
+from fastrl_replay.pipe import Items, Pipe, WorkerInfo, as_pipe, worker_info
 from fastrl_replay.policies import EpsGreedy, RecurrentNet, value_net
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.batches import Sequences
@@ -152,7 +152,7 @@ def test_without_workers_all_is_restored(k):
     b.load_state_dict(through_file(state))
     assert same(take(iter(b), 12), rest)
 
-def uneven(x): return x < 3 + 4*(worker_place() or Place()).number
+def uneven(x): return x < 3 + 4*(worker_info() or WorkerInfo()).rank
 
 @pytest.mark.parametrize('workers, k', [(0, 2), (0, 3), (0, 7), (2, 0), (2, 4), (2, 6), (2, 8), (2, 10)])
 def test_passes_of_different_lengths(workers, k):

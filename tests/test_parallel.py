@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.parallel import outline
-from fastrl_replay.testing import through_file
+from fastrl_replay.testing import same, through_file
 from workers import FORK, nobody_is_left, scripted, short, zeros  # noqa: F401
 
 BOX, TWO = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
@@ -47,7 +47,7 @@ def test_one_worker_gives_the_very_stream():
     "Also with a policy that throws dice"
     def stepper(): return GymStepper(['CartPole-v1']*3, EpsGreedy(net, .5, seed=1), seed=0)
     net = value_net(BOX, TWO, [8])
-    pipe = stepper().parallel(1, bunch=3, **FORK)
+    pipe = stepper().parallel(1, chunk=3, **FORK)
     assert list(islice(pipe, 50)) == list(islice(stepper(), 50))
     assert list(islice(stepper().parallel(0), 20)) == list(islice(stepper(), 20))
     pipe.close()
@@ -85,26 +85,26 @@ def test_environments_without_a_seed_differ():
     assert (a['state'][:4] != b['state'][:4]).any()
     pipe.close()
 
-@given(workers=st.integers(1, 3), ahead=st.integers(1, 3), bunch=st.integers(1, 5), lengths=st.lists(st.integers(-3, 3).filter(bool), min_size=1, max_size=3))
+@given(workers=st.integers(1, 3), ahead=st.integers(1, 3), chunk=st.integers(1, 5), lengths=st.lists(st.integers(-3, 3).filter(bool), min_size=1, max_size=3))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_bunches_come_in_turn(workers, ahead, bunch, lengths):
-    "Whatever the numbers, episodes of one step and truncations: each environment's rows in order, bunches in turn, ages within the bound"
+def test_chunks_come_in_turn(workers, ahead, chunk, lengths):
+    "Whatever the numbers, episodes of one step and truncations: each environment's rows in order, chunks in turn, ages within the bound"
     def chain(): return GymStepper(partial(scripted, *lengths), zeros)
-    n, pipe = 4*bunch*workers + 1, chain().parallel(workers, ahead, bunch, 'fork')
+    n, pipe = 4*chunk*workers + 1, chain().parallel(workers, ahead, chunk, 'fork')
     blocks = list(islice(pipe, n))
-    assert [int(b.env_id) for b in blocks] == [i//bunch % workers for i in range(n)]
+    assert [int(b.env_id) for b in blocks] == [i//chunk % workers for i in range(n)]
     alone = rows(islice(chain(), n))
     for w in range(workers):
         mine = rows(b for b in blocks if int(b.env_id) == w)
         mine['env_id'] = 0
         assert (mine == alone[:len(mine)]).all()
     s = pipe.stats()
-    assert s['items'] == n and s['lag_max'] <= s['lag_bound'] == (ahead*workers + 1)*bunch - 1
+    assert s['items'] == n and s['lag_max'] <= s['lag_bound'] == (ahead*workers + 1)*chunk - 1
     pipe.close()
 
 def test_finite_chains_end_and_begin_again():
     "A worker that is done first lets the others go on; a second pass is a whole one"
-    pipe = GymStepper(short, zeros).header(5).parallel(2, bunch=2, **FORK)
+    pipe = GymStepper(short, zeros).header(5).parallel(2, chunk=2, **FORK)
     for _ in range(2): assert [int(b.env_id) for b in pipe] == [0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
     assert len(list(islice(pipe, 3))) == 3 and len(list(pipe)) == 7   # broken off, and gone on with
     pipe.close()
@@ -138,11 +138,11 @@ class Versioned(nn.Module):
 @both
 def test_weights_arrive_whole_and_in_time(method):
     policy = Versioned()
-    pipe, seen = GymStepper(short, policy).parallel(2, bunch=2, method=method), []
+    pipe, seen = GymStepper(short, policy).parallel(2, chunk=2, method=method), []
     for i, block in enumerate(islice(pipe, 30)):
         seen.append(float(block.version))
         policy.bump(i + 1)
-    at = [0]*4 + [2*(i//2)-4 for i in range(4, 30)]   # asked for when its worker's bunch before it began: two bunches, 4 items, earlier
+    at = [0]*4 + [2*(i//2)-4 for i in range(4, 30)]   # asked for when its worker's chunk before it began: two chunks, 4 items, earlier
     assert seen == at
     assert pipe.stats()['lag_max'] == 5 == pipe.stats()['lag_bound']
     pipe.close()
@@ -152,7 +152,7 @@ def test_a_learner_is_followed():
     net, number = nn.Linear(1, 1, bias=False), lambda: net.weight.item()
     def policy(state): return dict(action=[0]*len(state), w=net.weight.detach()[0].expand(len(state)))
     opt = torch.optim.Adam(net.parameters(), lr=.5, fused=True)
-    pipe = GymStepper(short, policy).parallel(1, bunch=1, **FORK)
+    pipe = GymStepper(short, policy).parallel(1, chunk=1, **FORK)
     def now(): return [float(block.w) for block in islice(pipe, 3)][-1]
     assert now() == number()
     net(torch.ones(1, 1)).sum().backward(); opt.step()
@@ -178,7 +178,7 @@ def test_training_can_be_repeated_and_resumed():
     def chain():
         torch.manual_seed(0)
         net = value_net(BOX, TWO, [16])
-        return (GymStepper(['CartPole-v1']*2, EpsGreedy(net, LinearSchedule(1, .1, 300), seed=0), seed=0).n_step(3, .99).parallel(2, bunch=3, **FORK)
+        return (GymStepper(['CartPole-v1']*2, EpsGreedy(net, LinearSchedule(1, .1, 300), seed=0), seed=0).n_step(3, .99).parallel(2, chunk=3, **FORK)
                 .prioritized_replay(bs=16, max_sz=200, warmup=40, seed=0).dqn(net))
     a, b, c = chain(), chain(), chain()
     first = [r['loss'] for r in islice(a, 35)]
@@ -205,10 +205,10 @@ def exact(chain, cuts, n=25):
         a.close(); b.close()
 
 def test_restored_in_the_middle_of_bunches():
-    exact(lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(3, .9).parallel(2, ahead=2, bunch=3, **FORK), range(0, 14))
+    exact(lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(3, .9).parallel(2, ahead=2, chunk=3, **FORK), range(0, 14))
 
 def test_restored_in_the_middle_of_passes():
-    exact(lambda: GymStepper(partial(scripted, 2, -1, 4), zeros).header(5).parallel(2, bunch=2, **FORK), range(0, 11))
+    exact(lambda: GymStepper(partial(scripted, 2, -1, 4), zeros).header(5).parallel(2, chunk=2, **FORK), range(0, 11))
 
 def test_restored_with_policies_of_all_kinds():
     def globally():
@@ -220,7 +220,7 @@ def test_restored_with_policies_of_all_kinds():
 
 def test_nothing_is_stepped_again():
     "Steps are counted by the environment itself: what a restored chain gives begins where the saved one was"
-    def chain(): return GymStepper('CartPole-v1', lambda s: torch.zeros(len(s), dtype=torch.int64), seed=0).parallel(2, bunch=2, **FORK)
+    def chain(): return GymStepper('CartPole-v1', lambda s: torch.zeros(len(s), dtype=torch.int64), seed=0).parallel(2, chunk=2, **FORK)
     a, b = chain(), chain()
     seen = [b_.rows for b_ in islice(a, 9)]
     b.load_state_dict(through_file(a.state_dict()))
@@ -236,7 +236,7 @@ def test_states_of_other_chains_are_refused():
     list(islice(a, 5))
     state = a.state_dict()
     a.close()
-    for kw in dict(num_workers=3), dict(bunch=1), dict(ahead=2):
+    for kw in dict(num_workers=3), dict(chunk=1), dict(ahead=2):
         with pytest.raises(ValueError, match='a checkpoint of other settings'): chain(**kw).load_state_dict(state)
     with pytest.raises(ValueError, match='another n or gamma'): chain(3).load_state_dict(state)
     twin = chain()
@@ -260,9 +260,9 @@ class Fragile(ScriptedEnv):
     "Ends in some way at its fourth step, in one worker"
     def __init__(self, how, worker=1): super().__init__(**script(3, -2)); self.how, self.worker, self.made = how, worker, 0
     def step(self, action):
-        from fastrl_replay.pipe import worker_place
+        from fastrl_replay.pipe import worker_info
         self.made += 1
-        if self.made == 4 and worker_place().number == self.worker: self.how()
+        if self.made == 4 and worker_info().rank == self.worker: self.how()
         return super().step(action)
 
 def fails(): raise ZeroDivisionError('the simulator')
@@ -286,7 +286,7 @@ def test_an_exception_is_named_with_its_traceback(method):
 
 @pytest.mark.parametrize('how, said', [(killed, 'signal SIGKILL'), (leaves, 'exit code 3'), (quits, 'SystemExit: enough'), (segfaults, 'signal SIGSEGV')])
 def test_a_death_is_named(how, said):
-    pipe = GymStepper(partial(Fragile, how), zeros).parallel(2, bunch=1, **FORK)
+    pipe = GymStepper(partial(Fragile, how), zeros).parallel(2, chunk=1, **FORK)
     with pytest.raises(WorkerError, match='worker 1 of 2 failed') as e:
         for _ in pipe: pass
     assert said in str(e.value)
@@ -316,8 +316,8 @@ def test_an_answer_that_cannot_be_read_ends_its_worker():
 @pytest.mark.parametrize('how', [fails, killed])
 def test_restarts(how):
     "The other environment goes on; the new one has the old number and begins with its first episode; its seeds are others"
-    pipe = GymStepper(partial(Fragile, how), zeros).parallel(2, bunch=2, restarts=2, **FORK)
-    with pytest.warns(RuntimeWarning, match='worker 1 of 2 begins anew, restart [12] of 2'), pytest.raises(WorkerError, match='worker 1 of 2'):
+    pipe = GymStepper(partial(Fragile, how), zeros).parallel(2, chunk=2, restarts=2, **FORK)
+    with pytest.warns(RuntimeWarning, match='worker 1 of 2 failed, restart [12] of 2'), pytest.raises(WorkerError, match='worker 1 of 2'):
         found = []
         for b in pipe: found.append((int(b.env_id), int(b.episode_n), int(b.step_n)))
     mine = [f[1:] for f in found if f[0] == 1]
@@ -325,7 +325,7 @@ def test_restarts(how):
     assert mine == whole*3
     other = [f[1:] for f in found if f[0] == 0]
     assert other == [(1 + i//5*2 + (i % 5 > 2), 1 + i % 5 - 3*(i % 5 > 2)) for i in range(len(other))]
-    assert pipe.begun == 2
+    assert pipe.restarted == 2
 
 class Mortal(gym.Wrapper):
     "CartPole that kills its process at the tenth step of its life"
@@ -338,7 +338,7 @@ class Mortal(gym.Wrapper):
 def mortal(): return Mortal(gym.make('CartPole-v1'))
 
 def test_a_new_life_is_another_one_and_memories_take_it():
-    pipe = GymStepper(mortal, seed=0).parallel(2, bunch=1, restarts=5, **FORK)
+    pipe = GymStepper(mortal, seed=0).parallel(2, chunk=1, restarts=5, **FORK)
     memory = SequenceReplay(bs=2, max_sz=100, length=4, burn_in=1, overlap=2, seed=0)
     merge, starts = NStep([], 3, .9), {}
     with pytest.warns(RuntimeWarning):
@@ -354,14 +354,14 @@ def test_a_new_life_is_another_one_and_memories_take_it():
     pipe.close()
 
 def test_saving_where_a_worker_has_failed():
-    pipe = GymStepper(partial(Fragile, fails), zeros).parallel(2, bunch=2, **FORK)
+    pipe = GymStepper(partial(Fragile, fails), zeros).parallel(2, chunk=2, **FORK)
     list(islice(pipe, 6))
     with pytest.raises(WorkerError, match='a worker failed'): pipe.state_dict()
     with pytest.raises(WorkerError, match='worker 1 of 2 failed'): list(pipe)   # and what was made before it is still handed on
 
 def test_mistaken_arguments():
     s = GymStepper('CartPole-v1')
-    for kw in dict(num_workers=-1), dict(num_workers=True), dict(num_workers='2'), dict(ahead=0), dict(bunch=0), dict(bunch=1.5), dict(restarts=-1), dict(method='threads'):
+    for kw in dict(num_workers=-1), dict(num_workers=True), dict(num_workers='2'), dict(ahead=0), dict(chunk=0), dict(chunk=1.5), dict(restarts=-1), dict(method='threads'):
         with pytest.raises(ValueError, match=f'Parallel: {[*kw][0]}; got'): s.parallel(**kw)
     with pytest.raises(ValueError, match='every worker would give these same items'): Items([]).n_step(2, .9).parallel(2)
     assert 'parallel(num_workers=3' in repr(s.parallel(3))
@@ -397,7 +397,7 @@ class Slow(ScriptedEnv):
 def make(): return Slow(**script(3, -2))
 def zeros(state): return [0]*len(state)
 if __name__ == '__main__':
-    pipe = GymStepper(make, zeros).parallel(2, bunch=1, method={method!r})
+    pipe = GymStepper(make, zeros).parallel(2, chunk=1, method={method!r})
     it = iter(pipe)
     {first}
     print(*(w.process.pid for w in pipe._workers), flush=True)
@@ -472,3 +472,50 @@ def test_a_tensor_is_found_wherever_it_is():
     h.list, h.f = [t, t], lambda x, d=t: x + t + d
     data, tensors = outline((h, net, partial(torch.add, t)))
     assert len(tensors) == 1 + len(list(net.parameters())) and any(x is t for x in tensors)
+
+# ---- opening and closing ----
+
+@pytest.mark.filterwarnings('ignore:Local function')
+def test_a_chain_closes_its_workers_and_all_else():
+    "From the last stage, through torch's own, wherever the workers are; a new pass begins with new ones"
+    def chain(): return GymStepper(['CartPole-v1']*2, seed=0).n_step(2, .9).parallel(2, **FORK).map(lambda b: b).experience_replay(bs=4, max_sz=50, seed=0).prefetch(1)
+    with chain() as pipe:
+        first = [b.index.tolist() for b in islice(pipe, 5)]
+        assert len(mp.active_children()) == 2
+    assert not mp.active_children() and pipe._pool is None
+    assert len(list(islice(pipe, 5))) == 5 and first   # the memory is still there
+    pipe.close(); pipe.close()
+    assert not mp.active_children()
+
+def test_opening_starts_workers_and_no_environments_here():
+    made = []
+    def make(): made.append(1); return scripted(3, -2)
+    pipe = GymStepper(make, zeros).parallel(2, chunk=2, **FORK).header(8)
+    pipe.open()
+    assert len(mp.active_children()) == 2 and not made
+    pipe.open()
+    assert len(mp.active_children()) == 2
+    rest = [int(b.step_n) for b in pipe]
+    pipe.close()
+    assert rest == [1, 2, 1, 2, 3, 1, 3, 1] and not made
+
+def test_a_restored_chain_that_is_opened_goes_on_as_one_that_is_not():
+    "Also at the end of a pass"
+    def chain(): return GymStepper(short, zeros).header(5).parallel(2, chunk=2, **FORK)
+    for k in 0, 3, 9, 10, 11:
+        a, b, c = chain(), chain(), chain()
+        it = iter(a)
+        for _ in islice(it, k): pass
+        state = a.state_dict()
+        for p in b, c: p.load_state_dict(state)
+        b.open()
+        for _ in range(2): assert same(list(b), list(c))
+        for p in a, b, c: p.close()
+
+def test_workers_are_asked_for_by_chains_of_environments_only():
+    assert GymStepper(short).map(str).header(3).has_envs and GymStepper(short).parallel(2).has_envs and not Items('ab').header(2).has_envs
+    assert Items([scripted(3)]).gym_step().parallel(2).source_elsewhere and not GymStepper(short).parallel(0).source_elsewhere
+
+def test_the_old_name_of_chunk():
+    with pytest.warns(FutureWarning, match="'bunch' is called 'chunk' now"): pipe = GymStepper(short, zeros).parallel(2, bunch=3, **FORK)
+    assert pipe.chunk == 3

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
-from fastrl_replay.pipe import worker_place
+from fastrl_replay.pipe import worker_info
 from fastrl_replay.testing import same, through_file
 from workers import FORK, nobody_is_left, short, zeros  # noqa: F401
 
@@ -17,16 +17,16 @@ def steps(blocks): return [(int(b.env_id), int(b.episode_n), int(b.step_n)) for 
 
 # ---- passes that end ----
 
-def finite(workers=2, ahead=1, bunch=2, n=5, env=three): return GymStepper(env, zeros).header(n).parallel(workers, ahead, bunch, 'fork')
+def finite(workers=2, ahead=1, chunk=2, n=5, env=three): return GymStepper(env, zeros).header(n).parallel(workers, ahead, chunk, 'fork')
 
-@pytest.mark.parametrize('workers, ahead, bunch', [(1, 1, 4), (2, 1, 2), (2, 2, 2), (2, 3, 4)])
-def test_a_pass_that_is_broken_off_anywhere_is_gone_on_with(workers, ahead, bunch):
-    "Also in its last bunches, or just at its end: the rest comes first, then a whole pass, in the same order as ever"
-    whole = finite(workers, ahead, bunch)
+@pytest.mark.parametrize('workers, ahead, chunk', [(1, 1, 4), (2, 1, 2), (2, 2, 2), (2, 3, 4)])
+def test_a_pass_that_is_broken_off_anywhere_is_gone_on_with(workers, ahead, chunk):
+    "Also in its last chunks, or just at its end: the rest comes first, then a whole pass, in the same order as ever"
+    whole = finite(workers, ahead, chunk)
     first, second = steps(whole), steps(whole)
     whole.close()
     for k in range(1, 5*workers + 1):
-        pipe = finite(workers, ahead, bunch)
+        pipe = finite(workers, ahead, chunk)
         got = steps(islice(pipe, k))
         if k < 5*workers: got += steps(pipe)
         assert got == first and steps(pipe) == second, f'broken off after {k}'
@@ -37,11 +37,11 @@ def test_a_header_of_just_a_pass_can_be_cycled():
     assert len(steps(pipe)) == 30
     pipe.source.source.close()
 
-@pytest.mark.parametrize('ahead, bunch', [(1, 2), (2, 2), (3, 1), (2, 5)])
-def test_restored_in_the_middle_of_passes_whatever_is_ahead(ahead, bunch):
+@pytest.mark.parametrize('ahead, chunk', [(1, 2), (2, 2), (3, 1), (2, 5)])
+def test_restored_in_the_middle_of_passes_whatever_is_ahead(ahead, chunk):
     "The rest of this pass, and the two that follow"
     for k in range(11):
-        a, b = finite(2, ahead, bunch), finite(2, ahead, bunch)
+        a, b = finite(2, ahead, chunk), finite(2, ahead, chunk)
         it = iter(a)
         for _ in range(k): next(it)
         b.load_state_dict(through_file(a.state_dict()))
@@ -55,9 +55,9 @@ def test_passes_of_random_lengths():
         takes_any_item, passes = True, 0
         def __iter__(self):
             self.passes += 1
-            n = (self.passes*5 + worker_place().number*3) % 4 if worker_place() else 1
+            n = (self.passes*5 + worker_info().rank*3) % 4 if worker_info() else 1
             yield from islice(self.source, n)
-    pipe = Ragged(GymStepper(short, zeros)).parallel(2, bunch=1, **FORK)
+    pipe = Ragged(GymStepper(short, zeros)).parallel(2, chunk=1, **FORK)
     lengths = [Counter(e for e, *_ in steps(pipe)) for _ in range(6)]
     assert [(c[0], c[1]) for c in lengths] == [((p*5) % 4, (p*5 + 3) % 4) for p in range(1, 7)]
     pipe.close()
@@ -81,8 +81,8 @@ def interrupted(f, seconds):
 FIRST = [(e, 1, s) for s, e in ((1, 0), (2, 0), (1, 1), (2, 1))] + [(0, 1, 3), (0, 2, 1), (1, 1, 3), (1, 2, 1)]
 
 def test_interrupted_while_saving():
-    "The answer that nobody waits for is not taken for the next bunch, nor for the next state"
-    pipe = GymStepper(slowly, zeros).parallel(2, bunch=2, **FORK)
+    "The answer that nobody waits for is not taken for the next chunk, nor for the next state"
+    pipe = GymStepper(slowly, zeros).parallel(2, chunk=2, **FORK)
     seen = steps(islice(pipe, 3))
     interrupted(pipe.state_dict, .1)
     seen += steps(islice(pipe, 2))
@@ -90,18 +90,18 @@ def test_interrupted_while_saving():
     state = through_file(pipe.state_dict())
     seen += steps(islice(pipe, 3))
     assert seen == FIRST
-    twin = GymStepper(slowly, zeros).parallel(2, bunch=2, **FORK)
+    twin = GymStepper(slowly, zeros).parallel(2, chunk=2, **FORK)
     twin.load_state_dict(state)
     assert steps(islice(twin, 3)) == FIRST[5:]
     pipe.close(); twin.close()
 
 def test_interrupted_while_restoring():
     "What was loaded is not lost"
-    pipe = GymStepper(slowly, zeros).parallel(2, bunch=2, **FORK)
+    pipe = GymStepper(slowly, zeros).parallel(2, chunk=2, **FORK)
     list(islice(pipe, 3))
     state = through_file(pipe.state_dict())
     pipe.close()
-    twin = GymStepper(slowly, zeros).parallel(2, bunch=2, **FORK)
+    twin = GymStepper(slowly, zeros).parallel(2, chunk=2, **FORK)
     twin.load_state_dict(state)
     if not interrupted(lambda: next(iter(twin)), .15): twin.load_state_dict(state)   # it was too quick for us
     assert steps(islice(twin, 5)) == FIRST[3:]
@@ -118,7 +118,7 @@ def test_interrupted_at_any_moment():
     rng, seen, came = random.Random(0), {0: [], 1: []}, 0
     def tick(*_): os.kill(os.getpid(), signal.SIGINT)
     before = signal.signal(signal.SIGALRM, tick)
-    pipe = GymStepper(Counts, zeros).parallel(2, bunch=2, **FORK)
+    pipe = GymStepper(Counts, zeros).parallel(2, chunk=2, **FORK)
     try:
         for k in range(60):
             try:
@@ -190,7 +190,7 @@ class Sways(nn.Module):
 def test_what_did_not_change_here_is_left_alone_there():
     "The state of an environment that was given as it is, and of a policy; the weights come all the same"
     policy = Sways()
-    pipe, seen = GymStepper(Walks(), policy).parallel(1, bunch=2, **FORK), []
+    pipe, seen = GymStepper(Walks(), policy).parallel(1, chunk=2, **FORK), []
     for b in islice(pipe, 9):
         seen.append((float(b.next_state), float(b.noise)))
         with torch.no_grad(): policy.weight += 1
@@ -204,7 +204,7 @@ ODD = dict(meta=lambda: torch.zeros(3, device='meta'), bfloat=lambda: torch.ones
 def test_tensors_of_all_kinds_travel(kind):
     t = ODD[kind]()
     def policy(state): return dict(action=[0]*len(state), x=torch.full((len(state),), -1. if t.is_meta else float(t.to_dense().to(torch.complex64).sum().real)))
-    pipe = GymStepper(short, policy).parallel(1, bunch=1, **FORK)
+    pipe = GymStepper(short, policy).parallel(1, chunk=1, **FORK)
     want = dict(meta=-1, empty=0, nan=np.nan).get(kind, 3)
     np.testing.assert_equal([float(b.x) for b in islice(pipe, 3)], [want]*3)
     pipe.close()
@@ -213,7 +213,7 @@ def test_views_of_one_storage_follow():
     base = torch.zeros(4)
     part = base[:2]
     def policy(state): return dict(action=[0]*len(state), x=(base.sum() + 10*part.sum()).expand(len(state)))
-    pipe = GymStepper(short, policy).parallel(1, bunch=1, **FORK)
+    pipe = GymStepper(short, policy).parallel(1, chunk=1, **FORK)
     assert [float(x.x) for x in islice(pipe, 2)] == [0, 0]
     base.fill_(1)
     assert [float(x.x) for x in islice(pipe, 3)][-1] == 24
@@ -239,7 +239,7 @@ def nothing(b): return None
 
 @pytest.mark.parametrize('fn', [pair, nested, nothing])
 def test_items_of_all_kinds_are_saved(fn):
-    a, b = (GymStepper(short, zeros).map(fn).parallel(2, bunch=2, **FORK) for _ in range(2))
+    a, b = (GymStepper(short, zeros).map(fn).parallel(2, chunk=2, **FORK) for _ in range(2))
     list(islice(a, 3))
     b.load_state_dict(through_file(a.state_dict()))
     x, y = list(islice(a, 7)), list(islice(b, 7))
@@ -260,7 +260,7 @@ def test_items_share_no_memory_with_a_state():
 
 def test_a_copy_of_this_process_leaves_its_workers_alone():
     "A DataLoader that forks while they run"
-    pipe = GymStepper(short, zeros).parallel(2, bunch=2, **FORK)
+    pipe = GymStepper(short, zeros).parallel(2, chunk=2, **FORK)
     seen = steps(islice(pipe, 3))
     with pytest.raises(RuntimeError, match="a worker process can't have workers"): next(iter(DataLoader(pipe, batch_size=None, num_workers=1, multiprocessing_context='fork')))
     assert seen + steps(islice(pipe, 5)) == FIRST
@@ -268,7 +268,7 @@ def test_a_copy_of_this_process_leaves_its_workers_alone():
 
 @pytest.mark.parametrize('how', ['closed', 'loaded'])
 def test_a_pass_whose_workers_are_gone_says_so(how):
-    pipe = GymStepper(short, zeros).parallel(2, bunch=2, **FORK)
+    pipe = GymStepper(short, zeros).parallel(2, chunk=2, **FORK)
     it = iter(pipe)
     next(it)
     state = pipe.state_dict()
@@ -306,7 +306,7 @@ def test_a_state_of_other_environments_gives_no_item():
     list(islice(a, 5))
     b.load_state_dict(a.state_dict())
     for _ in range(2):
-        with pytest.raises(WorkerError, match='worker 0 could not be restored; got ValueError: GymStepper: the saved environments are others'): next(iter(b))
+        with pytest.raises(WorkerError, match='worker 0 could not be restored; got StateError: GymStepper: the saved environments are others'): next(iter(b))
     assert b._workers == []
     a.close()
 
@@ -318,7 +318,7 @@ class Mortal(ScriptedEnv):
         return super().step(action)
 
 def test_a_warning_that_is_an_error_leaves_a_new_worker():
-    pipe, told = GymStepper(lambda: Mortal(**script(3, -2)), zeros).parallel(1, bunch=1, restarts=3, **FORK), 0
+    pipe, told = GymStepper(lambda: Mortal(**script(3, -2)), zeros).parallel(1, chunk=1, restarts=3, **FORK), 0
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         seen = []
@@ -340,7 +340,7 @@ def test_numbers_of_numpy():
 def test_killed_at_any_moment():
     "Large blocks are under way; with restarts it goes on, and whatever comes is whole and in order"
     rng, seen = random.Random(1), {0: [], 1: []}
-    pipe = GymStepper(Counts, zeros).parallel(2, ahead=2, bunch=2, restarts=100, **FORK)
+    pipe = GymStepper(Counts, zeros).parallel(2, ahead=2, chunk=2, restarts=100, **FORK)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         for _ in range(12):
@@ -349,6 +349,6 @@ def test_killed_at_any_moment():
                 seen[int(b.env_id)].append(int(b.step_n))
             os.kill(rng.choice(pipe._workers).process.pid, signal.SIGKILL)
             if rng.random() < .3: pipe.state_dict()
-    assert pipe.begun >= 6 and pipe.stats()['lag_max'] <= pipe.stats()['lag_bound']
+    assert pipe.restarted >= 6 and pipe.stats()['lag_max'] <= pipe.stats()['lag_bound']
     assert all(b in (a + 1, 1) for s in seen.values() for a, b in zip(s, s[1:]))
     pipe.close()

@@ -1,5 +1,6 @@
 """`Pipe`: what editors are told, registering, saving and continuing at every item, pickling, and the structure that keeps items cheap."""
 import ast, gc, importlib, inspect, pickle, pkgutil
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from torch.utils.data.graph import traverse_dps
 
 import fastrl_replay
 from fastrl_replay.core import Steps, step_dtype
-from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, TypeTransformLoop, above, as_pipe, dp, stage
+from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, Positioned, TypeTransformLoop
+from fastrl_replay.pipe import WorkerInfo, as_pipe, dp, stage, upstream
 from fastrl_replay.testing import same, through_file
 
 PACKAGE = Path(fastrl_replay.__file__).parent
@@ -24,53 +26,67 @@ def known(x): return x != 'B'
 
 # ---- what editors are told ----
 
-def tree(module): return ast.parse(Path(inspect.getsourcefile(importlib.import_module(module))).read_text(encoding='utf-8'))
-def typing_blocks(body): return [b for b in body if isinstance(b, ast.If) and ast.unparse(b.test) == 'TYPE_CHECKING']
+def tree(path): return ast.parse(path.read_text(encoding='utf-8'))
 
-def described(fn):
-    "name, kind, type and default of each parameter but the first two of a method (`self`, and a stage's `source`) or the first (`self`)"
-    a = fn.args
-    plain = a.posonlyargs + a.args
-    defaults = [None]*(len(plain)-len(a.defaults)) + a.defaults
-    text = lambda n: n and ast.unparse(n)
-    res = [(x.arg, 'plain', text(x.annotation), text(d)) for x,d in zip(plain, defaults)]
-    res += [(x.arg, 'keyword', text(x.annotation), text(d)) for x,d in zip(a.kwonlyargs, a.kw_defaults)]
+STUB = tree(PACKAGE/'pipe.pyi')
+PIPE = next(n for n in STUB.body if isinstance(n, ast.ClassDef) and n.name == 'Pipe')
+DECLARED = {f.name: f for f in PIPE.body if isinstance(f, ast.FunctionDef)}
+PUBLIC = {n: c for n,c in STAGES.items() if getattr(importlib.import_module('fastrl_replay.all'), c.__name__, None) is c}
+TORCHS = 'map','filter','batch','unbatch','shuffle','concat','zip'
+
+def declared(fn):
+    "name, kind, type and default of each parameter but `self`"
+    a,text = fn.args,lambda n: n and ast.unparse(n)
+    plain = (a.posonlyargs + a.args)[1:]
+    res = [(x.arg, 'plain', text(x.annotation), d) for x,d in zip(plain, [None]*(len(plain)-len(a.defaults)) + a.defaults)]
+    res += [(x.arg, 'keyword', text(x.annotation), d) for x,d in zip(a.kwonlyargs, a.kw_defaults)]
     return res + [(x.arg, kind, text(x.annotation), None) for x,kind in ((a.vararg,'*'),(a.kwarg,'**')) if x]
 
-PIPE = next(n for n in tree('fastrl_replay.pipe').body if isinstance(n, ast.ClassDef) and n.name == 'Pipe')
-DECLARED = {f.name: f for b in typing_blocks(PIPE.body) for f in b.body}
+KINDS = dict(POSITIONAL_OR_KEYWORD='plain', KEYWORD_ONLY='keyword', VAR_POSITIONAL='*', VAR_KEYWORD='**')
 
-def init_of(cls):
-    "The __init__ of a stage class, or the one it inherits, as written"
-    for c in cls.__mro__:
-        node = next((n for n in ast.walk(tree(c.__module__)) if isinstance(n, ast.ClassDef) and n.name == c.__name__), None)
-        fn = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == '__init__'), None)
-        if fn: return fn
+def expected_type(p):
+    if p.annotation is p.empty: return None
+    name = {'Module': 'nn.Module'}.get(p.annotation.__name__, p.annotation.__name__)
+    return f'{name} | None' if p.default is None else name
 
-def decorated():
-    "(method, class, module) of every @stage in the package's source"
-    for m in NAMES:
-        for node in ast.walk(tree(m)):
-            for d in getattr(node, 'decorator_list', []):
-                if isinstance(node, ast.ClassDef) and isinstance(d, ast.Call) and ast.unparse(d.func) == 'stage': yield d.args[0].value, node.name, m
+def test_every_stage_of_the_star_import_is_declared_and_no_other():
+    assert len(PUBLIC) > 15 and set(DECLARED) & set(STAGES) == set(PUBLIC) and set(TORCHS) <= set(DECLARED)
 
-def test_every_stage_is_declared_and_nothing_else():
-    "The @stage classes in the source are those that are registered, and those that Pipe declares for editors"
-    found = {name: (cls, m) for name,cls,m in decorated()}
-    assert len(found) >= 5 and found == {n: (c.__name__, c.__module__) for n,c in STAGES.items()} and set(DECLARED) == set(found)
-
-@pytest.mark.parametrize('name', sorted(STAGES))
+@pytest.mark.parametrize('name', sorted(PUBLIC))
 def test_declared_methods_have_the_parameters_of_their_stage(name):
     "Names, kinds, types and defaults, in order; what they return is the stage"
-    fn,cls = DECLARED[name],STAGES[name]
-    own,src,*params = described(init_of(cls))
-    assert described(fn)[0][0] == 'self' and described(fn)[1:] == params and own[0] == 'self' and src[0] == 'source'
-    assert ast.literal_eval(fn.returns) == cls.__name__ and ast.unparse(fn.body[0]) == '...'
+    fn,cls = DECLARED[name],PUBLIC[name]
+    own,src,*params = inspect.signature(cls.__init__).parameters.values()
+    found = declared(fn)
+    assert [(n, kind, t) for n,kind,t,_ in found] == [(p.name, KINDS[p.kind.name], expected_type(p)) for p in params] and src.name == 'source'
+    for p,(*_,default) in zip(params, found):
+        assert (default is None) == (p.default is p.empty)
+        if default is not None and not (isinstance(default, ast.Constant) and default.value is ...): assert ast.literal_eval(default) == p.default
+    assert ast.unparse(fn.returns) == cls.__name__ and ast.literal_eval(fn.body[0].value) == cls.__doc__
 
-@pytest.mark.parametrize('name', sorted(STAGES))
+@pytest.mark.parametrize('name', sorted(PUBLIC))
 def test_what_declarations_return_is_imported_from_where_it_is(name):
-    imports = {a.name: n.module for b in typing_blocks(tree('fastrl_replay.pipe').body) for n in b.body for a in n.names}
-    assert STAGES[name].__module__ == imports.get(STAGES[name].__name__, 'fastrl_replay.pipe')
+    imports = {a.name: n.module for n in STUB.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert PUBLIC[name].__module__ == imports.get(PUBLIC[name].__name__, 'fastrl_replay.pipe')
+
+def test_the_stub_stands_for_the_whole_module():
+    "All that is public in `pipe`, all that is public in a class, and what other modules import from it"
+    module = importlib.import_module('fastrl_replay.pipe')
+    given = {getattr(n, 'name', None) or n.target.id: n for n in STUB.body if isinstance(n, (ast.ClassDef, ast.FunctionDef, ast.AnnAssign))}
+    assert set(module.__all__) <= set(given)
+    reexported = {a.asname for n in STUB.body if isinstance(n, ast.ImportFrom) for a in n.names if a.asname}
+    assert reexported == {'IterDataPipe', 'MapDataPipe'}
+    for name in module.__all__:
+        cls = getattr(module, name)
+        if not inspect.isclass(cls) or issubclass(cls, tuple): continue
+        held = {getattr(n, 'name', None) or n.target.id for n in given[name].body if isinstance(n, (ast.FunctionDef, ast.AnnAssign))}
+        own = {n for n,x in vars(cls).items() if n[:1] != '_' and n not in ('stage_name', 'functions') and not hasattr(x, 'stage')}
+        assert own <= held, (name, own - held)
+    assert {'_open','_close','_in_worker','_fresh','_rewind'} <= set(DECLARED)
+
+def test_no_name_of_pipe_is_imported_from_above():
+    assert 'TYPE_CHECKING' not in (PACKAGE/'pipe.py').read_text(encoding='utf-8')
+    assert (PACKAGE/'py.typed').exists()
 
 @pytest.mark.parametrize('name', sorted(STAGES))
 def test_chained_methods_look_like_their_stage(name):
@@ -118,7 +134,7 @@ def test_a_stage_may_be_defined_again(registry):
 def test_names_that_are_taken_are_refused(registry, name):
     with pytest.raises(ValueError, match=f"'{name}' is taken"): stage(name)(type('Mine', (Pipe,), dict(__init__=lambda self, source: None)))
 
-@pytest.mark.parametrize('name', ['blocks', 'state_dict', 'load_state_dict', 'snapshot', 'restore', 'takes_any_item'])   # was: they are overwritten on Pipe in silence
+@pytest.mark.parametrize('name', ['blocks', 'state_dict', 'load_state_dict', 'snapshot', 'restore', 'takes_any_item', 'open', 'close', 'in_worker', 'has_envs'])   # was: they are overwritten on Pipe in silence
 def test_a_stage_cannot_replace_what_pipes_are_made_of(registry, name):
     "stage('state_dict') would take `state_dict` away from every pipe"
     with pytest.raises(ValueError, match=name): stage(name)(type('Mine', (Pipe,), dict(__init__=lambda self, source: None)))
@@ -220,7 +236,7 @@ def test_state_names_every_stage():
 def test_above_walks_past_torchs_own_stages():
     src = Items('abc')
     chain = src.map(up).filter(known).header(2)
-    assert chain._above() is src and above(src) is None and type(above(chain)).__name__ == 'FilterIterDataPipe'
+    assert chain._upstream() is src and upstream(src) is None and type(upstream(chain)).__name__ == 'FilterIterDataPipe'
 
 @pytest.mark.parametrize('source,items', [(None, []), ([], []), ('ab', ['a','b']), ((1,2), [1,2]), (range(2), [0,1]), ({'k': 1}, ['k']), (Items('xy'), ['x','y']),
                                           (dp.map.SequenceWrapper([1,2]), [1,2]), (TypeTransformLoop([1,2], [str, float]), [1.,2.]), (np.arange(2), [0,1])], ids=str)
@@ -337,6 +353,89 @@ def test_a_chain_that_is_dropped_is_gone():
     del src, _
     gc.collect()
     assert ref() is None
+
+# ---- opening, closing, workers ----
+
+class Opens(Positioned):
+    "Opens something that must be closed once, and notes it"
+    def __init__(self, source, name, log, fails=''): super().__init__(source); self.name,self.log,self.fails,self.opened = name,log,fails,False
+    def __iter__(self): self._open(); yield from self.source
+    def _open(self):
+        if self.opened: return
+        if self.fails == 'open': raise OSError(self.name)
+        self.opened = True
+        self.log.append(f'+{self.name}')
+    def _close(self):
+        if not self.opened: return
+        self.opened = False
+        self.log.append(f'-{self.name}')
+        if self.fails == 'close': raise OSError(self.name)
+    def _in_worker(self, info): self.log.append((self.name, info))
+
+def opening(log, *fails):
+    pipe = 'abc'
+    for name in 'xyz': pipe = Opens(pipe, name, log, 'close' if name in fails else '').map(up).filter(known)
+    return pipe.header(9)
+
+def test_a_chain_closes_once_from_the_last_stage_up():
+    log = []
+    pipe = opening(log)
+    pipe.close()
+    assert log == []   # nothing was opened
+    pipe.open(); pipe.open()
+    assert log == ['+x','+y','+z']
+    pipe.close(); pipe.close()
+    assert log[3:] == ['-z','-y','-x'] and list(pipe) == ['A','C'] and log[6:] == ['+z','+y','+x']
+
+@pytest.mark.parametrize('fails,told', [('x','x'), ('z','z'), ('xz','z'), ('xyz','z')])
+def test_all_are_closed_also_where_some_fail(fails, told):
+    log = []
+    pipe = opening(log, *fails)
+    pipe.open()
+    with pytest.raises(OSError, match=told): pipe.close()
+    assert log[3:] == ['-z','-y','-x']
+    pipe.close()
+    assert len(log) == 6
+
+@pytest.mark.parametrize('error', [None, KeyError])
+def test_a_chain_is_a_context(error):
+    log = []
+    with pytest.raises(error) if error else nullcontext():
+        with opening(log) as pipe:
+            assert next(iter(pipe)) == 'A'
+            if error: raise error
+    assert sorted(log) == sorted(['+x','+y','+z','-x','-y','-z']) and log[3:] == ['-z','-y','-x']
+
+def test_what_could_be_opened_is_closed_when_another_could_not():
+    log = []
+    with pytest.raises(OSError, match='bad'):
+        with Opens(Opens('ab', 'good', log), 'bad', log, 'open') as pipe: pipe.open()
+    assert log == ['+good','-good']
+
+def test_branches_that_meet_are_closed_once():
+    log = []
+    top = Opens('ab', 'top', log)
+    both = Opens(Opens(top, 'l', log).concat(Opens(top, 'r', log)), 'both', log)
+    with both: both.open()
+    assert log == ['+top','+r','+l','+both','-both','-l','-r','-top'] and not both.has_envs
+    log.clear()
+    first,second = Opens(Items('ab'), 'top', log).fork(2)
+    pipe = Header(first.zip(second))
+    with pipe: pipe.open()
+    assert log == ['+top','-top']
+
+def test_who_is_a_worker_is_told_so():
+    log,info = [],WorkerInfo(1, 3, 2)
+    opening(log).in_worker(info)
+    assert log == [(name, info) for name in 'zyx']
+
+def test_rewinding_touches_positions_only():
+    "A stage may have attributes of any name"
+    class Other(Pipe):
+        def __init__(self, source): super().__init__(source); self._position,self._place,self._resume = 'mine',[1],'too'
+        def __iter__(self): yield from self.source
+    pipe = Other(Items('abc')).header(2)
+    assert list(pipe) == list(pipe) == ['a','b'] and (pipe.source._position, pipe.source._place, pipe.source._resume) == ('mine', [1], 'too')
 
 # ---- a face ----
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.memory.sumtree import _add_up
-from fastrl_replay.prefetch import Turn
+from fastrl_replay.locks import DrawOrderLock
 from fastrl_replay.testing import same, through_file
 
 BOX, ACTIONS = spaces.Box(-9, 9, (2,)), spaces.Discrete(3)
@@ -57,7 +57,7 @@ def answered(pipe, n=10**9, wait=0):
 
 def by_hand(replay, ahead, source, n=10**9):
     "What `Prefetch` must give, without a thread: draw, keep `ahead` back, answer"
-    due, drawn, out = replay._dues(), [], []
+    due, drawn, out = replay._due_batches(), [], []
     while len(out) < n:
         while len(drawn) <= ahead and next(due, 0) is None: drawn.append(replay.sample())
         if not drawn: break
@@ -317,7 +317,7 @@ def test_pickles_hold_no_batches_and_no_thread():
     first = take(pipe, 5)
     copy = pickle.loads(pickle.dumps(pipe))
     assert len(pickle.dumps(pipe)) < size + 500 and copy._pool is None and not copy._drawn and same(take(copy, 5), first)
-    assert not isinstance(copy.source.__class__(None)._lock, Turn)
+    assert not isinstance(copy.source.__class__(None)._lock, DrawOrderLock)
 
 # ---- threads and processes ----
 
@@ -427,3 +427,11 @@ def test_the_same_training_run():
     first = losses(2, False)
     assert first == losses(2, False) == losses(2, True) and len(set(first)) == 60
     assert first != losses(1, False)   # another order is another run
+
+def test_closing_ends_the_thread_and_loses_no_batch():
+    pipe, twin = (PrioritizedReplay(blocks(20), bs=2, max_sz=9, seed=0).prefetch(2) for _ in range(2))
+    first, whole = take(pipe, 5), take(twin, 5)
+    thread = next(iter(pipe._pool._threads))
+    pipe.close()
+    assert not thread.is_alive() and pipe._pool is None and len(pipe._drawn) == 2
+    assert same(first + take(pipe, 5), whole + take(twin, 5))

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from hypothesis import given, strategies as st
 
 from fastrl_replay.core import Steps, step_dtype
-from fastrl_replay.pipe import Cycler, Header, Items, Pipe
+from fastrl_replay.pipe import Cycler, Header, Items, Pipe, Positioned
 from fastrl_replay.testing import ScriptedEnv, ScriptedVectorEnv, check_contract, same, script, scripted_steps, through_file
 from strategies import cases
 
@@ -173,14 +173,11 @@ class Remembers(Pipe):
     def __iter__(self):
         for s in self.blocks(): self.n += 1; s = s.copy(); s.reward.add_(self.n); yield s
 
-class Source(Pipe):
-    "A source of its own"
-    def __init__(self, n=30): super().__init__(None); self.n,self.given = n,0
-    def snapshot(self): return dict(given=self.given)
-    def restore(self, state): self._resume = self.given = state['given']
+class Source(Positioned):
+    "A stage that is a source"
+    def __init__(self, n=30): super().__init__(None); self.n = n
     def __iter__(self):
-        self.given,self._resume = self._resume,0
-        for b in scripted_steps([script(3,-2)], self.n)[self.given:]: self.given += 1; yield b
+        for b in scripted_steps([script(3,-2)], self.n)[self._start():]: self._position += 1; yield b
 
 @pytest.mark.parametrize('factory', [Good, Remembers, lambda s: Header(s, 20), lambda s: Good(s).cycle().header(50), lambda s: Cycler(Good(Header(s, 5)), 4),
                                      lambda: Source(), lambda: Good(Source()), lambda source=None: Source()], ids=['Good','Remembers','header','cycle','Cycler','Source','Good(Source)','default'])

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from .. import learners
 from .bench import machine
-from ..envs import _Crew
+from ..envs import _EnvGroup
 from .peers import Peer, PeerError
 from ..policies import EpsGreedy
 from ..recipes import recipe
@@ -85,7 +85,7 @@ class Clock:
         return timed
 
 # %% ../../nbs/91_traintime.ipynb #95a666ad
-DOORS = ((CartPoleEnv, 'step', 'environment'), (_Crew, 'step', 'stepper'), (EpsGreedy, '__call__', 'policy'), (ExperienceReplay, 'add', 'memory: add'),
+DOORS = ((CartPoleEnv, 'step', 'environment'), (_EnvGroup, 'step', 'stepper'), (EpsGreedy, '__call__', 'policy'), (ExperienceReplay, 'add', 'memory: add'),
     (ExperienceReplay, 'sample', 'memory: draw'), (learners, 'dqn_errors', 'network: values and targets'), (torch.Tensor, 'backward', 'network: gradient'),
     (torch.optim.Adam, 'step', 'optimizer'), (learners.Learner, '_step', 'loss, norm, record'), (learners.DQNLearner, 'learn', 'loss, norm, record'))
 

@@ -13,12 +13,13 @@ from weakref import ref
 import numpy as np
 from fastcore.basics import patch
 from ..core import ArgumentError, BlockError, NotEnoughRows, StateError, Steps, number, spec_dtype, whole
+from ..locks import DrawOrderLock
 from ..memory.samplers import Sampler, importance_weights
 from ..memory.timeline import Timeline
 from ..pipe import Pipe
 from .views import Transitions, View
 
-# %% ../../nbs/41_replay.ipynb #79fb71f5
+# %% ../../nbs/41_replay.ipynb #230f3c16
 class Replay(Pipe):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
     _buffers = 'memory','sampler','view','_lock','_unfollowed','_ones'
@@ -71,7 +72,7 @@ class Replay(Pipe):
         if kind is None or kind not in 'fiu': raise BlockError(type(self).__name__, f'initial={self._initial!r}',
             'no column of these rows' if kind is None else dtype[self._initial], 'the column of the TD errors of new rows, one number a row')
 
-# %% ../../nbs/41_replay.ipynb #dcf1d458
+# %% ../../nbs/41_replay.ipynb #99b67fe7
 @patch
 def add(self:Replay,
     steps:Steps, # a block, or one row
@@ -110,7 +111,7 @@ def _tell_places(self:Replay, capacity, gone, came):
     if len(came): sampler.insert(came)
     self.view.told()
 
-# %% ../../nbs/41_replay.ipynb #6d579fbd
+# %% ../../nbs/41_replay.ipynb #9f1907f2
 @patch
 def _check_initial(self:Replay, steps):
     if not isinstance(steps, Steps) or self._initial not in steps.dtype.names: return   # the memory will say what is wrong
@@ -123,7 +124,7 @@ def _initial_priorities(self:Replay, first):
     if self._initial is None or first >= self.memory.inserted: return {}
     return dict(p=self.sampler.priorities(self.memory.take(np.arange(first, self.memory.inserted)).rows[self._initial]))
 
-# %% ../../nbs/41_replay.ipynb #c38e977a
+# %% ../../nbs/41_replay.ipynb #ec099b70
 @patch
 def sample(self:Replay,
     bs:int=None, # how many in this batch; None: the stage's `bs`
@@ -168,7 +169,7 @@ def scheduled(
     if callable(x): return 0. if batches is None else number(who, what, x(batches))
     return number(who, what, x)
 
-# %% ../../nbs/41_replay.ipynb #9cee6e5e
+# %% ../../nbs/41_replay.ipynb #143978a1
 @patch
 def update_priorities(self:Replay,
     keys, # of what was drawn: the batch's `index`
@@ -280,3 +281,10 @@ def restore(self:Replay, state):
         self.view.restore(state['view'])
         self.sampler.load_state_dict(state['sampler'])
         for c,v in zip(COUNTERS, state['counters']): setattr(self, c, v)
+
+# %% ../../nbs/41_replay.ipynb #696e5be7
+@patch
+def _order_draws(self:Replay):
+    "From now on a lock that keeps draws in the order in which they were begun"
+    if not isinstance(self._lock, DrawOrderLock): self._lock = DrawOrderLock(self._lock)
+    return self._lock
