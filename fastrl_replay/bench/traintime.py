@@ -15,7 +15,7 @@ import numpy as np, torch
 from torch import nn
 from torch.nn import functional as F
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from .. import learners
+from ..learners import DQNLearner, Learner, dqn
 from .bench import machine
 from ..envs import _Crew
 from .peers import Peer, PeerError
@@ -85,9 +85,10 @@ class Clock:
         return timed
 
 # %% ../../nbs/91_traintime.ipynb #95a666ad
-DOORS = ((CartPoleEnv, 'step', 'environment'), (_Crew, 'step', 'stepper'), (EpsGreedy, '__call__', 'policy'), (ExperienceReplay, 'add', 'memory: add'),
-    (ExperienceReplay, 'sample', 'memory: draw'), (learners, 'dqn_errors', 'network: values and targets'), (torch.Tensor, 'backward', 'network: gradient'),
-    (torch.optim.Adam, 'step', 'optimizer'), (learners.Learner, '_step', 'loss, norm, record'), (learners.DQNLearner, 'learn', 'loss, norm, record'))
+DOORS = ((CartPoleEnv, 'step', 'environment'), (_Crew, 'step', 'stepper'), (EpsGreedy, '__call__', 'policy'),
+    (ExperienceReplay, 'add', 'memory: add'), (ExperienceReplay, 'sample', 'memory: draw'),
+    (dqn, 'dqn_errors', 'network: values and targets'), (torch.Tensor, 'backward', 'network: gradient'),
+    (torch.optim.Adam, 'step', 'optimizer'), (Learner, 'step', 'loss, norm, record'), (DQNLearner, 'learn', 'loss, norm, record'))
 
 def parts(
     **changes, # to the recipe
