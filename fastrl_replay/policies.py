@@ -102,6 +102,12 @@ def eps_now(self:EpsGreedy):
     "How likely it is to explore at the next call"
     return _probability(self.eps(self.asked) if callable(self.eps) else self.eps)
 
+@patch
+def report(self:EpsGreedy)->dict:
+    "What a run writes down: how likely it is to explore now, on average where environments differ"
+    eps = self.eps_now
+    return dict(eps=float(np.mean(eps)) if np.ndim(eps) else eps)
+
 def _probability(eps):
     "`eps` itself; an error where it is none, or has one that isn't"
     try: fine = 0 <= eps <= 1 if type(eps) in (float,int) else np.all((np.asarray(eps, float) >= 0) & (np.asarray(eps, float) <= 1))
