@@ -940,3 +940,9 @@ def test_a_table_names_states_that_it_does_not_have():
     for wrong in torch.zeros(2, 4),torch.zeros(2),torch.zeros(2, 2, dtype=torch.int64),dict(a=torch.zeros(2, dtype=torch.int64)):
         with pytest.raises(TypeError, match='^QTable: states; got .*; expected one whole number for each environment'): table(wrong)
     with pytest.raises(TypeError, match='^QTable: states'): next(iter(GymStepper(['CartPole-v1']*2, EpsGreedy(table, 0))))
+
+@pytest.mark.parametrize('learner', [lambda s: QLearner(s, QTable(Discrete(5), Discrete(3))), lambda s: DQNLearner(s, mlp()), SmallSAC])
+def test_an_error_above_comes_through(learner):
+    "torch reads every attribute of a stage to describe it when an error passes: none may raise, whatever the learner has"
+    def source(): yield from (); raise OSError('disk')
+    with pytest.raises(OSError, match='disk'): list(learner(source()))

@@ -108,18 +108,19 @@ def _new_optimizer(self:Learner, name, how):
 
 @patch(as_prop=True)
 def opt(self:Learner):
-    "The optimizer of the first model"
-    return next(iter(self.optimizers.values()))
+    "The optimizer of the first model; None: there is no model"
+    return next(iter(self.optimizers.values()), None)
 
 @patch(as_prop=True)
 def target(self:Learner):
-    "The first target network"
-    return next(iter(self.targets.values()))
+    "The first target network; None: there is none"
+    return next(iter(self.targets.values()), None)
 
 @patch(as_prop=True)
 def device(self:Learner):
     "Where the first model is, and where batches are brought"
-    return self.opt.param_groups[0]['params'][0].device
+    opt = self.opt
+    return torch.device('cpu') if opt is None else opt.param_groups[0]['params'][0].device
 
 # %% ../../nbs/52_learners.ipynb #a3b99746
 @patch
