@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import IterableDataset
 from torchdata import nodes
 from .core import (ArgumentTypeError, BlockError, Steps, column_dtype, dtype_spec, leaves, problem, spec_dtype)
-from .envs import map_leaves
-from .pipe import IterDataPipe, Pipe, above, dp, stage
 from .batches import Sequences
+from .nested import map_leaves
+from .pipe import IterDataPipe, Pipe, dp, stage, upstream
 
 # %% ../nbs/70_interop.ipynb #cbb17b6d
 def _saved_stage(pipe:IterDataPipe):
@@ -25,15 +25,19 @@ def _saved_stage(pipe:IterDataPipe):
     last,p = None,pipe
     while p is not None:
         if isinstance(p, Pipe): last = p if last is None else last   # `or` would ask how long it is
-        elif type(p).__module__.startswith('torch.') and not isinstance(p, (dp.iter.Mapper,dp.iter.Filter)): raise ArgumentTypeError(type(p).__name__,
-            'what it holds or has counted is not saved', 'a stage of torch', '.map, .filter and stages of this library', 'put it after the loader')
-        p = None if getattr(p, 'reads_anew', False) else above(p)
-    if last is None: raise ArgumentTypeError(type(pipe).__name__, 'no stage of this chain can be saved', remedy='begin it with Items(...)')
+        elif type(p).__module__.startswith('torch.') and not isinstance(p, (dp.iter.Mapper,dp.iter.Filter)):
+            raise ArgumentTypeError(type(p).__name__, 'what it holds or has counted is not saved', 'a stage of torch',
+                '.map, .filter and stages of this library', 'put it after the loader')
+        p = None if getattr(p, 'reads_anew', False) else upstream(p)
+    if last is None: raise ArgumentTypeError(type(pipe).__name__, 'no stage of this chain can be saved',
+        remedy='begin it with Items(...)')
     return last
 
 class _Passes:
     "The passes over a chain: each can be left, saved, and gone on with"
-    def __init__(self, source): self.source,self.stage,self.begun,self.over,self.loaded = source,_saved_stage(source),False,False,False
+    def __init__(self, source):
+        self.source,self.stage = source,_saved_stage(source)
+        self.begun,self.over,self.loaded = False,False,False
     def __iter__(self):
         if self.begun: self.stage.rewind()   # it was left
         self.begun,self.over,self.loaded = False,self.over and self.loaded,False
@@ -87,7 +91,8 @@ class PipeNode(nodes.BaseNode):
     def next(self):
         "The next item"
         item = next(self._it)
-        if item is None: raise ArgumentTypeError('PipeNode', 'an item', 'None', 'anything else', 'filter it out: nodes take None for the end')
+        if item is None: raise ArgumentTypeError('PipeNode', 'an item', 'None', 'anything else',
+            'filter it out: nodes take None for the end')
         return item
 
     def get_state(self)->dict: # plain data and tensors

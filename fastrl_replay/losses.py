@@ -7,7 +7,7 @@ __all__ = ['rescale', 'unrescale', 'n_step_targets', 'double_q_target', 'mixed_p
 
 # %% ../nbs/50_losses.ipynb #1755af10
 import numpy as np, torch
-from .core import ArgumentError, ArgumentTypeError
+from .core import ArgumentError, ArgumentTypeError, number, whole
 
 # %% ../nbs/50_losses.ipynb #944412e1
 def _check(fn, like=None, **tensors):
@@ -22,11 +22,8 @@ def _check_mask(fn, mask, like, shape):
     if mask is None: return
     if not isinstance(mask, torch.Tensor): raise ArgumentTypeError(fn, 'mask', type(mask).__name__, 'a tensor of bool')
     if mask.dtype != torch.bool: raise ArgumentError(fn, 'mask', mask.dtype, 'a tensor of bool', 'mask.bool()')
-    if mask.shape != shape: raise ArgumentError(fn, 'mask', f'shape {list(mask.shape)}', f'{list(shape)}, the shape of {like}')
-
-def _check_number(fn, name, x, low, high, expected):
-    good = isinstance(x, (int,float,np.number)) and not isinstance(x, bool) and low <= x <= high
-    if not good: raise ArgumentError(fn, name, repr(x), expected)
+    if mask.shape != shape: raise ArgumentError(fn, 'mask', f'shape {list(mask.shape)}',
+        f'{list(shape)}, the shape of {like}')
 
 # %% ../nbs/50_losses.ipynb #e07ce7a9
 def rescale(
@@ -35,7 +32,7 @@ def rescale(
 )->torch.Tensor: # of the same shape and dtype
     "R2D2's h: values on the scale of their root"
     _check('rescale', x=x)
-    _check_number('rescale', 'eps', eps, 0, 1e9, 'a number, 0 or more')
+    number('rescale', 'eps', eps)
     return x*(1/((x.abs() + 1).sqrt() + 1) + eps)
 
 # %% ../nbs/50_losses.ipynb #0501d99b
@@ -45,7 +42,7 @@ def unrescale(
 )->torch.Tensor: # of the same shape and dtype
     "The inverse of `rescale`"
     _check('unrescale', x=x)
-    _check_number('unrescale', 'eps', eps, 0, 1e9, 'a number, 0 or more')
+    number('unrescale', 'eps', eps)
     b = 1 + 2*eps
     t = 2*x/(b + (b*b + 4*eps*x.abs()).sqrt())
     return t*(t.abs() + 2)
@@ -61,8 +58,7 @@ def n_step_targets(
     "Targets of all steps of sequences: up to `n` rewards, then the value"
     _check('n_step_targets', like='reward', reward=reward, discount=discount, value=value)
     _check_mask('n_step_targets', mask, 'reward', reward.shape)
-    if isinstance(n, bool) or not isinstance(n, (int,np.integer)) or n < 1: raise ArgumentError('n_step_targets', 'n', repr(n),
-        'a whole number of steps, at least 1')
+    whole('n_step_targets', 'n', n, 1)
     if reward.ndim == 0: raise ArgumentError('n_step_targets', 'reward', 'a single number', 'shape [..., T]')
     if mask is not None: reward,discount,value = (torch.where(mask, t, 0) for t in (reward,discount,value))
     target = reward + discount*value
@@ -82,8 +78,9 @@ def double_q_target(
     _check('double_q_target', like='reward', reward=reward, discount=discount)
     _check('double_q_target', like='q_online_next', q_online_next=q_online_next, q_target_next=q_target_next)
     shape = q_online_next.shape
-    if not shape or shape[:-1] != reward.shape or shape[-1] == 0: raise ArgumentError('double_q_target', 'q_online_next',
-        f'shape {list(shape)}', f'{[*reward.shape, "actions"]}'.replace("'", ''), 'one value for each action, along the last axis')
+    if not shape or shape[:-1] != reward.shape or shape[-1] == 0: raise ArgumentError('double_q_target',
+        'q_online_next', f'shape {list(shape)}', f'{[*reward.shape, "actions"]}'.replace("'", ''),
+        'one value for each action, along the last axis')
     return reward + discount*q_target_next.gather(-1, q_online_next.argmax(-1, keepdim=True)).squeeze(-1)
 
 # %% ../nbs/50_losses.ipynb #18efea3a
@@ -97,7 +94,7 @@ def mixed_priority(
         mask = None if mask is None else torch.as_tensor(mask)
         return mixed_priority(torch.from_numpy(np.ascontiguousarray(td)), eta, mask).numpy()
     _check('mixed_priority', td=td)
-    _check_number('mixed_priority', 'eta', eta, 0, 1, 'a number from 0 to 1')
+    number('mixed_priority', 'eta', eta, 0, 1)
     if td.ndim != 2 or td.shape[1] == 0: raise ArgumentError('mixed_priority', 'td', f'shape {list(td.shape)}',
         '[B, T], at least one step')
     _check_mask('mixed_priority', mask, 'td', td.shape)

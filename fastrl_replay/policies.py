@@ -12,8 +12,8 @@ import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
-from .core import ArgumentError, ArgumentTypeError, space_dtype
-from .envs import map_leaves
+from .core import ArgumentError, ArgumentTypeError, old_names, space_dtype
+from .nested import map_leaves
 from .pipe import WorkerInfo
 
 # %% ../nbs/51_policies.ipynb #1cf050b5
@@ -26,7 +26,8 @@ class LinearSchedule:
     ):
         if not steps > 0: raise ArgumentError('LinearSchedule', 'steps', steps, 'more than 0')
         self.start,self.end,self.steps = start,end,steps
-    def __call__(self, count)->float: return self.start + (self.end - self.start)*count/self.steps if count < self.steps else self.end
+    def __call__(self, count)->float:
+        return self.start + (self.end - self.start)*count/self.steps if count < self.steps else self.end
     def __repr__(self): return f'LinearSchedule({self.start}, {self.end}, {self.steps})'
 
 # %% ../nbs/51_policies.ipynb #fdf78904
@@ -42,39 +43,44 @@ class GeometricSchedule:
         return max(x, self.end) if self.factor <= 1 else min(x, self.end or math.inf)
     def __repr__(self): return f'GeometricSchedule({self.start}, {self.factor}, {self.end})'
 
+__getattr__ = old_names(globals(), Linear='LinearSchedule', Geometric='GeometricSchedule', Flatten='FlattenSpace')
+
 # %% ../nbs/51_policies.ipynb #cc96c22e
 class EpsGreedy:
     "The action of the largest value, or with probability `eps` any action"
     def __init__(self,
-        values, # states → [n, actions]; one that has `initial_hidden(n)` is called with its hidden state, and gives that too
+        values, # states → [n, actions]; one that has `initial_hidden(n)` takes its hidden state too, and gives the next
         eps=.05, # a number, one for each environment, or a function of how many actions were asked for so far
-        seed:int=None, # of its dice; None: other dice each time
+        seed:int=None, # of its random numbers; None: others each time
         device=None, # where `values` wants its states; None: where they are
     ):
         self.values,self.eps,self.device = values,eps,device
         if not callable(eps): _probability(eps)
-        self.asked,self.actions,self.rng = 0,None,np.random.default_rng(seed)   # actions: how many there are, seen at the first call
+        self.asked,self.rng = 0,np.random.default_rng(seed)
+        self.actions = None   # how many there are, seen at the first call
         self.worker = WorkerInfo()
         if hasattr(values, 'initial_hidden'): self.initial_hidden = values.initial_hidden
 
     def __call__(self, state, hidden=None)->np.ndarray: # [n], with the new hidden state if there is one
         n,eps = _how_many(state),self.eps_now
-        if np.ndim(eps): eps = self._own(np.asarray(eps), n)
-        dice = self.rng.random((2,n))
-        explore = dice[0] < eps
-        try: best,*hidden = self._best(state, hidden, n) if hidden is not None or not self.actions or not explore.all() else (np.zeros(n, np.int64),)
+        if np.ndim(eps): eps = self._eps_of_worker(np.asarray(eps), n)
+        chance,pick = self.rng.random((2,n))
+        explore = chance < eps
+        needed = hidden is not None or not self.actions or not explore.all()
+        try: best,*hidden = self._best(state, hidden, n) if needed else (np.zeros(n, np.int64),)
         except BaseException: self.rng.bit_generator.advance(2**128 - 2*n); raise   # as if it had not been asked
         self.asked += n*self.worker.world_size
-        if explore.any(): best = np.where(explore, (dice[1]*self.actions).astype(np.int64), best)
+        if explore.any(): best = np.where(explore, (pick*self.actions).astype(np.int64), best)
         return (best,*hidden) if hidden else best
 
 # %% ../nbs/51_policies.ipynb #aebded14
 @patch
-def _own(self:EpsGreedy, eps, n):
+def _eps_of_worker(self:EpsGreedy, eps, n):
     "Of probabilities for each environment, those that this policy acts for"
     info = self.worker
     if info.world_size > 1 and eps.shape == (n*info.world_size,): eps = eps[n*info.rank:][:n]
-    if eps.shape not in ((1,),(n,)): raise ArgumentError('EpsGreedy', 'eps', f'shape {list(eps.shape)}', f'a number, or one for each of {n} environments')
+    if eps.shape not in ((1,),(n,)): raise ArgumentError('EpsGreedy', 'eps', f'shape {list(eps.shape)}',
+        f'a number, or one for each of {n} environments')
     return eps
 
 # %% ../nbs/51_policies.ipynb #ef106c14
@@ -84,17 +90,21 @@ def _best(self:EpsGreedy, state, hidden, n):
     if self.device is not None: state = map_leaves(lambda x: x.to(self.device), state)
     answer = (self.values(state),) if hidden is None else self.values(state, hidden)
     q = answer[0] if isinstance(answer, tuple) and len(answer) == (1 if hidden is None else 2) else None
-    good = isinstance(q, torch.Tensor) and q.dim() == 2 and len(q) == n and (self.actions or q.shape[1]) == q.shape[1] > 0
-    if not good: raise ArgumentError('EpsGreedy', 'values', f'a {type(q).__name__}' + (f' of shape {list(q.shape)}' if isinstance(q, torch.Tensor) else ''),
+    good = isinstance(q, torch.Tensor) and q.dim() == 2 and len(q) == n
+    good = good and (self.actions or q.shape[1]) == q.shape[1] > 0
+    if not good: raise ArgumentError('EpsGreedy', 'values',
+        f'a {type(q).__name__}' + (f' of shape {list(q.shape)}' if isinstance(q, torch.Tensor) else ''),
         f'{[n, self.actions or "actions"]}'.replace("'", '') + (' and a hidden state' if hidden is not None else ''))
-    if math.isnan(q.detach().sum()): raise ArgumentError('EpsGreedy', 'values', 'NaN among them', 'numbers', 'look at the states, and at the weights of the network')
+    if math.isnan(q.detach().sum()): raise ArgumentError('EpsGreedy', 'values', 'NaN among them', 'numbers',
+        'look at the states, and at the weights of the network')
     self.actions = q.shape[1]
     return q.argmax(1).cpu().numpy(),*answer[1:]
 
 # %% ../nbs/51_policies.ipynb #ac8cd750
 def _how_many(state):
     "The number of environments, whatever their states are"
-    while not isinstance(state, torch.Tensor): state = next(iter(state.values())) if isinstance(state, dict) else state[0]
+    while not isinstance(state, torch.Tensor):
+        state = next(iter(state.values())) if isinstance(state, dict) else state[0]
     return len(state)
 
 @patch(as_prop=True)
@@ -102,17 +112,26 @@ def eps_now(self:EpsGreedy):
     "How likely it is to explore at the next call"
     return _probability(self.eps(self.asked) if callable(self.eps) else self.eps)
 
+@patch
+def report(self:EpsGreedy)->dict:
+    "What a run writes down: how likely it is to explore now, on average where environments differ"
+    eps = self.eps_now
+    return dict(eps=float(np.mean(eps)) if np.ndim(eps) else eps)
+
 def _probability(eps):
     "`eps` itself; an error where it is none, or has one that isn't"
-    try: fine = 0 <= eps <= 1 if type(eps) in (float,int) else np.all((np.asarray(eps, float) >= 0) & (np.asarray(eps, float) <= 1))
+    try:
+        fine = type(eps) in (float,int) and 0 <= eps <= 1   # the usual case, and quick
+        fine = fine or np.all((np.asarray(eps, float) >= 0) & (np.asarray(eps, float) <= 1))
     except (TypeError,ValueError): fine = False
-    if not fine: raise ArgumentError('EpsGreedy', 'eps', eps, 'a probability', 'from 0 (always the best action) to 1 (always any)')
+    if not fine: raise ArgumentError('EpsGreedy', 'eps', eps, 'a probability',
+        'from 0 (always the best action) to 1 (always any)')
     return eps
 
 # %% ../nbs/51_policies.ipynb #4c495a9c
 @patch
 def state_dict(self:EpsGreedy)->dict: # plain data
-    "The dice and the count; what `values` has learned is the learner's to save"
+    "The RNG state and the count; what `values` has learned is the learner's to save"
     return dict(asked=self.asked, actions=self.actions, rng=self.rng.bit_generator.state)
 
 @patch
@@ -149,11 +168,13 @@ def _flat(x, space):
     if isinstance(space, spaces.Tuple): return torch.cat([_flat(v, s) for v,s in zip(x, space.spaces)], -1)
     if isinstance(space, spaces.Discrete): return _ones(x, space.start, space.n)
     if isinstance(space, spaces.MultiDiscrete): return _flat_many(x, space)
-    return x.float().flatten(-len(space.shape)) if len(space.shape) > 1 else x.float() if space.shape else x.float()[...,None]
+    if len(space.shape) > 1: return x.float().flatten(-len(space.shape))
+    return x.float() if space.shape else x.float()[...,None]
 
 def _flat_many(x, space):
     x = x.flatten(-len(space.shape)) if len(space.shape) > 1 else x
-    return torch.cat([_ones(x[...,i], s, n) for i,(s,n) in enumerate(zip(space.start.ravel(), space.nvec.ravel()))], -1)
+    parts = zip(space.start.ravel(), space.nvec.ravel())
+    return torch.cat([_ones(x[...,i], s, n) for i,(s,n) in enumerate(parts)], -1)
 
 def _ones(x, start, n):
     "A one at its place; nowhere, where there is no such place (padding is all 0)"
@@ -203,7 +224,8 @@ class RecurrentNet(nn.Module):
         super().__init__()
         flat = FlattenSpace(observation_space)
         self.size,self.encoder = size,nn.Sequential(flat, nn.Linear(flat.size, size), nn.ReLU())
-        self.lstm,self.head = nn.LSTM(size, size, batch_first=True),(Dueling if dueling else nn.Linear)(size, n_actions(action_space))
+        self.lstm = nn.LSTM(size, size, batch_first=True)
+        self.head = (Dueling if dueling else nn.Linear)(size, n_actions(action_space))
 
     def initial_hidden(self, n): return torch.zeros(n, self.size),torch.zeros(n, self.size)
 

@@ -36,7 +36,7 @@ class Prefetch(Pipe):
         self._fresh()
 
     def __iter__(self):
-        due = self.source._dues()
+        due = self.source._due_batches()
         self._source_over,self._resume_over = self._resume_over,False
         while True:
             while not self._source_over and len(self._drawn) <= self.ahead:

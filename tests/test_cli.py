@@ -101,14 +101,14 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
     assert [p for p in (tmp_path/'killed').iterdir() if p.name not in FILES and not p.name.startswith('.')] == []
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
-    "Status 0; the run stands between two updates; what it prints is what continues it, to the same end"
+    "Status 130, so that a shell's loop ends; the run stands between two updates; what it prints is what continues it, to the same end"
     whole = start(recipe('cartpole-per', **{**SMALL, 'steps': 6_000}), tmp_path/'whole')
     whole.train()
     p = subprocess.Popen(command('train', 'cartpole-per', '--out', tmp_path/'stopped', *SET, '--steps', 6_000), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_for(tmp_path/'stopped/metrics.jsonl', p)
     p.send_signal(signal.SIGINT)
     said = p.communicate(timeout=60)[0]
-    assert p.returncode == 0 and 'stopped at step' in said and not (tmp_path/'stopped/summary.json').exists()
+    assert p.returncode == 130 and 'stopped at step' in said and not (tmp_path/'stopped/summary.json').exists()
     typed(*re.search(r'fastrl-replay (train --resume .*)', said)[1].split())
     assert same_runs(tmp_path/'whole', tmp_path/'stopped')
 

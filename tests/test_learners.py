@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fastrl_replay.all import *
-from fastrl_replay.learners import discounts
+from fastrl_replay.learners import Follows, Learned, Learner, discounts
 from fastrl_replay.testing import same, through_file
 from strategies import cases
 
@@ -814,3 +814,135 @@ def test_the_targets_have_no_gradient():
     assert all(p.grad is None for p in b.parameters()) and not torch.equal(a[2].weight.grad, torch.zeros(3,5))
     learner = DQNLearner([], a)
     assert not any(p.requires_grad for p in learner.target.parameters()) and all(p.requires_grad for p in a.parameters())
+
+# ---- learners of several models, as a soft actor-critic and a delayed one are ----
+
+class Actor(nn.Module):
+    "Mean and log of the standard deviation of one action"
+    def __init__(self): super().__init__(); self.net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    def forward(self, state, noise):
+        mean,log_std = self.net(state).unbind(-1)
+        return torch.tanh(mean + log_std.exp()*noise),-.5*noise**2 - log_std
+
+class Twins(nn.Module):
+    "Two judges of a state and an action"
+    def __init__(self): super().__init__(); self.a,self.b = (nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double() for _ in 'ab')
+    def forward(self, state, action): return torch.stack([net(torch.cat([state, action[:,None]], 1))[:,0] for net in (self.a,self.b)])
+
+class SmallSAC(Learner):
+    "Three models, three optimizers, soft targets, a generator; the policy may wait"
+    learned = dict(critics=Learned(), policy=Learned(lr='policy_lr', max_norm=.05), temperature=Learned(lr='policy_lr', max_norm=inf))
+    follows = dict(target=Follows('critics', every='delay'))
+    def __init__(self, source, seed=0, lr=1e-2, policy_lr=1e-2, gamma=.9, tau=.1, delay=1, max_norm=10., optimizer=None):
+        torch.manual_seed(seed)
+        super().__init__(source, policy=Actor(), critics=Twins(), temperature=nn.ParameterDict(dict(log=nn.Parameter(torch.tensor(-1.).double()))),
+            seed=seed, lr=lr, policy_lr=policy_lr, gamma=gamma, tau=tau, delay=delay, max_norm=max_norm, optimizer=optimizer)
+    def learn(self, batch):
+        there,noise = batch.to(self.device),torch.randn(2, len(batch), generator=self.generator, dtype=torch.float64)
+        losses,td = sac_losses(self.policy, self.critics, self.target, self.temperature, there, self.gamma, noise)
+        if (self.updates + 1) % self.delay: losses = dict(critics=losses['critics'])
+        record = self.step(losses, td=td.abs().mean())
+        self.feedback(batch, td)
+        return record
+
+def sac_losses(policy, critics, target, temperature, batch, gamma, noise):
+    alpha = temperature['log'].exp()
+    with torch.no_grad():
+        action,log_p = policy(batch.next_state, noise[0])
+        goal = batch.reward + discounts(batch, gamma)*(target(batch.next_state, action).amin(0) - alpha*log_p)
+    q = critics(batch.state, batch.action)
+    action,log_p = policy(batch.state, noise[1])
+    policy_loss = (alpha.detach()*log_p - critics(batch.state, action).amin(0)).mean()
+    return dict(critics=((q - goal)**2).mean(), policy=policy_loss, temperature=-(temperature['log']*(log_p.detach() - 1)).mean()),(goal - q.detach()).mean(0)
+
+STEERED = Box(-1, 1, (), np.float64)
+def steered(n, seed=0): rows = fill(n, action=STEERED, seed=seed); rows['action'] = np.random.default_rng(seed).uniform(-1, 1, n); return Steps(rows)
+
+@pytest.mark.parametrize('delay', [1, 2, 3])
+@pytest.mark.parametrize('optimizer', [None, sgd(.1, momentum=.5)])
+def test_three_models_learn_as_a_plain_loop_does(delay, optimizer):
+    "Each loss moves its own model, norms are limited apart, targets follow softly, delayed ones wait: against a loop with torch's own calls"
+    learner = SmallSAC([], delay=delay, lr=LinearSchedule(1e-2, 1e-3, 5), optimizer=optimizer)
+    nets = {name: deepcopy(getattr(learner, name)) for name in learner.learned}
+    target,generator = deepcopy(learner.target),torch.Generator().manual_seed(0)
+    opts = {name: (optimizer or (lambda p: torch.optim.Adam(p, 1e-2)))(list(net.parameters())) for name,net in nets.items()}
+    limits = dict(critics=10., policy=.05, temperature=inf)
+    for k in range(7):
+        batch = steered(6, k)
+        record = learner.learn(batch)
+        losses,td = sac_losses(nets['policy'], nets['critics'], target, nets['temperature'], batch, .9, torch.randn(2, 6, generator=generator, dtype=torch.float64))
+        if (k+1) % delay: losses = dict(critics=losses['critics'])
+        grads = {name: torch.autograd.grad(loss, list(nets[name].parameters()), retain_graph=True) for name,loss in losses.items()}
+        for g in opts['critics'].param_groups: g['lr'] = 1e-2 + (1e-3 - 1e-2)*min(k/5, 1)
+        for name,gs in grads.items():
+            norm = math.sqrt(sum(float((g**2).sum()) for g in gs))
+            for p,g in zip(nets[name].parameters(), gs): p.grad = g*min(1, limits[name]/norm) if norm else g
+            opts[name].step()
+            assert record[f'{name}_norm'] == pytest.approx(norm) and record[f'{name}_loss'] == pytest.approx(losses[name].item())
+        if (k+1) % delay == 0:
+            with torch.no_grad():
+                for old,new in zip(target.parameters(), nets['critics'].parameters()): old += .1*(new - old)
+        assert set(record) == {f'{name}_{what}' for name in losses for what in ('loss','norm')} | {'td'} and record['td'] == pytest.approx(td.abs().mean().item())
+        for name,net in nets.items(): close(arrays(getattr(learner, name)), arrays(net))
+        close(arrays(learner.target), arrays(target))
+
+@pytest.mark.parametrize('delay', [1, 3])
+def test_three_models_go_on_from_a_file(delay):
+    "Every model, optimizer, target and the generator; also into a learner of another seed"
+    blocks = [steered(5, k) for k in range(12)]
+    for stop in 1,4,7:
+        a,b = SmallSAC(blocks, 0, delay=delay),SmallSAC(blocks, 1, delay=delay)
+        running = iter(a)
+        list(islice(running, stop))
+        b.load_state_dict(state_of(a))
+        assert list(running) == list(b) and same(state_of(a), state_of(b))
+    twin = pickle.loads(pickle.dumps(SmallSAC(blocks, 0, delay=delay)))
+    assert list(twin) == list(SmallSAC(blocks, 0, delay=delay))
+
+def test_of_three_models_none_has_moved_where_one_can_not():
+    "A policy whose loss is NaN: the critics' step, which would have been fine, isn't made either"
+    learner = SmallSAC([]); learner.learn(steered(5))
+    learner.temperature['log'].data.fill_(nan)
+    before = weights(learner.critics)
+    with pytest.raises(ValueError, match='^SmallSAC: update 1: loss and norm of the gradient'): learner.learn(steered(5))
+    assert same(weights(learner.critics), before) and learner.updates == 1
+
+def test_three_models_and_a_replay():
+    "Errors go back as priorities"
+    replay = PrioritizedReplay([steered(8, k) for k in range(9)], 4, 40, alpha=1., seed=0)
+    assert len(list(SmallSAC(replay))) > 5 and len(set(replay.sampler.probabilities().round(9))) > 5
+
+def test_a_compiled_model_loads_a_plain_one_and_the_other_way():
+    "torch.compile's prefix isn't in a checkpoint, of several models neither"
+    class Compiled(nn.Module):
+        def __init__(self, net): super().__init__(); self._orig_mod = net
+        def forward(self, *x): return self._orig_mod(*x)
+    a,b = SmallSAC([], 0),SmallSAC([], 1)
+    b.critics = Compiled(b.critics); b._fresh()
+    for l in a,b: l.learn(steered(5))
+    assert not any('_orig_mod' in k for k in b.snapshot()['critics'])
+    for x,y in (a,b),(b,a):
+        x.learn(steered(5, 3)); y.load_state_dict(dict(state_of(x), stage='SmallSAC'))
+        assert x.learn(steered(5, 4)) == y.learn(steered(5, 4))
+
+def test_continuous_actions_are_named_as_the_cause():
+    "Not the model's output"
+    with pytest.raises(ValueError, match=r"column 'action'; got torch.float64; expected whole numbers"): DQNLearner([], mlp()).learn(steered(5))
+    rows = fill(5, action=Box(-1, 1, (2,)))
+    with pytest.raises(ValueError, match=r"column 'action'; got torch.float32; expected whole numbers"): DQNLearner([], mlp()).learn(Steps(rows))
+
+def test_a_table_names_states_that_it_does_not_have():
+    "Boxes, whole numbers outside, negative ones: not numpy's IndexError, and not the values of another state"
+    table = QTable(Discrete(3, start=2), Discrete(2)); table.values[:] = [[1,2],[3,4],[5,6]]
+    assert EpsGreedy(table, 0)(torch.tensor([4,2])).tolist() == [1,1] and table(torch.tensor([4,2])).tolist() == [[5,6],[1,2]]
+    for wrong in [1],[5],[2,-1],[-2**62]:
+        with pytest.raises(ValueError, match='^QTable: states; got .*; expected 2 to 4'): table(torch.tensor(wrong))
+    for wrong in torch.zeros(2, 4),torch.zeros(2),torch.zeros(2, 2, dtype=torch.int64),dict(a=torch.zeros(2, dtype=torch.int64)):
+        with pytest.raises(TypeError, match='^QTable: states; got .*; expected one whole number for each environment'): table(wrong)
+    with pytest.raises(TypeError, match='^QTable: states'): next(iter(GymStepper(['CartPole-v1']*2, EpsGreedy(table, 0))))
+
+@pytest.mark.parametrize('learner', [lambda s: QLearner(s, QTable(Discrete(5), Discrete(3))), lambda s: DQNLearner(s, mlp()), SmallSAC])
+def test_an_error_above_comes_through(learner):
+    "torch reads every attribute of a stage to describe it when an error passes: none may raise, whatever the learner has"
+    def source(): yield from (); raise OSError('disk')
+    with pytest.raises(OSError, match='disk'): list(learner(source()))

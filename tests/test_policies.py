@@ -338,3 +338,23 @@ def test_actions_are_numbers_from_0(space):
 def test_values_of_another_shape(bend):
     "Are refused by name, with what came and what was expected"
     with pytest.raises((TypeError,ValueError), match='^EpsGreedy: '): EpsGreedy(lambda s: bend(torch.ones(len(s), 4)), 0.)(states(3))
+
+# ---- names ----
+
+def test_old_names_still_work_and_warn():
+    "For this version; another name is an AttributeError as ever"
+    from fastrl_replay import policies
+    for old,new in ('Linear',LinearSchedule),('Geometric',GeometricSchedule),('Flatten',FlattenSpace):
+        with pytest.warns(FutureWarning, match=f'policies.{old} is called {new.__name__} now'): assert getattr(policies, old) is new
+    with pytest.raises(AttributeError, match='Lineal'): policies.Lineal
+
+def test_the_star_import_shadows_nothing_of_torch_nn():
+    "`from torch.nn import *` and ours, in either order, give the same layers"
+    import fastrl_replay.all as everything, fastrl_replay.learners as learners
+    assert not set(everything.__all__) & set(vars(nn)) and not set(learners.__all__) & set(vars(nn))
+
+def test_what_a_policy_reports():
+    "How likely it is to explore: of a schedule now, of many environments on average"
+    assert EpsGreedy(prefers(1), .25).report() == dict(eps=.25)
+    policy = EpsGreedy(prefers(1, 2), LinearSchedule(1, 0, 4)); policy(states(2))
+    assert policy.report() == dict(eps=.5) and EpsGreedy(prefers(1, 2), np.array([.5,.25])).report() == dict(eps=.375)

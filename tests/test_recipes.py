@@ -11,7 +11,7 @@ from fastrl_replay import cli
 from fastrl_replay.cli import main
 from fastrl_replay.core import EnvError
 from fastrl_replay.recipes import Agent, SettingsError, as_value, evaluate, parse, recipe, recipes
-from fastrl_replay.runs import alone, Silent, interruptible, read_config, read_metrics, resume, start
+from fastrl_replay.runs import Silent, interruptible, lock_dir, read_config, read_metrics, resume, start
 from test_cli import no_clock, same_runs
 
 TINY = dict(steps=300, warmup=100, network=(8,), bs=8, train_every=1, eval_every=150, eval_episodes=2, save_every=100, report_every=50)
@@ -153,7 +153,7 @@ MISTAKES = [   # (line, what it should say)
     *once('only SettingsError becomes a line; what stages, torch and gymnasium refuse while the agent is built is a traceback',
         ('train cartpole --set gamma=2', 'gamma'), ('train cartpole --set bs=0', 'bs'), ('train cartpole --set bs=200000', 'max_sz'), ('train cartpole --set ratio=-1', 'ratio'),
         ('train cartpole --set warmup=-5', 'warmup'), ('train cartpole --set eps_start=2', 'eps'), ('train cartpole --set eps_steps=0', 'steps'), ('train cartpole --set target_every=0', 'target_every'),
-        ('train cartpole --set tau=0', 'tau'), ('train cartpole --set lr=nan', 'lr'), ('train cartpole --set network=-4', 'network'), ('train cartpole --set device=gpu', 'device'),
+        ('train cartpole --set tau=0', 'tau'), ('train cartpole --set lr=nan', 'lr'), ('train cartpole --set network=-4', 'network'), ('train cartpole --set device=gpu', "setting 'device'"),
         ('train cartpole --set learner=table', 'observation space'), ('train taxi --set learner=dqn', 'network'), ('train cartpole-r2d2 --set burn_in=40', 'burn_in'),
         ('train cartpole-r2d2 --set state=kept', 'state'), ('train cartpole-r2d2 --set overlap=40', 'overlap'), ('train cartpole --set env=nowhere:Thing-v0', 'nowhere'),
         ('train cartpole --set env=TestBoxes-v0', 'Discrete'), ('train cartpole --seed -1', 'seed'), ('train cartpole --seed 99999999999999999999999', 'seed'), ('train cartpole --set seed=-1', 'seed')),
@@ -209,6 +209,75 @@ def test_steps_may_be_written_as_people_write_them(tmp_path, monkeypatch, capsys
         assert main(['train', 'cartpole', *SET]) == 0 and (tmp_path/'runs'/d/'summary.json').exists()
     capsys.readouterr()
     assert 'there is a run already' in says(capsys, 'train', 'cartpole', '--out', 'a/b/0', *SET)
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is CUDA')
+def test_cuda_that_is_not_there_is_one_line(capsys, tmp_path, monkeypatch):
+    "Whether torch was built without it (an AssertionError) or finds no driver; nothing is left behind"
+    monkeypatch.chdir(tmp_path)
+    for name in 'cartpole', 'cartpole-r2d2':
+        err = says(capsys, 'train', name, '--set', 'device=cuda')
+        assert "setting 'device'; got 'cuda'" in err and '--set device=cpu' in err and not list(tmp_path.iterdir())
+
+# ---- learners that others bring ----
+
+class ByTurns:
+    "A policy without ε, and without anything to report"
+    def __init__(self, values): self.values, self.turn = values, 0
+    def __call__(self, state):
+        self.turn += 1
+        return np.full(len(state), self.turn % 2)
+    def state_dict(self): return dict(turn=self.turn)
+    def load_state_dict(self, state): self.turn = state['turn']
+
+@pytest.fixture
+def brought(monkeypatch, tmp_path):
+    "A learner with a policy, settings and ranges of its own, whose record has something now and then; and a file with a recipe"
+    from fastrl_replay.learners import LEARNERS, Builder, DQNLearner, builds
+    from fastrl_replay.policies import value_net
+    class Sometimes(DQNLearner):
+        def learn(self, batch): return {**super().learn(batch), **({'rare': 6.} if self.updates % 4 == 0 else {})}
+    monkeypatch.setattr('fastrl_replay.learners.registry.LEARNERS', LEARNERS)
+    monkeypatch.setitem(LEARNERS, 'brought', None); del LEARNERS['brought']
+    @builds('brought')
+    class BroughtBuilder(Builder):
+        memories, settings, ranges = dict(uniform=()), dict(speed=(.5, 'how fast')), dict(speed=(0, 1))
+        def model(self, s, observations, actions): return value_net(observations, actions, (8,))
+        def policy(self, model, s, episodes): return ByTurns(model)
+        def chain(self, steps, model, s): return Sometimes(steps.experience_replay(s['bs'], s['max_sz'], ratio=s['ratio'], warmup=s['warmup'], seed=0), model, lr=s['speed'])
+    (tmp_path/'s.ini').write_text('[mine]  # brought\nlike = cartpole\nlearner = brought\nspeed = 0.25\n[faster]\nlike = mine\nspeed = 1\n')
+    return tmp_path/'s.ini'
+
+def test_a_learner_that_others_bring(brought, tmp_path, capsys):
+    "By the command: trained, reported without ε, each number a mean over the records that have it, stopped, resumed, evaluated"
+    from fastrl_replay.journal import Journal
+    assert recipe('faster', brought).settings['speed'] == 1. and recipe('cartpole', learner='brought').settings['speed'] == .5
+    assert 'speed = 0.25' in recipe('mine', brought).text() and 'how fast' in recipe('mine', brought).text()
+    for d in 'whole', 'parts':
+        run = start(recipe('mine', brought, **TINY), tmp_path/d)
+        if d == 'whole': run.train()
+        else: stop(run, 200); resume(tmp_path/d).train()
+    assert same_runs(tmp_path/'whole', tmp_path/'parts')
+    lines = [m for m in read_metrics(tmp_path/'whole') if 'fill' in m]
+    assert not any('eps' in m for m in lines) and {m['rare'] for m in lines if 'rare' in m} == {6.}
+    assert isinstance(run.agent.journal, Journal) and run.agent.pipe.lr == .25
+    assert main(['eval', str(tmp_path/'whole'), '--episodes', '2']) == 0
+    assert main(['train', 'mine', '--settings', str(brought), '--out', str(tmp_path/'shown'), *SET]) == 0
+    said = capsys.readouterr().err
+    assert 'loss' in said and 'ε' not in said
+
+def test_what_a_brought_learner_refuses(brought):
+    "Misspelt settings, values out of its ranges or of another kind, a memory that it doesn't take; recipes of others don't have its settings"
+    for changes, said in (dict(sped=1), "did you mean 'speed'"), (dict(speed='fast'), 'expected a number, as 0.25'):
+        with pytest.raises(SettingsError, match=said): recipe('mine', brought, **changes)
+    for changes, said in (dict(speed=2), "setting 'speed'; got 2.0; expected from 0 to 1"), (dict(memory='rank'), "no memory 'rank'; expected one of uniform"):
+        with pytest.raises(SettingsError, match=said): Agent(recipe('mine', brought, **changes).settings)
+    with pytest.raises(SettingsError, match="no setting 'speed'"): recipe('cartpole', speed=1)
+
+def test_old_names_warn():
+    "For this version"
+    import fastrl_replay.recipes as r, fastrl_replay.runs as u
+    with pytest.warns(FutureWarning, match='coerce_setting'): assert r.like_this is r.coerce_setting
+    with pytest.warns(FutureWarning, match='lock_dir'): assert u.alone is u.lock_dir
 
 # ---- how many steps, how many updates ----
 
@@ -489,7 +558,7 @@ def test_more_steps_and_a_rate_that_ends(tmp_path):
     tiny(tmp_path/'r', 'cartpole-per', lr=1e-2, lr_end=1e-4).train()
     run = resume(tmp_path/'r', 500)
     total = round(400*.5)
-    assert run.agent.pipe._rate() == pytest.approx(1e-2 + (1e-4 - 1e-2)*run.agent.pipe.updates/total)
+    assert run.agent.pipe.rate() == pytest.approx(1e-2 + (1e-4 - 1e-2)*run.agent.pipe.updates/total)
     run.train()
     assert run.agent.pipe.opt.param_groups[0]['lr'] == pytest.approx(1e-4, rel=1) and read_config(tmp_path/'r')['settings']['steps'] == 500
 
@@ -509,7 +578,7 @@ def test_two_at_once_in_one_directory(tmp_path):
     "The second is refused: together they would mix their lines and checkpoints"
     stop(tiny(tmp_path/'r'), 150)
     one, two = resume(tmp_path/'r'), resume(tmp_path/'r')
-    with alone(tmp_path/'r'), pytest.raises(SettingsError, match='another process'): two.train()
+    with lock_dir(tmp_path/'r'), pytest.raises(SettingsError, match='another process'): two.train()
     assert one.train()
 
 def test_a_second_ctrl_c_breaks_off_and_the_checkpoint_stays(whole, tmp_path, capfd):
@@ -538,7 +607,7 @@ def test_the_printed_lines_can_be_typed(tmp_path, monkeypatch, capsys):
     import re, shlex
     out = tmp_path/'my run'
     monkeypatch.setattr(cli, 'Bar', type('Bar', (cli.Bar,), dict(tick=lambda self, rows: setattr(self.run, 'stop', True))))
-    assert main(['train', 'cartpole', '--out', str(out), *SET]) == 0
+    assert main(['train', 'cartpole', '--out', str(out), *SET]) == 130
     monkeypatch.undo()
     typed = re.search(r'fastrl-replay (train --resume .*)', capsys.readouterr().out)[1]
     assert shlex.split(typed) == ['train', '--resume', str(out)] and main(shlex.split(typed)) == 0
