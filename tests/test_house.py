@@ -77,6 +77,12 @@ def cells(nb, kind='code'):
     found = json.loads(nb.read_text(encoding='utf-8'))['cells']
     return [c for c in found if c['cell_type'] == kind and ''.join(c['source']).strip()]
 
+def write_notebook(path, *sources):
+    "A notebook of these code cells."
+    code = [dict(cell_type='code', id=f'c{i}', metadata={}, execution_count=None, outputs=[], source=s) for i, s in enumerate(sources)]
+    path.write_text(json.dumps(dict(cells=code, metadata={}, nbformat=4, nbformat_minor=5)))
+    return path
+
 def is_exported(cell): return re.search(r'^#\s*\|\s*export', ''.join(cell['source']), re.M) is not None
 
 def dotted(path):
@@ -121,7 +127,24 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
 @pytest.mark.parametrize('nb', NOTEBOOKS, ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())
-def test_notebook_executes(nb): run(BIN/'nbdev-test', nb)
+def test_notebook_executes(forks, nb):
+    if wrong := forks.run(nb): pytest.fail(wrong, pytrace=False)
+
+@pytest.mark.parametrize('cells, said', [
+    (['x = 0', '1/x'], ['ended with 1', 'Cell #2', 'ZeroDivisionError']),
+    (['import os; os.abort()'], ['ended by SIGABRT', '<ipython-input-1-']),
+    (['x = 0', 'while True: pass'], ['ended with 1', 'Timeout', '<ipython-input-2-']),
+    (['import os; os._exit(3)'], ['ended with 3'])], ids=['error', 'crash', 'endless', 'exit'])
+def test_a_notebook_that_fails_is_reported(forks, tmp_path, cells, said):
+    wrong = forks.run(write_notebook(tmp_path/'wrong.ipynb', *cells), limit=2 if 'Timeout' in said else 600)
+    for words in ('wrong.ipynb', *said): assert words in wrong, wrong
+
+def test_notebooks_are_run_as_nbdev_test_runs_them(forks, tmp_path):
+    "In their folder, apart from each other, without fastrl_replay until they import it; processes may be started."
+    one = "import os, sys; assert os.environ['IN_TEST'] and os.getcwd() == {!r} and 'fastrl_replay' not in sys.modules; import fastrl_replay.all"
+    two = "import multiprocessing as mp; p = mp.get_context('spawn').Process(target=print); p.start(); p.join(); assert p.exitcode == 0"
+    nb = write_notebook(tmp_path/'right.ipynb', one.format(str(tmp_path)), two, '#| eval: false\n1/0')
+    assert forks.run(nb) is None and forks.run(nb) is None
 
 @pytest.mark.parametrize('nb', NOTEBOOKS, ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())
 def test_notebook_is_a_lesson(nb):
