@@ -14,10 +14,10 @@ class Forks:
         with open(self.log, 'wb') as out:
             self.process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, env=env, text=True)
 
-    def run(self, nb, limit=LIMIT):
+    def run(self, nb, flags='', limit=LIMIT):   # flags: cells with these directives are run, too
         "None where the notebook runs to its end, else what is wrong and what was printed."
         try:
-            print(json.dumps([str(nb), str(self.log), limit]), file=self.process.stdin, flush=True)
+            print(json.dumps([str(nb), str(self.log), flags, limit]), file=self.process.stdin, flush=True)
             code = int(self.process.stdout.readline())
         except (BrokenPipeError, ValueError): code = f'{self.process.wait()}, the process that forks,'
         if code == 0: return None
@@ -29,17 +29,17 @@ class Forks:
         self.process.wait(timeout=60)
         self.process.stdout.close()
 
-def run_notebook(nb, log, limit):
+def run_notebook(nb, log, flags, limit):
     "In the fork: everything printed goes to `log`, and the exit status says whether it passed."
     os.setsid()                                          # a group of processes, to be ended together
-    for path, flags, fds in ((os.devnull, os.O_RDONLY, [0]), (log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, [1, 2])):
-        opened = os.open(path, flags, 0o666)
+    for path, mode, fds in ((os.devnull, os.O_RDONLY, [0]), (log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, [1, 2])):
+        opened = os.open(path, mode, 0o666)
         for fd in fds: os.dup2(opened, fd)
         os.close(opened)
     faulthandler.enable()
     faulthandler.dump_traceback_later(limit, exit=True)
     from nbdev.test import nbdev_test
-    nbdev_test(nb)
+    nbdev_test(nb, flags=flags)
 
 def serve():
     "Run the notebooks that come in on stdin, one after the other, and answer with their exit statuses."

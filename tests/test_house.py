@@ -128,7 +128,14 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
 
 @pytest.mark.parametrize('nb', NOTEBOOKS, ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())
 def test_notebook_executes(forks, nb):
+    "Without the cells that say `#| slow`."
     if wrong := forks.run(nb): pytest.fail(wrong, pytrace=False)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('nb', [nb for nb in NOTEBOOKS if any(re.search(r'^#\|\s*slow\b', ''.join(c['source']), re.M) for c in cells(nb))],
+                         ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())
+def test_notebook_executes_with_its_slow_cells(forks, nb):
+    if wrong := forks.run(nb, flags='slow'): pytest.fail(wrong, pytrace=False)
 
 @pytest.mark.parametrize('cells, said', [
     (['x = 0', '1/x'], ['ended with 1', 'Cell #2', 'ZeroDivisionError']),
@@ -143,8 +150,9 @@ def test_notebooks_are_run_as_nbdev_test_runs_them(forks, tmp_path):
     "In their folder, apart from each other, without fastrl_replay until they import it; processes may be started."
     one = "import os, sys; assert os.environ['IN_TEST'] and os.getcwd() == {!r} and 'fastrl_replay' not in sys.modules; import fastrl_replay.all"
     two = "import multiprocessing as mp; p = mp.get_context('spawn').Process(target=print); p.start(); p.join(); assert p.exitcode == 0"
-    nb = write_notebook(tmp_path/'right.ipynb', one.format(str(tmp_path)), two, '#| eval: false\n1/0')
-    assert forks.run(nb) is None and forks.run(nb) is None
+    shutil.copy(ROOT/'pyproject.toml', tmp_path)
+    nb = write_notebook(tmp_path/'right.ipynb', one.format(str(tmp_path)), two, '#| eval: false\n1/0', '#| slow\nprint("slow", 1/0)')
+    assert forks.run(nb) is None and forks.run(nb) is None and 'ZeroDivisionError' in forks.run(nb, flags='slow')
 
 @pytest.mark.parametrize('nb', NOTEBOOKS, ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())
 def test_notebook_is_a_lesson(nb):
