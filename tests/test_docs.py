@@ -244,6 +244,7 @@ import fastrl_replay
 print(fastrl_replay.__file__)
 """
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['20_nstep', 'index'])
 def test_a_notebook_taken_alone_installs_the_library_and_runs(site, stranger, tmp_path, name):
     "The file that the site offers, in an empty folder."

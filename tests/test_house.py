@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from fastcore.docments import docments
+try: import tomllib
+except ImportError: import tomli as tomllib   # Python 3.10; pytest needs it there
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent                 # nbdev's commands live beside the interpreter
@@ -225,6 +227,16 @@ def test_readme_is_what_the_index_gives(): run(sys.executable, ROOT/'docs/readme
 
 def test_ruff_is_content(): run(sys.executable, '-m', 'ruff', 'check', 'fastrl_replay', 'tests', 'docs')
 
+def test_all_that_the_package_needs_is_packed():
+    "Each file is a module of a package that setuptools finds, or is named as data. The wheel itself is slow to make."
+    config = tomllib.loads((ROOT/'pyproject.toml').read_text(encoding='utf-8'))['tool']['setuptools']
+    assert config['packages']['find'] == {'include': ['fastrl_replay*']} and (ROOT/'fastrl_replay/settings.ini').is_file()
+    files = [p.relative_to('fastrl_replay') for p in tree() if p.parts[0] == 'fastrl_replay']
+    data = [p for p in files if p.suffix != '.py' and not any(p.match(pattern) for pattern in config['package-data']['fastrl_replay'])]
+    homeless = [p for p in files if p.suffix == '.py' and not all((ROOT/'fastrl_replay'/up/'__init__.py').is_file() for up in p.parents)]
+    assert not data and not homeless, f'the wheel would lack {data} and {homeless}'
+
+@pytest.mark.slow
 def test_wheel_works_in_an_empty_environment(tmp_path):
     "Built from a clean copy, installed with nothing but what it asks for, used from elsewhere."
     copy, venv = copy_tree(tmp_path/'copy'), tmp_path/'venv'
