@@ -100,6 +100,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
     assert same_runs(tmp_path/'whole', tmp_path/'killed')
     assert [p for p in (tmp_path/'killed').iterdir() if p.name not in FILES and not p.name.startswith('.')] == []
 
+@pytest.mark.slow   # smaller: a killed run above, `test_stopped_twice_is_as_never_stopped` in test_recipes.py
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     "Status 0; the run stands between two updates; what it prints is what continues it, to the same end"
     whole = start(recipe('cartpole-per', **{**SMALL, 'steps': 6_000}), tmp_path/'whole')
