@@ -173,6 +173,7 @@ def test_every_setting_has_its_comment_and_every_recipe_builds():
         assert r.about and all(r.comments.get(k) for k in r.settings), r.name
         assert repr(Agent(r.settings).pipe).count('\n') >= 1
 
+@pytest.mark.slow   # lines in a pipe: `test_a_run_from_the_outside`
 def test_a_bar_in_a_terminal_and_lines_in_a_file(tmp_path):
     "A pseudo-terminal gets a bar with its numbers; a pipe gets lines without carriage returns"
     import fcntl, pty, struct, termios
