@@ -5,43 +5,49 @@
 # %% auto #0
 __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey',
            'StateError', 'Steps', 'step_dtype', 'Cycler', 'Header', 'InMemoryCacheHolder', 'Items',
-           'MapToIterConverter', 'Pipe', 'stage', 'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script',
-           'scripted_steps', 'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Timeline', 'SumTree', 'RankTree',
-           'Proportional', 'Ranked', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences',
-           'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy',
-           'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'value_net', 'DQNLearner', 'QLearner',
-           'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'Columns', 'PipeNode', 'StatefulPipe',
-           'Parallel', 'WorkerError', 'Prefetch']
+           'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage', 'worker_info', 'ScriptedEnv', 'ScriptedVectorEnv',
+           'check_contract', 'script', 'scripted_steps', 'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather',
+           'Journal', 'Rows', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Sampler', 'Uniform',
+           'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences', 'double_q_target', 'mixed_priority',
+           'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule',
+           'LinearSchedule', 'RecurrentNet', 'value_net', 'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner',
+           'discounts', 'dqn_errors', 'r2d2_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel',
+           'WorkerError', 'Prefetch']
 
 # %% ../nbs/99_all.ipynb #6c6c196b
-from .core import ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows, StaleKey, StateError, Steps, step_dtype
-from .pipe import Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, stage
+from .core import (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows, StaleKey,
+    StateError, Steps, step_dtype)
+from .pipe import Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, WorkerInfo, stage, worker_info
+from .batches import Sequences
 from .testing import ScriptedEnv, ScriptedVectorEnv, check_contract, script, scripted_steps
 from .envs import GymStepper
 from .nstep import NSkip, NStep
 from .sequence import SequenceChunker
+from .journal import Gather, Journal
+from .memory.rows import Rows
 from .memory.timeline import Timeline
 from .memory.sumtree import SumTree
 from .memory.ranktree import RankTree
-from .memory.samplers import Proportional, Ranked, Uniform
+from .memory.samplers import Proportional, Ranked, Sampler, Uniform
 from .replay.experience import ExperienceReplay
 from .replay.prioritized import PrioritizedReplay
-from .batches import Sequences
 from .replay.sequences import SequenceReplay
 from .losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
 from .policies import Dueling, EpsGreedy, FlattenSpace, GeometricSchedule, LinearSchedule, RecurrentNet, value_net
 from .learners import DQNLearner, QLearner, QTable, R2D2Learner, discounts, dqn_errors, r2d2_errors
+from .recipes import evaluate
 from .interop import Columns, PipeNode, StatefulPipe
 from .parallel import Parallel, WorkerError
 from .prefetch import Prefetch
 
-_all_ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'StateError', 'Steps', 'step_dtype',
-         'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'stage',
+_all_ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey', 'StateError',
+         'Steps', 'step_dtype',
+         'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage', 'worker_info',
          'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
-         'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Uniform',
+         'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather', 'Journal', 'Rows', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Sampler', 'Uniform',
          'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences',
          'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
          'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'value_net',
-         'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors',
+         'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'evaluate',
          'Columns', 'PipeNode', 'StatefulPipe',
          'Parallel', 'WorkerError', 'Prefetch']

@@ -8,7 +8,12 @@ from torch import nn
 from torch.utils.data import IterDataPipe as IterDataPipe, MapDataPipe as MapDataPipe
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.interop import PipeNode, StatefulPipe
-from fastrl_replay.learners import DQNLearner, QLearner, QTable, R2D2Learner
+from fastrl_replay.journal import Gather, Journal
+from fastrl_replay.learners.dqn import DQNLearner
+from fastrl_replay.learners.r2d2 import R2D2Learner
+from fastrl_replay.learners.tabular import QLearner, QTable
+from fastrl_replay.memory.rows import Store
+from fastrl_replay.memory.samplers import Sampler
 from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.parallel import Parallel
 from fastrl_replay.prefetch import Prefetch
@@ -95,21 +100,27 @@ class Pipe(IterDataPipe):
         'Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped'
         ...
     def n_step(self, n: int, gamma: float) -> NStep:
-        'Merges each step with the next ones of its episode, `n` in all: summed `reward`, last `next_state`; adds `discount` and `n`'
+        'Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`'
         ...
     def n_skip(self, n: int) -> NSkip:
         'Keeps the first step of each episode, every `n`-th step after it, and the last one'
         ...
     def chunk_sequences(self, length: int, overlap: int = 0, tail: str = 'shift') -> SequenceChunker:
-        'Cuts the steps of each environment and episode into sequences of `length`, with a column `mask`: is this row a step?'
+        'Cuts the steps of each environment and episode into sequences of `length`; their column `mask`: is this row a step?'
         ...
-    def experience_replay(self, bs: int = 1, max_sz: int = 100, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, replacement: bool = False) -> ExperienceReplay:
+    def journal(self, max_steps: float = ..., max_episodes: float = ...) -> Journal:
+        'Lets blocks pass, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes'
+        ...
+    def gather(self, n: int) -> Gather:
+        'Blocks of `n` rows or more, put together from smaller ones; at the end what is left'
+        ...
+    def experience_replay(self, bs: int = 1, max_sz: int = 1000000, *, replacement: bool = False, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> ExperienceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly'
         ...
-    def prioritized_replay(self, bs: int = 1, max_sz: int = 100, kind: str = 'proportional', alpha: float = 0.6, beta=0.4, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, scale: str = 'batch', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None) -> PrioritizedReplay:
-        'Keeps the last `max_sz` rows and yields batches of `bs` of them, the oftener the larger their last TD error'
+    def prioritized_replay(self, bs: int = 1, max_sz: int = 1000000, *, kind: str = 'proportional', alpha: float = 0.6, beta=0.4, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> PrioritizedReplay:
+        'Keeps the last `max_sz` rows and yields batches of `bs` of them; larger TD errors are drawn more often'
         ...
-    def sequence_replay(self, bs: int = 1, max_sz: int = 10000, length: int = 80, burn_in: int = 40, overlap: int = 40, eta: float = 0.9, alpha: float = 0.9, beta=0.6, prioritized: bool = True, eps: float = 1e-06, state: str = 'stored', ratio: float | None = None, warmup: int | None = None, freeze_memory: bool = False, seed: int | None = None) -> SequenceReplay:
+    def sequence_replay(self, bs: int = 1, max_sz: int = 1000000, *, length: int = 80, burn_in: int = 40, overlap: int = 40, kind: str = 'proportional', prioritized: bool = True, eta: float = 0.9, alpha: float = 0.9, beta=0.6, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', state: str = 'stored', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> SequenceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode'
         ...
     def q_learn(self, table: QTable, gamma: float = 0.99, lr: float = 0.5) -> QLearner:

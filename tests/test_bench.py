@@ -108,6 +108,7 @@ def test_contestants_that_fail_or_lie_take_no_part(strangers):
     finally:
         for p in running.values(): p.close()
 
+@pytest.mark.slow
 def test_a_whole_run_with_strangers(strangers, monkeypatch):
     "One that dies while it is timed is named, and the others' figures are kept."
     monkeypatch.setattr(bench, 'CONTESTS', {t: CONTESTS[t] for t in ('draw 32 rows', 'insert 8 rows')})

@@ -72,11 +72,11 @@ def test_metrics_say_what_happened(tmp_path):
     np.testing.assert_allclose(weights @ means, sum(j.returns[:reports[-1]['episodes']]))
     assert sum(j.returns) <= j.steps == 1600   # each step of CartPole gives 1
 
-def test_the_same_seed_is_the_same_run(tmp_path):
+@pytest.mark.parametrize('name', ['cartpole-rank', pytest.param('cartpole', marks=pytest.mark.slow)])
+def test_the_same_seed_is_the_same_run(name, tmp_path):
     "And another seed another"
-    for name in 'cartpole', 'cartpole-rank':
-        for d, seed in ('a', 0), ('b', 0), ('c', 1): start(recipe(name, seed=seed, **SMALL), tmp_path/name/d).train()
-        assert same_runs(tmp_path/name/'a', tmp_path/name/'b') and not same_runs(tmp_path/name/'a', tmp_path/name/'c')
+    for d, seed in ('a', 0), ('b', 0), ('c', 1): start(recipe(name, seed=seed, **SMALL), tmp_path/d).train()
+    assert same_runs(tmp_path/'a', tmp_path/'b') and not same_runs(tmp_path/'a', tmp_path/'c')
 
 # ---- interrupted, killed, taken up again ----
 
@@ -85,7 +85,7 @@ def wait_for(path, p):
         assert p.poll() is None, f'ended before {path.name} was there: {p.communicate()[0]}'
         time.sleep(.02)
 
-@pytest.mark.parametrize('name', ['cartpole-per', 'cartpole-r2d2', 'taxi'])
+@pytest.mark.parametrize('name', ['cartpole-per', *(pytest.param(n, marks=pytest.mark.slow) for n in ('cartpole-r2d2', 'taxi'))])
 def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
     "SIGKILL at some moment after the first checkpoint; resumed, all its lines and weights are those of a run that was left alone"
     changes = {'taxi': dict(episodes=60, save_every=300, report_every=200, eval_every=4000, eval_episodes=3), 'cartpole-r2d2': dict(SMALL, network=8, bs=4, length=8, burn_in=2, overlap=4)}
@@ -100,6 +100,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
     assert same_runs(tmp_path/'whole', tmp_path/'killed')
     assert [p for p in (tmp_path/'killed').iterdir() if p.name not in FILES and not p.name.startswith('.')] == []
 
+@pytest.mark.slow   # smaller: a killed run above, `test_stopped_twice_is_as_never_stopped` in test_recipes.py
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     "Status 130, so that a shell's loop ends; the run stands between two updates; what it prints is what continues it, to the same end"
     whole = start(recipe('cartpole-per', **{**SMALL, 'steps': 6_000}), tmp_path/'whole')
@@ -172,6 +173,7 @@ def test_every_setting_has_its_comment_and_every_recipe_builds():
         assert r.about and all(r.comments.get(k) for k in r.settings), r.name
         assert repr(Agent(r.settings).pipe).count('\n') >= 1
 
+@pytest.mark.slow   # lines in a pipe: `test_a_run_from_the_outside`
 def test_a_bar_in_a_terminal_and_lines_in_a_file(tmp_path):
     "A pseudo-terminal gets a bar with its numbers; a pipe gets lines without carriage returns"
     import fcntl, pty, struct, termios

@@ -137,16 +137,16 @@ def test_no_directive_is_left_over(pages):
         assert not found, f'{name}: {found}'
 
 def test_backticks_lead_to_the_api(pages):
-    assert '00_core.html#fastrl_replay.core.Steps' in pages['40_replay.html'].links
+    assert '00_core.html#fastrl_replay.core.Steps' in pages['42_experience.html'].links
     assert '../20_nstep.html#fastrl_replay.nstep.NStep' in pages['tutorials/life_of_one_step.html'].links
     assert '50_losses.html#fastrl_replay.losses.rescale' in pages['99_all.html'].links          # of the public surface
-    assert '52_learners.html#fastrl_replay.learners.DQNLearner' in pages['index.html'].links    # written `.dqn`
+    assert '55_dqn.html#fastrl_replay.learners.dqn.DQNLearner' in pages['index.html'].links    # written `.dqn`
     assert '61_runs.html#fastrl_replay.runs.start' not in pages['00_core.html'].links           # a word there
 
 def test_hidden_code_stays_out_and_folded_code_is_there(pages):
     text = pages['index.html'].path.read_text(encoding='utf-8')
     assert 'bar_label' not in text and '<img alt="bars of microseconds' in text
-    folded = pages['31_sumtree.html'].path.read_text(encoding='utf-8')
+    folded = pages['35_sumtree.html'].path.read_text(encoding='utf-8')
     assert folded.count('<details class="admonition hide') > 3
 
 # ---- the glue ----
@@ -244,6 +244,7 @@ import fastrl_replay
 print(fastrl_replay.__file__)
 """
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['20_nstep', 'index'])
 def test_a_notebook_taken_alone_installs_the_library_and_runs(site, stranger, tmp_path, name):
     "The file that the site offers, in an empty folder."
@@ -326,7 +327,7 @@ def test_there_is_something_to_draw(site, browser):
     assert browser.execute_script("return document.querySelectorAll('mjx-container svg').length") >= 10
 
 @pytest.mark.browser
-@pytest.mark.parametrize('query, page', [('PrioritizedReplay', '41_prioritized.html'), ('burn-in', '42_sequences.html'), ('n_step', '20_nstep.html')])
+@pytest.mark.parametrize('query, page', [('PrioritizedReplay', '43_prioritized.html'), ('burn-in', '45_sequences.html'), ('n_step', '20_nstep.html')])
 def test_search_finds_it(site, browser, query, page):
     "Without a server."
     from selenium.webdriver.support.ui import WebDriverWait

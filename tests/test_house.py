@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from fastcore.docments import docments
+try: import tomllib
+except ImportError: import tomli as tomllib   # Python 3.10; pytest needs it there
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent                 # nbdev's commands live beside the interpreter
@@ -16,22 +18,28 @@ TORCH = 'torch~=2.13.0'                           # as in the README's commands
 # A new public name is added here, in the index's map and in the changelog.
 SURFACE = {
     'core': 'Steps step_dtype ActionError ArgumentError ArgumentTypeError BlockError EnvError NotEnoughRows StaleKey StateError',
-    'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter',
+    'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter WorkerInfo worker_info',
     'batches': 'Sequences',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
     'envs': 'GymStepper',
     'nstep': 'NStep NSkip',
     'sequence': 'SequenceChunker',
+    'memory.rows': 'Rows',
     'memory.timeline': 'Timeline',
     'memory.sumtree': 'SumTree',
     'memory.ranktree': 'RankTree',
-    'memory.samplers': 'Proportional Ranked Uniform',
+    'memory.samplers': 'Proportional Ranked Sampler Uniform',
     'replay.experience': 'ExperienceReplay',
     'replay.prioritized': 'PrioritizedReplay',
     'replay.sequences': 'SequenceReplay',
     'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
     'policies': 'Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet value_net',
-    'learners': 'DQNLearner QLearner QTable R2D2Learner discounts dqn_errors r2d2_errors',
+    'journal': 'Gather Journal',
+    'learners.base': 'discounts',
+    'learners.tabular': 'QLearner QTable',
+    'learners.dqn': 'DQNLearner dqn_errors',
+    'learners.r2d2': 'R2D2Learner r2d2_errors',
+    'recipes': 'evaluate',
     'interop': 'Columns PipeNode StatefulPipe',
     'parallel': 'Parallel WorkerError',
     'prefetch': 'Prefetch',
@@ -78,6 +86,12 @@ def cells(nb, kind='code'):
     found = json.loads(nb.read_text(encoding='utf-8'))['cells']
     return [c for c in found if c['cell_type'] == kind and ''.join(c['source']).strip()]
 
+def write_notebook(path, *sources):
+    "A notebook of these code cells."
+    code = [dict(cell_type='code', id=f'c{i}', metadata={}, execution_count=None, outputs=[], source=s) for i, s in enumerate(sources)]
+    path.write_text(json.dumps(dict(cells=code, metadata={}, nbformat=4, nbformat_minor=5)))
+    return path
+
 def is_exported(cell): return re.search(r'^#\s*\|\s*export', ''.join(cell['source']), re.M) is not None
 
 def dotted(path):
@@ -122,7 +136,32 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
 @pytest.mark.parametrize('nb', NOTEBOOKS, ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())
-def test_notebook_executes(nb): run(BIN/'nbdev-test', nb)
+def test_notebook_executes(forks, nb):
+    "Without the cells that say `#| slow`."
+    if wrong := forks.run(nb): pytest.fail(wrong, pytrace=False)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('nb', [nb for nb in NOTEBOOKS if any(re.search(r'^#\|\s*slow\b', ''.join(c['source']), re.M) for c in cells(nb))],
+                         ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())
+def test_notebook_executes_with_its_slow_cells(forks, nb):
+    if wrong := forks.run(nb, flags='slow'): pytest.fail(wrong, pytrace=False)
+
+@pytest.mark.parametrize('cells, said', [
+    (['x = 0', '1/x'], ['ended with 1', 'Cell #2', 'ZeroDivisionError']),
+    (['import os; os.abort()'], ['ended by SIGABRT', '<ipython-input-1-']),
+    (['x = 0', 'while True: pass'], ['ended with 1', 'Timeout', '<ipython-input-2-']),
+    (['import os; os._exit(3)'], ['ended with 3'])], ids=['error', 'crash', 'endless', 'exit'])
+def test_a_notebook_that_fails_is_reported(forks, tmp_path, cells, said):
+    wrong = forks.run(write_notebook(tmp_path/'wrong.ipynb', *cells), limit=2 if 'Timeout' in said else 600)
+    for words in ('wrong.ipynb', *said): assert words in wrong, wrong
+
+def test_notebooks_are_run_as_nbdev_test_runs_them(forks, tmp_path):
+    "In their folder, apart from each other, without fastrl_replay until they import it; processes may be started."
+    one = "import os, sys; assert os.environ['IN_TEST'] and os.getcwd() == {!r} and 'fastrl_replay' not in sys.modules; import fastrl_replay.all"
+    two = "import multiprocessing as mp; p = mp.get_context('spawn').Process(target=print); p.start(); p.join(); assert p.exitcode == 0"
+    shutil.copy(ROOT/'pyproject.toml', tmp_path)
+    nb = write_notebook(tmp_path/'right.ipynb', one.format(str(tmp_path)), two, '#| eval: false\n1/0', '#| slow\nprint("slow", 1/0)')
+    assert forks.run(nb) is None and forks.run(nb) is None and 'ZeroDivisionError' in forks.run(nb, flags='slow')
 
 @pytest.mark.parametrize('nb', NOTEBOOKS, ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())
 def test_notebook_is_a_lesson(nb):
@@ -197,6 +236,16 @@ def test_stub_is_what_the_stages_give(): run(sys.executable, ROOT/'docs/stubs.py
 
 def test_ruff_is_content(): run(sys.executable, '-m', 'ruff', 'check', 'fastrl_replay', 'tests', 'docs')
 
+def test_all_that_the_package_needs_is_packed():
+    "Each file is a module of a package that setuptools finds, or is named as data. The wheel itself is slow to make."
+    config = tomllib.loads((ROOT/'pyproject.toml').read_text(encoding='utf-8'))['tool']['setuptools']
+    assert config['packages']['find'] == {'include': ['fastrl_replay*']} and (ROOT/'fastrl_replay/settings.ini').is_file()
+    files = [p.relative_to('fastrl_replay') for p in tree() if p.parts[0] == 'fastrl_replay']
+    data = [p for p in files if p.suffix != '.py' and not any(p.match(pattern) for pattern in config['package-data']['fastrl_replay'])]
+    homeless = [p for p in files if p.suffix == '.py' and not all((ROOT/'fastrl_replay'/up/'__init__.py').is_file() for up in p.parents)]
+    assert not data and not homeless, f'the wheel would lack {data} and {homeless}'
+
+@pytest.mark.slow
 def test_wheel_works_in_an_empty_environment(tmp_path):
     "Built from a clean copy, installed with nothing but what it asks for, used from elsewhere."
     copy, venv = copy_tree(tmp_path/'copy'), tmp_path/'venv'

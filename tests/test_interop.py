@@ -169,7 +169,7 @@ def test_passes_of_different_lengths(workers, k):
     if 0 < k <= len(whole): assert list(b) == (whole[k:] if k < len(whole) or not a._iterator._finished else whole) or k == len(whole)
     assert list(b) == whole
 
-@pytest.mark.parametrize('kw', [dict(), dict(snapshot_every_n_steps=4), dict(persistent_workers=True), dict(multiprocessing_context='spawn')], ids=str)
+@pytest.mark.parametrize('kw', [dict(), dict(snapshot_every_n_steps=4), dict(persistent_workers=True), pytest.param(dict(multiprocessing_context='spawn'), marks=pytest.mark.slow)], ids=str)
 def test_with_workers_all_is_restored(kw):
     def make(): return loaded(carts(2, EpsGreedy(Two(), eps=.5, seed=1)).n_step(2, gamma=.5).stateful(), num_workers=2, **kw)
     for k in (0, 7) if 'multiprocessing_context' not in kw else (7,):

@@ -16,6 +16,7 @@ from workers import FORK, nobody_is_left, scripted, short, zeros  # noqa: F401
 
 BOX, TWO = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
 both = pytest.mark.parametrize('method', ['fork', 'spawn'])
+spawn_is_slow = pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
 
 def rows(blocks): return np.concatenate([b.rows for b in blocks])
 
@@ -135,7 +136,7 @@ class Versioned(nn.Module):
         v = (self.a.sum() + self.b + self.tied[1](torch.ones(1, 1)).sum())/8
         return dict(action=[0]*n, version=v.expand(n))
 
-@both
+@spawn_is_slow
 def test_weights_arrive_whole_and_in_time(method):
     policy = Versioned()
     pipe, seen = GymStepper(short, policy).parallel(2, chunk=2, method=method), []
@@ -271,7 +272,7 @@ def leaves(): os._exit(3)
 def quits(): sys.exit('enough')
 def segfaults(): import ctypes; ctypes.string_at(0)
 
-@both
+@spawn_is_slow
 def test_an_exception_is_named_with_its_traceback(method):
     pipe, seen = GymStepper(partial(Fragile, fails), zeros).parallel(2, method=method), []
     with pytest.raises(WorkerError) as e:
@@ -419,7 +420,7 @@ def start(tmp_path, **kw):
     return p, [int(x) for x in p.stdout.readline().split()]
 
 @pytest.mark.skipif(not Path('/proc/self/stat').exists(), reason='looks at processes in /proc')
-@pytest.mark.parametrize('method, sleep', [('fork', .001), ('fork', 60), ('spawn', .001)])
+@pytest.mark.parametrize('method, sleep', [('fork', .001), ('fork', 60), pytest.param('spawn', .001, marks=pytest.mark.slow)])
 def test_ctrl_c(tmp_path, method, sleep):
     "SIGINT for the whole group, as a terminal sends it: one KeyboardInterrupt, and all processes are gone, although an environment sleeps"
     first = 'next(it)' if sleep < 1 else 'pipe._start()'
@@ -455,7 +456,7 @@ def test_ctrl_c_that_is_caught(tmp_path):
     assert gone(pids)
 
 @pytest.mark.skipif(not Path('/proc/self/stat').exists(), reason='looks at processes in /proc')
-@pytest.mark.parametrize('method, sleep', [('fork', .001), ('fork', 60), ('spawn', 60)])
+@pytest.mark.parametrize('method, sleep', [('fork', .001), ('fork', 60), pytest.param('spawn', 60, marks=pytest.mark.slow)])
 def test_workers_do_not_outlive_their_process(tmp_path, method, sleep):
     "Not even where it is killed, and can't say good-bye, while an environment hangs"
     p, pids = start(tmp_path, method=method, sleep=sleep, first='pipe._start()', then='time.sleep(60)')

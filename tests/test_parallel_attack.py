@@ -37,7 +37,7 @@ def test_a_header_of_just_a_pass_can_be_cycled():
     assert len(steps(pipe)) == 30
     pipe.source.source.close()
 
-@pytest.mark.parametrize('ahead, chunk', [(1, 2), (2, 2), (3, 1), (2, 5)])
+@pytest.mark.parametrize('ahead, chunk', [pytest.param(1, 2, marks=pytest.mark.slow), (2, 2), pytest.param(3, 1, marks=pytest.mark.slow), pytest.param(2, 5, marks=pytest.mark.slow)])
 def test_restored_in_the_middle_of_passes_whatever_is_ahead(ahead, chunk):
     "The rest of this pass, and the two that follow"
     for k in range(11):
@@ -159,6 +159,7 @@ if __name__ == '__main__':
     pipe.close()
 '''
 
+@pytest.mark.slow
 def test_ctrl_c_while_workers_import(tmp_path):
     "Spawned processes are deaf to it from the first"
     (tmp_path/'s.py').write_text(START)

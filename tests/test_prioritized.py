@@ -746,6 +746,7 @@ def test_the_repr_shows_what_is_not_default():
 
 # ---- in a chain ----
 
+@pytest.mark.slow   # smaller ones: `CONTRACT` in test_replay.py
 @pytest.mark.parametrize('kw', [dict(), dict(kind='rank', alpha=.7), dict(ratio=.7, warmup=5, initial='max_ever', stratified=False, weight_norm='memory'), dict(kind='rank', return_idxs=True, initial='reward', beta=half), dict(bs=1, max_sz=1, ratio=2)], ids=named)
 def test_it_keeps_the_contract(kw):
     "The one check that all stages pass"

@@ -190,6 +190,7 @@ def test_story_of_one_gap(capacity):
         for i in range(0, len(b), size := int(rng.choice([1, 5, 70, 9999]))): t.update(b[i:i+size], gap[i:i+size]); s.update(b[i:i+size], gap[i:i+size])
         same(t, s)
 
+@pytest.mark.slow
 def test_a_million():
     "In random order with many equals, moved by batches, thinned to a thousandth and filled again: a full sort agrees"
     n,rng = 1_000_000,np.random.default_rng(0)

@@ -691,6 +691,7 @@ def test_compare_where_no_episode_has_ended(here, tmp_path, capsys):
     "A short trial of a long game: nothing to draw, no traceback"
     assert main(['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET, 'env=TestForever-v0', 'eval_every=1000']) == 0
 
+@pytest.mark.slow   # smaller: `test_compare_again_does_only_what_is_missing`
 def test_compare_two_at_a_time_stopped_and_repeated(tmp_path, request, capsys):
     "Ctrl-C in a terminal reaches all its processes: they save; the same line again ends what was begun"
     line = [sys.executable, '-m', 'fastrl_replay', 'compare', 'cartpole', 'cartpole-per', '--seeds', '1', '--jobs', '2', '--out', tmp_path/'c', *SET, 'steps=5_000', 'save_every=500', 'eval_every=30_000']

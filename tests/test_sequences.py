@@ -709,6 +709,7 @@ def test_stats_by_hand():
 
 def half(n): return .5
 
+@pytest.mark.slow   # smaller ones: `CONTRACT` in test_replay.py
 @pytest.mark.parametrize('kw', [dict(), dict(prioritized=False, state='zero'), dict(ratio=.9, warmup=8, burn_in=0, overlap=0), dict(length=1, burn_in=0, overlap=0, ratio=2), dict(max_sz=14, alpha=0, beta=half)], ids=lambda kw: '-'.join(kw))
 def test_the_contract(kw): check_contract(lambda source: SequenceReplay(source, **{**dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0), **kw}))
 

@@ -11,7 +11,7 @@ from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
 from ..core import ArgumentError, ArgumentTypeError, whole
-from ..envs import map_leaves
+from ..nested import map_leaves
 from .base import Follows, Learned, Learner, Sequences
 from .dqn import action_values
 from .registry import Builder, SettingsError, builds, scheduled, setting_text

@@ -1,0 +1,62 @@
+"""Runs notebooks as `nbdev-test` does, each in a fork of one process that has imported what they all need.
+
+Imports are most of what a fresh interpreter costs. The process that forks, run as `python tests/notebooks.py`, runs no
+notebook, no parallel code and no thread itself, and does not import fastrl_replay: a notebook sees what it imports."""
+import faulthandler, gc, json, os, signal, subprocess, sys
+from pathlib import Path
+
+LIMIT = 600   # seconds for a notebook
+
+class Forks:
+    "Notebooks are run by a process that waits for their names."
+    def __init__(self, folder):   # where the output goes
+        self.log, env = Path(folder)/'output', {k: v for k, v in os.environ.items() if k != 'IN_TEST'}
+        with open(self.log, 'wb') as out:
+            self.process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, env=env, text=True)
+
+    def run(self, nb, flags='', limit=LIMIT):   # flags: cells with these directives are run, too
+        "None where the notebook runs to its end, else what is wrong and what was printed."
+        try:
+            print(json.dumps([str(nb), str(self.log), flags, limit]), file=self.process.stdin, flush=True)
+            code = int(self.process.stdout.readline())
+        except (BrokenPipeError, ValueError): code = f'{self.process.wait()}, the process that forks,'
+        if code == 0: return None
+        how = f'was ended by {signal.Signals(-code).name}' if isinstance(code, int) and code < 0 else f'ended with {code}'
+        return f'{nb} {how} and said:\n{self.log.read_text(errors="replace")}'
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+        self.process.stdout.close()
+
+def run_notebook(nb, log, flags, limit):
+    "In the fork: everything printed goes to `log`, and the exit status says whether it passed."
+    os.setsid()                                          # a group of processes, to be ended together
+    for path, mode, fds in ((os.devnull, os.O_RDONLY, [0]), (log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, [1, 2])):
+        opened = os.open(path, mode, 0o666)
+        for fd in fds: os.dup2(opened, fd)
+        os.close(opened)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(limit, exit=True)
+    from nbdev.test import nbdev_test
+    nbdev_test(nb, flags=flags)
+
+def serve():
+    "Run the notebooks that come in on stdin, one after the other, and answer with their exit statuses."
+    answers = os.fdopen(os.dup(1), 'w', buffering=1)
+    os.dup2(2, 1)                                        # what an import prints is no answer
+    import gymnasium, matplotlib.pyplot, nbdev.showdoc, nbdev.test, numba, torch, torchdata.nodes   # noqa: F401
+    torch.set_num_threads(1)                             # threads don't survive a fork, and pytest-xdist uses the other cores
+    gc.freeze()                                          # otherwise each fork copies all of this when it cleans up
+    for line in iter(sys.stdin.readline, ''):
+        pid = os.fork()
+        if not pid:
+            answers.close()
+            return run_notebook(*json.loads(line))       # and end as a script does
+        try: code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        finally:
+            try: os.killpg(pid, signal.SIGKILL)          # what the notebook left running
+            except ProcessLookupError: pass
+        print(code, file=answers)
+
+if __name__ == '__main__': serve()
