@@ -78,7 +78,7 @@ def _draw_most(seed, count, first, n, keys):
         if j >= 0: pool[i],pool[i+j],keys[i],i = pool[i+j],pool[i],first + pool[i+j],i + 1
     return count
 
-# %% ../../nbs/37_samplers.ipynb #a0546660
+# %% ../../nbs/37_samplers.ipynb #96bc7412
 @njit
 def _darts(seed, count, total, stratified, darts):
     "Random places from 0 to `total`, one in each of equal parts or anywhere"
@@ -87,7 +87,7 @@ def _darts(seed, count, total, stratified, darts):
         x = np.float64(random_bits(seed, count + i) >> _u(11))*2.**-53
         darts[_u(i)] = (x + i)*(total/n) if stratified else x*total
 
-# %% ../../nbs/37_samplers.ipynb #85050311
+# %% ../../nbs/37_samplers.ipynb #137badcb
 class Sampler:
     "The base of samplers: which keys there are, random numbers, how to go on"
     counts_only = False   # True: keys that came with several blocks may be told at once, when the sampler is next used
@@ -165,11 +165,12 @@ class Uniform(Sampler):
 
 # %% ../../nbs/37_samplers.ipynb #fda0a560
 @njit
-def _as_slots(keys, oldest, end, capacity, slots):
-    "From keys to slots in a ring; -1, or the place of the first key that is not here"
+def _as_slots(keys, p, oldest, end, capacity, slots):
+    "From keys to slots in a ring; -1, the place of the first priority that is no number, or -2 minus that of the first key that is not here"
     start = oldest - oldest % capacity
     for i in range(len(keys)):
-        if keys[i] < oldest or keys[i] >= end: return i
+        if keys[i] < oldest or keys[i] >= end: return -2 - i
+        if not p[i] < np.inf: return i
         slot = keys[i] - start
         slots[_u(i)] = slot if slot < capacity else slot - capacity
     return -1
@@ -229,9 +230,9 @@ def update(self:_Prioritized,
     if len(td) != len(keys): raise ArgumentError(type(self).__name__, 'TD errors', len(td), f'{len(keys)}, one for each key')
     slots,p = np.empty(len(keys), np.int64),np.abs(td)
     p += self.eps
-    missing = _as_slots(keys, self.first, self.end, self.capacity, slots)
-    if missing >= 0: raise StaleKey(type(self).__name__, 'a key that is not here', keys[missing], f'{self.first} to {self.end-1}')
-    bad = self._set(slots, self._in_tree(p))
+    bad = _as_slots(keys, p, self.first, self.end, self.capacity, slots)
+    if bad < -1: raise StaleKey(type(self).__name__, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}')
+    if bad < 0: bad = self._set(slots, self._in_tree(p))
     if bad >= 0: self._refuse(bad, td)
 
 # %% ../../nbs/37_samplers.ipynb #816723e4
@@ -271,7 +272,7 @@ def load_state_dict(self:_Prioritized, state:dict):
     self._there[state['there'].numpy()] = True
     self._set(state['there'].numpy().copy(), p.copy())
 
-# %% ../../nbs/37_samplers.ipynb #34168ba0
+# %% ../../nbs/37_samplers.ipynb #67beb44f
 @patch
 def use_places(self:_Prioritized,
     capacity:int, # how many there can be at a time
@@ -455,7 +456,7 @@ def probabilities(self:Ranked)->np.ndarray:
     keys = np.arange(self.first, self.end) % self.capacity if self._there is None else np.flatnonzero(self._there)
     return self.tree.rank(keys)**-float(self.alpha)/self._masses()[len(keys)-1]
 
-# %% ../../nbs/37_samplers.ipynb #a765e48d
+# %% ../../nbs/37_samplers.ipynb #cb6bb694
 @njit
 def _over_least(p, least):
     "Probabilities in units of `least`, or of the smallest in the batch where that is negative"
