@@ -12,7 +12,7 @@ from threading import RLock
 from weakref import ref
 import numpy as np
 from fastcore.basics import patch
-from ..core import ArgumentError, BlockError, NotEnoughRows, StateError, Steps, number, spec_dtype, whole
+from ..core import ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError, Steps, number, spec_dtype, whole
 from ..locks import DrawOrderLock
 from ..memory.samplers import Sampler, importance_weights
 from ..memory.timeline import Timeline
@@ -41,12 +41,21 @@ class Replay(Pipe):
         self.bs,self.max_sz = whole(who, 'bs', bs, 1),whole(who, 'max_sz', max_sz, 1, 2**31-1)
         self.warmup = None if warmup is None else whole(who, 'warmup', warmup)
         self.ratio = ratio if ratio is None or not number(who, 'ratio', ratio) else ratio
-        if getattr(sampler, 'capacity', self.max_sz) < self.max_sz: raise ArgumentError(who, 'sampler', f'room for {sampler.capacity} keys',
-            f'room for max_sz={self.max_sz}')
+        self._check_sampler(who, sampler, view.follows, initial)
         super().__init__(source)
         self.store,self.beta,self.weight_norm,self.return_idxs,self.freeze_memory = store,beta,weight_norm,return_idxs,freeze_memory
         self._templates,self._initial,self._needs,self._endless = (sampler,view),initial,needs,source is None
         self._fresh()
+
+    def _check_sampler(self, who, sampler, places, initial):
+        "Can this sampler do what the other parts need?"
+        if not isinstance(sampler, Sampler): raise ArgumentTypeError(who, 'sampler', repr(sampler), 'a Sampler, such as Uniform()')
+        if getattr(sampler, 'capacity', self.max_sz) < self.max_sz: raise ArgumentError(who, 'sampler', f'room for {sampler.capacity} keys',
+            f'room for max_sz={self.max_sz}')
+        needs = ('use_places','insert','remove')*places + ('priorities',)*(initial is not None)
+        missing = [n for n in needs if not hasattr(sampler, n)]
+        if missing: raise ArgumentError(who, f'sampler without {", ".join(missing)}', type(sampler).__name__,
+            'one that draws places, such as Proportional' if places else 'one that turns the TD errors of new rows into priorities')
 
     def _fresh(self):
         "New parts, with nothing in them"
@@ -61,6 +70,7 @@ class Replay(Pipe):
 
     draws_batches = True
     unit = property(lambda self: self.view.unit, doc='What is drawn')
+    nbytes = property(lambda self: self.memory.nbytes + self.view.nbytes + self.sampler.nbytes, doc='Bytes reserved by all parts')
     def __len__(self): return len(self.view)
     def __iter__(self):
         for _ in self._due_batches(): yield self.sample()
@@ -122,7 +132,7 @@ def _check_initial(self:Replay, steps):
 def _initial_priorities(self:Replay, first):
     "What the rows from this key on say of their priorities, if they are asked"
     if self._initial is None or first >= self.memory.inserted: return {}
-    return dict(p=self.sampler.priorities(self.memory.take(np.arange(first, self.memory.inserted)).rows[self._initial]))
+    return dict(p=self.sampler.priorities(self.memory.take(np.arange(first, self.memory.inserted)).to('cpu').rows[self._initial]))
 
 # %% ../../nbs/41_replay.ipynb #ec099b70
 @patch
@@ -140,11 +150,11 @@ def sample(self:Replay,
         batch._replay = self
         self.batches += 1
         self.sampled += n
-        return (batch, batch._rows['index'] - self.memory.oldest) if self.return_idxs else batch
+        return (batch, batch['index'].cpu().numpy() - self.memory.oldest) if self.return_idxs else batch
 
 @patch
 def _weights(self:Replay, p, n, beta):
-    if beta is None or type(p) is float: return self._ones if n == len(self._ones) else np.ones(n)   # all are alike
+    if beta is None or not isinstance(p, np.ndarray): return self._ones if n == len(self._ones) else np.ones(n)   # all are alike
     return importance_weights(p, beta, self.sampler.least if self.weight_norm == 'memory' else -1.)
 
 @patch
