@@ -149,6 +149,41 @@ def test_hidden_code_stays_out_and_folded_code_is_there(pages):
     folded = pages['35_sumtree.html'].path.read_text(encoding='utf-8')
     assert folded.count('<details class="admonition hide') > 3
 
+# ---- words ----
+
+WORDS = {   # what notebooks, README and changelog don't say: what they say instead
+    r'contestants?': 'entries, runs', r'dice': 'RNG state, random generator', r'deaths?': 'crashes', r'crews?': 'environment group',
+    r'lanes?': 'environment slot', r'oftener': 'more often', r'whoever': 'the caller, a loop that …', r'nobody': 'no caller, not …',
+    r'by hand': 'on paper, directly, as a plain loop', r'of (?:its|their|his|her|your|my|our) own': 'separate, new, your own …',
+    r'mood(?:y|s)?': 'unstable across seeds', r'good neighbours': 'interoperability', r'in disguise': 'autoreset pseudo-step',
+    r'another hand': 'a reference implementation', r'map of the house': 'module overview', r'networks? that remembers?': 'recurrent network',
+    r'what a policy may say': 'policy outputs', r'what a person \w+': 'usage', r'(?:asked )?in vain': 'output discarded',
+    r'dues|owes|owed|pays': 'the batches that are due', r'everybody.?s figures': 'full results', r'behind one door': 'adapters',
+    r'behind `\w+`': 'after', r'new rows get': 'initial priority', r'bunch(?:es)?': 'chunk'}
+OLD_NAMES = {'bunch=', "'bunch'"}   # of an argument that is still taken
+
+def texts():
+    "Where a text stands, and the text: cells without their outputs, and what is written beside the notebooks."
+    for nb in NOTEBOOKS:
+        for c in json.loads(nb.read_text(encoding='utf-8'))['cells']: yield f'{nb.name} {c["id"]}', ''.join(c['source'])
+    for name in ('README.md', 'CONTRIBUTING.md', 'settings.ini'): yield name, (ROOT/name).read_text(encoding='utf-8')
+
+def test_words_are_the_fields_own():
+    found = []
+    for place, text in texts():
+        for old in OLD_NAMES: text = text.replace(old, '')
+        found += [f'{place}: {m[0]!r}; say: {instead}' for word, instead in WORDS.items() for m in re.finditer(rf'\b(?:{word})(?!\w)', text, re.I)]
+    assert not found, '\n'.join(found)
+
+def test_overview_lists_every_notebook_with_its_module():
+    index = ''.join(text for place, text in texts() if place.startswith('index.ipynb'))
+    overview = index[index.index('## Module overview'):]
+    for nb in NOTEBOOKS:
+        exp = re.search(r'#\| *default_exp +(\S+)', nb.read_text(encoding='utf-8').replace('\\n', '\n'))
+        if not exp: continue
+        module = exp[1].strip('",').removesuffix('.__init__')
+        assert f'| [{nb.stem}]({nb.name}) `{module}` |' in overview, nb.name
+
 # ---- the glue ----
 
 def cell(source, kind='code', id='a'): return dict(cell_type=kind, id=id, metadata={}, source=source, outputs=[])
