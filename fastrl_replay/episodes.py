@@ -20,9 +20,11 @@ class RowLayout:
     def __init__(self,
         who:str, # the stage or memory that asks, for errors
         dtype:np.dtype, # of the rows
+        strict:bool=True, # refuse a column `n` of another kind? If not, it means something else
     ):
         self.dtype,places = row_places(who, dtype, EPISODE)
         n = dtype['n'] if 'n' in dtype.names else None
+        if n is not None and n not in (np.int32, np.int64) and not strict: n = None
         if n is not None and n not in (np.int32, np.int64): raise BlockError(who, "column 'n'", n,
             'int32 or int64, the steps that an n-step row spans', 'rename a column that means something else')
         self.at = np.array([self.dtype.itemsize, *places, -1 if n is None else dtype.fields['n'][1]])

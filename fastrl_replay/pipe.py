@@ -22,6 +22,7 @@ class Pipe(IterDataPipe):
     "The base of every stage: takes items from `source`, yields items"
     _is_child_datapipe = False   # spares torch's hook a search of the registry at every item
     _buffers = ()                # attributes that are not pickled; `_fresh` makes them anew
+    _given = {}                  # arguments as they were given, where an attribute of the same name is something else by now
     takes_any_item = False       # False: items must be `Steps`
     reads_anew = False           # True: continue by reading the source again from its start, and not where it stood
     steps_envs = False           # True: it steps environments
@@ -161,7 +162,7 @@ def _short(v, width=40):
 @patch
 def __repr__(self:Pipe):
     params = list(inspect.signature(type(self).__init__).parameters.values())[1:]
-    args = [(p, getattr(self, p.name, p.default)) for p in params]
+    args = [(p, self._given.get(p.name, getattr(self, p.name, p.default))) for p in params]
     args = ', '.join(_short(v) if p.name == 'source' else f'{p.name}={_short(v)}' for p,v in args
                      if not isinstance(v, IterDataPipe) and v is not p.default and _short(v) != _short(p.default))
     try: up = upstream(self)

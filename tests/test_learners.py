@@ -384,9 +384,9 @@ def test_a_recurrent_network_learns_step_by_step(start, rescaled, story, n, gamm
         expected,tds = plain.learn(batch, gamma, n, rescaled)
         assert record == pytest.approx(expected, rel=1e-7, abs=1e-9) and batch == before
         close([net.state_dict()[k] for k in plain.names], plain.w, 1e-7); close([learner.target.state_dict()[k] for k in plain.names], plain.target, 1e-7)
-        at = replay.memory._drawn[batch.index.numpy() % 200].astype(int) - 1
+        at = replay.table.place_of[batch.index.numpy() % 200].astype(int) - 1
         mixed = [eta*max(map(abs, td)) + (1-eta)*sum(map(abs, td))/len(td) if td else 0. for td in tds]
-        close(replay.table.tree[at], [(m + 1e-3)**.7 for m in mixed], 1e-7)
+        close(replay.sampler.tree[at], [(m + 1e-3)**.7 for m in mixed], 1e-7)
 
 def test_no_gradient_comes_from_the_burn_in():
     "What only the burn-in sees has no slope; with two networks that differ, each warms up its own memory"
@@ -409,7 +409,7 @@ def test_sequences_without_anything_to_learn():
     learner = R2D2Learner([], recurrent(), lr=1.)
     before = weights(learner.model)
     assert learner.learn(replay.sample()) == dict(loss=0, norm=0, td=0, q=0) and same(weights(learner.model), before)
-    assert sorted(replay.table.tree[np.flatnonzero(replay.table.first >= 0)])[0] == pytest.approx(1e-6)
+    assert sorted(replay.sampler.tree[np.flatnonzero(replay.table.first >= 0)])[0] == pytest.approx(1e-6)
 
 def test_padding_has_no_effect():
     "Whatever stands in it"
@@ -589,11 +589,11 @@ def test_what_is_no_number_leaves_everything_untouched(spoil, optimizer):
     sequence = SequenceReplay(None, 1, 20, length=4, burn_in=0, overlap=0, seed=0); sequence.add(Steps(tale([8])))
     learner,batch = R2D2Learner([], recurrent(), optimizer=optimizer, rescaled=False),sequence.sample()
     batch.rows['reward'][0,1] = spoil
-    before,tree = state_of(learner),sequence.table.tree[:].copy()
+    before,tree = state_of(learner),sequence.sampler.tree[:].copy()
     if spoil == 3e38: learner.learn(batch)   # no trouble in double precision
     else:
         with pytest.raises(ValueError, match='^R2D2Learner: update 0: loss'): learner.learn(batch)
-        assert same(state_of(learner), before) and np.array_equal(tree, sequence.table.tree[:])
+        assert same(state_of(learner), before) and np.array_equal(tree, sequence.sampler.tree[:])
 
 def test_huge_errors_that_are_numbers_are_learned():
     "Huber's slope is 1, however far"

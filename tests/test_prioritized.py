@@ -53,7 +53,7 @@ class Model:
     def add(self, tds):
         first, self.end = self.end, self.end + len(tds)
         self.p = {k: p for k, p in self.p.items() if k >= self.end - self.max_sz}
-        new = self.ever if self.initial == 'ever' else max(self.p.values(), default=0) or 1.
+        new = self.ever if self.initial == 'max_ever' else max(self.p.values(), default=0) or 1.
         self.p.update({k: self.kept(td) if self.initial == 'td' else new for k, td in enumerate(tds, first) if k >= self.end - self.max_sz})
     def update(self, keys, tds):
         for k, td in zip(keys, tds):
@@ -96,7 +96,7 @@ class Story:
         else: self.drew(self.replay.sample(n), n or self.replay.bs)
 
     def drew(self, batch, n):
-        p, scale = self.model.chances(), self.kw['scale']
+        p, scale = self.model.chances(), self.kw['weight_norm']
         mine = np.array([p[k] for k in batch.index.tolist()])   # KeyError: a key that is not there
         assert len(batch) == n and mine.min() > 0 and batch.reward.tolist() == batch.index.tolist()
         least = mine.min() if scale == 'batch' else min(x for x in p.values() if x > 0)
@@ -108,7 +108,7 @@ class Story:
         if not self.held: return
         batch = self.held.pop(i % len(self.held))
         keys, td = batch.index.tolist(), self.tds(len(batch))
-        if self.kw['initial'] == 'ever': td = np.sort(abs(td))   # or which of a twin's errors ever was the largest is a matter of taste
+        if self.kw['initial'] == 'max_ever': td = np.sort(abs(td))   # or which of a twin's errors ever was the largest is a matter of taste
         self.model.update(keys, td)
         if batch._replay is not self.replay: self.replay.update_priorities(batch.index, torch.as_tensor(td))   # was drawn before the restart
         else: (batch, batch.copy(), elsewhere(batch), batch[np.arange(len(batch))])[how % 4].update_priorities(td if how % 2 else torch.as_tensor(td))
@@ -376,7 +376,7 @@ def test_new_rows_by_hand():
         replay.update_priorities(replay.add(surprising([4, 4])), [9, 1])
         replay.add(surprising([4], 2))
         return replay.sampler.probabilities()
-    close(story('largest'), [1/2, 1/2]); close(story('ever'), [1/4, 3/4]); close(story('td'), [1/3, 2/3])
+    close(story('largest'), [1/2, 1/2]); close(story('max_ever'), [1/4, 3/4]); close(story('td'), [1/3, 2/3])
     for initial, want in dict(largest=[2/3, 1/3], ever=[1/3, 2/3], td=[1/3, 2/3]).items(): close(story(initial, 'rank', 1), want)
 
 def test_the_first_rows_count_as_errors_of_one():
@@ -429,7 +429,7 @@ def test_the_column_may_be_of_any_number(dtype):
     replay.add(Steps(rows)[0]); replay.add(Steps(rows[1:]))
     close(replay.sampler.probabilities(), [.75, .25])
 
-@pytest.mark.parametrize('initial,says', [('dt', "initial='dt'; got no column"), ('state', "column 'state'"), ('terminated', "column 'terminated'")])
+@pytest.mark.parametrize('initial,says', [('dt', "initial='dt'; got no column"), ('state', "initial='state'; got"), ('terminated', "initial='terminated'; got bool")])
 def test_a_column_that_will_not_do_is_refused(initial, says):
     "At the first block, by name, and the memory is as new: other columns may come"
     replay = PrioritizedReplay(max_sz=4, initial=initial, seed=0)
@@ -756,9 +756,9 @@ class Discounted(Pipe):
     "Gives each row a discount, as n-step returns have it"
     def __iter__(self):
         for s in self.blocks():
-            rows = np.zeros(len(s), extend_dtype(s.dtype, discount='f4', n=('i4', 2)))
+            rows = np.zeros(len(s), extend_dtype(s.dtype, discount='f4', m=('i4', 2)))
             for n in s.dtype.names: rows[n] = s.rows[n]
-            rows['discount'], rows['n'] = .9**s.rows['step_n']*~s.rows['terminated'], s.rows['step_n'][:, None]
+            rows['discount'], rows['m'] = .9**s.rows['step_n']*~s.rows['terminated'], s.rows['step_n'][:, None]
             yield Steps(rows)
 
 def test_it_composes_with_stages_that_add_columns():
@@ -766,7 +766,7 @@ def test_it_composes_with_stages_that_add_columns():
     pipe = Discounted(Items(scripted_steps([script(3, -2), script(4, env=1), script(-6, env=2)], 40))).prioritized_replay(bs=8, max_sz=50, initial='discount', seed=0)
     for batch in pipe:
         close(batch.discount, .9**batch.step_n*(~batch.terminated), rtol=1e-5)
-        assert batch.n.tolist() == [[s, s] for s in batch.step_n.tolist()] and batch.rows.dtype.names[-4:] == ('discount', 'n', 'index', 'weight')
+        assert batch.m.tolist() == [[s, s] for s in batch.step_n.tolist()] and batch.rows.dtype.names[-4:] == ('discount', 'm', 'index', 'weight')
         assert same(pipe.memory.take(batch.index).discount, batch.discount)
         batch.update_priorities(batch.discount)
     assert set(np.unique(pipe.memory[:].rows['env_id'])) == {0, 1, 2}
@@ -838,10 +838,10 @@ def test_in_a_dataloader(workers):
 
 # ---- errors ----
 
-WRONG = [(dict(kind='ranked'), "kind; got 'ranked'; expected 'proportional' or 'rank'.*mean 'rank'"), (dict(kind='porportional'), "did you mean 'proportional'"), (dict(kind=None), 'kind; got None'), (dict(kind=''), "kind; got ''"),
-    (dict(weight_norm='batches'), "scale; got 'batches'; expected 'batch' or 'memory'.*mean 'batch'"), (dict(weight_norm='memroy'), "did you mean 'memory'"), (dict(beta=-.1), 'beta; got -0.1; expected a number'), (dict(beta=np.nan), 'beta; got nan'),
-    (dict(beta=np.inf), 'beta; got inf'), (dict(beta='0.4'), "beta; got '0.4'"), (dict(beta=None), 'beta; got None'), (dict(bs=0), 'bs=0'), (dict(bs=5, max_sz=4), 'bs=5, max_sz=4; expected 1 <= bs <= max_sz'), (dict(bs=1.5), 'bs=1.5'),
-    (dict(max_sz=0), 'max_sz'), (dict(ratio=-1), 'ratio; got -1'), (dict(warmup=-1), 'warmup; got -1')]
+WRONG = [(dict(kind='ranked'), "kind; got 'ranked'; expected one of 'proportional', 'rank'.*mean 'rank'"), (dict(kind='porportional'), "did you mean 'proportional'"), (dict(kind=None), 'kind; got None'), (dict(kind=''), "kind; got ''"),
+    (dict(weight_norm='batches'), "weight_norm; got 'batches'; expected one of 'batch', 'memory'.*mean 'batch'"), (dict(weight_norm='memroy'), "did you mean 'memory'"), (dict(beta=-.1), 'beta; got -0.1; expected a number'), (dict(beta=np.nan), 'beta; got nan'),
+    (dict(beta=np.inf), 'beta; got inf'), (dict(beta='0.4'), "beta; got '0.4'"), (dict(beta=None), 'beta; got None'), (dict(bs=0), 'bs; got 0; expected a whole number, at least 1'), (dict(bs=5, max_sz=4), 'bs=5, max_sz=4; expected 1 <= bs <= max_sz'), (dict(bs=1.5), 'bs; got 1.5'),
+    (dict(max_sz=0), 'max_sz; got 0; expected a whole number'), (dict(ratio=-1), 'ratio; got -1'), (dict(warmup=-1), 'warmup; got -1')]
 
 @pytest.mark.parametrize('kw,says', WRONG, ids=[named(kw) for kw, _ in WRONG])
 def test_wrong_arguments_are_refused_at_once(kw, says):

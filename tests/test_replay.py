@@ -141,7 +141,7 @@ def test_the_number_of_batches_is_exact(sizes, ratio, bs, more, warmup, replacem
 @pytest.mark.parametrize('ratio,rows,batches', [(.29, 100, 29), (.57, 100, 57), (1.1, 10, 11), (1/3, 999, 333), (2/3, 3, 2), (1e-6, 2_000_000, 2), (2.5e-7, 8_000_000, 2)])
 def test_ratios_are_exact_over_a_long_time(ratio, rows, batches):
     "Where floating point would be one short, and where batches are rare"
-    replay = ExperienceReplay(ratio=ratio, bs=1, max_sz=100)
+    replay = ExperienceReplay([], ratio=ratio, bs=1, max_sz=100)
     replay.add(numbered(10))
     replay._counted = rows   # as if so many had come in
     # was: `limit_denominator(1_000_000)` makes 0 of a ratio below 5e-7
@@ -348,7 +348,7 @@ def test_a_bad_block_in_the_stream_stops_it_with_the_columns_name():
     assert len(replay) == 4
 
 SOURCES = {
-    'None': (lambda: None, 0), 'empty list': (lambda: [], 0), 'list': (lambda: in_blocks(2, 3, 1), 6), 'one block': (lambda: numbered(5), 5),
+    'empty list': (lambda: [], 0), 'list': (lambda: in_blocks(2, 3, 1), 6), 'one block': (lambda: numbered(5), 5),
     'one row': (lambda: numbered(1)[0], 1), 'generator': (lambda: (b for b in in_blocks(2, 3)), 5), 'pipe': (lambda: Items(in_blocks(2, 3)), 5),
     'map and filter': (lambda: Items(in_blocks(2, 3, 4, 1)).map(_double).filter(_big), 14), 'single rows': (lambda: list(numbered(7)), 7),
     'empty blocks': (lambda: [numbered(0), numbered(2), numbered(0)], 2),
@@ -364,6 +364,13 @@ def test_sources(name):
     replay = ExperienceReplay(make(), bs=1, max_sz=50, seed=0)
     batches = list(replay)
     assert len(replay) == replay.memory.inserted == n and all(isinstance(b, Steps) for b in batches) and (len(batches) > 0) == (n > 0)
+
+def test_without_a_source_batches_come_for_ever():
+    "From what is there; a memory that can't fill one says so"
+    replay = ExperienceReplay(bs=2, max_sz=50, seed=0)
+    with pytest.raises(NotEnoughRows, match='got 0 rows; expected 2 rows: 2 are missing'): next(iter(replay))
+    replay.add(numbered(5))
+    assert {k for b in take(replay, 40) for k in b.index.tolist()} == set(range(5)) and replay.batches == 40
 
 @pytest.mark.parametrize('source', [[5], ['x'], [None], [dict(a=1)], [np.zeros(3)], [torch.zeros(3)], 'abc', [[numbered(2)]]], ids=str)
 def test_items_that_are_no_steps_are_named(source):

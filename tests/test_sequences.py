@@ -13,7 +13,8 @@ from fastrl_replay.losses import mixed_priority
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.batches import Sequences
-from fastrl_replay.replay.sequences import SequenceReplay, Table
+from fastrl_replay.replay.sequence_view import IDLE
+from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.testing import check_contract, same, script, scripted_steps, through_file
 from scripted import Remember, Witness, in_blocks, numbered, take
 from strategies import bits, cases, numpy_leaves
@@ -26,8 +27,13 @@ def row_dtype(hidden=None, n=False):
 
 def present(replay):
     "First key → (steps, priority) of what can be drawn"
-    t = replay.table
-    return {} if t is None else {int(t.first[i]): (int(t.steps[i]), float(t.tree[i])) for i in np.flatnonzero(t.first >= 0)}
+    t, p = replay.table, replay.sampler.tree
+    return {} if t is None else {int(t.first[i]): (int(t.steps[i]), float(p[i])) for i in np.flatnonzero(t.first >= 0)}
+
+def bytes_beside(replay):
+    "Of view and sampler: all arrays, also those that kernels are given to write into"
+    view, sampler = replay.view, replay.sampler
+    return view.nbytes + sampler.tree.nbytes + sum(a.nbytes for part in (view, sampler) for a in vars(part).values() if isinstance(a, np.ndarray))
 
 def made(*blocks, **kw):
     replay = SequenceReplay(**{**dict(bs=1, max_sz=40, length=4, burn_in=1, overlap=2, seed=0), **kw})
@@ -367,7 +373,7 @@ def both_memories(length, overlap, lasts):
     rows.rows['terminated'] = rows.rows['step_n'] == lasts
     ours, uniform = SequenceReplay(max_sz=50_000, length=length, overlap=overlap, burn_in=0), ExperienceReplay(max_sz=50_000)
     for r in ours, uniform: [r.add(rows[i:i+5000]) for i in range(0, 50_000, 5000)]
-    return ours.memory.nbytes + ours.table.nbytes + sum(a.nbytes for a in vars(ours).values() if isinstance(a, np.ndarray)), uniform.memory.nbytes
+    return ours.memory.nbytes + bytes_beside(ours), uniform.memory.nbytes
 
 @pytest.mark.parametrize('length,overlap,lasts', [(80, 40, 10**9), (80, 40, 200), (80, 40, 20), (40, 20, 100)])
 def test_memory_beside_the_uniform_replay(length, overlap, lasts):
@@ -385,41 +391,37 @@ def test_memory_where_numbers_of_environments_are_large():
     "What a number that is not used costs: as in the timeline, 8 bytes, and not 8·length; a block whose environments find no room would have entered the memory already"
     ours, uniform = SequenceReplay(max_sz=1000), ExperienceReplay(max_sz=1000)
     for r in ours, uniform: r.add(episode(90, env=100_000))
-    assert sum(a.nbytes for a in vars(ours).values() if isinstance(a, np.ndarray)) < 4*uniform.memory.nbytes
+    assert bytes_beside(ours) < 4*uniform.memory.nbytes
 
 def test_states_are_kept_where_a_sequence_starts_only():
     "512 floats a step: a thirtieth of what a memory of whole rows takes; none where they start from zeros"
     rows = episode(4000, end=False, hidden=np.zeros((4000, 512), 'f4'))
     ours, uniform = SequenceReplay(max_sz=8000), ExperienceReplay(max_sz=8000)
     for r in ours, uniform: r.add(rows); r.add(rows)
-    assert 'hidden' not in ours.memory.dtype.names and ours.table.nbytes < uniform.memory.nbytes/30
+    assert 'hidden' not in ours.memory.dtype.names and bytes_beside(ours) < uniform.memory.nbytes/30
     zero = SequenceReplay(max_sz=8000, state='zero')
     zero.add(rows)
-    assert zero.table.hidden.nbytes == zero._hiddens.nbytes == 0
+    assert zero.table.hidden.nbytes == zero.view._tracks.hiddens.nbytes == 0
 
 def test_the_table_grows_and_reuses_places():
-    "Many short episodes in a large memory: places by the hundred, then again the same"
-    table, rng, model = Table(16, 3), np.random.default_rng(0), {}
-    for i in range(300):
-        if model and rng.random() < .45:
-            gone = rng.permutation(list(model))[:int(rng.integers(1, len(model) + 1))]
-            table.drop(gone)
-            for g in gone: del model[g]
-        first = rng.integers(0, 10**12, int(rng.integers(0, 40)))
-        steps, hidden = rng.integers(1, 99, len(first)), rng.integers(0, 255, (len(first), 3)).astype(np.uint8)
-        new = max((m[3] for m in model.values()), default=0) or 1.
-        at = table.add(first, steps, hidden).tolist()
-        assert len(set(at)) == len(at) and not set(at) & set(model)
-        assert not table.drawn[at].any()
-        table.drawn[at] = first % 1000
-        model.update({a: (f, s, h.tolist(), new) for a, f, s, h in zip(at, first, steps, hidden)})
-        if at:
-            table.tree.update([at[0]], 2.5*(i % 3))
-            model[at[0]] = (*model[at[0]][:3], 2.5*(i % 3))
-        assert len(table) == len(model) and sorted([*table.free[:table.idle], *model]) == list(range(len(table.first)))
-        assert {a: (table.first[a], table.steps[a], table.hidden[a].tolist(), table.tree[a]) for a in model} == model and all(table.drawn[a] == m[0] % 1000 for a, m in model.items())
-        close(table.tree.total, sum(m[3] for m in model.values()), rtol=1e-9)
-    assert len(table.first) >= 64 and table.nbytes >= 30*len(table.first)
+    "Many short episodes: every place is free or taken, a sequence keeps its place, and all that belongs to it, until its first row goes"
+    replay, rng, places, n = made(max_sz=400, length=90, burn_in=0, overlap=0, alpha=1, eps=0, eta=1), np.random.default_rng(0), {}, 0
+    for i in range(150):
+        lasts = rng.integers(1, 4 if i < 100 else 100, int(rng.integers(1, 40)))
+        for last in lasts:
+            replay.add(episode(int(last), env=int(rng.integers(9)), number=n, hidden=np.full((last, 3), n, 'f4')))
+            n += 1
+        table, idle = replay.table, int(replay.view._counters[IDLE])
+        taken = np.flatnonzero(table.first >= 0)
+        assert sorted([*table.free[:idle], *taken]) == list(range(len(table.first))) and len(replay) == len(taken) == len(replay.sampler)
+        at = {int(k): int(p) for p, k in zip(taken, table.first[taken])}
+        assert all(places[k] == p for k, p in at.items() if k in places) and not set(places) - set(at) & set(replay.memory.keys.tolist())
+        assert all(table.place_of[k % 400] == p + 1 for k, p in at.items()) and np.count_nonzero(table.place_of) == len(at)
+        first = replay.memory.take(list(at)).rows
+        assert table.hidden[taken].view('f4').tolist() == [[float(e)]*3 for e in first['episode_n']]
+        replay.update_priorities(list(at)[:1], np.full((1, 90), 2.5*(i % 3) + 1))
+        places = at
+    assert n > 2000 and len(table.first) > 100 and bytes_beside(replay) >= 30*len(table.first)
     replay = SequenceReplay(bs=1, max_sz=1000, length=80, burn_in=0, overlap=40, seed=0)
     for i in range(5): replay.add(Steps.cat([episode(1, env=e % 7, number=i) for e in range(900)]))
     assert len(replay) == 1000 and replay.stats()['padded'] == pytest.approx(79/80) and len(replay.table.first) < 2500
@@ -873,7 +875,7 @@ def test_blocks_are_checked(rows, words, before):
 def test_what_is_no_block_is_refused():
     "Lists, arrays, and what a source gives by mistake; batches of sequences; rows on another device"
     for wrong in 'abc', None, np.zeros(3, DTYPE), [numbered(3)]:
-        with pytest.raises(TypeError, match='SequenceReplay: what is added; got .*; expected Steps'): made().add(wrong)
+        with pytest.raises(TypeError, match='SequenceReplay: a block of rows; got .*; expected Steps'): made().add(wrong)
     with pytest.raises(TypeError, match='SequenceReplay: an item of its source'): list(SequenceReplay([(1, 2)], max_sz=100))
     replay = made(numbered(9))
     with pytest.raises(BlockError): made().add(replay.sample(2))

@@ -322,7 +322,7 @@ def _nan_behind(rows): rows['state'][2,1] = np.nan; return rows
 def test_a_bad_block_changes_nothing(bad):
     "Refused whole: all that was there, all links and all counts are as before, and good blocks go on being taken"
     line = filled(7)
-    Batches(line).draw(np.array([3,3,5]), np.ones(3, np.float32))
+    line.batch(np.array([3,3,5]), np.ones(3, np.float32))
     before = frozen(line)
     with pytest.raises((BlockError, TypeError)): line.add(Steps(BAD[bad]()))
     assert same(frozen(line), before)
@@ -360,7 +360,7 @@ STALE = [2, 0, -1, -2**63, 8, 9, 2**40, 2**63-1, np.uint8(200), 2**63, 2**64-1] 
 def test_keys_that_are_gone_or_never_were_are_named(ask, key):
     "In a memory of 5 after 8 rows, keys 3 to 7 are there; any other is a KeyError that names it, wherever it stands among good ones"
     line = filled(8, 5)
-    call = dict(take=line.take, windows=lambda k: line.windows(k, 2), draw=lambda k: Batches(line).draw(k, np.ones(len(k), np.float32)))[ask]
+    call = dict(take=line.take, windows=lambda k: line.windows(k, 2), draw=lambda k: line.batch(k, np.ones(len(k), np.float32)))[ask]
     drawn = frozen(line)
     for keys in [key], [3, key], [key, 3], [7, key, 4]:
         keys = np.array(keys, np.uint64 if int(key) >= 2**63 else None)   # numpy would make floats of them
@@ -407,25 +407,24 @@ def test_batches_hold_rows_keys_and_weights_and_are_counted():
     for dtype in KINDS.values():
         line = filled(8, 5, dtype=dtype)
         keys,weights = np.array([7,3,3,5]),np.array([.5,1,2,.25], np.float32)
-        batches = Batches(line)
-        batch = batches.draw(keys, weights)
+        batch = line.batch(keys, weights)
         rows = episode(8, dtype)
         assert all(bits(batch.rows[n]) == bits(rows[n][keys]) for n in dtype.names if not dtype[n].names)
         assert batch.index.tolist() == keys.tolist() and batch.weight.tolist() == weights.tolist() and batch.index.dtype == torch.int64
-        assert line._drawn[line.keys % 5].tolist() == [2,0,1,0,1] and line._ages.tolist() == [1+5+5+3, 5]
+        assert line._parts[0].drawn[line.keys % 5].tolist() == [2,0,1,0,1] and line.ages.tolist() == [1+5+5+3, 5]
         line.add(Steps(episode(2, dtype)))
-        assert line._drawn[line.keys % 5].tolist() == [1,0,1,0,0]
+        assert line._parts[0].drawn[line.keys % 5].tolist() == [1,0,1,0,0]
 
 def test_take_and_windows_are_no_draws():
     line = filled()
     line.take(line.keys); line.windows(line.keys, 3); line[:]; list(line)
-    assert not line._drawn.any() and not line._ages.any()
+    assert not line._parts[0].drawn.any() and not line.ages.any()
 
 def test_rows_that_are_batches_of_another_memory_can_be_kept_and_drawn():
     "A replay after a replay: its rows have `index` and `weight` already, and the new batch says its own"
     line = Timeline(9)
-    line.add(Batches(filled()).draw(np.array([3,4,6]), np.ones(3, np.float32)))
-    batch = Batches(line).draw(np.array([0,2]), np.full(2, .5, np.float32))   # was: numpy's "name already used as a name or title"
+    line.add(filled().batch(np.array([3,4,6]), np.ones(3, np.float32)))
+    batch = line.batch(np.array([0,2]), np.full(2, .5, np.float32))   # was: numpy's "name already used as a name or title"
     assert batch.index.tolist() == [0,2]
 
 def test_windows_of_rows_that_have_a_mask():
@@ -439,13 +438,13 @@ def test_windows_of_rows_that_have_a_mask():
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('max_sz', [10_000, 100_000])
-def test_nbytes_is_rows_and_eight_bytes_each(kind, max_sz):
-    "Within 1% of max_sz × (row + 8), from the first row on, and what is reserved is what it says"
+def test_nbytes_is_rows_and_twelve_bytes_each(kind, max_sz):
+    "Within 1% of max_sz × (row + 12), from the first row on, and what is reserved is what it says"
     line = Timeline(max_sz)
     assert line.nbytes == 0
     for env in range(20): line.add(Steps(episode(1, KINDS[kind], env=env)))
-    assert 1 <= line.nbytes/(max_sz*(KINDS[kind].itemsize+8)) < 1.01
-    held = sum(a.nbytes for a in vars(line).values() if isinstance(a, np.ndarray))
+    assert 1 <= line.nbytes/(max_sz*(KINDS[kind].itemsize+12)) < 1.01
+    held = sum(a.nbytes for p in line._parts[:2] for a in vars(p).values() if isinstance(a, np.ndarray))
     assert held <= line.nbytes + 1000
 
 def test_capacity_is_exact():
@@ -481,7 +480,7 @@ def test_state_is_plain_and_apart():
     twin = Timeline(5)
     twin.load_state_dict(state)
     twin.add(Steps(episode(4)))
-    Batches(twin).draw(twin.keys, np.ones(5, np.float32))
+    twin.batch(twin.keys, np.ones(5, np.float32))
     assert same(state, before)
 
 def test_a_used_memory_becomes_the_saved_one():
@@ -495,10 +494,10 @@ def test_a_used_memory_becomes_the_saved_one():
 
 def test_counts_of_draws_are_saved():
     line = filled(8, 5)
-    Batches(line).draw(np.array([3,7,7]), np.ones(3, np.float32))
+    line.batch(np.array([3,7,7]), np.ones(3, np.float32))
     twin = Timeline(5)
     twin.load_state_dict(through_file(line.state_dict()))
-    assert twin._drawn[twin.keys % 5].tolist() == [1,0,0,0,2] and twin._ages.tolist() == line._ages.tolist()
+    assert twin._parts[0].drawn[twin.keys % 5].tolist() == [1,0,0,0,2] and twin.ages.tolist() == line.ages.tolist()
 
 def test_copies_of_a_memory_go_their_own_ways():
     line = filled(8, 5)

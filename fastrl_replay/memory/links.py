@@ -6,7 +6,7 @@
 __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'MAX_SZ', 'LINK', 'BACK', 'DRAWN', 'LAST_KEY', 'LAST', 'N_LAST', 'NUMBER',
            'N_NUMBER', 'Tables', 'Links', 'acceptable', 'link_rows', 'as_keys', 'first_invalid']
 
-# %% ../../nbs/31_links.ipynb #c61a6420
+# %% ../../nbs/31_links.ipynb #fa703b94
 from copy import copy
 from typing import NamedTuple
 import numpy as np, torch
@@ -16,7 +16,7 @@ from ..episodes import (ENV, EPISODE_N, SIZE, STEP_N, Environments, NaNSearch, R
     note_row, places_of, row_ends)
 from .arrays import MainMemory
 
-# %% ../../nbs/31_links.ipynb #be2a781e
+# %% ../../nbs/31_links.ipynb #95ae7358
 INSERTED,OLDEST,AGE_SUM,AGE_MAX,MAX_SZ,LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER = range(13)   # what stands where
 
 class Tables(NamedTuple):
@@ -25,7 +25,7 @@ class Tables(NamedTuple):
     envs:Environments # dense numbers, and the last row of each
     last_key:np.ndarray # of each environment, by its dense number
 
-# %% ../../nbs/31_links.ipynb #8316c8df
+# %% ../../nbs/31_links.ipynb #e9602427
 class Links:
     "Keys, links and episodes of the last `max_sz` rows, and how often each was drawn; never a byte of a row"
     def __init__(self,
@@ -35,7 +35,7 @@ class Links:
         who:str='Timeline', # who keeps the rows, for errors
     ):
         self.who,self.max_sz,self._search = who,max_sz,NaNSearch(dtype)
-        self.plan = np.concatenate([RowLayout(who, dtype).at, self._search.at])   # where kernels look in a row
+        self.plan = np.concatenate([RowLayout(who, dtype, strict=False).at, self._search.at])   # where kernels look in a row
         self.link,self.back,self.drawn = (arrays.new(n, max_sz, np.int32, 0) for n in ('link','back','drawn'))
         self._use(np.zeros(5, np.int64), Environments(), np.zeros(0, np.int64))
 
@@ -59,13 +59,15 @@ class Links:
     keys     = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
     def __len__(self): return self.inserted - self.oldest
 
+    def __reduce__(self): raise TypeError('links hold addresses: copy or pickle the timeline')
+
     @property
     def nbytes(self):
         "Bytes reserved"
         envs = self.tables.envs
         return sum(a.nbytes for a in (self.link, self.back, self.drawn, self.tables.last_key, envs.last, envs.number))
 
-# %% ../../nbs/31_links.ipynb #da31d552
+# %% ../../nbs/31_links.ipynb #cd910120
 _u = np.uint64   # unsigned places spare kernels a test for negative ones
 
 @njit
@@ -101,7 +103,7 @@ def link_rows(numbers, plan, address, n):
     numbers[OLDEST] = max(numbers[OLDEST], inserted + n - max_sz)
     numbers[INSERTED] = inserted + n
 
-# %% ../../nbs/31_links.ipynb #74a3bedf
+# %% ../../nbs/31_links.ipynb #98fe0444
 @patch
 def accepts(self:Links, rows)->bool: # a structured array, contiguous
     "Can these rows be taken as they are?"
@@ -120,7 +122,7 @@ def append(self:Links, rows):
     "Rows that lie in their slots are there from now on"
     link_rows(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
 
-# %% ../../nbs/31_links.ipynb #f7315849
+# %% ../../nbs/31_links.ipynb #2ff5285c
 def as_keys(keys)->np.ndarray: # int64
     "Keys as the kernels want them"
     if isinstance(keys, torch.Tensor): keys = keys.cpu().numpy()
@@ -155,7 +157,7 @@ def refuse_key(self:Links, key):
     raise StaleKey(self.who, f'key {key} is stale: its row was overwritten {self.oldest-key} rows ago',
         expected=there, remedy='ask valid(keys) first, or keep more rows (max_sz)')
 
-# %% ../../nbs/31_links.ipynb #6d3cd77c
+# %% ../../nbs/31_links.ipynb #3eaf55b7
 @njit
 def _walk(numbers, keys, offsets, out):
     max_sz,oldest = numbers[MAX_SZ],numbers[OLDEST]
@@ -183,7 +185,7 @@ def walk(self:Links,
     _walk(self.tables.numbers, keys, offsets, out)
     return out
 
-# %% ../../nbs/31_links.ipynb #dab45fcf
+# %% ../../nbs/31_links.ipynb #4eb7e125
 @njit
 def _window_slots(numbers, keys, slots):
     max_sz = numbers[MAX_SZ]
@@ -211,7 +213,7 @@ def window_slots(self:Links,
     _window_slots(self.tables.numbers, keys, slots)
     return slots
 
-# %% ../../nbs/31_links.ipynb #abd8961c
+# %% ../../nbs/31_links.ipynb #15bc4296
 @patch
 def state_dict(self:Links)->dict: # plain data and tensors
     "Counters, links and environments"

@@ -49,7 +49,7 @@ def count_drawn(numbers, keys):
     numbers[AGE_SUM] += len(keys)*numbers[INSERTED] - total
     numbers[AGE_MAX] = max(numbers[AGE_MAX], numbers[INSERTED] - low)
 
-# %% ../../nbs/32_rows.ipynb #6c986555
+# %% ../../nbs/32_rows.ipynb #dc08d992
 class Store:
     "The base of stores: adds blocks and draws batches by `put` and `gather`"
     arrays = MainMemory()   # where its arrays lie
@@ -82,6 +82,9 @@ class Store:
 
     def stats(self)->dict: return dict(row_bytes=self.nbytes/self.max_sz)
 
+    def __getstate__(self): # a store that is copied or sent elsewhere has its settings there, and no memory
+        return {k: v for k,v in vars(self).items() if k[0] != '_' and k not in ('dtype','max_sz')}
+
 # %% ../../nbs/32_rows.ipynb #fd26024e
 _u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
 
@@ -100,14 +103,14 @@ def _gather_rows(mem, size, slots, out, present):
         dst += out_size
     return touched   # or the compiler would leave the touching out
 
-# %% ../../nbs/32_rows.ipynb #e327ef85
+# %% ../../nbs/32_rows.ipynb #0363bac9
 class Rows(Store):
     "Whole rows in main memory"
     nbytes = property(lambda self: self._mem.nbytes, doc='Bytes reserved')
     def _reserve(self, arrays):
         dtype,self._search = self.dtype,NaNSearch(self.dtype)
         self._mem = arrays.new('rows', self.max_sz*dtype.itemsize, np.uint8)
-        self._plan = np.array([*RowLayout('Rows', dtype).at, *self._search.at, self._mem.ctypes.data])   # as the links have it, and where
+        self._plan = np.array([*RowLayout('Rows', dtype, strict=False).at, *self._search.at, self._mem.ctypes.data])   # as the links have it, and where
 
     def put(self, slots, rows): self._mem.reshape(self.max_sz, -1)[slots] = rows.view(np.uint8).reshape(len(rows), -1)
     def gather(self, slots, out, present=-1):

@@ -9,7 +9,7 @@ __all__ = ['random_bits', 'random_seed', 'Sampler', 'Uniform', 'Proportional', '
 from copy import copy
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import ArgumentError, NotEnoughRows, StaleKey, StateError, njit, number, renamed, whole
+from ..core import ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, njit, number, renamed, whole
 from . import ranktree, sumtree
 from .ranktree import RankTree
 from .sumtree import LARGEST, SumTree
@@ -78,7 +78,7 @@ def _draw_most(seed, count, first, n, keys):
         if j >= 0: pool[i],pool[i+j],keys[i],i = pool[i+j],pool[i],first + pool[i+j],i + 1
     return count
 
-# %% ../../nbs/37_samplers.ipynb #a0546660
+# %% ../../nbs/37_samplers.ipynb #96bc7412
 @njit
 def _darts(seed, count, total, stratified, darts):
     "Random places from 0 to `total`, one in each of equal parts or anywhere"
@@ -87,7 +87,7 @@ def _darts(seed, count, total, stratified, darts):
         x = np.float64(random_bits(seed, count + i) >> _u(11))*2.**-53
         darts[_u(i)] = (x + i)*(total/n) if stratified else x*total
 
-# %% ../../nbs/37_samplers.ipynb #85050311
+# %% ../../nbs/37_samplers.ipynb #137badcb
 class Sampler:
     "The base of samplers: which keys there are, random numbers, how to go on"
     counts_only = False   # True: keys that came with several blocks may be told at once, when the sampler is next used
@@ -112,7 +112,8 @@ class Sampler:
     def __len__(self): return self.end - self.first
     def added(self, first:int, end:int, oldest:int=0, p=None):
         "Keys that came, and those before `oldest` that went"
-        self.first,self.end = int(max(oldest, self.first if len(self) else first)),int(end)
+        first = self.first if self.end > self.first else first
+        vars(self).update(first=int(max(oldest, first)), end=int(end))   # in one call, which no interrupt divides
     def update(self, keys, td): "What the learner found out; here it changes nothing"
     def sample(self, n:int)->tuple: raise NotImplementedError   # keys, and the probability of each
     def probabilities(self)->np.ndarray: return np.full(len(self), 1/max(len(self), 1))
@@ -125,7 +126,14 @@ class Sampler:
         self._count += int(n)
         return out
 
+    def check_places(self, who:str):
+        "Raise where this one draws keys in order only, and no places, as sequences have them"
+        missing = [m for m in ('use_places','insert','remove') if not hasattr(self, m)]
+        if missing: raise ArgumentTypeError(who, 'sampler', f'{type(self).__name__} without {", ".join(missing)}',
+            'one that draws places too, as Proportional and Ranked do', 'add these methods')
+
     kind = property(lambda self: type(self).__name__, doc='What a checkpoint is of')
+    def __repr__(self): return f'<{self.kind}>'
     def state_dict(self)->dict: return dict(kind=self.kind, seed=int(self._seed), count=self._count, first=self.first, end=self.end)
     def check_state(self, state:dict):
         "Raise where this state is of another sampler"
@@ -165,11 +173,12 @@ class Uniform(Sampler):
 
 # %% ../../nbs/37_samplers.ipynb #fda0a560
 @njit
-def _as_slots(keys, oldest, end, capacity, slots):
-    "From keys to slots in a ring; -1, or the place of the first key that is not here"
+def _as_slots(keys, p, oldest, end, capacity, slots):
+    "From keys to slots in a ring; -1, the place of the first priority that is no number, or -2 minus that of the first key that is not here"
     start = oldest - oldest % capacity
     for i in range(len(keys)):
-        if keys[i] < oldest or keys[i] >= end: return i
+        if keys[i] < oldest or keys[i] >= end: return -2 - i
+        if not p[i] < np.inf: return i
         slot = keys[i] - start
         slots[_u(i)] = slot if slot < capacity else slot - capacity
     return -1
@@ -193,11 +202,20 @@ class _Prioritized(Sampler):
 
     def clear(self):
         super().clear()
-        self.tree,self.largest_ever,self._there = self._new_tree(),1.,None   # _there: of keys that come in no order, which are here
+        self.tree,self.largest_ever,self._there = self._new_tree(self.capacity),1.,None   # _there: of keys that come in no order, which are here
 
     kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
     def __getstate__(self): return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends')}
     def __setstate__(self, state): self.__dict__.update(state); self.clear()
+
+    def _of_new(self):
+        "The priority of what comes now"
+        self._note_largest()
+        return self.largest_ever if self.max_ever else self._largest() or 1.
+
+    def _note_largest(self):
+        "Before priorities change: the largest may be about to go"
+        if self.max_ever: self.largest_ever = max(self.largest_ever, self._largest())
 
 # %% ../../nbs/37_samplers.ipynb #d8b657dd
 @patch
@@ -215,9 +233,9 @@ def added(self:_Prioritized,
     if p is not None and not (len(p) == end-first and (p <= LARGEST).all() and (p >= 0).all()): raise ArgumentError(type(self).__name__,
         'priorities of new keys', f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}',
         f'{end-first} numbers, from 0 to {LARGEST:g}')
-    self._roll(gone, min(oldest, left), come, end, self.largest_ever if self.max_ever else -1.)
-    self.first,self.end = oldest,end
+    self._roll(gone, min(oldest, left), come, end, self._of_new() if self.max_ever else -1.)
     if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
+    vars(self).update(first=oldest, end=end)   # in one call, which no interrupt divides
 
 # %% ../../nbs/37_samplers.ipynb #88ea0733
 @patch
@@ -229,9 +247,9 @@ def update(self:_Prioritized,
     if len(td) != len(keys): raise ArgumentError(type(self).__name__, 'TD errors', len(td), f'{len(keys)}, one for each key')
     slots,p = np.empty(len(keys), np.int64),np.abs(td)
     p += self.eps
-    missing = _as_slots(keys, self.first, self.end, self.capacity, slots)
-    if missing >= 0: raise StaleKey(type(self).__name__, 'a key that is not here', keys[missing], f'{self.first} to {self.end-1}')
-    bad = self._set(slots, self._in_tree(p))
+    bad = _as_slots(keys, p, self.first, self.end, self.capacity, slots)
+    if bad < -1: raise StaleKey(type(self).__name__, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}')
+    if bad < 0: bad = self._set(slots, self._in_tree(p))
     if bad >= 0: self._refuse(bad, td)
 
 # %% ../../nbs/37_samplers.ipynb #816723e4
@@ -254,7 +272,8 @@ def _refuse(self:_Prioritized, i, td): raise ArgumentError(type(self).__name__, 
 @patch
 def state_dict(self:_Prioritized)->dict:
     "Counters, and the priorities in the order of the keys"
-    keys = np.arange(self.first, self.end) if self._there is None else np.flatnonzero(self._there)
+    self._note_largest()
+    keys = np.arange(self.first, self.end) if self._there is None else self._taken()
     p = self.tree[keys % self.capacity] if len(keys) else np.empty(0)
     state = dict(Sampler.state_dict(self), largest_ever=self.largest_ever, priorities=torch.from_numpy(p))
     return state if self._there is None else dict(state, there=torch.from_numpy(keys), capacity=self.capacity)
@@ -271,28 +290,32 @@ def load_state_dict(self:_Prioritized, state:dict):
     self._there[state['there'].numpy()] = True
     self._set(state['there'].numpy().copy(), p.copy())
 
-# %% ../../nbs/37_samplers.ipynb #34168ba0
+# %% ../../nbs/37_samplers.ipynb #67beb44f
 @patch
 def use_places(self:_Prioritized,
     capacity:int, # how many there can be at a time
 ):
-    "Draw places from now on, none of which is taken yet"
-    old,self.capacity = (None,None) if self._there is None else (np.flatnonzero(self._there),self.tree),capacity
-    if old[0] is None: there = np.zeros(capacity, bool)
-    else: there = np.concatenate([self._there, np.zeros(capacity - len(self._there), bool)])
-    priorities = None if old[0] is None or not len(old[0]) else old[1][old[0]]
-    self.tree,self._there,self.first,self.end = self._new_tree(),there,0,capacity
-    if priorities is not None: self._set(old[0], priorities)
+    "Draw places from now on; those that are taken stay so"
+    taken,tree,there = self._taken(),self._new_tree(capacity),np.zeros(capacity, bool)
+    if len(taken): tree.update(taken, self.tree[taken])
+    there[taken] = True
+    vars(self).update(capacity=capacity, tree=tree, _there=there, first=0, end=capacity)
+
+@patch
+def _taken(self:_Prioritized):
+    "Places that are taken, in an order from which an equal tree can be built"
+    return np.zeros(0, np.int64) if self._there is None else np.flatnonzero(self._there)
 
 @patch
 def insert(self:_Prioritized, places):
     "These are taken now, and get the largest priority"
     self._there[places] = True
-    self._set(places, np.full(len(places), self.largest_ever if self.max_ever else self._largest() or 1.))
+    self._set(places, np.full(len(places), self._of_new()))
 
 @patch
 def remove(self:_Prioritized, places):
     "These are free now"
+    self._note_largest()
     self._take_out(places)
     self._there[places] = False
 
@@ -328,7 +351,7 @@ class Proportional(_Prioritized):
         self._least = least
         super().__init__(capacity, alpha, eps, seed, stratified, max_ever)
 
-    def _new_tree(self): return SumTree(self.capacity, self._least)
+    def _new_tree(self, capacity): return SumTree(capacity, self._least)
     def _in_tree(self, p): return p if self.alpha == 1 else np.power(p, self.alpha, out=p)
     def _largest(self): return self.tree.largest
     def _take_out(self, places): self.tree.update(places, 0.)
@@ -339,9 +362,8 @@ class Proportional(_Prioritized):
 
     def _set(self, slots, p):
         t = self.tree
-        bad = sumtree._update(t._nodes, t._peaks, t._lows, t._starts, self.capacity, slots, p)
-        if self.max_ever: self.largest_ever = max(self.largest_ever, t.largest)
-        return bad
+        self._note_largest()
+        return sumtree._update(t._nodes, t._peaks, t._lows, t._starts, self.capacity, slots, p)
 
     @property
     def least(self):
@@ -401,23 +423,32 @@ class Ranked(_Prioritized):
         least:bool=True, # is `least` asked for? It is always known here
     ): super().__init__(capacity, alpha, eps, seed, stratified, max_ever)
 
-    def _new_tree(self):
+    def _new_tree(self, capacity):
         self._ends = np.empty(0)
-        return RankTree(self.capacity)
+        return RankTree(capacity)
     def _in_tree(self, p): return p
     def _largest(self): return self.tree[self.tree.select(1)] if len(self.tree) else 0.
     def _take_out(self, places): self.tree.remove(places)
 
     def _roll(self, gone, oldest, first, end, p):
-        t = self.tree
-        t._age = ranktree._roll(t._tree, self.capacity, gone, oldest, first, end, p, t._age)
+        ranktree._roll(self.tree._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
 
     def _set(self, slots, p):
         bad = ~(p <= LARGEST)
         if bad.any(): return int(bad.argmax())
-        self.tree._age,_ = ranktree._update(self.tree._tree, slots, p, self.tree._age)
-        if self.max_ever and len(self.tree): self.largest_ever = max(self.largest_ever, self._largest())
+        self._note_largest()
+        ranktree._update(self.tree._tree, slots, p, self._ages(len(slots)))
         return -1
+
+    def _ages(self, n):
+        "The first of `n` ages; counted before they are given, or an interrupt could let one be given twice"
+        age = self.tree._age
+        self.tree._age = age + n
+        return age
+
+    def _taken(self):
+        places = super()._taken()
+        return places[np.argsort(self.tree._tree[-1][places])]   # the oldest first
 
     def _masses(self):
         "The running sum of rank**-alpha, for at least as many ranks as there are keys"
@@ -455,7 +486,7 @@ def probabilities(self:Ranked)->np.ndarray:
     keys = np.arange(self.first, self.end) % self.capacity if self._there is None else np.flatnonzero(self._there)
     return self.tree.rank(keys)**-float(self.alpha)/self._masses()[len(keys)-1]
 
-# %% ../../nbs/37_samplers.ipynb #a765e48d
+# %% ../../nbs/37_samplers.ipynb #cb6bb694
 @njit
 def _over_least(p, least):
     "Probabilities in units of `least`, or of the smallest in the batch where that is negative"

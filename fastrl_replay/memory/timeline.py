@@ -6,12 +6,13 @@
 __all__ = ['Timeline']
 
 # %% ../../nbs/34_timeline.ipynb #6ab0d964
+from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from ..core import (ArgumentTypeError, BlockError, StateError, Steps, dtype_spec, extend_dtype, plain_columns, problem,
     spec_dtype, step_dtype, whole)
-from ..episodes import BlockGate, Environments, refuse_nan
+from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
 from .links import AGE_MAX, AGE_SUM, Links, as_keys
 from .rows import BatchPlan, Rows, Store, count_drawn
 
@@ -31,7 +32,8 @@ class Timeline:
 
     def clear(self):
         "Forget everything, the columns too"
-        self._gate = BlockGate(self.who, refuses=refuse_nan(self.who), check=self._check)
+        layout = partial(RowLayout, strict=False)
+        self._gate = BlockGate(self.who, layout, refuse_nan(self.who), check=self._check)
         self._parts,self._same = None,None   # links, store, what batches and windows look like; the dtype of the last block
 
     def add(self,
@@ -53,7 +55,7 @@ class Timeline:
     environments = property(lambda self: self._parts[0].tables.envs if self._parts else Environments(), doc='Dense numbers of all environments')
     def __len__(self): return self.inserted - self.oldest
 
-# %% ../../nbs/34_timeline.ipynb #13869037
+# %% ../../nbs/34_timeline.ipynb #4ff47d95
 @patch
 def _open(self:Timeline, dtype):
     "Links and a store for such rows, and what batches and windows of them look like"
@@ -95,7 +97,8 @@ def take(self:Timeline,
 
 @patch
 def _valid_keys(self:Timeline, keys):
-    keys = as_keys(keys)
+    given,keys = np.asarray(keys.cpu() if isinstance(keys, torch.Tensor) else keys),as_keys(keys)
+    if given.dtype == np.uint64 and (given >= 2**63).any(): self.refuse_key(int(given.max()))
     if self._parts: return keys
     if not keys.size: raise BlockError(self.who, 'nothing was ever added, so the columns are not known')
     self.refuse_key(int(keys.flat[0]))
@@ -108,7 +111,7 @@ def refuse_key(self:Timeline, key):
 
 _NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))
 
-# %% ../../nbs/34_timeline.ipynb #c3690000
+# %% ../../nbs/34_timeline.ipynb #d59bae4f
 @patch
 def batch(self:Timeline,
     keys:np.ndarray, # int64
@@ -204,6 +207,15 @@ def load_state_dict(self:Timeline, state:dict):
     store.load_state_dict(line.keys % self.max_sz, state['store'])
     self.clear()
     self._gate.layout,self._parts = self._gate.make_layout(self.who, store.dtype),parts
+
+# %% ../../nbs/34_timeline.ipynb #7a94c62a
+@patch
+def __getstate__(self:Timeline): return dict(max_sz=self.max_sz, store=self.store, who=self.who, rows=self.state_dict())
+
+@patch
+def __setstate__(self:Timeline, state):
+    self.__init__(state['max_sz'], state['store'], state['who'])
+    self.load_state_dict(state['rows'])
 
 # %% ../../nbs/34_timeline.ipynb #8344dad2
 def _column(self, name):

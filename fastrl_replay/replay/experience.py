@@ -31,7 +31,5 @@ class ExperienceReplay(Replay):
         store:Store=None, # how rows become bytes; None: whole rows in main memory
     ):
         self.seed,self.replacement = seed,replacement
-        if not replacement and sampler is None and bs > max_sz: raise ArgumentError('ExperienceReplay', 'bs and max_sz', f'bs={bs}, max_sz={max_sz}',
-            '1 <= bs <= max_sz', 'a batch of distinct rows must fit in the memory')
-        super().__init__(source, bs, max_sz, sampler=Uniform(seed, replacement) if sampler is None else sampler, store=store, needs=1 if replacement else None,
-            ratio=ratio, warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)
+        super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: Uniform(seed, replacement), store=store,
+            needs=1 if replacement else None, ratio=ratio, warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)

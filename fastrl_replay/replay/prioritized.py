@@ -57,8 +57,8 @@ class PrioritizedReplay(Replay):
         for what,x in dict(alpha=alpha, eps=eps).items(): number(who, what, x)
         scheduled(who, 'beta', beta)
         self.alpha,self.eps,self.stratified,self.seed = alpha,eps,stratified,seed
-        if sampler is None: sampler = SAMPLERS[kind](max_sz, alpha, eps, seed, stratified, self.initial == 'max_ever', weight_norm == 'memory')
-        super().__init__(source, bs, max_sz, sampler=sampler, store=store, beta=beta, weight_norm=weight_norm,
+        def default(): return SAMPLERS[kind](max_sz, alpha, eps, seed, stratified, self.initial == 'max_ever', weight_norm == 'memory')
+        super().__init__(source, bs, max_sz, sampler=sampler, default=default, store=store, beta=beta, weight_norm=weight_norm,
             initial=None if self.initial in ('largest','max_ever') else self.initial, ratio=ratio, warmup=warmup,
             return_idxs=return_idxs, freeze_memory=freeze_memory)
 

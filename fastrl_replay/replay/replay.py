@@ -12,7 +12,8 @@ from threading import RLock
 from weakref import ref
 import numpy as np
 from fastcore.basics import patch
-from ..core import ArgumentError, BlockError, NotEnoughRows, StateError, Steps, number, spec_dtype, whole
+from fastrl_replay.core import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError, Steps, number,
+    spec_dtype, whole)
 from ..locks import DrawOrderLock
 from ..memory.samplers import Sampler, importance_weights
 from ..memory.timeline import Timeline
@@ -28,7 +29,8 @@ class Replay(Pipe):
         bs, # rows, or whatever the view draws, in a batch
         max_sz, # rows in memory
         *,
-        sampler:Sampler, # a template
+        sampler:Sampler=None, # a template
+        default=None, # makes the sampler where none is given
         view:View=Transitions(), # a template
         store=None, # how rows become bytes; None: whole rows in main memory
         beta=None, # how far weights correct for probabilities: a number, or a function of the batches so far; None: all weights are 1
@@ -41,9 +43,11 @@ class Replay(Pipe):
         self.bs,self.max_sz = whole(who, 'bs', bs, 1),whole(who, 'max_sz', max_sz, 1, 2**31-1)
         self.warmup = None if warmup is None else whole(who, 'warmup', warmup)
         self.ratio = ratio if ratio is None or not number(who, 'ratio', ratio) else ratio
-        if getattr(sampler, 'capacity', self.max_sz) < self.max_sz: raise ArgumentError(who, 'sampler', f'room for {sampler.capacity} keys',
-            f'room for max_sz={self.max_sz}')
+        if (needs or self.bs) > self.max_sz: raise ArgumentError(who, 'bs and max_sz', f'bs={bs}, max_sz={max_sz}', '1 <= bs <= max_sz',
+            'a batch must fit in the memory')
         super().__init__(source)
+        self._given = dict(sampler=sampler)   # for the repr: the attribute is one that is in use
+        sampler = default() if sampler is None else self._checked_sampler(sampler, view)
         self.store,self.beta,self.weight_norm,self.return_idxs,self.freeze_memory = store,beta,weight_norm,return_idxs,freeze_memory
         self._templates,self._initial,self._needs,self._endless = (sampler,view),initial,needs,source is None
         self._fresh()
@@ -58,6 +62,15 @@ class Replay(Pipe):
         self.sampled = self.batches = self.stale = self._n_yielded = self._counted = 0
         self._unfollowed,self._ones = None,np.ones(self.bs)
         self._tells_later = self.sampler.counts_only and not self.view.follows and self._initial is None
+
+    def _checked_sampler(self, sampler, view):
+        who = type(self).__name__
+        if not isinstance(sampler, Sampler): raise ArgumentTypeError(who, 'sampler', getattr(sampler, '__name__', type(sampler).__name__),
+            'a Sampler, such as Uniform()')
+        if view.follows: sampler.check_places(who)
+        if getattr(sampler, 'capacity', self.max_sz) < self.max_sz: raise ArgumentError(who, 'sampler', f'room for {sampler.capacity} keys',
+            f'room for max_sz={self.max_sz}')
+        return sampler
 
     draws_batches = True
     unit = property(lambda self: self.view.unit, doc='What is drawn')

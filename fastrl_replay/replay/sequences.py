@@ -55,10 +55,9 @@ class SequenceReplay(Replay):
         for what,x,most in ('eta',eta,1),('alpha',alpha,None),('eps',eps,None): number(who, what, x, high=most)
         scheduled(who, 'beta', beta)
         self.eta,self.alpha,self.eps,self.stratified,self.state,self.seed = eta,alpha,eps,stratified,state,seed
-        if sampler is None:
-            make,alpha = SAMPLERS.get(self.kind, Proportional),alpha if self.prioritized else 0.
-            sampler = make(max_sz, alpha, eps, seed, stratified, self.initial == 'max_ever', weight_norm == 'memory')
-        super().__init__(source, bs, max_sz, sampler=sampler, store=store, beta=beta, weight_norm=weight_norm, ratio=ratio,
+        def default(): return SAMPLERS.get(self.kind, Proportional)(max_sz, alpha if self.prioritized else 0., eps, seed, stratified,
+            self.initial == 'max_ever', weight_norm == 'memory')
+        super().__init__(source, bs, max_sz, sampler=sampler, default=default, store=store, beta=beta, weight_norm=weight_norm, ratio=ratio,
             view=SequenceView(self.length, self.burn_in, self.overlap, eta, state), warmup=warmup, return_idxs=return_idxs,
             freeze_memory=freeze_memory)
 
