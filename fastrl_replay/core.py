@@ -195,7 +195,7 @@ def extend_dtype(
     dtype:np.dtype, # of the rows as they are
     **extra, # the columns to add: name=dtype or name=(dtype, shape)
 )->np.dtype: # an aligned dtype that begins with `dtype`
-    "`dtype` with more columns behind it; the old ones stay at their offsets"
+    "`dtype` with more columns after it; the old ones stay at their offsets"
     dtype = plain_dtype(dtype)
     twice = set(dtype.names) & extra.keys()
     if twice: raise ArgumentError('extend_dtype', f'columns {sorted(twice)} are there already', remedy='rename them')
@@ -372,8 +372,8 @@ def __iter__(self:Steps):
     return (self[i] for i in range(len(self)))
 
 @patch
-def copy(self:Steps)->Steps: # rows of its own
-    "The same rows in memory of their own, for a stage that wants to change them"
+def copy(self:Steps)->Steps: # with rows that are shared with no other block
+    "The same rows in new memory, for a stage that wants to change them"
     return self._like(self._rows.copy() if self._block is None else self._block.clone())
 
 @patch
@@ -399,7 +399,7 @@ def cat(cls:Steps,
     else:
         joined,at = blocks[0]._like(np.empty((sum(map(len, blocks)), *blocks[0].shape[1:]), blocks[0].dtype)),0
         for b in blocks: joined._rows[at:at+len(b)],at = b.rows,at+len(b)
-    if any(b._replay is not joined._replay for b in blocks): joined._replay = None   # whose keys are whose, nobody could tell
+    if any(b._replay is not joined._replay for b in blocks): joined._replay = None   # it can't be said whose keys are whose
     return joined._joined(blocks)
 
 # %% ../nbs/00_core.ipynb #9c27f4b9
@@ -450,7 +450,7 @@ def pack(steps:Steps)->dict: # plain data and tensors
     "A block, or one of a subclass, for a checkpoint"
     return steps._packed()
 
-def unpack(state:dict)->Steps: # in memory of its own
+def unpack(state:dict)->Steps: # in new memory
     "The block that was packed"
     return {c.__name__: c for c in (Steps,*Steps.__subclasses__())}[state['kind']]._unpacked(state)
 

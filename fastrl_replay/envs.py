@@ -306,7 +306,7 @@ def _forget(self:_EnvGroup, ended):
 
 # %% ../nbs/10_envs.ipynb #3273edc1
 def _close_all(envs):
-    "Close every one, also where one fails; the first failure is told"
+    "Close every one, also where one fails; the first failure is raised"
     failures = []
     while envs:
         try: envs.pop().close()

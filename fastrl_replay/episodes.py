@@ -115,7 +115,7 @@ class NaNSearch:
                 mask = np.zeros(words, kind)
                 mask[places] = ones
                 places = np.tile(mask, max(1, 4096//dtype.itemsize))
-            self._arrays.append(places)   # kept, or its address would be nobody's
+            self._arrays.append(places)   # kept, or its memory would be freed
             self.at[1+3*i:4+3*i] = places.ctypes.data,len(places),masked
 
 # %% ../nbs/03_episodes.ipynb #70324fc3

@@ -150,7 +150,7 @@ def _block(columns, shape=None, like=None):
 def from_columns(cls:Steps,
     columns:dict, # name → tensor or array, or nested dicts and tuples of them
     shape=None, # of the block; None: what the shapes of all columns begin with
-)->Steps: # in memory of its own, on the device of the columns
+)->Steps: # in new memory, on the device of the columns
     "A block of rows from its columns"
     return _block(columns, shape)
 
@@ -237,7 +237,7 @@ def to_tensordict(self:Steps):
 @patch(cls_method=True)
 def from_tensordict(cls:Steps,
     td, # a `TensorDict` of plain tensors; each element of its batch becomes a row
-)->Steps: # in memory of its own
+)->Steps: # in new memory
     "A block of rows from a `TensorDict`"
     if not _tensordict().is_tensor_collection(td): raise ArgumentTypeError('Steps.from_tensordict', 'what is given', type(td).__name__, 'a TensorDict',
         'Steps.from_columns for a dict of tensors')

@@ -21,7 +21,7 @@ _REWARD,_NEXT_STATE,_NEXT_SIZE,_MERGED_SIZE,_DISCOUNT,_N_MERGED,_N,_WAITING = ra
 def _refuse_merged(who, dtype, merged):
     if merged: raise BlockError(who, 'its rows have the columns of an n_step already',
         [n for n in ('discount','n') if n in dtype.names], 'single steps',
-        'use one n_step in a chain, put n_skip before n_step, and call columns of your own something else')
+        'use one n_step in a chain, put n_skip before n_step, and call your own columns something else')
 
 class _MergeLayout(RowLayout):
     "Where the kernel finds what it reads in a row, and writes in a merged one"

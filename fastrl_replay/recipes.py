@@ -25,7 +25,7 @@ from .learners.registry import setting_text
 def as_value(
     text:str, # as it stands in the file
 ): # bool, int, float, a tuple of ints, or the text itself
-    "What a person meant by the text of a setting"
+    "What is meant by the text of a setting"
     if text.lower() in ('yes','true','no','false'): return text.lower() in ('yes','true')
     parts = text.replace(',', ' ').split()
     if len(parts) > 1 and all(re.fullmatch(r'\d[\d_]*', p) for p in parts): return tuple(map(int, parts))
@@ -107,7 +107,7 @@ def _changed(recipe, changes):
     return {k: coerce_setting(changes.name, k, v, old[k]) if k in old else v for k,v in new.items()}
 
 def _on_top(base, new):
-    "A recipe with the settings of another in place of its own"
+    "A recipe with the settings of another in place of those it had"
     known = _known(base, new)
     settings,comments = {**known.settings, **_changed(known, new)},{**known.comments, **new.comments}
     return Recipe(new.name, new.about or base.about, settings, comments)

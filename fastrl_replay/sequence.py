@@ -143,7 +143,7 @@ class SequenceChunker(Pipe):
 
     def chunk(self,
         steps:Steps, # a block of rows, or one row
-    )->list: # `Steps` of shape [length], each in memory of its own
+    )->list: # `Steps` of shape [length], each in separate memory
         "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
         known = (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
                  and (rows.dtype is self._gate.same or self._gate.knows(rows.dtype)))

@@ -1,4 +1,4 @@
-"""The bench: contestants are checked before they are timed, peers live in processes of their own, reports say who is missing."""
+"""The bench: entries are checked before they are timed, peers run in separate processes, reports say which are missing."""
 import io, json, re, sys
 from contextlib import closing, redirect_stdout
 from importlib.resources import files
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fastrl_replay.bench import bench, buffers, peers
-from fastrl_replay.bench.bench import CONTESTS, FLOORS, contestants, fastest, floors, measure, medians, summary, table
+from fastrl_replay.bench.bench import CONTESTS, TARGETS, entries, fastest, measure, medians, summary, table, targets
 from fastrl_replay.bench.peers import ADAPTERS, Peer, PeerError, Rows, wrong_rows
 
-# Three libraries that nobody should install, in a copy of the peers' module.
+# Libraries made up for these tests, in a copy of the peers' module.
 STRANGERS = '''
 from itertools import count
 def version(library): return '0.0'
@@ -83,61 +83,61 @@ def test_what_a_library_prints_is_not_taken_for_an_answer(strangers):
         assert p.ask('prepare', job='uniform', size=100, n=8)['wrong'] == 0
         assert p.timeit(2) > 0
 
-def test_errors_and_deaths_are_told(strangers):
+def test_errors_and_crashes_are_told(strangers):
     with closing(Peer('broken')) as p:
         with pytest.raises(PeerError, match=r'^RuntimeError: no such$'): p.ask('prepare', job='uniform', size=100, n=8)
         with pytest.raises(PeerError): p.timeit(1)          # nothing is prepared
         with pytest.raises(PeerError, match='AttributeError'): p.ask('dance')
     with closing(Peer('mortal')) as p:
         p.ask('prepare', job='uniform', size=100, n=8)
-        with pytest.raises(PeerError, match='died: out of life'): p.timeit(1)
+        with pytest.raises(PeerError, match='crashed: out of life'): p.timeit(1)
 
-def test_a_peer_leaves_no_process_behind(strangers):
+def test_no_process_is_left_of_a_peer(strangers):
     p = Peer('noisy')
     p.close()
     assert p.process.poll() == 0
 
-def test_contestants_that_fail_or_lie_take_no_part(strangers):
+def test_entries_that_fail_or_lie_are_left_out(strangers):
     running = {name: Peer(name) for name in strangers}
     try:
-        there, wrong = contestants(CONTESTS['draw 32 rows'], 1_000, running)
+        there, wrong = entries(CONTESTS['draw 32 rows'], 1_000, running)
         assert list(there) == ['fastrl_replay', 'noisy', 'mortal', 'bare take']
         assert wrong['broken'] == 'RuntimeError: no such' and 'wrong rows' in wrong['liar'] and wrong['short'] == '1 wrong rows'
-        there, wrong = contestants(CONTESTS['a step of 1 CartPole'], 1_000, running)
+        there, wrong = entries(CONTESTS['a step of 1 CartPole'], 1_000, running)
         assert list(there) == ['fastrl_replay', 'bare env.step'] and not wrong
     finally:
         for p in running.values(): p.close()
 
 @pytest.mark.slow
 def test_a_whole_run_with_strangers(strangers, monkeypatch):
-    "One that dies while it is timed is named, and the others' figures are kept."
+    "One that crashes while it is timed is named, and the others' figures are kept."
     monkeypatch.setattr(bench, 'CONTESTS', {t: CONTESTS[t] for t in ('draw 32 rows', 'insert 8 rows')})
     results = bench.run(2_000, rounds=2, seconds=.001, progress=False)
     assert set(results['peers']) == {*ADAPTERS} - set(results['missing'])
     assert {'noisy', 'liar'} <= set(results['peers'])
     times = results['contests']['draw 32 rows']
     assert list(times)[0] == 'fastrl_replay' and list(times)[-1] == 'bare take' and 'liar' not in times and len(times['noisy']) == 2
-    assert 'mortal' not in times and 'died' in results['faults']['draw 32 rows']['mortal']
+    assert 'mortal' not in times and 'crashed' in results['faults']['draw 32 rows']['mortal']
     said = summary(results)
     assert '- liar failed at “draw 32 rows”' in said and json.loads(json.dumps(results)) == results
     assert 60 < results['bytes_a_row']['fastrl_replay'] < 100
 
 def test_growth_names_who_fails_too(strangers):
-    "One that lies, one that dies while it is timed; the others' curves go on."
+    "One that lies, one that crashes while it is timed; the others' curves go on."
     running = {name: Peer(name) for name in ('noisy', 'liar', 'mortal')}
     try: took, faults = bench.growth(running, rounds=1, largest=10_000, progress=False)
     finally:
         for p in running.values(): p.close()
     assert set(took['uniform']) == {'fastrl_replay', 'noisy'} and set(took['sequences']) == {'fastrl_replay'}
     wrong = faults['uniform, 10,000 rows']
-    assert 'wrong rows' in wrong['liar'] and 'died' in wrong['mortal'] and not faults['sequences, 10,000 rows']
+    assert 'wrong rows' in wrong['liar'] and 'crashed' in wrong['mortal'] and not faults['sequences, 10,000 rows']
 
 def test_memory_names_who_fails_too(strangers):
     wrong = {}
     assert set(bench.bytes_a_row(1_000, {'noisy': sys.executable, 'broken': sys.executable}, wrong)) == {'fastrl_replay', 'noisy'}
     assert wrong == {'broken': 'RuntimeError: no such'}
 
-def test_measure_lets_contestants_take_turns():
+def test_measure_interleaves_entries():
     order = []
     times = measure({'a': lambda: order.append('a'), 'b': lambda: order.append('b')}, rounds=3, seconds=1e-4)
     turns = re.sub(r'(.)\1*', r'\1', ''.join(order))
@@ -149,10 +149,10 @@ def made_up(**times):
     return dict(machine=dict(date='today', cpu='abacus', cores=1), peers=dict(cpprb='1'), size=10, missing=dict(torchrl='not installed for x'), faults={},
         copy_speed=1e9, bytes_a_row={}, contests={'draw 256 rows': {who: [t, t, 3*t] for who, t in times.items()}})
 
-def test_floors_say_met_missed_and_not_measured():
-    asked = next(f for f in FLOORS if f[0] == 'draw 256 rows')
+def test_targets_say_met_missed_and_not_measured():
+    asked = next(f for f in TARGETS if f[0] == 'draw 256 rows')
     assert asked[1:] == ('cpprb', 6)
-    line = lambda r: next(l for l in floors(r).splitlines() if l.startswith('| draw 256 rows |'))
+    line = lambda r: next(l for l in targets(r).splitlines() if l.startswith('| draw 256 rows |'))
     assert line(made_up(fastrl_replay=2., cpprb=12., bare=1.)).endswith('| 6 × | met |')
     assert line(made_up(fastrl_replay=2., cpprb=11., bare=1.)).endswith('| 5.5 × | **missed** |')
     assert line(made_up(fastrl_replay=2., bare=1.)).endswith('not measured |')
@@ -163,9 +163,9 @@ def test_the_fastest_peer_is_a_library():
     assert '| draw 256 rows | **2** | 1 | 2.00 | deque | 9 | 4.5 |' in table(r)
     assert fastest(made_up(fastrl_replay=2., bare=1.), 'draw 256 rows') is None
 
-def test_report_says_who_is_missing_and_how_to_get_them():
+def test_report_says_which_libraries_are_missing_and_how_to_get_them():
     said = summary(made_up(fastrl_replay=2., bare=1.))
-    assert '- torchrl took no part: not installed for x.' in said and "pip install '.[peers]'" in said and '--peer-python' in said
+    assert '- torchrl was left out: not installed for x.' in said and "pip install '.[peers]'" in said and '--peer-python' in said
     assert 'date today, cpu abacus, cores 1, cpprb 1' in said
 
 @pytest.mark.parametrize('args, word', [(['--peer-python', 'numpy=x'], 'expected NAME=PATH'), (['--peer-python', 'cpprb'], 'expected NAME=PATH'), (['--speed'], 'unrecognized')])
@@ -191,5 +191,5 @@ def test_the_figures_are_of_this_bench():
     assert not any(results['faults'].values()), results['faults']
     assert results['size'] == 1_000_000 and {'date', 'cpu', 'cores', 'torch', 'numpy'} <= set(results['machine'])
     assert {'growth', 'train', 'buffers', 'copy_speed', 'bytes_a_row'} <= set(results)
-    assert 'not measured' not in floors(results)
+    assert 'not measured' not in targets(results)
     assert set(results['buffers']['seconds']) == set(buffers.BUFFERS)

@@ -50,7 +50,7 @@ def offsets(dtype, start=0):
 @cases(150)
 @given(any_space, any_space)
 def test_row_dtype_is_aligned_and_keeps_what_spaces_declare(obs, act):
-    "Every part of both spaces is a field of its own type and shape, at a multiple of its size"
+    "Every part of both spaces is a field with its type and shape, at a multiple of its size"
     dt = step_dtype(obs, act)
     assert dt.isalignedstruct and all(at % d.base.alignment == 0 for at,d in offsets(dt)) and dt.itemsize % dt.alignment == 0
     row = np.zeros((), dt)
@@ -130,7 +130,7 @@ extras = st.dictionaries(st.sampled_from(['index','weight','mask','hidden','z'])
 @cases(100)
 @given(any_space, plain, extras)
 def test_extended_dtype_begins_with_the_old_row(obs, act, extra):
-    "Old fields stay where they are, new ones lie behind, aligned: a row can be copied into its longer self as one piece"
+    "Old fields stay where they are, new ones lie after them, aligned: a row can be copied into its longer self as one piece"
     dt = step_dtype(obs, act)
     new = extend_dtype(dt, **extra)
     assert new.isalignedstruct and new.names == (*dt.names, *extra) and all(at % d.base.alignment == 0 for at,d in offsets(new))

@@ -63,13 +63,13 @@ def test_every_notebook_is_a_page_of_the_sidebar_and_its_download(site, pages):
         assert (pages[f'{name}.html'].path.parent/taken[0]).read_bytes() == nb.read_bytes()
 
 def test_pages_follow_the_data(pages):
-    "The sidebar's order: by number, which is the order of the imports; tutorials before, reference behind."
+    "The sidebar's order: by number, which is the order of the imports; tutorials before, benchmarks and reference after."
     order = [l for l in dict.fromkeys(pages['index.html'].links) if re.fullmatch(r'(tutorials/)?\w+\.html', l)]
     numbered = [l for l in order if l[0].isdigit()]
-    assert numbered == sorted(numbered) and len(numbered) >= 23
+    assert numbered == sorted(numbered) and len(numbered) >= 40
     text = (pages['index.html'].path).read_text(encoding='utf-8')
     captions = re.findall(r'<p class="caption"[^>]*><span class="caption-text">([^<]*)', text)
-    assert captions == ['Tutorials', 'Steps', 'Environments', 'Transforms', 'Memory', 'Replay', 'Learning', 'Practice', 'Reference']
+    assert captions == ['Tutorials', 'Steps', 'Environments', 'Transforms', 'Memory', 'Replay', 'Learning', 'Practice', 'Benchmarks', 'Reference']
 
 def test_every_page_leads_to_the_next(pages):
     for name, page in lessons(pages).items():
@@ -79,7 +79,7 @@ def test_every_page_leads_to_the_next(pages):
 def public_names():
     "module.name of every function and class that a module exports, whether `all` gives it or not."
     for name in modules():
-        if name.startswith(('_', 'all')): continue
+        if name.startswith(('_', 'all')) or name.endswith('__init__'): continue   # these give what others define
         mod = importlib.import_module(f'fastrl_replay.{name}')
         for n in mod.__all__:
             obj = inspect.unwrap(getattr(mod, n))
@@ -137,7 +137,7 @@ def test_no_directive_is_left_over(pages):
         assert not found, f'{name}: {found}'
 
 def test_backticks_lead_to_the_api(pages):
-    assert '00_core.html#fastrl_replay.core.Steps' in pages['42_experience.html'].links
+    assert '00_core.html#fastrl_replay.core.Steps' in pages['34_timeline.html'].links
     assert '../20_nstep.html#fastrl_replay.nstep.NStep' in pages['tutorials/life_of_one_step.html'].links
     assert '50_losses.html#fastrl_replay.losses.rescale' in pages['99_all.html'].links          # of the public surface
     assert '55_dqn.html#fastrl_replay.learners.dqn.DQNLearner' in pages['index.html'].links    # written `.dqn`
@@ -148,6 +148,41 @@ def test_hidden_code_stays_out_and_folded_code_is_there(pages):
     assert 'bar_label' not in text and '<img alt="bars of microseconds' in text
     folded = pages['35_sumtree.html'].path.read_text(encoding='utf-8')
     assert folded.count('<details class="admonition hide') > 3
+
+# ---- words ----
+
+WORDS = {   # what notebooks, README and changelog don't say: what they say instead
+    r'contestants?': 'entries, runs', r'dice': 'RNG state, random generator', r'deaths?': 'crashes', r'crews?': 'environment group',
+    r'lanes?': 'environment slot', r'oftener': 'more often', r'whoever': 'the caller, a loop that …', r'nobody': 'no caller, not …',
+    r'by hand': 'on paper, directly, as a plain loop', r'of (?:its|their|his|her|your|my|our) own': 'separate, new, your own …',
+    r'mood(?:y|s)?': 'unstable across seeds', r'good neighbours': 'interoperability', r'in disguise': 'autoreset pseudo-step',
+    r'another hand': 'a reference implementation', r'map of the house': 'module overview', r'networks? that remembers?': 'recurrent network',
+    r'what a policy may say': 'policy outputs', r'what a person \w+': 'usage', r'(?:asked )?in vain': 'output discarded',
+    r'dues|owes|owed|pays': 'the batches that are due', r'everybody.?s figures': 'full results', r'behind one door': 'adapters',
+    r'behind `\w+`': 'after', r'new rows get': 'initial priority', r'bunch(?:es)?': 'chunk'}
+OLD_NAMES = {'bunch=', "'bunch'"}   # of an argument that is still taken
+
+def texts():
+    "Where a text stands, and the text: cells without their outputs, and what is written beside the notebooks."
+    for nb in NOTEBOOKS:
+        for c in json.loads(nb.read_text(encoding='utf-8'))['cells']: yield f'{nb.name} {c["id"]}', ''.join(c['source'])
+    for name in ('README.md', 'CONTRIBUTING.md', 'settings.ini'): yield name, (ROOT/name).read_text(encoding='utf-8')
+
+def test_words_are_the_fields_own():
+    found = []
+    for place, text in texts():
+        for old in OLD_NAMES: text = text.replace(old, '')
+        found += [f'{place}: {m[0]!r}; say: {instead}' for word, instead in WORDS.items() for m in re.finditer(rf'\b(?:{word})(?!\w)', text, re.I)]
+    assert not found, '\n'.join(found)
+
+def test_overview_lists_every_notebook_with_its_module():
+    index = ''.join(text for place, text in texts() if place.startswith('index.ipynb'))
+    overview = index[index.index('## Module overview'):]
+    for nb in NOTEBOOKS:
+        exp = re.search(r'#\| *default_exp +(\S+)', nb.read_text(encoding='utf-8').replace('\\n', '\n'))
+        if not exp: continue
+        module = exp[1].strip('",').removesuffix('.__init__')
+        assert f'| [{nb.stem}]({nb.name}) `{module}` |' in overview, nb.name
 
 # ---- the glue ----
 

@@ -371,7 +371,7 @@ def test_after_a_wrong_action_the_stream_goes_on_unharmed():
         assert (rows['hidden']['[0]'] == rows['step_n'] - 1).all()
 
 class Net(torch.nn.Module):
-    "A network that remembers whether gradients were on"
+    "A network that notes whether gradients were on"
     def __init__(self): super().__init__(); self.l, self.grads = torch.nn.Linear(2, 3), []
     def forward(self, state):
         self.grads.append(torch.is_grad_enabled())
@@ -419,7 +419,7 @@ def test_columns_must_stay_as_they_were(name, source):
 @pytest.mark.parametrize('columns,says', [(dict(v=lambda s: torch.ones(3)), "column 'v'.*shape \\[3\\]"), (dict(v=lambda s: 1.), "column 'v'"),
     (dict(reward=lambda s: s[:, 0]), "reward"), (dict(v=dict(a=1).get), "column 'v'|policy")], ids=['long', 'scalar', 'taken', 'None'])
 def test_columns_that_do_not_fit_are_refused(columns, says):
-    "One entry for each environment, under a name of its own"
+    "One entry for each environment, under its name"
     with pytest.raises(ValueError, match=says): take(GymStepper(makers([script(9)])*2, varying(columns)), 1)
 
 # ---- policies with a memory ----

@@ -122,7 +122,7 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
     "Exporting and cleaning again, from the notebooks alone, gives the same files."
     copy = copy_tree(tmp_path/'copy')
     for f in (copy/'fastrl_replay').rglob('*.py'):
-        if f != copy/'fastrl_replay/__init__.py': f.unlink()       # that one is written by hand: the version
+        if f != copy/'fastrl_replay/__init__.py': f.unlink()       # that one is written, not exported: the version
     run(BIN/'nbdev-export', cwd=copy)
     run(BIN/'nbdev-clean', cwd=copy)
     ours = lambda p: p.parts[0] in ('fastrl_replay', 'nbs')
@@ -199,7 +199,7 @@ def test_datapipes_come_in_by_one_door():
 # ---- public surface ----
 
 def undocumented(obj):
-    "What a public class or function lacks: a docstring of its own, or a word about a parameter."
+    "What a public class or function lacks: a docstring, or a word about a parameter."
     fn = getattr(obj, 'py_func', obj)                              # numba keeps the function there
     if not (inspect.isclass(fn) or inspect.isfunction(fn)): return []
     if not (fn.__doc__ or '').strip(): return ['a docstring']

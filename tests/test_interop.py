@@ -68,7 +68,7 @@ def test_policies_in_workers_have_dice_of_their_own_and_again_the_same():
 
 def test_unseeded_copies_of_given_environments_differ():
     pipe = GymStepper(gym.make('CartPole-v1'))
-    take(pipe, 3)   # it has dice now, which a fork would copy
+    take(pipe, 3)   # it has RNG state now, which a fork would copy
     one, two = take(DataLoader(pipe, batch_size=None, num_workers=2), 2)
     assert not torch.equal(one.state, two.state) and one.step_n.item() == two.step_n.item() == 1
 
@@ -111,7 +111,7 @@ def test_nodes_and_loaders_are_sources_that_save_themselves(kind):
     for chain in make if kind != 'workers' else make[:1]:
         whole = list(chain())
         assert len(whole) > 8
-        ends = [] if kind in ('loader', 'node') else [len(whole), len(whole) + 1]   # a Loader that was saved behind its last item begins anew
+        ends = [] if kind in ('loader', 'node') else [len(whole), len(whole) + 1]   # a Loader that was saved after its last item begins anew
         for k in [0, 1, 5, *ends] if kind != 'workers' else [5]:
             a, b = chain(), chain()
             it = iter(a)

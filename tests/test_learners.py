@@ -398,7 +398,7 @@ def test_no_gradient_comes_from_the_burn_in():
     assert not model.encoder[1].weight.grad[:,0].any() and model.encoder[1].weight.grad[:,1].any()
     def goals(model, target): return r2d2_errors(model, target, batch, .9, 2)[1]
     plain = goals(model, target)
-    blind = deepcopy(target); blind.encoder[1].weight.data[:,0] += 1   # another memory behind the burn-in, the same eyes after it
+    blind = deepcopy(target); blind.encoder[1].weight.data[:,0] += 1   # another memory after the burn-in, the same eyes after it
     assert not torch.allclose(plain, goals(model, blind))
     choosy = deepcopy(model); choosy.head.bias.data[:] = torch.tensor([99.,0,0])
     assert torch.allclose(goals(choosy, target), goals(choosy, target)) and not torch.allclose(plain, goals(choosy, target))

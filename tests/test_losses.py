@@ -1,4 +1,4 @@
-"""The pure functions of `losses`: against tables by hand, naive loops, double precision and finite differences."""
+"""The pure functions of `losses`: against tables worked out on paper, naive loops, double precision and finite differences."""
 from fractions import Fraction
 
 import numpy as np, pytest, torch

@@ -23,7 +23,7 @@ KINDS = dict(
     empty    = step_dtype(Box(0, 1, (0,)), Discrete(2)))
 
 def numbers(n, dtype, seed=0):
-    "Rows whose every field holds small numbers of its own"
+    "Rows whose every field holds other small numbers"
     rows,rng = np.zeros(n, dtype),np.random.default_rng(seed)
     for a in numpy_leaves(rows): a[...] = rng.integers(0, 2 if a.dtype == bool else 100, a.shape)
     return rows
@@ -117,13 +117,13 @@ def test_any_gamma_and_any_rewards(program, n, gamma, seed):
     np.testing.assert_allclose(got['discount'], expected['discount'], rtol=2e-7, atol=1e-44)
     for name in set(got.dtype.names) - {'reward','discount'}: assert np.array_equal(got[name], expected[name])
 
-# ---- by hand ----
+# ---- tables ----
 
 @pytest.mark.parametrize('n,rewards,steps', [(1, [1,10,100,1000], [1,1,1,1]), (2, [6,60,600,1000], [2,2,2,1]), (3, [31,310,600,1000], [3,3,2,1]),
                                              (4, [156,310,600,1000], [4,3,2,1]), (77, [156,310,600,1000], [4,3,2,1])])
 @pytest.mark.parametrize('ends', ['terminated','truncated'])
 def test_the_table(n, rewards, steps, ends):
-    "1, 10, 100, 1000 at γ = ½; a truncated tail keeps the discount of its own length"
+    "1, 10, 100, 1000 at γ = ½; a truncated tail keeps the discount of its length"
     block = episode(1,10,100,1000, ends=ends)
     for blocks in [block],one_by_one(block),[block[:1],block[1:]]:
         out = Steps.cat(list(NStep(blocks, n, .5)))

@@ -1,4 +1,4 @@
-"""Worker processes: the same stream as without them, weights that arrive, deaths that are told, and no process left behind."""
+"""Worker processes: the same stream as without them, weights that arrive, crashes that are reported, and no process left."""
 import os, pickle, random, signal, subprocess, sys, time
 from functools import partial
 from itertools import islice
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from fastrl_replay.all import *
 from fastrl_replay.parallel import outline
 from fastrl_replay.testing import same, through_file
-from workers import FORK, nobody_is_left, scripted, short, zeros  # noqa: F401
+from workers import FORK, no_process_is_left, scripted, short, zeros  # noqa: F401
 
 BOX, TWO = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
 both = pytest.mark.parametrize('method', ['fork', 'spawn'])
@@ -45,7 +45,7 @@ def test_vector_environments_have_their_numbers_and_seeds():
     pipe.close()
 
 def test_one_worker_gives_the_very_stream():
-    "Also with a policy that throws dice"
+    "Also with a policy that draws random numbers"
     def stepper(): return GymStepper(['CartPole-v1']*3, EpsGreedy(net, .5, seed=1), seed=0)
     net = value_net(BOX, TWO, [8])
     pipe = stepper().parallel(1, chunk=3, **FORK)
@@ -205,7 +205,7 @@ def exact(chain, cuts, n=25):
         assert through_file(b.state_dict()).keys() == state.keys()
         a.close(); b.close()
 
-def test_restored_in_the_middle_of_bunches():
+def test_restored_in_the_middle_of_chunks():
     exact(lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(3, .9).parallel(2, ahead=2, chunk=3, **FORK), range(0, 14))
 
 def test_restored_in_the_middle_of_passes():
@@ -351,7 +351,7 @@ def test_a_new_life_is_another_one_and_memories_take_it():
     assert all(len(s) == len(set(s)) >= 2 for s in starts.values())
     batch = memory.sample(8)
     inside = batch.mask[:, 1:]
-    assert ((batch.step_n[:, 1:] - batch.step_n[:, :-1])[inside] == 1).all()   # no window goes over a death
+    assert ((batch.step_n[:, 1:] - batch.step_n[:, :-1])[inside] == 1).all()   # no window goes over a crash
     pipe.close()
 
 def test_saving_where_a_worker_has_failed():
@@ -373,7 +373,7 @@ def test_no_workers_in_workers():
     with pytest.raises(RuntimeError, match="a worker process can't have workers"): next(it)
     del it
 
-# ---- nothing hangs, nobody stays ----
+# ---- nothing hangs, no process stays ----
 
 def test_a_pipe_that_is_forgotten_takes_its_workers_along():
     pipe = GymStepper('CartPole-v1').parallel(2, **FORK)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from fastrl_replay.all import *
 from fastrl_replay.pipe import worker_info
 from fastrl_replay.testing import same, through_file
-from workers import FORK, nobody_is_left, short, zeros  # noqa: F401
+from workers import FORK, no_process_is_left, short, zeros  # noqa: F401
 
 def three(): return ScriptedEnv(**script(2, -1, 4))
 def steps(blocks): return [(int(b.env_id), int(b.episode_n), int(b.step_n)) for b in blocks]
@@ -81,7 +81,7 @@ def interrupted(f, seconds):
 FIRST = [(e, 1, s) for s, e in ((1, 0), (2, 0), (1, 1), (2, 1))] + [(0, 1, 3), (0, 2, 1), (1, 1, 3), (1, 2, 1)]
 
 def test_interrupted_while_saving():
-    "The answer that nobody waits for is not taken for the next chunk, nor for the next state"
+    "The answer that is no longer waited for is not taken for the next chunk, nor for the next state"
     pipe = GymStepper(slowly, zeros).parallel(2, chunk=2, **FORK)
     seen = steps(islice(pipe, 3))
     interrupted(pipe.state_dict, .1)

@@ -284,7 +284,7 @@ def test_header_is_islice(n, limit):
 
 @pytest.mark.filterwarnings('ignore:Local function')
 def test_header_asks_for_no_item_more():
-    "The item behind the limit may be expensive"
+    "The item after the limit may be expensive"
     asked = []
     def note(x): asked.append(x); return x
     assert list(Items(range(9)).map(note).header(3)) == [0,1,2] == asked

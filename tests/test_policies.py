@@ -106,7 +106,7 @@ def test_the_same_dice_whatever_the_schedule():
         ends.append(p.state_dict())
     assert all(e == ends[0] for e in ends)
 
-def test_nobody_else_has_a_hand_in_it():
+def test_no_other_code_changes_it():
     "Global generators, another policy; seeds differ, and no seed is another one each time"
     def play(seed, disturb=False):
         p,other,out = EpsGreedy(prefers(2,0,4), .7, seed),EpsGreedy(prefers(1), .7, 3),[]
@@ -138,7 +138,7 @@ def test_an_eps_for_each_environment(n, eps):
 
 @pytest.mark.parametrize('wrong', ['eps','values'])
 def test_a_failed_call_was_never_made(wrong):
-    "Neither dice nor count have moved"
+    "Neither RNG state nor count have moved"
     def fails(s): raise RuntimeError('no luck')
     policy = EpsGreedy(fails, (lambda asked: 2.) if wrong == 'eps' else .5, seed=0)
     before = policy.state_dict()
@@ -186,7 +186,7 @@ def test_a_table_is_a_policy_too():
 # ---- policies that remember ----
 
 def cell(net, x, h, c):
-    "One step of one environment, by hand"
+    "One step of one environment, without a chain"
     w = {k: v.double() for k,v in net.state_dict().items()}
     x = torch.clamp(w['encoder.1.weight'] @ x.double() + w['encoder.1.bias'], min=0)
     i,f,g,o = (w['lstm.weight_ih_l0'] @ x + w['lstm.bias_ih_l0'] + w['lstm.weight_hh_l0'] @ h + w['lstm.bias_hh_l0']).chunk(4)

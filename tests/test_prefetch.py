@@ -110,7 +110,7 @@ def test_rows_wait_for_draws():
     assert replay.memory.inserted == 2 and keys([pipe._drawn[0].result()]) == [[0]]
 
 def test_everything_that_touches_the_memory_waits():
-    "Answers, statistics, saving, restoring, drawing by hand"
+    "Answers, statistics, saving, restoring, calling `sample`"
     for name, call in dict(update=lambda r: r.update_priorities([0], [1.]), stats=lambda r: r.stats(), save=lambda r: r.snapshot(),
                            load=lambda r: r.restore(r._state), draw=lambda r: r.sample(1)).items():
         for kind in KINDS:
@@ -126,7 +126,7 @@ def test_everything_that_touches_the_memory_waits():
             replay._lock.release(); t.join(60)
             assert not t.is_alive()
 
-def test_who_has_the_lock_waits_for_nobody():
+def test_a_holder_of_the_lock_does_not_wait():
     "A schedule that asks its replay, in the thread; and a second stage on the same replay"
     replay = PrioritizedReplay(blocks(20), bs=1, max_sz=9, seed=0, beta=lambda n: min(1., ExperienceReplay.stats(replay)['fill']))
     a, b = replay.prefetch(2), replay.prefetch(3)

@@ -1,4 +1,4 @@
-"""PrioritizedReplay: weights, late answers, what new rows get, checkpoints, statistics; a plain dict as the oracle."""
+"""PrioritizedReplay: weights, late answers, initial priorities, checkpoints, statistics; a plain dict as the oracle."""
 import re, json, pickle, warnings
 
 import matplotlib
@@ -83,7 +83,7 @@ class Story:
     def tds(self, n): return self.rng.choice([0, 0, 1e-3, .5, -2, 2, -3, 7, 100, 1/3], n)
 
     def add(self, n, env):
-        td = self.tds(n or int(not self.model.end))   # a first block without rows has a test of its own
+        td = self.tds(n or int(not self.model.end))   # a first block without rows has a separate test
         n = len(td)
         keys = self.replay.add(surprising(td, self.model.end, env % 3))
         self.model.add(td)
@@ -121,7 +121,7 @@ class Story:
         self.replay.update_priorities(keys, td)
 
     def refused(self, n, which):
-        state, end, powers = self.replay.state_dict(), self.model.end, self.kw['alpha'] or self.kw['kind'] == 'rank'   # α = 0 has a test of its own
+        state, end, powers = self.replay.state_dict(), self.model.end, self.kw['alpha'] or self.kw['kind'] == 'rank'   # α = 0 has a separate test
         block = surprising(self.tds(n + 1), end)
         if which % 3 == 0: block.rows['state'][n, 1] = np.nan
         elif which % 3 == 1: block.rows['env_id'][n] = -1
@@ -273,7 +273,7 @@ def test_one_row_from_each_part_of_the_mass(kind, how):
     assert all(p == list(range(12)) for p in parts) if how['stratified'] else sum(p == list(range(12)) for p in parts) < 5
 
 def test_beta_may_follow_a_schedule():
-    "It is asked once for each batch, for the number of those drawn so far, by hand or in the chain, and goes on after a restart"
+    "It is asked once for each batch, for the number of those drawn so far, by `sample` or in the chain, and goes on after a restart"
     asked = []
     def beta(n): asked.append(n); return np.float32(n/4)
     kw = dict(bs=2, max_sz=4, alpha=1, eps=0, weight_norm='memory', beta=beta)
@@ -367,7 +367,7 @@ def test_weights_of_a_batch_mend_it_up_to_a_factor():
         b = replay.sample()
         close(b.weight.numpy()*p[b.index], np.full(8, p[b.index].min()), rtol=1e-6)
 
-# ---- what new rows get ----
+# ---- initial priorities ----
 
 def test_new_rows_by_hand():
     "Errors of 9 and 1, the 9 leaves: the largest present is 1, the largest ever 9, the column says 4; α is applied once"
@@ -497,7 +497,7 @@ def test_the_last_of_twins_wins(kind):
     batch.update_priorities([5, 6, 7, 0])
     assert replay.sampler.probabilities().tolist() == [1/4]*4
 
-def test_stale_keys_are_counted_and_touch_nobody():
+def test_stale_keys_are_counted_and_change_no_row():
     "The row that took the slot keeps its priority; each stale key counts, and an error of NaN is refused even for it"
     replay = filled([1, 2, 3, 4])
     held = replay.sample()
@@ -762,7 +762,7 @@ class Discounted(Pipe):
             yield Steps(rows)
 
 def test_it_composes_with_stages_that_add_columns():
-    "Rows of several environments keep their discounts and numbers; batches have them with index and weight behind"
+    "Rows of several environments keep their discounts and numbers; batches have them with index and weight after them"
     pipe = Discounted(Items(scripted_steps([script(3, -2), script(4, env=1), script(-6, env=2)], 40))).prioritized_replay(bs=8, max_sz=50, initial='discount', seed=0)
     for batch in pipe:
         close(batch.discount, .9**batch.step_n*(~batch.terminated), rtol=1e-5)
@@ -774,7 +774,7 @@ def test_it_composes_with_stages_that_add_columns():
     close(pipe.sampler.probabilities(), kept/kept.sum())
 
 def test_batches_may_be_stored_again():
-    "A replay behind a replay: index and weight are the last one's, and the answer goes to it"
+    "A replay after a replay: index and weight are the last one's, and the answer goes to it"
     pipe = Items(in_blocks(*[3]*30)).experience_replay(bs=4, max_sz=20, seed=0).prioritized_replay(bs=2, max_sz=9, alpha=1, eps=0, beta=1, seed=0)
     for batch in pipe:
         assert batch.reward.tolist() == [float(pipe.memory.take([k]).reward) for k in batch.index.tolist()]

@@ -31,7 +31,7 @@ class Sorted:
         return there[np.lexsort((self.born[there], -self.p[there]))]
 
 def same(t, s):
-    "Does the tree say what the sorted list says, of everybody?"
+    "Does the tree say what the sorted list says, of every one?"
     order = s.order()
     assert len(t) == len(order) and t.select(np.arange(1, len(order)+1)).tolist() == order.tolist()
     assert t.rank(order).tolist() == list(range(1, len(order)+1)) and (t[order] == s.p[order]).all()
@@ -61,7 +61,7 @@ def sound(t):
     assert ascending(p, ages[idx]), 'order'
     assert ((p < labels[slot]) | ((p == labels[slot]) & (ages[idx] >= label_ages[slot]))).all(), 'nothing stands before its label'
     l,a = np.append(labels, -np.inf)[slot+1],np.append(label_ages, 2**62)[slot+1]
-    assert ((p > l) | ((p == l) & (ages[idx] < a))).all(), 'nothing stands behind the next label'
+    assert ((p > l) | ((p == l) & (ages[idx] < a))).all(), 'nothing stands after the next label'
     assert all(stand() for stand in getattr(t, 'fences', ())), 'a kernel wrote beside its array'
 
 # ---- stories ----
@@ -178,7 +178,7 @@ def test_story_of_long_starvation(seed):
 
 @pytest.mark.parametrize('capacity', [65, 128, 200, 1000, 4000])
 def test_story_of_one_gap(capacity):
-    "All that comes goes to one place: in the middle of a full row, before it, behind it, one by one and all at once"
+    "All that comes goes to one place: in the middle of a full row, before it, after it, one by one and all at once"
     for seed in range(12):
         rng,t,s = np.random.default_rng(seed),new(capacity),Sorted(capacity)
         half = rng.permutation(capacity)

@@ -25,7 +25,7 @@ def tiny(out, name='cartpole', **changes): return start(recipe(name, **{**TINY, 
 # ---- environments that make trouble ----
 
 class Opaque(gym.Env):
-    "Random episodes, four numbers to see, and a handle that nobody can save"
+    "Random episodes, four numbers to see, and a handle that can't be saved"
     observation_space, action_space = spaces.Box(0, 1, (4,), np.float32), spaces.Discrete(2)
     def __init__(self, lengths=(), handle=True):
         self.lengths, self.n = lengths, 0
@@ -68,7 +68,7 @@ gym.register('TestPlain-v0', Opaque, kwargs=dict(handle=False))
     ('1_000 2', (1000, 2)),
     ('1,000', (1, 0))])   # several numbers; where one is wanted, that is an error
 def test_values(text, value):
-    "What a person meant"
+    "What is meant"
     assert as_value(text) == value and type(as_value(text)) is type(value)
 
 UNCHECKED = "a user's section of a shipped recipe isn't checked or converted; a recipe that is like it is blamed, and even `lr = 1` breaks every command"
@@ -231,7 +231,7 @@ class ByTurns:
 
 @pytest.fixture
 def brought(monkeypatch, tmp_path):
-    "A learner with a policy, settings and ranges of its own, whose record has something now and then; and a file with a recipe"
+    "A learner with a policy, settings and ranges, whose record has something now and then; and a file with a recipe"
     from fastrl_replay.learners import LEARNERS, Builder, DQNLearner, builds
     from fastrl_replay.policies import value_net
     class Sometimes(DQNLearner):
@@ -392,7 +392,7 @@ def stop(run, step):
     ('cartpole-rank', dict(env='TestOpaque-v0', n_step=3)), ('cartpole-r2d2', dict(network=8, bs=4, length=8, burn_in=2, overlap=4, ratio=.5, env='TestOpaque-v0', envs=1)), ('cartpole-blind', dict(envs=2, max_sz=50)),
     ('taxi', None), ('taxi-online', None)])
 def test_stopped_twice_is_as_never_stopped(name, changes, tmp_path):
-    "Three pieces make the same lines, weights, memory and dice as one; an environment that can't be saved waits for its episode's end"
+    "Three pieces make the same lines, weights, memory and RNG state as one; an environment that can't be saved waits for its episode's end"
     def begin(out): return start(recipe(name, steps=900, save_every=300, eval_every=450, eval_episodes=2, report_every=50), out) if changes is None else tiny(out, name, **changes)
     begin(tmp_path/'whole').train()
     first, last = stop(begin(tmp_path/'parts'), 130), tmp_path/'parts'

@@ -113,7 +113,7 @@ def watched(sizes, passes=(), **kw):
     return source.seen, replay
 
 def expected(sizes, bs, max_sz, ratio=None, warmup=None, replacement=False):
-    "The same, worked out by hand: whole numbers and fractions, nothing else"
+    "The same, worked out in fractions: whole numbers and fractions, nothing else"
     seen, out, rows, paying = [], 0, 0, 0
     for n in sizes:
         rows += n
@@ -145,7 +145,7 @@ def test_ratios_are_exact_over_a_long_time(ratio, rows, batches):
     replay.add(numbered(10))
     replay._counted = rows   # as if so many had come in
     # was: `limit_denominator(1_000_000)` makes 0 of a ratio below 5e-7
-    for _ in replay: pass   # pays what is owed
+    for _ in replay: pass   # yields the batches that are due
     assert replay.batches == batches
 
 @pytest.mark.parametrize('ratio', [np.float64(.5), np.float32(.5), Fraction(1, 2), torch.tensor(.5)], ids=lambda r: type(r).__name__)
@@ -170,7 +170,7 @@ def test_the_first_batch_comes_with_the_last_row_of_the_warm_up(warmup, first):
     assert replay.memory.inserted == first
 
 def test_warm_up_rows_pay_for_nothing():
-    "ratio counts the rows behind the warm-up only, also in the block in which it ends"
+    "ratio counts the rows after the warm-up only, also in the block in which it ends"
     assert watched([4, 4, 4, 4], ratio=Fraction(1, 2), warmup=6, bs=1, max_sz=9)[0] == [0, 1, 3, 5]
     assert watched([10, 10], ratio=1, warmup=10, bs=1, max_sz=9)[0] == [0, 10]
 
@@ -382,7 +382,7 @@ def test_sources_that_give_nothing_are_refused_at_once(source):
     with pytest.raises(TypeError, match='source'): ExperienceReplay(source)
 
 def test_a_second_pass_keeps_the_memory():
-    "Restarting fills on: a list comes once more, a stepper goes on, rows added by hand stay"
+    "Restarting fills on: a list comes once more, a stepper goes on, rows that were added with `add` stay"
     replay = ExperienceReplay(in_blocks(2, 3), bs=1, max_sz=50, seed=0)
     replay.add(numbered(4, 100))
     list(replay); list(replay)
@@ -637,7 +637,7 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'PrioritizedReplay': [lambda source, kw=kw: PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw})
                           for kw in (dict(), dict(kind='rank', bs=2), dict(bs=2, ratio=.7, warmup=5, initial='ever', stratified=False),
                                      dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, scale='memory', initial='reward'))],
-    'Parallel': [lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(2, .9).parallel(2, bunch=2, method='fork'), lambda: GymStepper('CartPole-v1', seed=0).parallel(0)],
+    'Parallel': [lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(2, .9).parallel(2, chunk=2, method='fork'), lambda: GymStepper('CartPole-v1', seed=0).parallel(0)],
     'Journal': [Journal],
     'Gather': [lambda source, n=n: Gather(source, n) for n in (1, 2)],
     'QLearner': [lambda source: QLearner(source.map(numbered_states), QTable(spaces.Discrete(200), ACTIONS)),

@@ -95,7 +95,7 @@ def test_only_keys_that_were_added_are_drawn(first):
     "`added(5, 8)`: keys 5, 6, 7 can be drawn from now on, says the table of the interface"
     s = Uniform(0, replacement=True)
     s.added(first, first+3)
-    assert set(s.sample(60)[0].tolist()) <= {first, first+1, first+2}   # was: keys 0 to 4, which nobody added, are drawn (and from 2**32 on it never returns)
+    assert set(s.sample(60)[0].tolist()) <= {first, first+1, first+2}   # was: keys 0 to 4, which were never added, are drawn (and from 2**32 on it never returns)
 
 def test_all_of_them_and_one_of_one():
     "n == N is a permutation; one key is drawn whenever asked"
@@ -426,7 +426,7 @@ def test_batches_of_one_sampler_are_independent(kind, n):
 @pytest.mark.parametrize('kind', [Proportional, Ranked])
 @pytest.mark.parametrize('ever', [True, False])
 def test_new_keys_get_the_largest(kind, ever):
-    "Present, or ever; by hand, with alpha 1/2: 9 leaves with key 0, and only `ever` remembers, also after being saved"
+    "Present, or ever; with alpha 1/2: 9 leaves with key 0, and only `ever` remembers, also after being saved"
     s = make(kind, 3, .5, 0, max_ever=ever)
     def p(): return s.state_dict()['priorities'].tolist()
     f = np.sqrt if kind is Proportional else np.asarray
@@ -441,7 +441,7 @@ def test_new_keys_get_the_largest(kind, ever):
     s.update(np.array([2,3,4]), np.zeros(3)); s.added(5, 7); assert p() == f([0, 9, 9] if ever else [0, 1, 1]).tolist()
     s.added(7, 9, p=s.priorities([100, 16])); assert p() == f([9 if ever else 1, 100, 16]).tolist()
     s.added(9, 20, p=s.priorities(np.arange(11.))); assert p() == f([8, 9, 10]).tolist()      # a block larger than the ring
-    s.added(20, 24); assert p() == (f([100]*3).tolist() if ever else [1]*3)                     # nobody is left to be the largest
+    s.added(20, 24); assert p() == (f([100]*3).tolist() if ever else [1]*3)                     # no key is left to be the largest
 
 @pytest.mark.parametrize('kind', [Proportional, Ranked])
 def test_nothing_to_choose_by(kind):

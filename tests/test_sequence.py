@@ -41,7 +41,7 @@ def naive(rows, length, overlap, tail):
     return out
 
 def like(seq, rows, numbers, length):
-    "Is this block the sequence of these rows, bit for bit, with zeros behind them?"
+    "Is this block the sequence of these rows, bit for bit, with zeros after them?"
     k, names = len(numbers), rows.dtype.names
     return (seq.shape == (length,) and seq.dtype == extend_dtype(rows.dtype, mask='?') and seq.mask.tolist() == [t < k for t in range(length)]
             and all(bits(a) == bits(b) for n in names for a, b in zip(numpy_leaves(seq.rows[n][:k]), numpy_leaves(rows[n][numbers])))
@@ -53,7 +53,7 @@ def agrees(seqs, rows, length, overlap, tail):
     assert all(like(s, rows, n, length) for s, (_, n) in zip(seqs, want))
 
 def told(events, n=None, seed=0):
-    "Rows from (env, what happens) pairs: '.' a step, 't' and 'u' the flags, 'b' both, '!' a new episode that nobody announced, '+' a gap"
+    "Rows from (env, what happens) pairs: '.' a step, 't' and 'u' the flags, 'b' both, '!' a new episode without an end before it, '+' a gap"
     rows, at = scribble(np.zeros(len(events), DTYPE if n is None else extend_dtype(DTYPE, n=n)), seed), {}
     for r, (env, what) in zip(rows, events):
         episode, step = at.get(env, (1, 0))
@@ -160,7 +160,7 @@ def test_the_example_of_seed_000():
 
 # ---- ends ----
 
-ENDS = [ # steps of the episode, length, overlap; then the sequences of each tail behind the regular ones; 0 is padding
+ENDS = [ # steps of the episode, length, overlap; then the sequences of each tail after the regular ones; 0 is padding
     (1,  1, 0, [], [], []),
     (1,  4, 0, [1,0,0,0], [1,0,0,0], []),
     (1,  4, 3, [1,0,0,0], [1,0,0,0], []),
@@ -178,7 +178,7 @@ ENDS = [ # steps of the episode, length, overlap; then the sequences of each tai
 @pytest.mark.parametrize('flag', [1, -1])
 @pytest.mark.parametrize('p,length,overlap,shift,pad,drop', ENDS)
 def test_tails(p, length, overlap, shift, pad, drop, flag):
-    "Drawn by hand, for both flags; the next episode starts anew"
+    "Drawn as text, for both flags; the next episode starts anew"
     regular = [list(range(s+1, s+length+1)) for s in range(0, p-length+1, length-overlap)]
     for tail, last in zip(TAILS, (shift, pad, drop)):
         seqs = cut(episodes(flag*p, length, 1), length, overlap, tail)
@@ -187,7 +187,7 @@ def test_tails(p, length, overlap, shift, pad, drop, flag):
         assert [s.episode_n[0].item() for s in seqs[:len(want)]] == [1]*(len(want)-1) + [2]
         if last: assert seqs[len(want)-2].done.tolist() == [s == p for s in last]
 
-def test_ends_that_nobody_announced():
+def test_ends_that_no_flag_announced():
     "A smaller or equal step_n, or another episode_n in either direction, ends the episode; the tail comes with the row that told"
     for change in dict(step_n=1, episode_n=2), dict(step_n=1), dict(step_n=3), dict(step_n=2), dict(episode_n=2), dict(episode_n=0):
         rows = numbered(5).rows
@@ -296,7 +296,7 @@ def test_a_great_many_steps():
 
 @pytest.mark.parametrize('tail', TAILS)
 @pytest.mark.parametrize('mode', MODES)
-def test_behind_a_stepper_in_every_reset_mode(mode, tail):
+def test_after_a_stepper_in_every_reset_mode(mode, tail):
     "Vector environments whose episodes end at different times, by both flags"
     scripts = [script(3, -7, 1), script(-1, 12, env=1), script(5, env=2)]
     blocks = take(GymStepper(ScriptedVectorEnv(scripts, mode), seed=0), 40)

@@ -77,12 +77,12 @@ class Model:
             if env in self.running:
                 last = self.rows[self.running[env][0][-1]]
                 if r['step_n'] == 1 or r['episode_n'] != last['episode_n']: found += self.end(env)
-            keys, start, _ = lane = self.running.setdefault(env, [[], 0, 0])
+            keys, start, _ = track = self.running.setdefault(env, [[], 0, 0])
             keys.append(len(self.rows))
             self.rows.append(r)
             if len(keys) == start + self.length:
                 found.append(keys[start:])
-                lane[1:] = start + self.length - self.overlap, len(keys)
+                track[1:] = start + self.length - self.overlap, len(keys)
             if (r['terminated'] or r['truncated']) and ('n' not in rows.dtype.names or r['n'] <= 1): found += self.end(env)
         self.drop()
         new = max(self.p.values(), default=0) or 1.
@@ -120,7 +120,7 @@ class Story:
         self.replay = SequenceReplay(self.queue, seed=0, **self.kw)
 
     def block(self, n):
-        "Rows of several environments in a bunch: '.' a step, 't', 'u' and 'b' the flags, '!' a new episode without a word, '1' one of the same number, 'e' another number, '+' a gap"
+        "Rows of several environments in a block: '.' a step, 't', 'u' and 'b' the flags, '!' a new episode without a word, '1' one of the same number, 'e' another number, '+' a gap"
         rows, keys = np.zeros(n, self.dtype), len(self.model.rows) + np.arange(n)
         fill(rows, keys)
         rows['terminated'] = rows['truncated'] = False
@@ -172,7 +172,7 @@ class Story:
     def tds(self, n): return self.rng.choice([0, 0, 1e-3, .5, -2, 2, -3, 7, 100, 1/3], (n, self.kw['length'] - self.kw['burn_in']))
 
     def late(self, i, how):
-        "An answer to some batch of long ago, as a whole, in parts, from a copy, from a device; what lies behind an episode's end or is stale may be anything"
+        "An answer to some batch of long ago, as a whole, in parts, from a copy, from a device; what lies after an episode's end or is stale may be anything"
         if not self.held: return
         batch = self.held.pop(i % len(self.held))
         keys, td = batch.index.tolist(), self.tds(len(batch))
@@ -186,7 +186,7 @@ class Story:
 
     def by_hand(self, n, _):
         keys = self.rng.choice(list(self.model.seqs), n) if self.model.seqs else np.empty(0, int)
-        if not self.model.rows: return   # nothing added, nothing to answer: has a test of its own
+        if not self.model.rows: return   # nothing added, nothing to answer: has a separate test
         td = self.tds(len(keys))
         self.model.update(keys.tolist(), td)
         self.replay.update_priorities(keys, td)
@@ -213,7 +213,7 @@ class Story:
         for wrong in 0, -1, 1.5, 'x':
             with pytest.raises(ValueError): self.replay.sample(wrong)
         after = self.replay.state_dict()
-        if not end: state['own'].pop('follow'), after['own'].pop('follow')   # a first block has a test of its own
+        if not end: state['own'].pop('follow'), after['own'].pop('follow')   # a first block has a separate test
         assert same(after, state)
 
     def restart(self, n, seed):
@@ -352,7 +352,7 @@ def test_late_environments_with_large_numbers():
         replay.add(last)
     assert len(replay) == 5 and sorted(replay.sample(5).env_id[:, 3].tolist()) == [0, 15, 16, 999, 70_000]
 
-def test_columns_that_are_not_contiguous_and_rows_nobody_may_write():
+def test_columns_that_are_not_contiguous_and_rows_that_are_read_only():
     "Slices with steps, single rows, blocks of no rows, read-only memory, record arrays"
     rows = numbered(12)
     twice = Steps(np.repeat(rows.rows, 2))
@@ -383,7 +383,7 @@ def test_memory_beside_the_uniform_replay(length, overlap, lasts):
 
 @pytest.mark.parametrize('lasts', [9, 1])
 def test_memory_of_very_short_episodes(lasts):
-    "Each episode is a sequence, and has a priority of its own: 32 bytes at most, and up to a quarter of them in reserve"
+    "Each episode is a sequence, and has a priority: 32 bytes at most, and up to a quarter of them in reserve"
     ours, uniform = both_memories(80, 40, lasts)
     assert ours <= uniform + 1.25*32*50_000/lasts + 10_000
 
@@ -586,7 +586,7 @@ def test_a_recurrent_policy_through_a_stepper():
 # ---- priorities ----
 
 def test_priorities_by_hand():
-    "η = .9, burn-in 2: errors 3, -6, 0 give 5.7; of a short sequence only the step behind the burn-in counts; one within it has ε alone"
+    "η = .9, burn-in 2: errors 3, -6, 0 give 5.7; of a short sequence only the step after the burn-in counts; one within it has ε alone"
     replay = made(episode(5), episode(3, env=1), episode(2, env=2), length=5, burn_in=2, overlap=3, alpha=1, eps=.5)
     replay.update_priorities([0, 5, 8], [[3, -6, 0], [-4, 100, np.nan], [np.inf, 8, 9]])
     close([p for _, p in present(replay).values()], [6.2, 4.5, .5])
@@ -663,7 +663,7 @@ def test_short_episodes_and_no_eps():
     replay.sample(5).update_priorities(np.ones((5, 1)))
     for _ in range(20): replay.sample(5).update_priorities(np.ones((5, 1)))
 
-def test_late_answers_touch_nobody():
+def test_late_answers_change_no_row():
     "First row gone: left out, counted, whatever the error says; what has its slot now is as before, and the others get theirs"
     replay = made(numbered(8), max_sz=8, overlap=0, burn_in=0, alpha=1, eps=0)
     old = replay.sample(2)
@@ -799,7 +799,7 @@ def test_frozen_memories():
     assert len(list(replay)) == 3 and present(replay) == before and replay.memory.inserted == 20
     with pytest.raises(NotEnoughRows, match='frozen'): list(SequenceReplay(in_blocks(5), max_sz=9, length=3, burn_in=0, overlap=0, freeze_memory=True))
 
-def test_behind_n_step():
+def test_after_n_step():
     "Rows of three steps in sequences of one episode, which end with the row whose n is 1"
     make = lambda: GymStepper(['CartPole-v1']*3, seed=0).n_step(3, .9).sequence_replay(bs=4, max_sz=400, length=15, burn_in=3, overlap=5, seed=0)
     batches, ends, short = [], 0, 0

@@ -238,7 +238,7 @@ def test_story_of_darts_on_whole_numbers(capacity, seed, share):
 @cases(300)
 @given(capacities, st.integers(0, 2**32), st.sampled_from([(-3,3), (-12,12), (-320,290), (-323,-300), (280,298)]), st.sampled_from([.02, .3, 1]))
 def test_story_of_darts_whatever_the_rounding(capacity, seed, orders, share):
-    "Nothing of priority 0, nothing outside, never out of order; within rounding of its piece; whoever has a trillionth of the mass is found in its middle, the last one at the end"
+    "Nothing of priority 0, nothing outside, never out of order; within rounding of its piece; what has a trillionth of the mass is found in its middle, the last one at the end"
     rng = np.random.default_rng(seed)
     p = np.minimum(10**rng.uniform(*orders, capacity), LARGEST)*(rng.random(capacity) < share)
     p[rng.integers(capacity)] = 10.**orders[1]*.99

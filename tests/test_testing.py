@@ -102,7 +102,7 @@ def test_crooked_scripts_are_refused(change, words):
     with pytest.raises(ValueError, match=words): ScriptedEnv(**{**script(2,1), **change})
 
 def test_scripted_environments_guard_their_use():
-    "No step before a reset or behind an end, no action outside the space; seeds and actions are remembered"
+    "No step before a reset or after an end, no action outside the space; seeds and actions are remembered"
     env = ScriptedEnv(**script(1,2))
     with pytest.raises(RuntimeError): env.step(0)
     env.reset(seed=5)
@@ -113,7 +113,7 @@ def test_scripted_environments_guard_their_use():
     assert env.seeds == [5,None,None] and env.actions == [2,1] and env.reset()[0].tolist() == [2,4]
 
 def test_a_reset_in_mid_episode_leaves_it():
-    "The next episode begins; behind the last one, the first"
+    "The next episode begins; after the last one, the first"
     env = ScriptedEnv(**script(3,2))
     assert [env.reset()[0].tolist() for _ in range(4)] == [[0,0],[4,16],[0,0],[4,16]]
     env.step(0)
@@ -257,7 +257,7 @@ def test_broken_promises_are_caught(bad, words):
     if words: assert isinstance(e.value, AssertionError) and bad.__name__ in str(e.value)
 
 def test_a_patched_iter_is_caught():
-    "`@patch` puts __iter__ behind torch's back: no hook"
+    "`@patch` puts __iter__ past torch's hook: no hook"
     Patched.__iter__ = _late
     assert [len(x) for x in islice(Patched(Items(scripted_steps([script(2)], 2))), 2)] == [1,1]
     try: check_contract(Patched)

@@ -20,7 +20,7 @@ KINDS = dict(
 assert KINDS['odd'].itemsize % 8 == 4
 
 def numbers(n, dtype, seed=0):
-    "Rows whose every field holds small numbers of its own, none of them NaN"
+    "Rows whose every field holds other small numbers, none of them NaN"
     rows,rng = np.zeros(n, dtype),np.random.default_rng(seed)
     for a in numpy_leaves(rows): a[...] = rng.integers(0, 2 if a.dtype == bool else 100, a.shape)
     return rows
@@ -111,7 +111,7 @@ def test_timeline_is_a_list_of_dicts(kind, program, max_sz):
             line = twin
         at = cut
         agrees(line, naive, rows, 1 + (cut*5)%9, rng)
-    if len(line):   # windows hold whole rows, and nothing but zeros behind them
+    if len(line):   # windows hold whole rows, and nothing but zeros after them
         seen = line.windows(line.keys, 4)
         for key,w in zip(line.keys, seen):
             want = naive.window(key, 4)
@@ -421,7 +421,7 @@ def test_take_and_windows_are_no_draws():
     assert not line._parts[0].drawn.any() and not line.ages.any()
 
 def test_rows_that_are_batches_of_another_memory_can_be_kept_and_drawn():
-    "A replay behind a replay: its rows have `index` and `weight` already, and the new batch says its own"
+    "A replay after a replay: its rows have `index` and `weight` already, and the new batch says its own"
     line = Timeline(9)
     line.add(filled().batch(np.array([3,4,6]), np.ones(3, np.float32)))
     batch = line.batch(np.array([0,2]), np.full(2, .5, np.float32))   # was: numpy's "name already used as a name or title"

@@ -13,7 +13,7 @@ def scripted(*lengths, env=0): return ScriptedEnv(**script(*lengths, env=env))
 def short(): return scripted(3, -2)
 
 @pytest.fixture(autouse=True)
-def nobody_is_left():
+def no_process_is_left():
     "After each test, every process that it started is gone"
     yield
     gc.collect()

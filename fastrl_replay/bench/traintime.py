@@ -40,7 +40,7 @@ def sb3(
     steps:int=50_000, # of the environment
     python:str=sys.executable, # an interpreter that has it
 )->tuple: # seconds, mean return of 20 episodes without exploring
-    "The same with Stable-Baselines3 and the settings of its zoo, in a process of its own"
+    "The same with Stable-Baselines3 and the settings of its zoo, in a separate process"
     with closing(Peer('stable-baselines3', python)) as peer: return tuple(peer.ask('train', seed=seed, steps=steps))
 
 def bare(

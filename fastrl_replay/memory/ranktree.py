@@ -32,7 +32,7 @@ _u = np.uint64   # unsigned places spare the kernel a test for negative ones
 
 @njit
 def _slot_for(labels, label_ages, p, age):
-    "The last slot whose label is not behind (p, age)"
+    "The last slot whose label does not come after (p, age)"
     low,n = 0,len(labels)
     while n > 1:
         half = n >> 1
@@ -75,7 +75,7 @@ def _move(tree, source, k, slot):
 
 @njit
 def _merge(tree, slot, after):
-    "Put what is in slot `after` behind what is in `slot`, the one before; its shelf is free"
+    "Append what is in slot `after` to what is in `slot`, the one before; its shelf is free"
     _,_,labels,label_ages,slots,_,free,_,_,_,_ = tree
     _move(tree, after, 0, slot)
     free[free[-1]],free[-1],slots[after] = slots[after],free[-1] + 1,-1
@@ -222,7 +222,7 @@ def _update(tree, idx, priority, age):
     while n > 1:
         half = n >> 1
         for i in range(len(idx)):
-            at,p = _u(slot[_u(i)] + half),priority[_u(i)]   # without branches, which nobody could predict
+            at,p = _u(slot[_u(i)] + half),priority[_u(i)]   # without branches, which could not be predicted
             slot[_u(i)] += half*((labels[at] > p) | ((labels[at] == p) & (label_ages[at] <= own[_u(i)])))
         n -= half
     for i in range(len(idx)): shelves[_u(i)] = slots[_u(slot[_u(i)])]

@@ -87,7 +87,7 @@ class _Shapes:
 @patch
 def take(self:Timeline,
     keys, # of the rows, any shape
-)->Steps: # of the same shape, in memory of its own
+)->Steps: # of the same shape, in new memory
     "Copies of the rows with these keys"
     keys = self._valid_keys(keys)
     line,store,_ = self._parts

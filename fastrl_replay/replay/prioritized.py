@@ -22,7 +22,7 @@ def initial_of(
     who:str, # which replay asks
     initial:str, # as it was given
 )->str: # as it is called now
-    "What new rows get; the old name of 'max_ever' is still known"
+    "The initial priority; the old name of 'max_ever' is still known"
     if initial != 'ever': return initial
     warnings.warn(f"{who}: initial='ever' is called 'max_ever' now", FutureWarning, stacklevel=4)
     return 'max_ever'
@@ -48,7 +48,7 @@ class PrioritizedReplay(Replay):
         return_idxs:bool=False, # yield (batch, places of its rows in `memory`)
         freeze_memory:bool=False, # let blocks pass without adding them
         seed:int=None, # of the draws; None: other draws each time
-        sampler:Sampler=None, # one of your own, instead of the one that `kind` names
+        sampler:Sampler=None, # your own, instead of the one that `kind` names
         store:Store=None, # how rows become bytes; None: whole rows in main memory
     ):
         who = 'PrioritizedReplay'

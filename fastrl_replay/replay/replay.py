@@ -203,7 +203,7 @@ def update_priorities(self:Replay,
 def as_fraction(
     x, # a real number of any kind
 )->Fraction: # the simplest one that is `x` in floating point, or else the decimal that was written
-    "The fraction that a person meant by a number"
+    "The fraction that is meant by a number"
     if isinstance(x, Fraction): return x
     simple = Fraction(float(x)).limit_denominator(1_000_000)
     return simple if float(simple) == float(x) else Fraction(repr(float(x)))

@@ -44,7 +44,7 @@ class SequenceReplay(Replay):
         return_idxs:bool=False, # yield (batch, places of the sequences' first rows in `memory`)
         freeze_memory:bool=False, # let blocks pass without adding them
         seed:int=None, # of the draws; None: other draws each time
-        sampler:Sampler=None, # one of your own, instead of the one that `kind` names
+        sampler:Sampler=None, # your own, instead of the one that `kind` names
         store:Store=None, # how rows become bytes; None: whole rows in main memory
     ):
         who = 'SequenceReplay'
