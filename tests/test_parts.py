@@ -359,8 +359,8 @@ def test_a_sampler_of_ones_own(kind, name):
     assert ((counts - 4000*p)**2 <= 36*np.maximum(4000*p, 1)).all() and not counts[p == 0].any()
 
 def test_a_sampler_that_cannot_serve_is_refused_at_once():
-    with pytest.raises(ArgumentError, match='SequenceReplay: sampler without use_places, insert, remove; got Recent'): SequenceReplay(None, 2, 100, sampler=Recent(3))
-    with pytest.raises(ArgumentError, match='PrioritizedReplay: sampler without priorities; got Recent'): PrioritizedReplay(None, 2, 100, sampler=Recent(3), initial='logp')
+    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Recent without use_places, insert, remove'): SequenceReplay(None, 2, 100, sampler=Recent(3))
+    with pytest.raises(ArgumentError, match='PrioritizedReplay: sampler; got Recent; expected one that turns'): PrioritizedReplay(None, 2, 100, sampler=Recent(3), initial='logp')
     for wrong in Recent,'uniform',5:
         with pytest.raises(TypeError, match='ExperienceReplay: sampler; got .*; expected a Sampler'): ExperienceReplay(None, 2, 100, sampler=wrong)
 
