@@ -180,7 +180,8 @@ def _draw_rows(numbers, plan, batch_plan, keys, weights, out):
     size,max_sz,oldest,inserted = plan[SIZE],numbers[MAX_SZ],numbers[OLDEST],numbers[INSERTED]
     bad = first_invalid(numbers, keys)
     if bad >= 0: return bad
-    mem,drawn = bytes_at(plan[17], max_sz*size),ints_at(numbers[DRAWN], max_sz)
+    source = plan[17]
+    mem,drawn = bytes_at(source, max_sz*size),ints_at(numbers[DRAWN], max_sz)
     offset,touched,total,low = oldest % max_sz - oldest,_u8(0),0,inserted   # key + offset is the slot, or max_sz more
     for i in range(len(keys)):
         slot = keys[i] + offset
@@ -192,8 +193,8 @@ def _draw_rows(numbers, plan, batch_plan, keys, weights, out):
         key = keys[i]
         slot = key + offset
         if slot >= max_sz: slot -= max_sz
-        memmove(dst, plan[17] + slot*size, size)
-        index[_u64(index_at)],weight[_u64(weight_at)] = key,weights[i]
+        memmove(dst, source + slot*size, size)
+        index[_u64(index_at)],weight[_u64(weight_at)] = key,weights[_u64(i)]
         dst,index_at,weight_at = dst + out_size,index_at + (out_size >> 3),weight_at + (out_size >> 2)
         drawn[_u64(slot)] += 1
         total,low = total + key,min(low, key)

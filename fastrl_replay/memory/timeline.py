@@ -51,6 +51,7 @@ class Timeline:
     inserted = property(lambda self: self._parts[0].inserted if self._parts else 0, doc='How many rows have come: the next key')
     oldest   = property(lambda self: self._parts[0].oldest if self._parts else 0, doc='The oldest key that is still there')
     keys     = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
+    span     = property(lambda self: self._parts[0].tables.numbers[:2].tolist() if self._parts else (0,0), doc='The next key, and the oldest that is there')
     nbytes   = property(lambda self: sum(p.nbytes for p in self._parts[:2]) if self._parts else 0, doc='Bytes reserved')
     environments = property(lambda self: self._parts[0].tables.envs if self._parts else Environments(), doc='Dense numbers of all environments')
     def __len__(self): return self.inserted - self.oldest

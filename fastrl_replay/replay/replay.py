@@ -106,17 +106,18 @@ def add(self:Replay,
 
 @patch
 def _catch_up(self:Replay):
-    "Tell view and sampler what has come and gone since they were last used"
-    memory,sampler = self.memory,self.sampler
+    "Tell view and sampler what has come and gone since they were last used; how many can be drawn"
+    sampler,(end,oldest) = self.sampler,self.memory.span
     if self.view.follows:
-        block,self_end = self._unfollowed,memory.inserted
-        if block is not None and block[1] < self_end: self.view.follow(*block)
+        block = self._unfollowed
+        if block is not None and block[1] < end: self.view.follow(*block)
         self._unfollowed = None
         changes = self.view.drawable()
         if changes: self._tell_places(*changes)
-    elif sampler.end != memory.inserted or sampler.first < memory.oldest:
-        first = max(sampler.end, memory.oldest)
-        sampler.added(first, memory.inserted, memory.oldest, **self._initial_priorities(first))
+    elif sampler.end != end or sampler.first < oldest:
+        first = max(sampler.end, oldest)
+        sampler.added(first, end, oldest, **self._initial_priorities(first))
+    return len(self.view) if self.view.follows else end - oldest
 
 @patch
 def _tell_places(self:Replay, capacity, gone, came):
@@ -148,8 +149,7 @@ def sample(self:Replay,
     "Draw a batch"
     n = self.bs if bs is None else whole(type(self).__name__, 'batch size', bs, 1)
     with self._lock:
-        self._catch_up()
-        if len(self.view) < (self._needs or n): raise self._too_few(self._needs or n)
+        if self._catch_up() < (self._needs or n): raise self._too_few(self._needs or n)
         beta = self._beta_now()   # before anything is drawn
         keys,p = self.sampler.sample(n)
         batch = self.view.batch(keys, self._weights(p, n, beta))

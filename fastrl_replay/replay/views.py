@@ -65,11 +65,11 @@ class Transitions(View):
 
     def feedback(self, keys, td)->tuple: # keys that are still there, their errors, how many are gone
         "For which rows errors still count"
-        keys,td,m = np.ascontiguousarray(as_keys(keys)).ravel(),as_float64(td),self.memory
+        keys,td,(end,oldest) = np.ascontiguousarray(as_keys(keys)).ravel(),as_float64(td),self.memory.span
         if len(keys) != len(td): raise ArgumentError(self.who, 'update_priorities: TD errors', len(td), f'{len(keys)}, one for each key')
-        never,bad,stale = check_feedback(keys, td, m.oldest, m.inserted)
-        if never >= 0: m.refuse_key(keys[never])
+        never,bad,stale = check_feedback(keys, td, oldest, end)
+        if never >= 0: self.memory.refuse_key(keys[never])
         if bad >= 0: raise ArgumentError(self.who, f'TD error at place {bad}, for key {keys[bad]}', td[bad], 'a finite number')
         if not stale: return keys,td,0
-        there = keys >= m.oldest
+        there = keys >= oldest
         return keys[there],td[there],stale
