@@ -141,16 +141,17 @@ class SequenceView(View):
 def stored(self:SequenceView, steps:Steps)->Steps:
     "The rows without their recurrent states; an error where these are no numbers"
     if not isinstance(steps, Steps) or steps._rows is None: return steps   # the memory will say what is wrong
-    row = self._row or self._rows_without_states(steps.dtype)
-    if 'hidden' not in steps.dtype.names: return steps
-    if steps.dtype['hidden'] != (self._hidden if self._row else steps.dtype['hidden']): raise BlockError(self.who, "column 'hidden'",
-        steps.dtype['hidden'], self._hidden)
+    state,row = steps.dtype['hidden'] if 'hidden' in steps.dtype.names else None,self._row
+    if row is None or steps.dtype != self._dtype:
+        if row is not None and str(state) != str(self._hidden): raise BlockError(self.who, "column 'hidden'", state or 'missing',
+            self._hidden or 'none')
+        row = self._rows_without_states(steps.dtype)   # whether the other columns fit, the memory says
+    if state is None: return steps
     for n,a in leaves(steps.rows[['hidden']].reshape(-1)):
         if a.dtype.kind in 'fc' and np.isnan(a).any(): raise BlockError(self.who, f'a NaN in column {n!r}',
             remedy='mend the policy that made it')
     rows = np.zeros(steps.shape, row)
-    for n in row.names:
-        if n in steps.dtype.names: rows[n] = steps.rows[n]
+    for n in row.names: rows[n] = steps.rows[n]
     return Steps(rows)
 
 @patch
