@@ -10,6 +10,7 @@ import fastrl_replay.all   # noqa: F401 (registers the chained methods)
 from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, extend_dtype, step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.losses import mixed_priority
+from fastrl_replay.memory.samplers import Sampler, Uniform
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.batches import Sequences
@@ -828,14 +829,14 @@ def test_every_batch_has_random_numbers_of_its_own():
 # ---- what is refused ----
 
 @pytest.mark.parametrize('kw,words', [
-    (dict(length=0), 'length; got 0; expected at most max_sz=40'), (dict(length=41), 'length; got 41; expected at most max_sz=40'), (dict(length=2.), 'length; got 2.0; expected a whole number'),
+    (dict(length=0), 'length; got 0; expected a whole number, 1 to 40. Remedy: at most max_sz=40'), (dict(length=41), 'length; got 41; expected a whole number, 1 to 40. Remedy: at most max_sz=40'), (dict(length=2.), 'length; got 2.0; expected a whole number'),
     (dict(length=True), 'length; got True'), (dict(length='5'), "length; got '5'"), (dict(length=None), 'length; got None'),
-    (dict(burn_in=4), 'burn_in and overlap; got burn_in=4, overlap=2; expected 0 to length - 1 = 3'), (dict(burn_in=-1), 'got burn_in=-1'), (dict(burn_in=1.5), 'burn_in; got 1.5'), (dict(burn_in=False), 'burn_in; got False'),
-    (dict(overlap=4), 'overlap=4'), (dict(overlap=-1), 'overlap=-1'), (dict(overlap='1'), "overlap; got '1'"),
-    (dict(eta=1.1), 'eta; got 1.1; expected 0 to 1'), (dict(eta=-.1), 'eta; got -0.1'), (dict(eta=np.nan), 'eta; got nan'), (dict(eta=None), 'eta; got None'),
+    (dict(burn_in=4), 'burn_in; got 4; expected a whole number, 0 to 3'), (dict(burn_in=-1), 'burn_in; got -1'), (dict(burn_in=1.5), 'burn_in; got 1.5'), (dict(burn_in=False), 'burn_in; got False'),
+    (dict(overlap=4), 'overlap; got 4; expected a whole number, 0 to 3'), (dict(overlap=-1), 'overlap; got -1'), (dict(overlap='1'), "overlap; got '1'"),
+    (dict(eta=1.1), 'eta; got 1.1; expected a number, 0 to 1'), (dict(eta=-.1), 'eta; got -0.1'), (dict(eta=np.nan), 'eta; got nan'), (dict(eta=None), 'eta; got None'),
     (dict(alpha=-1), 'alpha; got -1'), (dict(alpha='1'), "alpha; got '1'"), (dict(alpha=np.inf), 'alpha; got inf'), (dict(eps=-1e-9), 'eps; got -1e-09'), (dict(beta=-1), 'beta; got -1'), (dict(beta='x'), "beta; got 'x'"), (dict(beta=np.nan), 'beta; got nan'),
-    (dict(state='store'), "state; got 'store'; expected 'stored' or 'zero'"), (dict(state=None), 'state; got None'),
-    (dict(bs=0), 'bs and max_sz; got bs=0'), (dict(bs=41), 'bs and max_sz'), (dict(ratio=-1), 'ratio; got -1'), (dict(warmup=-1), 'warmup; got -1')])
+    (dict(state='store'), "state; got 'store'; expected one of 'stored', 'zero'"), (dict(state=None), 'state; got None'),
+    (dict(bs=0), 'bs; got 0'), (dict(bs=41), 'bs and max_sz'), (dict(ratio=-1), 'ratio; got -1'), (dict(warmup=-1), 'warmup; got -1')])
 def test_arguments_are_checked(kw, words):
     with pytest.raises(ValueError, match=f'^SequenceReplay: .*{re.escape(words)}'): made(**kw)
 
@@ -882,7 +883,6 @@ def test_what_is_no_block_is_refused():
     state = replay.state_dict()
     with pytest.raises(RuntimeError): replay.add(elsewhere(numbered(3)))
     assert same(replay.state_dict(), state)
-    with pytest.raises(TypeError): made(return_idxs=True)
 
 @pytest.mark.parametrize('bad', ['env', 'nan', 'hidden'])
 def test_a_refused_block_leaves_everything_as_it_was(bad):
@@ -900,3 +900,50 @@ def test_a_refused_block_leaves_everything_as_it_was(bad):
     with pytest.raises(BlockError): other.add(rows)
     other.add(numbered(9))                       # not even its columns stay
     assert len(other) == 3 and not hasattr(other.sample(), 'hidden')
+
+# ---- options, and samplers of one's own ----
+
+def test_kinds():
+    "By rank, uniform in two ways; places of first rows; weights over the whole memory; the largest ever"
+    def learned(**kw):
+        replay = made(numbered(8), overlap=0, burn_in=0, alpha=1, eps=0, eta=1, **kw)
+        replay.update_priorities([0, 4], [[4]*4, [1]*4])
+        return replay
+    close(learned(kind='rank').sampler.probabilities(), [2/3, 1/3])
+    a, b = learned(kind='uniform', beta=1), learned(prioritized=False, beta=1)
+    assert all(a.sample(2) == b.sample(2) for _ in range(9)) and a.kind == b.kind == 'uniform' and not a.prioritized
+    replay = learned(weight_norm='memory', beta=1, stratified=False, return_idxs=True)
+    for _ in range(30):
+        batch, places = replay.sample(1)
+        assert batch.weight.tolist() == [{0: .25, 4: 1.}[int(batch.index)]] and places.tolist() == batch.index.tolist()
+    replay.add(numbered(40, 8))
+    batch, places = replay.sample()
+    assert replay.memory[places].reward.tolist() == batch.reward[:, 0].tolist()
+    for initial, want in dict(largest=2, max_ever=9).items():
+        replay = made(numbered(8), overlap=0, burn_in=0, alpha=1, eps=0, eta=1, initial=initial)
+        replay.update_priorities([0, 4], [[9]*4, [1]*4]); replay.update_priorities([0], [[2]*4])
+        replay.add(numbered(4, 8))
+        assert present(replay)[8] == (4, want)
+
+def test_old_names_warn_and_work():
+    with pytest.warns(FutureWarning, match="'scale' is called 'weight_norm' now"): assert made(scale='memory').weight_norm == 'memory'
+    with pytest.warns(FutureWarning, match="'max_ever'"): assert made(initial='ever').initial == 'max_ever'
+
+class Evenly(Sampler):
+    "Draws places in turn"
+    def clear(self): super().clear(); self.taken, self.turn = set(), 0
+    def __len__(self): return len(self.taken)
+    def use_places(self, capacity): self.end = capacity
+    def insert(self, places): self.taken |= set(places.tolist())
+    def remove(self, places): self.taken -= set(places.tolist())
+    def sample(self, n):
+        self.turn += n
+        return np.array([sorted(self.taken)[(self.turn + i) % len(self)] for i in range(n)]), np.full(n, 1/len(self))
+
+def test_a_sampler_of_ones_own():
+    "Places come and go as it is told; one that draws keys in order only is refused when the replay is built"
+    replay = made(*in_blocks(*[7]*20), sampler=Evenly())
+    assert len(replay.sampler) == len(replay) == 19 and len(set(replay.sample(19).index.tolist())) == 19
+    assert 'sampler=<Evenly>' in repr(replay) and 'sampler' not in repr(made())
+    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Uniform without use_places, insert, remove'): made(sampler=Uniform())
+    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Uniform; expected a Sampler'): made(sampler=Uniform)

@@ -153,7 +153,7 @@ def sample(self:Replay,
         batch._replay = self
         self.batches += 1
         self.sampled += n
-        return (batch, batch._rows['index'] - self.memory.oldest) if self.return_idxs else batch
+        return (batch, batch['index'].cpu().numpy() - self.memory.oldest) if self.return_idxs else batch
 
 @patch
 def _weights(self:Replay, p, n, beta):

@@ -169,7 +169,8 @@ def _open(self:SequenceView, dtype):
     tracks = _Tracks(none((0,self.length), np.int64), none((0,self.length,size), np.uint8), none(0, np.int64), none((0,3), np.int32))
     table = new_table(self.memory.max_sz//stride + 16, size, self.memory.max_sz)
     vars(self).update(table=table, _counters=np.array([0, 0, len(table.first), 0, 0, 0]), _tracks=tracks, _gone=none(0, np.int64),
-        _came=none(0, np.int64), _hidden=state, _plan=np.array(plan), _each=each, _dtype=dtype, _row=self._rows_without_states(dtype))
+        _came=none(0, np.int64), _queue=none((0,2), np.int64), _states=none((0,size), np.uint8), _hidden=state, _plan=np.array(plan), _each=each, _dtype=dtype,
+        _row=self._rows_without_states(dtype))
 
 # %% ../../nbs/44_sequence_view.ipynb #f5693be9
 @patch
@@ -190,6 +191,7 @@ def drawable(self:SequenceView): # (how many places there are, those that are fr
     if self.table is None: return None
     oldest = self.memory.oldest
     if self._counters[QUEUED] or self._counters[OLDEST] < oldest: self._settle(oldest)
+    if len(self._queue): self._queue,self._states = self._queue[:0].copy(),self._states[:0].copy()   # they are large
     counters = self._counters
     if not counters[N_GONE] and not counters[N_CAME]: return None
     came = self._came[:counters[N_CAME]]
@@ -213,6 +215,7 @@ def _settle(self:SequenceView, oldest):
 def told(self:SequenceView):
     "The sampler knows"
     self._counters[N_GONE:] = 0
+    self._gone = self._came = np.zeros(0, np.int64)
 
 # %% ../../nbs/44_sequence_view.ipynb #d23c9f09
 @njit
