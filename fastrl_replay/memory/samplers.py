@@ -308,6 +308,7 @@ def _taken(self:_Prioritized):
 @patch
 def insert(self:_Prioritized, places):
     "These are taken now, and get the largest priority"
+    self._take_out(places)   # they may be told twice
     self._there[places] = True
     self._set(places, np.full(len(places), self._of_new()))
 
