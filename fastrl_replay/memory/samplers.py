@@ -315,6 +315,7 @@ def _taken(self:_Prioritized):
 @patch
 def insert(self:_Prioritized, places):
     "These are taken now, and get the largest priority"
+    self._take_out(places)   # they may be told twice
     self._there[places] = True
     self._set(places, np.full(len(places), self._of_new()))
 
@@ -434,7 +435,7 @@ class Ranked(_Prioritized):
         return RankTree(capacity)
     def _in_tree(self, p): return p
     def _largest(self): return self.tree[self.tree.select(1)] if len(self.tree) else 0.
-    def _take_out(self, places): self.tree.remove(places)
+    def _take_out(self, places): ranktree._take(self.tree._tree, places)   # what is not there is left alone: it may be told twice
 
     def _roll(self, gone, oldest, first, end, p):
         ranktree._roll(self.tree._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))

@@ -141,16 +141,17 @@ class SequenceView(View):
 def stored(self:SequenceView, steps:Steps)->Steps:
     "The rows without their recurrent states; an error where these are no numbers"
     if not isinstance(steps, Steps) or steps._rows is None: return steps   # the memory will say what is wrong
-    row = self._row or self._rows_without_states(steps.dtype)
-    if 'hidden' not in steps.dtype.names: return steps
-    if steps.dtype['hidden'] != (self._hidden if self._row else steps.dtype['hidden']): raise BlockError(self.who, "column 'hidden'",
-        steps.dtype['hidden'], self._hidden)
+    state,row = steps.dtype['hidden'] if 'hidden' in steps.dtype.names else None,self._row
+    if row is None or steps.dtype != self._dtype:
+        if row is not None and str(state) != str(self._hidden): raise BlockError(self.who, "column 'hidden'", state or 'missing',
+            self._hidden or 'none')
+        row = self._rows_without_states(steps.dtype)   # whether the other columns fit, the memory says
+    if state is None: return steps
     for n,a in leaves(steps.rows[['hidden']].reshape(-1)):
         if a.dtype.kind in 'fc' and np.isnan(a).any(): raise BlockError(self.who, f'a NaN in column {n!r}',
             remedy='mend the policy that made it')
     rows = np.zeros(steps.shape, row)
-    for n in row.names:
-        if n in steps.dtype.names: rows[n] = steps.rows[n]
+    for n in row.names: rows[n] = steps.rows[n]
     return Steps(rows)
 
 @patch
@@ -168,7 +169,8 @@ def _open(self:SequenceView, dtype):
     tracks = _Tracks(none((0,self.length), np.int64), none((0,self.length,size), np.uint8), none(0, np.int64), none((0,3), np.int32))
     table = new_table(self.memory.max_sz//stride + 16, size, self.memory.max_sz)
     vars(self).update(table=table, _counters=np.array([0, 0, len(table.first), 0, 0, 0]), _tracks=tracks, _gone=none(0, np.int64),
-        _came=none(0, np.int64), _hidden=state, _plan=np.array(plan), _each=each, _dtype=dtype, _row=self._rows_without_states(dtype))
+        _came=none(0, np.int64), _queue=none((0,2), np.int64), _states=none((0,size), np.uint8), _hidden=state, _plan=np.array(plan), _each=each, _dtype=dtype,
+        _row=self._rows_without_states(dtype))
 
 # %% ../../nbs/44_sequence_view.ipynb #f5693be9
 @patch
@@ -189,6 +191,7 @@ def drawable(self:SequenceView): # (how many places there are, those that are fr
     if self.table is None: return None
     oldest = self.memory.oldest
     if self._counters[QUEUED] or self._counters[OLDEST] < oldest: self._settle(oldest)
+    if len(self._queue): self._queue,self._states = self._queue[:0].copy(),self._states[:0].copy()   # they are large
     counters = self._counters
     if not counters[N_GONE] and not counters[N_CAME]: return None
     came = self._came[:counters[N_CAME]]
@@ -212,6 +215,7 @@ def _settle(self:SequenceView, oldest):
 def told(self:SequenceView):
     "The sampler knows"
     self._counters[N_GONE:] = 0
+    self._gone = self._came = np.zeros(0, np.int64)
 
 # %% ../../nbs/44_sequence_view.ipynb #d23c9f09
 @njit

@@ -1,0 +1,173 @@
+"""An interrupt at any bytecode of `add`, `sample` and `update_priorities` loses nothing: the call has happened or not, and replays go on."""
+import numpy as np, pytest
+
+from fastrl_replay.core import Steps, extend_dtype
+from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.replay.prioritized import PrioritizedReplay
+from fastrl_replay.replay.sequences import SequenceReplay
+from scripted import numbered
+from test_boundaries import interrupted
+
+MAX_SZ, LENGTH = 8, 3
+
+def stream(lasts, envs=2):
+    "Rows of environments in turn, in episodes of `lasts` steps, in blocks; rewards are the keys; with TD errors, and recurrent states"
+    rows = np.zeros(60, extend_dtype(numbered(1).dtype, td='f4', hidden=('f4', (2,))))
+    key = np.arange(60)
+    step = key//envs
+    rows['env_id'], rows['episode_n'], rows['step_n'] = key % envs, step//lasts + 1, step % lasts + 1
+    rows['reward'], rows['td'], rows['terminated'] = key, 1 + key % 5, rows['step_n'] == lasts
+    rows['hidden'] = key[:, None] + [0, 100]
+    return rows
+
+def blocks(lasts): return [Steps(b) for b in np.split(stream(lasts), [1, 6, 7, 13, 19, 22])]   # the first ones fill the ring
+
+SAME = dict(max_sz=MAX_SZ, bs=2, seed=0)
+MAKE = dict(
+    uniform=lambda: ExperienceReplay(**SAME),
+    proportional=lambda: PrioritizedReplay(alpha=1, eps=0, weight_norm='memory', **SAME),
+    ever=lambda: PrioritizedReplay(alpha=1, eps=0, initial='max_ever', **SAME),
+    column=lambda: PrioritizedReplay(alpha=1, eps=0, initial='td', **SAME),
+    rank=lambda: PrioritizedReplay(kind='rank', alpha=1, **SAME),
+    rank_column=lambda: PrioritizedReplay(kind='rank', initial='td', alpha=1, eps=0, **SAME),
+    sequences=lambda: SequenceReplay(length=LENGTH, burn_in=0, overlap=1, alpha=1, eps=0, eta=1, **SAME),
+    sequences_rank=lambda: SequenceReplay(length=LENGTH, burn_in=1, overlap=2, kind='rank', initial='max_ever', **SAME))
+
+def answer(replay, batch, td):
+    "The same error for each step of a sequence"
+    replay.update_priorities(batch.index, np.broadcast_to(np.reshape(td, (-1, 1)), batch.train.shape) if isinstance(replay, SequenceReplay) else td)
+
+def prepared(kind, lasts, n):
+    "A replay after `n` blocks, with draws and errors between them"
+    replay = MAKE[kind]()
+    for i, b in enumerate(blocks(lasts)[:n]):
+        replay.add(b)
+        if len(replay) >= 2: answer(replay, replay.sample(), [7. - i, 2. + i])
+    return replay
+
+def view_of(replay):
+    "All that can be seen: key → (probability, rows), the keys in memory, where it would go on; drawing counts aside"
+    replay._catch_up()   # as each call does first
+    if not isinstance(replay, SequenceReplay): keys = replay.memory.keys
+    else:
+        t = replay.table
+        taken = np.arange(0) if t is None else np.flatnonzero(t.first >= 0)
+        keys = t.first[taken] if len(taken) else taken
+    p = replay.sampler.probabilities()
+    assert len(keys) == len(p) == len(replay) == len(replay.sampler)
+    return dict(zip(keys.tolist(), p.round(12).tolist())), replay.memory.keys.tolist(), replay.memory[:].reward.tolist() if len(replay.memory) else []
+
+def sequences_of(rows, oldest):
+    "The plain model: first key → keys of each sequence that is complete among these rows and still there"
+    running, found = {}, {}
+    for key, r in enumerate(rows):
+        keys = running.setdefault(int(r['env_id']), [])
+        keys.append(key)
+        found[(int(r['env_id']), int(r['episode_n']))] = (list(keys), bool(r['terminated']))
+        if r['terminated']: running[int(r['env_id'])] = []
+    return {k: v for k, v in found.items()}
+
+def plain(kind, rows, oldest):
+    "First keys of what can be drawn after these rows"
+    if not kind.startswith('sequences'): return set(range(oldest, len(rows)))
+    stride, firsts = LENGTH - (1 if kind == 'sequences' else 2), set()
+    for keys, ended in sequences_of(rows, oldest).values():
+        starts = set(range(0, len(keys) - LENGTH + 1, stride))
+        if ended: starts.add(max(0, len(keys) - LENGTH))
+        firsts |= {keys[s] for s in starts}
+    return {k for k in firsts if k >= oldest}
+
+def check(replay, kind, lasts):
+    "Draw, learn, add, and compare with what rows say"
+    rows = stream(lasts)[:replay.memory.inserted]
+    probabilities, keys, rewards = view_of(replay)
+    assert rewards == keys == list(range(max(0, len(rows) - MAX_SZ), len(rows)))
+    assert set(probabilities) == plain(kind, rows, keys[0] if keys else 0)
+    assert not probabilities or abs(sum(probabilities.values()) - 1) < 1e-9
+    if len(replay) < 2: return
+    batch = replay.sample()
+    for key, b in zip(batch.index.tolist(), batch.rows):
+        if not isinstance(replay, SequenceReplay): assert b['reward'] == key; continue
+        part = b[b['mask']]
+        assert part['reward'][0] == key and (np.diff(part['step_n']) == 1).all() and len({*part['env_id']}) == len({*part['episode_n']}) == 1
+        assert len(part) == LENGTH or part['terminated'][-1] and part['step_n'][0] == 1
+    if isinstance(replay, SequenceReplay): assert batch.hidden[:, 0].tolist() == batch.index.tolist()
+
+def future(replay, kind, lasts, done):
+    "What is seen while the other blocks come, whatever was drawn before"
+    seen = []
+    for b in blocks(lasts)[done:]:
+        replay.add(b)
+        check(replay, kind, lasts)
+        seen.append(view_of(replay))
+    return seen
+
+STEPS = pytest.mark.parametrize('every', [23, pytest.param(1, marks=pytest.mark.slow)])
+
+def everywhere(every, prepare, call, then):
+    "Interrupt a call before each of its bytecodes, or before every so many; where its end is"
+    at = 1
+    while True:
+        replay = prepare()
+        if not interrupted(lambda: call(replay), at): return at - 1
+        try: then(replay)
+        except BaseException as e:
+            e.add_note(f'interrupted before bytecode {at}')
+            raise
+        at += every
+
+@STEPS
+@pytest.mark.parametrize('lasts', [1, 5])
+@pytest.mark.parametrize('kind', MAKE)
+def test_add(kind, lasts, every):
+    "The first block, one that fills the ring, one that turns it over; the next blocks bring what they bring in either case"
+    for n in (0, 3) if lasts == 1 else (2, 4):
+        block, before, after = blocks(lasts)[n], prepared(kind, lasts, n), prepared(kind, lasts, n)
+        after.add(block)
+        wants = view_of(before), view_of(after)
+        rest = future(after, kind, lasts, n + 1)
+        def then(replay):
+            got = view_of(replay)
+            assert got in wants
+            check(replay, kind, lasts)
+            if got != wants[1]: replay.add(block)
+            assert future(replay, kind, lasts, n + 1) == rest
+        assert everywhere(every if n else every*29, lambda: prepared(kind, lasts, n), lambda r: r.add(block), then) > 100   # the first one takes 13,000
+
+@STEPS
+@pytest.mark.parametrize('kind', MAKE)
+def test_sample(kind, every):
+    "Probabilities are as before, counts those before or after; also where the sampler has to catch up first"
+    prepare = lambda: prepared(kind, 5, 5)
+    before, want = prepare(), view_of(prepare())
+    after = prepare()
+    after.sample()
+    def then(replay):
+        assert view_of(replay) == want
+        for r in 'sampled', 'batches': assert getattr(replay, r) in (getattr(before, r), getattr(after, r))
+        assert replay.memory.times_drawn.sum() in (before.memory.times_drawn.sum(), after.memory.times_drawn.sum())
+        check(replay, kind, 5)
+    assert everywhere(every, prepare, lambda r: r.sample(), then) > 20
+
+@STEPS
+@pytest.mark.parametrize('kind', MAKE)
+def test_update_priorities(kind, every):
+    "All errors have arrived or none has, and the largest there ever was is not forgotten"
+    def prepare():
+        replay = prepared(kind, 5, 4)
+        replay.stats()
+        return replay
+    keys = sorted(view_of(prepare())[0])[:3]
+    keys, td = np.array([0, *keys]), np.array([4., 90., 3., 2.][:len(keys) + 1])   # the first is stale
+    def call(replay): replay.update_priorities(keys, np.repeat(td[:, None], replay.length - replay.burn_in, 1) if isinstance(replay, SequenceReplay) else td)
+    before, after = prepare(), prepare()
+    call(after)
+    wants = view_of(before), view_of(after)
+    ends = {}
+    for replay, want in zip((before, after), wants): ends[str(want)] = future(replay, kind, 5, 4)
+    def then(replay):
+        got = view_of(replay)
+        assert got in wants and replay.stale in (before.stale, after.stale)
+        check(replay, kind, 5)
+        assert future(replay, kind, 5, 4) == ends[str(got)]
+    assert everywhere(every, prepare, call, then) > 20
