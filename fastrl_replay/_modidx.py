@@ -830,6 +830,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                             'fastrl_replay.memory.links.Links.window_slots': ( 'links.html#links.window_slots',
                                                                                                'fastrl_replay/memory/links.py'),
                                             'fastrl_replay.memory.links.Tables': ('links.html#tables', 'fastrl_replay/memory/links.py'),
+                                            'fastrl_replay.memory.links._damage': ('links.html#_damage', 'fastrl_replay/memory/links.py'),
                                             'fastrl_replay.memory.links._walk': ('links.html#_walk', 'fastrl_replay/memory/links.py'),
                                             'fastrl_replay.memory.links._window_slots': ( 'links.html#_window_slots',
                                                                                           'fastrl_replay/memory/links.py'),
