@@ -1603,6 +1603,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                   'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view.SequenceView.__len__': ( 'sequence_view.html#sequenceview.__len__',
                                                                                                                  'fastrl_replay/replay/sequence_view.py'),
+                                                    'fastrl_replay.replay.sequence_view.SequenceView._check_saved': ( 'sequence_view.html#sequenceview._check_saved',
+                                                                                                                      'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view.SequenceView._open': ( 'sequence_view.html#sequenceview._open',
                                                                                                                'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view.SequenceView._rows_without_states': ( 'sequence_view.html#sequenceview._rows_without_states',

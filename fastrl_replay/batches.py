@@ -6,7 +6,6 @@
 __all__ = ['Sequences']
 
 # %% ../nbs/04_batches.ipynb #52d57555
-import numpy as np
 from fastcore.basics import patch
 from .core import ArgumentTypeError, Steps, pack, unpack
 

@@ -668,3 +668,43 @@ def test_a_million_rows():
     assert replay.stats()['stale'] == 1
     for wrong in [-1], [n], [2**62]:
         with pytest.raises(KeyError, match='never given out'): replay.update_priorities(wrong, [1.])
+
+SEQUENCES = dict(
+    place     = (('view','table','place_of'), lambda x: x + 1000*(x > 0)),
+    twice     = (('view','table','place_of'), lambda x: torch.ones_like(x)),
+    free      = (('view','table','free'), lambda x: x + 10**6),
+    no_place  = (('view','table','free'), lambda x: x*0),
+    fewer     = (('view','table','steps'), lambda x: x[:-1]),
+    tracks    = (('view','tracks','recent'), lambda x: x[:, :-1]),
+    count     = (('view','tracks','count'), lambda x: x - 99),
+    wide      = (('view','table','hidden'), lambda x: torch.zeros(len(x), 8, dtype=torch.uint8)),
+    links     = (('memory','links','back'), lambda x: x + 99),
+    sampler   = (('sampler','priorities'), lambda x: x*np.nan))
+
+@pytest.mark.parametrize('name', SEQUENCES)
+def test_a_replay_survives_a_damaged_state(name):
+    "It is refused, wherever the damage is, and the replay goes on as if nobody had tried"
+    rows = story(bytes(4*i % 256 & 0xf3 for i in range(50)), PIXELS)
+    replay,twin = (REPLAYS['sequence'](max_sz=20) for _ in range(2))
+    for r in replay,twin: r.add(Steps(rows)); r.sample()
+    state = copy.deepcopy(replay.snapshot())
+    damage(state, *SEQUENCES[name])
+    with pytest.raises(ValueError): replay.restore(state)
+    for r in replay,twin: r.add(Steps(rows[:7]))
+    for _ in range(3): equal(replay.sample(), twin.sample())
+    assert replay.stats() == twin.stats()
+
+def test_half_known_environments_are_saved():
+    "An environment whose first rows could not be written has a number and no rows; a checkpoint goes on from there"
+    rows = story(b'\0'*6 + b'\1'*6, PIXELS)
+    replay = REPLAYS['sequence'](max_sz=20, store=Flaky())
+    replay.add(Steps(rows[:6]))
+    Flaky.fails = True
+    try:
+        with pytest.raises(OSError): replay.add(Steps(rows[6:]))
+    finally: Flaky.fails = False
+    twin = REPLAYS['sequence'](max_sz=20, store=Flaky())
+    twin.load_state_dict(through_file(replay.state_dict()))
+    for r in replay,twin: r.add(Steps(rows[6:]))
+    equal(replay.sample(), twin.sample())
+    assert len(replay) == len(twin) == 4
