@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import ArgumentTypeError, StaleKey, StateError, ints_at, longs_at, bytes_at, njit
-from ..episodes import (ENV, EPISODE_N, SIZE, STEP_N, Environments, NaNSearch, RowLayout, goes_on, grown, has_nan,
+from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, Environments, NaNSearch, RowLayout, goes_on, grown, has_nan,
     note_row, places_of, row_ends)
 from .arrays import MainMemory
 
@@ -123,12 +123,12 @@ def append(self:Links, rows):
     link_rows(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
 
 # %% ../../nbs/31_links.ipynb #2ff5285c
-def as_keys(keys)->np.ndarray: # int64
-    "Keys as the kernels want them"
+def as_keys(keys, what='keys')->np.ndarray: # int64
+    "Keys, or offsets, as the kernels want them"
     if isinstance(keys, torch.Tensor): keys = keys.cpu().numpy()
     if type(keys) is np.ndarray and keys.dtype == np.int64: return keys
     keys = np.asarray(keys)
-    if keys.dtype.kind not in 'iu' and keys.size: raise ArgumentTypeError('Timeline', 'keys', keys.dtype, 'integers')
+    if keys.dtype.kind not in 'iu' and keys.size: raise ArgumentTypeError('Timeline', what, keys.dtype, 'integers')
     too_large = keys.dtype == np.uint64   # cut off: they were never given out either way
     return (np.minimum(keys, np.uint64(2**63-1)) if too_large else keys).astype(np.int64, copy=False)
 
@@ -180,7 +180,7 @@ def walk(self:Links,
 )->np.ndarray: # keys [len(keys), len(offsets)]; -1 where the episode has no such row
     "Keys along the episodes of these rows"
     self.slots(keys)
-    offsets = np.asarray(offsets, np.int64).ravel()
+    offsets = as_keys(offsets, 'offsets').ravel()
     out = np.empty((len(keys),len(offsets)), np.int64)
     _walk(self.tables.numbers, keys, offsets, out)
     return out
@@ -213,7 +213,7 @@ def window_slots(self:Links,
     _window_slots(self.tables.numbers, keys, slots)
     return slots
 
-# %% ../../nbs/31_links.ipynb #15bc4296
+# %% ../../nbs/31_links.ipynb #abd8961c
 @patch
 def state_dict(self:Links)->dict: # plain data and tensors
     "Counters, links and environments"
@@ -223,11 +223,25 @@ def state_dict(self:Links)->dict: # plain data and tensors
         last=envs.last[:n].copy(), last_key=last_key[:n].copy())
     return dict(max_sz=self.max_sz, counters=numbers[:MAX_SZ].tolist(), **{k: torch.from_numpy(a) for k,a in arrays.items()})
 
+def _damage(state, max_sz)->str: # None: none
+    "What is wrong with links that were saved"
+    (inserted,oldest),n = state['counters'][:2],len(state['env_ids'])
+    if not 0 <= oldest <= inserted <= oldest + max_sz: return 'counters'
+    ahead,env_ids = np.arange(inserted - oldest, 0, -1),state['env_ids'].numpy()   # how far the end is
+    for name,shape in dict(link=ahead.shape, back=ahead.shape, drawn=ahead.shape, env_ids=(n,), last=(n,3), last_key=(n,)).items():
+        a = state[name].numpy()
+        if a.shape != shape or a.dtype != (np.int64 if name == 'last_key' else np.int32): return name
+        low,high = dict(link=(0, ahead-1), back=(0, max_sz-1), env_ids=(0, MAX_ENVS-1), last_key=(-1, inserted-1)).get(name, (-2**31,2**31))
+        if (a < low).any() or (a > high).any(): return name
+    return 'env_ids' if len(np.unique(env_ids)) < n else None
+
 @patch
 def load_state_dict(self:Links, state:dict):
     "Become the links that were saved; these must be new"
     if state['max_sz'] != self.max_sz: raise StateError(self.who, 'a saved memory of another size', f"max_sz={state['max_sz']}",
         f'max_sz={self.max_sz}', 'build the memory with the size that was saved')
+    damage = _damage(state, self.max_sz)
+    if damage: raise StateError(self.who, 'a saved memory with damaged links', damage)
     inserted,oldest = state['counters'][:2]
     slots,envs = np.arange(oldest, inserted) % self.max_sz,Environments()
     for name in 'link','back','drawn': getattr(self, name)[slots] = state[name].numpy()

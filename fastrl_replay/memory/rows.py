@@ -9,7 +9,7 @@ __all__ = ['BatchPlan', 'as_steps', 'count_drawn', 'Store', 'Rows']
 from copy import copy
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import ArgumentError, Steps, bytes_at, extend_dtype, ints_at, memmove, njit, plain_columns
+from ..core import ArgumentError, StateError, Steps, bytes_at, extend_dtype, ints_at, memmove, njit, plain_columns
 from ..episodes import ENV, SIZE, NaNSearch, RowLayout
 from .arrays import MainMemory
 from fastrl_replay.memory.links import (AGE_MAX, AGE_SUM, DRAWN, INSERTED, MAX_SZ, OLDEST, Links, acceptable, first_invalid,
@@ -112,6 +112,8 @@ class Store:
 
     def load_state_dict(self, slots, state:dict):
         "Rows that were saved go into these slots"
+        shape,want = tuple(state['rows'].shape),(len(slots), self.dtype.itemsize)
+        if shape != want: raise StateError(type(self).__name__, 'a saved memory, rows as bytes', shape, want)
         if len(slots): self.put(slots, state['rows'].numpy().reshape(-1).view(self.dtype))
 
     def __getstate__(self): # a store that is copied or sent elsewhere has its settings there, and no memory

@@ -294,7 +294,7 @@ def load_state_dict(self:_Prioritized, state:dict):
     if 'there' not in state: return self.added(state['first'], state['end'], state['first'], p)
     self.use_places(state['capacity'])
     self._there[state['there'].numpy()] = True
-    self._set(state['there'].numpy().copy(), p.copy())
+    if self._set(state['there'].numpy().copy(), p.copy()) >= 0: raise StateError(type(self).__name__, 'a saved sampler with damaged priorities')
 
 # %% ../../nbs/37_samplers.ipynb #67beb44f
 @patch

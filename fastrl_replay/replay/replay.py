@@ -292,11 +292,16 @@ def _check_saved_initial(self:Replay, dtype):
 def restore(self:Replay, state):
     "Continue where `state` was saved"
     with self._lock:
-        self._fresh()
-        self.memory.load_state_dict(state['memory'])
-        self.view.restore(state['view'])
-        self.sampler.load_state_dict(state['sampler'])
-        for c,v in zip(COUNTERS, state['counters']): setattr(self, c, v)
+        before = dict(self.__dict__)
+        try:
+            self._fresh()
+            self.memory.load_state_dict(state['memory'])
+            self.view.restore(state['view'])
+            self.sampler.load_state_dict(state['sampler'])
+            for c,v in zip(COUNTERS, state['counters']): setattr(self, c, v)
+        except BaseException:
+            self.__dict__.update(before)
+            raise
 
 # %% ../../nbs/41_replay.ipynb #696e5be7
 @patch

@@ -271,15 +271,29 @@ def check_state(self:SequenceView, state):
         state['settings'], [self.length, self.overlap, self.state], 'build it as the saved one was built')
 
 @patch
+def _check_saved(self:SequenceView, saved, idle):
+    "Raise where what was saved doesn't fit this view, or a kernel would go astray"
+    places,envs,size = len(saved['first']),len(saved['count']),self._tracks.hiddens.shape[2]
+    shapes = dict(first=(places,), steps=(places,), hidden=(places,size), free=(idle,), place_of=(len(self.memory),), count=(envs,),
+        recent=(envs,self.length), hiddens=(envs,self.length,size), last=(envs,3))
+    kinds = dict(self.table._asdict(), **self._tracks._asdict())
+    wrong = [k for k,shape in shapes.items() if saved[k].shape != shape or saved[k].dtype != kinds[k].dtype]
+    numbers = np.concatenate([saved['free'], saved['place_of'][saved['place_of'] != 0] - 1]) if not wrong else np.zeros(0)
+    if len(np.unique(numbers)) < len(numbers) or ((numbers < 0) | (numbers >= places)).any(): wrong = ['place_of']
+    if not wrong and (saved['count'] < 0).any(): wrong = ['count']
+    if wrong: raise StateError(self.who, 'a saved memory with a damaged table of sequences', wrong[0])
+
+@patch
 def restore(self:SequenceView, state):
     "Go on where `snapshot` was taken; the memory has been restored"
     self.clear()
     if 'dtype' not in state: return
     self._open(spec_dtype(state['dtype']))
-    saved = {k: v.numpy().copy() for k,v in state['table'].items()}
+    saved = {k: v.numpy().copy() for part in ('table','tracks') for k,v in state[part].items()}
     idle,slots = len(saved['free']),self.memory.keys % self.memory.max_sz
+    self._check_saved(saved, idle)
     self.table = new_table(len(saved['first']), saved['hidden'].shape[1], self.memory.max_sz)
     for k in 'first','steps','hidden': getattr(self.table, k)[:] = saved[k]
     self.table.free[:idle],self.table.place_of[slots] = saved['free'],saved['place_of']
     self._counters[OLDEST],self._counters[IDLE],self._counters[FOLLOWED] = self.memory.oldest,idle,self.memory.inserted
-    self._tracks = _Tracks(**{k: v.numpy().copy() for k,v in state['tracks'].items()})
+    self._tracks = _Tracks(**{k: saved[k] for k in _Tracks._fields})
