@@ -6,7 +6,6 @@
 __all__ = ['Sequences']
 
 # %% ../nbs/04_batches.ipynb #52d57555
-import numpy as np
 from fastcore.basics import patch
 from .core import ArgumentTypeError, Steps, pack, unpack
 
@@ -15,12 +14,13 @@ class Sequences(Steps):
     "Steps of shape [B, length], with columns that belong to whole sequences: `index`, `weight`, `hidden`"
     __slots__ = ('_each','_split')
     def __init__(self,
-        rows:np.ndarray, # a structured array [B, length]
+        rows, # a structured array [B, length], or `Steps` of this shape on any device
         each:Steps, # of shape [B]: what belongs to each sequence
         split:int=0, # how many steps are burn-in
     ):
-        super().__init__(rows)
-        self._each,self._split = each,split
+        if isinstance(rows, Steps): _copy_slots(rows, self)
+        else: super().__init__(rows)
+        self._each,self._split = each.to(self.device),split
 
     @property
     def burn_in(self):

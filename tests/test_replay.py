@@ -262,7 +262,7 @@ def test_batches_carry_the_rows_that_their_index_names():
 def test_too_few_rows_are_counted():
     "What is there, what was asked for, what is missing"
     replay = filled(3, bs=4, max_sz=10)
-    with pytest.raises(NotEnoughRows, match='got 3 rows; expected 4 rows: 1 are missing'): replay.sample()
+    with pytest.raises(NotEnoughRows, match='got 3 rows; expected 4 rows: 1 is missing'): replay.sample()
     with pytest.raises(NotEnoughRows, match='got 3 rows; expected 9 rows: 6 are missing'): replay.sample(9)
     with pytest.raises(NotEnoughRows, match='got 0 rows'): ExperienceReplay().sample()
     for n in 0, -1:
@@ -554,14 +554,14 @@ def test_the_repr_shows_the_chain_and_the_fill():
     assert len(repr(replay.header(3)).splitlines()) == 3
 
 def test_a_million_rows():
-    "At full size: exact, in order, drawn from everywhere, and within a percent of its rows and 8 bytes each"
+    "At full size: exact, in order, drawn from everywhere, and within a percent of its rows and 12 bytes each"
     n = 1_000_000
     replay = ExperienceReplay(bs=256, max_sz=n, seed=0)
     for i in range(0, n + 300_000, 100_000): replay.add(numbered(100_000, i))
     keys = np.concatenate([replay.sample().index.numpy() for _ in range(400)])
     assert len(replay) == n and rewards(replay.memory[[0, -1]]) == [300_000, 1_299_999]
     assert keys.min() >= 300_000 and uniform(np.bincount((keys - 300_000)*20//n, minlength=20), 1, True)
-    assert replay.memory.nbytes <= 1.01*n*(replay.memory.dtype.itemsize + 8)
+    assert replay.memory.nbytes <= 1.01*n*(replay.memory.dtype.itemsize + 12)
 
 # ---- in a DataLoader, in a loop ----
 
@@ -635,8 +635,8 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'SequenceReplay': [lambda source, kw=kw: SequenceReplay(source, **{**dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0), **kw})
                        for kw in (dict(), dict(prioritized=False, state='zero'), dict(ratio=.9, warmup=8, burn_in=0, overlap=0))],
     'PrioritizedReplay': [lambda source, kw=kw: PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw})
-                          for kw in (dict(), dict(kind='rank', bs=2), dict(bs=2, ratio=.7, warmup=5, initial='ever', stratified=False),
-                                     dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, scale='memory', initial='reward'))],
+                          for kw in (dict(), dict(kind='rank', bs=2), dict(bs=2, ratio=.7, warmup=5, initial='max_ever', stratified=False),
+                                     dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, weight_norm='memory', initial='reward'))],
     'Parallel': [lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(2, .9).parallel(2, chunk=2, method='fork'), lambda: GymStepper('CartPole-v1', seed=0).parallel(0)],
     'Journal': [Journal],
     'Gather': [lambda source, n=n: Gather(source, n) for n in (1, 2)],

@@ -65,7 +65,7 @@ class Links:
     def nbytes(self):
         "Bytes reserved"
         envs = self.tables.envs
-        return sum(a.nbytes for a in (self.link, self.back, self.drawn, self.tables.last_key, envs.last, envs.number))
+        return sum(a.nbytes for a in (self.link, self.back, self.drawn, self.tables.last_key, envs.last, envs.ids, envs.number))
 
 # %% ../../nbs/31_links.ipynb #cd910120
 _u = np.uint64   # unsigned places spare kernels a test for negative ones
@@ -105,9 +105,9 @@ def link_rows(numbers, plan, address, n):
 
 # %% ../../nbs/31_links.ipynb #98fe0444
 @patch
-def accepts(self:Links, rows)->bool: # a structured array, contiguous
-    "Can these rows be taken as they are?"
-    return acceptable(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
+def accepts(self:Links, rows)->bool: # a structured array
+    "Can these rows be taken as they are? Rows that don't lie together can't"
+    return rows.flags.c_contiguous and acceptable(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
 
 @patch
 def reserve(self:Links, n)->np.ndarray: # the slots of the last `max_sz` of them

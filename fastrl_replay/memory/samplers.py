@@ -87,11 +87,12 @@ def _darts(seed, count, total, stratified, darts):
         x = np.float64(random_bits(seed, count + i) >> _u(11))*2.**-53
         darts[_u(i)] = (x + i)*(total/n) if stratified else x*total
 
-# %% ../../nbs/37_samplers.ipynb #137badcb
+# %% ../../nbs/37_samplers.ipynb #85050311
 class Sampler:
     "The base of samplers: which keys there are, random numbers, how to go on"
     counts_only = False   # True: keys that came with several blocks may be told at once, when the sampler is next used
     first = end = 0       # the keys that can be drawn: first, …, end-1
+    nbytes = 0            # reserved
 
     def __init__(self,
         seed:int=None, # of the draws; None: other draws each time
@@ -153,8 +154,12 @@ class Uniform(Sampler):
         seed:int=None, # of the draws; None: other draws each time
         replacement:bool=False, # may a key be drawn twice in a batch?
     ):
-        self.replacement,self._table = replacement,np.empty(0, np.int32)
+        self.replacement = replacement
         super().__init__(seed)
+
+    def clear(self):
+        super().clear()
+        self._table = np.empty(0, np.int32)   # or two samplers, used by two threads, would have one
 
     def sample(self,
         n:int, # how many keys
@@ -205,6 +210,7 @@ class _Prioritized(Sampler):
         self.tree,self.largest_ever,self._there = self._new_tree(self.capacity),1.,None   # _there: of keys that come in no order, which are here
 
     kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
+    nbytes = property(lambda self: self.tree.nbytes + (0 if self._there is None else self._there.nbytes), doc='Bytes reserved')
     def __getstate__(self): return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends')}
     def __setstate__(self, state): self.__dict__.update(state); self.clear()
 

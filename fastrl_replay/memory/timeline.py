@@ -14,7 +14,7 @@ from ..core import (ArgumentTypeError, BlockError, StateError, Steps, dtype_spec
     spec_dtype, step_dtype, whole)
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
 from .links import AGE_MAX, AGE_SUM, Links, as_keys
-from .rows import BatchPlan, Rows, Store, count_drawn
+from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
 
 # %% ../../nbs/34_timeline.ipynb #070e1287
 class Timeline:
@@ -91,9 +91,9 @@ def take(self:Timeline,
     "Copies of the rows with these keys"
     keys = self._valid_keys(keys)
     line,store,_ = self._parts
-    out = np.empty((keys.size, store.dtype.itemsize), np.uint8)
+    out = store.empty(keys.size, store.dtype.itemsize)
     store.gather(line.slots(keys), out)
-    return Steps(np.ndarray(keys.shape, store.dtype, out))
+    return as_steps(out, store.dtype, keys.shape)
 
 @patch
 def _valid_keys(self:Timeline, keys):
@@ -118,8 +118,9 @@ def batch(self:Timeline,
     weights:np.ndarray, # float64, one for each key
 )->Steps: # with `index` and `weight`
     "The rows with these keys as a batch; counted as drawn"
-    line,store,shapes = self._parts
+    line,store,shapes = self._parts or self._valid_keys(keys)
     return store.batch(line, keys, weights, shapes.batch)
+
 @patch
 def count(self:Timeline, keys):
     "These rows were drawn, by whatever made a batch of them"
@@ -135,9 +136,9 @@ def windows(self:Timeline,
     length,keys = whole(f'{self.who}.windows', 'length', length, 1),self._valid_keys(keys).ravel()
     line,store,shapes = self._parts
     dtype = shapes.window
-    out = np.empty((len(keys)*length, dtype.itemsize), np.uint8)
+    out = store.empty(len(keys)*length, dtype.itemsize)
     store.gather(line.window_slots(keys, length), out, dtype.fields['mask'][1])
-    return Steps(np.ndarray((len(keys), length), dtype, out))
+    return as_steps(out, dtype, (len(keys), length))
 
 @patch
 def walk(self:Timeline,

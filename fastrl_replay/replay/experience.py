@@ -6,7 +6,6 @@
 __all__ = ['ExperienceReplay']
 
 # %% ../../nbs/42_experience.ipynb #f755ce71
-from ..core import ArgumentError
 from ..memory.samplers import Sampler, Uniform
 from ..memory.rows import Store
 from ..pipe import stage

@@ -47,7 +47,7 @@ class Replay(Pipe):
             'a batch must fit in the memory')
         super().__init__(source)
         self._given = dict(sampler=sampler)   # for the repr: the attribute is one that is in use
-        sampler = default() if sampler is None else self._checked_sampler(sampler, view)
+        sampler = default() if sampler is None else self._checked_sampler(sampler, view, initial)
         self.store,self.beta,self.weight_norm,self.return_idxs,self.freeze_memory = store,beta,weight_norm,return_idxs,freeze_memory
         self._templates,self._initial,self._needs,self._endless = (sampler,view),initial,needs,source is None
         self._fresh()
@@ -63,17 +63,20 @@ class Replay(Pipe):
         self._unfollowed,self._ones = None,np.ones(self.bs)
         self._tells_later = self.sampler.counts_only and not self.view.follows and self._initial is None
 
-    def _checked_sampler(self, sampler, view):
+    def _checked_sampler(self, sampler, view, initial):
         who = type(self).__name__
-        if not isinstance(sampler, Sampler): raise ArgumentTypeError(who, 'sampler', getattr(sampler, '__name__', type(sampler).__name__),
+        if not isinstance(sampler, Sampler): raise ArgumentTypeError(who, 'sampler', repr(sampler)[:60],
             'a Sampler, such as Uniform()')
         if view.follows: sampler.check_places(who)
+        if initial is not None and not hasattr(sampler, 'priorities'): raise ArgumentError(who, 'sampler', type(sampler).__name__,
+            'one that turns the TD errors of new rows into priorities, as initial= asks')
         if getattr(sampler, 'capacity', self.max_sz) < self.max_sz: raise ArgumentError(who, 'sampler', f'room for {sampler.capacity} keys',
             f'room for max_sz={self.max_sz}')
         return sampler
 
     draws_batches = True
     unit = property(lambda self: self.view.unit, doc='What is drawn')
+    nbytes = property(lambda self: self.memory.nbytes + self.view.nbytes + self.sampler.nbytes, doc='Bytes reserved by all parts')
     def __len__(self): return len(self.view)
     def __iter__(self):
         for _ in self._due_batches(): yield self.sample()
@@ -135,7 +138,7 @@ def _check_initial(self:Replay, steps):
 def _initial_priorities(self:Replay, first):
     "What the rows from this key on say of their priorities, if they are asked"
     if self._initial is None or first >= self.memory.inserted: return {}
-    return dict(p=self.sampler.priorities(self.memory.take(np.arange(first, self.memory.inserted)).rows[self._initial]))
+    return dict(p=self.sampler.priorities(self.memory.take(np.arange(first, self.memory.inserted)).to('cpu').rows[self._initial]))
 
 # %% ../../nbs/41_replay.ipynb #ec099b70
 @patch
@@ -153,11 +156,11 @@ def sample(self:Replay,
         batch._replay = self
         self.batches += 1
         self.sampled += n
-        return (batch, batch._rows['index'] - self.memory.oldest) if self.return_idxs else batch
+        return (batch, batch['index'].cpu().numpy() - self.memory.oldest) if self.return_idxs else batch
 
 @patch
 def _weights(self:Replay, p, n, beta):
-    if beta is None or type(p) is float: return self._ones if n == len(self._ones) else np.ones(n)   # all are alike
+    if beta is None or not isinstance(p, np.ndarray): return self._ones if n == len(self._ones) else np.ones(n)   # all are alike
     return importance_weights(p, beta, self.sampler.least if self.weight_norm == 'memory' else -1.)
 
 @patch

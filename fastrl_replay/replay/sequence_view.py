@@ -129,7 +129,7 @@ class SequenceView(View):
         if self._hidden is not None:
             states = self.table.hidden[places].reshape(-1).view(self._hidden.base) if self.state == 'stored' else 0
             each['hidden'] = states if self.state == 'zero' else states.reshape(len(places), *self._hidden.shape)
-        batch = Sequences(self.memory.windows(keys, self.length).rows, Steps(each), self.burn_in)
+        batch = Sequences(self.memory.windows(keys, self.length), Steps(each), self.burn_in)
         self.memory.count(keys)
         return batch
 

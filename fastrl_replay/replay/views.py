@@ -51,9 +51,9 @@ class View:
             if n in dtype.names and dtype[n] != kind: raise BlockError(self.who, f'column {n!r} is one that a batch has', dtype[n],
                 np.dtype(kind), 'rename it in the policy')
 
-    follows = False   # True: `follow(steps, first)` is called after a block has been added
+    follows = False   # True: what is drawn are places, of which `follow`, `drawable` and `told` keep account
+    nbytes = 0        # reserved, beside the memory
     def stored(self, steps:Steps)->Steps: return steps   # what the memory keeps of a block
-    def drawable(self): "What can be drawn, where it is anything else than every row"
     def __len__(self): return len(self.memory)
     def snapshot(self)->dict: return {}
     def check_state(self, state): "Raise where a saved view was another one"

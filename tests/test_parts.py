@@ -1,0 +1,462 @@
+"""Parts that people may write: stores, arrays, samplers and views, held to the ones that are there; and memories under attack."""
+import copy, os, pickle, tempfile, threading
+
+import numpy as np, pytest, torch
+from gymnasium import spaces
+from hypothesis import given, strategies as st
+
+from fastrl_replay.core import ArgumentError, BlockError, NotEnoughRows, StaleKey, Steps, extend_dtype, leaves, step_dtype
+from fastrl_replay.memory.rows import Rows, Store
+from fastrl_replay.memory.samplers import Proportional, Sampler, Uniform
+from fastrl_replay.memory.timeline import Timeline
+from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.replay.prioritized import PrioritizedReplay
+from fastrl_replay.replay.replay import Replay
+from fastrl_replay.replay.sequences import SequenceReplay
+from fastrl_replay.replay.views import Transitions
+from fastrl_replay.testing import same, through_file
+from strategies import bits, cases, numpy_leaves
+
+Box,Discrete = spaces.Box,spaces.Discrete
+PIXELS = step_dtype(Box(0, 255, (3,3), np.uint8), Discrete(3), logp='f8')
+NESTED = step_dtype(spaces.Dict(a=Box(-9, 9, (3,), np.float16), b=spaces.Tuple([Box(-9, 9, (), np.float64), Discrete(5)])), Discrete(2), n='i8')
+
+# ---- stores ----
+
+class InAList(Store):
+    "Rows as bytes in a list"
+    nbytes = property(lambda self: sum(len(r) for r in self.rows if r))
+    def reserve(self, arrays): self.rows = [None]*self.max_sz
+    def put(self, slots, rows):
+        for slot,row in zip(slots, rows): self.rows[slot] = row.tobytes()
+    def gather(self, slots, out, present=-1):
+        out[:] = 0
+        for dst,slot in zip(out, slots.ravel()):
+            if slot >= 0: dst[:self.dtype.itemsize] = np.frombuffer(self.rows[slot], np.uint8)
+            if present >= 0: dst[present] = slot >= 0
+
+class Folder:
+    "Arrays in files of a directory; each is a new file"
+    def __init__(self, path): self.path = str(path)
+    def new(self, name, shape, dtype, fill=None):
+        fd,file = tempfile.mkstemp('.npy', f'{name}-', self.path)
+        os.close(fd)
+        array = np.lib.format.open_memmap(file, 'w+', np.dtype(dtype), tuple(np.atleast_1d(shape).tolist()))
+        if fill is not None: array[...] = fill
+        return array
+
+class RowsInFolder(Rows):
+    "Whole rows in a directory"
+    def __init__(self, path): self.arrays = Folder(path)
+
+class SavesAPath(Rows):
+    "Whole rows, of which a checkpoint holds a path"
+    def __init__(self, path): self.path = str(path)
+    def state_dict(self, slots):
+        fd,file = tempfile.mkstemp('.npy', 'saved-', self.path)
+        os.close(fd)
+        np.save(file, super().state_dict(slots)['rows'].numpy())
+        return dict(path=file)
+    def load_state_dict(self, slots, state): super().load_state_dict(slots, dict(rows=torch.from_numpy(np.load(state['path']))))
+
+class OnDevice(Store):
+    "Rows as bytes of one tensor; what is drawn lies on the same device"
+    def __init__(self, device='cpu'): self.device = device
+    nbytes = property(lambda self: self.mem.nbytes)
+    def reserve(self, arrays): self.mem = torch.zeros(self.max_sz, self.dtype.itemsize, dtype=torch.uint8, device=self.device)
+    def put(self, slots, rows):
+        raw = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1).copy()
+        self.mem[torch.from_numpy(slots).to(self.device)] = torch.from_numpy(raw).to(self.device)
+    def empty(self, n, size): return torch.empty(n, size, dtype=torch.uint8, device=self.device)
+    def gather(self, slots, out, present=-1):
+        slots = torch.from_numpy(slots.ravel()).to(self.device)
+        out.zero_()
+        out[:, :self.dtype.itemsize] = torch.where((slots >= 0)[:, None], self.mem[slots.clamp(min=0)], 0)
+        if present >= 0: out[:, present] = (slots >= 0).to(torch.uint8)
+
+class EachOnce(Store):
+    "Each distinct frame once, however many rows have it as `state` or `next_state`"
+    columns = 'state','next_state'
+    nbytes = property(lambda self: self.rest.nbytes + self.of.nbytes + sum(map(len, self.frames)))
+    def reserve(self, arrays):
+        d = self.dtype
+        self.spans = [(d.fields[c][1], d[c].itemsize) for c in self.columns]
+        self.rest = arrays.new('rest', (self.max_sz, d.itemsize), np.uint8, 0)
+        self.of,self.frames,self.held = np.full((self.max_sz,2), None, object),{},{}   # frames: bytes → how many have it
+    def _let_go(self, frame):
+        self.frames[frame] -= 1
+        if not self.frames[frame]: del self.frames[frame],self.held[frame]
+    def put(self, slots, rows):
+        raw = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1).copy()
+        for slot,row in zip(slots, raw):
+            for i,(at,size) in enumerate(self.spans):
+                if self.of[slot,i] is not None: self._let_go(self.of[slot,i])
+                frame = row[at:at+size].tobytes()
+                self.frames[frame] = self.frames.get(frame, 0) + 1
+                self.of[slot,i],row[at:at+size] = self.held.setdefault(frame, frame),0
+            self.rest[slot] = row
+    def gather(self, slots, out, present=-1):
+        out[:] = 0
+        for dst,slot in zip(out, slots.ravel()):
+            if present >= 0: dst[present] = slot >= 0
+            if slot < 0: continue
+            dst[:self.dtype.itemsize] = self.rest[slot]
+            for i,(at,size) in enumerate(self.spans): dst[at:at+size] = np.frombuffer(self.of[slot,i], np.uint8)
+
+@pytest.fixture(scope='module')
+def stores(tmp_path_factory):
+    path = tmp_path_factory.mktemp('stores')
+    return dict(list=InAList, folder=lambda: RowsInFolder(path), path=lambda: SavesAPath(path), device=OnDevice, frames=EachOnce, rows=Rows)
+
+STORES = 'list','folder','path','device','frames'
+
+# ---- stories ----
+
+def story(program, dtype, first=0):
+    "Rows of four environments, one for each byte: which goes on, terminates, is truncated, or breaks off; steps count from `first`"
+    rows,rng = np.zeros(len(program), dtype),np.random.default_rng(len(program))
+    for a in numpy_leaves(rows): a[...] = rng.integers(0, 2 if a.dtype == bool else 4, a.shape)
+    now = [[1,first] for _ in range(4)]
+    for r,b in zip(rows, program):
+        env,what = now[b & 3],b>>2 & 3
+        r['env_id'],r['episode_n'],r['step_n'] = (0, 4000, 7, 300)[b & 3],*env
+        r['terminated'],r['truncated'] = what == 1,what == 2
+        if 'n' in dtype.names: r['n'] = 1 + (b>>4 & 1)
+        env[1] += 1 + (b>>4 == 15)
+        if what: env[:] = [env[0] + 1, first] if what < 3 or b & 32 else [env[0], first]   # 3: it breaks off; the same number may begin again
+    return rows
+
+def cut(rows, sizes):
+    "Blocks of these sizes, and the rest"
+    at = 0
+    for n in sizes:
+        yield rows[at:at+n]
+        at += n
+    yield rows[at:]
+
+def equal(a, b):
+    "The same rows, bit for bit, wherever they lie"
+    assert type(a) is type(b) and a.shape == b.shape and a.dtype == b.dtype
+    for x,y in zip(numpy_leaves(a.to('cpu').rows), numpy_leaves(b.to('cpu').rows)): assert bits(x) == bits(y)
+    if hasattr(type(a), 'burn_in'): assert a._each == b._each
+
+programs = st.binary(min_size=1, max_size=60)
+sizes = st.lists(st.integers(0, 20), max_size=8)
+
+@pytest.mark.parametrize('name', STORES)
+@pytest.mark.parametrize('dtype', [PIXELS,NESTED], ids=['pixels','nested'])
+@cases(40)
+@given(program=programs, sizes=sizes, max_sz=st.integers(1, 12) | st.just(40), saves=st.integers(0, 255), first=st.integers(0, 1))
+def test_a_store_holds_what_rows_hold(stores, name, dtype, program, sizes, max_sz, saves, first):
+    "Under `Timeline`: blocks of any size, several environments, wraps; take, windows, walk, batch; saved and loaded, also from one store to another"
+    make,rows = stores[name],story(program, dtype, first)
+    a,b = Timeline(max_sz),Timeline(max_sz, make())
+    for i,block in enumerate(cut(rows, sizes)):
+        assert a.add(Steps(block)).tolist() == b.add(Steps(block)).tolist()
+        if saves>>i & 1 and i < 8:
+            fresh = Timeline(max_sz, make())
+            fresh.load_state_dict(through_file(b.state_dict()))
+            b = fresh
+        assert a.keys.tolist() == b.keys.tolist() and a.dtype == b.dtype
+        if not len(a): continue
+        keys,rng = a.keys[np.random.default_rng(i).integers(0, len(a), 7)],np.random.default_rng(i)
+        equal(b.take(keys), a.take(keys)); equal(b[:], a[:]); equal(b.windows(keys, 3), a.windows(keys, 3))
+        assert b.windows(keys, 3).device.type == b.take(keys[:0]).device.type == 'cpu'
+        assert (a.walk(keys, [-2,-1,0,1,3]) == b.walk(keys, [-2,-1,0,1,3])).all()
+        weights = rng.random(7)
+        equal(b.batch(keys, weights), a.batch(keys, weights))
+        assert (a.times_drawn == b.times_drawn).all() and (a.ages == b.ages).all()
+        assert same(a.state_dict()['links'], b.state_dict()['links'])
+    if name != 'path': 
+        twin = Timeline(max_sz)
+        twin.load_state_dict(b.state_dict())
+        if len(a): equal(twin[:], a[:])
+    for twin in copy.deepcopy(b),pickle.loads(pickle.dumps(b)):
+        assert twin.add(Steps(rows)).tolist() == list(range(len(rows), 2*len(rows))) and b.inserted == len(rows)
+        if len(a): equal(b[:], a[:])
+
+REPLAYS = dict(
+    uniform  = lambda **kw: ExperienceReplay(None, 3, seed=5, **kw),
+    errors   = lambda **kw: PrioritizedReplay(None, 3, seed=5, weight_norm='memory', **kw),
+    ranks    = lambda **kw: PrioritizedReplay(None, 3, kind='rank', seed=5, **kw),
+    given    = lambda **kw: PrioritizedReplay(None, 3, initial='logp', seed=5, **kw),
+    sequence = lambda **kw: SequenceReplay(None, 2, length=3, burn_in=1, overlap=1, seed=5, **kw))
+
+@pytest.mark.parametrize('name', STORES)
+@pytest.mark.parametrize('kind', REPLAYS)
+@cases(15)
+@given(program=programs, sizes=sizes, max_sz=st.integers(3, 12) | st.just(40), saves=st.integers(0, 255))
+def test_replays_draw_the_same_from_any_store(stores, name, kind, program, sizes, max_sz, saves):
+    "The same seed gives the same batches, bit for bit, through errors that come back and checkpoints"
+    make,rows,templates = REPLAYS[kind],story(program, PIXELS),(Rows(),stores[name]())
+    replays = [make(max_sz=max_sz, store=s) for s in templates]
+    for i,block in enumerate(cut(rows, sizes)):
+        for r in replays: r.add(Steps(block))
+        if saves>>i & 1 and i < 8:
+            for j,s in enumerate(templates):
+                fresh = make(max_sz=max_sz, store=s)
+                fresh.load_state_dict(through_file(replays[j].state_dict()))
+                replays[j] = fresh
+        try: batches = [r.sample() for r in replays]
+        except NotEnoughRows: continue
+        equal(*batches)
+        assert (batches[0].index == batches[1].index).all() and (batches[0].weight == batches[1].weight).all()
+        td = np.random.default_rng(i).standard_normal((2,2) if kind == 'sequence' else 3)
+        for b in batches: b.update_priorities(torch.from_numpy(td))
+        assert replays[0].stats() == replays[1].stats()
+        for r in replays: assert r.nbytes >= r.memory.nbytes >= r.memory._parts[1].nbytes > 0
+
+def test_frames_are_held_once():
+    "A long episode of large frames costs a frame a row, and what is overwritten is let go"
+    dtype = step_dtype(Box(0, 255, (1000,), np.uint8), Discrete(2))
+    rows,rng = np.zeros(50, dtype),np.random.default_rng(0)
+    frames = rng.integers(0, 256, (51,1000), np.uint8)
+    rows['state'],rows['next_state'],rows['step_n'] = frames[:-1],frames[1:],np.arange(50)
+    line = Timeline(20, EachOnce())
+    for i in range(0, 50, 7): line.add(Steps(rows[i:i+7]))
+    assert line[:] == Steps(rows[30:]) and sum(map(len, line._parts[1].frames)) == 21*1000
+
+# ---- what goes wrong in a part ----
+
+class Flaky(InAList):
+    "A list that gives up while it writes"
+    fails = False
+    def put(self, slots, rows):
+        super().put(slots[:1], rows[:1])
+        if type(self).fails: raise OSError('the disk is full')
+        super().put(slots, rows)
+
+@pytest.mark.parametrize('kind', REPLAYS)
+@pytest.mark.parametrize('n', [1, 4, 9])
+def test_a_put_that_fails_leaves_the_memory_honest(kind, n):
+    "Rows that were to be overwritten are gone, nothing else has changed; and replays go on, with a sampler that knows"
+    rows = story(b'\0'*6 + b'\1'*40, PIXELS)
+    replay = REPLAYS[kind](max_sz=6, store=Flaky())
+    replay.add(Steps(rows[:6])); replay.add(Steps(rows[6:10]))   # keys 4 to 9
+    before = replay.memory.state_dict()
+    Flaky.fails = True
+    try:
+        with pytest.raises(OSError): replay.add(Steps(rows[10:10+n]))
+    finally: Flaky.fails = False
+    m,gone = replay.memory,min(n, 6)
+    assert (m.inserted, m.keys.tolist()) == (10, list(range(4 + gone, 10)))
+    if gone < 6: equal(m[:], Steps(rows[4+gone:10]))
+    after = m.state_dict()['links']
+    for k in 'link','back','drawn': assert (after[k] == before['links'][k][gone:]).all()
+    for k in 'last','last_key','env_ids': assert (after[k] == before['links'][k]).all()
+    try: assert set(np.ravel(replay.sample().index)) <= set(m.keys.tolist())
+    except NotEnoughRows: assert len(replay) < replay.bs
+    twin = REPLAYS[kind](max_sz=6, store=Flaky())
+    twin.load_state_dict(through_file(replay.state_dict()))
+    for r in replay,twin:
+        assert r.add(Steps(rows[10:10+n])).tolist() == list(range(10, 10+n))
+        equal(r.memory[:], Steps(rows[max(4+gone, 4+n):10+n]))
+        seen = r.memory.windows(r.memory.keys, 4).mask.sum(1)
+        later = [min(4, sum(k2 >= k and rows['env_id'][k2] == rows['env_id'][k] for k2 in r.memory.keys)) for k in r.memory.keys]
+        assert seen.tolist() == later and set(r.sample().index.tolist()) <= set(r.memory.keys.tolist())
+
+def test_a_first_put_that_fails_leaves_an_empty_memory():
+    Flaky.fails,line = True,Timeline(5, Flaky())
+    try:
+        with pytest.raises(OSError): line.add(Steps(story(b'\0'*3, PIXELS)))
+    finally: Flaky.fails = False
+    assert (line.inserted, line.dtype, line.nbytes) == (0, None, 0)
+    assert line.add(Steps(story(b'\0'*3, NESTED))).tolist() == [0,1,2]
+
+@pytest.mark.parametrize('name', (*STORES, 'rows'))
+def test_templates_may_be_shared(stores, name):
+    "One store and one sampler, used before, for two replays and a timeline: none of them notices the others"
+    store,rows,sampler = stores[name](),story(bytes(range(60)), PIXELS),Uniform(3)
+    sampler.added(0, 100); sampler.sample(9)
+    a,b = (ExperienceReplay(None, 4, 9, store=store, sampler=sampler) for _ in range(2))
+    line = Timeline(20, store)
+    a.add(Steps(rows[:7])); b.add(Steps(rows[10:30])); line.add(Steps(rows)); a.add(Steps(rows[7:10]))
+    for r,want in (a,rows[1:10]), (b,rows[21:30]): equal(r.memory[:], Steps(want))
+    equal(line[:], Steps(rows[-20:]))
+    a.sample(); a.sample()
+    drawn = [r.sample().index.tolist() for r in (a,b)]
+    fresh = Uniform(3)
+    fresh.added(0, 20, 11)
+    assert drawn[1] == fresh.sample(4)[0].tolist() != drawn[0] and len(sampler) == 100
+    assert sampler._table is not a.sampler._table is not b.sampler._table
+
+def test_a_state_of_one_memory_may_be_loaded_while_it_is_used(tmp_path):
+    "A memory in a directory goes back to its own checkpoint; what it had then is there, to the bit"
+    line,rows = Timeline(6, RowsInFolder(tmp_path)),story(bytes(range(40)), PIXELS)
+    line.add(Steps(rows[:9]))
+    state,want = line.state_dict(),line[:]
+    line.add(Steps(rows[9:]))
+    line.load_state_dict(state)
+    equal(line[:], want)
+    line.add(Steps(rows[9:]))
+    equal(line[:], Steps(rows[-6:]))
+
+# ---- samplers ----
+
+class Recent(Sampler):
+    "Only the newest `n` keys"
+    counts_only = True
+    def __init__(self, n, seed=None):
+        self.n = n
+        super().__init__(seed)
+    def _here(self): return min(self.n, len(self))
+    def sample(self, n):
+        if not len(self): raise NotEnoughRows('Recent', 'keys to draw', 0, 'at least 1')
+        return self.end - 1 - np.minimum((self.random(n)*self._here()).astype(np.int64), self._here() - 1),1/np.float64(self._here())
+    def probabilities(self): return (np.arange(len(self)) >= len(self) - self._here())/max(self._here(), 1)
+    least = property(lambda self: 1/max(self._here(), 1))
+
+class Mixed(Sampler):
+    "Each draw from one of two samplers"
+    def __init__(self, a, b, share=.5, seed=None):
+        self.parts,self.share = (a,b),share
+        super().__init__(seed)
+    def clear(self):
+        super().clear()
+        self.parts = tuple(p.fresh() for p in self.parts)
+    def added(self, first, end, oldest=0, p=None):
+        super().added(first, end, oldest)
+        for part in self.parts: part.added(first, end, oldest)
+    def update(self, keys, td):
+        for part in self.parts: part.update(keys, td)
+    def sample(self, n):
+        k = int((self.random(n) < self.share).sum())
+        keys = np.concatenate([part.sample(m)[0] for part,m in zip(self.parts, (k,n-k)) if m])
+        return keys,self.probabilities()[keys - self.first]
+    def probabilities(self): return self.share*self.parts[0].probabilities() + (1-self.share)*self.parts[1].probabilities()
+    least = property(lambda self: self.probabilities().min())
+    def state_dict(self): return dict(super().state_dict(), parts=[p.state_dict() for p in self.parts])
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        for p,s in zip(self.parts, state['parts']): p.load_state_dict(s)
+
+SAMPLERS = dict(recent=lambda: Recent(7, 1), mixed=lambda: Mixed(Recent(5, 2), Proportional(20, alpha=1, seed=3), .3, 1),
+                mixed_uniform=lambda: Mixed(Uniform(2, replacement=True), Recent(4, 3), .5, 1))
+
+@pytest.mark.parametrize('name', SAMPLERS)
+@pytest.mark.parametrize('kind', ['uniform','errors'])
+def test_a_sampler_of_ones_own(kind, name):
+    "Draws have the probabilities that it says, weights follow from them; feedback, wraps, and a checkpoint in the middle"
+    rows = story(bytes(range(0, 250, 3)), PIXELS)
+    make = lambda: (ExperienceReplay if kind == 'uniform' else PrioritizedReplay)(None, 8, 20, sampler=SAMPLERS[name](), **({} if kind == 'uniform' else dict(beta=1.)))
+    replay,rng = make(),np.random.default_rng(0)
+    for block in cut(rows, [9, 1, 30, 0, 3]):
+        replay.add(Steps(block))
+        batch = replay.sample()
+        batch.update_priorities(rng.random(8))
+        twin = make()
+        twin.load_state_dict(through_file(replay.state_dict()))
+        equal(replay.sample(), twin.sample())
+        assert replay.stats() == twin.stats()
+    p,counts = replay.sampler.probabilities(),np.zeros(20)
+    assert p.sum() == pytest.approx(1) and len(p) == 20
+    for _ in range(500):
+        batch = replay.sample()
+        counts += np.bincount(batch.index - replay.memory.oldest, minlength=20)
+        if kind == 'errors':
+            q = p[batch.index - replay.memory.oldest]
+            assert np.allclose(batch.weight, q.min()/q) or name == 'recent' and (batch.weight == 1).all()
+    assert ((counts - 4000*p)**2 <= 36*np.maximum(4000*p, 1)).all() and not counts[p == 0].any()
+
+def test_a_sampler_that_cannot_serve_is_refused_at_once():
+    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Recent without use_places, insert, remove'): SequenceReplay(None, 2, 100, sampler=Recent(3))
+    with pytest.raises(ArgumentError, match='PrioritizedReplay: sampler; got Recent; expected one that turns'): PrioritizedReplay(None, 2, 100, sampler=Recent(3), initial='logp')
+    for wrong in Recent,'uniform',5:
+        with pytest.raises(TypeError, match='ExperienceReplay: sampler; got .*; expected a Sampler'): ExperienceReplay(None, 2, 100, sampler=wrong)
+
+# ---- views ----
+
+class NStepView(Transitions):
+    "Sums of up to `n` rewards along the episode"
+    adds = dict(index='i8', weight='f4', discount='f4')
+    def __init__(self, n, gamma): self.n,self.gamma = n,gamma
+    def batch(self, keys, weights):
+        m = self.memory
+        steps = m.walk(keys, range(self.n))
+        there = steps >= 0
+        last = steps[np.arange(len(keys)), there.sum(1) - 1]
+        rows = m.take(np.where(there, steps, keys[:,None])).to('cpu').rows
+        out = np.zeros(len(keys), extend_dtype(m.dtype, **self.adds))
+        for n in m.dtype.names: out[n] = rows[n][:,0]
+        for n in 'next_state','terminated','truncated': out[n] = m.take(last).to('cpu').rows[n]
+        out['reward'] = (rows['reward']*there*self.gamma**np.arange(self.n)).sum(1)
+        out['discount'],out['index'],out['weight'] = self.gamma**there.sum(1),keys,weights
+        m.count(keys)
+        return Steps(out)
+
+class Hindsight(Transitions):
+    "Half of the rows as if a state that was reached later in the episode had been the goal"
+    def __init__(self, most=8): self.most = most
+    def batch(self, keys, weights):
+        batch,m = self.memory.batch(keys, weights),self.memory
+        later = m.walk(keys, range(1, self.most))
+        far = (later >= 0).sum(1)*(np.arange(len(keys)) % 2)
+        goals = m.take(np.where(far > 0, later[np.arange(len(keys)), far - 1], keys)).next_state
+        batch['state'][:, 1] = goals[:, 0]
+        batch['reward'][:] = (batch['next_state'][:, 0] == goals[:, 0]).float()
+        return batch
+
+@pytest.mark.parametrize('name', (*STORES, 'rows'))
+def test_views_of_ones_own(stores, name):
+    "n-step returns and goals in hindsight, held to plain loops over the rows, through wraps, from any store; errors come back"
+    dtype,kinds = step_dtype(Box(-99, 99, (2,)), Discrete(2)),dict(nstep=NStepView(3, .5), goals=Hindsight())
+    rows = story(bytes(np.random.default_rng(1).integers(0, 256, 90, np.uint8)) , dtype)
+    rows['reward'] = np.arange(90) % 11
+    for kind,view in kinds.items():
+        replay = Replay(None, 16, 40, sampler=Proportional(40, alpha=1, seed=0), view=view, store=stores[name](), beta=1.)
+        for block in cut(rows, [5, 30, 2, 41]):
+            replay.add(Steps(block))
+            if len(replay) < 16: continue
+            batch = replay.sample()
+            batch.update_priorities(batch.reward)
+            follows = {int(k): [int(x) for x in replay.memory.walk([k], range(40))[0] if x >= 0] for k in batch.index}
+            for i,b in enumerate(batch.to('cpu').rows):
+                way = follows[b['index']]
+                if kind == 'nstep':
+                    part = rows[way[:3]]
+                    assert b['reward'] == sum(.5**t*float(r) for t,r in enumerate(part['reward'])) and b['discount'] == .5**len(part)
+                    assert (b['next_state'] == part['next_state'][-1]).all() and b['terminated'] == part['terminated'][-1]
+                else:
+                    goal = rows[way[min(7, len(way)-1) if i % 2 else 0]]['next_state'][0]
+                    assert b['state'][1] == goal and b['reward'] == (b['next_state'][0] == goal)
+        assert replay.memory.times_drawn.sum() > 0
+    with pytest.raises(BlockError, match="column 'discount' is one that a batch has"):
+        Replay(None, 2, 9, sampler=Uniform(), view=NStepView(3, .5)).add(Steps(np.zeros(3, extend_dtype(dtype, discount='f8'))))
+
+class Ends(Transitions):
+    "Only rows that end an episode can be drawn: a view with places"
+    unit,follows = 'ends',True
+    def clear(self): self.here,self.new,self.seen = [],[],0
+    def __len__(self): return len(self.here)
+    def follow(self, steps, first): self.new += (first + np.flatnonzero(steps.done)).tolist()
+    def drawable(self):
+        oldest,n = self.memory.oldest,self.memory.max_sz
+        gone,came = [k for k in self.here if k < oldest],[k for k in self.new if k >= oldest]
+        self.here,self.new = [k for k in self.here if k >= oldest] + came,[]
+        return (n, np.array(gone, int) % n, np.array(came, int) % n) if gone or came or self.seen != n else None
+    def told(self): self.seen = self.memory.max_sz
+    def batch(self, places, weights):
+        oldest,n = self.memory.oldest,self.memory.max_sz
+        return super().batch(oldest + (places - oldest) % n, weights)
+    def feedback(self, keys, td):
+        keys,td,stale = super().feedback(keys, td)
+        return keys % self.memory.max_sz,td,stale
+    def snapshot(self): return dict(here=list(self.here))
+    def restore(self, state): self.clear(); self.here,self.seen = list(state['here']),self.memory.max_sz
+
+def test_a_view_with_places_of_its_own():
+    rows,make = story(bytes(np.random.default_rng(1).integers(0, 256, 200, np.uint8)), PIXELS),lambda: Replay(None, 4, 30,
+        sampler=Proportional(30, alpha=1, seed=0), view=Ends(), beta=.5)
+    replay = make()
+    for block in cut(rows, [5, 10, 40, 1, 1, 1, 60]):
+        replay.add(Steps(block))
+        ends = [k for k in replay.memory.keys.tolist() if rows['terminated'][k] or rows['truncated'][k]]
+        assert len(replay) == len(ends)
+        if len(ends) < 4: continue
+        batch = Steps.cat([replay.sample() for _ in range(10)])
+        assert batch.done.all() and set(batch.index.tolist()) <= set(ends)
+        batch.update_priorities(batch.index % 5)
+        twin = make()
+        twin.load_state_dict(through_file(replay.state_dict()))
+        equal(twin.sample(), replay.sample())
+    assert batch.index.min() >= replay.memory.oldest
