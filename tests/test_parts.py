@@ -547,8 +547,8 @@ def test_nan_is_refused_and_infinity_taken_whatever_the_store(stores, name):
 
 def test_a_memory_of_one_row():
     rows = story(bytes(range(20)), PIXELS)
-    for make in (REPLAYS['uniform'], REPLAYS['errors'], REPLAYS['ranks']):
-        replay = make(max_sz=1, **{}) if make is not REPLAYS['uniform'] else ExperienceReplay(None, 1, 1, seed=0)
+    for make in ExperienceReplay, PrioritizedReplay, lambda *a, **kw: PrioritizedReplay(*a, kind="rank", **kw):
+        replay = make(None, 1, 1, seed=0)
         for i,r in enumerate(Steps(rows)):
             replay.add(r)
             batch = replay.sample(1)
@@ -670,8 +670,8 @@ def test_a_million_rows():
         with pytest.raises(KeyError, match='never given out'): replay.update_priorities(wrong, [1.])
 
 SEQUENCES = dict(
-    place     = (('view','table','place_of'), lambda x: x + 1000*(x > 0)),
-    twice     = (('view','table','place_of'), lambda x: torch.ones_like(x)),
+    place     = (('view','table','first'), lambda x: x + 1000*(x >= 0)),
+    twice     = (('view','table','first'), lambda x: torch.full_like(x, int(x.max()))),
     free      = (('view','table','free'), lambda x: x + 10**6),
     no_place  = (('view','table','free'), lambda x: x*0),
     fewer     = (('view','table','steps'), lambda x: x[:-1]),

@@ -66,6 +66,7 @@ def _open(self:Timeline, dtype):
 @patch
 def _add_checked(self:Timeline, steps):
     "Add a block that is the first of its kind, has new environments, or will be refused"
+    if not self._parts: self._gate.layout = None   # one whose first block was interrupted
     rows,layout = self._gate.check(steps)
     parts = self._parts or self._open(layout.dtype)
     line,store,_ = parts
