@@ -1176,6 +1176,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                            'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline.refuse_key': ( 'timeline.html#timeline.refuse_key',
                                                                                                       'fastrl_replay/memory/timeline.py'),
+                                               'fastrl_replay.memory.timeline.Timeline.span': ( 'timeline.html#timeline.span',
+                                                                                                'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline.state_dict': ( 'timeline.html#timeline.state_dict',
                                                                                                       'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline.take': ( 'timeline.html#timeline.take',

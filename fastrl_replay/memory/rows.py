@@ -27,8 +27,10 @@ class BatchPlan:
 
     def steps(self, out, n):
         "Bytes as a batch"
-        steps = as_steps(out, self.dtype, n)
-        if steps._rows is not None: steps._plain = self.plain
+        if not isinstance(out, np.ndarray): return as_steps(out, self.dtype, n)
+        steps = Steps.__new__(Steps)   # as `Steps(rows)` makes one, without looking at what is known
+        steps._rows,steps._block,steps._dtype = np.ndarray(n, self.dtype, out),None,self.dtype
+        steps._replay,steps._plain = None,self.plain
         return steps
 
 def as_steps(
@@ -207,8 +209,9 @@ def _draw_rows(numbers, plan, batch_plan, keys, weights, out):
 @patch
 def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
     "The rows with these keys as a batch; counted as drawn"
-    _check_weights(keys, weights)
-    out = np.empty(len(keys)*plan.itemsize, np.uint8)
+    n = len(keys)
+    if len(weights) != n: _check_weights(keys, weights)
+    out = np.empty(n*plan.itemsize, np.uint8)
     bad = _draw_rows(line.tables.numbers, self._plan, plan.numbers, keys, weights, out)
     if bad >= 0: line.refuse_key(keys[bad])
-    return plan.steps(out, len(keys))
+    return plan.steps(out, n)

@@ -178,14 +178,14 @@ class Uniform(Sampler):
 
 # %% ../../nbs/37_samplers.ipynb #fda0a560
 @njit
-def _as_slots(keys, p, oldest, end, capacity, slots):
-    "From keys to slots in a ring; -1, the place of the first priority that is no number, or -2 minus that of the first key that is not here"
+def _as_slots(keys, td, oldest, end, capacity, eps, slots, p):
+    "From keys to slots and from errors to |td| + eps; -1, the place of an error that is no number, or -2 minus that of a key that is not here"
     start = oldest - oldest % capacity
     for i in range(len(keys)):
         if keys[i] < oldest or keys[i] >= end: return -2 - i
-        if not p[i] < np.inf: return i
+        if not abs(td[i]) < np.inf: return i
         slot = keys[i] - start
-        slots[_u(i)] = slot if slot < capacity else slot - capacity
+        slots[_u(i)],p[_u(i)] = slot if slot < capacity else slot - capacity,abs(td[i]) + eps
     return -1
 
 @njit
@@ -251,9 +251,8 @@ def update(self:_Prioritized,
 ):
     "What the learner found out; where a key comes twice, the last one counts"
     if len(td) != len(keys): raise ArgumentError(type(self).__name__, 'TD errors', len(td), f'{len(keys)}, one for each key')
-    slots,p = np.empty(len(keys), np.int64),np.abs(td)
-    p += self.eps
-    bad = _as_slots(keys, p, self.first, self.end, self.capacity, slots)
+    slots,p = np.empty(len(keys), np.int64),np.empty(len(keys))
+    bad = _as_slots(keys, td, self.first, self.end, self.capacity, self.eps, slots, p)
     if bad < -1: raise StaleKey(type(self).__name__, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}')
     if bad < 0: bad = self._set(slots, self._in_tree(p))
     if bad >= 0: self._refuse(bad, td)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from ..core import (ArgumentTypeError, BlockError, StateError, Steps, dtype_spec, extend_dtype, plain_columns, problem,
     spec_dtype, step_dtype, whole)
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
-from .links import AGE_MAX, AGE_SUM, Links, as_keys
+from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, as_keys
 from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
 
 # %% ../../nbs/34_timeline.ipynb #070e1287
@@ -51,7 +51,12 @@ class Timeline:
     inserted = property(lambda self: self._parts[0].inserted if self._parts else 0, doc='How many rows have come: the next key')
     oldest   = property(lambda self: self._parts[0].oldest if self._parts else 0, doc='The oldest key that is still there')
     keys     = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
-    span     = property(lambda self: self._parts[0].tables.numbers[:2].tolist() if self._parts else (0,0), doc='The next key, and the oldest that is there')
+    @property
+    def span(self):
+        "The next key, and the oldest that is there"
+        if not self._parts: return 0,0
+        item = self._parts[0].tables.numbers.item
+        return item(INSERTED),item(OLDEST)
     nbytes   = property(lambda self: sum(p.nbytes for p in self._parts[:2]) if self._parts else 0, doc='Bytes reserved')
     environments = property(lambda self: self._parts[0].tables.envs if self._parts else Environments(), doc='Dense numbers of all environments')
     def __len__(self): return self.inserted - self.oldest

@@ -150,7 +150,7 @@ def sample(self:Replay,
     n = self.bs if bs is None else whole(type(self).__name__, 'batch size', bs, 1)
     with self._lock:
         if self._catch_up() < (self._needs or n): raise self._too_few(self._needs or n)
-        beta = self._beta_now()   # before anything is drawn
+        beta = self.beta if type(self.beta) is float else self._beta_now()   # before anything is drawn
         keys,p = self.sampler.sample(n)
         batch = self.view.batch(keys, self._weights(p, n, beta))
         batch._replay = self
@@ -160,7 +160,7 @@ def sample(self:Replay,
 
 @patch
 def _weights(self:Replay, p, n, beta):
-    if beta is None or not isinstance(p, np.ndarray): return self._ones if n == len(self._ones) else np.ones(n)   # all are alike
+    if beta is None or type(p) is not np.ndarray: return self._ones if n == len(self._ones) else np.ones(n)   # all are alike
     return importance_weights(p, beta, self.sampler.least if self.weight_norm == 'memory' else -1.)
 
 @patch

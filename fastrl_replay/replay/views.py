@@ -61,7 +61,7 @@ class View:
 
 class Transitions(View):
     "Each row is a transition"
-    def batch(self, keys, weights)->Steps: return self.memory.batch(keys, weights)
+    def batch(self, keys, weights)->Steps: return self.memory.batch(keys, weights)   # rows with `index` and `weight`
 
     def feedback(self, keys, td)->tuple: # keys that are still there, their errors, how many are gone
         "For which rows errors still count"
