@@ -1370,6 +1370,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastrl_replay.pipe.Pipe.__init__': ('pipe.html#pipe.__init__', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.__repr__': ('pipe.html#pipe.__repr__', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.__setstate__': ('pipe.html#pipe.__setstate__', 'fastrl_replay/pipe.py'),
+                                    'fastrl_replay.pipe.Pipe._check_readable': ('pipe.html#pipe._check_readable', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe._close': ('pipe.html#pipe._close', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe._fresh': ('pipe.html#pipe._fresh', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe._in_worker': ('pipe.html#pipe._in_worker', 'fastrl_replay/pipe.py'),

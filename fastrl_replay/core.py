@@ -397,7 +397,7 @@ def cat(cls:Steps,
     blocks = [b.to('cpu') if b.device.type == 'cpu' else b for b in blocks]
     if blocks[0]._block is not None: joined = blocks[0]._like(torch.cat([b._block for b in blocks]))
     else:
-        joined,at = blocks[0]._like(np.empty((sum(map(len, blocks)), *blocks[0].shape[1:]), blocks[0].dtype)),0
+        joined,at = blocks[0]._like(np.zeros((sum(map(len, blocks)), *blocks[0].shape[1:]), blocks[0].dtype)),0
         for b in blocks: joined._rows[at:at+len(b)],at = b.rows,at+len(b)
     if any(b._replay is not joined._replay for b in blocks): joined._replay = None   # it can't be said whose keys are whose
     return joined._joined(blocks)

@@ -191,8 +191,8 @@ class _EnvGroup:
 def step(self:_EnvGroup)->Steps: # or None where every row was a reset
     "Step all environments once"
     if self.kept_block: steps,self.kept_block = self.kept_block,None; return steps
-    raw = np.empty(self.n*self.dtype.itemsize, np.uint8)
-    rows = np.ndarray(self.n, self.dtype, raw)   # faster than np.empty(n, dtype)
+    raw = np.zeros(self.n*self.dtype.itemsize, np.uint8)   # zeros, or padding would hold what lay there before
+    rows = np.ndarray(self.n, self.dtype, raw)   # faster than np.zeros(n, dtype)
     state,outcomes = rows['state'],[]   # of each slot: 2 * rows left out + 1 where an episode ended
     for slot,start in self.pairs:
         try: slot.begin(state if self.single else state[start:start+slot.n])
@@ -290,7 +290,7 @@ def _add_columns(self:_EnvGroup, rows, extra):
             f'{self.extra or "none"}, as at first')
         old = rows
         self._columns(dtypes)
-        rows = np.empty(self.n, self.dtype)
+        rows = np.zeros(self.n, self.dtype)
         rows['state'] = old['state']
     for k,v in extra.items(): put(rows[k], v)
     return rows

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fastcore.basics import patch
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
-from .core import ArgumentError, ArgumentTypeError, StateError, Steps, old_names, problem
+from .core import Explained, ArgumentError, ArgumentTypeError, StateError, Steps, old_names, problem
 
 # %% ../nbs/01_pipe.ipynb #350ab425
 class Pipe(IterDataPipe):
@@ -97,8 +97,16 @@ def load_state_dict(self:Pipe,
 ):
     "Continue, from the next pass on, where the saved chain stood; a state that doesn't fit changes nothing"
     pairs = list(self._pairs(state))
-    for stage,own in pairs: stage.check_state(own)
+    for stage,own in pairs: stage._check_readable(own)
     for stage,own in pairs: stage.restore(own)
+
+@patch
+def _check_readable(self:Pipe, state):
+    try: self.check_state(state)
+    except (KeyError,TypeError,AttributeError,IndexError) as e:
+        if isinstance(e, Explained): raise
+        raise StateError(type(self).__name__, 'a saved state that it can\'t read', f'{type(e).__name__}: {e}',
+            remedy='another version wrote it, or it is damaged') from e
 
 @patch
 def _pairs(self:Pipe, state): # (stage, its saved state), up the chain

@@ -60,6 +60,7 @@ class SequenceReplay(Replay):
         super().__init__(source, bs, max_sz, sampler=sampler, default=default, store=store, beta=beta, weight_norm=weight_norm, ratio=ratio,
             view=SequenceView(self.length, self.burn_in, self.overlap, eta, state), warmup=warmup, return_idxs=return_idxs,
             freeze_memory=freeze_memory)
+        self._given['prioritized'] = True   # `kind` says it
 
     table = property(lambda self: self.view.table, doc='What belongs to each sequence; None before the first row')
 
