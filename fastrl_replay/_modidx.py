@@ -394,6 +394,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastrl_replay.core.Steps.to': ('core.html#steps.to', 'fastrl_replay/core.py'),
                                     'fastrl_replay.core.Steps.update_priorities': ( 'core.html#steps.update_priorities',
                                                                                     'fastrl_replay/core.py'),
+                                    'fastrl_replay.core._column': ('core.html#_column', 'fastrl_replay/core.py'),
                                     'fastrl_replay.core._glimpse': ('core.html#_glimpse', 'fastrl_replay/core.py'),
                                     'fastrl_replay.core._nested': ('core.html#_nested', 'fastrl_replay/core.py'),
                                     'fastrl_replay.core._pointer': ('core.html#_pointer', 'fastrl_replay/core.py'),

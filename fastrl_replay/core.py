@@ -292,6 +292,18 @@ def plain_columns(dtype:np.dtype)->frozenset: # names
     "The columns that are one tensor each, and neither a dict nor a tuple of them"
     return frozenset(n for n in dtype.names if dtype[n].names is None)
 
+# %% ../nbs/00_core.ipynb #19e44ed2
+_EVERY_STEP = 'state','action','reward','next_state','terminated','truncated','env_id','episode_n','step_n','total_reward'
+
+def _column(name):
+    def get(self):
+        if name in self._plain: return from_numpy(self._rows[name])
+        if name not in self._dtype.names: raise AttributeError(self._unknown(name))
+        return self[name]
+    return property(get)
+
+for name in _EVERY_STEP: setattr(Steps, name, _column(name))
+
 # %% ../nbs/00_core.ipynb #5c4053fe
 @patch
 def __getitem__(self:Steps, i):
