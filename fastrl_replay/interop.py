@@ -211,7 +211,7 @@ def _unflatten(values, layout):
         if len(steps.shape) != 2: return columns
         each = block(layout.each, steps.shape[:1])
     except BlockError: return columns
-    return Sequences(np.zeros((0,0), steps.dtype), each, layout.split)._like(steps._rows if steps._block is None else steps._block)
+    return Sequences(steps, each, layout.split)
 
 def _register(cls):
     "Make a class known to torch's trees, once"
