@@ -42,13 +42,14 @@ class Replay(Pipe):
         who = type(self).__name__
         self.bs,self.max_sz = whole(who, 'bs', bs, 1),whole(who, 'max_sz', max_sz, 1, 2**31-1)
         self.warmup = None if warmup is None else whole(who, 'warmup', warmup)
-        self.ratio = ratio if ratio is None or not number(who, 'ratio', ratio) else ratio
+        if ratio is not None: number(who, 'ratio', ratio)
         if (needs or self.bs) > self.max_sz: raise ArgumentError(who, 'bs and max_sz', f'bs={bs}, max_sz={max_sz}', '1 <= bs <= max_sz',
             'a batch must fit in the memory')
         super().__init__(source)
         self._given = dict(sampler=sampler)   # for the repr: the attribute is one that is in use
         sampler = default() if sampler is None else self._checked_sampler(sampler, view, initial)
-        self.store,self.beta,self.weight_norm,self.return_idxs,self.freeze_memory = store,beta,weight_norm,return_idxs,freeze_memory
+        self.ratio,self.store,self.beta = ratio,store,beta
+        self.weight_norm,self.return_idxs,self.freeze_memory = weight_norm,return_idxs,freeze_memory
         self._templates,self._initial,self._needs,self._endless = (sampler,view),initial,needs,source is None
         self._fresh()
 
