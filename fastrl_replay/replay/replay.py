@@ -50,7 +50,8 @@ class Replay(Pipe):
         sampler = default() if sampler is None else self._checked_sampler(sampler, view, initial)
         self.ratio,self.store,self.beta = ratio,store,beta
         self.weight_norm,self.return_idxs,self.freeze_memory = weight_norm,return_idxs,freeze_memory
-        self._templates,self._initial,self._needs,self._endless = (sampler,view),initial,needs,source is None
+        self._templates,self._initial,self._needs = (sampler,view),initial,needs
+        self._no_source = self.source if source is None else None   # another may be given later
         self._fresh()
 
     def _fresh(self):
@@ -233,7 +234,7 @@ def _count_batch(self:Replay): self._n_yielded += 1
 @patch
 def _due_batches(self:Replay):
     "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
-    while self._endless: yield self._count_batch()
+    while self._no_source is self.source: yield self._count_batch()
     while self._batch_due(): yield self._count_batch()   # what an interrupted pass left
     for steps in self.blocks():
         if not self.freeze_memory: self.add(steps)
