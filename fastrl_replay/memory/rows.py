@@ -182,27 +182,29 @@ def add(self:Rows, line:Links, rows:np.ndarray)->bool:
 def _draw_rows(numbers, plan, batch_plan, keys, weights, out):
     "Copy rows by key into a batch; -1, or the place of the first key that is not valid"
     size,max_sz,oldest,inserted = plan[SIZE],numbers[MAX_SZ],numbers[OLDEST],numbers[INSERTED]
-    bad = first_invalid(numbers, keys)
-    if bad >= 0: return bad
+    n,low,high,total = len(keys),inserted,oldest,0
+    for i in range(n):
+        key = keys[_u64(i)]
+        low,high,total = min(low, key),max(high, key),total + key
+    if low < oldest or high >= inserted: return first_invalid(numbers, keys)
     source = plan[17]
     mem,drawn = bytes_at(source, max_sz*size),ints_at(numbers[DRAWN], max_sz)
-    offset,touched,total,low = oldest % max_sz - oldest,_u8(0),0,inserted   # key + offset is the slot, or max_sz more
-    for i in range(len(keys)):
-        slot = keys[i] + offset
+    offset,touched = oldest % max_sz - oldest,_u8(0)   # key + offset is the slot, or max_sz more
+    for i in range(n):
+        slot = keys[_u64(i)] + offset
         if slot >= max_sz: slot -= max_sz
         touched |= mem[_u64(slot*size)]
     out_size,index_at,weight_at = batch_plan
     index,weight,dst = out[:len(out) & ~7].view(np.int64),out.view(np.float32),out.ctypes.data
-    for i in range(len(keys)):
-        key = keys[i]
+    for i in range(n):
+        key = keys[_u64(i)]
         slot = key + offset
         if slot >= max_sz: slot -= max_sz
         memmove(dst, source + slot*size, size)
         index[_u64(index_at)],weight[_u64(weight_at)] = key,weights[_u64(i)]
         dst,index_at,weight_at = dst + out_size,index_at + (out_size >> 3),weight_at + (out_size >> 2)
         drawn[_u64(slot)] += 1
-        total,low = total + key,min(low, key)
-    numbers[AGE_SUM] += len(keys)*inserted - total
+    numbers[AGE_SUM] += n*inserted - total
     numbers[AGE_MAX] = max(numbers[AGE_MAX], inserted - low)
     return -1 if touched < 255 else -2   # below 0 either way, but now the compiler can't leave the touching out
 
