@@ -949,3 +949,11 @@ def test_a_sampler_of_ones_own():
     assert 'sampler=<Evenly>' in repr(replay) and 'sampler' not in repr(made())
     with pytest.raises(TypeError, match='SequenceReplay: sampler; got Uniform without use_places, insert, remove'): made(sampler=Uniform())
     with pytest.raises(TypeError, match='SequenceReplay: sampler; got .*Uniform.*; expected a Sampler'): made(sampler=Uniform)
+
+def test_a_column_n_that_means_something_else_is_kept():
+    "As in every memory; was: refused after the rows had been added, and so for ever"
+    rows = np.zeros(6, extend_dtype(step_dtype(spaces.Box(-1, 1, ()), spaces.Discrete(2)), n='f4'))
+    rows['step_n'], rows['episode_n'], rows['n'], rows['terminated'][-1:] = range(1, 7), 1, 2.5, True
+    replay = SequenceReplay(bs=1, max_sz=20, length=3, burn_in=0, overlap=0, seed=0)
+    replay.add(Steps(rows))
+    assert len(replay) == 2 and replay.sample().n.tolist() == [[2.5]*3]

@@ -216,7 +216,7 @@ def _open(self:SequenceView, dtype):
     state = dtype['hidden'] if 'hidden' in dtype.names else None
     keeps = state is not None and self.state == 'stored'
     size,stride,none = state.itemsize if keeps else 0,self.length - self.overlap,np.zeros
-    plan = [*RowLayout(self.who, dtype).at, dtype.fields['hidden'][1] if keeps else 0, stride]
+    plan = [*RowLayout(self.who, dtype, strict=False).at, dtype.fields['hidden'][1] if keeps else 0, stride]
     each = np.dtype([('index','i8'), ('weight','f4'), *([('hidden', state)] if state is not None else [])], align=True)
     tracks = _Tracks(none((0,self.length), np.int64), none((0,self.length,size), np.uint8), none(0, np.int64), none((0,3), np.int32))
     table = new_table(self.memory.max_sz//stride + 16, size)
