@@ -2,7 +2,8 @@
 
 Each stage is a method of every pipe, registered when its module is imported. Editors and type checkers don't run
 the program: they read this file instead of pipe.py. It holds all that is public in `pipe`, a method for each stage
-that `from fastrl_replay.all import *` brings, and those of torch's chained methods that pipes are often used with."""
+that `from fastrl_replay.all import *` or this module brings, and those of torch's chained methods that pipes are often
+used with."""
 import inspect, sys
 from pathlib import Path
 
@@ -23,8 +24,8 @@ from typing_extensions import Self
 from torch import nn
 from torch.utils.data import IterDataPipe as IterDataPipe, MapDataPipe as MapDataPipe
 '''
-TORCHS = 'map', 'filter', 'batch', 'unbatch', 'shuffle', 'collate', 'concat', 'zip', 'sharding_filter'
-HOOKS = '_buffers', '_fresh', '_open', '_close', '_rewind', '_in_worker'   # for stages that someone writes
+TORCHS = 'batch', 'unbatch', 'shuffle', 'collate', 'concat', 'zip', 'sharding_filter'
+HOOKS = '_buffers', '_fresh', '_open', '_close', '_rewind', '_leave', '_in_worker'   # for stages that someone writes
 SPECIAL = '__init__', '__iter__', '__len__', '__getitem__', '__enter__', '__exit__'
 RETURNS = {'stage': 'Callable[[_Class], _Class]', 'as_worker': 'AbstractContextManager[WorkerInfo]', '__enter__': 'Self',
            '__iter__': 'Iterator[Any]', '__init__': 'None', '__len__': 'int', '__exit__': 'None'}
@@ -82,9 +83,9 @@ class Stub:
 
     def chained(self):
         "The methods that stages are, ours and torch's"
-        for name, f in IterDataPipe.functions.items():
+        for name, f in vars(Pipe).items():
             cls = getattr(f, 'stage', None)
-            if cls and getattr(everything, cls.__name__, None) is cls:
+            if cls and (getattr(everything, cls.__name__, None) is cls or cls.__module__ == pipe.__name__):
                 yield from self.function(name, f.__signature__, doc=cls.__doc__, method=True)
         for name in TORCHS:
             cls = IterDataPipe.functions[name].args[0]

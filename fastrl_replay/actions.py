@@ -48,6 +48,28 @@ def check_action(
         return tuple(check_action(a, s, n, f'{name}[{i}]') for i,(a,s) in enumerate(zip(action, space.spaces)))
     return _check_leaf(action, space, n, name)
 
+# %% ../nbs/08_actions.ipynb #67aeed30
+def _within(a, low, high): return ((low <= a) & (a <= high)).reshape(len(a), -1).all(1)   # false for NaN
+
+def _to_bounds(a, low, high, eps):
+    "Floats that are a rounding error outside their bounds, at the bounds; others as they are"
+    low,high = (np.asarray(b, np.float64) for b in (low, high))
+    size = np.maximum(*(np.where(np.isfinite(b), abs(b), 0.) for b in (low, high)))
+    slack = 4*eps*size   # for a centre, a width, their product, a sum
+    near = np.isfinite(a) & (low - slack <= a) & (a <= high + slack)
+    return np.where(near, np.clip(a, low, high), a).astype(a.dtype)
+
+def _nearly_within(a, given, space, name): # given: the dtype that the policy returned
+    "Actions some of which are outside: at their bounds, or an `ActionError`"
+    low,high = _bounds(space)
+    floats = [np.finfo(d).eps for d in (given, space.dtype) if d.kind == 'f' and space.dtype.kind == 'f']
+    if floats: a = _to_bounds(a, low, high, max(floats))
+    fine = _within(a, low, high)
+    if fine.all(): return a
+    bad = int(np.argmin(fine))
+    raise ActionError('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space,
+        'clip it in the policy')
+
 # %% ../nbs/08_actions.ipynb #09be99bb
 def _check_leaf(action, space, n, name):
     try: a = as_array(action)
@@ -61,13 +83,9 @@ def _check_leaf(action, space, n, name):
     if not whole and not np.can_cast(a.dtype, space.dtype, 'same_kind'):
         raise ActionError('GymStepper', f'dtype of {name}', a.dtype, f'{space.dtype} for {space}',
             'convert it in the policy')
+    given,(low,high) = a.dtype,_bounds(space)
     if not whole: a = a.astype(space.dtype)                      # first, or a bound of .1 is not the .1 of float32
-    low,high = _bounds(space)
-    fine = ((low <= a) & (a <= high)).reshape(n, -1).all(1)     # false for NaN
-    if not fine.all():
-        bad = int(np.argmin(fine))
-        raise ActionError('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space,
-            'clip it in the policy')
+    if not _within(a, low, high).all(): a = _nearly_within(a, given, space, name)
     return a.astype(space.dtype)
 
 # %% ../nbs/08_actions.ipynb #58525c22

@@ -22,42 +22,33 @@ class Sequences(Steps):
         else: super().__init__(rows)
         self._each,self._split = each.to(self.device),split
 
-    @property
-    def burn_in(self):
-        "The first steps, which only warm up the recurrent state"
-        return self[:, :self._split]
-    @property
-    def train(self):
-        "The steps to learn from"
-        return self[:, self._split:]
-
-    def __getattr__(self, name):
-        if name[:1] != '_' and name in self._each.dtype.names: return self._each[name]
-        return Steps.__getattr__(self, name)
-
-    def __getitem__(self, i):
-        if isinstance(i, str): return self._each[i] if i in self._each.dtype.names else Steps.__getitem__(self, i)
-        part,first = Steps.__getitem__(self, i),i[0] if isinstance(i, tuple) and i else i
-        try: each = self._each[first]
-        except IndexError: return _steps_alone(part)
-        if len(part.shape) != 2 or first is None or each.shape != part.shape[:1]: return _steps_alone(part)
-        all_steps = not isinstance(i, tuple) or len(i) < 2 or (isinstance(i[1], slice) and i[1] == slice(None))
-        part._each,part._split = each,self._split if all_steps else 0
-        return part
-
     def _like(self, data):
         new = Sequences.__new__(Sequences)
         _copy_slots(Steps._like(self, data), new)
         new._each,new._split = self._each,self._split
         return new
 
-    def update_priorities(self,
-        td, # TD errors of the steps to learn from, [B, length - burn_in]
-    ):
-        "Tell the replay how wrong the learner was about each step"
-        if self._replay is None: raise ArgumentTypeError('Sequences.update_priorities',
-            'these sequences were not drawn from a replay in this process')
-        self._replay.update_priorities(self['index'], td)
+    def __getattr__(self, name):
+        if name[:1] != '_' and name in self._each.dtype.names: return self._each[name]
+        return Steps.__getattr__(self, name)
+
+def _copy_slots(old, new):
+    "Let a block have the rows of another one"
+    for slot in Steps.__slots__:
+        if slot != '__weakref__': setattr(new, slot, getattr(old, slot))
+
+# %% ../nbs/04_batches.ipynb #eddf5df3
+@patch
+def __getitem__(self:Sequences, i):
+    "A column by name, or a part"
+    if isinstance(i, str): return self._each[i] if i in self._each.dtype.names else Steps.__getitem__(self, i)
+    part,(first,*others) = Steps.__getitem__(self, i),i if isinstance(i, tuple) and i else (i,)
+    try: each = self._each[first]
+    except IndexError: return _steps_alone(part)
+    if len(part.shape) != 2 or first is None or each.shape != part.shape[:1]: return _steps_alone(part)
+    all_steps = not others or (isinstance(others[0], slice) and others[0] == slice(None))
+    part._each,part._split = each,self._split if all_steps else 0
+    return part
 
 def _steps_alone(steps):
     "Steps without what belongs to sequences"
@@ -65,13 +56,32 @@ def _steps_alone(steps):
     _copy_slots(steps, alone)
     return alone
 
-def _copy_slots(old, new):
-    for slot in Steps.__slots__:
-        if slot != '__weakref__': setattr(new, slot, getattr(old, slot))
+@patch(as_prop=True)
+def burn_in(self:Sequences):
+    "The first steps, which only warm up the recurrent state"
+    return self[:, :self._split]
+
+@patch(as_prop=True)
+def train(self:Sequences):
+    "The steps to learn from"
+    return self[:, self._split:]
+
+# %% ../nbs/04_batches.ipynb #4ae2c392
+@patch
+def update_priorities(self:Sequences,
+    td, # TD errors of the steps to learn from, [B, length - burn_in]
+):
+    "Tell the replay how wrong the learner was about each step"
+    if self._replay is None:
+        raise ArgumentTypeError('Sequences.update_priorities',
+            'these sequences were not drawn from a replay in this process')
+    self._replay.update_priorities(self['index'], td)
 
 # %% ../nbs/04_batches.ipynb #72a5687b
 @patch
-def __repr__(self:Sequences): return f'Sequences{Steps.__repr__(self)[len("Steps"):]}\nand for each of them: {self._each!r}'
+def __repr__(self:Sequences):
+    steps = Steps.__repr__(self).removeprefix('Steps')
+    return f'Sequences{steps}\nand for each of them: {self._each!r}'
 
 @patch
 def __dir__(self:Sequences): return [*Steps.__dir__(self), *self._each.dtype.names]
@@ -112,4 +122,5 @@ def __reduce__(self:Sequences): return Sequences, (self.to('cpu').rows, self._ea
 def _packed(self:Sequences): return dict(Steps._packed(self), each=pack(self._each), split=self._split)
 
 @patch(cls_method=True)
-def _unpacked(cls:Sequences, state): return Sequences(Steps._unpacked(state).rows, unpack(state['each']), state['split'])
+def _unpacked(cls:Sequences, state):
+    return Sequences(Steps._unpacked(state).rows, unpack(state['each']), state['split'])

@@ -6,14 +6,14 @@
 __all__ = ['open_envs', 'GymStepper', 'GymTypeTransform']
 
 # %% ../nbs/10_envs.ipynb #45b33ee4
-import os
+import os, warnings
 from copy import deepcopy
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from .core import ActionError, ArgumentError, ArgumentTypeError, EnvError, StateError, Steps
-from .core import column_of_rows, memmove, njit, step_dtype
+from .core import choice, column_of_rows, memmove, njit, pack, problem, step_dtype, unpack
 from .pipe import IterDataPipe, MapDataPipe, Positioned, WorkerInfo, as_pipe, stage, worker_info
 from .nested import map_leaves, pick, put, tupler
 from .actions import action_checker, as_array, split_answer
@@ -29,10 +29,19 @@ def _check_shape(obs, space, name='observation'):
     if (obs.shape if type(obs) is np.ndarray else np.shape(obs)) != space.shape: raise ArgumentError('GymStepper',
         f'shape of {name}', list(np.shape(obs)), f'{list(space.shape)}, as its space says')
 
+def _one_each(x, n, name):
+    "What should be a number for each of `n` environments, as an array [n]"
+    if type(x) is not np.ndarray: x = np.asarray(x)
+    if x.shape == (n,): return x
+    if x.size == n: return x.reshape(n)   # [n,1], say
+    raise ArgumentError('GymStepper', f'shape of {name}', list(x.shape), f'[{n}]: a number for each environment')
+
 # %% ../nbs/10_envs.ipynb #d60f7a11
+_float32 = np.float32
+
 class _One:
     "An environment slot with a single environment"
-    n,lags = 1,False
+    n,lags,assumed = 1,False,False
     def __init__(self, env, env_id, seed):
         self.env,self.env_id,self.seed = env,env_id,seed   # the seed is used once, at the first reset
         self.obs,self.over = None,True
@@ -55,12 +64,15 @@ class _One:
     def act(self, actions, i, rows, result):
         obs,reward,terminated,truncated,_ = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
         if type(obs) is not np.ndarray or obs.shape != self.shape: _check_shape(obs, self.observation_space)
-        self.step,self.total = self.step+1,self.total+float(np.float32(reward))
+        number = _float32(reward)   # as the row will have it
+        if type(number) is not _float32: number = _one_each(number, 1, 'reward')[0]
+        self.step,self.total = self.step+1,self.total+float(number)
         self.obs,self.over = obs,bool(terminated or truncated)
-        result[0] = (reward, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
+        result[0] = (number, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
             self.env_id, self.episode, self.step, self.total)
         return int(self.over)
 
+    def leave(self): self.over = True
     fresh = property(lambda self: np.array([self.over]))
     def where(self, e): return f'environment {self.env_id}',f'episode {self.episode + self.over}',self.step + 1
 
@@ -69,7 +81,7 @@ _COUNTED = 'reward','terminated','truncated','env_id','episode_n','step_n','tota
 
 @njit
 def _count(raw, at, first_id, lags, counts, totals, resets):
-    "Fill in where each row stands; twice the number of rows that are left out, plus 1 if an episode ended"
+    "Fill in where each row stands; 2 * rows left out + 1 if an episode ended; -1-i: row i should be a reset, and isn't"
     size,reward_at,term_at,trunc_at,env_at,episode_at,step_at,total_at = at
     ints,floats,left,ended = raw.view(np.int32),raw.view(np.float32),0,0
     for i in range(len(totals)):
@@ -77,8 +89,12 @@ def _count(raw, at, first_id, lags, counts, totals, resets):
         if counts[i,2]:
             counts[i,0] += 1
             counts[i,1],counts[i,2],totals[i] = 0,0,0.
-        if resets[i]: left += 1; continue
-        row = (i - left)*size
+        row = i*size
+        if resets[i]:
+            left += 1
+            if raw[row + term_at] or raw[row + trunc_at] or lags > 1 and floats[(row + reward_at) >> 2]: return -1-i
+            continue
+        row -= left*size
         if left: memmove(raw.ctypes.data + row, raw.ctypes.data + i*size, size)
         counts[i,1] += 1
         totals[i] += floats[(row + reward_at) >> 2]
@@ -89,50 +105,138 @@ def _count(raw, at, first_id, lags, counts, totals, resets):
         ended |= counts[i,2]
     return 2*left + ended
 
+# %% ../nbs/10_envs.ipynb #2cad40d8
+_MODES = {name: m for m in AutoresetMode for name in (m.name.lower(), m.value)}
+
+def _as_mode(x, what='autoreset_mode'):
+    "An autoreset mode, which may have been given by name: 'same_step', or gymnasium's 'SameStep'; None stays None"
+    return x if x is None or isinstance(x, AutoresetMode) else _MODES[choice('GymStepper', what, x, _MODES)]
+
+def _mode_of(env, given, env_id):
+    "How a vector environment resets, and whether that is just assumed"
+    said = _as_mode(env.metadata.get('autoreset_mode'), f"metadata['autoreset_mode'] of environment {env_id}")
+    if said and given not in (said, None): raise ArgumentError('GymStepper', 'autoreset_mode', given.value,
+        f'{said.value}, as the metadata of environment {env_id} says',
+        "leave it out, or correct the environment's metadata['autoreset_mode']")
+    return given or said or AutoresetMode.NEXT_STEP,not (given or said)
+
+# %% ../nbs/10_envs.ipynb #201c3b9b
+_FINAL = 'final_obs','final_observation'   # the second before gymnasium 1.0
+
+def _final_obs(info, i, space):
+    "The last observation of environment `i`, out of `info`; None: it isn't there"
+    if isinstance(info, (list,tuple)): return next((info[i][k] for k in _FINAL if k in info[i]), None)
+    for k in _FINAL:
+        found,has = info.get(k),info.get(f'_{k}')   # has: for which environments
+        if found is None or has is not None and not has[i]: continue
+        parts = isinstance(found, dict) or isinstance(found, tuple) and isinstance(space, spaces.Tuple)
+        return pick(found, i) if parts else found[i]
+
 # %% ../nbs/10_envs.ipynb #8e3847c5
 class _Many:
     "An environment slot with a vector environment, in whichever way it resets"
-    def __init__(self, env, env_id, seed):
+    def __init__(self, env, env_id, seed, mode=None):
         self.env,self.env_id,self.seed = env,env_id,seed
-        self.n,self.obs = env.num_envs,None
-        self.mode = AutoresetMode(env.metadata.get('autoreset_mode', AutoresetMode.NEXT_STEP))
-        self.lags = self.mode == AutoresetMode.NEXT_STEP   # the step after an end is a reset and no transition
+        self.n,self.obs,self.cut = env.num_envs,None,False
+        self.mode,self.assumed = _mode_of(env, mode, env_id)
+        lags = self.mode == AutoresetMode.NEXT_STEP   # the step after an end is a reset and no transition
+        self.lags = lags*(1 + self.assumed)           # 2: and should look like one
         self.counts,self.totals = np.array([[0,0,1]]*self.n, np.int32),np.zeros(self.n)   # episode, step, is it over?
         self.resets = np.zeros(self.n, bool)
         self.observation_space,self.action_space = env.single_observation_space,env.single_action_space
+        self.shape = env.observation_space.shape
 
     def begin(self, state):
+        if self.cut: self._check_cut()
         if self.obs is None: self._first_reset()
         elif self.mode == AutoresetMode.DISABLED and self.counts[:,2].any():
-            self.obs,_ = self.env.reset(options={'reset_mask': self.counts[:,2] == 1})
+            self.obs,_ = self._call(self.env.reset, options={'reset_mask': self.counts[:,2] == 1})
+            _check_shape(self.obs, self.env.observation_space)
         put(state, self.obs)
 
     def _first_reset(self):
-        obs,_ = self.env.reset(seed=self.seed)
+        obs,_ = self._call(self.env.reset, seed=self.seed)
         _check_shape(obs, self.env.observation_space)
-        self.obs,self.seed = obs,None
         over = self.counts[:,2] == 1   # a new beginning is no pseudo-step
         self.counts[over] += np.array([1,0,-1], np.int32)
         self.counts[over,1],self.totals[over] = 0,0.
+        self.obs,self.seed = obs,None   # last: an interrupt before it, and all is reset again
 
-    def act(self, actions, i, rows, result):
-        if self.n != len(rows): actions,rows = pick(actions, slice(i, i+self.n)),rows[i:i+self.n]
-        obs,reward,terminated,truncated,info = self.env.step(actions)
-        self.obs,rows['reward'] = obs,reward
-        rows['terminated'],rows['truncated'] = terminated,truncated
-        _check_shape(obs, self.env.observation_space)
-        after = rows['next_state']
-        put(after, obs)
-        if '_final_obs' in info:   # SameStep: what was returned is already the next episode's first state
-            for j in np.flatnonzero(info['_final_obs']): put(after[j:j+1], _batch_of_one(info['final_obs'][j]))
-        return _count(rows.view(np.uint8), self.at, self.env_id, self.lags, self.counts, self.totals, self.resets)
-
+    def leave(self): self.obs,self.counts[:,2] = None,1   # all its episodes; new ones begin
     fresh = property(lambda self: self.resets | (self.counts[:,2] == 1))   # where the policy's memory must begin anew
 
+# %% ../nbs/10_envs.ipynb #1b59a915
+@patch
+def _call(self:_Many, f, *args, **kwargs):
+    "Step or reset; `cut` stays true if this is interrupted"
+    self.cut = True
+    try: out = f(*args, **kwargs)
+    except Exception: self.cut = False; raise
+    self.cut = False
+    return out
+
+@patch
+def _check_cut(self:_Many):
+    "Raise where an interrupt may have left answers under way"
+    if isinstance(self.env.unwrapped, AsyncVectorEnv): raise EnvError('GymStepper',
+        f'environments {self.env_id} to {self.env_id + self.n - 1} were interrupted in their processes',
+        'answers that may be under way', 'none', 'close(terminate=True) and make them anew, or use SyncVectorEnv')
+
+# %% ../nbs/10_envs.ipynb #d09bde13
+@patch
+def act(self:_Many, actions, i, rows, result):
+    if self.n != len(rows): actions,rows = pick(actions, slice(i, i+self.n)),rows[i:i+self.n]
+    obs,reward,terminated,truncated,info = self._call(self.env.step, actions)
+    if type(obs) is not np.ndarray or obs.shape != self.shape: _check_shape(obs, self.env.observation_space)
+    self.obs = obs
+    put(rows['next_state'], obs)
+    rows['reward'] = _one_each(reward, self.n, 'reward')
+    rows['terminated'] = _one_each(terminated, self.n, 'terminated')
+    rows['truncated'] = _one_each(truncated, self.n, 'truncated')
+    outcome = _count(rows.view(np.uint8), self.at, self.env_id, self.lags, self.counts, self.totals, self.resets)
+    if outcome < 0: raise self._no_reset(-1-outcome, rows)
+    if outcome & 1: self._look_for_final(info, rows)
+    return outcome
+
 # %% ../nbs/10_envs.ipynb #e8f68979
+@patch
+def _look_for_final(self:_Many, info, rows):
+    "SameStep: what was returned is already the next episode's first state, and `info` has the last one of this"
+    same = self.mode == AutoresetMode.SAME_STEP
+    if not same and type(info) is dict and not (_FINAL[0] in info or _FINAL[1] in info): return
+    for i in np.flatnonzero(self.counts[:,2]):
+        final = _final_obs(info, i, self.observation_space)
+        if (final is None) == same: raise self._wrong_final(i, info)
+        if not same: continue
+        _check_shape(final, self.observation_space, 'final observation')
+        put(rows['next_state'][i:i+1], _batch_of_one(final))
+
 def _batch_of_one(obs): # not `map_leaves`: some environments give a list as an observation
     if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
+
+# %% ../nbs/10_envs.ipynb #300062fa
+@patch
+def _wrong_final(self:_Many, i, info):
+    same = self.mode == AutoresetMode.SAME_STEP
+    got = [k for k in map(str, info[i] if isinstance(info, (list,tuple)) else info) if k[:1] != '_']
+    return self._wrong_mode(i, f'ended {"without" if same else "with"} its last observation in info',
+        f'info with {sorted(got) or "nothing"}', f"{'' if same else 'no '}info['final_obs']",
+        "let it give info['final_obs'], or reset in the next step (NextStep)" if same else None)
+
+@patch
+def _no_reset(self:_Many, i, rows):
+    reward,terminated,truncated = rows[['reward','terminated','truncated']][i].item()
+    return self._wrong_mode(i, 'the step after an end was no reset',
+        f'reward {reward:g}, terminated {terminated}, truncated {truncated}', 'reward 0, and no end')
+
+@patch
+def _wrong_mode(self:_Many, i, what, got, expected, remedy=None):
+    episode,step,_ = self.counts[i]
+    mode = f'autoreset_mode {self.mode.value}{", which was assumed" if self.assumed else ""}'
+    say = "say how it resets: autoreset_mode='same_step' or 'disabled', or its metadata['autoreset_mode']"
+    return EnvError('GymStepper', f'environment {self.env_id+i}, episode {episode}, step {step}: {what}', got,
+        f'{expected}, in {mode}', remedy or say)
 
 # %% ../nbs/10_envs.ipynb #b5818fce
 @patch
@@ -151,12 +255,12 @@ def where(self:_Many, e):
 # %% ../nbs/10_envs.ipynb #08e37547
 class _EnvGroup:
     "Environments that are stepped together: a block of a row each"
-    def __init__(self, envs, policy, seed, first_id=0):
+    def __init__(self, envs, policy, seed, first_id=0, mode=None):
         sizes = [e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs]
         self.starts,self.n = np.cumsum([0]+sizes)[:-1].tolist(),sum(sizes)
         def slot(e, start):
             own = None if seed is None else int(seed) + first_id + start
-            return (_Many if isinstance(e, VectorEnv) else _One)(e, first_id + start, own)
+            return _Many(e, first_id + start, own, mode) if isinstance(e, VectorEnv) else _One(e, first_id + start, own)
         self.slots = list(map(slot, envs, self.starts))
         self.pairs,self.single = list(zip(self.slots, self.starts)),len(envs) == 1
         self.all_one = all(isinstance(l, _One) for l in self.slots)
@@ -166,7 +270,7 @@ class _EnvGroup:
         self.check = action_checker(self.action_space, self.n)
         self.spaces = [deepcopy(self.action_space) for _ in range(self.n)] if policy is None else []
         for i,s in enumerate(self.spaces): s.seed(None if seed is None else int(seed) + first_id + i)
-        self.last,self.kept_block,self.new = None,None,True   # new: its first block decides the columns
+        self.last,self.block,self.new = None,None,True   # new: its first block decides the columns
         self._columns({})
 
     def _same(self, kind):
@@ -179,38 +283,50 @@ class _EnvGroup:
 
     def _columns(self, extra):
         "Rows with these extra columns, and where their parts are"
-        self.extra,self.dtype = extra,step_dtype(self.observation_space, self.action_space, **extra)
+        self.dtype = step_dtype(self.observation_space, self.action_space, **extra)
         fields,size = self.dtype.fields,self.dtype.itemsize
         names = [n for n in self.dtype.names if n not in extra and n not in ('state','action')]   # what `_One` writes
         self.result = np.dtype(dict(names=names, formats=[fields[n][0] for n in names],
             offsets=[fields[n][1] for n in names], itemsize=size))
         for l in self.slots: l.at = np.array([size, *(fields[n][1] for n in _COUNTED)])
+        self.extra = extra
 
 # %% ../nbs/10_envs.ipynb #9dd42bc4
 @patch
-def step(self:_EnvGroup)->Steps: # or None where every row was a reset
-    "Step all environments once"
-    if self.kept_block: steps,self.kept_block = self.kept_block,None; return steps
+def step(self:_EnvGroup):
+    "Step all environments once; the rows are in `block`, or None where every row was a reset"
+    if self.block is not None: return   # kept when a step was broken off
     raw = np.zeros(self.n*self.dtype.itemsize, np.uint8)   # zeros, or padding would hold what lay there before
     rows = np.ndarray(self.n, self.dtype, raw)   # faster than np.zeros(n, dtype)
-    state,outcomes = rows['state'],[]   # of each slot: 2 * rows left out + 1 where an episode ended
+    state = rows['state']
     for slot,start in self.pairs:
         try: slot.begin(state if self.single else state[start:start+slot.n])
         except Exception as e: raise self._failed(slot, 'could not be reset', e) from e
-    actions,extra = self._ask(state)
+    actions,hidden,extra = self._ask(state)
     if extra or self.extra: rows = self._add_columns(rows, extra)
     self.new = False
     put(rows['action'], actions)
+    self._act(rows, actions, hidden)
+
+@patch
+def _act(self:_EnvGroup, rows, actions, hidden): # hidden: of the policy, after it
     if type(actions) is int: actions = [actions] if self.all_one else np.array([actions])
     elif self.all_one and type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype.kind == 'i':
         actions = actions.tolist()   # Python's own numbers are faster one by one
+    outcomes = []   # of each slot: 2 * rows left out + 1 where an episode ended
     result = np.ndarray(self.n, self.result, rows)   # the same rows, seen without state, action and extra columns
-    for slot,start in self.pairs:
-        try: outcomes.append(slot.act(actions, start, rows, result if self.single else result[start:start+slot.n]))
-        except Exception as e:   # what the environments before it did is kept for the next block
-            self.kept_block = self._finish(rows, outcomes + [2*l.n for l in self.slots[len(outcomes):]])
-            raise self._failed(slot, 'failed', e) from e
-    return self._finish(rows, outcomes) if any(outcomes) else Steps(rows)
+    before = self.hidden
+    try:
+        self.hidden = hidden
+        for slot,start in self.pairs:
+            outcomes.append(slot.act(actions, start, rows, result if self.single else result[start:start+slot.n]))
+        self.block = self._finish(rows, outcomes) if any(outcomes) else Steps(rows)
+    except BaseException as e:
+        said = isinstance(e, EnvError) or not isinstance(e, Exception)
+        error = None if said else self._failed(slot, 'failed', e)
+        self._break_off(rows, outcomes, before)
+        if said: raise
+        raise error from e
 
 # %% ../nbs/10_envs.ipynb #10067126
 @patch
@@ -224,6 +340,15 @@ def _finish(self:_EnvGroup, rows, outcomes):
     return Steps(rows) if len(rows) else None
 
 @patch
+def _break_off(self:_EnvGroup, rows, outcomes, hidden): # as it was before the step
+    "Keep the rows of environments with an outcome; the next one begins anew, those after it were not stepped"
+    at = len(outcomes)
+    if at < len(self.slots):
+        self.slots[at].leave()
+        if self.recurrent: self._set_hidden(np.arange(self.n) >= self.starts[at], hidden)
+    self.block = self._finish(rows, outcomes + [2*l.n for l in self.slots[at:]])
+
+@patch
 def _failed(self:_EnvGroup, slot, what, e):
     who,episode,step = slot.where(e)
     return EnvError('GymStepper', f'{who} {what} in {episode}, step {step}', f'{type(e).__name__}: {e}')
@@ -234,24 +359,21 @@ _set_grad = getattr(torch._C, '_set_grad_enabled', torch.set_grad_enabled)   # t
 
 @patch
 def _ask(self:_EnvGroup, state):
-    "What to do now: checked actions, and extra columns"
-    if self.policy is None: return self._random(), {}
-    state,before = torch.from_numpy(state) if state.dtype.names is None else column_of_rows(state),None
+    "What to do now: checked actions, the hidden state after it, and extra columns"
+    if self.policy is None: return self._random(), None, {}
+    state = torch.from_numpy(state) if state.dtype.names is None else column_of_rows(state)
     grad = torch.is_grad_enabled()
     _set_grad(False)
     try:
         if self.recurrent:
             if self.hidden is None: self.hidden = self.policy.initial_hidden(self.n)
-            before = map_leaves(_copy, self.hidden)   # a policy may change its memory in place
-            out = self.policy(state, self.hidden)
+            out = self.policy(state, map_leaves(_copy, self.hidden))   # which it may change in place
         else: out = self.policy(state)
     finally: _set_grad(grad)
-    if type(out) in _PLAIN and not self.recurrent: return self.check(out), {}
+    if type(out) in _PLAIN and not self.recurrent: return self.check(out), None, {}
     action,hidden,extra = split_answer(out, self.recurrent, self.action_space)
-    try: actions = self.check(action)
-    except ActionError: self.hidden = before; raise   # as if it had not been asked
-    if self.recurrent: extra,self.hidden = dict(extra, hidden=before),hidden
-    return actions, extra
+    if self.recurrent: extra = dict(extra, hidden=self.hidden)
+    return self.check(action), hidden, extra
 
 def _copy(x): return x.detach().clone() if isinstance(x, torch.Tensor) else np.array(x)
 
@@ -298,18 +420,24 @@ def _add_columns(self:_EnvGroup, rows, extra):
 @patch
 def _forget(self:_EnvGroup, ended):
     "Where an episode ended, the hidden state begins anew"
-    def anew(new, old):
-        mask = ended.reshape(-1, *[1]*(np.ndim(old)-1))
+    self._set_hidden(ended, self.policy.initial_hidden(self.n))
+
+@patch
+def _set_hidden(self:_EnvGroup, where, hidden):
+    "Replace the hidden state of some environments"
+    def replace(new, old):
+        mask = where.reshape(-1, *[1]*(np.ndim(old)-1))
         if not isinstance(old, torch.Tensor): return np.where(mask, new, old)
         return torch.where(torch.from_numpy(mask).to(old.device), new.detach().to(old), old)
-    self.hidden = map_leaves(anew, self.policy.initial_hidden(self.n), self.hidden)
+    self.hidden = map_leaves(replace, hidden, self.hidden)
 
 # %% ../nbs/10_envs.ipynb #3273edc1
-def _close_all(envs):
+def _close_all(envs, cut=()): # ids of those that were interrupted: they may never answer
     "Close every one, also where one fails; the first failure is raised"
     failures = []
     while envs:
-        try: envs.pop().close()
+        env = envs.pop()
+        try: env.close(**dict(terminate=True) if id(env) in cut else {})
         except Exception as e: failures.append(e)
     if failures: raise failures[-1]
 
@@ -339,11 +467,13 @@ class GymStepper(Positioned):
         source, # id, gym.Env, VectorEnv, function, or a list: stepped for ever; a pipe of environments: each once
         policy=None, # state → action; None: random actions
         seed:int=None, # environment i gets seed+i at its first reset, its action space too; None: unpredictable
+        autoreset_mode=None, # how vector environments reset that don't say it: 'next_step', 'same_step' or 'disabled'
     ):
         self.piped = isinstance(source, (IterDataPipe,MapDataPipe))
         self.reads_anew = self.piped   # environments can't be sent back up the pipe
         self.source,self.policy,self.seed = as_pipe(source) if self.piped else source,policy,seed
         self._fresh()
+        self.autoreset_mode,self._mode,self._warned = autoreset_mode,_as_mode(autoreset_mode),False
         self._state = None   # what was loaded and is not yet in use
         self._home = os.getpid(),worker_info()   # the process whose environments these are
         if isinstance(source, (list,tuple)) and not source:
@@ -355,12 +485,15 @@ class GymStepper(Positioned):
         if not self.piped:
             group = self._group(None)
             while True:
-                steps = group.step()
+                group.step()
+                steps,group.block = group.block,None   # an interrupt from here to `yield` would lose it
                 if steps is not None: yield steps
         skip = self._start()
         for i,env in enumerate(self.source):
             group,self._position = self._group(env),max(skip, i+1)
-            steps = group.step() if i >= skip else None
+            if i < skip: continue
+            group.step()
+            steps,group.block = group.block,None
             if steps is not None: yield steps
         self._position = 0
 
@@ -371,10 +504,21 @@ def _group(self:GymStepper, env):
     if id(env) not in self._groups:
         envs = self._env_of_item(env) if self.piped else self._envs_of_source()
         first,seed = self._numbers(envs)
-        group = self._groups[id(env)] = _EnvGroup(envs, self.policy, seed, first)
+        group = _EnvGroup(envs, self.policy, seed, first, self._mode)
+        self._warn_assumed(group)
+        self._groups[id(env)] = group
         for saved_first,state in self._state or ():
             if saved_first == first: group._load(state)
     return self._groups[id(env)]
+
+@patch
+def _warn_assumed(self:GymStepper, group):
+    "Say once that a mode is assumed"
+    assumed = next((l for l in group.slots if l.assumed), None)
+    if not assumed or self._warned: return
+    self._warned = True
+    warnings.warn(problem('GymStepper', f'how environment {assumed.env_id} resets is not said, NextStep is assumed',
+        f'{assumed.env} without autoreset_mode in its metadata', remedy="GymStepper(..., autoreset_mode='next_step')"))
 
 @patch
 def _env_of_item(self:GymStepper, env):
@@ -426,8 +570,9 @@ def _open(self:GymStepper):
 @patch
 def _close(self:GymStepper):
     self._arrive()
+    cut = {id(l.env) for g in self._groups.values() for l in g.slots if isinstance(l, _Many) and l.cut}
     self._groups,self._state = {},None
-    _close_all(self._opened)
+    _close_all(self._opened, cut)
 
 # %% ../nbs/10_envs.ipynb #1012a369
 def _plainly(x):
@@ -435,35 +580,48 @@ def _plainly(x):
     if isinstance(x, dict): return {k: _plainly(v) for k,v in x.items()}
     return tuple(map(_plainly, x)) if isinstance(x, (tuple,list)) else x
 
-def _save_env(env):
-    try: return encode(env)
-    except Opaque: return None
+def _save_env(env): # and why it can't be saved
+    try: return encode(env),None
+    except Opaque as e: return None,str(e)
 
 _KEPT = 'seed','obs','over','episode','step','total','counts','totals'   # of a slot
 
-def _identity(l): return l.n,type(l).__name__,str((l.observation_space, l.action_space))
+def _identity(l):
+    kind = 'single' if isinstance(l, _One) else l.mode.value   # of another mode, it would stand elsewhere at an end
+    return l.n,kind,str((l.observation_space, l.action_space))
 
 def _save_slot(l):
-    n,kind,spaces = _identity(l)
+    (n,kind,spaces),(env,why) = _identity(l),_save_env(l.env)
     random = encode(l.env.unwrapped._np_random) if isinstance(l, _One) else None
-    return dict(n=n, spaces=spaces, kind=kind, env=_save_env(l.env), random=random,
+    return dict(n=n, spaces=spaces, kind=kind, env=env, why=why, random=random,
         kept=[[k, encode(vars(l)[k])] for k in _KEPT if k in vars(l)])
 
 @patch
 def _save(self:_EnvGroup)->dict:
     return dict(slots=[_save_slot(l) for l in self.slots], spaces=[encode(s) for s in self.spaces],
-        hidden=encode(_plainly(self.hidden)), last=encode(self.last))
+        hidden=encode(_plainly(self.hidden)), last=encode(self.last), block=self.block and pack(self.block))
 
 # %% ../nbs/10_envs.ipynb #db246617
+def _refuse_others(saved, mine):
+    "The first thing in which two lists of identities differ: number of environments, way to reset, spaces"
+    got,expected = (f'{sum(n for n,*_ in l)} environments' for l in (saved, mine))
+    if got == expected: got,expected = next((x,y) for a,b in zip(saved, mine) for x,y in zip(a, b) if x != y)
+    raise StateError('GymStepper', 'the saved environments are others', got, expected, 'build the pipe that was saved')
+
+def _n_known(source):
+    "How many environments these are; None: it can't be said before they are made"
+    if isinstance(source, (list,tuple)): return None if None in (ns := [*map(_n_known, source)]) else sum(ns)
+    return source.num_envs if isinstance(source, VectorEnv) else 1 if isinstance(source, (str,gym.Env)) else None
+
 @patch
 def _load(self:_EnvGroup, state):
     mine,saved = list(map(_identity, self.slots)),[(l['n'], l['kind'], l['spaces']) for l in state['slots']]
-    if mine != saved: raise StateError('GymStepper', 'the saved environments are others',
-        f'{len(saved)}: {saved[0]}', f'{len(mine)}: {mine[0]}', 'build the pipe that was saved')
+    if mine != saved: _refuse_others(saved, mine)
     for s,e in zip(self.spaces, state['spaces']): decode(e, s)
     hidden,self.last = decode(state['hidden']),decode(state['last'])
     if hidden is not None: hidden = map_leaves(lambda own, loaded: loaded, self.policy.initial_hidden(self.n), hidden)
     self.hidden = hidden
+    if state['block']: self.block = unpack(state['block'])
     for i,(l,e) in enumerate(zip(self.slots, state['slots'])):
         for k,v in e['kept']: setattr(l, k, decode(v))
         if e['env'] is not None: decode(e['env'], l.env)
@@ -474,10 +632,10 @@ def _load(self:_EnvGroup, state):
 def _begin_anew(self:_EnvGroup, i, slot, saved):
     "Leave the episodes of a slot that could not be saved, and begin new ones"
     if isinstance(slot, _One):
-        slot.over = True
+        slot.leave()
         if saved['random']: slot.env.unwrapped.np_random = decode(saved['random'])
     else:
-        slot.obs,slot.counts[:,2] = None,1
+        slot.leave()
         if self.seed is not None:   # a new seed, made of the old one
             slot.seed = int(self.seed) + slot.env_id + 1_000_003*int(slot.counts[:,0].sum())
     if self.recurrent and self.hidden is not None:
@@ -488,7 +646,7 @@ def _begin_anew(self:_EnvGroup, i, slot, saved):
 @patch
 def saves_exactly(self:GymStepper)->bool:
     "Could all environments be saved as they are now? The others begin a new episode when the pipe is restored"
-    return all(_save_env(l.env) is not None for g in self._groups.values() for l in g.slots)
+    return all(_save_env(l.env)[0] is not None for g in self._groups.values() for l in g.slots)
 
 @patch(as_prop=True)
 def _saves_policy(self:GymStepper):
@@ -504,7 +662,25 @@ def snapshot(self:GymStepper)->dict: # position, one entry a group, the policy
     return dict(place=self._position, groups=[[first,g] for first,g in groups.items()], policy=policy)
 
 @patch
+def check_state(self:GymStepper, state):
+    state['place'],state['policy']
+    n,mine = _left(state)[0],None if self.piped else _n_known(self.source)
+    if state['groups'] and mine is not None and n != mine:
+        raise StateError('GymStepper', 'the saved environments are others', f'{n} environments', f'{mine} environments',
+            'build the pipe that was saved')
+
+def _left(state):
+    "How many environments a saved stepper had, how many of them begin new episodes, and why"
+    slots = [l for _,g in state['groups'] for l in g['slots']]
+    left = [l for l in slots if dict(l['kept'])['obs'] is not None and l['env'] is None]
+    return sum(l['n'] for l in slots),sum(l['n'] for l in left),left and left[0]['why']
+
+@patch
 def restore(self:GymStepper, state):
+    n,left,why = _left(state)
+    what = f'{left} of {n} environments could not be saved, and begin new episodes'
+    if left: warnings.warn(problem('GymStepper', what, why, 'plain data',
+        'give it a state_dict and a load_state_dict; instead of processes (AsyncVectorEnv), use SyncVectorEnv'))
     self._close()
     self._state,self._position,self._resume = state['groups'],state['place'],state['place']
     if self._saves_policy and state['policy'] is not None: self.policy.load_state_dict(state['policy'])

@@ -13,7 +13,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 # %% ../nbs/09_envstate.ipynb #1153d80d
-class Opaque(Exception): "Something that is not plain data, and can't be saved exactly"
+class Opaque(Exception):
+    "Something that is not plain data, and can't be saved exactly"
+    path = ()   # of the attributes that lead to it
+    def __str__(self): return ': '.join(filter(None, ['.'.join(self.path), *self.args]))
 
 _CONSTANT = spaces.Space, gym.envs.registration.EnvSpec, AutoresetMode, np.dtype, type, BuiltinFunctionType, ModuleType
 
@@ -61,8 +64,12 @@ def encode(
     if is_env and hasattr(kind, 'state_dict'): return dict(kind='own', state=deepcopy(x.state_dict()))
     if is_env or space and top:
         own = [(k, v) for k,v in vars(x).items() if k != 'env_fns']   # gymnasium's recipes, used up
-        return dict(kind='object', items=[[k, encode(v, seen, space)] for k,v in own])
+        return dict(kind='object', items=[[k, _encode_attribute(k, v, seen, space)] for k,v in own])
     raise Opaque(kind.__name__)
+
+def _encode_attribute(name, x, seen, top):
+    try: return encode(x, seen, top)
+    except Opaque as e: e.path = (name, *e.path); raise
 
 # %% ../nbs/09_envstate.ipynb #d60908bc
 def decode(

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_STEPS', 'MAX_ENVS', 'RowLayout', 'places_of',
-           'row_ends', 'goes_on', 'note_row', 'grown', 'Environments', 'NaNSearch', 'has_nan', 'first_nan', 'BlockGate',
-           'refuse_nan']
+           'row_ends', 'goes_on', 'note_row', 'grown', 'Environments', 'NaNSearch', 'has_nan', 'first_nan',
+           'refuse_drawn', 'BlockGate', 'refuse_nan']
 
 # %% ../nbs/03_episodes.ipynb #105b4341
 import numpy as np
 from fastcore.basics import patch
-from .core import EPISODE, ArgumentTypeError, BlockError, Steps, bytes_at, leaves, longs_at, njit, row_places
+from .core import EPISODE, TORCH_NUMBERS, ArgumentTypeError, BlockError, Steps, foreign_columns
+from .core import bytes_at, leaves, longs_at, njit, row_places
 
 # %% ../nbs/03_episodes.ipynb #9e3b103e
 SIZE,ENV,EPISODE_N,STEP_N,TERMINATED,TRUNCATED,N_STEPS = range(7)   # what stands where in `RowLayout.at`
@@ -40,7 +41,8 @@ def places_of(at):
 def row_ends(rows, row, at):
     "Does the row whose bytes begin at `row` end its episode?"
     n = _u(row + max(at[N_STEPS], 0))   # the number in its first four bytes, for either width
-    single = (rows[n] <= 1) & ((rows[n+_u(1)] | rows[n+_u(2)] | rows[n+_u(3)]) == 0)   # no `and`: a branch would cost a loop 40 ns
+    more = rows[n+_u(1)] | rows[n+_u(2)] | rows[n+_u(3)]
+    single = (rows[n] <= 1) & (more == 0)   # no `and`: a branch would cost a loop 40 ns
     return ((rows[_u(row + at[TERMINATED])] | rows[_u(row + at[TRUNCATED])]) != 0) & (single | (at[N_STEPS] < 0))
 
 # %% ../nbs/03_episodes.ipynb #1ef0dfb4
@@ -138,24 +140,23 @@ def _largest_at(words, per_row, places, ones):
         for p in places: top = max(top, np.uint64(words[row + p]) & ones)
     return top
 
+# %% ../nbs/03_episodes.ipynb #69e6ac58
+@njit
+def _any_nan(words, row_size, address, n, masked, ones, infinity):
+    "Is there a NaN among the floats of one width, `n` of which a table at an address tells the places?"
+    size = words.itemsize
+    if masked: top = _largest_masked(words, bytes_at(address, n*size).view(words.dtype))
+    else: top = _largest_at(words, row_size//size, longs_at(address, n), np.uint64(ones))
+    return top > np.uint64(infinity)
+
 @njit
 def has_nan(address, n, at):
     "Is there a NaN among the floats of `n` rows that begin at an address?"
     size = at[0]
     rows = bytes_at(address, n*size)
-    if at[5] > 0:
-        if at[6]: top = _largest_masked(rows.view(np.uint32), bytes_at(at[4], 4*at[5]).view(np.uint32))
-        else: top = _largest_at(rows.view(np.uint32), size//4, longs_at(at[4], at[5]), np.uint64(0x7fffffff))
-        if top > np.uint64(0x7f800000): return True
-    if at[8] > 0:
-        if at[9]: top = _largest_masked(rows.view(np.uint64), bytes_at(at[7], 8*at[8]).view(np.uint64))
-        else: top = _largest_at(rows.view(np.uint64), size//8, longs_at(at[7], at[8]), np.uint64(2**63 - 1))
-        if top > np.uint64(0x7ff0000000000000): return True
-    if at[2] > 0:
-        if at[3]: top = _largest_masked(rows.view(np.uint16), bytes_at(at[1], 2*at[2]).view(np.uint16))
-        else: top = _largest_at(rows.view(np.uint16), size//2, longs_at(at[1], at[2]), np.uint64(0x7fff))
-        if top > np.uint64(0x7c00): return True
-    return False
+    if at[5] > 0 and _any_nan(rows.view(np.uint32), size, at[4], at[5], at[6], 0x7fffffff, 0x7f800000): return True
+    if at[8] > 0 and _any_nan(rows.view(np.uint64), size, at[7], at[8], at[9], 2**63-1, 0x7ff<<52): return True
+    return at[2] > 0 and _any_nan(rows.view(np.uint16), size, at[1], at[2], at[3], 0x7fff, 0x7c00)
 
 def first_nan(
     rows:np.ndarray, # structured, 1-D
@@ -165,6 +166,17 @@ def first_nan(
            if a.dtype.kind in 'fc' and np.isnan(a).any()]
     return min(bad, default=None)
 
+# %% ../nbs/03_episodes.ipynb #d89e4392
+def refuse_drawn(
+    who:str, # the stage or memory, for errors
+    dtype:np.dtype, # of the rows
+):
+    "Refuse rows that a replay has drawn"
+    if 'index' in (dtype.names or ()): raise BlockError(who, "column 'index'",
+        'one that is there already, as in a batch of a replay', 'steps as they come',
+        'put it before the replay; take rows for another memory with memory.take(batch.index); '
+        'give your column another name')
+
 # %% ../nbs/03_episodes.ipynb #e2c70fff
 class BlockGate:
     "What a block of rows must be before a stage or a memory takes any of it"
@@ -172,56 +184,77 @@ class BlockGate:
         who:str, # the stage or memory, for errors
         layout=RowLayout, # (who, dtype) → what the owner's kernel needs to know of these columns
         refuses=None, # (rows) → raises where the owner can't take them; None: nothing more is refused
-        shape_remedy:str='add sequences one by one, in order', # what to do about blocks of other shapes
+        shape_remedy:str=None, # what to do about blocks of other shapes; None: what helps with a memory
         check=None, # (dtype) → raises where the owner has no use for such columns; None: any will do
+        takes_drawn:bool=False, # may a replay have drawn the rows?
     ):
-        self.who,self.make_layout,self.refuses,self.shape_remedy,self.check_columns = who,layout,refuses,shape_remedy,check
-        self.layout,self.same = None,None   # of the first block; the very dtype of the last one: the same object needs no comparing
+        self.who,self.make_layout = who,layout
+        remedy = 'put it before the stage that makes sequences, or add them one by one, in order'
+        self.shape_remedy = remedy if shape_remedy is None else shape_remedy
+        self.refuses,self.check_columns,self.takes_drawn = refuses,check,takes_drawn
+        self.layout,self.same = None,None   # of the first block; the very dtype of the last one, which is known again
 
     def check(self,
         steps:Steps, # a block, or one row
     )->tuple: # the rows, 1-D and contiguous, and their layout
         "The rows of a block that may be taken"
-        if not isinstance(steps, Steps): raise ArgumentTypeError(self.who, 'a block of rows', type(steps).__name__, 'Steps',
-            'Steps(rows) with rows from step_dtype')
+        if not isinstance(steps, Steps): raise ArgumentTypeError(self.who, 'a block of rows', type(steps).__name__,
+            'Steps', 'Steps(rows) with rows from step_dtype')
         rows = steps.rows
-        if rows.ndim > 1: raise BlockError(self.who, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]', self.shape_remedy)
+        if rows.ndim > 1: raise BlockError(self.who, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
+            self.shape_remedy)
         rows = np.ascontiguousarray(rows.reshape(-1))   # one row is a block of one; a slice with steps is copied
         layout = self._layout_of(rows.dtype)
         self._check_environments(rows)
         if self.refuses: self.refuses(rows)
         return rows,layout
 
-    def knows(self, dtype:np.dtype)->bool: # of a block
-        "Are these the columns that were accepted? Blocks from other processes have equal ones, not the same object"
-        if dtype is self.same: return True
-        if self.layout is None or dtype != self.layout.dtype: return False
-        self.same = dtype
-        return True
-
-    def accept(self, rows, layout):
-        "These columns are those of all blocks from now on"
-        self.layout,self.same = layout,rows.dtype
-
 # %% ../nbs/03_episodes.ipynb #4522926e
 @patch
+def knows(self:BlockGate, dtype:np.dtype)->bool: # of a block
+    "Are these the columns that were accepted? Blocks from other processes have equal ones, not the same object"
+    if dtype is self.same: return True
+    if self.layout is None or dtype != self.layout.dtype: return False
+    self.same = dtype
+    return True
+
+@patch
+def accept(self:BlockGate, rows, layout):
+    "These columns are those of all blocks from now on"
+    self.layout,self.same = layout,rows.dtype
+
+@patch
 def _layout_of(self:BlockGate, dtype):
+    if self.layout is not None and self.knows(dtype): return self.layout
+    if not self.takes_drawn: refuse_drawn(self.who, dtype)
     if self.layout is None:
+        self._check_numbers(dtype)
         if self.check_columns: self.check_columns(dtype)
         return self.make_layout(self.who, dtype)
-    if self.knows(dtype): return self.layout
     plain,_ = row_places(self.who, dtype, {})
     if plain == self.layout.dtype: return self.layout
     new,old = ({n: str(d[n]) for n in d.names} for d in (plain, self.layout.dtype))
-    wrong = [f'{n!r} is {new.get(n, "missing")}, not {old.get(n, "there")}' for n in old|new if new.get(n) != old.get(n)]
+    differ = [n for n in old|new if new.get(n) != old.get(n)]
+    wrong = [f'{n!r} is {new.get(n, "missing")}, not {old.get(n, "there")}' for n in differ]
     raise BlockError(self.who, 'a block with other columns than those before', '; '.join(wrong) or plain,
         remedy=f'use one {self.who} for each kind of row')
+
+# %% ../nbs/03_episodes.ipynb #e90614c8
+@patch
+def _check_numbers(self:BlockGate, dtype):
+    if dtype.hasobject: row_places(self.who, dtype, {})   # it refuses them
+    for n,kind in foreign_columns(dtype): raise BlockError(self.who, f'column {n!r}', kind, TORCH_NUMBERS)
+    for n in 'reward','discount':   # of shape [n,1] they would be broadcast to [n,n] in a learner
+        shape = dtype[n].shape if n in dtype.names else ()
+        if not shape or np.prod(shape) != 1: continue
+        raise BlockError(self.who, f'column {n!r}', f'shape [n, {str(list(shape))[1:]}',
+            'shape [n], a number in each row', f'rows from step_dtype, and rows[{n!r}] = array.reshape(-1)')
 
 @patch
 def _check_environments(self:BlockGate, rows):
     wrong = np.flatnonzero((rows['env_id'] < 0) | (rows['env_id'] >= MAX_ENVS))
-    if len(wrong): raise BlockError(self.who, f"row {wrong[0]} of the block, column 'env_id'", rows['env_id'][wrong[0]],
-        f'a number from 0 to {MAX_ENVS-1}', 'number the environments from 0')
+    if len(wrong): raise BlockError(self.who, f"row {wrong[0]} of the block, column 'env_id'",
+        rows['env_id'][wrong[0]], f'a number from 0 to {MAX_ENVS-1}', 'number the environments from 0')
 
 def refuse_nan(
     who:str, # the stage or memory, for errors
@@ -229,6 +262,8 @@ def refuse_nan(
     "Refuse rows with NaN in any column"
     def refuses(rows):
         bad = first_nan(rows)
-        if bad: raise BlockError(who, f'row {bad[0]} of the block has a NaN in column {bad[1]!r} (env_id {rows["env_id"][bad[0]]})',
+        if not bad: return
+        row,column = bad
+        raise BlockError(who, f'row {row} of the block has a NaN in column {column!r} (env_id {rows["env_id"][row]})',
             remedy='no space of floats contains NaN: mend the environment or the stage that made it')
     return refuses

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import IterableDataset
 from torchdata import nodes
-from .core import (ArgumentTypeError, BlockError, Steps, column_dtype, dtype_spec, leaves, problem, spec_dtype)
+from fastrl_replay.core import (ArgumentTypeError, BlockError, Steps, column_dtype, dtype_spec, leaves, problem,
+    spec_dtype)
 from .batches import Sequences
 from .nested import map_leaves
 from .pipe import IterDataPipe, Pipe, dp, stage, upstream
@@ -100,26 +101,38 @@ class PipeNode(nodes.BaseNode):
         return self._passes.state_dict()
 
 # %% ../nbs/70_interop.ipynb #dc1b7307
-def _refuse(name, got, expected, remedy=None): raise BlockError('Steps.from_columns', f'column {name!r}', got, expected, remedy)
+def _refuse(name, got, expected, remedy=None):
+    raise BlockError('Steps.from_columns', f'column {name!r}', got, expected, remedy)
 
 def _parts(x, name):
     "A column of plain tensors, nested in dicts and tuples; a `BlockError` where it is something else"
-    if isinstance(x, dict) and x and next(iter(x)) != '[0]': return {k: _parts(v, f'{name}.{k}') for k,v in x.items()}
-    if isinstance(x, (dict,list,tuple)) and x: return tuple(_parts(v, f'{name}[{i}]') for i,v in enumerate(x.values() if isinstance(x, dict) else x))
+    if isinstance(x, dict) and x and next(iter(x)) != '[0]':
+        return {k: _parts(v, f'{name}.{k}') for k,v in x.items()}
+    if isinstance(x, (dict,list,tuple)) and x:
+        return tuple(_parts(v, f'{name}[{i}]') for i,v in enumerate(x.values() if isinstance(x, dict) else x))
     if isinstance(x, np.ndarray) and not x.dtype.hasobject: x = torch.from_numpy(np.array(x))
-    wrapped = getattr(torch._C._functorch, 'is_functorch_wrapped_tensor', lambda x: False)
-    if type(x) not in (torch.Tensor,nn.Parameter) or x.layout != torch.strided or wrapped(x) or _get_current_dispatch_mode() is not None:
-        _refuse(name, type(x).__name__, 'a plain tensor or array')
-    if x.requires_grad: _refuse(name, 'a tensor with a gradient', 'one without: rows are data', 'detach() it, or keep it outside of the block')
+    if not _is_plain(x): _refuse(name, type(x).__name__, 'a plain tensor or array')
+    if x.requires_grad: _refuse(name, 'a tensor with a gradient', 'one without: rows are data',
+        'detach() it, or keep it outside of the block')
     return x
 
-def _tensors(x): return [t for v in (x.values() if isinstance(x, dict) else x) for t in _tensors(v)] if isinstance(x, (dict,tuple)) else [x]
+def _is_plain(x): # a tensor that has memory, and that torch doesn't trace
+    wrapped = getattr(torch._C._functorch, 'is_functorch_wrapped_tensor', lambda x: False)
+    plain = type(x) in (torch.Tensor,nn.Parameter) and x.layout == torch.strided
+    return plain and not wrapped(x) and _get_current_dispatch_mode() is None
 
+def _tensors(x):
+    if not isinstance(x, (dict,tuple)): return [x]
+    return [t for v in (x.values() if isinstance(x, dict) else x) for t in _tensors(v)]
+
+# %% ../nbs/70_interop.ipynb #430d3e9f
 def _part_dtype(x, name, shape):
     "The dtype of one row's part of a column"
-    if isinstance(x, dict): return np.dtype([(k, _part_dtype(v, f'{name}.{k}', shape)) for k,v in x.items()], align=True)
-    if isinstance(x, tuple): return np.dtype([(f'[{i}]', _part_dtype(v, f'{name}[{i}]', shape)) for i,v in enumerate(x)], align=True)
-    if x.shape[:len(shape)] != shape: _refuse(name, f'shape {list(x.shape)}', f'{[*shape, ...]}, as the block has'.replace('Ellipsis', '...'))
+    if isinstance(x, (dict,tuple)):
+        parts,dot = (x,'.') if isinstance(x, dict) else ({f'[{i}]': v for i,v in enumerate(x)},'')
+        return np.dtype([(k, _part_dtype(v, f'{name}{dot}{k}', shape)) for k,v in parts.items()], align=True)
+    if x.shape[:len(shape)] != shape: _refuse(name, f'shape {list(x.shape)}',
+        f'{[*shape, ...]}, as the block has'.replace('Ellipsis', '...'))
     try: return np.dtype((torch.empty(0, dtype=x.dtype).numpy().dtype, tuple(x.shape[len(shape):])))
     except TypeError: _refuse(name, x.dtype, 'a dtype that numpy has')
 
@@ -127,7 +140,8 @@ def _shape(tensors, like):
     "The shape of a block whose rows were like this: what is before the dimensions that a column had within a row"
     before = {t.dim() - a.ndim + 1 for t,(_,a) in zip(tensors, leaves(np.empty(0, like)))}
     if all(t.dim() == 0 for t in tensors): return ()
-    if min(before) < (len(before) > 1): _refuse(like.names[0], f'shape {list(tensors[0].shape)}', 'the shape of the block before that of a row')
+    if min(before) < (len(before) > 1): _refuse(like.names[0], f'shape {list(tensors[0].shape)}',
+        'the shape of the block before that of a row')
     return tensors[0].shape[:min(before)]
 
 # %% ../nbs/70_interop.ipynb #2a9b4a1a
@@ -136,13 +150,17 @@ def _block(columns, shape=None, like=None):
     if not columns: raise BlockError('Steps.from_columns', 'no columns', remedy='give at least one')
     columns = {n: _parts(x, n) for n,x in columns.items()}
     tensors = [t for x in columns.values() for t in _tensors(x)]
-    if shape is None: shape = os.path.commonprefix([list(t.shape) for t in tensors]) if like is None else _shape(tensors, like)
+    if shape is None and like is not None: shape = _shape(tensors, like)
+    elif shape is None: shape = os.path.commonprefix([list(t.shape) for t in tensors])
     device,shape = tensors[0].device,tuple(shape)
     fields = {n: column_dtype(_part_dtype(x, n, shape), n) for n,x in columns.items()}
-    if {t.device for t in tensors} != {device}: raise BlockError('Steps.from_columns', 'columns on several devices', sorted({str(t.device) for t in tensors}), 'one')
-    dtype = like if like is not None and all(like[n] == f for n,f in fields.items()) else np.dtype(list(fields.items()), align=True)
-    if device.type == 'cpu': steps = Steps(np.zeros(shape, dtype))
-    else: steps = Steps(np.zeros(0, dtype))._like(torch.zeros((*shape,dtype.itemsize), dtype=torch.uint8, device=device))
+    if {t.device for t in tensors} != {device}: raise BlockError('Steps.from_columns', 'columns on several devices',
+        sorted({str(t.device) for t in tensors}), 'one')
+    fits = like is not None and all(like[n] == f for n,f in fields.items())
+    dtype = like if fits else np.dtype(list(fields.items()), align=True)
+    steps = Steps(np.zeros(shape if device.type == 'cpu' else 0, dtype))
+    if device.type != 'cpu':
+        steps = steps._like(torch.zeros((*shape,dtype.itemsize), dtype=torch.uint8, device=device))
     for n,x in columns.items(): map_leaves(lambda own, given: own.copy_(given), steps[n], x)
     return steps
 
@@ -176,24 +194,31 @@ def columns(self:Steps)->Columns: # on the same memory
 # %% ../nbs/70_interop.ipynb #67660445
 class _Layout:
     "What is remembered of a block; two are equal where their columns have the same names"
-    def __init__(self, names, rows=None, each=None, split=0): self.names,self.rows,self.each,self.split = tuple(names),rows,each,split
+    def __init__(self, names, rows=None, each=None, split=0):
+        self.names,self.rows,self.each = tuple(names),rows,each
+        self.split = split
     def __eq__(self, other): return isinstance(other, _Layout) and self.names == other.names
     def __hash__(self): return hash(self.names)
     def __repr__(self): return f'_Layout({", ".join(self.names)})'
-    def dump(self): return [list(self.names), *(d if d is None else dtype_spec(d) for d in (self.rows, self.each)), self.split]
+    def dump(self):
+        rows,each = (d if d is None else dtype_spec(d) for d in (self.rows, self.each))
+        return [list(self.names), rows, each, self.split]
 
 def _load_layout(dumped):
     names,rows,each,split = dumped
     return _Layout(names, *(d if d is None else spec_dtype(d) for d in (rows, each)), split)
 
 def _layout(b, columns):
-    if isinstance(b, Columns): return b._layout if b._layout and b._layout.names == tuple(columns) else _Layout(columns)
-    return _Layout(columns, b.dtype, b._each.dtype, b._split) if isinstance(b, Sequences) else _Layout(columns, b.dtype)
+    if isinstance(b, Columns):
+        known = b._layout and b._layout.names == tuple(columns)
+        return b._layout if known else _Layout(columns)
+    return _Layout(columns, b.dtype, *((b._each.dtype, b._split) if isinstance(b, Sequences) else ()))
 
 # %% ../nbs/70_interop.ipynb #0117e91c
 def _flatten(b):
     if isinstance(b, Columns): return list(b.values()), _layout(b, b)
-    with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch(): columns = b.asdict()   # what transforms or traces wraps them itself
+    with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch():
+        columns = b.asdict()   # what transforms or traces wraps them itself
     return list(columns.values()), _layout(b, columns)
 
 def _with_keys(b):
@@ -215,8 +240,9 @@ def _unflatten(values, layout):
 
 def _register(cls):
     "Make a class known to torch's trees, once"
-    if cls not in pytree.SUPPORTED_NODES: pytree.register_pytree_node(cls, _flatten, _unflatten, serialized_type_name=f'fastrl_replay.{cls.__name__}',
-        to_dumpable_context=_Layout.dump, from_dumpable_context=_load_layout,
+    if cls not in pytree.SUPPORTED_NODES: pytree.register_pytree_node(cls, _flatten, _unflatten,
+        serialized_type_name=f'fastrl_replay.{cls.__name__}', to_dumpable_context=_Layout.dump,
+        from_dumpable_context=_load_layout,
         flatten_with_keys_fn=_with_keys)
 
 for cls in Steps,Sequences,Columns: _register(cls)
@@ -224,21 +250,25 @@ for cls in Steps,Sequences,Columns: _register(cls)
 # %% ../nbs/70_interop.ipynb #8d55e7aa
 def _tensordict():
     try: import tensordict
-    except ImportError as e: raise ImportError(problem('Steps', 'tensordict is not installed', remedy="pip install 'fastrl_replay[tensordict]'")) from e
+    except ImportError as e: raise ImportError(problem('Steps', 'tensordict is not installed',
+        remedy="pip install 'fastrl_replay[tensordict]'")) from e
     return tensordict
 
-def _named(x): return {k: _named(v) for k,v in x.items()} if isinstance(x, dict) else {f'[{i}]': _named(v) for i,v in enumerate(x)} if isinstance(x, tuple) else x
+def _named(x):
+    if isinstance(x, tuple): x = {f'[{i}]': v for i,v in enumerate(x)}
+    return {k: _named(v) for k,v in x.items()} if isinstance(x, dict) else x
 
 @patch
 def to_tensordict(self:Steps):
     "The columns as a `TensorDict`, on the same memory"
-    return _tensordict().TensorDict(_named(self.asdict()), batch_size=self.shape[:1] if isinstance(self, Sequences) else self.shape, device=self.device)
+    shape = self.shape[:1] if isinstance(self, Sequences) else self.shape
+    return _tensordict().TensorDict(_named(self.asdict()), batch_size=shape, device=self.device)
 
 @patch(cls_method=True)
 def from_tensordict(cls:Steps,
     td, # a `TensorDict` of plain tensors; each element of its batch becomes a row
 )->Steps: # in new memory
     "A block of rows from a `TensorDict`"
-    if not _tensordict().is_tensor_collection(td): raise ArgumentTypeError('Steps.from_tensordict', 'what is given', type(td).__name__, 'a TensorDict',
-        'Steps.from_columns for a dict of tensors')
+    if not _tensordict().is_tensor_collection(td): raise ArgumentTypeError('Steps.from_tensordict', 'what is given',
+        type(td).__name__, 'a TensorDict', 'Steps.from_columns for a dict of tensors')
     return _block(td.to_dict(), tuple(td.batch_size))

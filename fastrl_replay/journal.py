@@ -7,14 +7,16 @@ __all__ = ['Journal', 'Gather']
 
 # %% ../nbs/22_journal.ipynb #8ed9d4a4
 import torch
-from .core import Steps, pack, unpack, whole
+from fastcore.basics import patch
+from .core import BlockError, Steps, pack, row_places, unpack, whole
+from .episodes import refuse_drawn
 from .pipe import Pipe, stage
 
 # %% ../nbs/22_journal.ipynb #624852f2
 @stage('journal')
 class Journal(Pipe):
     "Lets blocks pass, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes"
-    _buffers = 'watch','between'
+    _buffers = 'watch','between','_known'
     def __init__(self,
         source, # a pipe of single steps
         max_steps:float=float('inf'), # end when so many were made, in all passes
@@ -29,35 +31,52 @@ class Journal(Pipe):
     def _fresh(self):
         self.watch = None     # called with the number of rows of each block
         self.between = None   # called when all stages below are done with a block
+        self._known = None    # the columns of the last block
 
     def __iter__(self):
         if self.over: return
         for steps in self.blocks():
-            self._write(steps.rows.reshape(-1))
+            self._write(steps.rows)
             if self.watch: self.watch(len(steps))
             yield steps
             if self.over: return
             if self.between: self.between()
 
-    def _write(self, rows):
-        self.steps += len(rows)
-        done = rows['terminated'] | rows['truncated']
-        self.fresh = bool(done.all())
-        if done.any():
-            ended = rows['total_reward'][done].tolist()
-            self.ends += [self.steps]*len(ended)
-            self.returns += ended
-
     @property
     def over(self): return self.steps >= self.max_steps or len(self.returns) >= self.max_episodes
 
-    def snapshot(self):
-        ends,returns = torch.tensor(self.ends, dtype=torch.int64),torch.tensor(self.returns, dtype=torch.float64)
-        return dict(steps=self.steps, fresh=self.fresh, ends=ends, returns=returns)
+# %% ../nbs/22_journal.ipynb #b914b106
+@patch
+def _write(self:Journal, rows):
+    if rows.ndim > 1 or rows.dtype is not self._known: self._check(rows)
+    rows = rows.reshape(-1)
+    ended = rows['terminated'] | rows['truncated']
+    if self._merged: ended &= rows['n'] <= 1
+    self.steps += len(rows)
+    self.fresh = bool(ended.all())
+    if not ended.any(): return
+    returns = rows['total_reward'][ended].tolist()
+    self.ends += [self.steps]*len(returns)
+    self.returns += returns
 
-    def restore(self, state):
-        self.steps,self.fresh = state['steps'],state['fresh']
-        self.ends,self.returns = state['ends'].tolist(),state['returns'].tolist()
+@patch
+def _check(self:Journal, rows):
+    if rows.ndim > 1: raise BlockError('Journal', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
+        'put it directly after the stepper')
+    refuse_drawn('Journal', rows.dtype)
+    row_places('Journal', rows.dtype, dict(terminated='?', truncated='?', total_reward=None))
+    self._known,self._merged = rows.dtype,{'n','discount'} <= set(rows.dtype.names)
+
+# %% ../nbs/22_journal.ipynb #f9b34091
+@patch
+def snapshot(self:Journal):
+    ends,returns = torch.tensor(self.ends, dtype=torch.int64),torch.tensor(self.returns, dtype=torch.float64)
+    return dict(steps=self.steps, fresh=self.fresh, ends=ends, returns=returns)
+
+@patch
+def restore(self:Journal, state):
+    self.steps,self.fresh = state['steps'],state['fresh']
+    self.ends,self.returns = state['ends'].tolist(),state['returns'].tolist()
 
 # %% ../nbs/22_journal.ipynb #f012e0b4
 @stage('gather')

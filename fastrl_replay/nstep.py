@@ -11,7 +11,7 @@ from fastcore.basics import patch
 from .core import (BlockError, StateError, Steps, dtype_spec, extend_dtype, memmove, njit, number,
     row_places, spec_dtype, whole)
 from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, Environments,
-    RowLayout, goes_on, grown, note_row, row_ends)
+    RowLayout, goes_on, grown, note_row, refuse_drawn, row_ends)
 from .pipe import Pipe, stage
 
 # %% ../nbs/20_nstep.ipynb #f8f27456
@@ -116,9 +116,11 @@ class NStep(Pipe):
         return Steps(np.ndarray(made, dtype, self._out[:made*dtype.itemsize].copy()))
 
 # %% ../nbs/20_nstep.ipynb #fb863a8a
+_BEFORE = 'put it before the replay, or the stage that makes sequences'
+
 @patch
 def _fresh(self:NStep):
-    self._gate = BlockGate('NStep', _MergeLayout, _refuse_endless, 'put it before the stage that makes sequences')
+    self._gate = BlockGate('NStep', _MergeLayout, _refuse_endless, _BEFORE)
     self._envs = Environments()
     self._at,self._out = np.zeros(1, np.int64),np.zeros(0, np.uint8)
     self._rings,self._queues = np.empty(0, np.uint8),np.zeros((0,2), np.int64)
@@ -208,7 +210,8 @@ class NSkip(Pipe):
 
     def _checked(self, rows): # 1-D
         if rows.ndim > 1: raise BlockError('NSkip', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
-            'put it before the stage that makes sequences')
+            _BEFORE)
+        refuse_drawn('NSkip', rows.dtype)
         _refuse_merged('NSkip', rows.dtype, {'discount','n'} <= set(rows.dtype.names))
         row_places('NSkip', rows.dtype, dict(step_n='i4', terminated='?', truncated='?'))
         self._known = rows.dtype

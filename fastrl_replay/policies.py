@@ -103,9 +103,14 @@ def _best(self:EpsGreedy, state, hidden, n):
 # %% ../nbs/51_policies.ipynb #ac8cd750
 def _how_many(state):
     "The number of environments, whatever their states are"
-    while not isinstance(state, torch.Tensor):
-        state = next(iter(state.values())) if isinstance(state, dict) else state[0]
-    return len(state)
+    part = state
+    while isinstance(part, (dict,tuple,list)) and part:
+        part = next(iter(part.values())) if isinstance(part, dict) else part[0]
+    if isinstance(part, torch.Tensor) and part.dim(): return len(part)
+    shape = f' {list(part.shape)}' if hasattr(part, 'shape') else ''
+    raise ArgumentTypeError('EpsGreedy', 'states', f'{type(part).__name__}{shape}',
+        'a tensor with a state for each environment, or a dict or a tuple of such tensors',
+        'for the observation of a single environment: torch.as_tensor(observation)[None]')
 
 @patch(as_prop=True)
 def eps_now(self:EpsGreedy):
@@ -150,7 +155,8 @@ def in_worker(self:EpsGreedy,
     "Act as one of several copies"
     own,self.worker,self.device = self.rng.bit_generator.seed_seq,info,None
     if info.rank or info.restart:   # the first one goes on with what it has
-        self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=(*own.spawn_key, info.rank, info.restart)))
+        key = *own.spawn_key,info.rank,info.restart
+        self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=key))
 
 # %% ../nbs/51_policies.ipynb #1102942e
 class FlattenSpace(nn.Module):

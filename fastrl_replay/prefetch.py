@@ -8,23 +8,80 @@ __all__ = ['Prefetch']
 # %% ../nbs/72_prefetch.ipynb #cec18f6c
 import os
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from weakref import WeakSet
+from queue import SimpleQueue
+from threading import Lock, Thread, current_thread
+from weakref import WeakSet, finalize
 import torch
 from fastcore.basics import patch
 from .core import ArgumentTypeError, pack, unpack, whole
+from .memory.links import Places
 from .pipe import Pipe, stage
+
+# %% ../nbs/72_prefetch.ipynb #81585893
+class _Draw:
+    "A batch that was begun; it is made by the thread, or by who waits for it where the thread wasn't told"
+    def __init__(self,
+        lock=None, # a `DrawOrderLock`
+        make=None, # returns the batch; None: it is there already
+        item=None, # the batch
+    ):
+        self.lock,self.make,self.item,self.failure = lock,make,item,None
+        self.told = self.done = make is None
+        self.undone = Lock()   # released when it is made
+        self.undone.acquire()
+
+    def run(self):
+        "Make it, if that was not done"
+        with self.lock.lock:
+            if self.done: return
+            try: self.item = self.make()
+            except KeyboardInterrupt: raise   # not in the thread: who needs it will make it
+            except BaseException as e: self.failure = e
+            self.done = True
+            self.undone.release()
+            self.make = None   # what it refers to may be forgotten
+
+    def exception(self):
+        "Wait until it is made; why it can't be"
+        if not self.done:
+            if not self.told: self.run()
+            with self.undone: pass
+        return self.failure
+
+    def result(self):
+        if self.exception() is not None: raise self.failure
+        return self.item
+
+# %% ../nbs/72_prefetch.ipynb #37b1d6c6
+def _run_all(calls): # in the thread
+    while True:
+        draw = calls.get()
+        if draw is None: return
+        draw.run()
+        del draw   # or it would be kept until the next one comes
+
+class _Worker:
+    "The thread of a stage"
+    def __init__(self, stage):
+        self.calls = SimpleQueue()
+        self.thread = Thread(target=_run_all, args=(self.calls,), name='prefetch', daemon=True)
+        self.end = finalize(stage, self._end)
+        self.thread.start()
+
+    def _end(self):
+        self.calls.put(None)
+        if self.thread.is_alive() and self.thread is not current_thread(): self.thread.join()
 
 # %% ../nbs/72_prefetch.ipynb #547ce90c
 @stage('prefetch')
 class Prefetch(Pipe):
     "Draws the next batches of a replay in a thread, while the learner is busy with this one"
-    _buffers = '_drawn','_pool'
+    _buffers = '_drawn','_worker'
     _source_over = False   # has the source's pass ended, so that only what was drawn is left?
     _resume_over = False   # the same, of the pass that was restored, until the next one begins
     def __init__(self,
         source, # a replay
-        ahead:int=1, # batches to draw before they are asked for
+        ahead:int=1, # batches that may wait ready
         device=None, # where batches are brought; None: they stay where they are
     ):
         if not getattr(source, 'draws_batches', False): raise ArgumentTypeError('Prefetch', 'its source',
@@ -36,22 +93,26 @@ class Prefetch(Pipe):
         self._fresh()
 
     def __iter__(self):
-        due = self.source._due_batches()
+        due = self.source.due_batches()
         self._source_over,self._resume_over = self._resume_over,False
         while True:
             while not self._source_over and len(self._drawn) <= self.ahead:
                 if next(due, self) is self: self._source_over = True
                 else: self._begin()
             if not self._drawn: break
-            self._drawn[0].exception()   # waits; an interrupt here loses nothing
-            yield self._bring(self._drawn.popleft().result())
+            failure = self._drawn[0].exception()   # waits; an interrupt here loses nothing
+            item = None if failure else self._bring(self._drawn[0].result())
+            del self._drawn[0]   # from here to `yield` Python handles no signal
+            if failure: raise failure
+            yield item
         self._source_over = False
 
-    def _fresh(self): self._drawn,self._pool = deque(),None
+    def _fresh(self): self._drawn,self._worker = deque(),None
     def _rewind(self): self._source_over = self._resume_over = False
+    def _leave(self): self._source_over = self._resume_over
     def _close(self): # what was drawn is yielded by the next pass
-        pool,self._pool = self._pool,None
-        if pool is not None: pool.shutdown()
+        worker,self._worker = self._worker,None
+        if worker is not None: worker.end()
 
 # %% ../nbs/72_prefetch.ipynb #7d28911b
 _live = WeakSet()   # the stages that have a thread
@@ -59,17 +120,21 @@ _live = WeakSet()   # the stages that have a thread
 @patch
 def _begin(self:Prefetch):
     "Let the thread draw the next batch"
-    lock = self.source._order_draws()
-    if lock.last not in self._drawn: lock.wait()   # one that another stage began
-    if self._pool is None:
-        self._pool = ThreadPoolExecutor(1, 'prefetch')
+    lock = self.source.order_draws()
+    if self._worker is None or lock.last not in self._drawn: lock.wait()   # for what another thread was told
+    if self._worker is None:
         _live.add(self)
-    lock.last = draw = self._pool.submit(self._draw, lock)
-    self._drawn.append(draw)
+        self._worker = _Worker(self)
+    self._drawn.append(_Draw(lock, self._make))
+    for draw in self._drawn:
+        if draw.told: continue
+        lock.last = draw
+        self._worker.calls.put(draw)
+        draw.told = True
 
 @patch
-def _draw(self:Prefetch, lock): # in the thread
-    with lock.lock: item = self.source.sample()
+def _make(self:Prefetch): # in the thread
+    item = self.source.sample()
     return _of_batch(item, lambda b: b.pin_memory()) if (self.device or '').startswith('cuda') else item
 
 @patch
@@ -82,7 +147,9 @@ def _of_batch(item, f):
 
 # %% ../nbs/72_prefetch.ipynb #7dd19848
 def _in_child():
-    for s in list(_live): s._pool = None   # its thread stayed in the parent
+    for s in list(_live):   # its thread stayed in the parent
+        s._worker = None
+        for draw in s._drawn: draw.told = draw.done
 
 if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_in_child)
 
@@ -92,7 +159,7 @@ def snapshot(self:Prefetch)->dict: # plain data and tensors
     "The batches that were drawn and not yielded"
     def plain(item):
         batch,*places = item if isinstance(item, tuple) else (item,)
-        return dict(batch=pack(batch), places=[torch.tensor(p) for p in places])
+        return dict(batch=pack(batch), places=[dict(keys=torch.tensor(p.keys), oldest=p.oldest) for p in places])
     return dict(drawn=[plain(d.result()) for d in self._drawn if d.exception() is None],
         place=int(self._source_over))
 
@@ -102,8 +169,8 @@ def restore(self:Prefetch, state):
     for draw in self._drawn: draw.exception()
     self._drawn.clear()
     for d in state['drawn']:
-        batch,draw = unpack(d['batch']),Future()
+        batch = unpack(d['batch'])
         batch._replay = self.source
-        draw.set_result((batch, *(p.numpy().copy() for p in d['places'])) if d['places'] else batch)
-        self._drawn.append(draw)
+        item = (batch, *(Places(p['keys'].numpy(), p['oldest']) for p in d['places'])) if d['places'] else batch
+        self._drawn.append(_Draw(item=item))
     self._source_over = self._resume_over = bool(state['place'])

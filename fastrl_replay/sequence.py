@@ -121,13 +121,13 @@ def _keep(rows, ring, last, counts, ahead, notes, at):
 # %% ../nbs/21_sequence.ipynb #4e799e45
 @stage('chunk_sequences')
 class SequenceChunker(Pipe):
-    "Cuts the steps of each environment and episode into sequences of `length`; their column `mask`: is this row a step?"
+    "Cuts the steps of each environment and episode into sequences of `length`; column `mask`: is this row a step?"
     _buffers = '_gate','_envs','_at','_ring','_counts','_ahead','_notes','_waiting'
     def __init__(self,
         source, # a pipe of Steps, blocks of rows of any number of environments
         length:int, # rows of a sequence
         overlap:int=0, # how many steps a sequence shares with the one before it in its episode
-        tail:str='shift', # ends of episodes: 'shift' moves the last sequence back, 'pad' adds zeros, 'drop' leaves it out
+        tail:str='shift', # ends of episodes: 'shift' moves the last sequence back, 'pad' adds zeros, 'drop' drops it
     ):
         who = type(self).__name__
         self.length,self.tail = whole(who, 'length', length, 1, 2**31-1),choice(who, 'tail', tail, _TAILS)
@@ -167,7 +167,7 @@ def _sequence(self:SequenceChunker, raw, i): # number `i` of those that were fou
 @patch
 def _fresh(self:SequenceChunker):
     self._gate = BlockGate(type(self).__name__, _SequenceLayout,
-        shape_remedy='a chunker takes steps as they come from a stepper, not sequences or batches of them')
+        shape_remedy='put it before the replay, or before another chunker: it takes steps as they come')
     self._envs,self._waiting,self._at = Environments(),deque(),None
     self._ring,self._notes = np.empty(0, np.uint8),np.empty((0,4), np.int64)
     self._counts,self._ahead = np.zeros(0, np.int64),np.zeros((0,5), np.int64)
@@ -220,7 +220,8 @@ def _restored(self:SequenceChunker, state):
     new._make_room(Steps(np.ndarray(len(rows), dtype, rows)))
     slots = np.arange(len(ids))
     places,known = new._kept_rows(slots, counts),new._envs.ids[:len(new._envs)]
-    if len(places) != len(rows) or not np.array_equal(known, ids): raise ValueError('rows of other environments, or too few')
+    if len(places) != len(rows) or not np.array_equal(known, ids):
+        raise ValueError('rows of other environments, or too few')
     new._ring.reshape(-1, dtype.itemsize)[places] = rows
     new._counts[slots] = counts
     newest = new._ring.view(dtype)[slots*self.length + (counts-1)%self.length]

@@ -2,12 +2,20 @@
 import gc, signal
 
 import pytest, torch
+from hypothesis import settings
 from notebooks import Forks
 
+settings.register_profile('deep')   # all cases of property tests: see `cases` of strategies
 torch.set_num_threads(1)   # the networks here are small, and pytest-xdist uses the other cores
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # as in a job that runs in the background, and in all that it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    "To build the site takes as long as to run ten notebooks: what looks at it is slow."
+    for item in items:
+        if 'site' in getattr(item, 'fixturenames', ()) and not item.get_closest_marker('browser'): item.add_marker(pytest.mark.slow)
 
 def pytest_collection_finish(session):
     "What is there for good is not looked at again: `gc.collect`, which many tests call, takes a tenth of the time, and forks copy less."

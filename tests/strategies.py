@@ -4,8 +4,9 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, settings, strategies as st
 
 def cases(n):
-    "Settings for `n` cases, the same ones in every run"
-    return settings(max_examples=n, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    "Settings for `n` cases, or a quarter of them without `--hypothesis-profile deep`; the same ones in every run"
+    some = n if settings.get_current_profile_name() == 'deep' else max(n//4, min(n, 25))
+    return settings(max_examples=some, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 # ---- spaces ----
 

@@ -52,6 +52,13 @@ def strangers(tmp_path, monkeypatch):
     for name in 'noisy liar short broken mortal'.split(): monkeypatch.setitem(ADAPTERS, name, {'uniform': None, **({'insert': None} if name == 'noisy' else {})})
     return 'noisy liar short broken mortal'.split()
 
+def test_bench_and_traintime_do_not_need_each_other():
+    "What both need, such as `machine`, lies below both; bench starts the other one where it is asked for, by name"
+    from fastrl_replay.bench import traintime
+    used = {path.stem: set(re.findall(r'\b(bench|traintime)\b', ' '.join(re.findall(r'^ *(?:from|import) .*|import_module\(.*', path.read_text(), re.M))))
+            for path in (files('fastrl_replay')/'bench'/f'{name}.py' for name in ('peers', 'traintime'))}
+    assert used == dict(peers=set(), traintime=set()) and traintime.machine is bench.machine is peers.machine
+
 # ---- rows ----
 
 @given(st.integers(0, 5000), st.integers(2, 60), st.data())
@@ -122,6 +129,7 @@ def test_a_whole_run_with_strangers(strangers, monkeypatch):
     assert '- liar failed at “draw 32 rows”' in said and json.loads(json.dumps(results)) == results
     assert 60 < results['bytes_a_row']['fastrl_replay'] < 100
 
+@pytest.mark.slow
 def test_growth_names_who_fails_too(strangers):
     "One that lies, one that crashes while it is timed; the others' curves go on."
     running = {name: Peer(name) for name in ('noisy', 'liar', 'mortal')}

@@ -1,8 +1,9 @@
 """The command fastrl-replay, as a person or a script meets it: what it prints, leaves behind, survives and repeats."""
-import json, os, re, signal, subprocess, sys, time
+import json, multiprocessing, os, re, shlex, shutil, signal, subprocess, sys, time
 
 import numpy as np, pytest, torch
 
+from fastrl_replay import cli
 from fastrl_replay.cli import main
 from fastrl_replay.core import Steps, spec_dtype
 from fastrl_replay.recipes import SettingsError, evaluate, recipe, recipes
@@ -12,15 +13,21 @@ from fastrl_replay.testing import same
 SMALL = dict(steps=1_600, warmup=200, train_every=1, network=(16, 16), eval_every=700, eval_episodes=3, save_every=300, report_every=200)
 SET = ['--set', *(f'{k}={" ".join(map(str, v)) if isinstance(v, tuple) else v}' for k, v in SMALL.items())]
 FILES = ['checkpoint.pt', 'config.json', 'metrics.jsonl', 'returns.png', 'summary.json']
-FIELDS = 'recipe seed env_steps updates wall_s steps_per_s final_return solved_at_step'.split()
+FIELDS = 'recipe env wrappers seed env_steps updates wall_s steps_per_s final_return solved_at_step'.split()
 
 def command(*args): return [sys.executable, '-m', 'fastrl_replay', *map(str, args)]
 
-def typed(*args, cwd=None, status=0):
+def typed(*args):
     "What a command printed; its errors too"
-    r = subprocess.run(command(*args), cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
-    assert r.returncode == status, r.stdout
+    r = subprocess.run(command(*args), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    assert r.returncode == 0, r.stdout
     return r.stdout
+
+def here(capsys, *args, status=0):
+    "The same in this process"
+    capsys.readouterr()
+    assert main([str(a) for a in args]) == status, capsys.readouterr().err
+    return ''.join(capsys.readouterr())
 
 def no_clock(lines): return [{k: v for k, v in d.items() if k not in ('wall_s', 'steps_per_s')} for d in lines]
 
@@ -40,12 +47,28 @@ def same_runs(a, b):
     "Are two runs the same in everything but the clock?"
     return no_clock(read_metrics(a)) == no_clock(read_metrics(b)) and same(everything(a), everything(b))
 
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    "A run that has come to its end; whoever changes its files takes a copy"
+    run = start(recipe('cartpole-per', **SMALL), tmp_path_factory.mktemp('trained')/'r')
+    run.train()
+    return run
+
+@pytest.fixture
+def copied(trained, tmp_path): return shutil.copytree(trained.out, tmp_path/'r')
+
 # ---- what a run leaves ----
 
-def test_a_run_from_the_outside(tmp_path):
+# As the script in bin/ starts: without the working directory among Python's paths.
+SCRIPT = [sys.executable, '-c', 'import sys; sys.path.pop(0); from fastrl_replay.cli import main; sys.exit(main())']
+
+def test_a_run_from_the_outside(tmp_path, monkeypatch, capsys):
     "The files, the summary's fields, what is said at the end, and that eval plays the same episodes"
-    said = typed('train', 'cartpole', '--seed', 3, '--out', 'here', *SET, cwd=tmp_path)
-    out = tmp_path/'here'
+    (tmp_path/'outside.py').write_text("import gymnasium as gym\ngym.register('Outside-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv')")
+    line = ['train', 'cartpole', '--seed', '3', '--out', 'here', *SET, 'env=outside:Outside-v0', 'wrappers=TimeLimit(max_episode_steps=200)']
+    r = subprocess.run(SCRIPT + line, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    out, said = tmp_path/'here', r.stdout
+    assert r.returncode == 0 and said.startswith('cartpole on outside:Outside-v0 with TimeLimit(max_episode_steps=200), seed 3, into here\n'), said
     assert sorted(p.name for p in out.iterdir()) == FILES
     s, lines = json.loads((out/'summary.json').read_text()), read_metrics(out)
     assert set(FIELDS) <= set(s) and (s['recipe'], s['seed'], s['env_steps'], s['updates']) == ('cartpole', 3, 1600, 700)
@@ -54,14 +77,16 @@ def test_a_run_from_the_outside(tmp_path):
     assert (out/'returns.png').read_bytes().startswith(b'\x89PNG')
     config = json.loads((out/'config.json').read_text())
     assert config['recipe'] == 'cartpole' and config['settings']['network'] == [16, 16] and config['settings']['gamma'] == .99
-    assert f'{s["final_return"]:.1f} ± {s["final_std"]:.1f}' in typed('eval', 'here', cwd=tmp_path)
-    assert f'{s["final_return"]:.1f} ±' not in typed('eval', 'here', '--episodes', 3, '--seed', 5, cwd=tmp_path)
+    assert config['env'] == s['env'] == 'outside:Outside-v0' and config['wrappers'] == s['wrappers'] == ['TimeLimit(max_episode_steps=200)']
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    assert f'{s["final_return"]:.1f} ± {s["final_std"]:.1f}' in here(capsys, 'eval', 'here', '--trust')
+    assert f'{s["final_return"]:.1f} ±' not in here(capsys, 'eval', 'here', '--trust', '--episodes', 3, '--seed', 5)
+    del sys.modules['outside']
 
-def test_metrics_say_what_happened(tmp_path):
+def test_metrics_say_what_happened(trained):
     "Reports and evaluations at their steps; means of what was learned; every number finite"
-    run = start(recipe('cartpole-per', **SMALL), tmp_path/'r')
-    run.train()
-    lines = read_metrics(run.out)
+    run, lines = trained, read_metrics(trained.out)
     reports, evals = [m for m in lines if 'eps' in m], [m for m in lines if 'eval_return' in m]
     assert [m['env_steps']//200 for m in reports] == [1, 2, 3, 4, 5, 6, 7, 8] and [m['env_steps']//700 for m in evals] == [1, 2, 2]
     assert [m['env_steps'] for m in lines] == sorted(m['env_steps'] for m in lines)
@@ -75,7 +100,7 @@ def test_metrics_say_what_happened(tmp_path):
 @pytest.mark.parametrize('name', ['cartpole-rank', pytest.param('cartpole', marks=pytest.mark.slow)])
 def test_the_same_seed_is_the_same_run(name, tmp_path):
     "And another seed another"
-    for d, seed in ('a', 0), ('b', 0), ('c', 1): start(recipe(name, seed=seed, **SMALL), tmp_path/d).train()
+    for d, seed in ('a', 0), ('b', 0), ('c', 1): start(recipe(name, seed=seed, **{**SMALL, 'steps': 600}), tmp_path/d).train()
     assert same_runs(tmp_path/'a', tmp_path/'b') and not same_runs(tmp_path/'a', tmp_path/'c')
 
 # ---- interrupted, killed, taken up again ----
@@ -86,18 +111,18 @@ def wait_for(path, p):
         time.sleep(.02)
 
 @pytest.mark.parametrize('name', ['cartpole-per', *(pytest.param(n, marks=pytest.mark.slow) for n in ('cartpole-r2d2', 'taxi'))])
-def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
+def test_a_killed_run_goes_on_as_if_nothing_had_been(name, trained, tmp_path):
     "SIGKILL at some moment after the first checkpoint; resumed, all its lines and weights are those of a run that was left alone"
     changes = {'taxi': dict(episodes=60, save_every=300, report_every=200, eval_every=4000, eval_episodes=3), 'cartpole-r2d2': dict(SMALL, network=8, bs=4, length=8, burn_in=2, overlap=4)}
-    changes = changes.get(name, SMALL)
-    start(recipe(name, **changes), tmp_path/'whole').train()
+    changes, whole = changes.get(name, SMALL), trained.out
+    if name != trained.name: whole = tmp_path/'whole'; start(recipe(name, **changes), whole).train()
     sets = [f'{k}={" ".join(map(str, v)) if isinstance(v, tuple) else v}' for k, v in changes.items()]
     p = subprocess.Popen(command('train', name, '--out', tmp_path/'killed', '--set', *sets), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_for(tmp_path/'killed/checkpoint.pt', p)
     time.sleep(.05)
     p.kill(); p.communicate()
-    if not (tmp_path/'killed/summary.json').exists(): typed('train', '--resume', tmp_path/'killed')
-    assert same_runs(tmp_path/'whole', tmp_path/'killed')
+    if not (tmp_path/'killed/summary.json').exists(): assert main(['train', '--resume', str(tmp_path/'killed')]) == 0
+    assert same_runs(whole, tmp_path/'killed')
     assert [p for p in (tmp_path/'killed').iterdir() if p.name not in FILES and not p.name.startswith('.')] == []
 
 @pytest.mark.slow   # smaller: a killed run above, `test_stopped_twice_is_as_never_stopped` in test_recipes.py
@@ -113,44 +138,75 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     typed(*re.search(r'fastrl-replay (train --resume .*)', said)[1].split())
     assert same_runs(tmp_path/'whole', tmp_path/'stopped')
 
-def test_a_run_that_is_longer_in_two_goes(tmp_path):
-    "--steps can be raised when a run is taken up again; eps and the rest follow"
-    run = start(recipe('cartpole', **SMALL), tmp_path/'r')
-    run.train()
-    with pytest.raises(SettingsError, match='more --steps'): resume(tmp_path/'r')
-    again = resume(tmp_path/'r', 2_000)
-    summary = again.train()
-    assert summary['env_steps'] == 2000 and json.loads((tmp_path/'r/config.json').read_text())['settings']['steps'] == 2000
-    assert len(again.agent.journal.returns) > len(run.agent.journal.returns)
+@pytest.mark.parametrize('terminal, status', [(True, -signal.SIGINT), (False, 130)])
+def test_ctrl_c_ends_a_shells_loop(terminal, status, monkeypatch):
+    "In a terminal by the signal, since bash goes on with a loop after a command that just exits; `$?` is 130 in both cases"
+    import pty
+    ends = pty.openpty()
+    def child():
+        os.dup2(ends[1] if terminal else os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdin, sys.argv = open(0), ['fastrl-replay', 'train']
+        sys.exit(main())
+    monkeypatch.setattr(cli, '_do', lambda args: 130)
+    p = multiprocessing.get_context('fork').Process(target=child)
+    p.start(); p.join(60)
+    for end in ends: os.close(end)
+    assert p.exitcode == status
 
-def test_checkpoints_are_whole_plain_and_execute_nothing(tmp_path):
+@pytest.mark.slow   # smaller: the test above
+@pytest.mark.skipif(not shutil.which('bash'), reason='no bash')
+def test_ctrl_c_in_a_terminal_ends_a_loop_over_seeds(tmp_path):
+    "Typed into a pseudo-terminal where bash runs the loop: the first run is saved, the second doesn't begin"
+    import pty
+    line = shlex.join(command('train', 'cartpole', *SET, 'steps=20_000'))
+    pid, fd = pty.fork()
+    if not pid:
+        os.chdir(tmp_path)
+        os.execlp('bash', 'bash', '-c', f'for seed in 0 1; do {line} --seed $seed; done; echo the loop has ended by itself')
+    while not (tmp_path/'runs/cartpole-seed0/checkpoint.pt').exists(): time.sleep(.05)
+    os.write(fd, b'\x03')
+    seen = b''
+    try:
+        while chunk := os.read(fd, 65536): seen += chunk
+    except OSError: pass   # Linux's way to say that the other end is closed
+    os.close(fd); os.waitpid(pid, 0)
+    assert b'stopped at step' in seen and b'by itself' not in seen
+    assert not (tmp_path/'runs/cartpole-seed1').exists() and resume(tmp_path/'runs/cartpole-seed0').agent.journal.steps > 0
+
+def test_a_run_that_is_longer_in_two_goes(trained, copied):
+    "--steps can be raised when a run is taken up again; eps and the rest follow"
+    with pytest.raises(SettingsError, match='more --steps'): resume(copied)
+    again = resume(copied, 1_700)
+    summary = again.train()
+    assert summary['env_steps'] == 1700 and json.loads((copied/'config.json').read_text())['settings']['steps'] == 1700
+    assert len(again.agent.journal.returns) > len(trained.agent.journal.returns)
+
+def test_checkpoints_are_whole_plain_and_execute_nothing(copied, tmp_path):
     "A half one and one with code in it are refused with a word; the old one stays while a new one is written"
-    run = start(recipe('cartpole', **SMALL), tmp_path/'r')
-    run.train()
-    path = run.out/'checkpoint.pt'
+    path = copied/'checkpoint.pt'
     whole = path.read_bytes()
     path.write_bytes(whole[:len(whole)//2])
-    with pytest.raises(SettingsError, match="can't be read as a checkpoint"): resume(run.out, 3_000)
+    with pytest.raises(SettingsError, match="can't be read as a checkpoint"): resume(copied, 3_000)
     class Bad:
         def __reduce__(self): return os.system, ('touch ' + str(tmp_path/'executed'),)
     torch.save(dict(agent=Bad()), path)
-    with pytest.raises(SettingsError, match="can't be read as a checkpoint"): resume(run.out, 3_000)
+    with pytest.raises(SettingsError, match="can't be read as a checkpoint"): resume(copied, 3_000)
     assert not (tmp_path/'executed').exists()
 
-def test_a_checkpoint_of_other_settings_says_so(tmp_path):
+def test_a_checkpoint_of_other_settings_says_so(copied):
     "Someone edited config.json"
-    run = start(recipe('cartpole', **SMALL), tmp_path/'r')
-    run.train()
-    config = json.loads((run.out/'config.json').read_text())
+    config = json.loads((copied/'config.json').read_text())
     config['settings']['network'] = [16, 17]
-    (run.out/'config.json').write_text(json.dumps(config))
-    with pytest.raises(ValueError, match='the checkpoint is of another model'): resume(run.out, 3_000)
+    (copied/'config.json').write_text(json.dumps(config))
+    with pytest.raises(ValueError, match='the checkpoint is of another model'): resume(copied, 3_000)
 
 # ---- words ----
 
 @pytest.mark.parametrize('line,said', [
     ('trian cartpole', "did you mean 'train'"), ('train cartpoel', "did you mean 'cartpole'"), ('train cartpole --set gama=1', "did you mean 'gamma'"),
-    ('train cartpole --set lr=slow', 'expected a number'), ('train cartpole --set lr', 'expected key=value'), ('train', 'which recipe?'),
+    ('train cartpole --set lr=slow', 'expected a number'), ('train cartpole --set lr', "got 'lr'; expected key=value, such as lr=0.0023"), ('train taxi --set gamma .9', "got 'gamma'; expected key=value, such as gamma=0.99"),
+    ('train --set lr=1 taxi', 'taxi --set'), ('compare taxi taxi-online --set lr', 'such as lr=0.5'), ('train cartpole --set =1', "got '=1'"), ('train cartpole --set network', 'such as network=256,256'),
+    ('train', 'which recipe?'),
     ('train --resume nowhere', 'no config.json'), ('eval nowhere', 'no config.json'), ('recipes taxy', "did you mean 'taxi'"),
     ('train cartpole --settings no.ini', 'no such file'), ('train cartpole --steps 100', 'more than the warmup'), ('train cartpole --set env=CartPole-v7', 'CartPole-v7'),
     ('train cartpole --set memory=rank', 'begin with cartpole-per'), ('compare cartpole taxxi', "did you mean 'taxi'"), ('train cartpole --set envs=0', 'at least 1'),
@@ -162,9 +218,9 @@ def test_a_mistake_is_one_line(line, said, capsys, tmp_path, monkeypatch):
     err = capsys.readouterr().err
     assert said in err and err.count('\n') == 1 and not list(tmp_path.iterdir()), err
 
-def test_typed_alone_it_tells_what_to_type():
+def test_typed_alone_it_tells_what_to_type(capsys):
     "A newcomer's first line"
-    assert 'fastrl-replay train cartpole' in typed()
+    assert 'fastrl-replay train cartpole' in here(capsys)
 
 def test_every_setting_has_its_comment_and_every_recipe_builds():
     "settings.ini is complete: no recipe lacks a word, none fails to be built"
@@ -189,11 +245,11 @@ def test_a_bar_in_a_terminal_and_lines_in_a_file(tmp_path):
     said = typed('train', 'cartpole', '--out', tmp_path/'l', *SET)
     assert '\r' not in said and re.search(r'steps/s +return [\d.]+ +ε [\d.]+ +loss', said)
 
-def test_tensorboard(tmp_path):
+def test_tensorboard(tmp_path, capsys):
     "Every number is there under its name"
     pytest.importorskip('tensorboard')
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    typed('train', 'cartpole', '--out', tmp_path/'t', '--tensorboard', *SET)
+    here(capsys, 'train', 'cartpole', '--out', tmp_path/'t', '--tensorboard', *SET, 'steps=600')
     board = EventAccumulator(str(tmp_path/'t')).Reload()
     assert {'loss', 'return_mean', 'eval_return', 'eps'} <= set(board.Tags()['scalars'])
     losses = [(e.step, e.value) for e in board.Scalars('loss')]

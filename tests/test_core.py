@@ -434,3 +434,8 @@ def test_a_pickled_block_leaves_its_replay_behind():
     steps._replay = _Deaf()
     assert pickle.loads(pickle.dumps(steps)) == steps and copy.deepcopy(steps) == steps
     assert pickle.loads(pickle.dumps(steps))._replay is None
+
+def test_blocks_with_other_columns_name_those_that_differ():
+    "And not two whole dtypes"
+    a, b = (Steps(np.zeros(2, np.dtype([('x', 'f4'), ('y', 'i8'), *more], align=True))) for more in ([], [('z', 'f8')]))
+    with pytest.raises(BlockError, match=r"^Steps.cat: different columns; got 'z' float64; expected no 'z'$"): Steps.cat([a, b])

@@ -234,6 +234,21 @@ def test_readme_is_what_the_index_gives(): run(sys.executable, ROOT/'docs/readme
 
 def test_stub_is_what_the_stages_give(): run(sys.executable, ROOT/'docs/stubs.py', '--check')
 
+def exported_cells():
+    "(module, its text) for each exported cell, without what nbdev writes"
+    for name, (path, _) in modules().items():
+        for cell in re.split(r'^# %% .*$', path.read_text(encoding='utf-8'), flags=re.M)[2:]: yield name, cell.strip()
+
+def test_lines_fit_the_margin():
+    "120 characters"
+    long = [f'{name}: {line.strip()[:60]}…' for name, cell in exported_cells() for line in cell.splitlines() if len(line) > 120]
+    assert not long, '\n'.join(long)
+
+def test_cells_are_lessons():
+    "None is longer than a screen; those over 40 lines are constructors, mostly arguments with what they are"
+    long = [f'{name}: {len(cell.splitlines())} lines, {cell.splitlines()[0]}' for name, cell in exported_cells() if len(cell.splitlines()) > 46]
+    assert not long, '\n'.join(long)
+
 def test_ruff_is_content(): run(sys.executable, '-m', 'ruff', 'check', 'fastrl_replay', 'tests', 'docs')
 
 def test_all_that_the_package_needs_is_packed():

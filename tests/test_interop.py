@@ -51,7 +51,7 @@ def loaded(dataset, **kw): return StatefulDataLoader(dataset, batch_size=None, *
 
 # ---- DataLoader ----
 
-@pytest.mark.parametrize('how', ['fork', 'spawn'])
+@pytest.mark.parametrize('how', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
 def test_workers_do_together_what_one_process_does_alone(how):
     alone = take(carts(4), 25)
     loader = DataLoader(carts(2), batch_size=None, num_workers=2, multiprocessing_context=how)
@@ -205,6 +205,7 @@ def test_epochs():
     a = loaded(GymStepper(scripted(0)).stateful())
     assert [b.step_n.item() for _ in range(2) for b in take(iter(a), 2)] == [1, 2, 3, 1]
 
+@pytest.mark.slow
 def test_states_need_no_file_descriptors():
     "32 environments in each of two workers, many snapshots, and few descriptors"
     code = '''
@@ -511,7 +512,7 @@ def fresh_memory(): torch.manual_seed(0); return RecurrentNet(spaces.Box(-99, 99
 
 def same_records(a, b): return all(np.allclose(list(x.values()), list(y.values()), rtol=1e-4, atol=1e-6) for x, y in zip(a, b, strict=True))
 
-@pytest.mark.parametrize('backend', ['eager', 'aot_eager', pytest.param('inductor', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('backend', ['eager', *(pytest.param(b, marks=pytest.mark.slow) for b in ('aot_eager', 'inductor'))])
 def test_compiled_models_learn_the_same(backend):
     torch._dynamo.reset()
     plain, compiled = (DQNLearner(Items(batches()), m, target_every=2) for m in (fresh_net(), torch.compile(fresh_net(), backend=backend)))

@@ -1,12 +1,16 @@
 """An interrupt at any bytecode of `add`, `sample` and `update_priorities` loses nothing: the call has happened or not, and replays go on."""
+import multiprocessing, random, signal, sys
+from contextlib import contextmanager
+
 import numpy as np, pytest
 
 from fastrl_replay.core import Steps, extend_dtype
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
-from scripted import numbered
-from test_boundaries import interrupted
+from fastrl_replay.envs import GymStepper
+from scripted import Remember, Witness, by_env, numbered, take
+from test_boundaries import MAKE as STAGES, STREAM, WHICH, feed, interrupted, seen as seen_of
 
 MAX_SZ, LENGTH = 8, 3
 
@@ -171,3 +175,146 @@ def test_update_priorities(kind, every):
         check(replay, kind, 5)
         assert future(replay, kind, 5, 4) == ends[str(got)]
     assert everywhere(every, prepare, call, then) > 20
+
+# ---- no memory ----
+
+@contextmanager
+def failing(at):
+    "The `at`-th array that this library asks numpy for can't be had"
+    names, count = ('empty', 'zeros', 'full', 'ones', 'array', 'arange', 'concatenate', 'empty_like'), 0
+    before = {n: getattr(np, n) for n in names}
+    def asked(make):
+        def f(*args, **kwargs):
+            nonlocal count
+            if 'fastrl_replay/' in sys._getframe(1).f_code.co_filename:
+                count += 1
+                if count == at: raise MemoryError('none left')
+            return make(*args, **kwargs)
+        return f
+    for n, make in before.items(): setattr(np, n, asked(make))
+    try: yield
+    finally:
+        for n, make in before.items(): setattr(np, n, make)
+
+def without_memory(prepare, call, then):
+    "Let each allocation of a call fail once; how many there are"
+    at = 1
+    while True:
+        made = prepare()
+        try:
+            with failing(at): call(made)
+        except MemoryError: pass
+        else: return at - 1
+        try: then(made)
+        except BaseException as e:
+            e.add_note(f'allocation {at} failed')
+            raise
+        at += 1
+
+@pytest.mark.parametrize('kind', MAKE)
+def test_add_without_memory(kind):
+    "The first block, and one that turns the ring over: either nothing was added or all; what follows is what follows in either case"
+    for lasts, n in (1, 0), (5, 4):
+        block, before, after = blocks(lasts)[n], prepared(kind, lasts, n), prepared(kind, lasts, n)
+        after.add(block)
+        wants = view_of(before), view_of(after)
+        rest = future(after, kind, lasts, n + 1)
+        def then(replay):
+            got = view_of(replay)
+            assert got in wants
+            if got != wants[1]: replay.add(block)
+            assert future(replay, kind, lasts, n + 1) == rest
+        assert without_memory(lambda: prepared(kind, lasts, n), lambda r: r.add(block), then) > (30 if n == 0 else 1)
+
+@pytest.mark.parametrize('kind', ['proportional', 'rank', 'sequences', 'sequences_rank'])
+def test_growth_without_memory(kind):
+    "Tables of environments, of sequences and places grow, and each allocation of that fails once; what follows is what follows in either case"
+    rows = np.repeat(stream(1, 1), 4)
+    def of(first, n, envs):   # episodes of one step each
+        r = rows[first:first + n].copy()
+        r['env_id'], r['episode_n'], r['step_n'], r['terminated'] = np.arange(n) % envs, first + np.arange(n), 1, True
+        r['reward'] = first + np.arange(n)
+        return Steps(r)
+    same = dict(max_sz=90, bs=2, seed=0, alpha=1)
+    def prepare():
+        replay = PrioritizedReplay(kind='rank' if kind == 'rank' else 'proportional', **same) if 'seq' not in kind else \
+            SequenceReplay(length=LENGTH, burn_in=0, overlap=0, kind='rank' if 'rank' in kind else 'proportional', **same)
+        replay.add(of(0, 5, 1))
+        replay.sample()
+        return replay
+    block = of(5, 80, 40)
+    def seen(replay):
+        found = [view_of(replay)]
+        for first in 85, 95, 130:
+            replay.add(of(first, 10, 50))
+            found.append(view_of(replay))
+            replay.sample(4)
+        return found
+    before, after = prepare(), prepare()
+    after.add(block)
+    wants, want = (view_of(before), view_of(after)), seen(after)
+    def then(replay):
+        assert view_of(replay) in wants
+        if view_of(replay) != wants[1]: replay.add(block)
+        assert seen(replay) == want
+        assert replay.memory[:].reward.tolist() == replay.memory.keys.tolist()[:-10] + list(range(130, 140))
+    assert without_memory(prepare, lambda r: r.add(block), then) > 4
+
+@pytest.mark.parametrize('which', ['first', 'new', 'larger'])
+@pytest.mark.parametrize('kind', STAGES)
+def test_stages_without_memory(kind, which):
+    "The block was taken or not, and the next ones bring what they bring then"
+    earlier, block = WHICH[which]
+    block, rest = Steps(block), [Steps(r) for r in (STREAM[40:50], STREAM[50:])]
+    def prepare():
+        stage = STAGES[kind]()
+        for rows in earlier: feed(stage, Steps(rows))
+        return stage
+    def future(stage): return [seen_of(feed(stage, b)) for b in [block[:0], *rest]]
+    after = prepare()
+    feed(after, block)
+    wants = future(prepare()), future(after)
+    def then(stage): assert future(stage) in wants
+    assert without_memory(prepare, lambda s: feed(s, block), then) > 1
+
+# ---- real interrupts ----
+
+def signalled(n, seed, kind):
+    "Add, draw, answer and step, while a timer interrupts `n` times"
+    rng, came = random.Random(seed), 0
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    replay, pipe, made = MAKE[kind](), GymStepper([Witness(3, 7), Witness(2, 40)], Remember()), []
+    replay.add(Steps(stream(5)[:1]))   # its reward is 0, its key
+    def work():
+        while True:
+            first = replay.memory.inserted
+            rows = np.zeros(400, stream(5).dtype)
+            rows['reward'], rows['td'], rows['episode_n'], rows['step_n'] = first + np.arange(400), 1, 1, 1 + first + np.arange(400)
+            rows['hidden'] = rows['reward'][:, None] + [0, 100]
+            replay.add(Steps(rows))
+            batch = replay.sample()
+            answer(replay, batch, [rng.random(), rng.random()])
+            made.extend(take(pipe, 3))
+    while came < n:
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-3))
+        try: work()
+        except KeyboardInterrupt: came += 1
+        finally: signal.setitimer(signal.ITIMER_REAL, 0)
+        keys = replay.memory.keys.tolist()
+        assert replay.memory[:].reward.tolist() == keys
+        if len(replay) < 2: continue
+        batch = replay.sample()
+        assert replay.memory.valid(batch.index).all()
+        assert np.isclose(replay.sampler.probabilities().sum(), 1)
+        if not isinstance(replay, SequenceReplay): assert batch.reward.tolist() == batch.index.tolist()
+    for rows in by_env(made + take(pipe, 9)): assert ((rows['state'][:, 1] == rows['step_n'] - 1) & (rows['next_state'][:, 1] == rows['step_n'])).all()
+
+@pytest.mark.parametrize('n', [5, pytest.param(75, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['uniform', 'proportional', 'rank', 'sequences'])
+def test_signals(kind, n):
+    "In a process of its own, which must neither hang nor crash"
+    child = multiprocessing.get_context('fork').Process(target=signalled, args=(n, n, kind))
+    child.start()
+    child.join(60 + 2*n)
+    if hung := child.is_alive(): child.kill()
+    assert not hung and child.exitcode == 0

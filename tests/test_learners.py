@@ -3,7 +3,7 @@ import math, pickle
 from copy import deepcopy
 from itertools import islice
 
-import numpy as np, pytest, torch
+import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 from torch import nn
@@ -503,11 +503,12 @@ def test_one_seed_one_result(kind):
 
 @pytest.mark.parametrize('kind', ['dqn','r2d2'])
 def test_a_chain_pickles_whole(kind):
-    "The policy's network is still the learner's; memory, target and optimizer are left behind, and made anew"
+    "The policy's network is still the learner's; target and optimizer are left behind, and made anew; rows come along"
     a,policy = CHAINS[kind](0)
     fresh = len(pickle.dumps(a))
     first = list(islice(a, 12))
-    assert len(pickle.dumps(a)) < fresh + 2000
+    rows = len(pickle.dumps(a.source)) - len(pickle.dumps(CHAINS[kind](0)[0].source))
+    assert len(pickle.dumps(a)) < fresh + rows + 2000
     twin = pickle.loads(pickle.dumps(CHAINS[kind](0)[0]))
     source = twin
     while not isinstance(source, GymStepper): source = source.source
@@ -927,10 +928,48 @@ def test_a_compiled_model_loads_a_plain_one_and_the_other_way():
         assert x.learn(steered(5, 4)) == y.learn(steered(5, 4))
 
 def test_continuous_actions_are_named_as_the_cause():
-    "Not the model's output"
-    with pytest.raises(ValueError, match=r"column 'action'; got torch.float64; expected whole numbers"): DQNLearner([], mlp()).learn(steered(5))
+    "Not the model's output; before the model is asked"
+    class Unasked(nn.Linear):
+        def forward(self, x): raise AssertionError('asked')
+    with pytest.raises(ValueError, match=r"column 'action': the action space; got a Box \(float64 in each row\)"): DQNLearner([], Unasked(1, 1)).learn(steered(5))
     rows = fill(5, action=Box(-1, 1, (2,)))
-    with pytest.raises(ValueError, match=r"column 'action'; got torch.float32; expected whole numbers"): DQNLearner([], mlp()).learn(Steps(rows))
+    with pytest.raises(ValueError, match=r"got a Box \(float32\[2\] in each row\); expected Discrete .*TransformAction"): DQNLearner([], Unasked(1, 1)).learn(Steps(rows))
+
+SPACES = [(Box(-1, 1, (1,)), 'a Box'), (Box(-1, 1, ()), 'a Box'), (Box(0, 5, (2,), np.int64), 'MultiDiscrete, MultiBinary or a Box'), (spaces.MultiDiscrete([2,3]), 'MultiDiscrete'), (spaces.MultiBinary(3), 'MultiDiscrete, MultiBinary'),
+          (spaces.Dict(arm=Discrete(2)), 'a Dict'), (spaces.Tuple([Discrete(2),Discrete(2)]), 'a Tuple')]
+
+@pytest.mark.parametrize('space,name', SPACES, ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize('chain', [lambda p: p.dqn(nn.Linear(3, 2)), lambda p: p.experience_replay(bs=4, max_sz=50).dqn(nn.Linear(3, 2)), lambda p: p.q_learn(QTable(Discrete(4), Discrete(2))),
+    lambda p: p.sequence_replay(bs=2, max_sz=50, length=3, burn_in=1, overlap=0).r2d2(RecurrentNet(Box(-1, 1, (3,)), Discrete(2), 4))], ids=['dqn','replay','table','r2d2'])
+def test_the_action_space_is_named(space, name, chain):
+    "Whatever it is; was: 'what the model gives' of several whole numbers, an AttributeError of nested ones"
+    class Env(gym.Env):
+        observation_space,action_space = Box(-1, 1, (3,)),space
+        def reset(self, **kw): super().reset(**kw); return np.zeros(3, 'f4'),{}
+        def step(self, action): return np.ones(3, 'f4'),1.,False,False,{}
+    numbered = lambda s: Steps.from_columns(dict(s.asdict(), state=s.env_id.long(), next_state=s.env_id.long()))
+    steps = GymStepper([Env,Env], seed=0)
+    if 'QTable' in chain.__code__.co_names: steps = steps.map(numbered)
+    with pytest.raises(ValueError, match=f"column 'action': the action space; got {name}.*; expected Discrete .one whole number in each row.. Remedy: let it choose"): next(iter(chain(steps)))
+
+def test_what_the_error_says_to_do_with_continuous_actions_works():
+    few = [np.array([x], 'f4') for x in (-2, 0, 2)]
+    env = gym.wrappers.TransformAction(gym.make('Pendulum-v1'), few.__getitem__, Discrete(len(few)))
+    torch.manual_seed(0)
+    net = value_net(env.observation_space, env.action_space, (8,))
+    pipe = GymStepper(env, EpsGreedy(net, .5, seed=0), seed=0).experience_replay(bs=4, max_sz=50, seed=0).dqn(net)
+    assert len(list(islice(pipe, 5))) == 5 and set(pipe.source.memory[:].action.tolist()) <= {0, 1, 2}
+
+def test_a_table_of_other_states_names_the_observation_space():
+    steps = scripted_steps([script(3)], 1)
+    with pytest.raises(ValueError, match=r"QLearner: column 'state': the observation space; got a Box \(float32\[2\] in each row\); expected Discrete .* Remedy: a network"):
+        list(QLearner(steps, QTable(Discrete(5), Discrete(3))))
+    with pytest.raises(ValueError, match=r'QLearner: a batch; got shape \[1, 1\]'): QLearner([], QTable(Discrete(5), Discrete(3))).learn(steps[0][None])
+
+@pytest.mark.parametrize('states', [np.zeros(4, 'f4'), np.array([3]), torch.tensor(3), 3, [3], None, {}, dict(a=3), ()], ids=repr)
+def test_a_policy_names_states_that_are_no_tensors(states):
+    "What an environment gives, without the stepper"   # was: IndexError: invalid index to scalar variable
+    with pytest.raises(TypeError, match='^EpsGreedy: states; got .*; expected a tensor with a state for each environment.* Remedy: .*torch.as_tensor'): EpsGreedy(QTable(Discrete(5), Discrete(2)))(states)
 
 def test_a_table_names_states_that_it_does_not_have():
     "Boxes, whole numbers outside, negative ones: not numpy's IndexError, and not the values of another state"

@@ -381,6 +381,7 @@ def test_its_repr():
     "As it would be written"
     assert repr(Items([]).n_skip(2).n_step(3, gamma=.5)).split('\n  ')[1:] == ['.n_skip(n=2)', '.n_step(n=3, gamma=0.5)']
 
+@pytest.mark.slow
 def test_a_million_rows():
     "Against a table of all environments at all times, worked out backwards"
     T,E,n,gamma = 15_625,64,3,.5

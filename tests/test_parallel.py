@@ -1,17 +1,20 @@
 """Worker processes: the same stream as without them, weights that arrive, crashes that are reported, and no process left."""
 import os, pickle, random, signal, subprocess, sys, time
+from collections import deque
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import gymnasium as gym, numpy as np, pytest, torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import multiprocessing as mp, nn
 from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
-from fastrl_replay.parallel import outline
+from fastrl_replay.parallel import ENGINES, Worker, _Filled, outline
+from fastrl_replay.pipe import as_worker
 from fastrl_replay.testing import same, through_file
+from strategies import cases
 from workers import FORK, no_process_is_left, scripted, short, zeros  # noqa: F401
 
 BOX, TWO = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
@@ -29,7 +32,7 @@ def same_envs(a, b): return len(a) == len(b) and all(len(x) == len(y) and (x == 
 
 # ---- the same as without workers ----
 
-@both
+@spawn_is_slow
 def test_workers_make_what_one_process_makes(method):
     "Numbers, seeds and rows, as if all environments were here; n-step rows too"
     alone = GymStepper(['CartPole-v1']*4, seed=5).n_step(3, .9)
@@ -87,11 +90,11 @@ def test_environments_without_a_seed_differ():
     pipe.close()
 
 @given(workers=st.integers(1, 3), ahead=st.integers(1, 3), chunk=st.integers(1, 5), lengths=st.lists(st.integers(-3, 3).filter(bool), min_size=1, max_size=3))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@cases(12)
 def test_chunks_come_in_turn(workers, ahead, chunk, lengths):
     "Whatever the numbers, episodes of one step and truncations: each environment's rows in order, chunks in turn, ages within the bound"
     def chain(): return GymStepper(partial(scripted, *lengths), zeros)
-    n, pipe = 4*chunk*workers + 1, chain().parallel(workers, ahead, chunk, 'fork')
+    n, pipe = 4*chunk*workers + 1, chain().parallel(workers, ahead*workers*chunk, chunk, 'fork')
     blocks = list(islice(pipe, n))
     assert [int(b.env_id) for b in blocks] == [i//chunk % workers for i in range(n)]
     alone = rows(islice(chain(), n))
@@ -100,7 +103,16 @@ def test_chunks_come_in_turn(workers, ahead, chunk, lengths):
         mine['env_id'] = 0
         assert (mine == alone[:len(mine)]).all()
     s = pipe.stats()
-    assert s['items'] == n and s['lag_max'] <= s['lag_bound'] == (ahead*workers + 1)*chunk - 1
+    assert s['items'] == n and s['lag_max'] <= s['lag_bound'] == (ahead*workers + 1)*chunk - 1 == pipe.ahead + chunk - 1
+    pipe.close()
+
+@pytest.mark.parametrize('ahead, ready', [(None, 8), (1, 8), (7, 8), (8, 8), (15, 8), (16, 16), (20, 16)])
+def test_ahead_counts_items(ahead, ready):
+    "As `ahead` of `prefetch`: no more items wait ready than it says, in whole chunks of each worker, one at least"
+    pipe = GymStepper(partial(scripted, 3), zeros).parallel(2, ahead, 4, 'fork')
+    next(iter(pipe))
+    while sum(len(w.chunks) for w in pipe._workers) < ready//4: [pipe._fetch(w) for w in pipe._workers if w.asked]
+    assert [len(w.chunks) + len(w.asked) for w in pipe._workers] == [ready//8]*2 and pipe.stats()['lag_bound'] == ready + 4 - 1
     pipe.close()
 
 def test_finite_chains_end_and_begin_again():
@@ -206,7 +218,7 @@ def exact(chain, cuts, n=25):
         a.close(); b.close()
 
 def test_restored_in_the_middle_of_chunks():
-    exact(lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(3, .9).parallel(2, ahead=2, chunk=3, **FORK), range(0, 14))
+    exact(lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(3, .9).parallel(2, ahead=12, chunk=3, **FORK), range(0, 14))
 
 def test_restored_in_the_middle_of_passes():
     exact(lambda: GymStepper(partial(scripted, 2, -1, 4), zeros).header(5).parallel(2, chunk=2, **FORK), range(0, 11))
@@ -237,7 +249,7 @@ def test_states_of_other_chains_are_refused():
     list(islice(a, 5))
     state = a.state_dict()
     a.close()
-    for kw in dict(num_workers=3), dict(chunk=1), dict(ahead=2):
+    for kw in dict(num_workers=3), dict(chunk=1), dict(ahead=40):
         with pytest.raises(ValueError, match='a checkpoint of other settings'): chain(**kw).load_state_dict(state)
     with pytest.raises(ValueError, match='another n or gamma'): chain(3).load_state_dict(state)
     twin = chain()
@@ -483,7 +495,7 @@ def test_a_chain_closes_its_workers_and_all_else():
     with chain() as pipe:
         first = [b.index.tolist() for b in islice(pipe, 5)]
         assert len(mp.active_children()) == 2
-    assert not mp.active_children() and pipe._pool is None
+    assert not mp.active_children() and pipe._worker is None
     assert len(list(islice(pipe, 5))) == 5 and first   # the memory is still there
     pipe.close(); pipe.close()
     assert not mp.active_children()
@@ -520,3 +532,53 @@ def test_workers_are_asked_for_by_chains_of_environments_only():
 def test_the_old_name_of_chunk():
     with pytest.warns(FutureWarning, match="'bunch' is called 'chunk' now"): pipe = GymStepper(short, zeros).parallel(2, bunch=3, **FORK)
     assert pipe.chunk == 3
+
+# ---- engines ----
+
+class Here:
+    "An engine without processes: workers answer when they are waited for"
+    def weights(self, tensors, copies): return [[t.detach().clone() for t in tensors] for _ in range(copies)]
+    def worker(self, *args): return Local(*args)
+    def end(self, workers, owner):
+        for w in workers: w.leave()
+        workers.clear()
+
+class Local(Worker):
+    def __init__(self, info, seed, data, shared, copy, chunk):
+        super().__init__(info)
+        self.data, self.shared, self.copy, self.chunk, self.requests, self.chain = data, shared, copy, chunk, deque(), None
+    def request(self, *words): self.requests.append(words)
+    def wait(self): pass
+    def alive(self): return True
+    def succeed(self, new): vars(self).update(vars(new))
+    def leave(self):
+        if self.chain is not None: self.chain.close()
+    def receive(self):
+        what, *args = self.requests.popleft()
+        with as_worker(self.info):
+            if self.chain is None:
+                self.mine = [nn.Parameter(t.clone()) if t.requires_grad else t.clone() for t in self.shared[self.copy]]
+                self.chain, self.number = _Filled(self.data, self.mine).load(), None
+                self.chain.in_worker(self.info)
+            if what != 'next': return what, None, 'is not done here'
+            copy, number = args
+            with torch.no_grad():
+                for mine, theirs in zip(self.mine, self.shared[copy]): mine.copy_(theirs)
+            if number != self.number: self.items, self.number = iter(self.chain), number
+            return what, list(islice(self.items, self.chunk)), None
+
+def test_another_engine_needs_no_other_room():
+    "Given as an object or by name; the same blocks as from processes, weights that change included; it is ended"
+    def blocks(engine):
+        policy = Versioned()
+        pipe = GymStepper(short, policy).parallel(2, engine=engine, chunk=2, ahead=4)
+        seen = []
+        for i, block in enumerate(islice(pipe, 12)):
+            seen.append(block)
+            policy.bump(i)
+        pipe.close()
+        return seen
+    ENGINES['here'] = lambda method: Here()
+    try: assert blocks('process') == blocks('here') == blocks(Here())
+    finally: del ENGINES['here']
+    with pytest.raises(ValueError, match="Parallel: engine; got 'cloud'; expected .*process"): GymStepper(short, zeros).parallel(2, engine="cloud")

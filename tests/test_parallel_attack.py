@@ -17,7 +17,7 @@ def steps(blocks): return [(int(b.env_id), int(b.episode_n), int(b.step_n)) for 
 
 # ---- passes that end ----
 
-def finite(workers=2, ahead=1, chunk=2, n=5, env=three): return GymStepper(env, zeros).header(n).parallel(workers, ahead, chunk, 'fork')
+def finite(workers=2, chunks=1, chunk=2, n=5, env=three): return GymStepper(env, zeros).header(n).parallel(workers, chunks*workers*chunk, chunk, 'fork')
 
 @pytest.mark.parametrize('workers, ahead, chunk', [(1, 1, 4), (2, 1, 2), (2, 2, 2), (2, 3, 4)])
 def test_a_pass_that_is_broken_off_anywhere_is_gone_on_with(workers, ahead, chunk):
@@ -302,9 +302,11 @@ def test_the_death_of_a_worker_with_children_is_noticed():
 # ---- bad input ----
 
 def test_a_state_of_other_environments_gives_no_item():
-    "It is refused before a block of it is handed on, and again"
-    a, b = (GymStepper(['CartPole-v1']*n, seed=0).parallel(2, **FORK) for n in (1, 2))
+    "It is refused when it is loaded; where functions make the environments, before a block of it is handed on, and again"
+    known = GymStepper(['CartPole-v1']*2, seed=0).parallel(2, **FORK)
+    a, b = (GymStepper([lambda: gym.make('CartPole-v1')]*n, seed=0).parallel(2, **FORK) for n in (1, 2))
     list(islice(a, 5))
+    with pytest.raises(StateError, match='environments are others; got 1 environments; expected 2 environments'): known.load_state_dict(a.state_dict())
     b.load_state_dict(a.state_dict())
     for _ in range(2):
         with pytest.raises(WorkerError, match='worker 0 could not be restored; got StateError: GymStepper: the saved environments are others'): next(iter(b))
@@ -341,7 +343,7 @@ def test_numbers_of_numpy():
 def test_killed_at_any_moment():
     "Large blocks are under way; with restarts it goes on, and whatever comes is whole and in order"
     rng, seen = random.Random(1), {0: [], 1: []}
-    pipe = GymStepper(Counts, zeros).parallel(2, ahead=2, chunk=2, restarts=100, **FORK)
+    pipe = GymStepper(Counts, zeros).parallel(2, ahead=8, chunk=2, restarts=100, **FORK)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         for _ in range(12):

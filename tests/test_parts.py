@@ -5,7 +5,7 @@ import numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import ArgumentError, BlockError, NotEnoughRows, Steps, extend_dtype, step_dtype
+from fastrl_replay.core import ArgumentError, BlockError, NotEnoughRows, Steps, extend_dtype, pack, step_dtype
 from fastrl_replay.memory.rows import Rows, Store
 from fastrl_replay.memory.samplers import Proportional, Sampler, Uniform
 from fastrl_replay.memory.timeline import Timeline
@@ -708,3 +708,80 @@ def test_half_known_environments_are_saved():
     for r in replay,twin: r.add(Steps(rows[6:]))
     equal(replay.sample(), twin.sample())
     assert len(replay) == len(twin) == 4
+
+# ---- settings, places, memories that are too small ----
+
+@pytest.mark.parametrize('kind', REPLAYS)
+def test_settings_that_are_built_in_cannot_be_changed_later(kind):
+    "Each setting works when it is changed, or says that it can't be"
+    replay = REPLAYS[kind](max_sz=20)
+    fixed = dict(max_sz=5, seed=3, store=Rows(), **({} if kind == 'uniform' else dict(alpha=.1, eps=.5, stratified=False, initial='reward', kind='uniform', weight_norm='neither')),
+        **(dict(length=4, burn_in=2, overlap=2, eta=.5, state='zero') if kind == 'sequence' else {}))
+    for name, x in fixed.items():
+        was = getattr(replay, name)
+        with pytest.raises(ValueError, match=f'{type(replay).__name__}: {name} is fixed.*Remedy'): setattr(replay, name, x)
+        assert getattr(replay, name) is was
+    replay.bs, replay.ratio = 3, .5
+    replay.add(Steps(story(bytes(4*i % 256 & 0xf3 for i in range(50)), PIXELS)))
+    assert len(replay.sample()) == 3
+
+@pytest.mark.parametrize('kind', ['errors', 'sequence'])
+def test_errors_by_place_reach_the_rows_that_were_drawn(kind):
+    "Places look like keys; after a wrap they were other, stale keys, and errors were lost without a word"
+    replay = REPLAYS[kind](max_sz=20, return_idxs=True, alpha=1., eps=0., stratified=False)
+    rows = Steps(story(bytes(4*i % 256 & 0xf3 for i in range(60)), PIXELS))
+    replay.add(rows[:50])
+    batch, places = replay.sample()
+    replay.add(rows[50:52])   # all places move
+    key = int(batch.index[-1])
+    td = np.zeros((len(places), replay.length - replay.burn_in)) if kind == 'sequence' else np.zeros(len(places))
+    td[-1] = 1e9
+    replay.update_priorities(places, td)
+    assert replay.stats()['stale'] == int((batch.index < replay.memory.oldest).sum()) and replay.sample(1)[0].index.tolist() == [key]
+    there = replay.memory.valid(batch.index)
+    assert there[-1] and replay.memory[places[there]] == replay.memory.take(batch.index[there]) and pickle.loads(pickle.dumps(places)).keys.tolist() == batch.index.tolist()
+
+def test_a_memory_that_can_never_fill_a_batch_says_so():
+    "Eight environments with long episodes share a memory in which none of them has room for a sequence: was an endless loop"
+    def lives(n): return [Steps(np.array([(e, 1, t + 1) for e in range(8)], [('env_id', 'i4'), ('episode_n', 'i4'), ('step_n', 'i4')])) for t in range(n)]
+    def widened(block):
+        rows = np.zeros(len(block), PIXELS)
+        for n in block.rows.dtype.names: rows[n] = block.rows[n]
+        return Steps(rows)
+    replay = SequenceReplay(map(widened, lives(10_000)), bs=2, max_sz=64, length=9, burn_in=0, overlap=0)
+    with pytest.raises(NotEnoughRows, match='SequenceReplay: a full memory is too small for a batch; got 0 sequences in 64 rows of 8 environments; expected 2 sequences. Remedy: a larger max_sz'): next(iter(replay))
+    assert replay.memory.inserted < 3*64
+    enough = SequenceReplay(map(widened, lives(30)), bs=2, max_sz=80, length=9, burn_in=0, overlap=0)
+    assert len(list(enough)) == 6   # the memory holds a sequence of each environment for two of each nine steps, thrice
+
+def test_bytes_between_columns_do_not_go_into_checkpoints():
+    "Rows on memory that was used before: their checkpoint is that of clean rows, whatever lay between the columns"
+    dtype = step_dtype(spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(3), flag='?', note='i8')
+    rows, dirty = np.zeros(9, dtype), np.frombuffer(bytearray([0xab])*9*dtype.itemsize, dtype)
+    for i, x in enumerate((rows, dirty)):
+        for n in dtype.names: x[n] = 0
+        x['step_n'], x['episode_n'] = np.arange(1, 10), 1
+    assert rows.tobytes() != dirty.tobytes() and (rows == dirty).all()
+    def files(x):
+        replays = [make(max_sz=20) for kind, make in REPLAYS.items() if kind != 'given']
+        for r in replays: r.add(Steps(x))
+        return [r.memory.state_dict()['store']['rows'].numpy().tobytes() for r in replays] + [pack(Steps(x[:4]))['bytes'].numpy().tobytes()]
+    assert files(rows) == files(dirty) and b'\xab' not in b''.join(files(dirty))
+
+def test_more_burn_in_than_overlap_is_told(recwarn):
+    "Steps that are never learned from, with their share; what is half of the length unless it is given"
+    for kw, share in (dict(overlap=0), '50%'), (dict(overlap=20), '33%'), (dict(burn_in=41), '2%'), (dict(length=10, burn_in=3, overlap=1), '22%'):
+        with pytest.warns(UserWarning, match=f'SequenceReplay: overlap=.* less than burn_in=.*, so {share} of the steps .*Remedy'): SequenceReplay(max_sz=100, **kw)
+    recwarn.clear()
+    for length, half in (80, 40), (4, 2), (5, 2), (1, 0):
+        replay = SequenceReplay(max_sz=100, length=length)
+        assert (replay.burn_in, replay.overlap) == (half, half)
+    SequenceReplay(max_sz=100, length=4, overlap=3)   # was refused, for a burn-in that nobody had given
+    assert not [w for w in recwarn if 'overlap' in str(w.message)]
+
+def test_more_memory_than_there_is_is_named():
+    "At the first block, which shows how large rows are; the memory stays as it was"
+    wide = np.zeros(2, step_dtype(spaces.Box(0, 255, (84, 84, 400), np.uint8), spaces.Discrete(2)))
+    replay = ExperienceReplay(max_sz=2**31-1)
+    with pytest.raises(MemoryError, match=r'ExperienceReplay: no memory for max_sz=2_147_483_647 rows of 5_644_\d+ bytes; got a machine with \d+ GiB; expected 11,28\d,\d+ GiB. Remedy'): replay.add(Steps(wide))
+    assert len(replay) == 0 and replay.memory.dtype is None

@@ -8,21 +8,29 @@ import numpy as np, pytest, torch
 from gymnasium import spaces
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.graph import traverse_dps
+from torchdata import nodes
 
 import fastrl_replay
-from fastrl_replay.core import Steps, step_dtype
-from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, Positioned, TypeTransformLoop
+from fastrl_replay.core import ArgumentError, BlockError, EnvError, NotEnoughRows, StaleKey, StateError, Steps, step_dtype
+from fastrl_replay.pipe import Cycler, Filter, Header, InMemoryCacheHolder, Items, Map, MapToIterConverter, Pipe, Positioned, TypeTransformLoop
 from fastrl_replay.pipe import WorkerInfo, as_pipe, dp, stage, upstream
 from fastrl_replay.testing import same, through_file
 
 PACKAGE = Path(fastrl_replay.__file__).parent
 NAMES = [m.name for m in pkgutil.walk_packages([str(PACKAGE)], 'fastrl_replay.') if not m.name.endswith('__main__')]
 for name in NAMES: importlib.import_module(name)
-STAGES = {n: f.stage for n,f in IterDataPipe.functions.items() if getattr(f, 'stage', None) and f.stage.__module__.startswith('fastrl_replay.')}
+STAGES = {n: f.stage for n,f in vars(Pipe).items() if getattr(f, 'stage', None) and f.stage.__module__.startswith('fastrl_replay.')}
 ENDS = 'stateful','node'   # what a chain becomes there is no pipe
 
 def up(x): return x.upper()
 def known(x): return x != 'B'
+
+class Joined:
+    "A function that remembers"
+    def __init__(self): self.seen = ''
+    def __call__(self, x): self.seen = self.seen[-3:] + x; return self.seen
+    def state_dict(self): return dict(seen=self.seen)
+    def load_state_dict(self, state): self.seen = state['seen']
 
 # ---- what editors are told ----
 
@@ -31,8 +39,8 @@ def tree(path): return ast.parse(path.read_text(encoding='utf-8'))
 STUB = tree(PACKAGE/'pipe.pyi')
 PIPE = next(n for n in STUB.body if isinstance(n, ast.ClassDef) and n.name == 'Pipe')
 DECLARED = {f.name: f for f in PIPE.body if isinstance(f, ast.FunctionDef)}
-PUBLIC = {n: c for n,c in STAGES.items() if getattr(importlib.import_module('fastrl_replay.all'), c.__name__, None) is c}
-TORCHS = 'map','filter','batch','unbatch','shuffle','concat','zip'
+PUBLIC = {n: c for n,c in STAGES.items() if c in (Map, Filter) or getattr(importlib.import_module('fastrl_replay.all'), c.__name__, None) is c}
+TORCHS = 'batch','unbatch','shuffle','concat','zip'
 
 def declared(fn):
     "name, kind, type and default of each parameter but `self`"
@@ -134,6 +142,12 @@ def test_a_stage_may_be_defined_again(registry):
 def test_names_that_are_taken_are_refused(registry, name):
     with pytest.raises(ValueError, match=f"'{name}' is taken"): stage(name)(type('Mine', (Pipe,), dict(__init__=lambda self, source: None)))
 
+@pytest.mark.parametrize('name,cls', [('map', 'Map'), ('filter', 'Filter')])
+def test_torchs_names_are_refused_to_a_namesake_of_ours(registry, name, cls):
+    "It would take torch's stage away from torch's pipes"
+    with pytest.raises(ValueError, match="is taken; got .*; expected one of torch's pipes"): stage(name)(type(cls, (Pipe,), dict(__init__=lambda self, source: None)))
+    assert type(Items('ab').map(up)) is Map and type(dp.iter.IterableWrapper('ab').map(up)) is dp.iter.Mapper
+
 @pytest.mark.parametrize('name', ['blocks', 'state_dict', 'load_state_dict', 'snapshot', 'restore', 'takes_any_item', 'open', 'close', 'in_worker', 'has_envs'])   # was: they are overwritten on Pipe in silence
 def test_a_stage_cannot_replace_what_pipes_are_made_of(registry, name):
     "stage('state_dict') would take `state_dict` away from every pipe"
@@ -146,6 +160,8 @@ CHAINS = {
     'map':              lambda: Items('abcde').map(up).header(4),
     'filter':           lambda: Items('abcde').map(up).filter(known).header(3),
     'batch':            lambda: Items('abcdefg').batch(2).header(4),
+    "torch's map":      lambda: dp.iter.Filter(dp.iter.Mapper(Items('abcde').map(up), up), known).header(3),
+    'map at the end':   lambda: Items('abcde').header(4).map(up).filter(known),
     'header':           lambda: Items('abcdefgh').header(3),
     'headers':          lambda: Items('abcdefgh').header(5).map(up).header(3),
     'long header':      lambda: Items('abc').header(9),
@@ -225,18 +241,70 @@ def test_a_state_that_does_not_fit_changes_nothing():
     with pytest.raises(ValueError): b.load_state_dict(a.state_dict())
     assert list(b) == list('abc')   # was: the last stage is restored before the ones above it are looked at: it gives a part of the pass
 
+class Twice(Positioned):
+    "Each item twice; the second one may be left for the next pass"
+    _position = ''
+    def __iter__(self):
+        if self._position: item,self._position = self._position,''; yield item
+        for item in self.source: self._position = item; yield item; self._position = ''; yield item
+    def restore(self, state): self._position = state['place']
+    def _rewind(self): pass
+    def _leave(self): pass
+
+def letters(): return as_pipe(nodes.IterableWrapper('abcd'))
+
+@pytest.mark.parametrize('above', [lambda: Items('abcd'), letters, lambda: Items('abcd').map(up), lambda: Items('ab').cycle(2), lambda: Items('abcdef').header(4), lambda: letters().header(3).map(up),
+    lambda: dp.iter.Mapper(Items('abcd'), up), lambda: Items('abcd').in_memory_cache()], ids=['items','node','map','cycle','header','node, header',"torch's map",'cache'])
+@pytest.mark.parametrize('left', [1, 2, 3])
+def test_what_a_pass_left_comes_first_in_a_restored_chain_too(above, left):
+    "A pass is left; the next one gives what it left, is saved before it asks for more, and begins at the start of the source"
+    a,b = (Twice(above()).map(up) for _ in 'ab')
+    list(islice(a, left))
+    it = iter(a)
+    first = next(it)
+    b.load_state_dict(through_file(a.state_dict()))
+    want,got = [first, *it],[first, *b]
+    assert got == want   # was: the restored chain went on where the first pass had left its source
+    assert len(want) == (len(list(above()))*2 + left%2) and list(a) == list(b)
+
+def test_a_state_that_waits_is_not_forgotten():
+    "Restored in the middle, with an item that waits: saved again before the source has begun, it still goes on in the middle"
+    a,b,c = (Twice(Items('abcd')) for _ in 'abc')
+    it = iter(a)
+    assert list(islice(it, 3)) == ['a','a','b']
+    b.load_state_dict(a.state_dict())
+    again = iter(b)
+    assert next(again) == 'b'
+    c.load_state_dict(b.state_dict())
+    assert list(c) == list(again) == ['c','c','d','d']
+
+def test_copies_number_their_passes_anew():
+    "A copy made in a process that has counted far, in one that has not"
+    a = Twice(Items('abcd'))
+    list(islice(a, 3))
+    b = pickle.loads(pickle.dumps(a))
+    assert '_valid_iterator_id' not in {*vars(b), *vars(b.source)} and '_valid_iterator_id' in vars(a)
+    assert list(islice(b, 1)) == ['b']
+
+def test_a_chain_with_several_sources_has_several_passes():
+    "A header begins all of them anew"
+    p = Items('abc').map(up).zip(Items('def')).header(2)
+    assert list(p) == list(p) == [('A','d'),('B','e')]   # was: NotImplementedError at the end of each pass
+    p = Twice(Items('abc').header(2).concat(Items('de'))).header(3)
+    assert list(p) == ['a','a','b'] and list(p) == ['b','a','a']
+
 def test_state_names_every_stage():
     s = Items('abc').map(up).cycle(2).header(4).state_dict()
     names = []
     while s: names.append(s['stage']); s = s['above']
-    assert names == ['Header', 'Cycler', 'Items']
+    assert names == ['Header', 'Cycler', 'Map', 'Items']
 
 # ---- chains ----
 
 def test_above_walks_past_torchs_own_stages():
     src = Items('abc')
-    chain = src.map(up).filter(known).header(2)
-    assert chain._upstream() is src and upstream(src) is None and type(upstream(chain)).__name__ == 'FilterIterDataPipe'
+    chain = dp.iter.Filter(dp.iter.Mapper(src, up), known).header(2)
+    assert chain._upstream() is src and upstream(src) is None and type(upstream(chain)) is dp.iter.Filter
 
 @pytest.mark.parametrize('source,items', [(None, []), ([], []), ('ab', ['a','b']), ((1,2), [1,2]), (range(2), [0,1]), ({'k': 1}, ['k']), (Items('xy'), ['x','y']),
                                           (dp.map.SequenceWrapper([1,2]), [1,2]), (TypeTransformLoop([1,2], [str, float]), [1.,2.]), (np.arange(2), [0,1])], ids=str)
@@ -276,6 +344,53 @@ def test_one_live_iterator():
 
 # ---- generic stages ----
 
+@pytest.mark.parametrize('k', range(6))
+def test_what_a_function_remembers_is_saved(k):
+    "After k items, a fresh chain with another function goes on with what the saved one remembered"
+    a,b = (Items('abcde').map(up).map(Joined()).filter(known) for _ in 'ab')   # was: torch's map: no `state_dict`, and in the middle its function was left out
+    it = iter(a)
+    first = list(islice(it, k))
+    state = a.state_dict()
+    b.load_state_dict(through_file(state))
+    assert first + list(b) == ['A','AB','ABC','ABCD','BCDE'] == first + list(it)
+    assert state['above']['own']['own'] == dict(seen=''.join('ABCDE'[:k][-4:]))   # and stays as it was
+
+@pytest.mark.parametrize('one,other', [(up, Joined()), (Joined(), up)], ids=['remembers', 'does not'])
+def test_a_function_that_saves_itself_is_no_other(one, other):
+    "Refused before anything changes"
+    a,b = Items('abc').map(one),Items('abc').header(2).map(up).map(other)
+    state = Items('abc').header(2).map(up).map(one).state_dict()
+    with pytest.raises(ValueError, match='Map: the saved function is of another kind; got one that .*; expected one that .* Remedy: build'): b.load_state_dict(state)
+    a.load_state_dict(a.state_dict())
+
+def test_maps_and_filters_show_the_whole_chain():
+    "Where torch's own show their own name only; also torch's own between ours"
+    chain = Items('abcde').header(4).map(up).filter(known).map(Joined())
+    assert repr(chain) == "Items(5)\n  .header(limit=4)\n  .map(fn=up)\n  .filter(filter_fn=known)\n  .map(fn=Joined)"   # was: MapperIterDataPipe
+    assert repr(chain.batch(2).header(3)) == repr(chain) + '\n  .batch(batch_size=2)\n  .header(limit=3)'             # was: BatcherIterDataPipe
+    assert repr(Items('ab').zip(Items('cd')).header(3)) == 'ZipperIterDataPipe\n  .header(limit=3)'
+
+def test_torchs_map_is_for_torchs_pipes():
+    "A chain that begins with a pipe of torch's has torch's, with all its arguments"
+    assert type(dp.iter.IterableWrapper('ab').map(up)) is dp.iter.Mapper and type(Items('ab').map(up)) is Map and type(Items('ab').filter(known)) is Filter
+    assert list(dp.iter.Mapper(Items([('a','b')]), up, input_col=1)) == [('a','B')]
+
+@pytest.mark.parametrize('wrong,says', [
+    (lambda: Items('ab').map(up, input_col=0), "Map: arguments that only torch's stage has; got {'input_col': 0}. Remedy: .* dp.iter.Mapper"),
+    (lambda: Items('ab').map(up, 0, 1), "got {'input_col': 0, 'output_col': 1}"), (lambda: Items('ab').filter(known, input_col='x'), 'Filter: arguments .* dp.iter.Filter'),
+    (lambda: Items('ab').map(None), 'Map: fn; got NoneType; expected a function of one item'), (lambda: Items('ab').filter('ab'), 'Filter: fn; got str')])
+def test_functions_that_do_not_fit_are_refused_at_once(wrong, says):
+    with pytest.raises(TypeError, match=says): wrong()
+
+@pytest.mark.parametrize('answer,got', [(torch.tensor([True]), 'Tensor [1]'), (np.ones(2, bool), 'ndarray [2]'), (None, 'NoneType'), (1, 'int'), ('yes', 'str'), (torch.tensor(1.), 'Tensor []')], ids=lambda x: str(type(x).__name__))
+def test_a_filter_wants_yes_or_no(answer, got):
+    "Of a whole item: a mask of rows would keep a block of one row, and fail with the next"
+    with pytest.raises(TypeError) as e: list(Items('ab').filter(lambda x: answer))
+    assert str(e.value).startswith(f'Filter: what its function says of an item; got {got}; expected True or False')
+
+@pytest.mark.parametrize('kind', [bool, np.bool_, torch.tensor, np.array], ids=lambda k: k.__name__)
+def test_every_kind_of_yes_is_one(kind): assert list(Items('abc').filter(lambda x: kind(x != 'b'))) == ['a','c']
+
 @pytest.mark.parametrize('n,limit', [(5,3), (5,5), (5,9), (5,0), (0,3)])
 def test_header_is_islice(n, limit):
     p = Items(range(n)).header(limit)
@@ -308,6 +423,51 @@ def test_old_names_are_there():
     assert list(dp.iter.MapToIterConverter(dp.map.Mapper([1,2], str))) == ['1','2'] and dp.iter.IterableWrapper and dp.map.SequenceWrapper
     assert len(TypeTransformLoop([1,2,3], [])) == 3 and TypeTransformLoop([1,2], [str, float])[1] == 2.
 
+# ---- errors and passes ----
+
+class FailsOn(Pipe):
+    "Raises what it was given at one item, each pass"
+    takes_any_item = True
+    def __init__(self, source, item, error): super().__init__(source); self.item,self.error,self.looked = item,error,0
+    @property
+    def costly(self): self.looked += 1; raise OSError('nobody should look here')
+    def __iter__(self):
+        for x in self.source:
+            if x == self.item: raise self.error
+            yield x
+
+ERRORS = [ArgumentError('Mine', 'what', 1, 2, 'do'), BlockError('Mine', 'what'), StateError('a whole text'), NotEnoughRows('Mine', 'what'), EnvError('Mine', 'what'), StaleKey('Mine', 'key 5'),
+          KeyError(5), ValueError(), OSError(2, 'no such file'), UnicodeDecodeError('utf-8', b'a', 0, 1, 'why'), ZeroDivisionError('by 0')]
+
+@pytest.mark.parametrize('error', ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize('stages', [lambda p: p, lambda p: p.map(up).header(9).filter(known).cycle(2).in_memory_cache()], ids=['alone', 'five stages'])
+def test_errors_come_through_as_they_were_raised(error, stages):
+    "The very same, with its text and its arguments; then a second pass fails in the same way, and a chain without the error goes on"
+    args,text = error.args,str(error)
+    fails = FailsOn(Items('abcd'), 'c', error)
+    chain,seen = stages(fails),[]
+    for _ in range(2):
+        with pytest.raises(type(error)) as e:
+            for x in chain: seen.append(x)
+        assert e.value is error and error.args == args and str(error) == text   # was: "This exception is thrown by __iter__ of FailsOn(…)", which replaced what is no text
+    assert fails.looked == 0                                                    # was: all properties of the stage were read for that line
+    fails.item = None
+    assert [x.lower() for x in dict.fromkeys(chain)] == (list('abcd') if chain is fails else list('acd'))
+
+def test_a_stage_may_build_on_the_pass_of_its_base():
+    "`super().__iter__()` is part of the same pass"
+    class Louder(Header):
+        def __iter__(self):
+            for x in super().__iter__(): yield x.upper()
+    class Loudest(Louder):
+        def __iter__(self): yield from (x + '!' for x in super().__iter__())
+    pipe = Loudest(Items('abcd'), 3).cycle(2)
+    assert list(pipe) == ['A!','B!','C!']*2   # was: "This iterator has been invalidated", at the second item
+    one,two = iter(pipe.source),iter(pipe.source)
+    next(one); next(two)
+    with pytest.raises(RuntimeError, match='^Loudest: this iterator was invalidated'): next(one)
+    assert list(two) == ['B!','C!']
+
 # ---- pickling and workers ----
 
 @pytest.mark.parametrize('chain', [c for c in CHAINS])
@@ -331,12 +491,12 @@ def up_bytes(x): return x.upper()
 def test_torch_sees_the_whole_chain():
     "traverse_dps finds every stage, through ours and its own, and pickles no buffer on the way"
     src = Items('abc')
-    chain = src.map(up).in_memory_cache().header(2)
+    chain = dp.iter.Mapper(src.map(up), up).in_memory_cache().header(2)
     found = []
     def walk(g):
         for p,sub in g.values(): found.append(type(p).__name__); walk(sub)
     walk(traverse_dps(chain))
-    assert found == ['Header','InMemoryCacheHolder','MapperIterDataPipe','Items']
+    assert found == ['Header','InMemoryCacheHolder','MapperIterDataPipe','Map','Items']
 
 @pytest.mark.parametrize('workers', [0, 1])
 def test_chains_work_in_a_data_loader(workers):

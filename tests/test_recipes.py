@@ -2,6 +2,7 @@
 import errno, json, math, os, signal, subprocess, sys, threading, time
 from contextlib import redirect_stdout
 from io import BytesIO, StringIO, TextIOWrapper
+from itertools import islice
 from pathlib import Path
 
 import gymnasium as gym, numpy as np, pytest, torch
@@ -11,7 +12,7 @@ from fastrl_replay import cli
 from fastrl_replay.cli import main
 from fastrl_replay.core import EnvError
 from fastrl_replay.recipes import Agent, SettingsError, as_value, evaluate, parse, recipe, recipes
-from fastrl_replay.runs import Silent, interruptible, lock_dir, read_config, read_metrics, resume, start
+from fastrl_replay.runs import Silent, interruptible, read_config, read_metrics, resume, start
 from test_cli import no_clock, same_runs
 
 TINY = dict(steps=300, warmup=100, network=(8,), bs=8, train_every=1, eval_every=150, eval_episodes=2, save_every=100, report_every=50)
@@ -21,6 +22,11 @@ END = 'a run whose steps are all made but whose last updates, evaluation or summ
 STUCK = '--resume says start it again, --out says --resume: no way out but rm'
 def once(wrong, *cases): return cases   # what was wrong with them once
 def tiny(out, name='cartpole', **changes): return start(recipe(name, **{**TINY, **changes}), out)
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch, request):
+    "A picture is a third of a tiny run; test_cli.py looks at some"
+    if 'matplotlib' not in request.node.name: monkeypatch.setattr('fastrl_replay.runs.picture', lambda *args: b'\x89PNG')
 
 # ---- environments that make trouble ----
 
@@ -167,7 +173,7 @@ MISTAKES = [   # (line, what it should say)
     *once('argparse speaks for itself: several lines of usage, `invalid _count value`, no nearest option',
         ('train cartpole --steps abc', "'abc'"), ('train cartpole --steps 0', 'at least 1'), ('train cartpole --steps -5', 'at least 1'), ('train cartpole --steps 1.5', "'1.5'"),
         ('train cartpole --seed x', "'x'"), ('train cartpole --stps 5', '--steps'), ('eval', 'DIR'), ('compare', 'RECIPE'), ('compare cartpole --seeds 0', 'at least 1'), ('--hlep', '--help')),
-    *once('an OSError is a traceback', ('train cartpole --out /dev/null', '/dev/null'), ('train cartpole --out /dev/null/x', '/dev/null')),
+    *once('an OSError is a traceback', ('train cartpole --out /dev/null', 'this is no directory; got /dev/null'), ('train cartpole --out /dev/null/x', '/dev/null/x: Not a directory')),
     *once('a list with a space is taken for another setting, and the remedy speaks of recipes', ('train cartpole --set network=8 8', 'network=8,8'))]
 
 @pytest.mark.parametrize('line,said', MISTAKES)
@@ -190,7 +196,7 @@ def test_dqn_on_other_environments(env, observe, tmp_path):
     def fits(o):
         try: return recipe('cartpole', env=env, observe=o)
         except SettingsError: return None
-    assert any(tiny(tmp_path/'r', env=env, observe=o, solved=10_000).train()['env_steps'] == 300 for o in observe if fits(o))
+    assert any(tiny(tmp_path/'r', env=env, observe=o, solved=10_000, wrappers='TimeLimit(50)').train()['env_steps'] == 300 for o in observe if fits(o))
 
 @pytest.mark.parametrize('args', [['--help'], *([c, '--help'] for c in ('train', 'recipes', 'eval', 'compare')), *once('it says python -m fastrl_replay.bench', ['bench', '--help'])])
 def test_help(args, capsys):
@@ -203,7 +209,7 @@ def test_steps_may_be_written_as_people_write_them(tmp_path, monkeypatch, capsys
     "1_000 and 1,000, with --steps and with --set; a relative directory below one that isn't there; the next of the same name"
     monkeypatch.chdir(tmp_path)
     for i, how in enumerate((['--steps', '1_000'], ['--steps', '1,000'])):
-        assert main(['train', 'cartpole', '--out', f'a/b/{i}', *SET, *how]) == 0
+        assert main(['train', 'cartpole', '--out', f'a/b/{i}', *SET, 'ratio=0.05', *how]) == 0
         assert json.loads((tmp_path/f'a/b/{i}/summary.json').read_text())['env_steps'] == 1000
     for d in 'cartpole-seed0', 'cartpole-seed0-2':
         assert main(['train', 'cartpole', *SET]) == 0 and (tmp_path/'runs'/d/'summary.json').exists()
@@ -212,11 +218,181 @@ def test_steps_may_be_written_as_people_write_them(tmp_path, monkeypatch, capsys
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is CUDA')
 def test_cuda_that_is_not_there_is_one_line(capsys, tmp_path, monkeypatch):
-    "Whether torch was built without it (an AssertionError) or finds no driver; nothing is left behind"
+    "Whether torch was built without it, finds no driver, lacks its module or can't compute there; nothing is left behind"
     monkeypatch.chdir(tmp_path)
-    for name in 'cartpole', 'cartpole-r2d2':
-        err = says(capsys, 'train', name, '--set', 'device=cuda')
-        assert "setting 'device'; got 'cuda'" in err and '--set device=cpu' in err and not list(tmp_path.iterdir())
+    for name, device in ('cartpole', 'cuda'), ('cartpole-r2d2', 'cuda:0'), ('cartpole', 'meta'), ('cartpole', 'hpu'), ('cartpole', 'cuda:-1'):
+        err = says(capsys, 'train', name, '--set', f'device={device}')
+        assert f"setting 'device'; got '{device}'" in err and '--set device=cpu' in err and not list(tmp_path.iterdir())
+
+# ---- your own environments ----
+
+MINE = """
+import gymnasium as gym, numpy as np
+from gymnasium import spaces
+
+class Maze(gym.Env):
+    def __init__(self, size=3):
+        self.size = size
+        self.observation_space, self.action_space = spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(2)
+    def look(self): return np.float32([self.t/20, self.np_random.random()])
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.look(), {}
+    def step(self, action):
+        self.t += 1
+        return self.look(), 1., self.t >= self.size, False, {}
+
+class Breaks(Maze):
+    def step(self, action): return {}['gone']
+
+class NoDisplay(Maze):
+    def __init__(self): raise AssertionError('no display')
+
+class Bare(gym.Env): pass
+
+class Scale(gym.RewardWrapper):
+    def __init__(self, env, factor, by=(1, 1)):
+        super().__init__(env)
+        self.factor = factor*by[0]*by[1]
+    def reward(self, reward): return self.factor*reward
+
+class Reversed(gym.ActionWrapper):
+    def __init__(self, env, n=3):
+        super().__init__(env)
+        self.action_space = spaces.Discrete(n)
+    def action(self, action): return int(action == 0)
+
+class Smooth(gym.ActionWrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+def make(): return Maze()
+
+gym.register('OwnMaze-v0', Maze)
+gym.register('OwnShort-v0', Maze, max_episode_steps=2)
+"""
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    "The name of a module in the working directory, which isn't among Python's paths"
+    name = f'own{abs(hash(tmp_path))}'
+    (tmp_path/f'{name}.py').write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'path', [p for p in sys.path if p not in ('', '.')])
+    before = dict(gym.registry)
+    yield name
+    for key in [k for k in sys.modules if k.startswith(('own', 'broken_'))]: del sys.modules[key]
+    for key in gym.registry.keys() - before: del gym.registry[key]
+
+def wrote(out): return json.loads((Path(out)/'summary.json').read_text())
+
+def test_an_environment_from_the_working_directory(mine, here, capsys):
+    "In train, --resume, eval and compare, from a file and from --set; all results name it with its wrappers"
+    Path('settings.ini').write_text(f'[maze]  # my own\nlike = cartpole\nenv = {mine}:OwnMaze-v0(size=4)\n'
+        f'wrappers = TimeLimit(max_episode_steps=9),\n    {mine}:Scale(factor=2, by=(3, 1))\n')
+    title = f'maze on {mine}:OwnMaze-v0(size=4) with TimeLimit(max_episode_steps=9), {mine}:Scale(factor=2, by=(3, 1)), seed 0'
+    assert main(['train', 'maze', '--out', 'r', *SET]) == 0 and capsys.readouterr().out.count(title) == 2
+    s, config = wrote('r'), json.loads(Path('r/config.json').read_text())
+    assert s['final_return'] == 24. and s['env'] == config['env'] == f'{mine}:OwnMaze-v0(size=4)'
+    assert s['wrappers'] == config['wrappers'] == ['TimeLimit(max_episode_steps=9)', f'{mine}:Scale(factor=2, by=(3, 1))']
+    del sys.modules[mine]
+    assert main(['train', '--resume', 'r', '--trust', '--steps', '400']) == 0 and wrote('r')['env_steps'] == 400
+    del sys.modules[mine]
+    assert main(['eval', 'r', '--trust', '--episodes', '2']) == 0 and f'{title}, after 400 steps\nmean return of 2 episodes without exploring: 24.0' in capsys.readouterr().out
+    assert main(['compare', 'maze', 'cartpole', '--seeds', '1', '--out', 'c', *SET, f'env={mine}:Maze']) == 0
+    assert f'| cartpole on {mine}:Maze |' in capsys.readouterr().out and json.loads(Path('c/compare.json').read_text())['maze'][0]['env'] == f'{mine}:Maze'
+
+def test_a_picture_names_what_was_run(mine, monkeypatch, tmp_path):
+    "In its title"
+    monkeypatch.setattr('fastrl_replay.runs.picture', lambda *args: args[-1].encode())
+    tiny(tmp_path/'r', env='CartPole', wrappers='TimeLimit(20)').train()
+    assert (tmp_path/'r/returns.png').read_text() == 'cartpole on CartPole-v1 with TimeLimit(20), seed 0' and wrote(tmp_path/'r')['env'] == 'CartPole-v1'
+
+@pytest.mark.parametrize('env, episode', [('Maze', 3), ('Maze(5)', 5), ('Maze(size=5)', 5), ('OwnMaze-v0', 3), ('OwnShort-v0', 2), ('OwnMaze-v0(max_episode_steps=1)', 1)])
+def test_names_of_environments(env, episode, mine):
+    "A class, or an id, with or without arguments"
+    assert evaluate(Agent(recipe('cartpole', **TINY, env=f'{mine}:{env}').settings), 2).tolist() == [episode]*2
+
+@pytest.mark.parametrize('changes, actions', [(dict(wrappers='{}:Reversed'), 3), (dict(wrappers='{}:Reversed(5), {}:Reversed(n=4)'), 4), (dict(env='Pendulum-v1', wrappers='DiscretizeAction(bins=5), TimeLimit(20)'), 5)])
+def test_wrappers_that_change_the_action_space(changes, actions, mine, tmp_path):
+    "The agent sees what the last wrapper gives; stopped and resumed it is the same run"
+    changes = {k: v.replace('{}', mine) for k, v in changes.items()}
+    tiny(tmp_path/'whole', **changes).train()
+    run = tiny(tmp_path/'parts', **changes)
+    assert run.agent.model[-1].out_features == actions
+    stop(run, 170)
+    resume(tmp_path/'parts').train()
+    assert same_runs(tmp_path/'whole', tmp_path/'parts')
+
+@pytest.mark.parametrize('setting, said', [
+    ('env={}x:Maze', "setting 'env': there is no module '{}x' (did you mean '{}'?); expected a module in the working directory"), ('env={}.py:Maze', "(did you mean '{}'?)"), ('env=./{}:Maze', "(did you mean '{}'?)"),
+    ('env={}:Maz', "there is no env 'Maz' in module '{}'"), ('env={}:Maz', "(did you mean 'Maze'?)"), ('env={}:OwnMazy-v0', "(did you mean 'OwnMaze-v0'?)"), ('env={}:OwnMaze-v7', "(did you mean 'OwnMaze-v0'?)"),
+    ('env={}:make', 'expected a class derived from gymnasium.Env'), ('env=os:system(touch executed)', "there is no env 'system'"), ('env={}:Scale', "there is no env 'Scale'"), ('env={}:', 'no name with arguments'),
+    ('env=CartPol-v1', "gymnasium has no environment 'CartPol-v1' (did you mean 'CartPole-v1'?)"), ('env=OwnMaze-v0', 'such as my_module:Name-v0'), ('env=ALE/Pong-v5', 'Namespace ALE not found'),
+    ('env={}:Maze(sze=2)', "unexpected keyword argument 'sze'; expected Maze(size)"), ('env={}:OwnMaze-v0(3)', 'an argument without a name; got 3'), ('env={}:NoDisplay', "can't be made; got AssertionError: no display ({}.py, line"),
+    ('env={}:Bare', 'must specify an action space'), ('env={}:Maze, CartPole-v1', 'expected one environment'), ('env=', "setting 'env'; got ''"), ('env={}:Maze(', ') is missing'), ('env={}:Maze)', ') closes nothing'),
+    ('wrappers=TimeLimt(9)', "gymnasium.wrappers has no 'TimeLimt' (did you mean 'TimeLimit'?)"), ('wrappers={}:Scal(2)', "there is no wrapper 'Scal' in module '{}'"), ('wrappers={}:Scal(2)', "(did you mean 'Scale'?)"),
+    ('wrappers={}:Scale', "missing a required argument: 'factor'; expected Scale(factor, by)"), ('wrappers=nowhere:Scale', "setting 'wrappers': there is no module 'nowhere'"), ('wrappers={}:Maze', "there is no wrapper 'Maze'"),
+    ('wrappers=TimeLimit(x)', "TimeLimit(x) can't be made"), ('wrappers=TimeLimit(9), ,TimeLimit(8', ') is missing'), ('wrappers=vector', "gymnasium.wrappers has no 'vector'"), ('wrappers={}:Smooth', 'Box'), ('wrappers=7', 'a word, as none')])
+def test_a_name_that_is_not_there_is_one_line(setting, said, mine, capsys):
+    "What was looked for, where, the nearest name; nothing is left behind and nothing is called that is no environment"
+    assert said.replace('{}', mine) in says(capsys, 'train', 'cartpole', *SET, setting.replace('{}', mine)) and [p.name for p in Path().iterdir() if p.name != '__pycache__'] == [f'{mine}.py']
+
+@pytest.mark.parametrize('code, said', [('1/0', 'ZeroDivisionError: division by zero (broken_{}.py, line 2)'), ('import nothing_like_it', "No module named 'nothing_like_it' (broken_{}.py, line 2)"), ('if', 'SyntaxError: '),
+    ('raise SystemExit(3)', 'SystemExit: 3'), ('"\xff"', None)])
+def test_a_module_that_cannot_be_imported_is_one_line(code, said, mine, capsys):
+    "It is there, and its error is shown with its place"
+    path = Path(f'broken_{mine}.py')
+    path.write_bytes(f'import os\n{code}\n'.encode('latin-1'))
+    err = says(capsys, 'train', 'cartpole', *SET, f'env=broken_{mine}:Maze')
+    assert f"module 'broken_{mine}' can't be imported; got" in err and (said or 'utf-8').replace('{}', mine) in err
+
+def test_a_fault_in_your_environment_comes_with_its_place(mine, capsys):
+    "An error while it steps"
+    line = MINE.splitlines().index("    def step(self, action): return {}['gone']") + 1
+    assert f"KeyError: 'gone' ({mine}.py, line {line})" in says(capsys, 'train', 'cartpole', '--out', 'r', *SET, f'env={mine}:Breaks')
+
+@pytest.mark.parametrize('command', ['eval', 'train --resume'])
+def test_a_run_whose_module_is_gone(command, mine, tmp_path, capsys, monkeypatch):
+    "One line that names it, and where the run began; the run stays as it was"
+    tiny('r', env=f'{mine}:Maze').train()
+    files = {p.name: p.read_bytes() for p in Path('r').iterdir()}
+    (tmp_path/'other').mkdir(); monkeypatch.chdir(tmp_path/'other')
+    del sys.modules[mine]
+    monkeypatch.setattr(sys, 'path', [p for p in sys.path if p != str(tmp_path)])
+    err = says(capsys, *command.split(), '../r', '--trust')
+    assert f"there is no module '{mine}'" in err and f'the run began in {tmp_path}' in err
+    assert {p.name: p.read_bytes() for p in (tmp_path/'r').iterdir()} == files
+
+def test_compare_does_not_take_a_run_on_something_else(mine, here, capsys):
+    "Other wrappers are other settings, also where the run was made before there were any"
+    line = ['compare', 'cartpole', '--seeds', '1', '--out', 'c', *SET]
+    assert main(line) == 0 and capsys.readouterr()
+    assert 'made with other settings: wrappers' in says(capsys, *line, 'wrappers=TimeLimit(9)')
+    config = json.loads(Path('c/cartpole-seed0/config.json').read_text())
+    del config['settings']['wrappers']
+    Path('c/cartpole-seed0/config.json').write_text(json.dumps(config))
+    assert 'made with other settings: wrappers' in says(capsys, *line, 'wrappers=TimeLimit(9)')
+
+# ---- a run on another machine ----
+
+def test_a_run_moves_to_another_device(whole, tmp_path, capsys, monkeypatch):
+    "A run from a GPU can be looked at and gone on with where there is none: what the message says can be typed"
+    import shutil
+    out = shutil.copytree(whole, tmp_path/'r')
+    config = json.loads((out/'config.json').read_text())
+    config['settings']['device'] = 'meta'   # a device that can't compute anywhere
+    (out/'config.json').write_text(json.dumps(config))
+    for line in ['eval', str(out)], ['train', '--resume', str(out), '--steps', '320']:
+        err = says(capsys, *line)
+        assert "setting 'device'; got 'meta'" in err and 'Remedy: --set device=cpu' in err
+        assert main([*line, '--set', 'device=cpu']) == 0
+    assert read_config(out)['settings']['device'] == 'cpu' and main(['eval', str(out)]) == 0
+
+@pytest.mark.parametrize('line', ['eval {} --set lr=1', 'train --resume {} --set lr=1', 'train --resume {} --set device=cpu lr=1', 'eval {} --set device'])
+def test_nothing_else_of_a_run_can_be_set(line, whole, capsys): assert 'device=' in says(capsys, *line.replace('{}', str(whole)).split())
 
 # ---- learners that others bring ----
 
@@ -301,7 +477,7 @@ def test_no_updates_is_still_a_run(tmp_path):
 
 def test_episodes_are_a_limit(tmp_path):
     "It ends with the episode, not with a burst or the last step"
-    run = start(recipe('taxi', episodes=3, eval_every=10_000, memory='none'), tmp_path/'r')
+    run = start(recipe('taxi', episodes=3, eval_every=10_000, memory='none', wrappers='TimeLimit(20)'), tmp_path/'r')
     s = run.train()
     assert s['episodes'] == 3 and s['env_steps'] == run.agent.journal.ends[-1] < 250_000
 
@@ -393,7 +569,8 @@ def stop(run, step):
     ('taxi', None), ('taxi-online', None)])
 def test_stopped_twice_is_as_never_stopped(name, changes, tmp_path):
     "Three pieces make the same lines, weights, memory and RNG state as one; an environment that can't be saved waits for its episode's end"
-    def begin(out): return start(recipe(name, steps=900, save_every=300, eval_every=450, eval_episodes=2, report_every=50), out) if changes is None else tiny(out, name, **changes)
+    short = dict(steps=900, save_every=300, eval_every=450, eval_episodes=2, report_every=50, wrappers='TimeLimit(20)')
+    def begin(out): return start(recipe(name, **short), out) if changes is None else tiny(out, name, **changes)
     begin(tmp_path/'whole').train()
     first, last = stop(begin(tmp_path/'parts'), 130), tmp_path/'parts'
     second = stop(resume(last), first + 30)
@@ -570,16 +747,29 @@ def test_a_longer_run_has_no_summary_of_the_shorter(tmp_path):
 
 def test_a_run_that_ended_by_episodes(tmp_path):
     "More --steps don't help where episodes are the limit, so they aren't the remedy"
-    start(recipe('taxi', episodes=2, memory='none'), tmp_path/'r').train()
+    start(recipe('taxi', episodes=2, memory='none', wrappers='TimeLimit(20)'), tmp_path/'r').train()
     with pytest.raises(SettingsError) as e: resume(tmp_path/'r')
     assert 'more --steps' not in str(e.value) and 'episodes' in str(e.value)
 
 def test_two_at_once_in_one_directory(tmp_path):
     "The second is refused: together they would mix their lines and checkpoints"
     stop(tiny(tmp_path/'r'), 150)
-    one, two = resume(tmp_path/'r'), resume(tmp_path/'r')
-    with lock_dir(tmp_path/'r'), pytest.raises(SettingsError, match='another process'): two.train()
+    one = resume(tmp_path/'r')
+    with pytest.raises(SettingsError, match='another process'): resume(tmp_path/'r')
     assert one.train()
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    "Status 130 where the run was saved, where it was broken off, and where it came to its end meanwhile"
+    def twice(self, rows):
+        if self.run.agent.journal.steps == 250: signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)
+    def late(self, line):
+        if line.get('eval_episodes') == 20: signal.raise_signal(signal.SIGINT)
+    for name, tick, report, said in ('once', lambda self, rows: signal.raise_signal(signal.SIGINT), None, 'go on:'), ('twice', twice, None, 'from its last checkpoint:'), ('late', lambda self, rows: None, late, 'mean return'):
+        monkeypatch.setattr(cli, 'Bar', type('Bar', (cli.Bar,), {'tick': tick, **({'report': report} if report else {})}))
+        assert main(['train', 'cartpole', '--out', str(tmp_path/name), *SET]) == 130
+        told = ''.join(capsys.readouterr())
+        assert said in told and (name == 'late' or f'fastrl-replay train --resume {tmp_path/name}' in told)
+        assert (tmp_path/name/'checkpoint.pt').exists() and (tmp_path/name/'summary.json').exists() == (name == 'late')
 
 def test_a_second_ctrl_c_breaks_off_and_the_checkpoint_stays(whole, tmp_path, capfd):
     "The first asks, the second raises at once; the run goes on from the last whole checkpoint; the handlers are as before"
@@ -601,6 +791,38 @@ def test_ctrl_c_at_the_very_end_is_no_loss(whole, tmp_path):
     assert run.train(Late()) and same_runs(whole, tmp_path/'r')
 
 # ---- the command, from the outside of a run ----
+
+@pytest.mark.parametrize('args', [['train', 'cartpole', '--out', ''], ['train', '--resume', ''], ['compare', 'cartpole', '--out', '']])
+def test_a_directory_that_is_no_word(args, capsys):
+    "As of a variable that isn't set: it isn't taken for the default"
+    assert "'': expected a directory" in says(capsys, *args, *SET)
+
+def test_a_directory_where_nothing_can_be_written(tmp_path, capsys, monkeypatch):
+    "One line that names it, before anything is trained"
+    def refuse(self, *args, **kw): raise PermissionError(errno.EACCES, 'Permission denied', str(self))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, 'mkdir', refuse)
+    assert says(capsys, 'train', 'cartpole', *SET) == 'runs/cartpole-seed0: Permission denied\n'
+
+@pytest.mark.parametrize('data', [b'lr = 1\n', b'\xff\xfe[\x00', b'{"json": 1}', b'[cartpole\nlr = 1'])
+def test_a_broken_file_in_the_working_directory(data, tmp_path, capsys, monkeypatch):
+    "Each command says which file it is, and what to do where it is another program's"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/'settings.ini').write_bytes(data)
+    for line in ['recipes'], ['train', 'cartpole'], ['compare', 'cartpole'], ['train', 'cartpole', '--set', 'lr']:
+        err = says(capsys, *line)
+        assert f'Remedy: mend {tmp_path/"settings.ini"}, or read another file: --settings FILE' in err
+    (tmp_path/'mine.ini').write_text('')
+    assert main(['recipes', '--settings', 'mine.ini']) == 0 and len(list(tmp_path.iterdir())) == 2
+
+def test_a_recipe_in_other_letters(tmp_path, capsys, monkeypatch):
+    "Its name is that of a directory, a title and a section; a value may go on in the next line, and is one line again in what is shown"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/'settings.ini').write_text('[größe]  # schön\nlike = cartpole\nwrappers = TimeLimit(30),\n    TimeLimit(20)\n', encoding='utf-8')
+    assert main(['train', 'größe', *SET]) == 0 and 'größe on CartPole-v1 with TimeLimit(30), TimeLimit(20), seed 0, into runs/größe-seed0' in capsys.readouterr().out
+    assert main(['recipes', 'größe']) == 0
+    shown = parse(capsys.readouterr().out)['größe']
+    assert shown.settings == recipe('größe').settings and shown.settings['wrappers'] == 'TimeLimit(30), TimeLimit(20)'
 
 def test_the_printed_lines_can_be_typed(tmp_path, monkeypatch, capsys):
     "Also where the directory has a space in its name"
@@ -687,8 +909,9 @@ def test_compare_says_which_run_failed(here, tmp_path, capsys, monkeypatch):
     assert main(['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET, 'env=TestNanReward-v0']) == 2
     assert 'cartpole with seed 0' in capsys.readouterr().err
 
-def test_compare_where_no_episode_has_ended(here, tmp_path, capsys):
+def test_compare_where_no_episode_has_ended(here, tmp_path, capsys, monkeypatch):
     "A short trial of a long game: nothing to draw, no traceback"
+    monkeypatch.setattr('fastrl_replay.recipes.islice', lambda it, n: islice(it, n//50))   # not the whole of 10,000 steps
     assert main(['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET, 'env=TestForever-v0', 'eval_every=1000']) == 0
 
 @pytest.mark.slow   # smaller: `test_compare_again_does_only_what_is_missing`

@@ -1,14 +1,14 @@
 """ExperienceReplay: fill, evict, draw, count, answer, save; and the contract of every stage."""
-import importlib, pickle, pkgutil
+import copy, importlib, io, pickle, pkgutil
 from fractions import Fraction
 
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from scipy.stats import chi2
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import DataLoader
 
-import fastrl_replay
+import fastrl_replay.all   # noqa: F401 (registers all stages)
 from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.learners import DQNLearner, QLearner, QTable
@@ -22,6 +22,7 @@ from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.sequence import SequenceChunker
 from fastrl_replay.testing import ScriptedEnv, check_contract, same, script, scripted_steps, through_file
+from strategies import cases
 from scripted import in_blocks, numbered, seed_002, take, zeros
 
 def filled(n, bs=4, max_sz=None, **kw):
@@ -30,7 +31,14 @@ def filled(n, bs=4, max_sz=None, **kw):
     replay.add(numbered(n))
     return replay
 
+def steps(n=10): return scripted_steps([script(3, -2, 1), script(1, 4, -1, env=1)], n)
 def rewards(steps): return [int(r) for r in steps.reward.reshape(-1)]
+def through_torch(x):
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
 def draws(replay, n, bs=None): return [replay.sample(bs).index.tolist() for _ in range(n)]
 def everything(replay): return through_file(replay.state_dict())
 
@@ -126,7 +134,7 @@ def expected(sizes, bs, max_sz, ratio=None, warmup=None, replacement=False):
 sizes = st.lists(st.integers(1, 7), min_size=1, max_size=25)
 ratios = st.one_of(st.none(), st.fractions(0, 3, max_denominator=1000), st.sampled_from([.29, .1, .3, .7, 1/3, 2.2, 1e-3, 0, 1, 3]))
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@cases(150)
 @given(sizes, ratios, st.integers(1, 6), st.integers(0, 12), st.one_of(st.none(), st.integers(0, 20)), st.booleans(), st.lists(st.integers(0, 3), max_size=4))
 def test_the_number_of_batches_is_exact(sizes, ratio, bs, more, warmup, replacement, passes):
     "After every block: ⌊rows·ratio⌋, or one a block; any sizes, warm-ups, memories, however often iteration is broken off"
@@ -195,6 +203,40 @@ def test_a_frozen_memory_that_is_too_small_says_why():
     replay.add(numbered(5))
     # was: says "got 5; expected 2 rows" where it is the warm-up of 9 that is not over
     with pytest.raises(NotEnoughRows, match='warmup|9 rows'): take(replay, 1)
+
+FILLED = dict(by_hand=lambda r: [r.add(b) for b in steps()], loaded=lambda r: r.load_state_dict(through_file(passed(type(r)).state_dict())))
+KINDS = {ExperienceReplay: dict(bs=2), PrioritizedReplay: dict(bs=2), SequenceReplay: dict(bs=2, length=2, burn_in=0, overlap=0)}
+
+def passed(kind):
+    "A replay whose source has passed"
+    r = kind(steps(), max_sz=50, seed=0, **KINDS[kind])
+    for _ in r: pass
+    return r
+
+@pytest.mark.parametrize('kw', [{}, dict(freeze_memory=True), dict(ratio=.5, warmup=3)], ids=str)
+@pytest.mark.parametrize('how', FILLED)
+@pytest.mark.parametrize('kind', KINDS, ids=lambda k: k.__name__)
+def test_a_filled_replay_without_a_source_draws_for_ever(kind, how, kw):
+    "Offline learning; an empty source ends at once, and one that has too few rows says so"
+    r = kind(max_sz=50, seed=0, **KINDS[kind], **kw)
+    with pytest.raises(NotEnoughRows): next(iter(r))
+    FILLED[how](r)
+    assert len(take(r, 30)) == len(take(r.header(30), 40)) == 30 and len(r.memory) == 20
+    empty = kind([], max_sz=50, seed=0, **KINDS[kind], **kw)
+    FILLED['by_hand'](empty)
+    assert list(empty) == [] and len(empty.sample()) == 2
+
+@pytest.mark.parametrize('kind', KINDS, ids=lambda k: k.__name__)
+def test_a_replay_whose_source_has_passed_waits_for_the_next_pass(kind):
+    "A list begins again with each pass; what was loaded goes on at the end of its source"
+    r = passed(kind)
+    n = r.batches
+    for _ in r: pass
+    assert r.memory.inserted == 40 and r.batches > n
+    fresh = kind(steps(), max_sz=50, seed=0, **KINDS[kind])
+    fresh.load_state_dict(r.state_dict())
+    for _ in fresh: pass
+    assert fresh.memory.inserted == 60
 
 # ---- drawing ----
 
@@ -274,7 +316,7 @@ def test_too_few_rows_are_counted():
 
 # ---- memory in time order ----
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@cases(60)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12), st.data())
 def test_memory_reads_like_the_list_of_the_last_rows(sizes, max_sz, data):
     "Indices, slices, masks, arrays of places, iteration, columns; blocks larger than the memory too"
@@ -450,7 +492,7 @@ def test_answers_reach_the_replay_that_was_asked():
 
 # ---- stats ----
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@cases(40)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=25), st.integers(4, 15), st.booleans())
 def test_stats_are_what_a_recount_gives(events, max_sz, restart):
     "Rows in, batches out, ages and times drawn, against lists; also where it is saved and restored half-way"
@@ -515,15 +557,31 @@ def test_links_survive_the_file():
     for r in a, b: r.add(numbered(3, 5))
     assert a.memory.windows([3, 6], 4) == b.memory.windows([3, 6], 4) and b.memory.windows([3], 4).mask.all()
 
-@pytest.mark.parametrize('other', [dict(max_sz=11), None], ids=['other size', 'other stage'])
+@pytest.mark.parametrize('other', [dict(max_sz=11), None], ids=['too many rows', 'other stage'])
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(other):
-    "Memories of another size, states of other stages: an error, and what was there is still there"
+    "More rows than there is room for, states of other stages: an error, and what was there is still there"
     a = filled(7, max_sz=10)
     twin = filled(7, max_sz=10)
-    state = GymStepper('CartPole-v1').state_dict() if other is None else ExperienceReplay(bs=4, **other).state_dict()
+    state = GymStepper('CartPole-v1').state_dict() if other is None else filled(11, **other).state_dict()
     with pytest.raises(ValueError): a.load_state_dict(state)
     # was: `restore` empties the memory before the timeline refuses the state
     assert len(a) == 7 and draws(a, 5) == draws(twin, 5)
+
+@pytest.mark.parametrize('n', [0, 7, 10, 27])
+@pytest.mark.parametrize('max_sz', [10, 11, 13, 40])
+def test_a_state_loads_into_a_larger_memory(n, max_sz):
+    "Keys, rows and windows stay, and what comes later is linked to them; the smaller one would have lost the oldest by then"
+    old, new = filled(n, max_sz=10), filled(3, max_sz=max_sz)
+    new.load_state_dict(through_file(old.state_dict()))
+    assert new.memory.keys.tolist() == old.memory.keys.tolist() and (not n or new.memory[:] == old.memory[:])
+    new.add(numbered(9, n))
+    keys = np.arange(max(n + 9 - max_sz, old.memory.oldest, 0), n + 9)
+    assert new.memory.keys.tolist() == keys.tolist() and rewards(new.memory[:]) == keys.tolist()
+    windows = new.memory.windows(new.memory.keys, 4)
+    assert windows.reward[windows.mask].tolist() == [k + t for k in keys for t in range(4) if k + t < n + 9]
+    assert new.memory.walk(keys, [-1]).ravel().tolist() == [-1, *keys[:-1]]
+    if n:
+        with pytest.raises(ValueError, match='more rows than this one has room for; got .*; expected at most max_sz=2. Remedy: max_sz=10'): filled(1, bs=1, max_sz=2).load_state_dict(old.state_dict())
 
 def test_a_longer_chain_is_refused_and_changes_nothing():
     "The chain above is compared before anything is restored"
@@ -538,13 +596,23 @@ def test_a_longer_chain_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match='another stage'): c.load_state_dict(b.state_dict())
     assert len(c) == 6
 
-def test_pickles_hold_no_rows():
-    "Small after a million rows, and the copy is empty and ready"
-    replay = ExperienceReplay(GymStepper('CartPole-v1', seed=0), bs=4, max_sz=1_000_000, seed=0)
-    first = take(replay, 9)
-    data = pickle.dumps(replay)
-    copy = pickle.loads(data)
-    assert len(data) < 3000 and len(copy) == 0 and take(copy, 9) == first
+@pytest.mark.parametrize('by', [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), through_torch], ids=['copy', 'deepcopy', 'pickle', 'torch.save'])
+@pytest.mark.parametrize('make', [lambda **kw: ExperienceReplay(bs=4, **kw), lambda **kw: PrioritizedReplay(bs=4, alpha=1., **kw), lambda **kw: PrioritizedReplay(bs=4, kind='rank', **kw),
+    lambda **kw: SequenceReplay(bs=4, length=4, **kw)], ids=['uniform', 'errors', 'ranks', 'sequences'])
+def test_copies_keep_the_rows(make, by):
+    "Also after a wrap, with priorities; was: an empty memory, in silence. The copy and the original go on apart"
+    replay = make(max_sz=30, seed=0)
+    empty = by(replay)
+    assert len(empty) == len(empty.memory) == 0 and empty.add(numbered(3)).tolist() == [0, 1, 2]
+    replay.add(numbered(47))
+    batch = replay.sample()
+    batch.update_priorities(np.arange(1., 5) if len(batch.shape) == 1 else np.ones((4, 2))*np.arange(1., 5)[:, None])
+    twin = by(replay)
+    assert twin.memory is not replay.memory and twin.memory[:] == replay.memory[:] and twin.stats() == replay.stats() and same(twin.state_dict(), replay.state_dict())
+    for r in replay, twin: r.add(numbered(5, 47)); r.sample()
+    assert same(twin.state_dict(), replay.state_dict())
+    twin.add(numbered(3, 52))
+    assert twin.memory.inserted == 55 and replay.memory.inserted == 52
 
 def test_the_repr_shows_the_chain_and_the_fill():
     "One stage a line, and how much is in memory"
@@ -604,6 +672,50 @@ def test_columns_that_batches_need_are_not_taken_twice():
     # was: numpy's "name already used as a name or title", when the first batch is drawn
     with pytest.raises(ValueError, match="'index'"): take(pipe, 1)
 
+# ---- rows that a replay has drawn ----
+
+NOT_AFTER = {   # what takes steps as they come, and nothing else
+    'NStep': lambda p: p.n_step(2, .9), 'NSkip': lambda p: p.n_skip(2), 'SequenceChunker': lambda p: p.chunk_sequences(2), 'Journal': lambda p: p.journal(),
+    'ExperienceReplay': lambda p: p.experience_replay(bs=2, max_sz=9, seed=0), 'PrioritizedReplay': lambda p: p.prioritized_replay(bs=2, max_sz=9, seed=0),
+    'SequenceReplay': lambda p: p.sequence_replay(bs=1, max_sz=9, length=2, burn_in=0, overlap=0, seed=0)}
+DRAWN = {'uniform': lambda p: p.experience_replay(bs=4, max_sz=50, seed=0), 'by priority': lambda p: p.prioritized_replay(bs=4, max_sz=50, seed=0), 'prefetched': lambda p: p.experience_replay(bs=4, max_sz=50, seed=0).prefetch(),
+         'mapped': lambda p: p.experience_replay(bs=4, max_sz=50, seed=0).map(Steps.copy), 'merged': lambda p: p.experience_replay(bs=4, max_sz=50, seed=0).gather(8),
+         'from elsewhere': lambda p: Items([pickle.loads(pickle.dumps(b)) for b in p.experience_replay(bs=4, max_sz=50, seed=0)])}
+
+@pytest.mark.parametrize('drawn', DRAWN)
+@pytest.mark.parametrize('name', NOT_AFTER)
+def test_what_takes_steps_refuses_batches(name, drawn):
+    "Rows of many episodes in any order: each would look like an episode that broke off. The stage says what to do"
+    with pytest.raises(BlockError) as e: list(NOT_AFTER[name](DRAWN[drawn](Items(steps()))))   # was: all but the replay of sequences took them, and made truncations of them
+    assert str(e.value).startswith(f"{name}: column 'index'; got one that is there already") and 'put it before the replay' in str(e.value)
+
+@pytest.mark.parametrize('name', NOT_AFTER)
+def test_and_a_batch_among_steps(name):
+    "After blocks of steps it is refused with the same remedy, and a chain that is restored from then goes on with the steps after it"
+    batch,blocks,seen = next(iter(ExperienceReplay(steps(), bs=4, seed=0))),steps(20),[]
+    chain,fresh = (NOT_AFTER[name](Items([*blocks[:9], batch, *blocks[9:]])) for _ in range(2))
+    with pytest.raises(BlockError, match=f"{name}: column 'index'.* before the replay"):
+        for x in chain: seen.append(x)
+    fresh.load_state_dict(through_file(chain.state_dict()))
+    assert same(seen + list(fresh), list(NOT_AFTER[name](Items(blocks))))
+
+@pytest.mark.parametrize('name', NOT_AFTER)
+def test_what_takes_steps_refuses_batches_of_sequences(name):
+    "[B, T]: its rows have no `index`, it is the shape that tells"
+    batches = Items(steps()).sequence_replay(bs=2, max_sz=50, length=2, burn_in=0, overlap=0, seed=0)
+    with pytest.raises(BlockError, match=rf'{name}: a block of rows; got shape \[2, 2\]; expected shape \[n\]. Remedy: .*put it (directly after|before)'): list(NOT_AFTER[name](batches))   # was: Journal counted them
+
+def test_rows_go_from_one_memory_to_another_without_their_keys():
+    "What the error says to do; keys of one memory mean nothing in another"
+    one,other = filled(20, bs=4),ExperienceReplay(bs=4, max_sz=20, seed=0)
+    batch = one.sample()
+    with pytest.raises(BlockError, match=r"ExperienceReplay: column 'index'.*memory.take\(batch.index\)"): other.add(batch)
+    assert len(other) == 0 and other.memory.dtype is None
+    assert other.add(one.memory.take(batch.index)).tolist() == [0, 1, 2, 3] and rewards(other.memory[:]) == batch.index.tolist()
+    other.add(numbered(3))
+    with pytest.raises(BlockError, match='before the replay'): other.add(batch)
+    assert len(other) == 7
+
 # ---- the contract of every stage ----
 
 BOX, ACTIONS = spaces.Box(-9, 9, (2,)), spaces.Discrete(3)
@@ -615,12 +727,27 @@ def numbered_states(steps):
     for n in rows.dtype.names: rows[n] = steps.rows[n][:, 1] if n in ('state', 'next_state') else steps.rows[n]
     return Steps(rows)
 
+def odd_steps(steps): return bool(steps.step_n[0]%2)
+
+class Scaled:
+    "A function that remembers the largest reward so far"
+    largest = 1.
+    def __call__(self, steps):
+        self.largest = max(self.largest, float(steps.reward.max()))
+        steps = steps.copy()
+        steps.reward.div_(self.largest)
+        return steps
+    def state_dict(self): return dict(largest=self.largest)
+    def load_state_dict(self, state): self.largest = state['largest']
+
 def net(kind, *args):
     "A network that is the same each time"
     torch.manual_seed(0)
     return kind(BOX, ACTIONS, *args)
 
 CONTRACT = { # how to build each stage on a source, or from nothing; every @stage class of the package must be here
+    'Map': [lambda source: source.map(numbered_states), lambda source: source.map(Scaled())],
+    'Filter': [lambda source: source.filter(odd_steps)],
     'Header': [lambda source: Header(source, 20)],
     'Cycler': [lambda source: Header(Cycler(source), 50)],
     'InMemoryCacheHolder': [],   # holds its source by design and reads it anew: its promises are tested with the stepper's
@@ -658,7 +785,7 @@ def stages():
     "All stage classes of the package, whichever module they are in"
     for m in pkgutil.walk_packages(fastrl_replay.__path__, 'fastrl_replay.'):
         if not m.name.endswith('__main__'): importlib.import_module(m.name)
-    return {f.stage for f in IterDataPipe.functions.values() if getattr(f, 'stage', None) and f.stage.__module__.startswith('fastrl_replay.')
+    return {f.stage for f in vars(Pipe).values() if getattr(f, 'stage', None) and f.stage.__module__.startswith('fastrl_replay.')
             and f.stage.__name__ not in ('StatefulPipe', 'PipeNode')}   # what a chain becomes there is no pipe
 
 def test_every_stage_is_in_the_table():

@@ -278,7 +278,7 @@ def test_draws_are_in_proportion(n, N, stratified):
     "Over six orders of magnitude; independent draws scatter as a multinomial's do, stratified ones no more"
     rng = np.random.default_rng(n)
     p = 10**rng.uniform(-4, 2, N); p[::7] = 0
-    t,times = filled(p),200_000//n
+    t,times = filled(p),60_000//n
     drawn = [t.sample(n, rng, stratified) for _ in range(times)]
     idx = np.stack([d[0] for d in drawn])
     assert idx.dtype == np.int64 and (np.stack([d[1] for d in drawn]) == p[idx]).all() and (p[idx] > 0).all()

@@ -6,6 +6,7 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
+import fastrl_replay.interop   # noqa: F401 (registers `stateful` and `node`, under which the contract is tried)
 from fastrl_replay.core import Steps, step_dtype
 from fastrl_replay.pipe import Cycler, Header, Items, Pipe, Positioned
 from fastrl_replay.testing import ScriptedEnv, ScriptedVectorEnv, check_contract, same, script, scripted_steps, through_file
@@ -245,10 +246,33 @@ class ForgetsLate(Pipe):
     def __iter__(self):
         for s in self.blocks(): self.n += 1; s = s.copy(); s.reward.add_(self.n); yield s
 
+class RewindsTooMuch(Remembers):
+    "As `Pipe.rewind` once did with every stage that had an attribute `_place`"
+    def _rewind(self): self.n = 0
+class CountsOn(Pipe):
+    "Knows its place in the first pass, and not in one after a pass that was left"
+    reads_anew = True
+    def __init__(self, source): super().__init__(source); self.at,self.resume = 0,0
+    def snapshot(self): return dict(at=self.at)
+    def restore(self, state): self.at = self.resume = state['at']
+    def __iter__(self):
+        skip,self.resume = self.resume,0
+        for b in islice(self.blocks(), skip, None): self.at += 1; yield b
+class StaysBehind(CountsOn):
+    "Knows its place in all passes, but not that a pass was left before it has begun the next one"
+    def __iter__(self):
+        self.at,self.resume = self.resume,0
+        for b in islice(self.blocks(), self.at, None): self.at += 1; yield b
+class GivesNone(Pipe):
+    def __iter__(self):
+        for s in self.blocks(): yield None if s.step_n[0] == 3 else s
+
 @pytest.mark.parametrize('bad,words', [
     (Mutates, 'changed the blocks'), (Unseeded, 'disagree'), (Forgets, 'restored chain'), (Credulous, 'took a str'), (Hoards, '_buffers'), (HoldsInABuffer, 'still held'),
     (GivesNothing, 'gave nothing'), (NoGenerator, 'generator'), (Nexts, ''), (SavesObjects, ''), (Unpicklable, ''), (PickleForgets, 'unpickled copy'), (OneEnvironmentOnly, ''),
     (SecondPassDiffers, 'second pass'),
+    (RewindsTooMuch, 'under header, iterated twice'), (CountsOn, 'after 6 items, a restored chain'),
+    (StaysBehind, 'after 4 items, a restored chain'), (GivesNone, ''),   # was: all four pass
     (ForgetsLate, 'restored chain')],   # the check once missed this: it saves after 0, 1 and 7 items only; `Items('abc').cycle()`, which can't be saved after 3, passes too
     ids=lambda x: getattr(x, '__name__', None))
 def test_broken_promises_are_caught(bad, words):

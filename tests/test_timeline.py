@@ -421,7 +421,7 @@ def test_take_and_windows_are_no_draws():
     assert not line._parts[0].drawn.any() and not line.ages.any()
 
 def test_rows_that_are_batches_of_another_memory_can_be_kept_and_drawn():
-    "A replay after a replay: its rows have `index` and `weight` already, and the new batch says its own"
+    "By a memory that no replay owns: its rows have `index` and `weight` already, and the new batch says its own. (A replay refuses them: test_replay)"
     line = Timeline(9)
     line.add(filled().batch(np.array([3,4,6]), np.ones(3, np.float32)))
     batch = line.batch(np.array([0,2]), np.full(2, .5, np.float32))   # was: numpy's "name already used as a name or title"
@@ -490,7 +490,7 @@ def test_a_used_memory_becomes_the_saved_one():
     assert other[:] == line[:] and other.dtype == line.dtype and other.inserted == 3
     other.load_state_dict(Timeline(5).state_dict())
     assert len(other) == 0 and other.dtype is None
-    with pytest.raises(ValueError, match='max_sz=5; expected max_sz=6'): Timeline(6).load_state_dict(line.state_dict())
+    with pytest.raises(ValueError, match='more rows than this one has room for; got 3; expected at most max_sz=2'): Timeline(2).load_state_dict(line.state_dict())
 
 def test_counts_of_draws_are_saved():
     line = filled(8, 5)

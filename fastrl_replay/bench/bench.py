@@ -6,15 +6,13 @@
 __all__ = ['CONTESTS', 'ACTIONS', 'GROWTH', 'MOVED', 'TARGETS', 'COLORS', 'measure', 'Contest', 'contest', 'entries', 'rows_of',
            'full_replay', 'insert_1', 'insert_8', 'insert_256', 'sample_32', 'sample_256', 'sample_4096',
            'sample_pictures', 'prioritized_256', 'insert_prioritized', 'sequences_64', 'prioritized_sequences_64',
-           'transform_64', 'n_step_256', 'item', 'step_8', 'step_1', 'pipeline', 'growth', 'copy_speed', 'machine',
-           'start_peers', 'bytes_a_row', 'run', 'medians', 'fastest', 'targets', 'table', 'details', 'limits',
-           'missing_peers', 'summary', 'bars', 'memory_bars', 'growth_curves', 'save', 'main']
+           'transform_64', 'n_step_256', 'item', 'step_8', 'step_1', 'pipeline', 'growth', 'copy_speed', 'start_peers',
+           'bytes_a_row', 'run', 'medians', 'fastest', 'targets', 'table', 'details', 'limits', 'missing_peers',
+           'summary', 'bars', 'memory_bars', 'growth_curves', 'save', 'main']
 
 # %% ../../nbs/90_bench.ipynb #f5267916
-import argparse, importlib, io, json, os, platform, sys
+import argparse, importlib, io, json, os, sys
 from contextlib import closing
-from datetime import datetime, timezone
-from importlib.metadata import version
 from itertools import cycle, repeat
 from pathlib import Path
 from timeit import Timer
@@ -25,7 +23,7 @@ from tqdm.auto import tqdm
 from ..core import Steps, step_dtype
 from ..envs import GymStepper
 from ..nstep import NStep
-from .peers import ADAPTERS, RETURN_MEMORY, Peer, PeerError, Rows, errors, wrong_rows
+from .peers import ADAPTERS, RETURN_MEMORY, Peer, PeerError, Rows, errors, machine, wrong_rows
 from ..pipe import IterDataPipe, Pipe
 from ..replay.experience import ExperienceReplay
 from ..replay.prioritized import PrioritizedReplay
@@ -87,7 +85,8 @@ def entries(
         if c.job and isinstance(got, Steps) and 'n' not in got.rows.dtype.names:
             bad = wrong_rows(got, got.rows.size, Rows(size, c.pictures)) + abs(len(got) - c.n)
             if bad: wrong[name] = f'{bad} wrong rows'
-    there = {**{name: f for name,f in ours if name not in wrong}, **_working_peers(peers, wrong, job=c.job, size=size, n=c.n, pictures=c.pictures)}
+    there = {name: f for name,f in ours if name not in wrong}
+    there.update(_working_peers(peers, wrong, job=c.job, size=size, n=c.n, pictures=c.pictures))
     return {**there, bare[0]: bare[1]},wrong
 
 def _working_peers(peers, wrong, **what):
@@ -174,7 +173,7 @@ def sample_pictures(size): return _sample(size, 32, True)
 def _prioritized(size, n, **kw):
     "Draw `n` rows and report their errors"
     replay = full_replay(size, n, PrioritizedReplay, **kw)
-    tds = cycle([torch.from_numpy(errors(n, i)) for i in range(4000)])   # so many ties as few would bring would be unnatural
+    tds = cycle([torch.from_numpy(errors(n, i)) for i in range(4000)])   # few would bring more ties than is natural
     def step():
         batch = replay.sample()
         batch.update_priorities(next(tds))
@@ -183,13 +182,15 @@ def _prioritized(size, n, **kw):
 
 @contest('draw 256 rows by priority, and update', 'prioritized', quick=True)
 def prioritized_256(size):
-    return {'fastrl_replay': _prioritized(size, 256), 'fastrl_replay, by rank': _prioritized(size, 256, kind='rank', alpha=.7),
+    return {'fastrl_replay': _prioritized(size, 256),
+        'fastrl_replay, by rank': _prioritized(size, 256, kind='rank', alpha=.7),
         'uniform sample': full_replay(size).sample}
 
 @contest('insert 256 rows with priorities')
 def insert_prioritized(size):
     steps = Steps(rows_of(256))
-    replays = {'fastrl_replay': full_replay(size, cls=PrioritizedReplay), 'fastrl_replay, by rank': full_replay(size, cls=PrioritizedReplay, kind='rank'),
+    replays = {'fastrl_replay': full_replay(size, cls=PrioritizedReplay),
+        'fastrl_replay, by rank': full_replay(size, cls=PrioritizedReplay, kind='rank'),
         'uniform replay': full_replay(size)}
     return {name: lambda replay=replay: replay.add(steps) for name,replay in replays.items()}
 
@@ -212,7 +213,8 @@ def _prioritized_sequences(size):
 @contest('draw 64 sequences of 80', 'sequences', 64, quick=True)
 def sequences_64(size):
     replay,rng,bare = _sequences(size, prioritized=False),np.random.default_rng(0),rows_of(size)
-    return {'fastrl_replay': replay.sample, 'bare take': lambda: bare.take(rng.integers(0, size-80, 64)[:,None] + np.arange(80))}
+    def take(): return bare.take(rng.integers(0, size-80, 64)[:,None] + np.arange(80))
+    return {'fastrl_replay': replay.sample, 'bare take': take}
 
 @contest('draw 64 sequences of 80 by priority, and update', 'prioritized sequences', 64, quick=True)
 def prioritized_sequences_64(size):
@@ -232,12 +234,13 @@ def _blocks(n):
 @contest('a block of 64 rows through a transform')
 def transform_64(size):
     chunks,blocks = SequenceChunker(None, 80, 40),_blocks(64)
-    return {'n_step(3)': iter(NStep(_blocks(64), 3, .99)).__next__, 'chunk_sequences(80, 40)': lambda: chunks.chunk(next(blocks)),
-        'bare block': _blocks(64).__next__}
+    return {'n_step(3)': iter(NStep(_blocks(64), 3, .99)).__next__,
+        'chunk_sequences(80, 40)': lambda: chunks.chunk(next(blocks)), 'bare block': _blocks(64).__next__}
 
 @contest('8 rows in, 256 rows of 3 steps out', 'n-step')
 def n_step_256(size):
-    merge,blocks,merged,plain = NStep(None, 3, .99),_blocks(8),ExperienceReplay(bs=256, max_sz=size, seed=0),full_replay(size)
+    merge,blocks = NStep(None, 3, .99),_blocks(8)
+    merged,plain = ExperienceReplay(bs=256, max_sz=size, seed=0),full_replay(size)
     for i in range(0, size, 100_000):
         merged.add(NStep(None, 3, .99).merge(Steps(rows_of(min(100_000, size-i), i))))
     def ours():
@@ -259,7 +262,8 @@ class _ThroughTorch(IterDataPipe):
 @contest('an item through one stage')
 def item(size):
     def endless(): yield from repeat(0)
-    sources = {'fastrl_replay Pipe': _Through(repeat(0)), "torch's IterDataPipe": _ThroughTorch(repeat(0)), 'bare generator': endless()}
+    sources = {'fastrl_replay Pipe': _Through(repeat(0)), "torch's IterDataPipe": _ThroughTorch(repeat(0)),
+        'bare generator': endless()}
     return {name: iter(s).__next__ for name,s in sources.items()}
 
 # %% ../../nbs/90_bench.ipynb #da5d6dc3
@@ -298,8 +302,9 @@ def _plain_loop(size, bs=256):
         after,reward,terminated,truncated,_ = env.step(ACTIONS)
         keep = np.flatnonzero(~resetting)
         slots = (at + np.arange(len(keep))) % size
-        for k,v in dict(state=state, action=ACTIONS, reward=reward, next_state=after, terminated=terminated, truncated=truncated).items():
-            memory[k][slots] = v[keep]
+        ends = dict(terminated=terminated, truncated=truncated)
+        row = dict(state=state, action=ACTIONS, reward=reward, next_state=after, **ends)
+        for k,v in row.items(): memory[k][slots] = v[keep]
         at,state,resetting = at + len(keep),after,terminated | truncated
         yield memory.take(rng.integers(0, size, bs))
 
@@ -324,15 +329,22 @@ def growth(
     progress:bool=True, # show a bar
 )->tuple: # job → name → {rows: microseconds}, and contest → name → what went wrong
     "Batches from memories of 10,000 rows and more"
-    free,took,faults = os.sysconf('SC_AVPHYS_PAGES')*os.sysconf('SC_PAGE_SIZE'),{},{}
-    todo = [(job, 10**k) for job,(_,row,_) in GROWTH.items() for k in range(4, 8 if 'sequences' in job else 9) if 10**k <= largest and 10**k*row < .8*free]
-    for job,size in tqdm(todo, 'growth', disable=not progress):
+    took,faults = {},{}
+    for job,size in tqdm(_sizes(largest), 'growth', disable=not progress):
         n,_,prepare = GROWTH[job]
         wrong = faults[f'{job}, {size:,} rows'] = {}
         able = {name: p for name,p in peers.items() if size <= (10**6 if name == 'deque' else 10**7)}
         there = {'fastrl_replay': _settled(prepare(size)), **_working_peers(able, wrong, job=job, size=size, n=n)}
-        for name,t in _timed(there, wrong, rounds).items(): took.setdefault(job, {}).setdefault(name, {})[size] = float(np.median(t))
+        for name,t in _timed(there, wrong, rounds).items():
+            took.setdefault(job, {}).setdefault(name, {})[size] = float(np.median(t))
     return took,faults
+
+def _sizes(largest):
+    "Jobs and numbers of rows that this machine has memory for"
+    free = os.sysconf('SC_AVPHYS_PAGES')*os.sysconf('SC_PAGE_SIZE')
+    def fits(n, row): return n <= largest and n*row < .8*free
+    powers = {job: range(4, 8 if 'sequences' in job else 9) for job in GROWTH}
+    return [(job, 10**k) for job,(_,row,_) in GROWTH.items() for k in powers[job] if fits(10**k, row)]
 
 def _settled(f):
     "A function that at first waits for the memory that it touches"
@@ -350,16 +362,6 @@ MOVED = {   # contest: bytes that must at least be copied
     'draw 64 sequences of 80': 64*80*64, 'draw 32 rows of pictures': 32*2*84*84*4}
 
 # %% ../../nbs/90_bench.ipynb #2a79f2c6
-def machine()->dict:
-    "What the figures were measured on"
-    cpu = next((l.split(':')[1].strip() for l in _cpuinfo() if l.startswith('model name')), platform.processor())
-    return dict(date=datetime.now(timezone.utc).isoformat(timespec='minutes'), cpu=cpu, cores=os.cpu_count(),
-        python=platform.python_version(), system=platform.system(), **{p: version(p) for p in ('torch','gymnasium','numpy','numba')})
-
-def _cpuinfo():
-    try: return Path('/proc/cpuinfo').read_text().splitlines()
-    except OSError: return []
-
 def start_peers(
     pythons:dict, # library → an interpreter that has it
 )->tuple: # name → `Peer`, and name → why it is missing
@@ -398,14 +400,17 @@ def run(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     peers,missing = start_peers(pythons)
-    results = dict(machine=machine(), size=size, peers={n: p.version for n,p in peers.items()}, missing=missing, contests={}, faults={})
+    results = dict(machine=machine(), size=size, peers={n: p.version for n,p in peers.items()}, missing=missing,
+        contests={}, faults={})
     todo = {t: c for t,c in CONTESTS.items() if c.quick or not quick}
     try:
         for title,c in (bar := tqdm(todo.items(), disable=not progress)):
             bar.set_description(title)
             there,results['faults'][title] = entries(c, size//50 if c.pictures else size, peers)
             results['contests'][title] = _timed(there, results['faults'][title], rounds, seconds)
-        results.update(copy_speed=copy_speed(), bytes_a_row=bytes_a_row(size, {} if quick else {n: pythons.get(n, sys.executable) for n in peers}, results['faults'].setdefault('bytes a row', {})))
+        looked_at = {} if quick else {n: pythons.get(n, sys.executable) for n in peers}
+        wrong = results['faults'].setdefault('bytes a row', {})
+        results.update(copy_speed=copy_speed(), bytes_a_row=bytes_a_row(size, looked_at, wrong))
         if grow:
             results['growth'],faults = growth(peers, rounds, grow, progress)
             results['faults'].update(faults)
@@ -418,7 +423,8 @@ def run(
 TARGETS = [   # contest, against which entry (None: the fastest peer), how many times as fast
     ('insert 1 row', 'stable-baselines3', 2), ('insert 256 rows', 'cpprb', 3), ('draw 256 rows', 'cpprb', 6),
     ('draw 256 rows by priority, and update', None, 5), ('draw 64 sequences of 80', None, 5),
-    ('draw 64 sequences of 80 by priority, and update', None, 50), ('8 CartPoles step, 256 rows are drawn', 'plain loop', 1/1.5)]
+    ('draw 64 sequences of 80 by priority, and update', None, 50),
+    ('8 CartPoles step, 256 rows are drawn', 'plain loop', 1/1.5)]
 
 def medians(results, title): return {who: float(np.median(t)) for who,t in results['contests'].get(title, {}).items()}
 
@@ -433,9 +439,10 @@ def targets(results:dict)->str: # Markdown
     for title,whom,asked in TARGETS:
         times = medians(results, title)
         who = whom or (fastest(results, title) or [None])[0]
-        if who not in times: lines.append(f'| {title} | {whom or "the fastest peer"} | {asked:.3g} × | | not measured |'); continue
-        got = times[who]/times['fastrl_replay']
-        lines.append(f'| {title} | {who} | {asked:.3g} × | {got:.3g} × | {"met" if got >= asked else "**missed**"} |')
+        got = times[who]/times['fastrl_replay'] if who in times else None
+        verdict = 'not measured' if got is None else 'met' if got >= asked else '**missed**'
+        measured = '' if got is None else f'{got:.3g} × '
+        lines.append(f'| {title} | {who or "the fastest peer"} | {asked:.3g} × | {measured}| {verdict} |')
     return '\n'.join(lines)
 
 # %% ../../nbs/90_bench.ipynb #a896ca94
@@ -448,7 +455,8 @@ def table(results:dict)->str: # Markdown
         times = medians(results, title)
         (_,ours),*_,(_,bare) = times.items()
         peer = fastest(results, title)
-        lines.append(f'| {title} | **{ours:.3g}** | {bare:.3g} | {ours/bare:.2f} | ' + (f'{peer[0]} | {_short(peer[1])} | {_short(peer[1]/ours)} |' if peer else '| | |'))
+        theirs = f'{peer[0]} | {_short(peer[1])} | {_short(peer[1]/ours)} |' if peer else '| | |'
+        lines.append(f'| {title} | **{ours:.3g}** | {bare:.3g} | {ours/bare:.2f} | {theirs}')
     return '\n'.join(lines)
 
 def details(results:dict)->str: # Markdown
@@ -465,30 +473,38 @@ def limits(results:dict)->str: # Markdown
     speed,lines = results['copy_speed'],['| contest | bytes | at copy speed | bare | ours |', '|---|--:|--:|--:|--:|']
     for title,n in MOVED.items():
         if title not in results['contests']: continue
-        times = list(medians(results, title).values())
-        lines.append(f'| {title} | {n:,} | {n/speed*1e6:.3g} µs | {times[-1]:.3g} µs | {times[0]:.3g} µs: {times[0]*speed/n/1e6:.2g} × |')
+        (ours,*_,bare),least = medians(results, title).values(),n/speed*1e6
+        lines.append(f'| {title} | {n:,} | {least:.3g} µs | {bare:.3g} µs | {ours:.3g} µs: {ours/least:.2g} × |')
     return '\n'.join([f'A long copy moves {speed/1e9:.1f} GB a second.\n', *lines])
 
 # %% ../../nbs/90_bench.ipynb #b4b67fe6
 def missing_peers(results:dict)->str: # Markdown
     "Which libraries are missing or failed, and how to get them"
     lines = [f"- {who} was left out: {why}." for who,why in results['missing'].items()]
-    if lines: lines.append("- Install the libraries with `pip install '.[peers]'`, best in a separate environment; `--peer-python NAME=PYTHON` says where one is.")
-    lines += [f'- {who} failed at “{title}”: {why}.' for title,faults in results['faults'].items() for who,why in faults.items()]
+    if lines: lines.append("- Install the libraries with `pip install '.[peers]'`, best in a separate environment; "
+        '`--peer-python NAME=PYTHON` says where one is.')
+    faults = [(title, who, why) for title,faults in results['faults'].items() for who,why in faults.items()]
+    lines += [f'- {who} failed at “{title}”: {why}.' for title,who,why in faults]
     return '\n'.join(lines)
 
 def summary(results:dict)->str: # Markdown
     "All tables, which libraries are missing, and what it was measured on"
     made = ', '.join(f'{k} {v}' for k,v in {**results['machine'], **results['peers']}.items())
-    parts = [table(results), targets(results), limits(results), missing_peers(results)]
-    for job,who in results.get('growth', {}).items():
-        sizes = list(next(iter(who.values())))
-        parts.append('\n'.join([f'| {job}, rows: | ' + ' | '.join(f'{int(s):,}' for s in sizes) + ' |', '|---' + '|--:'*len(sizes) + '|',
-            *[f'| {name} | ' + ' | '.join(f'{t[s]:,.3g} µs' if s in t else '' for s in sizes) + ' |' for name,t in who.items()]]))
-    if 'train' in results:
-        took = {name: np.median([t for t,_ in runs]) for name in ('ours','sb3','bare') if (runs := results['train'][name])}
-        parts.append(f'{results["train"]["steps"]:,} steps of CartPole: ' + ', '.join(f'{name} {t:.1f} s' for name,t in took.items()))
+    parts = [table(results), targets(results), limits(results), missing_peers(results),
+        *(_of_growth(job, who) for job,who in results.get('growth', {}).items())]
+    if 'train' in results: parts.append(_of_training(results['train']))
     return '\n\n'.join([*filter(None, parts), f'{results["size"]:,} rows in memory; {made}'])
+
+def _of_growth(job, who):
+    sizes = list(next(iter(who.values())))
+    lines = [f'| {job}, rows: | ' + ' | '.join(f'{int(s):,}' for s in sizes) + ' |', '|---' + '|--:'*len(sizes) + '|']
+    for name,t in who.items():
+        lines.append(f'| {name} | ' + ' | '.join(f'{t[s]:,.3g} µs' if s in t else '' for s in sizes) + ' |')
+    return '\n'.join(lines)
+
+def _of_training(train):
+    took = {name: np.median([t for t,_ in train[name]]) for name in ('ours','sb3','bare') if train[name]}
+    return f'{train["steps"]:,} steps of CartPole: ' + ', '.join(f'{name} {t:.1f} s' for name,t in took.items())
 
 # %% ../../nbs/90_bench.ipynb #ee66d48a
 def _png(results, draw, width, height, rows=1, columns=1):
@@ -500,13 +516,16 @@ def _png(results, draw, width, height, rows=1, columns=1):
     fig.savefig(file, format='png', dpi=100)
     return file.getvalue()
 
-COLORS = {'fastrl_replay': '#fb8500', 'stable-baselines3': '#219ebc', 'cpprb': '#8338ec', 'tianshou': '#606c38', 'torchrl': '#d00000', 'flashbax': '#023047', 'deque': '#adb5bd'}
+COLORS = {'fastrl_replay': '#fb8500', 'stable-baselines3': '#219ebc', 'cpprb': '#8338ec', 'tianshou': '#606c38',
+    'torchrl': '#d00000', 'flashbax': '#023047', 'deque': '#adb5bd'}
 
 def _bars(ax, times, title, unit):
     times = dict(sorted(times.items(), key=lambda kv: kv[1]))
-    most = max(t for t in times.values() if t <= 10*np.median(list(times.values())))   # what is longer leaves the picture
-    bars = ax.barh(list(times), [min(t, 1.1*most) for t in times.values()], color=[COLORS['fastrl_replay'] if who == 'fastrl_replay' else '#8ecae6' for who in times])
-    ax.bar_label(bars, [('→ ' if t > most else '') + f'{_short(t)} {unit}' for t in times.values()], padding=3, fontsize=9)
+    most = max(t for t in times.values() if t <= 10*np.median(list(times.values())))   # longer ones leave the picture
+    colors = [COLORS['fastrl_replay'] if who == 'fastrl_replay' else '#8ecae6' for who in times]
+    bars = ax.barh(list(times), [min(t, 1.1*most) for t in times.values()], color=colors)
+    labels = [('→ ' if t > most else '') + f'{_short(t)} {unit}' for t in times.values()]
+    ax.bar_label(bars, labels, padding=3, fontsize=9)
     ax.set_title(title, loc='left', fontsize=10); ax.tick_params(length=0, labelsize=9); ax.invert_yaxis()
     ax.set(xticks=[], xlim=(0, 1.5*most)); ax.spines[:].set_visible(False)
 
@@ -516,7 +535,9 @@ def bars(
 )->bytes: # a png
     "How long each takes, a picture for each contest; an arrow where a bar would leave it"
     def draw(*axes):
-        for ax,title in zip(axes, titles): _bars(ax, {w: t for w,t in medians(results, title).items() if w in COLORS}, title.replace(' by ', '\nby '), 'µs')
+        for ax,title in zip(axes, titles):
+            times = {who: t for who,t in medians(results, title).items() if who in COLORS}
+            _bars(ax, times, title.replace(' by ', '\nby '), 'µs')
         for ax in axes[len(titles):]: ax.set_axis_off()
     rows = -(-len(titles)//2)
     return _png(results, draw, 8, 2.1*rows, rows, 2)
@@ -525,7 +546,8 @@ def memory_bars(
     results:dict, # of `run`
 )->bytes: # a png
     "What a row costs in memory"
-    return _png(results, lambda ax: _bars(ax, results['bytes_a_row'], f'bytes a row, {results["size"]:,} rows', ''), 7, 2.4)
+    title = f'bytes a row, {results["size"]:,} rows'
+    return _png(results, lambda ax: _bars(ax, results['bytes_a_row'], title, ''), 7, 2.4)
 
 # %% ../../nbs/90_bench.ipynb #5128395d
 def growth_curves(
@@ -534,28 +556,35 @@ def growth_curves(
     "What a batch costs in memories of all sizes"
     def draw(*axes):
         for ax,(job,who) in zip(axes, results['growth'].items()):
-            for name,t in who.items(): ax.loglog([int(n) for n in t], t.values(), 'o-', ms=3, lw=2.5 if name == 'fastrl_replay' else 1, color=COLORS[name], label=name)
-            ax.set_title(job, loc='left', fontsize=9); ax.set(xlabel='rows'); ax.grid(alpha=.3); ax.spines[['top','right']].set_visible(False); ax.tick_params(labelsize=8)
+            for name,t in who.items(): ax.loglog([int(n) for n in t], t.values(), 'o-', ms=3,
+                lw=2.5 if name == 'fastrl_replay' else 1, color=COLORS[name], label=name)
+            ax.set_title(job, loc='left', fontsize=9); ax.set(xlabel='rows'); ax.grid(alpha=.3)
+            ax.spines[['top','right']].set_visible(False); ax.tick_params(labelsize=8)
         for ax in axes[::3]: ax.set(ylabel='µs a batch')
         axes[-1].set_axis_off()   # five jobs, and a place for the names
         there = {name: c for name,c in COLORS.items() if any(name in who for who in results['growth'].values())}
-        for i,(name,c) in enumerate(there.items()): axes[-1].text(.1, .9 - i*.13, name, color=c, transform=axes[-1].transAxes)
+        for i,(name,c) in enumerate(there.items()):
+            axes[-1].text(.1, .9 - i*.13, name, color=c, transform=axes[-1].transAxes)
     return _png(results, draw, 9, 4.8, 2, 3)
 
 # %% ../../nbs/90_bench.ipynb #189a23cf
 def _options(args):
-    p = argparse.ArgumentParser(prog='fastrl-replay bench', description='What this library costs beside the bare numpy and gymnasium calls, and beside its peers where they are installed.')
-    p.add_argument('--quick', action='store_true', help='the main contests in a smaller memory: under a minute')
-    p.add_argument('--growth', action='store_true', help='also memories of up to 100,000,000 rows: some minutes')
-    p.add_argument('--train', action='store_true', help='also whole training runs beside Stable-Baselines3: some minutes')
-    p.add_argument('--buffers', action='store_true', help='also the six buffers that this library grew from: some minutes')
-    p.add_argument('--peer-python', action='append', default=[], metavar='NAME=PATH', help='the interpreter that has a library; NAME may be all')
+    p = argparse.ArgumentParser(prog='fastrl-replay bench', description='What this library costs beside the bare '
+        'numpy and gymnasium calls, and beside its peers where they are installed.')
+    for option,help in dict(quick='the main contests in a smaller memory: under a minute',
+            growth='also memories of up to 100,000,000 rows: some minutes',
+            train='also whole training runs beside Stable-Baselines3: some minutes',
+            buffers='also the six buffers that this library grew from: some minutes').items():
+        p.add_argument(f'--{option}', action='store_true', help=help)
+    p.add_argument('--peer-python', action='append', default=[], metavar='NAME=PATH',
+        help='the interpreter that has a library; NAME may be all')
     p.add_argument('--out', type=Path, help='a folder for bench.json, bench.md and the pictures')
     a = p.parse_args(args)
     pythons = dict(w.partition('=')[::2] for w in a.peer_python)
     everywhere = pythons.pop('all', None)
     for name,path in pythons.items():
-        if name not in ADAPTERS or not path: p.error(f'--peer-python {name}={path}: expected NAME=PATH, where NAME is one of {", ".join(ADAPTERS)}, or all')
+        if name not in ADAPTERS or not path: p.error(f'--peer-python {name}={path}: expected NAME=PATH, where NAME is '
+            f'one of {", ".join(ADAPTERS)}, or all')
     a.pythons = {**({n: everywhere for n in ADAPTERS} if everywhere else {}), **pythons}
     return a
 
@@ -568,7 +597,8 @@ def save(
     out.mkdir(parents=True, exist_ok=True)
     (out/'bench.json').write_text(json.dumps(results, indent=1))
     (out/'bench.md').write_text('\n\n'.join([summary(results), details(results)]) + '\n')
-    pictures = {'speed': lambda: bars(results, [t for t,c in CONTESTS.items() if c.quick and c.job]), 'memory': lambda: memory_bars(results)}
+    titles = [t for t,c in CONTESTS.items() if c.quick and c.job]
+    pictures = {'speed': lambda: bars(results, titles), 'memory': lambda: memory_bars(results)}
     if 'growth' in results: pictures['growth'] = lambda: growth_curves(results)
     try:
         for name,draw in pictures.items(): (out/f'{name}.png').write_bytes(draw())
@@ -578,13 +608,18 @@ def main(args=None):
     "Run the contests and print the tables"
     a = _options(args)
     size,rounds,seconds = (100_000, 3, .02) if a.quick else (1_000_000, 9, .05)
-    results = run(size, rounds, seconds, a.quick, a.pythons, a.growth and (1_000_000 if a.quick else 100_000_000), sys.stderr.isatty())
-    if a.train: results['train'] = importlib.import_module('fastrl_replay.bench.traintime').race(1 if a.quick else 3, python=a.pythons.get('stable-baselines3', sys.executable))
+    grow = (1_000_000 if a.quick else 100_000_000) if a.growth else 0
+    results = run(size, rounds, seconds, a.quick, a.pythons, grow, sys.stderr.isatty())
+    if a.train:
+        sb3 = a.pythons.get('stable-baselines3', sys.executable)
+        results['train'] = _above('traintime').race(1 if a.quick else 3, python=sb3)
     if a.buffers:
         sizes = dict(insertions=2*size, batches=size//100, capacity=size)
-        results['buffers'] = dict(sizes, seconds=importlib.import_module('fastrl_replay.bench.buffers').experiment(**sizes))
+        results['buffers'] = dict(sizes, seconds=_above('buffers').experiment(**sizes))
     print(summary(results))
     if a.out: save(results, a.out)
+
+def _above(name): return importlib.import_module(f'fastrl_replay.bench.{name}')   # only where it is asked for
 
 # %% ../../nbs/90_bench.ipynb #c8218361
 if __name__ == '__main__': main()

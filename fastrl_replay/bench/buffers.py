@@ -30,19 +30,22 @@ class Holds1:
 class Holds2:
     "A deque of tuples"
     def __init__(self, capacity): self.memory = deque(maxlen=capacity)
-    def append(self, state, action, reward, next_state, done): self.memory.append((state, action, reward, next_state, done))
+    def append(self, state, action, reward, next_state, done):
+        self.memory.append((state, action, reward, next_state, done))
     def sample(self, n): return random.sample(self.memory, n)
 
 class Is3(deque):
     "Is a deque, of tuples"
     def __init__(self, capacity): super().__init__(maxlen=capacity)
-    def append(self, state, action, reward, next_state, done): super().append((state, action, reward, next_state, done))
+    def append(self, state, action, reward, next_state, done):
+        super().append((state, action, reward, next_state, done))
     def sample(self, n): return random.sample(self, n)
 
 class Is4(deque):
     "Is a deque, of named tuples"
     def __init__(self, capacity): super().__init__(maxlen=capacity)
-    def append(self, state, action, reward, next_state, done): super().append(Transition(state, action, reward, next_state, done))
+    def append(self, state, action, reward, next_state, done):
+        super().append(Transition(state, action, reward, next_state, done))
     def sample(self, n): return random.sample(self, n)
 
 # %% ../../nbs/92_buffers.ipynb #87e05e9c
@@ -78,7 +81,8 @@ class InBlocks(RowByRow):
     block = 256
     def append(self, *args): self.replay.add(self.steps)
 
-BUFFERS = dict(zip('123456', (Holds1, Holds2, Is3, Is4, Ring5, Columns6))) | {'fastrl_replay, rows': RowByRow, 'fastrl_replay, blocks': InBlocks}
+BUFFERS = {'1': Holds1, '2': Holds2, '3': Is3, '4': Is4, '5': Ring5, '6': Columns6,
+    'fastrl_replay, rows': RowByRow, 'fastrl_replay, blocks': InBlocks}
 
 # %% ../../nbs/92_buffers.ipynb #ce82688b
 def _under_a_bar(f, number, limit):
@@ -94,9 +98,12 @@ def _tests(cls, row, insertions, batches, capacity, limit):
     b,few,calls = cls(capacity),max(1, batches//100),insertions//getattr(cls, 'block', 1)
     def insert(): b.append(*row)
     def draw(): b.sample(50)
+    as_many = max(1, batches*calls//insertions)
     took = {'insert, tqdm': _under_a_bar(insert, calls, limit), 'draw, tqdm': _under_a_bar(draw, batches, limit),
-        'insert, timeit': timeit.timeit(insert, gc.enable, number=calls), 'draw, timeit': timeit.timeit(draw, number=few)*batches/few,
-        'insert as many as batches, timeit': timeit.timeit(insert, gc.enable, number=max(1, batches*calls//insertions)), 'insert again, tqdm': _under_a_bar(insert, calls, limit)}
+        'insert, timeit': timeit.timeit(insert, gc.enable, number=calls),
+        'draw, timeit': timeit.timeit(draw, number=few)*batches/few,
+        'insert as many as batches, timeit': timeit.timeit(insert, gc.enable, number=as_many),
+        'insert again, tqdm': _under_a_bar(insert, calls, limit)}
     b = cls(capacity)
     gc.disable()
     try: return {**took, 'insert without gc, tqdm': _under_a_bar(insert, calls, limit)}

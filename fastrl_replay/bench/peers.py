@@ -7,10 +7,12 @@ __all__ = ['ADAPTERS', 'ONE_THREAD', 'RETURN_MEMORY', 'Rows', 'wrong_rows', 'ada
            'sb3_insert', 'sb3_uniform', 'sb3_n_step', 'train_sb3', 'cpprb_insert', 'cpprb_uniform', 'cpprb_prioritized',
            'tianshou_insert', 'tianshou_uniform', 'tianshou_prioritized', 'torchrl_insert', 'torchrl_uniform',
            'torchrl_prioritized', 'torchrl_sequences', 'torchrl_prioritized_sequences', 'flashbax_insert',
-           'flashbax_uniform', 'flashbax_prioritized', 'flashbax_sequences', 'Worker', 'serve', 'PeerError', 'Peer']
+           'flashbax_uniform', 'flashbax_prioritized', 'flashbax_sequences', 'machine', 'Worker', 'serve', 'PeerError',
+           'Peer']
 
 # %% ../../nbs/89_peers.ipynb #9d8f5e0d
-import gc, json, os, subprocess, sys, tempfile
+import gc, json, os, platform, subprocess, sys, tempfile
+from datetime import datetime, timezone
 from importlib.metadata import version
 from importlib.util import find_spec
 from timeit import Timer
@@ -32,8 +34,11 @@ class Rows:
     )->dict: # column → array
         "The columns of some rows"
         i = np.arange(start, stop)
-        def state(i): return np.ascontiguousarray(np.broadcast_to((i % self.period).astype(self.dtype).reshape(-1, *[1]*len(self.shape)), (len(i), *self.shape)))
-        return dict(state=state(i), action=i % 2, reward=(i % 7).astype(np.float32), next_state=state(i+1), terminated=np.zeros(len(i), bool))
+        def state(i):
+            numbers = (i % self.period).astype(self.dtype).reshape(-1, *[1]*len(self.shape))
+            return np.ascontiguousarray(np.broadcast_to(numbers, (len(i), *self.shape)))
+        return dict(state=state(i), action=i % 2, reward=(i % 7).astype(np.float32), next_state=state(i+1),
+            terminated=np.zeros(len(i), bool))
 
     def chunks(self):
         "All rows, in parts"
@@ -54,7 +59,9 @@ def wrong_rows(
     i = state[...,:1]
     good = (state == i).all(-1) & (after == (i+1) % rows.period).all(-1)
     if not rows.pictures: good &= (action == i[...,0] % 2) & (reward == i[...,0] % 7)
-    if good.ndim == 2: good &= (np.diff(i[...,0], axis=1) == np.diff(i[...,0], axis=1)[:,:1]).all(1)[:,None]   # one after the other
+    if good.ndim == 2:   # sequences: one row after the other
+        step = np.diff(i[...,0], axis=1)
+        good &= (step == step[:,:1]).all(1)[:,None]
     return abs(good.size - want) + int((~good).sum())
 
 # %% ../../nbs/89_peers.ipynb #535f7280
@@ -99,11 +106,13 @@ def _sb3(rows, envs=1, cls='ReplayBuffer', **kw):
     from gymnasium.spaces import Box, Discrete
     from stable_baselines3.common import buffers
     space = Box(0, 255, rows.shape, np.uint8) if rows.pictures else Box(-np.inf, np.inf, rows.shape, np.float32)
-    b,at = getattr(buffers, cls)(rows.size//envs*envs, space, Discrete(2), device='cpu', n_envs=envs, handle_timeout_termination=False, **kw),0
-    columns = [getattr(b, k).reshape(b.buffer_size*envs, *getattr(b, k).shape[2:]) for k in ('observations','actions','rewards','next_observations')]
+    b,at = getattr(buffers, cls)(rows.size//envs*envs, space, Discrete(2), device='cpu', n_envs=envs,
+        handle_timeout_termination=False, **kw),0
+    names = dict(state='observations', action='actions', reward='rewards', next_state='next_observations')
+    columns = {k: getattr(b, name).reshape(b.buffer_size*envs, *getattr(b, name).shape[2:]) for k,name in names.items()}
     for c in rows.chunks():
-        m = min(len(c['reward']), len(columns[0]) - at)
-        for col,k in zip(columns, ('state','action','reward','next_state')): col[at:at+m] = c[k][:m].reshape(m, *col.shape[1:])
+        m = min(len(c['reward']), len(columns['reward']) - at)
+        for k,column in columns.items(): column[at:at+m] = c[k][:m].reshape(m, *column.shape[1:])
         at += m
     b.full = True
     return b
@@ -113,7 +122,8 @@ def _sb3_look(s): return dict(state=s.observations, action=s.actions, reward=s.r
 @adapter('stable-baselines3', 'insert')
 def sb3_insert(rows, n):
     b,c,infos = _sb3(rows, n),rows.part(0, n),[{}]*n
-    return lambda: b.add(c['state'], c['next_state'], c['action'].reshape(-1, 1), c['reward'], c['terminated'], infos),_nothing
+    row = c['state'],c['next_state'],c['action'].reshape(-1, 1),c['reward'],c['terminated'],infos
+    return lambda: b.add(*row),_nothing
 
 @adapter('stable-baselines3', 'uniform')
 def sb3_uniform(rows, n):
@@ -139,17 +149,18 @@ def train_sb3(
     from stable_baselines3 import DQN
     from stable_baselines3.common.evaluation import evaluate_policy
     torch.set_num_threads(1)
-    model = DQN('MlpPolicy', 'CartPole-v1', learning_rate=2.3e-3, batch_size=64, buffer_size=100_000, learning_starts=1_000, gamma=.99,
-        target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=.16, exploration_final_eps=.04,
-        policy_kwargs=dict(net_arch=[256,256]), seed=seed, device='cpu')
+    model = DQN('MlpPolicy', 'CartPole-v1', learning_rate=2.3e-3, batch_size=64, buffer_size=100_000,
+        learning_starts=1_000, gamma=.99, target_update_interval=10, train_freq=256, gradient_steps=128,
+        exploration_fraction=.16, exploration_final_eps=.04, policy_kwargs=dict(net_arch=[256,256]), seed=seed,
+        device='cpu')
     took = Timer(lambda: model.learn(steps)).timeit(1)
     return took,float(evaluate_policy(model, model.get_env(), 20)[0])
 
 # %% ../../nbs/89_peers.ipynb #4177cd6f
 def _cpprb(rows, cls='ReplayBuffer', **kw):
     import cpprb
-    example = rows.part(0, 1)
-    b = getattr(cpprb, cls)(rows.size, {k: dict(shape=v.shape[1:] or 1, dtype=v.dtype) for k,v in example.items()}, **kw)
+    columns = {k: dict(shape=v.shape[1:] or 1, dtype=v.dtype) for k,v in rows.part(0, 1).items()}
+    b = getattr(cpprb, cls)(rows.size, columns, **kw)
     for c in rows.chunks(): b.add(**c)
     return b
 
@@ -179,18 +190,21 @@ def _tianshou(rows, cls='ReplayBuffer', **kw):
     cols = [np.concatenate(c) for c in zip(*(p.values() for p in rows.chunks()))]
     state,action,reward,after,terminated = cols
     b = getattr(data, cls)(rows.size, **kw)
-    b.set_batch(data.Batch(obs=state, act=action, rew=reward, obs_next=after, terminated=terminated, truncated=terminated.copy(), done=terminated.copy()))
+    b.set_batch(data.Batch(obs=state, act=action, rew=reward, obs_next=after, terminated=terminated,
+        truncated=terminated.copy(), done=terminated.copy()))
     b._size,b.last_index[0] = rows.size,rows.size-1
     return b
 
-def _tianshou_look(out): return dict(state=out[0].obs, action=out[0].act, reward=out[0].rew, next_state=out[0].obs_next)
+def _tianshou_look(out):
+    batch = out[0]
+    return dict(state=batch.obs, action=batch.act, reward=batch.rew, next_state=batch.obs_next)
 
 @adapter('tianshou', 'insert')
 def tianshou_insert(rows, n):
     from tianshou.data import Batch, VectorReplayBuffer
-    c = rows.part(0, n)
-    b,row,ids = VectorReplayBuffer(rows.size//n*n, n),Batch(obs=c['state'], act=c['action'], rew=c['reward'], obs_next=c['next_state'],
-        terminated=c['terminated'], truncated=c['terminated'].copy()),np.arange(n)
+    b,ids,c = VectorReplayBuffer(rows.size//n*n, n),np.arange(n),rows.part(0, n)
+    row = Batch(obs=c['state'], act=c['action'], rew=c['reward'], obs_next=c['next_state'],
+        terminated=c['terminated'], truncated=c['terminated'].copy())
     return lambda: b.add(row, buffer_ids=ids),_nothing
 
 @adapter('tianshou', 'uniform')
@@ -213,7 +227,8 @@ def _torchrl(rows, sampler=None, batch_size=None, cls='ReplayBuffer', trajectori
     import torch
     from tensordict import TensorDict
     from torchrl import data
-    b,at = getattr(data, cls)(storage=data.LazyTensorStorage(rows.size), batch_size=batch_size, **kw, **({} if sampler is None else dict(sampler=sampler))),0
+    if sampler is not None: kw['sampler'] = sampler
+    b,at = getattr(data, cls)(storage=data.LazyTensorStorage(rows.size), batch_size=batch_size, **kw),0
     for c in rows.chunks():
         m = len(c['reward'])
         more = {'trajectory': np.arange(at, at+m)//1000} if trajectories else {}
@@ -248,16 +263,19 @@ def _torchrl_prioritized(b, n, rows):
 
 @adapter('torchrl', 'prioritized')
 def torchrl_prioritized(rows, n):
-    return _torchrl_prioritized(_torchrl(rows, batch_size=n, cls='PrioritizedReplayBuffer', alpha=.6, beta=.4), n, rows),_torchrl_look
+    b = _torchrl(rows, batch_size=n, cls='PrioritizedReplayBuffer', alpha=.6, beta=.4)
+    return _torchrl_prioritized(b, n, rows),_torchrl_look
 
 def _torchrl_sequences(rows, n, cls, *args, **kw):
     from torchrl.data.replay_buffers import samplers
-    return _torchrl(rows, getattr(samplers, cls)(*args, slice_len=80, traj_key='trajectory', strict_length=True, **kw), n*80, trajectories=True)
+    sampler = getattr(samplers, cls)(*args, slice_len=80, traj_key='trajectory', strict_length=True, **kw)
+    return _torchrl(rows, sampler, n*80, trajectories=True)
 
 def _torchrl_look_sequences(out): return {k: v.reshape(-1, 80, *v.shape[1:]) for k,v in _torchrl_look(out).items()}
 
 @adapter('torchrl', 'sequences')
-def torchrl_sequences(rows, n): return _torchrl_sequences(rows, n, 'SliceSampler', cache_values=True).sample,_torchrl_look_sequences
+def torchrl_sequences(rows, n):
+    return _torchrl_sequences(rows, n, 'SliceSampler', cache_values=True).sample,_torchrl_look_sequences
 
 @adapter('torchrl', 'prioritized sequences')
 def torchrl_prioritized_sequences(rows, n):
@@ -267,10 +285,13 @@ def torchrl_prioritized_sequences(rows, n):
 # %% ../../nbs/89_peers.ipynb #4d24f41f
 def _flashbax(rows, make, envs=1):
     import jax
-    def shaped(c): return c if envs == 1 else {k: np.moveaxis(v.reshape(-1, envs, *v.shape[1:]), 1, 0) for k,v in c.items()}
+    def shaped(c):
+        if envs == 1: return c
+        whole = {k: v[:len(v)//envs*envs] for k,v in c.items()}
+        return {k: np.moveaxis(v.reshape(-1, envs, *v.shape[1:]), 1, 0) for k,v in whole.items()}
     example = {k: jax.numpy.asarray(v[0]) for k,v in rows.part(0, 1).items()}
     state,add = make.init(example),jax.jit(make.add, donate_argnums=0)
-    for c in rows.chunks(): state = add(state, jax.tree.map(jax.numpy.asarray, shaped({k: v[:len(v)//envs*envs] for k,v in c.items()})))
+    for c in rows.chunks(): state = add(state, jax.tree.map(jax.numpy.asarray, shaped(c)))
     return state
 
 def _flashbax_items(rows, n, **kw):
@@ -327,6 +348,18 @@ def flashbax_sequences(rows, n):
     state,draw,keys = _flashbax(rows, make, 8),jax.jit(make.sample),_keys()
     return lambda: jax.block_until_ready(draw(state, next(keys))).experience,dict
 
+# %% ../../nbs/89_peers.ipynb #2dd078b0
+def machine()->dict:
+    "What the figures were measured on"
+    cpu = next((l.split(':')[1].strip() for l in _cpuinfo() if l.startswith('model name')), platform.processor())
+    return dict(date=datetime.now(timezone.utc).isoformat(timespec='minutes'), cpu=cpu, cores=os.cpu_count(),
+        python=platform.python_version(), system=platform.system(),
+        **{p: version(p) for p in ('torch','gymnasium','numpy','numba')})
+
+def _cpuinfo():
+    try: return open('/proc/cpuinfo').read().splitlines()
+    except OSError: return []
+
 # %% ../../nbs/89_peers.ipynb #01f166dd
 def _resident():
     try: return int(open('/proc/self/statm').read().split()[1])*os.sysconf('SC_PAGE_SIZE')
@@ -380,10 +413,12 @@ class PeerError(RuntimeError):
     "A library that isn't there, or failed at what it was asked"
     def __init__(self, library, why): super().__init__(why); self.library = library
 
-ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1', NUMBA_NUM_THREADS='1', NPROC='1',
-    XLA_FLAGS='--xla_cpu_multi_thread_eigen=false', JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='', TF_CPP_MIN_LOG_LEVEL='3')
+ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1', NUMBA_NUM_THREADS='1',
+    NPROC='1', XLA_FLAGS='--xla_cpu_multi_thread_eigen=false', JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='',
+    TF_CPP_MIN_LOG_LEVEL='3')
 
-RETURN_MEMORY = dict(MALLOC_MMAP_THRESHOLD_='65536', MALLOC_TRIM_THRESHOLD_='65536')   # for a process whose memory is looked at
+# for a process whose memory is looked at
+RETURN_MEMORY = dict(MALLOC_MMAP_THRESHOLD_='65536', MALLOC_TRIM_THRESHOLD_='65536')
 
 # %% ../../nbs/89_peers.ipynb #0e34ff66
 class Peer:
@@ -395,10 +430,15 @@ class Peer:
     ):
         self.library,self.log = library,tempfile.TemporaryFile('w+')
         env = {k: v for k,v in os.environ.items() if k != 'PYTHONPATH'} | ONE_THREAD | settings
-        try: self.process = subprocess.Popen([python, find_spec('fastrl_replay.bench.peers').origin, library], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=env)
+        command = [python, find_spec('fastrl_replay.bench.peers').origin, library]
+        try: self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+            text=True, env=env)
         except OSError as e: raise PeerError(library, f'{python} could not be started ({e.strerror})') from None
         try: self.version = self.ask('version')
-        except PeerError: self.close(); raise PeerError(library, f"not installed for {'this Python' if python == sys.executable else python}") from None
+        except PeerError:
+            self.close()
+            who = 'this Python' if python == sys.executable else python
+            raise PeerError(library, f'not installed for {who}') from None
 
     def ask(self, command, **args):
         "Send a command and wait for the answer"

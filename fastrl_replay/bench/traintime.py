@@ -16,9 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from ..learners import DQNLearner, Learner, dqn
-from .bench import machine
 from ..envs import _EnvGroup
-from .peers import Peer, PeerError
+from .peers import Peer, PeerError, machine
 from ..policies import EpsGreedy
 from ..recipes import recipe
 from ..replay.experience import ExperienceReplay

@@ -11,7 +11,7 @@ from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
 from ..core import ArgumentError, ArgumentTypeError, Steps
-from .base import Follows, Learned, Learner, Sequences, discounts
+from .base import Follows, Learned, Learner, Sequences, check_discrete, discounts
 from .registry import Builder, builds, scheduled
 from ..losses import double_q_target
 from ..nstep import NStep
@@ -48,6 +48,7 @@ def dqn_errors(
     double:bool=True, # does `model` choose the next action, or `target`?
 )->tuple: # Q of what was done, with its gradient, and what it should have been, without one
     "Values and targets of the actions of a batch"
+    check_discrete('dqn_errors', batch)
     q = action_values('dqn_errors', model(batch.state), batch.action)
     with torch.no_grad():
         after,discount = target(batch.next_state),discounts(batch, gamma)

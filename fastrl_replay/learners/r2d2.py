@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from ..core import ArgumentError, ArgumentTypeError, whole
 from ..nested import map_leaves
-from .base import Follows, Learned, Learner, Sequences
+from .base import Follows, Learned, Learner, Sequences, check_discrete
 from .dqn import action_values
 from .registry import Builder, SettingsError, builds, scheduled, setting_text
 from ..losses import n_step_targets, rescale, unrescale
@@ -30,6 +30,7 @@ def r2d2_errors(
     rescaled:bool=True, # are the model's values on the scale of `rescale`?
 )->tuple: # Q of what was done, with its gradient, and what it should have been: [B, length - burn_in]
     "Values and targets of the steps after the burn-in"
+    check_discrete('r2d2_errors', batch)
     stored = getattr(batch, 'hidden', None)
     mine = theirs = model.initial_hidden(len(batch)) if stored is None else stored
     part,warm_up = batch.train,batch.burn_in

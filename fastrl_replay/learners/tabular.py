@@ -10,7 +10,7 @@ import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from ..core import ArgumentError, ArgumentTypeError, Steps, njit
-from .base import Learner, check_same_shapes, discounts
+from .base import Learner, check_discrete, check_same_shapes, discounts
 from .registry import Builder, builds
 from ..pipe import stage
 from ..policies import n_actions
@@ -80,10 +80,8 @@ def learn(self:QLearner,
 )->dict: # floats by name
     "Learn from each row in turn"
     t,rows = self.table,batch.rows
-    for n in 'state','next_state','action':
-        if rows.ndim != 1 or rows[n].ndim != 1 or rows.dtype[n].kind not in 'iu': raise ArgumentError('QLearner',
-            f'column {n!r}', f'{rows.dtype[n]} in a batch of shape {list(batch.shape)}',
-            'one whole number in each of [n] rows', 'a network, for other spaces')
+    if rows.ndim != 1: raise ArgumentError('QLearner', 'a batch', f'shape {list(rows.shape)}', '[n] rows')
+    check_discrete('QLearner', batch, ('state','next_state','action'))
     weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
     td = np.empty(len(batch))
     bad = q_update(t.values, rows['state'] - t.first, rows['action'], rows['reward'], rows['next_state'] - t.first,

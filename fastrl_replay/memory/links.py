@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'MAX_SZ', 'LINK', 'BACK', 'DRAWN', 'LAST_KEY', 'LAST', 'N_LAST', 'NUMBER',
-           'N_NUMBER', 'Tables', 'Links', 'acceptable', 'link_rows', 'as_keys', 'first_invalid']
+           'N_NUMBER', 'Tables', 'Links', 'acceptable', 'link_rows', 'Places', 'as_keys', 'first_invalid']
 
 # %% ../../nbs/31_links.ipynb #fa703b94
 from copy import copy
@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import ArgumentTypeError, StaleKey, StateError, ints_at, longs_at, bytes_at, njit
-from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, Environments, NaNSearch, RowLayout, goes_on, grown, has_nan,
-    note_row, places_of, row_ends)
+from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, Environments, NaNSearch, RowLayout, goes_on,
+    grown, has_nan, note_row, places_of, row_ends)
 from .arrays import MainMemory
 
 # %% ../../nbs/31_links.ipynb #95ae7358
-INSERTED,OLDEST,AGE_SUM,AGE_MAX,MAX_SZ,LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER = range(13)   # what stands where
+INSERTED,OLDEST,AGE_SUM,AGE_MAX,MAX_SZ = range(5)   # what stands where: counters and the size, then addresses, lengths
+LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER = range(5, 13)
 
 class Tables(NamedTuple):
     "What kernels see of the links, and the arrays that must stay alive for it; replaced as a whole"
@@ -35,26 +36,19 @@ class Links:
         who:str='Timeline', # who keeps the rows, for errors
     ):
         self.who,self.max_sz,self._search = who,max_sz,NaNSearch(dtype)
-        self.plan = np.concatenate([RowLayout(who, dtype, strict=False).at, self._search.at])   # where kernels look in a row
+        layout = RowLayout(who, dtype, strict=False)
+        self.plan = np.concatenate([layout.at, self._search.at])   # where kernels look in a row
         self.link,self.back,self.drawn = (arrays.new(n, max_sz, np.int32, 0) for n in ('link','back','drawn'))
         self._use(np.zeros(5, np.int64), Environments(), np.zeros(0, np.int64))
 
     def _use(self, counters, envs, last_key):
         "Work with these tables from now on: one assignment, after all of them have been made"
-        numbers = np.array([*counters[:MAX_SZ], self.max_sz, *(a.ctypes.data for a in (self.link, self.back, self.drawn, last_key)),
+        addresses = [a.ctypes.data for a in (self.link, self.back, self.drawn, last_key)]
+        numbers = np.array([*counters[:MAX_SZ], self.max_sz, *addresses,
             envs.last.ctypes.data, len(envs.last), envs.number.ctypes.data, len(envs.number)])
         self.tables = Tables(numbers, envs, last_key)
 
-    def admit(self, env_ids):
-        "Make room for the environments among these that are new"
-        numbers,envs,last_key = self.tables
-        new = envs.missing(env_ids)
-        if not len(new): return
-        envs = copy(envs)
-        envs.admit(new)
-        self._use(numbers, envs, grown(last_key, len(envs.last), -1))
-
-    inserted = property(lambda self: self.tables.numbers.item(INSERTED), doc='How many rows have come so far: the next key')
+    inserted = property(lambda self: self.tables.numbers.item(INSERTED), doc='How many rows have come: the next key')
     oldest   = property(lambda self: self.tables.numbers.item(OLDEST), doc='The oldest key that is still there')
     keys     = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
     def __len__(self): return self.inserted - self.oldest
@@ -64,8 +58,20 @@ class Links:
     @property
     def nbytes(self):
         "Bytes reserved"
-        envs = self.tables.envs
-        return sum(a.nbytes for a in (self.link, self.back, self.drawn, self.tables.last_key, envs.last, envs.ids, envs.number))
+        _,envs,last_key = self.tables
+        arrays = self.link,self.back,self.drawn,last_key,envs.last,envs.ids,envs.number
+        return sum(a.nbytes for a in arrays)
+
+# %% ../../nbs/31_links.ipynb #16639fb7
+@patch
+def admit(self:Links, env_ids):
+    "Make room for the environments among these that are new"
+    numbers,envs,last_key = self.tables
+    new = envs.missing(env_ids)
+    if not len(new): return
+    envs = copy(envs)
+    envs.admit(new)
+    self._use(numbers, envs, grown(last_key, len(envs.last), -1))
 
 # %% ../../nbs/31_links.ipynb #cd910120
 _u = np.uint64   # unsigned places spare kernels a test for negative ones
@@ -122,10 +128,23 @@ def append(self:Links, rows):
     "Rows that lie in their slots are there from now on"
     link_rows(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
 
+# %% ../../nbs/31_links.ipynb #90609507
+class Places(np.ndarray):
+    "Places of rows when they were given out, 0 is the oldest; where keys are asked for, they stand for these rows"
+    oldest = 0   # the key that had place 0
+    def __new__(cls, keys, oldest):
+        new = (np.asarray(keys) - oldest).view(cls)
+        new.oldest = oldest
+        return new
+    def __array_finalize__(self, other): self.oldest = getattr(other, 'oldest', 0)
+    def __reduce__(self): return Places, (self.keys, self.oldest)
+    keys = property(lambda self: np.asarray(self) + self.oldest, doc='Of these rows')
+
 # %% ../../nbs/31_links.ipynb #2ff5285c
 def as_keys(keys, what='keys')->np.ndarray: # int64
     "Keys, or offsets, as the kernels want them"
     if isinstance(keys, torch.Tensor): keys = keys.cpu().numpy()
+    if isinstance(keys, Places): return keys.keys
     if type(keys) is np.ndarray and keys.dtype == np.int64: return keys
     keys = np.asarray(keys)
     if keys.dtype.kind not in 'iu' and keys.size: raise ArgumentTypeError('Timeline', what, keys.dtype, 'integers')
@@ -221,25 +240,29 @@ def state_dict(self:Links)->dict: # plain data and tensors
     slots,n = self.keys % self.max_sz,len(envs)
     arrays = dict(link=self.link[slots], back=self.back[slots], drawn=self.drawn[slots], env_ids=envs.ids[:n].copy(),
         last=envs.last[:n].copy(), last_key=last_key[:n].copy())
-    return dict(max_sz=self.max_sz, counters=numbers[:MAX_SZ].tolist(), **{k: torch.from_numpy(a) for k,a in arrays.items()})
+    tensors = {k: torch.from_numpy(a) for k,a in arrays.items()}
+    return dict(max_sz=self.max_sz, counters=numbers[:MAX_SZ].tolist(), **tensors)
 
+# %% ../../nbs/31_links.ipynb #447df38c
 def _damage(state, max_sz)->str: # None: none
-    "What is wrong with links that were saved"
+    "What is wrong with links that were saved, which are to go into `max_sz` slots"
     (inserted,oldest),n = state['counters'][:2],len(state['env_ids'])
     if not 0 <= oldest <= inserted <= oldest + max_sz: return 'counters'
-    ahead,env_ids = np.arange(inserted - oldest, 0, -1),state['env_ids'].numpy()   # how far the end is
-    for name,shape in dict(link=ahead.shape, back=ahead.shape, drawn=ahead.shape, env_ids=(n,), last=(n,3), last_key=(n,)).items():
+    ahead = np.arange(inserted - oldest, 0, -1)   # how far the end is
+    for name,shape,kind,low,high in (
+        ('link', ahead.shape, np.int32, 0, ahead-1),
+        ('back', ahead.shape, np.int32, 0, state['max_sz']-1),
+        ('drawn', ahead.shape, np.int32, -2**31, 2**31),
+        ('env_ids', (n,), np.int32, 0, MAX_ENVS-1),
+        ('last', (n,3), np.int32, -2**31, 2**31),
+        ('last_key', (n,), np.int64, -1, inserted-1)):
         a = state[name].numpy()
-        if a.shape != shape or a.dtype != (np.int64 if name == 'last_key' else np.int32): return name
-        low,high = dict(link=(0, ahead-1), back=(0, max_sz-1), env_ids=(0, MAX_ENVS-1), last_key=(-1, inserted-1)).get(name, (-2**31,2**31))
-        if (a < low).any() or (a > high).any(): return name
-    return 'env_ids' if len(np.unique(env_ids)) < n else None
+        if a.shape != shape or a.dtype != kind or (a < low).any() or (a > high).any(): return name
+    return 'env_ids' if len(np.unique(state['env_ids'].numpy())) < n else None
 
 @patch
 def load_state_dict(self:Links, state:dict):
     "Become the links that were saved; these must be new"
-    if state['max_sz'] != self.max_sz: raise StateError(self.who, 'a saved memory of another size', f"max_sz={state['max_sz']}",
-        f'max_sz={self.max_sz}', 'build the memory with the size that was saved')
     damage = _damage(state, self.max_sz)
     if damage: raise StateError(self.who, 'a saved memory with damaged links', damage)
     inserted,oldest = state['counters'][:2]

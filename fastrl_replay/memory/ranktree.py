@@ -16,16 +16,22 @@ SHELF,TOGETHER = 64,48   # places on a shelf; two neighbours that have no more t
 
 def _shelves(capacity)->tuple: # the arrays, in the order in which the kernels take them
     "Empty shelves for `capacity` indices, and where everything is written down"
-    n = capacity//21 + 2                                          # neighbours have more than 48 together, or can be made to: n shelves are enough
-    slots = -(-2*n//16)*16
-    starts = levels(slots, 16)                                    # sixteen counts are a line of 64 bytes
-    first = np.arange(slots) == 0
-    return (np.zeros(n*SHELF), np.zeros(n*SHELF, np.int32),       # priority and index of what stands in each place of each shelf
-        np.where(first, np.inf, -np.inf), np.where(first, -1, 2**62),   # labels: what stands in a slot is not before this (priority, age)
-        np.where(first, 0, -1).astype(np.int32), np.zeros(n, np.int32),   # the shelf in each slot (-1: none), the slot of each shelf
-        np.array([*range(n-1, 0, -1), n-1], np.int32),            # a stack of shelves that are not in use, and how many
-        np.zeros(starts[-1], np.int32), starts,                   # how many stand in each slot; in each 16, 256, …
-        np.full(capacity, -1, np.int32), np.zeros(capacity, np.int64))   # the shelf of each index (-1: none), and its age
+    n = capacity//21 + 2   # enough: two neighbours have more than 48 together, or can be made to
+    n_slots = -(-2*n//16)*16
+    starts,first = levels(n_slots, 16),np.arange(n_slots) == 0   # sixteen counts are a line of 64 bytes
+    # what stands in each place of each shelf: its priority and its index
+    prio,who = np.zeros(n*SHELF),np.zeros(n*SHELF, np.int32)
+    # labels of slots: what stands in one does not come before this (priority, age)
+    labels,label_ages = np.where(first, np.inf, -np.inf),np.where(first, -1, 2**62)
+    # the shelf in each slot (-1: none), and the slot of each shelf
+    slots,slot_of = np.where(first, 0, -1).astype(np.int32),np.zeros(n, np.int32)
+    # a stack of shelves that are not in use, and how many
+    free = np.array([*range(n-1, 0, -1), n-1], np.int32)
+    # how many stand in each slot; in each 16, 256, …
+    counts = np.zeros(starts[-1], np.int32)
+    # the shelf of each index (-1: none), and its age
+    where,ages = np.full(capacity, -1, np.int32),np.zeros(capacity, np.int64)
+    return prio,who,labels,label_ages,slots,slot_of,free,counts,starts,where,ages
 
 # %% ../../nbs/36_ranktree.ipynb #cdc6eaa6
 _u = np.uint64   # unsigned places spare the kernel a test for negative ones
@@ -61,7 +67,9 @@ def _place_on(prio, who, ages, first, n, p, age):
 @njit
 def _count(counts, starts, slot, by):
     "There are `by` more in this slot, in its sixteen, …"
-    for level in range(len(starts)-1): counts[_u(starts[level] + slot)],slot = counts[_u(starts[level] + slot)] + by,slot >> 4
+    for level in range(len(starts)-1):
+        at = _u(starts[level] + slot)
+        counts[at],slot = counts[at] + by,slot >> 4
 
 # %% ../../nbs/36_ranktree.ipynb #b509c9b1
 @njit
@@ -154,7 +162,9 @@ def _arrange(tree, first, end, kept, p):
         labels[s],label_ages[s] = label,age
     for level in range(1, len(starts)-1):
         first,end = first >> 4,((end-1) >> 4) + 1
-        for s in range(first, end): counts[starts[level] + s] = counts[starts[level-1] + s*16:starts[level-1] + s*16+16].sum()
+        for s in range(first, end):
+            below = starts[level-1] + s*16
+            counts[starts[level] + s] = counts[below:below+16].sum()
 
 # %% ../../nbs/36_ranktree.ipynb #d3dd3179
 @njit
@@ -184,7 +194,8 @@ def _put(tree, idx, priority, slots_for):
         if where[x] >= 0: _take(tree, idx[i:i+1])   # it comes twice: the last one wins
         age,label,follows = ages[x],labels[_u(slot)],_u(slot+1)
         if (label < p or (label == p and label_ages[_u(slot)] > age)     # a shelf that was divided meanwhile
-            or (follows < len(labels) and (labels[follows] > p or (labels[follows] == p and label_ages[follows] <= age)))):
+            or (follows < len(labels) and
+                (labels[follows] > p or (labels[follows] == p and label_ages[follows] <= age)))):
             slot = _slot_for(labels, label_ages, p, age)
         if counts[_u(slot)] == SHELF: slot = _room(tree, slot, p, age)
         shelf,n = slots[_u(slot)],counts[_u(slot)]
@@ -276,8 +287,9 @@ def _select(tree, rank, idx):
 # %% ../../nbs/36_ranktree.ipynb #a2111014
 @njit
 def _roll(tree, capacity, gone, oldest, first, end, p, age):
-    "Keys from `gone` to `oldest` leave the ring, those from `first` to `end` come with priority `p`, or if that is negative the largest left, or 1; the next age"
-    leave,come,top,largest = np.empty(oldest-gone, np.int64),np.empty(end-first, np.int64),np.zeros(1, np.int64),np.zeros(1)
+    "Keys from `gone` to `oldest` leave, `first` to `end` come with `p`; negative: the largest left, or 1. The next age"
+    leave,come = np.empty(oldest-gone, np.int64),np.empty(end-first, np.int64)
+    top,largest = np.zeros(1, np.int64),np.zeros(1)
     for i in range(len(leave)): leave[i] = (gone + i) % capacity
     for i in range(len(come)): come[i] = (first + i) % capacity
     _take(tree, leave)
@@ -305,13 +317,16 @@ class RankTree:
     def _indices(self, idx, there=True):
         "Flat indices, all of them within the capacity and, if asked, present"
         idx = np.asarray(idx)
-        if idx.dtype.kind not in 'iu' and idx.size: raise ArgumentTypeError('RankTree', 'indices', idx.dtype, 'integers')
+        if idx.dtype.kind not in 'iu' and idx.size:
+            raise ArgumentTypeError('RankTree', 'indices', idx.dtype, 'integers')
         out = (idx < 0) | (idx >= self.capacity)
-        if out.any(): raise IndexError(problem('RankTree', f'index at place {int(out.argmax())}', idx.ravel()[out.argmax()],
-            f'0 to {self.capacity-1}'))
+        if out.any():
+            i = int(out.argmax())
+            raise IndexError(problem('RankTree', f'index at place {i}', idx.ravel()[i], f'0 to {self.capacity-1}'))
         flat = np.ascontiguousarray(idx, np.int64).ravel()
         gone = self._tree[9][flat] < 0
-        if there and gone.any(): raise KeyError(problem('RankTree', f'index {flat[gone.argmax()]} is not here', remedy='update it first'))
+        if there and gone.any():
+            raise KeyError(problem('RankTree', f'index {flat[gone.argmax()]} is not here', remedy='update it first'))
         return flat
 
 # %% ../../nbs/36_ranktree.ipynb #dabdaeb9
@@ -322,12 +337,15 @@ def update(self:RankTree,
 ):
     "Set priorities, of new things or of those that are here; either all of them or, with an error, none"
     flat,p = self._indices(idx, there=False),np.asarray(priority, np.float64)
-    if p.ndim and p.shape != np.shape(idx): raise ArgumentError('RankTree.update', 'priorities', list(p.shape),
-        f'{list(np.shape(idx))}, one for each index, or a single one')
-    p = np.ascontiguousarray(np.broadcast_to(p, np.shape(idx))).ravel()
+    shape = np.shape(idx)
+    if p.ndim and p.shape != shape:
+        raise ArgumentError('RankTree.update', 'priorities', list(p.shape),
+            f'{list(shape)}, one for each index, or a single one')
+    p = np.ascontiguousarray(np.broadcast_to(p, shape)).ravel()
     wrong = ~np.isfinite(p)
-    if wrong.any(): raise ArgumentError('RankTree', f'priority at place {int(wrong.argmax())}, for index {flat[wrong.argmax()]}',
-        p[wrong.argmax()], 'a finite number')
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise ArgumentError('RankTree', f'priority at place {i}, for index {flat[i]}', p[i], 'a finite number')
     self._age,_ = _update(self._tree, flat, p, self._age)
 
 @patch
@@ -354,10 +372,12 @@ def select(self:RankTree,
 ): # the index that has each
     "Who has this rank"
     ranks = np.asarray(rank)
-    if ranks.dtype.kind not in 'iu' and ranks.size: raise ArgumentTypeError('RankTree.select', 'ranks', ranks.dtype, 'integers')
+    if ranks.dtype.kind not in 'iu' and ranks.size:
+        raise ArgumentTypeError('RankTree.select', 'ranks', ranks.dtype, 'integers')
     out = (ranks < 1) | (ranks > len(self))
-    if out.any(): raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()],
-        f'1 to {len(self)}' if len(self) else 'nothing: it is empty'))
+    if out.any():
+        there = f'1 to {len(self)}' if len(self) else 'nothing: it is empty'
+        raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()], there))
     idx = np.empty(ranks.size, np.int64)
     _select(self._tree, np.ascontiguousarray(ranks, np.int64).ravel(), idx)
     return idx.reshape(ranks.shape) if ranks.ndim else int(idx[0])

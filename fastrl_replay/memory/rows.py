@@ -9,11 +9,12 @@ __all__ = ['BatchPlan', 'as_steps', 'count_drawn', 'Store', 'Rows']
 from copy import copy
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import ArgumentError, StateError, Steps, bytes_at, extend_dtype, ints_at, memmove, njit, plain_columns
+from ..core import (ArgumentError, StateError, Steps, bytes_at, extend_dtype, ints_at, memmove, njit,
+    padding, plain_columns)
 from ..episodes import ENV, SIZE, NaNSearch, RowLayout
 from .arrays import MainMemory
-from fastrl_replay.memory.links import (AGE_MAX, AGE_SUM, DRAWN, INSERTED, MAX_SZ, OLDEST, Links, acceptable, first_invalid,
-    link_rows)
+from fastrl_replay.memory.links import (AGE_MAX, AGE_SUM, DRAWN, INSERTED, MAX_SZ, OLDEST, Links, acceptable,
+    first_invalid, link_rows)
 
 # %% ../../nbs/32_rows.ipynb #c91da52a
 _BATCH = dict(index='i8', weight='f4')
@@ -43,11 +44,12 @@ def as_steps(
     shape = (shape,) if isinstance(shape, int) else shape
     return Steps(np.empty(0, dtype))._like(out.view(*shape, dtype.itemsize))
 
+# %% ../../nbs/32_rows.ipynb #844aab76
 @njit
 def _stamp(out, keys, weights, plan):
     "Write key and weight into each row of a batch"
     size,index_at,weight_at = plan
-    index,weight = out[:len(out) & ~7].view(np.int64),out.view(np.float32)   # a batch's rows are a multiple of 8 bytes
+    index,weight = out[:len(out) & ~7].view(np.int64),out.view(np.float32)   # rows are a multiple of 8 bytes
     for i in range(len(keys)):
         index[i*(size >> 3) + index_at],weight[i*(size >> 2) + weight_at] = keys[i],weights[i]
 
@@ -72,6 +74,11 @@ class Store:
     "The base of stores: adds blocks, draws batches and saves by `put` and `gather`"
     arrays = MainMemory()   # where its arrays lie, and those of the links
     nbytes = 0              # reserved
+    def reserve(self, arrays): "Make room"
+    def put(self, slots, rows): raise NotImplementedError
+    def gather(self, slots, out, present=-1): raise NotImplementedError
+    def empty(self, n, size): return np.empty((n, size), np.uint8)   # for `gather`: n rows of so many bytes
+
     def open(self,
         dtype:np.dtype, # of the rows
         max_sz:int, # how many there can be
@@ -83,46 +90,49 @@ class Store:
         new.reserve(arrays)
         return new
 
-    def reserve(self, arrays): "Make room"
-    def put(self, slots, rows): raise NotImplementedError
-    def gather(self, slots, out, present=-1): raise NotImplementedError
-    def empty(self, n, size): return np.empty((n, size), np.uint8)   # for `gather`: n rows of so many bytes
-
-    def add(self, line:Links, rows:np.ndarray)->bool:
-        "Take rows in, or do nothing: some can't be taken as they are"
-        if not line.accepts(rows): return False
-        slots = line.reserve(len(rows))
-        if len(slots): self.put(slots, rows[len(rows)-len(slots):])
-        line.append(rows)
-        return True
-
-    def batch(self, line:Links, keys, weights, plan:BatchPlan)->Steps:
-        "The rows with these keys as a batch; counted as drawn"
-        _check_weights(keys, weights)
-        out = self.empty(len(keys), plan.itemsize)
-        self.gather(line.slots(keys), out)
-        if isinstance(out, np.ndarray): _stamp(out.reshape(-1), keys, weights, plan.numbers)
-        else: _stamp_tensor(out, keys, weights, plan.numbers)
-        count_drawn(line.tables.numbers, keys)
-        return plan.steps(out, len(keys))
-
-    def state_dict(self, slots)->dict: # plain data and tensors
-        "What a checkpoint holds: the rows in these slots"
-        rows = self.empty(len(slots), self.dtype.itemsize)
-        self.gather(slots, rows)
-        return dict(rows=torch.as_tensor(rows).cpu())
-
-    def load_state_dict(self, slots, state:dict):
-        "Rows that were saved go into these slots"
-        shape,want = tuple(state['rows'].shape),(len(slots), self.dtype.itemsize)
-        if shape != want: raise StateError(type(self).__name__, 'a saved memory, rows as bytes', shape, want)
-        if len(slots): self.put(slots, state['rows'].numpy().reshape(-1).view(self.dtype))
-
     def __getstate__(self): # a store that is copied or sent elsewhere has its settings there, and no memory
         return {k: v for k,v in vars(self).items() if k[0] != '_' and k not in ('dtype','max_sz')}
 
+# %% ../../nbs/32_rows.ipynb #735f3283
+@patch
+def add(self:Store, line:Links, rows:np.ndarray)->bool:
+    "Take rows in, or do nothing: some can't be taken as they are"
+    if not line.accepts(rows): return False
+    slots = line.reserve(len(rows))
+    if len(slots): self.put(slots, rows[len(rows)-len(slots):])
+    line.append(rows)
+    return True
+
+@patch
+def batch(self:Store, line:Links, keys, weights, plan:BatchPlan)->Steps:
+    "The rows with these keys as a batch; counted as drawn"
+    _check_weights(keys, weights)
+    out = self.empty(len(keys), plan.itemsize)
+    self.gather(line.slots(keys), out)
+    if isinstance(out, np.ndarray): _stamp(out.reshape(-1), keys, weights, plan.numbers)
+    else: _stamp_tensor(out, keys, weights, plan.numbers)
+    count_drawn(line.tables.numbers, keys)
+    return plan.steps(out, len(keys))
+
 def _check_weights(keys, weights):
-    if len(weights) != len(keys): raise ArgumentError('Store', 'weights', len(weights), f'{len(keys)}, one for each key')
+    n = len(keys)
+    if len(weights) != n: raise ArgumentError('Store', 'weights', len(weights), f'{n}, one for each key')
+
+# %% ../../nbs/32_rows.ipynb #11a88c51
+@patch
+def state_dict(self:Store, slots)->dict: # plain data and tensors
+    "What a checkpoint holds: the rows in these slots"
+    rows = self.empty(len(slots), self.dtype.itemsize)
+    self.gather(slots, rows)
+    rows[:, padding(self.dtype)] = 0
+    return dict(rows=torch.as_tensor(rows).cpu())
+
+@patch
+def load_state_dict(self:Store, slots, state:dict):
+    "Rows that were saved go into these slots"
+    shape,want = tuple(state['rows'].shape),(len(slots), self.dtype.itemsize)
+    if shape != want: raise StateError(type(self).__name__, 'a saved memory, rows as bytes', shape, want)
+    if len(slots): self.put(slots, state['rows'].numpy().reshape(-1).view(self.dtype))
 
 # %% ../../nbs/32_rows.ipynb #fd26024e
 _u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
@@ -143,13 +153,16 @@ def _gather_rows(mem, size, slots, out, present):
     return touched   # or the compiler would leave the touching out
 
 # %% ../../nbs/32_rows.ipynb #0363bac9
+_ROWS = 17   # in its plan: where the rows are, then the numbers of a `BatchPlan`; before that, what the links look at
+
 class Rows(Store):
     "Whole rows in main memory"
     nbytes = property(lambda self: self._mem.nbytes, doc='Bytes reserved')
     def reserve(self, arrays):
         dtype,self._search = self.dtype,NaNSearch(self.dtype)
         self._mem = arrays.new('rows', self.max_sz*dtype.itemsize, np.uint8)
-        self._plan = np.array([*RowLayout('Rows', dtype, strict=False).at, *self._search.at, self._mem.ctypes.data])   # as the links have it, and where
+        layout = RowLayout('Rows', dtype, strict=False)
+        self._plan = np.array([*layout.at, *self._search.at, self._mem.ctypes.data, *BatchPlan(dtype).numbers])
 
     def put(self, slots, rows): self._mem.reshape(self.max_sz, -1)[slots] = rows.view(np.uint8).reshape(len(rows), -1)
     def gather(self, slots, out, present=-1):
@@ -167,8 +180,8 @@ def _add_rows(numbers, plan, env_id):
     stay = min(n, max_sz)   # of a block that is larger than the memory, the last rows
     slot = (inserted + n - stay) % max_sz
     first,src = min(stay, max_sz - slot),address + (n - stay)*size
-    memmove(plan[17] + slot*size, src, first*size)
-    memmove(plan[17], src + first*size, (stay - first)*size)
+    memmove(plan[_ROWS] + slot*size, src, first*size)
+    memmove(plan[_ROWS], src + first*size, (stay - first)*size)
     link_rows(numbers, plan, address, n)
     return True
 
@@ -179,7 +192,7 @@ def add(self:Rows, line:Links, rows:np.ndarray)->bool:
 
 # %% ../../nbs/32_rows.ipynb #c194fdc3
 @njit(nogil=True)
-def _draw_rows(numbers, plan, batch_plan, keys, weights, out):
+def _draw_rows(numbers, plan, keys, weights, out):
     "Copy rows by key into a batch; -1, or the place of the first key that is not valid"
     size,max_sz,oldest,inserted = plan[SIZE],numbers[MAX_SZ],numbers[OLDEST],numbers[INSERTED]
     n,low,high,total = len(keys),inserted,oldest,0
@@ -187,14 +200,13 @@ def _draw_rows(numbers, plan, batch_plan, keys, weights, out):
         key = keys[_u64(i)]
         low,high,total = min(low, key),max(high, key),total + key
     if low < oldest or high >= inserted: return first_invalid(numbers, keys)
-    source = plan[17]
+    source,out_size,index_at,weight_at = plan[_ROWS:]
     mem,drawn = bytes_at(source, max_sz*size),ints_at(numbers[DRAWN], max_sz)
     offset,touched = oldest % max_sz - oldest,_u8(0)   # key + offset is the slot, or max_sz more
     for i in range(n):
         slot = keys[_u64(i)] + offset
         if slot >= max_sz: slot -= max_sz
         touched |= mem[_u64(slot*size)]
-    out_size,index_at,weight_at = batch_plan
     index,weight,dst = out[:len(out) & ~7].view(np.int64),out.view(np.float32),out.ctypes.data
     for i in range(n):
         key = keys[_u64(i)]
@@ -214,6 +226,6 @@ def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
     n = len(keys)
     if len(weights) != n: _check_weights(keys, weights)
     out = np.empty(n*plan.itemsize, np.uint8)
-    bad = _draw_rows(line.tables.numbers, self._plan, plan.numbers, keys, weights, out)
+    bad = _draw_rows(line.tables.numbers, self._plan, keys, weights, out)
     if bad >= 0: line.refuse_key(keys[bad])
     return plan.steps(out, n)

@@ -9,14 +9,15 @@ __all__ = ['random_bits', 'random_seed', 'Sampler', 'Uniform', 'Proportional', '
 from copy import copy
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, njit, number, renamed, whole
+from fastrl_replay.core import (ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, njit, number,
+    renamed, whole)
 from . import ranktree, sumtree
 from .ranktree import RankTree
 from .sumtree import LARGEST, SumTree
 
 # %% ../../nbs/37_samplers.ipynb #ae3990bb
-_STEP,_MIX1,_MIX2 = (np.uint64(x) for x in (0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb))
 _u = np.uint64   # unsigned places spare kernels a test for negative ones
+_STEP,_MIX1,_MIX2 = _u(0x9e3779b97f4a7c15),_u(0xbf58476d1ce4e5b9),_u(0x94d049bb133111eb)
 
 @njit
 def random_bits(seed, i):
@@ -55,16 +56,16 @@ def _draw(seed, count, first, n, keys):
 @njit
 def _draw_distinct(seed, count, first, n, keys, table):
     "The same without replacement; `table` has a power of two of places, at least twice as many as keys"
-    size,mask,i,one = np.uint64(n),np.uint64(len(table)-1),0,np.uint64(1)   # unsigned places spare a test for negative ones
-    redraw = np.uint64(2**32) % size
+    size,mask,one = _u(n),_u(len(table)-1),_u(1)
+    redraw,i = _u(2**32) % size,0
     table[:] = -1
     while i < len(keys):
         k = _below(random_bits(seed, count), size, redraw)
         count += 1
         if k < 0: continue
-        place = (np.uint64(k)*_STEP >> np.uint64(32)) & mask
+        place = (_u(k)*_STEP >> _u(32)) & mask
         while table[place] != -1 and table[place] != k: place = (place + one) & mask
-        if table[place] == -1: table[place],keys[np.uint64(i)],i = k,first + k,i + 1
+        if table[place] == -1: table[place],keys[_u(i)],i = k,first + k,i + 1
     return count
 
 @njit
@@ -110,7 +111,6 @@ class Sampler:
         new.clear()
         return new
 
-    def __len__(self): return self.end - self.first
     def added(self, first:int, end:int, oldest:int=0, p=None):
         "Keys that came, and those before `oldest` that went"
         first = self.first if self.end > self.first else first
@@ -119,32 +119,53 @@ class Sampler:
     def sample(self, n:int)->tuple: raise NotImplementedError   # keys, and the probability of each
     def probabilities(self)->np.ndarray: return np.full(len(self), 1/max(len(self), 1))
     least = property(lambda self: 1/max(len(self), 1), doc='The smallest probability of a key')
+    def __len__(self): return self.end - self.first
 
-    def random(self, n:int)->np.ndarray: # float64
-        "The next `n` random numbers from 0 to 1"
-        out = np.empty(n)
-        _darts(self._seed, self._count, 1., False, out)
-        self._count += int(n)
-        return out
+# %% ../../nbs/37_samplers.ipynb #aba4d7c9
+@patch
+def random(self:Sampler, n:int)->np.ndarray: # float64
+    "The next `n` random numbers from 0 to 1"
+    out = np.empty(n)
+    _darts(self._seed, self._count, 1., False, out)
+    self._count += int(n)
+    return out
 
-    def check_places(self, who:str):
-        "Raise where this one draws keys in order only, and no places, as sequences have them"
-        missing = [m for m in ('use_places','insert','remove') if not hasattr(self, m)]
-        if missing: raise ArgumentTypeError(who, 'sampler', f'{type(self).__name__} without {", ".join(missing)}',
+@patch(as_prop=True)
+def kind(self:Sampler):
+    "What a checkpoint is of"
+    return type(self).__name__
+
+@patch
+def __repr__(self:Sampler): return f'<{self.kind}>'
+
+# %% ../../nbs/37_samplers.ipynb #58c7509b
+@patch
+def state_dict(self:Sampler)->dict: # plain data and tensors
+    "What a checkpoint holds"
+    return dict(kind=self.kind, seed=int(self._seed), count=self._count, first=self.first, end=self.end)
+
+@patch
+def check_state(self:Sampler, state:dict):
+    "Raise where this state is of another sampler"
+    if state['kind'] != self.kind:
+        raise StateError(type(self).__name__, 'a checkpoint of another sampler', state['kind'], self.kind,
+            'build it as the saved one was built')
+
+@patch
+def load_state_dict(self:Sampler, state:dict):
+    "Continue where `state` was saved"
+    self.check_state(state)
+    self._seed,self._count = np.uint64(state['seed']),state['count']
+    self.first,self.end = state['first'],state['end']
+
+# %% ../../nbs/37_samplers.ipynb #314c9b09
+@patch
+def check_places(self:Sampler, who:str):
+    "Raise where this one draws keys in order only, and no places, as sequences have them"
+    missing = [m for m in ('use_places','insert','remove') if not hasattr(self, m)]
+    if missing:
+        raise ArgumentTypeError(who, 'sampler', f'{type(self).__name__} without {", ".join(missing)}',
             'one that draws places too, as Proportional and Ranked do', 'add these methods')
-
-    kind = property(lambda self: type(self).__name__, doc='What a checkpoint is of')
-    def __repr__(self): return f'<{self.kind}>'
-    def state_dict(self)->dict: return dict(kind=self.kind, seed=int(self._seed), count=self._count, first=self.first, end=self.end)
-    def check_state(self, state:dict):
-        "Raise where this state is of another sampler"
-        if state['kind'] != self.kind: raise StateError(type(self).__name__, 'a checkpoint of another sampler', state['kind'],
-            self.kind, 'build it as the saved one was built')
-    def load_state_dict(self, state:dict):
-        "Continue where `state` was saved"
-        self.check_state(state)
-        self._seed,self._count = np.uint64(state['seed']),state['count']
-        self.first,self.end = state['first'],state['end']
 
 # %% ../../nbs/37_samplers.ipynb #d959593f
 class Uniform(Sampler):
@@ -160,30 +181,41 @@ class Uniform(Sampler):
     def clear(self):
         super().clear()
         self._table = np.empty(0, np.int32)   # or two samplers, used by two threads, would have one
+        self._p,self._p_of = np.empty(0),0    # the last probabilities, and of how many keys
 
     def sample(self,
         n:int, # how many keys
     )->tuple: # keys (int64) and the probability of each
         "Draw `n` keys, distinct unless `replacement`"
         n,here = int(n),self.end - self.first
-        keys = np.empty(n, np.int64)
-        if here < (1 if self.replacement else max(n, 1)): raise NotEnoughRows('Uniform', 'keys to draw', here,
-            f'at least {1 if self.replacement else n}')
+        keys,least = np.empty(n, np.int64),1 if self.replacement else max(n, 1)
+        if here < least: raise NotEnoughRows('Uniform', 'keys to draw', here, f'at least {least}')
         if self.replacement: self._count = _draw(self._seed, self._count, self.first, here, keys)
         elif 2*n > here: self._count = _draw_most(self._seed, self._count, self.first, here, keys)
         else:
             if len(self._table) < 4*n: self._table = np.empty(4 << (n-1).bit_length(), np.int32)
             self._count = _draw_distinct(self._seed, self._count, self.first, here, keys, self._table)
-        return keys,1/here
+        return keys,self._equal_probabilities(n, here)
+
+# %% ../../nbs/37_samplers.ipynb #af15a20f
+@patch
+def _equal_probabilities(self:Uniform, n, here):
+    "Of `n` keys; in a full memory the same array is given out each time"
+    p = self._p
+    if len(p) != n or self._p_of != here:
+        p = np.full(n, 1/here)
+        p.flags.writeable = False
+        self._p,self._p_of = p,here
+    return p
 
 # %% ../../nbs/37_samplers.ipynb #fda0a560
 @njit
 def _as_slots(keys, td, oldest, end, capacity, eps, slots, p):
-    "From keys to slots and from errors to |td| + eps; -1, the place of an error that is no number, or -2 minus that of a key that is not here"
+    "From keys to slots and from errors to |td| + eps; -1, or what says where one is wrong"
     start = oldest - oldest % capacity
     for i in range(len(keys)):
-        if keys[i] < oldest or keys[i] >= end: return -2 - i
-        if not abs(td[i]) < np.inf: return i
+        if keys[i] < oldest or keys[i] >= end: return -2 - i   # a key that is not here
+        if not abs(td[i]) < np.inf: return i                   # an error that is no number
         slot = keys[i] - start
         slots[_u(i)],p[_u(i)] = slot if slot < capacity else slot - capacity,abs(td[i]) + eps
     return -1
@@ -200,19 +232,16 @@ def _as_keys(slots, oldest, capacity):
 class _Prioritized(Sampler):
     "Keys with priorities: what new ones get, what errors are worth"
     def __init__(self, capacity, alpha, eps, seed, stratified, max_ever):
-        self.capacity,self.alpha,self.eps = whole(type(self).__name__, 'capacity', capacity, 1, 2**31-1),alpha,eps
-        for what,x in dict(alpha=alpha, eps=eps).items(): number(type(self).__name__, what, x)
+        who = type(self).__name__
+        for what,x in dict(alpha=alpha, eps=eps).items(): number(who, what, x)
+        self.capacity,self.alpha,self.eps = whole(who, 'capacity', capacity, 1, 2**31-1),alpha,eps
         self.stratified,self.max_ever = stratified,max_ever
         super().__init__(seed)
 
     def clear(self):
         super().clear()
-        self.tree,self.largest_ever,self._there = self._new_tree(self.capacity),1.,None   # _there: of keys that come in no order, which are here
-
-    kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
-    nbytes = property(lambda self: self.tree.nbytes + (0 if self._there is None else self._there.nbytes), doc='Bytes reserved')
-    def __getstate__(self): return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends')}
-    def __setstate__(self, state): self.__dict__.update(state); self.clear()
+        self.tree,self.largest_ever = self._new_tree(self.capacity),1.
+        self._there = None   # where keys come in no order: which are here
 
     def _of_new(self):
         "The priority of what comes now"
@@ -222,6 +251,15 @@ class _Prioritized(Sampler):
     def _note_largest(self):
         "Before priorities change: the largest may be about to go"
         if self.max_ever: self.largest_ever = max(self.largest_ever, self._largest())
+
+    @property
+    def nbytes(self):
+        "Bytes reserved"
+        return self.tree.nbytes + (0 if self._there is None else self._there.nbytes)
+
+    kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
+    def __getstate__(self): return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends')}
+    def __setstate__(self, state): self.__dict__.update(state); self.clear()
 
 # %% ../../nbs/37_samplers.ipynb #d8b657dd
 @patch
@@ -236,12 +274,17 @@ def added(self:_Prioritized,
     oldest = int(max(oldest, gone if left > gone else first, end - self.capacity))
     first,end = int(first),int(end)   # Python integers: numpy's can't go into a checkpoint
     come = max(first, oldest)
-    if p is not None and not (len(p) == end-first and (p <= LARGEST).all() and (p >= 0).all()): raise ArgumentError(type(self).__name__,
-        'priorities of new keys', f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}',
-        f'{end-first} numbers, from 0 to {LARGEST:g}')
+    if p is not None: self._check_new(p, end - first)
     self._roll(gone, min(oldest, left), come, end, self._of_new() if self.max_ever else -1.)
     if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
     vars(self).update(first=oldest, end=end)   # in one call, which no interrupt divides
+
+@patch
+def _check_new(self:_Prioritized, p, n):
+    "Raise where these can't be the priorities of `n` new keys"
+    if len(p) == n and (p <= LARGEST).all() and (p >= 0).all(): return
+    found = f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}'
+    raise ArgumentError(type(self).__name__, 'priorities of new keys', found, f'{n} numbers, from 0 to {LARGEST:g}')
 
 # %% ../../nbs/37_samplers.ipynb #88ea0733
 @patch
@@ -250,10 +293,11 @@ def update(self:_Prioritized,
     td:np.ndarray, # float64
 ):
     "What the learner found out; where a key comes twice, the last one counts"
-    if len(td) != len(keys): raise ArgumentError(type(self).__name__, 'TD errors', len(td), f'{len(keys)}, one for each key')
-    slots,p = np.empty(len(keys), np.int64),np.empty(len(keys))
+    n,who = len(keys),type(self).__name__
+    if len(td) != n: raise ArgumentError(who, 'TD errors', len(td), f'{n}, one for each key')
+    slots,p = np.empty(n, np.int64),np.empty(n)
     bad = _as_slots(keys, td, self.first, self.end, self.capacity, self.eps, slots, p)
-    if bad < -1: raise StaleKey(type(self).__name__, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}')
+    if bad < -1: raise StaleKey(who, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}')
     if bad < 0: bad = self._set(slots, self._in_tree(p))
     if bad >= 0: self._refuse(bad, td)
 
@@ -270,8 +314,9 @@ def priorities(self:_Prioritized,
     return p
 
 @patch
-def _refuse(self:_Prioritized, i, td): raise ArgumentError(type(self).__name__, f'TD error at place {i}', td[i],
-    f'a finite number, whose priority is at most {LARGEST:g}')
+def _refuse(self:_Prioritized, i, td):
+    raise ArgumentError(type(self).__name__, f'TD error at place {i}', td[i],
+        f'a finite number, whose priority is at most {LARGEST:g}')
 
 # %% ../../nbs/37_samplers.ipynb #b8eebf94
 @patch
@@ -292,8 +337,10 @@ def load_state_dict(self:_Prioritized, state:dict):
     self.first = self.end = 0
     if 'there' not in state: return self.added(state['first'], state['end'], state['first'], p)
     self.use_places(state['capacity'])
-    self._there[state['there'].numpy()] = True
-    if self._set(state['there'].numpy().copy(), p.copy()) >= 0: raise StateError(type(self).__name__, 'a saved sampler with damaged priorities')
+    there = state['there'].numpy()
+    self._there[there] = True
+    if self._set(there.copy(), p.copy()) >= 0:
+        raise StateError(type(self).__name__, 'a saved sampler with damaged priorities')
 
 # %% ../../nbs/37_samplers.ipynb #67beb44f
 @patch
@@ -312,6 +359,16 @@ def _taken(self:_Prioritized):
     return np.zeros(0, np.int64) if self._there is None else np.flatnonzero(self._there)
 
 @patch
+def _slots_in_use(self:_Prioritized):
+    "Of each key, oldest first; of places, those that are taken"
+    return np.arange(self.first, self.end) % self.capacity if self._there is None else np.flatnonzero(self._there)
+
+@patch
+def __len__(self:_Prioritized):
+    return self.end - self.first if self._there is None else int(np.count_nonzero(self._there))
+
+# %% ../../nbs/37_samplers.ipynb #513b2c82
+@patch
 def insert(self:_Prioritized, places):
     "These are taken now, and get the largest priority"
     self._take_out(places)   # they may be told twice
@@ -324,9 +381,6 @@ def remove(self:_Prioritized, places):
     self._note_largest()
     self._take_out(places)
     self._there[places] = False
-
-@patch
-def __len__(self:_Prioritized): return self.end - self.first if self._there is None else int(np.count_nonzero(self._there))
 
 # %% ../../nbs/37_samplers.ipynb #4829dce2
 @njit
@@ -374,6 +428,7 @@ class Proportional(_Prioritized):
     @property
     def least(self):
         "The smallest probability of a key that can be drawn"
+        if not self._least: raise AttributeError('it is kept with least=True only')
         return self.tree.smallest/self.tree.total if self.tree.total else 1/max(len(self), 1)
 
 # %% ../../nbs/37_samplers.ipynb #071a90f4
@@ -382,11 +437,13 @@ def sample(self:Proportional,
     n:int, # how many keys
 )->tuple: # keys (int64), and the probability of each
     "Draw `n` keys in proportion to their priorities"
-    if not self.end - self.first or self._there is not None and not len(self): raise NotEnoughRows('Proportional', 'keys to draw', 0,
-        'at least 1')
+    there,first,end = self._there,self.first,self.end
+    if end == first or there is not None and not len(self):
+        raise NotEnoughRows('Proportional', 'keys to draw', 0, 'at least 1')
     keys,p,t = np.empty(n, np.int64),np.empty(n),self.tree
-    if self._there is not None and not t.total: keys,p = self._any_place(n, p)
-    else: _draw_proportional(t._nodes, t._starts, self._seed, self._count, self.stratified, self.first, self.end, self.capacity, keys, p)
+    if there is not None and not t.total: keys,p = self._any_place(n, p)
+    else: _draw_proportional(t._nodes, t._starts, self._seed, self._count, self.stratified,
+        first, end, self.capacity, keys, p)
     self._count += int(n)
     return keys,p
 
@@ -400,9 +457,8 @@ def _any_place(self:Proportional, n, p):
 @patch
 def probabilities(self:Proportional)->np.ndarray:
     "The probability of each key, oldest first; of places, of those that are taken"
-    keys = np.arange(self.first, self.end) % self.capacity if self._there is None else np.flatnonzero(self._there)
-    total = self.tree.total
-    return self.tree[keys]/total if total else np.full(len(keys), 1/max(len(keys), 1))
+    slots,total = self._slots_in_use(),self.tree.total
+    return self.tree[slots]/total if total else np.full(len(slots), 1/max(len(slots), 1))
 
 # %% ../../nbs/37_samplers.ipynb #96fd7784
 @njit
@@ -434,7 +490,7 @@ class Ranked(_Prioritized):
         return RankTree(capacity)
     def _in_tree(self, p): return p
     def _largest(self): return self.tree[self.tree.select(1)] if len(self.tree) else 0.
-    def _take_out(self, places): ranktree._take(self.tree._tree, places)   # what is not there is left alone: it may be told twice
+    def _take_out(self, places): ranktree._take(self.tree._tree, places)   # what is not there is left alone
 
     def _roll(self, gone, oldest, first, end, p):
         ranktree._roll(self.tree._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
@@ -452,21 +508,24 @@ class Ranked(_Prioritized):
         self.tree._age = age + n
         return age
 
-    def _taken(self):
-        places = super()._taken()
-        return places[np.argsort(self.tree._tree[-1][places])]   # the oldest first
+# %% ../../nbs/37_samplers.ipynb #0df53c93
+@patch
+def _masses(self:Ranked):
+    "The running sum of rank**-alpha, for at least as many ranks as there are keys"
+    here = len(self.tree)
+    if len(self._ends) < here: self._ends = np.cumsum(np.arange(1., min(2*here, self.capacity)+1)**-self.alpha)
+    return self._ends
 
-    def _masses(self):
-        "The running sum of rank**-alpha, for at least as many ranks as there are keys"
-        here = len(self.tree)
-        if len(self._ends) < here: self._ends = np.cumsum(np.arange(1., min(2*here, self.capacity)+1)**-self.alpha)
-        return self._ends
+@patch(as_prop=True)
+def least(self:Ranked):
+    "The smallest probability of a key"
+    here = len(self.tree)
+    return here**-float(self.alpha)/self._masses()[here-1] if here else 1.
 
-    @property
-    def least(self):
-        "The smallest probability of a key"
-        here = len(self.tree)
-        return here**-float(self.alpha)/self._masses()[here-1] if here else 1.
+@patch
+def _taken(self:Ranked):
+    places = _Prioritized._taken(self)
+    return places[np.argsort(self.tree._tree[-1][places])]   # the oldest first
 
 # %% ../../nbs/37_samplers.ipynb #9ca6248c
 @patch
@@ -489,8 +548,8 @@ def sample(self:Ranked,
 def probabilities(self:Ranked)->np.ndarray:
     "The probability of each key, oldest first; of places, of those that are taken"
     if not len(self.tree): return np.empty(0)
-    keys = np.arange(self.first, self.end) % self.capacity if self._there is None else np.flatnonzero(self._there)
-    return self.tree.rank(keys)**-float(self.alpha)/self._masses()[len(keys)-1]
+    slots = self._slots_in_use()
+    return self.tree.rank(slots)**-float(self.alpha)/self._masses()[len(slots)-1]
 
 # %% ../../nbs/37_samplers.ipynb #cb6bb694
 @njit
@@ -502,10 +561,11 @@ def _over_least(p, least):
     for i in range(len(p)): p[i] /= least
 
 def importance_weights(
-    p:np.ndarray, # probabilities of what was drawn; overwritten
+    p:np.ndarray, # probabilities of what was drawn; overwritten where they may be
     beta:float, # 0: no correction; 1: all of it
     least:float=-1., # the smallest probability that there is; negative: the smallest of these
 )->np.ndarray: # at most 1
     "Weights that correct for probabilities that differ"
+    if not p.flags.writeable: p = p.copy()
     _over_least(p, least)
     return np.power(p, -beta, out=p)

@@ -23,7 +23,8 @@ def levels(
     return np.concatenate([[0], np.cumsum(sizes)])
 
 # %% ../../nbs/35_sumtree.ipynb #0e737f5b
-_u,LARGEST = np.uint64,1e298   # unsigned places spare the kernel a test for negative ones; 2³¹ times the largest priority is still a number
+_u = np.uint64    # unsigned places spare the kernel a test for negative ones
+LARGEST = 1e298   # a priority: 2³¹ times this is still a number
 
 @njit
 def _lines(nodes, m):
@@ -68,7 +69,7 @@ def _climb(nodes, peaks, starts, idx, negative):
 
 @njit
 def _update(nodes, peaks, lows, starts, capacity, idx, priority):
-    "Write leaves and bring all above them up to date; -1, or the place of the first one that can't be (then nothing has changed)"
+    "Write leaves and bring all above them up to date; -1, or the place of one that can't be: nothing has changed then"
     for i in range(len(idx)):
         if not (0 <= idx[i] < capacity and 0. <= priority[i] <= LARGEST): return i
     higher,k = np.empty_like(idx),0   # leaves that were the largest of their line, or become it
@@ -95,13 +96,15 @@ def _fill(nodes, peaks, lows, starts, first, end, p):
             high,low = 0.,-np.inf
             for j in range(8):
                 high = max(high, nodes[_u(a+j)] if level == 0 else peaks[_u(a+j-inner)])
-                if len(lows): low = max(low, lows[_u(a+j-inner)] if level else -nodes[_u(a+j)] if nodes[_u(a+j)] > 0 else -np.inf)
+                if not len(lows): continue
+                if level: low = max(low, lows[_u(a+j-inner)])
+                elif nodes[_u(a+j)] > 0: low = max(low, -nodes[_u(a+j)])
             nodes[_u(at)],peaks[_u(at-inner)] = _sum(nodes, a),high
             if len(lows): lows[_u(at-inner)] = low
 
 @njit
 def _roll(nodes, peaks, lows, starts, capacity, gone, oldest, first, end, p):
-    "Keys from `gone` to `oldest` leave the ring, those from `first` to `end` come with priority `p`, or if that is negative the largest left, or 1"
+    "Keys from `gone` to `oldest` leave the ring, `first` to `end` come with `p`; negative: the largest left, or 1"
     for a,b,what in ((gone, oldest, 0.), (first, end, p)):
         if what < 0: what = peaks[len(peaks)-1] if peaks[len(peaks)-1] > 0 else 1.
         if a >= b: continue
@@ -158,8 +161,9 @@ class SumTree:
     @property
     def smallest(self):
         "The smallest positive priority; infinity where there is none"
-        if not len(self._lows): raise AttributeError(problem('SumTree', 'the smallest priority is not kept',
-            remedy='SumTree(capacity, smallest=True)'))
+        if not len(self._lows):
+            remedy = 'SumTree(capacity, smallest=True)'
+            raise AttributeError(problem('SumTree', 'the smallest priority is not kept', remedy=remedy))
         return float(-self._lows[-1])
 
 # %% ../../nbs/35_sumtree.ipynb #3e0bfa2e
@@ -169,19 +173,26 @@ def update(self:SumTree,
     priority, # of each: a number or an array, from 0 to 1e298
 ):
     "Set priorities; either all of them or, with an error, none"
-    idx,priority = np.asarray(idx),np.asarray(priority, np.float64)
-    if idx.dtype.kind not in 'iu' and idx.size: raise ArgumentTypeError('SumTree.update', 'indices', idx.dtype, 'integers')
-    if priority.ndim and priority.shape != idx.shape: raise ArgumentError('SumTree.update', 'priorities', list(priority.shape),
-        f'{list(idx.shape)}, one for each index, or a single one')
-    if idx.dtype == np.uint64 and (idx >= self.capacity).any(): self._refuse(int((idx >= self.capacity).argmax()), idx[idx >= self.capacity][0])
-    idx,priority = np.ascontiguousarray(idx, np.int64).ravel(),np.ascontiguousarray(np.broadcast_to(priority, idx.shape)).ravel()
-    bad = _update(self._nodes, self._peaks, self._lows, self._starts, self.capacity, idx, priority)
-    if bad >= 0: self._refuse(bad, idx[bad], priority[bad])
+    idx,p = np.asarray(idx),np.asarray(priority, np.float64)
+    if idx.dtype.kind not in 'iu' and idx.size:
+        raise ArgumentTypeError('SumTree.update', 'indices', idx.dtype, 'integers')
+    if p.ndim and p.shape != idx.shape:
+        raise ArgumentError('SumTree.update', 'priorities', list(p.shape),
+            f'{list(idx.shape)}, one for each index, or a single one')
+    large = idx >= self.capacity if idx.dtype == np.uint64 else np.zeros(0, bool)   # these may be too large for int64
+    if large.any(): self._refuse(int(large.argmax()), idx[large][0])
+    p = np.ascontiguousarray(np.broadcast_to(p, idx.shape)).ravel()
+    idx = np.ascontiguousarray(idx, np.int64).ravel()
+    bad = _update(self._nodes, self._peaks, self._lows, self._starts, self.capacity, idx, p)
+    if bad >= 0: self._refuse(bad, idx[bad], p[bad])
 
 @patch
 def _refuse(self:SumTree, i, idx, priority=0.):
-    if not 0 <= idx < self.capacity: raise IndexError(problem('SumTree', f'index at place {i}', idx, f'0 to {self.capacity-1}'))
-    raise ArgumentError('SumTree', f'priority at place {i}, for index {idx}', priority, f'a number from 0 to {LARGEST:g}')
+    "Say what is wrong at place `i`"
+    if not 0 <= idx < self.capacity:
+        raise IndexError(problem('SumTree', f'index at place {i}', idx, f'0 to {self.capacity-1}'))
+    raise ArgumentError('SumTree', f'priority at place {i}, for index {idx}', priority,
+        f'a number from 0 to {LARGEST:g}')
 
 # %% ../../nbs/35_sumtree.ipynb #60b9fc22
 @patch
@@ -203,9 +214,10 @@ def find(self:SumTree,
 ): # the index (or an array of them) whose piece each lies in
     "Whose piece a place lies in: the first index whose running sum is beyond it"
     mass = np.asarray(mass, np.float64)
-    if not (mass >= 0).all(): raise ArgumentError('SumTree.find', 'mass', mass.ravel()[int((~(mass >= 0)).argmax())], '0 or more')
-    if not self.total: raise ArgumentError('SumTree', 'all priorities are 0, so there is nothing to find',
-        remedy='update some first')
+    good = mass >= 0
+    if not good.all(): raise ArgumentError('SumTree.find', 'mass', mass.ravel()[int((~good).argmax())], '0 or more')
+    if not self.total:
+        raise ArgumentError('SumTree', 'all priorities are 0, so there is nothing to find', remedy='update some first')
     flat,idx = mass.flatten(),np.empty(mass.size, np.int64)
     _find(self._nodes, self._starts, flat, idx)
     return idx.reshape(mass.shape) if mass.ndim else int(idx[0])

@@ -9,12 +9,13 @@ __all__ = ['ExperienceReplay']
 from ..memory.samplers import Sampler, Uniform
 from ..memory.rows import Store
 from ..pipe import stage
-from .replay import Replay
+from .replay import Fixed, Replay
 
 # %% ../../nbs/42_experience.ipynb #2730152d
 @stage('experience_replay')
 class ExperienceReplay(Replay):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
+    seed,replacement = Fixed(),Fixed()
     def __init__(self,
         source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
         bs:int=1, # rows in a batch
@@ -31,4 +32,5 @@ class ExperienceReplay(Replay):
     ):
         self.seed,self.replacement = seed,replacement
         super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: Uniform(seed, replacement), store=store,
-            needs=1 if replacement else None, ratio=ratio, warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)
+            needs=1 if replacement else None, ratio=ratio, warmup=warmup, return_idxs=return_idxs,
+            freeze_memory=freeze_memory)

@@ -11,8 +11,10 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..batches import Sequences
-from ..core import (ArgumentError, BlockError, StaleKey, StateError, Steps, dtype_spec, leaves, njit, spec_dtype)
-from ..episodes import ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, grown, note_row, places_of, row_ends
+from fastrl_replay.core import (ArgumentError, BlockError, StaleKey, StateError, Steps, dtype_spec, leaves, njit,
+    spec_dtype)
+from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, grown, note_row, places_of,
+    row_ends)
 from ..memory.links import as_keys
 from .views import View, as_float64
 
@@ -22,6 +24,7 @@ def _tail(p, length, stride):
     "How many steps the last sequence of an episode of `p` steps has; 0: it was complete already"
     return p if p < length else 0 if (p - length) % stride == 0 else length
 
+# %% ../../nbs/44_sequence_view.ipynb #9122ab92
 @njit
 def _note_sequence(env, p, steps, recent, hiddens, queue, states, found):
     "Write down the sequence of the last `steps` of `p` steps: its first key, its length, its state"
@@ -34,7 +37,7 @@ QUEUED,OLDEST,IDLE,FOLLOWED,N_GONE,N_CAME = range(6)   # what stands where in a 
 
 @njit
 def _track(rows, plan, first, number, counters, recent, hiddens, count, last, queue, states):
-    "Follow the rows of a block, whose first has the key `first`; the last act is to say how far, and how many sequences are complete"
+    "Follow the rows of a block, whose first has the key `first`: queue what is complete, then write counters"
     at,hidden_at,stride = places_of(plan),plan[7],plan[8]
     words,length,found = rows.view(np.int32),recent.shape[1],0
     for i in range(len(rows)//at[SIZE]):
@@ -68,6 +71,7 @@ def new_table(places:int, hidden_size:int)->Table:
     return Table(np.full(places, -1), np.zeros(places, np.int32), np.zeros((places,hidden_size), np.uint8),
         np.arange(places-1, -1, -1, dtype=np.int32), np.zeros(places + places*3//8 + 1, np.int32))
 
+# %% ../../nbs/44_sequence_view.ipynb #2ebf9646
 @njit
 def _bucket(key, where): # where a search for this key begins
     mixed = np.uint64(key)*np.uint64(0x9e3779b97f4a7c15) >> np.uint64(32)
@@ -75,9 +79,6 @@ def _bucket(key, where): # where a search for this key begins
 
 @njit
 def _next(bucket, where): return bucket + 1 if bucket + 1 < len(where) else 0
-
-@njit
-def _steps_between(a, b, where): return b - a if b >= a else b - a + len(where)
 
 @njit
 def find_place(key, first, where):
@@ -99,6 +100,10 @@ def _enter(place, first, where):
     b = _bucket(first[place], where)
     while where[b]: b = _next(b, where)
     where[b] = place + 1
+
+# %% ../../nbs/44_sequence_view.ipynb #779797ee
+@njit
+def _steps_between(a, b, where): return b - a if b >= a else b - a + len(where)
 
 @njit
 def _leave(place, first, where):
@@ -123,9 +128,10 @@ def larger(old:Table, idle:int)->Table:
     for place in np.flatnonzero(old.first >= 0): _enter(place, new.first, new.where)
     return new
 
+# %% ../../nbs/44_sequence_view.ipynb #aca42fd1
 @njit
 def _update_table(counters, oldest, max_sz, first, steps, hidden, free, where, queue, states, gone, came):
-    "Free the places of sequences whose first row is gone, and give places to those that are complete; False: there are too few"
+    "Free places of sequences whose first row is gone, give places to those that are complete; False: too few"
     idle,n_gone,n_came = counters[IDLE],counters[N_GONE],counters[N_CAME]
     for key in range(counters[OLDEST], min(oldest, counters[OLDEST] + max_sz)):
         place = find_place(key, first, where)
@@ -170,23 +176,16 @@ class SequenceView(View):
     def __len__(self): return 0 if self.table is None else len(self.table.first) - int(self._counters[IDLE])
 
     def check_columns(self, dtype):
+        "Raise where rows have a column that sequences have"
         for n in 'index','weight','mask','hidden':
-            if n in dtype.names: raise BlockError(self.who, f'column {n!r}', 'one that is there already', 'none',
-                'rename it; a replay of sequences takes steps, not batches or sequences')
+            if n in dtype.names:
+                raise BlockError(self.who, f'column {n!r}', 'one that is there already', 'none',
+                    'rename it; a replay of sequences takes steps, not batches or sequences')
 
-    def batch(self, places, weights)->Sequences: # [n, length]
-        "The sequences at these places"
-        keys,each = self.table.first[places],np.empty(len(places), self._each)
-        each['index'],each['weight'] = keys,weights
-        if self._hidden is not None:
-            states = self.table.hidden[places].reshape(-1).view(self._hidden.base) if self.state == 'stored' else 0
-            each['hidden'] = states if self.state == 'zero' else states.reshape(len(places), *self._hidden.shape)
-        batch = Sequences(self.memory.windows(keys, self.length), Steps(each), self.burn_in)
-        self.memory.count(keys)
-        return batch
-
-    nbytes = property(lambda self: 0 if self.table is None else sum(a.nbytes for a in (*self.table, *self._tracks)),
-        doc='Bytes reserved, beside the memory')
+    @property
+    def nbytes(self):
+        "Bytes reserved, beside the memory"
+        return 0 if self.table is None else sum(a.nbytes for a in (*self.table, *self._tracks))
 
 # %% ../../nbs/44_sequence_view.ipynb #cdc09c41
 @patch
@@ -195,36 +194,23 @@ def stored(self:SequenceView, steps:Steps)->Steps:
     if not isinstance(steps, Steps) or steps._rows is None: return steps   # the memory will say what is wrong
     state,row = steps.dtype['hidden'] if 'hidden' in steps.dtype.names else None,self._row
     if row is None or steps.dtype != self._dtype:
-        if row is not None and str(state) != str(self._hidden): raise BlockError(self.who, "column 'hidden'", state or 'missing',
-            self._hidden or 'none')
-        row = self._rows_without_states(steps.dtype)   # whether the other columns fit, the memory says
+        if row is not None and str(state) != str(self._hidden):
+            raise BlockError(self.who, "column 'hidden'", state or 'missing', self._hidden or 'none')
+        row = _without_states(steps.dtype)   # whether the other columns fit, the memory says
     if state is None: return steps
     for n,a in leaves(steps.rows[['hidden']].reshape(-1)):
-        if a.dtype.kind in 'fc' and np.isnan(a).any(): raise BlockError(self.who, f'a NaN in column {n!r}',
-            remedy='mend the policy that made it')
+        if a.dtype.kind in 'fc' and np.isnan(a).any():
+            raise BlockError(self.who, f'a NaN in column {n!r}', remedy='mend the policy that made it')
     rows = np.zeros(steps.shape, row)
     for n in row.names: rows[n] = steps.rows[n]
     return Steps(rows)
 
-@patch
-def _rows_without_states(self:SequenceView, dtype):
-    return np.dtype([(n, dtype[n]) for n in dtype.names if n != 'hidden'], align=True) if 'hidden' in dtype.names else dtype
+def _without_states(dtype):
+    "The same columns, but for `hidden`"
+    if 'hidden' not in dtype.names: return dtype
+    return np.dtype([(n, dtype[n]) for n in dtype.names if n != 'hidden'], align=True)
 
-@patch
-def _open(self:SequenceView, dtype):
-    "The first block has been added: make a table, and say where things are"
-    state = dtype['hidden'] if 'hidden' in dtype.names else None
-    keeps = state is not None and self.state == 'stored'
-    size,stride,none = state.itemsize if keeps else 0,self.length - self.overlap,np.zeros
-    plan = [*RowLayout(self.who, dtype, strict=False).at, dtype.fields['hidden'][1] if keeps else 0, stride]
-    each = np.dtype([('index','i8'), ('weight','f4'), *([('hidden', state)] if state is not None else [])], align=True)
-    tracks = _Tracks(none((0,self.length), np.int64), none((0,self.length,size), np.uint8), none(0, np.int64), none((0,3), np.int32))
-    table = new_table(self.memory.max_sz//stride + 16, size)
-    vars(self).update(table=table, _counters=np.array([0, 0, len(table.first), 0, 0, 0]), _tracks=tracks, _gone=none(0, np.int64),
-        _came=none(0, np.int64), _queue=none((0,2), np.int64), _states=none((0,size), np.uint8), _hidden=state, _plan=np.array(plan), _each=each, _dtype=dtype,
-        _row=self._rows_without_states(dtype))
-
-# %% ../../nbs/44_sequence_view.ipynb #f5693be9
+# %% ../../nbs/44_sequence_view.ipynb #c108b92c
 @patch
 def follow(self:SequenceView, steps:Steps, first:int):
     "Rows with keys from `first` on have been added"
@@ -235,11 +221,28 @@ def follow(self:SequenceView, steps:Steps, first:int):
     envs,n = self.memory.environments,len(rows)
     if len(envs) > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, len(envs), 0) for a in self._tracks))
     self._queue,self._states = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
-    _track(rows.view(np.uint8), self._plan, first, envs.number, self._counters, *self._tracks, self._queue, self._states)
+    _track(rows.view(np.uint8), self._plan, first, envs.number, self._counters, *self._tracks,
+        self._queue, self._states)
 
 @patch
-def drawable(self:SequenceView): # (how many places there are, those that are free again, those that are taken now); None: no change
-    "Which sequences came and went"
+def _open(self:SequenceView, dtype):
+    "Make a table for such rows, and say where things are in them"
+    state,length,stride = dtype['hidden'] if 'hidden' in dtype.names else None,self.length,self.length - self.overlap
+    keeps = state is not None and self.state == 'stored'
+    size,hidden_at = (state.itemsize,dtype.fields['hidden'][1]) if keeps else (0,0)
+    table,none = new_table(self.memory.max_sz//stride + 16, size),np.zeros(0, np.int64)
+    recent,hiddens = np.zeros((0,length), np.int64),np.zeros((0,length,size), np.uint8)
+    each = [('index','i8'), ('weight','f4')] + ([] if state is None else [('hidden', state)])
+    vars(self).update(table=table, _tracks=_Tracks(recent, hiddens, none, np.zeros((0,3), np.int32)),
+        _counters=np.array([0, 0, len(table.first), 0, 0, 0]),
+        _queue=np.zeros((0,2), np.int64), _states=np.zeros((0,size), np.uint8), _gone=none, _came=none,
+        _dtype=dtype, _row=_without_states(dtype), _hidden=state, _each=np.dtype(each, align=True),
+        _plan=np.array([*RowLayout(self.who, dtype, strict=False).at, hidden_at, stride]))
+
+# %% ../../nbs/44_sequence_view.ipynb #f5693be9
+@patch
+def drawable(self:SequenceView): # (how many places there are, those that are free again, those taken now), or None
+    "Which sequences came and went; None: no change"
     if self.table is None: return None
     oldest = self.memory.oldest
     if self._counters[QUEUED] or self._counters[OLDEST] < oldest: self._settle(oldest)
@@ -254,9 +257,10 @@ def _settle(self:SequenceView, oldest):
     "Bring the table up to date"
     counters,table = self._counters,self.table
     queued,going = int(counters[QUEUED]),int(min(oldest - counters[OLDEST], self.memory.max_sz))
-    self._gone,self._came = (np.concatenate([a[:n], np.empty(more, np.int64)]) for a,n,more in
-        ((self._gone, counters[N_GONE], going), (self._came, counters[N_CAME], queued)))
-    while not _update_table(counters, oldest, self.memory.max_sz, *table, self._queue, self._states, self._gone, self._came):
+    self._gone = np.concatenate([self._gone[:counters[N_GONE]], np.empty(going, np.int64)])
+    self._came = np.concatenate([self._came[:counters[N_CAME]], np.empty(queued, np.int64)])
+    lists = self._queue,self._states,self._gone,self._came
+    while not _update_table(counters, oldest, self.memory.max_sz, *table, *lists):
         table,counters = larger(table, int(counters[IDLE])),counters.copy()
         counters[IDLE] += len(table.first) - len(self.table.first)
         vars(self).update(table=table, _counters=counters)   # in one call, which no interrupt divides
@@ -266,6 +270,19 @@ def told(self:SequenceView):
     "The sampler knows"
     self._counters[N_GONE:] = 0
     self._gone = self._came = np.zeros(0, np.int64)
+
+# %% ../../nbs/44_sequence_view.ipynb #262358f6
+@patch
+def batch(self:SequenceView, places, weights)->Sequences: # [n, length]
+    "The sequences at these places"
+    keys,each = self.table.first[places],np.empty(len(places), self._each)
+    each['index'],each['weight'] = keys,weights
+    if self._hidden is not None:
+        states = self.table.hidden[places].reshape(-1).view(self._hidden.base) if self.state == 'stored' else 0
+        each['hidden'] = states if self.state == 'zero' else states.reshape(len(places), *self._hidden.shape)
+    batch = Sequences(self.memory.windows(keys, self.length), Steps(each), self.burn_in)
+    self.memory.count(keys)
+    return batch
 
 # %% ../../nbs/44_sequence_view.ipynb #d23c9f09
 @njit
@@ -285,20 +302,23 @@ def _mix(td, steps, burn_in, eta, p):
 def feedback(self:SequenceView, keys, td)->tuple: # places, mixed errors, how many sequences are gone
     "For which sequences errors still count, and one error for each"
     keys,shape,m = np.ascontiguousarray(as_keys(keys)).ravel(),tuple(np.shape(td)),self.memory
-    width = self.length - self.burn_in
-    if shape != (len(keys),width): raise ArgumentError(self.who, 'update_priorities: TD errors', list(shape),
-        f'{[len(keys), width]}: one for each step after the burn-in')
+    want = len(keys),self.length - self.burn_in
+    if shape != want:
+        raise ArgumentError(self.who, 'update_priorities: TD errors', list(shape),
+            f'{list(want)}: one for each step after the burn-in')
     td,never = as_float64(td).reshape(shape),(keys < 0) | (keys >= m.inserted)
     if never.any(): m.refuse_key(int(keys[never.argmax()]))
     there = keys >= m.oldest
     keys,td = keys[there],td[there]
     places = find_places(keys, self.table.first, self.table.where) if len(keys) else keys
-    if (places < 0).any(): raise StaleKey(self.who, f'key {keys[(places < 0).argmax()]} is no sequence that was given out',
-        remedy="give the batch's `index`")
+    if (places < 0).any():
+        wrong = keys[(places < 0).argmax()]
+        raise StaleKey(self.who, f'key {wrong} is no sequence that was given out', remedy="give the batch's `index`")
     p = np.empty(len(places))
     bad = _mix(td, self.table.steps[places], self.burn_in, self.eta, p) if len(p) else -1
-    if bad >= 0: raise ArgumentError(self.who, f'TD error of a step to learn from, in sequence {keys[bad//width]}', td.ravel()[bad],
-        'a finite number')
+    if bad >= 0:
+        raise ArgumentError(self.who, f'TD error of a step to learn from, in sequence {keys[bad//want[1]]}',
+            td.ravel()[bad], 'a finite number')
     return places,p,len(there) - len(keys)
 
 # %% ../../nbs/44_sequence_view.ipynb #c156d7b1
@@ -318,9 +338,11 @@ def snapshot(self:SequenceView)->dict:
 
 @patch
 def check_state(self:SequenceView, state):
-    if state['settings'] != [self.length, self.overlap, self.state]: raise StateError(self.who, 'a checkpoint of other settings',
-        state['settings'], [self.length, self.overlap, self.state], 'build it as the saved one was built')
+    found,want = state['settings'],[self.length, self.overlap, self.state]
+    if found != want:
+        raise StateError(self.who, 'a checkpoint of other settings', found, want, 'build it as the saved one was built')
 
+# %% ../../nbs/44_sequence_view.ipynb #de3ed600
 @patch
 def _check_saved(self:SequenceView, saved, idle):
     "Raise where what was saved doesn't fit this view, or a kernel would go astray"

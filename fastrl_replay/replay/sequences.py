@@ -6,6 +6,8 @@
 __all__ = ['SequenceReplay']
 
 # %% ../../nbs/45_sequences.ipynb #fd272f91
+import warnings
+from functools import partial
 import numpy as np
 from fastcore.basics import patch
 from ..core import choice, number, renamed, whole
@@ -13,13 +15,15 @@ from ..memory.rows import Store
 from ..memory.samplers import Proportional, Sampler
 from ..pipe import stage
 from .prioritized import SAMPLERS, initial_of
-from .replay import Replay, scheduled
+from .replay import Fixed, Replay, scheduled
 from .sequence_view import SequenceView
 
 # %% ../../nbs/45_sequences.ipynb #49720f71
 @stage('sequence_replay')
 class SequenceReplay(Replay):
     "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
+    length,burn_in,overlap,state,eta = (Fixed() for _ in range(5))
+    kind,prioritized,alpha,eps,initial,stratified,seed = (Fixed() for _ in range(7))
     @renamed(scale='weight_norm')
     def __init__(self,
         source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
@@ -27,15 +31,15 @@ class SequenceReplay(Replay):
         max_sz:int=1_000_000, # rows in memory
         *,
         length:int=80, # steps of a sequence
-        burn_in:int=40, # of these, steps that only warm up the recurrent state
-        overlap:int=40, # steps that neighbours share
+        burn_in:int=None, # of these, steps that only warm up the recurrent state; None: half of them
+        overlap:int=None, # steps that neighbours share; None: half of them
         kind:str='proportional', # 'proportional': by the size of the mixed error; 'rank': by its rank; 'uniform'
         prioritized:bool=True, # False: the same as kind='uniform'
         eta:float=.9, # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
         alpha:float=.9, # how much priorities count
         beta=.6, # how far weights correct for it; a number, or a function of the batches drawn so far
         eps:float=1e-6, # added to the mixed error
-        initial:str='largest', # priority of new sequences: the 'largest' present, or the largest there ever was ('max_ever')
+        initial:str='largest', # priority of new sequences: the 'largest' present, or ever ('max_ever')
         stratified:bool=True, # one sequence from each of `bs` equal parts of the mass, or independent draws?
         weight_norm:str='batch', # the largest weight is 1 in each 'batch', or in the whole 'memory'
         state:str='stored', # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
@@ -49,26 +53,45 @@ class SequenceReplay(Replay):
     ):
         who = 'SequenceReplay'
         self.length,self.burn_in,self.overlap = _checked_lengths(who, max_sz, length, burn_in, overlap)
-        self.kind = choice(who, 'kind', kind if prioritized else 'uniform', (*SAMPLERS, 'uniform'))
-        self.prioritized,self.initial = self.kind != 'uniform',choice(who, 'initial', initial_of(who, initial), ('largest','max_ever'))
-        choice(who, 'weight_norm', weight_norm, ('batch','memory')); choice(who, 'state', state, ('stored','zero'))
-        for what,x,most in ('eta',eta,1),('alpha',alpha,None),('eps',eps,None): number(who, what, x, high=most)
-        scheduled(who, 'beta', beta)
-        self.eta,self.alpha,self.eps,self.stratified,self.state,self.seed = eta,alpha,eps,stratified,state,seed
-        def default(): return SAMPLERS.get(self.kind, Proportional)(max_sz, alpha if self.prioritized else 0., eps, seed, stratified,
-            self.initial == 'max_ever', weight_norm == 'memory')
-        super().__init__(source, bs, max_sz, sampler=sampler, default=default, store=store, beta=beta, weight_norm=weight_norm, ratio=ratio,
-            view=SequenceView(self.length, self.burn_in, self.overlap, eta, state), warmup=warmup, return_idxs=return_idxs,
-            freeze_memory=freeze_memory)
+        self.kind,self.initial = kind if prioritized else 'uniform',initial_of(who, initial)
+        _check_settings(who, self.kind, self.initial, weight_norm, state, eta, alpha, eps, beta)
+        self.prioritized,self.stratified,self.seed = self.kind != 'uniform',stratified,seed
+        self.eta,self.state = eta,state
+        self.alpha,self.eps = alpha,eps
+        default = partial(SAMPLERS.get(self.kind, Proportional), max_sz, alpha if self.prioritized else 0., eps, seed,
+            stratified, self.initial == 'max_ever', weight_norm == 'memory')
+        super().__init__(source, bs, max_sz, sampler=sampler, default=default, store=store, beta=beta,
+            view=SequenceView(self.length, self.burn_in, self.overlap, eta, state), weight_norm=weight_norm,
+            ratio=ratio, warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)
         self._given['prioritized'] = True   # `kind` says it
-
-    table = property(lambda self: self.view.table, doc='What belongs to each sequence; None before the first row')
 
 # %% ../../nbs/45_sequences.ipynb #d34acd56
 def _checked_lengths(who, max_sz, length, burn_in, overlap):
+    "Length, burn-in and overlap, if they fit together"
     max_sz = whole(who, 'max_sz', max_sz, 1)
     length = whole(who, 'length', length, 1, max_sz, f'at most max_sz={max_sz}')
-    return length,*(whole(who, what, x, 0, length-1) for what,x in (('burn_in',burn_in), ('overlap',overlap)))
+    burn_in,overlap = (length//2 if x is None else whole(who, what, x, 0, length-1)
+        for what,x in dict(burn_in=burn_in, overlap=overlap).items())
+    if burn_in > overlap:
+        share = (burn_in - overlap)/(length - overlap)
+        warnings.warn(f'{who}: overlap={overlap} is less than burn_in={burn_in}, so {share:.0%} of the steps inside of '
+            f'long episodes are never learned from. Remedy: overlap={burn_in} or more', stacklevel=4)
+    return length,burn_in,overlap
+
+def _check_settings(who, kind, initial, weight_norm, state, eta, alpha, eps, beta):
+    "Raise where one has no meaning here"
+    choice(who, 'kind', kind, (*SAMPLERS, 'uniform'))
+    choice(who, 'initial', initial, ('largest','max_ever'))
+    choice(who, 'weight_norm', weight_norm, ('batch','memory'))
+    choice(who, 'state', state, ('stored','zero'))
+    number(who, 'eta', eta, high=1)
+    for what,x in dict(alpha=alpha, eps=eps).items(): number(who, what, x)
+    scheduled(who, 'beta', beta)
+
+@patch(as_prop=True)
+def table(self:SequenceReplay):
+    "What belongs to each sequence; None before the first row"
+    return self.view.table
 
 # %% ../../nbs/45_sequences.ipynb #2289f846
 @patch
@@ -77,9 +100,10 @@ def stats(self:SequenceReplay)->dict: # numbers by name
     with self._lock:
         self._catch_up()
         counts,m,t = Replay.stats(self),self.memory,self.view.table
-        here = np.zeros(0, int) if t is None else np.flatnonzero(t.first >= 0)
-        drawn = m.times_drawn[t.first[here] - m.oldest] if len(here) else np.zeros(1)
-        mean = float(t.steps[here].mean()) if len(here) else 0.
-        p = self.sampler.probabilities() if len(here) else np.zeros(0)
-    return dict(counts, sequences=len(here), steps_mean=mean, padded=1 - mean/self.length if len(here) else 0.,
-        ess=float(1/(p**2).sum()) if len(p) else 0., never_drawn=float((drawn == 0).mean()) if len(here) else 0., drawn_max=int(drawn.max()))
+        here = [] if t is None else np.flatnonzero(t.first >= 0)
+        if not len(here):
+            return dict(counts, sequences=0, steps_mean=0., padded=0., ess=0., never_drawn=0., drawn_max=0)
+        mean,p = float(t.steps[here].mean()),self.sampler.probabilities()
+        drawn = m.times_drawn[t.first[here] - m.oldest]
+    return dict(counts, sequences=len(here), steps_mean=mean, padded=1 - mean/self.length,
+        ess=float(1/(p**2).sum()) if len(p) else 0., never_drawn=float((drawn == 0).mean()), drawn_max=int(drawn.max()))

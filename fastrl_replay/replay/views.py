@@ -20,16 +20,16 @@ def as_float64(
     if isinstance(x, torch.Tensor):
         if x.requires_grad: x = x.detach()
         try: x = x.numpy()
-        except (TypeError,RuntimeError): x = x.resolve_neg().cpu().double().numpy()   # of another device, or of a kind that numpy doesn't have
+        except (TypeError,RuntimeError): x = x.resolve_neg().cpu().double().numpy()   # on a device, or bfloat16
     return np.ascontiguousarray(x, np.float64).ravel()
 
 @njit
 def check_feedback(keys, td, oldest, end):
-    "The place of the first key that was never given out, that of the first error that is no number (-1: none), how many are stale"
+    "The place of the first mistake, in one of two kinds (-1: none of it), and how many keys are stale"
     stale = 0
     for i in range(len(keys)):
-        if keys[i] < 0 or keys[i] >= end: return i,-1,0
-        if not abs(td[i]) < np.inf: return -1,i,0
+        if keys[i] < 0 or keys[i] >= end: return i,-1,0   # a key that was never given out
+        if not abs(td[i]) < np.inf: return -1,i,0         # an error that is no number
         stale += keys[i] < oldest
     return -1,-1,stale
 
@@ -37,6 +37,17 @@ def check_feedback(keys, td, oldest, end):
 class View:
     "The base of views: what becomes of keys that a sampler draws"
     unit,adds = 'rows',dict(index='i8', weight='f4')   # what is drawn; the columns that a batch has besides
+    follows = False   # True: what is drawn are places, of which `follow`, `drawable` and `told` keep account
+    nbytes = 0        # reserved, beside the memory
+    def stored(self, steps:Steps)->Steps: return steps   # what the memory keeps of a block
+    def batch(self, keys, weights)->Steps: raise NotImplementedError
+    def feedback(self, keys, td)->tuple: raise NotImplementedError   # keys, their errors, how many are gone
+    def __len__(self): return len(self.memory)
+    def clear(self): "As before the first row"
+    def snapshot(self)->dict: return {}
+    def check_state(self, state): "Raise where a saved view was another one"
+    def restore(self, state): "Go on where `snapshot` was taken"
+
     def fresh(self, memory:Timeline, who:str)->'View':
         "The same view of a memory that is still empty"
         new = copy(self)
@@ -44,21 +55,14 @@ class View:
         new.clear()
         return new
 
-    def clear(self): "As before the first row"
     def check_columns(self, dtype):
         "Raise where rows of this kind have columns that a batch has besides"
         for n,kind in self.adds.items():
-            if n in dtype.names and dtype[n] != kind: raise BlockError(self.who, f'column {n!r} is one that a batch has', dtype[n],
-                np.dtype(kind), 'rename it in the policy')
+            if n in dtype.names and dtype[n] != kind:
+                raise BlockError(self.who, f'column {n!r} is one that a batch has', dtype[n], np.dtype(kind),
+                    'rename it in the policy')
 
-    follows = False   # True: what is drawn are places, of which `follow`, `drawable` and `told` keep account
-    nbytes = 0        # reserved, beside the memory
-    def stored(self, steps:Steps)->Steps: return steps   # what the memory keeps of a block
-    def __len__(self): return len(self.memory)
-    def snapshot(self)->dict: return {}
-    def check_state(self, state): "Raise where a saved view was another one"
-    def restore(self, state): "Go on where `snapshot` was taken"
-
+# %% ../../nbs/40_views.ipynb #44ea129c
 class Transitions(View):
     "Each row is a transition"
     def batch(self, keys, weights)->Steps: return self.memory.batch(keys, weights)   # rows with `index` and `weight`
@@ -66,10 +70,12 @@ class Transitions(View):
     def feedback(self, keys, td)->tuple: # keys that are still there, their errors, how many are gone
         "For which rows errors still count"
         keys,td,(end,oldest) = np.ascontiguousarray(as_keys(keys)).ravel(),as_float64(td),self.memory.span
-        if len(keys) != len(td): raise ArgumentError(self.who, 'update_priorities: TD errors', len(td), f'{len(keys)}, one for each key')
+        n,who = len(keys),self.who
+        if n != len(td): raise ArgumentError(who, 'update_priorities: TD errors', len(td), f'{n}, one for each key')
         never,bad,stale = check_feedback(keys, td, oldest, end)
         if never >= 0: self.memory.refuse_key(keys[never])
-        if bad >= 0: raise ArgumentError(self.who, f'TD error at place {bad}, for key {keys[bad]}', td[bad], 'a finite number')
+        if bad >= 0:
+            raise ArgumentError(who, f'TD error at place {bad}, for key {keys[bad]}', td[bad], 'a finite number')
         if not stale: return keys,td,0
         there = keys >= oldest
         return keys[there],td[there],stale
