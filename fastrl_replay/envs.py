@@ -363,8 +363,8 @@ def _ask(self:_EnvGroup, state):
     if self.policy is None: return self._random(), None, {}
     state = torch.from_numpy(state) if state.dtype.names is None else column_of_rows(state)
     grad = torch.is_grad_enabled()
-    _set_grad(False)
     try:
+        _set_grad(False)   # inside: an interrupt comes after a call
         if self.recurrent:
             if self.hidden is None: self.hidden = self.policy.initial_hidden(self.n)
             out = self.policy(state, map_leaves(_copy, self.hidden))   # which it may change in place

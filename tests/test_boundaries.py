@@ -1,7 +1,7 @@
 """Where episodes begin: NStep, the chunker and a plain model agree on every stream; and what interrupts a stage takes all of a block or none of it."""
 import sys
 
-import numpy as np, pytest
+import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
 
 from fastrl_replay.core import BlockError, StateError, Steps, extend_dtype, step_dtype
@@ -153,11 +153,13 @@ def interrupted(call, at, *files):
             seen += 1
             if seen == at: raise Interrupt
         return trace
-    before = sys.gettrace()
+    before,grad = sys.gettrace(),torch.is_grad_enabled()
     sys.settrace(trace)
     try: call()
     except Interrupt: return True
-    finally: sys.settrace(before)
+    finally:
+        sys.settrace(before)
+        torch.set_grad_enabled(grad)   # a `with` that is cut before the call of its exit stays entered; no signal comes there
     return False
 
 def feed(stage, block): return stage.merge(block) if isinstance(stage, NStep) else stage.chunk(block)
