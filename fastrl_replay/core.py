@@ -6,11 +6,12 @@
 __all__ = ['TORCH_NUMBERS', 'EPISODE', 'problem', 'Explained', 'ArgumentError', 'ArgumentTypeError', 'StateError', 'BlockError',
            'NotEnoughRows', 'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'number', 'choice', 'renamed',
            'old_names', 'space_dtype', 'leaves', 'foreign_columns', 'column_dtype', 'step_dtype', 'dtype_spec',
-           'spec_dtype', 'plain_dtype', 'extend_dtype', 'row_places', 'Steps', 'column_of_rows', 'column_of_bytes',
-           'plain_columns', 'padding', 'pack', 'unpack', 'njit', 'memmove', 'bytes_at', 'ints_at', 'longs_at']
+           'spec_dtype', 'saved_dtype', 'plain_dtype', 'extend_dtype', 'row_places', 'Steps', 'column_of_rows',
+           'column_of_bytes', 'plain_columns', 'padding', 'pack', 'unpack', 'refuse_flags', 'njit', 'memmove',
+           'bytes_at', 'ints_at', 'longs_at']
 
 # %% ../nbs/00_core.ipynb #6b42f5ec
-import difflib, warnings
+import difflib, math, warnings
 from functools import wraps
 from pathlib import Path
 import numba, numpy as np, torch
@@ -204,6 +205,15 @@ def spec_dtype(spec:list)->np.dtype: # what `dtype_spec` described
     names,offsets,specs = map(list, zip(*rest[1]))
     fields = dict(names=names, formats=[spec_dtype(s) for s in specs], offsets=offsets, itemsize=rest[0])
     return np.dtype(fields, align=True)
+
+def saved_dtype(spec:list)->np.dtype: # of rows
+    "The same of what a file holds; a `StateError` where it describes no rows"
+    try:
+        dtype = spec_dtype(spec)
+        wrong = [n for n,_ in foreign_columns(dtype)] if dtype.names and dtype_spec(dtype) == spec else ['no columns']
+    except Exception as e: wrong = [f'{type(e).__name__}: {e}']   # numpy has many for what is no dtype
+    if wrong: raise StateError('saved_dtype', 'what was saved describes no rows', ', '.join(wrong), TORCH_NUMBERS)
+    return dtype
 
 def plain_dtype(dtype:np.dtype)->np.dtype: # equal for equal layouts
     "`dtype` without what files and record arrays do to it; a `ValueError` where it isn't aligned"
@@ -516,16 +526,32 @@ def _packed(self:Steps):
 
 @patch(cls_method=True)
 def _unpacked(cls:Steps, state):
-    content = state['bytes'].numpy().copy()
-    return Steps(np.ndarray(state['shape'], spec_dtype(state['dtype']), content))
+    content,dtype,shape = state['bytes'].numpy().copy(),saved_dtype(state['dtype']),list(state['shape'])
+    if content.dtype != np.uint8 or content.shape != (math.prod(shape)*dtype.itemsize,):
+        raise ValueError(f'{content.shape} numbers for a shape of {shape}')
+    rows = np.ndarray(shape, dtype, content)
+    refuse_flags('Steps', rows)
+    return Steps(rows)
 
 def pack(steps:Steps)->dict: # plain data and tensors
     "A block, or one of a subclass, for a checkpoint"
     return steps._packed()
 
 def unpack(state:dict)->Steps: # in new memory
-    "The block that was packed"
-    return {c.__name__: c for c in (Steps,*Steps.__subclasses__())}[state['kind']]._unpacked(state)
+    "The block that was packed; a `StateError` where it is none"
+    kinds = {c.__name__: c for c in (Steps,*Steps.__subclasses__())}
+    try: return kinds[state['kind']]._unpacked(state)
+    except StateError: raise
+    except Exception as e: raise StateError('unpack', 'a saved block that is none', f'{type(e).__name__}: {e}') from e
+
+def refuse_flags(
+    who:str, # whose rows they are
+    rows:np.ndarray, # structured, as they were saved
+):
+    "A `StateError` where a column of flags holds other bytes than 0 and 1"
+    for n,a in leaves(rows):
+        if a.dtype == bool and (a.view(np.uint8) > 1).any():
+            raise StateError(who, f'saved rows, column {n!r}', f'a byte {a.view(np.uint8).max()}', '0 or 1')
 
 # %% ../nbs/00_core.ipynb #7744e2f5
 def _glimpse(a, width=60):

@@ -79,9 +79,8 @@ class _Shared:
             part = slice(*self.starts[k:k+2])
             if not torch.equal(seen[part], self.bytes[i,part]): seen[part] = self.bytes[i,part]; t.copy_(new)
 
-@torch.no_grad()
-def _overwrite(old, new):
-    for a,b in zip(old, new): a.copy_(b)
+def _overwrite(old, new): # without no_grad, whose end an interrupt may skip
+    for a,b in zip(old, new): a.detach().copy_(b.detach())
 
 # %% ../nbs/71_parallel.ipynb #692a591c
 class _Copy(Pipe):
