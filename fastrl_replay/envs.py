@@ -14,10 +14,13 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from .core import ActionError, ArgumentError, ArgumentTypeError, EnvError, StateError, Steps
 from .core import choice, column_of_rows, memmove, njit, pack, problem, step_dtype, unpack
-from .pipe import IterDataPipe, MapDataPipe, Positioned, WorkerInfo, as_pipe, stage, worker_info
+from .episodes import MAX_ENVS
+from fastrl_replay.pipe import (IterDataPipe, MapDataPipe, Positioned, WorkerInfo, as_pipe, stage, try_state,
+    worker_info)
 from .nested import map_leaves, pick, put, tupler
 from .actions import action_checker, as_array, split_answer
-from .envstate import Opaque, decode, encode
+from .envstate import Opaque, decode, encode, encoded
+from .states import anything, block, checked, exactly, integer, listed, maybe, row, text
 
 # %% ../nbs/10_envs.ipynb #c27be329
 def _check_shape(obs, space, name='observation'):
@@ -506,9 +509,8 @@ def _group(self:GymStepper, env):
         first,seed = self._numbers(envs)
         group = _EnvGroup(envs, self.policy, seed, first, self._mode)
         self._warn_assumed(group)
+        self._load_group(group)
         self._groups[id(env)] = group
-        for saved_first,state in self._state or ():
-            if saved_first == first: group._load(state)
     return self._groups[id(env)]
 
 @patch
@@ -535,6 +537,20 @@ def _envs_of_source(self:GymStepper):
     if len({id(e) for e in envs}) < len(envs): raise ArgumentError('GymStepper', 'the same environment object twice',
         remedy='make each one separately')
     return envs
+
+# %% ../nbs/10_envs.ipynb #1267b3a9
+@patch
+def _load_group(self:GymStepper, group):
+    "Go on where this group was saved, if it was"
+    saved = {first: state for first,state in self._state or ()}
+    if saved and not self.piped and group.first_id not in saved: raise StateError('GymStepper',
+        'the saved environments have other numbers', [*saved], group.first_id, 'build the pipe that was saved')
+    try:
+        if group.first_id in saved: group._load(saved[group.first_id])
+    except StateError: raise
+    except Exception as e:   # of an environment's own, or a space's
+        raise StateError('GymStepper', "saved environments that these can't go on from", f'{type(e).__name__}: {e}',
+            remedy='build the pipe that was saved; or the state is damaged') from e
 
 # %% ../nbs/10_envs.ipynb #cd86197a
 @patch
@@ -613,17 +629,32 @@ def _n_known(source):
     if isinstance(source, (list,tuple)): return None if None in (ns := [*map(_n_known, source)]) else sum(ns)
     return source.num_envs if isinstance(source, VectorEnv) else 1 if isinstance(source, (str,gym.Env)) else None
 
+def _same_shape(own, loaded):
+    "A hidden state that was saved, if it is like the policy's own"
+    got,want = ((type(x).__name__, list(np.shape(x))) for x in (loaded, own))
+    if got != want: raise StateError('GymStepper', 'a saved hidden state', got, f"{want}, as the policy's")
+    return loaded
+
+def _as_kept(slot, k, x):
+    "What was saved of a slot, if it is like what the slot has now"
+    if k == 'obs' and x is not None:
+        _check_shape(x, slot.observation_space if isinstance(slot, _One) else slot.env.observation_space)
+    if k in ('obs','seed'): return x
+    got,want = ((type(v).__name__, list(np.shape(v)), getattr(v, 'dtype', None)) for v in (x, vars(slot)[k]))
+    if got != want: raise StateError('GymStepper', f'what was saved of environment {slot.env_id}, {k}', got, want)
+    return x
+
 @patch
 def _load(self:_EnvGroup, state):
     mine,saved = list(map(_identity, self.slots)),[(l['n'], l['kind'], l['spaces']) for l in state['slots']]
     if mine != saved: _refuse_others(saved, mine)
     for s,e in zip(self.spaces, state['spaces']): decode(e, s)
     hidden,self.last = decode(state['hidden']),decode(state['last'])
-    if hidden is not None: hidden = map_leaves(lambda own, loaded: loaded, self.policy.initial_hidden(self.n), hidden)
+    if hidden is not None: hidden = map_leaves(_same_shape, self.policy.initial_hidden(self.n), hidden)
     self.hidden = hidden
     if state['block']: self.block = unpack(state['block'])
     for i,(l,e) in enumerate(zip(self.slots, state['slots'])):
-        for k,v in e['kept']: setattr(l, k, decode(v))
+        for k,v in e['kept']: setattr(l, k, _as_kept(l, k, decode(v)))
         if e['env'] is not None: decode(e['env'], l.env)
         elif l.obs is not None: self._begin_anew(i, l, e)
 
@@ -663,16 +694,27 @@ def snapshot(self:GymStepper)->dict: # position, one entry a group, the policy
 
 @patch
 def check_state(self:GymStepper, state):
-    state['place'],state['policy']
+    state = checked('GymStepper', dict(place=integer(), policy=anything, groups=listed(row(integer(), _GROUP))), state)
     n,mine = _left(state)[0],None if self.piped else _n_known(self.source)
     if state['groups'] and mine is not None and n != mine:
         raise StateError('GymStepper', 'the saved environments are others', f'{n} environments', f'{mine} environments',
             'build the pipe that was saved')
+    if self._saves_policy and state['policy'] is not None:
+        try_state('GymStepper', 'policy', self.policy, state['policy'])
+    return state
+
+def _packed(x): # a form
+    block(x)
+    return x
+
+_SLOT = dict(n=integer(1, MAX_ENVS), spaces=text, kind=text, env=encoded, why=maybe(text), random=encoded,
+    kept=listed(row(exactly(*_KEPT), encoded)))
+_GROUP = dict(slots=listed(_SLOT), spaces=listed(encoded), hidden=encoded, last=encoded, block=maybe(_packed))
 
 def _left(state):
     "How many environments a saved stepper had, how many of them begin new episodes, and why"
     slots = [l for _,g in state['groups'] for l in g['slots']]
-    left = [l for l in slots if dict(l['kept'])['obs'] is not None and l['env'] is None]
+    left = [l for l in slots if dict(l['kept']).get('obs') is not None and l['env'] is None]
     return sum(l['n'] for l in slots),sum(l['n'] for l in left),left and left[0]['why']
 
 @patch

@@ -14,11 +14,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import IterableDataset
 from torchdata import nodes
-from fastrl_replay.core import (ArgumentTypeError, BlockError, Steps, column_dtype, dtype_spec, leaves, problem,
-    spec_dtype)
+from .core import (ArgumentTypeError, BlockError, StateError, Steps, column_dtype, dtype_spec, leaves,
+    problem, spec_dtype)
 from .batches import Sequences
 from .nested import map_leaves
 from .pipe import IterDataPipe, Pipe, dp, stage, upstream
+from .states import anything, checked, flag
 
 # %% ../nbs/70_interop.ipynb #cbb17b6d
 def _saved_stage(pipe:IterDataPipe):
@@ -50,6 +51,7 @@ class _Passes:
         self.begun,self.over = False,True
     def state_dict(self): return dict(over=self.over, chain=self.stage.state_dict())
     def load_state_dict(self, state):
+        state = checked(type(self).__name__, dict(over=flag, chain=anything), state)
         self.stage.load_state_dict(state['chain'])
         self.begun,self.over,self.loaded = False,state['over'],True
 
@@ -70,7 +72,10 @@ class StatefulPipe(_Passes, IterableDataset):
 
     def load_state_dict(self, state:dict):
         "Go on there with the next pass"
-        super().load_state_dict(torch.load(io.BytesIO(state['chain']), weights_only=True))
+        try: chain = torch.load(io.BytesIO(state['chain']), weights_only=True)
+        except Exception as e:   # of all kinds, for bytes of all kinds
+            raise StateError('StatefulPipe', 'a saved chain that is none', f'{type(e).__name__}: {e}') from e
+        super().load_state_dict(chain)
 
 # %% ../nbs/70_interop.ipynb #28bc9163
 @stage('node')

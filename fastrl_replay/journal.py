@@ -6,11 +6,13 @@
 __all__ = ['Journal', 'Gather']
 
 # %% ../nbs/22_journal.ipynb #8ed9d4a4
-import torch
+import numpy as np, torch
 from fastcore.basics import patch
-from .core import BlockError, Steps, pack, row_places, unpack, whole
+from .core import BlockError, StateError, Steps, pack, row_places, whole
 from .episodes import refuse_drawn
 from .pipe import Pipe, stage
+from . import states
+from .states import array, checked, flag, integer, maybe
 
 # %% ../nbs/22_journal.ipynb #624852f2
 @stage('journal')
@@ -74,6 +76,16 @@ def snapshot(self:Journal):
     return dict(steps=self.steps, fresh=self.fresh, ends=ends, returns=returns)
 
 @patch
+def check_state(self:Journal, state):
+    steps = checked('Journal', dict(steps=integer()), state, more=True)['steps']
+    ends = array(np.int64, None, low=0, high=steps)
+    state = checked('Journal', dict(steps=integer(), fresh=flag, ends=ends, returns=array(np.float64, None)), state)
+    if len(state['ends']) != len(state['returns']) or (np.diff(state['ends']) < 0).any():
+        raise StateError('Journal', 'saved ends of episodes', f'{len(state["ends"])}, {len(state["returns"])} returns',
+            'one return for each, in order')
+    return state
+
+@patch
 def restore(self:Journal, state):
     self.steps,self.fresh = state['steps'],state['fresh']
     self.ends,self.returns = state['ends'].tolist(),state['returns'].tolist()
@@ -108,8 +120,10 @@ class Gather(Pipe):
 
     def snapshot(self)->dict:
         "The rows that wait, as bytes"
-        return dict(rows=pack(Steps.cat(self._waiting))) if self._waiting else {}
+        return dict(rows=pack(Steps.cat(self._waiting)) if self._waiting else None)
+
+    def check_state(self, state): return checked('Gather', dict(rows=maybe(states.block)), state)
 
     def restore(self, state):
         "Take waiting rows back"
-        self._wait([unpack(state['rows'])] if state else [])
+        self._wait([state['rows']] if state['rows'] is not None else [])

@@ -9,10 +9,11 @@ __all__ = ['NStep', 'NSkip']
 import numpy as np, torch
 from fastcore.basics import patch
 from .core import (BlockError, StateError, Steps, dtype_spec, extend_dtype, memmove, njit, number,
-    row_places, spec_dtype, whole)
+    padding, refuse_flags, row_places, whole)
 from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, Environments,
     RowLayout, goes_on, grown, note_row, refuse_drawn, row_ends)
 from .pipe import Pipe, stage
+from .states import anything, array, checked, maybe, row_dtype
 
 # %% ../nbs/20_nstep.ipynb #f8f27456
 # What stands where in `at`, after what `RowLayout` puts there
@@ -152,21 +153,27 @@ def _refuse_endless(rows):
 # %% ../nbs/20_nstep.ipynb #322e6be9
 @patch
 def snapshot(self:NStep)->dict: # the rows that wait
-    state = dict(n=self.n, gamma=self.gamma)
+    state = dict(n=self.n, gamma=self.gamma, dtype=None, rows=None)
     if not self._waiting: return state
     dtype = self._gate.layout.dtype
     rings = self._rings.reshape(-1, self.n, dtype.itemsize)
     queues = self._queues[:len(self._envs)]
     rows = [ring[(first + np.arange(count))%self.n] for ring,(first,count) in zip(rings, queues)]
-    return dict(state, dtype=dtype_spec(dtype), rows=torch.from_numpy(np.concatenate(rows)))
+    rows = np.concatenate(rows)
+    rows[:, padding(dtype)] = 0
+    return dict(state, dtype=dtype_spec(dtype), rows=torch.from_numpy(rows))
 
 @patch
 def _restored(self:NStep, state):
     "Another stage that holds what was saved"
     new = NStep(None, self.n, self.gamma)
-    if 'rows' not in state: return new
-    try: complete = new.merge(Steps(np.ndarray(len(state['rows']), spec_dtype(state['dtype']), state['rows'].numpy())))
-    except (BlockError,KeyError,TypeError) as e: raise StateError('NStep', 'saved rows that are none', e) from e
+    dtype = checked('NStep', dict(n=anything, gamma=anything, dtype=maybe(row_dtype), rows=anything), state)['dtype']
+    if dtype is None: return new
+    rows = checked('NStep', dict(rows=array(np.uint8, None, dtype.itemsize)), state, more=True)['rows']
+    rows = rows.reshape(-1).view(dtype)
+    refuse_flags('NStep', rows)
+    try: complete = new.merge(Steps(rows))
+    except BlockError as e: raise StateError('NStep', 'saved rows that are none', e) from e
     if len(complete): raise StateError('NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none')
     return new
 
@@ -175,12 +182,11 @@ def check_state(self:NStep, state):
     got,own = (state['n'],state['gamma']),(self.n,self.gamma)
     if got != own: raise StateError('NStep', 'a saved stage with another n or gamma', got, own,
         'build the chain that was saved')
-    self._restored(state)
+    new = vars(self._restored(state))
+    return {name: new[name] for name in self._buffers}
 
 @patch
-def restore(self:NStep, state):
-    new = vars(self._restored(state))
-    vars(self).update({name: new[name] for name in self._buffers})
+def restore(self:NStep, state): vars(self).update(state)
 
 # %% ../nbs/20_nstep.ipynb #e494543f
 @stage('n_skip')

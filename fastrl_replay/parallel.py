@@ -19,6 +19,8 @@ from .core import ArgumentError, ArgumentTypeError, Explained, StateError, Steps
 from .core import choice, pack, problem, renamed, unpack, whole
 from .envstate import decode, encode
 from .pipe import Items, Pipe, WorkerInfo, as_worker, stage, upstream
+from . import states
+from .states import anything, checked, integer, listed, maybe
 
 # %% ../nbs/71_parallel.ipynb #8f333f78
 class _Outline(cloudpickle.Pickler):
@@ -542,10 +544,17 @@ def _saved(self:Parallel, w):
 def check_state(self:Parallel, state):
     "An error where a checkpoint is of other workers"
     if not state or not self.num_workers: return
+    chunk = dict(items=listed(anything), at=integer(), over=states.flag, error=maybe(states.text))
+    worker = dict(state=anything, restart=integer(), over=states.flag, chunks=listed(chunk))
+    state = checked('Parallel', dict(settings=anything, turn=integer(0, self.num_workers-1), now=maybe(chunk),
+        counts=listed(integer(), 3), workers=listed(worker)), state)
     if state['settings'] != self._settings(): raise StateError('Parallel', 'a checkpoint of other settings',
         state['settings'], self._settings(), 'build the chain that was saved')
-    for w in state['workers']:
-        for part,own in _Copy(self.source)._pairs(w['state']['chain']): part.check_state(own)
+    for w in checked('Parallel', listed(anything, self.num_workers), state['workers']):
+        _Copy(self.source).checked_states(w['state']['chain'])
+        for chunk in w['chunks']: _unpacked(chunk)
+    if state['now']: _unpacked(state['now'])
+    return state
 
 @patch
 def restore(self:Parallel, state):

@@ -12,9 +12,10 @@ import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
-from .core import ArgumentError, ArgumentTypeError, old_names, space_dtype
+from .core import ArgumentError, ArgumentTypeError, StateError, old_names, space_dtype
 from .nested import map_leaves
 from .pipe import WorkerInfo
+from .states import checked, generator, integer, maybe
 
 # %% ../nbs/51_policies.ipynb #1cf050b5
 class LinearSchedule:
@@ -145,7 +146,11 @@ def __repr__(self:EpsGreedy): return f'EpsGreedy({type(self.values).__name__}, {
 @patch
 def load_state_dict(self:EpsGreedy, state:dict):
     "Go on where another one stood"
-    self.asked,self.actions,self.rng.bit_generator.state = state['asked'],state['actions'],state['rng']
+    state = checked('EpsGreedy', dict(asked=integer(), actions=maybe(integer(1)), rng=generator), state)
+    own,saved = self.rng.bit_generator,state['rng'].bit_generator
+    if type(own) is not type(saved): raise StateError('EpsGreedy', 'a saved generator of another kind',
+        type(saved).__name__, type(own).__name__)
+    self.asked,self.actions,own.state = state['asked'],state['actions'],saved.state
 
 # %% ../nbs/51_policies.ipynb #cad064d8
 @patch

@@ -11,11 +11,12 @@ from collections import deque
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from weakref import WeakSet, finalize
-import torch
+import numpy as np, torch
 from fastcore.basics import patch
-from .core import ArgumentTypeError, pack, unpack, whole
+from .core import ArgumentTypeError, pack, whole
 from .memory.links import Places
 from .pipe import Pipe, stage
+from .states import array, block, checked, flag, integer, listed
 
 # %% ../nbs/72_prefetch.ipynb #81585893
 class _Draw:
@@ -161,7 +162,14 @@ def snapshot(self:Prefetch)->dict: # plain data and tensors
         batch,*places = item if isinstance(item, tuple) else (item,)
         return dict(batch=pack(batch), places=[dict(keys=torch.tensor(p.keys), oldest=p.oldest) for p in places])
     return dict(drawn=[plain(d.result()) for d in self._drawn if d.exception() is None],
-        place=int(self._source_over))
+        over=self._source_over)
+
+@patch
+def check_state(self:Prefetch, state):
+    "The same with blocks and places"
+    place = dict(keys=array(np.int64, None, low=0), oldest=integer())
+    drawn = listed(dict(batch=block, places=listed(place)))
+    return checked('Prefetch', dict(drawn=drawn, over=flag), state)
 
 @patch
 def restore(self:Prefetch, state):
@@ -169,8 +177,8 @@ def restore(self:Prefetch, state):
     for draw in self._drawn: draw.exception()
     self._drawn.clear()
     for d in state['drawn']:
-        batch = unpack(d['batch'])
+        batch = d['batch']
         batch._replay = self.source
-        item = (batch, *(Places(p['keys'].numpy(), p['oldest']) for p in d['places'])) if d['places'] else batch
+        item = (batch, *(Places(p['keys'], p['oldest']) for p in d['places'])) if d['places'] else batch
         self._drawn.append(_Draw(item=item))
-    self._source_over = self._resume_over = bool(state['place'])
+    self._source_over = self._resume_over = state['over']

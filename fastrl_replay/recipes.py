@@ -16,12 +16,13 @@ from pathlib import Path
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import old_names
+from .core import StateError, old_names
 from .envs import GymStepper
 from .journal import Gather, Journal
 from .learners import LEARNERS, SettingsError
 from .learners.registry import as_value, did_you_mean, setting_text
 from .named_envs import full_name, named_env, read_calls
+from .states import anything, array, checked
 
 # %% ../nbs/60_recipes.ipynb #04733818
 def coerce_setting(
@@ -343,8 +344,12 @@ def state_dict(self:Agent)->dict: # plain data and tensors
 @patch
 def load_state_dict(self:Agent, state:dict):
     "Go on where another agent of the same settings stood"
+    state = checked('Agent', dict(pipe=anything, random=array(np.uint8, len(torch.get_rng_state()))), state)
+    random = torch.from_numpy(state['random'])
+    try: torch.Generator().set_state(random)
+    except RuntimeError as e: raise StateError('Agent', 'a saved generator that is none', e) from e
     self.pipe.load_state_dict(state['pipe'])
-    torch.set_rng_state(state['random'])
+    torch.set_rng_state(random)
 
 @patch(as_prop=True)
 def resumable(self:Agent)->bool:

@@ -253,6 +253,7 @@ def load(self:Run):
     if not isinstance(state, dict) or not {'agent','run'} <= set(state): raise SettingsError('run',
         f'{path} is of no run', sorted(map(str, state)) if isinstance(state, dict) else type(state), 'agent, run')
     try:
+        self._check_kept(state['run'])
         self.agent.load_state_dict(state['agent'])
         self._take(state['run'])
     except (ValueError,TypeError,RuntimeError,LookupError,AttributeError,ArithmeticError,MemoryError) as e:
@@ -272,10 +273,13 @@ def _as_kept(k, new, old):
     return _kind(new) == _kind(old) or k in ('sums','counts') and type(new) is dict
 
 @patch
-def _take(self:Run, kept):
-    "Stand where a run stood"
+def _check_kept(self:Run, kept):
     wrong = [f'{k} = {kept[k]!r}' for k in _KEPT if not _as_kept(k, kept[k], getattr(self, k))]
     if wrong: raise ValueError(', '.join(wrong))
+
+@patch
+def _take(self:Run, kept):
+    "Stand where a run stood"
     for k in _KEPT: setattr(self, k, kept[k])
     self.saved = self.agent.journal.steps
     self._plan_next()

@@ -9,11 +9,12 @@ __all__ = ['SequenceChunker']
 from collections import deque
 import numpy as np, torch
 from fastcore.basics import patch
-from fastrl_replay.core import (BlockError, StateError, Steps, choice, dtype_spec, extend_dtype, memmove, njit,
-    spec_dtype, whole)
-from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, BlockGate, Environments, RowLayout, goes_on, grown,
-    note_row, row_ends)
+from .core import (BlockError, StateError, Steps, choice, dtype_spec, extend_dtype, memmove, njit,
+    padding, refuse_flags, whole)
+from .episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, BlockGate, Environments, RowLayout, goes_on,
+    grown, note_row, row_ends)
 from .pipe import Pipe, stage
+from .states import anything, array, checked, maybe, row_dtype
 
 # %% ../nbs/21_sequence.ipynb #f3bfdf47
 @njit
@@ -193,12 +194,13 @@ def _make_room(self:SequenceChunker, steps)->np.ndarray: # its bytes
 @patch
 def snapshot(self:SequenceChunker)->dict: # plain data and tensors
     state = dict(arguments=[self.length, self.overlap, self.tail])
-    if self._gate.layout is None: return state
+    if self._gate.layout is None: return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
     slots = np.flatnonzero(self._counts[:len(self._envs)])   # of running episodes
     counts = self._counts[slots]
     rows = self._ring.reshape(-1, self._gate.layout.dtype.itemsize)[self._kept_rows(slots, counts)]
     width = self.length*self._gate.layout.sequence.itemsize
     waiting = np.array([s.rows.view(np.uint8) for s in self._waiting], np.uint8).reshape(-1, width)
+    rows[:, padding(self._gate.layout.dtype)] = 0
     arrays = dict(ids=self._envs.ids[slots], counts=counts, rows=rows, waiting=waiting)
     return dict(state, dtype=dtype_spec(self._gate.layout.dtype), **{k: torch.from_numpy(a) for k,a in arrays.items()})
 
@@ -214,10 +216,17 @@ def _kept_rows(self:SequenceChunker, slots, counts):
 def _restored(self:SequenceChunker, state):
     "Another stage that holds what was saved"
     new = type(self)(None, self.length, self.overlap, self.tail)
-    if 'dtype' not in state: return new
-    dtype,ids,counts = spec_dtype(state['dtype']),state['ids'].numpy(),state['counts'].numpy()
-    ids,counts,rows = ids[counts > 0],counts[counts > 0],state['rows'].numpy()
-    new._make_room(Steps(np.ndarray(len(rows), dtype, rows)))
+    who,arrays = type(self).__name__,('ids','counts','rows','waiting')
+    dtype = checked(who, dict(arguments=anything, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything)), state)['dtype']
+    if dtype is None: return new
+    n,width = len(state['ids']),len(state['rows'])
+    form = dict(ids=array(np.int32, n, low=0, high=MAX_ENVS-1), counts=array(np.int64, n, low=0, high=2**62),
+        rows=array(np.uint8, width, dtype.itemsize), waiting=anything)
+    ids,counts,rows,waiting = checked(who, form, {k: state[k] for k in arrays}).values()
+    ids,counts = ids[counts > 0],counts[counts > 0]
+    steps = Steps(rows.reshape(-1).view(dtype))
+    refuse_flags(who, steps.rows)
+    new._make_room(steps)
     slots = np.arange(len(ids))
     places,known = new._kept_rows(slots, counts),new._envs.ids[:len(new._envs)]
     if len(places) != len(rows) or not np.array_equal(known, ids):
@@ -227,7 +236,9 @@ def _restored(self:SequenceChunker, state):
     newest = new._ring.view(dtype)[slots*self.length + (counts-1)%self.length]
     for slot,row in zip(slots, newest): new._envs.last[slot] = row['episode_n'],row['step_n'],True
     sequence = new._gate.layout.sequence
-    new._waiting.extend(Steps(w.copy().view(sequence).reshape(self.length)) for w in state['waiting'].numpy())
+    for w in checked(who, array(np.uint8, None, self.length*sequence.itemsize), waiting):
+        new._waiting.append(Steps(w.copy().view(sequence).reshape(self.length)))
+        refuse_flags(who, new._waiting[-1].rows)
     return new
 
 @patch
@@ -235,10 +246,10 @@ def check_state(self:SequenceChunker, state):
     who,got,own = type(self).__name__,state['arguments'],[self.length, self.overlap, self.tail]
     if got != own: raise StateError(who, 'a saved stage with other arguments', got, own,
         'build the stage that was saved')
-    try: self._restored(state)
+    try: new = vars(self._restored(state))
+    except StateError: raise
     except (KeyError,TypeError,ValueError) as e: raise StateError(who, 'saved rows that do not fit together', e) from e
+    return {name: new[name] for name in self._buffers}
 
 @patch
-def restore(self:SequenceChunker, state):
-    new = vars(self._restored(state))
-    vars(self).update({name: new[name] for name in self._buffers})
+def restore(self:SequenceChunker, state): vars(self).update(state)

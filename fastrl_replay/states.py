@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Misfit', 'plain', 'match', 'checked', 'anything', 'flag', 'text', 'integer', 'real', 'exactly', 'maybe', 'listed',
-           'row', 'array', 'row_dtype', 'block', 'generator']
+           'dict_of', 'row', 'array', 'row_dtype', 'block', 'generator']
 
 # %% ../nbs/00_states.ipynb #c771e895
 import math
@@ -30,8 +30,8 @@ def _said(x):
     s = repr(x) if x is None or type(x) in (bool,int,float,str) else f'a {type(x).__name__}'
     return s if len(s) <= 60 else s[:59] + '…'
 
-# %% ../nbs/00_states.ipynb #d49444ca
-_DEPTH,_REPEATED = 64,1 << 20   # levels of lists; bytes that a tensor may have beyond those of its memory
+# %% ../nbs/00_states.ipynb #fb5b1c06
+_DEPTH,_REPEATED = 100,1 << 20   # levels of lists; bytes that a tensor may have beyond those of its memory
 
 def plain(
     x, # a state
@@ -53,7 +53,7 @@ def _dense(x):
         raise Misfit(f'{_said(x)} that takes {x.untyped_storage().nbytes()} bytes', f'one of {size} bytes')
     return x.detach().resolve_conj().resolve_neg().contiguous()
 
-# %% ../nbs/00_states.ipynb #1636d048
+# %% ../nbs/00_states.ipynb #ba741e09
 def match(
     form, # a function, or a dict of forms
     x, # plain data
@@ -69,9 +69,13 @@ def checked(
     who:str, # whose state it is
     form, # what it must look like
     state, # what came
+    more:bool=False, # may there be other entries beside those of the form? They pass as they are
 ): # plain data of this form
     "A state that can be used; a `StateError` where it can't"
-    try: return match(form, plain(state))
+    try:
+        state = plain(state)
+        if not more or type(state) is not dict: return match(form, state)
+        return state | match(form, {k: v for k,v in state.items() if k in form})
     except Misfit as e:
         at = ''.join(f'[{str(k)!r}]' if isinstance(k, str) else f'[{k}]' for k in e.at)
         raise StateError(who, f'a saved state that does not fit{", in " if at else ""}{at}', e.got, e.expected,
@@ -110,7 +114,7 @@ def real(
         raise Misfit(_said(x), f'a finite number from {low:g} to {high:g}')
     return form
 
-# %% ../nbs/00_states.ipynb #2f9fd533
+# %% ../nbs/00_states.ipynb #1def4465
 def exactly(
     *values, # those that will do: plain data
 ): # a form
@@ -141,6 +145,15 @@ def listed(
         if type(x) not in (list,tuple): raise Misfit(_said(x), 'a list')
         if n is not None and len(x) != n: raise Misfit(f'{len(x)} entries', n)
         return [_inside(i, lambda v: match(form, v), v) for i,v in enumerate(x)]
+    return of_all
+
+def dict_of(
+    form, # of each value
+): # a form
+    "A dict with any names"
+    def of_all(x):
+        if type(x) is not dict: raise Misfit(_said(x), 'a dict')
+        return {k: _inside(k, lambda v: match(form, v), v) for k,v in x.items()}
     return of_all
 
 def row(
@@ -185,13 +198,14 @@ def block(x):
     try: return unpack(x)
     except StateError as e: raise Misfit(_said(x), f'a block of rows: {e}') from None
 
-# %% ../nbs/00_states.ipynb #dd89f724
+# %% ../nbs/00_states.ipynb #22fd793f
 _GENERATORS = 'PCG64','PCG64DXSM','SFC64','MT19937','Philox'
 
 def generator(x):
     "The state of a numpy generator, as a new one"
     name = x.get('bit_generator') if type(x) is dict else None
-    if not isinstance(name, str) or name not in _GENERATORS: raise Misfit(_said(x), f'the state of one of {", ".join(_GENERATORS)}')
+    if type(name) is not str or name not in _GENERATORS:
+        raise Misfit(_said(x), f'the state of one of {", ".join(_GENERATORS)}')
     random = np.random.Generator(getattr(np.random, name)(0))
     try:
         if name == 'MT19937': integer(0, 624)(x['state']['pos'])

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from .core import ArgumentError, Steps, step_dtype
 from .pipe import Cycler, Header, Items, Pipe, as_pipe, upstream
+from .states import checked, flag
 
 # %% ../nbs/02_testing.ipynb #e9006a6c
 class ScriptedEnv(gym.Env):
@@ -191,6 +192,7 @@ class _Echo(Pipe):
     "After each item the word 'again', in the next pass if this one is left"
     takes_any_item,due = True,False
     def snapshot(self): return dict(due=self.due)
+    def check_state(self, state): return checked('_Echo', dict(due=flag), state)
     def restore(self, state): self.due = state['due']
     def __iter__(self):
         if self.due: self.due = False; yield 'again'

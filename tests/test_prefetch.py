@@ -115,7 +115,7 @@ def test_rows_wait_for_draws():
 def test_everything_that_touches_the_memory_waits():
     "Answers, statistics, saving, restoring, calling `sample`"
     for name, call in dict(update=lambda r: r.update_priorities([0], [1.]), stats=lambda r: r.stats(), save=lambda r: r.snapshot(),
-                           load=lambda r: r.restore(r._state), draw=lambda r: r.sample(1)).items():
+                           load=lambda r: r.restore(r.check_state(r._state)), draw=lambda r: r.sample(1)).items():
         for kind in KINDS:
             replay = KINDS[kind](None)
             replay.add(rows_of(20))

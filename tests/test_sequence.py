@@ -357,9 +357,9 @@ def test_a_saved_state_is_a_copy():
     a, b, c = (SequenceChunker(None, 4, 1) for _ in range(3))
     a.chunk(numbered(6)), a._waiting.extend(cut(numbered(4), 4))
     state = a.snapshot()
-    b.restore(state)
+    b.restore(b.check_state(state))
     for x in a, b: x.chunk(numbered(8, 6)), x._waiting[0].rows.view(np.uint8).fill(9), x._ring.fill(7)
-    c.restore(state)
+    c.restore(c.check_state(state))
     assert steps_of(c._waiting) == [[1, 2, 3, 4]] and steps_of(c.chunk(numbered(1, 6))) == [[4, 5, 6, 7]]
 
 def test_a_state_of_another_chunker_changes_nothing():

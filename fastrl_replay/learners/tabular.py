@@ -15,6 +15,7 @@ from .registry import Builder, builds
 from ..pipe import stage
 from ..policies import n_actions
 from ..replay.experience import ExperienceReplay
+from ..states import array, checked
 
 # %% ../../nbs/54_tabular.ipynb #fafae291
 class QTable:
@@ -69,9 +70,12 @@ class QLearner(Learner):
     def snapshot(self): return dict(values=torch.from_numpy(self.table.values.copy()), **super().snapshot())
     def check_state(self, state):
         check_same_shapes('QLearner', dict(table=state['values']), dict(table=torch.from_numpy(self.table.values)))
+        high = np.finfo(np.float64).max
+        finite = dict(values=array(np.float64, *self.table.values.shape, low=-high, high=high))
+        return checked('QLearner', finite, super().check_state(state), more=True)
     def restore(self, state):
         super().restore(state)
-        self.table.values[:] = state['values'].numpy()
+        self.table.values[:] = state['values']
 
 # %% ../../nbs/54_tabular.ipynb #2d11ba0e
 @patch

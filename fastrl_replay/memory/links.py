@@ -15,6 +15,7 @@ from ..core import ArgumentTypeError, StaleKey, StateError, ints_at, longs_at, b
 from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, Environments, NaNSearch, RowLayout, goes_on,
     grown, has_nan, note_row, places_of, row_ends)
 from .arrays import MainMemory
+from ..states import array, checked, integer, listed
 
 # %% ../../nbs/31_links.ipynb #95ae7358
 INSERTED,OLDEST,AGE_SUM,AGE_MAX,MAX_SZ = range(5)   # what stands where: counters and the size, then addresses, lengths
@@ -244,30 +245,43 @@ def state_dict(self:Links)->dict: # plain data and tensors
     return dict(max_sz=self.max_sz, counters=numbers[:MAX_SZ].tolist(), **tensors)
 
 # %% ../../nbs/31_links.ipynb #447df38c
-def _damage(state, max_sz)->str: # None: none
-    "What is wrong with links that were saved, which are to go into `max_sz` slots"
-    (inserted,oldest),n = state['counters'][:2],len(state['env_ids'])
-    if not 0 <= oldest <= inserted <= oldest + max_sz: return 'counters'
-    ahead = np.arange(inserted - oldest, 0, -1)   # how far the end is
-    for name,shape,kind,low,high in (
-        ('link', ahead.shape, np.int32, 0, ahead-1),
-        ('back', ahead.shape, np.int32, 0, state['max_sz']-1),
-        ('drawn', ahead.shape, np.int32, -2**31, 2**31),
-        ('env_ids', (n,), np.int32, 0, MAX_ENVS-1),
-        ('last', (n,3), np.int32, -2**31, 2**31),
-        ('last_key', (n,), np.int64, -1, inserted-1)):
-        a = state[name].numpy()
-        if a.shape != shape or a.dtype != kind or (a < low).any() or (a > high).any(): return name
-    return 'env_ids' if len(np.unique(state['env_ids'].numpy())) < n else None
+@patch
+def _checked(self:Links, state):
+    "What was saved, as arrays; a `StateError` where kernels would go astray"
+    ids,e = array(np.int32, None, low=0, high=MAX_ENVS-1),len(state['env_ids'])
+    form = dict(max_sz=integer(1, 2**31-1), counters=listed(integer(), MAX_SZ))
+    saved = checked(self.who, form, state, more=True)
+    inserted,oldest = saved['counters'][:2]
+    n = inserted - oldest
+    if not 0 <= n <= self.max_sz: self._refuse_saved(f'keys {oldest} to {inserted-1} for max_sz={self.max_sz}')
+    ahead = np.arange(n, 0, -1)   # how far the end is
+    form |= dict(link=array(np.int32, n, low=0, high=ahead-1), back=array(np.int32, n, low=0, high=saved['max_sz']-1),
+        drawn=array(np.int32, n), env_ids=ids, last=array(np.int32, e, 3),
+        last_key=array(np.int64, e, low=-1, high=inserted-1))
+    saved = checked(self.who, form, state)
+    self._check_agree(saved['link'], saved['back'], saved['last_key'] - oldest)
+    if len(np.unique(saved['env_ids'])) < e: self._refuse_saved('an environment twice')
+    return saved
+
+@patch
+def _check_agree(self:Links, link, back, last): # last: places of the last rows of the environments
+    "Raise where links forward and back are not the same, or lead on from a row that was the last one"
+    linked,places = np.flatnonzero(link),np.arange(len(back))
+    if (back[linked + link[linked]] != link[linked]).any() or len(linked) != np.sum((back > 0) & (back <= places)):
+        self._refuse_saved('links forward and back that disagree')
+    last = last[last >= 0]
+    if link[last].any() or len(np.unique(last)) < len(last): self._refuse_saved('links from last rows')
+
+@patch
+def _refuse_saved(self:Links, got): raise StateError(self.who, 'a saved memory with damaged links', got)
 
 @patch
 def load_state_dict(self:Links, state:dict):
     "Become the links that were saved; these must be new"
-    damage = _damage(state, self.max_sz)
-    if damage: raise StateError(self.who, 'a saved memory with damaged links', damage)
-    inserted,oldest = state['counters'][:2]
+    saved = self._checked(state)
+    inserted,oldest = saved['counters'][:2]
     slots,envs = np.arange(oldest, inserted) % self.max_sz,Environments()
-    for name in 'link','back','drawn': getattr(self, name)[slots] = state[name].numpy()
-    envs.admit(state['env_ids'].numpy())
-    envs.last[:len(envs)] = state['last'].numpy()
-    self._use(np.array(state['counters']), envs, grown(state['last_key'].numpy().copy(), len(envs.last), -1))
+    for name in 'link','back','drawn': getattr(self, name)[slots] = saved[name]
+    envs.admit(saved['env_ids'])
+    envs.last[:len(envs)] = saved['last']
+    self._use(np.array(saved['counters']), envs, grown(saved['last_key'].copy(), len(envs.last), -1))

@@ -10,11 +10,12 @@ from copy import copy
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import (ArgumentError, StateError, Steps, bytes_at, extend_dtype, ints_at, memmove, njit,
-    padding, plain_columns)
-from ..episodes import ENV, SIZE, NaNSearch, RowLayout
+    padding, plain_columns, refuse_flags)
+from ..episodes import ENV, SIZE, NaNSearch, RowLayout, first_nan, has_nan
 from .arrays import MainMemory
 from fastrl_replay.memory.links import (AGE_MAX, AGE_SUM, DRAWN, INSERTED, MAX_SZ, OLDEST, Links, acceptable,
     first_invalid, link_rows)
+from ..states import array, checked
 
 # %% ../../nbs/32_rows.ipynb #c91da52a
 _BATCH = dict(index='i8', weight='f4')
@@ -130,9 +131,12 @@ def state_dict(self:Store, slots)->dict: # plain data and tensors
 @patch
 def load_state_dict(self:Store, slots, state:dict):
     "Rows that were saved go into these slots"
-    shape,want = tuple(state['rows'].shape),(len(slots), self.dtype.itemsize)
-    if shape != want: raise StateError(type(self).__name__, 'a saved memory, rows as bytes', shape, want)
-    if len(slots): self.put(slots, state['rows'].numpy().reshape(-1).view(self.dtype))
+    who,dtype = type(self).__name__,self.dtype
+    saved = checked(who, dict(rows=array(np.uint8, len(slots), dtype.itemsize)), state)['rows']
+    rows,search = saved.reshape(-1).view(dtype),NaNSearch(dtype)
+    refuse_flags(who, rows)
+    if has_nan(rows.ctypes.data, len(rows), search.at): raise StateError(who, 'saved rows with a NaN', first_nan(rows))
+    if len(slots): self.put(slots, rows)
 
 # %% ../../nbs/32_rows.ipynb #fd26024e
 _u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones

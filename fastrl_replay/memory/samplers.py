@@ -14,6 +14,7 @@ from fastrl_replay.core import (ArgumentError, ArgumentTypeError, NotEnoughRows,
 from . import ranktree, sumtree
 from .ranktree import RankTree
 from .sumtree import LARGEST, SumTree
+from ..states import array, checked, integer, real, text
 
 # %% ../../nbs/37_samplers.ipynb #ae3990bb
 _u = np.uint64   # unsigned places spare kernels a test for negative ones
@@ -146,15 +147,18 @@ def state_dict(self:Sampler)->dict: # plain data and tensors
 
 @patch
 def check_state(self:Sampler, state:dict):
-    "Raise where this state is of another sampler"
-    if state['kind'] != self.kind:
-        raise StateError(type(self).__name__, 'a checkpoint of another sampler', state['kind'], self.kind,
-            'build it as the saved one was built')
+    "The state, as `load_state_dict` may use it; a `StateError` where it is damaged, or of another sampler"
+    who,counts = type(self).__name__,{k: integer() for k in ('count','first','end')}
+    state = checked(who, dict(kind=text, seed=integer(0, 2**64-1), **counts), state, more=True)
+    if state['kind'] != self.kind: raise StateError(who, 'a checkpoint of another sampler', state['kind'], self.kind,
+        'build it as the saved one was built')
+    if state['first'] > state['end']: raise StateError(who, 'saved keys', f"{state['first']} to {state['end']-1}")
+    return state
 
 @patch
 def load_state_dict(self:Sampler, state:dict):
     "Continue where `state` was saved"
-    self.check_state(state)
+    state = self.check_state(state)
     self._seed,self._count = np.uint64(state['seed']),state['count']
     self.first,self.end = state['first'],state['end']
 
@@ -329,18 +333,30 @@ def state_dict(self:_Prioritized)->dict:
     return state if self._there is None else dict(state, there=torch.from_numpy(keys), capacity=self.capacity)
 
 @patch
+def check_state(self:_Prioritized, state:dict):
+    "The same, with priorities that the tree can take"
+    who,state = type(self).__name__,Sampler.check_state(self, state)
+    n,form = state['end'] - state['first'],dict(largest_ever=real(0, LARGEST))
+    if 'there' in state:
+        n,places = len(state['there']),checked(who, dict(capacity=integer(1, 2**31-1)), state, more=True)['capacity']
+        form |= dict(there=array(np.int64, n, low=0, high=places-1))
+    elif n > self.capacity: raise StateError(who, 'more saved keys than there is room for', n, self.capacity)
+    state = checked(who, dict(form, priorities=array(np.float64, n, low=0, high=LARGEST)), state, more=True)
+    if 'there' in state and len(np.unique(state['there'])) < n: raise StateError(who, 'a saved place twice')
+    return state
+
+@patch
 def load_state_dict(self:_Prioritized, state:dict):
     "Continue where `state` was saved"
+    ready = self.check_state(state)
     self.clear()
     Sampler.load_state_dict(self, state)
-    self.largest_ever,p = state['largest_ever'],state['priorities'].numpy()
+    self.largest_ever,p = ready['largest_ever'],ready['priorities']
     self.first = self.end = 0
-    if 'there' not in state: return self.added(state['first'], state['end'], state['first'], p)
-    self.use_places(state['capacity'])
-    there = state['there'].numpy()
-    self._there[there] = True
-    if self._set(there.copy(), p.copy()) >= 0:
-        raise StateError(type(self).__name__, 'a saved sampler with damaged priorities')
+    if 'there' not in ready: return self.added(ready['first'], ready['end'], ready['first'], p)
+    self.use_places(ready['capacity'])
+    self._there[ready['there']] = True
+    self._set(ready['there'].copy(), p.copy())
 
 # %% ../../nbs/37_samplers.ipynb #67beb44f
 @patch

@@ -12,10 +12,11 @@ import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from ..core import (ArgumentTypeError, BlockError, Explained, NoRoom, StateError, Steps, dtype_spec,
-    extend_dtype, problem, spec_dtype, step_dtype, whole)
+    extend_dtype, problem, step_dtype, whole)
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
 from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
+from ..states import anything, checked, integer, listed, maybe, row_dtype
 
 # %% ../../nbs/34_timeline.ipynb #070e1287
 class Timeline:
@@ -213,7 +214,7 @@ def __repr__(self:Timeline):
 @patch
 def state_dict(self:Timeline)->dict: # plain data and tensors
     "Everything, in time order"
-    if not self._parts: return dict(max_sz=self.max_sz, dtype=None)
+    if not self._parts: return dict(max_sz=self.max_sz, dtype=None, links=None, store=None)
     line,store,_ = self._parts
     rows = store.state_dict(line.keys % self.max_sz)
     return dict(max_sz=self.max_sz, dtype=dtype_spec(store.dtype), links=line.state_dict(), store=rows)
@@ -222,7 +223,7 @@ def state_dict(self:Timeline)->dict: # plain data and tensors
 def check_state(self:Timeline, state:dict):
     "Raise where this state holds more than there is room for"
     if state['dtype'] is None: return
-    inserted,oldest = state['links']['counters'][:2]
+    inserted,oldest = checked(self.who, dict(counters=listed(integer(), 4)), state['links'], more=True)['counters'][:2]
     if inserted - oldest > self.max_sz:
         raise StateError(self.who, 'a saved memory with more rows than this one has room for', inserted - oldest,
             f'at most max_sz={self.max_sz}', f"max_sz={state['max_sz']}, as it was saved, or more")
@@ -230,9 +231,11 @@ def check_state(self:Timeline, state:dict):
 @patch
 def load_state_dict(self:Timeline, state:dict):
     "Become the timeline that was saved"
+    form = dict(max_sz=integer(1, 2**31-1), dtype=maybe(row_dtype), links=anything, store=anything)
+    state = checked(self.who, form, state)
     self.check_state(state)
     if state['dtype'] is None: return self.clear()
-    parts = line,store,_ = self._open(spec_dtype(state['dtype']))
+    parts = line,store,_ = self._open(state['dtype'])
     line.load_state_dict(state['links'])
     store.load_state_dict(line.keys % self.max_sz, state['store'])
     self.clear()

@@ -14,13 +14,14 @@ from weakref import ref
 import numpy as np, torch
 from fastcore.basics import patch
 from fastrl_replay.core import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError, Steps, number,
-    spec_dtype, whole)
+    whole)
 from ..locks import DrawOrderLock, renew_in_child
 from ..memory.links import Places
 from ..memory.samplers import Sampler, importance_weights
 from ..memory.timeline import Timeline
 from ..pipe import Pipe
 from .views import Transitions, View
+from ..states import anything, checked, integer, listed
 
 # %% ../../nbs/41_replay.ipynb #e9c5fe26
 class Fixed:
@@ -107,18 +108,22 @@ def _checked_sampler(self:Replay, sampler, view, initial):
 @patch
 def _fresh(self:Replay):
     "New parts, with nothing in them"
-    who,(sampler,view) = type(self).__name__,self._templates
     self.__dict__.setdefault('_lock', RLock())
     renew_in_child(self, '_lock')
-    replay = ref(self)   # no circle, or a memory would outlive its replay
-    def check(dtype):
-        if replay() is not None: replay()._check_columns(dtype)
-    self.memory = Timeline(self.max_sz, self.store, who, check)
-    self.sampler,self.view = sampler.fresh(),view.fresh(self.memory, who)
+    vars(self).update(self._new_parts())
     self.sampled = self.batches = self.stale = self._n_yielded = self._counted = 0
     self._enough_at = 0   # how many rows had come when the pass began, or a batch could last be drawn
     self._unfollowed,self._ones = None,np.ones(self.bs)
     self._tells_later = self.sampler.counts_only and not self.view.follows and self._initial is None
+
+@patch
+def _new_parts(self:Replay):
+    "Memory, sampler and view by name, with nothing in them"
+    who,(sampler,view),replay = type(self).__name__,self._templates,ref(self)   # no circle: a memory would outlive it
+    def check(dtype):
+        if replay() is not None: replay()._check_columns(dtype)
+    memory = Timeline(self.max_sz, self.store, who, check)
+    return dict(memory=memory, sampler=sampler.fresh(), view=view.fresh(memory, who))
 
 # %% ../../nbs/41_replay.ipynb #67b05824
 @patch
@@ -348,30 +353,48 @@ def snapshot(self:Replay)->dict:
 
 @patch
 def check_state(self:Replay, state):
-    "An error where a checkpoint belongs to another kind of memory"
+    "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
+    form = dict(memory=anything, sampler=anything, view=anything, counters=listed(integer(), len(COUNTERS)))
+    state = checked(type(self).__name__, form, state)
     self.memory.check_state(state['memory'])
     self.view.check_state(state['view'])
     self.sampler.check_state(state['sampler'])
-    dtype,asked = state['memory']['dtype'],self._initial
-    if dtype is not None and asked is not None and asked not in spec_dtype(dtype).names:
-        raise StateError(type(self).__name__, 'a saved memory', f'no column {asked!r}',
-            f'initial={asked!r} names one of its columns')
+    new = self._new_parts()
+    new['memory'].load_state_dict(state['memory'])
+    self._check_saved_columns(new['memory'])
+    new['view'].restore(state['view'])
+    self._check_saved_places(new['view'].places, state['sampler'])
+    new['sampler'].load_state_dict(state['sampler'])
+    self._check_saved_keys(new['memory'], new['sampler'])
+    return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
+
+@patch
+def _check_saved_columns(self:Replay, memory):
+    try:
+        if memory.dtype is not None: self._check_columns(memory.dtype)
+    except BlockError as e: raise StateError(type(self).__name__, f'a saved memory of other columns: {e}') from None
+
+@patch
+def _check_saved_places(self:Replay, places, saved):
+    "Raise where a sampler would draw places that the view does not have"
+    if places is None: return
+    n,taken = places
+    if not np.array_equal(np.sort(saved.get('there', ())), taken) or 'there' in saved and saved['capacity'] != n:
+        raise StateError(type(self).__name__, 'a saved sampler that draws other sequences than were saved')
+
+@patch
+def _check_saved_keys(self:Replay, memory, sampler):
+    "Raise where a sampler would draw rows that are not there"
+    if self.view.follows or not sampler.end: return   # one that has saved no keys is told of all
+    if sampler.end != memory.inserted or sampler.first < memory.oldest:
+        raise StateError(type(self).__name__, 'a saved sampler that draws other rows than were saved',
+            f'keys {sampler.first} to {sampler.end-1}', f'{memory.oldest} to {memory.inserted-1}')
 
 # %% ../../nbs/41_replay.ipynb #1b072e0d
 @patch
 def restore(self:Replay, state):
     "Continue where `state` was saved"
-    with self._lock:
-        before = dict(self.__dict__)
-        try:
-            self._fresh()
-            self.memory.load_state_dict(state['memory'])
-            self.view.restore(state['view'])
-            self.sampler.load_state_dict(state['sampler'])
-            for c,v in zip(COUNTERS, state['counters']): setattr(self, c, v)
-        except BaseException:
-            self.__dict__.update(before)
-            raise
+    with self._lock: vars(self).update(state)   # in one call, which no interrupt divides
 
 # %% ../../nbs/41_replay.ipynb #902eaad8
 @patch
@@ -386,7 +409,7 @@ def __getstate__(self:Replay):
 def __setstate__(self:Replay, state):
     saved = state.get('_saved')
     Pipe.__setstate__(self, {k: v for k,v in state.items() if k != '_saved'})
-    if saved: self.restore(torch.load(io.BytesIO(saved), weights_only=True))
+    if saved: self.restore(self.check_state(torch.load(io.BytesIO(saved), weights_only=True)))
 
 # %% ../../nbs/41_replay.ipynb #696e5be7
 @patch

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..batches import Sequences
-from fastrl_replay.core import (ArgumentError, BlockError, StaleKey, StateError, Steps, dtype_spec, leaves, njit,
-    spec_dtype)
+from ..core import (ArgumentError, BlockError, StaleKey, StateError, Steps, dtype_spec, leaves, njit)
 from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, grown, note_row, places_of,
     row_ends)
 from ..memory.links import as_keys
 from .views import View, as_float64
+from ..states import anything, array, checked, maybe, row_dtype
 
 # %% ../../nbs/44_sequence_view.ipynb #c13cebff
 @njit
@@ -328,7 +328,7 @@ def _tensors(arrays): return {k: torch.from_numpy(np.array(v)) for k,v in arrays
 def snapshot(self:SequenceView)->dict:
     "Settings, table, and episodes under way"
     state = dict(settings=[self.length, self.overlap, self.state])
-    if self.table is None: return state
+    if self.table is None: return dict(state, dtype=None, table=None, tracks=None)
     idle = int(self._counters[IDLE])
     table = dict(self.table._asdict(), free=self.table.free[:idle])
     del table['where']
@@ -341,36 +341,48 @@ def check_state(self:SequenceView, state):
     found,want = state['settings'],[self.length, self.overlap, self.state]
     if found != want:
         raise StateError(self.who, 'a checkpoint of other settings', found, want, 'build it as the saved one was built')
+    form = dict(settings=anything, dtype=maybe(row_dtype), table=anything, tracks=anything)
+    return checked(self.who, form, state)
 
 # %% ../../nbs/44_sequence_view.ipynb #de3ed600
 @patch
-def _check_saved(self:SequenceView, saved, idle):
-    "Raise where what was saved doesn't fit this view, or a kernel would go astray"
-    places,envs,size = len(saved['first']),len(saved['count']),self._tracks.hiddens.shape[2]
-    shapes = dict(first=(places,), steps=(places,), hidden=(places,size), free=(idle,), count=(envs,),
-        recent=(envs,self.length), hiddens=(envs,self.length,size), last=(envs,3))
-    kinds = dict(self.table._asdict(), **self._tracks._asdict())
-    wrong = [k for k,shape in shapes.items() if saved[k].shape != shape or saved[k].dtype != kinds[k].dtype]
-    if not wrong:
-        taken = saved['first'] >= 0
-        free,keys = np.flatnonzero(~taken),saved['first'][taken]
-        if not np.array_equal(np.sort(saved['free']), free): wrong = ['free']
-        if len(np.unique(keys)) < len(keys) or not self.memory.valid(keys).all(): wrong = ['first']
-    if not wrong and (saved['count'] < 0).any(): wrong = ['count']
-    if wrong: raise StateError(self.who, 'a saved memory with a damaged table of sequences', wrong[0])
+def _check_saved(self:SequenceView, saved):
+    "Table and tracks as arrays; a `StateError` where they don't fit this view, or a kernel would go astray"
+    m,length,size = self.memory,self.length,self._tracks.hiddens.shape[2]
+    places,envs = (len(saved[part][k]) for part,k in (('table','first'), ('tracks','count')))
+    key = dict(low=-1, high=m.inserted-1)
+    table = dict(first=array(np.int64, places, **key), steps=array(np.int32, places, low=0, high=length),
+        hidden=array(np.uint8, places, size), free=array(np.int32, None, low=0, high=places-1))
+    tracks = dict(recent=array(np.int64, envs, length, **key), hiddens=array(np.uint8, envs, length, size),
+        count=array(np.int64, envs, low=0, high=2**62), last=array(np.int32, envs, 3))
+    saved = checked(self.who, dict(table=table, tracks=tracks), {k: saved[k] for k in ('table','tracks')})
+    first = saved['table']['first']
+    keys = first[first >= 0]
+    for what,fine in dict(free=np.array_equal(np.sort(saved['table']['free']), np.flatnonzero(first < 0)),
+        first=len(np.unique(keys)) == len(keys) and m.valid(keys).all(), count=envs <= len(m.environments),
+        steps=(saved['table']['steps'][first >= 0] > 0).all()).items():
+        if not fine: raise StateError(self.who, 'a saved memory with a damaged table of sequences', what)
+    return {**saved['table'], **saved['tracks']}
 
 @patch
 def restore(self:SequenceView, state):
     "Go on where `snapshot` was taken; the memory has been restored"
     self.clear()
-    if 'dtype' not in state: return
-    self._open(spec_dtype(state['dtype']))
-    saved = {k: v.numpy().copy() for part in ('table','tracks') for k,v in state[part].items()}
+    state = self.check_state(state)
+    if state['dtype'] is None: return
+    if _without_states(state['dtype']) != self.memory.dtype: raise StateError(self.who, 'saved sequences of other rows')
+    self._open(state['dtype'])
+    saved = self._check_saved(state)
     idle = len(saved['free'])
-    self._check_saved(saved, idle)
     self.table = new_table(len(saved['first']), saved['hidden'].shape[1])
     for k in 'first','steps','hidden': getattr(self.table, k)[:] = saved[k]
     self.table.free[:idle] = saved['free']
     for place in np.flatnonzero(self.table.first >= 0): _enter(place, self.table.first, self.table.where)
     self._counters[OLDEST],self._counters[IDLE],self._counters[FOLLOWED] = self.memory.oldest,idle,self.memory.inserted
-    self._tracks = _Tracks(**{k: saved[k] for k in _Tracks._fields})
+    self._tracks = _Tracks(**{k: saved[k].copy() for k in _Tracks._fields})
+
+@patch(as_prop=True)
+def places(self:SequenceView):
+    "How many places there are, and those that are taken"
+    return (0, np.zeros(0, np.int64)) if self.table is None else \
+        (len(self.table.first), np.flatnonzero(self.table.first >= 0))

@@ -47,6 +47,7 @@ class View:
     def snapshot(self)->dict: return {}
     def check_state(self, state): "Raise where a saved view was another one"
     def restore(self, state): "Go on where `snapshot` was taken"
+    places = None   # where what is drawn are places: how many there are, and an array of those that are taken
 
     def fresh(self, memory:Timeline, who:str)->'View':
         "The same view of a memory that is still empty"
