@@ -629,6 +629,7 @@ def _n_known(source):
     if isinstance(source, (list,tuple)): return None if None in (ns := [*map(_n_known, source)]) else sum(ns)
     return source.num_envs if isinstance(source, VectorEnv) else 1 if isinstance(source, (str,gym.Env)) else None
 
+# %% ../nbs/10_envs.ipynb #d8055834
 def _same_shape(own, loaded):
     "A hidden state that was saved, if it is like the policy's own"
     got,want = ((type(x).__name__, list(np.shape(x))) for x in (loaded, own))
@@ -648,7 +649,9 @@ def _as_kept(slot, k, x):
 def _load(self:_EnvGroup, state):
     mine,saved = list(map(_identity, self.slots)),[(l['n'], l['kind'], l['spaces']) for l in state['slots']]
     if mine != saved: _refuse_others(saved, mine)
-    for s,e in zip(self.spaces, state['spaces']): decode(e, s)
+    for s,e in zip(self.spaces, state['spaces']):
+        if decode(e, s) != self.action_space:
+            raise StateError('GymStepper', 'a saved action space', s, self.action_space)
     hidden,self.last = decode(state['hidden']),decode(state['last'])
     if hidden is not None: hidden = map_leaves(_same_shape, self.policy.initial_hidden(self.n), hidden)
     self.hidden = hidden
@@ -711,6 +714,7 @@ _SLOT = dict(n=integer(1, MAX_ENVS), spaces=text, kind=text, env=encoded, why=ma
     kept=listed(row(exactly(*_KEPT), encoded)))
 _GROUP = dict(slots=listed(_SLOT), spaces=listed(encoded), hidden=encoded, last=encoded, block=maybe(_packed))
 
+# %% ../nbs/10_envs.ipynb #51f7d5e1
 def _left(state):
     "How many environments a saved stepper had, how many of them begin new episodes, and why"
     slots = [l for _,g in state['groups'] for l in g['slots']]

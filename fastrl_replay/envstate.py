@@ -92,7 +92,7 @@ def decode(
         return {decode(k): decode(v, olds.get(decode(k)), made) for k,v in e['items']}
     if kind == 'object':
         for k,v in e['items']:
-            if callable(getattr(type(old), k, None)) and v != dict(kind='constant'):
+            if k[:2] == '__' or callable(getattr(type(old), k, None)) and v != dict(kind='constant'):
                 raise Misfit(f'an attribute {k!r}', f'none that is a method of {type(old).__name__}')
             vars(old)[k] = decode(v, vars(old).get(k), made)
         return old
@@ -107,8 +107,8 @@ def _array_parts(e, kind):
     match(dict(kind=text, dtype=text, shape=listed(integer()), bytes=array(np.uint8, None)), e)
     try: dtype = np.dtype(e['dtype'])
     except Exception as error: raise Misfit(e['dtype'][:60], 'a numpy dtype') from error
-    size = math.prod(e['shape'])*dtype.itemsize
-    if dtype.kind not in _ARRAYS or len(e['shape']) > 32 or e['bytes'].numel() != size or kind == 'scalar' and e['shape']:
+    shape,size = e['shape'],math.prod(e['shape'])*dtype.itemsize
+    if dtype.kind not in _ARRAYS or len(shape) > 32 or e['bytes'].numel() != size or kind == 'scalar' and shape:
         raise Misfit(f'{e["bytes"].numel()} bytes of {dtype} {e["shape"]}', f'{size} bytes of numbers')
     return dtype
 

@@ -13,7 +13,7 @@ from .core import (BlockError, StateError, Steps, dtype_spec, extend_dtype, memm
 from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, Environments,
     RowLayout, goes_on, grown, note_row, refuse_drawn, row_ends)
 from .pipe import Pipe, stage
-from .states import anything, array, checked, maybe, row_dtype
+from .states import anything, array, checked, integer, maybe, real, row_dtype
 
 # %% ../nbs/20_nstep.ipynb #f8f27456
 # What stands where in `at`, after what `RowLayout` puts there
@@ -179,7 +179,8 @@ def _restored(self:NStep, state):
 
 @patch
 def check_state(self:NStep, state):
-    got,own = (state['n'],state['gamma']),(self.n,self.gamma)
+    saved = checked('NStep', dict(n=integer(), gamma=real()), state, more=True)
+    got,own = (saved['n'],saved['gamma']),(self.n,self.gamma)
     if got != own: raise StateError('NStep', 'a saved stage with another n or gamma', got, own,
         'build the chain that was saved')
     new = vars(self._restored(state))

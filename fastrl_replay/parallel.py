@@ -548,7 +548,7 @@ def check_state(self:Parallel, state):
     worker = dict(state=anything, restart=integer(), over=states.flag, chunks=listed(chunk))
     state = checked('Parallel', dict(settings=anything, turn=integer(0, self.num_workers-1), now=maybe(chunk),
         counts=listed(integer(), 3), workers=listed(worker)), state)
-    if state['settings'] != self._settings(): raise StateError('Parallel', 'a checkpoint of other settings',
+    if repr(state['settings']) != repr(self._settings()): raise StateError('Parallel', 'a checkpoint of other settings',
         state['settings'], self._settings(), 'build the chain that was saved')
     for w in checked('Parallel', listed(anything, self.num_workers), state['workers']):
         _Copy(self.source).checked_states(w['state']['chain'])

@@ -140,8 +140,8 @@ def checked_states(self:Pipe, state)->list: # of pairs, the last stage first
     up,name = self._upstream(),type(self).__name__
     if not isinstance(state, dict) or state.keys() != {'stage','own','above'}:
         raise StateError(name, 'a saved state', type(state).__name__, "a dict of stage, own and above")
-    if state['stage'] != name: raise StateError(name, 'this state belongs to another stage', str(state['stage'])[:60], name,
-        'build the chain that was saved')
+    if type(state['stage']) is not str or state['stage'] != name: raise StateError(name, 'this state belongs to another stage',
+        str(state['stage'])[:60], name, 'build the chain that was saved')
     if (up is None) != (state['above'] is None):
         raise StateError(name, 'the chain above it is not as long as the saved one')
     return [(self, self._checked_state(state['own'])), *(() if up is None else up.checked_states(state['above']))]
@@ -150,8 +150,8 @@ def checked_states(self:Pipe, state)->list: # of pairs, the last stage first
 def _checked_state(self:Pipe, state):
     state = checked(type(self).__name__, anything, state)
     try: ready = self.check_state(state)
-    except (KeyError,TypeError,AttributeError,IndexError) as e:   # a stage that has no form
-        if isinstance(e, Explained): raise
+    except Explained: raise
+    except Exception as e:   # of a stage that has no form
         raise StateError(type(self).__name__, 'a saved state that it can\'t read', f'{type(e).__name__}: {e}',
             remedy='another version wrote it, or it is damaged') from e
     return state if ready is None else ready
@@ -271,6 +271,7 @@ def try_state(
     except Exception as e:
         raise StateError(who, f'the {what} refuses its saved state', f'{type(e).__name__}: {e}') from e
 
+# %% ../nbs/01_pipe.ipynb #60ce25a5
 class Items(Positioned):
     "The items of any iterable, in order"
     def __init__(self,

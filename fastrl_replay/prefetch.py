@@ -13,7 +13,7 @@ from threading import Lock, Thread, current_thread
 from weakref import WeakSet, finalize
 import numpy as np, torch
 from fastcore.basics import patch
-from .core import ArgumentTypeError, pack, whole
+from .core import ArgumentTypeError, StateError, pack, whole
 from .memory.links import Places
 from .pipe import Pipe, stage
 from .states import array, block, checked, flag, integer, listed
@@ -169,7 +169,12 @@ def check_state(self:Prefetch, state):
     "The same with blocks and places"
     place = dict(keys=array(np.int64, None, low=0), oldest=integer())
     drawn = listed(dict(batch=block, places=listed(place)))
-    return checked('Prefetch', dict(drawn=drawn, over=flag), state)
+    state = checked('Prefetch', dict(drawn=drawn, over=flag), state)
+    for d in state['drawn']:
+        index = getattr(d['batch'], 'index', None)   # to tell the replay how it went
+        if index is None or index.dtype != torch.int64 or tuple(index.shape) != (len(d['batch']),):
+            raise StateError('Prefetch', "a saved batch, column 'index'", 'none of keys', 'a key for each row')
+    return state
 
 @patch
 def restore(self:Prefetch, state):

@@ -217,7 +217,8 @@ def _restored(self:SequenceChunker, state):
     "Another stage that holds what was saved"
     new = type(self)(None, self.length, self.overlap, self.tail)
     who,arrays = type(self).__name__,('ids','counts','rows','waiting')
-    dtype = checked(who, dict(arguments=anything, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything)), state)['dtype']
+    form = dict(arguments=anything, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything))
+    dtype = checked(who, form, state)['dtype']
     if dtype is None: return new
     n,width = len(state['ids']),len(state['rows'])
     form = dict(ids=array(np.int32, n, low=0, high=MAX_ENVS-1), counts=array(np.int64, n, low=0, high=2**62),
@@ -244,7 +245,7 @@ def _restored(self:SequenceChunker, state):
 @patch
 def check_state(self:SequenceChunker, state):
     who,got,own = type(self).__name__,state['arguments'],[self.length, self.overlap, self.tail]
-    if got != own: raise StateError(who, 'a saved stage with other arguments', got, own,
+    if repr(got) != repr(own): raise StateError(who, 'a saved stage with other arguments', got, own,
         'build the stage that was saved')
     try: new = vars(self._restored(state))
     except StateError: raise

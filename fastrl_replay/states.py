@@ -12,7 +12,7 @@ from collections import OrderedDict
 import numpy as np, torch
 from .core import StateError, saved_dtype, unpack
 
-# %% ../nbs/00_states.ipynb #8d78200e
+# %% ../nbs/00_states.ipynb #b4f7614b
 class Misfit(Exception):
     "An entry of a state that is not what it must be"
     def __init__(self, got, expected):
@@ -26,7 +26,9 @@ def _inside(place, f, x):
 
 def _said(x):
     "What came, in a few words"
-    if isinstance(x, torch.Tensor): return f'a tensor {list(x.shape)} of {str(x.dtype).removeprefix("torch.")}'
+    if isinstance(x, torch.Tensor):
+        shape = 'of tensors' if x.is_nested else list(x.shape)
+        return f'a tensor {shape} of {str(x.dtype).removeprefix("torch.")}'
     s = repr(x) if x is None or type(x) in (bool,int,float,str) else f'a {type(x).__name__}'
     return s if len(s) <= 60 else s[:59] + '…'
 
@@ -81,7 +83,7 @@ def checked(
         raise StateError(who, f'a saved state that does not fit{", in " if at else ""}{at}', e.got, e.expected,
             'build the chain that was saved; or the state is damaged, or of another version') from None
 
-# %% ../nbs/00_states.ipynb #3d5c1e47
+# %% ../nbs/00_states.ipynb #aafbe655
 def anything(x): return x   # what is inside is checked elsewhere
 
 def flag(x):
@@ -96,7 +98,7 @@ def text(x):
 
 def integer(
     least:int=0, # the smallest that will do
-    most:int=2**62, # the largest; counters may go on from there
+    most:int=2**60, # the largest; counters go on from there, and numbers of 64 bits end at 2**63
 ): # a form
     "A whole number"
     def form(x):
@@ -104,17 +106,19 @@ def integer(
         raise Misfit(_said(x), f'a whole number from {least} to {most}')
     return form
 
+_HUGE,_LARGEST = 2**60,1.7e308   # what compiled code takes for a whole number, and for any
+
 def real(
     low:float=-math.inf, # the smallest that will do
     high:float=math.inf, # the largest
 ): # a form
     "A finite number"
     def form(x):
-        if type(x) in (int,float) and low <= x <= high and abs(x) < math.inf: return x
+        if type(x) in (int,float) and low <= x <= high and abs(x) <= (_HUGE if type(x) is int else _LARGEST): return x
         raise Misfit(_said(x), f'a finite number from {low:g} to {high:g}')
     return form
 
-# %% ../nbs/00_states.ipynb #1def4465
+# %% ../nbs/00_states.ipynb #0e691a73
 def exactly(
     *values, # those that will do: plain data
 ): # a form
@@ -130,6 +134,7 @@ def _brief(x):
     s = _said(x) if isinstance(x, torch.Tensor) else repr(x)
     return s if len(s) <= 200 else s[:199] + '…'
 
+# %% ../nbs/00_states.ipynb #99e250b5
 def maybe(
     form, # of what may be there
 ): # a form
@@ -165,7 +170,7 @@ def row(
         return [_inside(i, lambda v: match(f, v), v) for i,(f,v) in enumerate(zip(forms, x))]
     return of_each
 
-# %% ../nbs/00_states.ipynb #84800b9b
+# %% ../nbs/00_states.ipynb #b1fa27c2
 def array(
     kind, # the numpy dtype
     *shape, # its length along each axis; None: any
@@ -198,7 +203,7 @@ def block(x):
     try: return unpack(x)
     except StateError as e: raise Misfit(_said(x), f'a block of rows: {e}') from None
 
-# %% ../nbs/00_states.ipynb #22fd793f
+# %% ../nbs/00_states.ipynb #4c4f490f
 _GENERATORS = 'PCG64','PCG64DXSM','SFC64','MT19937','Philox'
 
 def generator(x):

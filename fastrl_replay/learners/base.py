@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from torch import nn
 from ..core import ArgumentError, StateError, Steps, number, whole
 from ..pipe import Pipe
-from ..states import Misfit, anything, checked, dict_of, integer, row
+from ..states import Misfit, anything, checked, dict_of, integer, real, row
 from ..batches import Sequences   # noqa: F401 (the learners' rooms take it from here)
 
 # %% ../../nbs/52_learners.ipynb #e0232566
@@ -315,7 +315,7 @@ def _like(own):
         if isinstance(own, torch.Tensor) and isinstance(x, torch.Tensor):
             fine = x.shape == own.shape and x.dtype == own.dtype and (x.dim() or 0 <= x < math.inf)
         elif isinstance(own, (int,float)) and not isinstance(own, bool):
-            fine = isinstance(x, (int,float)) and not isinstance(x, bool) and 0 <= x < math.inf
+            return real(0)(x)
         elif isinstance(own, (list,tuple)) and isinstance(x, (list,tuple)): return row(*map(_like, own))(x)
         else: fine = type(x) is type(own) and repr(x) == repr(own)
         if fine: return x

@@ -368,6 +368,7 @@ def check_state(self:Replay, state):
     self._check_saved_keys(new['memory'], new['sampler'])
     return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
 
+# %% ../../nbs/41_replay.ipynb #65b7e6c8
 @patch
 def _check_saved_columns(self:Replay, memory):
     try:

@@ -339,7 +339,7 @@ def snapshot(self:SequenceView)->dict:
 @patch
 def check_state(self:SequenceView, state):
     found,want = state['settings'],[self.length, self.overlap, self.state]
-    if found != want:
+    if repr(found) != repr(want):
         raise StateError(self.who, 'a checkpoint of other settings', found, want, 'build it as the saved one was built')
     form = dict(settings=anything, dtype=maybe(row_dtype), table=anything, tracks=anything)
     return checked(self.who, form, state)
