@@ -14,8 +14,8 @@ import numpy as np
 from textwrap import fill
 from tqdm.auto import tqdm
 from . import __version__
-from .core import EnvError, Explained
-from .learners.registry import as_value, did_you_mean, setting_text
+from .core import EnvError, Explained, did_you_mean
+from .learners.registry import as_value, setting_text
 from .named_envs import named_modules, place_of
 from .recipes import SettingsError, evaluate, nearest, recipe, recipes
 from .runs import Run, chart, interruptible, load_checkpoint, read_config, read_json, reopen, resume

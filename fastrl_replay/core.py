@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['TORCH_NUMBERS', 'EPISODE', 'problem', 'Explained', 'ArgumentError', 'ArgumentTypeError', 'StateError', 'BlockError',
-           'NotEnoughRows', 'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'number', 'choice', 'renamed',
-           'old_names', 'space_dtype', 'leaves', 'foreign_columns', 'column_dtype', 'step_dtype', 'dtype_spec',
-           'spec_dtype', 'saved_dtype', 'plain_dtype', 'extend_dtype', 'row_places', 'Steps', 'column_of_rows',
-           'column_of_bytes', 'plain_columns', 'padding', 'pack', 'unpack', 'refuse_flags', 'njit', 'memmove',
-           'bytes_at', 'ints_at', 'longs_at']
+           'NotEnoughRows', 'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'did_you_mean', 'number',
+           'choice', 'renamed', 'old_names', 'space_dtype', 'leaves', 'foreign_columns', 'column_dtype', 'step_dtype',
+           'dtype_spec', 'spec_dtype', 'saved_dtype', 'plain_dtype', 'extend_dtype', 'row_places', 'Steps',
+           'column_of_rows', 'column_of_bytes', 'plain_columns', 'padding', 'pack', 'unpack', 'refuse_flags', 'njit',
+           'memmove', 'bytes_at', 'ints_at', 'longs_at']
 
 # %% ../nbs/00_core.ipynb #6b42f5ec
 import difflib, math, warnings
@@ -67,6 +67,17 @@ def whole(
     there = f'at least {least}' if most is None else f'{least} to {most}'
     raise ArgumentError(who, what, repr(x), f'a whole number, {there}', remedy)
 
+# %% ../nbs/00_core.ipynb #9b2f2103
+def did_you_mean(
+    name, # the one that was given
+    names, # those that there are
+    least:float=.6, # how alike they must be, from 0 to 1
+    form:str=' ({})', # how it is appended to a message
+)->str: # '': none is near
+    "The nearest of the names, as a question"
+    near = difflib.get_close_matches(str(name), [str(n) for n in names], 1, least)
+    return form.format(f'did you mean {near[0]!r}?') if near else ''
+
 # %% ../nbs/00_core.ipynb #a4d0b20e
 def number(
     who:str, # who asks
@@ -91,8 +102,7 @@ def choice(
     "`x` itself; an `ArgumentError` that names the nearest where it is none of `names`"
     names = tuple(names)
     if x in names: return x
-    near = difflib.get_close_matches(str(x), [str(n) for n in names], 1)
-    remedy = f'did you mean {near[0]!r}?' if near else None
+    remedy = did_you_mean(x, names, form='{}')
     raise ArgumentError(who, what, repr(x), f'one of {", ".join(map(repr, names))}', remedy)
 
 # %% ../nbs/00_core.ipynb #29ed5907
@@ -367,9 +377,8 @@ def _torch_index(x):
 
 @patch
 def _unknown(self:Steps, name):
-    near = difflib.get_close_matches(name, self._dtype.names, 1)
-    return problem('Steps', f'no column {name!r}' + (f', did you mean {near[0]!r}?' if near else ''),
-        expected=f'one of {", ".join(self._dtype.names)}')
+    near = did_you_mean(name, self._dtype.names, form=', {}')
+    return problem('Steps', f'no column {name!r}{near}', expected=f'one of {", ".join(self._dtype.names)}')
 
 # %% ../nbs/00_core.ipynb #057389c7
 @patch

@@ -7,7 +7,7 @@ __all__ = ['INF', 'RANGES', 'coerce_setting', 'Recipe', 'parse', 'plain_file', '
            'recipes', 'recipe', 'Observe', 'make_env', 'Agent', 'check_saved', 'evaluate']
 
 # %% ../nbs/60_recipes.ipynb #8d9d888e
-import difflib, re, stat, warnings
+import re, stat, warnings
 from configparser import ConfigParser, Error as ConfigError
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +16,11 @@ from pathlib import Path
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import old_names
+from .core import did_you_mean, old_names
 from .envs import GymStepper
 from .journal import Gather, Journal
 from .learners import LEARNERS, SettingsError
-from .learners.registry import as_value, did_you_mean, setting_text
+from .learners.registry import as_value, setting_text
 from .named_envs import full_name, named_env, read_calls
 
 # %% ../nbs/60_recipes.ipynb #04733818
@@ -165,7 +165,7 @@ def on_top(
         new = later.pop(name)
         known,like = resolved(sections),new.settings.get('like')
         if name not in known and like is None:
-            if 'learner' in new.settings or difflib.get_close_matches(name, known, 1, .8): raise SettingsError(
+            if 'learner' in new.settings or did_you_mean(name, known, .8): raise SettingsError(
                 f'recipe {name!r}', "it is new, and doesn't say which one it is like",
                 expected=f'like = one of {", ".join(known)}')
             continue
