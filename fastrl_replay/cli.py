@@ -401,8 +401,8 @@ def main(args=None)->int: # the exit status
 def _said(e):
     "An error in a line; where an environment failed, the place in its code, too"
     text = f'{e.filename}: {e.strerror}' if isinstance(e, OSError) and e.filename else str(e)
-    text = ' '.join(text.split('This exception is thrown by')[0].split())   # torch adds the whole chain
-    return (text or type(e).__name__) + (place_of(e.__cause__) if isinstance(e, EnvError) and e.__cause__ else '')
+    text = ' '.join(text.split()) or type(e).__name__
+    return text + (place_of(e.__cause__) if isinstance(e, EnvError) and e.__cause__ else '')
 
 def _do(args):
     if not args: print(WELCOME); return 0
