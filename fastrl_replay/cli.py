@@ -319,8 +319,7 @@ def _directory(text):
 
 def _add_train(c):
     c.add_argument('recipe', nargs='?', metavar='RECIPE', help='which; `fastrl-replay recipes` lists them')
-    c.add_argument('--steps', type=_count,
-        help='environment steps in all (schedules that end with them are stretched)')
+    c.add_argument('--steps', type=_count, help='environment steps in all (schedules that end with them are stretched)')
     c.add_argument('--seed', type=_seed, help='of everything that is random')
     c.add_argument('--out', type=_directory, metavar='DIR', help='where to leave the run (default: runs/RECIPE-seedS)')
     _add_file(c)

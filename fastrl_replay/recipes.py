@@ -297,9 +297,8 @@ _AT_LEAST_1 = '''envs steps threads max_sz bs train_every n_step target_every ep
 _AT_LEAST_0 = 'warmup ratio lr lr_end alpha beta beta_end burn_in overlap observe'.split()
 _FRACTIONS = 'gamma eta eps_start eps_end eps_factor'.split()
 RANGES = {   # setting → lowest and highest
-    **dict.fromkeys(_AT_LEAST_1, (1,INF)), **dict.fromkeys(_AT_LEAST_0, (0,INF)),
-    **dict.fromkeys(_FRACTIONS, (0,1)), 'tau': (1e-9,1), 'max_norm': (1e-9,INF), 'seed': (0,2**32-1),
-    'threads': (1,4096)}
+    **dict.fromkeys(_AT_LEAST_1, (1,INF)), **dict.fromkeys(_AT_LEAST_0, (0,INF)), **dict.fromkeys(_FRACTIONS, (0,1)),
+    'tau': (1e-9,1), 'max_norm': (1e-9,INF), 'seed': (0,2**32-1), 'threads': (1,4096)}
 
 # %% ../nbs/60_recipes.ipynb #58036b9a
 def check_saved(
