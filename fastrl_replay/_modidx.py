@@ -610,7 +610,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'fastrl_replay.interop': { 'fastrl_replay.interop.Columns': ('interop.html#columns', 'fastrl_replay/interop.py'),
                                        'fastrl_replay.interop.Columns.__getattr__': ( 'interop.html#columns.__getattr__',
                                                                                       'fastrl_replay/interop.py'),
-                                       'fastrl_replay.interop.Columns.done': ('interop.html#columns.done', 'fastrl_replay/interop.py'),
                                        'fastrl_replay.interop.PipeNode': ('interop.html#pipenode', 'fastrl_replay/interop.py'),
                                        'fastrl_replay.interop.PipeNode.__init__': ( 'interop.html#pipenode.__init__',
                                                                                     'fastrl_replay/interop.py'),
