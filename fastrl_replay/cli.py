@@ -14,8 +14,8 @@ import numpy as np
 from textwrap import fill
 from tqdm.auto import tqdm
 from . import __version__
-from .core import EnvError, Explained
-from .learners.registry import as_value, did_you_mean, setting_text
+from .core import EnvError, Explained, did_you_mean
+from .learners.registry import as_value, setting_text
 from .named_envs import named_modules, place_of
 from .recipes import SettingsError, evaluate, nearest, recipe, recipes
 from .runs import Run, chart, interruptible, load_checkpoint, read_config, read_json, reopen, resume
@@ -319,8 +319,7 @@ def _directory(text):
 
 def _add_train(c):
     c.add_argument('recipe', nargs='?', metavar='RECIPE', help='which; `fastrl-replay recipes` lists them')
-    c.add_argument('--steps', type=_count,
-        help='environment steps in all (schedules that end with them are stretched)')
+    c.add_argument('--steps', type=_count, help='environment steps in all (schedules that end with them are stretched)')
     c.add_argument('--seed', type=_seed, help='of everything that is random')
     c.add_argument('--out', type=_directory, metavar='DIR', help='where to leave the run (default: runs/RECIPE-seedS)')
     _add_file(c)
@@ -401,8 +400,8 @@ def main(args=None)->int: # the exit status
 def _said(e):
     "An error in a line; where an environment failed, the place in its code, too"
     text = f'{e.filename}: {e.strerror}' if isinstance(e, OSError) and e.filename else str(e)
-    text = ' '.join(text.split('This exception is thrown by')[0].split())   # torch adds the whole chain
-    return (text or type(e).__name__) + (place_of(e.__cause__) if isinstance(e, EnvError) and e.__cause__ else '')
+    text = ' '.join(text.split()) or type(e).__name__
+    return text + (place_of(e.__cause__) if isinstance(e, EnvError) and e.__cause__ else '')
 
 def _do(args):
     if not args: print(WELCOME); return 0

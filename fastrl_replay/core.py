@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['TORCH_NUMBERS', 'EPISODE', 'problem', 'Explained', 'ArgumentError', 'ArgumentTypeError', 'StateError', 'BlockError',
-           'NotEnoughRows', 'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'number', 'choice', 'renamed',
-           'old_names', 'space_dtype', 'leaves', 'foreign_columns', 'column_dtype', 'step_dtype', 'dtype_spec',
-           'spec_dtype', 'saved_dtype', 'plain_dtype', 'extend_dtype', 'row_places', 'Steps', 'column_of_rows',
-           'column_of_bytes', 'plain_columns', 'padding', 'pack', 'unpack', 'refuse_flags', 'njit', 'memmove',
-           'bytes_at', 'ints_at', 'longs_at']
+           'NotEnoughRows', 'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'did_you_mean', 'number',
+           'choice', 'renamed', 'old_names', 'space_dtype', 'leaves', 'foreign_columns', 'column_dtype', 'step_dtype',
+           'dtype_spec', 'spec_dtype', 'saved_dtype', 'plain_dtype', 'differing_columns', 'extend_dtype', 'row_places',
+           'Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'padding', 'pack', 'unpack', 'refuse_flags',
+           'njit', 'memmove', 'bytes_at', 'ints_at', 'longs_at']
 
 # %% ../nbs/00_core.ipynb #6b42f5ec
 import difflib, math, warnings
@@ -67,6 +67,17 @@ def whole(
     there = f'at least {least}' if most is None else f'{least} to {most}'
     raise ArgumentError(who, what, repr(x), f'a whole number, {there}', remedy)
 
+# %% ../nbs/00_core.ipynb #9b2f2103
+def did_you_mean(
+    name, # the one that was given
+    names, # those that there are
+    least:float=.6, # how alike they must be, from 0 to 1
+    form:str=' ({})', # how it is appended to a message
+)->str: # '': none is near
+    "The nearest of the names, as a question"
+    near = difflib.get_close_matches(str(name), [str(n) for n in names], 1, least)
+    return form.format(f'did you mean {near[0]!r}?') if near else ''
+
 # %% ../nbs/00_core.ipynb #a4d0b20e
 def number(
     who:str, # who asks
@@ -91,8 +102,7 @@ def choice(
     "`x` itself; an `ArgumentError` that names the nearest where it is none of `names`"
     names = tuple(names)
     if x in names: return x
-    near = difflib.get_close_matches(str(x), [str(n) for n in names], 1)
-    remedy = f'did you mean {near[0]!r}?' if near else None
+    remedy = did_you_mean(x, names, form='{}')
     raise ArgumentError(who, what, repr(x), f'one of {", ".join(map(repr, names))}', remedy)
 
 # %% ../nbs/00_core.ipynb #29ed5907
@@ -218,6 +228,12 @@ def saved_dtype(spec:list)->np.dtype: # of rows
 def plain_dtype(dtype:np.dtype)->np.dtype: # equal for equal layouts
     "`dtype` without what files and record arrays do to it; a `ValueError` where it isn't aligned"
     return spec_dtype(dtype_spec(dtype))
+
+# %% ../nbs/00_core.ipynb #445d6aaf
+def differing_columns(a:np.dtype, b:np.dtype)->dict: # name → its dtype in each of them; None: it isn't there
+    "The columns in which rows of `a` and rows of `b` differ"
+    both = {n: [d[n] if n in d.names else None for d in (a, b)] for n in dict.fromkeys(a.names + b.names)}
+    return {n: (x,y) for n,(x,y) in both.items() if x is None or y is None or x != y}
 
 # %% ../nbs/00_core.ipynb #7c642ed4
 def extend_dtype(
@@ -367,9 +383,8 @@ def _torch_index(x):
 
 @patch
 def _unknown(self:Steps, name):
-    near = difflib.get_close_matches(name, self._dtype.names, 1)
-    return problem('Steps', f'no column {name!r}' + (f', did you mean {near[0]!r}?' if near else ''),
-        expected=f'one of {", ".join(self._dtype.names)}')
+    near = did_you_mean(name, self._dtype.names, form=', {}')
+    return problem('Steps', f'no column {name!r}{near}', expected=f'one of {", ".join(self._dtype.names)}')
 
 # %% ../nbs/00_core.ipynb #057389c7
 @patch
@@ -460,13 +475,9 @@ def _check_alike(a, b):
     "Raise where these can't be joined"
     for what,x,y in ('columns',a.dtype,b.dtype), ('shapes',a.shape[1:],b.shape[1:]), ('devices',a.device,b.device):
         if x == y: continue
-        if what == 'columns': x,y = _differing(x, y) or (x,y)
+        differ = differing_columns(x, y).items() if what == 'columns' else ()
+        if differ: x,y = (', '.join(f'{n!r} {d[i]}' if d[i] else f'no {n!r}' for n,d in differ) for i in range(2))
         raise BlockError('Steps.cat', f'different {what}', x, y)
-
-def _differing(a, b):
-    "The columns in which two dtypes differ, as each of them has them"
-    names = [n for n in dict.fromkeys(a.names + b.names) if n not in a.names or n not in b.names or a[n] != b[n]]
-    return names and tuple(', '.join(f'{n!r} {d[n]}' if n in d.names else f'no {n!r}' for n in names) for d in (a, b))
 
 # %% ../nbs/00_core.ipynb #9c27f4b9
 def _same(a, b):

@@ -11,7 +11,7 @@ __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_S
 import numpy as np
 from fastcore.basics import patch
 from .core import EPISODE, TORCH_NUMBERS, ArgumentTypeError, BlockError, Steps, foreign_columns
-from .core import bytes_at, leaves, longs_at, njit, row_places
+from .core import bytes_at, differing_columns, leaves, longs_at, njit, row_places
 
 # %% ../nbs/03_episodes.ipynb #9e3b103e
 SIZE,ENV,EPISODE_N,STEP_N,TERMINATED,TRUNCATED,N_STEPS = range(7)   # what stands where in `RowLayout.at`
@@ -233,9 +233,8 @@ def _layout_of(self:BlockGate, dtype):
         return self.make_layout(self.who, dtype)
     plain,_ = row_places(self.who, dtype, {})
     if plain == self.layout.dtype: return self.layout
-    new,old = ({n: str(d[n]) for n in d.names} for d in (plain, self.layout.dtype))
-    differ = [n for n in old|new if new.get(n) != old.get(n)]
-    wrong = [f'{n!r} is {new.get(n, "missing")}, not {old.get(n, "there")}' for n in differ]
+    differ = differing_columns(self.layout.dtype, plain).items()
+    wrong = [f'{n!r} is {new or "missing"}, not {old or "there"}' for n,(old,new) in differ]
     raise BlockError(self.who, 'a block with other columns than those before', '; '.join(wrong) or plain,
         remedy=f'use one {self.who} for each kind of row')
 

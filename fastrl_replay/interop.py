@@ -184,10 +184,7 @@ class Columns(dict):
     def __getattr__(self, name):
         try: return self[name]
         except KeyError: raise AttributeError(f'no column {name!r}; there are {", ".join(self)}') from None
-    @property
-    def done(self):
-        "Where the episode ended: terminated or truncated"
-        return self['terminated'] | self['truncated']
+    done = Steps.done
 
 @patch
 def columns(self:Steps)->Columns: # on the same memory

@@ -10,7 +10,8 @@ import importlib, inspect, os, pkgutil, re, sys, sysconfig, traceback
 from pathlib import Path
 from typing import NamedTuple
 import gymnasium as gym
-from .learners.registry import SettingsError, as_value, did_you_mean
+from .core import did_you_mean
+from .learners.registry import SettingsError, as_value
 
 # %% ../nbs/60_named_envs.ipynb #226e31db
 _CLOSES = {'(': ')', '[': ']', '"': '"', "'": "'"}

@@ -7,7 +7,7 @@ __all__ = ['INF', 'RANGES', 'coerce_setting', 'Recipe', 'parse', 'plain_file', '
            'recipes', 'recipe', 'Observe', 'make_env', 'Agent', 'check_saved', 'evaluate']
 
 # %% ../nbs/60_recipes.ipynb #8d9d888e
-import difflib, re, stat, warnings
+import re, stat, warnings
 from configparser import ConfigParser, Error as ConfigError
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +16,11 @@ from pathlib import Path
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import StateError, old_names
+from .core import StateError, did_you_mean, old_names
 from .envs import GymStepper
 from .journal import Gather, Journal
 from .learners import LEARNERS, SettingsError
-from .learners.registry import as_value, did_you_mean, setting_text
+from .learners.registry import as_value, setting_text
 from .named_envs import full_name, named_env, read_calls
 from .states import anything, array, checked
 
@@ -166,7 +166,7 @@ def on_top(
         new = later.pop(name)
         known,like = resolved(sections),new.settings.get('like')
         if name not in known and like is None:
-            if 'learner' in new.settings or difflib.get_close_matches(name, known, 1, .8): raise SettingsError(
+            if 'learner' in new.settings or did_you_mean(name, known, .8): raise SettingsError(
                 f'recipe {name!r}', "it is new, and doesn't say which one it is like",
                 expected=f'like = one of {", ".join(known)}')
             continue
@@ -298,9 +298,8 @@ _AT_LEAST_1 = '''envs steps threads max_sz bs train_every n_step target_every ep
 _AT_LEAST_0 = 'warmup ratio lr lr_end alpha beta beta_end burn_in overlap observe'.split()
 _FRACTIONS = 'gamma eta eps_start eps_end eps_factor'.split()
 RANGES = {   # setting → lowest and highest
-    **dict.fromkeys(_AT_LEAST_1, (1,INF)), **dict.fromkeys(_AT_LEAST_0, (0,INF)),
-    **dict.fromkeys(_FRACTIONS, (0,1)), 'tau': (1e-9,1), 'max_norm': (1e-9,INF), 'seed': (0,2**32-1),
-    'threads': (1,4096)}
+    **dict.fromkeys(_AT_LEAST_1, (1,INF)), **dict.fromkeys(_AT_LEAST_0, (0,INF)), **dict.fromkeys(_FRACTIONS, (0,1)),
+    'tau': (1e-9,1), 'max_norm': (1e-9,INF), 'seed': (0,2**32-1), 'threads': (1,4096)}
 
 # %% ../nbs/60_recipes.ipynb #58036b9a
 def check_saved(

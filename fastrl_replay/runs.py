@@ -152,12 +152,6 @@ class Run:
     def _add(self, record):
         for k,v in record.items(): self.sums[k],self.counts[k] = self.sums.get(k, 0.) + v,self.counts.get(k, 0) + 1
 
-    def _between(self): # all that the last steps set off has been done
-        if self.agent.journal.steps >= self.next: self._do_what_is_due()
-        if (self.stop or self.unsaved) and self.agent.resumable:
-            self.save()
-            if self.stop: raise _Stopped
-
 class _Stopped(Exception): "It was asked to stop, and has been saved"
 
 # %% ../nbs/61_runs.ipynb #dc3837bc
@@ -167,6 +161,14 @@ class Silent:
     def report(self, line:dict): "A line of metrics was written"
 
 # %% ../nbs/61_runs.ipynb #8ba7398f
+@patch
+def _between(self:Run):
+    "What there is to do when all that the last steps set off has been done"
+    if self.agent.journal.steps >= self.next: self._do_what_is_due()
+    if (self.stop or self.unsaved) and self.agent.resumable:
+        self.save()
+        if self.stop: raise _Stopped
+
 @patch
 def _plan_next(self:Run):
     "The step at which something is to be done again"

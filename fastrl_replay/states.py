@@ -83,7 +83,7 @@ def checked(
         raise StateError(who, f'a saved state that does not fit{", in " if at else ""}{at}', e.got, e.expected,
             'build the chain that was saved; or the state is damaged, or of another version') from None
 
-# %% ../nbs/00_states.ipynb #aafbe655
+# %% ../nbs/00_states.ipynb #185d06b2
 def anything(x): return x   # what is inside is checked elsewhere
 
 def flag(x):
@@ -114,7 +114,8 @@ def real(
 ): # a form
     "A finite number"
     def form(x):
-        if type(x) in (int,float) and low <= x <= high and abs(x) <= (_HUGE if type(x) is int else _LARGEST): return x
+        most = _HUGE if isinstance(x, int) else _LARGEST
+        if isinstance(x, (int,float)) and type(x) is not bool and low <= x <= high and abs(x) <= most: return x
         raise Misfit(_said(x), f'a finite number from {low:g} to {high:g}')
     return form
 

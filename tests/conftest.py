@@ -28,3 +28,11 @@ def forks(tmp_path_factory):
     forks = Forks(tmp_path_factory.mktemp('notebooks'))
     yield forks
     forks.close()
+
+@pytest.fixture(scope='session')
+def whole(tmp_path_factory):
+    "A run that was left alone; who changes anything does it in a copy"
+    from test_recipes import tiny
+    out = tmp_path_factory.mktemp('whole')/'r'
+    tiny(out).train()
+    return out

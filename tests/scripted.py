@@ -1,4 +1,4 @@
-"""What test_envs and test_replay share: environments that tell on a stepper, policies, and small helpers."""
+"""What several test files share: environments that tell on a stepper, policies, and small helpers."""
 from itertools import islice
 
 import gymnasium as gym, numpy as np, torch
@@ -8,13 +8,15 @@ from fastrl_replay.core import Steps, leaves, step_dtype
 from fastrl_replay.envs import GymStepper, GymTypeTransform
 from fastrl_replay.pipe import TypeTransformLoop, dp
 from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.testing import ScriptedEnv
+from fastrl_replay.testing import ScriptedEnv, through_file
 
 MODES = 'NextStep', 'SameStep', 'Disabled'
 IDS = ('CartPole-v1', 'MountainCar-v0', 'MountainCarContinuous-v0', 'Pendulum-v1', 'Acrobot-v1',
        'Blackjack-v1', 'FrozenLake-v1', 'CliffWalking-v1', 'Taxi-v4')
 
 def take(pipe, n): return list(islice(pipe, n))
+def draws(replay, n, bs=None): return [replay.sample(bs).index.tolist() for _ in range(n)]
+def everything(replay): return through_file(replay.state_dict())
 
 def by_env(blocks, k=None):
     "The first `k` rows of each environment, as arrays, in order of env_id"
@@ -121,6 +123,16 @@ def numbered(n, first=0, env=0):
     rows['reward'] = rows['state'][:, 0] = np.arange(first, first+n)
     rows['next_state'][:, 0], rows['step_n'], rows['episode_n'], rows['env_id'] = rows['reward'] + 1, rows['reward'] + 1, 1, env
     return Steps(rows)
+
+def elsewhere(steps):
+    "The block as a tensor of bytes, as a device would hold it, but in main memory"
+    return steps._like(steps._bytes().clone())
+
+class Queue:
+    "A source that gives each block once"
+    def __init__(self): self.blocks = []
+    def __iter__(self):
+        while self.blocks: yield self.blocks.pop(0)
 
 def in_blocks(*sizes):
     "Numbered rows in blocks of these sizes"

@@ -29,6 +29,12 @@ def numpy_leaves(a):
     else:
         for n in a.dtype.names: yield from numpy_leaves(a[n])
 
+def numbers(n, dtype, seed=0):
+    "Rows whose every field holds other small numbers, none of them NaN"
+    rows,rng = np.zeros(n, dtype),np.random.default_rng(seed)
+    for a in numpy_leaves(rows): a[...] = rng.integers(0, 2 if a.dtype == bool else 100, a.shape)
+    return rows
+
 def scribble(rows, seed=0):
     "Fill each plain field with random bits (NaN included); booleans stay 0 or 1"
     rng = np.random.default_rng(seed)

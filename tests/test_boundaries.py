@@ -173,10 +173,8 @@ STREAM = stream([(e, w) for k, w in enumerate('..!...t.<..u....!.t....=..+..t..'
 WHICH = dict(first=([], STREAM[:5]), same=([STREAM[:5]], STREAM[5:13]), new=([STREAM[:16]], STREAM[16:40]),
              larger=([STREAM[:1], STREAM[1:2]], STREAM[2:7]), strided=([STREAM[:6]], np.repeat(STREAM[6:12], 2)[::2]))
 
-@pytest.mark.parametrize('which', WHICH)
-@pytest.mark.parametrize('kind', QUICK)
-def test_an_interrupt_leaves_the_state_before_or_after(kind, which):
-    "At every bytecode of merge, chunk and what they call: the next blocks bring what they bring where the block was never sent, or where it was taken"
+def in_the_middle(kind, which):
+    "What makes a stage that has seen some blocks; the next block; what a stage gives for those after it"
     earlier, block = WHICH[which]
     block, rest = Steps(block), [Steps(r) for r in (STREAM[40:50], STREAM[50:])]
     def prepared():
@@ -184,6 +182,13 @@ def test_an_interrupt_leaves_the_state_before_or_after(kind, which):
         for rows in earlier: feed(stage, Steps(rows))
         return stage
     def future(stage): return [seen(feed(stage, b)) for b in [block[:0], *rest]]
+    return prepared, block, future
+
+@pytest.mark.parametrize('which', WHICH)
+@pytest.mark.parametrize('kind', QUICK)
+def test_an_interrupt_leaves_the_state_before_or_after(kind, which):
+    "At every bytecode of merge, chunk and what they call: the next blocks bring what they bring where the block was never sent, or where it was taken"
+    prepared, block, future = in_the_middle(kind, which)
     after = prepared()
     out = seen(feed(after, block))
     after = future(after)

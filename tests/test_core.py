@@ -10,6 +10,7 @@ from fastrl_replay.core import BlockError, Steps, dtype_spec, extend_dtype, leav
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.pipe import Items
 from fastrl_replay.testing import through_file
+from scripted import elsewhere
 from strategies import DTYPES, any_space, bits, cases, numpy_leaves, pairs, plain, scribble
 
 Box,Discrete = spaces.Box,spaces.Discrete
@@ -18,10 +19,6 @@ DEEP  = step_dtype(spaces.Dict(img=Box(0, 255, (2,2), np.uint8), arm=spaces.Tupl
                    spaces.Tuple([spaces.MultiBinary(3), Box(-1, 1, (), np.float64)]), logp='f8')
 
 def block(shape, dtype=SMALL, seed=0): return Steps(scribble(np.zeros(shape, dtype), seed))
-
-def elsewhere(steps):
-    "The block as a tensor of bytes, as a device would hold it, but in main memory"
-    return steps._like(steps._bytes().clone())
 
 def columns(steps, rows=None):
     "(numpy field, tensor) of all plain fields of all columns"

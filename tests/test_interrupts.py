@@ -1,6 +1,7 @@
 """An interrupt at any bytecode of `add`, `sample` and `update_priorities` loses nothing: the call has happened or not, and replays go on."""
 import multiprocessing, random, signal, sys
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np, pytest
 
@@ -10,7 +11,7 @@ from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.envs import GymStepper
 from scripted import Remember, Witness, by_env, numbered, take
-from test_boundaries import MAKE as STAGES, STREAM, WHICH, feed, interrupted, seen as seen_of
+from test_boundaries import MAKE as STAGES, feed, in_the_middle, interrupted
 
 MAX_SZ, LENGTH = 8, 3
 
@@ -120,23 +121,30 @@ def everywhere(every, prepare, call, then):
             raise
         at += every
 
+def added_or_not(stop, prepare, block, look, future):
+    "Wherever `add` is stopped: the block was added or not, and what follows is what follows in either case; in how many places it was"
+    before, after = prepare(), prepare()
+    after.add(block)
+    wants, rest = (view_of(before), view_of(after)), future(after)
+    def then(replay):
+        got = view_of(replay)
+        assert got in wants
+        look(replay)
+        if got != wants[1]: replay.add(block)
+        assert future(replay) == rest
+    return stop(prepare, lambda r: r.add(block), then)
+
+def add_stopped(stop, kind, lasts, n):
+    "The same for block number `n`"
+    return added_or_not(stop, lambda: prepared(kind, lasts, n), blocks(lasts)[n], lambda r: check(r, kind, lasts), lambda r: future(r, kind, lasts, n + 1))
+
 @STEPS
 @pytest.mark.parametrize('lasts', [1, 5])
 @pytest.mark.parametrize('kind', MAKE)
 def test_add(kind, lasts, every):
     "The first block, one that fills the ring, one that turns it over; the next blocks bring what they bring in either case"
     for n in (0, 3) if lasts == 1 else (2, 4):
-        block, before, after = blocks(lasts)[n], prepared(kind, lasts, n), prepared(kind, lasts, n)
-        after.add(block)
-        wants = view_of(before), view_of(after)
-        rest = future(after, kind, lasts, n + 1)
-        def then(replay):
-            got = view_of(replay)
-            assert got in wants
-            check(replay, kind, lasts)
-            if got != wants[1]: replay.add(block)
-            assert future(replay, kind, lasts, n + 1) == rest
-        assert everywhere(every if n else every*29, lambda: prepared(kind, lasts, n), lambda r: r.add(block), then) > 100   # the first one takes 13,000
+        assert add_stopped(partial(everywhere, every if n else every*29), kind, lasts, n) > 100   # the first one takes 13,000
 
 @STEPS
 @pytest.mark.parametrize('kind', MAKE)
@@ -213,22 +221,12 @@ def without_memory(prepare, call, then):
 
 @pytest.mark.parametrize('kind', MAKE)
 def test_add_without_memory(kind):
-    "The first block, and one that turns the ring over: either nothing was added or all; what follows is what follows in either case"
-    for lasts, n in (1, 0), (5, 4):
-        block, before, after = blocks(lasts)[n], prepared(kind, lasts, n), prepared(kind, lasts, n)
-        after.add(block)
-        wants = view_of(before), view_of(after)
-        rest = future(after, kind, lasts, n + 1)
-        def then(replay):
-            got = view_of(replay)
-            assert got in wants
-            if got != wants[1]: replay.add(block)
-            assert future(replay, kind, lasts, n + 1) == rest
-        assert without_memory(lambda: prepared(kind, lasts, n), lambda r: r.add(block), then) > (30 if n == 0 else 1)
+    "The first block, and one that turns the ring over"
+    for lasts, n in (1, 0), (5, 4): assert add_stopped(without_memory, kind, lasts, n) > (30 if n == 0 else 1)
 
 @pytest.mark.parametrize('kind', ['proportional', 'rank', 'sequences', 'sequences_rank'])
 def test_growth_without_memory(kind):
-    "Tables of environments, of sequences and places grow, and each allocation of that fails once; what follows is what follows in either case"
+    "Tables of environments, of sequences and places grow, and each allocation of that fails once"
     rows = np.repeat(stream(1, 1), 4)
     def of(first, n, envs):   # episodes of one step each
         r = rows[first:first + n].copy()
@@ -242,35 +240,21 @@ def test_growth_without_memory(kind):
         replay.add(of(0, 5, 1))
         replay.sample()
         return replay
-    block = of(5, 80, 40)
     def seen(replay):
         found = [view_of(replay)]
         for first in 85, 95, 130:
             replay.add(of(first, 10, 50))
             found.append(view_of(replay))
             replay.sample(4)
-        return found
-    before, after = prepare(), prepare()
-    after.add(block)
-    wants, want = (view_of(before), view_of(after)), seen(after)
-    def then(replay):
-        assert view_of(replay) in wants
-        if view_of(replay) != wants[1]: replay.add(block)
-        assert seen(replay) == want
         assert replay.memory[:].reward.tolist() == replay.memory.keys.tolist()[:-10] + list(range(130, 140))
-    assert without_memory(prepare, lambda r: r.add(block), then) > 4
+        return found
+    assert added_or_not(without_memory, prepare, of(5, 80, 40), len, seen) > 4
 
 @pytest.mark.parametrize('which', ['first', 'new', 'larger'])
 @pytest.mark.parametrize('kind', STAGES)
 def test_stages_without_memory(kind, which):
     "The block was taken or not, and the next ones bring what they bring then"
-    earlier, block = WHICH[which]
-    block, rest = Steps(block), [Steps(r) for r in (STREAM[40:50], STREAM[50:])]
-    def prepare():
-        stage = STAGES[kind]()
-        for rows in earlier: feed(stage, Steps(rows))
-        return stage
-    def future(stage): return [seen_of(feed(stage, b)) for b in [block[:0], *rest]]
+    prepare, block, future = in_the_middle(kind, which)
     after = prepare()
     feed(after, block)
     wants = future(prepare()), future(after)

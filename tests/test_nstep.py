@@ -12,7 +12,7 @@ from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.testing import same, script, scripted_steps, through_file
-from strategies import bits, cases, numpy_leaves
+from strategies import bits, cases, numbers
 
 Box,Discrete = spaces.Box,spaces.Discrete
 KINDS = dict(
@@ -21,12 +21,6 @@ KINDS = dict(
     nested   = step_dtype(spaces.Dict(a=Box(-1, 1, (3,), np.float16), b=spaces.Tuple([Box(-1, 1, (), np.float64), Box(0, 9, (5,), np.uint8)])),
                           spaces.Tuple([Discrete(3), spaces.MultiBinary(3)]), logp='f8', hidden=('f2',(2,))),
     empty    = step_dtype(Box(0, 1, (0,)), Discrete(2)))
-
-def numbers(n, dtype, seed=0):
-    "Rows whose every field holds other small numbers"
-    rows,rng = np.zeros(n, dtype),np.random.default_rng(seed)
-    for a in numpy_leaves(rows): a[...] = rng.integers(0, 2 if a.dtype == bool else 100, a.shape)
-    return rows
 
 def episode(*rewards, ends='terminated', env=0, number=1, start=1, dtype=KINDS['cartpole']):
     "An episode, or a part of one, as a block"

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 from fastrl_replay.all import *
 from fastrl_replay.memory.sumtree import _add_up
 from fastrl_replay.locks import DrawOrderLock
-from fastrl_replay.testing import same, through_file
+from fastrl_replay.testing import _Echo, same, through_file
+from scripted import take
 from strategies import cases
 from test_boundaries import interrupted
 
@@ -27,7 +28,6 @@ def rows_of(n, first=0):
     return Steps(rows)
 
 def blocks(n, size=1): return [rows_of(size, i*size) for i in range(n)]
-def take(pipe, n): return list(islice(pipe, n))
 def keys(items): return [i.index.tolist() for i in items]
 def threads(): return [t for t in threading.enumerate() if t.name.startswith('prefetch')]
 
@@ -318,19 +318,10 @@ def test_a_state_may_be_loaded_over_another():
     assert same(list(it), list(b)) and len(x) == 4
     with pytest.raises(ValueError, match='another stage'): b.load_state_dict(b.source.state_dict())
 
-class Echo(Pipe):
-    "After each item the word 'again', in the next pass if this one is left"
-    takes_any_item,due = True,False
-    def snapshot(self): return dict(due=self.due)
-    def restore(self, state): self.due = state['due']
-    def __iter__(self):
-        if self.due: self.due = False; yield 'again'
-        for item in self.source: self.due = True; yield item; self.due = False; yield 'again'
-
 @pytest.mark.parametrize('left', range(1, 18, 2))
 def test_a_pass_that_was_left_is_over_in_a_restored_chain_too(left):
     "Also where the source had ended, and only what was drawn was left: the next pass has begun, and has not asked yet"
-    a,b = (Echo(KINDS['proportional'](blocks(10)).prefetch(3)) for _ in 'ab')
+    a,b = (_Echo(KINDS['proportional'](blocks(10)).prefetch(3)) for _ in 'ab')
     for _ in islice(a, left): pass
     it = iter(a)
     assert next(it) == 'again'

@@ -14,8 +14,8 @@ from fastrl_replay.envs import GymStepper
 from fastrl_replay.pipe import Items, Pipe
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
-from fastrl_replay.testing import check_contract, same, script, scripted_steps, through_file
-from scripted import in_blocks, numbered, take
+from fastrl_replay.testing import check_contract, same, script, scripted_steps
+from scripted import Queue, draws, elsewhere, everything, in_blocks, numbered, take
 from strategies import cases
 
 KINDS = 'proportional', 'rank'
@@ -37,9 +37,6 @@ def filled(td, bs=None, **kw):
     return replay
 
 def chances(replay): return dict(zip(replay.memory.keys.tolist(), replay.sampler.probabilities().tolist()))
-def everything(replay): return through_file(replay.state_dict())
-def draws(replay, n, bs=None): return [replay.sample(bs).index.tolist() for _ in range(n)]
-def elsewhere(steps): return steps._like(steps._bytes().clone())   # what `to('cuda')` gives, in main memory
 def close(a, b, **kw): np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), **{**dict(rtol=1e-9, atol=1e-300), **kw})
 
 # ---- the oracle ----
@@ -65,12 +62,6 @@ class Model:
         else: mass = self.p if any(self.p.values()) else dict.fromkeys(self.p, 1)
         total = sum(mass.values())
         return {k: mass[k]/total for k in self.p}
-
-class Queue:
-    "A source that gives each block once"
-    def __init__(self): self.blocks = []
-    def __iter__(self):
-        while self.blocks: yield self.blocks.pop(0)
 
 class Story:
     "A replay and its model, which must agree after whatever happens"

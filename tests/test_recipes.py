@@ -644,13 +644,6 @@ def go_on(out, capsys):
         if status and '--resume' in seen[-1]: commands = [['train', '--resume', str(out)]]
     assert (out/'summary.json').exists(), seen
 
-@pytest.fixture(scope='module')
-def whole(tmp_path_factory):
-    "A run that was left alone"
-    out = tmp_path_factory.mktemp('whole')/'r'
-    tiny(out).train()
-    return out
-
 @pytest.mark.parametrize('name,nth,after', [('config.json', 1, False), ('checkpoint.pt', 1, True), ('checkpoint.pt', 2, False), ('checkpoint.pt', 2, True), ('checkpoint.pt', 3, False), ('summary.json', 1, True),
     *once(STUCK, ('config.json', 1, True), ('checkpoint.pt', 1, False)),
     *once(END, ('checkpoint.pt', 3, True), ('checkpoint.pt', 4, False), ('checkpoint.pt', 4, True), ('returns.png', 1, False), ('summary.json', 1, False))])

@@ -23,7 +23,7 @@ from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.sequence import SequenceChunker
 from fastrl_replay.testing import ScriptedEnv, check_contract, same, script, scripted_steps, through_file
 from strategies import cases
-from scripted import in_blocks, numbered, seed_002, take, zeros
+from scripted import draws, everything, in_blocks, numbered, seed_002, take, zeros
 
 def filled(n, bs=4, max_sz=None, **kw):
     "A replay with rows 0 to n-1 added"
@@ -39,8 +39,6 @@ def through_torch(x):
     file.seek(0)
     return torch.load(file, weights_only=False)
 
-def draws(replay, n, bs=None): return [replay.sample(bs).index.tolist() for _ in range(n)]
-def everything(replay): return through_file(replay.state_dict())
 
 # ---- the founding documents ----
 

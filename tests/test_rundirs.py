@@ -11,13 +11,6 @@ from fastrl_replay.runs import Silent, load_checkpoint, lock_dir, reopen, resume
 from test_cli import command, same_runs
 from test_recipes import SET, Killed, says, stop, tiny
 
-@pytest.fixture(scope='module')
-def whole(tmp_path_factory):
-    "A run that was left alone"
-    out = tmp_path_factory.mktemp('whole')/'r'
-    tiny(out).train()
-    return out
-
 @pytest.fixture
 def copy(whole, tmp_path): return shutil.copytree(whole, tmp_path/'r')
 

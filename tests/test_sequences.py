@@ -17,8 +17,8 @@ from fastrl_replay.batches import Sequences
 from fastrl_replay.replay.sequence_view import IDLE
 from fastrl_replay.replay.sequence_view import find_place, find_places
 from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.testing import check_contract, same, script, scripted_steps, through_file
-from scripted import Remember, Witness, in_blocks, numbered, take
+from fastrl_replay.testing import check_contract, same, script, scripted_steps
+from scripted import Queue, Remember, Witness, elsewhere, everything, in_blocks, numbered, take
 from strategies import bits, cases, numpy_leaves
 
 HIDDEN = dict(vector=('f4', (3,)), scalar='f8', matrix=('f4', (2, 3)), empty=('f4', (0,)), bytes=('u1', (3,)),
@@ -51,12 +51,10 @@ def episode(steps, env=0, number=1, end=True, **columns):
     for k, v in columns.items(): rows[k] = v
     return Steps(rows)
 
-def everything(replay): return through_file(replay.state_dict())
 def restored(replay, **kw):
     twin = made(**kw)
     twin.load_state_dict(everything(replay))
     return twin
-def elsewhere(steps): return steps._like(steps._bytes().clone())   # what `to('cuda')` gives, in main memory
 def close(a, b, **kw): np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), **{**dict(rtol=1e-9, atol=1e-300), **kw})
 def keys_of(replay): return sorted(present(replay))
 
@@ -105,12 +103,6 @@ class Model:
 def fill(a, keys):
     "Numbers that tell whose they are, in every plain field"
     for j, f in enumerate(numpy_leaves(a)): f[...] = ((keys*(j + 3)) % (2 if f.dtype == bool else 100)).reshape(-1, *[1]*(f.ndim - 1))
-
-class Queue:
-    "A source that gives each block once"
-    def __init__(self): self.blocks = []
-    def __iter__(self):
-        while self.blocks: yield self.blocks.pop(0)
 
 class Story:
     "A replay and its model, which must agree after whatever happens"

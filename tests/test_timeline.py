@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.core import BlockError, StaleKey, Steps, extend_dtype, step_dtype
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.testing import same, through_file
-from strategies import bits, cases, numpy_leaves
+from strategies import bits, cases, numbers, numpy_leaves
 
 Box,Discrete = spaces.Box,spaces.Discrete
 KINDS = dict(
@@ -18,12 +18,6 @@ KINDS = dict(
                           spaces.Tuple([Discrete(3), spaces.MultiBinary(3)]), logp='f8', hidden=('f2',(2,))),
     wide     = step_dtype(Box(0, 255, (7,11), np.uint8), Discrete(2), n='i2'))
 assert KINDS['odd'].itemsize % 8 == 4
-
-def numbers(n, dtype, seed=0):
-    "Rows whose every field holds other small numbers, none of them NaN"
-    rows,rng = np.zeros(n, dtype),np.random.default_rng(seed)
-    for a in numpy_leaves(rows): a[...] = rng.integers(0, 2 if a.dtype == bool else 100, a.shape)
-    return rows
 
 def episode(n, dtype=KINDS['cartpole'], env=0, ends=False, number=1, start=1):
     "Rows of one episode of one environment; `total_reward` counts them from `start`"

@@ -542,9 +542,7 @@ def bars(
     rows = -(-len(titles)//2)
     return _png(results, draw, 8, 2.1*rows, rows, 2)
 
-def memory_bars(
-    results:dict, # of `run`
-)->bytes: # a png
+def memory_bars(results:dict)->bytes: # a png
     "What a row costs in memory"
     title = f'bytes a row, {results["size"]:,} rows'
     return _png(results, lambda ax: _bars(ax, results['bytes_a_row'], title, ''), 7, 2.4)

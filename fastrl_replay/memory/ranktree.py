@@ -8,7 +8,7 @@ __all__ = ['SHELF', 'TOGETHER', 'RankTree']
 # %% ../../nbs/36_ranktree.ipynb #5194abbf
 import numpy as np
 from fastcore.basics import patch
-from ..core import ArgumentError, ArgumentTypeError, memmove, njit, problem
+from ..core import ArgumentError, ArgumentTypeError, memmove, njit, problem, whole
 from .sumtree import levels
 
 # %% ../../nbs/36_ranktree.ipynb #2c38ac19
@@ -305,9 +305,8 @@ class RankTree:
     def __init__(self,
         capacity:int, # how many there can be
     ):
-        if isinstance(capacity, bool) or not isinstance(capacity, (int,np.integer)) or not 0 < capacity < 2**31:
-            raise ArgumentError('RankTree', 'capacity', f'{capacity!r}', 'a whole number, from 1 to 2**31 - 1')
-        self.capacity,self._tree,self._age = int(capacity),_shelves(int(capacity)),0
+        self.capacity = whole('RankTree', 'capacity', capacity, 1, 2**31-1)
+        self._tree,self._age = _shelves(self.capacity),0
 
     nbytes = property(lambda self: sum(a.nbytes for a in self._tree), doc='Bytes reserved')
     def __len__(self): return int(self._tree[7][-1])

@@ -8,7 +8,7 @@ __all__ = ['LARGEST', 'levels', 'SumTree']
 # %% ../../nbs/35_sumtree.ipynb #213a6409
 import numpy as np
 from fastcore.basics import patch
-from ..core import ArgumentError, ArgumentTypeError, njit, problem
+from ..core import ArgumentError, ArgumentTypeError, njit, problem, whole
 
 # %% ../../nbs/35_sumtree.ipynb #0de2acd8
 def levels(
@@ -145,9 +145,8 @@ class SumTree:
         capacity:int, # how many
         smallest:bool=False, # keep the smallest positive priority, too
     ):
-        if isinstance(capacity, bool) or not isinstance(capacity, (int,np.integer)) or not 0 < capacity < 2**31:
-            raise ArgumentError('SumTree', 'capacity', f'{capacity!r}', 'a whole number, from 1 to 2**31 - 1')
-        self.capacity,self._starts = int(capacity),levels(int(capacity))
+        self.capacity = whole('SumTree', 'capacity', capacity, 1, 2**31-1)
+        self._starts = levels(self.capacity)
         nodes,inner = np.zeros(self._starts[-1] + 8),self._starts[-1] - self._starts[1]
         self._nodes = nodes[-nodes.ctypes.data % 64//8:][:self._starts[-1]]    # from the beginning of a line
         self._peaks,self._lows = np.zeros(inner),np.full(inner if smallest else 0, -np.inf)

@@ -73,6 +73,7 @@ class Replay(Pipe):
         for _ in self.due_batches(): yield self.sample()
     def __len__(self): return len(self.view)
     unit = property(lambda self: self.view.unit, doc='What is drawn')
+    _needed = property(lambda self: self._needs or self.bs)   # that many must be there for a batch of `bs`
     nbytes = property(lambda self: sum(p.nbytes for p in (self.memory, self.view, self.sampler)), doc='Bytes reserved')
 
 # %% ../../nbs/41_replay.ipynb #501f2afb
@@ -280,7 +281,7 @@ def _count_batch(self:Replay): self._n_yielded += 1
 @patch
 def _ready(self:Replay)->bool:
     "Can a batch be drawn?"
-    return len(self.view) >= (self._needs or self.bs) and self.memory.inserted >= (self.warmup or 0)
+    return len(self.view) >= self._needed and self.memory.inserted >= (self.warmup or 0)
 
 @patch
 def _batch_due(self:Replay)->bool:
@@ -307,17 +308,17 @@ def due_batches(self:Replay):
 @patch
 def _check_enough(self:Replay, n):
     "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"
-    now,needed = self.memory.inserted,self._needs or self.bs
-    if len(self) >= needed: self._enough_at = now
+    now = self.memory.inserted
+    if len(self) >= self._needed: self._enough_at = now
     elif now - n - self._enough_at > self.max_sz:   # without the block that came last
         raise NotEnoughRows(type(self).__name__, 'a full memory is too small for a batch',
             f'{len(self)} {self.unit} in {len(self.memory)} rows of {len(self.memory.environments)} environments',
-            f'{needed} {self.unit}', 'a larger max_sz, a smaller bs, shorter sequences, or fewer environments')
+            f'{self._needed} {self.unit}', 'a larger max_sz, a smaller bs, shorter sequences, or fewer environments')
 
 @patch
 def _refuse_frozen(self:Replay):
     "The error where no batch will ever be due"
-    wanted = f'{self._needs or self.bs} {self.unit}'
+    wanted = f'{self._needed} {self.unit}'
     if self.warmup: wanted += f' after a warmup of {self.warmup} rows'
     raise NotEnoughRows(type(self).__name__, 'the memory is frozen and holds too little for a batch', len(self), wanted,
         'fill it before freezing it')

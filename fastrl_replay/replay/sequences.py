@@ -7,23 +7,21 @@ __all__ = ['SequenceReplay']
 
 # %% ../../nbs/45_sequences.ipynb #fd272f91
 import warnings
-from functools import partial
 import numpy as np
 from fastcore.basics import patch
 from ..core import choice, number, renamed, whole
 from ..memory.rows import Store
-from ..memory.samplers import Proportional, Sampler
+from ..memory.samplers import Sampler
 from ..pipe import stage
-from .prioritized import SAMPLERS, initial_of
-from .replay import Fixed, Replay, scheduled
+from .prioritized import SAMPLERS, ReplayByKind
+from .replay import Fixed, Replay
 from .sequence_view import SequenceView
 
 # %% ../../nbs/45_sequences.ipynb #49720f71
 @stage('sequence_replay')
-class SequenceReplay(Replay):
+class SequenceReplay(ReplayByKind):
     "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
-    length,burn_in,overlap,state,eta = (Fixed() for _ in range(5))
-    kind,prioritized,alpha,eps,initial,stratified,seed = (Fixed() for _ in range(7))
+    length,burn_in,overlap,state,eta,prioritized = (Fixed() for _ in range(6))
     @renamed(scale='weight_norm')
     def __init__(self,
         source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
@@ -51,23 +49,21 @@ class SequenceReplay(Replay):
         sampler:Sampler=None, # your own, instead of the one that `kind` names
         store:Store=None, # how rows become bytes; None: whole rows in main memory
     ):
-        who = 'SequenceReplay'
-        self.length,self.burn_in,self.overlap = _checked_lengths(who, max_sz, length, burn_in, overlap)
-        self.kind,self.initial = kind if prioritized else 'uniform',initial_of(who, initial)
-        _check_settings(who, self.kind, self.initial, weight_norm, state, eta, alpha, eps, beta)
-        self.prioritized,self.stratified,self.seed = self.kind != 'uniform',stratified,seed
-        self.eta,self.state = eta,state
-        self.alpha,self.eps = alpha,eps
-        default = partial(SAMPLERS.get(self.kind, Proportional), max_sz, alpha if self.prioritized else 0., eps, seed,
-            stratified, self.initial == 'max_ever', weight_norm == 'memory')
-        super().__init__(source, bs, max_sz, sampler=sampler, default=default, store=store, beta=beta,
+        self._keep_view(max_sz, length, burn_in, overlap, state, eta)
+        self._keep_kind('SequenceReplay', (*SAMPLERS,'uniform'), kind if prioritized else 'uniform', initial, alpha,
+            beta, eps, stratified, weight_norm, seed)
+        choice('SequenceReplay', 'initial', self.initial, ('largest','max_ever'))
+        self.prioritized = self.kind != 'uniform'
+        super().__init__(source, bs, max_sz, sampler=sampler, default=self._named_sampler, store=store, beta=beta,
             view=SequenceView(self.length, self.burn_in, self.overlap, eta, state), weight_norm=weight_norm,
             ratio=ratio, warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)
         self._given['prioritized'] = True   # `kind` says it
 
 # %% ../../nbs/45_sequences.ipynb #d34acd56
-def _checked_lengths(who, max_sz, length, burn_in, overlap):
-    "Length, burn-in and overlap, if they fit together"
+@patch
+def _keep_view(self:SequenceReplay, max_sz, length, burn_in, overlap, state, eta):
+    "Keep what the view is made of, if it fits together"
+    who = 'SequenceReplay'
     max_sz = whole(who, 'max_sz', max_sz, 1)
     length = whole(who, 'length', length, 1, max_sz, f'at most max_sz={max_sz}')
     burn_in,overlap = (length//2 if x is None else whole(who, what, x, 0, length-1)
@@ -76,17 +72,9 @@ def _checked_lengths(who, max_sz, length, burn_in, overlap):
         share = (burn_in - overlap)/(length - overlap)
         warnings.warn(f'{who}: overlap={overlap} is less than burn_in={burn_in}, so {share:.0%} of the steps inside of '
             f'long episodes are never learned from. Remedy: overlap={burn_in} or more', stacklevel=4)
-    return length,burn_in,overlap
-
-def _check_settings(who, kind, initial, weight_norm, state, eta, alpha, eps, beta):
-    "Raise where one has no meaning here"
-    choice(who, 'kind', kind, (*SAMPLERS, 'uniform'))
-    choice(who, 'initial', initial, ('largest','max_ever'))
-    choice(who, 'weight_norm', weight_norm, ('batch','memory'))
-    choice(who, 'state', state, ('stored','zero'))
     number(who, 'eta', eta, high=1)
-    for what,x in dict(alpha=alpha, eps=eps).items(): number(who, what, x)
-    scheduled(who, 'beta', beta)
+    self.length,self.burn_in,self.overlap = length,burn_in,overlap
+    self.state,self.eta = choice(who, 'state', state, ('stored','zero')),eta
 
 @patch(as_prop=True)
 def table(self:SequenceReplay):
