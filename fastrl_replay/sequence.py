@@ -242,6 +242,7 @@ def _restored(self:SequenceChunker, state):
         refuse_flags(who, new._waiting[-1].rows)
     return new
 
+# %% ../nbs/21_sequence.ipynb #72789104
 @patch
 def check_state(self:SequenceChunker, state):
     who,got,own = type(self).__name__,state['arguments'],[self.length, self.overlap, self.tail]
