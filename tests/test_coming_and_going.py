@@ -4,7 +4,7 @@ from collections import deque
 import numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
 
-from fastrl_replay.core import Steps, extend_dtype, step_dtype
+from fastrl_replay.core import Steps, step_dtype
 from fastrl_replay.episodes import MAX_ENVS, NEAR, Environments, number_of
 from fastrl_replay.memory import links
 from fastrl_replay.memory.timeline import Timeline
@@ -76,7 +76,7 @@ def test_numbers_are_those_of_a_dict(which):
 @SIZES
 def test_n_step(n, size, which):
     "Each row is the start of a merged one, with the rows of its episode that follow, two at most; tables stay as they are"
-    (rows,episode),stage,seen,sizes = coming_and_going(n, ids=IDS[which]),NStep(None, 3, .5),[],[]
+    (rows,_),stage,seen,sizes = coming_and_going(n, ids=IDS[which]),NStep(None, 3, .5),[],[]
     rows['reward'] = np.arange(len(rows)) % 64
     for i,b in enumerate(blocks(rows, size)):
         seen.append(stage.merge(b).rows)
