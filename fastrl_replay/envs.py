@@ -29,15 +29,45 @@ def _check_shape(obs, space, name='observation'):
         return [_check_shape(obs[k], s, f'{name}[{k!r}]') for k,s in space.spaces.items()]
     if isinstance(space, spaces.Tuple):
         return [_check_shape(o, s, f'{name}[{i}]') for i,(o,s) in enumerate(zip(obs, space.spaces, strict=True))]
-    if (obs.shape if type(obs) is np.ndarray else np.shape(obs)) != space.shape: raise ArgumentError('GymStepper',
-        f'shape of {name}', list(np.shape(obs)), f'{list(space.shape)}, as its space says')
+    a = np.asarray(obs)
+    if a.dtype.kind not in 'biuf': raise _no_number(name, obs, a)
+    if a.shape != space.shape: raise ArgumentError('GymStepper', f'shape of {name}', list(a.shape),
+        f'{list(space.shape)}, as its space says')
 
 def _one_each(x, n, name):
     "What should be a number for each of `n` environments, as an array [n]"
     if type(x) is not np.ndarray: x = np.asarray(x)
+    if x.size == n and x.dtype.kind not in 'biuf': raise _no_number(name, x, x)
     if x.shape == (n,): return x
     if x.size == n: return x.reshape(n)   # [n,1], say
     raise ArgumentError('GymStepper', f'shape of {name}', list(x.shape), f'[{n}]: a number for each environment')
+
+# %% ../nbs/10_envs.ipynb #1b498c63
+_BOOL,_FLAGS = np.dtype(bool),(bool, np.bool_)
+_NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64])   # the usual ones; others are looked at
+
+def _no_number(name, got, a): # a: the same as an array
+    "The error where numbers should be"
+    at = next((list(i) for i,x in np.ndenumerate(a) if np.asarray(x).dtype.kind not in 'biuf'), None)
+    where = f', {a[tuple(at)]!r} at {at}'[:60] if at else ''
+    return ArgumentError('GymStepper', name, f'{got!r}'[:60] if a.ndim == 0 else f'an array of dtype {a.dtype}{where}',
+        'a number' if a.ndim == 0 else 'numbers', f'let the environment return numbers, float({name}) say')
+
+def _check_number(x, name):
+    a = np.asarray(x)
+    if a.dtype.kind not in 'biuf': raise _no_number(name, x, a)
+
+def _as_flags(x, n, name):
+    "Flags of `n` environments, as an array [n] of bool"
+    a = np.asarray(x)
+    wrong = a[(a != 0) & (a != 1)].tolist() if a.dtype.kind in 'biuf' else [x]
+    if wrong: raise ArgumentError('GymStepper', name, f'{wrong[0]!r}'[:60], 'True or False',
+        f'let step() return bool({name}), or an array of bool')
+    return _one_each(a, n, name).astype(bool)
+
+def _as_flag(x, name):
+    "A flag of one environment"
+    return bool(x) if type(x) is int and 0 <= x <= 1 else _as_flags(x, 1, name)[0]
 
 # %% ../nbs/10_envs.ipynb #d60f7a11
 _float32 = np.float32
@@ -47,7 +77,7 @@ class _One:
     n,lags,assumed = 1,False,False
     def __init__(self, env, env_id, seed):
         self.env,self.env_id,self.seed = env,env_id,seed   # the seed is used once, at the first reset
-        self.obs,self.over = None,True
+        self.obs,self.over,self.seen = None,True,None
         self.episode,self.step,self.total = 0,0,0.
         self.observation_space,self.action_space = env.observation_space,env.action_space
         self.tuple_obs = tupler(self.observation_space)
@@ -60,15 +90,22 @@ class _One:
     def _reset(self):
         self.step,self.total = 0,0.
         obs,_ = self.env.reset() if self.seed is None else self.env.reset(seed=self.seed)
-        _check_shape(obs, self.observation_space)
+        self._check(obs)
         self.obs,self.seed = obs,None
         self.episode,self.over = self.episode+1,False
 
+    def _check(self, obs):
+        _check_shape(obs, self.observation_space)
+        self.seen = getattr(obs, 'dtype', None)   # the next ones need no closer look
+
     def act(self, actions, i, rows, result):
         obs,reward,terminated,truncated,_ = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
-        if type(obs) is not np.ndarray or obs.shape != self.shape: _check_shape(obs, self.observation_space)
+        if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self._check(obs)
+        if type(reward) not in _NUMBERS: _check_number(reward, 'reward')
         number = _float32(reward)   # as the row will have it
         if type(number) is not _float32: number = _one_each(number, 1, 'reward')[0]
+        if type(terminated) not in _FLAGS: terminated = _as_flag(terminated, 'terminated')
+        if type(truncated) not in _FLAGS: truncated = _as_flag(truncated, 'truncated')
         self.step,self.total = self.step+1,self.total+float(number)
         self.obs,self.over = obs,bool(terminated or truncated)
         result[0] = (number, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
@@ -140,7 +177,7 @@ class _Many:
     "An environment slot with a vector environment, in whichever way it resets"
     def __init__(self, env, env_id, seed, mode=None):
         self.env,self.env_id,self.seed = env,env_id,seed
-        self.n,self.obs,self.cut = env.num_envs,None,False
+        self.n,self.obs,self.cut,self.seen = env.num_envs,None,False,None
         self.mode,self.assumed = _mode_of(env, mode, env_id)
         lags = self.mode == AutoresetMode.NEXT_STEP   # the step after an end is a reset and no transition
         self.lags = lags*(1 + self.assumed)           # 2: and should look like one
@@ -190,10 +227,15 @@ def _check_cut(self:_Many):
 def act(self:_Many, actions, i, rows, result):
     if self.n != len(rows): actions,rows = pick(actions, slice(i, i+self.n)),rows[i:i+self.n]
     obs,reward,terminated,truncated,info = self._call(self.env.step, actions)
-    if type(obs) is not np.ndarray or obs.shape != self.shape: _check_shape(obs, self.env.observation_space)
+    if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen:
+        _check_shape(obs, self.env.observation_space)
+        self.seen = getattr(obs, 'dtype', None)
+    reward = _one_each(reward, self.n, 'reward')
+    if getattr(terminated, 'dtype', None) is not _BOOL: terminated = _as_flags(terminated, self.n, 'terminated')
+    if getattr(truncated, 'dtype', None) is not _BOOL: truncated = _as_flags(truncated, self.n, 'truncated')
     self.obs = obs
     put(rows['next_state'], obs)
-    rows['reward'] = _one_each(reward, self.n, 'reward')
+    rows['reward'] = reward
     rows['terminated'] = _one_each(terminated, self.n, 'terminated')
     rows['truncated'] = _one_each(truncated, self.n, 'truncated')
     outcome = _count(rows.view(np.uint8), self.at, self.env_id, self.lags, self.counts, self.totals, self.resets)

@@ -11,7 +11,7 @@ from fastcore.basics import patch
 from .core import (BlockError, StateError, Steps, dtype_spec, extend_dtype, memmove, njit, number,
     padding, refuse_flags, row_places, whole)
 from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, Environments,
-    RowLayout, goes_on, grown, note_row, refuse_drawn, row_ends)
+    RowLayout, goes_on, grown, note_row, number_of, refuse_drawn, row_ends)
 from .pipe import Pipe, stage
 from .states import anything, array, checked, integer, maybe, real, row_dtype
 
@@ -64,11 +64,11 @@ def _merge_block(rows, rings, queues, numbers, last, out, at, gamma):
     words,made = rows.view(np.int32),0
     for i in range(n_rows):
         env,reward = words[(i*size + at[ENV])//4],words[(i*size + at[_REWARD])//4]
-        if env < 0 or env >= len(numbers) or numbers[env] < 0 or reward & 0x7f800000 == 0x7f800000: return -1
+        if number_of(env, numbers) < 0 or reward & 0x7f800000 == 0x7f800000: return -1
     if len(out) < min(at[_WAITING] + n_rows, n*n_rows)*at[_MERGED_SIZE]: return -1
     for i in range(n_rows):
         row = i*size
-        slot = numbers[words[(row + at[ENV])//4]]
+        slot = number_of(words[(row + at[ENV])//4], numbers)
         episode,step = words[(row + at[EPISODE_N])//4],words[(row + at[STEP_N])//4]
         ring,first,count = slot*n*size,queues[slot,0],queues[slot,1]
         if count and not goes_on(last, slot, episode, step):
@@ -110,8 +110,7 @@ class NStep(Pipe):
         known = (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
                  and (rows.dtype is self._gate.same or self._gate.knows(rows.dtype)))
         raw = np.ndarray(rows.nbytes, np.uint8, rows) if known else self._make_room(steps)   # faster than a view
-        envs = self._envs
-        while (made := _merge_block(raw, self._rings, self._queues, envs.number, envs.last,
+        while (made := _merge_block(raw, self._rings, self._queues, (envs := self._envs).number, envs.last,
                                     self._out, self._at, self.gamma)) < 0: raw = self._make_room(steps)
         dtype = self._gate.layout.merged
         return Steps(np.ndarray(made, dtype, self._out[:made*dtype.itemsize].copy()))
@@ -132,11 +131,14 @@ def _make_room(self:NStep, steps)->np.ndarray: # its bytes
     rows,layout = self._gate.check(steps)
     if self._gate.layout is None:
         self._at,self._rings = np.append(layout.at, [self.n, 0]),np.empty(0, np.uint8)
-    new = self._envs.missing(rows['env_id'])
-    slots,room = len(self._envs) + len(new),min(self._waiting + len(rows), self.n*len(rows))*layout.merged.itemsize
-    self._rings,self._queues = grown(self._rings, slots*self.n*layout.dtype.itemsize),grown(self._queues, slots, 0)
+    room = min(self._waiting + len(rows), self.n*len(rows))*layout.merged.itemsize
     if len(self._out) < room: self._out = np.zeros(room, np.uint8)
-    self._envs.admit(new)
+    envs,env_ids = self._envs,rows['env_id']
+    if not envs.admit(env_ids): envs = envs.with_room(env_ids, np.flatnonzero(self._queues[:,1]))
+    slots = len(envs.ids)
+    self._rings,self._queues = grown(self._rings, slots*self.n*layout.dtype.itemsize),grown(self._queues, slots, 0)
+    envs.admit(env_ids)
+    self._envs = envs
     self._gate.accept(rows, layout)
     return rows.view(np.uint8)
 
@@ -157,7 +159,7 @@ def snapshot(self:NStep)->dict: # the rows that wait
     if not self._waiting: return state
     dtype = self._gate.layout.dtype
     rings = self._rings.reshape(-1, self.n, dtype.itemsize)
-    queues = self._queues[:len(self._envs)]
+    queues = self._queues[:len(self._envs.ids)]
     rows = [ring[(first + np.arange(count))%self.n] for ring,(first,count) in zip(rings, queues)]
     rows = np.concatenate(rows)
     rows[:, padding(dtype)] = 0

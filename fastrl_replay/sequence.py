@@ -12,7 +12,7 @@ from fastcore.basics import patch
 from .core import (BlockError, StateError, Steps, choice, dtype_spec, extend_dtype, memmove, njit,
     padding, refuse_flags, whole)
 from .episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, BlockGate, Environments, RowLayout, goes_on,
-    grown, note_row, row_ends)
+    grown, note_row, number_of, row_ends)
 from .pipe import Pipe, stage
 from .states import anything, array, checked, maybe, row_dtype
 
@@ -63,9 +63,8 @@ def _look(rows, ring, numbers, last, counts, ahead, notes, at):
     words,n_rows,found = rows.view(np.int32),len(rows)//size,0
     if 3*n_rows > len(notes): return -1   # a row can complete two sequences
     for i in range(n_rows):
-        env = words[(i*size + at[ENV])//4]
-        if env < 0 or env >= len(numbers) or numbers[env] < 0: return -1
-        notes[i,0] = numbers[env]
+        notes[i,0] = number_of(words[(i*size + at[ENV])//4], numbers)
+        if notes[i,0] < 0: return -1
     if at[_LOOKED]: _forget(last, counts, ahead)
     at[_LOOKED] = 1
     for i in range(n_rows):
@@ -149,8 +148,7 @@ class SequenceChunker(Pipe):
         known = (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
                  and (rows.dtype is self._gate.same or self._gate.knows(rows.dtype)))
         raw = np.ndarray(rows.nbytes, np.uint8, rows) if known else self._make_room(steps)   # faster than a view
-        envs = self._envs
-        while (found := _look(raw, self._ring, envs.number, envs.last, self._counts, self._ahead,
+        while (found := _look(raw, self._ring, (envs := self._envs).number, envs.last, self._counts, self._ahead,
                               self._notes, self._at)) < 0: raw = self._make_room(steps)
         if not found: return []
         sequences = [self._sequence(raw, i) for i in range(found)]
@@ -180,13 +178,15 @@ def _make_room(self:SequenceChunker, steps)->np.ndarray: # its bytes
     if self._gate.layout is None:
         self._at = np.append(layout.at, [self.length, self.length - self.overlap, _TAILS.index(self.tail), 1])
         self._ring = np.empty(0, np.uint8)
-    new = self._envs.missing(rows['env_id'])
-    slots = len(self._envs) + len(new)
-    self._ring = grown(self._ring, slots*self.length*layout.dtype.itemsize)
     self._at[_LOOKED] = 1   # of new environments, `ahead` says nothing yet
+    envs,env_ids = self._envs,rows['env_id']
+    if not envs.admit(env_ids): envs = envs.with_room(env_ids, np.flatnonzero(self._counts))
+    slots = len(envs.ids)
+    self._ring = grown(self._ring, slots*self.length*layout.dtype.itemsize)
     self._counts,self._ahead = grown(self._counts, slots, 0),grown(self._ahead, slots)
     if len(self._notes) < 3*len(rows): self._notes = np.empty((3*len(rows), 4), np.int64)
-    self._envs.admit(new)
+    envs.admit(env_ids)
+    self._envs = envs
     self._gate.accept(rows, layout)
     return rows.view(np.uint8)
 
@@ -195,7 +195,7 @@ def _make_room(self:SequenceChunker, steps)->np.ndarray: # its bytes
 def snapshot(self:SequenceChunker)->dict: # plain data and tensors
     state = dict(arguments=[self.length, self.overlap, self.tail])
     if self._gate.layout is None: return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
-    slots = np.flatnonzero(self._counts[:len(self._envs)])   # of running episodes
+    slots = np.flatnonzero(self._counts[:len(self._envs.ids)])   # of running episodes
     counts = self._counts[slots]
     rows = self._ring.reshape(-1, self._gate.layout.dtype.itemsize)[self._kept_rows(slots, counts)]
     width = self.length*self._gate.layout.sequence.itemsize

@@ -486,6 +486,56 @@ def test_rewards_that_are_no_number_are_named(form, got):
     with pytest.raises(EnvError, match=rf'environment 1 failed in episode 1, step 1; got .*shape of reward; got {got}; expected \[1\]'):
         take(GymStepper([ScriptedEnv(**script(2)), boxed(form, 3)], zeros), 1)
 
+class Answers(ScriptedEnv):
+    "Step number `at` (or the reset, 0) has another observation, reward or flag than the script"
+    def other(self, i, x): return self.form(x) if (i, len(self.actions)) == (self.place, self.at) else x
+    def reset(self, **kw): return self.other(0, super().reset(**kw)[0]), {}
+    def step(self, action): *four, info = super().step(action); return *(self.other(i, x) for i, x in enumerate(four)), info
+
+def answers(place, form, at=2):
+    env = Answers(**script(5))
+    env.place, env.form, env.at = place, form, at
+    return env
+
+NO_NUMBERS = dict(   # (which of the four answers, what it is instead, what the error says)
+    reward_none=(1, lambda r: None, 'reward; got None; expected a number'), reward_text=(1, str, "reward; got '.*'; expected a number"),
+    reward_object=(1, lambda r: {}, r'reward; got \{\}; expected a number'), reward_array=(1, lambda r: np.array([None]), 'reward; got an array of dtype object'),
+    reward_time=(1, lambda r: np.timedelta64(1), 'reward; got .*timedelta'),
+    no=(2, lambda t: 'no', "terminated; got 'no'; expected True or False"), none=(2, lambda t: None, 'terminated; got None; expected True or False'),
+    two=(2, lambda t: 2, 'terminated; got 2; expected True or False'), half=(3, lambda t: .5, 'truncated; got 0.5'), nan=(3, lambda t: np.nan, 'truncated; got nan'),
+    boxed=(3, lambda t: [None], r'truncated; got \[None\]'), bytes=(3, lambda t: b'', "truncated; got b''"),
+    obs_none=(0, lambda s: None, 'observation; got None; expected a number'), obs_nones=(0, lambda s: [0, None], r'observation; got an array of dtype object, None at \[1\]'),
+    obs_objects=(0, lambda s: s.astype(object), 'observation; got an array of dtype object; expected numbers'), obs_text=(0, lambda s: s.astype(str), 'observation; got an array of dtype <U'))
+
+@pytest.mark.parametrize('name', NO_NUMBERS)
+def test_answers_that_are_no_numbers_are_refused(name):
+    "was: None is NaN, '1' is 1, any text is True and None is False"
+    place, form, says = NO_NUMBERS[name]
+    with pytest.raises(EnvError, match=rf'environment 1 failed in episode 1, step 2; got ArgumentError: GymStepper: {says}.*Remedy'):
+        take(GymStepper([ScriptedEnv(**script(5)), answers(place, form)], zeros), 5)
+    if place: return
+    with pytest.raises(EnvError, match=rf'environment 0 could not be reset in episode 1, step 1; got ArgumentError: GymStepper: {says}'):
+        take(GymStepper(answers(0, form, 0), zeros), 1)
+
+@pytest.mark.parametrize('form', [np.bool_, np.array, int, float, np.int8, np.float32, lambda t: np.array([t]), lambda t: [t], torch.tensor], ids=str)
+def test_flags_that_can_mean_nothing_else_are_taken(form):
+    for place in 2, 3: assert take(GymStepper(answers(place, form), zeros), 12) == scripted_steps([script(5)], 12)
+
+def with_none(x): return np.array([x[0], None], object)
+
+@pytest.mark.parametrize('place,form,says', [
+    (1, lambda x: x.astype(object), 'reward; got an array of dtype object'), (1, with_none, r'reward; got an array of dtype object, None at \[1\]'),
+    (1, lambda x: [1., None], r'reward; got an array of dtype object, None at \[1\]'), (1, lambda x: ['1', '2'], 'reward; got an array of dtype <U1'),
+    (2, with_none, 'terminated; got array.*None.*expected True or False'), (2, lambda x: ['no', 'no'], r"terminated; got \['no', 'no'\]"), (3, lambda x: np.array([0, 2]), 'truncated; got 2'),
+    (3, lambda x: x.astype(object), 'truncated; got array'), (0, lambda x: x.astype(object), 'observation; got an array of dtype object'),
+    (0, lambda x: [[0, 0], [0, None]], r'observation; got an array of dtype object, None at \[1, 1\]'), (0, lambda x: None, 'observation; got None')])
+def test_answers_of_vectors_that_are_no_numbers_are_refused(place, form, says):
+    class Odd(SyncVectorEnv):
+        def step(self, a): out = [*super().step(a)]; out[place] = form(out[place]); return tuple(out)
+    for mode in MODES:
+        with pytest.raises(EnvError, match=rf'one of environments 0 to 1 failed in episodes \[1, 1\], step \[1, 1\]; got ArgumentError: GymStepper: {says}.*Remedy'):
+            take(GymStepper(Odd(makers([script(5), script(4)]), autoreset_mode=mode), zeros), 1)
+
 # ---- seeds ----
 
 def test_environment_i_gets_seed_plus_i_once():

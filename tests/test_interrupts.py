@@ -222,7 +222,7 @@ def without_memory(prepare, call, then):
 @pytest.mark.parametrize('kind', MAKE)
 def test_add_without_memory(kind):
     "The first block, and one that turns the ring over"
-    for lasts, n in (1, 0), (5, 4): assert add_stopped(without_memory, kind, lasts, n) > (30 if n == 0 else 1)
+    for lasts, n in (1, 0), (5, 4): assert add_stopped(without_memory, kind, lasts, n) > (30 if n == 0 else 0)
 
 @pytest.mark.parametrize('kind', ['proportional', 'rank', 'sequences', 'sequences_rank'])
 def test_growth_without_memory(kind):
@@ -259,7 +259,7 @@ def test_stages_without_memory(kind, which):
     feed(after, block)
     wants = future(prepare()), future(after)
     def then(stage): assert future(stage) in wants
-    assert without_memory(prepare, lambda s: feed(s, block), then) > 1
+    assert without_memory(prepare, lambda s: feed(s, block), then) >= 1
 
 # ---- real interrupts ----
 

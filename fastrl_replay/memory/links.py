@@ -4,22 +4,28 @@
 
 # %% auto #0
 __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'MAX_SZ', 'LINK', 'BACK', 'DRAWN', 'LAST_KEY', 'LAST', 'N_LAST', 'NUMBER',
-           'N_NUMBER', 'Tables', 'Links', 'acceptable', 'link_rows', 'Places', 'as_keys', 'first_invalid']
+           'N_NUMBER', 'PATIENCE', 'reach', 'Tables', 'Links', 'acceptable', 'link_rows', 'Places', 'as_keys',
+           'first_invalid']
 
 # %% ../../nbs/31_links.ipynb #fa703b94
-from copy import copy
 from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import ArgumentTypeError, StaleKey, StateError, ints_at, longs_at, bytes_at, njit
 from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, Environments, NaNSearch, RowLayout, goes_on,
-    grown, has_nan, note_row, places_of, row_ends)
+    grown, has_nan, note_row, number_of, places_of, row_ends)
 from .arrays import MainMemory
 from ..states import array, checked, integer, listed
 
 # %% ../../nbs/31_links.ipynb #95ae7358
 INSERTED,OLDEST,AGE_SUM,AGE_MAX,MAX_SZ = range(5)   # what stands where: counters and the size, then addresses, lengths
 LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER = range(5, 13)
+
+PATIENCE = 1 << 14
+
+def reach(max_sz):
+    "How many rows may come until an environment that gives none is forgotten: in a small memory, rows are gone sooner"
+    return max(max_sz, PATIENCE)
 
 class Tables(NamedTuple):
     "What kernels see of the links, and the arrays that must stay alive for it; replaced as a whole"
@@ -60,19 +66,24 @@ class Links:
     def nbytes(self):
         "Bytes reserved"
         _,envs,last_key = self.tables
-        arrays = self.link,self.back,self.drawn,last_key,envs.last,envs.ids,envs.number
-        return sum(a.nbytes for a in arrays)
+        return sum(a.nbytes for a in (self.link, self.back, self.drawn, last_key, envs))
 
 # %% ../../nbs/31_links.ipynb #16639fb7
 @patch
 def admit(self:Links, env_ids):
-    "Make room for the environments among these that are new"
+    "Numbers for the environments among these that have none"
     numbers,envs,last_key = self.tables
-    new = envs.missing(env_ids)
-    if not len(new): return
-    envs = copy(envs)
-    envs.admit(new)
-    self._use(numbers, envs, grown(last_key, len(envs.last), -1))
+    if envs.admit(env_ids): return
+    envs = envs.with_room(env_ids, self.going_on)
+    self._use(numbers, envs, grown(last_key, len(envs.ids), -1))
+    envs.admit(env_ids)
+
+@patch(as_prop=True)
+def going_on(self:Links)->np.ndarray: # dense numbers, in the order of env_id
+    "Environments under way, but for those that have been silent for long"
+    numbers,envs,last_key = self.tables
+    found = np.flatnonzero((envs.last[:,2] != 0) & (numbers[INSERTED] - last_key < reach(self.max_sz)))
+    return found[np.argsort(envs.ids[found])]
 
 # %% ../../nbs/31_links.ipynb #cd910120
 _u = np.uint64   # unsigned places spare kernels a test for negative ones
@@ -83,8 +94,7 @@ def acceptable(numbers, plan, address, n):
     size,env_at,words = plan[SIZE],plan[ENV],ints_at(address, n*plan[SIZE] >> 2)
     number = ints_at(numbers[NUMBER], numbers[N_NUMBER])
     for i in range(n):
-        env = words[_u((i*size + env_at) >> 2)]
-        if env < 0 or env >= len(number) or number[_u(env)] < 0: return False
+        if number_of(words[_u((i*size + env_at) >> 2)], number) < 0: return False
     return not has_nan(address, n, plan[7:])
 
 @njit
@@ -97,7 +107,7 @@ def link_rows(numbers, plan, address, n):
     last,slot = ints_at(numbers[LAST], 3*numbers[N_LAST]).reshape(numbers[N_LAST], 3),inserted % max_sz
     for i in range(n):
         row,key = i*at[SIZE],inserted + i
-        env = _u(number[_u(words[_u((row + at[ENV]) >> 2)])])
+        env = _u(number_of(words[_u((row + at[ENV]) >> 2)], number))
         episode,step = words[_u((row + at[EPISODE_N]) >> 2)],words[_u((row + at[STEP_N]) >> 2)]
         distance = key - last_key[env] if goes_on(last, env, episode, step) else 0
         link[_u(slot)],back[_u(slot)],drawn[_u(slot)] = 0,0,0
@@ -238,9 +248,9 @@ def window_slots(self:Links,
 def state_dict(self:Links)->dict: # plain data and tensors
     "Counters, links and environments"
     numbers,envs,last_key = self.tables
-    slots,n = self.keys % self.max_sz,len(envs)
-    arrays = dict(link=self.link[slots], back=self.back[slots], drawn=self.drawn[slots], env_ids=envs.ids[:n].copy(),
-        last=envs.last[:n].copy(), last_key=last_key[:n].copy())
+    slots,kept = self.keys % self.max_sz,self.going_on
+    arrays = dict(link=self.link[slots], back=self.back[slots], drawn=self.drawn[slots], env_ids=envs.ids[kept],
+        last=envs.last[kept], last_key=last_key[kept])
     tensors = {k: torch.from_numpy(a) for k,a in arrays.items()}
     return dict(max_sz=self.max_sz, counters=numbers[:MAX_SZ].tolist(), **tensors)
 
@@ -280,7 +290,7 @@ def load_state_dict(self:Links, state:dict):
     "Become the links that were saved; these must be new"
     saved = self._checked(state)
     inserted,oldest = saved['counters'][:2]
-    slots,envs = np.arange(oldest, inserted) % self.max_sz,Environments()
+    slots,envs = np.arange(oldest, inserted) % self.max_sz,Environments(len(saved['env_ids']))
     for name in 'link','back','drawn': getattr(self, name)[slots] = saved[name]
     envs.admit(saved['env_ids'])
     envs.last[:len(envs)] = saved['last']

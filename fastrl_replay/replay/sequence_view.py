@@ -12,9 +12,9 @@ import numpy as np, torch
 from fastcore.basics import patch
 from ..batches import Sequences
 from ..core import (ArgumentError, BlockError, StaleKey, StateError, Steps, dtype_spec, leaves, njit)
-from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, grown, note_row, places_of,
-    row_ends)
-from ..memory.links import as_keys
+from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, grown, note_row, number_of,
+    places_of, row_ends)
+from ..memory.links import as_keys, reach
 from .views import View, as_float64
 from ..states import anything, array, checked, maybe, row_dtype
 
@@ -38,18 +38,19 @@ QUEUED,OLDEST,IDLE,FOLLOWED,N_GONE,N_CAME = range(6)   # what stands where in a 
 @njit
 def _track(rows, plan, first, number, counters, recent, hiddens, count, last, queue, states):
     "Follow the rows of a block, whose first has the key `first`: queue what is complete, then write counters"
-    at,hidden_at,stride = places_of(plan),plan[7],plan[8]
+    at,hidden_at,stride,reach = places_of(plan),plan[7],plan[8],plan[9]
     words,length,found = rows.view(np.int32),recent.shape[1],0
     for i in range(len(rows)//at[SIZE]):
         row = i*at[SIZE]
-        env = number[words[(row + at[ENV]) >> 2]]
+        env,key = number_of(words[(row + at[ENV]) >> 2], number),first + i
         p,episode,step = count[env],words[(row + at[EPISODE_N]) >> 2],words[(row + at[STEP_N]) >> 2]
-        if p and not goes_on(last, env, episode, step):   # the episode before broke off
+        slot = p % length
+        if p and (key - recent[env,slot-1] >= reach or not goes_on(last, env, episode, step)):   # it broke off
             steps = _tail(p, length, stride)
             if steps: found = _note_sequence(env, p, steps, recent, hiddens, queue, states, found)
-            p = 0
-        slot,p,ended = p % length,p + 1,row_ends(rows, row, at)
-        recent[env,slot] = first + i
+            p = slot = 0
+        p,ended = p + 1,row_ends(rows, row, at)
+        recent[env,slot] = key
         for b in range(hiddens.shape[2]): hiddens[env,slot,b] = rows[row + hidden_at + b]
         steps = length if p >= length and (p - length) % stride == 0 else _tail(p, length, stride) if ended else 0
         if steps: found = _note_sequence(env, p, steps, recent, hiddens, queue, states, found)
@@ -219,7 +220,8 @@ def follow(self:SequenceView, steps:Steps, first:int):
     rows = np.ascontiguousarray(steps.rows).reshape(-1)
     if rows.dtype != self._dtype: rows = rows.astype(self._dtype)   # the same columns, laid out in another way
     envs,n = self.memory.environments,len(rows)
-    if len(envs) > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, len(envs), 0) for a in self._tracks))
+    n_envs = len(envs.ids)
+    if n_envs > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, n_envs, 0) for a in self._tracks))
     self._queue,self._states = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
     _track(rows.view(np.uint8), self._plan, first, envs.number, self._counters, *self._tracks,
         self._queue, self._states)
@@ -237,7 +239,7 @@ def _open(self:SequenceView, dtype):
         _counters=np.array([0, 0, len(table.first), 0, 0, 0]),
         _queue=np.zeros((0,2), np.int64), _states=np.zeros((0,size), np.uint8), _gone=none, _came=none,
         _dtype=dtype, _row=_without_states(dtype), _hidden=state, _each=np.dtype(each, align=True),
-        _plan=np.array([*RowLayout(self.who, dtype, strict=False).at, hidden_at, stride]))
+        _plan=np.array([*RowLayout(self.who, dtype, strict=False).at, hidden_at, stride, reach(self.memory.max_sz)]))
 
 # %% ../../nbs/44_sequence_view.ipynb #f5693be9
 @patch
@@ -332,8 +334,8 @@ def snapshot(self:SequenceView)->dict:
     idle = int(self._counters[IDLE])
     table = dict(self.table._asdict(), free=self.table.free[:idle])
     del table['where']
-    n = len(self.memory.environments)
-    tracks = {k: a[:n] for k,a in self._tracks._asdict().items()}
+    going_on = self.memory.going_on
+    tracks = {k: a[going_on] for k,a in self._tracks._asdict().items()}
     return dict(state, dtype=dtype_spec(self._dtype), table=_tensors(table), tracks=_tensors(tracks))
 
 @patch
