@@ -98,23 +98,25 @@ class _One:
         _check_shape(obs, self.observation_space)
         self.seen = getattr(obs, 'dtype', None)   # the next ones need no closer look
 
-    def act(self, actions, i, rows, result):
-        obs,reward,terminated,truncated,_ = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
-        if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self._check(obs)
-        if type(reward) not in _NUMBERS: _check_number(reward, 'reward')
-        number = _float32(reward)   # as the row will have it
-        if type(number) is not _float32: number = _one_each(number, 1, 'reward')[0]
-        if type(terminated) not in _FLAGS: terminated = _as_flag(terminated, 'terminated')
-        if type(truncated) not in _FLAGS: truncated = _as_flag(truncated, 'truncated')
-        self.step,self.total = self.step+1,self.total+float(number)
-        self.obs,self.over = obs,bool(terminated or truncated)
-        result[0] = (number, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
-            self.env_id, self.episode, self.step, self.total)
-        return int(self.over)
-
     def leave(self): self.over = True
     fresh = property(lambda self: np.array([self.over]))
     def where(self, e): return f'environment {self.env_id}',f'episode {self.episode + self.over}',self.step + 1
+
+# %% ../nbs/10_envs.ipynb #27a0da32
+@patch
+def act(self:_One, actions, i, rows, result):
+    obs,reward,terminated,truncated,_ = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
+    if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self._check(obs)
+    if type(reward) not in _NUMBERS: _check_number(reward, 'reward')
+    number = _float32(reward)   # as the row will have it
+    if type(number) is not _float32: number = _one_each(number, 1, 'reward')[0]
+    if type(terminated) not in _FLAGS: terminated = _as_flag(terminated, 'terminated')
+    if type(truncated) not in _FLAGS: truncated = _as_flag(truncated, 'truncated')
+    self.step,self.total = self.step+1,self.total+float(number)
+    self.obs,self.over = obs,bool(terminated or truncated)
+    result[0] = (number, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
+        self.env_id, self.episode, self.step, self.total)
+    return int(self.over)
 
 # %% ../nbs/10_envs.ipynb #17495f78
 _COUNTED = 'reward','terminated','truncated','env_id','episode_n','step_n','total_reward'

@@ -58,10 +58,12 @@ class Timeline:
     def environments(self):
         "Dense numbers of environments"
         return self._parts[0].tables.envs if self._parts else Environments()
-    @property
-    def going_on(self):
-        "Numbers of environments under way, but for those that have been silent for long"
-        return self._parts[0].going_on if self._parts else np.zeros(0, np.int64)
+
+# %% ../../nbs/34_timeline.ipynb #6e2a7e3b
+@patch(as_prop=True)
+def going_on(self:Timeline):
+    "Numbers of environments under way, but for those that have been silent for long"
+    return self._parts[0].going_on if self._parts else np.zeros(0, np.int64)
 
 # %% ../../nbs/34_timeline.ipynb #4ff47d95
 class _Shapes:
