@@ -246,5 +246,5 @@ def test_states_that_do_not_fit_change_nothing(kind):
     expected = MAKE[kind]()
     feed(expected, Steps(STREAM[:9]))
     for s in spoils:
-        with pytest.raises(StateError, match=f'{type(stage).__name__}: saved rows that'): stage.load_state_dict(s)
+        with pytest.raises(StateError, match=fr'{type(stage).__name__}: (saved rows that|a saved state that does not fit, in .+rows)'): stage.load_state_dict(s)
     assert seen(feed(stage, block)) == seen(feed(expected, block))

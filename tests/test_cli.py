@@ -36,8 +36,8 @@ def everything(out):
     stage = top = load_checkpoint(out/'checkpoint.pt')['agent']['pipe']
     while stage:
         for m in stage['own'], stage['own'].get('memory', {}):
-            if 'rows' in m and m['dtype']: m['rows'] = Steps(m['rows'].numpy().reshape(-1).view(spec_dtype(m['dtype'])))
-        if stage['stage'] == 'NStep' and 'rows' in stage['own']:   # in any order of environments
+            if 'rows' in m and m.get('dtype'): m['rows'] = Steps(m['rows'].numpy().reshape(-1).view(spec_dtype(m['dtype'])))
+        if stage['stage'] == 'NStep' and stage['own']['dtype']:   # in any order of environments
             rows = stage['own']['rows'].rows
             stage['own']['rows'] = Steps(rows[np.lexsort((rows['step_n'], rows['env_id']))])
         stage = stage['above']

@@ -1361,7 +1361,7 @@ def test_a_state_that_cannot_be_read_changes_nothing(spoil):
     take(a, 5); take(b, 3)
     state, want = a.state_dict(), take(GymStepper(['CartPole-v1']*2, zeros, seed=0), 6)[3:]
     spoil(state['own'])
-    with pytest.raises(StateError, match='GymStepper: a saved state that it can'): b.load_state_dict(state)
+    with pytest.raises(StateError, match='GymStepper: a saved state that does not fit'): b.load_state_dict(state)
     # was: a KeyError, and the environments were closed
     assert take(b, 3) == want
 
