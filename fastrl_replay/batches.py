@@ -123,4 +123,6 @@ def _packed(self:Sequences): return dict(Steps._packed(self), each=pack(self._ea
 
 @patch(cls_method=True)
 def _unpacked(cls:Sequences, state):
-    return Sequences(Steps._unpacked(state).rows, unpack(state['each']), state['split'])
+    rows,split = Steps._unpacked(state).rows,state['split']
+    if type(split) is not int or not 0 <= split <= rows.shape[1]: raise ValueError(f'{split!r} steps of burn-in')
+    return Sequences(rows, unpack(state['each']), split)

@@ -683,7 +683,10 @@ def _same_shape(own, loaded):
 def _as_kept(slot, k, x):
     "What was saved of a slot, if it is like what the slot has now"
     if k == 'obs' and x is not None:
-        _check_shape(x, slot.observation_space if isinstance(slot, _One) else slot.env.observation_space)
+        space = slot.observation_space if isinstance(slot, _One) else slot.env.observation_space
+        _check_shape(x, space)
+        if isinstance(space, (spaces.Discrete,spaces.MultiDiscrete)) and not space.contains(x):
+            raise StateError('GymStepper', f'a saved observation of environment {slot.env_id}', x, space)
     if k in ('obs','seed'): return x
     got,want = ((type(v).__name__, list(np.shape(v)), getattr(v, 'dtype', None)) for v in (x, vars(slot)[k]))
     if got != want: raise StateError('GymStepper', f'what was saved of environment {slot.env_id}, {k}', got, want)
@@ -694,9 +697,12 @@ def _load(self:_EnvGroup, state):
     mine,saved = list(map(_identity, self.slots)),[(l['n'], l['kind'], l['spaces']) for l in state['slots']]
     if mine != saved: _refuse_others(saved, mine)
     for s,e in zip(self.spaces, state['spaces']):
-        if decode(e, s) != self.action_space:
+        if decode(e, s) != self.action_space or not isinstance(s._np_random, np.random.Generator):
             raise StateError('GymStepper', 'a saved action space', s, self.action_space)
     hidden,self.last = decode(state['hidden']),decode(state['last'])
+    if self.last is not None and not (type(self.last) is list and len(self.last) == self.n
+            and all(map(self.action_space.contains, self.last))):
+        raise StateError('GymStepper', 'saved actions', repr(self.last)[:60], f'{self.n} of {self.action_space}')
     if hidden is not None: hidden = map_leaves(_same_shape, self.policy.initial_hidden(self.n), hidden)
     self.hidden = hidden
     if state['block']: self.block = unpack(state['block'])

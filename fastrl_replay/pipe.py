@@ -140,8 +140,9 @@ def checked_states(self:Pipe, state)->list: # of pairs, the last stage first
     up,name = self._upstream(),type(self).__name__
     if not isinstance(state, dict) or state.keys() != {'stage','own','above'}:
         raise StateError(name, 'a saved state', type(state).__name__, "a dict of stage, own and above")
-    if type(state['stage']) is not str or state['stage'] != name: raise StateError(name,
-        'this state belongs to another stage', str(state['stage'])[:60], name, 'build the chain that was saved')
+    saved = state['stage'] if type(state['stage']) is str else type(state['stage']).__name__
+    if saved != name: raise StateError(name, 'this state belongs to another stage', saved[:60], name,
+        'build the chain that was saved')
     if (up is None) != (state['above'] is None):
         raise StateError(name, 'the chain above it is not as long as the saved one')
     return [(self, self._checked_state(state['own'])), *(() if up is None else up.checked_states(state['above']))]

@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from torch import nn
 from ..core import ArgumentError, StateError, Steps, number, whole
 from ..pipe import Pipe
-from ..states import Misfit, anything, checked, dict_of, integer, real, row
+from ..states import Misfit, anything, checked, dict_of, exactly, integer, real, row
 from ..batches import Sequences   # noqa: F401 (the learners' rooms take it from here)
 
 # %% ../../nbs/52_learners.ipynb #e0232566
@@ -314,8 +314,7 @@ def _like(own):
     def form(x):
         if isinstance(own, torch.Tensor) and isinstance(x, torch.Tensor):
             fine = x.shape == own.shape and x.dtype == own.dtype and (x.dim() or 0 <= x < math.inf)
-        elif isinstance(own, (int,float)) and not isinstance(own, bool):
-            return real(0)(x)
+        elif isinstance(own, (int,float)) and not isinstance(own, bool): return real(0)(x)
         elif isinstance(own, (list,tuple)) and isinstance(x, (list,tuple)): return row(*map(_like, own))(x)
         else: fine = type(x) is type(own) and repr(x) == repr(own)
         if fine: return x
@@ -337,7 +336,7 @@ def check_optimizer(
     step = _after_a_step(opt)
     if step is None: return
     saved = checked(who, dict(state=dict_of(anything), param_groups=anything), saved)
-    groups = row(*({k: _like(v) for k,v in g.items()} for g in step['param_groups']))
+    groups = row(*({k: exactly(v) if k == 'params' else _like(v) for k,v in g.items()} for g in step['param_groups']))
     each = {i: {k: _like(v) for k,v in s.items()} for i,s in step['state'].items() if i in saved['state']}
     checked(who, dict(state=each, param_groups=groups), saved)
     hyper = [{k: v for k,v in g.items() if k in opt.defaults} for g in saved['param_groups']]

@@ -356,7 +356,7 @@ def _check_saved(self:SequenceView, saved):
     table = dict(first=array(np.int64, places, **key), steps=array(np.int32, places, low=0, high=length),
         hidden=array(np.uint8, places, size), free=array(np.int32, None, low=0, high=places-1))
     tracks = dict(recent=array(np.int64, envs, length, **key), hiddens=array(np.uint8, envs, length, size),
-        count=array(np.int64, envs, low=0, high=2**62), last=array(np.int32, envs, 3))
+        count=array(np.int64, envs, low=0, high=m.inserted), last=array(np.int32, envs, 3))
     saved = checked(self.who, dict(table=table, tracks=tracks), {k: saved[k] for k in ('table','tracks')})
     first = saved['table']['first']
     keys = first[first >= 0]
