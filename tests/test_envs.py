@@ -1175,7 +1175,7 @@ def test_dataloader_workers_step_environments(workers):
 
 # ---- saving and going on ----
 
-SAVED = {**{i: (lambda i=i: i) for i in IDS}, **{f'2 {i}': (lambda i=i: [i]*2) for i in ('CartPole-v1', 'Taxi-v4', 'Blackjack-v1')},
+SAVED = {**{i: (lambda i=i: i) for i in IDS}, **{f'2 {i}': (lambda i=i: [i]*2) for i in ('CartPole-v1', 'FrozenLake-v1', 'Blackjack-v1')},
     **{f'{m} {i}': (lambda i=i, m=m: vector([lambda: gym.make(i)]*2, m)) for m in MODES for i in ('CartPole-v1', 'Pendulum-v1', 'FrozenLake-v1')},
     'entry point': lambda: gym.make_vec('CartPole-v1', 3),
     'mix': lambda: ['CartPole-v1', vector([cartpole]*2, 'SameStep')],
