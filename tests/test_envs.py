@@ -517,7 +517,7 @@ def test_answers_that_are_no_numbers_are_refused(name):
     with pytest.raises(EnvError, match=rf'environment 0 could not be reset in episode 1, step 1; got ArgumentError: GymStepper: {says}'):
         take(GymStepper(answers(0, form, 0), zeros), 1)
 
-@pytest.mark.parametrize('form', [np.bool_, np.array, int, float, np.int8, np.float32, lambda t: np.array([t]), lambda t: [t], torch.tensor], ids=str)
+@pytest.mark.parametrize('form', [np.bool_, np.array, int, float, np.int8, np.float32, lambda t: np.array([t]), lambda t: [t], torch.tensor], ids='bool_ array int float int8 float32 array_of_one list tensor'.split())
 def test_flags_that_can_mean_nothing_else_are_taken(form):
     for place in 2, 3: assert take(GymStepper(answers(place, form), zeros), 12) == scripted_steps([script(5)], 12)
 
