@@ -2093,7 +2093,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastrl_replay.sequence._unseen': ('sequence.html#_unseen', 'fastrl_replay/sequence.py')},
             'fastrl_replay.states': { 'fastrl_replay.states.Misfit': ('states.html#misfit', 'fastrl_replay/states.py'),
                                       'fastrl_replay.states.Misfit.__init__': ('states.html#misfit.__init__', 'fastrl_replay/states.py'),
-                                      'fastrl_replay.states._bound': ('states.html#_bound', 'fastrl_replay/states.py'),
                                       'fastrl_replay.states._brief': ('states.html#_brief', 'fastrl_replay/states.py'),
                                       'fastrl_replay.states._dense': ('states.html#_dense', 'fastrl_replay/states.py'),
                                       'fastrl_replay.states._inside': ('states.html#_inside', 'fastrl_replay/states.py'),

@@ -73,7 +73,7 @@ def grown(
 
 
 # %% ../nbs/03_episodes.ipynb #741ad8bc
-NEAR = 256   # smaller env_ids have an entry of their own in the table; then come buckets: env_id and number, or -1, -1
+NEAR = 256   # for each smaller env_id the table has an entry; then come buckets: env_id and number, or -1, -1
 
 @njit
 def number_of(env, number):

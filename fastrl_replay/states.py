@@ -171,7 +171,7 @@ def row(
         return [_inside(i, lambda v: match(f, v), v) for i,(f,v) in enumerate(zip(forms, x))]
     return of_each
 
-# %% ../nbs/00_states.ipynb #b1fa27c2
+# %% ../nbs/00_states.ipynb #8f055ee2
 def array(
     kind, # the numpy dtype
     *shape, # its length along each axis; None: any
@@ -188,11 +188,11 @@ def array(
         if a is None or a.dtype != kind: raise Misfit(_said(x), want)
         bad = ~(a >= low) if low is not None else np.zeros(a.shape, bool)   # NaN is none of these
         if high is not None: bad |= ~(a <= high)
-        if bad.any(): raise Misfit(f'{a[bad][0]} among {_said(x)}', f'numbers from {_bound(low)} to {_bound(high)}')
+        if bad.any():
+            least,most = ('any' if limit is None else np.broadcast_to(limit, a.shape)[bad][0] for limit in (low, high))
+            raise Misfit(f'{a[bad][0]} among {_said(x)}', f'there a number from {least} to {most}')
         return a
     return form
-
-def _bound(x): return 'any' if x is None else np.ravel(x)[0] if np.size(x) == 1 else 'one limit for each'
 
 def row_dtype(x):
     "The dtype of rows, as `dtype_spec` describes it"

@@ -2,7 +2,7 @@
 
 Imports are most of what a fresh interpreter costs. The process that forks, run as `python tests/notebooks.py`, runs no
 notebook, no parallel code and no thread itself, and does not import fastrl_replay: a notebook sees what it imports."""
-import faulthandler, gc, json, os, signal, subprocess, sys
+import faulthandler, gc, importlib, json, os, re, signal, subprocess, sys
 from pathlib import Path
 
 LIMIT = 600   # seconds for a notebook
@@ -39,7 +39,21 @@ def run_notebook(nb, log, flags, limit):
     faulthandler.enable()
     faulthandler.dump_traceback_later(limit, exit=True)
     from nbdev.test import nbdev_test
+    take_kernels_from(nb)
     nbdev_test(nb, flags=flags)
+
+def take_kernels_from(nb):
+    "A kernel that the notebook exports is not compiled anew: its module has the same, as another test proves, and on disk."
+    exp = re.search(r'#\| default_exp ([\w.]+)', Path(nb).read_text(encoding='utf-8'))
+    if not exp: return
+    from fastrl_replay import core
+    module, compile_ = importlib.import_module(f'fastrl_replay.{exp[1]}'), core.njit
+    def code(f): return [getattr(f.__code__, k) for k in ('co_code', 'co_consts', 'co_names', 'co_varnames')]
+    def njit(f=None, nogil=False):
+        if f is None: return lambda f: njit(f, nogil)
+        own = getattr(getattr(module, f.__name__, None), 'py_func', None)
+        return getattr(module, f.__name__) if own and code(own) == code(f) else compile_(f, nogil)
+    core.njit = njit
 
 def serve():
     "Run the notebooks that come in on stdin, one after the other, and answer with their exit statuses."

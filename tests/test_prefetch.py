@@ -68,7 +68,7 @@ def by_hand(replay, ahead, source, n=10**9):
     return out
 
 @pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('ahead', [1, pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize('ahead', [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))])
 @pytest.mark.parametrize('kw', [dict(), dict(ratio=.7, warmup=5), pytest.param(dict(ratio=1.5), marks=pytest.mark.slow)], ids=str)
 def test_the_order_is_that_of_the_calls(kind, ahead, kw):
     "However fast the thread and the learner are, batches are those of a queue without a thread"

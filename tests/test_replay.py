@@ -791,7 +791,7 @@ def test_every_stage_is_in_the_table():
     assert {s.__name__ for s in stages()} == set(CONTRACT)
     assert all(issubclass(s, Pipe) and callable(getattr(Pipe, s.stage_name)) for s in stages()) and InMemoryCacheHolder in stages()
 
-@pytest.mark.parametrize('name,i', [(n, i) for n, fs in CONTRACT.items() for i in range(len(fs))])
+@pytest.mark.parametrize('name,i', [pytest.param(n, i, marks=[pytest.mark.slow]*(i > 1)) for n, fs in CONTRACT.items() for i in range(len(fs))])
 def test_every_stage_keeps_the_contract(name, i):
     "One check for all"
     assert check_contract(CONTRACT[name][i])['items'] > 0
