@@ -8,10 +8,11 @@ __all__ = ['TORCH_NUMBERS', 'EPISODE', 'problem', 'Explained', 'ArgumentError', 
            'choice', 'renamed', 'old_names', 'space_dtype', 'leaves', 'foreign_columns', 'column_dtype', 'step_dtype',
            'dtype_spec', 'spec_dtype', 'saved_dtype', 'plain_dtype', 'differing_columns', 'extend_dtype', 'row_places',
            'Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'padding', 'pack', 'unpack', 'refuse_flags',
-           'njit', 'memmove', 'bytes_at', 'ints_at', 'longs_at']
+           'interrupts_wait', 'njit', 'memmove', 'bytes_at', 'ints_at', 'longs_at']
 
 # %% ../nbs/00_core.ipynb #6b42f5ec
-import difflib, math, warnings
+import difflib, math, signal, threading, warnings
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 import numba, numpy as np, torch
@@ -588,6 +589,22 @@ def _repr_html_(self:Steps):
     said = f'{list(self.shape)} rows of {self._dtype.itemsize} bytes' + (', the first 6' if many > 6 else '')
     return f'<table>{row("th", names)}{body}</table><p>{said}</p>'
 
+# %% ../nbs/00_core.ipynb #58fdb296
+@contextmanager
+def interrupts_wait():
+    "Ctrl-C waits until this is done; a second one doesn't"
+    before,came = signal.getsignal(signal.SIGINT),[]
+    def later(*args):
+        if came: before(*args)
+        came.append(args)
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not callable(before): yield; return   # no KeyboardInterrupt comes here
+    signal.signal(signal.SIGINT, later)
+    try: yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came: before(*came[0])
+
 # %% ../nbs/00_core.ipynb #eaa320de
 def njit(
     f=None, # a function of numbers and arrays
@@ -596,9 +613,13 @@ def njit(
     "Compile `f` with numba and keep the machine code on disk, where there is a file to keep it beside"
     if f is None: return lambda f: njit(f, nogil)
     in_notebook = not Path(f.__code__.co_filename).exists()
-    if in_notebook: return numba.njit(f, nogil=nogil)   # what it calls may change, and it not
-    try: return numba.njit(f, cache=True, nogil=nogil)
-    except RuntimeError: return numba.njit(f, nogil=nogil)
+    try: kernel = numba.njit(f, cache=not in_notebook, nogil=nogil)   # there, what it calls may change, and it not
+    except RuntimeError: kernel = numba.njit(f, nogil=nogil)
+    compile_ = kernel._compile_for_args   # or load from disk; numba asks for it once for each kind of arguments
+    def undivided(*args, **kwargs):
+        with interrupts_wait(): return compile_(*args, **kwargs)
+    kernel._compile_for_args = undivided
+    return kernel
 
 # %% ../nbs/00_core.ipynb #1d351cac
 @intrinsic

@@ -16,7 +16,7 @@ import cloudpickle, numpy as np, torch
 from fastcore.basics import patch
 from torch import multiprocessing as mp, nn
 from .core import ArgumentError, ArgumentTypeError, Explained, StateError, Steps
-from .core import choice, pack, problem, renamed, unpack, whole
+from .core import choice, interrupts_wait, pack, problem, renamed, unpack, whole
 from .envstate import decode, encode
 from .pipe import Items, Pipe, WorkerInfo, as_worker, stage, upstream
 from . import states
@@ -160,21 +160,6 @@ def _work(conn, info, seed, data, shared, copy, chunk):
     with as_worker(info): _serve(conn, build, chunk)
 
 # %% ../nbs/71_parallel.ipynb #9eab303d
-@contextmanager
-def _whole():
-    "Ctrl-C waits until this is done; a second one doesn't"
-    before,came = signal.getsignal(signal.SIGINT),[]
-    def later(*args):
-        if came: before(*args)
-        came.append(args)
-    main = threading.current_thread() is threading.main_thread()
-    if not main or not callable(before): yield; return   # no KeyboardInterrupt comes here
-    signal.signal(signal.SIGINT, later)
-    try: yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came: before(*came[0])
-
 @contextmanager
 def _without_ctrl_c():
     "Processes that start now don't get it, until they ignore it themselves"
@@ -393,7 +378,7 @@ def _start_workers(self:Parallel, state):
     self._shared = self._engine.weights(self._tensors, self.num_workers*self._depth)
     restarts = [w['restart'] for w in state['workers']] if state else [0]*self.num_workers
     self._finalizer = weakref.finalize(self, self._engine.end, self._workers, os.getpid())
-    with _whole():
+    with interrupts_wait():
         for i,k in enumerate(restarts): self._workers.append(self._new_worker(WorkerInfo(i, self.num_workers, k)))
     if state: self._load_workers(state)
 
@@ -419,7 +404,7 @@ def _ask(self:Parallel, w):
     slot = (w.asked[-1][1] + 1 if w.asked else 0) % self._depth
     copy = w.info.rank*self._depth + slot
     _overwrite(self._shared[copy], self._tensors)
-    with _whole():
+    with interrupts_wait():
         w.asked.append((self.given, slot))
         w.request('next', copy, self._pass)
 
@@ -434,7 +419,7 @@ def _note(self:Parallel, at):
 def _fetch(self:Parallel, w):
     "Wait for a worker's next chunk; one that failed is restarted, or its chunk says what happened"
     w.wait()
-    with _whole():
+    with interrupts_wait():
         what,items,error = w.receive()
         if what == 'save': return   # of a `state_dict` that was interrupted
         at,_ = w.asked.popleft()
@@ -451,7 +436,7 @@ def _whose_turn(self:Parallel): # None: all have come to the end of their pass
         if self._now is not None: return w
         if w.over: self._turn = (self._turn + 1) % self.num_workers; continue
         while not w.chunks: self._fetch(w)
-        with _whole():
+        with interrupts_wait():
             self._now = w.chunks.popleft()
             w.over = self._now['over']
         if self._now['error'] is None and self._wants(w): self._ask(w)
@@ -470,7 +455,7 @@ def _end_of_pass(self:Parallel):
     "What was asked for beyond the end is nothing"
     for w in self._workers:
         while w.asked: self._fetch(w)
-    with _whole():
+    with interrupts_wait():
         for w in self._workers:
             w.chunks.clear()
             w.over = False
@@ -536,14 +521,14 @@ def _answered(self:Parallel, w, *words):
     what = 'next'
     while what not in (words[0], None):
         w.wait()
-        with _whole(): what,value,error = w.receive()
+        with interrupts_wait(): what,value,error = w.receive()
     return value,error
 
 @patch
 def _saved(self:Parallel, w):
     data,error = self._answered(w, 'save')
     while error is not None and not w.alive() and self.restarted < self.restarts:
-        with _whole(): self._restart(w, error)
+        with interrupts_wait(): self._restart(w, error)
         data,error = self._answered(w, 'save')
     if error is not None: raise WorkerError('Parallel', f'worker {w.info.rank} could not be saved', error)
     return dict(state=torch.load(io.BytesIO(data), weights_only=True), restart=w.info.restart, over=w.over,

@@ -266,7 +266,7 @@ def test_stages_without_memory(kind, which):
 def signalled(n, seed, kind):
     "Add, draw, answer and step, while a timer interrupts `n` times"
     rng, came = random.Random(seed), 0
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     replay, pipe, made = MAKE[kind](), GymStepper([Witness(3, 7), Witness(2, 40)], Remember()), []
     replay.add(Steps(stream(5)[:1]))   # its reward is 0, its key
     def work():
