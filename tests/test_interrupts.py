@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np, pytest
 
-from fastrl_replay.core import Steps, extend_dtype
+from fastrl_replay.core import Steps, extend_dtype, interrupts_wait, njit
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
@@ -302,3 +302,22 @@ def test_signals(kind, n):
     child.join(60 + 2*n)
     if hung := child.is_alive(): child.kill()
     assert not hung and child.exitcode == 0
+
+def test_an_interrupt_waits_for_the_compiler():
+    "It comes when the kernel is there; a second one doesn't wait"
+    def double(x): return x*2
+    kernel, compiled = njit(double), []
+    own = kernel.compile
+    def compile_(sig):
+        signal.raise_signal(signal.SIGINT)
+        compiled.append(own(sig))
+        return compiled[0]
+    kernel.compile = compile_
+    with pytest.raises(KeyboardInterrupt): kernel(3)
+    assert compiled and len(kernel.signatures) == 1 and kernel(3) == 6
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        compiled.clear()
+        signal.raise_signal(signal.SIGINT)
+        compiled.append(1)
+    assert not compiled and signal.getsignal(signal.SIGINT) is signal.default_int_handler
