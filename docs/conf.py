@@ -20,7 +20,7 @@ exclude_patterns = ['**/.ipynb_checkpoints']
 groups = {
     'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'from_one_to_eight', 'from_seed_to_here', 'coming_from']),
     'Steps': '0?_*', 'Environments': '1?_*', 'Transforms': '2?_*', 'Memory': '3?_*', 'Replay': '4?_*', 'Learning': '5?_*',
-    'Practice': '[67]?_*', 'Benchmarks': '8?_* 9[0-8]_*', 'Reference': '99_all glossary contributing changelog'}
+    'Practice': '[67]?_*', 'Benchmarks': '8?_* 9[0-8]_*', 'Reference': '99_all survives glossary contributing changelog'}
 
 nb_execution_mode = 'off'                 # the outputs were saved when the notebooks were tested
 nb_render_markdown_format = 'gfm'         # in outputs: tables
