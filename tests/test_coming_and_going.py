@@ -75,13 +75,13 @@ def test_numbers_are_those_of_a_dict(which):
 @pytest.mark.parametrize('n', MANY)
 @SIZES
 def test_n_step(n, size, which):
-    "Each row is the start of a merged one, with the rows of its episode that follow, two at most; tables stay as they are"
+    "Each row is the start of a merged one, with the rows of its episode that follow, two at most; tables double once at most, and are in proportion to a block"
     (rows,_),stage,seen,sizes = coming_and_going(n, ids=IDS[which]),NStep(None, 3, .5),[],[]
     rows['reward'] = np.arange(len(rows)) % 64
     for i,b in enumerate(blocks(rows, size)):
         seen.append(stage.merge(b).rows)
         if i >= 20: sizes.append(tables(stage))
-    assert len(set(sizes)) == 1 and len(stage._envs.ids) <= 4*size and stage._waiting == 0
+    assert max(sizes) < 2*min(sizes) and len(stage._envs.ids) <= 4*size and stage._waiting == 0
     got = np.concatenate(seen)
     order = np.lexsort((got['step_n'], got['env_id']))
     want = rows[np.lexsort((rows['step_n'], rows['env_id']))]
@@ -95,12 +95,12 @@ def test_n_step(n, size, which):
 @pytest.mark.parametrize('n', MANY)
 @SIZES
 def test_chunks(n, size):
-    "Each environment gives its one episode, cut; tables stay as they are"
+    "Each environment gives its one episode, cut; tables double once at most, and are in proportion to a block"
     (rows,_),stage,seen,sizes = coming_and_going(n, ids=IDS['far']),SequenceChunker(None, 3, 1, tail='pad'),[],[]
     for i,b in enumerate(blocks(rows, size)):
         seen += [s.rows for s in stage.chunk(b)]
         if i >= 20: sizes.append(tables(stage))
-    assert len(set(sizes)) == 1 and len(stage._envs.ids) <= 4*size and not stage._counts.any()
+    assert max(sizes) < 2*min(sizes) and len(stage._envs.ids) <= 4*size and not stage._counts.any()
     got = np.array(seen)
     steps = {(e, s) for e,s in zip(got[got['mask']]['env_id'].tolist(), got[got['mask']]['step_n'].tolist())}
     assert steps == set(zip(rows['env_id'].tolist(), rows['step_n'].tolist()))
@@ -128,7 +128,7 @@ def check(memory, rows, episode, length=6):
 @pytest.mark.parametrize('n', MANY)
 @SIZES
 def test_replays(kind, n, size):
-    "Rows in memory follow each other as they should; tables stay as they are; draws are of what is there"
+    "Rows in memory follow each other as they should; tables stay small; draws are of what is there"
     if kind == 'rank' and n > 100_000: n = 200_000
     (rows,episode),replay,sizes = coming_and_going(n),REPLAYS[kind](),[]
     for i,b in enumerate(blocks(rows, size)):
@@ -137,7 +137,7 @@ def test_replays(kind, n, size):
         if i >= 20: sizes.append(replay.nbytes)
         if i % (len(rows)//size//20 or 1) == 0: check(replay.memory, rows, episode)
     sizes = sizes[len(sizes)//4:]
-    assert max(sizes) == min(sizes) and len(replay.memory.environments.ids) <= 4*size
+    assert max(sizes) < 2*min(sizes) and len(replay.memory.environments.ids) <= 4*size
     assert (replay.memory[:].rows == rows[-5000:]).all()
 
 @pytest.mark.parametrize('n', [2000, pytest.param(200_000, marks=pytest.mark.slow)])
