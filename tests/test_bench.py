@@ -104,6 +104,7 @@ def test_no_process_is_left_of_a_peer(strangers):
     p.close()
     assert p.process.poll() == 0
 
+@pytest.mark.slow   # smaller: `test_errors_and_crashes_are_told`, `test_wrong_rows_finds_whatever_is_changed`
 def test_entries_that_fail_or_lie_are_left_out(strangers):
     running = {name: Peer(name) for name in strangers}
     try:

@@ -135,8 +135,9 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
     if wrong: pytest.fail('\n'.join([*sorted(wrong), 'Remedy: edit the notebook, not the module; then '
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
-# They take ten seconds or more each, for runs and workers; CI runs them too.
-LONG = 'tutorials/from_one_to_eight tutorials/your_own_loop 56_r2d2 62_cli 71_parallel 90_bench 91_traintime'.split()
+# Runs and workers take their time; CI runs these too.
+LONG = '''tutorials/from_one_to_eight tutorials/your_own_loop 56_r2d2 60_recipes 61_runs 62_cli 70_interop 71_parallel 72_prefetch
+    90_bench 91_traintime'''.split()
 
 @pytest.mark.parametrize('nb', [pytest.param(p, marks=[pytest.mark.slow]*(p.relative_to(ROOT/'nbs').with_suffix('').as_posix() in LONG))
                                 for p in NOTEBOOKS], ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())

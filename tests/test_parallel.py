@@ -217,8 +217,9 @@ def exact(chain, cuts, n=25):
         assert through_file(b.state_dict()).keys() == state.keys()
         a.close(); b.close()
 
-def test_restored_in_the_middle_of_chunks():
-    exact(lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(3, .9).parallel(2, ahead=12, chunk=3, **FORK), range(0, 14))
+@pytest.mark.parametrize('after', [range(0, 14, 3), pytest.param(range(0, 14), marks=pytest.mark.slow)], ids=['some', 'all'])
+def test_restored_in_the_middle_of_chunks(after):
+    exact(lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(3, .9).parallel(2, ahead=12, chunk=3, **FORK), after)
 
 def test_restored_in_the_middle_of_passes():
     exact(lambda: GymStepper(partial(scripted, 2, -1, 4), zeros).header(5).parallel(2, chunk=2, **FORK), range(0, 11))
