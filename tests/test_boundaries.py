@@ -245,6 +245,7 @@ def test_states_that_do_not_fit_change_nothing(kind):
     if kind != 'NStep': spoils += [spoiled(rows=state['own']['rows'][1:]), spoiled(ids=state['own']['ids'] + 1), spoiled(counts=state['own']['counts'] + 1)]
     expected = MAKE[kind]()
     feed(expected, Steps(STREAM[:9]))
-    for s in spoils:
-        with pytest.raises(StateError, match=fr'{type(stage).__name__}: (saved rows that|a saved state that does not fit, in .+rows)'): stage.load_state_dict(s)
+    for i, s in enumerate(spoils):
+        said = 'a saved state that does not fit, in .+rows' if i == 1 else 'saved rows that'
+        with pytest.raises(StateError, match=f'{type(stage).__name__}: {said}'): stage.load_state_dict(s)
     assert seen(feed(stage, block)) == seen(feed(expected, block))

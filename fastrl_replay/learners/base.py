@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from torch import nn
 from ..core import ArgumentError, StateError, Steps, number, whole
 from ..pipe import Pipe
-from ..states import Misfit, anything, checked, dict_of, exactly, integer, real, row
+from ..states import Misfit, anything, checked, described, dict_of, exactly, integer, real, row
 from ..batches import Sequences   # noqa: F401 (the learners' rooms take it from here)
 
 # %% ../../nbs/52_learners.ipynb #e0232566
@@ -318,10 +318,8 @@ def _like(own):
         elif isinstance(own, (list,tuple)) and isinstance(x, (list,tuple)): return row(*map(_like, own))(x)
         else: fine = type(x) is type(own) and repr(x) == repr(own)
         if fine: return x
-        raise Misfit(_brief(x), f'something like {_brief(own)}')
+        raise Misfit(described(x), f'something like {described(own)}')
     return form
-
-def _brief(x): return f'{_dtype_of(x)} {_shape_of(x)}' if isinstance(x, torch.Tensor) else repr(x)[:80]
 
 # %% ../../nbs/52_learners.ipynb #d5cebeb6
 def check_optimizer(
