@@ -383,6 +383,7 @@ def restore(self:SequenceView, state):
     self._counters[OLDEST],self._counters[IDLE],self._counters[FOLLOWED] = self.memory.oldest,idle,self.memory.inserted
     self._tracks = _Tracks(**{k: saved[k].copy() for k in _Tracks._fields})
 
+# %% ../../nbs/44_sequence_view.ipynb #21c9767d
 @patch(as_prop=True)
 def places(self:SequenceView):
     "How many places there are, and those that are taken"
