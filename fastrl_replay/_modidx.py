@@ -1169,6 +1169,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastrl_replay/memory/samplers.py'),
                                                'fastrl_replay.memory.samplers.Uniform.__init__': ( 'samplers.html#uniform.__init__',
                                                                                                    'fastrl_replay/memory/samplers.py'),
+                                               'fastrl_replay.memory.samplers.Uniform._check_enough': ( 'samplers.html#uniform._check_enough',
+                                                                                                        'fastrl_replay/memory/samplers.py'),
                                                'fastrl_replay.memory.samplers.Uniform._equal_probabilities': ( 'samplers.html#uniform._equal_probabilities',
                                                                                                                'fastrl_replay/memory/samplers.py'),
                                                'fastrl_replay.memory.samplers.Uniform.clear': ( 'samplers.html#uniform.clear',

@@ -52,8 +52,8 @@ class Timeline:
     def span(self):
         "The next key, and the oldest that is there"
         if not self._parts: return 0,0
-        item = self._parts[0].tables.numbers.item
-        return item(INSERTED),item(OLDEST)
+        numbers = self._parts[0].tables.numbers
+        return numbers.item(INSERTED),numbers.item(OLDEST)
     @property
     def environments(self):
         "Dense numbers of environments"
