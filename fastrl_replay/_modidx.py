@@ -987,6 +987,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastrl_replay/memory/frame_log.py'),
                                                 'fastrl_replay.memory.frame_log.FrameLog._take_dictionary': ( 'frame_log.html#framelog._take_dictionary',
                                                                                                               'fastrl_replay/memory/frame_log.py'),
+                                                'fastrl_replay.memory.frame_log.FrameLog._take_packed': ( 'frame_log.html#framelog._take_packed',
+                                                                                                          'fastrl_replay/memory/frame_log.py'),
                                                 'fastrl_replay.memory.frame_log.FrameLog._unpack_saved': ( 'frame_log.html#framelog._unpack_saved',
                                                                                                            'fastrl_replay/memory/frame_log.py'),
                                                 'fastrl_replay.memory.frame_log.FrameLog._unpacked': ( 'frame_log.html#framelog._unpacked',

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NEXT', 'END', 'ROOM', 'FIRST', 'BITS', 'SIZE', 'NEAR', 'N_NUMBERS', 'serial_of', 'serials_of', 'Packed', 'FrameLog']
 
-# %% ../../nbs/33_frame_log.ipynb #8b8e8096
+# %% ../../nbs/33_frame_log.ipynb #d76588cc
 import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ from .arrays import MainMemory
 from .codecs import Codec
 from ..states import array, checked
 
-# %% ../../nbs/33_frame_log.ipynb #ca2fc60e
+# %% ../../nbs/33_frame_log.ipynb #4e1d81ab
 NEXT,END,ROOM,FIRST,BITS,SIZE,NEAR,N_NUMBERS = range(8)   # what stands where in the numbers of a log
 # the next frame's number; how many are settled; for how many there is room; the first segment; frames a segment; bytes;
 # how far back a frame may be that is shared
@@ -46,7 +46,7 @@ def _find(source, back, recent, numbers, table):
         if known and _memcmp(known, source, numbers[SIZE]) == 0: return b
     return -1
 
-# %% ../../nbs/33_frame_log.ipynb #a1735816
+# %% ../../nbs/33_frame_log.ipynb #748b1fed
 @njit(nogil=True)
 def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
     "Keep the frames of rows from `done` on; gives the row at which the room ended, or how many rows there are"
@@ -68,7 +68,7 @@ def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
             refs[i,j] = serial
     return len(envs)
 
-# %% ../../nbs/33_frame_log.ipynb #9e8771a9
+# %% ../../nbs/33_frame_log.ipynb #4afb7dda
 @njit
 def serial_of(ref, following):
     "The serial number of which `ref` is the end, of frames that came before the frame `following`"
@@ -81,7 +81,7 @@ def serials_of(
     "The same for many references"
     return following - (np.uint32(following & 0xffffffff) - refs).astype(np.int64)
 
-# %% ../../nbs/33_frame_log.ipynb #cd4bcd67
+# %% ../../nbs/33_frame_log.ipynb #ffdf4b3d
 class Packed(NamedTuple):
     "A segment of packed frames"
     bytes:np.ndarray # one frame after the other
@@ -123,7 +123,7 @@ class FrameLog:
         mine = self.table,self._recent,self.places,*self._spare,*self._segments.values()
         return sum(a.nbytes for a in mine) + len(self.codec.dictionary if self.codec else b'')
 
-# %% ../../nbs/33_frame_log.ipynb #ecf59b02
+# %% ../../nbs/33_frame_log.ipynb #3c986988
 @patch
 def keep(self:FrameLog,
     address:int, # of the rows
@@ -164,7 +164,7 @@ def _lowest(self:FrameLog, refs):
     following = self.numbers.item(NEXT)
     return int(serials_of(refs, following).min(initial=following))
 
-# %% ../../nbs/33_frame_log.ipynb #251db6f3
+# %% ../../nbs/33_frame_log.ipynb #d42c7e0b
 @patch
 def _more_room(self:FrameLog, needed):
     "Another raw segment; those before the frame `needed` go"
@@ -201,25 +201,30 @@ def _retire(self:FrameLog, number, packed):
     if packed is not None and old is not None: self._segments[number] = packed
     if isinstance(old, np.ndarray) and len(self._spare) < 2: self._spare.append(old)
 
-# %% ../../nbs/33_frame_log.ipynb #56764259
+# %% ../../nbs/33_frame_log.ipynb #46d406a4
 _WAITING = 4   # segments that may wait for the packing thread
 
 @patch
 def _pack_older(self:FrameLog):
     "Take in what was packed, and ask for more"
-    if self._pid != os.getpid():
-        self._jobs.clear()
-        self._worker,self._pid,self._asked = None,os.getpid(),self._packed_up_to
-    while self._jobs and (len(self._jobs) > _WAITING or self._jobs[0][1].done()):
-        number,job = self._jobs[0]
-        if number in self._segments: self._retire(number, Packed(*job.result()))
-        self._jobs.popleft()   # now that it is in its place: an interrupt would lose it
+    self._take_packed()
     end,bits = self.numbers.item(END),self.numbers.item(BITS)
     if not self._learned and end >= self._learn_from: self._learn()
     self._asked = max(self._asked, self.numbers.item(FIRST))
     while self._learned and self._asked + 1 << bits <= end - _RECENT*len(self._recent):
         self._jobs.append((self._asked, self._do(self.codec.pack, self._segments[self._asked])))
         self._asked += 1
+
+@patch
+def _take_packed(self:FrameLog, wait=False):
+    "Put packed segments in the place of raw ones"
+    if self._pid != os.getpid():
+        self._jobs.clear()
+        self._worker,self._pid,self._asked = None,os.getpid(),self._packed_up_to
+    while self._jobs and (wait or len(self._jobs) > _WAITING or self._jobs[0][1].done()):
+        number,job = self._jobs[0]
+        if number in self._segments: self._retire(number, Packed(*job.result()))
+        self._jobs.popleft()   # now that it is in its place: an interrupt would lose it
 
 @patch(as_prop=True)
 def _packed_up_to(self:FrameLog):
@@ -239,7 +244,7 @@ def _do(self:FrameLog, f, *args):
     if self._worker is None: self._worker = ThreadPoolExecutor(1, 'fastrl_replay-packs-frames')
     return self._worker.submit(f, *args)
 
-# %% ../../nbs/33_frame_log.ipynb #13744781
+# %% ../../nbs/33_frame_log.ipynb #d7923719
 @njit(nogil=True)
 def _locate(numbers, table, refs, slots, addresses):
     "Where the frames are to which the rows in these slots refer; for packed ones, -1 - serial; for slot -1, 0"
@@ -275,13 +280,14 @@ def _unpacked(self:FrameLog, serial):
     a,b = segment.span(i)
     return self.codec.unpack(memoryview(segment.bytes)[a:b], self.size)
 
-# %% ../../nbs/33_frame_log.ipynb #5aaae847
+# %% ../../nbs/33_frame_log.ipynb #a25008ed
 @patch
 def state_dict(self:FrameLog,
     first:int, # the first frame that is needed
 )->dict: # tensors
     "The frames from `first` on"
     per,end = 1 << self.numbers.item(BITS),self.frames
+    if self.codec: self._take_packed(wait=True)   # or a state would depend on how far the thread is
     packed,lengths,raw = [np.zeros(0, np.uint8)],[np.zeros(0, np.int64)],[np.zeros((0,self.size), np.uint8)]
     for number,s in sorted(self._segments.items()):
         low,high = max(first - number*per, 0),min(end - number*per, per)
@@ -294,7 +300,7 @@ def state_dict(self:FrameLog,
         dictionary=np.frombuffer(learned, np.uint8).copy())
     return {k: torch.from_numpy(a) for k,a in parts.items()}
 
-# %% ../../nbs/33_frame_log.ipynb #58c74a96
+# %% ../../nbs/33_frame_log.ipynb #5ac0309b
 @patch
 def load_state_dict(self:FrameLog,
     state:dict, # as it was saved
