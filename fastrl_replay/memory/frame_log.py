@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NEXT', 'END', 'ROOM', 'FIRST', 'BITS', 'SIZE', 'NEAR', 'N_NUMBERS', 'serial_of', 'serials_of', 'Packed', 'FrameLog']
 
-# %% ../../nbs/33_frame_log.ipynb #d76588cc
+# %% ../../nbs/33_frame_log.ipynb #a79008f0
 import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +19,12 @@ from .arrays import MainMemory
 from .codecs import Codec
 from ..states import array, checked
 
-# %% ../../nbs/33_frame_log.ipynb #4e1d81ab
+# %% ../../nbs/33_frame_log.ipynb #f7842fc3
 NEXT,END,ROOM,FIRST,BITS,SIZE,NEAR,N_NUMBERS = range(8)   # what stands where in the numbers of a log
 # the next frame's number; how many are settled; for how many there is room; the first segment; frames a segment; bytes;
 # how far back a frame may be that is shared
 _RECENT = 16   # of each environment: that many frames are compared; a power of two
-_HEAD,_BACKS = _RECENT,_RECENT+1   # then, how many frames it had so far, and for each place in a row how far back it was found
+_HEAD,_BACKS = _RECENT,_RECENT+1   # behind them, how many it had so far; for each place in a row, how far back it was
 _memcmp = types.ExternalFunction('memcmp', types.int32(types.intp, types.intp, types.uintp))
 
 @njit
@@ -46,7 +46,7 @@ def _find(source, back, recent, numbers, table):
         if known and _memcmp(known, source, numbers[SIZE]) == 0: return b
     return -1
 
-# %% ../../nbs/33_frame_log.ipynb #748b1fed
+# %% ../../nbs/33_frame_log.ipynb #c96a5b37
 @njit(nogil=True)
 def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
     "Keep the frames of rows from `done` on; gives the row at which the room ended, or how many rows there are"
@@ -68,7 +68,7 @@ def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
             refs[i,j] = serial
     return len(envs)
 
-# %% ../../nbs/33_frame_log.ipynb #4afb7dda
+# %% ../../nbs/33_frame_log.ipynb #b12a10a4
 @njit
 def serial_of(ref, following):
     "The serial number of which `ref` is the end, of frames that came before the frame `following`"
@@ -81,7 +81,7 @@ def serials_of(
     "The same for many references"
     return following - (np.uint32(following & 0xffffffff) - refs).astype(np.int64)
 
-# %% ../../nbs/33_frame_log.ipynb #ffdf4b3d
+# %% ../../nbs/33_frame_log.ipynb #b31b0da2
 class Packed(NamedTuple):
     "A segment of packed frames"
     bytes:np.ndarray # one frame after the other
@@ -103,7 +103,7 @@ class FrameLog:
         numbers=None, # an array for the log's numbers; None: one of its own
     ):
         self.size,self.arrays,self.codec,self.who = size,arrays,codec,who
-        self.places = np.array([places, np.zeros(len(places))], np.int64)   # and how often a frame there was one that is known
+        self.places = np.array([places, [0]*len(places)], np.int64)   # and how often a frame there was a known one
         self.numbers = np.zeros(N_NUMBERS, np.int64) if numbers is None else numbers
         self.numbers[[BITS,SIZE,NEAR]] = bits,size,near
         self.table,self._segments,self._spare = np.zeros(8, np.int64),{},[]
@@ -123,7 +123,7 @@ class FrameLog:
         mine = self.table,self._recent,self.places,*self._spare,*self._segments.values()
         return sum(a.nbytes for a in mine) + len(self.codec.dictionary if self.codec else b'')
 
-# %% ../../nbs/33_frame_log.ipynb #3c986988
+# %% ../../nbs/33_frame_log.ipynb #d6f7d872
 @patch
 def keep(self:FrameLog,
     address:int, # of the rows
@@ -164,7 +164,7 @@ def _lowest(self:FrameLog, refs):
     following = self.numbers.item(NEXT)
     return int(serials_of(refs, following).min(initial=following))
 
-# %% ../../nbs/33_frame_log.ipynb #d42c7e0b
+# %% ../../nbs/33_frame_log.ipynb #cbd7cb1d
 @patch
 def _more_room(self:FrameLog, needed):
     "Another raw segment; those before the frame `needed` go"
@@ -201,7 +201,7 @@ def _retire(self:FrameLog, number, packed):
     if packed is not None and old is not None: self._segments[number] = packed
     if isinstance(old, np.ndarray) and len(self._spare) < 2: self._spare.append(old)
 
-# %% ../../nbs/33_frame_log.ipynb #46d406a4
+# %% ../../nbs/33_frame_log.ipynb #33ec4202
 _WAITING = 4   # segments that may wait for the packing thread
 
 @patch
@@ -226,6 +226,7 @@ def _take_packed(self:FrameLog, wait=False):
         if number in self._segments: self._retire(number, Packed(*job.result()))
         self._jobs.popleft()   # now that it is in its place: an interrupt would lose it
 
+# %% ../../nbs/33_frame_log.ipynb #19e6a2a3
 @patch(as_prop=True)
 def _packed_up_to(self:FrameLog):
     "The first segment that isn't packed"
@@ -233,6 +234,7 @@ def _packed_up_to(self:FrameLog):
 
 @patch
 def _learn(self:FrameLog):
+    "Let the codec learn from the first frames"
     per,end = 1 << self.numbers.item(BITS),self.numbers.item(END)
     first = np.concatenate([s[:end - n*per] for n,s in sorted(self._segments.items()) if n*per < end])
     self._do(self.codec.learn, first[:self._learn_from])
@@ -244,7 +246,7 @@ def _do(self:FrameLog, f, *args):
     if self._worker is None: self._worker = ThreadPoolExecutor(1, 'fastrl_replay-packs-frames')
     return self._worker.submit(f, *args)
 
-# %% ../../nbs/33_frame_log.ipynb #d7923719
+# %% ../../nbs/33_frame_log.ipynb #ec820f7b
 @njit(nogil=True)
 def _locate(numbers, table, refs, slots, addresses):
     "Where the frames are to which the rows in these slots refer; for packed ones, -1 - serial; for slot -1, 0"
@@ -280,7 +282,7 @@ def _unpacked(self:FrameLog, serial):
     a,b = segment.span(i)
     return self.codec.unpack(memoryview(segment.bytes)[a:b], self.size)
 
-# %% ../../nbs/33_frame_log.ipynb #a25008ed
+# %% ../../nbs/33_frame_log.ipynb #c698831b
 @patch
 def state_dict(self:FrameLog,
     first:int, # the first frame that is needed
@@ -300,7 +302,7 @@ def state_dict(self:FrameLog,
         dictionary=np.frombuffer(learned, np.uint8).copy())
     return {k: torch.from_numpy(a) for k,a in parts.items()}
 
-# %% ../../nbs/33_frame_log.ipynb #5ac0309b
+# %% ../../nbs/33_frame_log.ipynb #66c88c04
 @patch
 def load_state_dict(self:FrameLog,
     state:dict, # as it was saved
@@ -325,7 +327,12 @@ def load_state_dict(self:FrameLog,
     self._asked,self._learned = whole // per,self._learned or len(ends) > 0   # one dictionary for all
 
 @patch
+def _refuse_saved(self:FrameLog, got): raise StateError(self.who, 'a saved state with damaged frames', got)
+
+# %% ../../nbs/33_frame_log.ipynb #38587697
+@patch
 def _load_packed(self:FrameLog, packed, ends, a, b, check):
+    "Frames `a` to `b` of what was saved are a segment"
     frames,start = self._unpack_saved(packed, ends, a, b),ends[a-1] if a else 0
     if check: check(frames)
     number = a >> self.numbers.item(BITS)
@@ -347,6 +354,3 @@ def _unpack_saved(self:FrameLog, packed, ends, a, b):
 def _take_dictionary(self:FrameLog, learned):
     try: self.codec,self._learned = type(self.codec)(learned),True
     except Exception as e: self._refuse_saved(f'a dictionary: {e}')
-
-@patch
-def _refuse_saved(self:FrameLog, got): raise StateError(self.who, 'a saved state with damaged frames', got)

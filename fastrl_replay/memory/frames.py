@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['Leaf', 'parts_of', 'frame_leaves', 'spans_between', 'Frames', 'suggested']
 
-# %% ../../nbs/33_frames.ipynb #4aa5b31f
+# %% ../../nbs/33_frames.ipynb #457ce5d5
 import warnings
 from functools import partial
 from threading import RLock
 from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
-from fastrl_replay.core import (ArgumentError, BlockError, NoRoom, StateError, bytes_at, memmove, njit, padding, refuse_flags,
-    whole)
+from ..core import (ArgumentError, BlockError, NoRoom, StateError, bytes_at, memmove, njit, padding,
+    refuse_flags, whole)
 from ..episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
 from ..locks import renew_in_child
 from .arrays import gib, machine_memory
@@ -23,7 +23,7 @@ from .links import INSERTED, Links, link_rows
 from .rows import Store
 from ..states import array, checked, exactly, listed
 
-# %% ../../nbs/33_frames.ipynb #dccbc699
+# %% ../../nbs/33_frames.ipynb #7a5a0c43
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
     name:str     # the column, and the way to the part
@@ -61,7 +61,7 @@ def frame_leaves(
             found.append(Leaf(n, d.base, size, many > 1, tuple(a + i*size for a in both for i in range(many))))
     return found
 
-# %% ../../nbs/33_frames.ipynb #aa4638fa
+# %% ../../nbs/33_frames.ipynb #74df3017
 def spans_between(
     size:int, # bytes of a row
     leaves:list, # of `Leaf`
@@ -73,7 +73,7 @@ def spans_between(
         to,at = to + max(place - at, 0),place + length
     return np.array(spans, np.int64)
 
-# %% ../../nbs/33_frames.ipynb #26120a14
+# %% ../../nbs/33_frames.ipynb #18f86fff
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
     least,smallest_segment = 64,32   # bytes of a frame that is worth a reference; frames in a segment
@@ -106,14 +106,14 @@ class Frames(Store):
             'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
         return leaves
 
-# %% ../../nbs/33_frames.ipynb #421192ee
+# %% ../../nbs/33_frames.ipynb #ad8ae60e
 @patch
 def reserve(self:Frames, arrays):
     leaves,n = self._leaves_of(self.dtype),self.max_sz
     bits = min(max(n//512, self.smallest_segment), 1024).bit_length() - 1
     self._log_numbers = np.zeros((len(leaves),N_NUMBERS), np.int64)
-    self._logs = [FrameLog(l.size, l.places, bits, arrays, codec(self.compress), max(n//2, 64), 0 if self.compress else n//64,
-        'Frames', numbers)
+    learn_from,near = max(n//2, 64),0 if self.compress else n//64
+    self._logs = [FrameLog(l.size, l.places, bits, arrays, codec(self.compress), learn_from, near, 'Frames', numbers)
         for l,numbers in zip(leaves, self._log_numbers)]
     self._spans,self._kinds = spans_between(self.dtype.itemsize, leaves),[l.kind for l in leaves]
     places = [(p,l.size) for l in leaves for p in l.places]
@@ -128,7 +128,7 @@ def reserve(self:Frames, arrays):
 
 _NONE = np.int64(2**62)
 
-# %% ../../nbs/33_frames.ipynb #644b41d3
+# %% ../../nbs/33_frames.ipynb #51c1ce2c
 @njit(nogil=True)
 def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
@@ -151,11 +151,11 @@ def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowes
 def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "The same, and link all `n` rows, of which the last `stay` can stay"
     skip = (n - stay)*plan[SIZE]
-    _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], spans, rest, refs, new_refs, every, lowest,
-        logs, cols)
+    _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], spans, rest, refs, new_refs, every,
+        lowest, logs, cols)
     link_rows(numbers, plan, address, n)
 
-# %% ../../nbs/33_frames.ipynb #7fee26cd
+# %% ../../nbs/33_frames.ipynb #bcf43175
 @patch
 def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
@@ -174,7 +174,8 @@ def add(self:Frames, line:Links, rows:np.ndarray)->bool:
 @patch
 def _keep(self:Frames, address, envs, n_envs):
     "References to the frames of the rows at an address"
-    kept = [log.keep(address, self.dtype.itemsize, envs, n_envs, partial(self._needed, i)) for i,log in enumerate(self._logs)]
+    kept = [log.keep(address, self.dtype.itemsize, envs, n_envs, partial(self._needed, i))
+        for i,log in enumerate(self._logs)]
     return kept[0] if len(kept) == 1 else np.concatenate(kept, 1)
 
 @patch
@@ -197,7 +198,7 @@ def _runs(slots, rows, max_sz):
     for a,b in zip(breaks[:-1], breaks[1:]):
         if a < b: yield int(slots[a]),np.ascontiguousarray(rows[a:b])
 
-# %% ../../nbs/33_frames.ipynb #6f31240a
+# %% ../../nbs/33_frames.ipynb #4dbfbe56
 @patch
 def needs(self:Frames, dtype, max_sz):
     leaves = self._leaves_of(dtype)
@@ -216,9 +217,9 @@ def _watch(self:Frames, log):
     "Before a log grows: is there room, and do frames repeat?"
     if len(log._segments) % 16: return   # it takes a while
     there = machine_memory()
-    if 0 < there < self.nbytes + 16*log.segment_bytes: raise NoRoom('Frames', f'{self._rows_added:_} rows fill the machine',
-        f'{gib(self.nbytes)}, {log.frames/max(self._rows_added, 1):.1f} frames a row', gib(there),
-        'a smaller max_sz, or compress=')
+    if 0 < there < self.nbytes + 16*log.segment_bytes: raise NoRoom('Frames',
+        f'{self._rows_added:_} rows fill the machine', f'{gib(self.nbytes)}, {log.frames/max(self._rows_added, 1):.1f} frames a row',
+        gib(there), 'a smaller max_sz, or compress=')
     if self._told or self._rows_added < 1000 or log.frames <= 2*self._rows_added: return
     self._told = True
     warnings.warn(f'Frames: {self._why_large(log)}', stacklevel=6)
@@ -228,14 +229,14 @@ def _why_large(self:Frames, log):
     rows,name = self._rows_added,self._names[self._logs.index(log)]
     shares = *(half.mean()/rows for half in np.array_split(log.found, 2)),
     if max(shares) < .05: why = 'no frame comes again: there is noise in them, or something draws over them'
-    elif shares[0] < .5: why = ("the state is rarely the next state of a row before: episodes of a step or two, rows out "
-        "of order, several environments under one env_id, or rows that span more than 16 steps")
+    elif shares[0] < .5: why = ("the state is rarely the next state of a row before: episodes of a step or two, rows "
+        "out of order, several environments under one env_id, or rows that span more than 16 steps")
     else: why = 'the frames of a next state differ from those that the state had: something draws over them'
     return (f'{log.frames/rows:.1f} new frames a row in {name!r}, where 1 is usual, so {self.max_sz:_} rows need '
         f'{gib(log.frames/rows*log.size*self.max_sz)} without compression. {shares[0]:.0%} of the frames of states and '
         f'{shares[1]:.0%} of those of next states were among the last 16 of their environment: {why}')
 
-# %% ../../nbs/33_frames.ipynb #a8095e87
+# %% ../../nbs/33_frames.ipynb #508de5af
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
@@ -268,14 +269,14 @@ def gather(self:Frames, slots, out, present=-1):
             alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
         _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
 
-# %% ../../nbs/33_frames.ipynb #5b320872
+# %% ../../nbs/33_frames.ipynb #50b18ff9
 @patch
 def stats(self:Frames)->dict: # numbers by name
     "New frames for each row that came, and how many are there"
     return dict(row_frames=sum(log.frames for log in self._logs)/max(self._rows_added, 1),
         frames=sum(len(log) for log in self._logs))
 
-# %% ../../nbs/33_frames.ipynb #7654b689
+# %% ../../nbs/33_frames.ipynb #ca6b9f27
 @patch
 def state_dict(self:Frames, slots)->dict: # plain data and tensors
     "What a checkpoint holds: the rows in these slots, and their frames"
@@ -295,7 +296,7 @@ def _in_rest(places, spans):
     "Where in the rest of a row these bytes of it are; frames have none of them"
     return [p - at + to for p in places for at,length,to in spans if at <= p < at + length]
 
-# %% ../../nbs/33_frames.ipynb #2ab91776
+# %% ../../nbs/33_frames.ipynb #788f623a
 @patch
 def load_state_dict(self:Frames, slots, state:dict):
     "Rows that were saved go into these slots, which are all that there are"
@@ -308,7 +309,8 @@ def load_state_dict(self:Frames, slots, state:dict):
     for log,kind,frames in zip(self._logs, self._kinds, saved['frames']): log.load_state_dict(frames, _checks(kind))
     refs = saved['references'].astype(np.uint32)
     for log,a,b in zip(self._logs, self._cols, self._cols[1:]):
-        if n and refs[:,a:b].max() >= log.frames: raise StateError('Frames', 'a saved reference to a frame that is not there')
+        if n and refs[:,a:b].max() >= log.frames:
+            raise StateError('Frames', 'a saved reference to a frame that is not there')
     self._rest[slots],self._refs[slots],self._rows_added = saved['rest'],refs,n
     for part in np.unique(slots//self._every):   # serial numbers begin at 0, so that they are their references
         mine = refs[slots//self._every == part]
@@ -324,11 +326,14 @@ def _check_rest(self:Frames, rest):
         for at,length,to in self._spans: rows[:, at:at+length] = some[:, to:to+length]
         rows = rows.reshape(-1).view(self.dtype)
         refuse_flags('Frames', rows)
-        if has_nan(rows.ctypes.data, len(rows), search.at): raise StateError('Frames', 'saved rows with a NaN', first_nan(rows))
+        if has_nan(rows.ctypes.data, len(rows), search.at):
+            raise StateError('Frames', 'saved rows with a NaN', first_nan(rows))
 
 def _checks(kind):
     "What frames of such numbers can't be"
     def check(frames):
-        if kind.kind in 'fc' and np.isnan(frames.reshape(-1).view(kind)).any(): raise StateError('Frames', 'a saved frame with a NaN')
-        if kind.kind == 'b' and frames.max(initial=0) > 1: raise StateError('Frames', 'a saved frame of flags', frames.max(), '0 or 1')
+        if kind.kind in 'fc' and np.isnan(frames.reshape(-1).view(kind)).any():
+            raise StateError('Frames', 'a saved frame with a NaN')
+        if kind.kind == 'b' and frames.max(initial=0) > 1:
+            raise StateError('Frames', 'a saved frame of flags', frames.max(), '0 or 1')
     return check
