@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Leaf', 'parts_of', 'frame_leaves', 'spans_between', 'Frames', 'suggested']
 
-# %% ../../nbs/33_frames.ipynb #457ce5d5
+# %% ../../nbs/33_frames.ipynb #1ca0df62
 import warnings
 from functools import partial
 from threading import RLock
@@ -23,7 +23,7 @@ from .links import INSERTED, Links, link_rows
 from .rows import Store
 from ..states import array, checked, exactly, listed
 
-# %% ../../nbs/33_frames.ipynb #7a5a0c43
+# %% ../../nbs/33_frames.ipynb #f520cc50
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
     name:str     # the column, and the way to the part
@@ -61,7 +61,7 @@ def frame_leaves(
             found.append(Leaf(n, d.base, size, many > 1, tuple(a + i*size for a in both for i in range(many))))
     return found
 
-# %% ../../nbs/33_frames.ipynb #74df3017
+# %% ../../nbs/33_frames.ipynb #c34ff143
 def spans_between(
     size:int, # bytes of a row
     leaves:list, # of `Leaf`
@@ -73,7 +73,7 @@ def spans_between(
         to,at = to + max(place - at, 0),place + length
     return np.array(spans, np.int64)
 
-# %% ../../nbs/33_frames.ipynb #18f86fff
+# %% ../../nbs/33_frames.ipynb #0cb6ef65
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
     least,smallest_segment = 64,32   # bytes of a frame that is worth a reference; frames in a segment
@@ -106,7 +106,7 @@ class Frames(Store):
             'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
         return leaves
 
-# %% ../../nbs/33_frames.ipynb #ad8ae60e
+# %% ../../nbs/33_frames.ipynb #94137afd
 @patch
 def reserve(self:Frames, arrays):
     leaves,n = self._leaves_of(self.dtype),self.max_sz
@@ -128,7 +128,7 @@ def reserve(self:Frames, arrays):
 
 _NONE = np.int64(2**62)
 
-# %% ../../nbs/33_frames.ipynb #51c1ce2c
+# %% ../../nbs/33_frames.ipynb #fef0ff64
 @njit(nogil=True)
 def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
@@ -155,7 +155,7 @@ def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, ever
         lowest, logs, cols)
     link_rows(numbers, plan, address, n)
 
-# %% ../../nbs/33_frames.ipynb #bcf43175
+# %% ../../nbs/33_frames.ipynb #ac8ce7b1
 @patch
 def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
@@ -198,7 +198,7 @@ def _runs(slots, rows, max_sz):
     for a,b in zip(breaks[:-1], breaks[1:]):
         if a < b: yield int(slots[a]),np.ascontiguousarray(rows[a:b])
 
-# %% ../../nbs/33_frames.ipynb #4dbfbe56
+# %% ../../nbs/33_frames.ipynb #2e787e63
 @patch
 def needs(self:Frames, dtype, max_sz):
     leaves = self._leaves_of(dtype)
@@ -212,14 +212,15 @@ def suggested(
     shape = next((d.shape for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state' and d.itemsize >= 4096), ())
     return Frames(shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1) if shape else None
 
+# %% ../../nbs/33_frames.ipynb #c7c88e71
 @patch
 def _watch(self:Frames, log):
     "Before a log grows: is there room, and do frames repeat?"
     if len(log._segments) % 16: return   # it takes a while
     there = machine_memory()
     if 0 < there < self.nbytes + 16*log.segment_bytes: raise NoRoom('Frames',
-        f'{self._rows_added:_} rows fill the machine', f'{gib(self.nbytes)}, {log.frames/max(self._rows_added, 1):.1f} frames a row',
-        gib(there), 'a smaller max_sz, or compress=')
+        f'{self._rows_added:_} rows fill the machine',
+        f'{gib(self.nbytes)}, {log.frames/max(self._rows_added, 1):.1f} frames a row', gib(there), 'a smaller max_sz, or compress=')
     if self._told or self._rows_added < 1000 or log.frames <= 2*self._rows_added: return
     self._told = True
     warnings.warn(f'Frames: {self._why_large(log)}', stacklevel=6)
@@ -236,7 +237,7 @@ def _why_large(self:Frames, log):
         f'{gib(log.frames/rows*log.size*self.max_sz)} without compression. {shares[0]:.0%} of the frames of states and '
         f'{shares[1]:.0%} of those of next states were among the last 16 of their environment: {why}')
 
-# %% ../../nbs/33_frames.ipynb #508de5af
+# %% ../../nbs/33_frames.ipynb #f6a772f5
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
@@ -269,14 +270,14 @@ def gather(self:Frames, slots, out, present=-1):
             alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
         _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
 
-# %% ../../nbs/33_frames.ipynb #50b18ff9
+# %% ../../nbs/33_frames.ipynb #c0fb39dc
 @patch
 def stats(self:Frames)->dict: # numbers by name
     "New frames for each row that came, and how many are there"
     return dict(row_frames=sum(log.frames for log in self._logs)/max(self._rows_added, 1),
         frames=sum(len(log) for log in self._logs))
 
-# %% ../../nbs/33_frames.ipynb #ca6b9f27
+# %% ../../nbs/33_frames.ipynb #dfe4daac
 @patch
 def state_dict(self:Frames, slots)->dict: # plain data and tensors
     "What a checkpoint holds: the rows in these slots, and their frames"
@@ -296,7 +297,7 @@ def _in_rest(places, spans):
     "Where in the rest of a row these bytes of it are; frames have none of them"
     return [p - at + to for p in places for at,length,to in spans if at <= p < at + length]
 
-# %% ../../nbs/33_frames.ipynb #788f623a
+# %% ../../nbs/33_frames.ipynb #5efe2eaf
 @patch
 def load_state_dict(self:Frames, slots, state:dict):
     "Rows that were saved go into these slots, which are all that there are"
