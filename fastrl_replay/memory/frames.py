@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Leaf', 'parts_of', 'frame_leaves', 'spans_between', 'Frames', 'suggested']
 
-# %% ../../nbs/33_frames.ipynb #1ca0df62
+# %% ../../nbs/33_frames.ipynb #431c6f8a
 import warnings
 from functools import partial
 from threading import RLock
@@ -23,7 +23,7 @@ from .links import INSERTED, Links, link_rows
 from .rows import Store
 from ..states import array, checked, exactly, listed
 
-# %% ../../nbs/33_frames.ipynb #f520cc50
+# %% ../../nbs/33_frames.ipynb #c38111bb
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
     name:str     # the column, and the way to the part
@@ -42,6 +42,7 @@ def parts_of(
     else:
         for n in dtype.names: yield from parts_of(dtype[n], f'{name}.{n}' if name else n, at + dtype.fields[n][1])
 
+# %% ../../nbs/33_frames.ipynb #de4cb398
 def frame_leaves(
     dtype:np.dtype, # of the rows
     stack:int, # frames along the first axis
@@ -61,7 +62,7 @@ def frame_leaves(
             found.append(Leaf(n, d.base, size, many > 1, tuple(a + i*size for a in both for i in range(many))))
     return found
 
-# %% ../../nbs/33_frames.ipynb #c34ff143
+# %% ../../nbs/33_frames.ipynb #e21465f1
 def spans_between(
     size:int, # bytes of a row
     leaves:list, # of `Leaf`
@@ -73,7 +74,7 @@ def spans_between(
         to,at = to + max(place - at, 0),place + length
     return np.array(spans, np.int64)
 
-# %% ../../nbs/33_frames.ipynb #0cb6ef65
+# %% ../../nbs/33_frames.ipynb #0f34500d
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
     least,smallest_segment = 64,32   # bytes of a frame that is worth a reference; frames in a segment
@@ -106,7 +107,7 @@ class Frames(Store):
             'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
         return leaves
 
-# %% ../../nbs/33_frames.ipynb #94137afd
+# %% ../../nbs/33_frames.ipynb #eb53214f
 @patch
 def reserve(self:Frames, arrays):
     leaves,n = self._leaves_of(self.dtype),self.max_sz
@@ -128,7 +129,7 @@ def reserve(self:Frames, arrays):
 
 _NONE = np.int64(2**62)
 
-# %% ../../nbs/33_frames.ipynb #fef0ff64
+# %% ../../nbs/33_frames.ipynb #e8a4a52e
 @njit(nogil=True)
 def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
@@ -155,7 +156,7 @@ def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, ever
         lowest, logs, cols)
     link_rows(numbers, plan, address, n)
 
-# %% ../../nbs/33_frames.ipynb #ac8ce7b1
+# %% ../../nbs/33_frames.ipynb #09944d91
 @patch
 def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
@@ -184,6 +185,7 @@ def _needed(self:Frames, i):
     self._watch(self._logs[i])
     return int(self._lowest[:,2*i].min())
 
+# %% ../../nbs/33_frames.ipynb #023dff19
 @patch
 def put(self:Frames, slots, rows):
     with self._lock:
@@ -198,7 +200,7 @@ def _runs(slots, rows, max_sz):
     for a,b in zip(breaks[:-1], breaks[1:]):
         if a < b: yield int(slots[a]),np.ascontiguousarray(rows[a:b])
 
-# %% ../../nbs/33_frames.ipynb #2e787e63
+# %% ../../nbs/33_frames.ipynb #2f43dc0f
 @patch
 def needs(self:Frames, dtype, max_sz):
     leaves = self._leaves_of(dtype)
@@ -212,7 +214,7 @@ def suggested(
     shape = next((d.shape for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state' and d.itemsize >= 4096), ())
     return Frames(shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1) if shape else None
 
-# %% ../../nbs/33_frames.ipynb #c7c88e71
+# %% ../../nbs/33_frames.ipynb #affaaafa
 @patch
 def _watch(self:Frames, log):
     "Before a log grows: is there room, and do frames repeat?"
@@ -220,7 +222,8 @@ def _watch(self:Frames, log):
     there = machine_memory()
     if 0 < there < self.nbytes + 16*log.segment_bytes: raise NoRoom('Frames',
         f'{self._rows_added:_} rows fill the machine',
-        f'{gib(self.nbytes)}, {log.frames/max(self._rows_added, 1):.1f} frames a row', gib(there), 'a smaller max_sz, or compress=')
+        f'{gib(self.nbytes)}, {log.frames/max(self._rows_added, 1):.1f} frames a row', gib(there),
+        'a smaller max_sz, or compress=')
     if self._told or self._rows_added < 1000 or log.frames <= 2*self._rows_added: return
     self._told = True
     warnings.warn(f'Frames: {self._why_large(log)}', stacklevel=6)
@@ -237,7 +240,7 @@ def _why_large(self:Frames, log):
         f'{gib(log.frames/rows*log.size*self.max_sz)} without compression. {shares[0]:.0%} of the frames of states and '
         f'{shares[1]:.0%} of those of next states were among the last 16 of their environment: {why}')
 
-# %% ../../nbs/33_frames.ipynb #f6a772f5
+# %% ../../nbs/33_frames.ipynb #93adbad0
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
@@ -270,14 +273,14 @@ def gather(self:Frames, slots, out, present=-1):
             alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
         _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
 
-# %% ../../nbs/33_frames.ipynb #c0fb39dc
+# %% ../../nbs/33_frames.ipynb #ccab23bb
 @patch
 def stats(self:Frames)->dict: # numbers by name
     "New frames for each row that came, and how many are there"
     return dict(row_frames=sum(log.frames for log in self._logs)/max(self._rows_added, 1),
         frames=sum(len(log) for log in self._logs))
 
-# %% ../../nbs/33_frames.ipynb #dfe4daac
+# %% ../../nbs/33_frames.ipynb #2888fcb0
 @patch
 def state_dict(self:Frames, slots)->dict: # plain data and tensors
     "What a checkpoint holds: the rows in these slots, and their frames"
@@ -297,7 +300,7 @@ def _in_rest(places, spans):
     "Where in the rest of a row these bytes of it are; frames have none of them"
     return [p - at + to for p in places for at,length,to in spans if at <= p < at + length]
 
-# %% ../../nbs/33_frames.ipynb #5efe2eaf
+# %% ../../nbs/33_frames.ipynb #5671771c
 @patch
 def load_state_dict(self:Frames, slots, state:dict):
     "Rows that were saved go into these slots, which are all that there are"
@@ -317,6 +320,7 @@ def load_state_dict(self:Frames, slots, state:dict):
         mine = refs[slots//self._every == part]
         self._lowest[part] = np.repeat([mine[:,a:b].min() for a,b in zip(self._cols, self._cols[1:])], 2)
 
+# %% ../../nbs/33_frames.ipynb #6d96ce06
 @patch
 def _check_rest(self:Frames, rest):
     "Raise where rows can't be like this, whatever their frames"
