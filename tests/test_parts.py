@@ -210,8 +210,7 @@ def test_replays_draw_the_same_from_any_store(stores, name, kind, program, sizes
         assert (batches[0].index == batches[1].index).all() and (batches[0].weight == batches[1].weight).all()
         td = np.random.default_rng(i).standard_normal((2,2) if kind == 'sequence' else 3)
         for b in batches: b.update_priorities(torch.from_numpy(td))
-        stats = [{k: v for k,v in r.stats().items() if k not in OF_THE_STORE} for r in replays]
-        assert stats[0] == stats[1]
+        assert replays[0].stats() == {k: v for k,v in replays[1].stats().items() if k not in OF_THE_STORE}
         for r in replays: assert r.nbytes >= r.memory.nbytes >= r.memory._parts[1].nbytes > 0
 
 def test_frames_are_held_once():
@@ -404,7 +403,7 @@ class Hindsight(Transitions):
         batch['reward'][:] = (batch['next_state'][:, 0] == goals[:, 0]).float()
         return batch
 
-@pytest.mark.parametrize('name', (*STORES, 'rows'))
+@pytest.mark.parametrize('name', [n for n in (*STORES,'rows') if n not in ('stacks','lz4')])   # these want stacks of three
 def test_views_of_ones_own(stores, name):
     "n-step returns and goals in hindsight, held to plain loops over the rows, through wraps, from any store; errors come back"
     dtype,kinds = step_dtype(Box(-99, 99, (2,)), Discrete(2)),dict(nstep=NStepView(3, .5), goals=Hindsight())

@@ -208,8 +208,9 @@ def ages(self:Timeline)->np.ndarray: # int64
 
 @patch(as_prop=True)
 def store_stats(self:Timeline)->dict:
-    "What the store has to say of itself, numbers by name"
-    return self._parts[1].stats() if self._parts else {}
+    "What the store has to say of itself, numbers by name, and then how many bytes a row takes, all counted"
+    said = self._parts[1].stats() if self._parts else {}
+    return dict(row_bytes=self.nbytes/max(len(self), 1), **said) if said else {}
 
 @patch
 def __getitem__(self:Timeline, i):
