@@ -20,7 +20,9 @@ def _of_extra(module, package):
 
 def register_games():
     "Make Atari's games known to gymnasium: ALE/Pong-v5 and others"
-    gym.register_envs(_of_extra('ale_py', 'ale-py'))
+    emulator = _of_extra('ale_py', 'ale-py')
+    emulator.ALEInterface.setLoggerMode(emulator.LoggerMode.Error)   # or it says its name
+    gym.register_envs(emulator)
 
 # %% ../nbs/17_atari.ipynb #520d98f7
 class SavedGame(gym.Wrapper):
