@@ -126,6 +126,22 @@ def accepts(self:Links, rows)->bool: # a structured array
     "Can these rows be taken as they are? Rows that don't lie together can't"
     return rows.flags.c_contiguous and acceptable(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
 
+@njit
+def _numbers_of(numbers, plan, env_id, out):
+    if len(env_id) > 1 and env_id.strides[0] != plan[SIZE]: return False
+    if not acceptable(numbers, plan, env_id.ctypes.data - plan[ENV], len(env_id)): return False
+    number = ints_at(numbers[NUMBER], numbers[N_NUMBER])
+    for i in range(len(env_id)): out[i] = number_of(env_id[i], number)
+    return True
+
+@patch
+def numbers_of(self:Links,
+    env_id:np.ndarray, # the column of rows
+)->np.ndarray: # int64; None: the rows can't be taken as they are
+    "The dense numbers of the environments of rows"
+    out = np.empty(len(env_id), np.int64)
+    return out if _numbers_of(self.tables.numbers, self.plan, env_id, out) else None
+
 @patch
 def reserve(self:Links, n)->np.ndarray: # the slots of the last `max_sz` of them
     "Rows that `n` new ones will overwrite count as gone from now on"

@@ -79,6 +79,8 @@ class Store:
     def put(self, slots, rows): raise NotImplementedError
     def gather(self, slots, out, present=-1): raise NotImplementedError
     def empty(self, n, size): return np.empty((n, size), np.uint8)   # for `gather`: n rows of so many bytes
+    def needs(self, dtype, max_sz): return max_sz*dtype.itemsize     # bytes of main memory that it must have when full
+    def stats(self)->dict: return {}                                 # what else there is to say of it
 
     def open(self,
         dtype:np.dtype, # of the rows

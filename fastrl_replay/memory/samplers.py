@@ -192,24 +192,28 @@ class Uniform(Sampler):
     )->tuple: # keys (int64) and the probability of each
         "Draw `n` keys, distinct unless `replacement`"
         n,here = int(n),self.end - self.first
-        keys,least = np.empty(n, np.int64),1 if self.replacement else max(n, 1)
-        if here < least: raise NotEnoughRows('Uniform', 'keys to draw', here, f'at least {least}')
+        if here < n or not here: self._check_enough(n, here)
+        keys = np.empty(n, np.int64)
         if self.replacement: self._count = _draw(self._seed, self._count, self.first, here, keys)
         elif 2*n > here: self._count = _draw_most(self._seed, self._count, self.first, here, keys)
         else:
             if len(self._table) < 4*n: self._table = np.empty(4 << (n-1).bit_length(), np.int32)
             self._count = _draw_distinct(self._seed, self._count, self.first, here, keys, self._table)
-        return keys,self._equal_probabilities(n, here)
+        p = self._p
+        return keys,p if self._p_of == here and len(p) == n else self._equal_probabilities(n, here)
 
 # %% ../../nbs/37_samplers.ipynb #af15a20f
 @patch
+def _check_enough(self:Uniform, n, here):
+    least = 1 if self.replacement else max(n, 1)
+    if here < least: raise NotEnoughRows('Uniform', 'keys to draw', here, f'at least {least}')
+
+@patch
 def _equal_probabilities(self:Uniform, n, here):
     "Of `n` keys; in a full memory the same array is given out each time"
-    p = self._p
-    if len(p) != n or self._p_of != here:
-        p = np.full(n, 1/here)
-        p.flags.writeable = False
-        self._p,self._p_of = p,here
+    p = np.full(n, 1/here)
+    p.flags.writeable = False
+    self._p,self._p_of = p,here
     return p
 
 # %% ../../nbs/37_samplers.ipynb #fda0a560

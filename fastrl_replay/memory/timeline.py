@@ -6,7 +6,6 @@
 __all__ = ['Timeline']
 
 # %% ../../nbs/34_timeline.ipynb #6ab0d964
-import os
 from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
@@ -14,6 +13,8 @@ from gymnasium import spaces
 from ..core import (ArgumentTypeError, BlockError, Explained, NoRoom, StateError, Steps, dtype_spec,
     extend_dtype, problem, step_dtype, whole)
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
+from .arrays import machine_memory
+from .frames import suggested
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
 from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
 from ..states import anything, checked, integer, listed, maybe, row_dtype
@@ -52,8 +53,8 @@ class Timeline:
     def span(self):
         "The next key, and the oldest that is there"
         if not self._parts: return 0,0
-        item = self._parts[0].tables.numbers.item
-        return item(INSERTED),item(OLDEST)
+        numbers = self._parts[0].tables.numbers
+        return numbers.item(INSERTED),numbers.item(OLDEST)
     @property
     def environments(self):
         "Dense numbers of environments"
@@ -77,15 +78,21 @@ class _Shapes:
 @patch
 def _open(self:Timeline, dtype):
     "Links and a store for such rows, and what batches and windows of them look like"
-    arrays = self.store.arrays
+    arrays,there = self.store.arrays,machine_memory()
+    if 0 < there < self.store.needs(dtype, self.max_sz): raise self._no_room(dtype, there)
     try: return Links(dtype, self.max_sz, arrays, self.who),self.store.open(dtype, self.max_sz, arrays),_Shapes(dtype)
     except MemoryError as e:
         if isinstance(e, Explained): raise   # by a store that knows better
-        raise NoRoom(self.who, f'no memory for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
-            f'a machine with {_installed()/2**30:,.0f} GiB', f'{self.max_sz*dtype.itemsize/2**30:,.0f} GiB',
-            'a smaller max_sz, or smaller rows') from e
+        raise self._no_room(dtype, there) from e
 
-def _installed(): return os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES') if hasattr(os, 'sysconf') else 0
+@patch
+def _no_room(self:Timeline, dtype, there):
+    "The error where so many rows can't be kept here"
+    needs,other = self.store.needs(dtype, self.max_sz),suggested(dtype) if type(self.store) is Rows else None
+    remedy = f'max_sz={max(int(.8*there*self.max_sz/needs), 1):_}, or smaller rows'
+    if other: remedy = f'store={other!r}, which needs {other.needs(dtype, self.max_sz)/2**30:,.1f} GiB; or {remedy}'
+    return NoRoom(self.who, f'no memory for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
+        f'a machine with {there/2**30:,.1f} GiB', f'{needs/2**30:,.1f} GiB', remedy)
 
 # %% ../../nbs/34_timeline.ipynb #8bdf79c9
 @patch
@@ -198,6 +205,11 @@ def times_drawn(self:Timeline)->np.ndarray: # int32, oldest row first
 def ages(self:Timeline)->np.ndarray: # int64
     "Sum and maximum of the ages that rows had when they were drawn for a batch"
     return self._parts[0].tables.numbers[AGE_SUM:AGE_MAX+1].copy() if self._parts else np.zeros(2, np.int64)
+
+@patch(as_prop=True)
+def store_stats(self:Timeline)->dict:
+    "What the store has to say of itself, numbers by name"
+    return self._parts[1].stats() if self._parts else {}
 
 @patch
 def __getitem__(self:Timeline, i):

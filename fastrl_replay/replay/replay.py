@@ -203,7 +203,7 @@ def sample(self:Replay,
     n = self.bs if bs is None else whole(type(self).__name__, 'batch size', bs, 1)
     with self._lock:
         if self._catch_up() < (self._needs or n): raise self._too_few(self._needs or n)
-        beta = self._beta_now()   # before anything is drawn
+        beta = None if self.beta is None else self._beta_now()   # before anything is drawn
         keys,p = self.sampler.sample(n)
         batch = self.view.batch(keys, self._ones if beta is None and n == self.bs else self._weights(p, n, beta))
         batch._replay = self
@@ -242,7 +242,7 @@ def scheduled(
 @patch
 def _beta_now(self:Replay):
     beta = self.beta
-    if beta is None or type(beta) is float: return beta
+    if type(beta) is float: return beta
     return scheduled(type(self).__name__, 'beta', beta, self.batches)
 
 # %% ../../nbs/41_replay.ipynb #143978a1
@@ -333,7 +333,8 @@ def stats(self:Replay)->dict: # numbers by name
     drawn = drawn[drawn > 0]
     return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale,
         fill=len(m)/m.max_sz, age_mean=float(ages[0]/max(self.sampled, 1)), age_max=int(ages[1]),
-        drawn_mean=float(drawn.mean()) if len(drawn) else 0., drawn_max=int(drawn.max()) if len(drawn) else 0)
+        drawn_mean=float(drawn.mean()) if len(drawn) else 0., drawn_max=int(drawn.max()) if len(drawn) else 0,
+        row_bytes=m.nbytes/max(len(m), 1), **m.store_stats)
 
 @patch
 def __repr__(self:Replay):
