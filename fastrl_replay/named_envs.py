@@ -15,6 +15,7 @@ from . import catch   # noqa: F401 (registers the game)
 from .atari import EpisodicLife, atari, register_games
 from .core import did_you_mean
 from .learners.registry import SettingsError, as_value
+from .memory.frames import Frames
 from .memory.rows import Rows, Store
 
 # %% ../nbs/60_named_envs.ipynb #226e31db
@@ -224,7 +225,7 @@ def full_name(
     return text.replace(call.name, spec.id, 1) if newest else text
 
 # %% ../nbs/60_named_envs.ipynb #ae15dfb6
-STORES = dict(Rows=Rows)   # what `store =` may be
+STORES = dict(Rows=Rows, Frames=Frames)   # what `store =` may be
 
 def named_store(
     text:str, # the setting `store`
