@@ -23,6 +23,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastrl_replay.atari.SavedGame.state_dict': ( 'atari.html#savedgame.state_dict',
                                                                                    'fastrl_replay/atari.py'),
                                      'fastrl_replay.atari._of_extra': ('atari.html#_of_extra', 'fastrl_replay/atari.py'),
+                                     'fastrl_replay.atari._saves': ('atari.html#_saves', 'fastrl_replay/atari.py'),
                                      'fastrl_replay.atari.atari': ('atari.html#atari', 'fastrl_replay/atari.py'),
                                      'fastrl_replay.atari.register_games': ('atari.html#register_games', 'fastrl_replay/atari.py')},
             'fastrl_replay.batches': { 'fastrl_replay.batches.Sequences': ('batches.html#sequences', 'fastrl_replay/batches.py'),

@@ -8,8 +8,8 @@ __all__ = ['register_games', 'SavedGame', 'atari', 'EpisodicLife']
 # %% ../nbs/17_atari.ipynb #193ef698
 import importlib
 import gymnasium as gym, numpy as np, torch
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
-from .core import ArgumentError, StateError, problem, whole
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, StickyAction
+from .core import ArgumentError, StateError, number, problem, whole
 from .states import array, checked, generator
 
 # %% ../nbs/17_atari.ipynb #27e10c07
@@ -49,6 +49,7 @@ def atari(
     skip:int=4, # pictures for which an action is repeated
     size:int=84, # pixels on each side
     stack:int=4, # pictures that are seen together
+    sticky:float=0., # how likely it is that a picture still has the action of the one before
 )->gym.Env:
     "The usual preparation of Atari's games: observations are [stack, size, size] of gray pixels"
     skips = getattr(env.unwrapped, '_frameskip', None)
@@ -58,9 +59,15 @@ def atari(
         'make it with frameskip=1, as ALE/Pong-v5(frameskip=1)')
     for name,x,least in ('noops',noops,0),('skip',skip,1),('size',size,1),('stack',stack,1):
         whole('atari', name, x, least)
+    number('atari', 'sticky', sticky, 0, 1)
     _of_extra('cv2', 'opencv-python-headless')
-    if hasattr(env.unwrapped, 'clone_state'): env = SavedGame(env)
+    if _saves(env.unwrapped): env = SavedGame(env)
+    if sticky: env = StickyAction(env, sticky)
     return FrameStackObservation(AtariPreprocessing(env, noops, skip, size), stack)
+
+def _saves(game):
+    "Do the emulator's bytes hold all of a game? They lack the action that was under way"
+    return hasattr(game, 'clone_state') and not game.ale.getFloat('repeat_action_probability')
 
 # %% ../nbs/17_atari.ipynb #db544e6c
 class EpisodicLife(gym.Wrapper):

@@ -38,7 +38,8 @@ def coerce_setting(
     if key == 'network' and isinstance(value, str):
         network_layers(value, f'recipe {recipe!r}')   # an error where it is none
         return value
-    if key in ('network','observe') and type(value) in (int,tuple,kind): return value   # one or several; all or some
+    if key in ('network','observe') and type(value) in (int,tuple,kind): return value   # one or several
+    if key == 'observe' and value == 'all': return value
     if kind is type(value): return value
     kinds = dict(bool='yes or no', int='a whole number', float='a number', str='a word', tuple='whole numbers')
     raise SettingsError(f'recipe {recipe!r}', f'setting {key!r}', repr(value),
