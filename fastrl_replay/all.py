@@ -7,12 +7,12 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'StateError', 'Steps', 'step_dtype', 'Cycler', 'Header', 'InMemoryCacheHolder', 'Items',
            'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage', 'worker_info', 'ScriptedEnv', 'ScriptedVectorEnv',
            'check_contract', 'script', 'scripted_steps', 'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather',
-           'Journal', 'Rows', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Sampler', 'Uniform',
-           'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences', 'double_q_target', 'mixed_priority',
-           'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule',
-           'LinearSchedule', 'RecurrentNet', 'value_net', 'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner',
-           'discounts', 'dqn_errors', 'r2d2_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel',
-           'WorkerError', 'Prefetch']
+           'Journal', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Sampler',
+           'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences', 'double_q_target',
+           'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace',
+           'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'value_net', 'DQNLearner', 'QLearner', 'QTable',
+           'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe',
+           'Parallel', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/99_all.ipynb #6c6c196b
 from .core import (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows,
@@ -26,6 +26,7 @@ from .nstep import NSkip, NStep
 from .sequence import SequenceChunker
 from .journal import Gather, Journal
 from .memory.rows import Rows
+from .memory.frames import Frames
 from .memory.timeline import Timeline
 from .memory.sumtree import SumTree
 from .memory.ranktree import RankTree
@@ -51,7 +52,7 @@ _all_ = [
     'worker_info',
     'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
     'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather', 'Journal',
-    'Rows', 'Timeline', 'SumTree', 'RankTree',
+    'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree',
     'Proportional', 'Ranked', 'Sampler', 'Uniform',
     'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences',
     'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',

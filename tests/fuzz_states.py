@@ -15,6 +15,7 @@ from torch import nn
 import fastrl_replay
 from fastrl_replay.all import *
 from fastrl_replay.core import Explained, extend_dtype, pack, padding, spec_dtype
+from fastrl_replay.memory.frames import Frames
 from fastrl_replay.pipe import _stages
 from fastrl_replay.recipes import Agent, recipe
 from fastrl_replay.replay.replay import Replay
@@ -85,6 +86,10 @@ def waits():
     return gather
 def deep(name, **changes): return agent(name, warmup=20, train_every=4, ratio=.5, target_every=5, **changes)
 
+class Tiny(Frames):
+    "Frames of a few bytes, in segments of two"
+    least,smallest_segment = 1,2
+
 class Target:
     "A chain that can be built again and again, and how it is saved, restored and gone on with"
     # saved, held: items before a state is taken, and before one is loaded; exact: all that it has can be saved
@@ -144,6 +149,10 @@ TARGETS = {
     'by-memory': Target(lambda: per(max_sz=20, weight_norm='memory', return_idxs=True)),
     'by-memory-rank': Target(lambda: per(max_sz=20, weight_norm='memory', kind='rank')),
     'by-column': Target(lambda: per(max_sz=20, initial='reward', ratio=.7, warmup=5)),
+    'frames': Target(lambda: uniform(max_sz=20, store=Tiny()), 20, 14),
+    'frames-lz4': Target(lambda: per(max_sz=30, store=Tiny(2, 'lz4')), 20, 14),
+    'frames-zstd': Target(lambda: per(max_sz=30, kind='rank', store=Tiny(1, 'zstd')), 40, 30),
+    'frames-sequences': Target(lambda: seqs(max_sz=40, store=Tiny(1, 'lz4')), 20, 14),
     'sequences': Target(seqs), 'sequences-rank': Target(lambda: seqs(kind='rank')),
     'sequences-full': Target(lambda: seqs(max_sz=24), 30, 25),
     'sequences-uniform': Target(lambda: seqs(kind='uniform', state='zero')),

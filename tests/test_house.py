@@ -25,6 +25,7 @@ SURFACE = {
     'nstep': 'NStep NSkip',
     'sequence': 'SequenceChunker',
     'memory.rows': 'Rows',
+    'memory.frames': 'Frames',
     'memory.timeline': 'Timeline',
     'memory.sumtree': 'SumTree',
     'memory.ranktree': 'RankTree',

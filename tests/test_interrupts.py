@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np, pytest
 
 from fastrl_replay.core import Steps, extend_dtype, interrupts_wait, njit
+from fastrl_replay.memory.frames import Frames
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
@@ -27,6 +28,10 @@ def stream(lasts, envs=2):
 
 def blocks(lasts): return [Steps(b) for b in np.split(stream(lasts), [1, 6, 7, 13, 19, 22])]   # the first ones fill the ring
 
+class TinyFrames(Frames):
+    "Frames of a few bytes, in segments of two"
+    least,smallest_segment = 1,2
+
 SAME = dict(max_sz=MAX_SZ, bs=2, seed=0)
 MAKE = dict(
     uniform=lambda: ExperienceReplay(**SAME),
@@ -35,6 +40,7 @@ MAKE = dict(
     column=lambda: PrioritizedReplay(alpha=1, eps=0, initial='td', **SAME),
     rank=lambda: PrioritizedReplay(kind='rank', alpha=1, **SAME),
     rank_column=lambda: PrioritizedReplay(kind='rank', initial='td', alpha=1, eps=0, **SAME),
+    frames=lambda: PrioritizedReplay(alpha=1, eps=0, store=TinyFrames(1, 'lz4'), **SAME),
     sequences=lambda: SequenceReplay(length=LENGTH, burn_in=0, overlap=1, alpha=1, eps=0, eta=1, **SAME),
     sequences_rank=lambda: SequenceReplay(length=LENGTH, burn_in=1, overlap=2, kind='rank', initial='max_ever', **SAME))
 

@@ -5,32 +5,32 @@
 # %% auto #0
 __all__ = ['Leaf', 'parts_of', 'frame_leaves', 'spans_between', 'Frames', 'suggested']
 
-# %% ../../nbs/33_frames.ipynb #23bb5a00
+# %% ../../nbs/33_frames.ipynb #431c6f8a
 import warnings
 from functools import partial
 from threading import RLock
 from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import (ArgumentError, BlockError, NoRoom, StateError, bytes_at, choice, memmove, njit, padding,
+from ..core import (ArgumentError, BlockError, NoRoom, StateError, bytes_at, memmove, njit, padding,
     refuse_flags, whole)
 from ..episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
 from ..locks import renew_in_child
-from .arrays import machine_memory
-from .codecs import CODECS, codec
+from .arrays import gib, machine_memory
+from .codecs import codec
 from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of
-from .links import INSERTED, MAX_SZ, Links, link_rows
+from .links import INSERTED, Links, link_rows
 from .rows import Store
 from ..states import array, checked, exactly, listed
 
-# %% ../../nbs/33_frames.ipynb #28681f3a
+# %% ../../nbs/33_frames.ipynb #c38111bb
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
     name:str     # the column, and the way to the part
     kind:np.dtype # of its numbers
     size:int     # bytes of a frame
+    stacked:bool # are there several in an observation?
     places:tuple # where frames begin in a row; those of `next_state` follow
-_LEAST = 64   # bytes of a frame that is worth a reference
 
 def parts_of(
     dtype:np.dtype, # of rows, or of a column
@@ -42,10 +42,12 @@ def parts_of(
     else:
         for n in dtype.names: yield from parts_of(dtype[n], f'{name}.{n}' if name else n, at + dtype.fields[n][1])
 
+# %% ../../nbs/33_frames.ipynb #de4cb398
 def frame_leaves(
     dtype:np.dtype, # of the rows
     stack:int, # frames along the first axis
     columns=None, # names of parts; None: those of `state` whose frames are large enough
+    least:int=64, # bytes of a frame that is large enough
 )->list: # of `Leaf`
     "The parts of rows that hold frames"
     parts,found = {n: (d,at) for n,d,at in parts_of(dtype)},[]
@@ -56,11 +58,11 @@ def frame_leaves(
         twin = parts.get('next_' + n, (None,))
         both = (at,twin[1]) if twin[0] == d else (at,)
         size = d.itemsize//many
-        if columns or size >= _LEAST:
-            found.append(Leaf(n, d.base, size, tuple(a + i*size for a in both for i in range(many))))
+        if columns or size >= least:
+            found.append(Leaf(n, d.base, size, many > 1, tuple(a + i*size for a in both for i in range(many))))
     return found
 
-# %% ../../nbs/33_frames.ipynb #13b4d64e
+# %% ../../nbs/33_frames.ipynb #e21465f1
 def spans_between(
     size:int, # bytes of a row
     leaves:list, # of `Leaf`
@@ -72,9 +74,10 @@ def spans_between(
         to,at = to + max(place - at, 0),place + length
     return np.array(spans, np.int64)
 
-# %% ../../nbs/33_frames.ipynb #196e0a02
+# %% ../../nbs/33_frames.ipynb #0f34500d
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
+    least,smallest_segment = 64,32   # bytes of a frame that is worth a reference; frames in a segment
     def __init__(self,
         stack:int=1, # frames along the first axis of an observation; 1: observations as wholes
         compress:str=None, # 'lz4' or 'zstd': packed by another thread; None: not at all
@@ -95,22 +98,23 @@ class Frames(Store):
         return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs))
 
     def _leaves_of(self, dtype):
-        leaves = frame_leaves(dtype, self.stack, self.columns)
+        leaves = frame_leaves(dtype, self.stack, self.columns, self.least)
         shapes = '; '.join(f'{n}: {d.base}{list(d.shape)}' for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state')
         if not leaves: raise BlockError('Frames', 'observations without frames', shapes,
-            f'an observation of at least {_LEAST} bytes a frame', 'Rows(), or the names of columns')
-        if not any(len(l.places) % self.stack == 0 for l in leaves): raise BlockError('Frames', f'stack={self.stack}',
+            f'an observation of at least {self.least} bytes a frame', 'Rows(), or the names of columns')
+        if self.stack > 1 and not any(l.stacked for l in leaves): raise BlockError('Frames', f'stack={self.stack}',
             shapes, f'an observation whose first axis is {self.stack} long',
             'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
         return leaves
 
-# %% ../../nbs/33_frames.ipynb #811a428e
+# %% ../../nbs/33_frames.ipynb #eb53214f
 @patch
 def reserve(self:Frames, arrays):
     leaves,n = self._leaves_of(self.dtype),self.max_sz
-    bits = min(max(n//512, 32), 1024).bit_length() - 1
+    bits = min(max(n//512, self.smallest_segment), 1024).bit_length() - 1
     self._log_numbers = np.zeros((len(leaves),N_NUMBERS), np.int64)
-    self._logs = [FrameLog(l.size, l.places, bits, arrays, codec(self.compress), max(n//2, 64), 'Frames', numbers)
+    learn_from,near = max(n//2, 64),0 if self.compress else n//64
+    self._logs = [FrameLog(l.size, l.places, bits, arrays, codec(self.compress), learn_from, near, 'Frames', numbers)
         for l,numbers in zip(leaves, self._log_numbers)]
     self._spans,self._kinds = spans_between(self.dtype.itemsize, leaves),[l.kind for l in leaves]
     places = [(p,l.size) for l in leaves for p in l.places]
@@ -125,7 +129,7 @@ def reserve(self:Frames, arrays):
 
 _NONE = np.int64(2**62)
 
-# %% ../../nbs/33_frames.ipynb #c3f85baf
+# %% ../../nbs/33_frames.ipynb #e8a4a52e
 @njit(nogil=True)
 def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
@@ -148,11 +152,11 @@ def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowes
 def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "The same, and link all `n` rows, of which the last `stay` can stay"
     skip = (n - stay)*plan[SIZE]
-    _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], spans, rest, refs, new_refs, every, lowest,
-        logs, cols)
+    _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], spans, rest, refs, new_refs, every,
+        lowest, logs, cols)
     link_rows(numbers, plan, address, n)
 
-# %% ../../nbs/33_frames.ipynb #c2f5f6b6
+# %% ../../nbs/33_frames.ipynb #09944d91
 @patch
 def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
@@ -171,7 +175,8 @@ def add(self:Frames, line:Links, rows:np.ndarray)->bool:
 @patch
 def _keep(self:Frames, address, envs, n_envs):
     "References to the frames of the rows at an address"
-    kept = [log.keep(address, self.dtype.itemsize, envs, n_envs, partial(self._needed, i)) for i,log in enumerate(self._logs)]
+    kept = [log.keep(address, self.dtype.itemsize, envs, n_envs, partial(self._needed, i))
+        for i,log in enumerate(self._logs)]
     return kept[0] if len(kept) == 1 else np.concatenate(kept, 1)
 
 @patch
@@ -180,6 +185,7 @@ def _needed(self:Frames, i):
     self._watch(self._logs[i])
     return int(self._lowest[:,2*i].min())
 
+# %% ../../nbs/33_frames.ipynb #023dff19
 @patch
 def put(self:Frames, slots, rows):
     with self._lock:
@@ -194,9 +200,7 @@ def _runs(slots, rows, max_sz):
     for a,b in zip(breaks[:-1], breaks[1:]):
         if a < b: yield int(slots[a]),np.ascontiguousarray(rows[a:b])
 
-# %% ../../nbs/33_frames.ipynb #bb1c823b
-def _gib(n): return f'{n/2**30:,.1f} GiB'
-
+# %% ../../nbs/33_frames.ipynb #2f43dc0f
 @patch
 def needs(self:Frames, dtype, max_sz):
     leaves = self._leaves_of(dtype)
@@ -210,15 +214,17 @@ def suggested(
     shape = next((d.shape for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state' and d.itemsize >= 4096), ())
     return Frames(shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1) if shape else None
 
+# %% ../../nbs/33_frames.ipynb #affaaafa
 @patch
 def _watch(self:Frames, log):
     "Before a log grows: is there room, and do frames repeat?"
     if len(log._segments) % 16: return   # it takes a while
     there = machine_memory()
-    if 0 < there < self.nbytes + 16*log.segment_bytes: raise NoRoom('Frames', f'{self._rows_added:_} rows fill the machine',
-        f'{_gib(self.nbytes)}, {log.frames/max(self._rows_added, 1):.1f} frames a row', _gib(there),
+    if 0 < there < self.nbytes + 16*log.segment_bytes: raise NoRoom('Frames',
+        f'{self._rows_added:_} rows fill the machine',
+        f'{gib(self.nbytes)}, {log.frames/max(self._rows_added, 1):.1f} frames a row', gib(there),
         'a smaller max_sz, or compress=')
-    if self._told or self._rows_added < min(1000, self.max_sz) or log.frames <= 2*self._rows_added: return
+    if self._told or self._rows_added < 1000 or log.frames <= 2*self._rows_added: return
     self._told = True
     warnings.warn(f'Frames: {self._why_large(log)}', stacklevel=6)
 
@@ -227,14 +233,14 @@ def _why_large(self:Frames, log):
     rows,name = self._rows_added,self._names[self._logs.index(log)]
     shares = *(half.mean()/rows for half in np.array_split(log.found, 2)),
     if max(shares) < .05: why = 'no frame comes again: there is noise in them, or something draws over them'
-    elif shares[0] < .5: why = ("the state is rarely the next state of a row before: episodes of a step or two, rows out "
-        "of order, several environments under one env_id, or rows that span more than 16 steps")
+    elif shares[0] < .5: why = ("the state is rarely the next state of a row before: episodes of a step or two, rows "
+        "out of order, several environments under one env_id, or rows that span more than 16 steps")
     else: why = 'the frames of a next state differ from those that the state had: something draws over them'
     return (f'{log.frames/rows:.1f} new frames a row in {name!r}, where 1 is usual, so {self.max_sz:_} rows need '
-        f'{_gib(log.frames/rows*log.size*self.max_sz)} without compression. {shares[0]:.0%} of the frames of states and '
+        f'{gib(log.frames/rows*log.size*self.max_sz)} without compression. {shares[0]:.0%} of the frames of states and '
         f'{shares[1]:.0%} of those of next states were among the last 16 of their environment: {why}')
 
-# %% ../../nbs/33_frames.ipynb #10ea0495
+# %% ../../nbs/33_frames.ipynb #93adbad0
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
@@ -267,14 +273,14 @@ def gather(self:Frames, slots, out, present=-1):
             alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
         _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
 
-# %% ../../nbs/33_frames.ipynb #9166b192
+# %% ../../nbs/33_frames.ipynb #ccab23bb
 @patch
 def stats(self:Frames)->dict: # numbers by name
     "New frames for each row that came, and how many are there"
     return dict(row_frames=sum(log.frames for log in self._logs)/max(self._rows_added, 1),
         frames=sum(len(log) for log in self._logs))
 
-# %% ../../nbs/33_frames.ipynb #a4f2c7d1
+# %% ../../nbs/33_frames.ipynb #2888fcb0
 @patch
 def state_dict(self:Frames, slots)->dict: # plain data and tensors
     "What a checkpoint holds: the rows in these slots, and their frames"
@@ -294,7 +300,7 @@ def _in_rest(places, spans):
     "Where in the rest of a row these bytes of it are; frames have none of them"
     return [p - at + to for p in places for at,length,to in spans if at <= p < at + length]
 
-# %% ../../nbs/33_frames.ipynb #0b0915f7
+# %% ../../nbs/33_frames.ipynb #5671771c
 @patch
 def load_state_dict(self:Frames, slots, state:dict):
     "Rows that were saved go into these slots, which are all that there are"
@@ -307,12 +313,14 @@ def load_state_dict(self:Frames, slots, state:dict):
     for log,kind,frames in zip(self._logs, self._kinds, saved['frames']): log.load_state_dict(frames, _checks(kind))
     refs = saved['references'].astype(np.uint32)
     for log,a,b in zip(self._logs, self._cols, self._cols[1:]):
-        if n and refs[:,a:b].max() >= log.frames: raise StateError('Frames', 'a saved reference to a frame that is not there')
+        if n and refs[:,a:b].max() >= log.frames:
+            raise StateError('Frames', 'a saved reference to a frame that is not there')
     self._rest[slots],self._refs[slots],self._rows_added = saved['rest'],refs,n
     for part in np.unique(slots//self._every):   # serial numbers begin at 0, so that they are their references
         mine = refs[slots//self._every == part]
         self._lowest[part] = np.repeat([mine[:,a:b].min() for a,b in zip(self._cols, self._cols[1:])], 2)
 
+# %% ../../nbs/33_frames.ipynb #6d96ce06
 @patch
 def _check_rest(self:Frames, rest):
     "Raise where rows can't be like this, whatever their frames"
@@ -323,11 +331,14 @@ def _check_rest(self:Frames, rest):
         for at,length,to in self._spans: rows[:, at:at+length] = some[:, to:to+length]
         rows = rows.reshape(-1).view(self.dtype)
         refuse_flags('Frames', rows)
-        if has_nan(rows.ctypes.data, len(rows), search.at): raise StateError('Frames', 'saved rows with a NaN', first_nan(rows))
+        if has_nan(rows.ctypes.data, len(rows), search.at):
+            raise StateError('Frames', 'saved rows with a NaN', first_nan(rows))
 
 def _checks(kind):
     "What frames of such numbers can't be"
     def check(frames):
-        if kind.kind in 'fc' and np.isnan(frames.reshape(-1).view(kind)).any(): raise StateError('Frames', 'a saved frame with a NaN')
-        if kind.kind == 'b' and frames.max(initial=0) > 1: raise StateError('Frames', 'a saved frame of flags', frames.max(), '0 or 1')
+        if kind.kind in 'fc' and np.isnan(frames.reshape(-1).view(kind)).any():
+            raise StateError('Frames', 'a saved frame with a NaN')
+        if kind.kind == 'b' and frames.max(initial=0) > 1:
+            raise StateError('Frames', 'a saved frame of flags', frames.max(), '0 or 1')
     return check

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from ..core import (ArgumentTypeError, BlockError, Explained, NoRoom, StateError, Steps, dtype_spec,
     extend_dtype, problem, step_dtype, whole)
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
-from .arrays import machine_memory
+from .arrays import gib, machine_memory
 from .frames import suggested
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
 from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
@@ -90,9 +90,9 @@ def _no_room(self:Timeline, dtype, there):
     "The error where so many rows can't be kept here"
     needs,other = self.store.needs(dtype, self.max_sz),suggested(dtype) if type(self.store) is Rows else None
     remedy = f'max_sz={max(int(.8*there*self.max_sz/needs), 1):_}, or smaller rows'
-    if other: remedy = f'store={other!r}, which needs {other.needs(dtype, self.max_sz)/2**30:,.1f} GiB; or {remedy}'
+    if other: remedy = f'store={other!r}, which needs {gib(other.needs(dtype, self.max_sz))}; or {remedy}'
     return NoRoom(self.who, f'no memory for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
-        f'a machine with {there/2**30:,.1f} GiB', f'{needs/2**30:,.1f} GiB', remedy)
+        f'a machine with {gib(there)}', gib(needs), remedy)
 
 # %% ../../nbs/34_timeline.ipynb #8bdf79c9
 @patch
@@ -208,8 +208,9 @@ def ages(self:Timeline)->np.ndarray: # int64
 
 @patch(as_prop=True)
 def store_stats(self:Timeline)->dict:
-    "What the store has to say of itself, numbers by name"
-    return self._parts[1].stats() if self._parts else {}
+    "What the store has to say of itself, numbers by name, and then how many bytes a row takes, all counted"
+    said = self._parts[1].stats() if self._parts else {}
+    return dict(row_bytes=self.nbytes/max(len(self), 1), **said) if said else {}
 
 @patch
 def __getitem__(self:Timeline, i):

@@ -334,7 +334,7 @@ def stats(self:Replay)->dict: # numbers by name
     return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale,
         fill=len(m)/m.max_sz, age_mean=float(ages[0]/max(self.sampled, 1)), age_max=int(ages[1]),
         drawn_mean=float(drawn.mean()) if len(drawn) else 0., drawn_max=int(drawn.max()) if len(drawn) else 0,
-        row_bytes=m.nbytes/max(len(m), 1), **m.store_stats)
+        **m.store_stats)
 
 @patch
 def __repr__(self:Replay):
