@@ -2,7 +2,6 @@
 import pickle, subprocess, sys
 from copy import deepcopy
 from itertools import islice
-from pathlib import Path
 
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
