@@ -221,6 +221,13 @@ class Observe(gym.ObservationWrapper):
         self.observation_space = spaces.Box(b.low[self.which], b.high[self.which], dtype=b.dtype)
     def observation(self, obs): return obs[self.which]
 
+def _check_same_spaces(env, other):
+    other.close()
+    for space in 'observation_space','action_space':
+        a,b = getattr(env, space),getattr(other, space)
+        if a != b: raise SettingsError('recipe', f"setting 'train_wrappers': another {space.replace('_', ' ')}", a,
+            f'{b}, as in evaluations', 'put what changes it into wrappers')
+
 def make_env(
     s:dict, # settings: `env`, and perhaps `wrappers`, `train_wrappers` and `observe`
     training:bool=False, # is it to be trained in, or for evaluations?
@@ -266,13 +273,6 @@ class Agent:
     def greedy(self):
         "A policy that plays with the model, without exploring"
         return self.builder.greedy(self.model, self.settings)
-
-def _check_same_spaces(env, other):
-    other.close()
-    for space in 'observation_space','action_space':
-        a,b = getattr(env, space),getattr(other, space)
-        if a != b: raise SettingsError('recipe', f"setting 'train_wrappers': another {space.replace('_', ' ')}", a,
-            f'{b}, as in evaluations', 'put what changes it into wrappers')
 
 # %% ../nbs/60_recipes.ipynb #1bb8da2b
 def _check(s):
