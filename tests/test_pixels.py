@@ -479,7 +479,7 @@ def test_recurrent_from_pixels(tmp_path):
     assert run.train()['updates'] > 5
 
 @pytest.mark.slow
-def test_catch_is_learned(tmp_path):
+def test_catch_learns(tmp_path):
     "Solved, in a minute or two; with one picture at a time it is not"
     assert start(recipe('catch'), tmp_path/'r').train()['final_return'] >= 9
     blind = start(recipe('catch', wrappers='FrameStackObservation(1)', store='Frames(1)'), tmp_path/'blind').train()
