@@ -10,9 +10,9 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'Journal', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Sampler',
            'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences', 'double_q_target',
            'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace',
-           'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'value_net', 'DQNLearner', 'QLearner', 'QTable',
-           'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe',
-           'Parallel', 'WorkerError', 'Prefetch']
+           'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net', 'DQNLearner', 'QLearner',
+           'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'evaluate', 'Columns', 'PipeNode',
+           'StatefulPipe', 'Parallel', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/99_all.ipynb #6c6c196b
 from .core import (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows,
@@ -36,7 +36,7 @@ from .replay.prioritized import PrioritizedReplay
 from .replay.sequences import SequenceReplay
 from .losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
 from fastrl_replay.policies import (Dueling, EpsGreedy, FlattenSpace, GeometricSchedule, LinearSchedule, RecurrentNet,
-    value_net)
+    conv_net, value_net)
 from .learners import DQNLearner, QLearner, QTable, R2D2Learner, discounts, dqn_errors, r2d2_errors
 from .recipes import evaluate
 from .interop import Columns, PipeNode, StatefulPipe
@@ -56,7 +56,8 @@ _all_ = [
     'Proportional', 'Ranked', 'Sampler', 'Uniform',
     'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences',
     'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
-    'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'value_net',
+    'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net',
+    'value_net',
     'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'evaluate',
     'Columns', 'PipeNode', 'StatefulPipe',
     'Parallel', 'WorkerError', 'Prefetch',

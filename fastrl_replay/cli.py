@@ -76,7 +76,8 @@ def _summary_writer():
 def _in_a_line(run):
     "The run's directory, as it is typed after eval and --resume"
     s = run.settings
-    return shlex.quote(str(run.out)) + (' --trust' if named_modules(s['env'], s.get('wrappers', 'none')) else '')
+    named = named_modules(s['env'], s.get('wrappers', 'none'), s.get('train_wrappers', 'none'))
+    return shlex.quote(str(run.out)) + ' --trust'*bool(named)
 
 def _result(run, s):
     solved = f'never reached {run.settings["solved"]:g}'

@@ -7,12 +7,13 @@ __all__ = ['Opaque', 'encode', 'decode', 'encoded']
 
 # %% ../nbs/09_envstate.ipynb #5c9e777f
 import math
+from collections import deque
 from copy import deepcopy
 from types import BuiltinFunctionType, FunctionType, ModuleType
 import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from .states import Misfit, anything, array, generator, integer, listed, match, row, text
+from .states import Misfit, anything, array, generator, integer, listed, match, maybe, row, text
 
 # %% ../nbs/09_envstate.ipynb #1153d80d
 class Opaque(Exception):
@@ -62,6 +63,7 @@ def encode(
     if kind is not tuple and _is_constant(x) and not (space and top): return dict(kind='constant')
     if kind is not tuple: seen.once(x)
     if kind in (list,tuple): return dict(kind=kind.__name__, items=[encode(v, seen, top) for v in x])
+    if kind is deque: return dict(kind='deque', items=[x.maxlen, *(encode(v, seen, top) for v in x)])
     if kind is dict: return dict(kind='dict', items=[[encode(k), encode(v, seen, top)] for k,v in x.items()])
     if is_env and hasattr(kind, 'state_dict'): return dict(kind='own', state=deepcopy(x.state_dict()))
     if is_env or space and top:
@@ -96,8 +98,11 @@ def decode(
                 raise Misfit(f'an attribute {k!r}', f'none that is a method of {type(old).__name__}')
             vars(old)[k] = decode(v, vars(old).get(k), made)
         return old
-    olds = old if isinstance(old, (list,tuple)) and len(old) == len(e['items']) else [None]*len(e['items'])
-    return (list if kind == 'list' else tuple)([decode(v, o, made) for v,o in zip(e['items'], olds)])
+    items,olds = e['items'],list(old) if isinstance(old, (list,tuple,deque)) else []
+    if kind == 'deque': most,*items = items
+    if len(olds) != len(items): olds = [None]*len(items)
+    new = [decode(v, o, made) for v,o in zip(items, olds)]
+    return deque(new, most) if kind == 'deque' else new if kind == 'list' else tuple(new)
 
 # %% ../nbs/09_envstate.ipynb #47108583
 _ARRAYS = 'biufcSUmM'   # kinds of numbers, strings and times: no Python objects
@@ -130,7 +135,7 @@ def encoded(x):
     _look(x, [])
     return x
 
-_ITEMS = dict(list=anything, tuple=anything, dict=row(anything, anything), object=row(text, anything))
+_ITEMS = dict(list=anything, tuple=anything, deque=anything, dict=row(anything, anything), object=row(text, anything))
 
 def _look(x, made):
     "Look at all parts, in the order in which they are decoded; `made` counts arrays"
@@ -149,7 +154,9 @@ def _look(x, made):
     else: raise Misfit(f'a {type(x).__name__} of kind {kind!r}'[:80], 'what was encoded')
 
 def _look_into(kind, x, made):
-    for item in match(dict(kind=text, items=listed(_ITEMS[kind])), x)['items']:
+    items = match(dict(kind=text, items=listed(_ITEMS[kind])), x)['items']
+    if kind == 'deque': maybe(integer(len(items)-1))(items[0] if items else '')   # how many it holds at most
+    for item in items:
         if kind == 'dict':
             _look(item[0], [])
             if not _can_be_key(decode(item[0])): raise Misfit('a key that is none', 'one that can be hashed')

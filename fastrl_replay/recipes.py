@@ -20,8 +20,8 @@ from .core import StateError, did_you_mean, old_names
 from .envs import GymStepper
 from .journal import Gather, Journal
 from .learners import LEARNERS, SettingsError
-from .learners.registry import as_value, setting_text
-from .named_envs import full_name, named_env, read_calls
+from .learners.registry import as_value, network_layers, setting_text
+from .named_envs import full_name, named_env, named_store, read_calls
 from .states import anything, array, checked
 
 # %% ../nbs/60_recipes.ipynb #04733818
@@ -35,7 +35,11 @@ def coerce_setting(
     kind = type(old)
     if kind is float and type(value) is int: return float(value)
     if kind is int and type(value) is float and value.is_integer(): return int(value)
-    if key in ('network','observe') and type(value) in (int,tuple,kind): return value   # one or several; all or some
+    if key == 'network' and isinstance(value, str):
+        network_layers(value, f'recipe {recipe!r}')   # an error where it is none
+        return value
+    if key in ('network','observe') and type(value) in (int,tuple,kind): return value   # one or several
+    if key == 'observe' and value == 'all': return value
     if kind is type(value): return value
     kinds = dict(bool='yes or no', int='a whole number', float='a number', str='a word', tuple='whole numbers')
     raise SettingsError(f'recipe {recipe!r}', f'setting {key!r}', repr(value),
@@ -217,11 +221,20 @@ class Observe(gym.ObservationWrapper):
         self.observation_space = spaces.Box(b.low[self.which], b.high[self.which], dtype=b.dtype)
     def observation(self, obs): return obs[self.which]
 
+def _check_same_spaces(env, other):
+    other.close()
+    for space in 'observation_space','action_space':
+        a,b = getattr(env, space),getattr(other, space)
+        if a != b: raise SettingsError('recipe', f"setting 'train_wrappers': another {space.replace('_', ' ')}", a,
+            f'{b}, as in evaluations', 'put what changes it into wrappers')
+
 def make_env(
-    s:dict, # settings: `env`, and perhaps `wrappers` and `observe`
+    s:dict, # settings: `env`, and perhaps `wrappers`, `train_wrappers` and `observe`
+    training:bool=False, # is it to be trained in, or for evaluations?
 )->gym.Env:
     "An environment of a recipe"
-    env,which = named_env(s['env'], s.get('wrappers', 'none')),s.get('observe', 'all')
+    around = s.get('wrappers', 'none'),s.get('train_wrappers', 'none') if training else 'none'
+    env,which = named_env(s['env'], *around),s.get('observe', 'all')
     return env if which == 'all' else Observe(env, (which,) if isinstance(which, int) else which)
 
 # %% ../nbs/60_recipes.ipynb #64365e60
@@ -241,18 +254,20 @@ class Agent:
 
     def _build(self, s):
         torch.manual_seed(s['seed'])
-        env,self.builder = make_env(s),LEARNERS[s['learner']]
+        env,self.builder = make_env(s, training=True),LEARNERS[s['learner']]
         self.env_name = full_name(s['env'], env)
-        self.wrappers = [c.text for c in read_calls('wrappers', s.get('wrappers', 'none'))]
+        around = (read_calls(k, s.get(k, 'none')) for k in ('wrappers','train_wrappers'))
+        self.wrappers = [c.text for calls in around for c in calls]
+        if s.get('train_wrappers', 'none') != 'none': _check_same_spaces(env, make_env(s))
         self.model = self.builder.model(s, env.observation_space, env.action_space)
         env.close()   # it was made to be looked at
         self.policy = self.builder.policy(self.model, s, lambda: len(self.journal.returns))
-        one = partial(make_env, s)
+        one = partial(make_env, s, training=True)
         self.stepper = GymStepper(one if s['envs'] == 1 else [one]*s['envs'], self.policy, s['seed'])
         self.journal = Journal(self.stepper, s['steps'], s.get('episodes', INF))
         burst = s.get('train_every', 1)
         steps = Gather(self.journal, burst) if burst > s['envs'] else self.journal
-        self.pipe = self.builder.chain(steps, self.model, s)
+        self.pipe = self.builder.chain(steps, self.model, {**s, 'store': named_store(s.get('store', 'Rows()'))})
         self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
 
     def greedy(self):
@@ -296,7 +311,7 @@ INF,_HUGE = float('inf'),2**63 - 1
 _AT_LEAST_1 = '''envs steps threads max_sz bs train_every n_step target_every eps_steps eval_every eval_episodes
     report_every save_every episodes length network'''.split()
 _AT_LEAST_0 = 'warmup ratio lr lr_end alpha beta beta_end burn_in overlap observe'.split()
-_FRACTIONS = 'gamma eta eps_start eps_end eps_factor'.split()
+_FRACTIONS = 'gamma eta eps_start eps_end eps_factor eval_eps'.split()
 RANGES = {   # setting → lowest and highest
     **dict.fromkeys(_AT_LEAST_1, (1,INF)), **dict.fromkeys(_AT_LEAST_0, (0,INF)), **dict.fromkeys(_FRACTIONS, (0,1)),
     'tau': (1e-9,1), 'max_norm': (1e-9,INF), 'seed': (0,2**32-1), 'threads': (1,4096)}

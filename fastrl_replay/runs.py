@@ -381,7 +381,8 @@ def reopen(
 
 def _check_modules(s):
     "A config.json may come from somebody else, and a module that is imported can do anything"
-    unknown = [m for m in named_modules(s['env'], s.get('wrappers', 'none')) if m not in sys.modules]
+    named = named_modules(s['env'], s.get('wrappers', 'none'), s.get('train_wrappers', 'none'))
+    unknown = [m for m in named if m not in sys.modules]
     if unknown: raise SettingsError('recipe', f'it would import the module {", ".join(unknown)}',
         remedy='look at what it does, then --trust')
 

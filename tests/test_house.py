@@ -34,7 +34,7 @@ SURFACE = {
     'replay.prioritized': 'PrioritizedReplay',
     'replay.sequences': 'SequenceReplay',
     'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
-    'policies': 'Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet value_net',
+    'policies': 'Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet conv_net value_net',
     'journal': 'Gather Journal',
     'learners.base': 'discounts',
     'learners.tabular': 'QLearner QTable',

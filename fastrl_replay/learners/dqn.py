@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 from ..core import ArgumentError, ArgumentTypeError, Steps
 from .base import Follows, Learned, Learner, Sequences, check_discrete, discounts
-from .registry import Builder, builds, scheduled
+from .registry import Builder, builds, network_layers, scheduled
 from ..losses import double_q_target
 from ..nstep import NStep
 from ..pipe import stage
-from ..policies import value_net
+from ..policies import conv_net, value_net
 from ..replay.experience import ExperienceReplay
 from ..replay.prioritized import PrioritizedReplay
 
@@ -95,14 +95,15 @@ def learn(self:DQNLearner,
 # %% ../../nbs/55_dqn.ipynb #c1bf4dec
 @builds('dqn')
 class DQNBuilder(Builder):
-    "`learner = dqn`: a `value_net`, n-step rows, a replay of rows"
+    "`learner = dqn`: a `value_net` or a `conv_net`, n-step rows, a replay of rows"
     memories = dict(uniform=(), proportional=('alpha','beta'), rank=('alpha','beta'))
     def model(self, s, observations, actions):
-        hidden = s['network'] if isinstance(s['network'], tuple) else (s['network'],)
-        return value_net(observations, actions, hidden, s['dueling']).to(s['device'])
+        images,hidden = network_layers(s['network'])
+        return (conv_net if images else value_net)(observations, actions, hidden, s['dueling']).to(s['device'])
     def chain(self, steps, model, s):
         if s['n_step'] > 1: steps = NStep(steps, s['n_step'], s['gamma'])
-        common = dict(bs=s['bs'], max_sz=s['max_sz'], ratio=s['ratio'], warmup=s['warmup'], seed=s['seed'])
+        common = dict(bs=s['bs'], max_sz=s['max_sz'], ratio=s['ratio'], warmup=s['warmup'], seed=s['seed'],
+            store=s.get('store'))
         if s['memory'] == 'uniform': batches = ExperienceReplay(steps, **common)
         else:
             common |= dict(kind=s['memory'], alpha=s['alpha'], beta=scheduled(s, 'beta'))

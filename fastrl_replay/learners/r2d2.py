@@ -14,10 +14,10 @@ from ..core import ArgumentError, ArgumentTypeError, whole
 from ..nested import map_leaves
 from .base import Follows, Learned, Learner, Sequences, check_discrete
 from .dqn import action_values
-from .registry import Builder, SettingsError, builds, scheduled, setting_text
+from .registry import Builder, SettingsError, builds, network_layers, scheduled, setting_text
 from ..losses import n_step_targets, rescale, unrescale
 from ..pipe import stage
-from ..policies import RecurrentNet
+from ..policies import RecurrentNet, has_images
 from ..replay.sequences import SequenceReplay
 
 # %% ../../nbs/56_r2d2.ipynb #e25b52bd
@@ -112,12 +112,15 @@ class R2D2Builder(Builder):
     "`learner = r2d2`: a `RecurrentNet`, a replay of sequences"
     memories = dict(sequences=('length',))
     def model(self, s, observations, actions):
-        if not isinstance(s['network'], int): raise SettingsError('recipe', "setting 'network'",
-            setting_text(s['network']), 'one size, of the LSTM')
-        return RecurrentNet(observations, actions, s['network'], s['dueling']).to(s['device'])
+        images,sizes = network_layers(s['network'])
+        if len(sizes) != 1: raise SettingsError('recipe', "setting 'network'", setting_text(s['network']),
+            'one size, of the LSTM')
+        if images != has_images(observations): raise SettingsError('recipe', "setting 'network'",
+            setting_text(s['network']), f'{"conv "*(not images)}{sizes[0]}, for observations in {observations}')
+        return RecurrentNet(observations, actions, sizes[0], s['dueling']).to(s['device'])
     def chain(self, steps, model, s):
         sequences = SequenceReplay(steps, bs=s['bs'], max_sz=s['max_sz'], length=s['length'], burn_in=s['burn_in'],
             overlap=s['overlap'], eta=s['eta'], alpha=s['alpha'], beta=s['beta'], state=s['state'], ratio=s['ratio'],
-            warmup=s['warmup'], seed=s['seed'])
+            warmup=s['warmup'], seed=s['seed'], store=s.get('store'))
         return sequences.r2d2(model, s['gamma'], s['n_step'], scheduled(s, 'lr'), s['rescaled'], s['target_every'],
             s['tau'], s['max_norm'])

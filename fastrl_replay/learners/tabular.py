@@ -107,7 +107,9 @@ class TableBuilder(Builder):
         how = model,s['gamma'],s['lr']
         if s['memory'] == 'none': return steps.q_learn(*how)
         if s['learn_new']: steps = steps.map(_LearnAndPass(QLearner([], *how)))
-        return ExperienceReplay(steps, bs=s['bs'], max_sz=s['max_sz'], replacement=True, seed=s['seed']).q_learn(*how)
+        replay = ExperienceReplay(steps, bs=s['bs'], max_sz=s['max_sz'], replacement=True, seed=s['seed'],
+            store=s.get('store'))
+        return replay.q_learn(*how)
 
 class _LearnAndPass:
     "Learn from steps and let them pass"
