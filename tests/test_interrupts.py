@@ -24,13 +24,14 @@ def stream(lasts, envs=2):
     rows['env_id'], rows['episode_n'], rows['step_n'] = key % envs, step//lasts + 1, step % lasts + 1
     rows['reward'], rows['td'], rows['terminated'] = key, 1 + key % 5, rows['step_n'] == lasts
     rows['hidden'] = key[:, None] + [0, 100]
+    for column,later in ('state',0),('next_state',envs): rows[column] = np.reshape(key + later, (-1, *[1]*(rows[column].ndim - 1)))
     return rows
 
 def blocks(lasts): return [Steps(b) for b in np.split(stream(lasts), [1, 6, 7, 13, 19, 22])]   # the first ones fill the ring
 
 class TinyFrames(Frames):
     "Frames of a few bytes, in segments of two"
-    least,smallest_segment = 1,2
+    least,smallest_segment,raw_frames = 1,2,2
 
 SAME = dict(max_sz=MAX_SZ, bs=2, seed=0)
 MAKE = dict(

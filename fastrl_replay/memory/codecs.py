@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['CODECS', 'Codec', 'Lz4', 'Zstd', 'codec']
 
-# %% ../../nbs/33_codecs.ipynb #991f2d31
+# %% ../../nbs/33_codecs.ipynb #eabe882b
 import threading
 from importlib import import_module
 import numpy as np
 from ..core import ArgumentError, choice
 
-# %% ../../nbs/33_codecs.ipynb #41e66b50
+# %% ../../nbs/33_codecs.ipynb #61ffc4c3
 class Codec:
     "Packs frames, each by itself"
     name,learns = None,0   # learns: from how many frames; 0: nothing
@@ -22,7 +22,7 @@ class Codec:
             remedy="pip install 'fastrl_replay[compress]'") from None
     def pack_one(self, frame)->bytes: raise NotImplementedError
     def unpack(self, packed, size:int)->bytes: raise NotImplementedError
-    def learn(self, frames): "Prepare for frames like these"
+    def learn(self, frames): "Prepare for frames like these: a list of arrays of them"
 
     def pack(self,
         frames:np.ndarray, # bytes, a row for each frame
@@ -37,7 +37,7 @@ class Lz4(Codec):
     def pack_one(self, frame): return self._package.compress(frame, store_size=False)
     def unpack(self, packed, size): return self._package.decompress(packed, uncompressed_size=size)
 
-# %% ../../nbs/33_codecs.ipynb #1fb5a4eb
+# %% ../../nbs/33_codecs.ipynb #ad178cae
 class Zstd(Codec):
     "Zstandard with a dictionary: small"
     name,package,learns = 'zstd','zstandard',1000
@@ -52,7 +52,8 @@ class Zstd(Codec):
 
     def learn(self, frames):
         "A dictionary from frames; where there are too few of them, or nothing is common to them, none"
-        try: trained = self._package.train_dictionary(16384, [f.tobytes() for f in frames], level=3)
+        samples = [f.tobytes() for some in frames for f in some]
+        try: trained = self._package.train_dictionary(16384, samples, level=3)
         except self._package.ZstdError: return
         self._use(trained.as_bytes())
 
@@ -66,9 +67,11 @@ class Zstd(Codec):
         return mine.tools
 
     def pack_one(self, frame): return self._tools()[0].compress(frame)
-    def unpack(self, packed, size): return self._tools()[1].decompress(packed, max_output_size=size)
+    def unpack(self, packed, size):
+        if self._package.frame_content_size(packed) != size: raise ValueError('a frame of another size')
+        return self._tools()[1].decompress(packed)
 
-# %% ../../nbs/33_codecs.ipynb #e321fb71
+# %% ../../nbs/33_codecs.ipynb #195cc323
 CODECS = {c.name: c for c in (Lz4,Zstd)}
 
 def codec(

@@ -5,26 +5,27 @@
 # %% auto #0
 __all__ = ['NEXT', 'END', 'ROOM', 'FIRST', 'BITS', 'SIZE', 'NEAR', 'N_NUMBERS', 'serial_of', 'serials_of', 'Packed', 'FrameLog']
 
-# %% ../../nbs/33_frame_log.ipynb #4888fab0
-import os
+# %% ../../nbs/33_frame_log.ipynb #ff86a743
+import os, warnings
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from numba import types
-from ..core import StateError, memmove, njit
+from ..core import NoRoom, StateError, bytes_at, longs_at, memmove, njit
 from ..episodes import grown
 from .arrays import MainMemory
 from .codecs import Codec
 from ..states import array, checked
 
-# %% ../../nbs/33_frame_log.ipynb #bd32dfa7
+# %% ../../nbs/33_frame_log.ipynb #94ed36e3
 NEXT,END,ROOM,FIRST,BITS,SIZE,NEAR,N_NUMBERS = range(8)   # what stands where in the numbers of a log
 # the next frame's number; how many are settled; for how many there is room; the first segment; frames a segment; bytes;
 # how far back a frame may be that is shared
-_RECENT = 16   # of each environment: that many frames are compared; a power of two
-_HEAD,_BACKS = _RECENT,_RECENT+1   # behind them, how many it had so far; for each place in a row, how far back it was
+_RECENT = 32   # frames that are remembered of each environment, twice: new in a state, new in a next state
+_SUMS,_HEADS = 2*_RECENT,4*_RECENT   # behind their numbers: sums of their bytes; how many there were so far;
+_WHICH = _HEADS + 2                  # and for each place in a row, which of them it was last time
 _memcmp = types.ExternalFunction('memcmp', types.int32(types.intp, types.intp, types.uintp))
 
 @njit
@@ -36,17 +37,35 @@ def _place_of(serial, numbers, table):
     return start + (serial & ((1 << numbers[BITS])-1))*numbers[SIZE] if start else 0
 
 @njit
-def _find(source, back, recent, numbers, table):
-    "How far back among an environment's recent frames the bytes at an address are, or -1; `back` is the first guess"
-    for i in range(-1, _RECENT):
-        b = back if i < 0 else i
-        if i == back: continue
-        serial = recent[(recent[_HEAD]-1-b) & (_RECENT-1)]
-        known = _place_of(serial, numbers, table) if serial >= numbers[NEXT] - numbers[NEAR] else 0
-        if known and _memcmp(known, source, numbers[SIZE]) == 0: return b
+def _entry(which, recent):
+    "Where among an environment's recent frames one is: from 0 on those of next states, newest first, then of states"
+    of_next = np.int64(which < _RECENT)
+    return of_next*_RECENT + ((recent[_HEADS+of_next]-1-which) & (_RECENT-1))
+
+@njit
+def _is_at(source, serial, numbers, table):
+    "Are the bytes at an address those of this frame, which may be shared?"
+    known = _place_of(serial, numbers, table) if serial >= numbers[NEXT] - numbers[NEAR] else 0
+    return known != 0 and _memcmp(known, source, numbers[SIZE]) == 0
+
+# %% ../../nbs/33_frame_log.ipynb #03ef2e75
+@njit
+def _sum_of(address, size):
+    "A sum of all bytes in words of eight"
+    words,last,total = longs_at(address, size >> 3),bytes_at(address, size),np.int64(size)
+    for word in words: total += word
+    for i in range(size & ~7, size): total += last[i]
+    return total
+
+@njit
+def _find(source, total, recent, numbers, table):
+    "Which of an environment's recent frames has the bytes at an address, whose sum is `total`, or -1"
+    for which in range(2*_RECENT):
+        e = _entry(which, recent)
+        if recent[_SUMS+e] == total and _is_at(source, recent[e], numbers, table): return which
     return -1
 
-# %% ../../nbs/33_frame_log.ipynb #725145e8
+# %% ../../nbs/33_frame_log.ipynb #b1f0acbe
 @njit(nogil=True)
 def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
     "Keep the frames of rows from `done` on; gives the row at which the room ended, or how many rows there are"
@@ -55,20 +74,24 @@ def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
         of_env = recent[envs[i]]
         for j in range(refs.shape[1]):
             source = address + i*row_size + places[0,j]
-            back = _find(source, of_env[_BACKS+j], of_env, numbers, table)
-            if back >= 0:
-                serial,of_env[_BACKS+j] = of_env[(of_env[_HEAD]-1-back) & (_RECENT-1)],back
+            which,total = of_env[_WHICH+j],0
+            if not _is_at(source, of_env[_entry(which, of_env)], numbers, table):
+                total = _sum_of(source, numbers[SIZE])
+                which = _find(source, total, of_env, numbers, table)
+            if which >= 0:
+                serial,of_env[_WHICH+j] = of_env[_entry(which, of_env)],which
                 places[1,j] += 1
             else:
-                serial = numbers[NEXT]
+                serial,of_next = numbers[NEXT],places[2,j]
                 numbers[NEXT] += 1
                 memmove(_place_of(serial, numbers, table), source, numbers[SIZE])
-                of_env[of_env[_HEAD] & (_RECENT-1)] = serial
-                of_env[_HEAD] += 1
+                e = of_next*_RECENT + (of_env[_HEADS+of_next] & (_RECENT-1))
+                of_env[e],of_env[_SUMS+e] = serial,total
+                of_env[_HEADS+of_next] += 1
             refs[i,j] = serial
     return len(envs)
 
-# %% ../../nbs/33_frame_log.ipynb #6b0a718e
+# %% ../../nbs/33_frame_log.ipynb #9054c086
 @njit
 def serial_of(ref, following):
     "The serial number of which `ref` is the end, of frames that came before the frame `following`"
@@ -81,7 +104,7 @@ def serials_of(
     "The same for many references"
     return following - (np.uint32(following & 0xffffffff) - refs).astype(np.int64)
 
-# %% ../../nbs/33_frame_log.ipynb #dee67b48
+# %% ../../nbs/33_frame_log.ipynb #fa5a6e21
 class Packed(NamedTuple):
     "A segment of packed frames"
     bytes:np.ndarray # one frame after the other
@@ -89,30 +112,38 @@ class Packed(NamedTuple):
     def span(self, i): return int(self.ends[i-1]) if i else 0,int(self.ends[i])
     nbytes = property(lambda self: self.bytes.nbytes + self.ends.nbytes)
 
+_LARGE,_SAMPLES = 2**18,2**23   # larger frames have no use for a dictionary; bytes to learn from
+_NOTHING = Future()
+_NOTHING.set_result(None)
+
 class FrameLog:
     "Frames of one size by serial number, equal ones kept once; the oldest go when nobody needs them"
     def __init__(self,
         size:int, # bytes of a frame
         places, # where in a row frames are: bytes from its first one
+        of_next:int, # how many of these are in next states; they are the last ones
         bits:int, # a segment has 2**bits frames
         expected:int=0, # for so many frames room is asked for at once, where they stay raw; it is taken as it is needed
         arrays=MainMemory(), # where raw segments lie
         codec:Codec=None, # packs older ones; None: all stay raw
         learn_from:int=1000, # frames that must be there before the codec learns from them, at most
-        near:int=0, # how far back a frame may be that is shared; at least 16 for each environment
+        near:int=0, # how far back a frame may be that is shared, at least
+        each:int=16, # and for each environment; so many frames stay raw
         who:str='Frames', # for errors
         numbers=None, # an array for the log's numbers; None: one of its own
     ):
         self.size,self.arrays,self.codec,self.who = size,arrays,codec,who
-        self.places = np.array([places, [0]*len(places)], np.int64)   # and how often a frame there was a known one
+        mine = len(places) - of_next
+        self.places = np.array([places, [0]*len(places), [0]*mine + [1]*of_next])   # how often one there was known
         self.numbers = np.zeros(N_NUMBERS, np.int64) if numbers is None else numbers
-        self.numbers[[BITS,SIZE,NEAR]] = bits,size,near
+        self.numbers[[BITS,SIZE]],self._near = (bits,size),(near,each)
         self.table,self._segments,self._spare = np.zeros(8, np.int64),{},[]
         self._expected,self._unused = 0 if codec else -(-expected >> bits),[]   # segments; those not used so far
-        self._recent = np.zeros((0,_BACKS + len(places)), np.int64)   # of each environment
-        self._jobs,self._asked,self._worker,self._pid = deque(),0,None,os.getpid()
-        self._learned = codec is None or not codec.learns
-        self._learn_from = 0 if self._learned else min(codec.learns, learn_from)
+        self._recent = np.zeros((0,_WHICH + len(places)), np.int64)   # of each environment
+        self._jobs,self._asked,self._worker,self._pid,self._told = deque(),0,None,os.getpid(),False
+        self._learning = _NOTHING   # what the thread does to learn; None: it hasn't been asked
+        if codec and codec.learns and size <= _LARGE: self._learning = None
+        self._learn_from = min(codec.learns if codec else 0, learn_from, _SAMPLES//size + 1)
 
     segment_bytes = property(lambda self: self.size << self.numbers.item(BITS), doc='Bytes of a raw segment')
     found = property(lambda self: self.places[1], doc='How often a frame at each place was one that is known')
@@ -125,23 +156,28 @@ class FrameLog:
         mine = self.table,self._recent,self.places,*self._spare,*self._segments.values()
         return sum(a.nbytes for a in mine) + len(self.codec.dictionary if self.codec else b'')
 
-# %% ../../nbs/33_frame_log.ipynb #7ecbc097
+# %% ../../nbs/33_frame_log.ipynb #5379e4d3
 @patch
 def keep(self:FrameLog,
     address:int, # of the rows
     row_size:int, # bytes of one
     envs:np.ndarray, # the number of each row's environment, int64
-    n_envs:int, # how many environments there may be
+    n_envs:int, # environments have smaller numbers
+    under_way:int, # how many environments there are
     needed=lambda: 0, # is asked, where room is made, for the first frame that other rows need
+    watch=lambda: None, # is called before room is made; it may raise
 )->np.ndarray: # uint32 [rows, places]
     "References to the frames of these rows; they are there until the next call, and for good after `settle`"
-    item,n,done = self.numbers.item,len(envs),0
+    item,n,done,(near,each) = self.numbers.item,len(envs),0,self._near
     if item(NEXT) != item(END) or n_envs > len(self._recent): self._begin(n_envs)
+    self.numbers[NEAR] = max(near, each*under_way)
     refs = np.empty((n,self.places.shape[1]), np.uint32)
     while True:
         done = _keep(self.numbers, self.table, self._recent, self.places, address, row_size, envs, done, refs)
         if done == n: return refs
-        self._more_room(min(needed(), self._lowest(refs[:done])))
+        self._drop(min(needed(), self._lowest(refs[:done])) >> item(BITS))
+        watch()
+        self._more_room()
 
 @patch
 def settle(self:FrameLog):
@@ -151,14 +187,13 @@ def settle(self:FrameLog):
 @patch
 def _begin(self:FrameLog, n_envs):
     "Forget what was kept and didn't settle; know all environments"
-    end,serials = self.numbers.item(END),self._recent[:,:_RECENT]
+    end,serials = self.numbers.item(END),self._recent[:,:2*_RECENT]
     serials[serials >= end] = -1
     self.numbers[NEXT] = end
     if n_envs <= len(self._recent): return
     known,new = len(self._recent),grown(self._recent, n_envs, 0)
-    new[known:,:_RECENT] = -1
+    new[known:,:2*_RECENT] = -1
     self._recent = new
-    self.numbers[NEAR] = max(self.numbers[NEAR], _RECENT*len(new))
 
 @patch
 def _lowest(self:FrameLog, refs):
@@ -166,17 +201,24 @@ def _lowest(self:FrameLog, refs):
     following = self.numbers.item(NEXT)
     return int(serials_of(refs, following).min(initial=following))
 
-# %% ../../nbs/33_frame_log.ipynb #98ddf026
+# %% ../../nbs/33_frame_log.ipynb #337f92c2
 @patch
-def _more_room(self:FrameLog, needed):
-    "Another raw segment; those before the frame `needed` go"
-    self._drop(needed >> self.numbers.item(BITS))
+def _more_room(self:FrameLog):
+    "Another raw segment"
     if self.codec: self._pack_older()
+    try: raw = self._raw_segment()
+    except MemoryError as e: raise NoRoom(self.who, 'no memory for more frames', f'{len(self):_} frames', remedy=
+        'a smaller max_sz') from e
+    self._put_segment(raw)
+
+@patch
+def _put_segment(self:FrameLog, segment):
+    "This is the next one"
     bits,first,room = (self.numbers.item(i) for i in (BITS,FIRST,ROOM))
-    raw,number = self._raw_segment(),room >> bits
-    if number - first >= len(self.table): self.table = self._table(2*len(self.table))
-    self._segments[number] = raw
-    self.table[number & (len(self.table)-1)] = raw.ctypes.data
+    number = room >> bits
+    while number - first >= len(self.table): self.table = self._table(2*len(self.table))
+    self._segments[number] = segment
+    self.table[number & (len(self.table)-1)] = segment.ctypes.data if isinstance(segment, np.ndarray) else 0
     self.numbers[ROOM] = room + (1 << bits)
 
 @patch
@@ -201,8 +243,8 @@ def _table(self:FrameLog, n):
 def _drop(self:FrameLog, before):
     "Segments before this one go"
     for number in range(self.numbers.item(FIRST), min(before, self.numbers.item(END) >> self.numbers.item(BITS))):
-        self.numbers[FIRST] = number + 1
         self._retire(number, None)
+        self.numbers[FIRST] = number + 1
 
 @patch
 def _retire(self:FrameLog, number, packed):
@@ -210,46 +252,26 @@ def _retire(self:FrameLog, number, packed):
     self.table[number & (len(self.table)-1)] = 0
     old = self._segments.pop(number, None) if packed is None else self._segments.get(number)
     if packed is not None and old is not None: self._segments[number] = packed
-    if isinstance(old, np.ndarray) and (len(self._spare) < 2 or not self.codec): self._spare.append(old)
+    if isinstance(old, np.ndarray) and not (self.codec and self._spare): self._spare.append(old)
 
-# %% ../../nbs/33_frame_log.ipynb #af6bc3a3
-_WAITING = 4   # segments that may wait for the packing thread
+# %% ../../nbs/33_frame_log.ipynb #868c4f8d
+_WAITING,_BEHIND = 2,4   # segments that may wait for the packing thread; that may wait to be given to it
 
 @patch
 def _pack_older(self:FrameLog):
     "Take in what was packed, and ask for more"
     self._take_packed()
-    end,bits = self.numbers.item(END),self.numbers.item(BITS)
-    if not self._learned and end >= self._learn_from: self._learn()
-    self._asked = max(self._asked, self.numbers.item(FIRST))
-    while self._learned and self._asked + 1 << bits <= end - _RECENT*len(self._recent):
-        self._jobs.append((self._asked, self._do(self.codec.pack, self._segments[self._asked])))
-        self._asked += 1
-
-@patch
-def _take_packed(self:FrameLog, wait=False):
-    "Put packed segments in the place of raw ones"
-    if self._pid != os.getpid():
-        self._jobs.clear()
-        self._worker,self._pid,self._asked = None,os.getpid(),self._packed_up_to
-    while self._jobs and (wait or len(self._jobs) > _WAITING or self._jobs[0][1].done()):
-        number,job = self._jobs[0]
-        if number in self._segments: self._retire(number, Packed(*job.result()))
-        self._jobs.popleft()   # now that it is in its place: an interrupt would lose it
-
-# %% ../../nbs/33_frame_log.ipynb #d0f00439
-@patch(as_prop=True)
-def _packed_up_to(self:FrameLog):
-    "The first segment that isn't packed"
-    return min((n for n,s in self._segments.items() if isinstance(s, np.ndarray)), default=self.numbers.item(FIRST))
-
-@patch
-def _learn(self:FrameLog):
-    "Let the codec learn from the first frames"
-    per,end = 1 << self.numbers.item(BITS),self.numbers.item(END)
-    first = np.concatenate([s[:end - n*per] for n,s in sorted(self._segments.items()) if n*per < end])
-    self._do(self.codec.learn, first[:self._learn_from])
-    self._learned = True
+    item,jobs = self.numbers.item,self._jobs
+    if self._learning is None and item(END) >= self._learn_from: self._learn()
+    if self._learning is None: return
+    end = item(END) - item(NEAR) >> item(BITS)   # segments before this one may be packed
+    for number in range(max(self._asked, item(FIRST), jobs[-1][0] + 1 if jobs else 0), end):
+        if len(jobs) >= _WAITING: break
+        raw = self._segments.get(number)
+        if isinstance(raw, np.ndarray): jobs.append((number, self._do(self.codec.pack, raw)))
+        self._asked = number + 1
+    behind = end - self._asked
+    if behind > _BEHIND*(1 if self._learning.done() else 4): jobs[0][1].exception()   # it waits, and raises nothing
 
 @patch
 def _do(self:FrameLog, f, *args):
@@ -257,7 +279,39 @@ def _do(self:FrameLog, f, *args):
     if self._worker is None: self._worker = ThreadPoolExecutor(1, 'fastrl_replay-packs-frames')
     return self._worker.submit(f, *args)
 
-# %% ../../nbs/33_frame_log.ipynb #d07c7f01
+# %% ../../nbs/33_frame_log.ipynb #ec91d125
+@patch
+def _take_packed(self:FrameLog, wait=False):
+    "Put packed segments in the place of raw ones"
+    if self._pid != os.getpid(): self._begin_in_child()
+    while self._jobs and (wait or self._jobs[0][1].done()):
+        number,job = self._jobs[0]
+        if job.exception(): self._tell_failed(job.exception())
+        elif isinstance(self._segments.get(number), np.ndarray): self._retire(number, Packed(*job.result()))
+        self._jobs.popleft()   # now that it is in its place: an interrupt would lose it
+
+@patch
+def _begin_in_child(self:FrameLog):
+    "After a fork: what the thread had not done is to be asked for again"
+    packed = any(isinstance(s, Packed) for s in self._segments.values())
+    if self._learning is not _NOTHING and not (packed or self.codec.dictionary): self._learning = None
+    self._jobs,self._asked,self._worker,self._pid = deque(),self.numbers.item(FIRST),None,os.getpid()
+
+@patch
+def _tell_failed(self:FrameLog, e):
+    if not self._told: warnings.warn(f'{self.who}: frames could not be packed, and stay as they are: {e!r}', stacklevel=2)
+    self._told = True
+
+@patch
+def _learn(self:FrameLog):
+    "Let the codec learn from the first frames"
+    item,samples = self.numbers.item,[]
+    for number in range(item(FIRST), item(END) >> item(BITS)):
+        samples.append(self._segments[number])
+        if len(samples) << item(BITS) >= self._learn_from: break
+    self._learning = self._do(self.codec.learn, samples)
+
+# %% ../../nbs/33_frame_log.ipynb #4ce71854
 @njit(nogil=True)
 def _locate(numbers, table, refs, slots, addresses):
     "Where the frames are to which the rows in these slots refer; for packed ones, -1 - serial; for slot -1, 0"
@@ -291,10 +345,17 @@ def _unpacked(self:FrameLog, serial):
     "The bytes of a packed frame"
     number,i = divmod(serial, 1 << self.numbers.item(BITS))
     segment = self._segments[number]
+    if isinstance(segment, np.ndarray): return segment[i].tobytes()   # it was about to be packed, and an interrupt came
     a,b = segment.span(i)
-    return self.codec.unpack(memoryview(segment.bytes)[a:b], self.size)
+    return self._unpack(memoryview(segment.bytes)[a:b])
 
-# %% ../../nbs/33_frame_log.ipynb #584001e2
+@patch
+def _unpack(self:FrameLog, packed):
+    frame = self.codec.unpack(packed, self.size)
+    if len(frame) != self.size: raise ValueError(f'{len(frame)} bytes instead of {self.size}')
+    return frame
+
+# %% ../../nbs/33_frame_log.ipynb #6cccc12c
 @patch
 def state_dict(self:FrameLog,
     first:int, # the first frame that is needed
@@ -306,63 +367,57 @@ def state_dict(self:FrameLog,
     for number,s in sorted(self._segments.items()):
         low,high = max(first - number*per, 0),min(end - number*per, per)
         if low >= high: continue
-        if isinstance(s, np.ndarray): raw.append(s[low:high]); continue
-        packed.append(s.bytes[s.span(low)[0]:])
-        lengths.append(np.diff(s.ends, prepend=0)[low:])
+        is_raw = isinstance(s, np.ndarray)
+        if is_raw: raw.append(s[low:high])
+        else: packed.append(s.bytes[s.span(low)[0]:])
+        lengths.append(np.zeros(high - low, np.int64) if is_raw else np.diff(s.ends, prepend=0)[low:])
     learned = self.codec.dictionary if self.codec else b''
     parts = dict(packed=np.concatenate(packed), lengths=np.concatenate(lengths), raw=np.concatenate(raw),
         dictionary=np.frombuffer(learned, np.uint8).copy())
     return {k: torch.from_numpy(a) for k,a in parts.items()}
 
-# %% ../../nbs/33_frame_log.ipynb #7d769e04
+# %% ../../nbs/33_frame_log.ipynb #597c4a7d
 @patch
 def load_state_dict(self:FrameLog,
     state:dict, # as it was saved
-    check=None, # (frames, as bytes) → raises where there can be no such frames
+    check=lambda frames: None, # (frames, as bytes) → raises where there can be no such frames
 ):
     "Become the log that was saved; this one must be new"
-    form = dict(packed=array(np.uint8, None), lengths=array(np.int64, None, low=1, high=2**31),
+    form = dict(packed=array(np.uint8, None), lengths=array(np.int64, None, low=0, high=2**31),
         raw=array(np.uint8, None, self.size), dictionary=array(np.uint8, None))
     saved = checked(self.who, form, state)
-    packed,ends,per = saved['packed'],np.cumsum(saved['lengths']),1 << self.numbers.item(BITS)
-    if (ends[-1] if len(ends) else 0) != len(packed): self._refuse_saved(f'{len(packed)} bytes of packed frames')
-    if (len(packed) or len(saved['dictionary'])) and not self.codec: self._refuse_saved('packed frames')
+    lengths,per = saved['lengths'],1 << self.numbers.item(BITS)
+    if lengths.sum() != len(saved['packed']): self._refuse_saved(f'{len(saved["packed"])} bytes of packed frames')
+    if (lengths == 0).sum() != len(saved['raw']): self._refuse_saved(f'{len(saved["raw"])} frames that are not packed')
+    if (lengths.any() or len(saved['dictionary'])) and not self.codec: self._refuse_saved('packed frames')
     if len(saved['dictionary']): self._take_dictionary(saved['dictionary'].tobytes())
-    whole = len(ends) // per * per   # packed frames that are whole segments
-    for a in range(0, whole, per): self._load_packed(packed, ends, a, a + per, check)
-    rest = np.concatenate([self._unpack_saved(packed, ends, whole, len(ends)), saved['raw']])
-    if check: check(rest)
-    for a in range(0, len(rest), per):
-        self._more_room(0)
-        self._segments[(self.numbers.item(ROOM) >> self.numbers.item(BITS)) - 1][:len(rest[a:a+per])] = rest[a:a+per]
-    self.numbers[[NEXT,END]] = whole + len(rest)
-    self._asked,self._learned = whole // per,self._learned or len(ends) > 0   # one dictionary for all
+    if lengths.any(): self._learning = _NOTHING   # one dictionary for all
+    saved['ends'],saved['raws'] = np.cumsum(lengths),np.cumsum(lengths == 0)
+    for a in range(0, len(lengths), per):
+        frames,packed = self._saved_segment(saved, a, min(a + per, len(lengths)))
+        check(frames)
+        self._put_segment(self._raw_segment() if packed is None else packed)
+        if packed is None: self._segments[a//per][:len(frames)] = frames
+    self.numbers[[NEXT,END]] = len(lengths)
 
+# %% ../../nbs/33_frame_log.ipynb #a5121968
 @patch
-def _refuse_saved(self:FrameLog, got): raise StateError(self.who, 'a saved state with damaged frames', got)
-
-# %% ../../nbs/33_frame_log.ipynb #5df81c56
-@patch
-def _load_packed(self:FrameLog, packed, ends, a, b, check):
-    "Frames `a` to `b` of what was saved are a segment"
-    frames,start = self._unpack_saved(packed, ends, a, b),ends[a-1] if a else 0
-    if check: check(frames)
-    number = a >> self.numbers.item(BITS)
-    if number >= len(self.table): self.table = np.zeros(2*len(self.table), np.int64)
-    self._segments[number] = Packed(packed[start:ends[b-1]].copy(), ends[a:b] - start)
-    self.numbers[ROOM] = b
-
-@patch
-def _unpack_saved(self:FrameLog, packed, ends, a, b):
-    "Frames `a` to `b` of what was saved"
-    saved,frames = Packed(memoryview(packed), ends),np.empty((b-a,self.size), np.uint8)
-    for i in range(a, b):
-        low,high = saved.span(i)
-        try: frames[i-a] = np.frombuffer(self.codec.unpack(saved.bytes[low:high], self.size), np.uint8)
-        except Exception as e: self._refuse_saved(f'frame {i}: {e}')
-    return frames
+def _saved_segment(self:FrameLog, saved, a, b):
+    "Frames `a` to `b` of what was saved: unpacked, and packed if they are a whole segment of such"
+    lengths,ends,raws = (saved[k][a:b] for k in ('lengths','ends','raws'))
+    if not lengths.any(): return saved['raw'][raws[0]-1:raws[-1]],None
+    frames,packed = np.empty((b-a,self.size), np.uint8),saved['packed']
+    for i,(length,end,raw) in enumerate(zip(lengths.tolist(), ends.tolist(), raws.tolist())):
+        try: frames[i] = np.frombuffer(self._unpack(packed[end-length:end].tobytes()), np.uint8) if length else             saved['raw'][raw-1]
+        except Exception as e: self._refuse_saved(f'frame {a+i}: {e}')
+    if not lengths.all() or b - a < 1 << self.numbers.item(BITS): return frames,None
+    start = int(ends[0] - lengths[0])
+    return frames,Packed(packed[start:ends[-1]].copy(), ends - start)
 
 @patch
 def _take_dictionary(self:FrameLog, learned):
-    try: self.codec,self._learned = type(self.codec)(learned),True
+    try: self.codec = type(self.codec)(learned)
     except Exception as e: self._refuse_saved(f'a dictionary: {e}')
+
+@patch
+def _refuse_saved(self:FrameLog, got): raise StateError(self.who, 'a saved state with damaged frames', got)

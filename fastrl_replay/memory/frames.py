@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Leaf', 'parts_of', 'frame_leaves', 'spans_between', 'Frames', 'suggested']
 
-# %% ../../nbs/33_frames.ipynb #1bcd3cf3
-import warnings
+# %% ../../nbs/33_frames.ipynb #e6b5d851
+import sys, warnings
 from functools import partial
 from threading import RLock
 from typing import NamedTuple
@@ -16,21 +16,22 @@ from ..core import (ArgumentError, BlockError, NoRoom, StateError, bytes_at, mem
     prefetch, refuse_flags, whole)
 from ..episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
 from ..locks import renew_in_child
-from .arrays import gib, machine_memory
+from .arrays import size_text, machine_memory
 from .codecs import codec
 from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of
 from .links import INSERTED, Links, link_rows
 from .rows import Store
-from ..states import array, checked, exactly, listed
+from ..states import anything, array, checked, exactly, listed
 
-# %% ../../nbs/33_frames.ipynb #cd4dbcac
+# %% ../../nbs/33_frames.ipynb #20643d31
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
     name:str     # the column, and the way to the part
     kind:np.dtype # of its numbers
     size:int     # bytes of a frame
-    stacked:bool # are there several in an observation?
-    places:tuple # where frames begin in a row; those of `next_state` follow
+    stack:int    # how many there are in an observation
+    places:tuple # where frames begin in a row; those of `next_state`, if it has some, follow
+    of_next = property(lambda self: len(self.places) - self.stack)
 
 def parts_of(
     dtype:np.dtype, # of rows, or of a column
@@ -42,7 +43,7 @@ def parts_of(
     else:
         for n in dtype.names: yield from parts_of(dtype[n], f'{name}.{n}' if name else n, at + dtype.fields[n][1])
 
-# %% ../../nbs/33_frames.ipynb #96f0216f
+# %% ../../nbs/33_frames.ipynb #1d705038
 def frame_leaves(
     dtype:np.dtype, # of the rows
     stack:int, # frames along the first axis
@@ -54,15 +55,15 @@ def frame_leaves(
     for n in columns or [n for n in parts if n.split('.')[0] == 'state']:
         if n not in parts: raise ArgumentError('Frames', 'columns', repr(n), f'one of {", ".join(parts)}')
         d,at = parts[n]
-        many = stack if d.shape[:1] == (stack,) else 1
-        twin = parts.get('next_' + n, (None,))
-        both = (at,twin[1]) if twin[0] == d else (at,)
-        size = d.itemsize//many
+        many,(twin,next_at) = stack if d.shape[:1] == (stack,) else 1,parts.get('next_' + n, (None,0))
+        if 'next_' + n in (columns or ()): raise ArgumentError('Frames', 'columns', repr('next_' + n), repr(n) +
+            ' alone, as its next state is meant, too')
+        both,size = (at,next_at) if twin == d else (at,),d.itemsize//many
         if columns or size >= least:
-            found.append(Leaf(n, d.base, size, many > 1, tuple(a + i*size for a in both for i in range(many))))
+            found.append(Leaf(n, d.base, size, many, tuple(a + i*size for a in both for i in range(many))))
     return found
 
-# %% ../../nbs/33_frames.ipynb #5e61f672
+# %% ../../nbs/33_frames.ipynb #9be85255
 def spans_between(
     size:int, # bytes of a row
     leaves:list, # of `Leaf`
@@ -74,10 +75,10 @@ def spans_between(
         to,at = to + max(place - at, 0),place + length
     return np.array(spans, np.int64)
 
-# %% ../../nbs/33_frames.ipynb #15c8728a
+# %% ../../nbs/33_frames.ipynb #ae6fa397
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
-    least,smallest_segment = 64,32   # bytes of a frame that is worth a reference; frames in a segment
+    least,smallest_segment,raw_frames = 64,32,16   # bytes of a frame that is worth a reference; for a segment, an env
     def __init__(self,
         stack:int=1, # frames along the first axis of an observation; 1: observations as wholes
         compress:str=None, # 'lz4' or 'zstd': packed by another thread; None: not at all
@@ -85,7 +86,10 @@ class Frames(Store):
         columns=None, # names of the parts that hold frames, such as 'state.camera'; None: those that are large
     ):
         self.stack,self.compress = whole('Frames', 'stack', stack, 1),compress
-        self.columns = (columns,) if isinstance(columns, str) else columns and tuple(columns)
+        self.columns = columns = (columns,) if isinstance(columns, str) else columns
+        named = isinstance(columns, (list,tuple)) and all(isinstance(c, str) for c in columns)
+        if columns is not None and not (named and 0 < len(columns) == len({*columns})): raise ArgumentError('Frames',
+            'columns', repr(columns)[:60], "different names of parts of a row, such as 'state.camera'")
         codec(compress)   # or an error, now
 
     def __repr__(self):
@@ -102,21 +106,18 @@ class Frames(Store):
         shapes = '; '.join(f'{n}: {d.base}{list(d.shape)}' for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state')
         if not leaves: raise BlockError('Frames', 'observations without frames', shapes,
             f'an observation of at least {self.least} bytes a frame', 'Rows(), or the names of columns')
-        if self.stack > 1 and not any(l.stacked for l in leaves): raise BlockError('Frames', f'stack={self.stack}',
+        if all(l.stack != self.stack for l in leaves) and self.stack > 1: raise BlockError('Frames', f'stack={self.stack}',
             shapes, f'an observation whose first axis is {self.stack} long',
             'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
         return leaves
 
-# %% ../../nbs/33_frames.ipynb #aebf9cd5
+# %% ../../nbs/33_frames.ipynb #2d468e3e
 @patch
 def reserve(self:Frames, arrays):
     leaves,n = self._leaves_of(self.dtype),self.max_sz
-    bits = min(max(n//512, self.smallest_segment), 1024).bit_length() - 1
     self._log_numbers = np.zeros((len(leaves),N_NUMBERS), np.int64)
-    learn_from,near = max(n//2, 64),0 if self.compress else n//64
-    self._logs = [FrameLog(l.size, l.places, bits, n, arrays, codec(self.compress), learn_from, near, 'Frames',
-        numbers) for l,numbers in zip(leaves, self._log_numbers)]
-    self._spans,self._kinds = spans_between(self.dtype.itemsize, leaves),[l.kind for l in leaves]
+    self._logs = [self._new_log(l, numbers, arrays) for l,numbers in zip(leaves, self._log_numbers)]
+    self._spans = spans_between(self.dtype.itemsize, leaves)
     places = [(p,l.size) for l in leaves for p in l.places]
     self._places,self._rest_size = np.array(places, np.int64),int(self._spans[:,1].sum())
     self._cols = np.cumsum([0, *(len(l.places) for l in leaves)])   # of the references: whose are which
@@ -124,12 +125,22 @@ def reserve(self:Frames, arrays):
     self._refs = arrays.new('references', (n,len(places)), np.uint32)
     self._every = -(-n//256)   # rows, of which the lowest reference is known
     self._lowest = np.full((-(-n//self._every),2*len(leaves)), _NONE)
-    self._names,self._told,self._lock,self._rows_added = [l.name for l in leaves],False,RLock(),0
+    self._leaves,self._told,self._lock,self._rows_added = leaves,False,RLock(),0
+    self._look_at = [0]*len(leaves)   # with how many segments memory is to be looked at again
     renew_in_child(self, '_lock')
+
+@patch
+def _new_log(self:Frames, leaf, numbers, arrays):
+    "A log for frames of this size: 512 segments or so would fill the memory, none of them larger than 16 MB"
+    n,largest = self.max_sz,max(2**24//leaf.size, 1)
+    bits = min(max(n//512, self.smallest_segment), 1024, largest).bit_length() - 1
+    each = self.raw_frames*(2 if 'n' in self.dtype.names else 1)   # n-step rows reach further back
+    return FrameLog(leaf.size, leaf.places, leaf.of_next, bits, n, arrays, codec(self.compress), max(n//2, 64),
+        0 if self.compress else n//64, each, 'Frames', numbers)
 
 _NONE = np.int64(2**62)
 
-# %% ../../nbs/33_frames.ipynb #d54b89d0
+# %% ../../nbs/33_frames.ipynb #142cdab5
 @njit(nogil=True)
 def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
@@ -156,7 +167,7 @@ def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, ever
         lowest, logs, cols)
     link_rows(numbers, plan, address, n)
 
-# %% ../../nbs/33_frames.ipynb #0b5aee4c
+# %% ../../nbs/33_frames.ipynb #917d646e
 @patch
 def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
@@ -166,41 +177,45 @@ def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     n,address = len(envs),env_ids.ctypes.data - line.plan.item(ENV)
     stay = min(n, self.max_sz)
     with self._lock:
-        refs = self._keep(address + (n-stay)*self.dtype.itemsize, envs[n-stay:], len(line.tables.envs.ids))
+        known = line.tables.envs
+        refs = self._keep(address + (n-stay)*self.dtype.itemsize, envs[n-stay:], len(known.ids), len(known))
         _add_rows(line.tables.numbers, line.plan, address, n, stay, self._spans, self._rest, self._refs,
             refs, self._every, self._lowest, self._log_numbers, self._cols)
         self._rows_added += stay
     return True
 
 @patch
-def _keep(self:Frames, address, envs, n_envs):
+def _keep(self:Frames, address, envs, n_envs, under_way):
     "References to the frames of the rows at an address"
-    kept = [log.keep(address, self.dtype.itemsize, envs, n_envs, partial(self._needed, i))
-        for i,log in enumerate(self._logs)]
+    kept = [log.keep(address, self.dtype.itemsize, envs, n_envs, under_way, partial(self._needed, i),
+        partial(self._watch, i)) for i,log in enumerate(self._logs)]
     return kept[0] if len(kept) == 1 else np.concatenate(kept, 1)
 
 @patch
 def _needed(self:Frames, i):
-    "The first frame of a log that rows need; an error where the log can't grow, and a warning where it grows much"
-    self._watch(self._logs[i])
+    "The first frame of a log that rows need"
     return int(self._lowest[:,2*i].min())
 
-# %% ../../nbs/33_frames.ipynb #00440d2f
+# %% ../../nbs/33_frames.ipynb #f0ad3136
 @patch
 def put(self:Frames, slots, rows):
+    envs = np.unique(rows['env_id'], return_inverse=True)[1].astype(np.int64)
+    n = int(envs.max(initial=-1)) + 1
     with self._lock:
-        for slot,some in _runs(slots, rows, self.max_sz):
-            refs = self._keep(some.ctypes.data, np.zeros(len(some), np.int64), 1)
-            _put_rows(slot, some.ctypes.data, len(some), self.dtype.itemsize, self._spans, self._rest, self._refs, refs,
-                self._every, self._lowest, self._log_numbers, self._cols)
+        for a,b in _runs(slots, self.max_sz):
+            some = np.ascontiguousarray(rows[a:b])
+            refs = self._keep(some.ctypes.data, envs[a:b].copy(), n, n)
+            _put_rows(int(slots[a]), some.ctypes.data, b - a, self.dtype.itemsize, self._spans, self._rest, self._refs,
+                refs, self._every, self._lowest, self._log_numbers, self._cols)
+            self._rows_added += b - a
 
-def _runs(slots, rows, max_sz):
-    "Rows whose slots follow each other"
+def _runs(slots, max_sz, most=4096):
+    "Where rows whose slots follow each other begin and end"
     breaks = [0, *(np.flatnonzero(np.diff(slots) % max_sz != 1) + 1), len(slots)]
-    for a,b in zip(breaks[:-1], breaks[1:]):
-        if a < b: yield int(slots[a]),np.ascontiguousarray(rows[a:b])
+    for start,end in zip(breaks[:-1], breaks[1:]):
+        for a in range(start, end, most): yield a,min(a + most, end)
 
-# %% ../../nbs/33_frames.ipynb #08a8ae1b
+# %% ../../nbs/33_frames.ipynb #cc3264ed
 @patch
 def needs(self:Frames, dtype, max_sz):
     leaves = self._leaves_of(dtype)
@@ -214,33 +229,45 @@ def suggested(
     shape = next((d.shape for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state' and d.itemsize >= 4096), ())
     return Frames(shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1) if shape else None
 
-# %% ../../nbs/33_frames.ipynb #56325363
+# %% ../../nbs/33_frames.ipynb #7f662d2b
 @patch
-def _watch(self:Frames, log):
+def _watch(self:Frames, i):
     "Before a log grows: is there room, and do frames repeat?"
-    if len(log._segments) % 16: return   # it takes a while
-    there = machine_memory()
-    if 0 < there < self.nbytes + 16*log.segment_bytes: raise NoRoom('Frames',
-        f'{self._rows_added:_} rows fill the machine',
-        f'{gib(self.nbytes)}, {log.frames/max(self._rows_added, 1):.1f} frames a row', gib(there),
-        'a smaller max_sz, or compress=')
-    if self._told or self._rows_added < 1000 or log.frames <= 2*self._rows_added: return
+    log,there = self._logs[i],machine_memory()
+    held = len(log._segments)
+    if held < self._look_at[i] or log._spare and not self.compress: return
+    room = (there - self.nbytes)//log.segment_bytes if there else 32
+    if room < 1: raise NoRoom('Frames', 'no memory for more frames', f'{size_text(self.nbytes)} for '
+        f'{self._rows_added:_} rows, {log.frames/max(self._rows_added, 1):.1f} frames a row', f'at most {size_text(there)}',
+        'a smaller max_sz' + ('' if self.compress else ', or compress='))
+    self._look_at[i] = held + max(1, min(16, room//2))   # looking takes a while
+    if self._told or self._rows_added < 1000 or log.frames <= 1.5*self._rows_added: return
     self._told = True
-    warnings.warn(f'Frames: {self._why_large(log)}', stacklevel=6)
+    warnings.warn(f'Frames: {self._why_large(i)}', stacklevel=_outside())
 
+def _outside():
+    "How far up the first caller is that is not of this library"
+    frame,n = sys._getframe(1),1
+    while frame.f_back and 'fastrl_replay' in frame.f_globals.get('__name__', ''): frame,n = frame.f_back,n+1
+    return n
+
+# %% ../../nbs/33_frames.ipynb #80abaca0
 @patch
-def _why_large(self:Frames, log):
-    rows,name = self._rows_added,self._names[self._logs.index(log)]
-    shares = *(half.mean()/rows for half in np.array_split(log.found, 2)),
-    if max(shares) < .05: why = 'no frame comes again: there is noise in them, or something draws over them'
-    elif shares[0] < .5: why = ("the state is rarely the next state of a row before: episodes of a step or two, rows "
-        "out of order, several environments under one env_id, or rows that span more than 16 steps")
-    else: why = 'the frames of a next state differ from those that the state had: something draws over them'
-    return (f'{log.frames/rows:.1f} new frames a row in {name!r}, where 1 is usual, so {self.max_sz:_} rows need '
-        f'{gib(log.frames/rows*log.size*self.max_sz)} without compression. {shares[0]:.0%} of the frames of states and '
-        f'{shares[1]:.0%} of those of next states were among the last 16 of their environment: {why}')
+def _why_large(self:Frames, i):
+    "What is to be said of a log with many frames"
+    leaf,log,rows = self._leaves[i],self._logs[i],self._rows_added
+    share = log.found/rows
+    of_state,of_next = share[leaf.stack-1],share[leaf.stack] if leaf.stack < leaf.of_next + leaf.stack - 1 else 1.
+    said = f'{of_state:.0%} of the newest frames of states were among the recent ones of their environment'
+    if share.max() < .05: why = 'no frame comes again: there is noise in them, or something draws over them'
+    elif not leaf.of_next: why = 'they change from row to row'
+    elif of_state < .5: why = ('states are rarely the next state of a row before: episodes of a step or two, rows out of '
+        'order, several environments under one env_id, or rows that span more than two dozen steps')
+    else: why = f'only {of_next:.0%} of the oldest ones of next states: something draws over them'
+    return (f'{log.frames/rows:.1f} new frames a row in {leaf.name!r}, where 1 is usual, so {self.max_sz:_} rows need '
+        f'{size_text(log.frames/rows*log.size*self.max_sz)} without compression. {said}; {why}')
 
-# %% ../../nbs/33_frames.ipynb #b559fa20
+# %% ../../nbs/33_frames.ipynb #bec29145
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
@@ -276,14 +303,14 @@ def gather(self:Frames, slots, out, present=-1):
             alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
         _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
 
-# %% ../../nbs/33_frames.ipynb #8911bc99
+# %% ../../nbs/33_frames.ipynb #391b0acb
 @patch
 def stats(self:Frames)->dict: # numbers by name
     "New frames for each row that came, and how many are there"
     return dict(row_frames=sum(log.frames for log in self._logs)/max(self._rows_added, 1),
         frames=sum(len(log) for log in self._logs))
 
-# %% ../../nbs/33_frames.ipynb #3d557f4b
+# %% ../../nbs/33_frames.ipynb #aa05a717
 @patch
 def state_dict(self:Frames, slots)->dict: # plain data and tensors
     "What a checkpoint holds: the rows in these slots, and their frames"
@@ -303,27 +330,35 @@ def _in_rest(places, spans):
     "Where in the rest of a row these bytes of it are; frames have none of them"
     return [p - at + to for p in places for at,length,to in spans if at <= p < at + length]
 
-# %% ../../nbs/33_frames.ipynb #2c4c0622
+# %% ../../nbs/33_frames.ipynb #a19464c2
 @patch
 def load_state_dict(self:Frames, slots, state:dict):
     "Rows that were saved go into these slots, which are all that there are"
-    if 'rows' in state: return Store.load_state_dict(self, slots, state)
+    if isinstance(state, dict) and 'rows' in state: return Store.load_state_dict(self, slots, state)
     n,(many,) = len(slots),self._places[:,0].shape
     form = dict(compress=exactly(self.compress), rest=array(np.uint8, n, self._rest_size),
-        references=array(np.int32, n, many, low=0), frames=listed(dict, len(self._logs)))
+        references=array(np.int32, n, many, low=0), frames=listed(anything, len(self._logs)))
     saved = checked('Frames', form, state)
     self._check_rest(saved['rest'])
-    for log,kind,frames in zip(self._logs, self._kinds, saved['frames']): log.load_state_dict(frames, _checks(kind))
+    for log,leaf,frames in zip(self._logs, self._leaves, saved['frames']): log.load_state_dict(frames, _checks(leaf.kind))
     refs = saved['references'].astype(np.uint32)
     for log,a,b in zip(self._logs, self._cols, self._cols[1:]):
         if n and refs[:,a:b].max() >= log.frames:
             raise StateError('Frames', 'a saved reference to a frame that is not there')
     self._rest[slots],self._refs[slots],self._rows_added = saved['rest'],refs,n
-    for part in np.unique(slots//self._every):   # serial numbers begin at 0, so that they are their references
-        mine = refs[slots//self._every == part]
-        self._lowest[part] = np.repeat([mine[:,a:b].min() for a,b in zip(self._cols, self._cols[1:])], 2)
+    if n: self._note_lowest(np.asarray(slots), refs.astype(np.int64))
 
-# %% ../../nbs/33_frames.ipynb #dd58562c
+@patch
+def _note_lowest(self:Frames, slots, serials):
+    "The lowest reference of each part of the slots, and of its rows that are new in this round"
+    new = slots <= slots[-1]   # the others will be overwritten before them
+    for part in np.unique(slots//self._every):
+        here = slots//self._every == part
+        for l,(a,b) in enumerate(zip(self._cols, self._cols[1:])):
+            self._lowest[part,2*l] = serials[here,a:b].min()
+            self._lowest[part,2*l+1] = serials[here & new,a:b].min(initial=_NONE)
+
+# %% ../../nbs/33_frames.ipynb #32d8168e
 @patch
 def _check_rest(self:Frames, rest):
     "Raise where rows can't be like this, whatever their frames"

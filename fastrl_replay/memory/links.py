@@ -274,15 +274,16 @@ def state_dict(self:Links)->dict: # plain data and tensors
 @patch
 def _checked(self:Links, state):
     "What was saved, as arrays; a `StateError` where kernels would go astray"
-    ids,e = array(np.int32, None, low=0, high=MAX_ENVS-1),len(state['env_ids'])
-    form = dict(max_sz=integer(1, 2**31-1), counters=listed(integer(), MAX_SZ))
+    ids = array(np.int32, None, low=0, high=MAX_ENVS-1)
+    form = dict(max_sz=integer(1, 2**31-1), counters=listed(integer(), MAX_SZ), env_ids=ids)
     saved = checked(self.who, form, state, more=True)
+    e = len(saved['env_ids'])
     inserted,oldest = saved['counters'][:2]
     n = inserted - oldest
     if not 0 <= n <= self.max_sz: self._refuse_saved(f'keys {oldest} to {inserted-1} for max_sz={self.max_sz}')
     ahead = np.arange(n, 0, -1)   # how far the end is
     form |= dict(link=array(np.int32, n, low=0, high=ahead-1), back=array(np.int32, n, low=0, high=saved['max_sz']-1),
-        drawn=array(np.int32, n), env_ids=ids, last=array(np.int32, e, 3),
+        drawn=array(np.int32, n), last=array(np.int32, e, 3),
         last_key=array(np.int64, e, low=-1, high=inserted-1))
     saved = checked(self.who, form, state)
     self._check_agree(saved['link'], saved['back'], saved['last_key'] - oldest)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from ..core import (ArgumentTypeError, BlockError, Explained, NoRoom, StateError, Steps, dtype_spec,
     extend_dtype, problem, step_dtype, whole)
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
-from .arrays import gib, machine_memory
+from .arrays import size_text, machine_memory
 from .frames import suggested
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
 from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
@@ -90,9 +90,9 @@ def _no_room(self:Timeline, dtype, there):
     "The error where so many rows can't be kept here"
     needs,other = self.store.needs(dtype, self.max_sz),suggested(dtype) if type(self.store) is Rows else None
     remedy = f'max_sz={max(int(.8*there*self.max_sz/needs), 1):_}, or smaller rows'
-    if other: remedy = f'store={other!r}, which needs {gib(other.needs(dtype, self.max_sz))}; or {remedy}'
+    if other: remedy = f'store={other!r}, which needs {size_text(other.needs(dtype, self.max_sz))}; or {remedy}'
     return NoRoom(self.who, f'no memory for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
-        f'a machine with {gib(there)}', gib(needs), remedy)
+        f'a machine with {size_text(there)}', size_text(needs), remedy)
 
 # %% ../../nbs/34_timeline.ipynb #8bdf79c9
 @patch
