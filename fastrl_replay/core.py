@@ -8,7 +8,7 @@ __all__ = ['TORCH_NUMBERS', 'EPISODE', 'problem', 'Explained', 'ArgumentError', 
            'choice', 'renamed', 'old_names', 'space_dtype', 'leaves', 'foreign_columns', 'column_dtype', 'step_dtype',
            'dtype_spec', 'spec_dtype', 'saved_dtype', 'plain_dtype', 'differing_columns', 'extend_dtype', 'row_places',
            'Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'padding', 'pack', 'unpack', 'refuse_flags',
-           'interrupts_wait', 'njit', 'memmove', 'bytes_at', 'ints_at', 'longs_at']
+           'interrupts_wait', 'njit', 'memmove', 'prefetch', 'bytes_at', 'ints_at', 'longs_at']
 
 # %% ../nbs/00_core.ipynb #6b42f5ec
 import difflib, math, signal, threading, warnings
@@ -630,6 +630,22 @@ def memmove(ctx, dst, src, n):
         cgutils.raw_memmove(builder, *(builder.inttoptr(a, pointer) for a in args[:2]), args[2], 1)
         return context.get_dummy_value()
     return types.void(types.intp, types.intp, types.intp), codegen
+
+# %% ../nbs/00_core.ipynb #c66d725c
+@intrinsic
+def _prefetch_line(ctx, address):
+    def codegen(context, builder, signature, args):
+        number,to = cgutils.ir.IntType(32),builder.inttoptr(args[0], cgutils.voidptr_t)
+        kind = cgutils.ir.FunctionType(cgutils.ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        f = cgutils.get_or_insert_function(builder.module, kind, 'llvm.prefetch.p0')
+        builder.call(f, [to, *(cgutils.ir.Constant(number, x) for x in (0,3,1))])   # to be read, soon, data
+        return context.get_dummy_value()
+    return types.void(types.intp), codegen
+
+@njit
+def prefetch(address, n):
+    "Inside a kernel: let the processor fetch `n` bytes from an address, without waiting for them"
+    for i in range(0, n, 64): _prefetch_line(address + i)
 
 # %% ../nbs/00_core.ipynb #e4ca66d3
 @intrinsic

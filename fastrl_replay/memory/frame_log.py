@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NEXT', 'END', 'ROOM', 'FIRST', 'BITS', 'SIZE', 'NEAR', 'N_NUMBERS', 'serial_of', 'serials_of', 'Packed', 'FrameLog']
 
-# %% ../../nbs/33_frame_log.ipynb #a79008f0
+# %% ../../nbs/33_frame_log.ipynb #4888fab0
 import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ from .arrays import MainMemory
 from .codecs import Codec
 from ..states import array, checked
 
-# %% ../../nbs/33_frame_log.ipynb #f7842fc3
+# %% ../../nbs/33_frame_log.ipynb #bd32dfa7
 NEXT,END,ROOM,FIRST,BITS,SIZE,NEAR,N_NUMBERS = range(8)   # what stands where in the numbers of a log
 # the next frame's number; how many are settled; for how many there is room; the first segment; frames a segment; bytes;
 # how far back a frame may be that is shared
@@ -46,7 +46,7 @@ def _find(source, back, recent, numbers, table):
         if known and _memcmp(known, source, numbers[SIZE]) == 0: return b
     return -1
 
-# %% ../../nbs/33_frame_log.ipynb #c96a5b37
+# %% ../../nbs/33_frame_log.ipynb #725145e8
 @njit(nogil=True)
 def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
     "Keep the frames of rows from `done` on; gives the row at which the room ended, or how many rows there are"
@@ -68,7 +68,7 @@ def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
             refs[i,j] = serial
     return len(envs)
 
-# %% ../../nbs/33_frame_log.ipynb #b12a10a4
+# %% ../../nbs/33_frame_log.ipynb #6b0a718e
 @njit
 def serial_of(ref, following):
     "The serial number of which `ref` is the end, of frames that came before the frame `following`"
@@ -81,7 +81,7 @@ def serials_of(
     "The same for many references"
     return following - (np.uint32(following & 0xffffffff) - refs).astype(np.int64)
 
-# %% ../../nbs/33_frame_log.ipynb #b31b0da2
+# %% ../../nbs/33_frame_log.ipynb #dee67b48
 class Packed(NamedTuple):
     "A segment of packed frames"
     bytes:np.ndarray # one frame after the other
@@ -95,6 +95,7 @@ class FrameLog:
         size:int, # bytes of a frame
         places, # where in a row frames are: bytes from its first one
         bits:int, # a segment has 2**bits frames
+        expected:int=0, # for so many frames room is asked for at once, where they stay raw; it is taken as it is needed
         arrays=MainMemory(), # where raw segments lie
         codec:Codec=None, # packs older ones; None: all stay raw
         learn_from:int=1000, # frames that must be there before the codec learns from them, at most
@@ -107,6 +108,7 @@ class FrameLog:
         self.numbers = np.zeros(N_NUMBERS, np.int64) if numbers is None else numbers
         self.numbers[[BITS,SIZE,NEAR]] = bits,size,near
         self.table,self._segments,self._spare = np.zeros(8, np.int64),{},[]
+        self._expected,self._unused = 0 if codec else -(-expected >> bits),[]   # segments; those not used so far
         self._recent = np.zeros((0,_BACKS + len(places)), np.int64)   # of each environment
         self._jobs,self._asked,self._worker,self._pid = deque(),0,None,os.getpid()
         self._learned = codec is None or not codec.learns
@@ -123,7 +125,7 @@ class FrameLog:
         mine = self.table,self._recent,self.places,*self._spare,*self._segments.values()
         return sum(a.nbytes for a in mine) + len(self.codec.dictionary if self.codec else b'')
 
-# %% ../../nbs/33_frame_log.ipynb #d6f7d872
+# %% ../../nbs/33_frame_log.ipynb #7ecbc097
 @patch
 def keep(self:FrameLog,
     address:int, # of the rows
@@ -164,19 +166,28 @@ def _lowest(self:FrameLog, refs):
     following = self.numbers.item(NEXT)
     return int(serials_of(refs, following).min(initial=following))
 
-# %% ../../nbs/33_frame_log.ipynb #cbd7cb1d
+# %% ../../nbs/33_frame_log.ipynb #98ddf026
 @patch
 def _more_room(self:FrameLog, needed):
     "Another raw segment; those before the frame `needed` go"
     self._drop(needed >> self.numbers.item(BITS))
     if self.codec: self._pack_older()
     bits,first,room = (self.numbers.item(i) for i in (BITS,FIRST,ROOM))
-    raw = self._spare.pop() if self._spare else self.arrays.new('frames', (1 << bits, self.size), np.uint8)
-    number = room >> bits
+    raw,number = self._raw_segment(),room >> bits
     if number - first >= len(self.table): self.table = self._table(2*len(self.table))
     self._segments[number] = raw
     self.table[number & (len(self.table)-1)] = raw.ctypes.data
     self.numbers[ROOM] = room + (1 << bits)
+
+@patch
+def _raw_segment(self:FrameLog):
+    "A segment to write into: one that is free, or the next one of an array that holds many"
+    if self._spare: return self._spare.pop()
+    if not self._unused:
+        many,shape = max(self._expected, 1),(1 << self.numbers.item(BITS), self.size)
+        self._unused = [*self.arrays.new('frames', (many,*shape), np.uint8)[::-1]]
+        self._expected = many//16   # of the next array, if it comes to that
+    return self._unused.pop()
 
 @patch
 def _table(self:FrameLog, n):
@@ -199,9 +210,9 @@ def _retire(self:FrameLog, number, packed):
     self.table[number & (len(self.table)-1)] = 0
     old = self._segments.pop(number, None) if packed is None else self._segments.get(number)
     if packed is not None and old is not None: self._segments[number] = packed
-    if isinstance(old, np.ndarray) and len(self._spare) < 2: self._spare.append(old)
+    if isinstance(old, np.ndarray) and (len(self._spare) < 2 or not self.codec): self._spare.append(old)
 
-# %% ../../nbs/33_frame_log.ipynb #33ec4202
+# %% ../../nbs/33_frame_log.ipynb #af6bc3a3
 _WAITING = 4   # segments that may wait for the packing thread
 
 @patch
@@ -226,7 +237,7 @@ def _take_packed(self:FrameLog, wait=False):
         if number in self._segments: self._retire(number, Packed(*job.result()))
         self._jobs.popleft()   # now that it is in its place: an interrupt would lose it
 
-# %% ../../nbs/33_frame_log.ipynb #19e6a2a3
+# %% ../../nbs/33_frame_log.ipynb #d0f00439
 @patch(as_prop=True)
 def _packed_up_to(self:FrameLog):
     "The first segment that isn't packed"
@@ -246,11 +257,12 @@ def _do(self:FrameLog, f, *args):
     if self._worker is None: self._worker = ThreadPoolExecutor(1, 'fastrl_replay-packs-frames')
     return self._worker.submit(f, *args)
 
-# %% ../../nbs/33_frame_log.ipynb #ec820f7b
+# %% ../../nbs/33_frame_log.ipynb #d07c7f01
 @njit(nogil=True)
 def _locate(numbers, table, refs, slots, addresses):
     "Where the frames are to which the rows in these slots refer; for packed ones, -1 - serial; for slot -1, 0"
-    packed = 0
+    packed,touched = 0,np.uint32(0)
+    for i in range(len(slots)): touched |= refs[max(slots[i], 0), 0]   # so that their waits overlap
     for i in range(len(slots)):
         for j in range(refs.shape[1]):
             if slots[i] < 0: addresses[i,j] = 0; continue
@@ -258,7 +270,7 @@ def _locate(numbers, table, refs, slots, addresses):
             at = _place_of(serial, numbers, table)
             addresses[i,j] = at if at else -1 - serial
             packed += at == 0
-    return packed
+    return packed,touched
 
 @patch
 def locate(self:FrameLog,
@@ -267,7 +279,7 @@ def locate(self:FrameLog,
     addresses:np.ndarray, # where to write them, a row for each slot
 ): # what must stay alive for as long as the addresses are used
     "Addresses of frames"
-    if not _locate(self.numbers, self.table, refs, slots, addresses): return None
+    if not _locate(self.numbers, self.table, refs, slots, addresses)[0]: return None
     packed = addresses < 0
     serials,which = np.unique(-1 - addresses[packed], return_inverse=True)
     frames = np.frombuffer(b''.join(map(self._unpacked, serials.tolist())), np.uint8)
@@ -282,7 +294,7 @@ def _unpacked(self:FrameLog, serial):
     a,b = segment.span(i)
     return self.codec.unpack(memoryview(segment.bytes)[a:b], self.size)
 
-# %% ../../nbs/33_frame_log.ipynb #c698831b
+# %% ../../nbs/33_frame_log.ipynb #584001e2
 @patch
 def state_dict(self:FrameLog,
     first:int, # the first frame that is needed
@@ -302,7 +314,7 @@ def state_dict(self:FrameLog,
         dictionary=np.frombuffer(learned, np.uint8).copy())
     return {k: torch.from_numpy(a) for k,a in parts.items()}
 
-# %% ../../nbs/33_frame_log.ipynb #66c88c04
+# %% ../../nbs/33_frame_log.ipynb #7d769e04
 @patch
 def load_state_dict(self:FrameLog,
     state:dict, # as it was saved
@@ -329,7 +341,7 @@ def load_state_dict(self:FrameLog,
 @patch
 def _refuse_saved(self:FrameLog, got): raise StateError(self.who, 'a saved state with damaged frames', got)
 
-# %% ../../nbs/33_frame_log.ipynb #38587697
+# %% ../../nbs/33_frame_log.ipynb #5df81c56
 @patch
 def _load_packed(self:FrameLog, packed, ends, a, b, check):
     "Frames `a` to `b` of what was saved are a segment"

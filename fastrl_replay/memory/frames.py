@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Leaf', 'parts_of', 'frame_leaves', 'spans_between', 'Frames', 'suggested']
 
-# %% ../../nbs/33_frames.ipynb #431c6f8a
+# %% ../../nbs/33_frames.ipynb #1bcd3cf3
 import warnings
 from functools import partial
 from threading import RLock
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import (ArgumentError, BlockError, NoRoom, StateError, bytes_at, memmove, njit, padding,
-    refuse_flags, whole)
+    prefetch, refuse_flags, whole)
 from ..episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
 from ..locks import renew_in_child
 from .arrays import gib, machine_memory
@@ -23,7 +23,7 @@ from .links import INSERTED, Links, link_rows
 from .rows import Store
 from ..states import array, checked, exactly, listed
 
-# %% ../../nbs/33_frames.ipynb #c38111bb
+# %% ../../nbs/33_frames.ipynb #cd4dbcac
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
     name:str     # the column, and the way to the part
@@ -42,7 +42,7 @@ def parts_of(
     else:
         for n in dtype.names: yield from parts_of(dtype[n], f'{name}.{n}' if name else n, at + dtype.fields[n][1])
 
-# %% ../../nbs/33_frames.ipynb #de4cb398
+# %% ../../nbs/33_frames.ipynb #96f0216f
 def frame_leaves(
     dtype:np.dtype, # of the rows
     stack:int, # frames along the first axis
@@ -62,7 +62,7 @@ def frame_leaves(
             found.append(Leaf(n, d.base, size, many > 1, tuple(a + i*size for a in both for i in range(many))))
     return found
 
-# %% ../../nbs/33_frames.ipynb #e21465f1
+# %% ../../nbs/33_frames.ipynb #5e61f672
 def spans_between(
     size:int, # bytes of a row
     leaves:list, # of `Leaf`
@@ -74,7 +74,7 @@ def spans_between(
         to,at = to + max(place - at, 0),place + length
     return np.array(spans, np.int64)
 
-# %% ../../nbs/33_frames.ipynb #0f34500d
+# %% ../../nbs/33_frames.ipynb #15c8728a
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
     least,smallest_segment = 64,32   # bytes of a frame that is worth a reference; frames in a segment
@@ -107,15 +107,15 @@ class Frames(Store):
             'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
         return leaves
 
-# %% ../../nbs/33_frames.ipynb #eb53214f
+# %% ../../nbs/33_frames.ipynb #aebf9cd5
 @patch
 def reserve(self:Frames, arrays):
     leaves,n = self._leaves_of(self.dtype),self.max_sz
     bits = min(max(n//512, self.smallest_segment), 1024).bit_length() - 1
     self._log_numbers = np.zeros((len(leaves),N_NUMBERS), np.int64)
     learn_from,near = max(n//2, 64),0 if self.compress else n//64
-    self._logs = [FrameLog(l.size, l.places, bits, arrays, codec(self.compress), learn_from, near, 'Frames', numbers)
-        for l,numbers in zip(leaves, self._log_numbers)]
+    self._logs = [FrameLog(l.size, l.places, bits, n, arrays, codec(self.compress), learn_from, near, 'Frames',
+        numbers) for l,numbers in zip(leaves, self._log_numbers)]
     self._spans,self._kinds = spans_between(self.dtype.itemsize, leaves),[l.kind for l in leaves]
     places = [(p,l.size) for l in leaves for p in l.places]
     self._places,self._rest_size = np.array(places, np.int64),int(self._spans[:,1].sum())
@@ -129,7 +129,7 @@ def reserve(self:Frames, arrays):
 
 _NONE = np.int64(2**62)
 
-# %% ../../nbs/33_frames.ipynb #e8a4a52e
+# %% ../../nbs/33_frames.ipynb #d54b89d0
 @njit(nogil=True)
 def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
@@ -156,7 +156,7 @@ def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, ever
         lowest, logs, cols)
     link_rows(numbers, plan, address, n)
 
-# %% ../../nbs/33_frames.ipynb #09944d91
+# %% ../../nbs/33_frames.ipynb #0b5aee4c
 @patch
 def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
@@ -185,7 +185,7 @@ def _needed(self:Frames, i):
     self._watch(self._logs[i])
     return int(self._lowest[:,2*i].min())
 
-# %% ../../nbs/33_frames.ipynb #023dff19
+# %% ../../nbs/33_frames.ipynb #00440d2f
 @patch
 def put(self:Frames, slots, rows):
     with self._lock:
@@ -200,7 +200,7 @@ def _runs(slots, rows, max_sz):
     for a,b in zip(breaks[:-1], breaks[1:]):
         if a < b: yield int(slots[a]),np.ascontiguousarray(rows[a:b])
 
-# %% ../../nbs/33_frames.ipynb #2f43dc0f
+# %% ../../nbs/33_frames.ipynb #08a8ae1b
 @patch
 def needs(self:Frames, dtype, max_sz):
     leaves = self._leaves_of(dtype)
@@ -214,7 +214,7 @@ def suggested(
     shape = next((d.shape for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state' and d.itemsize >= 4096), ())
     return Frames(shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1) if shape else None
 
-# %% ../../nbs/33_frames.ipynb #affaaafa
+# %% ../../nbs/33_frames.ipynb #56325363
 @patch
 def _watch(self:Frames, log):
     "Before a log grows: is there room, and do frames repeat?"
@@ -240,7 +240,7 @@ def _why_large(self:Frames, log):
         f'{gib(log.frames/rows*log.size*self.max_sz)} without compression. {shares[0]:.0%} of the frames of states and '
         f'{shares[1]:.0%} of those of next states were among the last 16 of their environment: {why}')
 
-# %% ../../nbs/33_frames.ipynb #93adbad0
+# %% ../../nbs/33_frames.ipynb #b559fa20
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
@@ -252,12 +252,15 @@ def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
         else:
             for k in range(len(spans)):
                 memmove(dst + spans[k,0], rest.ctypes.data + slot*rest.shape[1] + spans[k,2], spans[k,1])
-            j = 0
+            j,last = 0,0
             while j < len(places):
                 start,length = addresses[i,j],places[j,1]
                 k = j + 1
                 while k < len(places) and addresses[i,k] == start + length and places[k,0] == places[j,0] + length:
                     length,k = length + places[k,1],k + 1
+                last = max(last, start + length - 1)
+                following = addresses[i,k] if k < len(places) else addresses[i+1,0] if i+1 < len(slots) else 0
+                if following > last or k == len(places): prefetch(following, places[k % len(places),1])
                 memmove(dst + places[j,0], start, length)
                 j = k
         if present >= 0: bytes_at(dst, out.shape[1])[present] = slot >= 0
@@ -273,14 +276,14 @@ def gather(self:Frames, slots, out, present=-1):
             alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
         _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
 
-# %% ../../nbs/33_frames.ipynb #ccab23bb
+# %% ../../nbs/33_frames.ipynb #8911bc99
 @patch
 def stats(self:Frames)->dict: # numbers by name
     "New frames for each row that came, and how many are there"
     return dict(row_frames=sum(log.frames for log in self._logs)/max(self._rows_added, 1),
         frames=sum(len(log) for log in self._logs))
 
-# %% ../../nbs/33_frames.ipynb #2888fcb0
+# %% ../../nbs/33_frames.ipynb #3d557f4b
 @patch
 def state_dict(self:Frames, slots)->dict: # plain data and tensors
     "What a checkpoint holds: the rows in these slots, and their frames"
@@ -300,7 +303,7 @@ def _in_rest(places, spans):
     "Where in the rest of a row these bytes of it are; frames have none of them"
     return [p - at + to for p in places for at,length,to in spans if at <= p < at + length]
 
-# %% ../../nbs/33_frames.ipynb #5671771c
+# %% ../../nbs/33_frames.ipynb #2c4c0622
 @patch
 def load_state_dict(self:Frames, slots, state:dict):
     "Rows that were saved go into these slots, which are all that there are"
@@ -320,7 +323,7 @@ def load_state_dict(self:Frames, slots, state:dict):
         mine = refs[slots//self._every == part]
         self._lowest[part] = np.repeat([mine[:,a:b].min() for a,b in zip(self._cols, self._cols[1:])], 2)
 
-# %% ../../nbs/33_frames.ipynb #6d96ce06
+# %% ../../nbs/33_frames.ipynb #dd58562c
 @patch
 def _check_rest(self:Frames, rest):
     "Raise where rows can't be like this, whatever their frames"
