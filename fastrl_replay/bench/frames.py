@@ -132,7 +132,7 @@ for _library,_settings in FRAME_MEMORIES.items():
     for _setting,_memory in _settings.items():
         MEMORIES[f'{_library}, {_setting}'] = _library,_setting,getattr(_memory, 'blocks', False)
 
-# %% ../../nbs/93_bench_frames.ipynb #7feb2d7d
+# %% ../../nbs/93_bench_frames.ipynb #6d365832
 def _start(library, pythons, **settings):
     "A memory in this process, or a library in another one"
     return Peer(library, pythons.get(library, sys.executable), **settings) if library else Here()
@@ -147,6 +147,7 @@ def _each(there, wrong, do):
             if entry := there.pop(name): entry.close()
     return answers
 
+# %% ../../nbs/93_bench_frames.ipynb #b5f2b6e5
 def _fill(entry, what, blocks):
     "Fill a memory twice; the second one stays"
     entry.ask('frames', **what)
@@ -161,6 +162,7 @@ def _memory(library, pythons, what):
         entry.ask('frames', **what)
         return dict(resident=entry.ask('fill', envs=1)['resident'], version=entry.version)
 
+# %% ../../nbs/93_bench_frames.ipynb #8886868a
 def frame_contest(
     folder:str, # where the files are
     game:str, # their name

@@ -514,11 +514,12 @@ def _cpuinfo():
     try: return open('/proc/cpuinfo').read().splitlines()
     except OSError: return []
 
-# %% ../../nbs/89_peers.ipynb #01f166dd
+# %% ../../nbs/89_peers.ipynb #eb6da6f1
 def _resident():
     try: return int(open('/proc/self/statm').read().split()[1])*os.sysconf('SC_PAGE_SIZE')
     except OSError: return 0
 
+# %% ../../nbs/89_peers.ipynb #01f166dd
 class Worker:
     "Does one library's jobs, as it is told"
     def __init__(self, library): self.library,self.once = library,None
