@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import gymnasium as gym
+from gymnasium.spaces import Box, Discrete
+from gymnasium.wrappers import FrameStackObservation
 from hypothesis import given, strategies as st
 
-from fastrl_replay.bench import bench, buffers, peers
+from fastrl_replay.bench import bench, buffers, frames, peers
 from fastrl_replay.bench.bench import CONTESTS, TARGETS, entries, fastest, measure, medians, summary, table, targets
 from fastrl_replay.bench.peers import ADAPTERS, Peer, PeerError, Rows, wrong_rows
 
@@ -39,6 +42,24 @@ def mortal(rows, n):
         if next(calls): sys.stderr.write('out of life\\n'); sys.stderr.flush(); os._exit(3)
         return rows.part(0, n)
     return step,dict
+
+class Plain:
+    blocks = True
+    def __init__(self, size, envs, shape): self.rows,self.size,self.rng = [],size,np.random.default_rng(0)
+    def ready(self, c, last): return [*zip(*(c[k] for k in ('state','action','reward','next_state','terminated')))],
+    def add(self, rows): self.rows = [*self.rows, *rows][-self.size:]
+    def draw(self): return [np.array(c) for c in zip(*(self.rows[i] for i in self.rng.integers(0, len(self.rows), 32)))]
+
+class Lossy(Plain):
+    "The next state of the last row of an episode is its state"
+    def ready(self, c, last): return super().ready({**c, 'next_state': np.where(last[:,None,None,None], c['state'], c['next_state'])}, last)
+
+class Mortal(Plain):
+    def draw(self): sys.stderr.write('out of life\\n'); sys.stderr.flush(); os._exit(3)
+
+FRAME_MEMORIES['noisy'] = {'plain': Plain}
+FRAME_MEMORIES['liar'] = {'lossy': Lossy}
+FRAME_MEMORIES['mortal'] = {'short': Mortal}
 '''
 
 @pytest.fixture
@@ -152,6 +173,71 @@ def test_measure_interleaves_entries():
     turns = re.sub(r'(.)\1*', r'\1', ''.join(order))
     assert turns == 'abababab' and [len(t) for t in times.values()] == [3, 3]   # the warm-up, then three rounds
 
+# ---- frames ----
+
+class Noise(gym.Env):
+    "Episodes of seven steps, the last of which ends by itself or is cut off, in turn; frames are noise"
+    observation_space, action_space = Box(0, 255, (12, 10), np.uint8), Discrete(3)
+    episode = 0
+    def look(self): return self.np_random.integers(0, 256, (12, 10), np.uint8)
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.episode = 0, self.episode + 1
+        return self.look(), {}
+    def step(self, action):
+        self.t += 1
+        return self.look(), 1., self.t == 7 and self.episode % 2 == 0, self.t == 7 and self.episode % 2 == 1, {}
+
+def noise(): return FrameStackObservation(Noise(), 4)
+
+@pytest.fixture(scope='module')
+def played(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('frames')
+    return folder, frames.record(str(folder), 'Noise', noise, 160, seed=3)
+
+def test_what_is_recorded_is_what_was_played(played):
+    folder, found = played
+    rows, blocks = peers.Recorded(folder, 'Noise'), iter(frames.random_play(noise, seed=3))
+    for t in range(20):
+        block, part = next(blocks), rows.part(np.arange(8)*20 + t)
+        for k in part:
+            if k != 'reward': assert np.array_equal(block.rows[k], part[k]), (t, k)
+    assert np.array_equal(rows.rows['reward'], np.arange(160)) and found['frames'] == len(rows.frames) == 8*(20 + 3)
+    assert rows.over.sum() == 8*2 and rows.ends.sum() == 8*3 and rows.ends[19::20].all()
+
+def test_every_byte_of_a_drawn_row_is_compared(played):
+    rows = peers.Recorded(played[0], 'Noise')
+    test = peers.FrameTest(None, rows)
+    for name in ('state', 'action', 'next_state', 'terminated'):
+        cols = rows.part(np.arange(32))
+        cols[name].reshape(32, -1)[13, -1] ^= cols[name].dtype.type(1)
+        test.memory = SimpleNamespace(draw=lambda: [cols[k] for k in ('state', 'action', 'reward', 'next_state', 'terminated')])
+        assert peers.check_frames(test, 1) == dict(rows=32, wrong=1, ends=3, wrong_ends=1), name
+
+def test_memories_of_frames_that_lie_or_crash_are_named(strangers, played, monkeypatch):
+    "In processes, as the libraries' are."
+    there = {'bare take': frames.MEMORIES['bare take'], 'noisy, plain': ('noisy', 'plain', True),
+        'liar, lossy': ('liar', 'lossy', False), 'mortal, short': ('mortal', 'short', True), 'broken, any': ('broken', 'any', True)}
+    monkeypatch.setattr(frames, 'MEMORIES', there)
+    found, wrong = frames.frame_contest(played[0], 'Noise', rounds=2, number=20)
+    assert list(found) == ['bare take', 'noisy, plain', 'liar, lossy'] and list(wrong) == ['mortal, short', 'broken, any']
+    assert 'crashed: out of life' in wrong['mortal, short'] and 'KeyError' in wrong['broken, any']
+    assert found['noisy, plain']['checked']['wrong'] == 0 and found['noisy, plain']['version'] == '0.0'
+    assert found['noisy, plain']['add_8_us'] > 0 and found['liar, lossy']['add_8_us'] is None
+    lost = found['liar, lossy']['checked']
+    assert lost['wrong'] > lost['wrong_ends'] == lost['ends'] > 0
+    results = dict(machine=made_up()['machine'], rows=160, games=dict(Noise=dict(memories=found)), missing=wrong, faults={}, fill={})
+    said = frames.frame_report(results)
+    assert '- mortal, short was left out: crashed' in said and f'no: {lost["wrong"]} of' in said and 'not measured' in said
+
+def test_the_bench_hands_frames_their_options(capsys):
+    with pytest.raises(SystemExit): bench.main(['--frames', '--rows', '8'])
+    assert '--rows: expected 64 or more' in capsys.readouterr().err
+    with pytest.raises(SystemExit): bench.main(['--help'])
+    assert '--frames --help says more' in ' '.join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit): bench.main(['--frames', '--help'])
+    assert '--fill ROWS' in capsys.readouterr().out
+
 # ---- reports ----
 
 def made_up(**times):
@@ -202,3 +288,16 @@ def test_the_figures_are_of_this_bench():
     assert {'growth', 'train', 'buffers', 'copy_speed', 'bytes_a_row'} <= set(results)
     assert 'not measured' not in targets(results)
     assert set(results['buffers']['seconds']) == set(buffers.BUFFERS)
+
+@pytest.mark.skipif(not (files('fastrl_replay')/'measured/frames.json').is_file(), reason='not measured yet')
+def test_the_figures_of_frames_are_of_this_bench():
+    results = json.loads((files('fastrl_replay')/'measured/frames.json').read_text())
+    assert set(results['games']) == set(frames.GAMES) and not results['missing'] and results['rows'] == 20_000
+    for game in results['games'].values():
+        assert set(game['memories']) == set(frames.MEMORIES)
+        for name, f in game['memories'].items():
+            c = f['checked']
+            assert c['wrong'] == c['wrong_ends'] == (c['ends'] if 'stable' in name else 0), name
+    assert 'not measured' not in frames.aims(results)
+    fill = results['fill']['Pong']
+    assert fill['rows'] == 1_000_000 and fill['wrong_blocks'] == 0

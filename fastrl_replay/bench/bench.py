@@ -574,17 +574,26 @@ def _options(args):
             train='also whole training runs beside Stable-Baselines3: some minutes',
             buffers='also the six buffers that this library grew from: some minutes').items():
         p.add_argument(f'--{option}', action='store_true', help=help)
-    p.add_argument('--peer-python', action='append', default=[], metavar='NAME=PATH',
-        help='the interpreter that has a library; NAME may be all')
+    p.add_argument('--frames', action='store_true',
+        help='instead: memories of pixels, on frames of Atari games; --frames --help says more')
+    _add_peers(p)
     p.add_argument('--out', type=Path, help='a folder for bench.json, bench.md and the pictures')
     a = p.parse_args(args)
-    pythons = dict(w.partition('=')[::2] for w in a.peer_python)
+    a.pythons = _pythons(p, a.peer_python)
+    return a
+
+def _add_peers(p):
+    p.add_argument('--peer-python', action='append', default=[], metavar='NAME=PATH',
+        help='the interpreter that has a library; NAME may be all')
+
+def _pythons(p, words):
+    "Library → interpreter, from NAME=PATH"
+    pythons = dict(w.partition('=')[::2] for w in words)
     everywhere = pythons.pop('all', None)
     for name,path in pythons.items():
         if name not in ADAPTERS or not path: p.error(f'--peer-python {name}={path}: expected NAME=PATH, where NAME is '
             f'one of {", ".join(ADAPTERS)}, or all')
-    a.pythons = {**({n: everywhere for n in ADAPTERS} if everywhere else {}), **pythons}
-    return a
+    return {**({n: everywhere for n in ADAPTERS} if everywhere else {}), **pythons}
 
 # %% ../../nbs/90_bench.ipynb #083ad36f
 def save(
@@ -604,6 +613,9 @@ def save(
 
 def main(args=None):
     "Run the contests and print the tables"
+    args = sys.argv[1:] if args is None else args
+    if '--frames' in args and '--help' not in args[:args.index('--frames')]:
+        return _above('frames').main([w for w in args if w != '--frames'])
     a = _options(args)
     size,rounds,seconds = (100_000, 3, .02) if a.quick else (1_000_000, 9, .05)
     grow = (1_000_000 if a.quick else 100_000_000) if a.growth else 0
