@@ -452,7 +452,6 @@ def test_a_process_that_is_forked_while_it_learns_learns_by_itself():
     while log is None or log._learning is None:
         line.add(Steps(rows[i:i+10])); i += 10
         log = line._parts[1]._logs[0]
-        real = log.codec.learn
     log.codec.dictionary = b''   # as it is before the thread is done
     pid = os.fork()
     if not pid:

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['CODECS', 'Codec', 'Lz4', 'Zstd', 'codec']
 
-# %% ../../nbs/33_codecs.ipynb #eabe882b
+# %% ../../nbs/33_codecs.ipynb #97a41dbe
 import threading
 from importlib import import_module
 import numpy as np
 from ..core import ArgumentError, choice
 
-# %% ../../nbs/33_codecs.ipynb #61ffc4c3
+# %% ../../nbs/33_codecs.ipynb #6b08607f
 class Codec:
     "Packs frames, each by itself"
     name,learns = None,0   # learns: from how many frames; 0: nothing
@@ -37,7 +37,7 @@ class Lz4(Codec):
     def pack_one(self, frame): return self._package.compress(frame, store_size=False)
     def unpack(self, packed, size): return self._package.decompress(packed, uncompressed_size=size)
 
-# %% ../../nbs/33_codecs.ipynb #ad178cae
+# %% ../../nbs/33_codecs.ipynb #bb8beed4
 class Zstd(Codec):
     "Zstandard with a dictionary: small"
     name,package,learns = 'zstd','zstandard',1000
@@ -71,7 +71,7 @@ class Zstd(Codec):
         if self._package.frame_content_size(packed) != size: raise ValueError('a frame of another size')
         return self._tools()[1].decompress(packed)
 
-# %% ../../nbs/33_codecs.ipynb #195cc323
+# %% ../../nbs/33_codecs.ipynb #739bce60
 CODECS = {c.name: c for c in (Lz4,Zstd)}
 
 def codec(

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NEXT', 'END', 'ROOM', 'FIRST', 'BITS', 'SIZE', 'NEAR', 'N_NUMBERS', 'serial_of', 'serials_of', 'Packed', 'FrameLog']
 
-# %% ../../nbs/33_frame_log.ipynb #ff86a743
+# %% ../../nbs/33_frame_log.ipynb #14008c9f
 import os, warnings
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +19,7 @@ from .arrays import MainMemory
 from .codecs import Codec
 from ..states import array, checked
 
-# %% ../../nbs/33_frame_log.ipynb #94ed36e3
+# %% ../../nbs/33_frame_log.ipynb #c217759f
 NEXT,END,ROOM,FIRST,BITS,SIZE,NEAR,N_NUMBERS = range(8)   # what stands where in the numbers of a log
 # the next frame's number; how many are settled; for how many there is room; the first segment; frames a segment; bytes;
 # how far back a frame may be that is shared
@@ -48,7 +48,7 @@ def _is_at(source, serial, numbers, table):
     known = _place_of(serial, numbers, table) if serial >= numbers[NEXT] - numbers[NEAR] else 0
     return known != 0 and _memcmp(known, source, numbers[SIZE]) == 0
 
-# %% ../../nbs/33_frame_log.ipynb #03ef2e75
+# %% ../../nbs/33_frame_log.ipynb #8a217c49
 @njit
 def _sum_of(address, size):
     "A sum of all bytes in words of eight"
@@ -65,7 +65,7 @@ def _find(source, total, recent, numbers, table):
         if recent[_SUMS+e] == total and _is_at(source, recent[e], numbers, table): return which
     return -1
 
-# %% ../../nbs/33_frame_log.ipynb #b1f0acbe
+# %% ../../nbs/33_frame_log.ipynb #759980a9
 @njit(nogil=True)
 def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
     "Keep the frames of rows from `done` on; gives the row at which the room ended, or how many rows there are"
@@ -91,7 +91,7 @@ def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
             refs[i,j] = serial
     return len(envs)
 
-# %% ../../nbs/33_frame_log.ipynb #9054c086
+# %% ../../nbs/33_frame_log.ipynb #1135f0f8
 @njit
 def serial_of(ref, following):
     "The serial number of which `ref` is the end, of frames that came before the frame `following`"
@@ -104,7 +104,7 @@ def serials_of(
     "The same for many references"
     return following - (np.uint32(following & 0xffffffff) - refs).astype(np.int64)
 
-# %% ../../nbs/33_frame_log.ipynb #fa5a6e21
+# %% ../../nbs/33_frame_log.ipynb #7ebb5abe
 class Packed(NamedTuple):
     "A segment of packed frames"
     bytes:np.ndarray # one frame after the other
@@ -112,12 +112,13 @@ class Packed(NamedTuple):
     def span(self, i): return int(self.ends[i-1]) if i else 0,int(self.ends[i])
     nbytes = property(lambda self: self.bytes.nbytes + self.ends.nbytes)
 
+# %% ../../nbs/33_frame_log.ipynb #905b03d9
 _LARGE,_SAMPLES = 2**18,2**23   # larger frames have no use for a dictionary; bytes to learn from
 _NOTHING = Future()
 _NOTHING.set_result(None)
 
 class FrameLog:
-    "Frames of one size by serial number, equal ones kept once; the oldest go when nobody needs them"
+    "Frames of one size by serial number, equal ones kept once; the oldest go when no row needs them"
     def __init__(self,
         size:int, # bytes of a frame
         places, # where in a row frames are: bytes from its first one
@@ -130,7 +131,7 @@ class FrameLog:
         near:int=0, # how far back a frame may be that is shared, at least
         each:int=16, # and for each environment; so many frames stay raw
         who:str='Frames', # for errors
-        numbers=None, # an array for the log's numbers; None: one of its own
+        numbers=None, # an array for the log's numbers; None: a new one
     ):
         self.size,self.arrays,self.codec,self.who = size,arrays,codec,who
         mine = len(places) - of_next
@@ -148,15 +149,19 @@ class FrameLog:
     segment_bytes = property(lambda self: self.size << self.numbers.item(BITS), doc='Bytes of a raw segment')
     found = property(lambda self: self.places[1], doc='How often a frame at each place was one that is known')
     frames = property(lambda self: self.numbers.item(END), doc='How many it has kept so far')
-    def __len__(self): return self.frames - self.first
     first = property(lambda self: self.numbers.item(FIRST) << self.numbers.item(BITS), doc='The first that is there')
-    @property
-    def nbytes(self):
-        "Bytes reserved"
-        mine = self.table,self._recent,self.places,*self._spare,*self._segments.values()
-        return sum(a.nbytes for a in mine) + len(self.codec.dictionary if self.codec else b'')
 
-# %% ../../nbs/33_frame_log.ipynb #5379e4d3
+# %% ../../nbs/33_frame_log.ipynb #df1372ec
+@patch
+def __len__(self:FrameLog): return self.frames - self.first
+
+@patch(as_prop=True)
+def nbytes(self:FrameLog):
+    "Bytes reserved"
+    mine = self.table,self._recent,self.places,*self._spare,*self._segments.values()
+    return sum(a.nbytes for a in mine) + len(self.codec.dictionary if self.codec else b'')
+
+# %% ../../nbs/33_frame_log.ipynb #3a72f87d
 @patch
 def keep(self:FrameLog,
     address:int, # of the rows
@@ -179,6 +184,7 @@ def keep(self:FrameLog,
         watch()
         self._more_room()
 
+# %% ../../nbs/33_frame_log.ipynb #175cbf2c
 @patch
 def settle(self:FrameLog):
     "The frames that were kept count from now on"
@@ -201,7 +207,7 @@ def _lowest(self:FrameLog, refs):
     following = self.numbers.item(NEXT)
     return int(serials_of(refs, following).min(initial=following))
 
-# %% ../../nbs/33_frame_log.ipynb #337f92c2
+# %% ../../nbs/33_frame_log.ipynb #9b23d71f
 @patch
 def _more_room(self:FrameLog):
     "Another raw segment"
@@ -231,6 +237,7 @@ def _raw_segment(self:FrameLog):
         self._expected = many//16   # of the next array, if it comes to that
     return self._unused.pop()
 
+# %% ../../nbs/33_frame_log.ipynb #42ab389e
 @patch
 def _table(self:FrameLog, n):
     "A table of `n` entries: the addresses of raw segments"
@@ -254,7 +261,7 @@ def _retire(self:FrameLog, number, packed):
     if packed is not None and old is not None: self._segments[number] = packed
     if isinstance(old, np.ndarray) and not (self.codec and self._spare): self._spare.append(old)
 
-# %% ../../nbs/33_frame_log.ipynb #868c4f8d
+# %% ../../nbs/33_frame_log.ipynb #cb8928cf
 _WAITING,_BEHIND = 2,4   # segments that may wait for the packing thread; that may wait to be given to it
 
 @patch
@@ -279,7 +286,7 @@ def _do(self:FrameLog, f, *args):
     if self._worker is None: self._worker = ThreadPoolExecutor(1, 'fastrl_replay-packs-frames')
     return self._worker.submit(f, *args)
 
-# %% ../../nbs/33_frame_log.ipynb #ec91d125
+# %% ../../nbs/33_frame_log.ipynb #34b3a044
 @patch
 def _take_packed(self:FrameLog, wait=False):
     "Put packed segments in the place of raw ones"
@@ -299,8 +306,9 @@ def _begin_in_child(self:FrameLog):
 
 @patch
 def _tell_failed(self:FrameLog, e):
-    if not self._told: warnings.warn(f'{self.who}: frames could not be packed, and stay as they are: {e!r}', stacklevel=2)
+    if self._told: return
     self._told = True
+    warnings.warn(f'{self.who}: frames could not be packed, and stay as they are: {e!r}', stacklevel=2)
 
 @patch
 def _learn(self:FrameLog):
@@ -311,7 +319,7 @@ def _learn(self:FrameLog):
         if len(samples) << item(BITS) >= self._learn_from: break
     self._learning = self._do(self.codec.learn, samples)
 
-# %% ../../nbs/33_frame_log.ipynb #4ce71854
+# %% ../../nbs/33_frame_log.ipynb #f1e0126b
 @njit(nogil=True)
 def _locate(numbers, table, refs, slots, addresses):
     "Where the frames are to which the rows in these slots refer; for packed ones, -1 - serial; for slot -1, 0"
@@ -326,6 +334,7 @@ def _locate(numbers, table, refs, slots, addresses):
             packed += at == 0
     return packed,touched
 
+# %% ../../nbs/33_frame_log.ipynb #b7b81687
 @patch
 def locate(self:FrameLog,
     refs:np.ndarray, # of all rows
@@ -355,7 +364,7 @@ def _unpack(self:FrameLog, packed):
     if len(frame) != self.size: raise ValueError(f'{len(frame)} bytes instead of {self.size}')
     return frame
 
-# %% ../../nbs/33_frame_log.ipynb #6cccc12c
+# %% ../../nbs/33_frame_log.ipynb #a417aec6
 @patch
 def state_dict(self:FrameLog,
     first:int, # the first frame that is needed
@@ -376,7 +385,7 @@ def state_dict(self:FrameLog,
         dictionary=np.frombuffer(learned, np.uint8).copy())
     return {k: torch.from_numpy(a) for k,a in parts.items()}
 
-# %% ../../nbs/33_frame_log.ipynb #597c4a7d
+# %% ../../nbs/33_frame_log.ipynb #9ffe2a5f
 @patch
 def load_state_dict(self:FrameLog,
     state:dict, # as it was saved
@@ -400,7 +409,7 @@ def load_state_dict(self:FrameLog,
         if packed is None: self._segments[a//per][:len(frames)] = frames
     self.numbers[[NEXT,END]] = len(lengths)
 
-# %% ../../nbs/33_frame_log.ipynb #a5121968
+# %% ../../nbs/33_frame_log.ipynb #27d1a7ca
 @patch
 def _saved_segment(self:FrameLog, saved, a, b):
     "Frames `a` to `b` of what was saved: unpacked, and packed if they are a whole segment of such"
@@ -408,7 +417,8 @@ def _saved_segment(self:FrameLog, saved, a, b):
     if not lengths.any(): return saved['raw'][raws[0]-1:raws[-1]],None
     frames,packed = np.empty((b-a,self.size), np.uint8),saved['packed']
     for i,(length,end,raw) in enumerate(zip(lengths.tolist(), ends.tolist(), raws.tolist())):
-        try: frames[i] = np.frombuffer(self._unpack(packed[end-length:end].tobytes()), np.uint8) if length else             saved['raw'][raw-1]
+        if not length: frames[i] = saved['raw'][raw-1]; continue
+        try: frames[i] = np.frombuffer(self._unpack(packed[end-length:end].tobytes()), np.uint8)
         except Exception as e: self._refuse_saved(f'frame {a+i}: {e}')
     if not lengths.all() or b - a < 1 << self.numbers.item(BITS): return frames,None
     start = int(ends[0] - lengths[0])

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Leaf', 'parts_of', 'frame_leaves', 'spans_between', 'Frames', 'suggested']
 
-# %% ../../nbs/33_frames.ipynb #e6b5d851
+# %% ../../nbs/33_frames.ipynb #da6ef1e6
 import sys, warnings
 from functools import partial
 from threading import RLock
@@ -23,7 +23,7 @@ from .links import INSERTED, Links, link_rows
 from .rows import Store
 from ..states import anything, array, checked, exactly, listed
 
-# %% ../../nbs/33_frames.ipynb #20643d31
+# %% ../../nbs/33_frames.ipynb #43169d0f
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
     name:str     # the column, and the way to the part
@@ -43,7 +43,7 @@ def parts_of(
     else:
         for n in dtype.names: yield from parts_of(dtype[n], f'{name}.{n}' if name else n, at + dtype.fields[n][1])
 
-# %% ../../nbs/33_frames.ipynb #1d705038
+# %% ../../nbs/33_frames.ipynb #5fa6907d
 def frame_leaves(
     dtype:np.dtype, # of the rows
     stack:int, # frames along the first axis
@@ -63,7 +63,7 @@ def frame_leaves(
             found.append(Leaf(n, d.base, size, many, tuple(a + i*size for a in both for i in range(many))))
     return found
 
-# %% ../../nbs/33_frames.ipynb #9be85255
+# %% ../../nbs/33_frames.ipynb #8c14c740
 def spans_between(
     size:int, # bytes of a row
     leaves:list, # of `Leaf`
@@ -75,7 +75,7 @@ def spans_between(
         to,at = to + max(place - at, 0),place + length
     return np.array(spans, np.int64)
 
-# %% ../../nbs/33_frames.ipynb #ae6fa397
+# %% ../../nbs/33_frames.ipynb #f791fe0e
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
     least,smallest_segment,raw_frames = 64,32,16   # bytes of a frame that is worth a reference; for a segment, an env
@@ -106,12 +106,12 @@ class Frames(Store):
         shapes = '; '.join(f'{n}: {d.base}{list(d.shape)}' for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state')
         if not leaves: raise BlockError('Frames', 'observations without frames', shapes,
             f'an observation of at least {self.least} bytes a frame', 'Rows(), or the names of columns')
-        if all(l.stack != self.stack for l in leaves) and self.stack > 1: raise BlockError('Frames', f'stack={self.stack}',
-            shapes, f'an observation whose first axis is {self.stack} long',
+        if all(l.stack != self.stack > 1 for l in leaves): raise BlockError('Frames', f'stack={self.stack}', shapes,
+            f'an observation whose first axis is {self.stack} long',
             'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
         return leaves
 
-# %% ../../nbs/33_frames.ipynb #2d468e3e
+# %% ../../nbs/33_frames.ipynb #7fdb107c
 @patch
 def reserve(self:Frames, arrays):
     leaves,n = self._leaves_of(self.dtype),self.max_sz
@@ -140,7 +140,7 @@ def _new_log(self:Frames, leaf, numbers, arrays):
 
 _NONE = np.int64(2**62)
 
-# %% ../../nbs/33_frames.ipynb #142cdab5
+# %% ../../nbs/33_frames.ipynb #8fdb6f16
 @njit(nogil=True)
 def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
@@ -167,7 +167,7 @@ def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, ever
         lowest, logs, cols)
     link_rows(numbers, plan, address, n)
 
-# %% ../../nbs/33_frames.ipynb #917d646e
+# %% ../../nbs/33_frames.ipynb #66585d39
 @patch
 def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
@@ -196,7 +196,7 @@ def _needed(self:Frames, i):
     "The first frame of a log that rows need"
     return int(self._lowest[:,2*i].min())
 
-# %% ../../nbs/33_frames.ipynb #f0ad3136
+# %% ../../nbs/33_frames.ipynb #0b5d3a2e
 @patch
 def put(self:Frames, slots, rows):
     envs = np.unique(rows['env_id'], return_inverse=True)[1].astype(np.int64)
@@ -215,7 +215,7 @@ def _runs(slots, max_sz, most=4096):
     for start,end in zip(breaks[:-1], breaks[1:]):
         for a in range(start, end, most): yield a,min(a + most, end)
 
-# %% ../../nbs/33_frames.ipynb #cc3264ed
+# %% ../../nbs/33_frames.ipynb #c4bed872
 @patch
 def needs(self:Frames, dtype, max_sz):
     leaves = self._leaves_of(dtype)
@@ -229,7 +229,7 @@ def suggested(
     shape = next((d.shape for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state' and d.itemsize >= 4096), ())
     return Frames(shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1) if shape else None
 
-# %% ../../nbs/33_frames.ipynb #7f662d2b
+# %% ../../nbs/33_frames.ipynb #737ce935
 @patch
 def _watch(self:Frames, i):
     "Before a log grows: is there room, and do frames repeat?"
@@ -238,8 +238,8 @@ def _watch(self:Frames, i):
     if held < self._look_at[i] or log._spare and not self.compress: return
     room = (there - self.nbytes)//log.segment_bytes if there else 32
     if room < 1: raise NoRoom('Frames', 'no memory for more frames', f'{size_text(self.nbytes)} for '
-        f'{self._rows_added:_} rows, {log.frames/max(self._rows_added, 1):.1f} frames a row', f'at most {size_text(there)}',
-        'a smaller max_sz' + ('' if self.compress else ', or compress='))
+        f'{self._rows_added:_} rows, {log.frames/max(self._rows_added, 1):.1f} frames a row',
+        f'at most {size_text(there)}', 'a smaller max_sz' + ('' if self.compress else ', or compress='))
     self._look_at[i] = held + max(1, min(16, room//2))   # looking takes a while
     if self._told or self._rows_added < 1000 or log.frames <= 1.5*self._rows_added: return
     self._told = True
@@ -251,7 +251,7 @@ def _outside():
     while frame.f_back and 'fastrl_replay' in frame.f_globals.get('__name__', ''): frame,n = frame.f_back,n+1
     return n
 
-# %% ../../nbs/33_frames.ipynb #80abaca0
+# %% ../../nbs/33_frames.ipynb #154639ba
 @patch
 def _why_large(self:Frames, i):
     "What is to be said of a log with many frames"
@@ -261,13 +261,13 @@ def _why_large(self:Frames, i):
     said = f'{of_state:.0%} of the newest frames of states were among the recent ones of their environment'
     if share.max() < .05: why = 'no frame comes again: there is noise in them, or something draws over them'
     elif not leaf.of_next: why = 'they change from row to row'
-    elif of_state < .5: why = ('states are rarely the next state of a row before: episodes of a step or two, rows out of '
-        'order, several environments under one env_id, or rows that span more than two dozen steps')
+    elif of_state < .5: why = ('states are rarely the next state of a row before: episodes of a step or two, rows out '
+        'of order, several environments under one env_id, or rows that span more than two dozen steps')
     else: why = f'only {of_next:.0%} of the oldest ones of next states: something draws over them'
     return (f'{log.frames/rows:.1f} new frames a row in {leaf.name!r}, where 1 is usual, so {self.max_sz:_} rows need '
         f'{size_text(log.frames/rows*log.size*self.max_sz)} without compression. {said}; {why}')
 
-# %% ../../nbs/33_frames.ipynb #bec29145
+# %% ../../nbs/33_frames.ipynb #f8869e2c
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
@@ -303,14 +303,14 @@ def gather(self:Frames, slots, out, present=-1):
             alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
         _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
 
-# %% ../../nbs/33_frames.ipynb #391b0acb
+# %% ../../nbs/33_frames.ipynb #d9604441
 @patch
 def stats(self:Frames)->dict: # numbers by name
     "New frames for each row that came, and how many are there"
     return dict(row_frames=sum(log.frames for log in self._logs)/max(self._rows_added, 1),
         frames=sum(len(log) for log in self._logs))
 
-# %% ../../nbs/33_frames.ipynb #aa05a717
+# %% ../../nbs/33_frames.ipynb #26715065
 @patch
 def state_dict(self:Frames, slots)->dict: # plain data and tensors
     "What a checkpoint holds: the rows in these slots, and their frames"
@@ -330,7 +330,7 @@ def _in_rest(places, spans):
     "Where in the rest of a row these bytes of it are; frames have none of them"
     return [p - at + to for p in places for at,length,to in spans if at <= p < at + length]
 
-# %% ../../nbs/33_frames.ipynb #a19464c2
+# %% ../../nbs/33_frames.ipynb #85a3b5b6
 @patch
 def load_state_dict(self:Frames, slots, state:dict):
     "Rows that were saved go into these slots, which are all that there are"
@@ -340,7 +340,8 @@ def load_state_dict(self:Frames, slots, state:dict):
         references=array(np.int32, n, many, low=0), frames=listed(anything, len(self._logs)))
     saved = checked('Frames', form, state)
     self._check_rest(saved['rest'])
-    for log,leaf,frames in zip(self._logs, self._leaves, saved['frames']): log.load_state_dict(frames, _checks(leaf.kind))
+    for log,leaf,frames in zip(self._logs, self._leaves, saved['frames']):
+        log.load_state_dict(frames, _checks(leaf.kind))
     refs = saved['references'].astype(np.uint32)
     for log,a,b in zip(self._logs, self._cols, self._cols[1:]):
         if n and refs[:,a:b].max() >= log.frames:
@@ -358,7 +359,7 @@ def _note_lowest(self:Frames, slots, serials):
             self._lowest[part,2*l] = serials[here,a:b].min()
             self._lowest[part,2*l+1] = serials[here & new,a:b].min(initial=_NONE)
 
-# %% ../../nbs/33_frames.ipynb #32d8168e
+# %% ../../nbs/33_frames.ipynb #42ad51b4
 @patch
 def _check_rest(self:Frames, rest):
     "Raise where rows can't be like this, whatever their frames"

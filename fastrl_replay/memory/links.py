@@ -126,6 +126,20 @@ def accepts(self:Links, rows)->bool: # a structured array
     "Can these rows be taken as they are? Rows that don't lie together can't"
     return rows.flags.c_contiguous and acceptable(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
 
+@patch
+def reserve(self:Links, n)->np.ndarray: # the slots of the last `max_sz` of them
+    "Rows that `n` new ones will overwrite count as gone from now on"
+    numbers,n = self.tables.numbers,int(n)
+    end = numbers[INSERTED] + n
+    numbers[OLDEST] = max(numbers[OLDEST], min(end - self.max_sz, numbers[INSERTED]))
+    return np.arange(end - min(n, self.max_sz), end) % self.max_sz
+
+@patch
+def append(self:Links, rows):
+    "Rows that lie in their slots are there from now on"
+    link_rows(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
+
+# %% ../../nbs/31_links.ipynb #aba746d6
 @njit
 def _numbers_of(numbers, plan, env_id, out):
     if len(env_id) > 1 and env_id.strides[0] != plan[SIZE]: return False
@@ -141,19 +155,6 @@ def numbers_of(self:Links,
     "The dense numbers of the environments of rows"
     out = np.empty(len(env_id), np.int64)
     return out if _numbers_of(self.tables.numbers, self.plan, env_id, out) else None
-
-@patch
-def reserve(self:Links, n)->np.ndarray: # the slots of the last `max_sz` of them
-    "Rows that `n` new ones will overwrite count as gone from now on"
-    numbers,n = self.tables.numbers,int(n)
-    end = numbers[INSERTED] + n
-    numbers[OLDEST] = max(numbers[OLDEST], min(end - self.max_sz, numbers[INSERTED]))
-    return np.arange(end - min(n, self.max_sz), end) % self.max_sz
-
-@patch
-def append(self:Links, rows):
-    "Rows that lie in their slots are there from now on"
-    link_rows(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
 
 # %% ../../nbs/31_links.ipynb #90609507
 class Places(np.ndarray):
@@ -290,6 +291,7 @@ def _checked(self:Links, state):
     if len(np.unique(saved['env_ids'])) < e: self._refuse_saved('an environment twice')
     return saved
 
+# %% ../../nbs/31_links.ipynb #903646d4
 @patch
 def _check_agree(self:Links, link, back, last): # last: places of the last rows of the environments
     "Raise where links forward and back are not the same, or lead on from a row that was the last one"
