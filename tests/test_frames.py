@@ -521,3 +521,15 @@ def test_memory_that_the_machine_does_not_give_is_named(monkeypatch):
     log.arrays = arrays
     line.add(Steps(rows[n:]))
     assert line[:] == Steps(rows)
+
+@pytest.mark.parametrize('compress', ['lz4','zstd'])
+def test_segments_that_went_before_they_were_packed_are_not_waited_for(compress):
+    "A large block pushes all others out, and the next rows go on as ever"
+    line,rows = Timeline(40, Small(1, compress)),episode(600)
+    for a,b in (0,10),(10,300),(300,305),(305,600): line.add(Steps(rows[a:b]))
+    for i in range(0, 100, 3): line.add(Steps(rows[i:i+3]))
+    twin = Timeline(40, Small(1, compress))
+    twin.load_state_dict(through_file(line.state_dict()))
+    for i in range(0, 300, 3):
+        for m in line,twin: m.add(Steps(rows[i:i+3]))
+        assert line[:] == twin[:]
