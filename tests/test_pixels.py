@@ -361,7 +361,7 @@ def test_breakouts_five_lives():
         frames.append(info['episode_frame_number'])
     assert lives == [5, 4, 3, 2, 1, 5] and frames[:5] == sorted(frames[:5]) and frames[5] < frames[4]
 
-@pytest.mark.parametrize('name', ['Pong', 'Breakout'])
+@pytest.mark.parametrize('name', ['Pong', pytest.param('Breakout', marks=pytest.mark.slow)])
 def test_saved_games_go_on_exactly(name):
     "Between lives, in the middle of one, and after a game is over; late actions are drawn alike"
     a, b = (EpisodicLife(game(name)) for _ in 'ab')
@@ -404,6 +404,7 @@ def test_without_the_extra(module, package, monkeypatch, capsys, tmp_path):
     err = capsys.readouterr().err
     assert f"{package} is not installed" in err and "pip install 'fastrl_replay[atari]'" in err and err.count('\n') == 1 and not list(tmp_path.iterdir())
 
+@pytest.mark.slow
 def test_the_library_works_without_the_extra():
     "All names, the command, and the recipes that don't need it"
     code = ("import sys; sys.modules.update(ale_py=None, cv2=None)\nfrom fastrl_replay.all import *\nfrom fastrl_replay.recipes import Agent, recipe\n"
@@ -455,8 +456,8 @@ def short_games(monkeypatch):
     monkeypatch.setattr(module, 'islice', lambda it, n: islice(it, min(n, 130)))
 
 @pytest.mark.filterwarnings('ignore:.*episodes were left')
-@pytest.mark.parametrize('name,store', [('catch', 'Rows()'), ('catch', 'Frames(2)'), ('pong', 'Frames(4, compress=lz4)'),
-    *(pytest.param(name, store, marks=pytest.mark.slow) for name, store in [('pong', 'Rows()'), ('breakout', 'Frames(4)')])])
+@pytest.mark.parametrize('name,store', [('catch', 'Rows()'), ('catch', 'Frames(2)'),
+    *(pytest.param(name, store, marks=pytest.mark.slow) for name, store in [('pong', 'Frames(4, compress=lz4)'), ('pong', 'Rows()'), ('breakout', 'Frames(4)')])])
 def test_a_resumed_run_is_the_run(name, store, tmp_path, short_games):
     "From end to end in small: stopped in the middle of an episode and resumed, the same to the last bit"
     def begin(out): return start(recipe(name, **{**SMALL, **GAMES[name], 'store': store}), out)

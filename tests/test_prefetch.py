@@ -406,6 +406,7 @@ def test_ctrl_c_ends_it(draw, learn):
     finally: p.kill()
     assert 'KeyboardInterrupt' in err and p.returncode not in (0, None)
 
+@pytest.mark.slow
 def test_a_program_ends_with_draws_in_flight():
     "Whether it leaves the loop or fails in it"
     for learn, code in ('if i == 5: break', 0), ('if i == 5: 1/0', 1):

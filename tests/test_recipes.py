@@ -566,7 +566,7 @@ def stop(run, step):
 
 @pytest.mark.parametrize('name,changes', [('cartpole', {}), ('cartpole', dict(train_every=64)), ('cartpole', dict(env='TestOpaque-v0')), ('cartpole-per', dict(n_step=3, envs=3, train_every=20)),
     ('cartpole-rank', dict(env='TestOpaque-v0', n_step=3)), ('cartpole-r2d2', dict(network=8, bs=4, length=8, burn_in=2, overlap=4, ratio=.5, env='TestOpaque-v0', envs=1)), ('cartpole-blind', dict(envs=2, max_sz=50)),
-    ('taxi', None), ('taxi-online', None)])
+    *(pytest.param(name, None, marks=pytest.mark.slow) for name in ('taxi', 'taxi-online'))])
 def test_stopped_twice_is_as_never_stopped(name, changes, tmp_path):
     "Three pieces make the same lines, weights, memory and RNG state as one; an environment that can't be saved waits for its episode's end"
     short = dict(steps=900, save_every=300, eval_every=450, eval_episodes=2, report_every=50, wrappers='TimeLimit(20)')

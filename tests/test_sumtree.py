@@ -98,6 +98,7 @@ def test_ten_million_updates_leave_no_trace():
     t.update(np.arange(n), 0.)
     assert not t._nodes.any() and t.total == t.largest == 0 and t.smallest == np.inf
 
+@pytest.mark.slow
 def test_ten_million_leaves():
     "Whole priorities, so that sums are exact: darts find what numpy's running sum finds, also after a million updates; the last index is found"
     n,rng = 10_000_019,np.random.default_rng(1)
