@@ -1,5 +1,6 @@
 """What all tests share."""
-import gc, signal
+import gc, signal, subprocess, sys
+from pathlib import Path
 
 import pytest, torch
 from hypothesis import settings
@@ -10,6 +11,14 @@ torch.set_num_threads(1)   # the networks here are small, and pytest-xdist uses 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # as in a job that runs in the background, and in all that it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def pytest_configure(config):
+    "Where no kernels are on disk so far, two processes compile them for all that will run the tests"
+    here = Path(__file__).parent
+    several = getattr(config.option, 'numprocesses', None) and not hasattr(config, 'workerinput')
+    if not several or any((here.parent/'fastrl_replay').rglob('*.nbi')): return
+    warm = [subprocess.Popen([sys.executable, '-W', 'ignore', here/'warm.py', str(part)]) for part in range(2)]
+    for p in warm: p.wait()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):

@@ -287,8 +287,9 @@ def signalled(n, seed, kind):
             answer(replay, batch, [rng.random(), rng.random()])
             made.extend(take(pipe, 3))
     while came < n:
-        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-3), 1)   # again: Python drops one that comes in a finalizer
-        try: work()
+        try:   # the timer, too: on a busy machine it may be over before the next line
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-3), 1)   # again: Python drops one that comes in a finalizer
+            work()
         except KeyboardInterrupt: came += 1
         finally: signal.setitimer(signal.ITIMER_REAL, 0)
         keys = replay.memory.keys.tolist()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Leaf', 'parts_of', 'frame_leaves', 'spans_between', 'Frames', 'suggested']
 
-# %% ../../nbs/33_frames.ipynb #da6ef1e6
+# %% ../../nbs/33_frames.ipynb #66b0c810
 import sys, warnings
 from functools import partial
 from threading import RLock
@@ -23,7 +23,7 @@ from .links import INSERTED, Links, link_rows
 from .rows import Store
 from ..states import anything, array, checked, exactly, listed
 
-# %% ../../nbs/33_frames.ipynb #43169d0f
+# %% ../../nbs/33_frames.ipynb #8c6890a8
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
     name:str     # the column, and the way to the part
@@ -43,7 +43,7 @@ def parts_of(
     else:
         for n in dtype.names: yield from parts_of(dtype[n], f'{name}.{n}' if name else n, at + dtype.fields[n][1])
 
-# %% ../../nbs/33_frames.ipynb #5fa6907d
+# %% ../../nbs/33_frames.ipynb #1fb492c3
 def frame_leaves(
     dtype:np.dtype, # of the rows
     stack:int, # frames along the first axis
@@ -63,7 +63,7 @@ def frame_leaves(
             found.append(Leaf(n, d.base, size, many, tuple(a + i*size for a in both for i in range(many))))
     return found
 
-# %% ../../nbs/33_frames.ipynb #8c14c740
+# %% ../../nbs/33_frames.ipynb #341b23f7
 def spans_between(
     size:int, # bytes of a row
     leaves:list, # of `Leaf`
@@ -75,7 +75,7 @@ def spans_between(
         to,at = to + max(place - at, 0),place + length
     return np.array(spans, np.int64)
 
-# %% ../../nbs/33_frames.ipynb #f791fe0e
+# %% ../../nbs/33_frames.ipynb #280a1545
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
     least,smallest_segment,raw_frames = 64,32,16   # bytes of a frame that is worth a reference; for a segment, an env
@@ -111,9 +111,10 @@ class Frames(Store):
             'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
         return leaves
 
-# %% ../../nbs/33_frames.ipynb #7fdb107c
+# %% ../../nbs/33_frames.ipynb #7e3947e5
 @patch
 def reserve(self:Frames, arrays):
+    "Make room for rows without their frames, references, and logs of frames"
     leaves,n = self._leaves_of(self.dtype),self.max_sz
     self._log_numbers = np.zeros((len(leaves),N_NUMBERS), np.int64)
     self._logs = [self._new_log(l, numbers, arrays) for l,numbers in zip(leaves, self._log_numbers)]
@@ -140,7 +141,7 @@ def _new_log(self:Frames, leaf, numbers, arrays):
 
 _NONE = np.int64(2**62)
 
-# %% ../../nbs/33_frames.ipynb #8fdb6f16
+# %% ../../nbs/33_frames.ipynb #5d0be1d8
 @njit(nogil=True)
 def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
@@ -167,7 +168,7 @@ def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, ever
         lowest, logs, cols)
     link_rows(numbers, plan, address, n)
 
-# %% ../../nbs/33_frames.ipynb #66585d39
+# %% ../../nbs/33_frames.ipynb #937214f9
 @patch
 def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
@@ -196,9 +197,10 @@ def _needed(self:Frames, i):
     "The first frame of a log that rows need"
     return int(self._lowest[:,2*i].min())
 
-# %% ../../nbs/33_frames.ipynb #0b5d3a2e
+# %% ../../nbs/33_frames.ipynb #5481e995
 @patch
 def put(self:Frames, slots, rows):
+    "Rows go into slots"
     envs = np.unique(rows['env_id'], return_inverse=True)[1].astype(np.int64)
     n = int(envs.max(initial=-1)) + 1
     with self._lock:
@@ -215,9 +217,10 @@ def _runs(slots, max_sz, most=4096):
     for start,end in zip(breaks[:-1], breaks[1:]):
         for a in range(start, end, most): yield a,min(a + most, end)
 
-# %% ../../nbs/33_frames.ipynb #c4bed872
+# %% ../../nbs/33_frames.ipynb #4d43d309
 @patch
 def needs(self:Frames, dtype, max_sz):
+    "Bytes that it must have when it is full, if each row brings one frame; what packed frames take is not known"
     leaves = self._leaves_of(dtype)
     rest = int(spans_between(dtype.itemsize, leaves)[:,1].sum()) + 4*sum(len(l.places) for l in leaves)
     return max_sz*(rest + (0 if self.compress else sum(l.size for l in leaves)))
@@ -229,7 +232,7 @@ def suggested(
     shape = next((d.shape for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state' and d.itemsize >= 4096), ())
     return Frames(shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1) if shape else None
 
-# %% ../../nbs/33_frames.ipynb #737ce935
+# %% ../../nbs/33_frames.ipynb #a7cda84b
 @patch
 def _watch(self:Frames, i):
     "Before a log grows: is there room, and do frames repeat?"
@@ -251,7 +254,7 @@ def _outside():
     while frame.f_back and 'fastrl_replay' in frame.f_globals.get('__name__', ''): frame,n = frame.f_back,n+1
     return n
 
-# %% ../../nbs/33_frames.ipynb #154639ba
+# %% ../../nbs/33_frames.ipynb #b5549218
 @patch
 def _why_large(self:Frames, i):
     "What is to be said of a log with many frames"
@@ -267,7 +270,7 @@ def _why_large(self:Frames, i):
     return (f'{log.frames/rows:.1f} new frames a row in {leaf.name!r}, where 1 is usual, so {self.max_sz:_} rows need '
         f'{size_text(log.frames/rows*log.size*self.max_sz)} without compression. {said}; {why}')
 
-# %% ../../nbs/33_frames.ipynb #f8869e2c
+# %% ../../nbs/33_frames.ipynb #0ef8b7b0
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
@@ -296,6 +299,7 @@ def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
 
 @patch
 def gather(self:Frames, slots, out, present=-1):
+    "Rows come back, as bytes"
     slots = slots.reshape(-1)
     addresses,alive = np.empty((len(slots),len(self._places)), np.int64),[]
     with self._lock:
@@ -303,14 +307,14 @@ def gather(self:Frames, slots, out, present=-1):
             alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
         _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
 
-# %% ../../nbs/33_frames.ipynb #d9604441
+# %% ../../nbs/33_frames.ipynb #d8ee0200
 @patch
 def stats(self:Frames)->dict: # numbers by name
     "New frames for each row that came, and how many are there"
     return dict(row_frames=sum(log.frames for log in self._logs)/max(self._rows_added, 1),
         frames=sum(len(log) for log in self._logs))
 
-# %% ../../nbs/33_frames.ipynb #26715065
+# %% ../../nbs/33_frames.ipynb #efdc981b
 @patch
 def state_dict(self:Frames, slots)->dict: # plain data and tensors
     "What a checkpoint holds: the rows in these slots, and their frames"
@@ -330,7 +334,7 @@ def _in_rest(places, spans):
     "Where in the rest of a row these bytes of it are; frames have none of them"
     return [p - at + to for p in places for at,length,to in spans if at <= p < at + length]
 
-# %% ../../nbs/33_frames.ipynb #85a3b5b6
+# %% ../../nbs/33_frames.ipynb #e3d07b13
 @patch
 def load_state_dict(self:Frames, slots, state:dict):
     "Rows that were saved go into these slots, which are all that there are"
@@ -359,7 +363,7 @@ def _note_lowest(self:Frames, slots, serials):
             self._lowest[part,2*l] = serials[here,a:b].min()
             self._lowest[part,2*l+1] = serials[here & new,a:b].min(initial=_NONE)
 
-# %% ../../nbs/33_frames.ipynb #42ad51b4
+# %% ../../nbs/33_frames.ipynb #5de3c192
 @patch
 def _check_rest(self:Frames, rest):
     "Raise where rows can't be like this, whatever their frames"
