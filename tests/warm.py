@@ -4,7 +4,7 @@ import sys
 import numpy as np
 from gymnasium import spaces
 
-import fastrl_replay.all
+import fastrl_replay.all   # noqa: F401, all stages
 from fastrl_replay.core import Steps, step_dtype
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
