@@ -1101,6 +1101,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastrl_replay/memory/codecs.py'),
                                              'fastrl_replay.memory.codecs.Zstd.learn': ( 'codecs.html#zstd.learn',
                                                                                          'fastrl_replay/memory/codecs.py'),
+                                             'fastrl_replay.memory.codecs.Zstd.pack': ( 'codecs.html#zstd.pack',
+                                                                                        'fastrl_replay/memory/codecs.py'),
                                              'fastrl_replay.memory.codecs.Zstd.pack_one': ( 'codecs.html#zstd.pack_one',
                                                                                             'fastrl_replay/memory/codecs.py'),
                                              'fastrl_replay.memory.codecs.Zstd.unpack': ( 'codecs.html#zstd.unpack',

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NEXT', 'END', 'ROOM', 'FIRST', 'BITS', 'SIZE', 'NEAR', 'N_NUMBERS', 'serial_of', 'serials_of', 'Packed', 'FrameLog']
 
-# %% ../../nbs/33_frame_log.ipynb #979e1db7
+# %% ../../nbs/33_frame_log.ipynb #d8ef2249
 import os, warnings
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +19,7 @@ from .arrays import MainMemory
 from .codecs import Codec
 from ..states import array, checked
 
-# %% ../../nbs/33_frame_log.ipynb #4aa7e13f
+# %% ../../nbs/33_frame_log.ipynb #8b2980d5
 NEXT,END,ROOM,FIRST,BITS,SIZE,NEAR,N_NUMBERS = range(8)   # what stands where in the numbers of a log
 # the next frame's number; how many are settled; for how many there is room; the first segment; frames a segment; bytes;
 # how far back a frame may be that is shared
@@ -48,7 +48,7 @@ def _is_at(source, serial, numbers, table):
     known = _place_of(serial, numbers, table) if serial >= numbers[NEXT] - numbers[NEAR] else 0
     return known != 0 and _memcmp(known, source, numbers[SIZE]) == 0
 
-# %% ../../nbs/33_frame_log.ipynb #79bb9922
+# %% ../../nbs/33_frame_log.ipynb #34dca6b6
 @njit
 def _sum_of(address, size):
     "A sum of all bytes in words of eight"
@@ -65,7 +65,7 @@ def _find(source, total, recent, numbers, table):
         if recent[_SUMS+e] == total and _is_at(source, recent[e], numbers, table): return which
     return -1
 
-# %% ../../nbs/33_frame_log.ipynb #962bac06
+# %% ../../nbs/33_frame_log.ipynb #392c9946
 @njit(nogil=True)
 def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
     "Keep the frames of rows from `done` on; gives the row at which the room ended, or how many rows there are"
@@ -91,7 +91,7 @@ def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
             refs[i,j] = serial
     return len(envs)
 
-# %% ../../nbs/33_frame_log.ipynb #9ab404cc
+# %% ../../nbs/33_frame_log.ipynb #0d3ece35
 @njit
 def serial_of(ref, following):
     "The serial number of which `ref` is the end, of frames that came before the frame `following`"
@@ -104,7 +104,7 @@ def serials_of(
     "The same for many references"
     return following - (np.uint32(following & 0xffffffff) - refs).astype(np.int64)
 
-# %% ../../nbs/33_frame_log.ipynb #d9b5d62a
+# %% ../../nbs/33_frame_log.ipynb #66a53056
 class Packed(NamedTuple):
     "A segment of packed frames"
     bytes:np.ndarray # one frame after the other
@@ -112,7 +112,7 @@ class Packed(NamedTuple):
     def span(self, i): return int(self.ends[i-1]) if i else 0,int(self.ends[i])
     nbytes = property(lambda self: self.bytes.nbytes + self.ends.nbytes)
 
-# %% ../../nbs/33_frame_log.ipynb #89f5d78c
+# %% ../../nbs/33_frame_log.ipynb #e68d15ce
 _LARGE,_SAMPLES = 2**18,2**23   # larger frames have no use for a dictionary; bytes to learn from
 _NOTHING = Future()
 _NOTHING.set_result(None)
@@ -151,7 +151,7 @@ class FrameLog:
     frames = property(lambda self: self.numbers.item(END), doc='How many it has kept so far')
     first = property(lambda self: self.numbers.item(FIRST) << self.numbers.item(BITS), doc='The first that is there')
 
-# %% ../../nbs/33_frame_log.ipynb #68be937a
+# %% ../../nbs/33_frame_log.ipynb #b393a5ac
 @patch
 def __len__(self:FrameLog): return self.frames - self.first
 
@@ -161,7 +161,7 @@ def nbytes(self:FrameLog):
     mine = self.table,self._recent,self.places,*self._spare,*self._segments.values()
     return sum(a.nbytes for a in mine) + len(self.codec.dictionary if self.codec else b'')
 
-# %% ../../nbs/33_frame_log.ipynb #096059f9
+# %% ../../nbs/33_frame_log.ipynb #4b81eaec
 @patch
 def keep(self:FrameLog,
     address:int, # of the rows
@@ -184,7 +184,7 @@ def keep(self:FrameLog,
         watch()
         self._more_room()
 
-# %% ../../nbs/33_frame_log.ipynb #e89c9b34
+# %% ../../nbs/33_frame_log.ipynb #75d46dfa
 @patch
 def settle(self:FrameLog):
     "The frames that were kept count from now on"
@@ -207,7 +207,7 @@ def _lowest(self:FrameLog, refs):
     following = self.numbers.item(NEXT)
     return int(serials_of(refs, following).min(initial=following))
 
-# %% ../../nbs/33_frame_log.ipynb #ca7c1a55
+# %% ../../nbs/33_frame_log.ipynb #0c6b5324
 @patch
 def _more_room(self:FrameLog):
     "Another raw segment"
@@ -237,7 +237,7 @@ def _raw_segment(self:FrameLog):
         self._expected = many//16   # of the next array, if it comes to that
     return self._unused.pop()
 
-# %% ../../nbs/33_frame_log.ipynb #cde232da
+# %% ../../nbs/33_frame_log.ipynb #ee6d0fd5
 @patch
 def _table(self:FrameLog, n):
     "A table of `n` entries: the addresses of raw segments"
@@ -261,8 +261,8 @@ def _retire(self:FrameLog, number, packed):
     if packed is not None and old is not None: self._segments[number] = packed
     if isinstance(old, np.ndarray) and not (self.codec and self._spare): self._spare.append(old)
 
-# %% ../../nbs/33_frame_log.ipynb #bfc85046
-_WAITING,_BEHIND = 2,4   # segments that may wait for the packing thread; that may wait to be given to it
+# %% ../../nbs/33_frame_log.ipynb #638c7cfc
+_WAITING,_BEHIND = 2,1   # segments that may wait for the packing thread; that may wait to be given to it
 
 @patch
 def _pack_older(self:FrameLog):
@@ -287,7 +287,7 @@ def _do(self:FrameLog, f, *args):
     if self._worker is None: self._worker = ThreadPoolExecutor(1, 'fastrl_replay-packs-frames')
     return self._worker.submit(f, *args)
 
-# %% ../../nbs/33_frame_log.ipynb #65cd7343
+# %% ../../nbs/33_frame_log.ipynb #ae728f6f
 @patch
 def _take_packed(self:FrameLog, wait=False):
     "Put packed segments in the place of raw ones"
@@ -320,7 +320,7 @@ def _learn(self:FrameLog):
         if len(samples) << item(BITS) >= self._learn_from: break
     self._learning = self._do(self.codec.learn, samples)
 
-# %% ../../nbs/33_frame_log.ipynb #2afe375e
+# %% ../../nbs/33_frame_log.ipynb #c08fbba8
 @njit(nogil=True)
 def _locate(numbers, table, refs, slots, addresses):
     "Where the frames are to which the rows in these slots refer; for packed ones, -1 - serial; for slot -1, 0"
@@ -335,7 +335,7 @@ def _locate(numbers, table, refs, slots, addresses):
             packed += at == 0
     return packed,touched
 
-# %% ../../nbs/33_frame_log.ipynb #b3051021
+# %% ../../nbs/33_frame_log.ipynb #a8f87c65
 @patch
 def locate(self:FrameLog,
     refs:np.ndarray, # of all rows
@@ -365,7 +365,7 @@ def _unpack(self:FrameLog, packed):
     if len(frame) != self.size: raise ValueError(f'{len(frame)} bytes instead of {self.size}')
     return frame
 
-# %% ../../nbs/33_frame_log.ipynb #4efb3ee8
+# %% ../../nbs/33_frame_log.ipynb #1cb1bd43
 @patch
 def state_dict(self:FrameLog,
     first:int, # the first frame that is needed
@@ -386,7 +386,7 @@ def state_dict(self:FrameLog,
         dictionary=np.frombuffer(learned, np.uint8).copy())
     return {k: torch.from_numpy(a) for k,a in parts.items()}
 
-# %% ../../nbs/33_frame_log.ipynb #30acac20
+# %% ../../nbs/33_frame_log.ipynb #263d6284
 @patch
 def load_state_dict(self:FrameLog,
     state:dict, # as it was saved
@@ -410,7 +410,7 @@ def load_state_dict(self:FrameLog,
         if packed is None: self._segments[a//per][:len(frames)] = frames
     self.numbers[[NEXT,END]] = len(lengths)
 
-# %% ../../nbs/33_frame_log.ipynb #618b494a
+# %% ../../nbs/33_frame_log.ipynb #4ebe6911
 @patch
 def _saved_segment(self:FrameLog, saved, a, b):
     "Frames `a` to `b` of what was saved: unpacked, and packed if they are a whole segment of such"
