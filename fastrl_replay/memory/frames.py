@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Leaf', 'parts_of', 'frame_leaves', 'spans_between', 'Frames', 'suggested']
 
-# %% ../../nbs/33_frames.ipynb #7d5a300f
+# %% ../../nbs/33_frames.ipynb #242e16e4
 import sys, warnings
 from functools import partial
 from threading import RLock
@@ -23,7 +23,7 @@ from .links import INSERTED, Links, link_rows
 from .rows import Store
 from ..states import anything, array, checked, exactly, listed
 
-# %% ../../nbs/33_frames.ipynb #ece80311
+# %% ../../nbs/33_frames.ipynb #0012ddfc
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
     name:str     # the column, and the way to the part
@@ -43,7 +43,7 @@ def parts_of(
     else:
         for n in dtype.names: yield from parts_of(dtype[n], f'{name}.{n}' if name else n, at + dtype.fields[n][1])
 
-# %% ../../nbs/33_frames.ipynb #26f7aac2
+# %% ../../nbs/33_frames.ipynb #b85ad927
 def frame_leaves(
     dtype:np.dtype, # of the rows
     stack:int, # frames along the first axis
@@ -63,7 +63,7 @@ def frame_leaves(
             found.append(Leaf(n, d.base, size, many, tuple(a + i*size for a in both for i in range(many))))
     return found
 
-# %% ../../nbs/33_frames.ipynb #a586aaf4
+# %% ../../nbs/33_frames.ipynb #ed8ed956
 def spans_between(
     size:int, # bytes of a row
     leaves:list, # of `Leaf`
@@ -75,7 +75,7 @@ def spans_between(
         to,at = to + max(place - at, 0),place + length
     return np.array(spans, np.int64)
 
-# %% ../../nbs/33_frames.ipynb #2759fa7f
+# %% ../../nbs/33_frames.ipynb #7b129e03
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
     least,smallest_segment,raw_frames = 64,16,16   # bytes of a frame that is worth a reference; for a segment, an env
@@ -111,7 +111,7 @@ class Frames(Store):
             'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
         return leaves
 
-# %% ../../nbs/33_frames.ipynb #268fde81
+# %% ../../nbs/33_frames.ipynb #f4dda0d8
 @patch
 def reserve(self:Frames, arrays):
     "Make room for rows without their frames, references, and logs of frames"
@@ -142,7 +142,7 @@ def _new_log(self:Frames, leaf, numbers, arrays):
 
 _NONE = np.int64(2**62)
 
-# %% ../../nbs/33_frames.ipynb #bc52d14b
+# %% ../../nbs/33_frames.ipynb #323a5af9
 @njit(nogil=True)
 def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
@@ -169,7 +169,7 @@ def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, ever
         lowest, logs, cols)
     link_rows(numbers, plan, address, n)
 
-# %% ../../nbs/33_frames.ipynb #7d1a5b70
+# %% ../../nbs/33_frames.ipynb #09214676
 @patch
 def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
@@ -198,7 +198,7 @@ def _needed(self:Frames, i):
     "The first frame of a log that rows need"
     return int(self._lowest[:,2*i].min())
 
-# %% ../../nbs/33_frames.ipynb #c30db4f4
+# %% ../../nbs/33_frames.ipynb #e574aeba
 @patch
 def put(self:Frames, slots, rows):
     "Rows go into slots"
@@ -218,7 +218,7 @@ def _runs(slots, max_sz, most=4096):
     for start,end in zip(breaks[:-1], breaks[1:]):
         for a in range(start, end, most): yield a,min(a + most, end)
 
-# %% ../../nbs/33_frames.ipynb #b0820f8a
+# %% ../../nbs/33_frames.ipynb #d363ea13
 @patch
 def needs(self:Frames, dtype, max_sz):
     "Bytes that it must have when it is full, if each row brings one frame; what packed frames take is not known"
@@ -233,13 +233,14 @@ def suggested(
     shape = next((d.shape for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state' and d.itemsize >= 4096), ())
     return Frames(shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1) if shape else None
 
-# %% ../../nbs/33_frames.ipynb #230f813c
+# %% ../../nbs/33_frames.ipynb #58f2a463
 @patch
 def _watch(self:Frames, i):
     "Before a log grows: is there room, and do frames repeat?"
-    log,there = self._logs[i],machine_memory()
+    log = self._logs[i]
     held = len(log._segments)
     if held < self._look_at[i] or log._spare and not self.compress: return
+    there = machine_memory()
     room = (there - self.nbytes)//log.segment_bytes if there else 32
     if room < 1: raise NoRoom('Frames', 'no memory for more frames', f'{size_text(self.nbytes)} for '
         f'{self._rows_added:_} rows, {log.frames/max(self._rows_added, 1):.1f} frames a row',
@@ -255,7 +256,7 @@ def _outside():
     while frame.f_back and 'fastrl_replay' in frame.f_globals.get('__name__', ''): frame,n = frame.f_back,n+1
     return n
 
-# %% ../../nbs/33_frames.ipynb #b426f46e
+# %% ../../nbs/33_frames.ipynb #84351d2a
 @patch
 def _why_large(self:Frames, i):
     "What is to be said of a log with many frames"
@@ -271,7 +272,7 @@ def _why_large(self:Frames, i):
     return (f'{log.frames/rows:.1f} new frames a row in {leaf.name!r}, where 1 is usual, so {self.max_sz:_} rows need '
         f'{size_text(log.frames/rows*log.size*self.max_sz)} without compression. {said}; {why}')
 
-# %% ../../nbs/33_frames.ipynb #beea2a35
+# %% ../../nbs/33_frames.ipynb #28b07f73
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
@@ -308,14 +309,14 @@ def gather(self:Frames, slots, out, present=-1):
             alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
         _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
 
-# %% ../../nbs/33_frames.ipynb #d31b00c1
+# %% ../../nbs/33_frames.ipynb #8c2058e2
 @patch
 def stats(self:Frames)->dict: # numbers by name
     "New frames for each row that came, and how many are there"
     return dict(row_frames=sum(log.frames for log in self._logs)/max(self._rows_added, 1),
         frames=sum(len(log) for log in self._logs))
 
-# %% ../../nbs/33_frames.ipynb #47e39670
+# %% ../../nbs/33_frames.ipynb #64f6f669
 @patch
 def state_dict(self:Frames, slots)->dict: # plain data and tensors
     "What a checkpoint holds: the rows in these slots, and their frames"
@@ -335,7 +336,7 @@ def _in_rest(places, spans):
     "Where in the rest of a row these bytes of it are; frames have none of them"
     return [p - at + to for p in places for at,length,to in spans if at <= p < at + length]
 
-# %% ../../nbs/33_frames.ipynb #433c8614
+# %% ../../nbs/33_frames.ipynb #0f842652
 @patch
 def load_state_dict(self:Frames, slots, state:dict):
     "Rows that were saved go into these slots, which are all that there are"
@@ -364,7 +365,7 @@ def _note_lowest(self:Frames, slots, serials):
             self._lowest[part,2*l] = serials[here,a:b].min()
             self._lowest[part,2*l+1] = serials[here & new,a:b].min(initial=_NONE)
 
-# %% ../../nbs/33_frames.ipynb #3f67b10e
+# %% ../../nbs/33_frames.ipynb #8e148cf9
 @patch
 def _check_rest(self:Frames, rest):
     "Raise where rows can't be like this, whatever their frames"
