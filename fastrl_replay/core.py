@@ -7,8 +7,8 @@ __all__ = ['TORCH_NUMBERS', 'EPISODE', 'problem', 'Explained', 'ArgumentError', 
            'NotEnoughRows', 'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'did_you_mean', 'number',
            'choice', 'renamed', 'old_names', 'space_dtype', 'leaves', 'foreign_columns', 'column_dtype', 'step_dtype',
            'dtype_spec', 'spec_dtype', 'saved_dtype', 'plain_dtype', 'differing_columns', 'extend_dtype', 'row_places',
-           'Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'padding', 'pack', 'unpack', 'refuse_flags',
-           'interrupts_wait', 'njit', 'memmove', 'prefetch', 'bytes_at', 'ints_at', 'longs_at']
+           'Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'padding', 'parts_of', 'pack', 'unpack',
+           'refuse_flags', 'interrupts_wait', 'njit', 'memmove', 'prefetch', 'bytes_at', 'ints_at', 'longs_at']
 
 # %% ../nbs/00_core.ipynb #6b42f5ec
 import difflib, math, signal, threading, warnings
@@ -522,12 +522,18 @@ def padding(
 )->np.ndarray: # the places of bytes, from the row's first
     "The bytes of a row that belong to no column: what lay there before would go into files, and differ from run to run"
     free = np.ones(dtype.itemsize, bool)
-    def take(d, at):
-        if d.names is None: free[at:at+d.itemsize] = False
-        else:
-            for part,start,*_ in d.fields.values(): take(part, at + start)
-    take(dtype, 0)
+    for _,part,at in parts_of(dtype): free[at:at+part.itemsize] = False
     return np.flatnonzero(free)
+
+def parts_of(
+    dtype:np.dtype, # of rows, or of a column
+    name:str='', # of the column
+    at:int=0, # where it begins
+): # yields dotted name, dtype and place
+    "The plain parts of rows"
+    if dtype.names is None: yield name,dtype,at
+    else:
+        for n in dtype.names: yield from parts_of(dtype[n], f'{name}.{n}' if name else n, at + dtype.fields[n][1])
 
 # %% ../nbs/00_core.ipynb #70bf0c19
 @patch
