@@ -6,18 +6,23 @@
 __all__ = ['Timeline']
 
 # %% ../../nbs/34_timeline.ipynb #6ab0d964
+import shutil, warnings
+from copy import copy
 from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from ..core import (ArgumentTypeError, BlockError, Explained, NoRoom, StateError, Steps, dtype_spec,
-    extend_dtype, problem, step_dtype, whole)
+from ..core import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, StaleKey, StateError,
+    Steps, dtype_spec, extend_dtype, problem, saved_dtype, step_dtype, whole)
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
 from .arrays import size_text, machine_memory
+from .directory import (AGE_MAX as _AGE_MAX, AGE_SUM as _AGE_SUM, COMMITTED, EXTRAS, FLOOR, OF_STORE,
+    RESERVED, Directory, check_path)
+from .disk_links import FollowedLinks, brief_state, cut_links, load_brief, reopen_links
 from .frames import suggested
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
 from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
-from ..states import anything, checked, integer, listed, maybe, row_dtype
+from ..states import anything, checked, integer, listed, maybe, row_dtype, text
 
 # %% ../../nbs/34_timeline.ipynb #070e1287
 class Timeline:
@@ -27,21 +32,33 @@ class Timeline:
         store:Store=None, # how rows become bytes; None: whole rows in main memory
         who:str='Timeline', # who keeps the rows, for errors
         check=None, # (dtype) → raises where the owner has no use for such rows
+        instead_of=None, # an older timeline whose place this one will take; they share what it has open on disk
     ):
         self.max_sz,self.who = whole(who, 'max_sz', max_sz, 1, 2**31-1),who
         self.store,self._check = Rows() if store is None else store,check
         if not isinstance(self.store, Store):
             raise ArgumentTypeError(who, 'store', type(store).__name__, 'a Store, such as Rows()')
-        self.clear()
+        self._older = instead_of if instead_of is not None and instead_of.is_open else None
+        if self.store.path is not None and not self._older: check_path(self.store.path, self.store.mode, who)
+        self._begin()
 
-    def clear(self):
-        "Forget everything, the columns too"
+    def _begin(self):
+        "As before the first row; a memory on disk is opened when it is first asked for something"
         layout = partial(RowLayout, strict=False)
         alone = self._check is None   # no replay's memory
         self._gate = BlockGate(self.who, layout, refuse_nan(self.who), check=self._check, takes_drawn=alone)
         self._same = None    # the dtype of the last block
-        self._parts = None   # links, store, what batches and windows look like
+        self.directory,self._unsettled = None,None   # where it is on disk; what a state that was loaded changes there
+        if self.store.path is None: self._parts = None   # links, store, what batches and windows look like
+        else: vars(self).pop('_parts', None)
 
+    def clear(self):
+        "Forget everything, the columns too"
+        if self.store.path is not None: raise ArgumentError(self.who, 'clear', f'a memory in {self.store.path}',
+            'one in main memory', 'remove the directory when it is closed')
+        self._begin()
+
+    reads_only = property(lambda self: self.store.mode == 'r', doc='Does another process write it?')
     dtype    = property(lambda self: self._parts and self._parts[1].dtype, doc='Of its rows; None before the first one')
     inserted = property(lambda self: self.span[0], doc='How many rows have come: the next key')
     oldest   = property(lambda self: self.span[1], doc='The oldest key that is still there')
@@ -50,9 +67,15 @@ class Timeline:
 
     def __len__(self): return self.inserted - self.oldest
     @property
+    def is_open(self):
+        "Is it known what is in it? One on disk is opened when it is first asked"
+        return '_parts' in vars(self)
+
+    @property
     def span(self):
         "The next key, and the oldest that is there"
         if not self._parts: return 0,0
+        if self.reads_only: self._follow()
         numbers = self._parts[0].tables.numbers
         return numbers.item(INSERTED),numbers.item(OLDEST)
     @property
@@ -78,9 +101,10 @@ class _Shapes:
 @patch
 def _open(self:Timeline, dtype):
     "Links and a store for such rows, and what batches and windows of them look like"
-    arrays,there = self.store.arrays,machine_memory()
+    if self.directory is not None: return self._make_on_disk(dtype)
+    there = machine_memory()
     if 0 < there < self.store.needs(dtype, self.max_sz): raise self._no_room(dtype, there)
-    try: return Links(dtype, self.max_sz, arrays, self.who),self.store.open(dtype, self.max_sz, arrays),_Shapes(dtype)
+    try: return self._new_parts(dtype, self.store.arrays)
     except MemoryError as e:
         if isinstance(e, Explained): raise   # by a store that knows better
         raise self._no_room(dtype, there) from e
@@ -93,6 +117,11 @@ def _no_room(self:Timeline, dtype, there):
     if other: remedy = f'store={other!r}, which needs {size_text(other.needs(dtype, self.max_sz))}; or {remedy}'
     return NoRoom(self.who, f'no memory for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
         f'a machine with {size_text(there)}', size_text(needs), remedy)
+
+@patch
+def _new_parts(self:Timeline, dtype, arrays, links=Links, spare=0):
+    line = links(dtype, self.max_sz, arrays, self.who, spare)
+    return line,self.store.open(dtype, line.ring, arrays),_Shapes(dtype)
 
 # %% ../../nbs/34_timeline.ipynb #8bdf79c9
 @patch
@@ -131,6 +160,7 @@ def take(self:Timeline,
     line,store,_ = self._parts
     out = store.empty(keys.size, store.dtype.itemsize)
     store.gather(line.slots(keys), out)
+    if self.reads_only: self._were_there(keys)
     return as_steps(out, store.dtype, keys.shape)
 
 @patch
@@ -157,7 +187,9 @@ def batch(self:Timeline,
 )->Steps: # with `index` and `weight`
     "The rows with these keys as a batch; counted as drawn"
     line,store,shapes = self._parts or self._valid_keys(keys)
-    return store.batch(line, keys, weights, shapes.batch)
+    batch = store.batch(line, keys, weights, shapes.batch)
+    if self.reads_only: self._were_there(keys)
+    return batch
 
 @patch
 def count(self:Timeline, keys):
@@ -176,6 +208,7 @@ def windows(self:Timeline,
     dtype = shapes.window
     out = store.empty(len(keys)*length, dtype.itemsize)
     store.gather(line.window_slots(keys, length), out, dtype.fields['mask'][1])
+    if self.reads_only: self._were_there(keys)
     return as_steps(out, dtype, (len(keys), length))
 
 @patch
@@ -199,7 +232,7 @@ def valid(self:Timeline,
 @patch(as_prop=True)
 def times_drawn(self:Timeline)->np.ndarray: # int32, oldest row first
     "How often each row that is there was drawn for a batch"
-    return self._parts[0].drawn[self.keys % self.max_sz] if self._parts else np.zeros(0, np.int32)
+    return self._parts[0].drawn[self.keys % self._parts[0].ring] if self._parts else np.zeros(0, np.int32)
 
 @patch(as_prop=True)
 def ages(self:Timeline)->np.ndarray: # int64
@@ -233,8 +266,9 @@ def __repr__(self:Timeline):
 @patch
 def state_dict(self:Timeline)->dict: # plain data and tensors
     "Everything, in time order"
-    if not self._parts: return dict(max_sz=self.max_sz, dtype=None, links=None, store=None)
+    if not self._parts: return dict(max_sz=self.max_sz, dtype=None, links=None, store=self._place())
     line,store,_ = self._parts
+    if self.directory is not None: return self._where_it_lies()
     rows = store.state_dict(line.keys % self.max_sz)
     return dict(max_sz=self.max_sz, dtype=dtype_spec(store.dtype), links=line.state_dict(), store=rows)
 
@@ -250,29 +284,272 @@ def check_state(self:Timeline, state:dict):
 @patch
 def load_state_dict(self:Timeline, state:dict):
     "Become the timeline that was saved"
+    self.prepare(state)
+    self.settle()
+
+@patch
+def prepare(self:Timeline, state:dict):
+    "The same, but that files on disk stay as they are until `settle`"
     form = dict(max_sz=integer(1, 2**31-1), dtype=maybe(row_dtype), links=anything, store=anything)
     state = checked(self.who, form, state)
     self.check_state(state)
-    if state['dtype'] is None: return self.clear()
+    refers = isinstance(state['store'], dict) and 'path' in state['store']
+    if self.store.path is not None: return self._prepare_on_disk(state, refers)
+    if refers: raise StateError(self.who, 'a saved memory whose rows lie in files', state['store']['path'],
+        'one that holds its rows', f"store={type(self.store).__name__}(path={str(state['store']['path'])!r})")
+    if state['dtype'] is None: return self._begin()
     parts = line,store,_ = self._open(state['dtype'])
     line.load_state_dict(state['links'])
-    store.load_state_dict(line.keys % self.max_sz, state['store'])
-    self.clear()
-    self._gate.layout,self._parts = self._gate.make_layout(self.who, store.dtype),parts
+    store.load_state_dict(line.keys % line.ring, state['store'])
+    self._begin()
+    self._use(parts)
+
+@patch
+def _use(self:Timeline, parts):
+    "From now on these are its links, its store, and what its batches look like"
+    self._gate.layout,self._parts = self._gate.make_layout(self.who, parts[1].dtype),parts
+
+# %% ../../nbs/34_timeline.ipynb #90177312
+@patch
+def settle(self:Timeline):
+    "What was prepared counts from now on"
+    if self._unsettled is None: return
+    (end,floor,missing),d = self._unsettled,self.directory
+    self._unsettled = None
+    if not d.writes: return
+    if missing: warnings.warn(f'{self.who}: {missing:_} of the rows that were in memory at this checkpoint have been '
+        f'overwritten since, so it goes on without them. Remedy: a larger spare= ({d.ring - self.max_sz:_} so far)')
+    d.rewind(end, floor)
+    if end == 0:
+        self._parts = None
+        self._use(self._continued())
+    else:
+        self._parts[1].commit(end)
+        cut_links(self._parts[0])
+
+@patch(as_prop=True)
+def missing(self:Timeline)->int:
+    "How many rows a state had that was prepared, and that are gone"
+    return self._unsettled[2] if self._unsettled else 0
 
 # %% ../../nbs/34_timeline.ipynb #7a94c62a
 @patch
-def __getstate__(self:Timeline): return dict(max_sz=self.max_sz, store=self.store, who=self.who, rows=self.state_dict())
+def __getstate__(self:Timeline):
+    rows = self.state_dict() if self.is_open else None   # where it is not, who gets it may open it
+    return dict(max_sz=self.max_sz, store=self.store, who=self.who, rows=rows)
 
 @patch
 def __setstate__(self:Timeline, state):
     self.__init__(state['max_sz'], state['store'], state['who'])
-    self.load_state_dict(state['rows'])
+    if state['rows'] is not None: self.load_state_dict(state['rows'])
 
 # %% ../../nbs/34_timeline.ipynb #8344dad2
 def _column(self, name):
+    if name == '_parts': return self._open_directory()   # of a memory on disk, when it is first asked for
     if name.startswith('_') or self.__dict__.get('_parts') is None or name not in self.dtype.names:
         raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))
     return self[name]
 
 Timeline.__getattr__ = _column   # @patch would leave a `__getattr__` in the module, where Python gives it a meaning
+
+# %% ../../nbs/34_timeline.ipynb #0943488e
+@patch
+def _open_directory(self:Timeline): # its parts; None: there is no memory so far
+    "Open what lies in the store's directory"
+    d = self.directory = Directory(self.store.path, self.store.mode, self.who)
+    try: parts = self._continued() if d.meta else None
+    except BaseException:
+        self.directory = None
+        d._unlock()
+        raise
+    self._parts = None
+    if parts: self._use(parts)
+    return self._parts
+
+@patch
+def _continued(self:Timeline):
+    "Links and a store over the files that are there"
+    d,dtype = self.directory,self._check_meta(self.directory.meta)
+    if d.writes: self._make_larger(dtype)
+    else: self.max_sz = min(self.max_sz, d.meta['max_sz'])
+    parts = line,store,_ = self._parts_of(dtype)
+    store.reopen(line)
+    span,ages = d.span(self.max_sz),d.counters[[_AGE_SUM,_AGE_MAX]]
+    if d.writes: reopen_links(line, span, ages, store.columns)
+    else: line.stand_at(span)
+    return parts
+
+@patch
+def _parts_of(self:Timeline, dtype):
+    d = self.directory
+    return self._new_parts(dtype, d, Links if d.writes else FollowedLinks, d.ring - self.max_sz)
+
+# %% ../../nbs/34_timeline.ipynb #5e8bb9ef
+@patch
+def _check_meta(self:Timeline, meta)->np.dtype: # of the rows
+    "Raise where a memory on disk can't be continued with these settings"
+    d,store = self.directory,self.store.settings()
+    try: dtype = saved_dtype(meta['columns'])
+    except (ValueError,TypeError,LookupError) as e: raise StateError(self.who, f'{d.path}/meta.json: columns', e) from None
+    if self._check: self._check(dtype)
+    if meta.get('store') != store: raise ArgumentError(self.who, f'store: {d.path} was made with another one', store,
+        meta.get('store'), 'the same store, or another path')
+    if type(meta.get('max_sz')) is not int or not 0 < meta['max_sz'] <= d.ring: raise StateError(self.who,
+        f'{d.path}/meta.json: max_sz', meta.get('max_sz'), f'1 to {d.ring}')
+    if d.writes and self.max_sz < meta['max_sz']: raise ArgumentError(self.who,
+        f'max_sz: the memory in {d.path} is larger', self.max_sz, f"at least {meta['max_sz']}",
+        f"max_sz={meta['max_sz']}; rows would be lost")
+    return dtype
+
+@patch
+def _make_on_disk(self:Timeline, dtype):
+    "A new memory in the directory"
+    d,ring = self.directory,self.max_sz + self.store.spare
+    if d.meta: return self._continued()   # it was made, and then came an interrupt
+    free,needs = shutil.disk_usage(d.path).free,self.store.needs(dtype, ring) + 20*ring
+    if needs > free: raise NoRoom(self.who, f'no room on the disk for {ring:_} rows of {dtype.itemsize:_} bytes',
+        f'{size_text(free)} free in {d.path}', size_text(needs), 'a smaller max_sz, or a path on another disk')
+    d.begin(ring)
+    parts = self._parts_of(dtype)
+    d.publish(max_sz=self.max_sz, columns=dtype_spec(dtype), store=self.store.settings())
+    return parts
+
+# %% ../../nbs/34_timeline.ipynb #5ed5f432
+@patch
+def _make_larger(self:Timeline, dtype):
+    "Let the memory on disk have as many slots as are asked for"
+    d,ring,was = self.directory,self.max_sz + self.store.spare,self.directory.meta['max_sz']
+    if ring <= d.ring: return self.max_sz == was or d._write_meta(dict(d.meta, max_sz=self.max_sz))
+    line,store = Links(dtype, was, d, self.who, d.ring - was),self.store.open(dtype, d.ring, d)
+    store.reopen(line)
+    reopen_links(line, d.span(was), d.counters[[_AGE_SUM,_AGE_MAX]], store.columns)
+    new = copy(d)
+    new.begin(ring, int(d.folder.name.split('-')[1]) + 1)
+    try: self._fill(new, line, store, *self._new_parts(dtype, new, spare=ring - self.max_sz)[:2])
+    except BaseException:
+        shutil.rmtree(new.folder, ignore_errors=True)
+        raise
+    store.close()
+    d.replace_by(new, max_sz=self.max_sz)
+
+@patch
+def _fill(self:Timeline, directory, old_line, old_store, line, store):
+    "Copy all rows, their links and priorities into a directory with more slots"
+    line.load_state_dict(old_line.state_dict())
+    directory.counters[:OF_STORE] = self.directory.counters[:OF_STORE]
+    directory.counters[[RESERVED,FLOOR]] = line.inserted,line.oldest
+    for a in range(line.oldest, line.inserted, 4096):
+        keys = np.arange(a, min(a + 4096, line.inserted))
+        rows = old_store.empty(len(keys), store.dtype.itemsize)
+        old_store.gather(keys % old_line.ring, rows)
+        store.put(keys % line.ring, rows.reshape(-1).view(store.dtype))
+    for name in EXTRAS:
+        if not (self.directory.folder/name).exists(): continue
+        was = self.directory.new(name, old_line.ring, np.float64)
+        directory.new(name, line.ring, np.float64)[line.keys % line.ring] = was[line.keys % old_line.ring]
+    store.commit(line.inserted)
+    store.close()
+
+# %% ../../nbs/34_timeline.ipynb #bebe8004
+@patch
+def _place(self:Timeline):
+    "Where it lies, for a state; None: in main memory"
+    d = self.directory
+    if d is None: return None
+    return dict(path=str(d.path), id=d.meta['id'] if d.meta else '', rewound=len(d.meta['rewound']) if d.meta else 0)
+
+@patch
+def _where_it_lies(self:Timeline)->dict:
+    "A state that refers to the rows in the directory"
+    line,store,_ = self._parts
+    self._keep_ages()
+    return dict(max_sz=self.max_sz, dtype=dtype_spec(store.dtype), links=brief_state(line), store=self._place())
+
+@patch
+def _keep_ages(self:Timeline):
+    if self.directory.writes: self.directory.counters[[_AGE_SUM,_AGE_MAX]] = self.ages
+
+# %% ../../nbs/34_timeline.ipynb #16088211
+@patch
+def _prepare_on_disk(self:Timeline, state, refers):
+    "Stand where the state was saved; the files are left alone"
+    if self._older: self.directory,parts = self._older.directory,self._older._parts
+    else: parts = self._parts
+    d = self.directory
+    if not refers: return self._take_rows(state)
+    saved = checked(self.who, dict(path=text, id=text, rewound=integer()), state['store'])
+    self._check_place(saved, 0 if state['dtype'] is None else state['links']['counters'][0])
+    self._gate.layout,self._parts = None,None
+    if state['dtype'] is None:
+        self._unsettled = (0,0,0) if d.meta else None
+        return
+    if state['dtype'] != saved_dtype(d.meta['columns']): raise StateError(self.who, 'a saved memory of other columns')
+    line = self._new_links(parts[1].dtype)
+    inserted,oldest = state['links']['counters'][:2]
+    load_brief(line, state['links'], min(inserted, max(oldest, d.oldest_whole())))
+    self._use((line, parts[1], parts[2]))
+    self._unsettled = inserted,line.oldest,line.oldest - oldest
+
+@patch
+def _new_links(self:Timeline, dtype):
+    d = self.directory
+    return (Links if d.writes else FollowedLinks)(dtype, self.max_sz, d, self.who, d.ring - self.max_sz)
+
+# %% ../../nbs/34_timeline.ipynb #220b9783
+@patch
+def _check_place(self:Timeline, saved, inserted):
+    "Raise where the directory doesn't hold the rows that were saved"
+    d,who = self.directory,self.who
+    has = d.meta['id'] if d.meta else ''
+    there = d.counters.item(COMMITTED) if d.meta else 0
+    if not saved['id'] and str(d.path) == saved['path']: return   # it was still empty then
+    if has != saved['id']: raise StateError(who, f'a saved memory that is not the one in {d.path}', has or 'none',
+        f"{saved['id']}, which was in {saved['path']}", 'the path of the memory that it was saved with')
+    replaced = [k for k in d.meta['rewound'][saved['rewound']:] if k < inserted]
+    if replaced: raise StateError(who, f'a saved memory of which rows were replaced since, from key {min(replaced)} on',
+        remedy='a later checkpoint')
+    if there < inserted: raise StateError(who, f'a saved memory with more rows than there are in {d.path}',
+        f'{inserted:_}', f'at most {there:_}', 'an earlier checkpoint')
+
+@patch
+def _take_rows(self:Timeline, state):
+    "Rows from a state that holds them, into a directory that is empty"
+    d = self.directory
+    if d.meta: raise StateError(self.who, f'a saved memory with its rows, and there is one in {d.path}', remedy=
+        'another path, or a checkpoint of that memory')
+    if state['dtype'] is None: return
+    parts = line,store,_ = self._make_on_disk(state['dtype'])
+    line.load_state_dict(state['links'])
+    d.intend(line.inserted)
+    store.load_state_dict(line.keys % line.ring, state['store'])
+    self._use(parts)
+    self._unsettled = line.inserted,line.oldest,0
+
+# %% ../../nbs/34_timeline.ipynb #ea8c4818
+@patch
+def _follow(self:Timeline):
+    "See what the process has done that writes"
+    if self._parts: self._parts[0].stand_at(self.directory.span(self.max_sz))
+
+@patch
+def _were_there(self:Timeline, keys):
+    "Raise where a row was overwritten while it was read"
+    oldest = self.directory.oldest_whole()
+    if keys.size and keys.min() < oldest: raise StaleKey(self.who, f'key {keys.min()} was overwritten while it was '
+        'read', remedy='read again; a larger spare= of the process that writes')
+
+@patch
+def flush(self:Timeline):
+    "Bring everything to the device, for power cuts; nothing where the memory is not on disk"
+    if self.is_open and self.directory is not None and self.directory.writes and self._parts:
+        self._keep_ages()
+        self.directory.flush()
+
+@patch
+def close(self:Timeline):
+    "Flush, and let other processes write; nothing where the memory is not on disk"
+    if not self.is_open or self.directory is None: return
+    if self._parts:
+        if self.directory.writes: self._keep_ages()
+        self._parts[1].close()
+    self.directory.close()
