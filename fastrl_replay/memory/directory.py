@@ -9,7 +9,7 @@ __all__ = ['FORMAT', 'VERSION', 'RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_S
 
 # %% ../../nbs/30_directory.ipynb #ba4ce25c
 import errno, json, os, shutil, socket, uuid, warnings, weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 import sys

@@ -14,7 +14,7 @@ from ..core import (ArgumentError, ArgumentTypeError, StateError, Steps, bytes_a
     ints_at, memmove, njit, padding, plain_columns, refuse_flags, whole)
 from ..episodes import ENV, SIZE, NaNSearch, RowLayout, first_nan, has_nan
 from .arrays import MainMemory
-from .directory import OF_STORE, Directory, outgrows, read_at_random, request_rows
+from .directory import outgrows, read_at_random, request_rows
 from .links import (AGE_MAX, AGE_SUM, DRAWN, INSERTED, OLDEST, SLOTS, Links,
     acceptable, first_invalid, link_rows)
 from ..states import array, checked
@@ -76,7 +76,7 @@ def count_drawn(numbers, keys):
 class Store:
     "The base of stores: adds blocks, draws batches and saves by `put` and `gather`"
     arrays = MainMemory()            # where its arrays lie, and those of the links
-    path,mode,spare = None,'a',0     # where they lie in files; None: they don't
+    place,mode,spare = None,'a',0    # the path of a directory in which they lie; None: in none
     nbytes = 0                       # reserved
     def reserve(self, arrays): "Make room"
     def put(self, slots, rows): raise NotImplementedError
@@ -94,7 +94,7 @@ class Store:
     )->'Store': # with memory; the store itself stays as it is
         "A store of this kind with room for rows"
         new = copy(self)
-        if self.path is not None: new.__class__ = self.on_disk
+        if self.place is not None: new.__class__ = self.on_disk
         new.dtype,new.max_sz = dtype,max_sz
         new.reserve(arrays)
         return new
@@ -111,14 +111,14 @@ def _keep_path(self:Store, path, mode, spare):
         raise ArgumentTypeError(who, 'path', repr(path)[:60], 'the path of a directory')
     if path is None and (mode != 'a' or spare): raise ArgumentError(who, 'mode and spare', f'{mode!r}, {spare}',
         "'a' and 0 where there is no path", f"{who}(path=…)")
-    self.path,self.mode = path if path is None else os.fspath(path),choice(who, 'mode', mode, ('a','r'))
+    self.place,self.mode = path if path is None else os.fspath(path),choice(who, 'mode', mode, ('a','r'))
     self.spare = whole(who, 'spare', spare, 0, 2**31-1)
 
 @patch
 def _path_text(self:Store)->str:
     "The arguments that say where it lies"
     named = [f'{k}={v!r}' for k in ('mode','spare') if (v := getattr(self, k)) != getattr(Store, k)]
-    return ', '.join([] if self.path is None else [repr(self.path), *named])
+    return ', '.join([] if self.place is None else [repr(self.place), *named])
 
 @patch
 def settings(self:Store)->dict: # plain data

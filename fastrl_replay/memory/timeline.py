@@ -39,7 +39,7 @@ class Timeline:
         if not isinstance(self.store, Store):
             raise ArgumentTypeError(who, 'store', type(store).__name__, 'a Store, such as Rows()')
         self._older = instead_of if instead_of is not None and instead_of.is_open else None
-        if self.store.path is not None and not self._older: check_path(self.store.path, self.store.mode, who)
+        if self.store.place is not None and not self._older: check_path(self.store.place, self.store.mode, who)
         self._begin()
 
     def _begin(self):
@@ -49,12 +49,12 @@ class Timeline:
         self._gate = BlockGate(self.who, layout, refuse_nan(self.who), check=self._check, takes_drawn=alone)
         self._same = None    # the dtype of the last block
         self.directory,self._unsettled = None,None   # where it is on disk; what a state that was loaded changes there
-        if self.store.path is None: self._parts = None   # links, store, what batches and windows look like
+        if self.store.place is None: self._parts = None   # links, store, what batches and windows look like
         else: vars(self).pop('_parts', None)
 
     def clear(self):
         "Forget everything, the columns too"
-        if self.store.path is not None: raise ArgumentError(self.who, 'clear', f'a memory in {self.store.path}',
+        if self.store.place is not None: raise ArgumentError(self.who, 'clear', f'a memory in {self.store.place}',
             'one in main memory', 'remove the directory when it is closed')
         self._begin()
 
@@ -293,10 +293,10 @@ def prepare(self:Timeline, state:dict):
     form = dict(max_sz=integer(1, 2**31-1), dtype=maybe(row_dtype), links=anything, store=anything)
     state = checked(self.who, form, state)
     self.check_state(state)
-    refers = isinstance(state['store'], dict) and 'path' in state['store']
-    if self.store.path is not None: return self._prepare_on_disk(state, refers)
-    if refers: raise StateError(self.who, 'a saved memory whose rows lie in files', state['store']['path'],
-        'one that holds its rows', f"store={type(self.store).__name__}(path={str(state['store']['path'])!r})")
+    refers = isinstance(state['store'], dict) and 'directory' in state['store']
+    if self.store.place is not None: return self._prepare_on_disk(state, refers)
+    if refers: raise StateError(self.who, 'a saved memory whose rows lie in files', state['store']['directory'],
+        'one that holds its rows', f"store={type(self.store).__name__}(path={str(state['store']['directory'])!r})")
     if state['dtype'] is None: return self._begin()
     parts = line,store,_ = self._open(state['dtype'])
     line.load_state_dict(state['links'])
@@ -356,7 +356,7 @@ Timeline.__getattr__ = _column   # @patch would leave a `__getattr__` in the mod
 @patch
 def _open_directory(self:Timeline): # its parts; None: there is no memory so far
     "Open what lies in the store's directory"
-    d = self.directory = Directory(self.store.path, self.store.mode, self.who)
+    d = self.directory = Directory(self.store.place, self.store.mode, self.who)
     try: parts = self._continued() if d.meta else None
     except BaseException:
         self.directory = None
@@ -456,7 +456,7 @@ def _place(self:Timeline):
     "Where it lies, for a state; None: in main memory"
     d = self.directory
     if d is None: return None
-    return dict(path=str(d.path), id=d.meta['id'] if d.meta else '', rewound=len(d.meta['rewound']) if d.meta else 0)
+    return dict(directory=str(d.path), id=d.meta['id'] if d.meta else '', rewound=len(d.meta['rewound']) if d.meta else 0)
 
 @patch
 def _where_it_lies(self:Timeline)->dict:
@@ -477,7 +477,7 @@ def _prepare_on_disk(self:Timeline, state, refers):
     else: parts = self._parts
     d = self.directory
     if not refers: return self._take_rows(state)
-    saved = checked(self.who, dict(path=text, id=text, rewound=integer()), state['store'])
+    saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), state['store'])
     self._check_place(saved, 0 if state['dtype'] is None else state['links']['counters'][0])
     self._gate.layout,self._parts = None,None
     if state['dtype'] is None:
@@ -502,9 +502,9 @@ def _check_place(self:Timeline, saved, inserted):
     d,who = self.directory,self.who
     has = d.meta['id'] if d.meta else ''
     there = d.counters.item(COMMITTED) if d.meta else 0
-    if not saved['id'] and str(d.path) == saved['path']: return   # it was still empty then
+    if not saved['id'] and str(d.path) == saved['directory']: return   # it was still empty then
     if has != saved['id']: raise StateError(who, f'a saved memory that is not the one in {d.path}', has or 'none',
-        f"{saved['id']}, which was in {saved['path']}", 'the path of the memory that it was saved with')
+        f"{saved['id']}, which was in {saved['directory']}", 'the path of the memory that it was saved with')
     replaced = [k for k in d.meta['rewound'][saved['rewound']:] if k < inserted]
     if replaced: raise StateError(who, f'a saved memory of which rows were replaced since, from key {min(replaced)} on',
         remedy='a later checkpoint')
