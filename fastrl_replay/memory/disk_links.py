@@ -91,6 +91,13 @@ def cut_links(line:Links):
 # %% ../../nbs/31_disk_links.ipynb #cd2d6882
 class FollowedLinks(Links):
     "Links that another process writes"
+    @property
+    def going_on(self):
+        "All environments: which of them are under way, the other process knows"
+        envs = self.tables.envs
+        found = np.flatnonzero(envs.ids >= 0)
+        return found[np.argsort(envs.ids[found])]
+
     def stand_at(self, span:tuple):
         "Rows have come and gone"
         numbers = self.tables.numbers

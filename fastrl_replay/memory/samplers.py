@@ -250,6 +250,7 @@ class _Prioritized(Sampler):
         super().clear()
         self.tree,self.largest_ever = self._new_tree(self.capacity),1.
         self._there = None   # where keys come in no order: which are here
+        self._file = None    # where priorities are written down besides, and the keys that places have there
 
     def _of_new(self):
         "The priority of what comes now"
@@ -266,7 +267,7 @@ class _Prioritized(Sampler):
         return self.tree.nbytes + (0 if self._there is None else self._there.nbytes)
 
     kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
-    def __getstate__(self): return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends')}
+    def __getstate__(self): return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends','_file')}
     def __setstate__(self, state): self.__dict__.update(state); self.clear()
 
 # %% ../../nbs/37_samplers.ipynb #d8b657dd
@@ -285,6 +286,7 @@ def added(self:_Prioritized,
     if p is not None: self._check_new(p, end - first)
     self._roll(gone, min(oldest, left), come, end, self._of_new() if self.max_ever else -1.)
     if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
+    if self._file is not None: self._write_down(np.arange(come, end))
     vars(self).update(first=oldest, end=end)   # in one call, which no interrupt divides
 
 @patch
@@ -308,6 +310,7 @@ def update(self:_Prioritized,
     if bad < -1: raise StaleKey(who, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}')
     if bad < 0: bad = self._set(slots, self._in_tree(p))
     if bad >= 0: self._refuse(bad, td)
+    if self._file is not None: self._write_down(keys)
 
 # %% ../../nbs/37_samplers.ipynb #816723e4
 @patch
@@ -394,6 +397,7 @@ def insert(self:_Prioritized, places):
     self._take_out(places)   # they may be told twice
     self._there[places] = True
     self._set(places, np.full(len(places), self._of_new()))
+    if self._file is not None: self._write_down(places)
 
 @patch
 def remove(self:_Prioritized, places):
@@ -401,6 +405,31 @@ def remove(self:_Prioritized, places):
     self._note_largest()
     self._take_out(places)
     self._there[places] = False
+
+# %% ../../nbs/37_samplers.ipynb #7979d6d8
+@patch
+def keep_in(self:_Prioritized,
+    file:np.ndarray, # float64: the priority of a key has place `key % len(file)`
+    key_of=None, # (places) → keys; None: keys are drawn
+):
+    "From now on, write priorities down in an array as well; those that there are, at once"
+    self._file = file,key_of
+    here = np.arange(self.first, self.end) if self._there is None else self._taken()
+    if len(here): self._write_down(here)
+
+@patch
+def _write_down(self:_Prioritized, keys): # or places
+    file,key_of = self._file
+    file[(keys if key_of is None else key_of(keys)) % len(file)] = self.tree[keys % self.capacity]
+
+@patch
+def put(self:_Prioritized,
+    places:np.ndarray, # that are taken
+    p:np.ndarray, # as they were written down
+):
+    "Give priorities to places as they are, and not for errors"
+    if self._set(places, p.copy()) >= 0: raise StateError(type(self).__name__, 'priorities', f'{p.min()} to {p.max()}',
+        f'numbers from 0 to {LARGEST:g}')
 
 # %% ../../nbs/37_samplers.ipynb #4829dce2
 @njit

@@ -258,6 +258,7 @@ def __iter__(self:Timeline):
 
 @patch
 def __repr__(self:Timeline):
+    if not self.is_open: return f'Timeline(max_sz={self.max_sz}, {self.store}): not opened so far'
     if not self._parts: return f'Timeline(max_sz={self.max_sz}): empty'
     return (f'Timeline(max_sz={self.max_sz}): {len(self)} rows of {self.dtype.itemsize} bytes, '
             f'keys {self.oldest} to {self.inserted-1}, {self.nbytes/1e6:.1f} MB')

@@ -6,20 +6,21 @@
 __all__ = ['COUNTERS', 'Fixed', 'Replay', 'scheduled', 'as_fraction']
 
 # %% ../../nbs/41_replay.ipynb #16245205
-import io
+import io, warnings
 from fractions import Fraction
 from functools import lru_cache
 from threading import RLock
 from weakref import ref
 import numpy as np, torch
 from fastcore.basics import patch
-from fastrl_replay.core import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError, Steps, number,
-    whole)
+from ..core import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey, StateError,
+    Steps, number, whole)
 from ..locks import DrawOrderLock, renew_in_child
 from ..memory.links import Places
 from ..memory.samplers import Sampler, importance_weights
 from ..memory.timeline import Timeline
 from ..pipe import Pipe
+from .files import BesideRows
 from .views import Transitions, View
 from ..states import anything, checked, integer, listed
 
@@ -41,7 +42,7 @@ class Fixed:
 # %% ../../nbs/41_replay.ipynb #230f3c16
 class Replay(Pipe):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
-    _buffers = 'memory','sampler','view','_lock','_unfollowed','_ones'
+    _buffers = 'memory','sampler','view','_beside','_lock','_unfollowed','_ones'
     draws_batches = True
     max_sz,store,weight_norm = Fixed(),Fixed(),Fixed()
     def __init__(self,
@@ -71,7 +72,7 @@ class Replay(Pipe):
 
     def __iter__(self):
         for _ in self.due_batches(): yield self.sample()
-    def __len__(self): return len(self.view)
+    def __len__(self): return len(self.view) if self._beside is None else self._here()
     unit = property(lambda self: self.view.unit, doc='What is drawn')
     _needed = property(lambda self: self._needs or self.bs)   # that many must be there for a batch of `bs`
     nbytes = property(lambda self: sum(p.nbytes for p in (self.memory, self.view, self.sampler)), doc='Bytes reserved')
@@ -118,13 +119,15 @@ def _fresh(self:Replay):
     self._tells_later = self.sampler.counts_only and not self.view.follows and self._initial is None
 
 @patch
-def _new_parts(self:Replay):
+def _new_parts(self:Replay, older=None): # a memory whose place the new one will take
     "Memory, sampler and view by name, with nothing in them"
     who,(sampler,view),replay = type(self).__name__,self._templates,ref(self)   # no circle: a memory would outlive it
     def check(dtype):
         if replay() is not None: replay()._check_columns(dtype)
-    memory = Timeline(self.max_sz, self.store, who, check)
-    return dict(memory=memory, sampler=sampler.fresh(), view=view.fresh(memory, who))
+    memory = Timeline(self.max_sz, self.store, who, check, older)
+    sampler,view = sampler.fresh(),view.fresh(memory, who)
+    beside = None if memory.store.place is None else BesideRows(memory, sampler, view)
+    return dict(memory=memory, sampler=sampler, view=view, _beside=beside)
 
 # %% ../../nbs/41_replay.ipynb #67b05824
 @patch
@@ -152,6 +155,7 @@ def add(self:Replay,
         if self.view.follows: self._unfollowed = steps,self.memory.inserted
         keys = self.memory.add(stored)
         self._catch_up()
+        if self._beside is not None: self._beside.note()
         return keys
 
 @patch
@@ -174,6 +178,7 @@ def _initial_priorities(self:Replay, first):
 def _catch_up(self:Replay):
     "Tell view and sampler what has come and gone since they were last used; how many can be drawn"
     sampler,(end,oldest) = self.sampler,self.memory.span
+    if self._beside is not None: self._take_up(end)
     if self.view.follows:
         block = self._unfollowed
         if block is not None and block[1] < end: self.view.follow(*block)
@@ -191,8 +196,38 @@ def _tell_places(self:Replay, capacity, gone, came):
     sampler = self.sampler
     if sampler.end != capacity: sampler.use_places(capacity)
     if len(gone): sampler.remove(gone)
+    if len(came) and self._beside is not None: self._beside.write_states(came)
     if len(came): sampler.insert(came)
     self.view.told()
+
+# %% ../../nbs/41_replay.ipynb #5c0bb506
+@patch
+def _take_up(self:Replay, end):
+    "Go on with what lies beside the rows of a memory on disk"
+    beside,view = self._beside,self.view
+    new = self._unfollowed[1] if self._unfollowed is not None else end
+    beside.take_up(new if view.follows else end)
+    if not view.follows or not beside.is_open: return
+    beside.clear(end)
+    if self.memory.reads_only and view.followed < end: view.refollow(self.memory._parts[1].columns, end)
+
+@patch
+def _draw(self:Replay, n, beta):
+    "A batch of `n`; drawn again where another process has overwritten a row meanwhile"
+    while True:
+        keys,p = self.sampler.sample(n)
+        try: return self.view.batch(keys, self._ones if beta is None and n == self.bs else self._weights(p, n, beta))
+        except StaleKey:
+            if not self.memory.reads_only: raise
+            self._catch_up()
+
+@patch
+def _here(self:Replay):
+    "How many can be drawn, of a memory on disk"
+    with self._lock:
+        if not self._beside.is_open: self._catch_up()
+        return len(self.view)
+
 
 # %% ../../nbs/41_replay.ipynb #ec099b70
 @patch
@@ -204,8 +239,10 @@ def sample(self:Replay,
     with self._lock:
         if self._catch_up() < (self._needs or n): raise self._too_few(self._needs or n)
         beta = None if self.beta is None else self._beta_now()   # before anything is drawn
-        keys,p = self.sampler.sample(n)
-        batch = self.view.batch(keys, self._ones if beta is None and n == self.bs else self._weights(p, n, beta))
+        if self._beside is not None: batch = self._draw(n, beta)
+        else:
+            keys,p = self.sampler.sample(n)
+            batch = self.view.batch(keys, self._ones if beta is None and n == self.bs else self._weights(p, n, beta))
         batch._replay = self
         self.batches += 1
         self.sampled += n
@@ -281,7 +318,7 @@ def _count_batch(self:Replay): self._n_yielded += 1
 @patch
 def _ready(self:Replay)->bool:
     "Can a batch be drawn?"
-    return len(self.view) >= self._needed and self.memory.inserted >= (self.warmup or 0)
+    return len(self) >= self._needed and self.memory.inserted >= (self.warmup or 0)
 
 @patch
 def _batch_due(self:Replay)->bool:
@@ -338,6 +375,7 @@ def stats(self:Replay)->dict: # numbers by name
 
 @patch
 def __repr__(self:Replay):
+    if not self.memory.is_open: return f'{Pipe.__repr__(self)}  # not opened so far'
     held = f'{len(self.memory)} of {self.max_sz} rows' + ('' if self.unit == 'rows' else f', {len(self)} {self.unit}')
     return f'{Pipe.__repr__(self)}  # {held}'
 Replay.__str__ = Replay.__repr__
@@ -350,8 +388,10 @@ def snapshot(self:Replay)->dict:
     "What a checkpoint holds"
     with self._lock:
         self._catch_up()
-        return dict(memory=self.memory.state_dict(), sampler=self.sampler.state_dict(), view=self.view.snapshot(),
-            counters=[getattr(self, c) for c in COUNTERS])
+        sampler,view = self.sampler.state_dict(),self.view.snapshot()
+        if self._beside is not None: sampler,view = self._beside.put_aside(sampler, view)
+        counters = [getattr(self, c) for c in COUNTERS]
+        return dict(memory=self.memory.state_dict(), sampler=sampler, view=view, counters=counters)
 
 @patch
 def check_state(self:Replay, state):
@@ -359,16 +399,36 @@ def check_state(self:Replay, state):
     form = dict(memory=anything, sampler=anything, view=anything, counters=listed(integer(), len(COUNTERS)))
     state = checked(type(self).__name__, form, state)
     self.memory.check_state(state['memory'])
-    self.view.check_state(state['view'])
-    self.sampler.check_state(state['sampler'])
-    new = self._new_parts()
-    new['memory'].load_state_dict(state['memory'])
+    new = self._new_parts(self.memory)
+    new['memory'].prepare(state['memory'])
     self._check_saved_columns(new['memory'])
-    new['view'].restore(state['view'])
-    self._check_saved_places(new['view'].places, state['sampler'])
-    new['sampler'].load_state_dict(state['sampler'])
-    self._check_saved_keys(new['memory'], new['sampler'])
+    if new['_beside'] is not None: self._prepare_files(new, state)
+    else: self._prepare_parts(new, state['sampler'], state['view'])
     return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
+
+@patch
+def _prepare_parts(self:Replay, new, sampler, view):
+    "Let new parts hold what was saved"
+    self.view.check_state(view)
+    self.sampler.check_state(sampler)
+    new['view'].restore(view)
+    self._check_saved_places(new['view'].places, sampler)
+    new['sampler'].load_state_dict(sampler)
+    if new['memory'].missing: new['sampler'].added(new['sampler'].end, new['sampler'].end, new['memory'].oldest)
+    self._check_saved_keys(new['memory'], new['sampler'])
+
+@patch
+def _prepare_files(self:Replay, new, state):
+    "The same where rows are on disk; a reader, and one that lacks rows, take up what is there instead"
+    memory,beside = new['memory'],new['_beside']
+    sampler,view = beside.fetch(state['sampler'], state['view'])
+    if memory.reads_only or memory.missing and self.view.follows: return
+    if sampler is None:
+        warnings.warn(f'{memory.who}: the priorities of this checkpoint are gone, because later ones were saved; it '
+            'goes on with those of now')
+        return
+    self._prepare_parts(new, sampler, view)
+    beside.adopt()
 
 # %% ../../nbs/41_replay.ipynb #65b7e6c8
 @patch
@@ -397,13 +457,16 @@ def _check_saved_keys(self:Replay, memory, sampler):
 @patch
 def restore(self:Replay, state):
     "Continue where `state` was saved"
-    with self._lock: vars(self).update(state)   # in one call, which no interrupt divides
+    with self._lock:
+        vars(self).update(state)   # in one call, which no interrupt divides
+        self.memory.settle()
+        if self._beside is not None: self._beside.settle()
 
 # %% ../../nbs/41_replay.ipynb #902eaad8
 @patch
 def __getstate__(self:Replay):
     state = Pipe.__getstate__(self)
-    if self.getstate_hook or not self.memory.inserted: return state
+    if self.getstate_hook or not self.memory.is_open or not self.memory.inserted: return state
     file = io.BytesIO()
     torch.save(self.snapshot(), file)
     return dict(state, _saved=file.getvalue())   # as bytes: tensors in a chain are taken for weights of its policy
@@ -413,6 +476,20 @@ def __setstate__(self:Replay, state):
     saved = state.get('_saved')
     Pipe.__setstate__(self, {k: v for k,v in state.items() if k != '_saved'})
     if saved: self.restore(self.check_state(torch.load(io.BytesIO(saved), weights_only=True)))
+
+# %% ../../nbs/41_replay.ipynb #53dd0c43
+@patch
+def flush(self:Replay):
+    "Bring a memory on disk to the device; nothing where it is in main memory"
+    with self._lock: self.memory.flush()
+
+@patch
+def _close(self:Replay):
+    "Let other processes write to a memory on disk; when it is used again, it is opened again"
+    if self._beside is None or not self.memory.is_open: return
+    with self._lock:
+        self.memory.close()
+        vars(self).update(self._new_parts())
 
 # %% ../../nbs/41_replay.ipynb #696e5be7
 @patch

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..batches import Sequences
-from ..core import (ArgumentError, BlockError, StaleKey, StateError, Steps, dtype_spec, leaves, njit)
+from fastrl_replay.core import (EPISODE, ArgumentError, BlockError, StaleKey, StateError, Steps, dtype_spec, leaves,
+    njit)
 from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, grown, note_row, number_of,
     places_of, row_ends)
 from ..memory.links import as_keys, reach
@@ -272,6 +273,65 @@ def told(self:SequenceView):
     "The sampler knows"
     self._counters[N_GONE:] = 0
     self._gone = self._came = np.zeros(0, np.int64)
+
+# %% ../../nbs/44_sequence_view.ipynb #c31d865f
+@patch
+def refollow(self:SequenceView,
+    columns:np.ndarray, # structured, by slot
+    end:int, # up to this key
+):
+    "Follow rows that have lain in the memory's files since before it was opened"
+    first,line = max(int(self._counters[FOLLOWED]), self.memory.oldest),self.memory._parts[0]
+    names = [n for n in (*EPISODE,'n') if n in columns.dtype.names]
+    kept = np.dtype([*((n, columns.dtype[n]) for n in names), *([('hidden', self._hidden)] if self._hidden else [])])
+    dtype = np.dtype([(n, kept[n]) for n in kept.names], align=True)
+    plan = self._plan.copy()
+    plan[:7] = RowLayout(self.who, dtype, strict=False).at
+    if self._hidden is not None: plan[7] = dtype.fields['hidden'][1]
+    for a in range(first, end, 2**16):
+        keys = np.arange(a, min(a + 2**16, end))
+        rows = np.zeros(len(keys), dtype)
+        for n in names: rows[n] = columns[n][keys % line.ring]
+        line.admit(rows['env_id'])
+        self._follow_rows(rows, a, plan)
+        self.drawable()
+
+# %% ../../nbs/44_sequence_view.ipynb #6ac1be25
+@patch
+def begin(self:SequenceView, dtype):
+    "Such rows will come, or are there"
+    if self._row is None: self._open(dtype)
+
+@patch
+def state_size(self:SequenceView, dtype)->int: # of the rows that it follows; None: not known so far
+    "Bytes of a recurrent state that is kept for each sequence"
+    kept = self.state == 'stored' and dtype is not None and 'hidden' in dtype.names
+    return dtype['hidden'].itemsize if kept else 0
+
+@patch(as_prop=True)
+def followed(self:SequenceView)->int:
+    "Rows up to this key have been followed"
+    return int(self._counters[FOLLOWED])
+
+@patch(as_prop=True)
+def spec(self:SequenceView):
+    "The columns of the rows that it follows, with their states, as plain data; None: not known so far"
+    return None if self._row is None else dtype_spec(self._dtype)
+
+@patch
+def _follow_rows(self:SequenceView, rows, first, plan):
+    "The same for some rows"
+    envs,n = self.memory.environments,len(rows)
+    many = len(envs.ids)
+    if many > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, many, 0) for a in self._tracks))
+    ids,at = np.unique(rows['env_id'], return_index=True)
+    for env_id,row in zip(ids, rows[at]):
+        env = number_of(env_id, envs.number)
+        if self._tracks.count[env] or self._tracks.last[env].any() or row['step_n'] < 2: continue
+        self._tracks.count[env],self._tracks.recent[env] = row['step_n'] - 1,self.memory.oldest - 1   # they are gone
+        note_row(self._tracks.last, env, row['episode_n'], row['step_n'] - 1, False)
+    self._queue,self._states = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
+    _track(rows.view(np.uint8), plan, first, envs.number, self._counters, *self._tracks, self._queue, self._states)
 
 # %% ../../nbs/44_sequence_view.ipynb #262358f6
 @patch
