@@ -9,7 +9,7 @@ __all__ = ['reopen_links', 'ends', 'brief_state', 'load_brief', 'cut_links', 'Fo
 import numpy as np, torch
 from ..core import StateError
 from ..episodes import MAX_ENVS, Environments, grown, note_row
-from .links import INSERTED, OLDEST, SLOTS, Links
+from .links import INSERTED, OLDEST, SLOTS, Links, as_keys
 from ..states import array, checked, integer, listed
 
 # %% ../../nbs/31_disk_links.ipynb #8ce448ea
@@ -24,6 +24,7 @@ def reopen_links(
     for keys in _in_parts(oldest, inserted):
         keys = _without_next(line, keys, inserted)[::-1]
         envs,first = np.unique(columns['env_id'][keys % line.ring], return_index=True)
+        if len(envs) and not 0 <= envs[0] <= envs[-1] < MAX_ENVS: raise _damaged(line, f'env_id {envs[0]} to {envs[-1]}')
         lasts.update(zip(envs.tolist(), keys[first].tolist()))
     envs,keys = Environments(len(lasts)),np.array([*lasts.values()], np.int64)
     if lasts and not envs.admit(np.array([*lasts])): raise _damaged(line, 'numbers of environments')
@@ -99,20 +100,34 @@ class FollowedLinks(Links):
         return found[np.argsort(envs.ids[found])]
 
     def stand_at(self, span:tuple):
-        "Rows have come and gone"
+        "Rows have come and gone; the oldest first, or another thread could see more rows than there are slots"
         numbers = self.tables.numbers
-        numbers[INSERTED],numbers[OLDEST] = span
+        numbers[OLDEST] = span[1]
+        numbers[INSERTED] = span[0]
+
+    def _steps(self, keys, links, sign, n):
+        "The keys that follow, up to `n` of them; -1 where there are none"
+        out = np.full((len(keys),n + 1), -1)
+        out[:,0] = keys
+        for t in range(n):
+            here = out[:,t] >= 0
+            step = links[out[here,t] % self.ring]
+            to = out[here,t] + sign*step
+            out[here,t+1] = np.where((step > 0) & (to >= self.oldest) & (to < self.inserted), to, -1)
+        return out
 
     def walk(self, keys, offsets):
         "Keys along the episodes of these rows"
-        out = Links.walk(self, keys, offsets)
-        out[(out >= self.inserted) | (out < self.oldest)] = -1
+        self.slots(keys)
+        offsets = as_keys(offsets, 'offsets').ravel()
+        out = np.empty((len(keys),len(offsets)), np.int64)
+        ahead = self._steps(keys, self.link, 1, max(offsets.max(initial=0), 0))
+        behind = self._steps(keys, self.back, -1, max(-offsets.min(initial=0), 0))
+        for j,by in enumerate(offsets): out[:,j] = ahead[:,by] if by >= 0 else behind[:,-by]
         return out
 
     def window_slots(self, keys, length):
         "The slots of the rows that follow each other from these keys on"
-        slots,inserted = Links.window_slots(self, keys, length),self.inserted
-        their_keys = inserted - self.ring + (slots - inserted) % self.ring
-        uncommitted = np.logical_or.accumulate((slots < 0) | (their_keys < keys[:,None]), 1)
-        slots[uncommitted] = -1
-        return slots
+        self.slots(keys)
+        theirs = self._steps(keys, self.link, 1, length - 1)
+        return np.where(theirs >= 0, theirs % self.ring, -1)

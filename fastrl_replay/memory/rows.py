@@ -8,6 +8,7 @@ __all__ = ['BatchPlan', 'as_steps', 'count_drawn', 'Store', 'Rows', 'OnDisk', 'R
 # %% ../../nbs/32_rows.ipynb #71b45ec8
 import os
 from copy import copy
+from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import (ArgumentError, ArgumentTypeError, StateError, Steps, bytes_at, choice, extend_dtype,
@@ -111,14 +112,23 @@ def _keep_path(self:Store, path, mode, spare):
         raise ArgumentTypeError(who, 'path', repr(path)[:60], 'the path of a directory')
     if path is None and (mode != 'a' or spare): raise ArgumentError(who, 'mode and spare', f'{mode!r}, {spare}',
         "'a' and 0 where there is no path", f"{who}(path=…)")
-    self.place,self.mode = path if path is None else os.fspath(path),choice(who, 'mode', mode, ('a','r'))
+    self.path,self.place,self.mode = path,None,choice(who, 'mode', mode, ('a','r'))
+    if path is not None: self.path,self.place = os.fspath(path),_absolute(who, os.fspath(path))
     self.spare = whole(who, 'spare', spare, 0, 2**31-1)
 
 @patch
 def _path_text(self:Store)->str:
     "The arguments that say where it lies"
     named = [f'{k}={v!r}' for k in ('mode','spare') if (v := getattr(self, k)) != getattr(Store, k)]
-    return ', '.join([] if self.place is None else [repr(self.place), *named])
+    return ', '.join([] if self.place is None else [repr(self.path), *named])
+
+def _absolute(who, path):
+    "Where it is whatever the working directory will be"
+    try:
+        if isinstance(path, bytes) or '\0' in path or not path: raise ValueError('a name of at least one character')
+        path.encode()
+        return str(Path(path).expanduser().absolute())
+    except (ValueError,RuntimeError,OSError) as e: raise ArgumentError(who, 'path', repr(path)[:60], e) from None
 
 @patch
 def settings(self:Store)->dict: # plain data

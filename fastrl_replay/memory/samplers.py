@@ -406,31 +406,6 @@ def remove(self:_Prioritized, places):
     self._take_out(places)
     self._there[places] = False
 
-# %% ../../nbs/37_samplers.ipynb #7979d6d8
-@patch
-def keep_in(self:_Prioritized,
-    file:np.ndarray, # float64: the priority of a key has place `key % len(file)`
-    key_of=None, # (places) → keys; None: keys are drawn
-):
-    "From now on, write priorities down in an array as well; those that there are, at once"
-    self._file = file,key_of
-    here = np.arange(self.first, self.end) if self._there is None else self._taken()
-    if len(here): self._write_down(here)
-
-@patch
-def _write_down(self:_Prioritized, keys): # or places
-    file,key_of = self._file
-    file[(keys if key_of is None else key_of(keys)) % len(file)] = self.tree[keys % self.capacity]
-
-@patch
-def put(self:_Prioritized,
-    places:np.ndarray, # that are taken
-    p:np.ndarray, # as they were written down
-):
-    "Give priorities to places as they are, and not for errors"
-    if self._set(places, p.copy()) >= 0: raise StateError(type(self).__name__, 'priorities', f'{p.min()} to {p.max()}',
-        f'numbers from 0 to {LARGEST:g}')
-
 # %% ../../nbs/37_samplers.ipynb #4829dce2
 @njit
 def _draw_proportional(nodes, starts, seed, count, stratified, first, end, capacity, keys, p):
@@ -599,6 +574,31 @@ def probabilities(self:Ranked)->np.ndarray:
     if not len(self.tree): return np.empty(0)
     slots = self._slots_in_use()
     return self.tree.rank(slots)**-float(self.alpha)/self._masses()[len(slots)-1]
+
+# %% ../../nbs/37_samplers.ipynb #7979d6d8
+@patch
+def keep_in(self:_Prioritized,
+    file:np.ndarray, # float64: the priority of a key has place `key % len(file)`
+    key_of=None, # (places) → keys; None: keys are drawn
+):
+    "From now on, write priorities down in an array as well; those that there are, at once"
+    self._file = file,key_of
+    here = np.arange(self.first, self.end) if self._there is None else self._taken()
+    if len(here): self._write_down(here)
+
+@patch
+def _write_down(self:_Prioritized, keys): # or places
+    file,key_of = self._file
+    file[(keys if key_of is None else key_of(keys)) % len(file)] = self.tree[keys % self.capacity]
+
+@patch
+def put(self:_Prioritized,
+    places:np.ndarray, # that are taken
+    p:np.ndarray, # as they were written down
+):
+    "Give priorities to places as they are, and not for errors"
+    if self._set(places, p.copy()) >= 0: raise StateError(type(self).__name__, 'priorities', f'{p.min()} to {p.max()}',
+        f'numbers from 0 to {LARGEST:g}')
 
 # %% ../../nbs/37_samplers.ipynb #cb6bb694
 @njit

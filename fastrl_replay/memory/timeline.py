@@ -17,7 +17,7 @@ from ..core import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoR
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
 from .arrays import size_text, machine_memory
 from .directory import (AGE_MAX as _AGE_MAX, AGE_SUM as _AGE_SUM, COMMITTED, EXTRAS, FLOOR, OF_STORE,
-    RESERVED, Directory, check_path)
+    RESERVED, REWINDS, Directory, check_path)
 from .disk_links import FollowedLinks, brief_state, cut_links, load_brief, reopen_links
 from .frames import suggested
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
@@ -62,10 +62,12 @@ class Timeline:
     dtype    = property(lambda self: self._parts and self._parts[1].dtype, doc='Of its rows; None before the first one')
     inserted = property(lambda self: self.span[0], doc='How many rows have come: the next key')
     oldest   = property(lambda self: self.span[1], doc='The oldest key that is still there')
-    keys     = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
+    keys     = property(lambda self: np.arange(*self.span[::-1]), doc='All valid keys, oldest first')
     nbytes   = property(lambda self: sum(p.nbytes for p in self._parts[:2]) if self._parts else 0, doc='Bytes reserved')
 
-    def __len__(self): return self.inserted - self.oldest
+    def __len__(self):
+        end,oldest = self.span
+        return end - oldest
     @property
     def is_open(self):
         "Is it known what is in it? One on disk is opened when it is first asked"
@@ -139,6 +141,7 @@ def add(self:Timeline,
 @patch
 def _add_checked(self:Timeline, steps):
     "Add a block that is the first of its kind, has new environments, or will be refused"
+    if self._unsettled is not None: self.settle()   # it was interrupted
     if not self._parts: self._gate.layout = None   # one whose first block was interrupted
     rows,layout = self._gate.check(steps)
     parts = line,store,_ = self._parts or self._open(layout.dtype)
@@ -218,7 +221,9 @@ def walk(self:Timeline,
 )->np.ndarray: # keys [len(keys), len(offsets)]; -1 where the episode has no such row
     "Keys along the episodes of these rows"
     keys = self._valid_keys(keys).ravel()
-    return self._parts[0].walk(keys, offsets)
+    found = self._parts[0].walk(keys, offsets)
+    if self.reads_only: self._were_there(np.concatenate([keys, found[found >= 0]]))
+    return found
 
 @patch
 def valid(self:Timeline,
@@ -316,17 +321,20 @@ def settle(self:Timeline):
     "What was prepared counts from now on"
     if self._unsettled is None: return
     (end,floor,missing),d = self._unsettled,self.directory
-    self._unsettled = None
-    if not d.writes: return
-    if missing: warnings.warn(f'{self.who}: {missing:_} of the rows that were in memory at this checkpoint have been '
+    if d.writes: self._go_back(end, floor)
+    self._unsettled = None   # now: after an interrupt it is done once more
+    if missing and d.writes: warnings.warn(f'{self.who}: {missing:_} of the rows that were in memory at this checkpoint have been '
         f'overwritten since, so it goes on without them. Remedy: a larger spare= ({d.ring - self.max_sz:_} so far)')
-    d.rewind(end, floor)
-    if end == 0:
-        self._parts = None
-        self._use(self._continued())
-    else:
+
+@patch
+def _go_back(self:Timeline, end, floor):
+    "Let the files end where the state was saved"
+    d = self.directory
+    if d.meta: d.rewind(end, floor)
+    if end:
         self._parts[1].commit(end)
         cut_links(self._parts[0])
+    elif d.meta: d.forget()
 
 @patch(as_prop=True)
 def missing(self:Timeline)->int:
@@ -358,7 +366,9 @@ Timeline.__getattr__ = _column   # @patch would leave a `__getattr__` in the mod
 def _open_directory(self:Timeline): # its parts; None: there is no memory so far
     "Open what lies in the store's directory"
     d = self.directory = Directory(self.store.place, self.store.mode, self.who)
-    try: parts = self._continued() if d.meta else None
+    try:
+        if d.meta and d.writes and not d.counters.item(COMMITTED): d.forget()   # its first add was never finished
+        parts = self._continued() if d.meta else None
     except BaseException:
         self.directory = None
         d._unlock()
@@ -413,6 +423,7 @@ def _make_on_disk(self:Timeline, dtype):
     d.begin(ring)
     parts = self._parts_of(dtype)
     d.publish(max_sz=self.max_sz, columns=dtype_spec(dtype), store=self.store.settings())
+    self._use(parts)   # at once: an interrupt may come before the first row is counted
     return parts
 
 # %% ../../nbs/34_timeline.ipynb #5ed5f432
@@ -420,7 +431,10 @@ def _make_on_disk(self:Timeline, dtype):
 def _make_larger(self:Timeline, dtype):
     "Let the memory on disk have as many slots as are asked for"
     d,ring,was = self.directory,self.max_sz + self.store.spare,self.directory.meta['max_sz']
-    if ring <= d.ring: return self.max_sz == was or d._write_meta(dict(d.meta, max_sz=self.max_sz))
+    if self.max_sz == was and ring <= d.ring: return
+    if ring <= d.ring:   # rows that had ceased to count don't come back
+        d.counters[FLOOR] = d.span(was)[1]
+        return d._write_meta(dict(d.meta, max_sz=self.max_sz))
     line,store = Links(dtype, was, d, self.who, d.ring - was),self.store.open(dtype, d.ring, d)
     store.reopen(line)
     reopen_links(line, d.span(was), d.counters[[_AGE_SUM,_AGE_MAX]], store.columns)
@@ -450,6 +464,7 @@ def _fill(self:Timeline, directory, old_line, old_store, line, store):
         directory.new(name, line.ring, np.float64)[line.keys % line.ring] = was[line.keys % old_line.ring]
     store.commit(line.inserted)
     store.close()
+    directory.flush()
 
 # %% ../../nbs/34_timeline.ipynb #bebe8004
 @patch
@@ -463,12 +478,16 @@ def _place(self:Timeline):
 def _where_it_lies(self:Timeline)->dict:
     "A state that refers to the rows in the directory"
     line,store,_ = self._parts
-    self._keep_ages()
+    self._write_counters()
     return dict(max_sz=self.max_sz, dtype=dtype_spec(store.dtype), links=brief_state(line), store=self._place())
 
 @patch
-def _keep_ages(self:Timeline):
-    if self.directory.writes: self.directory.counters[[_AGE_SUM,_AGE_MAX]] = self.ages
+def _write_counters(self:Timeline):
+    "Let the files say how many rows there are, also where an add was interrupted before it could"
+    if not self.directory.holds or not self._parts: return
+    self.settle()
+    self._parts[1].commit(self._parts[0].inserted)
+    self.directory.counters[[_AGE_SUM,_AGE_MAX]] = self.ages
 
 # %% ../../nbs/34_timeline.ipynb #16088211
 @patch
@@ -503,7 +522,7 @@ def _check_place(self:Timeline, saved, inserted):
     d,who = self.directory,self.who
     has = d.meta['id'] if d.meta else ''
     there = d.counters.item(COMMITTED) if d.meta else 0
-    if not saved['id'] and str(d.path) == saved['directory']: return   # it was still empty then
+    if not saved['id'] and (not has or str(d.path) == saved['directory']): return   # it was still empty then
     if has != saved['id']: raise StateError(who, f'a saved memory that is not the one in {d.path}', has or 'none',
         f"{saved['id']}, which was in {saved['directory']}", 'the path of the memory that it was saved with')
     replaced = [k for k in d.meta['rewound'][saved['rewound']:] if k < inserted]
@@ -516,6 +535,7 @@ def _check_place(self:Timeline, saved, inserted):
 def _take_rows(self:Timeline, state):
     "Rows from a state that holds them, into a directory that is empty"
     d = self.directory
+    if d.meta and not d.counters.item(COMMITTED): d.forget()
     if d.meta: raise StateError(self.who, f'a saved memory with its rows, and there is one in {d.path}', remedy=
         'another path, or a checkpoint of that memory')
     if state['dtype'] is None: return
@@ -530,27 +550,28 @@ def _take_rows(self:Timeline, state):
 @patch
 def _follow(self:Timeline):
     "See what the process has done that writes"
-    if self._parts: self._parts[0].stand_at(self.directory.span(self.max_sz))
+    if not self._parts: return
+    self._rewinds = self.directory.counters.item(REWINDS)
+    self._parts[0].stand_at(self.directory.span(self.max_sz))
 
 @patch
 def _were_there(self:Timeline, keys):
     "Raise where a row was overwritten while it was read"
-    oldest = self.directory.oldest_whole()
-    if keys.size and keys.min() < oldest: raise StaleKey(self.who, f'key {keys.min()} was overwritten while it was '
-        'read', remedy='read again; a larger spare= of the process that writes')
+    d = self.directory
+    if keys.size and keys.min() < d.oldest_whole() or d.counters.item(REWINDS) != self._rewinds: raise StaleKey(self.who, 'a row that was overwritten while it was read',
+        remedy='read again; a larger spare= of the process that writes')
 
 @patch
 def flush(self:Timeline):
     "Bring everything to the device, for power cuts; nothing where the memory is not on disk"
-    if self.is_open and self.directory is not None and self.directory.writes and self._parts:
-        self._keep_ages()
+    if self.is_open and self.directory is not None and self.directory.holds and self._parts:
+        self._write_counters()
         self.directory.flush()
 
 @patch
 def close(self:Timeline):
     "Flush, and let other processes write; nothing where the memory is not on disk"
     if not self.is_open or self.directory is None: return
-    if self._parts:
-        if self.directory.writes: self._keep_ages()
-        self._parts[1].close()
+    self._write_counters()
+    if self._parts: self._parts[1].close()
     self.directory.close()

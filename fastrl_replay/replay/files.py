@@ -116,7 +116,8 @@ def _states(self:BesideRows, mode):
     table,path = self.view.table,self.directory.folder/'states'
     size = table.hidden.shape[1]
     if not size or mode == os.O_RDONLY and not path.exists(): return None,size
-    return os.open(path, mode | os.O_CREAT if mode != os.O_RDONLY else mode, 0o666),size
+    more = getattr(os, 'O_NOFOLLOW', 0) | (0 if mode == os.O_RDONLY else os.O_CREAT)
+    return os.open(path, mode | more, 0o666),size
 
 @patch
 def write_states(self:BesideRows, places):
