@@ -450,7 +450,7 @@ def _make_larger(self:Timeline, dtype):
     new.begin(ring, int(d.folder.name.split('-')[1]) + 1)
     try: self._fill(new, line, store, *self._new_parts(dtype, new, spare=ring - self.max_sz)[:2])
     except BaseException:
-        shutil.rmtree(new.folder, ignore_errors=True)
+        d._tidy()
         raise
     store.close()
     d.replace_by(new, max_sz=self.max_sz)
