@@ -294,6 +294,7 @@ def update_priorities(self:Replay,
         keys,td,stale = self.view.feedback(keys, td)
         self.sampler.update(keys, td)
         self.stale += stale
+        if self._beside is not None: self._beside.note()
 
 # %% ../../nbs/41_replay.ipynb #0681fbce
 @lru_cache   # it is asked for with every batch
@@ -393,6 +394,7 @@ def snapshot(self:Replay)->dict:
         counters = [getattr(self, c) for c in COUNTERS]
         return dict(memory=self.memory.state_dict(), sampler=sampler, view=view, counters=counters)
 
+# %% ../../nbs/41_replay.ipynb #77d0e2ee
 @patch
 def check_state(self:Replay, state):
     "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
