@@ -286,7 +286,7 @@ def added(self:_Prioritized,
     if p is not None: self._check_new(p, end - first)
     self._roll(gone, min(oldest, left), come, end, self._of_new() if self.max_ever else -1.)
     if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
-    if self._file is not None: self._write_down(np.arange(come, end))
+    if self._file is not None: self._write_new(come, end)
     vars(self).update(first=oldest, end=end)   # in one call, which no interrupt divides
 
 @patch
@@ -331,9 +331,12 @@ def _refuse(self:_Prioritized, i, td):
 
 # %% ../../nbs/37_samplers.ipynb #b8eebf94
 @patch
-def state_dict(self:_Prioritized)->dict:
+def state_dict(self:_Prioritized,
+    brief:bool=False, # leave out priorities of keys in order, which are written down elsewhere?
+)->dict:
     "Counters, and the priorities in the order of the keys"
     self._note_largest()
+    if brief and self._there is None: return dict(Sampler.state_dict(self), largest_ever=self.largest_ever)
     keys = np.arange(self.first, self.end) if self._there is None else self._taken()
     p = self.tree[keys % self.capacity] if len(keys) else np.empty(0)
     state = dict(Sampler.state_dict(self), largest_ever=self.largest_ever, priorities=torch.from_numpy(p))
@@ -590,9 +593,27 @@ def keep_in(self:_Prioritized,
 
 @patch
 def _write_down(self:_Prioritized, keys): # or places
-    (file,key_of),p = self._file,self.tree[keys % self.capacity]
-    if key_of is None: file[keys % len(file)] = p
-    else: file[key_of(keys) % len(file)] = np.maximum(p, AS_ZERO)   # 0 there says that a row begins no sequence
+    file,key_of = self._file
+    if key_of is not None: file[key_of(keys) % len(file)] = np.maximum(self.tree[keys % self.capacity], AS_ZERO)
+    elif hasattr(self.tree, '_nodes'): _copy_leaves(self.tree._nodes, self.capacity, keys, file)
+    else: file[keys % len(file)] = self.tree[keys % self.capacity]
+
+@patch
+def _write_new(self:_Prioritized, first, end): # they have one priority, or one each
+    if end - first == 1 or not hasattr(self.tree, '_nodes'): return self._write_down(np.arange(first, end))
+    _copy_range(self.tree._nodes, self.capacity, first, end, self._file[0])
+
+@njit
+def _copy_leaves(nodes, capacity, keys, file):
+    "From the leaves of a tree to a file, each in its ring"
+    n = len(file)
+    for key in keys: file[key % n] = nodes[key % capacity]
+
+@njit
+def _copy_range(nodes, capacity, first, end, file):
+    "The same for keys that follow each other"
+    n = len(file)
+    for key in range(first, end): file[key % n] = nodes[key % capacity]
 
 @patch
 def put(self:_Prioritized,
