@@ -339,13 +339,13 @@ class Killer:
         self.directories += 1
         self.path, self.stream = self.where/f'{self.kind}-{self.directories}', Stream(rng.randrange(1 << 30), self.kind in ('frames','compressed'))
         self.expected = Expected()
-        self.max_sz, self.spare = rng.choice([1, 2, 9, 60, 300, 1500] if self.kind != 'sequences' else [9, 60, 300, 1500]), rng.choice([0, 0, 3, 40, 500])
+        self.max_sz, self.spare = rng.choice([1, 2, 9, 60, 300, 300, 1500, 1500] if self.kind != 'sequences' else [9, 60, 300, 300, 1500, 1500]), rng.choice([0, 0, 3, 40, 500])
 
     def kill(self):
         "One process is killed, and what it left is looked at; what is wrong, or None"
         rng = random.Random(f'{self.seed} {self.kind} {self.rounds}')
         self.rounds += 1
-        what = rng.choices(['work', 'open', 'grow', 'first', 'close', 'rewind'], [50, 10, 10, 8, 10, 12])[0]
+        what = rng.choices(['work', 'open', 'grow', 'first', 'close', 'rewind'], [52, 10, 10, 5, 10, 13])[0]
         if self.path is None or what == 'first' or self.expected.inserted > N*3//4 or rng.random() < .02: self.begin(rng)
         if what == 'grow' and self.max_sz < 4000: self.max_sz, self.spare = self.max_sz + rng.choice([1, self.max_sz]), self.spare + rng.choice([0, 5])
         early = what in ('open', 'grow', 'first')

@@ -676,6 +676,52 @@ def test_growth_interrupted(every, tmp_path):
         leave(again)
     everywhere(every*11, prepare, len, then, tmp_path)
 
+def raw(replay):
+    "Key → priority of what can be drawn"
+    replay._catch_up()
+    if not isinstance(replay, SequenceReplay): return dict(zip(replay.memory.keys.tolist(), replay.sampler.tree[replay.memory.keys % len(replay.sampler.tree)].tolist()))
+    here = [] if replay.table is None else np.flatnonzero(replay.table.first >= 0)
+    return dict(zip(replay.table.first[here].tolist(), replay.sampler.tree[here].tolist())) if len(here) else {}
+
+CALLS = dict(add=lambda r: r.add(Steps(stream(5)[19:22])), sample=lambda r: r.sample(), flush=lambda r: r.flush(),
+    update=lambda r: r.update_priorities([*raw(r)][-2:], np.full((2, 3) if isinstance(r, SequenceReplay) else 2, 9.)))
+
+@STEPS
+@pytest.mark.parametrize('call', CALLS)
+@pytest.mark.parametrize('kind', ['proportional', 'rank', 'sequences'])
+def test_replays_interrupted(kind, call, every, tmp_path):
+    "The call has happened or not; after a kill, each priority is the last one or the one before, and what can be drawn is what rows say"
+    def prepare(path):
+        replay = replay_of(kind, 8, Rows(path))
+        for i, part in enumerate(np.split(stream(5)[:19], [1, 6, 7, 13])):
+            replay.add(Steps(part))
+            if len(raw(replay)) > 1: replay.update_priorities([*raw(replay)][:2], np.full((2, 3) if kind == 'sequences' else 2, 2. + i))
+        return replay
+    before, after = prepare(tmp_path/'before'), prepare(tmp_path/'after')
+    CALLS[call](after)
+    was, came, n = raw(before), raw(after), 0
+    at = 1 + every//2
+    while True:
+        path = tmp_path/f'{at}'
+        replay = prepare(path)
+        stopped = interrupted(lambda: CALLS[call](replay), at)
+        got, here = raw(replay), replay.memory.inserted
+        assert got in (was, came), at
+        if n % 2: replay.close()
+        else: leave(replay.memory)
+        again = replay_of(kind, 8, Rows(path))
+        end, oldest = again.memory.span
+        assert end in (19, 22) and (end == here or n % 2 == 0)
+        for key, p in raw(again).items(): assert p in (was.get(key), came.get(key)), (at, key)
+        assert {*raw(again)} == {k for k in (was if end == 19 else came) if k >= oldest}, at
+        assert (again.memory[:].rows['reward'] == again.memory.keys).all()
+        leave(again.memory)
+        shutil.rmtree(path)
+        at, n = at + every, n + 1
+        if not stopped: break
+    assert n > 1
+    for r in before, after: r.close()
+
 # ---- power cuts ----
 
 def cut_power(line):
