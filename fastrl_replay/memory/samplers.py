@@ -605,15 +605,24 @@ def _write_new(self:_Prioritized, first, end):
 
 @njit
 def _copy_leaves(nodes, capacity, keys, file):
-    "From the leaves of a tree to a file, each in its ring"
-    n = len(file)
-    for key in keys: file[key % n] = nodes[key % capacity]
+    "From the leaves of a tree to a file, each in its ring; no key is more than a round from the first one"
+    if not len(keys): return
+    n,first = len(file),keys[0]
+    slot,leaf = first % n,first % capacity   # of the first one: a division takes as long as all the rest
+    for key in keys:
+        to,at = slot + key - first,leaf + key - first
+        if to < 0 or to >= n: to = to + n if to < 0 else to - n
+        if at < 0 or at >= capacity: at = at + capacity if at < 0 else at - capacity
+        file[to] = nodes[at]
 
 @njit
 def _copy_range(nodes, capacity, first, end, file):
     "The same for keys that follow each other"
     n = len(file)
-    for key in range(first, end): file[key % n] = nodes[key % capacity]
+    to,at = first % n,first % capacity
+    for _ in range(first, end):
+        file[to] = nodes[at]
+        to,at = to + 1 if to + 1 < n else 0,at + 1 if at + 1 < capacity else 0
 
 @patch
 def put(self:_Prioritized,
