@@ -338,7 +338,7 @@ def settle(self:Timeline):
 def _go_back(self:Timeline, end, floor):
     "Let the files end where the state was saved"
     d = self.directory
-    if d.meta: d.rewind(end, floor)
+    if d.meta: d.rewind(end, floor if floor > max(end - self.max_sz, d.oldest_whole()) else 0)
     if end:
         line,store,_ = self._parts
         store.commit(end)
@@ -510,6 +510,7 @@ def _prepare_on_disk(self:Timeline, state, refers):
     if self._older is not None: self.directory,parts = self._older.directory,self._older._parts
     else: parts = self._parts
     d = self.directory
+    if d.writes: d.allow(0)   # or an error: it is closed
     if not refers: return self._take_rows(state)
     saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), state['store'])
     self._check_place(saved, 0 if state['dtype'] is None else state['links']['counters'][0])
