@@ -558,17 +558,17 @@ def test_a_reader_changes_nothing(tmp_path):
 @pytest.mark.parametrize('mode', ['a', 'r'])
 def test_no_row_is_whole(kind, mode, tmp_path):
     "The writer was killed in a block as large as the ring: nothing is there, and it goes on"
-    replay = opened(kind, tmp_path, 12)
+    replay = opened(kind, tmp_path, 60)
     replay.add(block(0, 20))
-    replay.memory.directory.intend(40)
+    replay.memory.directory.intend(80)
     leave(replay.memory)
-    again = opened(kind, tmp_path, 12, mode=mode)
+    again = opened(kind, tmp_path, 60, mode=mode)
     assert again.memory.span == (20, 20) and len(again) == 0
     with pytest.raises(NotEnoughRows): again.sample()
     assert not len(drawable(again, kind))
-    writer = again if mode == 'a' else opened(kind, tmp_path, 12)
-    writer.add(block(20, 30))
-    assert again.memory.span == (50, 38)
+    writer = again if mode == 'a' else opened(kind, tmp_path, 60)
+    writer.add(block(20, 100))
+    assert again.memory.span == (120, 60)
     check_batch(again.sample(), STREAM)
     whole(again.memory)
 
