@@ -8,6 +8,7 @@ __all__ = ['BatchPlan', 'as_steps', 'count_drawn', 'Store', 'Rows', 'OnDisk', 'R
 # %% ../../nbs/32_rows.ipynb #71b45ec8
 import os
 from copy import copy
+from functools import lru_cache
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import (ArgumentError, ArgumentTypeError, StateError, Steps, bytes_at, choice, extend_dtype,
@@ -83,6 +84,7 @@ class Store:
     def gather(self, slots, out, present=-1): raise NotImplementedError
     def empty(self, n, size): return np.empty((n, size), np.uint8)   # for `gather`: n rows of so many bytes
     def reopen(self, line): "Look at what is in the files"
+    def follow(self): "See what the process has done that writes"
     def close(self): "Nothing more will be written"
     def needs(self, dtype, max_sz): return max_sz*dtype.itemsize     # bytes of main memory that it must have when full
     def stats(self)->dict: return {}                                 # what else there is to say of it
@@ -94,7 +96,7 @@ class Store:
     )->'Store': # with memory; the store itself stays as it is
         "A store of this kind with room for rows"
         new = copy(self)
-        if self.place is not None: new.__class__ = self.on_disk
+        if self.place is not None: new.__class__ = _in_files(type(self))
         new.dtype,new.max_sz = dtype,max_sz
         new.reserve(arrays)
         return new
@@ -119,6 +121,12 @@ def _path_text(self:Store)->str:
     "The arguments that say where it lies"
     named = [f'{k}={v!r}' for k in ('mode','spare') if (v := getattr(self, k)) != getattr(Store, k)]
     return ', '.join([] if self.place is None else [repr(self.place), *named])
+
+@lru_cache
+def _in_files(kind):
+    "The class of a store of this kind in files; that of a subclass has what is new in it"
+    if 'on_disk' in vars(kind): return kind.on_disk
+    return type(kind.__name__, (kind.on_disk, kind), dict(__module__=kind.__module__))
 
 @patch
 def settings(self:Store)->dict: # plain data

@@ -377,7 +377,9 @@ def _continued(self:Timeline):
     store.reopen(line)
     span,ages = d.span(self.max_sz),d.counters[[_AGE_SUM,_AGE_MAX]]
     if d.writes: reopen_links(line, span, ages, store.columns)
-    else: line.stand_at(span)
+    else:
+        line.stand_at(span)
+        store.follow()
     return parts
 
 @patch
@@ -530,7 +532,9 @@ def _take_rows(self:Timeline, state):
 @patch
 def _follow(self:Timeline):
     "See what the process has done that writes"
-    if self._parts: self._parts[0].stand_at(self.directory.span(self.max_sz))
+    if not self._parts: return
+    self._parts[0].stand_at(self.directory.span(self.max_sz))
+    self._parts[1].follow()   # after it: what these rows need has come by now
 
 @patch
 def _were_there(self:Timeline, keys):
