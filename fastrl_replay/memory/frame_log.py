@@ -215,6 +215,7 @@ def _more_room(self:FrameLog):
     "Another raw segment"
     if self.codec: self._pack_older()
     try: raw = self._raw_segment()
+    except NoRoom: raise   # a full disk has said more of itself
     except MemoryError as e: raise NoRoom(self.who, 'no memory for more frames', f'{len(self):_} frames', remedy=
         'a smaller max_sz') from e
     self._put_segment(raw)
