@@ -259,8 +259,9 @@ def _put_packed(self:FrameFiles, number, parts):
 
 @patch
 def close(self:FrameFiles):
-    "Wait for the packing thread"
+    "Wait for the packing thread; files that are free go"
     if self._pid != os.getpid(): return
+    while self._spare: self._remove(self._spare.pop()[0], 'raw')
     self._take_packed(wait=True)
     if self._worker is not None: self._worker.shutdown()
     self._worker = None
@@ -305,7 +306,8 @@ def _clean(self:FrameFiles)->tuple: # numbers of segments that are raw, and of p
         name = re.fullmatch(r'(0|[1-9][0-9]{0,17})\.(raw|packed)', entry.name)
         if name and first <= int(name[1]) <= last:
             found[name[2]].add(int(name[1]))
-            self._sizes[int(name[1]),name[2]] = entry.stat(follow_symlinks=False).st_size
+            plain = entry.is_file(follow_symlinks=False)   # what is none is refused when it is asked for
+            self._sizes[int(name[1]),name[2]] = entry.stat().st_size if plain else 0
         elif entry.name != 'dictionary' and not entry.is_dir(follow_symlinks=False):
             with suppress(OSError): os.unlink(entry.path)
     for number in found['raw'] & found['packed']: self._remove(number, 'raw')
