@@ -40,6 +40,7 @@ def _sync_folder(path):
         try: os.fsync(folder)
         finally: os.close(folder)
 
+# %% ../../nbs/33_frame_segments.ipynb #d725b367
 def pack_file(
     directory, # stays open, and so locked, for as long as this takes
     path:Path, # of the packed segment
@@ -96,21 +97,23 @@ class FrameFiles(FrameLog):
         super().__init__(size, places, of_next, form.item(1), 0, directory, *args)
         self._sizes = {}   # of the files, by number and kind; a reader doesn't know
 
-    @property
-    def nbytes(self):
-        "Bytes reserved, most of them in files"
-        of_files = sum(self._sizes.values() if self.arrays.writes else self._found_sizes())
-        return of_files + sum(a.nbytes for a in (self.table, self._recent, self.places))
-
-    def _found_sizes(self):
-        for entry in os.scandir(self.folder):
-            with suppress(FileNotFoundError): yield entry.stat().st_size
-
     def _path(self, number, kind): return self.folder/f'{number}.{kind}'
     def _counter(self): return OF_STORE + self.number
     def commit(self):
         "Frames that have settled are there for who opens the directory"
         self.arrays.counters[self._counter()] = self.numbers[END]
+
+# %% ../../nbs/33_frame_segments.ipynb #1c785aaa
+@patch(as_prop=True)
+def nbytes(self:FrameFiles):
+    "Bytes reserved, most of them in files"
+    of_files = sum(self._sizes.values() if self.arrays.writes else self._found_sizes())
+    return of_files + sum(a.nbytes for a in (self.table, self._recent, self.places))
+
+@patch
+def _found_sizes(self:FrameFiles):
+    for entry in os.scandir(self.folder):
+        with suppress(FileNotFoundError): yield entry.stat().st_size
 
 # %% ../../nbs/33_frame_segments.ipynb #793d6dba
 @patch

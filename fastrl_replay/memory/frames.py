@@ -102,17 +102,19 @@ class Frames(Store):
         "Bytes reserved"
         return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs))
 
-    def _leaves_of(self, dtype):
-        leaves = frame_leaves(dtype, self.stack, self.parts, self.least)
-        shapes = '; '.join(f'{n}: {d.base}{list(d.shape)}' for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state')
-        if not leaves: raise BlockError('Frames', 'observations without frames', shapes,
-            f'an observation of at least {self.least} bytes a frame', 'Rows(), or the names of columns')
-        if all(l.stack != self.stack > 1 for l in leaves): raise BlockError('Frames', f'stack={self.stack}', shapes,
-            f'an observation whose first axis is {self.stack} long',
-            'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
-        if self.place is not None and len(leaves) > MOST_LOGS: raise ArgumentError('Frames',
-            'a directory has no room for so many kinds of frames', len(leaves), f'at most {MOST_LOGS}', 'columns=')
-        return leaves
+# %% ../../nbs/33_frames.ipynb #7bebd61c
+@patch
+def _leaves_of(self:Frames, dtype):
+    leaves = frame_leaves(dtype, self.stack, self.parts, self.least)
+    shapes = '; '.join(f'{n}: {d.base}{list(d.shape)}' for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state')
+    if not leaves: raise BlockError('Frames', 'observations without frames', shapes,
+        f'an observation of at least {self.least} bytes a frame', 'Rows(), or the names of columns')
+    if all(l.stack != self.stack > 1 for l in leaves): raise BlockError('Frames', f'stack={self.stack}', shapes,
+        f'an observation whose first axis is {self.stack} long',
+        'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
+    if self.place is not None and len(leaves) > MOST_LOGS: raise ArgumentError('Frames',
+        'a directory has no room for so many kinds of frames', len(leaves), f'at most {MOST_LOGS}', 'columns=')
+    return leaves
 
 # %% ../../nbs/33_frames.ipynb #2bf08182
 @patch
@@ -400,7 +402,8 @@ def _checks(kind):
 # %% ../../nbs/33_frames.ipynb #4db53fbe
 class FramesOnDisk(OnDisk, Frames):
     "Each frame once, in files"
-    _intended,_outgrows,_looked = 0,False,0   # the key up to which rows are being added; is main memory too small for it?
+    _intended = 0                  # the key up to which rows are being added
+    _outgrows,_looked = False,0    # is main memory too small for it? how many frames there were when it was looked
     def reserve(self, arrays):
         super().reserve(arrays)
         for i,log in enumerate(self._logs): log.lowest = self._lowest[:,2*i]

@@ -49,6 +49,7 @@ class Timeline:
         self._gate = BlockGate(self.who, layout, refuse_nan(self.who), check=self._check, takes_drawn=alone)
         self._same = None    # the dtype of the last block
         self.directory,self._unsettled = None,None   # where it is on disk; what a state that was loaded changes there
+        self._left = None    # the store that it had before it was empty again
         if self.store.place is None: self._parts = None   # links, store, what batches and windows look like
         else: vars(self).pop('_parts', None)
 
@@ -322,7 +323,8 @@ def settle(self:Timeline):
         f'overwritten since, so it goes on without them. Remedy: a larger spare= ({d.ring - self.max_sz:_} so far)')
     d.rewind(end, floor)
     if end == 0:
-        self._parts = None
+        if self._left is not None: self._left.close()
+        self._parts,self._left = None,None
         self._use(self._continued())
     else:
         self._parts[1].commit(end)
@@ -484,7 +486,7 @@ def _prepare_on_disk(self:Timeline, state, refers):
     self._check_place(saved, 0 if state['dtype'] is None else state['links']['counters'][0])
     self._gate.layout,self._parts = None,None
     if state['dtype'] is None:
-        self._unsettled = (0,0,0) if d.meta else None
+        self._unsettled,self._left = (0,0,0) if d.meta else None,parts and parts[1]
         return
     if state['dtype'] != saved_dtype(d.meta['columns']): raise StateError(self.who, 'a saved memory of other columns')
     line = self._new_links(parts[1].dtype)
