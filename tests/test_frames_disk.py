@@ -17,11 +17,15 @@ from test_frames import SPACES, episode, stream
 
 class Tiny(Frames):
     "Frames of a few bytes count, in short segments, and few stay raw"
-    least,smallest_segment,raw_frames = 4,2,1
+    least,smallest_file,raw_frames = 4,2,1
 
 class Short(Tiny):
     "Segments of which there are not so many that a test waits for the disk"
-    smallest_segment = 16
+    smallest_file = 16
+
+class Middle(Frames):
+    "As many segments as in main memory"
+    smallest_file = 16
 
 CODECS = [None,'lz4','zstd']
 PER_FRAME = step_dtype(spaces.Box(0, 255, (2,8,8), np.uint8), spaces.Discrete(2))
@@ -100,13 +104,13 @@ def test_a_directory_of_frames_is_a_memory_of_rows(tmp_path_factory, kind, compr
 def test_frames_that_no_row_needs_leave_the_disk(tmp_path, compress):
     "A memory of 1,000 rows has as many files after 10,000 as after 3,000, also when it is opened again and again"
     rows,counts = episode(10_000),[]
-    line = Timeline(1000, Frames(1, compress, tmp_path, spare=100))
+    line = Timeline(1000, Middle(1, compress, tmp_path, spare=100))
     for i in range(0, 10_000, 50):
         line.add(Steps(rows[i:i+50]))
         counts.append(sum(per_file(line)))
         if i % 2000 == 1950:
             killed(line) if i % 4000 == 1950 else line.close()
-            line = Timeline(1000, Frames(1, compress, tmp_path, spare=100))
+            line = Timeline(1000, Middle(1, compress, tmp_path, spare=100))
     assert max(counts[60:]) <= 1.25*max(counts[:60]) and line[:] == Steps(rows[-1000:])
     raw,packed = per_file(line)
     assert not compress or packed > 4*raw
@@ -286,7 +290,7 @@ def damaged_cases(folder):
 @pytest.mark.parametrize('mode', ['a','r'])
 @pytest.mark.parametrize('compress', CODECS)
 def test_damaged_files_are_named(tmp_path, compress, mode):
-    rows,line = episode(2000),Timeline(1500, Frames(1, compress, tmp_path/'m'))
+    rows,line = episode(2000),Timeline(1500, Middle(1, compress, tmp_path/'m'))
     for i in range(0, 2000, 10): line.add(Steps(rows[i:i+10]))
     line.close()
     folder = line.directory.folder/'frames-0'
@@ -298,7 +302,7 @@ def test_damaged_files_are_named(tmp_path, compress, mode):
             shutil.rmtree(tmp_path/'copy', ignore_errors=True)
             shutil.copytree(tmp_path/'m', tmp_path/'copy')
             damage(tmp_path/'copy'/folder.relative_to(tmp_path/'m')/name)
-            twin = Timeline(1500, Frames(1, compress, tmp_path/'copy', mode=mode))
+            twin = Timeline(1500, Middle(1, compress, tmp_path/'copy', mode=mode))
             with pytest.raises(StateError, match='damaged') as said: twin[:]
             assert f'frames-0/{name.split(".")[0]}.' in str(said.value), damage
             assert twin[-1:] == Steps(rows[-1:]) and len(twin) == 1500   # the others are as they were
@@ -356,7 +360,7 @@ def test_a_dictionary_that_is_missing_is_named(tmp_path):
 @pytest.mark.parametrize('compress', CODECS)
 def test_pages_are_asked_for_where_main_memory_is_too_small(tmp_path, monkeypatch, compress):
     "What comes is the same; and it is not asked for before it is too small"
-    rows,line = episode(3000),Timeline(2500, Tiny(1, compress, tmp_path))
+    rows,line = episode(3000),Timeline(2500, Short(1, compress, tmp_path))
     for i in range(0, 1000, 10): line.add(Steps(rows[i:i+10]))
     assert not line._parts[1]._outgrows
     monkeypatch.setattr(frames_module, 'outgrows', lambda nbytes: nbytes > 100_000)

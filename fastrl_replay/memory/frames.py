@@ -71,6 +71,7 @@ def spans_between(
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
     least,smallest_segment,raw_frames = 64,16,16   # bytes of a frame that is worth a reference; for a segment, an env
+    smallest_file = 256   # frames of a segment that is a file
     def __init__(self,
         stack:int=1, # frames along the first axis of an observation; 1: observations as wholes
         compress:str=None, # 'lz4' or 'zstd': packed by another thread; None: not at all
@@ -139,7 +140,8 @@ def reserve(self:Frames, arrays):
 def _new_log(self:Frames, i, leaf, arrays, kind=FrameLog):
     "A log for frames of this size: some hundred segments would fill the memory, none of them larger than 16 MB"
     n,largest = self.max_sz,max(2**24//leaf.size, 1)
-    many,least = (1024,self.smallest_segment) if self.compress else (512,2*self.smallest_segment)
+    smallest = self.smallest_segment if kind is FrameLog else self.smallest_file
+    many,least = (1024,smallest) if self.compress else (512,2*smallest)
     bits = min(max(n//many, least), 1024, largest).bit_length() - 1
     each = self.raw_frames*(2 if 'n' in self.dtype.names else 1)   # n-step rows reach further back
     return kind(leaf.size, leaf.places, leaf.of_next, bits, n, arrays, codec(self.compress), max(n//2, 64),
