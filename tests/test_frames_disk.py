@@ -369,7 +369,7 @@ def test_pages_are_asked_for_where_main_memory_is_too_small(tmp_path, monkeypatc
     same(line, of_rows(2500, rows))
     line.close()
     for mode in 'ar':
-        line = Timeline(2500, Tiny(1, compress, tmp_path, mode=mode))
+        line = Timeline(2500, Short(1, compress, tmp_path, mode=mode))
         assert line[:] == Steps(rows[500:]) and line._parts[1]._outgrows
         line.close()
 
