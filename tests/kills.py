@@ -86,7 +86,7 @@ def told(keys, stamp): return .5 + (both(keys, stamp) % np.uint64(100_000))/8   
 
 class SmallFrames(Frames):
     "Frames in small segments, of which many come and go"
-    smallest_segment, raw_frames = 16, 4
+    least, smallest_segment, raw_frames = 1, 16, 4
 
 def opened(kind, path, max_sz, spare=0, mode='a', bs=1):
     "The replay in a directory"
