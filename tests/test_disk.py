@@ -22,9 +22,9 @@ from test_interrupts import stream
 from test_timeline import KINDS as COLUMNS, story
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='processes are forked and killed here')
-STREAM = Stream(5, False)
+STREAM, PIXELS = Stream(5, False), Stream(5, True)
 
-def block(first, n, stamp=1): return Steps(STREAM.rows(np.arange(first, first + n), np.full(n, stamp)))
+def block(first, n, stamp=1, stream=STREAM): return Steps(stream.rows(np.arange(first, first + n), np.full(n, stamp)))
 
 def filled(path, n=20, max_sz=10, stamp=1, **kw):
     "A memory of rows in blocks of five"
@@ -374,6 +374,7 @@ def test_moved(tmp_path):
 
 def used(kind, path, mode):
     "Do all that can be done with a memory; what error came of it"
+    stream = PIXELS if kind in ('frames','compressed') else STREAM
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try:
@@ -387,9 +388,9 @@ def used(kind, path, mode):
             memory.times_drawn, memory.ages, replay.stats(), replay.state_dict()
             if mode == 'a':
                 saved = replay.state_dict()
-                replay.add(block(21, 9))
+                replay.add(block(21, 9, stream=stream))
                 replay.load_state_dict(saved)
-                replay.add(block(21, 9))
+                replay.add(block(21, 9, stream=stream))
                 memory.close()
                 opened(kind, path, 40).memory.keys   # larger
         except Explained as e: return f'{type(e).__name__}: {e}'
@@ -413,19 +414,20 @@ def one_bit(data, rng):
 def sound():
     "A memory of each kind"
     made, where = {}, Path(tempfile.mkdtemp(dir='/dev/shm' if os.path.isdir('/dev/shm') else None))
-    for kind in 'uniform', 'prioritized', 'sequences':
+    for kind in KINDS:
         path = made[kind] = where/kind
         replay = opened(kind, path, 12, 4)
-        for first in 0, 5, 10, 15: replay.add(block(first, 5))
+        stream = PIXELS if kind in ('frames','compressed') else STREAM
+        for first in 0, 5, 10, 15: replay.add(block(first, 5, stream=stream))
         replay.state_dict()
-        replay.add(block(20, 1))
+        replay.add(block(20, 1, stream=stream))
         replay.memory.close()
         assert used(kind, shutil.copytree(path, f'{path}-copy'), 'a') == used(kind, f'{path}-copy', 'r') == 'nothing'
     yield made
     shutil.rmtree(where)
 
 @pytest.mark.parametrize('times', [1, pytest.param(6, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences'])
+@pytest.mark.parametrize('kind', KINDS)
 def test_damaged_files(kind, times, sound, tmp_path):
     "Each file in many ways: a named error or none, and never a crash"
     names = sorted(p.relative_to(sound[kind]) for p in sound[kind].rglob('*') if p.is_file())
@@ -445,6 +447,7 @@ def test_damaged_files(kind, times, sound, tmp_path):
                     wrong, said = forked(used, kind, path, mode)
                     assert not wrong, f'{name}, {change and change.__name__}, mode {mode}: {said}'
                     told.add((name.name, said != 'nothing'))
+                    if kind in ('frames','compressed'): continue   # a segment that is no more needed may look as it likes
                     if change in (shorter, longer, empty) and name.parent.name.startswith('data-') and (name.name != 'drawn' or mode == 'a'):
                         assert 'is damaged' in said or 'bytes' in said, (name, change, said)
     for name in 'meta.json', 'counters', 'link', 'back': assert (name, True) in told
