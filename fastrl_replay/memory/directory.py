@@ -82,11 +82,13 @@ def read_meta(
         meta.get('version'), VERSION, f'the release that wrote it: {meta.get("written_by")}')
     return meta
 
+_KEPT = 'writer','saved','run'   # the last one says which training run the memory is of
+
 def _is_ours(path):
     "Was this made by a memory? A folder is, if it has counters, or nothing so far"
     if re.fullmatch(r'data-[0-9]+', path.name) and path.is_dir() and not path.is_symlink():
         return (path/'counters').exists() or not any(path.iterdir())
-    return path.name in ('writer','saved') or path.name.startswith('.meta.json.')
+    return path.name in _KEPT or path.name.startswith('.meta.json.')
 
 def _plain(path, who):
     "The path, if it is no link: a stranger's directory could have one to any file of yours"
@@ -239,7 +241,7 @@ def begin(self:Directory,
 def _tidy(self:Directory):
     "Remove what a writer has left that was killed while it made a memory"
     for p in self.path.iterdir():
-        if not _is_ours(p) or p.name in ('writer','saved') or self.meta and p.name == self.meta['data']: continue
+        if not _is_ours(p) or p.name in _KEPT or self.meta and p.name == self.meta['data']: continue
         shutil.rmtree(p) if p.is_dir() else p.unlink(missing_ok=True)
 
 @patch
