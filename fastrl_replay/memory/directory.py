@@ -95,6 +95,7 @@ def _plain(path, who):
     if path.is_symlink(): raise StateError(who, f'{path} is a symbolic link', remedy='a directory that was made here')
     return path
 
+# %% ../../nbs/30_directory.ipynb #21ddaba0
 def write_text(
     path:Path, # of the file
     text:str, # what it will hold
@@ -144,6 +145,7 @@ def _in_use(path, who):
     return ArgumentError(who, f'path: {path} is in use', f'{process} on {said.get("host", "?")} writes it, since '
         f'{said.get("since", "?")}', remedy="close the other one, or mode='r' to read while it writes")
 
+# %% ../../nbs/30_directory.ipynb #80d1f7a6
 def check_path(
     path, # of a directory
     mode:str, # 'a' or 'r'
@@ -204,25 +206,29 @@ class Directory:
         "Bytes on the disk"
         return sum(p.stat().st_blocks*512 for p in self.path.rglob('*') if p.is_file())
 
-    def _begin_writing(self):
-        try: self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as e: raise ArgumentError(self.who, f"path: {self.path} can't be made", e.strerror) from None
-        self._lock = _locked(_plain(self.path/'writer', self.who))
-        if self._lock is None: raise _in_use(self.path, self.who)
-        self._unlock_at_end = weakref.finalize(self, os.close, self._lock)
-        _writers.add(self)
-        self._before = _read_writer(self.path)   # who wrote last
+# %% ../../nbs/30_directory.ipynb #2fdf590d
+@patch
+def _begin_writing(self:Directory):
+    try: self.path.mkdir(parents=True, exist_ok=True)
+    except OSError as e: raise ArgumentError(self.who, f"path: {self.path} can't be made", e.strerror) from None
+    self._lock = _locked(_plain(self.path/'writer', self.who))
+    if self._lock is None: raise _in_use(self.path, self.who)
+    self._unlock_at_end = weakref.finalize(self, os.close, self._lock)
+    _writers.add(self)
+    self._before = _read_writer(self.path)   # who wrote last
 
-    def _sign(self):
-        "Say who writes now; only when it is known what the last one left"
-        since = datetime.now(timezone.utc).isoformat(timespec='seconds')
-        said = json.dumps(dict(process=os.getpid(), host=socket.gethostname(), boot=_boot(), since=since))
-        os.pwrite(self._lock, f'{said:400}'.encode(), 0)
+@patch
+def _sign(self:Directory):
+    "Say who writes now; only when it is known what the last one left"
+    since = datetime.now(timezone.utc).isoformat(timespec='seconds')
+    said = json.dumps(dict(process=os.getpid(), host=socket.gethostname(), boot=_boot(), since=since))
+    os.pwrite(self._lock, f'{said:400}'.encode(), 0)
 
-    def _unlock(self):
-        if self._lock is None: return
-        self._unlock_at_end()
-        self._lock = None
+@patch
+def _unlock(self:Directory):
+    if self._lock is None: return
+    self._unlock_at_end()
+    self._lock = None
 
 # %% ../../nbs/30_directory.ipynb #be2e44ab
 @patch
@@ -237,6 +243,7 @@ def begin(self:Directory,
     self.meta = None
     self.counters = self.new('counters', N_COUNTERS, np.int64, 0)
 
+# %% ../../nbs/30_directory.ipynb #cbbb5e77
 @patch
 def _tidy(self:Directory):
     "Remove what a writer has left that was killed while it made a memory"
@@ -261,6 +268,7 @@ def publish(self:Directory,
         data=self.folder.name, rewound=[], written_by=f'fastrl_replay {__version__}')
     self._write_meta(meta)
 
+# %% ../../nbs/30_directory.ipynb #b52fc53f
 @patch
 def replace_by(self:Directory,
     new, # another folder of the same directory, as `begin` made it
@@ -280,6 +288,7 @@ def _write_meta(self:Directory, meta):
         raise no_disk(self.who, self.path/'meta.json', 4096) from None
     self.meta = meta
 
+# %% ../../nbs/30_directory.ipynb #46c14e74
 @patch
 def _find(self:Directory):
     "The memory that is there"
@@ -298,6 +307,7 @@ def _find(self:Directory):
     self._after_power_cut()
     c[TOLD],c[FLOOR] = min(c[TOLD], c[COMMITTED]),min(c[FLOOR], c[COMMITTED])   # a kill between two of them
 
+# %% ../../nbs/30_directory.ipynb #cfc66a6c
 @patch
 def new(self:Directory,
     name:str, # of the file
@@ -308,7 +318,10 @@ def new(self:Directory,
     "An array in a file: the one that is there, or a new one"
     if name == 'drawn' and not self.writes: return MainMemory().new(name, shape, dtype, fill)   # a reader's are its own
     path,n = _plain(self.folder/name, self.who),int(np.prod(shape))*np.dtype(dtype).itemsize
-    if not self.meta or self.writes and name in EXTRAS and not path.exists(): allocate(path, n, self.who)
+    if not self.meta: allocate(path, n, self.who)
+    elif self.writes and name in EXTRAS and not path.exists():
+        allocate(path.with_suffix('.new'), n, self.who)
+        os.replace(path.with_suffix('.new'), path)   # a kill leaves no part of it
     elif not path.exists() or path.stat().st_size != n:
         found = f'{path.stat().st_size:_} bytes' if path.exists() else 'no such file'
         raise StateError(self.who, f'{path} is damaged', found, f'{n:_} bytes')

@@ -128,7 +128,8 @@ def _absolute(who, path):
         if isinstance(path, bytes) or '\0' in path or not path: raise ValueError('a name of at least one character')
         path.encode()
         return str(Path(path).expanduser().absolute())
-    except (ValueError,RuntimeError,OSError) as e: raise ArgumentError(who, 'path', repr(path)[:60], e) from None
+    except (ValueError,RuntimeError,OSError) as e:
+        raise ArgumentError(who, 'path', f'{path!r:.60} ({e})', 'the path of a directory') from None
 
 @patch
 def settings(self:Store)->dict: # plain data

@@ -42,22 +42,6 @@ class Timeline:
         if self.store.place is not None and not self._older: check_path(self.store.place, self.store.mode, who)
         self._begin()
 
-    def _begin(self):
-        "As before the first row; a memory on disk is opened when it is first asked for something"
-        layout = partial(RowLayout, strict=False)
-        alone = self._check is None   # no replay's memory
-        self._gate = BlockGate(self.who, layout, refuse_nan(self.who), check=self._check, takes_drawn=alone)
-        self._same = None    # the dtype of the last block
-        self.directory,self._unsettled = None,None   # where it is on disk; what a state that was loaded changes there
-        if self.store.place is None: self._parts = None   # links, store, what batches and windows look like
-        else: vars(self).pop('_parts', None)
-
-    def clear(self):
-        "Forget everything, the columns too"
-        if self.store.place is not None: raise ArgumentError(self.who, 'clear', f'a memory in {self.store.place}',
-            'one in main memory', 'remove the directory when it is closed')
-        self._begin()
-
     reads_only = property(lambda self: self.store.mode == 'r', doc='Does another process write it?')
     dtype    = property(lambda self: self._parts and self._parts[1].dtype, doc='Of its rows; None before the first one')
     inserted = property(lambda self: self.span[0], doc='How many rows have come: the next key')
@@ -68,22 +52,43 @@ class Timeline:
     def __len__(self):
         end,oldest = self.span
         return end - oldest
-    @property
-    def is_open(self):
-        "Is it known what is in it? One on disk is opened when it is first asked"
-        return '_parts' in vars(self)
 
-    @property
-    def span(self):
-        "The next key, and the oldest that is there"
-        if not self._parts: return 0,0
-        if self.reads_only: self._follow()
-        numbers = self._parts[0].tables.numbers
-        return numbers.item(INSERTED),numbers.item(OLDEST)
-    @property
-    def environments(self):
-        "Dense numbers of environments"
-        return self._parts[0].tables.envs if self._parts else Environments()
+# %% ../../nbs/34_timeline.ipynb #978af98e
+@patch
+def _begin(self:Timeline):
+    "As before the first row; a memory on disk is opened when it is first asked for something"
+    layout = partial(RowLayout, strict=False)
+    alone = self._check is None   # no replay's memory
+    self._gate = BlockGate(self.who, layout, refuse_nan(self.who), check=self._check, takes_drawn=alone)
+    self._same = None    # the dtype of the last block
+    self.directory,self._unsettled = None,None   # where it is on disk; what a state that was loaded changes there
+    if self.store.place is None: self._parts = None   # links, store, what batches and windows look like
+    else: vars(self).pop('_parts', None)
+
+@patch
+def clear(self:Timeline):
+    "Forget everything, the columns too"
+    if self.store.place is not None: raise ArgumentError(self.who, 'clear', f'a memory in {self.store.place}',
+        'one in main memory', 'remove the directory when it is closed')
+    self._begin()
+
+@patch(as_prop=True)
+def is_open(self:Timeline)->bool:
+    "Is it known what is in it? One on disk is opened when it is first asked"
+    return '_parts' in vars(self)
+
+@patch(as_prop=True)
+def span(self:Timeline)->tuple:
+    "The next key, and the oldest that is there"
+    if not self._parts: return 0,0
+    if self.reads_only: self._follow()
+    numbers = self._parts[0].tables.numbers
+    return numbers.item(INSERTED),numbers.item(OLDEST)
+
+@patch(as_prop=True)
+def environments(self:Timeline):
+    "Dense numbers of environments"
+    return self._parts[0].tables.envs if self._parts else Environments()
 
 # %% ../../nbs/34_timeline.ipynb #6e2a7e3b
 @patch(as_prop=True)
@@ -287,6 +292,7 @@ def check_state(self:Timeline, state:dict):
         raise StateError(self.who, 'a saved memory with more rows than this one has room for', inserted - oldest,
             f'at most max_sz={self.max_sz}', f"max_sz={state['max_sz']}, as it was saved, or more")
 
+# %% ../../nbs/34_timeline.ipynb #5dbed079
 @patch
 def load_state_dict(self:Timeline, state:dict):
     "Become the timeline that was saved"
@@ -323,8 +329,9 @@ def settle(self:Timeline):
     (end,floor,missing),d = self._unsettled,self.directory
     if d.writes: self._go_back(end, floor)
     self._unsettled = None   # now: after an interrupt it is done once more
-    if missing and d.writes: warnings.warn(f'{self.who}: {missing:_} of the rows that were in memory at this checkpoint have been '
-        f'overwritten since, so it goes on without them. Remedy: a larger spare= ({d.ring - self.max_sz:_} so far)')
+    if missing and d.writes: warnings.warn(f'{self.who}: {missing:_} of the rows that were in memory at this '
+        'checkpoint have been overwritten since, so it goes on without them. '
+        f'Remedy: a larger spare= ({d.ring - self.max_sz:_} so far)')
 
 @patch
 def _go_back(self:Timeline, end, floor):
@@ -401,7 +408,8 @@ def _check_meta(self:Timeline, meta)->np.dtype: # of the rows
     "Raise where a memory on disk can't be continued with these settings"
     d,store = self.directory,self.store.settings()
     try: dtype = saved_dtype(meta['columns'])
-    except (ValueError,TypeError,LookupError) as e: raise StateError(self.who, f'{d.path}/meta.json: columns', e) from None
+    except (ValueError,TypeError,LookupError) as e:
+        raise StateError(self.who, f'{d.path}/meta.json: columns', e) from None
     if self._check: self._check(dtype)
     if meta.get('store') != store: raise ArgumentError(self.who, f'store: {d.path} was made with another one', store,
         meta.get('store'), 'the same store, or another path')
@@ -472,7 +480,8 @@ def _place(self:Timeline):
     "Where it lies, for a state; None: in main memory"
     d = self.directory
     if d is None: return None
-    return dict(directory=str(d.path), id=d.meta['id'] if d.meta else '', rewound=len(d.meta['rewound']) if d.meta else 0)
+    meta = d.meta or dict(id='', rewound=[])
+    return dict(directory=str(d.path), id=meta['id'], rewound=len(meta['rewound']))
 
 @patch
 def _where_it_lies(self:Timeline)->dict:
@@ -558,8 +567,9 @@ def _follow(self:Timeline):
 def _were_there(self:Timeline, keys):
     "Raise where a row was overwritten while it was read"
     d = self.directory
-    if keys.size and keys.min() < d.oldest_whole() or d.counters.item(REWINDS) != self._rewinds: raise StaleKey(self.who, 'a row that was overwritten while it was read',
-        remedy='read again; a larger spare= of the process that writes')
+    gone = keys.size and keys.min() < d.oldest_whole() or d.counters.item(REWINDS) != self._rewinds
+    if gone: raise StaleKey(self.who, 'a row that was overwritten while it was read', remedy=
+        'read again; a larger spare= of the process that writes')
 
 @patch
 def flush(self:Timeline):

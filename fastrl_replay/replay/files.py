@@ -11,14 +11,14 @@ import numpy as np, torch
 from fastcore.basics import patch
 from ..core import ArgumentError, StateError, saved_dtype
 from ..memory.directory import TOLD, no_disk
-from ..memory.samplers import Sampler
+from ..memory.samplers import AS_ZERO, Sampler
 from ..memory.timeline import Timeline
-from .views import View
+
 
 # %% ../../nbs/40_replay_files.ipynb #504d2c63
 class BesideRows:
     "What a replay keeps in the directory of its memory, besides the rows"
-    def __init__(self, memory:Timeline, sampler:Sampler, view:View):
+    def __init__(self, memory:Timeline, sampler:Sampler, view): # a View
         self.memory,self.sampler,self.view = memory,sampler,view
         self.priorities,self.is_open = None,False   # the file; have the parts taken up what was there?
         self._adopted,self._found = False,None      # or was it loaded? The directory
@@ -68,7 +68,8 @@ def _take_up_keys(self:BesideRows, end):
     if told <= oldest: return
     p = self.priorities[np.arange(oldest, told) % len(self.priorities)]
     try: self.sampler.added(oldest, told, oldest, p)
-    except ArgumentError as e: raise StateError(self.memory.who, f'{self.directory.folder}/priorities is damaged', e) from None
+    except ArgumentError as e:
+        raise StateError(self.memory.who, f'{self.directory.folder}/priorities is damaged', e) from None
 
 @patch
 def note(self:BesideRows):
@@ -98,7 +99,7 @@ def _take_up_places(self:BesideRows, end):
     self._read_states(came, first)
     if self.priorities is not None:
         p = np.where(first < self._known(told), self.priorities[first % len(self.priorities)], 0)
-        if (p > 0).any(): self.sampler.put(came[p > 0], p[p > 0])
+        if (p > 0).any(): self.sampler.put(came[p > 0], np.where(p == AS_ZERO, 0, p)[p > 0])
     view.told()
 
 @patch
@@ -174,6 +175,7 @@ def fetch(self:BesideRows,
         view = dict(view, table=dict(view['table'], hidden=torch.zeros((n,size), dtype=torch.uint8)))
     return sampler,view
 
+# %% ../../nbs/40_replay_files.ipynb #833fc1ea
 @patch
 def adopt(self:BesideRows):
     "Sampler and view hold what was saved, but for the states, which are read from their file"
@@ -191,4 +193,3 @@ def settle(self:BesideRows):
     if hasattr(self.sampler, 'keep_in'): self.priorities = d.new('priorities', d.ring, np.float64)
     self._keep()
     self.note()
-

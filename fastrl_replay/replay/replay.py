@@ -393,6 +393,7 @@ def snapshot(self:Replay)->dict:
         counters = [getattr(self, c) for c in COUNTERS]
         return dict(memory=self.memory.state_dict(), sampler=sampler, view=view, counters=counters)
 
+# %% ../../nbs/41_replay.ipynb #77d0e2ee
 @patch
 def check_state(self:Replay, state):
     "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
