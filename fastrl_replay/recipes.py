@@ -18,11 +18,12 @@ from weakref import ref
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import StateError, did_you_mean, differing_columns, old_names, row_places
+from .core import StateError, did_you_mean, differing_columns, old_names, row_places, saved_dtype
 from .envs import GymStepper
 from .journal import Gather, Journal
 from .learners import LEARNERS, SettingsError
 from .learners.registry import as_value, network_layers, setting_text
+from .memory.directory import read_meta
 from .named_envs import full_name, named_env, named_store, read_calls
 from .states import anything, array, checked
 
@@ -416,12 +417,11 @@ def open_memory(self:Agent)->int: # how many rows are there
     "Open a memory on disk before anything begins: nobody else may write it from now on; an error where it doesn't fit"
     path = memory_path(self.settings)
     if not path: return 0
-    memory = self.memory.memory
-    if not len(memory): return 0
-    for name,(there,made) in differing_columns(memory.dtype, made_columns(self.settings)).items():
-        raise SettingsError('recipe', f'the memory in {path} has rows of another kind: column {name!r}',
-            there or 'none', made or 'none', 'another directory')
-    return len(memory)
+    meta = read_meta(Path(path), 'recipe')
+    different = differing_columns(saved_dtype(meta['columns']), made_columns(self.settings)) if meta else {}
+    for name,(there,made) in different.items(): raise SettingsError('recipe',
+        f'the memory in {path} has rows of another kind: column {name!r}', there or 'none', made or 'none', 'another directory')
+    return len(self.memory.memory)   # only now is anything changed there
 
 @patch
 def close_memory(self:Agent):

@@ -349,7 +349,7 @@ def run_of(
 
 def _check_env(run):
     env,path = run.agent.env_name,memory_path(run.settings)
-    if path and run.found and run_of(path).get('env', env) != env: raise SettingsError('run',
+    if path and (Path(path)/'meta.json').exists() and run_of(path).get('env', env) != env: raise SettingsError('run',
         f'the memory in {path} has rows of another environment', run_of(path)['env'], env, 'another directory')
 
 def _check_is_mine(config):
@@ -376,8 +376,8 @@ def start(
     run = Run(out, recipe.name, s)
     with ExitStack() as held:
         held.callback(run.agent.close_memory)
-        run.found = run.agent.open_memory()
         _check_env(run)
+        run.found = run.agent.open_memory()
         out.mkdir(parents=True, exist_ok=True)
         held.enter_context(lock_dir(out))
         _check_vacant(out)   # while this run was built, another one may have come and gone

@@ -41,7 +41,7 @@ def open_memory(
 _OF_EPISODES = 'env_id episode_n step_n terminated truncated total_reward n'.split()
 
 def _in_parts(first, end, most=1 << 20):
-    for a in range(first, end, most): yield np.arange(a, min(a + most, end))
+    for a in range(first, max(end, first + 1), most): yield np.arange(a, min(a + most, end))   # one part at least
 
 def last_rows(
     memory:Timeline, # open for reading
@@ -57,7 +57,7 @@ def last_rows(
         cut |= set(zip(*(store.columns[n][headless].tolist() for n in _OF_EPISODES[:2])))
         last = (link <= 0) | (keys + link >= end)
         found.append(dict(key=keys[last], **{n: store.columns[n][slots[last]] for n in names}))
-    rows = {n: np.concatenate([f[n] for f in found]) if found else np.zeros(0) for n in ('key',*names)}
+    rows = {n: np.concatenate([f[n] for f in found]) for n in ('key',*names)}
     if d.counters.item(REWINDS) != rewinds: return last_rows(memory)   # a run went back to its checkpoint
     there = rows['key'] >= d.oldest_whole()   # others were overwritten meanwhile
     rows = {n: a[there] for n,a in rows.items()}

@@ -1,20 +1,20 @@
 """`fastrl-replay memory`, and runs whose memory lies on disk: what is told, exported and drawn; what a SIGKILL costs."""
-import json, os, random, shutil, signal, subprocess, sys, time
+import json, os, random, shutil, subprocess, sys, time
 from pathlib import Path
 
-import numpy as np, pytest, torch
+import numpy as np, pytest
 from gymnasium import spaces
 
 from fastrl_replay.cli import main
 from fastrl_replay.core import Explained, StaleKey, Steps, leaves, step_dtype
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.recipes import Agent, SettingsError, recipe, spare_rows
-from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.nstep import NStep
+from fastrl_replay.recipes import SettingsError, recipe, spare_rows
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.runs import load_checkpoint, read_config, read_metrics, reopen, resume, start
-from fastrl_replay.survey import export_rows, open_memory, survey, survey_picture, survey_text
+from fastrl_replay.runs import load_checkpoint, read_metrics, resume, start
+from fastrl_replay.survey import export_rows, open_memory, priorities, survey, survey_picture, survey_text
 from fastrl_replay.testing import same
 from test_cli import command, here, no_clock, wait_for
 
@@ -74,18 +74,14 @@ def test_facts_are_those_of_a_naive_count(n, max_sz, spare, tmp_path):
 
 def test_n_step_rows_end_where_episodes_do(tmp_path):
     "The last rows of an episode say that it is over, all of them; the one of a single step is its end"
-    replay = PrioritizedReplay(([story(200, seed=3)] if False else _blocks(story(200, envs=1, seed=3))), bs=4, max_sz=500, store=Rows(tmp_path/'m'))
-    replay.source = replay.source.n_step(3, gamma=.9) if hasattr(replay.source, 'n_step') else replay.source
+    blocks = [story(200, envs=1, seed=3)[i:i+10] for i in range(0, 200, 10)]
+    replay = PrioritizedReplay(NStep(blocks, 3, .9), bs=4, max_sz=500, store=Rows(tmp_path/'m'))
     for _ in replay: pass
     rows = replay.memory[:].rows
     assert (rows['n'] > 1).any()
     over = rows[(rows['terminated'] | rows['truncated']) & (rows['n'] == 1)]
     facts = survey(open_memory(tmp_path/'m'))
     assert facts['episodes']['ended'] == len(over) and facts['returns']['mean'] == pytest.approx(over['total_reward'].mean())
-
-def _blocks(steps):
-    from fastrl_replay.pipe import Items
-    return Items([steps[i:i+10] for i in range(0, len(steps), 10)])
 
 @pytest.mark.parametrize('kind', ['proportional', 'rank'])
 def test_priorities_are_told(kind, tmp_path):
@@ -103,16 +99,16 @@ def test_priorities_are_told(kind, tmp_path):
     if kind == 'proportional': assert p['effective_sample_size'] == pytest.approx(tree.sum()**2/(tree**2).sum())
     drawn = replay.memory.times_drawn
     assert told['drawn']['max'] == drawn.max() and told['drawn']['mean'] == pytest.approx(drawn.mean()) and told['drawn']['never'] == pytest.approx((drawn == 0).mean())
-    replay.sample()
+    replay.add(story(1, first=99))
     assert survey(open_memory(tmp_path/'m'))['priorities']['rows_without'] == 0
     replay.close()
-    assert survey(open_memory(tmp_path/'m'))['drawn']['oldest_age'] == 60
+    assert survey(open_memory(tmp_path/'m'))['drawn']['oldest_age'] == replay.memory.ages[1] > 0
 
 def test_sequences_are_told(tmp_path):
     replay = SequenceReplay(bs=2, max_sz=200, length=4, burn_in=1, overlap=2, store=Rows(tmp_path/'m'), seed=0)
     replay.add(story(150, envs=2))
     batch = replay.sample()
-    replay.update_priorities(batch.index, np.full((2, 4), 3.))
+    replay.update_priorities(batch.index, np.full((2, 3), 3.))
     p, t = survey(open_memory(tmp_path/'m'))['priorities'], replay.table
     assert (p['unit'], p['known']) == ('sequences', int((t.first >= 0).sum())) and p['max'] == pytest.approx((3 + 1e-6)**.9)
     check_facts(survey(open_memory(tmp_path/'m')), replay.memory[:].rows)
@@ -224,3 +220,180 @@ def test_what_is_typed_wrong_is_named(tmp_path, capsys, monkeypatch):
     assert [p.name for p in Path('empty').iterdir()] == []
     with pytest.raises(SystemExit) as e: main(['memory', '--help'])
     assert e.value.code == 0 and '--export' in capsys.readouterr().out
+
+# ---- runs with their memory on disk ----
+
+SMALL = dict(steps=1_600, warmup=200, train_every=7, max_sz=500, network=16, bs=16, eval_every=700, eval_episodes=3, save_every=300, report_every=200)
+RUNS = {'cartpole': SMALL, 'cartpole-per': SMALL, 'cartpole-rank': SMALL,
+        'cartpole-r2d2': dict(SMALL, train_every=1, network=8, bs=4, length=8, burn_in=2, overlap=4)}
+
+def options(changes): return ['--set', *(f'{k}={v}' for k, v in changes.items())]
+
+def plain(x):
+    "A state without what says which directory its memory is in, or refers to its files"
+    if isinstance(x, dict): return {k: plain(v) for k, v in x.items() if k not in ('id', 'directory', 'rewound', 'wall', 'reported', 'path')}
+    return [plain(v) for v in x] if isinstance(x, list) else x
+
+def same_on_disk(a, b, ma, mb):
+    "The same metrics, checkpoints, rows and priorities?"
+    pa, pb = (plain(load_checkpoint(d/'checkpoint.pt')) for d in (a, b))
+    for p in pa, pb:
+        sampler = p['agent']['pipe']['above']['own']['sampler']
+        if isinstance(sampler.get('priorities'), str): del sampler['priorities']   # a name of files, that are compared below
+        del p['run']
+    ra, rb = open_memory(ma), open_memory(mb)
+    assert ra.keys.tolist() == rb.keys.tolist() and ra[:] == rb[:]
+    assert (ra.walk(ra.keys, [1, -1]) == rb.walk(rb.keys, [1, -1])).all()
+    x, y = priorities(ra), priorities(rb)
+    assert (x is None) == (y is None) and (x is None or np.array_equal(x, y))
+    return no_clock(read_metrics(a)) == no_clock(read_metrics(b)) and same(pa, pb)
+
+@pytest.mark.parametrize('name', RUNS)
+def test_a_run_on_disk_is_the_run_in_main_memory(name, tmp_path):
+    "To the last digit"
+    for d, more in ('ram', {}), ('disk', dict(memory_path=str(tmp_path/'m'))): start(recipe(name, **RUNS[name], **more), tmp_path/d).train()
+    assert no_clock(read_metrics(tmp_path/'ram')) == no_clock(read_metrics(tmp_path/'disk'))
+
+@pytest.mark.parametrize('kills', [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', RUNS)
+def test_kill_9_costs_nothing_but_time(name, kills, tmp_path):
+    "SIGKILL at a random moment after a checkpoint, several times; resumed, all is as in a run that was left alone"
+    start(recipe(name, **RUNS[name], memory_path=str(tmp_path/'mw')), tmp_path/'whole').train()
+    line, rng = ['train', name, '--out', str(tmp_path/'r'), '--memory', str(tmp_path/'m'), *options(RUNS[name])], random.Random(f'{name} {kills}')
+    for _ in range(kills):
+        before = (tmp_path/'r/checkpoint.pt').stat().st_mtime_ns if (tmp_path/'r/checkpoint.pt').exists() else 0
+        p = subprocess.Popen(command(*line), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        line = ['train', '--resume', str(tmp_path/'r')]
+        while p.poll() is None and not ((tmp_path/'r/checkpoint.pt').exists() and (tmp_path/'r/checkpoint.pt').stat().st_mtime_ns > before): time.sleep(.005)
+        time.sleep(rng.random()*.25)
+        p.kill()
+        said = p.communicate()[0]
+        assert p.returncode == -9 or (tmp_path/'r/summary.json').exists(), said
+        if (tmp_path/'r/summary.json').exists(): break
+    if not (tmp_path/'r/summary.json').exists(): assert main(line) == 0
+    assert same_on_disk(tmp_path/'whole', tmp_path/'r', tmp_path/'mw', tmp_path/'m')
+
+class Stops:
+    "Stops a run, or breaks it off, at a step"
+    def __init__(self, run, step, broken=False): self.run, self.step, self.broken = run, step, broken
+    def report(self, line): pass
+    def tick(self, rows):
+        if self.run.agent.journal.steps < self.step: return
+        if self.broken: raise KeyboardInterrupt
+        self.run.stop = True
+
+def test_too_few_spare_rows_are_told_and_it_goes_on(tmp_path):
+    "They were overwritten since the checkpoint: how many, and what helps; with the default none is missing"
+    for spare in 20, 0:
+        d, m = tmp_path/f'r{spare}', tmp_path/f'm{spare}'
+        run = start(recipe('cartpole', **{**SMALL, 'save_every': 400}, memory_spare=spare, memory_path=str(m)), d)
+        with pytest.raises(KeyboardInterrupt): run.train(Stops(run, 1_100, True))
+        if spare:
+            with pytest.warns(UserWarning, match=r'\d+ of the rows that were in memory at this checkpoint have been overwritten since.*larger spare'): again = resume(d)
+            assert 0 < len(again.agent.memory.memory) < 500
+        else: again = resume(d)
+        assert again.train() and survey(open_memory(m))['rows'] == 500
+
+def test_spare_rows_suffice():
+    "As many as come between two checkpoints, whatever the recipe"
+    for name in RUNS:
+        s = recipe(name, **RUNS[name]).settings
+        assert spare_rows(s) >= s['save_every'] + s['train_every'] + s['envs']*(s['n_step'] + 1)
+        assert spare_rows({**s, 'memory_spare': 3}) == 3
+
+def test_two_runs_one_after_the_other(tmp_path, capsys):
+    "The second one goes on with the rows; the first can't be resumed, but plays; a third one is refused while it trains"
+    on_disk = dict(SMALL, memory_path=str(tmp_path/'m'))
+    one = start(recipe('cartpole', **on_disk), tmp_path/'one')
+    assert one.train(Stops(one, 800)) is None
+    n = survey(open_memory(tmp_path/'m'))['end_key']
+    two = start(recipe('cartpole', **on_disk, seed=1), tmp_path/'two')
+    assert two.found == 500 and two.agent.memory.memory.inserted == n
+    before = files(tmp_path/'one')
+    for line in (['train', 'cartpole', '--memory', tmp_path/'m', '--out', tmp_path/'three', *options(SMALL)], ['train', '--resume', tmp_path/'one']):
+        said = here(capsys, *line, status=2)
+        assert 'in use' in said or 'of another run by now' in said, said
+    assert not (tmp_path/'three').exists() and files(tmp_path/'one') == before
+    assert 'after 800 steps' in here(capsys, 'eval', tmp_path/'one', '--episodes', 2)
+    assert two.train() and survey(open_memory(tmp_path/'m'))['end_key'] == n + 1600
+    assert survey(open_memory(tmp_path/'m'))['run']['directory'] == str(tmp_path/'two')
+    shutil.rmtree(tmp_path/'m')
+    assert 'mean return' in here(capsys, 'eval', tmp_path/'two', '--episodes', 2)   # it needs no rows
+
+@pytest.mark.parametrize('changes, said', [(dict(env='Acrobot-v1'), 'rows of another environment; got CartPole-v1'), (dict(observe=(0, 1)), "rows of another kind: column 'state'"),
+    (dict(n_step=3), "rows of another kind: column 'discount'"), (dict(max_sz=400), 'larger')])
+def test_other_rows_are_refused_before_anything_begins(changes, said, tmp_path):
+    one = start(recipe('cartpole', **SMALL, memory_path=str(tmp_path/'m')), tmp_path/'one')
+    assert one.train(Stops(one, 400)) is None
+    before = {k: v[0] for k, v in files(tmp_path/'m').items() if k.name != 'writer'}
+    with pytest.raises(Explained, match=said): start(recipe('cartpole', **{**SMALL, **changes}, memory_path=str(tmp_path/'m')), tmp_path/'two')
+    assert not (tmp_path/'two').exists() and {k: v[0] for k, v in files(tmp_path/'m').items() if k.name != 'writer'} == before
+    again = resume(tmp_path/'one')
+    assert again.train(Stops(again, 800)) is None
+
+def test_rows_of_another_environment_are_refused(tmp_path):
+    "Of the same columns"
+    two = dict(SMALL, memory_path=str(tmp_path/'m'))
+    one = start(recipe('cartpole', **{**two, 'env': 'CartPole-v0'}), tmp_path/'one')
+    assert one.train(Stops(one, 400)) is None
+    with pytest.raises(SettingsError, match='rows of another environment; got CartPole-v0; expected CartPole-v1'): start(recipe('cartpole', **two), tmp_path/'two')
+
+def test_a_strangers_config_names_no_directory_of_mine(tmp_path, capsys, monkeypatch):
+    "Resumed, it is refused, whatever it names; evaluated, nothing is opened; a path in `store` is none"
+    monkeypatch.chdir(tmp_path)
+    run = start(recipe('cartpole', **SMALL, memory_path='theirs'), tmp_path/'r')
+    assert run.train(Stops(run, 0)) is None   # before its first row: its checkpoint has no memory's name
+    mine = Timeline(50, Rows('mine'))
+    mine.add(story(20))
+    mine.close()
+    config = json.loads(Path('r/config.json').read_text())
+    for path in 'mine', 'new', str(tmp_path), '../x':
+        config['settings']['memory_path'] = path
+        Path('r/config.json').write_text(json.dumps(config))
+        before = files(tmp_path)
+        assert 'is not the memory of this run' in here(capsys, 'train', '--resume', 'r', status=2)
+        here(capsys, 'eval', 'r', '--episodes', 1)
+        assert files(tmp_path) == before and not Path('new').exists()
+    config['settings'].update(memory_path='none', store='Rows(mine)')
+    Path('r/config.json').write_text(json.dumps(config))
+    for line in (['train', '--resume', 'r'], ['eval', 'r']): assert 'says where rows lie' in here(capsys, *line, status=2)
+    assert files(tmp_path/'mine') == {k.relative_to('mine'): v for k, v in before.items() if k.parts[0] == 'mine'}
+
+def test_a_memory_that_was_moved_is_found(tmp_path, capsys, monkeypatch):
+    "With --memory; a relative path is seen from the working directory, and what is missing is named with both"
+    monkeypatch.chdir(tmp_path)
+    assert 'its memory is in' in here(capsys, 'train', 'cartpole', '--memory', '5', '--out', 'r', *options({**SMALL, 'steps': 600}))
+    assert json.loads(Path('r/config.json').read_text())['settings']['memory_path'] == './5'
+    (tmp_path/'5').rename(tmp_path/'other')
+    said = here(capsys, 'train', '--resume', 'r', '--steps', 900, status=2)
+    assert str(tmp_path/'5') in said and '--memory DIR, where it is by now' in said
+    here(capsys, 'train', '--resume', 'r', '--steps', 900, '--memory', 'other')
+    assert json.loads(Path('r/config.json').read_text())['settings']['memory_path'] == 'other' and survey(open_memory('other'))['end_key'] == 900
+    assert 'is in its checkpoint' in here(capsys, 'train', '--resume', _ram(), '--memory', 'other', status=2)
+
+def _ram():
+    run = start(recipe('cartpole', **SMALL), 'ram')
+    run.train(Stops(run, 100))
+    return 'ram'
+
+def test_compare_gives_each_run_rows_of_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here(capsys, 'compare', 'taxi', '--seeds', 2, '--out', 'c', *options(dict(episodes=10, memory_path='m')))
+    assert sorted(p.name for p in Path('m').iterdir()) == ['taxi-seed0', 'taxi-seed1']
+    here(capsys, 'compare', 'taxi', '--seeds', 2, '--out', 'c', *options(dict(episodes=10, memory_path='m')))   # all is there
+
+def test_saving_copies_no_rows(tmp_path):
+    "A checkpoint of a memory on disk is as large with many rows as with few; with its rows in main memory it grows by all of them"
+    size = {}
+    for where in 'ram', 'disk':
+        run = start(recipe('cartpole', **{**SMALL, 'max_sz': 30_000}, **(dict(memory_path=str(tmp_path/'m')) if where == 'disk' else {})), tmp_path/where)
+        run.began = time.perf_counter()
+        block = next(iter(run.agent.memory.source)).rows
+        for n in 10, 20_000:
+            rows = np.repeat(block, n)
+            rows['step_n'] = np.arange(n) + 1
+            run.agent.memory.add(Steps(rows))
+            run.save()
+            size[where, n] = (tmp_path/where/'checkpoint.pt').stat().st_size
+        run.agent.close_memory()
+    assert size['ram', 20_000] > size['ram', 10] + 20_000*60 and size['disk', 20_000] < size['disk', 10] + 1_000
