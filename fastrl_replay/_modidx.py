@@ -1182,6 +1182,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory._read_writer': ( 'directory.html#_read_writer',
                                                                                                  'fastrl_replay/memory/directory.py'),
+                                                'fastrl_replay.memory.directory._remove': ( 'directory.html#_remove',
+                                                                                            'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.allocate': ( 'directory.html#allocate',
                                                                                              'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.check_path': ( 'directory.html#check_path',

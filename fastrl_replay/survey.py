@@ -7,7 +7,7 @@ __all__ = ['open_memory', 'last_rows', 'ended', 'episode_facts', 'priorities', '
            'survey_picture', 'export_rows']
 
 # %% ../nbs/61_survey.ipynb #f93ad1bd
-import io, json, os, zipfile
+import io, os, zipfile
 from functools import partial
 from pathlib import Path
 import numpy as np

@@ -82,13 +82,10 @@ def read_meta(
         meta.get('version'), VERSION, f'the release that wrote it: {meta.get("written_by")}')
     return meta
 
-_KEPT = 'writer','saved','run'   # the last one says which training run the memory is of
-
 def _is_ours(path):
-    "Was this made by a memory? A folder is, if it has counters, or nothing so far"
-    if re.fullmatch(r'data-[0-9]+', path.name) and path.is_dir() and not path.is_symlink():
-        return (path/'counters').exists() or not any(path.iterdir())
-    return path.name in _KEPT or path.name.startswith('.meta.json.')
+    "Was this made by a memory?"
+    if re.fullmatch(r'data-[0-9]+', path.name): return (path/'counters').exists()   # from its first moment to its last
+    return path.name in ('writer','saved','run') or path.name.startswith(('.meta.json.','.new-data-','.old-data-'))
 
 def _plain(path, who):
     "The path, if it is no link: a stranger's directory could have one to any file of yours"
@@ -238,18 +235,23 @@ def begin(self:Directory,
 ):
     "A new memory, in a folder to which nothing refers so far"
     self._tidy()
-    self.folder,self.ring = self.path/f'data-{number}',ring
+    self.folder,self.ring,self.meta = self.path/f'.new-data-{number}',ring,None
     self.folder.mkdir()
-    self.meta = None
     self.counters = self.new('counters', N_COUNTERS, np.int64, 0)
+    self.folder = self.folder.rename(self.path/f'data-{number}')
 
 # %% ../../nbs/30_directory.ipynb #cbbb5e77
 @patch
 def _tidy(self:Directory):
     "Remove what a writer has left that was killed while it made a memory"
     for p in self.path.iterdir():
-        if not _is_ours(p) or p.name in _KEPT or self.meta and p.name == self.meta['data']: continue
-        shutil.rmtree(p) if p.is_dir() else p.unlink(missing_ok=True)
+        if not _is_ours(p) or p.name in ('writer','saved','run') or self.meta and p.name == self.meta['data']: continue
+        _remove(p) if p.is_dir() else p.unlink(missing_ok=True)
+
+def _remove(folder):
+    "Remove a folder; what a kill leaves of it can't be taken for anything else"
+    if not folder.name.startswith('.'): folder = folder.rename(folder.with_name(f'.old-{folder.name}'))
+    shutil.rmtree(folder, ignore_errors=True)
 
 @patch
 def forget(self:Directory):
@@ -278,7 +280,7 @@ def replace_by(self:Directory,
     old = self.folder
     self._write_meta(dict(self.meta, ring=new.ring, data=new.folder.name, **meta))
     self.folder,self.counters,self.ring = new.folder,new.counters,new.ring
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
 
 @patch
 def _write_meta(self:Directory, meta):

@@ -39,7 +39,7 @@ class Timeline:
         if not isinstance(self.store, Store):
             raise ArgumentTypeError(who, 'store', type(store).__name__, 'a Store, such as Rows()')
         self._older = instead_of if instead_of is not None and instead_of.is_open else None
-        if self.store.place is not None and not self._older: check_path(self.store.place, self.store.mode, who)
+        if self.store.place is not None and self._older is None: check_path(self.store.place, self.store.mode, who)
         self._begin()
 
     reads_only = property(lambda self: self.store.mode == 'r', doc='Does another process write it?')
@@ -450,7 +450,7 @@ def _make_larger(self:Timeline, dtype):
     new.begin(ring, int(d.folder.name.split('-')[1]) + 1)
     try: self._fill(new, line, store, *self._new_parts(dtype, new, spare=ring - self.max_sz)[:2])
     except BaseException:
-        shutil.rmtree(new.folder, ignore_errors=True)
+        d._tidy()
         raise
     store.close()
     d.replace_by(new, max_sz=self.max_sz)
@@ -502,7 +502,7 @@ def _write_counters(self:Timeline):
 @patch
 def _prepare_on_disk(self:Timeline, state, refers):
     "Stand where the state was saved; the files are left alone"
-    if self._older: self.directory,parts = self._older.directory,self._older._parts
+    if self._older is not None: self.directory,parts = self._older.directory,self._older._parts
     else: parts = self._parts
     d = self.directory
     if not refers: return self._take_rows(state)

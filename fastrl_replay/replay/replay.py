@@ -294,6 +294,7 @@ def update_priorities(self:Replay,
         keys,td,stale = self.view.feedback(keys, td)
         self.sampler.update(keys, td)
         self.stale += stale
+        if self._beside is not None: self._beside.note()
 
 # %% ../../nbs/41_replay.ipynb #0681fbce
 @lru_cache   # it is asked for with every batch
