@@ -365,6 +365,7 @@ def _add_train(c):
     _add_trust(c)
     c.add_argument('--tensorboard', action='store_true', help='write for TensorBoard as well')
 
+# %% ../nbs/62_cli.ipynb #33c7526b
 def _add_compare(c):
     c.add_argument('recipes', nargs='+', metavar='RECIPE', help='which')
     c.add_argument('--seeds', type=_count, default=5, help='how many: 0, 1, … (5)')
@@ -385,7 +386,8 @@ def _add_memory(c):
     c.add_argument('dir', metavar='DIR', help='where the memory lies')
     c.add_argument('--plot', nargs='?', const='', metavar='FILE',
         help="draw returns, lengths of episodes and priorities (into the working directory, by the memory's name)")
-    c.add_argument('--export', type=_directory, metavar='FILE', help='write all rows into an archive for numpy: FILE.npz')
+    c.add_argument('--export', type=_directory, metavar='FILE',
+        help='write all rows into an archive for numpy: FILE.npz')
     c.add_argument('--json', action='store_true', help='print what there is to tell as JSON')
 
 def _add_file(c):

@@ -337,6 +337,7 @@ def _check_range(key, value, limits):
     raise SettingsError('recipe', f'setting {key!r}', setting_text(value)[:40],
         f'from {low} to {high}' if high < INF else f'at least {low}' + huge*', and a number that fits into 64 bits')
 
+# %% ../nbs/60_recipes.ipynb #2ae0e340
 INF,_HUGE = float('inf'),2**63 - 1
 _AT_LEAST_1 = '''envs steps threads max_sz bs train_every n_step target_every eps_steps eval_every eval_episodes
     report_every save_every episodes length network'''.split()
@@ -420,7 +421,8 @@ def open_memory(self:Agent)->int: # how many rows are there
     meta = read_meta(Path(path), 'recipe')
     different = differing_columns(saved_dtype(meta['columns']), made_columns(self.settings)) if meta else {}
     for name,(there,made) in different.items(): raise SettingsError('recipe',
-        f'the memory in {path} has rows of another kind: column {name!r}', there or 'none', made or 'none', 'another directory')
+        f'the memory in {path} has rows of another kind: column {name!r}', there or 'none', made or 'none',
+        'another directory')
     return len(self.memory.memory)   # only now is anything changed there
 
 @patch

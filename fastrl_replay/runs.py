@@ -142,7 +142,7 @@ class Run:
     def train(self, show=None)->dict: # the summary; None where it was stopped before its end
         "Go on to the end, or until `stop`"
         agent,self.show = self.agent,show or Silent()
-        if not self.has_rows: raise SettingsError('run', 'its memory on disk was left out', self.out, remedy='resume(…)')
+        if not self.has_rows: raise SettingsError('run', 'its rows were left out', self.out, remedy='resume(…)')
         torch.set_num_threads(self.settings['threads'])
         agent.journal.watch,agent.journal.between = self.show.tick,self._between
         self.began = perf_counter() - self.wall
@@ -154,8 +154,10 @@ class Run:
             except _Stopped: return None
             return self._finish()
 
-    def _add(self, record):
-        for k,v in record.items(): self.sums[k],self.counts[k] = self.sums.get(k, 0.) + v,self.counts.get(k, 0) + 1
+# %% ../nbs/61_runs.ipynb #997fefcd
+@patch
+def _add(self:Run, record):
+    for k,v in record.items(): self.sums[k],self.counts[k] = self.sums.get(k, 0.) + v,self.counts.get(k, 0) + 1
 
 class _Stopped(Exception): "It was asked to stop, and has been saved"
 

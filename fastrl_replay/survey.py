@@ -28,8 +28,8 @@ def open_memory(
     meta = read_meta(path, 'memory')
     if meta is None: raise ArgumentError('memory', f'no row was ever added to a memory in {path}', remedy=
         'wait until its first row is there, or name another directory')
-    kind,settings = '',meta.get('store')
-    if isinstance(settings, dict): kind,settings = settings.get('kind'),{k: v for k,v in settings.items() if k != 'kind'}
+    settings = dict(meta['store']) if isinstance(meta.get('store'), dict) else {}
+    kind = settings.pop('kind', None)
     if kind not in STORES: raise StateError('memory', f'{path}/meta.json: store', kind, f'one of {", ".join(STORES)}')
     try: store = STORES[kind](**settings, path=str(path), mode='r')
     except (Explained,TypeError) as e: raise StateError('memory', f'{path}/meta.json: store', e) from None
@@ -85,8 +85,8 @@ def episode_facts(
     newest = np.zeros(len(env), bool)
     newest[len(env) - 1 - np.unique(env[::-1], return_index=True)[1]] = True   # keys rise
     returns = last['total_reward'][over] if 'total_reward' in last else ()
-    return dict(environments=int(newest.sum()), episodes=dict(ended=int(over.sum()), whole=int(last['whole'][over].sum()),
-        running=int((newest & ~over).sum()), broken_off=int((~newest & ~over).sum())),
+    episodes = dict(ended=over, whole=over & last['whole'], running=newest & ~over, broken_off=~newest & ~over)
+    return dict(environments=int(newest.sum()), episodes={k: int(which.sum()) for k,which in episodes.items()},
         lengths=_spread(last['step_n'][over]), returns=_spread(returns))
 
 # %% ../nbs/61_survey.ipynb #10d035b8
@@ -113,7 +113,8 @@ def _priority_facts(memory):
     if p is None: return None
     unit,kind = 'sequences' if 'steps' in d.meta else 'rows',d.meta.get('priorities')
     known = dict(min=float(p.min()), median=float(np.median(p)), max=float(p.max())) if len(p) else {}
-    if len(p) and str(kind).startswith('Proportional') and p.any(): known['effective_sample_size'] = float(p.sum()**2/(p**2).sum())
+    if str(kind).startswith('Proportional') and p.any():
+        known['effective_sample_size'] = float(p.sum()**2/(p**2).sum())
     later = max(memory.span[0] - max(d.counters.item(TOLD), memory.span[1]), 0)
     return dict(kind=kind, unit=unit, known=len(p), rows_without=later, **known)
 
@@ -153,7 +154,8 @@ def survey(
     store,frames = {k: v for k,v in d.meta['store'].items() if v is not None},memory._parts[1].stats()
     facts = dict(path=str(d.path), made=d.meta.get('made'), written_by=d.meta.get('written_by'), store=store,
         run=run_of(d.path), writer=writer_of(d.path), rows=end - oldest, max_sz=d.meta['max_sz'],
-        spare=d.ring - d.meta['max_sz'], row_bytes=memory.dtype.itemsize, first_key=oldest, end_key=end, columns=columns)
+        spare=d.ring - d.meta['max_sz'], row_bytes=memory.dtype.itemsize, first_key=oldest, end_key=end,
+        columns=columns)
     facts |= dict(**episode_facts(last_rows(memory)), drawn=_draw_facts(memory), priorities=_priority_facts(memory))
     if 'frames' in frames: facts['frames'] = frames['frames']
     return dict(facts, disk_bytes=d.nbytes)
@@ -170,7 +172,8 @@ def survey_text(
         ('store', f"{store}; {f['row_bytes']:,} bytes a row as it comes"),
         ('rows', f"{f['rows']:,} of {f['max_sz']:,}, and {f['spare']:,} spare ones; {f['end_key']:,} have come"),
         *(('columns' if i == 0 else '', text) for i,text in enumerate(_column_lines(f['columns']))),
-        ('frames', f"{f['frames']:,}, {f['disk_bytes']/max(f['rows'], 1):,.0f} bytes a row with them" if 'frames' in f else ''),
+        ('frames', f"{f['frames']:,}; with them {f['disk_bytes']/max(f['rows'], 1):,.0f} bytes a row"
+            if 'frames' in f else ''),
         ('environments', f"{f['environments']:,}"),
         ('episodes', f"{e['ended']:,} have ended, {e['whole']:,} of them whole; {e['running']:,} going on"
             + f", {e['broken_off']:,} broken off"*bool(e['broken_off'])),
@@ -197,7 +200,7 @@ def _writer_text(w):
 
 def _drawn_text(d):
     if not d or not d['max']: return ''
-    age = f"; the oldest when {d['oldest_age']:,} rows had come since"*bool(d['oldest_age'])   # the writer notes it now and then
+    age = f"; the oldest when {d['oldest_age']:,} rows had come since"*bool(d['oldest_age'])   # as noted last
     return f"{d['mean']:,.1f} times in the mean, at most {d['max']:,}, {d['never']:.0%} never{age}"
 
 def _priority_text(p):
@@ -258,7 +261,8 @@ def export_rows(
             for name,dtype,read in _exported(memory):
                 with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
                     shape = (end - oldest,*dtype.shape)
-                    np.lib.format.write_array_header_2_0(file, dict(descr=dtype.base.str, fortran_order=False, shape=shape))
+                    header = dict(descr=dtype.base.str, fortran_order=False, shape=shape)
+                    np.lib.format.write_array_header_2_0(file, header)
                     for keys in _in_parts(oldest, end, max(1, most//max(memory.dtype.itemsize, 1))):
                         file.write(np.ascontiguousarray(read(keys)).tobytes())
                         _check_still_there(memory, oldest, rewinds)
