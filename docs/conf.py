@@ -18,7 +18,7 @@ exclude_patterns = ['**/.ipynb_checkpoints']
 
 # The groups of the sidebar follow the data: what a step is, where steps come from, where they are kept, how they come back.
 groups = {
-    'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'from_one_to_eight', 'a_million_frames', 'from_seed_to_here', 'coming_from']),
+    'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'from_one_to_eight', 'a_million_frames', 'a_memory_on_disk', 'from_seed_to_here', 'coming_from']),
     'Steps': '0?_*', 'Environments': '1?_*', 'Transforms': '2?_*', 'Memory': '3?_*', 'Replay': '4?_*', 'Learning': '5?_*',
     'Practice': '[67]?_*', 'Benchmarks': '8?_* 9[0-8]_*', 'Reference': '99_all survives glossary contributing changelog'}
 

@@ -372,7 +372,7 @@ Timeline.__getattr__ = _column   # @patch would leave a `__getattr__` in the mod
 @patch
 def _open_directory(self:Timeline): # its parts; None: there is no memory so far
     "Open what lies in the store's directory"
-    d = self.directory = Directory(self.store.place, self.store.mode, self.who)
+    d = self.directory = self.directory or Directory(self.store.place, self.store.mode, self.who)
     try:
         if d.meta and d.writes and not d.counters.item(COMMITTED): d.forget()   # its first add was never finished
         parts = self._continued() if d.meta else None
@@ -380,9 +380,9 @@ def _open_directory(self:Timeline): # its parts; None: there is no memory so far
         self.directory = None
         d._unlock()
         raise
-    self._parts = None
     if parts: self._use(parts)
-    return self._parts
+    else: self._parts = None
+    return parts
 
 @patch
 def _continued(self:Timeline):
@@ -508,16 +508,13 @@ def _prepare_on_disk(self:Timeline, state, refers):
     if not refers: return self._take_rows(state)
     saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), state['store'])
     self._check_place(saved, 0 if state['dtype'] is None else state['links']['counters'][0])
-    self._gate.layout,self._parts = None,None
-    if state['dtype'] is None:
-        self._unsettled = (0,0,0) if d.meta else None
-        return
+    if state['dtype'] is None: return vars(self).update(_parts=None, _same=None, _unsettled=(0,0,0) if d.meta else None)
     if state['dtype'] != saved_dtype(d.meta['columns']): raise StateError(self.who, 'a saved memory of other columns')
     line = self._new_links(parts[1].dtype)
     inserted,oldest = state['links']['counters'][:2]
     load_brief(line, state['links'], min(inserted, max(oldest, d.oldest_whole())))
-    self._use((line, parts[1], parts[2]))
-    self._unsettled = inserted,line.oldest,line.oldest - oldest
+    self._gate.layout = self._gate.make_layout(self.who, parts[1].dtype)
+    vars(self).update(_parts=(line, *parts[1:]), _same=None, _unsettled=(inserted, line.oldest, line.oldest - oldest))
 
 @patch
 def _new_links(self:Timeline, dtype):
