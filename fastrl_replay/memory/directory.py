@@ -180,6 +180,7 @@ EXTRAS = 'priorities',   # arrays that a memory may have been made without
 class Directory:
     "Arrays in the files of a directory"
     meta,folder,counters,ring = None,None,None,0   # ring: how many slots there are
+    until = -1                                     # rows up to this key may be written without asking
     def __init__(self,
         path, # of the directory
         mode:str='a', # 'a': go on with what is there, or begin; 'r': read, also while another process writes
@@ -225,7 +226,7 @@ def _sign(self:Directory):
 def _unlock(self:Directory):
     if self._lock is None: return
     self._unlock_at_end()
-    self._lock = None
+    self._lock,self.until = None,-1
 
 # %% ../../nbs/30_directory.ipynb #be2e44ab
 @patch
@@ -279,7 +280,7 @@ def replace_by(self:Directory,
     "From now on the memory in another folder is the one that is there"
     old = self.folder
     self._write_meta(dict(self.meta, ring=new.ring, data=new.folder.name, **meta))
-    self.folder,self.counters,self.ring = new.folder,new.counters,new.ring
+    self.folder,self.counters,self.ring,self.until = new.folder,new.counters,new.ring,-1
     _remove(old)
 
 @patch
@@ -335,12 +336,18 @@ def new(self:Directory,
 @patch
 def intend(self:Directory, end:int):
     "Rows up to this key are about to be written"
+    self.allow(end)
+    if end > self.counters.item(RESERVED): self.counters[RESERVED] = end
+
+@patch
+def allow(self:Directory, end:int):
+    "Rows up to this key may be written, and more, up to `until`"
     if self._lock is None: self._refuse()
     c = self.counters
-    if end > c.item(RESERVED): c[RESERVED] = end
     if end > c.item(LIMIT) and end > self.ring:
         c[LIMIT] = end + max(self.ring//16, 1024)
         sync(self.folder/'counters')
+    self.until = max(self.ring, c.item(LIMIT))
 
 @patch
 def commit(self:Directory, end:int):
@@ -409,7 +416,7 @@ def rewind(self:Directory, end:int, floor:int=0):
 # %% ../../nbs/30_directory.ipynb #7628b14a
 @patch
 def put_aside(self:Directory,
-    arrays:dict, # name → array
+    *names:str, # of arrays
 )->str: # what they are found by
     "Keep copies of arrays as they are now"
     if self._lock is None: self._refuse()
@@ -418,23 +425,27 @@ def put_aside(self:Directory,
     number = numbers[-1] + 1 if numbers else 1
     (place/f'{number}').mkdir(parents=True)
     try:
-        for name,a in arrays.items(): np.save(place/f'{number}'/f'{name}.npy', a, allow_pickle=False)
+        for name in names: shutil.copyfile(self.folder/name, place/f'{number}'/name)
     except OSError as e:
         shutil.rmtree(place/f'{number}', ignore_errors=True)
         if e.errno != errno.ENOSPC: raise
-        raise no_disk(self.who, place/f'{number}', sum(a.nbytes for a in arrays.values())) from None
+        raise no_disk(self.who, place/f'{number}', sum((self.folder/n).stat().st_size for n in names)) from None
     for old in numbers[:-2]: shutil.rmtree(place/f'{old}', ignore_errors=True)
     return f'{number}'
 
 @patch
 def aside(self:Directory,
-    name:str, # as `put_aside` gave it
-)->dict: # name → array; None: they were removed by newer ones
-    "Arrays that were put aside"
-    place = self.path/'saved'/name
-    if not name.isdigit() or not place.is_dir(): return None
-    try: return {p.stem: np.load(_plain(p, self.who), allow_pickle=False) for p in place.glob('*.npy')}
-    except (OSError,ValueError,EOFError) as e: raise StateError(self.who, f"{place} can't be read", e) from None
+    found_by:str, # as `put_aside` gave it
+    name:str, # of an array
+    dtype, # of its elements
+)->np.ndarray: # None: it was removed by newer ones
+    "An array that was put aside"
+    file = _plain(self.path/'saved'/found_by/name, self.who)
+    if not found_by.isdigit() or not file.is_file(): return None
+    found = np.fromfile(file, np.uint8)
+    if len(found) != self.ring*np.dtype(dtype).itemsize: raise StateError(self.who, f'{file} is damaged',
+        f'{len(found):_} bytes', f'{self.ring*np.dtype(dtype).itemsize:_} bytes')
+    return found.view(dtype)
 
 # %% ../../nbs/30_directory.ipynb #44c4621b
 PAGE,_RANDOM,_WILL_NEED = 4096,1,3   # as Linux numbers them

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'SLOTS', 'LINK', 'BACK', 'DRAWN', 'LAST_KEY', 'LAST', 'N_LAST', 'NUMBER',
-           'N_NUMBER', 'WINDOW', 'PATIENCE', 'reach', 'Tables', 'Links', 'acceptable', 'link_rows', 'Places', 'as_keys',
-           'first_invalid']
+           'N_NUMBER', 'WINDOW', 'IN_FILE', 'PATIENCE', 'reach', 'Tables', 'Links', 'acceptable', 'link_rows', 'Places',
+           'as_keys', 'first_invalid']
 
 # %% ../../nbs/31_links.ipynb #fa703b94
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from ..states import array, checked, integer, listed
 
 # %% ../../nbs/31_links.ipynb #95ae7358
 INSERTED,OLDEST,AGE_SUM,AGE_MAX,SLOTS = range(5)   # what stands where: counters, slots, then addresses and lengths
-LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER,WINDOW = range(5, 14)   # and how many rows count
+LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER,WINDOW,IN_FILE = range(5, 15)   # how many rows count; 0, or a file
 
 PATIENCE = 1 << 14
 
@@ -44,6 +44,7 @@ class Links:
         spare:int=0, # slots beyond these: so many rows stay for a while after they have ceased to count
     ):
         self.who,self.max_sz,self.ring,self._search = who,max_sz,max_sz + spare,NaNSearch(dtype)
+        self.in_file = 0   # the address of counters in a file, which kernels write as well
         layout = RowLayout(who, dtype, strict=False)
         self.plan = np.concatenate([layout.at, self._search.at])   # where kernels look in a row
         self.link,self.back,self.drawn = (arrays.new(n, self.ring, np.int32, 0) for n in ('link','back','drawn'))
@@ -53,7 +54,7 @@ class Links:
         "Work with these tables from now on: one assignment, after all of them have been made"
         addresses = [a.ctypes.data for a in (self.link, self.back, self.drawn, last_key)]
         numbers = np.array([*counters[:SLOTS], self.ring, *addresses,
-            envs.last.ctypes.data, len(envs.last), envs.number.ctypes.data, len(envs.number), self.max_sz])
+            envs.last.ctypes.data, len(envs.last), envs.number.ctypes.data, len(envs.number), self.max_sz, self.in_file])
         self.tables = Tables(numbers, envs, last_key)
 
     inserted = property(lambda self: self.tables.numbers.item(INSERTED), doc='How many rows have come: the next key')
@@ -120,6 +121,7 @@ def link_rows(numbers, plan, address, n):
         slot = slot + 1 if slot + 1 < max_sz else 0
     numbers[OLDEST] = max(numbers[OLDEST], inserted + n - numbers[WINDOW])
     numbers[INSERTED] = inserted + n
+    if numbers[IN_FILE]: longs_at(numbers[IN_FILE], 2)[1] = inserted + n
 
 # %% ../../nbs/31_links.ipynb #98fe0444
 @patch

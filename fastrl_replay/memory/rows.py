@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core import (ArgumentError, ArgumentTypeError, StateError, Steps, bytes_at, choice, extend_dtype,
-    ints_at, memmove, njit, padding, plain_columns, refuse_flags, whole)
+    ints_at, longs_at, memmove, njit, padding, plain_columns, refuse_flags, whole)
 from ..episodes import ENV, SIZE, NaNSearch, RowLayout, first_nan, has_nan
 from .arrays import MainMemory
 from .directory import outgrows, read_at_random, request_rows
-from .links import (AGE_MAX, AGE_SUM, DRAWN, INSERTED, OLDEST, SLOTS, Links,
+from .links import (AGE_MAX, AGE_SUM, DRAWN, IN_FILE, INSERTED, OLDEST, SLOTS, Links,
     acceptable, first_invalid, link_rows)
 from ..states import array, checked
 
@@ -226,7 +226,7 @@ class Rows(Store):
 # %% ../../nbs/32_rows.ipynb #0ac8e359
 @njit(nogil=True)
 def _add_rows(numbers, plan, env_id):
-    "Take a block in, or nothing of it"
+    "Take a block in, or nothing of it; where counters lie in a file too, they say first what will be written"
     size,n,max_sz,inserted = plan[SIZE],len(env_id),numbers[SLOTS],numbers[INSERTED]
     address = env_id.ctypes.data - plan[ENV]
     if n > 1 and env_id.strides[0] != size: return False   # not contiguous
@@ -234,6 +234,9 @@ def _add_rows(numbers, plan, env_id):
     stay = min(n, max_sz)   # of a block that is larger than the memory, the last rows
     slot = (inserted + n - stay) % max_sz
     first,src = min(stay, max_sz - slot),address + (n - stay)*size
+    if numbers[IN_FILE]:
+        in_file = longs_at(numbers[IN_FILE], 2)
+        in_file[0] = max(in_file[0], inserted + n)
     memmove(plan[_ROWS] + slot*size, src, first*size)
     memmove(plan[_ROWS], src + first*size, (stay - first)*size)
     link_rows(numbers, plan, address, n)
@@ -287,6 +290,7 @@ def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
 # %% ../../nbs/32_rows.ipynb #9dc09d45
 class OnDisk:
     "What a store does besides, where its arrays lie in a directory"
+    writes_through = False
     def reserve(self, arrays):
         self.directory = arrays
         super().reserve(arrays)
@@ -304,6 +308,13 @@ class OnDisk:
 
 class RowsOnDisk(OnDisk, Rows):
     "Whole rows in files"
+    writes_through = True   # one kernel writes the counters in the file, too
+    def add(self, line, rows):
+        "Take rows in: intent, rows, commit"
+        numbers,d = line.tables.numbers,self.directory
+        if numbers.item(INSERTED) + len(rows) > d.until: d.allow(line.inserted + len(rows))
+        return _add_rows(numbers, self._plan, rows['env_id'])
+
     def reserve(self, arrays):
         super().reserve(arrays)
         self._outgrows = outgrows(self._mem.nbytes)

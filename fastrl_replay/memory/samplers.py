@@ -267,7 +267,7 @@ class _Prioritized(Sampler):
         return self.tree.nbytes + (0 if self._there is None else self._there.nbytes)
 
     kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
-    def __getstate__(self): return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends','_file')}
+    def __getstate__(self): return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends','_file','_leaves')}
     def __setstate__(self, state): self.__dict__.update(state); self.clear()
 
 # %% ../../nbs/37_samplers.ipynb #d8b657dd
@@ -286,7 +286,7 @@ def added(self:_Prioritized,
     if p is not None: self._check_new(p, end - first)
     self._roll(gone, min(oldest, left), come, end, self._of_new() if self.max_ever else -1.)
     if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
-    if self._file is not None: self._write_down(np.arange(come, end))
+    if self._file is not None: self._write_new(come, end)
     vars(self).update(first=oldest, end=end)   # in one call, which no interrupt divides
 
 @patch
@@ -331,9 +331,12 @@ def _refuse(self:_Prioritized, i, td):
 
 # %% ../../nbs/37_samplers.ipynb #b8eebf94
 @patch
-def state_dict(self:_Prioritized)->dict:
+def state_dict(self:_Prioritized,
+    brief:bool=False, # leave out priorities of keys in order, which are written down elsewhere?
+)->dict:
     "Counters, and the priorities in the order of the keys"
     self._note_largest()
+    if brief and self._there is None: return dict(Sampler.state_dict(self), largest_ever=self.largest_ever)
     keys = np.arange(self.first, self.end) if self._there is None else self._taken()
     p = self.tree[keys % self.capacity] if len(keys) else np.empty(0)
     state = dict(Sampler.state_dict(self), largest_ever=self.largest_ever, priorities=torch.from_numpy(p))
@@ -584,15 +587,42 @@ def keep_in(self:_Prioritized,
     key_of=None, # (places) → keys; None: keys are drawn
 ):
     "From now on, write priorities down in an array as well; those that there are, at once"
-    self._file = file,key_of
+    self._file,self._leaves = (file,key_of),getattr(self.tree, '_nodes', None)   # whose first ones are leaves
     here = np.arange(self.first, self.end) if self._there is None else self._taken()
     if len(here): self._write_down(here)
 
 @patch
 def _write_down(self:_Prioritized, keys): # or places
-    (file,key_of),p = self._file,self.tree[keys % self.capacity]
-    if key_of is None: file[keys % len(file)] = p
-    else: file[key_of(keys) % len(file)] = np.maximum(p, AS_ZERO)   # 0 there says that a row begins no sequence
+    file,key_of = self._file
+    if key_of is not None: file[key_of(keys) % len(file)] = np.maximum(self.tree[keys % self.capacity], AS_ZERO)
+    elif self._leaves is None: file[keys % len(file)] = self.tree[keys % self.capacity]
+    else: _copy_leaves(self._leaves, self.capacity, keys, file)
+
+@patch
+def _write_new(self:_Prioritized, first, end):
+    if self._leaves is None: self._write_down(np.arange(first, end))
+    else: _copy_range(self._leaves, self.capacity, first, end, self._file[0])
+
+@njit
+def _copy_leaves(nodes, capacity, keys, file):
+    "From the leaves of a tree to a file, each in its ring; no key is more than a round from the first one"
+    if not len(keys): return
+    n,first = len(file),keys[0]
+    slot,leaf = first % n,first % capacity   # of the first one: a division takes as long as all the rest
+    for key in keys:
+        to,at = slot + key - first,leaf + key - first
+        if to < 0 or to >= n: to = to + n if to < 0 else to - n
+        if at < 0 or at >= capacity: at = at + capacity if at < 0 else at - capacity
+        file[to] = nodes[at]
+
+@njit
+def _copy_range(nodes, capacity, first, end, file):
+    "The same for keys that follow each other"
+    n = len(file)
+    to,at = first % n,first % capacity
+    for _ in range(first, end):
+        file[to] = nodes[at]
+        to,at = to + 1 if to + 1 < n else 0,at + 1 if at + 1 < capacity else 0
 
 @patch
 def put(self:_Prioritized,

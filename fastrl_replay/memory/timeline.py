@@ -18,7 +18,8 @@ from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
 from .arrays import size_text, machine_memory
 from .directory import (AGE_MAX as _AGE_MAX, AGE_SUM as _AGE_SUM, COMMITTED, EXTRAS, FLOOR, OF_STORE,
     RESERVED, REWINDS, Directory, check_path)
-from .disk_links import FollowedLinks, brief_state, cut_links, load_brief, reopen_links
+from fastrl_replay.memory.disk_links import (FollowedLinks, brief_state, cut_links, load_brief, reopen_links,
+    write_through)
 from .frames import suggested
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
 from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
@@ -337,10 +338,12 @@ def settle(self:Timeline):
 def _go_back(self:Timeline, end, floor):
     "Let the files end where the state was saved"
     d = self.directory
-    if d.meta: d.rewind(end, floor)
+    if d.meta: d.rewind(end, floor if floor > max(end - self.max_sz, d.oldest_whole()) else 0)
     if end:
-        self._parts[1].commit(end)
-        cut_links(self._parts[0])
+        line,store,_ = self._parts
+        store.commit(end)
+        cut_links(line)
+        if store.writes_through: write_through(line, d.counters)
     elif d.meta: d.forget()
 
 @patch(as_prop=True)
@@ -400,7 +403,9 @@ def _continued(self:Timeline):
 @patch
 def _parts_of(self:Timeline, dtype):
     d = self.directory
-    return self._new_parts(dtype, d, Links if d.writes else FollowedLinks, d.ring - self.max_sz)
+    parts = self._new_parts(dtype, d, Links if d.writes else FollowedLinks, d.ring - self.max_sz)
+    if d.writes and parts[1].writes_through: write_through(parts[0], d.counters)
+    return parts
 
 # %% ../../nbs/34_timeline.ipynb #5e8bb9ef
 @patch
@@ -505,21 +510,17 @@ def _prepare_on_disk(self:Timeline, state, refers):
     if self._older is not None: self.directory,parts = self._older.directory,self._older._parts
     else: parts = self._parts
     d = self.directory
+    if d.writes: d.allow(0)   # or an error: it is closed
     if not refers: return self._take_rows(state)
     saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), state['store'])
     self._check_place(saved, 0 if state['dtype'] is None else state['links']['counters'][0])
     if state['dtype'] is None: return vars(self).update(_parts=None, _same=None, _unsettled=(0,0,0) if d.meta else None)
     if state['dtype'] != saved_dtype(d.meta['columns']): raise StateError(self.who, 'a saved memory of other columns')
-    line = self._new_links(parts[1].dtype)
+    line = (Links if d.writes else FollowedLinks)(parts[1].dtype, self.max_sz, d, self.who, d.ring - self.max_sz)
     inserted,oldest = state['links']['counters'][:2]
     load_brief(line, state['links'], min(inserted, max(oldest, d.oldest_whole())))
     self._gate.layout = self._gate.make_layout(self.who, parts[1].dtype)
     vars(self).update(_parts=(line, *parts[1:]), _same=None, _unsettled=(inserted, line.oldest, line.oldest - oldest))
-
-@patch
-def _new_links(self:Timeline, dtype):
-    d = self.directory
-    return (Links if d.writes else FollowedLinks)(dtype, self.max_sz, d, self.who, d.ring - self.max_sz)
 
 # %% ../../nbs/34_timeline.ipynb #220b9783
 @patch

@@ -11,8 +11,9 @@ import numpy as np, torch
 from fastcore.basics import patch
 from ..core import ArgumentError, StateError, saved_dtype
 from ..memory.directory import TOLD, no_disk
-from ..memory.samplers import AS_ZERO, Sampler
+from ..memory.samplers import AS_ZERO, Proportional, Sampler
 from ..memory.timeline import Timeline
+from ..states import checked, integer
 
 
 # %% ../../nbs/40_replay_files.ipynb #504d2c63
@@ -22,6 +23,7 @@ class BesideRows:
         self.memory,self.sampler,self.view = memory,sampler,view
         self.priorities,self.is_open = None,False   # the file; have the parts taken up what was there?
         self._adopted,self._found = False,None      # or was it loaded? The directory
+        self.settled = False                        # is nothing left to do but to count what the sampler was told?
         self._cleared = 0                           # up to this row, what older rows had left in the file is gone
 
     @property
@@ -47,6 +49,7 @@ class BesideRows:
         if self.priorities is not None and d.writes:
             self.sampler.keep_in(self.priorities, self._keys_of if self.view.follows else None)
             if d.meta.get('priorities') != self.sampler.kind: d._write_meta(dict(d.meta, priorities=self.sampler.kind))
+            self._counters,self.settled = d.counters,not self.view.follows
         self.is_open = True
 
     def _keys_of(self, places): return self.view.table.first[places]
@@ -74,11 +77,11 @@ def _take_up_keys(self:BesideRows, end):
 @patch
 def note(self:BesideRows):
     "The sampler has been told"
-    d = self.directory
-    if not self.is_open or d is None or not d.writes: return
-    if not self.view.follows:
-        if self.priorities is not None: d.counters[TOLD] = self.sampler.end
+    if self.settled:
+        self._counters[TOLD] = self.sampler.end
         return
+    d = self.directory
+    if not self.is_open or not d.writes or not self.view.follows: return
     d.counters[TOLD] = self.view.followed
     spec = self.view.spec
     if spec and d.meta.get('steps') != spec: d._write_meta(dict(d.meta, steps=spec))
@@ -148,16 +151,16 @@ def _read_states(self:BesideRows, places, keys):
 # %% ../../nbs/40_replay_files.ipynb #50a931a1
 @patch
 def put_aside(self:BesideRows,
-    sampler:dict, # its state
     view:dict, # its state
-)->tuple: # both, with references to files
+)->tuple: # the sampler's state and the view's, with references to files
     "Leave large parts of states in the directory"
-    d = self.directory
-    if d is None or not d.writes: return sampler,view
+    d,sampler = self.directory,self.sampler
+    brief = self.settled and type(sampler).state_dict is Proportional.state_dict   # it may have been overridden
+    if d is None or not d.holds: return sampler.state_dict(),view
     table = view.get('table')
     if table is not None: view = dict(view, table={k: v for k,v in table.items() if k != 'hidden'})
-    if 'priorities' not in sampler or self.view.follows: return sampler,view
-    return dict(sampler, priorities=d.put_aside(dict(priorities=sampler['priorities'].numpy()))),view
+    if not brief: return sampler.state_dict(),view
+    return dict(sampler.state_dict(brief), priorities=d.put_aside('priorities')),view
 
 @patch
 def fetch(self:BesideRows,
@@ -167,9 +170,12 @@ def fetch(self:BesideRows,
     "States as they were before they were put aside"
     d,saved = self.directory,self.view.check_state(view)
     if isinstance(sampler, dict) and isinstance(sampler.get('priorities'), str):
-        found = d.aside(sampler['priorities']) if d else None
-        if not found: return None,view
-        sampler = dict(sampler, priorities=torch.from_numpy(found['priorities']))
+        found = d.aside(sampler['priorities'], 'priorities', np.float64) if d else None
+        if found is None: return None,view
+        sampler = checked(self.memory.who, dict(first=integer(), end=integer()), sampler, more=True)
+        n = min(max(sampler['end'] - sampler['first'], 0), len(found))
+        p = found[np.arange(sampler['end'] - n, sampler['end']) % len(found)]
+        sampler = dict(sampler, priorities=torch.from_numpy(p))
     if isinstance(view.get('table'), dict) and 'hidden' not in view['table']:
         size,n = self.view.state_size(saved['dtype']),len(view['table'].get('first', ()))
         view = dict(view, table=dict(view['table'], hidden=torch.zeros((n,size), dtype=torch.uint8)))

@@ -178,7 +178,7 @@ def _initial_priorities(self:Replay, first):
 def _catch_up(self:Replay):
     "Tell view and sampler what has come and gone since they were last used; how many can be drawn"
     sampler,(end,oldest) = self.sampler,self.memory.span
-    if self._beside is not None: self._take_up(end)
+    if self._beside is not None and not self._beside.settled: self._take_up(end)
     if self.view.follows:
         block = self._unfollowed
         if block is not None and block[1] < end: self.view.follow(*block)
@@ -389,8 +389,9 @@ def snapshot(self:Replay)->dict:
     "What a checkpoint holds"
     with self._lock:
         self._catch_up()
-        sampler,view = self.sampler.state_dict(),self.view.snapshot()
-        if self._beside is not None: sampler,view = self._beside.put_aside(sampler, view)
+        view = self.view.snapshot()
+        if self._beside is None: sampler = self.sampler.state_dict()
+        else: sampler,view = self._beside.put_aside(view)
         counters = [getattr(self, c) for c in COUNTERS]
         return dict(memory=self.memory.state_dict(), sampler=sampler, view=view, counters=counters)
 

@@ -13,7 +13,7 @@ from fastcore.basics import patch
 from ..batches import Sequences
 from fastrl_replay.core import (EPISODE, ArgumentError, BlockError, StaleKey, StateError, Steps, dtype_spec, leaves,
     njit)
-from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, grown, note_row, number_of,
+from fastrl_replay.episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row, number_of,
     places_of, row_ends)
 from ..memory.links import as_keys, reach
 from .views import View, as_float64
@@ -292,6 +292,9 @@ def refollow(self:SequenceView,
         keys = np.arange(a, min(a + 2**16, end))
         rows = np.zeros(len(keys), dtype)
         for n in names: rows[n] = columns[n][keys % line.ring]
+        low,high = rows['env_id'].min(),rows['env_id'].max()
+        if not 0 <= low <= high < MAX_ENVS: raise StateError(self.who, 'a memory on disk with damaged rows',
+            f'env_id {low} to {high}')
         line.admit(rows['env_id'])
         self._follow_rows(rows, a, plan)
         self.drawable()
