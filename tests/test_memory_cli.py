@@ -397,3 +397,14 @@ def test_saving_copies_no_rows(tmp_path):
             size[where, n] = (tmp_path/where/'checkpoint.pt').stat().st_size
         run.agent.close_memory()
     assert size['ram', 20_000] > size['ram', 10] + 20_000*60 and size['disk', 20_000] < size['disk', 10] + 1_000
+
+def test_killed_before_its_first_row(tmp_path):
+    "There is a directory that says whose memory will be in it, and no memory: it goes on, and so does a new run there"
+    for i in range(2):
+        run = start(recipe('cartpole', **SMALL, memory_path=str(tmp_path/'m')), tmp_path/f'r{i}')
+        with pytest.raises(KeyboardInterrupt): run.train(Stops(run, 0, True))
+        assert sorted(p.name for p in (tmp_path/'m').iterdir()) == ['run', 'writer']
+    again = resume(tmp_path/'r1')
+    assert again.train() and survey(open_memory(tmp_path/'m'))['end_key'] == 1600
+    whole = start(recipe('cartpole', **SMALL, memory_path=str(tmp_path/'mw')), tmp_path/'whole')
+    assert whole.train() and same_on_disk(tmp_path/'whole', tmp_path/'r1', tmp_path/'mw', tmp_path/'m')
