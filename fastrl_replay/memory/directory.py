@@ -123,14 +123,15 @@ def _boot():
     return ''
 
 def _locked(path):
-    "The descriptor of a file that is locked now; None: another one has locked it"
-    file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0), 0o666)
+    "The file, which is locked now; None: another one has locked it"
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0)
+    file = open(path, 'r+b', buffering=0, opener=lambda name, _: os.open(name, flags, 0o666))   # it goes with its frame
     try:
         import fcntl
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError: pass   # on Windows
     except BlockingIOError:
-        os.close(file)
+        file.close()
         return None
     except OSError as e: warnings.warn(f"{path} can't be locked ({e.strerror}): see that no other process writes there")
     return file
@@ -155,7 +156,7 @@ def check_path(
     if mode == 'r' or not (path/'writer').exists(): return
     lock = _locked(_plain(path/'writer', who))
     if lock is None: raise _in_use(path, who)
-    os.close(lock)
+    lock.close()
 
 def _nothing_there(path, who): return ArgumentError(who, f'path: there is no memory to read in {path}', remedy=
     'wait until its first row was added')
@@ -211,7 +212,7 @@ def _begin_writing(self:Directory):
     except OSError as e: raise ArgumentError(self.who, f"path: {self.path} can't be made", e.strerror) from None
     self._lock = _locked(_plain(self.path/'writer', self.who))
     if self._lock is None: raise _in_use(self.path, self.who)
-    self._unlock_at_end = weakref.finalize(self, os.close, self._lock)
+    self._unlock_at_end = weakref.finalize(self, self._lock.close)
     _writers.add(self)
     self._before = _read_writer(self.path)   # who wrote last
 
@@ -220,7 +221,7 @@ def _sign(self:Directory):
     "Say who writes now; only when it is known what the last one left"
     since = datetime.now(timezone.utc).isoformat(timespec='seconds')
     said = json.dumps(dict(process=os.getpid(), host=socket.gethostname(), boot=_boot(), since=since))
-    os.pwrite(self._lock, f'{said:400}'.encode(), 0)
+    os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
 
 @patch
 def _unlock(self:Directory):

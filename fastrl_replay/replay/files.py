@@ -91,8 +91,10 @@ def note(self:BesideRows):
 def _take_up_places(self:BesideRows, end):
     d,view,spec = self.directory,self.view,self.directory.meta.get('steps')
     self._cleared = told = min(d.counters.item(TOLD), end)
+    try: view.begin(saved_dtype(spec) if spec else self.memory.dtype)
+    except (ValueError,TypeError,LookupError) as e:
+        raise StateError(self.memory.who, f'{d.path}/meta.json: steps', e) from None
     if end <= self.memory.oldest: return
-    view.begin(saved_dtype(spec) if spec else self.memory.dtype)
     view.refollow(self.memory._parts[1].columns, end)
     capacity,_,came = view.drawable() or (0, (), ())
     if not len(came): return
