@@ -227,7 +227,7 @@ def _same_run(out, settings):
         remedy='another --out')
 
 def _own_memory(settings, name, seed):
-    "Each run has rows of its own, in a directory in the one that all of them were given"
+    "Each run has separate rows, in a directory in the one that all of them were given"
     path = memory_path(settings)
     return {'memory_path': os.path.join(path, f'{name}-seed{seed}')} if path else {}
 
