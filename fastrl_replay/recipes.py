@@ -415,7 +415,7 @@ def made_columns(
 
 @patch
 def open_memory(self:Agent)->int: # how many rows are there
-    "Open a memory on disk before anything begins: no other process may write it from now on; an error where it doesn't fit"
+    "Open a memory on disk before anything begins, so that no other process writes it; an error where it doesn't fit"
     path = memory_path(self.settings)
     if not path: return 0
     meta = read_meta(Path(path), 'recipe')
