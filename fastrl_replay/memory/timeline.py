@@ -510,7 +510,7 @@ def _prepare_on_disk(self:Timeline, state, refers):
     if self._older is not None: self.directory,parts = self._older.directory,self._older._parts
     else: parts = self._parts
     d = self.directory
-    if d.writes: d.allow(0)   # or an error: it is closed
+    if d.writes and not d.holds: d._refuse()   # it is closed
     if not refers: return self._take_rows(state)
     saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), state['store'])
     self._check_place(saved, 0 if state['dtype'] is None else state['links']['counters'][0])
