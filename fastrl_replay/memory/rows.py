@@ -8,6 +8,7 @@ __all__ = ['BatchPlan', 'as_steps', 'count_drawn', 'Store', 'Rows', 'OnDisk', 'R
 # %% ../../nbs/32_rows.ipynb #71b45ec8
 import os
 from copy import copy
+from functools import lru_cache
 from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
@@ -84,6 +85,7 @@ class Store:
     def gather(self, slots, out, present=-1): raise NotImplementedError
     def empty(self, n, size): return np.empty((n, size), np.uint8)   # for `gather`: n rows of so many bytes
     def reopen(self, line): "Look at what is in the files"
+    def follow(self): "See what the process has done that writes"
     def close(self): "Nothing more will be written"
     def needs(self, dtype, max_sz): return max_sz*dtype.itemsize     # bytes of main memory that it must have when full
     def stats(self)->dict: return {}                                 # what else there is to say of it
@@ -95,7 +97,7 @@ class Store:
     )->'Store': # with memory; the store itself stays as it is
         "A store of this kind with room for rows"
         new = copy(self)
-        if self.place is not None: new.__class__ = self.on_disk
+        if self.place is not None: new.__class__ = _in_files(type(self))
         new.dtype,new.max_sz = dtype,max_sz
         new.reserve(arrays)
         return new
@@ -130,6 +132,12 @@ def _absolute(who, path):
         return str(Path(path).expanduser().absolute())
     except (ValueError,RuntimeError,OSError) as e:
         raise ArgumentError(who, 'path', f'{path!r:.60} ({e})', 'the path of a directory') from None
+
+@lru_cache
+def _in_files(kind):
+    "The class of a store of this kind in files; that of a subclass has what is new in it"
+    if 'on_disk' in vars(kind): return kind.on_disk
+    return type(kind.__name__, (kind.on_disk, kind), dict(__module__=kind.__module__))
 
 @patch
 def settings(self:Store)->dict: # plain data
@@ -297,6 +305,7 @@ class OnDisk:
 
     def add(self, line, rows):
         "Take rows in: intent, rows, commit"
+        if not line.accepts(rows): return False
         self.directory.intend(line.inserted + len(rows))
         taken = super().add(line, rows)
         self.commit(line.inserted)

@@ -62,6 +62,7 @@ def _begin(self:Timeline):
     alone = self._check is None   # no replay's memory
     self._gate = BlockGate(self.who, layout, refuse_nan(self.who), check=self._check, takes_drawn=alone)
     self._same = None    # the dtype of the last block
+    self._left = None    # the store that it had before it was empty again
     self.directory,self._unsettled = None,None   # where it is on disk; what a state that was loaded changes there
     if self.store.place is None: self._parts = None   # links, store, what batches and windows look like
     else: vars(self).pop('_parts', None)
@@ -344,7 +345,9 @@ def _go_back(self:Timeline, end, floor):
         store.commit(end)
         cut_links(line)
         if store.writes_through: write_through(line, d.counters)
-    elif d.meta: d.forget()
+    elif d.meta:
+        if self._left is not None: self._left.close()
+        d.forget()
 
 @patch(as_prop=True)
 def missing(self:Timeline)->int:
@@ -397,7 +400,9 @@ def _continued(self:Timeline):
     store.reopen(line)
     span,ages = d.span(self.max_sz),d.counters[[_AGE_SUM,_AGE_MAX]]
     if d.writes: reopen_links(line, span, ages, store.columns)
-    else: line.stand_at(span)
+    else:
+        line.stand_at(span)
+        store.follow()
     return parts
 
 @patch
@@ -514,7 +519,8 @@ def _prepare_on_disk(self:Timeline, state, refers):
     if not refers: return self._take_rows(state)
     saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), state['store'])
     self._check_place(saved, 0 if state['dtype'] is None else state['links']['counters'][0])
-    if state['dtype'] is None: return vars(self).update(_parts=None, _same=None, _unsettled=(0,0,0) if d.meta else None)
+    if state['dtype'] is None:
+        return vars(self).update(_parts=None, _same=None, _left=parts and parts[1], _unsettled=(0,0,0) if d.meta else None)
     if state['dtype'] != saved_dtype(d.meta['columns']): raise StateError(self.who, 'a saved memory of other columns')
     line = (Links if d.writes else FollowedLinks)(parts[1].dtype, self.max_sz, d, self.who, d.ring - self.max_sz)
     inserted,oldest = state['links']['counters'][:2]
@@ -560,6 +566,7 @@ def _follow(self:Timeline):
     if not self._parts: return
     self._rewinds = self.directory.counters.item(REWINDS)
     self._parts[0].stand_at(self.directory.span(self.max_sz))
+    self._parts[1].follow()   # after it: what these rows need has come by now
 
 @patch
 def _were_there(self:Timeline, keys):

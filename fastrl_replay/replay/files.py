@@ -91,6 +91,7 @@ def note(self:BesideRows):
 def _take_up_places(self:BesideRows, end):
     d,view,spec = self.directory,self.view,self.directory.meta.get('steps')
     self._cleared = told = min(d.counters.item(TOLD), end)
+    if not spec and end <= self.memory.oldest and d.writes: return   # its first block is about to be followed
     try: view.begin(saved_dtype(spec) if spec else self.memory.dtype)
     except (ValueError,TypeError,LookupError) as e:
         raise StateError(self.memory.who, f'{d.path}/meta.json: steps', e) from None
