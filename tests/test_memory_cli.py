@@ -7,6 +7,7 @@ from gymnasium import spaces
 
 from fastrl_replay.cli import main
 from fastrl_replay.core import Explained, StaleKey, Steps, leaves, step_dtype
+from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.nstep import NStep
@@ -221,11 +222,43 @@ def test_what_is_typed_wrong_is_named(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as e: main(['memory', '--help'])
     assert e.value.code == 0 and '--export' in capsys.readouterr().out
 
+# ---- frames ----
+
+def pixels(n, stack=2, env=0):
+    rows = np.zeros(n, step_dtype(spaces.Dict(see=spaces.Box(0, 255, (stack, 16, 16), np.uint8), at=spaces.Box(-9, 9, (2,))), spaces.Discrete(3)))
+    frames = np.random.default_rng(0).integers(0, 256, (n + stack, 16, 16))
+    for j in range(stack): rows['state']['see'][:, j], rows['next_state']['see'][:, j] = frames[j:n+j], frames[1+j:n+1+j]
+    rows['step_n'], rows['episode_n'], rows['env_id'] = np.arange(n) % 10 + 1, np.arange(n)//10 + 1, env
+    rows['terminated'], rows['total_reward'] = rows['step_n'] == 10, np.arange(n)
+    rows['state']['at'] = np.arange(n)[:, None]
+    return Steps(rows)
+
+@pytest.mark.parametrize('compress', [None, 'lz4', 'zstd'])
+@pytest.mark.parametrize('n', [90, 1500])
+def test_frames(compress, n, tmp_path):
+    "Each frame once in files, whole in the archive; told, also while it is written"
+    replay = PrioritizedReplay(bs=4, max_sz=700, store=Frames(2, compress, path=tmp_path/'m', spare=30), seed=0)
+    steps = pixels(n)
+    for i in range(0, n, 30): replay.add(steps[i:i+30])
+    for writes in True, False:
+        seen = open_memory(tmp_path/'m')
+        facts = survey(seen)
+        check_facts(facts, steps.rows[-700:])
+        assert facts['writer']['now'] == writes and facts['store']['kind'] == 'Frames' and facts['store']['stack'] == 2
+        if n < 700: assert facts['frames'] in range(n, n + 30)
+        assert 'frames' in survey_text(facts) and survey_picture(seen).startswith(b'\x89PNG')
+        export_rows(seen, tmp_path/'m.npz', 50_000)
+        with np.load(tmp_path/'m.npz', allow_pickle=False) as a:
+            for name, c in leaves(steps.rows[-700:]): assert np.array_equal(a[name], c), name
+        replay.close()
+
 # ---- runs with their memory on disk ----
 
 SMALL = dict(steps=1_600, warmup=200, train_every=7, max_sz=500, network=16, bs=16, eval_every=700, eval_episodes=3, save_every=300, report_every=200)
 RUNS = {'cartpole': SMALL, 'cartpole-per': SMALL, 'cartpole-rank': SMALL,
         'cartpole-r2d2': dict(SMALL, train_every=1, network=8, bs=4, length=8, burn_in=2, overlap=4)}
+
+RUNS['catch'] = dict(SMALL, envs=2, steps=800, warmup=100, max_sz=200, network='conv 8', store='Frames(stack=2, compress=lz4)', bs=4, train_every=1)
 
 def options(changes): return ['--set', *(f'{k}={v}' for k, v in changes.items())]
 
