@@ -1,0 +1,977 @@
+"""Memories on disk: writers that are killed, damaged and foreign directories, readers beside writers, interrupts, power cuts, and a plain memory beside it."""
+import copy, errno, functools, json, os, pickle, shutil, signal, subprocess, sys, tempfile, threading, warnings
+from pathlib import Path
+
+import numpy as np, pytest
+from hypothesis import given, strategies as st
+
+from fastrl_replay.core import ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, NotEnoughRows, StaleKey, StateError, Steps, extend_dtype
+from fastrl_replay.memory import directory as files
+from fastrl_replay.memory.directory import COMMITTED, FLUSHED, RESERVED, Directory
+from fastrl_replay.memory.rows import Rows
+from fastrl_replay.memory.timeline import Timeline
+from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.replay.prioritized import PrioritizedReplay
+from fastrl_replay.replay.sequences import SequenceReplay
+from fastrl_replay.testing import through_file
+from kills import KINDS, NAMES, Stream, child, check_batch, check_rows, drawable, forked, kills, opened, warm
+from scripted import numbered
+from strategies import cases
+from test_boundaries import interrupted
+from test_interrupts import stream
+from test_timeline import KINDS as COLUMNS, story
+
+pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='processes are forked and killed here')
+STREAM = Stream(5, False)
+
+def block(first, n, stamp=1): return Steps(STREAM.rows(np.arange(first, first + n), np.full(n, stamp)))
+
+def filled(path, n=20, max_sz=10, stamp=1, **kw):
+    "A memory of rows in blocks of five"
+    line = Timeline(max_sz, Rows(path, **kw))
+    for first in range(0, n, 5): line.add(block(first, min(5, n - first), stamp))
+    return line
+
+def leave(line):
+    "Let go of a memory as a kill would: nothing is written, flushed or told"
+    line.directory._unlock()
+
+def seen(line):
+    "All that can be seen of rows and links"
+    if not len(line): return line.span
+    keys = line.keys
+    return line.span, line[:].rows.tobytes(), line.walk(keys, [-2, -1, 1, 3]).tolist(), line.windows(keys, 3).rows['mask'].tolist()
+
+def whole(line, stamp=1):
+    "Every row is what its key says"
+    check_rows(line[:].rows, STREAM, line.keys, np.full(len(line), stamp))
+
+@pytest.fixture
+def tmp_path():
+    "In main memory where that can be: what is flushed needs no device here"
+    where = tempfile.mkdtemp(dir='/dev/shm' if os.path.isdir('/dev/shm') else None)
+    yield Path(where)
+    shutil.rmtree(where)
+
+# ---- kills ----
+
+@pytest.mark.parametrize('n', [8, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', KINDS)
+def test_kills(kind, n, tmp_path):
+    "Nothing that was committed is lost, torn or mixed, wherever the writer is killed"
+    warm(kind, tmp_path)
+    killer, wrong = kills(kind, n, seed=n, where=tmp_path)
+    assert not wrong, wrong
+    assert killer.rounds == n == sum(killer.counts.values()) and set(killer.counts) <= {*NAMES}
+
+def test_the_check_finds_what_is_wrong(tmp_path):
+    "A row of another call, a link, a priority: each is found"
+    def damaged(kind, name, change, dtype=np.uint8):
+        from kills import Expected, check
+        path, expected = tmp_path/f'{kind}-{name}', Expected()
+        replay = opened(kind, path, 20)
+        replay.add(block(0, 15))
+        expected.stamps[:15], expected.inserted, expected.ends, expected.reserved = 1, 15, {15}, 15
+        expected.opened(20, 20)
+        replay.memory.close()
+        assert forked(check, kind, path, STREAM, expected, 'r', 1) == (0, 15)
+        a = np.fromfile(path/'data-1'/name, dtype)
+        change(a)
+        a.tofile(path/'data-1'/name)
+        wrong, said = forked(check, kind, path, STREAM, expected, 'r', 1)
+        return bool(wrong) and said
+    def of_another_call(a): a.view(STREAM.dtype)['stamp'][7] = 2
+    def torn(a): a.view(STREAM.dtype)['noise'][7,30] ^= 1
+    def cut(a): a[np.flatnonzero(a)[0]] = 0
+    def other(a): a[3] += 1
+    def lost(a): a[COMMITTED] -= 1
+    assert 'of key 7' in damaged('uniform', 'rows', of_another_call)
+    assert 'noise of key 7' in damaged('prioritized', 'rows', torn)
+    assert 'links' in damaged('uniform', 'link', cut, np.int32)
+    assert '14 rows have come' in damaged('uniform', 'counters', lost, np.int64)
+    assert 'priority of key 3' in damaged('prioritized', 'priorities', other, float)
+
+def test_the_command(tmp_path):
+    "It says what it did, and its exit status says how it went"
+    run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path)
+    here = os.path.join(os.path.dirname(__file__), 'kills.py')
+    said = run([sys.executable, here, '--kills', '3', '--kind', 'uniform', '--dir', tmp_path])
+    assert said.returncode == 0 and 'uniform: 3 kills' in said.stdout and 'nothing was lost' in said.stdout, said
+    assert not [*tmp_path.glob('tmp*')]
+
+# ---- paths ----
+
+def test_paths(tmp_path, monkeypatch):
+    "Relative ones, those of the home directory, objects, and any letters; a relative one stays where it was when it was given"
+    (tmp_path/'work').mkdir()
+    (tmp_path/'elsewhere').mkdir()
+    monkeypatch.setenv('HOME', str(tmp_path/'home'))
+    monkeypatch.chdir(tmp_path/'work')
+    relative = Timeline(4, Rows('here'))
+    monkeypatch.chdir(tmp_path/'elsewhere')
+    for line, place in (relative, 'work/here'), (Timeline(4, Rows('~/memory')), 'home/memory'), (Timeline(4, Rows(tmp_path/'ö 漢')), 'ö 漢'), \
+            (Timeline(4, Rows(f'{tmp_path}/a/b/../c')), 'a/c'):
+        line.add(block(0, 6))
+        line.close()
+        again = Timeline(4, Rows(tmp_path/place))
+        whole(again)
+        assert again.span == (6, 2)
+    assert not os.listdir(tmp_path/'elsewhere')
+
+def foreign(path): (path/'notes').write_text('mine')
+def foreign_data(path):
+    (path/'data-2024').mkdir()
+    (path/'data-2024'/'run.csv').write_text('mine')
+def foreign_names(path): (path/'data-train').mkdir()
+def other_meta(path): (path/'meta.json').write_text('{"name": "mine"}')
+
+@pytest.mark.parametrize('make', [foreign, foreign_data, foreign_names, other_meta])
+def test_a_foreign_directory_is_left_alone(make, tmp_path):
+    make(tmp_path)
+    def all_of_it(): return {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+    before = all_of_it()
+    for mode in 'a','r':
+        with pytest.raises(ArgumentError, match='is no memory'): Timeline(4, Rows(tmp_path, mode=mode))
+        with pytest.raises(ArgumentError, match='is no memory'): Directory(tmp_path, mode)
+    assert all_of_it() == before
+
+@pytest.mark.parametrize('path', [3, b'bytes', ['a']])
+def test_what_is_no_path(path):
+    with pytest.raises(ArgumentTypeError, match='path'): Rows(path)
+
+@pytest.mark.parametrize('path', ['', 'a\0b', '~nobody-of-this-name/x'])
+def test_what_can_be_no_path(path):
+    with pytest.raises(ArgumentError, match='path'): Rows(path)
+
+def test_a_file_is_no_directory(tmp_path):
+    (tmp_path/'file').write_text('')
+    with pytest.raises(ArgumentError, match='a directory'): Timeline(4, Rows(tmp_path/'file'))
+    with pytest.raises(Explained, match='file'): Timeline(4, Rows(tmp_path/'file'/'below')).add(block(0, 1))
+    assert (tmp_path/'file').read_text() == ''
+
+def links_elsewhere(name):
+    def make(path, victim):
+        if name in ('writer', 'meta.json'): target = path/name
+        else: target = path/'data-1'/name if name else path/'data-1'
+        if target.is_dir():
+            shutil.copytree(target, victim.with_name('folder'))
+            shutil.rmtree(target)
+            target.symlink_to(victim.with_name('folder'))
+        else:
+            victim.write_bytes(target.read_bytes())
+            target.unlink()
+            target.symlink_to(victim)
+    return make
+
+@pytest.mark.parametrize('mode', ['a', 'r'])
+@pytest.mark.parametrize('name', ['writer', 'meta.json', 'rows', 'link', 'counters', ''])
+def test_nothing_outside_is_read_or_written(name, mode, tmp_path):
+    "A stranger's directory may have links to files of yours"
+    filled(tmp_path/'m').close()
+    victim = tmp_path/'victim'
+    victim.write_text('mine')
+    links_elsewhere(name)(tmp_path/'m', victim)
+    before = victim.read_bytes()
+    if name == 'writer' and mode == 'r': whole(Timeline(10, Rows(tmp_path/'m', mode='r')))   # it isn't read
+    else:
+        with pytest.raises(Explained, match='symbolic link'): len(Timeline(10, Rows(tmp_path/'m', mode=mode)))
+    assert victim.read_bytes() == before
+
+# ---- going on with what is there ----
+
+def test_other_columns_and_sizes(tmp_path):
+    filled(tmp_path/'m').close()
+    with pytest.raises(ArgumentError, match='max_sz'): len(Timeline(9, Rows(tmp_path/'m')))
+    line = Timeline(10, Rows(tmp_path/'m'))
+    before = seen(line)
+    with pytest.raises(BlockError, match='columns'): line.add(numbered(3))
+    assert seen(line) == before
+    line.add(block(20, 3))
+    line.close()
+    assert len(Timeline(100, Rows(tmp_path/'m', mode='r'))) == 10   # a reader needn't know how large it is
+
+@pytest.mark.parametrize('spare', [0, 4, 50])
+@pytest.mark.parametrize('larger', [(10, 0), (11, 0), (10, 7), (14, 3), (60, 0)], ids=str)
+def test_a_larger_memory_goes_on(spare, larger, tmp_path):
+    "All rows are there, and none that had ceased to count comes back"
+    line = filled(tmp_path, 33, spare=spare)
+    before = seen(line)
+    leave(line)
+    grown, plain = Timeline(larger[0], Rows(tmp_path, spare=larger[1])), Timeline(larger[0])
+    assert seen(grown) == before and grown.directory.ring >= sum(larger)
+    small = Timeline(10)
+    for first in range(0, 33, 5): small.add(block(first, min(5, 33 - first)))
+    plain.load_state_dict(small.state_dict())
+    for n in 3, 30, 1, 70:
+        for t in grown, plain: t.add(block(grown.inserted if t is grown else plain.inserted, n))
+        assert seen(grown) == seen(plain)
+    assert {p.name for p in tmp_path.glob('data-*')} == {grown.directory.folder.name}
+
+def test_growth_that_fails(tmp_path, monkeypatch):
+    "No room for the larger one: the memory is as it was"
+    line = filled(tmp_path)
+    before = seen(line)
+    line.close()
+    count = 0
+    def full(*_):
+        nonlocal count
+        count += 1
+        if count == at: raise OSError(errno.ENOSPC, 'full')
+    for at in range(1, 9):
+        count = 0
+        with monkeypatch.context() as m:
+            m.setattr(os, 'posix_fallocate', full)
+            try: len(Timeline(50, Rows(tmp_path)))
+            except NoRoom: pass
+            else: break
+        again = Timeline(10, Rows(tmp_path))
+        assert seen(again) == before
+        leave(again)
+    assert at > 4
+
+def test_the_first_row_finds_no_room(tmp_path, monkeypatch):
+    "Each array that can't be had: an error, and as soon as there is room it goes on"
+    def full(*_):
+        nonlocal count
+        count += 1
+        if count == at: raise OSError(errno.ENOSPC, 'full')
+    for at in range(1, 9):
+        count, replay = 0, opened('prioritized', tmp_path/f'{at}', 10)
+        monkeypatch.setattr(os, 'posix_fallocate', full)
+        try: replay.add(block(0, 4))
+        except NoRoom as e: assert 'no room on the disk' in str(e) and 'free' in str(e)
+        else: break
+        finally: monkeypatch.undo()
+        if not replay.memory.inserted: replay.add(block(0, 4))   # with the priorities it was in memory already
+        assert replay.memory.inserted == 4
+        whole(replay.memory)
+        replay.memory.close()
+    assert at > 5
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, 'geteuid') or os.geteuid() != 0, reason='mounts a small file system')
+def test_a_disk_that_is_full(tmp_path):
+    "Of one megabyte: NoRoom when it is made or made larger; what is there goes on, in rings that have their room"
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1m', 'tmpfs', tmp_path]).returncode: pytest.skip('no mount')
+    try:
+        with pytest.raises(NoRoom, match='no room on the disk'): Timeline(100_000, Rows(tmp_path/'a')).add(block(0, 5))
+        line = filled(tmp_path/'b', 500, 300)
+        leave(line)
+        with pytest.raises(NoRoom, match='no room on the disk'): len(Timeline(9000, Rows(tmp_path/'b')))
+        again = Timeline(300, Rows(tmp_path/'b'))
+        assert seen(again) == seen(line)
+        saved = again.state_dict()
+        try: (tmp_path/'rest').write_bytes(bytes(1 << 20))
+        except OSError: pass
+        again.add(block(500, 200))
+        whole(again)
+        with pytest.raises(NoRoom, match='meta.json'): again.load_state_dict(saved)   # it notes that it went back
+        assert again.inserted in (500, 700)   # it may go back when there is room
+        whole(again)
+        os.remove(tmp_path/'rest')
+        again.load_state_dict(saved)
+        assert again.inserted == 500
+        whole(again)
+        again.close()
+    finally: subprocess.run(['umount', '-l', tmp_path])
+
+# ---- one writer ----
+
+def test_another_writer(tmp_path):
+    "In this process, in another one whose number is said, and after it was killed nobody's"
+    line = filled(tmp_path)
+    for make in (lambda: Timeline(10, Rows(tmp_path))), (lambda: ExperienceReplay(max_sz=10, bs=2, store=Rows(tmp_path))):
+        with pytest.raises(ArgumentError, match='in use; got this process itself'): make()
+    leave(line)
+    read, out = os.pipe()
+    def hold_it():
+        held = Timeline(10, Rows(tmp_path))
+        len(held)
+        os.write(out, b'.')
+        signal.pause()
+    pid = child(hold_it)
+    os.read(read, 1)
+    with pytest.raises(ArgumentError, match=f'in use; got process {pid} on .*since'): Timeline(10, Rows(tmp_path))
+    whole(Timeline(10, Rows(tmp_path, mode='r')))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    whole(Timeline(10, Rows(tmp_path)))
+    for f in read, out: os.close(f)
+
+def test_a_forked_child(tmp_path):
+    "It reads, and can't write; when it ends, its parent's memory is still the parent's"
+    line = filled(tmp_path)
+    saved = line.state_dict()
+    line.add(block(20, 2))
+    before = seen(line)
+    def use():
+        assert seen(line) == before
+        for call in (lambda: line.add(block(22, 3))), (lambda: line.load_state_dict(saved)):
+            with pytest.raises(ArgumentError, match='by the process that opened it'): call()
+        line.flush()
+        line.close()
+        with pytest.raises(ArgumentError, match=f'process {os.getppid()}'): Timeline(10, Rows(tmp_path))
+        return 'used'
+    assert forked(use) == (0, 'used')
+    assert seen(line) == before
+    with pytest.raises(ArgumentError, match='in use'): Timeline(10, Rows(tmp_path))
+    line.add(block(22, 3))
+    whole(line)
+
+def test_after_close(tmp_path):
+    "What was closed reads, and writes nothing any more, also when another one has made the memory larger meanwhile"
+    line = filled(tmp_path)
+    saved = line.state_dict()
+    line.close()
+    line.close()
+    other = Timeline(20, Rows(tmp_path))
+    other.add(block(20, 4))
+    before = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+    for call in (lambda: line.add(block(20, 3))), (lambda: line.load_state_dict(saved)):
+        with pytest.raises(ArgumentError, match='is closed'): call()
+    line.flush()
+    line.close()
+    line.state_dict()
+    assert {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()} == before
+    whole(line)
+    whole(other)
+
+def test_copies(tmp_path):
+    "One that was never opened can be sent elsewhere; one that writes can't be in two places; one that reads can"
+    line = pickle.loads(pickle.dumps(Timeline(10, Rows(tmp_path))))
+    line.add(block(0, 12))
+    for copied in copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)):
+        with pytest.raises(ArgumentError, match='in use'): copied(line)
+    reader = Timeline(10, Rows(tmp_path, mode='r'))
+    assert seen(pickle.loads(pickle.dumps(reader))) == seen(copy.deepcopy(reader)) == seen(line)
+    replay = ExperienceReplay(bs=2, max_sz=10, store=Rows(tmp_path, mode='r'))
+    check_batch(copy.deepcopy(replay).sample(), STREAM)
+
+def test_moved(tmp_path):
+    "The directory may be moved, and a checkpoint finds its memory there; one of a memory that was empty, too"
+    empty = Timeline(10, Rows(tmp_path/'a'))
+    nothing = empty.state_dict()
+    len(empty)
+    line, nothing_yet = empty, through_file(empty.state_dict())
+    for first in 0, 5: line.add(block(first, 5))
+    saved = through_file(line.state_dict())
+    line.add(block(10, 3))
+    line.close()
+    shutil.move(tmp_path/'a', tmp_path/'b')
+    line = Timeline(10, Rows(tmp_path/'b'))
+    line.load_state_dict(saved)
+    assert line.span == (10, 3)   # three are gone
+    whole(line)
+    for state in nothing, nothing_yet:
+        new = Timeline(10, Rows(tmp_path/'c'))
+        new.load_state_dict(state)
+        new.add(block(0, 4))
+        whole(new)
+        new.close()
+        shutil.rmtree(tmp_path/'c')
+
+# ---- damage ----
+
+def used(kind, path, mode):
+    "Do all that can be done with a memory; what error came of it"
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        try:
+            replay = opened(kind, path, 12, 4, mode)
+            memory = replay.memory
+            keys = memory.keys
+            memory.take(keys)
+            memory.windows(keys, 30)
+            memory.walk(keys, [-30, -1, 1, 30])
+            if len(drawable(replay, kind)): replay.sample()
+            memory.times_drawn, memory.ages, replay.stats(), replay.state_dict()
+            if mode == 'a':
+                saved = replay.state_dict()
+                replay.add(block(21, 9))
+                replay.load_state_dict(saved)
+                replay.add(block(21, 9))
+                memory.close()
+                opened(kind, path, 40).memory.keys   # larger
+        except Explained as e: return f'{type(e).__name__}: {e}'
+    return 'nothing'
+
+def shorter(data, rng): return data[:-8]
+def longer(data, rng): return data + b'\0'
+def empty(data, rng): return b''
+def ones(data, rng): return b'\xff'*len(data)
+def large(data, rng): return np.full(len(data) + 7 >> 3, 0x4000000040000000).tobytes()[:len(data)]
+def noise(data, rng): return rng.bytes(len(data))
+def one_word(data, rng):
+    at = 4*rng.integers(max(len(data)//4, 1))
+    return data[:at] + rng.bytes(4) + data[at+4:]
+def one_bit(data, rng):
+    data, at = bytearray(data), rng.integers(max(len(data), 1))
+    if data: data[at] ^= 1 << rng.integers(8)
+    return bytes(data)
+
+@pytest.fixture(scope='module')
+def sound():
+    "A memory of each kind"
+    made, where = {}, Path(tempfile.mkdtemp(dir='/dev/shm' if os.path.isdir('/dev/shm') else None))
+    for kind in 'uniform', 'prioritized', 'sequences':
+        path = made[kind] = where/kind
+        replay = opened(kind, path, 12, 4)
+        for first in 0, 5, 10, 15: replay.add(block(first, 5))
+        replay.state_dict()
+        replay.add(block(20, 1))
+        replay.memory.close()
+        assert used(kind, shutil.copytree(path, f'{path}-copy'), 'a') == used(kind, f'{path}-copy', 'r') == 'nothing'
+    yield made
+    shutil.rmtree(where)
+
+@pytest.mark.parametrize('times', [1, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences'])
+def test_damaged_files(kind, times, sound, tmp_path):
+    "Each file in many ways: a named error or none, and never a crash"
+    names = sorted(p.relative_to(sound[kind]) for p in sound[kind].rglob('*') if p.is_file())
+    assert len(names) >= 6
+    told = set()
+    for i in range(times):
+        for name in names:
+            for j, change in enumerate((None, shorter, longer, empty, ones, large, noise, one_word, one_bit)):
+                for mode in 'ar' if times > 1 else 'ar'[(j + len(name.name)) % 2]:
+                    path = tmp_path/'m'
+                    shutil.rmtree(path, ignore_errors=True)
+                    shutil.copytree(sound[kind], path)
+                    rng = np.random.default_rng([i, j, len(str(name))])
+                    data = (path/name).read_bytes()
+                    if change: (path/name).write_bytes(change(data, rng))
+                    else: (path/name).unlink()
+                    wrong, said = forked(used, kind, path, mode)
+                    assert not wrong, f'{name}, {change and change.__name__}, mode {mode}: {said}'
+                    told.add((name.name, said != 'nothing'))
+                    if change in (shorter, longer, empty) and name.parent.name.startswith('data-') and (name.name != 'drawn' or mode == 'a'):
+                        assert 'is damaged' in said or 'bytes' in said, (name, change, said)
+    for name in 'meta.json', 'counters', 'link', 'back': assert (name, True) in told
+
+META = dict(id=[None, 3, ''], ring=[0, -1, 2**40, '16', True], max_sz=[0, 99, 2.5, None], data=['data-2', 'data-1/../data-1', '/etc', '..', 3, 'data-x'],
+    columns=[None, [], {}, ['row'], 'f8', ['row', 8, []]], rewound=[None, ['a'], {}, [1.5]], version=[0, 2, '1', None], format=['x', None], store=[None, {}, 'Rows'])
+
+@pytest.mark.parametrize('name', META)
+def test_damaged_meta(name, sound, tmp_path):
+    "A word of meta.json that is missing, or another one"
+    for i, value in enumerate([..., *META[name]]):
+        for mode in 'a','r':
+            path = tmp_path/f'{i}{mode}'
+            shutil.copytree(sound['prioritized'], path)
+            meta = json.loads((path/'meta.json').read_text())
+            if value is ...: del meta[name]
+            else: meta[name] = value
+            (path/'meta.json').write_text(json.dumps(meta))
+            wrong, said = forked(used, 'prioritized', path, mode)
+            assert not wrong, f'{name}={value}, mode {mode}: {said}'
+            if name in ('ring', 'data', 'columns', 'version', 'format', 'store'): assert said != 'nothing', f'{name}={value}, mode {mode}'
+
+def test_another_version(tmp_path):
+    filled(tmp_path).close()
+    meta = json.loads((tmp_path/'meta.json').read_text())
+    (tmp_path/'meta.json').write_text(json.dumps(dict(meta, version=2)))
+    with pytest.raises(StateError, match='another version.*got 2; expected 1.*the release that wrote it: fastrl_replay'): Timeline(10, Rows(tmp_path))
+
+def test_a_state_that_is_refused_leaves_room_for_a_good_one(tmp_path):
+    "Into an empty directory go the rows of a memory that was in main memory"
+    plain = Timeline(10)
+    plain.add(block(0, 14))
+    good = plain.state_dict()
+    bad = dict(good, store=dict(rows=good['store']['rows'][:3]))
+    line = Timeline(10, Rows(tmp_path))
+    with pytest.raises(StateError): line.load_state_dict(bad)
+    line.load_state_dict(good)
+    assert seen(line) == seen(plain)
+    for t in line, plain: t.add(block(14, 9))
+    leave(line)
+    assert seen(Timeline(10, Rows(tmp_path))) == seen(plain)
+
+# ---- readers ----
+
+def go_on(path, max_sz, spare, sizes, stamp=1):
+    "Add for ever"
+    line, rng = Timeline(max_sz, Rows(path, spare=spare)), np.random.default_rng(0)
+    while line.inserted < len(STREAM.env) - 100: line.add(block(line.inserted, rng.choice(sizes), stamp))
+    signal.pause()
+
+def stop(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+def read_along(readers, until):
+    "Draw while another process writes; every row is whole, and none is older than it says"
+    last, n = 0, 0
+    while last < until:
+        for reader in readers:
+            m = reader.memory
+            end, oldest = m.span
+            assert end >= last and 0 <= end - oldest <= m.max_sz and len(m) <= m.max_sz
+            last, n = end, n + 1
+            if len(m) < 8: continue
+            batch = reader.sample(4)
+            check_batch(batch, STREAM)
+            assert (batch.index >= oldest).all()
+            try:
+                keys = np.arange(max(oldest, end - 6), end)
+                check_rows(m.take(keys).rows, STREAM, keys, np.ones(len(keys), int))
+                seen = m.windows(keys[:2], 5).rows
+                check_batch(Steps(seen), STREAM)
+                walked = m.walk(keys, [1])[:,0]
+                assert (STREAM.env[walked[walked >= 0]] == STREAM.env[keys[walked >= 0]]).all()
+                for k, w in zip(keys, seen): assert w['total_reward'][0] == k and (np.diff(w['step_n'][w['mask']]) == 1).all()
+            except StaleKey: pass   # overwritten by now
+    return n
+
+@pytest.mark.parametrize('max_sz,spare,sizes', [(20, 0, [1]), (50, 200, [1, 7]), (300, 0, [40, 120])], ids=str)
+def test_reading_while_another_process_writes(max_sz, spare, sizes, tmp_path):
+    "The ring is overwritten many times meanwhile; two readers; the writer is killed and another one goes on"
+    line = filled(tmp_path, 30, max_sz, spare=spare)
+    leave(line)
+    readers = [ExperienceReplay(bs=4, max_sz=max_sz, store=Rows(tmp_path, mode='r'), seed=i) for i in range(2)]
+    until = 0
+    for _ in range(2):
+        pid = child(go_on, tmp_path, max_sz, spare, sizes)
+        until += 30*max_sz
+        try: assert read_along(readers, until) > 2
+        finally: stop(pid)
+        until = readers[0].memory.inserted
+    whole(readers[1].memory)
+
+def test_a_reader_changes_nothing(tmp_path):
+    line = filled(tmp_path, 23)
+    leave(line)
+    before = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+    reader = ExperienceReplay(bs=4, max_sz=10, store=Rows(tmp_path, mode='r'))
+    reader.sample()
+    saved = reader.state_dict()
+    reader.sample()
+    reader.load_state_dict(saved)
+    reader.memory.flush()
+    for call in (lambda: reader.add(block(23, 1))), (lambda: reader.memory.add(block(23, 1))):
+        with pytest.raises(ArgumentError, match='open for reading'): call()
+    reader.close()
+    assert {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()} == before
+    assert reader.sample().index.min() >= 13   # it is opened again
+
+@pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences'])
+@pytest.mark.parametrize('mode', ['a', 'r'])
+def test_no_row_is_whole(kind, mode, tmp_path):
+    "The writer was killed in a block as large as the ring: nothing is there, and it goes on"
+    replay = opened(kind, tmp_path, 60)
+    replay.add(block(0, 20))
+    replay.memory.directory.intend(80)
+    leave(replay.memory)
+    again = opened(kind, tmp_path, 60, mode=mode)
+    assert again.memory.span == (20, 20) and len(again) == 0
+    with pytest.raises(NotEnoughRows): again.sample()
+    assert not len(drawable(again, kind))
+    writer = again if mode == 'a' else opened(kind, tmp_path, 60)
+    writer.add(block(20, 100))
+    assert again.memory.span == (120, 60)
+    check_batch(again.sample(), STREAM)
+    whole(again.memory)
+
+def test_a_memory_that_can_only_be_read(tmp_path):
+    "There is none yet; then there is one"
+    with pytest.raises(ArgumentError, match='there is no memory to read'): Timeline(4, Rows(tmp_path, mode='r'))
+    Timeline(4, Rows(tmp_path)).add(block(0, 3))
+    whole(Timeline(4, Rows(tmp_path, mode='r')))
+
+# ---- threads ----
+
+def test_threads(tmp_path):
+    "One adds, others draw and answer"
+    replay, errors, done = opened('prioritized', tmp_path, 50, bs=4), [], threading.Event()
+    replay.add(block(0, 40))
+    def run(work):
+        try:
+            while not done.is_set(): work()
+        except BaseException as e: errors.append(e)
+    def draw():
+        batch = replay.sample()
+        check_batch(batch, STREAM)
+        replay.update_priorities(batch.index, batch.td)
+    threads = [threading.Thread(target=run, args=(w,)) for w in (draw, draw, replay.flush)]
+    for t in threads: t.start()
+    for first in range(40, 3000, 5): replay.add(block(first, 5))
+    done.set()
+    for t in threads: t.join()
+    assert not errors, errors[0]
+    replay.memory.directory._unlock()
+    whole(Timeline(50, Rows(tmp_path)))
+
+# ---- interrupts ----
+
+STEPS = pytest.mark.parametrize('every', [37, pytest.param(5, marks=pytest.mark.slow)])
+
+def everywhere(every, prepare, call, then, tmp_path):
+    "Interrupt a call before each of its bytecodes, or before every so many"
+    at, n = 1 + every//2, 0
+    while True:
+        path = tmp_path/f'{n}'
+        line = prepare(path)
+        came = interrupted(lambda: call(line), at)
+        try: then(line, path)
+        except BaseException as e:
+            e.add_note(f'interrupted before bytecode {at}')
+            raise
+        leave(line) if line.is_open and line.directory else None
+        shutil.rmtree(path)
+        at, n = at + every, n + 1
+        if not came: return n
+
+@STEPS
+@pytest.mark.parametrize('n', [0, 20])
+def test_add_interrupted(n, every, tmp_path):
+    "The block is there or not; this object and who opens the directory next see the same, and go on alike"
+    stopped = 0
+    def then(line, path):
+        nonlocal stopped
+        end, before, stopped = line.inserted, seen(line), stopped + 1
+        assert end in (n, n + 4)
+        if stopped % 2: line.close()
+        elif line.directory is not None: leave(line)   # killed: what hadn't returned may be there or not
+        again = Timeline(10, Rows(path))
+        assert again.inserted in (end, n if stopped % 2 == 0 else end)
+        if again.inserted: assert again.oldest == max(again.inserted - 10, again.directory.oldest_whole(), 0)   # slots that it meant to use are lost
+        if again.inserted == end > n: assert seen(again) == before
+        again.add(block(again.inserted, 3))
+        whole(again)
+        leave(again)
+    assert everywhere(every*(1 if n else 11), lambda path: filled(path, n), lambda line: line.add(block(line.inserted, 4)), then, tmp_path) > 3
+
+@STEPS
+def test_close_and_flush_interrupted(every, tmp_path):
+    for i, call in enumerate((lambda line: line.close(), lambda line: line.flush())):
+        def then(line, path):
+            whole(line)
+            assert line.span == (20, 10)
+            line.close()
+            again = Timeline(10, Rows(path))
+            assert seen(again) == seen(line)
+            leave(again)
+        everywhere(every, filled, call, then, tmp_path/f'{i}')
+
+@STEPS
+def test_load_interrupted(every, tmp_path):
+    "It stands at the checkpoint or where it was, goes on, and refuses what was replaced since"
+    states = {}
+    def prepare(path):
+        line = filled(path, 10, spare=20)
+        states[path] = [line.state_dict()]
+        line.add(block(10, 5))
+        states[path].append(line.state_dict())
+        return line
+    def then(line, path):
+        end = line.inserted
+        assert end in (10, 15)
+        whole(line)
+        line.add(block(end, 3, 2))
+        leave(line)
+        again = Timeline(10, Rows(path, spare=20))
+        assert seen(again) == seen(line) and again.inserted == end + 3
+        check_rows(again[:].rows, STREAM, again.keys, np.where(again.keys < end, 1, 2))
+        if end == 15: again.load_state_dict(states[path][1])
+        else:
+            with pytest.raises(StateError, match='replaced since'): again.load_state_dict(states[path][1])
+            again.load_state_dict(states[path][0])
+        whole(again)
+        leave(again)
+    everywhere(every*3, prepare, lambda line: line.load_state_dict([*states.values()][-1][0]), then, tmp_path)
+
+@STEPS
+def test_growth_interrupted(every, tmp_path):
+    def prepare(path):
+        filled(path, 23).close()
+        return Timeline(25, Rows(path, spare=3))
+    def then(line, path):
+        try: assert line.span == (23, 13)
+        except ArgumentError as e: assert 'in use' in str(e)
+        whole(line)
+        if line.directory is not None: leave(line)
+        again = Timeline(25, Rows(path))
+        assert again.span == (23, 13)
+        whole(again)
+        leave(again)
+    everywhere(every*11, prepare, len, then, tmp_path)
+
+def raw(replay):
+    "Key → priority of what can be drawn"
+    replay._catch_up()
+    if not isinstance(replay, SequenceReplay): return dict(zip(replay.memory.keys.tolist(), replay.sampler.tree[replay.memory.keys % len(replay.sampler.tree)].tolist()))
+    here = [] if replay.table is None else np.flatnonzero(replay.table.first >= 0)
+    return dict(zip(replay.table.first[here].tolist(), replay.sampler.tree[here].tolist())) if len(here) else {}
+
+CALLS = dict(add=lambda r: r.add(Steps(stream(5)[19:22])), sample=lambda r: r.sample(), flush=lambda r: r.flush(),
+    update=lambda r: r.update_priorities([*raw(r)][-2:], np.full((2, 3) if isinstance(r, SequenceReplay) else 2, 9.)))
+
+@STEPS
+@pytest.mark.parametrize('call', CALLS)
+@pytest.mark.parametrize('kind', ['proportional', 'rank', 'sequences'])
+def test_replays_interrupted(kind, call, every, tmp_path):
+    "The call has happened or not; after a kill, each priority is the last one or the one before, and what can be drawn is what rows say"
+    def prepare(path):
+        replay = replay_of(kind, 8, Rows(path))
+        for i, part in enumerate(np.split(stream(5)[:19], [1, 6, 7, 13])):
+            replay.add(Steps(part))
+            if len(raw(replay)) > 1: replay.update_priorities([*raw(replay)][:2], np.full((2, 3) if kind == 'sequences' else 2, 2. + i))
+        return replay
+    before, after = prepare(tmp_path/'before'), prepare(tmp_path/'after')
+    CALLS[call](after)
+    was, came, n = raw(before), raw(after), 0
+    at = 1 + every//2
+    while True:
+        path = tmp_path/f'{at}'
+        replay = prepare(path)
+        stopped = interrupted(lambda: CALLS[call](replay), at)
+        got, here = raw(replay), replay.memory.inserted
+        assert got in (was, came), at
+        if n % 2: replay.close()
+        else: leave(replay.memory)
+        again = replay_of(kind, 8, Rows(path))
+        end, oldest = again.memory.span
+        assert end in (19, 22) and (end == here or n % 2 == 0)
+        for key, p in raw(again).items(): assert p in (was.get(key), came.get(key)), (at, key)
+        assert {*raw(again)} == {k for k in (was if end == 19 else came) if k >= oldest}, at
+        assert (again.memory[:].rows['reward'] == again.memory.keys).all()
+        leave(again.memory)
+        shutil.rmtree(path)
+        at, n = at + every, n + 1
+        if not stopped: break
+    assert n > 1
+    for r in before, after: r.close()
+
+# ---- power cuts ----
+
+def cut_power(line):
+    "As if the machine had been switched off, with all written bytes on the device"
+    leave(line)
+    writer = line.directory.path/'writer'
+    said = json.loads(writer.read_text())
+    writer.write_text(json.dumps(dict(said, boot='another')))
+
+def test_a_power_cut(tmp_path):
+    "What was flushed is there, the rest is not, and it is said once"
+    line = filled(tmp_path, 15, 100)
+    line.flush()
+    line.add(block(15, 6))
+    saved = line.state_dict()
+    cut_power(line)
+    with pytest.warns(UserWarning, match='6 rows are gone'): assert (again := Timeline(100, Rows(tmp_path))).inserted == 15
+    whole(again)
+    again.add(block(15, 8, 2))
+    with pytest.raises(StateError, match='replaced since'): again.load_state_dict(saved)
+    assert again.inserted == 23
+    leave(again)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert Timeline(100, Rows(tmp_path)).inserted == 23
+
+def test_a_power_cut_of_an_overwritten_ring(tmp_path):
+    "Rows whose slots may have been written don't count, whichever of the counters reached the device"
+    line = filled(tmp_path, 3000, 2000)
+    line.flush()
+    line.add(block(3000, 100))
+    cut_power(line)
+    with pytest.warns(UserWarning, match='100 rows are gone'): again = Timeline(2000, Rows(tmp_path)); end = again.inserted
+    assert end == 3000 and again.oldest >= 1100
+    whole(again)
+
+def test_a_power_cut_after_going_back(tmp_path):
+    "What was flushed before and was replaced since is not what counts"
+    line = filled(tmp_path, 10, 100)
+    saved = line.state_dict()
+    line.add(block(10, 10))
+    line.flush()
+    line.load_state_dict(saved)
+    line.add(block(10, 4, 2))
+    cut_power(line)
+    with pytest.warns(UserWarning, match='rows are gone'): assert (again := Timeline(100, Rows(tmp_path))).inserted == 10
+    whole(again)
+
+def test_a_power_cut_is_not_forgotten(tmp_path):
+    "A kill while the memory is opened again: the next one still knows"
+    line = filled(tmp_path, 15, 100)
+    line.flush()
+    line.add(block(15, 5))
+    cut_power(line)
+    for at in range(5, 2000, 97):
+        def open_again():
+            from kills import killed_at
+            killed_at(at)
+            len(Timeline(100, Rows(tmp_path)))
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            status = os.waitpid(child(open_again), 0)[1]
+        reader = Timeline(100, Rows(tmp_path, mode='r'))
+        assert reader.inserted in (15, 20)
+        if status != signal.SIGKILL: break
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        again = Timeline(100, Rows(tmp_path))
+        assert again.inserted == 15
+    whole(again)
+
+def test_what_is_flushed_is_flushed(tmp_path, monkeypatch):
+    "Also the arrays of a larger memory, before it takes the place of the smaller one; meta.json and its folder"
+    order = []
+    sync = files.sync
+    monkeypatch.setattr(files, 'sync', lambda p: (order.append(p.name), sync(p)))
+    filled(tmp_path).close()
+    assert {'rows', 'link', 'back', 'counters', 'data-1', tmp_path.name} <= {*order}
+    order.clear()
+    line = Timeline(30, Rows(tmp_path))
+    replace = os.replace
+    monkeypatch.setattr(os, 'replace', lambda a, b: (order.append(f'replace {b.name}'), replace(a, b)))
+    len(line)
+    before = order[:order.index('replace meta.json')]
+    assert {'rows', 'link', 'back', 'counters'} <= {*before}
+    assert tmp_path.name in order[order.index('replace meta.json'):]
+    assert line.directory.counters[FLUSHED] == 20 <= line.directory.counters[RESERVED]
+
+# ---- checkpoints ----
+
+def test_going_back_again_and_again(tmp_path):
+    "Each time to the same checkpoint, and with other rows; checkpoints of what was left are refused"
+    line = filled(tmp_path, 20, spare=40)
+    base, kept = line.state_dict(), seen(line)
+    left = []
+    for i in range(6):
+        line.add(block(20, 5 + i, i + 2))
+        left.append(through_file(line.state_dict()))
+        if i % 2:
+            leave(line)
+            line = Timeline(10, Rows(tmp_path, spare=40))
+        line.load_state_dict(base)
+        assert seen(line) == kept
+    line.add(block(20, 30, 99))
+    before = seen(line)
+    for state in left:
+        with pytest.raises(StateError, match='replaced since'): line.load_state_dict(state)
+        assert seen(line) == before
+    with pytest.raises(StateError, match='not the one'): line.load_state_dict(dict(base, store=dict(base['store'], id='0'*32)))
+    line.load_state_dict(base)
+    assert seen(line) == kept
+
+def test_rows_that_are_missing(tmp_path):
+    "It says how many, and goes on without them"
+    line = filled(tmp_path, 20, spare=4)
+    saved = line.state_dict()
+    line.add(block(20, 9, 2))
+    with pytest.warns(UserWarning, match='5 of the rows'): line.load_state_dict(saved)
+    assert line.span == (20, 15)
+    whole(line)
+    line.add(block(20, 2, 1))
+    leave(line)
+    again = Timeline(10, Rows(tmp_path, spare=4))
+    assert again.span == (22, 15)
+    whole(again)
+
+# ---- beside a plain memory ----
+
+ops = st.lists(st.tuples(st.sampled_from(['add']*6 + ['reopen', 'killed', 'save', 'load', 'grow', 'flush']), st.integers(0, 30)), max_size=30)
+
+@pytest.mark.parametrize('kind', ['cartpole', 'nested', 'n_step'])
+@cases(400)
+@given(ops=ops, program=st.binary(min_size=1, max_size=60), max_sz=st.integers(1, 12), spare=st.sampled_from([0, 1, 40]))
+def test_on_disk_as_in_main_memory(kind, ops, program, max_sz, spare, tmp_path):
+    "Whatever is done, both are alike; environments have large numbers, episodes one step, blocks more rows than the ring"
+    path = tmp_path/'m'
+    dtype = COLUMNS[kind] if kind != 'n_step' else extend_dtype(COLUMNS['cartpole'], n='i4')
+    rows = story(program*(1 + 300//len(program)), dtype)[0]
+    rows['env_id'] = np.where(rows['env_id'] == 4000, 2**23 + 5, rows['env_id'])
+    if kind == 'n_step': rows['n'] %= 4
+    disk, plain, saves = Timeline(max_sz, Rows(path, spare=spare)), Timeline(max_sz), []
+    try:
+        for op, n in ops:
+            at = plain.inserted
+            if op == 'add':
+                if at + n > len(rows): break
+                assert disk.add(Steps(rows[at:at+n])).tolist() == plain.add(Steps(rows[at:at+n])).tolist()
+                saves = [(e, m + n, s) for e, m, s in saves]
+            elif op in ('reopen', 'killed', 'grow'):
+                if op == 'grow':
+                    max_sz, saves = max_sz + n % 5, []
+                    larger = Timeline(max_sz)
+                    if plain.inserted: larger.load_state_dict(plain.state_dict())
+                    plain = larger
+                if op == 'killed' and disk.directory is not None: leave(disk)
+                else: disk.close()
+                disk = Timeline(max_sz, Rows(path, spare=spare))
+            elif op == 'save' and at: saves.append((at, 0, [through_file(t.state_dict()) for t in (disk, plain)]))
+            elif op == 'load' and saves:
+                end, gone, states = saves[n % len(saves)]
+                if gone > spare: continue   # some would be missing
+                later = [s for s in saves if s[0] > end]
+                saves = [(e, g, s) for e, g, s in saves if e <= end]
+                for t, state in zip((disk, plain), states): t.load_state_dict(state)
+                for _, _, (state, _) in later:
+                    with pytest.raises(StateError): disk.load_state_dict(state)
+            elif op == 'flush': disk.flush()
+            assert disk.span == plain.span and seen(disk) == seen(plain)
+            if plain.inserted: assert disk.batch(disk.keys, np.ones(len(disk))) == plain.batch(plain.keys, np.ones(len(plain)))
+    finally:
+        disk.close()
+        shutil.rmtree(path, ignore_errors=True)
+
+def beside_ops(): return st.lists(st.tuples(st.sampled_from(['add']*4 + ['update']*3 + ['sample', 'reopen', 'killed', 'save', 'load']), st.integers(0, 40)), max_size=25)
+
+def replay_of(kind, max_sz, store):
+    "One with the same settings, wherever its rows are"
+    common = dict(bs=1, max_sz=max_sz, seed=3, store=store)
+    if kind in ('proportional', 'rank'): return PrioritizedReplay(kind=kind, alpha=.6, eps=.01, **common)
+    return SequenceReplay(kind='rank' if kind == 'sequences_rank' else 'proportional', length=3, burn_in=0, overlap=1, eps=.01, **common)
+
+def chances(replay):
+    "Key → its probability, and the recurrent state of a sequence"
+    replay._catch_up()
+    if not len(replay): return {}
+    p = replay.sampler.probabilities().round(12).tolist()
+    if not isinstance(replay, SequenceReplay): return dict(zip(replay.memory.keys.tolist(), p))
+    here = np.flatnonzero(replay.table.first >= 0)
+    return dict(zip(replay.table.first[here].tolist(), zip(p, replay.table.hidden[here].tolist())))
+
+def same_chances(got, want, reopened):
+    "Of a sequence that was under way when the memory was opened again, the first state is not known"
+    assert got.keys() == want.keys()
+    for key, x in want.items():
+        if not isinstance(x, tuple): assert got[key] == x, key
+        else: assert got[key][0] == x[0] and (got[key][1] == x[1] or reopened and not any(got[key][1])), key
+
+@pytest.mark.parametrize('kind', ['proportional', 'rank', 'sequences', 'sequences_rank'])
+@cases(160)
+@given(ops=beside_ops(), lasts=st.integers(1, 9), envs=st.integers(1, 3), max_sz=st.sampled_from([3, 8, 20]), spare=st.sampled_from([0, 60]))
+def test_replays_on_disk_as_in_main_memory(kind, ops, lasts, envs, max_sz, spare, tmp_path):
+    "Priorities, sequences and recurrent states are those of a replay in main memory, whatever is done, and whoever is killed"
+    path, rows, saves = tmp_path/'m', stream(lasts, envs), []
+    rows = np.concatenate([rows]*8)   # episodes of other numbers, or the same again
+    disk, plain, reopened = replay_of(kind, max_sz, Rows(path, spare=spare)), replay_of(kind, max_sz, None), False
+    try:
+        for op, n in ops:
+            at = plain.memory.inserted
+            if op == 'add':
+                n = min(n, max_sz - 1)   # what comes and goes in one block was never anybody's
+                if at + n > len(rows): break
+                for r in disk, plain: r.add(Steps(rows[at:at+n]))
+                saves = [(e, m + n, s) for e, m, s in saves]
+            elif op == 'update' and len(plain):
+                keys = np.random.default_rng(n).choice(sorted(chances(plain)), 2)
+                for r in disk, plain: r.update_priorities(keys, np.repeat([[n + .5], [n + 2.25]], 3, 1) if 'seq' in kind else [n + .5, n + 2.25])
+            elif op == 'sample' and len(plain) and len(disk): disk.sample()
+            elif op in ('reopen', 'killed') and at:
+                if op == 'killed': leave(disk.memory)
+                else: disk.close()
+                disk = replay_of(kind, max_sz, Rows(path, spare=spare))
+            elif op == 'save': saves = [*saves[-1:], (at, 0, [through_file(r.state_dict()) for r in (disk, plain)])]
+            elif op == 'load' and saves:
+                end, gone, states = saves[n % len(saves)]
+                if gone > spare: continue
+                saves = [s for s in saves if s[0] <= end]
+                for r, state in zip((disk, plain), states): r.load_state_dict(state)
+            reopened = reopened or op in ('reopen', 'killed')
+            same_chances(chances(disk), chances(plain), reopened)
+            assert disk.memory.span == plain.memory.span
+    finally:
+        disk.close()
+        shutil.rmtree(path, ignore_errors=True)
