@@ -592,6 +592,7 @@ def keep_in(self:_Prioritized,
     here = np.arange(self.first, self.end) if self._there is None else self._taken()
     if len(here): self._write_down(here)
 
+# %% ../../nbs/37_samplers.ipynb #c89e7582
 @patch
 def _write_down(self:_Prioritized, keys): # or places
     file,key_of = self._file
