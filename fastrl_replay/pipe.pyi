@@ -108,7 +108,7 @@ class Pipe(IterDataPipe):
     def in_memory_cache(self) -> InMemoryCacheHolder:
         'Keep every item of the source; later passes give the same objects again'
         ...
-    def gym_step(self, policy=None, seed: int | None = None, autoreset_mode=None) -> GymStepper:
+    def gym_step(self, policy=None, seed: int | None = None, autoreset_mode=None, clip: bool | None = None, float32: bool = False) -> GymStepper:
         'Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped'
         ...
     def n_step(self, n: int, gamma: float) -> NStep:
