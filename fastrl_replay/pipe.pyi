@@ -11,6 +11,7 @@ from fastrl_replay.interop import PipeNode, StatefulPipe
 from fastrl_replay.journal import Gather, Journal
 from fastrl_replay.learners.dqn import DQNLearner
 from fastrl_replay.learners.r2d2 import R2D2Learner
+from fastrl_replay.learners.sac import SACLearner
 from fastrl_replay.learners.tabular import QLearner, QTable
 from fastrl_replay.memory.rows import Store
 from fastrl_replay.memory.samplers import Sampler
@@ -21,6 +22,7 @@ from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.sequence import SequenceChunker
+from gymnasium.spaces.box import Box
 
 _Class = TypeVar('_Class', bound=type)
 
@@ -143,6 +145,9 @@ class Pipe(IterDataPipe):
         ...
     def r2d2(self, model: nn.Module, gamma: float = 0.997, n: int = 5, lr: float = 0.0001, rescaled: bool = True, target_every: int = 2500, tau: float = 1.0, max_norm: float = 40.0, optimizer=None) -> R2D2Learner:
         'Recurrent replay: takes batches of sequences, improves `model`, yields records'
+        ...
+    def sac(self, actor: nn.Module, critics: nn.Module, space: Box, gamma: float = 0.99, lr: float = 0.0003, tau: float = 0.005, temperature: float = 1.0, temperature_lr: float | None = None, entropy: float | None = None, max_norm: float = ..., optimizer=None, seed: int | None = None) -> SACLearner:
+        'Soft actor-critic: takes batches, improves `actor` and `critics`, yields records'
         ...
     def stateful(self) -> StatefulPipe:
         'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly'
