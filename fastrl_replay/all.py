@@ -12,8 +12,8 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace',
            'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds', 'Critics',
            'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable',
-           'R2D2Learner', 'SACLearner', 'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors', 'evaluate', 'Columns',
-           'PipeNode', 'StatefulPipe', 'Parallel', 'WorkerError', 'Prefetch']
+           'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors',
+           'td3_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/99_all.ipynb #6c6c196b
 from .core import (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows,
@@ -39,8 +39,8 @@ from .losses import double_q_target, mixed_priority, n_step_targets, rescale, un
 from fastrl_replay.policies import (Dueling, EpsGreedy, FlattenSpace, GeometricSchedule, LinearSchedule, RecurrentNet,
     conv_net, value_net)
 from .continuous import BoxBounds, Critics, GaussianNoise, SquashedGaussian, actor_net, squashed
-from .learners import (DQNLearner, QLearner, QTable, R2D2Learner, SACLearner, discounts, dqn_errors,
-    r2d2_errors, sac_errors)
+from .learners import (DQNLearner, QLearner, QTable, R2D2Learner, SACLearner, TD3Learner, discounts,
+    dqn_errors, r2d2_errors, sac_errors, td3_errors)
 from .recipes import evaluate
 from .interop import Columns, PipeNode, StatefulPipe
 from .parallel import Parallel, WorkerError
@@ -62,8 +62,8 @@ _all_ = [
     'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net',
     'value_net',
     'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed',
-    'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'discounts', 'dqn_errors', 'r2d2_errors',
-    'sac_errors', 'evaluate',
+    'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors',
+    'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate',
     'Columns', 'PipeNode', 'StatefulPipe',
     'Parallel', 'WorkerError', 'Prefetch',
 ]

@@ -13,6 +13,7 @@ from fastrl_replay.learners.dqn import DQNLearner
 from fastrl_replay.learners.r2d2 import R2D2Learner
 from fastrl_replay.learners.sac import SACLearner
 from fastrl_replay.learners.tabular import QLearner, QTable
+from fastrl_replay.learners.td3 import TD3Learner
 from fastrl_replay.memory.rows import Store
 from fastrl_replay.memory.samplers import Sampler
 from fastrl_replay.nstep import NSkip, NStep
@@ -148,6 +149,9 @@ class Pipe(IterDataPipe):
         ...
     def sac(self, actor: nn.Module, critics: nn.Module, space: Box, gamma: float = 0.99, lr: float = 0.0003, tau: float = 0.005, temperature: float = 1.0, temperature_lr: float | None = None, entropy: float | None = None, max_norm: float = ..., optimizer=None, seed: int | None = None) -> SACLearner:
         'Soft actor-critic: takes batches, improves `actor` and `critics`, yields records'
+        ...
+    def td3(self, actor: nn.Module, critics: nn.Module, space: Box, gamma: float = 0.99, lr: float = 0.0003, tau: float = 0.005, smoothing: float = 0.2, most: float = 0.5, actor_every: int = 2, max_norm: float = ..., optimizer=None, seed: int | None = None) -> TD3Learner:
+        'Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records'
         ...
     def stateful(self) -> StatefulPipe:
         'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly'

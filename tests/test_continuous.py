@@ -151,7 +151,7 @@ def test_spaces_without_bounds(space, kind, said):
     "Are refused by who asks, before anything is learned"
     seen = Box(-1, 1, (2,))
     for who,make in (('BoxBounds', lambda: BoxBounds(space)), ('SquashedGaussian', lambda: SquashedGaussian(None, space)), ('GaussianNoise', lambda: GaussianNoise(None, space)),
-            ('actor_net', lambda: actor_net(seen, space)), ('Critics', lambda: Critics(seen, space)), ('SACLearner', lambda: SACLearner([], nn.Linear(2, 2), nn.Linear(2, 2), space))):
+            ('actor_net', lambda: actor_net(seen, space)), ('Critics', lambda: Critics(seen, space)), ('SACLearner', lambda: SACLearner([], nn.Linear(2, 2), nn.Linear(2, 2), space)), ('TD3Learner', lambda: TD3Learner([], nn.Linear(2, 2), nn.Linear(2, 2), space))):
         with pytest.raises(kind, match=f'^{who}: the .*action space; got .*'): make()
         with pytest.raises(kind, match=said): make()
 
@@ -327,6 +327,50 @@ def test_sac_learns_row_by_row(columns, settings, n, seed):
         close(arrays(actor), plain.w['actor'], 1e-7); close(arrays(critics), plain.w['critics'], 1e-7); close(arrays(learner.target), plain.slow['critics'], 1e-7)
         assert learner.temperature.log.item() == pytest.approx(float(log_alpha[0]), rel=1e-7, abs=1e-9)
 
+class PlainTD3(PlainActorCritic):
+    def learn(self, rows, gamma, noise, every):
+        w,slow,target,B = self.tensors(),[torch.tensor(x) for x in self.slow['critics']],[torch.tensor(x) for x in self.slow['actor']],len(rows)
+        critics_loss,actor_loss,tds,qs,moved = 0,0,[],[],['critics']
+        for r,e in zip(rows, noise):
+            a = torch.clamp(torch.tanh(forward(target, r['next_state'])) + e, -1, 1)
+            goal = float(r['reward']) + self.discount(r, gamma)*min(x.item() for x in self.both(slow, r['next_state'], a))
+            q = self.both(w['critics'], r['state'], unit(r['action']))
+            critics_loss = critics_loss + self.weight(r)*sum((goal - x)**2 for x in q)/2/B
+            tds.append(sum(abs(goal - x.item()) for x in q)/2); qs += [x.item() for x in q]
+            actor_loss = actor_loss - self.both(w['critics'], r['state'], torch.tanh(forward(w['actor'], r['state'])))[0]/B
+        if self.updates % every == every - 1: moved.append('actor')
+        slopes = {k: self.move(k, loss, w) for k,loss in (('critics',critics_loss),('actor',actor_loss)) if k in moved}
+        record = dict(td=np.mean(tds), q=np.mean(qs))
+        for k,(grads,loss) in slopes.items(): record |= {f'{k}_loss': loss, f'{k}_norm': self.adam[k].step(self.w[k], grads, self.rate(), self.max_norm)}
+        self.updates += 1
+        if 'actor' in moved: self.follow(['critics','actor'])
+        return record
+
+settings_of_td3 = st.fixed_dictionaries(dict(gamma=st.floats(0, 1), tau=st.sampled_from([1., .5, .005]), max_norm=st.sampled_from([.05, 1., inf]),
+    lr=st.sampled_from([1e-2, 0., LinearSchedule(.05, .01, 3)]), smoothing=st.sampled_from([0., .2, 3.]), most=st.sampled_from([0., .5, 9.]), actor_every=st.integers(1, 3)))
+
+@pytest.mark.parametrize('columns', [{}, dict(weight='f4'), dict(discount='f4'), dict(discount='f4', weight='f4')], ids=' '.join)
+@cases(8)
+@given(settings_of_td3, st.integers(1, 5), st.integers(0, 9999))
+def test_td3_learns_row_by_row(columns, settings, n, seed):
+    "Seven updates in double precision: every record and every weight, of the slow models too, and when each moves"
+    actor,critics = actor_of(seed, 2),Pair(seed + 1)
+    learner,numbers = TD3Learner([], actor, critics, ARM, seed=seed, **settings),torch.Generator().manual_seed(seed)
+    plain = PlainTD3(actor, critics, settings['lr'], settings['tau'], settings['max_norm'])
+    for k in range(7):
+        rows = steering(n, seed + k, **columns)
+        noise = np.clip(torch.randn(n, 2, generator=numbers, dtype=torch.float64).numpy()*settings['smoothing'], -settings['most'], settings['most'])
+        record,before = learner.learn(Steps(rows)),rows.copy()
+        expected = plain.learn(rows, settings['gamma'], torch.from_numpy(noise), settings['actor_every'])
+        assert record == pytest.approx(expected, rel=1e-7, abs=1e-9) and np.array_equal(rows, before)
+        close(arrays(actor), plain.w['actor'], 1e-7); close(arrays(critics), plain.w['critics'], 1e-7)
+        close(arrays(learner.target), plain.slow['critics'], 1e-7); close(arrays(learner.targets['target_actor']), plain.slow['actor'], 1e-7)
+
+@pytest.mark.parametrize('wrong', [dict(smoothing=-1), dict(most=-.1), dict(actor_every=0), dict(actor_every=1.5), dict(smoothing=nan)])
+def test_settings_of_td3(wrong):
+    "Are checked when the chain is built"
+    with pytest.raises(ValueError, match=f'^TD3Learner: {next(iter(wrong))}; got '): TD3Learner([], actor_of(0, 2), Pair(1), ARM, **wrong)
+
 def chains(kind, seed=0, **kw):
     "Pendulum, n-step rows by priority, a learner"
     o,a = Box(-8, 8, (3,)),Box(-2, 2, (1,))
@@ -336,7 +380,7 @@ def chains(kind, seed=0, **kw):
     batches = GymStepper('Pendulum-v1', policy, seed=seed).n_step(2, .9).prioritized_replay(bs=8, max_sz=100, warmup=20, seed=seed)
     return getattr(batches, kind)(actor, critics, a, seed=seed, lr=LinearSchedule(1e-2, 1e-3, 50), **kw)
 
-KINDS = ['sac']
+KINDS = ['sac','td3']
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_chain_goes_on_bit_for_bit(kind):
@@ -453,7 +497,8 @@ def test_a_recipe_goes_on_bit_for_bit(name, changes, tmp_path):
     assert np.array_equal(evaluate(a, 2), evaluate(b, 2))
 
 @pytest.mark.slow
-def test_pendulum_sac_learns(tmp_path):
+@pytest.mark.parametrize('name', [f'pendulum-{k}' for k in KINDS])
+def test_pendulum_learns(name, tmp_path):
     "At least -200 in five of five seeds, after 10,000 steps"
-    returns = [start(recipe('pendulum-sac', seed=s), tmp_path/f'{s}').train()['final_return'] for s in range(5)]
+    returns = [start(recipe(name, seed=s), tmp_path/f'{s}').train()['final_return'] for s in range(5)]
     assert min(returns) >= -200, returns

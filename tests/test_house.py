@@ -42,6 +42,7 @@ SURFACE = {
     'learners.dqn': 'DQNLearner dqn_errors',
     'learners.r2d2': 'R2D2Learner r2d2_errors',
     'learners.sac': 'SACLearner sac_errors',
+    'learners.td3': 'TD3Learner td3_errors',
     'recipes': 'evaluate',
     'interop': 'Columns PipeNode StatefulPipe',
     'parallel': 'Parallel WorkerError',

@@ -12,7 +12,7 @@ import fastrl_replay.all   # noqa: F401 (registers all stages)
 from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.continuous import Critics, actor_net
-from fastrl_replay.learners import DQNLearner, QLearner, QTable, SACLearner
+from fastrl_replay.learners import DQNLearner, QLearner, QTable, SACLearner, TD3Learner
 from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
 from fastrl_replay.policies import LinearSchedule, RecurrentNet, value_net
@@ -786,6 +786,8 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'R2D2Learner': [lambda source: SequenceReplay(source, bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0).r2d2(net(RecurrentNet, 4), n=2, target_every=3)],
     'SACLearner': [lambda source: SACLearner(source.map(torques), *steered(True), seed=0),
                    lambda source: PrioritizedReplay(source.map(torques), bs=2, max_sz=20, seed=0).sac(*steered(True), lr=LinearSchedule(1e-2, 1e-3, 20), seed=0)],
+    'TD3Learner': [lambda source: TD3Learner(source.map(torques), *steered(False), seed=0),
+                   lambda source: ExperienceReplay(NStep(source.map(torques), 2, .9), bs=2, max_sz=20, seed=0).td3(*steered(False), actor_every=3, seed=0)],
     'Prefetch': [lambda source, kw=kw, n=n: Prefetch(ExperienceReplay(source, **{**dict(max_sz=20, seed=0), **kw}), n)
                  for n,kw in ((1, dict()), (2, dict(bs=2, ratio=.7, warmup=5)), (3, dict(bs=5, max_sz=6, replacement=True, return_idxs=True, ratio=1.5)))] +
                 [lambda source, kw=kw: Prefetch(PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw}), 2, 'cpu')
