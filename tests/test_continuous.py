@@ -465,6 +465,25 @@ def test_settings_that_make_no_sense(kind, wrong):
     "As for all learners: when the chain is built"
     with pytest.raises(ValueError, match=f'^{kind.upper()}Learner: {next(iter(wrong))}'): getattr(Items([]), kind)(actor_of(0, 4), Pair(1), ARM, **wrong)
 
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('part', ['actor','critics'])
+def test_models_without_parameters(kind, part):
+    "Can't be learned, and are named"
+    models = {'actor': actor_of(0, 4), 'critics': Pair(1), part: nn.Tanh()}
+    with pytest.raises(ValueError, match=f'^{kind.upper()}Learner: the {part} has no parameters to learn; got Tanh'): getattr(Items([]), kind)(*models.values(), ARM)
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_actors_in_workers_get_what_was_learned(kind):
+    "Two processes act with the learner's weights; the same seeds, the same training"
+    def trained(lr):
+        learner = chains(kind)
+        actor,critics = learner.actor,learner.critics
+        policy = (SquashedGaussian if kind == 'sac' else GaussianNoise)(actor, learner.space, seed=0)
+        steps = GymStepper('Pendulum-v1', policy, seed=0).parallel(2, chunk=2, method='fork')
+        with getattr(steps.experience_replay(bs=8, max_sz=100, warmup=8, seed=0), kind)(actor, critics, learner.space, lr=lr, seed=0) as pipe: return take(pipe, 40),pipe.source.memory.take(np.arange(40)).action
+    (a,x),(b,y),(_,z) = trained(.05),trained(.05),trained(0.)
+    assert a == b and torch.equal(x, y) and torch.equal(x[:4], z[:4]) and not torch.equal(x, z)
+
 @pytest.mark.parametrize('shape', [(), (1,), (2,2)])
 @pytest.mark.parametrize('kind', KINDS)
 def test_actions_of_any_shape(kind, shape):

@@ -79,7 +79,7 @@ def temperature_loss(
     "Falls with the temperature where actions are less certain than is wanted, and grows where they are more"
     return -temperature.log[0]*(logp.detach().mean() + entropy)
 
-# %% ../../nbs/57_sac.ipynb #312548f0
+# %% ../../nbs/57_sac.ipynb #d645bd24
 @stage('sac')
 class SACLearner(Learner):
     "Soft actor-critic: takes batches, improves `actor` and `critics`, yields records"
@@ -100,9 +100,9 @@ class SACLearner(Learner):
         optimizer=None, # parameters → optimizer, instead of Adam
         seed:int=None, # of the actions that are drawn in an update; None: others each time
     ):
-        self.bounds = BoxBounds(space, 'SACLearner')
+        self.bounds,like = BoxBounds(space, 'SACLearner'),next(actor.parameters(), torch.zeros(()))
         super().__init__(source, actor=actor, critics=critics, space=space, gamma=gamma, lr=lr, tau=tau,
-            temperature=Temperature(temperature).to(next(actor.parameters())), max_norm=max_norm, optimizer=optimizer,
+            temperature=Temperature(temperature).to(like), max_norm=max_norm, optimizer=optimizer,
             temperature_lr=lr if temperature_lr is None else temperature_lr, seed=seed,
             entropy=-self.bounds.size if entropy is None else entropy)
 
