@@ -36,17 +36,19 @@ def check_action(
     space:spaces.Space, # of one environment
     n:int, # how many environments
     name:str='action', # how to call it in an error
+    clip:bool=None, # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
 ): # arrays [n, ...] of the space's dtype, nested as the space is
     "Actions as the environments want them; whatever doesn't fit the space is an `ActionError` that says so"
     if isinstance(space, spaces.Dict):
         if not isinstance(action, dict) or action.keys() != space.spaces.keys():
             raise ActionError('GymStepper', name, action, f'a dict of {list(space.spaces)}')
-        return {k: check_action(action[k], s, n, f'{name}[{k!r}]') for k,s in space.spaces.items()}
+        return {k: check_action(action[k], s, n, f'{name}[{k!r}]', clip) for k,s in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         if not isinstance(action, (tuple,list)) or len(action) != len(space.spaces):
             raise ActionError('GymStepper', name, action, f'a tuple of {len(space.spaces)}')
-        return tuple(check_action(a, s, n, f'{name}[{i}]') for i,(a,s) in enumerate(zip(action, space.spaces)))
-    return _check_leaf(action, space, n, name)
+        pairs = enumerate(zip(action, space.spaces))
+        return tuple(check_action(a, s, n, f'{name}[{i}]', clip) for i,(a,s) in pairs)
+    return _check_leaf(action, space, n, name, clip)
 
 # %% ../nbs/08_actions.ipynb #67aeed30
 def _within(a, low, high): return ((low <= a) & (a <= high)).reshape(len(a), -1).all(1)   # false for NaN
@@ -59,19 +61,20 @@ def _to_bounds(a, low, high, eps):
     near = np.isfinite(a) & (low - slack <= a) & (a <= high + slack)
     return np.where(near, np.clip(a, low, high), a).astype(a.dtype)
 
-def _nearly_within(a, given, space, name): # given: the dtype that the policy returned
+def _nearly_within(a, given, space, name, clip): # given: the dtype that the policy returned
     "Actions some of which are outside: at their bounds, or an `ActionError`"
-    low,high = _bounds(space)
+    (low,high),box = _bounds(space),isinstance(space, spaces.Box)
     floats = [np.finfo(d).eps for d in (given, space.dtype) if d.kind == 'f' and space.dtype.kind == 'f']
-    if floats: a = _to_bounds(a, low, high, max(floats))
+    if clip and box: a = np.clip(a, low, high)   # NaN stays NaN
+    elif floats and clip is None: a = _to_bounds(a, low, high, max(floats))
     fine = _within(a, low, high)
     if fine.all(): return a
     bad = int(np.argmin(fine))
     raise ActionError('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space,
-        'clip it in the policy')
+        'clip it in the policy' + ', or GymStepper(…, clip=True)'*box)
 
 # %% ../nbs/08_actions.ipynb #09be99bb
-def _check_leaf(action, space, n, name):
+def _check_leaf(action, space, n, name, clip):
     try: a = as_array(action)
     except ValueError as e: raise ActionError('GymStepper', f'shape of {name}', action,
         f'{[n, *space.shape]}: {n} environments of {space}') from e
@@ -85,7 +88,7 @@ def _check_leaf(action, space, n, name):
             'convert it in the policy')
     given,(low,high) = a.dtype,_bounds(space)
     if not whole: a = a.astype(space.dtype)                      # first, or a bound of .1 is not the .1 of float32
-    if not _within(a, low, high).all(): a = _nearly_within(a, given, space, name)
+    if not _within(a, low, high).all(): a = _nearly_within(a, given, space, name, clip)
     return a.astype(space.dtype)
 
 # %% ../nbs/08_actions.ipynb #58525c22
@@ -122,9 +125,10 @@ def split_answer(
 def action_checker(
     space:spaces.Space, # of one environment
     n:int, # how many environments
+    clip:bool=None, # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
 ): # a function of what the policy returned, which gives new arrays, or a plain int for a single environment
     "`check_action` for one space and number of environments, with a short way for what is obviously right"
-    def full(action): return check_action(action, space, n)
+    def full(action): return check_action(action, space, n, clip=clip)
     if not isinstance(space, spaces.Discrete) or space.dtype != np.int64: return full
     low,high = _bounds(space)
     def quick(action):

@@ -10,9 +10,10 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'Journal', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Sampler',
            'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences', 'double_q_target',
            'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace',
-           'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net', 'DQNLearner', 'QLearner',
-           'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'evaluate', 'Columns', 'PipeNode',
-           'StatefulPipe', 'Parallel', 'WorkerError', 'Prefetch']
+           'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds', 'Critics',
+           'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable',
+           'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors',
+           'td3_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/99_all.ipynb #6c6c196b
 from .core import (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows,
@@ -37,7 +38,9 @@ from .replay.sequences import SequenceReplay
 from .losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
 from fastrl_replay.policies import (Dueling, EpsGreedy, FlattenSpace, GeometricSchedule, LinearSchedule, RecurrentNet,
     conv_net, value_net)
-from .learners import DQNLearner, QLearner, QTable, R2D2Learner, discounts, dqn_errors, r2d2_errors
+from .continuous import BoxBounds, Critics, GaussianNoise, SquashedGaussian, actor_net, squashed
+from .learners import (DQNLearner, QLearner, QTable, R2D2Learner, SACLearner, TD3Learner, discounts,
+    dqn_errors, r2d2_errors, sac_errors, td3_errors)
 from .recipes import evaluate
 from .interop import Columns, PipeNode, StatefulPipe
 from .parallel import Parallel, WorkerError
@@ -58,7 +61,9 @@ _all_ = [
     'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
     'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net',
     'value_net',
-    'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'evaluate',
+    'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed',
+    'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors',
+    'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate',
     'Columns', 'PipeNode', 'StatefulPipe',
     'Parallel', 'WorkerError', 'Prefetch',
 ]

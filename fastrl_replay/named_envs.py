@@ -229,11 +229,17 @@ STORES = dict(Rows=Rows, Frames=Frames)   # what `store =` may be
 
 def named_store(
     text:str, # the setting `store`
+    path:str=None, # of a directory for its rows; None: they are in main memory
+    spare:int=0, # rows that stay there beyond those that count
 )->Store:
     "The store that a setting names"
     calls = read_calls('store', text)
     if len(calls) != 1: raise SettingsError('recipe', "setting 'store'", repr(text), 'one store, such as Rows()')
     call, = calls
-    if not call.module and call.name in STORES: return _made(STORES[call.name], call, 'store')
-    raise SettingsError('recipe', f"setting 'store': there is no store {call.text!r}{did_you_mean(call.name, STORES)}",
+    if call.module or call.name not in STORES: raise SettingsError('recipe',
+        f"setting 'store': there is no store {call.text!r}{did_you_mean(call.name, STORES)}",
         expected=f'one of {", ".join(STORES)}')
+    if _made(STORES[call.name], call, 'store').place is not None or {'path','mode','spare'} & {*call.kwargs}:
+        raise SettingsError('recipe', f"setting 'store': {call.text} says where rows lie", remedy='memory_path = …')
+    if path is None: return _made(STORES[call.name], call, 'store')
+    return _made(STORES[call.name], call._replace(kwargs={**call.kwargs, 'path':path, 'spare':spare}), 'memory_path')

@@ -11,7 +11,9 @@ from fastrl_replay.interop import PipeNode, StatefulPipe
 from fastrl_replay.journal import Gather, Journal
 from fastrl_replay.learners.dqn import DQNLearner
 from fastrl_replay.learners.r2d2 import R2D2Learner
+from fastrl_replay.learners.sac import SACLearner
 from fastrl_replay.learners.tabular import QLearner, QTable
+from fastrl_replay.learners.td3 import TD3Learner
 from fastrl_replay.memory.rows import Store
 from fastrl_replay.memory.samplers import Sampler
 from fastrl_replay.nstep import NSkip, NStep
@@ -21,6 +23,7 @@ from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.sequence import SequenceChunker
+from gymnasium.spaces.box import Box
 
 _Class = TypeVar('_Class', bound=type)
 
@@ -108,7 +111,7 @@ class Pipe(IterDataPipe):
     def in_memory_cache(self) -> InMemoryCacheHolder:
         'Keep every item of the source; later passes give the same objects again'
         ...
-    def gym_step(self, policy=None, seed: int | None = None, autoreset_mode=None) -> GymStepper:
+    def gym_step(self, policy=None, seed: int | None = None, autoreset_mode=None, clip: bool | None = None, float32: bool = False) -> GymStepper:
         'Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped'
         ...
     def n_step(self, n: int, gamma: float) -> NStep:
@@ -143,6 +146,12 @@ class Pipe(IterDataPipe):
         ...
     def r2d2(self, model: nn.Module, gamma: float = 0.997, n: int = 5, lr: float = 0.0001, rescaled: bool = True, target_every: int = 2500, tau: float = 1.0, max_norm: float = 40.0, optimizer=None) -> R2D2Learner:
         'Recurrent replay: takes batches of sequences, improves `model`, yields records'
+        ...
+    def sac(self, actor: nn.Module, critics: nn.Module, space: Box, gamma: float = 0.99, lr: float = 0.0003, tau: float = 0.005, temperature: float = 1.0, temperature_lr: float | None = None, entropy: float | None = None, max_norm: float = ..., optimizer=None, seed: int | None = None) -> SACLearner:
+        'Soft actor-critic: takes batches, improves `actor` and `critics`, yields records'
+        ...
+    def td3(self, actor: nn.Module, critics: nn.Module, space: Box, gamma: float = 0.99, lr: float = 0.0003, tau: float = 0.005, smoothing: float = 0.2, most: float = 0.5, actor_every: int = 2, max_norm: float = ..., optimizer=None, seed: int | None = None) -> TD3Learner:
+        'Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records'
         ...
     def stateful(self) -> StatefulPipe:
         'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly'

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['INF', 'RANGES', 'coerce_setting', 'Recipe', 'parse', 'plain_file', 'file_text', 'nearest', 'resolved', 'on_top',
-           'recipes', 'recipe', 'Observe', 'make_env', 'Agent', 'check_saved', 'evaluate']
+           'recipes', 'recipe', 'Observe', 'make_env', 'memory_path', 'spare_rows', 'Agent', 'check_saved', 'evaluate',
+           'made_columns']
 
 # %% ../nbs/60_recipes.ipynb #8d9d888e
 import re, stat, warnings
@@ -13,14 +14,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from weakref import ref
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import StateError, did_you_mean, old_names
+from .core import StateError, did_you_mean, differing_columns, old_names, row_places, saved_dtype
 from .envs import GymStepper
 from .journal import Gather, Journal
 from .learners import LEARNERS, SettingsError
 from .learners.registry import as_value, network_layers, setting_text
+from .memory.directory import read_meta
 from .named_envs import full_name, named_env, named_store, read_calls
 from .states import anything, array, checked
 
@@ -237,6 +240,27 @@ def make_env(
     env,which = named_env(s['env'], *around),s.get('observe', 'all')
     return env if which == 'all' else Observe(env, (which,) if isinstance(which, int) else which)
 
+# %% ../nbs/60_recipes.ipynb #35e56484
+def memory_path(
+    s:dict, # settings
+)->str: # of a directory; None: rows are in main memory
+    "Where the memory of a recipe lies on disk"
+    path = s.get('memory_path', 'none')
+    return None if path == 'none' else path
+
+def spare_rows(
+    s:dict, # settings
+    longest:int=1_000, # steps of an episode
+)->int:
+    "How many rows may come after a checkpoint until the next one is written"
+    waiting = s.get('train_every', 1) + s['envs']*s.get('n_step', 1)
+    return s.get('memory_spare', 0) or s['save_every'] + waiting + s['envs'] + longest
+
+def _store(s, env):
+    "The store of a recipe's memory"
+    text,longest = s.get('store', 'Rows()'),getattr(env.spec, 'max_episode_steps', None) or 0
+    return named_store(text, memory_path(s), spare_rows(s, max(longest, 1_000)) if memory_path(s) else 0)
+
 # %% ../nbs/60_recipes.ipynb #64365e60
 class Agent:
     "A pipeline that learns, built from settings; iterate over `pipe` to train"
@@ -261,14 +285,18 @@ class Agent:
         if s.get('train_wrappers', 'none') != 'none': _check_same_spaces(env, make_env(s))
         self.model = self.builder.model(s, env.observation_space, env.action_space)
         env.close()   # it was made to be looked at
-        self.policy = self.builder.policy(self.model, s, lambda: len(self.journal.returns))
+        me = ref(self)   # no circle: what is open on disk is closed with the last reference
+        self.policy = self.builder.policy(self.model, s, lambda: len(me().journal.returns))
         one = partial(make_env, s, training=True)
         self.stepper = GymStepper(one if s['envs'] == 1 else [one]*s['envs'], self.policy, s['seed'])
         self.journal = Journal(self.stepper, s['steps'], s.get('episodes', INF))
         burst = s.get('train_every', 1)
         steps = Gather(self.journal, burst) if burst > s['envs'] else self.journal
-        self.pipe = self.builder.chain(steps, self.model, {**s, 'store': named_store(s.get('store', 'Rows()'))})
+        self.pipe = self.builder.chain(steps, self.model, {**s, 'store': _store(s, env)})
         self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
+        if memory_path(s) and self.memory.memory.store.place is None: raise SettingsError('recipe',
+            "setting 'memory_path': the learner keeps rows in main memory", s['learner'],
+            remedy="a builder whose chain gives its replay store=s['store']")
 
     def greedy(self):
         "A policy that plays with the model, without exploring"
@@ -284,6 +312,8 @@ def _check(s):
     if not s.keys() >= set(needed): raise SettingsError('recipe',
         f"memory = {s['memory']} needs settings that this recipe doesn't have",
         expected=', '.join(needed), remedy=_begin_with(needed))
+    if memory_path(s) and s['memory'] == 'none': raise SettingsError('recipe', "setting 'memory_path'", memory_path(s),
+        'none where nothing is kept', '--set memory=uniform')
     if s['steps'] <= s.get('warmup', 0): raise SettingsError('recipe', "setting 'steps'", setting_text(s['steps']),
         f"more than the warmup of {setting_text(s['warmup'])}", '--set warmup=…')
     _check_device(s.get('device', 'cpu'))
@@ -307,10 +337,11 @@ def _check_range(key, value, limits):
     raise SettingsError('recipe', f'setting {key!r}', setting_text(value)[:40],
         f'from {low} to {high}' if high < INF else f'at least {low}' + huge*', and a number that fits into 64 bits')
 
+# %% ../nbs/60_recipes.ipynb #2ae0e340
 INF,_HUGE = float('inf'),2**63 - 1
 _AT_LEAST_1 = '''envs steps threads max_sz bs train_every n_step target_every eps_steps eval_every eval_episodes
     report_every save_every episodes length network'''.split()
-_AT_LEAST_0 = 'warmup ratio lr lr_end alpha beta beta_end burn_in overlap observe'.split()
+_AT_LEAST_0 = 'warmup ratio lr lr_end alpha beta beta_end burn_in overlap observe memory_spare'.split()
 _FRACTIONS = 'gamma eta eps_start eps_end eps_factor eval_eps'.split()
 RANGES = {   # setting → lowest and highest
     **dict.fromkeys(_AT_LEAST_1, (1,INF)), **dict.fromkeys(_AT_LEAST_0, (0,INF)), **dict.fromkeys(_FRACTIONS, (0,1)),
@@ -370,3 +401,40 @@ def resumable(self:Agent)->bool:
     """May it be saved now? A single environment that can't be saved must be between two episodes;
     of several, the running episodes will be broken off"""
     return self.settings['envs'] > 1 or self.journal.fresh or self.stepper.saves_exactly()
+
+# %% ../nbs/60_recipes.ipynb #9e47e5ef
+def made_columns(
+    s:dict, # settings
+)->np.dtype: # of the rows that come into memory
+    "What rows a recipe keeps, by making some"
+    with torch.random.fork_rng(devices=[]):
+        agent = Agent({**s, 'memory_path':'none', 'train_every':1})
+        rows = agent.memory.view.stored(next(iter(agent.memory.source))).rows
+        agent.pipe.close()
+    return row_places('recipe', rows.dtype, {})[0]
+
+@patch
+def open_memory(self:Agent)->int: # how many rows are there
+    "Open a memory on disk before anything begins, so that no other process writes it; an error where it doesn't fit"
+    path = memory_path(self.settings)
+    if not path: return 0
+    meta = read_meta(Path(path), 'recipe')
+    different = differing_columns(saved_dtype(meta['columns']), made_columns(self.settings)) if meta else {}
+    for name,(there,made) in different.items(): raise SettingsError('recipe',
+        f'the memory in {path} has rows of another kind: column {name!r}', there or 'none', made or 'none',
+        'another directory')
+    return len(self.memory.memory)   # only now is anything changed there
+
+@patch
+def close_memory(self:Agent):
+    "Let other processes write to a memory on disk"
+    if self.memory is not None: self.memory.memory.close()
+
+# %% ../nbs/60_recipes.ipynb #b492ef67
+@patch
+def without_rows(self:Agent,
+    state:dict, # of an agent of these settings, whose memory may lie elsewhere
+)->dict:
+    "The same state with the memory that this agent has, for one that will only play"
+    pipe = state['pipe']
+    return dict(state, pipe=dict(pipe, above=dict(pipe['above'], own=self.memory.snapshot())))

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['write_whole', 'checkpoint_bytes', 'load_checkpoint', 'lock_dir', 'Run', 'Silent', 'run_title', 'read_metrics',
-           'read_json', 'read_config', 'start', 'reopen', 'resume', 'smooth', 'chart', 'picture', 'interruptible']
+           'read_json', 'read_config', 'json_in', 'run_of', 'start', 'reopen', 'resume', 'smooth', 'chart', 'picture',
+           'interruptible']
 
 # %% ../nbs/61_runs.ipynb #fb248db8
-import hashlib, io, json, os, platform, re, signal, sys, threading, warnings
+import hashlib, io, json, os, platform, re, signal, sys, threading, uuid, warnings
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +19,7 @@ from fastcore.basics import patch
 from . import __version__
 from .core import old_names
 from .named_envs import named_modules
-from .recipes import Agent, SettingsError, check_saved, evaluate, file_text, plain_file
+from .recipes import Agent, SettingsError, check_saved, evaluate, file_text, memory_path, plain_file
 
 # %% ../nbs/61_runs.ipynb #f52f9b8d
 def write_whole(
@@ -121,8 +122,11 @@ class Run:
         out, # the directory
         name:str, # of the recipe
         settings:dict, # of the recipe, with all changes
+        rows:bool=True, # False: a memory on disk is left alone, for a run that is only looked at
     ):
-        self.out,self.name,self.settings,self.agent = Path(out),name,settings,Agent(settings)
+        self.out,self.name,self.settings = Path(out),name,settings
+        self.has_rows = rows or not memory_path(settings)
+        self.agent = Agent(settings if self.has_rows else {**settings, 'memory_path':'none'})
         self.wall = 0.                                 # seconds so far
         self.evals,self.solved = [],None               # (step, mean return); the step at which it was solved
         self.last = dict(report=0, eval=0, save=0)     # the step of the last one of each
@@ -138,6 +142,7 @@ class Run:
     def train(self, show=None)->dict: # the summary; None where it was stopped before its end
         "Go on to the end, or until `stop`"
         agent,self.show = self.agent,show or Silent()
+        if not self.has_rows: raise SettingsError('run', 'its rows were left out', self.out, remedy='resume(…)')
         torch.set_num_threads(self.settings['threads'])
         agent.journal.watch,agent.journal.between = self.show.tick,self._between
         self.began = perf_counter() - self.wall
@@ -149,8 +154,10 @@ class Run:
             except _Stopped: return None
             return self._finish()
 
-    def _add(self, record):
-        for k,v in record.items(): self.sums[k],self.counts[k] = self.sums.get(k, 0.) + v,self.counts.get(k, 0) + 1
+# %% ../nbs/61_runs.ipynb #997fefcd
+@patch
+def _add(self:Run, record):
+    for k,v in record.items(): self.sums[k],self.counts[k] = self.sums.get(k, 0.) + v,self.counts.get(k, 0) + 1
 
 class _Stopped(Exception): "It was asked to stop, and has been saved"
 
@@ -244,6 +251,7 @@ def save(self:Run):
     "Write the checkpoint"
     self.wall,self.unsaved = perf_counter() - self.began,False
     state = dict(agent=self.agent.state_dict(), run={k: getattr(self, k) for k in _KEPT})
+    if self.agent.memory is not None: self.agent.memory.flush()   # the rows that it refers to
     write_whole(self.out/'checkpoint.pt', checkpoint_bytes(state))
     self.saved = self.agent.journal.steps
 
@@ -256,7 +264,7 @@ def load(self:Run):
         f'{path} is of no run', sorted(map(str, state)) if isinstance(state, dict) else type(state), 'agent, run')
     try:
         self._check_kept(state['run'])
-        self.agent.load_state_dict(state['agent'])
+        self.agent.load_state_dict(state['agent'] if self.has_rows else self.agent.without_rows(state['agent']))
         self._take(state['run'])
     except (ValueError,TypeError,RuntimeError,LookupError,AttributeError,ArithmeticError,MemoryError) as e:
         raise SettingsError('run', f"{path} doesn't fit the run's config.json", f'{type(e).__name__}: {e}') from e
@@ -326,6 +334,37 @@ def read_config(
     config['settings'] = {k: tuple(v) if isinstance(v, list) else v for k,v in config['settings'].items()}
     return config
 
+# %% ../nbs/61_runs.ipynb #424d2d75
+def json_in(
+    path:Path, # of a file, or of none
+)->dict: # {}: there is no object
+    "A small object from a file; a link may lead to any file"
+    try: said = {} if path.is_symlink() else json.loads(path.read_bytes()[:4096])
+    except (OSError,ValueError,RecursionError): return {}
+    return said if isinstance(said, dict) else {}
+
+def run_of(
+    path, # of a memory's directory
+)->dict: # id, env, directory; {}: of none
+    "The training run that a memory is of, as its directory names it"
+    return json_in(Path(path)/'run')
+
+def _check_env(run):
+    env,path = run.agent.env_name,memory_path(run.settings)
+    if path and (Path(path)/'meta.json').exists() and run_of(path).get('env', env) != env: raise SettingsError('run',
+        f'the memory in {path} has rows of another environment', run_of(path)['env'], env, 'another directory')
+
+def _check_is_mine(config):
+    "An error where the memory that a config names is not that of its run"
+    path = memory_path(config['settings'])
+    if not path: return
+    place,said = f'memory_path: {Path(path).absolute()}',run_of(path)
+    if not said: raise SettingsError('run', f'{place} is not the memory of this run', 'a directory without a run'
+        if Path(path).is_dir() else 'no such directory', remedy='--memory DIR, where it is by now')
+    if 'id' not in config or said.get('id') != config['id']: raise SettingsError('run',
+        f'{place} is the memory of another run by now', said.get('directory'),
+        remedy='resume that one, or begin a new one with --memory: it goes on with these rows')
+
 # %% ../nbs/61_runs.ipynb #8758303b
 def start(
     recipe, # a Recipe
@@ -337,8 +376,11 @@ def start(
     out = Path(out or next(p for p in map(Path('runs').joinpath, names) if not p.exists()))
     _check_vacant(out)
     run = Run(out, recipe.name, s)
-    out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
+        held.callback(run.agent.close_memory)
+        _check_env(run)
+        run.found = run.agent.open_memory()
+        out.mkdir(parents=True, exist_ok=True)
         held.enter_context(lock_dir(out))
         _check_vacant(out)   # while this run was built, another one may have come and gone
         for old in [out/'metrics.jsonl', out/'summary.json', *_stale(out)]: old.unlink(missing_ok=True)
@@ -355,9 +397,12 @@ def _check_vacant(out):
 def _write_config(run):
     versions = dict(fastrl_replay=__version__, torch=torch.__version__, gymnasium=gym.__version__,
         numpy=np.__version__, python=platform.python_version())
-    write_whole(run.out/'config.json', json.dumps(dict(recipe=run.name, env=run.agent.env_name,
+    name,path = uuid.uuid4().hex,memory_path(run.settings)
+    write_whole(run.out/'config.json', json.dumps(dict(recipe=run.name, id=name, env=run.agent.env_name,
         wrappers=run.agent.wrappers, settings=run.settings, versions=versions, directory=os.getcwd(),
         machine=platform.machine(), began=datetime.now(timezone.utc).isoformat(timespec='seconds')), indent=2))
+    if path: write_whole(Path(path)/'run', json.dumps(dict(id=name, env=run.agent.env_name,
+        directory=str(run.out.absolute()))))
 
 # %% ../nbs/61_runs.ipynb #718892a8
 def reopen(
@@ -366,13 +411,17 @@ def reopen(
     device:str=None, # where the network is; None: as it was
     trust:bool=False, # may the modules be imported that its config.json names?
 )->Run:
-    "A run as it stood at its last checkpoint, to be looked at"
+    "A run as it stood at its last checkpoint, to be looked at; a memory on disk is left alone, and out"
+    return _reopened(out, dict(steps=steps, device=device), trust, False)
+
+def _reopened(out, changes, trust, rows):
     config = read_config(out)
-    config['settings'].update({k: v for k,v in dict(steps=steps, device=device).items() if v})
+    config['settings'].update({k: v for k,v in changes.items() if v})
     try:
         check_saved(config['recipe'], config['settings'])
         if not trust: _check_modules(config['settings'])
-        run = Run(out, config['recipe'], config['settings'])
+        if rows: _check_is_mine(config)
+        run = Run(out, config['recipe'], config['settings'], rows)
     except SettingsError as e:
         began = config.get('directory', os.getcwd())
         place = '' if began == os.getcwd() else f' (the run began in {began})'
@@ -392,13 +441,19 @@ def resume(
     steps:int=None, # environment steps in all; None: as it was
     device:str=None, # where the network is; None: as it was
     trust:bool=False, # may the modules be imported that its config.json names?
+    memory:str=None, # where its memory on disk is by now; None: as it was
 )->Run:
     "A run that goes on from its last checkpoint"
     read_config(out)   # is it a run?
+    if memory and not memory_path(read_config(out)['settings']): raise SettingsError('run',
+        f'the memory of {out} is in its checkpoint', memory)
+    changes = dict(steps=steps, device=device, memory_path=memory)
     with ExitStack() as held:
         held.enter_context(lock_dir(out))
-        run = reopen(out, steps, device, trust)
-        _tidy(run, steps or device)
+        run = _reopened(out, changes, trust, True)
+        held.callback(run.agent.close_memory)
+        run.found = run.agent.open_memory()
+        _tidy(run, any(changes.values()))
         run._held = held.pop_all()
     return run
 

@@ -69,6 +69,22 @@ def lake():
     env = gym.make('FrozenLake-v1')
     return QTable(env.observation_space, env.action_space)
 
+TORQUE = spaces.Box(-2, 6, (1,))
+def torques(steps):
+    "The same steps with numbers for actions"
+    rows = np.zeros(len(steps), step_dtype(PLANE, TORQUE))
+    for n in rows.dtype.names: rows[n] = steps.rows[n][:, None] if n == 'action' else steps.rows[n]
+    return Steps(rows)
+
+def steered(spread):
+    "An actor, critics, and the space of their actions"
+    return net(actor_net, (4,), spread, actions=TORQUE), net(Critics, (4,), actions=TORQUE), TORQUE
+
+def swings(spread):
+    "An actor for a pendulum, and its space"
+    space = spaces.Box(-2, 2, (1,))
+    return net(actor_net, (4,), spread, space=spaces.Box(-8, 8, (3,)), actions=space), space
+
 def explores(kind, *args): return EpsGreedy(cart(kind, *args), LinearSchedule(.9, .1, 40), seed=1)
 def blocks(n=None): return Items(BLOCKS[:n])
 def sgd(params): return torch.optim.SGD(params, lr=.01, momentum=.9)
@@ -167,12 +183,18 @@ TARGETS = {
     'dqn-per': Target(lambda: per(blocks().n_step(2, .9)).dqn(net(value_net, (4,), True), target_every=3)),
     'dqn-sgd': Target(lambda: blocks().dqn(net(value_net, (4,)), optimizer=sgd)),
     'dqn-seed': Target(lambda: Noisy(blocks(), net(value_net, (4,)))),
+    'sac': Target(lambda: per(blocks().map(torques).n_step(2, .9)).sac(*steered(True), seed=0)),
+    'td3': Target(lambda: blocks().map(torques).td3(*steered(False), seed=0)),
+    'squashed': Target(lambda: GymStepper('Pendulum-v1', SquashedGaussian(*swings(True), random=9, seed=1), seed=0)),
+    'noise': Target(lambda: GymStepper('Pendulum-v1', GaussianNoise(*swings(False), random=9, seed=1), seed=0)),
     'r2d2': Target(lambda: seqs().r2d2(net(RecurrentNet, 4), n=2, target_every=3)),
     'table': Target(lambda: uniform(GymStepper('FrozenLake-v1', seed=0)).q_learn(lake())),
     'agent': OfAgent(lambda: deep('cartpole', network=(8,))),
     'agent-per': OfAgent(lambda: deep('cartpole-per', network=(8,), envs=2)),
     'agent-r2d2': OfAgent(lambda: agent('cartpole-r2d2', network=4, envs=2, length=8, burn_in=2, overlap=4,
         warmup=20)),
+    'agent-sac': OfAgent(lambda: agent('pendulum-sac', network=(8,), warmup=20)),
+    'agent-td3': OfAgent(lambda: agent('pendulum-td3', network=(8,), warmup=20)),
     'agent-taxi': OfAgent(lambda: agent('taxi', max_sz=50)),
     'parallel': Target(lambda: GymStepper('CartPole-v1', seed=0).parallel(0)),
     'workers': Target(lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(2, .9).parallel(2, chunk=2, method='fork'),

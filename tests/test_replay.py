@@ -11,10 +11,11 @@ from torch.utils.data import DataLoader
 import fastrl_replay.all   # noqa: F401 (registers all stages)
 from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, step_dtype
 from fastrl_replay.envs import GymStepper
-from fastrl_replay.learners import DQNLearner, QLearner, QTable
+from fastrl_replay.continuous import Critics, actor_net
+from fastrl_replay.learners import DQNLearner, QLearner, QTable, SACLearner, TD3Learner
 from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
-from fastrl_replay.policies import RecurrentNet, value_net
+from fastrl_replay.policies import LinearSchedule, RecurrentNet, value_net
 from fastrl_replay.prefetch import Prefetch
 from fastrl_replay.recipes import Gather, Journal
 from fastrl_replay.replay.experience import ExperienceReplay
@@ -725,6 +726,14 @@ def numbered_states(steps):
     for n in rows.dtype.names: rows[n] = steps.rows[n][:, 1] if n in ('state', 'next_state') else steps.rows[n]
     return Steps(rows)
 
+TORQUE = spaces.Box(-2, 6, (1,))
+def torques(steps):
+    "The same steps with numbers within bounds for actions"
+    if not isinstance(steps, Steps): return steps
+    rows = np.zeros(len(steps), step_dtype(BOX, TORQUE))
+    for n in rows.dtype.names: rows[n] = steps.rows[n][:, None] if n == 'action' else steps.rows[n]
+    return Steps(rows)
+
 def odd_steps(steps): return bool(steps.step_n[0]%2)
 
 class Scaled:
@@ -742,6 +751,11 @@ def net(kind, *args):
     "A network that is the same each time"
     torch.manual_seed(0)
     return kind(BOX, ACTIONS, *args)
+
+def steered(spread):
+    "An actor and critics that are the same each time, and their actions' space"
+    torch.manual_seed(0)
+    return actor_net(BOX, TORQUE, (4,), spread), Critics(BOX, TORQUE, (4,)), TORQUE
 
 CONTRACT = { # how to build each stage on a source, or from nothing; every @stage class of the package must be here
     'Map': [lambda source: source.map(numbered_states), lambda source: source.map(Scaled())],
@@ -770,6 +784,10 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'DQNLearner': [lambda source: DQNLearner(source, net(value_net, (8,))),
                    lambda source: PrioritizedReplay(NStep(source, 2, .9), bs=2, max_sz=20, seed=0).dqn(net(value_net, (8,), True), target_every=3, tau=.5)],
     'R2D2Learner': [lambda source: SequenceReplay(source, bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0).r2d2(net(RecurrentNet, 4), n=2, target_every=3)],
+    'SACLearner': [lambda source: SACLearner(source.map(torques), *steered(True), seed=0),
+                   lambda source: PrioritizedReplay(source.map(torques), bs=2, max_sz=20, seed=0).sac(*steered(True), lr=LinearSchedule(1e-2, 1e-3, 20), seed=0)],
+    'TD3Learner': [lambda source: TD3Learner(source.map(torques), *steered(False), seed=0),
+                   lambda source: ExperienceReplay(NStep(source.map(torques), 2, .9), bs=2, max_sz=20, seed=0).td3(*steered(False), actor_every=3, seed=0)],
     'Prefetch': [lambda source, kw=kw, n=n: Prefetch(ExperienceReplay(source, **{**dict(max_sz=20, seed=0), **kw}), n)
                  for n,kw in ((1, dict()), (2, dict(bs=2, ratio=.7, warmup=5)), (3, dict(bs=5, max_sz=6, replacement=True, return_idxs=True, ratio=1.5)))] +
                 [lambda source, kw=kw: Prefetch(PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw}), 2, 'cpu')

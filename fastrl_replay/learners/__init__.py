@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Follows', 'Learned', 'Learner', 'discounts', 'follow', 'LEARNERS', 'Builder', 'SettingsError', 'builds', 'QLearner',
-           'QTable', 'q_update', 'DQNLearner', 'action_values', 'dqn_errors', 'R2D2Learner', 'r2d2_errors']
+           'QTable', 'q_update', 'DQNLearner', 'action_values', 'dqn_errors', 'R2D2Learner', 'r2d2_errors',
+           'SACLearner', 'sac_actor_loss', 'sac_errors', 'TD3Learner', 'td3_actor_loss', 'td3_errors']
 
 # %% ../../nbs/59_all_learners.ipynb #014fd375
 from .base import Follows, Learned, Learner, discounts, follow
@@ -12,5 +13,8 @@ from .registry import LEARNERS, Builder, SettingsError, builds
 from .tabular import QLearner, QTable, q_update
 from .dqn import DQNLearner, action_values, dqn_errors
 from .r2d2 import R2D2Learner, r2d2_errors
+from .sac import SACLearner, sac_actor_loss, sac_errors
+from .td3 import TD3Learner, td3_actor_loss, td3_errors
 _all_ = ['Follows', 'Learned', 'Learner', 'discounts', 'follow', 'LEARNERS', 'Builder', 'SettingsError', 'builds',
-         'QLearner', 'QTable', 'q_update', 'DQNLearner', 'action_values', 'dqn_errors', 'R2D2Learner', 'r2d2_errors']
+         'QLearner', 'QTable', 'q_update', 'DQNLearner', 'action_values', 'dqn_errors', 'R2D2Learner', 'r2d2_errors',
+         'SACLearner', 'sac_actor_loss', 'sac_errors', 'TD3Learner', 'td3_actor_loss', 'td3_errors']

@@ -7,7 +7,7 @@ __all__ = ['discounts', 'check_discrete', 'Learned', 'Follows', 'Learner', 'foll
            'check_optimizer', 'check_generator']
 
 # %% ../../nbs/52_learners.ipynb #f35be4c8
-import math
+import math, sys
 from copy import deepcopy
 from dataclasses import dataclass
 import torch
@@ -309,11 +309,11 @@ def _after_a_step(opt):
         return twin.state_dict()
     except Exception: return None
 
-def _like(own):
+def _like(own, least=0.):
     "The form of what is like that: numbers that can be counted on, tensors of the same shape"
     def form(x):
         if isinstance(own, torch.Tensor) and isinstance(x, torch.Tensor):
-            fine = x.shape == own.shape and x.dtype == own.dtype and (x.dim() or 0 <= x < math.inf)
+            fine = x.shape == own.shape and x.dtype == own.dtype and (x.dim() or least <= x < math.inf)
         elif isinstance(own, (int,float)) and not isinstance(own, bool): return real(0)(x)
         elif isinstance(own, (list,tuple)) and isinstance(x, (list,tuple)): return row(*map(_like, own))(x)
         else: fine = type(x) is type(own) and repr(x) == repr(own)
@@ -335,13 +335,16 @@ def check_optimizer(
     if step is None: return
     saved = checked(who, dict(state=dict_of(anything), param_groups=anything), saved)
     groups = row(*({k: exactly(v) if k == 'params' else _like(v) for k,v in g.items()} for g in step['param_groups']))
-    each = {i: {k: _like(v) for k,v in s.items()} for i,s in step['state'].items() if i in saved['state']}
+    def own(s): return {k: _like(v, -sys.float_info.max*(k in _SIGNED)) for k,v in s.items()}
+    each = {i: own(s) for i,s in step['state'].items() if i in saved['state']}
     checked(who, dict(state=each, param_groups=groups), saved)
     hyper = [{k: v for k,v in g.items() if k in opt.defaults} for g in saved['param_groups']]
     try:
         for h in hyper: type(opt)([torch.zeros(1, requires_grad=True)], **h)
     except ValueError as e: raise StateError(who, 'the checkpoint is of another optimizer', e, remedy=remedy) from e
     except TypeError: pass   # one that is made in another way
+
+_SIGNED = 'exp_avg','momentum_buffer'   # numbers of an optimizer that may be negative
 
 def _parameter_groups(state): # of an optimizer: how many parameters, and what the optimizer knows of them
     if not isinstance(state, dict) or not isinstance(state.get('param_groups'), list): return 'not there'

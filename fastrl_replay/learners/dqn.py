@@ -12,13 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 from ..core import ArgumentError, ArgumentTypeError, Steps
 from .base import Follows, Learned, Learner, Sequences, check_discrete, discounts
-from .registry import Builder, builds, network_layers, scheduled
+from .registry import ROW_MEMORIES, Builder, builds, network_layers, row_batches, scheduled
 from ..losses import double_q_target
-from ..nstep import NStep
 from ..pipe import stage
-from ..policies import conv_net, value_net
-from ..replay.experience import ExperienceReplay
-from ..replay.prioritized import PrioritizedReplay
+from ..policies import ask, conv_net, value_net
 
 # %% ../../nbs/55_dqn.ipynb #f331f78b
 def action_values(
@@ -49,7 +46,7 @@ def dqn_errors(
 )->tuple: # Q of what was done, with its gradient, and what it should have been, without one
     "Values and targets of the actions of a batch"
     check_discrete('dqn_errors', batch)
-    q = action_values('dqn_errors', model(batch.state), batch.action)
+    q = action_values('dqn_errors', ask('dqn_errors', model, batch.state), batch.action)
     with torch.no_grad():
         after,discount = target(batch.next_state),discounts(batch, gamma)
         if double: goal = double_q_target(batch.reward, discount, model(batch.next_state), after)
@@ -96,17 +93,10 @@ def learn(self:DQNLearner,
 @builds('dqn')
 class DQNBuilder(Builder):
     "`learner = dqn`: a `value_net` or a `conv_net`, n-step rows, a replay of rows"
-    memories = dict(uniform=(), proportional=('alpha','beta'), rank=('alpha','beta'))
+    memories = ROW_MEMORIES
     def model(self, s, observations, actions):
         images,hidden = network_layers(s['network'])
         return (conv_net if images else value_net)(observations, actions, hidden, s['dueling']).to(s['device'])
     def chain(self, steps, model, s):
-        if s['n_step'] > 1: steps = NStep(steps, s['n_step'], s['gamma'])
-        common = dict(bs=s['bs'], max_sz=s['max_sz'], ratio=s['ratio'], warmup=s['warmup'], seed=s['seed'],
-            store=s.get('store'))
-        if s['memory'] == 'uniform': batches = ExperienceReplay(steps, **common)
-        else:
-            common |= dict(kind=s['memory'], alpha=s['alpha'], beta=scheduled(s, 'beta'))
-            batches = PrioritizedReplay(steps, **common)
-        return batches.dqn(model, s['gamma'], scheduled(s, 'lr'), s['double'], s['target_every'], s['tau'],
-            s['max_norm'])
+        return row_batches(steps, s).dqn(model, s['gamma'], scheduled(s, 'lr'), s['double'], s['target_every'],
+            s['tau'], s['max_norm'])

@@ -85,7 +85,7 @@ def read_meta(
 def _is_ours(path):
     "Was this made by a memory?"
     if re.fullmatch(r'data-[0-9]+', path.name): return (path/'counters').exists()   # from its first moment to its last
-    return path.name in ('writer','saved') or path.name.startswith(('.meta.json.','.new-data-','.old-data-'))
+    return path.name in ('writer','saved','run') or path.name.startswith(('.meta.json.','.new-data-','.old-data-'))
 
 def _plain(path, who):
     "The path, if it is no link: a stranger's directory could have one to any file of yours"
@@ -247,7 +247,7 @@ def begin(self:Directory,
 def _tidy(self:Directory):
     "Remove what a writer has left that was killed while it made a memory"
     for p in self.path.iterdir():
-        if not _is_ours(p) or p.name in ('writer','saved') or self.meta and p.name == self.meta['data']: continue
+        if not _is_ours(p) or p.name in ('writer','saved','run') or self.meta and p.name == self.meta['data']: continue
         _remove(p) if p.is_dir() else p.unlink(missing_ok=True)
 
 def _remove(folder):

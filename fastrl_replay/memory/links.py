@@ -54,7 +54,8 @@ class Links:
         "Work with these tables from now on: one assignment, after all of them have been made"
         addresses = [a.ctypes.data for a in (self.link, self.back, self.drawn, last_key)]
         numbers = np.array([*counters[:SLOTS], self.ring, *addresses,
-            envs.last.ctypes.data, len(envs.last), envs.number.ctypes.data, len(envs.number), self.max_sz, self.in_file])
+            envs.last.ctypes.data, len(envs.last), envs.number.ctypes.data, len(envs.number), self.max_sz,
+            self.in_file])
         self.tables = Tables(numbers, envs, last_key)
 
     inserted = property(lambda self: self.tables.numbers.item(INSERTED), doc='How many rows have come: the next key')

@@ -315,6 +315,7 @@ class OnDisk:
         "Rows up to this key count"
         self.directory.commit(end)
 
+# %% ../../nbs/32_rows.ipynb #996721c4
 class RowsOnDisk(OnDisk, Rows):
     "Whole rows in files"
     writes_through = True   # one kernel writes the counters in the file, too

@@ -267,7 +267,8 @@ class _Prioritized(Sampler):
         return self.tree.nbytes + (0 if self._there is None else self._there.nbytes)
 
     kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
-    def __getstate__(self): return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends','_file','_leaves')}
+    def __getstate__(self):
+        return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends','_file','_leaves')}
     def __setstate__(self, state): self.__dict__.update(state); self.clear()
 
 # %% ../../nbs/37_samplers.ipynb #d8b657dd
@@ -591,6 +592,7 @@ def keep_in(self:_Prioritized,
     here = np.arange(self.first, self.end) if self._there is None else self._taken()
     if len(here): self._write_down(here)
 
+# %% ../../nbs/37_samplers.ipynb #c89e7582
 @patch
 def _write_down(self:_Prioritized, keys): # or places
     file,key_of = self._file

@@ -515,12 +515,13 @@ def _prepare_on_disk(self:Timeline, state, refers):
     if self._older is not None: self.directory,parts = self._older.directory,self._older._parts
     else: parts = self._parts
     d = self.directory
-    if d.writes: d.allow(0)   # or an error: it is closed
+    if d.writes and not d.holds: d._refuse()
     if not refers: return self._take_rows(state)
     saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), state['store'])
     self._check_place(saved, 0 if state['dtype'] is None else state['links']['counters'][0])
     if state['dtype'] is None:
-        return vars(self).update(_parts=None, _same=None, _left=parts and parts[1], _unsettled=(0,0,0) if d.meta else None)
+        nothing = (0,0,0) if d.meta else None
+        return vars(self).update(_parts=None, _same=None, _left=parts and parts[1], _unsettled=nothing)
     if state['dtype'] != saved_dtype(d.meta['columns']): raise StateError(self.who, 'a saved memory of other columns')
     line = (Links if d.writes else FollowedLinks)(parts[1].dtype, self.max_sz, d, self.who, d.ring - self.max_sz)
     inserted,oldest = state['links']['counters'][:2]

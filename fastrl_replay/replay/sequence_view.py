@@ -13,8 +13,8 @@ from fastcore.basics import patch
 from ..batches import Sequences
 from fastrl_replay.core import (EPISODE, ArgumentError, BlockError, StaleKey, StateError, Steps, dtype_spec, leaves,
     njit)
-from fastrl_replay.episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row, number_of,
-    places_of, row_ends)
+from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row,
+    number_of, places_of, row_ends)
 from ..memory.links import as_keys, reach
 from .views import View, as_float64
 from ..states import anything, array, checked, maybe, row_dtype
