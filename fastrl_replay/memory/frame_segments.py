@@ -302,7 +302,7 @@ def reopen(self:FrameFiles):
 # %% ../../nbs/33_frame_segments.ipynb #0581e551
 @patch
 def _clean(self:FrameFiles)->tuple: # numbers of segments that are raw, and of packed ones
-    "Remove what nobody needs, and see what there is"
+    "Remove what no row needs, and see what there is"
     first,last = self.numbers.item(FIRST),(self.numbers.item(END)-1) >> self.numbers.item(BITS)
     self._sizes,found = {},dict(raw=set(), packed=set())
     for entry in [*os.scandir(self.folder)]:

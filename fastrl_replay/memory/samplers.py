@@ -605,6 +605,7 @@ def _write_new(self:_Prioritized, first, end):
     if self._leaves is None: self._write_down(np.arange(first, end))
     else: _copy_range(self._leaves, self.capacity, first, end, self._file[0])
 
+# %% ../../nbs/37_samplers.ipynb #2f452ada
 @njit
 def _copy_leaves(nodes, capacity, keys, file):
     "From the leaves of a tree to a file, each in its ring; no key is more than a round from the first one"
