@@ -91,6 +91,7 @@ def test_the_check_finds_what_is_wrong(tmp_path):
     assert '14 rows have come' in damaged('uniform', 'counters', lost, np.int64)
     assert 'priority of key 3' in damaged('prioritized', 'priorities', other, float)
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     "It says what it did, and its exit status says how it went"
     run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path)
@@ -683,6 +684,7 @@ def test_load_interrupted(every, tmp_path):
         leave(again)
     everywhere(every*3, prepare, lambda line: line.load_state_dict([*states.values()][-1][0]), then, tmp_path)
 
+@pytest.mark.slow
 @STEPS
 def test_growth_interrupted(every, tmp_path):
     def prepare(path):

@@ -28,6 +28,7 @@ class Middle(Frames):
     smallest_file = 16
 
 CODECS = [None,'lz4','zstd']
+SOME = [None, *(pytest.param(c, marks=pytest.mark.slow) for c in ('lz4','zstd'))]   # where each takes seconds
 PER_FRAME = step_dtype(spaces.Box(0, 255, (2,8,8), np.uint8), spaces.Discrete(2))
 
 def logs(line): return line._parts[1]._logs if line._parts else []
@@ -58,8 +59,7 @@ def per_file(line):
     names = [p.name for p in line.directory.folder.glob('frames-*/*')]
     return sum(n.endswith('.raw') for n in names),sum(n.endswith('.packed') for n in names)
 
-@pytest.mark.parametrize('compress', CODECS)
-@pytest.mark.parametrize('kind', SPACES)
+@pytest.mark.parametrize('kind,compress', [(k,c) if k == 'stack' else pytest.param(k, c, marks=pytest.mark.slow) for k in SPACES for c in CODECS])
 @cases(60)
 @given(program=st.binary(min_size=1, max_size=150), sizes=st.lists(st.integers(1, 30), max_size=14), max_sz=st.integers(1, 40), seed=st.integers(0, 9),
     repeats=st.booleans(), spare=st.integers(0, 60), what=st.lists(st.sampled_from(['','','close','kill','save','load','grow','reader']), max_size=14), stack=st.sampled_from([1,3]))
@@ -100,7 +100,7 @@ def test_a_directory_of_frames_is_a_memory_of_rows(tmp_path_factory, kind, compr
             if m is not None: m.close()
         shutil.rmtree(path)
 
-@pytest.mark.parametrize('compress', CODECS)
+@pytest.mark.parametrize('compress', SOME)
 def test_frames_that_no_row_needs_leave_the_disk(tmp_path, compress):
     "A memory of 1,000 rows has as many files after 10,000 as after 3,000, also when it is opened again and again"
     rows,counts = episode(10_000),[]
@@ -133,10 +133,10 @@ def test_settings_are_said_and_must_be_the_same(tmp_path):
         with pytest.raises((ArgumentError,TypeError)): Frames(**wrong)
 
 def test_kinds_of_frames_have_a_limit(tmp_path):
-    space = spaces.Dict({f'c{i:02}': spaces.Box(0, 255, (8,8), np.uint8) for i in range(57)})
+    space = spaces.Dict({f'c{i:02}': spaces.Box(0, 255, (8,8), np.uint8) for i in range(56)})
     row = Steps(np.zeros(1, step_dtype(space, spaces.Discrete(2))))
-    with pytest.raises(ArgumentError, match='no room for so many kinds of frames; got 57; expected at most 56'): Timeline(9, Frames(path=tmp_path)).add(row)
-    line = Timeline(9, Frames(path=tmp_path, columns=[f'state.c{i:02}' for i in range(56)]))
+    with pytest.raises(ArgumentError, match='no room for so many kinds of frames; got 56; expected at most 55'): Timeline(9, Frames(path=tmp_path)).add(row)
+    line = Timeline(9, Frames(path=tmp_path, columns=[f'state.c{i:02}' for i in range(55)]))
     line.add(row)
     assert line[0] == row[0]
 
@@ -174,6 +174,7 @@ def test_back_to_the_beginning(tmp_path, compress):
     assert line[:] == Steps(rows[300:])
     line.close()
 
+@pytest.mark.slow
 def test_frames_of_rows_that_were_undone_do_not_stay_for_ever(tmp_path):
     rows,line = episode(3000),Timeline(200, Tiny(1, None, tmp_path, spare=100))
     for i in range(0, 200, 10): line.add(Steps(rows[i:i+10]))
@@ -260,6 +261,7 @@ def test_a_forked_process_reads_and_does_not_write(tmp_path):
     assert line[:] == Steps(rows[200:])
     line.close()
 
+@pytest.mark.slow
 def test_files_are_let_go_with_the_memory(tmp_path):
     "No descriptor stays open, and the next one may open it at once"
     descriptors,before = Path('/proc/self/fd'),None
@@ -288,7 +290,7 @@ def damaged_cases(folder):
     return cut,longer,empty,gone,noise,a_folder,a_link
 
 @pytest.mark.parametrize('mode', ['a','r'])
-@pytest.mark.parametrize('compress', CODECS)
+@pytest.mark.parametrize('compress', SOME)
 def test_damaged_files_are_named(tmp_path, compress, mode):
     rows,line = episode(2000),Timeline(1500, Middle(1, compress, tmp_path/'m'))
     for i in range(0, 2000, 10): line.add(Steps(rows[i:i+10]))
@@ -311,7 +313,7 @@ def test_damaged_files_are_named(tmp_path, compress, mode):
                 assert twin[-200:] == Steps(rows[:200])
             twin.close()
 
-@pytest.mark.parametrize('mode', ['a','r'])
+@pytest.mark.parametrize('mode', ['r', pytest.param('a', marks=pytest.mark.slow)])
 def test_damaged_numbers_never_lead_astray(tmp_path, mode):
     "References, counters and lowest references of a stranger: an error or other frames of this memory, never foreign bytes"
     rows,line = episode(600),Timeline(500, Short(1, 'lz4', tmp_path/'m'))
@@ -456,7 +458,7 @@ def test_a_reader_beside_a_writer(tmp_path, compress):
     line.close()
 
 @forks
-@pytest.mark.parametrize('compress', CODECS)
+@pytest.mark.parametrize('compress', ['lz4', *(pytest.param(c, marks=pytest.mark.slow) for c in (None,'zstd'))])
 def test_kills_tear_nothing(tmp_path, compress):
     "A writer is killed two dozen times; each row whose add had returned is there, and is what it was"
     rng,at = np.random.default_rng(0),0

@@ -114,6 +114,7 @@ def test_sequences_are_told(tmp_path):
     assert (p['unit'], p['known']) == ('sequences', int((t.first >= 0).sum())) and p['max'] == pytest.approx((3 + 1e-6)**.9)
     check_facts(survey(open_memory(tmp_path/'m')), replay.memory[:].rows)
 
+@pytest.mark.slow
 def test_while_it_is_written(tmp_path):
     "Another process adds rows all the time, over the edge of the ring: what is told belongs together, and nothing is changed by telling"
     script = '''if 1:
@@ -281,14 +282,14 @@ def same_on_disk(a, b, ma, mb):
     assert (x is None) == (y is None) and (x is None or np.array_equal(x, y))
     return no_clock(read_metrics(a)) == no_clock(read_metrics(b)) and same(pa, pb)
 
-@pytest.mark.parametrize('name', RUNS)
+@pytest.mark.parametrize('name', [pytest.param(n, marks=pytest.mark.slow) if n in ('cartpole-r2d2','catch') else n for n in RUNS])
 def test_a_run_on_disk_is_the_run_in_main_memory(name, tmp_path):
     "To the last digit"
     for d, more in ('ram', {}), ('disk', dict(memory_path=str(tmp_path/'m'))): start(recipe(name, **RUNS[name], **more), tmp_path/d).train()
     assert no_clock(read_metrics(tmp_path/'ram')) == no_clock(read_metrics(tmp_path/'disk'))
 
-@pytest.mark.parametrize('kills', [2, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('name', RUNS)
+@pytest.mark.slow
+@pytest.mark.parametrize('name,kills', [('cartpole',2), *((name,8) for name in RUNS)])
 def test_kill_9_costs_nothing_but_time(name, kills, tmp_path):
     "SIGKILL at a random moment after a checkpoint, several times; resumed, all is as in a run that was left alone"
     start(recipe(name, **RUNS[name], memory_path=str(tmp_path/'mw')), tmp_path/'whole').train()
@@ -409,6 +410,7 @@ def _ram():
     run.train(Stops(run, 100))
     return 'ram'
 
+@pytest.mark.slow
 def test_compare_gives_each_run_rows_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     here(capsys, 'compare', 'taxi', '--seeds', 2, '--out', 'c', *options(dict(episodes=10, memory_path='m')))
