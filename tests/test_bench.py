@@ -11,8 +11,9 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import FrameStackObservation
 from hypothesis import given, strategies as st
 
-from fastrl_replay.bench import bench, buffers, frames, peers
+from fastrl_replay.bench import bench, buffers, disk, frames, peers
 from fastrl_replay.bench.bench import CONTESTS, TARGETS, entries, fastest, measure, medians, summary, table, targets
+from fastrl_replay.core import ArgumentError
 from fastrl_replay.bench.peers import ADAPTERS, Peer, PeerError, Rows, wrong_rows
 
 # Libraries made up for these tests, in a copy of the peers' module.
@@ -238,6 +239,65 @@ def test_the_bench_hands_frames_their_options(capsys):
     with pytest.raises(SystemExit): bench.main(['--frames', '--help'])
     assert '--fill ROWS' in capsys.readouterr().out
 
+# ---- memories on disk ----
+
+@pytest.fixture
+def on_disk(tmp_path): return peers.DiskTest(disk.OurDisk, str(tmp_path/'memory'), 150)
+
+def test_each_row_that_comes_from_disk_is_compared(on_disk, monkeypatch):
+    on_disk.fill(block=64)
+    for way in disk.PAGES:
+        found = peers.draw_from_disk(on_disk, way, 8, 0, 5)
+        assert (found['wrong'], found['rows'], len(found['us'])) == (0, 24, 3), way
+    on_disk.memory.replay.memory._parts[1]._mem.reshape(150, -1)[:,30_000] ^= 1   # a byte of each next state
+    assert peers.draw_from_disk(on_disk, 'asks for pages', 8, 0, 3)['wrong'] == 24
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='the cache is told what to drop')
+def test_cold_is_cold(on_disk, tmp_path):
+    on_disk.fill()
+    peers.read_at_places(on_disk.folder)
+    before = peers.share_cached(on_disk.folder)
+    peers.forget_pages(on_disk.folder)
+    if peers.share_cached(on_disk.folder) > .5: pytest.skip('files here are in main memory')
+    assert before > .9 and not peers.mappings(tmp_path/'elsewhere')
+    assert peers.draw_from_disk(on_disk, 'asks for pages', 8, 0, 3, cold=True)['wrong'] == 0
+
+@pytest.mark.parametrize('groups, files, where', [
+    ('3:memory:/a/b', ['memory/a/b/x', 'memory/a/x'], 'memory/a/b'),
+    ('3:cpu,memory:/gone/b', ['memory/x'], 'memory'),                 # in a container
+    ('0::/a/b', ['a/b/x', 'a/cgroup.subtree_control/x', 'a/b/cgroup.subtree_control/x'], ''),   # the inner ones refuse
+    ('5:cpu:/', ['x'], None)])
+def test_a_group_is_made_where_it_can_be(tmp_path, groups, files, where):
+    (tmp_path/'proc/self').mkdir(parents=True)
+    (tmp_path/'proc/self/cgroup').write_text(groups)
+    for f in files: (tmp_path/'sys/fs/cgroup'/f).parent.mkdir(parents=True, exist_ok=True)
+    if where is None:
+        with pytest.raises(ArgumentError, match='--limit 0 --size GIB'): disk.MemoryLimit(2**20, tmp_path)
+        return
+    limit = disk.MemoryLimit(2**20, tmp_path)
+    assert limit.folder.parent == tmp_path/'sys/fs/cgroup'/where
+    assert [p.read_text() for p in limit.folder.iterdir()] == [str(2**20)]
+    assert limit.around(['python'])[-2:] == [str(limit.folder/'cgroup.procs'), 'python']
+
+def test_a_process_has_what_its_group_allows():
+    try: limit = disk.MemoryLimit(700*2**20)
+    except ArgumentError as e: pytest.skip(str(e))
+    try:
+        with closing(disk._ours(limit)) as entry: assert entry.ask('has') == 700*2**20
+    finally: limit.close()
+    assert not limit.folder.exists()
+
+def test_the_bench_hands_disk_its_options(capsys, monkeypatch):
+    with pytest.raises(SystemExit): bench.main(['--disk', '--limit', '0'])
+    assert '--limit 0 takes --size GIB' in capsys.readouterr().err
+    with pytest.raises(SystemExit): bench.main(['--disk', '--help'])
+    assert '--limit GIB' in capsys.readouterr().out
+    def refuse(nbytes): raise ArgumentError('bench', 'groups', 'none')
+    monkeypatch.setattr(disk, 'MemoryLimit', refuse)
+    with pytest.raises(ArgumentError): disk._limit(disk._disk_options([]))
+    assert disk._limit(disk._disk_options(['--size', '1'])) is None and 'measured without' in capsys.readouterr().err
+    assert disk._limit(disk._disk_options(['--limit', '0', '--size', '.01'])) is None
+
 # ---- reports ----
 
 def made_up(**times):
@@ -301,3 +361,13 @@ def test_the_figures_of_frames_are_of_this_bench():
     assert 'not measured' not in frames.aims(results)
     fill = results['fill']['Pong']
     assert fill['rows'] == 1_000_000 and fill['wrong_blocks'] == 0
+
+@pytest.mark.skipif(not (files('fastrl_replay')/'measured/disk.json').is_file(), reason='not measured yet')
+def test_the_figures_of_memories_on_disk_are_of_this_bench():
+    results = json.loads((files('fastrl_replay')/'measured/disk.json').read_text())
+    assert set(results['memories']) == {'fastrl_replay', *peers.DISK_MEMORIES} and not results['missing']
+    assert results['limit'] == results['memory'] and results['rows']*disk.ROW.itemsize > 1.99*results['limit']
+    for name, found in results['memories'].items():
+        ways = list(disk.PAGES) if name == 'fastrl_replay' else list(peers.DISK_MEMORIES[name].ways)
+        assert [(f['way'], f['bs']) for f in found['draws']] == [(way, bs) for way in ways for bs in disk.SIZES]
+        assert not any(f[when]['wrong'] for f in found['draws'] for when in ('cold', 'warm'))

@@ -576,6 +576,8 @@ def _options(args):
         p.add_argument(f'--{option}', action='store_true', help=help)
     p.add_argument('--frames', action='store_true',
         help='instead: memories of pixels, on frames of Atari games; --frames --help says more')
+    p.add_argument('--disk', action='store_true',
+        help='instead: memories on disk that are larger than main memory; --disk --help says more')
     _add_peers(p)
     p.add_argument('--out', type=Path, help='a folder for bench.json, bench.md and the pictures')
     a = p.parse_args(args)
@@ -614,8 +616,10 @@ def save(
 def main(args=None):
     "Run the contests and print the tables"
     args = sys.argv[1:] if args is None else args
-    if '--frames' in args and '--help' not in args[:args.index('--frames')]:
-        return _above('frames').main([w for w in args if w != '--frames'])
+    for other in 'frames','disk':
+        option = f'--{other}'
+        if option in args and '--help' not in args[:args.index(option)]:
+            return _above(other).main([w for w in args if w != option])
     a = _options(args)
     size,rounds,seconds = (100_000, 3, .02) if a.quick else (1_000_000, 9, .05)
     grow = (1_000_000 if a.quick else 100_000_000) if a.growth else 0

@@ -16,7 +16,7 @@ from ..core import (ArgumentError, ArgumentTypeError, StateError, Steps, bytes_a
     ints_at, longs_at, memmove, njit, padding, plain_columns, refuse_flags, whole)
 from ..episodes import ENV, SIZE, NaNSearch, RowLayout, first_nan, has_nan
 from .arrays import MainMemory
-from .directory import outgrows, read_at_random, request_rows
+from .directory import mapped, outgrows, read_at_random, request_rows
 from .links import (AGE_MAX, AGE_SUM, DRAWN, IN_FILE, INSERTED, OLDEST, SLOTS, Links,
     acceptable, first_invalid, link_rows)
 from ..states import array, checked
@@ -224,11 +224,12 @@ class Rows(Store):
         self._mem = arrays.new('rows', self.max_sz*dtype.itemsize, np.uint8)
         layout = RowLayout('Rows', dtype, strict=False)
         self._plan = np.array([*layout.at, *self._search.at, self._mem.ctypes.data, *BatchPlan(dtype).numbers])
+        self._seen,self._draws = self._mem,self._plan   # for what is read
 
     def put(self, slots, rows): self._mem.reshape(self.max_sz, -1)[slots] = rows.view(np.uint8).reshape(len(rows), -1)
     def gather(self, slots, out, present=-1):
-        _gather_rows(self._mem, self.dtype.itemsize, slots.reshape(-1), out, present)
-    columns = property(lambda self: self._mem.view(self.dtype), doc='Of all slots, as they are')
+        _gather_rows(self._seen, self.dtype.itemsize, slots.reshape(-1), out, present)
+    columns = property(lambda self: self._seen.view(self.dtype), doc='Of all slots, as they are')
     def __repr__(self): return f'Rows({self._path_text()})'
 
 # %% ../../nbs/32_rows.ipynb #0ac8e359
@@ -291,7 +292,7 @@ def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
     n = len(keys)
     if len(weights) != n: _check_weights(keys, weights)
     out = np.empty(n*plan.itemsize, np.uint8)
-    bad = _draw_rows(line.tables.numbers, self._plan, keys, weights, out)
+    bad = _draw_rows(line.tables.numbers, self._draws, keys, weights, out)
     if bad >= 0: line.refuse_key(keys[bad])
     return plan.steps(out, n)
 
@@ -328,14 +329,18 @@ class RowsOnDisk(OnDisk, Rows):
     def reserve(self, arrays):
         super().reserve(arrays)
         self._outgrows = outgrows(self._mem.nbytes)
-        if self._outgrows: read_at_random(self._mem)
+        if not self._outgrows: return
+        self._seen = mapped(arrays.folder/'rows', self._mem.shape, np.uint8, arrays.writes)
+        self._draws = self._plan.copy()
+        self._draws[_ROWS] = self._seen.ctypes.data
+        read_at_random(self._seen)
 
     def gather(self, slots, out, present=-1):
-        if self._outgrows: request_rows(self._mem.ctypes.data, self.dtype.itemsize, slots.reshape(-1))
+        if self._outgrows: request_rows(self._seen.ctypes.data, self.dtype.itemsize, slots.reshape(-1))
         super().gather(slots, out, present)
 
     def batch(self, line, keys, weights, plan):
-        if self._outgrows: request_rows(self._mem.ctypes.data, self.dtype.itemsize, line.slots(keys))
+        if self._outgrows: request_rows(self._seen.ctypes.data, self.dtype.itemsize, line.slots(keys))
         return super().batch(line, keys, weights, plan)
 
 Rows.on_disk = RowsOnDisk
