@@ -6,7 +6,7 @@
 __all__ = ['ROW', 'PAGES', 'SIZES', 'LEARNER', 'MemoryLimit', 'OurDisk', 'DiskWorker', 'small_rows', 'measure_memory', 'run_disk',
            'disk_kind', 'disk_table', 'small_table', 'disk_lines', 'disk_report', 'disk_picture', 'main', 'save_disk']
 
-# %% ../../nbs/94_bench_disk.ipynb #013ce496
+# %% ../../nbs/94_bench_disk.ipynb #93338b09
 import argparse, json, os, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -24,7 +24,7 @@ from .bench import _add_peers, _png, _pythons, _short, full_replay, measure, mis
 from .peers import (DISK_MEMORIES, NORMAL, RANDOM, DiskTest, Peer, PeerError, Worker, advise,
     forget_pages, machine, serve)
 
-# %% ../../nbs/94_bench_disk.ipynb #61e01734
+# %% ../../nbs/94_bench_disk.ipynb #bcc79a1c
 class MemoryLimit:
     "A control group whose processes may have so much main memory"
     def __init__(self,
@@ -62,7 +62,7 @@ def _new_group(file, nbytes):
         raise
     return folder
 
-# %% ../../nbs/94_bench_disk.ipynb #38495c1f
+# %% ../../nbs/94_bench_disk.ipynb #efe60525
 ROW = step_dtype(Box(0, 255, (4,84,84), np.uint8), Discrete(18))
 PAGES = {'asks for pages': (True, RANDOM), 'does not ask': (False, RANDOM),   # asks, and what the system is told
     'does not ask, reads ahead': (False, NORMAL), 'asks, prefetched': (True, RANDOM)}
@@ -96,7 +96,7 @@ class OurDisk:
 
     def look(self, batch): return {k: batch[k].numpy() for k in ('state','action','reward','next_state','terminated')}
 
-# %% ../../nbs/94_bench_disk.ipynb #bd46d258
+# %% ../../nbs/94_bench_disk.ipynb #ffc6b263
 class DiskWorker(Worker):
     "Does what a library's process does, with our memory"
     def __init__(self, library='fastrl_replay'): super().__init__(library)
@@ -132,7 +132,7 @@ class DiskWorker(Worker):
         finally: os.close(file)
         return took
 
-# %% ../../nbs/94_bench_disk.ipynb #4abe106f
+# %% ../../nbs/94_bench_disk.ipynb #0e4f7921
 def small_rows(
     folder:str, # for files
     size:int, # rows
@@ -166,7 +166,7 @@ def _checkpoint(replay, folder):
 
 DiskWorker.small = lambda self, folder, size, rounds, seconds: small_rows(folder, size, rounds, seconds)
 
-# %% ../../nbs/94_bench_disk.ipynb #f35c7b29
+# %% ../../nbs/94_bench_disk.ipynb #23eff99c
 SIZES = 1,32,256
 LEARNER = .005   # seconds of its step
 
@@ -198,7 +198,7 @@ def measure_memory(
     found['waits'] = {way: draw(way=way, bs=32, seconds=seconds, most=10**6, pause=LEARNER) for way in ways}
     return found
 
-# %% ../../nbs/94_bench_disk.ipynb #f13edcdf
+# %% ../../nbs/94_bench_disk.ipynb #000bacf8
 def _ours(limit): return Peer('fastrl_replay', program=['-m', 'fastrl_replay.bench.disk'], limit=limit)
 
 def run_disk(
@@ -233,7 +233,7 @@ def run_disk(
     bar.close()
     return results
 
-# %% ../../nbs/94_bench_disk.ipynb #81d1a69d
+# %% ../../nbs/94_bench_disk.ipynb #f7b1f78f
 def disk_kind(
     folder:str, # a folder on it
 )->dict: # what the system says of it
@@ -249,7 +249,7 @@ def disk_kind(
         found['read_ahead_kb'] = int((queue/'read_ahead_kb').read_text())
     return found
 
-# %% ../../nbs/94_bench_disk.ipynb #922b3103
+# %% ../../nbs/94_bench_disk.ipynb #a64d5573
 def _named(results):
     "(memory and way, draws) for each line"
     for name,found in results['memories'].items():
@@ -273,7 +273,7 @@ def disk_table(
     reads = ' | '.join(f'{_rate(results["reads"][str(bs)]["per_s"])} | ' for bs in SIZES)
     return '\n'.join([*lines, f'| the disk, 32 threads that read | {reads} | | |'])
 
-# %% ../../nbs/94_bench_disk.ipynb #355b151f
+# %% ../../nbs/94_bench_disk.ipynb #3f63fe33
 def small_table(
     results:dict, # of `run_disk`
 )->str: # Markdown
@@ -314,7 +314,7 @@ def disk_report(
     "All of it"
     return '\n\n'.join(filter(None, [disk_table(results), small_table(results), disk_lines(results), missing_peers(results)]))
 
-# %% ../../nbs/94_bench_disk.ipynb #31f84c2b
+# %% ../../nbs/94_bench_disk.ipynb #74e6a0b9
 def disk_picture(
     results:dict, # of `run_disk`
 )->bytes: # a png
@@ -334,7 +334,7 @@ def disk_picture(
         axes[0].legend(fontsize=8)
     return _png(results, draw, 9.5, .4*len(found) + 1, 1, 2)
 
-# %% ../../nbs/94_bench_disk.ipynb #ad1bdd5f
+# %% ../../nbs/94_bench_disk.ipynb #09d2ccc9
 def _disk_options(args):
     p = argparse.ArgumentParser(prog='fastrl-replay bench --disk', description='What memories on disk cost that are '
         'larger than main memory: draws a second, cold and warm. Takes root and control groups, or --limit 0 --size GIB.')
@@ -352,7 +352,7 @@ def _disk_options(args):
     a.pythons = _pythons(p, a.peer_python)
     return a
 
-# %% ../../nbs/94_bench_disk.ipynb #3488ef87
+# %% ../../nbs/94_bench_disk.ipynb #f4e1c305
 def _limit(a):
     "The limit that was asked for; None where there can be none, and `--size` says what to do then"
     if not a.limit: return None
@@ -385,5 +385,5 @@ def save_disk(
     try: (out/'disk.png').write_bytes(disk_picture(results))
     except ImportError: print("no picture: matplotlib is missing (pip install '.[plot]')")
 
-# %% ../../nbs/94_bench_disk.ipynb #ac5d6c03
+# %% ../../nbs/94_bench_disk.ipynb #e95b5afe
 if __name__ == '__main__': serve(sys.argv[1], DiskWorker)
