@@ -347,7 +347,7 @@ def allow(self:Directory, end:int):
     c = self.counters
     if end > c.item(LIMIT) and end > self.ring:
         c[LIMIT] = end + max(self.ring//16, 1024)
-        sync(self.folder/'counters')
+        if c.item(FLUSHED): sync(self.folder/'counters')   # what was never flushed is gone after a power cut anyway
     self.until = max(self.ring, c.item(LIMIT))
 
 @patch
