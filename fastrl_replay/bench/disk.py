@@ -173,7 +173,8 @@ LEARNER = .005   # seconds of its step
 def _brief(found):
     "What is kept of draws"
     us = np.array(found.pop('us'))
-    return dict(found, n=len(us), per_s=float(len(us)/us.sum()*1e6), median_us=float(np.median(us)), worst_us=float(us.max()))
+    return dict(found, n=len(us), per_s=float(len(us)/us.sum()*1e6), median_us=float(np.median(us)),
+        worst_us=float(us.max()))
 
 def measure_memory(
     entry, # a `Peer`
@@ -211,8 +212,8 @@ def run_disk(
     progress:bool=True, # show a bar
 )->dict: # machine, disk, and the figures of each memory
     "Measure memories that are larger than main memory"
-    results = dict(machine=machine(), disk=disk_kind(folder), limit=limit and limit.nbytes, rows=size, memories={}, missing={},
-        faults={})
+    results = dict(machine=machine(), disk=disk_kind(folder), limit=limit and limit.nbytes, rows=size, memories={},
+        missing={}, faults={})
     bar = tqdm(total=3 + len(PAGES) + sum(2 + len(m.ways) for m in DISK_MEMORIES.values()), disable=not progress)
     def tell(what): bar.set_description(what); bar.update()
     with tempfile.TemporaryDirectory(dir=folder) as tmp, closing(_ours(limit)) as entry:
@@ -223,12 +224,14 @@ def run_disk(
             for bs in SIZES}
         tell('small rows')
         Path(f'{tmp}/b').mkdir()
-        results['small'] = dict(rows=small, **entry.ask('small', folder=f'{tmp}/b', size=small, rounds=9, seconds=seconds/50))
+        answer = entry.ask('small', folder=f'{tmp}/b', size=small, rounds=9, seconds=seconds/50)
+        results['small'] = dict(rows=small, **answer)
     for name,memory in DISK_MEMORIES.items():
         with tempfile.TemporaryDirectory(dir=folder) as tmp:
             try:
-                with closing(Peer(name, pythons.get(name, sys.executable), limit=limit)) as entry: results['memories'][name] = \
-                    dict(measure_memory(entry, memory.ways, tmp, size, seconds, tell), version=entry.version)
+                with closing(Peer(name, pythons.get(name, sys.executable), limit=limit)) as entry:
+                    found = measure_memory(entry, memory.ways, tmp, size, seconds, tell)
+                    results['memories'][name] = dict(found, version=entry.version)
             except PeerError as e: results['missing'][name] = str(e)
     bar.close()
     return results
@@ -294,11 +297,11 @@ def disk_lines(
     for name,f in results['memories'].items():
         n = results['rows']*ROW.itemsize
         lines.append(f'- {name}: {results["rows"]:,} rows, {f["bytes"]/2**30:.1f} GiB in files; written at '
-            f'{results["rows"]/f["add_s"]:,.0f} rows a second, {n/f["add_s"]/1e6:,.0f} MB/s, and {n/f["again_s"]/1e6:,.0f} MB/s over old rows; all on the '
-            f'disk {f["sync_s"]:.1f} s later' + _opened(f))
+            f'{results["rows"]/f["add_s"]:,.0f} rows a second, {n/f["add_s"]/1e6:,.0f} MB/s, and '
+            f'{n/f["again_s"]/1e6:,.0f} MB/s over old rows; all on the disk {f["sync_s"]:.1f} s later' + _opened(f))
     most = f'a process may have {size_text(results["limit"])} of main memory' if results['limit'] else \
         f'no limit but the {size_text(results["memory"])} of the machine'
-    disk = ', '.join(f'{k.replace("_", " ")} {v:,}' if isinstance(v, int) else f'{k} {v}' for k,v in results['disk'].items())
+    disk = ', '.join(f'{v:,} KB are read ahead' if k == 'read_ahead_kb' else v for k,v in results['disk'].items())
     peers = {name: f['version'] for name,f in results['memories'].items() if 'version' in f}
     made = ', '.join(f'{k} {v}' for k,v in {**m, **peers}.items())
     return '\n'.join([*lines, f'- {most}; the disk: {disk}', f'- {made}'])
@@ -312,7 +315,8 @@ def disk_report(
     results:dict, # of `run_disk`
 )->str: # Markdown
     "All of it"
-    return '\n\n'.join(filter(None, [disk_table(results), small_table(results), disk_lines(results), missing_peers(results)]))
+    parts = disk_table(results),small_table(results),disk_lines(results),missing_peers(results)
+    return '\n\n'.join(filter(None, parts))
 
 # %% ../../nbs/94_bench_disk.ipynb #74e6a0b9
 def disk_picture(
@@ -324,7 +328,8 @@ def disk_picture(
     def draw(*axes):
         for ax,bs in zip(axes, SIZES[1:]):
             for when,color in ('cold','#219ebc'),('warm','#fb8500'):
-                ax.plot([d[bs][when]['per_s'] for _,d,_ in found], range(len(found)), 'o', color=color, ms=7, label=when)
+                speeds = [d[bs][when]['per_s'] for _,d,_ in found]
+                ax.plot(speeds, range(len(found)), 'o', color=color, ms=7, label=when)
             ax.axvline(results['reads'][str(bs)]['per_s'], color='gray', lw=1, ls=':', label='the disk alone, cold')
             ax.set_xscale('log'); ax.set_title(f'batches of {bs} rows a second', loc='left', fontsize=10)
             ax.xaxis.set_major_formatter('{x:,g}'); ax.xaxis.set_minor_formatter(NullFormatter())
@@ -337,7 +342,7 @@ def disk_picture(
 # %% ../../nbs/94_bench_disk.ipynb #09d2ccc9
 def _disk_options(args):
     p = argparse.ArgumentParser(prog='fastrl-replay bench --disk', description='What memories on disk cost that are '
-        'larger than main memory: draws a second, cold and warm. Takes root and control groups, or --limit 0 --size GIB.')
+        'larger than main memory: draws a second, cold and warm. Takes root and control groups, or --limit 0 --size.')
     p.add_argument('--quick', action='store_true', help='1 GiB of main memory, 2 GiB of rows: some minutes')
     p.add_argument('--limit', type=float, metavar='GIB', help='main memory of a process; 0: all that there is (2)')
     p.add_argument('--size', type=float, metavar='GIB', help='bytes of rows on the disk (twice the limit)')

@@ -11,7 +11,7 @@ __all__ = ['ADAPTERS', 'STACK', 'FRAME_ROW', 'FRAME_MEMORIES', 'NORMAL', 'RANDOM
            'flashbax_uniform', 'flashbax_prioritized', 'flashbax_sequences', 'Recorded', 'write_frames', 'FrameTest',
            'draw_frames', 'check_frames', 'SB3Frames', 'CpprbFrames', 'mappings', 'advise', 'forget_pages',
            'read_at_places', 'share_cached', 'numbered_rows', 'wrong_numbered', 'DiskTest', 'draw_from_disk',
-           'TorchrlDisk', 'machine', 'Worker', 'serve', 'PeerError', 'Peer']
+           'TorchrlDisk', 'machine', 'DiskJobs', 'Worker', 'serve', 'PeerError', 'Peer']
 
 # %% ../../nbs/89_peers.ipynb #9d8f5e0d
 import ctypes, gc, json, mmap, os, platform, subprocess, sys, tempfile
@@ -658,7 +658,8 @@ class TorchrlDisk:
     ways = {'as it is': NORMAL, 'not reading ahead': RANDOM}
     def __init__(self, folder, size):
         from torchrl.data import LazyMemmapStorage, ReplayBuffer
-        self.folder,self.memory = folder,ReplayBuffer(storage=LazyMemmapStorage(size, scratch_dir=folder), batch_size=32)
+        storage = LazyMemmapStorage(size, scratch_dir=folder)
+        self.folder,self.memory = folder,ReplayBuffer(storage=storage, batch_size=32)
     def ready(self, c):
         import torch
         from tensordict import TensorDict
@@ -688,8 +689,21 @@ def _resident():
     try: return int(open('/proc/self/statm').read().split()[1])*os.sysconf('SC_PAGE_SIZE')
     except OSError: return 0
 
+# %% ../../nbs/89_peers.ipynb #c33e7a5c
+class DiskJobs:
+    "What a worker does with a memory on disk"
+    def disk(self, folder, size):
+        "A test of the library's memory in files is to come"
+        self.test = DiskTest(DISK_MEMORIES[self.library], folder, size)
+
+    def fill_disk(self): return self.test.fill()
+
+    def warm_disk(self): read_at_places(self.test.folder)
+
+    def draw_disk(self, **how): return draw_from_disk(self.test, **how)
+
 # %% ../../nbs/89_peers.ipynb #01f166dd
-class Worker:
+class Worker(DiskJobs):
     "Does one library's jobs, as it is told"
     def __init__(self, library): self.library,self.once = library,None
 
@@ -727,16 +741,6 @@ class Worker:
     def draw(self, number): return draw_frames(self.test, number)
 
     def check(self, draws): return check_frames(self.test, draws)
-
-    def disk(self, folder, size):
-        "A test of the library's memory in files is to come"
-        self.test = DiskTest(DISK_MEMORIES[self.library], folder, size)
-
-    def fill_disk(self): return self.test.fill()
-
-    def warm_disk(self): read_at_places(self.test.folder)
-
-    def draw_disk(self, **how): return draw_from_disk(self.test, **how)
 
 # %% ../../nbs/89_peers.ipynb #e7aeeaa7
 def serve(
