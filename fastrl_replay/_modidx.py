@@ -1436,6 +1436,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.read_meta': ( 'directory.html#read_meta',
                                                                                               'fastrl_replay/memory/directory.py'),
+                                                'fastrl_replay.memory.directory.request': ( 'directory.html#request',
+                                                                                            'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.request_places': ( 'directory.html#request_places',
                                                                                                    'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.request_rows': ( 'directory.html#request_rows',

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMAT', 'VERSION', 'RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS',
            'OF_STORE', 'N_COUNTERS', 'EXTRAS', 'PAGE', 'allocate', 'no_disk', 'mapped', 'read_meta', 'write_text',
-           'sync', 'check_path', 'Directory', 'request_rows', 'request_places', 'outgrows', 'read_at_random']
+           'sync', 'check_path', 'Directory', 'request_rows', 'request_places', 'request', 'outgrows', 'read_at_random']
 
 # %% ../../nbs/30_directory.ipynb #ba4ce25c
 import errno, json, os, re, shutil, socket, sys, uuid, warnings, weakref
@@ -476,6 +476,13 @@ def request_places(
     for i in range(addresses.shape[0]):
         for j in range(addresses.shape[1]):
             if addresses[i,j] > 0: _advise(addresses[i,j], sizes[j], _WILL_NEED)
+
+def request(
+    array:np.ndarray, # in a file
+    slots, # of it, that are going to be read
+):
+    "The same, where a system can be asked"
+    if sys.platform == 'linux' and len(slots): request_rows(array.ctypes.data, array.strides[0], slots)
 
 def outgrows(
     nbytes:int, # of an array in a file

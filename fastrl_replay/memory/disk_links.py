@@ -10,6 +10,7 @@ import numpy as np, torch
 from fastcore.basics import patch
 from ..core import StateError, njit
 from ..episodes import MAX_ENVS, Environments, grown, note_row
+from .directory import request
 from .links import INSERTED, OLDEST, SLOTS, Links, as_keys
 from ..states import array, checked, integer, listed
 
@@ -24,6 +25,7 @@ def reopen_links(
     (inserted,oldest),lasts = span,{}
     for keys in _in_parts(oldest, inserted):
         keys = _without_next(line, keys, inserted)[::-1]
+        request(columns, keys % line.ring)   # one by one, a page for each episode would take seconds
         envs,first = np.unique(columns['env_id'][keys % line.ring], return_index=True)
         strange = len(envs) and not 0 <= envs[0] <= envs[-1] < MAX_ENVS
         if strange: raise _damaged(line, f'env_id {envs[0]} to {envs[-1]}')

@@ -18,7 +18,7 @@ from ..episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
 from ..locks import renew_in_child
 from .arrays import machine_memory, size_text
 from .codecs import codec
-from .directory import outgrows, read_at_random, request_rows
+from .directory import outgrows, request_rows
 from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of
 from .frame_segments import MOST_LOGS, FrameFiles
 from .links import INSERTED, Links, link_rows
@@ -477,8 +477,7 @@ def _see_size(self:FramesOnDisk):
     self._looked = sum(map(len, self._logs))
     if not outgrows(self.nbytes): return
     self._outgrows = True
-    for a in self._rest,self._refs: read_at_random(a)
-    for log in self._logs: log.read_at_random()
+    for log in self._logs: log.read_at_random()   # the rest of rows is written all the time, and small
 
 @patch
 def gather(self:FramesOnDisk, slots, out, present=-1):
