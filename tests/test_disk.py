@@ -55,7 +55,7 @@ def tmp_path():
 
 # ---- kills ----
 
-@pytest.mark.parametrize('n', [8, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('n', [6, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('kind', KINDS)
 def test_kills(kind, n, tmp_path):
     "Nothing that was committed is lost, torn or mixed, wherever the writer is killed"
@@ -427,8 +427,7 @@ def sound():
     yield made
     shutil.rmtree(where)
 
-@pytest.mark.parametrize('times', [1, pytest.param(6, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind,times', [('sequences',1), ('compressed',1), *(pytest.param(kind, 6, marks=pytest.mark.slow) for kind in KINDS)])
 def test_damaged_files(kind, times, sound, tmp_path):
     "Each file in many ways: a named error or none, and never a crash"
     names = sorted(p.relative_to(sound[kind]) for p in sound[kind].rglob('*') if p.is_file())
@@ -657,6 +656,7 @@ def test_close_and_flush_interrupted(every, tmp_path):
             leave(again)
         everywhere(every, filled, call, then, tmp_path/f'{i}')
 
+@pytest.mark.slow
 @STEPS
 def test_load_interrupted(every, tmp_path):
     "It stands at the checkpoint or where it was, goes on, and refuses what was replaced since"

@@ -282,7 +282,7 @@ def same_on_disk(a, b, ma, mb):
     assert (x is None) == (y is None) and (x is None or np.array_equal(x, y))
     return no_clock(read_metrics(a)) == no_clock(read_metrics(b)) and same(pa, pb)
 
-@pytest.mark.parametrize('name', [pytest.param(n, marks=pytest.mark.slow) if n in ('cartpole-r2d2','catch') else n for n in RUNS])
+@pytest.mark.parametrize('name', [pytest.param(n, marks=pytest.mark.slow) if n != 'cartpole-per' else n for n in RUNS])
 def test_a_run_on_disk_is_the_run_in_main_memory(name, tmp_path):
     "To the last digit"
     for d, more in ('ram', {}), ('disk', dict(memory_path=str(tmp_path/'m'))): start(recipe(name, **RUNS[name], **more), tmp_path/d).train()
