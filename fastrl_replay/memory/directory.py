@@ -477,6 +477,7 @@ def request_places(
         for j in range(addresses.shape[1]):
             if addresses[i,j] > 0: _advise(addresses[i,j], sizes[j], _WILL_NEED)
 
+# %% ../../nbs/30_directory.ipynb #71e6f613
 def request(
     array:np.ndarray, # in a file
     slots, # of it, that are going to be read
