@@ -39,11 +39,11 @@ class Timeline:
         self.store,self._check = Rows() if store is None else store,check
         if not isinstance(self.store, Store):
             raise ArgumentTypeError(who, 'store', type(store).__name__, 'a Store, such as Rows()')
+        self.reads_only = self.store.mode == 'r'   # another process writes it
         self._older = instead_of if instead_of is not None and instead_of.is_open else None
         if self.store.place is not None and self._older is None: check_path(self.store.place, self.store.mode, who)
         self._begin()
 
-    reads_only = property(lambda self: self.store.mode == 'r', doc='Does another process write it?')
     dtype    = property(lambda self: self._parts and self._parts[1].dtype, doc='Of its rows; None before the first one')
     inserted = property(lambda self: self.span[0], doc='How many rows have come: the next key')
     oldest   = property(lambda self: self.span[1], doc='The oldest key that is still there')
