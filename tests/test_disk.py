@@ -980,3 +980,24 @@ def test_replays_on_disk_as_in_main_memory(kind, ops, lasts, envs, max_sz, spare
     finally:
         disk.close()
         shutil.rmtree(path, ignore_errors=True)
+
+@pytest.mark.parametrize('link', ['saved', 'saved/7'])
+def test_what_was_put_aside_is_no_link_to_another_place(link, tmp_path):
+    "Older folders are removed there: a stranger's directory could name yours"
+    yours = tmp_path/'yours'
+    for name in '7', '8', '9':
+        (yours/name).mkdir(parents=True)
+        (yours/name/'priorities').write_bytes(b'precious')
+    replay = PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path/'m'))
+    replay.add(Steps(stream(5)[:3]))
+    saved = replay.state_dict()
+    place = tmp_path/'m'/'saved'
+    shutil.rmtree(place)
+    (tmp_path/'m'/link).parent.mkdir(exist_ok=True)
+    (tmp_path/'m'/link).symlink_to(yours if link == 'saved' else yours/'7')
+    name = '7'
+    with pytest.raises(StateError, match='symbolic link'): replay.memory.directory.aside(name, 'priorities', float)
+    if link == 'saved':
+        with pytest.raises(StateError, match='symbolic link'): replay.state_dict()
+    assert sorted(p.name for p in yours.iterdir()) == ['7', '8', '9'] and (yours/'7'/'priorities').read_bytes() == b'precious'
+    assert saved['own']['memory']['store']['directory'] == str(tmp_path/'m')

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'VERSION', 'RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS',
-           'OF_STORE', 'N_COUNTERS', 'EXTRAS', 'PAGE', 'allocate', 'no_disk', 'mapped', 'read_meta', 'write_text',
-           'sync', 'check_path', 'Directory', 'request_rows', 'request_places', 'request', 'outgrows', 'read_at_random']
+           'OF_STORE', 'N_COUNTERS', 'AGES', 'EXTRAS', 'PAGE', 'allocate', 'no_disk', 'mapped', 'read_meta',
+           'write_text', 'sync', 'check_path', 'Directory', 'request_rows', 'request_places', 'request', 'outgrows',
+           'read_at_random']
 
 # %% ../../nbs/30_directory.ipynb #ba4ce25c
 import errno, json, os, re, shutil, socket, sys, uuid, warnings, weakref
@@ -175,7 +176,7 @@ if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_forget_l
 
 # %% ../../nbs/30_directory.ipynb #6f4bbcef
 RESERVED,COMMITTED,FLOOR,TOLD,AGE_SUM,AGE_MAX,FLUSHED,LIMIT,REWINDS,OF_STORE = range(10)
-N_COUNTERS = 64
+N_COUNTERS,AGES = 64,slice(AGE_SUM, AGE_MAX + 1)
 EXTRAS = 'priorities',   # arrays that a memory may have been made without
 
 class Directory:
@@ -198,7 +199,6 @@ class Directory:
 
     writes = property(lambda self: self.mode == 'a', doc='May it be changed?')
     holds = property(lambda self: self._lock is not None, doc='Is it this process that may change it now?')
-    name = property(lambda self: self.meta['id'], doc='Which memory it is, wherever the directory may be by now')
 
     @property
     def nbytes(self):
@@ -421,7 +421,7 @@ def put_aside(self:Directory,
 )->str: # what they are found by
     "Keep copies of arrays as they are now"
     if self._lock is None: self._refuse()
-    place = self.path/'saved'
+    place = _plain(self.path/'saved', self.who)   # old ones are removed there
     numbers = sorted(int(p.name) for p in place.glob('[0-9]*') if p.name.isdigit())
     number = numbers[-1] + 1 if numbers else 1
     (place/f'{number}').mkdir(parents=True)
@@ -441,8 +441,10 @@ def aside(self:Directory,
     dtype, # of its elements
 )->np.ndarray: # None: it was removed by newer ones
     "An array that was put aside"
-    file = _plain(self.path/'saved'/found_by/name, self.who)
-    if not found_by.isdigit() or not file.is_file(): return None
+    if not found_by.isdigit(): return None
+    place = _plain(_plain(self.path/'saved', self.who)/found_by, self.who)
+    file = _plain(place/name, self.who)
+    if not file.is_file(): return None
     found = np.fromfile(file, np.uint8)
     if len(found) != self.ring*np.dtype(dtype).itemsize: raise StateError(self.who, f'{file} is damaged',
         f'{len(found):_} bytes', f'{self.ring*np.dtype(dtype).itemsize:_} bytes')

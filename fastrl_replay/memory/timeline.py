@@ -16,8 +16,8 @@ from ..core import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoR
     Steps, dtype_spec, extend_dtype, problem, saved_dtype, step_dtype, whole)
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
 from .arrays import size_text, machine_memory
-from .directory import (AGE_MAX as _AGE_MAX, AGE_SUM as _AGE_SUM, COMMITTED, EXTRAS, FLOOR, OF_STORE,
-    RESERVED, REWINDS, Directory, check_path)
+from fastrl_replay.memory.directory import (AGES, COMMITTED, EXTRAS, FLOOR, OF_STORE, RESERVED, REWINDS, Directory,
+    check_path)
 from fastrl_replay.memory.disk_links import (FollowedLinks, brief_state, cut_links, load_brief, reopen_links,
     write_through)
 from .frames import suggested
@@ -398,7 +398,7 @@ def _continued(self:Timeline):
     else: self.max_sz = min(self.max_sz, d.meta['max_sz'])
     parts = line,store,_ = self._parts_of(dtype)
     store.reopen(line)
-    span,ages = d.span(self.max_sz),d.counters[[_AGE_SUM,_AGE_MAX]]
+    span,ages = d.span(self.max_sz),d.counters[AGES]
     if d.writes: reopen_links(line, span, ages, store.columns)
     else:
         line.stand_at(span)
@@ -455,7 +455,7 @@ def _make_larger(self:Timeline, dtype):
         return d._write_meta(dict(d.meta, max_sz=self.max_sz))
     line,store = Links(dtype, was, d, self.who, d.ring - was),self.store.open(dtype, d.ring, d)
     store.reopen(line)
-    reopen_links(line, d.span(was), d.counters[[_AGE_SUM,_AGE_MAX]], store.columns)
+    reopen_links(line, d.span(was), d.counters[AGES], store.columns)
     new = copy(d)
     new.begin(ring, int(d.folder.name.split('-')[1]) + 1)
     try: self._fill(new, line, store, *self._new_parts(dtype, new, spare=ring - self.max_sz)[:2])
@@ -506,7 +506,7 @@ def _write_counters(self:Timeline):
     if not self.directory.holds or not self._parts: return
     self.settle()
     self._parts[1].commit(self._parts[0].inserted)
-    self.directory.counters[[_AGE_SUM,_AGE_MAX]] = self.ages
+    self.directory.counters[AGES] = self.ages
 
 # %% ../../nbs/34_timeline.ipynb #16088211
 @patch
