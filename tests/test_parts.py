@@ -111,10 +111,12 @@ class TinyFrames(Frames):
 @pytest.fixture(scope='module')
 def stores(tmp_path_factory):
     path = tmp_path_factory.mktemp('stores')
-    return dict(list=InAList, folder=lambda: RowsInFolder(path), path=lambda: SavesAPath(path), device=OnDevice, frames=EachOnce, rows=Rows, **FRAMES)
+    return dict(list=InAList, folder=lambda: RowsInFolder(path), path=lambda: SavesAPath(path), device=OnDevice, there=lambda: Rows(device='cpu'), frames=EachOnce, rows=Rows, **FRAMES)
 
-FRAMES = {'whole frames': lambda: TinyFrames(), 'stacks': lambda: TinyFrames(3), 'lz4': lambda: TinyFrames(3, 'lz4'), 'zstd': lambda: TinyFrames(1, 'zstd')}
-STORES = 'list','folder','path','device','frames',*FRAMES
+FRAMES = {'whole frames': lambda: TinyFrames(), 'stacks': lambda: TinyFrames(3), 'lz4': lambda: TinyFrames(3, 'lz4'), 'zstd': lambda: TinyFrames(1, 'zstd'),
+    'frames there': lambda: TinyFrames(device='cpu'), 'stacks there': lambda: TinyFrames(3, device='cpu')}
+STORES = 'list','folder','path','device','there','frames',*FRAMES
+EACH = [pytest.param(n, marks=pytest.mark.slow) if n == 'stacks there' else n for n in STORES]   # as test_device has them, too
 OF_THE_STORE = 'row_bytes','row_frames','frames'   # of a replay's stats
 
 # ---- stories ----
@@ -150,7 +152,7 @@ def equal(a, b):
 programs = st.binary(min_size=1, max_size=60)
 sizes = st.lists(st.integers(0, 20), max_size=8)
 
-@pytest.mark.parametrize('name', STORES)
+@pytest.mark.parametrize('name', EACH)
 @pytest.mark.parametrize('dtype', [PIXELS,NESTED], ids=['pixels','nested'])
 @cases(40)
 @given(program=programs, sizes=sizes, max_sz=st.integers(1, 12) | st.just(40), saves=st.integers(0, 255), first=st.integers(0, 1))
@@ -189,7 +191,7 @@ REPLAYS = dict(
     given    = lambda **kw: PrioritizedReplay(None, 3, initial='logp', seed=5, **kw),
     sequence = lambda **kw: SequenceReplay(None, 2, length=3, burn_in=1, overlap=1, seed=5, **kw))
 
-@pytest.mark.parametrize('name', STORES)
+@pytest.mark.parametrize('name', EACH)
 @pytest.mark.parametrize('kind', REPLAYS)
 @cases(15)
 @given(program=programs, sizes=sizes, max_sz=st.integers(3, 12) | st.just(40), saves=st.integers(0, 255))
@@ -403,7 +405,7 @@ class Hindsight(Transitions):
         batch['reward'][:] = (batch['next_state'][:, 0] == goals[:, 0]).float()
         return batch
 
-@pytest.mark.parametrize('name', [n for n in (*STORES,'rows') if n not in ('stacks','lz4')])   # these want stacks of three
+@pytest.mark.parametrize('name', [n for n in (*STORES,'rows') if n not in ('stacks','lz4','stacks there')])   # these want stacks of three
 def test_views_of_ones_own(stores, name):
     "n-step returns and goals in hindsight, held to plain loops over the rows, through wraps, from any store; errors come back"
     dtype,kinds = step_dtype(Box(-99, 99, (2,)), Discrete(2)),dict(nstep=NStepView(3, .5), goals=Hindsight())

@@ -89,7 +89,7 @@ def _is_ours(path):
     return path.name in ('writer','saved','run') or path.name.startswith(('.meta.json.','.new-data-','.old-data-'))
 
 def _plain(path, who):
-    "The path, if it is no link: a stranger's directory could have one to any file of yours"
+    "The path, if it is no link: an untrusted directory could have one to any file of yours"
     if path.is_symlink(): raise StateError(who, f'{path} is a symbolic link', remedy='a directory that was made here')
     return path
 
@@ -152,6 +152,7 @@ def check_path(
 ):
     "Raise where a memory can't be opened there, without opening it"
     path = Path(path)
+    if path.is_dir() and {p.name[:6] for p in path.iterdir()} == {'shard-'}: return   # memories of workers lie there
     there = read_meta(path, who)
     if mode == 'r' and not there: raise _nothing_there(path, who)
     if mode == 'r' or not (path/'writer').exists(): return

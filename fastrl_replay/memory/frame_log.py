@@ -130,7 +130,7 @@ class FrameLog:
         codec:Codec=None, # packs older ones; None: all stay raw
         learn_from:int=1000, # frames that must be there before the codec learns from them, at most
         near:int=0, # how far back a frame may be that is shared, at least
-        each:int=16, # and for each environment; so many frames stay raw
+        each:int=16, # frames of each environment for which the same holds; so many stay raw
         who:str='Frames', # for errors
         numbers=None, # an array for the log's numbers; None: a new one
     ):
@@ -421,7 +421,7 @@ def load_state_dict(self:FrameLog,
         frames,packed = self._saved_segment(saved, a, min(a + per, len(lengths)))
         check(frames)
         self._put_segment(self._raw_segment() if packed is None else packed)
-        if packed is None: self._segments[a//per][:len(frames)] = frames
+        if packed is None: self._fill(a//per, frames)
     self.numbers[[NEXT,END]] = len(lengths)
 
 # %% ../../nbs/33_frame_log.ipynb #4ebe6911
@@ -438,6 +438,9 @@ def _saved_segment(self:FrameLog, saved, a, b):
     if not lengths.all() or b - a < 1 << self.numbers.item(BITS): return frames,None
     start = int(ends[0] - lengths[0])
     return frames,Packed(packed[start:ends[-1]].copy(), ends - start)
+
+@patch
+def _fill(self:FrameLog, number, frames): self._segments[number][:len(frames)] = frames   # those that were saved
 
 @patch
 def _take_dictionary(self:FrameLog, learned):

@@ -16,13 +16,13 @@ from ..core import (ArgumentError, BlockError, NoRoom, StateError, bytes_at, mem
     parts_of, prefetch, refuse_flags, whole)
 from ..episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
 from ..locks import renew_in_child
-from .arrays import machine_memory, size_text
+from .arrays import size_text
 from .codecs import codec
 from .directory import outgrows, request_rows
 from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of
 from .frame_segments import MOST_LOGS, FrameFiles
 from .links import INSERTED, Links, link_rows
-from .rows import OnDisk, Store
+from .rows import OnDisk, Store, runs
 from ..states import anything, array, checked, exactly, listed
 
 # %% ../../nbs/33_frames.ipynb #ccc3c43a
@@ -76,23 +76,25 @@ class Frames(Store):
         stack:int=1, # frames along the first axis of an observation; 1: observations as wholes
         compress:str=None, # 'lz4' or 'zstd': packed by another thread; None: not at all
         path=None, # of a directory in which rows and frames are kept; None: they are in main memory
+        device=None, # on which they lie, and batches: 'cuda', or 'auto' for a GPU if there is one; None: on none
         *,
         columns=None, # names of the parts that hold frames, such as 'state.camera'; None: those that are large
         mode:str='a', # 'a': go on with what is there, or begin; 'r': read, also while another process writes
         spare:int=0, # rows that stay there beyond `max_sz`, so that a run can go back to its last checkpoint
     ):
-        self._keep_path(path, mode, spare)
+        self._keep_place(path, device, mode, spare)
         self.stack,self.compress = whole('Frames', 'stack', stack, 1),compress
         self.parts = columns = (columns,) if isinstance(columns, str) else columns
         named = isinstance(columns, (list,tuple)) and all(isinstance(c, str) for c in columns)
         if columns is not None and not (named and 0 < len(columns) == len({*columns})): raise ArgumentError('Frames',
             'columns', repr(columns)[:60], "different names of parts of a row, such as 'state.camera'")
         codec(compress)   # or an error, now
+        if compress and device is not None: raise ArgumentError('Frames', 'compress and device',
+            f'{compress!r}, {device!r}', 'one of them', 'frames on a device are not packed')
 
     def __repr__(self):
         more = [f'{k}={v!r}' for k,v in dict(compress=self.compress, columns=self.parts).items() if v]
-        if self.place is not None: more.append(f'path={self._path_text()}')
-        return f'Frames({", ".join([str(self.stack), *more])})'
+        return f'Frames({", ".join([str(self.stack), *more, *self._place_text()])})'
 
     def settings(self):
         return dict(Store.settings(self), stack=self.stack, compress=self.compress,
@@ -140,7 +142,7 @@ def reserve(self:Frames, arrays):
 def _new_log(self:Frames, i, leaf, arrays, kind=FrameLog):
     "A log for frames of this size: some hundred segments would fill the memory, none of them larger than 16 MB"
     n,largest = self.max_sz,max(2**24//leaf.size, 1)
-    smallest = self.smallest_segment if kind is FrameLog else self.smallest_file
+    smallest = self.smallest_segment if self.place is None else self.smallest_file
     many,least = (1024,smallest) if self.compress else (512,2*smallest)
     bits = min(max(n//many, least), 1024, largest).bit_length() - 1
     each = self.raw_frames*(2 if 'n' in self.dtype.names else 1)   # n-step rows reach further back
@@ -188,6 +190,7 @@ def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     with self._lock:
         known = line.tables.envs
         refs = self._keep(address + (n-stay)*self.dtype.itemsize, envs[n-stay:], len(known.ids), len(known))
+        if self.device is not None: self._write_later(line, n, self._send(rows[n-stay:], refs))
         _add_rows(line.tables.numbers, line.plan, address, n, stay, self._spans, self._rest, self._refs,
             refs, self._every, self._lowest, self._log_numbers, self._cols)
         self._rows_added += stay
@@ -212,18 +215,13 @@ def put(self:Frames, slots, rows):
     envs = np.unique(rows['env_id'], return_inverse=True)[1].astype(np.int64)
     n = int(envs.max(initial=-1)) + 1
     with self._lock:
-        for a,b in _runs(slots, self.max_sz):
+        for a,b in runs(slots):
             some = np.ascontiguousarray(rows[a:b])
             refs = self._keep(some.ctypes.data, envs[a:b].copy(), n, n)
+            if self.device is not None: self._write(self._rows, slots[a:b], self._send(some, refs))
             _put_rows(int(slots[a]), some.ctypes.data, b - a, self.dtype.itemsize, self._spans, self._rest, self._refs,
                 refs, self._every, self._lowest, self._log_numbers, self._cols)
             self._rows_added += b - a
-
-def _runs(slots, max_sz, most=4096):
-    "Where rows whose slots follow each other begin and end"
-    breaks = [0, *(np.flatnonzero(np.diff(slots) % max_sz != 1) + 1), len(slots)]
-    for start,end in zip(breaks[:-1], breaks[1:]):
-        for a in range(start, end, most): yield a,min(a + most, end)
 
 # %% ../../nbs/33_frames.ipynb #0b069283
 @patch
@@ -235,10 +233,12 @@ def needs(self:Frames, dtype, max_sz):
 
 def suggested(
     dtype:np.dtype, # of rows
+    device=None, # where they lie
 )->Frames: # or None
     "A store that would need much less memory for rows like these, if their frames come again"
     shape = next((d.shape for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state' and d.itemsize >= 4096), ())
-    return Frames(shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1) if shape else None
+    stack = shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1
+    return Frames(stack, device=device) if shape else None
 
 # %% ../../nbs/33_frames.ipynb #f3d86e29
 @patch
@@ -258,7 +258,7 @@ def _watch(self:Frames, i):
     warnings.warn(f'Frames: {self._why_large(i)}', stacklevel=_outside())
 
 @patch
-def _limit(self:Frames): return machine_memory()   # how many bytes it may have; 0: not known
+def _limit(self:Frames): return self.room()   # how many bytes it may have; 0: not known
 @patch
 def _a_row(self:Frames, log): return (log.frames - log.before)/max(self._rows_added, 1)   # new frames of a row
 

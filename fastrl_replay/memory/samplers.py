@@ -29,7 +29,7 @@ def random_bits(seed, i):
     return z ^ (z >> np.uint64(31))
 
 def random_seed(
-    seed:int=None, # None: another one each time
+    seed:int=None, # any whole number; None: another one each time
 )->np.uint64: # for `random_bits`
     "A seed of 64 well mixed bits; neighbouring seeds give unrelated ones"
     return np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
@@ -120,6 +120,7 @@ class Sampler:
     def sample(self, n:int)->tuple: raise NotImplementedError   # keys, and the probability of each
     def probabilities(self)->np.ndarray: return np.full(len(self), 1/max(len(self), 1))
     least = property(lambda self: 1/max(len(self), 1), doc='The smallest probability of a key')
+    mass = property(lambda self: max(len(self), 1), doc='The sum of priorities')
     def __len__(self): return self.end - self.first
 
 # %% ../../nbs/37_samplers.ipynb #aba4d7c9
@@ -482,6 +483,11 @@ def _any_place(self:Proportional, n, p):
     _darts(self._seed, self._count, float(len(taken)), self.stratified, p)
     return taken[np.minimum(p.astype(np.int64), len(taken)-1)],np.full(n, 1/len(taken))
 
+@patch(as_prop=True)
+def mass(self:Proportional)->float:
+    "The sum of all priorities, and how many keys there are where they are all 0"
+    return float(self.tree.total) or float(max(len(self), 1))
+
 @patch
 def probabilities(self:Proportional)->np.ndarray:
     "The probability of each key, oldest first; of places, of those that are taken"
@@ -549,6 +555,11 @@ def least(self:Ranked):
     "The smallest probability of a key"
     here = len(self.tree)
     return here**-float(self.alpha)/self._masses()[here-1] if here else 1.
+
+@patch(as_prop=True)
+def mass(self:Ranked)->float:
+    "The sum of 1/rank**alpha"
+    return float(self._masses()[len(self.tree)-1]) if len(self.tree) else 1.
 
 @patch
 def _taken(self:Ranked):

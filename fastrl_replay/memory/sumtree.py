@@ -12,7 +12,7 @@ from ..core import ArgumentError, ArgumentTypeError, njit, problem, whole
 
 # %% ../../nbs/35_sumtree.ipynb #0de2acd8
 def levels(
-    capacity:int, # how many leaves
+    capacity:int, # how many indices leaves
     width:int=8, # children of a node; numbers in a line
 )->np.ndarray: # where each level begins, from the leaves up to the root, and where the last one ends
     "Places of the levels of a tree in one array; all but the root fill whole lines"
@@ -142,7 +142,7 @@ def _find(nodes, starts, mass, idx):
 class SumTree:
     "Priorities of `capacity` things; drawing and changing a batch of them costs the logarithm of `capacity` to base 8"
     def __init__(self,
-        capacity:int, # how many
+        capacity:int, # how many indices
         smallest:bool=False, # keep the smallest positive priority, too
     ):
         self.capacity = whole('SumTree', 'capacity', capacity, 1, 2**31-1)
@@ -223,8 +223,8 @@ def find(self:SumTree,
 
 @patch
 def sample(self:SumTree,
-    n:int, # how many
-    rng:np.random.Generator=None, # None: other draws each time
+    n:int, # how many indices to draw
+    rng:np.random.Generator=None, # gives the random numbers; None: other draws each time
     stratified:bool=True, # one from each of `n` equal parts of the line, or each from the whole line?
 )->tuple: # indices and their priorities
     "Draw indices in proportion to their priorities"

@@ -15,12 +15,13 @@ from gymnasium import spaces
 from ..core import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, StaleKey, StateError,
     Steps, dtype_spec, extend_dtype, problem, saved_dtype, step_dtype, whole)
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
-from .arrays import size_text, machine_memory
+from .arrays import size_text
 from fastrl_replay.memory.directory import (AGES, COMMITTED, EXTRAS, FLOOR, OF_STORE, RESERVED, REWINDS, Directory,
     check_path)
 from fastrl_replay.memory.disk_links import (FollowedLinks, brief_state, cut_links, load_brief, reopen_links,
     write_through)
 from .frames import suggested
+import fastrl_replay.memory.on_device   # noqa: F401 (what `Rows(device=…)` and `Frames(device=…)` become)
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
 from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
 from ..states import anything, checked, integer, listed, maybe, row_dtype, text
@@ -111,7 +112,7 @@ class _Shapes:
 def _open(self:Timeline, dtype):
     "Links and a store for such rows, and what batches and windows of them look like"
     if self.directory is not None: return self._make_on_disk(dtype)
-    there = machine_memory()
+    there = self.store.room()
     if 0 < there < self.store.needs(dtype, self.max_sz): raise self._no_room(dtype, there)
     try: return self._new_parts(dtype, self.store.arrays)
     except MemoryError as e:
@@ -121,11 +122,12 @@ def _open(self:Timeline, dtype):
 @patch
 def _no_room(self:Timeline, dtype, there):
     "The error where so many rows can't be kept here"
-    needs,other = self.store.needs(dtype, self.max_sz),suggested(dtype) if type(self.store) is Rows else None
+    needs,device = self.store.needs(dtype, self.max_sz),self.store.device
+    other = suggested(dtype, device) if type(self.store) is Rows else None
     remedy = f'max_sz={max(int(.8*there*self.max_sz/needs), 1):_}, or smaller rows'
     if other: remedy = f'store={other!r}, which needs {size_text(other.needs(dtype, self.max_sz))}; or {remedy}'
     return NoRoom(self.who, f'no memory for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
-        f'a machine with {size_text(there)}', size_text(needs), remedy)
+        f'{"a machine" if device is None else device} with {size_text(there)}', size_text(needs), remedy)
 
 @patch
 def _new_parts(self:Timeline, dtype, arrays, links=Links, spare=0):
