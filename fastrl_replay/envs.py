@@ -20,6 +20,7 @@ from fastrl_replay.pipe import (IterDataPipe, MapDataPipe, Positioned, WorkerInf
 from .nested import map_leaves, pick, put, tupler
 from .actions import action_checker, as_array, split_answer
 from .envstate import Opaque, decode, encode, encoded
+from .infos import MASK, InfoColumns, InfoRows, asks_for, info_entries, last_info
 from .states import anything, block, checked, exactly, integer, listed, maybe, row, text
 
 # %% ../nbs/10_envs.ipynb #c27be329
@@ -77,7 +78,7 @@ class _One:
     n,lags,assumed = 1,False,False
     def __init__(self, env, env_id, seed):
         self.env,self.env_id,self.seed = env,env_id,seed   # the seed is used once, at the first reset
-        self.obs,self.over,self.seen = None,True,None
+        self.obs,self.over,self.seen,self.info = None,True,None,None   # info: entries that are kept, if any are
         self.episode,self.step,self.total = 0,0,0.
         self.observation_space,self.action_space = env.observation_space,env.action_space
         self.tuple_obs = tupler(self.observation_space)
@@ -89,8 +90,9 @@ class _One:
 
     def _reset(self):
         self.step,self.total = 0,0.
-        obs,_ = self.env.reset() if self.seed is None else self.env.reset(seed=self.seed)
+        obs,info = self.env.reset() if self.seed is None else self.env.reset(seed=self.seed)
         self._check(obs)
+        if self.info is not None: self.info.one(0, info, self.needed)
         self.obs,self.seed = obs,None
         self.episode,self.over = self.episode+1,False
 
@@ -100,18 +102,21 @@ class _One:
 
     def leave(self): self.over = True
     fresh = property(lambda self: np.array([self.over]))
+    idle = np.array([False])   # is the next step a reset, whatever the action?
+    def entries(self): return self.info.arrays
     def where(self, e): return f'environment {self.env_id}',f'episode {self.episode + self.over}',self.step + 1
 
 # %% ../nbs/10_envs.ipynb #27a0da32
 @patch
 def act(self:_One, actions, i, rows, result):
-    obs,reward,terminated,truncated,_ = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
+    obs,reward,terminated,truncated,info = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
     if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self._check(obs)
     if type(reward) not in _NUMBERS: _check_number(reward, 'reward')
     number = _float32(reward)   # as the row will have it
     if type(number) is not _float32: number = _one_each(number, 1, 'reward')[0]
     if type(terminated) not in _FLAGS: terminated = _as_flag(terminated, 'terminated')
     if type(truncated) not in _FLAGS: truncated = _as_flag(truncated, 'truncated')
+    if self.info is not None: self.info.one(0, info)
     self.step,self.total = self.step+1,self.total+float(number)
     self.obs,self.over = obs,bool(terminated or truncated)
     result[0] = (number, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
@@ -179,7 +184,7 @@ class _Many:
     "An environment slot with a vector environment, in whichever way it resets"
     def __init__(self, env, env_id, seed, mode=None):
         self.env,self.env_id,self.seed = env,env_id,seed
-        self.n,self.obs,self.cut,self.seen = env.num_envs,None,False,None
+        self.n,self.obs,self.cut,self.seen,self.info = env.num_envs,None,False,None,None
         self.mode,self.assumed = _mode_of(env, mode, env_id)
         lags = self.mode == AutoresetMode.NEXT_STEP   # the step after an end is a reset and no transition
         self.lags = lags*(1 + self.assumed)           # 2: and should look like one
@@ -192,13 +197,16 @@ class _Many:
         if self.cut: self._check_cut()
         if self.obs is None: self._first_reset()
         elif self.mode == AutoresetMode.DISABLED and self.counts[:,2].any():
-            self.obs,_ = self._call(self.env.reset, options={'reset_mask': self.counts[:,2] == 1})
+            over = self.counts[:,2] == 1
+            self.obs,info = self._call(self.env.reset, options={'reset_mask': over.copy()})
             _check_shape(self.obs, self.env.observation_space)
+            if self.info is not None: self.info.many(info, over, self.needed, self.env_id)
         put(state, self.obs)
 
     def _first_reset(self):
-        obs,_ = self._call(self.env.reset, seed=self.seed)
+        obs,info = self._call(self.env.reset, seed=self.seed)
         _check_shape(obs, self.env.observation_space)
+        if self.info is not None: self.info.many(info, np.ones(self.n, bool), self.needed, self.env_id)
         over = self.counts[:,2] == 1   # a new beginning is no pseudo-step
         self.counts[over] += np.array([1,0,-1], np.int32)
         self.counts[over,1],self.totals[over] = 0,0.
@@ -206,6 +214,7 @@ class _Many:
 
     def leave(self): self.obs,self.counts[:,2] = None,1   # all its episodes; new ones begin
     fresh = property(lambda self: self.resets | (self.counts[:,2] == 1))   # where the policy's memory must begin anew
+    idle = property(lambda self: (self.counts[:,2] == 1) & bool(self.lags))   # is the next step a reset?
 
 # %% ../nbs/10_envs.ipynb #1b59a915
 @patch
@@ -240,6 +249,7 @@ def act(self:_Many, actions, i, rows, result):
     rows['reward'] = reward
     rows['terminated'] = _one_each(terminated, self.n, 'terminated')
     rows['truncated'] = _one_each(truncated, self.n, 'truncated')
+    if self.info is not None: self._read_info(info, rows['terminated'] | rows['truncated'])
     outcome = _count(rows.view(np.uint8), self.at, self.env_id, self.lags, self.counts, self.totals, self.resets)
     if outcome < 0: raise self._no_reset(-1-outcome, rows)
     if outcome & 1: self._look_for_final(info, rows)
@@ -261,6 +271,27 @@ def _look_for_final(self:_Many, info, rows):
 def _batch_of_one(obs): # not `map_leaves`: some environments give a list as an observation
     if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
+
+# %% ../nbs/10_envs.ipynb #053106a1
+@patch
+def _read_info(self:_Many, info, ended):
+    "Keep the entries of the rows, `last`, and of the states that come next, `info`"
+    first,same = self.env_id,self.mode == AutoresetMode.SAME_STEP
+    begun = ended if same else self.idle   # environments whose `info` is that of a reset
+    last = self.info.copy()
+    last.many(info, ~begun, None, first)
+    for i in np.flatnonzero(begun) if same else ():
+        last.one(i, last_info(info, last.columns.names, i), None, f' of environment {first+i}')
+    self.info = self.last = last
+    if self.needed and begun.any():
+        self.info = last.copy()
+        self.info.many(info, begun, self.needed, first)
+
+@patch
+def entries(self:_Many):
+    "The entries of the rows that were made"
+    kept = ~self.resets
+    return self.last.arrays if kept.all() else {k: a[kept] for k,a in self.last.arrays.items()}
 
 # %% ../nbs/10_envs.ipynb #300062fa
 @patch
@@ -316,7 +347,7 @@ def as_float32(
 # %% ../nbs/10_envs.ipynb #08e37547
 class _EnvGroup:
     "Environments that are stepped together: a block of a row each"
-    def __init__(self, envs, policy, seed, first_id=0, mode=None, clip=None, float32=False):
+    def __init__(self, envs, policy, seed, first_id=0, mode=None, clip=None, float32=False, infos=None):
         sizes = [e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs]
         self.starts,self.n = np.cumsum([0]+sizes)[:-1].tolist(),sum(sizes)
         def slot(e, start):
@@ -330,6 +361,7 @@ class _EnvGroup:
         for l in self.slots: l.row_space = self.observation_space
         self.policy,self.seed,self.first_id = policy,seed,first_id
         self.recurrent,self.hidden = hasattr(policy, 'initial_hidden'),None
+        self._keep_info(infos or InfoColumns({}))
         self.check = action_checker(self.action_space, self.n, clip)
         self.spaces = [deepcopy(self.action_space) for _ in range(self.n)] if policy is None else []
         for i,s in enumerate(self.spaces): s.seed(None if seed is None else int(seed) + first_id + i)
@@ -344,15 +376,30 @@ class _EnvGroup:
                 getattr(l, kind), f'{first}, as the first has', 'step different environments in different pipelines')
         return first
 
-    def _columns(self, extra):
-        "Rows with these extra columns, and where their parts are"
-        self.dtype = step_dtype(self.observation_space, self.action_space, **extra)
-        fields,size = self.dtype.fields,self.dtype.itemsize
-        names = [n for n in self.dtype.names if n not in extra and n not in ('state','action')]   # what `_One` writes
-        self.result = np.dtype(dict(names=names, formats=[fields[n][0] for n in names],
-            offsets=[fields[n][1] for n in names], itemsize=size))
-        for l in self.slots: l.at = np.array([size, *(fields[n][1] for n in _COUNTED)])
-        self.extra = extra
+# %% ../nbs/10_envs.ipynb #e6968ef7
+@patch
+def _columns(self:_EnvGroup, extra):
+    "Rows with these extra columns, and where their parts are"
+    self.shown = self.infos.known()   # the first step tells the rest
+    twice = sorted(extra.keys() & set(self.infos.names))
+    if twice: raise ActionError('GymStepper', "the policy's extra columns", twice, 'other names than those of info')
+    self.dtype = step_dtype(self.observation_space, self.action_space, **extra, **self.shown)
+    fields,size,beside = self.dtype.fields,self.dtype.itemsize,{'state','action',*extra,*self.shown}
+    names = [n for n in self.dtype.names if n not in beside]   # what `_One` writes
+    self.result = np.dtype(dict(names=names, formats=[fields[n][0] for n in names],
+        offsets=[fields[n][1] for n in names], itemsize=size))
+    for l in self.slots: l.at = np.array([size, *(fields[n][1] for n in _COUNTED)])
+    self.extra = extra
+
+@patch
+def _keep_info(self:_EnvGroup, infos):
+    "Prepare for the entries that are kept, and see what the policy asks for"
+    self.infos,self.asked = infos,asks_for(self.policy, infos.names, self.recurrent)
+    masks = isinstance(self.action_space, spaces.Discrete) and MASK in infos.names
+    if self.policy is None and masks: self.asked = {'mask'}
+    for l in self.slots if infos.names else ():
+        l.info = InfoRows(infos, l.n)
+        l.needed = infos.names if 'info' in self.asked else (MASK,) if self.asked else ()   # of a reset
 
 # %% ../nbs/10_envs.ipynb #9dd42bc4
 @patch
@@ -383,6 +430,7 @@ def _act(self:_EnvGroup, rows, actions, hidden): # hidden: of the policy, after 
         self.hidden = hidden
         for slot,start in self.pairs:
             outcomes.append(slot.act(actions, start, rows, result if self.single else result[start:start+slot.n]))
+        if self.infos.names: rows = self._put_info(rows, len(outcomes))
         self.block = self._finish(rows, outcomes) if any(outcomes) else Steps(rows)
     except BaseException as e:
         said = isinstance(e, EnvError) or not isinstance(e, Exception)
@@ -409,6 +457,7 @@ def _break_off(self:_EnvGroup, rows, outcomes, hidden): # as it was before the s
     if at < len(self.slots):
         self.slots[at].leave()
         if self.recurrent: self._set_hidden(np.arange(self.n) >= self.starts[at], hidden)
+    if self.infos.names and at: rows = self._put_info(rows, at)
     self.block = self._finish(rows, outcomes + [2*l.n for l in self.slots[at:]])
 
 @patch
@@ -425,13 +474,14 @@ def _ask(self:_EnvGroup, state):
     "What to do now: checked actions, the hidden state after it, and extra columns"
     if self.policy is None: return self._random(), None, {}
     state = torch.from_numpy(state) if state.dtype.names is None else column_of_rows(state)
+    given = self._asked_for() if self.asked else {}
     grad = torch.is_grad_enabled()
     try:
         _set_grad(False)   # inside: an interrupt comes after a call
         if self.recurrent:
             if self.hidden is None: self.hidden = self.policy.initial_hidden(self.n)
-            out = self.policy(state, map_leaves(_copy, self.hidden))   # which it may change in place
-        else: out = self.policy(state)
+            out = self.policy(state, map_leaves(_copy, self.hidden), **given)   # which it may change in place
+        else: out = self.policy(state, **given)
     finally: _set_grad(grad)
     if type(out) in _PLAIN and not self.recurrent: return self.check(out), None, {}
     action,hidden,extra = split_answer(out, self.recurrent, self.action_space)
@@ -444,7 +494,9 @@ def _copy(x): return x.detach().clone() if isinstance(x, torch.Tensor) else np.a
 @patch
 def _random(self:_EnvGroup):
     over = [o for l in self.slots for o in (l.counts[:,2].tolist() if l.lags else [0]*l.n)]
-    self.last = [old if o and self.last else s.sample() for s,old,o in zip(self.spaces, self.last or over, over)]
+    masks = self._mask().astype(np.int8) if self.asked else [None]*self.n
+    each = zip(self.spaces, self.last or over, over, masks)
+    self.last = [old if o and self.last else s.sample(m) for s,old,o,m in each]
     return _stack(self.last, self.action_space)
 
 def _stack(samples, space):
@@ -494,6 +546,53 @@ def _set_hidden(self:_EnvGroup, where, hidden):
         return torch.where(torch.from_numpy(mask).to(old.device), new.detach().to(old), old)
     self.hidden = map_leaves(replace, hidden, self.hidden)
 
+# %% ../nbs/10_envs.ipynb #7eec6e68
+@patch
+def _put_info(self:_EnvGroup, rows, n): # n: slots that have made their rows
+    "Write the entries that came with the last step; with the first one, make rows that have them"
+    if self.shown != self.infos.known():
+        old = rows
+        self._columns(self.extra)
+        rows = np.zeros(self.n, self.dtype)
+        for k in old.dtype.names: rows[k] = old[k]
+    for slot,start in self.pairs[:n]:
+        for k,a in slot.entries().items(): rows[k][start:start+len(a)] = a
+    return rows
+
+# %% ../nbs/10_envs.ipynb #ab1ac854
+@patch
+def _entry(self:_EnvGroup, name): return np.concatenate([l.info.arrays[name] for l in self.slots])
+
+@patch
+def _asked_for(self:_EnvGroup):
+    "`mask=` and `info=`, as the policy asks for them"
+    given = {}
+    if 'mask' in self.asked: given['mask'] = torch.from_numpy(self._mask())
+    if 'info' in self.asked: given['info'] = {k: column_of_rows(self._entry(k)) for k in self.infos.names}
+    return given
+
+# %% ../nbs/10_envs.ipynb #f9b325a3
+@patch
+def _mask(self:_EnvGroup):
+    "Which actions are allowed in each environment, bool [n, actions]"
+    a,space = self._entry(MASK),self.action_space
+    shape = (self.n,int(space.n)) if isinstance(space, spaces.Discrete) else a.shape
+    if a.dtype.kind not in 'biu' or a.shape != shape: raise ArgumentError('GymStepper', f'entry {MASK!r} of info',
+        f'{a.dtype} {list(a.shape[1:])}', f'bool or whole numbers {list(shape[1:])}: 0 where an action is not allowed')
+    mask = a != 0
+    mask[np.concatenate([l.idle for l in self.slots])] = True
+    none = ~mask.reshape(self.n, -1).any(1)
+    if none.any(): raise self._nothing_allowed(int(none.argmax()))
+    return mask
+
+@patch
+def _nothing_allowed(self:_EnvGroup, i):
+    slot,start = next((l,s) for l,s in self.pairs if s <= i < s + l.n)
+    episode,step = (slot.episode,slot.step) if isinstance(slot, _One) else slot.counts[i-start,:2]
+    return EnvError('GymStepper', f'environment {self.first_id+i}, episode {episode}, step {step+1}: '
+        f'its {MASK} allows nothing', 'zeros only', 'an action that is allowed, where the episode goes on',
+        'let the environment end the episode there')
+
 # %% ../nbs/10_envs.ipynb #3273edc1
 def _as_clip(clip):
     if clip is None or isinstance(clip, bool): return clip
@@ -529,7 +628,7 @@ def open_envs(
 @stage('gym_step')
 class GymStepper(Positioned):
     "Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped"
-    _buffers,steps_envs = ('_groups','_opened','_others'),True
+    _buffers,steps_envs = ('_groups','_opened','_others','_infos'),True
     def __init__(self,
         source, # id, gym.Env, VectorEnv, function, or a list: stepped for ever; a pipe of environments: each once
         policy=None, # state → action; None: random actions
@@ -537,18 +636,18 @@ class GymStepper(Positioned):
         autoreset_mode=None, # how vector environments reset that don't say it: 'next_step', 'same_step' or 'disabled'
         clip:bool=None, # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
         float32:bool=False, # keep observations of float64 as float32, which is what networks want?
+        info=(), # entries of `info` to keep as columns: names, or a dict with what stands in where one is missing
     ):
         self.piped = isinstance(source, (IterDataPipe,MapDataPipe))
         self.reads_anew = self.piped   # environments can't be sent back up the pipe
         self.source,self.policy,self.seed = as_pipe(source) if self.piped else source,policy,seed
-        self._fresh()
         self.autoreset_mode,self._mode,self._warned = autoreset_mode,_as_mode(autoreset_mode),False
-        self._state = None   # what was loaded and is not yet in use
-        self._home = os.getpid(),worker_info()   # the process whose environments these are
-        self.clip,self.float32 = _as_clip(clip),float32
+        self._state,self._home = None,(os.getpid(),worker_info())   # what was loaded; whose environments these are
+        self.clip,self.float32,self.info = _as_clip(clip),float32,info
+        self._fresh()
         if isinstance(source, (list,tuple)) and not source:
             raise ArgumentError('GymStepper', 'source', 'an empty list', 'at least one environment')
-    def _fresh(self): self._groups,self._opened = {},[]
+    def _fresh(self): self._groups,self._opened,self._infos = {},[],InfoColumns(info_entries(self.info))
 
     def __iter__(self):
         self._arrive()
@@ -574,7 +673,7 @@ def _group(self:GymStepper, env):
     if id(env) not in self._groups:
         envs = self._env_of_item(env) if self.piped else self._envs_of_source()
         first,seed = self._numbers(envs)
-        group = _EnvGroup(envs, self.policy, seed, first, self._mode, self.clip, self.float32)
+        group = _EnvGroup(envs, self.policy, seed, first, self._mode, self.clip, self.float32, self._infos)
         self._warn_assumed(group)
         self._load_group(group)
         self._groups[id(env)] = group
@@ -654,7 +753,7 @@ def _open(self:GymStepper):
 def _close(self:GymStepper):
     self._arrive()
     cut = {id(l.env) for g in self._groups.values() for l in g.slots if isinstance(l, _Many) and l.cut}
-    self._groups,self._state = {},None
+    self._groups,self._state,self._infos = {},None,InfoColumns(info_entries(self.info))
     _close_all(self._opened, cut)
 
 # %% ../nbs/10_envs.ipynb #1012a369
@@ -676,8 +775,9 @@ def _identity(l):
 def _save_slot(l):
     (n,kind,spaces),(env,why) = _identity(l),_save_env(l.env)
     random = encode(l.env.unwrapped._np_random) if isinstance(l, _One) else None
+    infos = [] if l.info is None else [['info', encode(l.info.state_dict())]]
     return dict(n=n, spaces=spaces, kind=kind, env=env, why=why, random=random,
-        kept=[[k, encode(vars(l)[k])] for k in _KEPT if k in vars(l)])
+        kept=[[k, encode(vars(l)[k])] for k in _KEPT if k in vars(l)] + infos)
 
 @patch
 def _save(self:_EnvGroup)->dict:
@@ -695,6 +795,17 @@ def _n_known(source):
     "How many environments these are; None: it can't be said before they are made"
     if isinstance(source, (list,tuple)): return None if None in (ns := [*map(_n_known, source)]) else sum(ns)
     return source.num_envs if isinstance(source, VectorEnv) else 1 if isinstance(source, (str,gym.Env)) else None
+
+# %% ../nbs/10_envs.ipynb #350d7d3d
+@patch
+def _load_info(self:_EnvGroup, slot, saved):
+    "Take back entries of info; without them a running episode can't go on where the policy asks for some"
+    if saved is not None and slot.info is not None: slot.info.load_state_dict(decode(saved))
+    there = [] if slot.info is None else slot.info.arrays
+    lacking = [k for k in getattr(slot, 'needed', ()) if k not in there] if slot.obs is not None else []
+    if lacking or saved is not None and slot.info is None: raise StateError('GymStepper',
+        f'saved environments {"without" if lacking else "with"} entries of info', lacking or 'info that was kept',
+        f'info={self.infos.names}, as here', 'build the pipe that was saved')
 
 # %% ../nbs/10_envs.ipynb #d8055834
 def _same_shape(own, loaded):
@@ -730,7 +841,9 @@ def _load(self:_EnvGroup, state):
     self.hidden = hidden
     if state['block']: self.block = unpack(state['block'])
     for i,(l,e) in enumerate(zip(self.slots, state['slots'])):
-        for k,v in e['kept']: setattr(l, k, _as_kept(l, k, decode(v)))
+        for k,v in e['kept']:
+            if k != 'info': setattr(l, k, _as_kept(l, k, decode(v)))
+        self._load_info(l, dict(e['kept']).get('info'))
         if e['env'] is not None: decode(e['env'], l.env)
         elif l.obs is not None: self._begin_anew(i, l, e)
 
@@ -784,7 +897,7 @@ def _packed(x): # a form
     return x
 
 _SLOT = dict(n=integer(1, MAX_ENVS), spaces=text, kind=text, env=encoded, why=maybe(text), random=encoded,
-    kept=listed(row(exactly(*_KEPT), encoded)))
+    kept=listed(row(exactly(*_KEPT, 'info'), encoded)))
 _GROUP = dict(slots=listed(_SLOT), spaces=listed(encoded), hidden=encoded, last=encoded, block=maybe(_packed))
 
 # %% ../nbs/10_envs.ipynb #51f7d5e1

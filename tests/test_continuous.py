@@ -10,7 +10,7 @@ from torch import nn
 
 from fastrl_replay.all import *
 from fastrl_replay.actions import check_action
-from fastrl_replay.recipes import Agent, recipe
+from fastrl_replay.recipes import Agent, SettingsError, recipe, step_env
 from fastrl_replay.runs import start
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file
 from strategies import cases
@@ -96,6 +96,12 @@ def test_networks_that_meet_float64_say_what_to_do():
     remedy = r'what the model is given; got states of float64; expected torch.float32, as its weights are. Remedy: GymStepper\(…, float32=True\)'
     with pytest.raises(ValueError, match='^EpsGreedy: ' + remedy): EpsGreedy(nn.Linear(2, 2), 0.)(torch.zeros(3, 2, dtype=torch.float64))
     with pytest.raises(ValueError, match='^dqn_errors: ' + remedy): DQNLearner([], nn.Linear(2, 2)).learn(Steps(rows))
+    class Recurrent(nn.GRU):
+        def initial_hidden(self, n): return torch.zeros(n, 2)
+        def forward(self, x, h): x,h = super().forward(x, h[None]); return x,h[0]
+    replay = SequenceReplay(bs=1, max_sz=9, length=2, burn_in=0, overlap=1); rows['step_n'],rows['episode_n'] = range(1, 5),1; replay.add(Steps(rows))
+    with pytest.raises(ValueError, match='^r2d2_errors: ' + remedy): R2D2Learner([], Recurrent(2, 2, batch_first=True)).learn(replay.sample())
+    R2D2Learner([], RecurrentNet(space, Discrete(2), 4)).learn(replay.sample())
     DQNLearner([], nn.Linear(2, 2).double()).learn(Steps(rows))
     DQNLearner([], nn.Sequential(FlattenSpace(space), nn.Linear(2, 2))).learn(Steps(rows))
     with pytest.raises(RuntimeError, match='cannot be multiplied'): DQNLearner([], nn.Linear(3, 2)).learn(Steps(rows.astype(step_dtype(Box(-inf, inf, (2,)), Discrete(2)))))
@@ -514,6 +520,27 @@ def test_a_recipe_goes_on_bit_for_bit(name, changes, tmp_path):
     b.load_state_dict(through_file(a.state_dict()))
     assert list(islice(stream, 20)) == take(b.pipe, 20)
     assert np.array_equal(evaluate(a, 2), evaluate(b, 2))
+
+@pytest.mark.parametrize('name', ['hopper-sac','halfcheetah-sac'])
+def test_mujoco_is_kept_as_float32(name, tmp_path, monkeypatch):
+    "A short training: rows are float32, a checkpoint goes on, and evaluations see the same"
+    monkeypatch.chdir(tmp_path)   # MuJoCo writes MUJOCO_LOG.TXT where it has a warning
+    settings = recipe(name, steps=60, warmup=20, network='8', bs=8).settings
+    a,b = (Agent(settings) for _ in 'ab')
+    assert len(take(a.pipe, 20)) == 20 and a.memory.memory[:].state.dtype == a.memory.memory[:].next_state.dtype == torch.float32
+    b.load_state_dict(through_file(a.state_dict()))
+    stepper = step_env(settings, gym.make(settings['env']), b.greedy(), 0)
+    assert take(stepper, 3)[0].state.dtype == torch.float32 and recipe(name).settings['steps'] == 1_000_000
+
+@pytest.mark.parametrize('clip,seen', [('rounding', None), ('none', None), ('all', 2.)])
+def test_a_recipe_says_what_is_clipped(clip, seen):
+    "An actor that is no `SquashedGaussian` may leave the bounds; what is none of the words is one line"
+    agent = Agent(recipe('pendulum-sac', clip=clip).settings)
+    agent.stepper.policy = lambda states: np.float32([[7.]])
+    if seen: assert next(iter(agent.stepper)).action.item() == seen
+    else:
+        with pytest.raises(ActionError, match='outside its space'): next(iter(agent.stepper))
+    with pytest.raises(SettingsError, match="there is no way to clip 'al' .did you mean 'all'"): Agent(recipe('pendulum-sac', clip='al').settings)
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [f'pendulum-{k}' for k in KINDS])
