@@ -11,7 +11,8 @@ from torch import multiprocessing as mp, nn
 from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
-from fastrl_replay.parallel import ENGINES, Worker, _Filled, outline
+from fastrl_replay.engines import Filled, Served, Worker, Weights, outline
+from fastrl_replay.parallel import ENGINES
 from fastrl_replay.pipe import as_worker
 from fastrl_replay.testing import same, through_file
 from strategies import cases
@@ -538,35 +539,28 @@ def test_the_old_name_of_chunk():
 
 class Here:
     "An engine without processes: workers answer when they are waited for"
-    def weights(self, tensors, copies): return [[t.detach().clone() for t in tensors] for _ in range(copies)]
+    def weights(self, tensors, copies): return Weights(tensors, copies)
     def worker(self, *args): return Local(*args)
+    def wait(self, workers): pass
     def end(self, workers, owner):
-        for w in workers: w.leave()
+        for w in workers: w.served.close()
         workers.clear()
 
 class Local(Worker):
-    def __init__(self, info, seed, data, shared, copy, chunk):
+    def __init__(self, info, seed, data, weights, copy, chunk):
         super().__init__(info)
-        self.data, self.shared, self.copy, self.chunk, self.requests, self.chain = data, shared, copy, chunk, deque(), None
+        def build():
+            mine, seen = weights.private(copy), weights.bytes[copy].clone()
+            chain = Filled(data, mine).load()
+            chain.in_worker(info)
+            return chain, lambda i: weights.refresh(mine, seen, i)
+        self.served, self.requests, self.place = Served(build, chunk), deque(), info
     def request(self, *words): self.requests.append(words)
     def wait(self): pass
+    def ready(self): return bool(self.requests)
     def alive(self): return True
-    def succeed(self, new): vars(self).update(vars(new))
-    def leave(self):
-        if self.chain is not None: self.chain.close()
     def receive(self):
-        what, *args = self.requests.popleft()
-        with as_worker(self.info):
-            if self.chain is None:
-                self.mine = [nn.Parameter(t.clone()) if t.requires_grad else t.clone() for t in self.shared[self.copy]]
-                self.chain, self.number = _Filled(self.data, self.mine).load(), None
-                self.chain.in_worker(self.info)
-            if what != 'next': return what, None, 'is not done here'
-            copy, number = args
-            with torch.no_grad():
-                for mine, theirs in zip(self.mine, self.shared[copy]): mine.copy_(theirs)
-            if number != self.number: self.items, self.number = iter(self.chain), number
-            return what, list(islice(self.items, self.chunk)), None
+        with as_worker(self.place): return pickle.loads(self.served.answer(*self.requests.popleft()))
 
 def test_another_engine_needs_no_other_room():
     "Given as an object or by name; the same blocks as from processes, weights that change included; it is ended"

@@ -123,16 +123,16 @@ def test_interrupted_at_any_moment():
         for k in range(60):
             try:
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, 1e-4 + rng.random()*.02)
+                    signal.setitimer(signal.ITIMER_REAL, 1e-4 + rng.random()*.02, .5)   # again, where a callback of the garbage collector got it
                     if k % 10 == 9: pipe.state_dict()
-                    for b in pipe: seen[int(b.env_id)].append(int(b.step_n))
+                    for b in pipe: seen[int(b.env_id)].append((int(b.step_n), came))
                 finally: signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt: came += 1
     finally: signal.signal(signal.SIGALRM, before)
-    for b in islice(pipe, 8): seen[int(b.env_id)].append(int(b.step_n))
+    for b in islice(pipe, 8): seen[int(b.env_id)].append((int(b.step_n), came))
     pipe.close()
-    gaps = [b - a for s in seen.values() for a, b in zip(s, s[1:]) if b != a + 1]
-    assert came > 50 and set(gaps) <= {2} and len(gaps) <= came, gaps
+    lost = [(b - a - 1, now - then) for s in seen.values() for (a, then), (b, now) in zip(s, s[1:])]
+    assert came > 50 and all(0 <= n <= interrupts for n, interrupts in lost) and sum(n for n, _ in lost) <= came, lost
 
 def test_a_second_ctrl_c_does_not_wait_for_a_hung_environment():
     class Hung(ScriptedEnv):

@@ -1,0 +1,161 @@
+"""Workers as actors of Ray: the tests of shards once more, and what is lost with an actor or a machine."""
+import faulthandler, os, signal, time
+from itertools import islice
+
+import pytest, torch
+
+import test_shards
+from fastrl_replay.all import *
+from test_shards import Version
+from workers import no_process_is_left, short, zeros  # noqa: F401
+
+ray = pytest.importorskip('ray')
+pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')
+
+@pytest.fixture(scope='module')
+def cluster():
+    "Two machines beside the one of the learner, all of them on this one"
+    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
+    from ray.cluster_utils import Cluster
+    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0, include_dashboard=False))
+    nodes = [cluster.add_node(num_cpus=4) for _ in range(2)]
+    where = dict(env_vars=dict(PYTHONPATH=os.path.dirname(__file__)))   # these modules, for the workers
+    ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR', runtime_env=where)
+    yield cluster, nodes
+    ray.shutdown()
+    cluster.shutdown()
+
+@pytest.fixture(autouse=True)
+def nothing_hangs():
+    "A test that takes three minutes is ended, with all that waits for it"
+    faulthandler.dump_traceback_later(180, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+ON_RAY = dict(engine=RayEngine(num_cpus=.5))
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['test_errors_reach_the_rows_that_they_are_for', 'test_any_form_of_a_batch_answers', 'test_what_is_told_is_copied', 'test_wrong_feedback_that_only_a_shard_knows_ends_the_run',
+    'test_feedback_never_waits', 'test_learners_and_prefetch_follow', 'test_by_mass_as_from_one_memory', 'test_unordered_passes_end_and_begin_again', 'test_a_slow_worker_does_not_hold_up_the_others', 'test_the_line_of_each_shard'])
+def test_as_with_processes(cluster, monkeypatch, name):
+    monkeypatch.setattr(test_shards, 'FORK', ON_RAY)
+    getattr(test_shards, name)()
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['prioritized', 'sequences'])
+def test_as_a_local_replay(cluster, monkeypatch, kind):
+    monkeypatch.setattr(test_shards, 'FORK', ON_RAY)
+    test_shards.test_as_a_local_replay(kind)
+
+@pytest.mark.slow
+def test_the_same_stream_as_from_processes(cluster):
+    "Blocks, weights and what is restored in the middle"
+    def blocks(**kw):
+        policy = Version()
+        with GymStepper(['CartPole-v1']*2, policy, seed=0).parallel(2, chunk=2, **kw) as pipe:
+            seen = []
+            for b in islice(pipe, 20):
+                seen.append(b)
+                with torch.no_grad(): policy.version += 1
+            state = pipe.state_dict()
+            rest = list(islice(pipe, 10))
+        with GymStepper(['CartPole-v1']*2, policy, seed=0).parallel(2, chunk=2, **kw) as twin:
+            twin.load_state_dict(state)
+            assert list(islice(twin, 10)) == rest
+        return seen
+    assert blocks(**ON_RAY) == blocks(method='forkserver')
+
+def shards(**kw):
+    return (GymStepper('CartPole-v1', seed=0).parallel(2, chunk=1, restarts=99)
+        .prioritized_replay(bs=8, max_sz=1000, seed=0).parallel(2, chunk=2, restarts=9, **{**ON_RAY, **kw}))
+
+def go_on(pipe, n):
+    "Batches, told and seen: which shards they are of"
+    found = []
+    for batch in islice(pipe, n):
+        batch.update_priorities(torch.rand(len(batch)))
+        found.append(int(batch.index[0]) % 2)
+    return found
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:Parallel')
+def test_actors_of_shards_and_a_kill(cluster):
+    "Processes in an actor; the actor is killed, and its processes with it"
+    pipe = shards()
+    assert go_on(pipe, 30).count(1) > 10
+    pid = ray.get(pipe._workers[1].actor.__ray_call__.remote(lambda self: os.getpid()))
+    os.kill(pid, signal.SIGKILL)
+    assert {*go_on(pipe, 30)} == {0, 1}
+    assert pipe.stats()['restarts'] == 1 and pipe.stats()['lost'] > 0
+    pipe.close()
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:Parallel')
+def test_a_machine_is_lost(cluster):
+    "The learner goes on with the other shard; the lost one lives again, as soon as a machine has room for it"
+    cluster, nodes = cluster
+    pipe = shards(ordered=False, engine=RayEngine(num_cpus=3))   # one for each machine
+    go_on(pipe, 30)
+    cluster.remove_node(nodes.pop())
+    began = time.monotonic()
+    while pipe.stats()['restarts'] < 1 and time.monotonic() - began < 60: go_on(pipe, 10)
+    assert pipe.stats()['restarts'] == 1 and len({*go_on(pipe, 30)}) == 1
+    nodes.append(cluster.add_node(num_cpus=4))
+    while len({*go_on(pipe, 10)}) < 2 and time.monotonic() - began < 180: pass
+    assert {*go_on(pipe, 300)} == {0, 1} and pipe.stats()['restarts'] == 1
+    pipe.close()
+
+@pytest.mark.slow
+def test_no_room_is_said(cluster):
+    "Instead of waiting without end"
+    pipe = GymStepper(short, zeros).parallel(1, engine=RayEngine(num_cpus=1000, patience=2))
+    with pytest.raises(WorkerError, match='no machine of the cluster has started it within 2 seconds'): next(iter(pipe))
+    with pytest.raises(ArgumentError, match="method, with engine='ray'"): GymStepper(short, zeros).parallel(1, engine='ray', method='fork')
+
+# ---- the engine alone ----
+
+class OneThread:
+    "What the engine asks of Ray, with actors that answer when they are looked at, in this process; one that is killed raises"
+    class exceptions: pass
+    def __init__(self): self.actors, self.killed = [], 0
+    def is_initialized(self): return True
+    def put(self, x): return x
+    def remote(self, **resources):
+        self.resources = resources
+        return lambda kind: type('Remote', (), dict(remote=lambda _, *args: self._actor(kind, args)))()
+    def _actor(self, kind, args):
+        made = kind(*args)
+        class Method:
+            def __init__(me, name): me.remote = lambda *given: (actor, name, given)
+        actor = type('Actor', (), dict(alive=True, made=made, answer=Method('answer'), close=Method('close')))()
+        self.actors.append(actor)
+        return actor
+    def wait(self, refs, timeout=None, num_returns=1): return refs[:num_returns], refs[num_returns:]
+    def get(self, ref):
+        actor, name, given = ref
+        if not actor.alive: raise RuntimeError('The actor died unexpectedly')
+        return getattr(actor.made, name)(*given)
+    def kill(self, actor, no_restart): actor.alive, self.killed = False, self.killed + 1
+
+def test_the_engine_asks_ray(monkeypatch):
+    "Requests, weights, errors told, an actor that dies, the end: all but Ray itself, in a second"
+    from fastrl_replay import ray_engine
+    fake, policy = OneThread(), Version()
+    monkeypatch.setattr(ray_engine, '_ray', lambda: fake)
+    pipe = (GymStepper('CartPole-v1', policy, seed=0).prioritized_replay(bs=4, max_sz=100, alpha=1, eps=0, seed=0)
+        .parallel(2, chunk=1, restarts=1, engine=RayEngine(num_cpus=.5, resources=dict(disk=1))))
+    seen = []
+    for batch in islice(pipe, 20):
+        with torch.no_grad(): policy.version += 1
+        batch.update_priorities(torch.full((4,), 1 + float(batch.index[0] % 2)))
+        seen.append((int(batch.index[0]) % 2, float(batch.version.max())))
+    assert [s for s, _ in seen] == [0, 1]*10 and seen[-1][1] > 10   # weights have arrived
+    assert fake.resources == dict(num_cpus=.5, num_gpus=0, resources=dict(disk=1), max_restarts=0, max_task_retries=0)
+    told = [a.made.served.replay.sampler.tree[0] for a in fake.actors]
+    assert 1. in told or 2. in told
+    fake.actors[1].alive = False
+    with pytest.warns(RuntimeWarning, match=r'worker 1 of 2 failed, restart 1 of 1, \d+ rows of its memory are lost; got RuntimeError: The actor died'): list(islice(pipe, 4))
+    assert len(fake.actors) == 3 and pipe.stats()['lost'] > 0
+    fake.actors[2].alive = False
+    with pytest.raises(WorkerError, match='The actor died'): list(islice(pipe, 4))
+    assert pipe._workers == [] and fake.killed == 3

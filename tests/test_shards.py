@@ -1,0 +1,406 @@
+"""Shards: batches from workers answer with errors as those of a local replay do, and their weights are right."""
+import os, signal, tempfile, time
+from itertools import islice
+
+import gymnasium as gym, numpy as np, pytest, torch
+from torch import nn
+
+from fastrl_replay.all import *
+from fastrl_replay.testing import through_file
+from workers import FORK, no_process_is_left, short, zeros  # noqa: F401
+
+BOX, TWO = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
+
+def priorities(replay):
+    "Of all rows, as the sampler has them"
+    return replay.sampler.tree[np.arange(len(replay)) % replay.max_sz]
+
+class Looks(Pipe):
+    "Batches with the priorities of the rows of their shard, as they were when they were drawn"
+    takes_any_item = True
+    def __iter__(self):
+        for batch in self.source: yield batch, torch.tensor(priorities(self.source))
+
+def sharded(n=2, chunk=1, bs=4, max_sz=40, looks=True, kind='prioritized', env=short, **kw):
+    pipe = GymStepper(env, zeros, seed=0)
+    keys = ('ahead', 'shares', 'ordered', 'restarts', 'engine')
+    above = {k: kw.pop(k) for k in [*kw] if k in keys}
+    if kind == 'prioritized': pipe = pipe.prioritized_replay(bs=bs, max_sz=max_sz, seed=0, **{**dict(alpha=1, eps=0), **kw})
+    else: pipe = pipe.sequence_replay(bs=bs, max_sz=max_sz, length=4, burn_in=1, overlap=2, seed=0, **kw)
+    if looks: pipe = Looks(pipe)
+    return pipe.parallel(n, chunk=chunk, **FORK, **above)
+
+# ---- feedback ----
+
+def test_errors_reach_the_rows_that_they_are_for():
+    "Each row's error is its key and its shard: all that was told is found with the rows, and with no others"
+    pipe, told = sharded(chunk=2), {}
+    for i, (batch, p) in enumerate(islice(pipe, 24)):
+        shard = int(batch.index[0]) % 2
+        assert i//2 % 2 == shard and (batch.index % 2 == shard).all()
+        here = {k//2: v for k, v in told.items() if k % 2 == shard}
+        found = [here[k] for k in here if abs(p[k] - here[k]) < 1e-9]
+        assert len(found) >= len(here) - 16   # all but what is on its way: the last four batches
+        td = batch.index.double() + 10
+        batch.update_priorities(td)
+        told |= dict(zip(batch.index.tolist(), td.tolist()))
+    pipe.close()
+
+@pytest.mark.parametrize('kind', ['prioritized', pytest.param('sequences', marks=pytest.mark.slow)])
+def test_as_a_local_replay(kind):
+    "One worker gives the batches of a replay here that is told the same, each of it after one more batch"
+    def errors(batch):
+        shape = batch.train.shape if kind == 'sequences' else len(batch)
+        return torch.rand(shape, generator=torch.Generator().manual_seed(int(batch.index.sum())))
+    pipe, here = (sharded(n, kind=kind, looks=False) for n in (1, 0))
+    mine, same, late = [], [], []
+    for batch in islice(pipe, 25):
+        mine.append((batch.index.tolist(), batch.weight.tolist()))
+        batch.update_priorities(errors(batch))
+    pipe.close()
+    for batch in islice(here, 25):
+        same.append((batch.index.tolist(), batch.weight.tolist()))
+        late.append(batch)
+        if len(late) == 2: late[0].update_priorities(errors(late.pop(0)))
+    assert mine == same
+
+def test_any_form_of_a_batch_answers():
+    "Slices, copies, one row, batches that were joined, late ones and twice"
+    pipe = sharded(looks=False)
+    a, b, c = islice(pipe, 3)
+    for batch, td in [(a[:2], [1, 2]), (a[torch.tensor([True, False, False, True])], [3, 4]), (b.copy(), [5, 6, 7, 8]), (Steps.cat([a, b]), range(8)), (c[1], 2.),
+        (c, torch.ones(4, dtype=torch.bfloat16)), (a, np.ones((4, 1), np.float32)), (a, torch.ones(4, requires_grad=True))]: batch.update_priorities(td)
+    pipe.update_priorities([], [])
+    assert [len(w.told) for w in pipe._workers] == [7, 2]
+    list(islice(pipe, 4))
+    assert pipe.stats()['stale'] == 0
+    pipe.close()
+
+def test_what_is_told_is_copied():
+    "The learner may go on with its tensor"
+    pipe = sharded()
+    it = iter(pipe)
+    batch, _ = next(it)
+    td = torch.full((4,), 7., dtype=torch.float64)
+    batch.update_priorities(td)
+    td.zero_()
+    seen = [p for b, p in islice(it, 5) if int(b.index[0]) % 2 == 0]
+    assert all((seen[-1][batch.index//2] == 7).tolist())
+    pipe.close()
+
+def test_wrong_feedback_is_refused_here():
+    pipe = sharded(looks=False)
+    batch = next(iter(pipe))
+    for td in [1., 2.], [np.nan]*4, [1, 2, 3, np.inf]:
+        with pytest.raises(ArgumentError, match='Parallel: .*TD error'): batch.update_priorities(td)
+    for key in -1, 10**6:
+        with pytest.raises(StaleKey, match='never given out'): pipe.update_priorities([key], [1.])
+    assert not any(w.told for w in pipe._workers)
+    pipe.close()
+    with pytest.raises(ArgumentError, match="shares='mass'; got no replay"): GymStepper(short, zeros).parallel(2, shares='mass')
+    with pytest.raises(ArgumentError, match="shares; got 'turn'; expected one of 'equal', 'mass'"): sharded(shares='turn')
+
+@pytest.mark.slow
+def test_wrong_feedback_that_only_a_shard_knows_ends_the_run():
+    "And no shard is restarted for it"
+    pipe = sharded(kind='sequences', looks=False, restarts=5)
+    batch = next(iter(pipe))
+    pipe.update_priorities(batch['index'], torch.ones(4, 7))
+    with pytest.raises(WorkerError, match=r'update_priorities: TD errors; got \[4, 7\]; expected \[4, 3\]'): list(islice(pipe, 8))
+    assert pipe.restarted == 0
+
+def test_feedback_never_waits():
+    "Far more than a pipe holds, for a shard that is busy; all of it arrives"
+    pipe = sharded(looks=False, bs=40, ahead=8)
+    it = iter(pipe)
+    batch = next(it)
+    for i in range(4000): batch.update_priorities(torch.full((40,), float(i)))
+    list(islice(it, 12))
+    pipe.close()
+
+@pytest.mark.slow
+def test_learners_and_prefetch_follow():
+    "A DQN after two shards, whose batches are brought ahead: the same losses each time, also from a checkpoint"
+    def chain():
+        torch.manual_seed(0)
+        net = value_net(BOX, TWO, [16])
+        return (GymStepper(['CartPole-v1']*2, EpsGreedy(net, .2, seed=0), seed=0).n_step(3, .99)
+            .prioritized_replay(bs=8, max_sz=100, seed=0).parallel(2, chunk=2, **FORK).prefetch(2).dqn(net))
+    a, b, c = chain(), chain(), chain()
+    first = [r['loss'] for r in islice(a, 15)]
+    state = through_file(a.state_dict())
+    then = [r['loss'] for r in islice(a, 15)]
+    assert [r['loss'] for r in islice(b, 30)] == first + then
+    c.load_state_dict(state)
+    assert [r['loss'] for r in islice(c, 15)] == then
+    for p in a, b, c: p.close()
+
+@pytest.mark.parametrize('shares', [pytest.param('equal', marks=pytest.mark.slow), 'mass'])
+def test_restored_shards_go_on(shares):
+    "Priorities, weights, keys and shares included, wherever they were saved"
+    def run(pipe, n):
+        found = []
+        for batch in islice(pipe, n):
+            batch.update_priorities(batch.index.double()*(1 + batch.index % 2*9) + 1)
+            found.append((batch.index.tolist(), batch.weight.tolist()))
+        return found
+    for k in 0, 3:
+        a, b = (sharded(looks=False, chunk=2, shares=shares, beta=.5) for _ in range(2))
+        run(a, k)
+        b.load_state_dict(through_file(a.state_dict()))
+        assert run(a, 16) == run(b, 16)
+        a.close(); b.close()
+
+# ---- rates ----
+
+@pytest.mark.parametrize('ratio, ordered, envs', [(.5, True, 2), (.2, False, 3), pytest.param(2.5, False, 1, marks=pytest.mark.slow)])
+def test_ratio_over_all_shards(ratio, ordered, envs):
+    "Batches handed on are ratio times the rows beyond the warm-up, less at most a block's batches and a chunk of each shard; always"
+    pipe = GymStepper([short]*envs, lambda s: [0]*len(s), seed=0).prioritized_replay(bs=4, max_sz=40, ratio=ratio, warmup=10, seed=0).parallel(3, chunk=2, ordered=ordered, ahead=12, **FORK)
+    bound = 3*(ratio*envs + 2)
+    for i, batch in enumerate(islice(pipe, 150), 1):
+        stats = pipe.stats()
+        owed = ratio*stats['rows_counted'] - i
+        assert stats['items'] == i and 0 <= owed <= bound, (i, owed, bound)
+        assert stats['rows_in'] >= stats['rows_counted'] and stats['rows'] <= 120
+    assert stats['rows_counted'] == stats['rows_in'] - 30 and stats['rows'] == min(120, sum(min(40, w['rows_in']) for w in stats['workers']))
+    pipe.close()
+
+def test_the_line_of_each_shard():
+    "What is seen of each, and where the learner waits"
+    pipe = sharded(looks=False, ahead=16, chunk=2)   # four chunks of each may be under way
+    it = iter(pipe)
+    for batch in islice(it, 12): batch.update_priorities([1.]*4)
+    for batch in islice(it, 4): pass
+    after = pipe.stats()
+    pipe.close()
+    lines = after['workers']
+    assert [w['items'] for w in lines] == [8, 8] and after['waiting'] == sum(w['waiting'] for w in lines) == 0
+    for k in 'rows', 'rows_in', 'rows_counted', 'lost': assert after[k] == sum(w[k] for w in lines)
+    assert all(w['rows_in'] >= 8 and w['weights_age'] <= after['lag_bound'] and 0 < w['row_age'] < 40 for w in lines)
+    slow = GymStepper(lambda: Slow(**script(3, -2)), zeros).prioritized_replay(bs=2, max_sz=40, seed=0).parallel(1, chunk=1, **FORK)
+    list(islice(slow, 6))
+    stats = slow.stats()
+    slow.close()
+    assert stats['waited_s'] > .2   # the learner is too fast
+    assert stats['rows_in'] >= 6 and stats['seconds'] >= stats['waited_s']   # also of one that is alone
+
+# ---- weights and shares ----
+
+class Memory(Pipe):
+    "A shard whose rows are there from the start: shard s has as many as `sizes[s]`, each with its number and an error"
+    draws_batches = True
+    def __init__(self, source, sizes, errors, **kw):
+        super().__init__(source)
+        self.sizes, self.errors, self.kw = sizes, errors, kw
+    def _in_worker(self, info):
+        first = sum(self.sizes[:info.rank])
+        self.replay = filled(range(first, first + self.sizes[info.rank]), self.errors, self.kw)
+        self.replay._in_worker(info)
+    def __iter__(self):
+        for batch in self.replay: batch._replay = self; yield batch
+    def facts(self, batch): return self.replay.facts(batch)
+    def update_priorities(self, keys, td): self.replay.update_priorities(keys, td)
+
+def filled(numbers, errors, kw):
+    block = Steps.cat([*scripted_steps([script(50)], len(numbers))])
+    block.rows['reward'] = [*numbers]
+    replay = PrioritizedReplay(None, **{**dict(bs=4, max_sz=64, alpha=1, eps=0, seed=0), **kw})
+    replay.add(block)
+    replay.update_priorities(np.arange(len(numbers)), np.asarray(errors, float)[[*numbers]])
+    return replay
+
+SIZES, ERRORS = (4, 12), [1, 2, 3, 6] + [40]*6 + [.5]*6   # 12 and 243
+
+def drawn(n, sizes=SIZES, errors=ERRORS, shares='equal', ordered=True, **kw):
+    pipe = Memory(GymStepper('CartPole-v1'), sizes, errors, **kw).parallel(len(sizes), chunk=4, shares=shares, ordered=ordered, **FORK)
+    batches = [*islice(pipe, n)]
+    pipe.close()
+    return batches
+
+@pytest.mark.parametrize('shares, beta, weight_norm', [pytest.param(s, b, w, marks=[pytest.mark.slow]*((s, b, w) not in (('equal', 1., 'memory'), ('mass', .5, 'batch'))))
+    for s in ('equal', 'mass') for b in (1., .5) for w in ('memory', 'batch')])
+def test_weights_are_those_of_all_rows(shares, beta, weight_norm):
+    "Each weight is (q)**-β for the probability q that it was drawn with, up to one factor; and so the weighted mean is that of all rows"
+    batches = drawn(2000, shares=shares, beta=beta, weight_norm=weight_norm)
+    errors, own = np.array(ERRORS), np.repeat([sum(ERRORS[:4]), sum(ERRORS[4:])], SIZES)
+    q = errors/own/2 if shares == 'equal' else errors/errors.sum()
+    all = Steps.cat(batches)
+    rows, weight = all.reward.long().numpy(), all.weight.double().numpy()
+    counts = np.bincount(rows, minlength=16)/len(rows)
+    assert np.abs(counts - q).max() < .008 and np.abs(counts - q).sum() < .03
+    factor = weight*q[rows]**beta
+    if weight_norm == 'memory':
+        np.testing.assert_allclose(factor, factor[0], rtol=1e-4)
+        if (q.min(), beta) == (q[rows].min(), 1): np.testing.assert_allclose(weight.max(), 1, rtol=1e-4)
+    else:
+        for b in range(2, 2000):   # the largest of the last batches of both is 1
+            assert weight[4*b:4*b+4].max() <= 1 + 1e-6
+        f = factor.reshape(-1, 4)
+        np.testing.assert_allclose(f, np.repeat(f[:, :1], 4, 1), rtol=1e-4)
+    if beta == 1 and weight_norm == 'memory':
+        off = weight*(rows - 7.5)   # the weighted mean less that of all rows, in units of its standard error
+        assert abs(off.sum())/np.sqrt((off**2).sum()) < 4
+
+@pytest.mark.slow
+def test_by_mass_as_from_one_memory():
+    "Frequencies of two shards and of one memory with the same rows: chi-square of both against the priorities"
+    from scipy.stats import chisquare
+    one, p = filled(range(16), ERRORS, dict(bs=4)), np.array(ERRORS)/sum(ERRORS)
+    theirs = np.concatenate([one.sample().reward.numpy() for _ in range(2000)]).astype(int)
+    ours = Steps.cat(drawn(2000, shares='mass')).reward.numpy().astype(int)
+    for rows in ours, theirs: assert chisquare(np.bincount(rows, minlength=16), p*len(rows)).pvalue > 1e-3
+    shards = (ours >= 4).mean()
+    assert abs(shards - p[4:].sum()) < 3e-3   # as closely as can be
+
+def test_shards_draw_different_numbers():
+    "Though they have one seed"
+    a, *_, b = drawn(5, (10, 10), [1]*20)
+    assert (a.reward % 10).tolist() != (b.reward % 10).tolist()
+
+# ---- shards of shards, and their weights ----
+
+class Version(nn.Module):
+    "Says with each row which version of the weights it was made with"
+    def __init__(self): super().__init__(); self.version = nn.Parameter(torch.zeros(()))
+    def forward(self, state): return dict(action=[0]*len(state), version=self.version.expand(len(state)))
+
+def test_weights_reach_actors_of_shards():
+    "Four actors of two shards: other environments and episodes each, and weights of a bounded age, counted in batches"
+    policy = Version()
+    pipe = (GymStepper('CartPole-v1', policy, seed=0).parallel(2, chunk=1, **FORK)
+        .experience_replay(bs=4, max_sz=4, seed=0).parallel(2, chunk=1, **FORK))   # a small memory: rows of the last blocks
+    envs, ages, starts = set(), [], {}
+    for i, batch in enumerate(islice(pipe, 60)):
+        envs |= {*batch.env_id.tolist()}
+        for b in batch:
+            if b.step_n == 1: starts[int(b.env_id)] = b.state.tolist()
+        newest = float(batch.version.max())
+        if i > 10: ages.append(i - newest)
+        with torch.no_grad(): policy.version += 1
+    assert envs == {0, 1, 2, 3} and len({str(s) for s in starts.values()}) == len(starts) >= 3
+    outer, inner = pipe.stats()['lag_bound'], 2   # an inner block waits for two others, each of which is two batches here
+    assert max(ages) <= outer + 2*inner + 2, (max(ages), outer)
+    assert max(ages) > outer - 2   # and not much younger
+    pipe.close()
+
+# ---- faults ----
+
+def test_a_shard_that_is_killed():
+    "It is restarted empty; the other one goes on; what is told of lost rows is stale; keys are never given out twice"
+    pipe, seen, old = sharded(looks=False, restarts=9), {}, []
+    with pytest.warns(RuntimeWarning, match=r'worker 1 of 2 failed, restart 1 of 9, \d+ rows of its memory are lost'):
+        for i, batch in enumerate(islice(pipe, 60)):
+            for k, s in zip(batch.index.tolist(), zip(batch.episode_n.tolist(), batch.step_n.tolist())): assert seen.setdefault(k, (i > 40, s))[1] == s
+            if i < 20: old.append(batch)
+            if i == 20: os.kill(pipe._workers[1].process.pid, signal.SIGKILL)
+            if i == 50:
+                for b in old: b.update_priorities([1.]*4)
+            batch.update_priorities([2.]*4)
+    stats = pipe.stats()
+    assert stats['restarts'] == 1 and stats['lost'] > 0 and stats['stale'] >= 40
+    pipe.close()
+
+def test_shards_on_disk_come_back_with_their_rows(tmp_path):
+    "Each in its directory; after a kill, and in another run"
+    def chain(): return GymStepper('CartPole-v1', seed=0).prioritized_replay(bs=4, max_sz=100, seed=0, store=Rows(tmp_path/'m')).parallel(2, chunk=1, restarts=3, **FORK)
+    pipe = chain()
+    list(islice(pipe, 40))
+    rows = [w.facts['rows'] for w in pipe._workers]
+    assert sorted(p.name for p in (tmp_path/'m').iterdir()) == ['shard-0', 'shard-1'] and min(rows) >= 20
+    os.kill(pipe._workers[1].process.pid, signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match='worker 1 of 2 failed, restart 1 of 3; got'): list(islice(pipe, 8))
+    assert pipe._workers[1].facts['rows'] >= rows[1] and pipe.stats()['lost'] == 0
+    pipe.close()
+    again = chain()
+    list(islice(again, 2))
+    assert [w.facts['rows'] > r for w, r in zip(again._workers, rows)] == [True, True]
+    again.close()
+
+# ---- from whichever is ready ----
+
+class Slow(ScriptedEnv):
+    def step(self, action): time.sleep(.05); return super().step(action)
+
+class Held(ScriptedEnv):
+    "In one worker, its seventh step waits for a file"
+    def __init__(self, gate, **kw): super().__init__(**kw); self.gate,self.left = gate,6
+    def step(self, action):
+        from fastrl_replay.pipe import worker_info
+        self.left -= 1
+        while worker_info().rank == 0 and self.left < 0 and not os.path.exists(self.gate): time.sleep(.01)
+        return super().step(action)
+
+def test_a_slow_worker_does_not_hold_up_the_others():
+    with tempfile.TemporaryDirectory() as folder: held_up(os.path.join(folder, 'gate'))
+
+def held_up(gate):
+    pipe = GymStepper(lambda: Held(gate, **script(3, -2)), zeros).parallel(3, chunk=1, ordered=False, **FORK)
+    seen = {e: [] for e in range(3)}
+    it = iter(pipe)
+    def go_on(n):
+        for b in islice(it, n): seen[int(b.env_id)].append((int(b.episode_n), int(b.step_n)))
+        return {e: len(s) for e, s in seen.items()}
+    before = go_on(1)
+    while min(before.values()) < 2: before = go_on(1)   # all have begun
+    counts = {e: n - before[e] for e, n in go_on(90).items()}
+    open(gate, 'w').close()
+    while go_on(1)[0] < 8: pass   # it comes back
+    stats = pipe.stats()
+    pipe.close()
+    assert 0 <= counts[0] <= 4 < 15 < min(counts[1], counts[2])
+    given = [len(s) for s in seen.values()]
+    assert (stats['least_given'], stats['most_given']) == (min(given), max(given)) and [w['items'] for w in stats['workers']] == given
+    for s in seen.values(): assert s == [(1 + i//5*2 + (i % 5 > 2), 1 + i % 5 - 3*(i % 5 > 2)) for i in range(len(s))]
+
+def test_unordered_passes_end_and_begin_again():
+    "All items of each pass, each once"
+    pipe = GymStepper(short, zeros).header(5).parallel(2, chunk=2, ordered=False, **FORK)
+    for _ in range(3): assert sorted(int(b.env_id) for b in pipe) == [0]*5 + [1]*5
+    pipe.close()
+
+@pytest.mark.slow
+def test_unordered_shards_weigh_what_they_gave():
+    "Their shares are those that turned out"
+    all = Steps.cat(drawn(2000, ordered=False, beta=1., weight_norm='memory'))
+    off = (all.weight*(all.reward - 7.5)).double()
+    assert abs(off.sum())/(off**2).sum().sqrt() < 5
+
+@pytest.mark.parametrize('n', [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings('ignore:Parallel')
+def test_kills(n):
+    "Of actors and shards, at random moments: it goes on, no key is given twice, and no process is left"
+    from kill_workers import Local, kills
+    stats = kills(Local(), n, seed=1, say=lambda *_: None)
+    assert n < 50 or stats['restarts'] > 5 and stats['lost'] > 0
+
+# ---- runs ----
+
+def small(out, **kw):
+    from fastrl_replay.recipes import recipe
+    from fastrl_replay.runs import start
+    return start(recipe('cartpole-apex', **{**dict(steps=700, warmup=100, workers=2, network='8', bs=8, eval_every=300, eval_episodes=2, save_every=10**6, report_every=100), **kw}), out)
+
+def lines(out):
+    from fastrl_replay.runs import read_metrics
+    def no_clock(x): return {k: v for k, v in x.items() if k not in ('wall_s', 'steps_per_s', 'waited_s')}
+    return [no_clock(x) for x in read_metrics(out)]
+
+@pytest.mark.parametrize('kw', [pytest.param({}, marks=pytest.mark.slow), pytest.param(dict(shards=0), marks=pytest.mark.slow), dict(workers=0, memory='uniform', n_step=1)])
+def test_a_learner_that_stops_finds_its_shards_again(tmp_path, kw):
+    "A run of two shards with an actor each, stopped and resumed: all its lines are those of a run that was left alone"
+    from fastrl_replay.runs import Silent, resume
+    whole = small(tmp_path/'whole', **kw)
+    summary = whole.train()
+    run = small(tmp_path/'stopped', **kw)
+    class Stop(Silent):
+        def report(self, line): run.stop = line['env_steps'] >= 300
+    assert run.train(Stop()) is None
+    again = resume(tmp_path/'stopped')
+    assert 300 <= again.agent.journal.steps < 700 and again.agent.journal.returns
+    assert again.train()['final_return'] == summary['final_return']
+    assert lines(tmp_path/'stopped') == lines(tmp_path/'whole') and again.agent.journal.returns == whole.agent.journal.returns
+    if kw: return
+    last = lines(tmp_path/'whole')[-2]
+    assert [s['rows_in'] > 300 for s in last['shards']] == [True, True] and 0 < last['fill'] < 1
+    assert summary['updates'] == sum(s['items'] for s in last['shards']) >= .5*(700 - 100) - 2*(.5 + 4)   # ratio, less what waits
