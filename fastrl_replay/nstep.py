@@ -6,18 +6,20 @@
 __all__ = ['NStep', 'NSkip']
 
 # %% ../nbs/20_nstep.ipynb #9c5e47ad
+from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
 from .core import (BlockError, StateError, Steps, dtype_spec, extend_dtype, memmove, njit, number,
     padding, refuse_flags, row_places, whole)
 from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, Environments,
     RowLayout, goes_on, grown, note_row, number_of, refuse_drawn, row_ends)
-from .pipe import Pipe, stage
-from .states import anything, array, checked, integer, maybe, real, row_dtype
+from .infos import MASK, SUCCESS
+from .pipe import Holding, Pipe, stage
+from .states import anything, array, checked, flag, integer, maybe, real, row_dtype
 
 # %% ../nbs/20_nstep.ipynb #f8f27456
 # What stands where in `at`, after what `RowLayout` puts there
-_REWARD,_NEXT_STATE,_NEXT_SIZE,_MERGED_SIZE,_DISCOUNT,_N_MERGED,_N,_WAITING = range(7, 15)
+_REWARD,_MERGED_SIZE,_DISCOUNT,_N_MERGED,_N,_WAITING = range(7, 13)
 
 def _refuse_merged(who, dtype, merged):
     if merged: raise BlockError(who, 'its rows have the columns of an n_step already',
@@ -26,23 +28,25 @@ def _refuse_merged(who, dtype, merged):
 
 class _MergeLayout(RowLayout):
     "Where the kernel finds what it reads in a row, and writes in a merged one"
-    def __init__(self, who, dtype):
+    def __init__(self, who, dtype, last=()):
         _refuse_merged(who, dtype, 'discount' in dtype.names or 'n' in dtype.names)
         super().__init__(who, dtype)
         _,places = row_places(who, dtype, dict(reward='f4', next_state=None))
         self.merged = extend_dtype(self.dtype, discount='f4', n='i4')
-        self.at = np.array([*self.at, *places, dtype['next_state'].itemsize, self.merged.itemsize,
-                            *(self.merged.fields[n][1] for n in ('discount','n'))])
+        fields = self.merged.fields
+        self.at = np.array([*self.at, places[0], self.merged.itemsize, fields['discount'][1], fields['n'][1]])
+        ends = 'next_state',*(k for k in last if k in dtype.names)   # columns of the last step
+        self.ends = np.array([[fields[k][1], fields[k][0].itemsize] for k in ends])
 
 # %% ../nbs/20_nstep.ipynb #681b88ad
 @njit
 def _wrapped(i, n): return i - n if i >= n else i   # for i below 2n; a division costs more than all the rest
 
 @njit
-def _write_merged(out, made, rings, ring, first, count, many, broken_off, at, gamma):
+def _write_merged(out, made, rings, ring, first, count, many, broken_off, ends, at, gamma):
     "Write the `many` oldest of `count` starts that wait in a ring as merged rows after the `made` that are there"
     size,out_size,n = at[SIZE],at[_MERGED_SIZE],at[_N]
-    reward_at,next_at = at[_REWARD],at[_NEXT_STATE]
+    reward_at = at[_REWARD]
     rewards,floats,ints = rings.view(np.float32),out.view(np.float32),out.view(np.int32)
     newest,total,power = ring + _wrapped(first + count - 1, n)*size,0.,1.
     terminated,truncated = rings[newest + at[TERMINATED]],rings[newest + at[TRUNCATED]] | broken_off
@@ -51,14 +55,14 @@ def _write_merged(out, made, rings, ring, first, count, many, broken_off, at, ga
         total,power = rewards[(row + reward_at)//4] + gamma*total,gamma*power
         if j >= many: continue
         memmove(out.ctypes.data + dst, rings.ctypes.data + row, size)
-        memmove(out.ctypes.data + dst + next_at, rings.ctypes.data + newest + next_at, at[_NEXT_SIZE])
+        for place,length in ends: memmove(out.ctypes.data + dst + place, rings.ctypes.data + newest + place, length)
         out[dst + at[TERMINATED]],out[dst + at[TRUNCATED]] = terminated,truncated
         floats[(dst + reward_at)//4],floats[(dst + at[_DISCOUNT])//4] = total,0. if terminated else power
         ints[(dst + at[_N_MERGED])//4] = count - j
 
 # %% ../nbs/20_nstep.ipynb #f5973bcc
 @njit
-def _merge_block(rows, rings, queues, numbers, last, out, at, gamma):
+def _merge_block(rows, rings, queues, numbers, last, out, ends, at, gamma):
     "Take a block, write what it completes; how many rows that is, or -1: nothing was changed, it needs a closer look"
     size,n,n_rows = at[SIZE],at[_N],len(rows)//at[SIZE]
     words,made = rows.view(np.int32),0
@@ -72,36 +76,40 @@ def _merge_block(rows, rings, queues, numbers, last, out, at, gamma):
         episode,step = words[(row + at[EPISODE_N])//4],words[(row + at[STEP_N])//4]
         ring,first,count = slot*n*size,queues[slot,0],queues[slot,1]
         if count and not goes_on(last, slot, episode, step):
-            _write_merged(out, made, rings, ring, first, count, count, 1, at, gamma)
+            _write_merged(out, made, rings, ring, first, count, count, 1, ends, at, gamma)
             made,count = made + count,0
         memmove(rings.ctypes.data + ring + _wrapped(first + count, n)*size, rows.ctypes.data + row, size)
         count += 1
         ended = row_ends(rows, row, at)
         note_row(last, slot, episode, step, ended)
         many = count if ended else int(count == n)
-        if many: _write_merged(out, made, rings, ring, first, count, many, 0, at, gamma)
+        if many: _write_merged(out, made, rings, ring, first, count, many, 0, ends, at, gamma)
         made,queues[slot,0],queues[slot,1] = made + many,_wrapped(first + many, n),count - many
     at[_WAITING] += n_rows - made
     return made
 
 # %% ../nbs/20_nstep.ipynb #b563b392
 @stage('n_step')
-class NStep(Pipe):
+class NStep(Holding):
     "Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`"
-    _buffers = '_gate','_envs','_at','_rings','_queues','_out'
+    _buffers = '_gate','_envs','_at','_ends','_rings','_queues','_out'
     def __init__(self,
         source, # a pipe of Steps, one row a step
         n:int, # how many steps at most; 1 only adds the columns
         gamma:float, # how much a reward is worth one step later, from 0 to 1
+        last=(MASK, SUCCESS), # columns, as far as there are any, that come from the last step, as `next_state` does
     ):
+        self.last = (last,) if isinstance(last, str) else tuple(last)
         self.n,self.gamma = whole('NStep', 'n', n, 1, 2**31-1),number('NStep', 'gamma', gamma, 0, 1)
         super().__init__(source)
         self._fresh()
 
     def __iter__(self):
+        if self._starts_at_end(): return
         for steps in self.blocks():
             merged = self.merge(steps)
             if len(merged): yield merged
+        if self.data_ended and self._waiting: yield from self._hand_out([self.flush()])
 
     def merge(self,
         steps:Steps, # the next block
@@ -111,7 +119,7 @@ class NStep(Pipe):
                  and (rows.dtype is self._gate.same or self._gate.knows(rows.dtype)))
         raw = np.ndarray(rows.nbytes, np.uint8, rows) if known else self._make_room(steps)   # faster than a view
         while (made := _merge_block(raw, self._rings, self._queues, (envs := self._envs).number, envs.last,
-                                    self._out, self._at, self.gamma)) < 0: raw = self._make_room(steps)
+                                    self._out, self._ends, self._at, self.gamma)) < 0: raw = self._make_room(steps)
         dtype = self._gate.layout.merged
         return Steps(np.ndarray(made, dtype, self._out[:made*dtype.itemsize].copy()))
 
@@ -120,9 +128,9 @@ _BEFORE = 'put it before the replay, or the stage that makes sequences'
 
 @patch
 def _fresh(self:NStep):
-    self._gate = BlockGate('NStep', _MergeLayout, _refuse_endless, _BEFORE)
+    self._gate = BlockGate('NStep', partial(_MergeLayout, last=self.last), _refuse_endless, _BEFORE)
     self._envs = Environments()
-    self._at,self._out = np.zeros(1, np.int64),np.zeros(0, np.uint8)
+    self._at,self._ends,self._out = np.zeros(1, np.int64),np.zeros((1,2), np.int64),np.zeros(0, np.uint8)
     self._rings,self._queues = np.empty(0, np.uint8),np.zeros((0,2), np.int64)
 
 @patch
@@ -130,7 +138,7 @@ def _make_room(self:NStep, steps)->np.ndarray: # its bytes
     "Check a block, and make room for its environments and for what it may complete"
     rows,layout = self._gate.check(steps)
     if self._gate.layout is None:
-        self._at,self._rings = np.append(layout.at, [self.n, 0]),np.empty(0, np.uint8)
+        self._at,self._ends,self._rings = np.append(layout.at, [self.n, 0]),layout.ends,np.empty(0, np.uint8)
     room = min(self._waiting + len(rows), self.n*len(rows))*layout.merged.itemsize
     if len(self._out) < room: self._out = np.zeros(room, np.uint8)
     envs,env_ids = self._envs,rows['env_id']
@@ -150,12 +158,32 @@ def _refuse_endless(rows):
     if not len(bad): return
     env,reward = rows['env_id'][bad[0]],rows['reward'][bad[0]]
     raise BlockError('NStep', f"row {bad[0]} of the block, column 'reward' (env_id {env})", reward, 'a finite number',
-        'mend the environment: this would spoil the rewards of all steps before it')
+        'fix the environment: this would spoil the rewards of all steps before it')
+
+# %% ../nbs/20_nstep.ipynb #8b77a80e
+@njit
+def _merge_rest(rings, queues, out, ends, at, gamma):
+    "Write all starts that wait, as of episodes that broke off; how many these are"
+    made = 0
+    for slot in range(len(queues)):
+        first,count,ring = queues[slot,0],queues[slot,1],slot*at[_N]*at[SIZE]
+        if count: _write_merged(out, made, rings, ring, first, count, count, 1, ends, at, gamma)
+        made,queues[slot,1] = made + count,0
+    at[_WAITING] = 0
+    return made
+
+@patch
+def flush(self:NStep)->Steps: # the rows of all starts that wait; one has waited at least
+    "Hand out what waits for steps that won't come"
+    dtype = self._gate.layout.merged
+    out = np.zeros(self._waiting*dtype.itemsize, np.uint8)
+    made = _merge_rest(self._rings, self._queues, out, self._ends, self._at, self.gamma)
+    return Steps(np.ndarray(made, dtype, out))
 
 # %% ../nbs/20_nstep.ipynb #322e6be9
 @patch
 def snapshot(self:NStep)->dict: # the rows that wait
-    state = dict(n=self.n, gamma=self.gamma, dtype=None, rows=None)
+    state = dict(n=self.n, gamma=self.gamma, dtype=None, rows=None, over=self._at_end)
     if not self._waiting: return state
     dtype = self._gate.layout.dtype
     rings = self._rings.reshape(-1, self.n, dtype.itemsize)
@@ -168,8 +196,9 @@ def snapshot(self:NStep)->dict: # the rows that wait
 @patch
 def _restored(self:NStep, state):
     "Another stage that holds what was saved"
-    new = NStep(None, self.n, self.gamma)
-    dtype = checked('NStep', dict(n=anything, gamma=anything, dtype=maybe(row_dtype), rows=anything), state)['dtype']
+    new = NStep(None, self.n, self.gamma, self.last)
+    form = dict(n=anything, gamma=anything, dtype=maybe(row_dtype), rows=anything, over=flag)
+    dtype = checked('NStep', form, state)['dtype']
     if dtype is None: return new
     rows = checked('NStep', dict(rows=array(np.uint8, None, dtype.itemsize)), state, more=True)['rows']
     rows = rows.reshape(-1).view(dtype)
@@ -179,17 +208,21 @@ def _restored(self:NStep, state):
     if len(complete): raise StateError('NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none')
     return new
 
+# %% ../nbs/20_nstep.ipynb #2b157132
 @patch
 def check_state(self:NStep, state):
     saved = checked('NStep', dict(n=integer(), gamma=real()), state, more=True)
     got,own = (saved['n'],saved['gamma']),(self.n,self.gamma)
     if got != own: raise StateError('NStep', 'a saved stage with another n or gamma', got, own,
         'build the chain that was saved')
+    state = {'over': False, **state}   # older versions had none
     new = vars(self._restored(state))
-    return {name: new[name] for name in self._buffers}
+    return dict({name: new[name] for name in self._buffers}, over=state['over'])
 
 @patch
-def restore(self:NStep, state): vars(self).update(state)
+def restore(self:NStep, state):
+    self._stand(state.pop('over'))
+    vars(self).update(state)
 
 # %% ../nbs/20_nstep.ipynb #e494543f
 @stage('n_skip')

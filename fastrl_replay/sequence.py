@@ -13,8 +13,8 @@ from .core import (BlockError, StateError, Steps, choice, dtype_spec, extend_dty
     padding, refuse_flags, whole)
 from .episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, BlockGate, Environments, RowLayout, goes_on,
     grown, note_row, number_of, row_ends)
-from .pipe import Pipe, stage
-from .states import anything, array, checked, maybe, row_dtype
+from .pipe import Holding, stage
+from .states import anything, array, checked, flag, maybe, row_dtype
 
 # %% ../nbs/21_sequence.ipynb #f3bfdf47
 @njit
@@ -120,7 +120,7 @@ def _keep(rows, ring, last, counts, ahead, notes, at):
 
 # %% ../nbs/21_sequence.ipynb #4e799e45
 @stage('chunk_sequences')
-class SequenceChunker(Pipe):
+class SequenceChunker(Holding):
     "Cuts the steps of each environment and episode into sequences of `length`; column `mask`: is this row a step?"
     _buffers = '_gate','_envs','_at','_ring','_counts','_ahead','_notes','_waiting'
     def __init__(self,
@@ -136,10 +136,15 @@ class SequenceChunker(Pipe):
         self._fresh()
 
     def __iter__(self):
+        over = self._starts_at_end()
         while self._waiting: yield self._waiting.popleft()   # what an interrupted pass left
+        if over: return
         for steps in self.blocks():
             self._waiting.extend(self.chunk(steps))
             while self._waiting: yield self._waiting.popleft()
+        if not self.data_ended: return
+        self._waiting.extend(self.flush())
+        yield from self._hand_out(self._waiting.popleft() for _ in range(len(self._waiting)))
 
     def chunk(self,
         steps:Steps, # a block of rows, or one row
@@ -190,10 +195,22 @@ def _make_room(self:SequenceChunker, steps)->np.ndarray: # its bytes
     self._gate.accept(rows, layout)
     return rows.view(np.uint8)
 
+# %% ../nbs/21_sequence.ipynb #d6a1e712
+@patch
+def flush(self:SequenceChunker)->list: # of sequences, in the order of the environments' first rows
+    "The last sequences of episodes that nothing more will come of"
+    if self._gate.layout is None: return []
+    tail,stride = _TAILS.index(self.tail),self.length - self.overlap
+    starts = [(slot, -1, _tail_start(p, self.length, stride, tail), p) for slot,p in enumerate(self._counts) if p]
+    self._notes = np.array([s for s in starts if s[2] >= 0], np.int64).reshape(-1, 4)
+    sequences = [self._sequence(np.empty(0, np.uint8), i) for i in range(len(self._notes))]
+    self._counts[:],self._at[_LOOKED] = 0,1   # what was noted ahead is to be forgotten
+    return sequences
+
 # %% ../nbs/21_sequence.ipynb #32397726
 @patch
 def snapshot(self:SequenceChunker)->dict: # plain data and tensors
-    state = dict(arguments=[self.length, self.overlap, self.tail])
+    state = dict(arguments=[self.length, self.overlap, self.tail], over=self._at_end)
     if self._gate.layout is None: return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
     slots = np.flatnonzero(self._counts[:len(self._envs.ids)])   # of running episodes
     counts = self._counts[slots]
@@ -217,7 +234,7 @@ def _restored(self:SequenceChunker, state):
     "Another stage that holds what was saved"
     new = type(self)(None, self.length, self.overlap, self.tail)
     who,arrays = type(self).__name__,('ids','counts','rows','waiting')
-    form = dict(arguments=anything, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything))
+    form = dict(arguments=anything, over=flag, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything))
     dtype = checked(who, form, state)['dtype']
     if dtype is None: return new
     n,width = len(state['ids']),len(state['rows'])
@@ -248,10 +265,13 @@ def check_state(self:SequenceChunker, state):
     who,got,own = type(self).__name__,state['arguments'],[self.length, self.overlap, self.tail]
     if repr(got) != repr(own): raise StateError(who, 'a saved stage with other arguments', got, own,
         'build the stage that was saved')
+    state = {'over': False, **state}   # older versions had none
     try: new = vars(self._restored(state))
     except StateError: raise
     except (KeyError,TypeError,ValueError) as e: raise StateError(who, 'saved rows that do not fit together', e) from e
-    return {name: new[name] for name in self._buffers}
+    return dict({name: new[name] for name in self._buffers}, over=state['over'])
 
 @patch
-def restore(self:SequenceChunker, state): vars(self).update(state)
+def restore(self:SequenceChunker, state):
+    self._stand(state.pop('over'))
+    vars(self).update(state)

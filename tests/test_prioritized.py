@@ -900,3 +900,39 @@ def test_a_million_rows(kind):
     counts = sum(np.bincount(order[replay.sample().index.numpy() - 300_000]*20//n, minlength=20) for _ in range(2000))
     expected = np.bincount(order*20//n, mass/mass.sum())*2000*256
     assert fair(counts, expected, lower=False)
+
+# ---- a hundred steps with a memory of seven rows and batches of three, which the notebooks once printed ----
+
+def remember(errors, replay, first):
+    "The errors of the rows that are still there; the new row has the largest of these"
+    key, = replay.add(numbered(1))
+    errors = {k: e for k, e in errors.items() if replay.memory.valid(k)}
+    errors[int(key)] = max(errors.values(), default=first)
+    return errors
+
+def test_probabilities_are_those_of_the_errors_at_every_step():
+    replay, rng, errors = PrioritizedReplay(bs=3, max_sz=7, alpha=.5, eps=.05, seed=0), np.random.default_rng(0), {}
+    for i in range(100):
+        errors = remember(errors, replay, .95)
+        now = np.array([(errors[k] + .05)**.5 for k in replay.memory.keys])
+        close(replay.sampler.probabilities(), now/now.sum(), rtol=1e-12)
+        if len(replay) < 3: continue
+        batch, td = replay.sample(), rng.random(3).round(3)
+        batch.update_priorities(td)
+        errors.update(zip(batch.index.tolist(), td.tolist()))
+
+def test_ranks_are_the_order_of_the_errors_at_every_step():
+    "Older rows come first among equal ones, and each part of equal mass gives a row of the batch"
+    replay, rng, errors = PrioritizedReplay(bs=3, max_sz=7, kind='rank', alpha=.5, seed=0), np.random.default_rng(0), {}
+    for i in range(100):
+        errors = remember(errors, replay, 1.)
+        order = sorted(errors, key=lambda k: (-errors[k], k))
+        assert replay.sampler.tree.rank(replay.memory.keys % 7).tolist() == [order.index(k) + 1 for k in replay.memory.keys]
+        if len(replay) < 3: continue
+        ends, batch = np.cumsum(np.arange(1, len(replay) + 1)**-.5), replay.sample()
+        for part, k in enumerate(batch.index.tolist()):
+            r = order.index(k)
+            assert ends[r] >= ends[-1]*part/3 - 1e-9 and ends[r] - (r + 1)**-.5 <= ends[-1]*(part + 1)/3 + 1e-9
+        td = rng.random(3).round(3)
+        batch.update_priorities(td)
+        errors.update(zip(batch.index.tolist(), td.tolist()))

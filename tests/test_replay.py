@@ -19,6 +19,7 @@ from fastrl_replay.policies import LinearSchedule, RecurrentNet, value_net
 from fastrl_replay.prefetch import Prefetch
 from fastrl_replay.recipes import Gather, Journal
 from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.replay.hindsight import HindsightReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.sequence import SequenceChunker
@@ -757,6 +758,24 @@ def steered(spread):
     torch.manual_seed(0)
     return actor_net(BOX, TORQUE, (4,), spread), Critics(BOX, TORQUE, (4,)), TORQUE
 
+GOAL = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+WITH_GOALS = step_dtype(spaces.Dict(achieved_goal=GOAL, desired_goal=GOAL), ACTIONS)
+def nearness(achieved, desired, info): return -abs(achieved - desired)[:, 0]
+
+def with_goals(steps):
+    "The first number of a state is what was achieved, and the second one wanted"
+    if not isinstance(steps, Steps): return steps
+    rows = np.zeros(len(steps), WITH_GOALS)
+    for n in rows.dtype.names:
+        if n not in ('state', 'next_state'): rows[n] = steps.rows[n]; continue
+        rows[n]['achieved_goal'], rows[n]['desired_goal'] = steps.rows[n][:, :1], 7
+    rows['reward'] = nearness(rows['next_state']['achieved_goal'], rows['next_state']['desired_goal'], {})
+    return Steps(rows)
+
+def as_arrays(steps):
+    "A block as recorded arrays"
+    return {n: steps.rows[n] for n in ('state','action','reward','next_state','terminated','truncated')}
+
 CONTRACT = { # how to build each stage on a source, or from nothing; every @stage class of the package must be here
     'Map': [lambda source: source.map(numbered_states), lambda source: source.map(Scaled())],
     'Filter': [lambda source: source.filter(odd_steps)],
@@ -773,11 +792,15 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
                          for kw in (dict(), dict(bs=2), dict(bs=2, ratio=.7, warmup=5), dict(bs=5, max_sz=6, replacement=True, return_idxs=True, ratio=1.5))],
     'SequenceReplay': [lambda source, kw=kw: SequenceReplay(source, **{**dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0), **kw})
                        for kw in (dict(), dict(prioritized=False, state='zero'), dict(ratio=.9, warmup=8, burn_in=0, overlap=0))],
+    'HindsightReplay': [lambda source, kw=kw: HindsightReplay(source.map(with_goals), **{**dict(max_sz=20, seed=0, reward=nearness), **kw})
+                        for kw in (dict(), dict(strategy='episode', share=.5, bs=2), dict(strategy='final', share=1., bs=5, max_sz=6, return_idxs=True, ratio=1.5, warmup=7))],
     'PrioritizedReplay': [lambda source, kw=kw: PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw})
                           for kw in (dict(), dict(kind='rank', bs=2), dict(bs=2, ratio=.7, warmup=5, initial='max_ever', stratified=False),
                                      dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, weight_norm='memory', initial='reward'))],
-    'Parallel': [lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(2, .9).parallel(2, chunk=2, method='fork'), lambda: GymStepper('CartPole-v1', seed=0).parallel(0)],
+    'Parallel': [lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(2, .9).parallel(2, chunk=2, method='fork'), lambda: GymStepper('CartPole-v1', seed=0).parallel(0),
+        lambda: GymStepper('CartPole-v1', seed=0).prioritized_replay(bs=2, max_sz=50, seed=0).parallel(2, chunk=2, method='fork')],
     'Journal': [Journal],
+    'Episodes': [lambda source: source.map(as_arrays).episodes()],
     'Gather': [lambda source, n=n: Gather(source, n) for n in (1, 2)],
     'QLearner': [lambda source: QLearner(source.map(numbered_states), QTable(spaces.Discrete(200), ACTIONS)),
                  lambda source: ExperienceReplay(source.map(numbered_states), bs=2, max_sz=20, seed=0).q_learn(QTable(spaces.Discrete(200), ACTIONS))],

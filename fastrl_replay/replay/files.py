@@ -154,7 +154,7 @@ def _read_states(self:BesideRows, places, keys):
 # %% ../../nbs/40_replay_files.ipynb #50a931a1
 @patch
 def put_aside(self:BesideRows,
-    view:dict, # its state
+    view:dict, # state of the view
 )->tuple: # the sampler's state and the view's, with references to files
     "Leave large parts of states in the directory"
     d,sampler = self.directory,self.sampler
@@ -167,8 +167,8 @@ def put_aside(self:BesideRows,
 
 @patch
 def fetch(self:BesideRows,
-    sampler:dict, # its state
-    view:dict, # its state
+    sampler:dict, # state of the sampler, as it was put aside
+    view:dict, # state of the view, as it was put aside
 )->tuple: # both, whole; the sampler's None: what it refers to was removed by newer ones
     "States as they were before they were put aside"
     d,saved = self.directory,self.view.check_state(view)

@@ -7,6 +7,7 @@ __all__ = ['COUNTERS', 'Fixed', 'Replay', 'scheduled', 'as_fraction']
 
 # %% ../../nbs/41_replay.ipynb #16245205
 import io, warnings
+from copy import copy
 from fractions import Fraction
 from functools import lru_cache
 from threading import RLock
@@ -17,7 +18,7 @@ from ..core import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows,
     Steps, number, whole)
 from ..locks import DrawOrderLock, renew_in_child
 from ..memory.links import Places
-from ..memory.samplers import Sampler, importance_weights
+from ..memory.samplers import Sampler, importance_weights, random_seed
 from ..memory.timeline import Timeline
 from ..pipe import Pipe
 from .files import BesideRows
@@ -43,7 +44,7 @@ class Fixed:
 class Replay(Pipe):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
     _buffers = 'memory','sampler','view','_beside','_lock','_unfollowed','_ones'
-    draws_batches = True
+    draws_batches,_is_shard = True,False
     max_sz,store,weight_norm = Fixed(),Fixed(),Fixed()
     def __init__(self,
         source, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
@@ -73,6 +74,7 @@ class Replay(Pipe):
     def __iter__(self):
         for _ in self.due_batches(): yield self.sample()
     def __len__(self): return len(self.view) if self._beside is None else self._here()
+    has_source = property(lambda self: self._no_source is not self.source, doc='Do blocks come from a pipe?')
     unit = property(lambda self: self.view.unit, doc='What is drawn')
     _needed = property(lambda self: self._needs or self.bs)   # that many must be there for a batch of `bs`
     nbytes = property(lambda self: sum(p.nbytes for p in (self.memory, self.view, self.sampler)), doc='Bytes reserved')
@@ -212,11 +214,11 @@ def _take_up(self:Replay, end):
     if self.memory.reads_only and view.followed < end: view.refollow(self.memory._parts[1].columns, end)
 
 @patch
-def _draw(self:Replay, n, beta):
+def _draw(self:Replay, n, beta, weigh):
     "A batch of `n`; drawn again where another process has overwritten a row meanwhile"
     while True:
         keys,p = self.sampler.sample(n)
-        try: return self.view.batch(keys, self._ones if beta is None and n == self.bs else self._weights(p, n, beta))
+        try: return self.view.batch(keys, weigh(p, n, beta))
         except StaleKey:
             if not self.memory.reads_only: raise
             self._catch_up()
@@ -229,6 +231,26 @@ def _here(self:Replay):
         return len(self.view)
 
 
+# %% ../../nbs/41_replay.ipynb #c14ee80a
+@patch
+def sample_weighted(self:Replay,
+    n:int, # rows, or whatever the view draws
+    weigh, # (probabilities, n, exponent) → weights
+): # the batch
+    "Draw a batch whose weights something else decides; the lock is held"
+    need = self._needs or n
+    while self._catch_up() < need:   # again, where another process has overwritten rows while they were counted
+        if not self.memory.reads_only or len(self.view) < need: raise self._too_few(need)
+    beta = None if self.beta is None else self._beta_now()   # before anything is drawn
+    if self._beside is not None: batch = self._draw(n, beta, weigh)
+    else:
+        keys,p = self.sampler.sample(n)
+        batch = self.view.batch(keys, weigh(p, n, beta))
+    batch._replay = self
+    self.batches += 1
+    self.sampled += n
+    return batch
+
 # %% ../../nbs/41_replay.ipynb #ec099b70
 @patch
 def sample(self:Replay,
@@ -237,15 +259,7 @@ def sample(self:Replay,
     "Draw a batch"
     n = self.bs if bs is None else whole(type(self).__name__, 'batch size', bs, 1)
     with self._lock:
-        if self._catch_up() < (self._needs or n): raise self._too_few(self._needs or n)
-        beta = None if self.beta is None else self._beta_now()   # before anything is drawn
-        if self._beside is not None: batch = self._draw(n, beta)
-        else:
-            keys,p = self.sampler.sample(n)
-            batch = self.view.batch(keys, self._ones if beta is None and n == self.bs else self._weights(p, n, beta))
-        batch._replay = self
-        self.batches += 1
-        self.sampled += n
+        batch = self.sample_weighted(n, self._weights)
         return (batch, Places(batch['index'].cpu().numpy(), self.memory.oldest)) if self.return_idxs else batch
 
 @patch
@@ -262,6 +276,7 @@ def _weights(self:Replay, p, n, beta):
     "The importance weights of `n` draws with these probabilities"
     if beta is None: return self._ones if n == len(self._ones) else np.ones(n)
     if type(p) is not np.ndarray: p = np.full(n, p)   # a sampler of one's own may say it once for all
+    if self._is_shard: return importance_weights(p, beta, 1/self.sampler.mass)
     return importance_weights(p, beta, self.sampler.least if self.weight_norm == 'memory' else -1.)
 
 # %% ../../nbs/41_replay.ipynb #3ee60186
@@ -332,7 +347,7 @@ def _batch_due(self:Replay)->bool:
 @patch
 def due_batches(self:Replay):
     "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
-    while self._no_source is self.source: yield self._count_batch()
+    while not self.has_source: yield self._count_batch()
     while self._batch_due(): yield self._count_batch()   # what an interrupted pass left
     self._enough_at = self.memory.inserted
     for steps in self.blocks():
@@ -500,3 +515,33 @@ def order_draws(self:Replay):
     "From now on a lock that keeps draws in the order in which they were begun"
     if not isinstance(self._lock, DrawOrderLock): self._lock = DrawOrderLock(self._lock)
     return self._lock
+
+# %% ../../nbs/41_replay.ipynb #c0ed90f2
+@patch
+def _in_worker(self:Replay, info):
+    "Be one shard of several: with other draws, in another directory"
+    if info.world_size == 1: return
+    self._is_shard,(sampler,view),store = True,self._templates,self.store
+    if getattr(sampler, 'seed', None) is not None:
+        sampler = copy(sampler)
+        sampler.seed = (*np.atleast_1d(sampler.seed).tolist(), info.rank, info.restart)
+    if store is not None and store.place is not None:
+        vars(self)['store'] = store = copy(store)
+        store._keep_place(f'{store.path}/shard-{info.rank}', None, store.mode, store.spare)
+    self._templates = sampler,view
+    if store is not None and store.place is not None or not self.memory.inserted: self._fresh()
+    elif getattr(sampler, 'seed', None) is not None: self.sampler._seed = random_seed(sampler.seed)
+
+@patch
+def facts(self:Replay,
+    batch, # that was drawn just now
+)->dict: # numbers; one that is alone has β = 0, because its weights are right as they are
+    "What is to be said of a batch beside those of other shards"
+    beta,weight = self.beta if self._is_shard else 0,getattr(batch, '_each', batch)['weight']
+    if callable(beta): beta = scheduled(type(self).__name__, 'beta', beta, max(self.batches - 1, 0))
+    sampler,top = self.sampler,1.   # the largest weight
+    if beta: top = (sampler.least*sampler.mass)**-beta if self.weight_norm == 'memory' else weight.max()
+    memory = self.memory
+    return dict(rows=len(memory), mass=float(sampler.mass), beta=float(beta or 0), top=float(top),
+        inserted=int(memory.inserted), counted=self._counted, stale=int(self.stale),
+        age=float(memory.ages[0]/max(self.sampled, 1)), kept=self._beside is not None)

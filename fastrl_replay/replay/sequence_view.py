@@ -15,8 +15,8 @@ from fastrl_replay.core import (EPISODE, ArgumentError, BlockError, StaleKey, St
     njit)
 from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row,
     number_of, places_of, row_ends)
-from ..memory.links import as_keys, reach
-from .views import View, as_float64
+from ..memory.links import reach
+from .views import View, fetched
 from ..states import anything, array, checked, maybe, row_dtype
 
 # %% ../../nbs/44_sequence_view.ipynb #c13cebff
@@ -168,7 +168,7 @@ class SequenceView(View):
     unit,follows,adds = 'sequences',True,{}
     def __init__(self,
         length:int, # steps of a sequence
-        burn_in:int, # of these, steps that only warm up the recurrent state
+        burn_in:int, # steps at its beginning that only warm up the recurrent state
         overlap:int, # steps that neighbours share
         eta:float=.9, # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
         state:str='stored', # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
@@ -202,7 +202,7 @@ def stored(self:SequenceView, steps:Steps)->Steps:
     if state is None: return steps
     for n,a in leaves(steps.rows[['hidden']].reshape(-1)):
         if a.dtype.kind in 'fc' and np.isnan(a).any():
-            raise BlockError(self.who, f'a NaN in column {n!r}', remedy='mend the policy that made it')
+            raise BlockError(self.who, f'a NaN in column {n!r}', remedy='fix the policy that made it')
     rows = np.zeros(steps.shape, row)
     for n in row.names: rows[n] = steps.rows[n]
     return Steps(rows)
@@ -366,12 +366,13 @@ def _mix(td, steps, burn_in, eta, p):
 @patch
 def feedback(self:SequenceView, keys, td)->tuple: # places, mixed errors, how many sequences are gone
     "For which sequences errors still count, and one error for each"
-    keys,shape,m = np.ascontiguousarray(as_keys(keys)).ravel(),tuple(np.shape(td)),self.memory
+    shape,m = tuple(np.shape(td)),self.memory
+    keys,td = fetched(keys, td)
     want = len(keys),self.length - self.burn_in
     if shape != want:
         raise ArgumentError(self.who, 'update_priorities: TD errors', list(shape),
             f'{list(want)}: one for each step after the burn-in')
-    td,never = as_float64(td).reshape(shape),(keys < 0) | (keys >= m.inserted)
+    td,never = td.reshape(shape),(keys < 0) | (keys >= m.inserted)
     if never.any(): m.refuse_key(int(keys[never.argmax()]))
     there = keys >= m.oldest
     keys,td = keys[there],td[there]

@@ -29,7 +29,7 @@ class SequenceReplay(ReplayByKind):
         max_sz:int=1_000_000, # rows in memory
         *,
         length:int=80, # steps of a sequence
-        burn_in:int=None, # of these, steps that only warm up the recurrent state; None: half of them
+        burn_in:int=None, # steps at its beginning that only warm up the recurrent state; None: half of them
         overlap:int=None, # steps that neighbours share; None: half of them
         kind:str='proportional', # 'proportional': by the size of the mixed error; 'rank': by its rank; 'uniform'
         prioritized:bool=True, # False: the same as kind='uniform'

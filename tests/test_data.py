@@ -1,0 +1,317 @@
+"Recorded data in and out, with the real libraries: Minari, Arrow, Hugging Face, Stable-Baselines3."
+import pickle, warnings
+import gymnasium as gym, numpy as np, pytest, torch
+from gymnasium import spaces
+from fastrl_replay.all import *
+from fastrl_replay.testing import through_file
+
+minari, sb3, pa = pytest.importorskip('minari'), pytest.importorskip('stable_baselines3'), pytest.importorskip('pyarrow')
+from stable_baselines3.common import buffers
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
+from fastrl_replay.sb3 import ReplayBuffer
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch): monkeypatch.setenv('MINARI_DATASETS_PATH', str(tmp_path/'minari'))
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)
+
+# ---- data that ends ----
+
+@pytest.mark.parametrize('seed', [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 9))])
+def test_flushed_starts_are_those_of_a_plain_model(seed):
+    "Whatever the blocks: each start has the rewards to the end of its episode, or of the data"
+    rng = np.random.default_rng(seed)
+    n, gamma, lengths = int(rng.integers(1, 6)), .5, rng.integers(1, 7, 4)*rng.choice([-1, 1], 4)
+    rows = Steps.cat(scripted_steps([script(*map(int, lengths)), script(50, env=1)], int(rng.integers(1, 25))))
+    cuts = np.sort(rng.integers(0, len(rows) + 1, 5))
+    blocks = [b for b in np.split(rows.rows, cuts) if len(b)]
+    merged = Steps.cat(list(Items([Steps(b) for b in blocks], at_end='flush').n_step(n, gamma)))
+    assert len(merged) == len(rows)
+    got = {(m.env_id.item(), m.episode_n.item(), m.step_n.item()): m for m in merged}
+    for i, r in enumerate(rows.rows):
+        later = rows.rows[(rows.rows['env_id'] == r['env_id']) & (rows.rows['episode_n'] == r['episode_n']) & (rows.rows['step_n'] >= r['step_n'])][:n]
+        m, last, k = got[int(r['env_id']), int(r['episode_n']), int(r['step_n'])], later[-1], len(later)
+        assert m.n == k and np.isclose(m.reward.item(), sum(gamma**j*x for j, x in enumerate(later['reward'])), rtol=1e-6)
+        assert m.discount == (0 if last['terminated'] else gamma**k) and m.terminated == last['terminated']
+        assert m.truncated == (last['truncated'] or (k < n and not last['terminated'])) and (m.next_state.numpy() == last['next_state']).all()
+
+def test_a_stepper_that_is_left_keeps_what_waits():
+    pipe = GymStepper('CartPole-v1', seed=0).n_step(3, .9)
+    a, b = list(pipe.header(4)), list(pipe.header(4))
+    steps = torch.cat([x.step_n for x in a + b]).tolist()
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
+
+# ---- recorded episodes ----
+
+@pytest.mark.slow
+def test_tables_of_hugging_face():
+    datasets = pytest.importorskip('datasets')
+    flat = dict(obs=[[1., 1], [2, 4], [7, 7]], next_obs=[[2., 4], [3, 9], [8, 8]], action=[0, 2, 1], reward=[1., 10, 5], done=[False, True, False],
+                timeout=[False, False, True])
+    rows, = Episodes(datasets.Dataset.from_dict(flat))
+    assert rows.total_reward.tolist() == [1, 11, 5] and rows.episode_n.tolist() == [1, 1, 2] and rows.next_state.tolist() == flat['next_obs']
+    each = datasets.Dataset.from_dict(dict(observations=[[[1.], [2], [3]], [[4.], [5]]], actions=[[0, 1], [1]], rewards=[[1., 2], [3]], terminated=[[False, True], [True]]))
+    assert [b.total_reward.tolist() for b in Items(each).episodes()] == [[1, 3], [3]]
+
+@pytest.mark.parametrize('n', [1000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_many_rows_and_an_empty_block(n):
+    flat = dict(state=np.arange(n, dtype=np.float32), next_state=np.arange(1, n + 1, dtype=np.float32), action=np.zeros(n, np.int64),
+                reward=np.ones(n), terminated=np.arange(n) % 10 == 9)
+    rows, = Episodes(flat)
+    assert len(rows) == n and rows.episode_n[-1] == n//10 and (rows.total_reward.numpy() == np.arange(n) % 10 + 1).all()
+    none, = Episodes({k: v[:0] for k, v in flat.items()})
+    assert len(none) == 0 and list(Episodes([])) == []
+
+# ---- Minari ----
+
+class Nested(gym.Env):
+    "Observations that are a dict with a tuple in it; infos; episodes of 1, 2, 3, … steps, every other one truncated"
+    observation_space = spaces.Dict(b=spaces.Box(-9, 99, (2,), np.float32), a=spaces.Tuple((spaces.Discrete(50), spaces.Box(0, 255, (3, 3, 3), np.uint8))))
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+    episode = 0
+    def _obs(self): return dict(b=np.float32([self.t, self.episode]), a=(np.int64(self.t), np.full((3, 3, 3), self.t*7 % 256, np.uint8)))
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.episode = 0, self.episode + 1
+        return self._obs(), dict(speed=0.)
+    def step(self, action):
+        self.t += 1
+        over = self.t == self.episode
+        return self._obs(), self.t/4, over and self.episode % 2 == 1, over and self.episode % 2 == 0, dict(speed=self.t/2)
+
+def test_minari_both_ways_with_nested_observations():
+    collector = minari.DataCollector(Nested(), record_infos=True, jpeg_encoding=False)
+    for e in range(5):
+        collector.reset(seed=10 + e)
+        while not any(collector.step(np.float32([e/5]))[2:4]): pass
+    facts = dict(algorithm_name='x', author='x', author_email='x', code_permalink='x')
+    collector.create_dataset('nested/one-v0', **facts)
+    first = Steps.cat(list(read_minari('nested/one-v0', infos='speed')))
+    assert first.seed.tolist() == [10] + [11]*2 + [12]*3 + [13]*4 + [14]*5
+    assert first.speed.tolist() == [t/2 for e in range(1, 6) for t in range(1, e + 1)]
+    assert first.next_state['a'][0].tolist() == [t for e in range(1, 6) for t in range(1, e + 1)] and first.state['b'][:, 1].tolist() == first.episode_n.tolist()
+    assert first.terminated.tolist() == [e % 2 == 1 and t == e for e in range(1, 6) for t in range(1, e + 1)]
+    made = write_minari([first], 'nested/two-v0', observation_space=Nested.observation_space, action_space=Nested.action_space)
+    assert Steps.cat(list(read_minari(made, infos='speed'))) == first
+    assert minari.load_dataset('nested/two-v0').total_steps == 15 and made.total_episodes == 5
+
+def test_rows_of_an_environment_go_there_and_back():
+    rows = Steps.cat(list(GymStepper('CartPole-v1', seed=3).header(200)))
+    memory = ExperienceReplay(bs=8, max_sz=150, seed=0)
+    memory.add(rows)                                     # a full ring: the oldest episode has lost its beginning
+    made = write_minari(memory, 'pole/mine-v0', 'CartPole-v1')
+    back, held = Steps.cat(list(read_minari('pole/mine-v0'))), memory.memory[:]
+    for n in ('state', 'action', 'reward', 'next_state', 'terminated'): assert torch.equal(back[n], held[n]), n
+    assert back.truncated[:-1].tolist() == held.truncated[:-1].tolist() and back.done[-1]
+    assert isinstance(made.recover_environment().unwrapped, type(gym.make('CartPole-v1').unwrapped))
+    again = read_minari('pole/mine-v0')
+    it = iter(again)
+    for _ in range(3): next(it)
+    twin = read_minari('pole/mine-v0')
+    twin.load_state_dict(through_file(again.state_dict()))
+    assert [*it] == [*twin]
+
+# ---- Stable-Baselines3 ----
+
+def pair(space, action=spaces.Discrete(2), n_envs=1, size=12, **kw):
+    theirs = buffers.DictReplayBuffer if isinstance(space, spaces.Dict) else buffers.ReplayBuffer
+    return ReplayBuffer(size, space, action, 'cpu', n_envs, **kw), theirs(size, space, action, 'cpu', n_envs)
+
+def equal(a, b):
+    for x, y in zip(a, b):
+        if isinstance(x, dict): assert x.keys() == y.keys() and all(torch.equal(x[k], y[k]) and x[k].dtype == y[k].dtype for k in x)
+        else: assert x is y is None or torch.equal(x, y) and x.dtype == y.dtype
+
+SPACES = dict(box=spaces.Box(-5, 5, (3,)), double=spaces.Box(-5, 5, (2,), np.float64), discrete=spaces.Discrete(7), many=spaces.MultiDiscrete([3, 4]),
+              binary=spaces.MultiBinary(3), pictures=spaces.Box(0, 255, (4, 36, 36), np.uint8),
+              dict=spaces.Dict(eye=spaces.Box(0, 255, (4, 36, 36), np.uint8), touch=spaces.Box(-5, 5, (2,))))
+
+@pytest.mark.parametrize('n_envs', [1, 3])
+@pytest.mark.parametrize('name', SPACES)
+@pytest.mark.parametrize('action', [spaces.Discrete(3), pytest.param(spaces.Box(-1, 1, (2,), np.float64), marks=pytest.mark.slow)], ids=['discrete', 'box'])
+def test_the_buffer_draws_what_theirs_draws(name, n_envs, action):
+    "All spaces, timeouts, full and not, normalized, saved and loaded, whole rows and frames"
+    space = SPACES[name]
+    kw = dict(store=Frames(4, compress='zstd')) if name in ('pictures', 'dict') else {}
+    ours, theirs = pair(space, action, n_envs, **kw)
+    space.seed(1); action.seed(2)
+    def batch(s):
+        x = [s.sample() for _ in range(n_envs)]
+        return {k: np.stack([v[k] for v in x]) for k in s.spaces} if isinstance(s, spaces.Dict) else np.stack(x)
+    rng, obs = np.random.default_rng(0), batch(space)
+    for t in range(20):
+        after, done = batch(space), rng.random(n_envs) < .3
+        infos = [{'TimeLimit.truncated': bool(d and rng.random() < .5)} for d in done]
+        last, reward = batch(action), rng.normal(size=n_envs)
+        for b in (ours, theirs): b.add(obs, after, last, reward, done, infos)
+        obs = after
+        assert (ours.pos, ours.full, ours.size()) == (theirs.pos, theirs.full, theirs.size())
+        drawn = []
+        for b in (ours, theirs):
+            np.random.seed(t)
+            drawn.append(b.sample(9))
+        equal(*drawn)
+    copy = pickle.loads(pickle.dumps(ours))
+    drawn = []
+    for b in (copy, theirs):
+        np.random.seed(99)
+        drawn.append(b.sample(9))
+    equal(*drawn)
+    ours.reset(); assert ours.size() == 0 and len(ours.memory) == 0
+
+def test_normalized_samples():
+    env = VecNormalize(DummyVecEnv([lambda: gym.make('Pendulum-v1')]))
+    ours, theirs = pair(env.observation_space, env.action_space, size=60)
+    obs = env.reset()
+    for _ in range(50):
+        action = np.stack([env.action_space.sample()])
+        after, reward, done, infos = env.step(action)
+        for b in (ours, theirs): b.add(env.unnormalize_obs(obs), env.unnormalize_obs(after), action, env.get_original_reward(), done, infos)
+        obs = after
+    drawn = []
+    for b in (ours, theirs):
+        np.random.seed(5)
+        drawn.append(b.sample(20, env))
+    equal(*drawn)
+
+class Screens(gym.Env):
+    "Random pictures, time limit of 13"
+    observation_space, action_space = spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed); self.t = 0
+        return self._picture(), {}
+    def _picture(self): return self.np_random.integers(0, 256, (36, 36, 1), np.uint8)
+    def step(self, action):
+        self.t += 1
+        return self._picture(), float(action), self.t == 9 and bool(action), self.t == 13, {}
+
+def weights(model): return {k: v.clone() for k, v in model.policy.state_dict().items()}
+
+def train(algo, policy, env, steps, cls=None, kwargs=None, **kw):
+    np.random.seed(0)
+    return getattr(sb3, algo)(policy, env(), seed=1, device='cpu', replay_buffer_class=cls, replay_buffer_kwargs=kwargs, **kw).learn(steps)
+
+def check_same_training(*args, kwargs=None, **kw):
+    a, b = train(*args, **kw), train(*args, ReplayBuffer, kwargs, **kw)
+    x, y = weights(a), weights(b)
+    assert x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
+    return b
+
+@pytest.mark.parametrize('algo', [pytest.param(a, marks=pytest.mark.slow) for a in ('SAC', 'TD3')])
+def test_training_equals_theirs(algo):
+    def env(): return DummyVecEnv([lambda: gym.make('Pendulum-v1')]*2)
+    check_same_training(algo, 'MlpPolicy', env, 80, learning_starts=20, batch_size=8, buffer_size=60, policy_kwargs=dict(net_arch=[8]), train_freq=4)
+
+def test_training_on_pictures_equals_theirs(tmp_path):
+    "Two lines: frames that are kept once, packed; then saved and loaded"
+    def env(): return VecTransposeImage(VecFrameStack(DummyVecEnv([Screens]*2), 4))
+    model = check_same_training('DQN', 'CnnPolicy', env, 60, kwargs=dict(store=Frames(4, compress='zstd')), learning_starts=20, batch_size=4,
+        buffer_size=40, train_freq=8, policy_kwargs=dict(features_extractor_kwargs=dict(features_dim=8)))
+    model.save_replay_buffer(tmp_path/'buffer')
+    np.random.seed(3); x = model.replay_buffer.sample(9)
+    model.load_replay_buffer(tmp_path/'buffer')
+    np.random.seed(3); equal(x, model.replay_buffer.sample(9))
+    model.learn(20, reset_num_timesteps=False)
+    assert isinstance(model.replay_buffer.memory.store, Frames)
+
+# ---- mixtures ----
+
+def test_shares_follow_their_schedule_and_draws_their_priorities():
+    from scipy.stats import chisquare
+    def filled(by, seed):
+        r = PrioritizedReplay(bs=4, max_sz=50, alpha=1., beta=1., seed=seed, stratified=False)
+        rows = Steps.cat(scripted_steps([script(99)], 30)).copy()
+        rows.rows['reward'] = by + np.arange(30)
+        r.add(rows)
+        r.update_priorities(np.arange(30), np.arange(1, 31))
+        return r
+    m = Mixture({'a': filled(0, 1), 'b': filled(100, 2)}, lambda i: dict(a=1, b=min(i, 1)), bs=30)
+    batches = [m.sample() for _ in range(100)]
+    assert [b.replay.sum().item() for b in batches] == [0] + [15]*99
+    rewards = np.concatenate([b.reward.numpy() for b in batches])
+    for by in 0, 100:
+        mine = rewards[(rewards >= by) & (rewards < by + 50)] - by
+        assert chisquare(np.bincount(mine.astype(int), minlength=30), len(mine)*np.arange(1, 31)/465).pvalue > 1e-4
+    for b in batches[:20]:                             # weights: 1/p, on one scale
+        p = (b.reward.numpy() % 100 + 1)/465
+        assert np.allclose(b.weight, p.min()/p, rtol=1e-5)
+    one, mean = Mixture(m.replays, dict(a=1, b=0), bs=30), []
+    for b in (one.sample() for _ in range(100)): mean.append(np.mean(b.reward.numpy()/(30*(b.reward.numpy() + 1)/465)))
+    assert abs(np.mean(mean) - 14.5) < 1               # 1/(N p) gives the mean of the memory
+
+def test_errors_of_overwritten_rows_are_counted_where_they_belong():
+    rows = scripted_steps([script(9)], 30)
+    m = Mixture({n: PrioritizedReplay(bs=2, max_sz=5, seed=i) for i, n in enumerate('ab')}, bs=4)
+    for r in rows[:5]: m.add(r, 'a'); m.add(r, 'b')
+    batch = m.sample()
+    for r in rows[5:]: m.add(r, 'a')
+    batch.update_priorities(torch.ones(4))
+    assert (m.replays['a'].stale, m.replays['b'].stale) == (2, 0) and m.stats()['a']['stale'] == 2
+    with pytest.raises(KeyError): m.update_priorities([10**9], [1.])
+
+# ---- the command line ----
+
+def test_a_memory_on_disk_becomes_a_data_set(tmp_path, monkeypatch, capsys):
+    from fastrl_replay.cli import main
+    monkeypatch.chdir(tmp_path)
+    with ExperienceReplay(bs=1, max_sz=100, store=Rows(path='m')) as memory:
+        for block in GymStepper('CartPole-v1', seed=0).header(60): memory.add(block)
+        rows = memory.memory[:]
+    assert main(['memory', 'm', '--export', 'npz']) == 0 and np.load('m.npz')['state'].shape == (60, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert main(['memory', 'm', '--export', 'minari']) == 0
+        assert main(['memory', 'm', '--export', 'minari:pole/mine-v3']) == 0
+        assert main(['memory', 'm', '--export', 'minari']) == 2        # it is there already
+    assert 'memories/m-v0' in capsys.readouterr().out
+    for name in ('memories/m-v0', 'pole/mine-v3'):
+        back = Steps.cat(list(read_minari(name)))
+        assert all(torch.equal(back[n], rows[n]) for n in ('state', 'action', 'reward', 'next_state', 'terminated', 'step_n'))
+    (merged,), = [list(Episodes('m.npz'))]
+    assert torch.equal(merged.total_reward, rows.total_reward)
+
+# ---- attacks ----
+
+def test_copies_of_a_mixture_and_graphs_of_it(tmp_path):
+    "Pickles and checkpoints keep the rows; torch's walk over the graph doesn't copy them"
+    from torch.utils.data.graph import traverse_dps
+    def make(path): return Mixture({'a': Items(scripted_steps([script(9)], 40)).prioritized_replay(bs=2, max_sz=20, seed=0),
+        'b': ExperienceReplay(bs=2, max_sz=30, seed=1, store=Rows(path=path) if path else None)}, bs=4)
+    m = make(None)
+    for block in scripted_steps([script(3, env=7)], 25): m.add(block, 'b')
+    it = iter(m)
+    for _ in range(5): next(it).update_priorities(np.ones(4))
+    saved = []
+    def spy(self): saved.append(self); return {}
+    ExperienceReplay.snapshot = spy
+    try: assert len(traverse_dps(m)) == 1 and not saved
+    finally: del ExperienceReplay.snapshot
+    twin = pickle.loads(pickle.dumps(m))
+    assert len(twin) == len(m) and twin.replays['a'] is twin.fed and twin.sample() == m.sample()
+    other = make(None)
+    other.load_state_dict(through_file(m.state_dict()))
+    assert other.sample() == m.sample()
+    with pytest.raises(ValueError): Mixture({**m.replays, 'c': ExperienceReplay()}).load_state_dict(m.state_dict())
+    with make(str(tmp_path/'b')) as disk:
+        for block in scripted_steps([script(3, env=7)], 25): disk.add(block, 'b')
+        assert next(iter(disk)).replay.tolist() == [0, 0, 1, 1]
+
+def test_bad_rows_leave_the_sb3_buffer_as_it_was():
+    buffer = ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu')
+    good = np.zeros((1, 3), np.float32)
+    buffer.add(good, good, np.array([1]), np.array([2.]), np.array([False]), [{}])
+    with pytest.raises(ValueError, match='NaN'): buffer.add(good, good*np.nan, np.array([1]), np.array([2.]), np.array([True]), [{}])
+    assert (buffer.pos, buffer.size(), len(buffer.memory), buffer.episode.tolist(), buffer.steps.tolist()) == (1, 1, 1, [1], [1])
+    with pytest.raises(ValueError): ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu').sample(1)
+
+def test_chunks_of_data_that_ends_on_two_environments():
+    "Episodes of length one, truncation on the last step, and one that goes on"
+    rows = scripted_steps([script(1, -2, 1), script(9, env=1)], 4)
+    seqs = list(Items(rows, at_end='flush').chunk_sequences(3, tail='pad'))
+    assert [[(int(e), int(n)) for e, n, m in zip(s.env_id, s.step_n, s.mask) if m] for s in seqs] == \
+        [[(0, 1)], [(0, 1), (0, 2)], [(1, 1), (1, 2), (1, 3)], [(0, 1)], [(1, 4)]]
