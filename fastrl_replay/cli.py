@@ -15,9 +15,10 @@ from textwrap import fill
 from tqdm.auto import tqdm
 from . import __version__
 from .core import EnvError, Explained, did_you_mean
+from .datasets import spaces_of, write_minari
 from .learners.registry import as_value, setting_text
 from .named_envs import named_modules, place_of
-from .recipes import SettingsError, evaluate, memory_path, nearest, recipe, recipes
+from .recipes import SettingsError, memory_path, nearest, play_episodes, recipe, recipes
 from .runs import Run, chart, interruptible, load_checkpoint, read_config, read_json, reopen, resume
 from .runs import run_title, smooth, start, write_whole
 from .survey import export_rows, open_memory, survey, survey_picture, survey_text
@@ -41,18 +42,30 @@ class Bar:
     def report(self, line):
         if self.terminal and 'eval_return' not in line: self.bar.set_postfix_str(_numbers(line), refresh=False)
         if self.terminal: return
-        if 'eval_return' in line: text = f'  evaluation  {line["eval_return"]:.1f} ± {line["eval_std"]:.1f}'
+        said = _share(line.get('eval_success'))
+        if 'eval_return' in line: text = f'  evaluation  {line["eval_return"]:.1f} ± {line["eval_std"]:.1f}{said}'
         elif line['env_steps'] - self.last_line < self.run.settings['steps']/20: return
         else: text,self.last_line = f'  {line["steps_per_s"]:>7,.0f} steps/s  {_numbers(line)}',line['env_steps']
         print(f'{line["env_steps"]:>9,} steps{text}', file=self.file, flush=True)
 
     def close(self): self.bar.close()
 
+# %% ../nbs/62_cli.ipynb #a40c9706
+def _share(x): return '' if x is None else f', {x:.0%} successes'
+
 def _numbers(line):
     r,loss = line['return_mean'],line.get('loss', line.get('td'))
-    shown = [f'return {"–" if r is None else f"{r:.1f}"}', f'ε {line["eps"]:.2f}' if 'eps' in line else '',
-             f'loss {"–" if loss is None else f"{loss:.3g}"}', f'memory {line["fill"]:.0%}']
+    won = _share(line.get('success_mean')).strip(' ,')
+    shown = [f'return {"–" if r is None else f"{r:.1f}"}', won, f'ε {line["eps"]:.2f}' if 'eps' in line else '',
+             f'loss {"–" if loss is None else f"{loss:.3g}"}', f'memory {line["fill"]:.0%}', _shards(line)]
     return '  '.join(filter(None, shown))
+
+def _shards(line):
+    "Of each shard: rows and batches a second since the run began, and what was restarted"
+    seconds,lines = max(line['wall_s'], 1e-9),line.get('shards', [])
+    rates = ' '.join(f'{s["rows_in"]/seconds:,.0f}/{s["items"]/seconds:,.0f}' for s in lines)
+    restarts = sum(s['restarts'] for s in lines)
+    return f'rows/batches per s {rates}' + f', {restarts} restarts'*(restarts > 0) if lines else ''
 
 # %% ../nbs/62_cli.ipynb #cec65766
 class Board:
@@ -84,7 +97,7 @@ def _result(run, s):
     solved = f'never reached {run.settings["solved"]:g}'
     if s['solved_at_step'] is not None: solved = f'solved at step {s["solved_at_step"]:,}'
     print(f'{run.title}: mean return of 20 episodes without exploring '
-          f'{s["final_return"]:.1f} ± {s["final_std"]:.1f}, {solved}')
+          f'{s["final_return"]:.1f} ± {s["final_std"]:.1f}{_share(s.get("final_success"))}, {solved}')
     print(f'{s["env_steps"]:,} steps and {s["updates"]:,} updates in {s["wall_s"]:.1f} s: '
           f'{s["steps_per_s"]:,.0f} steps a second')
     picture = run.out/'returns.png'
@@ -134,9 +147,12 @@ def _say_memory(run):
 
 # %% ../nbs/62_cli.ipynb #a03ab0f5
 def changes(args)->dict:
-    "What --set, --steps, --seed and --memory ask for"
+    "What --set, --steps, --seed, --memory and those of workers ask for"
     memory = {'memory_path': _as_path(args.memory)} if getattr(args, 'memory', None) else {}
-    return {**_asked(args), **{k: v for k in ('steps','seed') if (v := getattr(args, k, None)) is not None}, **memory}
+    given = {k: v for k in _NAMED if (v := getattr(args, k, None)) is not None}
+    return {**_asked(args), **given, **memory}
+
+_NAMED = 'steps','seed','workers','shards','engine','address'   # options that are settings
 
 def _as_path(text):
     "A path that no setting takes for a number"
@@ -165,7 +181,7 @@ def _meant(args, item, before):
 # %% ../nbs/62_cli.ipynb #e1c876c8
 def _resumed(args):
     remedy = 'a run goes on as it began; only --steps can be raised, and --set device=… moves its network'
-    for what in 'out','settings','seed':
+    for what in 'out','settings','seed','workers','shards','engine','address':
         if getattr(args, what) is not None: raise SettingsError('train', f'--{what} with --resume', remedy=remedy)
     device = _device(args, 'train', remedy)
     began = read_config(args.resume)['recipe']
@@ -180,6 +196,15 @@ def _device(args, who, remedy):
         raise SettingsError(who, '--set of a run that is there', ' '.join(args.set), remedy=remedy)
     return asked.get('device')
 
+# %% ../nbs/62_cli.ipynb #0c43a9b0
+def _export(memory, to):
+    "Write all rows to a file, or as a data set of Minari; where they are"
+    name,(kind,_,given) = memory.directory.path.name,to.partition(':')
+    if kind == 'minari': return write_minari(memory, given or f'memories/{name}-v0', **spaces_of(memory[:].rows)).id
+    to = f'{name}.npz' if to == 'npz' else to
+    export_rows(memory, to)
+    return to
+
 # %% ../nbs/62_cli.ipynb #b822c3d2
 def show_recipes(args):
     "List the recipes, or show the settings of one"
@@ -192,16 +217,16 @@ def play(args):
     "Play episodes without exploring, with what a run has learned"
     run = reopen(args.dir, None, _device(args, 'eval', 'only --set device=…, where the network is'), args.trust)
     seed = 1_000_003*(run.settings['seed'] + 1) if args.seed is None else args.seed
-    returns = evaluate(run.agent, args.episodes, seed)
+    returns,won = play_episodes(run.agent, args.episodes, seed)
     print(f'{run.title}, after {run.agent.journal.steps:,} steps')
     print(f'mean return of {len(returns)} episodes without exploring: {returns.mean():.1f} ± {returns.std():.1f}, '
-          f'from {returns.min():.1f} to {returns.max():.1f}')
+          f'from {returns.min():.1f} to {returns.max():.1f}{_share(None if won is None else won.mean())}')
 
 def look(args):
     "Tell what is in a memory on disk, also while it is written"
     memory = open_memory(args.dir)
     facts = survey(memory)
-    if args.export: export_rows(memory, args.export)
+    exported = args.export and _export(memory, args.export)
     print(json.dumps(facts, indent=2) if args.json else survey_text(facts))
     said = sys.stderr if args.json else sys.stdout
     if args.plot is not None:
@@ -210,11 +235,11 @@ def look(args):
         except ImportError: raise SettingsError('memory', '--plot needs matplotlib, which is not installed',
             remedy='pip install matplotlib') from None
         print(f'picture       {picture}', file=said)
-    if args.export: print(f'all rows      {args.export}', file=said)
+    if args.export: print(f'all rows      {exported}', file=said)
 
 def bench(args): # as they were typed
     "Measure what things cost, beside the peers that are installed"
-    importlib.import_module('fastrl_replay.bench.bench').main(args)   # it stands above this module in the house
+    importlib.import_module('fastrl_replay.bench.bench').main(args)   # its module has a higher number
 
 # %% ../nbs/62_cli.ipynb #ad74e7b2
 def _same_run(out, settings):
@@ -265,7 +290,7 @@ def _episodes(path):
     "The steps at which episodes ended, and their returns, from a checkpoint"
     try:
         j = load_checkpoint(path)['agent']['pipe']
-        while j['stage'] != 'Journal': j = j['above']
+        while j['stage'] not in ('Journal','Collected'): j = j['above']
         ends,returns = j['own']['ends'].numpy(),j['own']['returns'].numpy()
         if ends.shape == returns.shape == (len(ends),): return ends,returns
         what = 'ends and returns of episodes differ in number'
@@ -300,7 +325,7 @@ def curves(
             y = np.array([np.interp(x, r['x'], r['y']) for r in runs])
             ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=.2, lw=0)
             ax.plot(x, y.mean(0), color=color, label=fill(f'{_of(name, runs)} ({_seeds(len(runs))})', 40))
-        for level in {r['solved'] for runs in results.values() for r in runs}:
+        for level in {r['solved'] for runs in results.values() for r in runs if 'solved' in r}:
             ax.axhline(level, color='#023047', lw=.8, ls=':')
     xlabel = ' or '.join(sorted({r['by'] for runs in results.values() for r in runs}))
     return chart(draw, xlabel=xlabel, ylabel='return while exploring')
@@ -335,7 +360,7 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(self.prog, message + did_you_mean(word, OPTIONS), remedy=f'{self.prog} --help')
 
 OPTIONS = '''--steps --seed --out --settings --set --resume --tensorboard --episodes --seeds --jobs --quick --growth
-    --trust --memory --plot --export --json --help --version'''.split()
+    --trust --memory --plot --export --json --workers --shards --engine --address --help --version'''.split()
 
 # %% ../nbs/62_cli.ipynb #4c19befa
 def _count(text):
@@ -364,6 +389,13 @@ def _add_train(c):
     c.add_argument('--resume', type=_directory, metavar='DIR', help='go on with this run where it was last saved')
     _add_trust(c)
     c.add_argument('--tensorboard', action='store_true', help='write for TensorBoard as well')
+    _add_workers(c)
+
+def _add_workers(c):
+    c.add_argument('--workers', type=_count, metavar='N', help='processes that step environments, in all')
+    c.add_argument('--shards', type=_count, metavar='N', help='processes that have a part of the memory each')
+    c.add_argument('--engine', choices=('process','ray'), help='where these run: on this machine, or on a Ray cluster')
+    c.add_argument('--address', help="of the Ray cluster, or 'auto'")
 
 # %% ../nbs/62_cli.ipynb #33c7526b
 def _add_compare(c):
@@ -386,8 +418,8 @@ def _add_memory(c):
     c.add_argument('dir', metavar='DIR', help='where the memory lies')
     c.add_argument('--plot', nargs='?', const='', metavar='FILE',
         help="draw returns, lengths of episodes and priorities (into the working directory, by the memory's name)")
-    c.add_argument('--export', type=_directory, metavar='FILE',
-        help='write all rows into an archive for numpy: FILE.npz')
+    c.add_argument('--export', type=_directory, metavar='npz|minari',
+        help='write all rows for numpy (npz, or FILE.npz), or as a data set of Minari (minari, or minari:ID)')
     c.add_argument('--json', action='store_true', help='print what there is to tell as JSON')
 
 def _add_file(c):

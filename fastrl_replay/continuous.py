@@ -38,6 +38,7 @@ class BoxBounds:
         self.space,self.size = space,math.prod(space.shape)
         self.low,self.high = (b.ravel().astype(np.float64) for b in (space.low, space.high))
         self.middle,self.half = self.high/2 + self.low/2,self.high/2 - self.low/2
+        self.divisor = np.where(self.half > 0, self.half, 1.)
 
     def to_space(self,
         unit:np.ndarray, # [n, size], numbers from -1 to 1
@@ -51,8 +52,8 @@ class BoxBounds:
         dtype:torch.dtype=torch.float32, # of the result
     )->torch.Tensor: # [B, size]
         "The way back: numbers from -1 to 1; 0 where both bounds are the same"
-        middle,half = (torch.as_tensor(x, device=action.device) for x in (self.middle, self.half))
-        return ((action.reshape(len(action), -1).double() - middle)/half.where(half > 0, 1.)).clamp(-1, 1).to(dtype)
+        middle,half = (torch.as_tensor(x, device=action.device) for x in (self.middle, self.divisor))
+        return ((action.reshape(len(action), -1).double() - middle)/half).clamp(-1, 1).to(dtype)
 
 # %% ../nbs/52_continuous.ipynb #308ca57d
 LOG_STD = -20.,2.   # what the logarithm of a standard deviation is kept between
@@ -79,7 +80,7 @@ def actor_net(
     "A network for the numbers of an action, before they are squashed"
     features,size = feature_layers(observation_space),BoxBounds(action_space, 'actor_net').size
     sizes = [features.size, *hidden]
-    layers = [l for a,b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.ReLU())]
+    layers = [l for a,b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.ReLU(inplace=True))]
     return nn.Sequential(features, *layers, nn.Linear(sizes[-1], 2*size if spread else size))
 
 class Critics(nn.Module):
@@ -98,7 +99,7 @@ class Critics(nn.Module):
     def forward(self, state, action):
         x = torch.cat([self.features(state), action], -1)
         lead,x = x.shape[:-1],x.flatten(0, -2).expand(self.n, -1, -1)
-        for i,layer in enumerate(self.layers): x = layer(x.relu() if i else x)
+        for i,layer in enumerate(self.layers): x = layer(x.relu_() if i else x)   # in place: nothing else has it
         return x.reshape(self.n, *lead)
 
 class _SideBySide(nn.Module):
@@ -107,7 +108,9 @@ class _SideBySide(nn.Module):
         super().__init__()
         def begin(*shape): return nn.Parameter(torch.empty(shape).uniform_(-a**-.5, a**-.5))
         self.weight,self.bias = begin(n, a, b),begin(n, 1, b)
-    def forward(self, x): return torch.baddbmm(self.bias, x, self.weight)
+    def forward(self, x): # with one output, a product of matrices takes three times as long as a sum
+        if self.weight.shape[-1] == 1: return (x*self.weight.mT).sum(-1, keepdim=True) + self.bias
+        return torch.baddbmm(self.bias, x, self.weight)
 
 # %% ../nbs/52_continuous.ipynb #4741521f
 def _brief(x):

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['WRAPPERS', 'STORES', 'Call', 'read_calls', 'named_modules', 'place_of', 'import_here', 'named_env', 'full_name',
-           'named_store']
+           'named_store', 'named_info']
 
 # %% ../nbs/60_named_envs.ipynb #9190d877
 import importlib, inspect, os, pkgutil, re, sys, sysconfig, traceback
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 import gymnasium as gym
-from . import catch   # noqa: F401 (registers the game)
+from . import bitflip, catch   # noqa: F401 (registers the games)
 from .atari import EpisodicLife, atari, register_games
 from .core import did_you_mean
 from .learners.registry import SettingsError, as_value
@@ -51,8 +51,8 @@ class Call(NamedTuple):
     kwargs:dict  # arguments by name
 
 def read_calls(
-    setting:str, # its name, for errors
-    text:str, # its value
+    setting:str, # name of the setting, for errors
+    text:str, # value of the setting
 )->list: # of `Call`
     "The names with arguments that a setting lists"
     if text.lower() == 'none': return []
@@ -97,7 +97,7 @@ def _described(e): return ' '.join(f'{type(e).__name__}: {e}'.split()) + place_o
 
 # %% ../nbs/60_named_envs.ipynb #97a5d84a
 def import_here(
-    module:str, # its name
+    module:str, # name of the module
     setting:str, # that names it, for errors
 ): # the module
     "Import from the working directory, or what is installed"
@@ -243,3 +243,15 @@ def named_store(
         raise SettingsError('recipe', f"setting 'store': {call.text} says where rows lie", remedy='memory_path = …')
     if path is None: return _made(STORES[call.name], call, 'store')
     return _made(STORES[call.name], call._replace(kwargs={**call.kwargs, 'path':path, 'spare':spare}), 'memory_path')
+
+# %% ../nbs/60_named_envs.ipynb #69aad01f
+def named_info(
+    text:str, # the setting `info`
+)->dict: # name → what stands in where it is missing; None: it must be there
+    "The entries of info that a setting names"
+    if text.lower() == 'none': return {}
+    found = [re.fullmatch(r'(\w+)(?:\s*=\s*(.+))?', p.strip()) for p in text.split(',')]
+    entries = {m[1]: m[2] and _argument(m[2]) for m in found} if all(found) else {}
+    if entries and not any(isinstance(v, (str,tuple)) for v in entries.values()): return entries
+    raise SettingsError('recipe', "setting 'info'", repr(text),
+        'names of entries, with a number or yes or no for those that may be missing: action_mask, is_success=no')

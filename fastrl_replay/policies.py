@@ -13,7 +13,8 @@ import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
-from .core import ArgumentError, ArgumentTypeError, StateError, old_names, space_dtype
+from .core import ActionError, ArgumentError, ArgumentTypeError, StateError, old_names, space_dtype
+from .losses import masked_values
 from .nested import map_leaves
 from .pipe import WorkerInfo
 from .states import checked, generator, integer, maybe
@@ -63,16 +64,17 @@ class EpsGreedy:
         self.worker = WorkerInfo()
         if hasattr(values, 'initial_hidden'): self.initial_hidden = values.initial_hidden
 
-    def __call__(self, state, hidden=None)->np.ndarray: # [n], with the new hidden state if there is one
+    def __call__(self, state, hidden=None, mask=None)->np.ndarray: # [n], with the new hidden state if there is one
         n,eps = n_states('EpsGreedy', state),self.eps_now
+        if mask is not None: mask = self._allowed(mask, n)
         if np.ndim(eps): eps = self._eps_of_worker(np.asarray(eps), n)
         chance,pick = self.rng.random((2,n))
         explore = chance < eps
         needed = hidden is not None or not self.actions or not explore.all()
-        try: best,*hidden = self._best(state, hidden, n) if needed else (np.zeros(n, np.int64),)
+        try: best,*hidden = self._best(state, hidden, n, mask) if needed else (np.zeros(n, np.int64),)
         except BaseException: self.rng.bit_generator.advance(2**128 - 2*n); raise   # as if it had not been asked
         self.asked += n*self.worker.world_size
-        if explore.any(): best = np.where(explore, (pick*self.actions).astype(np.int64), best)
+        if explore.any(): best = np.where(explore, self._any(pick, mask), best)
         return (best,*hidden) if hidden else best
 
 # %% ../nbs/51_policies.ipynb #aebded14
@@ -85,9 +87,29 @@ def _eps_of_worker(self:EpsGreedy, eps, n):
         f'a number, or one for each of {n} environments')
     return eps
 
+# %% ../nbs/51_policies.ipynb #2ed51a22
+@patch
+def _allowed(self:EpsGreedy, mask, n):
+    "A mask as an array of bool, which allows something everywhere"
+    mask = mask.cpu().numpy() if isinstance(mask, torch.Tensor) else np.asarray(mask)
+    fine = mask.dtype.kind in 'biu' and mask.ndim == 2 and mask.shape == (n, self.actions or mask.shape[1])
+    if not fine: raise ArgumentError('EpsGreedy', 'mask', f'{mask.dtype} {list(mask.shape)}',
+        f'bool or whole numbers {[n, self.actions or "actions"]}'.replace("'", ''))
+    none = ~mask.any(1)
+    if none.any(): raise ActionError('EpsGreedy', f'the mask of state {int(none.argmax())} allows no action',
+        remedy='ask for actions only where an episode goes on')
+    return mask != 0
+
+@patch
+def _any(self:EpsGreedy, pick, mask):
+    "Any action, or any that is allowed: the one at the share `pick` of them"
+    if mask is None: return (pick*self.actions).astype(np.int64)
+    number = (pick*mask.sum(1)).astype(np.int64)   # among those that are allowed
+    return (mask.cumsum(1) > number[:,None]).argmax(1)
+
 # %% ../nbs/51_policies.ipynb #ef106c14
 @patch
-def _best(self:EpsGreedy, state, hidden, n):
+def _best(self:EpsGreedy, state, hidden, n, mask):
     "The best actions, and the new hidden state if there is one"
     if self.device is not None: state = map_leaves(lambda x: x.to(self.device), state)
     answer = ask('EpsGreedy', self.values, state, *(() if hidden is None else (hidden,)))
@@ -101,6 +123,7 @@ def _best(self:EpsGreedy, state, hidden, n):
     if math.isnan(q.detach().sum()): raise ArgumentError('EpsGreedy', 'values', 'NaN among them', 'numbers',
         'look at the states, and at the weights of the network')
     self.actions = q.shape[1]
+    if mask is not None: q = masked_values(q, torch.from_numpy(mask).to(q.device))
     return q.argmax(1).cpu().numpy(),*answer[1:]
 
 # %% ../nbs/51_policies.ipynb #f64aa002
@@ -111,9 +134,10 @@ def ask(
 ): # what it answers
     "What a model answers; an error with a remedy where states are float64 and its weights aren't"
     try: return model(*inputs)
-    except RuntimeError as e:
+    except (RuntimeError,ValueError) as e:   # the latter of torch's recurrent layers
         kinds = {p.dtype for p in model.parameters()} if isinstance(model, nn.Module) else set()
-        if torch.float64 in kinds or not kinds or not _has_doubles(inputs): raise
+        ours = isinstance(e, ArgumentError)
+        if ours or torch.float64 in kinds or not kinds or not _has_doubles(inputs): raise
         raise ArgumentError(who, 'what the model is given', 'states of float64', f'{kinds.pop()}, as its weights are',
             'GymStepper(…, float32=True), or FlattenSpace(observation_space) as the first layer') from e
 
@@ -302,7 +326,7 @@ class Dueling(nn.Module):
     "A linear head: value of the state plus advantage of each action"
     def __init__(self,
         size:int, # of what comes in
-        actions:int, # how many
+        actions:int, # how many actions there are
     ):
         super().__init__()
         self.value,self.advantage = nn.Linear(size, 1),nn.Linear(size, actions)

@@ -31,6 +31,8 @@ def open_memory(
     settings = dict(meta['store']) if isinstance(meta.get('store'), dict) else {}
     kind = settings.pop('kind', None)
     if kind not in STORES: raise StateError('memory', f'{path}/meta.json: store', kind, f'one of {", ".join(STORES)}')
+    if {'path','mode'} & settings.keys(): raise StateError('memory', f'{path}/meta.json: store', settings,
+        'settings without a place')   # which both would name then, in an error that Python 3.11 sometimes garbles
     try: store = STORES[kind](**settings, path=str(path), mode='r')
     except (Explained,TypeError) as e: raise StateError('memory', f'{path}/meta.json: store', e) from None
     memory = Timeline(2**31-1, store, 'memory')

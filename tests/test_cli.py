@@ -6,6 +6,7 @@ import numpy as np, pytest, torch
 from fastrl_replay import cli
 from fastrl_replay.cli import main
 from fastrl_replay.core import Steps, spec_dtype
+from fastrl_replay.pipe import upstream
 from fastrl_replay.recipes import SettingsError, evaluate, recipe, recipes
 from fastrl_replay.runs import load_checkpoint, read_metrics, resume, start
 from fastrl_replay.testing import same
@@ -224,11 +225,16 @@ def test_typed_alone_it_tells_what_to_type(capsys):
     assert 'fastrl-replay train cartpole' in here(capsys)
 
 def test_every_setting_has_its_comment_and_every_recipe_builds():
-    "settings.ini is complete: no recipe lacks a word, none fails to be built"
+    "settings.ini is complete: no recipe lacks a word, none fails to be built, and each gets its first rows from its environments"
     from fastrl_replay.recipes import Agent
     for r in recipes().values():
         assert r.about and all(r.comments.get(k) for k in r.settings), r.name
-        assert repr(Agent(r.settings).pipe).count('\n') >= 1
+        agent = Agent(r.settings)
+        pipe = agent.pipe
+        assert repr(pipe).count('\n') >= 1
+        if r.settings['workers']: continue   # elsewhere, each has its part of the exploration
+        while (above := upstream(pipe)) is not None: pipe = above
+        assert len(next(iter(pipe))) == r.settings['envs'], r.name
 
 @pytest.mark.slow   # lines in a pipe: `test_a_run_from_the_outside`
 def test_a_bar_in_a_terminal_and_lines_in_a_file(tmp_path):

@@ -986,3 +986,21 @@ def test_an_error_above_comes_through(learner):
     "torch reads every attribute of a stage to describe it when an error passes: none may raise, whatever the learner has"
     def source(): yield from (); raise OSError('disk')
     with pytest.raises(OSError, match='disk'): list(learner(source()))
+
+# ---- how networks are computed ----
+
+@pytest.mark.parametrize('name', ['cartpole', 'cartpole-r2d2', 'pendulum-sac', 'pendulum-td3'])
+def test_networks_in_bfloat16_learn_nearly_the_same(name):
+    "Weights, targets, optimizers and checkpoints stay as they are; losses are near those of float32"
+    from fastrl_replay.recipes import Agent, recipe
+    def records(**given):
+        s = {**recipe(name).settings, 'network': 16 if 'r2d2' in name else (16,16), 'warmup': 100, 'steps': 400, 'bs': 8, **given}
+        agent = Agent({**s, 'train_every': 1, 'ratio': .25})
+        return [r for r,_ in zip(agent.pipe, range(3))],agent.pipe
+    (a,plain),(b,half) = records(),records(precision='bfloat16')
+    assert a[0].keys() == b[0].keys() and a[0] != b[0]
+    for k in a[0]: assert abs(a[0][k] - b[0][k]) < .1*abs(a[0][k]) + .05, k
+    assert {k: (v.dtype, v.shape) for m in half._saved_models().values() for k,v in m.state_dict().items()} == \
+        {k: (v.dtype, v.shape) for m in plain._saved_models().values() for k,v in m.state_dict().items()}
+    plain.load_state_dict(half.state_dict())
+    with pytest.raises(ValueError, match="precision; got 'half'"): records(precision='half')

@@ -804,7 +804,7 @@ def test_a_broken_file_in_the_working_directory(data, tmp_path, capsys, monkeypa
     (tmp_path/'settings.ini').write_bytes(data)
     for line in ['recipes'], ['train', 'cartpole'], ['compare', 'cartpole'], ['train', 'cartpole', '--set', 'lr']:
         err = says(capsys, *line)
-        assert f'Remedy: mend {tmp_path/"settings.ini"}, or read another file: --settings FILE' in err
+        assert f'Remedy: fix {tmp_path/"settings.ini"}, or read another file: --settings FILE' in err
     (tmp_path/'mine.ini').write_text('')
     assert main(['recipes', '--settings', 'mine.ini']) == 0 and len(list(tmp_path.iterdir())) == 2
 
@@ -904,7 +904,7 @@ def test_compare_says_which_run_failed(here, tmp_path, capsys, monkeypatch):
 
 def test_compare_where_no_episode_has_ended(here, tmp_path, capsys, monkeypatch):
     "A short trial of a long game: nothing to draw, no traceback"
-    monkeypatch.setattr('fastrl_replay.recipes.islice', lambda it, n: islice(it, n//50))   # not the whole of 10,000 steps
+    monkeypatch.setattr('fastrl_replay.evaluation.islice', lambda it, n: islice(it, n//50))   # not the whole of 10,000 steps
     assert main(['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET, 'env=TestForever-v0', 'eval_every=1000']) == 0
 
 @pytest.mark.slow   # smaller: `test_compare_again_does_only_what_is_missing`

@@ -12,18 +12,19 @@ from torch import nn
 from torch.nn import functional as F
 from ..core import ArgumentError, ArgumentTypeError, whole
 from ..nested import map_leaves
-from .base import Follows, Learned, Learner, Sequences, check_discrete
+from fastrl_replay.learners.base import (Follows, Learned, Learner, Sequences, allowed_next,
+    check_discrete, full)
 from .dqn import action_values
 from .registry import Builder, SettingsError, builds, network_layers, scheduled, setting_text
-from ..losses import n_step_targets, rescale, unrescale
+from ..losses import masked_values, n_step_targets, rescale, unrescale
 from ..pipe import stage
-from ..policies import RecurrentNet, has_images
+from ..policies import RecurrentNet, ask, has_images
 from ..replay.sequences import SequenceReplay
 
 # %% ../../nbs/56_r2d2.ipynb #e25b52bd
 def r2d2_errors(
     model, # states [B, T, …] and a hidden state → [B, T, actions] and the next one
-    target, # the same, older
+    target, # `model` with older weights, called in the same way
     batch:Sequences, # [B, length], of a `SequenceReplay`
     gamma:float, # how much a reward is worth one step later
     n:int, # how many rewards are summed, at most
@@ -35,21 +36,24 @@ def r2d2_errors(
     mine = theirs = model.initial_hidden(len(batch)) if stored is None else stored
     part,warm_up = batch.train,batch.burn_in
     with torch.no_grad():
-        if warm_up.shape[1]: mine,theirs = _both(model(warm_up.state, mine))[1],_both(target(warm_up.state, theirs))[1]
+        if warm_up.shape[1]: mine,theirs = _ask(model, warm_up.state, mine)[1],_ask(target, warm_up.state, theirs)[1]
         states = map_leaves(lambda s,s2: torch.cat([s[:,:1], s2], 1), part.state, part.next_state)
-        judged = _both(target(states, theirs))[0][:,1:]
-    values = _both(model(states, mine))[0]
+        judged = _ask(target, states, theirs)[0][:,1:]
+    values = _ask(model, states, mine)[0]
     q = action_values('r2d2_errors', values[:,:-1], part.action)
     with torch.no_grad():
-        after = judged.gather(-1, values[:,1:].argmax(-1, keepdim=True))[...,0]
+        discount = gamma*(~part.terminated & part.mask).float()
+        allowed = allowed_next('r2d2_errors', part, discount, values.shape[-1])
+        after = judged.gather(-1, masked_values(values[:,1:], allowed).argmax(-1, keepdim=True))[...,0]
         if rescaled: after = unrescale(after)
-        goal = n_step_targets(part.reward, gamma*(~part.terminated).float(), after, n, part.mask)
+        goal = n_step_targets(part.reward, discount, after, n, part.mask)
         if rescaled: goal = rescale(goal)
     return q,goal
 
 # %% ../../nbs/56_r2d2.ipynb #0b7405c0
-def _both(answer):
+def _ask(model, states, hidden):
     "Values and the next hidden state, as a recurrent network must give them"
+    answer = ask('r2d2_errors', model, states, hidden)
     if isinstance(answer, tuple) and len(answer) == 2: return answer
     raise ArgumentError('r2d2_errors', 'what the model gives', type(answer).__name__,
         'values [B, T, actions] and the next hidden state')
@@ -85,7 +89,8 @@ def learn(self:R2D2Learner,
     "One update: loss, norm of the gradient, mean error, mean value"
     self._check_batch(batch)
     there = batch.to(self.device)
-    q,goal = r2d2_errors(self.model, self.target, there, self.gamma, self.n, self.rescaled)
+    with self.arithmetic():
+        q,goal = map(full, r2d2_errors(self.model, self.target, there, self.gamma, self.n, self.rescaled))
     mask = there.train.mask
     steps,td = mask.sum().clamp(min=1),torch.where(mask, goal - q.detach(), 0)
     loss = (torch.where(mask, F.smooth_l1_loss(q, goal, reduction='none'), 0)*there.weight[:,None]).sum()/steps

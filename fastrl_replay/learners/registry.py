@@ -8,10 +8,13 @@ __all__ = ['ROW_MEMORIES', 'LEARNERS', 'as_value', 'SettingsError', 'setting_tex
 
 # %% ../../nbs/53_registry.ipynb #f7f7c743
 import re
+import numpy as np
 from ..core import Explained
+from ..infos import MASK, SUCCESS
 from ..nstep import NStep
 from ..policies import EpsGreedy, GeometricSchedule, LinearSchedule
 from ..replay.experience import ExperienceReplay
+from ..replay.hindsight import HindsightReplay
 from ..replay.prioritized import PrioritizedReplay
 
 # %% ../../nbs/53_registry.ipynb #92a15154
@@ -50,13 +53,18 @@ def network_layers(
 
 # %% ../../nbs/53_registry.ipynb #a868dad6
 def exploration(
-    s:dict, # settings: eps_start, and eps_end and eps_steps, or eps_factor
+    s:dict, # settings: eps_start, and eps_end and eps_steps, or eps_factor; or eps_base and eps_power
     episodes, # a function: how many episodes have ended so far
-): # a function of the steps so far
+): # a function of the steps so far, or a number for each environment
     "How likely it is to act at random"
+    if s.get('eps_base'): return _by_environment(s)
     if 'eps_factor' not in s: return LinearSchedule(s['eps_start'], s['eps_end'], s['eps_steps'])
     schedule = GeometricSchedule(s['eps_start'], s['eps_factor'])
     return lambda asked: schedule(episodes())
+
+def _by_environment(s):
+    n = s['envs']*max(s.get('workers', 0), s.get('shards', 0), 1)
+    return s['eps_base']**(1 + s['eps_power']*np.arange(n)/max(n - 1, 1))
 
 # %% ../../nbs/53_registry.ipynb #21027255
 def n_updates(s:dict)->int:
@@ -72,17 +80,22 @@ def scheduled(
     return LinearSchedule(s[name], s[name + '_end'], max(n_updates(s), 1))
 
 # %% ../../nbs/53_registry.ipynb #rowb0002
-ROW_MEMORIES = dict(uniform=(), proportional=('alpha','beta'), rank=('alpha','beta'))   # `memory =` of `row_batches`
+ROW_MEMORIES = dict(uniform=(), proportional=('alpha','beta'), rank=('alpha','beta'),
+    hindsight=('share','strategy'))   # `memory =` of `row_batches`
 
 def row_batches(
     steps, # a pipe of single steps
     s:dict, # settings
 ): # a pipe of batches
     "N-step rows, and a replay of rows as `memory =` says"
-    if s['n_step'] > 1: steps = NStep(steps, s['n_step'], s['gamma'])
+    if s['memory'] == 'hindsight' and s['n_step'] > 1: raise SettingsError('recipe', "setting 'n_step'", s['n_step'],
+        '1 with memory = hindsight: other goals change the reward of each step', '--set n_step=1')
+    entries = s['info'] if isinstance(s.get('info'), dict) else ()   # of info, as `Agent` reads them
+    if s['n_step'] > 1: steps = NStep(steps, s['n_step'], s['gamma'], (MASK, SUCCESS, *entries))
     common = dict(bs=s['bs'], max_sz=s['max_sz'], ratio=s['ratio'], warmup=s['warmup'], seed=s['seed'],
         store=s.get('store'))
     if s['memory'] == 'uniform': return ExperienceReplay(steps, **common)
+    if s['memory'] == 'hindsight': return HindsightReplay(steps, **common, share=s['share'], strategy=s['strategy'])
     return PrioritizedReplay(steps, **common, kind=s['memory'], alpha=s['alpha'], beta=scheduled(s, 'beta'))
 
 # %% ../../nbs/53_registry.ipynb #fc5c9920

@@ -15,7 +15,7 @@ from torch import nn
 from fastrl_replay.continuous import (BoxBounds, Critics, SquashedGaussian, actor_net, actor_values, check_rows,
     critic_values, squashed)
 from ..core import Steps, number
-from .base import Follows, Learned, Learner, discounts
+from .base import Follows, Learned, Learner, discounts, full
 from .registry import ROW_MEMORIES, Builder, builds, network_layers, row_batches, scheduled
 from ..pipe import stage
 
@@ -23,7 +23,7 @@ from ..pipe import stage
 def sac_errors(
     actor, # states → [B, 2*size]
     critics, # states, actions from -1 to 1 → [n, B]
-    target, # the same, slower
+    target, # critics with older weights, called as `critics` are
     batch:Steps, # [B]
     gamma:float, # how much a reward is worth one step later; where rows have a `discount`, that counts
     temperature, # what being undecided is worth
@@ -43,9 +43,9 @@ def critic_loss(
     batch:Steps, # [B], perhaps with a `weight` for each row
 )->torch.Tensor:
     "Half of the mean square of the errors, weighted as the replay says, summed over the critics"
-    loss = (goal - q)**2/2
+    loss = (goal - q)**2
     if 'weight' in batch.dtype.names: loss = loss*batch.weight
-    return loss.mean(1).sum()
+    return loss.sum()/(2*len(goal))
 
 # %% ../../nbs/57_sac.ipynb #8d087413
 def sac_actor_loss(
@@ -116,8 +116,10 @@ def learn(self:SACLearner,
     there,temperature = batch.to(self.device),self.temperature().detach()
     now,later = torch.randn(2, len(batch), self.bounds.size, generator=self.generator, device=self.device,
         dtype=temperature.dtype)
-    q,goal = sac_errors(self.actor, self.critics, self.target, there, self.gamma, temperature, later, self.bounds)
-    loss,logp = sac_actor_loss(self.actor, self.critics, there, temperature, now, self.bounds.size)
+    with self.arithmetic():
+        q,goal = map(full, sac_errors(self.actor, self.critics, self.target, there, self.gamma, temperature, later,
+            self.bounds))
+        loss,logp = map(full, sac_actor_loss(self.actor, self.critics, there, temperature, now, self.bounds.size))
     losses = dict(critics=critic_loss(q, goal, there), actor=loss,
         temperature=temperature_loss(self.temperature, logp, self.entropy))
     td = (goal - q.detach()).abs().mean(0)

@@ -10,7 +10,7 @@ import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from ..core import ArgumentError, ArgumentTypeError, Steps, njit
-from .base import Learner, check_discrete, check_same_shapes, discounts
+from .base import Learner, allowed_next, check_discrete, check_same_shapes, discounts
 from .registry import Builder, builds
 from ..pipe import stage
 from ..policies import n_actions
@@ -45,15 +45,17 @@ class QTable:
 
 # %% ../../nbs/54_tabular.ipynb #63e9f21e
 @njit
-def q_update(q, state, action, reward, next_state, discount, step, td):
+def q_update(q, state, action, reward, next_state, discount, step, td, allowed):
     "Learn from rows in turn and fill in their errors; -1, or the first row that can't be learned from"
     states,actions = q.shape
     for i in range(len(state)):
         inside = 0 <= state[i] < states and 0 <= next_state[i] < states and 0 <= action[i] < actions
         if not inside or not np.isfinite(reward[i]*step[i]): return i
     for i in range(len(state)):
-        s,a = state[i],action[i]
-        td[i] = reward[i] + discount[i]*q[next_state[i]].max() - q[s,a]
+        s,a,best = state[i],action[i],-np.inf
+        for b in range(actions if discount[i] else 0):
+            if allowed[i,b]: best = max(best, q[next_state[i],b])
+        td[i] = reward[i] + (discount[i]*best if discount[i] else 0.) - q[s,a]
         q[s,a] += step[i]*td[i]
     return -1
 
@@ -87,9 +89,11 @@ def learn(self:QLearner,
     if rows.ndim != 1: raise ArgumentError('QLearner', 'a batch', f'shape {list(rows.shape)}', '[n] rows')
     check_discrete('QLearner', batch, ('state','next_state','action'))
     weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
-    td = np.empty(len(batch))
+    td,discount,actions = np.empty(len(batch)),discounts(batch, self.gamma),t.values.shape[1]
+    allowed = allowed_next('QLearner', batch, discount, actions)
+    allowed = np.ones((len(batch),actions), bool) if allowed is None else allowed.numpy()
     bad = q_update(t.values, rows['state'] - t.first, rows['action'], rows['reward'], rows['next_state'] - t.first,
-        discounts(batch, self.gamma).numpy(), self.rate()*weight, td)
+        discount.numpy(), self.rate()*weight, td, allowed)
     if bad >= 0: raise ArgumentError('QLearner', f'row {bad} is outside the table, or its reward is no finite number',
         ', '.join(f'{n.replace("_", " ")} {rows[n][bad]}' for n in ('state','action','next_state','reward')), t,
         'make the table from the spaces of these environments')

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 from ..continuous import BoxBounds, GaussianNoise, actor_values, check_rows, critic_values
 from ..core import Steps, number, whole
-from .base import Follows, Learned, Learner, discounts
+from .base import Follows, Learned, Learner, discounts, full
 from .registry import builds, row_batches, scheduled
 from .sac import SACBuilder, critic_loss
 from ..pipe import stage
@@ -21,7 +21,7 @@ from ..pipe import stage
 # %% ../../nbs/58_td3.ipynb #10f838d1
 def td3_errors(
     critics, # states, actions from -1 to 1 → [n, B]
-    target, # the same, slower
+    target, # critics with older weights, called as `critics` are
     target_actor, # states → [B, size], slower
     batch:Steps, # [B]
     gamma:float, # how much a reward is worth one step later; where rows have a `discount`, that counts
@@ -83,10 +83,11 @@ def learn(self:TD3Learner,
     noise = torch.randn(len(batch), self.bounds.size, generator=self.generator, device=self.device, dtype=kind)
     noise = (noise*self.smoothing).clamp(-self.most, self.most)
     slow = self.targets['target_actor']
-    q,goal = td3_errors(self.critics, self.target, slow, there, self.gamma, noise, self.bounds)
-    losses = dict(critics=critic_loss(q, goal, there))
-    if (self.updates + 1) % self.actor_every == 0:
-        losses['actor'] = td3_actor_loss(self.actor, self.critics, there, self.bounds.size)
+    with self.arithmetic():
+        q,goal = map(full, td3_errors(self.critics, self.target, slow, there, self.gamma, noise, self.bounds))
+        losses = dict(critics=critic_loss(q, goal, there))
+        if (self.updates + 1) % self.actor_every == 0:
+            losses['actor'] = td3_actor_loss(self.actor, self.critics, there, self.bounds.size)
     td = (goal - q.detach()).abs().mean(0)
     record = self.step(losses, td=td.mean(), q=q.detach().mean())
     self.feedback(batch, td)
