@@ -1,13 +1,15 @@
 """The Sphinx extension that turns the notebooks of nbs/ into pages while they are read: no copy is made.
 
 An exported cell becomes the API of its public names, with its code folded below; one without public
-names is folded where it is long. `#| hide` leaves a cell out, `#| hide_code` its code. Names in
+names is folded where it is long, and so is a long test that shows nothing. Compiled kernels stay visible.
+`#| fold` and `#| show` say otherwise for a cell; `#| hide` leaves it out, `#| hide_code` its code. Names in
 backticks link to their API."""
 import ast, fnmatch, inspect, json, re
 from pathlib import Path
 from docutils import nodes
 from fastcore.docments import docments
 from pygments.lexers.special import TextLexer
+from sphinx.domains.python import PythonDomain
 from sphinx.util.nodes import make_refnode
 from readme import split_directives
 
@@ -37,18 +39,24 @@ def cells_of(cell, module):
     if 'hide' in names or not source.strip(): return []
     cell = dict(cell, source=source)
     if 'hide_code' in names: cell['metadata'] = dict(tags=['remove-input'], mystnb=dict(image=dict(alt=names.get('alt', ''))))
-    if not {'export', 'exporti'} & set(names): return [cell]
-    if only_imports(source): return []
-    api = api_of(source, module)
-    if not api and source.count('\n') < LONG: return [cell]
-    cell['metadata'] = dict(tags=['hide-input'], mystnb=dict(code_prompt_show='The code', code_prompt_hide='The code'))
+    exported = {'export', 'exporti'} & set(names)
+    if exported and only_imports(source): return []
+    api, long = api_of(source, module) if exported else '', source.count('\n') >= LONG
+    folded = api or long if exported else long and module and cell['cell_type'] == 'code' and not cell.get('outputs')
+    if re.search(r'^@njit', source, re.M): folded = False   # what is fast is to be read
+    if 'fold' in names or 'show' in names: folded = 'fold' in names
+    if folded: cell['metadata'] = folded_as('The code' if exported else 'The test')
+    if not api: return [cell]
     card = dict(cell_type='markdown', id=f'api-{cell["id"]}', metadata={}, source=f'```{{eval-rst}}\n{api}\n```')
-    return [card, cell] if api else [cell]
+    return [card, cell]
+
+def folded_as(prompt): return dict(tags=['hide-input'], mystnb=dict(code_prompt_show=prompt, code_prompt_hide=prompt))
 
 def contents(app):
-    "The sidebar: its groups, and their pages in the order of their patterns."
-    pages = sorted(app.env.found_docs)
-    trees = [['```{toctree}', ':hidden:', f':caption: {caption}', '', *[p for w in patterns.split() for p in fnmatch.filter(pages, w)], '```']
+    "The sidebar: its groups, and their pages in the order of their patterns, under short titles where there are some."
+    pages, titles = sorted(app.env.found_docs), app.config.titles
+    def entry(p): return f'{titles[p]} <{p}>' if p in titles else p
+    trees = [['```{toctree}', ':hidden:', f':caption: {caption}', '', *[entry(p) for w in patterns.split() for p in fnmatch.filter(pages, w)], '```']
              for caption, patterns in app.config.groups.items()]
     return '\n\n'.join(map('\n'.join, trees))
 
@@ -58,8 +66,20 @@ def links_above(config, docname):
     links = [f'{{download}}`download this notebook <{Path(docname).name}.ipynb>`', *([f'[open in Colab]({colab})'] if config.repository else [])]
     return f'\n\n```{{container}} notebook-links\n{" · ".join(links)}\n```\n'
 
+def problems(app):
+    "The sections “What can go wrong” of all notebooks, each under its page's title."
+    for page in sorted(app.env.found_docs):
+        path = Path(app.srcdir)/f'{page}.ipynb'
+        if '/' in page or not path.exists(): continue
+        cells = [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'markdown']
+        found = [re.split(r'^(?:#|Next: )', t.partition('## What can go wrong\n')[2], maxsplit=1, flags=re.M)[0].strip() for t in cells]
+        points = [f'- {p.removeprefix("- ").strip()}' for t in found for p in t.split('\n\n' if '\n\n**' in t else '\n') if p.strip()]
+        if points: yield f'## [{app.config.titles.get(page, cells[0].splitlines()[0][2:])}]({page}.ipynb)\n\n' + '\n'.join(points)
+
 def read_notebook(app, docname, content):
     "Sphinx's `source-read`: `content[0]` is the text of the page `docname`, a notebook unless it is markdown."
+    if '```{can-go-wrong}' in content[0][:10_000] and not content[0].startswith('{'):
+        content[0] = content[0].replace('```{can-go-wrong}\n```', '\n\n'.join(problems(app)))
     if not content[0].startswith('{'): return
     nb = json.loads(content[0])
     for c in nb['cells']: c['source'] = re.sub(r'\]\((?:\.\./)*([A-Z]+)\.md\)', lambda m: f'](/{m[1].lower()}.md)', ''.join(c['source']))
@@ -88,7 +108,35 @@ def add_parameters(app, what, name, obj, options, lines):
         if d.docment is None: continue
         kind = f'``{type_name(types[param])}`` ' if param in types else ''
         field = 'returns' if param == 'return' else f'param {param}'
-        lines += [f':{field}: {kind}{rst(" ".join(d.docment.split()))}']
+        lines += [f':{field}: {kind}{rst(described(param, " ".join(d.docment.split())))}{default_of(fn, param)}']
+
+def described(param, text):
+    "A description that stands alone: “dtype: of the rows” is read with its name in code, and needs it again on a page."
+    return f'{param.replace("_", " ")} {text}' if re.match('of (?!so many|these)', text) else text
+
+def default_of(fn, param):
+    "What a parameter is where it isn't given; '' where it must be, or where its value has no short text."
+    p = inspect.signature(fn).parameters.get(param)
+    if p is None or p.default is p.empty or not isinstance(p.default, (bool, int, float, str, tuple, type(None))): return ''
+    text = repr(p.default)
+    return f' (default: ``{text}``)' if len(text) < 30 else ''
+
+class Api(PythonDomain):
+    "Python's names, of which a search finds the public surface first, and no benchmarks."
+    def get_objects(self):
+        config = self.env.config
+        for name, *rest, prio in super().get_objects():
+            if is_benchmark(config, name): prio = -1
+            elif name.rpartition('.')[2] in config.surface: prio = 0
+            yield name, *rest, prio
+
+def is_benchmark(config, name): return name.startswith(tuple(f'{config.package}.{m}.' for m in config.unlisted))
+
+def leave_out_of_index(app, env):
+    "Sphinx's `env-updated`: the general index lists no benchmarks. Names in it begin with what they are of."
+    index = env.domains['index'].entries
+    for docname, entries in index.items():
+        index[docname] = [e for e in entries if not is_benchmark(app.config, e[2])]
 
 def api_names(env, docname):
     """What may be written in backticks on a page, and where it leads: `Steps`, `Steps.cat`, `.n_step`, `memory.timeline.Timeline`.
@@ -111,8 +159,9 @@ def link_names(app, doctree, docname):
         if place: node.replace_self(make_refnode(app.builder, docname, *place, node.deepcopy()))
 
 def setup(app):
-    for name, default in dict(package='', surface=[], chained={}, groups={}, repository='').items(): app.add_config_value(name, default, 'env')
-    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names}.items():
+    for name, default in dict(package='', surface=[], chained={}, groups={}, titles={}, unlisted=[], repository='').items(): app.add_config_value(name, default, 'env')
+    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index}.items():
         app.connect(event, act)
+    app.add_domain(Api, override=True)
     app.add_lexer('mermaid', TextLexer)   # static/diagrams.js draws them
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)

@@ -20,7 +20,7 @@ def split_directives(source):
 
 def relink(text):
     "Links in the notebook start from nbs/, links in the README from the top level."
-    text = re.sub(r'\]\((?=[\w/-]+\.(ipynb|png|svg)\b)', '](nbs/', text)
+    text = re.sub(r'\]\((?=[\w/-]+\.(ipynb|md|png|svg)\b)', '](nbs/', text)
     return text.replace('](../', '](')
 
 def show_output(out, path, alt):

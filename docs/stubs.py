@@ -1,4 +1,5 @@
-"""Write fastrl_replay/pipe.pyi, which tells editors the chained methods: `python docs/stubs.py [--check]`.
+"""Write fastrl_replay/pipe.pyi, which tells editors the chained methods, and the package's copy of settings.ini:
+`python docs/stubs.py [--check]`. (A symbolic link would be a text file in a clone on Windows.)
 
 Each stage is a method of every pipe, registered when its module is imported. Editors and type checkers don't run
 the program: they read this file instead of pipe.py. It holds all that is public in `pipe`, a method for each stage
@@ -8,7 +9,7 @@ import inspect, sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STUB = ROOT/'fastrl_replay/pipe.pyi'
+STUB, SETTINGS = ROOT/'fastrl_replay/pipe.pyi', ROOT/'fastrl_replay/settings.ini'
 sys.path.insert(0, str(ROOT))   # the working tree, whatever is installed
 
 import fastrl_replay.all as everything
@@ -116,10 +117,10 @@ def stub():
     return '\n'.join([HEADER.rstrip(), *imports, '', "_Class = TypeVar('_Class', bound=type)", *body]) + '\n'
 
 def main():
-    wanted = stub()
-    if STUB.exists() and STUB.read_text(encoding='utf-8') == wanted: return
-    if '--check' in sys.argv[1:]: sys.exit(
-        f'{STUB.relative_to(ROOT)}: not what the stages give. Remedy: run\n    python docs/stubs.py')
-    STUB.write_text(wanted, encoding='utf-8')
+    wanted = {STUB: stub(), SETTINGS: (ROOT/'settings.ini').read_text(encoding='utf-8')}
+    wrong = [p for p, text in wanted.items() if p.is_symlink() or not p.exists() or p.read_text(encoding='utf-8') != text]
+    if wrong and '--check' in sys.argv[1:]: sys.exit(f'{", ".join(str(p.relative_to(ROOT)) for p in wrong)}: not what '
+        'the stages give, or not like settings.ini at the top level. Remedy: run\n    python docs/stubs.py')
+    for p in wrong: p.unlink(missing_ok=True); p.write_text(wanted[p], encoding='utf-8', newline='\n')
 
 if __name__ == '__main__': main()

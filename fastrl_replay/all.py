@@ -7,13 +7,14 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'StateError', 'Steps', 'step_dtype', 'Cycler', 'Header', 'InMemoryCacheHolder', 'Items',
            'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage', 'worker_info', 'ScriptedEnv', 'ScriptedVectorEnv',
            'check_contract', 'script', 'scripted_steps', 'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather',
-           'Journal', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Sampler',
-           'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences', 'double_q_target',
-           'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace',
-           'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds', 'Critics',
-           'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable',
-           'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors',
-           'td3_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel', 'WorkerError', 'Prefetch']
+           'Journal', 'Episodes', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked',
+           'Sampler', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay',
+           'Mixture', 'Sequences', 'read_minari', 'write_minari', 'double_q_target', 'mixed_priority', 'n_step_targets',
+           'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule',
+           'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian',
+           'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner',
+           'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate', 'Columns', 'PipeNode',
+           'StatefulPipe', 'Parallel', 'RayEngine', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/99_all.ipynb #6c6c196b
 from .core import (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows,
@@ -26,6 +27,9 @@ from .envs import GymStepper
 from .nstep import NSkip, NStep
 from .sequence import SequenceChunker
 from .journal import Gather, Journal
+from .evaluation import evaluate
+import fastrl_replay.recipes   # noqa: F401 (its environments have names then, and `evaluate` takes agents)
+from .recorded import Episodes
 from .memory.rows import Rows
 from .memory.frames import Frames
 from .memory.timeline import Timeline
@@ -35,15 +39,19 @@ from .memory.samplers import Proportional, Ranked, Sampler, Uniform
 from .replay.experience import ExperienceReplay
 from .replay.prioritized import PrioritizedReplay
 from .replay.sequences import SequenceReplay
+from .replay.hindsight import HindsightReplay
+from .replay.mixture import Mixture
+from .datasets import read_minari, write_minari
 from .losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
 from fastrl_replay.policies import (Dueling, EpsGreedy, FlattenSpace, GeometricSchedule, LinearSchedule, RecurrentNet,
     conv_net, value_net)
 from .continuous import BoxBounds, Critics, GaussianNoise, SquashedGaussian, actor_net, squashed
 from .learners import (DQNLearner, QLearner, QTable, R2D2Learner, SACLearner, TD3Learner, discounts,
     dqn_errors, r2d2_errors, sac_errors, td3_errors)
-from .recipes import evaluate
 from .interop import Columns, PipeNode, StatefulPipe
-from .parallel import Parallel, WorkerError
+from .engines import WorkerError
+from .ray_engine import RayEngine
+from .parallel import Parallel
 from .prefetch import Prefetch
 
 # %% ../nbs/99_all.ipynb #0675b589
@@ -54,10 +62,11 @@ _all_ = [
     'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage',
     'worker_info',
     'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
-    'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather', 'Journal',
+    'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather', 'Journal', 'Episodes',
     'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree',
     'Proportional', 'Ranked', 'Sampler', 'Uniform',
-    'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'Sequences',
+    'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences',
+    'read_minari', 'write_minari',
     'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
     'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net',
     'value_net',
@@ -65,5 +74,5 @@ _all_ = [
     'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors',
     'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate',
     'Columns', 'PipeNode', 'StatefulPipe',
-    'Parallel', 'WorkerError', 'Prefetch',
+    'Parallel', 'RayEngine', 'WorkerError', 'Prefetch',
 ]

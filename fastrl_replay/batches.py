@@ -20,7 +20,8 @@ class Sequences(Steps):
     ):
         if isinstance(rows, Steps): _copy_slots(rows, self)
         else: super().__init__(rows)
-        self._each,self._split = each.to(self.device),split
+        if self.device.type == 'cuda': each = each.pin_memory()   # the copy need not be waited for
+        self._each,self._split = each.to(self.device, non_blocking=True),split
 
     def _like(self, data):
         new = Sequences.__new__(Sequences)

@@ -425,9 +425,9 @@ def to(self:Steps,
     return self._of_bytes(self._bytes().to(device, non_blocking=non_blocking))
 
 @patch
-def pin_memory(self:Steps, device=None)->Steps: # a copy in page-locked memory
+def pin_memory(self:Steps, device=None)->Steps: # a copy in page-locked memory; itself where it lies on a device
     "A copy of the block in page-locked memory, from which `to` can copy without waiting"
-    return self._of_bytes(self._bytes().pin_memory())
+    return self._of_bytes(self._bytes().pin_memory()) if self.device.type == 'cpu' else self
 
 @patch
 def is_pinned(self:Steps)->bool: # in page-locked memory?

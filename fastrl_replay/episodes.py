@@ -324,5 +324,5 @@ def refuse_nan(
         if not bad: return
         row,column = bad
         raise BlockError(who, f'row {row} of the block has a NaN in column {column!r} (env_id {rows["env_id"][row]})',
-            remedy='no space of floats contains NaN: mend the environment or the stage that made it')
+            remedy='no space of floats contains NaN: fix the environment or the stage that made it')
     return refuses

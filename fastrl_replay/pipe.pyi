@@ -19,7 +19,9 @@ from fastrl_replay.memory.samplers import Sampler
 from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.parallel import Parallel
 from fastrl_replay.prefetch import Prefetch
+from fastrl_replay.recorded import Episodes
 from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.replay.hindsight import HindsightReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.sequence import SequenceChunker
@@ -77,6 +79,10 @@ class Pipe(IterDataPipe):
     def blocks(self) -> Any:
         'The items of `source`, each of which must be a `Steps`'
         ...
+    @property
+    def data_ended(self) -> bool:
+        'Has this pass come to its end, and does the first stage say that nothing more will come?'
+        ...
     def open(self) -> Any:
         'Open now what the first item would open, the first stage first'
         ...
@@ -95,6 +101,14 @@ class Pipe(IterDataPipe):
     def has_envs(self) -> bool:
         'Does this stage, or one above it, step environments?'
         ...
+    @property
+    def drawn_from(self) -> Any:
+        'What draws the batches that come out of this chain'
+        ...
+    @property
+    def journals(self) -> list:
+        'Stages of this chain that count what a chain that runs them elsewhere wants to know'
+        ...
     def __iter__(self) -> Iterator[Any]: ...
     def map(self, fn, input_col=None, output_col=None) -> Map:
         'A function of each item'
@@ -111,10 +125,10 @@ class Pipe(IterDataPipe):
     def in_memory_cache(self) -> InMemoryCacheHolder:
         'Keep every item of the source; later passes give the same objects again'
         ...
-    def gym_step(self, policy=None, seed: int | None = None, autoreset_mode=None, clip: bool | None = None, float32: bool = False) -> GymStepper:
+    def gym_step(self, policy=None, seed: int | None = None, autoreset_mode=None, clip: bool | None = None, float32: bool = False, info=...) -> GymStepper:
         'Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped'
         ...
-    def n_step(self, n: int, gamma: float) -> NStep:
+    def n_step(self, n: int, gamma: float, last=...) -> NStep:
         'Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`'
         ...
     def n_skip(self, n: int) -> NSkip:
@@ -132,17 +146,20 @@ class Pipe(IterDataPipe):
     def experience_replay(self, bs: int = 1, max_sz: int = 1000000, *, replacement: bool = False, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> ExperienceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly'
         ...
+    def hindsight_replay(self, bs: int = 1, max_sz: int = 1000000, *, share: float = 0.8, strategy: str = 'future', reward=None, beta=None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> HindsightReplay:
+        'Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later'
+        ...
     def prioritized_replay(self, bs: int = 1, max_sz: int = 1000000, *, kind: str = 'proportional', alpha: float = 0.6, beta=0.4, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> PrioritizedReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them; larger TD errors are drawn more often'
-        ...
-    def sequence_replay(self, bs: int = 1, max_sz: int = 1000000, *, length: int = 80, burn_in: int | None = None, overlap: int | None = None, kind: str = 'proportional', prioritized: bool = True, eta: float = 0.9, alpha: float = 0.9, beta=0.6, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', state: str = 'stored', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> SequenceReplay:
-        'Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode'
         ...
     def q_learn(self, table: QTable, gamma: float = 0.99, lr: float = 0.5) -> QLearner:
         'Tabular Q-learning: takes batches, improves `table`, yields records'
         ...
-    def dqn(self, model: nn.Module, gamma: float = 0.99, lr: float = 0.001, double: bool = True, target_every: int = 500, tau: float = 1.0, max_norm: float = 10.0, optimizer=None) -> DQNLearner:
+    def dqn(self, model: nn.Module, gamma: float = 0.99, lr: float = 0.001, double: bool = True, target_every: int = 500, tau: float = 1.0, max_norm: float = 10.0, optimizer=None, conservative: float = 0.0) -> DQNLearner:
         'Deep Q-learning: takes batches, improves `model`, yields records'
+        ...
+    def sequence_replay(self, bs: int = 1, max_sz: int = 1000000, *, length: int = 80, burn_in: int | None = None, overlap: int | None = None, kind: str = 'proportional', prioritized: bool = True, eta: float = 0.9, alpha: float = 0.9, beta=0.6, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', state: str = 'stored', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> SequenceReplay:
+        'Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode'
         ...
     def r2d2(self, model: nn.Module, gamma: float = 0.997, n: int = 5, lr: float = 0.0001, rescaled: bool = True, target_every: int = 2500, tau: float = 1.0, max_norm: float = 40.0, optimizer=None) -> R2D2Learner:
         'Recurrent replay: takes batches of sequences, improves `model`, yields records'
@@ -153,13 +170,16 @@ class Pipe(IterDataPipe):
     def td3(self, actor: nn.Module, critics: nn.Module, space: Box, gamma: float = 0.99, lr: float = 0.0003, tau: float = 0.005, smoothing: float = 0.2, most: float = 0.5, actor_every: int = 2, max_norm: float = ..., optimizer=None, seed: int | None = None) -> TD3Learner:
         'Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records'
         ...
+    def episodes(self, keep=..., env_id: int = 0, **names) -> Episodes:
+        'Rows from arrays of whole episodes, by their `names`: dicts, `.npz`, Parquet, tables of Arrow or Hugging Face'
+        ...
     def stateful(self) -> StatefulPipe:
         'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly'
         ...
     def node(self) -> PipeNode:
         'The chain as a node of `torchdata.nodes`, saved and restored exactly'
         ...
-    def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: str = 'process') -> Parallel:
+    def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: str = 'process', ordered: bool = True, shares: str = 'equal') -> Parallel:
         'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
         ...
     def prefetch(self, ahead: int = 1, device=None) -> Prefetch:
@@ -195,6 +215,11 @@ def upstream(pipe) -> IterDataPipe:
     "The stage that `pipe` pulls from; an error where there are several, since such a chain can't be saved"
     ...
 
+class Holding(Pipe):
+    'The base of stages that hold rows until later ones complete them: at the end of the data they hand them out'
+    def _rewind(self) -> Any: ...
+    def _leave(self) -> Any: ...
+
 class Positioned(Pipe):
     'A stage whose state is its position in the pass'
     takes_any_item: bool
@@ -211,8 +236,10 @@ def try_state(who: str, what: str, x, saved) -> Any:
 
 class Items(Positioned):
     'The items of any iterable, in order'
-    def __init__(self, items) -> None: ...
+    def __init__(self, items, at_end: str = 'keep') -> None: ...
     def __iter__(self) -> Iterator[Any]: ...
+    @property
+    def data_ended(self) -> Any: ...
     def snapshot(self) -> Any: ...
     def check_state(self, state) -> Any: ...
     def restore(self, state) -> Any: ...
@@ -259,6 +286,8 @@ class InMemoryCacheHolder(Positioned):
     def __init__(self, source) -> None: ...
     def _fresh(self) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
+    @property
+    def data_ended(self) -> Any: ...
 
 class MapToIterConverter(Items):
     'The items of a map-style pipe, in order'

@@ -174,7 +174,7 @@ def row(
 # %% ../nbs/00_states.ipynb #8f055ee2
 def array(
     kind, # the numpy dtype
-    *shape, # its length along each axis; None: any
+    *shape, # length along each axis; None: any length
     low=None, # the smallest number that may be in it; an array: for each
     high=None, # the largest
 ): # a form, which gives a numpy array on the same memory

@@ -105,7 +105,7 @@ class ScriptedVectorEnv(SyncVectorEnv):
     "Scripted environments as a gymnasium vector environment"
     def __init__(self,
         scripts, # one dict of ScriptedEnv's arguments each
-        autoreset_mode='NextStep', # or 'SameStep', 'Disabled'
+        autoreset_mode='NextStep', # how it resets: 'NextStep', 'SameStep' or 'Disabled'
     ): super().__init__([lambda s=s: ScriptedEnv(**s) for s in scripts], autoreset_mode=autoreset_mode)
 
 # %% ../nbs/02_testing.ipynb #ff457941
@@ -142,7 +142,7 @@ def same(a, b)->bool: # equal by value, whatever the items are
     return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc' and b.dtype.kind in 'fc')
 
 def through_file(state:dict)->dict: # the same state
-    "Write a state to a file and read it back as a stranger's: without executing code"
+    "Write a state to a file and read it back as an untrusted one: without executing code"
     file = _file(state)
     file.seek(0)
     return torch.load(file, weights_only=True)

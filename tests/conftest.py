@@ -22,9 +22,18 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    "To build the site takes as long as to run ten notebooks: what looks at it is slow."
+    """To build the site takes as long as to run ten notebooks: what looks at it is slow, and so is what took two seconds
+    and stands in long_tests.txt. Of a test with more than four variants every fourth is run with the fast ones, and the
+    others with the slow ones; notebooks and pages, all."""
+    long,variants = set((Path(__file__).parent/'long_tests.txt').read_text().splitlines()),{}
     for item in items:
-        if 'site' in getattr(item, 'fixturenames', ()) and not item.get_closest_marker('browser'): item.add_marker(pytest.mark.slow)
+        if any(map(item.get_closest_marker, ('slow', 'browser'))): continue
+        if 'site' in getattr(item, 'fixturenames', ()) or item.nodeid.rpartition('tests/')[2] in long: item.add_marker(pytest.mark.slow)
+        elif item.path.name not in ('test_house.py', 'test_docs.py'):
+            variants.setdefault(item.nodeid.partition('[')[0], []).append(item)
+    for found in variants.values():
+        for i,item in enumerate(found):
+            if len(found) > 4 and i % 4: item.add_marker(pytest.mark.slow)
 
 def pytest_collection_finish(session):
     "What is there for good is not looked at again: `gc.collect`, which many tests call, takes a tenth of the time, and forks copy less."

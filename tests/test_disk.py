@@ -541,6 +541,18 @@ def test_reading_while_another_process_writes(max_sz, spare, sizes, tmp_path):
         until = readers[0].memory.inserted
     whole(readers[1].memory)
 
+def test_a_reader_that_counted_while_all_was_overwritten_counts_again(tmp_path, monkeypatch):
+    "Once too few, then enough; where there never are enough it says so"
+    leave(filled(tmp_path, 23))
+    reader = ExperienceReplay(bs=4, max_sz=10, store=Rows(tmp_path, mode='r'), seed=0)
+    counted, asked, real = [0, 3], [], ExperienceReplay._catch_up
+    def catch_up(self):
+        asked.append(real(self))
+        return counted.pop(0) if counted else asked[-1]
+    monkeypatch.setattr(ExperienceReplay, '_catch_up', catch_up)
+    assert len(reader.sample()) == 4 and len(asked) == 3
+    with pytest.raises(NotEnoughRows, match='990 are missing'): reader.sample(1000)
+
 def test_a_reader_changes_nothing(tmp_path):
     line = filled(tmp_path, 23)
     leave(line)

@@ -33,19 +33,25 @@ SURFACE = {
     'replay.experience': 'ExperienceReplay',
     'replay.prioritized': 'PrioritizedReplay',
     'replay.sequences': 'SequenceReplay',
+    'replay.hindsight': 'HindsightReplay',
+    'replay.mixture': 'Mixture',
+    'datasets': 'read_minari write_minari',
     'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
     'policies': 'Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet conv_net value_net',
     'continuous': 'BoxBounds Critics GaussianNoise SquashedGaussian actor_net squashed',
     'journal': 'Gather Journal',
+    'evaluation': 'evaluate',
+    'recorded': 'Episodes',
     'learners.base': 'discounts',
     'learners.tabular': 'QLearner QTable',
     'learners.dqn': 'DQNLearner dqn_errors',
     'learners.r2d2': 'R2D2Learner r2d2_errors',
     'learners.sac': 'SACLearner sac_errors',
     'learners.td3': 'TD3Learner td3_errors',
-    'recipes': 'evaluate',
     'interop': 'Columns PipeNode StatefulPipe',
-    'parallel': 'Parallel WorkerError',
+    'engines': 'WorkerError',
+    'ray_engine': 'RayEngine',
+    'parallel': 'Parallel',
     'prefetch': 'Prefetch',
 }
 
@@ -141,7 +147,7 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
 
 # Runs and workers take their time; CI runs these too.
 LONG = '''tutorials/from_one_to_eight tutorials/your_own_loop 56_r2d2 60_recipes 61_runs 62_cli 70_interop 71_parallel
-    72_prefetch 90_bench 91_traintime 93_bench_frames 94_bench_disk tutorials/a_million_frames
+    72_prefetch 90_bench 91_traintime 93_bench_frames 94_bench_disk 95_bench_on_device tutorials/a_million_frames
     tutorials/a_memory_on_disk tutorials/from_seed_to_here tutorials/coming_from tutorials/your_own_stage index
     36_ranktree 43_prioritized 52_learners 55_dqn 33_frame_segments 52_continuous 57_sac 58_td3 61_survey'''.split()
 
@@ -259,6 +265,20 @@ def test_cells_are_lessons():
     "None is longer than a screen"
     long = [f'{name}: {len(cell.splitlines())} lines, {cell.splitlines()[0]}' for name, cell in exported_cells() if len(cell.splitlines()) > 40]
     assert not long, '\n'.join(long)
+
+def test_outputs_name_no_place_of_a_machine():
+    "Warnings of other libraries tell where these lie, on the machine that ran the notebook"
+    for path in (ROOT/'nbs').rglob('*.ipynb'):
+        for cell in json.loads(path.read_text())['cells']:
+            said = json.dumps(cell.get('outputs', []))
+            assert 'site-packages' not in said and str(ROOT) not in said, (path.name, cell['id'])
+
+def test_long_tests_are_tests():
+    "A line of long_tests.txt that names no test would mark nothing"
+    here = Path(__file__).parent
+    for line in (here/'long_tests.txt').read_text().splitlines():
+        file,name = re.match(r'(\w+\.py)::(\w+)', line).groups()
+        assert f'\ndef {name}(' in (here/file).read_text(), line
 
 def test_ruff_is_content(): run(sys.executable, '-m', 'ruff', 'check', 'fastrl_replay', 'tests', 'docs')
 

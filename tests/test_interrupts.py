@@ -7,6 +7,7 @@ import numpy as np, pytest
 
 from fastrl_replay.core import Steps, extend_dtype, interrupts_wait, njit
 from fastrl_replay.memory.frames import Frames
+from fastrl_replay.memory.rows import Rows
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
@@ -42,8 +43,12 @@ MAKE = dict(
     rank=lambda: PrioritizedReplay(kind='rank', alpha=1, **SAME),
     rank_column=lambda: PrioritizedReplay(kind='rank', initial='td', alpha=1, eps=0, **SAME),
     frames=lambda: PrioritizedReplay(alpha=1, eps=0, store=TinyFrames(1, 'lz4'), **SAME),
+    rows_there=lambda: PrioritizedReplay(alpha=1, eps=0, store=Rows(device='cpu'), **SAME),
+    frames_there=lambda: ExperienceReplay(store=TinyFrames(device='cpu'), **SAME),
     sequences=lambda: SequenceReplay(length=LENGTH, burn_in=0, overlap=1, alpha=1, eps=0, eta=1, **SAME),
     sequences_rank=lambda: SequenceReplay(length=LENGTH, burn_in=1, overlap=2, kind='rank', initial='max_ever', **SAME))
+
+KINDS = [pytest.param(k, marks=pytest.mark.slow) if k.endswith('_there') else k for k in MAKE]   # smaller siblings: test_device
 
 def answer(replay, batch, td):
     "The same error for each step of a sequence"
@@ -98,7 +103,7 @@ def check(replay, kind, lasts):
     assert not probabilities or abs(sum(probabilities.values()) - 1) < 1e-9
     if len(replay) < 2: return
     batch = replay.sample()
-    for key, b in zip(batch.index.tolist(), batch.rows):
+    for key, b in zip(batch.index.tolist(), batch.to('cpu').rows):
         if not isinstance(replay, SequenceReplay): assert b['reward'] == key; continue
         part = b[b['mask']]
         assert part['reward'][0] == key and (np.diff(part['step_n']) == 1).all() and len({*part['env_id']}) == len({*part['episode_n']}) == 1
@@ -114,7 +119,7 @@ def future(replay, kind, lasts, done):
         seen.append(view_of(replay))
     return seen
 
-STEPS = pytest.mark.parametrize('every', [23, pytest.param(1, marks=pytest.mark.slow)])
+STEPS = pytest.mark.parametrize('every', [23, pytest.param(7, marks=pytest.mark.slow), pytest.param(1, id='each_one', marks=pytest.mark.slow)])
 
 def everywhere(every, prepare, call, then):
     "Interrupt a call before each of its bytecodes, or before every so many; where its end is"
@@ -147,14 +152,15 @@ def add_stopped(stop, kind, lasts, n):
 
 @STEPS
 @pytest.mark.parametrize('lasts', [1, 5])
-@pytest.mark.parametrize('kind', MAKE)
+@pytest.mark.parametrize('kind', KINDS)
 def test_add(kind, lasts, every):
     "The first block, one that fills the ring, one that turns it over; the next blocks bring what they bring in either case"
+    if kind == 'frames_there': every = max(every, 7)   # it has many of them
     for n in (0, 3) if lasts == 1 else (2, 4):
         assert add_stopped(partial(everywhere, every if n else every*29), kind, lasts, n) > 100   # the first one takes 13,000
 
 @STEPS
-@pytest.mark.parametrize('kind', MAKE)
+@pytest.mark.parametrize('kind', KINDS)
 def test_sample(kind, every):
     "Probabilities are as before, counts those before or after; also where the sampler has to catch up first"
     prepare = lambda: prepared(kind, 5, 5)
@@ -169,7 +175,7 @@ def test_sample(kind, every):
     assert everywhere(every, prepare, lambda r: r.sample(), then) > 20
 
 @STEPS
-@pytest.mark.parametrize('kind', MAKE)
+@pytest.mark.parametrize('kind', KINDS)
 def test_update_priorities(kind, every):
     "All errors have arrived or none has, and the largest there ever was is not forgotten"
     def prepare():
@@ -226,7 +232,7 @@ def without_memory(prepare, call, then):
             raise
         at += 1
 
-@pytest.mark.parametrize('kind', MAKE)
+@pytest.mark.parametrize('kind', KINDS)
 def test_add_without_memory(kind):
     "The first block, and one that turns the ring over"
     for lasts, n in (1, 0), (5, 4): assert add_stopped(without_memory, kind, lasts, n) > (30 if n == 0 else 0)
