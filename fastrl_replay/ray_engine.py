@@ -157,11 +157,14 @@ class RayEngine:
 # %% ../nbs/70_ray_engine.ipynb #9fac3f00
 @patch
 def weights(self:RayEngine, tensors, copies):
+    "A place in the object store, from which workers take weights"
     self.actors   # Ray must be there to put them somewhere
     return _Stored(tensors, copies)
 
 @patch
-def worker(self:RayEngine, *args): return _RayWorker(self, *args)
+def worker(self:RayEngine, *args):
+    "An actor with a chain"
+    return _RayWorker(self, *args)
 
 @patch
 def wait(self:RayEngine, workers):

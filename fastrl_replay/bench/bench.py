@@ -80,7 +80,7 @@ class Columns:
     ): self.draw = draw
     def __call__(self):
         batch = self.draw()
-        if isinstance(batch, np.ndarray): return {k: torch.from_numpy(batch[k]) for k in DRAWN}
+        if isinstance(batch, np.ndarray): return {k: torch.from_numpy(np.ascontiguousarray(batch[k])) for k in DRAWN}
         for k in DRAWN: batch[k]
         return batch
 
