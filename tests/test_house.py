@@ -147,7 +147,7 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
 
 # Runs and workers take their time; CI runs these too.
 LONG = '''tutorials/from_one_to_eight tutorials/your_own_loop 56_r2d2 60_recipes 61_runs 62_cli 70_interop 71_parallel
-    72_prefetch 90_bench 91_traintime 93_bench_frames 94_bench_disk 95_bench_on_device tutorials/a_million_frames
+    72_prefetch 89_peers 90_bench 91_traintime 93_bench_frames 94_bench_disk 95_bench_on_device 96_bench_shards tutorials/a_million_frames
     tutorials/a_memory_on_disk tutorials/from_seed_to_here tutorials/coming_from tutorials/your_own_stage index
     36_ranktree 43_prioritized 52_learners 55_dqn 33_frame_segments 52_continuous 57_sac 58_td3 61_survey'''.split()
 

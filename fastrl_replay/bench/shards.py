@@ -186,7 +186,7 @@ def run_shards(
     torch.set_num_threads(1)
     rows,n,seconds = (2_000,40,.5) if quick else (100_000,400,3.)
     def engine(name): return dict(engine=RayEngine(num_cpus=.5)) if name == 'ray' else {}
-    pipes = {f'{name}, chunk={c}': batches(2, rows, chunk=c, **engine(name)) for name in engines for c in (4,16)}
+    pipes = {f'{name}, chunk={c}': batches(2, rows, chunk=c, **engine(name)) for name in engines for c in (4,16,32)}
     entries = {'here': Told(batches(0, rows)), **{name: Told(pipe) for name,pipe in pipes.items()}}
     if torchrl: entries['torchrl, Ray, draw alone'] = torchrl_draws(rows)
     took = in_turns(entries, n, 3 if quick else 7)
