@@ -7,8 +7,8 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'StateError', 'Steps', 'step_dtype', 'Cycler', 'Header', 'InMemoryCacheHolder', 'Items',
            'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage', 'worker_info', 'ScriptedEnv', 'ScriptedVectorEnv',
            'check_contract', 'script', 'scripted_steps', 'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather',
-           'Journal', 'Episodes', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked',
-           'Sampler', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay',
+           'Journal', 'Episodes', 'Offline', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional',
+           'Ranked', 'Sampler', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay',
            'Mixture', 'Sequences', 'read_minari', 'write_minari', 'double_q_target', 'mixed_priority', 'n_step_targets',
            'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule',
            'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian',
@@ -30,6 +30,7 @@ from .journal import Gather, Journal
 from .evaluation import evaluate
 import fastrl_replay.recipes   # noqa: F401 (its environments have names then, and `evaluate` takes agents)
 from .recorded import Episodes
+from .offline import Offline
 from .memory.rows import Rows
 from .memory.frames import Frames
 from .memory.timeline import Timeline
@@ -62,7 +63,7 @@ _all_ = [
     'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage',
     'worker_info',
     'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
-    'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather', 'Journal', 'Episodes',
+    'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather', 'Journal', 'Episodes', 'Offline',
     'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree',
     'Proportional', 'Ranked', 'Sampler', 'Uniform',
     'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences',

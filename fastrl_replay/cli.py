@@ -21,7 +21,8 @@ from .named_envs import named_modules, place_of
 from .recipes import SettingsError, memory_path, nearest, play_episodes, recipe, recipes
 from .runs import Run, chart, interruptible, load_checkpoint, read_config, read_json, reopen, resume
 from .runs import run_title, smooth, start, write_whole
-from .survey import export_rows, open_memory, survey, survey_picture, survey_text
+from .offline import open_memory
+from .survey import export_rows, survey, survey_picture, survey_text
 
 # %% ../nbs/62_cli.ipynb #1e2d3f30
 class Bar:
@@ -147,8 +148,9 @@ def _say_memory(run):
 
 # %% ../nbs/62_cli.ipynb #a03ab0f5
 def changes(args)->dict:
-    "What --set, --steps, --seed, --memory and those of workers ask for"
-    memory = {'memory_path': _as_path(args.memory)} if getattr(args, 'memory', None) else {}
+    "What --set, --steps, --seed, --memory, --data and those of workers ask for"
+    paths = dict(memory_path='memory', data='data')
+    memory = {k: _as_path(path) for k,option in paths.items() if (path := getattr(args, option, None))}
     given = {k: v for k in _NAMED if (v := getattr(args, k, None)) is not None}
     return {**_asked(args), **given, **memory}
 
@@ -360,7 +362,7 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(self.prog, message + did_you_mean(word, OPTIONS), remedy=f'{self.prog} --help')
 
 OPTIONS = '''--steps --seed --out --settings --set --resume --tensorboard --episodes --seeds --jobs --quick --growth
-    --trust --memory --plot --export --json --workers --shards --engine --address --help --version'''.split()
+    --trust --memory --data --plot --export --json --workers --shards --engine --address --help --version'''.split()
 
 # %% ../nbs/62_cli.ipynb #4c19befa
 def _count(text):
@@ -386,6 +388,8 @@ def _add_train(c):
     _add_set(c)
     c.add_argument('--memory', type=_directory, metavar='DIR',
         help='keep the rows in this directory, or go on with those that are there; the same as --set memory_path=DIR')
+    c.add_argument('--data', type=_directory, metavar='PATH', help='learn from recorded rows: a directory that '
+        '--memory has left, a file .npz or .parquet with episodes, or minari:NAME; the same as --set data=PATH')
     c.add_argument('--resume', type=_directory, metavar='DIR', help='go on with this run where it was last saved')
     _add_trust(c)
     c.add_argument('--tensorboard', action='store_true', help='write for TensorBoard as well')

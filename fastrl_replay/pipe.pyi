@@ -17,6 +17,7 @@ from fastrl_replay.learners.td3 import TD3Learner
 from fastrl_replay.memory.rows import Store
 from fastrl_replay.memory.samplers import Sampler
 from fastrl_replay.nstep import NSkip, NStep
+from fastrl_replay.offline import Offline
 from fastrl_replay.parallel import Parallel
 from fastrl_replay.prefetch import Prefetch
 from fastrl_replay.recorded import Episodes
@@ -172,6 +173,9 @@ class Pipe(IterDataPipe):
         ...
     def episodes(self, keep=..., env_id: int = 0, **names) -> Episodes:
         'Rows from arrays of whole episodes, by their `names`: dicts, `.npz`, Parquet, tables of Arrow or Hugging Face'
+        ...
+    def offline(self, data: str, max_steps: float = ..., spaces=None, n_step: int = 1, gamma: float = 1.0) -> Offline:
+        'Fills a replay with recorded rows, and lets it draw; each batch counts as a step'
         ...
     def stateful(self) -> StatefulPipe:
         'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly'

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CLIPS', 'INF', 'RANGES', 'coerce_setting', 'Recipe', 'parse', 'plain_file', 'file_text', 'nearest', 'resolved',
            'on_top', 'recipes', 'recipe', 'Observe', 'make_env', 'step_env', 'memory_path', 'spare_rows', 'Agent',
-           'chosen_device', 'with_actors', 'check_saved', 'play_episodes', 'made_columns']
+           'recorded', 'chosen_device', 'with_actors', 'check_saved', 'play_episodes', 'made_columns']
 
 # %% ../nbs/60_recipes.ipynb #8d9d888e
 import re, stat
@@ -27,6 +27,7 @@ from .learners.registry import as_value, network_layers, scheduled, setting_text
 from .memory.arrays import device_of
 from .memory.directory import read_meta
 from .named_envs import full_name, named_env, named_info, named_store, read_calls
+from .offline import Offline
 from .states import anything, array, checked
 
 # %% ../nbs/60_recipes.ipynb #04733818
@@ -273,7 +274,7 @@ def spare_rows(
 
 def _store(s, env):
     "The store of a recipe's memory"
-    text,longest = s.get('store', 'Rows()'),getattr(env.spec, 'max_episode_steps', None) or 0
+    text,longest = s.get('store', 'Rows()'),env and getattr(env.spec, 'max_episode_steps', None) or 0
     return named_store(text, memory_path(s), spare_rows(s, max(longest, 1_000)) if memory_path(s) else 0)
 
 def _with_objects(s, env):
@@ -306,11 +307,17 @@ class Agent:
         seen = as_float32(env.observation_space) if s.get('float32') else env.observation_space
         self.model = self.builder.model(s, seen, env.action_space)
         env.close()   # it was made to be looked at
-        me = ref(self)   # no circle: what is open on disk is closed with the last reference
+        me = ref(self)   # no circle, or what is open on disk would stay so
         self.policy = self.builder.policy(self.model, s, lambda: len(me().journal.returns))
         one = partial(make_env, s, training=True)
         self.stepper = step_env(s, one if s['envs'] == 1 else [one]*s['envs'], self.policy, s['seed'])
-        self._build_chain(s, env)
+        self._actors = self.shards = None   # the stages that have steppers, or replays, in their workers
+        self._build_offline(s, (seen, env.action_space)) if recorded(s) else self._build_chain(s, env)
+        if 'precision' in s: self.pipe.compute_with(s['precision'], s.get('compile', False))
+        self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
+        _check_place(s, self.memory)
+        if recorded(s): self.pipe.source = self.journal
+        if s.get('shards'): self._shard(s)
 
     def greedy(self):
         "A policy that plays with the model, without exploring"
@@ -319,17 +326,26 @@ class Agent:
 # %% ../nbs/60_recipes.ipynb #f9666797
 @patch
 def _build_chain(self:Agent, s, env):
+    "From steps to the learner"
     actors = with_actors(self.stepper, s)
-    self._actors = None if actors is self.stepper else actors   # the stage that has it in workers
+    if actors is not self.stepper: self._actors = actors
     self.journal = Journal(actors, s['steps'], s.get('episodes', INF))
     burst = s.get('train_every', 1)
     steps = Gather(self.journal, burst) if burst > s['envs'] else self.journal
     self.pipe = self.builder.chain(steps, self.model, _with_objects(_of_shard(s), env))
-    if 'precision' in s: self.pipe.compute_with(s['precision'], s.get('compile', False))
-    self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
-    _check_place(s, self.memory)
-    self.shards = None   # the stage that has several replays in its workers, if there is one
-    if s.get('shards'): self._shard(s)
+
+def recorded(
+    s:dict, # settings
+)->str: # what `recorded_rows` reads; None: it learns from steps
+    "What recorded rows a recipe learns from"
+    data = s.get('data', 'none')
+    return None if data == 'none' else str(data)
+
+@patch
+def _build_offline(self:Agent, s, spaces):
+    "From recorded rows to the learner: n-step rows are made when they are read"
+    self.pipe = self.builder.chain(None, self.model, _with_objects({**s, 'n_step':1}, None))
+    self.journal = Offline(self.pipe.source, recorded(s), s['steps'], spaces, s['n_step'], s['gamma'])
 
 # %% ../nbs/60_recipes.ipynb #e11e52fe
 def chosen_device(
@@ -361,7 +377,8 @@ def _check(s):
         expected=', '.join(needed), remedy=_begin_with(needed))
     if memory_path(s) and s['memory'] == 'none': raise SettingsError('recipe', "setting 'memory_path'", memory_path(s),
         'none where nothing is kept', '--set memory=uniform')
-    if s['steps'] <= s.get('warmup', 0): raise SettingsError('recipe', "setting 'steps'", setting_text(s['steps']),
+    if recorded(s): _check_offline(s, builder)
+    elif s['steps'] <= s.get('warmup', 0): raise SettingsError('recipe', "setting 'steps'", setting_text(s['steps']),
         f"more than the warmup of {setting_text(s['warmup'])}", '--set warmup=…')
     chosen_device(s)
     for key,value in s.items(): _check_range(key, value, {**RANGES, **builder.ranges}.get(key))
@@ -431,6 +448,15 @@ def _shard(self:Agent, s):
     self.shards = _spread(replay, n, s)
     self.pipe.source = self.journal = Collected(self.shards, s['steps'], s.get('episodes', INF))
     self.memory = None
+
+# %% ../nbs/60_recipes.ipynb #0f750d24
+def _check_offline(s, builder):
+    if 'uniform' not in builder.memories or s['memory'] == 'none': raise SettingsError('recipe', "setting 'data'",
+        s['data'], f"none with learner = {s['learner']} and memory = {s['memory']}",
+        'a learner that draws rows, as dqn, sac and td3 do')
+    for key,nothing in dict(memory_path='none', workers=0, shards=0).items():
+        if s.get(key, nothing) != nothing: raise SettingsError('recipe', f'setting {key!r}', s[key],
+            f'{nothing} with recorded rows (data = {recorded(s)})', f'--set {key}={nothing}')
 
 # %% ../nbs/60_recipes.ipynb #cd403470
 @patch(as_prop=True)
@@ -516,8 +542,10 @@ def made_columns(
 
 @patch
 def open_memory(self:Agent)->int: # how many rows are there
-    "Open a memory on disk before anything begins, so that no other process writes it; an error where it doesn't fit"
+    """Open a memory on disk, or read recorded rows, before anything begins, so that no other process writes it; an
+    error where it doesn't fit"""
     path = memory_path(self.settings)
+    if recorded(self.settings): return self.journal.fill()
     if not path: return 0
     meta = read_meta(Path(path), 'recipe')
     different = differing_columns(saved_dtype(meta['columns']), made_columns(self.settings)) if meta else {}

@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from . import __version__
 from .core import old_names
 from .named_envs import named_modules
-from .recipes import Agent, SettingsError, check_saved, file_text, memory_path, plain_file, play_episodes
+from .recipes import Agent, SettingsError, check_saved, file_text, memory_path, plain_file, play_episodes, recorded
 
 # %% ../nbs/61_runs.ipynb #f52f9b8d
 def write_whole(
@@ -207,7 +207,7 @@ def report(self:Run):
     self.sums,self.counts = {},{}
     line = dict(env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns),
         return_mean=float(np.mean(new)) if new else None, **dict(success_mean=float(np.mean(won))) if won else {},
-        **a.policy.report() if hasattr(a.policy, 'report') else {}, **means,
+        **({} if recorded(self.settings) else a.policy.report() if hasattr(a.policy, 'report') else {}), **means,
         fill=a.fill, **a.shard_counts(), wall_s=round(self.wall, 3),
         steps_per_s=round((j.steps - steps)/max(self.wall - seconds, 1e-9), 1))
     self._write(line)

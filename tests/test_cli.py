@@ -233,6 +233,7 @@ def test_every_setting_has_its_comment_and_every_recipe_builds():
         pipe = agent.pipe
         assert repr(pipe).count('\n') >= 1
         if r.settings['workers']: continue   # elsewhere, each has its part of the exploration
+        if r.settings.get('data', 'none') != 'none': continue   # recorded rows: test_recipes.py
         while (above := upstream(pipe)) is not None: pipe = above
         assert len(next(iter(pipe))) == r.settings['envs'], r.name
 

@@ -41,7 +41,7 @@ SURFACE = {
     'continuous': 'BoxBounds Critics GaussianNoise SquashedGaussian actor_net squashed',
     'journal': 'Gather Journal',
     'evaluation': 'evaluate',
-    'recorded': 'Episodes',
+    'recorded': 'Episodes', 'offline': 'Offline',
     'learners.base': 'discounts',
     'learners.tabular': 'QLearner QTable',
     'learners.dqn': 'DQNLearner dqn_errors',

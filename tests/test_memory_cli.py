@@ -15,7 +15,8 @@ from fastrl_replay.recipes import SettingsError, recipe, spare_rows
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.runs import load_checkpoint, read_metrics, resume, start
-from fastrl_replay.survey import export_rows, open_memory, priorities, survey, survey_picture, survey_text
+from fastrl_replay.offline import open_memory
+from fastrl_replay.survey import export_rows, priorities, survey, survey_picture, survey_text
 from fastrl_replay.testing import same
 from test_cli import command, here, no_clock, wait_for
 

@@ -10,7 +10,8 @@ from gymnasium import spaces
 
 from fastrl_replay import cli
 from fastrl_replay.cli import main
-from fastrl_replay.core import EnvError
+from fastrl_replay.core import EnvError, NoRoom
+from fastrl_replay.offline import open_memory
 from fastrl_replay.recipes import Agent, SettingsError, as_value, evaluate, parse, recipe, recipes
 from fastrl_replay.runs import Silent, interruptible, read_config, read_metrics, resume, start
 from test_cli import no_clock, same_runs
@@ -923,3 +924,62 @@ def test_compare_two_at_a_time_stopped_and_repeated(tmp_path, request, capsys):
     again = [str(a) for a in line[3:] if a not in ('--jobs', '2')]   # one at a time, since they are in this process now
     assert main(again) == 0 and capsys.readouterr().out.count('| cartpole') == 2
     assert all(json.loads((d/'summary.json').read_text())['env_steps'] == 5_000 for d in stood)
+
+# ---- recorded rows ----
+
+@pytest.fixture(scope='module')
+def recordings(tmp_path_factory):
+    "A memory on disk with 400 rows, and the same rows in a file"
+    out = tmp_path_factory.mktemp('recorded')
+    start(recipe('cartpole', **{**TINY, 'memory_path': str(out/'rows')}), out/'run').train()
+    rows = open_memory(out/'rows')[:].rows
+    np.savez(out/'rows.npz', **{k: rows[k] for k in ('state', 'action', 'reward', 'next_state', 'terminated', 'truncated')})
+    return out
+
+OFFLINE = dict(steps=60, network=(8,), bs=8, eval_every=30, eval_episodes=2, save_every=20, report_every=10)
+
+def test_recorded_rows_are_read_from_memory_and_file_alike(recordings, tmp_path):
+    found = []
+    for data in 'rows', 'rows.npz':
+        run = start(recipe('cartpole-offline', data=str(recordings/data), **OFFLINE), tmp_path/data)
+        assert run.train()['updates'] == 60 and len(run.agent.memory.memory) == len(open_memory(recordings/'rows'))
+        found.append(no_clock(read_metrics(tmp_path/data)))
+    assert found[0] == found[1] and 'eps' not in found[0][0]
+
+@pytest.mark.parametrize('name', ['cartpole-offline', 'cartpole-per'])
+def test_an_offline_run_that_is_stopped_goes_on_without_its_data(recordings, tmp_path, name):
+    "The rows are in its checkpoint, and it ends as one that was left alone"
+    (tmp_path/'rows.npz').write_bytes((recordings/'rows.npz').read_bytes())
+    def new(out): return start(recipe(name, data=str(tmp_path/'rows.npz'), **OFFLINE), out)
+    whole = new(tmp_path/'whole')
+    whole.train()
+    class Stops(Silent):
+        def report(self, line):
+            if line['env_steps'] == 30: run.stop = True
+    run = new(tmp_path/'two')
+    assert run.train(Stops()) is None
+    (tmp_path/'rows.npz').unlink()
+    assert resume(tmp_path/'two').train()['updates'] == 60
+    same_runs(tmp_path/'whole', tmp_path/'two')
+
+@pytest.mark.parametrize('data, said', [('nothing', 'there is nothing of this name'), ('minari:no/such-v0', 'no/such'), ('acrobot.npz', "column 'state'"), ('empty.npz', 'it has no rows')])
+def test_what_is_no_data_is_said_before_a_run_begins(tmp_path, monkeypatch, data, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('MINARI_DATASETS_PATH', str(tmp_path))
+    n = 0 if data.startswith('empty') else 4
+    some = dict(state=np.zeros((n, 6), np.float32), next_state=np.zeros((n, 6), np.float32), action=np.zeros(n, int), reward=np.zeros(n), terminated=np.zeros(n, bool))
+    for name in 'acrobot', 'empty': np.savez(f'{name}.npz', **some)
+    with pytest.raises(Exception, match=said) as e: start(recipe('cartpole-offline', data=data, **OFFLINE), tmp_path/'run')
+    assert not (tmp_path/'run').exists() and '\n' not in str(e.value)[:200]
+
+def test_more_recorded_rows_than_room_are_refused(recordings, tmp_path):
+    with pytest.raises(NoRoom, match='more rows in .*rows than the memory has room for; got max_sz=50. Remedy: a larger max_sz'):
+        start(recipe('cartpole-offline', data=str(recordings/'rows'), max_sz=50, **OFFLINE), tmp_path/'run')
+    assert not (tmp_path/'run').exists()
+
+def test_train_from_recorded_rows_by_the_command(recordings, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(recordings)
+    assert main(['train', 'cartpole-offline', '--data', 'rows', '--out', str(tmp_path/'r'), '--set', *(f'{k}={v[0] if isinstance(v, tuple) else v}' for k, v in OFFLINE.items())]) == 0
+    assert '60 steps and 60 updates' in capsys.readouterr().out
+    assert main(['eval', str(tmp_path/'r')]) == 0   # from any directory: the data isn't read
+    assert main(['train', 'cartpole-offline', '--data', 'rwos', '--out', str(tmp_path/'s')]) and 'there is nothing of this name' in capsys.readouterr().err

@@ -111,9 +111,12 @@ def learn(self:DQNLearner,
 class DQNBuilder(Builder):
     "`learner = dqn`: a `value_net` or a `conv_net`, n-step rows, a replay of rows"
     memories = ROW_MEMORIES
+    settings = dict(conservative=(0.,
+        'for recorded data: how much values of actions that were not taken are held down'))
+    ranges = dict(conservative=(0, float('inf')))
     def model(self, s, observations, actions):
         images,hidden = network_layers(s['network'])
         return (conv_net if images else value_net)(observations, actions, hidden, s['dueling']).to(s['device'])
     def chain(self, steps, model, s):
         return row_batches(steps, s).dqn(model, s['gamma'], scheduled(s, 'lr'), s['double'], s['target_every'],
-            s['tau'], s['max_norm'])
+            s['tau'], s['max_norm'], conservative=s.get('conservative', 0.))

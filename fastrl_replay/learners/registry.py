@@ -68,8 +68,8 @@ def _by_environment(s):
 
 # %% ../../nbs/53_registry.ipynb #21027255
 def n_updates(s:dict)->int:
-    "How many updates a run with these settings makes"
-    return round((s['steps'] - s['warmup'])*s['ratio'])
+    "How many updates a run with these settings makes; with recorded rows, as many as steps"
+    return s['steps'] if s.get('data', 'none') != 'none' else round((s['steps'] - s['warmup'])*s['ratio'])
 
 def scheduled(
     s:dict, # settings

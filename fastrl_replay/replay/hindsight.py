@@ -334,12 +334,13 @@ class HindsightReplay(Replay):
             view=Hindsight(self.share, strategy, seed), store=store, ratio=ratio, warmup=warmup,
             return_idxs=return_idxs, freeze_memory=freeze_memory)
 
-    def sample(self,
-        bs:int=None, # how many in this batch; None: the stage's `bs`
-    ): # the batch; with `return_idxs` also the places of its rows in `memory`
-        "Draw a batch"
+    def sample_weighted(self,
+        n:int, # rows
+        weigh, # (probabilities, n, exponent) → weights
+    ): # the batch
+        "Draw a batch whose weights something else decides; the lock is held"
         if self.view.functions is None: self._find_functions()
-        return super().sample(bs)
+        return super().sample_weighted(n, weigh)
 
 # %% ../../nbs/46_hindsight.ipynb #dbe2ca00
 @patch
