@@ -52,7 +52,7 @@ def recorded_rows(
     data:str, # a directory with a memory, a file .npz or .parquet with episodes, or minari: and the name of a data set
 ): # a pipe of blocks
     "The rows that a setting names"
-    path = Path(data).expanduser()
+    data,path = str(data),Path(data).expanduser()
     if data.startswith('minari:'): return read_minari(data[len('minari:'):], seeds=False)
     if path.is_dir(): return Items(_Parts(path), at_end='flush')
     if path.suffix.lower() in ('.npz','.parquet') and path.is_file(): return Episodes(path)

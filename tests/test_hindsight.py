@@ -395,3 +395,14 @@ def test_fetchreach_learns(seed):
     "95 of 100 after 20,000 steps"
     pytest.importorskip('gymnasium_robotics')
     assert reached(agent('fetchreach-her', seed=seed)) >= .95
+
+def test_in_a_mixture():
+    "Its part of a batch has goals in hindsight, as when it draws alone, and the environment's reward function is found"
+    from fastrl_replay.replay.mixture import Mixture
+    def online(): return GymStepper(['fastrl_replay/BitFlip-v0']*2, seed=0).hindsight_replay(bs=32, max_sz=500, warmup=200, seed=0, share=1.)
+    demos = HindsightReplay(bs=8, max_sz=500, seed=1, share=0., reward=make_env(recipe('bitflip').settings))
+    for block in GymStepper('fastrl_replay/BitFlip-v0', seed=2).header(60): demos.add(block)
+    batch = next(iter(Mixture(dict(online=online(), demos=demos), dict(online=.75, demos=.25), bs=32)))
+    reached = (batch.next_state['achieved_goal'] == batch.next_state['desired_goal']).all(1)
+    assert [(batch.replay == i).sum() for i in range(2)] == [24, 8] and torch.equal(batch.terminated, reached)
+    assert reached[batch.replay == 0].sum() > reached[batch.replay == 1].sum()

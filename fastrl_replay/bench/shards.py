@@ -215,7 +215,7 @@ def shards_text(found:dict)->str:
         one = next(iter(by.values()))
         lines += [f'{"actors that wait 5 ms":<30} {f"{e}, {k}":<26} {v:8,.0f} steps a second, {v/one:.1f} times one'
                   for k,v in by.items()]
-    return '\n'.join([*lines, *(f'{"parts":<30} {k:<26} {v:8,.2f}' for k,v in found['parts'].items())])
+    return '\n'.join([*lines, *(f'{"parts, in µs or bytes":<30} {k:<26} {v:8,.2f}' for k,v in found['parts'].items())])
 
 # %% ../../nbs/96_bench_shards.ipynb #cdb5844b
 def main(args=None)->int: # the exit status

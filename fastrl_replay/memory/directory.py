@@ -12,6 +12,7 @@ __all__ = ['FORMAT', 'VERSION', 'RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_S
 import errno, json, os, re, shutil, socket, sys, uuid, warnings, weakref
 from contextlib import suppress
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
@@ -380,8 +381,8 @@ def oldest_whole(self:Directory)->int:
 def flush(self:Directory):
     "Bring everything to the device; returns when it is there"
     c,end,limit = self.counters,self.counters.item(COMMITTED),self.counters.item(RESERVED)
-    for p in self.folder.rglob('*'):
-        with suppress(FileNotFoundError): sync(p)   # frames come and go
+    for p in chain(self.folder.rglob('*'), *(self.path.glob(p) for p in ('saved/[0-9]*/*','saved/[0-9]*','saved'))):
+        with suppress(FileNotFoundError): sync(p)   # frames come and go, and what was put aside
     c[FLUSHED],c[LIMIT] = end,max(limit, c.item(LIMIT))
     for p in (self.folder/'counters', self.folder, self.path): sync(p)
 
