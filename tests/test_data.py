@@ -1,5 +1,6 @@
 "Recorded data in and out, with the real libraries: Minari, Arrow, Hugging Face, Stable-Baselines3."
 import pickle, warnings
+from itertools import islice
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from fastrl_replay.all import *
@@ -253,6 +254,37 @@ def test_errors_of_overwritten_rows_are_counted_where_they_belong():
     batch.update_priorities(torch.ones(4))
     assert (m.replays['a'].stale, m.replays['b'].stale) == (2, 0) and m.stats()['a']['stale'] == 2
     with pytest.raises(KeyError): m.update_priorities([10**9], [1.])
+
+def mixed(seed=0):
+    "Demonstrations beside rows that come in"
+    demos = PrioritizedReplay(bs=4, max_sz=60, seed=seed + 1)
+    for block in scripted_steps([script(3, env=7)], 25): demos.add(block)
+    return Mixture(dict(online=Items(scripted_steps([script(9)], 200)).prioritized_replay(bs=4, max_sz=50, warmup=20, seed=seed), demos=demos),
+        shares=lambda batches: dict(online=1, demos=1 + batches % 3), bs=8)
+
+def test_a_thread_draws_from_a_mixture():
+    "The same batches each time; without errors told the same as without a thread; saved in the middle, it goes on"
+    def learned(pipe, n=60, tell=True):
+        found = []
+        for batch in islice(pipe, n):
+            found.append((batch.index.tolist(), batch.weight.tolist()))
+            if tell: batch.update_priorities(batch.reward + 1)
+        return found
+    assert learned(mixed().prefetch(2)) == learned(mixed().prefetch(2))
+    assert [b.index.tolist() for b in islice(mixed().prefetch(3), 100)] == [b.index.tolist() for b in islice(mixed(), 100)]
+    one, two = mixed().prefetch(2), mixed().prefetch(2)
+    it = iter(one)
+    for _ in range(7): next(it).update_priorities(np.ones(8))
+    two.load_state_dict(through_file(one.state_dict()))
+    for a, b in zip(islice(it, 30), two):
+        assert a == b
+        for batch in a, b: batch.update_priorities(batch.reward)
+
+def test_a_mixture_is_no_shard():
+    "Its keys are those of several memories, and errors would go astray"
+    def two(): return Mixture(dict(a=GymStepper('CartPole-v1', seed=0).experience_replay(bs=4), b=ExperienceReplay(bs=4)))
+    with pytest.raises(ValueError, match='a mixture above it; got Mixture; expected one replay.*Remedy: mix in this process'): two().parallel(2)
+    with pytest.raises(ValueError, match='a mixture above it'): two().map(len).parallel(1)
 
 # ---- the command line ----
 

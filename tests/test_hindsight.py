@@ -390,7 +390,7 @@ def reached(a, episodes=100):
     return (ends['reward'] == 0).mean()
 
 @pytest.mark.slow
-@pytest.mark.parametrize('seed', range(2))
+@pytest.mark.parametrize('seed', range(3))
 def test_fetchreach_learns(seed):
     "95 of 100 after 20,000 steps"
     pytest.importorskip('gymnasium_robotics')

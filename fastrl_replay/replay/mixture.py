@@ -6,6 +6,7 @@
 __all__ = ['apportion', 'raw_weights', 'Mixture']
 
 # %% ../../nbs/47_mixture.ipynb #5b53d94d
+from itertools import repeat
 import numpy as np
 from fastcore.basics import patch
 from ..batches import Sequences
@@ -42,6 +43,7 @@ def raw_weights(
 # %% ../../nbs/47_mixture.ipynb #b964eaa6
 class Mixture(Pipe):
     "Batches from several replays, in shares; errors go back to the replay that each row is of"
+    draws_batches,may_be_shard = True,False
     def __init__(self,
         replays, # a dict: name → a replay; at most one of them has a source
         shares=None, # name → share; or a function of the batches so far that gives such a dict; None: all alike
@@ -57,9 +59,7 @@ class Mixture(Pipe):
         if not callable(shares): self.shares_now()
 
     def __iter__(self):
-        if self.fed is None:
-            while True: yield self.sample()
-        for _ in self.fed.due_batches(): yield self.sample()
+        for _ in self.due_batches(): yield self.sample()
     def __len__(self): return sum(map(len, self.replays.values()))
 
     def __repr__(self):
@@ -168,6 +168,21 @@ def update_priorities(self:Mixture,
 def stats(self:Mixture)->dict: # name of a replay → its numbers
     "What each replay tells about itself"
     return {name: r.stats() for name,r in self.replays.items()}
+
+# %% ../../nbs/47_mixture.ipynb #c5034132
+@patch
+def due_batches(self:Mixture):
+    "Take in the blocks of the source; yields, with nothing, whenever a batch is to be drawn"
+    return repeat(None) if self.fed is None else self.fed.due_batches()
+
+@patch
+def order_draws(self:Mixture):
+    "From now on one lock for all replays, which keeps draws in the order in which they were begun"
+    first,*others = self.replays.values()
+    lock = first.order_draws()
+    for r in others:
+        if r._lock is not lock: r._lock = lock
+    return lock
 
 # %% ../../nbs/47_mixture.ipynb #b56062e3
 @patch
