@@ -18,7 +18,7 @@ exclude_patterns = ['**/.ipynb_checkpoints']
 
 # The groups of the sidebar follow the data: what a step is, where steps come from, where they are kept, how they come back.
 groups = {
-    'Start': 'howto faq versions',
+    'Start': 'howto faq how_fast versions',
     'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
     'Steps': '0?_*', 'Environments': '1?_*', 'Transforms': '2?_*', 'Memory': '3?_*', 'Replay': '4?_*', 'Learning': '5?_*',
     'Practice': '[67]?_*', 'Benchmarks': '8?_* 9[0-8]_*', 'Reference': '99_all survives glossary contributing changelog'}
@@ -38,7 +38,7 @@ titles = {   # in the sidebar, where a page's own title says less
     '53_registry': 'Registry of learners', '54_tabular': 'QLearner (table)', '55_dqn': 'DQNLearner', '56_r2d2': 'R2D2Learner', '57_sac': 'SACLearner', '58_td3': 'TD3Learner',
     '59_all_learners': 'All learners', '60_named_envs': 'Environments by name', '60_offline': 'Recorded rows (offline)', '60_recipes': 'Recipes (settings.ini)', '61_runs': 'Runs and checkpoints',
     '61_survey': 'Survey of a memory on disk', '62_cli': 'Command line, results', '63_main': 'python -m fastrl_replay', '70_interop': 'DataLoader, torchdata, TensorDict',
-    '71_parallel': 'Parallel', '72_prefetch': 'Prefetch', '89_peers': 'Benchmark adapters', '90_bench': 'How benchmarks are run', '91_traintime': 'Training time',
+    '71_parallel': 'Parallel', '72_prefetch': 'Prefetch', '89_peers': 'Benchmark adapters', '90_bench': 'How benchmarks are run', 'how_fast': 'How fast: results', '91_traintime': 'Training time',
     '92_buffers': 'Six simple buffers', '93_bench_frames': 'Memories of pixels', '94_bench_disk': 'Memories on disk', '95_bench_on_device': 'Memories on a GPU',
     '99_all': 'All public names', 'tutorials/from_seed_to_here': 'History: from seed to here'}
 
