@@ -734,6 +734,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastrl_replay.cli._do': ('cli.html#_do', 'fastrl_replay/cli.py'),
                                    'fastrl_replay.cli._end_by_signal': ('cli.html#_end_by_signal', 'fastrl_replay/cli.py'),
                                    'fastrl_replay.cli._episodes': ('cli.html#_episodes', 'fastrl_replay/cli.py'),
+                                   'fastrl_replay.cli._evaluations': ('cli.html#_evaluations', 'fastrl_replay/cli.py'),
                                    'fastrl_replay.cli._export': ('cli.html#_export', 'fastrl_replay/cli.py'),
                                    'fastrl_replay.cli._in_a_line': ('cli.html#_in_a_line', 'fastrl_replay/cli.py'),
                                    'fastrl_replay.cli._leave': ('cli.html#_leave', 'fastrl_replay/cli.py'),

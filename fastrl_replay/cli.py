@@ -18,9 +18,9 @@ from .core import EnvError, Explained, did_you_mean
 from .datasets import spaces_of, write_minari
 from .learners.registry import as_value, setting_text
 from .named_envs import named_modules, place_of
-from .recipes import SettingsError, memory_path, nearest, play_episodes, recipe, recipes
-from .runs import Run, chart, interruptible, load_checkpoint, read_config, read_json, reopen, resume
-from .runs import run_title, smooth, start, write_whole
+from .recipes import SettingsError, memory_path, nearest, play_episodes, recipe, recipes, recorded
+from .runs import Run, chart, interruptible, load_checkpoint, read_config, read_json, read_metrics
+from .runs import reopen, resume, run_title, smooth, start, write_whole
 from .offline import open_memory
 from .survey import export_rows, survey, survey_picture, survey_text
 
@@ -281,12 +281,18 @@ def _outcome(out):
     "The summary of a run and its curve: at most 400 points"
     number,config = (int,float),read_config(out)
     s = read_json(out/'summary.json', dict(final_return=number, wall_s=number, solved_at_step=(int,type(None))))
+    if recorded(config['settings']): return dict(**s, **_evaluations(out), solved=config['settings']['solved'])
     ends,returns = _episodes(out/'checkpoint.pt')
     by = 'episodes' if 'episodes' in config['settings'] else 'environment steps'
     x = np.arange(1, len(returns)+1) if by == 'episodes' else ends
     grid = np.linspace(0, x[-1], min(400, len(x))).round() if len(x) else x
     y = np.interp(grid, x, smooth(returns)) if len(x) else x
     return dict(**s, by=by, x=grid.tolist(), y=y.round(2).tolist(), solved=config['settings']['solved'])
+
+def _evaluations(out):
+    "The curve of a run that learns from recorded rows, and so has no episodes"
+    evals = {m['env_steps']: m['eval_return'] for m in read_metrics(out) if 'eval_return' in m}
+    return dict(by='updates', x=[*evals], y=[*evals.values()])
 
 def _episodes(path):
     "The steps at which episodes ended, and their returns, from a checkpoint"
@@ -330,7 +336,7 @@ def curves(
         for level in {r['solved'] for runs in results.values() for r in runs if 'solved' in r}:
             ax.axhline(level, color='#023047', lw=.8, ls=':')
     xlabel = ' or '.join(sorted({r['by'] for runs in results.values() for r in runs}))
-    return chart(draw, xlabel=xlabel, ylabel='return while exploring')
+    return chart(draw, xlabel=xlabel, ylabel='return' if 'updates' in xlabel else 'return while exploring')
 
 def _seeds(n): return f'{n} seed' + 's'*(n != 1)
 

@@ -983,3 +983,9 @@ def test_train_from_recorded_rows_by_the_command(recordings, tmp_path, monkeypat
     assert '60 steps and 60 updates' in capsys.readouterr().out
     assert main(['eval', str(tmp_path/'r')]) == 0   # from any directory: the data isn't read
     assert main(['train', 'cartpole-offline', '--data', 'rwos', '--out', str(tmp_path/'s')]) and 'there is nothing of this name' in capsys.readouterr().err
+
+def test_offline_runs_are_compared_by_their_evaluations(recordings, tmp_path, capsys):
+    settings = [f'{k}={v[0] if isinstance(v, tuple) else v}' for k, v in {**OFFLINE, 'data': recordings/'rows.npz'}.items()]
+    assert main(['compare', 'cartpole-offline', '--seeds', '1', '--out', str(tmp_path/'c'), '--set', *settings]) == 0
+    run, = json.loads((tmp_path/'c'/'compare.json').read_text())['cartpole-offline']
+    assert (run['by'], run['x'], len(run['y'])) == ('updates', [30, 60], 2)
