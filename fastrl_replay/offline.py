@@ -9,7 +9,7 @@ __all__ = ['open_memory', 'recorded_rows', 'check_recorded', 'Offline']
 from itertools import chain
 from pathlib import Path
 from fastcore.basics import patch
-from .core import ArgumentError, Explained, NoRoom, StateError, step_dtype
+from .core import ArgumentError, ArgumentTypeError, Explained, NoRoom, StateError, step_dtype
 from .datasets import read_minari
 from .journal import Journal
 from .learners.registry import SettingsError
@@ -88,6 +88,8 @@ class Offline(Journal):
         n_step:int=1, # rewards of a row
         gamma:float=1., # how much a reward is worth one step later
     ):
+        if not getattr(source, 'draws_batches', False) or getattr(source, 'has_source', True): raise ArgumentTypeError(
+            'Offline', 'its source', repr(source)[:60], 'a replay without a source, such as ExperienceReplay(bs=64)')
         super().__init__(source, max_steps)
         self.data,self.spaces,self.n_step,self.gamma = data,spaces,n_step,gamma
         self._given = dict(spaces=None)   # for the repr
