@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CLIPS', 'INF', 'RANGES', 'coerce_setting', 'Recipe', 'parse', 'plain_file', 'file_text', 'nearest', 'resolved',
            'on_top', 'recipes', 'recipe', 'Observe', 'make_env', 'step_env', 'memory_path', 'spare_rows', 'Agent',
-           'recorded', 'chosen_device', 'with_actors', 'check_saved', 'play_episodes', 'made_columns']
+           'chosen_device', 'with_actors', 'check_saved', 'play_episodes', 'made_columns']
 
 # %% ../nbs/60_recipes.ipynb #8d9d888e
 import re, stat
@@ -23,7 +23,7 @@ from .envs import GymStepper, as_float32
 from .evaluation import evaluate, play
 from .journal import Collected, Gather, Journal
 from .learners import LEARNERS, SettingsError
-from .learners.registry import as_value, network_layers, scheduled, setting_text
+from .learners.registry import as_value, network_layers, recorded, scheduled, setting_text
 from .memory.arrays import device_of
 from .memory.directory import read_meta
 from .named_envs import full_name, named_env, named_info, named_store, read_calls
@@ -333,13 +333,6 @@ def _build_chain(self:Agent, s, env):
     burst = s.get('train_every', 1)
     steps = Gather(self.journal, burst) if burst > s['envs'] else self.journal
     self.pipe = self.builder.chain(steps, self.model, _with_objects(_of_shard(s), env))
-
-def recorded(
-    s:dict, # settings
-)->str: # what `recorded_rows` reads; None: it learns from steps
-    "What recorded rows a recipe learns from"
-    data = s.get('data', 'none')
-    return None if data == 'none' else str(data)
 
 @patch
 def _build_offline(self:Agent, s, spaces):

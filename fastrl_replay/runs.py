@@ -19,7 +19,8 @@ from fastcore.basics import patch
 from . import __version__
 from .core import old_names
 from .named_envs import named_modules
-from .recipes import Agent, SettingsError, check_saved, file_text, memory_path, plain_file, play_episodes, recorded
+from .recipes import Agent, SettingsError, check_saved, file_text, memory_path, plain_file, play_episodes
+from .learners.registry import recorded
 
 # %% ../nbs/61_runs.ipynb #f52f9b8d
 def write_whole(
