@@ -126,7 +126,7 @@ def _new_parts(self:Replay, older=None): # a memory whose place the new one will
     who,(sampler,view),replay = type(self).__name__,self._templates,ref(self)   # no circle: a memory would outlive it
     def check(dtype):
         if replay() is not None: replay()._check_columns(dtype)
-    memory = Timeline(self.max_sz, self.store, who, check, older)
+    memory = Timeline(self.max_sz, self.store, who, check, older, view.counted)
     sampler,view = sampler.fresh(),view.fresh(memory, who)
     beside = None if memory.store.place is None else BesideRows(memory, sampler, view)
     return dict(memory=memory, sampler=sampler, view=view, _beside=beside)

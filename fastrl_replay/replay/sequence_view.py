@@ -174,6 +174,7 @@ class SequenceView(View):
         state:str='stored', # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
     ): self.length,self.burn_in,self.overlap,self.eta,self.state = length,burn_in,overlap,eta,state
 
+    counted = property(lambda self: self.length > 1, doc='Must `step_n` count?')
     def clear(self): self.table,self._row,self._tracks,self._counters = None,None,None,np.zeros(6, np.int64)
     def __len__(self): return 0 if self.table is None else len(self.table.first) - int(self._counters[IDLE])
 
