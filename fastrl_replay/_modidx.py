@@ -717,6 +717,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastrl_replay.cli.Board.close': ('cli.html#board.close', 'fastrl_replay/cli.py'),
                                    'fastrl_replay.cli.Board.report': ('cli.html#board.report', 'fastrl_replay/cli.py'),
                                    'fastrl_replay.cli.Progress': ('cli.html#progress', 'fastrl_replay/cli.py'),
+                                   'fastrl_replay.cli.Progress.display': ('cli.html#progress.display', 'fastrl_replay/cli.py'),
                                    'fastrl_replay.cli.Progress.format_dict': ('cli.html#progress.format_dict', 'fastrl_replay/cli.py'),
                                    'fastrl_replay.cli._Parser': ('cli.html#_parser', 'fastrl_replay/cli.py'),
                                    'fastrl_replay.cli._Parser.error': ('cli.html#_parser.error', 'fastrl_replay/cli.py'),

@@ -31,7 +31,12 @@ class Progress(tqdm):
     @property
     def format_dict(self):
         found = super().format_dict
-        return found if found['ncols'] != 0 else {**found, 'ncols': shutil.get_terminal_size().columns}
+        known = found['ncols'] is None or found['ncols'] > 0   # tqdm gives -1 for 0, or 0 in older versions
+        return found if known else {**found, 'ncols': shutil.get_terminal_size().columns}
+
+    def display(self, *args, **kwargs):
+        if (self.nrows or 0) < 1: self.nrows = None   # or it would be below the last row, and hidden
+        return super().display(*args, **kwargs)
 
 class Bar:
     "A progress bar for a run; lines where the output is no terminal"

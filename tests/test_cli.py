@@ -1,5 +1,5 @@
 """The command fastrl-replay, as a person or a script meets it: what it prints, leaves behind, survives and repeats."""
-import json, multiprocessing, os, re, shlex, shutil, signal, subprocess, sys, time
+import io, json, multiprocessing, os, re, shlex, shutil, signal, subprocess, sys, time, types
 
 import numpy as np, pytest, torch
 

@@ -284,9 +284,9 @@ def test_a_rare_entry_is_not_missed_where_it_came():
         list(GymStepper(env, info=dict(won=False), seed=0).header(40))
 
 def test_a_missing_entry_names_the_nearest_and_advises_no_default_then():
-    with pytest.raises(ValueError, match=r"is not in info \(did you mean 'action_mask'\?\); got info with \['action_mask'\]$"):
+    with pytest.raises(EnvError, match=r"is not in info \(did you mean 'action_mask'\?\); got info with \['action_mask'\]$"):
         list(GymStepper(Named(dict(action_mask=1)), info='actions_mask', seed=0).header(1))
-    with pytest.raises(ValueError, match='Remedy: a default'): list(GymStepper(Named(dict(zzz=1)), info='level', seed=0).header(1))
+    with pytest.raises(EnvError, match='Remedy: a default'): list(GymStepper(Named(dict(zzz=1)), info='level', seed=0).header(1))
 
 def test_a_policy_that_takes_a_mask_and_gets_none_for_its_name():
     def policy(state, mask=None): return np.zeros(len(state), int)
