@@ -48,6 +48,12 @@ def test_as_a_local_replay(cluster, monkeypatch, kind):
     test_shards.test_as_a_local_replay(kind)
 
 @pytest.mark.slow
+@pytest.mark.parametrize('kind', ['prioritized', 'sequences'])
+def test_checkpoints_of_shards_on_disk_are_restored(cluster, monkeypatch, tmp_path, kind):
+    monkeypatch.setattr(test_shards, 'FORK', ON_RAY)
+    test_shards.test_checkpoints_of_shards_on_disk_are_restored(tmp_path, kind, 2)
+
+@pytest.mark.slow
 def test_the_same_stream_as_from_processes(cluster):
     "Blocks, weights and what is restored in the middle"
     def blocks(**kw):
