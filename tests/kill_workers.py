@@ -53,7 +53,8 @@ class OnRay:
         import ray
         from ray.cluster_utils import Cluster
         self.cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0, include_dashboard=False))
-        self.nodes = [self.cluster.add_node(num_cpus=2) for _ in range(2)]
+        self.nodes = []
+        for _ in range(2): self.add()
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level='ERROR')
         self.engine, self.ray = dict(engine=RayEngine(num_cpus=1)), ray
     def shards(self, pipe):
@@ -65,7 +66,14 @@ class OnRay:
     def lose(self, rng):
         with nothing_hangs(self.limit):
             self.cluster.remove_node(self.nodes.pop(rng.randrange(2)))
-            self.nodes.append(self.cluster.add_node(wait=False, num_cpus=2))   # the run notices when it is there
+            self.add()
+    def add(self, tries=5):
+        "A machine; on a busy one, Ray gives up after half a minute"
+        for k in range(tries):
+            try: return self.nodes.append(self.cluster.add_node(wait=False, num_cpus=2))   # the run notices when it is there
+            except Exception as e:
+                if k == tries - 1: raise
+                print(f'a machine did not start: {e}', file=sys.stderr)
     def close(self):
         self.ray.shutdown()
         self.cluster.shutdown()
