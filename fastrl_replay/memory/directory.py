@@ -73,7 +73,8 @@ def read_meta(
             others = [p.name for p in path.iterdir() if not _is_ours(p)] if path.is_dir() else []
             if not others: return None
             raise ArgumentError(who, f'path: {path} is no memory, and not empty', ', '.join(sorted(others)[:5]),
-                'meta.json, or nothing', 'another path')
+                'meta.json, or nothing', 'the path of one of these shards, or .parallel(n) after the replay, as they '
+                'were made' if {p[:6] for p in others} == {'shard-'} else 'another path')
         meta = json.loads(_plain(file, who).read_text())
     except (OSError,ValueError,RecursionError) as e:
         if isinstance(e, ArgumentError): raise

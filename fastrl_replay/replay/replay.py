@@ -414,15 +414,26 @@ def snapshot(self:Replay)->dict:
 @patch
 def check_state(self:Replay, state):
     "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
-    form = dict(memory=anything, sampler=anything, view=anything, counters=listed(integer(), len(COUNTERS)))
-    state = checked(type(self).__name__, form, state)
-    self.memory.check_state(state['memory'])
+    state = self._check_saved_form(state)
     new = self._new_parts(self.memory)
     new['memory'].prepare(state['memory'])
     self._check_saved_columns(new['memory'])
     if new['_beside'] is not None: self._prepare_files(new, state)
     else: self._prepare_parts(new, state['sampler'], state['view'])
     return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
+
+@patch
+def check_remote(self:Replay, state):
+    "The same for a copy in a worker; one on disk has its rows in a directory of its own, and maybe of another machine"
+    on_disk = self.store is not None and self.store.place is not None
+    return self._check_saved_form(state) if on_disk else self.check_state(state)
+
+@patch
+def _check_saved_form(self:Replay, state):
+    form = dict(memory=anything, sampler=anything, view=anything, counters=listed(integer(), len(COUNTERS)))
+    state = checked(type(self).__name__, form, state)
+    self.memory.check_state(state['memory'])
+    return state
 
 @patch
 def _prepare_parts(self:Replay, new, sampler, view):
