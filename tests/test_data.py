@@ -117,6 +117,21 @@ def test_rows_of_an_environment_go_there_and_back():
     twin.load_state_dict(through_file(again.state_dict()))
     assert [*it] == [*twin]
 
+@pytest.mark.parametrize('game', ['fastrl_replay/Catch-v0', 'fastrl_replay/BitFlip-v0'])
+def test_our_games_are_recorded_and_recovered(game):
+    "By Minari's collector, and from a memory: the data set names the game, and makes it anew"
+    facts = dict(algorithm_name='x', author='x', author_email='x', code_permalink='x')
+    collector = minari.DataCollector(gym.make(game), jpeg_encoding=False)
+    for seed in 3, 4:
+        collector.reset(seed=seed)
+        while not any(collector.step(collector.action_space.sample())[2:4]): pass
+    recorded = collector.create_dataset('games/recorded-v0', **facts)
+    rows = list(GymStepper(game, seed=0).header(30))
+    written = write_minari(rows, 'games/written-v0', game)
+    for made in recorded, written, write_minari(rows, 'games/object-v0', gym.make(game)):
+        assert type(made.recover_environment().unwrapped) is type(gym.make(game).unwrapped)
+    assert sum(map(len, read_minari('games/written-v0'))) == 30 and len(list(read_minari('games/recorded-v0'))) == 2
+
 # ---- Stable-Baselines3 ----
 
 def pair(space, action=spaces.Discrete(2), n_envs=1, size=12, **kw):

@@ -593,6 +593,19 @@ def test_a_memory_that_can_only_be_read(tmp_path):
     Timeline(4, Rows(tmp_path)).add(block(0, 3))
     whole(Timeline(4, Rows(tmp_path, mode='r')))
 
+def test_a_column_is_an_attribute_before_anything_else_was_asked(tmp_path):
+    "A memory on disk is opened by whatever is asked first: a column by its name, as well as by its brackets"
+    leave(filled(tmp_path))
+    for mode in 'r', 'a':
+        replay = ExperienceReplay(bs=2, max_sz=10, store=Rows(tmp_path, mode=mode))
+        assert not replay.memory.is_open and replay.memory.reward.tolist() == replay.memory['reward'].tolist()
+        for make in (lambda: Timeline(10, Rows(tmp_path, mode='r'))), (lambda: pickle.loads(pickle.dumps(Timeline(10, Rows(tmp_path, mode='r'))))):
+            assert not hasattr(make(), 'rewad') and not hasattr(make(), '_reward') and len(make().state) == 10
+        replay.close()
+    empty = Timeline(10, Rows(tmp_path/'new'))
+    with pytest.raises(AttributeError, match="no attribute or column 'reward'"): empty.reward
+    with pytest.raises(AttributeError, match="no attribute or column 'reward'"): Timeline.__new__(Timeline).reward   # a copy that isn't filled
+
 # ---- threads ----
 
 def test_threads(tmp_path):
