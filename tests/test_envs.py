@@ -1057,6 +1057,17 @@ def test_spaces_without_a_size_are_refused():
 
 # ---- closing ----
 
+@pytest.mark.parametrize('which', ['observation_space', 'action_space'])
+def test_an_environment_of_numbers_that_torch_lacks_is_refused_when_it_is_opened(which):
+    "And not at the first look at a column; the wrapper that is advised helps"
+    env = ScriptedEnv(**script(3))
+    setattr(env, which, spaces.Box(0, 1, (2,), np.longdouble))
+    column = 'state' if which == 'observation_space' else 'action'
+    with pytest.raises(TypeError, match=f"step_dtype: column '{column}'; got .*; expected bool.*gymnasium.wrappers.TransformObservation"): next(iter(GymStepper(env, zeros)))
+    if column == 'action': return
+    narrow = gym.wrappers.TransformObservation(env, lambda x: np.float32(x), spaces.Box(-np.inf, np.inf, (2,), np.float32))
+    assert next(iter(GymStepper(narrow, zeros))).state.dtype == torch.float32
+
 class Closing(ScriptedEnv):
     "Counts how often it was closed; step and close can be made to fail"
     made, bad_close, bad_step = [], False, False
