@@ -143,7 +143,8 @@ def _starts(ends, episode):
 class _Recorded:
     "The columns of one item, checked"
     def __init__(self, item, names, extra, first): # first: the number of its first episode
-        self.first,self.at = first,f'episode {first}'
+        self.first,where = first,f'{item}, ' if isinstance(item, (str,Path)) else ''
+        self.at = f'{where}episode {first}'
         get,self.columns = table_columns(item),{}
         for n,known in {**{k: NAMES[k] for k in NAMES}, **{n: n for n in extra}, **names}.items():
             found = next((v for k in known.split() if (v := get(k)) is not None), None)
@@ -169,10 +170,12 @@ class _Recorded:
         raise BlockError('Episodes', f'{self.at}, {column!r}', got, expected, remedy)
 
     def rows_of(self, column, n):
-        "Raise where a column has another number of rows"
+        "Raise where a column has another number of rows, or anything else than numbers"
+        kept = self.columns.keys() - {'reward','terminated','truncated','episode'}   # with the dtype that came
         def check(a, at):
             if a.ndim < 1 or len(a) != n: self.refuse(column + at, f'{len(a) if a.ndim else "no"} rows', f'{n}')
-            if [*foreign_columns(np.dtype([('x', a.dtype)]))]: self.refuse(column + at, a.dtype, TORCH_NUMBERS)
+            if a.dtype.kind not in 'biuf' or column in kept and [*foreign_columns(np.dtype([('x', a.dtype)]))]:
+                self.refuse(column + at, a.dtype, TORCH_NUMBERS)
         _depth_first(self.columns[column], check)
 
 # %% ../nbs/24_recorded.ipynb #f05b4fa9
@@ -209,7 +212,7 @@ def rows(self:_Recorded, dtype, extra, env_id):
     "A structured array, one row a step; and how many episodes there are"
     before,after = self.states()
     terminated,truncated = self.flags()
-    for n in 'action',*extra: self.rows_of(n, self.n)
+    for n in 'action','reward',*extra: self.rows_of(n, self.n)
     if self.columns['episode'] is not None and self.columns['episode'].ndim: self.rows_of('episode', self.n)
     else: self.columns['episode'] = None
     single,ends = self.columns['next_state'] is None,terminated | truncated
