@@ -372,7 +372,8 @@ def __setstate__(self:Timeline, state):
 # %% ../../nbs/34_timeline.ipynb #8344dad2
 def _column(self, name):
     if name == '_parts': return self._open_directory()   # of a memory on disk, when it is first asked for
-    if name.startswith('_') or self.__dict__.get('_parts') is None or name not in self.dtype.names:
+    made = not name.startswith('_') and 'directory' in vars(self)   # or a copy asks that is still to be filled
+    if not (made and self._parts and name in self.dtype.names):
         raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))
     return self[name]
 
