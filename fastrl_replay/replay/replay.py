@@ -61,6 +61,7 @@ class Replay(Pipe):
         needs:int=None, # how many must be there for a batch; None: as many as it has
         ratio=None, warmup=None, return_idxs=False, freeze_memory=False,
     ):
+        if getattr(sampler, 'replacement', False): needs = 1   # it draws a row as often as it likes
         self._check_sizes(bs, max_sz, needs, ratio, warmup)
         super().__init__(source)
         self._no_source = self.source if source is None else None   # another may be given later
