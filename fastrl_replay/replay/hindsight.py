@@ -297,16 +297,13 @@ def _give_goals(self:Hindsight, batch, chosen, goals):
 @patch
 def _relabel(self:Hindsight, batch, chosen, goals):
     "Give chosen rows of a batch the goals that others achieved, and the rewards and ends that follow"
-    give,rows,at = self._give_goals,None,chosen
-    if self._there: give,at = self._give_goals_there,torch.as_tensor(chosen, device=batch.device)
-    else: rows = batch.rows
-    achieved,desired = give(batch if self._there else rows, at, goals)
+    at = torch.as_tensor(chosen, device=batch.device) if self._there else chosen
+    give,rows = (self._give_goals_there,batch) if self._there else (self._give_goals,batch.rows)
+    achieved,desired = give(rows, at, goals)
     (reward,terminated),new = self.functions,{}
     new['reward'] = rewards_of(self.who, reward, achieved, desired)
     if terminated: new['terminated'] = terminations_of(self.who, terminated, achieved, desired)
-    for n,x in new.items():
-        if self._there: batch[n][at] = torch.as_tensor(x).to(batch[n])
-        else: rows[n][at] = x
+    for n,x in new.items(): rows[n][at] = torch.as_tensor(x).to(rows[n]) if self._there else x
 
 # %% ../../nbs/46_hindsight.ipynb #1f73bb4e
 @patch
