@@ -18,7 +18,7 @@ from ..core import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows,
     Steps, number, whole)
 from ..locks import DrawOrderLock, renew_in_child
 from ..memory.links import Places
-from ..memory.samplers import Sampler, importance_weights, random_seed
+from ..memory.samplers import Sampler, drawn, importance_weights, random_seed
 from ..memory.timeline import Timeline
 from ..pipe import Pipe
 from .files import BesideRows
@@ -61,6 +61,7 @@ class Replay(Pipe):
         needs:int=None, # how many must be there for a batch; None: as many as it has
         ratio=None, warmup=None, return_idxs=False, freeze_memory=False,
     ):
+        if getattr(sampler, 'replacement', False): needs = 1   # it draws a row as often as it likes
         self._check_sizes(bs, max_sz, needs, ratio, warmup)
         super().__init__(source)
         self._no_source = self.source if source is None else None   # another may be given later
@@ -217,7 +218,7 @@ def _take_up(self:Replay, end):
 def _draw(self:Replay, n, beta, weigh):
     "A batch of `n`; drawn again where another process has overwritten a row meanwhile"
     while True:
-        keys,p = self.sampler.sample(n)
+        keys,p = drawn(self.sampler, n)
         try: return self.view.batch(keys, weigh(p, n, beta))
         except StaleKey:
             if not self.memory.reads_only: raise
@@ -244,7 +245,7 @@ def sample_weighted(self:Replay,
     beta = None if self.beta is None else self._beta_now()   # before anything is drawn
     if self._beside is not None: batch = self._draw(n, beta, weigh)
     else:
-        keys,p = self.sampler.sample(n)
+        keys,p = drawn(self.sampler, n)
         batch = self.view.batch(keys, weigh(p, n, beta))
     batch._replay = self
     self.batches += 1
@@ -275,7 +276,6 @@ def _too_few(self:Replay, n):
 def _weights(self:Replay, p, n, beta):
     "The importance weights of `n` draws with these probabilities"
     if beta is None: return self._ones if n == len(self._ones) else np.ones(n)
-    if type(p) is not np.ndarray: p = np.full(n, p)   # a sampler of one's own may say it once for all
     if self._is_shard: return importance_weights(p, beta, 1/self.sampler.mass)
     return importance_weights(p, beta, self.sampler.least if self.weight_norm == 'memory' else -1.)
 
