@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from fastrl_replay.core import ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, NotEnoughRows, StaleKey, StateError, Steps, extend_dtype
 from fastrl_replay.memory import directory as files
-from fastrl_replay.memory.place import COMMITTED, FLUSHED, RESERVED, Directory
+from fastrl_replay.memory.directory import COMMITTED, FLUSHED, RESERVED, Directory
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows, Store
 from fastrl_replay.memory.timeline import Timeline

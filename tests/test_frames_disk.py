@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from fastrl_replay.core import ArgumentError, BlockError, NoRoom, StaleKey, StateError, Steps, step_dtype
 from fastrl_replay.memory import directory as directory_module
-from fastrl_replay.memory.place import OF_STORE
+from fastrl_replay.memory.directory import OF_STORE
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline
