@@ -282,7 +282,7 @@ BUT_UNIFORM = 'proportional rank own_sampler sequences hindsight mixture'
 REFUSED = [   # when it is made
     Rule('frames on a device are not packed: codecs run in main memory', 'frames on a device are not packed', store='lz4 zstd', place='device'),
     Rule('a mixture puts its batches together in main memory', 'on a device', memory='mixture', place='device'),
-    Rule('each shard is one replay; mix after the shards, or put .parallel before the replays', 'a mixture above it', memory='mixture', use='shards ray_shards'),
+    Rule('each shard is a part of one replay; mix in this process, and put .parallel before the replays', 'a mixture above it', memory='mixture', use='shards ray_shards'),
     Rule('recorded rows go into one replay; fill those of a mixture by add', 'a replay without a source', memory='mixture', use='offline'),
     Rule('a mixture has no rows; write the memory of each replay', "one of its replays", memory='mixture', use='export'),
     Rule("agents of Stable-Baselines3 draw uniformly, take no weights and return no errors", 'unexpected keyword', memory=BUT_UNIFORM, use='sb3'),
@@ -350,13 +350,21 @@ def table():
     def marks(use, memory, place): return ''.join(mark(Cell(memory, store, place, use)) for store in AXES['store'])
     cells = {use: {memory: {place: marks(use, memory, place) for place in AXES['place']} for memory in AXES['memory']} for use in AXES['use']}
     counts = {what: sum(declared(cell) == what for cell in CELLS) for what in ('works', 'refused', 'faulty')}
-    reasons = {letter: dict(kind='refused' if rule in REFUSED else 'faulty', why=rule.why,
+    reasons = {letter: dict(kind='refused' if rule in REFUSED else 'faulty', why=rule.why, where={axis: getattr(rule, axis).split() for axis in AXES if getattr(rule, axis)},
         cells=sum(mark(cell) == letter for cell in CELLS)) for rule, letter in LETTERS.items()}
     return dict(axes=AXES, counts=counts, reasons=reasons, cells=cells)
 
+def start_ray():
+    "A cluster on this machine, whose processes find these modules"
+    import ray
+    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
+    where = dict(env_vars=dict(PYTHONPATH=os.path.dirname(__file__)))
+    ray.init(num_cpus=4, log_to_driver=False, logging_level='ERROR', include_dashboard=False, runtime_env=where)
+    return ray
+
 def main():
     "Try all cells; the table is written where each is as it is declared"
-    wrong = 0
+    wrong, _ = 0, start_ray()
     for cell in CELLS:
         with tempfile.TemporaryDirectory() as folder:
             try: found = outcome(cell, folder)

@@ -1,5 +1,5 @@
 """Each memory × store × place × use works as a plain model says, or is refused when it is made: pairs here, all with `-m slow`."""
-import json, os
+import json
 
 import numpy as np, pytest
 
@@ -36,11 +36,8 @@ def test_pairs(cell, tmp_path, monkeypatch):
 
 @pytest.fixture(scope='module')
 def machine():
-    "Ray on this one; it finds these modules"
-    import ray
-    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
-    where = dict(env_vars=dict(PYTHONPATH=os.path.dirname(__file__)))
-    ray.init(num_cpus=4, log_to_driver=False, logging_level='ERROR', include_dashboard=False, runtime_env=where)
+    "Ray, on this one"
+    ray = combinations.start_ray()
     yield
     ray.shutdown()
 
