@@ -21,7 +21,7 @@ groups = {
     'Start': 'howto faq how_fast versions',
     'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
     'Steps': '0?_*', 'Environments': '1?_*', 'Transforms': '2?_*', 'Memory': '3?_*', 'Replay': '4?_*', 'Learning': '5?_*',
-    'Practice': '[67]?_*', 'Benchmarks': '8?_* 9[0-8]_*', 'Reference': '99_all survives glossary contributing changelog'}
+    'Practice': '[67]?_*', 'Benchmarks': '8?_* 9[0-8]_*', 'Reference': '99_all combinations survives glossary contributing changelog'}
 
 titles = {   # in the sidebar, where a page's own title says less
     '00_core': 'Steps, dtypes, errors', '00_states': 'Saved states, checked', '01_pipe': 'Pipe, the base of all stages',

@@ -3472,6 +3472,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'fastrl_replay/replay/hindsight.py'),
                                                 'fastrl_replay.replay.hindsight.place_between': ( 'hindsight.html#place_between',
                                                                                                   'fastrl_replay/replay/hindsight.py'),
+                                                'fastrl_replay.replay.hindsight.refuse_merged': ( 'hindsight.html#refuse_merged',
+                                                                                                  'fastrl_replay/replay/hindsight.py'),
                                                 'fastrl_replay.replay.hindsight.rewards_of': ( 'hindsight.html#rewards_of',
                                                                                                'fastrl_replay/replay/hindsight.py'),
                                                 'fastrl_replay.replay.hindsight.row_at': ( 'hindsight.html#row_at',
