@@ -1,5 +1,5 @@
 """Memories on disk: writers that are killed, damaged and foreign directories, readers beside writers, interrupts, power cuts, and a plain memory beside it."""
-import copy, errno, functools, json, os, pickle, shutil, signal, subprocess, sys, tempfile, threading, warnings
+import copy, errno, functools, json, os, pickle, shutil, signal, subprocess, sys, tempfile, threading, warnings, zipfile
 from pathlib import Path
 
 import numpy as np, pytest
@@ -8,8 +8,10 @@ from hypothesis import given, strategies as st
 from fastrl_replay.core import ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, NotEnoughRows, StaleKey, StateError, Steps, extend_dtype
 from fastrl_replay.memory import directory as files
 from fastrl_replay.memory.directory import COMMITTED, FLUSHED, RESERVED, Directory
-from fastrl_replay.memory.rows import Rows
+from fastrl_replay.memory.frames import Frames
+from fastrl_replay.memory.rows import Rows, Store
 from fastrl_replay.memory.timeline import Timeline
+from fastrl_replay.offline import open_memory
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
@@ -34,7 +36,7 @@ def filled(path, n=20, max_sz=10, stamp=1, **kw):
 
 def leave(line):
     "Let go of a memory as a kill would: nothing is written, flushed or told"
-    line.directory._unlock()
+    line.place.leave()
 
 def seen(line):
     "All that can be seen of rows and links"
@@ -199,14 +201,14 @@ def test_a_larger_memory_goes_on(spare, larger, tmp_path):
     before = seen(line)
     leave(line)
     grown, plain = Timeline(larger[0], Rows(tmp_path, spare=larger[1])), Timeline(larger[0])
-    assert seen(grown) == before and grown.directory.ring >= sum(larger)
+    assert seen(grown) == before and grown.place.ring >= sum(larger)
     small = Timeline(10)
     for first in range(0, 33, 5): small.add(block(first, min(5, 33 - first)))
     plain.load_state_dict(small.state_dict())
     for n in 3, 30, 1, 70:
         for t in grown, plain: t.add(block(grown.inserted if t is grown else plain.inserted, n))
         assert seen(grown) == seen(plain)
-    assert {p.name for p in tmp_path.glob('data-*')} == {grown.directory.folder.name}
+    assert {p.name for p in tmp_path.glob('data-*')} == {grown.place.folder.name}
 
 def test_growth_that_fails(tmp_path, monkeypatch):
     "No room for the larger one: the memory is as it was"
@@ -275,6 +277,91 @@ def test_a_disk_that_is_full(tmp_path):
         whole(again)
         again.close()
     finally: subprocess.run(['umount', '-l', tmp_path])
+
+def test_a_limit_on_the_size_of_files_is_called_that(tmp_path):
+    "No figures of a disk that has room: what the system said, for each thing that is written; what was there goes on"
+    filled(tmp_path/'there', 20, 10).close()
+    def limited():
+        import resource
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)   # as Python begins
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        with pytest.raises(NoRoom, match=r'rows: File too large; expected .*Remedy: a smaller max_sz, or a higher limit on the size of files') as e:
+            Timeline(1000, Rows(tmp_path/'new')).add(block(0, 5))
+        assert 'free' not in str(e.value)
+        line = Timeline(10, Rows(tmp_path/'there'))
+        line.add(block(20, 5))
+        line.close()
+        with pytest.raises(NoRoom, match='File too large'): len(Timeline(1000, Rows(tmp_path/'there')))
+        os._exit(0)   # as `child` does with 1
+    assert os.waitpid(child(limited), 0)[1] == 0
+    whole(Timeline(10, Rows(tmp_path/'there')))
+
+@pytest.mark.parametrize('what, says', [('EFBIG', 'File too large'), ('EDQUOT', 'quota exceeded'), ('ENOSPC', 'No space left on device; got .* free')])
+def test_whatever_finds_no_room_says_what_the_system_said(what, says, tmp_path, monkeypatch):
+    "The arrays, meta.json, priorities that are put aside, states of sequences"
+    code = getattr(errno, what)
+    def refuse(*_, **__): raise OSError(code, os.strerror(code))
+    replay, stateful = opened('prioritized', tmp_path/'m', 60), opened('sequences', tmp_path/'states', 60)
+    replay.add(block(0, 40))
+    rows = np.zeros(40, extend_dtype(replay.memory.dtype, hidden=('f4', 2)))
+    for n in replay.memory.dtype.names: rows[n] = replay.memory[:].rows[n]
+    len(stateful.memory)   # it is open
+    calls = ('posix_fallocate', os, lambda: opened('uniform', tmp_path/'new', 10).add(block(0, 4))), ('copyfile', shutil, replay.state_dict), \
+        ('fsync', os, lambda: replay.memory.place._write_meta(replay.memory.place.meta)), \
+        ('pwrite', os, lambda: stateful.add(Steps(rows))), ('pwrite', os, lambda: len(Timeline(10, Rows(tmp_path/'other'))))
+    for name, module, call in calls:
+        with monkeypatch.context() as m:
+            m.setattr(module, name, refuse)
+            with pytest.raises(NoRoom, match=f'no room on the disk for .*{says}') as e: call()
+            assert ('free' in str(e.value)) == (what == 'ENOSPC')
+
+def refuses_to_write(path, code):
+    "A context in which nothing below a path may be opened for writing, or made, as on a disk that is mounted read-only"
+    real, below = {k: getattr(os, k) for k in ('open', 'mkdir')}, str(path)
+    def opens(name, flags, *args, **kw):
+        if str(name).startswith(below) and flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT): raise OSError(code, os.strerror(code), str(name))
+        return real['open'](name, flags, *args, **kw)
+    def makes(name, *args, **kw):
+        if str(name).startswith(below) and not os.path.exists(name): raise OSError(code, os.strerror(code), str(name))
+        return real['mkdir'](name, *args, **kw)
+    m = pytest.MonkeyPatch()
+    m.setattr(os, 'open', opens)
+    m.setattr(os, 'mkdir', makes)
+    return m
+
+def check_read_only(path, says):
+    "A memory below a path that can't be changed is read; to write it is refused where it is named, and how to read it is said"
+    for make in (lambda: Timeline(10, Rows(path/'m'))), (lambda: opened('prioritized', path/'m', 10)):
+        with pytest.raises(ArgumentError, match=f"path: {path}/m can't be written; got {says} .*Remedy: mode='r' to read what is there"): make()
+    with pytest.raises(ArgumentError, match=f"path: {path}/new can't be written; got {says} \\({path}\\).*Remedy: a path elsewhere"):
+        Timeline(10, Rows(path/'new')).add(block(0, 2))
+    reader = opened('prioritized', path/'m', 10, mode='r', bs=2)
+    whole(reader.memory)
+    check_batch(reader.sample(), STREAM)
+    saved = reader.state_dict()
+    reader.load_state_dict(saved)
+    reader.close()
+
+@pytest.mark.parametrize('code', ['EROFS', 'EACCES'])
+def test_a_place_that_can_only_be_read_is_named(code, tmp_path):
+    replay = opened('prioritized', tmp_path/'m', 10)
+    replay.add(block(0, 20))
+    replay.close()
+    m = refuses_to_write(tmp_path, getattr(errno, code))
+    try: check_read_only(tmp_path, os.strerror(getattr(errno, code)))
+    finally: m.undo()
+
+@pytest.mark.skipif(not hasattr(os, 'geteuid') or os.geteuid() != 0, reason='mounts a directory')
+def test_a_file_system_that_is_mounted_read_only(tmp_path):
+    replay = opened('prioritized', tmp_path/'disk'/'m', 10)
+    replay.add(block(0, 20))
+    replay.close()
+    (tmp_path/'seen').mkdir()
+    if subprocess.run(['mount', '--bind', tmp_path/'disk', tmp_path/'seen'], capture_output=True).returncode: pytest.skip('no mount')
+    try:
+        if subprocess.run(['mount', '-o', 'remount,bind,ro', tmp_path/'seen'], capture_output=True).returncode: pytest.skip('no mount')
+        check_read_only(tmp_path/'seen', 'Read-only file system')
+    finally: subprocess.run(['umount', '-l', tmp_path/'seen'])
 
 # ---- one writer ----
 
@@ -575,7 +662,7 @@ def test_no_row_is_whole(kind, mode, tmp_path):
     "The writer was killed in a block as large as the ring: nothing is there, and it goes on"
     replay = opened(kind, tmp_path, 60)
     replay.add(block(0, 20))
-    replay.memory.directory.intend(80)
+    replay.memory.place.intend(80)
     leave(replay.memory)
     again = opened(kind, tmp_path, 60, mode=mode)
     assert again.memory.span == (20, 20) and len(again) == 0
@@ -592,6 +679,19 @@ def test_a_memory_that_can_only_be_read(tmp_path):
     with pytest.raises(ArgumentError, match='there is no memory to read'): Timeline(4, Rows(tmp_path, mode='r'))
     Timeline(4, Rows(tmp_path)).add(block(0, 3))
     whole(Timeline(4, Rows(tmp_path, mode='r')))
+
+def test_a_column_is_an_attribute_before_anything_else_was_asked(tmp_path):
+    "A memory on disk is opened by whatever is asked first: a column by its name, as well as by its brackets"
+    leave(filled(tmp_path))
+    for mode in 'r', 'a':
+        replay = ExperienceReplay(bs=2, max_sz=10, store=Rows(tmp_path, mode=mode))
+        assert not replay.memory.is_open and replay.memory.reward.tolist() == replay.memory['reward'].tolist()
+        for make in (lambda: Timeline(10, Rows(tmp_path, mode='r'))), (lambda: pickle.loads(pickle.dumps(Timeline(10, Rows(tmp_path, mode='r'))))):
+            assert not hasattr(make(), 'rewad') and not hasattr(make(), '_reward') and len(make().state) == 10
+        replay.close()
+    empty = Timeline(10, Rows(tmp_path/'new'))
+    with pytest.raises(AttributeError, match="no attribute or column 'reward'"): empty.reward
+    with pytest.raises(AttributeError, match="no attribute or column 'reward'"): Timeline.__new__(Timeline).reward   # a copy that isn't filled
 
 # ---- threads ----
 
@@ -613,7 +713,7 @@ def test_threads(tmp_path):
     done.set()
     for t in threads: t.join()
     assert not errors, errors[0]
-    replay.memory.directory._unlock()
+    replay.memory.place.leave()
     whole(Timeline(50, Rows(tmp_path)))
 
 # ---- interrupts ----
@@ -631,7 +731,7 @@ def everywhere(every, prepare, call, then, tmp_path):
         except BaseException as e:
             e.add_note(f'interrupted before bytecode {at}')
             raise
-        leave(line) if line.is_open and line.directory else None
+        leave(line) if line.is_open and line.place else None
         shutil.rmtree(path)
         at, n = at + every, n + 1
         if not came: return n
@@ -646,10 +746,10 @@ def test_add_interrupted(n, every, tmp_path):
         end, before, stopped = line.inserted, seen(line), stopped + 1
         assert end in (n, n + 4)
         if stopped % 2: line.close()
-        elif line.directory is not None: leave(line)   # killed: what hadn't returned may be there or not
+        elif line.place is not None: leave(line)   # killed: what hadn't returned may be there or not
         again = Timeline(10, Rows(path))
         assert again.inserted in (end, n if stopped % 2 == 0 else end)
-        if again.inserted: assert again.oldest == max(again.inserted - 10, again.directory.oldest_whole(), 0)   # slots that it meant to use are lost
+        if again.inserted: assert again.oldest == max(again.inserted - 10, again.place.oldest_whole(), 0)   # slots that it meant to use are lost
         if again.inserted == end > n: assert seen(again) == before
         again.add(block(again.inserted, 3))
         whole(again)
@@ -706,7 +806,7 @@ def test_growth_interrupted(every, tmp_path):
         try: assert line.span == (23, 13)
         except ArgumentError as e: assert 'in use' in str(e)
         whole(line)
-        if line.directory is not None: leave(line)
+        if line.place is not None: leave(line)
         again = Timeline(25, Rows(path))
         assert again.span == (23, 13)
         whole(again)
@@ -764,7 +864,7 @@ def test_replays_interrupted(kind, call, every, tmp_path):
 def cut_power(line):
     "As if the machine had been switched off, with all written bytes on the device"
     leave(line)
-    writer = line.directory.path/'writer'
+    writer = line.place.path/'writer'
     said = json.loads(writer.read_text())
     writer.write_text(json.dumps(dict(said, boot='another')))
 
@@ -845,7 +945,7 @@ def test_what_is_flushed_is_flushed(tmp_path, monkeypatch):
     before = order[:order.index('replace meta.json')]
     assert {'rows', 'link', 'back', 'counters'} <= {*before}
     assert tmp_path.name in order[order.index('replace meta.json'):]
-    assert line.directory.counters[FLUSHED] == 20 <= line.directory.counters[RESERVED]
+    assert line.place.counters[FLUSHED] == 20 <= line.place.counters[RESERVED]
 
 # ---- checkpoints ----
 
@@ -913,7 +1013,7 @@ def test_on_disk_as_in_main_memory(kind, ops, program, max_sz, spare, tmp_path):
                     larger = Timeline(max_sz)
                     if plain.inserted: larger.load_state_dict(plain.state_dict())
                     plain = larger
-                if op == 'killed' and disk.directory is not None: leave(disk)
+                if op == 'killed' and disk.place is not None: leave(disk)
                 else: disk.close()
                 disk = Timeline(max_sz, Rows(path, spare=spare))
             elif op == 'save' and at: saves.append((at, 0, [through_file(t.state_dict()) for t in (disk, plain)]))
@@ -1008,8 +1108,102 @@ def test_what_was_put_aside_is_no_link_to_another_place(link, tmp_path):
     (tmp_path/'m'/link).parent.mkdir(exist_ok=True)
     (tmp_path/'m'/link).symlink_to(yours if link == 'saved' else yours/'7')
     name = '7'
-    with pytest.raises(StateError, match='symbolic link'): replay.memory.directory.aside(name, 'priorities', float)
+    with pytest.raises(StateError, match='symbolic link'): replay.memory.place.aside(name, 'priorities', float)
     if link == 'saved':
         with pytest.raises(StateError, match='symbolic link'): replay.state_dict()
     assert sorted(p.name for p in yours.iterdir()) == ['7', '8', '9'] and (yours/'7'/'priorities').read_bytes() == b'precious'
     assert saved['own']['memory']['store']['directory'] == str(tmp_path/'m')
+
+# ---- what earlier versions wrote, and stores of one's own ----
+
+def first_version(path):
+    "Memories that were written by the code before places, and what was seen of them then"
+    with zipfile.ZipFile(Path(__file__).with_name('version_1.zip')) as z: z.extractall(path)
+    return dict(np.load(path/'expected.npz'))
+
+def in_first_version(kind, path, max_sz=30, **kw):
+    store = Frames(path=path/kind, compress='lz4', **kw) if kind == 'frames' else Rows(path/kind, spare=5, **kw)
+    make = dict(prioritized=PrioritizedReplay, sequences=functools.partial(SequenceReplay, length=4, burn_in=1)).get(kind, ExperienceReplay)
+    return make(bs=2, max_sz=max_sz, seed=0, store=store)
+
+@pytest.mark.parametrize('max_sz', [30, 41])
+@pytest.mark.parametrize('kind', ['rows', 'prioritized', 'sequences', 'frames'])
+def test_what_the_first_version_wrote_goes_on(kind, max_sz, tmp_path):
+    "Rows, links, draws, priorities, sequences and their states, also in a larger memory"
+    want = {k.partition('/')[2]: a for k,a in first_version(tmp_path).items() if k.startswith(f'{kind}/')}
+    with in_first_version(kind, tmp_path, max_sz) as replay:
+        m, n = replay.memory, len(replay)
+        assert m.keys.tolist() == want['keys'].tolist() and m.times_drawn.tolist() == want['drawn'].tolist()
+        assert (m.walk(m.keys, [-1, 1, 2]) == want['walk']).all()
+        if kind == 'frames': assert (m[:].rows['state'] == want['state']).all()
+        else: assert (m[:].rows.view(np.uint8).reshape(len(m), -1) == want['rows']).all()
+        if kind == 'prioritized': assert (replay.sampler.probabilities() == want['p']).all()
+        if kind == 'sequences':
+            table = replay.view.table
+            at = np.flatnonzero(table.first >= 0)
+            at = at[np.argsort(table.first[at])]
+            assert n == len(want['first']) and (table.first[at] == want['first']).all() and (table.steps[at] == want['steps']).all()
+            assert (replay.sampler.tree[at] == want['p']).all()
+            if max_sz == 30: assert (table.hidden[at] == want['hidden']).all()   # the first version lost them when a memory grew
+        last = m[-4:]
+        if kind == 'sequences': last = Steps(extended(last.rows, hidden=np.ones((4, 2), np.float32)))
+        rows = last.rows.copy()
+        rows['episode_n'] += 5
+        replay.add(Steps(rows))
+        assert (m.oldest, m.inserted) == (54 - min(max_sz, 34), 54) and m[-4:].rows['episode_n'].tolist() == rows['episode_n'].tolist()
+        replay.sample()
+
+def extended(rows, **columns):
+    new = np.zeros(len(rows), extend_dtype(rows.dtype, **{n: (a.dtype.str, a.shape[1:]) for n,a in columns.items()}))
+    for n in rows.dtype.names: new[n] = rows[n]
+    for n,a in columns.items(): new[n] = a
+    return new
+
+class Turned(Store):
+    "Rows with their bytes turned round: a store of one's own, which asks the place for an array and knows nothing else of it"
+    nbytes = property(lambda self: self._mem.nbytes)
+    def __init__(self, path=None, *, mode='a', spare=0): self.lies(path, mode=mode, spare=spare)
+    def reserve(self, place): self._mem = place.new('turned', (self.max_sz, self.dtype.itemsize), np.uint8, by='slot')
+    def put(self, slots, rows): self._mem[slots] = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)[:,::-1]
+    def gather(self, slots, out, present=-1):
+        slots, size = slots.reshape(-1), self.dtype.itemsize
+        out[:,:size] = np.where((slots >= 0)[:,None], self._mem[slots.clip(min=0)][:,::-1], 0)
+        if present >= 0: out[:,present] = slots >= 0
+
+class Named(Rows): "A subclass that is nothing but another name"
+
+@pytest.mark.parametrize('kind', [Turned, Named])
+def test_a_store_of_ones_own_lasts(kind, tmp_path):
+    "It is written, killed, opened again, made larger, gone back, read by its name: a class that knows no place"
+    plain, line = Timeline(10), Timeline(10, kind(tmp_path, spare=10))
+    for t in plain, line:
+        for first in range(0, 30, 5): t.add(block(first, 5))
+    assert seen(line) == seen(plain)
+    saved = through_file(line.state_dict())
+    line.add(block(30, 5))
+    leave(line)
+    line = Timeline(10, kind(tmp_path, spare=10))
+    line.load_state_dict(saved)
+    assert seen(line) == seen(plain)
+    leave(line)
+    line, larger = Timeline(25, kind(tmp_path, spare=10)), Timeline(25)
+    larger.load_state_dict(plain.state_dict())
+    for t in larger, line: t.add(block(30, 7))
+    assert seen(line) == seen(larger)
+    reader = open_memory(tmp_path)
+    assert type(reader.store) is kind and seen(reader) == seen(larger)
+    line.close()
+
+def test_a_larger_memory_keeps_states(tmp_path):
+    "Recurrent states from which sequences start are not lost when the memory is made larger"
+    first_version(tmp_path)
+    with in_first_version('sequences', tmp_path) as replay:
+        rows = extended(replay.memory[-20:].rows, hidden=np.arange(40).reshape(20, 2).astype(np.float32))
+        rows['episode_n'] += 5
+        replay.add(Steps(rows))
+        t = replay.view.table
+        before = {k: t.hidden[p].tolist() for p,k in enumerate(t.first) if k >= 50}
+    with in_first_version('sequences', tmp_path, 45) as replay:
+        len(replay)
+        t = replay.view.table
+        assert before and {k: t.hidden[p].tolist() for p,k in enumerate(t.first) if k >= 50} == before

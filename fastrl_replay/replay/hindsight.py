@@ -189,6 +189,7 @@ def _set_goals(batch, chosen, rows, which, places, achieved, desired):
 
 class Hindsight(Transitions):
     "Rows of which a share have goals that were achieved later"
+    counted = True
     def __init__(self,
         share:float=.8, # how likely a row gets another goal
         strategy:str='future', # achieved by which row of its episode: one that comes later, the 'final' one, or any
