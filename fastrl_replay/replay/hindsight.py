@@ -248,7 +248,7 @@ def _follow(self:Hindsight):
 def _as_bytes(rows): return rows.view(np.uint8).reshape(len(rows), -1)
 
 # %% ../../nbs/46_hindsight.ipynb #cffe8358
-_LOOKS,_EACH,_SUCCESSES = 4096,16,16   # so many rows are compared, then each 16th batch, until so many successes have been
+_LOOKS,_EACH,_SUCCESSES = 4096,16,16   # rows that are compared; then each 16th batch, until so many successes were
 
 @patch
 def _compare(self:Hindsight, keys, batch):
