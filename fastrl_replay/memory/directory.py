@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'VERSION', 'RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS',
-           'OF_STORE', 'N_COUNTERS', 'AGES', 'EXTRAS', 'PAGE', 'allocate', 'no_disk', 'mapped', 'read_meta',
+           'OF_STORE', 'N_COUNTERS', 'AGES', 'EXTRAS', 'PAGE', 'allocate', 'mapped', 'no_disk', 'read_meta',
            'write_text', 'sync', 'check_path', 'Directory', 'request_rows', 'request_places', 'request', 'outgrows',
            'read_at_random']
 
@@ -39,21 +39,6 @@ def allocate(
         with suppress(OSError): path.unlink(missing_ok=True)
         raise no_disk(who, path, nbytes, e) from None
 
-_NO_ROOM = {errno.ENOSPC: 'a smaller max_sz, or a path on another disk', errno.EDQUOT: 'a smaller max_sz, or a larger '
-    'quota', errno.EFBIG: 'a smaller max_sz, or a higher limit on the size of files (ulimit -f)'}
-
-def no_disk(
-    who:str, # for errors
-    path:Path, # of what should be written
-    nbytes:int, # how many bytes it would have
-    e:OSError, # what the system said
-)->Exception: # itself where it has nothing to do with room
-    "The error where the system has no room, with its own words"
-    if e.errno not in _NO_ROOM: return e
-    what,free = f'no room on the disk for {path}: {e.strerror}',shutil.disk_usage(path.parent).free
-    got = f'{size_text(free)} free' if e.errno == errno.ENOSPC else None   # a quota or a limit has nothing to do with it
-    return NoRoom(who, what, got, size_text(nbytes), _NO_ROOM[e.errno])
-
 def mapped(
     path:Path, # of the file
     shape, # of the array
@@ -65,6 +50,22 @@ def mapped(
     n = int(np.prod(shape))*dtype.itemsize
     if not n: return np.empty(shape, dtype)
     return torch.from_file(str(path), shared=writable, size=n, dtype=torch.uint8).numpy().view(dtype).reshape(shape)
+
+# %% ../../nbs/30_directory.ipynb #1a5a5aac
+_NO_ROOM = {errno.ENOSPC: 'a path on another disk', errno.EDQUOT: 'a larger quota',
+    errno.EFBIG: 'a higher limit on the size of files (ulimit -f)'}
+
+def no_disk(
+    who:str, # for errors
+    path:Path, # of what should be written
+    nbytes:int, # how many bytes it would have
+    e:OSError, # what the system said
+)->Exception: # itself where it has nothing to do with room
+    "The error where the system has no room, with its own words"
+    if e.errno not in _NO_ROOM: return e
+    free = f'{size_text(shutil.disk_usage(path.parent).free)} free'
+    return NoRoom(who, f'no room on the disk for {path}: {e.strerror}', free if e.errno == errno.ENOSPC else None,
+        size_text(nbytes), f'a smaller max_sz, or {_NO_ROOM[e.errno]}')   # a quota takes no notice of what is free
 
 # %% ../../nbs/30_directory.ipynb #ca9a4a1e
 FORMAT,VERSION = 'a memory of fastrl_replay',1
@@ -136,7 +137,8 @@ def _locked(path, who):
     "The file, which is locked now; None: another one has locked it"
     _plain(path, who)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0)
-    try: file = open(path, 'r+b', buffering=0, opener=lambda name, _: os.open(name, flags, 0o666))   # goes with its frame
+    opener = lambda name, _: os.open(name, flags, 0o666)
+    try: file = open(path, 'r+b', buffering=0, opener=opener)   # it goes with its frame
     except OSError as e: raise _unwritable(path.parent, who, e) from None
     try:
         import fcntl
