@@ -239,7 +239,7 @@ def named_store(
     if call.module or call.name not in STORES: raise SettingsError('recipe',
         f"setting 'store': there is no store {call.text!r}{did_you_mean(call.name, STORES)}",
         expected=f'one of {", ".join(STORES)}')
-    if _made(STORES[call.name], call, 'store').place is not None or {'path','mode','spare'} & {*call.kwargs}:
+    if _made(STORES[call.name], call, 'store').folder is not None or {'path','mode','spare'} & {*call.kwargs}:
         raise SettingsError('recipe', f"setting 'store': {call.text} says where rows lie", remedy='memory_path = …')
     if path is None: return _made(STORES[call.name], call, 'store')
     return _made(STORES[call.name], call._replace(kwargs={**call.kwargs, 'path':path, 'spare':spare}), 'memory_path')

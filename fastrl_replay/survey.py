@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 import numpy as np
 from .core import ArgumentError, StaleKey, StateError, leaves, parts_of
+from .evaluation import decimals
 from .memory.arrays import size_text
 from .memory.directory import AGE_MAX, REWINDS, TOLD, mapped
 from .memory.timeline import Timeline
@@ -27,7 +28,7 @@ def last_rows(
     memory:Timeline, # open for reading
 )->dict: # name → array; `key`, `whole`: is the episode's first row there?, and columns
     "The last row of each episode in memory, oldest first"
-    (line,store,_),(end,oldest),d = memory._parts,memory.span,memory.directory
+    (line,store,_),(end,oldest),d = memory._parts,memory.span,memory.place
     rewinds = d.counters.item(REWINDS)
     names,cut,found = [n for n in _OF_EPISODES if n in store.columns.dtype.names],set(),[]
     for keys in _in_parts(oldest, end):
@@ -72,7 +73,7 @@ def episode_facts(
 # %% ../nbs/61_survey.ipynb #10d035b8
 def _beside(memory, name, dtype):
     "A file with a number for each slot; None: there is none"
-    path,ring = memory.directory.folder/name,memory.directory.ring
+    path,ring = memory.place.folder/name,memory.place.ring
     if not path.exists() or path.is_symlink(): return None
     size,n = path.stat().st_size,ring*np.dtype(dtype).itemsize
     if size != n: raise StateError('memory', f'{path} is damaged', f'{size:_} bytes', f'{n:_} bytes')
@@ -82,14 +83,14 @@ def priorities(
     memory:Timeline, # open for reading
 )->np.ndarray: # float64, of the rows or sequences that have one, oldest first; None: the memory has no priorities
     "The priorities that are written down"
-    d,file = memory.directory,_beside(memory, 'priorities', np.float64)
+    d,file = memory.place,_beside(memory, 'priorities', np.float64)
     if file is None: return None
     end,oldest = memory.span
     p = file[np.arange(oldest, max(min(end, d.counters.item(TOLD)), oldest)) % d.ring]
     return p[p > 0] if 'steps' in d.meta else p
 
 def _priority_facts(memory):
-    p,d = priorities(memory),memory.directory
+    p,d = priorities(memory),memory.place
     if p is None: return None
     unit,kind = 'sequences' if 'steps' in d.meta else 'rows',d.meta.get('priorities')
     known = dict(min=float(p.min()), median=float(np.median(p)), max=float(p.max())) if len(p) else {}
@@ -99,7 +100,7 @@ def _priority_facts(memory):
     return dict(kind=kind, unit=unit, known=len(p), rows_without=later, **known)
 
 def _draw_facts(memory):
-    drawn,d = _beside(memory, 'drawn', np.int32),memory.directory
+    drawn,d = _beside(memory, 'drawn', np.int32),memory.place
     if drawn is None or not len(memory): return None
     drawn = drawn[memory.keys % d.ring]
     return dict(mean=float(drawn.mean()), max=int(drawn.max()), never=float((drawn <= 0).mean()),
@@ -129,7 +130,7 @@ def survey(
     memory:Timeline, # as `open_memory` gave it
 )->dict: # plain data
     "What is in a memory on disk"
-    d,(end,oldest) = memory.directory,memory.span
+    d,(end,oldest) = memory.place,memory.span
     columns = [dict(name=n, dtype=str(t.base), shape=list(t.shape)) for n,t,_ in parts_of(memory.dtype)]
     store,frames = {k: v for k,v in d.meta['store'].items() if v is not None},memory._parts[1].stats()
     facts = dict(path=str(d.path), made=d.meta.get('made'), written_by=d.meta.get('written_by'), store=store,
@@ -165,7 +166,9 @@ def _column_lines(columns):
     wide = max(len(c['name']) for c in columns)
     return [f"{c['name']:{wide}}  {c['dtype']} {c['shape'] or ''}".rstrip() for c in columns]
 
-def _spread_text(x): return f"{x['mean']:,.1f} in the mean, {x['min']:,.1f} to {x['max']:,.1f}" if x else ''
+def _spread_text(x):
+    d = decimals(*(x or {}).values())
+    return f"{x['mean']:,.{d}f} in the mean, {x['min']:,.{d}f} to {x['max']:,.{d}f}" if x else ''
 
 # %% ../nbs/61_survey.ipynb #f7a39d47
 def _run_text(run):
@@ -233,7 +236,7 @@ def export_rows(
     most:int=2**24, # bytes of a column that are in main memory at a time, or those of one row
 ):
     "Write all rows into an archive of arrays, a column after the other"
-    path,(end,oldest),rewinds = Path(path),memory.span,memory.directory.counters.item(REWINDS)
+    path,(end,oldest),rewinds = Path(path),memory.span,memory.place.counters.item(REWINDS)
     if path.suffix != '.npz': raise ArgumentError('memory', '--export', path, 'a name that ends in .npz')
     new = path.with_name(f'.{path.name}.{os.getpid()}')
     try:
@@ -250,7 +253,7 @@ def export_rows(
     finally: new.unlink(missing_ok=True)
 
 def _check_still_there(memory, oldest, rewinds):
-    d = memory.directory
+    d = memory.place
     if d.oldest_whole() > oldest or d.counters.item(REWINDS) != rewinds: raise StaleKey('memory',
         'rows were overwritten while they were read', f'keys from {d.oldest_whole()} on', f'those from {oldest} on',
         'stop the process that writes, or let it keep more spare rows')

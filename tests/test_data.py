@@ -272,6 +272,110 @@ def test_the_buffer_draws_what_theirs_draws(name, n_envs, action):
     equal(*drawn)
     ours.reset(); assert ours.size() == 0 and len(ours.memory) == 0
 
+def add_to(buffers, space, action, n_envs=1, steps=20, normal=False):
+    "The same random steps into several buffers; what was added last"
+    space.seed(1); action.seed(2)
+    def batch(s):
+        x = [s.sample() for _ in range(n_envs)]
+        return {k: np.stack([v[k] for v in x]) for k in s.spaces} if isinstance(s, spaces.Dict) else np.stack(x)
+    rng, obs = np.random.default_rng(0), batch(space)
+    for t in range(steps):
+        after, done, late, last, reward = batch(space), rng.random(n_envs) < .3, rng.random(n_envs) < .5, batch(action), rng.normal(size=n_envs)
+        for b in buffers: b.add(obs, after, last, reward, done, [{'TimeLimit.truncated': bool(x)} for x in done & late])
+        obs = after
+
+def seeded(buffer, n=9, seed=3, **kw):
+    np.random.seed(seed)
+    return buffer.sample(n, **kw)
+
+@pytest.mark.parametrize('n_envs', [1, 3])
+@pytest.mark.parametrize('name', ['box', 'pictures', 'dict', 'double', 'discrete', 'binary'])
+def test_the_buffer_over_a_device(name, n_envs):
+    "Rows and frames, by tensors on the CPU: draws, columns, pickles, reset; was: taken in, and then an error about blocks at each draw"
+    space, action = SPACES[name], spaces.Box(-1, 1, (2,), np.float64)
+    stores = [Rows(device='cpu')] + [Frames(4, device='cpu')]*(name in ('pictures', 'dict'))
+    for store in stores:
+        ours, theirs = pair(space, action, n_envs, store=store)
+        for steps in 2, 18:
+            add_to([ours, theirs], space, action, n_envs, steps)
+            equal(seeded(ours), seeded(theirs))
+            for c in 'observations', 'next_observations', 'actions', 'rewards', 'dones', 'timeouts': same_arrays(getattr(ours, c), getattr(theirs, c))
+        batch = seeded(ours)
+        assert all(x.is_contiguous() for x in (batch.actions, batch.rewards, batch.dones))
+        copy = pickle.loads(pickle.dumps(ours))
+        equal(seeded(copy), seeded(theirs))
+        ours.reset()
+        assert ours.size() == 0
+        add_to([ours], space, action, n_envs, 3)
+        assert len(ours.memory) == 3*n_envs
+
+def same_arrays(a, b):
+    if isinstance(b, dict):
+        assert a.keys() == b.keys()
+        for k in b: same_arrays(a[k], b[k])
+    else: assert a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
+
+def test_normalized_samples_over_a_device():
+    env = VecNormalize(DummyVecEnv([lambda: gym.make('Pendulum-v1')]))
+    ours, theirs = pair(env.observation_space, env.action_space, size=60, store=Rows(device='cpu'))
+    add_to([ours, theirs], env.observation_space, env.action_space, steps=30)
+    env.reset()
+    for _ in range(9): env.step(np.stack([env.action_space.sample()]))
+    equal(seeded(ours, env=env), seeded(theirs, env=env))
+
+COLUMNS = 'observations', 'next_observations', 'actions', 'rewards', 'dones', 'timeouts'
+
+@pytest.mark.parametrize('name', SPACES)
+@pytest.mark.parametrize('action', [spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float64), spaces.Box(-1, 1, (2,), np.float16), spaces.MultiBinary(3), spaces.MultiDiscrete([3, 4])], ids=['discrete', 'double', 'half', 'binary', 'many'])
+def test_columns_are_there_before_the_first_row(name, action):
+    "As large as theirs, of the same kinds, zeros where nothing is; was: an error before the first row and after reset"
+    for n_envs in 1, 3:
+        ours, theirs = pair(SPACES[name], action, n_envs)
+        for steps in 0, 2:
+            if steps: add_to([ours, theirs], SPACES[name], action, n_envs, steps)
+            for c in COLUMNS: same_arrays(getattr(ours, c), getattr(theirs, c))
+        ours.reset()
+        for c in COLUMNS: same_arrays(getattr(ours, c), getattr(pair(SPACES[name], action, n_envs)[1], c))
+
+@pytest.mark.parametrize('kind', [bool, np.bool_, np.float32, np.float64, np.int8, np.uint8, np.int64, int, float])
+@pytest.mark.parametrize('n_envs', [1, 3])
+def test_timeouts_of_any_kind(kind, n_envs):
+    "As numbers, and through `extend` as the columns that a buffer has, their own included; was: numpy's TypeError about a cast"
+    ours, theirs = pair(SPACES['box'], n_envs=n_envs)
+    obs, done, late = np.zeros((n_envs, 3), np.float32), np.arange(n_envs) % 3 < 2, np.arange(n_envs) % 3 == 0
+    for b in ours, theirs: b.add(obs, obs, np.zeros(n_envs, np.int64), np.ones(n_envs), done.astype(kind), [{'TimeLimit.truncated': kind(x)} for x in late])
+    for c in COLUMNS: same_arrays(getattr(ours, c), getattr(theirs, c))
+
+@pytest.mark.parametrize('n_envs', [1, 3])
+def test_their_columns_go_through_extend(n_envs):
+    "What Stable-Baselines3's own test of saving does: one dict of all environments' timeouts a step, as float32"
+    ours, theirs = pair(SPACES['box'], n_envs=n_envs, size=30)
+    add_to([ours, theirs], SPACES['box'], spaces.Discrete(2), n_envs, 9)
+    for source in theirs, ours:
+        fresh, want = pair(SPACES['box'], n_envs=n_envs, size=30)
+        for b in fresh, want: b.extend(source.observations, source.next_observations, source.actions, source.rewards, source.dones, [[{'TimeLimit.truncated': x}] for x in source.timeouts])
+        for c in COLUMNS: same_arrays(getattr(fresh, c), getattr(want, c))
+        equal(seeded(fresh), seeded(want))
+
+NONSENSE = [.5, 2, -1, np.nan, np.inf, 'yes', None, [True, False], np.zeros((2, 2)), 1j, object(), [[1], [1, 0]]]
+
+@pytest.mark.parametrize('x', NONSENSE, ids=repr)
+def test_ends_that_are_neither_yes_nor_no(x):
+    "Named, and the buffer is as it was; was: any number but 0 was an end"
+    buffer = ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu')
+    good = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32), np.array([1]), np.array([2.])
+    with pytest.raises(ValueError, match=r"(?s)sb3.ReplayBuffer: infos: 'TimeLimit.truncated'; got .*expected True or False, or 1 or 0, for each of 1 environments"): buffer.add(*good, np.array([True]), [{'TimeLimit.truncated': x}])
+    with pytest.raises(ValueError, match='sb3.ReplayBuffer: done; got'): buffer.add(*good, x, [{}])
+    assert (buffer.pos, len(buffer.memory), buffer.episode.tolist(), buffer.steps.tolist()) == (0, 0, [1], [0])
+
+@pytest.mark.parametrize('infos', [{}, None, [None], 'x', {'final_obs': 1}, ['TimeLimit.truncated']], ids=repr)
+def test_infos_that_are_no_list_of_dicts(infos):
+    "As vector environments of gymnasium give them: said, with what to do; was: 'str' has no attribute 'get'"
+    buffer = ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu')
+    row = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32), np.array([1]), np.array([2.]), np.array([True])
+    with pytest.raises(TypeError, match='sb3.ReplayBuffer: infos; .*Remedy: handle_timeout_termination=False'): buffer.add(*row, infos)
+    ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu', handle_timeout_termination=False).add(*row, infos)
+
 def test_normalized_samples():
     env = VecNormalize(DummyVecEnv([lambda: gym.make('Pendulum-v1')]))
     ours, theirs = pair(env.observation_space, env.action_space, size=60)
