@@ -50,7 +50,7 @@ class _Parts:
         for i in range(0, len(self.memory), 4096): yield self.memory[i:i+4096]
 
 def recorded_rows(
-    data, # a directory with a memory, a file .npz or .parquet with episodes, minari: and a name, or a data set of Minari
+    data, # a directory with a memory, a file .npz or .parquet with episodes, minari:NAME, or a data set of Minari
 ): # a pipe of blocks
     "The rows that a setting names"
     if is_minari(data): return read_minari(data, seeds=False)
