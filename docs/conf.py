@@ -26,7 +26,7 @@ groups = {
 titles = {   # in the sidebar, where a page's own title says less
     '00_core': 'Steps, dtypes, errors', '00_states': 'Saved states, checked', '01_pipe': 'Pipe, the base of all stages',
     '02_testing': 'Scripted environments, contract', '03_episodes': 'Episodes and the gate', '04_batches': 'Sequences, a batch type',
-    '04_locks': 'Locks', '07_nested': 'Nested dicts and tuples', '09_envstate': 'Environment snapshots', '09_infos': 'Columns from info',
+    '04_files': 'Whole files, locks', '04_locks': 'Locks', '07_nested': 'Nested dicts and tuples', '09_envstate': 'Environment snapshots', '09_infos': 'Columns from info',
     '10_envs': 'GymStepper', '16_catch': 'Catch (pixels)', '17_atari': 'Atari', '18_bitflip': 'Bit flipping (goals)',
     '20_nstep': 'NStep, NSkip', '21_sequence': 'SequenceChunker', '22_journal': 'Journal, Gather',
     '30_arrays': 'Arrays', '30_directory': 'Arrays in files', '32_rows': 'Stores: Rows', '33_codecs': 'Codecs for frames',

@@ -16,11 +16,12 @@ from tqdm.auto import tqdm
 from . import __version__
 from .core import EnvError, Explained, did_you_mean
 from .datasets import spaces_of, write_minari
+from .files import write_whole
 from .learners.registry import as_value, recorded, setting_text
 from .named_envs import named_modules, place_of
 from .recipes import SettingsError, memory_path, nearest, play_episodes, recipe, recipes
 from .runs import Run, chart, interruptible, load_checkpoint, read_config, read_json, read_metrics
-from .runs import reopen, resume, run_title, smooth, start, write_whole
+from .runs import reopen, resume, run_title, smooth, start
 from .offline import open_memory
 from .survey import export_rows, survey, survey_picture, survey_text
 

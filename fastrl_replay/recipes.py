@@ -18,7 +18,7 @@ from weakref import ref
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import StateError, did_you_mean, differing_columns, old_names, row_places, saved_dtype
+from .core import StateError, did_you_mean, differing_columns, row_places, saved_dtype
 from .envs import GymStepper, as_float32
 from .evaluation import evaluate, play
 from .journal import Collected, Gather, Journal
@@ -50,8 +50,6 @@ def coerce_setting(
     kinds = dict(bool='yes or no', int='a whole number', float='a number', str='a word', tuple='whole numbers')
     raise SettingsError(f'recipe {recipe!r}', f'setting {key!r}', repr(value),
         f'{kinds[kind.__name__]}, as {setting_text(old)}')
-
-__getattr__ = old_names(globals(), like_this='coerce_setting')
 
 # %% ../nbs/60_recipes.ipynb #cb1f42f2
 @dataclass

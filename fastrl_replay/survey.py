@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 import numpy as np
 from .core import ArgumentError, StaleKey, StateError, leaves, parts_of
+from .files import lock_file, whole_file
 from .memory.arrays import size_text
 from .memory.directory import AGE_MAX, REWINDS, TOLD, mapped
 from .memory.timeline import Timeline
@@ -114,14 +115,9 @@ def writer_of(
     return {**{k: said.get(k) for k in ('process','host','since')}, 'now': _is_locked(Path(path)/'writer')}
 
 def _is_locked(path):
-    try:
-        import fcntl
-        file = os.open(path, os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0))
-    except (ImportError,OSError): return None
-    try: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError: return True
-    except OSError: return None   # a file system without locks
-    else: return False
+    try: file = os.open(path, os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0))
+    except OSError: return None
+    try: return {True: False, False: True, None: None}[lock_file(file, shared=True)]
     finally: os.close(file)
 
 # %% ../nbs/61_survey.ipynb #91ddebec
@@ -235,19 +231,15 @@ def export_rows(
     "Write all rows into an archive of arrays, a column after the other"
     path,(end,oldest),rewinds = Path(path),memory.span,memory.directory.counters.item(REWINDS)
     if path.suffix != '.npz': raise ArgumentError('memory', '--export', path, 'a name that ends in .npz')
-    new = path.with_name(f'.{path.name}.{os.getpid()}')
-    try:
-        with zipfile.ZipFile(new, 'w', allowZip64=True) as archive:
-            for name,dtype,read in _exported(memory):
-                with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
-                    shape = (end - oldest,*dtype.shape)
-                    header = dict(descr=dtype.base.str, fortran_order=False, shape=shape)
-                    np.lib.format.write_array_header_2_0(file, header)
-                    for keys in _in_parts(oldest, end, max(1, most//max(memory.dtype.itemsize, 1))):
-                        file.write(np.ascontiguousarray(read(keys)).tobytes())
-                        _check_still_there(memory, oldest, rewinds)
-        os.replace(new, path)
-    finally: new.unlink(missing_ok=True)
+    with whole_file(path) as whole, zipfile.ZipFile(whole, 'w', allowZip64=True) as archive:
+        for name,dtype,read in _exported(memory):
+            with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
+                shape = (end - oldest,*dtype.shape)
+                header = dict(descr=dtype.base.str, fortran_order=False, shape=shape)
+                np.lib.format.write_array_header_2_0(file, header)
+                for keys in _in_parts(oldest, end, max(1, most//max(memory.dtype.itemsize, 1))):
+                    file.write(np.ascontiguousarray(read(keys)).tobytes())
+                    _check_still_there(memory, oldest, rewinds)
 
 def _check_still_there(memory, oldest, rewinds):
     d = memory.directory

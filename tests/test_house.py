@@ -19,7 +19,7 @@ TORCH = 'torch~=2.13.0'                           # as in the README's commands
 SURFACE = {
     'core': 'Steps step_dtype ActionError ArgumentError ArgumentTypeError BlockError EnvError NotEnoughRows StaleKey StateError',
     'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter WorkerInfo worker_info',
-    'batches': 'Sequences',
+    'batches': 'Sequences', 'files': 'write_whole',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
     'envs': 'GymStepper',
     'nstep': 'NStep NSkip',

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['FORMAT', 'VERSION', 'RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS',
            'OF_STORE', 'N_COUNTERS', 'AGES', 'EXTRAS', 'PAGE', 'allocate', 'no_disk', 'mapped', 'read_meta',
-           'write_text', 'sync', 'check_path', 'Directory', 'request_rows', 'request_places', 'request', 'outgrows',
-           'read_at_random']
+           'check_path', 'Directory', 'request_rows', 'request_places', 'request', 'outgrows', 'read_at_random']
 
 # %% ../../nbs/30_directory.ipynb #ba4ce25c
 import errno, json, os, re, shutil, socket, sys, uuid, warnings, weakref
@@ -19,6 +18,7 @@ from fastcore.basics import patch
 from numba import types
 from .. import __version__
 from ..core import ArgumentError, NoRoom, StateError, choice, njit
+from ..files import lock_file, sync, write_whole
 from .arrays import MainMemory, machine_memory, size_text
 
 # %% ../../nbs/30_directory.ipynb #35ef270a
@@ -94,30 +94,6 @@ def _plain(path, who):
     if path.is_symlink(): raise StateError(who, f'{path} is a symbolic link', remedy='a directory that was made here')
     return path
 
-# %% ../../nbs/30_directory.ipynb #21ddaba0
-def write_text(
-    path:Path, # of the file
-    text:str, # what it will hold
-):
-    "Replace a file as a whole"
-    new = path.with_name(f'.{path.name}.{os.getpid()}')
-    try:
-        with open(new, 'w') as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(new, path)
-        sync(path.parent)
-    finally: new.unlink(missing_ok=True)
-
-def sync(
-    path:Path, # of a file or a directory
-):
-    "Wait until it is on the device"
-    file = os.open(path, os.O_RDONLY)
-    try: os.fsync(file)
-    finally: os.close(file)
-
 # %% ../../nbs/30_directory.ipynb #0a064806
 def _boot():
     "Which start of this machine it is; '': not known"
@@ -128,15 +104,8 @@ def _locked(path):
     "The file, which is locked now; None: another one has locked it"
     flags = os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0)
     file = open(path, 'r+b', buffering=0, opener=lambda name, _: os.open(name, flags, 0o666))   # it goes with its frame
-    try:
-        import fcntl
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError: pass   # on Windows
-    except BlockingIOError:
-        file.close()
-        return None
-    except OSError as e: warnings.warn(f"{path} can't be locked ({e.strerror}): see that no other process writes there")
-    return file
+    if lock_file(file, path) is not False: return file
+    file.close()
 
 def _in_use(path, who):
     "The error where another process writes"
@@ -288,7 +257,7 @@ def replace_by(self:Directory,
 
 @patch
 def _write_meta(self:Directory, meta):
-    try: write_text(self.path/'meta.json', json.dumps(meta, indent=2))
+    try: write_whole(self.path/'meta.json', json.dumps(meta, indent=2))
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EDQUOT): raise
         raise no_disk(self.who, self.path/'meta.json', 4096) from None
