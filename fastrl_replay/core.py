@@ -5,15 +5,14 @@
 # %% auto #0
 __all__ = ['TORCH_NUMBERS', 'EPISODE', 'problem', 'Explained', 'ArgumentError', 'ArgumentTypeError', 'StateError', 'BlockError',
            'NotEnoughRows', 'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'did_you_mean', 'number',
-           'choice', 'renamed', 'old_names', 'space_dtype', 'leaves', 'foreign_columns', 'column_dtype', 'step_dtype',
-           'dtype_spec', 'spec_dtype', 'saved_dtype', 'plain_dtype', 'differing_columns', 'extend_dtype', 'row_places',
-           'Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'padding', 'parts_of', 'pack', 'unpack',
+           'choice', 'space_dtype', 'leaves', 'foreign_columns', 'column_dtype', 'step_dtype', 'dtype_spec',
+           'spec_dtype', 'saved_dtype', 'plain_dtype', 'differing_columns', 'extend_dtype', 'row_places', 'Steps',
+           'column_of_rows', 'column_of_bytes', 'plain_columns', 'padding', 'parts_of', 'pack', 'unpack',
            'refuse_flags', 'interrupts_wait', 'njit', 'memmove', 'prefetch', 'bytes_at', 'ints_at', 'longs_at']
 
 # %% ../nbs/00_core.ipynb #6b42f5ec
-import difflib, math, signal, threading, warnings
+import difflib, math, signal, threading
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 import numba, numpy as np, torch
 from torch import from_numpy
@@ -105,33 +104,6 @@ def choice(
     if x in names: return x
     remedy = did_you_mean(x, names, form='{}')
     raise ArgumentError(who, what, repr(x), f'one of {", ".join(map(repr, names))}', remedy)
-
-# %% ../nbs/00_core.ipynb #29ed5907
-def renamed(
-    **names, # old=new
-): # a decorator
-    "Let a function take arguments by their old names, with a warning"
-    def wrap(f):
-        @wraps(f)
-        def with_old_names(*args, **kwargs):
-            for old in names.keys() & kwargs.keys():
-                said = f'{f.__qualname__}: the argument {old!r} is called {names[old]!r} now'
-                warnings.warn(said, FutureWarning, stacklevel=2)
-                kwargs[names[old]] = kwargs.pop(old)
-            return f(*args, **kwargs)
-        return with_old_names
-    return wrap
-
-def old_names(
-    module:dict, # the `globals()` of a module
-    **names, # old=new, both as text
-): # what to assign to the module's `__getattr__`
-    "Let a module give its things by their old names, with a warning"
-    def get(name):
-        if name not in names: raise AttributeError(f'module {module["__name__"]!r} has no attribute {name!r}')
-        warnings.warn(f'{module["__name__"]}.{name} is called {names[name]} now', FutureWarning, stacklevel=2)
-        return module[names[name]]
-    return get
 
 # %% ../nbs/00_core.ipynb #9c5bcf8b
 def space_dtype(

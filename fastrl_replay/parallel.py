@@ -13,7 +13,7 @@ import numpy as np, torch
 from fastcore.basics import patch
 from torch import multiprocessing as mp
 from .core import ArgumentError, StaleKey, StateError, Steps
-from .core import choice, interrupts_wait, pack, problem, renamed, unpack, whole
+from .core import choice, interrupts_wait, pack, problem, unpack, whole
 from .engines import AWAY, ChainCopy, Silence, WorkerError, batches_in, outline   # noqa: F401 (who catches it)
 from .locks import DrawOrderLock
 from .memory.links import as_keys
@@ -51,7 +51,6 @@ class Parallel(Pipe):
     "Copies of the chain above, in workers; a second pass goes on where the last one stopped"
     takes_any_item,news = True,None   # `news` of journals in workers, where `Collected` asks for them
     _buffers = '_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock'
-    @renamed(bunch='chunk')
     def __init__(self,
         source, # the chain that workers run; it begins with a stepper
         num_workers:int=2, # how many copies; 0: run the chain here

@@ -11,7 +11,7 @@ from copy import copy
 import numpy as np, torch
 from fastcore.basics import patch
 from fastrl_replay.core import (ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, njit, number,
-    renamed, whole)
+    whole)
 from . import ranktree, sumtree
 from .arrays import TOLD, Place
 from .ranktree import RankTree
@@ -450,7 +450,6 @@ def _draw_proportional(nodes, starts, seed, count, stratified, first, end, capac
 # %% ../../nbs/37_samplers.ipynb #1b88ef89
 class Proportional(_Prioritized):
     "A key is as likely as its priority (|td| + eps)**alpha"
-    @renamed(ever='max_ever')
     def __init__(self,
         capacity:int, # how many keys there can be at a time
         alpha:float=.6, # 0: all alike; 1: in proportion to |td|
@@ -531,7 +530,6 @@ def _ranks(ends, n, darts, ranks):
 # %% ../../nbs/37_samplers.ipynb #7f56ec9f
 class Ranked(_Prioritized):
     "A key is as likely as 1/rank**alpha, where the largest |td| has rank 1"
-    @renamed(ever='max_ever')
     def __init__(self,
         capacity:int, # how many keys there can be at a time
         alpha:float=.7, # 0: all alike; 1: the first is twice as likely as the second
