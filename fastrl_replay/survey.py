@@ -14,8 +14,8 @@ import numpy as np
 from .core import ArgumentError, StaleKey, StateError, leaves, parts_of
 from .evaluation import decimals
 from .files import lock_file, whole_file
-from .memory.arrays import size_text
-from .memory.directory import AGE_MAX, REWINDS, TOLD, mapped
+from .memory.arrays import AGE_MAX, REWINDS, TOLD, size_text
+from .memory.directory import mapped
 from .memory.timeline import Timeline
 from .runs import json_in, png, run_of, smooth
 
