@@ -38,7 +38,7 @@ titles = {   # in the sidebar, where a page's own title says less
     '53_registry': 'Registry of learners', '54_tabular': 'QLearner (table)', '55_dqn': 'DQNLearner', '56_r2d2': 'R2D2Learner', '57_sac': 'SACLearner', '58_td3': 'TD3Learner',
     '59_all_learners': 'All learners', '60_named_envs': 'Environments by name', '60_offline': 'Recorded rows (offline)', '60_recipes': 'Recipes (settings.ini)', '61_runs': 'Runs and checkpoints',
     '61_survey': 'Survey of a memory on disk', '62_cli': 'Command line, results', '63_main': 'python -m fastrl_replay', '70_interop': 'DataLoader, torchdata, TensorDict',
-    '71_parallel': 'Parallel', '72_prefetch': 'Prefetch', '89_peers': 'Benchmark adapters', '90_bench': 'How benchmarks are run', 'how_fast': 'How fast: results', '91_traintime': 'Training time',
+    '71_parallel': 'Parallel', '72_prefetch': 'Prefetch', '89_peers': 'Benchmark adapters', '89_reports': 'Reports of benchmarks', '89_timing': 'Rows and timing', '90_bench': 'How benchmarks are run', 'how_fast': 'How fast: results', '91_traintime': 'Training time',
     '92_buffers': 'Six simple buffers', '93_bench_frames': 'Memories of pixels', '94_bench_disk': 'Memories on disk', '95_bench_on_device': 'Memories on a GPU',
     '99_all': 'All public names', 'tutorials/from_seed_to_here': 'History: from seed to here'}
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INK', 'checkpoint_bytes', 'load_checkpoint', 'lock_dir', 'Run', 'Silent', 'run_title', 'read_metrics', 'read_json',
-           'read_config', 'json_in', 'run_of', 'start', 'reopen', 'resume', 'smooth', 'chart', 'picture',
+           'read_config', 'json_in', 'run_of', 'start', 'reopen', 'resume', 'smooth', 'png', 'chart', 'picture',
            'interruptible']
 
 # %% ../nbs/61_runs.ipynb #fb248db8
@@ -107,21 +107,23 @@ class Run:
         self._held = None                              # the lock, between `start` or `resume` and the end of `train`
         self._plan_next()
 
-    def train(self, show=None)->dict: # the summary; None where it was stopped before its end
-        "Go on to the end, or until `stop`"
-        agent,self.show = self.agent,show or Silent()
-        if not self.has_rows: raise SettingsError('run', 'its rows were left out', self.out, remedy='resume(…)')
-        torch.set_num_threads(self.settings['threads'])
-        agent.journal.watch,agent.journal.between = self.show.tick,self._between
-        self.began = perf_counter() - self.wall
-        with self._held or lock_dir(self.out):
-            self._held = None
-            if not (self.out/'checkpoint.pt').exists(): self.save()   # from now on, it can be resumed
-            try:
-                for record in agent.pipe: self._add(record)
-                return self._finish()
-            except _Stopped: return None
-            finally: agent.end_workers()
+# %% ../nbs/61_runs.ipynb #7a11ee01
+@patch
+def train(self:Run, show=None)->dict: # the summary; None where it was stopped before its end
+    "Go on to the end, or until `stop`"
+    agent,self.show = self.agent,show or Silent()
+    if not self.has_rows: raise SettingsError('run', 'its rows were left out', self.out, remedy='resume(…)')
+    torch.set_num_threads(self.settings['threads'])
+    agent.journal.watch,agent.journal.between = self.show.tick,self._between
+    self.began = perf_counter() - self.wall
+    with self._held or lock_dir(self.out):
+        self._held = None
+        if not (self.out/'checkpoint.pt').exists(): self.save()   # from now on, it can be resumed
+        try:
+            for record in agent.pipe: self._add(record)
+            return self._finish()
+        except _Stopped: return None
+        finally: agent.end_workers()
 
 # %% ../nbs/61_runs.ipynb #997fefcd
 @patch
@@ -180,6 +182,7 @@ def report(self:Run):
     self._write(line)
     if self.wall - self.drawn > 10: self.draw()
 
+# %% ../nbs/61_runs.ipynb #a382c7bb
 @patch
 def _write(self:Run, line):
     with open(self.out/'metrics.jsonl', 'a') as f: f.write(json.dumps(line) + '\n')
@@ -360,6 +363,7 @@ def start(
         run._held = held.pop_all()
     return run
 
+# %% ../nbs/61_runs.ipynb #5c7252fa
 def _check_vacant(out):
     if (out/'checkpoint.pt').exists(): raise SettingsError('run', 'there is a run already in this directory', out,
         remedy=f'--resume {out}, or another --out')
@@ -429,6 +433,7 @@ def resume(
         run._held = held.pop_all()
     return run
 
+# %% ../nbs/61_runs.ipynb #fb0e3804
 def _tidy(run, changed):
     "Cut off what comes after the checkpoint, and write down what was changed of the settings"
     out,j,summary = run.out,run.agent.journal,run.out/'summary.json'
@@ -456,23 +461,35 @@ def smooth(
 INK = dict.fromkeys('text.color axes.labelcolor axes.titlecolor axes.edgecolor xtick.color ytick.color'.split(),
     '#7a828c')   # legible on white and on black, as the ground is transparent
 
+def png(
+    draw, # draws on a figure and its axes
+    width:float, # inches
+    height:float, # inches
+    rows:int=1, # of axes
+    columns:int=1, # of axes
+)->bytes:
+    "A picture, with a transparent ground"
+    from matplotlib import rc_context   # an extra
+    from matplotlib.figure import Figure
+    with rc_context(INK):
+        fig,file = Figure((width, height), layout='constrained'),io.BytesIO()
+        draw(fig, *fig.subplots(rows, columns, squeeze=False).ravel())
+        fig.savefig(file, format='png', dpi=110, transparent=True)
+    return file.getvalue()
+
+# %% ../nbs/61_runs.ipynb #6b8e22e0
 def chart(
     draw, # draws on the axes that it is given
     **labels, # title, xlabel, ylabel
 )->bytes: # a png
     "A picture of one pair of axes, with its legend beside it, where it covers nothing"
-    from matplotlib import rc_context   # an extra
-    from matplotlib.figure import Figure
-    with rc_context(INK):
-        fig,file = Figure((9,3.5), layout='constrained'),io.BytesIO()
-        ax = fig.add_subplot()
+    def drawn(fig, ax):
         draw(ax)
         ax.set(xlim=(0, None), **labels)
         if ax.get_legend_handles_labels()[0]: ax.legend(frameon=False, fontsize=8, loc='upper left',
             bbox_to_anchor=(1.08 if len(fig.axes) > 1 else 1, 1))   # beside a second scale, too
         ax.spines[['top','right']].set_visible(False)
-        fig.savefig(file, format='png', dpi=110, transparent=True)
-    return file.getvalue()
+    return png(drawn, 9, 3.5)
 
 # %% ../nbs/61_runs.ipynb #6a7f1606
 def picture(

@@ -7,7 +7,7 @@ __all__ = ['last_rows', 'ended', 'episode_facts', 'priorities', 'writer_of', 'su
            'export_rows']
 
 # %% ../nbs/61_survey.ipynb #f93ad1bd
-import io, os, zipfile
+import os, zipfile
 from functools import partial
 from pathlib import Path
 import numpy as np
@@ -16,7 +16,7 @@ from .files import lock_file, whole_file
 from .memory.arrays import size_text
 from .memory.directory import AGE_MAX, REWINDS, TOLD, mapped
 from .memory.timeline import Timeline
-from .runs import json_in, run_of, smooth
+from .runs import json_in, png, run_of, smooth
 
 # %% ../nbs/61_survey.ipynb #540fd78f
 _OF_EPISODES = 'env_id episode_n step_n terminated truncated total_reward n'.split()
@@ -28,7 +28,7 @@ def last_rows(
     memory:Timeline, # open for reading
 )->dict: # name → array; `key`, `whole`: is the episode's first row there?, and columns
     "The last row of each episode in memory, oldest first"
-    (line,store,_),(end,oldest),d = memory._parts,memory.span,memory.directory
+    (line,store,_),(end,oldest),d = memory.parts,memory.span,memory.directory
     rewinds = d.counters.item(REWINDS)
     names,cut,found = [n for n in _OF_EPISODES if n in store.columns.dtype.names],set(),[]
     for keys in _in_parts(oldest, end):
@@ -89,6 +89,7 @@ def priorities(
     p = file[np.arange(oldest, max(min(end, d.counters.item(TOLD)), oldest)) % d.ring]
     return p[p > 0] if 'steps' in d.meta else p
 
+# %% ../nbs/61_survey.ipynb #45d134c2
 def _priority_facts(memory):
     p,d = priorities(memory),memory.directory
     if p is None: return None
@@ -127,7 +128,7 @@ def survey(
     "What is in a memory on disk"
     d,(end,oldest) = memory.directory,memory.span
     columns = [dict(name=n, dtype=str(t.base), shape=list(t.shape)) for n,t,_ in parts_of(memory.dtype)]
-    store,frames = {k: v for k,v in d.meta['store'].items() if v is not None},memory._parts[1].stats()
+    store,frames = {k: v for k,v in d.meta['store'].items() if v is not None},memory.parts[1].stats()
     facts = dict(path=str(d.path), made=d.meta.get('made'), written_by=d.meta.get('written_by'), store=store,
         run=run_of(d.path), writer=writer_of(d.path), rows=end - oldest, max_sz=d.meta['max_sz'],
         spare=d.ring - d.meta['max_sz'], row_bytes=memory.dtype.itemsize, first_key=oldest, end_key=end,
@@ -192,21 +193,19 @@ def survey_picture(
     title:str='', # above it
 )->bytes: # a png
     "Returns and lengths of the episodes in a memory, and priorities"
-    from matplotlib.figure import Figure   # an extra
     last,p = last_rows(memory),priorities(memory)
     over = {n: a[ended(last)] for n,a in last.items()}
     panels = [(name, partial(_draw_over_time, over, column)) for name,column in _OVER_TIME if column in over]
     if p is not None and (p > 0).any(): panels.append(('priorities', partial(_draw_priorities, p[p > 0])))
-    fig = Figure((3.7*len(panels), 3), layout='constrained')
-    for ax,(name,draw) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
-        draw(ax)
-        ax.spines[['top','right']].set_visible(False)
-        ax.set_title(name, fontsize=10)
-    fig.suptitle(title, fontsize=10)
-    file = io.BytesIO()
-    fig.savefig(file, format='png', dpi=110)
-    return file.getvalue()
+    def drawn(fig, *axes):
+        for ax,(name,draw) in zip(axes, panels):
+            draw(ax)
+            ax.spines[['top','right']].set_visible(False)
+            ax.set_title(name, fontsize=10)
+        fig.suptitle(title, fontsize=10)
+    return png(drawn, 3.7*len(panels), 3, 1, len(panels))
 
+# %% ../nbs/61_survey.ipynb #712f9aaa
 _OVER_TIME = ('returns','total_reward'),('lengths of episodes','step_n')
 
 def _draw_over_time(last, column, ax, most=3000):
@@ -250,7 +249,7 @@ def _check_still_there(memory, oldest, rewinds):
 # %% ../nbs/61_survey.ipynb #717f7067
 def _exported(memory):
     "Name, dtype and a function that reads it by key, of each column of an archive"
-    line,store,_ = memory._parts
+    line,store,_ = memory.parts
     key = 'key'
     while key in memory.dtype.names: key += '_'
     yield key,np.dtype(np.int64),lambda keys: keys

@@ -46,6 +46,7 @@ class Timeline:
         self._begin()
 
     dtype    = property(lambda self: self._parts and self._parts[1].dtype, doc='Of its rows; None before the first one')
+    parts    = property(lambda self: self._parts, doc='Links, store, and what batches look like; None before the first row')
     inserted = property(lambda self: self.span[0], doc='How many rows have come: the next key')
     oldest   = property(lambda self: self.span[1], doc='The oldest key that is still there')
     keys     = property(lambda self: np.arange(*self.span[::-1]), doc='All valid keys, oldest first')
