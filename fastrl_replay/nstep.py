@@ -11,8 +11,8 @@ import numpy as np, torch
 from fastcore.basics import patch
 from .core import (BlockError, StateError, Steps, dtype_spec, extend_dtype, memmove, njit, number,
     padding, refuse_flags, row_places, whole)
-from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, Environments,
-    RowLayout, goes_on, grown, note_row, number_of, refuse_drawn, row_ends)
+from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, CountersCheck,
+    Environments, RowLayout, goes_on, grown, note_row, number_of, refuse_drawn, row_ends)
 from .infos import MASK, SUCCESS
 from .pipe import Holding, Pipe, stage
 from .states import anything, array, checked, flag, integer, maybe, real, row_dtype
@@ -128,7 +128,7 @@ _BEFORE = 'put it before the replay, or the stage that makes sequences'
 
 @patch
 def _fresh(self:NStep):
-    self._gate = BlockGate('NStep', partial(_MergeLayout, last=self.last), _refuse_endless, _BEFORE)
+    self._gate = BlockGate('NStep', partial(_MergeLayout, last=self.last), _refuse_endless, _BEFORE, counted=self.n > 1)
     self._envs = Environments()
     self._at,self._ends,self._out = np.zeros(1, np.int64),np.zeros((1,2), np.int64),np.zeros(0, np.uint8)
     self._rings,self._queues = np.empty(0, np.uint8),np.zeros((0,2), np.int64)
@@ -178,6 +178,7 @@ def flush(self:NStep)->Steps: # the rows of all starts that wait; one has waited
     dtype = self._gate.layout.merged
     out = np.zeros(self._waiting*dtype.itemsize, np.uint8)
     made = _merge_rest(self._rings, self._queues, out, self._ends, self._at, self.gamma)
+    self._gate.ended()
     return Steps(np.ndarray(made, dtype, out))
 
 # %% ../nbs/20_nstep.ipynb #322e6be9
@@ -228,14 +229,19 @@ def restore(self:NStep, state):
 @stage('n_skip')
 class NSkip(Pipe):
     "Keeps the first step of each episode, every `n`-th step after it, and the last one"
+    _buffers = ('_counters',)
     def __init__(self,
         source, # a pipe of Steps, one row a step
         n:int, # of how many steps one is kept; 1 keeps all
     ):
         self.n,self._known = whole('NSkip', 'n', n, 1, 2**31-1),None
         super().__init__(source)
+        self._fresh()
+
+    def _fresh(self): self._counters = CountersCheck('NSkip') if self.n > 1 else None   # None: they count
 
     def __iter__(self):
+        self._fresh()
         for steps in self.blocks():
             kept = self.skip(steps)
             if len(kept): yield kept
@@ -246,6 +252,7 @@ class NSkip(Pipe):
         "What is kept of a block"
         rows = steps.rows
         if rows.ndim != 1 or rows.dtype is not self._known: rows = self._checked(rows)
+        if self._counters: self._counters = self._counters.after(rows)
         step = rows['step_n']
         keep = ((step - 1)%self.n == 0) | (step == 0) | rows['terminated'] | rows['truncated']
         return Steps(rows.take(keep.nonzero()[0]))

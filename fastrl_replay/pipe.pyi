@@ -147,7 +147,7 @@ class Pipe(IterDataPipe):
     def experience_replay(self, bs: int = 1, max_sz: int = 1000000, *, replacement: bool = False, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> ExperienceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly'
         ...
-    def hindsight_replay(self, bs: int = 1, max_sz: int = 1000000, *, share: float = 0.8, strategy: str = 'future', reward=None, beta=None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> HindsightReplay:
+    def hindsight_replay(self, bs: int = 1, max_sz: int = 1000000, *, share: float = 0.8, strategy: str = 'future', reward=None, replacement: bool = False, beta=None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> HindsightReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later'
         ...
     def prioritized_replay(self, bs: int = 1, max_sz: int = 1000000, *, kind: str = 'proportional', alpha: float = 0.6, beta=0.4, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> PrioritizedReplay:

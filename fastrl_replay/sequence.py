@@ -171,7 +171,8 @@ def _sequence(self:SequenceChunker, raw, i): # number `i` of those that were fou
 @patch
 def _fresh(self:SequenceChunker):
     self._gate = BlockGate(type(self).__name__, _SequenceLayout,
-        shape_remedy='put it before the replay, or before another chunker: it takes steps as they come')
+        shape_remedy='put it before the replay, or before another chunker: it takes steps as they come',
+        counted=self.length > 1)
     self._envs,self._waiting,self._at = Environments(),deque(),None
     self._ring,self._notes = np.empty(0, np.uint8),np.empty((0,4), np.int64)
     self._counts,self._ahead = np.zeros(0, np.int64),np.zeros((0,5), np.int64)
@@ -205,6 +206,7 @@ def flush(self:SequenceChunker)->list: # of sequences, in the order of the envir
     self._notes = np.array([s for s in starts if s[2] >= 0], np.int64).reshape(-1, 4)
     sequences = [self._sequence(np.empty(0, np.uint8), i) for i in range(len(self._notes))]
     self._counts[:],self._at[_LOOKED] = 0,1   # what was noted ahead is to be forgotten
+    self._gate.ended()
     return sequences
 
 # %% ../nbs/21_sequence.ipynb #32397726

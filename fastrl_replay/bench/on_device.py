@@ -174,7 +174,7 @@ def _train(results, device, seconds):
     for store in 'Frames(4, compress=lz4)','Frames(4)',f'Frames(4, device={device})':
         results['train'][store] = train_pong(device, store, seconds)
 
-# %% ../../nbs/95_bench_on_device.ipynb #ce500c4f
+# %% ../../nbs/95_bench_on_device.ipynb #ae0afc15
 def _contests(size, pixels):
     "Title, rows of a batch, function of a store that makes a full replay, and what else `ways` is told"
     yield '256 rows',256,lambda store: full_replay(size, store=store),{}
