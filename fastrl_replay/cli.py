@@ -219,7 +219,7 @@ def _device(args, who, remedy):
 # %% ../nbs/62_cli.ipynb #0c43a9b0
 def _export(memory, to):
     "Write all rows to a file, or as a data set of Minari; where they are"
-    name,(kind,_,given) = memory.directory.path.name,to.partition(':')
+    name,(kind,_,given) = memory.place.path.name,to.partition(':')
     if kind == 'minari': return write_minari(memory, given or f'memories/{name}-v0', **spaces_of(memory[:].rows)).id
     to = f'{name}.npz' if to == 'npz' else to
     export_rows(memory, to)
@@ -252,8 +252,8 @@ def look(args):
     print(json.dumps(facts, indent=2) if args.json else survey_text(facts))
     said = sys.stderr if args.json else sys.stdout
     if args.plot is not None:
-        picture = Path(args.plot or f'{memory.directory.path.name}.png')
-        try: write_whole(picture, survey_picture(memory, str(memory.directory.path)))
+        picture = Path(args.plot or f'{memory.place.path.name}.png')
+        try: write_whole(picture, survey_picture(memory, str(memory.place.path)))
         except ImportError: raise SettingsError('memory', '--plot needs matplotlib, which is not installed',
             remedy='pip install matplotlib') from None
         print(f'picture       {picture}', file=said)

@@ -245,7 +245,7 @@ def named_store(
         f"setting 'store': there is no store {call.text!r}{did_you_mean(call.name, STORES)}",
         expected=f'one of {", ".join(STORES)}')
     store = _made(STORES[call.name], call, 'store')
-    if store.place is not None or {'path','mode','spare'} & {*call.kwargs}:
+    if store.folder is not None or {'path','mode','spare'} & {*call.kwargs}:
         raise SettingsError('recipe', f"setting 'store': {call.text} says where rows lie", remedy='memory_path = …')
     if path is None: return store
     return _made(STORES[call.name], call._replace(kwargs={**call.kwargs, 'path':path, 'spare':spare}), 'memory_path')

@@ -174,7 +174,7 @@ class Pipe(IterDataPipe):
     def episodes(self, keep=..., env_id: int = 0, **names) -> Episodes:
         'Rows from arrays of whole episodes, by their `names`: dicts, `.npz`, Parquet, tables of Arrow or Hugging Face'
         ...
-    def offline(self, data: str, max_steps: float = ..., spaces=None, n_step: int = 1, gamma: float = 1.0) -> Offline:
+    def offline(self, data, max_steps: float = ..., spaces=None, n_step: int = 1, gamma: float = 1.0) -> Offline:
         'Fills a replay with recorded rows, and lets it draw; each batch counts as a step'
         ...
     def stateful(self) -> StatefulPipe:

@@ -377,7 +377,7 @@ def _check(s):
 
 # %% ../nbs/60_recipes.ipynb #b5330b29
 def _check_place(s, replay):
-    if memory_path(s) and replay.memory.store.place is None: raise SettingsError('recipe',
+    if memory_path(s) and replay.memory.store.folder is None: raise SettingsError('recipe',
         "setting 'memory_path': the learner keeps rows in main memory", s['learner'],
         remedy="a builder whose chain gives its replay store=s['store']")
 

@@ -29,7 +29,7 @@ def last_rows(
     memory:Timeline, # open for reading
 )->dict: # name → array; `key`, `whole`: is the episode's first row there?, and columns
     "The last row of each episode in memory, oldest first"
-    (line,store,_),(end,oldest),d = memory.parts,memory.span,memory.directory
+    (line,store,_),(end,oldest),d = memory.parts,memory.span,memory.place
     rewinds = d.counters.item(REWINDS)
     names,cut,found = [n for n in _OF_EPISODES if n in store.columns.dtype.names],set(),[]
     for keys in _in_parts(oldest, end):
@@ -74,7 +74,7 @@ def episode_facts(
 # %% ../nbs/61_survey.ipynb #10d035b8
 def _beside(memory, name, dtype):
     "A file with a number for each slot; None: there is none"
-    path,ring = memory.directory.folder/name,memory.directory.ring
+    path,ring = memory.place.folder/name,memory.place.ring
     if not path.exists() or path.is_symlink(): return None
     size,n = path.stat().st_size,ring*np.dtype(dtype).itemsize
     if size != n: raise StateError('memory', f'{path} is damaged', f'{size:_} bytes', f'{n:_} bytes')
@@ -84,7 +84,7 @@ def priorities(
     memory:Timeline, # open for reading
 )->np.ndarray: # float64, of the rows or sequences that have one, oldest first; None: the memory has no priorities
     "The priorities that are written down"
-    d,file = memory.directory,_beside(memory, 'priorities', np.float64)
+    d,file = memory.place,_beside(memory, 'priorities', np.float64)
     if file is None: return None
     end,oldest = memory.span
     p = file[np.arange(oldest, max(min(end, d.counters.item(TOLD)), oldest)) % d.ring]
@@ -92,7 +92,7 @@ def priorities(
 
 # %% ../nbs/61_survey.ipynb #45d134c2
 def _priority_facts(memory):
-    p,d = priorities(memory),memory.directory
+    p,d = priorities(memory),memory.place
     if p is None: return None
     unit,kind = 'sequences' if 'steps' in d.meta else 'rows',d.meta.get('priorities')
     known = dict(min=float(p.min()), median=float(np.median(p)), max=float(p.max())) if len(p) else {}
@@ -102,7 +102,7 @@ def _priority_facts(memory):
     return dict(kind=kind, unit=unit, known=len(p), rows_without=later, **known)
 
 def _draw_facts(memory):
-    drawn,d = _beside(memory, 'drawn', np.int32),memory.directory
+    drawn,d = _beside(memory, 'drawn', np.int32),memory.place
     if drawn is None or not len(memory): return None
     drawn = drawn[memory.keys % d.ring]
     return dict(mean=float(drawn.mean()), max=int(drawn.max()), never=float((drawn <= 0).mean()),
@@ -127,7 +127,7 @@ def survey(
     memory:Timeline, # as `open_memory` gave it
 )->dict: # plain data
     "What is in a memory on disk"
-    d,(end,oldest) = memory.directory,memory.span
+    d,(end,oldest) = memory.place,memory.span
     columns = [dict(name=n, dtype=str(t.base), shape=list(t.shape)) for n,t,_ in parts_of(memory.dtype)]
     store,frames = {k: v for k,v in d.meta['store'].items() if v is not None},memory.parts[1].stats()
     facts = dict(path=str(d.path), made=d.meta.get('made'), written_by=d.meta.get('written_by'), store=store,
@@ -231,7 +231,7 @@ def export_rows(
     most:int=2**24, # bytes of a column that are in main memory at a time, or those of one row
 ):
     "Write all rows into an archive of arrays, a column after the other"
-    path,(end,oldest),rewinds = Path(path),memory.span,memory.directory.counters.item(REWINDS)
+    path,(end,oldest),rewinds = Path(path),memory.span,memory.place.counters.item(REWINDS)
     if path.suffix != '.npz': raise ArgumentError('memory', '--export', path, 'a name that ends in .npz')
     with whole_file(path) as whole, zipfile.ZipFile(whole, 'w', allowZip64=True) as archive:
         for name,dtype,read in _exported(memory):
@@ -244,7 +244,7 @@ def export_rows(
                     _check_still_there(memory, oldest, rewinds)
 
 def _check_still_there(memory, oldest, rewinds):
-    d = memory.directory
+    d = memory.place
     if d.oldest_whole() > oldest or d.counters.item(REWINDS) != rewinds: raise StaleKey('memory',
         'rows were overwritten while they were read', f'keys from {d.oldest_whole()} on', f'those from {oldest} on',
         'stop the process that writes, or let it keep more spare rows')

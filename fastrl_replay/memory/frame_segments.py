@@ -68,7 +68,7 @@ class FrameFiles(FrameLog):
     ):
         self.number,self.folder = number,directory.folder/f'frames-{number}'
         form = directory.new(f'frames-{number}.form', 2, np.int64)
-        if not directory.meta:
+        if not directory.meta and not form[0]:
             self.folder.mkdir(exist_ok=True)
             form[:] = size,bits
         elif form[0] != size or not 0 <= form[1] <= _MOST_BITS: raise StateError('Frames',
@@ -78,9 +78,6 @@ class FrameFiles(FrameLog):
 
     def _path(self, number, kind): return self.folder/f'{number}.{kind}'
     def _counter(self): return OF_STORE + self.number
-    def commit(self):
-        "Frames that have settled are there for who opens the directory"
-        self.arrays.counters[self._counter()] = self.numbers[END]
 
 # %% ../../nbs/33_frame_segments.ipynb #1c785aaa
 @patch(as_prop=True)
