@@ -7,10 +7,12 @@ from pathlib import Path
 
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
+from hypothesis import given, strategies as st
 
 from fastrl_replay import cli
 from fastrl_replay.cli import main
 from fastrl_replay.core import EnvError, NoRoom
+from fastrl_replay.named_envs import read_calls
 from fastrl_replay.offline import open_memory
 from fastrl_replay.recipes import Agent, SettingsError, as_value, evaluate, parse, recipe, recipes
 from fastrl_replay.runs import Silent, interruptible, read_config, read_metrics, resume, start
@@ -340,6 +342,28 @@ def test_wrappers_that_change_the_action_space(changes, actions, mine, tmp_path)
 def test_a_name_that_is_not_there_is_one_line(setting, said, mine, capsys):
     "What was looked for, where, the nearest name; nothing is left behind and nothing is called that is no environment"
     assert said.replace('{}', mine) in says(capsys, 'train', 'cartpole', *SET, setting.replace('{}', mine)) and [p.name for p in Path().iterdir() if p.name != '__pycache__'] == [f'{mine}.py']
+
+@pytest.mark.parametrize('option, value', [('data', 'rows.npz'), ('workers', '2'), ('shards', '2'), ('engine', 'ray'), ('address', 'auto'), ('seed', '3'), ('out', 'x'), ('settings', 'x')])
+def test_a_run_that_is_resumed_keeps_its_settings_and_says_so(option, value, capsys):
+    "An option that would change nothing is refused, --data too, which was taken and forgotten"
+    assert f'--{option} with --resume. Remedy: a run goes on as it began' in says(capsys, 'train', '--resume', 'nowhere', f'--{option}', value)
+
+_WORDS = st.text('abzAZ09_-./+*~é€', min_size=1, max_size=8).filter(lambda w: isinstance(as_value(w), str) and w.lower() != 'none')
+_VALUES = st.recursive(st.integers(0, 10**6) | st.floats(-9, 9).filter(lambda x: not x.is_integer()) | st.booleans() | st.none() | _WORDS, lambda v: st.lists(v, max_size=3).map(tuple), max_leaves=6)
+
+def as_typed(value):
+    if isinstance(value, tuple): return '[' + ', '.join(map(as_typed, value)) + ']'
+    return {True: 'yes', False: 'no', None: 'none'}[value] if value is None or isinstance(value, bool) else str(value)
+
+@given(st.lists(st.tuples(_WORDS, st.lists(_VALUES, max_size=3), st.dictionaries(st.text('abc_', min_size=1, max_size=4), _VALUES, max_size=3)), max_size=4), st.booleans())
+def test_names_with_arguments_are_read_as_they_were_written(calls, module):
+    "Words of any characters but brackets, quotes, commas and equals signs; arguments in brackets of any depth"
+    texts = []
+    for name, args, kwargs in calls:
+        given = ', '.join([*map(as_typed, args), *(f'{k} = {as_typed(v)}' for k, v in kwargs.items())])
+        texts.append('m.n:'*module + name + (f'({given})' if given else ''))
+    found = read_calls('wrappers', ' , '.join(texts))
+    assert found == [(text, 'm.n' if module else None, name, args, kwargs) for text, (name, args, kwargs) in zip(texts, calls)]
 
 @pytest.mark.parametrize('code, said', [('1/0', 'ZeroDivisionError: division by zero (broken_{}.py, line 2)'), ('import nothing_like_it', "No module named 'nothing_like_it' (broken_{}.py, line 2)"), ('if', 'SyntaxError: '),
     ('raise SystemExit(3)', 'SystemExit: 3'), ('"\xff"', None)])

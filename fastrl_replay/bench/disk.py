@@ -21,7 +21,7 @@ from .reports import short
 from .timing import as_rows, full_replay, measure, pixel_dtype, rows_of
 from ..core import ArgumentError, Steps
 from ..memory.arrays import group_files, machine_memory, size_text
-from ..memory import rows as store_rows
+from ..memory.directory import Directory, outgrows
 from ..memory.rows import Rows
 from ..prefetch import Prefetch
 from ..replay.experience import ExperienceReplay
@@ -90,7 +90,7 @@ class OurDisk:
 
     def draws(self, way, bs):
         asks,advice = PAGES[way]
-        with patch.object(store_rows, 'outgrows', lambda nbytes: asks): self.open(bs)
+        with patch.object(Directory, 'outgrown', lambda self, nbytes: asks): self.open(bs)
         advise(self.folder, advice)
         return iter(Prefetch(self.replay, 4) if 'prefetched' in way else self.replay)
 
@@ -102,7 +102,7 @@ class DiskWorker(TestWorker):
     def __init__(self, library='fastrl_replay'): super().__init__(library)
     def disk(self, folder, size): self.test = DiskTest(OurDisk, folder, size)
     def has(self): return machine_memory()
-    def asks(self): return bool(store_rows.outgrows(self.test.size*ROW.itemsize))
+    def asks(self): return bool(outgrows(self.test.size*ROW.itemsize))
     def small(self, **how): return small_rows(**how)
 
     def opens(self, rounds=5, cold=False):
