@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from .core import ArgumentError, StaleKey, StateError, leaves, parts_of
 from .evaluation import decimals
-from .memory.arrays import size_text
-from .memory.directory import AGE_MAX, REWINDS, TOLD, mapped
+from .memory.arrays import AGE_MAX, REWINDS, TOLD, size_text
+from .memory.directory import mapped
 from .memory.timeline import Timeline
 from .runs import json_in, run_of, smooth
 
