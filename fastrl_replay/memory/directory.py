@@ -7,7 +7,7 @@ __all__ = ['FORMAT', 'VERSION', 'PAGE', 'allocate', 'mapped', 'no_disk', 'read_m
            'request_places', 'request', 'outgrows', 'read_at_random']
 
 # %% ../../nbs/30_directory.ipynb #ba4ce25c
-import errno, json, os, re, shutil, socket, sys, uuid, warnings, weakref
+import errno, json, os, re, shutil, socket, sys, threading, uuid, warnings, weakref
 from contextlib import suppress
 from copy import copy
 from datetime import datetime, timezone

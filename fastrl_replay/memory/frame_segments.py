@@ -15,8 +15,8 @@ import numpy as np
 from fastcore.basics import patch
 from ..core import StaleKey, StateError
 from ..files import write_whole
-from fastrl_replay.memory.directory import (N_COUNTERS, OF_STORE, allocate, mapped, read_at_random,
-    request_places)
+from .arrays import N_COUNTERS, OF_STORE
+from .directory import allocate, mapped, read_at_random, request_places
 from .frame_log import BITS, END, FIRST, NEXT, ROOM, FrameLog, Packed, locate_raw
 
 # %% ../../nbs/33_frame_segments.ipynb #d725b367

@@ -225,12 +225,22 @@ def follow(self:SequenceView, steps:Steps, first:int):
     rows = np.ascontiguousarray(steps.rows).reshape(-1)
     if rows.dtype != self._dtype: rows = rows.astype(self._dtype)   # the same columns, laid out in another way
     self._rereads = False
-    envs,n = self.memory.environments,len(rows)
-    n_envs = len(envs.ids)
-    if n_envs > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, n_envs, 0) for a in self._tracks))
+    self._track_rows(rows, first, self._plan)
+
+@patch
+def _track_rows(self:SequenceView, rows, first, plan):
+    "Queue the sequences that these rows complete"
+    envs,n = self._known_envs(),len(rows)
     self._queue,self._states = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
-    _track(rows.view(np.uint8), self._plan, first, envs.number, self._counters, *self._tracks,
-        self._queue, self._states)
+    _track(rows.view(np.uint8), plan, first, envs.number, self._counters, *self._tracks, self._queue, self._states)
+
+@patch
+def _known_envs(self:SequenceView):
+    "The environments of the memory, for each of which there are tracks"
+    envs = self.memory.environments
+    many = len(envs.ids)
+    if many > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, many, 0) for a in self._tracks))
+    return envs
 
 @patch
 def _open(self:SequenceView, dtype):
@@ -347,17 +357,14 @@ def note(self:SequenceView):
 @patch
 def _follow_rows(self:SequenceView, rows, first, plan):
     "Some rows, whose episodes may have begun before the oldest row"
-    envs,n = self.memory.environments,len(rows)
-    many = len(envs.ids)
-    if many > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, many, 0) for a in self._tracks))
+    envs = self._known_envs()
     ids,at = np.unique(rows['env_id'], return_index=True)
     for env_id,row in zip(ids, rows[at]):
         env = number_of(env_id, envs.number)
         if self._tracks.count[env] or self._tracks.last[env].any() or row['step_n'] < 2: continue
         self._tracks.count[env],self._tracks.recent[env] = row['step_n'] - 1,self.memory.oldest - 1   # they are gone
         note_row(self._tracks.last, env, row['episode_n'], row['step_n'] - 1, False)
-    self._queue,self._states = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
-    _track(rows.view(np.uint8), plan, first, envs.number, self._counters, *self._tracks, self._queue, self._states)
+    self._track_rows(rows, first, plan)
 
 # %% ../../nbs/44_sequence_view.ipynb #262358f6
 @patch
