@@ -14,7 +14,7 @@ import numpy as np
 from textwrap import fill
 from tqdm.auto import tqdm
 from . import __version__
-from .core import EnvError, Explained, did_you_mean
+from .errors import EnvError, Explained, did_you_mean
 from .datasets import spaces_of, write_minari
 from .learners.registry import as_value, recorded, setting_text
 from .named_envs import named_modules, place_of

@@ -14,7 +14,8 @@ from itertools import islice
 import cloudpickle, numpy as np, torch
 from fastcore.basics import patch
 from torch import nn
-from .core import ArgumentError, ArgumentTypeError, Explained, Steps
+from .core import Steps
+from .errors import ArgumentError, ArgumentTypeError, Explained
 from .envstate import decode, encode
 from .pipe import Pipe, WorkerInfo
 

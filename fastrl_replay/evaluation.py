@@ -11,7 +11,7 @@ from functools import singledispatch
 from itertools import islice
 import gymnasium as gym, numpy as np
 from gymnasium.vector import VectorEnv
-from .core import ArgumentTypeError, whole
+from .errors import ArgumentTypeError, whole
 from .envs import GymStepper
 from .infos import SUCCESS
 

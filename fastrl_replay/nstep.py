@@ -8,8 +8,10 @@ __all__ = ['NStep', 'NSkip']
 # %% ../nbs/20_nstep.ipynb #9c5e47ad
 from functools import partial
 import numpy as np, torch
-from .core import (BlockError, StateError, Steps, bytes_at, dtype_spec, extend_dtype, memmove, njit, number,
-    padding, refuse_flags, row_places, whole)
+from .compiled import bytes_at, memmove, njit
+from .core import Steps, refuse_flags
+from .errors import BlockError, StateError, number, whole
+from .row_dtypes import dtype_spec, extend_dtype, padding, row_places
 from .episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, RowLayout, refuse_drawn
 from .infos import MASK, SUCCESS
 from .pipe import Pipe, stage

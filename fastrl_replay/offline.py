@@ -9,7 +9,8 @@ __all__ = ['open_memory', 'recorded_rows', 'check_recorded', 'Offline']
 from itertools import chain
 from pathlib import Path
 from fastcore.basics import patch
-from .core import ArgumentError, ArgumentTypeError, Explained, NoRoom, StateError, step_dtype
+from .errors import ArgumentError, ArgumentTypeError, Explained, NoRoom, StateError
+from .row_dtypes import step_dtype
 from .datasets import read_minari
 from .journal import Journal
 from .learners.registry import SettingsError

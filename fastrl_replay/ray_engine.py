@@ -11,7 +11,7 @@ from collections import deque
 from time import monotonic
 import torch
 from fastcore.basics import patch
-from .core import ArgumentError, ArgumentTypeError, number
+from .errors import ArgumentError, ArgumentTypeError, number
 from .engines import Filled, Served, Weights, Worker, seed_generators
 from .pipe import as_worker
 

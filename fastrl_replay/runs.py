@@ -17,7 +17,7 @@ from time import perf_counter
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from . import __version__
-from .core import old_names
+from .errors import old_names
 from .named_envs import named_modules
 from .recipes import Agent, SettingsError, check_saved, file_text, memory_path, plain_file, play_episodes
 from .learners.registry import recorded

@@ -10,9 +10,12 @@ import numpy as np
 from fastcore.basics import patch
 from gymnasium import spaces
 from stable_baselines3.common import buffers
+from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
-from .core import Steps, step_dtype
+from .core import Steps
+from .row_dtypes import step_dtype
 from .memory.timeline import Timeline
+from .nested import fields_of, nested_dtype, put
 
 # %% ../nbs/74_sb3.ipynb #65ff7d51
 def newest_in(
@@ -49,25 +52,21 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._begin()
 
     def _observation_dtype(self):
-        space,shape = self.observation_space,self.obs_shape
-        if not isinstance(shape, dict): return np.dtype((space.dtype, shape))
-        return np.dtype([(k, (space[k].dtype, s)) for k,s in shape.items()], align=True)
+        def of_space(s, name): return np.dtype((s.dtype, get_obs_shape(s))) if fields_of(s) is None else None
+        return nested_dtype(self.observation_space, of_space)
 
     def _begin(self): # no episode is under way
         self.episode,self.steps = np.ones(self.n_envs, np.int32),np.zeros(self.n_envs, np.int32)
         self.totals = np.zeros(self.n_envs)
 
 # %% ../nbs/74_sb3.ipynb #6d824acd
-def _put(field, x):
-    if field.dtype.names is None: field[...] = np.reshape(x, field.shape)
-    else:
-        for n in field.dtype.names: _put(field[n], x[n])
+def _write(field, x): field[...] = np.reshape(x, field.shape)
 
 @patch
 def add(self:ReplayBuffer, obs, next_obs, action, reward, done, infos):
     "A row of each environment"
     rows,done = np.zeros(self.n_envs, self.row),np.asarray(done, bool).reshape(self.n_envs)
-    for n,x in dict(state=obs, next_state=next_obs, action=action, reward=reward).items(): _put(rows[n], x)
+    for n,x in dict(state=obs, next_state=next_obs, action=action, reward=reward).items(): put(rows[n], x, _write)
     late = np.zeros(self.n_envs, bool)
     if self.handle_timeout_termination: late |= [info.get('TimeLimit.truncated', False) for info in infos]
     rows['terminated'],rows['truncated'] = done & ~late,done & late

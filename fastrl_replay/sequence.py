@@ -8,8 +8,10 @@ __all__ = ['SequenceChunker']
 # %% ../nbs/21_sequence.ipynb #bb5cdbbf
 from collections import deque
 import numpy as np, torch
-from .core import (BlockError, StateError, Steps, choice, dtype_spec, extend_dtype, memmove, njit, padding,
-    refuse_flags, whole)
+from .compiled import memmove, njit
+from .core import Steps, refuse_flags
+from .errors import BlockError, StateError, choice, whole
+from .row_dtypes import dtype_spec, extend_dtype, padding
 from .episodes import MAX_ENVS, SIZE, BlockGate, RowLayout
 from .pipe import stage
 from .states import anything, array, checked, flag, maybe, row_dtype

@@ -11,8 +11,9 @@ import io, os, zipfile
 from functools import partial
 from pathlib import Path
 import numpy as np
-from .core import ArgumentError, StaleKey, StateError, leaves, parts_of
-from .memory.arrays import size_text
+from .errors import ArgumentError, StaleKey, StateError
+from .row_dtypes import leaves, parts_of
+from .machine import size_text
 from .memory.directory import AGE_MAX, REWINDS, TOLD, mapped
 from .memory.timeline import Timeline
 from .runs import json_in, run_of, smooth

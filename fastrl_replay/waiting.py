@@ -8,7 +8,8 @@ __all__ = ['TAILS', 'LENGTH', 'STRIDE', 'TAIL', 'LOOKED', 'OWN', 'GOES_ON', 'END
 
 # %% ../nbs/19_waiting.ipynb #b03338fd
 import numpy as np
-from .core import Steps, memmove, njit
+from .compiled import memmove, njit
+from .core import Steps
 from fastrl_replay.episodes import (ENV, EPISODE_N, SIZE, STEP_N, BlockGate, Environments, goes_on, grown, note_row,
     number_of, row_ends)
 from .pipe import Holding

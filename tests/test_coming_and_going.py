@@ -4,7 +4,8 @@ from collections import deque
 import numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
 
-from fastrl_replay.core import Steps, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.row_dtypes import step_dtype
 from fastrl_replay.episodes import MAX_ENVS, NEAR, Environments, number_of
 from fastrl_replay.memory import links
 from fastrl_replay.memory.timeline import Timeline

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from fastrl_replay import cli
 from fastrl_replay.cli import main
-from fastrl_replay.core import EnvError, NoRoom
+from fastrl_replay.errors import EnvError, NoRoom
 from fastrl_replay.offline import open_memory
 from fastrl_replay.recipes import Agent, SettingsError, as_value, evaluate, parse, recipe, recipes
 from fastrl_replay.runs import Silent, interruptible, read_config, read_metrics, resume, start

@@ -7,7 +7,9 @@ import numpy as np, pytest
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import BlockError, Steps, extend_dtype, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import BlockError
+from fastrl_replay.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.pipe import Items
 from fastrl_replay.sequence import SequenceChunker

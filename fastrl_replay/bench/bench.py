@@ -20,7 +20,8 @@ from typing import NamedTuple
 import gymnasium as gym, numpy as np, torch
 from gymnasium.spaces import Box, Discrete
 from tqdm.auto import tqdm
-from ..core import Steps, step_dtype
+from ..core import Steps
+from ..row_dtypes import step_dtype
 from ..envs import GymStepper
 from ..nstep import NStep
 from .peers import ADAPTERS, DRAWN, RETURN_MEMORY, Peer, PeerError, Rows, errors, machine, wrong_rows

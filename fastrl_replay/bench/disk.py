@@ -15,8 +15,10 @@ from time import perf_counter, sleep
 import numpy as np, torch
 from gymnasium.spaces import Box, Discrete
 from tqdm.auto import tqdm
-from ..core import ArgumentError, Steps, step_dtype
-from ..memory.arrays import group_files, machine_memory, size_text
+from ..core import Steps
+from ..errors import ArgumentError
+from ..row_dtypes import step_dtype
+from ..machine import group_files, machine_memory, size_text
 from ..memory.rows import Rows
 from ..prefetch import Prefetch
 from ..replay.experience import ExperienceReplay

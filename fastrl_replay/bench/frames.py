@@ -20,7 +20,9 @@ import gymnasium as gym, numpy as np, torch
 from gymnasium.spaces import Box, Discrete
 from tqdm.auto import tqdm
 from ..atari import atari, register_games
-from ..core import ArgumentError, Explained, Steps, did_you_mean, step_dtype
+from ..core import Steps
+from ..errors import ArgumentError, Explained, did_you_mean
+from ..row_dtypes import step_dtype
 from ..envs import GymStepper
 from ..memory.frames import Frames
 from ..memory.rows import Rows

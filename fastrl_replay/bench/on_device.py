@@ -16,8 +16,10 @@ from timeit import Timer
 import numpy as np, torch
 from gymnasium.spaces import Box, Discrete
 from tqdm.auto import tqdm
-from ..core import ArgumentError, Steps, step_dtype
-from ..memory.arrays import device_of
+from ..core import Steps
+from ..errors import ArgumentError
+from ..row_dtypes import step_dtype
+from ..machine import device_of
 from ..memory.frames import Frames
 from ..memory.rows import Rows
 from ..prefetch import Prefetch

@@ -15,7 +15,8 @@ from pathlib import Path
 from time import perf_counter
 import gymnasium as gym, numpy as np, torch
 from gymnasium.spaces import Box, Discrete
-from ..core import Steps, step_dtype
+from ..core import Steps
+from ..row_dtypes import step_dtype
 from ..engines import Weights, pickled
 from ..envs import GymStepper
 from ..parallel import Parallel

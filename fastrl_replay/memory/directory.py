@@ -18,8 +18,10 @@ import numpy as np, torch
 from fastcore.basics import patch
 from numba import types
 from .. import __version__
-from ..core import ArgumentError, NoRoom, StateError, choice, njit
-from .arrays import MainMemory, machine_memory, size_text
+from ..compiled import njit
+from ..errors import ArgumentError, NoRoom, StateError, choice
+from ..machine import machine_memory, size_text
+from .arrays import MainMemory
 
 # %% ../../nbs/30_directory.ipynb #35ef270a
 def allocate(

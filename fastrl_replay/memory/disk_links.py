@@ -8,7 +8,8 @@ __all__ = ['reopen_links', 'ends', 'brief_state', 'load_brief', 'cut_links', 'wr
 # %% ../../nbs/31_links_on_disk.ipynb #e4aeeb72
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import StateError, njit
+from ..compiled import njit
+from ..errors import StateError
 from ..episodes import MAX_ENVS, Environments, grown, note_row
 from .directory import request
 from .links import INSERTED, OLDEST, SLOTS, Links, as_keys

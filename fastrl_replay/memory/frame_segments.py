@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
-from ..core import StaleKey, StateError
+from ..errors import StaleKey, StateError
 from fastrl_replay.memory.directory import (N_COUNTERS, OF_STORE, allocate, mapped, read_at_random,
     request_places)
 from .frame_log import BITS, END, FIRST, NEXT, ROOM, FrameLog, Packed, locate_raw

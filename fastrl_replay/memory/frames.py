@@ -12,11 +12,13 @@ from threading import RLock
 from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import (ArgumentError, BlockError, NoRoom, StateError, bytes_at, memmove, njit, padding,
-    parts_of, prefetch, refuse_flags, whole)
+from ..compiled import bytes_at, memmove, njit, prefetch
+from ..core import refuse_flags
+from ..errors import ArgumentError, BlockError, NoRoom, StateError, whole
+from ..row_dtypes import padding, parts_of
 from ..episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
 from ..locks import renew_in_child
-from .arrays import size_text
+from ..machine import size_text
 from .codecs import codec
 from .directory import outgrows, request_rows
 from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of

@@ -13,10 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import (ArgumentError, ArgumentTypeError, StateError, Steps, bytes_at, choice, extend_dtype,
-    ints_at, longs_at, memmove, njit, padding, plain_columns, refuse_flags, whole)
+from ..compiled import bytes_at, ints_at, longs_at, memmove, njit
+from ..core import Steps, plain_columns, refuse_flags
+from ..errors import ArgumentError, ArgumentTypeError, StateError, choice, whole
+from ..row_dtypes import extend_dtype, padding
 from ..episodes import ENV, SIZE, NaNSearch, RowLayout, first_nan, has_nan
-from .arrays import MainMemory, device_of, free_memory
+from ..machine import device_of, free_memory
+from .arrays import MainMemory
 from .directory import mapped, outgrows, read_at_random, request_rows
 from .links import (AGE_MAX, AGE_SUM, DRAWN, IN_FILE, INSERTED, OLDEST, SLOTS, Links,
     acceptable, first_invalid, link_rows)

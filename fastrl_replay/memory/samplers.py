@@ -9,7 +9,8 @@ __all__ = ['AS_ZERO', 'random_bits', 'random_seed', 'Sampler', 'Uniform', 'Propo
 from copy import copy
 import numpy as np, torch
 from fastcore.basics import patch
-from fastrl_replay.core import (ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, njit, number,
+from ..compiled import njit
+from fastrl_replay.errors import (ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, number,
     renamed, whole)
 from . import ranktree, sumtree
 from .ranktree import RankTree

@@ -12,10 +12,12 @@ from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from ..core import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, StaleKey, StateError,
-    Steps, dtype_spec, extend_dtype, problem, saved_dtype, step_dtype, whole)
+from ..core import Steps
+from ..errors import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, StaleKey,
+    StateError, problem, whole)
+from ..row_dtypes import dtype_spec, extend_dtype, saved_dtype, step_dtype
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
-from .arrays import size_text
+from ..machine import size_text
 from fastrl_replay.memory.directory import (AGES, COMMITTED, EXTRAS, FLOOR, OF_STORE, RESERVED, REWINDS, Directory,
     check_path)
 from fastrl_replay.memory.disk_links import (FollowedLinks, brief_state, cut_links, load_brief, reopen_links,

@@ -9,7 +9,8 @@ __all__ = ['BesideRows']
 import errno, os, warnings
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import ArgumentError, StateError, saved_dtype
+from ..errors import ArgumentError, StateError
+from ..row_dtypes import saved_dtype
 from ..memory.directory import TOLD, no_disk
 from ..memory.samplers import AS_ZERO, Proportional, Sampler
 from ..memory.timeline import Timeline

@@ -9,7 +9,7 @@ __all__ = ['SAMPLERS', 'ReplayByKind', 'PrioritizedReplay', 'initial_of']
 import warnings
 import numpy as np
 from fastcore.basics import patch
-from ..core import choice, number, renamed
+from ..errors import choice, number, renamed
 from ..memory.rows import Store
 from ..memory.samplers import Proportional, Ranked, Sampler
 from ..pipe import stage
