@@ -45,4 +45,4 @@ class BitFlip(gym.Env):
         "Where a goal was achieved"
         return (achieved_goal == desired_goal).all(-1)
 
-gym.register('fastrl_replay/BitFlip-v0', BitFlip)
+gym.register('fastrl_replay/BitFlip-v0', f'{BitFlip.__module__}:BitFlip')   # as text: what records it writes it down

@@ -56,4 +56,4 @@ def _look(self:Catch):
     cells[self.y,self.x] = 255
     return cells.repeat(self.scale, 0).repeat(self.scale, 1)
 
-gym.register('fastrl_replay/Catch-v0', Catch)
+gym.register('fastrl_replay/Catch-v0', f'{Catch.__module__}:Catch')   # as text: what records it writes it down

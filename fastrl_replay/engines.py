@@ -4,18 +4,19 @@
 
 # %% auto #0
 __all__ = ['AWAY', 'Filled', 'outline', 'Weights', 'pickled', 'batches_in', 'ChainCopy', 'format_error', 'save_chain',
-           'load_chain', 'seed_generators', 'Served', 'WorkerError', 'Worker']
+           'load_chain', 'seed_generators', 'Served', 'WorkerError', 'Worker', 'Silence']
 
 # %% ../nbs/70_engines.ipynb #cc3a1406
-import io, pickle, random, traceback
+import io, pickle, random, traceback, warnings
 from collections import deque
 from copyreg import dispatch_table
 from itertools import islice
+from time import monotonic
 import cloudpickle, numpy as np, torch
 from fastcore.basics import patch
 from torch import nn
 from .core import Steps
-from .errors import ArgumentError, ArgumentTypeError, Explained
+from .errors import ArgumentError, ArgumentTypeError, Explained, problem
 from .envstate import decode, encode
 from .pipe import Pipe, WorkerInfo
 
@@ -202,6 +203,7 @@ class WorkerError(Explained, RuntimeError): "A worker that failed or crashed"
 
 class Worker:
     "What `Parallel` notes of a worker, of whatever engine"
+    patience = 300.   # seconds of waiting until a warning names it
     def __init__(self, info:WorkerInfo):
         self.info,self.asked,self.chunks = info,deque(),deque()   # which one; open requests; what waits to be handed on
         self.over = False   # has its pass ended?
@@ -210,3 +212,31 @@ class Worker:
         self.given = self.lag = 0   # items handed on; how many others were, since the last one was asked for
         self.due,self.share = 0.,1.   # how many chunks it should have given by now, and has not; its share of them
         self.past = dict.fromkeys(('lost','stale','inserted','counted'), 0)   # of memories that ended with a worker
+
+    def stopped(self)->bool: return False               # is it known that it computes nothing? It is named earlier
+    def doing(self)->str: return 'it may be busy'       # for that warning: what is known of it
+
+
+# %% ../nbs/70_engines.ipynb #a3b1c6d3
+class Silence:
+    "How long workers have been waited for; each is named when its patience is over, and again after twice that time"
+    def __init__(self, workers):
+        self.next,self.seconds,self.last = dict.fromkeys(workers, 0.),0.,monotonic()
+
+    def goes_on(self):
+        "There is no answer so far"
+        now = monotonic()
+        self.seconds,self.last = self.seconds + min(now - self.last, 2.),now   # more: this process was stopped, too
+        for w,next in self.next.items():
+            if self.seconds < max(next, min(w.patience, 20.) if w.stopped() else w.patience): continue
+            self.next[w] = 2*self.seconds
+            warnings.warn(problem('Parallel', f'worker {w.info.rank} of {w.info.world_size} has given no answer for '
+                f'{self.seconds:.0f} seconds', w.doing(), 'an answer, or its end', 'wait, or end it: with `restarts=` '
+                'another takes its place; ordered=False goes on with the others'), RuntimeWarning, stacklevel=2)
+
+@patch
+def wait(self:Worker):
+    "Until there is an answer, or the end; nothing is lost where this is interrupted"
+    silence = Silence([self])
+    while not self.ready(1): silence.goes_on()
+

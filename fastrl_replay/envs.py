@@ -125,6 +125,7 @@ def act(self:_One, actions, i, rows, result):
     self.obs,self.over = obs,bool(terminated or truncated)
     result[0] = (number, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
         self.env_id, self.episode, self.step, self.total)
+    if self.over and self.info is not None: self.info.columns.ended(1)
     return int(self.over)
 
 # %% ../nbs/10_envs.ipynb #17495f78
@@ -257,6 +258,7 @@ def act(self:_Many, actions, i, rows, result):
     outcome = _count(rows.view(np.uint8), self.at, self.env_id, self.lags, self.counts, self.totals, self.resets)
     if outcome < 0: raise self._no_reset(-1-outcome, rows)
     if outcome & 1: self._look_for_final(info, rows)
+    if outcome & 1 and self.info is not None: self.info.columns.ended(int(self.counts[:,2].sum()))
     return outcome
 
 # %% ../nbs/10_envs.ipynb #e8f68979

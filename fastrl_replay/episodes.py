@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_STEPS', 'MAX_ENVS', 'NEAR', 'RowLayout',
            'places_of', 'row_ends', 'goes_on', 'note_row', 'grown', 'number_of', 'Environments', 'NaNSearch', 'has_nan',
-           'first_nan', 'refuse_drawn', 'BlockGate', 'refuse_nan']
+           'first_nan', 'refuse_drawn', 'CountersCheck', 'BlockGate', 'refuse_nan']
 
 # %% ../nbs/03_episodes.ipynb #105b4341
 import numpy as np
@@ -240,6 +240,40 @@ def refuse_drawn(
         'put it before the replay; take rows for another memory with memory.take(batch.index); '
         'give your column another name')
 
+# %% ../nbs/03_episodes.ipynb #a31c0de2
+_LOOKED_AT,_STANDING = 4096,8   # rows that are looked at, at most; how many of them may stand still
+
+class CountersCheck:
+    "Looks at the first rows of a stream: do `episode_n` and `step_n` count?"
+    def __init__(self,
+        who:str, # the stage or memory, for errors
+    ): self.who,self.left,self.last,self.standing = who,_LOOKED_AT,{},0
+
+    def after(self,
+        rows:np.ndarray, # structured, 1-D: the next ones
+    )->'CountersCheck': # what is known after them; None: they count, or enough were looked at
+        "Look at a block; it raises where these are no counters, and this object stays as it is"
+        if not EPISODE.keys() <= set(rows.dtype.names): return None   # they don't say
+        new,last = CountersCheck(self.who),dict(self.last)
+        columns = (rows[c][:self.left].tolist() for c in EPISODE)
+        new.left,new.last,new.standing = self.left - len(rows),last,self.standing
+        for i,row in enumerate(zip(*columns)):
+            env,episode,step,*ends = row
+            number,before = last.get(env) or (None,0)
+            if number == episode:
+                if step > before: return None
+                new.standing += 1 if episode or step else _STANDING//2   # 0 and 0: never filled in
+            if new.standing >= _STANDING: raise _no_counters(self.who, i, env, episode, step, before)
+            last[env] = None if any(ends) else (episode, step)
+        return new if new.left > 0 else None
+
+def _no_counters(who, row, env, episode, step, before):
+    return BlockError(who, f"row {row} of the block: columns 'step_n' and 'episode_n' do not count (env_id {env})",
+        f'step_n={step} after step_n={before}, in episode_n={episode} that had not ended',
+        'a step_n that grows from step to step of an episode',
+        "fill both columns in: step_n = 1, 2, 3, … within each episode, and episode_n = 1, 2, … with each new one of "
+        'its environment, as GymStepper does')
+
 # %% ../nbs/03_episodes.ipynb #e2c70fff
 class BlockGate:
     "What a block of rows must be before a stage or a memory takes any of it"
@@ -250,11 +284,13 @@ class BlockGate:
         shape_remedy:str=None, # what to do about blocks of other shapes; None: what helps with a memory
         check=None, # (dtype) → raises where the owner has no use for such columns; None: any will do
         takes_drawn:bool=False, # may a replay have drawn the rows?
+        counted:bool=False, # must `step_n` count, because the owner cuts episodes by it?
     ):
         self.who,self.make_layout = who,layout
         remedy = 'put it before the stage that makes sequences, or add them one by one, in order'
         self.shape_remedy = remedy if shape_remedy is None else shape_remedy
         self.refuses,self.check_columns,self.takes_drawn = refuses,check,takes_drawn
+        self.counters = self._after = CountersCheck(who) if counted else None   # None: they count, or needn't
         self.layout,self.same = None,None   # of the first block; the very dtype of the last one, which is known again
 
     def check(self,
@@ -270,6 +306,7 @@ class BlockGate:
         layout = self._layout_of(rows.dtype)
         self._check_environments(rows)
         if self.refuses: self.refuses(rows)
+        self._after = self.counters and self.counters.after(rows)
         return rows,layout
 
 # %% ../nbs/03_episodes.ipynb #4522926e
@@ -277,14 +314,20 @@ class BlockGate:
 def knows(self:BlockGate, dtype:np.dtype)->bool: # of a block
     "Are these the columns that were accepted? Blocks from other processes have equal ones, not the same object"
     if dtype is self.same: return True
-    if self.layout is None or dtype != self.layout.dtype: return False
+    if self.counters or self.layout is None or dtype != self.layout.dtype: return False
     self.same = dtype
     return True
 
 @patch
 def accept(self:BlockGate, rows, layout):
-    "These columns are those of all blocks from now on"
-    self.layout,self.same = layout,rows.dtype
+    "The block is taken: its columns are those of all blocks from now on"
+    self.layout,self.counters = layout,self._after
+    self.same = None if self.counters else rows.dtype
+
+@patch
+def ended(self:BlockGate):
+    "The stream has ended: what comes next goes on with none of its rows"
+    if self.counters: self.counters = CountersCheck(self.who)
 
 @patch
 def _layout_of(self:BlockGate, dtype):

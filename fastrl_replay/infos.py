@@ -6,13 +6,13 @@
 __all__ = ['MASK', 'SUCCESS', 'info_entries', 'entry_dtype', 'InfoColumns', 'InfoRows', 'of_env', 'last_info', 'asks_for']
 
 # %% ../nbs/09_infos.ipynb #8e6055c0
-import inspect
+import inspect, warnings
 import numpy as np
 from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from .core import refuse_flags
-from .errors import ArgumentError, ArgumentTypeError, StateError
+from .errors import did_you_mean, problem, ArgumentError, ArgumentTypeError, StateError
 from .row_dtypes import column_dtype, dtype_spec
 from .row_dtypes import saved_dtype, step_dtype
 from .nested import nested_dtype, put
@@ -87,6 +87,13 @@ def _complete(x, default):
     return {k: _complete(x.get(k, _MISSING), d) for k,d in default.items()} if isinstance(x, dict) else x
 
 # %% ../nbs/09_infos.ipynb #0c865721
+_PATIENCE = 3   # episodes in which an entry with a default may be absent
+
+def _paths(default, path):
+    "Where entries with a default stand: those of a dict one by one"
+    if not isinstance(default, dict): return [path]
+    return [p for k,d in default.items() for p in _paths(d, (*path, k))]
+
 class InfoColumns:
     "Which entries are kept, what stands in for missing ones, and the dtypes of their columns as far as known"
     def __init__(self,
@@ -94,12 +101,42 @@ class InfoColumns:
     ):
         self.defaults,self.names = entries,tuple(entries)
         self.dtypes = {k: entry_dtype(d, k) for k,d in entries.items() if d is not None}
-        self.filled = InfoRows(self, 1)   # a row of defaults
+        self.filled,self.absent = InfoRows(self, 1),{}   # a row of defaults
         for k in self.dtypes: self.filled.one(0, {}, (k,))
+        self.absent = {p: set() for k in self.dtypes for p in _paths(entries[k], (k,))}   # path → names beside it
+        self.episodes = 0   # how many have ended while some were absent
 
     def known(self)->dict:
         "The dtypes that are known, in the order in which entries were asked for"
         return {k: self.dtypes[k] for k in self.names if k in self.dtypes}
+
+# %% ../nbs/09_infos.ipynb #a31c0d02
+@patch
+def look(self:InfoColumns, info): # of an environment, or of a vector: a dict of arrays, or a list of dicts
+    "Which entries with a default have come?"
+    if isinstance(info, (list,tuple)):
+        for x in info: self.look(x)
+        return
+    for path in [*self.absent]:
+        beside = info
+        for k in path[:-1]: beside = beside.get(k) if isinstance(beside, dict) else None
+        if not isinstance(beside, dict): continue
+        if path[-1] in beside: del self.absent[path]
+        else: self.absent[path].update(k for k in map(str, beside) if k[:1] != '_')
+
+@patch
+def ended(self:InfoColumns, episodes:int): # how many of them have ended
+    "Warn, once, where an entry with a default did not come in the first episodes"
+    if not self.absent: return
+    self.episodes += episodes
+    if self.episodes < _PATIENCE: return
+    absent,self.absent = self.absent,{}
+    for path,others in absent.items():
+        others = sorted(others - set(self.names))
+        warnings.warn(problem('GymStepper', f"entry {'.'.join(path)!r} of info has not come in {self.episodes} episodes, "
+            f"so its column holds the default{did_you_mean(path[-1], others, .5)}",
+            f"info with {others or 'nothing else'}", remedy='correct the name in info=, or leave it out; '
+            'nothing, where it comes seldom'), stacklevel=2)
 
 # %% ../nbs/09_infos.ipynb #d2f18c54
 class InfoRows:
@@ -125,6 +162,7 @@ class InfoRows:
         of:str='', # whose they are, for errors
     ):
         "Write the entries of one environment"
+        if self.columns.absent: self.columns.look(info)
         for name in self.columns.names if names is None else names:
             x,default = info.get(name, _MISSING),self.columns.defaults[name]
             if default is not None: x = _complete(x, default)
@@ -133,8 +171,9 @@ class InfoRows:
 
 def _missing(name, of, info):
     there = sorted(str(k) for k in info if not str(k).startswith('_'))
-    return ArgumentError('GymStepper', f'entry {name!r}{of} is not in info', f'info with {there or "nothing"}',
-        remedy=f'a default for where it is missing, such as info=dict({name}=0)')
+    near = did_you_mean(name, {*there} - {name}, .5)
+    return ArgumentError('GymStepper', f'entry {name!r}{of} is not in info{near}', f'info with {there or "nothing"}',
+        remedy=None if near else f'a default for where it is missing, such as info=dict({name}=0)')
 
 # %% ../nbs/09_infos.ipynb #eb25393f
 def of_env(
@@ -169,6 +208,7 @@ def many(self:InfoRows,
     first:int=0, # the number of the first environment, for errors
 ):
     "Write the entries of several environments"
+    if self.columns.absent: self.columns.look(info)
     for name in self.columns.names if names is None else names:
         has = _present(info, name, self.n)
         missing,there = need & ~has,need & has
@@ -249,6 +289,9 @@ def asks_for(
     own = list(parameters.values())[1 + recurrent:]
     asked = {p.name: p for p in own if p.name in ('mask','info') and p.kind in (p.POSITIONAL_OR_KEYWORD,p.KEYWORD_ONLY)}
     there = dict(mask=MASK in entries, info=bool(entries))
+    if 'mask' in asked and did_you_mean(MASK, entries, .5) and not there['mask']: warnings.warn(problem('GymStepper',
+        f'the policy takes a mask and gets none, as no entry is called {MASK!r}', f'info={tuple(entries)}',
+        remedy=f'info={MASK!r}; where the environment calls it otherwise, rename it in a wrapper'), stacklevel=2)
     for name,p in asked.items():
         if p.default is p.empty and not there[name]: raise ArgumentError('GymStepper', f'the policy asks for {name!r}',
             f'info={tuple(entries)}', f'info={MASK!r}' if name == 'mask' else 'entries of info to be kept')

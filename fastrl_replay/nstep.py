@@ -12,7 +12,7 @@ from .compiled import bytes_at, memmove, njit
 from .core import Steps, refuse_flags
 from .errors import BlockError, StateError, number, whole
 from .row_dtypes import dtype_spec, extend_dtype, padding, row_places
-from .episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, RowLayout, refuse_drawn
+from .episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, CountersCheck, RowLayout, refuse_drawn
 from .infos import MASK, SUCCESS
 from .pipe import Pipe, stage
 from .states import anything, array, checked, flag, integer, maybe, real, row_dtype
@@ -92,7 +92,8 @@ class _Merging(Waits):
     "Blocks in, merged rows out, without a source"
     _buffers = '_held','_out'
     def _fresh(self):
-        gate = BlockGate('NStep', partial(_MergeLayout, last=self.last), _refuse_endless, _BEFORE)
+        gate = BlockGate('NStep', partial(_MergeLayout, last=self.last), _refuse_endless, _BEFORE,
+            counted=self.n > 1)
         self._held,self._out = Waiting(gate, self.n, 1, 'each'),np.zeros(0, np.uint8)
 
     def merge(self,
@@ -100,7 +101,8 @@ class _Merging(Waits):
     )->Steps: # the merged rows that it completes, perhaps none
         "Take a block; a block that doesn't fit is refused whole, and nothing has changed"
         w = self._held
-        raw,layout = w.raw(steps),w.gate.layout
+        if (raw := w.known(steps)) is None: raw = self._make_room(steps)
+        layout = w.gate.layout
         while (made := _merge_block(raw, w.held, self._out, layout.ends, self.gamma)) < 0: raw = self._make_room(steps)
         return Steps(np.ndarray(made, layout.merged, self._out[:made*layout.merged.itemsize].copy()))
 
@@ -149,6 +151,7 @@ class NStep(_Merging):
         layout,out = w.gate.layout,np.zeros(self.waiting*w.gate.layout.merged.itemsize, np.uint8)
         made = _merge_noted(out[:0], w.held, found, out, layout.ends, self.gamma)
         forget_all(w)
+        w.gate.ended()
         return Steps(np.ndarray(made, layout.merged, out))
 
     def snapshot(self): return _snapshot(self)
@@ -186,14 +189,19 @@ def _restored(stage, state):
 @stage('n_skip')
 class NSkip(Pipe):
     "Keeps the first step of each episode, every `n`-th step after it, and the last one"
+    _buffers = ('_counters',)
     def __init__(self,
         source, # a pipe of Steps, one row a step
         n:int, # of how many steps one is kept; 1 keeps all
     ):
         self.n,self._known = whole('NSkip', 'n', n, 1, 2**31-1),None
         super().__init__(source)
+        self._fresh()
+
+    def _fresh(self): self._counters = CountersCheck('NSkip') if self.n > 1 else None   # None: they count
 
     def __iter__(self):
+        self._fresh()
         for steps in self.blocks():
             kept = self.skip(steps)
             if len(kept): yield kept
@@ -204,6 +212,7 @@ class NSkip(Pipe):
         "What is kept of a block"
         rows = steps.rows
         if rows.ndim != 1 or rows.dtype is not self._known: rows = self._checked(rows)
+        if self._counters: self._counters = self._counters.after(rows)
         step = rows['step_n']
         keep = ((step - 1)%self.n == 0) | (step == 0) | rows['terminated'] | rows['truncated']
         return Steps(rows.take(keep.nonzero()[0]))

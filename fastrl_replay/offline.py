@@ -6,12 +6,13 @@
 __all__ = ['open_memory', 'recorded_rows', 'check_recorded', 'Offline']
 
 # %% ../nbs/60_offline.ipynb #ae585157
+import os
 from itertools import chain
 from pathlib import Path
 from fastcore.basics import patch
 from .errors import ArgumentError, ArgumentTypeError, Explained, NoRoom, StateError
 from .row_dtypes import step_dtype
-from .datasets import read_minari
+from .datasets import is_minari, read_minari
 from .journal import Journal
 from .learners.registry import SettingsError
 from .memory.directory import read_meta
@@ -50,14 +51,16 @@ class _Parts:
         for i in range(0, len(self.memory), 4096): yield self.memory[i:i+4096]
 
 def recorded_rows(
-    data:str, # a directory with a memory, a file .npz or .parquet with episodes, or minari: and the name of a data set
+    data, # a directory with a memory, a file .npz or .parquet with episodes, minari: and a name, or a data set of Minari
 ): # a pipe of blocks
     "The rows that a setting names"
+    if is_minari(data): return read_minari(data, seeds=False)
     data,path = str(data),Path(data).expanduser()
     if data.startswith('minari:'): return read_minari(data[len('minari:'):], seeds=False)
     if path.is_dir(): return Items(_Parts(path), at_end='flush')
     if path.suffix.lower() in ('.npz','.parquet') and path.is_file(): return Episodes(path)
-    raise SettingsError('recipe', "setting 'data': there is nothing of this name", data,
+    what = 'a file of another kind' if path.is_file() else 'there is nothing of this name'
+    raise SettingsError('recipe', f"setting 'data': {what}", data,
         'a directory with a memory, a file .npz or .parquet with episodes, or minari:NAME',
         f'leave rows on disk: fastrl-replay train cartpole --memory {data}')
 
@@ -83,7 +86,7 @@ class Offline(Journal):
     takes_any_item = True
     def __init__(self,
         source, # a replay without a source
-        data:str, # what `recorded_rows` reads
+        data, # what `recorded_rows` reads
         max_steps:float=float('inf'), # batches in all
         spaces=None, # of observations and actions; None: any
         n_step:int=1, # rewards of a row
@@ -91,6 +94,8 @@ class Offline(Journal):
     ):
         if not getattr(source, 'draws_batches', False) or getattr(source, 'has_source', True): raise ArgumentTypeError(
             'Offline', 'its source', repr(source)[:60], 'a replay without a source, such as ExperienceReplay(bs=64)')
+        if not isinstance(data, (str,os.PathLike)) and not is_minari(data): raise ArgumentTypeError('Offline', 'data',
+            type(data).__name__, 'a path, minari:NAME, or a data set of Minari', 'replay.add(block) for blocks of rows')
         super().__init__(source, max_steps)
         self.data,self.spaces,self.n_step,self.gamma = data,spaces,n_step,gamma
         self._given = dict(spaces=None)   # for the repr

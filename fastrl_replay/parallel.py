@@ -17,7 +17,7 @@ from .errors import ArgumentError, StaleKey, StateError
 from .compiled import interrupts_wait
 from .core import pack, unpack
 from .errors import choice, problem, renamed, whole
-from .engines import AWAY, ChainCopy, WorkerError, batches_in, outline   # noqa: F401 (who catches it)
+from .engines import AWAY, ChainCopy, Silence, WorkerError, batches_in, outline   # noqa: F401 (who catches it)
 from .locks import DrawOrderLock
 from .memory.links import as_keys
 from .pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
@@ -272,6 +272,7 @@ def _live_with_chunks(self:Parallel)->list: # workers
         for w in live:
             while not w.chunks: self._fetch(w)
         return live
+    silence = Silence(live)
     while True:
         for w in live:
             while w.asked and w.ready(): self._fetch(w)
@@ -280,6 +281,7 @@ def _live_with_chunks(self:Parallel)->list: # workers
         began = monotonic()
         self._engine.wait(live)
         self.waited += monotonic() - began
+        silence.goes_on()
 
 # %% ../nbs/71_parallel.ipynb #d4fd4760
 @patch
@@ -480,7 +482,7 @@ def _unpack(x):
 @patch
 def _answered(self:Parallel, w, *words):
     "Ask a worker that has no requests open, and wait"
-    w.request(*words)
+    with interrupts_wait(): w.request(*words)
     what = 'next'
     while what not in (words[0], None):
         w.wait()
@@ -525,7 +527,7 @@ def check_state(self:Parallel, state):
     if repr(state['settings']) != repr(self._settings()): raise StateError('Parallel', 'a checkpoint of other settings',
         state['settings'], self._settings(), 'build the chain that was saved')
     for w in checked('Parallel', listed(anything, self.num_workers), state['workers']):
-        ChainCopy(self.source).checked_states(w['state']['chain'])
+        ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
         for chunk in w['chunks']: _unpacked(chunk)
     if state['now']: _unpacked(state['now'])
     return state

@@ -66,6 +66,9 @@ class Pipe(IterDataPipe):
         return {}
     def check_state(self, state:dict):
         "What `restore` takes, made of what `snapshot` gave (None: just that); an error where it can't be"
+    def check_remote(self, state:dict):
+        "The same where a copy of this stage in a worker will take it; what lies there is not looked at here"
+        return self.check_state(state)
     def restore(self, state): "Take back what was saved"
     def _fresh(self): "Make new buffers"
     def _rewind(self): "Let the next pass begin at the start; for a stage that has a position in the pass"
@@ -137,7 +140,10 @@ def load_state_dict(self:Pipe,
     for stage,own in reversed(self.checked_states(state)): stage.restore(own)   # the source may refuse even then
 
 @patch
-def checked_states(self:Pipe, state)->list: # of pairs, the last stage first
+def checked_states(self:Pipe,
+    state, # of `state_dict`
+    remote:bool=False, # will a copy in a worker take it?
+)->list: # of pairs, the last stage first
     "The stages of this chain, each with what its `restore` takes; an error where a state doesn't fit"
     up,name = self._upstream(),type(self).__name__
     if not isinstance(state, dict) or state.keys() != {'stage','own','above'}:
@@ -147,12 +153,13 @@ def checked_states(self:Pipe, state)->list: # of pairs, the last stage first
         'build the chain that was saved')
     if (up is None) != (state['above'] is None):
         raise StateError(name, 'the chain above it is not as long as the saved one')
-    return [(self, self._checked_state(state['own'])), *(() if up is None else up.checked_states(state['above']))]
+    own = self, self._checked_state(state['own'], self.check_remote if remote else self.check_state)
+    return [own, *(() if up is None else up.checked_states(state['above'], remote))]
 
 @patch
-def _checked_state(self:Pipe, state):
+def _checked_state(self:Pipe, state, check):
     state = checked(type(self).__name__, anything, state)
-    try: ready = self.check_state(state)
+    try: ready = check(state)
     except Explained: raise
     except Exception as e:   # of a stage that has no form
         raise StateError(type(self).__name__, 'a saved state that it can\'t read', f'{type(e).__name__}: {e}',

@@ -47,6 +47,9 @@ class Pipe(IterDataPipe):
     def check_state(self, state: dict) -> Any:
         "What `restore` takes, made of what `snapshot` gave (None: just that); an error where it can't be"
         ...
+    def check_remote(self, state: dict) -> Any:
+        'The same where a copy of this stage in a worker will take it; what lies there is not looked at here'
+        ...
     def restore(self, state) -> Any:
         'Take back what was saved'
         ...
@@ -74,7 +77,7 @@ class Pipe(IterDataPipe):
     def load_state_dict(self, state: dict) -> Any:
         "Continue, from the next pass on, where the saved chain stood; a state that doesn't fit changes nothing"
         ...
-    def checked_states(self, state) -> list:
+    def checked_states(self, state, remote: bool = False) -> list:
         "The stages of this chain, each with what its `restore` takes; an error where a state doesn't fit"
         ...
     def blocks(self) -> Any:
@@ -147,7 +150,7 @@ class Pipe(IterDataPipe):
     def experience_replay(self, bs: int = 1, max_sz: int = 1000000, *, replacement: bool = False, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> ExperienceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly'
         ...
-    def hindsight_replay(self, bs: int = 1, max_sz: int = 1000000, *, share: float = 0.8, strategy: str = 'future', reward=None, beta=None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> HindsightReplay:
+    def hindsight_replay(self, bs: int = 1, max_sz: int = 1000000, *, share: float = 0.8, strategy: str = 'future', reward=None, replacement: bool = False, beta=None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> HindsightReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later'
         ...
     def prioritized_replay(self, bs: int = 1, max_sz: int = 1000000, *, kind: str = 'proportional', alpha: float = 0.6, beta=0.4, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> PrioritizedReplay:
@@ -174,7 +177,7 @@ class Pipe(IterDataPipe):
     def episodes(self, keep=..., env_id: int = 0, **names) -> Episodes:
         'Rows from arrays of whole episodes, by their `names`: dicts, `.npz`, Parquet, tables of Arrow or Hugging Face'
         ...
-    def offline(self, data: str, max_steps: float = ..., spaces=None, n_step: int = 1, gamma: float = 1.0) -> Offline:
+    def offline(self, data, max_steps: float = ..., spaces=None, n_step: int = 1, gamma: float = 1.0) -> Offline:
         'Fills a replay with recorded rows, and lets it draw; each batch counts as a step'
         ...
     def stateful(self) -> StatefulPipe:

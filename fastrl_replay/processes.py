@@ -6,15 +6,16 @@
 __all__ = ['Processes']
 
 # %% ../nbs/70_processes.ipynb #f2932197
-import faulthandler, os, pickle, select, signal, socket, struct, sys, threading, weakref
+import faulthandler, os, pickle, select, signal, struct, sys, threading, weakref
 from contextlib import contextmanager
 from multiprocessing import connection, resource_tracker
+from pathlib import Path
 from time import monotonic
 import torch
 from fastcore.basics import patch
 from torch import multiprocessing as mp
 from .compiled import interrupts_wait
-from .errors import choice, problem
+from .errors import choice, number, problem
 from .engines import Filled, Served, Weights, Worker, format_error, seed_generators
 from .pipe import as_worker
 
@@ -30,9 +31,9 @@ class _Shared(Weights):
 # %% ../nbs/70_processes.ipynb #74191acf
 _ends = weakref.WeakSet()   # this side of the pipes of all workers
 
-def _leave_with(parent):
-    "Leave when the main process has gone without a word"
-    connection.wait([parent])
+def _leave_with(sentinel, parent):
+    "Leave when the main process has gone without a word; others that it started may hold what tells it"
+    while not connection.wait([sentinel], 1) and os.getppid() == parent: pass
     os._exit(1)
 
 def _answer_all(conn, served):
@@ -49,7 +50,7 @@ def _work(conn, info, seed, data, shared, copy, chunk):
     for end in list(_ends): end.close()
     _ends.add(conn)
     mp.current_process()._config['daemon'] = False   # it may have workers, which leave when it does
-    threading.Thread(target=_leave_with, args=[mp.parent_process().sentinel], daemon=True).start()
+    threading.Thread(target=_leave_with, args=[mp.parent_process().sentinel, os.getppid()], daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, 'pthread_sigmask'): signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     faulthandler.enable(2)   # a crash in C leaves a traceback on stderr, too
@@ -62,6 +63,52 @@ def _work(conn, info, seed, data, shared, copy, chunk):
         return chain,lambda i: shared.refresh(weights, seen, i)
     with as_worker(info): _answer_all(conn, Served(build, chunk))
 
+# %% ../nbs/70_processes.ipynb #b4c2d7e1
+class _Inbox:
+    "Takes answers out of a pipe, as far as they have come; one counts when it is whole"
+    def __init__(self, conn):
+        self.conn,self.over = conn,False   # has the other side closed it?
+        self._begin(4, head=True)
+        if os.name == 'posix': os.set_blocking(conn.fileno(), False)
+
+    def _begin(self, n, head): self.data,self.got,self.head = bytearray(n),0,head
+    def __len__(self): return 0 if self.head else self.got   # bytes of an answer that have come
+
+    def fill(self)->bool: # is there a whole answer?
+        try:
+            if os.name != 'posix': return self._take_whole()
+            while self.head or self.got < len(self.data):
+                n = os.readv(self.conn.fileno(), [memoryview(self.data)[self.got:]])
+                self.got,self.over = self.got + n,not n
+                if self.over: return False
+                if self.head and self.got == len(self.data): self._read_head()
+        except BlockingIOError: return False
+        except (OSError,EOFError): self.over = True; return False
+        return True
+
+    def take(self): # as `conn.recv_bytes` gives it
+        data = self.data
+        self._begin(4, head=True)
+        return data
+
+
+# %% ../nbs/70_processes.ipynb #b4c2d7e2
+@patch
+def _read_head(self:_Inbox):
+    "As `conn.send_bytes` writes it: how many bytes come, in 4 bytes, or -1 and then in 8"
+    n = int.from_bytes(self.data[:4], 'big', signed=True)
+    if n == -1 and len(self.data) == 4: self.data += bytes(8)
+    else: self._begin(n if n >= 0 else int.from_bytes(self.data[4:], 'big'), head=False)
+
+@patch
+def _take_whole(self:_Inbox):
+    "Where pipes keep messages apart"
+    if self.head and self.conn.poll():
+        self.data,self.head = self.conn.recv_bytes(),False
+        self.got = len(self.data)
+    return not self.head
+
+
 # %% ../nbs/70_processes.ipynb #98c4c89e
 @contextmanager
 def _without_ctrl_c():
@@ -72,21 +119,21 @@ def _without_ctrl_c():
     try: yield
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-def _send_some(conn, data:bytearray):
-    "Send what the pipe takes now, and take that out of `data`"
-    s = socket.socket(fileno=conn.fileno())
-    try:
-        while data: del data[:s.send(data, socket.MSG_DONTWAIT)]
-    except BlockingIOError: pass
-    finally: s.detach()
+def _join(process, seconds):
+    "Wait for its end, also where its children hold what tells of it; did it come?"
+    limit = monotonic() + seconds
+    while process.is_alive() and (left := limit - monotonic()) > 0: process.join(min(left, .1))
+    return not process.is_alive()
+
 
 # %% ../nbs/70_processes.ipynb #0b6ee429
 class _Worker(Worker):
     "A worker process, seen from the main process"
-    def __init__(self, context, info, *args):
+    def __init__(self, context, patience, info, *args):
         super().__init__(info)
-        self.outbox = bytearray()   # what the pipe has not taken so far
+        self.patience,self.outbox = patience,bytearray()   # what the pipe has not taken so far
         self.conn,theirs = context.Pipe()
+        self.inbox = _Inbox(self.conn)
         _ends.add(self.conn)
         self.process = context.Process(target=_work, args=(theirs, info, *args), daemon=True,
             name=f'worker {info.rank} of {info.world_size}')
@@ -95,7 +142,7 @@ class _Worker(Worker):
 
     def request(self, *words):
         try:
-            if not hasattr(socket, 'MSG_DONTWAIT'): return self.conn.send(words)
+            if os.name != 'posix': return self.conn.send(words)
             data = pickle.dumps(words)
             n = len(data)
             self.outbox += struct.pack('!i', n) if n < 2**31 else struct.pack('!iQ', -1, n)   # as `conn.recv` reads it
@@ -104,42 +151,53 @@ class _Worker(Worker):
         except OSError: pass   # it has crashed, and `receive` will say so
 
     def push(self):
-        try: _send_some(self.conn, self.outbox)
+        "Send what the pipe takes now, and take that out of `outbox`"
+        try:
+            while self.outbox: del self.outbox[:os.write(self.conn.fileno(), self.outbox)]
+        except BlockingIOError: pass
         except OSError: self.outbox.clear()
 
-    def wait(self):
-        "Until there is an answer, or the end; nothing is lost where this is interrupted"
-        while not self.conn.closed and not self.ready(1):
-            if not self.process.is_alive(): return   # its children may hold both open
-
-    def ready(self, seconds=0)->bool:
-        if self.outbox: self._send_or_hear(seconds)
-        return bool(connection.wait([self.conn, self.process.sentinel], 0 if self.outbox else seconds))
     def alive(self): return self.process.is_alive()
+    def stopped(self): # by a signal, such as SIGSTOP, where the system says so
+        try: return Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(') ')[2][:1] in ('T','t')
+        except OSError: return False
+
 
 # %% ../nbs/70_processes.ipynb #4db848e3
 @patch
-def _send_or_hear(self:_Worker, seconds):
-    "Until the pipe takes more, or there is something to read"
+def ready(self:_Worker, seconds=0)->bool:
+    "Is there a whole answer, or the end? Waits so long for one of them"
+    limit = monotonic() + seconds
+    while not (self._exchange() or self.inbox.over or not self.process.is_alive()):
+        if (left := limit - monotonic()) <= 0: return False
+        self._wait_for_more(left)
+    return True
+
+@patch
+def _exchange(self:_Worker):
+    "Send and take what goes now; is there a whole answer?"
+    with interrupts_wait():
+        try:
+            self.push()
+            return self.inbox.fill()
+        except BaseException: self.process.kill(); raise   # a second Ctrl-C, or no memory: a part may be lost
+
+@patch
+def _wait_for_more(self:_Worker, seconds):
+    "Until there is something to read, the pipe takes more, or it ends"
+    if os.name != 'posix': connection.wait([self.conn, self.process.sentinel], seconds); return
     poll = select.poll()
-    poll.register(self.conn.fileno(), select.POLLIN | select.POLLOUT)
+    poll.register(self.conn.fileno(), select.POLLIN | (select.POLLOUT if self.outbox else 0))
     poll.register(self.process.sentinel, select.POLLIN)
     poll.poll(seconds*1000)
-    with interrupts_wait(): self.push()
 
 @patch
 def receive(self:_Worker)->tuple: # the request (None: it ended), the answer, what went wrong, facts
     "What `wait` has waited for"
-    try:
-        if not self.conn.poll(): return None,None,self._ended(),None
-    except OSError: return None,None,self._ended(),None
-    try: return pickle.loads(self.conn.recv_bytes())
-    except Exception as e:
-        self.process.join(1)   # it is over, or soon will be; if not, its answer is not to be read
-        if not self.process.is_alive(): return None,None,self._ended(),None
-        self.process.kill()
-        return None,None,format_error(e),None
-    except BaseException: self.process.kill(); raise   # half an answer was read
+    if not self.inbox.fill(): return None,None,self._ended(),None
+    try: return pickle.loads(self.inbox.take())
+    except Exception as e: self.process.kill(); return None,None,format_error(e),None
+    except BaseException: self.process.kill(); raise   # its answer is lost
 
 @patch
 def succeed(self:_Worker, new):
@@ -147,12 +205,22 @@ def succeed(self:_Worker, new):
     self.conn.close()
     self.process.kill()
     self.process.join()
-    self.info,self.conn,self.process,self.outbox = new.info,new.conn,new.process,new.outbox
+    for k in 'info','conn','process','outbox','inbox': setattr(self, k, getattr(new, k))
+
 
 # %% ../nbs/70_processes.ipynb #67cfce5a
 @patch
+def doing(self:_Worker):
+    pid = self.process.pid
+    how = f'is stopped: `kill -CONT {pid}` lets it go on' if self.stopped() else 'is busy, or its machine is'
+    some = '' if self.inbox.head else f'; {len(self.inbox):_} of {len(self.inbox.data):_} bytes of its answer have come'
+    return f'process {pid} {how}{some}'
+
+@patch
 def _ended(self:_Worker):
-    self.process.join(5)
+    if not _join(self.process, 5):
+        self.process.kill()
+        return f'process {self.process.pid} had closed its pipe, and was ended'
     code,hint = self.process.exitcode,''
     how = f'exit code {code}' if code is None or code >= 0 else f'signal {signal.Signals(-code).name}'
     if code == -signal.SIGKILL:
@@ -160,6 +228,7 @@ def _ended(self:_Worker):
     if code == 1 and type(self.process).__name__ != 'ForkProcess': hint = ("\n\nWhat it printed is above. "
         "Most often a script lacks `if __name__ == '__main__':` around what it runs.")
     return f'process {self.process.pid} ended without a word: {how}{hint}'
+
 
 # %% ../nbs/70_processes.ipynb #7b3dac81
 def _end(workers, owner):
@@ -170,11 +239,11 @@ def _end(workers, owner):
             w.request('end')
             w.conn.close()
         limit = monotonic() + 5
-        for w in workers: w.process.join(max(0, limit - monotonic()))
+        for w in workers: _join(w.process, limit - monotonic())
         for kill in mp.Process.terminate,mp.Process.kill:
             left = [w for w in workers if w.process.is_alive()]
             for w in left: kill(w.process)
-            for w in left: w.process.join(1)
+            for w in left: _join(w.process, 1)
     except BaseException:   # who can't wait
         for w in workers: w.process.kill()
         raise
@@ -185,12 +254,14 @@ class Processes:
     "Workers are processes of this machine, and weights lie in memory that they share"
     def __init__(self,
         method:str=None, # how processes start: 'fork', 'spawn' or 'forkserver'; None: as the system does
+        patience:float=300., # seconds of waiting for a worker until a warning names it; 20 where it is stopped
     ):
+        self.patience = number('Processes', 'patience', patience)
         self.method = choice('Parallel', 'method', method, (None, *mp.get_all_start_methods()))
     def weights(self, tensors, copies): return _Shared(tensors, copies)
     def worker(self, info, *args):
         method = self.method or ('forkserver' if 'ray' in sys.modules else None)   # its threads can't be forked
-        return _Worker(mp.get_context(method), info, *args)
+        return _Worker(mp.get_context(method), self.patience, info, *args)
     def end(self, workers, owner): _end(workers, owner)   # `owner`: the process whose workers they are
     def wait(self, workers):
         "Until one of them has an answer, or its end"

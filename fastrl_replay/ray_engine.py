@@ -6,8 +6,10 @@
 __all__ = ['RayEngine']
 
 # %% ../nbs/70_ray_engine.ipynb #e802e10c
-import os, pickle
+import os, pickle, sys, tempfile
 from collections import deque
+from pathlib import Path
+from threading import Thread
 from time import monotonic
 import torch
 from fastcore.basics import patch
@@ -122,6 +124,27 @@ def _as_dict(resources):
     if resources is None or isinstance(resources, dict): return resources or {}
     raise ArgumentTypeError('RayEngine', 'resources', type(resources).__name__, 'a dict: name=number')
 
+def _recorded():
+    "Where Ray records the cluster that runs"
+    temporary = '/tmp' if sys.platform == 'darwin' else tempfile.gettempdir()
+    return Path(os.environ.get('RAY_TMPDIR') or temporary, 'ray', 'ray_current_cluster')
+
+def _found(address)->tuple: # the address that Ray takes, where it is from, and how to start anew
+    if address not in (None,'auto'): return repr(address),'as it was given',"`ray start --head` there, or no address"
+    if there := os.environ.get('RAY_ADDRESS'): return repr(there),'from RAY_ADDRESS','unset RAY_ADDRESS'
+    try: return repr(_recorded().read_text().strip()),f'from {_recorded()}','`ray stop --force`, or remove that file'
+    except OSError: return 'a new cluster','as no other is known','look into the logs of Ray'
+
+class _Connecting(Thread):
+    "Connects, however long that takes"
+    def __init__(self, ray, address):
+        super().__init__(daemon=True, name='ray.init')
+        self.ray,self.address,self.failure = ray,address,None
+    def run(self):
+        try: self.ray.init(self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR')
+        except BaseException as e: self.failure = e
+
+
 # %% ../nbs/70_ray_engine.ipynb #84609bf8
 class RayEngine:
     "Workers are actors of a Ray cluster"
@@ -130,7 +153,7 @@ class RayEngine:
         num_gpus:float=0, # GPUs that each worker needs
         resources:dict=None, # others, by name
         address:str=None, # of a cluster, or 'auto'; None: the one of `ray.init`, or a new one on this machine
-        patience:float=300., # seconds until a worker must have answered for the first time
+        patience:float=300., # seconds until there is a connection, and until a worker must have answered for the first time
     ):
         def checked(name, x): return number('RayEngine', name, x)
         self.num_cpus,self.num_gpus = checked('num_cpus', num_cpus),checked('num_gpus', num_gpus)
@@ -149,10 +172,27 @@ class RayEngine:
             resources=self.resources, max_restarts=0, max_task_retries=0)(_Actor)
         return self._actors
 
-    def _connect(self, ray):
-        try: ray.init(self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR')
-        except (ConnectionError,ValueError) as e: raise ArgumentError('RayEngine', f'address {self.address!r}', e,
-            'the address of a cluster that runs', 'ray start --head, or no address') from e
+
+# %% ../nbs/70_ray_engine.ipynb #c5d3e8f1
+_connecting = {}   # address → a thread that still tries
+
+@patch
+def _connect(self:RayEngine, ray):
+    thread = _connecting.get(self.address)
+    if thread is None:
+        thread = _connecting[self.address] = _Connecting(ray, self.address)
+        thread.start()
+    limit = monotonic() + self.patience
+    while thread.is_alive() and (left := limit - monotonic()) > 0: thread.join(min(left, .2))
+    found,where,anew = _found(self.address)
+    if thread.is_alive(): raise ArgumentError('RayEngine', f'address {self.address!r}', f'no answer from {found}, '
+        f'{where}, within {self.patience:g} seconds', 'a cluster that runs', f'{anew}, in a new process')
+    del _connecting[self.address]
+    e = thread.failure
+    if isinstance(e, (ConnectionError,ValueError)): raise ArgumentError('RayEngine', f'address {self.address!r}', e,
+        'the address of a cluster that runs', 'ray start --head, or no address') from e
+    if e is not None: raise e
+
 
 # %% ../nbs/70_ray_engine.ipynb #9fac3f00
 @patch

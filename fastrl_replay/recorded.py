@@ -11,10 +11,11 @@ from inspect import Parameter
 from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
+from numpy.lib.npyio import NpzFile
 from gymnasium import spaces
 from .core import Steps
 from .errors import ArgumentError, ArgumentTypeError, BlockError, Explained, whole
-from .row_dtypes import column_dtype, step_dtype
+from .row_dtypes import TORCH_NUMBERS, column_dtype, foreign_columns, step_dtype
 from .pipe import IterDataPipe, Items, Positioned, stage
 from .nested import fields_of, nested_dtype, put
 
@@ -24,6 +25,7 @@ def table_columns(
 ): # what gives an array by its name, or None
     "The columns of recorded data, whatever it came in"
     if isinstance(x, (str,Path)): x = read_table(Path(x))
+    if isinstance(x, NpzFile): x = _arrays(x)
     if isinstance(x, Mapping): return x.get
     if hasattr(x, 'with_format') and hasattr(x, 'column_names'): x = x.with_format('arrow')[:]   # of Hugging Face
     if hasattr(x, 'column_names'): return lambda name: x[name] if name in x.column_names else None
@@ -34,11 +36,45 @@ def read_table(
 ): # what `table_columns` takes
     "What a file holds"
     kind = path.suffix.lower()
-    if kind == '.npz': return dict(np.load(path, allow_pickle=False))
-    if kind != '.parquet': raise ArgumentError('Episodes', 'a file', str(path),
-        'a path that ends with .npz or .parquet')
-    from pyarrow import parquet   # an extra
+    if kind not in _FORMS: raise ArgumentError('Episodes', 'a file', str(path), 'a path that ends with .npz or .parquet')
+    read,first,remedy = _FORMS[kind]
+    try: return read(path)
+    except Explained: raise
+    except Exception as e: raise ArgumentError('Episodes', f"{path} can't be read", _found(path, first, e),
+        f'a whole file {kind}', remedy) from None
+
+def _found(path, first, e):
+    "What a file is that can't be read, on one line"
+    if not path.exists(): return 'no such file'
+    if path.is_dir(): return 'a directory'
+    if isinstance(e, PermissionError): return e.strerror
+    with open(path, 'rb') as f: begins = f.read(len(first))
+    if not begins: return 'an empty file'
+    if begins != first: return f'a file that begins with {begins!r}'
+    return ' '.join(f'{type(e).__name__}: {e}'.split())[:200]
+
+# %% ../nbs/24_recorded.ipynb #fec62186
+def _arrays(archive):
+    "The arrays of an open archive of numpy, by name"
+    def array(name):
+        try: return archive[name]
+        except ValueError as e:   # numpy advises to run what is in the file
+            if 'allow_pickle' not in str(e): raise
+        raise ArgumentError('Episodes', f'{getattr(archive.fid, "name", "an archive")}, array {name!r}', 'Python objects',
+            'numbers', 'save episodes of different lengths one after the other, with flags where they end')
+    return {name: array(name) for name in archive.files}
+
+def _read_npz(path):
+    with np.load(path, allow_pickle=False) as archive: return _arrays(archive)
+
+def _read_parquet(path):
+    try: from pyarrow import parquet
+    except ImportError: raise ArgumentError('Episodes', 'pyarrow is not installed', remedy=
+        "pip install 'fastrl_replay[arrow]'") from None
     return parquet.read_table(path)
+
+_FORMS = {'.npz': (_read_npz, b'PK', 'write it again, with numpy.savez'),   # how to read it, how it begins
+    '.parquet': (_read_parquet, b'PAR1', 'write it again, with pyarrow.parquet.write_table')}
 
 # %% ../nbs/24_recorded.ipynb #79e7df90
 def as_array(
@@ -99,7 +135,8 @@ def _starts(ends, episode):
 class _Recorded:
     "The columns of one item, checked"
     def __init__(self, item, names, extra, first): # first: the number of its first episode
-        self.first,self.at = first,f'episode {first}'
+        self.first,where = first,f'{item}, ' if isinstance(item, (str,Path)) else ''
+        self.at = f'{where}episode {first}'
         get,self.columns = table_columns(item),{}
         for n,known in {**{k: NAMES[k] for k in NAMES}, **{n: n for n in extra}, **names}.items():
             found = next((v for k in known.split() if (v := get(k)) is not None), None)
@@ -112,18 +149,25 @@ class _Recorded:
         env = get('env_id')
         if env is not None and len(np.unique(as_array(env))) > 1: self.refuse('env_id', 'several environments', 'one',
             'give the rows of each environment an item')
-        reward = self.columns['reward']
-        if reward.ndim != 1: self.refuse('reward', f'shape {list(reward.shape)}', 'a number a step')
-        self.n = len(reward)
+        for n in 'reward','terminated','truncated': self.check_shape(n)
+        self.n = len(self.columns['reward'])
+
+    def check_shape(self, column):
+        "Raise where a column has not one number for each step"
+        a = self.columns[column]
+        shape = np.shape(a) if not isinstance(a, (dict,tuple)) else (0,0)
+        if a is not None and len(shape) != 1: self.refuse(column, f'shape {list(shape)}', 'a number a step')
 
     def refuse(self, column, got, expected, remedy=None):
         raise BlockError('Episodes', f'{self.at}, {column!r}', got, expected, remedy)
 
     def rows_of(self, column, n):
-        "Raise where a column has another number of rows"
+        "Raise where a column has another number of rows, or anything else than numbers"
+        kept = self.columns.keys() - {'reward','terminated','truncated','episode'}   # with the dtype that came
         def check(a, at):
             if a.ndim < 1 or len(a) != n: self.refuse(column + at, f'{len(a) if a.ndim else "no"} rows', f'{n}')
-            if a.dtype.kind not in 'biufc': self.refuse(column + at, a.dtype, 'numbers')
+            if a.dtype.kind not in 'biuf' or column in kept and [*foreign_columns(np.dtype([('x', a.dtype)]))]:
+                self.refuse(column + at, a.dtype, TORCH_NUMBERS)
         _depth_first(self.columns[column], check)
 
 # %% ../nbs/24_recorded.ipynb #f05b4fa9
@@ -148,7 +192,10 @@ def flags(self:_Recorded):
     for n in 'terminated','truncated':
         if self.columns[n] is None: self.columns[n] = np.zeros(self.n, bool)
         self.rows_of(n, self.n)
-        flags.append(self.columns[n].astype(bool))
+        a = self.columns[n].view(np.uint8) if self.columns[n].dtype == bool else self.columns[n]   # of a file: any byte
+        wrong = np.flatnonzero((a != 0) & (a != 1))
+        if len(wrong): self.refuse(n, f'{a[wrong[0]]} in step {wrong[0] + 1}', '0 or 1', 'say where episodes end')
+        flags.append(a.astype(bool))
     return flags
 
 # %% ../nbs/24_recorded.ipynb #32870102
@@ -157,7 +204,7 @@ def rows(self:_Recorded, dtype, extra, env_id):
     "A structured array, one row a step; and how many episodes there are"
     before,after = self.states()
     terminated,truncated = self.flags()
-    for n in 'action',*extra: self.rows_of(n, self.n)
+    for n in 'action','reward',*extra: self.rows_of(n, self.n)
     if self.columns['episode'] is not None and self.columns['episode'].ndim: self.rows_of('episode', self.n)
     else: self.columns['episode'] = None
     single,ends = self.columns['next_state'] is None,terminated | truncated

@@ -25,13 +25,18 @@ def leaves(
     else:
         for n in a.dtype.names: yield from leaves(a[n], f'{name}.{n}' if name else n)
 
-TORCH_NUMBERS = 'numbers that torch has, in native byte order'
+TORCH_NUMBERS = 'bool, int8 to int64, uint8 to uint64, float16, float32 or float64, in native byte order'
 
 def foreign_columns(dtype:np.dtype): # (name, dtype) of each column that isn't of TORCH_NUMBERS
-    "The columns at which torch can't look"
+    "The columns with which not every stage can work: tensors, files, compiled kernels"
     for n,a in leaves(np.empty(0, dtype)):
-        try: torch.from_numpy(a.astype(a.dtype.str))
-        except (TypeError, ValueError): yield n,a.dtype
+        try: known = a.dtype.kind in 'biuf' and torch.from_numpy(a.astype(a.dtype.str)) is not None
+        except (TypeError, ValueError): known = False   # more bits, other byte order
+        if not known: yield n,a.dtype
+
+def _refuse_foreign(dtype):
+    for n,kind in foreign_columns(dtype): raise ArgumentTypeError('step_dtype', f'column {n!r}', kind, TORCH_NUMBERS,
+        'another dtype, such as float32: in an environment by gymnasium.wrappers.TransformObservation or TransformAction')
 
 def column_dtype(
     x, # a dtype, (dtype, shape), or a space
@@ -41,8 +46,7 @@ def column_dtype(
     dtype = space_dtype(x, name) if isinstance(x, spaces.Space) else np.dtype(x)
     if name in _TAKEN or name[:1] == '_':
         raise ArgumentError('step_dtype', f'{name!r} is a name that Steps needs itself', remedy='choose another name')
-    for n,kind in foreign_columns(np.dtype([(name, dtype)])):
-        raise ArgumentTypeError('step_dtype', f'column {n!r}', kind, TORCH_NUMBERS)
+    _refuse_foreign(np.dtype([(name, dtype)]))
     return dtype if dtype.names else np.dtype((dtype.base.str, dtype.shape))   # numpy has two names for 64 bits
 
 # %% ../nbs/00_4row_dtypes.ipynb #79db7efb
@@ -52,8 +56,9 @@ def step_dtype(
     **extra, # further columns: name=dtype, name=(dtype, shape) or name=space
 )->np.dtype: # an aligned structured dtype
     "The dtype of one row: a step of an environment with these spaces, and any `extra` columns"
-    obs = space_dtype(observation_space, 'observation_space')
-    fields = dict(state=obs, action=space_dtype(action_space, 'action_space'), reward='f4', next_state=obs,
+    obs,act = space_dtype(observation_space, 'observation_space'),space_dtype(action_space, 'action_space')
+    _refuse_foreign(np.dtype([('state', obs), ('action', act)]))
+    fields = dict(state=obs, action=act, reward='f4', next_state=obs,
         terminated='?', truncated='?', env_id='i4', episode_n='i4', step_n='i4', total_reward='f4')
     twice = sorted(fields.keys() & extra.keys())
     if twice: raise ArgumentError('step_dtype', f'columns {twice} are always there', remedy='choose other names')

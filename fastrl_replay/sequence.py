@@ -49,7 +49,8 @@ class _Cutting(Waits):
     _buffers = '_held','_waiting'
     def _fresh(self):
         gate = BlockGate(type(self).__name__, _SequenceLayout,
-            shape_remedy='put it before the replay, or before another chunker: it takes steps as they come')
+            shape_remedy='put it before the replay, or before another chunker: it takes steps as they come',
+            counted=self.length > 1)
         self._held,self._waiting = Waiting(gate, self.length, self.length - self.overlap, self.tail),deque()
 
     def chunk(self,
@@ -57,7 +58,7 @@ class _Cutting(Waits):
     )->list: # `Steps` of shape [length], each in separate memory
         "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
         w = self._held
-        raw = w.raw(steps)
+        if (raw := w.known(steps)) is None: raw = w.make_room(steps)
         while (found := look(raw, w.held)) < 0: raw = w.make_room(steps)
         if not found: return []
         sequences = self._sequences(raw, found)
@@ -68,6 +69,7 @@ class _Cutting(Waits):
         "The last sequences of episodes that nothing more will come of"
         sequences = self._sequences(np.empty(0, np.uint8), note_rest(self._held))
         forget_all(self._held)
+        self._held.gate.ended()
         return sequences
 
     def _sequences(self, raw, found): # that were found in a block

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from .errors import ArgumentError, StaleKey, StateError
 from .row_dtypes import leaves, parts_of
+from .evaluation import decimals
 from .machine import size_text
 from .memory.directory import AGE_MAX, REWINDS, TOLD, mapped
 from .memory.timeline import Timeline
@@ -166,7 +167,9 @@ def _column_lines(columns):
     wide = max(len(c['name']) for c in columns)
     return [f"{c['name']:{wide}}  {c['dtype']} {c['shape'] or ''}".rstrip() for c in columns]
 
-def _spread_text(x): return f"{x['mean']:,.1f} in the mean, {x['min']:,.1f} to {x['max']:,.1f}" if x else ''
+def _spread_text(x):
+    d = decimals(*(x or {}).values())
+    return f"{x['mean']:,.{d}f} in the mean, {x['min']:,.{d}f} to {x['max']:,.{d}f}" if x else ''
 
 # %% ../nbs/61_survey.ipynb #f7a39d47
 def _run_text(run):

@@ -119,17 +119,18 @@ class Waiting:
     counts = property(lambda self: self.held[2][:len(self.envs.ids)], doc='Steps of the running episodes, by slot')
     nbytes = property(lambda self: self.envs.nbytes + sum(a.nbytes for a in self.held[2:]), doc='Bytes reserved')
 
-    def raw(self, steps)->np.ndarray:
-        "The bytes of a block that can be looked at; one that doesn't fit is refused whole"
-        known = (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
-                 and (rows.dtype is self.gate.same or self.gate.knows(rows.dtype)))
-        return np.ndarray(rows.nbytes, np.uint8, rows) if known else self.make_room(steps)   # faster than a view
+    def known(self, steps)->np.ndarray: # bytes; None: it needs a closer look
+        "A block that can be looked at as it is"
+        if (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
+                and (rows.dtype is self.gate.same or self.gate.knows(rows.dtype))):
+            return np.ndarray(rows.nbytes, np.uint8, rows)   # faster than a view
 
     def make_room(self, steps)->np.ndarray:
-        "The same, with room for its environments and for what is found in it"
+        "A block that fits, with room for its environments and for what is found in it; another one is refused whole"
         rows,layout = self.gate.check(steps)
-        envs = self.envs if self.envs.admit(rows['env_id']) else self.envs.with_room(rows['env_id'], self.counts.nonzero()[0])
-        envs.admit(rows['env_id'])
+        envs,ids = self.envs,rows['env_id']
+        if not envs.admit(ids): envs = envs.with_room(ids, self.counts.nonzero()[0])
+        envs.admit(ids)
         held = _larger(self.held, envs, len(rows), layout, None if self.gate.layout else self.rule)
         vars(self).update(envs=envs, held=held)   # in one call, which no interrupt divides
         self.gate.accept(rows, layout)

@@ -1,5 +1,5 @@
 """The command fastrl-replay, as a person or a script meets it: what it prints, leaves behind, survives and repeats."""
-import json, multiprocessing, os, re, shlex, shutil, signal, subprocess, sys, time
+import io, json, multiprocessing, os, re, shlex, shutil, signal, subprocess, sys, time, types
 
 import numpy as np, pytest, torch
 
@@ -303,3 +303,36 @@ def test_taxi_learns_sooner_with_replay(tmp_path):
         returns = np.array([r.agent.journal.returns[:1000] for r in runs])
         early[name], late[name] = returns[:, 20:200].mean(), returns[:, -100:].mean()
     assert early['taxi'] > early['taxi-online'] + 100 and abs(late['taxi'] - late['taxi-online']) < 3, (early, late)
+
+# ---- terminals and numbers ----
+
+def test_a_terminal_of_width_0_shows_progress():
+    "Some in containers say that they have no columns"
+    import fcntl, pty, struct, termios
+    ends = pty.openpty()
+    for width in 0, 150:
+        fcntl.ioctl(ends[1], termios.TIOCSWINSZ, struct.pack('HHHH', 0, width, 0, 0))
+        with open(os.dup(ends[1]), 'w') as file: cli.Progress(total=9, initial=4, file=file, desc='run', dynamic_ncols=True).close()
+        seen = os.read(ends[0], 65536).decode()
+        assert 'run' in seen and '4/9' in seen, width
+    for end in ends: os.close(end)
+
+@pytest.mark.parametrize('shown', ['line', 'table', 'survey'])
+def test_results_of_small_scale_are_told_apart(shown, tmp_path):
+    "0.834 and 0.766 are not both 0.8"
+    from fastrl_replay.survey import _spread_text
+    if shown == 'table':
+        said = cli.table({'r': [dict(final_return=x, solved_at_step=None, wall_s=1) for x in (.834, .766)]})
+    elif shown == 'survey': said = _spread_text(dict(mean=.834, min=.766, max=.9))
+    else:
+        file = io.StringIO()
+        run = types.SimpleNamespace(settings=dict(steps=9), name='r', agent=types.SimpleNamespace(journal=types.SimpleNamespace(steps=0)))
+        cli.Bar(run, file, terminal=False).report(dict(eval_return=.834, eval_std=.766, env_steps=5))
+        said = file.getvalue()
+    assert '0.834' in said and '0.766' in said
+
+def test_a_quantity_whose_default_is_whole_takes_a_fraction():
+    "And a count takes none"
+    assert recipe('cartpole', solved='.75').settings['solved'] == .75 and type(recipe('pong').settings['solved']) is float
+    for count in 'steps', 'bs', 'envs', 'seed':
+        with pytest.raises(SettingsError, match='expected a whole number'): recipe('cartpole', **{count: '1.5'})

@@ -112,6 +112,28 @@ def test_columns_that_torch_cannot_view_are_refused_early(kind):
     "step_dtype promises rows whose every column is a tensor: a type that has none is refused where it is named"
     with pytest.raises((TypeError, ValueError), match='x'): step_dtype(Discrete(2), Discrete(2), x=kind)
 
+ACCEPTED = 'expected bool, int8 to int64, uint8 to uint64, float16, float32 or float64, in native byte order. Remedy: another dtype'
+
+def box_of(kind):
+    "A space of any dtype; gymnasium's own refuses some"
+    box = Box(0, 1, (2,), np.float32)
+    box.dtype = np.dtype(kind)
+    return box
+
+@pytest.mark.parametrize('kind', ['f16', '>f4', '>i8', 'c8', 'c16', 'c32', 'U5', 'S3', 'O', 'M8[s]', 'm8[s]', 'V3'])   # was: taken without a word, but for extra columns
+@pytest.mark.parametrize('wrap, part', [(lambda s: s, ''), (lambda s: spaces.Dict(a=spaces.Tuple([Discrete(2), s])), r'.a.\[1\]')], ids=['plain', 'nested'])
+def test_leaves_with_which_not_every_stage_can_work_are_refused_by_name(kind, wrap, part):
+    "As an observation, an action or a column, however deep: which column, what came, what is accepted, what to do"
+    for args, extra, name in ((wrap(box_of(kind)), Discrete(2)), {}, 'state'), ((Discrete(2), wrap(box_of(kind))), {}, 'action'), \
+            ((Discrete(2), Discrete(2)), dict(x=wrap(box_of(kind))), 'x'):
+        with pytest.raises(TypeError, match=f"step_dtype: column '{name}{part}'; got .*; {ACCEPTED}"): step_dtype(*args, **extra)
+    with pytest.raises(TypeError, match=f"step_dtype: column 'x'; got .*; {ACCEPTED}"): extend_dtype(SMALL, x=(kind, (2,)))
+
+@pytest.mark.parametrize('kind', [*DTYPES, 'longlong', 'ulonglong'])
+def test_all_other_leaves_are_accepted(kind):
+    for dt in step_dtype(box_of(kind), box_of(kind), x=box_of(kind)), step_dtype(Discrete(2), Discrete(2), x=kind): columns = [*Steps(np.zeros(2, dt)).asdict()]
+    assert columns[-1] == 'x'
+
 @pytest.mark.parametrize('name', ['rows', 'shape', 'dtype', 'device', 'done', 'to', 'copy', 'cat', '_rows'])   # was: all are taken without a word
 def test_columns_that_steps_would_hide_are_refused(name):
     "`steps.shape` can't be both the block's shape and a column: as with the columns that are always there, choose another name"

@@ -4,6 +4,8 @@ from itertools import islice
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from fastrl_replay.all import *
+from fastrl_replay.cli import main
+from fastrl_replay.errors import ArgumentError, ArgumentTypeError
 from fastrl_replay.testing import through_file
 
 minari, sb3, pa = pytest.importorskip('minari'), pytest.importorskip('stable_baselines3'), pytest.importorskip('pyarrow')
@@ -68,6 +70,64 @@ def test_many_rows_and_an_empty_block(n):
     none, = Episodes({k: v[:0] for k, v in flat.items()})
     assert len(none) == 0 and list(Episodes([])) == []
 
+GOOD = dict(observations=np.zeros((6, 4), np.float32), actions=np.arange(5) % 2, rewards=np.ones(5), terminations=np.array([0, 0, 0, 0, 1]))
+
+def _truncated(path): np.savez(path, **GOOD); path.write_bytes(path.read_bytes()[:400])
+def _damaged(path):
+    np.savez(path, **GOOD)
+    data = bytearray(path.read_bytes())
+    data[150] ^= 255
+    path.write_bytes(data)
+def _single(path):
+    with open(path, 'wb') as f: np.save(f, np.zeros(3))
+def _objects(path): np.savez(path, **{**GOOD, 'actions': np.array([[0], [1, 2]]*2 + [3], object)})
+def _odd_flag(path): np.savez(path, **{**GOOD, 'terminations': np.array([0, 0, 0, 0, 7])})
+def _no_flag(path): np.savez(path, **{**GOOD, 'truncations': np.array([0, 0, np.nan, 0, 0])})
+def _odd_bool(path): np.savez(path, **{**GOOD, 'terminations': np.array([0, 0, 0, 2, 1], np.uint8).view(bool)})
+def _wide_flag(path): np.savez(path, **{**GOOD, 'terminations': GOOD['terminations'][:, None]})
+def _short(path): np.savez(path, **{**GOOD, 'actions': GOOD['actions'][:3]})
+def _cut_table(path):
+    from pyarrow import parquet
+    parquet.write_table(pa.table(dict(rewards=np.arange(99.))), path)
+    path.write_bytes(path.read_bytes()[:-40])
+BROKEN = {   # how it is made → (end of its name, what is said of it)
+    '0 bytes': (lambda p: p.touch(), '.npz', "can't be read; got an empty file; expected a whole file .npz. Remedy: write it again, with numpy.savez"),
+    'truncated': (_truncated, '.npz', "can't be read; got BadZipFile: .*; expected a whole file .npz. Remedy"), 'damaged': (_damaged, '.npz', "can't be read; got BadZipFile: Bad CRC"),
+    'text': (lambda p: p.write_text('t,x\n0,1\n'), '.npz', "can't be read; got a file that begins with b't,'"), 'one array': (_single, '.npz', "can't be read; got a file that begins with"),
+    'objects': (_objects, '.npz', "array 'actions'; got Python objects; expected numbers. Remedy: save"),
+    'a flag of 7': (_odd_flag, '.npz', "episode 1, 'terminated'; got 7 in step 5; expected 0 or 1"), 'a flag of NaN': (_no_flag, '.npz', "episode 1, 'truncated'; got nan in step 3; expected 0 or 1"),
+    'a bool of 2': (_odd_bool, '.npz', "episode 1, 'terminated'; got 2 in step 4"), 'flags in a column': (_wide_flag, '.npz', r"episode 1, 'terminated'; got shape \[5, 1\]; expected a number a step"),
+    'other lengths': (_short, '.npz', "episode 1, 'action'; got 3 rows; expected 5"),
+    'no table': (lambda p: p.touch(), '.parquet', "can't be read; got an empty file"), 'a cut table': (_cut_table, '.parquet', "can't be read; got ArrowInvalid: .*Remedy: write it again, with pyarrow")}
+
+@pytest.mark.parametrize('what', BROKEN)
+def test_a_broken_file_is_named_on_one_line(what, tmp_path, capsys):
+    "With what came, what was expected and what to do; by the library and by the command, which advises nothing unsafe"
+    make, end, says = BROKEN[what]
+    path = tmp_path/f'log{end}'
+    make(path)
+    with pytest.raises(ValueError, match=says) as e: list(Episodes(path))
+    assert e.value.__cause__ is None and str(path) in str(e.value)
+    assert main(['train', 'cartpole-offline', '--data', str(path), '--out', str(tmp_path/'run')]) == 2
+    said = capsys.readouterr()
+    assert said.err.count('\n') == 1 and str(path) in said.err and 'pickle' not in said.err + str(e.value) and not (tmp_path/'run').exists()
+
+def test_an_open_archive_with_objects_is_named_too(tmp_path):
+    _objects(tmp_path/'a.npz')
+    with np.load(tmp_path/'a.npz') as archive, pytest.raises(ArgumentError, match="a.npz, array 'actions'; got Python objects"): list(Episodes(archive))
+
+def test_what_is_there_and_no_recording_is_not_said_to_be_missing(tmp_path, capsys):
+    (tmp_path/'log.csv').write_text('0,1')
+    for path, says in (tmp_path/'log.csv', 'a file of another kind'), (tmp_path/'lag.csv', 'there is nothing of this name'):
+        assert main(['train', 'cartpole-offline', '--data', str(path), '--out', str(tmp_path/'run')]) == 2 and says in capsys.readouterr().err
+
+@pytest.mark.parametrize('kind', ['c8', 'f16', '>f4', 'O', 'U3', 'M8[s]'])
+@pytest.mark.parametrize('column', ['observations', 'actions', 'rewards'])
+def test_recorded_numbers_that_not_every_stage_knows_are_refused(kind, column):
+    if column == 'rewards' and kind in ('f16', '>f4'): return   # what can be a float32 becomes one
+    some = np.ones(GOOD[column].shape).astype('i8').astype(kind) if kind != 'O' else np.full(GOOD[column].shape, None)
+    with pytest.raises(ValueError, match=r"Episodes: episode 1, '(state|action|reward)'; got .*; expected (bool, int8|an array of numbers|numbers)"): list(Episodes({**GOOD, column: some}))
+
 # ---- Minari ----
 
 class Nested(gym.Env):
@@ -117,6 +177,53 @@ def test_rows_of_an_environment_go_there_and_back():
     twin.load_state_dict(through_file(again.state_dict()))
     assert [*it] == [*twin]
 
+def recorded_pole(name='pole/few-v0', n=60):
+    return write_minari(GymStepper('CartPole-v1', seed=0).header(n), name, 'CartPole-v1')
+
+def test_a_data_set_of_minari_is_data_for_offline():
+    "The object as well as its name: the same batches; what is neither is refused where it is given"
+    made = recorded_pole()
+    def draws(data): return [b.index.tolist() for b in ExperienceReplay(bs=8, max_sz=100, seed=0).offline(data, max_steps=5)]
+    assert draws(made) == draws('minari:pole/few-v0') and len(draws(made)) == 5
+    pipe = ExperienceReplay(bs=8, max_sz=100, seed=0).offline(made, max_steps=3, n_step=2, gamma=.9)
+    assert len(list(pipe)) == 3 and repr(pipe)
+    for wrong in 3, None, dict(GOOD), [made], b'rows.npz':
+        with pytest.raises(ArgumentTypeError, match=r"Offline: data; got \w+; expected a path, minari:NAME, or a data set of Minari. Remedy: replay.add"):
+            ExperienceReplay(bs=8, max_sz=100).offline(wrong)
+
+@pytest.mark.parametrize('name, says', [('pole/fwe-v0', r"there is no data set 'pole/fwe-v0' on this machine \(did you mean 'pole/few-v0'\?\); expected one in .*minari. Remedy: minari download pole/fwe-v0"),
+    ('', "there is no data set ''"), ('pole', "there is no data set 'pole'|can't be read"), ('../..', "there is no data set|can't be read")])
+def test_a_data_set_that_is_missing_is_named_on_one_line(name, says, tmp_path, capsys):
+    recorded_pole()
+    with pytest.raises(ArgumentError, match=says): read_minari(name)
+    assert main(['train', 'cartpole-offline', '--data', f'minari:{name}', '--out', str(tmp_path/'run')]) == 2
+    assert capsys.readouterr().err.count('\n') == 1
+
+@pytest.mark.parametrize('file', ['main_data.hdf5', 'metadata.json'])
+@pytest.mark.parametrize('size', [0, 100])
+def test_a_data_set_that_is_damaged_is_named_on_one_line(file, size, tmp_path, capsys):
+    recorded_pole()
+    path, = (tmp_path/'minari').rglob(file)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ArgumentError, match=r"read_minari: the data set in .*few-v0 can't be read; got .*; expected a whole one. Remedy"): list(read_minari('pole/few-v0'))
+    assert main(['train', 'cartpole-offline', '--data', 'minari:pole/few-v0', '--out', str(tmp_path/'run')]) == 2
+    assert capsys.readouterr().err.count('\n') == 1
+
+@pytest.mark.parametrize('game', ['fastrl_replay/Catch-v0', 'fastrl_replay/BitFlip-v0'])
+def test_our_games_are_recorded_and_recovered(game):
+    "By Minari's collector, and from a memory: the data set names the game, and makes it anew"
+    facts = dict(algorithm_name='x', author='x', author_email='x', code_permalink='x')
+    collector = minari.DataCollector(gym.make(game), jpeg_encoding=False)
+    for seed in 3, 4:
+        collector.reset(seed=seed)
+        while not any(collector.step(collector.action_space.sample())[2:4]): pass
+    recorded = collector.create_dataset('games/recorded-v0', **facts)
+    rows = list(GymStepper(game, seed=0).header(30))
+    written = write_minari(rows, 'games/written-v0', game)
+    for made in recorded, written, write_minari(rows, 'games/object-v0', gym.make(game)):
+        assert type(made.recover_environment().unwrapped) is type(gym.make(game).unwrapped)
+    assert sum(map(len, read_minari('games/written-v0'))) == 30 and len(list(read_minari('games/recorded-v0'))) == 2
+
 # ---- Stable-Baselines3 ----
 
 def pair(space, action=spaces.Discrete(2), n_envs=1, size=12, **kw):
@@ -164,6 +271,110 @@ def test_the_buffer_draws_what_theirs_draws(name, n_envs, action):
         drawn.append(b.sample(9))
     equal(*drawn)
     ours.reset(); assert ours.size() == 0 and len(ours.memory) == 0
+
+def add_to(buffers, space, action, n_envs=1, steps=20, normal=False):
+    "The same random steps into several buffers; what was added last"
+    space.seed(1); action.seed(2)
+    def batch(s):
+        x = [s.sample() for _ in range(n_envs)]
+        return {k: np.stack([v[k] for v in x]) for k in s.spaces} if isinstance(s, spaces.Dict) else np.stack(x)
+    rng, obs = np.random.default_rng(0), batch(space)
+    for t in range(steps):
+        after, done, late, last, reward = batch(space), rng.random(n_envs) < .3, rng.random(n_envs) < .5, batch(action), rng.normal(size=n_envs)
+        for b in buffers: b.add(obs, after, last, reward, done, [{'TimeLimit.truncated': bool(x)} for x in done & late])
+        obs = after
+
+def seeded(buffer, n=9, seed=3, **kw):
+    np.random.seed(seed)
+    return buffer.sample(n, **kw)
+
+@pytest.mark.parametrize('n_envs', [1, 3])
+@pytest.mark.parametrize('name', ['box', 'pictures', 'dict', 'double', 'discrete', 'binary'])
+def test_the_buffer_over_a_device(name, n_envs):
+    "Rows and frames, by tensors on the CPU: draws, columns, pickles, reset; was: taken in, and then an error about blocks at each draw"
+    space, action = SPACES[name], spaces.Box(-1, 1, (2,), np.float64)
+    stores = [Rows(device='cpu')] + [Frames(4, device='cpu')]*(name in ('pictures', 'dict'))
+    for store in stores:
+        ours, theirs = pair(space, action, n_envs, store=store)
+        for steps in 2, 18:
+            add_to([ours, theirs], space, action, n_envs, steps)
+            equal(seeded(ours), seeded(theirs))
+            for c in 'observations', 'next_observations', 'actions', 'rewards', 'dones', 'timeouts': same_arrays(getattr(ours, c), getattr(theirs, c))
+        batch = seeded(ours)
+        assert all(x.is_contiguous() for x in (batch.actions, batch.rewards, batch.dones))
+        copy = pickle.loads(pickle.dumps(ours))
+        equal(seeded(copy), seeded(theirs))
+        ours.reset()
+        assert ours.size() == 0
+        add_to([ours], space, action, n_envs, 3)
+        assert len(ours.memory) == 3*n_envs
+
+def same_arrays(a, b):
+    if isinstance(b, dict):
+        assert a.keys() == b.keys()
+        for k in b: same_arrays(a[k], b[k])
+    else: assert a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
+
+def test_normalized_samples_over_a_device():
+    env = VecNormalize(DummyVecEnv([lambda: gym.make('Pendulum-v1')]))
+    ours, theirs = pair(env.observation_space, env.action_space, size=60, store=Rows(device='cpu'))
+    add_to([ours, theirs], env.observation_space, env.action_space, steps=30)
+    env.reset()
+    for _ in range(9): env.step(np.stack([env.action_space.sample()]))
+    equal(seeded(ours, env=env), seeded(theirs, env=env))
+
+COLUMNS = 'observations', 'next_observations', 'actions', 'rewards', 'dones', 'timeouts'
+
+@pytest.mark.parametrize('name', SPACES)
+@pytest.mark.parametrize('action', [spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float64), spaces.Box(-1, 1, (2,), np.float16), spaces.MultiBinary(3), spaces.MultiDiscrete([3, 4])], ids=['discrete', 'double', 'half', 'binary', 'many'])
+def test_columns_are_there_before_the_first_row(name, action):
+    "As large as theirs, of the same kinds, zeros where nothing is; was: an error before the first row and after reset"
+    for n_envs in 1, 3:
+        ours, theirs = pair(SPACES[name], action, n_envs)
+        for steps in 0, 2:
+            if steps: add_to([ours, theirs], SPACES[name], action, n_envs, steps)
+            for c in COLUMNS: same_arrays(getattr(ours, c), getattr(theirs, c))
+        ours.reset()
+        for c in COLUMNS: same_arrays(getattr(ours, c), getattr(pair(SPACES[name], action, n_envs)[1], c))
+
+@pytest.mark.parametrize('kind', [bool, np.bool_, np.float32, np.float64, np.int8, np.uint8, np.int64, int, float])
+@pytest.mark.parametrize('n_envs', [1, 3])
+def test_timeouts_of_any_kind(kind, n_envs):
+    "As numbers, and through `extend` as the columns that a buffer has, their own included; was: numpy's TypeError about a cast"
+    ours, theirs = pair(SPACES['box'], n_envs=n_envs)
+    obs, done, late = np.zeros((n_envs, 3), np.float32), np.arange(n_envs) % 3 < 2, np.arange(n_envs) % 3 == 0
+    for b in ours, theirs: b.add(obs, obs, np.zeros(n_envs, np.int64), np.ones(n_envs), done.astype(kind), [{'TimeLimit.truncated': kind(x)} for x in late])
+    for c in COLUMNS: same_arrays(getattr(ours, c), getattr(theirs, c))
+
+@pytest.mark.parametrize('n_envs', [1, 3])
+def test_their_columns_go_through_extend(n_envs):
+    "What Stable-Baselines3's own test of saving does: one dict of all environments' timeouts a step, as float32"
+    ours, theirs = pair(SPACES['box'], n_envs=n_envs, size=30)
+    add_to([ours, theirs], SPACES['box'], spaces.Discrete(2), n_envs, 9)
+    for source in theirs, ours:
+        fresh, want = pair(SPACES['box'], n_envs=n_envs, size=30)
+        for b in fresh, want: b.extend(source.observations, source.next_observations, source.actions, source.rewards, source.dones, [[{'TimeLimit.truncated': x}] for x in source.timeouts])
+        for c in COLUMNS: same_arrays(getattr(fresh, c), getattr(want, c))
+        equal(seeded(fresh), seeded(want))
+
+NONSENSE = [.5, 2, -1, np.nan, np.inf, 'yes', None, [True, False], np.zeros((2, 2)), 1j, object(), [[1], [1, 0]]]
+
+@pytest.mark.parametrize('x', NONSENSE, ids=repr)
+def test_ends_that_are_neither_yes_nor_no(x):
+    "Named, and the buffer is as it was; was: any number but 0 was an end"
+    buffer = ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu')
+    good = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32), np.array([1]), np.array([2.])
+    with pytest.raises(ValueError, match=r"(?s)sb3.ReplayBuffer: infos: 'TimeLimit.truncated'; got .*expected True or False, or 1 or 0, for each of 1 environments"): buffer.add(*good, np.array([True]), [{'TimeLimit.truncated': x}])
+    with pytest.raises(ValueError, match='sb3.ReplayBuffer: done; got'): buffer.add(*good, x, [{}])
+    assert (buffer.pos, len(buffer.memory), buffer.episode.tolist(), buffer.steps.tolist()) == (0, 0, [1], [0])
+
+@pytest.mark.parametrize('infos', [{}, None, [None], 'x', {'final_obs': 1}, ['TimeLimit.truncated']], ids=repr)
+def test_infos_that_are_no_list_of_dicts(infos):
+    "As vector environments of gymnasium give them: said, with what to do; was: 'str' has no attribute 'get'"
+    buffer = ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu')
+    row = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32), np.array([1]), np.array([2.]), np.array([True])
+    with pytest.raises(TypeError, match='sb3.ReplayBuffer: infos; .*Remedy: handle_timeout_termination=False'): buffer.add(*row, infos)
+    ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu', handle_timeout_termination=False).add(*row, infos)
 
 def test_normalized_samples():
     env = VecNormalize(DummyVecEnv([lambda: gym.make('Pendulum-v1')]))

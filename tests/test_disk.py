@@ -279,6 +279,91 @@ def test_a_disk_that_is_full(tmp_path):
         again.close()
     finally: subprocess.run(['umount', '-l', tmp_path])
 
+def test_a_limit_on_the_size_of_files_is_called_that(tmp_path):
+    "No figures of a disk that has room: what the system said, for each thing that is written; what was there goes on"
+    filled(tmp_path/'there', 20, 10).close()
+    def limited():
+        import resource
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)   # as Python begins
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        with pytest.raises(NoRoom, match=r'rows: File too large; expected .*Remedy: a smaller max_sz, or a higher limit on the size of files') as e:
+            Timeline(1000, Rows(tmp_path/'new')).add(block(0, 5))
+        assert 'free' not in str(e.value)
+        line = Timeline(10, Rows(tmp_path/'there'))
+        line.add(block(20, 5))
+        line.close()
+        with pytest.raises(NoRoom, match='File too large'): len(Timeline(1000, Rows(tmp_path/'there')))
+        os._exit(0)   # as `child` does with 1
+    assert os.waitpid(child(limited), 0)[1] == 0
+    whole(Timeline(10, Rows(tmp_path/'there')))
+
+@pytest.mark.parametrize('what, says', [('EFBIG', 'File too large'), ('EDQUOT', 'quota exceeded'), ('ENOSPC', 'No space left on device; got .* free')])
+def test_whatever_finds_no_room_says_what_the_system_said(what, says, tmp_path, monkeypatch):
+    "The arrays, meta.json, priorities that are put aside, states of sequences"
+    code = getattr(errno, what)
+    def refuse(*_, **__): raise OSError(code, os.strerror(code))
+    replay, stateful = opened('prioritized', tmp_path/'m', 60), opened('sequences', tmp_path/'states', 60)
+    replay.add(block(0, 40))
+    rows = np.zeros(40, extend_dtype(replay.memory.dtype, hidden=('f4', 2)))
+    for n in replay.memory.dtype.names: rows[n] = replay.memory[:].rows[n]
+    len(stateful.memory)   # it is open
+    calls = ('posix_fallocate', os, lambda: opened('uniform', tmp_path/'new', 10).add(block(0, 4))), ('copyfile', shutil, replay.state_dict), \
+        ('fsync', os, lambda: replay.memory.directory._write_meta(replay.memory.directory.meta)), \
+        ('pwrite', os, lambda: stateful.add(Steps(rows))), ('pwrite', os, lambda: len(Timeline(10, Rows(tmp_path/'other'))))
+    for name, module, call in calls:
+        with monkeypatch.context() as m:
+            m.setattr(module, name, refuse)
+            with pytest.raises(NoRoom, match=f'no room on the disk for .*{says}') as e: call()
+            assert ('free' in str(e.value)) == (what == 'ENOSPC')
+
+def refuses_to_write(path, code):
+    "A context in which nothing below a path may be opened for writing, or made, as on a disk that is mounted read-only"
+    real, below = {k: getattr(os, k) for k in ('open', 'mkdir')}, str(path)
+    def opens(name, flags, *args, **kw):
+        if str(name).startswith(below) and flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT): raise OSError(code, os.strerror(code), str(name))
+        return real['open'](name, flags, *args, **kw)
+    def makes(name, *args, **kw):
+        if str(name).startswith(below) and not os.path.exists(name): raise OSError(code, os.strerror(code), str(name))
+        return real['mkdir'](name, *args, **kw)
+    m = pytest.MonkeyPatch()
+    m.setattr(os, 'open', opens)
+    m.setattr(os, 'mkdir', makes)
+    return m
+
+def check_read_only(path, says):
+    "A memory below a path that can't be changed is read; to write it is refused where it is named, and how to read it is said"
+    for make in (lambda: Timeline(10, Rows(path/'m'))), (lambda: opened('prioritized', path/'m', 10)):
+        with pytest.raises(ArgumentError, match=f"path: {path}/m can't be written; got {says} .*Remedy: mode='r' to read what is there"): make()
+    with pytest.raises(ArgumentError, match=f"path: {path}/new can't be written; got {says} \\({path}\\).*Remedy: a path elsewhere"):
+        Timeline(10, Rows(path/'new')).add(block(0, 2))
+    reader = opened('prioritized', path/'m', 10, mode='r', bs=2)
+    whole(reader.memory)
+    check_batch(reader.sample(), STREAM)
+    saved = reader.state_dict()
+    reader.load_state_dict(saved)
+    reader.close()
+
+@pytest.mark.parametrize('code', ['EROFS', 'EACCES'])
+def test_a_place_that_can_only_be_read_is_named(code, tmp_path):
+    replay = opened('prioritized', tmp_path/'m', 10)
+    replay.add(block(0, 20))
+    replay.close()
+    m = refuses_to_write(tmp_path, getattr(errno, code))
+    try: check_read_only(tmp_path, os.strerror(getattr(errno, code)))
+    finally: m.undo()
+
+@pytest.mark.skipif(not hasattr(os, 'geteuid') or os.geteuid() != 0, reason='mounts a directory')
+def test_a_file_system_that_is_mounted_read_only(tmp_path):
+    replay = opened('prioritized', tmp_path/'disk'/'m', 10)
+    replay.add(block(0, 20))
+    replay.close()
+    (tmp_path/'seen').mkdir()
+    if subprocess.run(['mount', '--bind', tmp_path/'disk', tmp_path/'seen'], capture_output=True).returncode: pytest.skip('no mount')
+    try:
+        if subprocess.run(['mount', '-o', 'remount,bind,ro', tmp_path/'seen'], capture_output=True).returncode: pytest.skip('no mount')
+        check_read_only(tmp_path/'seen', 'Read-only file system')
+    finally: subprocess.run(['umount', '-l', tmp_path/'seen'])
+
 # ---- one writer ----
 
 def test_another_writer(tmp_path):
@@ -595,6 +680,19 @@ def test_a_memory_that_can_only_be_read(tmp_path):
     with pytest.raises(ArgumentError, match='there is no memory to read'): Timeline(4, Rows(tmp_path, mode='r'))
     Timeline(4, Rows(tmp_path)).add(block(0, 3))
     whole(Timeline(4, Rows(tmp_path, mode='r')))
+
+def test_a_column_is_an_attribute_before_anything_else_was_asked(tmp_path):
+    "A memory on disk is opened by whatever is asked first: a column by its name, as well as by its brackets"
+    leave(filled(tmp_path))
+    for mode in 'r', 'a':
+        replay = ExperienceReplay(bs=2, max_sz=10, store=Rows(tmp_path, mode=mode))
+        assert not replay.memory.is_open and replay.memory.reward.tolist() == replay.memory['reward'].tolist()
+        for make in (lambda: Timeline(10, Rows(tmp_path, mode='r'))), (lambda: pickle.loads(pickle.dumps(Timeline(10, Rows(tmp_path, mode='r'))))):
+            assert not hasattr(make(), 'rewad') and not hasattr(make(), '_reward') and len(make().state) == 10
+        replay.close()
+    empty = Timeline(10, Rows(tmp_path/'new'))
+    with pytest.raises(AttributeError, match="no attribute or column 'reward'"): empty.reward
+    with pytest.raises(AttributeError, match="no attribute or column 'reward'"): Timeline.__new__(Timeline).reward   # a copy that isn't filled
 
 # ---- threads ----
 

@@ -1,6 +1,6 @@
 """GymStepper: true transitions from every kind of environment; seeds, policies, errors, closing, saving."""
 from functools import partial
-import enum, pickle, re, warnings
+import enum, pickle, re, subprocess, sys, warnings
 from collections import namedtuple
 
 import gymnasium as gym, numpy as np, pytest, torch
@@ -12,7 +12,7 @@ from gymnasium.wrappers.vector import (ClipReward, DictInfoToList, NormalizeObse
 from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
-from fastrl_replay import actions
+from fastrl_replay import actions, bitflip, catch   # noqa: F401 (the last two register games)
 from fastrl_replay.core import Steps
 from fastrl_replay.errors import ActionError, ArgumentError, EnvError, StateError
 from fastrl_replay.row_dtypes import leaves
@@ -1059,6 +1059,17 @@ def test_spaces_without_a_size_are_refused():
 
 # ---- closing ----
 
+@pytest.mark.parametrize('which', ['observation_space', 'action_space'])
+def test_an_environment_of_numbers_that_torch_lacks_is_refused_when_it_is_opened(which):
+    "And not at the first look at a column; the wrapper that is advised helps"
+    env = ScriptedEnv(**script(3))
+    setattr(env, which, spaces.Box(0, 1, (2,), np.longdouble))
+    column = 'state' if which == 'observation_space' else 'action'
+    with pytest.raises(TypeError, match=f"step_dtype: column '{column}'; got .*; expected bool.*gymnasium.wrappers.TransformObservation"): next(iter(GymStepper(env, zeros)))
+    if column == 'action': return
+    narrow = gym.wrappers.TransformObservation(env, lambda x: np.float32(x), spaces.Box(-np.inf, np.inf, (2,), np.float32))
+    assert next(iter(GymStepper(narrow, zeros))).state.dtype == torch.float32
+
 class Closing(ScriptedEnv):
     "Counts how often it was closed; step and close can be made to fail"
     made, bad_close, bad_step = [], False, False
@@ -1410,3 +1421,15 @@ def test_another_number_of_environments_is_refused_when_a_state_is_loaded(mine, 
     pipe = GymStepper(mine, seed=0).experience_replay(bs=2, max_sz=9, seed=0)
     with pytest.raises(StateError, match=f'GymStepper: the saved environments are others; got {got}; expected {expected}. Remedy'): pipe.load_state_dict(saved.state_dict())
     assert len(pipe) == 0
+
+OWN_GAMES = [i for i in gym.registry if i.startswith('fastrl_replay/')]
+
+@pytest.mark.parametrize('game', OWN_GAMES)
+def test_a_game_is_written_down_and_made_anew_by_who_reads_it(game):
+    "What records an environment writes its spec as text; another process, which has imported nothing, makes the same game of it"
+    env = gym.make(game)
+    text = env.spec.to_json()
+    says = ("import gymnasium as gym; from gymnasium.envs.registration import EnvSpec; "
+            f"e = gym.make(EnvSpec.from_json({text!r})); print(type(e.unwrapped).__name__, e.action_space, len(gym.envs.registration.EnvSpec.from_json(e.spec.to_json()).kwargs))")
+    said = subprocess.run([sys.executable, '-c', says], capture_output=True, text=True)
+    assert said.stdout.strip() == f'{type(env.unwrapped).__name__} {env.action_space} 0' and len(OWN_GAMES) == 2, said.stderr

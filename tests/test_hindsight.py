@@ -14,7 +14,7 @@ from fastrl_replay.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
-from fastrl_replay.memory.samplers import Proportional
+from fastrl_replay.memory.samplers import Proportional, Uniform
 from fastrl_replay.learners.registry import SettingsError
 from fastrl_replay.recipes import Agent, evaluate, make_env, recipe
 from fastrl_replay.replay.experience import ExperienceReplay
@@ -191,6 +191,73 @@ def test_rewards_that_another_wrapper_has_changed():
     with pytest.raises(ArgumentError, match='compute_reward gives other rewards than .* got -1; expected -0.1.*wrappers that change rewards'):
         take(GymStepper(env, seed=0).hindsight_replay(bs=8, max_sz=99, warmup=8), 1)
 
+class Bits:
+    "BitFlip's rewards for rows that are made here: 0 at the goal, or else -1"
+    def compute_reward(self, achieved, desired, info): return (achieved[..., 0] == desired[..., 0])*1. - 1
+    def rows(self, n, first, rng, change):
+        rows = np.zeros(n, dtype())
+        rows['episode_n'], rows['step_n'] = 1, np.arange(first, first + n) + 1
+        for s in 'state', 'next_state': rows[s]['achieved_goal'][:, 0], rows[s]['desired_goal'][:, 0] = rng.integers(0, 12, n), rng.integers(0, 12, n)
+        rows['state']['desired_goal'] = rows['next_state']['desired_goal']
+        rows['reward'] = change(self.compute_reward(rows['next_state']['achieved_goal'], rows['next_state']['desired_goal'], {}), rng)
+        return Steps(rows)
+
+def drawn_for_long(change, times=400, bs=16, store=None, seed=0):
+    "Many batches of rows of which one in twelve is a success"
+    replay, rng = made(bs=bs, max_sz=2000, reward=Bits(), store=store), np.random.default_rng(seed)
+    for i in range(times):
+        replay.add(Bits().rows(5 + bs*(i == 0), 5*i + bs*(i > 0), rng, change))
+        replay.sample()
+    return replay
+
+@pytest.mark.parametrize('store', [None, Rows(device='cpu')], ids=['main memory', 'device'])
+@pytest.mark.parametrize('bs', [1, 16, 256])
+def test_a_wrapper_that_changes_only_successes_is_noticed(bs, store):
+    "It was not: where most rows of the first batch agreed, nothing was compared any more. It is said at each draw that looks"
+    with pytest.raises(ArgumentError, match='compute_reward gives other rewards than .* %s have; got 0; expected 10' % ('(rows|successes)' if bs == 1 else 'successes')): drawn_for_long(lambda r, rng: np.where(r == 0, 10, r), bs=bs, store=store)
+
+def test_a_wrapper_of_successes_is_said_again():
+    replay = made(bs=200, max_sz=2000, reward=Bits())
+    replay.add(Bits().rows(600, 0, np.random.default_rng(0), lambda r, rng: np.where(r == 0, 10, r)))
+    for _ in range(3):
+        with pytest.raises(ArgumentError, match='successes have; got 0; expected 10'): replay.sample()
+
+def test_dense_rewards_with_a_bonus_for_arriving():
+    "No success is exact here: those nearest to their goals are looked at"
+    def dense(achieved, desired, info): return -abs(achieved - desired)[:, 0]
+    replay, rng = made(bs=64, max_sz=4000, reward=dense), np.random.default_rng(0)
+    rows = np.zeros(4000, dtype())
+    rows['episode_n'], rows['step_n'] = 1, np.arange(4000) + 1
+    for s in 'state', 'next_state': rows[s]['achieved_goal'][:, 0], rows[s]['desired_goal'][:, 0] = rng.random(4000), .5
+    near = dense(rows['next_state']['achieved_goal'], rows['next_state']['desired_goal'], {})
+    rows['reward'] = near + 10*(near > -.05)
+    replay.add(Steps(rows))
+    with pytest.raises(ArgumentError, match='successes have'):
+        for _ in range(20): replay.sample()
+
+@pytest.mark.parametrize('seed', range(8))
+@pytest.mark.parametrize('share', [0, .1, .3])
+def test_noisy_rewards_are_no_false_alarm(share, seed):
+    "Rewards of which some are replaced at random, those of successes too, are taken as they were; and looking ends"
+    replay = drawn_for_long(lambda r, rng: np.where(rng.random(len(r)) < share, rng.normal(size=len(r)), r), times=120, bs=64, seed=seed)
+    assert replay.view._agreed
+
+def test_looking_ends():
+    "Sixteen successes that agree, and the reward function is asked for goals in hindsight only; where none is met, for each 16th batch"
+    asked = []
+    class Counts(Bits):
+        def compute_reward(self, *args):
+            asked.append(len(args[0]))
+            return Bits.compute_reward(self, *args)
+    for goals, most in (12, 1000), (10**9, 2*(256 + 744//16) + 1000):
+        replay, rng = made(bs=16, max_sz=500, reward=Counts()), np.random.default_rng(0)
+        rows = Bits().rows(500, 0, rng, lambda r, rng: r)
+        if goals > 12: rows.rows['next_state']['desired_goal'] = rows.rows['state']['desired_goal'] = goals; rows.rows['reward'] = -1
+        replay.add(rows)
+        asked.clear()
+        for _ in range(1000): replay.sample()
+        assert len(asked) <= most + 32
+
 @pytest.mark.parametrize('wrong, words', [(lambda a, d, i: 1., r'shape \[\]'), (lambda a, d, i: a, r'shape \[4, 1\]'),
     (lambda a, d, i: np.full(len(a), np.nan), 'NaN or infinity'), (lambda a, d, i: np.array(['x']*len(a)), '<U1')])
 def test_what_is_no_reward(wrong, words):
@@ -303,6 +370,64 @@ def test_frames():
     a, b = (made(bs=8, store=store) for store in (Frames(stack=2), Rows()))
     for replay in a, b: replay.add(Steps(rows))
     for _ in range(5): assert same(a.sample(), b.sample())
+
+def with_pictures(n):
+    "Rows of one episode with stacks of two pictures"
+    space = goal_space(observation=spaces.Box(0, 255, (2, 8, 8), np.uint8))
+    rows, pictures = np.zeros(n, step_dtype(space, spaces.Discrete(2))), np.random.default_rng(0).integers(0, 255, (n + 1, 8, 8), np.uint8)
+    for i, row in enumerate(rows):
+        for s, at in ('state', i), ('next_state', i + 1): row[s]['observation'], row[s]['achieved_goal'] = pictures[[max(at-1, 0), at]], at - 1
+    rows['step_n'], rows['episode_n'] = range(1, n + 1), 1
+    rows['reward'] = JUDGE.compute_reward(rows['next_state']['achieved_goal'], rows['next_state']['desired_goal'], {})
+    return Steps(rows)
+
+class TensorRows(Rows):
+    "A store of one's own that lies on a device whatever it is told"
+    def __init__(self): super().__init__(device='cpu')
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize('reward', [JUDGE, JUDGE.compute_reward], ids=['ends too', 'rewards only'])
+@pytest.mark.parametrize('store', [Rows(device='cpu'), Frames(2, device='cpu'), TensorRows()], ids=['rows', 'frames', 'own'])
+def test_on_a_device(store, reward, strategy):
+    "The same batches as in main memory, errors come back, checkpoints go either way; was: passed its check, and failed at the first draw"
+    kw, plain = dict(bs=8, max_sz=16, strategy=strategy, share=.7, reward=reward, beta=1.), Frames(2) if isinstance(store, Frames) else None
+    a, b = (made(**kw, store=s, sampler=Proportional(16, alpha=1., seed=0)) for s in (plain, store))
+    rows = with_pictures(25)
+    for i in range(0, 25, 5):
+        for r in a, b: r.add(rows[i:i+5])
+        if i < 5: continue
+        x, y = a.sample(), b.sample()
+        assert y._block is not None and same(x, y.to('cpu')), i
+        for r, batch in (a, x), (b, y): batch.update_priorities(batch.reward)
+    held = b.memory[:].to('cpu')
+    assert same(a.memory[:], held)        # what is stored is left alone
+    twins = [made(**kw, store=s, sampler=Proportional(16, alpha=1., seed=5)) for s in (plain, store)]
+    for twin, of in zip(twins, (b, a)): twin.load_state_dict(everything(of))
+    want = a.sample()
+    for r in b, *twins: assert same(r.sample().to('cpu'), want)
+
+@pytest.mark.parametrize('make', [lambda: dict(replacement=True), lambda: dict(sampler=Uniform(0, True))], ids=['argument', 'sampler'])
+def test_draws_with_replacement_need_one_row(make):
+    "More rows in a batch than in memory, or than it will ever hold; the argument and the sampler mean the same. Was: as many distinct rows as a batch has"
+    replay = made(bs=50, max_sz=30, share=.5, **make())
+    with pytest.raises(ValueError, match='fewer rows than a batch needs; got 0 rows; expected 1 rows'): replay.sample()
+    replay.add(Episodes(1).block([(0, None)]*3))
+    batch = replay.sample()
+    assert len(batch) == 50 and set(batch.index.tolist()) == {0, 1, 2}
+    twin = made(bs=50, max_sz=30, share=.5, **make())
+    twin.load_state_dict(everything(replay))
+    assert same(replay.sample(), twin.sample())
+    with pytest.raises(ValueError): replay.replacement = not replay.replacement
+
+def test_a_uniform_replay_takes_it_from_its_sampler():
+    "A relative: with sampler=Uniform(0, True) it demanded as many rows as a batch has; from a source, too, and in a mixture"
+    from fastrl_replay.replay.mixture import Mixture
+    rows = Episodes(1).block([(0, None)]*3)
+    a, b = ExperienceReplay(bs=8, max_sz=4, sampler=Uniform(0, True)), ExperienceReplay(bs=8, max_sz=4, seed=0, replacement=True)
+    for r in a, b: r.add(rows)
+    assert same(a.sample(), b.sample()) and len(Mixture(dict(a=a, b=b), bs=20).sample()) == 20
+    pipe = GymStepper('CartPole-v1', seed=0).experience_replay(bs=64, max_sz=9, sampler=Uniform(0, True))
+    assert len(take(pipe, 1)[0]) == 64 and pipe.memory.inserted == 1
 
 def test_the_memory_may_be_cleared_and_go_on():
     "Links of a new memory are looked at anew"

@@ -1,5 +1,6 @@
 "Entries of info as columns: the mask of a row is that of its next state, wherever rows go"
-import json
+import json, warnings
+from functools import partial
 from itertools import islice
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
@@ -242,3 +243,52 @@ def test_taxi_masked_learns():
     agent = Agent(recipe('taxi-masked', episodes=600).settings)
     for _ in agent.pipe: pass
     assert evaluate(agent, 50, 7).mean() > 6
+
+# ---- names that never come ----
+
+class Named(gym.Env):
+    "Episodes of 4 steps, of which each info has these entries"
+    observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(3)
+    def __init__(self, said): self.said = said
+    def reset(self, *, seed=None, options=None): self.t = 0; return np.zeros(1, np.float32), dict(self.said)
+    def step(self, a): self.t += 1; return np.zeros(1, np.float32), 1., self.t == 4, False, dict(self.said)
+
+def spoken(info, said, steps=40, **kw):
+    "The warnings of a stepper"
+    make = partial(Named, said)
+    source = {'one': make, 'vector': gym.vector.SyncVectorEnv([make]*2), 'same step': gym.vector.SyncVectorEnv([make]*2,
+        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)}[kw.pop('way', 'one')]
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter('always')
+        list(GymStepper(source, info=info, seed=0, **kw).header(steps))
+    return [str(w.message) for w in heard if 'entry' in str(w.message)]
+
+@pytest.mark.parametrize('way', ['one', 'vector', 'same step'])
+def test_a_default_of_a_misspelt_name_is_said_once(way):
+    "With the nearest name that did come, after the first episodes; not where it came, nor before"
+    said, = spoken(dict(actions_mask=np.ones(3, bool)), dict(action_mask=np.ones(3, bool)), way=way)
+    assert "'actions_mask' of info has not come" in said and "did you mean 'action_mask'?" in said
+    assert not spoken(dict(action_mask=np.ones(3, bool)), dict(action_mask=np.ones(3, bool)), way=way)
+    assert not spoken(dict(won=False), {}, 4, way=way)
+    part, = spoken(dict(task=dict(level=0, lives=0)), dict(task=dict(levels=1, lives=2)), way=way)
+    assert "'task.level'" in part and "did you mean 'levels'?" in part
+
+def test_a_rare_entry_is_not_missed_where_it_came():
+    "An entry that only some infos have"
+    env = Named({})
+    step = env.step
+    def rarely(a): out = step(a); return (*out[:4], dict(won=True) if env.t == 4 else {})
+    env.step = rarely
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        list(GymStepper(env, info=dict(won=False), seed=0).header(40))
+
+def test_a_missing_entry_names_the_nearest_and_advises_no_default_then():
+    with pytest.raises(EnvError, match=r"is not in info \(did you mean 'action_mask'\?\); got info with \['action_mask'\]$"):
+        list(GymStepper(Named(dict(action_mask=1)), info='actions_mask', seed=0).header(1))
+    with pytest.raises(EnvError, match='Remedy: a default'): list(GymStepper(Named(dict(zzz=1)), info='level', seed=0).header(1))
+
+def test_a_policy_that_takes_a_mask_and_gets_none_for_its_name():
+    def policy(state, mask=None): return np.zeros(len(state), int)
+    said, = spoken('actions_mask', dict(actions_mask=np.ones(3, bool)), policy=policy)
+    assert "no entry is called 'action_mask'" in said

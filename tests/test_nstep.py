@@ -13,6 +13,9 @@ from fastrl_replay.envs import GymStepper
 from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.replay.hindsight import HindsightReplay
+from fastrl_replay.replay.sequences import SequenceReplay
+from fastrl_replay.sequence import SequenceChunker
 from fastrl_replay.testing import same, script, scripted_steps, through_file
 from strategies import bits, cases, numbers
 
@@ -441,3 +444,57 @@ def test_skipping_gives_rows_of_its_own():
     for n in 1,2:
         out, = NSkip([block], n)
         assert not np.shares_memory(out.rows, block.rows) and out.rows.dtype == block.rows.dtype
+
+# ---- rows whose counters were never filled in ----
+
+_goal = Box(-1, 1, (1,))
+GOALS = step_dtype(spaces.Dict(observation=_goal, achieved_goal=_goal, desired_goal=_goal), Discrete(2))
+
+def blank(n=20):
+    "Rows as one's own loop makes them that fills in no counters; the last one ends"
+    rows = np.zeros(n, GOALS)
+    rows['terminated'][-1] = True
+    return rows
+
+UNCOUNTED = {'NStep': lambda: NStep(None, 3, .9).merge, 'NSkip': lambda: NSkip(None, 3).skip,
+    'SequenceChunker': lambda: SequenceChunker(None, 4).chunk, 'SequenceReplay': lambda: SequenceReplay(None, 1, 99, length=4).add,
+    'HindsightReplay': lambda: HindsightReplay(None, 1, 99, reward=lambda got, wanted, info: np.zeros(len(got))).add}
+
+@pytest.mark.parametrize('name', UNCOUNTED)
+@pytest.mark.parametrize('size', [1, 7, 20])
+def test_rows_without_counters_are_refused(name, size):
+    "In blocks of any size, with the remedy; whatever number stands still"
+    for number in 0, 1:
+        rows, take = blank(), UNCOUNTED[name]()
+        rows['step_n'] = rows['episode_n'] = number
+        with pytest.raises(BlockError, match=f"{name}: .*'step_n' and 'episode_n' do not count.*Remedy: fill both columns in"):
+            for i in range(0, 20, size): take(Steps(rows[i:i+size]))
+
+@pytest.mark.parametrize('name', UNCOUNTED)
+def test_rows_that_count_in_their_way_are_taken(name):
+    "Single rows, episodes of one step, several environments, gaps, counters from 0, restarts, every third row"
+    rows = blank(60)
+    rows['env_id'], rows['episode_n'], rows['step_n'] = np.arange(60) % 3, 1, np.arange(60)//3
+    ends = blank(60)
+    ends['terminated'] = True
+    lost = rows[np.random.default_rng(0).random(60) < .5]
+    again = np.concatenate([rows[:3], rows[:3], rows])   # a checkpoint from the first steps, twice
+    for legitimate in rows, ends, lost, again, rows[::3], rows[:1], blank(2):
+        for size in 1, 60:
+            take = UNCOUNTED[name]()
+            for i in range(0, len(legitimate), size): take(Steps(legitimate[i:i+size]))
+
+def test_without_episodes_no_counters_are_asked_for():
+    "Uniform replay, and n-step rows of one step"
+    replay = ExperienceReplay(None, 4, 99, seed=0)
+    replay.add(Steps(blank()))
+    assert len(replay.sample()) == 4 and len(NStep(None, 1, .9).merge(Steps(blank()))) == 20
+
+def test_a_refused_block_is_not_counted():
+    "The same rows, put right, are taken"
+    stage, rows = NStep(None, 2, .9), blank(2)
+    rows['reward'][1] = np.nan
+    for _ in range(5):
+        with pytest.raises(BlockError, match='finite'): stage.merge(Steps(rows))
+    rows['reward'], rows['step_n'] = 1, (0, 1)
+    assert len(stage.merge(Steps(rows))) == 2

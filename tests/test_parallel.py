@@ -479,6 +479,16 @@ def test_workers_do_not_outlive_their_process(tmp_path, method, sleep):
     p.communicate()
     assert len(pids) == 2 and gone(pids)
 
+@pytest.mark.skipif(not Path('/proc/self/stat').exists(), reason='looks at processes in /proc')
+def test_workers_do_not_outlive_their_process_though_another_child_of_it_does(tmp_path):
+    "Which holds what tells them of its end"
+    child = 'os.fork() or (os.close(0), os.close(1), os.close(2), time.sleep(10), os._exit(0))'
+    p, pids = start(tmp_path, method='fork', sleep=60, first='pipe._start()', then=f'{child}; time.sleep(60)')
+    time.sleep(.5)
+    p.kill()
+    p.communicate()
+    assert len(pids) == 2 and gone(pids, 6)
+
 def test_a_tensor_is_found_wherever_it_is():
     "In closures, attributes, defaults and lists; once each; and put back there"
     t, net = torch.ones(2), nn.LSTM(2, 2)

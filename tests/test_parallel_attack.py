@@ -1,6 +1,7 @@
 """Workers under attack: Ctrl-C at any moment, passes that break off at any item, tensors that are no weights, and processes that die while something else is done."""
-import os, random, signal, subprocess, sys, threading, time, warnings
+import fcntl, os, random, signal, subprocess, sys, termios, threading, time, warnings
 from collections import Counter
+from contextlib import contextmanager
 from itertools import islice
 
 import gymnasium as gym, numpy as np, pytest, torch
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.pipe import worker_info
+from fastrl_replay.processes import Processes
 from fastrl_replay.testing import same, through_file
 from workers import FORK, no_process_is_left, short, zeros  # noqa: F401
 
@@ -298,6 +300,135 @@ class Parent(ScriptedEnv):
 def test_the_death_of_a_worker_with_children_is_noticed():
     pipe = GymStepper(lambda: Parent(**script(3)), zeros).parallel(1, **FORK)
     with pytest.raises(WorkerError, match='worker 0 of 1 failed.*signal SIGKILL'): next(iter(pipe))
+
+@pytest.mark.parametrize('kw', [{}, dict(ordered=False), dict(ordered=False, restarts=3)])
+def test_the_death_of_workers_with_children_is_noticed_in_any_order(kw):
+    with within(120), pytest.raises(WorkerError, match='worker . of 2 failed.*signal SIGKILL'), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        next(iter(GymStepper(lambda: Parent(**script(3)), zeros).parallel(2, **kw, **FORK)))
+
+# ---- answers that stop in the middle ----
+
+@contextmanager
+def within(seconds):
+    "An error where it takes longer: nothing hangs"
+    def late(*_): raise TimeoutError(f'{seconds} seconds')
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try: yield
+    finally: signal.alarm(0); signal.signal(signal.SIGALRM, before)
+
+class Large(gym.Env):
+    "Observations of 4 MB that say how many steps were made; where asked, a child has all open that the worker had"
+    observation_space, action_space, t = gym.spaces.Box(-np.inf, np.inf, (1_000_000,)), gym.spaces.Discrete(2), 0
+    def __init__(self, child=False): self.child = child
+    def reset(self, *, seed=None, options=None):
+        if self.child and os.fork() == 0: time.sleep(15); os._exit(0)
+        return np.zeros(1_000_000, np.float32), {}
+    def step(self, action): self.t += 1; return np.full(1_000_000, self.t, np.float32), 1., False, False, {}
+
+def large(child=False, patience=300, **kw): return GymStepper(lambda: Large(child), zeros).parallel(2, chunk=1, engine=Processes('fork', patience), **kw)
+
+def numbers(blocks):
+    "Of steps, by worker; blocks are whole"
+    found = {0: [], 1: []}
+    for b in blocks:
+        assert (b.next_state[0, [0, 999_999]] == b.step_n).all()
+        found[int(b.env_id)].append(int(b.step_n))
+    return found
+
+def in_the_middle(pipe, rank):
+    "The process of a worker, as soon as a part of an answer has been sent and the rest can't be"
+    w, limit = pipe._workers[rank], time.monotonic() + 30
+    def sent(): return int.from_bytes(fcntl.ioctl(w.conn.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+    while sent() < 50_000 and time.monotonic() < limit: time.sleep(.01)
+    time.sleep(.1)
+    assert 50_000 < sent() < 1_000_000
+    return w.process.pid
+
+@pytest.mark.parametrize('restarts', [3, 0])
+@pytest.mark.parametrize('child', [True, False])
+@pytest.mark.parametrize('ordered', [True, False])
+def test_a_worker_is_killed_in_the_middle_of_an_answer(ordered, child, restarts):
+    "Also where a process that its environment has started holds the pipe"
+    with within(120):
+        pipe = large(child, ordered=ordered, restarts=restarts)
+        it = iter(pipe)
+        assert numbers(islice(it, 2))
+        os.kill(in_the_middle(pipe, 1), signal.SIGKILL)
+        if restarts:
+            with pytest.warns(RuntimeWarning, match='worker 1 of 2 failed, restart 1 of 3; got process .* signal SIGKILL'):
+                while pipe.restarted == 0: next(it)
+            found = {0: [], 1: []}
+            while not (found[0] and found[1]): found = {k: [*v, *n] for (k, v), n in zip(found.items(), numbers(islice(it, 4)).values())}
+            assert found[1][0] == 1
+        else:
+            with pytest.raises(WorkerError, match='worker 1 of 2 failed.*signal SIGKILL'): list(islice(it, 1000))
+        pipe.close()
+
+@pytest.mark.parametrize('child, restarts', [(True, 3), (False, 0)])
+def test_a_worker_that_is_stopped_is_passed_over(child, restarts):
+    "In the middle of an answer; when it goes on, the rest of it comes"
+    with within(120):
+        pipe = large(child, ordered=False, restarts=restarts)
+        it = iter(pipe)
+        before = numbers(islice(it, 2))
+        pid = in_the_middle(pipe, 1)
+        os.kill(pid, signal.SIGSTOP)
+        assert [len(n) for n in numbers(islice(it, 12)).values()] == [12, 0]
+        os.kill(pid, signal.SIGCONT)
+        later = []
+        while not later: later = numbers(islice(it, 2))[1]
+        assert later[0] == len(before[1]) + 1 and pipe.restarted == 0
+        pipe.close()
+
+@pytest.mark.parametrize('ordered', [True, False])
+def test_a_worker_that_is_stopped_is_named_where_it_is_waited_for(ordered):
+    "With what can be done; it goes on where it was stopped"
+    with within(120):
+        pipe = large(ordered=ordered, patience=.5)
+        it = iter(pipe)
+        seen = numbers(islice(it, 4))
+        pids = [in_the_middle(pipe, r) for r in range(2)]
+        for pid in pids: os.kill(pid, signal.SIGSTOP)
+        t = threading.Timer(2.5, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
+        t.start()
+        with pytest.warns(RuntimeWarning, match=r'worker 0 of 2 has given no answer for \d+ seconds; got process \d+ is stopped: `kill -CONT \d+` lets it go on; [\d_]+ of [\d_]+ bytes of its answer have come'):
+            seen = {k: v + n for (k, v), n in zip(seen.items(), numbers(islice(it, 8)).values())}
+        t.join()
+        assert all(n == [*range(1, len(n) + 1)] for n in seen.values())
+        pipe.close()
+
+@pytest.mark.parametrize('child, ordered', [(True, True), (False, False)])
+@pytest.mark.parametrize('what', [next, 'state_dict'])
+def test_ctrl_c_works_while_a_stopped_worker_is_waited_for(what, child, ordered):
+    "And nothing is lost by it"
+    with within(120):
+        pipe = large(child, ordered=ordered)
+        it = iter(pipe)
+        seen = numbers(islice(it, 4))
+        pids = [in_the_middle(pipe, r) for r in range(2)]
+        for pid in pids: os.kill(pid, signal.SIGSTOP)
+        for _ in range(2):
+            began = time.monotonic()
+            assert interrupted((lambda: next(iter(pipe))) if what is next else pipe.state_dict, .5) and time.monotonic() - began < 5
+        for pid in pids: os.kill(pid, signal.SIGCONT)
+        seen = {k: v + n for (k, v), n in zip(seen.items(), numbers(islice(pipe, 8)).values())}
+        assert all(n == [*range(1, len(n) + 1)] for n in seen.values())
+        pipe.close()
+
+def test_stopped_workers_are_replaced_when_they_are_killed_and_don_t_hold_up_the_end():
+    with within(120):
+        pipe = large(True, restarts=3)
+        it = iter(pipe)
+        list(islice(it, 2))
+        pid = in_the_middle(pipe, 0)
+        os.kill(pid, signal.SIGSTOP)
+        t = threading.Timer(.5, os.kill, (pid, signal.SIGKILL))
+        t.start()
+        with pytest.warns(RuntimeWarning, match='worker 0 of 2 failed, restart 1 of 3'): assert [len(n) for n in numbers(islice(it, 4)).values()] == [2, 2]
+        os.kill(in_the_middle(pipe, 1), signal.SIGSTOP)
+        pipe.close()
 
 # ---- bad input ----
 

@@ -534,7 +534,7 @@ def test_blocks_of_any_memory_layout_go_into_any_store(stores, name, how):
     equal(line[:], Steps(rows[18:]))
     assert line.walk(line.keys, [1])[:,0].tolist() == [after.get(k, -1) for k in line.keys.tolist()]
 
-FLOATS = step_dtype(spaces.Dict(h=Box(-1, 1, (3,), np.float16), t=spaces.Tuple([Box(-1, 1, (2,2), np.float64), Discrete(2)])), Box(-1, 1, (2,)), c='c8', z=('c16',(2,)))
+FLOATS = step_dtype(spaces.Dict(h=Box(-1, 1, (3,), np.float16), t=spaces.Tuple([Box(-1, 1, (2,2), np.float64), Discrete(2)])), Box(-1, 1, (2,)), c=('f4',2), z=('f8',(2,2)))
 
 @pytest.mark.parametrize('name', (*STORES, 'rows'))
 def test_nan_is_refused_and_infinity_taken_whatever_the_store(stores, name):

@@ -1,5 +1,5 @@
 """Workers as actors of Ray: the tests of shards once more, and what is lost with an actor or a machine."""
-import faulthandler, os, signal, time
+import faulthandler, os, signal, subprocess, sys, threading, time
 from itertools import islice
 
 import pytest, torch
@@ -46,6 +46,12 @@ def test_as_with_processes(cluster, monkeypatch, name):
 def test_as_a_local_replay(cluster, monkeypatch, kind):
     monkeypatch.setattr(test_shards, 'FORK', ON_RAY)
     test_shards.test_as_a_local_replay(kind)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['prioritized', 'sequences'])
+def test_checkpoints_of_shards_on_disk_are_restored(cluster, monkeypatch, tmp_path, kind):
+    monkeypatch.setattr(test_shards, 'FORK', ON_RAY)
+    test_shards.test_checkpoints_of_shards_on_disk_are_restored(tmp_path, kind, 2)
 
 @pytest.mark.slow
 def test_the_same_stream_as_from_processes(cluster):
@@ -159,3 +165,39 @@ def test_the_engine_asks_ray(monkeypatch):
     fake.actors[2].alive = False
     with pytest.raises(WorkerError, match='The actor died'): list(islice(pipe, 4))
     assert pipe._workers == [] and fake.killed == 3
+
+class Unreachable:
+    "Ray, where a cluster has died of which a record is left: it tries on and on"
+    def __init__(self): self.calls, self.reachable = 0, threading.Event()
+    def is_initialized(self): return False
+    def init(self, *args, **kw): self.calls += 1; self.reachable.wait(30)
+
+def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch, tmp_path):
+    "The error says what was tried and how to start anew; Ctrl-C works, and what still tries is not begun again"
+    from fastrl_replay import ray_engine
+    fake = Unreachable()
+    monkeypatch.setattr(ray_engine, '_ray', lambda: fake)
+    monkeypatch.setattr(ray_engine, '_connecting', {})
+    monkeypatch.delenv('RAY_ADDRESS', raising=False)
+    monkeypatch.setenv('RAY_TMPDIR', str(tmp_path))
+    (tmp_path/'ray').mkdir()
+    (tmp_path/'ray'/'ray_current_cluster').write_text('10.0.0.1:6379')
+    pipe = GymStepper(short, zeros).parallel(1, engine=RayEngine(patience=.5))
+    with pytest.raises(ArgumentError, match=r"no answer from '10.0.0.1:6379', from .*ray_current_cluster, within 0.5 seconds.*Remedy: `ray stop --force`, or remove that file, in a new process"): next(iter(pipe))
+    monkeypatch.setenv('RAY_ADDRESS', '10.0.0.2:6379')
+    with pytest.raises(ArgumentError, match=r"no answer from '10.0.0.2:6379', from RAY_ADDRESS.*unset RAY_ADDRESS"): next(iter(pipe))
+    assert fake.calls == 1
+    patient = GymStepper(short, zeros).parallel(1, engine='ray')
+    began = time.monotonic()
+    t = threading.Timer(.5, os.kill, (os.getpid(), signal.SIGINT))
+    t.start()
+    with pytest.raises(KeyboardInterrupt): next(iter(patient))
+    assert time.monotonic() - began < 10 and fake.calls == 1
+    fake.reachable.set()
+
+@pytest.mark.slow
+def test_a_real_cluster_that_is_gone():
+    "In a process of its own, which ends by itself"
+    program = "from fastrl_replay.all import *\nnext(iter(GymStepper('CartPole-v1').parallel(1, engine=RayEngine(patience=3))))"
+    ran = subprocess.run([sys.executable, '-c', program], env={**os.environ, 'RAY_ADDRESS': '127.0.0.1:1'}, capture_output=True, text=True, timeout=150)
+    assert ran.returncode == 1 and "within 3 seconds" in ran.stderr, ran.stderr[-2000:]

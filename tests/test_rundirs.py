@@ -76,8 +76,15 @@ def test_a_run_killed_before_it_was_due_to_save_can_be_resumed(step, whole, tmp_
     resume(tmp_path/'r').train()
     assert same_runs(whole, tmp_path/'r')
 
+@pytest.fixture
+def hangups():
+    "SIGHUP as a terminal's programs have it, also where these tests run under nohup"
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
 @pytest.mark.parametrize('name,status', [('SIGINT', 130), ('SIGTERM', 143), ('SIGHUP', 129)])
-def test_signals_save_and_say_which_it_was(name, status, whole, tmp_path, monkeypatch):
+def test_signals_save_and_say_which_it_was(name, status, whole, hangups, tmp_path, monkeypatch):
     "128 and the signal's number, as shells have it; a second SIGHUP, which closing terminals send, does no harm"
     number, before = getattr(signal, name), signal.getsignal(getattr(signal, name))
     class Signalled(cli.Bar):
@@ -100,7 +107,7 @@ def test_nohup_is_heeded(tmp_path, monkeypatch):
     finally: signal.signal(signal.SIGHUP, before)
 
 @pytest.mark.slow   # smaller: `test_signals_save_and_say_which_it_was`
-def test_a_terminal_that_is_closed(tmp_path):
+def test_a_terminal_that_is_closed(hangups, tmp_path):
     "Status 129, though nothing can be printed any more, and a checkpoint of where it stood"
     import pty, select
     pid, fd = pty.fork()

@@ -7,8 +7,8 @@ import numpy as np, pytest
 from hypothesis import given, strategies as st
 from scipy.stats import binom, chi2
 
-from fastrl_replay.errors import NotEnoughRows
-from fastrl_replay.memory.samplers import Proportional, Ranked, Uniform, _ranks, random_bits, random_seed
+from fastrl_replay.errors import ArgumentError, ArgumentTypeError, NotEnoughRows
+from fastrl_replay.memory.samplers import Proportional, Ranked, Sampler, Uniform, _ranks, random_bits, random_seed
 from fastrl_replay.memory.sumtree import LARGEST
 from fastrl_replay.testing import through_file
 from strategies import bits, cases
@@ -534,3 +534,72 @@ def test_stories_again_with_bounds_checked(tmp_path):
     files = [str(Path(__file__).parent/f'test_{x}.py') for x in ('sumtree', 'ranktree', 'samplers')]
     r = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', '-k', 'story or shapes or draws', *files], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
     assert not r.returncode, r.stdout
+
+# ---- samplers of one's own that are wrong ----
+
+class Gives(Sampler):
+    "Draws keys 0, 1, …, or whatever is wrong with them"
+    def __init__(self, wrong):
+        self.wrong = wrong
+        super().__init__(0)
+    def sample(self, n): return self.wrong(np.arange(n), np.full(n, .1))
+    def use_places(self, capacity): self.end = capacity
+    def insert(self, places): "All places are drawn"
+    def remove(self, places): "All places are drawn"
+
+def with_p(x, dtype=float):
+    def wrong(keys, p):
+        p = p.astype(dtype)
+        p[1] = x
+        return keys, p
+    return wrong
+
+WRONG = {'keys only': (lambda k, p: k, 'what it gives'), 'keys only, a list': (lambda k, p: k.tolist(), 'what it gives'), 'nothing': (lambda k, p: None, 'what it gives; got NoneType'),
+    'three things': (lambda k, p: (k, p, p), 'what it gives; got tuple'), 'ragged': (lambda k, p: ([[1], [2, 3]], p), 'what it gives'),
+    'keys of floats': (lambda k, p: (k*1., p), 'keys; got float64'), 'a mask': (lambda k, p: (k > 0, p), 'keys; got bool'), 'fewer keys': (lambda k, p: (k[1:], p), r'keys; got int64 \[3\]; expected whole numbers \[4\]'),
+    'a column of keys': (lambda k, p: (k[:, None], p), r'keys; got int64 \[4, 1\]'), 'keys of the future': (lambda k, p: (k + 10**6, p), 'a key that it was not told of; got 1000000'),
+    'negative keys': (lambda k, p: (k - 1, p), 'a key that it was not told of; got -1'),
+    '0': (with_p(0), 'the probability of key 1; got 0.0; expected more than 0, at most 1'), 'negative': (with_p(-.1), 'key 1; got -0.1'), 'NaN': (with_p(np.nan), 'key 1; got nan'),
+    'infinite': (with_p(np.inf), 'key 1; got inf'), 'priorities': (with_p(3, np.int64), 'key 0; got 0.0'), 'fewer probabilities': (lambda k, p: (k, p[1:]), r'probabilities; got float64 \[3\]'),
+    'rows of them': (lambda k, p: (k, p[:, None]), r'probabilities; got float64 \[4, 1\]'), 'no probabilities': (lambda k, p: (k, None), 'probabilities; got object'), 'text': (lambda k, p: (k, p.astype(str)), 'probabilities; got <U'),
+    'complex': (lambda k, p: (k, p*1j), 'probabilities; got complex128'), 'bools': (lambda k, p: (k, p > 0), 'probabilities; got bool')}
+
+def replays_with(wrong):
+    "Replays of all kinds, filled, that draw by this sampler"
+    from fastrl_replay.replay.experience import ExperienceReplay
+    from fastrl_replay.replay.mixture import Mixture
+    from fastrl_replay.replay.prioritized import PrioritizedReplay
+    from fastrl_replay.replay.sequences import SequenceReplay
+    from fastrl_replay.testing import script, scripted_steps
+    rows = scripted_steps([script(50)], 20)
+    kw = dict(bs=4, max_sz=40, sampler=Gives(wrong))
+    made = dict(uniform=ExperienceReplay(**kw), errors=PrioritizedReplay(**kw), sequences=SequenceReplay(**kw, length=2, overlap=0, burn_in=0),
+        others=ExperienceReplay(bs=4, max_sz=40, seed=0))
+    for r in made.values():
+        for block in rows: r.add(block)
+    made['mixture'] = Mixture(dict(a=made['uniform'], b=made.pop('others')), bs=8)
+    return made
+
+@pytest.mark.parametrize('name', WRONG)
+def test_a_sampler_that_draws_nonsense_is_named(name):
+    "In replays of all kinds, uniform ones too; was: 'too many values to unpack', weights of NaN, or nothing. It changes nothing"
+    wrong, words = WRONG[name]
+    for kind, replay in replays_with(wrong).items():
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=r'Gives\.sample: ' + ('(the probability of )?' if words[:3] == 'key' else '') + words): replay.sample()
+        assert not replay.batches and not getattr(replay, 'sampled', 0), kind
+
+@pytest.mark.parametrize('right', [lambda k, p: (k, .1), lambda k, p: [k.tolist(), p.tolist()], lambda k, p: (k.astype(np.uint8), p.astype(np.float32)), lambda k, p: (k, 1), lambda k, p: (k, np.float64(.1))], ids=['one number', 'lists', 'small kinds', 'certain', 'one of numpy'])
+def test_what_a_sampler_may_give(right):
+    for kind, replay in replays_with(right).items():
+        batch = replay.sample()
+        assert kind == 'mixture' or batch.index.tolist() == [i*(2 if kind == 'sequences' else 1) for i in range(4)] and batch.weight.tolist() == [1]*4
+
+def test_probabilities_that_a_sampler_keeps_are_left_alone():
+    "Weights are written into a copy; was: into the sampler's array, so that the next batch had others"
+    p = np.array([.1, .2, .3, .4])
+    replay = replays_with(lambda k, _: (k, p))['errors']
+    for _ in range(3): assert np.allclose(replay.sample().weight, (p/.1)**-.4) and p.tolist() == [.1, .2, .3, .4]
+
+def test_a_place_without_a_sequence_is_named():
+    replay = replays_with(lambda k, p: (k + len(replay), p))['sequences']
+    with pytest.raises(KeyError, match='SequenceReplay: .*-1'): replay.sample()

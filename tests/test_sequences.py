@@ -949,3 +949,31 @@ def test_a_column_n_that_means_something_else_is_kept():
     replay = SequenceReplay(bs=1, max_sz=20, length=3, burn_in=0, overlap=0, seed=0)
     replay.add(Steps(rows))
     assert len(replay) == 2 and replay.sample().n.tolist() == [[2.5]*3]
+
+@pytest.mark.parametrize('hidden', [None, 'vector', 'nested'])
+def test_equal_states_are_equal_bytes(hidden):
+    "Of one that went on all along, and of one that was saved and restored after each block; was: rows of earlier episodes lay where nothing counts"
+    def bytes_of(x): return {k: bytes_of(v) for k, v in x.items()} if isinstance(x, dict) else x.numpy().tobytes() if isinstance(x, torch.Tensor) else x
+    def block(env, number, first, n, end, junk):
+        rows = np.zeros(n, row_dtype(hidden))
+        rows.view(np.uint8)[:] = junk         # between columns, too
+        for c in rows.dtype.names: rows[c] = np.zeros((), rows.dtype[c])
+        rows['env_id'], rows['episode_n'], rows['step_n'], rows['terminated'][-1:] = env, number, np.arange(first, first + n), end
+        if hidden == 'vector': rows['hidden'] = number
+        return Steps(rows)
+    a, b = made(max_sz=12), made(max_sz=12)
+    for t, (env, number, first, n, end) in enumerate([(0, 1, 1, 6, True), (1, 1, 1, 4, False), (0, 2, 1, 2, True), (1, 1, 5, 3, True), (0, 3, 1, 1, False), (1, 2, 1, 2, False), (0, 3, 2, 5, False), (1, 2, 3, 1, True), (1, 3, 1, 1, False)]):
+        for r, junk in (a, 0), (b, t): r.add(block(env, number, first, n, end, junk))
+        assert bytes_of(a.state_dict()) == bytes_of(b.state_dict()), t
+        b = restored(b, max_sz=12)
+
+def test_a_saved_table_holds_no_more_than_it_counts():
+    "Free places, and steps that a running episode has not had, are zeros"
+    replay = made(max_sz=12)
+    for number in range(1, 8): replay.add(episode(5, number=number, hidden=np.full((5, 3), number, 'f4')))
+    replay.add(episode(2, number=8, end=False, hidden=np.full((2, 3), 8, 'f4')))
+    view = everything(replay)['own']['view']
+    table, tracks = view['table'], view['tracks']
+    free = table['first'] < 0
+    assert free.any() and not table['steps'][free].any() and not table['hidden'][free].any() and table['hidden'][~free].any()
+    assert tracks['count'].tolist() == [2] and tracks['recent'][0].tolist() == [35, 36, 0, 0] and tracks['hiddens'][0, :2].any() and not tracks['hiddens'][0, 2:].any()

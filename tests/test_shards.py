@@ -318,6 +318,41 @@ def test_shards_on_disk_come_back_with_their_rows(tmp_path):
     assert [w.facts['rows'] > r for w, r in zip(again._workers, rows)] == [True, True]
     again.close()
 
+@pytest.mark.parametrize('kind, n', [('prioritized', 2), ('sequences', 2), ('prioritized', 1)])
+def test_checkpoints_of_shards_on_disk_are_restored(tmp_path, kind, n):
+    "Exactly: in another run, and over a chain that has gone on since; what doesn't fit is refused"
+    def chain(store, n=n):
+        pipe = GymStepper('CartPole-v1', seed=0)
+        pipe = pipe.prioritized_replay(bs=4, max_sz=100, seed=0, store=store) if kind == 'prioritized' else pipe.sequence_replay(bs=2, max_sz=100, length=4, burn_in=1, overlap=2, seed=0, store=store)
+        return pipe.parallel(n, chunk=2, **FORK)
+    def some(pipe, m):
+        seen = []
+        for batch in islice(pipe, m):
+            td = batch.reward + batch.step_n/7
+            batch.update_priorities(td[:, 1:] if kind == 'sequences' else td)
+            seen.append(batch)
+        return seen
+    def on_disk(): return Rows(tmp_path/'m', spare=500)
+    with chain(on_disk()) as pipe:
+        some(pipe, 21)
+        state = through_file(pipe.state_dict())
+        want = some(pipe, 20)
+        pipe.load_state_dict(state)
+        assert some(pipe, 20) == want
+    for _ in range(2):
+        with chain(on_disk()) as again:
+            again.load_state_dict(state)
+            assert again.state_dict() is not None and some(again, 20) == want
+    with chain(None) as alone:   # as in main memory
+        some(alone, 21)
+        assert some(alone, 20) == want
+        with pytest.raises(StateError, match='rows lie in files'): alone.load_state_dict(state)
+    with chain(Rows(tmp_path/'elsewhere')) as other:
+        other.load_state_dict(state)   # whether it fits is known where the files are
+        with pytest.raises(WorkerError, match='worker 0 could not be restored; got StateError: .*is not the one in'): some(other, 1)
+    if n == 2:
+        with pytest.raises(ArgumentError, match=r'is no memory, and not empty; got shard-0, shard-1.*\.parallel\(n\) after the replay'): len(ExperienceReplay(None, 4, 100, store=on_disk()))
+
 # ---- from whichever is ready ----
 
 class Slow(ScriptedEnv):

@@ -234,8 +234,16 @@ def test_memory_is_apart_from_blocks():
 
 # ---- blocks that are refused ----
 
+@pytest.mark.parametrize('kind', ['c8', ('c16', (2,)), 'f16', '>f4', 'M8[s]', 'U3', 'V3'])
+def test_columns_that_not_every_stage_knows_are_refused_by_name(kind):
+    "Of rows that were made without `step_dtype`; the next block decides what the columns are"
+    line, pole = Timeline(9), KINDS['cartpole']
+    rows = np.zeros(3, np.dtype([*((n, pole[n]) for n in pole.names), ('mine', kind)], align=True))
+    with pytest.raises(BlockError, match=r"Timeline: column 'mine'; got .*; expected bool, int8 to int64, uint8 to uint64, float16, float32 or float64"): line.add(Steps(rows))
+    assert line.add(Steps(episode(3))).tolist() == [0, 1, 2]
+
 FLOATS = step_dtype(spaces.Dict(h=Box(-1, 1, (3,), np.float16), t=spaces.Tuple([Box(-1, 1, (2,2), np.float64), Discrete(2), Box(-1, 1, (), np.float16)])),
-                    Box(-1, 1, (2,), np.float64), logp='f4', c='c8', z=('c16',(2,)), pad='u1')
+                    Box(-1, 1, (2,), np.float64), logp='f4', c=('f4',2), z=('f8',(2,2)), pad='u1')
 NANS  = {2: [0x7e00, 0x7c01, 0xffff, 0xfc01], 4: [0x7fc00000, 0x7f800001, 0xffffffff, 0xff800001],
          8: [0x7ff8<<48, (0x7ff0<<48)+1, 2**64-1, (0xfff0<<48)+1, (0x7ff0<<48)+(1<<32), (0x7ff0<<48)+(1<<31)]}
 FINE  = {2: [0x7c00, 0xfc00, 0x8000, 1, 0x7bff], 4: [0x7f800000, 0xff800000, 1<<31, 1, 0x7f7fffff], 8: [0x7ff0<<48, 0xfff0<<48, 1<<63, 1, (0x7ff0<<48)-1, 0x7fefffff_ffffffff]}

@@ -39,14 +39,22 @@ def allocate(
         finally: os.close(file)
     except OSError as e:
         with suppress(OSError): path.unlink(missing_ok=True)
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): raise
-        raise no_disk(who, path, nbytes) from None
+        raise no_disk(who, path, nbytes, e) from None
 
-def no_disk(who, path, nbytes):
-    "The error where a disk is full"
-    free = shutil.disk_usage(path.parent).free
-    return NoRoom(who, f'no room on the disk for {path}', f'{size_text(free)} free', size_text(nbytes),
-        'a smaller max_sz, or a path on another disk')
+_NO_ROOM = {errno.ENOSPC: 'a smaller max_sz, or a path on another disk', errno.EDQUOT: 'a smaller max_sz, or a larger '
+    'quota', errno.EFBIG: 'a smaller max_sz, or a higher limit on the size of files (ulimit -f)'}
+
+def no_disk(
+    who:str, # for errors
+    path:Path, # of what should be written
+    nbytes:int, # how many bytes it would have
+    e:OSError, # what the system said
+)->Exception: # itself where it has nothing to do with room
+    "The error where the system has no room, with its own words"
+    if e.errno not in _NO_ROOM: return e
+    what,free = f'no room on the disk for {path}: {e.strerror}',shutil.disk_usage(path.parent).free
+    got = f'{size_text(free)} free' if e.errno == errno.ENOSPC else None   # a quota or a limit has nothing to do with it
+    return NoRoom(who, what, got, size_text(nbytes), _NO_ROOM[e.errno])
 
 def mapped(
     path:Path, # of the file
@@ -75,7 +83,8 @@ def read_meta(
             others = [p.name for p in path.iterdir() if not _is_ours(p)] if path.is_dir() else []
             if not others: return None
             raise ArgumentError(who, f'path: {path} is no memory, and not empty', ', '.join(sorted(others)[:5]),
-                'meta.json, or nothing', 'another path')
+                'meta.json, or nothing', 'the path of one of these shards, or .parallel(n) after the replay, as they '
+                'were made' if {p[:6] for p in others} == {'shard-'} else 'another path')
         meta = json.loads(_plain(file, who).read_text())
     except (OSError,ValueError,RecursionError) as e:
         if isinstance(e, ArgumentError): raise
@@ -126,10 +135,12 @@ def _boot():
     with suppress(OSError): return Path('/proc/sys/kernel/random/boot_id').read_text().strip()
     return ''
 
-def _locked(path):
+def _locked(path, who):
     "The file, which is locked now; None: another one has locked it"
+    _plain(path, who)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0)
-    file = open(path, 'r+b', buffering=0, opener=lambda name, _: os.open(name, flags, 0o666))   # it goes with its frame
+    try: file = open(path, 'r+b', buffering=0, opener=lambda name, _: os.open(name, flags, 0o666))   # goes with its frame
+    except OSError as e: raise _unwritable(path.parent, who, e) from None
     try:
         import fcntl
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,6 +150,13 @@ def _locked(path):
         return None
     except OSError as e: warnings.warn(f"{path} can't be locked ({e.strerror}): see that no other process writes there")
     return file
+
+def _unwritable(path, who, e):
+    "The error where a memory can't be written"
+    there = path if path.exists() else next(p for p in path.parents if p.exists())
+    remedy = "mode='r' to read what is there, or " if (path/'meta.json').exists() else ''
+    return ArgumentError(who, f"path: {path} can't be written", f'{e.strerror} ({there})', 'a directory that can be '
+        'changed', f'{remedy}a path elsewhere')
 
 def _in_use(path, who):
     "The error where another process writes"
@@ -159,7 +177,7 @@ def check_path(
     there = read_meta(path, who)
     if mode == 'r' and not there: raise _nothing_there(path, who)
     if mode == 'r' or not (path/'writer').exists(): return
-    lock = _locked(_plain(path/'writer', who))
+    lock = _locked(path/'writer', who)
     if lock is None: raise _in_use(path, who)
     lock.close()
 
@@ -213,8 +231,8 @@ class Directory:
 @patch
 def _begin_writing(self:Directory):
     try: self.path.mkdir(parents=True, exist_ok=True)
-    except OSError as e: raise ArgumentError(self.who, f"path: {self.path} can't be made", e.strerror) from None
-    self._lock = _locked(_plain(self.path/'writer', self.who))
+    except OSError as e: raise _unwritable(self.path, self.who, e) from None
+    self._lock = _locked(self.path/'writer', self.who)
     if self._lock is None: raise _in_use(self.path, self.who)
     self._unlock_at_end = weakref.finalize(self, self._lock.close)
     _writers.add(self)
@@ -225,7 +243,8 @@ def _sign(self:Directory):
     "Say who writes now; only when it is known what the last one left"
     since = datetime.now(timezone.utc).isoformat(timespec='seconds')
     said = json.dumps(dict(process=os.getpid(), host=socket.gethostname(), boot=_boot(), since=since))
-    os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
+    try: os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
+    except OSError as e: raise no_disk(self.who, self.path/'writer', 400, e) from None
 
 @patch
 def _unlock(self:Directory):
@@ -291,9 +310,7 @@ def replace_by(self:Directory,
 @patch
 def _write_meta(self:Directory, meta):
     try: write_text(self.path/'meta.json', json.dumps(meta, indent=2))
-    except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT): raise
-        raise no_disk(self.who, self.path/'meta.json', 4096) from None
+    except OSError as e: raise no_disk(self.who, self.path/'meta.json', 4096, e) from None
     self.meta = meta
 
 # %% ../../nbs/30_directory.ipynb #46c14e74
@@ -433,8 +450,7 @@ def put_aside(self:Directory,
         for name in names: shutil.copyfile(self.folder/name, place/f'{number}'/name)
     except OSError as e:
         shutil.rmtree(place/f'{number}', ignore_errors=True)
-        if e.errno != errno.ENOSPC: raise
-        raise no_disk(self.who, place/f'{number}', sum((self.folder/n).stat().st_size for n in names)) from None
+        raise no_disk(self.who, place/f'{number}', sum((self.folder/n).stat().st_size for n in names), e) from None
     for old in numbers[:-2]: shutil.rmtree(place/f'{old}', ignore_errors=True)
     return f'{number}'
 

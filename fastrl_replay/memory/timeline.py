@@ -37,9 +37,10 @@ class Timeline:
         who:str='Timeline', # who keeps the rows, for errors
         check=None, # (dtype) → raises where the owner has no use for such rows
         instead_of=None, # an older timeline whose place this one will take; they share what it has open on disk
+        counted:bool=False, # must `step_n` count, because the owner draws along episodes?
     ):
         self.max_sz,self.who = whole(who, 'max_sz', max_sz, 1, 2**31-1),who
-        self.store,self._check = Rows() if store is None else store,check
+        self.store,self._check,self._counted = Rows() if store is None else store,check,counted
         if not isinstance(self.store, Store):
             raise ArgumentTypeError(who, 'store', type(store).__name__, 'a Store, such as Rows()')
         self.reads_only = self.store.mode == 'r'   # another process writes it
@@ -63,7 +64,8 @@ def _begin(self:Timeline):
     "As before the first row; a memory on disk is opened when it is first asked for something"
     layout = partial(RowLayout, strict=False)
     alone = self._check is None   # no replay's memory
-    self._gate = BlockGate(self.who, layout, refuse_nan(self.who), check=self._check, takes_drawn=alone)
+    self._gate = BlockGate(self.who, layout, refuse_nan(self.who), check=self._check, takes_drawn=alone,
+        counted=self._counted)
     self._same = None    # the dtype of the last block
     self._left = None    # the store that it had before it was empty again
     self.directory,self._unsettled = None,None   # where it is on disk; what a state that was loaded changes there
@@ -161,7 +163,7 @@ def _add_checked(self:Timeline, steps):
     if not store.add(line, rows.view(store.dtype)):
         raise BlockError(self.who, 'rows that were found to be good', remedy='report this')
     self._gate.accept(rows, layout)
-    self._parts,self._same = parts,rows.dtype
+    self._parts,self._same = parts,self._gate.same
     return np.arange(first, first + len(rows))
 
 # %% ../../nbs/34_timeline.ipynb #6e9bad60
@@ -372,7 +374,8 @@ def __setstate__(self:Timeline, state):
 # %% ../../nbs/34_timeline.ipynb #8344dad2
 def _column(self, name):
     if name == '_parts': return self._open_directory()   # of a memory on disk, when it is first asked for
-    if name.startswith('_') or self.__dict__.get('_parts') is None or name not in self.dtype.names:
+    made = not name.startswith('_') and 'directory' in vars(self)   # or a copy asks that is still to be filled
+    if not (made and self._parts and name in self.dtype.names):
         raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))
     return self[name]
 

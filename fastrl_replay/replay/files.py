@@ -6,7 +6,7 @@
 __all__ = ['BesideRows']
 
 # %% ../../nbs/40_replay_files.ipynb #1313e4f7
-import errno, os, warnings
+import os, warnings
 import numpy as np, torch
 from fastcore.basics import patch
 from ..errors import ArgumentError, StateError
@@ -136,9 +136,7 @@ def write_states(self:BesideRows, places):
     try:
         for at,state in zip(self._keys_of(places) % self.directory.ring, self.view.table.hidden[places]):
             os.pwrite(file, state.tobytes(), int(at)*size)
-    except OSError as e:
-        if e.errno != errno.ENOSPC: raise
-        raise no_disk(self.memory.who, self.directory.folder/'states', size) from None
+    except OSError as e: raise no_disk(self.memory.who, self.directory.folder/'states', size, e) from None
     finally: os.close(file)
 
 @patch

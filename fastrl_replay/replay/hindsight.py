@@ -8,7 +8,7 @@ __all__ = ['PLACE', 'STEP_BACK', 'JUMP', 'AHEAD', 'STRATEGIES', 'follow_links', 
            'terminations_of', 'Hindsight', 'HindsightReplay']
 
 # %% ../../nbs/46_hindsight.ipynb #d792cf56
-import numpy as np
+import numpy as np, torch
 from fastcore.basics import patch
 from ..compiled import ints_at, memmove, njit, prefetch
 from ..core import Steps
@@ -190,6 +190,7 @@ def _set_goals(batch, chosen, rows, which, places, achieved, desired):
 
 class Hindsight(Transitions):
     "Rows of which a share have goals that were achieved later"
+    counted = True
     def __init__(self,
         share:float=.8, # how likely a row gets another goal
         strategy:str='future', # achieved by which row of its episode: one that comes later, the 'final' one, or any
@@ -200,7 +201,7 @@ class Hindsight(Transitions):
         self.functions = None   # reward and terminated, when they are known
         self._seed,self._count = random_seed(None if self.seed is None else [self.seed,1]),0
         self._table,self._followed,self._of = None,0,None
-        self._agreed = False    # have computed rewards been compared with those of rows?
+        self._agreed,self._looks,self._successes = False,0,{}   # are computed rewards those of rows, as far as seen?
 
     nbytes = property(lambda self: 0 if self._table is None else self._table.nbytes, doc='Reserved, beside the memory')
 
@@ -220,8 +221,6 @@ def check_columns(self:Hindsight, dtype):
         dtype['state'], 'build rows with step_dtype')
     if 'discount' in dtype.names: raise BlockError(self.who, "column 'discount': rows of several steps",
         'sums of rewards', 'rewards of single steps, which another goal can change', 'leave .n_step out')
-    if not isinstance(self.memory.store.empty(0, 8), np.ndarray): raise ArgumentError(self.who, 'store',
-        repr(self.memory.store), 'one whose batches lie in main memory', 'batch.to(device), after it was drawn')
 
 # %% ../../nbs/46_hindsight.ipynb #7b28c9f6
 @patch
@@ -232,21 +231,39 @@ def _follow(self:Hindsight):
         self._table,self._followed = np.zeros((line.ring,4), np.int32),0
         self._of,self._went_back = line,went_back
         self._lies = _as_bytes(store.columns) if type(store) is Rows else None
+        self._there = not isinstance(store.empty(0, 8), np.ndarray)   # do batches lie on a device?
     if self._followed != line.inserted: self._followed = follow_links(line.tables.numbers, self._followed, self._table)
 
 def _as_bytes(rows): return rows.view(np.uint8).reshape(len(rows), -1)
 
 # %% ../../nbs/46_hindsight.ipynb #cffe8358
+_LOOKS,_EACH,_SUCCESSES = 4096,16,16   # so many rows are compared, then each 16th batch, until so many successes have been
+
 @patch
-def _compare(self:Hindsight, rows):
-    "Raise where rewards of rows, computed anew with the goals that they have, are others"
-    state = rows['next_state']
-    got = rewards_of(self.who, self.functions[0], state['achieved_goal'].copy(), state['desired_goal'].copy())
-    same = np.isclose(got, rows['reward'], rtol=1e-4, atol=1e-6)
-    if same.mean() < .5: raise ArgumentError(self.who, f'compute_reward gives other rewards than {(~same).sum()} of '
-        f'{len(same)} rows have', f'{got[~same][0]:g}', f"{rows['reward'][~same][0]:g}",
+def _compare(self:Hindsight, keys, batch):
+    "Raise where rewards of rows, computed anew with the goals that they have, are others; of successes above all"
+    self._looks += 1
+    if self._looks*len(keys) > _LOOKS and self._looks % _EACH: return
+    f,later,given = self.functions[0],batch['next_state'],batch['reward'].cpu().numpy()
+    achieved,desired = (later[n].cpu().numpy().copy() for n in ('achieved_goal','desired_goal'))
+    got,best = (rewards_of(self.who, f, achieved.copy(), d).astype(np.float64) for d in (desired, achieved.copy()))
+    same = np.isclose(got, given, rtol=1e-4, atol=1e-6)
+    if self._looks == 1 and same.mean() < .5: self._refuse_rewards('rows', got, given, same)
+    span = best - got.min()
+    won = np.flatnonzero(got >= best - .05*span)
+    agree = abs(got - given) <= 1e-4*abs(span) + 1e-6 + 1e-4*abs(given)
+    found = {**dict(zip(keys[won].tolist(), zip(got[won], given[won], agree[won]))), **self._successes}
+    if len(found) >= _SUCCESSES:
+        got,given,same = map(np.array, zip(*found.values()))
+        if same.mean() <= 1/_SUCCESSES: self._refuse_rewards('successes', got, given, same)
+    self._successes,self._agreed = found,len(found) >= _SUCCESSES
+
+@patch
+def _refuse_rewards(self:Hindsight, what, got, given, same):
+    self._looks -= 1   # the next batch is looked at, too
+    raise ArgumentError(self.who, f'compute_reward gives other rewards than {(~same).sum()} of {len(same)} {what} '
+        'have', f'{got[~same][0]:g}', f'{given[~same][0]:g}',
         'leave out wrappers that change rewards, or give a function that does what they do: reward=…')
-    self._agreed = True
 
 # %% ../../nbs/46_hindsight.ipynb #cf1721d2
 @patch
@@ -254,11 +271,11 @@ def batch(self:Hindsight, keys, weights)->Steps:
     "The rows with these keys; a share of them with other goals"
     self._follow()
     batch = self.memory.batch(keys, weights)
-    if not self._agreed: self._compare(batch.rows)
+    if not self._agreed: self._compare(keys, batch)
     chosen,goals = np.empty((2,len(keys)), np.int64)
     n = choose_goals(self._of.tables.numbers, keys, self._table, self._seed, self._count, self.share,
         STRATEGIES.index(self.strategy), chosen, goals)
-    if n: self._relabel(batch.rows, chosen[:n], *self._rows_at(goals[:n]))
+    if n: self._relabel(batch, chosen[:n], goals[:n])
     self._count += 2*len(keys)
     return batch
 
@@ -269,17 +286,35 @@ def _rows_at(self:Hindsight, keys):
     return _as_bytes(self.memory.take(keys).rows),np.arange(len(keys))
 
 @patch
-def _relabel(self:Hindsight, batch, chosen, rows, which):
-    "Give chosen rows of a batch the goals that others achieved"
-    dtype = self.memory._parts[1].dtype
+def _give_goals(self:Hindsight, batch, chosen, goals):
+    "Write goals that others achieved into chosen rows of a batch; copies of outcomes and goals"
+    dtype,(rows,which) = self.memory.dtype,self._rows_at(goals)
     state,at = dtype['state'],dtype.fields['next_state'][1]
     (kind,achieved_at),(_,desired_at) = (state.fields[n][:2] for n in ('achieved_goal','desired_goal'))
     places = at + achieved_at,dtype.fields['state'][1] + desired_at,at + desired_at,kind.itemsize
     achieved,desired = (np.empty((len(chosen),*kind.shape), kind.base) for _ in range(2))
     _set_goals(_as_bytes(batch), chosen, rows, which, places, achieved, desired)
-    reward,terminated = self.functions
-    batch['reward'][chosen] = rewards_of(self.who, reward, achieved, desired)
-    if terminated: batch['terminated'][chosen] = terminations_of(self.who, terminated, achieved, desired)
+    return achieved,desired
+
+@patch
+def _relabel(self:Hindsight, batch, chosen, goals):
+    "Give chosen rows of a batch the goals that others achieved, and the rewards and ends that follow"
+    at = torch.as_tensor(chosen, device=batch.device) if self._there else chosen
+    give,rows = (self._give_goals_there,batch) if self._there else (self._give_goals,batch.rows)
+    achieved,desired = give(rows, at, goals)
+    (reward,terminated),new = self.functions,{}
+    new['reward'] = rewards_of(self.who, reward, achieved, desired)
+    if terminated: new['terminated'] = terminations_of(self.who, terminated, achieved, desired)
+    for n,x in new.items(): rows[n][at] = torch.as_tensor(x).to(rows[n]) if self._there else x
+
+# %% ../../nbs/46_hindsight.ipynb #1f73bb4e
+@patch
+def _give_goals_there(self:Hindsight, batch, chosen, goals):
+    "The same where batches lie on a device"
+    desired = self.memory.take(goals)['next_state']['achieved_goal']
+    for n in 'state','next_state': batch[n]['desired_goal'][chosen] = desired
+    achieved = batch['next_state']['achieved_goal'][chosen]
+    return achieved.cpu().numpy(),desired.cpu().numpy().copy()
 
 # %% ../../nbs/46_hindsight.ipynb #177c41cb
 @patch
@@ -307,7 +342,7 @@ def restore(self:Hindsight, state):
 @stage('hindsight_replay')
 class HindsightReplay(Replay):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later"
-    share,strategy,reward,seed = (Fixed() for _ in range(4))
+    share,strategy,reward,replacement,seed = (Fixed() for _ in range(5))
     def __init__(self,
         source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
         bs:int=1, # rows in a batch
@@ -316,6 +351,7 @@ class HindsightReplay(Replay):
         share:float=.8, # how likely a row gets another goal
         strategy:str='future', # achieved by which row of its episode: one that comes later, the 'final' one, or any
         reward=None, # a function of (achieved_goal, desired_goal, info), or an environment; None: the source's
+        replacement:bool=False, # may a batch hold a row twice?
         beta=None, # how far weights correct for a sampler's priorities; a number, or a function of the batches so far
         ratio:float=None, # batches for each row that comes in; None: one batch for each block
         warmup:int=None, # rows that must have been added before the first batch; they don't count for `ratio`
@@ -327,13 +363,13 @@ class HindsightReplay(Replay):
     ):
         who = 'HindsightReplay'
         self.share,self.strategy = number(who, 'share', share, high=1),choice(who, 'strategy', strategy, STRATEGIES)
-        self.reward,self.seed = reward,seed
+        self.reward,self.replacement,self.seed = reward,replacement,seed
         if reward is not None: goal_functions(who, reward)   # an error now where it is none
         elif source is None: stepped_env(who, None)
         if beta is not None: scheduled(who, 'beta', beta)
-        super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: Uniform(seed), beta=beta,
-            view=Hindsight(self.share, strategy, seed), store=store, ratio=ratio, warmup=warmup,
-            return_idxs=return_idxs, freeze_memory=freeze_memory)
+        super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: Uniform(seed, replacement), beta=beta,
+            view=Hindsight(self.share, strategy, seed), store=store, needs=1 if replacement else None, ratio=ratio,
+            warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)
 
     def sample_weighted(self,
         n:int, # rows

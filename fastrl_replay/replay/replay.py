@@ -19,7 +19,7 @@ from fastrl_replay.errors import (ArgumentError, ArgumentTypeError, BlockError, 
     number, whole)
 from ..locks import DrawOrderLock, renew_in_child
 from ..memory.links import Places
-from ..memory.samplers import Sampler, importance_weights, random_seed
+from ..memory.samplers import Sampler, drawn, importance_weights, random_seed
 from ..memory.timeline import Timeline
 from ..pipe import Pipe
 from .files import BesideRows
@@ -62,6 +62,7 @@ class Replay(Pipe):
         needs:int=None, # how many must be there for a batch; None: as many as it has
         ratio=None, warmup=None, return_idxs=False, freeze_memory=False,
     ):
+        if getattr(sampler, 'replacement', False): needs = 1   # it draws a row as often as it likes
         self._check_sizes(bs, max_sz, needs, ratio, warmup)
         super().__init__(source)
         self._no_source = self.source if source is None else None   # another may be given later
@@ -127,7 +128,7 @@ def _new_parts(self:Replay, older=None): # a memory whose place the new one will
     who,(sampler,view),replay = type(self).__name__,self._templates,ref(self)   # no circle: a memory would outlive it
     def check(dtype):
         if replay() is not None: replay()._check_columns(dtype)
-    memory = Timeline(self.max_sz, self.store, who, check, older)
+    memory = Timeline(self.max_sz, self.store, who, check, older, view.counted)
     sampler,view = sampler.fresh(),view.fresh(memory, who)
     beside = None if memory.store.place is None else BesideRows(memory, sampler, view)
     return dict(memory=memory, sampler=sampler, view=view, _beside=beside)
@@ -218,7 +219,7 @@ def _take_up(self:Replay, end):
 def _draw(self:Replay, n, beta, weigh):
     "A batch of `n`; drawn again where another process has overwritten a row meanwhile"
     while True:
-        keys,p = self.sampler.sample(n)
+        keys,p = drawn(self.sampler, n)
         try: return self.view.batch(keys, weigh(p, n, beta))
         except StaleKey:
             if not self.memory.reads_only: raise
@@ -245,7 +246,7 @@ def sample_weighted(self:Replay,
     beta = None if self.beta is None else self._beta_now()   # before anything is drawn
     if self._beside is not None: batch = self._draw(n, beta, weigh)
     else:
-        keys,p = self.sampler.sample(n)
+        keys,p = drawn(self.sampler, n)
         batch = self.view.batch(keys, weigh(p, n, beta))
     batch._replay = self
     self.batches += 1
@@ -276,7 +277,6 @@ def _too_few(self:Replay, n):
 def _weights(self:Replay, p, n, beta):
     "The importance weights of `n` draws with these probabilities"
     if beta is None: return self._ones if n == len(self._ones) else np.ones(n)
-    if type(p) is not np.ndarray: p = np.full(n, p)   # a sampler of one's own may say it once for all
     if self._is_shard: return importance_weights(p, beta, 1/self.sampler.mass)
     return importance_weights(p, beta, self.sampler.least if self.weight_norm == 'memory' else -1.)
 
@@ -415,15 +415,26 @@ def snapshot(self:Replay)->dict:
 @patch
 def check_state(self:Replay, state):
     "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
-    form = dict(memory=anything, sampler=anything, view=anything, counters=listed(integer(), len(COUNTERS)))
-    state = checked(type(self).__name__, form, state)
-    self.memory.check_state(state['memory'])
+    state = self._check_saved_form(state)
     new = self._new_parts(self.memory)
     new['memory'].prepare(state['memory'])
     self._check_saved_columns(new['memory'])
     if new['_beside'] is not None: self._prepare_files(new, state)
     else: self._prepare_parts(new, state['sampler'], state['view'])
     return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
+
+@patch
+def check_remote(self:Replay, state):
+    "The same for a copy in a worker; one on disk has its rows in a directory of its own, and maybe of another machine"
+    on_disk = self.store is not None and self.store.place is not None
+    return self._check_saved_form(state) if on_disk else self.check_state(state)
+
+@patch
+def _check_saved_form(self:Replay, state):
+    form = dict(memory=anything, sampler=anything, view=anything, counters=listed(integer(), len(COUNTERS)))
+    state = checked(type(self).__name__, form, state)
+    self.memory.check_state(state['memory'])
+    return state
 
 @patch
 def _prepare_parts(self:Replay, new, sampler, view):

@@ -14,7 +14,7 @@ from ..batches import Sequences
 from ..compiled import njit
 from ..core import Steps
 from ..errors import ArgumentError, BlockError, StaleKey, StateError
-from ..row_dtypes import EPISODE, dtype_spec, leaves
+from ..row_dtypes import EPISODE, dtype_spec, leaves, padding
 from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row,
     number_of, places_of, row_ends)
 from ..memory.links import reach
@@ -176,6 +176,7 @@ class SequenceView(View):
         state:str='stored', # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
     ): self.length,self.burn_in,self.overlap,self.eta,self.state = length,burn_in,overlap,eta,state
 
+    counted = property(lambda self: self.length > 1, doc='Must `step_n` count?')
     def clear(self): self.table,self._row,self._tracks,self._counters = None,None,None,np.zeros(6, np.int64)
     def __len__(self): return 0 if self.table is None else len(self.table.first) - int(self._counters[IDLE])
 
@@ -401,8 +402,18 @@ def snapshot(self:SequenceView)->dict:
     table = dict(self.table._asdict(), free=self.table.free[:idle])
     del table['where']
     going_on = self.memory.going_on
-    tracks = {k: a[going_on] for k,a in self._tracks._asdict().items()}
-    return dict(state, dtype=dtype_spec(self._dtype), table=_tensors(table), tracks=_tensors(tracks))
+    table,tracks = _tensors(table),_tensors({k: a[going_on] for k,a in self._tracks._asdict().items()})
+    self._clear_unused(table, tracks)
+    return dict(state, dtype=dtype_spec(self._dtype), table=table, tracks=tracks)
+
+@patch
+def _clear_unused(self:SequenceView, table, tracks):
+    "Zeros where nothing counts: what lay there before would make equal states differ"
+    free,beyond = table['first'] < 0,torch.arange(self.length) >= tracks['count'][:,None]
+    for k in 'steps','hidden': table[k][free] = 0
+    for k in 'recent','hiddens': tracks[k][beyond] = 0
+    if not table['hidden'].numel(): return
+    for states in table['hidden'],tracks['hiddens']: states[..., padding(self._hidden)] = 0
 
 @patch
 def check_state(self:SequenceView, state):

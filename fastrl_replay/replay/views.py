@@ -51,6 +51,7 @@ class View:
     "The base of views: what becomes of keys that a sampler draws"
     unit,adds = 'rows',dict(index='i8', weight='f4')   # what is drawn; the columns that a batch has besides
     follows = False   # True: what is drawn are places, of which `follow`, `drawable` and `told` keep account
+    counted = False   # True: batches go along episodes, so `step_n` must count
     nbytes = 0        # reserved, beside the memory
     def stored(self, steps:Steps)->Steps: return steps   # what the memory keeps of a block
     def batch(self, keys, weights)->Steps: raise NotImplementedError
