@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey',
-           'StateError', 'Steps', 'step_dtype', 'Cycler', 'Header', 'InMemoryCacheHolder', 'Items',
+           'StateError', 'Steps', 'step_dtype', 'write_whole', 'Cycler', 'Header', 'InMemoryCacheHolder', 'Items',
            'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage', 'worker_info', 'ScriptedEnv', 'ScriptedVectorEnv',
            'check_contract', 'script', 'scripted_steps', 'GymStepper', 'NSkip', 'NStep', 'SequenceChunker', 'Gather',
            'Journal', 'Episodes', 'Offline', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional',
@@ -21,6 +21,7 @@ from .core import Steps
 from .errors import (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows,
     StaleKey, StateError)
 from .row_dtypes import step_dtype
+from .files import write_whole
 from fastrl_replay.pipe import (Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, WorkerInfo, stage,
     worker_info)
 from .batches import Sequences
@@ -61,7 +62,7 @@ from .prefetch import Prefetch
 _all_ = [
     'ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'EnvError', 'NotEnoughRows',
     'StaleKey', 'StateError',
-    'Steps', 'step_dtype',
+    'Steps', 'step_dtype', 'write_whole',
     'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage',
     'worker_info',
     'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',

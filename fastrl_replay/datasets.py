@@ -14,7 +14,7 @@ from .core import Steps
 from .errors import ArgumentError, ArgumentTypeError, BlockError, did_you_mean
 from .episodes import refuse_drawn
 from .memory.timeline import Timeline
-from .pipe import Items, as_pipe
+from .pipe import Items, Pipe, as_pipe
 from .recorded import Episodes
 from .replay.replay import Replay
 from .nested import nest
@@ -163,6 +163,9 @@ def write_minari(
 ): # the data set
     "A data set of Minari with the episodes of these rows, and `facts` about it"
     minari = _minari('write_minari')
+    if isinstance(source, Pipe) and not isinstance(source, Replay) and source.drawn_from is not None:
+        raise ArgumentTypeError('write_minari', 'source', f'{type(source).__name__}, which gives batches',
+            'rows: the chain above its replay, or one of its replays')
     from minari.data_collector import EpisodeBuffer
     episodes = (EpisodeBuffer(**e) for e in _episodes(source))
     if environment is None and not {'observation_space','action_space'} <= facts.keys():

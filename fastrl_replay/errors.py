@@ -4,12 +4,10 @@
 
 # %% auto #0
 __all__ = ['problem', 'Explained', 'ArgumentError', 'ArgumentTypeError', 'StateError', 'BlockError', 'NotEnoughRows',
-           'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'did_you_mean', 'number', 'choice', 'renamed',
-           'old_names']
+           'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'did_you_mean', 'number', 'choice']
 
 # %% ../nbs/00_0errors.ipynb #5e075225
-import difflib, warnings
-from functools import wraps
+import difflib
 import numpy as np
 
 # %% ../nbs/00_0errors.ipynb #f03f43f1
@@ -95,30 +93,3 @@ def choice(
     if x in names: return x
     remedy = did_you_mean(x, names, form='{}')
     raise ArgumentError(who, what, repr(x), f'one of {", ".join(map(repr, names))}', remedy)
-
-# %% ../nbs/00_0errors.ipynb #29ed5907
-def renamed(
-    **names, # old=new
-): # a decorator
-    "Let a function take arguments by their old names, with a warning"
-    def wrap(f):
-        @wraps(f)
-        def with_old_names(*args, **kwargs):
-            for old in names.keys() & kwargs.keys():
-                said = f'{f.__qualname__}: the argument {old!r} is called {names[old]!r} now'
-                warnings.warn(said, FutureWarning, stacklevel=2)
-                kwargs[names[old]] = kwargs.pop(old)
-            return f(*args, **kwargs)
-        return with_old_names
-    return wrap
-
-def old_names(
-    module:dict, # the `globals()` of a module
-    **names, # old=new, both as text
-): # what to assign to the module's `__getattr__`
-    "Let a module give its things by their old names, with a warning"
-    def get(name):
-        if name not in names: raise AttributeError(f'module {module["__name__"]!r} has no attribute {name!r}')
-        warnings.warn(f'{module["__name__"]}.{name} is called {names[name]} now', FutureWarning, stacklevel=2)
-        return module[names[name]]
-    return get

@@ -26,6 +26,7 @@ def _is_mine(lock)->bool: # of an RLock
     except RuntimeError: return False
     return True
 
+# %% ../nbs/04_locks.ipynb #49cf02a9
 def _plain_locks():
     "All of them, but those that are another one's inner lock"
     kind = type(RLock())

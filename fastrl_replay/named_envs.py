@@ -7,7 +7,7 @@ __all__ = ['WRAPPERS', 'STORES', 'Call', 'read_calls', 'named_modules', 'place_o
            'named_store', 'named_info']
 
 # %% ../nbs/60_named_envs.ipynb #9190d877
-import importlib, inspect, os, pkgutil, re, sys, sysconfig, traceback
+import ast, importlib, inspect, os, pkgutil, re, sys, sysconfig, traceback
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 import gymnasium as gym
@@ -19,27 +19,30 @@ from .memory.frames import Frames
 from .memory.rows import Rows, Store
 
 # %% ../nbs/60_named_envs.ipynb #226e31db
-_CLOSES = {'(': ')', '[': ']', '"': '"', "'": "'"}
+_WORD = re.compile(r'''(["']).*?\1|[^\s()\[\],="'](?:[^()\[\],="']*[^\s()\[\],="'])?''')
 
-def _split(text):
-    "The parts of a list"
-    parts,waiting = [''],[]   # waiting: for these, the last one first
-    for c in text:
-        quoted = waiting and waiting[-1] in '"\''
-        if waiting and c == waiting[-1]: waiting.pop()
-        elif c in _CLOSES and not quoted: waiting.append(_CLOSES[c])
-        elif c in ')]' and not quoted: raise ValueError(f'{c} closes nothing')
-        if c == ',' and not waiting: parts.append('')
-        else: parts[-1] += c
-    if waiting: raise ValueError(f'{waiting[-1]} is missing')
-    return [p.strip() for p in parts if p.strip()]
+def _parsed(text):
+    "The parts of a list, as nodes of Python's grammar"
+    def masked(m): return m[1] + 'x'*(len(m[0]) - 2) + m[1] if m[1] else 'x'*len(m[0])
+    words = re.sub(r',(?=\s*(?:,|$))', ' ', _WORD.sub(masked, text))   # nothing between two commas counts as nothing
+    try:
+        found,wrong = ast.parse(f'_({words}\n)', mode='eval').body,''
+        if not found.keywords: return found.args
+    except SyntaxError as e: wrong = e.msg
+    if m := re.search("'(.)' was never closed", wrong): raise ValueError({'(':')', '[':']'}[m[1]] + ' is missing')
+    if quote := re.search('["\']', _WORD.sub('', text)): raise ValueError(f'{quote[0]} is missing')
+    if m := re.search("(?:unmatched|parenthesis) '(.)'", wrong): raise ValueError(f'{m[1]} closes nothing')
+    raise ValueError(f'{text!r} is no list of names with arguments')
+
+def _cut(text, node): return text[node.col_offset-2:node.end_col_offset-2]
 
 # %% ../nbs/60_named_envs.ipynb #1867ff8b
-def _argument(text):
+def _word(text): return None if text.lower() == 'none' else as_value(text)
+
+def _argument(text, node):
     "The value of an argument"
-    if len(text) > 1 and text[-1] == _CLOSES.get(text[0]):
-        return text[1:-1] if text[0] in '"\'' else tuple(map(_argument, _split(text[1:-1])))
-    return None if text.lower() == 'none' else as_value(text)
+    if isinstance(node, (ast.Tuple,ast.List)): return tuple(_argument(text, n) for n in node.elts)
+    return _cut(text, node)[1:-1] if isinstance(node, ast.Constant) else _word(_cut(text, node))
 
 # %% ../nbs/60_named_envs.ipynb #bea8e442
 class Call(NamedTuple):
@@ -56,15 +59,16 @@ def read_calls(
 )->list: # of `Call`
     "The names with arguments that a setting lists"
     if text.lower() == 'none': return []
-    try: return [_call(part) for part in _split(text)]
+    try: return [_call(text, node) for node in _parsed(text)]
     except ValueError as e: raise SettingsError('recipe', f'setting {setting!r}: {e}', repr(text),
         'names, with arguments in brackets: TimeLimit(max_episode_steps=200), my_module:Scale(factor=2)') from None
 
-def _call(text):
-    m = re.fullmatch(r'(?:([^\s:()]+):)?([^\s:()]+)\s*(?:\((.*)\))?', text, re.S)
-    if not m: raise ValueError(f'{text!r} is no name with arguments')
-    given = [re.fullmatch(r'(?:(\w+)\s*=)?\s*(.*)', part, re.S).groups() for part in _split(m[3] or '')]
-    return Call(text, m[1], m[2], [_argument(v) for k,v in given if not k], {k: _argument(v) for k,v in given if k})
+def _call(text, node):
+    name,args,named = (node.func,node.args,node.keywords) if isinstance(node, ast.Call) else (node,[],[])
+    m = re.fullmatch(r'(?:([^\s:]+):)?([^\s:]+)', _cut(text, name))
+    if not m or not isinstance(name, ast.Name): raise ValueError(f'{_cut(text, node)!r} is no name with arguments')
+    kwargs = {text[k.col_offset-2:][:len(k.arg)]: _argument(text, k.value) for k in named}
+    return Call(_cut(text, node), m[1], m[2], [_argument(text, a) for a in args], kwargs)
 
 # %% ../nbs/60_named_envs.ipynb #4eff5758
 def named_modules(
@@ -165,6 +169,7 @@ def _registered(call):
         if type(e) in (gym.error.NameNotFound,gym.error.VersionNotFound): return None
         raise SettingsError('recipe', f"setting 'env': {call.text} can't be made", _described(e)) from e
 
+# %% ../nbs/60_named_envs.ipynb #22290e9a
 def _plain(text):
     "The environment that a setting names, without wrappers"
     calls = read_calls('env', text)
@@ -239,9 +244,10 @@ def named_store(
     if call.module or call.name not in STORES: raise SettingsError('recipe',
         f"setting 'store': there is no store {call.text!r}{did_you_mean(call.name, STORES)}",
         expected=f'one of {", ".join(STORES)}')
-    if _made(STORES[call.name], call, 'store').place is not None or {'path','mode','spare'} & {*call.kwargs}:
+    store = _made(STORES[call.name], call, 'store')
+    if store.folder is not None or {'path','mode','spare'} & {*call.kwargs}:
         raise SettingsError('recipe', f"setting 'store': {call.text} says where rows lie", remedy='memory_path = …')
-    if path is None: return _made(STORES[call.name], call, 'store')
+    if path is None: return store
     return _made(STORES[call.name], call._replace(kwargs={**call.kwargs, 'path':path, 'spare':spare}), 'memory_path')
 
 # %% ../nbs/60_named_envs.ipynb #69aad01f
@@ -251,7 +257,7 @@ def named_info(
     "The entries of info that a setting names"
     if text.lower() == 'none': return {}
     found = [re.fullmatch(r'(\w+)(?:\s*=\s*(.+))?', p.strip()) for p in text.split(',')]
-    entries = {m[1]: m[2] and _argument(m[2]) for m in found} if all(found) else {}
+    entries = {m[1]: m[2] and _word(m[2]) for m in found} if all(found) else {}
     if entries and not any(isinstance(v, (str,tuple)) for v in entries.values()): return entries
     raise SettingsError('recipe', "setting 'info'", repr(text),
         'names of entries, with a number or yes or no for those that may be missing: action_mask, is_success=no')

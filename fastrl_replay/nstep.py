@@ -16,8 +16,8 @@ from .episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, CountersCheck, Row
 from .infos import MASK, SUCCESS
 from .pipe import Pipe, stage
 from .states import anything, array, checked, flag, integer, maybe, real, row_dtype
-from fastrl_replay.waiting import (BROKE_OFF, GOES_ON, OWN, Waiting, Waits, forget_all, keep, kept_places, look, note_rest,
-    row_place)
+from .waiting import (BROKE_OFF, GOES_ON, OWN, Waiting, Waits, forget_all, keep, kept_places,
+    look, note_rest, row_place)
 
 # %% ../nbs/20_nstep.ipynb #f8f27456
 _REWARD,_MERGED_SIZE,_DISCOUNT,_N_MERGED = range(OWN, OWN + 4)   # what stands where in a plan

@@ -17,7 +17,7 @@ from .journal import Journal
 from .learners.registry import SettingsError
 from .memory.directory import read_meta
 from .memory.timeline import Timeline
-from .named_envs import STORES
+from .memory.rows import STORES
 from .nstep import NStep
 from .pipe import Items, stage
 from .recorded import Episodes
@@ -34,7 +34,7 @@ def open_memory(
         'wait until its first row is there, or name another directory')
     settings = dict(meta['store']) if isinstance(meta.get('store'), dict) else {}
     kind = settings.pop('kind', None)
-    if kind not in STORES: raise StateError('memory', f'{path}/meta.json: store', kind, f'one of {", ".join(STORES)}')
+    if kind not in STORES: raise StateError('memory', f'{path}/meta.json: store', kind, f'one of {", ".join(STORES)}', 'import the module of that store')
     if {'path','mode'} & settings.keys(): raise StateError('memory', f'{path}/meta.json: store', settings,
         'settings without a place')   # which both would name then, in an error that Python 3.11 sometimes garbles
     try: store = STORES[kind](**settings, path=str(path), mode='r')
@@ -51,7 +51,7 @@ class _Parts:
         for i in range(0, len(self.memory), 4096): yield self.memory[i:i+4096]
 
 def recorded_rows(
-    data, # a directory with a memory, a file .npz or .parquet with episodes, minari: and a name, or a data set of Minari
+    data, # a directory with a memory, a file .npz or .parquet with episodes, minari:NAME, or a data set of Minari
 ): # a pipe of blocks
     "The rows that a setting names"
     if is_minari(data): return read_minari(data, seeds=False)

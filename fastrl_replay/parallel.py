@@ -16,7 +16,7 @@ from .core import Steps
 from .errors import ArgumentError, StaleKey, StateError
 from .compiled import interrupts_wait
 from .core import pack, unpack
-from .errors import choice, problem, renamed, whole
+from .errors import choice, problem, whole
 from .engines import AWAY, ChainCopy, Silence, WorkerError, batches_in, outline   # noqa: F401 (who catches it)
 from .locks import DrawOrderLock
 from .memory.links import as_keys
@@ -54,7 +54,6 @@ class Parallel(Pipe):
     "Copies of the chain above, in workers; a second pass goes on where the last one stopped"
     takes_any_item,news = True,None   # `news` of journals in workers, where `Collected` asks for them
     _buffers = '_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock'
-    @renamed(bunch='chunk')
     def __init__(self,
         source, # the chain that workers run; it begins with a stepper
         num_workers:int=2, # how many copies; 0: run the chain here

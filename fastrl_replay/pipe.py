@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 from .core import Steps
-from .errors import Explained, ArgumentError, ArgumentTypeError, StateError, choice, old_names, problem
+from .errors import Explained, ArgumentError, ArgumentTypeError, StateError, choice, problem
 from .states import anything, checked, flag, integer
 
 # %% ../nbs/01_pipe.ipynb #2b783269
@@ -512,7 +512,6 @@ class InMemoryCacheHolder(Positioned):
         self._position,self._ended = 0,True
     data_ended = property(lambda self: self._ended and Pipe.data_ended.fget(self), doc='As its source said')
 
-
 # %% ../nbs/01_pipe.ipynb #626ed79c
 class MapToIterConverter(Items):
     "The items of a map-style pipe, in order"
@@ -564,9 +563,6 @@ def as_worker(info:WorkerInfo):
     before,_worker = _worker,info
     try: yield info
     finally: _worker = before
-
-__getattr__ = old_names(globals(), Place='WorkerInfo', worker_place='worker_info', in_place='as_worker',
-    above='upstream')
 
 # %% ../nbs/01_pipe.ipynb #a029843d
 @patch

@@ -180,14 +180,14 @@ class Pipe(IterDataPipe):
     def offline(self, data, max_steps: float = ..., spaces=None, n_step: int = 1, gamma: float = 1.0) -> Offline:
         'Fills a replay with recorded rows, and lets it draw; each batch counts as a step'
         ...
+    def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: str = 'process', ordered: bool = True, shares: str = 'equal') -> Parallel:
+        'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
+        ...
     def stateful(self) -> StatefulPipe:
         'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly'
         ...
     def node(self) -> PipeNode:
         'The chain as a node of `torchdata.nodes`, saved and restored exactly'
-        ...
-    def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: str = 'process', ordered: bool = True, shares: str = 'equal') -> Parallel:
-        'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
         ...
     def prefetch(self, ahead: int = 1, device=None) -> Prefetch:
         'Draws the next batches of a replay in a thread, while the learner is busy with this one'

@@ -13,7 +13,7 @@ import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
-from .errors import ActionError, ArgumentError, ArgumentTypeError, StateError, old_names
+from .errors import ActionError, ArgumentError, ArgumentTypeError, StateError
 from .nested import space_dtype
 from .losses import masked_values
 from .nested import map_leaves
@@ -46,8 +46,6 @@ class GeometricSchedule:
         x = self.start*self.factor**count
         return max(x, self.end) if self.factor <= 1 else min(x, self.end or math.inf)
     def __repr__(self): return f'GeometricSchedule({self.start}, {self.factor}, {self.end})'
-
-__getattr__ = old_names(globals(), Linear='LinearSchedule', Geometric='GeometricSchedule', Flatten='FlattenSpace')
 
 # %% ../nbs/51_policies.ipynb #cc96c22e
 class EpsGreedy:

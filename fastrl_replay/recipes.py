@@ -12,23 +12,23 @@ import re, stat
 from configparser import ConfigParser, Error as ConfigError
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from weakref import ref
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .errors import StateError, did_you_mean, old_names
+from .errors import StateError, did_you_mean
 from .row_dtypes import differing_columns, row_places, saved_dtype
 from .envs import GymStepper, as_float32
 from .evaluation import evaluate, play
 from .journal import Collected, Gather, Journal
 from .learners import LEARNERS, SettingsError
-from .learners.registry import as_value, network_layers, recorded, scheduled, setting_text
+from .learners.registry import as_value, network_layers, recorded, scheduled, setting, setting_text
 from .machine import device_of
 from .memory.directory import read_meta
 from .named_envs import full_name, named_env, named_info, named_store, read_calls
 from .offline import Offline
+from .parallel import Parallel, as_engine
 from .states import anything, array, checked
 
 # %% ../nbs/60_recipes.ipynb #04733818
@@ -51,8 +51,6 @@ def coerce_setting(
     kinds = dict(bool='yes or no', int='a whole number', float='a number', str='a word', tuple='whole numbers')
     raise SettingsError(f'recipe {recipe!r}', f'setting {key!r}', repr(value),
         f'{kinds[kind.__name__]}, as {setting_text(old)}')
-
-__getattr__ = old_names(globals(), like_this='coerce_setting')
 
 # %% ../nbs/60_recipes.ipynb #cb1f42f2
 @dataclass
@@ -262,8 +260,7 @@ def memory_path(
     s:dict, # settings
 )->str: # of a directory; None: rows are in main memory
     "Where the memory of a recipe lies on disk"
-    path = s.get('memory_path', 'none')
-    return None if path == 'none' else path
+    return setting(s, 'memory_path')
 
 def spare_rows(
     s:dict, # settings
@@ -298,31 +295,33 @@ class Agent:
             why = f'setting {e} is missing' if isinstance(e, KeyError) else ' '.join(str(e).split())
             raise SettingsError('recipe', "these settings can't be built", why) from e
 
-    def _build(self, s):
-        torch.manual_seed(s['seed'])
-        env,self.builder = make_env(s, training=True),LEARNERS[s['learner']]
-        self.env_name = full_name(s['env'], env)
-        around = (read_calls(k, s.get(k, 'none')) for k in ('wrappers','train_wrappers'))
-        self.wrappers = [c.text for calls in around for c in calls]
-        if s.get('train_wrappers', 'none') != 'none': _check_same_spaces(env, make_env(s))
-        seen = as_float32(env.observation_space) if s.get('float32') else env.observation_space
-        self.model = self.builder.model(s, seen, env.action_space)
-        env.close()   # it was made to be looked at
-        me = ref(self)   # no circle, or what is open on disk would stay so
-        self.policy = self.builder.policy(self.model, s, lambda: len(me().journal.returns))
-        one = partial(make_env, s, training=True)
-        self.stepper = step_env(s, one if s['envs'] == 1 else [one]*s['envs'], self.policy, s['seed'])
-        self._actors = self.shards = None   # the stages that have steppers, or replays, in their workers
-        self._build_offline(s, (seen, env.action_space)) if recorded(s) else self._build_chain(s, env)
-        if 'precision' in s: self.pipe.compute_with(s['precision'], s.get('compile', False))
-        self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
-        _check_place(s, self.memory)
-        if recorded(s): self.pipe.source = self.journal
-        if s.get('shards'): self._shard(s)
-
     def greedy(self):
         "A policy that plays with the model, without exploring"
         return self.builder.greedy(self.model, self.settings)
+
+# %% ../nbs/60_recipes.ipynb #7a11ee02
+@patch
+def _build(self:Agent, s):
+    torch.manual_seed(s['seed'])
+    env,self.builder = make_env(s, training=True),LEARNERS[s['learner']]
+    self.env_name = full_name(s['env'], env)
+    around = (read_calls(k, s.get(k, 'none')) for k in ('wrappers','train_wrappers'))
+    self.wrappers = [c.text for calls in around for c in calls]
+    if s.get('train_wrappers', 'none') != 'none': _check_same_spaces(env, make_env(s))
+    seen = as_float32(env.observation_space) if s.get('float32') else env.observation_space
+    self.model = self.builder.model(s, seen, env.action_space)
+    env.close()   # it was made to be looked at
+    me = ref(self)   # no circle, or what is open on disk would stay so
+    self.policy = self.builder.policy(self.model, s, lambda: len(me().journal.returns))
+    one = partial(make_env, s, training=True)
+    self.stepper = step_env(s, one if s['envs'] == 1 else [one]*s['envs'], self.policy, s['seed'])
+    self._actors = self.shards = None   # the stages that have steppers, or replays, in their workers
+    self._build_offline(s, (seen, env.action_space)) if recorded(s) else self._build_chain(s, env)
+    if 'precision' in s: self.pipe.compute_with(s['precision'], s.get('compile', False))
+    self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
+    _check_place(s, self.memory)
+    if recorded(s): self.pipe.source = self.journal
+    if s.get('shards'): self._shard(s)
 
 # %% ../nbs/60_recipes.ipynb #f9666797
 @patch
@@ -377,8 +376,9 @@ def _check(s):
     chosen_device(s)
     for key,value in s.items(): _check_range(key, value, {**RANGES, **builder.ranges}.get(key))
 
+# %% ../nbs/60_recipes.ipynb #b5330b29
 def _check_place(s, replay):
-    if memory_path(s) and replay.memory.store.place is None: raise SettingsError('recipe',
+    if memory_path(s) and replay.memory.store.folder is None: raise SettingsError('recipe',
         "setting 'memory_path': the learner keeps rows in main memory", s['learner'],
         remedy="a builder whose chain gives its replay store=s['store']")
 
@@ -409,10 +409,8 @@ RANGES = {   # setting → lowest and highest
 # %% ../nbs/60_recipes.ipynb #c3665522
 def _spread(stage, n, s):
     "`n` copies of a chain, as the settings say"
-    parallel = import_module('fastrl_replay.parallel')   # it stands above this module in the house
-    address = s.get('address', 'none')
-    engine = parallel.as_engine(s['engine'], address=None if address == 'none' else address)
-    return parallel.Parallel(stage, n, engine=engine, restarts=s['restarts'], ordered=s['ordered'])
+    engine = as_engine(s['engine'], address=setting(s, 'address'))
+    return Parallel(stage, n, engine=engine, restarts=s['restarts'], ordered=s['ordered'])
 
 def with_actors(
     stepper, # steps in this process
@@ -425,6 +423,7 @@ def with_actors(
         f'a multiple of the {shards} shards', f'--workers {-(-workers//shards)*shards}')
     return _spread(stepper, workers//(shards or 1), {**s, **dict(engine='process', address='none')} if shards else s)
 
+# %% ../nbs/60_recipes.ipynb #7e8440a5
 def _of_shard(s):
     "What a shard has of the memory"
     n = s.get('shards', 0)

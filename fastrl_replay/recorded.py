@@ -36,7 +36,8 @@ def read_table(
 ): # what `table_columns` takes
     "What a file holds"
     kind = path.suffix.lower()
-    if kind not in _FORMS: raise ArgumentError('Episodes', 'a file', str(path), 'a path that ends with .npz or .parquet')
+    if kind not in _FORMS: raise ArgumentError('Episodes', 'a file', str(path),
+        'a path that ends with .npz or .parquet')
     read,first,remedy = _FORMS[kind]
     try: return read(path)
     except Explained: raise
@@ -60,8 +61,9 @@ def _arrays(archive):
         try: return archive[name]
         except ValueError as e:   # numpy advises to run what is in the file
             if 'allow_pickle' not in str(e): raise
-        raise ArgumentError('Episodes', f'{getattr(archive.fid, "name", "an archive")}, array {name!r}', 'Python objects',
-            'numbers', 'save episodes of different lengths one after the other, with flags where they end')
+        file = getattr(archive.fid, 'name', 'an archive')
+        raise ArgumentError('Episodes', f'{file}, array {name!r}', 'Python objects', 'numbers',
+            'save episodes of different lengths one after the other, with flags where they end')
     return {name: array(name) for name in archive.files}
 
 def _read_npz(path):

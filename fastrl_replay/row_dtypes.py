@@ -36,7 +36,7 @@ def foreign_columns(dtype:np.dtype): # (name, dtype) of each column that isn't o
 
 def _refuse_foreign(dtype):
     for n,kind in foreign_columns(dtype): raise ArgumentTypeError('step_dtype', f'column {n!r}', kind, TORCH_NUMBERS,
-        'another dtype, such as float32: in an environment by gymnasium.wrappers.TransformObservation or TransformAction')
+        'another dtype, such as float32; wrap an environment (gymnasium.wrappers.TransformObservation)')
 
 def column_dtype(
     x, # a dtype, (dtype, shape), or a space

@@ -7,17 +7,18 @@ __all__ = ['last_rows', 'ended', 'episode_facts', 'priorities', 'writer_of', 'su
            'export_rows']
 
 # %% ../nbs/61_survey.ipynb #f93ad1bd
-import io, os, zipfile
+import os, zipfile
 from functools import partial
 from pathlib import Path
 import numpy as np
 from .errors import ArgumentError, StaleKey, StateError
 from .row_dtypes import leaves, parts_of
 from .evaluation import decimals
+from .files import lock_file, whole_file
 from .machine import size_text
 from .memory.directory import AGE_MAX, REWINDS, TOLD, mapped
 from .memory.timeline import Timeline
-from .runs import json_in, run_of, smooth
+from .runs import json_in, png, run_of, smooth
 
 # %% ../nbs/61_survey.ipynb #540fd78f
 _OF_EPISODES = 'env_id episode_n step_n terminated truncated total_reward n'.split()
@@ -29,7 +30,7 @@ def last_rows(
     memory:Timeline, # open for reading
 )->dict: # name → array; `key`, `whole`: is the episode's first row there?, and columns
     "The last row of each episode in memory, oldest first"
-    (line,store,_),(end,oldest),d = memory._parts,memory.span,memory.directory
+    (line,store,_),(end,oldest),d = memory.parts,memory.span,memory.place
     rewinds = d.counters.item(REWINDS)
     names,cut,found = [n for n in _OF_EPISODES if n in store.columns.dtype.names],set(),[]
     for keys in _in_parts(oldest, end):
@@ -74,7 +75,7 @@ def episode_facts(
 # %% ../nbs/61_survey.ipynb #10d035b8
 def _beside(memory, name, dtype):
     "A file with a number for each slot; None: there is none"
-    path,ring = memory.directory.folder/name,memory.directory.ring
+    path,ring = memory.place.folder/name,memory.place.ring
     if not path.exists() or path.is_symlink(): return None
     size,n = path.stat().st_size,ring*np.dtype(dtype).itemsize
     if size != n: raise StateError('memory', f'{path} is damaged', f'{size:_} bytes', f'{n:_} bytes')
@@ -84,14 +85,15 @@ def priorities(
     memory:Timeline, # open for reading
 )->np.ndarray: # float64, of the rows or sequences that have one, oldest first; None: the memory has no priorities
     "The priorities that are written down"
-    d,file = memory.directory,_beside(memory, 'priorities', np.float64)
+    d,file = memory.place,_beside(memory, 'priorities', np.float64)
     if file is None: return None
     end,oldest = memory.span
     p = file[np.arange(oldest, max(min(end, d.counters.item(TOLD)), oldest)) % d.ring]
     return p[p > 0] if 'steps' in d.meta else p
 
+# %% ../nbs/61_survey.ipynb #45d134c2
 def _priority_facts(memory):
-    p,d = priorities(memory),memory.directory
+    p,d = priorities(memory),memory.place
     if p is None: return None
     unit,kind = 'sequences' if 'steps' in d.meta else 'rows',d.meta.get('priorities')
     known = dict(min=float(p.min()), median=float(np.median(p)), max=float(p.max())) if len(p) else {}
@@ -101,7 +103,7 @@ def _priority_facts(memory):
     return dict(kind=kind, unit=unit, known=len(p), rows_without=later, **known)
 
 def _draw_facts(memory):
-    drawn,d = _beside(memory, 'drawn', np.int32),memory.directory
+    drawn,d = _beside(memory, 'drawn', np.int32),memory.place
     if drawn is None or not len(memory): return None
     drawn = drawn[memory.keys % d.ring]
     return dict(mean=float(drawn.mean()), max=int(drawn.max()), never=float((drawn <= 0).mean()),
@@ -116,14 +118,9 @@ def writer_of(
     return {**{k: said.get(k) for k in ('process','host','since')}, 'now': _is_locked(Path(path)/'writer')}
 
 def _is_locked(path):
-    try:
-        import fcntl
-        file = os.open(path, os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0))
-    except (ImportError,OSError): return None
-    try: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError: return True
-    except OSError: return None   # a file system without locks
-    else: return False
+    try: file = os.open(path, os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0))
+    except OSError: return None
+    try: return {True: False, False: True, None: None}[lock_file(file, shared=True)]
     finally: os.close(file)
 
 # %% ../nbs/61_survey.ipynb #91ddebec
@@ -131,9 +128,9 @@ def survey(
     memory:Timeline, # as `open_memory` gave it
 )->dict: # plain data
     "What is in a memory on disk"
-    d,(end,oldest) = memory.directory,memory.span
+    d,(end,oldest) = memory.place,memory.span
     columns = [dict(name=n, dtype=str(t.base), shape=list(t.shape)) for n,t,_ in parts_of(memory.dtype)]
-    store,frames = {k: v for k,v in d.meta['store'].items() if v is not None},memory._parts[1].stats()
+    store,frames = {k: v for k,v in d.meta['store'].items() if v is not None},memory.parts[1].stats()
     facts = dict(path=str(d.path), made=d.meta.get('made'), written_by=d.meta.get('written_by'), store=store,
         run=run_of(d.path), writer=writer_of(d.path), rows=end - oldest, max_sz=d.meta['max_sz'],
         spare=d.ring - d.meta['max_sz'], row_bytes=memory.dtype.itemsize, first_key=oldest, end_key=end,
@@ -200,21 +197,19 @@ def survey_picture(
     title:str='', # above it
 )->bytes: # a png
     "Returns and lengths of the episodes in a memory, and priorities"
-    from matplotlib.figure import Figure   # an extra
     last,p = last_rows(memory),priorities(memory)
     over = {n: a[ended(last)] for n,a in last.items()}
     panels = [(name, partial(_draw_over_time, over, column)) for name,column in _OVER_TIME if column in over]
     if p is not None and (p > 0).any(): panels.append(('priorities', partial(_draw_priorities, p[p > 0])))
-    fig = Figure((3.7*len(panels), 3), layout='constrained')
-    for ax,(name,draw) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
-        draw(ax)
-        ax.spines[['top','right']].set_visible(False)
-        ax.set_title(name, fontsize=10)
-    fig.suptitle(title, fontsize=10)
-    file = io.BytesIO()
-    fig.savefig(file, format='png', dpi=110)
-    return file.getvalue()
+    def drawn(fig, *axes):
+        for ax,(name,draw) in zip(axes, panels):
+            draw(ax)
+            ax.spines[['top','right']].set_visible(False)
+            ax.set_title(name, fontsize=10)
+        fig.suptitle(title, fontsize=10)
+    return png(drawn, 3.7*len(panels), 3, 1, len(panels))
 
+# %% ../nbs/61_survey.ipynb #712f9aaa
 _OVER_TIME = ('returns','total_reward'),('lengths of episodes','step_n')
 
 def _draw_over_time(last, column, ax, most=3000):
@@ -237,24 +232,20 @@ def export_rows(
     most:int=2**24, # bytes of a column that are in main memory at a time, or those of one row
 ):
     "Write all rows into an archive of arrays, a column after the other"
-    path,(end,oldest),rewinds = Path(path),memory.span,memory.directory.counters.item(REWINDS)
+    path,(end,oldest),rewinds = Path(path),memory.span,memory.place.counters.item(REWINDS)
     if path.suffix != '.npz': raise ArgumentError('memory', '--export', path, 'a name that ends in .npz')
-    new = path.with_name(f'.{path.name}.{os.getpid()}')
-    try:
-        with zipfile.ZipFile(new, 'w', allowZip64=True) as archive:
-            for name,dtype,read in _exported(memory):
-                with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
-                    shape = (end - oldest,*dtype.shape)
-                    header = dict(descr=dtype.base.str, fortran_order=False, shape=shape)
-                    np.lib.format.write_array_header_2_0(file, header)
-                    for keys in _in_parts(oldest, end, max(1, most//max(memory.dtype.itemsize, 1))):
-                        file.write(np.ascontiguousarray(read(keys)).tobytes())
-                        _check_still_there(memory, oldest, rewinds)
-        os.replace(new, path)
-    finally: new.unlink(missing_ok=True)
+    with whole_file(path) as whole, zipfile.ZipFile(whole, 'w', allowZip64=True) as archive:
+        for name,dtype,read in _exported(memory):
+            with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
+                shape = (end - oldest,*dtype.shape)
+                header = dict(descr=dtype.base.str, fortran_order=False, shape=shape)
+                np.lib.format.write_array_header_2_0(file, header)
+                for keys in _in_parts(oldest, end, max(1, most//max(memory.dtype.itemsize, 1))):
+                    file.write(np.ascontiguousarray(read(keys)).tobytes())
+                    _check_still_there(memory, oldest, rewinds)
 
 def _check_still_there(memory, oldest, rewinds):
-    d = memory.directory
+    d = memory.place
     if d.oldest_whole() > oldest or d.counters.item(REWINDS) != rewinds: raise StaleKey('memory',
         'rows were overwritten while they were read', f'keys from {d.oldest_whole()} on', f'those from {oldest} on',
         'stop the process that writes, or let it keep more spare rows')
@@ -262,7 +253,7 @@ def _check_still_there(memory, oldest, rewinds):
 # %% ../nbs/61_survey.ipynb #717f7067
 def _exported(memory):
     "Name, dtype and a function that reads it by key, of each column of an archive"
-    line,store,_ = memory._parts
+    line,store,_ = memory.parts
     key = 'key'
     while key in memory.dtype.names: key += '_'
     yield key,np.dtype(np.int64),lambda keys: keys

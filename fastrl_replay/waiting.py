@@ -149,7 +149,8 @@ def _larger(held, envs, n_rows, layout, rule): # rule: for a new plan; None: it 
 def note_rest(waiting:Waiting)->int: # how many there are
     "Note the windows of all running episodes, slot by slot"
     length,stride,tail,_ = waiting.rule
-    starts = [(slot, -1, tail_start(p, length, stride, tail), p, BROKE_OFF) for slot,p in enumerate(waiting.counts) if p]
+    running = [(slot,p) for slot,p in enumerate(waiting.counts) if p]
+    starts = [(slot, -1, tail_start(p, length, stride, tail), p, BROKE_OFF) for slot,p in running]
     notes = np.array([s for s in starts if 0 <= s[2] < s[3]], np.int64).reshape(-1, 5)
     waiting.held = *waiting.held[:4],notes,*waiting.held[5:]
     return len(notes)

@@ -24,12 +24,12 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """To build the site takes as long as to run ten notebooks: what looks at it is slow, and so is what took two seconds
     and stands in long_tests.txt. Of a test with more than four variants every fourth is run with the fast ones, and the
-    others with the slow ones; notebooks and pages, all."""
+    others with the slow ones; notebooks, pages and pairs of what goes together, all."""
     long,variants = set((Path(__file__).parent/'long_tests.txt').read_text().splitlines()),{}
     for item in items:
         if any(map(item.get_closest_marker, ('slow', 'browser'))): continue
         if 'site' in getattr(item, 'fixturenames', ()) or item.nodeid.rpartition('tests/')[2] in long: item.add_marker(pytest.mark.slow)
-        elif item.path.name not in ('test_house.py', 'test_docs.py'):
+        elif item.path.name not in ('test_house.py', 'test_docs.py', 'test_combinations.py'):
             variants.setdefault(item.nodeid.partition('[')[0], []).append(item)
     for found in variants.values():
         for i,item in enumerate(found):

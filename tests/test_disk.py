@@ -1,5 +1,5 @@
 """Memories on disk: writers that are killed, damaged and foreign directories, readers beside writers, interrupts, power cuts, and a plain memory beside it."""
-import copy, errno, functools, json, os, pickle, shutil, signal, subprocess, sys, tempfile, threading, warnings
+import copy, errno, functools, json, os, pickle, shutil, signal, subprocess, sys, tempfile, threading, warnings, zipfile
 from pathlib import Path
 
 import numpy as np, pytest
@@ -11,8 +11,10 @@ from fastrl_replay.errors import (ArgumentError, ArgumentTypeError, BlockError, 
 from fastrl_replay.row_dtypes import extend_dtype
 from fastrl_replay.memory import directory as files
 from fastrl_replay.memory.directory import COMMITTED, FLUSHED, RESERVED, Directory
-from fastrl_replay.memory.rows import Rows
+from fastrl_replay.memory.frames import Frames
+from fastrl_replay.memory.rows import Rows, Store
 from fastrl_replay.memory.timeline import Timeline
+from fastrl_replay.offline import open_memory
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
@@ -37,7 +39,7 @@ def filled(path, n=20, max_sz=10, stamp=1, **kw):
 
 def leave(line):
     "Let go of a memory as a kill would: nothing is written, flushed or told"
-    line.directory._unlock()
+    line.place.leave()
 
 def seen(line):
     "All that can be seen of rows and links"
@@ -202,14 +204,14 @@ def test_a_larger_memory_goes_on(spare, larger, tmp_path):
     before = seen(line)
     leave(line)
     grown, plain = Timeline(larger[0], Rows(tmp_path, spare=larger[1])), Timeline(larger[0])
-    assert seen(grown) == before and grown.directory.ring >= sum(larger)
+    assert seen(grown) == before and grown.place.ring >= sum(larger)
     small = Timeline(10)
     for first in range(0, 33, 5): small.add(block(first, min(5, 33 - first)))
     plain.load_state_dict(small.state_dict())
     for n in 3, 30, 1, 70:
         for t in grown, plain: t.add(block(grown.inserted if t is grown else plain.inserted, n))
         assert seen(grown) == seen(plain)
-    assert {p.name for p in tmp_path.glob('data-*')} == {grown.directory.folder.name}
+    assert {p.name for p in tmp_path.glob('data-*')} == {grown.place.folder.name}
 
 def test_growth_that_fails(tmp_path, monkeypatch):
     "No room for the larger one: the memory is as it was"
@@ -281,7 +283,11 @@ def test_a_disk_that_is_full(tmp_path):
 
 def test_a_limit_on_the_size_of_files_is_called_that(tmp_path):
     "No figures of a disk that has room: what the system said, for each thing that is written; what was there goes on"
-    filled(tmp_path/'there', 20, 10).close()
+    for name in 'there', 'compiled':   # kernels are on disk before there is a limit
+        filled(tmp_path/name, 20, 10).close()
+    line = Timeline(20, Rows(tmp_path/'compiled'))
+    line.add(block(20, 5))
+    line.close()
     def limited():
         import resource
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)   # as Python begins
@@ -308,7 +314,7 @@ def test_whatever_finds_no_room_says_what_the_system_said(what, says, tmp_path, 
     for n in replay.memory.dtype.names: rows[n] = replay.memory[:].rows[n]
     len(stateful.memory)   # it is open
     calls = ('posix_fallocate', os, lambda: opened('uniform', tmp_path/'new', 10).add(block(0, 4))), ('copyfile', shutil, replay.state_dict), \
-        ('fsync', os, lambda: replay.memory.directory._write_meta(replay.memory.directory.meta)), \
+        ('fsync', os, lambda: replay.memory.place._write_meta(replay.memory.place.meta)), \
         ('pwrite', os, lambda: stateful.add(Steps(rows))), ('pwrite', os, lambda: len(Timeline(10, Rows(tmp_path/'other'))))
     for name, module, call in calls:
         with monkeypatch.context() as m:
@@ -663,7 +669,7 @@ def test_no_row_is_whole(kind, mode, tmp_path):
     "The writer was killed in a block as large as the ring: nothing is there, and it goes on"
     replay = opened(kind, tmp_path, 60)
     replay.add(block(0, 20))
-    replay.memory.directory.intend(80)
+    replay.memory.place.intend(80)
     leave(replay.memory)
     again = opened(kind, tmp_path, 60, mode=mode)
     assert again.memory.span == (20, 20) and len(again) == 0
@@ -714,7 +720,7 @@ def test_threads(tmp_path):
     done.set()
     for t in threads: t.join()
     assert not errors, errors[0]
-    replay.memory.directory._unlock()
+    replay.memory.place.leave()
     whole(Timeline(50, Rows(tmp_path)))
 
 # ---- interrupts ----
@@ -732,7 +738,7 @@ def everywhere(every, prepare, call, then, tmp_path):
         except BaseException as e:
             e.add_note(f'interrupted before bytecode {at}')
             raise
-        leave(line) if line.is_open and line.directory else None
+        leave(line) if line.is_open and line.place else None
         shutil.rmtree(path)
         at, n = at + every, n + 1
         if not came: return n
@@ -747,10 +753,10 @@ def test_add_interrupted(n, every, tmp_path):
         end, before, stopped = line.inserted, seen(line), stopped + 1
         assert end in (n, n + 4)
         if stopped % 2: line.close()
-        elif line.directory is not None: leave(line)   # killed: what hadn't returned may be there or not
+        elif line.place is not None: leave(line)   # killed: what hadn't returned may be there or not
         again = Timeline(10, Rows(path))
         assert again.inserted in (end, n if stopped % 2 == 0 else end)
-        if again.inserted: assert again.oldest == max(again.inserted - 10, again.directory.oldest_whole(), 0)   # slots that it meant to use are lost
+        if again.inserted: assert again.oldest == max(again.inserted - 10, again.place.oldest_whole(), 0)   # slots that it meant to use are lost
         if again.inserted == end > n: assert seen(again) == before
         again.add(block(again.inserted, 3))
         whole(again)
@@ -807,7 +813,7 @@ def test_growth_interrupted(every, tmp_path):
         try: assert line.span == (23, 13)
         except ArgumentError as e: assert 'in use' in str(e)
         whole(line)
-        if line.directory is not None: leave(line)
+        if line.place is not None: leave(line)
         again = Timeline(25, Rows(path))
         assert again.span == (23, 13)
         whole(again)
@@ -865,7 +871,7 @@ def test_replays_interrupted(kind, call, every, tmp_path):
 def cut_power(line):
     "As if the machine had been switched off, with all written bytes on the device"
     leave(line)
-    writer = line.directory.path/'writer'
+    writer = line.place.path/'writer'
     said = json.loads(writer.read_text())
     writer.write_text(json.dumps(dict(said, boot='another')))
 
@@ -946,7 +952,7 @@ def test_what_is_flushed_is_flushed(tmp_path, monkeypatch):
     before = order[:order.index('replace meta.json')]
     assert {'rows', 'link', 'back', 'counters'} <= {*before}
     assert tmp_path.name in order[order.index('replace meta.json'):]
-    assert line.directory.counters[FLUSHED] == 20 <= line.directory.counters[RESERVED]
+    assert line.place.counters[FLUSHED] == 20 <= line.place.counters[RESERVED]
 
 # ---- checkpoints ----
 
@@ -1014,7 +1020,7 @@ def test_on_disk_as_in_main_memory(kind, ops, program, max_sz, spare, tmp_path):
                     larger = Timeline(max_sz)
                     if plain.inserted: larger.load_state_dict(plain.state_dict())
                     plain = larger
-                if op == 'killed' and disk.directory is not None: leave(disk)
+                if op == 'killed' and disk.place is not None: leave(disk)
                 else: disk.close()
                 disk = Timeline(max_sz, Rows(path, spare=spare))
             elif op == 'save' and at: saves.append((at, 0, [through_file(t.state_dict()) for t in (disk, plain)]))
@@ -1109,8 +1115,102 @@ def test_what_was_put_aside_is_no_link_to_another_place(link, tmp_path):
     (tmp_path/'m'/link).parent.mkdir(exist_ok=True)
     (tmp_path/'m'/link).symlink_to(yours if link == 'saved' else yours/'7')
     name = '7'
-    with pytest.raises(StateError, match='symbolic link'): replay.memory.directory.aside(name, 'priorities', float)
+    with pytest.raises(StateError, match='symbolic link'): replay.memory.place.aside(name, 'priorities', float)
     if link == 'saved':
         with pytest.raises(StateError, match='symbolic link'): replay.state_dict()
     assert sorted(p.name for p in yours.iterdir()) == ['7', '8', '9'] and (yours/'7'/'priorities').read_bytes() == b'precious'
     assert saved['own']['memory']['store']['directory'] == str(tmp_path/'m')
+
+# ---- what earlier versions wrote, and stores of one's own ----
+
+def first_version(path):
+    "Memories that were written by the code before places, and what was seen of them then"
+    with zipfile.ZipFile(Path(__file__).with_name('version_1.zip')) as z: z.extractall(path)
+    return dict(np.load(path/'expected.npz'))
+
+def in_first_version(kind, path, max_sz=30, **kw):
+    store = Frames(path=path/kind, compress='lz4', **kw) if kind == 'frames' else Rows(path/kind, spare=5, **kw)
+    make = dict(prioritized=PrioritizedReplay, sequences=functools.partial(SequenceReplay, length=4, burn_in=1)).get(kind, ExperienceReplay)
+    return make(bs=2, max_sz=max_sz, seed=0, store=store)
+
+@pytest.mark.parametrize('max_sz', [30, 41])
+@pytest.mark.parametrize('kind', ['rows', 'prioritized', 'sequences', 'frames'])
+def test_what_the_first_version_wrote_goes_on(kind, max_sz, tmp_path):
+    "Rows, links, draws, priorities, sequences and their states, also in a larger memory"
+    want = {k.partition('/')[2]: a for k,a in first_version(tmp_path).items() if k.startswith(f'{kind}/')}
+    with in_first_version(kind, tmp_path, max_sz) as replay:
+        m, n = replay.memory, len(replay)
+        assert m.keys.tolist() == want['keys'].tolist() and m.times_drawn.tolist() == want['drawn'].tolist()
+        assert (m.walk(m.keys, [-1, 1, 2]) == want['walk']).all()
+        if kind == 'frames': assert (m[:].rows['state'] == want['state']).all()
+        else: assert (m[:].rows.view(np.uint8).reshape(len(m), -1) == want['rows']).all()
+        if kind == 'prioritized': assert (replay.sampler.probabilities() == want['p']).all()
+        if kind == 'sequences':
+            table = replay.view.table
+            at = np.flatnonzero(table.first >= 0)
+            at = at[np.argsort(table.first[at])]
+            assert n == len(want['first']) and (table.first[at] == want['first']).all() and (table.steps[at] == want['steps']).all()
+            assert (replay.sampler.tree[at] == want['p']).all()
+            if max_sz == 30: assert (table.hidden[at] == want['hidden']).all()   # the first version lost them when a memory grew
+        last = m[-4:]
+        if kind == 'sequences': last = Steps(extended(last.rows, hidden=np.ones((4, 2), np.float32)))
+        rows = last.rows.copy()
+        rows['episode_n'] += 5
+        replay.add(Steps(rows))
+        assert (m.oldest, m.inserted) == (54 - min(max_sz, 34), 54) and m[-4:].rows['episode_n'].tolist() == rows['episode_n'].tolist()
+        replay.sample()
+
+def extended(rows, **columns):
+    new = np.zeros(len(rows), extend_dtype(rows.dtype, **{n: (a.dtype.str, a.shape[1:]) for n,a in columns.items()}))
+    for n in rows.dtype.names: new[n] = rows[n]
+    for n,a in columns.items(): new[n] = a
+    return new
+
+class Turned(Store):
+    "Rows with their bytes turned round: a store of one's own, which asks the place for an array and knows nothing else of it"
+    nbytes = property(lambda self: self._mem.nbytes)
+    def __init__(self, path=None, *, mode='a', spare=0): self.lies(path, mode=mode, spare=spare)
+    def reserve(self, place): self._mem = place.new('turned', (self.max_sz, self.dtype.itemsize), np.uint8, by='slot')
+    def put(self, slots, rows): self._mem[slots] = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)[:,::-1]
+    def gather(self, slots, out, present=-1):
+        slots, size = slots.reshape(-1), self.dtype.itemsize
+        out[:,:size] = np.where((slots >= 0)[:,None], self._mem[slots.clip(min=0)][:,::-1], 0)
+        if present >= 0: out[:,present] = slots >= 0
+
+class Named(Rows): "A subclass that is nothing but another name"
+
+@pytest.mark.parametrize('kind', [Turned, Named])
+def test_a_store_of_ones_own_lasts(kind, tmp_path):
+    "It is written, killed, opened again, made larger, gone back, read by its name: a class that knows no place"
+    plain, line = Timeline(10), Timeline(10, kind(tmp_path, spare=10))
+    for t in plain, line:
+        for first in range(0, 30, 5): t.add(block(first, 5))
+    assert seen(line) == seen(plain)
+    saved = through_file(line.state_dict())
+    line.add(block(30, 5))
+    leave(line)
+    line = Timeline(10, kind(tmp_path, spare=10))
+    line.load_state_dict(saved)
+    assert seen(line) == seen(plain)
+    leave(line)
+    line, larger = Timeline(25, kind(tmp_path, spare=10)), Timeline(25)
+    larger.load_state_dict(plain.state_dict())
+    for t in larger, line: t.add(block(30, 7))
+    assert seen(line) == seen(larger)
+    reader = open_memory(tmp_path)
+    assert type(reader.store) is kind and seen(reader) == seen(larger)
+    line.close()
+
+def test_a_larger_memory_keeps_states(tmp_path):
+    "Recurrent states from which sequences start are not lost when the memory is made larger"
+    first_version(tmp_path)
+    with in_first_version('sequences', tmp_path) as replay:
+        rows = extended(replay.memory[-20:].rows, hidden=np.arange(40).reshape(20, 2).astype(np.float32))
+        rows['episode_n'] += 5
+        replay.add(Steps(rows))
+        t = replay.view.table
+        before = {k: t.hidden[p].tolist() for p,k in enumerate(t.first) if k >= 50}
+    with in_first_version('sequences', tmp_path, 45) as replay:
+        len(replay)
+        t = replay.view.table
+        assert before and {k: t.hidden[p].tolist() for p,k in enumerate(t.first) if k >= 50} == before

@@ -194,7 +194,7 @@ WORDS = {   # what notebooks, README and changelog don't say: what they say inst
     r'behind `\w+`': 'after', r'new rows get': 'initial priority', r'bunch(?:es)?': 'chunk',
     r'late answers?': 'delayed priority updates', r'strangers?': 'untrusted, unrelated', r'same life': 'the same episodes',
     r'order of the house': 'module order', r'own tail': 'chase itself', r'fast as the bare array': 'faster or slower than what, at what'}
-OLD_NAMES = {'bunch=', "'bunch'", '`bunch=`', '`contestants`'}   # of arguments and names that are still taken, or were renamed
+OLD_NAMES = {'`bunch=`', '`contestants`'}   # which the changelog gives beside the new ones
 
 def texts():
     "Where a text stands, and the text: cells without their outputs, and what is written beside the notebooks."

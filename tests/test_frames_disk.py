@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.core import Steps
 from fastrl_replay.errors import ArgumentError, BlockError, NoRoom, StaleKey, StateError
 from fastrl_replay.row_dtypes import step_dtype
-from fastrl_replay.memory import frames as frames_module
+from fastrl_replay.memory import directory as directory_module
 from fastrl_replay.memory.directory import OF_STORE
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
@@ -40,7 +40,7 @@ def killed(line):
     if line.is_open:
         for log in logs(line):
             if log._worker: log._worker.shutdown()
-        line.directory._unlock()
+        line.place.leave()
 
 def same(line, plain, seed=0):
     "Do both hold the same rows, and give the same batches, windows and steps along episodes?"
@@ -58,7 +58,7 @@ def of_rows(max_sz, rows):
 
 def per_file(line):
     "How many segments there are in files, raw and packed"
-    names = [p.name for p in line.directory.folder.glob('frames-*/*')]
+    names = [p.name for p in line.place.folder.glob('frames-*/*')]
     return sum(n.endswith('.raw') for n in names),sum(n.endswith('.packed') for n in names)
 
 @pytest.mark.parametrize('kind,compress', [(k,c) if (k,c) == ('stack','lz4') else pytest.param(k, c, marks=pytest.mark.slow) for k in SPACES for c in CODECS])
@@ -116,7 +116,7 @@ def test_frames_that_no_row_needs_leave_the_disk(tmp_path, compress):
     assert max(counts[60:]) <= 1.25*max(counts[:60]) and line[:] == Steps(rows[-1000:])
     raw,packed = per_file(line)
     assert not compress or packed > 4*raw
-    sizes = sum(p.stat().st_size for p in line.directory.folder.glob('frames-*/*.*'))
+    sizes = sum(p.stat().st_size for p in line.place.folder.glob('frames-*/*.*'))
     assert sizes <= line._parts[1]._logs[0].nbytes <= sizes + 2**16
     line.close()
 
@@ -193,7 +193,7 @@ def test_frames_of_rows_that_were_undone_do_not_stay_for_ever(tmp_path):
 
 # ---- refusals ----
 
-def state_of(line): return line.keys.tolist(),line[:],line.directory.counters.tolist()
+def state_of(line): return line.keys.tolist(),line[:],line.place.counters.tolist()
 
 @pytest.mark.parametrize('compress', [None,'lz4'])
 def test_a_full_disk_changes_nothing(tmp_path, monkeypatch, compress):
@@ -297,7 +297,7 @@ def test_damaged_files_are_named(tmp_path, compress, mode):
     rows,line = episode(2000),Timeline(1500, Middle(1, compress, tmp_path/'m'))
     for i in range(0, 2000, 10): line.add(Steps(rows[i:i+10]))
     line.close()
-    folder = line.directory.folder/'frames-0'
+    folder = line.place.folder/'frames-0'
     for kind in ['raw','packed'] if compress else ['raw']:
         which = sorted((p.name for p in folder.glob(f'*.{kind}')), key=lambda n: int(n.split('.')[0]))
         name = which[0] if kind == 'raw' else which[len(which)//2]
@@ -321,7 +321,7 @@ def test_damaged_numbers_never_lead_astray(tmp_path, mode):
     rows,line = episode(600),Timeline(500, Short(1, 'lz4', tmp_path/'m'))
     for i in range(0, 600, 10): line.add(Steps(rows[i:i+10]))
     line.close()
-    folder,rng,errors = line.directory.folder.relative_to(tmp_path/'m'),np.random.default_rng(0),0
+    folder,rng,errors = line.place.folder.relative_to(tmp_path/'m'),np.random.default_rng(0),0
     def values(n): return rng.choice([0, 1, 2**31, 2**32-1, 2**40, 2**62, 2**63-1, -1, -2**63, 600, 601, 700], n)
     for k in range(40):
         shutil.rmtree(tmp_path/'copy', ignore_errors=True)
@@ -345,7 +345,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(tmp_path):
     line = Timeline(50, Tiny(1, None, tmp_path/'m'))
     line.add(Steps(episode(20)))
     line.close()
-    folder = line.directory.folder/'frames-0'
+    folder = line.place.folder/'frames-0'
     folder.rename(tmp_path/'elsewhere')
     with pytest.raises(StateError, match='no such folder'): len(Timeline(50, Tiny(1, None, tmp_path/'m')))
     folder.symlink_to(tmp_path/'elsewhere')
@@ -355,7 +355,7 @@ def test_a_dictionary_that_is_missing_is_named(tmp_path):
     rows,line = episode(1500),Timeline(1500, Tiny(1, 'zstd', tmp_path))
     for i in range(0, 1500, 10): line.add(Steps(rows[i:i+10]))
     line.close()
-    (line.directory.folder/'frames-0'/'dictionary').unlink()
+    (line.place.folder/'frames-0'/'dictionary').unlink()
     for mode in 'ar':
         with pytest.raises(StateError, match='dictionary is damaged; got no such file'): Timeline(1500, Tiny(1, 'zstd', tmp_path, mode=mode))[:]
 
@@ -367,7 +367,7 @@ def test_pages_are_asked_for_where_main_memory_is_too_small(tmp_path, monkeypatc
     rows,line = episode(3000),Timeline(2500, Short(1, compress, tmp_path))
     for i in range(0, 1000, 10): line.add(Steps(rows[i:i+10]))
     assert not line._parts[1]._outgrows
-    monkeypatch.setattr(frames_module, 'outgrows', lambda nbytes: nbytes > 100_000)
+    monkeypatch.setattr(directory_module, 'outgrows', lambda nbytes: nbytes > 100_000)
     for i in range(1000, 3000, 10): line.add(Steps(rows[i:i+10]))
     assert line._parts[1]._outgrows and logs(line)[0]._at_random
     same(line, of_rows(2500, rows))

@@ -541,10 +541,6 @@ def test_workers_are_asked_for_by_chains_of_environments_only():
     assert GymStepper(short).map(str).header(3).has_envs and GymStepper(short).parallel(2).has_envs and not Items('ab').header(2).has_envs
     assert Items([scripted(3)]).gym_step().parallel(2).source_elsewhere and not GymStepper(short).parallel(0).source_elsewhere
 
-def test_the_old_name_of_chunk():
-    with pytest.warns(FutureWarning, match="'bunch' is called 'chunk' now"): pipe = GymStepper(short, zeros).parallel(2, bunch=3, **FORK)
-    assert pipe.chunk == 3
-
 # ---- engines ----
 
 class Here:

@@ -291,6 +291,23 @@ def test_two_at_once_and_two_iterators():
     with pytest.raises(RuntimeError): next(old)   # torch allows one
     b.close()
 
+@pytest.fixture
+def gate(tmp_path):
+    "A file that is there until the test is over"
+    (tmp_path/'gate').touch()
+    yield tmp_path/'gate'
+    (tmp_path/'gate').unlink()
+
+def have_child(gate):
+    "A process that has all open that this one has, until the test is over"
+    if os.fork() == 0:
+        while os.path.exists(gate): time.sleep(.1)
+        os._exit(0)
+
+class Orphaning(ScriptedEnv):
+    def __init__(self, gate, **kw): super().__init__(**kw); self.gate = gate
+    def step(self, action): have_child(self.gate); os.kill(os.getpid(), signal.SIGKILL)
+
 class Parent(ScriptedEnv):
     "Has a child that outlives it, and with it all that was open"
     def step(self, action):
@@ -302,17 +319,19 @@ def test_the_death_of_a_worker_with_children_is_noticed():
     with pytest.raises(WorkerError, match='worker 0 of 1 failed.*signal SIGKILL'): next(iter(pipe))
 
 @pytest.mark.parametrize('kw', [{}, dict(ordered=False), dict(ordered=False, restarts=3)])
-def test_the_death_of_workers_with_children_is_noticed_in_any_order(kw):
+def test_the_death_of_workers_with_children_is_noticed_in_any_order(gate, kw):
     with within(120), pytest.raises(WorkerError, match='worker . of 2 failed.*signal SIGKILL'), warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        next(iter(GymStepper(lambda: Parent(**script(3)), zeros).parallel(2, **kw, **FORK)))
+        next(iter(GymStepper(lambda: Orphaning(gate, **script(3)), zeros).parallel(2, **kw, **FORK)))
 
 # ---- answers that stop in the middle ----
 
+class Late(BaseException): "No `Exception`: nothing takes it for the error of a worker"
+
 @contextmanager
 def within(seconds):
-    "An error where it takes longer: nothing hangs"
-    def late(*_): raise TimeoutError(f'{seconds} seconds')
+    "What takes longer is ended, and fails: nothing hangs"
+    def late(*_): raise Late(f'{seconds} seconds')
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
     try: yield
@@ -321,13 +340,13 @@ def within(seconds):
 class Large(gym.Env):
     "Observations of 4 MB that say how many steps were made; where asked, a child has all open that the worker had"
     observation_space, action_space, t = gym.spaces.Box(-np.inf, np.inf, (1_000_000,)), gym.spaces.Discrete(2), 0
-    def __init__(self, child=False): self.child = child
+    def __init__(self, gate=None): self.gate = gate
     def reset(self, *, seed=None, options=None):
-        if self.child and os.fork() == 0: time.sleep(15); os._exit(0)
+        if self.gate: have_child(self.gate)
         return np.zeros(1_000_000, np.float32), {}
     def step(self, action): self.t += 1; return np.full(1_000_000, self.t, np.float32), 1., False, False, {}
 
-def large(child=False, patience=300, **kw): return GymStepper(lambda: Large(child), zeros).parallel(2, chunk=1, engine=Processes('fork', patience), **kw)
+def large(gate=None, patience=300, **kw): return GymStepper(lambda: Large(gate), zeros).parallel(2, chunk=1, engine=Processes('fork', patience), **kw)
 
 def numbers(blocks):
     "Of steps, by worker; blocks are whole"
@@ -349,10 +368,10 @@ def in_the_middle(pipe, rank):
 @pytest.mark.parametrize('restarts', [3, 0])
 @pytest.mark.parametrize('child', [True, False])
 @pytest.mark.parametrize('ordered', [True, False])
-def test_a_worker_is_killed_in_the_middle_of_an_answer(ordered, child, restarts):
+def test_a_worker_is_killed_in_the_middle_of_an_answer(gate, ordered, child, restarts):
     "Also where a process that its environment has started holds the pipe"
     with within(120):
-        pipe = large(child, ordered=ordered, restarts=restarts)
+        pipe = large(gate if child else None, ordered=ordered, restarts=restarts)
         it = iter(pipe)
         assert numbers(islice(it, 2))
         os.kill(in_the_middle(pipe, 1), signal.SIGKILL)
@@ -367,10 +386,10 @@ def test_a_worker_is_killed_in_the_middle_of_an_answer(ordered, child, restarts)
         pipe.close()
 
 @pytest.mark.parametrize('child, restarts', [(True, 3), (False, 0)])
-def test_a_worker_that_is_stopped_is_passed_over(child, restarts):
+def test_a_worker_that_is_stopped_is_passed_over(gate, child, restarts):
     "In the middle of an answer; when it goes on, the rest of it comes"
     with within(120):
-        pipe = large(child, ordered=False, restarts=restarts)
+        pipe = large(gate if child else None, ordered=False, restarts=restarts)
         it = iter(pipe)
         before = numbers(islice(it, 2))
         pid = in_the_middle(pipe, 1)
@@ -401,10 +420,10 @@ def test_a_worker_that_is_stopped_is_named_where_it_is_waited_for(ordered):
 
 @pytest.mark.parametrize('child, ordered', [(True, True), (False, False)])
 @pytest.mark.parametrize('what', [next, 'state_dict'])
-def test_ctrl_c_works_while_a_stopped_worker_is_waited_for(what, child, ordered):
+def test_ctrl_c_works_while_a_stopped_worker_is_waited_for(gate, what, child, ordered):
     "And nothing is lost by it"
     with within(120):
-        pipe = large(child, ordered=ordered)
+        pipe = large(gate if child else None, ordered=ordered)
         it = iter(pipe)
         seen = numbers(islice(it, 4))
         pids = [in_the_middle(pipe, r) for r in range(2)]
@@ -417,9 +436,9 @@ def test_ctrl_c_works_while_a_stopped_worker_is_waited_for(what, child, ordered)
         assert all(n == [*range(1, len(n) + 1)] for n in seen.values())
         pipe.close()
 
-def test_stopped_workers_are_replaced_when_they_are_killed_and_don_t_hold_up_the_end():
+def test_stopped_workers_are_replaced_when_they_are_killed_and_don_t_hold_up_the_end(gate):
     with within(120):
-        pipe = large(True, restarts=3)
+        pipe = large(gate, restarts=3)
         it = iter(pipe)
         list(islice(it, 2))
         pid = in_the_middle(pipe, 0)

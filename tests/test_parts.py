@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.core import Steps, pack
 from fastrl_replay.errors import ArgumentError, BlockError, NotEnoughRows, StateError
 from fastrl_replay.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.memory.arrays import MainMemory
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows, Store
 from fastrl_replay.memory.samplers import Proportional, Sampler, Uniform
@@ -29,7 +30,7 @@ NESTED = step_dtype(spaces.Dict(a=Box(-9, 9, (3,), np.float16), b=spaces.Tuple([
 class InAList(Store):
     "Rows as bytes in a list"
     nbytes = property(lambda self: sum(len(r) for r in self.rows if r))
-    def reserve(self, arrays): self.rows = [None]*self.max_sz
+    def reserve(self, place): self.rows = [None]*self.max_sz
     def put(self, slots, rows):
         for slot,row in zip(slots, rows): self.rows[slot] = row.tobytes()
     def gather(self, slots, out, present=-1):
@@ -38,11 +39,14 @@ class InAList(Store):
             if slot >= 0: dst[:self.dtype.itemsize] = np.frombuffer(self.rows[slot], np.uint8)
             if present >= 0: dst[present] = slot >= 0
 
-class Folder:
-    "Arrays in files of a directory; each is a new file"
-    def __init__(self, path): self.path = str(path)
-    def new(self, name, shape, dtype, fill=None):
-        fd,file = tempfile.mkstemp('.npy', f'{name}-', self.path)
+class Folder(MainMemory):
+    "A place: arrays in files of a directory; each is a new file"
+    def __init__(self, files, who):
+        super().__init__(who)
+        self.files = files
+    def emptied(self): return Folder(self.files, self.who)
+    def new(self, name, shape, dtype, fill=None, by=None, own=False):
+        fd,file = tempfile.mkstemp('.npy', f'{name}-', self.files)
         os.close(fd)
         array = np.lib.format.open_memmap(file, 'w+', np.dtype(dtype), tuple(np.atleast_1d(shape).tolist()))
         if fill is not None: array[...] = fill
@@ -50,7 +54,8 @@ class Folder:
 
 class RowsInFolder(Rows):
     "Whole rows in a directory"
-    def __init__(self, path): self.arrays = Folder(path)
+    def __init__(self, files): self.files = str(files)
+    def new_place(self, who): return Folder(self.files, who)
 
 class SavesAPath(Rows):
     "Whole rows, of which a checkpoint holds a path"
@@ -66,7 +71,7 @@ class OnDevice(Store):
     "Rows as bytes of one tensor; what is drawn lies on the same device"
     def __init__(self, device='cpu'): self.device = device
     nbytes = property(lambda self: self.mem.nbytes)
-    def reserve(self, arrays): self.mem = torch.zeros(self.max_sz, self.dtype.itemsize, dtype=torch.uint8, device=self.device)
+    def reserve(self, place): self.mem = torch.zeros(self.max_sz, self.dtype.itemsize, dtype=torch.uint8, device=self.device)
     def put(self, slots, rows):
         raw = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1).copy()
         self.mem[torch.from_numpy(slots).to(self.device)] = torch.from_numpy(raw).to(self.device)
@@ -81,10 +86,10 @@ class EachOnce(Store):
     "Each distinct frame once, however many rows have it as `state` or `next_state`"
     columns = 'state','next_state'
     nbytes = property(lambda self: self.rest.nbytes + self.of.nbytes + sum(map(len, self.frames)))
-    def reserve(self, arrays):
+    def reserve(self, place):
         d = self.dtype
         self.spans = [(d.fields[c][1], d[c].itemsize) for c in self.columns]
-        self.rest = arrays.new('rest', (self.max_sz, d.itemsize), np.uint8, 0)
+        self.rest = place.new('rest', (self.max_sz, d.itemsize), np.uint8, 0)
         self.of,self.frames,self.held = np.full((self.max_sz,2), None, object),{},{}   # frames: bytes → how many have it
     def _let_go(self, frame):
         self.frames[frame] -= 1

@@ -341,13 +341,6 @@ def test_values_of_another_shape(bend):
 
 # ---- names ----
 
-def test_old_names_still_work_and_warn():
-    "For this version; another name is an AttributeError as ever"
-    from fastrl_replay import policies
-    for old,new in ('Linear',LinearSchedule),('Geometric',GeometricSchedule),('Flatten',FlattenSpace):
-        with pytest.warns(FutureWarning, match=f'policies.{old} is called {new.__name__} now'): assert getattr(policies, old) is new
-    with pytest.raises(AttributeError, match='Lineal'): policies.Lineal
-
 def test_the_star_import_shadows_nothing_of_torch_nn():
     "`from torch.nn import *` and ours, in either order, give the same layers"
     import fastrl_replay.all as everything, fastrl_replay.learners as learners

@@ -450,12 +450,6 @@ def test_what_a_brought_learner_refuses(brought):
         with pytest.raises(SettingsError, match=said): Agent(recipe('mine', brought, **changes).settings)
     with pytest.raises(SettingsError, match="no setting 'speed'"): recipe('cartpole', speed=1)
 
-def test_old_names_warn():
-    "For this version"
-    import fastrl_replay.recipes as r, fastrl_replay.runs as u
-    with pytest.warns(FutureWarning, match='coerce_setting'): assert r.like_this is r.coerce_setting
-    with pytest.warns(FutureWarning, match='lock_dir'): assert u.alone is u.lock_dir
-
 # ---- how many steps, how many updates ----
 
 @pytest.mark.parametrize('changes,steps,updates', [

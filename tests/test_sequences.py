@@ -919,10 +919,6 @@ def test_kinds():
         replay.add(numbered(4, 8))
         assert present(replay)[8] == (4, want)
 
-def test_old_names_warn_and_work():
-    with pytest.warns(FutureWarning, match="'scale' is called 'weight_norm' now"): assert made(scale='memory').weight_norm == 'memory'
-    with pytest.warns(FutureWarning, match="'max_ever'"): assert made(initial='ever').initial == 'max_ever'
-
 class Evenly(Sampler):
     "Draws places in turn"
     def clear(self): super().clear(); self.taken, self.turn = set(), 0

@@ -35,6 +35,7 @@ class Holds2:
         self.memory.append((state, action, reward, next_state, done))
     def sample(self, n): return random.sample(self.memory, n)
 
+# %% ../../nbs/92_buffers.ipynb #2d6665e7
 class Is3(deque):
     "Is a deque, of tuples"
     def __init__(self, capacity): super().__init__(maxlen=capacity)
@@ -94,6 +95,7 @@ def _under_a_bar(f, number, limit):
         if i % 64 == 63 and (spent := perf_counter() - began) > limit: return spent*number/(i + 1)
     return perf_counter() - began
 
+# %% ../../nbs/92_buffers.ipynb #7e5dc372
 def _tests(cls, row, insertions, batches, capacity, limit):
     "The document's tests, and those that explain them: test → seconds"
     b,few,calls = cls(capacity),max(1, batches//100),insertions//getattr(cls, 'block', 1)

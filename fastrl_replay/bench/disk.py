@@ -7,24 +7,25 @@ __all__ = ['ROW', 'PAGES', 'SIZES', 'LEARNER', 'MemoryLimit', 'OurDisk', 'DiskWo
            'disk_kind', 'disk_table', 'small_table', 'disk_lines', 'disk_report', 'disk_picture', 'main', 'save_disk']
 
 # %% ../../nbs/94_bench_disk.ipynb #93338b09
-import argparse, json, os, sys, tempfile
-from concurrent.futures import ThreadPoolExecutor
+import os, sys, tempfile
 from contextlib import closing, suppress
 from pathlib import Path
-from time import perf_counter, sleep
+from time import sleep
+from unittest.mock import patch
 import numpy as np, torch
-from gymnasium.spaces import Box, Discrete
-from tqdm.auto import tqdm
+from . import reports
+from .peers import DISK_MEMORIES, DRAWN, NORMAL, RANDOM, DiskTest, Peer, PeerError, TestWorker, advise
+from .peers import for_a_while, forget_pages, machine, reads_of, seconds_of, serve
+from .reports import Options, dots, made_with, md_table, missing_peers, paragraphs, picture, progress
+from .reports import short
+from .timing import as_rows, full_replay, measure, pixel_dtype, rows_of
 from ..core import Steps
 from ..errors import ArgumentError
-from ..row_dtypes import step_dtype
 from ..machine import group_files, machine_memory, size_text
+from ..memory import rows as store_rows
 from ..memory.rows import Rows
 from ..prefetch import Prefetch
 from ..replay.experience import ExperienceReplay
-from .bench import _add_peers, _png, _pythons, _short, full_replay, measure, missing_peers, rows_of
-from .peers import (DISK_MEMORIES, NORMAL, RANDOM, DiskTest, Peer, PeerError, Worker, advise,
-    forget_pages, machine, serve)
 
 # %% ../../nbs/94_bench_disk.ipynb #bcc79a1c
 class MemoryLimit:
@@ -42,10 +43,8 @@ class MemoryLimit:
         raise ArgumentError('bench', '--disk limits the main memory of a process', wrong, 'control groups, and root',
             '--limit 0 --size GIB, which measures with all memory that there is')
 
-    def around(self,
-        command:list, # words
-    )->list:
-        "The same command, started in the group"
+    def around(self, command:list)->list:
+        "The same command (a list of words), started in the group"
         return ['/bin/sh', '-c', 'echo $$ > "$0" && exec "$@"', str(self.folder/'cgroup.procs'), *command]
 
     def close(self):
@@ -54,6 +53,7 @@ class MemoryLimit:
             with suppress(OSError): return self.folder.rmdir()
             sleep(.1)
 
+# %% ../../nbs/94_bench_disk.ipynb #0f75fe37
 def _new_group(file, nbytes):
     if file.name == 'memory.max': (file.parent/'cgroup.subtree_control').write_text('+memory')
     folder = file.parent/f'fastrl-replay-{os.getpid()}'
@@ -65,25 +65,25 @@ def _new_group(file, nbytes):
     return folder
 
 # %% ../../nbs/94_bench_disk.ipynb #efe60525
-ROW = step_dtype(Box(0, 255, (4,84,84), np.uint8), Discrete(18))
+ROW = pixel_dtype((4,84,84))
 PAGES = {'asks for pages': (True, RANDOM), 'does not ask': (False, RANDOM),   # asks, and what the system is told
     'does not ask, reads ahead': (False, NORMAL), 'asks, prefetched': (True, RANDOM)}
 
+# %% ../../nbs/94_bench_disk.ipynb #76e0dcab
 class OurDisk:
     "A replay with rows in files"
     def __init__(self, folder, size):
         self.folder,self.size,self.replay,self.seed = folder,size,None,0
-        self._open(32)
+        self.open(32)
 
-    def _open(self, bs):
+    def open(self, bs):
         if self.replay is not None: self.replay.close()
         self.seed += 1   # or it would draw once more what it has just drawn
         self.replay = ExperienceReplay(None, bs=bs, max_sz=self.size, store=Rows(self.folder), seed=self.seed)
         return len(self.replay)
 
     def ready(self, c):
-        rows = np.zeros(len(c['reward']), ROW)
-        for k,v in c.items(): rows[k] = v
+        rows = as_rows(c, ROW)
         rows['episode_n'],rows['step_n'] = (x + 1 for x in np.divmod(c['reward'].astype(int), 1000))
         return Steps(rows)
     def add(self, steps): self.replay.add(steps)
@@ -91,20 +91,20 @@ class OurDisk:
 
     def draws(self, way, bs):
         asks,advice = PAGES[way]
-        self._open(bs)
-        self.replay.memory._parts[1]._outgrows = asks
+        with patch.object(store_rows, 'outgrows', lambda nbytes: asks): self.open(bs)
         advise(self.folder, advice)
         return iter(Prefetch(self.replay, 4) if 'prefetched' in way else self.replay)
 
-    def look(self, batch): return {k: batch[k].numpy() for k in ('state','action','reward','next_state','terminated')}
+    def look(self, batch): return {k: batch[k].numpy() for k in DRAWN}
 
 # %% ../../nbs/94_bench_disk.ipynb #ffc6b263
-class DiskWorker(Worker):
+class DiskWorker(TestWorker):
     "Does what a library's process does, with our memory"
     def __init__(self, library='fastrl_replay'): super().__init__(library)
     def disk(self, folder, size): self.test = DiskTest(OurDisk, folder, size)
-
     def has(self): return machine_memory()
+    def asks(self): return bool(store_rows.outgrows(self.test.size*ROW.itemsize))
+    def small(self, **how): return small_rows(**how)
 
     def opens(self, rounds=5, cold=False):
         "Seconds to open it"
@@ -112,26 +112,18 @@ class DiskWorker(Worker):
         for _ in range(rounds):
             self.test.memory.replay.close()
             if cold: forget_pages(self.test.folder)
-            began = perf_counter()
-            self.test.memory._open(32)
-            took.append(perf_counter() - began)
+            took.append(seconds_of(self.test.memory.open, 32)[0])
         return took
-
-    def asks(self): return bool(self.test.memory.replay.memory._parts[1]._outgrows)
 
     def reads(self, bs, seconds, most):
         "µs to read so many places of the rows' size from the file, by 32 threads"
         path,rng,took = next(Path(self.test.folder).glob('data-*/rows')),np.random.default_rng(1),[]
         forget_pages(self.test.folder)
-        file,end = os.open(path, os.O_RDONLY),perf_counter() + seconds
-        try:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-            with ThreadPoolExecutor(32) as threads:
-                while len(took) < min(3, most) or perf_counter() < end and len(took) < most:
-                    places,began = rng.integers(0, self.test.size, bs)*ROW.itemsize,perf_counter()
-                    list(threads.map(lambda at: os.pread(file, ROW.itemsize, at), places.tolist()))
-                    took.append((perf_counter() - began)*1e6)
-        finally: os.close(file)
+        with reads_of(path, 32) as read:
+            def once():
+                places = rng.integers(0, self.test.size, bs)*ROW.itemsize
+                took.append(seconds_of(read, places, ROW.itemsize)[0]*1e6)
+            for_a_while(once, seconds, most)
         return took
 
 # %% ../../nbs/94_bench_disk.ipynb #0e4f7921
@@ -142,8 +134,7 @@ def small_rows(
     seconds:float=.05, # about this long for each entry in each round
 )->dict: # what is done → µs in main memory, µs in files, median of the rounds' ratios
     "CartPole's rows in main memory and in files, in turns"
-    ram,files = full_replay(size),full_replay(size, store=Rows(f'{folder}/small'))
-    found = {}
+    ram,files,found = full_replay(size),full_replay(size, store=Rows(f'{folder}/small')),{}
     def add(replay, n):
         steps = Steps(rows_of(n))
         return lambda: replay.add(steps)
@@ -159,14 +150,9 @@ def small_rows(
 
 def _checkpoint(replay, folder):
     "Median µs of five, and the bytes of the file"
-    path,took = Path(folder)/'checkpoint.pt',[]
-    for _ in range(5):
-        began = perf_counter()
-        torch.save(replay.state_dict(), path)
-        took.append((perf_counter() - began)*1e6)
+    path = Path(folder)/'checkpoint.pt'
+    took = [seconds_of(lambda: torch.save(replay.state_dict(), path))[0]*1e6 for _ in range(5)]
     return [float(np.median(took)), path.stat().st_size]
-
-DiskWorker.small = lambda self, folder, size, rounds, seconds: small_rows(folder, size, rounds, seconds)
 
 # %% ../../nbs/94_bench_disk.ipynb #23eff99c
 SIZES = 1,32,256
@@ -178,6 +164,7 @@ def _brief(found):
     return dict(found, n=len(us), per_s=float(len(us)/us.sum()*1e6), median_us=float(np.median(us)),
         worst_us=float(us.max()))
 
+# %% ../../nbs/94_bench_disk.ipynb #8d19e714
 def measure_memory(
     entry, # a `Peer`
     ways, # in which it can draw
@@ -211,13 +198,26 @@ def run_disk(
     pythons:dict={}, # library → an interpreter that has it
     seconds:float=5., # for each figure
     small:int=1_000_000, # rows of CartPole
-    progress:bool=True, # show a bar
+    shown:bool=True, # show a bar
 )->dict: # machine, disk, and the figures of each memory
     "Measure memories that are larger than main memory"
     results = dict(machine=machine(), disk=disk_kind(folder), limit=limit and limit.nbytes, rows=size, memories={},
         missing={}, faults={})
-    bar = tqdm(total=3 + len(PAGES) + sum(2 + len(m.ways) for m in DISK_MEMORIES.values()), disable=not progress)
-    def tell(what): bar.set_description(what); bar.update()
+    total = 3 + len(PAGES) + sum(2 + len(m.ways) for m in DISK_MEMORIES.values())
+    with progress(total, shown) as tell:
+        _run_ours(results, folder, limit, seconds, small, tell)
+        for name,memory in DISK_MEMORIES.items():
+            with tempfile.TemporaryDirectory(dir=folder) as tmp:
+                try:
+                    with closing(Peer(name, pythons.get(name, sys.executable), limit=limit)) as entry:
+                        found = measure_memory(entry, memory.ways, tmp, size, seconds, tell)
+                        results['memories'][name] = dict(found, version=entry.version)
+                except PeerError as e: results['missing'][name] = str(e)
+    return results
+
+# %% ../../nbs/94_bench_disk.ipynb #3e6a9a40
+def _run_ours(results, folder, limit, seconds, small, tell):
+    size = results['rows']
     with tempfile.TemporaryDirectory(dir=folder) as tmp, closing(_ours(limit)) as entry:
         results['memory'] = entry.ask('has')
         found = results['memories']['fastrl_replay'] = measure_memory(entry, PAGES, f'{tmp}/a', size, seconds, tell)
@@ -228,21 +228,10 @@ def run_disk(
         Path(f'{tmp}/b').mkdir()
         answer = entry.ask('small', folder=f'{tmp}/b', size=small, rounds=9, seconds=seconds/50)
         results['small'] = dict(rows=small, **answer)
-    for name,memory in DISK_MEMORIES.items():
-        with tempfile.TemporaryDirectory(dir=folder) as tmp:
-            try:
-                with closing(Peer(name, pythons.get(name, sys.executable), limit=limit)) as entry:
-                    found = measure_memory(entry, memory.ways, tmp, size, seconds, tell)
-                    results['memories'][name] = dict(found, version=entry.version)
-            except PeerError as e: results['missing'][name] = str(e)
-    bar.close()
-    return results
 
 # %% ../../nbs/94_bench_disk.ipynb #f7b1f78f
-def disk_kind(
-    folder:str, # a folder on it
-)->dict: # what the system says of it
-    "Which file system, and how far it reads ahead"
+def disk_kind(folder:str)->dict:
+    "Which file system the disk of a folder has, and how far it reads ahead, as the system says"
     found,place = {},str(Path(folder).resolve())
     with suppress(OSError):
         mounts = [l.split() for l in Path('/proc/mounts').read_text().splitlines()]
@@ -263,41 +252,34 @@ def _named(results):
 
 def _rate(x): return f'{x:,.0f}' if x >= 10 else f'{x:.1f}' if x >= 1 else f'{x:.2f}'
 
-def disk_table(
-    results:dict, # of `run_disk`
-)->str: # Markdown
-    "Draws a second of each memory in each way"
-    heads = [f'{bs} row{"s"*(bs > 1)}, {when}' for bs in SIZES for when in ('cold','warm')]
-    lines = ['| draws a second | ' + ' | '.join(heads) + ' | in main memory | a learner waits, ms | exact |',
-        '|---' + '|--:'*(len(heads) + 2) + '|---|']
+def disk_table(results:dict)->str: # Markdown
+    "Draws a second of each memory in each way, of what `run_disk` found"
+    cases,rows = [(bs, when) for bs in SIZES for when in ('cold','warm')],[]
     for name,draws,wait in _named(results):
-        cells = [_rate(draws[bs][when]['per_s']) for bs in SIZES for when in ('cold','warm')]
-        wrong = sum(f[when]['wrong'] for f in draws.values() for when in ('cold','warm')) + wait['wrong']
-        lines.append('| ' + ' | '.join([name, *cells, f'{draws[SIZES[-1]]["warm"]["cached"]:.0%}',
-            _short(wait['median_us']/1e3), f'no: {wrong:,} rows' if wrong else 'yes']) + ' |')
-    reads = ' | '.join(f'{_rate(results["reads"][str(bs)]["per_s"])} | ' for bs in SIZES)
-    return '\n'.join([*lines, f'| the disk, 32 threads that read | {reads} | | |'])
+        wrong = sum(draws[bs][when]['wrong'] for bs,when in cases) + wait['wrong']
+        rows.append([name, *(_rate(draws[bs][when]['per_s']) for bs,when in cases),
+            f'{draws[SIZES[-1]]["warm"]["cached"]:.0%}', short(wait['median_us']/1e3),
+            f'no: {wrong:,} rows' if wrong else 'yes'])
+    reads = [_rate(results['reads'][str(bs)]['per_s']) if when == 'cold' else '' for bs,when in cases]
+    heads = ['draws a second', *(f'{bs} row{"s"*(bs > 1)}, {when}' for bs,when in cases), 'in main memory',
+        'a learner waits, ms', 'exact']
+    return md_table(heads, [*rows, ['the disk, 32 threads that read', *reads, '', '', '']], (0, len(heads)-1))
 
 # %% ../../nbs/94_bench_disk.ipynb #3f63fe33
-def small_table(
-    results:dict, # of `run_disk`
-)->str: # Markdown
+def small_table(results:dict)->str: # Markdown
     "Main memory and files, where both will do"
-    lines = [f'| {results["small"]["rows"]:,} rows of CartPole | main memory, µs | files, µs | files ÷ main memory |',
-        '|---|--:|--:|--:|']
-    for title,(ram,files,ratio) in ((k, v) for k,v in results['small'].items() if k not in ('rows','checkpoint')):
-        lines.append(f'| {title} | {_short(ram)} | {_short(files)} | {ratio:.2f} |')
-    (ram,much),(files,little),_ = results['small']['checkpoint']
-    return '\n'.join([*lines, f'| a checkpoint of {much/1e6:,.0f} MB; of {little/1e3:,.0f} KB | {_short(ram)} | '
-        f'{_short(files)} | {files/ram:.2g} |'])
+    found = dict(results['small'])
+    head,((ram,much),(files,little),_) = f'{found.pop("rows"):,} rows of CartPole',found.pop('checkpoint')
+    rows = [[title, short(a), short(b), f'{ratio:.2f}'] for title,(a,b,ratio) in found.items()]
+    rows.append([f'a checkpoint of {much/1e6:,.0f} MB; of {little/1e3:,.0f} KB', short(ram), short(files),
+        f'{files/ram:.2g}'])
+    return md_table([head, 'main memory, µs', 'files, µs', 'files ÷ main memory'], rows)
 
-def disk_lines(
-    results:dict, # of `run_disk`
-)->str: # Markdown
+# %% ../../nbs/94_bench_disk.ipynb #e94fb6e4
+def disk_lines(results:dict)->str: # Markdown
     "What writing and opening took, and what it was measured on"
-    m,lines = results['machine'],[]
+    lines,n = [],results['rows']*ROW.itemsize
     for name,f in results['memories'].items():
-        n = results['rows']*ROW.itemsize
         lines.append(f'- {name}: {results["rows"]:,} rows, {f["bytes"]/2**30:.1f} GiB in files; written at '
             f'{results["rows"]/f["add_s"]:,.0f} rows a second, {n/f["add_s"]/1e6:,.0f} MB/s, and '
             f'{n/f["again_s"]/1e6:,.0f} MB/s over old rows; all on the disk {f["sync_s"]:.1f} s later' + _opened(f))
@@ -305,58 +287,44 @@ def disk_lines(
         f'no limit but the {size_text(results["memory"])} of the machine'
     disk = ', '.join(f'{v:,} KB are read ahead' if k == 'read_ahead_kb' else v for k,v in results['disk'].items())
     peers = {name: f['version'] for name,f in results['memories'].items() if 'version' in f}
-    made = ', '.join(f'{k} {v}' for k,v in {**m, **peers}.items())
-    return '\n'.join([*lines, f'- {most}; the disk: {disk}', f'- {made}'])
+    return '\n'.join([*lines, f'- {most}; the disk: {disk}', f'- {made_with(results, peers)}'])
 
 def _opened(f):
     if 'open_s' not in f: return ''
     warm,cold = (np.median(f[k])*1e3 for k in ('open_s','open_cold_s'))
     return f'; opened in {warm:.0f} ms, {cold:.0f} ms where nothing of it is in main memory'
 
-def disk_report(
-    results:dict, # of `run_disk`
-)->str: # Markdown
+def disk_report(results:dict)->str: # Markdown
     "All of it"
-    parts = disk_table(results),small_table(results),disk_lines(results),missing_peers(results)
-    return '\n\n'.join(filter(None, parts))
+    return paragraphs(disk_table(results), small_table(results), disk_lines(results), missing_peers(results))
 
 # %% ../../nbs/94_bench_disk.ipynb #74e6a0b9
-def disk_picture(
-    results:dict, # of `run_disk`
-)->bytes: # a png
+def disk_picture(results:dict)->bytes: # a png
     "Draws a second, cold and warm"
-    from matplotlib.ticker import NullFormatter   # an extra
     found = [*_named(results)]
     def draw(*axes):
         for ax,bs in zip(axes, SIZES[1:]):
-            for when,color in ('cold','#219ebc'),('warm','#fb8500'):
-                speeds = [d[bs][when]['per_s'] for _,d,_ in found]
-                ax.plot(speeds, range(len(found)), 'o', color=color, ms=7, label=when)
+            series = {(when,color): [(d[bs][when]['per_s'], i) for i,(_,d,_) in enumerate(found)]
+                for when,color in (('cold','#219ebc'),('warm','#fb8500'))}
+            dots(ax, f'batches of {bs} rows a second', [n for n,_,_ in found], series)
             ax.axvline(results['reads'][str(bs)]['per_s'], color='gray', lw=1, ls=':', label='the disk alone, cold')
-            ax.set_xscale('log'); ax.set_title(f'batches of {bs} rows a second', loc='left', fontsize=10)
-            ax.xaxis.set_major_formatter('{x:,g}'); ax.xaxis.set_minor_formatter(NullFormatter())
-            ax.grid(alpha=.3); ax.spines[:].set_visible(False); ax.tick_params(length=0, labelsize=9)
-            ax.set(yticks=range(len(found)), yticklabels=[n for n,_,_ in found], ylim=(len(found)-.5, -.5))
         axes[1].set_yticklabels([])
         axes[0].legend(fontsize=8)
-    return _png(results, draw, 9.5, .4*len(found) + 1, 1, 2)
+    return picture(results, draw, 9.5, .4*len(found) + 1, 1, 2)
 
 # %% ../../nbs/94_bench_disk.ipynb #09d2ccc9
 def _disk_options(args):
-    p = argparse.ArgumentParser(prog='fastrl-replay bench --disk', description='What memories on disk cost that are '
-        'larger than main memory: draws a second, cold and warm. Takes root and control groups, or --limit 0 --size.')
-    p.add_argument('--quick', action='store_true', help='1 GiB of main memory, 2 GiB of rows: some minutes')
+    p = Options(' --disk', 'What memories on disk cost that are larger than main memory: draws a second, cold and warm. '
+        'Takes root and control groups, or --limit 0 --size.', '1 GiB of main memory, 2 GiB of rows: some minutes',
+        'disk.json, disk.md and the picture')
     p.add_argument('--limit', type=float, metavar='GIB', help='main memory of a process; 0: all that there is (2)')
     p.add_argument('--size', type=float, metavar='GIB', help='bytes of rows on the disk (twice the limit)')
     p.add_argument('--folder', type=Path, default=Path(), help='on the disk that is measured (this one)')
-    _add_peers(p)
-    p.add_argument('--out', type=Path, help='a folder for disk.json, disk.md and the picture')
     a = p.parse_args(args)
     if a.limit is None: a.limit = 1 if a.quick else 2
     if a.limit < 0 or a.size is not None and a.size <= 0: p.error('--limit and --size: expected numbers above 0')
     if not a.limit and a.size is None: p.error('--limit 0 takes --size GIB')
     a.rows = int((2*a.limit if a.size is None else a.size)*2**30)//ROW.itemsize
-    a.pythons = _pythons(p, a.peer_python)
     return a
 
 # %% ../../nbs/94_bench_disk.ipynb #f4e1c305
@@ -368,29 +336,20 @@ def _limit(a):
         if a.size is None: raise
         print(e, 'So it is measured without.', file=sys.stderr)
 
-def main(
-    args=None, # as they were typed
-):
+def main(args=None):
     "Measure memories on disk, and print the tables"
     a = _disk_options(args)
     limit = _limit(a)
     try: results = run_disk(str(a.folder), a.rows, limit, a.pythons, *((1., 100_000) if a.quick else (4., 1_000_000)),
-        progress=sys.stderr.isatty())
+        shown=sys.stderr.isatty())
     finally:
         if limit: limit.close()
     print(disk_report(results))
     if a.out: save_disk(results, a.out)
 
-def save_disk(
-    results:dict, # of `run_disk`
-    out:Path, # a folder
-):
+def save_disk(results:dict, out:Path):
     "disk.json, disk.md, and the picture where matplotlib is there"
-    out.mkdir(parents=True, exist_ok=True)
-    (out/'disk.json').write_text(json.dumps(results, indent=1))
-    (out/'disk.md').write_text(disk_report(results) + '\n')
-    try: (out/'disk.png').write_bytes(disk_picture(results))
-    except ImportError: print("no picture: matplotlib is missing (pip install '.[plot]')")
+    reports.save(results, out, 'disk', disk_report(results), dict(disk=lambda: disk_picture(results)))
 
 # %% ../../nbs/94_bench_disk.ipynb #e95b5afe
 if __name__ == '__main__': serve(sys.argv[1], DiskWorker)

@@ -8,7 +8,7 @@ __all__ = ['GAMES', 'STORES', 'HERE', 'MEMORIES', 'AIMS', 'game_maker', 'random_
            'main', 'save_frames']
 
 # %% ../../nbs/93_bench_frames.ipynb #75e7e317
-import argparse, gc, json, sys, tempfile
+import gc, sys, tempfile
 from contextlib import closing
 from functools import partial
 from importlib.metadata import distributions
@@ -17,27 +17,26 @@ from itertools import islice
 from pathlib import Path
 from time import perf_counter
 import gymnasium as gym, numpy as np, torch
-from gymnasium.spaces import Box, Discrete
 from tqdm.auto import tqdm
 from ..atari import atari, register_games
+from . import reports
+from .peers import DRAWN, FRAME_MEMORIES, FRAME_ROW, RETURN_MEMORY, STACK, FrameTest, Peer, PeerError
+from .peers import Recorded, TestWorker, anonymous, machine, seconds_of, write_frames
+from .reports import Options, dots, made_with, md_table, missing_peers, paragraphs, picture, progress
+from .reports import short
+from .timing import as_rows, one_thread, pixel_dtype
 from ..core import Steps
 from ..errors import ArgumentError, Explained, did_you_mean
-from ..row_dtypes import step_dtype
 from ..envs import GymStepper
 from ..memory.frames import Frames
 from ..memory.rows import Rows
 from ..replay.experience import ExperienceReplay
-from .bench import _add_peers, _png, _pythons, _short, missing_peers
-from .peers import (FRAME_MEMORIES, FRAME_ROW, RETURN_MEMORY, STACK, FrameTest, Peer, PeerError,
-    Recorded, Worker, _anonymous, machine, write_frames)
 
 # %% ../../nbs/93_bench_frames.ipynb #7eb0a0df
 GAMES = 'Pong','Breakout','MsPacman','Seaquest'
 
-def game_maker(
-    game:str, # its name
-)->callable: # makes an environment
-    "How a game of Atari is made, prepared as usual"
+def game_maker(game:str)->callable:
+    "A function that makes a game of Atari, by its name, prepared as usual"
     missing = [m for m in ('ale_py','cv2') if not find_spec(m)]
     if missing: raise ArgumentError('bench', '--frames plays Atari games', f'no {" and no ".join(missing)}',
         remedy="pip install 'fastrl_replay[atari]'")
@@ -46,12 +45,8 @@ def game_maker(
     if game not in names: raise ArgumentError('bench', 'no such game', repr(game) + did_you_mean(game, names))
     return lambda: atari(gym.make(f'ALE/{game}-v5', frameskip=1), stack=STACK)
 
-def random_play(
-    make:callable, # makes an environment
-    envs:int=8, # environments
-    seed:int=0, # of games and policy
-)->GymStepper: # blocks of a row of each, for ever
-    "Play at random"
+def random_play(make, envs=8, seed=0)->GymStepper:
+    "Play at random, with a function that makes an environment: blocks of a row of each, for ever"
     rng,env = np.random.default_rng(seed),make()
     n = int(env.action_space.n)
     env.close()
@@ -86,34 +81,27 @@ class OurFrames:
     "A replay with one of the stores"
     blocks = True
     def __init__(self, size, envs, shape, store=Rows):
-        self.dtype = _row_dtype(shape)
+        self.dtype = pixel_dtype((STACK, *shape))
         self.replay = ExperienceReplay(None, bs=32, max_sz=size, store=store(), seed=0)
-    def ready(self, c, last): return Steps(_as_rows(c, self.dtype)),
+    def ready(self, c, last): return Steps(as_rows(c, self.dtype)),
     def add(self, steps): self.replay.add(steps)
     def draw(self):
-        b = self.replay.sample()
-        return b.state,b.action,b.reward,b.next_state,b.terminated
+        batch = self.replay.sample()
+        return [batch[k] for k in DRAWN]
     nbytes = property(lambda self: self.replay.memory.nbytes)
-
-def _row_dtype(shape): return step_dtype(Box(0, 255, (STACK, *shape), np.uint8), Discrete(18))
-
-def _as_rows(c, dtype):
-    rows = np.zeros(len(c['reward']), dtype)
-    for k,v in c.items(): rows[k] = v
-    return rows
 
 class BareTake:
     "An array of rows"
     blocks = True
     def __init__(self, size, envs, shape):
-        self.rows,self.at,self.rng = np.zeros(size, _row_dtype(shape)),0,np.random.default_rng(0)
-    def ready(self, c, last): return _as_rows(c, self.rows.dtype),
+        self.rows,self.at,self.rng = np.zeros(size, pixel_dtype((STACK, *shape))),0,np.random.default_rng(0)
+    def ready(self, c, last): return as_rows(c, self.rows.dtype),
     def add(self, rows):
         self.rows[self.at:self.at+len(rows)] = rows
         self.at = (self.at + len(rows)) % len(self.rows)
     def draw(self):
         rows = self.rows.take(self.rng.integers(0, len(self.rows), 32))
-        return [torch.from_numpy(rows[k]) for k in ('state','action','reward','next_state','terminated')]
+        return [torch.from_numpy(rows[k]) for k in DRAWN]
     nbytes = property(lambda self: self.rows.nbytes)
 
 # %% ../../nbs/93_bench_frames.ipynb #b1e003d8
@@ -121,7 +109,7 @@ STORES = {'Rows()': Rows, 'Frames(4)': partial(Frames, STACK),   # functions: wh
     **{f"Frames(4, compress='{how}')": partial(Frames, STACK, compress=how) for how in ('lz4','zstd')}}
 HERE = {**{name: partial(OurFrames, store=store) for name,store in STORES.items()}, 'bare take': BareTake}
 
-class Here(Worker):
+class Here(TestWorker):
     "A memory in this process, asked as a `Peer` is"
     def __init__(self): super().__init__('fastrl_replay')
     def frames(self, setting, folder, game): self.test = FrameTest(HERE[setting], Recorded(folder, game))
@@ -129,9 +117,8 @@ class Here(Worker):
     def close(self): self.test = None
 
 MEMORIES = {name: (None, name, True) for name in HERE}   # name → library, setting, does it take blocks?
-for _library,_settings in FRAME_MEMORIES.items():
-    for _setting,_memory in _settings.items():
-        MEMORIES[f'{_library}, {_setting}'] = _library,_setting,getattr(_memory, 'blocks', False)
+MEMORIES |= {f'{library}, {setting}': (library, setting, getattr(memory, 'blocks', False))
+    for library,settings in FRAME_MEMORIES.items() for setting,memory in settings.items()}
 
 # %% ../../nbs/93_bench_frames.ipynb #6d365832
 def _start(library, pythons, **settings):
@@ -208,27 +195,20 @@ def fill(
         blocks = iter(play)
         replay.add(next(blocks))
         gc.collect()
-        before = _anonymous()
+        before = anonymous()
         for t in tqdm(range(1, n//envs), f'{game}: {n:,} rows', disable=not progress):
-            began = perf_counter()
-            block = next(blocks)
-            between = perf_counter()
-            keys = replay.add(block)
-            adding.append(perf_counter() - between)
-            stepping += between - began
+            spent,block = seconds_of(next, blocks)
+            stepping += spent
+            spent,keys = seconds_of(replay.add, block)
+            adding.append(spent)
             if t % every == 0: kept.append((keys, block))
         gc.collect()
-        resident = _anonymous() - before - sum(block.rows.nbytes for _,block in kept)
+        resident = anonymous() - before - sum(block.rows.nbytes for _,block in kept)
     wrong = sum(replay.memory.take(keys).rows.tobytes() != block.rows.tobytes() for keys,block in kept)
-    took = [_seconds(replay.sample) for _ in range(300)]
+    took = [seconds_of(replay.sample)[0] for _ in range(300)]
     return dict(rows=len(replay), store=store, nbytes=replay.memory.nbytes, resident=resident, step_s=stepping,
         add_s=sum(adding), worst_add_ms=max(adding)*1e3, draw_us=float(np.median(took))*1e6,
         worst_draw_ms=max(took)*1e3, checked=sum(len(keys) for keys,_ in kept), wrong_blocks=wrong)
-
-def _seconds(f):
-    began = perf_counter()
-    f()
-    return perf_counter() - began
 
 # %% ../../nbs/93_bench_frames.ipynb #950b65e3
 def run_frames(
@@ -238,28 +218,21 @@ def run_frames(
     rounds:int=10, # of draws
     number:int=100, # draws in each
     fills:int=0, # fill a memory of so many rows, too; 0: don't
-    progress:bool=True, # show bars
+    shown:bool=True, # show bars
 )->dict: # machine, and for each game the figures of each memory
     "Play each game once, and let all memories have its rows"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     results = dict(machine=machine(), rows=rows, games={}, missing={}, faults={}, fill={})
     parts = 'ale-py','lz4','zstandard'
     results['machine'].update((d.name, d.version) for d in distributions() if d.name in parts)
-    bar = tqdm(total=len(games)*(len(MEMORIES) + 2), disable=not progress)
-    def tell(what): bar.set_description(what); bar.update()
-    try:
+    with one_thread(), progress(len(games)*(len(MEMORIES) + 2), shown) as tell:
         for game,make in games.items():
             with tempfile.TemporaryDirectory() as folder:
                 tell(f'{game}: playing')
-                results['games'][game] = record(folder, game, make, rows, progress=progress)
+                results['games'][game] = record(folder, game, make, rows, progress=shown)
                 found,wrong = frame_contest(folder, game, pythons, rounds, number, tell)
             results['games'][game]['memories'] = found
             results['missing'].update(wrong)
-        if fills: results['fill'] = {game: fill(game, make, fills, progress=progress) for game,make in games.items()}
-    finally:
-        bar.close()
-        torch.set_num_threads(threads)
+        if fills: results['fill'] = {game: fill(game, make, fills, progress=shown) for game,make in games.items()}
     return results
 
 # %% ../../nbs/93_bench_frames.ipynb #2ab15b10
@@ -275,14 +248,11 @@ def _checked(found):
     where = f'among them {c["wrong_ends"]} of the {c["ends"]} that end an episode'
     return f'no: {c["wrong"]:,} of {c["rows"]:,} rows are wrong, {where}'
 
-def frame_table(
-    results:dict, # of `run_frames`
-)->str: # Markdown
-    "Each memory in a line"
-    games = [*results['games']]
-    heads = [*(f'bytes a row, {game}' for game in games), 'add 1, µs', 'add 8, µs a row', 'longest add, ms',
+def frame_table(results:dict)->str: # Markdown
+    "Each memory in a line, of what `run_frames` found"
+    games,rows = [*results['games']],[]
+    heads = ['memory', *(f'bytes a row, {game}' for game in games), 'add 1, µs', 'add 8, µs a row', 'longest add, ms',
         'draw 32, µs', 'longest draw, ms', 'exact']
-    lines = ['| memory | ' + ' | '.join(heads) + ' |', '|---' + '|--:'*(len(heads) - 1) + '|---|']
     for name in MEMORIES:
         found = _of(results, name)
         if not found: continue
@@ -290,9 +260,8 @@ def frame_table(
         longest = [max(f[k] for f in found.values()) for k in ('worst_add_ms','worst_draw_ms')]
         sizes = [f'{_sized(found[g], results["rows"]):,.0f}' if g in found else '' for g in games]
         times = [middle('add_us'), middle('add_8_us'), longest[0], middle('draw_us'), longest[1]]
-        cells = [name, *sizes, *('–' if t is None else _short(t) for t in times), _checked(found.values())]
-        lines.append('| ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines)
+        rows.append([name, *sizes, *('–' if t is None else short(t) for t in times), _checked(found.values())])
+    return md_table(heads, rows, (0, len(heads)-1))
 
 # %% ../../nbs/93_bench_frames.ipynb #adc198d6
 AIMS = [   # memory, figure, at most, games (None: all)
@@ -309,24 +278,20 @@ def _figure(results, name, what, game):
     if 'bare' in what: return found[name]['draw_us']/found['bare take']['draw_us']
     return found[name]['add_us' if 'add' in what else 'draw_us']
 
-def aims(
-    results:dict, # of `run_frames`
-)->str: # Markdown
+def aims(results:dict)->str: # Markdown
     "What was aimed at, and the worst game's figure"
-    lines = ['| memory | | target | measured | |', '|---|---|--:|--:|---|']
+    rows = []
     for name,what,most,only in AIMS:
         got = [(x, game) for game in results['games'] if only in (None, game)
                if (x := _figure(results, name, what, game)) is not None]
         worst,game = max(got) if got else (None,None)
         verdict = 'not measured' if not got else 'met' if worst <= most else '**missed**'
         measured = f'{worst:,.3g} ({game})' if got and worst < 1000 else f'{worst:,.0f} ({game})' if got else ''
-        lines.append(f'| {name} | {what}{f", {only}" if only else ""} | ≤ {most:,} | {measured} | {verdict} |')
-    return '\n'.join(lines)
+        rows.append([name, what + (f', {only}' if only else ''), f'≤ {most:,}', measured, verdict])
+    return md_table(['memory','','target','measured',''], rows, (0,1,4))
 
 # %% ../../nbs/93_bench_frames.ipynb #446397aa
-def fill_lines(
-    results:dict, # of `run_frames`
-)->str: # Markdown
+def fill_lines(results:dict)->str: # Markdown
     "What it took to fill a large memory"
     return '\n'.join(f'- {game}, {f["rows"]:,} rows in `{f["store"]}`: {f["nbytes"]/1e9:.2f} GB by `nbytes`, '
         f'the process grew by {f["resident"]/1e9:.2f} GB; stepping took {f["step_s"]:,.0f} s, adding {f["add_s"]:,.1f} '
@@ -334,73 +299,47 @@ def fill_lines(
         f'{f["draw_us"]:.0f} µs; {f["checked"]:,} rows were compared, {f["wrong_blocks"]} blocks of 8 are wrong'
         for game,f in results['fill'].items())
 
-def frame_report(
-    results:dict, # of `run_frames`
-)->str: # Markdown
+def frame_report(results:dict)->str: # Markdown
     "All of it"
     found = next(iter(results['games'].values()))['memories']
     peers = {MEMORIES[name][0]: f['version'] for name,f in found.items() if 'version' in f}
-    made = ', '.join(f'{k} {v}' for k,v in {**results['machine'], **peers}.items())
-    return '\n\n'.join(filter(None, [frame_table(results), aims(results), fill_lines(results), missing_peers(results),
-        f'{results["rows"]:,} rows of each game; {made}']))
+    return paragraphs(frame_table(results), aims(results), fill_lines(results), missing_peers(results),
+        f'{results["rows"]:,} rows of each game; {made_with(results, peers)}')
 
 # %% ../../nbs/93_bench_frames.ipynb #91210e4a
-def frame_picture(
-    results:dict, # of `run_frames`
-)->bytes: # a png
+def frame_picture(results:dict)->bytes: # a png
     "Bytes a row, and time of a draw: a dot for each game"
-    from matplotlib.ticker import LogLocator   # an extra
     names,games = [n for n in MEMORIES if _of(results, n)],[*results['games']]
-    def dots(ax, title, figure):
-        for game,color in zip(games, ('#fb8500','#219ebc','#8338ec','#606c38')*len(games)):
-            there = [(figure(_of(results, n)[game]), i) for i,n in enumerate(names) if game in _of(results, n)]
-            ax.plot(*zip(*there), 'o', color=color, ms=6, alpha=.8, label=game)
-        ax.set_xscale('log'); ax.set_title(title, loc='left', fontsize=10)
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-        ax.xaxis.set_major_formatter('{x:,.0f}'); ax.xaxis.set_minor_formatter('')
-        ax.grid(alpha=.3); ax.spines[:].set_visible(False); ax.tick_params(length=0, labelsize=9)
-        ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names)-.5, -.5))
+    def series(figure): return {(game,color): [(figure(_of(results, n)[game]), i) for i,n in enumerate(names)
+        if game in _of(results, n)] for game,color in zip(games, ('#fb8500','#219ebc','#8338ec','#606c38')*len(games))}
     def draw(left, right):
-        dots(left, 'bytes a row', lambda f: _sized(f, results['rows']))
-        dots(right, 'µs to draw 32 rows', lambda f: f['draw_us'])
+        dots(left, 'bytes a row', names, series(lambda f: _sized(f, results['rows'])))
+        dots(right, 'µs to draw 32 rows', names, series(lambda f: f['draw_us']))
         right.set_yticklabels([])
         left.legend(fontsize=8)
-    return _png(results, draw, 9, .4*len(names) + .8, 1, 2)
+    return picture(results, draw, 9, .4*len(names) + .8, 1, 2)
 
 # %% ../../nbs/93_bench_frames.ipynb #876ae7de
 def _frame_options(args):
-    p = argparse.ArgumentParser(prog='fastrl-replay bench --frames', description='What memories of pixels cost: bytes '
-        'a row, time to add and to draw, on frames of Atari games.')
-    p.add_argument('--quick', action='store_true', help='fewer rows: about a minute')
+    p = Options(' --frames', 'What memories of pixels cost: bytes a row, time to add and to draw, on frames of Atari '
+        'games.', 'fewer rows: about a minute', 'frames.json, frames.md and the picture')
     p.add_argument('--rows', type=int, help='of each game (20,000; with --quick 2,000)')
     p.add_argument('--games', nargs='+', default=GAMES, metavar='GAME', help=f'their names ({", ".join(GAMES)})')
     p.add_argument('--fill', type=int, default=0, metavar='ROWS', help='fill a memory of so many rows, too')
-    _add_peers(p)
-    p.add_argument('--out', type=Path, help='a folder for frames.json, frames.md and the picture')
     a = p.parse_args(args)
     a.rows = (2_000 if a.quick else 20_000) if a.rows is None else a.rows//8*8
     if a.rows < 64: p.error('--rows: expected 64 or more')
-    a.pythons = _pythons(p, a.peer_python)
     return a
 
-def main(
-    args=None, # as they were typed
-):
+def main(args=None):
     "Run the contest of memories of pixels, and print the tables"
     a = _frame_options(args)
     games = {game: game_maker(game) for game in a.games}
     results = run_frames(games, a.rows, a.pythons, *((5, 40) if a.quick else (10, 100)), fills=a.fill,
-        progress=sys.stderr.isatty())
+        shown=sys.stderr.isatty())
     print(frame_report(results))
     if a.out: save_frames(results, a.out)
 
-def save_frames(
-    results:dict, # of `run_frames`
-    out:Path, # a folder
-):
+def save_frames(results:dict, out:Path):
     "frames.json, frames.md, and the picture where matplotlib is there"
-    out.mkdir(parents=True, exist_ok=True)
-    (out/'frames.json').write_text(json.dumps(results, indent=1))
-    (out/'frames.md').write_text(frame_report(results) + '\n')
-    try: (out/'frames.png').write_bytes(frame_picture(results))
-    except ImportError: print("no picture: matplotlib is missing (pip install '.[plot]')")
+    reports.save(results, out, 'frames', frame_report(results), dict(frames=lambda: frame_picture(results)))

@@ -4,20 +4,16 @@
 
 # %% auto #0
 __all__ = ['ADAPTERS', 'DRAWN', 'STACK', 'FRAME_ROW', 'FRAME_MEMORIES', 'NORMAL', 'RANDOM', 'GIVE_UP', 'DISK_MEMORIES',
-           'ONE_THREAD', 'RETURN_MEMORY', 'Rows', 'wrong_rows', 'adapter', 'errors', 'deque_insert', 'deque_uniform',
-           'sb3_insert', 'sb3_uniform', 'sb3_n_step', 'train_sb3', 'train_sac_sb3', 'cpprb_insert', 'cpprb_uniform',
-           'cpprb_prioritized', 'tianshou_insert', 'tianshou_uniform', 'tianshou_prioritized', 'torchrl_insert',
-           'torchrl_uniform', 'torchrl_prioritized', 'torchrl_sequences', 'torchrl_prioritized_sequences',
-           'torchrl_on_device', 'torchrl_prioritized_on_device', 'flashbax_insert', 'flashbax_uniform',
-           'flashbax_prioritized', 'flashbax_sequences', 'Recorded', 'write_frames', 'FrameTest', 'draw_frames',
-           'check_frames', 'SB3Frames', 'CpprbFrames', 'mappings', 'advise', 'forget_pages', 'read_at_places',
-           'share_cached', 'numbered_rows', 'wrong_numbered', 'DiskTest', 'draw_from_disk', 'TorchrlDisk', 'machine',
-           'DiskJobs', 'FrameJobs', 'Worker', 'serve', 'PeerError', 'Peer']
+           'ONE_THREAD', 'RETURN_MEMORY', 'Rows', 'wrong_rows', 'adapter', 'errors', 'seconds_of', 'train_sb3',
+           'Recorded', 'write_frames', 'anonymous', 'FrameTest', 'draw_frames', 'check_frames', 'SB3Frames',
+           'CpprbFrames', 'mappings', 'advise', 'files_in', 'opened', 'sync_files', 'forget_pages', 'reads_of',
+           'read_at_places', 'share_cached', 'numbered_rows', 'wrong_numbered', 'DiskTest', 'for_a_while',
+           'draw_from_disk', 'TorchrlDisk', 'machine', 'resident', 'Worker', 'TestWorker', 'serve', 'PeerError', 'Peer']
 
 # %% ../../nbs/89_peers.ipynb #9d8f5e0d
 import ctypes, gc, json, mmap, os, platform, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -75,18 +71,14 @@ def wrong_rows(
 
 # %% ../../nbs/89_peers.ipynb #535f7280
 ADAPTERS = {}   # library → {job: adapter}
+DRAWN = 'state','action','reward','next_state','terminated'   # the columns that a learner takes
 
-def adapter(
-    library:str, # whose
-    *jobs:str, # what it can do
-):
-    "Register a function (rows, n) → (do it once, look at what came)"
+def adapter(library, *jobs):
+    "Register a function (rows, n) → (do the job once, look at what came)"
     def register(f):
         for job in jobs: ADAPTERS.setdefault(library, {})[job] = f
         return f
     return register
-
-DRAWN = 'state','action','reward','next_state','terminated'   # the columns that a learner takes
 
 def _tensors(columns, names=DRAWN):
     "The five columns as torch tensors on the same memory"
@@ -99,6 +91,12 @@ def errors(n, seed=0): return np.abs(np.random.default_rng(seed).normal(size=n))
 
 def _nothing(out): return None
 
+def seconds_of(f, *args):
+    "How long a call takes, and what it gives"
+    began = perf_counter()
+    given = f(*args)
+    return perf_counter() - began,given
+
 # %% ../../nbs/89_peers.ipynb #a24874f2
 def _deque(rows):
     from collections import deque
@@ -107,14 +105,14 @@ def _deque(rows):
     return memory
 
 @adapter('deque', 'insert')
-def deque_insert(rows, n):
+def _(rows, n):
     memory,new = _deque(rows),list(zip(*rows.part(0, n).values()))
     def step():
         for row in new: memory.append(row)
     return step,_nothing
 
 @adapter('deque', 'uniform')
-def deque_uniform(rows, n):
+def _(rows, n):
     import random
     memory,names = _deque(rows),list(rows.part(0, 1))
     return lambda: zip(*random.sample(memory, n)),lambda cols: _tensors(dict(zip(names, map(np.array, cols))))
@@ -135,63 +133,49 @@ def _sb3(rows, envs=1, cls='ReplayBuffer', **kw):
     b.full = True
     return b
 
-def _sb3_look(s): return dict(zip(DRAWN, (s.observations, s.actions, s.rewards, s.next_observations, s.dones)))
+# %% ../../nbs/89_peers.ipynb #badb18fe
+def _sb3_row(c, n):
+    "What its `add` takes"
+    return c['state'],c['next_state'],c['action'].reshape(-1, 1),c['reward'],c['terminated'],[{}]*n
+
+def _sb3_drawn(s): return s.observations,s.actions,s.rewards,s.next_observations,s.dones
+def _sb3_look(s): return dict(zip(DRAWN, _sb3_drawn(s)))
 
 @adapter('stable-baselines3', 'insert')
-def sb3_insert(rows, n):
-    b,c,infos = _sb3(rows, n),rows.part(0, n),[{}]*n
-    row = c['state'],c['next_state'],c['action'].reshape(-1, 1),c['reward'],c['terminated'],infos
+def _(rows, n):
+    b,row = _sb3(rows, n),_sb3_row(rows.part(0, n), n)
     return lambda: b.add(*row),_nothing
 
 @adapter('stable-baselines3', 'uniform')
-def sb3_uniform(rows, n):
+def _(rows, n):
     b = _sb3(rows)
     return lambda: b.sample(n),_sb3_look
 
 # %% ../../nbs/89_peers.ipynb #d7e2d658
 @adapter('stable-baselines3', 'n-step')
-def sb3_n_step(rows, n):
-    b,c,infos = _sb3(rows, 8, 'NStepReplayBuffer', n_steps=3, gamma=1.),rows.part(0, 8),[{}]*8
+def _(rows, n):
+    b,row = _sb3(rows, 8, 'NStepReplayBuffer', n_steps=3, gamma=1.),_sb3_row(rows.part(0, 8), 8)
     def step():
-        b.add(c['state'], c['next_state'], c['action'].reshape(-1, 1), c['reward'], c['terminated'], infos)
+        b.add(*row)
         return b.sample(n)
     return step,_sb3_look
 
 # %% ../../nbs/89_peers.ipynb #64d7b634
 def train_sb3(
+    learner:str, # DQN or SAC
     seed:int, # of everything
     steps:int, # of the environment
-)->tuple: # seconds, mean return of 20 episodes without exploring
-    "DQN on CartPole with the settings of Stable-Baselines3's zoo"
-    import torch
-    from stable_baselines3 import DQN
-    from stable_baselines3.common.evaluation import evaluate_policy
-    torch.set_num_threads(1)
-    model = DQN('MlpPolicy', 'CartPole-v1', learning_rate=2.3e-3, batch_size=64, buffer_size=100_000,
-        learning_starts=1_000, gamma=.99, target_update_interval=10, train_freq=256, gradient_steps=128,
-        exploration_fraction=.16, exploration_final_eps=.04, policy_kwargs=dict(net_arch=[256,256]), seed=seed,
-        device='cpu')
-    took = Timer(lambda: model.learn(steps)).timeit(1)
-    return took,float(evaluate_policy(model, model.get_env(), 20)[0])
-
-# %% ../../nbs/89_peers.ipynb #eed63cb6
-def train_sac_sb3(
-    seed:int, # of everything
-    s:dict, # settings, as our recipes call them
+    **settings, # of the learner
 )->dict: # seconds, seconds of the processor, mean return of 20 episodes without exploring; of training: ends, returns
-    "SAC with the settings of a recipe"
-    import torch
-    from stable_baselines3 import SAC
+    "Train with Stable-Baselines3"
+    import stable_baselines3, torch
     from stable_baselines3.common.evaluation import evaluate_policy
     torch.set_num_threads(1)
-    model = SAC('MlpPolicy', s['env'], learning_rate=s['lr'], batch_size=s['bs'], buffer_size=s['max_sz'],
-        learning_starts=s['warmup'], gamma=s['gamma'], tau=s['tau'], train_freq=1, gradient_steps=1,
-        policy_kwargs=dict(net_arch=s['network']), seed=seed, device='cpu')
-    began,used,(env,) = perf_counter(),process_time(),model.get_env().envs
-    model.learn(s['steps'])
-    took = dict(seconds=perf_counter() - began, processor=process_time() - used)
-    told = dict(ends=np.cumsum(env.get_episode_lengths()).tolist(), returns=[*env.get_episode_rewards()])
-    return dict(**took, **told, final_return=float(evaluate_policy(model, model.get_env(), 20)[0]))
+    model = getattr(stable_baselines3, learner)('MlpPolicy', seed=seed, device='cpu', **settings)
+    used,(env,) = process_time(),model.get_env().envs
+    seconds,_ = seconds_of(model.learn, steps)
+    return dict(seconds=seconds, processor=process_time() - used, ends=np.cumsum(env.get_episode_lengths()).tolist(),
+        returns=[*env.get_episode_rewards()], final_return=float(evaluate_policy(model, model.get_env(), 20)[0]))
 
 # %% ../../nbs/89_peers.ipynb #4177cd6f
 def _cpprb(rows, cls='ReplayBuffer', **kw):
@@ -202,17 +186,17 @@ def _cpprb(rows, cls='ReplayBuffer', **kw):
     return b
 
 @adapter('cpprb', 'insert')
-def cpprb_insert(rows, n):
+def _(rows, n):
     b,c = _cpprb(rows),rows.part(0, n)
     return lambda: b.add(**c),_nothing
 
 @adapter('cpprb', 'uniform')
-def cpprb_uniform(rows, n):
+def _(rows, n):
     b = _cpprb(rows)
     return lambda: b.sample(n),_tensors
 
 @adapter('cpprb', 'prioritized')
-def cpprb_prioritized(rows, n):
+def _(rows, n):
     b,td = _cpprb(rows, 'PrioritizedReplayBuffer', alpha=.6),errors(n)
     b.update_priorities(np.arange(rows.size), errors(rows.size, 1))
     def step():
@@ -222,34 +206,35 @@ def cpprb_prioritized(rows, n):
     return step,_tensors
 
 # %% ../../nbs/89_peers.ipynb #8fd1df04
+def _tianshou_batch(c, **kw):
+    from tianshou.data import Batch
+    return Batch(obs=c['state'], act=c['action'], rew=c['reward'], obs_next=c['next_state'], terminated=c['terminated'],
+        truncated=c['terminated'].copy(), **kw)
+
 def _tianshou(rows, cls='ReplayBuffer', **kw):
     from tianshou import data
-    cols = [np.concatenate(c) for c in zip(*(p.values() for p in rows.chunks()))]
-    state,action,reward,after,terminated = cols
-    b = getattr(data, cls)(rows.size, **kw)
-    b.set_batch(data.Batch(obs=state, act=action, rew=reward, obs_next=after, terminated=terminated,
-        truncated=terminated.copy(), done=terminated.copy()))
+    parts = [*rows.chunks()]
+    b,c = getattr(data, cls)(rows.size, **kw),{k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+    b.set_batch(_tianshou_batch(c, done=c['terminated'].copy()))
     b._size,b.last_index[0] = rows.size,rows.size-1
     return b
 
-def _tianshou_look(out):
-    return _tensors(vars(out[0]), ('obs','act','rew','obs_next','terminated'))
+def _tianshou_look(out): return _tensors(vars(out[0]), ('obs','act','rew','obs_next','terminated'))
 
+# %% ../../nbs/89_peers.ipynb #83af124b
 @adapter('tianshou', 'insert')
-def tianshou_insert(rows, n):
-    from tianshou.data import Batch, VectorReplayBuffer
-    b,ids,c = VectorReplayBuffer(rows.size//n*n, n),np.arange(n),rows.part(0, n)
-    row = Batch(obs=c['state'], act=c['action'], rew=c['reward'], obs_next=c['next_state'],
-        terminated=c['terminated'], truncated=c['terminated'].copy())
+def _(rows, n):
+    from tianshou.data import VectorReplayBuffer
+    b,ids,row = VectorReplayBuffer(rows.size//n*n, n),np.arange(n),_tianshou_batch(rows.part(0, n))
     return lambda: b.add(row, buffer_ids=ids),_nothing
 
 @adapter('tianshou', 'uniform')
-def tianshou_uniform(rows, n):
+def _(rows, n):
     b = _tianshou(rows)
     return lambda: b.sample(n),_tianshou_look
 
 @adapter('tianshou', 'prioritized')
-def tianshou_prioritized(rows, n):
+def _(rows, n):
     b,td = _tianshou(rows, 'PrioritizedReplayBuffer', alpha=.6, beta=.4),errors(n)
     b.update_weight(np.arange(rows.size), errors(rows.size, 1))
     def step():
@@ -259,49 +244,61 @@ def tianshou_prioritized(rows, n):
     return step,_tianshou_look
 
 # %% ../../nbs/89_peers.ipynb #71723a60
-def _torchrl(rows, sampler=None, batch_size=None, cls='ReplayBuffer', trajectories=False, device='cpu', **kw):
+_DEVICE = os.environ.get('FASTRL_BENCH_DEVICE', 'cpu')   # where torchrl's rows lie
+
+def _tensordict(c, **more):
     import torch
     from tensordict import TensorDict
+    return TensorDict({k: torch.from_numpy(v) for k,v in {**c, **more}.items()}, [len(c['reward'])])
+
+def _torchrl(rows, sampler=None, batch_size=None, cls='ReplayBuffer', trajectories=False, **kw):
     from torchrl import data
     if sampler is not None: kw['sampler'] = sampler
-    b,at = getattr(data, cls)(storage=data.LazyTensorStorage(rows.size, device=device), batch_size=batch_size, **kw),0
+    b,at = getattr(data, cls)(storage=data.LazyTensorStorage(rows.size, device=_DEVICE), batch_size=batch_size, **kw),0
     for c in rows.chunks():
         m = len(c['reward'])
-        more = {'trajectory': np.arange(at, at+m)//1000} if trajectories else {}
-        b.extend(TensorDict({k: torch.from_numpy(v) for k,v in {**c, **more}.items()}, [m]))
+        b.extend(_tensordict(c, **{'trajectory': np.arange(at, at+m)//1000} if trajectories else {}))
         at += m
     return b
 
+# %% ../../nbs/89_peers.ipynb #1dd44192
 def _torchrl_look(out): return {k: out[k] for k in DRAWN}
 
-@adapter('torchrl', 'insert')
-def torchrl_insert(rows, n):
+def _until_done(step):
+    "A step that is over when the device has done what it asks"
+    if not _DEVICE.startswith('cuda'): return step
     import torch
-    from tensordict import TensorDict
-    b,td = _torchrl(rows),TensorDict({k: torch.from_numpy(v) for k,v in rows.part(0, n).items()}, [n])
+    def once():
+        batch = step()
+        torch.cuda.synchronize(_DEVICE)
+        return batch
+    return once
+
+@adapter('torchrl', 'insert')
+def _(rows, n):
+    b,td = _torchrl(rows),_tensordict(rows.part(0, n))
     return lambda: b.extend(td),_nothing
 
-@adapter('torchrl', 'uniform')
-def torchrl_uniform(rows, n):
-    b = _torchrl(rows, batch_size=n)
-    return b.sample,_torchrl_look
+@adapter('torchrl', 'uniform', 'device uniform')
+def _(rows, n): return _until_done(_torchrl(rows, batch_size=n).sample),_torchrl_look
 
 # %% ../../nbs/89_peers.ipynb #8cc0ef3d
-def _torchrl_prioritized(b, n, rows, device='cpu'):
+def _torchrl_prioritized(b, n, rows):
     import torch
-    td = torch.from_numpy(errors(n)).to(device)
+    td = torch.from_numpy(errors(n)).to(_DEVICE)
     b.update_priority(torch.arange(rows.size), torch.from_numpy(errors(rows.size, 1)))
     def step():
         batch,info = b.sample(return_info=True)
         b.update_priority(info['index'], td)
         return batch
-    return step
+    return _until_done(step)
 
-@adapter('torchrl', 'prioritized')
-def torchrl_prioritized(rows, n):
+@adapter('torchrl', 'prioritized', 'device prioritized')
+def _(rows, n):
     b = _torchrl(rows, batch_size=n, cls='PrioritizedReplayBuffer', alpha=.6, beta=.4)
     return _torchrl_prioritized(b, n, rows),_torchrl_look
 
+# %% ../../nbs/89_peers.ipynb #f431b4f5
 def _torchrl_sequences(rows, n, cls, *args, **kw):
     from torchrl.data.replay_buffers import samplers
     sampler = getattr(samplers, cls)(*args, slice_len=80, traj_key='trajectory', strict_length=True, **kw)
@@ -310,35 +307,13 @@ def _torchrl_sequences(rows, n, cls, *args, **kw):
 def _torchrl_look_sequences(out): return {k: v.view(-1, 80, *v.shape[1:]) for k,v in _torchrl_look(out).items()}
 
 @adapter('torchrl', 'sequences')
-def torchrl_sequences(rows, n):
+def _(rows, n):
     return _torchrl_sequences(rows, n, 'SliceSampler', cache_values=True).sample,_torchrl_look_sequences
 
 @adapter('torchrl', 'prioritized sequences')
-def torchrl_prioritized_sequences(rows, n):
+def _(rows, n):
     b = _torchrl_sequences(rows, n, 'PrioritizedSliceSampler', rows.size, alpha=.9, beta=.6)
     return _torchrl_prioritized(b, n*80, rows),_torchrl_look_sequences
-
-# %% ../../nbs/89_peers.ipynb #6e85b6b5
-def _until_done(step):
-    "A step that is over when the device has done what it asks"
-    import torch
-    device = os.environ['FASTRL_BENCH_DEVICE']
-    def once():
-        batch = step()
-        if device.startswith('cuda'): torch.cuda.synchronize(device)
-        return batch
-    return once
-
-@adapter('torchrl', 'device uniform')
-def torchrl_on_device(rows, n):
-    b = _torchrl(rows, batch_size=n, device=os.environ['FASTRL_BENCH_DEVICE'])
-    return _until_done(b.sample),_torchrl_look
-
-@adapter('torchrl', 'device prioritized')
-def torchrl_prioritized_on_device(rows, n):
-    device = os.environ['FASTRL_BENCH_DEVICE']
-    b = _torchrl(rows, batch_size=n, cls='PrioritizedReplayBuffer', alpha=.6, beta=.4, device=device)
-    return _until_done(_torchrl_prioritized(b, n, rows, device)),_torchrl_look
 
 # %% ../../nbs/89_peers.ipynb #4d24f41f
 def _flashbax(rows, make, envs=1):
@@ -357,13 +332,20 @@ def _flashbax_items(rows, n, **kw):
     make = flashbax.make_prioritised_item_buffer if kw else flashbax.make_item_buffer
     return make(rows.size, 1, n, add_sequences=True, **kw)
 
+def _flashbax_draw(rows, make, envs=1):
+    "A draw, and a look at it"
+    import jax
+    state,draw,keys = _flashbax(rows, make, envs),jax.jit(make.sample),_keys()
+    return lambda: jax.block_until_ready(draw(state, next(keys))).experience,_tensors
+
+# %% ../../nbs/89_peers.ipynb #d2293ac8
 def _keys():
     import jax
     from itertools import cycle
     return cycle(jax.random.split(jax.random.PRNGKey(0), 100))
 
 @adapter('flashbax', 'insert')
-def flashbax_insert(rows, n):
+def _(rows, n):
     import jax
     make = _flashbax_items(rows, 1)
     state,add,c = _flashbax(rows, make),jax.jit(make.add, donate_argnums=0),rows.part(0, n)
@@ -372,16 +354,13 @@ def flashbax_insert(rows, n):
         state = jax.block_until_ready(add(state, c))
     return step,_nothing
 
-@adapter('flashbax', 'uniform')
-def flashbax_uniform(rows, n):
-    import jax
-    make,keys = _flashbax_items(rows, n),_keys()
-    state,draw = _flashbax(rows, make),jax.jit(make.sample)
-    return lambda: jax.block_until_ready(draw(state, next(keys))).experience,_tensors
+# JAX puts arrays on the device that it finds, and draws wait until they are done
+@adapter('flashbax', 'uniform', 'device uniform')
+def _(rows, n): return _flashbax_draw(rows, _flashbax_items(rows, n))
 
 # %% ../../nbs/89_peers.ipynb #cff6be93
-@adapter('flashbax', 'prioritized')
-def flashbax_prioritized(rows, n):
+@adapter('flashbax', 'prioritized', 'device prioritized')
+def _(rows, n):
     import jax
     make,keys,td = _flashbax_items(rows, n, priority_exponent=.6),_keys(),jax.numpy.asarray(errors(n))
     renew = jax.jit(make.set_priorities, donate_argnums=0)
@@ -399,16 +378,11 @@ def flashbax_prioritized(rows, n):
     return step,_tensors
 
 @adapter('flashbax', 'sequences')
-def flashbax_sequences(rows, n):
-    import jax, flashbax
+def _(rows, n):
+    import flashbax
     make = flashbax.make_trajectory_buffer(add_batch_size=8, sample_batch_size=n, sample_sequence_length=80, period=40,
         min_length_time_axis=80, max_length_time_axis=rows.size//8)
-    state,draw,keys = _flashbax(rows, make, 8),jax.jit(make.sample),_keys()
-    return lambda: jax.block_until_ready(draw(state, next(keys))).experience,_tensors
-
-# JAX puts arrays on the device that it finds, and both wait until a draw is done
-adapter('flashbax', 'device uniform')(flashbax_uniform)
-adapter('flashbax', 'device prioritized')(flashbax_prioritized)
+    return _flashbax_draw(rows, make, 8)
 
 # %% ../../nbs/89_peers.ipynb #100ef9d3
 STACK = 4   # frames in a state
@@ -416,12 +390,8 @@ FRAME_ROW = np.dtype([('state','i4',STACK), ('next_state','i4',STACK), ('action'
     ('terminated','?'), ('truncated','?'), ('env_id','i4'), ('episode_n','i4'), ('step_n','i4')])
 
 class Recorded:
-    "Rows of a game from two files: frames, and numbers of frames for each row"
-    def __init__(self,
-        folder:str, # where they are
-        game:str, # which
-        envs:int=8, # environments, as many rows of each
-    ):
+    "Rows of a game from two files in a folder: frames, and numbers of frames for each row, as many of each environment"
+    def __init__(self, folder, game, envs=8):
         self.frames = np.load(f'{folder}/{game}-frames.npy', mmap_mode='r')
         self.rows,self.envs = np.load(f'{folder}/{game}-rows.npy'),envs
         self.size,self.shape = len(self.rows),self.frames.shape[1:]
@@ -429,88 +399,68 @@ class Recorded:
         self.ends = self.over.copy()   # and where another environment's rows begin
         self.ends[self.size//envs-1::self.size//envs] = True
 
-    def part(self,
-        i:np.ndarray, # numbers of rows
-    )->dict: # column → array
-        "The columns of some rows"
+    def part(self, i):
+        "The columns of rows, by number"
         rows = self.rows[i]
         frames = {k: np.asarray(self.frames[rows[k]]) for k in ('state','next_state')}
         return {**{k: rows[k] for k in rows.dtype.names}, **frames}
 
-def write_frames(
-    folder:str, # where the files go
-    game:str, # which
-    frames:np.ndarray, # each once
-    rows:np.ndarray, # of FRAME_ROW
-):
-    "Files as `Recorded` reads them"
+def write_frames(folder, game, frames, rows):
+    "Files as `Recorded` reads them: frames, each once, and rows of FRAME_ROW"
     np.save(f'{folder}/{game}-frames.npy', frames)
     np.save(f'{folder}/{game}-rows.npy', rows)
 
 # %% ../../nbs/89_peers.ipynb #f9b68793
-def _anonymous():
-    "Bytes of this process that are in main memory and in no file"
-    try: lines = open('/proc/self/status').read().splitlines()
+def _of_process(file, which):
+    "A number that Linux tells about this process; 0 elsewhere"
+    try: return which(Path(f'/proc/self/{file}').read_text())
     except OSError: return 0
-    return next((int(l.split()[1])*1024 for l in lines if l.startswith('RssAnon')), 0)
 
+def anonymous():
+    "Bytes of this process that are in main memory and in no file"
+    return _of_process('status', lambda s: next((int(l.split()[1])*1024 for l in s.splitlines() if l[:7] == 'RssAnon'), 0))
+
+# %% ../../nbs/89_peers.ipynb #b19f7acd
 class FrameTest:
-    "Fills a memory with the rows of a game, draws, and checks what it gives"
-    def __init__(self,
-        make:callable, # (rows, environments, shape of a frame) → a memory
-        rows:Recorded, # of a game
-    ): self.make,self.rows,self.memory = make,rows,None
+    "Fills a memory, made by `make(rows, environments, shape of a frame)`, with the rows of a game, draws, and checks"
+    def __init__(self, make, rows): self.make,self.rows,self.memory = make,rows,None
 
     def fill(self, envs=1):
         "A row of each of so many environments at a time, first into an empty memory, then into the full one"
         self.memory,size = None,self.rows.size
         self._add(self.make(64, envs, self.rows.shape), 64, envs)   # imports and compiles
         gc.collect()
-        before = _anonymous()
+        before = anonymous()
         self.memory = self.make(size, envs, self.rows.shape)
         first,again = self._add(self.memory, size, envs),self._add(self.memory, size, envs)
         gc.collect()
         return dict(fill_us=float(np.mean(first))/envs*1e6, add_us=float(np.mean(again))/envs*1e6,
-            worst_add_ms=max(again)*1e3, resident=_anonymous() - before, nbytes=getattr(self.memory, 'nbytes', None))
+            worst_add_ms=max(again)*1e3, resident=anonymous() - before, nbytes=getattr(self.memory, 'nbytes', None))
 
     def _add(self, memory, size, envs):
         "Seconds of each insertion"
         took,each = [],self.rows.size//envs
         for i in range(size//envs):
             which = i + np.arange(envs)*each
-            ready = memory.ready(self.rows.part(which), self.rows.ends[which])
-            began = perf_counter()
-            memory.add(*ready)
-            took.append(perf_counter() - began)
+            took.append(seconds_of(memory.add, *memory.ready(self.rows.part(which), self.rows.ends[which]))[0])
         memory.draw()
         return took
 
 # %% ../../nbs/89_peers.ipynb #580a1105
-def draw_frames(
-    test:FrameTest, # with a memory that is filled
-    number:int, # of batches
-)->list: # µs of each
-    "Draw batches of 32 rows"
-    took = []
-    for _ in range(number):
-        began = perf_counter()
-        test.memory.draw()
-        took.append((perf_counter() - began)*1e6)
-    return took
+def draw_frames(test, number):
+    "µs of each of so many draws of 32 rows, from a memory that is filled"
+    return [seconds_of(test.memory.draw)[0]*1e6 for _ in range(number)]
 
-def check_frames(
-    test:FrameTest, # with a memory that is filled
-    draws:int, # batches
-)->dict: # how many rows were seen, how many are wrong, and how many of both are the last of an episode
-    "Compare each row that is drawn with the one that went in"
+def check_frames(test, draws):
+    """Compare each row that is drawn with the one that went in: how many rows were seen, how many are wrong, and how
+    many of both are the last of an episode"""
     seen,wrong,rows = set(),set(),test.rows
     for _ in range(draws):
-        state,action,reward,after,ended = [np.asarray(c) for c in test.memory.draw()]
-        n = len(state)
-        i = reward.reshape(n).astype(int) % rows.size
+        found = dict(zip(DRAWN, (np.asarray(c) for c in test.memory.draw())))
+        n = len(found['state'])
+        i = found['reward'].reshape(n).astype(int) % rows.size
         want = rows.part(i)
-        pairs = (state, 'state'), (action, 'action'), (reward, 'reward'), (after, 'next_state'), (ended, 'terminated')
-        same = [(got.reshape(n, -1) == want[k].reshape(n, -1)).all(1) for got,k in pairs]
+        same = [(got.reshape(n, -1) == want[k].reshape(n, -1)).all(1) for k,got in found.items()]
         seen.update(i.tolist())
         wrong.update(i[~np.all(same, 0)].tolist())
     return dict(rows=len(seen), wrong=len(wrong), ends=int(rows.over[list(seen)].sum()),
@@ -525,16 +475,12 @@ class SB3Frames:
     def __init__(self, size, envs, shape):
         from gymnasium.spaces import Box, Discrete
         from stable_baselines3.common.buffers import ReplayBuffer
-        self.memory = ReplayBuffer(size, Box(0, 255, (STACK, *shape), np.uint8), Discrete(18), device='cpu',
-            n_envs=envs, optimize_memory_usage=True, handle_timeout_termination=False)
-        self.infos = [{}]*envs
+        self.memory,self.envs = ReplayBuffer(size, Box(0, 255, (STACK, *shape), np.uint8), Discrete(18), device='cpu',
+            n_envs=envs, optimize_memory_usage=True, handle_timeout_termination=False),envs
 
-    def ready(self, c, last):
-        return c['state'],c['next_state'],c['action'].reshape(-1, 1),c['reward'],c['terminated'],self.infos
+    def ready(self, c, last): return _sb3_row(c, self.envs)
     def add(self, *row): self.memory.add(*row)
-    def draw(self):
-        b = self.memory.sample(32)
-        return b.observations,b.actions,b.rewards,b.next_observations,b.dones
+    def draw(self): return _sb3_drawn(self.memory.sample(32))
 
 FRAME_MEMORIES['stable-baselines3'] = {'optimize_memory_usage': SB3Frames}
 
@@ -565,10 +511,8 @@ FRAME_MEMORIES['cpprb'] = {'next_of': CpprbFrames,
 # %% ../../nbs/89_peers.ipynb #bc9c1b13
 NORMAL,RANDOM,GIVE_UP = 0,1,4   # kinds of advice, as Linux numbers them
 
-def mappings(
-    folder, # with its subfolders
-)->list: # (address, bytes)
-    "Where this process has mapped the files of a folder"
+def mappings(folder)->list: # (address, bytes)
+    "Where this process has mapped the files of a folder and of those in it"
     try: lines = Path('/proc/self/maps').read_text().splitlines()
     except OSError: return []
     inside,found = f'{Path(folder).resolve()}/',[]
@@ -579,47 +523,52 @@ def mappings(
         found.append((start, end - start))
     return found
 
-def advise(
-    folder, # where mapped files are
-    advice:int, # one of the numbers above
-):
-    "Tell the system how they will be used"
+def advise(folder, advice):
+    "Tell the system how the mapped files of a folder will be used"
     libc = ctypes.CDLL(None)
     for start,n in mappings(folder): libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(n), advice)
 
+def files_in(folder): return sorted(p for p in Path(folder).rglob('*') if p.is_file())
+
+@contextmanager
+def opened(path):
+    "A file's number, while this lasts"
+    file = os.open(path, os.O_RDONLY)
+    try: yield file
+    finally: os.close(file)
+
 # %% ../../nbs/89_peers.ipynb #92b1f641
-def forget_pages(
-    folder, # of files
-):
-    "Let main memory hold nothing of them"
+def sync_files(folder):
+    "Wait until the files of a folder are on the disk"
+    for path in files_in(folder):
+        with opened(path) as file: os.fsync(file)
+
+def forget_pages(folder):
+    "Let main memory hold nothing of the files of a folder"
     advise(folder, GIVE_UP)
-    for path in Path(folder).rglob('*'):
-        if not path.is_file(): continue
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally: os.close(file)
+    sync_files(folder)
+    for path in files_in(folder):
+        with opened(path) as file: os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
-def read_at_places(
-    folder, # of files
-    block:int=56_480, # bytes at each place
-):
-    "Let main memory hold as much of them as can be: read as many bytes as there are, at random places, with 16 threads"
+@contextmanager
+def reads_of(path, threads):
+    "A function that reads so many bytes at each of several places of a file, with several threads"
+    with opened(path) as file, ThreadPoolExecutor(threads) as pool:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        yield lambda places, nbytes: list(pool.map(lambda at: len(os.pread(file, nbytes, at)), places.tolist()))
+
+# %% ../../nbs/89_peers.ipynb #310af9ec
+def read_at_places(folder, block=56_480):
+    "Let main memory hold as much of a folder's files as can be: read as many bytes as there are, at random places"
     rng = np.random.default_rng(0)
-    for path in sorted(p for p in Path(folder).rglob('*') if p.is_file() and p.stat().st_size > block):
-        file,size = os.open(path, os.O_RDONLY),path.stat().st_size
-        try:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-            with ThreadPoolExecutor(16) as threads:
-                for places in np.array_split(rng.integers(0, size - block, size//block), 1 + size//block//1000):
-                    list(threads.map(lambda at: len(os.pread(file, block, at)), places.tolist()))
-        finally: os.close(file)
+    for path in files_in(folder):
+        if (size := path.stat().st_size) <= block: continue
+        with reads_of(path, 16) as read:
+            for places in np.array_split(rng.integers(0, size - block, size//block), 1 + size//block//1000):
+                read(places, block)
 
-def share_cached(
-    folder, # where mapped files are
-)->float: # 0 … 1
-    "How much of them is in main memory"
+def share_cached(folder)->float: # 0 … 1
+    "How much of the mapped files of a folder is in main memory"
     libc,there,total = ctypes.CDLL(None),0,0
     for start,n in mappings(folder):
         pages = np.zeros(-(-n//mmap.PAGESIZE), np.uint8)
@@ -631,17 +580,13 @@ def share_cached(
 _WORDS = 4*84*84//8
 _NOISE = np.random.default_rng(0).integers(0, 2**62, (2, _WORDS))
 
-def numbered_rows(
-    i:np.ndarray, # their numbers
-)->dict: # column → array
-    "Rows of Atari's size: 84×84×4 bytes, twice"
+def numbered_rows(i:np.ndarray)->dict: # column → array
+    "Rows of Atari's size, by number: 84×84×4 bytes, twice"
     state,after = ((i[:,None] ^ noise).view(np.uint8).reshape(-1, 4, 84, 84) for noise in _NOISE)
     return dict(state=state, action=i % 18, reward=i.astype(np.float32), next_state=after, terminated=i % 1000 == 999)
 
-def wrong_numbered(
-    cols:dict, # column → array
-)->int:
-    "How many rows are not as they were"
+def wrong_numbered(cols:dict)->int:
+    "How many rows are not as they were, by their columns"
     i = np.asarray(cols['reward']).reshape(-1).astype(np.int64)
     good = np.ones(len(i), bool)
     for k,v in numbered_rows(i).items():
@@ -650,38 +595,31 @@ def wrong_numbered(
 
 # %% ../../nbs/89_peers.ipynb #148ed95d
 class DiskTest:
-    "Fills a memory that lies in files, draws, and checks what it gives"
-    def __init__(self,
-        make:callable, # (folder, rows) → a memory
-        folder:str, # for its files
-        size:int, # rows
-    ): self.folder,self.size,self.memory = folder,size,make(folder, size)
+    "Fills a memory that lies in files, made by `make(folder, rows)`, draws, and checks what it gives"
+    def __init__(self, make, folder, size): self.folder,self.size,self.memory = folder,size,make(folder, size)
 
     def add(self, block=256):
         "Seconds to add all rows, and until they are on the disk"
         took = 0.
         for a in range(0, self.size, block):
             ready = self.memory.ready(numbered_rows(np.arange(a, min(a + block, self.size))))
-            began = perf_counter()
-            self.memory.add(ready)
-            took += perf_counter() - began
-        began = perf_counter()
-        for path in _files(self.folder): _sync(path)
-        return took,perf_counter() - began
+            took += seconds_of(self.memory.add, ready)[0]
+        return took,seconds_of(sync_files, self.folder)[0]
 
     def fill(self, block=256):
         "Add all rows, and then once more, each over an old one"
         (first,sync),(again,_) = self.add(block),self.add(block)
-        return dict(add_s=first, sync_s=sync, again_s=again, bytes=sum(p.stat().st_size for p in _files(self.folder)))
-
-def _files(folder): return [p for p in Path(folder).rglob('*') if p.is_file()]
-
-def _sync(path):
-    file = os.open(path, os.O_RDONLY)
-    try: os.fsync(file)
-    finally: os.close(file)
+        size = sum(p.stat().st_size for p in files_in(self.folder))
+        return dict(add_s=first, sync_s=sync, again_s=again, bytes=size)
 
 # %% ../../nbs/89_peers.ipynb #9e6b3c73
+def for_a_while(do, seconds, most, least=3):
+    "Do something again and again, for so long or so many times"
+    n,end = 0,perf_counter() + seconds
+    while n < min(least, most) or perf_counter() < end and n < most:
+        do()
+        n += 1
+
 def draw_from_disk(
     test:DiskTest, # with a memory that is filled
     way:str, # one of the memory's
@@ -692,18 +630,17 @@ def draw_from_disk(
     pause:float=0., # what a learner does between two draws
 )->dict: # µs of each draw, wrong rows, and how much is in main memory at the end
     "Draw batches, three at least"
-    took,wrong,m = [],0,test.memory
+    took,wrong,m = [],[],test.memory
     m.use(way)
     if cold: forget_pages(test.folder)
     with closing(m.draws(way, bs)) as draws:
-        end = perf_counter() + seconds
-        while len(took) < min(3, most) or perf_counter() < end and len(took) < most:
-            began = perf_counter()
-            batch = next(draws)
-            took.append((perf_counter() - began)*1e6)
-            wrong += wrong_numbered(m.look(batch))
+        def draw():
+            spent,batch = seconds_of(next, draws)
+            took.append(spent*1e6)
+            wrong.append(wrong_numbered(m.look(batch)))
             if pause: sleep(pause)
-    return dict(us=took, rows=len(took)*bs, wrong=wrong, cached=share_cached(test.folder))
+        for_a_while(draw, seconds, most)
+    return dict(us=took, rows=len(took)*bs, wrong=sum(wrong), cached=share_cached(test.folder))
 
 # %% ../../nbs/89_peers.ipynb #28cd2bb9
 DISK_MEMORIES = {}   # library → memory
@@ -715,62 +652,30 @@ class TorchrlDisk:
         from torchrl.data import LazyMemmapStorage, ReplayBuffer
         storage = LazyMemmapStorage(size, scratch_dir=folder)
         self.folder,self.memory = folder,ReplayBuffer(storage=storage, batch_size=32)
-    def ready(self, c):
-        import torch
-        from tensordict import TensorDict
-        return TensorDict({k: torch.from_numpy(v) for k,v in c.items()}, [len(c['reward'])])
+    def ready(self, c): return _tensordict(c)
     def add(self, rows): self.memory.extend(rows)
     def use(self, way): advise(self.folder, self.ways[way])
     def draws(self, way, bs):
         while True: yield self.memory.sample(bs)
-    def look(self, batch): return {k: batch[k].numpy() for k in ('state','action','reward','next_state','terminated')}
+    def look(self, batch): return {k: batch[k].numpy() for k in DRAWN}
 
 DISK_MEMORIES['torchrl'] = TorchrlDisk
 
 # %% ../../nbs/89_peers.ipynb #2dd078b0
 def machine()->dict:
     "What the figures were measured on"
-    cpu = next((l.split(':')[1].strip() for l in _cpuinfo() if l.startswith('model name')), platform.processor())
+    try: lines = Path('/proc/cpuinfo').read_text().splitlines()
+    except OSError: lines = []
+    cpu = next((l.split(':')[1].strip() for l in lines if l.startswith('model name')), platform.processor())
     return dict(date=datetime.now(timezone.utc).isoformat(timespec='minutes'), cpu=cpu, cores=os.cpu_count(),
         python=platform.python_version(), system=platform.system(),
         **{p: version(p) for p in ('torch','gymnasium','numpy','numba')})
 
-def _cpuinfo():
-    try: return open('/proc/cpuinfo').read().splitlines()
-    except OSError: return []
-
 # %% ../../nbs/89_peers.ipynb #eb6da6f1
-def _resident():
-    try: return int(open('/proc/self/statm').read().split()[1])*os.sysconf('SC_PAGE_SIZE')
-    except OSError: return 0
-
-# %% ../../nbs/89_peers.ipynb #c33e7a5c
-class DiskJobs:
-    "What a worker does with a memory on disk"
-    def disk(self, folder, size):
-        "A test of the library's memory in files is to come"
-        self.test = DiskTest(DISK_MEMORIES[self.library], folder, size)
-
-    def fill_disk(self): return self.test.fill()
-
-    def warm_disk(self): read_at_places(self.test.folder)
-
-    def draw_disk(self, **how): return draw_from_disk(self.test, **how)
-
-class FrameJobs:
-    "What a worker does with a memory of frames"
-    def frames(self, setting, folder, game):
-        "A test of one of the library's memories of frames is to come"
-        self.test = FrameTest(FRAME_MEMORIES[self.library][setting], Recorded(folder, game))
-
-    def fill(self, envs): return self.test.fill(envs)
-
-    def draw(self, number): return draw_frames(self.test, number)
-
-    def check(self, draws): return check_frames(self.test, draws)
+def resident(): return _of_process('statm', lambda s: int(s.split()[1])*os.sysconf('SC_PAGE_SIZE'))
 
 # %% ../../nbs/89_peers.ipynb #01f166dd
-class Worker(FrameJobs, DiskJobs):
+class Worker:
     "Does one library's jobs, as it is told"
     def __init__(self, library): self.library,self.once,self.step = library,None,None
 
@@ -788,29 +693,36 @@ class Worker(FrameJobs, DiskJobs):
         known = cols is not None and job != 'n-step'   # sums of rewards are not those that were put in
         return dict(wrong=wrong_rows(cols, n*(80 if 'sequences' in job else 1), rows) if known else None)
 
+    def timeit(self, number, columns=True):
+        "Seconds for so many times, with columns or as the library hands over what it drew"
+        return Timer(self.once if columns else self.step).timeit(number)
+
+# %% ../../nbs/89_peers.ipynb #c33e7a5d
+class TestWorker(Worker):
+    "Also trains, and tests a library's memory: how large it is, of frames, on disk"
+    def train(self, **how): return train_sb3(**how)
+
     def memory(self, size):
         "How many bytes the rows take: a tenth of them first, so that what the library itself takes isn't counted"
         took = []
         for n in (size//10, size):
             self.prepare('uniform', n, 32)
             gc.collect()
-            took.append(_resident())
+            took.append(resident())
         return (took[1] - took[0])*10/9
 
-    def timeit(self, number, columns=True):
-        "Seconds for so many times, with columns or as the library hands over what it drew"
-        return Timer(self.once if columns else self.step).timeit(number)
-
-    def train(self, seed, steps): return train_sb3(seed, steps)
-
-    def train_sac(self, seed, settings): return train_sac_sb3(seed, settings)
+    def frames(self, setting, folder, game): self.test = FrameTest(FRAME_MEMORIES[self.library][setting], Recorded(folder, game))
+    def fill(self, envs): return self.test.fill(envs)
+    def draw(self, number): return draw_frames(self.test, number)
+    def check(self, draws): return check_frames(self.test, draws)
+    def disk(self, folder, size): self.test = DiskTest(DISK_MEMORIES[self.library], folder, size)
+    def fill_disk(self): return self.test.fill()
+    def warm_disk(self): read_at_places(self.test.folder)
+    def draw_disk(self, **how): return draw_from_disk(self.test, **how)
 
 # %% ../../nbs/89_peers.ipynb #e7aeeaa7
-def serve(
-    library:str, # which
-    worker:type=Worker, # who does what is asked
-):
-    "Read commands from standard input, a line of JSON each, and answer each with a line"
+def serve(library:str, worker:type=TestWorker):
+    "Read commands from standard input, a line of JSON each, let a worker do them, and answer each with a line"
     answers = os.fdopen(os.dup(1), 'w')
     os.dup2(2, 1)
     worker = worker(library)
@@ -829,31 +741,26 @@ ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS
     NPROC='1', XLA_FLAGS='--xla_cpu_multi_thread_eigen=false', JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='',
     TF_CPP_MIN_LOG_LEVEL='3')
 
+def _started(command, log, settings):
+    "A process that is asked by its input, and answers by its output"
+    env = {k: v for k,v in os.environ.items() if k != 'PYTHONPATH'} | ONE_THREAD | settings
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
+
 # for a process whose memory is looked at
 RETURN_MEMORY = dict(MALLOC_MMAP_THRESHOLD_='65536', MALLOC_TRIM_THRESHOLD_='65536')
 
 # %% ../../nbs/89_peers.ipynb #0e34ff66
 class Peer:
-    "A library in a separate process"
-    def __init__(self,
-        library:str, # its name on PyPI
-        python:str=sys.executable, # an interpreter that has it
-        program:tuple=(), # what the interpreter runs; this module, if it isn't said
-        limit=None, # a `MemoryLimit` under which the process is started
-        **settings, # environment variables of the process
-    ):
+    "A library, by its name on PyPI, in a separate process, which runs `program`; this module, if it isn't said"
+    def __init__(self, library, python=sys.executable, program=(), limit=None, **settings):
         self.library,self.log = library,tempfile.TemporaryFile('w+')
-        env = {k: v for k,v in os.environ.items() if k != 'PYTHONPATH'} | ONE_THREAD | settings
         command = [python, *(program or [find_spec('fastrl_replay.bench.peers').origin]), library]
-        if limit is not None: command = limit.around(command)
-        try: self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-            text=True, env=env)
+        try: self.process = _started(command if limit is None else limit.around(command), self.log, settings)
         except OSError as e: raise PeerError(library, f'{python} could not be started ({e.strerror})') from None
         try: self.version = self.ask('version')
         except PeerError:
             self.close()
-            who = 'this Python' if python == sys.executable else python
-            raise PeerError(library, f'not installed for {who}') from None
+            raise PeerError(library, f'not installed for {python if python != sys.executable else "this Python"}') from None
 
     def ask(self, command, **args):
         "Send a command and wait for the answer"

@@ -151,6 +151,7 @@ class FrameLog:
     segment_bytes = property(lambda self: self.size << self.numbers.item(BITS), doc='Bytes of a raw segment')
     found = property(lambda self: self.places[1], doc='How often a frame at each place was one that is known')
     frames = property(lambda self: self.numbers.item(END), doc='How many it has kept so far')
+    def close(self): "Nothing more will be kept"
     before = 0   # how many of these say nothing of the rows that are counted
     first = property(lambda self: self.numbers.item(FIRST) << self.numbers.item(BITS), doc='The first that is there')
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'SLOTS', 'LINK', 'BACK', 'DRAWN', 'LAST_KEY', 'LAST', 'N_LAST', 'NUMBER',
-           'N_NUMBER', 'WINDOW', 'IN_FILE', 'PATIENCE', 'reach', 'Tables', 'Links', 'acceptable', 'link_rows', 'Places',
-           'as_keys', 'first_invalid']
+           'N_NUMBER', 'WINDOW', 'COUNTERS', 'UNTIL', 'PATIENCE', 'reach', 'Tables', 'Links', 'acceptable', 'link_rows',
+           'Places', 'as_keys', 'first_invalid']
 
 # %% ../../nbs/31_links.ipynb #fa703b94
 from typing import NamedTuple
@@ -15,12 +15,13 @@ from ..compiled import ints_at, longs_at, bytes_at, njit
 from ..errors import ArgumentTypeError, StaleKey, StateError
 from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, Environments, NaNSearch, RowLayout, goes_on,
     grown, has_nan, note_row, number_of, places_of, row_ends)
-from .arrays import MainMemory
+from .arrays import AGES, COMMITTED, MainMemory, Place, in_parts
 from ..states import array, checked, integer, listed
 
 # %% ../../nbs/31_links.ipynb #95ae7358
 INSERTED,OLDEST,AGE_SUM,AGE_MAX,SLOTS = range(5)   # what stands where: counters, slots, then addresses and lengths
-LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER,WINDOW,IN_FILE = range(5, 15)   # how many rows count; 0, or a file
+LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER,WINDOW = range(5, 14)   # the last one: how many rows count
+COUNTERS,UNTIL = 14,15   # of the place; the key up to which it lets rows be written
 
 PATIENCE = 1 << 14
 
@@ -40,15 +41,16 @@ class Links:
     def __init__(self,
         dtype:np.dtype, # of the rows
         max_sz:int, # how many count
-        arrays=MainMemory(), # where bytes lie
+        place:Place=None, # where bytes lie; None: main memory
         who:str='Timeline', # who keeps the rows, for errors
         spare:int=0, # slots beyond these: so many rows stay for a while after they have ceased to count
     ):
         self.who,self.max_sz,self.ring,self._search = who,max_sz,max_sz + spare,NaNSearch(dtype)
-        self.in_file = 0   # the address of counters in a file, which kernels write as well
+        self.place = place = MainMemory(who) if place is None else place
         layout = RowLayout(who, dtype, strict=False)
         self.plan = np.concatenate([layout.at, self._search.at])   # where kernels look in a row
-        self.link,self.back,self.drawn = (arrays.new(n, self.ring, np.int32, 0) for n in ('link','back','drawn'))
+        self.link,self.back = (place.new(n, self.ring, np.int32, 0, by='slot') for n in ('link','back'))
+        self.drawn = place.new('drawn', self.ring, np.int32, 0, by='slot', own=True)
         self._use(np.zeros(5, np.int64), Environments(), np.zeros(0, np.int64))
 
     def _use(self, counters, envs, last_key):
@@ -56,7 +58,7 @@ class Links:
         addresses = [a.ctypes.data for a in (self.link, self.back, self.drawn, last_key)]
         numbers = np.array([*counters[:SLOTS], self.ring, *addresses,
             envs.last.ctypes.data, len(envs.last), envs.number.ctypes.data, len(envs.number), self.max_sz,
-            self.in_file])
+            self.place.counters.ctypes.data, self.place.until.ctypes.data])
         self.tables = Tables(numbers, envs, last_key)
 
     inserted = property(lambda self: self.tables.numbers.item(INSERTED), doc='How many rows have come: the next key')
@@ -84,9 +86,10 @@ def admit(self:Links, env_ids):
 
 @patch(as_prop=True)
 def going_on(self:Links)->np.ndarray: # dense numbers, in the order of env_id
-    "Environments under way, but for those that have been silent for long"
+    "Environments under way, but for those that have been silent for long; where others write: all"
     numbers,envs,last_key = self.tables
-    found = np.flatnonzero((envs.last[:,2] != 0) & (numbers[INSERTED] - last_key < reach(self.max_sz)))
+    under_way = (envs.last[:,2] != 0) & (numbers[INSERTED] - last_key < reach(self.max_sz))
+    found = np.flatnonzero(under_way if self.place.writes else envs.ids >= 0)
     return found[np.argsort(envs.ids[found])]
 
 # %% ../../nbs/31_links.ipynb #cd910120
@@ -94,7 +97,8 @@ _u = np.uint64   # unsigned places spare kernels a test for negative ones
 
 @njit
 def acceptable(numbers, plan, address, n):
-    "Can these rows be taken as they are: are all environments known, and is there no NaN?"
+    "Can these rows be taken as they are: may so many be written, are all environments known, and is there no NaN?"
+    if numbers[INSERTED] + n > longs_at(numbers[UNTIL], 1)[0]: return False
     size,env_at,words = plan[SIZE],plan[ENV],ints_at(address, n*plan[SIZE] >> 2)
     number = ints_at(numbers[NUMBER], numbers[N_NUMBER])
     for i in range(n):
@@ -123,7 +127,7 @@ def link_rows(numbers, plan, address, n):
         slot = slot + 1 if slot + 1 < max_sz else 0
     numbers[OLDEST] = max(numbers[OLDEST], inserted + n - numbers[WINDOW])
     numbers[INSERTED] = inserted + n
-    if numbers[IN_FILE]: longs_at(numbers[IN_FILE], 2)[1] = inserted + n
+    longs_at(numbers[COUNTERS], 2)[COMMITTED] = inserted + n
 
 # %% ../../nbs/31_links.ipynb #98fe0444
 @patch
@@ -136,6 +140,7 @@ def reserve(self:Links, n)->np.ndarray: # the slots of the last of them, as many
     "Rows that `n` new ones will overwrite count as gone from now on"
     numbers,n = self.tables.numbers,int(n)
     end = numbers[INSERTED] + n
+    self.place.intend(end)
     numbers[OLDEST] = max(numbers[OLDEST], min(end - self.max_sz, numbers[INSERTED]))
     return np.arange(end - min(n, self.ring), end) % self.ring
 
@@ -212,17 +217,17 @@ def refuse_key(self:Links, key):
 # %% ../../nbs/31_links.ipynb #3eaf55b7
 @njit
 def _walk(numbers, keys, offsets, out):
-    max_sz,oldest = numbers[SLOTS],numbers[OLDEST]
+    max_sz,oldest,end = numbers[SLOTS],numbers[OLDEST],numbers[INSERTED]
     link,back = ints_at(numbers[LINK], max_sz),ints_at(numbers[BACK], max_sz)
     for i in range(len(keys)):
         for j in range(len(offsets)):
             key,left = keys[i],offsets[j]
             while left > 0 and key >= 0:
                 step = link[key % max_sz]
-                key,left = key + step if step else -1,left - 1
+                key,left = key + step if 0 < step < end - key else -1,left - 1
             while left < 0 and key >= 0:
                 step = back[key % max_sz]
-                key,left = key - step if step and key - step >= oldest else -1,left + 1
+                key,left = key - step if 0 < step <= key - oldest else -1,left + 1
             out[i,j] = key
 
 @patch
@@ -242,16 +247,18 @@ def walk(self:Links,
 def _window_slots(numbers, keys, slots):
     max_sz = numbers[SLOTS]
     link,(n,length) = ints_at(numbers[LINK], max_sz),slots.shape
-    at = np.empty(n, np.int64)
-    for i in range(n): at[i] = keys[i] % max_sz
+    at,ahead = np.empty((2,n), np.int64)   # the slot of each, and how far the last row is
+    for i in range(n): at[i],ahead[i] = keys[i] % max_sz,numbers[INSERTED] - keys[i]
     for t in range(length):
         for i in range(n):
             slot = at[_u(i)]
             slots[_u(i),_u(t)] = slot
             if slot >= 0:
-                follows = slot + link[_u(slot)]
+                step = link[_u(slot)]
+                ahead[_u(i)] -= step
+                follows = slot + step
                 if follows >= max_sz: follows -= max_sz
-                at[_u(i)] = follows if follows != slot else -1
+                at[_u(i)] = follows if step > 0 and ahead[_u(i)] > 0 else -1
 
 @patch
 def window_slots(self:Links,
@@ -266,19 +273,21 @@ def window_slots(self:Links,
     return slots
 
 # %% ../../nbs/31_links.ipynb #abd8961c
+_BY_SLOT = 'link','back','drawn'
+
 @patch
 def state_dict(self:Links)->dict: # plain data and tensors
-    "Counters, links and environments"
+    "Counters and environments, and the links, unless they lie in a place that lasts"
     numbers,envs,last_key = self.tables
     slots,kept = self.keys % self.ring,self.going_on
-    arrays = dict(link=self.link[slots], back=self.back[slots], drawn=self.drawn[slots], env_ids=envs.ids[kept],
-        last=envs.last[kept], last_key=last_key[kept])
+    arrays = dict(env_ids=envs.ids[kept], last=envs.last[kept], last_key=last_key[kept])
+    if not self.place.lasts: arrays |= {n: getattr(self, n)[slots] for n in _BY_SLOT}
     tensors = {k: torch.from_numpy(a) for k,a in arrays.items()}
     return dict(max_sz=self.max_sz, counters=numbers[:SLOTS].tolist(), **tensors)
 
 # %% ../../nbs/31_links.ipynb #447df38c
 @patch
-def _checked(self:Links, state):
+def _checked(self:Links, state, rows):
     "What was saved, as arrays; a `StateError` where kernels would go astray"
     ids = array(np.int32, None, low=0, high=MAX_ENVS-1)
     form = dict(max_sz=integer(1, 2**31-1), counters=listed(integer(), SLOTS), env_ids=ids)
@@ -287,12 +296,12 @@ def _checked(self:Links, state):
     inserted,oldest = saved['counters'][:2]
     n = inserted - oldest
     if not 0 <= n <= self.max_sz: self._refuse_saved(f'keys {oldest} to {inserted-1} for max_sz={self.max_sz}')
+    form |= dict(last=array(np.int32, e, 3), last_key=array(np.int64, e, low=-1, high=inserted-1))
     ahead = np.arange(n, 0, -1)   # how far the end is
-    form |= dict(link=array(np.int32, n, low=0, high=ahead-1), back=array(np.int32, n, low=0, high=saved['max_sz']-1),
-        drawn=array(np.int32, n), last=array(np.int32, e, 3),
-        last_key=array(np.int64, e, low=-1, high=inserted-1))
+    if rows: form |= dict(link=array(np.int32, n, low=0, high=ahead-1),
+        back=array(np.int32, n, low=0, high=saved['max_sz']-1), drawn=array(np.int32, n))
     saved = checked(self.who, form, state)
-    self._check_agree(saved['link'], saved['back'], saved['last_key'] - oldest)
+    if rows: self._check_agree(saved['link'], saved['back'], saved['last_key'] - oldest)
     if len(np.unique(saved['env_ids'])) < e: self._refuse_saved('an environment twice')
     return saved
 
@@ -310,12 +319,76 @@ def _check_agree(self:Links, link, back, last): # last: places of the last rows 
 def _refuse_saved(self:Links, got): raise StateError(self.who, 'a saved memory with damaged links', got)
 
 @patch
-def load_state_dict(self:Links, state:dict):
+def load_state_dict(self:Links,
+    state:dict, # as it was saved
+    rows=True, # does it hold the links, too? If not, they lie here already, and stay as they are
+):
     "Become the links that were saved; these must be new"
-    saved = self._checked(state)
-    inserted,oldest = saved['counters'][:2]
+    saved = self._checked(state, rows)
+    (inserted,oldest),counters = saved['counters'][:2],np.array(saved['counters'])
     slots,envs = np.arange(oldest, inserted) % self.ring,Environments(len(saved['env_ids']))
-    for name in 'link','back','drawn': getattr(self, name)[slots] = saved[name]
+    for name in _BY_SLOT if rows else (): getattr(self, name)[slots] = saved[name]
     envs.admit(saved['env_ids'])
     envs.last[:len(envs)] = saved['last']
-    self._use(np.array(saved['counters']), envs, grown(saved['last_key'].copy(), len(envs.last), -1))
+    counters[OLDEST] = min(inserted, max(oldest, self.place.oldest_whole()))
+    self._use(counters, envs, grown(saved['last_key'].copy(), len(envs.last), -1))
+
+# %% ../../nbs/31_links.ipynb #4edf1b92
+@njit
+def _look(link, back, keys, inserted, found):
+    "Cut links that lead beyond the last row; how many keys have none, or below 0: what is wrong"
+    ring,n = len(link),0
+    for key in keys:
+        slot = key % ring
+        ahead = link[slot]
+        if not (0 <= ahead < ring and 0 <= back[slot] < ring): return -1
+        if key + ahead >= inserted: link[slot] = ahead = 0
+        if ahead and back[(key + ahead) % ring] != ahead: return -2
+        if ahead == 0: found[n],n = key,n + 1
+    return n
+
+@patch
+def _without_next(self:Links, keys, inserted):
+    "Those of these keys that have no next row; links that lead beyond the last row are cut"
+    found = np.empty(len(keys), np.int64)
+    n = _look(self.link, self.back, keys, inserted, found)
+    if n < 0: raise self._damaged('a link out of the memory' if n == -1 else 'links forward and back that disagree')
+    return found[:n]
+
+@patch
+def _damaged(self:Links, what): return StateError(self.who, 'a memory on disk with damaged links', what)
+
+# %% ../../nbs/31_links.ipynb #f50f7c80
+@patch
+def reopen(self:Links,
+    episodes, # (slots) → a structured array: what rows in them say of their episodes
+):
+    "Find out from the rows that lie here which episodes are under way"
+    inserted,oldest,lasts = self.inserted,self.oldest,{}
+    for keys in in_parts(oldest, inserted, 1 << 20):
+        keys = self._without_next(keys, inserted)[::-1]
+        envs,first = np.unique(episodes(keys % self.ring)['env_id'], return_index=True)
+        strange = len(envs) and not 0 <= envs[0] <= envs[-1] < MAX_ENVS
+        if strange: raise self._damaged(f'env_id {envs[0]} to {envs[-1]}')
+        lasts.update(zip(envs.tolist(), keys[first].tolist()))
+    envs,keys = Environments(len(lasts)),np.array([*lasts.values()], np.int64)
+    if lasts and not envs.admit(np.array([*lasts])): raise self._damaged('numbers of environments')
+    for i,row in enumerate(episodes(keys % self.ring)):
+        note_row(envs.last, i, row['episode_n'], row['step_n'], _ends(row))
+    self._use(np.array([inserted, oldest, *self.place.counters[AGES]]), envs, keys)
+
+def _ends(row): # of a structured array
+    n = row['n'] if 'n' in row.dtype.names and row.dtype['n'] in (np.int32, np.int64) else 1
+    return (row['terminated'] or row['truncated']) and n <= 1
+
+@patch
+def cut(self:Links):
+    "Links that lead beyond the last row lead nowhere"
+    for keys in in_parts(self.oldest, self.inserted, 1 << 20): self._without_next(keys, self.inserted)
+
+@patch
+def stand_at(self:Links, span:tuple):
+    "Another process has added rows; the oldest first, or another thread could see more rows than there are slots"
+    numbers = self.tables.numbers
+    numbers[OLDEST] = span[1]
+    numbers[INSERTED] = span[0]

@@ -135,7 +135,7 @@ def _settle(self:OnDevice):
 class RowsOnDevice(OnDevice, Rows):
     "Whole rows on a device"
     nbytes = property(lambda self: self._rows.nbytes, doc='Bytes reserved')
-    def reserve(self, arrays):
+    def reserve(self, place):
         self._begin()
         self._rows = self.new(self.max_sz, self.dtype.itemsize)
 
@@ -276,14 +276,14 @@ def state_dict(self:DeviceLog, first)->dict: # tensors
 class FramesOnDevice(OnDevice, Frames):
     "Each frame once, on a device"
     nbytes = property(lambda self: Frames.nbytes.fget(self) + self._rows.nbytes, doc='Bytes reserved, here and there')
-    def reserve(self, arrays):
+    def reserve(self, place):
         self._begin()
-        super().reserve(arrays)
+        super().reserve(place)
         self._width = -(-self._rest_size//4)*4   # then come four bytes for each frame
         self._rows = self.new(self.max_sz, self._width + 4*len(self._places))
         with self.in_order(): self._rows.zero_()   # where there is a hole, slot 0 is fetched, written or not
 
-    def _new_log(self, i, leaf, arrays): return super()._new_log(i, leaf, arrays, partial(DeviceLog, self))
+    def _new_log(self, i, leaf, place): return super()._new_log(i, leaf, place, partial(DeviceLog, self))
     def _limit(self): return 0   # the device says when it is full
 
     def add(self, line, rows):

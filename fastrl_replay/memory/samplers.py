@@ -6,13 +6,14 @@
 __all__ = ['AS_ZERO', 'random_bits', 'random_seed', 'Sampler', 'Uniform', 'Proportional', 'Ranked', 'importance_weights', 'drawn']
 
 # %% ../../nbs/37_samplers.ipynb #818c76d3
+import warnings
 from copy import copy
 import numpy as np, torch
 from fastcore.basics import patch
 from ..compiled import njit
-from fastrl_replay.errors import (ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, number,
-    renamed, whole)
+from ..errors import ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, number, whole
 from . import ranktree, sumtree
+from .arrays import TOLD, Place
 from .ranktree import RankTree
 from .sumtree import LARGEST, SumTree
 from ..states import array, checked, integer, real, text
@@ -106,6 +107,7 @@ class Sampler:
     def clear(self):
         "As before the first key"
         self._seed,self._count,self.first,self.end = random_seed(self.seed),0,0,0
+        self.place = None   # where the memory lies, when that is known
 
     def fresh(self)->'Sampler':
         "A new sampler of this kind, with nothing in it"
@@ -163,6 +165,24 @@ def load_state_dict(self:Sampler, state:dict):
     state = self.check_state(state)
     self._seed,self._count = np.uint64(state['seed']),state['count']
     self.first,self.end = state['first'],state['end']
+
+# %% ../../nbs/37_samplers.ipynb #433f3260
+@patch
+def open(self:Sampler,
+    place:Place, # where arrays that must last can be had, as `place.lasting(name, dtype)`
+    key_of=None, # (places) → keys of rows, where places are drawn; None: keys are
+):
+    "The memory lies here; nothing is written there until `settle`"
+    self.place,self.key_of = place,key_of
+
+@patch
+def reopen(self:Sampler, oldest:int, end:int): "Go on with what lies there of these keys"
+@patch
+def recall(self:Sampler, places): "Go on with what lies there of these places, which were just inserted"
+@patch
+def settle(self:Sampler): "From now on, what changes may be written down there"
+@patch
+def found(self:Sampler, state:dict): return state   # with what it left in the place; None: that is gone
 
 # %% ../../nbs/37_samplers.ipynb #314c9b09
 @patch
@@ -252,7 +272,7 @@ class _Prioritized(Sampler):
         super().clear()
         self.tree,self.largest_ever = self._new_tree(self.capacity),1.
         self._there = None   # where keys come in no order: which are here
-        self._file = None    # where priorities are written down besides, and the keys that places have there
+        self._file = None    # where priorities are written down besides
 
     def _of_new(self):
         "The priority of what comes now"
@@ -269,8 +289,9 @@ class _Prioritized(Sampler):
         return self.tree.nbytes + (0 if self._there is None else self._there.nbytes)
 
     kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
-    def __getstate__(self):
-        return {k: v for k,v in vars(self).items() if k not in ('tree','_there','_ends','_file','_leaves')}
+    def __getstate__(self): # the settings
+        own = 'tree','place','key_of','_there','_ends','_file','_leaves'
+        return {k: v for k,v in vars(self).items() if k not in own}
     def __setstate__(self, state): self.__dict__.update(state); self.clear()
 
 # %% ../../nbs/37_samplers.ipynb #d8b657dd
@@ -291,6 +312,7 @@ def added(self:_Prioritized,
     if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
     if self._file is not None: self._write_new(come, end)
     vars(self).update(first=oldest, end=end)   # in one call, which no interrupt divides
+    if self._file is not None: self.place.counters[TOLD] = end
 
 @patch
 def _check_new(self:_Prioritized, p, n):
@@ -334,12 +356,11 @@ def _refuse(self:_Prioritized, i, td):
 
 # %% ../../nbs/37_samplers.ipynb #b8eebf94
 @patch
-def state_dict(self:_Prioritized,
-    brief:bool=False, # leave out priorities of keys in order, which are written down elsewhere?
-)->dict:
-    "Counters, and the priorities in the order of the keys"
+def state_dict(self:_Prioritized)->dict:
+    "Counters, and the priorities in the order of the keys, or where a copy of their file is"
     self._note_largest()
-    if brief and self._there is None: return dict(Sampler.state_dict(self), largest_ever=self.largest_ever)
+    aside = self.place.put_aside('priorities') if self._file is not None and self._there is None else None
+    if aside: return dict(Sampler.state_dict(self), largest_ever=self.largest_ever, priorities=aside)
     keys = np.arange(self.first, self.end) if self._there is None else self._taken()
     p = self.tree[keys % self.capacity] if len(keys) else np.empty(0)
     state = dict(Sampler.state_dict(self), largest_ever=self.largest_ever, priorities=torch.from_numpy(p))
@@ -361,8 +382,9 @@ def check_state(self:_Prioritized, state:dict):
 @patch
 def load_state_dict(self:_Prioritized, state:dict):
     "Continue where `state` was saved"
-    ready = self.check_state(state)
+    ready,where = self.check_state(state),(self.place,getattr(self, 'key_of', None))
     self.clear()
+    self.open(*where)
     Sampler.load_state_dict(self, state)
     self.largest_ever,p = ready['largest_ever'],ready['priorities']
     self.first = self.end = 0
@@ -428,7 +450,6 @@ def _draw_proportional(nodes, starts, seed, count, stratified, first, end, capac
 # %% ../../nbs/37_samplers.ipynb #1b88ef89
 class Proportional(_Prioritized):
     "A key is as likely as its priority (|td| + eps)**alpha"
-    @renamed(ever='max_ever')
     def __init__(self,
         capacity:int, # how many keys there can be at a time
         alpha:float=.6, # 0: all alike; 1: in proportion to |td|
@@ -509,7 +530,6 @@ def _ranks(ends, n, darts, ranks):
 # %% ../../nbs/37_samplers.ipynb #7f56ec9f
 class Ranked(_Prioritized):
     "A key is as likely as 1/rank**alpha, where the largest |td| has rank 1"
-    @renamed(ever='max_ever')
     def __init__(self,
         capacity:int, # how many keys there can be at a time
         alpha:float=.7, # 0: all alike; 1: the first is twice as likely as the second
@@ -595,19 +615,22 @@ def probabilities(self:Ranked)->np.ndarray:
 AS_ZERO = 5e-324   # a priority of 0 that is written down for a place
 
 @patch
-def keep_in(self:_Prioritized,
-    file:np.ndarray, # float64: the priority of a key has place `key % len(file)`
-    key_of=None, # (places) → keys; None: keys are drawn
-):
-    "From now on, write priorities down in an array as well; those that there are, at once"
-    self._file,self._leaves = (file,key_of),getattr(self.tree, '_nodes', None)   # whose first ones are leaves
+def settle(self:_Prioritized):
+    "From now on, priorities are written down as well; those that there are, at once"
+    place,file = self.place,self.place.lasting('priorities', np.float64)
+    if file is None or not place.writes: return
+    if place.meta.get('priorities') != self.kind:
+        place.counters[TOLD] = 0   # those of another kind
+        place.say(priorities=self.kind)
+    self._file,self._leaves = file,getattr(self.tree, '_nodes', None)   # whose first ones are leaves
     here = np.arange(self.first, self.end) if self._there is None else self._taken()
     if len(here): self._write_down(here)
+    if self._there is None: place.counters[TOLD] = self.end
 
 # %% ../../nbs/37_samplers.ipynb #c89e7582
 @patch
 def _write_down(self:_Prioritized, keys): # or places
-    file,key_of = self._file
+    file,key_of = self._file,self.key_of
     if key_of is not None: file[key_of(keys) % len(file)] = np.maximum(self.tree[keys % self.capacity], AS_ZERO)
     elif self._leaves is None: file[keys % len(file)] = self.tree[keys % self.capacity]
     else: _copy_leaves(self._leaves, self.capacity, keys, file)
@@ -615,7 +638,7 @@ def _write_down(self:_Prioritized, keys): # or places
 @patch
 def _write_new(self:_Prioritized, first, end):
     if self._leaves is None: self._write_down(np.arange(first, end))
-    else: _copy_range(self._leaves, self.capacity, first, end, self._file[0])
+    else: _copy_range(self._leaves, self.capacity, first, end, self._file)
 
 # %% ../../nbs/37_samplers.ipynb #2f452ada
 @njit
@@ -639,14 +662,34 @@ def _copy_range(nodes, capacity, first, end, file):
         file[to] = nodes[at]
         to,at = to + 1 if to + 1 < n else 0,at + 1 if at + 1 < capacity else 0
 
+# %% ../../nbs/37_samplers.ipynb #11c9ee18
 @patch
-def put(self:_Prioritized,
-    places:np.ndarray, # that are taken
-    p:np.ndarray, # as they were written down
-):
-    "Give priorities to places as they are, and not for errors"
-    if self._set(places, p.copy()) >= 0: raise StateError(type(self).__name__, 'priorities', f'{p.min()} to {p.max()}',
-        f'numbers from 0 to {LARGEST:g}')
+def reopen(self:_Prioritized, oldest, end):
+    "Go on with the priorities of these keys"
+    told,file = self.place.told(self.kind, end),self.place.lasting('priorities', np.float64)
+    if file is None or told <= oldest: return
+    try: self.added(oldest, told, oldest, file[np.arange(oldest, told) % len(file)])
+    except ArgumentError as e: raise StateError(self.place.who, f'{self.place.folder}/priorities is damaged', e) from None
+
+@patch
+def recall(self:_Prioritized, places):
+    "Give priorities to places as they were written down; a place without one keeps what it has"
+    file = self.place.lasting('priorities', np.float64)
+    if file is None: return
+    p = file[self.key_of(places) % len(file)]
+    places,p = places[~(p <= 0)],p[~(p <= 0)]
+    if len(p) and self._set(places, np.where(p == AS_ZERO, 0, p)) >= 0: raise StateError(type(self).__name__,
+        'priorities', f'{p.min()} to {p.max()}', f'numbers from 0 to {LARGEST:g}')
+
+@patch
+def found(self:_Prioritized, state):
+    "A state with its priorities, where it has the name of a copy; None: newer copies have taken its place"
+    if not isinstance(state, dict) or not isinstance(state.get('priorities'), str): return state
+    file = self.place and self.place.aside(state['priorities'], 'priorities', np.float64)
+    if file is None: return None
+    state = checked(self.place.who, dict(first=integer(), end=integer()), state, more=True)
+    n = min(max(state['end'] - state['first'], 0), len(file))
+    return dict(state, priorities=torch.from_numpy(file[np.arange(state['end'] - n, state['end']) % len(file)]))
 
 # %% ../../nbs/37_samplers.ipynb #cb6bb694
 @njit

@@ -6,8 +6,7 @@
 __all__ = ['Timeline']
 
 # %% ../../nbs/34_timeline.ipynb #6ab0d964
-import shutil, warnings
-from copy import copy
+import warnings
 from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
@@ -18,15 +17,12 @@ from ..errors import (ArgumentError, ArgumentTypeError, BlockError, Explained, N
 from ..row_dtypes import dtype_spec, extend_dtype, saved_dtype, step_dtype
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
 from ..machine import size_text
-from fastrl_replay.memory.directory import (AGES, COMMITTED, EXTRAS, FLOOR, OF_STORE, RESERVED, REWINDS, Directory,
-    check_path)
-from fastrl_replay.memory.disk_links import (FollowedLinks, brief_state, cut_links, load_brief, reopen_links,
-    write_through)
+from .arrays import AGES, COMMITTED, FLOOR, REWINDS, MainMemory
 from .frames import suggested
 import fastrl_replay.memory.on_device   # noqa: F401 (what `Rows(device=…)` and `Frames(device=…)` become)
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
 from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
-from ..states import anything, checked, integer, listed, maybe, row_dtype, text
+from ..states import anything, checked, integer, listed, maybe, row_dtype
 
 # %% ../../nbs/34_timeline.ipynb #070e1287
 class Timeline:
@@ -45,10 +41,11 @@ class Timeline:
             raise ArgumentTypeError(who, 'store', type(store).__name__, 'a Store, such as Rows()')
         self.reads_only = self.store.mode == 'r'   # another process writes it
         self._older = instead_of if instead_of is not None and instead_of.is_open else None
-        if self.store.place is not None and self._older is None: check_path(self.store.place, self.store.mode, who)
+        if self._older is None: self.store.check_place(who)
         self._begin()
 
     dtype    = property(lambda self: self._parts and self._parts[1].dtype, doc='Of its rows; None before the first one')
+    parts    = property(lambda self: self._parts, doc='Links, store, and what batches look like; None before the first row')
     inserted = property(lambda self: self.span[0], doc='How many rows have come: the next key')
     oldest   = property(lambda self: self.span[1], doc='The oldest key that is still there')
     keys     = property(lambda self: np.arange(*self.span[::-1]), doc='All valid keys, oldest first')
@@ -68,14 +65,15 @@ def _begin(self:Timeline):
         counted=self._counted)
     self._same = None    # the dtype of the last block
     self._left = None    # the store that it had before it was empty again
-    self.directory,self._unsettled = None,None   # where it is on disk; what a state that was loaded changes there
-    if self.store.place is None: self._parts = None   # links, store, what batches and windows look like
+    self._unsettled = None   # what a state that was loaded changes, when it counts
+    self.place = None if self.store.folder else self.store.new_place(self.who)   # None: not opened so far
+    if self.place is not None: self._parts = None   # links, store, what batches and windows look like
     else: vars(self).pop('_parts', None)
 
 @patch
 def clear(self:Timeline):
     "Forget everything, the columns too"
-    if self.store.place is not None: raise ArgumentError(self.who, 'clear', f'a memory in {self.store.place}',
+    if self.store.folder: raise ArgumentError(self.who, 'clear', f'a memory in {self.store.folder}',
         'one in main memory', 'remove the directory when it is closed')
     self._begin()
 
@@ -113,30 +111,37 @@ class _Shapes:
         return self._window
 
 @patch
-def _open(self:Timeline, dtype):
-    "Links and a store for such rows, and what batches and windows of them look like"
-    if self.directory is not None: return self._make_on_disk(dtype)
-    there = self.store.room()
-    if 0 < there < self.store.needs(dtype, self.max_sz): raise self._no_room(dtype, there)
-    try: return self._new_parts(dtype, self.store.arrays)
+def _open(self:Timeline, dtype, place=None):
+    "Links and a store for such rows in an empty place, and what batches and windows of them look like"
+    place,ring = place or self.place,self.max_sz + self.store.spare
+    if place.meta: return self._continued()   # it was made, and then came an interrupt
+    there,needs = place.room(),self.store.needs(dtype, ring) + place.overhead*ring
+    if 0 < there < needs: raise self._no_room(place, dtype, there, needs)
+    try:
+        place.begin(ring)
+        parts = self._parts_in(place, dtype)
+        place.publish(max_sz=self.max_sz, columns=dtype_spec(dtype), store=self.store.settings())
+        return parts
     except MemoryError as e:
-        if isinstance(e, Explained): raise   # by a store that knows better
-        raise self._no_room(dtype, there) from e
+        if isinstance(e, Explained): raise   # by a store or a place that knows better
+        raise self._no_room(place, dtype, there, needs) from e
 
 @patch
-def _no_room(self:Timeline, dtype, there):
+def _parts_in(self:Timeline, place, dtype):
+    line = Links(dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
+    return line,self.store.open(dtype, line.ring, place),_Shapes(dtype)
+
+@patch
+def _no_room(self:Timeline, place, dtype, there, needs):
     "The error where so many rows can't be kept here"
-    needs,device = self.store.needs(dtype, self.max_sz),self.store.device
-    other = suggested(dtype, device) if type(self.store) is Rows else None
+    what,found = f'{place.ring or self.max_sz:_} rows of {dtype.itemsize:_} bytes',size_text(there)
+    if place.path: return NoRoom(self.who, f'no room on the disk for {what}', f'{found} free in {place.path}',
+        size_text(needs), 'a smaller max_sz, or a path on another disk')
+    other = suggested(dtype, place.device) if type(self.store) is Rows else None
     remedy = f'max_sz={max(int(.8*there*self.max_sz/needs), 1):_}, or smaller rows'
     if other: remedy = f'store={other!r}, which needs {size_text(other.needs(dtype, self.max_sz))}; or {remedy}'
-    return NoRoom(self.who, f'no memory for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
-        f'{"a machine" if device is None else device} with {size_text(there)}', size_text(needs), remedy)
-
-@patch
-def _new_parts(self:Timeline, dtype, arrays, links=Links, spare=0):
-    line = links(dtype, self.max_sz, arrays, self.who, spare)
-    return line,self.store.open(dtype, line.ring, arrays),_Shapes(dtype)
+    return NoRoom(self.who, f'no memory for max_sz={what}', f'{place.device or "a machine"} with {found}',
+        size_text(needs), remedy)
 
 # %% ../../nbs/34_timeline.ipynb #8bdf79c9
 @patch
@@ -160,6 +165,7 @@ def _add_checked(self:Timeline, steps):
     parts = line,store,_ = self._parts or self._open(layout.dtype)
     line.admit(rows['env_id'])
     first = line.inserted
+    self.place.allow(first + len(rows))
     if not store.add(line, rows.view(store.dtype)):
         raise BlockError(self.who, 'rows that were found to be good', remedy='report this')
     self._gate.accept(rows, layout)
@@ -284,12 +290,19 @@ def __repr__(self:Timeline):
 # %% ../../nbs/34_timeline.ipynb #bfe69edd
 @patch
 def state_dict(self:Timeline)->dict: # plain data and tensors
-    "Everything, in time order"
-    if not self._parts: return dict(max_sz=self.max_sz, dtype=None, links=None, store=self._place())
+    "Everything, in time order; of rows in a place that lasts, where they lie"
+    if not self._parts: return dict(max_sz=self.max_sz, dtype=None, links=None, store=self.place.refers())
     line,store,_ = self._parts
-    if self.directory is not None: return self._where_it_lies()
-    rows = store.state_dict(line.keys % self.max_sz)
+    self._write_counters()
+    rows = self.place.refers() or store.state_dict(line.keys % line.ring)
     return dict(max_sz=self.max_sz, dtype=dtype_spec(store.dtype), links=line.state_dict(), store=rows)
+
+@patch
+def _write_counters(self:Timeline):
+    "What is counted while rows are drawn"
+    if not self.place.holds or not self._parts: return
+    self.settle()
+    self.place.counters[AGES] = self.ages
 
 @patch
 def check_state(self:Timeline, state:dict):
@@ -314,46 +327,64 @@ def prepare(self:Timeline, state:dict):
     state = checked(self.who, form, state)
     self.check_state(state)
     refers = isinstance(state['store'], dict) and 'directory' in state['store']
-    if self.store.place is not None: return self._prepare_on_disk(state, refers)
-    if refers: raise StateError(self.who, 'a saved memory whose rows lie in files', state['store']['directory'],
-        'one that holds its rows', f"store={type(self.store).__name__}(path={str(state['store']['directory'])!r})")
-    if state['dtype'] is None: return self._begin()
-    parts = line,store,_ = self._open(state['dtype'])
-    line.load_state_dict(state['links'])
-    store.load_state_dict(line.keys % line.ring, state['store'])
-    self._begin()
-    self._use(parts)
+    if self._older is not None: self.place,self._parts = self._older.place,self._older._parts
+    else: self._parts   # it is open from now on
+    self.place.claim()
+    if refers: self._stand_where(state)
+    else: self._take_rows(state)
 
 @patch
-def _use(self:Timeline, parts):
+def _take_rows(self:Timeline, state):
+    "Rows from a state that holds them, into a place that is empty"
+    place = self.place.emptied()
+    if state['dtype'] is None:
+        self._gate.layout = None
+        return vars(self).update(place=place, _parts=None, _same=None, _unsettled=None)
+    parts = line,store,_ = self._open(state['dtype'], place)
+    line.load_state_dict(state['links'])
+    place.intend(line.inserted)
+    store.load_state_dict(line.keys % line.ring, state['store'])
+    self._use(parts, place, (line.inserted, line.oldest, 0))
+
+@patch
+def _stand_where(self:Timeline, state):
+    "Stand at the row where a state was saved that refers to this place"
+    place,store,empty = self.place,self._parts and self._parts[1],state['dtype'] is None
+    place.check_refers(state['store'], 0 if empty else state['links']['counters'][0], type(self.store).__name__)
+    if empty:
+        nothing = (0,0,0) if place.meta else None
+        return vars(self).update(_parts=None, _same=None, _left=store, _unsettled=nothing)
+    if state['dtype'] != saved_dtype(place.meta['columns']): raise StateError(self.who, 'a saved memory of other columns')
+    line = Links(store.dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
+    line.load_state_dict(state['links'], rows=False)
+    self._use((line, *self._parts[1:]), place, (line.inserted, line.oldest, line.oldest - state['links']['counters'][1]))
+
+@patch
+def _use(self:Timeline, parts, place, unsettled=None):
     "From now on these are its links, its store, and what its batches look like"
-    self._gate.layout,self._parts = self._gate.make_layout(self.who, parts[1].dtype),parts
+    self._gate.layout = self._gate.make_layout(self.who, parts[1].dtype)
+    vars(self).update(_parts=parts, place=place, _same=None, _unsettled=unsettled)
 
 # %% ../../nbs/34_timeline.ipynb #90177312
 @patch
 def settle(self:Timeline):
     "What was prepared counts from now on"
     if self._unsettled is None: return
-    (end,floor,missing),d = self._unsettled,self.directory
-    if d.writes: self._go_back(end, floor)
+    (end,floor,missing),place = self._unsettled,self.place
+    if place.writes: self._go_back(end, floor)
     self._unsettled = None   # now: after an interrupt it is done once more
-    if missing and d.writes: warnings.warn(f'{self.who}: {missing:_} of the rows that were in memory at this '
+    if missing and place.writes: warnings.warn(f'{self.who}: {missing:_} of the rows that were in memory at this '
         'checkpoint have been overwritten since, so it goes on without them. '
-        f'Remedy: a larger spare= ({d.ring - self.max_sz:_} so far)')
+        f'Remedy: a larger spare= ({place.ring - self.max_sz:_} so far)')
 
 @patch
 def _go_back(self:Timeline, end, floor):
-    "Let the files end where the state was saved"
-    d = self.directory
-    if d.meta: d.rewind(end, floor if floor > max(end - self.max_sz, d.oldest_whole()) else 0)
-    if end:
-        line,store,_ = self._parts
-        store.commit(end)
-        cut_links(line)
-        if store.writes_through: write_through(line, d.counters)
-    elif d.meta:
-        if self._left is not None: self._left.close()
-        d.forget()
+    "Let the place end where the state was saved"
+    place = self.place
+    place.rewind(end, floor if floor > max(end - self.max_sz, place.oldest_whole()) else 0)
+    if end: return self._parts[0].cut()
+    if self._left is not None: self._left.close()
+    place.forget()
 
 @patch(as_prop=True)
 def missing(self:Timeline)->int:
@@ -373,8 +404,8 @@ def __setstate__(self:Timeline, state):
 
 # %% ../../nbs/34_timeline.ipynb #8344dad2
 def _column(self, name):
-    if name == '_parts': return self._open_directory()   # of a memory on disk, when it is first asked for
-    made = not name.startswith('_') and 'directory' in vars(self)   # or a copy asks that is still to be filled
+    if name == '_parts': return self._open_place()   # what lasts is opened when it is first asked for
+    made = not name.startswith('_') and 'place' in vars(self)   # or a copy asks that is still to be filled
     if not (made and self._parts and name in self.dtype.names):
         raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))
     return self[name]
@@ -383,47 +414,37 @@ Timeline.__getattr__ = _column   # @patch would leave a `__getattr__` in the mod
 
 # %% ../../nbs/34_timeline.ipynb #0943488e
 @patch
-def _open_directory(self:Timeline): # its parts; None: there is no memory so far
-    "Open what lies in the store's directory"
-    d = self.directory = self.directory or Directory(self.store.place, self.store.mode, self.who)
+def _open_place(self:Timeline): # its parts; None: there is no memory so far
+    "Open what lies in the store's place"
+    place = self.place = self.place or self.store.new_place(self.who)
     try:
-        if d.meta and d.writes and not d.counters.item(COMMITTED): d.forget()   # its first add was never finished
-        parts = self._continued() if d.meta else None
+        if place.meta and place.writes and not place.counters.item(COMMITTED): place.forget()   # a first add, unfinished
+        self._parts = self._continued() if place.meta else None
     except BaseException:
-        self.directory = None
-        d._unlock()
+        self.place = None
+        place.leave()
         raise
-    if parts: self._use(parts)
-    else: self._parts = None
-    return parts
+    return self._parts
 
 @patch
 def _continued(self:Timeline):
-    "Links and a store over the files that are there"
-    d,dtype = self.directory,self._check_meta(self.directory.meta)
-    if d.writes: self._make_larger(dtype)
-    else: self.max_sz = min(self.max_sz, d.meta['max_sz'])
-    parts = line,store,_ = self._parts_of(dtype)
-    store.reopen(line)
-    span,ages = d.span(self.max_sz),d.counters[AGES]
-    if d.writes: reopen_links(line, span, ages, store.columns)
-    else:
-        line.stand_at(span)
-        store.follow()
-    return parts
-
-@patch
-def _parts_of(self:Timeline, dtype):
-    d = self.directory
-    parts = self._new_parts(dtype, d, Links if d.writes else FollowedLinks, d.ring - self.max_sz)
-    if d.writes and parts[1].writes_through: write_through(parts[0], d.counters)
+    "Links and a store over what is there"
+    place,dtype = self.place,self._check_meta(self.place.meta)
+    if place.writes: self._make_larger(dtype)
+    else: self.max_sz = min(self.max_sz, place.meta['max_sz'])
+    parts = line,store,_ = self._parts_in(place, dtype)
+    store.reopen()
+    line.stand_at(place.span(self.max_sz))
+    if place.writes: line.reopen(store.episodes)
+    else: store.follow()
+    self._gate.layout = self._gate.make_layout(self.who, dtype)
     return parts
 
 # %% ../../nbs/34_timeline.ipynb #5e8bb9ef
 @patch
 def _check_meta(self:Timeline, meta)->np.dtype: # of the rows
     "Raise where a memory on disk can't be continued with these settings"
-    d,store = self.directory,self.store.settings()
+    d,store = self.place,self.store.settings()
     try: dtype = saved_dtype(meta['columns'])
     except (ValueError,TypeError,LookupError) as e:
         raise StateError(self.who, f'{d.path}/meta.json: columns', e) from None
@@ -437,164 +458,47 @@ def _check_meta(self:Timeline, meta)->np.dtype: # of the rows
         f"max_sz={meta['max_sz']}; rows would be lost")
     return dtype
 
-@patch
-def _make_on_disk(self:Timeline, dtype):
-    "A new memory in the directory"
-    d,ring = self.directory,self.max_sz + self.store.spare
-    if d.meta: return self._continued()   # it was made, and then came an interrupt
-    free,needs = shutil.disk_usage(d.path).free,self.store.needs(dtype, ring) + 20*ring
-    if needs > free: raise NoRoom(self.who, f'no room on the disk for {ring:_} rows of {dtype.itemsize:_} bytes',
-        f'{size_text(free)} free in {d.path}', size_text(needs), 'a smaller max_sz, or a path on another disk')
-    d.begin(ring)
-    parts = self._parts_of(dtype)
-    d.publish(max_sz=self.max_sz, columns=dtype_spec(dtype), store=self.store.settings())
-    self._use(parts)   # at once: an interrupt may come before the first row is counted
-    return parts
-
 # %% ../../nbs/34_timeline.ipynb #5ed5f432
 @patch
 def _make_larger(self:Timeline, dtype):
-    "Let the memory on disk have as many slots as are asked for"
-    d,ring,was = self.directory,self.max_sz + self.store.spare,self.directory.meta['max_sz']
-    if self.max_sz == was and ring <= d.ring: return
-    if ring <= d.ring:   # rows that had ceased to count don't come back
-        d.counters[FLOOR] = d.span(was)[1]
-        return d._write_meta(dict(d.meta, max_sz=self.max_sz))
-    line,store = Links(dtype, was, d, self.who, d.ring - was),self.store.open(dtype, d.ring, d)
-    store.reopen(line)
-    reopen_links(line, d.span(was), d.counters[AGES], store.columns)
-    new = copy(d)
-    new.begin(ring, int(d.folder.name.split('-')[1]) + 1)
-    try: self._fill(new, line, store, *self._new_parts(dtype, new, spare=ring - self.max_sz)[:2])
-    except BaseException:
-        d._tidy()
-        raise
-    store.close()
-    d.replace_by(new, max_sz=self.max_sz)
-
-@patch
-def _fill(self:Timeline, directory, old_line, old_store, line, store):
-    "Copy all rows, their links and priorities into a directory with more slots"
-    line.load_state_dict(old_line.state_dict())
-    directory.counters[:OF_STORE] = self.directory.counters[:OF_STORE]
-    directory.counters[[RESERVED,FLOOR]] = line.inserted,line.oldest
-    for a in range(line.oldest, line.inserted, 4096):
-        keys = np.arange(a, min(a + 4096, line.inserted))
-        rows = old_store.empty(len(keys), store.dtype.itemsize)
-        old_store.gather(keys % old_line.ring, rows)
-        store.put(keys % line.ring, rows.reshape(-1).view(store.dtype))
-    for name in EXTRAS:
-        if not (self.directory.folder/name).exists(): continue
-        was = self.directory.new(name, old_line.ring, np.float64)
-        directory.new(name, line.ring, np.float64)[line.keys % line.ring] = was[line.keys % old_line.ring]
-    store.commit(line.inserted)
-    store.close()
-    directory.flush()
-
-# %% ../../nbs/34_timeline.ipynb #bebe8004
-@patch
-def _place(self:Timeline):
-    "Where it lies, for a state; None: in main memory"
-    d = self.directory
-    if d is None: return None
-    meta = d.meta or dict(id='', rewound=[])
-    return dict(directory=str(d.path), id=meta['id'], rewound=len(meta['rewound']))
-
-@patch
-def _where_it_lies(self:Timeline)->dict:
-    "A state that refers to the rows in the directory"
-    line,store,_ = self._parts
-    self._write_counters()
-    return dict(max_sz=self.max_sz, dtype=dtype_spec(store.dtype), links=brief_state(line), store=self._place())
-
-@patch
-def _write_counters(self:Timeline):
-    "Let the files say how many rows there are, also where an add was interrupted before it could"
-    if not self.directory.holds or not self._parts: return
-    self.settle()
-    self._parts[1].commit(self._parts[0].inserted)
-    self.directory.counters[AGES] = self.ages
-
-# %% ../../nbs/34_timeline.ipynb #16088211
-@patch
-def _prepare_on_disk(self:Timeline, state, refers):
-    "Stand where the state was saved; the files are left alone"
-    if self._older is not None: self.directory,parts = self._older.directory,self._older._parts
-    else: parts = self._parts
-    d = self.directory
-    if d.writes and not d.holds: d._refuse()
-    if not refers: return self._take_rows(state)
-    saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), state['store'])
-    self._check_place(saved, 0 if state['dtype'] is None else state['links']['counters'][0])
-    if state['dtype'] is None:
-        nothing = (0,0,0) if d.meta else None
-        return vars(self).update(_parts=None, _same=None, _left=parts and parts[1], _unsettled=nothing)
-    if state['dtype'] != saved_dtype(d.meta['columns']): raise StateError(self.who, 'a saved memory of other columns')
-    line = (Links if d.writes else FollowedLinks)(parts[1].dtype, self.max_sz, d, self.who, d.ring - self.max_sz)
-    inserted,oldest = state['links']['counters'][:2]
-    load_brief(line, state['links'], min(inserted, max(oldest, d.oldest_whole())))
-    self._gate.layout = self._gate.make_layout(self.who, parts[1].dtype)
-    vars(self).update(_parts=(line, *parts[1:]), _same=None, _unsettled=(inserted, line.oldest, line.oldest - oldest))
-
-# %% ../../nbs/34_timeline.ipynb #220b9783
-@patch
-def _check_place(self:Timeline, saved, inserted):
-    "Raise where the directory doesn't hold the rows that were saved"
-    d,who = self.directory,self.who
-    has = d.meta['id'] if d.meta else ''
-    there = d.counters.item(COMMITTED) if d.meta else 0
-    if not saved['id'] and (not has or str(d.path) == saved['directory']): return   # it was still empty then
-    if has != saved['id']: raise StateError(who, f'a saved memory that is not the one in {d.path}', has or 'none',
-        f"{saved['id']}, which was in {saved['directory']}", 'the path of the memory that it was saved with')
-    replaced = [k for k in d.meta['rewound'][saved['rewound']:] if k < inserted]
-    if replaced: raise StateError(who, f'a saved memory of which rows were replaced since, from key {min(replaced)} on',
-        remedy='a later checkpoint')
-    if there < inserted: raise StateError(who, f'a saved memory with more rows than there are in {d.path}',
-        f'{inserted:_}', f'at most {there:_}', 'an earlier checkpoint')
-
-@patch
-def _take_rows(self:Timeline, state):
-    "Rows from a state that holds them, into a directory that is empty"
-    d = self.directory
-    if d.meta and not d.counters.item(COMMITTED): d.forget()
-    if d.meta: raise StateError(self.who, f'a saved memory with its rows, and there is one in {d.path}', remedy=
-        'another path, or a checkpoint of that memory')
-    if state['dtype'] is None: return
-    parts = line,store,_ = self._make_on_disk(state['dtype'])
-    line.load_state_dict(state['links'])
-    d.intend(line.inserted)
-    store.load_state_dict(line.keys % line.ring, state['store'])
-    self._use(parts)
-    self._unsettled = line.inserted,line.oldest,0
+    "Let there be as many slots as are asked for"
+    place,ring,was = self.place,self.max_sz + self.store.spare,self.place.meta['max_sz']
+    if ring > place.ring:
+        self.store.open(dtype, place.ring, place)   # so that the place knows all arrays
+        Links(dtype, place.ring, place, self.who)
+        return place.grow(ring, self.max_sz, lambda new, keys: self.store.open(dtype, ring, new).derive(keys % ring))
+    if self.max_sz == was: return
+    place.counters[FLOOR] = place.span(was)[1]   # rows that had ceased to count don't come back
+    place.say(max_sz=self.max_sz)
 
 # %% ../../nbs/34_timeline.ipynb #ea8c4818
 @patch
 def _follow(self:Timeline):
     "See what the process has done that writes"
     if not self._parts: return
-    self._rewinds = self.directory.counters.item(REWINDS)
-    self._parts[0].stand_at(self.directory.span(self.max_sz))
+    self._rewinds = self.place.counters.item(REWINDS)
+    self._parts[0].stand_at(self.place.span(self.max_sz))
     self._parts[1].follow()   # after it: what these rows need has come by now
 
 @patch
 def _were_there(self:Timeline, keys):
     "Raise where a row was overwritten while it was read"
-    d = self.directory
-    gone = keys.size and keys.min() < d.oldest_whole() or d.counters.item(REWINDS) != self._rewinds
+    place = self.place
+    gone = keys.size and keys.min() < place.oldest_whole() or place.counters.item(REWINDS) != self._rewinds
     if gone: raise StaleKey(self.who, 'a row that was overwritten while it was read', remedy=
         'read again; a larger spare= of the process that writes')
 
 @patch
 def flush(self:Timeline):
-    "Bring everything to the device, for power cuts; nothing where the memory is not on disk"
-    if self.is_open and self.directory is not None and self.directory.holds and self._parts:
-        self._write_counters()
-        self.directory.flush()
+    "Bring everything to the device, for power cuts; nothing where rows don't last"
+    if not self.is_open or not self.place.holds or not self._parts: return
+    self._write_counters()
+    self.place.flush()
 
 @patch
-def close(self:Timeline):
-    "Flush, and let other processes write; nothing where the memory is not on disk"
-    if not self.is_open or self.directory is None: return
+def close(self:Timeline)->bool: # must it be opened again, if it is used again?
+    "Flush, and let other processes write; nothing where rows don't last"
+    if not self.is_open: return False
     self._write_counters()
     if self._parts: self._parts[1].close()
-    self.directory.close()
+    return self.place.close()

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PLACE', 'STEP_BACK', 'JUMP', 'AHEAD', 'STRATEGIES', 'follow_links', 'episode_end', 'row_at', 'episode_start',
-           'place_between', 'likely_between', 'choose_goals', 'goal_functions', 'stepped_env', 'rewards_of',
-           'terminations_of', 'Hindsight', 'HindsightReplay']
+           'place_between', 'likely_between', 'choose_goals', 'goal_functions', 'stepped_env', 'refuse_merged',
+           'rewards_of', 'terminations_of', 'Hindsight', 'HindsightReplay']
 
 # %% ../../nbs/46_hindsight.ipynb #d792cf56
 import numpy as np, torch
@@ -16,6 +16,7 @@ from ..errors import ArgumentError, ArgumentTypeError, BlockError, StateError, c
 from ..memory.links import BACK, INSERTED, OLDEST, SLOTS
 from ..memory.rows import Rows, Store
 from ..memory.samplers import Sampler, Uniform, random_bits, random_seed
+from ..nstep import NStep
 from ..pipe import stage, upstream
 from .replay import Fixed, Replay, scheduled
 from .views import Transitions
@@ -156,6 +157,17 @@ def stepped_env(
     raise ArgumentError(who, 'reward=None, and the environments have no compute_reward', found[0] if found else None,
         'one that gymnasium-robotics might have', 'reward=function of (achieved_goal, desired_goal, info)')
 
+# %% ../../nbs/46_hindsight.ipynb #5a0c3e72
+def refuse_merged(
+    who:str, # who asks
+    pipe, # that will give its rows
+):
+    "Raise where these are rows of several steps"
+    while pipe is not None and not hasattr(pipe, 'datapipes'):   # some of torch's have several sources
+        if isinstance(pipe, NStep): raise ArgumentError(who, '.n_step above it', 'sums of rewards',
+            'rewards of single steps, which another goal can change', 'leave .n_step out')
+        pipe = upstream(pipe)
+
 # %% ../../nbs/46_hindsight.ipynb #03258a9f
 def rewards_of(who, f, achieved, desired)->np.ndarray: # [n]
     "The rewards of outcomes under goals"
@@ -237,7 +249,7 @@ def _follow(self:Hindsight):
 def _as_bytes(rows): return rows.view(np.uint8).reshape(len(rows), -1)
 
 # %% ../../nbs/46_hindsight.ipynb #cffe8358
-_LOOKS,_EACH,_SUCCESSES = 4096,16,16   # so many rows are compared, then each 16th batch, until so many successes have been
+_LOOKS,_EACH,_SUCCESSES = 4096,16,16   # rows that are compared; then each 16th batch, until so many successes were
 
 @patch
 def _compare(self:Hindsight, keys, batch):
@@ -367,6 +379,7 @@ class HindsightReplay(Replay):
         if reward is not None: goal_functions(who, reward)   # an error now where it is none
         elif source is None: stepped_env(who, None)
         if beta is not None: scheduled(who, 'beta', beta)
+        refuse_merged(who, source)
         super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: Uniform(seed, replacement), beta=beta,
             view=Hindsight(self.share, strategy, seed), store=store, needs=1 if replacement else None, ratio=ratio,
             warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)

@@ -22,7 +22,6 @@ from ..memory.links import Places
 from ..memory.samplers import Sampler, drawn, importance_weights, random_seed
 from ..memory.timeline import Timeline
 from ..pipe import Pipe
-from .files import BesideRows
 from .views import Transitions, View
 from ..states import anything, checked, integer, listed
 
@@ -44,7 +43,7 @@ class Fixed:
 # %% ../../nbs/41_replay.ipynb #230f3c16
 class Replay(Pipe):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
-    _buffers = 'memory','sampler','view','_beside','_lock','_unfollowed','_ones'
+    _buffers = 'memory','sampler','view','_opened','_lock','_unfollowed','_ones'
     draws_batches,_is_shard = True,False
     max_sz,store,weight_norm = Fixed(),Fixed(),Fixed()
     def __init__(self,
@@ -75,7 +74,9 @@ class Replay(Pipe):
 
     def __iter__(self):
         for _ in self.due_batches(): yield self.sample()
-    def __len__(self): return len(self.view) if self._beside is None else self._here()
+    def __len__(self):
+        if not self._opened: self._look()
+        return len(self.view)
     has_source = property(lambda self: self._no_source is not self.source, doc='Do blocks come from a pipe?')
     unit = property(lambda self: self.view.unit, doc='What is drawn')
     _needed = property(lambda self: self._needs or self.bs)   # that many must be there for a batch of `bs`
@@ -130,8 +131,7 @@ def _new_parts(self:Replay, older=None): # a memory whose place the new one will
         if replay() is not None: replay()._check_columns(dtype)
     memory = Timeline(self.max_sz, self.store, who, check, older, view.counted)
     sampler,view = sampler.fresh(),view.fresh(memory, who)
-    beside = None if memory.store.place is None else BesideRows(memory, sampler, view)
-    return dict(memory=memory, sampler=sampler, view=view, _beside=beside)
+    return dict(memory=memory, sampler=sampler, view=view, _opened=False)   # do they go on with what lay there?
 
 # %% ../../nbs/41_replay.ipynb #67b05824
 @patch
@@ -159,7 +159,6 @@ def add(self:Replay,
         if self.view.follows: self._unfollowed = steps,self.memory.inserted
         keys = self.memory.add(stored)
         self._catch_up()
-        if self._beside is not None: self._beside.note()
         return keys
 
 @patch
@@ -182,38 +181,53 @@ def _initial_priorities(self:Replay, first):
 def _catch_up(self:Replay):
     "Tell view and sampler what has come and gone since they were last used; how many can be drawn"
     sampler,(end,oldest) = self.sampler,self.memory.span
-    if self._beside is not None and not self._beside.settled: self._take_up(end)
-    if self.view.follows:
-        block = self._unfollowed
-        if block is not None and block[1] < end: self.view.follow(*block)
-        self._unfollowed = None
-        changes = self.view.drawable()
-        if changes: self._tell_places(*changes)
+    if not self._opened and end: self._open_parts(end)
+    if self.view.follows: self._follow(end)
     elif sampler.end != end or sampler.first < oldest:
         first = max(sampler.end, oldest)
         sampler.added(first, end, oldest, **self._initial_priorities(first))
     return len(self.view) if self.view.follows else end - oldest
 
 @patch
-def _tell_places(self:Replay, capacity, gone, came):
-    "What a view draws has places instead of keys in order"
-    sampler = self.sampler
+def _follow(self:Replay, end):
+    "Let a view that draws places see what has come"
+    block,view = self._unfollowed,self.view
+    if block is not None and block[1] < end: view.follow(*block)
+    self._unfollowed = None
+    view.refollow(end)   # where another process adds rows
+    if self._tell_places() or block is not None: view.note()
+
+@patch
+def _tell_places(self:Replay, known=False)->bool: # known: up to rows of which the sampler was told when they came
+    "What a view draws has places instead of keys in order; has anything changed?"
+    sampler,changes = self.sampler,self.view.drawable()
+    if not changes: return False
+    capacity,gone,came = changes
     if sampler.end != capacity: sampler.use_places(capacity)
     if len(gone): sampler.remove(gone)
-    if len(came) and self._beside is not None: self._beside.write_states(came)
-    if len(came): sampler.insert(came)
+    if len(came):
+        self.view.came(came)
+        sampler.insert(came)
+        if known: sampler.recall(came)
     self.view.told()
+    return True
 
 # %% ../../nbs/41_replay.ipynb #5c0bb506
 @patch
-def _take_up(self:Replay, end):
-    "Go on with what lies beside the rows of a memory on disk"
-    beside,view = self._beside,self.view
-    new = self._unfollowed[1] if self._unfollowed is not None else end
-    beside.take_up(new if view.follows else end)
-    if not view.follows or not beside.is_open: return
-    beside.clear(end)
-    if self.memory.reads_only and view.followed < end: view.refollow(self.memory._parts[1].columns, end)
+def _open_parts(self:Replay, end):
+    "Let view and sampler go on with what lies in the memory's place"
+    memory,sampler,view = self.memory,self.sampler,self.view
+    sampler.open(memory.place, view.key_of if view.follows else None)
+    if not view.follows: sampler.reopen(memory.oldest, end)
+    else:
+        end = end if self._unfollowed is None else self._unfollowed[1]   # newer rows will be followed as they came
+        told = memory.place.told(sampler.kind, end)
+        for until in sorted({told, end}):
+            view.refollow(until)
+            self._tell_places(known=until <= told)
+    sampler.settle()
+    self._opened = True
+    view.note()
 
 @patch
 def _draw(self:Replay, n, beta, weigh):
@@ -226,12 +240,9 @@ def _draw(self:Replay, n, beta, weigh):
             self._catch_up()
 
 @patch
-def _here(self:Replay):
-    "How many can be drawn, of a memory on disk"
-    with self._lock:
-        if not self._beside.is_open: self._catch_up()
-        return len(self.view)
-
+def _look(self:Replay):
+    "See what lies in the memory's place"
+    with self._lock: self._catch_up()
 
 # %% ../../nbs/41_replay.ipynb #c14ee80a
 @patch
@@ -244,10 +255,7 @@ def sample_weighted(self:Replay,
     while self._catch_up() < need:   # again, where another process has overwritten rows while they were counted
         if not self.memory.reads_only or len(self.view) < need: raise self._too_few(need)
     beta = None if self.beta is None else self._beta_now()   # before anything is drawn
-    if self._beside is not None: batch = self._draw(n, beta, weigh)
-    else:
-        keys,p = drawn(self.sampler, n)
-        batch = self.view.batch(keys, weigh(p, n, beta))
+    batch = self._draw(n, beta, weigh)
     batch._replay = self
     self.batches += 1
     self.sampled += n
@@ -310,7 +318,6 @@ def update_priorities(self:Replay,
         keys,td,stale = self.view.feedback(keys, td)
         self.sampler.update(keys, td)
         self.stale += stale
-        if self._beside is not None: self._beside.note()
 
 # %% ../../nbs/41_replay.ipynb #0681fbce
 @lru_cache   # it is asked for with every batch
@@ -405,10 +412,7 @@ def snapshot(self:Replay)->dict:
     "What a checkpoint holds"
     with self._lock:
         self._catch_up()
-        view = self.view.snapshot()
-        if self._beside is None: sampler = self.sampler.state_dict()
-        else: sampler,view = self._beside.put_aside(view)
-        counters = [getattr(self, c) for c in COUNTERS]
+        sampler,view,counters = self.sampler.state_dict(),self.view.snapshot(),[getattr(self, c) for c in COUNTERS]
         return dict(memory=self.memory.state_dict(), sampler=sampler, view=view, counters=counters)
 
 # %% ../../nbs/41_replay.ipynb #77d0e2ee
@@ -419,14 +423,13 @@ def check_state(self:Replay, state):
     new = self._new_parts(self.memory)
     new['memory'].prepare(state['memory'])
     self._check_saved_columns(new['memory'])
-    if new['_beside'] is not None: self._prepare_files(new, state)
-    else: self._prepare_parts(new, state['sampler'], state['view'])
+    new['_opened'] = self._prepare_parts(new, state['sampler'], state['view'])
     return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
 
 @patch
 def check_remote(self:Replay, state):
     "The same for a copy in a worker; one on disk has its rows in a directory of its own, and maybe of another machine"
-    on_disk = self.store is not None and self.store.place is not None
+    on_disk = self.store is not None and self.store.folder is not None
     return self._check_saved_form(state) if on_disk else self.check_state(state)
 
 @patch
@@ -437,28 +440,22 @@ def _check_saved_form(self:Replay, state):
     return state
 
 @patch
-def _prepare_parts(self:Replay, new, sampler, view):
+def _prepare_parts(self:Replay, new, saved, view)->bool: # False: they go on with what lies in the memory's place
     "Let new parts hold what was saved"
+    memory,sampler = new['memory'],new['sampler']
     self.view.check_state(view)
-    self.sampler.check_state(sampler)
+    sampler.open(memory.place, new['view'].key_of if self.view.follows else None)
+    saved = sampler.found(saved)
+    if saved is None: warnings.warn(f'{memory.who}: the priorities of this checkpoint are gone, because later ones '
+        'were saved; it goes on with those of now')
+    if saved is None or memory.reads_only or memory.missing and self.view.follows: return False
+    self.sampler.check_state(saved)
     new['view'].restore(view)
-    self._check_saved_places(new['view'].places, sampler)
-    new['sampler'].load_state_dict(sampler)
-    if new['memory'].missing: new['sampler'].added(new['sampler'].end, new['sampler'].end, new['memory'].oldest)
-    self._check_saved_keys(new['memory'], new['sampler'])
-
-@patch
-def _prepare_files(self:Replay, new, state):
-    "The same where rows are on disk; a reader, and one that lacks rows, take up what is there instead"
-    memory,beside = new['memory'],new['_beside']
-    sampler,view = beside.fetch(state['sampler'], state['view'])
-    if memory.reads_only or memory.missing and self.view.follows: return
-    if sampler is None:
-        warnings.warn(f'{memory.who}: the priorities of this checkpoint are gone, because later ones were saved; it '
-            'goes on with those of now')
-        return
-    self._prepare_parts(new, sampler, view)
-    beside.adopt()
+    self._check_saved_places(new['view'].places, saved)
+    sampler.load_state_dict(saved)
+    if memory.missing: sampler.added(sampler.end, sampler.end, memory.oldest)
+    self._check_saved_keys(memory, sampler)
+    return memory.inserted > 0
 
 # %% ../../nbs/41_replay.ipynb #65b7e6c8
 @patch
@@ -490,7 +487,9 @@ def restore(self:Replay, state):
     with self._lock:
         vars(self).update(state)   # in one call, which no interrupt divides
         self.memory.settle()
-        if self._beside is not None: self._beside.settle()
+        if not self._opened: return
+        self.sampler.settle()
+        self.view.note()
 
 # %% ../../nbs/41_replay.ipynb #902eaad8
 @patch
@@ -516,10 +515,8 @@ def flush(self:Replay):
 @patch
 def _close(self:Replay):
     "Let other processes write to a memory on disk; when it is used again, it is opened again"
-    if self._beside is None or not self.memory.is_open: return
     with self._lock:
-        self.memory.close()
-        vars(self).update(self._new_parts())
+        if self.memory.close(): vars(self).update(self._new_parts())
 
 # %% ../../nbs/41_replay.ipynb #696e5be7
 @patch
@@ -537,11 +534,11 @@ def _in_worker(self:Replay, info):
     if getattr(sampler, 'seed', None) is not None:
         sampler = copy(sampler)
         sampler.seed = (*np.atleast_1d(sampler.seed).tolist(), info.rank, info.restart)
-    if store is not None and store.place is not None:
+    if store is not None and store.folder is not None:
         vars(self)['store'] = store = copy(store)
-        store._keep_place(f'{store.path}/shard-{info.rank}', None, store.mode, store.spare)
+        store.lies(f'{store.path}/shard-{info.rank}', None, store.mode, store.spare)
     self._templates = sampler,view
-    if store is not None and store.place is not None or not self.memory.inserted: self._fresh()
+    if store is not None and store.folder is not None or not self.memory.inserted: self._fresh()
     elif getattr(sampler, 'seed', None) is not None: self.sampler._seed = random_seed(sampler.seed)
 
 @patch
@@ -556,4 +553,4 @@ def facts(self:Replay,
     memory = self.memory
     return dict(rows=len(memory), mass=float(sampler.mass), beta=float(beta or 0), top=float(top),
         inserted=int(memory.inserted), counted=self._counted, stale=int(self.stale),
-        age=float(memory.ages[0]/max(self.sampled, 1)), kept=self._beside is not None)
+        age=float(memory.ages[0]/max(self.sampled, 1)), kept=memory.store.folder is not None)

@@ -14,9 +14,10 @@ from ..batches import Sequences
 from ..compiled import njit
 from ..core import Steps
 from ..errors import ArgumentError, BlockError, StaleKey, StateError
-from ..row_dtypes import EPISODE, dtype_spec, leaves, padding
+from ..row_dtypes import EPISODE, dtype_spec, leaves, padding, saved_dtype
 from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row,
     number_of, places_of, row_ends)
+from ..memory.arrays import TOLD, in_parts
 from ..memory.links import reach
 from .views import View, fetched
 from ..states import anything, array, checked, maybe, row_dtype
@@ -177,7 +178,9 @@ class SequenceView(View):
     ): self.length,self.burn_in,self.overlap,self.eta,self.state = length,burn_in,overlap,eta,state
 
     counted = property(lambda self: self.length > 1, doc='Must `step_n` count?')
-    def clear(self): self.table,self._row,self._tracks,self._counters = None,None,None,np.zeros(6, np.int64)
+    def clear(self):
+        self.table,self._row,self._tracks,self._counters = None,None,None,np.zeros(6, np.int64)
+        self._said = self._rereads = False   # has the place been told of the columns? Were rows followed that lay there?
     def __len__(self): return 0 if self.table is None else len(self.table.first) - int(self._counters[IDLE])
 
     def check_columns(self, dtype):
@@ -223,6 +226,7 @@ def follow(self:SequenceView, steps:Steps, first:int):
     if self._row is None: self._open(steps.dtype)
     rows = np.ascontiguousarray(steps.rows).reshape(-1)
     if rows.dtype != self._dtype: rows = rows.astype(self._dtype)   # the same columns, laid out in another way
+    self._rereads = False
     envs,n = self.memory.environments,len(rows)
     n_envs = len(envs.ids)
     if n_envs > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, n_envs, 0) for a in self._tracks))
@@ -280,53 +284,71 @@ def told(self:SequenceView):
 # %% ../../nbs/44_sequence_view.ipynb #c31d865f
 @patch
 def refollow(self:SequenceView,
-    columns:np.ndarray, # structured, by slot
     end:int, # up to this key
 ):
-    "Follow rows that have lain in the memory's files since before it was opened"
-    first,line = max(int(self._counters[FOLLOWED]), self.memory.oldest),self.memory._parts[0]
-    names = [n for n in (*EPISODE,'n') if n in columns.dtype.names]
-    kept = np.dtype([*((n, columns.dtype[n]) for n in names), *([('hidden', self._hidden)] if self._hidden else [])])
-    dtype = np.dtype([(n, kept[n]) for n in kept.names], align=True)
-    plan = self._plan.copy()
-    plan[:7] = RowLayout(self.who, dtype, strict=False).at
-    if self._hidden is not None: plan[7] = dtype.fields['hidden'][1]
-    for a in range(first, end, 2**16):
-        keys = np.arange(a, min(a + 2**16, end))
-        rows = np.zeros(len(keys), dtype)
-        for n in names: rows[n] = columns[n][keys % line.ring]
+    "Follow rows that lie in the memory since before it was opened, or that another process has added"
+    if int(self._counters[FOLLOWED]) >= end or not self._begun(end): return
+    first,(line,store,_) = max(int(self._counters[FOLLOWED]), self.memory.oldest),self.memory._parts
+    hidden,self._rereads = [('hidden', self._hidden)] if self._hidden else [],True
+    for keys in in_parts(first, end, 2**16):
+        told = store.episodes(keys % line.ring)
+        rows = np.zeros(len(keys), np.dtype([*((n, told.dtype[n]) for n in told.dtype.names), *hidden], align=True))
+        for n in told.dtype.names: rows[n] = told[n]
         low,high = rows['env_id'].min(),rows['env_id'].max()
         if not 0 <= low <= high < MAX_ENVS: raise StateError(self.who, 'a memory on disk with damaged rows',
             f'env_id {low} to {high}')
         line.admit(rows['env_id'])
-        self._follow_rows(rows, a, plan)
+        self._follow_rows(rows, int(keys[0]), self._plan_of(rows.dtype))
         self.drawable()
+
+@patch
+def _begun(self:SequenceView, end)->bool:
+    "Is it known what rows are like, also those that have come already?"
+    place = self.memory.place
+    if self._row is not None: return True
+    spec = (place.meta or {}).get('steps')
+    if not spec and end <= self.memory.oldest and place.writes: return False   # its first block will be followed
+    try: self._open(saved_dtype(spec) if spec else self.memory.dtype)
+    except (ValueError,TypeError,LookupError) as e:
+        raise StateError(self.memory.who, f'{place.path}/meta.json: steps', e) from None
+    return True
+
+@patch
+def _plan_of(self:SequenceView, dtype):
+    plan = self._plan.copy()
+    plan[:7] = RowLayout(self.who, dtype, strict=False).at
+    if self._hidden is not None: plan[7] = dtype.fields['hidden'][1]
+    return plan
 
 # %% ../../nbs/44_sequence_view.ipynb #6ac1be25
 @patch
-def begin(self:SequenceView, dtype):
-    "Such rows will come, or are there"
-    if self._row is None: self._open(dtype)
+def key_of(self:SequenceView, places): return self.table.first[places]
 
 @patch
-def state_size(self:SequenceView, dtype)->int: # of the rows that it follows; None: not known so far
-    "Bytes of a recurrent state that is kept for each sequence"
-    kept = self.state == 'stored' and dtype is not None and 'hidden' in dtype.names
-    return dtype['hidden'].itemsize if kept else 0
+def came(self:SequenceView, places):
+    "The states from which new sequences start are kept in the memory's place; those of rows that lay there are read"
+    place = self.memory.place
+    if self._rereads: self._read_states(places)
+    else: place.keep('states', self.table.first[places] % place.ring, self.table.hidden[places])
 
-@patch(as_prop=True)
-def followed(self:SequenceView)->int:
-    "Rows up to this key have been followed"
-    return int(self._counters[FOLLOWED])
+@patch
+def _read_states(self:SequenceView, places):
+    place = self.memory.place
+    found = place.kept('states', self.table.first[places] % place.ring, self.table.hidden.shape[1])
+    if found is not None: self.table.hidden[places] = found
 
-@patch(as_prop=True)
-def spec(self:SequenceView):
-    "The columns of the rows that it follows, with their states, as plain data; None: not known so far"
-    return None if self._row is None else dtype_spec(self._dtype)
+@patch
+def note(self:SequenceView):
+    "The sampler knows of all sequences of rows that were followed"
+    place = self.memory.place
+    if not place.writes or self._row is None: return
+    if not self._said: place.say(steps=dtype_spec(self._dtype))
+    self._said = True
+    place.counters[TOLD] = self._counters[FOLLOWED]
 
 @patch
 def _follow_rows(self:SequenceView, rows, first, plan):
-    "The same for some rows"
+    "Some rows, whose episodes may have begun before the oldest row"
     envs,n = self.memory.environments,len(rows)
     many = len(envs.ids)
     if many > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, many, 0) for a in self._tracks))
@@ -404,6 +426,7 @@ def snapshot(self:SequenceView)->dict:
     going_on = self.memory.going_on
     table,tracks = _tensors(table),_tensors({k: a[going_on] for k,a in self._tracks._asdict().items()})
     self._clear_unused(table, tracks)
+    if self.memory.place.lasts and self.memory.place.holds: del table['hidden']   # they are kept there
     return dict(state, dtype=dtype_spec(self._dtype), table=table, tracks=tracks)
 
 @patch
@@ -451,6 +474,10 @@ def restore(self:SequenceView, state):
     if state['dtype'] is None: return
     if _without_states(state['dtype']) != self.memory.dtype: raise StateError(self.who, 'saved sequences of other rows')
     self._open(state['dtype'])
+    table,place,size = state['table'],self.memory.place,self._tracks.hiddens.shape[2]
+    if place.lasts and isinstance(table, dict) and 'hidden' not in table:
+        hidden = torch.zeros((len(table.get('first', ())), size), dtype=torch.uint8)
+        state = dict(state, table=dict(table, hidden=hidden))
     saved = self._check_saved(state)
     idle = len(saved['free'])
     self.table = new_table(len(saved['first']), saved['hidden'].shape[1])
@@ -459,6 +486,7 @@ def restore(self:SequenceView, state):
     for place in np.flatnonzero(self.table.first >= 0): _enter(place, self.table.first, self.table.where)
     self._counters[OLDEST],self._counters[IDLE],self._counters[FOLLOWED] = self.memory.oldest,idle,self.memory.inserted
     self._tracks = _Tracks(**{k: saved[k].copy() for k in _Tracks._fields})
+    if 'hidden' not in table: self._read_states(np.flatnonzero(self.table.first >= 0))
 
 # %% ../../nbs/44_sequence_view.ipynb #21c9767d
 @patch(as_prop=True)

@@ -9,7 +9,7 @@ __all__ = ['SequenceReplay']
 import warnings
 import numpy as np
 from fastcore.basics import patch
-from ..errors import choice, number, renamed, whole
+from ..errors import choice, number, whole
 from ..memory.rows import Store
 from ..memory.samplers import Sampler
 from ..pipe import stage
@@ -22,7 +22,6 @@ from .sequence_view import SequenceView
 class SequenceReplay(ReplayByKind):
     "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
     length,burn_in,overlap,state,eta,prioritized = (Fixed() for _ in range(6))
-    @renamed(scale='weight_norm')
     def __init__(self,
         source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
         bs:int=1, # sequences in a batch

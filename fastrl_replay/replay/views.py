@@ -62,6 +62,10 @@ class View:
     def check_state(self, state): "Raise where a saved view was another one"
     def restore(self, state): "Go on where `snapshot` was taken"
     places = None   # where what is drawn are places: how many there are, and an array of those that are taken
+    def refollow(self, end): "Look at rows up to this key, which lie in the memory since before it was opened"
+    def came(self, places): "These were taken: what belongs to them may be written down, or read"
+    def note(self): "The sampler knows of all that came"
+    def key_of(self, places): return places   # the rows by whose slots something of places may be written
 
     def fresh(self, memory:Timeline, who:str)->'View':
         "The same view of a memory that is still empty"
