@@ -8,7 +8,8 @@ __all__ = ['as_array', 'check_action', 'split_answer', 'action_checker']
 # %% ../nbs/08_actions.ipynb #eb7ffe34
 import numpy as np, torch
 from gymnasium import spaces
-from .core import ActionError, njit
+from .compiled import njit
+from .errors import ActionError
 
 # %% ../nbs/08_actions.ipynb #91de7281
 def as_array(x)->np.ndarray:

@@ -17,8 +17,10 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'StatefulPipe', 'Parallel', 'RayEngine', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/99_all.ipynb #6c6c196b
-from .core import (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows,
-    StaleKey, StateError, Steps, step_dtype)
+from .core import Steps
+from .errors import (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows,
+    StaleKey, StateError)
+from .row_dtypes import step_dtype
 from .files import write_whole
 from fastrl_replay.pipe import (Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, WorkerInfo, stage,
     worker_info)

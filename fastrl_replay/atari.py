@@ -9,7 +9,7 @@ __all__ = ['register_games', 'SavedGame', 'atari', 'EpisodicLife']
 import importlib
 import gymnasium as gym, numpy as np, torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, StickyAction
-from .core import ArgumentError, StateError, number, problem, whole
+from .errors import ArgumentError, StateError, number, problem, whole
 from .states import array, checked, generator
 
 # %% ../nbs/17_atari.ipynb #27e10c07

@@ -7,7 +7,8 @@ __all__ = ['Sequences']
 
 # %% ../nbs/04_batches.ipynb #52d57555
 from fastcore.basics import patch
-from .core import ArgumentTypeError, Steps, pack, unpack
+from .core import Steps, pack, unpack
+from .errors import ArgumentTypeError
 
 # %% ../nbs/04_batches.ipynb #c9119d73
 class Sequences(Steps):

@@ -8,7 +8,7 @@ __all__ = ['BitFlip']
 # %% ../nbs/18_bitflip.ipynb #61f29bdd
 import gymnasium as gym, numpy as np
 from gymnasium import spaces
-from .core import whole
+from .errors import whole
 
 # %% ../nbs/18_bitflip.ipynb #c60345cd
 class BitFlip(gym.Env):

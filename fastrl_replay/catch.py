@@ -9,7 +9,7 @@ __all__ = ['Catch']
 import gymnasium as gym, numpy as np
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import whole
+from .errors import whole
 
 # %% ../nbs/16_catch.ipynb #9b4e6ac9
 class Catch(gym.Env):

@@ -14,7 +14,7 @@ import numpy as np
 from textwrap import fill
 from tqdm.auto import tqdm
 from . import __version__
-from .core import EnvError, Explained, did_you_mean
+from .errors import EnvError, Explained, did_you_mean
 from .datasets import spaces_of, write_minari
 from .evaluation import decimals
 from .files import write_whole

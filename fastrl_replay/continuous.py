@@ -14,7 +14,8 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
 from .batches import Sequences
-from .core import ArgumentError, ArgumentTypeError, Steps, number, whole
+from .core import Steps
+from .errors import ArgumentError, ArgumentTypeError, number, whole
 from .nested import map_leaves
 from .pipe import WorkerInfo
 from .policies import ask, feature_layers, go_on, n_states, worker_rng

@@ -10,12 +10,14 @@ import shutil
 from pathlib import Path
 import numpy as np
 from gymnasium import spaces
-from .core import ArgumentError, ArgumentTypeError, BlockError, Steps, did_you_mean
+from .core import Steps
+from .errors import ArgumentError, ArgumentTypeError, BlockError, did_you_mean
 from .episodes import refuse_drawn
 from .memory.timeline import Timeline
 from .pipe import Items, Pipe, as_pipe
 from .recorded import Episodes
 from .replay.replay import Replay
+from .nested import nest
 
 # %% ../nbs/48_datasets.ipynb #ea0f0f19
 def _minari(who):
@@ -92,8 +94,7 @@ def _blocks(source):
 def _nested(a, f):
     "A field as Minari wants it: dicts and tuples of arrays"
     if a.dtype.names is None: return f(a)
-    parts = {n: _nested(a[n], f) for n in a.dtype.names}
-    return tuple(parts.values()) if a.dtype.names[0] == '[0]' else parts
+    return nest(a.dtype.names, lambda n: _nested(a[n], f))
 
 class _Sorter:
     "Sorts rows into episodes"

@@ -15,7 +15,8 @@ from time import monotonic
 import cloudpickle, numpy as np, torch
 from fastcore.basics import patch
 from torch import nn
-from .core import ArgumentError, ArgumentTypeError, Explained, Steps, problem
+from .core import Steps
+from .errors import ArgumentError, ArgumentTypeError, Explained, problem
 from .envstate import decode, encode
 from .pipe import Pipe, WorkerInfo
 

@@ -12,12 +12,16 @@ import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
-from .core import ActionError, ArgumentError, ArgumentTypeError, EnvError, StateError, Steps
-from .core import choice, column_of_rows, memmove, njit, pack, problem, step_dtype, unpack
+from .core import Steps
+from .errors import ActionError, ArgumentError, ArgumentTypeError, EnvError, StateError
+from .compiled import memmove, njit
+from .core import column_of_rows, pack, unpack
+from .errors import choice, problem
+from .row_dtypes import step_dtype
 from .episodes import MAX_ENVS
 from fastrl_replay.pipe import (IterDataPipe, MapDataPipe, Positioned, WorkerInfo, as_pipe, stage, try_state,
     worker_info)
-from .nested import map_leaves, pick, put, tupler
+from .nested import fields_of, map_leaves, nested_dtype, pick, put, tupler
 from .actions import action_checker, as_array, split_answer
 from .envstate import Opaque, decode, encode, encoded
 from .infos import MASK, InfoColumns, InfoRows, asks_for, info_entries, last_info
@@ -511,12 +515,12 @@ def _stack(samples, space):
 # %% ../nbs/10_envs.ipynb #5969f23a
 def _policy_column_dtype(x, n, name):
     "The dtype of one row of a column"
-    def part(v, k): return _policy_column_dtype(v, n, f'{name}[{k!r}]')
-    if isinstance(x, dict): return np.dtype([(k, part(v, k)) for k,v in x.items()], align=True)
-    if isinstance(x, (tuple,list)): return np.dtype([(f'[{i}]', part(v, i)) for i,v in enumerate(x)], align=True)
-    if x.shape[:1] != (n,): raise ActionError('GymStepper', f"the policy's column {name!r}", f'shape {list(x.shape)}',
-        f'[{n}, ...]: an entry for each environment')
-    return np.dtype((x.dtype, x.shape[1:]))
+    def of_array(x, name):
+        if fields_of(x) is not None: return None
+        if x.shape[:1] == (n,): return np.dtype((x.dtype, x.shape[1:]))
+        raise ActionError('GymStepper', f"the policy's column {name!r}", f'shape {list(x.shape)}',
+            f'[{n}, ...]: an entry for each environment')
+    return nested_dtype(x, of_array, name)
 
 # %% ../nbs/10_envs.ipynb #e668810c
 @patch

@@ -10,8 +10,11 @@ __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_S
 # %% ../nbs/03_episodes.ipynb #105b4341
 import numpy as np
 from fastcore.basics import patch
-from .core import EPISODE, TORCH_NUMBERS, ArgumentTypeError, BlockError, Steps, foreign_columns
-from .core import bytes_at, differing_columns, leaves, longs_at, njit, row_places
+from .core import Steps
+from .errors import ArgumentTypeError, BlockError
+from .row_dtypes import EPISODE, TORCH_NUMBERS, foreign_columns
+from .compiled import bytes_at, longs_at, njit
+from .row_dtypes import differing_columns, leaves, row_places
 
 # %% ../nbs/03_episodes.ipynb #9e3b103e
 SIZE,ENV,EPISODE_N,STEP_N,TERMINATED,TRUNCATED,N_STEPS = range(7)   # what stands where in `RowLayout.at`

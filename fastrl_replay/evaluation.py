@@ -12,7 +12,7 @@ from itertools import islice
 from math import floor, isfinite, log10
 import gymnasium as gym, numpy as np
 from gymnasium.vector import VectorEnv
-from .core import ArgumentTypeError, whole
+from .errors import ArgumentTypeError, whole
 from .envs import GymStepper
 from .infos import SUCCESS
 

@@ -11,8 +11,11 @@ import numpy as np
 from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
-from .core import ArgumentError, ArgumentTypeError, StateError, column_dtype, did_you_mean, dtype_spec, refuse_flags
-from .core import problem, saved_dtype, step_dtype
+from .core import refuse_flags
+from .errors import did_you_mean, problem, ArgumentError, ArgumentTypeError, StateError
+from .row_dtypes import column_dtype, dtype_spec
+from .row_dtypes import saved_dtype, step_dtype
+from .nested import nested_dtype, put
 
 # %% ../nbs/09_infos.ipynb #9e0d0278
 _TWO = spaces.Discrete(2)
@@ -46,29 +49,30 @@ def entry_dtype(
     name:str, # how to call it in an error
 )->np.dtype: # of one row of its column
     "The dtype of a column for entries like this one"
+    return nested_dtype(x, _of_entry, name)
+
+def _of_entry(x, name):
     if not isinstance(x, dict):
         a = _numbers(x, name)
         return column_dtype((a.dtype, a.shape), name)
     if not x or not all(isinstance(k, str) and k for k in x): raise ArgumentError('GymStepper',
         f'entry {name!r} of info', f'a dict of {list(x)}', 'a dict with names of its parts')
-    return np.dtype([(k, entry_dtype(v, f'{name}.{k}')) for k,v in x.items()], align=True)
 
 # %% ../nbs/09_infos.ipynb #a2bd4507
 _MISSING = object()
 
-def _write(out, i, x, name): # out: an array of the column's dtype, one row for each environment
-    "Write an entry that fits"
+def _fitting(out, x, name): # out: an array of the column's dtype, one row for each environment
+    "An entry as arrays, if it is like those before"
     parts = out.dtype.names
     if isinstance(x, dict) != bool(parts) or parts and not set(parts) <= x.keys(): raise ArgumentError('GymStepper',
         f'entry {name!r} of info', f'a dict of {list(x)}' if isinstance(x, dict) else f'{x!r}'[:60],
         f'a dict with {list(parts)}' if parts else 'numbers')
-    if parts:
-        for k in parts: _write(out[k], i, x[k], f'{name}.{k}')
-        return
+    if parts: return {k: _fitting(out[k], x[k], f'{name}.{k}') for k in parts}
     a = x if type(x) is np.ndarray and x.dtype is out.dtype else _numbers(x, name)
-    fits = a.shape == out.shape[1:] and np.can_cast(a.dtype, out.dtype, 'safe')
-    if not fits: raise _other(a.dtype, a.shape, out, name)
-    out[i] = a
+    if a.shape == out.shape[1:] and np.can_cast(a.dtype, out.dtype, 'safe'): return a
+    raise _other(a.dtype, a.shape, out, name)
+
+def _write(out, i, x, name): put(out[i:i+1], _fitting(out, x, name))
 
 def _other(dtype, shape, out, name):
     "The error where an entry is no longer what it was"

@@ -14,10 +14,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import IterableDataset
 from torchdata import nodes
-from .core import (ArgumentTypeError, BlockError, StateError, Steps, column_dtype, dtype_spec, leaves,
-    problem, spec_dtype)
+from .core import Steps
+from .errors import ArgumentTypeError, BlockError, StateError, problem
+from .row_dtypes import column_dtype, dtype_spec, leaves, spec_dtype
 from .batches import Sequences
-from .nested import map_leaves
+from .nested import fields_of, map_leaves, nested_dtype
 from .pipe import IterDataPipe, Pipe, dp, stage, upstream
 from .states import anything, checked, flag
 
@@ -127,19 +128,19 @@ def _is_plain(x): # a tensor that has memory, and that torch doesn't trace
     return plain and not wrapped(x) and _get_current_dispatch_mode() is None
 
 def _tensors(x):
-    if not isinstance(x, (dict,tuple)): return [x]
-    return [t for v in (x.values() if isinstance(x, dict) else x) for t in _tensors(v)]
+    parts = fields_of(x)
+    return [x] if parts is None else [t for v in parts.values() for t in _tensors(v)]
 
 # %% ../nbs/70_interop.ipynb #430d3e9f
 def _part_dtype(x, name, shape):
     "The dtype of one row's part of a column"
-    if isinstance(x, (dict,tuple)):
-        parts,dot = (x,'.') if isinstance(x, dict) else ({f'[{i}]': v for i,v in enumerate(x)},'')
-        return np.dtype([(k, _part_dtype(v, f'{name}{dot}{k}', shape)) for k,v in parts.items()], align=True)
-    if x.shape[:len(shape)] != shape: _refuse(name, f'shape {list(x.shape)}',
-        f'{[*shape, ...]}, as the block has'.replace('Ellipsis', '...'))
-    try: return np.dtype((torch.empty(0, dtype=x.dtype).numpy().dtype, tuple(x.shape[len(shape):])))
-    except TypeError: _refuse(name, x.dtype, 'a dtype that numpy has')
+    def of_tensor(x, name):
+        if fields_of(x) is not None: return None
+        if x.shape[:len(shape)] != shape: _refuse(name, f'shape {list(x.shape)}',
+            f'{[*shape, ...]}, as the block has'.replace('Ellipsis', '...'))
+        try: return np.dtype((torch.empty(0, dtype=x.dtype).numpy().dtype, tuple(x.shape[len(shape):])))
+        except TypeError: _refuse(name, x.dtype, 'a dtype that numpy has')
+    return nested_dtype(x, of_tensor, name)
 
 def _shape(tensors, like):
     "The shape of a block whose rows were like this: what is before the dimensions that a column had within a row"
@@ -257,8 +258,8 @@ def _tensordict():
     return tensordict
 
 def _named(x):
-    if isinstance(x, tuple): x = {f'[{i}]': v for i,v in enumerate(x)}
-    return {k: _named(v) for k,v in x.items()} if isinstance(x, dict) else x
+    parts = fields_of(x)
+    return x if parts is None else {k: _named(v) for k,v in parts.items()}
 
 @patch
 def to_tensordict(self:Steps):

@@ -8,7 +8,9 @@ __all__ = ['Journal', 'Collected', 'Gather']
 # %% ../nbs/22_journal.ipynb #8ed9d4a4
 import numpy as np, torch
 from fastcore.basics import patch
-from .core import BlockError, StateError, Steps, pack, row_places, whole
+from .core import Steps, pack
+from .errors import BlockError, StateError, whole
+from .row_dtypes import row_places
 from .episodes import refuse_drawn
 from .infos import SUCCESS
 from .pipe import Pipe, stage

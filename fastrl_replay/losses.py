@@ -7,7 +7,7 @@ __all__ = ['rescale', 'unrescale', 'n_step_targets', 'masked_values', 'double_q_
 
 # %% ../nbs/50_losses.ipynb #1755af10
 import numpy as np, torch
-from .core import ArgumentError, ArgumentTypeError, number, whole
+from .errors import ArgumentError, ArgumentTypeError, number, whole
 
 # %% ../nbs/50_losses.ipynb #944412e1
 def _check(fn, like=None, **tensors):

@@ -13,7 +13,7 @@ from typing import NamedTuple, get_type_hints
 import gymnasium as gym
 from . import bitflip, catch   # noqa: F401 (registers the games)
 from .atari import EpisodicLife, atari, register_games
-from .core import did_you_mean
+from .errors import did_you_mean
 from .learners.registry import SettingsError, as_value
 from .memory.frames import Frames
 from .memory.rows import Rows, Store

@@ -8,18 +8,19 @@ __all__ = ['NStep', 'NSkip']
 # %% ../nbs/20_nstep.ipynb #9c5e47ad
 from functools import partial
 import numpy as np, torch
-from fastcore.basics import patch
-from .core import (BlockError, StateError, Steps, dtype_spec, extend_dtype, memmove, njit, number,
-    padding, refuse_flags, row_places, whole)
-from .episodes import (ENV, EPISODE_N, SIZE, STEP_N, TERMINATED, TRUNCATED, BlockGate, CountersCheck,
-    Environments, RowLayout, goes_on, grown, note_row, number_of, refuse_drawn, row_ends)
+from .compiled import bytes_at, memmove, njit
+from .core import Steps, refuse_flags
+from .errors import BlockError, StateError, number, whole
+from .row_dtypes import dtype_spec, extend_dtype, padding, row_places
+from .episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, CountersCheck, RowLayout, refuse_drawn
 from .infos import MASK, SUCCESS
-from .pipe import Holding, Pipe, stage
+from .pipe import Pipe, stage
 from .states import anything, array, checked, flag, integer, maybe, real, row_dtype
+from .waiting import (BROKE_OFF, GOES_ON, OWN, Waiting, Waits, forget_all, keep, kept_places,
+    look, note_rest, row_place)
 
 # %% ../nbs/20_nstep.ipynb #f8f27456
-# What stands where in `at`, after what `RowLayout` puts there
-_REWARD,_MERGED_SIZE,_DISCOUNT,_N_MERGED,_N,_WAITING = range(7, 13)
+_REWARD,_MERGED_SIZE,_DISCOUNT,_N_MERGED = range(OWN, OWN + 4)   # what stands where in a plan
 
 def _refuse_merged(who, dtype, merged):
     if merged: raise BlockError(who, 'its rows have the columns of an n_step already',
@@ -34,65 +35,98 @@ class _MergeLayout(RowLayout):
         _,places = row_places(who, dtype, dict(reward='f4', next_state=None))
         self.merged = extend_dtype(self.dtype, discount='f4', n='i4')
         fields = self.merged.fields
-        self.at = np.array([*self.at, places[0], self.merged.itemsize, fields['discount'][1], fields['n'][1]])
+        self.own = places[0],self.merged.itemsize,fields['discount'][1],fields['n'][1]
         ends = 'next_state',*(k for k in last if k in dtype.names)   # columns of the last step
         self.ends = np.array([[fields[k][1], fields[k][0].itemsize] for k in ends])
 
 # %% ../nbs/20_nstep.ipynb #681b88ad
 @njit
-def _wrapped(i, n): return i - n if i >= n else i   # for i below 2n; a division costs more than all the rest
-
-@njit
-def _write_merged(out, made, rings, ring, first, count, many, broken_off, ends, at, gamma):
-    "Write the `many` oldest of `count` starts that wait in a ring as merged rows after the `made` that are there"
-    size,out_size,n = at[SIZE],at[_MERGED_SIZE],at[_N]
-    reward_at = at[_REWARD]
-    rewards,floats,ints = rings.view(np.float32),out.view(np.float32),out.view(np.int32)
-    newest,total,power = ring + _wrapped(first + count - 1, n)*size,0.,1.
-    terminated,truncated = rings[newest + at[TERMINATED]],rings[newest + at[TRUNCATED]] | broken_off
-    for j in range(count-1, -1, -1):
-        row,dst = ring + _wrapped(first + j, n)*size,(made + j)*out_size
-        total,power = rewards[(row + reward_at)//4] + gamma*total,gamma*power
-        if j >= many: continue
-        memmove(out.ctypes.data + dst, rings.ctypes.data + row, size)
-        for place,length in ends: memmove(out.ctypes.data + dst + place, rings.ctypes.data + newest + place, length)
-        out[dst + at[TERMINATED]],out[dst + at[TRUNCATED]] = terminated,truncated
-        floats[(dst + reward_at)//4],floats[(dst + at[_DISCOUNT])//4] = total,0. if terminated else power
-        ints[(dst + at[_N_MERGED])//4] = count - j
+def _write_merged(rows, held, note, out, made, ends, gamma):
+    "Write the merged rows of a window that was noted after the `made` that are there; how many are there now"
+    notes,plan = held[4],held[6]
+    slot,i,first,end = notes[note,0],notes[note,1],notes[note,2],notes[note,3]
+    size,out_size,many = plan[SIZE],plan[_MERGED_SIZE],1 if notes[note,4] == GOES_ON else end - first
+    newest,total,power = row_place(rows, held, slot, end - 1, i),0.,1.
+    last = bytes_at(newest, size)
+    terminated,truncated = last[plan[TERMINATED]],last[plan[TRUNCATED]] | (notes[note,4] == BROKE_OFF)
+    floats,ints = out.view(np.float32),out.view(np.int32)
+    for t in range(end-1, first-1, -1):
+        row,dst = row_place(rows, held, slot, t, i),(made + t - first)*out_size
+        if i >= 0: i = notes[i,2]
+        total,power = bytes_at(row + plan[_REWARD], 4).view(np.float32)[0] + gamma*total,gamma*power
+        if t - first >= many: continue
+        memmove(out.ctypes.data + dst, row, size)
+        for place,length in ends: memmove(out.ctypes.data + dst + place, newest + place, length)
+        out[dst + plan[TERMINATED]],out[dst + plan[TRUNCATED]] = terminated,truncated
+        floats[(dst + plan[_REWARD])//4],floats[(dst + plan[_DISCOUNT])//4] = total,0. if terminated else power
+        ints[(dst + plan[_N_MERGED])//4] = end - t
+    return made + many
 
 # %% ../nbs/20_nstep.ipynb #f5973bcc
 @njit
-def _merge_block(rows, rings, queues, numbers, last, out, ends, at, gamma):
+def _merge_block(rows, held, out, ends, gamma):
     "Take a block, write what it completes; how many rows that is, or -1: nothing was changed, it needs a closer look"
-    size,n,n_rows = at[SIZE],at[_N],len(rows)//at[SIZE]
-    words,made = rows.view(np.int32),0
+    notes,plan = held[4],held[6]
+    n_rows,words = len(rows)//plan[SIZE],rows.view(np.int32)
     for i in range(n_rows):
-        env,reward = words[(i*size + at[ENV])//4],words[(i*size + at[_REWARD])//4]
-        if number_of(env, numbers) < 0 or reward & 0x7f800000 == 0x7f800000: return -1
-    if len(out) < min(at[_WAITING] + n_rows, n*n_rows)*at[_MERGED_SIZE]: return -1
-    for i in range(n_rows):
-        row = i*size
-        slot = number_of(words[(row + at[ENV])//4], numbers)
-        episode,step = words[(row + at[EPISODE_N])//4],words[(row + at[STEP_N])//4]
-        ring,first,count = slot*n*size,queues[slot,0],queues[slot,1]
-        if count and not goes_on(last, slot, episode, step):
-            _write_merged(out, made, rings, ring, first, count, count, 1, ends, at, gamma)
-            made,count = made + count,0
-        memmove(rings.ctypes.data + ring + _wrapped(first + count, n)*size, rows.ctypes.data + row, size)
-        count += 1
-        ended = row_ends(rows, row, at)
-        note_row(last, slot, episode, step, ended)
-        many = count if ended else int(count == n)
-        if many: _write_merged(out, made, rings, ring, first, count, many, 0, ends, at, gamma)
-        made,queues[slot,0],queues[slot,1] = made + many,_wrapped(first + many, n),count - many
-    at[_WAITING] += n_rows - made
+        if words[(i*plan[SIZE] + plan[_REWARD])//4] & 0x7f800000 == 0x7f800000: return -1
+    found = look(rows, held)
+    if found <= 0: return found
+    need = 0
+    for note in range(n_rows, n_rows + found): need += 1 if notes[note,4] == GOES_ON else notes[note,3] - notes[note,2]
+    if len(out) < need*plan[_MERGED_SIZE]: return -1
+    made = _merge_noted(rows, held, found, out, ends, gamma)
+    keep(rows, held)
+    return made
+
+@njit
+def _merge_noted(rows, held, found, out, ends, gamma):
+    made,n_rows = 0,len(rows)//held[6][SIZE]
+    for note in range(n_rows, n_rows + found): made = _write_merged(rows, held, note, out, made, ends, gamma)
     return made
 
 # %% ../nbs/20_nstep.ipynb #b563b392
+_BEFORE = 'put it before the replay, or the stage that makes sequences'
+
+class _Merging(Waits):
+    "Blocks in, merged rows out, without a source"
+    _buffers = '_held','_out'
+    def _fresh(self):
+        gate = BlockGate('NStep', partial(_MergeLayout, last=self.last), _refuse_endless, _BEFORE,
+            counted=self.n > 1)
+        self._held,self._out = Waiting(gate, self.n, 1, 'each'),np.zeros(0, np.uint8)
+
+    def merge(self,
+        steps:Steps, # the next block
+    )->Steps: # the merged rows that it completes, perhaps none
+        "Take a block; a block that doesn't fit is refused whole, and nothing has changed"
+        w = self._held
+        if (raw := w.known(steps)) is None: raw = self._make_room(steps)
+        layout = w.gate.layout
+        while (made := _merge_block(raw, w.held, self._out, layout.ends, self.gamma)) < 0: raw = self._make_room(steps)
+        return Steps(np.ndarray(made, layout.merged, self._out[:made*layout.merged.itemsize].copy()))
+
+    def _make_room(self, steps):
+        raw,layout = self._held.make_room(steps),self._held.gate.layout
+        n_rows = len(raw)//layout.dtype.itemsize
+        room = min(self.waiting + n_rows, self.n*n_rows)*layout.merged.itemsize
+        if len(self._out) < room: self._out = np.zeros(room, np.uint8)
+        return raw
+
+    waiting = property(lambda self: int(np.minimum(self._held.counts, self.n - 1).sum()),
+        doc='How many rows wait for steps to come')
+
+def _refuse_endless(rows):
+    bad = np.flatnonzero(~np.isfinite(rows['reward']))
+    if not len(bad): return
+    env,reward = rows['env_id'][bad[0]],rows['reward'][bad[0]]
+    raise BlockError('NStep', f"row {bad[0]} of the block, column 'reward' (env_id {env})", reward, 'a finite number',
+        'fix the environment: this would spoil the rewards of all steps before it')
+
+# %% ../nbs/20_nstep.ipynb #fb863a8a
 @stage('n_step')
-class NStep(Holding):
+class NStep(_Merging):
     "Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`"
-    _buffers = '_gate','_envs','_at','_ends','_rings','_queues','_out'
     def __init__(self,
         source, # a pipe of Steps, one row a step
         n:int, # how many steps at most; 1 only adds the columns
@@ -109,95 +143,37 @@ class NStep(Holding):
         for steps in self.blocks():
             merged = self.merge(steps)
             if len(merged): yield merged
-        if self.data_ended and self._waiting: yield from self._hand_out([self.flush()])
+        if self.data_ended and self.waiting: yield from self._hand_out([self.flush()])
 
-    def merge(self,
-        steps:Steps, # the next block
-    )->Steps: # the merged rows that it completes, perhaps none
-        "Take a block; a block that doesn't fit is refused whole, and nothing has changed"
-        known = (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
-                 and (rows.dtype is self._gate.same or self._gate.knows(rows.dtype)))
-        raw = np.ndarray(rows.nbytes, np.uint8, rows) if known else self._make_room(steps)   # faster than a view
-        while (made := _merge_block(raw, self._rings, self._queues, (envs := self._envs).number, envs.last,
-                                    self._out, self._ends, self._at, self.gamma)) < 0: raw = self._make_room(steps)
-        dtype = self._gate.layout.merged
-        return Steps(np.ndarray(made, dtype, self._out[:made*dtype.itemsize].copy()))
+    def flush(self)->Steps: # the rows of all starts that wait; one has waited at least
+        "Hand out what waits for steps that won't come"
+        w,found = self._held,note_rest(self._held)
+        layout,out = w.gate.layout,np.zeros(self.waiting*w.gate.layout.merged.itemsize, np.uint8)
+        made = _merge_noted(out[:0], w.held, found, out, layout.ends, self.gamma)
+        forget_all(w)
+        w.gate.ended()
+        return Steps(np.ndarray(made, layout.merged, out))
 
-# %% ../nbs/20_nstep.ipynb #fb863a8a
-_BEFORE = 'put it before the replay, or the stage that makes sequences'
-
-@patch
-def _fresh(self:NStep):
-    self._gate = BlockGate('NStep', partial(_MergeLayout, last=self.last), _refuse_endless, _BEFORE, counted=self.n > 1)
-    self._envs = Environments()
-    self._at,self._ends,self._out = np.zeros(1, np.int64),np.zeros((1,2), np.int64),np.zeros(0, np.uint8)
-    self._rings,self._queues = np.empty(0, np.uint8),np.zeros((0,2), np.int64)
-
-@patch
-def _make_room(self:NStep, steps)->np.ndarray: # its bytes
-    "Check a block, and make room for its environments and for what it may complete"
-    rows,layout = self._gate.check(steps)
-    if self._gate.layout is None:
-        self._at,self._ends,self._rings = np.append(layout.at, [self.n, 0]),layout.ends,np.empty(0, np.uint8)
-    room = min(self._waiting + len(rows), self.n*len(rows))*layout.merged.itemsize
-    if len(self._out) < room: self._out = np.zeros(room, np.uint8)
-    envs,env_ids = self._envs,rows['env_id']
-    if not envs.admit(env_ids): envs = envs.with_room(env_ids, np.flatnonzero(self._queues[:,1]))
-    slots = len(envs.ids)
-    self._rings,self._queues = grown(self._rings, slots*self.n*layout.dtype.itemsize),grown(self._queues, slots, 0)
-    envs.admit(env_ids)
-    self._envs = envs
-    self._gate.accept(rows, layout)
-    return rows.view(np.uint8)
-
-@patch(as_prop=True)
-def _waiting(self:NStep): return int(self._at[-1])   # how many rows wait for steps to come
-
-def _refuse_endless(rows):
-    bad = np.flatnonzero(~np.isfinite(rows['reward']))
-    if not len(bad): return
-    env,reward = rows['env_id'][bad[0]],rows['reward'][bad[0]]
-    raise BlockError('NStep', f"row {bad[0]} of the block, column 'reward' (env_id {env})", reward, 'a finite number',
-        'fix the environment: this would spoil the rewards of all steps before it')
-
-# %% ../nbs/20_nstep.ipynb #8b77a80e
-@njit
-def _merge_rest(rings, queues, out, ends, at, gamma):
-    "Write all starts that wait, as of episodes that broke off; how many these are"
-    made = 0
-    for slot in range(len(queues)):
-        first,count,ring = queues[slot,0],queues[slot,1],slot*at[_N]*at[SIZE]
-        if count: _write_merged(out, made, rings, ring, first, count, count, 1, ends, at, gamma)
-        made,queues[slot,1] = made + count,0
-    at[_WAITING] = 0
-    return made
-
-@patch
-def flush(self:NStep)->Steps: # the rows of all starts that wait; one has waited at least
-    "Hand out what waits for steps that won't come"
-    dtype = self._gate.layout.merged
-    out = np.zeros(self._waiting*dtype.itemsize, np.uint8)
-    made = _merge_rest(self._rings, self._queues, out, self._ends, self._at, self.gamma)
-    self._gate.ended()
-    return Steps(np.ndarray(made, dtype, out))
+    def snapshot(self): return _snapshot(self)
+    def restored(self, state): return _restored(self, state)
 
 # %% ../nbs/20_nstep.ipynb #322e6be9
-@patch
-def snapshot(self:NStep)->dict: # the rows that wait
-    state = dict(n=self.n, gamma=self.gamma, dtype=None, rows=None, over=self._at_end)
-    if not self._waiting: return state
-    dtype = self._gate.layout.dtype
-    rings = self._rings.reshape(-1, self.n, dtype.itemsize)
-    queues = self._queues[:len(self._envs.ids)]
-    rows = [ring[(first + np.arange(count))%self.n] for ring,(first,count) in zip(rings, queues)]
-    rows = np.concatenate(rows)
+def _snapshot(stage)->dict: # the rows that wait
+    state = dict(n=stage.n, gamma=stage.gamma, dtype=None, rows=None, over=stage._at_end)
+    if not stage.waiting: return state
+    w,slots = stage._held,stage._held.counts.nonzero()[0]
+    dtype = w.gate.layout.dtype
+    rows = w.held[5].reshape(-1, dtype.itemsize)[kept_places(w, slots, w.counts[slots], stage.n - 1)]
     rows[:, padding(dtype)] = 0
     return dict(state, dtype=dtype_spec(dtype), rows=torch.from_numpy(rows))
 
-@patch
-def _restored(self:NStep, state):
+def _restored(stage, state):
     "Another stage that holds what was saved"
-    new = NStep(None, self.n, self.gamma, self.last)
+    new = NStep(None, stage.n, stage.gamma, stage.last)
+    saved = checked('NStep', dict(n=integer(), gamma=real()), state, more=True)
+    got,own = (saved['n'],saved['gamma']),(new.n,new.gamma)
+    if got != own: raise StateError('NStep', 'a saved stage with another n or gamma', got, own,
+        'build the chain that was saved')
     form = dict(n=anything, gamma=anything, dtype=maybe(row_dtype), rows=anything, over=flag)
     dtype = checked('NStep', form, state)['dtype']
     if dtype is None: return new
@@ -208,22 +184,6 @@ def _restored(self:NStep, state):
     except BlockError as e: raise StateError('NStep', 'saved rows that are none', e) from e
     if len(complete): raise StateError('NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none')
     return new
-
-# %% ../nbs/20_nstep.ipynb #2b157132
-@patch
-def check_state(self:NStep, state):
-    saved = checked('NStep', dict(n=integer(), gamma=real()), state, more=True)
-    got,own = (saved['n'],saved['gamma']),(self.n,self.gamma)
-    if got != own: raise StateError('NStep', 'a saved stage with another n or gamma', got, own,
-        'build the chain that was saved')
-    state = {'over': False, **state}   # older versions had none
-    new = vars(self._restored(state))
-    return dict({name: new[name] for name in self._buffers}, over=state['over'])
-
-@patch
-def restore(self:NStep, state):
-    self._stand(state.pop('over'))
-    vars(self).update(state)
 
 # %% ../nbs/20_nstep.ipynb #e494543f
 @stage('n_skip')

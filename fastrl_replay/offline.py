@@ -10,7 +10,8 @@ import os
 from itertools import chain
 from pathlib import Path
 from fastcore.basics import patch
-from .core import ArgumentError, ArgumentTypeError, Explained, NoRoom, StateError, step_dtype
+from .errors import ArgumentError, ArgumentTypeError, Explained, NoRoom, StateError
+from .row_dtypes import step_dtype
 from .datasets import is_minari, read_minari
 from .journal import Journal
 from .learners.registry import SettingsError

@@ -12,8 +12,11 @@ from time import monotonic
 import numpy as np, torch
 from fastcore.basics import patch
 from torch import multiprocessing as mp
-from .core import ArgumentError, StaleKey, StateError, Steps
-from .core import choice, interrupts_wait, pack, problem, unpack, whole
+from .core import Steps
+from .errors import ArgumentError, StaleKey, StateError
+from .compiled import interrupts_wait
+from .core import pack, unpack
+from .errors import choice, problem, whole
 from .engines import AWAY, ChainCopy, Silence, WorkerError, batches_in, outline   # noqa: F401 (who catches it)
 from .locks import DrawOrderLock
 from .memory.links import as_keys

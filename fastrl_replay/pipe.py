@@ -18,7 +18,8 @@ from typing import NamedTuple
 from fastcore.basics import patch
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
-from .core import (Explained, ArgumentError, ArgumentTypeError, StateError, Steps, choice, problem)
+from .core import Steps
+from .errors import Explained, ArgumentError, ArgumentTypeError, StateError, choice, problem
 from .states import anything, checked, flag, integer
 
 # %% ../nbs/01_pipe.ipynb #2b783269

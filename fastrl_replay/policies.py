@@ -13,7 +13,8 @@ import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
-from .core import ActionError, ArgumentError, ArgumentTypeError, StateError, space_dtype
+from .errors import ActionError, ArgumentError, ArgumentTypeError, StateError
+from .nested import space_dtype
 from .losses import masked_values
 from .nested import map_leaves
 from .pipe import WorkerInfo

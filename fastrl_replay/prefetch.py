@@ -13,7 +13,8 @@ from threading import Lock, Thread, current_thread
 from weakref import WeakSet, finalize
 import numpy as np, torch
 from fastcore.basics import patch
-from .core import ArgumentTypeError, StateError, pack, whole
+from .core import pack
+from .errors import ArgumentTypeError, StateError, whole
 from .memory.links import Places
 from .pipe import Pipe, stage
 from .states import array, block, checked, flag, integer, listed

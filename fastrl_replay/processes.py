@@ -14,7 +14,8 @@ from time import monotonic
 import torch
 from fastcore.basics import patch
 from torch import multiprocessing as mp
-from .core import choice, interrupts_wait, number, problem
+from .compiled import interrupts_wait
+from .errors import choice, number, problem
 from .engines import Filled, Served, Weights, Worker, format_error, seed_generators
 from .pipe import as_worker
 

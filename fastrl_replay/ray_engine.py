@@ -13,7 +13,7 @@ from threading import Thread
 from time import monotonic
 import torch
 from fastcore.basics import patch
-from .core import ArgumentError, ArgumentTypeError, number
+from .errors import ArgumentError, ArgumentTypeError, number
 from .engines import Filled, Served, Weights, Worker, seed_generators
 from .pipe import as_worker
 

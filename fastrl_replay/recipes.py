@@ -17,13 +17,14 @@ from weakref import ref
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from .core import StateError, did_you_mean, differing_columns, row_places, saved_dtype
+from .errors import StateError, did_you_mean
+from .row_dtypes import differing_columns, row_places, saved_dtype
 from .envs import GymStepper, as_float32
 from .evaluation import evaluate, play
 from .journal import Collected, Gather, Journal
 from .learners import LEARNERS, SettingsError
 from .learners.registry import as_value, network_layers, recorded, scheduled, setting, setting_text
-from .memory.arrays import device_of
+from .machine import device_of
 from .memory.directory import read_meta
 from .named_envs import full_name, named_env, named_info, named_store, read_calls
 from .offline import Offline

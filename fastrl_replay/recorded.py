@@ -13,9 +13,11 @@ import numpy as np, torch
 from fastcore.basics import patch
 from numpy.lib.npyio import NpzFile
 from gymnasium import spaces
-from .core import (TORCH_NUMBERS, ArgumentError, ArgumentTypeError, BlockError, Explained, Steps,
-    column_dtype, foreign_columns, step_dtype, whole)
+from .core import Steps
+from .errors import ArgumentError, ArgumentTypeError, BlockError, Explained, whole
+from .row_dtypes import TORCH_NUMBERS, column_dtype, foreign_columns, step_dtype
 from .pipe import IterDataPipe, Items, Positioned, stage
+from .nested import fields_of, nested_dtype, put
 
 # %% ../nbs/24_recorded.ipynb #b4e34da0
 def table_columns(
@@ -112,18 +114,8 @@ def _depth_first(x, f, at=''):
     if isinstance(x, tuple): return tuple(_depth_first(v, f, f'{at}[{i}]') for i,v in enumerate(x))
     return f(x, at)
 
-def _dtype_of(x):
-    "The dtype of a column's part in a row"
-    if isinstance(x, tuple): x = {f'[{i}]': v for i,v in enumerate(x)}
-    if isinstance(x, dict): return np.dtype([(k, _dtype_of(v)) for k,v in x.items()], align=True)
-    return np.dtype((x.dtype, x.shape[1:]))
-
-def _fill(field, x):
-    "Copy a nested column into a field of rows"
-    if isinstance(x, tuple): x = {f'[{i}]': v for i,v in enumerate(x)}
-    if not isinstance(x, dict): field[...] = x
-    else:
-        for k,v in x.items(): _fill(field[k], v)
+def _of_array(x, name=''): return np.dtype((x.dtype, x.shape[1:])) if fields_of(x) is None else None
+def _dtype_of(x): return nested_dtype(x, _of_array)   # of a column's part in a row
 
 # %% ../nbs/24_recorded.ipynb #9cba63a3
 _ANY = spaces.Discrete(1)   # the dtypes of states and actions are those of the arrays
@@ -224,7 +216,7 @@ def rows(self:_Recorded, dtype, extra, env_id):
     dtype = self._agreed(dtype or _row_dtype(dict(self.columns, state=before), extra), before, after, extra)
     rows = np.zeros(self.n, dtype)
     for n,x in dict(state=before, next_state=after, terminated=terminated, truncated=truncated,
-                    **{n: self.columns[n] for n in ('action','reward',*extra)}).items(): _fill(rows[n], x)
+                    **{n: self.columns[n] for n in ('action','reward',*extra)}).items(): put(rows[n], x)
     rows['env_id'] = env_id
     for i,part in enumerate(np.split(rows, starts[1:]) if self.n else ()):
         part['episode_n'],part['step_n'] = self.first + i,np.arange(1, len(part) + 1)

@@ -10,9 +10,13 @@ import numpy as np
 from fastcore.basics import patch
 from gymnasium import spaces
 from stable_baselines3.common import buffers
+from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
-from .core import ArgumentError, ArgumentTypeError, Steps, step_dtype
+from .core import Steps
+from .errors import ArgumentError, ArgumentTypeError
+from .row_dtypes import step_dtype
 from .memory.timeline import Timeline
+from .nested import fields_of, nested_dtype, put
 
 # %% ../nbs/74_sb3.ipynb #65ff7d51
 def newest_in(
@@ -49,9 +53,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._begin()
 
     def _observation_dtype(self):
-        space,shape = self.observation_space,self.obs_shape
-        if not isinstance(shape, dict): return np.dtype((space.dtype, shape))
-        return np.dtype([(k, (space[k].dtype, s)) for k,s in shape.items()], align=True)
+        def of_space(s, name): return np.dtype((s.dtype, get_obs_shape(s))) if fields_of(s) is None else None
+        return nested_dtype(self.observation_space, of_space)
 
     def _begin(self): # no episode is under way
         self.episode,self.steps = np.ones(self.n_envs, np.int32),np.zeros(self.n_envs, np.int32)
@@ -82,16 +85,13 @@ def timeouts_of(
     return flags_of([i.get('TimeLimit.truncated', False) for i in infos], "infos: 'TimeLimit.truncated'", n)
 
 # %% ../nbs/74_sb3.ipynb #6d824acd
-def _put(field, x):
-    if field.dtype.names is None: field[...] = np.reshape(x, field.shape)
-    else:
-        for n in field.dtype.names: _put(field[n], x[n])
+def _write(field, x): field[...] = np.reshape(x, field.shape)
 
 @patch
 def add(self:ReplayBuffer, obs, next_obs, action, reward, done, infos):
     "A row of each environment"
     rows,done = np.zeros(self.n_envs, self.row),flags_of(done, 'done', self.n_envs)
-    for n,x in dict(state=obs, next_state=next_obs, action=action, reward=reward).items(): _put(rows[n], x)
+    for n,x in dict(state=obs, next_state=next_obs, action=action, reward=reward).items(): put(rows[n], x, _write)
     late = timeouts_of(infos, self.n_envs) if self.handle_timeout_termination else np.zeros(self.n_envs, bool)
     rows['terminated'],rows['truncated'] = done & ~late,done & late
     steps,totals = self.steps + 1,self.totals + rows['reward']

@@ -8,35 +8,18 @@ __all__ = ['SequenceChunker']
 # %% ../nbs/21_sequence.ipynb #bb5cdbbf
 from collections import deque
 import numpy as np, torch
-from fastcore.basics import patch
-from .core import (BlockError, StateError, Steps, choice, dtype_spec, extend_dtype, memmove, njit,
-    padding, refuse_flags, whole)
-from .episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, BlockGate, Environments, RowLayout, goes_on,
-    grown, note_row, number_of, row_ends)
-from .pipe import Holding, stage
+from .compiled import memmove, njit
+from .core import Steps, refuse_flags
+from .errors import BlockError, StateError, choice, whole
+from .row_dtypes import dtype_spec, extend_dtype, padding
+from .episodes import MAX_ENVS, SIZE, BlockGate, RowLayout
+from .pipe import stage
 from .states import anything, array, checked, flag, maybe, row_dtype
-
-# %% ../nbs/21_sequence.ipynb #f3bfdf47
-@njit
-def _unseen(p, length, stride):
-    "How many of an episode's first `p` steps are in no sequence that is complete by then"
-    return p if p < length else (p - length) % stride
-
-# %% ../nbs/21_sequence.ipynb #324bac2e
-_TAILS = 'shift','pad','drop'
-_SHIFT,_PAD,_DROP = range(3)
-
-@njit
-def _tail_start(p, length, stride, tail):
-    "Where the last sequence of an episode of `p` steps starts, counted from 0; -1: there is nothing left to show"
-    unseen = _unseen(p, length, stride)
-    if unseen == 0 or tail == _DROP: return -1
-    if p < length: return 0
-    return p - length if tail == _SHIFT else p - unseen - (length - stride)
+from fastrl_replay.waiting import (OWN, TAILS, Waiting, Waits, forget_all, keep, kept_places, look, note_rest,
+    row_place)
 
 # %% ../nbs/21_sequence.ipynb #4a264127
-_OUT_SIZE,_MASK,_LENGTH,_STRIDE,_TAIL,_LOOKED = range(7, 13)   # they continue those of `RowLayout.at`
-_COUNT,_NEWEST = 3,4   # in `ahead`, after what the rule wants to know
+_OUT_SIZE,_MASK = OWN,OWN + 1   # what stands where in a plan
 
 class _SequenceLayout(RowLayout):
     "Where the kernels find what they read in a row, and write in a row of a sequence"
@@ -45,84 +28,61 @@ class _SequenceLayout(RowLayout):
             'a chunker adds it: one is enough, and it takes steps, not sequences')
         super().__init__(who, dtype)
         self.sequence = extend_dtype(self.dtype, mask='?')
-        self.at = np.array([*self.at, self.sequence.itemsize, self.sequence.fields['mask'][1]])
-
-# %% ../nbs/21_sequence.ipynb #f1af05a2
-@njit
-def _forget(last, counts, ahead):
-    "Forget what was looked at"
-    for slot in range(min(len(last), len(counts))):
-        note_row(ahead, slot, last[slot,0], last[slot,1], not last[slot,2])
-        ahead[slot,_COUNT],ahead[slot,_NEWEST] = counts[slot],-1
-
-# %% ../nbs/21_sequence.ipynb #948a8bc2
-@njit
-def _look(rows, ring, numbers, last, counts, ahead, notes, at):
-    "How many sequences does a block complete? 0: none, and the rows were kept; -1: the block needs a closer look"
-    size,length,stride,tail = at[SIZE],at[_LENGTH],at[_STRIDE],at[_TAIL]
-    words,n_rows,found = rows.view(np.int32),len(rows)//size,0
-    if 3*n_rows > len(notes): return -1   # a row can complete two sequences
-    for i in range(n_rows):
-        notes[i,0] = number_of(words[(i*size + at[ENV])//4], numbers)
-        if notes[i,0] < 0: return -1
-    if at[_LOOKED]: _forget(last, counts, ahead)
-    at[_LOOKED] = 1
-    for i in range(n_rows):
-        row,slot = i*size,notes[i,0]
-        p,newest = ahead[slot,_COUNT],ahead[slot,_NEWEST]
-        episode,step = words[(row + at[EPISODE_N])//4],words[(row + at[STEP_N])//4]
-        if p > 0 and not goes_on(ahead, slot, episode, step):
-            start = _tail_start(p, length, stride, tail)
-            if start >= 0:
-                at_note,found = n_rows + found,found + 1
-                notes[at_note,0],notes[at_note,1] = slot,newest
-                notes[at_note,2],notes[at_note,3] = start,p
-            p = 0
-        notes[i,1],notes[i,2] = p,newest
-        p,ended = p + 1,row_ends(rows, row, at)
-        note_row(ahead, slot, episode, step, ended)
-        if _unseen(p, length, stride) == 0: start = p - length
-        else: start = _tail_start(p, length, stride, tail) if ended else -1
-        if start >= 0:
-            at_note,found = n_rows + found,found + 1
-            notes[at_note,0],notes[at_note,1] = slot,i
-            notes[at_note,2],notes[at_note,3] = start,p
-        ahead[slot,_COUNT],ahead[slot,_NEWEST] = 0 if ended else p,i
-    if not found: _keep(rows, ring, last, counts, ahead, notes, at)
-    return found
+        self.own = self.sequence.itemsize,self.sequence.fields['mask'][1]
 
 # %% ../nbs/21_sequence.ipynb #55db5f4e
 @njit
-def _cut(rows, ring, notes, number, out, at):
+def _cut(rows, held, number, out):
     "Copy the rows of a sequence that was noted into `out`, and say that they are steps"
-    size,out_size,length = at[SIZE],at[_OUT_SIZE],at[_LENGTH]
-    i = len(rows)//size + number
-    slot,row = notes[i,0],notes[i,1]
-    start,end = notes[i,2],notes[i,3]
+    notes,plan = held[4],held[6]
+    note = notes[len(rows)//plan[SIZE] + number]
+    slot,i,start,end = note[0],note[1],note[2],note[3]
     for t in range(end-1, start-1, -1):
-        dst = (t - start)*out_size
-        if row >= 0: memmove(out.ctypes.data + dst, rows.ctypes.data + row*size, size)
-        else: memmove(out.ctypes.data + dst, ring.ctypes.data + (slot*length + t%length)*size, size)
-        if row >= 0: row = notes[row,2]
-        out[dst + at[_MASK]] = 1
-
-@njit
-def _keep(rows, ring, last, counts, ahead, notes, at):
-    "Copy the rows of a block that was looked at to their slots"
-    size,length = at[SIZE],at[_LENGTH]
-    for i in range(len(rows)//size):
-        slot,p = notes[i,0],notes[i,1]
-        memmove(ring.ctypes.data + (slot*length + p%length)*size, rows.ctypes.data + i*size, size)
-        if ahead[slot,_NEWEST] != i: continue
-        note_row(last, slot, ahead[slot,0], ahead[slot,1], not ahead[slot,2])
-        counts[slot],ahead[slot,_NEWEST] = ahead[slot,_COUNT],-1
-    at[_LOOKED] = 0
+        dst = (t - start)*plan[_OUT_SIZE]
+        memmove(out.ctypes.data + dst, row_place(rows, held, slot, t, i), plan[SIZE])
+        if i >= 0: i = notes[i,2]
+        out[dst + plan[_MASK]] = 1
 
 # %% ../nbs/21_sequence.ipynb #4e799e45
+class _Cutting(Waits):
+    "Blocks in, sequences out, without a source"
+    _buffers = '_held','_waiting'
+    def _fresh(self):
+        gate = BlockGate(type(self).__name__, _SequenceLayout,
+            shape_remedy='put it before the replay, or before another chunker: it takes steps as they come',
+            counted=self.length > 1)
+        self._held,self._waiting = Waiting(gate, self.length, self.length - self.overlap, self.tail),deque()
+
+    def chunk(self,
+        steps:Steps, # a block of rows, or one row
+    )->list: # `Steps` of shape [length], each in separate memory
+        "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
+        w = self._held
+        if (raw := w.known(steps)) is None: raw = w.make_room(steps)
+        while (found := look(raw, w.held)) < 0: raw = w.make_room(steps)
+        if not found: return []
+        sequences = self._sequences(raw, found)
+        keep(raw, w.held)
+        return sequences
+
+    def flush(self)->list: # of sequences, in the order of the environments' first rows
+        "The last sequences of episodes that nothing more will come of"
+        sequences = self._sequences(np.empty(0, np.uint8), note_rest(self._held))
+        forget_all(self._held)
+        self._held.gate.ended()
+        return sequences
+
+    def _sequences(self, raw, found): # that were found in a block
+        if not found: return []
+        dtype,held = self._held.gate.layout.sequence,self._held.held
+        outs = [np.zeros(self.length*dtype.itemsize, np.uint8) for _ in range(found)]
+        for i,out in enumerate(outs): _cut(raw, held, i, out)
+        return [Steps(np.ndarray(self.length, dtype, out)) for out in outs]
+
+# %% ../nbs/21_sequence.ipynb #ad5fe5dd
 @stage('chunk_sequences')
-class SequenceChunker(Holding):
+class SequenceChunker(_Cutting):
     "Cuts the steps of each environment and episode into sequences of `length`; column `mask`: is this row a step?"
-    _buffers = '_gate','_envs','_at','_ring','_counts','_ahead','_notes','_waiting'
     def __init__(self,
         source, # a pipe of Steps, blocks of rows of any number of environments
         length:int, # rows of a sequence
@@ -130,7 +90,7 @@ class SequenceChunker(Holding):
         tail:str='shift', # ends of episodes: 'shift' moves the last sequence back, 'pad' adds zeros, 'drop' drops it
     ):
         who = type(self).__name__
-        self.length,self.tail = whole(who, 'length', length, 1, 2**31-1),choice(who, 'tail', tail, _TAILS)
+        self.length,self.tail = whole(who, 'length', length, 1, 2**31-1),choice(who, 'tail', tail, TAILS[:3])
         self.overlap = whole(who, 'overlap', overlap, 0, self.length-1, 'a sequence must bring at least one new step')
         super().__init__(source)
         self._fresh()
@@ -146,134 +106,57 @@ class SequenceChunker(Holding):
         self._waiting.extend(self.flush())
         yield from self._hand_out(self._waiting.popleft() for _ in range(len(self._waiting)))
 
-    def chunk(self,
-        steps:Steps, # a block of rows, or one row
-    )->list: # `Steps` of shape [length], each in separate memory
-        "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
-        known = (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
-                 and (rows.dtype is self._gate.same or self._gate.knows(rows.dtype)))
-        raw = np.ndarray(rows.nbytes, np.uint8, rows) if known else self._make_room(steps)   # faster than a view
-        while (found := _look(raw, self._ring, (envs := self._envs).number, envs.last, self._counts, self._ahead,
-                              self._notes, self._at)) < 0: raw = self._make_room(steps)
-        if not found: return []
-        sequences = [self._sequence(raw, i) for i in range(found)]
-        _keep(raw, self._ring, envs.last, self._counts, self._ahead, self._notes, self._at)
-        return sequences
-
-# %% ../nbs/21_sequence.ipynb #ad5fe5dd
-@patch
-def _sequence(self:SequenceChunker, raw, i): # number `i` of those that were found in a block
-    dtype = self._gate.layout.sequence
-    out = np.zeros(self.length*dtype.itemsize, np.uint8)
-    _cut(raw, self._ring, self._notes, i, out, self._at)
-    return Steps(np.ndarray(self.length, dtype, out))
-
-@patch
-def _fresh(self:SequenceChunker):
-    self._gate = BlockGate(type(self).__name__, _SequenceLayout,
-        shape_remedy='put it before the replay, or before another chunker: it takes steps as they come',
-        counted=self.length > 1)
-    self._envs,self._waiting,self._at = Environments(),deque(),None
-    self._ring,self._notes = np.empty(0, np.uint8),np.empty((0,4), np.int64)
-    self._counts,self._ahead = np.zeros(0, np.int64),np.zeros((0,5), np.int64)
-
-@patch
-def _make_room(self:SequenceChunker, steps)->np.ndarray: # its bytes
-    "Check a block, and make room for its environments and for what is found in it"
-    rows,layout = self._gate.check(steps)
-    if self._gate.layout is None:
-        self._at = np.append(layout.at, [self.length, self.length - self.overlap, _TAILS.index(self.tail), 1])
-        self._ring = np.empty(0, np.uint8)
-    self._at[_LOOKED] = 1   # of new environments, `ahead` says nothing yet
-    envs,env_ids = self._envs,rows['env_id']
-    if not envs.admit(env_ids): envs = envs.with_room(env_ids, np.flatnonzero(self._counts))
-    slots = len(envs.ids)
-    self._ring = grown(self._ring, slots*self.length*layout.dtype.itemsize)
-    self._counts,self._ahead = grown(self._counts, slots, 0),grown(self._ahead, slots)
-    if len(self._notes) < 3*len(rows): self._notes = np.empty((3*len(rows), 4), np.int64)
-    envs.admit(env_ids)
-    self._envs = envs
-    self._gate.accept(rows, layout)
-    return rows.view(np.uint8)
-
-# %% ../nbs/21_sequence.ipynb #d6a1e712
-@patch
-def flush(self:SequenceChunker)->list: # of sequences, in the order of the environments' first rows
-    "The last sequences of episodes that nothing more will come of"
-    if self._gate.layout is None: return []
-    tail,stride = _TAILS.index(self.tail),self.length - self.overlap
-    starts = [(slot, -1, _tail_start(p, self.length, stride, tail), p) for slot,p in enumerate(self._counts) if p]
-    self._notes = np.array([s for s in starts if s[2] >= 0], np.int64).reshape(-1, 4)
-    sequences = [self._sequence(np.empty(0, np.uint8), i) for i in range(len(self._notes))]
-    self._counts[:],self._at[_LOOKED] = 0,1   # what was noted ahead is to be forgotten
-    self._gate.ended()
-    return sequences
+    def snapshot(self): return _snapshot(self)
+    def restored(self, state): return _restored(self, state)
 
 # %% ../nbs/21_sequence.ipynb #32397726
-@patch
-def snapshot(self:SequenceChunker)->dict: # plain data and tensors
-    state = dict(arguments=[self.length, self.overlap, self.tail], over=self._at_end)
-    if self._gate.layout is None: return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
-    slots = np.flatnonzero(self._counts[:len(self._envs.ids)])   # of running episodes
-    counts = self._counts[slots]
-    rows = self._ring.reshape(-1, self._gate.layout.dtype.itemsize)[self._kept_rows(slots, counts)]
-    width = self.length*self._gate.layout.sequence.itemsize
-    waiting = np.array([s.rows.view(np.uint8) for s in self._waiting], np.uint8).reshape(-1, width)
-    rows[:, padding(self._gate.layout.dtype)] = 0
-    arrays = dict(ids=self._envs.ids[slots], counts=counts, rows=rows, waiting=waiting)
-    return dict(state, dtype=dtype_spec(self._gate.layout.dtype), **{k: torch.from_numpy(a) for k,a in arrays.items()})
-
-@patch
-def _kept_rows(self:SequenceChunker, slots, counts):
-    "Where in the ring the last rows of these slots are, in time order"
-    n = self.length
-    of_each = (slot*n + np.arange(max(0, p-n), p)%n for slot,p in zip(slots, counts))
-    return np.concatenate([np.zeros(0, np.int64), *of_each])
+def _snapshot(stage)->dict: # plain data and tensors
+    layout,w = stage._held.gate.layout,stage._held
+    state = dict(arguments=[stage.length, stage.overlap, stage.tail], over=stage._at_end)
+    if layout is None: return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
+    slots = w.counts.nonzero()[0]   # of running episodes
+    rows = w.held[5].reshape(-1, layout.dtype.itemsize)[kept_places(w, slots, w.counts[slots], stage.length)]
+    width = stage.length*layout.sequence.itemsize
+    waiting = np.array([s.rows.view(np.uint8) for s in stage._waiting], np.uint8).reshape(-1, width)
+    rows[:, padding(layout.dtype)] = 0
+    arrays = dict(ids=w.envs.ids[slots], counts=w.counts[slots], rows=rows, waiting=waiting)
+    return dict(state, dtype=dtype_spec(layout.dtype), **{k: torch.from_numpy(a) for k,a in arrays.items()})
 
 # %% ../nbs/21_sequence.ipynb #b5717fad
-@patch
-def _restored(self:SequenceChunker, state):
+def _restored(stage, state):
     "Another stage that holds what was saved"
-    new = type(self)(None, self.length, self.overlap, self.tail)
-    who,arrays = type(self).__name__,('ids','counts','rows','waiting')
+    new,who = type(stage)(None, stage.length, stage.overlap, stage.tail),type(stage).__name__
+    got,own = state['arguments'],[stage.length, stage.overlap, stage.tail]
+    if repr(got) != repr(own): raise StateError(who, 'a saved stage with other arguments', got, own,
+        'build the stage that was saved')
+    arrays = 'ids','counts','rows','waiting'
     form = dict(arguments=anything, over=flag, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything))
     dtype = checked(who, form, state)['dtype']
     if dtype is None: return new
-    n,width = len(state['ids']),len(state['rows'])
+    try: _take(new, who, dtype, {k: state[k] for k in arrays})
+    except StateError: raise
+    except (KeyError,TypeError,ValueError) as e: raise StateError(who, 'saved rows that do not fit together', e) from e
+    return new
+
+def _take(new, who, dtype, arrays):
+    "Let a new stage hold what was saved"
+    n,width,w = len(arrays['ids']),len(arrays['rows']),new._held
     form = dict(ids=array(np.int32, n, low=0, high=MAX_ENVS-1), counts=array(np.int64, n, low=0, high=2**62),
         rows=array(np.uint8, width, dtype.itemsize), waiting=anything)
-    ids,counts,rows,waiting = checked(who, form, {k: state[k] for k in arrays}).values()
+    ids,counts,rows,waiting = checked(who, form, arrays).values()
     ids,counts = ids[counts > 0],counts[counts > 0]
     steps = Steps(rows.reshape(-1).view(dtype))
     refuse_flags(who, steps.rows)
-    new._make_room(steps)
+    w.make_room(steps)
     slots = np.arange(len(ids))
-    places,known = new._kept_rows(slots, counts),new._envs.ids[:len(new._envs)]
+    places,known = kept_places(w, slots, counts, new.length),w.envs.ids[:len(w.envs)]
     if len(places) != len(rows) or not np.array_equal(known, ids):
         raise ValueError('rows of other environments, or too few')
-    new._ring.reshape(-1, dtype.itemsize)[places] = rows
-    new._counts[slots] = counts
-    newest = new._ring.view(dtype)[slots*self.length + (counts-1)%self.length]
-    for slot,row in zip(slots, newest): new._envs.last[slot] = row['episode_n'],row['step_n'],True
-    sequence = new._gate.layout.sequence
-    for w in checked(who, array(np.uint8, None, self.length*sequence.itemsize), waiting):
-        new._waiting.append(Steps(w.copy().view(sequence).reshape(self.length)))
+    w.held[5].reshape(-1, dtype.itemsize)[places] = rows
+    w.counts[slots] = counts
+    newest = w.held[5].view(dtype)[slots*new.length + (counts-1)%new.length]
+    for slot,row in zip(slots, newest): w.envs.last[slot] = row['episode_n'],row['step_n'],True
+    sequence = w.gate.layout.sequence
+    for one in checked(who, array(np.uint8, None, new.length*sequence.itemsize), waiting):
+        new._waiting.append(Steps(one.copy().view(sequence).reshape(new.length)))
         refuse_flags(who, new._waiting[-1].rows)
-    return new
-
-# %% ../nbs/21_sequence.ipynb #72789104
-@patch
-def check_state(self:SequenceChunker, state):
-    who,got,own = type(self).__name__,state['arguments'],[self.length, self.overlap, self.tail]
-    if repr(got) != repr(own): raise StateError(who, 'a saved stage with other arguments', got, own,
-        'build the stage that was saved')
-    state = {'over': False, **state}   # older versions had none
-    try: new = vars(self._restored(state))
-    except StateError: raise
-    except (KeyError,TypeError,ValueError) as e: raise StateError(who, 'saved rows that do not fit together', e) from e
-    return dict({name: new[name] for name in self._buffers}, over=state['over'])
-
-@patch
-def restore(self:SequenceChunker, state):
-    self._stand(state.pop('over'))
-    vars(self).update(state)

@@ -10,7 +10,9 @@ __all__ = ['Misfit', 'described', 'plain', 'match', 'checked', 'anything', 'flag
 import math
 from collections import OrderedDict
 import numpy as np, torch
-from .core import StateError, saved_dtype, unpack
+from .core import unpack
+from .errors import StateError
+from .row_dtypes import saved_dtype
 
 # %% ../nbs/00_states.ipynb #b4f7614b
 class Misfit(Exception):

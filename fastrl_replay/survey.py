@@ -11,10 +11,12 @@ import os, zipfile
 from functools import partial
 from pathlib import Path
 import numpy as np
-from .core import ArgumentError, StaleKey, StateError, leaves, parts_of
+from .errors import ArgumentError, StaleKey, StateError
+from .row_dtypes import leaves, parts_of
 from .evaluation import decimals
 from .files import lock_file, whole_file
-from .memory.arrays import AGE_MAX, REWINDS, TOLD, size_text
+from .machine import size_text
+from .memory.arrays import AGE_MAX, REWINDS, TOLD
 from .memory.directory import mapped
 from .memory.timeline import Timeline
 from .runs import json_in, png, run_of, smooth

@@ -13,7 +13,9 @@ import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from .core import ArgumentError, Steps, step_dtype
+from .core import Steps
+from .errors import ArgumentError
+from .row_dtypes import step_dtype
 from .pipe import Cycler, Header, Items, Pipe, as_pipe, upstream
 from .states import checked, flag
 

@@ -14,7 +14,9 @@ from torch import nn
 
 import fastrl_replay
 from fastrl_replay.all import *
-from fastrl_replay.core import Explained, extend_dtype, pack, padding, spec_dtype
+from fastrl_replay.core import pack
+from fastrl_replay.errors import Explained
+from fastrl_replay.row_dtypes import extend_dtype, padding, spec_dtype
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.pipe import _stages
 from fastrl_replay.recipes import Agent, recipe

@@ -4,7 +4,9 @@ import sys
 import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import BlockError, StateError, Steps, extend_dtype, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import BlockError, StateError
+from fastrl_replay.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.nstep import NStep
 from fastrl_replay.pipe import Items

@@ -5,7 +5,8 @@ import numpy as np, pytest, torch
 
 from fastrl_replay import cli
 from fastrl_replay.cli import main
-from fastrl_replay.core import Steps, spec_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.row_dtypes import spec_dtype
 from fastrl_replay.pipe import upstream
 from fastrl_replay.recipes import SettingsError, evaluate, recipe, recipes
 from fastrl_replay.runs import load_checkpoint, read_metrics, resume, start

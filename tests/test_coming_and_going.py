@@ -4,7 +4,8 @@ from collections import deque
 import numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
 
-from fastrl_replay.core import Steps, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.row_dtypes import step_dtype
 from fastrl_replay.episodes import MAX_ENVS, NEAR, Environments, number_of
 from fastrl_replay.memory import links
 from fastrl_replay.memory.timeline import Timeline
@@ -38,8 +39,7 @@ def blocks(rows, size): return map(Steps, np.split(rows, range(size, len(rows), 
 
 def tables(x):
     "How many bytes the arrays have that are as long as there are environments"
-    if isinstance(x, NStep): return x._envs.nbytes + x._rings.nbytes + x._queues.nbytes
-    return x._envs.nbytes + x._ring.nbytes + x._counts.nbytes + x._ahead.nbytes
+    return x._held.nbytes - x._held.held[4].nbytes   # those are as long as a block
 
 MANY = [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
 SIZES = pytest.mark.parametrize('size', [64, 1000])
@@ -81,7 +81,7 @@ def test_n_step(n, size, which):
     for i,b in enumerate(blocks(rows, size)):
         seen.append(stage.merge(b).rows)
         if i >= 20: sizes.append(tables(stage))
-    assert max(sizes) < 2*min(sizes) and len(stage._envs.ids) <= 4*size and stage._waiting == 0
+    assert max(sizes) < 2*min(sizes) and len(stage._held.envs.ids) <= 4*size and stage.waiting == 0
     got = np.concatenate(seen)
     order = np.lexsort((got['step_n'], got['env_id']))
     want = rows[np.lexsort((rows['step_n'], rows['env_id']))]
@@ -100,7 +100,7 @@ def test_chunks(n, size):
     for i,b in enumerate(blocks(rows, size)):
         seen += [s.rows for s in stage.chunk(b)]
         if i >= 20: sizes.append(tables(stage))
-    assert max(sizes) < 2*min(sizes) and len(stage._envs.ids) <= 4*size and not stage._counts.any()
+    assert max(sizes) < 2*min(sizes) and len(stage._held.envs.ids) <= 4*size and not stage._held.counts.any()
     got = np.array(seen)
     steps = {(e, s) for e,s in zip(got[got['mask']]['env_id'].tolist(), got[got['mask']]['step_n'].tolist())}
     assert steps == set(zip(rows['env_id'].tolist(), rows['step_n'].tolist()))
@@ -112,7 +112,7 @@ def test_chunks_as_if_nothing_were_forgotten(tail):
     rows,_ = coming_and_going(400, 7, break_off=.1)
     one,other = SequenceChunker(None, 3, 1, tail),SequenceChunker(None, 3, 1, tail)
     assert [s for b in blocks(rows, 1) for s in one.chunk(b)] == other.chunk(Steps(rows))
-    assert len(one._envs.ids) < 400 <= len(other._envs.ids)
+    assert len(one._held.envs.ids) < 400 <= len(other._held.envs.ids)
 
 # ---- memories ----
 

@@ -5,7 +5,10 @@ from pathlib import Path
 import numpy as np, pytest
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, NotEnoughRows, StaleKey, StateError, Steps, extend_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, NotEnoughRows,
+    StaleKey, StateError)
+from fastrl_replay.row_dtypes import extend_dtype
 from fastrl_replay.memory import directory as files
 from fastrl_replay.memory.directory import COMMITTED, FLUSHED, RESERVED, Directory
 from fastrl_replay.memory.frames import Frames

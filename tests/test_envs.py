@@ -13,7 +13,9 @@ from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
 from fastrl_replay import actions, bitflip, catch   # noqa: F401 (the last two register games)
-from fastrl_replay.core import ActionError, ArgumentError, EnvError, StateError, Steps, leaves
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import ActionError, ArgumentError, EnvError, StateError
+from fastrl_replay.row_dtypes import leaves
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.pipe import Items
 from fastrl_replay.testing import ScriptedEnv, script, scripted_steps, through_file

@@ -8,7 +8,9 @@ from scipy.stats import chisquare
 
 import fastrl_replay.all   # noqa: F401 (registers the chained methods)
 from fastrl_replay import bitflip   # noqa: F401 (registers the game)
-from fastrl_replay.core import ArgumentError, BlockError, StateError, Steps, extend_dtype, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import ArgumentError, BlockError, StateError
+from fastrl_replay.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows

@@ -18,7 +18,8 @@ TORCH = 'torch~=2.13.0'                           # as in the README's commands
 # The public surface, as documented: module -> names that `from fastrl_replay.all import *` gives.
 # A new public name is added here, in the index's map and in the changelog.
 SURFACE = {
-    'core': 'Steps step_dtype ActionError ArgumentError ArgumentTypeError BlockError EnvError NotEnoughRows StaleKey StateError',
+    'core': 'Steps', 'row_dtypes': 'step_dtype',
+    'errors': 'ActionError ArgumentError ArgumentTypeError BlockError EnvError NotEnoughRows StaleKey StateError',
     'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter WorkerInfo worker_info',
     'batches': 'Sequences', 'files': 'write_whole',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',

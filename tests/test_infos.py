@@ -6,7 +6,7 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from fastrl_replay.all import *
-from fastrl_replay.core import EnvError, StateError
+from fastrl_replay.errors import EnvError, StateError
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.pipe import as_worker

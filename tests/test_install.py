@@ -22,7 +22,7 @@ def test_no_file_of_the_repository_is_a_link():
 
 def test_kernels_are_compiled_where_nothing_can_be_written(tmp_path, monkeypatch):
     "numba keeps machine code beside the module, or in the user's cache; where neither can be written it does without"
-    (tmp_path/'kernels.py').write_text('from fastrl_replay.core import njit\n@njit\ndef add(a, b): return a + 2*b\n')
+    (tmp_path/'kernels.py').write_text('from fastrl_replay.compiled import njit\n@njit\ndef add(a, b): return a + 2*b\n')
     (tmp_path/'__pycache__').write_text('a file where a folder should be')
     monkeypatch.setenv('HOME', str(tmp_path/'kernels.py')); monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path/'kernels.py'))
     monkeypatch.setenv('IPYTHONDIR', str(tmp_path))

@@ -9,7 +9,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata import nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from fastrl_replay.core import BlockError, Steps, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import BlockError
+from fastrl_replay.row_dtypes import step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.interop import Columns, PipeNode, StatefulPipe
 from fastrl_replay.learners import DQNLearner, R2D2Learner

@@ -5,7 +5,9 @@ from functools import partial
 
 import numpy as np, pytest
 
-from fastrl_replay.core import Steps, extend_dtype, interrupts_wait, njit
+from fastrl_replay.compiled import interrupts_wait, njit
+from fastrl_replay.core import Steps
+from fastrl_replay.row_dtypes import extend_dtype
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.replay.experience import ExperienceReplay

@@ -6,7 +6,9 @@ import numpy as np, pytest
 from gymnasium import spaces
 
 from fastrl_replay.cli import main
-from fastrl_replay.core import Explained, StaleKey, Steps, leaves, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import Explained, StaleKey
+from fastrl_replay.row_dtypes import leaves, step_dtype
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline

@@ -6,7 +6,9 @@ import numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import BlockError, Steps, extend_dtype, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import BlockError
+from fastrl_replay.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.nstep import NSkip, NStep
 from fastrl_replay.pipe import Items
@@ -99,7 +101,7 @@ def test_it_does_what_the_judge_says(kind, program, n, gamma):
             assert bits(through_file(stage.state_dict())['own'].get('rows', [])) == bits(state['own'].get('rows', []))
     expected = Steps(judge(rows, n, gamma))
     assert Steps.cat(out) == expected and Steps(rows) == Steps(before)
-    assert stage._waiting == len(rows) - len(expected)   # none is lost
+    assert stage.waiting == len(rows) - len(expected)   # none is lost
 
 @cases(60)
 @given(st.binary(min_size=1, max_size=60), st.integers(1, 9), st.floats(0, 1), st.integers(0, 2**31))
@@ -349,14 +351,14 @@ def test_pickling_leaves_rows_behind():
     size = len(pickle.dumps(stage))
     stage.merge(episode(*range(100), ends=None))
     twin = pickle.loads(pickle.dumps(stage))
-    assert len(pickle.dumps(stage)) <= size + 100 and twin._waiting == 0 and stage._waiting == 2
+    assert len(pickle.dumps(stage)) <= size + 100 and twin.waiting == 0 and stage.waiting == 2
     assert table(twin, 'reward') == [[1]]
 
 def test_it_holds_n_rows_an_environment():
     "However many have passed, and whatever the numbers of the environments"
     stage = NStep([], 5, .9)
     for k in range(50): stage.merge(Steps.cat([episode(*range(20), env=e, number=k, ends=None) for e in (0, 9, 70_000)]))
-    assert stage._rings.nbytes == 3*5*KINDS['cartpole'].itemsize and stage._waiting == 3*4 and stage._envs.nbytes < 5000
+    assert stage._held.held[5].nbytes == 3*5*KINDS['cartpole'].itemsize and stage.waiting == 3*4 and stage._held.envs.nbytes < 5000
 
 # ---- in a chain ----
 

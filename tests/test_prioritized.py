@@ -9,7 +9,9 @@ from scipy.stats import chi2, norm
 from torch.utils.data import DataLoader
 
 import fastrl_replay.all
-from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, extend_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import BlockError, NotEnoughRows, StaleKey
+from fastrl_replay.row_dtypes import extend_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.pipe import Items, Pipe
 from fastrl_replay.replay.experience import ExperienceReplay

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from fastrl_replay import cli
 from fastrl_replay.cli import main
-from fastrl_replay.core import EnvError, NoRoom
+from fastrl_replay.errors import EnvError, NoRoom
 from fastrl_replay.named_envs import read_calls
 from fastrl_replay.offline import open_memory
 from fastrl_replay.recipes import Agent, SettingsError, as_value, evaluate, parse, recipe, recipes

@@ -9,7 +9,9 @@ from scipy.stats import chi2
 from torch.utils.data import DataLoader
 
 import fastrl_replay.all   # noqa: F401 (registers all stages)
-from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import BlockError, NotEnoughRows, StaleKey
+from fastrl_replay.row_dtypes import step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.continuous import Critics, actor_net
 from fastrl_replay.learners import DQNLearner, QLearner, QTable, SACLearner, TD3Learner

@@ -7,11 +7,14 @@ import numpy as np, pytest
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import BlockError, Steps, extend_dtype, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import BlockError
+from fastrl_replay.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.pipe import Items
 from fastrl_replay.sequence import SequenceChunker
 from fastrl_replay.testing import ScriptedVectorEnv, script, scripted_steps, through_file
+from fastrl_replay.waiting import LOOKED
 from scripted import MODES, Nested, Remember, Witness, numbered, take, witnessed
 from strategies import bits, cases, numpy_leaves, scribble
 
@@ -246,7 +249,7 @@ def test_sequences_own_their_memory():
     chunker, copy = SequenceChunker(None, 4, 2), block.copy()
     seqs = chunker.chunk(block[:11])
     assert len(seqs) == 4 and not any(np.shares_memory(a.rows, b.rows) for a in [*seqs, block] for b in [*seqs, block] if a is not b)
-    assert not any(np.shares_memory(s.rows, chunker._ring) for s in seqs)
+    assert not any(np.shares_memory(s.rows, chunker._held.held[5]) for s in seqs)
     want = cut(copy, 4, 2)
     for s in seqs: s.rows.view(np.uint8)[:] = 255
     assert block == copy
@@ -261,14 +264,14 @@ def test_a_late_environment_and_numbers_with_gaps():
         seen += [(int(s.env_id[0]), s.step_n.tolist()) for s in chunker.chunk(block)]
     for env in 0, 2, 7, 9_000_000: seen += [(int(s.env_id[0]), s.step_n.tolist()) for s in chunker.chunk(numbered(2, 4, env))]
     assert seen == [(e, [1, 2, 3]) for e in (7, 2, 9_000_000, 0, 16_777_215)] + [(e, [4, 5, 6]) for e in (0, 2, 7, 9_000_000)]
-    assert chunker._ring.nbytes <= 2*5*3*block.dtype.itemsize
+    assert chunker._held.held[5].nbytes <= 2*5*3*block.dtype.itemsize
 
 def test_it_holds_length_rows_an_environment():
     "However long an episode gets, and whatever the tail"
     for tail in TAILS:
         chunker = SequenceChunker(None, 5, 2, tail)
         for i in range(100): chunker.chunk(Steps.cat([numbered(3, 3*i, env) for env in range(4)]))
-        assert chunker._ring.nbytes == 4*5*numbered(1).dtype.itemsize and not chunker._waiting
+        assert chunker._held.held[5].nbytes == 4*5*numbered(1).dtype.itemsize and not chunker._waiting
         assert chunker.snapshot()['rows'].shape == (20, numbered(1).dtype.itemsize)
 
 def test_a_million_rows_in_one_block():
@@ -281,15 +284,15 @@ def test_a_million_rows_in_one_block():
     seqs = chunker.chunk(Steps(rows))
     first = np.array([s.rows['step_n'][0] for s in seqs]).reshape(10_000, 10)
     assert (first == [*range(1, 90, 10), 85]).all() and (np.repeat(np.arange(10_000), 10) == [s.rows['env_id'][-1] for s in seqs]).all()
-    assert all((np.diff(s.rows['step_n']) == 1).all() for s in seqs[::97]) and not chunker._counts.any()
+    assert all((np.diff(s.rows['step_n']) == 1).all() for s in seqs[::97]) and not chunker._held.counts.any()
 
 def test_a_great_many_steps():
     "Counts beyond 32 bits, as they would be after a year"
     chunker = SequenceChunker(None, 5, 2)
     chunker.chunk(numbered(5))
-    chunker._counts[0] += 3*2**40
-    chunker._at[-1] = 1   # what was looked at is forgotten
-    chunker._ring.reshape(5, -1)[:] = np.roll(chunker._ring.reshape(5, -1), 3*2**40 % 5, 0)
+    chunker._held.counts[0] += 3*2**40
+    chunker._held.held[6][LOOKED] = 1   # what was looked at is forgotten
+    chunker._held.held[5].reshape(5, -1)[:] = np.roll(chunker._held.held[5].reshape(5, -1), 3*2**40 % 5, 0)
     assert steps_of(chunker.chunk(numbered(3, 5))) == [[4, 5, 6, 7, 8]]
 
 # ---- in a chain ----
@@ -358,7 +361,7 @@ def test_a_saved_state_is_a_copy():
     a.chunk(numbered(6)), a._waiting.extend(cut(numbered(4), 4))
     state = a.snapshot()
     b.restore(b.check_state(state))
-    for x in a, b: x.chunk(numbered(8, 6)), x._waiting[0].rows.view(np.uint8).fill(9), x._ring.fill(7)
+    for x in a, b: x.chunk(numbered(8, 6)), x._waiting[0].rows.view(np.uint8).fill(9), x._held.held[5].fill(7)
     c.restore(c.check_state(state))
     assert steps_of(c._waiting) == [[1, 2, 3, 4]] and steps_of(c.chunk(numbered(1, 6))) == [[4, 5, 6, 7]]
 
@@ -368,7 +371,7 @@ def test_a_state_of_another_chunker_changes_nothing():
         chunker = SequenceChunker(None, *other)
         chunker.chunk(numbered(3))
         with pytest.raises(ValueError, match=r"SequenceChunker: a saved stage with other arguments; got \[4, 1, 'shift'\]"): chunker.load_state_dict(saved.state_dict())
-        assert chunker._counts[0] == 3
+        assert chunker._held.counts[0] == 3
 
 def test_restored_columns_are_those_that_were_saved():
     "A block with others is refused, before and after"
@@ -383,8 +386,8 @@ def test_pickles_are_empty():
     pipe = Items(scripted_steps([script(9)], 30)).chunk_sequences(4, 1, 'pad')
     take(pipe, 3)
     twin = pickle.loads(pickle.dumps(pipe))
-    assert pipe._ring is not None and not set(SequenceChunker._buffers) & set(pipe.__getstate__())
-    assert (twin.length, twin.overlap, twin.tail) == (4, 1, 'pad') and twin._gate.layout is None
+    assert pipe._held.held is not None and not set(SequenceChunker._buffers) & set(pipe.__getstate__())
+    assert (twin.length, twin.overlap, twin.tail) == (4, 1, 'pad') and twin._held.gate.layout is None
 
 def test_numpys_numbers_are_numbers():
     "They must not find their way into checkpoints"
@@ -427,7 +430,7 @@ def test_blocks_are_checked(rows, words):
     "The error says which column and what it should be; a chunker that has refused its first block takes any other"
     chunker = SequenceChunker(None, 3)
     with pytest.raises(BlockError, match=f'^SequenceChunker: .*{words}'): chunker.chunk(Steps(rows))
-    assert chunker._gate.layout is None and steps_of(chunker.chunk(numbered(3))) == [[1, 2, 3]]
+    assert chunker._held.gate.layout is None and steps_of(chunker.chunk(numbered(3))) == [[1, 2, 3]]
 
 @pytest.mark.parametrize('bad', [-1, -2**31, 1 << 24, 2**31 - 1])
 def test_a_refused_block_leaves_everything_as_it_was(bad):
@@ -436,7 +439,7 @@ def test_a_refused_block_leaves_everything_as_it_was(bad):
     rows = numbered(6).rows
     rows['env_id'][4] = bad
     with pytest.raises(BlockError, match=f"row 4 of the block, column 'env_id'; got {bad}; expected a number from 0 to 16777215"): new.chunk(Steps(rows))
-    assert new._gate.layout is None
+    assert new._held.gate.layout is None
     old = SequenceChunker(None, 3)
     old.chunk(numbered(2))
     with pytest.raises(BlockError, match='row 4'): old.chunk(Steps(rows))

@@ -7,7 +7,9 @@ from hypothesis import given, strategies as st
 from scipy.stats import chi2
 
 import fastrl_replay.all   # noqa: F401 (registers the chained methods)
-from fastrl_replay.core import BlockError, NotEnoughRows, StaleKey, Steps, extend_dtype, step_dtype
+from fastrl_replay.core import Steps
+from fastrl_replay.errors import BlockError, NotEnoughRows, StaleKey
+from fastrl_replay.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.envs import GymStepper
 from fastrl_replay.losses import mixed_priority
 from fastrl_replay.memory.samplers import Sampler, Uniform

@@ -12,7 +12,8 @@ from time import perf_counter
 from typing import NamedTuple
 import gymnasium as gym, numpy as np
 from tqdm import tqdm
-from ..core import Steps, step_dtype
+from ..core import Steps
+from ..row_dtypes import step_dtype
 from ..replay.experience import ExperienceReplay
 
 # %% ../../nbs/92_buffers.ipynb #99cc08a4

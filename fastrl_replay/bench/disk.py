@@ -19,8 +19,9 @@ from .peers import for_a_while, forget_pages, machine, reads_of, seconds_of, ser
 from .reports import Options, dots, made_with, md_table, missing_peers, paragraphs, picture, progress
 from .reports import short
 from .timing import as_rows, full_replay, measure, pixel_dtype, rows_of
-from ..core import ArgumentError, Steps
-from ..memory.arrays import group_files, machine_memory, size_text
+from ..core import Steps
+from ..errors import ArgumentError
+from ..machine import group_files, machine_memory, size_text
 from ..memory.directory import Directory, outgrows
 from ..memory.rows import Rows
 from ..prefetch import Prefetch

@@ -25,7 +25,8 @@ from .peers import Recorded, TestWorker, anonymous, machine, seconds_of, write_f
 from .reports import Options, dots, made_with, md_table, missing_peers, paragraphs, picture, progress
 from .reports import short
 from .timing import as_rows, one_thread, pixel_dtype
-from ..core import ArgumentError, Explained, Steps, did_you_mean
+from ..core import Steps
+from ..errors import ArgumentError, Explained, did_you_mean
 from ..envs import GymStepper
 from ..memory.frames import Frames
 from ..memory.rows import Rows

@@ -17,8 +17,8 @@ from . import reports
 from .peers import DRAWN, Peer, PeerError, errors, machine
 from .reports import Options, made_with, md_table, missing_peers, paragraphs, progress, short
 from .timing import filled, full_replay, measure, median_us, pixel_dtype
-from ..core import ArgumentError
-from ..memory.arrays import device_of
+from ..errors import ArgumentError
+from ..machine import device_of
 from ..memory.frames import Frames
 from ..memory.rows import Rows
 from ..prefetch import Prefetch

@@ -11,7 +11,8 @@ from timeit import Timer
 import numpy as np, torch
 from gymnasium.spaces import Box, Discrete
 from .peers import Rows, errors
-from ..core import Steps, step_dtype
+from ..core import Steps
+from ..row_dtypes import step_dtype
 from ..replay.experience import ExperienceReplay
 from ..replay.prioritized import PrioritizedReplay
 

@@ -15,7 +15,8 @@ from hashlib import blake2b
 import torch
 from fastcore.basics import patch
 from torch import nn
-from ..core import ArgumentError, StateError, Steps, choice, number, whole
+from ..core import Steps
+from ..errors import ArgumentError, StateError, choice, number, whole
 from ..infos import MASK
 from ..pipe import Pipe
 from ..states import Misfit, anything, checked, described, dict_of, exactly, integer, real, row

@@ -10,7 +10,8 @@ import torch
 from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
-from ..core import ArgumentError, ArgumentTypeError, Steps, number
+from ..core import Steps
+from ..errors import ArgumentError, ArgumentTypeError, number
 from .base import (Follows, Learned, Learner, Sequences, allowed_next,
     check_discrete, discounts, full)
 from .registry import ROW_MEMORIES, Builder, builds, network_layers, row_batches, scheduled

@@ -10,7 +10,7 @@ import torch
 from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
-from ..core import ArgumentError, ArgumentTypeError, whole
+from ..errors import ArgumentError, ArgumentTypeError, whole
 from ..nested import map_leaves
 from fastrl_replay.learners.base import (Follows, Learned, Learner, Sequences, allowed_next,
     check_discrete, full)

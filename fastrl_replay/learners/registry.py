@@ -9,7 +9,7 @@ __all__ = ['ROW_MEMORIES', 'LEARNERS', 'as_value', 'SettingsError', 'setting_tex
 # %% ../../nbs/53_registry.ipynb #f7f7c743
 import re
 import numpy as np
-from ..core import Explained
+from ..errors import Explained
 from ..infos import MASK, SUCCESS
 from ..nstep import NStep
 from ..policies import EpsGreedy, GeometricSchedule, LinearSchedule

@@ -14,7 +14,8 @@ from gymnasium import spaces
 from torch import nn
 from fastrl_replay.continuous import (BoxBounds, Critics, SquashedGaussian, actor_net, actor_values, check_rows,
     critic_values, squashed)
-from ..core import Steps, number
+from ..core import Steps
+from ..errors import number
 from .base import Follows, Learned, Learner, discounts, full
 from .registry import ROW_MEMORIES, Builder, builds, network_layers, row_batches, scheduled
 from ..pipe import stage

@@ -9,7 +9,9 @@ __all__ = ['QTable', 'q_update', 'QLearner', 'TableBuilder']
 import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from ..core import ArgumentError, ArgumentTypeError, Steps, njit
+from ..compiled import njit
+from ..core import Steps
+from ..errors import ArgumentError, ArgumentTypeError
 from .base import Learner, allowed_next, check_discrete, check_same_shapes, discounts
 from .registry import Builder, builds
 from ..pipe import stage

@@ -12,7 +12,8 @@ from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from ..continuous import BoxBounds, GaussianNoise, actor_values, check_rows, critic_values
-from ..core import Steps, number, whole
+from ..core import Steps
+from ..errors import number, whole
 from .base import Follows, Learned, Learner, discounts, full
 from .registry import builds, row_batches, scheduled
 from .sac import SACBuilder, critic_loss

@@ -9,7 +9,7 @@ __all__ = ['CODECS', 'Codec', 'Lz4', 'Zstd', 'codec']
 import threading
 from importlib import import_module
 import numpy as np
-from ..core import ArgumentError, choice
+from ..errors import ArgumentError, choice
 
 # %% ../../nbs/33_codecs.ipynb #4faefc25
 class Codec:

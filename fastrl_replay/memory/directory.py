@@ -17,10 +17,12 @@ import numpy as np, torch
 from fastcore.basics import patch
 from numba import types
 from .. import __version__
-from ..core import ArgumentError, NoRoom, StateError, choice, njit
+from ..compiled import njit
+from ..errors import ArgumentError, NoRoom, StateError, choice
 from ..files import lock_file, sync, write_whole
+from ..machine import machine_memory, size_text
 from .arrays import (COMMITTED, FLOOR, FLUSHED, LIMIT, N_COUNTERS, OF_STORE, RESERVED, REWINDS,
-    TOLD, Counted, Declared, Place, aligned, in_parts, machine_memory, size_text)
+    TOLD, Counted, Declared, Place, aligned, in_parts)
 from ..states import checked, integer, text
 
 # %% ../../nbs/30_directory.ipynb #35ef270a

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from numba import types
-from ..core import NoRoom, StateError, bytes_at, longs_at, memmove, njit
+from ..compiled import bytes_at, longs_at, memmove, njit
+from ..errors import NoRoom, StateError
 from ..episodes import grown
 from .arrays import MainMemory
 from .codecs import Codec

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
-from ..core import StaleKey, StateError
+from ..errors import StaleKey, StateError
 from ..files import write_whole
 from .arrays import N_COUNTERS, OF_STORE
 from .directory import allocate, mapped, read_at_random, request_places

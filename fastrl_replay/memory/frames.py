@@ -12,11 +12,14 @@ from threading import RLock
 from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import (ArgumentError, BlockError, NoRoom, StateError, bytes_at, longs_at, memmove, njit, padding,
-    parts_of, prefetch, refuse_flags, whole)
+from ..compiled import bytes_at, longs_at, memmove, njit, prefetch
+from ..core import refuse_flags
+from ..errors import ArgumentError, BlockError, NoRoom, StateError, whole
+from ..row_dtypes import padding, parts_of
 from ..episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
 from ..locks import renew_in_child
-from .arrays import N_COUNTERS, OF_STORE, RESERVED, size_text
+from ..machine import size_text
+from .arrays import N_COUNTERS, OF_STORE, RESERVED
 from .codecs import codec
 from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of
 from .frame_segments import MOST_LOGS, FrameFiles

@@ -11,7 +11,8 @@ __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'SLOTS', 'LINK', 'BACK', 
 from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import ArgumentTypeError, StaleKey, StateError, ints_at, longs_at, bytes_at, njit
+from ..compiled import ints_at, longs_at, bytes_at, njit
+from ..errors import ArgumentTypeError, StaleKey, StateError
 from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, Environments, NaNSearch, RowLayout, goes_on,
     grown, has_nan, note_row, number_of, places_of, row_ends)
 from .arrays import AGES, COMMITTED, MainMemory, Place, in_parts

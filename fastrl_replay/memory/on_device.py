@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import NoRoom, Steps, padding
-from .arrays import free_memory, size_text
+from ..core import Steps
+from ..errors import NoRoom
+from ..row_dtypes import padding
+from ..machine import free_memory, size_text
 from .frame_log import BITS, END, NEAR, NEXT, ROOM, FrameLog, serials_of
 from .frames import Frames
 from .links import Links

@@ -8,7 +8,8 @@ __all__ = ['SHELF', 'TOGETHER', 'RankTree']
 # %% ../../nbs/36_ranktree.ipynb #5194abbf
 import numpy as np
 from fastcore.basics import patch
-from ..core import ArgumentError, ArgumentTypeError, memmove, njit, problem, whole
+from ..compiled import memmove, njit
+from ..errors import ArgumentError, ArgumentTypeError, problem, whole
 from .sumtree import levels
 
 # %% ../../nbs/36_ranktree.ipynb #2c38ac19

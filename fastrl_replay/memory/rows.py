@@ -13,10 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import (EPISODE, ArgumentError, ArgumentTypeError, StateError, Steps, bytes_at, choice, extend_dtype,
-    ints_at, longs_at, memmove, njit, padding, plain_columns, refuse_flags, whole)
+from ..compiled import bytes_at, ints_at, longs_at, memmove, njit
+from ..core import Steps, plain_columns, refuse_flags
+from ..errors import ArgumentError, ArgumentTypeError, StateError, choice, whole
+from ..row_dtypes import EPISODE, extend_dtype, padding
 from ..episodes import ENV, SIZE, NaNSearch, RowLayout, first_nan, has_nan
-from .arrays import RESERVED, MainMemory, Place, device_of
+from ..machine import device_of
+from .arrays import RESERVED, MainMemory, Place
 from .directory import Directory, check_path
 from .links import (AGE_MAX, AGE_SUM, COUNTERS, DRAWN, INSERTED, OLDEST, SLOTS, Links,
     acceptable, first_invalid, link_rows)

@@ -10,8 +10,8 @@ import warnings
 from copy import copy
 import numpy as np, torch
 from fastcore.basics import patch
-from fastrl_replay.core import (ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, njit, number,
-    whole)
+from ..compiled import njit
+from ..errors import ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, number, whole
 from . import ranktree, sumtree
 from .arrays import TOLD, Place
 from .ranktree import RankTree

@@ -8,7 +8,8 @@ __all__ = ['LARGEST', 'levels', 'SumTree']
 # %% ../../nbs/35_sumtree.ipynb #213a6409
 import numpy as np
 from fastcore.basics import patch
-from ..core import ArgumentError, ArgumentTypeError, njit, problem, whole
+from ..compiled import njit
+from ..errors import ArgumentError, ArgumentTypeError, problem, whole
 
 # %% ../../nbs/35_sumtree.ipynb #0de2acd8
 def levels(

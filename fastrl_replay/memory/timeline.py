@@ -11,10 +11,13 @@ from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from ..core import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, StaleKey, StateError,
-    Steps, dtype_spec, extend_dtype, problem, saved_dtype, step_dtype, whole)
+from ..core import Steps
+from ..errors import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, StaleKey,
+    StateError, problem, whole)
+from ..row_dtypes import dtype_spec, extend_dtype, saved_dtype, step_dtype
 from ..episodes import BlockGate, Environments, RowLayout, refuse_nan
-from .arrays import AGES, COMMITTED, FLOOR, REWINDS, MainMemory, size_text
+from ..machine import size_text
+from .arrays import AGES, COMMITTED, FLOOR, REWINDS, MainMemory
 from .frames import suggested
 import fastrl_replay.memory.on_device   # noqa: F401 (what `Rows(device=…)` and `Frames(device=…)` become)
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys

@@ -10,8 +10,9 @@ __all__ = ['PLACE', 'STEP_BACK', 'JUMP', 'AHEAD', 'STRATEGIES', 'follow_links', 
 # %% ../../nbs/46_hindsight.ipynb #d792cf56
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import (ArgumentError, ArgumentTypeError, BlockError, StateError, Steps, choice, ints_at,
-    memmove, njit, number, prefetch)
+from ..compiled import ints_at, memmove, njit, prefetch
+from ..core import Steps
+from ..errors import ArgumentError, ArgumentTypeError, BlockError, StateError, choice, number
 from ..memory.links import BACK, INSERTED, OLDEST, SLOTS
 from ..memory.rows import Rows, Store
 from ..memory.samplers import Sampler, Uniform, random_bits, random_seed

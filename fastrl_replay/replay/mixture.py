@@ -10,8 +10,10 @@ from itertools import repeat
 import numpy as np
 from fastcore.basics import patch
 from ..batches import Sequences
-from ..core import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError, Steps,
-    differing_columns, extend_dtype, number, whole)
+from ..core import Steps
+from fastrl_replay.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError, number,
+    whole)
+from ..row_dtypes import differing_columns, extend_dtype
 from ..memory.links import as_keys
 from ..pipe import Pipe
 from .replay import Replay

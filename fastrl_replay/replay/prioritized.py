@@ -8,7 +8,7 @@ __all__ = ['SAMPLERS', 'ReplayByKind', 'PrioritizedReplay']
 # %% ../../nbs/43_prioritized.ipynb #5320aca2
 import numpy as np
 from fastcore.basics import patch
-from ..core import choice, number
+from ..errors import choice, number
 from ..memory.rows import Store
 from ..memory.samplers import Proportional, Ranked, Sampler
 from ..pipe import stage

@@ -14,8 +14,9 @@ from threading import RLock
 from weakref import ref
 import numpy as np, torch
 from fastcore.basics import patch
-from ..core import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey, StateError,
-    Steps, number, whole)
+from ..core import Steps
+from fastrl_replay.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey, StateError,
+    number, whole)
 from ..locks import DrawOrderLock, renew_in_child
 from ..memory.links import Places
 from ..memory.samplers import Sampler, drawn, importance_weights, random_seed

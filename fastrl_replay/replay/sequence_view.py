@@ -11,8 +11,10 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..batches import Sequences
-from ..core import (EPISODE, ArgumentError, BlockError, StaleKey, StateError, Steps, dtype_spec, leaves,
-    njit, padding, saved_dtype)
+from ..compiled import njit
+from ..core import Steps
+from ..errors import ArgumentError, BlockError, StaleKey, StateError
+from ..row_dtypes import EPISODE, dtype_spec, leaves, padding, saved_dtype
 from ..episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row,
     number_of, places_of, row_ends)
 from ..memory.arrays import TOLD, in_parts

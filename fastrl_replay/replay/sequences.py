@@ -9,7 +9,7 @@ __all__ = ['SequenceReplay']
 import warnings
 import numpy as np
 from fastcore.basics import patch
-from ..core import choice, number, whole
+from ..errors import choice, number, whole
 from ..memory.rows import Store
 from ..memory.samplers import Sampler
 from ..pipe import stage

@@ -8,7 +8,9 @@ __all__ = ['as_float64', 'fetched', 'check_feedback', 'View', 'Transitions']
 # %% ../../nbs/40_views.ipynb #ff31f1ec
 from copy import copy
 import numpy as np, torch
-from ..core import ArgumentError, BlockError, Steps, njit
+from ..compiled import njit
+from ..core import Steps
+from ..errors import ArgumentError, BlockError
 from ..memory.links import as_keys
 from ..memory.timeline import Timeline
 
