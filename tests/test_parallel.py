@@ -11,8 +11,8 @@ from torch import multiprocessing as mp, nn
 from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
-from fastrl_replay.engines import Filled, Served, Worker, Weights, outline
-from fastrl_replay.parallel import ENGINES
+from fastrl_replay.parallel.engines import Filled, Served, Worker, Weights, outline
+from fastrl_replay.parallel.stage import ENGINES
 from fastrl_replay.pipe import as_worker
 from fastrl_replay.testing import same, through_file
 from strategies import cases

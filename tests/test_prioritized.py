@@ -9,10 +9,10 @@ from scipy.stats import chi2, norm
 from torch.utils.data import DataLoader
 
 import fastrl_replay.all
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import BlockError, NotEnoughRows, StaleKey
-from fastrl_replay.row_dtypes import extend_dtype
-from fastrl_replay.envs import GymStepper
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import BlockError, NotEnoughRows, StaleKey
+from fastrl_replay.steps.row_dtypes import extend_dtype
+from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.pipe import Items, Pipe
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
