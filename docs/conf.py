@@ -20,13 +20,14 @@ exclude_patterns = ['**/.ipynb_checkpoints']
 groups = {
     'Start': 'howto faq how_fast versions',
     'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
-    'Steps': '0?_*', 'Environments': '1?_*', 'Transforms': '2?_*', 'Memory': '3?_*', 'Replay': '4?_*', 'Learning': '5?_*',
-    'Practice': '[67]?_*', 'Benchmarks': '8?_* 9[0-8]_*', 'Reference': 'all combinations survives glossary contributing changelog'}
+    'Steps': 'steps/* pipe testing', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*', 'Replay': 'replay/*',
+    'Learning': 'learning/*', 'Data': 'data/* sb3', 'Many processes': 'parallel/*', 'Practice': 'app/* main', 'Benchmarks': 'bench/*',
+    'Reference': 'all combinations survives glossary contributing changelog'}
 
 titles = {   # in the sidebar, where a page's own title says less
-    'steps/core': 'Steps, dtypes, errors', 'steps/states': 'Saved states, checked', 'pipe': 'Pipe, the base of all stages',
+    'steps/core': 'Steps', 'steps/errors': 'Errors', 'steps/row_dtypes': 'Row dtypes', 'steps/compiled': 'Compiled helpers', 'steps/machine': 'The machine', 'stages/waiting': 'Rows that wait', 'steps/states': 'Saved states, checked', 'pipe': 'Pipe, the base of all stages',
     'testing': 'Scripted environments, contract', 'envs/episodes': 'Episodes and the gate', 'steps/batches': 'Sequences, a batch type',
-    'steps/files': 'Whole files, locks', 'steps/locks': 'Locks', '07_nested': 'Nested dicts and tuples', 'envs/envstate': 'Environment snapshots', 'envs/infos': 'Columns from info',
+    'steps/files': 'Whole files, locks', 'steps/locks': 'Locks', 'steps/nested': 'Nested dicts and tuples', 'envs/envstate': 'Environment snapshots', 'envs/infos': 'Columns from info',
     'envs/stepper': 'GymStepper', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
     'stages/nstep': 'NStep, NSkip', 'stages/chunker': 'SequenceChunker', 'stages/journal': 'Journal, Gather',
     'memory/places': 'Places', 'memory/directory': 'A place in files', 'memory/rows': 'Stores: Rows', 'memory/codecs': 'Codecs for frames',

@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from sphinx.util.inventory import InventoryFile
-from test_house import NOTEBOOKS, ROOT, SURFACE, copy_tree, modules, run
+from test_house import NOTEBOOKS, ROOT, SURFACE, copy_tree, imports, modules, run
 
 def docs_module(name):
     "docs/NAME.py as a module (docs/ is no package)."
@@ -63,13 +63,18 @@ def test_every_notebook_is_a_page_of_the_sidebar_and_its_download(site, pages):
         assert (pages[f'{name}.html'].path.parent/taken[0]).read_bytes() == nb.read_bytes()
 
 def test_pages_follow_the_data(pages):
-    "The sidebar's order: by number, which is the order of the imports; tutorials before, benchmarks and reference after."
-    order = [l for l in dict.fromkeys(pages['index.html'].links) if re.fullmatch(r'(tutorials/)?\w+\.html', l)]
-    numbered = [l for l in order if l[0].isdigit()]
-    assert numbered == sorted(numbered) and len(numbered) >= 40
+    "The sidebar's order is that of the imports; tutorials before, reference after."
+    order = [l.removesuffix('.html') for l in dict.fromkeys(pages['index.html'].links) if re.fullmatch(r'[\w/]+\.html', l)]
+    page = {m: nb.relative_to(ROOT/'nbs').with_suffix('').as_posix() for nb in NOTEBOOKS
+            if (m := re.search(r'#\| *default_exp +([\w.]+)', nb.read_text(encoding='utf-8'))) and (m := m[1])}
+    assert len(page) > 40 and set(page.values()) <= set(order)
+    for m, (path, _) in modules().items():
+        for used in {i.removeprefix('fastrl_replay.') for i in imports(path)} & set(page) - {m}:
+            assert order.index(page[used]) < order.index(page[m]), f'{page[m]} stands before {page[used]}, which it needs'
     text = (pages['index.html'].path).read_text(encoding='utf-8')
     captions = re.findall(r'<p class="caption"[^>]*><span class="caption-text">([^<]*)', text)
-    assert captions == ['Start', 'Tutorials', 'Steps', 'Environments', 'Transforms', 'Memory', 'Replay', 'Learning', 'Practice', 'Benchmarks', 'Reference']
+    assert captions == ['Start', 'Tutorials', 'Steps', 'Environments', 'Transforms', 'Memory', 'Replay', 'Learning', 'Data', 'Many processes',
+                        'Practice', 'Benchmarks', 'Reference']
 
 def test_every_page_leads_to_the_next(pages):
     for name, page in lessons(pages).items():
@@ -216,7 +221,7 @@ def test_overview_lists_every_notebook_with_its_module():
         exp = re.search(r'#\| *default_exp +(\S+)', nb.read_text(encoding='utf-8').replace('\\n', '\n'))
         if not exp: continue
         module = exp[1].strip('",').removesuffix('.__init__')
-        assert f'| [{nb.stem}]({nb.name}) `{module}` |' in overview, nb.name
+        assert f'| [`{module}`]({nb.relative_to(ROOT/"nbs")}) |' in overview, nb.name
 
 # ---- the glue ----
 

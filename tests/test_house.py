@@ -256,6 +256,21 @@ def test_no_arrow_is_hidden(tmp_path, monkeypatch, text, stub, seen):
     if stub: path.with_suffix('.pyi').write_text(stub)
     assert set(seen) <= {i.replace('\\', '').removeprefix('fastrl_replay.') for i in arrows(path)}
 
+FLOORS = 'steps pipe testing envs stages memory replay learning data sb3 parallel app __main__ all bench'.split()
+
+def test_folders_stand_on_each_other():
+    "A module imports from its own folder and from those below"
+    floor = lambda name: FLOORS.index(name.split('.')[0])
+    wrong = [f'{name} imports {used}' for name, needs in graph().items() for used in needs if '(' not in used and floor(used) > floor(name)]
+    assert not wrong, '\n'.join(sorted(wrong))
+
+def test_notebooks_mirror_the_package():
+    places = {nb.relative_to(ROOT/'nbs').with_suffix('').as_posix(): m[1] for nb in NOTEBOOKS
+              if (m := re.search(r'#\| *default_exp +([\w.]+)', nb.read_text(encoding='utf-8')))}
+    named = {place: place.replace('/bench_', '/').replace('/', '.').replace('main', '__main__') for place in places}   # nbdev wants a file name once
+    assert named == places, {p: (named[p], m) for p, m in places.items() if named[p] != m}
+
+
 def test_datapipes_come_in_by_one_door():
     "torch may drop its datapipes one day: only `pipe` imports them from torch."
     door = re.compile(r'torch\.utils\.data\.(datapipes\b|\w*DataPipe$|functional_datapipe)')

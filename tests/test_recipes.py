@@ -5,7 +5,7 @@ from io import BytesIO, StringIO, TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
-import gymnasium as gym, numpy as np, pytest, torch
+import fastrl_replay, gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
@@ -133,7 +133,7 @@ def test_files_that_belong_to_other_programs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for text in '[DEFAULT]\nlib_name = x\nmin_python = 3.9\ndescription = 100% é\nlicense = apache2\nkeywords = a b\n', '[Settings]\ngtk-theme-name = Adwaita\n', '':
         (tmp_path/'settings.ini').write_text(text)
-        assert list(recipes()) == list(recipes(Path(cli.__file__).parent/'settings.ini'))
+        assert list(recipes()) == list(recipes(Path(fastrl_replay.__file__).parent/'settings.ini'))
 
 def says(capsys, *args, status=2):
     "What a mistake says: one line on stderr, nothing on stdout"

@@ -12,6 +12,7 @@ import re, stat
 from configparser import ConfigParser, Error as ConfigError
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from weakref import ref
 import gymnasium as gym, numpy as np, torch
@@ -197,7 +198,7 @@ def recipes(
     remedy = None if file else f'fix {path.absolute()}, or read another file: --settings FILE'
     return resolved(on_top(shipped, _read(path, remedy)) if path.is_file() else shipped)
 
-def _shipped(): return _read(Path(__file__).parent/'settings.ini')
+def _shipped(): return _read(files('fastrl_replay')/'settings.ini')
 def _read(path, remedy=None): return parse(file_text(path, remedy), str(path), remedy)
 
 def recipe(

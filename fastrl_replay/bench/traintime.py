@@ -20,7 +20,8 @@ from .peers import Peer, PeerError, machine, seconds_of
 from ..learning.continuous import SquashedGaussian
 from ..envs.stepper import _EnvGroup
 from ..steps.files import write_whole
-from ..learning.learners import DQNLearner, Learner, SACLearner, base, dqn, sac
+from ..learning import base, dqn, sac
+from ..learning.learners import DQNLearner, Learner, SACLearner
 from ..learning.policies import EpsGreedy
 from ..app.recipes import make_env, recipe
 from ..replay.experience import ExperienceReplay
