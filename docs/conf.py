@@ -21,7 +21,7 @@ groups = {
     'Start': 'howto faq how_fast versions',
     'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
     'Steps': 'steps/* pipe testing', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*', 'Replay': 'replay/*',
-    'Learning': 'learning/*', 'Data': 'data/* sb3', 'Many processes': 'parallel/*', 'Practice': 'app/* main', 'Benchmarks': 'bench/*',
+    'Learning': 'learning/*', 'Data': 'data/* sb3', 'Many processes': 'parallel/*', 'Practice': 'app/* cli main', 'Benchmarks': 'bench/*',
     'Reference': 'all combinations survives glossary contributing changelog'}
 
 titles = {   # in the sidebar, where a page's own title says less
@@ -38,7 +38,7 @@ titles = {   # in the sidebar, where a page's own title says less
     'learning/losses': 'TD targets and losses', 'learning/policies': 'Policies and networks', 'learning/continuous': 'Continuous actions', 'learning/base': 'Learner, the base class',
     'learning/registry': 'Registry of learners', 'learning/tabular': 'QLearner (table)', 'learning/dqn': 'DQNLearner', 'learning/r2d2': 'R2D2Learner', 'learning/sac': 'SACLearner', 'learning/td3': 'TD3Learner',
     'learning/learners': 'All learners', 'app/named_envs': 'Environments by name', 'app/offline': 'Recorded rows (offline)', 'app/recipes': 'Recipes (settings.ini)', 'app/runs': 'Runs and checkpoints',
-    'app/survey': 'Survey of a memory on disk', 'app/cli': 'Command line, results', 'main': 'python -m fastrl_replay', 'data/interop': 'DataLoader, torchdata, TensorDict',
+    'app/survey': 'Survey of a memory on disk', 'cli': 'Command line, results', 'main': 'python -m fastrl_replay', 'data/interop': 'DataLoader, torchdata, TensorDict',
     'parallel/stage': 'Parallel', 'parallel/prefetch': 'Prefetch', 'bench/peers': 'Benchmark adapters', 'bench/reports': 'Reports of benchmarks', 'bench/timing': 'Rows and timing', 'bench/bench': 'How benchmarks are run', 'how_fast': 'How fast: results', 'bench/traintime': 'Training time',
     'bench/buffers': 'Six simple buffers', 'bench/bench_frames': 'Memories of pixels', 'bench/bench_disk': 'Memories on disk', 'bench/bench_on_device': 'Memories on a GPU',
     'all': 'All public names', 'tutorials/from_seed_to_here': 'History: from seed to here'}

@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../nbs/main.ipynb #41191cec
 import sys
-from .app.cli import main
+from .cli import main
 
 # %% ../nbs/main.ipynb #ca5c624c
 if __name__ == '__main__': sys.exit(main())

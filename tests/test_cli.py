@@ -4,7 +4,7 @@ import io, json, multiprocessing, os, re, shlex, shutil, signal, subprocess, sys
 import numpy as np, pytest, torch
 
 from fastrl_replay.app import cli
-from fastrl_replay.app.cli import main
+from fastrl_replay.cli import main
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import spec_dtype
 from fastrl_replay.pipe import upstream
@@ -62,7 +62,7 @@ def copied(trained, tmp_path): return shutil.copytree(trained.out, tmp_path/'r')
 # ---- what a run leaves ----
 
 # As the script in bin/ starts: without the working directory among Python's paths.
-SCRIPT = [sys.executable, '-c', 'import sys; sys.path.pop(0); from fastrl_replay.app.cli import main; sys.exit(main())']
+SCRIPT = [sys.executable, '-c', 'import sys; sys.path.pop(0); from fastrl_replay.cli import main; sys.exit(main())']
 
 def test_a_run_from_the_outside(tmp_path, monkeypatch, capsys):
     "The files, the summary's fields, what is said at the end, and that eval plays the same episodes"

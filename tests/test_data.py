@@ -4,7 +4,7 @@ from itertools import islice
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from fastrl_replay.all import *
-from fastrl_replay.app.cli import main
+from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError
 from fastrl_replay.testing import through_file
 
@@ -500,7 +500,7 @@ def test_a_mixture_is_no_shard():
 # ---- the command line ----
 
 def test_a_memory_on_disk_becomes_a_data_set(tmp_path, monkeypatch, capsys):
-    from fastrl_replay.app.cli import main
+    from fastrl_replay.cli import main
     monkeypatch.chdir(tmp_path)
     with ExperienceReplay(bs=1, max_sz=100, store=Rows(path='m')) as memory:
         for block in GymStepper('CartPole-v1', seed=0).header(60): memory.add(block)

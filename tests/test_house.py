@@ -148,7 +148,7 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
 # Runs and workers take their time; CI runs these too.
-LONG = '''tutorials/from_one_to_eight tutorials/your_own_loop learning/r2d2 app/recipes app/runs app/cli data/interop parallel/stage
+LONG = '''tutorials/from_one_to_eight tutorials/your_own_loop learning/r2d2 app/recipes app/runs cli data/interop parallel/stage
     parallel/prefetch bench/peers bench/bench bench/traintime bench/bench_frames bench/bench_disk bench/bench_on_device bench/bench_shards tutorials/a_million_frames
     tutorials/a_memory_on_disk tutorials/from_seed_to_here tutorials/coming_from tutorials/your_own_stage index
     memory/ranktree replay/prioritized learning/base learning/dqn memory/frame_segments learning/continuous learning/sac learning/td3 app/survey'''.split()
@@ -256,7 +256,7 @@ def test_no_arrow_is_hidden(tmp_path, monkeypatch, text, stub, seen):
     if stub: path.with_suffix('.pyi').write_text(stub)
     assert set(seen) <= {i.replace('\\', '').removeprefix('fastrl_replay.') for i in arrows(path)}
 
-FLOORS = 'steps pipe testing envs stages memory replay learning data sb3 parallel app __main__ all bench'.split()
+FLOORS = 'steps pipe testing envs stages memory replay learning data sb3 parallel app bench cli __main__ all'.split()
 
 def test_folders_stand_on_each_other():
     "A module imports from its own folder and from those below"

@@ -222,7 +222,7 @@ def test_successes_of_a_run(tmp_path, capsys):
     assert again.agent.journal.successes == j.successes and again.successes == run.successes
     returns,won = play_episodes(run.agent, 4)
     assert won.tolist() == [1]*4 and (evaluate(run.agent, 4) == returns).all()
-    from fastrl_replay.app.cli import main
+    from fastrl_replay.cli import main
     assert main(['eval', str(tmp_path/'r'), '--episodes', '2']) == 0
     assert '100% successes' in capsys.readouterr().out
 

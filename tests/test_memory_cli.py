@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np, pytest
 from gymnasium import spaces
 
-from fastrl_replay.app.cli import main
+from fastrl_replay.cli import main
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.errors import Explained, StaleKey
 from fastrl_replay.steps.row_dtypes import leaves, step_dtype

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from fastrl_replay.all import *
 from fastrl_replay.envs.atari import EpisodicLife, SavedGame, atari, register_games
 from fastrl_replay.envs.catch import Catch
-from fastrl_replay.app.cli import main
+from fastrl_replay.cli import main
 from fastrl_replay.envs.envstate import decode, encode
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.app.named_envs import STORES, named_env, named_modules, named_store
@@ -408,7 +408,7 @@ def test_without_the_extra(module, package, monkeypatch, capsys, tmp_path):
 def test_the_library_works_without_the_extra():
     "All names, the command, and the recipes that don't need it"
     code = ("import sys; sys.modules.update(ale_py=None, cv2=None)\nfrom fastrl_replay.all import *\nfrom fastrl_replay.app.recipes import Agent, recipe\n"
-            "Agent(recipe('catch').settings); import fastrl_replay.app.cli; print('fine')")
+            "Agent(recipe('catch').settings); import fastrl_replay.cli; print('fine')")
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120).stdout == 'fine\n'
 
 # ---- Catch ----

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from hypothesis import given, strategies as st
 
 from fastrl_replay.app import cli
-from fastrl_replay.app.cli import main
+from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import EnvError, NoRoom
 from fastrl_replay.app.named_envs import read_calls
 from fastrl_replay.app.offline import open_memory

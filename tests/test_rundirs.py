@@ -4,7 +4,7 @@ import errno, json, os, shutil, signal, sys
 import numpy as np, pytest, torch
 
 from fastrl_replay.app import cli
-from fastrl_replay.app.cli import main
+from fastrl_replay.cli import main
 from fastrl_replay.app.named_envs import named_modules
 from fastrl_replay.app.recipes import SettingsError, check_saved, recipe
 from fastrl_replay.app.runs import Silent, load_checkpoint, lock_dir, reopen, resume
