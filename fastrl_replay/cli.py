@@ -75,8 +75,8 @@ def _spread(mean, std):
 def _numbers(line):
     r,loss = line['return_mean'],line.get('loss', line.get('td'))
     won = _share(line.get('success_mean')).strip(' ,')
-    shown = [f'return {"–" if r is None else f"{r:.{decimals(r)}f}"}', won, f'ε {line["eps"]:.2f}' if 'eps' in line else '',
-             f'loss {"–" if loss is None else f"{loss:.3g}"}', f'memory {line["fill"]:.0%}', _shards(line)]
+    shown = [f'return {"–" if r is None else f"{r:.{decimals(r)}f}"}', won,
+             f'ε {line["eps"]:.2f}' if 'eps' in line else '', f'loss {"–" if loss is None else f"{loss:.3g}"}', f'memory {line["fill"]:.0%}', _shards(line)]
     return '  '.join(filter(None, shown))
 
 def _shards(line):
@@ -471,7 +471,8 @@ def _parser():
         c = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         c.set_defaults(do=run)
         if about: c.add_argument(about['dest'], **{k: v for k,v in about.items() if k != 'dest'})
-        for o in options.split(): c.add_argument(f'--{o}', **{**OPTIONS[o], **({'help': helps[o]} if o in helps else {})})
+        for o in options.split():
+            c.add_argument(f'--{o}', **{**OPTIONS[o], **({'help': helps[o]} if o in helps else {})})
     return p
 
 # %% ../nbs/cli.ipynb #1166faed

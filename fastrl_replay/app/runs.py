@@ -78,8 +78,8 @@ def lock_dir(
     if os.name != 'posix': yield; return   # directories can't be opened
     directory = os.open(out, os.O_RDONLY)
     try:
-        if lock_file(directory, out) is False: raise SettingsError('run', 'another process is at work in this directory',
-            out, remedy='wait until it has ended, or stop it')
+        if lock_file(directory, out) is False: raise SettingsError('run',
+            'another process is at work in this directory', out, remedy='wait until it has ended, or stop it')
         yield
     finally: os.close(directory)
 

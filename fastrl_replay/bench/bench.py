@@ -336,7 +336,8 @@ def run(
         with one_thread():
             for title,c in (bar := tqdm(todo.items(), disable=not progress)):
                 bar.set_description(title)
-                _run_contest(results, title, entries(c, size//50 if c.pictures else size, peers), rounds, seconds, as_drawn)
+                found = entries(c, size//50 if c.pictures else size, peers)
+                _run_contest(results, title, found, rounds, seconds, as_drawn)
             looked_at = {} if quick else {n: pythons.get(n, sys.executable) for n in peers}
             wrong = results['faults'].setdefault('bytes a row', {})
             results.update(copy_speed=copy_speed(), bytes_a_row=bytes_a_row(size, looked_at, wrong))
@@ -471,8 +472,9 @@ def growth_curves(results:dict)->bytes: # a png
 
 # %% ../../nbs/bench/bench.ipynb #189a23cf
 def _options(args):
-    p = Options('', 'What this library costs beside the bare numpy and gymnasium calls, and beside its peers where they '
-        'are installed.', 'the main contests in a smaller memory: under a minute', 'bench.json, bench.md and the pictures')
+    p = Options('', 'What this library costs beside the bare numpy and gymnasium calls, and beside its peers where '
+        'they are installed.', 'the main contests in a smaller memory: under a minute',
+        'bench.json, bench.md and the pictures')
     for option,help in dict(growth='also memories of up to 100,000,000 rows: some minutes',
             train='also whole training runs beside Stable-Baselines3: some minutes',
             buffers='also the six buffers that this library grew from: some minutes',

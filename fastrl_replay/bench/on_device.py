@@ -161,7 +161,8 @@ def run_device(
             took = measure(ways(full, device, **how), rounds, seconds)
             results['contests'][name] = dict(rows=n, us={k: float(np.median(v)) for k,v in took.items()})
         tell('other libraries')
-        sizes = {c: (pixels if 'pixels' in c else size, f['rows'], 'pixels' in c) for c,f in results['contests'].items()}
+        rows = {c: f['rows'] for c,f in results['contests'].items()}
+        sizes = {c: (pixels if 'pixels' in c else size, n, 'pixels' in c) for c,n in rows.items()}
         for name,found in peers_on(device, pythons, sizes, results, rounds).items():
             results['contests'][name]['us'].update(found)
         tell('training')
@@ -212,8 +213,8 @@ def device_report(results:dict)->str: # Markdown
 
 # %% ../../nbs/bench/bench_on_device.ipynb #2c8d7153
 def _device_options(args):
-    p = Options(' --device', 'What draws cost whose batches are to be on a device: from main memory, and from rows that '
-        'lie there.', 'fewer rows and rounds: a minute', 'device.json and device.md')
+    p = Options(' --device', 'What draws cost whose batches are to be on a device: from main memory, and from rows '
+        'that lie there.', 'fewer rows and rounds: a minute', 'device.json and device.md')
     p.add_argument('--device', required=True, help='cuda, cuda:1, … or cpu, where no GPU is')
     p.add_argument('--train', type=float, metavar='SECONDS', help='of each training of pong; 0: none (20)')
     a = p.parse_args(args)

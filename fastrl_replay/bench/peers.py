@@ -418,7 +418,8 @@ def _of_process(file, which):
 
 def anonymous():
     "Bytes of this process that are in main memory and in no file"
-    return _of_process('status', lambda s: next((int(l.split()[1])*1024 for l in s.splitlines() if l[:7] == 'RssAnon'), 0))
+    def read(s): return next((int(l.split()[1])*1024 for l in s.splitlines() if l[:7] == 'RssAnon'), 0)
+    return _of_process('status', read)
 
 # %% ../../nbs/bench/peers.ipynb #b19f7acd
 class FrameTest:
@@ -711,7 +712,8 @@ class TestWorker(Worker):
             took.append(resident())
         return (took[1] - took[0])*10/9
 
-    def frames(self, setting, folder, game): self.test = FrameTest(FRAME_MEMORIES[self.library][setting], Recorded(folder, game))
+    def frames(self, setting, folder, game):
+        self.test = FrameTest(FRAME_MEMORIES[self.library][setting], Recorded(folder, game))
     def fill(self, envs): return self.test.fill(envs)
     def draw(self, number): return draw_frames(self.test, number)
     def check(self, draws): return check_frames(self.test, draws)
@@ -760,7 +762,8 @@ class Peer:
         try: self.version = self.ask('version')
         except PeerError:
             self.close()
-            raise PeerError(library, f'not installed for {python if python != sys.executable else "this Python"}') from None
+            where = python if python != sys.executable else 'this Python'
+            raise PeerError(library, f'not installed for {where}') from None
 
     def ask(self, command, **args):
         "Send a command and wait for the answer"

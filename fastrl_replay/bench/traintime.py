@@ -46,8 +46,8 @@ def trained_sb3(python, learner, **how)->dict:
     "The same with Stable-Baselines3, in a separate process of an interpreter that has it"
     with closing(Peer('stable-baselines3', python)) as peer: return peer.ask('train', learner=learner, **how)
 
-ZOO = dict(env='CartPole-v1', learning_rate=2.3e-3, batch_size=64, buffer_size=100_000, learning_starts=1_000, gamma=.99,
-    target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=.16, exploration_final_eps=.04,
+ZOO = dict(env='CartPole-v1', learning_rate=2.3e-3, batch_size=64, buffer_size=100_000, learning_starts=1_000,
+    gamma=.99, target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=.16, exploration_final_eps=.04,
     policy_kwargs=dict(net_arch=[256,256]))   # of its DQN, as its zoo has them
 
 def as_sb3(s:dict)->dict:
@@ -58,8 +58,8 @@ def as_sb3(s:dict)->dict:
 
 # %% ../../nbs/bench/traintime.ipynb #78906abd
 def bare(seed, steps=50_000)->float: # seconds
-    """What can't be left out of as many updates as so many steps make: values, targets, gradient and Adam; one batch, no
-    environment, memory or clipping"""
+    """What can't be left out of as many updates as so many steps make: values, targets, gradient and Adam; one batch,
+    no environment, memory or clipping"""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     def network(): return nn.Sequential(nn.Linear(4,256), nn.ReLU(), nn.Linear(256,256), nn.ReLU(), nn.Linear(256,2))

@@ -191,6 +191,7 @@ def _wait_for_more(self:_Worker, seconds):
     poll.register(self.process.sentinel, select.POLLIN)
     poll.poll(seconds*1000)
 
+# %% ../../nbs/parallel/processes.ipynb #4db848e4
 @patch
 def receive(self:_Worker)->tuple: # the request (None: it ended), the answer, what went wrong, facts
     "What `wait` has waited for"

@@ -153,7 +153,7 @@ class RayEngine:
         num_gpus:float=0, # GPUs that each worker needs
         resources:dict=None, # others, by name
         address:str=None, # of a cluster, or 'auto'; None: the one of `ray.init`, or a new one on this machine
-        patience:float=300., # seconds until there is a connection, and until a worker must have answered for the first time
+        patience:float=300., # seconds until there is a connection, and until a worker must have answered once
     ):
         def checked(name, x): return number('RayEngine', name, x)
         self.num_cpus,self.num_gpus = checked('num_cpus', num_cpus),checked('num_gpus', num_gpus)
