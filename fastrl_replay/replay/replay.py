@@ -428,7 +428,7 @@ def check_state(self:Replay, state):
 
 @patch
 def check_remote(self:Replay, state):
-    "The same for a copy in a worker; one on disk has its rows in a directory of its own, and maybe of another machine"
+    "The same for a copy in a worker; one on disk has its rows in another directory, and maybe on another machine"
     on_disk = self.store is not None and self.store.folder is not None
     return self._check_saved_form(state) if on_disk else self.check_state(state)
 
