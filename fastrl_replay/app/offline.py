@@ -34,7 +34,8 @@ def open_memory(
         'wait until its first row is there, or name another directory')
     settings = dict(meta['store']) if isinstance(meta.get('store'), dict) else {}
     kind = settings.pop('kind', None)
-    if kind not in STORES: raise StateError('memory', f'{path}/meta.json: store', kind, f'one of {", ".join(STORES)}', 'import the module of that store')
+    if kind not in STORES: raise StateError('memory', f'{path}/meta.json: store', kind,
+        f'one of {", ".join(STORES)}', 'import the module of that store')
     if {'path','mode'} & settings.keys(): raise StateError('memory', f'{path}/meta.json: store', settings,
         'settings without a place')   # which both would name then, in an error that Python 3.11 sometimes garbles
     try: store = STORES[kind](**settings, path=str(path), mode='r')

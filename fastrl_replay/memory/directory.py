@@ -7,7 +7,7 @@ __all__ = ['FORMAT', 'VERSION', 'PAGE', 'allocate', 'mapped', 'no_disk', 'read_m
            'request_places', 'request', 'outgrows', 'read_at_random']
 
 # %% ../../nbs/memory/directory.ipynb #ba4ce25c
-import errno, json, os, re, shutil, socket, sys, threading, uuid, warnings, weakref
+import errno, json, os, re, shutil, socket, sys, uuid, warnings, weakref
 from contextlib import suppress
 from copy import copy
 from datetime import datetime, timezone
@@ -336,6 +336,7 @@ def new(self:Directory,
     if fill and is_new: array[...] = fill
     return array
 
+# %% ../../nbs/memory/directory.ipynb #9a23fdc0
 @patch
 def lasting(self:Directory, name, dtype):
     "An array by slot that a memory may have been made without; None: a reader finds none"
@@ -462,6 +463,7 @@ def refers(self:Directory)->dict:
     meta = self.meta or dict(id='', rewound=[])
     return dict(directory=str(self.path), id=meta['id'], rewound=len(meta['rewound']))
 
+# %% ../../nbs/memory/directory.ipynb #f4628424
 @patch
 def check_refers(self:Directory, saved, inserted, store):
     "Raise where these are not the rows that were saved"
@@ -538,6 +540,7 @@ def grow(self:Directory,
         raise
     self.replace_by(new, max_sz=max_sz)
 
+# %% ../../nbs/memory/directory.ipynb #b9221736
 @patch
 def _copy_to(self:Directory, new, oldest, end):
     "Arrays by slot row by row, and everything else as it is, but for arrays by other things"

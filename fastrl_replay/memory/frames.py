@@ -140,7 +140,7 @@ def reserve(self:Frames, place):
     for i,log in enumerate(self._logs): log.lowest = self._lowest[:,2*i]
     self._leaves,self._told,self._lock,self._rows_added = leaves,False,RLock(),0
     self._look_at = [0]*len(leaves)   # with how many segments memory is to be looked at again
-    self._outgrows,self._looked = False,0   # is main memory too small for it? How many frames there were when it was looked
+    self._outgrows,self._looked = False,0   # is main memory too small? How many frames there were when it was looked
     renew_in_child(self, '_lock')
 
 @patch
@@ -270,7 +270,7 @@ def _see_size(self:Frames):
     "Will main memory hold it, together with everything else?"
     self._looked = sum(map(len, self._logs))
     self._outgrows = self.place.outgrown(self.nbytes)
-    for log in self._logs if self._outgrows else (): log.read_at_random()   # the rest is written all the time, and small
+    for log in self._logs if self._outgrows else (): log.read_at_random()   # the rest is small, and always in use
 
 @patch
 def _limit(self:Frames): return self.place.limit()   # how many bytes it may have; 0: the place says when it is full
@@ -327,6 +327,7 @@ def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
         dst += out.shape[1]
     return touched
 
+# %% ../../nbs/memory/frames.ipynb #ef37c31b
 @patch
 def _request(self:Frames, slots):
     "Let the system read the pages that these rows need"

@@ -44,7 +44,7 @@ class Declared(NamedTuple):
 class Place:
     "Where the arrays of a memory lie, and what makes them last; this is the base of places, in which nothing lasts"
     path = device = meta = None            # of a directory; a device's name; what is said of the memory that is there
-    writes,holds,lasts = True,True,False   # may it be changed? By this process, now? Is it there when this process ends?
+    writes,holds,lasts = True,True,False   # may it be changed? By this process, now? Does it outlive this process?
     overhead = 0                           # bytes of a slot, besides rows, for which there must be room
     def __init__(self,
         who:str='Timeline', # whose arrays they are, for errors

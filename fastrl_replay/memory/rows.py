@@ -155,6 +155,7 @@ def _variant(kind, where):
     if where in vars(kind) or not hasattr(kind, where): return getattr(kind, where, kind)
     return type(kind.__name__, (getattr(kind, where), kind), dict(__module__=kind.__module__))
 
+# %% ../../nbs/memory/rows.ipynb #0852b9aa
 @patch
 def new_place(self:Store, who:str)->Place: # opened
     "Where its arrays lie"
@@ -217,7 +218,8 @@ def episodes(self:Store, slots)->np.ndarray: # structured: the columns that epis
         some = slots[a:a+4096]
         rows = self.empty(len(some), self.dtype.itemsize)
         self.gather(some, rows)
-        for n in found.dtype.names: found[n][a:a+4096] = torch.as_tensor(rows).cpu().numpy().reshape(-1).view(self.dtype)[n]
+        rows = torch.as_tensor(rows).cpu().numpy().reshape(-1).view(self.dtype)
+        for n in found.dtype.names: found[n][a:a+4096] = rows[n]
     return found
 
 def _episode_dtype(dtype): return np.dtype([(n, dtype[n]) for n in (*EPISODE,'n') if n in dtype.names])

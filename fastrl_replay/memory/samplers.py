@@ -6,7 +6,6 @@
 __all__ = ['AS_ZERO', 'random_bits', 'random_seed', 'Sampler', 'Uniform', 'Proportional', 'Ranked', 'importance_weights', 'drawn']
 
 # %% ../../nbs/memory/samplers.ipynb #818c76d3
-import warnings
 from copy import copy
 import numpy as np, torch
 from fastcore.basics import patch
@@ -670,7 +669,8 @@ def reopen(self:_Prioritized, oldest, end):
     told,file = self.place.told(self.kind, end),self.place.lasting('priorities', np.float64)
     if file is None or told <= oldest: return
     try: self.added(oldest, told, oldest, file[np.arange(oldest, told) % len(file)])
-    except ArgumentError as e: raise StateError(self.place.who, f'{self.place.folder}/priorities is damaged', e) from None
+    except ArgumentError as e:
+        raise StateError(self.place.who, f'{self.place.folder}/priorities is damaged', e) from None
 
 @patch
 def recall(self:_Prioritized, places):

@@ -17,7 +17,7 @@ from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, Explai
 from ..steps.row_dtypes import dtype_spec, extend_dtype, saved_dtype, step_dtype
 from ..envs.episodes import BlockGate, Environments, RowLayout, refuse_nan
 from ..steps.machine import size_text
-from .places import AGES, COMMITTED, FLOOR, REWINDS, MainMemory
+from .places import AGES, COMMITTED, FLOOR, REWINDS
 from .frames import suggested
 import fastrl_replay.memory.on_device   # noqa: F401 (what `Rows(device=…)` and `Frames(device=…)` become)
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
@@ -45,7 +45,7 @@ class Timeline:
         self._begin()
 
     dtype    = property(lambda self: self._parts and self._parts[1].dtype, doc='Of its rows; None before the first one')
-    parts    = property(lambda self: self._parts, doc='Links, store, and what batches look like; None before the first row')
+    parts    = property(lambda self: self._parts, doc='Links, store, what batches look like; None before the first row')
     inserted = property(lambda self: self.span[0], doc='How many rows have come: the next key')
     oldest   = property(lambda self: self.span[1], doc='The oldest key that is still there')
     keys     = property(lambda self: np.arange(*self.span[::-1]), doc='All valid keys, oldest first')
@@ -333,6 +333,7 @@ def prepare(self:Timeline, state:dict):
     if refers: self._stand_where(state)
     else: self._take_rows(state)
 
+# %% ../../nbs/memory/timeline.ipynb #7487fdfe
 @patch
 def _take_rows(self:Timeline, state):
     "Rows from a state that holds them, into a place that is empty"
@@ -354,10 +355,12 @@ def _stand_where(self:Timeline, state):
     if empty:
         nothing = (0,0,0) if place.meta else None
         return vars(self).update(_parts=None, _same=None, _left=store, _unsettled=nothing)
-    if state['dtype'] != saved_dtype(place.meta['columns']): raise StateError(self.who, 'a saved memory of other columns')
+    if state['dtype'] != saved_dtype(place.meta['columns']):
+        raise StateError(self.who, 'a saved memory of other columns')
     line = Links(store.dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
     line.load_state_dict(state['links'], rows=False)
-    self._use((line, *self._parts[1:]), place, (line.inserted, line.oldest, line.oldest - state['links']['counters'][1]))
+    missing = line.oldest - state['links']['counters'][1]
+    self._use((line, *self._parts[1:]), place, (line.inserted, line.oldest, missing))
 
 @patch
 def _use(self:Timeline, parts, place, unsettled=None):
@@ -418,7 +421,8 @@ def _open_place(self:Timeline): # its parts; None: there is no memory so far
     "Open what lies in the store's place"
     place = self.place = self.place or self.store.new_place(self.who)
     try:
-        if place.meta and place.writes and not place.counters.item(COMMITTED): place.forget()   # a first add, unfinished
+        unfinished = place.meta and place.writes and not place.counters.item(COMMITTED)   # its first add
+        if unfinished: place.forget()
         self._parts = self._continued() if place.meta else None
     except BaseException:
         self.place = None

@@ -14,7 +14,7 @@ from ..steps.batches import Sequences
 from ..steps.compiled import njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, BlockError, StaleKey, StateError
-from ..steps.row_dtypes import EPISODE, dtype_spec, leaves, padding, saved_dtype
+from ..steps.row_dtypes import dtype_spec, leaves, padding, saved_dtype
 from ..envs.episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row,
     number_of, places_of, row_ends)
 from ..memory.places import TOLD, in_parts
@@ -180,7 +180,7 @@ class SequenceView(View):
     counted = property(lambda self: self.length > 1, doc='Must `step_n` count?')
     def clear(self):
         self.table,self._row,self._tracks,self._counters = None,None,None,np.zeros(6, np.int64)
-        self._said = self._rereads = False   # has the place been told of the columns? Were rows followed that lay there?
+        self._said = self._rereads = False   # was the place told of the columns? Are rows followed that lay there?
     def __len__(self): return 0 if self.table is None else len(self.table.first) - int(self._counters[IDLE])
 
     def check_columns(self, dtype):
