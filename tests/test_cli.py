@@ -3,7 +3,7 @@ import io, json, multiprocessing, os, re, shlex, shutil, signal, subprocess, sys
 
 import numpy as np, pytest, torch
 
-from fastrl_replay.app import cli
+from fastrl_replay import cli
 from fastrl_replay.cli import main
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import spec_dtype

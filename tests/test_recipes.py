@@ -9,7 +9,7 @@ import fastrl_replay, gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.app import cli
+from fastrl_replay import cli
 from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import EnvError, NoRoom
 from fastrl_replay.app.named_envs import read_calls

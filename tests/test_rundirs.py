@@ -3,7 +3,7 @@ import errno, json, os, shutil, signal, sys
 
 import numpy as np, pytest, torch
 
-from fastrl_replay.app import cli
+from fastrl_replay import cli
 from fastrl_replay.cli import main
 from fastrl_replay.app.named_envs import named_modules
 from fastrl_replay.app.recipes import SettingsError, check_saved, recipe
