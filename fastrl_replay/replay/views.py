@@ -8,7 +8,7 @@ __all__ = ['as_float64', 'fetched', 'check_feedback', 'View', 'Transitions']
 # %% ../../nbs/40_views.ipynb #ff31f1ec
 from copy import copy
 import numpy as np, torch
-from ..core import ArgumentError, BlockError, Steps, njit
+from ..core import ArgumentError, ArgumentTypeError, BlockError, Steps, njit
 from ..memory.links import as_keys
 from ..memory.timeline import Timeline
 
@@ -16,11 +16,13 @@ from ..memory.timeline import Timeline
 def as_float64(
     x, # a tensor on any device, or an array
 )->np.ndarray: # flat
-    "Numbers as a flat array of doubles"
+    "Real numbers as a flat array of doubles"
     if isinstance(x, torch.Tensor):
         if x.requires_grad: x = x.detach()
         try: x = x.numpy()
         except (TypeError,RuntimeError): x = x.resolve_neg().cpu().double().numpy()   # on a device, or bfloat16
+    x = np.asarray(x)
+    if x.dtype.kind not in 'biufO': raise ArgumentTypeError('update_priorities', 'TD errors', str(x.dtype), 'real numbers')
     return np.ascontiguousarray(x, np.float64).ravel()
 
 def fetched(
@@ -28,7 +30,8 @@ def fetched(
     td, # their errors, a tensor or an array, too
 )->tuple: # flat arrays, int64 and float64
     "Keys and errors, by one copy where both are on a device"
-    if isinstance(keys, torch.Tensor) and isinstance(td, torch.Tensor) and keys.device == td.device:
+    both = isinstance(keys, torch.Tensor) and isinstance(td, torch.Tensor) and not td.is_complex()
+    if both and keys.device == td.device:
         n,td = keys.numel(),td.detach().reshape(-1).double()
         both = torch.cat([keys.reshape(-1).long(), td.view(torch.int64)]).cpu().numpy()
         keys,td = both[:n],both[n:].view(np.float64)
