@@ -22,7 +22,8 @@ def as_float64(
         try: x = x.numpy()
         except (TypeError,RuntimeError): x = x.resolve_neg().cpu().double().numpy()   # on a device, or bfloat16
     x = np.asarray(x)
-    if x.dtype.kind not in 'biufO': raise ArgumentTypeError('update_priorities', 'TD errors', str(x.dtype), 'real numbers')
+    if x.dtype.kind not in 'biufO': raise ArgumentTypeError('update_priorities', 'TD errors', str(x.dtype),
+        'real numbers')
     return np.ascontiguousarray(x, np.float64).ravel()
 
 def fetched(
