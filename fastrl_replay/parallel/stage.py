@@ -521,10 +521,11 @@ def check_state(self:Parallel, state):
     "An error where a checkpoint is of other workers"
     if not state or not self.num_workers: return
     worker = dict(_WORKER, chunks=listed(_chunk_form))
-    state = checked('Parallel', dict(settings=anything, turn=integer(0, self.num_workers-1), now=maybe(_chunk_form),
+    state = checked('Parallel', dict(settings=anything, turn=integer(), now=maybe(_chunk_form),
         counts=listed(integer(), 4), workers=listed(worker)), state)
     if repr(state['settings']) != repr(self._settings()): raise StateError('Parallel', 'a checkpoint of other settings',
         state['settings'], self._settings(), 'build the chain that was saved')
+    checked('Parallel', dict(turn=integer(0, self.num_workers-1)), dict(turn=state['turn']))
     for w in checked('Parallel', listed(anything, self.num_workers), state['workers']):
         ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
         for chunk in w['chunks']: _unpacked(chunk)

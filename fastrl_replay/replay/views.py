@@ -10,7 +10,7 @@ from copy import copy
 import numpy as np, torch
 from ..steps.compiled import njit
 from ..steps.core import Steps
-from ..steps.errors import ArgumentError, BlockError
+from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError
 from ..memory.links import as_keys
 from ..memory.timeline import Timeline
 
@@ -18,11 +18,14 @@ from ..memory.timeline import Timeline
 def as_float64(
     x, # a tensor on any device, or an array
 )->np.ndarray: # flat
-    "Numbers as a flat array of doubles"
+    "Real numbers as a flat array of doubles"
     if isinstance(x, torch.Tensor):
         if x.requires_grad: x = x.detach()
         try: x = x.numpy()
         except (TypeError,RuntimeError): x = x.resolve_neg().cpu().double().numpy()   # on a device, or bfloat16
+    x = np.asarray(x)
+    if x.dtype.kind not in 'biufO': raise ArgumentTypeError('update_priorities', 'TD errors', str(x.dtype),
+        'real numbers')
     return np.ascontiguousarray(x, np.float64).ravel()
 
 def fetched(
@@ -30,7 +33,8 @@ def fetched(
     td, # their errors, a tensor or an array, too
 )->tuple: # flat arrays, int64 and float64
     "Keys and errors, by one copy where both are on a device"
-    if isinstance(keys, torch.Tensor) and isinstance(td, torch.Tensor) and keys.device == td.device:
+    both = isinstance(keys, torch.Tensor) and isinstance(td, torch.Tensor) and not td.is_complex()
+    if both and keys.device == td.device:
         n,td = keys.numel(),td.detach().reshape(-1).double()
         both = torch.cat([keys.reshape(-1).long(), td.view(torch.int64)]).cpu().numpy()
         keys,td = both[:n],both[n:].view(np.float64)
