@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 import fastrl_replay.all   # noqa: F401 (registers the chained methods)
 from fastrl_replay.envs import bitflip   # noqa: F401 (registers the game)
 from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import ArgumentError, BlockError, StateError
+from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, BlockError, StateError
 from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.memory.frames import Frames
@@ -533,3 +533,9 @@ def test_in_a_mixture():
     reached = (batch.next_state['achieved_goal'] == batch.next_state['desired_goal']).all(1)
     assert [(batch.replay == i).sum() for i in range(2)] == [24, 8] and torch.equal(batch.terminated, reached)
     assert reached[batch.replay == 0].sum() > reached[batch.replay == 1].sum()
+
+def test_a_reward_function_of_other_arguments_is_refused_when_it_is_given():
+    for wrong in (lambda achieved, desired: 0, lambda a, b, c, d: 0):
+        with pytest.raises(ArgumentTypeError, match='three arguments'): HindsightReplay(None, 2, 10, reward=wrong)
+    for right in (lambda *goals: 0, lambda achieved, desired, info: 0, lambda a, b, c, scale=1: 0):
+        assert HindsightReplay(None, 2, 10, reward=right).reward is right

@@ -8,6 +8,7 @@ __all__ = ['PLACE', 'STEP_BACK', 'JUMP', 'AHEAD', 'STRATEGIES', 'follow_links', 
            'rewards_of', 'terminations_of', 'Hindsight', 'HindsightReplay']
 
 # %% ../../nbs/replay/hindsight.ipynb #d792cf56
+from inspect import signature
 import numpy as np, torch
 from fastcore.basics import patch
 from ..steps.compiled import ints_at, memmove, njit, prefetch
@@ -135,7 +136,12 @@ def goal_functions(
     "What gives the reward of an outcome under any goal, and what says whether the task is over"
     reward = _found(given, 'compute_reward')
     if reward is not None: return reward,_found(given, 'compute_terminated')
-    if callable(given): return given,None
+    if callable(given):
+        try: signature(given).bind(None, None, None)
+        except TypeError as e: raise ArgumentTypeError(who, 'reward', f'{given!r}'[:80],
+            f'a function of three arguments (achieved_goal, desired_goal, info): {e}') from None
+        except ValueError: pass   # what is compiled may have none
+        return given,None
     raise ArgumentTypeError(who, 'reward', f'{given!r}'[:80], 'a function (achieved_goal, desired_goal, info) → '
         'rewards, or an environment with compute_reward')
 
