@@ -20,27 +20,28 @@ exclude_patterns = ['**/.ipynb_checkpoints']
 groups = {
     'Start': 'howto faq how_fast versions',
     'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
-    'Steps': '0?_*', 'Environments': '1?_*', 'Transforms': '2?_*', 'Memory': '3?_*', 'Replay': '4?_*', 'Learning': '5?_*',
-    'Practice': '[67]?_*', 'Benchmarks': '8?_* 9[0-8]_*', 'Reference': '99_all combinations survives glossary contributing changelog'}
+    'Steps': 'steps/* pipe testing', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*', 'Replay': 'replay/*',
+    'Learning': 'learning/*', 'Data': 'data/* sb3', 'Many processes': 'parallel/*', 'Practice': 'app/* cli main', 'Benchmarks': 'bench/*',
+    'Reference': 'all combinations survives glossary contributing changelog'}
 
 titles = {   # in the sidebar, where a page's own title says less
-    '00_core': 'Steps, dtypes, errors', '00_states': 'Saved states, checked', '01_pipe': 'Pipe, the base of all stages',
-    '02_testing': 'Scripted environments, contract', '03_episodes': 'Episodes and the gate', '04_batches': 'Sequences, a batch type',
-    '04_files': 'Whole files, locks', '04_locks': 'Locks', '07_nested': 'Nested dicts and tuples', '09_envstate': 'Environment snapshots', '09_infos': 'Columns from info',
-    '10_envs': 'GymStepper', '16_catch': 'Catch (pixels)', '17_atari': 'Atari', '18_bitflip': 'Bit flipping (goals)',
-    '20_nstep': 'NStep, NSkip', '21_sequence': 'SequenceChunker', '22_journal': 'Journal, Gather',
-    '30_arrays': 'Places', '30_directory': 'A place in files', '32_rows': 'Stores: Rows', '33_codecs': 'Codecs for frames',
-    '33_frame_log': 'Frame log', '33_frame_segments': 'Frame segments in files', '33_frames': 'Store: Frames', '33_on_device': 'Stores on a GPU',
-    '34_timeline': 'Timeline', '35_sumtree': 'SumTree', '36_ranktree': 'RankTree', '37_samplers': 'Samplers',
-    '40_views': 'Views', '41_replay': 'Replay', '42_experience': 'ExperienceReplay',
-    '43_prioritized': 'PrioritizedReplay', '44_sequence_view': 'View of sequences', '45_sequences': 'SequenceReplay', '46_hindsight': 'HindsightReplay',
-    '50_losses': 'TD targets and losses', '51_policies': 'Policies and networks', '52_continuous': 'Continuous actions', '52_learners': 'Learner, the base class',
-    '53_registry': 'Registry of learners', '54_tabular': 'QLearner (table)', '55_dqn': 'DQNLearner', '56_r2d2': 'R2D2Learner', '57_sac': 'SACLearner', '58_td3': 'TD3Learner',
-    '59_all_learners': 'All learners', '60_named_envs': 'Environments by name', '60_offline': 'Recorded rows (offline)', '60_recipes': 'Recipes (settings.ini)', '61_runs': 'Runs and checkpoints',
-    '61_survey': 'Survey of a memory on disk', '62_cli': 'Command line, results', '63_main': 'python -m fastrl_replay', '70_interop': 'DataLoader, torchdata, TensorDict',
-    '71_parallel': 'Parallel', '72_prefetch': 'Prefetch', '89_peers': 'Benchmark adapters', '89_reports': 'Reports of benchmarks', '89_timing': 'Rows and timing', '90_bench': 'How benchmarks are run', 'how_fast': 'How fast: results', '91_traintime': 'Training time',
-    '92_buffers': 'Six simple buffers', '93_bench_frames': 'Memories of pixels', '94_bench_disk': 'Memories on disk', '95_bench_on_device': 'Memories on a GPU',
-    '99_all': 'All public names', 'tutorials/from_seed_to_here': 'History: from seed to here'}
+    'steps/core': 'Steps', 'steps/errors': 'Errors', 'steps/row_dtypes': 'Row dtypes', 'steps/compiled': 'Compiled helpers', 'steps/machine': 'The machine', 'stages/waiting': 'Rows that wait', 'steps/states': 'Saved states, checked', 'pipe': 'Pipe, the base of all stages',
+    'testing': 'Scripted environments, contract', 'envs/episodes': 'Episodes and the gate', 'steps/batches': 'Sequences, a batch type',
+    'steps/files': 'Whole files, locks', 'steps/locks': 'Locks', 'steps/nested': 'Nested dicts and tuples', 'envs/envstate': 'Environment snapshots', 'envs/infos': 'Columns from info',
+    'envs/stepper': 'GymStepper', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
+    'stages/nstep': 'NStep, NSkip', 'stages/chunker': 'SequenceChunker', 'stages/journal': 'Journal, Gather',
+    'memory/places': 'Places', 'memory/directory': 'A place in files', 'memory/rows': 'Stores: Rows', 'memory/codecs': 'Codecs for frames',
+    'memory/frame_log': 'Frame log', 'memory/frame_segments': 'Frame segments in files', 'memory/frames': 'Store: Frames', 'memory/on_device': 'Stores on a GPU',
+    'memory/timeline': 'Timeline', 'memory/sumtree': 'SumTree', 'memory/ranktree': 'RankTree', 'memory/samplers': 'Samplers',
+    'replay/views': 'Views', 'replay/replay': 'Replay', 'replay/experience': 'ExperienceReplay',
+    'replay/prioritized': 'PrioritizedReplay', 'replay/sequence_view': 'View of sequences', 'replay/sequences': 'SequenceReplay', 'replay/hindsight': 'HindsightReplay',
+    'learning/losses': 'TD targets and losses', 'learning/policies': 'Policies and networks', 'learning/continuous': 'Continuous actions', 'learning/base': 'Learner, the base class',
+    'learning/registry': 'Registry of learners', 'learning/tabular': 'QLearner (table)', 'learning/dqn': 'DQNLearner', 'learning/r2d2': 'R2D2Learner', 'learning/sac': 'SACLearner', 'learning/td3': 'TD3Learner',
+    'learning/learners': 'All learners', 'app/named_envs': 'Environments by name', 'app/offline': 'Recorded rows (offline)', 'app/recipes': 'Recipes (settings.ini)', 'app/runs': 'Runs and checkpoints',
+    'app/survey': 'Survey of a memory on disk', 'cli': 'Command line, results', 'main': 'python -m fastrl_replay', 'data/interop': 'DataLoader, torchdata, TensorDict',
+    'parallel/stage': 'Parallel', 'parallel/prefetch': 'Prefetch', 'bench/peers': 'Benchmark adapters', 'bench/reports': 'Reports of benchmarks', 'bench/timing': 'Rows and timing', 'bench/bench': 'How benchmarks are run', 'how_fast': 'How fast: results', 'bench/traintime': 'Training time',
+    'bench/buffers': 'Six simple buffers', 'bench/bench_frames': 'Memories of pixels', 'bench/bench_disk': 'Memories on disk', 'bench/bench_on_device': 'Memories on a GPU',
+    'all': 'All public names', 'tutorials/from_seed_to_here': 'History: from seed to here'}
 
 nb_execution_mode = 'off'                 # the outputs were saved when the notebooks were tested
 nb_render_markdown_format = 'gfm'         # in outputs: tables

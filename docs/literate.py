@@ -52,9 +52,25 @@ def cells_of(cell, module):
 
 def folded_as(prompt): return dict(tags=['hide-input'], mystnb=dict(code_prompt_show=prompt, code_prompt_hide=prompt))
 
+def reading_order(folder, pages):
+    "The pages of modules after the pages of those that they import, and by name where that leaves a choice."
+    cells = {p: json.loads((folder/f'{p}.ipynb').read_text(encoding='utf-8'))['cells'] for p in pages if (folder/f'{p}.ipynb').exists()}
+    code = {p: ['\n' + ''.join(c['source']) for c in found if c['cell_type'] == 'code'] for p, found in cells.items()}
+    module = {m[1]: p for p, found in code.items() for c in found if (m := re.search(r'^#\| *default_exp +(\S+)', c, re.M))}
+    needs = {p: [module[m] for c in found if re.search(r'^#\| *export', c, re.M) for m in re.findall(r'\bfastrl_replay\.([\w.]+) import', c) if m in module]
+             for p, found in code.items()}
+    done = {}
+    def place(p):
+        if p in done: return
+        done[p] = None
+        for q in sorted(needs.get(p, ())): place(q)
+        done[p] = len([*filter(lambda n: n is not None, done.values())])
+    for p in pages: place(p)
+    return sorted(pages, key=done.get)
+
 def contents(app):
     "The sidebar: its groups, and their pages in the order of their patterns, under short titles where there are some."
-    pages, titles = sorted(app.env.found_docs), app.config.titles
+    pages, titles = reading_order(Path(app.srcdir), sorted(app.env.found_docs)), app.config.titles
     def entry(p): return f'{titles[p]} <{p}>' if p in titles else p
     trees = [['```{toctree}', ':hidden:', f':caption: {caption}', '', *[entry(p) for w in patterns.split() for p in fnmatch.filter(pages, w)], '```']
              for caption, patterns in app.config.groups.items()]
@@ -70,7 +86,7 @@ def problems(app):
     "The sections “What can go wrong” of all notebooks, each under its page's title."
     for page in sorted(app.env.found_docs):
         path = Path(app.srcdir)/f'{page}.ipynb'
-        if '/' in page or not path.exists(): continue
+        if page.startswith('tutorials/') or not path.exists(): continue
         cells = [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'markdown']
         found = [re.split(r'^(?:#|Next: )', t.partition('## What can go wrong\n')[2], maxsplit=1, flags=re.M)[0].strip() for t in cells]
         points = [f'- {p.removeprefix("- ").strip()}' for t in found for p in t.split('\n\n' if '\n\n**' in t else '\n') if p.strip()]

@@ -6,26 +6,26 @@ from typing import Any, NamedTuple, TypeVar
 from typing_extensions import Self
 from torch import nn
 from torch.utils.data import IterDataPipe as IterDataPipe, MapDataPipe as MapDataPipe
-from fastrl_replay.envs import GymStepper
-from fastrl_replay.interop import PipeNode, StatefulPipe
-from fastrl_replay.journal import Gather, Journal
-from fastrl_replay.learners.dqn import DQNLearner
-from fastrl_replay.learners.r2d2 import R2D2Learner
-from fastrl_replay.learners.sac import SACLearner
-from fastrl_replay.learners.tabular import QLearner, QTable
-from fastrl_replay.learners.td3 import TD3Learner
+from fastrl_replay.app.offline import Offline
+from fastrl_replay.data.interop import PipeNode, StatefulPipe
+from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.learning.dqn import DQNLearner
+from fastrl_replay.learning.r2d2 import R2D2Learner
+from fastrl_replay.learning.sac import SACLearner
+from fastrl_replay.learning.tabular import QLearner, QTable
+from fastrl_replay.learning.td3 import TD3Learner
 from fastrl_replay.memory.rows import Store
 from fastrl_replay.memory.samplers import Sampler
-from fastrl_replay.nstep import NSkip, NStep
-from fastrl_replay.offline import Offline
-from fastrl_replay.parallel import Parallel
-from fastrl_replay.prefetch import Prefetch
-from fastrl_replay.recorded import Episodes
+from fastrl_replay.parallel.prefetch import Prefetch
+from fastrl_replay.parallel.stage import Parallel
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.hindsight import HindsightReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.sequence import SequenceChunker
+from fastrl_replay.stages.chunker import SequenceChunker
+from fastrl_replay.stages.journal import Gather, Journal
+from fastrl_replay.stages.nstep import NSkip, NStep
+from fastrl_replay.stages.recorded import Episodes
 from gymnasium.spaces.box import Box
 
 _Class = TypeVar('_Class', bound=type)

@@ -15,8 +15,8 @@ from gymnasium.spaces import Box, Discrete
 
 import fastrl_replay
 import fastrl_replay.all as all_stages
-from fastrl_replay.core import Steps
-from fastrl_replay.row_dtypes import step_dtype
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 

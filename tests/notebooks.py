@@ -46,7 +46,7 @@ def take_kernels_from(nb):
     "A kernel that the notebook exports is not compiled anew: its module has the same, as another test proves, and on disk."
     exp = re.search(r'#\| default_exp ([\w.]+)', Path(nb).read_text(encoding='utf-8'))
     if not exp: return
-    from fastrl_replay import core
+    from fastrl_replay.steps import core
     module, compile_ = importlib.import_module(f'fastrl_replay.{exp[1]}'), core.njit
     def code(f): return [getattr(f.__code__, k) for k in ('co_code', 'co_consts', 'co_names', 'co_varnames')]
     def njit(f=None, nogil=False):

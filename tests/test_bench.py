@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from fastrl_replay.bench import bench, buffers, disk, frames, peers
 from fastrl_replay.bench.bench import CONTESTS, TARGETS, entries, fastest, measure, medians, summary, table, targets
-from fastrl_replay.errors import ArgumentError
+from fastrl_replay.steps.errors import ArgumentError
 from fastrl_replay.bench.peers import ADAPTERS, Peer, PeerError, Rows, wrong_rows
 
 # Libraries made up for these tests, in a copy of the peers' module.

@@ -4,16 +4,16 @@ import sys
 import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import BlockError, StateError
-from fastrl_replay.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import BlockError, StateError
+from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.nstep import NStep
+from fastrl_replay.stages.nstep import NStep
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.sequence import SequenceChunker
+from fastrl_replay.stages.chunker import SequenceChunker
 from fastrl_replay.testing import script, scripted_steps
 from gymnasium import spaces
 from strategies import bits, cases, numpy_leaves

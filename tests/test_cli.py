@@ -5,11 +5,11 @@ import numpy as np, pytest, torch
 
 from fastrl_replay import cli
 from fastrl_replay.cli import main
-from fastrl_replay.core import Steps
-from fastrl_replay.row_dtypes import spec_dtype
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.row_dtypes import spec_dtype
 from fastrl_replay.pipe import upstream
-from fastrl_replay.recipes import SettingsError, evaluate, recipe, recipes
-from fastrl_replay.runs import load_checkpoint, read_metrics, resume, start
+from fastrl_replay.app.recipes import SettingsError, evaluate, recipe, recipes
+from fastrl_replay.app.runs import load_checkpoint, read_metrics, resume, start
 from fastrl_replay.testing import same
 
 SMALL = dict(steps=1_600, warmup=200, train_every=1, network=(16, 16), eval_every=700, eval_episodes=3, save_every=300, report_every=200)
@@ -227,7 +227,7 @@ def test_typed_alone_it_tells_what_to_type(capsys):
 
 def test_every_setting_has_its_comment_and_every_recipe_builds():
     "settings.ini is complete: no recipe lacks a word, none fails to be built, and each gets its first rows from its environments"
-    from fastrl_replay.recipes import Agent
+    from fastrl_replay.app.recipes import Agent
     for r in recipes().values():
         assert r.about and all(r.comments.get(k) for k in r.settings), r.name
         agent = Agent(r.settings)
@@ -267,7 +267,7 @@ def test_tensorboard(tmp_path, capsys):
 
 def test_evaluation_counts_one_episode_of_each_environment():
     "Ending early doesn't make an episode count twice, and training isn't disturbed"
-    from fastrl_replay.recipes import Agent
+    from fastrl_replay.app.recipes import Agent
     agent = Agent(recipe('cartpole', **SMALL).settings)
     returns = evaluate(agent, 7, 3)
     one = np.concatenate([evaluate(agent, 1, 3 + i) for i in range(7)])
@@ -320,7 +320,7 @@ def test_a_terminal_of_width_0_shows_progress():
 @pytest.mark.parametrize('shown', ['line', 'table', 'survey'])
 def test_results_of_small_scale_are_told_apart(shown, tmp_path):
     "0.834 and 0.766 are not both 0.8"
-    from fastrl_replay.survey import _spread_text
+    from fastrl_replay.app.survey import _spread_text
     if shown == 'table':
         said = cli.table({'r': [dict(final_return=x, solved_at_step=None, wall_s=1) for x in (.834, .766)]})
     elif shown == 'survey': said = _spread_text(dict(mean=.834, min=.766, max=.9))

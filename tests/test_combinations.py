@@ -5,7 +5,7 @@ import numpy as np, pytest
 
 import combinations
 from combinations import AXES, CELLS, FILE, Cell, covering, declared, faults, outcome, pairs, refusals, table
-from fastrl_replay import ray_engine
+from fastrl_replay.parallel import ray_engine
 from fastrl_replay.all import *
 from plain_model import MAX_SZ, Model, error_of
 from test_ray import OneThread

@@ -9,9 +9,9 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fastrl_replay.all import *
-from fastrl_replay.actions import check_action
-from fastrl_replay.recipes import Agent, SettingsError, recipe, step_env
-from fastrl_replay.runs import start
+from fastrl_replay.envs.actions import check_action
+from fastrl_replay.app.recipes import Agent, SettingsError, recipe, step_env
+from fastrl_replay.app.runs import start
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file
 from strategies import cases
 from test_learners import WIDE, Adam, arrays, close, fill

@@ -6,10 +6,10 @@ from gymnasium import spaces
 from hypothesis import given, strategies as st
 
 from fastrl_replay.all import EpsGreedy, GymStepper, Sequences
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import ArgumentError, ArgumentTypeError, BlockError, NoRoom, StateError
-from fastrl_replay.row_dtypes import step_dtype
-from fastrl_replay.memory import arrays as arrays_module, on_device
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, BlockError, NoRoom, StateError
+from fastrl_replay.steps.row_dtypes import step_dtype
+from fastrl_replay.memory import on_device, places as arrays_module
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline

@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np, pytest
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, NotEnoughRows,
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, NotEnoughRows,
     StaleKey, StateError)
-from fastrl_replay.row_dtypes import extend_dtype
+from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.memory import directory as files
 from fastrl_replay.memory.directory import COMMITTED, FLUSHED, RESERVED, Directory
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows, Store
 from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.offline import open_memory
+from fastrl_replay.app.offline import open_memory
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay

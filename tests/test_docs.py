@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from sphinx.util.inventory import InventoryFile
-from test_house import NOTEBOOKS, ROOT, SURFACE, copy_tree, modules, run
+from test_house import NOTEBOOKS, ROOT, SURFACE, copy_tree, imports, modules, run
 
 def docs_module(name):
     "docs/NAME.py as a module (docs/ is no package)."
@@ -63,13 +63,18 @@ def test_every_notebook_is_a_page_of_the_sidebar_and_its_download(site, pages):
         assert (pages[f'{name}.html'].path.parent/taken[0]).read_bytes() == nb.read_bytes()
 
 def test_pages_follow_the_data(pages):
-    "The sidebar's order: by number, which is the order of the imports; tutorials before, benchmarks and reference after."
-    order = [l for l in dict.fromkeys(pages['index.html'].links) if re.fullmatch(r'(tutorials/)?\w+\.html', l)]
-    numbered = [l for l in order if l[0].isdigit()]
-    assert numbered == sorted(numbered) and len(numbered) >= 40
+    "The sidebar's order is that of the imports; tutorials before, reference after."
+    order = [l.removesuffix('.html') for l in dict.fromkeys(pages['index.html'].links) if re.fullmatch(r'[\w/]+\.html', l)]
+    page = {m: nb.relative_to(ROOT/'nbs').with_suffix('').as_posix() for nb in NOTEBOOKS
+            if (m := re.search(r'#\| *default_exp +([\w.]+)', nb.read_text(encoding='utf-8'))) and (m := m[1])}
+    assert len(page) > 40 and set(page.values()) <= set(order)
+    for m, (path, _) in modules().items():
+        for used in {i.removeprefix('fastrl_replay.') for i in imports(path)} & set(page) - {m}:
+            assert order.index(page[used]) < order.index(page[m]), f'{page[m]} stands before {page[used]}, which it needs'
     text = (pages['index.html'].path).read_text(encoding='utf-8')
     captions = re.findall(r'<p class="caption"[^>]*><span class="caption-text">([^<]*)', text)
-    assert captions == ['Start', 'Tutorials', 'Steps', 'Environments', 'Transforms', 'Memory', 'Replay', 'Learning', 'Practice', 'Benchmarks', 'Reference']
+    assert captions == ['Start', 'Tutorials', 'Steps', 'Environments', 'Transforms', 'Memory', 'Replay', 'Learning', 'Data', 'Many processes',
+                        'Practice', 'Benchmarks', 'Reference']
 
 def test_every_page_leads_to_the_next(pages):
     for name, page in lessons(pages).items():
@@ -103,9 +108,9 @@ def test_every_public_method_has_a_docstring(inventory):
         assert inspect.getdoc(getattr(getattr(importlib.import_module(module), cls), method)), f'{name} has no docstring'
 
 def test_parameters_are_shown_with_their_comments(pages):
-    text = pages['20_nstep.html'].path.read_text(encoding='utf-8')
+    text = pages['stages/nstep.html'].path.read_text(encoding='utf-8')
     assert not [n for n, p in pages.items() if '<span class="pre">DefaultValue' in p.path.read_text(encoding='utf-8')]
-    card = text[text.index('<dt class="sig sig-object py" id="fastrl_replay.nstep.NStep">'):]
+    card = text[text.index('<dt class="sig sig-object py" id="fastrl_replay.stages.nstep.NStep">'):]
     card = re.sub(r'<[^>]+>', '', card[:card.index('</dl>\n</dd></dl>')])
     assert 'gamma – float how much a reward is worth one step later, from 0 to 1' in card, card
 
@@ -169,16 +174,16 @@ def test_no_directive_is_left_over(pages):
         assert not found, f'{name}: {found}'
 
 def test_backticks_lead_to_the_api(pages):
-    assert '00_core.html#fastrl_replay.core.Steps' in pages['34_timeline.html'].links
-    assert '../20_nstep.html#fastrl_replay.nstep.NStep' in pages['tutorials/life_of_one_step.html'].links
-    assert '50_losses.html#fastrl_replay.losses.rescale' in pages['99_all.html'].links          # of the public surface
-    assert '55_dqn.html#fastrl_replay.learners.dqn.DQNLearner' in pages['index.html'].links    # written `.dqn`
-    assert '61_runs.html#fastrl_replay.runs.start' not in pages['00_core.html'].links           # a word there
+    assert 'steps/core.html#fastrl_replay.steps.core.Steps' in pages['memory/timeline.html'].links
+    assert '../stages/nstep.html#fastrl_replay.stages.nstep.NStep' in pages['tutorials/life_of_one_step.html'].links
+    assert 'learning/losses.html#fastrl_replay.learning.losses.rescale' in pages['all.html'].links          # of the public surface
+    assert 'learning/dqn.html#fastrl_replay.learning.dqn.DQNLearner' in pages['index.html'].links    # written `.dqn`
+    assert 'app/runs.html#fastrl_replay.app.runs.start' not in pages['steps/core.html'].links           # a word there
 
 def test_hidden_code_stays_out_and_folded_code_is_there(pages):
     text = pages['index.html'].path.read_text(encoding='utf-8')
     assert 'bar_label' not in text and '<img alt="bars of microseconds' in text
-    folded = pages['35_sumtree.html'].path.read_text(encoding='utf-8')
+    folded = pages['memory/sumtree.html'].path.read_text(encoding='utf-8')
     assert folded.count('<details class="admonition hide') > 3
 
 # ---- words ----
@@ -216,7 +221,7 @@ def test_overview_lists_every_notebook_with_its_module():
         exp = re.search(r'#\| *default_exp +(\S+)', nb.read_text(encoding='utf-8').replace('\\n', '\n'))
         if not exp: continue
         module = exp[1].strip('",').removesuffix('.__init__')
-        assert f'| [{nb.stem}]({nb.name}) `{module}` |' in overview, nb.name
+        assert f'| [`{module}`]({nb.relative_to(ROOT/"nbs")}) |' in overview, nb.name
 
 # ---- the glue ----
 
@@ -274,7 +279,7 @@ def test_first_screen_fits_a_phone():
 
 def test_figures_of_the_readme_are_those_of_their_pages():
     text = (ROOT/'README.md').read_text(encoding='utf-8')
-    cells = json.loads((ROOT/'nbs/43_prioritized.ipynb').read_text(encoding='utf-8'))['cells']
+    cells = json.loads((ROOT/'nbs/replay/prioritized.ipynb').read_text(encoding='utf-8'))['cells']
     cliffwalk, = [''.join(c['outputs'][-1]['data']['text/plain']) for c in cells if 'advantage.round' in ''.join(c['source'])]
     needed = float(re.findall(r'[\d.]+', cliffwalk)[-1])
     assert f'{needed:g} times as many updates' in text
@@ -341,7 +346,7 @@ print(fastrl_replay.__file__)
 """
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['20_nstep', 'index'])
+@pytest.mark.parametrize('name', ['stages/nstep', 'index'])
 def test_a_notebook_taken_alone_installs_the_library_and_runs(site, stranger, tmp_path, name):
     "The file that the site offers, in an empty folder."
     taken, = (site/'_downloads').rglob(f'{name}.ipynb')
@@ -419,11 +424,11 @@ def test_there_is_something_to_draw(site, browser):
     "The checks above would pass a site that lost its equations and diagrams."
     show(browser, f'file://{site}/index.html', 1400)
     assert browser.execute_script("return document.querySelectorAll('.mermaid svg .node').length") == 5
-    show(browser, f'file://{site}/50_losses.html', 1400)
+    show(browser, f'file://{site}/learning/losses.html', 1400)
     assert browser.execute_script("return document.querySelectorAll('mjx-container svg').length") >= 10
 
 @pytest.mark.browser
-@pytest.mark.parametrize('query, page', [('PrioritizedReplay', '43_prioritized.html'), ('burn-in', '45_sequences.html'), ('n_step', '20_nstep.html'), ('prioritized', '43_prioritized.html#fastrl_replay.replay.prioritized.PrioritizedReplay')])
+@pytest.mark.parametrize('query, page', [('PrioritizedReplay', 'replay/prioritized.html'), ('burn-in', 'replay/sequences.html'), ('n_step', 'stages/nstep.html'), ('prioritized', 'replay/prioritized.html#fastrl_replay.replay.prioritized.PrioritizedReplay')])
 def test_search_finds_it(site, browser, query, page):
     "Without a server."
     from selenium.webdriver.support.ui import WebDriverWait

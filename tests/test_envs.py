@@ -12,11 +12,11 @@ from gymnasium.wrappers.vector import (ClipReward, DictInfoToList, NormalizeObse
 from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
-from fastrl_replay import actions, bitflip, catch   # noqa: F401 (the last two register games)
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import ActionError, ArgumentError, EnvError, StateError
-from fastrl_replay.row_dtypes import leaves
-from fastrl_replay.envs import GymStepper
+from fastrl_replay.envs import actions; from fastrl_replay.envs import bitflip; from fastrl_replay.envs import catch   # noqa: F401 (the last two register games)
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import ActionError, ArgumentError, EnvError, StateError
+from fastrl_replay.steps.row_dtypes import leaves
+from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.pipe import Items
 from fastrl_replay.testing import ScriptedEnv, script, scripted_steps, through_file
 from strategies import cases

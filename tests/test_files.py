@@ -3,7 +3,7 @@ import errno, os, threading
 
 import pytest
 
-from fastrl_replay import files, runs
+from fastrl_replay.steps import files; from fastrl_replay.app import runs
 from fastrl_replay.all import write_whole
 from fastrl_replay.memory import directory, frame_segments
 

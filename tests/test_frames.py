@@ -6,11 +6,11 @@ from gymnasium.wrappers import FrameStackObservation
 from hypothesis import given, strategies as st
 
 import fastrl_replay.all   # noqa: F401, all stages
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import ArgumentError, BlockError, NoRoom, StateError
-from fastrl_replay.row_dtypes import step_dtype
-from fastrl_replay.envs import GymStepper
-from fastrl_replay.memory import arrays as arrays_module
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import ArgumentError, BlockError, NoRoom, StateError
+from fastrl_replay.steps.row_dtypes import step_dtype
+from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.memory import places as arrays_module
 from fastrl_replay.memory.frame_log import Packed
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows

@@ -5,9 +5,9 @@ import numpy as np, pytest
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import ArgumentError, BlockError, NoRoom, StaleKey, StateError
-from fastrl_replay.row_dtypes import step_dtype
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import ArgumentError, BlockError, NoRoom, StaleKey, StateError
+from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.memory import directory as directory_module
 from fastrl_replay.memory.directory import OF_STORE
 from fastrl_replay.memory.frames import Frames

@@ -7,16 +7,16 @@ from hypothesis import given, strategies as st
 from scipy.stats import chisquare
 
 import fastrl_replay.all   # noqa: F401 (registers the chained methods)
-from fastrl_replay import bitflip   # noqa: F401 (registers the game)
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import ArgumentError, BlockError, StateError
-from fastrl_replay.row_dtypes import extend_dtype, step_dtype
-from fastrl_replay.envs import GymStepper
+from fastrl_replay.envs import bitflip   # noqa: F401 (registers the game)
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import ArgumentError, BlockError, StateError
+from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.samplers import Proportional, Uniform
-from fastrl_replay.learners.registry import SettingsError
-from fastrl_replay.recipes import Agent, evaluate, make_env, recipe
+from fastrl_replay.learning.registry import SettingsError
+from fastrl_replay.app.recipes import Agent, evaluate, make_env, recipe
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.hindsight import STRATEGIES, HindsightReplay, episode_end, episode_start, row_at
 from fastrl_replay.testing import same, through_file

@@ -18,14 +18,14 @@ TORCH = 'torch~=2.13.0'                           # as in the README's commands
 # The public surface, as documented: module -> names that `from fastrl_replay.all import *` gives.
 # A new public name is added here, in the index's map and in the changelog.
 SURFACE = {
-    'core': 'Steps', 'row_dtypes': 'step_dtype',
-    'errors': 'ActionError ArgumentError ArgumentTypeError BlockError EnvError NotEnoughRows StaleKey StateError',
+    'steps.core': 'Steps', 'steps.row_dtypes': 'step_dtype',
+    'steps.errors': 'ActionError ArgumentError ArgumentTypeError BlockError EnvError NotEnoughRows StaleKey StateError',
     'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter WorkerInfo worker_info',
-    'batches': 'Sequences', 'files': 'write_whole',
+    'steps.batches': 'Sequences', 'steps.files': 'write_whole',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
-    'envs': 'GymStepper',
-    'nstep': 'NStep NSkip',
-    'sequence': 'SequenceChunker',
+    'envs.stepper': 'GymStepper',
+    'stages.nstep': 'NStep NSkip',
+    'stages.chunker': 'SequenceChunker',
     'memory.rows': 'Rows',
     'memory.frames': 'Frames',
     'memory.timeline': 'Timeline',
@@ -37,24 +37,24 @@ SURFACE = {
     'replay.sequences': 'SequenceReplay',
     'replay.hindsight': 'HindsightReplay',
     'replay.mixture': 'Mixture',
-    'datasets': 'read_minari write_minari',
-    'losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
-    'policies': 'Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet conv_net value_net',
-    'continuous': 'BoxBounds Critics GaussianNoise SquashedGaussian actor_net squashed',
-    'journal': 'Gather Journal',
-    'evaluation': 'evaluate',
-    'recorded': 'Episodes', 'offline': 'Offline',
-    'learners.base': 'discounts',
-    'learners.tabular': 'QLearner QTable',
-    'learners.dqn': 'DQNLearner dqn_errors',
-    'learners.r2d2': 'R2D2Learner r2d2_errors',
-    'learners.sac': 'SACLearner sac_errors',
-    'learners.td3': 'TD3Learner td3_errors',
-    'interop': 'Columns PipeNode StatefulPipe',
-    'engines': 'WorkerError',
-    'ray_engine': 'RayEngine',
-    'parallel': 'Parallel',
-    'prefetch': 'Prefetch',
+    'data.datasets': 'read_minari write_minari',
+    'learning.losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
+    'learning.policies': 'Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet conv_net value_net',
+    'learning.continuous': 'BoxBounds Critics GaussianNoise SquashedGaussian actor_net squashed',
+    'stages.journal': 'Gather Journal',
+    'learning.evaluation': 'evaluate',
+    'stages.recorded': 'Episodes', 'app.offline': 'Offline',
+    'learning.base': 'discounts',
+    'learning.tabular': 'QLearner QTable',
+    'learning.dqn': 'DQNLearner dqn_errors',
+    'learning.r2d2': 'R2D2Learner r2d2_errors',
+    'learning.sac': 'SACLearner sac_errors',
+    'learning.td3': 'TD3Learner td3_errors',
+    'data.interop': 'Columns PipeNode StatefulPipe',
+    'parallel.engines': 'WorkerError',
+    'parallel.ray_engine': 'RayEngine',
+    'parallel.stage': 'Parallel',
+    'parallel.prefetch': 'Prefetch',
 }
 
 # A stranger's first script, run with the installed wheel and nothing else.
@@ -148,10 +148,10 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
 # Runs and workers take their time; CI runs these too.
-LONG = '''tutorials/from_one_to_eight tutorials/your_own_loop 56_r2d2 60_recipes 61_runs 62_cli 70_interop 71_parallel
-    72_prefetch 89_peers 90_bench 91_traintime 93_bench_frames 94_bench_disk 95_bench_on_device 96_bench_shards tutorials/a_million_frames
+LONG = '''tutorials/from_one_to_eight tutorials/your_own_loop learning/r2d2 app/recipes app/runs cli data/interop parallel/stage
+    parallel/prefetch bench/peers bench/bench bench/traintime bench/bench_frames bench/bench_disk bench/bench_on_device bench/bench_shards tutorials/a_million_frames
     tutorials/a_memory_on_disk tutorials/from_seed_to_here tutorials/coming_from tutorials/your_own_stage index
-    36_ranktree 43_prioritized 52_learners 55_dqn 33_frame_segments 52_continuous 57_sac 58_td3 61_survey'''.split()
+    memory/ranktree replay/prioritized learning/base learning/dqn memory/frame_segments learning/continuous learning/sac learning/td3 app/survey'''.split()
 
 @pytest.mark.parametrize('nb', [pytest.param(p, marks=[pytest.mark.slow]*(p.relative_to(ROOT/'nbs').with_suffix('').as_posix() in LONG))
                                 for p in NOTEBOOKS], ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())
@@ -213,9 +213,9 @@ def arrows(path):
 # What the order of the imports may not know so far, each with its reason; the aim is none.
 HIDDEN = {
     ('pipe', '*'): 'its stub names all stages, for editors: a method of `Pipe` is completed where that stands',
-    ('atari', 'import_module(module)'): 'ale_py and cv2, which may be missing',
+    ('envs.atari', 'import_module(module)'): 'ale_py and cv2, which may be missing',
     ('memory.codecs', 'import_module(self.package)'): 'lz4 and zstandard, which may be missing',
-    ('named_envs', 'import_module(module)'): 'a module of the user'}
+    ('app.named_envs', 'import_module(module)'): 'a module of the user'}
 
 def graph():
     "Module -> those that it imports; what is in HIDDEN is left out, and what can't be read is an arrow to its own text"
@@ -255,6 +255,21 @@ def test_no_arrow_is_hidden(tmp_path, monkeypatch, text, stub, seen):
     path.write_text(text)
     if stub: path.with_suffix('.pyi').write_text(stub)
     assert set(seen) <= {i.replace('\\', '').removeprefix('fastrl_replay.') for i in arrows(path)}
+
+FLOORS = 'steps pipe testing envs stages memory replay learning data sb3 parallel app bench cli __main__ all'.split()
+
+def test_folders_stand_on_each_other():
+    "A module imports from its own folder and from those below"
+    floor = lambda name: FLOORS.index(name.split('.')[0])
+    wrong = [f'{name} imports {used}' for name, needs in graph().items() for used in needs if '(' not in used and floor(used) > floor(name)]
+    assert not wrong, '\n'.join(sorted(wrong))
+
+def test_notebooks_mirror_the_package():
+    places = {nb.relative_to(ROOT/'nbs').with_suffix('').as_posix(): m[1] for nb in NOTEBOOKS
+              if (m := re.search(r'#\| *default_exp +([\w.]+)', nb.read_text(encoding='utf-8')))}
+    named = {place: place.replace('/bench_', '/').replace('/', '.').replace('main', '__main__') for place in places}   # nbdev wants a file name once
+    assert named == places, {p: (named[p], m) for p, m in places.items() if named[p] != m}
+
 
 def test_datapipes_come_in_by_one_door():
     "torch may drop its datapipes one day: only `pipe` imports them from torch."

@@ -6,12 +6,12 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from fastrl_replay.all import *
-from fastrl_replay.errors import EnvError, StateError
+from fastrl_replay.steps.errors import EnvError, StateError
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.pipe import as_worker
-from fastrl_replay.recipes import Agent, evaluate, play_episodes, recipe
-from fastrl_replay.runs import read_metrics, resume, start
+from fastrl_replay.app.recipes import Agent, evaluate, play_episodes, recipe
+from fastrl_replay.app.runs import read_metrics, resume, start
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file
 
 def bits(k): return np.array([k+1 >> 2 & 1, k+1 >> 1 & 1, k+1 & 1], np.int8)
@@ -196,7 +196,7 @@ def naive_targets(model, target, rows, gamma, double):
 
 @pytest.mark.parametrize('double', [False, True])
 def test_targets_against_a_plain_loop(double):
-    from fastrl_replay.learners.dqn import dqn_errors
+    from fastrl_replay.learning.dqn import dqn_errors
     torch.manual_seed(0)
     model,target = (torch.nn.Linear(2, 3) for _ in range(2))
     batch = Steps.cat(list(islice(stepper(), 30)))

@@ -22,7 +22,7 @@ def test_no_file_of_the_repository_is_a_link():
 
 def test_kernels_are_compiled_where_nothing_can_be_written(tmp_path, monkeypatch):
     "numba keeps machine code beside the module, or in the user's cache; where neither can be written it does without"
-    (tmp_path/'kernels.py').write_text('from fastrl_replay.compiled import njit\n@njit\ndef add(a, b): return a + 2*b\n')
+    (tmp_path/'kernels.py').write_text('from fastrl_replay.steps.compiled import njit\n@njit\ndef add(a, b): return a + 2*b\n')
     (tmp_path/'__pycache__').write_text('a file where a folder should be')
     monkeypatch.setenv('HOME', str(tmp_path/'kernels.py')); monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path/'kernels.py'))
     monkeypatch.setenv('IPYTHONDIR', str(tmp_path))
@@ -39,9 +39,9 @@ def test_public_surface_has_types_that_a_checker_accepts(tmp_path):
 
 USER = """
 from collections.abc import Iterator
-from fastrl_replay.core import Steps
-from fastrl_replay.envs import GymStepper
-from fastrl_replay.nstep import NStep
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.stages.nstep import NStep
 from fastrl_replay.pipe import Pipe
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay

@@ -9,17 +9,17 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata import nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import BlockError
-from fastrl_replay.row_dtypes import step_dtype
-from fastrl_replay.envs import GymStepper
-from fastrl_replay.interop import Columns, PipeNode, StatefulPipe
-from fastrl_replay.learners import DQNLearner, R2D2Learner
-from fastrl_replay.nstep import NStep
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import BlockError
+from fastrl_replay.steps.row_dtypes import step_dtype
+from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.data.interop import Columns, PipeNode, StatefulPipe
+from fastrl_replay.learning.learners import DQNLearner, R2D2Learner
+from fastrl_replay.stages.nstep import NStep
 from fastrl_replay.pipe import Items, Pipe, WorkerInfo, as_pipe, worker_info
-from fastrl_replay.policies import EpsGreedy, RecurrentNet, value_net
+from fastrl_replay.learning.policies import EpsGreedy, RecurrentNet, value_net
 from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.batches import Sequences
+from fastrl_replay.steps.batches import Sequences
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file
 from scripted import Remember, by_env, numbered, same_streams, take
 

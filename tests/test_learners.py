@@ -10,7 +10,7 @@ from torch import nn
 
 from fastrl_replay.all import *
 from fastrl_replay.replay.sequence_view import find_places
-from fastrl_replay.learners import Follows, Learned, Learner, discounts
+from fastrl_replay.learning.learners import Follows, Learned, Learner, discounts
 from fastrl_replay.testing import same, through_file
 from strategies import cases
 
@@ -484,7 +484,7 @@ def test_a_chain_goes_on_from_a_file(kind):
 
 @pytest.mark.parametrize('kind', ['dqn','r2d2'])
 def test_one_state_dict_is_enough(kind):
-    "As 52_learners and the contract say: the whole of training is one chain, saved by one state_dict"
+    "As learning/base and the contract say: the whole of training is one chain, saved by one state_dict"
     (a,_),(b,_) = CHAINS[kind](0),CHAINS[kind](0)
     running = iter(a)
     list(islice(running, 9))
@@ -992,7 +992,7 @@ def test_an_error_above_comes_through(learner):
 @pytest.mark.parametrize('name', ['cartpole', 'cartpole-r2d2', 'pendulum-sac', 'pendulum-td3'])
 def test_networks_in_bfloat16_learn_nearly_the_same(name):
     "Weights, targets, optimizers and checkpoints stay as they are; losses are near those of float32"
-    from fastrl_replay.recipes import Agent, recipe
+    from fastrl_replay.app.recipes import Agent, recipe
     def records(**given):
         s = {**recipe(name).settings, 'network': 16 if 'r2d2' in name else (16,16), 'warmup': 100, 'steps': 400, 'bs': 8, **given}
         agent = Agent({**s, 'train_every': 1, 'ratio': .25})

@@ -4,10 +4,10 @@ from fractions import Fraction
 import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
 
-from fastrl_replay.losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
-from fastrl_replay.nstep import NStep
+from fastrl_replay.learning.losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
+from fastrl_replay.stages.nstep import NStep
 from fastrl_replay.testing import script, scripted_steps
-from fastrl_replay.core import Steps
+from fastrl_replay.steps.core import Steps
 from strategies import cases
 
 nan,inf,T,F = float('nan'),float('inf'),True,False

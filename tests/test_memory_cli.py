@@ -6,19 +6,19 @@ import numpy as np, pytest
 from gymnasium import spaces
 
 from fastrl_replay.cli import main
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import Explained, StaleKey
-from fastrl_replay.row_dtypes import leaves, step_dtype
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import Explained, StaleKey
+from fastrl_replay.steps.row_dtypes import leaves, step_dtype
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.nstep import NStep
-from fastrl_replay.recipes import SettingsError, recipe, spare_rows
+from fastrl_replay.stages.nstep import NStep
+from fastrl_replay.app.recipes import SettingsError, recipe, spare_rows
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.runs import load_checkpoint, read_metrics, resume, start
-from fastrl_replay.offline import open_memory
-from fastrl_replay.survey import export_rows, priorities, survey, survey_picture, survey_text
+from fastrl_replay.app.runs import load_checkpoint, read_metrics, resume, start
+from fastrl_replay.app.offline import open_memory
+from fastrl_replay.app.survey import export_rows, priorities, survey, survey_picture, survey_text
 from fastrl_replay.testing import same
 from test_cli import command, here, no_clock, wait_for
 

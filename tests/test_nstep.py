@@ -6,16 +6,16 @@ import numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import BlockError
-from fastrl_replay.row_dtypes import extend_dtype, step_dtype
-from fastrl_replay.envs import GymStepper
-from fastrl_replay.nstep import NSkip, NStep
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import BlockError
+from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.stages.nstep import NSkip, NStep
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.hindsight import HindsightReplay
 from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.sequence import SequenceChunker
+from fastrl_replay.stages.chunker import SequenceChunker
 from fastrl_replay.testing import same, script, scripted_steps, through_file
 from strategies import bits, cases, numbers
 

@@ -11,8 +11,8 @@ from torch import multiprocessing as mp, nn
 from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
-from fastrl_replay.engines import Filled, Served, Worker, Weights, outline
-from fastrl_replay.parallel import ENGINES
+from fastrl_replay.parallel.engines import Filled, Served, Worker, Weights, outline
+from fastrl_replay.parallel.stage import ENGINES
 from fastrl_replay.pipe import as_worker
 from fastrl_replay.testing import same, through_file
 from strategies import cases
@@ -244,6 +244,16 @@ def test_nothing_is_stepped_again():
         steps = [(int(r['episode_n'][0]), int(r['step_n'][0])) for r in seen + after if r['env_id'][0] == e]
         assert all(y == (x[0], x[1]+1) or y == (x[0]+1, 1) for x, y in zip(steps, steps[1:]))
     a.close(); b.close()
+
+def test_a_state_of_more_workers_is_told_by_its_settings():
+    "Whichever worker's turn it was; not by a detail of the state"
+    def chain(n): return GymStepper('CartPole-v1', seed=0).parallel(n, chunk=1, method='fork')
+    for items in 1, 2:
+        with chain(2) as a:
+            list(islice(a, items))
+            state = a.state_dict()
+        with pytest.raises(ValueError, match="a checkpoint of other settings.*'num_workers': 2.*'num_workers': 1"):
+            chain(1).load_state_dict(state)
 
 def test_states_of_other_chains_are_refused():
     def chain(n=2, **kw): return GymStepper('CartPole-v1', seed=0).n_step(n, .9).parallel(**{**dict(num_workers=2, method='fork'), **kw})

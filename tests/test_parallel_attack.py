@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.pipe import worker_info
-from fastrl_replay.processes import Processes
+from fastrl_replay.parallel.processes import Processes
 from fastrl_replay.testing import same, through_file
 from workers import FORK, no_process_is_left, short, zeros  # noqa: F401
 

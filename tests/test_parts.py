@@ -5,10 +5,10 @@ import numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import Steps, pack
-from fastrl_replay.errors import ArgumentError, BlockError, NotEnoughRows, StateError
-from fastrl_replay.row_dtypes import extend_dtype, step_dtype
-from fastrl_replay.memory.arrays import MainMemory
+from fastrl_replay.steps.core import Steps, pack
+from fastrl_replay.steps.errors import ArgumentError, BlockError, NotEnoughRows, StateError
+from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.memory.places import MainMemory
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows, Store
 from fastrl_replay.memory.samplers import Proportional, Sampler, Uniform

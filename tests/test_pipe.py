@@ -11,9 +11,9 @@ from torch.utils.data.graph import traverse_dps
 from torchdata import nodes
 
 import fastrl_replay
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import ArgumentError, BlockError, EnvError, NotEnoughRows, StaleKey, StateError
-from fastrl_replay.row_dtypes import step_dtype
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import ArgumentError, BlockError, EnvError, NotEnoughRows, StaleKey, StateError
+from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.pipe import Cycler, Filter, Header, InMemoryCacheHolder, Items, Map, MapToIterConverter, Pipe, Positioned, TypeTransformLoop
 from fastrl_replay.pipe import WorkerInfo, as_pipe, dp, stage, upstream
 from fastrl_replay.testing import same, through_file

@@ -7,15 +7,15 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 
 from fastrl_replay.all import *
-from fastrl_replay.atari import EpisodicLife, SavedGame, atari, register_games
-from fastrl_replay.catch import Catch
+from fastrl_replay.envs.atari import EpisodicLife, SavedGame, atari, register_games
+from fastrl_replay.envs.catch import Catch
 from fastrl_replay.cli import main
-from fastrl_replay.envstate import decode, encode
+from fastrl_replay.envs.envstate import decode, encode
 from fastrl_replay.memory.frames import Frames
-from fastrl_replay.named_envs import STORES, named_env, named_modules, named_store
-from fastrl_replay.policies import ConvLayers, conv_net, has_images
-from fastrl_replay.recipes import Agent, SettingsError, make_env, recipe, recipes
-from fastrl_replay.runs import read_metrics, reopen, resume, start
+from fastrl_replay.app.named_envs import STORES, named_env, named_modules, named_store
+from fastrl_replay.learning.policies import ConvLayers, conv_net, has_images
+from fastrl_replay.app.recipes import Agent, SettingsError, make_env, recipe, recipes
+from fastrl_replay.app.runs import read_metrics, reopen, resume, start
 from fastrl_replay.testing import same, through_file
 from test_cli import no_clock, same_runs
 from test_recipes import stop
@@ -26,7 +26,7 @@ VECTOR, TWO = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
 TINY = dict(steps=300, warmup=100, network='conv 8', bs=8, train_every=1, eval_every=150, eval_episodes=2, save_every=100, report_every=50)
 
 @pytest.fixture(autouse=True)
-def no_pictures(monkeypatch): monkeypatch.setattr('fastrl_replay.runs.picture', lambda *args: b'\x89PNG')
+def no_pictures(monkeypatch): monkeypatch.setattr('fastrl_replay.app.runs.picture', lambda *args: b'\x89PNG')
 
 # ---- networks ----
 
@@ -407,7 +407,7 @@ def test_without_the_extra(module, package, monkeypatch, capsys, tmp_path):
 @pytest.mark.slow
 def test_the_library_works_without_the_extra():
     "All names, the command, and the recipes that don't need it"
-    code = ("import sys; sys.modules.update(ale_py=None, cv2=None)\nfrom fastrl_replay.all import *\nfrom fastrl_replay.recipes import Agent, recipe\n"
+    code = ("import sys; sys.modules.update(ale_py=None, cv2=None)\nfrom fastrl_replay.all import *\nfrom fastrl_replay.app.recipes import Agent, recipe\n"
             "Agent(recipe('catch').settings); import fastrl_replay.cli; print('fine')")
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120).stdout == 'fine\n'
 
@@ -452,7 +452,7 @@ GAMES = dict(catch={}, pong=dict(wrappers='atari(size=20)', eval_every=1_000), b
 @pytest.fixture
 def short_games(monkeypatch):
     "Evaluations of a few steps: whole games of Atari take a minute"
-    monkeypatch.setattr('fastrl_replay.evaluation.islice', lambda it, n: islice(it, min(n, 130)))
+    monkeypatch.setattr('fastrl_replay.learning.evaluation.islice', lambda it, n: islice(it, min(n, 130)))
 
 @pytest.mark.filterwarnings('ignore:.*episodes were left')
 @pytest.mark.parametrize('name,store', [('catch', 'Rows()'), ('catch', 'Frames(2)'),

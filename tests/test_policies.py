@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fastrl_replay.all import *
-from fastrl_replay.policies import n_actions
+from fastrl_replay.learning.policies import n_actions
 from fastrl_replay.testing import same, through_file
 from strategies import any_space, cases
 
@@ -343,7 +343,7 @@ def test_values_of_another_shape(bend):
 
 def test_the_star_import_shadows_nothing_of_torch_nn():
     "`from torch.nn import *` and ours, in either order, give the same layers"
-    import fastrl_replay.all as everything, fastrl_replay.learners as learners
+    import fastrl_replay.all as everything, fastrl_replay.learning.learners as learners
     assert not set(everything.__all__) & set(vars(nn)) and not set(learners.__all__) & set(vars(nn))
 
 def test_what_a_policy_reports():

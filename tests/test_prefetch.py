@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.memory.sumtree import _add_up
-from fastrl_replay.locks import DrawOrderLock
+from fastrl_replay.steps.locks import DrawOrderLock
 from fastrl_replay.testing import _Echo, same, through_file
 from scripted import take
 from strategies import cases
@@ -486,7 +486,7 @@ def test_an_interrupt_at_any_bytecode_of_a_pass(k, every):
             replay = KINDS['proportional'](blocks(12))
             pipe = replay.prefetch(2)
             got = take(pipe, k)
-            cut = interrupted(lambda: got.extend(take(pipe, 1)), at, 'fastrl_replay/prefetch.py', 'fastrl_replay/locks.py')
+            cut = interrupted(lambda: got.extend(take(pipe, 1)), at, 'fastrl_replay/parallel/prefetch.py', 'fastrl_replay/steps/locks.py')
             in_another_thread(lambda: replay.add(rows_of(1, 99)))
             got += list(pipe)
             in_another_thread(lambda: replay.update_priorities(got[-1].index, [1., 2.]))

@@ -9,10 +9,10 @@ from scipy.stats import chi2, norm
 from torch.utils.data import DataLoader
 
 import fastrl_replay.all
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import BlockError, NotEnoughRows, StaleKey
-from fastrl_replay.row_dtypes import extend_dtype
-from fastrl_replay.envs import GymStepper
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import ArgumentTypeError, BlockError, NotEnoughRows, StaleKey
+from fastrl_replay.steps.row_dtypes import extend_dtype
+from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.pipe import Items, Pipe
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
@@ -938,3 +938,11 @@ def test_ranks_are_the_order_of_the_errors_at_every_step():
         td = rng.random(3).round(3)
         batch.update_priorities(td)
         errors.update(zip(batch.index.tolist(), td.tolist()))
+
+@pytest.mark.parametrize('td', [np.ones(4, complex), torch.ones(4, dtype=torch.complex64), [*'abcd']], ids=['numpy', 'torch', 'words'])
+@pytest.mark.parametrize('keys', [np.arange(4), torch.arange(4)], ids=['array', 'tensor'])
+def test_errors_that_are_no_real_numbers_are_refused(keys, td):
+    replay = PrioritizedReplay(bs=4, max_sz=20, seed=0)
+    replay.add(numbered(10))
+    with pytest.raises(ArgumentTypeError, match='update_priorities: TD errors; got .*; expected real numbers'):
+        replay.update_priorities(keys, td)

@@ -145,7 +145,7 @@ class OneThread:
 
 def test_the_engine_asks_ray(monkeypatch):
     "Requests, weights, errors told, an actor that dies, the end: all but Ray itself, in a second"
-    from fastrl_replay import ray_engine
+    from fastrl_replay.parallel import ray_engine
     fake, policy = OneThread(), Version()
     monkeypatch.setattr(ray_engine, '_ray', lambda: fake)
     pipe = (GymStepper('CartPole-v1', policy, seed=0).prioritized_replay(bs=4, max_sz=100, alpha=1, eps=0, seed=0)
@@ -174,7 +174,7 @@ class Unreachable:
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch, tmp_path):
     "The error says what was tried and how to start anew; Ctrl-C works, and what still tries is not begun again"
-    from fastrl_replay import ray_engine
+    from fastrl_replay.parallel import ray_engine
     fake = Unreachable()
     monkeypatch.setattr(ray_engine, '_ray', lambda: fake)
     monkeypatch.setattr(ray_engine, '_connecting', {})

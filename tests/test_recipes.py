@@ -5,17 +5,17 @@ from io import BytesIO, StringIO, TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
-import gymnasium as gym, numpy as np, pytest, torch
+import fastrl_replay, gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
 from fastrl_replay import cli
 from fastrl_replay.cli import main
-from fastrl_replay.errors import EnvError, NoRoom
-from fastrl_replay.named_envs import read_calls
-from fastrl_replay.offline import open_memory
-from fastrl_replay.recipes import Agent, SettingsError, as_value, evaluate, parse, recipe, recipes
-from fastrl_replay.runs import Silent, interruptible, read_config, read_metrics, resume, start
+from fastrl_replay.steps.errors import EnvError, NoRoom
+from fastrl_replay.app.named_envs import read_calls
+from fastrl_replay.app.offline import open_memory
+from fastrl_replay.app.recipes import Agent, SettingsError, as_value, evaluate, parse, recipe, recipes
+from fastrl_replay.app.runs import Silent, interruptible, read_config, read_metrics, resume, start
 from test_cli import no_clock, same_runs
 
 TINY = dict(steps=300, warmup=100, network=(8,), bs=8, train_every=1, eval_every=150, eval_episodes=2, save_every=100, report_every=50)
@@ -29,7 +29,7 @@ def tiny(out, name='cartpole', **changes): return start(recipe(name, **{**TINY, 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch, request):
     "A picture is a third of a tiny run; test_cli.py looks at some"
-    if 'matplotlib' not in request.node.name: monkeypatch.setattr('fastrl_replay.runs.picture', lambda *args: b'\x89PNG')
+    if 'matplotlib' not in request.node.name: monkeypatch.setattr('fastrl_replay.app.runs.picture', lambda *args: b'\x89PNG')
 
 # ---- environments that make trouble ----
 
@@ -133,7 +133,7 @@ def test_files_that_belong_to_other_programs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for text in '[DEFAULT]\nlib_name = x\nmin_python = 3.9\ndescription = 100% é\nlicense = apache2\nkeywords = a b\n', '[Settings]\ngtk-theme-name = Adwaita\n', '':
         (tmp_path/'settings.ini').write_text(text)
-        assert list(recipes()) == list(recipes(Path(cli.__file__).parent/'settings.ini'))
+        assert list(recipes()) == list(recipes(Path(fastrl_replay.__file__).parent/'settings.ini'))
 
 def says(capsys, *args, status=2):
     "What a mistake says: one line on stderr, nothing on stdout"
@@ -309,7 +309,7 @@ def test_an_environment_from_the_working_directory(mine, here, capsys):
 
 def test_a_picture_names_what_was_run(mine, monkeypatch, tmp_path):
     "In its title"
-    monkeypatch.setattr('fastrl_replay.runs.picture', lambda *args: args[-1].encode())
+    monkeypatch.setattr('fastrl_replay.app.runs.picture', lambda *args: args[-1].encode())
     tiny(tmp_path/'r', env='CartPole', wrappers='TimeLimit(20)').train()
     assert (tmp_path/'r/returns.png').read_text() == 'cartpole on CartPole-v1 with TimeLimit(20), seed 0' and wrote(tmp_path/'r')['env'] == 'CartPole-v1'
 
@@ -433,11 +433,11 @@ class ByTurns:
 @pytest.fixture
 def brought(monkeypatch, tmp_path):
     "A learner with a policy, settings and ranges, whose record has something now and then; and a file with a recipe"
-    from fastrl_replay.learners import LEARNERS, Builder, DQNLearner, builds
-    from fastrl_replay.policies import value_net
+    from fastrl_replay.learning.learners import LEARNERS, Builder, DQNLearner, builds
+    from fastrl_replay.learning.policies import value_net
     class Sometimes(DQNLearner):
         def learn(self, batch): return {**super().learn(batch), **({'rare': 6.} if self.updates % 4 == 0 else {})}
-    monkeypatch.setattr('fastrl_replay.learners.registry.LEARNERS', LEARNERS)
+    monkeypatch.setattr('fastrl_replay.learning.registry.LEARNERS', LEARNERS)
     monkeypatch.setitem(LEARNERS, 'brought', None); del LEARNERS['brought']
     @builds('brought')
     class BroughtBuilder(Builder):
@@ -450,7 +450,7 @@ def brought(monkeypatch, tmp_path):
 
 def test_a_learner_that_others_bring(brought, tmp_path, capsys):
     "By the command: trained, reported without ε, each number a mean over the records that have it, stopped, resumed, evaluated"
-    from fastrl_replay.journal import Journal
+    from fastrl_replay.stages.journal import Journal
     assert recipe('faster', brought).settings['speed'] == 1. and recipe('cartpole', learner='brought').settings['speed'] == .5
     assert 'speed = 0.25' in recipe('mine', brought).text() and 'how fast' in recipe('mine', brought).text()
     for d in 'whole', 'parts':
@@ -923,7 +923,7 @@ def test_compare_says_which_run_failed(here, tmp_path, capsys, monkeypatch):
 
 def test_compare_where_no_episode_has_ended(here, tmp_path, capsys, monkeypatch):
     "A short trial of a long game: nothing to draw, no traceback"
-    monkeypatch.setattr('fastrl_replay.evaluation.islice', lambda it, n: islice(it, n//50))   # not the whole of 10,000 steps
+    monkeypatch.setattr('fastrl_replay.learning.evaluation.islice', lambda it, n: islice(it, n//50))   # not the whole of 10,000 steps
     assert main(['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET, 'env=TestForever-v0', 'eval_every=1000']) == 0
 
 @pytest.mark.slow   # smaller: `test_compare_again_does_only_what_is_missing`

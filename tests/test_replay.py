@@ -9,22 +9,22 @@ from scipy.stats import chi2
 from torch.utils.data import DataLoader
 
 import fastrl_replay.all   # noqa: F401 (registers all stages)
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import BlockError, NotEnoughRows, StaleKey
-from fastrl_replay.row_dtypes import step_dtype
-from fastrl_replay.envs import GymStepper
-from fastrl_replay.continuous import Critics, actor_net
-from fastrl_replay.learners import DQNLearner, QLearner, QTable, SACLearner, TD3Learner
-from fastrl_replay.nstep import NSkip, NStep
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import BlockError, NotEnoughRows, StaleKey
+from fastrl_replay.steps.row_dtypes import step_dtype
+from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.learning.continuous import Critics, actor_net
+from fastrl_replay.learning.learners import DQNLearner, QLearner, QTable, SACLearner, TD3Learner
+from fastrl_replay.stages.nstep import NSkip, NStep
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
-from fastrl_replay.policies import LinearSchedule, RecurrentNet, value_net
-from fastrl_replay.prefetch import Prefetch
-from fastrl_replay.recipes import Gather, Journal
+from fastrl_replay.learning.policies import LinearSchedule, RecurrentNet, value_net
+from fastrl_replay.parallel.prefetch import Prefetch
+from fastrl_replay.app.recipes import Gather, Journal
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.hindsight import HindsightReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.sequence import SequenceChunker
+from fastrl_replay.stages.chunker import SequenceChunker
 from fastrl_replay.testing import ScriptedEnv, check_contract, same, script, scripted_steps, through_file
 from strategies import cases
 from scripted import draws, everything, in_blocks, numbered, seed_002, take, zeros

@@ -5,9 +5,9 @@ import numpy as np, pytest, torch
 
 from fastrl_replay import cli
 from fastrl_replay.cli import main
-from fastrl_replay.named_envs import named_modules
-from fastrl_replay.recipes import SettingsError, check_saved, recipe
-from fastrl_replay.runs import Silent, load_checkpoint, lock_dir, reopen, resume
+from fastrl_replay.app.named_envs import named_modules
+from fastrl_replay.app.recipes import SettingsError, check_saved, recipe
+from fastrl_replay.app.runs import Silent, load_checkpoint, lock_dir, reopen, resume
 from test_cli import command, same_runs
 from test_recipes import SET, Killed, says, stop, tiny
 

@@ -7,7 +7,7 @@ import numpy as np, pytest
 from hypothesis import given, strategies as st
 from scipy.stats import binom, chi2
 
-from fastrl_replay.errors import ArgumentError, ArgumentTypeError, NotEnoughRows
+from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, NotEnoughRows
 from fastrl_replay.memory.samplers import Proportional, Ranked, Sampler, Uniform, _ranks, random_bits, random_seed
 from fastrl_replay.memory.sumtree import LARGEST
 from fastrl_replay.testing import through_file

@@ -7,14 +7,14 @@ import numpy as np, pytest
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import BlockError
-from fastrl_replay.row_dtypes import extend_dtype, step_dtype
-from fastrl_replay.envs import GymStepper
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import BlockError
+from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.pipe import Items
-from fastrl_replay.sequence import SequenceChunker
+from fastrl_replay.stages.chunker import SequenceChunker
 from fastrl_replay.testing import ScriptedVectorEnv, script, scripted_steps, through_file
-from fastrl_replay.waiting import LOOKED
+from fastrl_replay.stages.waiting import LOOKED
 from scripted import MODES, Nested, Remember, Witness, numbered, take, witnessed
 from strategies import bits, cases, numpy_leaves, scribble
 

@@ -7,15 +7,15 @@ from hypothesis import given, strategies as st
 from scipy.stats import chi2
 
 import fastrl_replay.all   # noqa: F401 (registers the chained methods)
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import BlockError, NotEnoughRows, StaleKey
-from fastrl_replay.row_dtypes import extend_dtype, step_dtype
-from fastrl_replay.envs import GymStepper
-from fastrl_replay.losses import mixed_priority
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import BlockError, NotEnoughRows, StaleKey
+from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.learning.losses import mixed_priority
 from fastrl_replay.memory.samplers import Sampler, Uniform
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.batches import Sequences
+from fastrl_replay.steps.batches import Sequences
 from fastrl_replay.replay.sequence_view import IDLE
 from fastrl_replay.replay.sequence_view import find_place, find_places
 from fastrl_replay.replay.sequences import SequenceReplay

@@ -414,19 +414,19 @@ def test_kills(n):
 # ---- runs ----
 
 def small(out, **kw):
-    from fastrl_replay.recipes import recipe
-    from fastrl_replay.runs import start
+    from fastrl_replay.app.recipes import recipe
+    from fastrl_replay.app.runs import start
     return start(recipe('cartpole-apex', **{**dict(steps=700, warmup=100, workers=2, network='8', bs=8, eval_every=300, eval_episodes=2, save_every=10**6, report_every=100), **kw}), out)
 
 def lines(out):
-    from fastrl_replay.runs import read_metrics
+    from fastrl_replay.app.runs import read_metrics
     def no_clock(x): return {k: v for k, v in x.items() if k not in ('wall_s', 'steps_per_s', 'waited_s')}
     return [no_clock(x) for x in read_metrics(out)]
 
 @pytest.mark.parametrize('kw', [pytest.param({}, marks=pytest.mark.slow), pytest.param(dict(shards=0), marks=pytest.mark.slow), dict(workers=0, memory='uniform', n_step=1)])
 def test_a_learner_that_stops_finds_its_shards_again(tmp_path, kw):
     "A run of two shards with an actor each, stopped and resumed: all its lines are those of a run that was left alone"
-    from fastrl_replay.runs import Silent, resume
+    from fastrl_replay.app.runs import Silent, resume
     whole = small(tmp_path/'whole', **kw)
     summary = whole.train()
     run = small(tmp_path/'stopped', **kw)

@@ -6,9 +6,9 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-import fastrl_replay.interop   # noqa: F401 (registers `stateful` and `node`, under which the contract is tried)
-from fastrl_replay.core import Steps
-from fastrl_replay.row_dtypes import step_dtype
+import fastrl_replay.data.interop   # noqa: F401 (registers `stateful` and `node`, under which the contract is tried)
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.pipe import Cycler, Header, Items, Pipe, Positioned
 from fastrl_replay.testing import ScriptedEnv, ScriptedVectorEnv, check_contract, same, script, scripted_steps, through_file
 from strategies import cases

@@ -5,9 +5,9 @@ import numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.core import Steps
-from fastrl_replay.errors import BlockError, StaleKey
-from fastrl_replay.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import BlockError, StaleKey
+from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.testing import same, through_file
 from strategies import bits, cases, numbers, numpy_leaves
@@ -250,7 +250,7 @@ FINE  = {2: [0x7c00, 0xfc00, 0x8000, 1, 0x7bff], 4: [0x7f800000, 0xff800000, 1<<
 
 def float_spots(rows):
     "(column, the numbers of one row as unsigned integers) of each float field, real and imaginary parts apart"
-    from fastrl_replay.row_dtypes import leaves
+    from fastrl_replay.steps.row_dtypes import leaves
     for name,a in leaves(rows):
         if a.dtype.kind in 'fc':
             width = a.dtype.itemsize//(1 + (a.dtype.kind == 'c'))

@@ -5,8 +5,8 @@ import numpy as np
 from gymnasium import spaces
 
 import fastrl_replay.all   # noqa: F401, all stages
-from fastrl_replay.core import Steps
-from fastrl_replay.row_dtypes import step_dtype
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.pipe import Items
