@@ -290,8 +290,7 @@ REFUSED = [   # when it is made
     Rule('only what lies in a directory can be read by another process', 'where there is no path', place='main device', use='reader'),
     Rule("a directory has one writer; memories with mode='r' are copied", 'is in use', place='directory', use='copies')]
 FAULTS = [   # which are to be mended: then these lines go
-    Rule('in workers of a DataLoader a memory on disk is no shard: each opens the same directory', 'in DataLoader worker process', place='directory', use='data_loader'),
-    Rule('a reader starts sequences that are newer than itself from zeros', 'hidden', memory='sequences', place='directory', use='reader')]
+    Rule('in workers of a DataLoader a memory on disk is no shard: each opens the same directory', 'in DataLoader worker process', place='directory', use='data_loader')]
 
 def refusals(cell): return [rule for rule in REFUSED if rule.holds(cell)]
 def faults(cell): return [rule for rule in FAULTS if rule.holds(cell) and not refusals(cell)]

@@ -46,14 +46,14 @@ def take_kernels_from(nb):
     "A kernel that the notebook exports is not compiled anew: its module has the same, as another test proves, and on disk."
     exp = re.search(r'#\| default_exp ([\w.]+)', Path(nb).read_text(encoding='utf-8'))
     if not exp: return
-    from fastrl_replay.steps import core
-    module, compile_ = importlib.import_module(f'fastrl_replay.{exp[1]}'), core.njit
+    from fastrl_replay.steps import compiled
+    module, compile_ = importlib.import_module(f'fastrl_replay.{exp[1]}'), compiled.njit
     def code(f): return [getattr(f.__code__, k) for k in ('co_code', 'co_consts', 'co_names', 'co_varnames')]
     def njit(f=None, nogil=False):
         if f is None: return lambda f: njit(f, nogil)
         own = getattr(getattr(module, f.__name__, None), 'py_func', None)
         return getattr(module, f.__name__) if own and code(own) == code(f) else compile_(f, nogil)
-    core.njit = njit
+    compiled.njit = njit
 
 def serve():
     "Run the notebooks that come in on stdin, one after the other, and answer with their exit statuses."

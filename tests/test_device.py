@@ -9,7 +9,8 @@ from fastrl_replay.all import EpsGreedy, GymStepper, Sequences
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, BlockError, NoRoom, StateError
 from fastrl_replay.steps.row_dtypes import step_dtype
-from fastrl_replay.memory import on_device, places as arrays_module
+from fastrl_replay.memory import on_device
+from fastrl_replay.steps import machine as machine_module
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline
@@ -142,7 +143,7 @@ def test_a_copy_that_fails_leaves_a_whole_memory(make, at, monkeypatch):
     equal(line[:], Steps(rows[40:70]))
 
 def test_a_device_that_is_full_is_told(monkeypatch):
-    monkeypatch.setattr(arrays_module, 'machine_memory', lambda: 2**20)
+    monkeypatch.setattr(machine_module, 'machine_memory', lambda: 2**20)
     row = Steps(stream(*SPACES['stack'], b'\0', 1, False))
     with pytest.raises(NoRoom, match=r'Timeline: no memory for max_sz=1_000_000 rows of 128 bytes; got cpu with 1.0 MiB; expected 122 MiB. Remedy: max_sz=6_553, or smaller rows'):
         Timeline(1_000_000, Rows(device='cpu')).add(row)

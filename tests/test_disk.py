@@ -10,6 +10,7 @@ from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, BlockE
     StaleKey, StateError)
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.memory import directory as files
+from fastrl_replay.steps import files as whole_files
 from fastrl_replay.memory.directory import COMMITTED, FLUSHED, RESERVED, Directory
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows, Store
@@ -941,7 +942,7 @@ def test_what_is_flushed_is_flushed(tmp_path, monkeypatch):
     "Also the arrays of a larger memory, before it takes the place of the smaller one; meta.json and its folder"
     order = []
     sync = files.sync
-    monkeypatch.setattr(files, 'sync', lambda p: (order.append(p.name), sync(p)))
+    for module in (files, whole_files): monkeypatch.setattr(module, 'sync', lambda p: (order.append(p.name), sync(p)))
     filled(tmp_path).close()
     assert {'rows', 'link', 'back', 'counters', 'data-1', tmp_path.name} <= {*order}
     order.clear()

@@ -10,7 +10,7 @@ from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.errors import ArgumentError, BlockError, NoRoom, StateError
 from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.envs.stepper import GymStepper
-from fastrl_replay.memory import places as arrays_module
+from fastrl_replay.steps import machine as machine_module
 from fastrl_replay.memory.frame_log import Packed
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
@@ -263,7 +263,7 @@ def test_a_block_that_is_refused_leaves_the_memory_as_it_was():
 
 def test_a_memory_that_cannot_fit_is_refused_at_its_first_row(monkeypatch):
     "With what it needs, what there is, and what Frames would need"
-    monkeypatch.setattr(arrays_module, 'machine_memory', lambda: 20*2**30)
+    monkeypatch.setattr(machine_module, 'machine_memory', lambda: 20*2**30)
     row = Steps(np.zeros(1, step_dtype(spaces.Box(0, 255, (4,84,84), np.uint8), spaces.Discrete(6))))
     replay = ExperienceReplay(None, 32)
     with pytest.raises(NoRoom, match=r'ExperienceReplay: no memory for max_sz=1_000_000 rows of 56_480 bytes; got a machine with 20 GiB; expected 53 GiB. Remedy: store=Frames\(4\), which needs 6.6 GiB; or max_sz=304_176'): replay.add(row)
@@ -279,7 +279,7 @@ def test_growth_ends_where_the_machine_does(monkeypatch):
     line = Timeline(100_000, Frames())
     line.add(Steps(rows[:100]))
     limit = line.nbytes + 2**20
-    monkeypatch.setattr(arrays_module, 'machine_memory', lambda: limit)
+    monkeypatch.setattr(machine_module, 'machine_memory', lambda: limit)
     with pytest.raises(NoRoom, match='Frames: no memory for more frames; got [0-9.]+ MiB for [0-9_]+ rows, 2.0 frames a row; expected at most'), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         for i in range(100, 8000, 100): line.add(Steps(rows[i:i+100]))
@@ -468,14 +468,14 @@ def test_a_machine_that_is_just_large_enough_is_enough(monkeypatch):
     "What was admitted at the first row is not refused at the last"
     rows = episode(6000)
     need = Frames().needs(rows.dtype, 5000)
-    monkeypatch.setattr(arrays_module, 'machine_memory', lambda: int(1.03*need))
+    monkeypatch.setattr(machine_module, 'machine_memory', lambda: int(1.03*need))
     line = Timeline(5000, Frames())
     for i in range(0, 6000, 10): line.add(Steps(rows[i:i+10]))
     assert line[:] == Steps(rows[1000:])
 
 def test_large_frames_may_be_packed(monkeypatch):
     "Their first segment is no reason for a refusal"
-    monkeypatch.setattr(arrays_module, 'machine_memory', lambda: 2**30)
+    monkeypatch.setattr(machine_module, 'machine_memory', lambda: 2**30)
     row = np.zeros(1, step_dtype(spaces.Box(0, 255, (1080,1920,3), np.uint8), spaces.Discrete(2)))
     Timeline(300_000, Frames(1, 'zstd')).add(Steps(row))
 

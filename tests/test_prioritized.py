@@ -370,7 +370,7 @@ def test_new_rows_by_hand():
         replay.add(surprising([4], 2))
         return replay.sampler.probabilities()
     close(story('largest'), [1/2, 1/2]); close(story('max_ever'), [1/4, 3/4]); close(story('td'), [1/3, 2/3])
-    for initial, want in dict(largest=[2/3, 1/3], ever=[1/3, 2/3], td=[1/3, 2/3]).items(): close(story(initial, 'rank', 1), want)
+    for initial, want in dict(largest=[2/3, 1/3], max_ever=[1/3, 2/3], td=[1/3, 2/3]).items(): close(story(initial, 'rank', 1), want)
 
 def test_the_first_rows_count_as_errors_of_one():
     "And so do new ones where all that is left is 0; in both kinds, and in units of the tree, without α and ε"

@@ -84,7 +84,7 @@ UNCHECKED = "a user's section of a shipped recipe isn't checked or converted; a 
 
 @pytest.mark.parametrize('line,key,value', [
     ('LR = 0.5', 'lr', .5), ('network = 8', 'network', 8), ('dueling = YES', 'dueling', True), ('env : Taxi-v4', 'env', 'Taxi-v4'),
-    ('solved = -110', 'solved', -110), ('env = a#b  # ε: this, # and that = so', 'env', 'a#b'), ('env = x=y', 'env', 'x=y'), ('env = %(no)s', 'env', '%(no)s'),
+    ('solved = -110', 'solved', -110.), ('env = a#b  # ε: this, # and that = so', 'env', 'a#b'), ('env = x=y', 'env', 'x=y'), ('env = %(no)s', 'env', '%(no)s'),
     ('bs = 8\nbs = 9', None, 'already exists'), ('bs = 8\n[cartpole]', None, 'already exists'), ('bs', None, 'parsing errors'), ('gama = 1', None, "did you mean 'gamma'"),
     *once(UNCHECKED, ('bs=1e2', 'bs', 100), ('lr = 1', 'lr', 1.), ('ratio = 1', 'ratio', 1.), ('bs = 8   ; 9', None, "got '8   ; 9'"), ('bs = 0.5', None, 'a whole number'), ('bs =', None, "got ''"),
         ('dueling = 1', None, 'yes or no'), ('lr = fast', None, "got 'fast'; expected a number"), ('bs = 8\n  9', None, 'a whole number'), ('bs = none', None, 'a whole number'),
@@ -685,7 +685,8 @@ def test_a_full_disk_leaves_the_last_whole_checkpoint(call, whole, tmp_path, mon
     out, real, count = tmp_path/'r', getattr(os, call), [0]
     def full(*args):
         count[0] += 1
-        if count[0] == 3: raise OSError(errno.ENOSPC, 'No space left on device')
+        if count[0] == (5 if call == 'fsync' else 3):   # of each file and of its folder
+            raise OSError(errno.ENOSPC, 'No space left on device')
         return real(*args)
     with monkeypatch.context() as m:
         m.setattr(os, call, full)
