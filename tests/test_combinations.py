@@ -42,7 +42,7 @@ def machine():
     ray.shutdown()
 
 @pytest.mark.parametrize('cell', params(CELLS, pytest.mark.slow))
-def test_all(cell, tmp_path, monkeypatch, request):
+def test_whole_product(cell, tmp_path, monkeypatch, request):
     if cell.use == 'ray_shards': request.getfixturevalue('machine')
     run(cell, tmp_path, monkeypatch)
 
