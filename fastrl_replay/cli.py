@@ -76,7 +76,8 @@ def _numbers(line):
     r,loss = line['return_mean'],line.get('loss', line.get('td'))
     won = _share(line.get('success_mean')).strip(' ,')
     shown = [f'return {"–" if r is None else f"{r:.{decimals(r)}f}"}', won,
-             f'ε {line["eps"]:.2f}' if 'eps' in line else '', f'loss {"–" if loss is None else f"{loss:.3g}"}', f'memory {line["fill"]:.0%}', _shards(line)]
+             f'ε {line["eps"]:.2f}' if 'eps' in line else '', f'loss {"–" if loss is None else f"{loss:.3g}"}',
+             f'memory {line["fill"]:.0%}', _shards(line)]
     return '  '.join(filter(None, shown))
 
 def _shards(line):

@@ -316,8 +316,8 @@ def disk_picture(results:dict)->bytes: # a png
 # %% ../../nbs/bench/bench_disk.ipynb #09d2ccc9
 def _disk_options(args):
     p = Options(' --disk', 'What memories on disk cost that are larger than main memory: draws a second, cold and '
-        'warm. Takes root and control groups, or --limit 0 --size.', '1 GiB of main memory, 2 GiB of rows: some minutes',
-        'disk.json, disk.md and the picture')
+        'warm. Takes root and control groups, or --limit 0 --size.',
+        '1 GiB of main memory, 2 GiB of rows: some minutes', 'disk.json, disk.md and the picture')
     p.add_argument('--limit', type=float, metavar='GIB', help='main memory of a process; 0: all that there is (2)')
     p.add_argument('--size', type=float, metavar='GIB', help='bytes of rows on the disk (twice the limit)')
     p.add_argument('--folder', type=Path, default=Path(), help='on the disk that is measured (this one)')

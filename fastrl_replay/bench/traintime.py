@@ -47,8 +47,8 @@ def trained_sb3(python, learner, **how)->dict:
     with closing(Peer('stable-baselines3', python)) as peer: return peer.ask('train', learner=learner, **how)
 
 ZOO = dict(env='CartPole-v1', learning_rate=2.3e-3, batch_size=64, buffer_size=100_000, learning_starts=1_000,
-    gamma=.99, target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=.16, exploration_final_eps=.04,
-    policy_kwargs=dict(net_arch=[256,256]))   # of its DQN, as its zoo has them
+    gamma=.99, target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=.16,
+    exploration_final_eps=.04, policy_kwargs=dict(net_arch=[256,256]))   # of its DQN, as its zoo has them
 
 def as_sb3(s:dict)->dict:
     "Settings of a recipe, as its SAC calls them"

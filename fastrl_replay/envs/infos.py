@@ -134,7 +134,8 @@ def ended(self:InfoColumns, episodes:int): # how many of them have ended
     for path,others in absent.items():
         others = sorted(others - set(self.names))
         warnings.warn(problem('GymStepper',
-            f"entry {'.'.join(path)!r} of info has not come in {self.episodes} episodes, so its column holds the default{did_you_mean(path[-1], others, .5)}",
+            f"entry {'.'.join(path)!r} of info has not come in {self.episodes} episodes, so its column holds "
+            f'the default{did_you_mean(path[-1], others, .5)}',
             f"info with {others or 'nothing else'}", remedy='correct the name in info=, or leave it out; '
             'nothing, where it comes seldom'), stacklevel=2)
 
