@@ -359,7 +359,7 @@ def test_their_columns_go_through_extend(n_envs):
 
 NONSENSE = [.5, 2, -1, np.nan, np.inf, 'yes', None, [True, False], np.zeros((2, 2)), 1j, object(), [[1], [1, 0]]]
 
-@pytest.mark.parametrize('x', NONSENSE, ids=repr)
+@pytest.mark.parametrize('x', NONSENSE, ids=lambda x: type(x).__name__)
 def test_ends_that_are_neither_yes_nor_no(x):
     "Named, and the buffer is as it was; was: any number but 0 was an end"
     buffer = ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu')
