@@ -4,7 +4,7 @@ An exported cell becomes the API of its public names, with its code folded below
 names is folded where it is long, and so is a long test that shows nothing. Compiled kernels stay visible.
 `#| fold` and `#| show` say otherwise for a cell; `#| hide` leaves it out, `#| hide_code` its code. Names in
 backticks link to their API."""
-import ast, fnmatch, inspect, json, re
+import ast, fnmatch, inspect, json, posixpath, re
 from pathlib import Path
 from docutils import nodes
 from fastcore.docments import docments
@@ -82,6 +82,10 @@ def links_above(config, docname):
     links = [f'{{download}}`download this notebook <{Path(docname).name}.ipynb>`', *([f'[open in Colab]({colab})'] if config.repository else [])]
     return f'\n\n```{{container}} notebook-links\n{" · ".join(links)}\n```\n'
 
+def relinked(text, page):
+    "A text of a page with its links as they are from the top level of the notebooks."
+    return re.sub(r'\]\(([\w./-]+\.(?:ipynb|md))', lambda m: '](' + posixpath.normpath(posixpath.join(posixpath.dirname(page), m[1])), text)
+
 def problems(app):
     "The sections “What can go wrong” of all notebooks, each under its page's title."
     for page in sorted(app.env.found_docs):
@@ -90,7 +94,7 @@ def problems(app):
         cells = [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'markdown']
         found = [re.split(r'^(?:#|Next: )', t.partition('## What can go wrong\n')[2], maxsplit=1, flags=re.M)[0].strip() for t in cells]
         points = [f'- {p.removeprefix("- ").strip()}' for t in found for p in t.split('\n\n' if '\n\n**' in t else '\n') if p.strip()]
-        if points: yield f'## [{app.config.titles.get(page, cells[0].splitlines()[0][2:])}]({page}.ipynb)\n\n' + '\n'.join(points)
+        if points: yield f'## [{app.config.titles.get(page, cells[0].splitlines()[0][2:])}]({page}.ipynb)\n\n' + relinked('\n'.join(points), page)
 
 def read_notebook(app, docname, content):
     "Sphinx's `source-read`: `content[0]` is the text of the page `docname`, a notebook unless it is markdown."

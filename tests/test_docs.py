@@ -265,6 +265,10 @@ def test_colab_links_appear_where_the_repository_has_an_address():
     config.repository = ''
     assert 'olab' not in literate.links_above(config, 'tutorials/x')
 
+def test_links_of_a_section_start_where_it_is_shown():
+    moved = literate.relinked('[a](b.ipynb#c), [d](../pipe.ipynb), [e](../../README.md) and [f](https://x.y/z.ipynb)', 'memory/rows')
+    assert moved == '[a](memory/b.ipynb#c), [d](pipe.ipynb), [e](../README.md) and [f](https://x.y/z.ipynb)'
+
 def test_directives_of_a_cell():
     assert readme.split_directives('#| hide_code\n#|alt: a: b\n\nx = 1\n#| not one') == ({'hide_code': '', 'alt': 'a: b'}, 'x = 1\n#| not one')
     assert readme.split_directives('# no\nx') == ({}, '# no\nx')
