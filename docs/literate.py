@@ -57,8 +57,10 @@ def reading_order(folder, pages):
     cells = {p: json.loads((folder/f'{p}.ipynb').read_text(encoding='utf-8'))['cells'] for p in pages if (folder/f'{p}.ipynb').exists()}
     code = {p: ['\n' + ''.join(c['source']) for c in found if c['cell_type'] == 'code'] for p, found in cells.items()}
     module = {m[1]: p for p, found in code.items() for c in found if (m := re.search(r'^#\| *default_exp +(\S+)', c, re.M))}
-    needs = {p: [module[m] for c in found if re.search(r'^#\| *export', c, re.M) for m in re.findall(r'\bfastrl_replay\.([\w.]+) import', c) if m in module]
-             for p, found in code.items()}
+    def imported(c):
+        yield from re.findall(r'^import fastrl_replay\.([\w.]+)', c, re.M)
+        for m, names in re.findall(r'\bfastrl_replay\.([\w.]+) import ([\w, ]*)', c): yield from (m, *(f'{m}.{n.strip()}' for n in names.split(',')))
+    needs = {p: [module[m] for c in found if re.search(r'^#\| *export', c, re.M) for m in imported(c) if m in module] for p, found in code.items()}
     done = {}
     def place(p):
         if p in done: return

@@ -182,7 +182,9 @@ def recall(self:Sampler, places): "Go on with what lies there of these places, w
 @patch
 def settle(self:Sampler): "From now on, what changes may be written down there"
 @patch
-def found(self:Sampler, state:dict): return state   # with what it left in the place; None: that is gone
+def found(self:Sampler, state:dict):
+    "The state with what it left in the place; None: that is gone"
+    return state
 
 # %% ../../nbs/memory/samplers.ipynb #314c9b09
 @patch

@@ -332,7 +332,9 @@ def _plan_of(self:SequenceView, dtype):
 
 # %% ../../nbs/replay/sequence_view.ipynb #6ac1be25
 @patch
-def key_of(self:SequenceView, places): return self.table.first[places]
+def key_of(self:SequenceView, places):
+    "The first rows of the sequences in these places"
+    return self.table.first[places]
 
 @patch
 def came(self:SequenceView, places):
