@@ -353,7 +353,7 @@ print(fastrl_replay.__file__)
 @pytest.mark.parametrize('name', ['stages/nstep', 'index'])
 def test_a_notebook_taken_alone_installs_the_library_and_runs(site, stranger, tmp_path, name):
     "The file that the site offers, in an empty folder."
-    taken, = (site/'_downloads').rglob(f'{name}.ipynb')
+    taken, = (site/'_downloads').rglob(f'{Path(name).name}.ipynb')
     (tmp_path/'alone.py').write_text(ALONE)
     used = run(*stranger, tmp_path/'alone.py', taken, cwd=tmp_path).splitlines()[-1]
     assert 'venv' in used and str(ROOT) not in used, used
