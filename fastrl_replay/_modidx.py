@@ -2062,6 +2062,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                        'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.Directory._find': ( 'memory/directory.html#directory._find',
                                                                                                     'fastrl_replay/memory/directory.py'),
+                                                'fastrl_replay.memory.directory.Directory._open': ( 'memory/directory.html#directory._open',
+                                                                                                    'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.Directory._record_file': ( 'memory/directory.html#directory._record_file',
                                                                                                            'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.Directory._refuse': ( 'memory/directory.html#directory._refuse',

@@ -384,14 +384,6 @@ def compare(args):
     except ImportError: print('no picture: matplotlib is not installed (pip install matplotlib)')
     else: print(f'picture: {out/"compare.png"}')
 
-# %% ../nbs/cli.ipynb #5363bf04
-class _Parser(argparse.ArgumentParser):
-    "Says what is wrong in a line, as everything here"
-    def error(self, message):
-        word = next((w for w in message.split() if w.startswith('--')), '') if 'unrecognized' in message else ''
-        known = [f'--{name}' for name in (*OPTIONS, 'quick', 'growth', 'help', 'version')]
-        raise SettingsError(self.prog, message + did_you_mean(word, known), remedy=f'{self.prog} --help')
-
 # %% ../nbs/cli.ipynb #4c19befa
 def _count(text):
     digits = text.replace('_', '').replace(',', '')
@@ -453,6 +445,14 @@ COMMANDS = dict(   # function, what it is about, options, and what these mean he
             out='where to leave runs, compare.json, compare.png')),
     memory=(look, dict(dest='dir', metavar='DIR', help='where the memory lies'), 'plot export json', {}),
     bench=(bench, None, '', {}))   # reads its own arguments
+
+# %% ../nbs/cli.ipynb #5363bf04
+class _Parser(argparse.ArgumentParser):
+    "Says what is wrong in a line, as everything here"
+    def error(self, message):
+        word = next((w for w in message.split() if w.startswith('--')), '') if 'unrecognized' in message else ''
+        known = [f'--{name}' for name in (*OPTIONS, 'quick', 'growth', 'help', 'version')]
+        raise SettingsError(self.prog, message + did_you_mean(word, known), remedy=f'{self.prog} --help')
 
 # %% ../nbs/cli.ipynb #d3190fa5
 WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinforcement learning

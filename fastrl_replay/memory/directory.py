@@ -182,11 +182,17 @@ class Directory(Counted):
         self.mode,self.until[0] = choice(who, 'mode', mode, ('a','r')),-1
         self.path,self._lock,self._pid = Path(path).absolute(),None,os.getpid()
         read_meta(self.path, who)   # or an error, before anything is made
+        try: self._open()
+        except BaseException:   # an error's frames may live on, and the lock with them
+            self.leave()
+            raise
+
+    def _open(self):
         if self.writes: self._begin_writing()
-        self.meta = read_meta(self.path, who)
+        self.meta = read_meta(self.path, self.who)
         if self.meta: self._find()
         if self.writes: self._sign()
-        if not self.meta and not self.writes: raise _nothing_there(self.path, who)
+        if not self.meta and not self.writes: raise _nothing_there(self.path, self.who)
 
     writes = property(lambda self: self.mode == 'a', doc='May it be changed?')
     holds = property(lambda self: self._lock is not None, doc='Is it this process that may change it now?')
@@ -208,7 +214,7 @@ def _begin_writing(self:Directory):
     except OSError as e: raise _unwritable(self.path, self.who, e) from None
     self._lock = _locked(self.path/'writer', self.who)
     if self._lock is None: raise _in_use(self.path, self.who)
-    self._unlock_at_end = weakref.finalize(self, self._lock.close)
+    weakref.finalize(self, self._lock.close)
     _writers.add(self)
     self._before = _read_writer(self.path)   # who wrote last
 
@@ -224,7 +230,7 @@ def _sign(self:Directory):
 def leave(self:Directory):
     "Let others write, and this process no more; nothing is flushed"
     if self._lock is None: return
-    self._unlock_at_end()
+    self._lock.close()
     self._lock,self.until[0] = None,-1
 
 # %% ../../nbs/memory/directory.ipynb #be2e44ab

@@ -80,7 +80,7 @@ def clear(self:Timeline):
 @patch(as_prop=True)
 def is_open(self:Timeline)->bool:
     "Is it known what is in it? One on disk is opened when it is first asked"
-    return '_parts' in vars(self)
+    return self.place is not None
 
 @patch(as_prop=True)
 def span(self:Timeline)->tuple:
@@ -166,6 +166,7 @@ def _add_checked(self:Timeline, steps):
     line.admit(rows['env_id'])
     first = line.inserted
     self.place.allow(first + len(rows))
+    if not self._parts and self.place.lasts: self._use(parts, self.place)   # an interrupt may come after the rows are there
     if not store.add(line, rows.view(store.dtype)):
         raise BlockError(self.who, 'rows that were found to be good', remedy='report this')
     self._gate.accept(rows, layout)

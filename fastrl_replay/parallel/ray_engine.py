@@ -9,8 +9,8 @@ __all__ = ['RayEngine']
 import os, pickle, sys, tempfile
 from collections import deque
 from pathlib import Path
-from threading import Thread
-from time import monotonic
+from threading import Event, Thread
+from time import monotonic, sleep
 import torch
 from fastcore.basics import patch
 from ..steps.errors import ArgumentError, ArgumentTypeError, number
@@ -136,13 +136,15 @@ def _found(address)->tuple: # the address that Ray takes, where it is from, and 
     except OSError: return 'a new cluster','as no other is known','look into the logs of Ray'
 
 class _Connecting(Thread):
-    "Connects, however long that takes"
+    "Connects, however long that takes; a cluster that it has started ends with this thread"
     def __init__(self, ray, address):
         super().__init__(daemon=True, name='ray.init')
-        self.ray,self.address,self.failure = ray,address,None
+        self.ray,self.address,self.failure,self.done = ray,address,None,Event()
     def run(self):
         try: self.ray.init(self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR')
         except BaseException as e: self.failure = e
+        self.done.set()
+        while self.failure is None and self.ray.is_initialized(): sleep(1)
 
 
 # %% ../../nbs/parallel/ray_engine.ipynb #84609bf8
@@ -183,9 +185,9 @@ def _connect(self:RayEngine, ray):
         thread = _connecting[self.address] = _Connecting(ray, self.address)
         thread.start()
     limit = monotonic() + self.patience
-    while thread.is_alive() and (left := limit - monotonic()) > 0: thread.join(min(left, .2))
+    while not thread.done.is_set() and (left := limit - monotonic()) > 0: thread.done.wait(min(left, .2))
     found,where,anew = _found(self.address)
-    if thread.is_alive(): raise ArgumentError('RayEngine', f'address {self.address!r}', f'no answer from {found}, '
+    if not thread.done.is_set(): raise ArgumentError('RayEngine', f'address {self.address!r}', f'no answer from {found}, '
         f'{where}, within {self.patience:g} seconds', 'a cluster that runs', f'{anew}, in a new process')
     del _connecting[self.address]
     e = thread.failure
