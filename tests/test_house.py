@@ -278,6 +278,97 @@ def test_datapipes_come_in_by_one_door():
              for i in imports(path) if door.match(i)]
     assert not wrong, 'import these from fastrl_replay.pipe instead:\n' + '\n'.join(wrong)
 
+# ---- privates ----
+
+def is_private(name): return name[:1] == '_' and name[:2] != '__'
+
+def scopes(node, cls=None, own=()):
+    "Each node below this one, and what its functions call themselves: `self` or `cls` → names of classes"
+    for child in ast.iter_child_nodes(node):
+        yield child, own
+        inner, mine = cls, own
+        if isinstance(child, ast.ClassDef): inner, mine = child.name, {}
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            first = next(iter([*child.args.posonlyargs, *child.args.args]), None)
+            if first is not None and first.arg in ('self', 'cls'):
+                said = {n.id for n in ast.walk(first.annotation) if isinstance(n, ast.Name)} if first.annotation else {cls}
+                mine = {**dict(own), first.arg: said}
+        yield from scopes(child, inner, mine)
+
+def attributes(tree):
+    "Names that a module gives to classes and their objects: methods, patched ones too, class attributes, slots, what `self` is given"
+    for node, own in scopes(tree):
+        if isinstance(node, ast.ClassDef):
+            for part in node.body:
+                if isinstance(part, (ast.FunctionDef, ast.ClassDef)): yield part.name
+                if isinstance(part, (ast.Assign, ast.AnnAssign)):
+                    for n in ast.walk(part):
+                        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store): yield n.id
+                    if '__slots__' in ast.unparse(part).split('=')[0]: yield from ast.literal_eval(part.value)
+        elif isinstance(node, ast.FunctionDef) and any('patch' in ast.unparse(d) for d in node.decorator_list): yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in own: yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ('vars(self).update', 'self.__dict__.update'):
+            yield from (k.arg for k in node.keywords if k.arg)
+
+def accesses(tree):
+    "(an object as text, the private attribute that is asked of it, what `self` is there), with those by `getattr` and its like"
+    for node, own in scopes(tree):
+        if isinstance(node, ast.Attribute): yield ast.unparse(node.value), node.attr, own
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ('getattr', 'setattr', 'hasattr', 'delattr') and isinstance(node.args[1], ast.Constant):
+            yield ast.unparse(node.args[0]), node.args[1].value, own
+
+def foreign_privates(trees):
+    "Module → the privates of other modules that it uses, as its text has them. A base's are those of its subclasses, for `self`"
+    given = {name: set(filter(is_private, attributes(tree))) for name, tree in trees.items()}
+    found, ours = {}, set().union(*given.values())             # other libraries' are not meant
+    for name, tree in trees.items():
+        here, used = set(), found.setdefault(name, set())       # names of modules in this one
+        nodes = [*ast.walk(tree)]
+        local = {n.name for n in nodes if isinstance(n, ast.ClassDef)}
+        bases = {ast.unparse(b) for n in nodes if isinstance(n, ast.ClassDef) for b in n.bases}
+        for node in nodes:
+            if isinstance(node, ast.Import): here |= {a.asname or a.name for a in node.names if a.name.startswith('fastrl_replay')}
+            if not isinstance(node, ast.ImportFrom): continue
+            base = resolve_name('.'*node.level + (node.module or ''), f'fastrl_replay.{name}'.rpartition('.')[0])
+            if base.partition('.')[0] != 'fastrl_replay': continue
+            here |= {a.asname or a.name for a in node.names if f'{base}.{a.name}'.removeprefix('fastrl_replay.') in trees}
+            used |= {f'{node.module or base}.{a.name}' for a in node.names if is_private(a.name)}
+        for obj, attr, own in accesses(tree):
+            if not is_private(attr): continue
+            mine = obj in own and own[obj] & local or obj in bases or obj.startswith('super(') or obj in local
+            if obj in here or attr in ours - given[name] and not mine: used.add(f'{obj}.{attr}')
+    return found
+
+# Uses that need a larger rebuilding, each with its reason; the aim is none.
+PRIVATE_USES = {
+}
+
+def private_uses(): return foreign_privates({name: ast.parse(path.read_text(encoding='utf-8')) for name, (path, _) in modules().items()})
+
+def test_no_module_reads_the_privates_of_another():
+    "What is shared has a public name"
+    wrong = [f'{name}: {use}' for name, used in private_uses().items() for use in sorted(used) if (name, use) not in PRIVATE_USES]
+    assert not wrong, 'give what is shared a public name, or move the code to where it lies:\n' + '\n'.join(wrong)
+
+def test_each_private_use_that_is_excused_is_still_there():
+    "A reason for what has gone would excuse what comes"
+    there = private_uses()
+    assert not (gone := [(name, use) for name, use in PRIVATE_USES if use not in there[name]]), gone
+
+A = 'class A:\n    __slots__ = ("_s",)\n    _c = 1\n    def __init__(self): self._x = 1\n    def _f(self): return self._x\ndef _g(): pass'
+@pytest.mark.parametrize('text, uses', [
+    ('from .a import _g', 'a._g'), ('from . import a\na._g()', 'a._g'), ('import fastrl_replay.a as m\nm._g()', 'm._g'),
+    ('def f(a): return a._x', 'a._x'), ('def f(a): a._s = 1', 'a._s'), ('x = [a._c for a in y]', 'a._c'), ("getattr(a, '_x', None)", 'a._x'),
+    ('@patch\ndef f(self:A): return self._x', 'self._x'), ('class B(A):\n    def f(self, a): return a._f()', 'a._f'),
+    ('class B(A):\n    def f(self): return self.a._f()', 'self.a._f'), ('f = lambda a: a._f()', 'a._f'),
+    # what is no private use
+    ('class B(A):\n    def f(self): return self._f() + super()._f() + A._f(self)', None), ('class B(A): pass\n@patch\ndef f(self:B): return self._x', None),
+    ('class B:\n    def __init__(self): self._x = 0\ndef f(b): return b._x', None), ('def f(a): return a._replace(x=1) + torch._C._of_torch', None),
+    ('class B:\n    __slots__ = ("_x",)\ndef f(b): return b._x', None), ('from .a import A as _A\n_A()', None)])
+def test_no_private_use_is_hidden(text, uses):
+    found = foreign_privates({n: ast.parse(t) for n, t in dict(a=A, b=text).items()})
+    assert found == dict(a=set(), b={uses} - {None})
+
 # ---- public surface ----
 
 def undocumented(obj):

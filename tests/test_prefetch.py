@@ -122,11 +122,11 @@ def test_everything_that_touches_the_memory_waits():
             replay._state = replay.snapshot()
             args = ([0], np.ones((1, 3))) if kind == 'sequences' else ([0], [1.])
             if name == 'update': call = lambda r: r.update_priorities(*args)
-            replay._lock.acquire()
+            replay.lock.acquire()
             t = threading.Thread(target=call, args=(replay,), daemon=True)
             t.start(); t.join(.02)
             assert t.is_alive(), (name, kind)
-            replay._lock.release(); t.join(60)
+            replay.lock.release(); t.join(60)
             assert not t.is_alive()
 
 def test_a_holder_of_the_lock_does_not_wait():
@@ -170,9 +170,9 @@ def test_threads_that_add_draw_and_answer():
     # was (without the lock): StaleKey, for keys that went between check and writing, or their errors in the rows that came
     assert p.tolist() == [k + 1. if k in answers else .5 for k in here]
     tree = replay.sampler.tree
-    fresh = tree._nodes.copy()
-    _add_up(fresh, tree._starts, np.arange(64))
-    assert np.array_equal(fresh, tree._nodes)
+    fresh = tree.nodes.copy()
+    _add_up(fresh, tree.starts, np.arange(64))
+    assert np.array_equal(fresh, tree.nodes)
     assert replay.stats()['inserted'] == n*8
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -336,7 +336,7 @@ def test_pickles_hold_no_batches_and_no_thread():
     size = len(pickle.dumps(pipe.source))
     copy = pickle.loads(pickle.dumps(pipe))
     assert len(pickle.dumps(pipe)) < size + 500 and copy._worker is None and not copy._drawn and len(copy.source.memory) == len(pipe.source.memory) > 0
-    assert not isinstance(copy.source.__class__(None)._lock, DrawOrderLock)
+    assert not isinstance(copy.source.__class__(None).lock, DrawOrderLock)
 
 # ---- threads and processes ----
 
@@ -507,7 +507,7 @@ def test_a_fork_finds_replays_that_can_be_used(ordered):
     def add():
         while not over.is_set(): replay.add(rows_of(2000, replay.memory.inserted))
     def hold():
-        with replay._lock: held.set(); over.wait()
+        with replay.lock: held.set(); over.wait()
     def child():
         assert replay.memory[:].reward.tolist() == replay.memory.keys.tolist()
         windows = replay.memory.windows(replay.memory.keys[-5:], 9)

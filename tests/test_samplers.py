@@ -265,7 +265,7 @@ class Plain:
 
 def insides(s):
     "All that a sampler's tree holds"
-    return [bits(a) for a in (s.tree._tree if isinstance(s, Ranked) else (s.tree._nodes, s.tree._peaks, s.tree._lows))]
+    return [bits(a) for a in (s.tree._tree if isinstance(s, Ranked) else (s.tree.nodes, s.tree._peaks, s.tree._lows))]
 
 def agree(s, plain):
     "Keys, probabilities, priorities; and the tree is sound"

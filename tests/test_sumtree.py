@@ -23,8 +23,8 @@ def fenced(a, mark=-77):
 def new(capacity, smallest=True):
     "A tree whose kernels can't write beside its arrays unnoticed"
     t = SumTree(capacity, smallest)
-    fences,t.fences = [fenced(a) for a in (t._nodes, t._peaks, t._lows)],[]
-    (t._nodes,a),(t._peaks,b),(t._lows,c) = fences
+    fences,t.fences = [fenced(a) for a in (t.nodes, t._peaks, t._lows)],[]
+    (t.nodes,a),(t._peaks,b),(t._lows,c) = fences
     t.fences = [a, b, c]
     return t
 
@@ -46,8 +46,8 @@ def built(p):
 
 def check(t, p):
     "Is this the tree of these leaves, to the last bit, with its largest and smallest?"
-    assert bits(t._nodes + 0.) == bits(built(p)), 'nodes'
-    assert t.total == t._nodes[-1] and abs(t.total - math.fsum(p)) <= 4*(len(levels(len(p)))-2)*2**-53*math.fsum(p)
+    assert bits(t.nodes + 0.) == bits(built(p)), 'nodes'
+    assert t.total == t.nodes[-1] and abs(t.total - math.fsum(p)) <= 4*(len(levels(len(p)))-2)*2**-53*math.fsum(p)
     assert t.largest == p.max() and bits(t[:]) == bits(p)
     if len(t._lows): assert t.smallest == min(p[p>0], default=np.inf)
     assert all(stand() for stand in getattr(t, 'fences', ())), 'a kernel wrote beside its array'
@@ -72,11 +72,11 @@ def test_story_of_updates(capacity, story):
         if kind == 'same': idx[:] = idx[0]
         if kind == 'zeros': idx,x = np.arange(capacity),np.zeros(capacity)
         if kind == 'bad':
-            at,before = int(rng.integers(n)),[bits(a) for a in (t._nodes, t._peaks, t._lows)]
+            at,before = int(rng.integers(n)),[bits(a) for a in (t.nodes, t._peaks, t._lows)]
             if rng.random() < .5: idx[at] = rng.choice([-1, capacity, -capacity, 2**40, -2**63])
             else: x[at] = rng.choice([np.nan, -1, -5e-324, np.inf, -np.inf, np.nextafter(LARGEST, np.inf)])
             with pytest.raises((IndexError, ValueError), match=f'at place {at}[,;]'): t.update(idx, x)
-            assert before == [bits(a) for a in (t._nodes, t._peaks, t._lows)]
+            assert before == [bits(a) for a in (t.nodes, t._peaks, t._lows)]
             continue
         if kind == 'grid': idx,x = idx.reshape(3,4),x.reshape(3,4)
         t.update(idx, x)
@@ -96,7 +96,7 @@ def test_ten_million_updates_leave_no_trace():
         if i % 500 == 0: check(t, p)
     check(t, p)
     t.update(np.arange(n), 0.)
-    assert not t._nodes.any() and t.total == t.largest == 0 and t.smallest == np.inf
+    assert not t.nodes.any() and t.total == t.largest == 0 and t.smallest == np.inf
 
 @pytest.mark.slow
 def test_ten_million_leaves():
@@ -113,7 +113,7 @@ def test_ten_million_leaves():
     darts = np.concatenate([rng.random(200_000)*ends[-1], rng.integers(0, ends[-1], 100_000), [0, ends[-1]-1, ends[-1]-.5]])
     assert (t.find(darts) == np.searchsorted(ends, darts, side='right')).all()
     assert t.total == ends[-1] and t.largest == 7 and t.find(t.total) == n-1
-    assert bits(t._nodes) == bits(built(p))
+    assert bits(t.nodes) == bits(built(p))
 
 @pytest.mark.parametrize('n', [1, 5, 64, 1001])
 def test_the_last_of_duplicates_wins(n):
@@ -163,9 +163,9 @@ REFUSED = [([0,12], [1,1], IndexError, 'index at place 1; got 12; expected 0 to 
 def test_what_is_refused_changes_nothing(idx, p, error, words):
     "The first offender is named, by place, index and value; no bit of the tree is another one afterwards"
     t = filled(np.arange(12.))
-    before = [bits(a) for a in (t._nodes, t._peaks, t._lows)]
+    before = [bits(a) for a in (t.nodes, t._peaks, t._lows)]
     with pytest.raises(error, match=words): t.update(idx, p)
-    assert before == [bits(a) for a in (t._nodes, t._peaks, t._lows)]
+    assert before == [bits(a) for a in (t.nodes, t._peaks, t._lows)]
 
 def test_the_offender_is_found_wherever_it_stands():
     "Anywhere in a batch of 1000; two of them: the first"

@@ -125,7 +125,7 @@ def fill(self:Offline)->int: # how many rows there are
     try:
         for block in NStep(blocks, self.n_step, self.gamma) if self.n_step > 1 else blocks: self._add(block)
     except BaseException:   # an error in the data, or Ctrl-C: none of it, or all
-        self.source._fresh()
+        self.source.clear()
         raise
     return len(memory)
 

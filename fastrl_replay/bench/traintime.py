@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from .peers import Peer, PeerError, machine, seconds_of
 from ..learning.continuous import SquashedGaussian
-from ..envs.stepper import _EnvGroup
+from ..envs.stepper import EnvGroup
 from ..steps.files import write_whole
 from ..learning import base, dqn, sac
 from ..learning.learners import DQNLearner, Learner, SACLearner
@@ -102,7 +102,7 @@ class Clock:
         return timed
 
 # %% ../../nbs/bench/traintime.ipynb #95a666ad
-_CALLS = ((_EnvGroup, 'step', 'stepper'), (ExperienceReplay, 'add', 'memory: add'),
+_CALLS = ((EnvGroup, 'step', 'stepper'), (ExperienceReplay, 'add', 'memory: add'),
     (ExperienceReplay, 'sample', 'memory: draw'))
 TIMED_CALLS = (*_CALLS, (CartPoleEnv, 'step', 'environment'), (EpsGreedy, '__call__', 'policy'),
     (dqn, 'dqn_errors', 'network: values and targets'), (torch.Tensor, 'backward', 'network: gradient'),

@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import IterableDataset
 from torchdata import nodes
-from ..steps.core import Steps
+from ..steps.core import Steps, steps_of_bytes
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, problem
 from ..steps.row_dtypes import column_dtype, dtype_spec, leaves, spec_dtype
-from ..steps.batches import Sequences
+from ..steps.batches import Sequences, burn_in_of, each_of
 from ..steps.nested import fields_of, map_leaves, nested_dtype
 from ..pipe import IterDataPipe, Pipe, dp, stage, upstream
 from ..steps.states import anything, checked, flag
@@ -166,7 +166,7 @@ def _block(columns, shape=None, like=None):
     dtype = like if fits else np.dtype(list(fields.items()), align=True)
     steps = Steps(np.zeros(shape if device.type == 'cpu' else 0, dtype))
     if device.type != 'cpu':
-        steps = steps._like(torch.zeros((*shape,dtype.itemsize), dtype=torch.uint8, device=device))
+        steps = steps_of_bytes(torch.zeros((*shape,dtype.itemsize), dtype=torch.uint8, device=device), dtype)
     for n,x in columns.items(): map_leaves(lambda own, given: own.copy_(given), steps[n], x)
     return steps
 
@@ -215,7 +215,7 @@ def _layout(b, columns):
     if isinstance(b, Columns):
         known = b._layout and b._layout.names == tuple(columns)
         return b._layout if known else _Layout(columns)
-    return _Layout(columns, b.dtype, *((b._each.dtype, b._split) if isinstance(b, Sequences) else ()))
+    return _Layout(columns, b.dtype, *((each_of(b).dtype, burn_in_of(b)) if isinstance(b, Sequences) else ()))
 
 # %% ../../nbs/data/interop.ipynb #0117e91c
 def _flatten(b):

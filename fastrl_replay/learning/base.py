@@ -15,7 +15,7 @@ from hashlib import blake2b
 import torch
 from fastcore.basics import patch
 from torch import nn
-from ..steps.core import Steps
+from ..steps.core import Steps, replay_of
 from ..steps.errors import ArgumentError, StateError, choice, number, whole
 from ..envs.infos import MASK
 from ..pipe import Pipe
@@ -285,7 +285,7 @@ def feedback(self:Learner,
     td, # an error for each row
 ):
     "Hand errors back to the replay that `batch` came from"
-    if batch._replay is not None: batch.update_priorities(td)
+    if replay_of(batch) is not None: batch.update_priorities(td)
 
 # %% ../../nbs/learning/base.ipynb #bfdfa1c3
 def bare_names(

@@ -165,6 +165,9 @@ def nbytes(self:FrameLog):
     mine = self.table,self._recent,self.places,*self._spare,*self._segments.values()
     return sum(a.nbytes for a in mine) + len(self.codec.dictionary if self.codec else b'')
 
+FrameLog.held  = property(lambda self: len(self._segments), doc='How many segments there are')
+FrameLog.spare = property(lambda self: len(self._spare), doc='How many more wait to be used again')
+
 # %% ../../nbs/memory/frame_log.ipynb #4b81eaec
 @patch
 def keep(self:FrameLog,

@@ -252,9 +252,9 @@ def suggested(
 def _watch(self:Frames, i):
     "Before a log grows: is there room, and do frames repeat?"
     log = self._logs[i]
-    held = len(log._segments)
+    held = log.held
     if not self._outgrows: self._see_size()
-    if held < self._look_at[i] or log._spare and not self.compress: return
+    if held < self._look_at[i] or log.spare and not self.compress: return
     there = self._limit()
     room = (there - self.nbytes)//log.segment_bytes if there else 32
     if room < 1: raise NoRoom('Frames', 'no memory for more frames', f'{size_text(self.nbytes)} for '

@@ -389,3 +389,53 @@ def __getitem__(self:RankTree, idx):
     found = np.empty(len(flat))
     _priority(self._tree, flat, found)
     return found.reshape(np.shape(idx)) if np.ndim(idx) else float(found[0])
+
+# %% ../../nbs/memory/ranktree.ipynb #5d1c0a92
+@patch
+def put(self:RankTree,
+    idx:np.ndarray, # int64, within the capacity
+    priority:np.ndarray, # float64, finite, of each
+):
+    "`update` with arrays that were checked"
+    _update(self._tree, idx, priority, self._ages(len(idx)))
+
+@patch
+def _ages(self:RankTree, n):
+    "The first of `n` ages; counted before they are given, or an interrupt could let one be given twice"
+    age = self._age
+    self._age = age + n
+    return age
+
+@patch
+def select_into(self:RankTree,
+    ranks:np.ndarray, # int64, all of which there are
+    idx:np.ndarray, # int64, as many: who has each
+):
+    "`select` into an array"
+    _select(self._tree, ranks, idx)
+
+# %% ../../nbs/memory/ranktree.ipynb #5d1c0a95
+@patch
+def discard(self:RankTree,
+    idx:np.ndarray, # int64, within the capacity
+):
+    "Take out those that are here"
+    _take(self._tree, idx)
+
+@patch
+def roll(self:RankTree,
+    gone:int, # the oldest key so far
+    oldest:int, # the oldest one from now on: those before it leave
+    first:int, # of the keys that come
+    end:int, # one more than the last of them
+    p:float=-1., # the priority of these; negative: the largest that is left, or 1
+):
+    "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
+    _roll(self._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
+
+@patch
+def by_age(self:RankTree,
+    idx:np.ndarray, # int64, of things that are here
+)->np.ndarray: # int64
+    "These indices, the oldest first"
+    return idx[np.argsort(self._tree[-1][idx])]

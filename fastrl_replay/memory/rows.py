@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
 from ..steps.compiled import bytes_at, ints_at, longs_at, memmove, njit
-from ..steps.core import Steps, plain_columns, refuse_flags
+from ..steps.core import Steps, plain_columns, refuse_flags, steps_of_bytes, steps_of_rows
 from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, choice, whole
 from ..steps.row_dtypes import EPISODE, extend_dtype, padding
 from ..envs.episodes import ENV, SIZE, NaNSearch, RowLayout, first_nan, has_nan
@@ -38,10 +38,7 @@ class BatchPlan:
     def steps(self, out, n):
         "Bytes as a batch"
         if not isinstance(out, np.ndarray): return as_steps(out, self.dtype, n)
-        steps = Steps.__new__(Steps)   # as `Steps(rows)` makes one, without looking at what is known
-        steps._rows,steps._block,steps._dtype = np.ndarray(n, self.dtype, out),None,self.dtype
-        steps._replay,steps._plain = None,self.plain
-        return steps
+        return steps_of_rows(np.ndarray(n, self.dtype, out), self.plain)
 
 def as_steps(
     out, # rows as bytes: an array, or a tensor on any device
@@ -51,7 +48,7 @@ def as_steps(
     "Bytes as rows"
     if isinstance(out, np.ndarray): return Steps(np.ndarray(shape, dtype, out))
     shape = (shape,) if isinstance(shape, int) else shape
-    return Steps(np.empty(0, dtype))._like(out.view(*shape, dtype.itemsize))
+    return steps_of_bytes(out.view(*shape, dtype.itemsize), dtype)
 
 # %% ../../nbs/memory/rows.ipynb #844aab76
 @njit

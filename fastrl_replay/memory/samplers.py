@@ -12,10 +12,9 @@ from fastcore.basics import patch
 from ..steps.compiled import njit
 from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, NotEnoughRows, StaleKey, StateError, number,
     whole)
-from . import ranktree, sumtree
 from .places import TOLD, Place
 from .ranktree import RankTree
-from .sumtree import LARGEST, SumTree
+from .sumtree import LARGEST, SumTree, find_mass
 from ..steps.states import array, checked, integer, real, text
 
 # %% ../../nbs/memory/samplers.ipynb #ae3990bb
@@ -108,6 +107,10 @@ class Sampler:
         "As before the first key"
         self._seed,self._count,self.first,self.end = random_seed(self.seed),0,0,0
         self.place = None   # where the memory lies, when that is known
+
+    def reseed(self, seed):
+        "Draw other random numbers from now on"
+        self._seed = random_seed(seed)
 
     def fresh(self)->'Sampler':
         "A new sampler of this kind, with nothing in it"
@@ -310,7 +313,7 @@ def added(self:_Prioritized,
     first,end = int(first),int(end)   # Python integers: numpy's can't go into a checkpoint
     come = max(first, oldest)
     if p is not None: self._check_new(p, end - first)
-    self._roll(gone, min(oldest, left), come, end, self._of_new() if self.max_ever else -1.)
+    self.tree.roll(gone, min(oldest, left), come, end, self._of_new() if self.max_ever else -1.)
     if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
     if self._file is not None: self._write_new(come, end)
     vars(self).update(first=oldest, end=end)   # in one call, which no interrupt divides
@@ -443,7 +446,7 @@ def _draw_proportional(nodes, starts, seed, count, stratified, first, end, capac
     total = nodes[len(nodes)-1]
     _darts(seed, count, total if total > 0 else np.float64(end-first), stratified, p)
     if total > 0:
-        sumtree._find(nodes, starts, p, keys)
+        find_mass(nodes, starts, p, keys)
         _as_keys(keys, first, capacity)
         for i in range(len(p)): p[_u(i)] /= total
     else:
@@ -469,14 +472,9 @@ class Proportional(_Prioritized):
     def _largest(self): return self.tree.largest
     def _take_out(self, places): self.tree.update(places, 0.)
 
-    def _roll(self, gone, oldest, first, end, p):
-        t = self.tree
-        sumtree._roll(t._nodes, t._peaks, t._lows, t._starts, self.capacity, gone, oldest, first, end, p)
-
     def _set(self, slots, p):
-        t = self.tree
         self._note_largest()
-        return sumtree._update(t._nodes, t._peaks, t._lows, t._starts, self.capacity, slots, p)
+        return self.tree.try_update(slots, p)
 
     @property
     def least(self):
@@ -495,7 +493,7 @@ def sample(self:Proportional,
         raise NotEnoughRows('Proportional', 'keys to draw', 0, 'at least 1')
     keys,p,t = np.empty(n, np.int64),np.empty(n),self.tree
     if there is not None and not t.total: keys,p = self._any_place(n, p)
-    else: _draw_proportional(t._nodes, t._starts, self._seed, self._count, self.stratified,
+    else: _draw_proportional(t.nodes, t.starts, self._seed, self._count, self.stratified,
         first, end, self.capacity, keys, p)
     self._count += int(n)
     return keys,p
@@ -547,23 +545,14 @@ class Ranked(_Prioritized):
         return RankTree(capacity)
     def _in_tree(self, p): return p
     def _largest(self): return self.tree[self.tree.select(1)] if len(self.tree) else 0.
-    def _take_out(self, places): ranktree._take(self.tree._tree, places)   # what is not there is left alone
-
-    def _roll(self, gone, oldest, first, end, p):
-        ranktree._roll(self.tree._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
+    def _take_out(self, places): self.tree.discard(places)
 
     def _set(self, slots, p):
         bad = ~(p <= LARGEST)
         if bad.any(): return int(bad.argmax())
         self._note_largest()
-        ranktree._update(self.tree._tree, slots, p, self._ages(len(slots)))
+        self.tree.put(slots, p)
         return -1
-
-    def _ages(self, n):
-        "The first of `n` ages; counted before they are given, or an interrupt could let one be given twice"
-        age = self.tree._age
-        self.tree._age = age + n
-        return age
 
 # %% ../../nbs/memory/samplers.ipynb #0df53c93
 @patch
@@ -586,8 +575,7 @@ def mass(self:Ranked)->float:
 
 @patch
 def _taken(self:Ranked):
-    places = _Prioritized._taken(self)
-    return places[np.argsort(self.tree._tree[-1][places])]   # the oldest first
+    return self.tree.by_age(_Prioritized._taken(self))
 
 # %% ../../nbs/memory/samplers.ipynb #9ca6248c
 @patch
@@ -602,7 +590,7 @@ def sample(self:Ranked,
     _darts(self._seed, self._count, total, self.stratified, darts)
     self._count += int(n)
     _ranks(ends, here, darts, ranks)
-    ranktree._select(self.tree._tree, ranks, keys)
+    self.tree.select_into(ranks, keys)
     if self._there is None: _as_keys(keys, self.first, self.capacity)
     return keys,ranks**-float(self.alpha)/total
 
@@ -624,7 +612,7 @@ def settle(self:_Prioritized):
     if place.meta.get('priorities') != self.kind:
         place.counters[TOLD] = 0   # those of another kind
         place.say(priorities=self.kind)
-    self._file,self._leaves = file,getattr(self.tree, '_nodes', None)   # whose first ones are leaves
+    self._file,self._leaves = file,getattr(self.tree, 'nodes', None)   # whose first ones are leaves
     here = np.arange(self.first, self.end) if self._there is None else self._taken()
     if len(here): self._write_down(here)
     if self._there is None: place.counters[TOLD] = self.end

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
-from ..steps.core import Steps
+from ..steps.core import Steps, main_rows
 from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, StaleKey,
     StateError, problem, whole)
 from ..steps.row_dtypes import dtype_spec, extend_dtype, saved_dtype, step_dtype
@@ -27,6 +27,7 @@ from ..steps.states import anything, checked, integer, listed, maybe, row_dtype
 # %% ../../nbs/memory/timeline.ipynb #070e1287
 class Timeline:
     "The last `max_sz` rows in order of arrival, each stored once and named by its serial number, its key"
+    rewinds = 0   # how often the process that writes has gone back, as one that only reads has seen
     def __init__(self,
         max_sz:int=1_000_000, # how many rows are kept
         store:Store=None, # how rows become bytes; None: whole rows in main memory
@@ -149,7 +150,7 @@ def add(self:Timeline,
     steps:Steps, # a block of rows, or one row
 )->np.ndarray: # the keys of the rows, int64
     "Append rows, each overwriting the oldest one when the memory is full; a block that doesn't fit is refused whole"
-    rows = getattr(steps, '_rows', None)
+    rows = main_rows(steps)
     if rows is not None and rows.dtype is self._same and rows.ndim == 1:
         line,store,_ = self._parts
         first = line.tables.numbers.item(INSERTED)
@@ -481,7 +482,7 @@ def _make_larger(self:Timeline, dtype):
 def _follow(self:Timeline):
     "See what the process has done that writes"
     if not self._parts: return
-    self._rewinds = self.place.counters.item(REWINDS)
+    self.rewinds = self.place.counters.item(REWINDS)
     self._parts[0].stand_at(self.place.span(self.max_sz))
     self._parts[1].follow()   # after it: what these rows need has come by now
 
@@ -489,7 +490,7 @@ def _follow(self:Timeline):
 def _were_there(self:Timeline, keys):
     "Raise where a row was overwritten while it was read"
     place = self.place
-    gone = keys.size and keys.min() < place.oldest_whole() or place.counters.item(REWINDS) != self._rewinds
+    gone = keys.size and keys.min() < place.oldest_whole() or place.counters.item(REWINDS) != self.rewinds
     if gone: raise StaleKey(self.who, 'a row that was overwritten while it was read', remedy=
         'read again; a larger spare= of the process that writes')
 

@@ -15,7 +15,7 @@ from time import monotonic
 import cloudpickle, numpy as np, torch
 from fastcore.basics import patch
 from torch import nn
-from ..steps.core import Steps
+from ..steps.core import Steps, replay_of, set_replay
 from ..steps.errors import ArgumentError, ArgumentTypeError, Explained, problem
 from ..envs.envstate import decode, encode
 from ..pipe import Pipe, WorkerInfo
@@ -89,12 +89,12 @@ AWAY = 'in another process'   # where the replay of a batch is that has travelle
 
 def _travelled(kind, *args):
     new = kind(*args)
-    new._replay = AWAY
+    set_replay(new, AWAY)
     return new
 
 def _parts(steps):
     kind,args = steps.__reduce__()
-    return (kind,args) if steps._replay is None else (_travelled,(kind,*args))
+    return (kind,args) if replay_of(steps) is None else (_travelled,(kind,*args))
 
 def pickled(x)->bytes: # `pickle.loads` reads it
     "A pickle in which batches remember that a replay gave them"
@@ -109,7 +109,7 @@ def batches_in(
 ): # yields blocks
     "The batches that a replay gave, also where they are parts of other things"
     if isinstance(item, Steps):
-        if item._replay is not None: yield item
+        if replay_of(item) is not None: yield item
     elif type(item) in (tuple,list,dict):
         for x in item.values() if type(item) is dict else item: yield from batches_in(x)
 
@@ -193,8 +193,8 @@ def _make(self:Served, items, said, weights, number):
 
 @patch
 def _facts_of(self:Served, batch):
-    if self.replay is None: self.replay = batch._replay
-    if batch._replay is not self.replay: raise ArgumentError('Parallel', 'batches of two replays in one chain',
+    if self.replay is None: self.replay = replay_of(batch)
+    if replay_of(batch) is not self.replay: raise ArgumentError('Parallel', 'batches of two replays in one chain',
         'keys that could mean either', 'one replay', 'a .parallel for each')
     return self.replay.facts(batch) if hasattr(self.replay, 'facts') else None
 

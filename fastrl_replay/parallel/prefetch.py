@@ -13,7 +13,7 @@ from threading import Lock, Thread, current_thread
 from weakref import WeakSet, finalize
 import numpy as np, torch
 from fastcore.basics import patch
-from ..steps.core import pack
+from ..steps.core import pack, set_replay
 from ..steps.errors import ArgumentTypeError, StateError, whole
 from ..memory.links import Places
 from ..pipe import Pipe, stage
@@ -184,7 +184,7 @@ def restore(self:Prefetch, state):
     self._drawn.clear()
     for d in state['drawn']:
         batch = d['batch']
-        batch._replay = self.source
+        set_replay(batch, self.source)
         item = (batch, *(Places(p['keys'], p['oldest']) for p in d['places'])) if d['places'] else batch
         self._drawn.append(_Draw(item=item))
     self._source_over = self._resume_over = state['over']

@@ -15,7 +15,8 @@ from torch import multiprocessing as mp
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, StaleKey, StateError
 from ..steps.compiled import interrupts_wait
-from ..steps.core import pack, unpack
+from ..steps.batches import each_of
+from ..steps.core import pack, replay_of, set_replay, unpack
 from ..steps.errors import choice, problem, whole
 from .engines import AWAY, ChainCopy, Silence, WorkerError, batches_in, outline   # noqa: F401 (who catches it)
 from ..steps.locks import DrawOrderLock
@@ -81,7 +82,7 @@ class Parallel(Pipe):
             now = self._now
             while now['items']:
                 item = now['items'][0]
-                for batch in batches_in(item): batch._replay = self
+                for batch in batches_in(item): set_replay(batch, self)
                 self._note(now['at'])
                 del now['items'][0]   # no call, which Ctrl-C could come after
                 yield item
@@ -352,8 +353,8 @@ def _name_batches(self:Parallel, w, chunk, facts):
     "Give rows their keys among all shards, and keep what is to be said of each batch"
     first,n = self._first_keys[w.info.rank],self.num_workers
     for batch in (b for item in chunk['items'] for b in batches_in(item)):
-        rows = getattr(batch, '_each', batch).rows   # of sequences, what belongs to each
-        if 'index' not in rows.dtype.names: batch._replay = None; continue
+        rows = each_of(batch).rows
+        if 'index' not in rows.dtype.names: set_replay(batch, None); continue
         index = (rows['index'] + first)*n + w.info.rank
         rows['index'] = index
         w.newest = max(w.newest, int(index.max(initial=-1)))
@@ -439,7 +440,7 @@ def _weigh(self:Parallel, w):
     others = max((facts['top']*scale(v, facts) for v,facts in seen if facts), default=0.)
     for batch,facts in zip(batches, told):
         mine = scale(w, facts)
-        if facts['beta']: getattr(batch, '_each', batch).rows['weight'] *= mine/max(others, mine*facts['top'])
+        if facts['beta']: each_of(batch).rows['weight'] *= mine/max(others, mine*facts['top'])
     if self._now['restart'] == w.info.restart: w.facts = told[-1]
 
 # %% ../../nbs/parallel/stage.ipynb #07a1a63b
@@ -471,11 +472,11 @@ def _unpacked(chunk): return dict(chunk, items=deque(_unpack(x) for x in chunk['
 def _inside(f, x):
     if type(x) is dict: return {k: f(v) for k,v in x.items()}
     return type(x)(map(f, x)) if type(x) in (tuple,list) else x
-def _pack(x): return dict(pack(x), drawn=x._replay is not None) if isinstance(x, Steps) else _inside(_pack, x)
+def _pack(x): return dict(pack(x), drawn=replay_of(x) is not None) if isinstance(x, Steps) else _inside(_pack, x)
 def _unpack(x):
     if not isinstance(x, dict) or not {'kind','dtype','bytes'} <= x.keys(): return _inside(_unpack, x)
     steps = unpack(x)
-    steps._replay = AWAY if x.get('drawn') else None
+    set_replay(steps, AWAY if x.get('drawn') else None)
     return steps
 
 @patch

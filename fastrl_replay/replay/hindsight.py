@@ -157,8 +157,7 @@ def stepped_env(
             'reward=None, and environments are stepped in other processes', remedy=remedy)
         pipe = upstream(pipe)
     if pipe is None: raise ArgumentError(who, 'reward=None, and no environments above', remedy=remedy)
-    if not pipe._groups: pipe._open()
-    found = [slot.env for group in pipe._groups.values() for slot in group.slots]
+    found = pipe.opened_envs()
     if found and _found(found[0], 'compute_reward'): return found[0]
     raise ArgumentError(who, 'reward=None, and the environments have no compute_reward', found[0] if found else None,
         'one that gymnasium-robotics might have', 'reward=function of (achieved_goal, desired_goal, info)')
@@ -244,7 +243,7 @@ def check_columns(self:Hindsight, dtype):
 @patch
 def _follow(self:Hindsight):
     "Let the table know all rows"
-    (line,store,_),went_back = self.memory._parts,getattr(self.memory, '_rewinds', 0)
+    (line,store,_),went_back = self.memory.parts,self.memory.rewinds
     if self._of is not line or self._went_back != went_back:
         self._table,self._followed = np.zeros((line.ring,4), np.int32),0
         self._of,self._went_back = line,went_back

@@ -9,8 +9,8 @@ __all__ = ['apportion', 'raw_weights', 'Mixture']
 from itertools import repeat
 import numpy as np
 from fastcore.basics import patch
-from ..steps.batches import Sequences
-from ..steps.core import Steps
+from ..steps.batches import Sequences, burn_in_of, each_of
+from ..steps.core import Steps, set_replay
 from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError, number,
     whole)
 from ..steps.row_dtypes import differing_columns, extend_dtype
@@ -118,14 +118,14 @@ def sample(self:Mixture,
     n = self.bs if bs is None else whole('Mixture', 'batch size', bs, 1)
     counts,carried = apportion(self.shares_now(), self.carried, n)
     for (name,r),k in zip(self.replays.items(), counts.tolist()):
-        if k and len(r) < (r._needs or k):
-            raise NotEnoughRows(f'Mixture, replay {name!r}: {r._too_few(r._needs or k)}')
+        if k and len(r) < r.needed(k):
+            raise NotEnoughRows(f'Mixture, replay {name!r}: {r.too_few(r.needed(k))}')
     parts = []
     for which,(r,k) in enumerate(zip(self.replays.values(), counts.tolist())):
         if not k: continue
-        with r._lock: parts.append((which, r.sample_weighted(k, raw_weights(r))))
+        with r.lock: parts.append((which, r.sample_weighted(k, raw_weights(r))))
     batch = _together(parts, len(self.replays), list(self.replays))
-    batch._replay = self
+    set_replay(batch, self)
     self.batches,self.carried = self.batches + 1,carried
     return batch
 
@@ -139,14 +139,14 @@ def _together(parts, many, names):
         if type(b) is not type(first) or b.shape[1:] != first.shape[1:]: raise BlockError('Mixture',
             f'batches of {names[which]!r}', f'{type(b).__name__} {list(b.shape)}',
             f'{type(first).__name__} {list(first.shape)}')
-    each = [b._each if isinstance(b, Sequences) else b for _,b in parts]
+    each = [each_of(b) for _,b in parts]
     rows = np.zeros(sum(map(len, each)), extend_dtype(each[0].dtype, replay='i4'))
     for n in each[0].dtype.names: rows[n] = np.concatenate([e.rows[n] for e in each])
     rows['replay'] = np.repeat([which for which,_ in parts], [len(e) for e in each])
     rows['index'] = rows['index']*many + rows['replay']
     rows['weight'] /= rows['weight'].max()
     if not isinstance(first, Sequences): return Steps(rows)
-    return Sequences(np.concatenate([b.rows for _,b in parts]), Steps(rows), first._split)
+    return Sequences(np.concatenate([b.rows for _,b in parts]), Steps(rows), burn_in_of(first))
 
 # %% ../../nbs/replay/mixture.ipynb #e87e1f9b
 @patch
@@ -163,7 +163,7 @@ def update_priorities(self:Mixture,
     mine = [(r, keys[keys % many == i]//many, td[keys % many == i]) for i,r in enumerate(self.replays.values())]
     mine = [(r, k, t) for r,k,t in mine if len(k)]
     for r,k,t in mine:
-        with r._lock: r.view.feedback(k, t)   # raises where something is wrong
+        with r.lock: r.view.feedback(k, t)   # raises where something is wrong
     for r,k,t in mine: r.update_priorities(k, t)
 
 @patch
@@ -182,8 +182,7 @@ def order_draws(self:Mixture):
     "From now on one lock for all replays, which keeps draws in the order in which they were begun"
     first,*others = self.replays.values()
     lock = first.order_draws()
-    for r in others:
-        if r._lock is not lock: r._lock = lock
+    for r in others: r.order_draws(lock)
     return lock
 
 # %% ../../nbs/replay/mixture.ipynb #b56062e3

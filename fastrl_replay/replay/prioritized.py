@@ -68,7 +68,7 @@ class PrioritizedReplay(ReplayByKind):
 @patch
 def stats(self:PrioritizedReplay)->dict: # numbers by name; the histogram as lists
     "Counts, ages, times drawn; effective sample size, share of rows never drawn, histogram of priorities"
-    with self._lock:
+    with self.lock:
         self._catch_up()
         p,counts,drawn = self.sampler.probabilities(),Replay.stats(self),self.memory.times_drawn
         priorities,beta = self._priorities(),self._beta_now()

@@ -14,12 +14,13 @@ from threading import RLock
 from weakref import ref
 import numpy as np, torch
 from fastcore.basics import patch
-from ..steps.core import Steps
+from ..steps.batches import each_of
+from ..steps.core import Steps, set_replay
 from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey,
     StateError, number, whole)
 from ..steps.locks import DrawOrderLock, renew_in_child
 from ..memory.links import Places
-from ..memory.samplers import Sampler, drawn, importance_weights, random_seed
+from ..memory.samplers import Sampler, drawn, importance_weights
 from ..memory.timeline import Timeline
 from ..pipe import Pipe
 from .views import Transitions, View
@@ -43,7 +44,7 @@ class Fixed:
 # %% ../../nbs/replay/replay.ipynb #230f3c16
 class Replay(Pipe):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
-    _buffers = 'memory','sampler','view','_opened','_lock','_unfollowed','_ones'
+    _buffers = 'memory','sampler','view','_opened','lock','_unfollowed','_ones'
     draws_batches,_is_shard = True,False
     max_sz,store,weight_norm = Fixed(),Fixed(),Fixed()
     def __init__(self,
@@ -79,7 +80,6 @@ class Replay(Pipe):
         return len(self.view)
     has_source = property(lambda self: self._no_source is not self.source, doc='Do blocks come from a pipe?')
     unit = property(lambda self: self.view.unit, doc='What is drawn')
-    _needed = property(lambda self: self._needs or self.bs)   # that many must be there for a batch of `bs`
     nbytes = property(lambda self: sum(p.nbytes for p in (self.memory, self.view, self.sampler)), doc='Bytes reserved')
 
 # %% ../../nbs/replay/replay.ipynb #501f2afb
@@ -115,13 +115,18 @@ def _checked_sampler(self:Replay, sampler, view, initial):
 @patch
 def _fresh(self:Replay):
     "New parts, with nothing in them"
-    self.__dict__.setdefault('_lock', RLock())
-    renew_in_child(self, '_lock')
+    self.__dict__.setdefault('lock', RLock())
+    renew_in_child(self, 'lock')
     vars(self).update(self._new_parts())
     self.sampled = self.batches = self.stale = self._n_yielded = self._counted = 0
     self._enough_at = 0   # how many rows had come when the pass began, or a batch could last be drawn
     self._unfollowed,self._ones = None,np.ones(self.bs)
     self._tells_later = self.sampler.counts_only and not self.view.follows and self._initial is None
+
+@patch
+def clear(self:Replay):
+    "As before the first row; what lies on disk stays there"
+    self._fresh()
 
 @patch
 def _new_parts(self:Replay, older=None): # a memory whose place the new one will take
@@ -151,7 +156,7 @@ def add(self:Replay,
     steps:Steps, # a block, or one row
 )->np.ndarray: # the rows' keys
     "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
-    with self._lock:
+    with self.lock:
         if self._tells_later: return self.memory.add(steps)
         self._catch_up()   # where the last call was interrupted
         if self._initial is not None: self._check_initial(steps)
@@ -242,7 +247,7 @@ def _draw(self:Replay, n, beta, weigh):
 @patch
 def _look(self:Replay):
     "See what lies in the memory's place"
-    with self._lock: self._catch_up()
+    with self.lock: self._catch_up()
 
 # %% ../../nbs/replay/replay.ipynb #c14ee80a
 @patch
@@ -253,10 +258,10 @@ def sample_weighted(self:Replay,
     "Draw a batch whose weights something else decides; the lock is held"
     need = self._needs or n
     while self._catch_up() < need:   # again, where another process has overwritten rows while they were counted
-        if not self.memory.reads_only or len(self.view) < need: raise self._too_few(need)
+        if not self.memory.reads_only or len(self.view) < need: raise self.too_few(need)
     beta = None if self.beta is None else self._beta_now()   # before anything is drawn
     batch = self._draw(n, beta, weigh)
-    batch._replay = self
+    set_replay(batch, self)
     self.batches += 1
     self.sampled += n
     return batch
@@ -268,12 +273,17 @@ def sample(self:Replay,
 ): # the batch; with `return_idxs` also the places of its rows in `memory`
     "Draw a batch"
     n = self.bs if bs is None else whole(type(self).__name__, 'batch size', bs, 1)
-    with self._lock:
+    with self.lock:
         batch = self.sample_weighted(n, self._weights)
         return (batch, Places(batch['index'].cpu().numpy(), self.memory.oldest)) if self.return_idxs else batch
 
 @patch
-def _too_few(self:Replay, n):
+def needed(self:Replay, n:int)->int:
+    "How many must be there for a batch of `n`"
+    return self._needs or n
+
+@patch
+def too_few(self:Replay, n:int)->NotEnoughRows:
     "The error where fewer than `n` can be drawn"
     here,unit = len(self.view),self.unit
     found = f'{here} {unit}' + ('' if unit == 'rows' else f' in {len(self.memory)} rows')
@@ -313,7 +323,7 @@ def update_priorities(self:Replay,
     td, # what was learned of each: TD errors, a tensor or an array
 ):
     "Tell the sampler how wrong the learner was; what is gone by now is left out"
-    with self._lock:
+    with self.lock:
         self._catch_up()
         keys,td,stale = self.view.feedback(keys, td)
         self.sampler.update(keys, td)
@@ -342,7 +352,7 @@ def _count_batch(self:Replay): self._n_yielded += 1
 @patch
 def _ready(self:Replay)->bool:
     "Can a batch be drawn?"
-    return len(self) >= self._needed and self.memory.inserted >= (self.warmup or 0)
+    return len(self) >= self.needed(self.bs) and self.memory.inserted >= (self.warmup or 0)
 
 @patch
 def _batch_due(self:Replay)->bool:
@@ -370,16 +380,17 @@ def due_batches(self:Replay):
 def _check_enough(self:Replay, n):
     "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"
     now = self.memory.inserted
-    if len(self) >= self._needed: self._enough_at = now
+    if len(self) >= self.needed(self.bs): self._enough_at = now
     elif now - n - self._enough_at > self.max_sz:   # without the block that came last
         raise NotEnoughRows(type(self).__name__, 'a full memory is too small for a batch',
             f'{len(self)} {self.unit} in {len(self.memory)} rows of {len(self.memory.environments)} environments',
-            f'{self._needed} {self.unit}', 'a larger max_sz, a smaller bs, shorter sequences, or fewer environments')
+            f'{self.needed(self.bs)} {self.unit}',
+            'a larger max_sz, a smaller bs, shorter sequences, or fewer environments')
 
 @patch
 def _refuse_frozen(self:Replay):
     "The error where no batch will ever be due"
-    wanted = f'{self._needed} {self.unit}'
+    wanted = f'{self.needed(self.bs)} {self.unit}'
     if self.warmup: wanted += f' after a warmup of {self.warmup} rows'
     raise NotEnoughRows(type(self).__name__, 'the memory is frozen and holds too little for a batch', len(self), wanted,
         'fill it before freezing it')
@@ -388,7 +399,7 @@ def _refuse_frozen(self:Replay):
 @patch
 def stats(self:Replay)->dict: # numbers by name
     "Counts of rows and batches, ages of drawn rows, times drawn, fill"
-    with self._lock:
+    with self.lock:
         m = self.memory
         ages,drawn = m.ages,m.times_drawn
     drawn = drawn[drawn > 0]
@@ -410,7 +421,7 @@ COUNTERS = 'sampled','batches','stale','_n_yielded','_counted'
 @patch
 def snapshot(self:Replay)->dict:
     "What a checkpoint holds"
-    with self._lock:
+    with self.lock:
         self._catch_up()
         sampler,view,counters = self.sampler.state_dict(),self.view.snapshot(),[getattr(self, c) for c in COUNTERS]
         return dict(memory=self.memory.state_dict(), sampler=sampler, view=view, counters=counters)
@@ -484,7 +495,7 @@ def _check_saved_keys(self:Replay, memory, sampler):
 @patch
 def restore(self:Replay, state):
     "Continue where `state` was saved"
-    with self._lock:
+    with self.lock:
         vars(self).update(state)   # in one call, which no interrupt divides
         self.memory.settle()
         if not self._opened: return
@@ -510,20 +521,23 @@ def __setstate__(self:Replay, state):
 @patch
 def flush(self:Replay):
     "Bring a memory on disk to the device; nothing where it is in main memory"
-    with self._lock: self.memory.flush()
+    with self.lock: self.memory.flush()
 
 @patch
 def _close(self:Replay):
     "Let other processes write to a memory on disk; when it is used again, it is opened again"
-    with self._lock:
+    with self.lock:
         if self.memory.close(): vars(self).update(self._new_parts())
 
 # %% ../../nbs/replay/replay.ipynb #696e5be7
 @patch
-def order_draws(self:Replay):
+def order_draws(self:Replay,
+    lock:DrawOrderLock=None, # that of another replay, from which batches are drawn together with this one's
+)->DrawOrderLock:
     "From now on a lock that keeps draws in the order in which they were begun"
-    if not isinstance(self._lock, DrawOrderLock): self._lock = DrawOrderLock(self._lock)
-    return self._lock
+    if lock is None and not isinstance(self.lock, DrawOrderLock): lock = DrawOrderLock(self.lock)
+    if lock is not None: self.lock = lock
+    return self.lock
 
 # %% ../../nbs/replay/replay.ipynb #c0ed90f2
 @patch
@@ -539,14 +553,14 @@ def _in_worker(self:Replay, info):
         store.lies(f'{store.path}/shard-{info.rank}', None, store.mode, store.spare)
     self._templates = sampler,view
     if store is not None and store.folder is not None or not self.memory.inserted: self._fresh()
-    elif getattr(sampler, 'seed', None) is not None: self.sampler._seed = random_seed(sampler.seed)
+    elif getattr(sampler, 'seed', None) is not None: self.sampler.reseed(sampler.seed)
 
 @patch
 def facts(self:Replay,
     batch, # that was drawn just now
 )->dict: # numbers; one that is alone has β = 0, because its weights are right as they are
     "What is to be said of a batch beside those of other shards"
-    beta,weight = self.beta if self._is_shard else 0,getattr(batch, '_each', batch)['weight']
+    beta,weight = self.beta if self._is_shard else 0,each_of(batch)['weight']
     if callable(beta): beta = scheduled(type(self).__name__, 'beta', beta, max(self.batches - 1, 0))
     sampler,top = self.sampler,1.   # the largest weight
     if beta: top = (sampler.least*sampler.mass)**-beta if self.weight_norm == 'memory' else weight.max()

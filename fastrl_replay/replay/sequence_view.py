@@ -12,7 +12,7 @@ import numpy as np, torch
 from fastcore.basics import patch
 from ..steps.batches import Sequences
 from ..steps.compiled import njit
-from ..steps.core import Steps
+from ..steps.core import Steps, main_rows
 from ..steps.errors import ArgumentError, BlockError, StaleKey, StateError
 from ..steps.row_dtypes import dtype_spec, leaves, padding, saved_dtype
 from ..envs.episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row,
@@ -199,7 +199,7 @@ class SequenceView(View):
 @patch
 def stored(self:SequenceView, steps:Steps)->Steps:
     "The rows without their recurrent states; an error where these are no numbers"
-    if not isinstance(steps, Steps) or steps._rows is None: return steps   # the memory will say what is wrong
+    if main_rows(steps) is None: return steps   # the memory will say what is wrong
     state,row = steps.dtype['hidden'] if 'hidden' in steps.dtype.names else None,self._row
     if row is None or steps.dtype != self._dtype:
         if row is not None and str(state) != str(self._hidden):
@@ -298,7 +298,7 @@ def refollow(self:SequenceView,
 ):
     "Follow rows that lie in the memory since before it was opened, or that another process has added"
     if int(self._counters[FOLLOWED]) >= end or not self._begun(end): return
-    first,(line,store,_) = max(int(self._counters[FOLLOWED]), self.memory.oldest),self.memory._parts
+    first,(line,store,_) = max(int(self._counters[FOLLOWED]), self.memory.oldest),self.memory.parts
     hidden,self._rereads = [('hidden', self._hidden)] if self._hidden else [],True
     for keys in in_parts(first, end, 2**16):
         told = store.episodes(keys % line.ring)

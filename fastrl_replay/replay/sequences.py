@@ -84,7 +84,7 @@ def table(self:SequenceReplay):
 @patch
 def stats(self:SequenceReplay)->dict: # numbers by name
     "Counts of rows, sequences and batches; mean length, share of padding, effective sample size"
-    with self._lock:
+    with self.lock:
         self._catch_up()
         counts,m,t = Replay.stats(self),self.memory,self.view.table
         here = [] if t is None else np.flatnonzero(t.first >= 0)

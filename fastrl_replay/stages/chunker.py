@@ -106,13 +106,13 @@ class SequenceChunker(_Cutting):
         self._waiting.extend(self.flush())
         yield from self._hand_out(self._waiting.popleft() for _ in range(len(self._waiting)))
 
-    def snapshot(self): return _snapshot(self)
+    def snapshot(self): return dict(_snapshot(self), over=self._at_end)
     def restored(self, state): return _restored(self, state)
 
 # %% ../../nbs/stages/chunker.ipynb #32397726
 def _snapshot(stage)->dict: # plain data and tensors
     layout,w = stage._held.gate.layout,stage._held
-    state = dict(arguments=[stage.length, stage.overlap, stage.tail], over=stage._at_end)
+    state = dict(arguments=[stage.length, stage.overlap, stage.tail])
     if layout is None: return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
     slots = w.counts.nonzero()[0]   # of running episodes
     rows = w.held[5].reshape(-1, layout.dtype.itemsize)[kept_places(w, slots, w.counts[slots], stage.length)]

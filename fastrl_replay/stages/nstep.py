@@ -154,12 +154,12 @@ class NStep(_Merging):
         w.gate.ended()
         return Steps(np.ndarray(made, layout.merged, out))
 
-    def snapshot(self): return _snapshot(self)
+    def snapshot(self): return dict(_snapshot(self), over=self._at_end)
     def restored(self, state): return _restored(self, state)
 
 # %% ../../nbs/stages/nstep.ipynb #322e6be9
 def _snapshot(stage)->dict: # the rows that wait
-    state = dict(n=stage.n, gamma=stage.gamma, dtype=None, rows=None, over=stage._at_end)
+    state = dict(n=stage.n, gamma=stage.gamma, dtype=None, rows=None)
     if not stage.waiting: return state
     w,slots = stage._held,stage._held.counts.nonzero()[0]
     dtype = w.gate.layout.dtype
