@@ -278,6 +278,7 @@ class Rows(Store):
     def reserve(self, place):
         size,there = self.dtype.itemsize,place.device is not None
         self._there = DeviceRows(place, self.max_sz, size, type(self).__name__) if there else None
+        self._plan = None   # of an array, for kernels
         if not there: self._reserve_array(place)
 
     def __repr__(self): return f'Rows({", ".join(self._place_text()).removeprefix("path=")})'
@@ -343,8 +344,9 @@ def _add_rows(numbers, plan, env_id):
 @patch
 def add(self:Rows, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
-    if self._there is not None: return self._there.add(line, rows)
-    return _add_rows(line.tables.numbers, self._plan, rows['env_id'])
+    plan = self._plan
+    if plan is None: return self._there.add(line, rows)
+    return _add_rows(line.tables.numbers, plan, rows['env_id'])
 
 # %% ../../nbs/memory/rows.ipynb #c194fdc3
 @njit(nogil=True)
