@@ -31,7 +31,7 @@ titles = {   # in the sidebar, where a page's own title says less
     'envs/stepper': 'GymStepper', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
     'stages/nstep': 'NStep, NSkip', 'stages/chunker': 'SequenceChunker', 'stages/journal': 'Journal, Gather',
     'memory/places': 'Places', 'memory/directory': 'A place in files', 'memory/rows': 'Stores: Rows', 'memory/codecs': 'Codecs for frames',
-    'memory/frame_log': 'Frame log', 'memory/frame_segments': 'Frame segments in files', 'memory/frames': 'Store: Frames', 'memory/on_device': 'Stores on a GPU',
+    'memory/frame_log': 'Frame log', 'memory/frame_segments': 'Frame segments in files', 'memory/frames': 'Store: Frames', 'memory/on_device': 'A place on a GPU', 'memory/device_frames': 'Frames on a GPU',
     'memory/timeline': 'Timeline', 'memory/sumtree': 'SumTree', 'memory/ranktree': 'RankTree', 'memory/samplers': 'Samplers',
     'replay/views': 'Views', 'replay/replay': 'Replay', 'replay/experience': 'ExperienceReplay',
     'replay/prioritized': 'PrioritizedReplay', 'replay/sequence_view': 'View of sequences', 'replay/sequences': 'SequenceReplay', 'replay/hindsight': 'HindsightReplay',

@@ -12,7 +12,7 @@ from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.memory import on_device
 from fastrl_replay.steps import machine as machine_module
 from fastrl_replay.memory.frames import Frames
-from fastrl_replay.memory.rows import Rows
+from fastrl_replay.memory.rows import Rows, Store
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.prioritized import PrioritizedReplay
@@ -94,7 +94,7 @@ def test_a_large_block_goes_in_at_once():
 
 def test_blocks_are_sent_in_parts(monkeypatch):
     "Pinned memory is not to be had without end"
-    monkeypatch.setattr(on_device, '_PART', 200)
+    monkeypatch.setattr(on_device.Device, 'part', 200)
     rows = stream(*SPACES['stack'], bytes(range(250)), 1, False)
     line,plain = Timeline(70, Rows(device='cpu')),Timeline(70)
     for m in line,plain: m.add(Steps(rows))
@@ -182,6 +182,60 @@ def test_settings_travel_and_memory_stays():
         equal(a[:], Steps(rows[-30:])); equal(b[:], Steps(rows[:5]))
         for twin in copy.deepcopy(a),pickle.loads(pickle.dumps(a)): equal(twin[:], a[:])
 
+class Turned(Rows):
+    "Whole rows whose bytes lie the other way round"
+    add,batch = Store.add,Store.batch
+    def put(self, slots, rows): super().put(slots, rows.view(np.uint8).reshape(len(rows), -1)[:,::-1].copy().reshape(-1).view(rows.dtype))
+    def gather(self, slots, out, present=-1):
+        super().gather(slots, out, present)
+        front = out[:,:self.dtype.itemsize]
+        front[:] = torch.as_tensor(front).flip(1)
+
+class Counted(Small):
+    "Frames that count their batches"
+    drawn = 0
+    def batch(self, *args):
+        self.drawn += 1
+        return super().batch(*args)
+
+@pytest.mark.parametrize('device', [None, 'cpu'])
+def test_a_subclass_keeps_its_own_methods_on_a_device(device):
+    "Was: the class for devices came before that of the user, whose `put`, `gather` and `batch` were not called"
+    rows = stream(*SPACES['stack'], bytes(range(60)), 1, False)
+    turned,counted,plain = (Timeline(30, s) for s in (Turned(device=device), Counted(3, device=device), Rows()))
+    for line in plain,turned,counted:
+        for block in rows[:25],rows[25:]: line.add(Steps(block))
+        assert type(line.parts[1]) is type(line.store)
+        for a,b in (line[:],plain[:]), (line.windows(line.keys, 3),plain.windows(line.keys, 3)), (line.batch(line.keys, np.ones(30)),plain.batch(line.keys, np.ones(30))): equal(a, b)
+        fresh = Timeline(30, line.store)
+        fresh.load_state_dict(through_file(line.state_dict()))
+        equal(fresh[:], plain[:])
+    assert counted.parts[1].drawn == 1
+    out = turned.parts[1].empty(1, rows.itemsize)
+    Rows.gather(turned.parts[1], turned.keys[:1] % 30, out)
+    assert np.asarray(out).tobytes()[::-1] == rows[-30:][:1].tobytes()
+
+@pytest.mark.parametrize('make', [Rows, lambda **kw: Small(3, **kw)], ids=['rows','frames'])
+def test_columns_and_episodes_come_from_a_device(make):
+    "Was: AttributeError, as if rows on a device lay in an array"
+    rows,lines = stream(*SPACES['stack'], bytes(range(60)), 1, False),[]
+    for device in None,'cpu':
+        lines.append(Timeline(30, make(device=device)))
+        lines[-1].add(Steps(rows))
+    here,there = (line.parts[1] for line in lines)
+    slots = np.array([3,29,0,3])
+    assert (there.episodes(slots) == here.episodes(slots)).all()
+    for name in here.columns.dtype.names: assert (there.columns[name] == here.columns[name]).all()
+
+def test_a_saved_memory_is_loaded_where_its_device_has_room(monkeypatch):
+    "Was: main memory was asked, and named"
+    line = Timeline(1000, Rows(device='cpu'))
+    line.add(Steps(stream(*SPACES['stack'], b'\0', 1, False)))
+    saved = through_file(line.state_dict())
+    assert line.place.emptied().device == 'cpu'
+    monkeypatch.setattr(machine_module, 'machine_memory', lambda: 2**16)
+    with pytest.raises(NoRoom, match='got cpu with 64 KiB'): Timeline(1000, Rows(device='cpu')).load_state_dict(saved)
+
 def test_a_batch_stays_as_it_is():
     rows = stream(*SPACES['stack'], bytes(range(200)), 1, False)
     line = Timeline(20, Small(3, device='cpu'))
@@ -241,17 +295,17 @@ def test_work_on_another_stream_is_put_in_order(monkeypatch, fails):
         def record_stream(self, s): told.append(f'used on {s.name}')
     monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: theirs)
     monkeypatch.setattr(torch.cuda, 'stream', lambda s: s)
-    store = on_device.OnDevice()
-    store._at,store._stream = torch.device('cpu'),mine
+    place = on_device.Device('cpu')
+    place.stream = mine
     try:
-        with store.in_order(Tensor()):
+        with place.in_order(Tensor()):
             told.append('work')
             if fails: raise ValueError
     except ValueError: assert fails
     assert told == ['store waits for caller', 'on store', 'work', 'off store', *([] if fails else ['caller waits for store', 'used on store'])]
     told.clear()
     monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: mine)
-    with store.in_order(Tensor()): told.append('work')
+    with place.in_order(Tensor()): told.append('work')
     assert told == ['work']
 
 # ---- errors that come back ----

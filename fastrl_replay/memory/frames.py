@@ -19,12 +19,13 @@ from ..steps.row_dtypes import padding, parts_of
 from ..envs.episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
-from .places import N_COUNTERS, OF_STORE, RESERVED
+from .places import N_COUNTERS, OF_STORE, RESERVED, runs
 from .codecs import codec
 from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of
 from .frame_segments import MOST_LOGS, FrameFiles
+from .device_frames import DeviceFrames, DeviceLog
 from .links import COUNTERS, INSERTED, Links, link_rows
-from .rows import Store, episodes_at, runs
+from .rows import Store, episodes_at
 from ..steps.states import anything, array, checked, exactly, listed
 
 # %% ../../nbs/memory/frames.ipynb #ccc3c43a
@@ -104,8 +105,9 @@ class Frames(Store):
 
     @property
     def nbytes(self):
-        "Bytes reserved"
-        return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs))
+        "Bytes reserved, here and on a device"
+        there = [] if self._there is None else [self._there]
+        return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs, *there))
 
 # %% ../../nbs/memory/frames.ipynb #7bebd61c
 @patch
@@ -138,17 +140,18 @@ def reserve(self:Frames, place):
     self._every = -(-n//256)   # rows, of which the lowest reference is known
     self._lowest = place.new('lowest', (-(-n//self._every),2*len(leaves)), np.int64, _NONE, by='part')
     for i,log in enumerate(self._logs): log.lowest = self._lowest[:,2*i]
+    self._there = DeviceFrames(place, n, leaves, self._logs, self._spans, type(self).__name__) if place.device else None
     self._leaves,self._told,self._lock,self._rows_added = leaves,False,RLock(),0
     self._look_at = [0]*len(leaves)   # with how many segments memory is to be looked at again
     self._outgrows,self._looked = False,0   # is main memory too small? How many frames there were when it was looked
     renew_in_child(self, '_lock')
 
 @patch
-def _new_log(self:Frames, i, leaf, place, kind=None):
+def _new_log(self:Frames, i, leaf, place):
     "A log for frames of this size: some hundred segments would fill the memory, none of them larger than 16 MB"
     n,largest = self.max_sz,max(2**24//leaf.size, 1)
     smallest = self.smallest_file if place.lasts else self.smallest_segment
-    kind = kind or (partial(FrameFiles, i) if place.lasts else FrameLog)
+    kind = partial(FrameFiles, i) if place.lasts else FrameLog if place.device is None else DeviceLog
     many,least = (1024,smallest) if self.compress else (512,2*smallest)
     bits = min(max(n//many, least), 1024, largest).bit_length() - 1
     each = self.raw_frames*(2 if 'n' in self.dtype.names else 1)   # n-step rows reach further back
@@ -189,6 +192,7 @@ def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, ever
 @patch
 def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
+    if self._there is not None: self._there.settle()   # where the last call was interrupted
     env_ids = rows['env_id']
     envs = line.numbers_of(env_ids)
     if envs is None: return False
@@ -197,10 +201,11 @@ def add(self:Frames, line:Links, rows:np.ndarray)->bool:
     with self._lock:
         known = line.tables.envs
         refs = self._keep(address + (n-stay)*self.dtype.itemsize, envs[n-stay:], len(known.ids), len(known))
-        if self.device is not None: self._write_later(line, n, self._send(rows[n-stay:], refs))
+        if self._there is not None: self._there.write_later(line, n, self._there.sent(rows[n-stay:], refs))
         _add_rows(line.tables.numbers, line.plan, address, n, stay, self._spans, self._rest, self._refs,
             refs, self._every, self._lowest, self._log_numbers, self._cols, self._settled)
         self._rows_added += stay
+    if self._there is not None: self._there.settle()
     return True
 
 @patch
@@ -225,7 +230,7 @@ def put(self:Frames, slots, rows):
         for a,b in runs(slots):
             some = np.ascontiguousarray(rows[a:b])
             refs = self._keep(some.ctypes.data, envs[a:b].copy(), n, n)
-            if self.device is not None: self._write(self._rows, slots[a:b], self._send(some, refs))
+            if self._there is not None: self._there.write(slots[a:b], self._there.sent(some, refs))
             _put_rows(int(slots[a]), some.ctypes.data, b - a, self.dtype.itemsize, self._spans, self._rest, self._refs,
                 refs, self._every, self._lowest, self._log_numbers, self._cols, self._settled)
             self._rows_added += b - a
@@ -255,7 +260,7 @@ def _watch(self:Frames, i):
     held = log.held
     if not self._outgrows: self._see_size()
     if held < self._look_at[i] or log.spare and not self.compress: return
-    there = self._limit()
+    there = self.place.limit()   # 0: the place says when it is full
     room = (there - self.nbytes)//log.segment_bytes if there else 32
     if room < 1: raise NoRoom('Frames', 'no memory for more frames', f'{size_text(self.nbytes)} for '
         f'{self._rows_added:_} rows, {self._a_row(log):.1f} frames a row',
@@ -272,8 +277,6 @@ def _see_size(self:Frames):
     self._outgrows = self.place.outgrown(self.nbytes)
     for log in self._logs if self._outgrows else (): log.read_at_random()   # the rest is small, and always in use
 
-@patch
-def _limit(self:Frames): return self.place.limit()   # how many bytes it may have; 0: the place says when it is full
 @patch
 def _a_row(self:Frames, log): return (log.frames - log.before)/max(self._rows_added, 1)   # new frames of a row
 
@@ -338,6 +341,7 @@ def _request(self:Frames, slots):
 @patch
 def gather(self:Frames, slots, out, present=-1):
     "Rows come back, as bytes"
+    if self._there is not None: return self._there.gather(slots, out, present)
     slots = slots.reshape(-1)
     if self._outgrows: self._request(slots)
     addresses,alive = np.empty((len(slots),len(self._places)), np.int64),[]
@@ -345,6 +349,12 @@ def gather(self:Frames, slots, out, present=-1):
         for log,a,b in zip(self._logs, self._cols, self._cols[1:]):
             alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
         _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
+
+@patch
+def batch(self:Frames, line:Links, keys, weights, plan):
+    "The rows with these keys as a batch; counted as drawn"
+    if self._there is not None: return self._batch_there(line, keys, weights, plan)
+    return Store.batch(self, line, keys, weights, plan)
 
 # %% ../../nbs/memory/frames.ipynb #ec25433a
 @patch
@@ -392,6 +402,7 @@ def load_state_dict(self:Frames, slots, state:dict):
     self._rest[slots],self._refs[slots],self._rows_added = saved['rest'],refs,n
     self._settled[:len(self._logs)] = self._log_numbers[:,END]
     if n: self._note_lowest(np.asarray(slots), refs.astype(np.int64))
+    if self._there is not None: self._there.load(slots, self._rest, self._refs)
 
 @patch
 def _note_lowest(self:Frames, slots, serials):

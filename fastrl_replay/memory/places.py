@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS', 'OF_STORE',
-           'N_COUNTERS', 'AGES', 'aligned', 'in_parts', 'Declared', 'Place', 'Counted', 'MainMemory']
+           'N_COUNTERS', 'AGES', 'aligned', 'in_parts', 'runs', 'Declared', 'Place', 'Counted', 'MainMemory']
 
 # %% ../../nbs/memory/places.ipynb #125a957a
 from typing import NamedTuple
@@ -31,6 +31,15 @@ def in_parts(first, end, most):
     "Keys that follow each other, so many at a time"
     for a in range(first, end, most): yield np.arange(a, min(a + most, end))
 
+def runs(
+    slots:np.ndarray, # int64
+    most:int=4096, # slots of a run
+): # yields places: from, to
+    "Where slots that follow each other begin and end"
+    breaks = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
+    for start,end in zip(breaks[:-1], breaks[1:]):
+        for a in range(start, end, most): yield a,min(a + most, end)
+
 # %% ../../nbs/memory/places.ipynb #7374aa76
 RESERVED,COMMITTED,FLOOR,TOLD,AGE_SUM,AGE_MAX,FLUSHED,LIMIT,REWINDS,OF_STORE = range(10)
 N_COUNTERS,AGES = 64,slice(AGE_SUM, AGE_MAX + 1)
@@ -46,6 +55,7 @@ class Place:
     path = device = meta = None            # of a directory; a device's name; what is said of the memory that is there
     writes,holds,lasts = True,True,False   # may it be changed? By this process, now? Does it outlive this process?
     overhead = 0                           # bytes of a slot, besides rows, for which there must be room
+    part = 2**26                           # bytes that are brought to a device, or from it, at once
     def __init__(self,
         who:str='Timeline', # whose arrays they are, for errors
     ):

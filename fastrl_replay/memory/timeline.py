@@ -19,7 +19,6 @@ from ..envs.episodes import BlockGate, Environments, RowLayout, refuse_nan
 from ..steps.machine import size_text
 from .places import AGES, COMMITTED, FLOOR, REWINDS
 from .frames import suggested
-import fastrl_replay.memory.on_device   # noqa: F401 (what `Rows(device=…)` and `Frames(device=…)` become)
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
 from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
 from ..steps.states import anything, checked, integer, listed, maybe, row_dtype

@@ -247,8 +247,8 @@ def _follow(self:Hindsight):
     if self._of is not line or self._went_back != went_back:
         self._table,self._followed = np.zeros((line.ring,4), np.int32),0
         self._of,self._went_back = line,went_back
-        self._lies = _as_bytes(store.columns) if type(store) is Rows else None
         self._there = not isinstance(store.empty(0, 8), np.ndarray)   # do batches lie on a device?
+        self._lies = _as_bytes(store.columns) if type(store) is Rows and not self._there else None
     if self._followed != line.inserted: self._followed = follow_links(line.tables.numbers, self._followed, self._table)
 
 def _as_bytes(rows): return rows.view(np.uint8).reshape(len(rows), -1)
