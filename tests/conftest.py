@@ -1,6 +1,9 @@
 """What all tests share."""
-import gc, signal, subprocess, sys
+import gc, os, signal, subprocess, sys
 from pathlib import Path
+
+sys.dont_write_bytecode = False   # tests start hundreds of processes: each would compile all that it imports
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
 import pytest, torch
 from hypothesis import settings

@@ -166,7 +166,7 @@ def _add_checked(self:Timeline, steps):
     line.admit(rows['env_id'])
     first = line.inserted
     self.place.allow(first + len(rows))
-    if not self._parts and self.place.lasts: self._use(parts, self.place)   # an interrupt may come after the rows are there
+    if not self._parts and self.place.lasts: self._use(parts, self.place)   # now: an interrupt may come
     if not store.add(line, rows.view(store.dtype)):
         raise BlockError(self.who, 'rows that were found to be good', remedy='report this')
     self._gate.accept(rows, layout)

@@ -187,8 +187,8 @@ def _connect(self:RayEngine, ray):
     limit = monotonic() + self.patience
     while not thread.done.is_set() and (left := limit - monotonic()) > 0: thread.done.wait(min(left, .2))
     found,where,anew = _found(self.address)
-    if not thread.done.is_set(): raise ArgumentError('RayEngine', f'address {self.address!r}', f'no answer from {found}, '
-        f'{where}, within {self.patience:g} seconds', 'a cluster that runs', f'{anew}, in a new process')
+    if not thread.done.is_set(): raise ArgumentError('RayEngine', f'address {self.address!r}', f'no answer from '
+        f'{found}, {where}, within {self.patience:g} seconds', 'a cluster that runs', f'{anew}, in a new process')
     del _connecting[self.address]
     e = thread.failure
     if isinstance(e, (ConnectionError,ValueError)): raise ArgumentError('RayEngine', f'address {self.address!r}', e,
