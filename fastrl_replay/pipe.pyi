@@ -99,7 +99,7 @@ class Pipe(IterDataPipe):
         'Let the next pass begin at the start, here and above'
         ...
     def in_worker(self, info: WorkerInfo) -> Any:
-        'Tell every stage of this chain that it is one of several copies'
+        'Tell every stage of this chain, once in a process, that it is one of several copies'
         ...
     @property
     def has_envs(self) -> bool:
@@ -214,6 +214,20 @@ class Pipe(IterDataPipe):
         'Wrapper that allows DataPipe to be sharded.'
         ...
 
+class WorkerInfo(NamedTuple):
+    'Which of several copies of a chain this process runs'
+    rank: int = 0
+    world_size: int = 1
+    restart: int = 0
+
+def worker_info() -> WorkerInfo:
+    'Which of the processes that run the same chain this is'
+    ...
+
+def as_worker(info: WorkerInfo) -> AbstractContextManager[WorkerInfo]:
+    'Be this worker, for a while'
+    ...
+
 def as_pipe(source) -> IterDataPipe:
     'Anything that gives items as a pipe'
     ...
@@ -305,17 +319,3 @@ class TypeTransformLoop(MapDataPipe):
     def __init__(self, datapipe, fns) -> None: ...
     def __len__(self) -> int: ...
     def __getitem__(self, i) -> Any: ...
-
-class WorkerInfo(NamedTuple):
-    'Which of several copies of a chain this process runs'
-    rank: int = 0
-    world_size: int = 1
-    restart: int = 0
-
-def worker_info() -> WorkerInfo:
-    'Which of the processes that run the same chain this is'
-    ...
-
-def as_worker(info: WorkerInfo) -> AbstractContextManager[WorkerInfo]:
-    'Be this worker, for a while'
-    ...

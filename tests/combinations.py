@@ -45,11 +45,12 @@ class Cell(NamedTuple):
         place = dict(main={}, directory=dict(path=self.folder/name), device=dict(device=DEVICE))[self.place]
         return STORES[self.store](**place, **kw)
 
-    def replay(self, source=None, name='memory', **kw):
-        "A memory of this kind; a mixture's second one has no source"
-        def make(memory, source, name): return MEMORIES[memory](source, bs=BS, max_sz=MAX_SZ, store=self.make_store(name, **kw))
-        if self.memory != 'mixture': return make(self.memory, source, name)
-        return Mixture(dict(online=make('proportional', source, name), other=make('uniform', None, name + '-other')))
+    def make(self, memory, source, name, **kw): return MEMORIES[memory](source, bs=BS, max_sz=MAX_SZ, store=self.make_store(name, **kw))
+
+    def replay(self, source=None, name='memory', other={}, **kw):
+        "A memory of this kind; a mixture's second one has no source, and of its store `other` settings"
+        if self.memory != 'mixture': return self.make(self.memory, source, name, **kw)
+        return Mixture(dict(online=self.make('proportional', source, name, **kw), other=self.make('uniform', None, f'{name}-other', **{**kw, **other})))
 
     def model(self, **kw): return MixedModel(**kw) if self.memory == 'mixture' else Model(self.memory, **kw)
 
@@ -136,10 +137,16 @@ class RayShards(Shards):
     engine = dict(engine=RayEngine(num_cpus=.5))
 
 class Loader(Chain):
-    "In two processes of a DataLoader, which number rows alike"
-    def before(self): return stepper()
+    "In two processes of a DataLoader, which number rows alike; what a mixture on disk has besides, both of them read"
+    def __init__(self, cell):
+        self.model, self.reads = cell.model(), (cell.memory, cell.place) == ('mixture', 'directory')
+        if self.reads:
+            other = self.model.parts[1]
+            with cell.make('uniform', None, 'memory-other') as writer: writer.add(block(names(20), other.row))
+            other.add(names(20))
+        self.replay = self.pipe = cell.replay(stepper(), other=dict(mode='r') if self.reads else {})
     def check(self):
-        fill_other(self.replay, self.model)
+        if not self.reads: fill_other(self.replay, self.model)
         models = {}
         for batch in islice(DataLoader(self.pipe, batch_size=None, num_workers=2, multiprocessing_context='fork'), 24):
             worker = int(batch['env_id'].reshape(-1)[0])//N_ENVS
@@ -289,8 +296,7 @@ REFUSED = [   # when it is made
     Rule('rows of several steps have sums of rewards, which another goal cannot change', 'above it', memory='hindsight', use='n_step'),
     Rule('only what lies in a directory can be read by another process', 'where there is no path', place='main device', use='reader'),
     Rule("a directory has one writer; memories with mode='r' are copied", 'is in use', place='directory', use='copies')]
-FAULTS = [   # which are to be mended: then these lines go
-    Rule('in workers of a DataLoader a memory on disk is no shard: each opens the same directory', 'in DataLoader worker process', place='directory', use='data_loader')]
+FAULTS = []   # which are to be mended: then these lines go
 
 def refusals(cell): return [rule for rule in REFUSED if rule.holds(cell)]
 def faults(cell): return [rule for rule in FAULTS if rule.holds(cell) and not refusals(cell)]

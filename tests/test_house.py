@@ -422,6 +422,32 @@ def test_cells_are_lessons():
     long = [f'{name}: {len(cell.splitlines())} lines, {cell.splitlines()[0]}' for name, cell in exported_cells() if len(cell.splitlines()) > 40]
     assert not long, '\n'.join(long)
 
+# Kernels that still take more than 8 arguments, each with its reason; the aim is none.
+MANY = {
+    'memory.frames': '_put_rows _add_rows: parts of one plan', 'memory.frame_log': '_keep: parts of one plan',
+    'memory.samplers': '_draw_proportional: a tuple costs .8 µs a call, and it is called for each batch',
+    'memory.sumtree': '_roll: the same', 'replay.sequence_view': '_track: the same, for each row'}
+
+def parameters(path):
+    "(name, how many) of each function in a file, without `self`; constructors of public classes are left out"
+    tree = ast.parse(path.read_text(encoding='utf-8'))
+    public = {id(f) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and not c.name.startswith('_') for f in c.body
+              if isinstance(f, ast.FunctionDef) and f.name == '__init__'}
+    for f in ast.walk(tree):
+        if not isinstance(f, (ast.FunctionDef, ast.Lambda)) or id(f) in public: continue
+        names = [a.arg for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs)]
+        yield getattr(f, 'name', 'lambda'), len(names) - (names[:1] in (['self'], ['cls']))
+
+def test_functions_have_at_most_8_parameters():
+    "Public constructors aside: kernels take plans, and helpers what belongs together"
+    left = {(module, name) for module, names in MANY.items() for name in names.split(':')[0].split()}
+    found = {(module, name) for module, (path, _) in modules().items() for name, n in parameters(path) if n > 8}
+    assert not found - left, found - left
+
+def test_parameters_are_counted(tmp_path):
+    (tmp_path/'a.py').write_text('class A:\n    def __init__(self, a, b): pass\n    def f(self, a, *, b): g = lambda x, y, z: 0\nclass _B:\n    def __init__(self, a): pass')
+    assert sorted(parameters(tmp_path/'a.py')) == [('__init__', 1), ('f', 2), ('lambda', 3)]
+
 def test_outputs_name_no_place_of_a_machine():
     "Warnings of other libraries tell where these lie, on the machine that ran the notebook"
     for path in (ROOT/'nbs').rglob('*.ipynb'):

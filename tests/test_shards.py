@@ -5,6 +5,8 @@ from pathlib import Path
 
 import gymnasium as gym, numpy as np, pytest, torch
 from torch import nn
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.testing import through_file
@@ -352,6 +354,92 @@ def test_checkpoints_of_shards_on_disk_are_restored(tmp_path, kind, n):
         with pytest.raises(WorkerError, match='worker 0 could not be restored; got StateError: .*is not the one in'): some(other, 1)
     if n == 2:
         with pytest.raises(ArgumentError, match=r'is no memory, and not empty; got shard-0, shard-1.*\.parallel\(n\) after the replay'): len(ExperienceReplay(None, 4, 100, store=on_disk()))
+
+# ---- on disk, in the workers of a DataLoader ----
+
+METHODS = ['fork', pytest.param('spawn', marks=pytest.mark.slow)]
+
+def loaded(source, n, method='fork', workers=2):
+    "So many batches of a DataLoader, whose workers have left"
+    return [*islice(DataLoader(source, batch_size=None, num_workers=workers, multiprocessing_context=method if workers else None), n)]
+
+def in_loader(path, **kw): return GymStepper('CartPole-v1', seed=0).experience_replay(4, 200, seed=0, store=Rows(path, **kw))
+
+def shards_in(path): return sorted(p.name for p in path.iterdir())
+
+@pytest.mark.parametrize('method', METHODS)
+def test_each_worker_of_a_loader_has_its_shard(tmp_path, method):
+    "And finds it again with its rows, whose keys go on"
+    before = loaded(in_loader(tmp_path), 24, method)
+    assert [{*b.env_id.tolist()} for b in before[:4]] == [{0}, {1}]*2 and shards_in(tmp_path) == ['shard-0', 'shard-1']
+    rows = [Timeline(200, Rows(tmp_path/f'shard-{i}', mode='r'))[:] for i in (0, 1)]
+    assert [{*r.env_id.tolist()} for r in rows] == [{0}, {1}] and min(map(len, rows)) >= 15
+    loaded(in_loader(tmp_path), 8, method)
+    for i, was in enumerate(rows):
+        now = Timeline(200, Rows(tmp_path/f'shard-{i}', mode='r'))
+        assert len(now) >= len(was) + 4 and now[:len(was)] == was
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_stateful_loader_goes_on_with_both_shards(tmp_path, method):
+    "Each worker goes back to the row at which its state was saved, in its own directory"
+    def loader(): return StatefulDataLoader(in_loader(tmp_path, spare=500).stateful(), batch_size=None, num_workers=2, multiprocessing_context=method)
+    first = loader()
+    it = iter(first)
+    for _ in range(20): next(it)
+    state, want = through_file(first.state_dict()), [*islice(it, 12)]
+    del it, first   # its workers leave
+    for _ in range(2):
+        again = loader()
+        again.load_state_dict(state)
+        assert [*islice(again, 12)] == want
+
+@pytest.mark.parametrize('method', METHODS)
+def test_all_workers_of_a_loader_read_a_memory_that_is_there(tmp_path, method):
+    "With mode='r', also while this process writes it; each draws other rows; one in shards is read by shard"
+    writer = ExperienceReplay(None, 4, 100, store=Rows(tmp_path/'m'))
+    writer.add(Steps.cat([*scripted_steps([script(50)], 40)]))
+    def reader(path): return ExperienceReplay(None, 4, 100, seed=0, store=Rows(path, mode='r'))
+    batches = loaded(reader(tmp_path/'m'), 8, method)
+    assert shards_in(tmp_path/'m') == ['data-1', 'meta.json', 'writer']
+    assert all(b.step_n.tolist() == writer.memory.take(b.index).step_n.tolist() for b in batches)
+    assert all(a.index.tolist() != b.index.tolist() for a, b in zip(batches[::2], batches[1::2]))
+    writer.close()
+    loaded(in_loader(tmp_path/'s'), 12, method)
+    assert [{*b.env_id.tolist()} for b in loaded(reader(tmp_path/'s'), 4, method)] == [{0}, {1}]*2
+
+def test_a_loader_with_one_worker_or_none_has_no_shards(tmp_path):
+    for i, workers in enumerate((0, 1)):
+        assert len(loaded(in_loader(tmp_path/f'{i}'), 4, workers=workers)) == 4
+        assert shards_in(tmp_path/f'{i}') == ['data-1', 'meta.json', 'writer']
+
+def test_a_directory_that_is_no_place_for_shards_is_refused(tmp_path):
+    "By the first batch: one that this process has open, and one with the rows of one writer"
+    pipe = in_loader(tmp_path)
+    assert len(pipe) == 0   # it is open now
+    with pytest.raises(ArgumentError, match=r'is in use.*Remedy: close'): loaded(pipe, 1)
+    pipe.close()
+    loaded(pipe, 4)
+    assert shards_in(tmp_path) == ['shard-0', 'shard-1', 'writer'] and len(loaded(in_loader(tmp_path), 4)) == 4
+    for rest in in_loader(tmp_path/'one'), in_loader(tmp_path/'one').parallel(2, chunk=1, **FORK):
+        with in_loader(tmp_path/'one') as one: list(islice(one, 2))
+        with pytest.raises((ArgumentError, WorkerError), match="holds a memory, which several workers can't write; got worker 0.*Remedy: another path; mode='r'"):
+            loaded(rest, 1) if isinstance(rest, ExperienceReplay) else next(iter(rest))
+        rest.close()
+
+def test_an_open_memory_is_not_sent_to_a_worker_that_is_spawned(tmp_path):
+    "It could not open it: said before the process starts"
+    pipe = in_loader(tmp_path)
+    next(iter(pipe))
+    with pytest.raises(ArgumentError, match=r'is in use; got this process itself.*Remedy: close\(\) it here before'): loaded(pipe, 1, 'spawn', workers=1)
+    pipe.close()
+
+@pytest.mark.parametrize('seed', [0, None])
+def test_workers_of_a_loader_draw_other_rows(seed):
+    "Of copies of one memory, with a seed and without"
+    replay = ExperienceReplay(None, 4, 100, seed=seed)
+    replay.add(Steps.cat([*scripted_steps([script(50)], 40)]))
+    batches = loaded(replay, 8)
+    assert all(a.index.tolist() != b.index.tolist() for a, b in zip(batches[::2], batches[1::2]))
 
 # ---- from whichever is ready ----
 

@@ -100,8 +100,9 @@ def likely_between(first, last, bits, table):
 STRATEGIES = 'future','final','episode'
 
 @njit
-def choose_goals(numbers, keys, table, seed, count, share, strategy, chosen, goals):
-    "Which rows get other goals, and those of which rows; how many"
+def choose_goals(numbers, keys, table, seed, count, share, strategy, out):
+    "Which rows get other goals, and those of which rows, into the two rows of `out`; how many"
+    chosen,goals = out
     ring,oldest,n = len(table),numbers[OLDEST],0
     first,last = np.empty((2,len(keys)), np.int64)   # the rows between which a goal is chosen
     for i in range(len(keys)):
@@ -289,10 +290,10 @@ def batch(self:Hindsight, keys, weights)->Steps:
     self._follow()
     batch = self.memory.batch(keys, weights)
     if not self._agreed: self._compare(keys, batch)
-    chosen,goals = np.empty((2,len(keys)), np.int64)
+    out = np.empty((2,len(keys)), np.int64)
     n = choose_goals(self._of.tables.numbers, keys, self._table, self._seed, self._count, self.share,
-        STRATEGIES.index(self.strategy), chosen, goals)
-    if n: self._relabel(batch, chosen[:n], goals[:n])
+        STRATEGIES.index(self.strategy), out)
+    if n: self._relabel(batch, *out[:,:n])
     self._count += 2*len(keys)
     return batch
 

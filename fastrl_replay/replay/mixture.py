@@ -56,7 +56,8 @@ class Mixture(Pipe):
         fed = [r for r in self.replays.values() if r.has_source]
         self.fed = fed[0] if fed else None
         super().__init__(self.fed)
-        self.bs = (self.fed or next(iter(self.replays.values()))).bs if bs is None else whole('Mixture', 'bs', bs, 1)
+        first = next(iter(self.replays.values())) if self.fed is None else self.fed   # `or` would open it, on disk
+        self.bs = first.bs if bs is None else whole('Mixture', 'bs', bs, 1)
         self.batches,self.carried = 0,np.zeros(len(self.replays))
         if not callable(shares): self.shares_now()
 
@@ -204,6 +205,10 @@ def check_state(self:Mixture, state):
 def restore(self:Mixture, state):
     for stage,ready in state['others']: stage.restore(ready)
     self.batches,self.carried = state['batches'],np.array(state['carried'])
+
+@patch
+def _in_worker(self:Mixture, info):
+    for r in self.replays.values(): r.in_worker(info)   # the one that has a source is told once
 
 @patch
 def _close(self:Mixture):

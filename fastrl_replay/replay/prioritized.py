@@ -20,13 +20,13 @@ SAMPLERS = dict(proportional=Proportional, rank=Ranked)   # by `kind`
 class ReplayByKind(Replay):
     "A replay whose sampler is named by `kind`"
     kind,alpha,eps,initial,stratified,seed = (Fixed() for _ in range(6))
-    def _keep_kind(self, who, kinds, kind, initial, alpha, beta, eps, stratified, weight_norm, seed):
-        "Keep these settings, if they mean something"
-        self.kind,self.initial = choice(who, 'kind', kind, kinds),initial
+    def _keep_kind(self, who, kinds, beta, weight_norm, **settings):
+        "Keep the settings of the sampler, if all of these mean something"
+        choice(who, 'kind', settings['kind'], kinds)
         choice(who, 'weight_norm', weight_norm, ('batch','memory'))
-        for what,x in dict(alpha=alpha, eps=eps).items(): number(who, what, x)
+        for what in ('alpha','eps'): number(who, what, settings[what])
         scheduled(who, 'beta', beta)
-        self.alpha,self.eps,self.stratified,self.seed = alpha,eps,stratified,seed
+        vars(self).update(settings)
 
     def _named_sampler(self):
         "The sampler; where it is uniform, it draws by priorities that are all alike"
@@ -58,7 +58,8 @@ class PrioritizedReplay(ReplayByKind):
         sampler:Sampler=None, # your own, instead of the one that `kind` names
         store:Store=None, # how rows become bytes; None: whole rows in main memory
     ):
-        self._keep_kind('PrioritizedReplay', SAMPLERS, kind, initial, alpha, beta, eps, stratified, weight_norm, seed)
+        self._keep_kind('PrioritizedReplay', SAMPLERS, beta, weight_norm, kind=kind, initial=initial, alpha=alpha,
+            eps=eps, stratified=stratified, seed=seed)
         column = None if self.initial in ('largest','max_ever') else self.initial
         super().__init__(source, bs, max_sz, sampler=sampler, default=self._named_sampler, store=store, beta=beta,
             weight_norm=weight_norm, initial=column, ratio=ratio, warmup=warmup, return_idxs=return_idxs,

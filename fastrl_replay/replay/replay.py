@@ -6,19 +6,22 @@
 __all__ = ['COUNTERS', 'Fixed', 'Replay', 'scheduled', 'as_fraction']
 
 # %% ../../nbs/replay/replay.ipynb #16245205
-import io, warnings
+import io, os, warnings
 from copy import copy
 from fractions import Fraction
 from functools import lru_cache
+from multiprocessing.context import get_spawning_popen
 from threading import RLock
 from weakref import ref
 import numpy as np, torch
 from fastcore.basics import patch
+from torch.utils.data import get_worker_info
 from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
 from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey,
     StateError, number, whole)
 from ..steps.locks import DrawOrderLock, renew_in_child
+from ..memory.directory import shard_path
 from ..memory.links import Places
 from ..memory.samplers import Sampler, drawn, importance_weights
 from ..memory.timeline import Timeline
@@ -507,6 +510,9 @@ def restore(self:Replay, state):
 def __getstate__(self:Replay):
     state = Pipe.__getstate__(self)
     if self.getstate_hook or not self.memory.is_open or not self.memory.inserted: return state
+    if get_spawning_popen() is not None and self.memory.store.folder and self.memory.place.holds:
+        raise ArgumentError(type(self).__name__, f'path: {self.memory.store.folder} is in use', 'this process itself',
+            'a memory that the process can open that is started', 'close() it here before, or mode=\'r\' there')
     file = io.BytesIO()
     torch.save(self.snapshot(), file)
     return dict(state, _saved=file.getvalue())   # as bytes: tensors in a chain are taken for weights of its policy
@@ -544,16 +550,18 @@ def order_draws(self:Replay,
 def _in_worker(self:Replay, info):
     "Be one shard of several: with other draws, in another directory"
     if info.world_size == 1: return
-    self._is_shard,(sampler,view),store = True,self._templates,self.store
+    (sampler,view),store = self._templates,self.store
+    self._is_shard = get_worker_info() is None   # a `DataLoader` doesn't bring the weights of its workers together
     if getattr(sampler, 'seed', None) is not None:
         sampler = copy(sampler)
         sampler.seed = (*np.atleast_1d(sampler.seed).tolist(), info.rank, info.restart)
     if store is not None and store.folder is not None:
         vars(self)['store'] = store = copy(store)
-        store.lies(f'{store.path}/shard-{info.rank}', None, store.mode, store.spare)
+        store.lies(shard_path(store.folder, store.mode, info.rank, type(self).__name__), None, store.mode, store.spare)
     self._templates = sampler,view
     if store is not None and store.folder is not None or not self.memory.inserted: self._fresh()
-    elif getattr(sampler, 'seed', None) is not None: self.sampler.reseed(sampler.seed)
+    elif hasattr(sampler, 'seed'): self.sampler.reseed(sampler.seed)   # None: another one in each
+    self._worker_here = os.getpid(),info   # a stage that holds it may have told it, and not the chain
 
 @patch
 def facts(self:Replay,

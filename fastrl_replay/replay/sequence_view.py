@@ -135,8 +135,9 @@ def larger(old:Table, idle:int)->Table:
 
 # %% ../../nbs/replay/sequence_view.ipynb #aca42fd1
 @njit
-def _update_table(counters, oldest, max_sz, first, steps, hidden, free, where, queue, states, gone, came):
+def _update_table(counters, oldest, max_sz, table, queue, states, gone, came):
     "Free places of sequences whose first row is gone, give places to those that are complete; False: too few"
+    first,steps,hidden,free,where = table
     idle,n_gone,n_came = counters[IDLE],counters[N_GONE],counters[N_CAME]
     for key in range(counters[OLDEST], min(oldest, counters[OLDEST] + max_sz)):
         place = find_place(key, first, where)
@@ -280,7 +281,7 @@ def _settle(self:SequenceView, oldest):
     self._gone = np.concatenate([self._gone[:counters[N_GONE]], np.empty(going, np.int64)])
     self._came = np.concatenate([self._came[:counters[N_CAME]], np.empty(queued, np.int64)])
     lists = self._queue,self._states,self._gone,self._came
-    while not _update_table(counters, oldest, self.memory.max_sz, *table, *lists):
+    while not _update_table(counters, oldest, self.memory.max_sz, table, *lists):
         table,counters = larger(table, int(counters[IDLE])),counters.copy()
         counters[IDLE] += len(table.first) - len(self.table.first)
         vars(self).update(table=table, _counters=counters)   # in one call, which no interrupt divides

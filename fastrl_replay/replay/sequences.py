@@ -49,8 +49,8 @@ class SequenceReplay(ReplayByKind):
         store:Store=None, # how rows become bytes; None: whole rows in main memory
     ):
         self._keep_view(max_sz, length, burn_in, overlap, state, eta)
-        self._keep_kind('SequenceReplay', (*SAMPLERS,'uniform'), kind if prioritized else 'uniform', initial, alpha,
-            beta, eps, stratified, weight_norm, seed)
+        self._keep_kind('SequenceReplay', (*SAMPLERS,'uniform'), beta, weight_norm, initial=initial, alpha=alpha,
+            kind=kind if prioritized else 'uniform', eps=eps, stratified=stratified, seed=seed)
         choice('SequenceReplay', 'initial', self.initial, ('largest','max_ever'))
         self.prioritized = self.kind != 'uniform'
         super().__init__(source, bs, max_sz, sampler=sampler, default=self._named_sampler, store=store, beta=beta,
