@@ -361,7 +361,10 @@ METHODS = ['fork', pytest.param('spawn', marks=pytest.mark.slow)]
 
 def loaded(source, n, method='fork', workers=2):
     "So many batches of a DataLoader, whose workers have left"
-    return [*islice(DataLoader(source, batch_size=None, num_workers=workers, multiprocessing_context=method if workers else None), n)]
+    batches = iter(DataLoader(source, batch_size=None, num_workers=workers, multiprocessing_context=method if workers else None))
+    try: return [*islice(batches, n)]
+    finally:
+        if workers: batches._shutdown_workers()   # now: an error that is kept keeps them, too
 
 def in_loader(path, **kw): return GymStepper('CartPole-v1', seed=0).experience_replay(4, 200, seed=0, store=Rows(path, **kw))
 
