@@ -356,14 +356,19 @@ def numbers(blocks):
         found[int(b.env_id)].append(int(b.step_n))
     return found
 
-def in_the_middle(pipe, rank):
-    "The process of a worker, as soon as a part of an answer has been sent and the rest can't be"
-    w, limit = pipe._workers[rank], time.monotonic() + 30
-    def sent(): return int.from_bytes(fcntl.ioctl(w.conn.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
-    while sent() < 50_000 and time.monotonic() < limit: time.sleep(.01)
-    time.sleep(.1)
-    assert 50_000 < sent() < 1_000_000
-    return w.process.pid
+def in_the_middle(pipe, it, seen, *ranks):
+    "The processes of workers, as soon as of each a part of an answer has been sent and the rest can't be; what is taken before is added to `seen`"
+    def sent(r): return int.from_bytes(fcntl.ioctl(pipe._workers[r].conn.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+    def all_sent(): return all(50_000 < sent(r) < 1_000_000 for r in ranks)
+    while True:  # a worker that has not been heard yet, or whose answers lie here, has been asked for none
+        limit = time.monotonic() + 2
+        while not all_sent() and time.monotonic() < limit: time.sleep(.01)
+        time.sleep(.1)
+        if all_sent(): return [pipe._workers[r].process.pid for r in ranks]
+        add(seen, numbers(islice(it, 1)))
+
+def add(seen, found):
+    for k, v in found.items(): seen[k] += v
 
 @pytest.mark.parametrize('restarts', [3, 0])
 @pytest.mark.parametrize('child', [True, False])
@@ -373,13 +378,13 @@ def test_a_worker_is_killed_in_the_middle_of_an_answer(gate, ordered, child, res
     with within(120):
         pipe = large(gate if child else None, ordered=ordered, restarts=restarts)
         it = iter(pipe)
-        assert numbers(islice(it, 2))
-        os.kill(in_the_middle(pipe, 1), signal.SIGKILL)
+        seen = numbers(islice(it, 2))
+        os.kill(*in_the_middle(pipe, it, seen, 1), signal.SIGKILL)
         if restarts:
             with pytest.warns(RuntimeWarning, match='worker 1 of 2 failed, restart 1 of 3; got process .* signal SIGKILL'):
                 while pipe.restarted == 0: next(it)
             found = {0: [], 1: []}
-            while not (found[0] and found[1]): found = {k: [*v, *n] for (k, v), n in zip(found.items(), numbers(islice(it, 4)).values())}
+            while not (found[0] and found[1]): add(found, numbers(islice(it, 4)))
             assert found[1][0] == 1
         else:
             with pytest.raises(WorkerError, match='worker 1 of 2 failed.*signal SIGKILL'): list(islice(it, 1000))
@@ -392,7 +397,7 @@ def test_a_worker_that_is_stopped_is_passed_over(gate, child, restarts):
         pipe = large(gate if child else None, ordered=False, restarts=restarts)
         it = iter(pipe)
         before = numbers(islice(it, 2))
-        pid = in_the_middle(pipe, 1)
+        [pid] = in_the_middle(pipe, it, before, 1)
         os.kill(pid, signal.SIGSTOP)
         assert [len(n) for n in numbers(islice(it, 12)).values()] == [12, 0]
         os.kill(pid, signal.SIGCONT)
@@ -408,12 +413,12 @@ def test_a_worker_that_is_stopped_is_named_where_it_is_waited_for(ordered):
         pipe = large(ordered=ordered, patience=.5)
         it = iter(pipe)
         seen = numbers(islice(it, 4))
-        pids = [in_the_middle(pipe, r) for r in range(2)]
+        pids = in_the_middle(pipe, it, seen, 0, 1)
         for pid in pids: os.kill(pid, signal.SIGSTOP)
         t = threading.Timer(2.5, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
         t.start()
         with pytest.warns(RuntimeWarning, match=r'worker 0 of 2 has given no answer for \d+ seconds; got process \d+ is stopped: `kill -CONT \d+` lets it go on; [\d_]+ of [\d_]+ bytes of its answer have come'):
-            seen = {k: v + n for (k, v), n in zip(seen.items(), numbers(islice(it, 8)).values())}
+            add(seen, numbers(islice(it, 8)))
         t.join()
         assert all(n == [*range(1, len(n) + 1)] for n in seen.values())
         pipe.close()
@@ -426,13 +431,13 @@ def test_ctrl_c_works_while_a_stopped_worker_is_waited_for(gate, what, child, or
         pipe = large(gate if child else None, ordered=ordered)
         it = iter(pipe)
         seen = numbers(islice(it, 4))
-        pids = [in_the_middle(pipe, r) for r in range(2)]
+        pids = in_the_middle(pipe, it, seen, 0, 1)
         for pid in pids: os.kill(pid, signal.SIGSTOP)
         for _ in range(2):
             began = time.monotonic()
             assert interrupted((lambda: next(iter(pipe))) if what is next else pipe.state_dict, .5) and time.monotonic() - began < 5
         for pid in pids: os.kill(pid, signal.SIGCONT)
-        seen = {k: v + n for (k, v), n in zip(seen.items(), numbers(islice(pipe, 8)).values())}
+        add(seen, numbers(islice(pipe, 8)))
         assert all(n == [*range(1, len(n) + 1)] for n in seen.values())
         pipe.close()
 
@@ -440,13 +445,13 @@ def test_stopped_workers_are_replaced_when_they_are_killed_and_don_t_hold_up_the
     with within(120):
         pipe = large(gate, restarts=3)
         it = iter(pipe)
-        list(islice(it, 2))
-        pid = in_the_middle(pipe, 0)
+        seen = numbers(islice(it, 2))
+        [pid] = in_the_middle(pipe, it, seen, 0)
         os.kill(pid, signal.SIGSTOP)
         t = threading.Timer(.5, os.kill, (pid, signal.SIGKILL))
         t.start()
         with pytest.warns(RuntimeWarning, match='worker 0 of 2 failed, restart 1 of 3'): assert [len(n) for n in numbers(islice(it, 4)).values()] == [2, 2]
-        os.kill(in_the_middle(pipe, 1), signal.SIGSTOP)
+        os.kill(*in_the_middle(pipe, it, seen, 1), signal.SIGSTOP)
         pipe.close()
 
 # ---- bad input ----
