@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items):
     long,variants = set((Path(__file__).parent/'long_tests.txt').read_text().splitlines()),{}
     for item in items:
         if any(map(item.get_closest_marker, ('slow', 'browser'))): continue
-        if 'site' in getattr(item, 'fixturenames', ()) or item.nodeid.rpartition('tests/')[2] in long: item.add_marker(pytest.mark.slow)
+        if 'site' in getattr(item, 'fixturenames', ()) or f"{item.path.name}::{item.nodeid.partition('::')[2]}" in long: item.add_marker(pytest.mark.slow)
         elif item.path.name not in ('test_house.py', 'test_docs.py', 'test_combinations.py'):
             variants.setdefault(item.nodeid.partition('[')[0], []).append(item)
     for found in variants.values():

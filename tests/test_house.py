@@ -455,12 +455,19 @@ def test_outputs_name_no_place_of_a_machine():
             said = json.dumps(cell.get('outputs', []))
             assert 'site-packages' not in said and str(ROOT) not in said, (path.name, cell['id'])
 
+def test_tests_lie_in_folders_like_the_package():
+    "What is about several folders, or about all, lies on top; pytest finds what tests share in each of them"
+    here = {p.parent.relative_to(ROOT/'tests').as_posix() for p in (ROOT/'tests').rglob('test_*.py')} - {'.'}
+    known = tomllib.loads((ROOT/'pyproject.toml').read_text(encoding='utf-8'))['tool']['pytest']['ini_options']['pythonpath']
+    assert here <= {p.parent.name for p in (ROOT/'fastrl_replay').glob('*/__init__.py')} and {'tests', *(f'tests/{d}' for d in here)} == set(known)
+
 def test_long_tests_are_tests():
     "A line of long_tests.txt that names no test would mark nothing"
     here = Path(__file__).parent
+    files = {p.name: p for p in here.rglob('test_*.py')}
     for line in (here/'long_tests.txt').read_text().splitlines():
         file,name = re.match(r'(\w+\.py)::(\w+)', line).groups()
-        assert f'\ndef {name}(' in (here/file).read_text(), line
+        assert f'\ndef {name}(' in files[file].read_text(), line
 
 def test_ruff_is_content(): run(sys.executable, '-m', 'ruff', 'check', 'fastrl_replay', 'tests', 'docs')
 

@@ -496,7 +496,7 @@ def test_unordered_shards_weigh_what_they_gave():
 @pytest.mark.parametrize('n', [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_kills(n):
     "Of actors and shards, at random moments: it goes on, no key is given twice, and no process is left; in a fresh process, as other tests leave threads behind, which can't be forked"
-    script = Path(__file__).with_name('kill_workers.py')
+    script = Path(__file__).parents[1]/'kill_workers.py'
     ran = subprocess.run([sys.executable, script, '--kills', str(n), '--seed', '1'], capture_output=True, text=True, timeout=900, cwd=script.parent.parent)
     assert ran.returncode == 0, ran.stderr[-5000:]
     restarts, lost = map(int, re.search(r'(\d+) shards restarted, (\d+) rows lost', ran.stdout).groups())

@@ -1,5 +1,6 @@
 """Workers as actors of Ray: the tests of shards once more, and what is lost with an actor or a machine."""
 import faulthandler, os, signal, subprocess, sys, threading, time
+from pathlib import Path
 from itertools import islice
 
 import pytest, torch
@@ -19,7 +20,8 @@ def cluster():
     from ray.cluster_utils import Cluster
     cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0, include_dashboard=False))
     nodes = [cluster.add_node(num_cpus=4) for _ in range(2)]
-    where = dict(env_vars=dict(PYTHONPATH=os.path.dirname(__file__)))   # these modules, for the workers
+    here = Path(__file__).parent
+    where = dict(env_vars=dict(PYTHONPATH=os.pathsep.join(map(str, (here, here.parent)))))   # these modules, for the workers
     ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR', runtime_env=where)
     yield cluster, nodes
     ray.shutdown()

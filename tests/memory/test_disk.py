@@ -101,7 +101,7 @@ def test_the_check_finds_what_is_wrong(tmp_path):
 def test_the_command(tmp_path):
     "It says what it did, and its exit status says how it went"
     run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path)
-    here = os.path.join(os.path.dirname(__file__), 'kills.py')
+    here = Path(__file__).parents[1]/'kills.py'
     said = run([sys.executable, here, '--kills', '3', '--kind', 'uniform', '--dir', tmp_path])
     assert said.returncode == 0 and 'uniform: 3 kills' in said.stdout and 'nothing was lost' in said.stdout, said
     assert not [*tmp_path.glob('tmp*')]
