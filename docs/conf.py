@@ -28,7 +28,7 @@ titles = {   # in the sidebar, where a page's own title says less
     'steps/core': 'Steps', 'steps/errors': 'Errors', 'steps/row_dtypes': 'Row dtypes', 'steps/compiled': 'Compiled helpers', 'steps/machine': 'The machine', 'stages/waiting': 'Rows that wait', 'steps/states': 'Saved states, checked', 'pipe': 'Pipe, the base of all stages',
     'testing': 'Scripted environments, contract', 'envs/episodes': 'Episodes and the gate', 'steps/batches': 'Sequences, a batch type',
     'steps/files': 'Whole files, locks', 'steps/locks': 'Locks', 'steps/nested': 'Nested dicts and tuples', 'envs/envstate': 'Environment snapshots', 'envs/infos': 'Columns from info',
-    'envs/stepper': 'GymStepper', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
+    'envs/stepper': 'GymStepper', 'envs/slots': 'Environment slots', 'envs/vector_slots': 'Vector environments', 'envs/acting': 'Asking a policy', 'envs/group': 'Environment groups', 'envs/checks': 'What environments return', 'envs/sources': 'Sources of environments', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
     'stages/nstep': 'NStep, NSkip', 'stages/chunker': 'SequenceChunker', 'stages/journal': 'Journal, Gather',
     'memory/places': 'Places', 'memory/directory': 'A place in files', 'memory/rows': 'Stores: Rows', 'memory/codecs': 'Codecs for frames',
     'memory/frame_log': 'Frame log', 'memory/frame_segments': 'Frame segments in files', 'memory/frames': 'Store: Frames', 'memory/on_device': 'A place on a GPU', 'memory/device_frames': 'Frames on a GPU',
