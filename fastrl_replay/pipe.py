@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['dp', 'Pipe', 'WorkerInfo', 'worker_info', 'as_worker', 'as_pipe', 'upstream', 'Holding', 'Positioned', 'try_state',
-           'Items', 'stage', 'Map', 'Filter', 'Header', 'Cycler', 'InMemoryCacheHolder', 'MapToIterConverter',
-           'TypeTransformLoop']
+           'SavedItems', 'Items', 'stage', 'Map', 'Filter', 'Header', 'Cycler', 'InMemoryCacheHolder',
+           'MapToIterConverter', 'TypeTransformLoop']
 
 # %% ../nbs/pipe.ipynb #628bc325
 import inspect, os, sys
@@ -48,16 +48,14 @@ def _one_at_a_time(
 class Pipe(IterDataPipe):
     "The base of every stage: takes items from `source`, yields items"
     _is_child_datapipe = False   # spares torch's wrapper, where it is left, a search at every item
-    _buffers = ()                # attributes that are not pickled; `_fresh` makes them anew
-    _given = {}                  # arguments as they were given, where the attribute is something else by now
+    _buffers,_given = (),{}      # what is not pickled, and `_fresh` makes anew; arguments whose attribute is another
     takes_any_item = False       # False: items must be `Steps`
     reads_anew = False           # True: continue by reading the source again from its start, and not where it stood
     steps_envs = False           # True: it steps environments
     source_elsewhere = False     # True: the chain above it runs in other processes, and not here
     draws_batches = False        # True: a replay, whose batches a thread may draw
     _worker_here = None          # which copy it was told that it is, and in which process
-    def __init__(self,
-        source=None, # a pipe, or any iterable of items; None: nothing comes
+    def __init__(self, source=None, # a pipe, or any iterable of items; None: nothing comes
     ): self.source = as_pipe(source)
     def __init_subclass__(cls, **kw):
         super().__init_subclass__(**kw)
@@ -185,16 +183,16 @@ def checked_states(self:Pipe,
         'build the chain that was saved')
     if (up is None) != (state['above'] is None):
         raise StateError(name, 'the chain above it is not as long as the saved one')
-    own = self, self._checked_state(state['own'], self.check_remote if remote else self.check_state)
+    own = self, _checked_state(self, state['own'], self.check_remote if remote else self.check_state)
     return [own, *(() if up is None else up.checked_states(state['above'], remote))]
 
-@patch
-def _checked_state(self:Pipe, state, check):
-    state = checked(type(self).__name__, anything, state)
+# %% ../nbs/pipe.ipynb #5c1c5071
+def _checked_state(stage, state, check):
+    state = checked(type(stage).__name__, anything, state)
     try: ready = check(state)
     except Explained: raise
     except Exception as e:   # of a stage that has no form
-        raise StateError(type(self).__name__, 'a saved state that it can\'t read', f'{type(e).__name__}: {e}',
+        raise StateError(type(stage).__name__, 'a saved state that it can\'t read', f'{type(e).__name__}: {e}',
             remedy='another version wrote it, or it is damaged') from e
     return state if ready is None else ready
 
@@ -337,23 +335,9 @@ def try_state(
     except Exception as e:
         raise StateError(who, f'the {what} refuses its saved state', f'{type(e).__name__}: {e}') from e
 
-# %% ../nbs/pipe.ipynb #60ce25a5
-class Items(Positioned):
-    "The items of any iterable, in order"
-    def __init__(self,
-        items, # an iterable, which should give the same items each time; its own `state_dict` is used where it has one
-        at_end:str='keep', # 'flush': the data ends with the last item; 'keep': it may go on in the next pass
-    ):
-        self.items,self._saves = items,_saves(items)
-        self.at_end = choice('Items', 'at_end', at_end, ('keep','flush'))
-    def __iter__(self):
-        skip,self._ended = 0 if self._saves else self._start(),False
-        for i,item in enumerate(self.items):
-            self._position = max(skip, i+1)
-            if i >= skip: yield item
-        self._position,self._ended = 0,True
-
-    data_ended = property(lambda self: self._ended and self.at_end == 'flush', doc='Is there nothing more to come?')
+# %% ../nbs/pipe.ipynb #60ce25a1
+class SavedItems(Positioned):
+    "The state of `Items`: a position, and that of the items where they have one"
     def snapshot(self): return dict(super().snapshot(), own=_saved(self.items))
     def check_state(self, state):
         state = checked('Items', dict(place=integer(), own=anything), state)
@@ -372,6 +356,23 @@ class Items(Positioned):
         super()._leave()
         if isinstance(self.items, _Node): self.items.leave()
 
+# %% ../nbs/pipe.ipynb #60ce25a5
+class Items(SavedItems):
+    "The items of any iterable, in order"
+    def __init__(self,
+        items, # an iterable, which should give the same items each time; its own `state_dict` is used where it has one
+        at_end:str='keep', # 'flush': the data ends with the last item; 'keep': it may go on in the next pass
+    ):
+        self.items,self._saves = items,_saves(items)
+        self.at_end = choice('Items', 'at_end', at_end, ('keep','flush'))
+    def __iter__(self):
+        skip,self._ended = 0 if self._saves else self._start(),False
+        for i,item in enumerate(self.items):
+            self._position = max(skip, i+1)
+            if i >= skip: yield item
+        self._position,self._ended = 0,True
+
+    data_ended = property(lambda self: self._ended and self.at_end == 'flush', doc='Is there nothing more to come?')
     def __repr__(self):
         n = type(self.items).__name__
         try: n = n if hasattr(self.items, 'dataset') else len(self.items)   # a DataLoader would begin to count

@@ -43,6 +43,14 @@ def _cut(rows, held, number, out):
         if i >= 0: i = notes[i,2]
         out[dst + plan[_MASK]] = 1
 
+def _sequences(stage, raw, found):
+    "Those that were found in a block"
+    if not found: return []
+    dtype,held = stage._held.gate.layout.sequence,stage._held.held
+    outs = [np.zeros(stage.length*dtype.itemsize, np.uint8) for _ in range(found)]
+    for i,out in enumerate(outs): _cut(raw, held, i, out)
+    return [Steps(np.ndarray(stage.length, dtype, out)) for out in outs]
+
 # %% ../../nbs/stages/chunker.ipynb #4e799e45
 class _Cutting(Waits):
     "Blocks in, sequences out, without a source"
@@ -61,23 +69,16 @@ class _Cutting(Waits):
         if (raw := w.known(steps)) is None: raw = w.make_room(steps)
         while (found := look(raw, w.held)) < 0: raw = w.make_room(steps)
         if not found: return []
-        sequences = self._sequences(raw, found)
+        sequences = _sequences(self, raw, found)
         keep(raw, w.held)
         return sequences
 
     def flush(self)->list: # of sequences, in the order of the environments' first rows
         "The last sequences of episodes that nothing more will come of"
-        sequences = self._sequences(np.empty(0, np.uint8), note_rest(self._held))
+        sequences = _sequences(self, np.empty(0, np.uint8), note_rest(self._held))
         forget_all(self._held)
         self._held.gate.ended()
         return sequences
-
-    def _sequences(self, raw, found): # that were found in a block
-        if not found: return []
-        dtype,held = self._held.gate.layout.sequence,self._held.held
-        outs = [np.zeros(self.length*dtype.itemsize, np.uint8) for _ in range(found)]
-        for i,out in enumerate(outs): _cut(raw, held, i, out)
-        return [Steps(np.ndarray(self.length, dtype, out)) for out in outs]
 
 # %% ../../nbs/stages/chunker.ipynb #ad5fe5dd
 @stage('chunk_sequences')
@@ -138,6 +139,7 @@ def _restored(stage, state):
     except (KeyError,TypeError,ValueError) as e: raise StateError(who, 'saved rows that do not fit together', e) from e
     return new
 
+# %% ../../nbs/stages/chunker.ipynb #b5717fa1
 def _take(new, who, dtype, arrays):
     "Let a new stage hold what was saved"
     n,width,w = len(arrays['ids']),len(arrays['rows']),new._held

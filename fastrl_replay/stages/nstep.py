@@ -92,8 +92,7 @@ class _Merging(Waits):
     "Blocks in, merged rows out, without a source"
     _buffers = '_held','_out'
     def _fresh(self):
-        gate = BlockGate('NStep', partial(_MergeLayout, last=self.last), _refuse_endless, _BEFORE,
-            counted=self.n > 1)
+        gate = BlockGate('NStep', partial(_MergeLayout, last=self.last), _refuse_endless, _BEFORE, counted=self.n > 1)
         self._held,self._out = Waiting(gate, self.n, 1, 'each'),np.zeros(0, np.uint8)
 
     def merge(self,
@@ -185,6 +184,16 @@ def _restored(stage, state):
     if len(complete): raise StateError('NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none')
     return new
 
+# %% ../../nbs/stages/nstep.ipynb #e4945431
+def _checked_rows(rows): # 1-D
+    "Rows of which some can be left out"
+    if rows.ndim > 1: raise BlockError('NSkip', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
+        _BEFORE)
+    refuse_drawn('NSkip', rows.dtype)
+    _refuse_merged('NSkip', rows.dtype, {'discount','n'} <= set(rows.dtype.names))
+    row_places('NSkip', rows.dtype, dict(step_n='i4', terminated='?', truncated='?'))
+    return rows.reshape(-1)
+
 # %% ../../nbs/stages/nstep.ipynb #e494543f
 @stage('n_skip')
 class NSkip(Pipe):
@@ -211,17 +220,8 @@ class NSkip(Pipe):
     )->Steps: # those of its rows that are kept, perhaps none
         "What is kept of a block"
         rows = steps.rows
-        if rows.ndim != 1 or rows.dtype is not self._known: rows = self._checked(rows)
+        if rows.ndim != 1 or rows.dtype is not self._known: rows,self._known = _checked_rows(rows),rows.dtype
         if self._counters: self._counters = self._counters.after(rows)
         step = rows['step_n']
         keep = ((step - 1)%self.n == 0) | (step == 0) | rows['terminated'] | rows['truncated']
         return Steps(rows.take(keep.nonzero()[0]))
-
-    def _checked(self, rows): # 1-D
-        if rows.ndim > 1: raise BlockError('NSkip', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
-            _BEFORE)
-        refuse_drawn('NSkip', rows.dtype)
-        _refuse_merged('NSkip', rows.dtype, {'discount','n'} <= set(rows.dtype.names))
-        row_places('NSkip', rows.dtype, dict(step_n='i4', terminated='?', truncated='?'))
-        self._known = rows.dtype
-        return rows.reshape(-1)

@@ -31,6 +31,7 @@ def table_columns(
     if hasattr(x, 'column_names'): return lambda name: x[name] if name in x.column_names else None
     return lambda name: getattr(x, name, None)
 
+# %% ../../nbs/stages/recorded.ipynb #b4e34da2
 def read_table(
     path:Path, # of a file `.npz` or `.parquet`
 ): # what `table_columns` takes
@@ -134,7 +135,7 @@ def _starts(ends, episode):
     return np.flatnonzero(new)
 
 # %% ../../nbs/stages/recorded.ipynb #d921e5ec
-class _Recorded:
+class _Item:
     "The columns of one item, checked"
     def __init__(self, item, names, extra, first): # first: the number of its first episode
         self.first,where = first,f'{item}, ' if isinstance(item, (str,Path)) else ''
@@ -151,18 +152,18 @@ class _Recorded:
         env = get('env_id')
         if env is not None and len(np.unique(as_array(env))) > 1: self.refuse('env_id', 'several environments', 'one',
             'give the rows of each environment an item')
-        for n in 'reward','terminated','truncated': self.check_shape(n)
+        for n in 'reward','terminated','truncated':
+            a = self.columns[n]
+            shape = np.shape(a) if not isinstance(a, (dict,tuple)) else (0,0)
+            if a is not None and len(shape) != 1: self.refuse(n, f'shape {list(shape)}', 'a number a step')
         self.n = len(self.columns['reward'])
-
-    def check_shape(self, column):
-        "Raise where a column has not one number for each step"
-        a = self.columns[column]
-        shape = np.shape(a) if not isinstance(a, (dict,tuple)) else (0,0)
-        if a is not None and len(shape) != 1: self.refuse(column, f'shape {list(shape)}', 'a number a step')
 
     def refuse(self, column, got, expected, remedy=None):
         raise BlockError('Episodes', f'{self.at}, {column!r}', got, expected, remedy)
 
+# %% ../../nbs/stages/recorded.ipynb #f05b4fa9
+class _States(_Item):
+    "States, of which there is one more than steps, or two of each step"
     def rows_of(self, column, n):
         "Raise where a column has another number of rows, or anything else than numbers"
         kept = self.columns.keys() - {'reward','terminated','truncated','episode'}   # with the dtype that came
@@ -172,33 +173,40 @@ class _Recorded:
                 self.refuse(column + at, a.dtype, TORCH_NUMBERS)
         _depth_first(self.columns[column], check)
 
-# %% ../../nbs/stages/recorded.ipynb #f05b4fa9
-@patch
-def states(self:_Recorded):
-    "The states before and after each step"
-    state,after = self.columns['state'],self.columns['next_state']
-    if after is not None:
-        self.rows_of('state', self.n), self.rows_of('next_state', self.n)
-        return state,after
-    lengths = set()
-    _depth_first(state, lambda a, at: lengths.add(len(a) if a.ndim else 0))
-    if lengths == {self.n}: self.refuse('state', f'{self.n} rows, as many as steps',
-        f'{self.n + 1}, or next states beside them', 'add the state after the last step')
-    self.rows_of('state', self.n + 1)
-    return tuple(_depth_first(state, lambda a, at: a[part]) for part in (slice(None, -1), slice(1, None)))
+    def states(self):
+        "The states before and after each step"
+        state,after = self.columns['state'],self.columns['next_state']
+        if after is not None:
+            self.rows_of('state', self.n), self.rows_of('next_state', self.n)
+            return state,after
+        lengths = set()
+        _depth_first(state, lambda a, at: lengths.add(len(a) if a.ndim else 0))
+        if lengths == {self.n}: self.refuse('state', f'{self.n} rows, as many as steps',
+            f'{self.n + 1}, or next states beside them', 'add the state after the last step')
+        self.rows_of('state', self.n + 1)
+        return tuple(_depth_first(state, lambda a, at: a[part]) for part in (slice(None, -1), slice(1, None)))
 
-@patch
-def flags(self:_Recorded):
-    "Where episodes are terminated, and where truncated"
-    flags = []
-    for n in 'terminated','truncated':
-        if self.columns[n] is None: self.columns[n] = np.zeros(self.n, bool)
-        self.rows_of(n, self.n)
-        a = self.columns[n].view(np.uint8) if self.columns[n].dtype == bool else self.columns[n]   # of a file: any byte
-        wrong = np.flatnonzero((a != 0) & (a != 1))
-        if len(wrong): self.refuse(n, f'{a[wrong[0]]} in step {wrong[0] + 1}', '0 or 1', 'say where episodes end')
-        flags.append(a.astype(bool))
-    return flags
+# %% ../../nbs/stages/recorded.ipynb #f05b4fa1
+class _Recorded(_States):
+    "The rows of one item"
+    def flags(self):
+        "Where episodes are terminated, and where truncated"
+        flags = []
+        for n in 'terminated','truncated':
+            if self.columns[n] is None: self.columns[n] = np.zeros(self.n, bool)
+            self.rows_of(n, self.n)
+            a = self.columns[n].view(np.uint8) if self.columns[n].dtype == bool else self.columns[n]   # any byte
+            wrong = np.flatnonzero((a != 0) & (a != 1))
+            if len(wrong): self.refuse(n, f'{a[wrong[0]]} in step {wrong[0] + 1}', '0 or 1', 'say where episodes end')
+            flags.append(a.astype(bool))
+        return flags
+
+    def _agreed(self, dtype, before, after, extra):
+        "The dtype, if all columns have what it says"
+        for n,x in dict(state=before, next_state=after, **{n: self.columns[n] for n in ('action',*extra)}).items():
+            if _dtype_of(x) == dtype[n]: continue
+            self.refuse(n, _dtype_of(x), dtype[n], 'give all episodes the same dtypes')
+        return dtype
 
 # %% ../../nbs/stages/recorded.ipynb #32870102
 @patch
@@ -223,14 +231,6 @@ def rows(self:_Recorded, dtype, extra, env_id):
         part['total_reward'] = np.cumsum(part['reward'], dtype=np.float64)
     return rows,len(starts)
 
-@patch
-def _agreed(self:_Recorded, dtype, before, after, extra):
-    "The dtype, if all columns have what it says"
-    for n,x in dict(state=before, next_state=after, **{n: self.columns[n] for n in ('action',*extra)}).items():
-        if _dtype_of(x) == dtype[n]: continue
-        self.refuse(n, _dtype_of(x), dtype[n], 'give all episodes the same dtypes')
-    return dtype
-
 # %% ../../nbs/stages/recorded.ipynb #cfb266c3
 @stage('episodes')
 class Episodes(Positioned):
@@ -253,14 +253,11 @@ class Episodes(Positioned):
 
     def __iter__(self):
         self._start()
-        for item in self.source:
-            yield self.rows_of(item)
+        for item in self.source: yield self.rows_of(item)
         self._position = 0
 
-    def rows_of(self,
-        item, # arrays by name
-    )->Steps: # one row a step
-        "The rows of the next item"
+    def rows_of(self, item)->Steps: # one row a step
+        "The rows of the next `item`, arrays by name"
         if isinstance(item, Steps): raise ArgumentTypeError('Episodes', 'an item of its source', 'Steps',
             'arrays by name', 'leave this stage out')
         recorded = _Recorded(item, self.names, self.keep, self._position + 1)
