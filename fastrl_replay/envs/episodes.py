@@ -179,7 +179,9 @@ class NaNSearch:
         for kind,bits in enumerate(_BITS):
             table = np.array([word for k,word in found if k == kind], np.uint32)
             masked = len(table)*8 >= words and dtype.itemsize <= 1024
-            if masked: table = np.tile(np.where(np.isin(np.arange(words), table), bits, 0).astype(np.uint32), max(1, 1024//words))
+            if masked:
+                mask = np.where(np.isin(np.arange(words), table), bits, 0).astype(np.uint32)
+                table = np.tile(mask, max(1, 1024//words))
             self._tables.append(table)
             self.at[[_TABLE+kind,_LENGTH+kind,_MASKED+kind]] = table.ctypes.data,len(table),masked
 

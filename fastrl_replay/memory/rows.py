@@ -376,6 +376,7 @@ def _draw_rows(numbers, plan, keys, weights, out):
     numbers[AGE_MAX] = max(numbers[AGE_MAX], inserted - low)
     return -1 if touched < 255 else -2   # below 0 either way, but now the compiler can't leave the touching out
 
+# %% ../../nbs/memory/rows.ipynb #5fbf56cf
 @patch
 def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
     "The rows with these keys as a batch; counted as drawn"
