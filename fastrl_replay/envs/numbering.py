@@ -71,7 +71,8 @@ def _admit(env_ids, number, ids, last, free, left):
 def _keep(kept, old_ids, old_last, number, ids, last, free, left):
     "Copy these numbers, and what belongs to them; the others are free"
     for i in kept:
-        ids[i],last[i] = old_ids[i],old_last[i]
+        ids[i] = old_ids[i]
+        for j in range(3): last[i,j] = old_last[i,j]   # a row at once would take 4 s more to compile
         _enter(ids[i], i, number)
     left[0] = 0
     for i in range(len(ids)-1, -1, -1):
