@@ -63,6 +63,10 @@ class SingleSlot(Slot):
         self.episode,self.over = self.episode+1,False
 
     def leave(self): self.over = True   # its episode; a new one begins
+    def begin_anew(self, saved, seed): # where the environment could not be saved
+        self.leave()
+        if saved['random']: self.env.unwrapped.np_random = decode(saved['random'])
+
     fresh = property(lambda self: np.array([self.over]))   # where the policy's memory must begin anew
     def entries(self): return self.info.arrays
     def stands(self, i): return self.episode,self.step
@@ -137,12 +141,6 @@ def _restore_info(slot, saved):
     if lacking or saved is not None and slot.info is None: raise StateError('GymStepper',
         f'saved environments {"without" if lacking else "with"} entries of info', lacking or 'info that was kept',
         f'info={() if slot.info is None else slot.info.columns.names}, as here', 'build the pipe that was saved')
-
-@patch
-def begin_anew(self:SingleSlot, saved, seed):
-    "Leave the episode of an environment that could not be saved; the next one has its random numbers"
-    self.leave()
-    if saved['random']: self.env.unwrapped.np_random = decode(saved['random'])
 
 # %% ../../nbs/envs/slots.ipynb #377757f4
 class Slots:
