@@ -65,13 +65,13 @@ class Replay(Pipe):
         needs:int=None, # how many must be there for a batch; None: as many as it has
         ratio=None, warmup=None, return_idxs=False, freeze_memory=False,
     ):
-        if getattr(sampler, 'replacement', False): needs = 1   # it draws a row as often as it likes
+        if isinstance(sampler, Sampler) and sampler.replacement: needs = 1   # it draws a row as often as it likes
         self._check_sizes(bs, max_sz, needs, ratio, warmup)
         super().__init__(source)
         self._no_source = self.source if source is None else None   # another may be given later
         self.weight_norm,self.return_idxs,self.freeze_memory = weight_norm,return_idxs,freeze_memory
         self._given = dict(sampler=sampler)   # for the repr: the attribute is one that is in use
-        sampler = default() if sampler is None else self._checked_sampler(sampler, view, initial)
+        sampler = self._checked_sampler(default() if sampler is None else sampler, view, initial)
         self._templates,self._initial,self._needs = (sampler,view),initial,needs
         self.ratio,self.store,self.beta = ratio,store,beta
         self._fresh()
@@ -100,16 +100,19 @@ def _check_sizes(self:Replay, bs, max_sz, needs, ratio, warmup):
 @patch
 def _checked_sampler(self:Replay, sampler, view, initial):
     "The sampler, if it can do what is asked of it"
-    who,kind,room = type(self).__name__,type(sampler).__name__,getattr(sampler, 'capacity', self.max_sz)
+    who,kind = type(self).__name__,type(sampler).__name__
     if not isinstance(sampler, Sampler):
         raise ArgumentTypeError(who, 'sampler', repr(sampler)[:60], 'a Sampler, such as Uniform()')
+    if sampler.lacks('sample'):
+        raise ArgumentTypeError(who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method')
+    room = self.max_sz if sampler.capacity is None else sampler.capacity
     if view.follows: sampler.check_places(who)
-    if initial is not None and not hasattr(sampler, 'priorities'):
+    if initial is not None and sampler.lacks('priorities'):
         raise ArgumentError(who, 'sampler', kind,
             'one that turns the TD errors of new rows into priorities, as initial= asks')
     if room < self.max_sz:
         raise ArgumentError(who, 'sampler', f'room for {room} keys', f'room for max_sz={self.max_sz}')
-    if self.weight_norm == 'memory' and not hasattr(sampler, 'least'):
+    if self.weight_norm == 'memory' and not sampler.keeps_least:
         raise ArgumentError(who, "weight_norm='memory'", f'{kind} that knows no smallest probability',
             remedy=f'{kind}(…, least=True)')
     return sampler
@@ -552,7 +555,7 @@ def _in_worker(self:Replay, info):
     if info.world_size == 1: return
     (sampler,view),store = self._templates,self.store
     self._is_shard = get_worker_info() is None   # a `DataLoader` doesn't bring the weights of its workers together
-    if getattr(sampler, 'seed', None) is not None:
+    if sampler.seed is not None:
         sampler = copy(sampler)
         sampler.seed = (*np.atleast_1d(sampler.seed).tolist(), info.rank, info.restart)
     if store is not None and store.folder is not None:
@@ -560,7 +563,7 @@ def _in_worker(self:Replay, info):
         store.lies(shard_path(store.folder, store.mode, info.rank, type(self).__name__), None, store.mode, store.spare)
     self._templates = sampler,view
     if store is not None and store.folder is not None or not self.memory.inserted: self._fresh()
-    elif hasattr(sampler, 'seed'): self.sampler.reseed(sampler.seed)   # None: another one in each
+    else: self.sampler.reseed(sampler.seed)   # None: another one in each
     self._worker_here = os.getpid(),info   # a stage that holds it may have told it, and not the chain
 
 @patch

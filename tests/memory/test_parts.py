@@ -11,7 +11,7 @@ from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.memory.places import MainMemory
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows, Store
-from fastrl_replay.memory.samplers import Proportional, Sampler, Uniform
+from fastrl_replay.memory.samplers import Proportional, Ranked, Sampler, Uniform
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
@@ -379,6 +379,36 @@ def test_a_sampler_that_cannot_serve_is_refused_at_once():
     with pytest.raises(ArgumentError, match='PrioritizedReplay: sampler; got Recent; expected one that turns'): PrioritizedReplay(None, 2, 100, sampler=Recent(3), initial='logp')
     for wrong in Recent,'uniform',5:
         with pytest.raises(TypeError, match='ExperienceReplay: sampler; got .*; expected a Sampler'): ExperienceReplay(None, 2, 100, sampler=wrong)
+
+class Even(Sampler):
+    "Every key in turn, at any speed"
+    def __init__(self, capacity, seed=None, speed=1):
+        self.capacity,self.speed = capacity,speed
+        super().__init__(seed)
+    def sample(self, n): return self.first + np.arange(n)*self.speed % len(self),np.full(n, 1/len(self))
+
+@pytest.mark.parametrize('make', [PrioritizedReplay, SequenceReplay])
+def test_kind_takes_any_registered_sampler(make):
+    "By its class or its name, with the settings that its constructor takes; was: 'proportional' and 'rank' alone"
+    assert PrioritizedReplay(None, 2, 100, kind=Ranked).kind == 'rank' and PrioritizedReplay(None, 2, 100, kind='uniform').sampler.kind == 'Uniform'
+    for kind in Even,'Even':
+        replay = PrioritizedReplay(None, 2, 100, kind=kind, seed=3)
+        assert (replay.kind, replay.sampler.capacity, replay.sampler.seed, replay.sampler.speed) == ('Even', 100, 3, 1) and "kind='Even'" in repr(replay)
+        replay.add(Steps(story(bytes(9), PIXELS)))
+        assert replay.sample().index.tolist() == [0, 1] and replay.stats()['priority_counts'] == [9]
+        twin = pickle.loads(pickle.dumps(replay))
+        assert twin.sample().index.tolist() == [0, 1] and twin.kind == 'Even'
+        with pytest.raises(TypeError, match='SequenceReplay: sampler; got Even without use_places, insert, remove'): SequenceReplay(None, 2, 100, kind=kind)
+    with pytest.raises(ArgumentError, match="kind; got 'evne'; expected one of 'proportional', 'rank', 'uniform', .*'Even'"): make(None, 2, 100, kind='evne')
+    with pytest.raises(ArgumentError, match="mean 'Even'"): make(None, 2, 100, kind='Evenn')
+    with pytest.raises(ArgumentError, match=r'Replay: kind; got Recent; expected one that is made of capacity, alpha, .* Remedy: sampler=Recent\(n=…\)'): make(None, 2, 100, kind=Recent)
+
+def test_what_a_sampler_lacks_it_says():
+    "And a replay that needs it is refused when it is made; was: an empty NotImplementedError with the first batch"
+    with pytest.raises(TypeError, match='ExperienceReplay: sampler; got Sampler without sample'): ExperienceReplay(None, 2, 100, sampler=Sampler())
+    with pytest.raises(ArgumentError, match="weight_norm='memory'; got Proportional that knows no smallest probability.*least=True"): PrioritizedReplay(None, 2, 100, sampler=Proportional(100), weight_norm='memory')
+    for method in 'use_places','insert','remove','priorities':
+        with pytest.raises(NotImplementedError, match=f'Recent: it has no `{method}`'): getattr(Recent(3), method)(1)
 
 # ---- views ----
 
