@@ -26,7 +26,7 @@ from ..memory.links import Places
 from ..memory.samplers import Sampler, drawn, importance_weights
 from ..memory.timeline import Timeline
 from ..pipe import Pipe
-from .views import Transitions, View
+from .views import Transitions, View, checked_view
 from ..steps.states import anything, checked, integer, listed
 
 # %% ../../nbs/replay/replay.ipynb #e9c5fe26
@@ -106,7 +106,7 @@ def _checked_sampler(self:Replay, sampler, view, initial):
     if sampler.lacks('sample'):
         raise ArgumentTypeError(who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method')
     room = self.max_sz if sampler.capacity is None else sampler.capacity
-    if view.follows: sampler.check_places(who)
+    if checked_view(who, view).follows: sampler.check_places(who)
     if initial is not None and sampler.lacks('priorities'):
         raise ArgumentError(who, 'sampler', kind,
             'one that turns the TD errors of new rows into priorities, as initial= asks')

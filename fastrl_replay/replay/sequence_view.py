@@ -17,7 +17,7 @@ from ..steps.errors import ArgumentError, BlockError, StaleKey, StateError
 from ..steps.row_dtypes import dtype_spec, leaves, padding, saved_dtype
 from ..envs.episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row,
     number_of, places_of, row_ends)
-from ..memory.places import TOLD, in_parts
+from ..memory.places import in_parts
 from ..memory.links import reach
 from .views import View, fetched
 from ..steps.states import anything, array, checked, maybe, row_dtype
@@ -179,6 +179,7 @@ class SequenceView(View):
     ): self.length,self.burn_in,self.overlap,self.eta,self.state = length,burn_in,overlap,eta,state
 
     counted = property(lambda self: self.length > 1, doc='Must `step_n` count?')
+    followed = property(lambda self: int(self._counters[FOLLOWED]))
     def clear(self):
         self.table,self._row,self._tracks,self._counters = None,None,None,np.zeros(6, np.int64)
         self._said = self._rereads = False   # was the place told of the columns? Are rows followed that lay there?
@@ -223,7 +224,7 @@ def _without_states(dtype):
 @patch
 def follow(self:SequenceView, steps:Steps, first:int):
     "Rows with keys from `first` on have been added"
-    if first < self._counters[FOLLOWED]: return   # they were, before an interrupt
+    if first < self.followed: return   # they were, before an interrupt
     if self._row is None: self._open(steps.dtype)
     rows = np.ascontiguousarray(steps.rows).reshape(-1)
     if rows.dtype != self._dtype: rows = rows.astype(self._dtype)   # the same columns, laid out in another way
@@ -298,8 +299,8 @@ def refollow(self:SequenceView,
     end:int, # up to this key
 ):
     "Follow rows that lie in the memory since before it was opened, or that another process has added"
-    if int(self._counters[FOLLOWED]) >= end or not self._begun(end): return
-    first,(line,store,_) = max(int(self._counters[FOLLOWED]), self.memory.oldest),self.memory.parts
+    if self.followed >= end or not self._begun(end): return
+    first,(line,store,_) = max(self.followed, self.memory.oldest),self.memory.parts
     hidden,self._rereads = [('hidden', self._hidden)] if self._hidden else [],True
     for keys in in_parts(first, end, 2**16):
         told = store.episodes(keys % line.ring)
@@ -357,7 +358,7 @@ def note(self:SequenceView):
     if not place.writes or self._row is None: return
     if not self._said: place.say(steps=dtype_spec(self._dtype))
     self._said = True
-    place.counters[TOLD] = self._counters[FOLLOWED]
+    View.note(self)
 
 @patch
 def _follow_rows(self:SequenceView, rows, first, plan):
