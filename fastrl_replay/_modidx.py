@@ -4036,8 +4036,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                            'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view._steps_between': ( 'replay/sequence_view.html#_steps_between',
                                                                                                            'fastrl_replay/replay/sequence_view.py'),
-                                                    'fastrl_replay.replay.sequence_view._tail': ( 'replay/sequence_view.html#_tail',
-                                                                                                  'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view._tensors': ( 'replay/sequence_view.html#_tensors',
                                                                                                      'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view._track': ( 'replay/sequence_view.html#_track',

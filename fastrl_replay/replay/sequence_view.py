@@ -20,23 +20,22 @@ from ..envs.episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, 
 from ..memory.places import in_parts
 from ..memory.links import reach
 from .views import View, fetched
+from ..stages.waiting import TAILS, tail_start, unseen
 from ..steps.states import anything, array, checked, maybe, row_dtype
 
-# %% ../../nbs/replay/sequence_view.ipynb #c13cebff
-@njit
-def _tail(p, length, stride):
-    "How many steps the last sequence of an episode of `p` steps has; 0: it was complete already"
-    return p if p < length else 0 if (p - length) % stride == 0 else length
-
 # %% ../../nbs/replay/sequence_view.ipynb #9122ab92
+_SHIFT = TAILS.index('shift')
+
 @njit
-def _note_sequence(env, p, steps, recent, hiddens, queue, states, found):
-    "Write down the sequence of the last `steps` of `p` steps: its first key, its length, its state"
-    at = (p - steps) % recent.shape[1]
-    queue[found,0],queue[found,1] = recent[env,at],steps
+def _note_sequence(env, start, p, recent, hiddens, queue, states, found):
+    "Write down the sequence from step `start` to step `p` of an episode, if it is one: its first key, its length, its state"
+    if start < 0: return found
+    at = start % recent.shape[1]
+    queue[found,0],queue[found,1] = recent[env,at],p - start
     for b in range(states.shape[1]): states[found,b] = hiddens[env,at,b]
     return found + 1
 
+# %% ../../nbs/replay/sequence_view.ipynb #9122ab93
 QUEUED,OLDEST,IDLE,FOLLOWED,N_GONE,N_CAME = range(6)   # what stands where in a view's counters
 
 @njit
@@ -50,14 +49,14 @@ def _track(rows, plan, first, number, counters, recent, hiddens, count, last, qu
         p,episode,step = count[env],words[(row + at[EPISODE_N]) >> 2],words[(row + at[STEP_N]) >> 2]
         slot = p % length
         if p and (key - recent[env,slot-1] >= reach or not goes_on(last, env, episode, step)):   # it broke off
-            steps = _tail(p, length, stride)
-            if steps: found = _note_sequence(env, p, steps, recent, hiddens, queue, states, found)
-            p = slot = 0
+            start = tail_start(p, length, stride, _SHIFT)
+            found,p,slot = _note_sequence(env, start, p, recent, hiddens, queue, states, found),0,0
         p,ended = p + 1,row_ends(rows, row, at)
         recent[env,slot] = key
         for b in range(hiddens.shape[2]): hiddens[env,slot,b] = rows[row + hidden_at + b]
-        steps = length if p >= length and (p - length) % stride == 0 else _tail(p, length, stride) if ended else 0
-        if steps: found = _note_sequence(env, p, steps, recent, hiddens, queue, states, found)
+        start = tail_start(p, length, stride, _SHIFT) if ended else -1
+        if unseen(p, length, stride) == 0: start = p - length
+        found = _note_sequence(env, start, p, recent, hiddens, queue, states, found)
         note_row(last, env, episode, step, ended)
         count[env] = 0 if ended else p
     counters[QUEUED],counters[FOLLOWED] = found,first + len(rows)//at[SIZE]
@@ -167,6 +166,7 @@ class _Tracks(NamedTuple):
     count:np.ndarray # steps of the episode so far
     last:np.ndarray # as the episode rule wants it
 
+# %% ../../nbs/replay/sequence_view.ipynb #1f50f3cf
 class SequenceView(View):
     "Windows of `length` rows that overlap and never cross an episode"
     unit,follows,adds = 'sequences',True,{}
@@ -246,6 +246,7 @@ def _known_envs(self:SequenceView):
     if many > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, many, 0) for a in self._tracks))
     return envs
 
+# %% ../../nbs/replay/sequence_view.ipynb #c108b92d
 @patch
 def _open(self:SequenceView, dtype):
     "Make a table for such rows, and say where things are in them"
@@ -313,6 +314,7 @@ def refollow(self:SequenceView,
         self._follow_rows(rows, int(keys[0]), self._plan_of(rows.dtype))
         self.drawable()
 
+# %% ../../nbs/replay/sequence_view.ipynb #c31d8660
 @patch
 def _begun(self:SequenceView, end)->bool:
     "Is it known what rows are like, also those that have come already?"
@@ -360,6 +362,7 @@ def note(self:SequenceView):
     self._said = True
     View.note(self)
 
+# %% ../../nbs/replay/sequence_view.ipynb #6ac1be26
 @patch
 def _follow_rows(self:SequenceView, rows, first, plan):
     "Some rows, whose episodes may have begun before the oldest row"
