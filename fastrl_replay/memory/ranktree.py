@@ -442,6 +442,7 @@ def roll(self:RankTree,
     "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
     _roll(self._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
 
+# %% ../../nbs/memory/ranktree.ipynb #5d1c0a97
 @patch
 def write_keys(self:RankTree,
     keys:np.ndarray, # int64; each has the index that is left when it is divided by the capacity

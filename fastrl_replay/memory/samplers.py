@@ -156,6 +156,7 @@ class _Refusing:
 # %% ../../nbs/memory/samplers.ipynb #85050311
 SAMPLERS = {}   # each class of samplers by the name that a memory takes as `kind`
 
+# %% ../../nbs/memory/samplers.ipynb #85050312
 class Sampler(_Refusing, _Draws):
     "The base of samplers: which keys there are, random numbers, how to go on"
     counts_only = False   # True: keys that came with several blocks may be told at once, when the sampler is next used
@@ -431,6 +432,7 @@ def check_state(self:_Prioritized, state:dict):
     if 'there' in state and len(np.unique(state['there'])) < n: raise StateError(who, 'a saved place twice')
     return state
 
+# %% ../../nbs/memory/samplers.ipynb #b8eebf95
 @patch
 def load_state_dict(self:_Prioritized, state:dict):
     "Continue where `state` was saved"
@@ -466,6 +468,7 @@ def _slots_in_use(self:_Prioritized):
     "Of each key, oldest first; of places, those that are taken"
     return np.arange(self.first, self.end) % self.capacity if self._there is None else np.flatnonzero(self._there)
 
+# %% ../../nbs/memory/samplers.ipynb #67beb450
 @patch
 def kept(self:_Prioritized)->np.ndarray:
     "Priorities, of each key, oldest first, or of places that are taken: |td| + eps, or a power of it"

@@ -68,6 +68,7 @@ def _climb(nodes, peaks, starts, idx, negative):
             if peaks[at] != best: peaks[at],lines[_u(k)],k = best,lines[_u(i)],k + 1
         m = k
 
+# %% ../../nbs/memory/sumtree.ipynb #352601a4
 @njit
 def _update(nodes, peaks, lows, starts, capacity, idx, priority):
     "Write leaves and bring all above them up to date; -1, or the place of one that can't be: nothing has changed then"
@@ -281,6 +282,7 @@ def find_into(self:SumTree,
     "`find` into an array, where the total is not 0"
     find_mass(self.nodes, self.starts, mass, idx)
 
+# %% ../../nbs/memory/sumtree.ipynb #470b944d
 @patch
 def sample(self:SumTree,
     n:int, # how many indices to draw

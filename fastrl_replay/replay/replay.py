@@ -208,6 +208,7 @@ def _follow(self:Replay, end):
     view.refollow(end)   # where another process adds rows
     if self._tell_places() or block is not None: view.note()
 
+# %% ../../nbs/replay/replay.ipynb #797a8985
 @patch
 def _tell_places(self:Replay, known=False)->bool: # known: up to rows of which the sampler was told when they came
     "What a view draws has places instead of keys in order; has anything changed?"
@@ -382,6 +383,7 @@ def due_batches(self:Replay):
         while self._batch_due(): yield self._count_batch()
         if self.view.follows: self._check_enough(len(steps))
 
+# %% ../../nbs/replay/replay.ipynb #b14c7243
 @patch
 def _check_enough(self:Replay, n):
     "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"

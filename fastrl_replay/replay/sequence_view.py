@@ -179,7 +179,7 @@ class SequenceView(View):
     ): self.length,self.burn_in,self.overlap,self.eta,self.state = length,burn_in,overlap,eta,state
 
     counted = property(lambda self: self.length > 1, doc='Must `step_n` count?')
-    followed = property(lambda self: int(self._counters[FOLLOWED]))
+    followed = property(lambda self: self._counters.item(FOLLOWED))
     def clear(self):
         self.table,self._row,self._tracks,self._counters = None,None,None,np.zeros(6, np.int64)
         self._said = self._rereads = False   # was the place told of the columns? Are rows followed that lay there?
@@ -452,6 +452,7 @@ def _clear_unused(self:SequenceView, table, tracks):
     if not table['hidden'].numel(): return
     for states in table['hidden'],tracks['hiddens']: states[..., padding(self._hidden)] = 0
 
+# %% ../../nbs/replay/sequence_view.ipynb #c156d7b2
 @patch
 def check_state(self:SequenceView, state):
     found,want = state['settings'],[self.length, self.overlap, self.state]
@@ -480,6 +481,7 @@ def _check_saved(self:SequenceView, saved):
         if not fine: raise StateError(self.who, 'a saved memory with a damaged table of sequences', what)
     return {**saved['table'], **saved['tracks']}
 
+# %% ../../nbs/replay/sequence_view.ipynb #de3ed601
 @patch
 def restore(self:SequenceView, state):
     "Go on where `snapshot` was taken; the memory has been restored"

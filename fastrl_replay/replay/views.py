@@ -42,6 +42,7 @@ def fetched(
         keys,td = both[:n],both[n:].view(np.float64)
     return np.ascontiguousarray(as_keys(keys)).ravel(),as_float64(td)
 
+# %% ../../nbs/replay/views.ipynb #dcc7a53d
 @njit
 def check_feedback(keys, td, oldest, end):
     "The place of the first mistake, in one of two kinds (-1: none of it), and how many keys are stale"
