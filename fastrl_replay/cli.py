@@ -39,6 +39,7 @@ class Progress(tqdm):
         if (self.nrows or 0) < 1: self.nrows = None   # or it would be below the last row, and hidden
         return super().display(*args, **kwargs)
 
+# %% ../nbs/cli.ipynb #900e7f22
 class Bar:
     "A progress bar for a run; lines where the output is no terminal"
     def __init__(self, run:Run, file=None, terminal:bool=None):
@@ -185,6 +186,7 @@ def _asked(args):
         key,equals,value = (part.strip() for part in item.partition('='))
         if not key or not equals: raise SettingsError('--set', 'a word that sets nothing', repr(item),
             *_meant(args, item, args.set[i-1] if i else None))
+        if key in asked: raise SettingsError('--set', f'{key!r} twice', f'{asked[key]} and {value}', 'one value')
         asked[key] = value
     return asked
 
@@ -369,6 +371,7 @@ def compare(args):
     "Train several recipes with several seeds, and draw them together"
     args.recipes = list(dict.fromkeys(args.recipes))
     out = Path(args.out or 'runs/' + '-'.join(args.recipes))
+    if out.exists() and not out.is_dir(): raise SettingsError('compare', '--out', f'{out}, a file', 'a directory')
     wanted = {name: recipe(name, args.settings, **changes(args)).settings for name in args.recipes}
     jobs = [(name, seed, out/f'{name}-seed{seed}', _own_memory(wanted[name], name, seed)) for seed in range(args.seeds)
             for name in args.recipes]
