@@ -28,7 +28,7 @@ _SHIFT = TAILS.index('shift')
 
 @njit
 def _note_sequence(env, start, p, recent, hiddens, queue, states, found):
-    "Write down the sequence from step `start` to step `p` of an episode, if it is one: its first key, its length, its state"
+    "Write down a sequence from step `start` to `p` of an episode, if it is one: first key, length, state"
     if start < 0: return found
     at = start % recent.shape[1]
     queue[found,0],queue[found,1] = recent[env,at],p - start

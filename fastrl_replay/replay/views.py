@@ -59,8 +59,8 @@ class _OfPlaces:
     follows = False   # True: it does
     followed = None   # rows with keys before this one were looked at; None: those that lay there before are not
     places = None     # how many places there are, and an array of those that are taken; None: a state has them not
-    def follow(self, steps, first): raise NotImplementedError   # rows from this key on came; nothing, where it knows them
-    def drawable(self)->tuple: raise NotImplementedError   # how many places, those free again, those taken; None: as before
+    def follow(self, steps, first): raise NotImplementedError   # rows from this key on came, perhaps known ones
+    def drawable(self)->tuple: raise NotImplementedError   # how many places, those free, those taken; None: as before
     def told(self): raise NotImplementedError              # the sampler knows of these changes
     def key_of(self, places): return places   # the rows by whose slots something of places may be written
     def came(self, places): "These were taken: what belongs to them may be written down, or read"
@@ -110,7 +110,8 @@ def checked_view(
     view, # what was given
 )->View:
     "A view that can do what is asked of it; an error where it can't"
-    if not isinstance(view, View): raise ArgumentTypeError(who, 'view', repr(view)[:60], 'a View, such as Transitions()')
+    if not isinstance(view, View):
+        raise ArgumentTypeError(who, 'view', repr(view)[:60], 'a View, such as Transitions()')
     if missing := left_out(view, View, 'batch', 'feedback', *('follow','drawable','told')*view.follows):
         raise ArgumentTypeError(who, 'view', f'{type(view).__name__} without {", ".join(missing)}',
             'one that has these methods', 'add them')

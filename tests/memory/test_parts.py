@@ -476,7 +476,6 @@ def test_a_view_of_ones_own_that_draws_places(where, sampler, tmp_path):
     make = lambda store=store: Replay(None, 2, 30, sampler=sampler(30, alpha=1, eps=0, seed=1), view=Last(), store=store, beta=1.)
     replay,priority = make(),{}
     for block in cut(rows, [9, 1, 0, 40, 3, 25]):
-        first = replay.memory.inserted
         replay.add(Steps(block))
         m = replay.memory
         ends = [k for k in range(m.oldest, m.inserted) if rows['terminated'][k] or rows['truncated'][k]]
