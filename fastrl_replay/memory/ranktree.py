@@ -10,7 +10,7 @@ import numpy as np
 from fastcore.basics import patch
 from ..steps.compiled import memmove, njit
 from ..steps.errors import ArgumentError, ArgumentTypeError, problem, whole
-from .sumtree import levels
+from .sumtree import LARGEST, levels
 
 # %% ../../nbs/memory/ranktree.ipynb #2c38ac19
 SHELF,TOGETHER = 64,48   # places on a shelf; two neighbours that have no more than this together may become one
@@ -367,6 +367,15 @@ def rank(self:RankTree,
     return ranks.reshape(np.shape(idx)) if np.ndim(idx) else int(ranks[0])
 
 @patch
+def __getitem__(self:RankTree, idx):
+    "The priority of one index, or of an array of them"
+    flat = self._indices(idx)
+    found = np.empty(len(flat))
+    _priority(self._tree, flat, found)
+    return found.reshape(np.shape(idx)) if np.ndim(idx) else float(found[0])
+
+# %% ../../nbs/memory/ranktree.ipynb #4ced69b0
+@patch
 def select(self:RankTree,
     rank, # one rank, or an array of them, from 1
 ): # the index that has each
@@ -382,22 +391,22 @@ def select(self:RankTree,
     _select(self._tree, np.ascontiguousarray(ranks, np.int64).ravel(), idx)
     return idx.reshape(ranks.shape) if ranks.ndim else int(idx[0])
 
-@patch
-def __getitem__(self:RankTree, idx):
-    "The priority of one index, or of an array of them"
-    flat = self._indices(idx)
-    found = np.empty(len(flat))
-    _priority(self._tree, flat, found)
-    return found.reshape(np.shape(idx)) if np.ndim(idx) else float(found[0])
+@patch(as_prop=True)
+def largest(self:RankTree)->float:
+    "The largest priority; 0 where there is none"
+    return self[self.select(1)] if len(self) else 0.
 
 # %% ../../nbs/memory/ranktree.ipynb #5d1c0a92
 @patch
-def put(self:RankTree,
+def try_update(self:RankTree,
     idx:np.ndarray, # int64, within the capacity
-    priority:np.ndarray, # float64, finite, of each
-):
-    "`update` with arrays that were checked"
+    priority:np.ndarray, # float64, of each, at most 1e298
+)->int: # -1, or the place of the first that can't be: nothing has changed then
+    "`update` with arrays, without an error"
+    bad = ~(priority <= LARGEST)
+    if bad.any(): return int(bad.argmax())
     _update(self._tree, idx, priority, self._ages(len(idx)))
+    return -1
 
 @patch
 def _ages(self:RankTree, n):
@@ -432,6 +441,15 @@ def roll(self:RankTree,
 ):
     "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
     _roll(self._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
+
+# %% ../../nbs/memory/ranktree.ipynb #5d1c0a97
+@patch
+def write_keys(self:RankTree,
+    keys:np.ndarray, # int64; each has the index that is left when it is divided by the capacity
+    to:np.ndarray, # float64: another ring
+):
+    "Write the priorities of keys there"
+    to[keys % len(to)] = self[keys % self.capacity]
 
 @patch
 def by_age(self:RankTree,

@@ -68,6 +68,7 @@ def _climb(nodes, peaks, starts, idx, negative):
             if peaks[at] != best: peaks[at],lines[_u(k)],k = best,lines[_u(i)],k + 1
         m = k
 
+# %% ../../nbs/memory/sumtree.ipynb #352601a4
 @njit
 def _update(nodes, peaks, lows, starts, capacity, idx, priority):
     "Write leaves and bring all above them up to date; -1, or the place of one that can't be: nothing has changed then"
@@ -217,6 +218,13 @@ def try_update(self:SumTree,
     return _update(self.nodes, self._peaks, self._lows, self.starts, self.capacity, idx, priority)
 
 @patch
+def discard(self:SumTree,
+    idx:np.ndarray, # int64, within the capacity
+):
+    "Take these out: their priority is 0"
+    self.try_update(idx, np.zeros(len(idx)))
+
+@patch
 def roll(self:SumTree,
     gone:int, # the oldest key so far
     oldest:int, # the oldest one from now on: those before it leave
@@ -226,6 +234,30 @@ def roll(self:SumTree,
 ):
     "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
     _roll(self.nodes, self._peaks, self._lows, self.starts, self.capacity, gone, oldest, first, end, p)
+
+# %% ../../nbs/memory/sumtree.ipynb #5d1c0a85
+@njit
+def _copy_leaves(nodes, capacity, keys, to):
+    "From the leaves to another ring; no key is more than a round from the first one"
+    if not len(keys): return
+    n,first = len(to),keys[0]
+    slot,leaf = first % n,first % capacity   # of the first one: a division takes as long as all the rest
+    for key in keys:
+        there,at = slot + key - first,leaf + key - first
+        if there < 0 or there >= n: there = there + n if there < 0 else there - n
+        if at < 0 or at >= capacity: at = at + capacity if at < 0 else at - capacity
+        to[there] = nodes[at]
+
+@patch
+def write_keys(self:SumTree,
+    keys:np.ndarray, # int64
+    to:np.ndarray, # float64: another ring
+):
+    "Write the priorities of keys there"
+    _copy_leaves(self.nodes, self.capacity, keys, to)
+
+@patch
+def by_age(self:SumTree, idx)->np.ndarray: return idx   # in an order from which an equal tree can be built: any
 
 # %% ../../nbs/memory/sumtree.ipynb #470b944c
 @patch
@@ -239,9 +271,18 @@ def find(self:SumTree,
     if not self.total:
         raise ArgumentError('SumTree', 'all priorities are 0, so there is nothing to find', remedy='update some first')
     flat,idx = mass.flatten(),np.empty(mass.size, np.int64)
-    find_mass(self.nodes, self.starts, flat, idx)
+    self.find_into(flat, idx)
     return idx.reshape(mass.shape) if mass.ndim else int(idx[0])
 
+@patch
+def find_into(self:SumTree,
+    mass:np.ndarray, # float64, from 0 on; afterwards the priority of each index
+    idx:np.ndarray, # int64, as many
+):
+    "`find` into an array, where the total is not 0"
+    find_mass(self.nodes, self.starts, mass, idx)
+
+# %% ../../nbs/memory/sumtree.ipynb #470b944d
 @patch
 def sample(self:SumTree,
     n:int, # how many indices to draw

@@ -303,6 +303,7 @@ def _rows_at(self:Hindsight, keys):
     if self._lies is not None: return self._lies,keys % len(self._table)
     return _as_bytes(self.memory.take(keys).rows),np.arange(len(keys))
 
+# %% ../../nbs/replay/hindsight.ipynb #cf1721d3
 @patch
 def _give_goals(self:Hindsight, batch, chosen, goals):
     "Write goals that others achieved into chosen rows of a batch; copies of outcomes and goals"
@@ -356,9 +357,28 @@ def restore(self:Hindsight, state):
     "Go on where `snapshot` was taken"
     self._seed,self._count = np.uint64(state['seed']),state['count']
 
+# %% ../../nbs/replay/hindsight.ipynb #8e22ba8c
+class _AsksGoals(Replay):
+    "A replay whose view asks what a goal is worth"
+    def _check_goals(self, who, source):
+        "Raise where it is known by now that nothing says it"
+        if self.reward is not None: goal_functions(who, self.reward)
+        elif source is None: stepped_env(who, None)
+        refuse_merged(who, source)
+
+    def sample_weighted(self,
+        n:int, # rows
+        weigh, # (probabilities, n, exponent) → weights
+    ): # the batch
+        "Draw a batch whose weights something else decides; the lock is held"
+        if self.view.functions is None:
+            given = stepped_env('HindsightReplay', self.source) if self.reward is None else self.reward
+            self.view.functions = goal_functions('HindsightReplay', given)
+        return super().sample_weighted(n, weigh)
+
 # %% ../../nbs/replay/hindsight.ipynb #8e22ba8d
 @stage('hindsight_replay')
-class HindsightReplay(Replay):
+class HindsightReplay(_AsksGoals):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later"
     share,strategy,reward,replacement,seed = (Fixed() for _ in range(5))
     def __init__(self,
@@ -382,25 +402,8 @@ class HindsightReplay(Replay):
         who = 'HindsightReplay'
         self.share,self.strategy = number(who, 'share', share, high=1),choice(who, 'strategy', strategy, STRATEGIES)
         self.reward,self.replacement,self.seed = reward,replacement,seed
-        if reward is not None: goal_functions(who, reward)   # an error now where it is none
-        elif source is None: stepped_env(who, None)
+        self._check_goals(who, source)
         if beta is not None: scheduled(who, 'beta', beta)
-        refuse_merged(who, source)
         super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: Uniform(seed, replacement), beta=beta,
             view=Hindsight(self.share, strategy, seed), store=store, needs=1 if replacement else None, ratio=ratio,
             warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)
-
-    def sample_weighted(self,
-        n:int, # rows
-        weigh, # (probabilities, n, exponent) → weights
-    ): # the batch
-        "Draw a batch whose weights something else decides; the lock is held"
-        if self.view.functions is None: self._find_functions()
-        return super().sample_weighted(n, weigh)
-
-# %% ../../nbs/replay/hindsight.ipynb #dbe2ca00
-@patch
-def _find_functions(self:HindsightReplay):
-    "Let the view know who says what a goal is worth"
-    given = stepped_env('HindsightReplay', self.source) if self.reward is None else self.reward
-    self.view.functions = goal_functions('HindsightReplay', given)

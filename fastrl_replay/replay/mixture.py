@@ -101,6 +101,7 @@ def shares_now(self:Mixture)->np.ndarray: # in the order of the names
     if not found.sum(): raise ArgumentError('Mixture', 'shares', repr(shares)[:80], 'at least one above 0')
     return found/found.sum()
 
+# %% ../../nbs/replay/mixture.ipynb #419e62b8
 @patch
 def add(self:Mixture,
     steps:Steps, # a block, or one row
@@ -130,6 +131,7 @@ def sample(self:Mixture,
     self.batches,self.carried = self.batches + 1,carried
     return batch
 
+# %% ../../nbs/replay/mixture.ipynb #552f19cf
 def _together(parts, many, names):
     "Batches of several replays as one"
     first = parts[0][1]

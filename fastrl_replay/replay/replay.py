@@ -26,7 +26,7 @@ from ..memory.links import Places
 from ..memory.samplers import Sampler, drawn, importance_weights
 from ..memory.timeline import Timeline
 from ..pipe import Pipe
-from .views import Transitions, View
+from .views import Transitions, View, checked_view
 from ..steps.states import anything, checked, integer, listed
 
 # %% ../../nbs/replay/replay.ipynb #e9c5fe26
@@ -65,13 +65,13 @@ class Replay(Pipe):
         needs:int=None, # how many must be there for a batch; None: as many as it has
         ratio=None, warmup=None, return_idxs=False, freeze_memory=False,
     ):
-        if getattr(sampler, 'replacement', False): needs = 1   # it draws a row as often as it likes
+        if isinstance(sampler, Sampler) and sampler.replacement: needs = 1   # it draws a row as often as it likes
         self._check_sizes(bs, max_sz, needs, ratio, warmup)
         super().__init__(source)
         self._no_source = self.source if source is None else None   # another may be given later
         self.weight_norm,self.return_idxs,self.freeze_memory = weight_norm,return_idxs,freeze_memory
         self._given = dict(sampler=sampler)   # for the repr: the attribute is one that is in use
-        sampler = default() if sampler is None else self._checked_sampler(sampler, view, initial)
+        sampler = self._checked_sampler(default() if sampler is None else sampler, view, initial)
         self._templates,self._initial,self._needs = (sampler,view),initial,needs
         self.ratio,self.store,self.beta = ratio,store,beta
         self._fresh()
@@ -100,16 +100,19 @@ def _check_sizes(self:Replay, bs, max_sz, needs, ratio, warmup):
 @patch
 def _checked_sampler(self:Replay, sampler, view, initial):
     "The sampler, if it can do what is asked of it"
-    who,kind,room = type(self).__name__,type(sampler).__name__,getattr(sampler, 'capacity', self.max_sz)
+    who,kind = type(self).__name__,type(sampler).__name__
     if not isinstance(sampler, Sampler):
         raise ArgumentTypeError(who, 'sampler', repr(sampler)[:60], 'a Sampler, such as Uniform()')
-    if view.follows: sampler.check_places(who)
-    if initial is not None and not hasattr(sampler, 'priorities'):
+    if sampler.lacks('sample'):
+        raise ArgumentTypeError(who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method')
+    room = self.max_sz if sampler.capacity is None else sampler.capacity
+    if checked_view(who, view).follows: sampler.check_places(who)
+    if initial is not None and sampler.lacks('priorities'):
         raise ArgumentError(who, 'sampler', kind,
             'one that turns the TD errors of new rows into priorities, as initial= asks')
     if room < self.max_sz:
         raise ArgumentError(who, 'sampler', f'room for {room} keys', f'room for max_sz={self.max_sz}')
-    if self.weight_norm == 'memory' and not hasattr(sampler, 'least'):
+    if self.weight_norm == 'memory' and not sampler.keeps_least:
         raise ArgumentError(who, "weight_norm='memory'", f'{kind} that knows no smallest probability',
             remedy=f'{kind}(…, least=True)')
     return sampler
@@ -205,6 +208,7 @@ def _follow(self:Replay, end):
     view.refollow(end)   # where another process adds rows
     if self._tell_places() or block is not None: view.note()
 
+# %% ../../nbs/replay/replay.ipynb #797a8985
 @patch
 def _tell_places(self:Replay, known=False)->bool: # known: up to rows of which the sampler was told when they came
     "What a view draws has places instead of keys in order; has anything changed?"
@@ -379,6 +383,7 @@ def due_batches(self:Replay):
         while self._batch_due(): yield self._count_batch()
         if self.view.follows: self._check_enough(len(steps))
 
+# %% ../../nbs/replay/replay.ipynb #b14c7243
 @patch
 def _check_enough(self:Replay, n):
     "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"
@@ -552,7 +557,7 @@ def _in_worker(self:Replay, info):
     if info.world_size == 1: return
     (sampler,view),store = self._templates,self.store
     self._is_shard = get_worker_info() is None   # a `DataLoader` doesn't bring the weights of its workers together
-    if getattr(sampler, 'seed', None) is not None:
+    if sampler.seed is not None:
         sampler = copy(sampler)
         sampler.seed = (*np.atleast_1d(sampler.seed).tolist(), info.rank, info.restart)
     if store is not None and store.folder is not None:
@@ -560,7 +565,7 @@ def _in_worker(self:Replay, info):
         store.lies(shard_path(store.folder, store.mode, info.rank, type(self).__name__), None, store.mode, store.spare)
     self._templates = sampler,view
     if store is not None and store.folder is not None or not self.memory.inserted: self._fresh()
-    elif hasattr(sampler, 'seed'): self.sampler.reseed(sampler.seed)   # None: another one in each
+    else: self.sampler.reseed(sampler.seed)   # None: another one in each
     self._worker_here = os.getpid(),info   # a stage that holds it may have told it, and not the chain
 
 @patch

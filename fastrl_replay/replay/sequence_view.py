@@ -17,26 +17,25 @@ from ..steps.errors import ArgumentError, BlockError, StaleKey, StateError
 from ..steps.row_dtypes import dtype_spec, leaves, padding, saved_dtype
 from ..envs.episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row,
     number_of, places_of, row_ends)
-from ..memory.places import TOLD, in_parts
+from ..memory.places import in_parts
 from ..memory.links import reach
 from .views import View, fetched
+from ..stages.waiting import TAILS, tail_start, unseen
 from ..steps.states import anything, array, checked, maybe, row_dtype
 
-# %% ../../nbs/replay/sequence_view.ipynb #c13cebff
-@njit
-def _tail(p, length, stride):
-    "How many steps the last sequence of an episode of `p` steps has; 0: it was complete already"
-    return p if p < length else 0 if (p - length) % stride == 0 else length
-
 # %% ../../nbs/replay/sequence_view.ipynb #9122ab92
+_SHIFT = TAILS.index('shift')
+
 @njit
-def _note_sequence(env, p, steps, recent, hiddens, queue, states, found):
-    "Write down the sequence of the last `steps` of `p` steps: its first key, its length, its state"
-    at = (p - steps) % recent.shape[1]
-    queue[found,0],queue[found,1] = recent[env,at],steps
+def _note_sequence(env, start, p, recent, hiddens, queue, states, found):
+    "Write down a sequence from step `start` to `p` of an episode, if it is one: first key, length, state"
+    if start < 0: return found
+    at = start % recent.shape[1]
+    queue[found,0],queue[found,1] = recent[env,at],p - start
     for b in range(states.shape[1]): states[found,b] = hiddens[env,at,b]
     return found + 1
 
+# %% ../../nbs/replay/sequence_view.ipynb #9122ab93
 QUEUED,OLDEST,IDLE,FOLLOWED,N_GONE,N_CAME = range(6)   # what stands where in a view's counters
 
 @njit
@@ -50,14 +49,14 @@ def _track(rows, plan, first, number, counters, recent, hiddens, count, last, qu
         p,episode,step = count[env],words[(row + at[EPISODE_N]) >> 2],words[(row + at[STEP_N]) >> 2]
         slot = p % length
         if p and (key - recent[env,slot-1] >= reach or not goes_on(last, env, episode, step)):   # it broke off
-            steps = _tail(p, length, stride)
-            if steps: found = _note_sequence(env, p, steps, recent, hiddens, queue, states, found)
-            p = slot = 0
+            start = tail_start(p, length, stride, _SHIFT)
+            found,p,slot = _note_sequence(env, start, p, recent, hiddens, queue, states, found),0,0
         p,ended = p + 1,row_ends(rows, row, at)
         recent[env,slot] = key
         for b in range(hiddens.shape[2]): hiddens[env,slot,b] = rows[row + hidden_at + b]
-        steps = length if p >= length and (p - length) % stride == 0 else _tail(p, length, stride) if ended else 0
-        if steps: found = _note_sequence(env, p, steps, recent, hiddens, queue, states, found)
+        start = tail_start(p, length, stride, _SHIFT) if ended else -1
+        if unseen(p, length, stride) == 0: start = p - length
+        found = _note_sequence(env, start, p, recent, hiddens, queue, states, found)
         note_row(last, env, episode, step, ended)
         count[env] = 0 if ended else p
     counters[QUEUED],counters[FOLLOWED] = found,first + len(rows)//at[SIZE]
@@ -167,6 +166,7 @@ class _Tracks(NamedTuple):
     count:np.ndarray # steps of the episode so far
     last:np.ndarray # as the episode rule wants it
 
+# %% ../../nbs/replay/sequence_view.ipynb #1f50f3cf
 class SequenceView(View):
     "Windows of `length` rows that overlap and never cross an episode"
     unit,follows,adds = 'sequences',True,{}
@@ -179,6 +179,7 @@ class SequenceView(View):
     ): self.length,self.burn_in,self.overlap,self.eta,self.state = length,burn_in,overlap,eta,state
 
     counted = property(lambda self: self.length > 1, doc='Must `step_n` count?')
+    followed = property(lambda self: self._counters.item(FOLLOWED))
     def clear(self):
         self.table,self._row,self._tracks,self._counters = None,None,None,np.zeros(6, np.int64)
         self._said = self._rereads = False   # was the place told of the columns? Are rows followed that lay there?
@@ -223,7 +224,7 @@ def _without_states(dtype):
 @patch
 def follow(self:SequenceView, steps:Steps, first:int):
     "Rows with keys from `first` on have been added"
-    if first < self._counters[FOLLOWED]: return   # they were, before an interrupt
+    if first < self.followed: return   # they were, before an interrupt
     if self._row is None: self._open(steps.dtype)
     rows = np.ascontiguousarray(steps.rows).reshape(-1)
     if rows.dtype != self._dtype: rows = rows.astype(self._dtype)   # the same columns, laid out in another way
@@ -245,6 +246,7 @@ def _known_envs(self:SequenceView):
     if many > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, many, 0) for a in self._tracks))
     return envs
 
+# %% ../../nbs/replay/sequence_view.ipynb #c108b92d
 @patch
 def _open(self:SequenceView, dtype):
     "Make a table for such rows, and say where things are in them"
@@ -298,8 +300,8 @@ def refollow(self:SequenceView,
     end:int, # up to this key
 ):
     "Follow rows that lie in the memory since before it was opened, or that another process has added"
-    if int(self._counters[FOLLOWED]) >= end or not self._begun(end): return
-    first,(line,store,_) = max(int(self._counters[FOLLOWED]), self.memory.oldest),self.memory.parts
+    if self.followed >= end or not self._begun(end): return
+    first,(line,store,_) = max(self.followed, self.memory.oldest),self.memory.parts
     hidden,self._rereads = [('hidden', self._hidden)] if self._hidden else [],True
     for keys in in_parts(first, end, 2**16):
         told = store.episodes(keys % line.ring)
@@ -312,6 +314,7 @@ def refollow(self:SequenceView,
         self._follow_rows(rows, int(keys[0]), self._plan_of(rows.dtype))
         self.drawable()
 
+# %% ../../nbs/replay/sequence_view.ipynb #c31d8660
 @patch
 def _begun(self:SequenceView, end)->bool:
     "Is it known what rows are like, also those that have come already?"
@@ -357,8 +360,9 @@ def note(self:SequenceView):
     if not place.writes or self._row is None: return
     if not self._said: place.say(steps=dtype_spec(self._dtype))
     self._said = True
-    place.counters[TOLD] = self._counters[FOLLOWED]
+    View.note(self)
 
+# %% ../../nbs/replay/sequence_view.ipynb #6ac1be26
 @patch
 def _follow_rows(self:SequenceView, rows, first, plan):
     "Some rows, whose episodes may have begun before the oldest row"
@@ -448,6 +452,7 @@ def _clear_unused(self:SequenceView, table, tracks):
     if not table['hidden'].numel(): return
     for states in table['hidden'],tracks['hiddens']: states[..., padding(self._hidden)] = 0
 
+# %% ../../nbs/replay/sequence_view.ipynb #c156d7b2
 @patch
 def check_state(self:SequenceView, state):
     found,want = state['settings'],[self.length, self.overlap, self.state]
@@ -476,6 +481,7 @@ def _check_saved(self:SequenceView, saved):
         if not fine: raise StateError(self.who, 'a saved memory with a damaged table of sequences', what)
     return {**saved['table'], **saved['tracks']}
 
+# %% ../../nbs/replay/sequence_view.ipynb #de3ed601
 @patch
 def restore(self:SequenceView, state):
     "Go on where `snapshot` was taken; the memory has been restored"

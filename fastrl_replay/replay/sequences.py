@@ -13,7 +13,7 @@ from ..steps.errors import choice, number, whole
 from ..memory.rows import Store
 from ..memory.samplers import Sampler
 from ..pipe import stage
-from .prioritized import SAMPLERS, ReplayByKind
+from .prioritized import ReplayByKind
 from .replay import Fixed, Replay
 from .sequence_view import SequenceView
 
@@ -30,7 +30,7 @@ class SequenceReplay(ReplayByKind):
         length:int=80, # steps of a sequence
         burn_in:int=None, # steps at its beginning that only warm up the recurrent state; None: half of them
         overlap:int=None, # steps that neighbours share; None: half of them
-        kind:str='proportional', # 'proportional': by the size of the mixed error; 'rank': by its rank; 'uniform'
+        kind:str='proportional', # 'proportional': by the mixed error; 'rank': by its rank; 'uniform'; or a class
         prioritized:bool=True, # False: the same as kind='uniform'
         eta:float=.9, # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
         alpha:float=.9, # how much priorities count
@@ -49,12 +49,13 @@ class SequenceReplay(ReplayByKind):
         store:Store=None, # how rows become bytes; None: whole rows in main memory
     ):
         self._keep_view(max_sz, length, burn_in, overlap, state, eta)
-        self._keep_kind('SequenceReplay', (*SAMPLERS,'uniform'), beta, weight_norm, initial=initial, alpha=alpha,
+        self._keep_kind('SequenceReplay', beta, weight_norm, initial=initial, alpha=alpha,
             kind=kind if prioritized else 'uniform', eps=eps, stratified=stratified, seed=seed)
         choice('SequenceReplay', 'initial', self.initial, ('largest','max_ever'))
         self.prioritized = self.kind != 'uniform'
-        super().__init__(source, bs, max_sz, sampler=sampler, default=self._named_sampler, store=store, beta=beta,
-            view=SequenceView(self.length, self.burn_in, self.overlap, eta, state), weight_norm=weight_norm,
+        drawn = (kind, alpha) if self.prioritized else ('proportional', 0.)   # by priorities that are all alike
+        super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: self._sampler_of(*drawn), store=store,
+            view=SequenceView(self.length, self.burn_in, self.overlap, eta, state), beta=beta, weight_norm=weight_norm,
             ratio=ratio, warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)
         self._given['prioritized'] = True   # `kind` says it
 

@@ -113,8 +113,7 @@ class Waiting:
         tail:str, # ends of episodes: one of `TAILS`
     ):
         self.gate,self.envs,self.rule = gate,Environments(),[length, stride, TAILS.index(tail), 1]
-        empty = np.zeros(0, np.int64),np.zeros((0,5), np.int64),np.zeros((0,5), np.int64),np.zeros(0, np.uint8)
-        self.held = self.envs.number,self.envs.last,*empty,np.array([1]*7 + self.rule)
+        self.held = _empty(self.envs, self.rule)
 
     counts = property(lambda self: self.held[2][:len(self.envs.ids)], doc='Steps of the running episodes, by slot')
     nbytes = property(lambda self: self.envs.nbytes + sum(a.nbytes for a in self.held[2:]), doc='Bytes reserved')
@@ -135,6 +134,11 @@ class Waiting:
         vars(self).update(envs=envs, held=held)   # in one call, which no interrupt divides
         self.gate.accept(rows, layout)
         return rows.view(np.uint8)
+
+# %% ../../nbs/stages/waiting.ipynb #011aab46
+def _empty(envs, rule):
+    empty = np.zeros(0, np.int64),np.zeros((0,5), np.int64),np.zeros((0,5), np.int64),np.zeros(0, np.uint8)
+    return envs.number,envs.last,*empty,np.array([1]*7 + rule)
 
 def _larger(held, envs, n_rows, layout, rule): # rule: for a new plan; None: it is there
     _,_,counts,ahead,notes,ring,plan = held

@@ -11,13 +11,13 @@ from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.memory.places import MainMemory
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows, Store
-from fastrl_replay.memory.samplers import Proportional, Sampler, Uniform
+from fastrl_replay.memory.samplers import Proportional, Ranked, Sampler, Uniform
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.replay import Replay
 from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.replay.views import Transitions
+from fastrl_replay.replay.views import Transitions, View
 from fastrl_replay.testing import same, through_file
 from strategies import bits, cases, numpy_leaves
 
@@ -380,6 +380,36 @@ def test_a_sampler_that_cannot_serve_is_refused_at_once():
     for wrong in Recent,'uniform',5:
         with pytest.raises(TypeError, match='ExperienceReplay: sampler; got .*; expected a Sampler'): ExperienceReplay(None, 2, 100, sampler=wrong)
 
+class Even(Sampler):
+    "Every key in turn, at any speed"
+    def __init__(self, capacity, seed=None, speed=1):
+        self.capacity,self.speed = capacity,speed
+        super().__init__(seed)
+    def sample(self, n): return self.first + np.arange(n)*self.speed % len(self),np.full(n, 1/len(self))
+
+@pytest.mark.parametrize('make', [PrioritizedReplay, SequenceReplay])
+def test_kind_takes_any_registered_sampler(make):
+    "By its class or its name, with the settings that its constructor takes; was: 'proportional' and 'rank' alone"
+    assert PrioritizedReplay(None, 2, 100, kind=Ranked).kind == 'rank' and PrioritizedReplay(None, 2, 100, kind='uniform').sampler.kind == 'Uniform'
+    for kind in Even,'Even':
+        replay = PrioritizedReplay(None, 2, 100, kind=kind, seed=3)
+        assert (replay.kind, replay.sampler.capacity, replay.sampler.seed, replay.sampler.speed) == ('Even', 100, 3, 1) and "kind='Even'" in repr(replay)
+        replay.add(Steps(story(bytes(9), PIXELS)))
+        assert replay.sample().index.tolist() == [0, 1] and replay.stats()['priority_counts'] == [9]
+        twin = pickle.loads(pickle.dumps(replay))
+        assert twin.sample().index.tolist() == [0, 1] and twin.kind == 'Even'
+        with pytest.raises(TypeError, match='SequenceReplay: sampler; got Even without use_places, insert, remove'): SequenceReplay(None, 2, 100, kind=kind)
+    with pytest.raises(ArgumentError, match="kind; got 'evne'; expected one of 'proportional', 'rank', 'uniform', .*'Even'"): make(None, 2, 100, kind='evne')
+    with pytest.raises(ArgumentError, match="mean 'Even'"): make(None, 2, 100, kind='Evenn')
+    with pytest.raises(ArgumentError, match=r'Replay: kind; got Recent; expected one that is made of capacity, alpha, .* Remedy: sampler=Recent\(n=…\)'): make(None, 2, 100, kind=Recent)
+
+def test_what_a_sampler_lacks_it_says():
+    "And a replay that needs it is refused when it is made; was: an empty NotImplementedError with the first batch"
+    with pytest.raises(TypeError, match='ExperienceReplay: sampler; got Sampler without sample'): ExperienceReplay(None, 2, 100, sampler=Sampler())
+    with pytest.raises(ArgumentError, match="weight_norm='memory'; got Proportional that knows no smallest probability.*least=True"): PrioritizedReplay(None, 2, 100, sampler=Proportional(100), weight_norm='memory')
+    for method in 'use_places','insert','remove','priorities':
+        with pytest.raises(NotImplementedError, match=f'Recent: it has no `{method}`'): getattr(Recent(3), method)(1)
+
 # ---- views ----
 
 class NStepView(Transitions):
@@ -411,6 +441,72 @@ class Hindsight(Transitions):
         batch['state'][:, 1] = goals[:, 0]
         batch['reward'][:] = (batch['next_state'][:, 0] == goals[:, 0]).float()
         return batch
+
+class Last(View):
+    "The last rows of episodes; the place of each is its slot; it lasts where the memory does"
+    unit,follows = 'ends',True
+    def clear(self): self.key,self.new,self.gone,self.followed = np.full(self.memory.max_sz, -1),[],[],0
+    def __len__(self): return len(self.places[1])
+    places = property(lambda self: (len(self.key), np.flatnonzero(self.key >= 0)))
+    def key_of(self, places): return self.key[places]
+    def follow(self, steps, first):
+        if first < self.followed: return
+        self.new += (first + np.flatnonzero(steps.done)).tolist()
+        self.followed = first + len(steps)
+    def drawable(self):
+        self.gone += np.flatnonzero((self.key >= 0) & (self.key < self.memory.oldest)).tolist()
+        self.key[self.gone] = -1
+        keys = np.array([k for k in self.new if k >= self.memory.oldest], int)
+        self.key[keys % len(self.key)] = keys
+        return (len(self.key), np.array(self.gone, int), keys % len(self.key)) if len(keys) or self.gone else None
+    def told(self): self.new,self.gone = [],[]
+    def batch(self, places, weights): return self.memory.batch(self.key[places], weights)
+    def feedback(self, keys, td):
+        keys,td,gone = Transitions.feedback(self, keys, td)
+        return keys % len(self.key),td,gone
+    def snapshot(self): return dict(key=torch.from_numpy(self.key.copy()))
+    def restore(self, state): self.key[:],self.followed = state['key'].numpy(),self.memory.inserted
+
+@pytest.mark.parametrize('where', ['main','directory'])
+@pytest.mark.parametrize('sampler', [Proportional, Ranked])
+def test_a_view_of_ones_own_that_draws_places(where, sampler, tmp_path):
+    "What the base asks is all that a replay asks: through wraps, errors, checkpoints, and opened again"
+    rows,td = story(bytes(np.random.default_rng(2).integers(0, 256, 120, np.uint8)), PIXELS),np.random.default_rng(3)
+    store = None if where == 'main' else Rows(tmp_path/'m')
+    make = lambda store=store: Replay(None, 2, 30, sampler=sampler(30, alpha=1, eps=0, seed=1), view=Last(), store=store, beta=1.)
+    replay,priority = make(),{}
+    for block in cut(rows, [9, 1, 0, 40, 3, 25]):
+        replay.add(Steps(block))
+        m = replay.memory
+        ends = [k for k in range(m.oldest, m.inserted) if rows['terminated'][k] or rows['truncated'][k]]
+        top = max([p for k,p in priority.items() if k >= m.oldest], default=0) or 1
+        priority = {k: priority.get(k, top) for k in ends}
+        assert len(replay) == len(replay.sampler) == len(ends)
+        if len(ends) < 2: continue
+        batch = replay.sample(min(8, len(ends)))
+        assert set(batch.index.tolist()) <= set(ends) and batch.done.all()
+        batch.update_priorities(errors := td.random(len(batch)))
+        priority |= dict(zip(batch.index.tolist(), errors))
+        view = replay.view
+        assert replay.sampler.kept().tolist() == [priority[k] for k in view.key[view.places[1]].tolist()]
+        if where == 'directory':
+            replay.close()
+            replay = make(Rows(tmp_path/'m'))
+            assert dict(zip(replay.view.key[replay.view.places[1]].tolist(), replay.sampler.kept().tolist())) == priority if len(replay) else False
+        elif sampler is Proportional:
+            twin = make()
+            twin.load_state_dict(through_file(replay.state_dict()))
+            equal(replay.sample(), twin.sample())
+            assert through_file(replay.state_dict())['own']['view']['key'].tolist() == twin.view.key.tolist()
+
+def test_a_view_that_cannot_serve_is_refused_at_once():
+    "In words, when the replay is made; was: an AttributeError, or a NotImplementedError with the first batch"
+    make = lambda view, **kw: Replay(None, 2, 30, sampler=Proportional(30), view=view)
+    for wrong in Last,5:
+        with pytest.raises(TypeError, match='Replay: view; got .*; expected a View, such as'): make(wrong)
+    with pytest.raises(TypeError, match='Replay: view; got Mine without feedback'): make(type('Mine', (View,), dict(batch=Last.batch))())
+    with pytest.raises(TypeError, match='Replay: view; got Half without drawable, told'): make(type('Half', (View,), dict(follows=True, batch=Last.batch, feedback=Last.feedback, follow=Last.follow))())
+    with pytest.raises(TypeError, match='Replay: sampler; got Uniform without use_places'): Replay(None, 2, 30, sampler=Uniform(), view=Last())
 
 @pytest.mark.parametrize('name', [n for n in (*STORES,'rows') if n not in ('stacks','lz4','stacks there')])   # these want stacks of three
 def test_views_of_ones_own(stores, name):
