@@ -9,7 +9,6 @@ __all__ = ['LOG_STD', 'BoxBounds', 'squashed', 'actor_net', 'Critics', 'actor_va
 # %% ../../nbs/learning/continuous.ipynb #21a7a830
 import math
 import numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F

@@ -188,7 +188,7 @@ def like(
     own, # the example
     least:float=0., # in a tensor of a single number
 ): # a form
-    "Something like that: a tensor of its shape, a number that is not negative, a list of what is like its entries, or the same"
+    "A tensor of the same shape, a number that is not negative, a list of entries like these, or the same"
     if isinstance(own, (int,float)) and type(own) is not bool: return real(0)
     def form(x):
         if isinstance(own, torch.Tensor) and isinstance(x, torch.Tensor):
