@@ -257,9 +257,9 @@ def suggested(
 def _watch(self:Frames, i):
     "Before a log grows: is there room, and do frames repeat?"
     log = self._logs[i]
-    held = log.held
+    held = len(log.segments)
     if not self._outgrows: self._see_size()
-    if held < self._look_at[i] or log.spare and not self.compress: return
+    if held < self._look_at[i] or log.free and not self.compress: return
     there = self.place.limit()   # 0: the place says when it is full
     room = (there - self.nbytes)//log.segment_bytes if there else 32
     if room < 1: raise NoRoom('Frames', 'no memory for more frames', f'{size_text(self.nbytes)} for '
