@@ -158,6 +158,7 @@ def _new_optimizer(self:Learner, name, how):
     if make: return make(params)
     return torch.optim.Adam(params, lr=self.rate(how.lr), fused=all(p.is_floating_point() for p in params))
 
+# %% ../../nbs/learning/base.ipynb #65207446
 @patch(as_prop=True)
 def opt(self:Learner):
     "The optimizer of the first model; None: there is no model"

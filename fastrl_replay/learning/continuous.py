@@ -83,6 +83,7 @@ def actor_net(
     layers = [l for a,b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.ReLU(inplace=True))]
     return nn.Sequential(features, *layers, nn.Linear(sizes[-1], 2*size if spread else size))
 
+# %% ../../nbs/learning/continuous.ipynb #d5498ff9
 class Critics(nn.Module):
     "Networks side by side: states and actions from -1 to 1 → [n, ...] values"
     def __init__(self,

@@ -162,6 +162,7 @@ def n_states(
         'a tensor with a state for each environment, or a dict or a tuple of such tensors',
         'for the observation of a single environment: torch.as_tensor(observation)[None]')
 
+# %% ../../nbs/learning/policies.ipynb #5af192f4
 @patch(as_prop=True)
 def eps_now(self:EpsGreedy):
     "How likely it is to explore at the next call"

@@ -168,7 +168,8 @@ class FrameLog(LogNumbers):
 @patch(as_prop=True)
 def held_bytes(self:FrameLog):
     "Those of frames, and of what was learned of them"
-    return sum(a.nbytes for a in (*self.free, *self.segments.values())) + len(self.codec.dictionary if self.codec else b'')
+    learned = self.codec.dictionary if self.codec else b''
+    return sum(a.nbytes for a in (*self.free, *self.segments.values())) + len(learned)
 
 @patch
 def close(self:FrameLog): "Nothing more will be kept"

@@ -95,19 +95,22 @@ class Frames(Store):
         if compress and device is not None: raise ArgumentError('Frames', 'compress and device',
             f'{compress!r}, {device!r}', 'one of them', 'frames on a device are not packed')
 
-    def __repr__(self):
-        more = [f'{k}={v!r}' for k,v in dict(compress=self.compress, columns=self.parts).items() if v]
-        return f'Frames({", ".join([str(self.stack), *more, *self._place_text()])})'
+# %% ../../nbs/memory/frames.ipynb #266deaa7
+@patch
+def __repr__(self:Frames):
+    more = [f'{k}={v!r}' for k,v in dict(compress=self.compress, columns=self.parts).items() if v]
+    return f'Frames({", ".join([str(self.stack), *more, *self._place_text()])})'
 
-    def settings(self):
-        return dict(Store.settings(self), stack=self.stack, compress=self.compress,
-            columns=None if self.parts is None else [*self.parts])
+@patch
+def settings(self:Frames):
+    return dict(Store.settings(self), stack=self.stack, compress=self.compress,
+        columns=None if self.parts is None else [*self.parts])
 
-    @property
-    def nbytes(self):
-        "Bytes reserved, here and on a device"
-        there = [] if self._there is None else [self._there]
-        return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs, *there))
+@patch(as_prop=True)
+def nbytes(self:Frames):
+    "Bytes reserved, here and on a device"
+    there = [] if self._there is None else [self._there]
+    return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs, *there))
 
 # %% ../../nbs/memory/frames.ipynb #7bebd61c
 @patch
@@ -146,6 +149,7 @@ def reserve(self:Frames, place):
     self._outgrows,self._looked = False,0   # is main memory too small? How many frames there were when it was looked
     renew_in_child(self, '_lock')
 
+# %% ../../nbs/memory/frames.ipynb #5a959156
 @patch
 def _new_log(self:Frames, i, leaf, place):
     "A log for frames of this size: some hundred segments would fill the memory, none of them larger than 16 MB"

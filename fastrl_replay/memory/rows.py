@@ -102,8 +102,10 @@ class Store:
         new.reserve(place)
         return new
 
-    def __getstate__(self): # a store that is copied or sent elsewhere has its settings there, and no memory
-        return {k: v for k,v in vars(self).items() if k[0] != '_' and k not in ('dtype','max_sz','place')}
+# %% ../../nbs/memory/rows.ipynb #c83f7c86
+@patch
+def __getstate__(self:Store): # a store that is copied or sent elsewhere has its settings there, and no memory
+    return {k: v for k,v in vars(self).items() if k[0] != '_' and k not in ('dtype','max_sz','place')}
 
 # %% ../../nbs/memory/rows.ipynb #36d5083d
 @patch
@@ -375,6 +377,7 @@ def _draw_rows(numbers, plan, keys, weights, out):
     numbers[AGE_MAX] = max(numbers[AGE_MAX], inserted - low)
     return -1 if touched < 255 else -2   # below 0 either way, but now the compiler can't leave the touching out
 
+# %% ../../nbs/memory/rows.ipynb #b617b3c1
 @patch
 def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
     "The rows with these keys as a batch; counted as drawn"

@@ -479,6 +479,7 @@ def _unpack(x):
     set_replay(steps, AWAY if x.get('drawn') else None)
     return steps
 
+# %% ../../nbs/parallel/stage.ipynb #286600f0
 @patch
 def _answered(self:Parallel, w, *words):
     "Ask a worker that has no requests open, and wait"
@@ -538,6 +539,7 @@ def restore(self:Parallel, state):
     self._close()
     self._state = state or None
 
+# %% ../../nbs/parallel/stage.ipynb #84c264ae
 @patch
 def _load_workers(self:Parallel, state):
     "Give new workers what was saved of the old ones"
