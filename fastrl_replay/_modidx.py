@@ -2827,6 +2827,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                            'fastrl_replay.memory.rows._stamp': ('memory/rows.html#_stamp', 'fastrl_replay/memory/rows.py'),
                                            'fastrl_replay.memory.rows.as_steps': ( 'memory/rows.html#as_steps',
                                                                                    'fastrl_replay/memory/rows.py'),
+                                           'fastrl_replay.memory.rows.check_saved_rows': ( 'memory/rows.html#check_saved_rows',
+                                                                                           'fastrl_replay/memory/rows.py'),
                                            'fastrl_replay.memory.rows.check_weights': ( 'memory/rows.html#check_weights',
                                                                                         'fastrl_replay/memory/rows.py'),
                                            'fastrl_replay.memory.rows.count_drawn': ( 'memory/rows.html#count_drawn',

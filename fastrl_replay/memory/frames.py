@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..steps.compiled import bytes_at, longs_at, memmove, njit, prefetch
-from ..steps.core import refuse_flags
 from ..steps.errors import ArgumentError, BlockError, NoRoom, StateError, whole
 from ..steps.row_dtypes import padding, parts_of
-from ..envs.episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
+from ..envs.episodes import ENV, SIZE, NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
 from .places import N_COUNTERS, OF_STORE, RESERVED, runs
@@ -25,7 +24,7 @@ from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of
 from .frame_segments import MOST_LOGS, FrameFiles
 from .device_frames import DeviceFrames, DeviceLog
 from .links import COUNTERS, INSERTED, Links, link_rows
-from .rows import Store, episodes_at
+from .rows import Store, check_saved_rows, episodes_at
 from ..steps.states import anything, array, checked, exactly, listed
 
 # %% ../../nbs/memory/frames.ipynb #ccc3c43a
@@ -427,10 +426,7 @@ def _check_rest(self:Frames, rest):
         some = rest[i:i+step]
         rows = np.zeros((len(some),self.dtype.itemsize), np.uint8)
         for at,length,to in self._spans: rows[:, at:at+length] = some[:, to:to+length]
-        rows = rows.reshape(-1).view(self.dtype)
-        refuse_flags('Frames', rows)
-        if has_nan(rows.ctypes.data, len(rows), search.at):
-            raise StateError('Frames', 'saved rows with a NaN', first_nan(rows))
+        check_saved_rows('Frames', rows.reshape(-1).view(self.dtype), search)
 
 def _checks(kind):
     "What frames of such numbers can't be"
