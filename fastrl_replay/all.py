@@ -34,6 +34,8 @@ from .learning.evaluation import evaluate
 import fastrl_replay.app.recipes   # noqa: F401 (its environments have names then, and `evaluate` takes agents)
 from .stages.recorded import Episodes
 from .app.offline import Offline
+
+# %% ../nbs/all.ipynb #5d1e7a90
 from .memory.rows import Rows
 from .memory.frames import Frames
 from .memory.timeline import Timeline

@@ -39,6 +39,7 @@ class Progress(tqdm):
         if (self.nrows or 0) < 1: self.nrows = None   # or it would be below the last row, and hidden
         return super().display(*args, **kwargs)
 
+# %% ../nbs/cli.ipynb #900e7f22
 class Bar:
     "A progress bar for a run; lines where the output is no terminal"
     def __init__(self, run:Run, file=None, terminal:bool=None):

@@ -163,6 +163,7 @@ def _check_passes(make, n):
         assert same(x, y), (f'{a!r}: two copies of the chain disagree in their {which} pass; '
             'is every random number seeded?')
 
+# %% ../nbs/testing.ipynb #bfd958ba
 def _check_continues(make, n, after=((0,0), (0,1), (0,2), (0,3), (0,5), (0,9), (0,17), (4,2))):
     for left,k in after:   # so many items of a pass that is left, so many of the next one
         a,b = make(n),make(n)
@@ -210,6 +211,7 @@ def _ways(): # name → what is put after the chain; more than four items of a p
     if hasattr(Pipe, 'node'): ways['node'] = lambda a: as_pipe(a.node())
     return ways
 
+# %% ../nbs/testing.ipynb #de1862a6
 def _check_ways(make, n):
     def passes(a): return [list(islice(a, k)) for k in (4,12)]
     def whole(a): return list(islice(a, 45))   # some never end

@@ -96,6 +96,7 @@ def _nested(a, f):
     if a.dtype.names is None: return f(a)
     return nest(a.dtype.names, lambda n: _nested(a[n], f))
 
+# %% ../../nbs/data/datasets.ipynb #e9d4a677
 class _Sorter:
     "Sorts rows into episodes"
     def __init__(self): self.parts = {}   # of the episode under way, by environment

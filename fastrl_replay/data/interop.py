@@ -36,6 +36,7 @@ def _saved_stage(pipe:IterDataPipe):
         remedy='begin it with Items(...)')
     return last
 
+# %% ../../nbs/data/interop.ipynb #2532e71a
 class _Passes:
     "The passes over a chain: each can be left, saved, and gone on with"
     def __init__(self, source):

@@ -13,7 +13,7 @@ from fastcore.basics import patch
 from ..steps.core import Steps
 from ..steps.errors import ArgumentTypeError, BlockError
 from ..steps.row_dtypes import EPISODE, TORCH_NUMBERS, foreign_columns
-from ..steps.compiled import bytes_at, longs_at, njit
+from ..steps.compiled import njit, words_at
 from ..steps.row_dtypes import differing_columns, leaves, row_places
 
 # %% ../../nbs/envs/episodes.ipynb #9e3b103e
@@ -121,14 +121,14 @@ def _admit(env_ids, number, ids, last, free, left):
 def _keep(kept, old_ids, old_last, number, ids, last, free, left):
     "Copy these numbers, and what belongs to them; the others are free"
     for i in kept:
-        ids[i],last[i] = old_ids[i],old_last[i]
+        ids[i] = old_ids[i]
+        for j in range(3): last[i,j] = old_last[i,j]   # a row at once would take 4 s more to compile
         _enter(ids[i], i, number)
     left[0] = 0
     for i in range(len(ids)-1, -1, -1):
         if ids[i] >= 0: continue
         free[left[0]] = i
         left[0] += 1
-
 
 # %% ../../nbs/envs/episodes.ipynb #9a639a68
 class Environments:
@@ -157,69 +157,72 @@ class Environments:
 
 
 # %% ../../nbs/envs/episodes.ipynb #2eb64316
-_WIDTHS = {2: (np.uint16, 0x7fff, 0x7c00), 4: (np.uint32, 0x7fffffff, 0x7f800000), 8: (np.uint64, 2**63-1, 0x7ff<<52)}
+_BITS  = 0x7fffffff,0x7fffffff,0x7fff,0x7fff0000       # of a word, which count: of a float32, the upper half of
+_LIMIT = 0x7f800000,0x7ff00000,0x7c00,0x7c000000       # a float64, a float16 in the lower half, and in the upper;
+_SIZE,_TABLE,_LENGTH,_MASKED,_END = 0,1,5,9,13         # in a plan: each kind's table, its length, is it a mask?
 
-def _float_words(dtype, width, offset=0):
-    "Where in a row floats of this width are, in words of it"
+def _float_words(dtype, offset=0):
+    "Of each float in a row, of which kind it is, and in which word"
     for n in dtype.names:
         d,at = dtype[n],(offset + dtype.fields[n][1])
-        if d.names: yield from _float_words(d, width, at); continue
-        parts = 1 + (d.base.kind == 'c')   # a complex number is two floats
-        if d.base.kind not in 'fc' or d.base.itemsize != parts*width: continue
-        yield from range(at//width, at//width + int(np.prod(d.shape))*parts)
+        if d.names: yield from _float_words(d, at)
+        if d.names or d.base.kind not in 'fc': continue
+        width = d.base.itemsize >> (d.base.kind == 'c')   # a complex number is two floats
+        for place in range(at, at + d.itemsize, width):
+            yield {2: 2 + place//2%2, 4: 0, 8: 1}[width],(place + width//8*4)//4
 
 class NaNSearch:
     "Where the floats of rows are, for a kernel that looks for NaN"
     def __init__(self, dtype:np.dtype): # of the rows
-        self.at,self._arrays = np.zeros(1 + 3*3, np.int64),[]   # size; for each width: address, length, is it a mask?
-        self.at[0] = dtype.itemsize
-        for i,(width,(kind,ones,_)) in enumerate(_WIDTHS.items()):
-            places,words = np.array([*_float_words(dtype, width)], np.int64),dtype.itemsize//width
-            masked = len(places)*8 >= words and dtype.itemsize <= 1024
+        self.at,self._tables = np.zeros(_END, np.int64),[]   # tables are kept: their memory would be freed
+        self.at[_SIZE],words,found = dtype.itemsize,dtype.itemsize//4,[*_float_words(dtype)]
+        for kind,bits in enumerate(_BITS):
+            table = np.array([word for k,word in found if k == kind], np.uint32)
+            masked = len(table)*8 >= words and dtype.itemsize <= 1024
             if masked:
-                mask = np.zeros(words, kind)
-                mask[places] = ones
-                places = np.tile(mask, max(1, 4096//dtype.itemsize))
-            self._arrays.append(places)   # kept, or its memory would be freed
-            self.at[1+3*i:4+3*i] = places.ctypes.data,len(places),masked
+                mask = np.where(np.isin(np.arange(words), table), bits, 0).astype(np.uint32)
+                table = np.tile(mask, max(1, 1024//words))
+            self._tables.append(table)
+            self.at[[_TABLE+kind,_LENGTH+kind,_MASKED+kind]] = table.ctypes.data,len(table),masked
 
 # %% ../../nbs/envs/episodes.ipynb #70324fc3
 @njit
-def _largest_masked(words, mask):
-    "The largest of all floats as whole numbers; the mask is repeated over the words"
-    top = words.dtype.type(0)
-    for start in range(0, len(words), len(mask)):
-        part = words[start:start+len(mask)]
-        for j in range(len(part)):
-            x = words.dtype.type(part[j] & mask[j])
-            top = x if x > top else top   # in this form a processor looks at sixteen words at a time
-    return np.uint64(top)
+def _largest(words, per_row, table, masked, bits):
+    "The largest of all floats of a kind as whole numbers; a mask is repeated over the words"
+    top = np.uint32(0)
+    if masked:
+        for start in range(0, len(words), len(table)):
+            part = words[start:start+len(table)]
+            for j in range(len(part)):
+                x = np.uint32(part[j] & table[j])
+                top = x if x > top else top   # in this form a processor looks at sixteen words at a time
+    else:
+        for row in range(0, len(words), per_row):
+            for word in table: top = max(top, np.uint32(words[row + np.int64(word)] & bits))
+    return top
 
 @njit
-def _largest_at(words, per_row, places, ones):
-    "The same for a few places in each row"
-    top = np.uint64(0)
+def _any_double_nan(words, per_row, table, masked):
+    "Beside the upper half of an infinite float64, is there a lower half that is not 0?"
     for row in range(0, len(words), per_row):
-        for p in places: top = max(top, np.uint64(words[row + p]) & ones)
-    return top
+        for j in range(min(len(table), per_row)):
+            if masked and table[j] == 0: continue
+            at = row + (j if masked else np.int64(table[j]))
+            if words[at] & np.uint32(0x7fffffff) == 0x7ff00000 and words[at-1] != 0: return True
+    return False
 
 # %% ../../nbs/envs/episodes.ipynb #69e6ac58
 @njit
-def _any_nan(words, row_size, address, n, masked, ones, infinity):
-    "Is there a NaN among the floats of one width, `n` of which a table at an address tells the places?"
-    size = words.itemsize
-    if masked: top = _largest_masked(words, bytes_at(address, n*size).view(words.dtype))
-    else: top = _largest_at(words, row_size//size, longs_at(address, n), np.uint64(ones))
-    return top > np.uint64(infinity)
-
-@njit
 def has_nan(address, n, at):
     "Is there a NaN among the floats of `n` rows that begin at an address?"
-    size = at[0]
-    rows = bytes_at(address, n*size)
-    if at[5] > 0 and _any_nan(rows.view(np.uint32), size, at[4], at[5], at[6], 0x7fffffff, 0x7f800000): return True
-    if at[8] > 0 and _any_nan(rows.view(np.uint64), size, at[7], at[8], at[9], 2**63-1, 0x7ff<<52): return True
-    return at[2] > 0 and _any_nan(rows.view(np.uint16), size, at[1], at[2], at[3], 0x7fff, 0x7c00)
+    words,per_row = words_at(address, n*at[_SIZE] >> 2),at[_SIZE] >> 2
+    for kind in range(4):
+        if at[_LENGTH+kind] == 0: continue
+        table,masked = words_at(at[_TABLE+kind], at[_LENGTH+kind]),at[_MASKED+kind] != 0
+        top = _largest(words, per_row, table, masked, np.uint32(_BITS[kind]))
+        if top > _LIMIT[kind]: return True
+        if kind == 1 and top == _LIMIT[1] and _any_double_nan(words, per_row, table, masked): return True
+    return False
 
 def first_nan(
     rows:np.ndarray, # structured, 1-D

@@ -108,7 +108,7 @@ def link_rows(numbers, plan, address, n):
     rows,words = bytes_at(address, n*at[SIZE]),ints_at(address, n*at[SIZE] >> 2)
     link,back,drawn = ints_at(numbers[LINK], max_sz),ints_at(numbers[BACK], max_sz),ints_at(numbers[DRAWN], max_sz)
     number,last_key = ints_at(numbers[NUMBER], numbers[N_NUMBER]),longs_at(numbers[LAST_KEY], numbers[N_LAST])
-    last,slot = ints_at(numbers[LAST], 3*numbers[N_LAST]).reshape(numbers[N_LAST], 3),inserted % max_sz
+    last,slot = ints_at(numbers[LAST], (numbers[N_LAST],3)),inserted % max_sz
     for i in range(n):
         row,key = i*at[SIZE],inserted + i
         env = _u(number_of(words[_u((row + at[ENV]) >> 2)], number))

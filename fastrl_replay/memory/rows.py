@@ -11,7 +11,7 @@ from copy import copy
 from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
-from ..steps.compiled import bytes_at, ints_at, longs_at, memmove, njit
+from ..steps.compiled import bytes_at, floats_at, ints_at, longs_at, memmove, njit
 from ..steps.core import Steps, plain_columns, refuse_flags, steps_of_bytes, steps_of_rows
 from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, choice, whole
 from ..steps.row_dtypes import EPISODE, extend_dtype, padding
@@ -269,7 +269,7 @@ def _gather_rows(mem, size, slots, out, present):
     return touched   # or the compiler would leave the touching out
 
 # %% ../../nbs/memory/rows.ipynb #0363bac9
-_ROWS = 17   # in its plan: where the rows are, then the numbers of a `BatchPlan`; before that, what the links look at
+_ROWS = 20   # in its plan: where the rows are, then the numbers of a `BatchPlan`; before that, what the links look at
 
 class Rows(Store):
     "Whole rows, in main memory, in files or on a device"
@@ -372,7 +372,8 @@ def _draw_rows(numbers, plan, keys, weights, out):
         slot = keys[_u64(i)] + offset
         if slot >= max_sz: slot -= max_sz
         touched |= mem[_u64(slot*size)]
-    index,weight,dst = out[:len(out) & ~7].view(np.int64),out.view(np.float32),out.ctypes.data
+    dst = out.ctypes.data
+    index,weight = longs_at(dst, len(out) >> 3),floats_at(dst, len(out) >> 2)
     for i in range(n):
         key = keys[_u64(i)]
         slot = key + offset
@@ -385,7 +386,7 @@ def _draw_rows(numbers, plan, keys, weights, out):
     numbers[AGE_MAX] = max(numbers[AGE_MAX], inserted - low)
     return -1 if touched < 255 else -2   # below 0 either way, but now the compiler can't leave the touching out
 
-# %% ../../nbs/memory/rows.ipynb #b617b3c1
+# %% ../../nbs/memory/rows.ipynb #5fbf56cf
 @patch
 def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
     "The rows with these keys as a batch; counted as drawn"

@@ -114,6 +114,7 @@ def _check_source(self:Parallel):
     if self.shares == 'mass' and not self.draws_batches: raise ArgumentError('Parallel', "shares='mass'",
         'no replay above it', 'a replay, whose priorities have a sum', "shares='equal'")
 
+# %% ../../nbs/parallel/stage.ipynb #023b75f9
 @patch(as_prop=True)
 def _depth(self:Parallel)->int:
     "How many chunks of each worker are asked for: as many as `ahead` has room for, and one at least"
@@ -231,6 +232,7 @@ def _fetch(self:Parallel, w):
         w.chunks.append(chunk)
         if again: self._restart(w, error)
 
+# %% ../../nbs/parallel/stage.ipynb #fbc899d6
 @patch
 def _whose_turn(self:Parallel): # None: all have come to the end of their pass
     "The worker whose chunk is handed on now"
@@ -264,6 +266,7 @@ def _next_facts(w):
     "What its replay said of the batches that are handed on next"
     return w.chunks[0]['facts'][-1] if w.chunks and w.chunks[0].get('facts') else None
 
+# %% ../../nbs/parallel/stage.ipynb #24892753
 @patch
 def _live_with_chunks(self:Parallel)->list: # workers
     "Those that may be next: all whose pass goes on, or, where order doesn't count, those that are ready"
@@ -479,7 +482,7 @@ def _unpack(x):
     set_replay(steps, AWAY if x.get('drawn') else None)
     return steps
 
-# %% ../../nbs/parallel/stage.ipynb #286600f0
+# %% ../../nbs/parallel/stage.ipynb #3f1b9c13
 @patch
 def _answered(self:Parallel, w, *words):
     "Ask a worker that has no requests open, and wait"

@@ -68,6 +68,7 @@ def train(self:Sequences):
     "The steps to learn from"
     return self[:, self._split:]
 
+# %% ../../nbs/steps/batches.ipynb #6904a1b3
 def each_of(
     batch:Steps, # that was drawn
 )->Steps: # one row for each key

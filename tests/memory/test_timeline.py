@@ -7,7 +7,8 @@ from hypothesis import given, strategies as st
 
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.errors import BlockError, StaleKey
-from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.steps.row_dtypes import extend_dtype, leaves, step_dtype
+from fastrl_replay.envs.episodes import NaNSearch, first_nan, has_nan
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.testing import same, through_file
 from strategies import bits, cases, numbers, numpy_leaves
@@ -250,7 +251,6 @@ FINE  = {2: [0x7c00, 0xfc00, 0x8000, 1, 0x7bff], 4: [0x7f800000, 0xff800000, 1<<
 
 def float_spots(rows):
     "(column, the numbers of one row as unsigned integers) of each float field, real and imaginary parts apart"
-    from fastrl_replay.steps.row_dtypes import leaves
     for name,a in leaves(rows):
         if a.dtype.kind in 'fc':
             width = a.dtype.itemsize//(1 + (a.dtype.kind == 'c'))
@@ -295,6 +295,24 @@ def test_bits_of_other_columns_are_no_nan():
         if n in ('env_id','episode_n','step_n','terminated','truncated') or kind.names or kind.base.kind in 'fc': rows[n] = clean[n]
     rows['state']['t']['[1]'],rows['pad'] = -1,0xff   # an int64 of ones between floats
     assert Timeline(5).add(Steps(rows)).tolist() == [0,1,2]
+
+@pytest.mark.parametrize('pixels', [0, 3000])
+def test_the_search_for_nan_says_what_numpy_says(pixels):
+    "In rows whose floats lie under a mask, and in those where they are few; also where only the lower half of a float64 tells it"
+    dtype = np.dtype([('env_id', 'i4'), ('a', 'f8', (3,)), ('b', 'f2', (5,)), ('c', 'c16'), ('d', 'f4'), ('e', [('f', 'c8'), ('g', 'f2')]), ('h', 'u1', (pixels,))], align=True)
+    search, rng, found = NaNSearch(dtype), np.random.default_rng(0), []
+    spots = [(name, width, at, part) for name, width, places in float_spots(np.zeros(1, dtype)) for at, part in places]
+    for n in rng.integers(1, 40, 300):
+        rows = np.frombuffer(rng.bytes(n*dtype.itemsize), dtype).copy()   # random bits, in padding and whole numbers too
+        for _, x in leaves(rows):
+            if x.dtype.kind in 'fc': x[...] = rng.normal(size=x.shape)
+        for _ in range(rng.integers(4)):
+            spot = spots[rng.integers(len(spots))]
+            patterns = [*FINE[spot[1]], *NANS[spot[1]]]
+            write_bits(rows, rng.integers(n), *spot, patterns[rng.integers(len(patterns))])
+        found.append(first_nan(rows) is not None)
+        assert has_nan(rows.ctypes.data, n, search.at) == found[-1]
+    assert 30 < sum(found) < 270
 
 OTHER = step_dtype(Box(-1, 1, (5,)), Discrete(2))
 PACKED = np.dtype([('flag','?'), *[(n, KINDS['cartpole'][n]) for n in KINDS['cartpole'].names]])
