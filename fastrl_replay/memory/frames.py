@@ -94,17 +94,15 @@ class Frames(Store):
         if compress and device is not None: raise ArgumentError('Frames', 'compress and device',
             f'{compress!r}, {device!r}', 'one of them', 'frames on a device are not packed')
 
+    def __repr__(self):
+        more = [f'{k}={v!r}' for k,v in dict(compress=self.compress, columns=self.parts).items() if v]
+        return f'Frames({", ".join([str(self.stack), *more, *self._place_text()])})'
+
+    def settings(self):
+        return dict(super().settings(), stack=self.stack, compress=self.compress,
+            columns=None if self.parts is None else [*self.parts])
+
 # %% ../../nbs/memory/frames.ipynb #266deaa7
-@patch
-def __repr__(self:Frames):
-    more = [f'{k}={v!r}' for k,v in dict(compress=self.compress, columns=self.parts).items() if v]
-    return f'Frames({", ".join([str(self.stack), *more, *self._place_text()])})'
-
-@patch
-def settings(self:Frames):
-    return dict(Store.settings(self), stack=self.stack, compress=self.compress,
-        columns=None if self.parts is None else [*self.parts])
-
 @patch(as_prop=True)
 def nbytes(self:Frames):
     "Bytes reserved, here and on a device"

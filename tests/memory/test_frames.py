@@ -11,7 +11,9 @@ from fastrl_replay.steps.errors import ArgumentError, BlockError, NoRoom, StateE
 from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.steps import machine as machine_module
-from fastrl_replay.memory.frame_log import Packed
+from fastrl_replay.memory.device_frames import DeviceLog
+from fastrl_replay.memory.frame_log import FrameLog, Packed
+from fastrl_replay.memory.frame_segments import FrameFiles
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline
@@ -534,3 +536,9 @@ def test_segments_that_went_before_they_were_packed_are_not_waited_for(compress)
     for i in range(0, 300, 3):
         for m in line,twin: m.add(Steps(rows[i:i+3]))
         assert line[:] == twin[:]
+
+@pytest.mark.parametrize('kind', [FrameFiles, DeviceLog])
+def test_logs_elsewhere_do_otherwise_only_what_a_log_says_in_public(kind):
+    "What the base calls behind its public methods can be changed without a look at files and devices"
+    base = {n for c in FrameLog.__mro__[:-1] for n in vars(c)}
+    assert not [n for n in vars(kind) if n in base and n.startswith('_') and not n.startswith('__')]
