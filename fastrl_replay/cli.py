@@ -186,6 +186,7 @@ def _asked(args):
         key,equals,value = (part.strip() for part in item.partition('='))
         if not key or not equals: raise SettingsError('--set', 'a word that sets nothing', repr(item),
             *_meant(args, item, args.set[i-1] if i else None))
+        if key in asked: raise SettingsError('--set', f'{key!r} twice', f'{asked[key]} and {value}', 'one value')
         asked[key] = value
     return asked
 
@@ -370,6 +371,7 @@ def compare(args):
     "Train several recipes with several seeds, and draw them together"
     args.recipes = list(dict.fromkeys(args.recipes))
     out = Path(args.out or 'runs/' + '-'.join(args.recipes))
+    if out.exists() and not out.is_dir(): raise SettingsError('compare', '--out', f'{out}, a file', 'a directory')
     wanted = {name: recipe(name, args.settings, **changes(args)).settings for name in args.recipes}
     jobs = [(name, seed, out/f'{name}-seed{seed}', _own_memory(wanted[name], name, seed)) for seed in range(args.seeds)
             for name in args.recipes]

@@ -213,13 +213,18 @@ def test_a_checkpoint_of_other_settings_says_so(copied):
     ('train --resume nowhere', 'no config.json'), ('eval nowhere', 'no config.json'), ('recipes taxy', "did you mean 'taxi'"),
     ('train cartpole --settings no.ini', 'no such file'), ('train cartpole --steps 100', 'more than the warmup'), ('train cartpole --set env=CartPole-v7', 'CartPole-v7'),
     ('train cartpole --set memory=rank', 'begin with cartpole-per'), ('compare cartpole taxxi', "did you mean 'taxi'"), ('train cartpole --set envs=0', 'at least 1'),
-    ('train cartpole --set observe=7', "places in a flat observation")])
+    ('train cartpole --set observe=7', "places in a flat observation"), ('train cartpole --set lr=1 lr=2', "--set: 'lr' twice; got 1 and 2; expected one value")])
 def test_a_mistake_is_one_line(line, said, capsys, tmp_path, monkeypatch):
     "Status 2, no traceback, the nearest name or what was expected; nothing is left behind"
     monkeypatch.chdir(tmp_path)
     assert main(line.split()) == 2
     err = capsys.readouterr().err
     assert said in err and err.count('\n') == 1 and not list(tmp_path.iterdir()), err
+
+def test_a_comparison_into_a_file_is_refused_before_anything_is_trained(capsys, tmp_path):
+    (tmp_path/'there').write_text('mine')
+    assert main(['compare', 'taxi', '--out', str(tmp_path/'there')]) == 2
+    assert "compare: --out; got" in (err := capsys.readouterr().err) and 'a file; expected a directory' in err and (tmp_path/'there').read_text() == 'mine'
 
 def test_typed_alone_it_tells_what_to_type(capsys):
     "A newcomer's first line"

@@ -32,8 +32,10 @@ def whole_file(
     "A new file to write into; it takes the place of an older one, as a whole, when this ends without an error"
     path = Path(path)
     new = path.with_name(f'.{path.name}.{os.getpid()}.{threading.get_ident()}')
+    try: file = open(new, 'wb')
+    except OSError as e: raise OSError(e.errno, e.strerror, str(path)) from None   # names the file that was asked for
     try:
-        with open(new, 'wb') as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -166,7 +166,7 @@ def test_each_builder_uses_the_store():
         if recipe(name).settings['memory'] == 'none' or recipe(name).settings['shards']: continue   # none here
         agent = Agent(recipe(name, max_sz=1_000, store='Rows()').settings)
         assert repr(agent.memory.store) == 'Rows()', name
-    assert repr(Agent(recipe('pong').settings).memory.store) == "Frames(4, compress='lz4')" and STORES.keys() == {'Rows', 'Frames'}
+    assert repr(Agent(recipe('pong').settings).memory.store) == "Frames(4, compress='lz4')" and {'Rows', 'Frames'} <= STORES.keys()
     old = {k: v for k, v in recipe('cartpole').settings.items() if k not in ('store', 'train_wrappers', 'eval_eps')}   # as runs were saved before
     assert repr(Agent(old).memory.store) == 'Rows()'
     assert repr(named_store('Frames(compress=zstd, stack=3)')) == repr(Frames(3, 'zstd'))
