@@ -14,7 +14,7 @@ import gymnasium as gym
 from ..envs import bitflip; from fastrl_replay.envs import catch   # noqa: F401 (registers the games)
 from ..envs.atari import EpisodicLife, atari, register_games
 from ..steps.errors import did_you_mean
-from ..learning.registry import SettingsError, as_value
+from ..steps.settings import SettingsError, as_value
 import fastrl_replay.memory.frames   # noqa: F401 (registers `Frames`)
 from ..memory.rows import STORES, Store
 

@@ -14,7 +14,7 @@ from ..steps.errors import ArgumentError, ArgumentTypeError, Explained, NoRoom, 
 from ..steps.row_dtypes import step_dtype
 from ..data.datasets import is_minari, read_minari
 from ..stages.journal import Journal
-from ..learning.registry import SettingsError
+from ..steps.settings import SettingsError
 from ..memory.directory import read_meta
 from ..memory.timeline import Timeline
 from ..memory.rows import STORES

@@ -19,8 +19,8 @@ from fastcore.basics import patch
 from .. import __version__
 from ..steps.files import left_over, lock_file, write_whole
 from .named_envs import named_modules
-from fastrl_replay.app.recipes import (Agent, SettingsError, check_saved, file_text, memory_path, plain_file,
-    play_episodes)
+from ..steps.settings import SettingsError, file_text, plain_file
+from .recipes import Agent, check_saved, memory_path, play_episodes
 from ..learning.registry import recorded
 
 # %% ../../nbs/app/runs.ipynb #c0c5344f

@@ -15,7 +15,8 @@ from ..steps.nested import map_leaves
 from fastrl_replay.learning.base import (Follows, Learned, Learner, Sequences, allowed_next,
     check_discrete, full)
 from .dqn import action_values
-from .registry import Builder, SettingsError, builds, network_layers, scheduled, setting_text
+from ..steps.settings import SettingsError, setting_text
+from .registry import Builder, builds, network_layers, scheduled
 from .losses import masked_values, n_step_targets, rescale, unrescale
 from ..pipe import stage
 from .policies import RecurrentNet, ask, has_images

@@ -9,12 +9,13 @@ import fastrl_replay, gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay import cli
+from fastrl_replay.app import commands
 from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import EnvError, NoRoom
 from fastrl_replay.app.named_envs import read_calls
 from fastrl_replay.app.offline import open_memory
-from fastrl_replay.app.recipes import Agent, SettingsError, as_value, evaluate, parse, recipe, recipes
+from fastrl_replay.app.recipes import Agent, SettingsError, as_value, evaluate, recipe, recipes
+from fastrl_replay.steps.settings import parse
 from fastrl_replay.app.runs import Silent, interruptible, read_config, read_metrics, resume, start
 from test_cli import no_clock, same_runs
 
@@ -778,7 +779,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     def late(self, line):
         if line.get('eval_episodes') == 20: signal.raise_signal(signal.SIGINT)
     for name, tick, report, said in ('once', lambda self, rows: signal.raise_signal(signal.SIGINT), None, 'go on:'), ('twice', twice, None, 'from its last checkpoint:'), ('late', lambda self, rows: None, late, 'mean return'):
-        monkeypatch.setattr(cli, 'Bar', type('Bar', (cli.Bar,), {'tick': tick, **({'report': report} if report else {})}))
+        monkeypatch.setattr(commands, 'Bar', type('Bar', (commands.Bar,), {'tick': tick, **({'report': report} if report else {})}))
         assert main(['train', 'cartpole', '--out', str(tmp_path/name), *SET]) == 130
         told = ''.join(capsys.readouterr())
         assert said in told and (name == 'late' or f'fastrl-replay train --resume {tmp_path/name}' in told)
@@ -841,7 +842,7 @@ def test_the_printed_lines_can_be_typed(tmp_path, monkeypatch, capsys):
     "Also where the directory has a space in its name"
     import re, shlex
     out = tmp_path/'my run'
-    monkeypatch.setattr(cli, 'Bar', type('Bar', (cli.Bar,), dict(tick=lambda self, rows: setattr(self.run, 'stop', True))))
+    monkeypatch.setattr(commands, 'Bar', type('Bar', (commands.Bar,), dict(tick=lambda self, rows: setattr(self.run, 'stop', True))))
     assert main(['train', 'cartpole', '--out', str(out), *SET]) == 130
     monkeypatch.undo()
     typed = re.search(r'fastrl-replay (train --resume .*)', capsys.readouterr().out)[1]
@@ -891,7 +892,7 @@ def here(monkeypatch):
             try: status, err = main(command[3:]), ''
             except Exception as e: status, err = 1, f'Traceback (most recent call last):\n  …\n{type(e).__name__}: {e}\n'
         return subprocess.CompletedProcess(command, status, out.getvalue(), err)
-    monkeypatch.setattr(cli.subprocess, 'run', run)
+    monkeypatch.setattr(commands.subprocess, 'run', run)
 
 def test_compare_again_does_only_what_is_missing(here, tmp_path, capsys):
     "Runs that have ended stay; one that was stopped goes on; the table is of all"

@@ -3,7 +3,7 @@ import errno, json, os, shutil, signal, sys
 
 import numpy as np, pytest, torch
 
-from fastrl_replay import cli
+from fastrl_replay.app import commands
 from fastrl_replay.cli import main
 from fastrl_replay.app.named_envs import named_modules
 from fastrl_replay.app.recipes import SettingsError, check_saved, recipe
@@ -87,10 +87,10 @@ def hangups():
 def test_signals_save_and_say_which_it_was(name, status, whole, hangups, tmp_path, monkeypatch):
     "128 and the signal's number, as shells have it; a second SIGHUP, which closing terminals send, does no harm"
     number, before = getattr(signal, name), signal.getsignal(getattr(signal, name))
-    class Signalled(cli.Bar):
+    class Signalled(commands.Bar):
         def tick(self, rows):
             if self.run.agent.journal.steps == 120: [signal.raise_signal(number) for _ in range(1 + (name == 'SIGHUP'))]
-    monkeypatch.setattr(cli, 'Bar', Signalled)
+    monkeypatch.setattr(commands, 'Bar', Signalled)
     assert main(['train', 'cartpole', '--out', str(tmp_path/'r'), *SET]) == status and signal.getsignal(number) is before
     monkeypatch.undo()
     run = resume(tmp_path/'r')
@@ -100,9 +100,9 @@ def test_nohup_is_heeded(tmp_path, monkeypatch):
     "Where SIGHUP is ignored it stays so"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        class Closed(cli.Bar):
+        class Closed(commands.Bar):
             def tick(self, rows): signal.raise_signal(signal.SIGHUP)
-        monkeypatch.setattr(cli, 'Bar', Closed)
+        monkeypatch.setattr(commands, 'Bar', Closed)
         assert main(['train', 'cartpole', '--out', str(tmp_path/'r'), *SET]) == 0
     finally: signal.signal(signal.SIGHUP, before)
 
