@@ -19,7 +19,7 @@ from ..steps.core import Steps, replay_of
 from ..steps.errors import ArgumentError, StateError, choice, number, whole
 from ..envs.infos import MASK
 from ..pipe import Pipe
-from ..steps.states import Misfit, anything, checked, described, dict_of, exactly, integer, real, row
+from ..steps.states import anything, checked, dict_of, exactly, integer, like, row, some
 from ..steps.batches import Sequences   # noqa: F401 (the learners' rooms take it from here)
 
 # %% ../../nbs/learning/base.ipynb #e0232566
@@ -158,6 +158,7 @@ def _new_optimizer(self:Learner, name, how):
     if make: return make(params)
     return torch.optim.Adam(params, lr=self.rate(how.lr), fused=all(p.is_floating_point() for p in params))
 
+# %% ../../nbs/learning/base.ipynb #65207446
 @patch(as_prop=True)
 def opt(self:Learner):
     "The optimizer of the first model; None: there is no model"
@@ -294,37 +295,37 @@ def bare_names(
     "The tensors of a model without the prefix that torch.compile gives them"
     return {k.replace('_orig_mod.', ''): v for k,v in state.items()}
 
-def _copied(model): return {k: v.detach().clone() for k,v in bare_names(model.state_dict()).items()}
-
-def _load(model, state):
-    "Load a model from what another one saved, whether either of them is compiled or not"
-    saved = bare_names(state)
-    model.load_state_dict({k: saved[bare] for k,bare in zip(model.state_dict(), bare_names(model.state_dict()))})
-
-@patch
-def _saved_optimizers(self:Learner): # name in a checkpoint → optimizer
-    return {'opt' if len(self.learned) == 1 else f'{name}_opt': opt for name,opt in self.optimizers.items()}
-
 @patch
 def _saved_models(self:Learner): # name in a checkpoint → model or target network
     return {**{name: getattr(self, name) for name in self.learned}, **self.targets}
+
+@patch
+def _saved_parts(self:Learner): # name in a checkpoint → model, optimizer or generator
+    optimizers = {'opt' if len(self.learned) == 1 else f'{name}_opt': opt for name,opt in self.optimizers.items()}
+    return self._saved_models() | optimizers | ({} if self.generator is None else dict(generator=self.generator))
 
 # %% ../../nbs/learning/base.ipynb #8b79523c
 @patch
 def snapshot(self:Learner)->dict:
     "What a checkpoint holds"
-    state = {name: _copied(model) for name,model in self._saved_models().items()}
-    state |= {name: deepcopy(opt.state_dict()) for name,opt in self._saved_optimizers().items()}
-    if self.generator is not None: state['generator'] = self.generator.get_state()
-    return dict(**state, updates=self.updates)
+    return dict({name: _saved(part) for name,part in self._saved_parts().items()}, updates=self.updates)
 
 @patch
 def restore(self:Learner, state):
     "Continue where `state` was saved"
-    for name,model in self._saved_models().items(): _load(model, state[name])
-    for name,opt in self._saved_optimizers().items(): opt.load_state_dict(deepcopy(state[name]))
-    if self.generator is not None: load_generator(self.generator, state['generator'])
+    for name,part in self._saved_parts().items(): _load(part, state[name])
     self.updates = state['updates']
+
+def _saved(part):
+    if isinstance(part, torch.Generator): return part.get_state()
+    if not isinstance(part, nn.Module): return deepcopy(part.state_dict())
+    return {k: v.detach().clone() for k,v in bare_names(part.state_dict()).items()}
+
+def _load(part, saved):
+    if isinstance(part, torch.Generator): return load_generator(part, saved)
+    if not isinstance(part, nn.Module): return part.load_state_dict(deepcopy(saved))
+    own,saved = part.state_dict(),bare_names(saved)   # whether either of them is compiled or not
+    part.load_state_dict({k: saved[bare] for k,bare in zip(own, bare_names(own))})
 
 # %% ../../nbs/learning/base.ipynb #ec060b2a
 def check_same_shapes(
@@ -347,14 +348,15 @@ def check_state(self:Learner, state):
     "An error where a checkpoint is of other models or optimizers"
     who = type(self).__name__
     state = checked(who, dict(updates=integer()), state, more=True)
-    for i,(name,model) in enumerate(self._saved_models().items()):
-        prefix = f'{name}.' if i else ''   # the first needs no name
-        def named(tensors): return {f'{prefix}{k}': v for k,v in bare_names(tensors).items()}
-        saved = checked(who, dict_of(anything), state.get(name, {}))
-        check_same_shapes(who, named(saved), named(model.state_dict()))
-    for name,opt in self._saved_optimizers().items(): check_optimizer(who, opt, state.get(name))
-    if self.generator is not None: check_generator(who, self.generator, state['generator'])
+    for i,(name,part) in enumerate(self._saved_parts().items()):
+        _check(who, f'{name}.' if i else '', part, state.get(name, {}))   # the first needs no name
     return state
+
+def _check(who, prefix, part, saved):
+    if isinstance(part, torch.Generator): return check_generator(who, part, saved)
+    if not isinstance(part, nn.Module): return check_optimizer(who, part, saved)
+    def named(tensors): return {f'{prefix}{k}': v for k,v in bare_names(tensors).items()}
+    check_same_shapes(who, named(checked(who, dict_of(anything), saved)), named(part.state_dict()))
 
 # %% ../../nbs/learning/base.ipynb #7c245356
 def _after_a_step(opt):
@@ -366,17 +368,13 @@ def _after_a_step(opt):
         return twin.state_dict()
     except Exception: return None
 
-def _like(own, least=0.):
-    "The form of what is like that: numbers that can be counted on, tensors of the same shape"
-    def form(x):
-        if isinstance(own, torch.Tensor) and isinstance(x, torch.Tensor):
-            fine = x.shape == own.shape and x.dtype == own.dtype and (x.dim() or least <= x < math.inf)
-        elif isinstance(own, (int,float)) and not isinstance(own, bool): return real(0)(x)
-        elif isinstance(own, (list,tuple)) and isinstance(x, (list,tuple)): return row(*map(_like, own))(x)
-        else: fine = type(x) is type(own) and repr(x) == repr(own)
-        if fine: return x
-        raise Misfit(described(x), f'something like {described(own)}')
-    return form
+_SIGNED = 'exp_avg','momentum_buffer'   # numbers of an optimizer that may be negative
+
+def _form_of(step):
+    "What a state must look like, where an optimizer's is this one after a step"
+    def entries(s): return {k: like(v, -sys.float_info.max*(k in _SIGNED)) for k,v in s.items()}
+    groups = [{k: exactly(v) if k == 'params' else like(v) for k,v in g.items()} for g in step['param_groups']]
+    return dict(state=some({i: entries(s) for i,s in step['state'].items()}), param_groups=row(*groups))
 
 # %% ../../nbs/learning/base.ipynb #d5cebeb6
 def check_optimizer(
@@ -390,18 +388,12 @@ def check_optimizer(
     if got != own: raise StateError(who, 'the checkpoint is of another optimizer', got, own, remedy)
     step = _after_a_step(opt)
     if step is None: return
-    saved = checked(who, dict(state=dict_of(anything), param_groups=anything), saved)
-    groups = row(*({k: exactly(v) if k == 'params' else _like(v) for k,v in g.items()} for g in step['param_groups']))
-    def own(s): return {k: _like(v, -sys.float_info.max*(k in _SIGNED)) for k,v in s.items()}
-    each = {i: own(s) for i,s in step['state'].items() if i in saved['state']}
-    checked(who, dict(state=each, param_groups=groups), saved)
+    saved = checked(who, _form_of(step), saved)
     hyper = [{k: v for k,v in g.items() if k in opt.defaults} for g in saved['param_groups']]
     try:
         for h in hyper: type(opt)([torch.zeros(1, requires_grad=True)], **h)
     except ValueError as e: raise StateError(who, 'the checkpoint is of another optimizer', e, remedy=remedy) from e
     except TypeError: pass   # one that is made in another way
-
-_SIGNED = 'exp_avg','momentum_buffer'   # numbers of an optimizer that may be negative
 
 def _parameter_groups(state): # of an optimizer: how many parameters, and what the optimizer knows of them
     if not isinstance(state, dict) or not isinstance(state.get('param_groups'), list): return 'not there'

@@ -9,7 +9,6 @@ __all__ = ['LOG_STD', 'BoxBounds', 'squashed', 'actor_net', 'Critics', 'actor_va
 # %% ../../nbs/learning/continuous.ipynb #21a7a830
 import math
 import numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
@@ -18,8 +17,8 @@ from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, number, whole
 from ..steps.nested import map_leaves
 from ..pipe import WorkerInfo
-from .policies import ask, feature_layers, go_on, n_states, worker_rng
-from ..steps.states import checked, generator, integer
+from .policies import ask, feature_layers, n_states, worker_rng
+from ..steps.states import Saves, generator, integer
 
 # %% ../../nbs/learning/continuous.ipynb #bce8ac52
 _OTHERS = 'another environment, or gymnasium.wrappers.TransformAction(env, f, Box(-1, 1, (n,)))'
@@ -84,6 +83,7 @@ def actor_net(
     layers = [l for a,b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.ReLU(inplace=True))]
     return nn.Sequential(features, *layers, nn.Linear(sizes[-1], 2*size if spread else size))
 
+# %% ../../nbs/learning/continuous.ipynb #d5498ff9
 class Critics(nn.Module):
     "Networks side by side: states and actions from -1 to 1 → [n, ...] values"
     def __init__(self,
@@ -161,14 +161,19 @@ def check_rows(
         'give the learner the action space of the environments')
 
 # %% ../../nbs/learning/continuous.ipynb #a2c5295a
-class _BoxPolicy:
+class _BoxPolicy(Saves):
     "What policies for boxes share: `_unit` makes numbers from -1 to 1 of an actor's answer"
+    saved = dict(asked=integer(), rng=generator)   # what the actor has learned is the learner's to save
     spread = False   # does the actor give the logarithms of standard deviations, too?
     def _begin(self, actor, space, random, seed, device):
         who = type(self).__name__
         self.actor,self.bounds,self.device = actor,BoxBounds(space, who),device
         self.asked,self.random = 0,whole(who, 'random', random)
         self.rng,self.worker = np.random.default_rng(seed),WorkerInfo()
+
+    def in_worker(self, info):
+        "Act as one of several copies"
+        self.rng,self.worker,self.device = worker_rng(self.rng, info),info,None
 
     def __call__(self, state)->np.ndarray: # [n, ...] actions
         n = n_states(type(self).__name__, state)
@@ -185,25 +190,6 @@ class _BoxPolicy:
         if np.isfinite(x).all(): return x
         raise ArgumentError(who, 'what the actor gives', 'NaN or infinity among them', 'finite numbers',
             'look at the states, and at the weights of the network')
-
-# %% ../../nbs/learning/continuous.ipynb #58721824
-@patch
-def in_worker(self:_BoxPolicy, info):
-    "Act as one of several copies"
-    self.rng,self.worker,self.device = worker_rng(self.rng, info),info,None
-
-@patch
-def state_dict(self:_BoxPolicy)->dict: # plain data
-    "The RNG state and the count; what the actor has learned is the learner's to save"
-    return dict(asked=self.asked, rng=self.rng.bit_generator.state)
-
-@patch
-def load_state_dict(self:_BoxPolicy, state):
-    "Go on where another one stood"
-    who = type(self).__name__
-    state = checked(who, dict(asked=integer(), rng=generator), state)
-    go_on(who, self.rng, state['rng'])
-    self.asked = state['asked']
 
 # %% ../../nbs/learning/continuous.ipynb #49887d09
 class SquashedGaussian(_BoxPolicy):

@@ -30,9 +30,9 @@ class DeviceLog(FrameLog):
         self.there,self._where = place.tensor(self.who, 0, size),{}   # frames on the device; segment → its place there
 
     @property
-    def nbytes(self):
-        "Bytes reserved, here and there"
-        return FrameLog.nbytes.fget(self) + self.there.nbytes
+    def held_bytes(self):
+        "Those of frames, here and there"
+        return super().held_bytes + self.there.nbytes
 
     def places_of(self, refs): # int32, of the same shape
         "Where on the device the frames are to which these refer"
@@ -43,13 +43,13 @@ class DeviceLog(FrameLog):
 
 # %% ../../nbs/memory/device_frames.ipynb #9d92e883
 @patch
-def _put_segment(self:DeviceLog, segment):
+def put_segment(self:DeviceLog, segment):
     "This is the next one"
     taken,places = {*self._where.values()},len(self.there) >> self.numbers.item(BITS)
     free = next((p for p in range(places) if p not in taken), None)
     if free is None: free = self._more_there(places)
     self._where[self.numbers.item(ROOM) >> self.numbers.item(BITS)] = free
-    FrameLog._put_segment(self, segment)
+    FrameLog.put_segment(self, segment)
 
 @patch
 def _more_there(self:DeviceLog, places):
@@ -61,22 +61,23 @@ def _more_there(self:DeviceLog, places):
     return places
 
 @patch
-def _retire(self:DeviceLog, number, packed):
+def retire(self:DeviceLog, number, packed):
     "A segment goes"
-    FrameLog._retire(self, number, packed)
+    FrameLog.retire(self, number, packed)
     self._where.pop(number, None)
 
+# %% ../../nbs/memory/device_frames.ipynb #eea6fd7a
 @patch
-def _more_room(self:DeviceLog):
+def more_room(self:DeviceLog):
     "Another raw segment; those that are too old to be compared with are on the device only"
     self._let_go(self.numbers.item(END) - self.numbers.item(NEAR) >> self.numbers.item(BITS))
-    FrameLog._more_room(self)
+    FrameLog.more_room(self)
 
 @patch
 def _let_go(self:DeviceLog, before):
-    for number in [n for n in self._segments if n < before]:
+    for number in [n for n in self.segments if n < before]:
         self.table[number & (len(self.table)-1)] = 0
-        self._spare.append(self._segments.pop(number))
+        self.free.append(self.segments.pop(number))
 
 # %% ../../nbs/memory/device_frames.ipynb #8aecf216
 @patch
@@ -85,7 +86,7 @@ def send(self:DeviceLog):
     bits,(start,end) = self.numbers.item(BITS),self.numbers[[END,NEXT]].tolist()
     for number in range(start >> bits, -(-end >> bits)):
         a,b = max(start - (number << bits), 0),min(end - (number << bits), 1 << bits)
-        self._write(number, a, self._segments[number][a:b])
+        self._write(number, a, self.segments[number][a:b])
 
 @patch
 def _write(self:DeviceLog, number, a, frames):
@@ -94,9 +95,9 @@ def _write(self:DeviceLog, number, a, frames):
     self.place.write(self.there[at:at+len(frames)], frames)
 
 @patch
-def _fill(self:DeviceLog, number, frames):
+def fill_segment(self:DeviceLog, number, frames):
     "Those of a segment that were saved"
-    FrameLog._fill(self, number, frames)
+    FrameLog.fill_segment(self, number, frames)
     self._write(number, 0, frames)
     self._let_go(number)
 

@@ -98,6 +98,7 @@ def read_meta(
         meta.get('version'), VERSION, f'the release that wrote it: {meta.get("written_by")}')
     return meta
 
+# %% ../../nbs/memory/directory.ipynb #bbfae435
 def _is_ours(path):
     "Was this made by a memory?"
     if re.fullmatch(r'data-[0-9]+', path.name): return (path/'counters').exists()   # from its first moment to its last
@@ -199,16 +200,12 @@ class Directory(Counted):
 
     writes = property(lambda self: self.mode == 'a', doc='May it be changed?')
     holds = property(lambda self: self._lock is not None, doc='Is it this process that may change it now?')
-
     def room(self): return shutil.disk_usage(self.path).free   # bytes for a new memory
     def limit(self): return 0                                  # the disk says when it is full
     def outgrown(self, nbytes): return outgrows(nbytes)        # are arrays larger than main memory can always hold?
     def request(self, array, slots): request(array, slots)     # these rows are going to be read
-
-    @property
-    def nbytes(self):
-        "Bytes on the disk"
-        return sum(p.stat().st_blocks*512 for p in self.path.rglob('*') if p.is_file())
+    nbytes = property(lambda self: sum(p.stat().st_blocks*512 for p in self.path.rglob('*') if p.is_file()),
+        doc='Bytes on the disk')
 
 # %% ../../nbs/memory/directory.ipynb #2fdf590d
 @patch
@@ -418,6 +415,7 @@ def close(self:Directory):
         self.leave()
     return True
 
+# %% ../../nbs/memory/directory.ipynb #e516b2db
 @patch
 def _after_power_cut(self:Directory):
     "Rows that were not on the device when the machine was switched off don't count"
@@ -460,6 +458,7 @@ def put_aside(self:Directory,
     for old in numbers[:-2]: shutil.rmtree(place/f'{old}', ignore_errors=True)
     return f'{number}'
 
+# %% ../../nbs/memory/directory.ipynb #8b32c5ca
 @patch
 def aside(self:Directory,
     found_by:str, # as `put_aside` gave it

@@ -116,10 +116,27 @@ class Packed(NamedTuple):
 
 # %% ../../nbs/memory/frame_log.ipynb #e68d15ce
 _LARGE,_SAMPLES = 2**18,2**23   # larger frames have no use for a dictionary; bytes to learn from
-_NOTHING = Future()
+_NOTHING = Future()   # there is no more to learn
 _NOTHING.set_result(None)
 
-class FrameLog:
+class _LogNumbers:
+    "What is known of a log from its numbers"
+    before = 0   # how many frames say nothing of the rows that are counted
+    segment_bytes = property(lambda self: self.size << self.numbers.item(BITS), doc='Bytes of a raw segment')
+    found = property(lambda self: self.places[1], doc='How often a frame at each place was one that is known')
+    frames = property(lambda self: self.numbers.item(END), doc='How many it has kept so far')
+    first = property(lambda self: self.numbers.item(FIRST) << self.numbers.item(BITS), doc='The first that is there')
+    in_child = property(lambda self: self._pid != os.getpid(), doc='Is this another process than the one that made it?')
+    def __len__(self): return self.frames - self.first
+    def close(self): "Nothing more will be kept"
+
+    @property
+    def nbytes(self):
+        "Bytes reserved"
+        return sum(a.nbytes for a in (self.table, self._recent, self.places)) + self.held_bytes
+
+# %% ../../nbs/memory/frame_log.ipynb #16535468
+class FrameLog(_LogNumbers):
     "Frames of one size by serial number, equal ones kept once; the oldest go when no row needs them"
     def __init__(self,
         size:int, # bytes of a frame
@@ -140,33 +157,20 @@ class FrameLog:
         self.places = np.array([places, [0]*len(places), [0]*mine + [1]*of_next])   # how often one there was known
         self.numbers = np.zeros(N_NUMBERS, np.int64) if numbers is None else numbers
         self.numbers[[BITS,SIZE]],self._near = (bits,size),(near,each)
-        self.table,self._segments,self._spare = np.zeros(8, np.int64),{},[]
+        self.table,self.segments,self.free = np.zeros(8, np.int64),{},[]
         self._expected,self._unused = 0 if codec else -(-expected >> bits),[]   # segments; those not used so far
         self._recent = np.zeros((0,_WHICH + len(places)), np.int64)   # of each environment
         self._jobs,self._asked,self._worker,self._pid,self._told = deque(),0,None,os.getpid(),False
-        self._learning = _NOTHING   # what the thread does to learn; None: it hasn't been asked
-        if codec and codec.learns and size <= _LARGE: self._learning = None
+        self.learning = _NOTHING   # what the thread does to learn; None: it hasn't been asked
+        if codec and codec.learns and size <= _LARGE: self.learning = None
         self._learn_from = min(codec.learns if codec else 0, learn_from, _SAMPLES//size + 1)
 
-    segment_bytes = property(lambda self: self.size << self.numbers.item(BITS), doc='Bytes of a raw segment')
-    found = property(lambda self: self.places[1], doc='How often a frame at each place was one that is known')
-    frames = property(lambda self: self.numbers.item(END), doc='How many it has kept so far')
-    def close(self): "Nothing more will be kept"
-    before = 0   # how many of these say nothing of the rows that are counted
-    first = property(lambda self: self.numbers.item(FIRST) << self.numbers.item(BITS), doc='The first that is there')
-
 # %% ../../nbs/memory/frame_log.ipynb #b393a5ac
-@patch
-def __len__(self:FrameLog): return self.frames - self.first
-
 @patch(as_prop=True)
-def nbytes(self:FrameLog):
-    "Bytes reserved"
-    mine = self.table,self._recent,self.places,*self._spare,*self._segments.values()
-    return sum(a.nbytes for a in mine) + len(self.codec.dictionary if self.codec else b'')
-
-FrameLog.held  = property(lambda self: len(self._segments), doc='How many segments there are')
-FrameLog.spare = property(lambda self: len(self._spare), doc='How many more wait to be used again')
+def held_bytes(self:FrameLog):
+    "Those of frames, and of what was learned of them"
+    learned = self.codec.dictionary if self.codec else b''
+    return sum(a.nbytes for a in (*self.free, *self.segments.values())) + len(learned)
 
 # %% ../../nbs/memory/frame_log.ipynb #4b81eaec
 @patch
@@ -189,7 +193,7 @@ def keep(self:FrameLog,
         if done == n: return refs
         self._drop(min(needed(), self._lowest(refs[:done])) >> item(BITS))
         watch()
-        self._more_room()
+        self.more_room()
 
 # %% ../../nbs/memory/frame_log.ipynb #75d46dfa
 @patch
@@ -216,29 +220,29 @@ def _lowest(self:FrameLog, refs):
 
 # %% ../../nbs/memory/frame_log.ipynb #0c6b5324
 @patch
-def _more_room(self:FrameLog):
+def more_room(self:FrameLog):
     "Another raw segment"
     if self.codec: self._pack_older()
-    try: raw = self._raw_segment()
+    try: raw = self.raw_segment()
     except NoRoom: raise   # a full disk has said more of itself
     except MemoryError as e: raise NoRoom(self.who, 'no memory for more frames', f'{len(self):_} frames', remedy=
         'a smaller max_sz') from e
-    self._put_segment(raw)
+    self.put_segment(raw)
 
 @patch
-def _put_segment(self:FrameLog, segment):
+def put_segment(self:FrameLog, segment):
     "This is the next one"
     bits,first,room = (self.numbers.item(i) for i in (BITS,FIRST,ROOM))
     number = room >> bits
-    while number - first >= len(self.table): self.table = self._table(2*len(self.table))
-    self._segments[number] = segment
+    while number - first >= len(self.table): self.table = self.table_of(2*len(self.table))
+    self.segments[number] = segment
     self.table[number & (len(self.table)-1)] = segment.ctypes.data if isinstance(segment, np.ndarray) else 0
     self.numbers[ROOM] = room + (1 << bits)
 
 @patch
-def _raw_segment(self:FrameLog):
+def raw_segment(self:FrameLog):
     "A segment to write into: one that is free, or the next one of an array that holds many"
-    if self._spare: return self._spare.pop()
+    if self.free: return self.free.pop()
     if not self._unused:
         many,shape = max(self._expected, 1),(1 << self.numbers.item(BITS), self.size)
         self._unused = [*self.arrays.new('frames', (many,*shape), np.uint8)[::-1]]
@@ -247,10 +251,10 @@ def _raw_segment(self:FrameLog):
 
 # %% ../../nbs/memory/frame_log.ipynb #ee6d0fd5
 @patch
-def _table(self:FrameLog, n):
+def table_of(self:FrameLog, n):
     "A table of `n` entries: the addresses of raw segments"
     table = np.zeros(n, np.int64)
-    for number,s in self._segments.items():
+    for number,s in self.segments.items():
         if isinstance(s, np.ndarray): table[number & (n-1)] = s.ctypes.data
     return table
 
@@ -258,16 +262,16 @@ def _table(self:FrameLog, n):
 def _drop(self:FrameLog, before):
     "Segments before this one go"
     for number in range(self.numbers.item(FIRST), min(before, self.numbers.item(END) >> self.numbers.item(BITS))):
-        self._retire(number, None)
+        self.retire(number, None)
         self.numbers[FIRST] = number + 1
 
 @patch
-def _retire(self:FrameLog, number, packed):
+def retire(self:FrameLog, number, packed):
     "A segment goes, or its packed frames take its place"
     self.table[number & (len(self.table)-1)] = 0
-    old = self._segments.pop(number, None) if packed is None else self._segments.get(number)
-    if packed is not None and old is not None: self._segments[number] = packed
-    if isinstance(old, np.ndarray) and not (self.codec and self._spare): self._spare.append(old)
+    old = self.segments.pop(number, None) if packed is None else self.segments.get(number)
+    if packed is not None and old is not None: self.segments[number] = packed
+    if isinstance(old, np.ndarray) and not (self.codec and self.free): self.free.append(old)
 
 # %% ../../nbs/memory/frame_log.ipynb #638c7cfc
 _WAITING,_BEHIND = 2,1   # segments that may wait for the packing thread; that may wait to be given to it
@@ -275,24 +279,24 @@ _WAITING,_BEHIND = 2,1   # segments that may wait for the packing thread; that m
 @patch
 def _pack_older(self:FrameLog):
     "Take in what was packed, and ask for more"
-    self._take_packed()
+    self.take_packed()
     item,jobs = self.numbers.item,self._jobs
-    if self._learning is None and item(END) >= self._learn_from: self._learn()
-    if self._learning is None: return
+    if self.learning is None and item(END) >= self._learn_from: self._learn()
+    if self.learning is None: return
     end = item(END) - item(NEAR) >> item(BITS)   # segments before this one may be packed
     self._asked = max(self._asked, item(FIRST), jobs[-1][0] + 1 if jobs else 0)
     for number in range(self._asked, end):
         if len(jobs) >= _WAITING: break
-        raw = self._segments.get(number)
-        if isinstance(raw, np.ndarray): jobs.append((number, self._do(*self._pack_job(number, raw))))
+        raw = self.segments.get(number)
+        if isinstance(raw, np.ndarray): jobs.append((number, self._do(*self.pack_job(number, raw))))
         self._asked = number + 1
     behind = end - self._asked
-    if jobs and behind > _BEHIND*(1 if self._learning.done() else 4): jobs[0][1].exception()   # waits, raises nothing
+    if jobs and behind > _BEHIND*(1 if self.learning.done() else 4): jobs[0][1].exception()   # waits, raises nothing
 
 @patch
-def _pack_job(self:FrameLog, number, raw): return self.codec.pack,raw   # what the thread calls, with what
+def pack_job(self:FrameLog, number, raw): return self.codec.pack,raw   # what the thread calls, with what
 @patch
-def _learn_job(self:FrameLog, samples): return self.codec.learn,samples
+def learn_job(self:FrameLog, samples): return self.codec.learn,samples
 
 @patch
 def _do(self:FrameLog, f, *args):
@@ -302,26 +306,27 @@ def _do(self:FrameLog, f, *args):
 
 # %% ../../nbs/memory/frame_log.ipynb #ae728f6f
 @patch
-def _take_packed(self:FrameLog, wait=False):
+def take_packed(self:FrameLog, wait=False):
     "Put packed segments in the place of raw ones"
-    if self._pid != os.getpid(): self._begin_in_child()
+    if self.in_child: self._begin_in_child()
     while self._jobs and (wait or self._jobs[0][1].done()):
         number,job = self._jobs[0]
         if job.exception(): self._tell_failed(job.exception())
-        else: self._put_packed(number, job.result())
+        else: self.put_packed(number, job.result())
         self._jobs.popleft()   # now that it is in its place: an interrupt would lose it
 
 @patch
-def _put_packed(self:FrameLog, number, parts):
-    if isinstance(self._segments.get(number), np.ndarray): self._retire(number, Packed(*parts))
+def put_packed(self:FrameLog, number, parts):
+    if isinstance(self.segments.get(number), np.ndarray): self.retire(number, Packed(*parts))
 
 @patch
 def _begin_in_child(self:FrameLog):
     "After a fork: what the thread had not done is to be asked for again"
-    packed = any(isinstance(s, Packed) for s in self._segments.values())
-    if self._learning is not _NOTHING and not (packed or self.codec.dictionary): self._learning = None
+    packed = any(isinstance(s, Packed) for s in self.segments.values())
+    if self.learning is not _NOTHING and not (packed or self.codec.dictionary): self.learning = None
     self._jobs,self._asked,self._worker,self._pid = deque(),self.numbers.item(FIRST),None,os.getpid()
 
+# %% ../../nbs/memory/frame_log.ipynb #78d583a1
 @patch
 def _tell_failed(self:FrameLog, e):
     if self._told: return
@@ -333,9 +338,16 @@ def _learn(self:FrameLog):
     "Let the codec learn from the first frames"
     item,samples = self.numbers.item,[]
     for number in range(item(FIRST), item(END) >> item(BITS)):
-        if number in self._segments: samples.append(self._segments[number])
+        if number in self.segments: samples.append(self.segments[number])
         if len(samples) << item(BITS) >= self._learn_from: break
-    self._learning = self._do(*self._learn_job(samples))
+    self.learning = self._do(*self.learn_job(samples))
+
+@patch
+def end_packing(self:FrameLog):
+    "Wait for the packing thread, and end it"
+    self.take_packed(wait=True)
+    if self._worker is not None: self._worker.shutdown()
+    self._worker = None
 
 # %% ../../nbs/memory/frame_log.ipynb #c08fbba8
 _NO_FRAME = -2**63   # in place of -1 - serial; such a reference is damaged, or of a row that is being overwritten
@@ -365,15 +377,15 @@ def locate(self:FrameLog,
     if not locate_raw(self.numbers, self.table, refs, slots, addresses)[0]: return None
     packed = addresses < 0
     serials,which = np.unique(-1 - addresses[packed], return_inverse=True)
-    frames = np.frombuffer(b''.join(map(self._unpacked, serials.tolist())), np.uint8)
+    frames = np.frombuffer(b''.join(map(self.unpacked, serials.tolist())), np.uint8)
     addresses[packed] = frames.ctypes.data + which*self.size
     return frames
 
 @patch
-def _unpacked(self:FrameLog, serial):
+def unpacked(self:FrameLog, serial):
     "The bytes of a packed frame"
     number,i = divmod(serial, 1 << self.numbers.item(BITS))
-    segment = self._segments[number]
+    segment = self.segments[number]
     if isinstance(segment, np.ndarray): return segment[i].tobytes()   # it was about to be packed, and an interrupt came
     a,b = segment.span(i)
     return self._unpack(memoryview(segment.bytes)[a:b])
@@ -391,9 +403,9 @@ def state_dict(self:FrameLog,
 )->dict: # tensors
     "The frames from `first` on"
     per,end = 1 << self.numbers.item(BITS),self.frames
-    if self.codec: self._take_packed(wait=True)   # or a state would depend on how far the thread is
+    if self.codec: self.take_packed(wait=True)   # or a state would depend on how far the thread is
     packed,lengths,raw = [np.zeros(0, np.uint8)],[np.zeros(0, np.int64)],[np.zeros((0,self.size), np.uint8)]
-    for number,s in sorted(self._segments.items()):
+    for number,s in sorted(self.segments.items()):
         low,high = max(first - number*per, 0),min(end - number*per, per)
         if low >= high: continue
         is_raw = isinstance(s, np.ndarray)
@@ -419,14 +431,14 @@ def load_state_dict(self:FrameLog,
     if lengths.sum() != len(saved['packed']): self._refuse_saved(f'{len(saved["packed"])} bytes of packed frames')
     if (lengths == 0).sum() != len(saved['raw']): self._refuse_saved(f'{len(saved["raw"])} frames that are not packed')
     if (lengths.any() or len(saved['dictionary'])) and not self.codec: self._refuse_saved('packed frames')
-    if len(saved['dictionary']): self._take_dictionary(saved['dictionary'].tobytes())
-    if lengths.any(): self._learning = _NOTHING   # one dictionary for all
+    if len(saved['dictionary']): self.take_dictionary(saved['dictionary'].tobytes())
+    if lengths.any(): self.learning = _NOTHING   # one dictionary for all
     saved['ends'],saved['raws'] = np.cumsum(lengths),np.cumsum(lengths == 0)
     for a in range(0, len(lengths), per):
         frames,packed = self._saved_segment(saved, a, min(a + per, len(lengths)))
         check(frames)
-        self._put_segment(self._raw_segment() if packed is None else packed)
-        if packed is None: self._fill(a//per, frames)
+        self.put_segment(self.raw_segment() if packed is None else packed)
+        if packed is None: self.fill_segment(a//per, frames)
     self.numbers[[NEXT,END]] = len(lengths)
 
 # %% ../../nbs/memory/frame_log.ipynb #4ebe6911
@@ -445,10 +457,10 @@ def _saved_segment(self:FrameLog, saved, a, b):
     return frames,Packed(packed[start:ends[-1]].copy(), ends - start)
 
 @patch
-def _fill(self:FrameLog, number, frames): self._segments[number][:len(frames)] = frames   # those that were saved
+def fill_segment(self:FrameLog, number, frames): self.segments[number][:len(frames)] = frames   # those that were saved
 
 @patch
-def _take_dictionary(self:FrameLog, learned):
+def take_dictionary(self:FrameLog, learned):
     try: self.codec = type(self.codec)(learned)
     except Exception as e: self._refuse_saved(f'a dictionary: {e}')
 

@@ -81,10 +81,10 @@ class FrameFiles(FrameLog):
 
 # %% ../../nbs/memory/frame_segments.ipynb #1c785aaa
 @patch(as_prop=True)
-def nbytes(self:FrameFiles):
-    "Bytes reserved, most of them in files"
-    of_files = sum(self._sizes.values() if self.arrays.writes else self._found_sizes())
-    return of_files + sum(a.nbytes for a in (self.table, self._recent, self.places))
+def held_bytes(self:FrameFiles):
+    "Those of the files"
+    if self.arrays.writes: return sum(self._sizes.values())
+    return sum(self._found_sizes())
 
 @patch
 def _found_sizes(self:FrameFiles):
@@ -114,6 +114,7 @@ def _mapped(self:FrameFiles, number, kind):
         if not path.exists(): return None   # it went meanwhile
         raise self._damaged(path, e) from None
 
+# %% ../../nbs/memory/frame_segments.ipynb #5c722967
 @patch
 def _raw_file(self:FrameFiles, path, size):
     if size != self.segment_bytes: raise self._damaged(path, f'{size:_} bytes', f'{self.segment_bytes:_} bytes')
@@ -123,7 +124,7 @@ def _raw_file(self:FrameFiles, path, size):
 def _packed_file(self:FrameFiles, path, size):
     front = 8 << self.numbers.item(BITS)
     if size <= front: raise self._damaged(path, f'{size:_} bytes', f'more than {front:_} bytes')
-    if self._learning is None: self._read_dictionary()
+    if self.learning is None: self._read_dictionary()
     both = mapped(path, size, np.uint8, False)
     packed = Packed(both[front:], both[:front].view(np.int64))
     if packed.ends[0] <= 0 or (packed.ends[1:] <= packed.ends[:-1]).any() or packed.ends[-1] != len(packed.bytes):
@@ -135,16 +136,17 @@ def _packed_file(self:FrameFiles, path, size):
 def _enter(self:FrameFiles, number, segment):
     "A segment is known from now on"
     if self._at_random: read_at_random(segment.bytes if isinstance(segment, Packed) else segment)
-    self._segments[number] = segment
+    self.segments[number] = segment
     if isinstance(segment, np.ndarray): self.table[number & (len(self.table)-1)] = segment.ctypes.data
 
 @patch
 def _forget(self:FrameFiles, number):
     "A segment is not known any more; it stays mapped for as long as somebody uses it"
-    segment,place = self._segments.pop(number, None),number & (len(self.table)-1)
+    segment,place = self.segments.pop(number, None),number & (len(self.table)-1)
     if isinstance(segment, np.ndarray) and self.table[place] == segment.ctypes.data: self.table[place] = 0
     return segment
 
+# %% ../../nbs/memory/frame_segments.ipynb #de208995
 @patch
 def _damaged(self:FrameFiles, path, got, expected=None): # the error
     return StateError(self.who, f'{path} is damaged', got, expected)
@@ -173,25 +175,25 @@ def _read_dictionary(self:FrameFiles):
     if not stat.S_ISREG(found.st_mode) or not 4 <= found.st_size <= 2**20: raise self._damaged(path, 'another size')
     said = path.read_bytes()
     if zlib.crc32(said[4:]) != int.from_bytes(said[:4], 'little'): raise self._damaged(path, 'another checksum')
-    if len(said) > 4: self._take_dictionary(said[4:])
-    self._learning = _KNOWN
+    if len(said) > 4: self.take_dictionary(said[4:])
+    self.learning = _KNOWN
 
 @patch
-def _unpacked(self:FrameFiles, serial):
+def unpacked(self:FrameFiles, serial):
     number = serial >> self.numbers.item(BITS)
-    if number not in self._segments: self._find(number)
-    try: return FrameLog._unpacked(self, serial)
+    if number not in self.segments: self._find(number)
+    try: return FrameLog.unpacked(self, serial)
     except Exception as e:   # whatever a codec says
         raise self._damaged(self._path(number, 'packed'), f'frame {serial}: {e}') from None
 
 # %% ../../nbs/memory/frame_segments.ipynb #4b0f28eb
 @patch
-def _raw_segment(self:FrameFiles):
+def raw_segment(self:FrameFiles):
     "A file to write into"
     number,nbytes = self.numbers.item(ROOM) >> self.numbers.item(BITS),self.segment_bytes
     path = self._path(number, 'raw')
-    if self._spare:
-        old,raw = self._spare.pop()
+    if self.free:
+        old,raw = self.free.pop()
         os.replace(self._path(old, 'raw'), path)
         del self._sizes[old,'raw']
     else:
@@ -203,15 +205,16 @@ def _raw_segment(self:FrameFiles):
     self._sizes[number,'raw'] = nbytes
     return raw
 
+# %% ../../nbs/memory/frame_segments.ipynb #d47ac7a9
 @patch
-def _retire(self:FrameFiles, number, packed):
+def retire(self:FrameFiles, number, packed):
     "A segment goes, or its packed frames take its place"
     old = self._forget(number)
     if packed is not None:
         self._enter(number, packed)
         self._sizes[number,'packed'] = packed.nbytes
         self._remove(number, 'raw')
-    elif not self.codec and isinstance(old, np.ndarray) and len(self._spare) < 2: self._spare.append((number, old))
+    elif not self.codec and isinstance(old, np.ndarray) and len(self.free) < 2: self.free.append((number, old))
     else:
         for kind in 'raw','packed': self._remove(number, kind)
 
@@ -222,28 +225,26 @@ def _remove(self:FrameFiles, number, kind):
 
 # %% ../../nbs/memory/frame_segments.ipynb #2e3f9fe3
 @patch
-def _pack_job(self:FrameFiles, number, raw):
+def pack_job(self:FrameFiles, number, raw):
     return partial(pack_file, self.arrays, self._path(number, 'packed'), self.codec),raw
 
 @patch
-def _learn_job(self:FrameFiles, samples):
+def learn_job(self:FrameFiles, samples):
     return partial(learn_file, self.arrays, self.folder/'dictionary', self.codec),samples
 
 @patch
-def _put_packed(self:FrameFiles, number, parts):
-    if isinstance(self._segments.get(number), np.ndarray):
+def put_packed(self:FrameFiles, number, parts):
+    if isinstance(self.segments.get(number), np.ndarray):
         path = self._path(number, 'packed')
-        self._retire(number, self._packed_file(path, path.stat().st_size))
+        self.retire(number, self._packed_file(path, path.stat().st_size))
     elif number < self.numbers.item(FIRST): self._remove(number, 'packed')   # it has gone meanwhile
 
 @patch
 def close(self:FrameFiles):
     "Wait for the packing thread; files that are free go"
-    if self._pid != os.getpid(): return
-    while self._spare: self._remove(self._spare.pop()[0], 'raw')
-    self._take_packed(wait=True)
-    if self._worker is not None: self._worker.shutdown()
-    self._worker = None
+    if self.in_child: return
+    while self.free: self._remove(self.free.pop()[0], 'raw')
+    self.end_packing()
 
 # %% ../../nbs/memory/frame_segments.ipynb #9cb60f42
 @patch
@@ -254,9 +255,9 @@ def _stand(self:FrameFiles):
     if not 0 <= end < 2**62 or (end >> bits) - first >= _MOST_SEGMENTS:
         raise StateError(self.who, f'{self.folder}: damaged counters', f'frames {first << bits} to {end}')
     self.numbers[[NEXT,END,FIRST,ROOM]] = end,end,first,end
-    for number in [n for n in self._segments if n < first]: self._forget(number)
+    for number in [n for n in self.segments if n < first]: self._forget(number)
     if (end >> bits) - first >= len(self.table):
-        self.table = self._table(1 << ((end >> bits) - first).bit_length())
+        self.table = self.table_of(1 << ((end >> bits) - first).bit_length())
 
 @patch
 def reopen(self:FrameFiles):
@@ -265,13 +266,13 @@ def reopen(self:FrameFiles):
     if self.folder.is_symlink() or not self.folder.is_dir(): raise self._damaged(self.folder, 'no such folder')
     if not self.arrays.writes: return
     raws,packed = self._clean()
-    if self._learning is None and (packed or (self.folder/'dictionary').exists()): self._read_dictionary()
+    if self.learning is None and (packed or (self.folder/'dictionary').exists()): self._read_dictionary()
     end,bits = self.numbers.item(END),self.numbers.item(BITS)
     last = (end - 1) >> bits
     wanted = raws if self.codec else raws & {last}   # the older ones are to be packed; others are found when asked for
     for number in sorted(n for n in wanted if self._sizes[n,'raw'] == self.segment_bytes): self._find(number)
     if end % (1 << bits):
-        goes_on = isinstance(self._segments.get(last), np.ndarray)
+        goes_on = isinstance(self.segments.get(last), np.ndarray)
         self.numbers[ROOM] = (last + 1) << bits
         if not goes_on: self.numbers[[NEXT,END]] = self.numbers[ROOM]
 
@@ -299,7 +300,7 @@ def follow(self:FrameFiles)->bool: # is there another segment?
     self._stand()
     seen,self._seen = self._seen,self.numbers.item(END) >> self.numbers.item(BITS)
     if seen == self._seen: return False
-    for number in [n for n,s in self._segments.items() if self._is_replaced(n, s)]: self._forget(number)
+    for number in [n for n,s in self.segments.items() if self._is_replaced(n, s)]: self._forget(number)
     return True
 
 @patch
@@ -311,7 +312,7 @@ def _is_replaced(self:FrameFiles, number, segment):
 def read_at_random(self:FrameFiles):
     "Let the system not read ahead"
     self._at_random = True
-    for s in self._segments.values(): read_at_random(s.bytes if isinstance(s, Packed) else s)
+    for s in self.segments.values(): read_at_random(s.bytes if isinstance(s, Packed) else s)
 
 @patch
 def request(self:FrameFiles,
@@ -321,10 +322,10 @@ def request(self:FrameFiles,
     "Let the system read the pages of their frames, all at once"
     places = np.empty((len(slots),refs.shape[1]), np.int64)
     if locate_raw(self.numbers, self.table, refs, slots, places)[0]:
-        known,bits = len(self._segments),self.numbers.item(BITS)
+        known,bits = len(self.segments),self.numbers.item(BITS)
         for number in np.unique(-1 - places[places < 0] >> bits).tolist():
-            if number not in self._segments: self._find(number)
-        if len(self._segments) > known: locate_raw(self.numbers, self.table, refs, slots, places)
+            if number not in self.segments: self._find(number)
+        if len(self.segments) > known: locate_raw(self.numbers, self.table, refs, slots, places)
         self._request_packed(np.unique(-1 - places[places < 0]).tolist())
     request_places(places, np.full(refs.shape[1], self.size))
 
@@ -332,7 +333,7 @@ def request(self:FrameFiles,
 def _request_packed(self:FrameFiles, serials):
     places,sizes,per = [],[],1 << self.numbers.item(BITS)
     for serial in serials:
-        segment = self._segments[serial//per]
+        segment = self.segments[serial//per]
         if not isinstance(segment, Packed): continue
         a,b = segment.span(serial % per)
         places.append(segment.bytes.ctypes.data + a)
@@ -341,20 +342,20 @@ def _request_packed(self:FrameFiles, serials):
 
 # %% ../../nbs/memory/frame_segments.ipynb #2414ada6
 @patch
-def _put_segment(self:FrameFiles, segment):
+def put_segment(self:FrameFiles, segment):
     "This is the next one"
     if isinstance(segment, Packed):
         number = self.numbers.item(ROOM) >> self.numbers.item(BITS)
         path = self._path(number, 'packed')
         write_whole(path, np.ascontiguousarray(segment.ends), np.ascontiguousarray(segment.bytes))
         self._sizes[number,'packed'] = segment.nbytes
-        learning,self._learning = self._learning,_KNOWN   # the dictionary comes last
-        segment,self._learning = self._packed_file(path, segment.nbytes),learning
-    FrameLog._put_segment(self, segment)
+        learning,self.learning = self.learning,_KNOWN   # the dictionary comes last
+        segment,self.learning = self._packed_file(path, segment.nbytes),learning
+    FrameLog.put_segment(self, segment)
 
 @patch
 def load_state_dict(self:FrameFiles, state, check=lambda frames: None):
     "Become the log that was saved; this one must be new"
-    learns = self._learning is None
+    learns = self.learning is None
     FrameLog.load_state_dict(self, state, check)
-    if learns and self._learning is not None: write_dictionary(self.folder/'dictionary', self.codec.dictionary)
+    if learns and self.learning is not None: write_dictionary(self.folder/'dictionary', self.codec.dictionary)

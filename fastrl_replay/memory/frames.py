@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..steps.compiled import bytes_at, longs_at, memmove, njit, prefetch
-from ..steps.core import refuse_flags
 from ..steps.errors import ArgumentError, BlockError, NoRoom, StateError, whole
 from ..steps.row_dtypes import padding, parts_of
-from ..envs.episodes import ENV, SIZE, NaNSearch, first_nan, has_nan
+from ..envs.episodes import ENV, SIZE, NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
 from .places import N_COUNTERS, OF_STORE, RESERVED, runs
@@ -25,7 +24,7 @@ from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of
 from .frame_segments import MOST_LOGS, FrameFiles
 from .device_frames import DeviceFrames, DeviceLog
 from .links import COUNTERS, INSERTED, Links, link_rows
-from .rows import Store, episodes_at
+from .rows import Store, check_saved_rows, episodes_at
 from ..steps.states import anything, array, checked, exactly, listed
 
 # %% ../../nbs/memory/frames.ipynb #ccc3c43a
@@ -100,14 +99,15 @@ class Frames(Store):
         return f'Frames({", ".join([str(self.stack), *more, *self._place_text()])})'
 
     def settings(self):
-        return dict(Store.settings(self), stack=self.stack, compress=self.compress,
+        return dict(super().settings(), stack=self.stack, compress=self.compress,
             columns=None if self.parts is None else [*self.parts])
 
-    @property
-    def nbytes(self):
-        "Bytes reserved, here and on a device"
-        there = [] if self._there is None else [self._there]
-        return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs, *there))
+# %% ../../nbs/memory/frames.ipynb #266deaa7
+@patch(as_prop=True)
+def nbytes(self:Frames):
+    "Bytes reserved, here and on a device"
+    there = [] if self._there is None else [self._there]
+    return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs, *there))
 
 # %% ../../nbs/memory/frames.ipynb #7bebd61c
 @patch
@@ -146,6 +146,7 @@ def reserve(self:Frames, place):
     self._outgrows,self._looked = False,0   # is main memory too small? How many frames there were when it was looked
     renew_in_child(self, '_lock')
 
+# %% ../../nbs/memory/frames.ipynb #5a959156
 @patch
 def _new_log(self:Frames, i, leaf, place):
     "A log for frames of this size: some hundred segments would fill the memory, none of them larger than 16 MB"
@@ -257,9 +258,9 @@ def suggested(
 def _watch(self:Frames, i):
     "Before a log grows: is there room, and do frames repeat?"
     log = self._logs[i]
-    held = log.held
+    held = len(log.segments)
     if not self._outgrows: self._see_size()
-    if held < self._look_at[i] or log.spare and not self.compress: return
+    if held < self._look_at[i] or log.free and not self.compress: return
     there = self.place.limit()   # 0: the place says when it is full
     room = (there - self.nbytes)//log.segment_bytes if there else 32
     if room < 1: raise NoRoom('Frames', 'no memory for more frames', f'{size_text(self.nbytes)} for '
@@ -423,10 +424,7 @@ def _check_rest(self:Frames, rest):
         some = rest[i:i+step]
         rows = np.zeros((len(some),self.dtype.itemsize), np.uint8)
         for at,length,to in self._spans: rows[:, at:at+length] = some[:, to:to+length]
-        rows = rows.reshape(-1).view(self.dtype)
-        refuse_flags('Frames', rows)
-        if has_nan(rows.ctypes.data, len(rows), search.at):
-            raise StateError('Frames', 'saved rows with a NaN', first_nan(rows))
+        check_saved_rows('Frames', rows.reshape(-1).view(self.dtype), search)
 
 def _checks(kind):
     "What frames of such numbers can't be"

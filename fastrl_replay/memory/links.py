@@ -64,15 +64,10 @@ class Links:
     inserted = property(lambda self: self.tables.numbers.item(INSERTED), doc='How many rows have come: the next key')
     oldest   = property(lambda self: self.tables.numbers.item(OLDEST), doc='The oldest key that is still there')
     keys     = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
+    nbytes   = property(lambda self: sum(a.nbytes for a in (self.link, self.back, self.drawn, *self.tables[1:])),
+        doc='Bytes reserved')
     def __len__(self): return self.inserted - self.oldest
-
     def __reduce__(self): raise TypeError('links hold addresses: copy or pickle the timeline')
-
-    @property
-    def nbytes(self):
-        "Bytes reserved"
-        _,envs,last_key = self.tables
-        return sum(a.nbytes for a in (self.link, self.back, self.drawn, last_key, envs))
 
 # %% ../../nbs/memory/links.ipynb #16639fb7
 @patch
@@ -105,6 +100,7 @@ def acceptable(numbers, plan, address, n):
         if number_of(words[_u((i*size + env_at) >> 2)], number) < 0: return False
     return not has_nan(address, n, plan[7:])
 
+# %% ../../nbs/memory/links.ipynb #dada7468
 @njit
 def link_rows(numbers, plan, address, n):
     "Link rows that lie in their slots; their number is written last"
@@ -189,6 +185,7 @@ def as_keys(keys, what='keys')->np.ndarray: # int64
     too_large = keys.dtype == np.uint64   # cut off: they were never given out either way
     return (np.minimum(keys, np.uint64(2**63-1)) if too_large else keys).astype(np.int64, copy=False)
 
+# %% ../../nbs/memory/links.ipynb #a7f1db09
 @njit
 def first_invalid(numbers, keys):
     "The place of the first key whose row is not there, or -1"

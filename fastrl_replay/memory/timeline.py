@@ -77,6 +77,7 @@ def clear(self:Timeline):
         'one in main memory', 'remove the directory when it is closed')
     self._begin()
 
+# %% ../../nbs/memory/timeline.ipynb #f919d41e
 @patch(as_prop=True)
 def is_open(self:Timeline)->bool:
     "Is it known what is in it? One on disk is opened when it is first asked"
@@ -110,6 +111,7 @@ class _Shapes:
         if self._window is None: self._window = extend_dtype(self.row, mask='?')
         return self._window
 
+# %% ../../nbs/memory/timeline.ipynb #dd00e4c9
 @patch
 def _open(self:Timeline, dtype, place=None):
     "Links and a store for such rows in an empty place, and what batches and windows of them look like"
@@ -348,6 +350,7 @@ def _take_rows(self:Timeline, state):
     store.load_state_dict(line.keys % line.ring, state['store'])
     self._use(parts, place, (line.inserted, line.oldest, 0))
 
+# %% ../../nbs/memory/timeline.ipynb #2c2e2c53
 @patch
 def _stand_where(self:Timeline, state):
     "Stand at the row where a state was saved that refers to this place"

@@ -421,7 +421,7 @@ def _by_share(self:Parallel, ready):
     live = live if self.ordered else ready   # who is late loses its turn, and is not preferred later
     masses = np.ones(len(live))
     if self.shares == 'mass': masses[:] = [(_next_facts(w) or w.facts or dict(mass=1.))['mass'] for w in live]
-    for w,share in zip(live, masses/masses.sum()): w.share,w.due = share,w.due + share
+    for w,share in zip(live, masses/masses.sum()): w.share,w.due = share,w.due + float(share)
     best = max(ready, key=lambda w: (w.due, -w.info.rank))
     best.due -= 1
     return best
@@ -503,15 +503,15 @@ def _saved(self:Parallel, w):
         data,error = self._answered(w, 'save', [])
     if error is not None: raise WorkerError('Parallel', f'worker {w.info.rank} could not be saved', error)
     return dict(state=torch.load(io.BytesIO(data), weights_only=True), restart=w.info.restart, over=w.over,
-        chunks=[_packed(b) for b in w.chunks], first_key=self._first_keys[w.info.rank], newest=w.newest,
-        given=w.given, lag=w.lag, due=float(w.due), past=w.past, facts=w.facts)
+        chunks=[_packed(b) for b in w.chunks], first_key=self._first_keys[w.info.rank],
+        **{k: getattr(w, k) for k in _COUNTED})
 
 # %% ../../nbs/parallel/stage.ipynb #511ebe34
 _FACTS = dict(rows=integer(), mass=real(0), beta=real(0), top=real(0), inserted=integer(), counted=integer(),
     stale=integer(), age=real(0), kept=states.flag)
-_WORKER = dict(state=anything, restart=integer(), over=states.flag, first_key=integer(), newest=integer(-1),
-    given=integer(), lag=integer(), due=real(), facts=maybe(_FACTS),
-    past=dict.fromkeys(('lost','stale','inserted','counted'), integer()))
+_COUNTED = dict(newest=integer(-1), given=integer(), lag=integer(), due=real(),   # attributes of a worker
+    past=dict.fromkeys(('lost','stale','inserted','counted'), integer()), facts=maybe(_FACTS))
+_WORKER = dict(state=anything, restart=integer(), over=states.flag, first_key=integer(), **_COUNTED)
 
 _NEWS = listed(dict(steps=integer(), returns=listed(real()), successes=listed(real())))
 
@@ -542,6 +542,7 @@ def restore(self:Parallel, state):
     self._close()
     self._state = state or None
 
+# %% ../../nbs/parallel/stage.ipynb #84c264ae
 @patch
 def _load_workers(self:Parallel, state):
     "Give new workers what was saved of the old ones"
@@ -550,7 +551,7 @@ def _load_workers(self:Parallel, state):
         torch.save(saved['state'], file)
         w.request('load', file.getvalue())
         w.over,w.chunks = saved['over'],deque(map(_unpacked, saved['chunks']))
-        for k in 'newest','given','lag','due','past','facts': setattr(w, k, saved[k])
+        for k in _COUNTED: setattr(w, k, saved[k])
         self._first_keys[w.info.rank] = saved['first_key']
     for w in self._workers:
         w.wait()

@@ -451,6 +451,7 @@ def check_remote(self:Replay, state):
     on_disk = self.store is not None and self.store.folder is not None
     return self._check_saved_form(state) if on_disk else self.check_state(state)
 
+# %% ../../nbs/replay/replay.ipynb #3c865a4a
 @patch
 def _check_saved_form(self:Replay, state):
     form = dict(memory=anything, sampler=anything, view=anything, counters=listed(integer(), len(COUNTERS)))

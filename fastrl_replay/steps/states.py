@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Misfit', 'described', 'plain', 'match', 'checked', 'anything', 'flag', 'text', 'integer', 'real', 'exactly', 'maybe',
-           'listed', 'dict_of', 'row', 'array', 'row_dtype', 'block', 'generator']
+           'listed', 'dict_of', 'row', 'some', 'like', 'array', 'row_dtype', 'block', 'generator', 'Saves']
 
 # %% ../../nbs/steps/states.ipynb #c771e895
 import math
@@ -159,11 +159,9 @@ def dict_of(
     form, # of each value
 ): # a form
     "A dict with any names"
-    def of_all(x):
-        if type(x) is not dict: raise Misfit(described(x), 'a dict')
-        return {k: _inside(k, lambda v: match(form, v), v) for k,v in x.items()}
-    return of_all
+    return lambda x: match(dict.fromkeys(x, form) if type(x) is dict else {}, x)
 
+# %% ../../nbs/steps/states.ipynb #488570d0
 def row(
     *forms, # one for each entry
 ): # a form
@@ -172,6 +170,28 @@ def row(
         if type(x) not in (list,tuple) or len(x) != len(forms): raise Misfit(described(x), f'{len(forms)} entries')
         return [_inside(i, lambda v: match(f, v), v) for i,(f,v) in enumerate(zip(forms, x))]
     return of_each
+
+def some(
+    forms:dict, # those that may be there
+): # a form
+    "A dict of any of these, each with its form"
+    return lambda x: match({k: f for k,f in forms.items() if k in x} if type(x) is dict else {}, x)
+
+# %% ../../nbs/steps/states.ipynb #896fab18
+def like(
+    own, # the example
+    least:float=0., # in a tensor of a single number
+): # a form
+    "A tensor of the same shape, a number that is not negative, a list of entries like these, or the same"
+    if isinstance(own, (int,float)) and type(own) is not bool: return real(0)
+    def form(x):
+        if isinstance(own, torch.Tensor) and isinstance(x, torch.Tensor):
+            fine = x.shape == own.shape and x.dtype == own.dtype and (x.dim() or least <= x < math.inf)
+        elif isinstance(own, (list,tuple)) and isinstance(x, (list,tuple)): return row(*map(like, own))(x)
+        else: fine = type(x) is type(own) and repr(x) == repr(own)
+        if fine: return x
+        raise Misfit(described(x), f'something like {described(own)}')
+    return form
 
 # %% ../../nbs/steps/states.ipynb #8f055ee2
 def array(
@@ -222,3 +242,33 @@ def generator(x):
     except Misfit: raise
     except Exception as e: raise Misfit(f'{type(e).__name__}: {e}', f'the state of a {name}') from None
     return random
+
+# %% ../../nbs/steps/states.ipynb #4a891aa9
+class Saves:
+    "The base of classes that save attributes: `saved` has the form of each"
+    saved = {}
+    def state_dict(self)->dict: # plain data and tensors
+        "What these attributes have"
+        return {k: _as_saved(getattr(self, k)) for k in self.saved}
+
+    def check_state(self, state)->dict: # as `load_state_dict` uses it
+        "What was saved, or a `StateError`"
+        state = checked(type(self).__name__, self.saved, state)
+        for k,v in state.items():
+            if isinstance(v, np.random.Generator): self._check_kind(getattr(self, k), v)
+        return state
+
+    def _check_kind(self, own, saved):
+        got,expected = (type(g.bit_generator).__name__ for g in (saved, own))
+        if got != expected: raise StateError(type(self).__name__, 'a saved generator of another kind', got, expected)
+
+    def load_state_dict(self, state:dict):
+        "Go on where another one stood; a state that is refused changes nothing"
+        for k,v in self.check_state(state).items():
+            if isinstance(v, np.random.Generator): getattr(self, k).bit_generator.state = v.bit_generator.state
+            elif isinstance(v, np.ndarray): getattr(self, k)[...] = v
+            else: setattr(self, k, v)
+
+def _as_saved(x):
+    if isinstance(x, np.random.Generator): return x.bit_generator.state
+    return torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x

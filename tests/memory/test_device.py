@@ -68,8 +68,8 @@ def test_old_segments_leave_main_memory():
     for i in range(0, 20_000, 50): line.add(Steps(rows[i:i+50]))
     assert line[:] == Steps(rows[-4000:])
     [log] = line._parts[1]._logs
-    held = sum(s.nbytes for s in [*log._segments.values(), *log._spare])
-    assert len(log._segments)*8 < 200 and held < 40_000 and log.there.nbytes < 1.15*4000*100 and len(log._where)*8 < 4100
+    held = sum(s.nbytes for s in [*log.segments.values(), *log.free])
+    assert len(log.segments)*8 < 200 and held < 40_000 and log.there.nbytes < 1.15*4000*100 and len(log._where)*8 < 4100
 
 def test_more_frames_than_were_expected():
     "Rows without a frame in common: twice as many as rows; the device's memory grows, and what is in it stays"

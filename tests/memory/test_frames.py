@@ -11,7 +11,9 @@ from fastrl_replay.steps.errors import ArgumentError, BlockError, NoRoom, StateE
 from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.steps import machine as machine_module
-from fastrl_replay.memory.frame_log import Packed
+from fastrl_replay.memory.device_frames import DeviceLog
+from fastrl_replay.memory.frame_log import FrameLog, Packed
+from fastrl_replay.memory.frame_segments import FrameFiles
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline
@@ -205,8 +207,8 @@ def test_packed_frames_are_drawn_while_others_are_packed():
     for i in range(100, 6000, 10): replay.add(Steps(rows[i:i+10]))
     done.set()
     for t in threads: t.join()
-    replay.memory._parts[1]._logs[0]._take_packed(wait=True)
-    assert not wrong and any(isinstance(s, Packed) for s in replay.memory._parts[1]._logs[0]._segments.values())
+    replay.memory._parts[1]._logs[0].take_packed(wait=True)
+    assert not wrong and any(isinstance(s, Packed) for s in replay.memory._parts[1]._logs[0].segments.values())
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
 def test_a_forked_process_packs_its_own_frames():
@@ -217,7 +219,7 @@ def test_a_forked_process_packs_its_own_frames():
     if not pid:
         try:
             for i in range(1500, 3000, 10): line.add(Steps(rows[i:i+10]))
-            good = line[:] == Steps(rows) and sum(isinstance(s, Packed) for s in line._parts[1]._logs[0]._segments.values()) > 50
+            good = line[:] == Steps(rows) and sum(isinstance(s, Packed) for s in line._parts[1]._logs[0].segments.values()) > 50
             os._exit(0 if good else 1)
         except BaseException: os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -313,7 +315,7 @@ def saved_of(compress):
     for rows in episode(300),episode(300, seed=2):
         for i in range(0, 300, 10):
             line.add(Steps(rows[i:i+10]))
-            line._parts[1]._logs[0]._take_packed(wait=True)
+            line._parts[1]._logs[0].take_packed(wait=True)
     return line,through_file(line.state_dict())
 
 @pytest.mark.parametrize('compress', [None,'lz4','zstd'])
@@ -387,7 +389,7 @@ def test_no_segment_is_packed_twice(compress):
         if log and not isinstance(log._jobs, Cut): Cut.n,log._jobs = 0,Cut()
         try: line.add(Steps(rows[i:i+2]))
         except KeyboardInterrupt: cuts += 1
-        if log: log._take_packed(wait=True)
+        if log: log.take_packed(wait=True)
         i = line.inserted
         assert line[:] == Steps(rows[line.oldest:i])
     assert cuts == 1
@@ -399,12 +401,12 @@ def test_an_error_of_the_packing_thread_is_told_and_nothing_is_lost(compress):
     log = line._parts[1]._logs[0]
     good = log.codec.pack
     def once(frames): log.codec.pack = good; raise MemoryError('for a moment')
-    log._take_packed(wait=True)
+    log.take_packed(wait=True)
     log.codec.pack = once
     with pytest.warns(UserWarning, match='frames could not be packed, and stay as they are: MemoryError'):
         for i in range(1200, 3000, 10): line.add(Steps(rows[i:i+10]))
         state = through_file(line.state_dict())
-    kinds = [isinstance(s, Packed) for s in log._segments.values()]
+    kinds = [isinstance(s, Packed) for s in log.segments.values()]
     assert line[:] == Steps(rows) and False in kinds[:kinds.index(True) + sum(kinds)]
     twin = Timeline(3000, Frames(1, compress))
     twin.load_state_dict(state)
@@ -419,8 +421,8 @@ def test_large_frames_are_not_learned_from_for_long():
         line.add(Steps(row.copy()))
     log = line._parts[1]._logs[0]
     assert log.segment_bytes <= 2**24 and not log.codec.dictionary
-    log._take_packed(wait=True)
-    assert any(isinstance(s, Packed) for s in log._segments.values()) and line[5].next_state.float().mean() == 6
+    log.take_packed(wait=True)
+    assert any(isinstance(s, Packed) for s in log.segments.values()) and line[5].next_state.float().mean() == 6
 
 @pytest.mark.parametrize('n, envs', [(1,1),(9,2),(14,2),(12,4)])
 @pytest.mark.parametrize('compress', [None,'lz4'])
@@ -451,7 +453,7 @@ def test_a_process_that_is_forked_while_it_learns_learns_by_itself():
     rows['state'],rows['next_state'],rows['step_n'] = pictures[:-1],pictures[1:],np.arange(3000)
     line,i = Timeline(6000, Frames(1, 'zstd')),0
     log = None
-    while log is None or log._learning is None:
+    while log is None or log.learning is None:
         line.add(Steps(rows[i:i+10])); i += 10
         log = line._parts[1]._logs[0]
     log.codec.dictionary = b''   # as it is before the thread is done
@@ -459,7 +461,7 @@ def test_a_process_that_is_forked_while_it_learns_learns_by_itself():
     if not pid:
         try:
             for k in range(i, 3000, 10): line.add(Steps(rows[k:k+10]))
-            log._take_packed(wait=True)
+            log.take_packed(wait=True)
             os._exit(0 if line[:] == Steps(rows) and log.codec.dictionary else 1)
         except BaseException: os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -486,8 +488,8 @@ def test_a_large_block_is_packed_little_by_little():
     log = line._parts[1]._logs[0]
     assert len(log._jobs) <= 2
     for i in range(300): line.add(Steps(episode(300, seed=1)[i:i+1]))
-    log._take_packed(wait=True)
-    assert sum(isinstance(s, Packed) for s in log._segments.values()) >= 8
+    log.take_packed(wait=True)
+    assert sum(isinstance(s, Packed) for s in log.segments.values()) >= 8
 
 @pytest.mark.parametrize('columns', [5, [['state']], b'state', ('state','state'), [], ('state','next_state'), np.array(['a','b'])], ids=repr)
 def test_names_of_columns_are_checked(columns):
@@ -534,3 +536,9 @@ def test_segments_that_went_before_they_were_packed_are_not_waited_for(compress)
     for i in range(0, 300, 3):
         for m in line,twin: m.add(Steps(rows[i:i+3]))
         assert line[:] == twin[:]
+
+@pytest.mark.parametrize('kind', [FrameFiles, DeviceLog])
+def test_logs_elsewhere_do_otherwise_only_what_a_log_says_in_public(kind):
+    "What the base calls behind its public methods can be changed without a look at files and devices"
+    base = {n for c in FrameLog.__mro__[:-1] for n in vars(c)}
+    assert not [n for n in vars(kind) if n in base and n.startswith('_') and not n.startswith('__')]

@@ -149,7 +149,7 @@ def test_a_memory_in_ram_is_put_on_disk(tmp_path, compress):
     rows,ram = episode(700),Timeline(300, Tiny(1, compress))
     for i in range(0, 600, 10):
         ram.add(Steps(rows[i:i+10]))
-        ram._parts[1]._logs[0]._take_packed(wait=True)
+        ram._parts[1]._logs[0].take_packed(wait=True)
     for j,state in enumerate((ram.state_dict(), of_rows(300, rows[:600]).state_dict())):
         line = Timeline(300, Tiny(1, compress, tmp_path/str(j)))
         line.load_state_dict(through_file(state))
@@ -203,7 +203,7 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch, compress):
     def full(*a): raise OSError(errno.ENOSPC, 'full')
     for k in range(300, 700, 40):
         log, = logs(line)
-        log._spare.clear()
+        log.free.clear()
         before = state_of(line)
         monkeypatch.setattr(os, 'posix_fallocate', full)
         with pytest.raises(NoRoom, match='no room on the disk for .*raw'): line.add(Steps(rows[k:k+100]))
@@ -272,7 +272,7 @@ def test_files_are_let_go_with_the_memory(tmp_path):
     before = len([*descriptors.iterdir()])
     line = Timeline(5000, Tiny(1, 'lz4', tmp_path))
     for i in range(0, 4000, 50): line.add(Steps(episode(50, seed=i)))
-    assert len(logs(line)[0]._segments) > 60 and len([*descriptors.iterdir()]) - before < 12
+    assert len(logs(line)[0].segments) > 60 and len([*descriptors.iterdir()]) - before < 12
     line.close()
     del line
     gc.collect()
@@ -455,8 +455,8 @@ def test_a_reader_beside_a_writer(tmp_path, compress):
     assert writer.wait(kill=True) == -signal.SIGKILL and line.inserted >= writer.said > 600
     assert are_what_they_were(line[:], line.keys)
     [log] = logs(line)
-    gone = [n for n in log._segments if not 0 <= n - log.first*log.size//log.segment_bytes <= len(log)*log.size//log.segment_bytes]
-    assert log._segments and not gone   # what has gone was given back
+    gone = [n for n in log.segments if not 0 <= n - log.first*log.size//log.segment_bytes <= len(log)*log.size//log.segment_bytes]
+    assert log.segments and not gone   # what has gone was given back
     line.close()
 
 @forks
