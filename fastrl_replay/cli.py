@@ -141,6 +141,7 @@ def _do(args):
     from fastrl_replay.app.commands import RUN   # torch and numba, which it needs, take seconds to import
     return RUN[args.command](args) or 0
 
+# %% ../nbs/cli.ipynb #9b839502
 def _told(args):
     "What the library's own settings.ini can tell: its recipes, and that one is not among them"
     if 'settings' not in vars(args) or args.settings or _file_here(): return False   # there may be others
