@@ -7,6 +7,7 @@ __all__ = ['OPTIONS', 'COMMANDS', 'WELCOME', 'main']
 
 # %% ../nbs/cli.ipynb #c71d5832
 import argparse, os, signal, sys
+from pathlib import Path
 from . import __version__
 from .steps.errors import EnvError, Explained, did_you_mean
 from .steps.settings import SettingsError, about, nearest, recipe_list, sections_in, shipped
@@ -154,8 +155,10 @@ def _told(args):
 
 def _file_here():
     "Is there a settings.ini in the working directory that says anything else?"
-    try: return sections_in('settings.ini') != shipped()
-    except FileNotFoundError: return False
+    path = Path('settings.ini')
+    if not path.is_file(): return False
+    try: return sections_in(path) != shipped()
+    except SettingsError: return True   # what reads it says what to do about it
 
 def _end_by_signal():
     "In a terminal end as one whom Ctrl-C has ended: bash goes on with a loop after any command that just exits"

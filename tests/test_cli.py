@@ -222,6 +222,21 @@ def test_a_mistake_is_one_line(line, said, capsys, tmp_path, monkeypatch):
     err = capsys.readouterr().err
     assert said in err and err.count('\n') == 1 and not list(tmp_path.iterdir()), err
 
+def test_settings_of_the_working_directory_count_before_anything_is_imported(capsys, tmp_path, monkeypatch):
+    "A broken file says what to do, a directory of this name is none, and a recipe of yours is known and listed"
+    monkeypatch.chdir(tmp_path)
+    here, said = tmp_path/'settings.ini', lambda *words: (main([*words]), capsys.readouterr())
+    here.mkdir()
+    status, of = said('recipes')
+    assert status == 0 and of.out.startswith('cartpole ')
+    here.rmdir()
+    here.write_text('steps = 7')
+    for words in ('recipes',), ('train', 'cartpoel'):
+        status, of = said(*words)
+        assert status == 2 and 'this is no settings file' in of.err and 'Remedy: fix' in of.err
+    here.write_text('[mine]  # all of ours\nlike = cartpole\n')
+    assert 'mine             all of ours' in said('recipes')[1].out and "did you mean 'mine'" in said('train', 'mein')[1].err
+
 def test_a_comparison_into_a_file_is_refused_before_anything_is_trained(capsys, tmp_path):
     (tmp_path/'there').write_text('mine')
     assert main(['compare', 'taxi', '--out', str(tmp_path/'there')]) == 2
