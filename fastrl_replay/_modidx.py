@@ -2886,6 +2886,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastrl_replay/memory/rows.py'),
                                            'fastrl_replay.memory.rows.Store.put': ( 'memory/rows.html#store.put',
                                                                                     'fastrl_replay/memory/rows.py'),
+                                           'fastrl_replay.memory.rows.Store.refuse': ( 'memory/rows.html#store.refuse',
+                                                                                       'fastrl_replay/memory/rows.py'),
                                            'fastrl_replay.memory.rows.Store.reopen': ( 'memory/rows.html#store.reopen',
                                                                                        'fastrl_replay/memory/rows.py'),
                                            'fastrl_replay.memory.rows.Store.reserve': ( 'memory/rows.html#store.reserve',

@@ -79,6 +79,7 @@ class Store:
     nbytes = 0                       # reserved
     def __init_subclass__(cls): STORES[cls.__name__] = cls
     def reserve(self, place:Place): "Make room"
+    def refuse(self, rows): "Raise where some of these can't be kept: afterwards it is too late, older rows have gone"
     def put(self, slots, rows): raise NotImplementedError
     def gather(self, slots, out, present=-1): raise NotImplementedError
     def empty(self, n, size): # for `gather`: n rows of so many bytes
@@ -159,6 +160,7 @@ def settings(self:Store)->dict: # plain data
 def add(self:Store, line:Links, rows:np.ndarray)->bool:
     "Take rows in, or do nothing: some can't be taken as they are"
     if not line.accepts(rows): return False
+    self.refuse(rows)
     slots = line.reserve(len(rows))
     if len(slots): self.put(slots, rows[len(rows)-len(slots):])
     line.append(rows)
@@ -175,6 +177,7 @@ def batch(self:Store, line:Links, keys, weights, plan:BatchPlan)->Steps:
     count_drawn(line.tables.numbers, keys)
     return plan.steps(out, len(keys))
 
+# %% ../../nbs/memory/rows.ipynb #c02c43ac
 def check_weights(keys, weights):
     "An error where these are not as many"
     n = len(keys)

@@ -215,7 +215,9 @@ def _tell_places(self:Replay, known=False)->bool: # known: up to rows of which t
     sampler,changes = self.sampler,self.view.drawable()
     if not changes: return False
     capacity,gone,came = changes
-    if sampler.end != capacity: sampler.use_places(capacity)
+    if sampler.end != capacity:
+        sampler.use_places(capacity)
+        sampler.first,sampler.end = 0,capacity   # also where it is yours: this says that it was told
     if len(gone): sampler.remove(gone)
     if len(came):
         self.view.came(came)

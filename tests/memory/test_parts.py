@@ -3,6 +3,7 @@ import copy, os, pickle, re, tempfile, threading
 
 import numpy as np, pytest, torch
 from gymnasium import spaces
+from gymnasium.spaces import Discrete
 from hypothesis import given, strategies as st
 
 from fastrl_replay.steps.core import Steps, pack
@@ -18,7 +19,7 @@ from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.replay import Replay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.replay.views import Transitions, View
-from fastrl_replay.testing import same, through_file
+from fastrl_replay.testing import same, script, scripted_steps, through_file
 from strategies import bits, cases, numpy_leaves
 
 Box,Discrete = spaces.Box,spaces.Discrete
@@ -897,3 +898,39 @@ def test_more_memory_than_there_is_is_named():
     replay = ExperienceReplay(max_sz=2**31-1)
     with pytest.raises(MemoryError, match=r'ExperienceReplay: no memory for max_sz=2_147_483_647 rows of 5_644_\d+ bytes; got a machine with \d+ GiB; expected 11,28\d,\d+ GiB. Remedy'): replay.add(Steps(wide))
     assert len(replay) == 0 and replay.memory.dtype is None
+
+# ---- found by a stranger who wrote a store and a sampler ----
+
+class Picky(Rows):
+    "Keeps no negative reward"
+    add = Store.add
+    def refuse(self, rows):
+        if (rows['reward'] < 0).any(): raise BlockError('Picky', 'reward', 'negative', 'positive')
+
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_what_a_store_refuses_leaves_older_rows_where_they_are(on_disk, tmp_path):
+    rows = np.zeros(27, step_dtype(Discrete(5), Discrete(3)))
+    rows['step_n'], rows['terminated'], rows['episode_n'], rows['reward'] = 1, True, np.arange(27), np.where(np.arange(27) < 20, 1, -1)
+    line = Timeline(20, Picky(str(tmp_path/'m') if on_disk else None))
+    line.add(Steps(rows[:20]))
+    with pytest.raises(BlockError, match='Picky: reward; got negative'): line.add(Steps(rows[20:]))
+    assert tuple(line.span) == (20, 0) and (line[:].rows == rows[:20]).all()
+
+class Taken(Sampler):
+    "Draws places that are taken; what it says of itself is only what CONTRIBUTING asks for"
+    def clear(self):
+        super().clear()
+        self.there = np.zeros(0, bool)
+    def sample(self, n):
+        at = np.flatnonzero(self.there)
+        return at[(self.random(n)*len(at)).astype(int)], 1/len(at)
+    def probabilities(self): return np.full(int(self.there.sum()), 1/self.there.sum())
+    def use_places(self, capacity): self.there = np.zeros(capacity, bool)
+    def insert(self, places): self.there[places] = True
+    def remove(self, places): self.there[places] = False
+
+def test_a_sampler_of_places_is_told_once_how_many_there_are():
+    "Or it would forget them with each change"
+    r = SequenceReplay(bs=3, max_sz=40, length=4, overlap=2, burn_in=0, sampler=Taken(seed=0))
+    for b in scripted_steps([script(7, 5), script(9, env=1)], 15): r.add(b)
+    assert len({k for _ in range(200) for k in r.sample().index.tolist()}) == len(r) > 5
