@@ -71,6 +71,7 @@ def count_drawn(numbers, keys):
 # %% ../../nbs/memory/rows.ipynb #dc08d992
 STORES = {}   # each class of stores by its name, by which a memory on disk is opened again
 
+# %% ../../nbs/memory/rows.ipynb #8b2fcf9b
 class Store:
     "The base of stores: adds blocks, draws batches and saves by `put` and `gather`"
     folder,mode,spare = None,'a',0   # of a directory in which its arrays lie; None: in none
