@@ -47,11 +47,11 @@ class RowColumns:
         twice = sorted(extra.keys() & set(self.infos.names))
         if twice: raise ActionError('GymStepper', "the policy's extra columns", twice, 'other names than those of info')
         self.dtype = step_dtype(*self.spaces, **extra, **self.shown)
-        fields,self.size,beside = self.dtype.fields,self.dtype.itemsize,{'state','action',*extra,*self.shown}
+        fields,size,beside = self.dtype.fields,self.dtype.itemsize,{'state','action',*extra,*self.shown}
         names = [n for n in self.dtype.names if n not in beside]
         self.result = np.dtype(dict(names=names, formats=[fields[n][0] for n in names],
-            offsets=[fields[n][1] for n in names], itemsize=self.size))   # what `SingleSlot` writes
-        for l in self.slots: l.at = np.array([self.size, *(fields[n][1] for n in COUNTED)])
+            offsets=[fields[n][1] for n in names], itemsize=size))   # what `SingleSlot` writes
+        for l in self.slots: l.at = np.array([size, *(fields[n][1] for n in COUNTED)])
         self.extra = extra
 
     def _anew(self, old, extra, names): # columns that are filled in already
@@ -114,7 +114,7 @@ class EnvGroup:
         "Step all environments once; the rows are in `block`, or None where every row was a reset"
         if self.block is not None: return   # kept when a step was broken off
         table = self.rows
-        raw = np.zeros(self.n*table.size, np.uint8)   # zeros, or padding would hold what lay there before
+        raw = np.zeros(self.n*table.dtype.itemsize, np.uint8)   # zeros, or padding would hold what lay there before
         rows = np.ndarray(self.n, table.dtype, raw)   # faster than np.zeros(n, dtype)
         state = rows['state']
         for slot,start in self.pairs:
@@ -178,11 +178,13 @@ def _break_off(self:EnvGroup, rows, outcomes, hidden): # as it was before the st
 # %% ../../nbs/envs/group.ipynb #db246617
 @patch
 def snapshot(self:EnvGroup)->dict:
+    "Of its slots, of the policy, and of a block that was kept"
     slots = [l.snapshot() for l in self.slots]
     return dict(slots=slots, **acting_state(self.acting), block=self.block and pack(self.block))
 
 @patch
 def restore(self:EnvGroup, state):
+    "Go on from a snapshot of the same environments"
     mine,saved = [l.identity() for l in self.slots],[(l['n'], l['kind'], l['spaces']) for l in state['slots']]
     if mine != saved: _refuse_others(saved, mine)
     restore_acting(self.acting, state)

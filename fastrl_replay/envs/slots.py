@@ -77,6 +77,7 @@ _float32 = np.float32
 
 @patch
 def act(self:SingleSlot, actions, i, rows, result):
+    "Step it with its action, and write what came into its row; 1 where its episode ended"
     obs,reward,terminated,truncated,info = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
     if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self.check(obs)
     number = _float32(reward) if type(reward) in NUMBERS else as_number(reward, 'reward')   # as the row will have it
@@ -100,6 +101,7 @@ def saved_env(env)->tuple: # its data, or None and why it can't be saved
 
 @patch
 def snapshot(self:Slot)->dict:
+    "What it goes on from: its environment, where that can be saved, and where its episodes are"
     (n,kind,spaces),(env,why) = self.identity(),saved_env(self.env)
     infos = [] if self.info is None else [['info', encode(self.info.state_dict())]]
     random = None if isinstance(self.env, VectorEnv) else encode(self.env.unwrapped._np_random)

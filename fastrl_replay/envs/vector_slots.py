@@ -119,6 +119,7 @@ _BOOL = np.dtype(bool)
 
 @patch
 def act(self:VectorSlot, actions, i, rows, result):
+    "Step all with their actions, and write what came into their rows; 2 for each row that is left out"
     if self.n != len(rows): actions,rows = pick(actions, slice(i, i+self.n)),rows[i:i+self.n]
     obs,reward,terminated,truncated,info = self.call(self.env.step, actions)
     if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self.check(obs)

@@ -294,9 +294,14 @@ def _pack_older(self:FrameLog):
     if jobs and behind > _BEHIND*(1 if self.learning.done() else 4): jobs[0][1].exception()   # waits, raises nothing
 
 @patch
-def pack_job(self:FrameLog, number, raw): return self.codec.pack,raw   # what the thread calls, with what
+def pack_job(self:FrameLog, number, raw):
+    "What the thread calls to pack a segment, and with what"
+    return self.codec.pack,raw
+
 @patch
-def learn_job(self:FrameLog, samples): return self.codec.learn,samples
+def learn_job(self:FrameLog, samples):
+    "What it calls to learn a dictionary, and with what"
+    return self.codec.learn,samples
 
 @patch
 def _do(self:FrameLog, f, *args):
@@ -317,6 +322,7 @@ def take_packed(self:FrameLog, wait=False):
 
 @patch
 def put_packed(self:FrameLog, number, parts):
+    "Packed frames take the place of raw ones"
     if isinstance(self.segments.get(number), np.ndarray): self.retire(number, Packed(*parts))
 
 @patch
@@ -457,10 +463,13 @@ def _saved_segment(self:FrameLog, saved, a, b):
     return frames,Packed(packed[start:ends[-1]].copy(), ends - start)
 
 @patch
-def fill_segment(self:FrameLog, number, frames): self.segments[number][:len(frames)] = frames   # those that were saved
+def fill_segment(self:FrameLog, number, frames):
+    "Frames that were saved"
+    self.segments[number][:len(frames)] = frames
 
 @patch
 def take_dictionary(self:FrameLog, learned):
+    "Pack by a dictionary that was saved"
     try: self.codec = type(self.codec)(learned)
     except Exception as e: self._refuse_saved(f'a dictionary: {e}')
 
