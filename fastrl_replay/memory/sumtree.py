@@ -257,7 +257,9 @@ def write_keys(self:SumTree,
     _copy_leaves(self.nodes, self.capacity, keys, to)
 
 @patch
-def by_age(self:SumTree, idx)->np.ndarray: return idx   # in an order from which an equal tree can be built: any
+def by_age(self:SumTree, idx)->np.ndarray:
+    "The same in an order from which an equal tree can be built: any"
+    return idx
 
 # %% ../../nbs/memory/sumtree.ipynb #470b944c
 @patch
