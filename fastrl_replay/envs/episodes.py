@@ -8,9 +8,9 @@ __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_S
 
 # %% ../../nbs/envs/episodes.ipynb #105b4341
 import numpy as np
-from .nans import NaNSearch as NaNSearch, first_nan as first_nan, has_nan as has_nan   # importable from
-from .numbering import MAX_ENVS as MAX_ENVS, NEAR as NEAR, Environments as Environments   # here, too
-from .numbering import grown as grown, number_of as number_of
+# What was here once, and what pickles name: it is importable from here, too.
+from .nans import NaNSearch, first_nan, has_nan   # noqa: F401
+from .numbering import MAX_ENVS, NEAR, Environments, grown, number_of   # noqa: F401
 from ..steps.compiled import njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentTypeError, BlockError

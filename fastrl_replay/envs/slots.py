@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from .checks import FLAGS, NUMBERS, as_flag, as_number, check_shape
 from .envstate import Opaque, decode, encode, encoded
-from .episodes import MAX_ENVS
+from .numbering import MAX_ENVS
 from .infos import InfoRows
 from ..steps.errors import ArgumentError, StateError
 from ..steps.nested import pick, tupler

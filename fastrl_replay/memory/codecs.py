@@ -41,9 +41,7 @@ class Lz4(Codec):
 class Zstd(Codec):
     "Zstandard with a dictionary: small"
     name,package,learns = 'zstd','zstandard',1000
-    def __init__(self,
-        dictionary:bytes=b'', # as it was learned before
-    ):
+    def __init__(self, dictionary:bytes=b''): # as it was learned before
         super().__init__()
         self._of_thread = threading.local()
         self._use(dictionary)

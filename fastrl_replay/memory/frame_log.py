@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from numba import types
 from ..steps.compiled import bytes_at, longs_at, memmove, njit
 from ..steps.errors import NoRoom, StateError
-from ..envs.episodes import grown
+from ..envs.numbering import grown
 from .places import MainMemory
 from .codecs import Codec
 from ..steps.states import array, checked

@@ -15,7 +15,8 @@ from fastcore.basics import patch
 from ..steps.compiled import bytes_at, longs_at, memmove, njit, prefetch
 from ..steps.errors import ArgumentError, BlockError, NoRoom, StateError, whole
 from ..steps.row_dtypes import padding, parts_of
-from ..envs.episodes import ENV, SIZE, NaNSearch
+from ..envs.episodes import ENV, SIZE
+from ..envs.nans import NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
 from .places import N_COUNTERS, OF_STORE, RESERVED, runs

@@ -13,8 +13,10 @@ import numpy as np, torch
 from fastcore.basics import patch
 from ..steps.compiled import ints_at, longs_at, bytes_at, njit
 from ..steps.errors import ArgumentTypeError, StaleKey, StateError
-from ..envs.episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, Environments, NaNSearch, RowLayout,
-    goes_on, grown, has_nan, note_row, number_of, places_of, row_ends)
+from fastrl_replay.envs.episodes import (ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, note_row, places_of,
+    row_ends)
+from ..envs.nans import NaNSearch, has_nan
+from ..envs.numbering import MAX_ENVS, Environments, grown, number_of
 from .places import AGES, COMMITTED, MainMemory, Place, in_parts
 from ..steps.states import array, checked, integer, listed
 

@@ -15,7 +15,8 @@ from ..steps.compiled import bytes_at, floats_at, ints_at, longs_at, memmove, nj
 from ..steps.core import Steps, plain_columns, refuse_flags, steps_of_bytes, steps_of_rows
 from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, choice, whole
 from ..steps.row_dtypes import EPISODE, extend_dtype, padding
-from ..envs.episodes import ENV, SIZE, NaNSearch, RowLayout, first_nan, has_nan
+from ..envs.episodes import ENV, SIZE, RowLayout
+from ..envs.nans import NaNSearch, first_nan, has_nan
 from ..steps.machine import device_of
 from .places import RESERVED, MainMemory, Place
 from .directory import Directory, check_path

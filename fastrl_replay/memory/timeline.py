@@ -15,7 +15,8 @@ from ..steps.core import Steps, main_rows
 from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, StaleKey,
     StateError, problem, whole)
 from ..steps.row_dtypes import dtype_spec, extend_dtype, saved_dtype, step_dtype
-from ..envs.episodes import BlockGate, Environments, RowLayout, refuse_nan
+from ..envs.episodes import BlockGate, RowLayout, refuse_nan
+from ..envs.numbering import Environments
 from ..steps.machine import size_text
 from .places import AGES, COMMITTED, FLOOR, REWINDS
 from .frames import suggested

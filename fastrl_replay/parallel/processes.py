@@ -131,9 +131,8 @@ class _Worker(Worker):
     "A worker process, seen from the main process"
     def __init__(self, context, patience, info, *args):
         super().__init__(info)
-        self.patience,self.outbox = patience,bytearray()   # what the pipe has not taken so far
         self.conn,theirs = context.Pipe()
-        self.inbox = _Inbox(self.conn)
+        self.patience,self.inbox,self.outbox = patience,_Inbox(self.conn),bytearray()   # what the pipe has not taken so far
         _ends.add(self.conn)
         self.process = context.Process(target=_work, args=(theirs, info, *args), daemon=True,
             name=f'worker {info.rank} of {info.world_size}')

@@ -18,7 +18,7 @@ from ..steps.compiled import interrupts_wait
 from ..steps.batches import each_of
 from ..steps.core import pack, replay_of, set_replay, unpack
 from ..steps.errors import choice, problem, whole
-from .engines import AWAY, ChainCopy, Silence, WorkerError, batches_in, outline   # noqa: F401 (who catches it)
+from .engines import AWAY, ChainCopy, Silence, WorkerError, batches_in, outline
 from ..steps.locks import DrawOrderLock
 from ..memory.links import as_keys
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info

@@ -15,8 +15,9 @@ from ..steps.compiled import njit
 from ..steps.core import Steps, main_rows
 from ..steps.errors import ArgumentError, BlockError, StaleKey, StateError
 from ..steps.row_dtypes import dtype_spec, leaves, padding, saved_dtype
-from ..envs.episodes import (ENV, EPISODE_N, MAX_ENVS, SIZE, STEP_N, RowLayout, goes_on, grown, note_row,
-    number_of, places_of, row_ends)
+from fastrl_replay.envs.episodes import (ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, note_row, places_of,
+    row_ends)
+from ..envs.numbering import MAX_ENVS, grown, number_of
 from ..memory.places import in_parts
 from ..memory.links import reach
 from .views import View, fetched

@@ -12,7 +12,8 @@ from ..steps.compiled import memmove, njit
 from ..steps.core import Steps, refuse_flags
 from ..steps.errors import BlockError, StateError, choice, whole
 from ..steps.row_dtypes import dtype_spec, extend_dtype, padding
-from ..envs.episodes import MAX_ENVS, SIZE, BlockGate, RowLayout
+from ..envs.episodes import SIZE, BlockGate, RowLayout
+from ..envs.numbering import MAX_ENVS
 from ..pipe import stage
 from ..steps.states import anything, array, checked, flag, maybe, row_dtype
 from fastrl_replay.stages.waiting import (OWN, TAILS, Waiting, Waits, forget_all, keep, kept_places, look, note_rest,

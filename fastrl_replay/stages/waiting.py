@@ -10,8 +10,8 @@ __all__ = ['TAILS', 'LENGTH', 'STRIDE', 'TAIL', 'LOOKED', 'OWN', 'GOES_ON', 'END
 import numpy as np
 from ..steps.compiled import memmove, njit
 from ..steps.core import Steps
-from ..envs.episodes import (ENV, EPISODE_N, SIZE, STEP_N, BlockGate, Environments, goes_on, grown,
-    note_row, number_of, row_ends)
+from ..envs.episodes import ENV, EPISODE_N, SIZE, STEP_N, BlockGate, goes_on, note_row, row_ends
+from ..envs.numbering import Environments, grown, number_of
 from ..pipe import Holding
 
 # %% ../../nbs/stages/waiting.ipynb #a2526ce7

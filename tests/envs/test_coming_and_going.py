@@ -6,7 +6,7 @@ from gymnasium.spaces import Box, Discrete
 
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import step_dtype
-from fastrl_replay.envs.episodes import MAX_ENVS, NEAR, Environments, number_of
+from fastrl_replay.envs.numbering import MAX_ENVS, NEAR, Environments, number_of
 from fastrl_replay.memory import links
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.stages.nstep import NStep

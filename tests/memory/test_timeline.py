@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.errors import BlockError, StaleKey
 from fastrl_replay.steps.row_dtypes import extend_dtype, leaves, step_dtype
-from fastrl_replay.envs.episodes import NaNSearch, first_nan, has_nan
+from fastrl_replay.envs.nans import NaNSearch, first_nan, has_nan
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.testing import same, through_file
 from strategies import bits, cases, numbers, numpy_leaves
