@@ -132,7 +132,7 @@ class _Worker(Worker):
     def __init__(self, context, patience, info, *args):
         super().__init__(info)
         self.conn,theirs = context.Pipe()
-        self.patience,self.inbox,self.outbox = patience,_Inbox(self.conn),bytearray()   # what the pipe has not taken so far
+        self.patience,self.inbox,self.outbox = patience,_Inbox(self.conn),bytearray()   # outbox: not sent yet
         _ends.add(self.conn)
         self.process = context.Process(target=_work, args=(theirs, info, *args), daemon=True,
             name=f'worker {info.rank} of {info.world_size}')
