@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common import buffers
 from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
-from .steps.core import Steps, column_of_rows
+from .steps.core import Steps, column_of_rows, main_rows
 from .steps.errors import ArgumentError, ArgumentTypeError
 from .steps.row_dtypes import step_dtype
 from .memory.timeline import Timeline
@@ -25,6 +25,7 @@ def newest_in(
     size:int, # of the ring
 )->np.ndarray: # int64
     "The keys of the rows that are in these slots"
+    if inserted <= size: return np.asarray(slots, np.int64)   # nothing was overwritten
     return inserted - 1 - (inserted - 1 - np.asarray(slots, np.int64)) % size
 
 # %% ../nbs/sb3.ipynb #277765b8
@@ -57,10 +58,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return nested_dtype(self.observation_space, of_space)
 
     def _begin(self): # no episode is under way
-        self.episode,self.steps = np.ones(self.n_envs, np.int32),np.zeros(self.n_envs, np.int32)
-        self.totals = np.zeros(self.n_envs)
-        self.rows = np.zeros(self.n_envs, self.row)   # each row is written here; a new array each time costs 10 µs
-        self.rows['env_id'] = np.arange(self.n_envs)
+        n = self.n_envs
+        self.episode,self.steps,self.totals = [1]*n,[0]*n,[0.]*n   # lists: sums of arrays take longer for a few numbers
+        self.rows = np.zeros(n, self.row)   # each row is written here; a new array each time costs 10 µs
+        self.rows['env_id'] = np.arange(n)
 
 # %% ../nbs/sb3.ipynb #7f1ce083
 def flags_of(
@@ -80,12 +81,13 @@ def flags_of(
 def _says(info): # anything but a plain False, or nothing
     return type(info) is not dict or info.get('TimeLimit.truncated', False) is not False
 
+def _nobody(infos, n): return type(infos) is list and len(infos) == n and not any(map(_says, infos))
+
 def timeouts_of(
     infos, # of each environment
     n:int, # how many these are
 )->np.ndarray: # bool [n]
     "Whose episode was ended by its time limit"
-    if type(infos) is list and len(infos) == n and not any(map(_says, infos)): return np.zeros(n, bool)
     if not isinstance(infos, (list,tuple,np.ndarray)) or not all(isinstance(i, dict) for i in infos):
         raise ArgumentTypeError('sb3.ReplayBuffer', 'infos', f'{infos!r:.60}', f'a list of {n} dicts',
             'handle_timeout_termination=False, where timeouts are not told')
@@ -102,12 +104,20 @@ def add(self:ReplayBuffer, obs, next_obs, action, reward, done, infos):
     put(rows['next_state'], next_obs, _write)
     _write(rows['action'], action)
     _write(rows['reward'], reward)
-    late = timeouts_of(infos, n) if self.handle_timeout_termination else np.zeros(n, bool)
-    rows['terminated'],rows['truncated'] = done & ~late,done & late
-    steps,totals = self.steps + 1,self.totals + rows['reward']
+    late = False
+    if self.handle_timeout_termination and not _nobody(infos, n): late = done & timeouts_of(infos, n)
+    rows['terminated'],rows['truncated'] = done if late is False else done & ~late,late
+    steps,totals = [k + 1 for k in self.steps],[t + r for t,r in zip(self.totals, rows['reward'].tolist())]
     rows['episode_n'],rows['step_n'],rows['total_reward'] = self.episode,steps,totals
     self.memory.add(Steps(rows))
-    if True in done.tolist(): self.episode,steps,totals = self.episode + done,steps*~done,totals*~done
+    self._count(done.tolist(), steps, totals)
+
+@patch
+def _count(self:ReplayBuffer, done, steps, totals):
+    "One more position is filled; these episodes have ended"
+    if True in done:
+        self.episode = [e + d for e,d in zip(self.episode, done)]
+        steps,totals = ([0 if d else k for k,d in zip(x, done)] for x in (steps, totals))
     self.steps,self.totals,self.pos = steps,totals,self.pos + 1
     if self.pos == self.buffer_size: self.pos,self.full = 0,True
 
@@ -126,9 +136,11 @@ def _get_samples(self:ReplayBuffer, batch_inds, env=None):
     "The rows of random environments at these positions, as tensors"
     n,slots = self.n_envs,batch_inds
     if n > 1: slots = batch_inds*n + np.random.randint(0, high=n, size=(len(batch_inds),))
-    steps = self.memory.take(newest_in(slots, self.memory.inserted, self.buffer_size*n))
+    keys = newest_in(slots, self.memory.inserted, self.buffer_size*n)
+    steps = self.memory.batch(keys, np.ones(len(keys)))
     there = self.memory.store.device is not None and env is None   # what is normalized passes through main memory
-    rows = steps if there else steps.to('cpu').rows
+    rows = steps if there else main_rows(steps)
+    if rows is None: rows = steps.to('cpu').rows
     def column(n): return rows[n] if there else _parts(rows[n])
     state,after = (self._normalize_obs(column(n), env) for n in ('state','next_state'))
     made = DictReplayBufferSamples if self.row['state'].names else ReplayBufferSamples
