@@ -70,6 +70,7 @@ def _named(name, infos):
     except Exception as e: raise ArgumentError('read_minari', f"the data set in {place} can't be read",
         ' '.join(f'{type(e).__name__}: {e}'.split())[:200], 'a whole one', 'download or write it again') from None
 
+# %% ../../nbs/data/datasets.ipynb #6760dcb9
 def read_minari(
     dataset, # a data set of Minari, or the id of one that is on this machine
     infos=(), # names of entries of info to keep as columns
@@ -194,6 +195,7 @@ def _space_of(field):
     low,high = (-np.inf,np.inf) if dtype.kind == 'f' else (np.iinfo(dtype).min,np.iinfo(dtype).max)
     return spaces.Box(low, high, field.shape[1:], dtype.type)
 
+# %% ../../nbs/data/datasets.ipynb #bbd8e642
 def spaces_of(
     rows:np.ndarray, # structured
 )->dict: # arguments for `write_minari`
