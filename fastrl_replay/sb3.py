@@ -74,6 +74,7 @@ def flags_of(
         f'True or False, or 1 or 0, for each of {n} environments')
     return flags.astype(bool).reshape(n)
 
+# %% ../nbs/sb3.ipynb #6b7097c8
 def timeouts_of(
     infos, # of each environment
     n:int, # how many these are
@@ -101,6 +102,7 @@ def add(self:ReplayBuffer, obs, next_obs, action, reward, done, infos):
     self.episode,self.steps,self.totals = self.episode + done,steps*~done,totals*~done
     self.pos,self.full = (self.pos + 1) % self.buffer_size,self.full or self.pos + 1 == self.buffer_size
 
+# %% ../nbs/sb3.ipynb #b5c28048
 @patch
 def reset(self:ReplayBuffer):
     "Forget all rows; a memory on disk can't"
