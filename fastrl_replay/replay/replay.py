@@ -10,6 +10,7 @@ import io, os, warnings
 from copy import copy
 from fractions import Fraction
 from functools import lru_cache
+from inspect import signature
 from multiprocessing.context import get_spawning_popen
 from threading import RLock
 from weakref import ref
@@ -18,8 +19,8 @@ from fastcore.basics import patch
 from torch.utils.data import get_worker_info
 from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
-from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey,
-    StateError, number, whole)
+from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey,
+    StateError, number, problem, whole)
 from ..steps.locks import DrawOrderLock, renew_in_child
 from ..memory.directory import shard_path
 from ..memory.links import Places
@@ -71,7 +72,7 @@ class Replay(Pipe):
         self._no_source = self.source if source is None else None   # another may be given later
         self.weight_norm,self.return_idxs,self.freeze_memory = weight_norm,return_idxs,freeze_memory
         self._given = dict(sampler=sampler)   # for the repr: the attribute is one that is in use
-        sampler = self._checked_sampler(default() if sampler is None else sampler, view, initial)
+        sampler = self._checked_sampler(default() if sampler is None else self._own_sampler(sampler), view, initial)
         self._templates,self._initial,self._needs = (sampler,view),initial,needs
         self.ratio,self.store,self.beta = ratio,store,beta
         self._fresh()
@@ -97,12 +98,30 @@ def _check_sizes(self:Replay, bs, max_sz, needs, ratio, warmup):
         raise ArgumentError(who, 'bs and max_sz', f'bs={bs}, max_sz={max_sz}', '1 <= bs <= max_sz',
             'a batch must fit in the memory')
 
+# %% ../../nbs/replay/replay.ipynb #8368e2f9
+@patch
+def _own_sampler(self:Replay, sampler):
+    "One that was given, with the seed of the replay where it has none; a warning of settings that it won't ask for"
+    args,who = signature(type(self)).parameters,type(self).__name__
+    unused = [f'{k}={x!r}' for k,x in vars(self).items() if k in _OF_SAMPLER and k in args and x != args[k].default]
+    if unused: warnings.warn(problem(who, f'{", ".join(unused)} beside sampler=, which decides that itself',
+        remedy=f'leave it out, or say it to {type(sampler).__name__}'), stacklevel=4)
+    if getattr(sampler, 'seed', 0) is not None or getattr(self, 'seed', None) is None: return sampler
+    sampler = copy(sampler)
+    sampler.seed = self.seed
+    return sampler
+
+_OF_SAMPLER = 'replacement','kind','alpha','eps','stratified'   # what the library's samplers are made of
+
+# %% ../../nbs/replay/replay.ipynb #50aa1f2b
 @patch
 def _checked_sampler(self:Replay, sampler, view, initial):
     "The sampler, if it can do what is asked of it"
     who,kind = type(self).__name__,type(sampler).__name__
     if not isinstance(sampler, Sampler):
-        raise ArgumentTypeError(who, 'sampler', repr(sampler)[:60], 'a Sampler, such as Uniform()')
+        is_class = isinstance(sampler, type) and issubclass(sampler, Sampler)
+        raise ArgumentTypeError(who, 'sampler', repr(sampler)[:60], 'a Sampler, such as Uniform()',
+            f'sampler={sampler.__name__}(…)' if is_class else None)
     if sampler.lacks('sample'):
         raise ArgumentTypeError(who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method')
     room = self.max_sz if sampler.capacity is None else sampler.capacity
