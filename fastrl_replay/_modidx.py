@@ -4213,6 +4213,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastrl_replay.sb3.ReplayBuffer.reset': ('sb3.html#replaybuffer.reset', 'fastrl_replay/sb3.py'),
                                    'fastrl_replay.sb3._array': ('sb3.html#_array', 'fastrl_replay/sb3.py'),
                                    'fastrl_replay.sb3._parts': ('sb3.html#_parts', 'fastrl_replay/sb3.py'),
+                                   'fastrl_replay.sb3._says': ('sb3.html#_says', 'fastrl_replay/sb3.py'),
                                    'fastrl_replay.sb3._write': ('sb3.html#_write', 'fastrl_replay/sb3.py'),
                                    'fastrl_replay.sb3.flags_of': ('sb3.html#flags_of', 'fastrl_replay/sb3.py'),
                                    'fastrl_replay.sb3.newest_in': ('sb3.html#newest_in', 'fastrl_replay/sb3.py'),
