@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps_of_rows', 'steps_of_bytes', 'main_rows',
-           'replay_of', 'set_replay', 'pack', 'unpack', 'refuse_flags']
+           'same_fields', 'replay_of', 'set_replay', 'pack', 'unpack', 'refuse_flags']
 
 # %% ../../nbs/steps/core.ipynb #6b42f5ec
 import math
@@ -246,9 +246,9 @@ def _check_alike(a, b):
         raise BlockError('Steps.cat', f'different {what}', x, y)
 
 # %% ../../nbs/steps/core.ipynb #9c27f4b9
-def _same(a, b):
+def same_fields(a, b)->bool: # of rows
     "Are two fields equal by value, NaN equal to NaN?"
-    if a.dtype.names: return all(_same(a[n], b[n]) for n in a.dtype.names)
+    if a.dtype.names: return all(same_fields(a[n], b[n]) for n in a.dtype.names)
     return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc')
 
 @patch
@@ -256,7 +256,7 @@ def __eq__(self:Steps, other):
     "Equal by value: the same columns, the same shape, the same numbers"
     if not isinstance(other, Steps): return NotImplemented
     a,b = self.to('cpu').rows,other.to('cpu').rows
-    return a.dtype == b.dtype and a.shape == b.shape and _same(a, b)
+    return a.dtype == b.dtype and a.shape == b.shape and same_fields(a, b)
 
 Steps.__hash__,Steps.__array_eq__ = None,Steps.__eq__   # the second is what fastcore's test_eq asks for
 
