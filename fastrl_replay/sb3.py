@@ -78,6 +78,7 @@ def flags_of(
         f'True or False, or 1 or 0, for each of {n} environments')
     return flags.astype(bool).reshape(n)
 
+# %% ../nbs/sb3.ipynb #01e39302
 def _says(info): # anything but a plain False, or nothing
     return type(info) is not dict or info.get('TimeLimit.truncated', False) is not False
 

@@ -153,6 +153,7 @@ def clear(self:Replay):
     "As before the first row; what lies on disk stays there"
     self._fresh()
 
+# %% ../../nbs/replay/replay.ipynb #a642c616
 @patch
 def _new_parts(self:Replay, older=None): # a memory whose place the new one will take
     "Memory, sampler and view by name, with nothing in them"
@@ -191,6 +192,7 @@ def add(self:Replay,
         self._catch_up()
         return keys
 
+# %% ../../nbs/replay/replay.ipynb #5ae74251
 @patch
 def _check_initial(self:Replay, steps):
     "Raise where the errors that new rows bring can't be priorities"
@@ -218,6 +220,7 @@ def _catch_up(self:Replay):
         sampler.added(first, end, oldest, **self._initial_priorities(first))
     return len(self.view) if self.view.follows else end - oldest
 
+# %% ../../nbs/replay/replay.ipynb #4bbd6b43
 @patch
 def _follow(self:Replay, end):
     "Let a view that draws places see what has come"
@@ -310,6 +313,7 @@ def needed(self:Replay, n:int)->int:
     "How many must be there for a batch of `n`"
     return self._needs or n
 
+# %% ../../nbs/replay/replay.ipynb #467d831a
 @patch
 def too_few(self:Replay, n:int)->NotEnoughRows:
     "The error where fewer than `n` can be drawn"
@@ -377,6 +381,7 @@ def _count_rows(self:Replay, n):
 @patch
 def _count_batch(self:Replay): self._n_yielded += 1
 
+# %% ../../nbs/replay/replay.ipynb #92142847
 @patch
 def _ready(self:Replay)->bool:
     "Can a batch be drawn?"
@@ -416,6 +421,7 @@ def _check_enough(self:Replay, n):
             f'{self.needed(self.bs)} {self.unit}',
             'a larger max_sz, a smaller bs, shorter sequences, or fewer environments')
 
+# %% ../../nbs/replay/replay.ipynb #fede5180
 @patch
 def _refuse_frozen(self:Replay):
     "The error where no batch will ever be due"
@@ -437,6 +443,7 @@ def stats(self:Replay)->dict: # numbers by name
         drawn_mean=float(drawn.mean()) if len(drawn) else 0., drawn_max=int(drawn.max()) if len(drawn) else 0,
         **m.store_stats)
 
+# %% ../../nbs/replay/replay.ipynb #749ffeb7
 @patch
 def __repr__(self:Replay):
     if not self.memory.is_open: return f'{Pipe.__repr__(self)}  # not opened so far'
@@ -513,6 +520,7 @@ def _check_saved_places(self:Replay, places, saved):
     if not np.array_equal(np.sort(saved.get('there', ())), taken) or 'there' in saved and saved['capacity'] != n:
         raise StateError(type(self).__name__, 'a saved sampler that draws other sequences than were saved')
 
+# %% ../../nbs/replay/replay.ipynb #3ea918ff
 @patch
 def _check_saved_keys(self:Replay, memory, sampler):
     "Raise where a sampler would draw rows that are not there"
@@ -544,6 +552,7 @@ def __getstate__(self:Replay):
     torch.save(self.snapshot(), file)
     return dict(state, _saved=file.getvalue())   # as bytes: tensors in a chain are taken for weights of its policy
 
+# %% ../../nbs/replay/replay.ipynb #3f731a8e
 @patch
 def __setstate__(self:Replay, state):
     saved = state.get('_saved')
