@@ -50,7 +50,9 @@ def pytest_collection_modifyitems(items):
     late = {id(item) for found in variants.values() if len(found) > FEW for i,item in enumerate(found) if i % FEW}
     for item in items:
         if item.get_closest_marker('browser'): continue
-        if id(item) in late or 'site' in getattr(item, 'fixturenames', ()) or long(item): item.add_marker(pytest.mark.slow)
+        site = 'site' in getattr(item, 'fixturenames', ())
+        if site: item.add_marker(pytest.mark.site)
+        if id(item) in late or site or long(item): item.add_marker(pytest.mark.slow)
         slow = item.get_closest_marker('slow')
         if thorough(item) or slow and any(word in item.nodeid for word in THOROUGH):
             for mark in (pytest.mark.slow, pytest.mark.thorough): item.add_marker(mark)

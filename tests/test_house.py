@@ -480,6 +480,12 @@ def test_long_tests_are_tests(name):
         file,test = re.match(r'(\w+\.py)::(\w+)', line).groups()
         assert f'\ndef {test}(' in files[file].read_text(), line
 
+def test_each_test_is_run_by_a_named_command():
+    "CI runs what is fast, slow or in a browser, and CONTRIBUTING.md says how the thorough ones are run"
+    ci,said = ((ROOT/name).read_text(encoding='utf-8') for name in ('.ci/run', 'CONTRIBUTING.md'))
+    assert 'run_in_fresh_clone tests 2' in ci and '-m "slow and not thorough and not site"' in ci and '-m "site or browser"' in ci
+    assert '`python -m pytest -m "thorough or hypothesis" --hypothesis-profile deep -n 2`' in said
+
 def test_ruff_is_content(): run(sys.executable, '-m', 'ruff', 'check', 'fastrl_replay', 'tests', 'docs')
 
 def test_all_that_the_package_needs_is_packed():
