@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items):
         site = 'site' in getattr(item, 'fixturenames', ())
         if site: item.add_marker(pytest.mark.site)
         if id(item) in late or site or long(item): item.add_marker(pytest.mark.slow)
-        slow = item.get_closest_marker('slow')
+        slow = item.get_closest_marker('slow') and not long(item)   # those are in CI
         if thorough(item) or slow and any(word in item.nodeid for word in THOROUGH):
             for mark in (pytest.mark.slow, pytest.mark.thorough): item.add_marker(mark)
 
