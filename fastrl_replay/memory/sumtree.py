@@ -36,7 +36,7 @@ def _lines(nodes, m):
         if line != last: nodes[_u(k)],k,last = line,k + 1,line
     return k
 
-@njit
+@njit(inline=True)
 def _sum(nodes, a):
     "The sum of a line, in an order that `find_mass` knows"
     left = (nodes[_u(a)] + nodes[_u(a+1)]) + (nodes[_u(a+2)] + nodes[_u(a+3)])
@@ -112,7 +112,7 @@ def _roll(nodes, peaks, lows, starts, capacity, gone, oldest, first, end, p):
         if a >= b: continue
         a,b = a % capacity,a % capacity + b-a
         _fill(nodes, peaks, lows, starts, a, min(b, capacity), what)
-        if b > capacity: _fill(nodes, peaks, lows, starts, 0, b-capacity, what)
+        if b > capacity: _fill(nodes, peaks, lows, starts, np.int64(0), b-capacity, what)   # a bare 0 would be a kernel of its own
 
 # %% ../../nbs/memory/sumtree.ipynb #6f997b18
 @njit

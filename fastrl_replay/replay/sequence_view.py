@@ -43,7 +43,7 @@ QUEUED,OLDEST,IDLE,FOLLOWED,N_GONE,N_CAME = range(6)   # what stands where in a 
 def _track(rows, plan, first, number, counters, recent, hiddens, count, last, queue, states):
     "Follow the rows of a block, whose first has the key `first`: queue what is complete, then write counters"
     at,hidden_at,stride,reach = places_of(plan),plan[7],plan[8],plan[9]
-    words,length,found = rows.view(np.int32),recent.shape[1],0
+    words,length,found = rows.view(np.int32),recent.shape[1],np.int64(0)   # a bare 0 would be compiled twice
     for i in range(len(rows)//at[SIZE]):
         row = i*at[SIZE]
         env,key = number_of(words[(row + at[ENV]) >> 2], number),first + i
@@ -77,12 +77,12 @@ def new_table(places:int, hidden_size:int)->Table:
         np.arange(places-1, -1, -1, dtype=np.int32), np.zeros(places + places*3//8 + 1, np.int32))
 
 # %% ../../nbs/replay/sequence_view.ipynb #2ebf9646
-@njit
+@njit(inline=True)
 def _bucket(key, where): # where a search for this key begins
     mixed = np.uint64(key)*np.uint64(0x9e3779b97f4a7c15) >> np.uint64(32)
     return np.int64(mixed*np.uint64(len(where)) >> np.uint64(32))
 
-@njit
+@njit(inline=True)
 def _next(bucket, where): return bucket + 1 if bucket + 1 < len(where) else 0
 
 @njit
@@ -107,7 +107,7 @@ def _enter(place, first, where):
     where[b] = place + 1
 
 # %% ../../nbs/replay/sequence_view.ipynb #779797ee
-@njit
+@njit(inline=True)
 def _steps_between(a, b, where): return b - a if b >= a else b - a + len(where)
 
 @njit

@@ -81,7 +81,7 @@ def _merge_block(rows, held, out, ends, gamma):
 
 @njit
 def _merge_noted(rows, held, found, out, ends, gamma):
-    made,n_rows = 0,len(rows)//held[6][SIZE]
+    made,n_rows = np.int64(0),len(rows)//held[6][SIZE]   # a bare 0 would be compiled twice
     for note in range(n_rows, n_rows + found): made = _write_merged(rows, held, note, out, made, ends, gamma)
     return made
 
