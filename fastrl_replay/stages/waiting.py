@@ -8,7 +8,7 @@ __all__ = ['TAILS', 'LENGTH', 'STRIDE', 'TAIL', 'LOOKED', 'OWN', 'GOES_ON', 'END
 
 # %% ../../nbs/stages/waiting.ipynb #b03338fd
 import numpy as np
-from ..steps.compiled import memmove, njit
+from ..steps.compiled import ints_at, memmove, njit
 from ..steps.core import Steps
 from ..envs.episodes import ENV, EPISODE_N, SIZE, STEP_N, BlockGate, goes_on, note_row, row_ends
 from ..envs.numbering import Environments, grown, number_of
@@ -60,7 +60,7 @@ def look(rows, held):
     "How many windows does a block complete? 0: none, and the rows were kept; -1: the block needs a closer look"
     number,_,_,ahead,notes,_,plan = held
     size,length,stride,tail = plan[SIZE],plan[LENGTH],plan[STRIDE],plan[TAIL]
-    words,n_rows = rows.view(np.int32),len(rows)//size
+    words,n_rows = ints_at(rows.ctypes.data, len(rows) >> 2),len(rows)//size
     if 3*n_rows > len(notes): return -1   # a row can complete two windows
     for i in range(n_rows):
         notes[i,0] = number_of(words[(i*size + plan[ENV])//4], number)

@@ -10,7 +10,7 @@ __all__ = ['bytes_at', 'ints_at', 'longs_at', 'words_at', 'floats_at', 'SAY_AFTE
 import gc, os, signal, sys, threading, time
 from contextlib import contextmanager
 from pathlib import Path
-import numba, numpy as np
+import numba
 from numba.core import cgutils, event, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import np_cfarray
@@ -130,6 +130,7 @@ def _is_first():
     if folder is None: return True
     said = Path(folder, 'compiling')
     try:
+        said.parent.mkdir(parents=True, exist_ok=True)
         if said.exists() and time.time() - said.stat().st_mtime > _SILENT: said.unlink()
         os.close(os.open(said, os.O_CREAT | os.O_EXCL))
     except FileExistsError: return False
