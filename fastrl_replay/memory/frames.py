@@ -136,7 +136,6 @@ def reserve(self:Frames, place):
     places = [(p,l.size) for l in leaves for p in l.places]
     self._places,self._rest_size = np.array(places, np.int64),int(self._spans[:,1].sum())
     self._cols = np.cumsum([0, *(len(l.places) for l in leaves)])   # of the references: whose are which
-    self._plan = np.concatenate([self._spans, np.repeat(self._cols[:,None], 3, 1)])   # both, for kernels
     self._rest = place.new('rest', (n,self._rest_size), np.uint8, by='slot')
     self._refs = place.new('references', (n,len(places)), np.uint32, by='slot')
     self._every = -(-n//256)   # rows, of which the lowest reference is known
@@ -165,10 +164,9 @@ _NONE = np.int64(2**62)
 
 # %% ../../nbs/memory/frames.ipynb #1ce6b058
 @njit(nogil=True)
-def _put_rows(block, plan, rest, refs, new_refs, lowest, logs, settled):
+def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols, settled):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
-    (first,address,n,size,every),max_sz,n_spans = block,len(rest),len(plan) - len(logs) - 1
-    spans,cols = plan[:n_spans],plan[n_spans:]   # of `cols`, the first column counts
+    max_sz = len(rest)
     for i in range(n):
         slot = (first + i) % max_sz
         for k in range(len(spans)):
@@ -176,22 +174,21 @@ def _put_rows(block, plan, rest, refs, new_refs, lowest, logs, settled):
         refs[slot] = new_refs[i]
         part = slot//every
         for l in range(len(logs)):
-            low = serial_of(new_refs[i,cols[l,0]], logs[l,NEXT])
-            for j in range(cols[l,0]+1, cols[l+1,0]): low = min(low, serial_of(new_refs[i,j], logs[l,NEXT]))
+            low = serial_of(new_refs[i,cols[l]], logs[l,NEXT])
+            for j in range(cols[l]+1, cols[l+1]): low = min(low, serial_of(new_refs[i,j], logs[l,NEXT]))
             lowest[part,2*l] = min(lowest[part,2*l], low)   # of all rows of this part; beside it, of the new ones
             lowest[part,2*l+1] = low if slot % every == 0 else min(lowest[part,2*l+1], low)
             if slot % every == every-1 or slot == max_sz-1: lowest[part,2*l] = lowest[part,2*l+1]
     for l in range(len(logs)): logs[l,END] = settled[l] = logs[l,NEXT]
 
 @njit(nogil=True)
-def _add_rows(line, block, plan, rest, refs, new_refs, lowest, logs):
+def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, every, lowest, logs, cols, settled):
     "The same, and link all `n` rows, of which the last `stay` can stay; the place's counters say first what comes"
-    (numbers,link_plan,settled),(address,n,stay,every) = line,block
-    size,counters = link_plan[SIZE],longs_at(numbers[COUNTERS], 2)
+    skip,counters = (n - stay)*plan[SIZE],longs_at(numbers[COUNTERS], 2)
     counters[RESERVED] = max(counters[RESERVED], numbers[INSERTED] + n)
-    block = numbers[INSERTED] + n - stay,address + (n - stay)*size,stay,size,every
-    _put_rows(block, plan, rest, refs, new_refs, lowest, logs, settled)
-    link_rows(numbers, link_plan, address, n)
+    _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], spans, rest, refs, new_refs, every,
+        lowest, logs, cols, settled)
+    link_rows(numbers, plan, address, n)
 
 # %% ../../nbs/memory/frames.ipynb #871737b5
 @patch
@@ -207,8 +204,8 @@ def add(self:Frames, line:Links, rows:np.ndarray)->bool:
         known = line.tables.envs
         refs = self._keep(address + (n-stay)*self.dtype.itemsize, envs[n-stay:], len(known.ids), len(known))
         if self._there is not None: self._there.write_later(line, n, self._there.sent(rows[n-stay:], refs))
-        _add_rows((line.tables.numbers, line.plan, self._settled), (address, n, stay, self._every), self._plan,
-            self._rest, self._refs, refs, self._lowest, self._log_numbers)
+        _add_rows(line.tables.numbers, line.plan, address, n, stay, self._spans, self._rest, self._refs,
+            refs, self._every, self._lowest, self._log_numbers, self._cols, self._settled)
         self._rows_added += stay
     if self._there is not None: self._there.settle()
     return True
@@ -236,8 +233,8 @@ def put(self:Frames, slots, rows):
             some = np.ascontiguousarray(rows[a:b])
             refs = self._keep(some.ctypes.data, envs[a:b].copy(), n, n)
             if self._there is not None: self._there.write(slots[a:b], self._there.sent(some, refs))
-            block = int(slots[a]),some.ctypes.data,b - a,self.dtype.itemsize,self._every
-            _put_rows(block, self._plan, self._rest, self._refs, refs, self._lowest, self._log_numbers, self._settled)
+            _put_rows(int(slots[a]), some.ctypes.data, b - a, self.dtype.itemsize, self._spans, self._rest, self._refs,
+                refs, self._every, self._lowest, self._log_numbers, self._cols, self._settled)
             self._rows_added += b - a
 
 # %% ../../nbs/memory/frames.ipynb #0b069283

@@ -40,9 +40,9 @@ def _note_sequence(env, start, p, recent, hiddens, queue, states, found):
 QUEUED,OLDEST,IDLE,FOLLOWED,N_GONE,N_CAME = range(6)   # what stands where in a view's counters
 
 @njit
-def _track(rows, plan, first, number, counters, tracks, queue, states):
+def _track(rows, plan, first, number, counters, recent, hiddens, count, last, queue, states):
     "Follow the rows of a block, whose first has the key `first`: queue what is complete, then write counters"
-    (recent,hiddens,count,last),at,hidden_at,stride,reach = tracks,places_of(plan),plan[7],plan[8],plan[9]
+    at,hidden_at,stride,reach = places_of(plan),plan[7],plan[8],plan[9]
     words,length,found = ints_at(rows.ctypes.data, len(rows) >> 2),recent.shape[1],np.int64(0)
     for i in range(len(rows)//at[SIZE]):
         row = i*at[SIZE]
@@ -237,8 +237,7 @@ def _track_rows(self:SequenceView, rows, first, plan):
     "Queue the sequences that these rows complete"
     envs,n = self._known_envs(),len(rows)
     self._queue,self._states = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
-    _track(rows.view(np.uint8), plan, first, envs.number, self._counters, tuple(self._tracks), self._queue,
-        self._states)
+    _track(rows.view(np.uint8), plan, first, envs.number, self._counters, *self._tracks, self._queue, self._states)
 
 @patch
 def _known_envs(self:SequenceView):
