@@ -95,6 +95,7 @@ WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinfo
 
 The other commands: eval DIR, compare RECIPE …, memory DIR, bench.'''
 
+# %% ../nbs/cli.ipynb #d4b2c931
 def _parser():
     p = _Parser(prog='fastrl-replay', description='Train, evaluate and compare the recipes of fastrl_replay.')
     p.add_argument('--version', action='version', version=f'fastrl-replay {__version__}')
@@ -131,6 +132,7 @@ def _said(e):
     from fastrl_replay.app.named_envs import place_of
     return text + place_of(e.__cause__)
 
+# %% ../nbs/cli.ipynb #d4979b1a
 def _do(args):
     if not args: print(WELCOME); return 0
     if args[0][:1] != '-': nearest('fastrl-replay', 'command', args[0], COMMANDS)
@@ -153,6 +155,7 @@ def _told(args):
     print(recipe_list((name, about(own, name)) for name in own))
     return True
 
+# %% ../nbs/cli.ipynb #6f455a25
 def _file_here():
     "Is there a settings.ini in the working directory that says anything else?"
     path = Path('settings.ini')

@@ -84,6 +84,7 @@ class WorkerInfo(NamedTuple):
     world_size:int = 1 # how many copies there are
     restart:int = 0 # how often this one was restarted
 
+# %% ../nbs/pipe.ipynb #0d54bc25
 _worker = None
 
 def worker_info()->WorkerInfo: # None: this process is no worker
@@ -99,6 +100,7 @@ def as_worker(info:WorkerInfo):
     try: yield info
     finally: _worker = before
 
+# %% ../nbs/pipe.ipynb #06aa25b6
 @patch
 def _tell_worker(self:Pipe):
     "Let a chain know which copy it is where nothing else tells it, in the workers of a `DataLoader`"
@@ -128,6 +130,7 @@ def upstream(pipe)->IterDataPipe: # None: it is the first
 
 _ONE_SOURCE = 'source','datapipe','source_datapipe'
 
+# %% ../nbs/pipe.ipynb #4f86c81e
 def _stages(pipe, here=False):
     "The stages of this library in a chain, the last one first, each once; `here`: those that run in this process"
     waiting,seen = [pipe],set()
@@ -153,6 +156,7 @@ def state_dict(self:Pipe)->dict: # plain data and tensors; torch.load(weights_on
     self._tell_worker()
     return self._chain_state(0)
 
+# %% ../nbs/pipe.ipynb #c632ed14
 @patch
 def _chain_state(self:Pipe, begun): # the number of the last pass that was begun below
     mine = self._valid_iterator_id or 0
@@ -223,6 +227,7 @@ def data_ended(self:Pipe)->bool:
     up = upstream(self)
     return getattr(up, 'data_ended', False) if up is None or isinstance(up, Pipe) else Pipe.data_ended.fget(up)
 
+# %% ../nbs/pipe.ipynb #e993c9c0
 class Holding(Pipe):
     "The base of stages that hold rows until later ones complete them: at the end of the data they hand them out"
     _at_end = False       # is this pass handing them out?
@@ -245,6 +250,7 @@ def open(self:Pipe):
     self._tell_worker()
     for s in reversed([*_stages(self, here=True)]): s._open()
 
+# %% ../nbs/pipe.ipynb #7ec7cd12
 @patch
 def close(self:Pipe):
     "Close what the stages of this chain have opened, the last stage first; a new pass opens again"
@@ -273,6 +279,7 @@ def _torch_name(cls): # of a chained method
     names = (n for n,f in IterDataPipe.functions.items() if isinstance(f, partial) and f.args[0] is cls)
     return next(names, cls.__name__)
 
+# %% ../nbs/pipe.ipynb #15247c9c
 def _show(pipe):
     "A chain, one stage a line; torch's own stages would show themselves alone"
     ours,params = isinstance(pipe, Pipe),list(inspect.signature(type(pipe).__init__).parameters.values())[1:]
@@ -286,6 +293,7 @@ def _show(pipe):
     name = getattr(pipe, 'stage_name', type(pipe).__name__) if ours else _torch_name(type(pipe))
     return f'{repr(up) if isinstance(up, Pipe) else _show(up)}\n  .{name}({args})'
 
+# %% ../nbs/pipe.ipynb #806472cf
 @patch
 def __repr__(self:Pipe): return _show(self)
 
@@ -322,6 +330,7 @@ def _check_saved(who, what, x, saved):
     if got != own: raise StateError(who, f'the saved {what} is of another kind', got, own,
         'build the chain that was saved')
 
+# %% ../nbs/pipe.ipynb #482a3d9b
 def try_state(
     who:str, # the stage that uses it
     what:str, # what it is
@@ -413,6 +422,7 @@ def _as_method(
     cls.stage_name = name
     return method
 
+# %% ../nbs/pipe.ipynb #41cbc717
 def stage(
     name:str, # of the chained method
 ): # a class decorator
@@ -561,6 +571,7 @@ class _Counted:
     def __len__(self): return len(self.d)
     def __iter__(self): return (self.d[i] for i in range(len(self.d)))
 
+# %% ../nbs/pipe.ipynb #8b5d26eb
 class TypeTransformLoop(MapDataPipe):
     "Each item of a map-style pipe, sent through every function in turn"
     def __init__(self,
@@ -592,6 +603,7 @@ def has_envs(self:Pipe)->bool:
     "Does this stage, or one above it, step environments?"
     return any(s.steps_envs for s in _stages(self))
 
+# %% ../nbs/pipe.ipynb #38f3bc81
 @patch(as_prop=True)
 def drawn_from(self:Pipe): # a replay, or a stage that stands for replays elsewhere; None: there is none
     "What draws the batches that come out of this chain"

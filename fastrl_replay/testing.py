@@ -64,6 +64,7 @@ def reset(self:ScriptedEnv, *, seed=None, options=None):
     self.running = True
     return self._state(), {}
 
+# %% ../nbs/testing.ipynb #9cc4a17b
 @patch
 def step(self:ScriptedEnv, action):
     "The next step of the script"
@@ -122,6 +123,7 @@ def scripted_steps(
         return tuple(tuple(x) if isinstance(x, (list,np.ndarray)) else x for x in row)
     return [Steps(np.array([as_row(stream[b]) for stream in streams], dt)) for b in range(n)]
 
+# %% ../nbs/testing.ipynb #077c32ed
 def _rows(env_id, states, rewards, terminations, truncations):
     episode = 0
     while True:
@@ -143,6 +145,7 @@ def same(a, b)->bool: # equal by value, whatever the items are
     a,b = np.asarray(a),np.asarray(b)
     return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc' and b.dtype.kind in 'fc')
 
+# %% ../nbs/testing.ipynb #ec47ce2f
 def through_file(state:dict)->dict: # the same state
     "Write a state to a file and read it back as an untrusted one: without executing code"
     file = _file(state)
@@ -205,6 +208,7 @@ class _Echo(Pipe):
             self.due = False
             yield 'again'
 
+# %% ../nbs/testing.ipynb #68674244
 def _ways(): # name → what is put after the chain; more than four items of a pass come through
     ways = dict(header=lambda a: Header(a, 99))
     if hasattr(Pipe, 'stateful'): ways['stateful'] = lambda a: as_pipe(a.stateful())

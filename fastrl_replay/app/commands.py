@@ -71,6 +71,7 @@ def _spread(mean, std):
     d = decimals(mean, std)
     return f'{mean:.{d}f} ± {std:.{d}f}'
 
+# %% ../../nbs/app/commands.ipynb #13e5367a
 def _numbers(line):
     r,loss = line['return_mean'],line.get('loss', line.get('td'))
     won = _share(line.get('success_mean')).strip(' ,')
@@ -99,6 +100,7 @@ class Board:
         self.display.close()
         self.writer.close()
 
+# %% ../../nbs/app/commands.ipynb #0eef5065
 def _summary_writer():
     try: from torch.utils.tensorboard import SummaryWriter
     except ImportError: raise SettingsError('train', '--tensorboard needs tensorboard, which is not installed',
@@ -112,6 +114,7 @@ def _in_a_line(run):
     named = named_modules(s['env'], s.get('wrappers', 'none'), s.get('train_wrappers', 'none'))
     return shlex.quote(str(run.out)) + ' --trust'*bool(named)
 
+# %% ../../nbs/app/commands.ipynb #a83f2407
 def _result(run, s):
     solved = f'never reached {run.settings["solved"]:g}'
     if s['solved_at_step'] is not None: solved = f'solved at step {s["solved_at_step"]:,}'
@@ -177,6 +180,7 @@ def _as_path(text):
     "A path that no setting takes for a number"
     return text if text == as_value(text) else os.path.join('.', text)
 
+# %% ../../nbs/app/commands.ipynb #923a2bd5
 def _asked(args):
     "What --set asks for"
     asked = {}
@@ -209,6 +213,7 @@ def _resumed(args):
         args.recipe, began)
     return resume(args.resume, args.steps, device, args.trust, args.memory)
 
+# %% ../../nbs/app/commands.ipynb #5bd04388
 def _device(args, who, remedy):
     "Where the network of a run shall be: all that --set may change of it"
     asked = _asked(args)
@@ -305,6 +310,7 @@ def _outcome(out):
     y = np.interp(grid, x, smooth(returns)) if len(x) else x
     return dict(**s, by=by, x=grid.tolist(), y=[float(f'{v:.6g}') for v in y], solved=config['settings']['solved'])
 
+# %% ../../nbs/app/commands.ipynb #7a7aa981
 def _evaluations(out):
     "The curve of a run that learns from recorded rows, and so has no episodes"
     evals = {m['env_steps']: m['eval_return'] for m in read_metrics(out) if 'eval_return' in m}
@@ -335,6 +341,7 @@ def table(
         lines.append(f'| {_of(name, runs)} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
 
+# %% ../../nbs/app/commands.ipynb #3734ce65
 def _of(name, runs): # results of older versions don't say on what
     return run_title(name, runs[0]['env'], runs[0]['wrappers']) if 'env' in runs[0] else name
 

@@ -53,6 +53,7 @@ class Call(NamedTuple):
     args:list    # arguments without a name
     kwargs:dict  # arguments by name
 
+# %% ../../nbs/app/named_envs.ipynb #744e83e5
 def read_calls(
     setting:str, # name of the setting, for errors
     text:str, # value of the setting
@@ -63,6 +64,7 @@ def read_calls(
     except ValueError as e: raise SettingsError('recipe', f'setting {setting!r}: {e}', repr(text),
         'names, with arguments in brackets: TimeLimit(max_episode_steps=200), my_module:Scale(factor=2)') from None
 
+# %% ../../nbs/app/named_envs.ipynb #dc62c916
 def _call(text, node):
     name,args,named = (node.func,node.args,node.keywords) if isinstance(node, ast.Call) else (node,[],[])
     m = re.fullmatch(r'(?:([^\s:]+):)?([^\s:]+)', _cut(text, name))
@@ -129,6 +131,7 @@ def _makes_env(x, module):
     except Exception: return False   # of names that aren't there
     return isinstance(made, type) and issubclass(made, gym.Env)
 
+# %% ../../nbs/app/named_envs.ipynb #1e047fcb
 def _of_module(call, setting, kind, others=()): # others: names that it may have been, too
     "The class, or the function, that a name stands for in its module"
     module = import_here(call.module, setting)
@@ -184,6 +187,7 @@ def _plain(text):
         expected='an id that is registered, such as CartPole-v1, or your own, such as my_module:Name-v0')
     return made
 
+# %% ../../nbs/app/named_envs.ipynb #6e467907
 def _checked(env, call):
     "What wasn't made by gymnasium gets the checks that it gives to others: spaces, and values that fit them"
     if env.spec is not None: return env
@@ -204,6 +208,7 @@ def named_env(
         for call in read_calls(setting, text): made = _wrapped(made, call, setting)
     return made
 
+# %% ../../nbs/app/named_envs.ipynb #fad5479c
 def _wrapped(env, call, setting):
     make = _of_module(call, setting, gym.Wrapper) if call.module else _by_name(call, setting)
     made = _made(make, call, setting, env)

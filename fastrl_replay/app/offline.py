@@ -51,6 +51,7 @@ class _Parts:
     def __iter__(self):
         for i in range(0, len(self.memory), 4096): yield self.memory[i:i+4096]
 
+# %% ../../nbs/app/offline.ipynb #72a273a6
 def recorded_rows(
     data, # a directory with a memory, a file .npz or .parquet with episodes, minari:NAME, or a data set of Minari
 ): # a pipe of blocks

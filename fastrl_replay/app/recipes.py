@@ -58,6 +58,7 @@ def _known(base, new):
     settings,comments = ({k: pair[i] for k,pair in alone.items()} for i in range(2))
     return Recipe(base.name, base.about, {**settings, **base.settings}, {**comments, **base.comments})
 
+# %% ../../nbs/app/recipes.ipynb #87510be5
 def _changed(recipe, changes):
     "Settings of a recipe as `changes` has them, each of the kind that it was"
     old,new = recipe.settings,{k: v for k,v in changes.settings.items() if k != 'like'}
@@ -116,6 +117,7 @@ def recipes(
     remedy = None if file else f'fix {path.absolute()}, or read another file: --settings FILE'
     return resolved(on_top(own, sections_in(path, remedy)) if path.is_file() else own)
 
+# %% ../../nbs/app/recipes.ipynb #1de5bd91
 def recipe(
     name:str, # of a recipe
     file=None, # a settings file on top of the shipped one; None: settings.ini in the working directory, if it is there
@@ -142,6 +144,7 @@ class Observe(gym.ObservationWrapper):
         self.observation_space = spaces.Box(b.low[self.which], b.high[self.which], dtype=b.dtype)
     def observation(self, obs): return obs[self.which]
 
+# %% ../../nbs/app/recipes.ipynb #ffe7cc9b
 def _check_same_spaces(env, other):
     other.close()
     for space in 'observation_space','action_space':
@@ -186,6 +189,7 @@ def spare_rows(
     waiting = s.get('train_every', 1) + s['envs']*s.get('n_step', 1)
     return s.get('memory_spare', 0) or s['save_every'] + waiting + s['envs'] + longest
 
+# %% ../../nbs/app/recipes.ipynb #12efd728
 def _store(s, env):
     "The store of a recipe's memory"
     text,longest = s.get('store', 'Rows()'),env and getattr(env.spec, 'max_episode_steps', None) or 0
@@ -303,6 +307,7 @@ def _begin_with(keys):
     having = (r.name for r in resolved(shipped()).values() if r.settings.keys() >= set(keys))
     return next((f'begin with {name}' for name in having), None)
 
+# %% ../../nbs/app/recipes.ipynb #37273bb0
 def _check_range(key, value, limits):
     low,high = limits or (None,None)
     values = value if isinstance(value, tuple) else (value,)
@@ -347,6 +352,7 @@ def _of_shard(s):
         'Rows(path) in a chain')
     return {**s, 'max_sz': -(-s['max_sz']//n)} if n else s
 
+# %% ../../nbs/app/recipes.ipynb #c913bc1c
 @patch
 def _shard(self:Agent, s):
     "Let workers run all that stands above the learner"
@@ -375,6 +381,7 @@ def fill(self:Agent)->float:
     if self.shards is None: return 0.
     return self.shards.stats()['rows']/(self.shards.num_workers*self.shards.source.max_sz)
 
+# %% ../../nbs/app/recipes.ipynb #edd6cd65
 @patch
 def shard_counts(self:Agent)->dict: # plain data
     "What each shard has done so far; nothing where there are none"
@@ -431,6 +438,7 @@ def load_state_dict(self:Agent, state:dict):
     self.pipe.load_state_dict(state['pipe'])
     torch.set_rng_state(random)
 
+# %% ../../nbs/app/recipes.ipynb #fa963350
 @patch(as_prop=True)
 def resumable(self:Agent)->bool:
     """May it be saved now? A single environment that can't be saved must be between two episodes;
@@ -449,6 +457,7 @@ def made_columns(
         agent.pipe.close()
     return row_places('recipe', rows.dtype, {})[0]
 
+# %% ../../nbs/app/recipes.ipynb #87c5ef4e
 @patch
 def open_memory(self:Agent)->int: # how many rows are there
     """Open a memory on disk, or read recorded rows, before anything begins, so that no other process writes it; an
@@ -463,6 +472,7 @@ def open_memory(self:Agent)->int: # how many rows are there
         'another directory')
     return len(self.memory.memory)   # only now is anything changed there
 
+# %% ../../nbs/app/recipes.ipynb #bfde4eb3
 @patch
 def close_memory(self:Agent):
     "Let other processes write to a memory on disk"

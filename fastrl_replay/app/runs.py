@@ -55,6 +55,7 @@ def _check_sum(file):
         left -= len(part)
     if file.read() != digest.hexdigest().encode(): raise ValueError("it was cut or changed: its checksum differs")
 
+# %% ../../nbs/app/runs.ipynb #920fed7b
 def load_checkpoint(
     path, # of checkpoint.pt
 )->dict: # numbers, texts and tensors
@@ -154,6 +155,7 @@ def _plan_next(self:Run):
     every = {what: self.settings[f'{what}_every'] for what in self.last}
     self.next = min((self.last[what]//n + 1)*n for what,n in every.items())
 
+# %% ../../nbs/app/runs.ipynb #9333dc0e
 @patch
 def _do_what_is_due(self:Run):
     "Report, evaluate, ask for a checkpoint"
@@ -189,6 +191,7 @@ def _write(self:Run, line):
     with open(self.out/'metrics.jsonl', 'a') as f: f.write(json.dumps(line) + '\n')
     self.show.report(line)
 
+# %% ../../nbs/app/runs.ipynb #97e7a093
 @patch
 def evaluate(self:Run, episodes:int=None):
     "Play without exploring; the returns and the successes, None where the environment doesn't tell"
@@ -258,6 +261,7 @@ def _as_kept(k, new, old):
     if k in ('evals','successes'): return type(new) is list and {_kind(e) for e in new} <= {(int,float)}
     return _kind(new) == _kind(old) or k in ('sums','counts') and type(new) is dict
 
+# %% ../../nbs/app/runs.ipynb #526073c4
 @patch
 def _check_kept(self:Run, kept):
     wrong = [f'{k} = {kept[k]!r}' for k in _KEPT if not _as_kept(k, kept[k], getattr(self, k))]
@@ -286,6 +290,7 @@ def read_metrics(
             f'{path}, line {i}, is no line of metrics', text[:60], 'an object with env_steps, a whole number')
     return lines
 
+# %% ../../nbs/app/runs.ipynb #ec78de59
 def read_json(
     path, # of a file
     fields:dict, # that it must have: name → type, or several
@@ -325,6 +330,7 @@ def run_of(
     "The training run that a memory is of, as its directory names it"
     return json_in(Path(path)/'run')
 
+# %% ../../nbs/app/runs.ipynb #b721806b
 def _check_env(run):
     env,path = run.agent.env_name,memory_path(run.settings)
     if path and (Path(path)/'meta.json').exists() and run_of(path).get('env', env) != env: raise SettingsError('run',
@@ -391,6 +397,7 @@ def reopen(
     "A run as it stood at its last checkpoint, to be looked at; a memory on disk is left alone, and out"
     return _reopened(out, dict(steps=steps, device=device), trust, False)
 
+# %% ../../nbs/app/runs.ipynb #d373dad5
 def _reopened(out, changes, trust, rows):
     config = read_config(out)
     config['settings'].update({k: v for k,v in changes.items() if v})
@@ -405,6 +412,7 @@ def _reopened(out, changes, trust, rows):
         raise SettingsError('run', f'{out}/config.json{place}: {e}') from e
     return run.load()
 
+# %% ../../nbs/app/runs.ipynb #aac90782
 def _check_modules(s):
     "A config.json may come from somebody else, and a module that is imported can do anything"
     named = named_modules(s['env'], s.get('wrappers', 'none'), s.get('train_wrappers', 'none'))

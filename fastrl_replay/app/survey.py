@@ -61,6 +61,7 @@ def _spread(x):
     "Mean, lowest, highest; None: there are none"
     return dict(mean=float(np.mean(x)), min=float(np.min(x)), max=float(np.max(x))) if len(x) else None
 
+# %% ../../nbs/app/survey.ipynb #aa2de6d6
 def episode_facts(
     last:dict, # as `last_rows` gave it
 )->dict:
@@ -82,6 +83,7 @@ def _beside(memory, name, dtype):
     if size != n: raise StateError('memory', f'{path} is damaged', f'{size:_} bytes', f'{n:_} bytes')
     return mapped(path, ring, dtype, False)
 
+# %% ../../nbs/app/survey.ipynb #1e58aaf7
 def priorities(
     memory:Timeline, # open for reading
 )->np.ndarray: # float64, of the rows or sequences that have one, oldest first; None: the memory has no priorities
@@ -103,6 +105,7 @@ def _priority_facts(memory):
     later = max(memory.span[0] - max(d.counters.item(TOLD), memory.span[1]), 0)
     return dict(kind=kind, unit=unit, known=len(p), rows_without=later, **known)
 
+# %% ../../nbs/app/survey.ipynb #ba07e489
 def _draw_facts(memory):
     drawn,d = _beside(memory, 'drawn', np.int32),memory.place
     if drawn is None or not len(memory): return None
@@ -180,6 +183,7 @@ def _writer_text(w):
     if w['process'] is None: return 'none now'
     return ('none now; the last one was ' if w['now'] is False else 'perhaps ') + process
 
+# %% ../../nbs/app/survey.ipynb #f4ecf88e
 def _drawn_text(d):
     if not d or not d['max']: return ''
     age = f"; the oldest when {d['oldest_age']:,} rows had come since"*bool(d['oldest_age'])   # as noted last

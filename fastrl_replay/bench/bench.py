@@ -56,6 +56,7 @@ class Columns:
         for k in DRAWN: batch[k]
         return batch
 
+# %% ../../nbs/bench/bench.ipynb #d4cac322
 class AsDrawn:
     "An entry of a contest without the columns: what it drew, as it hands it over"
     def __init__(self, entry): self.entry = entry
@@ -134,6 +135,7 @@ def _prioritized(size, n, **kw):
     tds = [torch.from_numpy(errors(n, i)) for i in range(4000)]   # few would bring more ties than is natural
     return _updating(full_replay(size, n, PrioritizedReplay, **kw), tds)
 
+# %% ../../nbs/bench/bench.ipynb #44f81738
 @contest('draw 256 rows by priority, and update', 'prioritized', quick=True)
 def _(size):
     return {'fastrl_replay': _prioritized(size, 256),
@@ -181,6 +183,7 @@ def _(size):
     return {'n_step(3)': iter(NStep(_blocks(64), 3, .99)).__next__,
         'chunk_sequences(80, 40)': lambda: chunks.chunk(next(blocks)), 'bare block': _blocks(64).__next__}
 
+# %% ../../nbs/bench/bench.ipynb #c18209e6
 @contest('8 rows in, 256 rows of 3 steps out', 'n-step')
 def _(size):
     merge,blocks,summed = NStep(None, 3, .99).merge,_blocks(8),ExperienceReplay(bs=256, max_sz=size, seed=0)
@@ -224,6 +227,7 @@ def _(size):
     env = _cartpoles()
     return {'fastrl_replay': iter(_stepper()).__next__, 'bare env.step': lambda: env.step(ACTIONS)}
 
+# %% ../../nbs/bench/bench.ipynb #e14943db
 @contest('a step of 1 CartPole')
 def _(size):
     env = gym.make('CartPole-v1')
@@ -370,6 +374,7 @@ def fastest(results, title):
     there = [(t, who) for who,t in medians(results, title).items() if who in ADAPTERS]
     return min(there)[::-1] if there else None
 
+# %% ../../nbs/bench/bench.ipynb #1bf61cf2
 def targets(results:dict)->str: # Markdown
     "What was aimed at, what was measured"
     rows = []
@@ -399,6 +404,7 @@ def details(results:dict)->str: # Markdown
         for title,times in results['contests'].items() for i,(who,t) in enumerate(times.items())]
     return md_table(['contest','entry','µs (median)','from – to'], rows, (0,1))
 
+# %% ../../nbs/bench/bench.ipynb #83929e5d
 def limits(results:dict)->str: # Markdown
     "How far from the machine's copy speed"
     speed,rows = results['copy_speed'],[]
@@ -441,6 +447,7 @@ def _bars(ax, times, title, unit):
     ax.invert_yaxis()
     ax.set(xticks=[], xlim=(0, 1.5*most))
 
+# %% ../../nbs/bench/bench.ipynb #11ee9ad7
 def bars(results, titles, unit='µs')->bytes: # a png
     "How long each contest takes, a picture for each; an arrow where a bar would leave it"
     def draw(*axes):

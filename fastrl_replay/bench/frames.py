@@ -45,6 +45,7 @@ def game_maker(game:str)->callable:
     if game not in names: raise ArgumentError('bench', 'no such game', repr(game) + did_you_mean(game, names))
     return lambda: atari(gym.make(f'ALE/{game}-v5', frameskip=1), stack=STACK)
 
+# %% ../../nbs/bench/bench_frames.ipynb #9de231eb
 def random_play(make, envs=8, seed=0)->GymStepper:
     "Play at random, with a function that makes an environment: blocks of a row of each, for ever"
     rng,env = np.random.default_rng(seed),make()
@@ -90,6 +91,7 @@ class OurFrames:
         return [batch[k] for k in DRAWN]
     nbytes = property(lambda self: self.replay.memory.nbytes)
 
+# %% ../../nbs/bench/bench_frames.ipynb #1ea1e8a7
 class BareTake:
     "An array of rows"
     blocks = True
@@ -248,6 +250,7 @@ def _checked(found):
     where = f'among them {c["wrong_ends"]} of the {c["ends"]} that end an episode'
     return f'no: {c["wrong"]:,} of {c["rows"]:,} rows are wrong, {where}'
 
+# %% ../../nbs/bench/bench_frames.ipynb #a1ae526c
 def frame_table(results:dict)->str: # Markdown
     "Each memory in a line, of what `run_frames` found"
     games,rows = [*results['games']],[]
@@ -278,6 +281,7 @@ def _figure(results, name, what, game):
     if 'bare' in what: return found[name]['draw_us']/found['bare take']['draw_us']
     return found[name]['add_us' if 'add' in what else 'draw_us']
 
+# %% ../../nbs/bench/bench_frames.ipynb #c83fa1f2
 def aims(results:dict)->str: # Markdown
     "What was aimed at, and the worst game's figure"
     rows = []
@@ -331,6 +335,7 @@ def _frame_options(args):
     if a.rows < 64: p.error('--rows: expected 64 or more')
     return a
 
+# %% ../../nbs/bench/bench_frames.ipynb #3361684f
 def main(args=None):
     "Run the contest of memories of pixels, and print the tables"
     a = _frame_options(args)

@@ -38,6 +38,7 @@ class Until:
         def once(): self.f(); wait(self.device)
         return Timer(once).timeit(number)
 
+# %% ../../nbs/bench/bench_on_device.ipynb #f2d56163
 def copies(device, nbytes=2**28, rounds=5)->dict:
     "How many bytes a second are copied on the device, and to it"
     there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
@@ -62,6 +63,7 @@ def pixel_rows(n:int, start:int=0)->np.ndarray:
     rows['truncated'] = rows['step_n'] == each
     return rows
 
+# %% ../../nbs/bench/bench_on_device.ipynb #fa531f14
 def pixel_replay(size, bs, store)->ExperienceReplay:
     "A replay that is full of such rows"
     return filled(ExperienceReplay(None, bs, size, seed=0, store=store), size, pixel_rows, 500)
@@ -224,6 +226,7 @@ def _device_options(args):
     if not a.train >= 0: p.error(f'--train {a.train}: expected seconds, 0 or more')
     return a
 
+# %% ../../nbs/bench/bench_on_device.ipynb #f300022f
 def main(args=None):
     "Measure memories on a device, and print the tables"
     a = _device_options(args)

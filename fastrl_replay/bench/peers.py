@@ -80,6 +80,7 @@ def adapter(library, *jobs):
         return f
     return register
 
+# %% ../../nbs/bench/peers.ipynb #20a76915
 def _tensors(columns, names=DRAWN):
     "The five columns as torch tensors on the same memory"
     import torch
@@ -111,6 +112,7 @@ def _(rows, n):
         for row in new: memory.append(row)
     return step,_nothing
 
+# %% ../../nbs/bench/peers.ipynb #087c0e31
 @adapter('deque', 'uniform')
 def _(rows, n):
     import random
@@ -195,6 +197,7 @@ def _(rows, n):
     b = _cpprb(rows)
     return lambda: b.sample(n),_tensors
 
+# %% ../../nbs/bench/peers.ipynb #409864a3
 @adapter('cpprb', 'prioritized')
 def _(rows, n):
     b,td = _cpprb(rows, 'PrioritizedReplayBuffer', alpha=.6),errors(n)
@@ -233,6 +236,7 @@ def _(rows, n):
     b = _tianshou(rows)
     return lambda: b.sample(n),_tianshou_look
 
+# %% ../../nbs/bench/peers.ipynb #70abf470
 @adapter('tianshou', 'prioritized')
 def _(rows, n):
     b,td = _tianshou(rows, 'PrioritizedReplayBuffer', alpha=.6, beta=.4),errors(n)
@@ -274,6 +278,7 @@ def _until_done(step):
         return batch
     return once
 
+# %% ../../nbs/bench/peers.ipynb #ae40c93b
 @adapter('torchrl', 'insert')
 def _(rows, n):
     b,td = _torchrl(rows),_tensordict(rows.part(0, n))
@@ -327,6 +332,7 @@ def _flashbax(rows, make, envs=1):
     for c in rows.chunks(): state = add(state, jax.tree.map(jax.numpy.asarray, shaped(c)))
     return state
 
+# %% ../../nbs/bench/peers.ipynb #d910ef7d
 def _flashbax_items(rows, n, **kw):
     import flashbax
     make = flashbax.make_prioritised_item_buffer if kw else flashbax.make_item_buffer
@@ -452,6 +458,7 @@ def draw_frames(test, number):
     "µs of each of so many draws of 32 rows, from a memory that is filled"
     return [seconds_of(test.memory.draw)[0]*1e6 for _ in range(number)]
 
+# %% ../../nbs/bench/peers.ipynb #3508406d
 def check_frames(test, draws):
     """Compare each row that is drawn with the one that went in: how many rows were seen, how many are wrong, and how
     many of both are the last of an episode"""
@@ -524,6 +531,7 @@ def mappings(folder)->list: # (address, bytes)
         found.append((start, end - start))
     return found
 
+# %% ../../nbs/bench/peers.ipynb #2dbbe50a
 def advise(folder, advice):
     "Tell the system how the mapped files of a folder will be used"
     libc = ctypes.CDLL(None)
@@ -551,6 +559,7 @@ def forget_pages(folder):
     for path in files_in(folder):
         with opened(path) as file: os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
+# %% ../../nbs/bench/peers.ipynb #64a1c634
 @contextmanager
 def reads_of(path, threads):
     "A function that reads so many bytes at each of several places of a file, with several threads"
@@ -568,6 +577,7 @@ def read_at_places(folder, block=56_480):
             for places in np.array_split(rng.integers(0, size - block, size//block), 1 + size//block//1000):
                 read(places, block)
 
+# %% ../../nbs/bench/peers.ipynb #f2c8b1fa
 def share_cached(folder)->float: # 0 … 1
     "How much of the mapped files of a folder is in main memory"
     libc,there,total = ctypes.CDLL(None),0,0

@@ -30,6 +30,7 @@ def md_table(
 
 def paragraphs(*parts)->str: return '\n\n'.join(filter(None, parts))
 
+# %% ../../nbs/bench/reports.ipynb #068ae60a
 def made_with(results, peers)->str:
     "What it was measured on, in a line"
     return ', '.join(f'{k} {v}' for k,v in {**results['machine'], **peers}.items())
@@ -111,6 +112,7 @@ def save(
         for name,draw in pictures.items(): write_whole(out/f'{name}.png', draw())
     except ImportError: print("no pictures: matplotlib is missing (pip install '.[plot]')")
 
+# %% ../../nbs/bench/reports.ipynb #f76a3d52
 @contextmanager
 def progress(total:int, shown:bool):
     "A bar, and a function that tells it what comes next"

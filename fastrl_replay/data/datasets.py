@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 import numpy as np
 from gymnasium import spaces
-from ..steps.core import Steps
+from ..steps.core import Steps, same_fields
 from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, did_you_mean
 from ..envs.episodes import refuse_drawn
 from ..memory.timeline import Timeline
@@ -70,6 +70,7 @@ def _named(name, infos):
     except Exception as e: raise ArgumentError('read_minari', f"the data set in {place} can't be read",
         ' '.join(f'{type(e).__name__}: {e}'.split())[:200], 'a whole one', 'download or write it again') from None
 
+# %% ../../nbs/data/datasets.ipynb #6760dcb9
 def read_minari(
     dataset, # a data set of Minari, or the id of one that is on this machine
     infos=(), # names of entries of info to keep as columns
@@ -91,10 +92,10 @@ def _blocks(source):
     if isinstance(source, Timeline): return (source[i:i+4096] for i in range(0, len(source), 4096))
     return as_pipe(source)
 
-def _nested(a, f):
+def _nested(a):
     "A field as Minari wants it: dicts and tuples of arrays"
-    if a.dtype.names is None: return f(a)
-    return nest(a.dtype.names, lambda n: _nested(a[n], f))
+    if a.dtype.names is None: return np.ascontiguousarray(a)
+    return nest(a.dtype.names, lambda n: _nested(a[n]))
 
 # %% ../../nbs/data/datasets.ipynb #e9d4a677
 class _Sorter:
@@ -122,29 +123,25 @@ class _Sorter:
     def whole(self, env): return np.concatenate(self.parts.pop(env))
 
 # %% ../../nbs/data/datasets.ipynb #7e6bfdcb
-def _fits(a, b):
-    "Are two fields equal, NaN equal to NaN?"
-    if a.dtype.names: return all(_fits(a[n], b[n]) for n in a.dtype.names)
-    return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc')
-
 def _episode(rows, env):
     "An episode as the arguments of Minari's EpisodeBuffer"
-    if not _fits(rows['next_state'][:-1], rows['state'][1:]):
-        at = next(i for i in range(len(rows) - 1) if not _fits(rows['next_state'][i:i+1], rows['state'][i+1:i+2]))
+    if not same_fields(rows['next_state'][:-1], rows['state'][1:]):
+        at = next(i for i in range(len(rows) - 1) if not same_fields(rows['next_state'][i], rows['state'][i+1]))
         where = f'environment {env}, episode {rows["episode_n"][0]}, step {rows["step_n"][at]}'
         raise BlockError('write_minari', where, 'a next_state that is not the state of the next row',
             'single steps that follow each other',
             'write rows as they come from the stepper, before n_step and n_skip')
-    def with_last(n): return _nested(np.concatenate([rows['state'], rows['next_state'][-1:]]), np.ascontiguousarray)
     ends = rows['terminated'] | rows['truncated']
     extra = [n for n in rows.dtype.names if n not in _STANDARD and n != 'seed']
     truncated = rows['truncated'].copy()
     truncated[-1] |= not ends[-1]
     seed = int(rows['seed'][0]) if 'seed' in rows.dtype.names and rows['seed'][0] >= 0 else None
-    infos = {n: _nested(np.concatenate([np.zeros_like(rows[n][:1]), rows[n]]), np.ascontiguousarray) for n in extra}
-    return dict(seed=seed, observations=with_last('state'), actions=_nested(rows['action'], np.ascontiguousarray),
+    infos = {n: _nested(np.concatenate([np.zeros_like(rows[n][:1]), rows[n]])) for n in extra}
+    states = np.concatenate([rows['state'], rows['next_state'][-1:]])
+    return dict(seed=seed, observations=_nested(states), actions=_nested(rows['action']),
         rewards=rows['reward'], terminations=rows['terminated'], truncations=truncated, infos=infos)
 
+# %% ../../nbs/data/datasets.ipynb #08a02054
 def _episodes(source): # yields arguments of EpisodeBuffer
     sorter = _Sorter()
     for steps in _blocks(source):
@@ -194,6 +191,7 @@ def _space_of(field):
     low,high = (-np.inf,np.inf) if dtype.kind == 'f' else (np.iinfo(dtype).min,np.iinfo(dtype).max)
     return spaces.Box(low, high, field.shape[1:], dtype.type)
 
+# %% ../../nbs/data/datasets.ipynb #bbd8e642
 def spaces_of(
     rows:np.ndarray, # structured
 )->dict: # arguments for `write_minari`

@@ -123,6 +123,7 @@ def _parts(x, name):
         'detach() it, or keep it outside of the block')
     return x
 
+# %% ../../nbs/data/interop.ipynb #03d1e4c9
 def _is_plain(x): # a tensor that has memory, and that torch doesn't trace
     wrapped = getattr(torch._C._functorch, 'is_functorch_wrapped_tensor', lambda x: False)
     plain = type(x) in (torch.Tensor,nn.Parameter) and x.layout == torch.strided
@@ -143,6 +144,7 @@ def _part_dtype(x, name, shape):
         except TypeError: _refuse(name, x.dtype, 'a dtype that numpy has')
     return nested_dtype(x, of_tensor, name)
 
+# %% ../../nbs/data/interop.ipynb #184d8362
 def _shape(tensors, like):
     "The shape of a block whose rows were like this: what is before the dimensions that a column had within a row"
     before = {t.dim() - a.ndim + 1 for t,(_,a) in zip(tensors, leaves(np.empty(0, like)))}
@@ -208,6 +210,7 @@ class _Layout:
         rows,each = (d if d is None else dtype_spec(d) for d in (self.rows, self.each))
         return [list(self.names), rows, each, self.split]
 
+# %% ../../nbs/data/interop.ipynb #8007a800
 def _load_layout(dumped):
     names,rows,each,split = dumped
     return _Layout(names, *(d if d is None else spec_dtype(d) for d in (rows, each)), split)
@@ -229,6 +232,7 @@ def _with_keys(b):
     values,layout = _flatten(b)
     return [(pytree.GetAttrKey(n), v) for n,v in zip(layout.names, values)], layout
 
+# %% ../../nbs/data/interop.ipynb #b687745c
 def _unflatten(values, layout):
     columns = Columns(zip(layout.names, values))
     columns._layout = layout
@@ -242,6 +246,7 @@ def _unflatten(values, layout):
     except BlockError: return columns
     return Sequences(steps, each, layout.split)
 
+# %% ../../nbs/data/interop.ipynb #5f9d51d4
 def _register(cls):
     "Make a class known to torch's trees, once"
     if cls not in pytree.SUPPORTED_NODES: pytree.register_pytree_node(cls, _flatten, _unflatten,
@@ -262,6 +267,7 @@ def _named(x):
     parts = fields_of(x)
     return x if parts is None else {k: _named(v) for k,v in parts.items()}
 
+# %% ../../nbs/data/interop.ipynb #3d21ff55
 @patch
 def to_tensordict(self:Steps):
     "The columns as a `TensorDict`, on the same memory"

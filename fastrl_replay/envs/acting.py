@@ -63,6 +63,7 @@ class RandomActions(Acting):
         self.last = [old if o and self.last else s.sample(m) for s,old,o,m in each]
         return _stack(self.last, self.space), None, {}
 
+# %% ../../nbs/envs/acting.ipynb #4f894860
 def _stack(samples, space):
     "Samples of a space as arrays [n, ...], nested as the space is"
     def part(k, sub): return _stack([s[k] for s in samples], sub)
@@ -134,6 +135,7 @@ def _plainly(x):
     if isinstance(x, dict): return {k: _plainly(v) for k,v in x.items()}
     return tuple(map(_plainly, x)) if isinstance(x, (tuple,list)) else x
 
+# %% ../../nbs/envs/acting.ipynb #6912981e
 def restore_acting(acting, state):
     "Go on from what `acting_state` gave"
     for s,e in zip(acting.spaces, state['spaces']):
@@ -146,6 +148,7 @@ def restore_acting(acting, state):
     if hidden is not None: hidden = map_leaves(_same_shape, acting.policy.initial_hidden(acting.n), hidden)
     acting.hidden = hidden
 
+# %% ../../nbs/envs/acting.ipynb #80a40ffe
 def _same_shape(own, loaded):
     "A hidden state that was saved, if it is like the policy's own"
     got,want = ((type(x).__name__, list(np.shape(x))) for x in (loaded, own))

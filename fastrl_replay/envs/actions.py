@@ -62,6 +62,7 @@ def _to_bounds(a, low, high, eps):
     near = np.isfinite(a) & (low - slack <= a) & (a <= high + slack)
     return np.where(near, np.clip(a, low, high), a).astype(a.dtype)
 
+# %% ../../nbs/envs/actions.ipynb #83533ad7
 def _nearly_within(a, given, space, name, clip): # given: the dtype that the policy returned
     "Actions some of which are outside: at their bounds, or an `ActionError`"
     (low,high),box = _bounds(space),isinstance(space, spaces.Box)

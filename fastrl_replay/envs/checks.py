@@ -27,6 +27,7 @@ def check_shape(
     if a.shape != space.shape: raise ArgumentError('GymStepper', f'shape of {name}', list(a.shape),
         f'{list(space.shape)}, as its space says')
 
+# %% ../../nbs/envs/checks.ipynb #2094475f
 def _no_number(name, got, a): # a: the same as an array
     "The error where numbers should be"
     at = next((list(i) for i,x in np.ndenumerate(a) if np.asarray(x).dtype.kind not in 'biuf'), None)
@@ -50,6 +51,7 @@ def one_each(
     if x.size == n: return x.reshape(n)   # [n,1], say
     raise ArgumentError('GymStepper', f'shape of {name}', list(x.shape), f'[{n}]: a number for each environment')
 
+# %% ../../nbs/envs/checks.ipynb #969d4f5f
 def as_number(x, name)->np.float32: # as a row has it
     "The number of a single environment"
     a = np.asarray(x)

@@ -31,6 +31,7 @@ def _is_constant(x):
     if type(x) is tuple: return all(map(_is_constant, x))
     return x is None or type(x) in (bool,int,float,str) or isinstance(x, _CONSTANT)
 
+# %% ../../nbs/envs/envstate.ipynb #8a98d890
 class _Seen:
     "What was seen on the way: an array in two places is saved as one; anything else would come back as two"
     def __init__(self): self.arrays,self.ids = [],set()
@@ -117,6 +118,7 @@ def _array_parts(e, kind):
         raise Misfit(f'{e["bytes"].numel()} bytes of {dtype} {e["shape"]}', f'{size} bytes of numbers')
     return dtype
 
+# %% ../../nbs/envs/envstate.ipynb #7aabc44c
 def _decode_array(e, made):
     a = np.frombuffer(e['bytes'].numpy().tobytes(), e['dtype']).reshape(e['shape']).copy()
     if e['kind'] == 'scalar': return a[()]

@@ -33,6 +33,7 @@ class RowLayout:
             'int32 or int64, the steps that an n-step row spans', 'rename a column that means something else')
         self.at = np.array([self.dtype.itemsize, *places, -1 if n is None else dtype.fields['n'][1]])
 
+# %% ../../nbs/envs/episodes.ipynb #99c608a9
 _u = np.uint64   # unsigned places spare kernels a test for negative ones
 
 @njit(inline=True)
@@ -70,6 +71,7 @@ def refuse_drawn(
         'put it before the replay; take rows for another memory with memory.take(batch.index); '
         'give your column another name')
 
+# %% ../../nbs/envs/episodes.ipynb #c385dc50
 def _same_columns(who, layout, plain):
     if plain == layout.dtype: return layout
     differ = differing_columns(layout.dtype, plain).items()
@@ -77,6 +79,7 @@ def _same_columns(who, layout, plain):
     raise BlockError(who, 'a block with other columns than those before', '; '.join(wrong) or plain,
         remedy=f'use one {who} for each kind of row')
 
+# %% ../../nbs/envs/episodes.ipynb #bf3afdfb
 def _check_numbers(who, dtype):
     if dtype.hasobject: row_places(who, dtype, {})   # it refuses them
     for n,kind in foreign_columns(dtype): raise BlockError(who, f'column {n!r}', kind, TORCH_NUMBERS)
@@ -160,6 +163,7 @@ def _check_environments(who, rows):
     if len(wrong): raise BlockError(who, f"row {wrong[0]} of the block, column 'env_id'",
         rows['env_id'][wrong[0]], f'a number from 0 to {MAX_ENVS-1}', 'number the environments from 0')
 
+# %% ../../nbs/envs/episodes.ipynb #79c8734e
 def refuse_nan(
     who:str, # the stage or memory, for errors
 ): # for a gate's `refuses`

@@ -164,6 +164,7 @@ def _finish(self:EnvGroup, rows, outcomes):
         else: rows = rows[np.concatenate([np.arange(s, s+k) for s,k in zip(self.slots.starts, kept)])]
     return Steps(rows) if len(rows) else None
 
+# %% ../../nbs/envs/group.ipynb #3cb80243
 @patch
 def _break_off(self:EnvGroup, rows, outcomes, hidden): # as it was before the step
     "Keep the rows of environments with an outcome; the next one begins anew, those after it were not stepped"
@@ -182,6 +183,7 @@ def snapshot(self:EnvGroup)->dict:
     slots = [l.snapshot() for l in self.slots]
     return dict(slots=slots, **acting_state(self.acting), block=self.block and pack(self.block))
 
+# %% ../../nbs/envs/group.ipynb #ece732f2
 @patch
 def restore(self:EnvGroup, state):
     "Go on from a snapshot of the same environments"
@@ -195,6 +197,7 @@ def restore(self:EnvGroup, state):
         mine = np.arange(self.n)
         self.acting.forget((mine >= start) & (mine < start + slot.n))
 
+# %% ../../nbs/envs/group.ipynb #0d68238b
 def _refuse_others(saved, mine):
     "The first thing in which two lists of identities differ: number of environments, way to reset, spaces"
     got,expected = (f'{sum(n for n,*_ in l)} environments' for l in (saved, mine))

@@ -45,6 +45,7 @@ def _numbers(x, name):
     raise ArgumentError('GymStepper', f'entry {name!r} of info', f'{type(x).__name__} {x!r}'[:60], 'numbers',
         'leave it out of info=, or let the environment give numbers')
 
+# %% ../../nbs/envs/infos.ipynb #91e812eb
 def entry_dtype(
     x, # an entry of `info`: a number, an array, or a dict of these
     name:str, # how to call it in an error
@@ -75,12 +76,14 @@ def _fitting(out, x, name): # out: an array of the column's dtype, one row for e
 
 def _write(out, i, x, name): put(out[i:i+1], _fitting(out, x, name))
 
+# %% ../../nbs/envs/infos.ipynb #7436311c
 def _other(dtype, shape, out, name):
     "The error where an entry is no longer what it was"
     return ArgumentError('GymStepper', f'entry {name!r} of info', f'{dtype} {list(shape)}',
         f'{out.dtype} {list(out.shape[1:])}, as the first one or its default',
         'let the environment always give the same, or say what it is by a default: info=dict(x=0.) for floats')
 
+# %% ../../nbs/envs/infos.ipynb #7b1f80c5
 def _complete(x, default):
     "An entry, or its default; of a dict the parts that the default has, each or its default"
     if not isinstance(default, dict): return default if x is _MISSING else x
@@ -131,6 +134,7 @@ def _paths(default, path):
     if not isinstance(default, dict): return [path]
     return [p for k,d in default.items() for p in _paths(d, (*path, k))]
 
+# %% ../../nbs/envs/infos.ipynb #c866f7fe
 class InfoColumns(Awaited):
     "Which entries are kept, what stands in for missing ones, and the dtypes of their columns as far as known"
     def __init__(self,
@@ -194,6 +198,7 @@ def _part(x, i):
     names = [k for k in x if not (k[:1] == '_' and k[1:] in x)]
     return {k: v for k in names if (v := of_env(x, k, i)) is not _MISSING}
 
+# %% ../../nbs/envs/infos.ipynb #fa529d51
 def _present(info, name, n):
     "Which environments have an entry"
     if isinstance(info, (list,tuple)): return np.array([name in x for x in info])
@@ -258,6 +263,7 @@ def state_dict(self:InfoRows)->dict: # plain data
     for k,a in self.arrays.items(): rows[k] = a
     return dict(columns=dtype_spec(rows.dtype) if self.arrays else [], bytes=rows.view(np.uint8).copy())
 
+# %% ../../nbs/envs/infos.ipynb #a8f78d06
 @patch
 def load_state_dict(self:InfoRows, state:dict):
     "Go on with entries that were saved"

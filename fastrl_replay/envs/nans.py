@@ -25,6 +25,7 @@ def _float_words(dtype, offset=0):
         for place in range(at, at + d.itemsize, width):
             yield {2: 2 + place//2%2, 4: 0, 8: 1}[width],(place + width//8*4)//4
 
+# %% ../../nbs/envs/nans.ipynb #1a2aaba5
 class NaNSearch:
     "Where the floats of rows are, for a kernel that looks for NaN"
     def __init__(self, dtype:np.dtype): # of the rows
@@ -55,6 +56,7 @@ def _largest(words, per_row, table, masked, bits):
             for word in table: top = max(top, np.uint32(words[row + np.int64(word)] & bits))
     return top
 
+# %% ../../nbs/envs/nans.ipynb #e8c6a34d
 @njit
 def _any_double_nan(words, per_row, table, masked):
     "Beside the upper half of an infinite float64, is there a lower half that is not 0?"
@@ -78,6 +80,7 @@ def has_nan(address, n, at):
         if kind == 1 and top == _LIMIT[1] and _any_double_nan(words, per_row, table, masked): return True
     return False
 
+# %% ../../nbs/envs/nans.ipynb #b8125ad9
 def first_nan(
     rows:np.ndarray, # structured, 1-D
 )->tuple: # the number of the first row with a NaN and the column's name; None: there is none

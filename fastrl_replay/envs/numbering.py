@@ -36,6 +36,7 @@ def number_of(env, number):
     at = _bucket(env, number)
     return number[at + _u(1)]
 
+# %% ../../nbs/envs/numbering.ipynb #a9cde80d
 @njit
 def _bucket(env, number):
     "Where in the table an environment is, or the empty bucket in which it would be"
@@ -44,6 +45,7 @@ def _bucket(env, number):
     while number[_u(NEAR) + at] != env and number[_u(NEAR) + at] >= 0: at = (at + _u(2)) & last
     return _u(NEAR) + at
 
+# %% ../../nbs/envs/numbering.ipynb #e71fa847
 @njit(inline=True)
 def _enter(env, its_number, number):
     if env < NEAR: number[env] = its_number
@@ -67,6 +69,7 @@ def _admit(env_ids, number, ids, last, free, left):
         _enter(env, its_number, number)
     return True
 
+# %% ../../nbs/envs/numbering.ipynb #f6daeab1
 @njit
 def _keep(kept, old_ids, old_last, number, ids, last, free, left):
     "Copy these numbers, and what belongs to them; the others are free"

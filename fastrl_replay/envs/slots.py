@@ -99,6 +99,7 @@ def saved_env(env)->tuple: # its data, or None and why it can't be saved
     try: return encode(env),None
     except Opaque as e: return None,str(e)
 
+# %% ../../nbs/envs/slots.ipynb #fe2223eb
 @patch
 def snapshot(self:Slot)->dict:
     "What it goes on from: its environment, where that can be saved, and where its episodes are"
@@ -123,6 +124,7 @@ def restore(self:Slot, saved, seed)->bool: # seed: of the group
     if anew: self.begin_anew(saved, seed)
     return anew
 
+# %% ../../nbs/envs/slots.ipynb #8bba809f
 def _as_kept(slot, k, x):
     "What was saved of a slot, if it is like what the slot has now"
     if k == 'obs' and x is not None:

@@ -171,6 +171,7 @@ def _saves_policy(self:GymStepper):
     "Has the policy a state that is not a learner's to save?"
     return hasattr(self.policy, 'load_state_dict') and not isinstance(self.policy, torch.nn.Module)
 
+# %% ../../nbs/envs/stepper.ipynb #784dc74f
 @patch
 def snapshot(self:GymStepper)->dict: # position, one entry a group, the policy
     self._arrive()
@@ -186,6 +187,7 @@ def _left(state):
     left = [l for l in slots if dict(l['kept']).get('obs') is not None and l['env'] is None]
     return sum(l['n'] for l in slots),sum(l['n'] for l in left),left and left[0]['why']
 
+# %% ../../nbs/envs/stepper.ipynb #28dd5309
 @patch
 def check_state(self:GymStepper, state):
     state = checked('GymStepper', dict(place=integer(), policy=anything, groups=listed(row(integer(), GROUP))), state)
@@ -197,6 +199,7 @@ def check_state(self:GymStepper, state):
         try_state('GymStepper', 'policy', self.policy, state['policy'])
     return state
 
+# %% ../../nbs/envs/stepper.ipynb #7287f2c5
 @patch
 def restore(self:GymStepper, state):
     n,left,why = _left(state)

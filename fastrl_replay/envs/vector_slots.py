@@ -180,6 +180,7 @@ def _no_reset(slot, i, rows):
     return _wrong_mode(slot, i, 'the step after an end was no reset',
         f'reward {reward:g}, terminated {terminated}, truncated {truncated}', 'reward 0, and no end')
 
+# %% ../../nbs/envs/vector_slots.ipynb #4b95be1e
 def _wrong_mode(slot, i, what, got, expected, remedy=None):
     episode,step = slot.stands(i)
     mode = f'autoreset_mode {slot.mode.value}{", which was assumed" if slot.assumed else ""}'
@@ -202,6 +203,7 @@ def _read_info(self:VectorSlot, info, ended):
         self.info = last.copy()
         self.info.many(info, begun, self.needed, first)
 
+# %% ../../nbs/envs/vector_slots.ipynb #7b887501
 @patch
 def entries(self:VectorSlot):
     "The entries of the rows that were made"
@@ -222,6 +224,7 @@ def where(self:VectorSlot, e):
         return f'one of environments {self.env_id} to {last}',f'episodes {episodes.tolist()}',(steps+1).tolist()
     return f'environment {self.env_id+i}',f'episode {episodes[i] + over[i]}',steps[i]*(1-over[i]) + 1
 
+# %% ../../nbs/envs/vector_slots.ipynb #c8c989a4
 @patch
 def begin_anew(self:VectorSlot, saved, seed):
     "Leave the episodes of environments that could not be saved"

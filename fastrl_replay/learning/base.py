@@ -63,6 +63,7 @@ def _space_of(dtype): # as far as the dtype of a column tells
 _ACTIONS = 'let it choose one of a few: gymnasium.wrappers.TransformAction(env, few.__getitem__, Discrete(len(few)))'
 _STATES = 'a network: value_net, and .dqn'
 
+# %% ../../nbs/learning/base.ipynb #e5ce4137
 def check_discrete(
     who:str, # who asks
     batch:Steps, # rows
@@ -149,6 +150,7 @@ def _fresh(self:Learner):
     if self.seed is None: self.generator.seed()
     else: self.generator.manual_seed(self.seed)
 
+# %% ../../nbs/learning/base.ipynb #2a5cfb1d
 @patch
 def _new_optimizer(self:Learner, name, how):
     model,make = getattr(self, name),self.setting(how.optimizer)
@@ -183,6 +185,7 @@ def _refresh_targets(self:Learner):
         if self.updates % self.setting(how.every): continue
         follow(self.targets[name], getattr(self, how.model), self.setting(how.tau))
 
+# %% ../../nbs/learning/base.ipynb #abf17bd2
 def follow(
     target:nn.Module, # is changed
     model:nn.Module, # of the same kind
@@ -234,6 +237,7 @@ def _gradient(self:Learner, name, loss, several, keep):
     grads = [p.grad for p in params if p.grad is not None]
     return grads,torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
+# %% ../../nbs/learning/base.ipynb #46c1ca4f
 @patch
 def _finite_norms(self:Learner, record, names):
     "The norms in a record; an error where one of `names` is no number"
@@ -243,6 +247,7 @@ def _finite_norms(self:Learner, record, names):
         ', '.join(map(str, values)), 'finite numbers',
         'a smaller lr, scaled rewards, or look for NaN in what the model gives; the model has not been changed')
 
+# %% ../../nbs/learning/base.ipynb #46485b75
 @patch
 def _move(self:Learner, name, grads, norm, rate):
     "One step of a model's optimizer"
@@ -267,6 +272,7 @@ def compute_with(self:Learner,
     self.compiled = bool(compile)
     return self
 
+# %% ../../nbs/learning/base.ipynb #caee69fe
 @patch
 def arithmetic(self:Learner):
     "The context in which errors are computed"
@@ -316,6 +322,7 @@ def restore(self:Learner, state):
     for name,part in self._saved_parts().items(): _load(part, state[name])
     self.updates = state['updates']
 
+# %% ../../nbs/learning/base.ipynb #f8de3a9a
 def _saved(part):
     if isinstance(part, torch.Generator): return part.get_state()
     if not isinstance(part, nn.Module): return deepcopy(part.state_dict())
@@ -343,6 +350,7 @@ def check_same_shapes(
 def _shape_of(x): return list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
 def _dtype_of(x): return x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
 
+# %% ../../nbs/learning/base.ipynb #5a9208c5
 @patch
 def check_state(self:Learner, state):
     "An error where a checkpoint is of other models or optimizers"

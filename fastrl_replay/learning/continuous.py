@@ -130,6 +130,7 @@ def actor_values(
     raise ArgumentError(who, 'what the actor gives', _brief(x), f'floats {list(wanted)}',
         f'actor_net(…, spread={spread})')
 
+# %% ../../nbs/learning/continuous.ipynb #98769a13
 def critic_values(
     who:str, # who asks
     critics, # states, and actions from -1 to 1 → [n, B]

@@ -102,6 +102,7 @@ def _allowed(self:EpsGreedy, mask, n):
         remedy='ask for actions only where an episode goes on')
     return mask != 0
 
+# %% ../../nbs/learning/policies.ipynb #a61fb258
 @patch
 def _any(self:EpsGreedy, pick, mask):
     "Any action, or any that is allowed: the one at the share `pick` of them"
@@ -143,6 +144,7 @@ def ask(
         raise ArgumentError(who, 'what the model is given', 'states of float64', f'{kinds.pop()}, as its weights are',
             'GymStepper(…, float32=True), or FlattenSpace(observation_space) as the first layer') from e
 
+# %% ../../nbs/learning/policies.ipynb #9b345f6a
 def _has_doubles(x):
     if isinstance(x, dict): x = tuple(x.values())
     return any(map(_has_doubles, x)) if isinstance(x, (tuple,list)) else getattr(x, 'dtype', None) == torch.float64
@@ -174,6 +176,7 @@ def report(self:EpsGreedy)->dict:
     eps = self.eps_now
     return dict(eps=float(np.mean(eps)) if np.ndim(eps) else eps)
 
+# %% ../../nbs/learning/policies.ipynb #3e0aa89f
 def _probability(eps):
     "`eps` itself; an error where it is none, or has one that isn't"
     try:
@@ -192,6 +195,7 @@ def in_worker(self:EpsGreedy,
     "Act as one of several copies"
     self.rng,self.worker,self.device = worker_rng(self.rng, info),info,None
 
+# %% ../../nbs/learning/policies.ipynb #56ec9cb6
 def worker_rng(
     rng:np.random.Generator, # of the policy that was copied
     info:WorkerInfo, # which copy this is
@@ -213,6 +217,7 @@ class FlattenSpace(nn.Module):
         self.space,self.size = space,int(spaces.flatdim(space))
     def forward(self, state): return _flat(state, self.space)
 
+# %% ../../nbs/learning/policies.ipynb #0332fb08
 def _flat(x, space):
     if isinstance(space, spaces.Dict): return torch.cat([_flat(x[k], s) for k,s in space.spaces.items()], -1)
     if isinstance(space, spaces.Tuple): return torch.cat([_flat(v, s) for v,s in zip(x, space.spaces)], -1)
@@ -323,6 +328,7 @@ def value_net(
         'gymnasium.wrappers.FlattenObservation')
     return _with_head(FlattenSpace(observation_space), action_space, hidden, dueling)
 
+# %% ../../nbs/learning/policies.ipynb #053fa056
 def _with_head(features, action_space, hidden, dueling):
     sizes = [features.size, *hidden]
     layers = [l for a,b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.ReLU())]

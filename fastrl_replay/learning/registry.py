@@ -60,6 +60,7 @@ def recorded(
     data = setting(s, 'data')
     return data if data is None else str(data)
 
+# %% ../../nbs/learning/registry.ipynb #daa2c170
 def n_updates(s:dict)->int:
     "How many updates a run with these settings makes; with recorded rows, as many as steps"
     return s['steps'] if recorded(s) else round((s['steps'] - s['warmup'])*s['ratio'])
@@ -76,6 +77,7 @@ def scheduled(
 ROW_MEMORIES = dict(uniform=(), proportional=('alpha','beta'), rank=('alpha','beta'),
     hindsight=('share','strategy'))   # `memory =` of `row_batches`
 
+# %% ../../nbs/learning/registry.ipynb #e9bc17b8
 def row_batches(
     steps, # a pipe of single steps
     s:dict, # settings

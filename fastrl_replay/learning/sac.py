@@ -72,6 +72,7 @@ class Temperature(nn.Module):
         self.log = nn.Parameter(torch.tensor([math.log(number('Temperature', 'start', start, 1e-9))]))
     def forward(self): return self.log.exp()[0]
 
+# %% ../../nbs/learning/sac.ipynb #5fe24fb9
 def temperature_loss(
     temperature:Temperature, # what being undecided is worth
     logp:torch.Tensor, # [B], log-densities of actions that were drawn

@@ -55,6 +55,7 @@ class Moves(NamedTuple):
     next_state:np.ndarray
     discount:np.ndarray
 
+# %% ../../nbs/learning/tabular.ipynb #7471d95c
 @njit
 def q_update(q, moves, step, td, allowed):
     "Learn from rows in turn and fill in their errors; -1, or the first row that can't be learned from"
@@ -127,6 +128,7 @@ class TableBuilder(Builder):
             store=s.get('store'))
         return replay.q_learn(*how)
 
+# %% ../../nbs/learning/tabular.ipynb #80df7677
 class _LearnAndPass:
     "Learn from steps and let them pass"
     def __init__(self, learner): self.learner = learner

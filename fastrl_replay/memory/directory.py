@@ -364,9 +364,15 @@ def shard_path(
 
 # %% ../../nbs/memory/directory.ipynb #9a23fdc0
 @patch
+def _lasting_kinds(self:Directory): return {'priorities': '<f8', **self.meta.get('lasting', {})}
+
+@patch
 def lasting(self:Directory, name, dtype):
     "An array by slot that a memory may have been made without; None: a reader finds none"
-    path,n = self.folder/name,self.ring*np.dtype(dtype).itemsize
+    path,n,known = self.folder/name,self.ring*np.dtype(dtype).itemsize,self._lasting_kinds()
+    if path.exists() and known.get(name) != np.dtype(dtype).str: raise ArgumentError(self.who,
+        f'lasting({name!r}) of {np.dtype(dtype)}', f'an array of {known[name]}' if name in known else 'a file of the '
+        f'memory in {self.folder}', remedy='another name')
     if path.exists(): return self.new(name, self.ring, dtype, by='slot')
     if not self.writes: return None
     allocate(path.with_suffix('.new'), n, self.who)
@@ -572,7 +578,7 @@ def grow(self:Directory,
 @patch
 def _copy_to(self:Directory, new, oldest, end):
     "Arrays by slot row by row, and everything else as it is, but for arrays by other things"
-    for name,kind in {'priorities': 'f8', **self.meta.get('lasting', {})}.items():
+    for name,kind in self._lasting_kinds().items():
         if (self.folder/name).exists(): self.lasting(name, kind)
     for name,(shape,dtype,by) in self.arrays.items():
         was = self.new(name, shape, dtype, by=by)

@@ -169,12 +169,23 @@ def _add_checked(self:Timeline, steps):
     line.admit(rows['env_id'])
     first = line.inserted
     self.place.allow(first + len(rows))
-    if not self._parts and self.place.lasts: self._use(parts, self.place)   # now: an interrupt may come
+    if not self._parts and self.place.lasts: self._use_first(parts, rows)
     if not store.add(line, rows.view(store.dtype)):
         raise BlockError(self.who, 'rows that were found to be good', remedy='report this')
     self._gate.accept(rows, layout)
     self._parts,self._same = parts,self._gate.same
     return np.arange(first, first + len(rows))
+
+# %% ../../nbs/memory/timeline.ipynb #5ab11f01
+@patch
+def _use_first(self:Timeline, parts, rows):
+    "Before the first rows come into a place that lasts; a block that the store refuses leaves nothing there"
+    try: parts[1].refuse(rows.view(parts[1].dtype))
+    except Exception:
+        parts[1].close()
+        self.place.forget()
+        raise
+    self._use(parts, self.place)
 
 # %% ../../nbs/memory/timeline.ipynb #6e9bad60
 @patch

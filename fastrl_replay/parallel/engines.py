@@ -31,6 +31,7 @@ class _Outline(cloudpickle.Pickler):
         if x.layout != torch.strided or x.is_meta or x.is_quantized: return None
         return self.tensors.setdefault(id(x), (len(self.tensors),x))[0]
 
+# %% ../../nbs/parallel/engines.ipynb #bb7b9c42
 class Filled(pickle.Unpickler):
     "Puts tensors into an outline"
     def __init__(self, data, tensors):
@@ -38,6 +39,7 @@ class Filled(pickle.Unpickler):
         self.tensors = tensors
     def persistent_load(self, i): return self.tensors[i]
 
+# %% ../../nbs/parallel/engines.ipynb #655cf2bd
 def outline(x)->tuple: # bytes, and the tensors in the order of their numbers
     "A pickle without tensors, and the tensors"
     file = io.BytesIO()
@@ -96,6 +98,7 @@ def _parts(steps):
     kind,args = steps.__reduce__()
     return (kind,args) if replay_of(steps) is None else (_travelled,(kind,*args))
 
+# %% ../../nbs/parallel/engines.ipynb #10ef930c
 def pickled(x)->bytes: # `pickle.loads` reads it
     "A pickle in which batches remember that a replay gave them"
     file = io.BytesIO()
@@ -104,6 +107,7 @@ def pickled(x)->bytes: # `pickle.loads` reads it
     pickler.dump(x)
     return file.getvalue()
 
+# %% ../../nbs/parallel/engines.ipynb #8ac6a28c
 def batches_in(
     item, # of a stream
 ): # yields blocks
@@ -128,6 +132,7 @@ def save_chain(chain)->bytes:
         numpy=encode(np.random.get_state(legacy=False))), file)
     return file.getvalue()
 
+# %% ../../nbs/parallel/engines.ipynb #cb7eaf28
 def load_chain(chain, data:bytes):
     "Go on where `save_chain` was called"
     state = torch.load(io.BytesIO(data), weights_only=True)
@@ -137,6 +142,7 @@ def load_chain(chain, data:bytes):
     np.random.set_state(decode(state['numpy']))
     random.setstate(state['python'])
 
+# %% ../../nbs/parallel/engines.ipynb #ab346694
 def seed_generators(
     seed:int, # of the main process
     info:WorkerInfo, # which worker, and which of its lives
@@ -181,6 +187,7 @@ def _begin(self:Served):
 def _hear(self:Served, told):
     for keys,td in told: self.replay.update_priorities(keys, td)
 
+# %% ../../nbs/parallel/engines.ipynb #286321aa
 @patch
 def _make(self:Served, items, said, weights, number):
     "Items of this pass, with the weights that were sent"
@@ -191,6 +198,7 @@ def _make(self:Served, items, said, weights, number):
         for batch in batches_in(item): said['batches'].append(self._facts_of(batch))
     said['news'] = [journal.news() for journal in self.journals]
 
+# %% ../../nbs/parallel/engines.ipynb #5d010cb7
 @patch
 def _facts_of(self:Served, batch):
     if self.replay is None: self.replay = replay_of(batch)

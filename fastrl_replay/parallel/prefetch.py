@@ -62,6 +62,7 @@ def _run_all(calls): # in the thread
         draw.run()
         del draw   # or it would be kept until the next one comes
 
+# %% ../../nbs/parallel/prefetch.ipynb #caba1a64
 class _Worker:
     "The thread of a stage"
     def __init__(self, stage):
@@ -165,6 +166,7 @@ def snapshot(self:Prefetch)->dict: # plain data and tensors
     return dict(drawn=[plain(d.result()) for d in self._drawn if d.exception() is None],
         over=self._source_over)
 
+# %% ../../nbs/parallel/prefetch.ipynb #bb6da5f8
 @patch
 def check_state(self:Prefetch, state):
     "The same with blocks and places"
@@ -177,6 +179,7 @@ def check_state(self:Prefetch, state):
             raise StateError('Prefetch', "a saved batch, column 'index'", 'none of keys', 'a key for each row')
     return state
 
+# %% ../../nbs/parallel/prefetch.ipynb #1d2b1c04
 @patch
 def restore(self:Prefetch, state):
     "Continue where `state` was saved"

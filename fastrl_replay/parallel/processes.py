@@ -172,6 +172,7 @@ def ready(self:_Worker, seconds=0)->bool:
         self._wait_for_more(left)
     return True
 
+# %% ../../nbs/parallel/processes.ipynb #50ac8307
 @patch
 def _exchange(self:_Worker):
     "Send and take what goes now; is there a whole answer?"
@@ -181,6 +182,7 @@ def _exchange(self:_Worker):
             return self.inbox.fill()
         except BaseException: self.process.kill(); raise   # a second Ctrl-C, or no memory: a part may be lost
 
+# %% ../../nbs/parallel/processes.ipynb #58913f32
 @patch
 def _wait_for_more(self:_Worker, seconds):
     "Until there is something to read, the pipe takes more, or it ends"
@@ -216,6 +218,7 @@ def doing(self:_Worker):
     some = '' if self.inbox.head else f'; {len(self.inbox):_} of {len(self.inbox.data):_} bytes of its answer have come'
     return f'process {pid} {how}{some}'
 
+# %% ../../nbs/parallel/processes.ipynb #d4ef7d05
 @patch
 def _ended(self:_Worker):
     if not _join(self.process, 5):
@@ -228,7 +231,6 @@ def _ended(self:_Worker):
     if code == 1 and type(self.process).__name__ != 'ForkProcess': hint = ("\n\nWhat it printed is above. "
         "Most often a script lacks `if __name__ == '__main__':` around what it runs.")
     return f'process {self.process.pid} ended without a word: {how}{hint}'
-
 
 # %% ../../nbs/parallel/processes.ipynb #7b3dac81
 def _end(workers, owner):

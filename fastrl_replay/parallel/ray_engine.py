@@ -24,6 +24,7 @@ def _ray():
         "pip install 'fastrl_replay[ray]'") from e
     return ray
 
+# %% ../../nbs/parallel/ray_engine.ipynb #e26279d8
 class _Stored(Weights):
     "Weights whose newest version lies in the store of the cluster"
     def __init__(self, tensors, copies):
@@ -102,6 +103,7 @@ def receive(self:_RayWorker)->tuple: # the request (None: it ended), the answer,
         self.kill()
         return None,None,f'{type(e).__name__}: {str(e).strip() or "the actor died"}',None
 
+# %% ../../nbs/parallel/ray_engine.ipynb #9b79cdbd
 @patch
 def _no_room(self:_RayWorker):
     self.kill()
@@ -135,6 +137,7 @@ def _found(address)->tuple: # the address that Ray takes, where it is from, and 
     try: return repr(_recorded().read_text().strip()),f'from {_recorded()}','`ray stop --force`, or remove that file'
     except OSError: return 'a new cluster','as no other is known','look into the logs of Ray'
 
+# %% ../../nbs/parallel/ray_engine.ipynb #953dc306
 class _Connecting(Thread):
     "Connects, however long that takes; a cluster that it has started ends with this thread"
     def __init__(self, ray, address):
@@ -145,7 +148,6 @@ class _Connecting(Thread):
         except BaseException as e: self.failure = e
         self.done.set()
         while self.failure is None and self.ray.is_initialized(): sleep(1)
-
 
 # %% ../../nbs/parallel/ray_engine.ipynb #84609bf8
 class RayEngine:
@@ -214,6 +216,7 @@ def wait(self:RayEngine, workers):
     open = [w.answers[0] for w in workers if w.answers]
     if len(open) == len(workers): _ray().wait(open, timeout=1)
 
+# %% ../../nbs/parallel/ray_engine.ipynb #48e62715
 @patch
 def end(self:RayEngine, workers, owner):
     "End actors: their chains are closed where that takes no longer than five seconds"

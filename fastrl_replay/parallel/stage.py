@@ -39,6 +39,7 @@ def _ray_engine(method, address=None):
 
 ENGINES = dict(process=_processes, ray=_ray_engine)   # by name; each takes `method`, and an `address` if there is one
 
+# %% ../../nbs/parallel/stage.ipynb #0af97042
 def as_engine(
     engine, # a name in `ENGINES`, or an engine
     method:str=None, # how the processes of a named one start
@@ -99,6 +100,7 @@ def _keep_counts(self:Parallel, num_workers, ahead, chunk, restarts):
     self.chunk = whole('Parallel', 'chunk', chunk, 1)
     self.ahead = None if ahead is None else whole('Parallel', 'ahead', ahead, 1)
 
+# %% ../../nbs/parallel/stage.ipynb #22a55071
 @patch
 def _check_source(self:Parallel):
     self.source_elsewhere = self.reads_anew = self.num_workers > 0   # the copies have the state of the chain above
@@ -120,6 +122,7 @@ def _depth(self:Parallel)->int:
     "How many chunks of each worker are asked for: as many as `ahead` has room for, and one at least"
     return max(1, (self.ahead or 0)//(max(self.num_workers, 1)*self.chunk))
 
+# %% ../../nbs/parallel/stage.ipynb #acdfdb18
 @patch
 def _fresh(self:Parallel):
     self._workers,self._finalizer,self._owner = [],None,os.getpid()
@@ -148,6 +151,7 @@ def _open(self:Parallel):
         raise
     self._state,self._just_opened = None,True
 
+# %% ../../nbs/parallel/stage.ipynb #3f3cdfdc
 @patch
 def _start(self:Parallel):
     "Begin a pass: each worker must have been asked for enough"
@@ -177,6 +181,7 @@ def _start_workers(self:Parallel, state):
         for i,k in enumerate(restarts): self._workers.append(self._new_worker(WorkerInfo(i, self.num_workers, k)))
     if state: self._load_workers(state)
 
+# %% ../../nbs/parallel/stage.ipynb #996c6ca7
 @patch
 def _new_worker(self:Parallel, info):
     copy,above = info.rank*self._depth,worker_info() or WorkerInfo()   # this process may be a worker itself
@@ -187,6 +192,7 @@ def _new_worker(self:Parallel, info):
     w.info = info
     return w
 
+# %% ../../nbs/parallel/stage.ipynb #5637ab43
 @patch
 def _passed(self:Parallel):
     return all(w.over for w in self._workers) and not (self._now and (self._now['items'] or self._now['error']))
@@ -207,6 +213,7 @@ def _ask(self:Parallel, w):
         w.told,told = [],w.told
         w.request('next', told, weights, self._pass)
 
+# %% ../../nbs/parallel/stage.ipynb #f8e01345
 @patch
 def _note(self:Parallel, at):
     lag,w = self.given - at,self._workers[self._turn]
@@ -296,6 +303,7 @@ def _next_turn(self:Parallel, w):
     self._close()
     raise WorkerError('Parallel', f'worker {w.info.rank} of {self.num_workers} failed', error.rstrip())
 
+# %% ../../nbs/parallel/stage.ipynb #2e1e7e2a
 @patch
 def _end_of_pass(self:Parallel):
     "What was asked for beyond the end is nothing"
@@ -320,6 +328,7 @@ def stats(self:Parallel)->dict: # numbers by name, and under `workers` such a di
         seconds=monotonic() - self.began, restarts=self.restarted,
         **total('rows','rows_in','rows_counted','lost'), stale=self.stale + total('stale')['stale'], workers=workers)
 
+# %% ../../nbs/parallel/stage.ipynb #03068e68
 @patch
 def _worker_stats(self:Parallel, w):
     "Of one worker; rows as its replay had them when it drew its last batch"
@@ -397,6 +406,7 @@ def _check_feedback(self:Parallel, rank, keys, td):
     bad = np.isfinite(td).argmin()
     raise ArgumentError('Parallel', f'TD error at place {bad}, for key {keys[bad]}', td[bad], 'a finite number')
 
+# %% ../../nbs/parallel/stage.ipynb #f340c8f0
 @patch
 def _tell(self:Parallel, rank, keys, td):
     "Let a shard know with its next request; keys that it had in an earlier life are stale"
@@ -426,6 +436,7 @@ def _by_share(self:Parallel, ready):
     best.due -= 1
     return best
 
+# %% ../../nbs/parallel/stage.ipynb #a5b30a1b
 @patch
 def _share(self:Parallel, w)->float:
     "How likely it is that a batch is one of this worker"
@@ -433,6 +444,7 @@ def _share(self:Parallel, w)->float:
     if not self.ordered: return (w.given + 1)/(self.given + len(live))   # as it turned out
     return 1/len(live) if self.shares == 'equal' else w.share
 
+# %% ../../nbs/parallel/stage.ipynb #f469898a
 @patch
 def _weigh(self:Parallel, w):
     "Bring the weights of the batches of this chunk to a scale that is that of all shards"
@@ -460,6 +472,7 @@ def snapshot(self:Parallel)->dict: # of each worker: its chain, its generators, 
     return dict(settings=self._settings(), turn=self._turn, now=_packed(self._now) if self._now else None,
         counts=[self.given, self.lag_sum, self.lag_max, self.stale], workers=saved)
 
+# %% ../../nbs/parallel/stage.ipynb #6e1e9af6
 @patch
 def _settings(self:Parallel):
     return dict(num_workers=self.num_workers, ahead=self.ahead, chunk=self.chunk, shares=self.shares)
@@ -494,6 +507,7 @@ def _answered(self:Parallel, w, *words):
         if what == 'told': return None,error
     return value,error
 
+# %% ../../nbs/parallel/stage.ipynb #7bd69b62
 @patch
 def _saved(self:Parallel, w):
     told,w.told = w.told,[]
@@ -569,6 +583,7 @@ def due_batches(self:Parallel):
         self._due.append(item)
         yield
 
+# %% ../../nbs/parallel/stage.ipynb #5bb48185
 @patch
 def sample(self:Parallel):
     "The next of the batches that were received"

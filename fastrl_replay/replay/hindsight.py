@@ -184,6 +184,7 @@ def rewards_of(who, f, achieved, desired)->np.ndarray: # [n]
     raise ArgumentError(who, 'what compute_reward gives', got, f'a finite number for each of {len(achieved)} rows',
         'reward=lambda achieved, desired, info: np.array([f(a, d, info) for a,d in zip(achieved, desired)])')
 
+# %% ../../nbs/replay/hindsight.ipynb #01bbe461
 def terminations_of(who, f, achieved, desired)->np.ndarray: # [n]
     "Is the task over with outcomes under goals?"
     x = np.asarray(f(achieved, desired, {}))
@@ -297,6 +298,7 @@ def batch(self:Hindsight, keys, weights)->Steps:
     self._count += 2*len(keys)
     return batch
 
+# %% ../../nbs/replay/hindsight.ipynb #1ce26d49
 @patch
 def _rows_at(self:Hindsight, keys):
     "Rows as bytes, and which of them have these keys: those of the memory itself where they lie there as they are"
@@ -315,6 +317,7 @@ def _give_goals(self:Hindsight, batch, chosen, goals):
     _set_goals(_as_bytes(batch), chosen, rows, which, places, achieved, desired)
     return achieved,desired
 
+# %% ../../nbs/replay/hindsight.ipynb #69efa27b
 @patch
 def _relabel(self:Hindsight, batch, chosen, goals):
     "Give chosen rows of a batch the goals that others achieved, and the rewards and ends that follow"
@@ -350,6 +353,7 @@ def check_state(self:Hindsight, state):
         want, 'build it as the saved one was built')
     return state
 
+# %% ../../nbs/replay/hindsight.ipynb #3f4583de
 def _plain(x): return x
 
 @patch

@@ -203,6 +203,7 @@ def check_state(self:Mixture, state):
     ready = [r.checked_states(state['others'][name]) for name,r in others.items()]
     return dict(state, others=[pair for pairs in ready for pair in reversed(pairs)])
 
+# %% ../../nbs/replay/mixture.ipynb #102a647e
 @patch
 def restore(self:Mixture, state):
     for stage,ready in state['others']: stage.restore(ready)

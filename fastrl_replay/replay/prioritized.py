@@ -8,7 +8,7 @@ __all__ = ['ReplayByKind', 'PrioritizedReplay']
 # %% ../../nbs/replay/prioritized.ipynb #5320aca2
 import numpy as np
 from fastcore.basics import patch
-from ..steps.errors import choice, number
+from ..steps.errors import ArgumentTypeError, choice, number
 from ..memory.rows import Store
 from ..memory.samplers import SAMPLERS, Sampler, sampler_of_kind
 from ..pipe import stage
@@ -22,6 +22,8 @@ class ReplayByKind(Replay):
         "Keep the settings of the sampler, if all of these mean something"
         names,kind = {cls: n for n,cls in SAMPLERS.items()},settings['kind']
         if isinstance(kind, type) and issubclass(kind, Sampler): settings['kind'] = names.get(kind, kind.__name__)
+        elif isinstance(kind, Sampler): raise ArgumentTypeError(who, 'kind', repr(kind),
+            'a name, or a class of samplers', f'sampler={type(kind).__name__}(…)')
         else: choice(who, 'kind', kind, sorted(SAMPLERS, key=str.swapcase))   # those of the library first
         choice(who, 'weight_norm', weight_norm, ('batch','memory'))
         for what in ('alpha','eps'): number(who, what, settings[what])

@@ -10,6 +10,7 @@ import io, os, warnings
 from copy import copy
 from fractions import Fraction
 from functools import lru_cache
+from inspect import signature
 from multiprocessing.context import get_spawning_popen
 from threading import RLock
 from weakref import ref
@@ -18,8 +19,8 @@ from fastcore.basics import patch
 from torch.utils.data import get_worker_info
 from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
-from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey,
-    StateError, number, whole)
+from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey,
+    StateError, number, problem, whole)
 from ..steps.locks import DrawOrderLock, renew_in_child
 from ..memory.directory import shard_path
 from ..memory.links import Places
@@ -71,7 +72,7 @@ class Replay(Pipe):
         self._no_source = self.source if source is None else None   # another may be given later
         self.weight_norm,self.return_idxs,self.freeze_memory = weight_norm,return_idxs,freeze_memory
         self._given = dict(sampler=sampler)   # for the repr: the attribute is one that is in use
-        sampler = self._checked_sampler(default() if sampler is None else sampler, view, initial)
+        sampler = self._checked_sampler(default() if sampler is None else self._own_sampler(sampler), view, initial)
         self._templates,self._initial,self._needs = (sampler,view),initial,needs
         self.ratio,self.store,self.beta = ratio,store,beta
         self._fresh()
@@ -97,12 +98,30 @@ def _check_sizes(self:Replay, bs, max_sz, needs, ratio, warmup):
         raise ArgumentError(who, 'bs and max_sz', f'bs={bs}, max_sz={max_sz}', '1 <= bs <= max_sz',
             'a batch must fit in the memory')
 
+# %% ../../nbs/replay/replay.ipynb #8368e2f9
+@patch
+def _own_sampler(self:Replay, sampler):
+    "One that was given, with the seed of the replay where it has none; a warning of settings that it won't ask for"
+    args,who = signature(type(self)).parameters,type(self).__name__
+    unused = [f'{k}={x!r}' for k,x in vars(self).items() if k in _OF_SAMPLER and k in args and x != args[k].default]
+    if unused: warnings.warn(problem(who, f'{", ".join(unused)} beside sampler=, which decides that itself',
+        remedy=f'leave it out, or say it to {type(sampler).__name__}'), stacklevel=4)
+    if getattr(sampler, 'seed', 0) is not None or getattr(self, 'seed', None) is None: return sampler
+    sampler = copy(sampler)
+    sampler.seed = self.seed
+    return sampler
+
+_OF_SAMPLER = 'replacement','kind','alpha','eps','stratified'   # what the library's samplers are made of
+
+# %% ../../nbs/replay/replay.ipynb #50aa1f2b
 @patch
 def _checked_sampler(self:Replay, sampler, view, initial):
     "The sampler, if it can do what is asked of it"
     who,kind = type(self).__name__,type(sampler).__name__
     if not isinstance(sampler, Sampler):
-        raise ArgumentTypeError(who, 'sampler', repr(sampler)[:60], 'a Sampler, such as Uniform()')
+        is_class = isinstance(sampler, type) and issubclass(sampler, Sampler)
+        raise ArgumentTypeError(who, 'sampler', repr(sampler)[:60], 'a Sampler, such as Uniform()',
+            f'sampler={sampler.__name__}(…)' if is_class else None)
     if sampler.lacks('sample'):
         raise ArgumentTypeError(who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method')
     room = self.max_sz if sampler.capacity is None else sampler.capacity
@@ -134,6 +153,7 @@ def clear(self:Replay):
     "As before the first row; what lies on disk stays there"
     self._fresh()
 
+# %% ../../nbs/replay/replay.ipynb #a642c616
 @patch
 def _new_parts(self:Replay, older=None): # a memory whose place the new one will take
     "Memory, sampler and view by name, with nothing in them"
@@ -172,6 +192,7 @@ def add(self:Replay,
         self._catch_up()
         return keys
 
+# %% ../../nbs/replay/replay.ipynb #5ae74251
 @patch
 def _check_initial(self:Replay, steps):
     "Raise where the errors that new rows bring can't be priorities"
@@ -199,6 +220,7 @@ def _catch_up(self:Replay):
         sampler.added(first, end, oldest, **self._initial_priorities(first))
     return len(self.view) if self.view.follows else end - oldest
 
+# %% ../../nbs/replay/replay.ipynb #4bbd6b43
 @patch
 def _follow(self:Replay, end):
     "Let a view that draws places see what has come"
@@ -291,6 +313,7 @@ def needed(self:Replay, n:int)->int:
     "How many must be there for a batch of `n`"
     return self._needs or n
 
+# %% ../../nbs/replay/replay.ipynb #467d831a
 @patch
 def too_few(self:Replay, n:int)->NotEnoughRows:
     "The error where fewer than `n` can be drawn"
@@ -358,6 +381,7 @@ def _count_rows(self:Replay, n):
 @patch
 def _count_batch(self:Replay): self._n_yielded += 1
 
+# %% ../../nbs/replay/replay.ipynb #92142847
 @patch
 def _ready(self:Replay)->bool:
     "Can a batch be drawn?"
@@ -397,6 +421,7 @@ def _check_enough(self:Replay, n):
             f'{self.needed(self.bs)} {self.unit}',
             'a larger max_sz, a smaller bs, shorter sequences, or fewer environments')
 
+# %% ../../nbs/replay/replay.ipynb #fede5180
 @patch
 def _refuse_frozen(self:Replay):
     "The error where no batch will ever be due"
@@ -418,6 +443,7 @@ def stats(self:Replay)->dict: # numbers by name
         drawn_mean=float(drawn.mean()) if len(drawn) else 0., drawn_max=int(drawn.max()) if len(drawn) else 0,
         **m.store_stats)
 
+# %% ../../nbs/replay/replay.ipynb #749ffeb7
 @patch
 def __repr__(self:Replay):
     if not self.memory.is_open: return f'{Pipe.__repr__(self)}  # not opened so far'
@@ -494,6 +520,7 @@ def _check_saved_places(self:Replay, places, saved):
     if not np.array_equal(np.sort(saved.get('there', ())), taken) or 'there' in saved and saved['capacity'] != n:
         raise StateError(type(self).__name__, 'a saved sampler that draws other sequences than were saved')
 
+# %% ../../nbs/replay/replay.ipynb #3ea918ff
 @patch
 def _check_saved_keys(self:Replay, memory, sampler):
     "Raise where a sampler would draw rows that are not there"
@@ -525,6 +552,7 @@ def __getstate__(self:Replay):
     torch.save(self.snapshot(), file)
     return dict(state, _saved=file.getvalue())   # as bytes: tensors in a chain are taken for weights of its policy
 
+# %% ../../nbs/replay/replay.ipynb #3f731a8e
 @patch
 def __setstate__(self:Replay, state):
     saved = state.get('_saved')

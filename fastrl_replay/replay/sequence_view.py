@@ -329,6 +329,7 @@ def _begun(self:SequenceView, end)->bool:
         raise StateError(self.memory.who, f'{place.path}/meta.json: steps', e) from None
     return True
 
+# %% ../../nbs/replay/sequence_view.ipynb #e4f10d10
 @patch
 def _plan_of(self:SequenceView, dtype):
     plan = self._plan.copy()
@@ -349,6 +350,7 @@ def came(self:SequenceView, places):
     if self._rereads: self._read_states(places)
     else: place.keep('states', self.table.first[places] % place.ring, self.table.hidden[places])
 
+# %% ../../nbs/replay/sequence_view.ipynb #e982d8b1
 @patch
 def _read_states(self:SequenceView, places):
     place = self.memory.place
@@ -445,6 +447,7 @@ def snapshot(self:SequenceView)->dict:
     if self.memory.place.lasts and self.memory.place.holds: del table['hidden']   # they are kept there
     return dict(state, dtype=dtype_spec(self._dtype), table=table, tracks=tracks)
 
+# %% ../../nbs/replay/sequence_view.ipynb #432519d3
 @patch
 def _clear_unused(self:SequenceView, table, tracks):
     "Zeros where nothing counts: what lay there before would make equal states differ"

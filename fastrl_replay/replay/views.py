@@ -30,6 +30,7 @@ def as_float64(
         'real numbers')
     return np.ascontiguousarray(x, np.float64).ravel()
 
+# %% ../../nbs/replay/views.ipynb #8b5ac0f9
 def fetched(
     keys, # a tensor on any device, or an array
     td, # their errors, a tensor or an array, too

@@ -52,6 +52,7 @@ def __getitem__(self:Sequences, i):
     part._each,part._split = each,self._split if all_steps else 0
     return part
 
+# %% ../../nbs/steps/batches.ipynb #66302043
 def _steps_alone(steps):
     "Steps without what belongs to sequences"
     alone = Steps.__new__(Steps)
@@ -101,6 +102,7 @@ def __repr__(self:Sequences):
 @patch
 def __dir__(self:Sequences): return [*Steps.__dir__(self), *self._each.dtype.names]
 
+# %% ../../nbs/steps/batches.ipynb #becb3bac
 @patch
 def asdict(self:Sequences)->dict: # name → tensor
     "All columns by name, on the same memory"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps_of_rows', 'steps_of_bytes', 'main_rows',
-           'replay_of', 'set_replay', 'pack', 'unpack', 'refuse_flags']
+           'same_fields', 'replay_of', 'set_replay', 'pack', 'unpack', 'refuse_flags']
 
 # %% ../../nbs/steps/core.ipynb #6b42f5ec
 import math
@@ -48,6 +48,7 @@ def dtype(self:Steps)->np.dtype:
     "The dtype of a row"
     return self._dtype
 
+# %% ../../nbs/steps/core.ipynb #e6a5371e
 @patch(as_prop=True)
 def shape(self:Steps)->tuple:
     "The shape of the block of rows"
@@ -65,6 +66,7 @@ def column_of_rows(a:np.ndarray): # one field of a structured array
     if a.dtype.char in 'qQ': a = a.view(a.dtype.str)                # the same numbers, by the name that torch knows
     return torch.from_numpy(a if a.flags.writeable else a.copy())   # torch has no read-only tensors
 
+# %% ../../nbs/steps/core.ipynb #2b91c449
 def column_of_bytes(
     block:torch.Tensor, # rows as bytes, [..., itemsize]
     dtype:np.dtype, # of the field
@@ -151,6 +153,7 @@ def _bytes(self:Steps)->torch.Tensor: # [..., itemsize]
 def _of_bytes(self:Steps, b:torch.Tensor)->Steps:
     return self._like(b.numpy().view(self._dtype).reshape(self.shape) if b.device.type=='cpu' else b)
 
+# %% ../../nbs/steps/core.ipynb #589a260f
 @patch
 def to(self:Steps,
     device, # a torch device or its name
@@ -160,6 +163,7 @@ def to(self:Steps,
     if self._block is None and torch.device(device).type == 'cpu': return self
     return self._of_bytes(self._bytes().to(device, non_blocking=non_blocking))
 
+# %% ../../nbs/steps/core.ipynb #ff4e5ab2
 @patch
 def pin_memory(self:Steps, device=None)->Steps: # a copy in page-locked memory; itself where it lies on a device
     "A copy of the block in page-locked memory, from which `to` can copy without waiting"
@@ -181,6 +185,7 @@ def steps_of_rows(
     new._replay,new._plain = None,plain
     return new
 
+# %% ../../nbs/steps/core.ipynb #8e84057b
 def steps_of_bytes(
     block:torch.Tensor, # rows as bytes, [..., itemsize]
     dtype:np.dtype, # of the rows
@@ -241,9 +246,9 @@ def _check_alike(a, b):
         raise BlockError('Steps.cat', f'different {what}', x, y)
 
 # %% ../../nbs/steps/core.ipynb #9c27f4b9
-def _same(a, b):
+def same_fields(a, b)->bool: # of rows
     "Are two fields equal by value, NaN equal to NaN?"
-    if a.dtype.names: return all(_same(a[n], b[n]) for n in a.dtype.names)
+    if a.dtype.names: return all(same_fields(a[n], b[n]) for n in a.dtype.names)
     return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc')
 
 @patch
@@ -251,7 +256,7 @@ def __eq__(self:Steps, other):
     "Equal by value: the same columns, the same shape, the same numbers"
     if not isinstance(other, Steps): return NotImplemented
     a,b = self.to('cpu').rows,other.to('cpu').rows
-    return a.dtype == b.dtype and a.shape == b.shape and _same(a, b)
+    return a.dtype == b.dtype and a.shape == b.shape and same_fields(a, b)
 
 Steps.__hash__,Steps.__array_eq__ = None,Steps.__eq__   # the second is what fastcore's test_eq asks for
 
@@ -266,6 +271,7 @@ def update_priorities(self:Steps,
             remedy='call it on a batch that a replay gave, or use replay.update_priorities(keys, td)')
     self._replay.update_priorities(self['index'] if self._block is not None else self._rows['index'], td)
 
+# %% ../../nbs/steps/core.ipynb #ad7de12c
 def replay_of(
     steps:Steps, # a batch
 ): # a replay; None: these rows were drawn from none
@@ -305,6 +311,7 @@ def _unpacked(cls:Steps, state):
     refuse_flags('Steps', rows)
     return Steps(rows)
 
+# %% ../../nbs/steps/core.ipynb #a7fb2ced
 def pack(steps:Steps)->dict: # plain data and tensors
     "A block, or one of a subclass, for a checkpoint"
     return steps._packed()
@@ -316,6 +323,7 @@ def unpack(state:dict)->Steps: # in new memory
     except StateError: raise
     except Exception as e: raise StateError('unpack', 'a saved block that is none', f'{type(e).__name__}: {e}') from e
 
+# %% ../../nbs/steps/core.ipynb #ff700a8a
 def refuse_flags(
     who:str, # whose rows they are
     rows:np.ndarray, # structured, as they were saved
@@ -331,6 +339,7 @@ def _glimpse(a, width=60):
     s = ' '.join(np.array2string(a, threshold=8, edgeitems=2, precision=3).split())
     return s if len(s) <= width else s[:width-1] + '…'
 
+# %% ../../nbs/steps/core.ipynb #30f61cea
 @patch
 def __repr__(self:Steps):
     head = f'Steps {list(self.shape)}, {self._dtype.itemsize} bytes a row'
@@ -339,6 +348,7 @@ def __repr__(self:Steps):
     wide = max(len(n) for n,_ in parts)
     return '\n'.join([head] + [f'  {n:<{wide}}  {str(a.dtype):<8} {_glimpse(a)}' for n,a in parts])
 
+# %% ../../nbs/steps/core.ipynb #055b131a
 @patch
 def _repr_html_(self:Steps):
     if self._block is not None: return f'<pre>{self!r}</pre>'

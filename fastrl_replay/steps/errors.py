@@ -82,6 +82,7 @@ def number(
     there = f'{low:g} or more' if high is None else f'{low:g} to {high:g}'
     raise ArgumentError(who, what, repr(x), f'a number, {there}', remedy)
 
+# %% ../../nbs/steps/errors.ipynb #40626f38
 def choice(
     who:str, # who asks
     what:str, # the argument's name

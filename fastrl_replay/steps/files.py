@@ -61,6 +61,7 @@ def _is_gone(process):
     except OSError: return False
     return False
 
+# %% ../../nbs/steps/files.ipynb #599efb47
 def left_over(
     folder, # where files are written whole
     names, # of these files

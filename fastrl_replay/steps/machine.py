@@ -24,6 +24,7 @@ def group_limits(
     "What the control groups of this process allow, and those around them"
     return [int(t) for t in map(_text_of, group_files(root)) if t.isdigit()]
 
+# %% ../../nbs/steps/machine.ipynb #852e2ab7
 def group_files(
     root='/', # where `proc` and `sys` are
 )->list: # paths, the innermost group's first; not all are there
@@ -37,6 +38,7 @@ def group_files(
         found += [Path(root)/'sys/fs/cgroup'/mount/p/name for p in (group, *group.parents)]
     return found
 
+# %% ../../nbs/steps/machine.ipynb #84dc967d
 def size_text(n)->str: # of bytes
     "A number of bytes for a person"
     unit,name = next((u for u in ((2**30,'GiB'),(2**20,'MiB'),(2**10,'KiB')) if n >= u[0]), (1,'bytes'))
@@ -62,6 +64,7 @@ def device_of(
         ) from None
     return str(device)
 
+# %% ../../nbs/steps/machine.ipynb #acd4e9d7
 def free_memory(
     device:str=None, # name of the device that holds them; None: main memory
 )->int: # 0: not known

@@ -22,6 +22,7 @@ def map_leaves(
     parts = [map_leaves(f, *ys) for ys in zip(*xs)]
     return type(x)(*parts) if hasattr(x, '_fields') else tuple(parts)
 
+# %% ../../nbs/steps/nested.ipynb #838a018a
 def fields_of(
     x, # a value, or a space
 )->dict: # name of the field → part; None: it has no parts
@@ -37,6 +38,7 @@ def nest(
     "What a nested field holds: the way back from `fields_of`"
     return tuple(map(part, names)) if names[0] == '[0]' else {n: part(n) for n in names}
 
+# %% ../../nbs/steps/nested.ipynb #fa94d6a2
 def pick(
     values, # nested arrays
     i, # an index or a slice
@@ -71,6 +73,7 @@ def _of_space(space, where):
     if not parts or any(not isinstance(k,str) or k in ('', taken) for k in parts): raise ArgumentTypeError(where,
         f'a {kind} needs at least one part, and names that are strings, neither empty nor [0]', space)
 
+# %% ../../nbs/steps/nested.ipynb #371d11c0
 def space_dtype(
     space:spaces.Space, # an observation or action space
     where:str='space', # how to call it in an error
@@ -92,6 +95,7 @@ def put(
     else:
         for n,v in zip(names, map(value.get, names) if isinstance(value, dict) else value): put(field[n], v, write)
 
+# %% ../../nbs/steps/nested.ipynb #e567444f
 def tupler(
     space:spaces.Space, # of the values
 ): # a function, or None where nothing has to be done

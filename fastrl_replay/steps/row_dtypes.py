@@ -25,6 +25,7 @@ def leaves(
     else:
         for n in a.dtype.names: yield from leaves(a[n], f'{name}.{n}' if name else n)
 
+# %% ../../nbs/steps/row_dtypes.ipynb #971ba0e3
 TORCH_NUMBERS = 'bool, int8 to int64, uint8 to uint64, float16, float32 or float64, in native byte order'
 
 def foreign_columns(dtype:np.dtype): # (name, dtype) of each column that isn't of TORCH_NUMBERS
@@ -38,6 +39,7 @@ def _refuse_foreign(dtype):
     for n,kind in foreign_columns(dtype): raise ArgumentTypeError('step_dtype', f'column {n!r}', kind, TORCH_NUMBERS,
         'another dtype, such as float32; wrap an environment (gymnasium.wrappers.TransformObservation)')
 
+# %% ../../nbs/steps/row_dtypes.ipynb #91f4c067
 def column_dtype(
     x, # a dtype, (dtype, shape), or a space
     name:str, # of the column
@@ -81,6 +83,7 @@ def spec_dtype(spec:list)->np.dtype: # what `dtype_spec` described
     fields = dict(names=names, formats=[spec_dtype(s) for s in specs], offsets=offsets, itemsize=rest[0])
     return np.dtype(fields, align=True)
 
+# %% ../../nbs/steps/row_dtypes.ipynb #0425bc28
 def saved_dtype(spec:list)->np.dtype: # of rows
     "The same of what a file holds; a `StateError` where it describes no rows"
     try:
@@ -147,6 +150,7 @@ def padding(
     for _,part,at in parts_of(dtype): free[at:at+part.itemsize] = False
     return np.flatnonzero(free)
 
+# %% ../../nbs/steps/row_dtypes.ipynb #e7cf2da9
 def parts_of(
     dtype:np.dtype, # of rows, or of a column
     name:str='', # of the column

@@ -64,6 +64,7 @@ class Recipe:
         lines = [line(k, v) for k,v in self.settings.items()]
         return '\n'.join([f'[{self.name}]  # {self.about}', *lines])
 
+# %% ../../nbs/steps/settings.ipynb #1f446aa8
 def _comments(text):
     "What follows `#` in lines of sections and keys: {(section, key): comment}; the key of a section is ''"
     found,section = {},''
@@ -107,6 +108,7 @@ def plain_file(
         next((f'a {kind}' for kind,fits in kinds.items() if fits(mode)), 'a socket'), 'a plain file')
     return path
 
+# %% ../../nbs/steps/settings.ipynb #2b9a0f16
 def file_text(
     path, # of a file
     remedy:str=None, # what to do about a file that can't be read
@@ -128,6 +130,7 @@ def sections_in(
     "The sections of a file"
     return parse(file_text(path, remedy), str(path), remedy)
 
+# %% ../../nbs/steps/settings.ipynb #473d09e6
 def about(
     sections:dict, # as `parse` gives them
     name:str, # of one of them

@@ -26,6 +26,7 @@ def _inside(place, f, x):
     try: return f(x)
     except Misfit as e: e.at.insert(0, place); raise
 
+# %% ../../nbs/steps/states.ipynb #898e0f82
 def described(x):
     "What came, in a few words"
     if isinstance(x, torch.Tensor):
@@ -49,6 +50,7 @@ def plain(
     if isinstance(x, dict): return {k: _inside(k, part, v) for k,v in x.items()}
     return type(x)(_inside(i, part, v) for i,v in enumerate(x))
 
+# %% ../../nbs/steps/states.ipynb #658874c3
 def _dense(x):
     strided = x.layout is torch.strided and x.device.type != 'meta' and not x.is_quantized and not x.is_nested
     if not strided: raise Misfit(f'{described(x)}, {x.layout}, on {x.device}', 'a dense tensor with memory')
@@ -98,6 +100,7 @@ def text(x):
     if type(x) is str: return x
     raise Misfit(described(x), 'a string')
 
+# %% ../../nbs/steps/states.ipynb #1bc2494d
 def integer(
     least:int=0, # the smallest that will do
     most:int=2**60, # the largest; counters go on from there, and numbers of 64 bits end at 2**63
@@ -108,6 +111,7 @@ def integer(
         raise Misfit(described(x), f'a whole number from {least} to {most}')
     return form
 
+# %% ../../nbs/steps/states.ipynb #066fc526
 _HUGE,_LARGEST = 2**60,1.7e308   # what compiled code takes for a whole number, and for any
 
 def real(
@@ -144,6 +148,7 @@ def maybe(
     "None, or that"
     return lambda x: None if x is None else match(form, x)
 
+# %% ../../nbs/steps/states.ipynb #1135dcba
 def listed(
     form, # of each
     n:int=None, # how many; None: any number
@@ -155,6 +160,7 @@ def listed(
         return [_inside(i, lambda v: match(form, v), v) for i,v in enumerate(x)]
     return of_all
 
+# %% ../../nbs/steps/states.ipynb #23cdc026
 def dict_of(
     form, # of each value
 ): # a form

@@ -7,7 +7,7 @@ from gymnasium.spaces import Discrete
 from hypothesis import given, strategies as st
 
 from fastrl_replay.steps.core import Steps, pack
-from fastrl_replay.steps.errors import ArgumentError, BlockError, NotEnoughRows, StateError
+from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError
 from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.memory.places import MainMemory
 from fastrl_replay.memory.frames import Frames
@@ -934,3 +934,50 @@ def test_a_sampler_of_places_is_told_once_how_many_there_are():
     r = SequenceReplay(bs=3, max_sz=40, length=4, overlap=2, burn_in=0, sampler=Taken(seed=0))
     for b in scripted_steps([script(7, 5), script(9, env=1)], 15): r.add(b)
     assert len({k for _ in range(200) for k in r.sample().index.tolist()}) == len(r) > 5
+
+@pytest.mark.parametrize('bad', [-1, 1])
+def test_a_first_block_that_a_store_refuses_decides_no_columns(bad, tmp_path):
+    rows = np.zeros(4, step_dtype(Discrete(5), Discrete(3)))
+    rows['step_n'], rows['episode_n'], rows['reward'] = np.arange(4) + 1, 1, bad
+    line, other = Timeline(20, Picky(str(tmp_path/'m'))), np.ones(3, step_dtype(Box(-1, 1, (2,)), Discrete(3)))
+    if bad > 0: line.add(Steps(rows))
+    else:
+        with pytest.raises(BlockError, match='Picky: reward; got negative'): line.add(Steps(rows))
+        assert line.dtype is None and len(line) == 0
+        other['step_n'] = np.arange(3) + 1
+        line.add(Steps(other))
+        line.close()
+        assert (Timeline(20, Picky(str(tmp_path/'m')))[:].rows == other).all()
+
+@pytest.mark.parametrize('name, kind, got', [('link', np.int32, 'a file of the memory'), ('priorities', np.float32, 'an array of <f8'), ('mine', np.int64, 'an array of <i4')])
+def test_an_array_of_a_memory_is_not_taken_for_another_one(name, kind, got, tmp_path):
+    rows = np.zeros(4, step_dtype(Discrete(5), Discrete(3)))
+    rows['step_n'], rows['episode_n'] = np.arange(4) + 1, 1
+    replay = PrioritizedReplay(None, 2, 20, store=Rows(tmp_path/'m'))
+    replay.add(Steps(rows))
+    place = replay.memory.place
+    place.lasting('mine', np.int32)[:] = 7
+    before = {f.name: f.read_bytes() for f in place.folder.iterdir() if f.is_file()}
+    with pytest.raises(ArgumentError, match=rf"lasting\('{name}'\) of .*; got {got}.*Remedy: another name"): place.lasting(name, kind)
+    assert before == {f.name: f.read_bytes() for f in place.folder.iterdir() if f.is_file()}
+    assert (place.lasting('mine', np.int32) == 7).all()
+
+def test_a_sampler_that_is_given_takes_the_seed_where_it_has_none():
+    rows = np.zeros(50, step_dtype(Discrete(5), Discrete(3)))
+    rows['step_n'], rows['episode_n'] = np.arange(50) + 1, 1
+    def drawn(seed, own):
+        replay = ExperienceReplay(None, 8, 60, seed=seed, sampler=Uniform(own))
+        replay.add(Steps(rows))
+        return replay.sample()['index'].tolist()
+    assert drawn(3, None) == drawn(3, None) == drawn(None, 3)
+    assert drawn(3, 4) == drawn(5, 4) != drawn(3, None)
+
+@pytest.mark.parametrize('make, names', [
+    (lambda: ExperienceReplay(None, 2, 20, replacement=True, sampler=Uniform()), 'replacement=True'),
+    (lambda: PrioritizedReplay(None, 2, 20, kind='rank', alpha=.5, sampler=Uniform()), "kind='rank', alpha=.?0.5")])
+def test_settings_that_a_sampler_will_not_ask_for_are_named(make, names):
+    with pytest.warns(UserWarning, match=rf'{names} beside sampler=.*Remedy: leave it out, or say it to Uniform'): make()
+
+@pytest.mark.parametrize('make, remedy', [(lambda: ExperienceReplay(sampler=Uniform), r'sampler=Uniform\(…\)'), (lambda: PrioritizedReplay(kind=Uniform()), r'sampler=Uniform\(…\)')])
+def test_a_class_for_an_object_and_the_reverse_say_what_to_type(make, remedy):
+    with pytest.raises(ArgumentTypeError, match=f'Remedy: {remedy}'): make()
