@@ -58,10 +58,10 @@ def take_kernels_from(nb):
     from fastrl_replay.steps import compiled
     module, compile_ = importlib.import_module(f'fastrl_replay.{exp[1]}'), compiled.njit
     def code(f): return [getattr(f.__code__, k) for k in ('co_code', 'co_consts', 'co_names', 'co_varnames')]
-    def njit(f=None, nogil=False):
-        if f is None: return lambda f: njit(f, nogil)
+    def njit(f=None, nogil=False, inline=False):
+        if f is None: return lambda f: njit(f, nogil, inline)
         own = getattr(getattr(module, f.__name__, None), 'py_func', None)
-        return getattr(module, f.__name__) if own and code(own) == code(f) else compile_(f, nogil)
+        return getattr(module, f.__name__) if own and code(own) == code(f) else compile_(f, nogil, inline)
     compiled.njit = njit
 
 def serve():

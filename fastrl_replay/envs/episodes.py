@@ -36,12 +36,12 @@ class RowLayout:
 # %% ../../nbs/envs/episodes.ipynb #99c608a9
 _u = np.uint64   # unsigned places spare kernels a test for negative ones
 
-@njit
+@njit(inline=True)
 def places_of(at):
     "The places as a tuple: from an array, a kernel would read them anew for every row"
     return at[0],at[1],at[2],at[3],at[4],at[5],at[6]
 
-@njit
+@njit(inline=True)
 def row_ends(rows, row, at):
     "Does the row whose bytes begin at `row` end its episode?"
     n = _u(row + max(at[N_STEPS], 0))   # the number in its first four bytes, for either width
@@ -50,12 +50,12 @@ def row_ends(rows, row, at):
     return ((rows[_u(row + at[TERMINATED])] | rows[_u(row + at[TRUNCATED])]) != 0) & (single | (at[N_STEPS] < 0))
 
 # %% ../../nbs/envs/episodes.ipynb #1ef0dfb4
-@njit
+@njit(inline=True)
 def goes_on(last, env, episode, step):
     "Does this row go on with the last row of its environment? If not, it begins an episode"
     return last[env,2] and last[env,0] == episode and last[env,1] < step
 
-@njit
+@njit(inline=True)
 def note_row(last, env, episode, step, ended):
     "This is the environment's last row now"
     last[env,0],last[env,1],last[env,2] = episode,step,not ended

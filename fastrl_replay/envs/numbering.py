@@ -29,7 +29,7 @@ _u = np.uint64   # unsigned places spare kernels a test for negative ones
 
 NEAR = 256   # for each smaller env_id the table has an entry; then come buckets: env_id and number, or -1, -1
 
-@njit
+@njit(inline=True)
 def number_of(env, number):
     "The dense number of an environment in the table `number`, or -1"
     if _u(env) < _u(NEAR): return number[_u(env)]
@@ -46,7 +46,7 @@ def _bucket(env, number):
     return _u(NEAR) + at
 
 # %% ../../nbs/envs/numbering.ipynb #e71fa847
-@njit
+@njit(inline=True)
 def _enter(env, its_number, number):
     if env < NEAR: number[env] = its_number
     else:

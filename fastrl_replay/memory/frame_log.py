@@ -38,7 +38,7 @@ def _place_of(serial, numbers, table):
     start = table[segment & (len(table)-1)]
     return start + (serial & ((1 << numbers[BITS])-1))*numbers[SIZE] if start else 0
 
-@njit
+@njit(inline=True)
 def _entry(which, recent):
     "Where among an environment's recent frames one is: from 0 on those of next states, newest first, then of states"
     of_next = np.int64(which < _RECENT)
@@ -94,7 +94,7 @@ def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
     return len(envs)
 
 # %% ../../nbs/memory/frame_log.ipynb #0d3ece35
-@njit
+@njit(inline=True)
 def serial_of(ref, following):
     "The serial number of which `ref` is the end, of frames that came before the frame `following`"
     return following - np.int64(np.uint32(following - np.int64(ref)))

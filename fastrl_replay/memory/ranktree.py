@@ -65,7 +65,7 @@ def _place_on(prio, who, ages, first, n, p, age):
     return low
 
 # %% ../../nbs/memory/ranktree.ipynb #92087f82
-@njit
+@njit(inline=True)
 def _count(counts, starts, slot, by):
     "There are `by` more in this slot, in its sixteen, …"
     for level in range(len(starts)-1):

@@ -22,8 +22,8 @@ from ..steps.recycled import batch_bytes
 from .places import RESERVED, MainMemory, Place
 from .directory import Directory, check_path
 from .on_device import Device, DeviceRows, stamp_tensor
-from .links import (AGE_MAX, AGE_SUM, COUNTERS, DRAWN, INSERTED, OLDEST, SLOTS, Links,
-    acceptable, first_invalid, link_rows)
+from fastrl_replay.memory.links import (AGE_MAX, AGE_SUM, COUNTERS, DRAWN, INSERTED, OLDEST, SLOTS, Links,
+    acceptable, link_rows)
 from ..steps.states import array, checked
 
 # %% ../../nbs/memory/rows.ipynb #c91da52a
@@ -364,13 +364,13 @@ def add(self:Rows, line:Links, rows:np.ndarray)->bool:
 # %% ../../nbs/memory/rows.ipynb #c194fdc3
 @njit(nogil=True)
 def _draw_rows(numbers, plan, keys, weights, out):
-    "Copy rows by key into a batch; -1, or the place of the first key that is not valid"
+    "Copy rows by key into a batch; 0, and nothing is done: one of these keys is not valid"
     size,max_sz,oldest,inserted = plan[SIZE],numbers[SLOTS],numbers[OLDEST],numbers[INSERTED]
     n,low,high,total = len(keys),inserted,oldest,0
     for i in range(n):
         key = keys[_u64(i)]
         low,high,total = min(low, key),max(high, key),total + key
-    if low < oldest or high >= inserted: return first_invalid(numbers, keys)
+    if low < oldest or high >= inserted: return 0
     source,out_size,index_at,weight_at = plan[_ROWS:]
     mem,drawn = bytes_at(source, max_sz*size),ints_at(numbers[DRAWN], max_sz)
     offset,touched = oldest % max_sz - oldest,_u8(0)   # key + offset is the slot, or max_sz more
@@ -390,7 +390,7 @@ def _draw_rows(numbers, plan, keys, weights, out):
         drawn[_u64(slot)] += 1
     numbers[AGE_SUM] += n*inserted - total
     numbers[AGE_MAX] = max(numbers[AGE_MAX], inserted - low)
-    return -1 if touched < 255 else -2   # below 0 either way, but now the compiler can't leave the touching out
+    return 1 if touched < 255 else 2   # true either way, but now the compiler can't leave the touching out
 
 # %% ../../nbs/memory/rows.ipynb #5fbf56cf
 @patch
@@ -401,6 +401,5 @@ def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
     if len(weights) != n: check_weights(keys, weights)
     if self._outgrows: self.place.request(self._seen, line.slots(keys))
     out = batch_bytes(n*plan.itemsize)
-    bad = _draw_rows(line.tables.numbers, self._draws, keys, weights, out)
-    if bad >= 0: line.refuse_key(keys[bad])
+    if not _draw_rows(line.tables.numbers, self._draws, keys, weights, out): line.slots(keys)   # says which
     return plan.steps(out, n)

@@ -23,7 +23,7 @@ from ..steps.states import array, checked, integer, real, text
 _u = np.uint64   # unsigned places spare kernels a test for negative ones
 _STEP,_MIX1,_MIX2 = _u(0x9e3779b97f4a7c15),_u(0xbf58476d1ce4e5b9),_u(0x94d049bb133111eb)
 
-@njit
+@njit(inline=True)
 def random_bits(seed, i):
     "The `i`-th random number of 64 bits"
     z = seed + np.uint64(i + 1)*_STEP
@@ -38,7 +38,7 @@ def random_seed(
     return np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
 
 # %% ../../nbs/memory/samplers.ipynb #5f5c0f51
-@njit
+@njit(inline=True)
 def _below(bits, n, redraw):
     "A number from 0 to n-1 out of random bits, or -1: draw again"
     product = (bits >> np.uint64(32))*n
@@ -298,7 +298,7 @@ def _as_slots(keys, td, oldest, end, capacity, eps, slots, p):
         slots[_u(i)],p[_u(i)] = slot if slot < capacity else slot - capacity,abs(td[i]) + eps
     return -1
 
-@njit
+@njit(inline=True)
 def _as_keys(slots, oldest, capacity):
     "From slots to keys, in place"
     start = oldest % capacity

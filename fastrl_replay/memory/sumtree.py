@@ -36,7 +36,7 @@ def _lines(nodes, m):
         if line != last: nodes[_u(k)],k,last = line,k + 1,line
     return k
 
-@njit
+@njit(inline=True)
 def _sum(nodes, a):
     "The sum of a line, in an order that `find_mass` knows"
     left = (nodes[_u(a)] + nodes[_u(a+1)]) + (nodes[_u(a+2)] + nodes[_u(a+3)])
@@ -105,14 +105,14 @@ def _fill(nodes, peaks, lows, starts, first, end, p):
             if len(lows): lows[_u(at-inner)] = low
 
 @njit
-def _roll(nodes, peaks, lows, starts, capacity, gone, oldest, first, end, p):
-    "Keys from `gone` to `oldest` leave the ring, `first` to `end` come with `p`; negative: the largest left, or 1"
-    for a,b,what in ((gone, oldest, 0.), (first, end, p)):
+def _roll(nodes, peaks, lows, starts, capacity, leave, come, p):
+    "Keys (from, to) leave the ring, and others come with `p`; negative: the largest left, or 1"
+    for (a,b),what in ((leave, 0.), (come, p)):
         if what < 0: what = peaks[len(peaks)-1] if peaks[len(peaks)-1] > 0 else 1.
         if a >= b: continue
         a,b = a % capacity,a % capacity + b-a
         _fill(nodes, peaks, lows, starts, a, min(b, capacity), what)
-        if b > capacity: _fill(nodes, peaks, lows, starts, 0, b-capacity, what)
+        if b > capacity: _fill(nodes, peaks, lows, starts, np.int64(0), b-capacity, what)   # 0 is a type of its own
 
 # %% ../../nbs/memory/sumtree.ipynb #6f997b18
 @njit
@@ -233,7 +233,7 @@ def roll(self:SumTree,
     p:float=-1., # the priority of these; negative: the largest that is left, or 1
 ):
     "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
-    _roll(self.nodes, self._peaks, self._lows, self.starts, self.capacity, gone, oldest, first, end, p)
+    _roll(self.nodes, self._peaks, self._lows, self.starts, self.capacity, (gone, oldest), (first, end), p)
 
 # %% ../../nbs/memory/sumtree.ipynb #5d1c0a85
 @njit

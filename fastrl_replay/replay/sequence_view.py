@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..steps.batches import Sequences
-from ..steps.compiled import njit
+from ..steps.compiled import ints_at, njit
 from ..steps.core import Steps, main_rows
 from ..steps.errors import ArgumentError, BlockError, StaleKey, StateError
 from ..steps.row_dtypes import dtype_spec, leaves, padding, saved_dtype
@@ -43,7 +43,7 @@ QUEUED,OLDEST,IDLE,FOLLOWED,N_GONE,N_CAME = range(6)   # what stands where in a 
 def _track(rows, plan, first, number, counters, recent, hiddens, count, last, queue, states):
     "Follow the rows of a block, whose first has the key `first`: queue what is complete, then write counters"
     at,hidden_at,stride,reach = places_of(plan),plan[7],plan[8],plan[9]
-    words,length,found = rows.view(np.int32),recent.shape[1],0
+    words,length,found = ints_at(rows.ctypes.data, len(rows) >> 2),recent.shape[1],np.int64(0)
     for i in range(len(rows)//at[SIZE]):
         row = i*at[SIZE]
         env,key = number_of(words[(row + at[ENV]) >> 2], number),first + i
@@ -77,12 +77,12 @@ def new_table(places:int, hidden_size:int)->Table:
         np.arange(places-1, -1, -1, dtype=np.int32), np.zeros(places + places*3//8 + 1, np.int32))
 
 # %% ../../nbs/replay/sequence_view.ipynb #2ebf9646
-@njit
+@njit(inline=True)
 def _bucket(key, where): # where a search for this key begins
     mixed = np.uint64(key)*np.uint64(0x9e3779b97f4a7c15) >> np.uint64(32)
     return np.int64(mixed*np.uint64(len(where)) >> np.uint64(32))
 
-@njit
+@njit(inline=True)
 def _next(bucket, where): return bucket + 1 if bucket + 1 < len(where) else 0
 
 @njit
@@ -107,7 +107,7 @@ def _enter(place, first, where):
     where[b] = place + 1
 
 # %% ../../nbs/replay/sequence_view.ipynb #779797ee
-@njit
+@njit(inline=True)
 def _steps_between(a, b, where): return b - a if b >= a else b - a + len(where)
 
 @njit
@@ -256,10 +256,11 @@ def _open(self:SequenceView, dtype):
     size,hidden_at = (state.itemsize,dtype.fields['hidden'][1]) if keeps else (0,0)
     table,none = new_table(self.memory.max_sz//stride + 16, size),np.zeros(0, np.int64)
     recent,hiddens = np.zeros((0,length), np.int64),np.zeros((0,length,size), np.uint8)
+    nothing = np.zeros((0,2), np.int64),np.zeros((0,size), np.uint8)
     each = [('index','i8'), ('weight','f4')] + ([] if state is None else [('hidden', state)])
     vars(self).update(table=table, _tracks=_Tracks(recent, hiddens, none, np.zeros((0,3), np.int32)),
         _counters=np.array([0, 0, len(table.first), 0, 0, 0]),
-        _queue=np.zeros((0,2), np.int64), _states=np.zeros((0,size), np.uint8), _gone=none, _came=none,
+        _queue=nothing[0], _states=nothing[1], _nothing=nothing, _gone=none, _came=none,
         _dtype=dtype, _row=_without_states(dtype), _hidden=state, _each=np.dtype(each, align=True),
         _plan=np.array([*RowLayout(self.who, dtype, strict=False).at, hidden_at, stride, reach(self.memory.max_sz)]))
 
@@ -270,7 +271,7 @@ def drawable(self:SequenceView): # (how many places there are, those that are fr
     if self.table is None: return None
     oldest = self.memory.oldest
     if self._counters[QUEUED] or self._counters[OLDEST] < oldest: self._settle(oldest)
-    if len(self._queue): self._queue,self._states = self._queue[:0].copy(),self._states[:0].copy()   # they are large
+    if len(self._queue): self._queue,self._states = self._nothing   # they are large
     counters = self._counters
     if not counters[N_GONE] and not counters[N_CAME]: return None
     came = self._came[:counters[N_CAME]]

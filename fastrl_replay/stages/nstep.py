@@ -8,7 +8,7 @@ __all__ = ['NStep', 'NSkip']
 # %% ../../nbs/stages/nstep.ipynb #9c5e47ad
 from functools import partial
 import numpy as np, torch
-from ..steps.compiled import bytes_at, memmove, njit
+from ..steps.compiled import bytes_at, floats_at, ints_at, memmove, njit
 from ..steps.core import Steps, refuse_flags
 from ..steps.errors import BlockError, StateError, number, whole
 from ..steps.row_dtypes import dtype_spec, extend_dtype, padding, row_places
@@ -49,11 +49,11 @@ def _write_merged(rows, held, note, out, made, ends, gamma):
     newest,total,power = row_place(rows, held, slot, end - 1, i),0.,1.
     last = bytes_at(newest, size)
     terminated,truncated = last[plan[TERMINATED]],last[plan[TRUNCATED]] | (notes[note,4] == BROKE_OFF)
-    floats,ints = out.view(np.float32),out.view(np.int32)
+    floats,ints = floats_at(out.ctypes.data, len(out) >> 2),ints_at(out.ctypes.data, len(out) >> 2)
     for t in range(end-1, first-1, -1):
         row,dst = row_place(rows, held, slot, t, i),(made + t - first)*out_size
         if i >= 0: i = notes[i,2]
-        total,power = bytes_at(row + plan[_REWARD], 4).view(np.float32)[0] + gamma*total,gamma*power
+        total,power = floats_at(row + plan[_REWARD], 1)[0] + gamma*total,gamma*power
         if t - first >= many: continue
         memmove(out.ctypes.data + dst, row, size)
         for place,length in ends: memmove(out.ctypes.data + dst + place, newest + place, length)
@@ -67,7 +67,7 @@ def _write_merged(rows, held, note, out, made, ends, gamma):
 def _merge_block(rows, held, out, ends, gamma):
     "Take a block, write what it completes; how many rows that is, or -1: nothing was changed, it needs a closer look"
     notes,plan = held[4],held[6]
-    n_rows,words = len(rows)//plan[SIZE],rows.view(np.int32)
+    n_rows,words = len(rows)//plan[SIZE],ints_at(rows.ctypes.data, len(rows) >> 2)
     for i in range(n_rows):
         if words[(i*plan[SIZE] + plan[_REWARD])//4] & 0x7f800000 == 0x7f800000: return -1
     found = look(rows, held)
@@ -81,7 +81,7 @@ def _merge_block(rows, held, out, ends, gamma):
 
 @njit
 def _merge_noted(rows, held, found, out, ends, gamma):
-    made,n_rows = 0,len(rows)//held[6][SIZE]
+    made,n_rows = np.int64(0),len(rows)//held[6][SIZE]   # a bare 0 would be compiled twice
     for note in range(n_rows, n_rows + found): made = _write_merged(rows, held, note, out, made, ends, gamma)
     return made
 

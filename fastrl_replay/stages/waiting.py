@@ -8,14 +8,14 @@ __all__ = ['TAILS', 'LENGTH', 'STRIDE', 'TAIL', 'LOOKED', 'OWN', 'GOES_ON', 'END
 
 # %% ../../nbs/stages/waiting.ipynb #b03338fd
 import numpy as np
-from ..steps.compiled import memmove, njit
+from ..steps.compiled import ints_at, memmove, njit
 from ..steps.core import Steps
 from ..envs.episodes import ENV, EPISODE_N, SIZE, STEP_N, BlockGate, goes_on, note_row, row_ends
 from ..envs.numbering import Environments, grown, number_of
 from ..pipe import Holding
 
 # %% ../../nbs/stages/waiting.ipynb #a2526ce7
-@njit
+@njit(inline=True)
 def unseen(p, length, stride):
     "How many of an episode's first `p` steps are in no window that is complete by then"
     return p if p < length else (p - length) % stride
@@ -24,7 +24,7 @@ def unseen(p, length, stride):
 TAILS = 'shift','pad','drop','each'
 _SHIFT,_PAD,_DROP,_EACH = range(4)
 
-@njit
+@njit(inline=True)
 def tail_start(p, length, stride, tail):
     "Where the last window of an episode of `p` steps starts, counted from 0; -1: there is nothing left to show"
     if tail == _EACH: return max(p - length + 1, 0)   # with those after it
@@ -38,7 +38,7 @@ LENGTH,STRIDE,TAIL,LOOKED,OWN = range(7, 12)   # what stands where in a plan, af
 GOES_ON,ENDED,BROKE_OFF = range(3)   # what becomes of an episode after a window of it
 _COUNT,_NEWEST = 3,4   # in `ahead`, after what the rule wants to know
 
-@njit
+@njit(inline=True)
 def _forget(held):
     "Forget what was looked at"
     _,last,counts,ahead,_,_,plan = held
@@ -47,7 +47,7 @@ def _forget(held):
         ahead[slot,_COUNT],ahead[slot,_NEWEST] = counts[slot],-1
     plan[LOOKED] = 0
 
-@njit
+@njit(inline=True)
 def _note(notes, at, slot, newest, start, end, after):
     "Write down a window, if there is one; the next free place"
     if start < 0 or start == end: return at
@@ -60,7 +60,7 @@ def look(rows, held):
     "How many windows does a block complete? 0: none, and the rows were kept; -1: the block needs a closer look"
     number,_,_,ahead,notes,_,plan = held
     size,length,stride,tail = plan[SIZE],plan[LENGTH],plan[STRIDE],plan[TAIL]
-    words,n_rows = rows.view(np.int32),len(rows)//size
+    words,n_rows = ints_at(rows.ctypes.data, len(rows) >> 2),len(rows)//size
     if 3*n_rows > len(notes): return -1   # a row can complete two windows
     for i in range(n_rows):
         notes[i,0] = number_of(words[(i*size + plan[ENV])//4], number)
@@ -96,7 +96,7 @@ def keep(rows, held):
         counts[slot],ahead[slot,_NEWEST] = ahead[slot,_COUNT],-1
     plan[LOOKED] = 0
 
-@njit
+@njit(inline=True)
 def row_place(rows, held, slot, t, i):
     "The address of step `t` of a window, which is row `i` of the block, or was there before (-1)"
     ring,plan = held[5],held[6]

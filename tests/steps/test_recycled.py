@@ -1,4 +1,4 @@
-"Memory of batches is used again, and never while somebody holds any part of it"
+"Memory of batches is used again, and never while any part of it is in use"
 import os, resource, subprocess, sys
 import numpy as np, pytest, torch
 from gymnasium.spaces import Box, Discrete
