@@ -4621,6 +4621,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'fastrl_replay/steps/errors.py'),
                                             'fastrl_replay.steps.errors.did_you_mean': ( 'steps/errors.html#did_you_mean',
                                                                                          'fastrl_replay/steps/errors.py'),
+                                            'fastrl_replay.steps.errors.not_installed': ( 'steps/errors.html#not_installed',
+                                                                                          'fastrl_replay/steps/errors.py'),
                                             'fastrl_replay.steps.errors.number': ( 'steps/errors.html#number',
                                                                                    'fastrl_replay/steps/errors.py'),
                                             'fastrl_replay.steps.errors.problem': ( 'steps/errors.html#problem',
