@@ -1,5 +1,5 @@
 """What all tests share."""
-import gc, os, signal, subprocess, sys
+import gc, os, re, signal, subprocess, sys
 from pathlib import Path
 
 sys.dont_write_bytecode = False   # tests start hundreds of processes: each would compile all that it imports
@@ -23,20 +23,39 @@ def pytest_configure(config):
     warm = [subprocess.Popen([sys.executable, '-W', 'ignore', here/'warm.py', str(part)]) for part in range(2)]
     for p in warm: p.wait()
 
+FEW = 4                                                              # so many variants of a test are fast, all of them
+WHOLE = 'test_house.py', 'test_docs.py', 'test_combinations.py'      # notebooks, pages and pairs of what goes together: each is another one
+THOROUGH = 'learns', 'interrupts', 'damaged_files', 'whole_product'  # what is slow and has this in its name
+
+def listed(name):
+    "Is an item in this file? One in a line: a test with all its variants, or one of them; * stands for anything"
+    by_test = {}
+    for line in (Path(__file__).parent/name).read_text().splitlines():
+        pattern = '.*'.join(map(re.escape, line.split('*'))) + ('' if '[' in line else r'(\[.*)?')
+        by_test.setdefault(line.partition('[')[0], []).append(re.compile(pattern, re.S))
+    def there(item):
+        found = f"{item.path.name}::{item.nodeid.partition('::')[2]}"
+        return any(p.fullmatch(found) for p in by_test.get(found.partition('[')[0], ()))
+    return there
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """To build the site takes as long as to run ten notebooks: what looks at it is slow, and so is what took two seconds
-    and stands in long_tests.txt. Of a test with more than four variants every fourth is run with the fast ones, and the
-    others with the slow ones; notebooks, pages and pairs of what goes together, all."""
-    long,variants = set((Path(__file__).parent/'long_tests.txt').read_text().splitlines()),{}
+    """Fast is what is neither slow nor thorough. Slow: what looks at the site, for to build it takes as long as to run ten notebooks;
+    what took a second and stands in long_tests.txt; and, of a test with more than four variants, all but every fourth.
+    Thorough, which is slow, too, and not in CI: more cases of what CI has some of, by name or in thorough_tests.txt."""
+    long,thorough,variants = listed('long_tests.txt'),listed('thorough_tests.txt'),{}
     for item in items:
-        if any(map(item.get_closest_marker, ('slow', 'browser'))): continue
-        if 'site' in getattr(item, 'fixturenames', ()) or f"{item.path.name}::{item.nodeid.partition('::')[2]}" in long: item.add_marker(pytest.mark.slow)
-        elif item.path.name not in ('test_house.py', 'test_docs.py', 'test_combinations.py'):
+        if not any(map(item.get_closest_marker, ('slow', 'browser'))) and item.path.name not in WHOLE:
             variants.setdefault(item.nodeid.partition('[')[0], []).append(item)
-    for found in variants.values():
-        for i,item in enumerate(found):
-            if len(found) > 4 and i % 4: item.add_marker(pytest.mark.slow)
+    late = {id(item) for found in variants.values() if len(found) > FEW for i,item in enumerate(found) if i % FEW}
+    for item in items:
+        if item.get_closest_marker('browser'): continue
+        site = 'site' in getattr(item, 'fixturenames', ())
+        if site: item.add_marker(pytest.mark.site)
+        if id(item) in late or site or long(item): item.add_marker(pytest.mark.slow)
+        slow = item.get_closest_marker('slow') and not long(item)   # those are in CI
+        if thorough(item) or slow and any(word in item.nodeid for word in THOROUGH):
+            for mark in (pytest.mark.slow, pytest.mark.thorough): item.add_marker(mark)
 
 def pytest_collection_finish(session):
     "What is there for good is not looked at again: `gc.collect`, which many tests call, takes a tenth of the time, and forks copy less."

@@ -2,7 +2,7 @@
 
 Imports are most of what a fresh interpreter costs. The process that forks, run as `python tests/notebooks.py`, runs no
 notebook, no parallel code and no thread itself, and does not import fastrl_replay: a notebook sees what it imports."""
-import faulthandler, gc, importlib, json, os, re, signal, subprocess, sys
+import atexit, faulthandler, gc, importlib, json, os, re, signal, subprocess, sys, threading, traceback
 from pathlib import Path
 
 LIMIT = 600   # seconds for a notebook
@@ -40,7 +40,16 @@ def run_notebook(nb, log, flags, limit):
     faulthandler.dump_traceback_later(limit, exit=True)
     from nbdev.test import nbdev_test
     take_kernels_from(nb)
-    nbdev_test(nb, flags=flags)
+    try: nbdev_test(nb, flags=flags)
+    except SystemExit as e: return e.code
+    return 0
+
+def leave(code):
+    "End as a script does, but don't take the modules apart: half a second for pages that the fork shares so far"
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr): stream.flush()
+    os._exit(code or 0)
 
 def take_kernels_from(nb):
     "A kernel that the notebook exports is not compiled anew: its module has the same, as another test proves, and on disk."
@@ -66,7 +75,9 @@ def serve():
         pid = os.fork()
         if not pid:
             answers.close()
-            return run_notebook(*json.loads(line))       # and end as a script does
+            try: leave(run_notebook(*json.loads(line)))
+            except BaseException: traceback.print_exc()
+            finally: os._exit(1)
         try: code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         finally:
             try: os.killpg(pid, signal.SIGKILL)          # what the notebook left running

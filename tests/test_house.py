@@ -1,5 +1,5 @@
 """What holds the house together: notebooks and modules in step, layers, public surface, README, wheel."""
-import ast, importlib, inspect, json, os, re, shutil, subprocess, sys, zipfile
+import ast, functools, importlib, inspect, json, os, re, shutil, subprocess, sys, zipfile
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -147,11 +147,15 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
     if wrong: pytest.fail('\n'.join([*sorted(wrong), 'Remedy: edit the notebook, not the module; then '
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
-# Runs and workers take their time; CI runs these too.
-LONG = '''tutorials/from_one_to_eight tutorials/your_own_loop learning/r2d2 app/recipes app/runs cli data/interop parallel/stage
-    parallel/prefetch bench/peers bench/bench bench/traintime bench/bench_frames bench/bench_disk bench/bench_on_device bench/bench_shards tutorials/a_million_frames
-    tutorials/a_memory_on_disk tutorials/from_seed_to_here tutorials/coming_from tutorials/your_own_stage index
-    memory/ranktree replay/prioritized learning/base learning/dqn memory/frame_segments learning/continuous learning/sac learning/td3 app/survey'''.split()
+# These take more than a second and a half; CI runs them, too.
+LONG = '''all app/commands app/recipes app/runs app/survey bench/bench bench/bench_disk bench/bench_frames bench/bench_on_device bench/bench_shards
+    bench/peers bench/traintime cli data/datasets data/interop envs/atari envs/stepper envs/vector_slots how_fast howto index learning/base
+    learning/continuous learning/dqn learning/policies learning/r2d2 learning/sac learning/tabular learning/td3 memory/frame_log
+    memory/frame_segments memory/frames memory/links memory/ranktree memory/samplers memory/sumtree memory/timeline parallel/engines
+    parallel/prefetch parallel/stage replay/experience replay/hindsight replay/mixture replay/prioritized replay/sequence_view replay/sequences sb3
+    stages/chunker stages/nstep stages/recorded steps/compiled steps/core steps/locks steps/settings tutorials/a_memory_on_disk
+    tutorials/a_million_frames tutorials/coming_from tutorials/from_one_to_eight tutorials/from_seed_to_here tutorials/goals_in_hindsight
+    tutorials/life_of_one_step tutorials/your_data tutorials/your_own_loop tutorials/your_own_stage'''.split()
 
 @pytest.mark.parametrize('nb', [pytest.param(p, marks=[pytest.mark.slow]*(p.relative_to(ROOT/'nbs').with_suffix('').as_posix() in LONG))
                                 for p in NOTEBOOKS], ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())
@@ -217,6 +221,7 @@ HIDDEN = {
     ('memory.codecs', 'import_module(self.package)'): 'lz4 and zstandard, which may be missing',
     ('app.named_envs', 'import_module(module)'): 'a module of the user'}
 
+@functools.cache
 def graph():
     "Module -> those that it imports; what is in HIDDEN is left out, and what can't be read is an arrow to its own text"
     mods, found = modules(), {}
@@ -343,6 +348,7 @@ def foreign_privates(trees):
 PRIVATE_USES = {
 }
 
+@functools.cache
 def private_uses(): return foreign_privates({name: ast.parse(path.read_text(encoding='utf-8')) for name, (path, _) in modules().items()})
 
 def test_no_module_reads_the_privates_of_another():
@@ -463,13 +469,22 @@ def test_tests_lie_in_folders_like_the_package():
     known = tomllib.loads((ROOT/'pyproject.toml').read_text(encoding='utf-8'))['tool']['pytest']['ini_options']['pythonpath']
     assert here <= {p.parent.name for p in (ROOT/'fastrl_replay').glob('*/__init__.py')} and {'tests', *(f'tests/{d}' for d in here)} == set(known)
 
-def test_long_tests_are_tests():
-    "A line of long_tests.txt that names no test would mark nothing"
+@pytest.mark.parametrize('name', ['long_tests.txt', 'thorough_tests.txt'])
+def test_long_tests_are_tests(name):
+    "A line that names no test would mark nothing"
     here = Path(__file__).parent
     files = {p.name: p for p in here.rglob('test_*.py')}
-    for line in (here/'long_tests.txt').read_text().splitlines():
-        file,name = re.match(r'(\w+\.py)::(\w+)', line).groups()
-        assert f'\ndef {name}(' in files[file].read_text(), line
+    lines = (here/name).read_text().splitlines()
+    assert lines == sorted({*lines})
+    for line in lines:
+        file,test = re.match(r'(\w+\.py)::(\w+)', line).groups()
+        assert f'\ndef {test}(' in files[file].read_text(), line
+
+def test_each_test_is_run_by_a_named_command():
+    "CI runs what is fast, slow or in a browser, and CONTRIBUTING.md says how the thorough ones are run"
+    ci,said = ((ROOT/name).read_text(encoding='utf-8') for name in ('.ci/run', 'CONTRIBUTING.md'))
+    assert 'run_in_fresh_clone tests 2' in ci and '-m "slow and not thorough and not site"' in ci and '-m "site or browser"' in ci
+    assert '`python -m pytest -m "thorough or hypothesis" --hypothesis-profile deep -n 2`' in said
 
 def test_ruff_is_content(): run(sys.executable, '-m', 'ruff', 'check', 'fastrl_replay', 'tests', 'docs')
 

@@ -280,8 +280,8 @@ class ConvLayers(nn.Module):
         lead = state.dim() - len(self.shape)
         if lead < 0 or state.shape[lead:] != self.shape: raise ArgumentError('ConvLayers', 'images',
             f'shape {list(state.shape)}', f'[..., {", ".join(map(str, self.shape))}]')
-        x = state.reshape(math.prod(state.shape[:lead]), *[1]*(len(self.shape) == 2), *self.shape).float()
-        if self.highest != 1: x = x/self.highest
+        x = state.reshape(math.prod(state.shape[:lead]), *[1]*(len(self.shape) == 2), *self.shape)
+        if self.highest != 1: x = x.float().div_(self.highest) if x.dtype == torch.uint8 else x.float()/self.highest
         if self.last: x = x.movedim(-1, -3)
         return self.layers(x.flatten(1, -3)).reshape(*state.shape[:lead], self.size)
 

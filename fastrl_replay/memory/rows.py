@@ -18,6 +18,7 @@ from ..steps.row_dtypes import EPISODE, extend_dtype, padding
 from ..envs.episodes import ENV, SIZE, RowLayout
 from ..envs.nans import NaNSearch, first_nan, has_nan
 from ..steps.machine import device_of
+from ..steps.recycled import batch_bytes
 from .places import RESERVED, MainMemory, Place
 from .directory import Directory, check_path
 from .on_device import Device, DeviceRows, stamp_tensor
@@ -85,7 +86,7 @@ class Store:
     def put(self, slots, rows): raise NotImplementedError
     def gather(self, slots, out, present=-1): raise NotImplementedError
     def empty(self, n, size): # for `gather`: n rows of so many bytes
-        return np.empty((n, size), np.uint8) if self._there is None else self._there.empty(n, size)
+        return batch_bytes(n*size).reshape(n, size) if self._there is None else self._there.empty(n, size)
     def reopen(self): "Go on with what lies in the place"
     def follow(self): "See what the process has done that writes"
     def settle(self): "The rows that were put count from now on"
@@ -399,7 +400,7 @@ def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
     n = len(keys)
     if len(weights) != n: check_weights(keys, weights)
     if self._outgrows: self.place.request(self._seen, line.slots(keys))
-    out = np.empty(n*plan.itemsize, np.uint8)
+    out = batch_bytes(n*plan.itemsize)
     bad = _draw_rows(line.tables.numbers, self._draws, keys, weights, out)
     if bad >= 0: line.refuse_key(keys[bad])
     return plan.steps(out, n)

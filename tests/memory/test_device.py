@@ -3,7 +3,6 @@ import copy, pickle, threading
 
 import numpy as np, pytest, torch
 from gymnasium import spaces
-from hypothesis import given, strategies as st
 
 from fastrl_replay.all import EpsGreedy, GymStepper, Sequences
 from fastrl_replay.steps.core import Steps
@@ -17,31 +16,10 @@ from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.testing import same, through_file
-from strategies import cases
+from strategies import equal
 from test_frames import REPLAYS, SPACES, Small, steps, stream
-from test_parts import equal
 
 class Short(Frames): smallest_segment = 8
-
-@pytest.mark.parametrize('kind', SPACES)
-@cases(40)
-@given(program=st.binary(min_size=1, max_size=120), sizes=st.lists(st.integers(1, 30), max_size=12), max_sz=st.integers(1, 40), seed=st.integers(0, 9), repeats=st.booleans(), saves=st.integers(0, 255), stack=st.sampled_from([1,3]))
-def test_frames_come_back_as_they_went_in(kind, program, sizes, max_sz, seed, repeats, saves, stack):
-    "Interleaved environments, wraps, frames that repeat or don't; saved on one device and loaded on another, in turns"
-    space,dtype = SPACES[kind]
-    rows,at = stream(space, dtype, program, seed, repeats),0
-    plain,line = Timeline(max_sz),Timeline(max_sz, Small(stack, device='cpu'))
-    for i,n in enumerate([*sizes, len(rows)]):
-        block = rows[at:at+n]
-        at += n
-        if not len(block): break
-        for m in plain,line: m.add(Steps(block.copy()))
-        if saves>>i & 1 and i < 8:
-            fresh = Timeline(max_sz, Small(stack, device=('cpu',None)[i % 2]))
-            fresh.load_state_dict(through_file(line.state_dict()))
-            line = fresh
-        keys = np.random.default_rng(i).choice(plain.keys, 9)
-        for a,b in (line[:],plain[:]), (line.take(keys),plain.take(keys)), (line.windows(keys, 4),plain.windows(keys, 4)), (line.batch(keys, np.ones(9)),plain.batch(keys, np.ones(9))): equal(a, b)
 
 @pytest.mark.parametrize('make', [lambda: Rows(device='cpu'), lambda: Short(4, device='cpu'), lambda: Short(device=torch.device('cpu'))], ids=['rows','stacks','frames'])
 @pytest.mark.parametrize('kind', REPLAYS)

@@ -20,7 +20,7 @@ from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.testing import through_file
-from strategies import cases
+from strategies import cases, equal
 
 STACK = spaces.Box(0, 255, (3,4,4), np.uint8)
 KIND = step_dtype(STACK, spaces.Discrete(3))
@@ -67,28 +67,27 @@ def stream(space, kind, program, seed, repeats, n_envs=3):
 SPACES = {'stack': (STACK,KIND), 'dict': (spaces.Dict({k: spaces.Box(-9, 9, KIND_.shape, KIND_.base) if KIND_.base.kind == 'f' else spaces.Box(0, 1 if KIND_.base.kind == 'b' else 255, KIND_.shape, KIND_.base)
     for k,KIND_ in ((n, BOTH['state'][n]) for n in BOTH['state'].names)}),BOTH)}
 
-@pytest.mark.parametrize('compress', [None,'lz4','zstd'])
+@pytest.mark.parametrize('kw', [{},dict(compress='lz4'),dict(compress='zstd'),dict(device='cpu')], ids=['raw','lz4','zstd','device'])
 @pytest.mark.parametrize('kind', SPACES)
 @cases(40)
 @given(program=st.binary(min_size=1, max_size=120), sizes=st.lists(st.integers(1, 30), max_size=12), max_sz=st.integers(1, 40), seed=st.integers(0, 9), repeats=st.booleans(), saves=st.integers(0, 255), stack=st.sampled_from([1,3]))
-def test_what_comes_out_is_what_went_in(kind, compress, program, sizes, max_sz, seed, repeats, saves, stack):
-    "Interleaved environments, ends, truncation, wraps, frames that repeat or don't, pictures that are drawn over, checkpoints"
+def test_what_comes_out_is_what_went_in(kind, kw, program, sizes, max_sz, seed, repeats, saves, stack):
+    "Interleaved environments, ends, truncation, wraps, frames that repeat or don't, pictures that are drawn over, checkpoints; from a device to main memory and back"
     space,dtype = SPACES[kind]
-    rows,store = stream(space, dtype, program, seed, repeats),Small(stack, compress)
-    plain,line,at = Timeline(max_sz),Timeline(max_sz, store),0
+    rows,stores,at = stream(space, dtype, program, seed, repeats),[Small(stack, **kw), Small(stack, **{**kw, 'device': None})],0
+    plain,line = Timeline(max_sz),Timeline(max_sz, stores[0])
     for i,n in enumerate([*sizes, len(rows)]):
         block = rows[at:at+n]
         at += n
         if not len(block): break
         for m in plain,line: m.add(Steps(block.copy()))
         if saves>>i & 1 and i < 8:
-            fresh = Timeline(max_sz, store)
+            fresh = Timeline(max_sz, stores[i % 2])
             fresh.load_state_dict(through_file(line.state_dict()))
             line = fresh
         assert (line.keys == plain.keys).all()
         keys = np.random.default_rng(i).choice(plain.keys, 9)
-        assert line[:] == plain[:] and line.take(keys) == plain.take(keys) and line.windows(keys, 4) == plain.windows(keys, 4)
-        assert line.batch(keys, np.ones(9)) == plain.batch(keys, np.ones(9))
+        for of in lambda m: m[:], lambda m: m.take(keys), lambda m: m.windows(keys, 4), lambda m: m.batch(keys, np.ones(9)): equal(of(line), of(plain))
 
 class Pictures(gym.Env):
     "A counter, shown as pictures; episodes of `length` steps end or are truncated"

@@ -20,7 +20,7 @@ from fastrl_replay.replay.replay import Replay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.replay.views import Transitions, View
 from fastrl_replay.testing import same, script, scripted_steps, through_file
-from strategies import bits, cases, numpy_leaves
+from strategies import bits, cases, equal, numpy_leaves
 
 Box,Discrete = spaces.Box,spaces.Discrete
 PIXELS = step_dtype(Box(0, 255, (3,3), np.uint8), Discrete(3), logp='f8')
@@ -150,12 +150,6 @@ def cut(rows, sizes):
         yield rows[at:at+n]
         at += n
     yield rows[at:]
-
-def equal(a, b):
-    "The same rows, bit for bit, wherever they lie"
-    assert type(a) is type(b) and a.shape == b.shape and a.dtype == b.dtype
-    for x,y in zip(numpy_leaves(a.to('cpu').rows), numpy_leaves(b.to('cpu').rows)): assert bits(x) == bits(y)
-    if hasattr(type(a), 'burn_in'): assert a._each == b._each
 
 programs = st.binary(min_size=1, max_size=60)
 sizes = st.lists(st.integers(0, 20), max_size=8)

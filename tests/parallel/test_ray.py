@@ -203,3 +203,11 @@ def test_a_real_cluster_that_is_gone():
     program = "from fastrl_replay.all import *\nnext(iter(GymStepper('CartPole-v1').parallel(1, engine=RayEngine(patience=3))))"
     ran = subprocess.run([sys.executable, '-c', program], env={**os.environ, 'RAY_ADDRESS': '127.0.0.1:1'}, capture_output=True, text=True, timeout=150)
     assert ran.returncode == 1 and "within 3 seconds" in ran.stderr, ran.stderr[-2000:]
+
+@pytest.mark.slow   # smaller: `test_actors_of_shards_and_a_kill`, `test_a_machine_is_lost`
+def test_kills():
+    "Of actors, shards and machines, at random moments, on a cluster of the script's own"
+    faulthandler.cancel_dump_traceback_later()   # it has its own
+    script = Path(__file__).parents[1]/'kill_workers.py'
+    ran = subprocess.run([sys.executable, script, '--engine', 'ray', '--kills', '20', '--seed', '1'], capture_output=True, text=True, timeout=1800, cwd=script.parent.parent)
+    assert ran.returncode == 0, ran.stderr[-5000:]

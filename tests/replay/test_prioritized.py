@@ -6,7 +6,6 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt, numpy as np, pytest, torch
 from hypothesis import given, strategies as st
 from scipy.stats import chi2, norm
-from torch.utils.data import DataLoader
 
 import fastrl_replay.all
 from fastrl_replay.steps.core import Steps
@@ -825,16 +824,6 @@ def test_the_same_seed_gives_the_same_batches(kw):
         assert np.random.get_state()[2] == 624 and torch.initial_seed() == noise
         return got
     assert run(5) == run(5, 1) and run(5) != run(6) and run(None) != run(None)
-
-@pytest.mark.parametrize('workers', [0, 1])
-def test_in_a_dataloader(workers):
-    "batch_size=None; a lambda as schedule goes where workers are forked; only this process can answer"
-    def make(): return GymStepper(['CartPole-v1']*2, seed=0).prioritized_replay(bs=4, max_sz=50, ratio=.7, beta=lambda n: .5, seed=0).header(9)
-    got = list(DataLoader(make(), batch_size=None, num_workers=workers, multiprocessing_context='fork' if workers else None))
-    assert got == list(make()) and len(got) == 9
-    if workers == 0: got[0].update_priorities(torch.ones(4))
-    else:
-        with pytest.raises(TypeError, match='in this process'): got[0].update_priorities(torch.ones(4))
 
 # ---- errors ----
 

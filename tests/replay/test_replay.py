@@ -636,10 +636,11 @@ def test_a_million_rows():
 # ---- in a DataLoader, in a loop ----
 
 @pytest.mark.parametrize('workers', [0, 1])
-def test_the_whole_pipeline_in_a_dataloader(workers):
-    "batch_size=None: the batches are the pipe's own"
-    def make(): return GymStepper(['CartPole-v1']*2, seed=0).experience_replay(bs=4, max_sz=50, ratio=.7, seed=0).header(9)
-    got = list(DataLoader(make(), batch_size=None, num_workers=workers))
+@pytest.mark.parametrize('kind, kw', [('experience_replay', {}), ('prioritized_replay', dict(beta=lambda n: .5))], ids=['uniform', 'prioritized'])
+def test_the_whole_pipeline_in_a_dataloader(kind, kw, workers):
+    "batch_size=None: the batches are the pipe's own; a lambda as schedule goes where workers are forked; only this process can answer"
+    def make(): return getattr(GymStepper(['CartPole-v1']*2, seed=0), kind)(bs=4, max_sz=50, ratio=.7, seed=0, **kw).header(9)
+    got = list(DataLoader(make(), batch_size=None, num_workers=workers, multiprocessing_context='fork' if workers and kw else None))
     assert got == list(make()) and len(got) == 9
     if workers == 0: got[0].update_priorities(torch.ones(4))
     else:
