@@ -18,7 +18,8 @@ from typing import NamedTuple
 import gymnasium as gym, numpy as np, torch
 from tqdm.auto import tqdm
 from . import buffers, reports, traintime
-from .peers import ADAPTERS, DRAWN, RETURN_MEMORY, Peer, PeerError, Rows, errors, machine, wrong_rows
+from .peers import ADAPTERS, DRAWN, RETURN_MEMORY, Peer, PeerError, Rows, errors, machine, noting
+from .peers import wrong_rows
 from .reports import Options, made_with, md_table, missing_peers, paragraphs, picture, short
 from .timing import filled, full_replay, measure, one_thread, rows_of
 from ..steps.core import Steps
@@ -306,8 +307,7 @@ def start_peers(pythons):
     "Start every library that can be had: name → `Peer`, and name → why it is missing"
     there,missing = {},{}
     for name in ADAPTERS:
-        try: there[name] = Peer(name, pythons.get(name, sys.executable))
-        except PeerError as e: missing[name] = str(e)
+        with noting(missing): there[name] = Peer(name, pythons.get(name, sys.executable))
     return there,missing
 
 # %% ../../nbs/bench/bench.ipynb #eb0e53bf
@@ -315,9 +315,8 @@ def bytes_a_row(size, pythons, wrong):
     "How much more memory a process takes when it holds the rows: name → bytes; a fresh process for each library"
     found = {'fastrl_replay': full_replay(size).memory.nbytes/size}
     for name,python in pythons.items():
-        try:
-            with closing(Peer(name, python, **RETURN_MEMORY)) as p: found[name] = p.ask('memory', size=size)/size
-        except PeerError as e: wrong[name] = str(e)
+        with noting(wrong), closing(Peer(name, python, **RETURN_MEMORY)) as p:
+            found[name] = p.ask('memory', size=size)/size
     return found
 
 # %% ../../nbs/bench/bench.ipynb #33dfc0bd

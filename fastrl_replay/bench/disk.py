@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROW', 'PAGES', 'SIZES', 'LEARNER', 'MemoryLimit', 'OurDisk', 'DiskWorker', 'small_rows', 'measure_memory', 'run_disk',
-           'disk_kind', 'disk_table', 'small_table', 'disk_lines', 'disk_report', 'disk_picture', 'main', 'save_disk']
+           'disk_kind', 'disk_table', 'small_table', 'disk_lines', 'disk_report', 'disk_picture', 'main']
 
 # %% ../../nbs/bench/bench_disk.ipynb #93338b09
 import os, sys, tempfile
@@ -14,9 +14,8 @@ from time import sleep
 from unittest.mock import patch
 import numpy as np, torch
 from . import reports
-from fastrl_replay.bench.peers import (DISK_MEMORIES, DRAWN, NORMAL, RANDOM, DiskTest, Peer, PeerError, TestWorker,
-    advise)
-from .peers import for_a_while, forget_pages, machine, reads_of, seconds_of, serve
+from .peers import (DISK_MEMORIES, DRAWN, NORMAL, RANDOM, DiskTest, Peer, TestWorker, advise)
+from .peers import for_a_while, forget_pages, machine, noting, reads_of, seconds_of, serve
 from .reports import Options, dots, made_with, md_table, missing_peers, paragraphs, picture, progress
 from .reports import short
 from .timing import as_rows, full_replay, measure, pixel_dtype, rows_of
@@ -208,12 +207,10 @@ def run_disk(
     with progress(total, shown) as tell:
         _run_ours(results, folder, limit, seconds, small, tell)
         for name,memory in DISK_MEMORIES.items():
-            with tempfile.TemporaryDirectory(dir=folder) as tmp:
-                try:
-                    with closing(Peer(name, pythons.get(name, sys.executable), limit=limit)) as entry:
-                        found = measure_memory(entry, memory.ways, tmp, size, seconds, tell)
-                        results['memories'][name] = dict(found, version=entry.version)
-                except PeerError as e: results['missing'][name] = str(e)
+            with tempfile.TemporaryDirectory(dir=folder) as tmp, noting(results['missing']), \
+                    closing(Peer(name, pythons.get(name, sys.executable), limit=limit)) as entry:
+                found = measure_memory(entry, memory.ways, tmp, size, seconds, tell)
+                results['memories'][name] = dict(found, version=entry.version)
     return results
 
 # %% ../../nbs/bench/bench_disk.ipynb #3e6a9a40
@@ -345,12 +342,7 @@ def main(args=None):
         shown=sys.stderr.isatty())
     finally:
         if limit: limit.close()
-    print(disk_report(results))
-    if a.out: save_disk(results, a.out)
-
-def save_disk(results:dict, out:Path):
-    "disk.json, disk.md, and the picture where matplotlib is there"
-    reports.save(results, out, 'disk', disk_report(results), dict(disk=lambda: disk_picture(results)))
+    reports.show(results, a.out, 'disk', disk_report(results), dict(disk=lambda: disk_picture(results)))
 
 # %% ../../nbs/bench/bench_disk.ipynb #e95b5afe
 if __name__ == '__main__': serve(sys.argv[1], DiskWorker)

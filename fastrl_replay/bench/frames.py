@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GAMES', 'STORES', 'HERE', 'MEMORIES', 'AIMS', 'game_maker', 'random_play', 'record', 'OurFrames', 'BareTake', 'Here',
            'frame_contest', 'fill', 'run_frames', 'frame_table', 'aims', 'fill_lines', 'frame_report', 'frame_picture',
-           'main', 'save_frames']
+           'main']
 
 # %% ../../nbs/bench/bench_frames.ipynb #75e7e317
 import gc, sys, tempfile
@@ -14,7 +14,6 @@ from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from itertools import islice
-from pathlib import Path
 from time import perf_counter
 import gymnasium as gym, numpy as np, torch
 from tqdm.auto import tqdm
@@ -342,9 +341,4 @@ def main(args=None):
     games = {game: game_maker(game) for game in a.games}
     results = run_frames(games, a.rows, a.pythons, *((5, 40) if a.quick else (10, 100)), fills=a.fill,
         shown=sys.stderr.isatty())
-    print(frame_report(results))
-    if a.out: save_frames(results, a.out)
-
-def save_frames(results:dict, out:Path):
-    "frames.json, frames.md, and the picture where matplotlib is there"
-    reports.save(results, out, 'frames', frame_report(results), dict(frames=lambda: frame_picture(results)))
+    reports.show(results, a.out, 'frames', frame_report(results), dict(frames=lambda: frame_picture(results)))

@@ -14,7 +14,7 @@ from time import perf_counter
 from timeit import Timer
 import numpy as np, torch
 from . import reports
-from .peers import DRAWN, Peer, PeerError, errors, machine
+from .peers import DRAWN, Peer, PeerError, errors, machine, noting
 from .reports import Options, made_with, md_table, missing_peers, paragraphs, progress, short
 from .timing import filled, full_replay, measure, median_us, pixel_dtype
 from ..steps.errors import ArgumentError
@@ -105,10 +105,8 @@ def peers_on(
     found,sees = {c: {} for c in sizes},dict(FASTRL_BENCH_DEVICE=device)
     if device.startswith('cuda'): sees.update(CUDA_VISIBLE_DEVICES=_visible(), JAX_PLATFORMS='cuda,cpu')
     for name in PEERS:
-        try: peer = Peer(name, pythons.get(name, sys.executable), **sees)
-        except PeerError as e: results['missing'][name] = str(e); continue
-        results['peers'][name] = peer.version
-        with closing(peer):
+        with noting(results['missing']), closing(Peer(name, pythons.get(name, sys.executable), **sees)) as peer:
+            results['peers'][name] = peer.version
             for contest,(size,bs,pictures) in sizes.items():
                 job = 'device prioritized' if 'priority' in contest else 'device uniform'
                 try:
@@ -233,5 +231,4 @@ def main(args=None):
     size,pixels,seconds,rounds = (50_000, 2_000, .02, 2) if a.quick else (1_000_000, 20_000, .1, 5)
     if a.device == 'cpu': torch.set_num_threads(1)   # as all other contests
     results = run_device(a.device, size, pixels, seconds, rounds, a.train, a.pythons, sys.stderr.isatty())
-    print(device_report(results))
-    if a.out: reports.save(results, a.out, 'device', device_report(results))
+    reports.show(results, a.out, 'device', device_report(results))

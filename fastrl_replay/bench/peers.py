@@ -8,7 +8,8 @@ __all__ = ['ADAPTERS', 'DRAWN', 'STACK', 'FRAME_ROW', 'FRAME_MEMORIES', 'NORMAL'
            'Recorded', 'write_frames', 'anonymous', 'FrameTest', 'draw_frames', 'check_frames', 'SB3Frames',
            'CpprbFrames', 'mappings', 'advise', 'files_in', 'opened', 'sync_files', 'forget_pages', 'reads_of',
            'read_at_places', 'share_cached', 'numbered_rows', 'wrong_numbered', 'DiskTest', 'for_a_while',
-           'draw_from_disk', 'TorchrlDisk', 'machine', 'resident', 'Worker', 'TestWorker', 'serve', 'PeerError', 'Peer']
+           'draw_from_disk', 'TorchrlDisk', 'machine', 'resident', 'Worker', 'TestWorker', 'serve', 'PeerError',
+           'noting', 'Peer']
 
 # %% ../../nbs/bench/peers.ipynb #9d8f5e0d
 import ctypes, gc, json, mmap, os, platform, subprocess, sys, tempfile
@@ -760,6 +761,15 @@ def _started(command, log, settings):
 
 # for a process whose memory is looked at
 RETURN_MEMORY = dict(MALLOC_MMAP_THRESHOLD_='65536', MALLOC_TRIM_THRESHOLD_='65536')
+
+# %% ../../nbs/bench/peers.ipynb #b6c0d417
+@contextmanager
+def noting(
+    wrong:dict, # library → why; it takes what comes
+):
+    "While this lasts, a library that fails is written down, and nothing is raised"
+    try: yield
+    except PeerError as e: wrong[e.library] = str(e)
 
 # %% ../../nbs/bench/peers.ipynb #0e34ff66
 class Peer:

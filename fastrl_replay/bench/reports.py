@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['short', 'md_table', 'paragraphs', 'made_with', 'missing_peers', 'picture', 'without_frame', 'dots', 'Options', 'save',
-           'progress']
+           'show', 'progress']
 
 # %% ../../nbs/bench/reports.ipynb #a4bd912c
 import argparse, json
@@ -111,6 +111,16 @@ def save(
     try:
         for name,draw in pictures.items(): write_whole(out/f'{name}.png', draw())
     except ImportError: print("no pictures: matplotlib is missing (pip install '.[plot]')")
+
+# %% ../../nbs/bench/reports.ipynb #5d2c81f0
+def show(
+    results:dict, # plain data
+    out:Path, # a folder; None: nothing is written
+    *files, # name, text and pictures, as `save` takes them
+):
+    "Print the tables, and save them where a folder was asked for"
+    print(files[1])
+    if out: save(results, out, *files)
 
 # %% ../../nbs/bench/reports.ipynb #f76a3d52
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from gymnasium import spaces
 from ..steps.core import Steps, same_fields
-from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, did_you_mean
+from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, did_you_mean, not_installed
 from ..envs.episodes import refuse_drawn
 from ..memory.timeline import Timeline
 from ..pipe import Items, Pipe, as_pipe
@@ -22,8 +22,7 @@ from ..steps.nested import nest
 # %% ../../nbs/data/datasets.ipynb #ea0f0f19
 def _minari(who):
     try: import minari
-    except ImportError:
-        raise ArgumentError(who, 'minari is not installed', remedy="pip install 'fastrl_replay[minari]'") from None
+    except ImportError: raise not_installed(who, 'minari is not installed', 'minari', ArgumentError) from None
     return minari
 
 def _ordered(x, space):

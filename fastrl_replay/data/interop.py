@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import IterableDataset
 from torchdata import nodes
 from ..steps.core import Steps, steps_of_bytes
-from ..steps.errors import ArgumentTypeError, BlockError, StateError, problem
+from ..steps.errors import ArgumentTypeError, BlockError, StateError, not_installed
 from ..steps.row_dtypes import column_dtype, dtype_spec, leaves, spec_dtype
 from ..steps.batches import Sequences, burn_in_of, each_of
 from ..steps.nested import fields_of, map_leaves, nested_dtype
@@ -259,8 +259,7 @@ for cls in Steps,Sequences,Columns: _register(cls)
 # %% ../../nbs/data/interop.ipynb #8d55e7aa
 def _tensordict():
     try: import tensordict
-    except ImportError as e: raise ImportError(problem('Steps', 'tensordict is not installed',
-        remedy="pip install 'fastrl_replay[tensordict]'")) from e
+    except ImportError as e: raise not_installed('Steps', 'tensordict is not installed', 'tensordict') from e
     return tensordict
 
 def _named(x):

@@ -9,14 +9,13 @@ __all__ = ['register_games', 'SavedGame', 'atari', 'EpisodicLife']
 import importlib
 import gymnasium as gym, numpy as np, torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, StickyAction
-from ..steps.errors import ArgumentError, StateError, number, problem, whole
+from ..steps.errors import ArgumentError, StateError, not_installed, number, whole
 from ..steps.states import array, checked, generator
 
 # %% ../../nbs/envs/atari.ipynb #27e10c07
 def _of_extra(module, package):
     try: return importlib.import_module(module)
-    except ImportError as e: raise ImportError(problem('atari', f'{package} is not installed', e,
-        remedy="pip install 'fastrl_replay[atari]'")) from e
+    except ImportError as e: raise not_installed('atari', f'{package} is not installed', 'atari', got=e) from e
 
 def register_games():
     "Make Atari's games known to gymnasium: ALE/Pong-v5 and others"

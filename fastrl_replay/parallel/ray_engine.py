@@ -13,15 +13,14 @@ from threading import Event, Thread
 from time import monotonic, sleep
 import torch
 from fastcore.basics import patch
-from ..steps.errors import ArgumentError, ArgumentTypeError, number
+from ..steps.errors import ArgumentError, ArgumentTypeError, not_installed, number
 from .engines import Filled, Served, Weights, Worker, seed_generators
 from ..pipe import as_worker
 
 # %% ../../nbs/parallel/ray_engine.ipynb #849c6df5
 def _ray():
     try: import ray
-    except ImportError as e: raise ImportError('Parallel: engine=\'ray\' needs Ray. Remedy: '
-        "pip install 'fastrl_replay[ray]'") from e
+    except ImportError as e: raise not_installed('Parallel', "engine='ray' needs Ray", 'ray') from e
     return ray
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e26279d8

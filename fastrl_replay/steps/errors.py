@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['problem', 'Explained', 'ArgumentError', 'ArgumentTypeError', 'StateError', 'BlockError', 'NotEnoughRows',
-           'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'did_you_mean', 'number', 'choice']
+           'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'did_you_mean', 'number', 'choice',
+           'not_installed']
 
 # %% ../../nbs/steps/errors.ipynb #5e075225
 import difflib
@@ -94,3 +95,8 @@ def choice(
     if x in names: return x
     remedy = did_you_mean(x, names, form='{}')
     raise ArgumentError(who, what, repr(x), f'one of {", ".join(map(repr, names))}', remedy)
+
+# %% ../../nbs/steps/errors.ipynb #c7e4f0b8
+def not_installed(who:str, what:str, extra:str, kind:type=ImportError, got=None)->Exception:
+    "An error, to be raised, that says which extra of this library has what is missing"
+    return kind(problem(who, what, got, remedy=f"pip install 'fastrl_replay[{extra}]'"))
