@@ -257,6 +257,7 @@ _LAYERS = {   # shorter side of the image, at least → channels, side of the wi
     12: ((32,4,2),(64,3,1)),
     3: ((16,3,1),)}
 
+# %% ../../nbs/learning/policies.ipynb #cd0840db
 class ConvLayers(nn.Module):
     "Images of a space as features, [..., `size`]"
     def __init__(self,
@@ -281,7 +282,8 @@ class ConvLayers(nn.Module):
         if lead < 0 or state.shape[lead:] != self.shape: raise ArgumentError('ConvLayers', 'images',
             f'shape {list(state.shape)}', f'[..., {", ".join(map(str, self.shape))}]')
         x = state.reshape(math.prod(state.shape[:lead]), *[1]*(len(self.shape) == 2), *self.shape)
-        if self.highest != 1: x = x.float().div_(self.highest) if x.dtype == torch.uint8 else x.float()/self.highest
+        new,x = x.dtype == torch.uint8,x.float()   # if new, it can be scaled in place
+        if self.highest != 1: x = x.div_(self.highest) if new else x/self.highest
         if self.last: x = x.movedim(-1, -3)
         return self.layers(x.flatten(1, -3)).reshape(*state.shape[:lead], self.size)
 

@@ -112,7 +112,7 @@ def _roll(nodes, peaks, lows, starts, capacity, leave, come, p):
         if a >= b: continue
         a,b = a % capacity,a % capacity + b-a
         _fill(nodes, peaks, lows, starts, a, min(b, capacity), what)
-        if b > capacity: _fill(nodes, peaks, lows, starts, np.int64(0), b-capacity, what)   # 0 is a type of its own
+        if b > capacity: _fill(nodes, peaks, lows, starts, np.int64(0), b-capacity, what)   # a bare 0 is another type
 
 # %% ../../nbs/memory/sumtree.ipynb #6f997b18
 @njit

@@ -93,7 +93,7 @@ def _reader(number, doc):
             return np_cfarray(context, builder, array(types.voidptr, signature.args[1]), [start, args[1]])
         return array(types.intp, shape), codegen
     read.__doc__ = doc
-    return intrinsic(read)   # not a function of its own, which would be compiled for each kernel
+    return intrinsic(read)   # a function would be compiled for each kernel
 
 bytes_at  = _reader(types.uint8,  'Inside a kernel: the `n` bytes at an address as an array; `n` may be a shape')
 ints_at   = _reader(types.int32,  'The same for numbers of 4 bytes')

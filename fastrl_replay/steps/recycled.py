@@ -23,7 +23,7 @@ _kept = deque()                     # arrays that were given out; those that cam
 _counts = getattr(sys, '_is_gil_enabled', lambda: True)()   # without the lock, counts are none
 
 def batch_bytes(
-    n:int, # how many
+    n:int, # how many bytes
 )->np.ndarray: # uint8
     "Memory for a batch: that of an earlier one which is in use no more, or new"
     if n < LEAST or n > MOST or not _counts: return np.empty(n, np.uint8)
