@@ -26,7 +26,7 @@ groups = {
 
 titles = {   # in the sidebar, where a page's own title says less
     'steps/core': 'Steps', 'steps/errors': 'Errors', 'steps/row_dtypes': 'Row dtypes', 'steps/compiled': 'Compiled helpers', 'steps/machine': 'The machine', 'stages/waiting': 'Rows that wait', 'steps/states': 'Saved states, checked', 'pipe': 'Pipe, the base of all stages',
-    'testing': 'Scripted environments, contract', 'envs/episodes': 'Episodes and the gate', 'envs/numbering': 'Environments by number', 'envs/nans': 'NaN, found fast', 'steps/batches': 'Sequences, a batch type', 'steps/recycled': 'Memory of batches',
+    'testing': 'Scripted environments, contract', 'envs/episodes': 'Episodes and the gate', 'envs/numbering': 'Environments by number', 'envs/nans': 'NaN, found fast', 'steps/batches': 'Sequences, a batch type', 'steps/recycled': 'Memory of batches', 'steps/other_names': 'Names of other libraries',
     'steps/files': 'Whole files, locks', 'steps/locks': 'Locks', 'steps/nested': 'Nested dicts and tuples', 'envs/envstate': 'Environment snapshots', 'envs/infos': 'Columns from info',
     'envs/stepper': 'GymStepper', 'envs/slots': 'Environment slots', 'envs/vector_slots': 'Vector environments', 'envs/acting': 'Asking a policy', 'envs/group': 'Environment groups', 'envs/checks': 'What environments return', 'envs/sources': 'Sources of environments', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
     'stages/nstep': 'NStep, NSkip', 'stages/chunker': 'SequenceChunker', 'stages/journal': 'Journal, Gather',

@@ -20,6 +20,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_in
 from torch.utils.data._utils.collate import default_collate_fn_map
 from .steps.core import Steps
 from .steps.errors import Explained, ArgumentError, ArgumentTypeError, StateError, choice, problem
+from .steps.other_names import NoAttribute, check_names
 from .steps.states import anything, checked, flag, integer
 
 # %% ../nbs/pipe.ipynb #2b783269
@@ -55,6 +56,9 @@ class Pipe(IterDataPipe):
     source_elsewhere = False     # True: the chain above it runs in other processes, and not here
     draws_batches = False        # True: a replay, whose batches a thread may draw
     _worker_here = None          # which copy it was told that it is, and in which process
+    def __new__(cls, *args, **kwargs):
+        check_names(cls, kwargs)
+        return super().__new__(cls)
     def __init__(self, source=None, # a pipe, or any iterable of items; None: nothing comes
     ): self.source = as_pipe(source)
     def __init_subclass__(cls, **kw):
@@ -76,6 +80,9 @@ class Pipe(IterDataPipe):
     def _open(self): "Open now what the first item would open; what is open already stays"
     def _close(self): "Close what this stage has opened; what is closed already stays closed"
     def _in_worker(self, info): "Be one of several copies"
+    def __getattr__(self, name):
+        try: return super().__getattr__(name)   # torch's chained methods
+        except AttributeError: raise NoAttribute(type(self).__name__, name, lambda: dir(self)) from None
 
 # %% ../nbs/pipe.ipynb #c50075df
 class WorkerInfo(NamedTuple):

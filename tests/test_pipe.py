@@ -16,6 +16,8 @@ from fastrl_replay.steps.errors import ArgumentError, BlockError, EnvError, NotE
 from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.pipe import Cycler, Filter, Header, InMemoryCacheHolder, Items, Map, MapToIterConverter, Pipe, Positioned, TypeTransformLoop
 from fastrl_replay.pipe import WorkerInfo, as_pipe, dp, stage, upstream
+from fastrl_replay.all import ExperienceReplay, GymStepper, PrioritizedReplay, SequenceReplay
+from fastrl_replay.steps.other_names import ARGUMENTS, STAGES as THEIRS, ours
 from fastrl_replay.testing import same, through_file
 
 PACKAGE = Path(fastrl_replay.__file__).parent
@@ -615,3 +617,34 @@ def test_a_chain_is_shown_as_it_was_written():
 def test_arguments_of_any_kind_can_be_shown(by):
     "A stage with an array for an argument, as CONTRIBUTING invites users to write"
     assert '.scaled(by=' in repr(Scaled([1], by))   # was: "The truth value of an array … is ambiguous"
+
+# ---- names of other libraries ----
+
+@pytest.mark.parametrize('make, says', [
+    (lambda: Items([]).experience_replay(batch_size=2), r"ExperienceReplay: unexpected keyword argument 'batch_size' \(did you mean 'bs'\?\)"),
+    (lambda: ExperienceReplay(None, 2, buffer_size=9), "did you mean 'max_sz'"), (lambda: PrioritizedReplay(None, 2, 9, learning_starts=9), "did you mean 'warmup'"),
+    (lambda: SequenceReplay(None, 2, 9, seq_len=2), "did you mean 'length'"), (lambda: Items([]).n_step(n_steps=3), "did you mean 'n'"),
+    (lambda: Items([]).dqn(None, learning_rate=1), "did you mean 'lr'"), (lambda: GymStepper('CartPole-v1', sede=1), "did you mean 'seed'"),
+    (lambda: Items([]).header(xyz=1), r"Header: unexpected keyword argument 'xyz'; expected one of source, limit")])
+def test_arguments_of_other_libraries_are_told_ours(make, says):
+    with pytest.raises(TypeError, match=says): make()
+
+@pytest.mark.parametrize('name, meant', [('prioritised_replay', 'prioritized_replay'), ('replay_buffer', 'experience_replay'), ('her', 'hindsight_replay'), ('sequence_repaly', 'sequence_replay'), ('n_steps', 'n_step'), ('state_dcit', 'state_dict')])
+def test_stages_of_other_libraries_are_told_ours(name, meant):
+    with pytest.raises(AttributeError, match=f"^Items: no attribute '{name}' .did you mean '{meant}'"): getattr(Items([]), name)
+
+def test_what_is_not_there_is_asked_for_as_before():
+    pipe = Items([1, 2]).map(str)
+    assert not hasattr(pipe, 'nothing_like_it') and getattr(pipe, '_none', 3) == 3 and [*pipe.batch(2)] == [['1', '2']]
+    with pytest.raises(AttributeError, match="no attribute 'nothing_like_it'$") as e: pipe.nothing_like_it
+    assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)
+
+def test_names_that_are_told_are_there():
+    "Each name of ours in the tables is an argument of some stage, or a chained method, and the one that is told"
+    stages = {n: f.stage for n, f in Pipe.functions.items() if hasattr(f, 'stage')}
+    arguments = {n: set(inspect.signature(c.__init__).parameters) for n, c in stages.items()}
+    assert set(ARGUMENTS) <= set.union(*arguments.values()) and set(THEIRS) <= {*stages}
+    for name, names in arguments.items():
+        for own, theirs in ARGUMENTS.items():
+            wrong = [word for word in theirs.split() if own in names and word not in names and ours(word, names, ARGUMENTS) != own]
+            assert not wrong, (name, own, wrong)
