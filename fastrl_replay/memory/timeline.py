@@ -103,6 +103,20 @@ def going_on(self:Timeline):
     "Numbers of environments under way, but for those that have been silent for long"
     return self._parts[0].going_on if self._parts else np.zeros(0, np.int64)
 
+# %% ../../nbs/memory/timeline.ipynb #05e1f031
+@patch
+def stands_at(self:Timeline,
+    env_id:int, # of an environment
+)->tuple: # its episode, the steps that it has made in it, and their rewards; None: it is not known
+    "Where an environment stands after its last row"
+    if not self._parts: return None
+    _,envs,last_key = self._parts[0].tables
+    at = np.flatnonzero(envs.ids == env_id)
+    if not len(at): return None
+    (episode,step,under_way),key = envs.last[at[0]].tolist(),last_key[at[0]]
+    if not under_way: return episode + 1,0,0.
+    return episode,step,float(self.take([key]).rows['total_reward'][0]) if self.valid(key) else 0.
+
 # %% ../../nbs/memory/timeline.ipynb #4ff47d95
 class _Shapes:
     "What batches and windows of rows look like"

@@ -26,7 +26,8 @@ from ..memory.directory import shard_path
 from ..memory.links import Places
 from ..memory.samplers import Sampler, drawn, importance_weights
 from ..memory.timeline import Timeline
-from ..pipe import Pipe
+from ..pipe import Pipe, upstream
+from ..envs.own_steps import StepRows, step_values
 from .views import Transitions, View, checked_view
 from ..steps.states import anything, checked, integer, listed
 
@@ -48,7 +49,7 @@ class Fixed:
 # %% ../../nbs/replay/replay.ipynb #230f3c16
 class Replay(Pipe):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
-    _buffers = 'memory','sampler','view','_opened','lock','_unfollowed','_ones'
+    _buffers = 'memory','sampler','view','_steps','_opened','lock','_unfollowed','_ones'
     draws_batches,_is_shard = True,False
     max_sz,store,weight_norm = Fixed(),Fixed(),Fixed()
     def __init__(self,
@@ -162,7 +163,8 @@ def _new_parts(self:Replay, older=None): # a memory whose place the new one will
         if replay() is not None: replay()._check_columns(dtype)
     memory = Timeline(self.max_sz, self.store, who, check, older, view.counted)
     sampler,view = sampler.fresh(),view.fresh(memory, who)
-    return dict(memory=memory, sampler=sampler, view=view, _opened=False)   # do they go on with what lay there?
+    steps = StepRows(who, lambda env: memory.stands_at(env) or (1,0,0.))
+    return dict(memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False)   # do they go on with what lay?
 
 # %% ../../nbs/replay/replay.ipynb #67b05824
 @patch
@@ -207,6 +209,41 @@ def _initial_priorities(self:Replay, first):
     if self._initial is None or first >= end: return {}
     new = self.memory.take(np.arange(first, end)).to('cpu')
     return dict(p=self.sampler.priorities(new.rows[self._initial]))
+
+# %% ../../nbs/replay/replay.ipynb #05e1f041
+@patch
+def add_step(self:Replay,
+    obs, # of one environment, or of each of several: a number, an array, a tensor, or a dict or tuple of these
+    action, # what was done
+    reward, # a number, or one for each environment
+    next_obs, # what came of it
+    terminated, # has the episode ended?
+    truncated=False, # was it broken off?
+    **how, # env_id=0: whose step, or the first of these; final_obs=, autoreset_mode=: how vectors reset; other columns
+)->np.ndarray: # the keys of new rows
+    "Add a step of a loop of yours, or one of each environment of a vector"
+    values = step_values(obs, action, reward, next_obs, terminated, truncated, **how)
+    with self.lock:
+        if first := self._own_steps(): return self._pass_on(first, values)
+        rows = self._steps.make(*values)
+        if self.view.follows: rows = rows.copy()   # an interrupted call is made up for by the next one
+        keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
+        self._steps.done()
+        return keys
+
+# %% ../../nbs/replay/replay.ipynb #05e1f042
+@patch
+def _own_steps(self:Replay):
+    "The stage of own steps at the top of the chain; None: there is another one, or none"
+    pipe = self if self.has_source else None
+    while not (pipe is None or getattr(pipe, 'takes_steps', False)): pipe = upstream(pipe)
+    return pipe
+
+@patch
+def _pass_on(self:Replay, first, values):
+    first.take(*values)
+    keys = [self.add(block) for block in self.blocks()]
+    return np.concatenate(keys) if keys else np.zeros(0, np.int64)
 
 # %% ../../nbs/replay/replay.ipynb #797a8984
 @patch

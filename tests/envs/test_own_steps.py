@@ -1,0 +1,141 @@
+"Steps of a loop, as `add_step` takes them, are the rows that `GymStepper` makes of the same environments"
+import io, pickle
+import numpy as np, pytest, torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from fastrl_replay.all import *
+from fastrl_replay.steps.errors import BlockError
+from fastrl_replay.testing import ScriptedEnv, script
+
+def rows_of(memory):
+    rows = memory[:].rows
+    return rows[np.lexsort((rows['step_n'], rows['episode_n'], rows['env_id']))]
+
+def same_rows(a, b):
+    names = [n for n in b.dtype.names if n in a.dtype.names]
+    n = min(len(a), len(b))
+    assert n and {'state', 'next_state', 'total_reward', 'truncated'} <= set(names)
+    for name in names: assert np.array_equal(a[name], b[name]), name
+
+def reference(envs, n, **kw):
+    stepper, memory = GymStepper(envs, lambda s: np.zeros(len(s), np.int64), seed=3, **kw), ExperienceReplay(None, 1, 1000)
+    for block in stepper:
+        memory.add(block)
+        if len(memory) >= n: return memory.memory
+
+LASTS = 3, -2, 1, 4   # lengths of episodes; negative: truncated
+
+def vector(mode): return SyncVectorEnv([lambda: ScriptedEnv(**script(*LASTS)), lambda: ScriptedEnv(**script(-1, 2))], autoreset_mode=mode)
+
+def until(rows, k): return rows[(rows['episode_n'] <= k)]
+
+@pytest.mark.parametrize('make', [lambda: ExperienceReplay(None, 1, 1000), lambda: PrioritizedReplay(None, 1, 1000), lambda: SequenceReplay(None, 1, 1000, length=2)])
+def test_a_single_environment(make):
+    env, replay = ScriptedEnv(**script(*LASTS)), make()
+    obs, _ = env.reset(seed=3)
+    for _ in range(40):
+        nxt, reward, term, trunc, _ = env.step(0)
+        assert len(replay.add_step(obs, 0, reward, nxt, term, trunc)) == 1
+        obs = env.reset()[0] if term or trunc else nxt
+    same_rows(rows_of(replay.memory), rows_of(reference([lambda: ScriptedEnv(**script(*LASTS))], 40))[:40])
+
+@pytest.mark.parametrize('mode', list(AutoresetMode))
+@pytest.mark.parametrize('as_', [np.asarray, torch.as_tensor, lambda x: x], ids=['arrays', 'tensors', 'as they come'])
+def test_vectors_under_all_modes(mode, as_):
+    envs, replay = vector(mode), ExperienceReplay(None, 1, 1000)
+    obs, _ = envs.reset(seed=3)
+    for _ in range(30):
+        nxt, reward, term, trunc, info = envs.step(np.zeros(2, np.int64))
+        how = dict(final_obs=info.get('final_obs')) if mode == AutoresetMode.SAME_STEP else {}
+        if mode == AutoresetMode.NEXT_STEP: how = dict(autoreset_mode='next_step')
+        replay.add_step(as_(obs.copy()), np.zeros(2, np.int64), as_(reward.copy()), as_(nxt.copy()), term, trunc, **how)
+        done = term | trunc
+        obs = envs.reset(options=dict(reset_mask=done))[0] if mode == AutoresetMode.DISABLED and done.any() else nxt
+    wanted = rows_of(reference(vector(mode), 60, autoreset_mode=mode))
+    got = rows_of(replay.memory)
+    for e in range(2):
+        a, b = got[got['env_id'] == e], wanted[wanted['env_id'] == e]
+        n = min(len(a), len(b))
+        assert n > 15
+        same_rows(a[:n], b[:n])
+
+def test_dicts_and_columns():
+    replay = ExperienceReplay(None, 1, 100)
+    for k in range(4):
+        obs = dict(eye=np.full((2, 3, 3), k, np.uint8), arm=(torch.ones(2)*k, np.arange(2.)))
+        replay.add_step(obs, np.ones((2, 1), np.float32)*k, [k, 1.], obs, [False, k == 1], env_id=[7, 3], logp=[.5, k], note=np.full((2, 2), k))
+    rows = replay.memory[:].rows
+    assert rows['env_id'].tolist() == [7, 3]*4 and rows['state']['eye'].shape == (8, 3, 3) and rows['state']['arm']['[1]'].dtype == np.float64
+    assert rows['episode_n'].tolist() == [1, 1, 1, 1, 1, 2, 1, 2] and rows['logp'].dtype == np.float32 and rows['note'][-1].tolist() == [3, 3]
+
+BAD = [(dict(obs=[1., 2., 3.]), r'state: another shape than at the first call; got \[3\]'), (dict(action=.5), 'action: another kind than at the first call; got float32; expected int64'),
+    (dict(reward=[1., 2.]), r'state: another shape than at the first call; got \[2\]; expected \[2, 2\]'), (dict(terminated=2), 'terminated; got 2; expected True or False'),
+    (dict(terminated='yes'), 'terminated'), (dict(next_obs=dict(a=1)), 'next_state'), (dict(obs=[np.nan, 0.]), 'NaN'), (dict(reward=np.nan), 'NaN'), (dict(env_id=.5), 'env_id'), (dict(env_id=-1), 'env_id'),
+    (dict(more=1.), 'other columns than at the first call: with more'), (dict(autoreset_mode='sometimes'), 'autoreset_mode'), (dict(obs=[[1, 2], [3]]), 'state'), (dict(reward=None), 'reward')]
+
+@pytest.mark.parametrize('bad, says', BAD)
+@pytest.mark.parametrize('chain', [False, True])
+def test_what_is_refused_leaves_all_as_it_was(bad, says, chain):
+    made = (lambda: OwnSteps().n_step(2, .9).experience_replay(1, 100)) if chain else lambda: ExperienceReplay(None, 1, 100)
+    one, other = made(), made()
+    good = dict(obs=[1., 2.], action=1, reward=1., next_obs=[3., 4.], terminated=False)
+    for k in range(6):
+        for r in one, other: r.add_step(**dict(good, terminated=k == 2))
+        if chain and 'NaN' in says: continue   # refused by the stage after it
+        with pytest.raises((ValueError, TypeError), match=says): one.add_step(**dict(good, **{}) | bad)
+    assert np.array_equal(one.memory[:].rows, other.memory[:].rows)
+
+def test_without_a_first_step_nothing_is_decided():
+    replay = ExperienceReplay(None, 1, 100)
+    for bad in dict(obs='up'), dict(obs=[np.nan]), dict(action=None), dict(reward=[[1.]]):
+        with pytest.raises((ValueError, TypeError)): replay.add_step(**dict(dict(obs=[1.], action=1, reward=1., next_obs=[3.], terminated=False), **bad))
+    replay.add_step([1, 2], 0., 1, [3, 4], True)
+    assert replay.memory[:].rows['state'].dtype == np.int64 and len(replay) == 1
+
+def going_on(replay, times, k=0):
+    for k in range(k, k + times): replay.add_step([k, 1.], k % 2, k, [k + 1, 1.], k % 5 == 4, env_id=k % 2)
+
+@pytest.mark.parametrize('how', ['checkpoint', 'pickle', 'directory', 'chain'])
+def test_counting_goes_on(how, tmp_path):
+    def made(name='m'):
+        if how == 'chain': return OwnSteps().n_step(3, .9).experience_replay(2, 100, seed=0)
+        return ExperienceReplay(None, 2, 100, seed=0, store=Rows(tmp_path/name) if how == 'directory' else None)
+    whole, first = made('whole'), made()
+    going_on(whole, 30)
+    going_on(first, 13)
+    if how == 'pickle': second = pickle.loads(pickle.dumps(first))
+    elif how == 'directory':
+        first.close()
+        second = made()
+    else:
+        file = io.BytesIO()
+        torch.save(first.state_dict(), file)
+        file.seek(0)
+        second = made()
+        going_on(second, 3)
+        second.load_state_dict(torch.load(file, weights_only=True))
+    going_on(second, 17, 13)
+    assert np.array_equal(second.memory[:].rows, whole.memory[:].rows)
+
+def test_n_step_through_a_chain_is_n_step():
+    env = ScriptedEnv(**script(*LASTS))
+    replay = OwnSteps().n_step(3, .9).prioritized_replay(2, 100)
+    obs, _ = env.reset(seed=3)
+    for _ in range(40):
+        nxt, reward, term, trunc, _ = env.step(0)
+        replay.add_step(obs, 0, reward, nxt, term, trunc)
+        obs = env.reset()[0] if term or trunc else nxt
+    wanted, memory = GymStepper([lambda: ScriptedEnv(**script(*LASTS))], lambda s: np.zeros(len(s), np.int64), seed=3).n_step(3, .9), ExperienceReplay(None, 1, 1000)
+    for block in wanted:
+        memory.add(block)
+        if len(memory) >= 37: break
+    same_rows(rows_of(replay.memory)[:35], rows_of(memory.memory)[:35])
+
+def test_a_reset_that_is_none_is_refused():
+    replay = ExperienceReplay(None, 1, 100)
+    step = dict(obs=[[1.]], action=[0], next_obs=[[2.]], autoreset_mode='next_step')
+    replay.add_step(reward=[1.], terminated=[True], **step)
+    with pytest.raises(BlockError, match=r'the step after an end was no reset \(env_id 0\); got reward 1'): replay.add_step(reward=[1.], terminated=[False], **step)
+    assert len(replay.add_step(reward=[0.], terminated=[False], **step)) == 0
+    assert replay.memory[:].rows['episode_n'].tolist() == [1]
+    replay.add_step(reward=[1.], terminated=[False], **step)
+    assert replay.memory[:].rows[['episode_n', 'step_n']].tolist() == [(1, 1), (2, 1)]
