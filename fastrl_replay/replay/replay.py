@@ -219,10 +219,13 @@ def add_step(self:Replay,
     next_obs, # what came of it
     terminated, # has the episode ended?
     truncated=False, # was it broken off?
-    **how, # env_id=0: whose step, or the first of these; final_obs=, autoreset_mode=: how vectors reset; other columns
+    *,
+    env_id=0, # whose step it is, or that of the first of these, or of each
+    final_obs=None, # the last states of environments that have been reset already
+    **columns, # what else is known of the step; and autoreset_mode='next_step', of a vector that resets in the next one
 )->np.ndarray: # the keys of new rows
     "Add a step of a loop of yours, or one of each environment of a vector"
-    values = step_values(obs, action, reward, next_obs, terminated, truncated, **how)
+    values = step_values(obs, action, reward, next_obs, terminated, truncated, env_id, final_obs, **columns)
     with self.lock:
         if first := self._own_steps(): return self._pass_on(first, values)
         rows = self._steps.make(*values)
