@@ -17,6 +17,7 @@ from ..steps.errors import ArgumentTypeError, BlockError
 from ..steps.nested import fields_of, nested_dtype
 from ..steps.row_dtypes import column_dtype, step_dtype
 from ..steps.states import block, checked, flag, integer, listed, real, row
+from .episodes import BlockGate, refuse_nan
 from .vector_slots import as_mode
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f006
@@ -41,7 +42,7 @@ def first_dtype(
         a = as_array(x)
         if a.dtype.kind not in 'biuf': raise ArgumentTypeError(who, name, f'{type(x).__name__} {x!r:.40}', 'numbers')
         if n is not None and a.shape[:1] != (n,): raise BlockError(who, f'shape of {name}', list(a.shape), f'[{n}, …]: '
-            f'as many as reward has', 'an array with an entry for each environment')
+            'as many as reward has', 'an array with an entry for each environment')
         return np.dtype((a.dtype, a.shape if n is None else a.shape[1:]))
     def of(name): return column_dtype(nested_dtype(values[name], leaf, name), name)
     base = step_dtype(_ANY, _ANY, **{k: of(k) for k in values if k not in _EVERY})
@@ -115,7 +116,7 @@ class StepRows:
             if type(x) is np.ndarray and x.dtype is kind and x.shape == shape: field[...] = x
             else: fill(self.who, field, x, k)
         ended = [a or b for a,b in zip(*(self._columns[k][0].tolist() for k in ('terminated','truncated')))]
-        mode = as_mode(mode)
+        mode = as_mode(mode, who=self.who)
         if final_obs is not None or mode == AutoresetMode.SAME_STEP: self._put_final(rows, ended, final_obs)
         self._count(rows, ended, env_id)
         return self._without_resets(rows, ended) if mode == AutoresetMode.NEXT_STEP else rows
@@ -214,12 +215,14 @@ def _of_env(x, i, n):
 # %% ../../nbs/envs/own_steps.ipynb #05e1f025
 class OwnSteps(Pipe):
     "The first stage of a chain whose steps come from a loop of yours"
-    _buffers = 'rows','_waiting'
+    _buffers = '_rows','_gate','_waiting'
     data_ended,takes_steps = False,True   # more may come after each pass
     def __init__(self):
         super().__init__()
         self._fresh()
-    def _fresh(self): self.rows,self._waiting = StepRows('OwnSteps'),deque()
+    def _fresh(self):
+        self._rows,self._waiting = StepRows('OwnSteps'),deque()
+        self._gate = BlockGate('OwnSteps', refuses=refuse_nan('OwnSteps'))   # later stages can't leave counters as they were
     def __iter__(self):
         while self._waiting: yield self._waiting.popleft()
 
@@ -228,9 +231,11 @@ class OwnSteps(Pipe):
         self.take(*step_values(obs, action, reward, next_obs, terminated, truncated, **how))
     def take(self, values, *how):
         "The same of values that are sorted"
-        rows = self.rows.make(values, *how)
-        if len(rows): self._waiting.append(Steps(rows.copy()))
-        self.rows.done()
+        rows = self._rows.make(values, *how).copy()
+        if len(rows):
+            self._gate.accept(*self._gate.check(Steps(rows)))
+            self._waiting.append(Steps(rows))
+        self._rows.done()
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f026
 def step_values(obs, action, reward, next_obs, terminated, truncated, env_id=0, final_obs=None, **columns):
@@ -241,7 +246,7 @@ def step_values(obs, action, reward, next_obs, terminated, truncated, env_id=0, 
 
 @patch
 def snapshot(self:OwnSteps):
-    counts = [[e, *(int(k) for k in c[:2]), float(c[2]), e in self.rows.over] for e,c in self.rows.counts.items()]
+    counts = [[e, *c, e in self._rows.over] for e,c in self._rows.counts.items()]
     return dict(counts=counts, waiting=[pack(b) for b in self._waiting])
 
 @patch
@@ -252,6 +257,6 @@ def check_state(self:OwnSteps, state):
 @patch
 def restore(self:OwnSteps, state):
     self._fresh()
-    self.rows.counts = {e: tuple(c) for e,*c,_ in state['counts']}
-    self.rows.over = {e for e,*_,over in state['counts'] if over}
+    self._rows.counts = {e: tuple(c) for e,*c,_ in state['counts']}
+    self._rows.over = {e for e,*_,over in state['counts'] if over}
     self._waiting.extend(state['waiting'])

@@ -49,9 +49,9 @@ def _count(raw, at, first_id, lags, counts, totals, resets):
 # %% ../../nbs/envs/vector_slots.ipynb #2cad40d8
 _MODES = {name: m for m in AutoresetMode for name in (m.name.lower(), m.value)}
 
-def as_mode(x, what='autoreset_mode'):
+def as_mode(x, what='autoreset_mode', who='GymStepper'):
     "An autoreset mode, which may have been given by name: 'same_step', or gymnasium's 'SameStep'; None stays None"
-    return x if x is None or isinstance(x, AutoresetMode) else _MODES[choice('GymStepper', what, x, _MODES)]
+    return x if x is None or isinstance(x, AutoresetMode) else _MODES[choice(who, what, x, _MODES)]
 
 def _mode_of(env, given, env_id):
     "How a vector environment resets, and whether that is just assumed"

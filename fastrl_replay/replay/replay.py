@@ -73,7 +73,8 @@ class Replay(Pipe):
         self._no_source = self.source if source is None else None   # another may be given later
         self.weight_norm,self.return_idxs,self.freeze_memory = weight_norm,return_idxs,freeze_memory
         self._given = dict(sampler=sampler)   # for the repr: the attribute is one that is in use
-        sampler = self._checked_sampler(default() if sampler is None else self._own_sampler(sampler), view, initial)
+        sampler = default() if sampler is None else sampler
+        sampler = self._own_sampler(self._checked_sampler(sampler, view, initial))
         self._templates,self._initial,self._needs = (sampler,view),initial,needs
         self.ratio,self.store,self.beta = ratio,store,beta
         self._fresh()
@@ -103,11 +104,12 @@ def _check_sizes(self:Replay, bs, max_sz, needs, ratio, warmup):
 @patch
 def _own_sampler(self:Replay, sampler):
     "One that was given, with the seed of the replay where it has none; a warning of settings that it won't ask for"
+    if self._given['sampler'] is None: return sampler
     args,who = signature(type(self)).parameters,type(self).__name__
     unused = [f'{k}={x!r}' for k,x in vars(self).items() if k in _OF_SAMPLER and k in args and x != args[k].default]
     if unused: warnings.warn(problem(who, f'{", ".join(unused)} beside sampler=, which decides that itself',
         remedy=f'leave it out, or say it to {type(sampler).__name__}'), stacklevel=4)
-    if getattr(sampler, 'seed', 0) is not None or getattr(self, 'seed', None) is None: return sampler
+    if sampler.seed is not None or getattr(self, 'seed', None) is None: return sampler
     sampler = copy(sampler)
     sampler.seed = self.seed
     return sampler

@@ -70,7 +70,7 @@ def test_dicts_and_columns():
 BAD = [(dict(obs=[1., 2., 3.]), r'state: another shape than at the first call; got \[3\]'), (dict(action=.5), 'action: another kind than at the first call; got float32; expected int64'),
     (dict(reward=[1., 2.]), r'state: another shape than at the first call; got \[2\]; expected \[2, 2\]'), (dict(terminated=2), 'terminated; got 2; expected True or False'),
     (dict(terminated='yes'), 'terminated'), (dict(next_obs=dict(a=1)), 'next_state'), (dict(obs=[np.nan, 0.]), 'NaN'), (dict(reward=np.nan), 'NaN'), (dict(env_id=.5), 'env_id'), (dict(env_id=-1), 'env_id'),
-    (dict(more=1.), 'other columns than at the first call: with more'), (dict(autoreset_mode='sometimes'), 'autoreset_mode'), (dict(obs=[[1, 2], [3]]), 'state'), (dict(reward=None), 'reward')]
+    (dict(more=1.), 'other columns than at the first call: with more'), (dict(autoreset_mode='sometimes'), '(ExperienceReplay|OwnSteps): autoreset_mode'), (dict(obs=[[1, 2], [3]]), 'state'), (dict(reward=None), 'reward')]
 
 @pytest.mark.parametrize('bad, says', BAD)
 @pytest.mark.parametrize('chain', [False, True])
@@ -80,7 +80,6 @@ def test_what_is_refused_leaves_all_as_it_was(bad, says, chain):
     good = dict(obs=[1., 2.], action=1, reward=1., next_obs=[3., 4.], terminated=False)
     for k in range(6):
         for r in one, other: r.add_step(**dict(good, terminated=k == 2))
-        if chain and 'NaN' in says: continue   # refused by the stage after it
         with pytest.raises((ValueError, TypeError), match=says): one.add_step(**dict(good, **{}) | bad)
     assert np.array_equal(one.memory[:].rows, other.memory[:].rows)
 

@@ -1,4 +1,4 @@
-"""How kernels are compiled: when a line says so, what of it Python's garbage collector sees, and that nothing is compiled twice."""
+"""How kernels are compiled: when a line says so, and what of it Python's garbage collector sees."""
 import gc, os, subprocess, sys
 
 import pytest
