@@ -222,7 +222,7 @@ class OwnSteps(Pipe):
         self._fresh()
     def _fresh(self):
         self._rows,self._waiting = StepRows('OwnSteps'),deque()
-        self._gate = BlockGate('OwnSteps', refuses=refuse_nan('OwnSteps'))   # later stages can't leave counters as they were
+        self._gate = BlockGate('OwnSteps', refuses=refuse_nan('OwnSteps'))   # before anything is counted
     def __iter__(self):
         while self._waiting: yield self._waiting.popleft()
 
