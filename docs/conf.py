@@ -29,7 +29,7 @@ titles = {   # in the sidebar, where a page's own title says less
     'testing': 'Scripted environments, contract', 'envs/episodes': 'Episodes and the gate', 'envs/numbering': 'Environments by number', 'envs/nans': 'NaN, found fast', 'steps/batches': 'Sequences, a batch type', 'steps/recycled': 'Memory of batches', 'steps/other_names': 'Names of other libraries',
     'steps/files': 'Whole files, locks', 'steps/locks': 'Locks', 'steps/nested': 'Nested dicts and tuples', 'envs/envstate': 'Environment snapshots', 'envs/infos': 'Columns from info',
     'envs/stepper': 'GymStepper', 'envs/slots': 'Environment slots', 'envs/vector_slots': 'Vector environments', 'envs/acting': 'Asking a policy', 'envs/group': 'Environment groups', 'envs/checks': 'What environments return', 'envs/sources': 'Sources of environments', 'envs/own_steps': 'Steps of your own loop', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
-    'stages/nstep': 'NStep, NSkip', 'stages/chunker': 'SequenceChunker', 'stages/journal': 'Journal, Gather',
+    'stages/nstep': 'NStep, NSkip', 'stages/chunker': 'SequenceChunker', 'stages/journal': 'Journal, Gather', 'stages/normalisation': 'States and rewards on one scale',
     'memory/places': 'Places', 'memory/directory': 'A place in files', 'memory/rows': 'Stores: Rows', 'memory/codecs': 'Codecs for frames',
     'memory/frame_log': 'Frame log', 'memory/frame_segments': 'Frame segments in files', 'memory/frames': 'Store: Frames', 'memory/on_device': 'A place on a GPU', 'memory/device_frames': 'Frames on a GPU',
     'memory/timeline': 'Timeline', 'memory/sumtree': 'SumTree', 'memory/ranktree': 'RankTree', 'memory/samplers': 'Samplers',

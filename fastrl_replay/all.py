@@ -7,15 +7,15 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'StateError', 'Steps', 'step_dtype', 'write_whole', 'Cycler', 'Header', 'InMemoryCacheHolder', 'Items',
            'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage', 'worker_info', 'ScriptedEnv', 'ScriptedVectorEnv',
            'check_contract', 'script', 'scripted_steps', 'GymStepper', 'OwnSteps', 'NSkip', 'NStep', 'SequenceChunker',
-           'Gather', 'Journal', 'Episodes', 'Offline', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree',
-           'Proportional', 'Ranked', 'Sampler', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay',
-           'HindsightReplay', 'Mixture', 'Sequences', 'read_minari', 'write_minari', 'double_q_target',
-           'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace',
-           'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds', 'Critics',
-           'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable',
-           'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors',
-           'td3_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel', 'RayEngine', 'WorkerError',
-           'Prefetch']
+           'Gather', 'Journal', 'Episodes', 'Offline', 'Normalised', 'RewardNorm', 'ScaleRewards', 'StateNorm',
+           'UpdateNorms', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Sampler',
+           'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture',
+           'Sequences', 'read_minari', 'write_minari', 'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale',
+           'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet',
+           'conv_net', 'value_net', 'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net',
+           'squashed', 'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts',
+           'dqn_errors', 'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe',
+           'Parallel', 'RayEngine', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/all.ipynb #6c6c196b
 from .steps.core import Steps
@@ -32,6 +32,7 @@ from .envs.stepper import GymStepper
 from .stages.nstep import NSkip, NStep
 from .stages.chunker import SequenceChunker
 from .stages.journal import Gather, Journal
+from .stages.normalisation import Normalised, RewardNorm, ScaleRewards, StateNorm, UpdateNorms
 from .learning.evaluation import evaluate
 import fastrl_replay.app.recipes   # noqa: F401 (its environments have names then, and `evaluate` takes agents)
 from .stages.recorded import Episodes
@@ -71,6 +72,7 @@ _all_ = [
     'worker_info',
     'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
     'GymStepper', 'OwnSteps', 'NSkip', 'NStep', 'SequenceChunker', 'Gather', 'Journal', 'Episodes', 'Offline',
+    'Normalised', 'RewardNorm', 'ScaleRewards', 'StateNorm', 'UpdateNorms',
     'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree',
     'Proportional', 'Ranked', 'Sampler', 'Uniform',
     'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences',

@@ -24,6 +24,7 @@ from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.stages.chunker import SequenceChunker
 from fastrl_replay.stages.journal import Gather, Journal
+from fastrl_replay.stages.normalisation import RewardNorm, ScaleRewards, StateNorm, UpdateNorms
 from fastrl_replay.stages.nstep import NSkip, NStep
 from fastrl_replay.stages.recorded import Episodes
 from gymnasium.spaces.box import Box
@@ -146,6 +147,12 @@ class Pipe(IterDataPipe):
         ...
     def gather(self, n: int) -> Gather:
         'Blocks of `n` rows or more, put together from smaller ones; at the end what is left'
+        ...
+    def update_norms(self, states: StateNorm | None = None, rewards: RewardNorm | None = None) -> UpdateNorms:
+        'Lets blocks pass, and counts each row once in the statistics of states and rewards'
+        ...
+    def scale_rewards(self, rewards: RewardNorm) -> ScaleRewards:
+        'Batches with rewards on the scale of a `RewardNorm`'
         ...
     def experience_replay(self, bs: int = 1, max_sz: int = 1000000, *, replacement: bool = False, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> ExperienceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly'

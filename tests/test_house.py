@@ -42,6 +42,7 @@ SURFACE = {
     'learning.policies': 'Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet conv_net value_net',
     'learning.continuous': 'BoxBounds Critics GaussianNoise SquashedGaussian actor_net squashed',
     'stages.journal': 'Gather Journal',
+    'stages.normalisation': 'Normalised RewardNorm ScaleRewards StateNorm UpdateNorms',
     'learning.evaluation': 'evaluate',
     'stages.recorded': 'Episodes', 'app.offline': 'Offline',
     'learning.base': 'discounts',

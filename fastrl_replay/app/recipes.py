@@ -20,13 +20,15 @@ from ..steps.row_dtypes import differing_columns, row_places, saved_dtype
 from ..envs.stepper import GymStepper, as_float32
 from ..learning.evaluation import evaluate, play
 from ..stages.journal import Collected, Gather, Journal
+from ..stages.normalisation import RewardNorm, ScaleRewards, StateNorm, UpdateNorms
 from ..learning.learners import LEARNERS
-from ..learning.registry import network_layers, recorded, scheduled, setting
+from ..learning.registry import NORMS, network_layers, recorded, scheduled, setting
 from ..steps.machine import device_of
 from ..memory.directory import read_meta
 from .named_envs import full_name, named_env, named_info, named_store, read_calls
 from .offline import Offline
 from ..parallel.stage import Parallel, as_engine
+from ..pipe import upstream
 from ..steps.states import anything, array, checked
 
 # %% ../../nbs/app/recipes.ipynb #04733818
@@ -224,7 +226,7 @@ class Agent:
 def _build(self:Agent, s):
     torch.manual_seed(s['seed'])
     env,self.builder = make_env(s, training=True),LEARNERS[s['learner']]
-    self.env_name = full_name(s['env'], env)
+    self.env_name,self.rewards = full_name(s['env'], env),None   # what scales rewards, if they are scaled
     around = (read_calls(k, s.get(k, 'none')) for k in ('wrappers','train_wrappers'))
     self.wrappers = [c.text for calls in around for c in calls]
     if s.get('train_wrappers', 'none') != 'none': _check_same_spaces(env, make_env(s))
@@ -242,6 +244,7 @@ def _build(self:Agent, s):
     _check_place(s, self.memory)
     if recorded(s): self.pipe.source = self.journal
     if s.get('shards'): self._shard(s)
+    if self.rewards: self.pipe.source = ScaleRewards(self.pipe.source, self.rewards)
 
 # %% ../../nbs/app/recipes.ipynb #f9666797
 @patch
@@ -250,9 +253,17 @@ def _build_chain(self:Agent, s, env):
     actors = with_actors(self.stepper, s)
     if actors is not self.stepper: self._actors = actors
     self.journal = Journal(actors, s['steps'], s.get('episodes', INF))
-    burst = s.get('train_every', 1)
-    steps = Gather(self.journal, burst) if burst > s['envs'] else self.journal
+    burst,steps = s.get('train_every', 1),self._counted(self.journal, s)
+    if burst > s['envs']: steps = Gather(steps, burst)
     self.pipe = self.builder.chain(steps, self.model, _with_objects(_of_shard(s), env))
+
+@patch
+def _counted(self:Agent, steps, s):
+    "Steps that count in the statistics of states and rewards, where they are normalised"
+    if s.get('normalise_rewards'): self.rewards = RewardNorm(s['gamma'])
+    layers = self.model.modules() if s.get('normalise_states') else ()
+    states = next((m for m in layers if isinstance(m, StateNorm)), None)
+    return UpdateNorms(steps, states, self.rewards) if states or self.rewards else steps
 
 @patch
 def _build_offline(self:Agent, s, spaces):
@@ -291,8 +302,11 @@ def _check(s):
     if memory_path(s) and s['memory'] == 'none': raise SettingsError('recipe', "setting 'memory_path'", memory_path(s),
         'none where nothing is kept', '--set memory=uniform')
     if recorded(s): _check_offline(s, builder)
-    elif s['steps'] <= s.get('warmup', 0): raise SettingsError('recipe', "setting 'steps'", setting_text(s['steps']),
-        f"more than the warmup of {setting_text(s['warmup'])}", '--set warmup=…')
+    for key in NORMS if recorded(s) or s.get('shards') else ():
+        if s.get(key): raise SettingsError('recipe', f'setting {key!r}', 'yes',
+            'no with recorded rows or shards: steps must pass through the process that learns', f'--set {key}=no')
+    if not recorded(s) and s['steps'] <= s.get('warmup', 0): raise SettingsError('recipe', "setting 'steps'",
+        setting_text(s['steps']), f"more than the warmup of {setting_text(s['warmup'])}", '--set warmup=…')
     chosen_device(s)
     for key,value in s.items(): _check_range(key, value, {**RANGES, **builder.ranges}.get(key))
 
@@ -484,5 +498,7 @@ def without_rows(self:Agent,
     state:dict, # of an agent of these settings, whose memory may lie elsewhere
 )->dict:
     "The same state with the memory that this agent has, for one that will only play"
-    pipe = state['pipe']
-    return dict(state, pipe=dict(pipe, above=dict(pipe['above'], own=self.memory.snapshot())))
+    def replaced(stage, saved):
+        if stage is self.memory: return dict(saved, own=stage.snapshot())
+        return dict(saved, above=replaced(upstream(stage), saved['above']))
+    return dict(state, pipe=replaced(self.pipe, state['pipe']))

@@ -19,6 +19,7 @@ from ..steps.core import Steps, replay_of
 from ..steps.errors import ArgumentError, StateError, choice, number, whole
 from ..envs.infos import MASK
 from ..pipe import Pipe
+from ..stages.normalisation import StateNorm
 from ..steps.states import anything, checked, dict_of, exactly, integer, like, row, some
 from ..steps.batches import Sequences   # noqa: F401 (the learners' rooms take it from here)
 
@@ -142,7 +143,9 @@ def _check_settings(self:Learner):
 @patch
 def _fresh(self:Learner):
     self.updates,self.generator = 0,None
-    def copied(model): return deepcopy(model).requires_grad_(False).eval()
+    def copied(model): # statistics are not copied: both must see a state on one scale
+        shared = {id(m): m for m in model.modules() if isinstance(m, StateNorm)}
+        return deepcopy(model, shared).requires_grad_(False).eval()
     self.targets = {name: copied(getattr(self, how.model)) for name,how in self.follows.items()}
     self.optimizers = {name: self._new_optimizer(name, how) for name,how in self.learned.items()}
     if not hasattr(self, 'seed'): return
@@ -194,7 +197,7 @@ def follow(
     "Bring `target` up to `model`, or part of the way"
     with torch.no_grad():
         for tensors in nn.Module.parameters,nn.Module.buffers:   # each once, even where a model has one in two places
-            pairs = list(zip(tensors(target), tensors(model)))
+            pairs = [(old,new) for old,new in zip(tensors(target), tensors(model)) if old is not new]
             partly = [p for p in pairs if tau < 1 and p[0].is_floating_point()]
             if partly: torch._foreach_lerp_(*map(list, zip(*partly)), tau)
             for old,new in pairs:

@@ -14,7 +14,7 @@ from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, number
 from .base import (Follows, Learned, Learner, Sequences, allowed_next,
     check_discrete, discounts, full)
-from .registry import ROW_MEMORIES, Builder, builds, network_layers, row_batches, scheduled
+from .registry import NORMS, ROW_MEMORIES, Builder, builds, network_layers, normalised, row_batches, scheduled
 from .losses import double_q_target, masked_values
 from ..pipe import stage
 from .policies import ask, conv_net, value_net
@@ -113,11 +113,12 @@ class DQNBuilder(Builder):
     "`learner = dqn`: a `value_net` or a `conv_net`, n-step rows, a replay of rows"
     memories = ROW_MEMORIES
     settings = dict(conservative=(0.,
-        'for recorded data: how much values of actions that were not taken are held down'))
+        'for recorded data: how much values of actions that were not taken are held down'), **NORMS)
     ranges = dict(conservative=(0, float('inf')))
     def model(self, s, observations, actions):
         images,hidden = network_layers(s['network'])
-        return (conv_net if images else value_net)(observations, actions, hidden, s['dueling']).to(s['device'])
+        net = (conv_net if images else value_net)(observations, actions, hidden, s['dueling'])
+        return normalised(s, observations, net)[0].to(s['device'])
     def chain(self, steps, model, s):
         return row_batches(steps, s).dqn(model, s['gamma'], scheduled(s, 'lr'), s['double'], s['target_every'],
             s['tau'], s['max_norm'], conservative=s.get('conservative', 0.))

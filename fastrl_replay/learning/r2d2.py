@@ -16,7 +16,7 @@ from fastrl_replay.learning.base import (Follows, Learned, Learner, Sequences, a
     check_discrete, full)
 from .dqn import action_values
 from ..steps.settings import SettingsError, setting_text
-from .registry import Builder, builds, network_layers, scheduled
+from .registry import NORMS, Builder, builds, network_layers, normalised, scheduled
 from .losses import masked_values, n_step_targets, rescale, unrescale
 from ..pipe import stage
 from .policies import RecurrentNet, ask, has_images
@@ -116,14 +116,15 @@ def _check_batch(self:R2D2Learner, batch):
 @builds('r2d2')
 class R2D2Builder(Builder):
     "`learner = r2d2`: a `RecurrentNet`, a replay of sequences"
-    memories = dict(sequences=('length',))
+    memories,settings = dict(sequences=('length',)),NORMS
     def model(self, s, observations, actions):
         images,sizes = network_layers(s['network'])
         if len(sizes) != 1: raise SettingsError('recipe', "setting 'network'", setting_text(s['network']),
             'one size, of the LSTM')
         if images != has_images(observations): raise SettingsError('recipe', "setting 'network'",
             setting_text(s['network']), f'{"conv "*(not images)}{sizes[0]}, for observations in {observations}')
-        return RecurrentNet(observations, actions, sizes[0], s['dueling']).to(s['device'])
+        net = RecurrentNet(observations, actions, sizes[0], s['dueling'])
+        return normalised(s, observations, net)[0].to(s['device'])
     def chain(self, steps, model, s):
         sequences = SequenceReplay(steps, bs=s['bs'], max_sz=s['max_sz'], length=s['length'], burn_in=s['burn_in'],
             overlap=s['overlap'], eta=s['eta'], alpha=s['alpha'], beta=s['beta'], state=s['state'], ratio=s['ratio'],

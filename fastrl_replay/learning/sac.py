@@ -17,7 +17,8 @@ from .continuous import (BoxBounds, Critics, SquashedGaussian, actor_net, actor_
 from ..steps.core import Steps
 from ..steps.errors import number
 from .base import Follows, Learned, Learner, discounts, full
-from .registry import ROW_MEMORIES, Builder, builds, network_layers, row_batches, scheduled
+from .registry import (NORMS, RANDOM_FIRST, RANDOM_RANGE, ROW_MEMORIES, Builder, builds, network_layers,
+    normalised, random_first, row_batches, scheduled)
 from ..pipe import stage
 
 # %% ../../nbs/learning/sac.ipynb #e4b16c30
@@ -144,15 +145,16 @@ class ActorCritic(nn.Module):
 @builds('sac')
 class SACBuilder(Builder):
     "`learner = sac`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
-    memories,ranges = ROW_MEMORIES,dict(temperature=(1e-9,math.inf))
-    settings = dict(temperature=(1., 'what being undecided is worth at first'))
+    memories,ranges = ROW_MEMORIES,dict(temperature=(1e-9,math.inf), **RANDOM_RANGE)
+    settings = dict(temperature=(1., 'what being undecided is worth at first'), **RANDOM_FIRST, **NORMS)
     spread = True
     def model(self, s, observations, actions):
         _,hidden = network_layers(s['network'])
         actor = actor_net(observations, actions, hidden, self.spread)
-        return ActorCritic(actor, Critics(observations, actions, hidden), actions).to(s['device'])
+        nets = normalised(s, observations, actor, Critics(observations, actions, hidden))
+        return ActorCritic(*nets, actions).to(s['device'])
     def policy(self, model, s, episodes):
-        return SquashedGaussian(model.actor, model.space, random=s['warmup'], seed=[s['seed'],1], device=s['device'])
+        return SquashedGaussian(model.actor, model.space, random=random_first(s), seed=[s['seed'],1], device=s['device'])
     def greedy(self, model, s): return SquashedGaussian(model.actor, model.space, True, seed=0, device=s['device'])
     def chain(self, steps, model, s):
         return row_batches(steps, s).sac(model.actor, model.critics, model.space, s['gamma'], scheduled(s, 'lr'),

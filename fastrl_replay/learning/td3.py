@@ -15,7 +15,7 @@ from .continuous import BoxBounds, GaussianNoise, actor_values, check_rows, crit
 from ..steps.core import Steps
 from ..steps.errors import number, whole
 from .base import Follows, Learned, Learner, discounts, full
-from .registry import builds, row_batches, scheduled
+from .registry import NORMS, RANDOM_FIRST, RANDOM_RANGE, builds, random_first, row_batches, scheduled
 from .sac import SACBuilder, critic_loss
 from ..pipe import stage
 
@@ -98,13 +98,14 @@ def learn(self:TD3Learner,
 @builds('td3')
 class TD3Builder(SACBuilder):
     "`learner = td3`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
-    ranges = dict(noise=(0,math.inf), smoothing=(0,math.inf), most=(0,math.inf), actor_every=(1,math.inf))
+    ranges = dict(noise=(0,math.inf), smoothing=(0,math.inf), most=(0,math.inf), actor_every=(1,math.inf),
+        **RANDOM_RANGE)
     settings = dict(noise=(.1, 'standard deviation of what is added to actions, where bounds are -1 and 1'),
         smoothing=(.2, 'standard deviation of what is added in targets'), most=(.5, 'that at most'),
-        actor_every=(2, 'updates of the critics for each of the actor'))
+        actor_every=(2, 'updates of the critics for each of the actor'), **RANDOM_FIRST, **NORMS)
     spread = False
     def policy(self, model, s, episodes):
-        return GaussianNoise(model.actor, model.space, s['noise'], s['warmup'], [s['seed'],1], s['device'])
+        return GaussianNoise(model.actor, model.space, s['noise'], random_first(s), [s['seed'],1], s['device'])
     def greedy(self, model, s): return GaussianNoise(model.actor, model.space, 0., seed=0, device=s['device'])
     def chain(self, steps, model, s):
         return row_batches(steps, s).td3(model.actor, model.critics, model.space, s['gamma'], scheduled(s, 'lr'),

@@ -16,6 +16,7 @@ from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.learning.continuous import Critics, actor_net
 from fastrl_replay.learning.learners import DQNLearner, QLearner, QTable, SACLearner, TD3Learner
 from fastrl_replay.stages.nstep import NSkip, NStep
+from fastrl_replay.stages.normalisation import RewardNorm, StateNorm, UpdateNorms
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
 from fastrl_replay.learning.policies import LinearSchedule, RecurrentNet, value_net
 from fastrl_replay.parallel.prefetch import Prefetch
@@ -805,6 +806,9 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'Journal': [Journal],
     'Episodes': [lambda source: source.map(as_arrays).episodes()],
     'Gather': [lambda source, n=n: Gather(source, n) for n in (1, 2)],
+    'UpdateNorms': [lambda source: UpdateNorms(source, StateNorm(spaces.Box(-9, 9, (2,))), RewardNorm(.9)),
+                    lambda source: source.update_norms(rewards=RewardNorm(.9))],
+    'ScaleRewards': [lambda source: (r := RewardNorm(.9)) and source.update_norms(rewards=r).prioritized_replay(bs=2, max_sz=20, seed=0).scale_rewards(r)],
     'QLearner': [lambda source: QLearner(source.map(numbered_states), QTable(spaces.Discrete(200), ACTIONS)),
                  lambda source: ExperienceReplay(source.map(numbered_states), bs=2, max_sz=20, seed=0).q_learn(QTable(spaces.Discrete(200), ACTIONS))],
     'DQNLearner': [lambda source: DQNLearner(source, net(value_net, (8,))),
