@@ -154,7 +154,8 @@ class SACBuilder(Builder):
         nets = normalised(s, observations, actor, Critics(observations, actions, hidden))
         return ActorCritic(*nets, actions).to(s['device'])
     def policy(self, model, s, episodes):
-        return SquashedGaussian(model.actor, model.space, random=random_first(s), seed=[s['seed'],1], device=s['device'])
+        return SquashedGaussian(model.actor, model.space, random=random_first(s), seed=[s['seed'],1],
+            device=s['device'])
     def greedy(self, model, s): return SquashedGaussian(model.actor, model.space, True, seed=0, device=s['device'])
     def chain(self, steps, model, s):
         return row_batches(steps, s).sac(model.actor, model.critics, model.space, s['gamma'], scheduled(s, 'lr'),

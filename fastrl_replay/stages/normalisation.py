@@ -93,9 +93,10 @@ class StateNorm(nn.Module):
         if isinstance(parts, str): parts = (parts,)
         self.names = [n for n,s in found.items() if _by_itself(s)] if parts is None else _named_parts(found, parts)
         if not self.names: raise ArgumentError('StateNorm', 'there is nothing to normalise', space,
-            'a Box of numbers, or a Dict or a Tuple with one', 'leave it out: networks scale images, and take the rest '
-            'as it is')
-        self.space,self.clip,self.eps = space,number('StateNorm', 'clip', clip, 1e-9),number('StateNorm', 'eps', eps)
+            'a Box of numbers, or a Dict or a Tuple with one',
+            'leave it out: networks scale images, and take the rest as it is')
+        self.space,self.clip = space,number('StateNorm', 'clip', clip, 1e-9)
+        self.eps = number('StateNorm', 'eps', eps)
         self.moments = nn.ModuleList(Moments(*found[n].shape) for n in self.names)
 
     def __repr__(self): return f'StateNorm({", ".join(filter(None, self.names)) or self.space})'
@@ -138,7 +139,8 @@ def _at(states, name):
 def _checked_part(name, x, shape):
     what = f"column 'state{name and '.'*(name[0] != '[') + name}'"
     if x.shape[1:] != shape or x.dtype.kind not in 'iuf': raise BlockError('StateNorm', what,
-        f'{x.dtype} {list(x.shape)}', f'numbers {["n", *shape]}'.replace("'", ''), 'a layer for the space of these rows')
+        f'{x.dtype} {list(x.shape)}', f'numbers {["n", *shape]}'.replace("'", ''),
+        'a layer for the space of these rows')
     good = np.isfinite(x).all(tuple(range(1, x.ndim)))
     if good.all(): return x
     raise BlockError('StateNorm', f'{what}, row {good.argmin()}', x[good.argmin()], 'finite numbers',
@@ -201,8 +203,8 @@ class RewardNorm:
         if len(r) and envs.max() >= len(self.returns): self.returns = np.append(self.returns,
             np.zeros(envs.max() + 1 - len(self.returns)))
         ended = rows['terminated'] | rows['truncated']
-        self.moments.update(running_returns(r, np.ascontiguousarray(envs), np.ascontiguousarray(rows['step_n']), ended,
-            self.gamma, self.returns))
+        envs,steps = (np.ascontiguousarray(rows[n]) for n in ('env_id','step_n'))
+        self.moments.update(running_returns(r, envs, steps, ended, self.gamma, self.returns))
 
 # %% ../../nbs/stages/normalisation.ipynb #178dc771
 _PLACE = 'put it directly after the stepper'
@@ -249,15 +251,18 @@ def update(self:UpdateNorms,
         self._gate.accept(rows, layout)
 
 @patch
-def _in_worker(self:UpdateNorms, info): raise ArgumentError('UpdateNorms', 'in a worker its statistics would stay there',
-    f'worker {info.rank} of {info.world_size}', 'the process that learns', 'put .parallel(…) before .update_norms(…)')
+def _in_worker(self:UpdateNorms, info):
+    raise ArgumentError('UpdateNorms', 'in a worker its statistics would stay there',
+        f'worker {info.rank} of {info.world_size}', 'the process that learns',
+        'put .parallel(…) before .update_norms(…)')
 
 # %% ../../nbs/stages/normalisation.ipynb #42bae23d
 def _numbers(moments): return [b.detach().cpu().clone() for b in moments.buffers()]
 
 def _numbers_like(moments): # a form
     most,shape = np.finfo(np.float64).max,moments.mean.shape
-    return row(array('f8', *shape, low=-most, high=most), array('f8', *shape, low=0, high=most), array('f8', low=0, high=most))
+    def numbers(low, *shape): return array('f8', *shape, low=low, high=most)
+    return row(numbers(-most, *shape), numbers(0, *shape), numbers(0))
 
 def _take(moments, saved):
     for own,new in zip(moments.buffers(), saved): own.copy_(torch.from_numpy(new))
@@ -309,6 +314,7 @@ class ScaleRewards(Pipe):
         "The same rows with scaled rewards"
         new = batch.copy()
         reward = new['reward']
-        if not reward.is_floating_point(): raise BlockError('ScaleRewards', "column 'reward'", reward.dtype, 'floats')
+        if not reward.is_floating_point():
+            raise BlockError('ScaleRewards', "column 'reward'", reward.dtype, 'floats')
         reward.copy_(self.rewards(reward))
         return new
