@@ -17,7 +17,7 @@ from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, number, whole
 from ..steps.nested import map_leaves
 from ..pipe import WorkerInfo
-from .policies import ask, feature_layers, n_states, worker_rng
+from .policies import PARTED, ask, feature_layers, n_states, worker_rng
 from ..steps.states import Saves, generator, integer
 
 # %% ../../nbs/learning/continuous.ipynb #bce8ac52
@@ -29,7 +29,7 @@ class BoxBounds:
         space:spaces.Box, # of one action; floats with finite bounds
         who:str='BoxBounds', # who asks
     ):
-        remedy = '.dqn, which learns values of discrete actions' if isinstance(space, spaces.Discrete) else _OTHERS
+        remedy = '.dqn, for values of discrete actions' if isinstance(space, (spaces.Discrete,*PARTED)) else _OTHERS
         if not isinstance(space, spaces.Box) or space.dtype.kind != 'f' or not math.prod(space.shape):
             raise ArgumentTypeError(who, 'the action space', space, 'a Box of floats', remedy)
         fine = np.isfinite(space.low) & np.isfinite(space.high) & (space.low <= space.high)
