@@ -69,8 +69,8 @@ class Links:
     inserted = property(lambda self: self.tables.numbers.item(INSERTED), doc='How many rows have come: the next key')
     oldest   = property(lambda self: self.tables.numbers.item(OLDEST), doc='The oldest key that is still there')
     keys     = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
-    nbytes   = property(lambda self: sum(a.nbytes for a in (self.link, self.back, self._drawn, self._noted, *self.tables[1:])),
-        doc='Bytes reserved')
+    nbytes   = property(lambda self: sum(a.nbytes for a in (self.link, self.back, self._drawn, *self.tables[1:])) +
+        self._noted.nbytes, doc='Bytes reserved')
     def __len__(self): return self.inserted - self.oldest
     def __reduce__(self): raise TypeError('links hold addresses: copy or pickle the timeline')
 
@@ -420,6 +420,7 @@ def _ends(row): # of a structured array
     n = row['n'] if 'n' in row.dtype.names and row.dtype['n'] in (np.int32, np.int64) else 1
     return (row['terminated'] or row['truncated']) and n <= 1
 
+# %% ../../nbs/memory/links.ipynb #0bb8ee6c
 @patch
 def cut(self:Links):
     "Links that lead beyond the last row lead nowhere"

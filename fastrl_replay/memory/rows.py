@@ -11,7 +11,7 @@ from copy import copy
 from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
-from ..steps.compiled import bytes_at, floats_at, ints_at, longs_at, memmove, njit
+from ..steps.compiled import bytes_at, floats_at, longs_at, memmove, njit
 from ..steps.core import Steps, plain_columns, refuse_flags, steps_of_bytes, steps_of_rows
 from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, choice, whole
 from ..steps.row_dtypes import EPISODE, extend_dtype, padding
