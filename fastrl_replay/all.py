@@ -11,11 +11,11 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'UpdateNorms', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Sampler',
            'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture',
            'Sequences', 'read_minari', 'write_minari', 'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale',
-           'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet',
-           'conv_net', 'value_net', 'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net',
-           'squashed', 'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts',
-           'dqn_errors', 'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe',
-           'Parallel', 'RayEngine', 'WorkerError', 'Prefetch']
+           'unrescale', 'Branches', 'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule',
+           'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian',
+           'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner',
+           'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate', 'Columns', 'PipeNode',
+           'StatefulPipe', 'Parallel', 'RayEngine', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/all.ipynb #6c6c196b
 from .steps.core import Steps
@@ -52,8 +52,8 @@ from .replay.hindsight import HindsightReplay
 from .replay.mixture import Mixture
 from .data.datasets import read_minari, write_minari
 from .learning.losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
-from .learning.policies import (Dueling, EpsGreedy, FlattenSpace, GeometricSchedule, LinearSchedule,
-    RecurrentNet, conv_net, value_net)
+from .learning.policies import (Branches, Dueling, EpsGreedy, FlattenSpace, GeometricSchedule,
+    LinearSchedule, RecurrentNet, conv_net, value_net)
 from .learning.continuous import BoxBounds, Critics, GaussianNoise, SquashedGaussian, actor_net, squashed
 from .learning.learners import (DQNLearner, QLearner, QTable, R2D2Learner, SACLearner, TD3Learner,
     discounts, dqn_errors, r2d2_errors, sac_errors, td3_errors)
@@ -78,8 +78,8 @@ _all_ = [
     'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences',
     'read_minari', 'write_minari',
     'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
-    'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net',
-    'value_net',
+    'Branches', 'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet',
+    'conv_net', 'value_net',
     'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed',
     'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors',
     'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate',

@@ -39,7 +39,7 @@ SURFACE = {
     'replay.mixture': 'Mixture',
     'data.datasets': 'read_minari write_minari',
     'learning.losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
-    'learning.policies': 'Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet conv_net value_net',
+    'learning.policies': 'Branches Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet conv_net value_net',
     'learning.continuous': 'BoxBounds Critics GaussianNoise SquashedGaussian actor_net squashed',
     'stages.journal': 'Gather Journal',
     'stages.normalisation': 'Normalised RewardNorm ScaleRewards StateNorm UpdateNorms',
