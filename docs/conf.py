@@ -33,7 +33,7 @@ titles = {   # in the sidebar, where a page's own title says less
     'memory/places': 'Places', 'memory/directory': 'A place in files', 'memory/rows': 'Stores: Rows', 'memory/codecs': 'Codecs for frames',
     'memory/frame_log': 'Frame log', 'memory/frame_segments': 'Frame segments in files', 'memory/frames': 'Store: Frames', 'memory/on_device': 'A place on a GPU', 'memory/device_frames': 'Frames on a GPU',
     'memory/timeline': 'Timeline', 'memory/sumtree': 'SumTree', 'memory/ranktree': 'RankTree', 'memory/samplers': 'Samplers',
-    'replay/views': 'Views', 'replay/replay': 'Replay', 'replay/experience': 'ExperienceReplay',
+    'replay/views': 'Views', 'replay/moments': 'Moments of several agents', 'replay/replay': 'Replay', 'replay/experience': 'ExperienceReplay',
     'replay/prioritized': 'PrioritizedReplay', 'replay/sequence_view': 'View of sequences', 'replay/sequences': 'SequenceReplay', 'replay/hindsight': 'HindsightReplay',
     'learning/losses': 'TD targets and losses', 'learning/policies': 'Policies and networks', 'learning/continuous': 'Continuous actions', 'learning/base': 'Learner, the base class',
     'learning/registry': 'Registry of learners', 'learning/tabular': 'QLearner (table)', 'learning/dqn': 'DQNLearner', 'learning/r2d2': 'R2D2Learner', 'learning/sac': 'SACLearner', 'learning/td3': 'TD3Learner',

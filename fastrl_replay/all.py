@@ -9,7 +9,7 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'check_contract', 'script', 'scripted_steps', 'Agents', 'GymStepper', 'OwnSteps', 'NSkip', 'NStep',
            'SequenceChunker', 'Gather', 'Journal', 'Episodes', 'Offline', 'Rows', 'Frames', 'Timeline', 'SumTree',
            'RankTree', 'Proportional', 'Ranked', 'Sampler', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay',
-           'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences', 'read_minari', 'write_minari',
+           'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences', 'Moments', 'read_minari', 'write_minari',
            'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy',
            'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds',
            'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable',
@@ -46,6 +46,7 @@ from .memory.sumtree import SumTree
 from .memory.ranktree import RankTree
 from .memory.samplers import Proportional, Ranked, Sampler, Uniform
 from .replay.experience import ExperienceReplay
+from .replay.moments import Moments
 from .replay.prioritized import PrioritizedReplay
 from .replay.sequences import SequenceReplay
 from .replay.hindsight import HindsightReplay
@@ -74,7 +75,7 @@ _all_ = [
     'Agents', 'GymStepper', 'OwnSteps', 'NSkip', 'NStep', 'SequenceChunker', 'Gather', 'Journal', 'Episodes', 'Offline',
     'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree',
     'Proportional', 'Ranked', 'Sampler', 'Uniform',
-    'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences',
+    'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences', 'Moments',
     'read_minari', 'write_minari',
     'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
     'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net',

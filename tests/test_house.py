@@ -32,7 +32,7 @@ SURFACE = {
     'memory.sumtree': 'SumTree',
     'memory.ranktree': 'RankTree',
     'memory.samplers': 'Proportional Ranked Sampler Uniform',
-    'replay.experience': 'ExperienceReplay',
+    'replay.experience': 'ExperienceReplay', 'replay.moments': 'Moments',
     'replay.prioritized': 'PrioritizedReplay',
     'replay.sequences': 'SequenceReplay',
     'replay.hindsight': 'HindsightReplay',

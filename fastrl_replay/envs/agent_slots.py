@@ -9,7 +9,6 @@ __all__ = ['AgentsSlot']
 import numpy as np
 from fastcore.basics import patch
 from gymnasium.vector.utils import create_empty_array
-from .agents import Agents
 from .checks import as_flag, as_number, check_shape
 from .slots import Slot
 from ..steps.errors import ArgumentError
@@ -115,8 +114,8 @@ def _write(self:AgentsSlot, result, k, place, came)->bool: # k: of the row
     "The row of one agent; did its episode end?"
     name,count = self.names[place],self.counts[place]
     missing = [what for what,x in zip(_WHAT, came) if name not in x]
-    if missing: raise ArgumentError('GymStepper', f'agent {name!r} acted, and is missing in {" and ".join(missing)}', list(came[0]),
-        f'an entry for each agent that acted, {name!r} too, also where its episode ends')
+    if missing: raise ArgumentError('GymStepper', f'agent {name!r} acted, and is missing in {" and ".join(missing)}',
+        list(came[0]), f'an entry for each agent that acted, {name!r} too, also where its episode ends')
     obs,reward,terminated,truncated = (x[name] for x in came[:4])
     self._see(place, obs)
     number = as_number(reward, f'reward of agent {name!r}')
