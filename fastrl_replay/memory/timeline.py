@@ -247,6 +247,26 @@ def count(self:Timeline, keys):
     "These rows were drawn, by whatever made a batch of them"
     count_drawn(self._parts[0].tables.numbers, keys)
 
+# %% ../../nbs/memory/timeline.ipynb #15d1a45c
+@patch
+def grid(self:Timeline,
+    keys:np.ndarray, # [n, m], int64; -1: no row
+)->Steps: # of the same shape, with `mask`
+    "The rows with these keys; zeros and a false `mask` where there is none"
+    there,slots = keys >= 0,np.full(keys.shape, -1)
+    slots[there] = self._parts[0].slots(self._valid_keys(keys[there]))
+    return self._masked(keys[there], slots)
+
+@patch
+def _masked(self:Timeline, keys, slots):
+    "What lies in a grid of slots; the rows with these keys must still be there"
+    _,store,shapes = self._parts
+    dtype = shapes.window
+    out = store.empty(slots.size, dtype.itemsize)
+    store.gather(slots, out, dtype.fields['mask'][1])
+    if self.reads_only: self._were_there(keys)
+    return as_steps(out, dtype, slots.shape)
+
 # %% ../../nbs/memory/timeline.ipynb #15d1a45d
 @patch
 def windows(self:Timeline,
@@ -275,26 +295,6 @@ def valid(self:Timeline,
     "Is the row with this key still there?"
     keys = as_keys(keys)
     return (self.oldest <= keys) & (keys < self.inserted)
-
-# %% ../../nbs/memory/timeline.ipynb #15d1a45c
-@patch
-def grid(self:Timeline,
-    keys:np.ndarray, # [n, m], int64; -1: no row
-)->Steps: # of the same shape, with `mask`
-    "The rows with these keys; zeros and a false `mask` where there is none"
-    there,slots = keys >= 0,np.full(keys.shape, -1)
-    slots[there] = self._parts[0].slots(self._valid_keys(keys[there]))
-    return self._masked(keys[there], slots)
-
-@patch
-def _masked(self:Timeline, keys, slots):
-    "What lies in a grid of slots; the rows with these keys must still be there"
-    _,store,shapes = self._parts
-    dtype = shapes.window
-    out = store.empty(slots.size, dtype.itemsize)
-    store.gather(slots, out, dtype.fields['mask'][1])
-    if self.reads_only: self._were_there(keys)
-    return as_steps(out, dtype, slots.shape)
 
 # %% ../../nbs/memory/timeline.ipynb #c9274096
 @patch(as_prop=True)
