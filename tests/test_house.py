@@ -23,7 +23,7 @@ SURFACE = {
     'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter WorkerInfo worker_info',
     'steps.batches': 'Sequences', 'steps.files': 'write_whole',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
-    'envs.agents': 'Agents', 'envs.stepper': 'GymStepper', 'envs.own_steps': 'OwnSteps',
+    'envs.agents': 'Agents', 'envs.agent_groups': 'AgentGroups', 'envs.stepper': 'GymStepper', 'envs.own_steps': 'OwnSteps',
     'stages.nstep': 'NStep NSkip',
     'stages.chunker': 'SequenceChunker',
     'memory.rows': 'Rows',
