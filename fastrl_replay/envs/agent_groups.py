@@ -108,7 +108,7 @@ class AgentGroups:
         groups:dict, # name → names of its agents, whose spaces are alike
         policies:dict=None, # name → policy; random actions where there is none
         seed:int=None, # of the environment, and of random actions
-        **settings, # of `GymStepper`, for all groups: info, clip, float32
+        **kwargs, # of `GymStepper`, for all groups: info, clip, float32
     ):
         env = env() if callable(env) and not is_parallel(env) else env
         if not is_parallel(env):
@@ -117,7 +117,7 @@ class AgentGroups:
         self.shared,self.pipes,first = SharedEnv(env, seed),{},0
         for name,agents in groups.items():
             own = None if seed is None else seed + first
-            stepper = GymStepper(GroupEnv(self.shared, name, agents), (policies or {}).get(name), own, **settings)
+            stepper = GymStepper(GroupEnv(self.shared, name, agents), (policies or {}).get(name), own, **kwargs)
             self.pipes[name],first = GroupSteps(stepper, name),first + len(agents)
             self.shared.others[name] = self.pipes[name].step
 
@@ -127,6 +127,7 @@ class AgentGroups:
         for pipe in self.pipes.values(): pipe.close()
         self.shared.parallel.close()
 
+# %% ../../nbs/envs/agent_groups.ipynb #c6e0a711
 def _check_groups(env, groups, policies):
     "Raise where an agent is in no group, or in two, or a policy is of none"
     known,named = set(env.possible_agents),[a for agents in groups.values() for a in agents]
