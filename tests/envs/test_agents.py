@@ -247,3 +247,13 @@ def test_agents_that_are_killed_have_no_more_rows():
         sizes.add(len(b))
         ends += int(b.rows['terminated'].sum())
     assert ends and len(sizes) > 1
+
+def test_agents_are_evaluated_by_their_episodes():
+    class Pair(Script): plan = 'ab', 'ab', 'a', ''; possible_agents = ['a', 'b']
+    a, b = 3/4 + 1 + 4 + 9, 2*2/4 + 1 + 4
+    assert evaluate(None, Pair(), episodes=6).tolist() == [a, b]*3
+
+def test_stepping_of_other_environments_is_the_same_code():
+    "Rows of agents have their columns; no others have them, and no step asks for them"
+    assert {'agent', 'moment'} <= set(next(iter(GymStepper(Script(), seed=0))).dtype.names)
+    assert not {'agent', 'moment'} & set(next(iter(GymStepper(['CartPole-v1']*2, seed=0))).dtype.names)
