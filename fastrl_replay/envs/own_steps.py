@@ -119,6 +119,7 @@ class OneRow:
         kinds = (rows.dtype[n] for n in rows.dtype.names)
         return len(rows) == 1 and all(d.subdtype or d.str in _CODES for d in kinds)
 
+_FLOATS = {('d','f'), ('f','d')}   # are written as they are
 _CODES = {'<f4': 'f', '<f8': 'd', '<i8': 'q', '<i4': 'i', '|b1': '?'}   # of numpy and of struct
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f062
@@ -160,10 +161,11 @@ class StepRows:
         rows = self._rows_for(values)
         for k,x in values.items():
             field,kind,shape = self._columns[k]
-            if type(x) is np.ndarray and x.dtype is kind and x.shape == shape: field[...] = x
+            alike = type(x) is np.ndarray and x.shape == shape
+            if alike and (x.dtype is kind or (x.dtype.char,kind.char) in _FLOATS): field[...] = x
             else: fill(self.who, field, x, k)
         ended = [a or b for a,b in zip(*(self._columns[k][0].tolist() for k in ('terminated','truncated')))]
-        mode = as_mode(mode, who=self.who)
+        if mode is not None: mode = as_mode(mode, who=self.who)
         if final_obs is not None or mode == AutoresetMode.SAME_STEP: self._put_final(rows, ended, final_obs)
         self._count(rows, ended, env_id)
         return self._without_resets(rows, ended) if mode == AutoresetMode.NEXT_STEP else rows
