@@ -421,8 +421,8 @@ def limits(results:dict)->str: # Markdown
 def summary(results:dict)->str: # Markdown
     "All tables, which libraries are missing, and what it was measured on"
     grown = (_of_growth(job, who) for job,who in results.get('growth', {}).items())
-    cold = table(dict(contests=results.get('cold', {})))
-    return paragraphs(table(results), 'With cold caches: 64 MB are read before each time.', cold, targets(results), limits(results), missing_peers(results), *grown,
+    cold = 'With cold caches: 64 MB are read before each time.',table(dict(contests=results.get('cold', {})))
+    return paragraphs(table(results), *cold, targets(results), limits(results), missing_peers(results), *grown,
         _of_training(results['train']) if 'train' in results else '',
         f'{results["size"]:,} rows in memory; {made_with(results, results["peers"])}')
 
