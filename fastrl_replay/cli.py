@@ -42,6 +42,7 @@ OPTIONS = dict(   # of all commands
     data=dict(type=_directory, metavar='PATH', help='learn from recorded rows: a directory that --memory has left, a '
         'file .npz or .parquet with episodes, or minari:NAME; the same as --set data=PATH'),
     resume=dict(_DIR, help='go on with this run where it was last saved'),
+    best=dict(_FLAG, help='play with the model of the best evaluation (best.pt), not with that of the last checkpoint'),
     trust=dict(_FLAG, help="import the modules that the run's config.json names"),
     tensorboard=dict(_FLAG, help='write for TensorBoard as well'),
     workers=dict(_N, help='processes that step environments, in all'),
@@ -67,7 +68,7 @@ COMMANDS = dict(   # what it does, what it is about, options, and what these mea
     recipes=('List the recipes, or show the settings of one',
         dict(dest='recipe', nargs='?', metavar='RECIPE', help='show all settings of this one'), 'settings', {}),
     eval=('Play episodes without exploring, with what a run has learned',
-        dict(dest='dir', metavar='DIR', help="a run's directory"), 'episodes seed trust set',
+        dict(dest='dir', metavar='DIR', help="a run's directory"), 'best episodes seed trust set',
         dict(seed="of the environments (default: those of the run's own evaluations)",
             set='device=… says where the network is')),
     compare=('Train several recipes with several seeds, and draw them together',

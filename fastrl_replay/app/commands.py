@@ -19,7 +19,8 @@ from ..learning.evaluation import decimals
 from ..learning.registry import recorded
 from .named_envs import named_modules
 from .recipes import memory_path, play_episodes, recipe, recipes
-from .runs import Run, chart, interruptible, load_checkpoint, read_config, read_json, read_metrics
+from .runs import Run, chart, interruptible, read_config, read_json, read_metrics
+from .saved_policies import load_checkpoint
 from .runs import reopen, resume, run_title, smooth, start
 from .offline import open_memory
 from .survey import export_rows, survey, survey_picture, survey_text
@@ -126,6 +127,9 @@ def _result(run, s):
     print(f'picture:    {picture}' if picture.exists()
           else 'picture:    none, because matplotlib is not installed (pip install matplotlib)')
     print(f'play again: fastrl-replay eval {_in_a_line(run)}')
+    best = s.get('best_return', s['final_return'])
+    if best > s['final_return']: print(f'best model: mean return {best:.{decimals(best)}f} at step '
+        f'{s["best_at_step"]:,}; fastrl-replay eval {_in_a_line(run)} --best')
 
 # %% ../../nbs/app/commands.ipynb #e94665ab
 def train(args):
@@ -240,9 +244,10 @@ def show_recipes(args):
 def play(args):
     "Play episodes without exploring, with what a run has learned"
     run = reopen(args.dir, None, _device(args, 'eval', 'only --set device=…, where the network is'), args.trust)
+    step = run.take_best() if args.best else run.agent.journal.steps
     seed = 1_000_003*(run.settings['seed'] + 1) if args.seed is None else args.seed
     returns,won = play_episodes(run.agent, args.episodes, seed)
-    print(f'{run.title}, after {run.agent.journal.steps:,} steps')
+    print(f'{run.title}, {"the best model, of" if args.best else "after"} {step:,} steps')
     d = decimals(returns.mean(), returns.std())
     print(f'mean return of {len(returns)} episodes without exploring: {_spread(returns.mean(), returns.std())}, '
           f'from {returns.min():.{d}f} to {returns.max():.{d}f}{_share(None if won is None else won.mean())}')

@@ -229,14 +229,15 @@ def _build(self:Agent, s):
     self.wrappers = [c.text for calls in around for c in calls]
     if s.get('train_wrappers', 'none') != 'none': _check_same_spaces(env, make_env(s))
     seen = as_float32(env.observation_space) if s.get('float32') else env.observation_space
-    self.model = self.builder.model(s, seen, env.action_space)
+    self.spaces = seen,env.action_space   # that the model sees
+    self.model = self.builder.model(s, *self.spaces)
     env.close()   # it was made to be looked at
     me = ref(self)   # no circle, or what is open on disk would stay so
     self.policy = self.builder.policy(self.model, s, lambda: len(me().journal.returns))
     one = partial(make_env, s, training=True)
     self.stepper = step_env(s, one if s['envs'] == 1 else [one]*s['envs'], self.policy, s['seed'])
     self._actors = self.shards = None   # the stages that have steppers, or replays, in their workers
-    self._build_offline(s, (seen, env.action_space)) if recorded(s) else self._build_chain(s, env)
+    self._build_offline(s, self.spaces) if recorded(s) else self._build_chain(s, env)
     if 'precision' in s: self.pipe.compute_with(s['precision'], s.get('compile', False))
     self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
     _check_place(s, self.memory)
