@@ -30,9 +30,10 @@ def _directory(text):
 _DIR,_N,_FLAG = dict(type=_directory, metavar='DIR'),dict(type=_count, metavar='N'),dict(action='store_true')
 
 OPTIONS = dict(   # of all commands
+    env=dict(metavar='ID', help="gymnasium's id of the environment, or your own: my_module:Name-v0; the same as --set env=ID"),
     steps=dict(type=_count, help='environment steps in all (schedules that end with them are stretched)'),
     seed=dict(type=_seed, help='of everything that is random'),
-    out=dict(_DIR, help='where to leave the run (default: runs/RECIPE-seedS)'),
+    out=dict(_DIR, help='where to leave the run (default: runs/RECIPE-seedS, or with an environment that the recipe does not name, runs/RECIPE-ENV-seedS)'),
     settings=dict(metavar='FILE',
         help='a settings file on top of the shipped one (default: settings.ini in the working directory)'),
     set=dict(metavar='key=value', nargs='+', action='extend', default=[],
@@ -64,7 +65,7 @@ OPTIONS.update(
 COMMANDS = dict(   # what it does, what it is about, options, and what these mean here
     train=('Train a recipe, or go on with a run',
         dict(dest='recipe', nargs='?', metavar='RECIPE', help='which; `fastrl-replay recipes` lists them'),
-        'steps seed out settings set memory data resume trust tensorboard workers shards engine address', {}),
+        'env steps seed out settings set memory data resume trust tensorboard workers shards engine address', {}),
     recipes=('List the recipes, or show the settings of one',
         dict(dest='recipe', nargs='?', metavar='RECIPE', help='show all settings of this one'), 'settings', {}),
     eval=('Play episodes without exploring, with what a run has learned',
@@ -72,7 +73,7 @@ COMMANDS = dict(   # what it does, what it is about, options, and what these mea
         dict(seed="of the environments (default: those of the run's own evaluations)",
             set='device=… says where the network is')),
     compare=('Train several recipes with several seeds, and draw them together',
-        dict(dest='recipes', nargs='+', metavar='RECIPE', help='which'), 'seeds jobs steps out settings set',
+        dict(dest='recipes', nargs='+', metavar='RECIPE', help='which'), 'env seeds jobs steps out settings set',
         dict(steps='environment steps of each run', out='where to leave runs, compare.json, compare.png')),
     memory=('Tell what is in a memory on disk, also while it is written',
         dict(dest='dir', metavar='DIR', help='where the memory lies'), 'plot export json', {}),
@@ -90,6 +91,7 @@ class _Parser(argparse.ArgumentParser):
 WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinforcement learning
 
   fastrl-replay train cartpole      trains a network in about half a minute and draws its returns
+  fastrl-replay train dqn --env ID  trains on another environment; so do r2d2, sac and td3
   fastrl-replay recipes             lists what else can be trained
   fastrl-replay recipes cartpole    shows the settings of a recipe, each with a word about it
   fastrl-replay train --help        says how to change them

@@ -6,7 +6,7 @@
 __all__ = ['RUN', 'Progress', 'Bar', 'Board', 'train', 'changes', 'show_recipes', 'play', 'look', 'table', 'curves', 'compare']
 
 # %% ../../nbs/app/commands.ipynb #c0336a03
-import json, os, shlex, shutil, signal, subprocess, sys
+import json, os, re, shlex, shutil, signal, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import fill
@@ -117,7 +117,7 @@ def _in_a_line(run):
 
 # %% ../../nbs/app/commands.ipynb #a83f2407
 def _result(run, s):
-    solved = f'never reached {run.settings["solved"]:g}'
+    solved = 'no return counts as solved here' if run.agent.solved is None else f'never reached {run.agent.solved:g}'
     if s['solved_at_step'] is not None: solved = f'solved at step {s["solved_at_step"]:,}'
     print(f'{run.title}: mean return of 20 episodes without exploring '
           f'{_spread(s["final_return"], s["final_std"])}{_share(s.get("final_success"))}, {solved}')
@@ -172,7 +172,7 @@ def _say_memory(run):
     if path: print(f'its memory is in {Path(path).absolute()}, with {run.found:,} rows so far', flush=True)
 
 # %% ../../nbs/app/commands.ipynb #a03ab0f5
-_AS_SETTINGS = dict(steps='steps', seed='seed', memory='memory_path', data='data', workers='workers', shards='shards',
+_AS_SETTINGS = dict(env='env', steps='steps', seed='seed', memory='memory_path', data='data', workers='workers', shards='shards',
     engine='engine', address='address')   # option → the setting that it is short for
 
 def changes(args)->dict:
@@ -291,7 +291,7 @@ def _train_apart(args, name, seed, out, memory):
         command += ['--resume', str(out), '--trust']   # its settings are those typed here
     else:
         command += [name, '--seed', str(seed), '--out', str(out)]
-        for option in 'settings','steps':
+        for option in 'settings','steps','env':
             if (v := getattr(args, option)): command += [f'--{option}', str(v)]
         if args.set: command += ['--set', *args.set]
         if memory: command += ['--memory', memory['memory_path']]
@@ -307,13 +307,14 @@ def _outcome(out):
     "The summary of a run and its curve: at most 400 points"
     number,config = (int,float),read_config(out)
     s = read_json(out/'summary.json', dict(final_return=number, wall_s=number, solved_at_step=(int,type(None))))
-    if recorded(config['settings']): return dict(**s, **_evaluations(out), solved=config['settings']['solved'])
+    s = {'solved': config['settings']['solved'], **s}   # older summaries don't say it
+    if recorded(config['settings']): return dict(**s, **_evaluations(out))
     ends,returns = _episodes(out/'checkpoint.pt')
     by = 'episodes' if 'episodes' in config['settings'] else 'environment steps'
     x = np.arange(1, len(returns)+1) if by == 'episodes' else ends
     grid = np.linspace(0, x[-1], min(400, len(x))).round() if len(x) else x
     y = np.interp(grid, x, smooth(returns)) if len(x) else x
-    return dict(**s, by=by, x=grid.tolist(), y=[float(f'{v:.6g}') for v in y], solved=config['settings']['solved'])
+    return dict(**s, by=by, x=grid.tolist(), y=[float(f'{v:.6g}') for v in y])
 
 # %% ../../nbs/app/commands.ipynb #7a7aa981
 def _evaluations(out):
@@ -362,7 +363,7 @@ def curves(
             y = np.array([np.interp(x, r['x'], r['y']) for r in runs])
             ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=.2, lw=0)
             ax.plot(x, y.mean(0), color=color, label=fill(f'{_of(name, runs)} ({_seeds(len(runs))})', 40))
-        for level in {r['solved'] for runs in results.values() for r in runs if 'solved' in r}:
+        for level in {r['solved'] for runs in results.values() for r in runs if r.get('solved') is not None}:
             ax.axhline(level, color='#023047', lw=.8, ls=':')
     xlabel = ' or '.join(sorted({r['by'] for runs in results.values() for r in runs}))
     return chart(draw, xlabel=xlabel, ylabel='return' if 'updates' in xlabel else 'return while exploring')
@@ -373,7 +374,8 @@ def _seeds(n): return f'{n} seed' + 's'*(n != 1)
 def compare(args):
     "Train several recipes with several seeds, and draw them together"
     args.recipes = list(dict.fromkeys(args.recipes))
-    out = Path(args.out or 'runs/' + '-'.join(args.recipes))
+    env = [] if args.env is None else [re.sub(r'[^\w.-]', '', args.env.split('/')[-1])]
+    out = Path(args.out or 'runs/' + '-'.join([*args.recipes, *env]))
     if out.exists() and not out.is_dir(): raise SettingsError('compare', '--out', f'{out}, a file', 'a directory')
     wanted = {name: recipe(name, args.settings, **changes(args)).settings for name in args.recipes}
     jobs = [(name, seed, out/f'{name}-seed{seed}', _own_memory(wanted[name], name, seed)) for seed in range(args.seeds)

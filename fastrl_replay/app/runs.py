@@ -7,7 +7,7 @@ __all__ = ['INK', 'lock_dir', 'Run', 'Silent', 'run_title', 'read_metrics', 'rea
            'start', 'reopen', 'resume', 'smooth', 'png', 'chart', 'picture', 'interruptible']
 
 # %% ../../nbs/app/runs.ipynb #fb248db8
-import io, json, os, platform, signal, sys, threading, uuid
+import io, json, os, platform, re, signal, sys, threading, uuid
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,9 +17,9 @@ import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from .. import __version__
 from ..steps.files import left_over, lock_file, write_whole
-from .named_envs import named_modules
+from .named_envs import named_modules, read_calls
 from ..steps.settings import SettingsError, file_text
-from .recipes import Agent, check_saved, memory_path, play_episodes
+from .recipes import BY_LEARNER, Agent, check_saved, memory_path, play_episodes
 from .saved_policies import checkpoint_bytes, load_checkpoint, load_model, policy_state, read_policy
 from ..learning.registry import recorded
 
@@ -157,7 +157,8 @@ def evaluate(self:Run, episodes:int=None):
     self.evals = [e for e in self.evals if e[0] != steps] + [(steps, float(returns.mean()))]
     told = {} if won is None else dict(eval_success=float(won.mean()))
     for share in told.values(): self.successes = [e for e in self.successes if e[0] != steps] + [(steps, share)]
-    if self.solved is None and returns.mean() >= self.settings['solved']: self.solved = steps
+    goal = self.agent.solved
+    if self.solved is None and goal is not None and returns.mean() >= goal: self.solved = steps
     self._write(dict(env_steps=steps, updates=self.agent.pipe.updates, eval_return=float(returns.mean()),
         eval_std=float(returns.std()), **told, eval_episodes=n))
     self._keep_best(steps, returns)
@@ -329,6 +330,14 @@ def _check_is_mine(config):
         f'{place} is the memory of another run by now', said.get('directory'),
         remedy='resume that one, or begin a new one with --memory: it goes on with these rows')
 
+# %% ../../nbs/app/runs.ipynb #8837cbc1
+def _dir_name(recipe):
+    "What a new run's directory is called: by the environment, too, where the recipe doesn't say it"
+    s,env = recipe.settings,[]
+    if recipe.name in BY_LEARNER or 'env' in recipe.changed:
+        env = [re.sub(r'[^\w.-]', '', c.name.split('/')[-1]) for c in read_calls('env', s['env'])]
+    return '-'.join([recipe.name, *env, f'seed{s["seed"]}'])
+
 # %% ../../nbs/app/runs.ipynb #8758303b
 def start(
     recipe, # a Recipe
@@ -336,7 +345,7 @@ def start(
 )->Run:
     "A new run"
     s = recipe.settings
-    names = (f'{recipe.name}-seed{s["seed"]}' + f'-{i}'*(i > 1) for i in range(1, 10**6))
+    names = (_dir_name(recipe) + f'-{i}'*(i > 1) for i in range(1, 10**6))
     out = Path(out or next(p for p in map(Path('runs').joinpath, names) if not p.exists()))
     _check_vacant(out)
     run = Run(out, recipe.name, s)
@@ -518,7 +527,7 @@ def draw(self:Run)->bool: # False: matplotlib isn't there
     "Write returns.png"
     j,self.drawn = self.agent.journal,self.wall
     told = dict(successes=j.successes, eval_successes=self.successes) if j.successes or self.successes else {}
-    try: png = picture(j.ends, j.returns, self.evals, self.settings['solved'], fill(self.title, 100), **told)
+    try: png = picture(j.ends, j.returns, self.evals, self.agent.solved, fill(self.title, 100), **told)
     except ImportError: return False
     write_whole(self.out/'returns.png', png)
     return True
@@ -534,7 +543,7 @@ def _finish(self:Run)->dict:
         env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns), wall_s=round(self.wall, 2),
         steps_per_s=round(j.steps/self.wall, 1), device=str(getattr(a.pipe, 'device', 'cpu')),
         final_return=float(final.mean()), final_std=float(final.std()),
-        **{} if won is None else dict(final_success=float(won.mean())), solved_at_step=self.solved,
+        **{} if won is None else dict(final_success=float(won.mean())), solved_at_step=self.solved, solved=a.solved,
         **{} if self.best is None else dict(best_return=self.best['eval_return'], best_at_step=self.best['env_steps']))
     self.save()
     self.draw()
