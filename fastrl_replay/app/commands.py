@@ -246,11 +246,12 @@ def play(args):
     run = reopen(args.dir, None, _device(args, 'eval', 'only --set device=…, where the network is'), args.trust)
     step = run.take_best() if args.best else run.agent.journal.steps
     seed = 1_000_003*(run.settings['seed'] + 1) if args.seed is None else args.seed
-    returns,won = play_episodes(run.agent, args.episodes, seed)
+    returns,won = play_episodes(run.agent, args.episodes, seed, args.record)
     print(f'{run.title}, {"the best model, of" if args.best else "after"} {step:,} steps')
     d = decimals(returns.mean(), returns.std())
     print(f'mean return of {len(returns)} episodes without exploring: {_spread(returns.mean(), returns.std())}, '
           f'from {returns.min():.{d}f} to {returns.max():.{d}f}{_share(None if won is None else won.mean())}')
+    if args.record: print(f'video of the first one, with a return of {returns[0]:.{d}f}: {args.record}')
 
 # %% ../../nbs/app/commands.ipynb #5e37623d
 def look(args):

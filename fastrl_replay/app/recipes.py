@@ -21,6 +21,7 @@ from ..steps.settings import (Recipe, SettingsError, as_value, nearest, sections
 from ..steps.row_dtypes import differing_columns, row_places, saved_dtype
 from ..envs.stepper import GymStepper, as_float32
 from ..learning.evaluation import evaluate, play
+from ..learning.video import recording
 from ..stages.journal import Collected, Gather, Journal
 from ..learning.learners import LEARNERS
 from ..learning.registry import network_layers, recorded, scheduled, setting
@@ -158,10 +159,11 @@ def _check_same_spaces(env, other):
 def make_env(
     s:dict, # settings: `env`, and perhaps `wrappers`, `train_wrappers` and `observe`
     training:bool=False, # is it to be trained in, or for evaluations?
+    render:bool=False, # is it to give pictures?
 )->gym.Env:
     "An environment of a recipe"
     around = s.get('wrappers', 'none'),s.get('train_wrappers', 'none') if training else 'none'
-    env,which = named_env(s['env'], *around),s.get('observe', 'all')
+    env,which = named_env(s['env'], *around, render=render),s.get('observe', 'all')
     return env if which == 'all' else Observe(env, (which,) if isinstance(which, int) else which)
 
 # %% ../../nbs/app/recipes.ipynb #612335ef
@@ -451,13 +453,17 @@ def play_episodes(
     agent:Agent, # whose model plays
     episodes:int=20, # how many, each in another environment
     seed:int=0, # of the environments
+    record=None, # a file .mp4 or .gif for a video of the first episode
 )->tuple: # their returns, and whether they were successes; None: the environment doesn't say
     "Returns and successes of episodes without exploration"
     s = agent.settings
-    return play(step_env(s, [partial(make_env, s)]*episodes, agent.greedy(), seed), episodes, episodes)
+    makers = [partial(make_env, s, render=record is not None), *[partial(make_env, s)]*(episodes - 1)]
+    with recording(record, 'eval') as filmed:
+        return play(step_env(s, filmed(makers), agent.greedy(), seed), episodes, episodes)
 
 @evaluate.register
-def _(agent:Agent, episodes:int=20, seed:int=0): return play_episodes(agent, episodes, seed)[0]
+def _(agent:Agent, episodes:int=20, seed:int=0, record=None):
+    return play_episodes(agent, episodes, seed, record)[0]
 
 # %% ../../nbs/app/recipes.ipynb #be5e2585
 @patch
