@@ -61,6 +61,11 @@ OPTIONS.update(
         help="draw returns, lengths of episodes and priorities (into the working directory, by the memory's name)"),
     export=dict(type=_directory, metavar='npz|minari',
         help='write all rows for numpy (npz, or FILE.npz), or as a data set of Minari (minari, or minari:ID)'),
+    author=dict(metavar='NAME', help="the data set's author, for Minari"),
+    email=dict(metavar='ADDRESS', help="the author's"),
+    permalink=dict(metavar='URL', help='of the code that made the rows'),
+    algorithm=dict(metavar='NAME', help='that acted'),
+    description=dict(metavar='TEXT', help='of the data set'),
     json=dict(_FLAG, help='print what there is to tell as JSON'))
 
 COMMANDS = dict(   # what it does, what it is about, options, and what these mean here
@@ -77,7 +82,8 @@ COMMANDS = dict(   # what it does, what it is about, options, and what these mea
         dict(dest='recipes', nargs='+', metavar='RECIPE', help='which'), 'env seeds jobs steps out settings set',
         dict(steps='environment steps of each run', out='where to leave runs, compare.json, compare.png')),
     memory=('Tell what is in a memory on disk, also while it is written',
-        dict(dest='dir', metavar='DIR', help='where the memory lies'), 'plot export json', {}),
+        dict(dest='dir', metavar='DIR', help='where the memory lies'), 'plot export env author email permalink algorithm description json',
+        dict(env='that the rows are of, for Minari (default: what the run that made them says)')),
     bench=('Measure what things cost, beside the peers that are installed', None, '', {}))   # reads its own arguments
 
 # %% ../nbs/cli.ipynb #5363bf04

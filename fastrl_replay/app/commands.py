@@ -14,14 +14,14 @@ import numpy as np
 from tqdm.auto import tqdm
 from ..steps.files import write_whole
 from ..steps.settings import SettingsError, as_value, nearest, recipe_list, setting_text
-from ..data.datasets import spaces_of, write_minari
+from ..data.datasets import env_facts, spaces_of, write_minari
 from ..learning.evaluation import decimals
 from ..learning.registry import recorded
-from .named_envs import named_modules
+from .named_envs import named_env, named_modules
 from .recipes import memory_path, play_episodes, recipe, recipes
 from .runs import Run, chart, interruptible, read_config, read_json, read_metrics
 from .saved_policies import load_checkpoint
-from .runs import reopen, resume, run_title, smooth, start
+from .runs import reopen, resume, run_of, run_title, smooth, start
 from .offline import open_memory
 from .survey import export_rows, survey, survey_picture, survey_text
 
@@ -226,13 +226,32 @@ def _device(args, who, remedy):
     return asked.get('device')
 
 # %% ../../nbs/app/commands.ipynb #0c43a9b0
-def _export(memory, to):
+_FACTS = dict(author='author', email='author_email', permalink='code_permalink', algorithm='algorithm_name',
+    description='description')   # option → what Minari calls it
+
+def _export(memory, args):
     "Write all rows to a file, or as a data set of Minari; where they are"
-    name,(kind,_,given) = memory.place.path.name,to.partition(':')
-    if kind == 'minari': return write_minari(memory, given or f'memories/{name}-v0', **spaces_of(memory[:].rows)).id
+    to,given = args.export,{n: v for k,n in _FACTS.items() if (v := getattr(args, k))}
+    name,(kind,_,dataset) = memory.place.path.name,to.partition(':')
+    if kind == 'minari':
+        facts,why = env_facts(memory[:1].rows, _env_of(memory, args.env))
+        if 'environment' not in facts: facts = spaces_of(memory[:].rows)
+        if why: print(f'the environment is left out: {why}', file=sys.stderr)
+        return write_minari(memory, dataset or f'memories/{name}-v0', **facts, **given).id
+    if given or args.env: raise SettingsError('memory', f'--{next((k for k in _FACTS if getattr(args, k)), "env")}',
+        f'--export {to}', '--export minari')
     to = f'{name}.npz' if to == 'npz' else to
     export_rows(memory, to)
     return to
+
+# %% ../../nbs/app/commands.ipynb #0c43a9b1
+def _env_of(memory, named):
+    "The environment of a memory's rows: the one that is named, or that of its run where no module is imported for it"
+    text = named or run_of(memory.place.path).get('env')
+    if not text or not named and named_modules(text): return None
+    try: return named_env(text)
+    except SettingsError:
+        if named: raise   # one that isn't installed here any more is left out
 
 # %% ../../nbs/app/commands.ipynb #b822c3d2
 def show_recipes(args):
@@ -258,7 +277,7 @@ def look(args):
     "Tell what is in a memory on disk, also while it is written"
     memory = open_memory(args.dir)
     facts = survey(memory)
-    exported = args.export and _export(memory, args.export)
+    exported = args.export and _export(memory, args)
     print(json.dumps(facts, indent=2) if args.json else survey_text(facts))
     said = sys.stderr if args.json else sys.stdout
     if args.plot is not None:

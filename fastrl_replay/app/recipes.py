@@ -457,7 +457,7 @@ def play_episodes(
 )->tuple: # their returns, and whether they were successes; None: the environment doesn't say
     "Returns and successes of episodes without exploration"
     s = agent.settings
-    makers = [partial(make_env, s, render=record is not None), *[partial(make_env, s)]*(episodes - 1)]
+    makers = [partial(make_env, s, render=record is not None)] + [partial(make_env, s)]*(episodes - 1)
     with recording(record, 'eval') as filmed:
         return play(step_env(s, filmed(makers), agent.greedy(), seed), episodes, episodes)
 
