@@ -30,10 +30,11 @@ def _directory(text):
 _DIR,_N,_FLAG = dict(type=_directory, metavar='DIR'),dict(type=_count, metavar='N'),dict(action='store_true')
 
 OPTIONS = dict(   # of all commands
-    env=dict(metavar='ID', help="gymnasium's id of the environment, or your own: my_module:Name-v0; the same as --set env=ID"),
+    env=dict(metavar='ID', help="gymnasium's id of the environment, or your own: my_module:Name-v0; the same as "
+        '--set env=ID'),
     steps=dict(type=_count, help='environment steps in all (schedules that end with them are stretched)'),
     seed=dict(type=_seed, help='of everything that is random'),
-    out=dict(_DIR, help='where to leave the run (default: runs/RECIPE-seedS, or with an environment that the recipe does not name, runs/RECIPE-ENV-seedS)'),
+    out=dict(_DIR, help='where to leave the run (default: runs/RECIPE-seedS, with --env runs/RECIPE-ENV-seedS)'),
     settings=dict(metavar='FILE',
         help='a settings file on top of the shipped one (default: settings.ini in the working directory)'),
     set=dict(metavar='key=value', nargs='+', action='extend', default=[],
@@ -82,7 +83,8 @@ COMMANDS = dict(   # what it does, what it is about, options, and what these mea
         dict(dest='recipes', nargs='+', metavar='RECIPE', help='which'), 'env seeds jobs steps out settings set',
         dict(steps='environment steps of each run', out='where to leave runs, compare.json, compare.png')),
     memory=('Tell what is in a memory on disk, also while it is written',
-        dict(dest='dir', metavar='DIR', help='where the memory lies'), 'plot export env author email permalink algorithm description json',
+        dict(dest='dir', metavar='DIR', help='where the memory lies'), 
+        'plot export env author email permalink algorithm description json',
         dict(env='that the rows are of, for Minari (default: what the run that made them says)')),
     bench=('Measure what things cost, beside the peers that are installed', None, '', {}))   # reads its own arguments
 

@@ -172,8 +172,8 @@ def _say_memory(run):
     if path: print(f'its memory is in {Path(path).absolute()}, with {run.found:,} rows so far', flush=True)
 
 # %% ../../nbs/app/commands.ipynb #a03ab0f5
-_AS_SETTINGS = dict(env='env', steps='steps', seed='seed', memory='memory_path', data='data', workers='workers', shards='shards',
-    engine='engine', address='address')   # option → the setting that it is short for
+_AS_SETTINGS = dict(env='env', steps='steps', seed='seed', memory='memory_path', data='data', workers='workers',
+    shards='shards', engine='engine', address='address')   # option → the setting that it is short for
 
 def changes(args)->dict:
     "What --set and the options that are short for settings ask for"
@@ -238,8 +238,6 @@ def _export(memory, args):
         if 'environment' not in facts: facts = spaces_of(memory[:].rows)
         if why: print(f'the environment is left out: {why}', file=sys.stderr)
         return write_minari(memory, dataset or f'memories/{name}-v0', **facts, **given).id
-    if given or args.env: raise SettingsError('memory', f'--{next((k for k in _FACTS if getattr(args, k)), "env")}',
-        f'--export {to}', '--export minari')
     to = f'{name}.npz' if to == 'npz' else to
     export_rows(memory, to)
     return to
@@ -252,6 +250,13 @@ def _env_of(memory, named):
     try: return named_env(text)
     except SettingsError:
         if named: raise   # one that isn't installed here any more is left out
+
+# %% ../../nbs/app/commands.ipynb #0c43a9b2
+def _check_facts(args):
+    "An error where a data set is described, and none is written"
+    told = [name for name in (*_FACTS,'env') if getattr(args, name)]
+    if told and (args.export or '').partition(':')[0] != 'minari': raise SettingsError('memory', f'--{told[0]}',
+        f'--export {args.export}' if args.export else 'no --export', '--export minari, or minari:ID')
 
 # %% ../../nbs/app/commands.ipynb #b822c3d2
 def show_recipes(args):
@@ -275,6 +280,7 @@ def play(args):
 # %% ../../nbs/app/commands.ipynb #5e37623d
 def look(args):
     "Tell what is in a memory on disk, also while it is written"
+    _check_facts(args)
     memory = open_memory(args.dir)
     facts = survey(memory)
     exported = args.export and _export(memory, args)

@@ -234,7 +234,8 @@ def _model(s, env, spaces):
         others = [name for name in fitting(spaces) if name != s['learner']]
         if isinstance(e, SettingsError) or not others: raise
         raise SettingsError('recipe', f"setting 'env': learner = {s['learner']} can't learn in {env}",
-            ' '.join(str(e).partition('. Remedy: ')[0].split()), remedy=f'fastrl-replay train {others[0]} --env {shlex.quote(s["env"])}') from e
+            ' '.join(str(e).partition('. Remedy: ')[0].split()),
+            remedy=f'fastrl-replay train {others[0]} --env {shlex.quote(s["env"])}') from e
 
 # %% ../../nbs/app/recipes.ipynb #64365e60
 class Agent:

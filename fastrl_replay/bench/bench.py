@@ -415,8 +415,8 @@ def limits(results:dict)->str: # Markdown
         md_table(['contest','bytes','at copy speed','bare','ours'], rows))
 
 # %% ../../nbs/bench/bench.ipynb #b4b67fe6
-_READ = """Microseconds that one call takes: here, as bare numpy or gymnasium calls (the least that it can cost), and with the
-fastest other library that is installed."""
+_READ = ('Microseconds that one call takes: here, as bare numpy or gymnasium calls (the least that it can cost), and '
+    'with the fastest other library that is installed.')
 
 def summary(
     results:dict, # as `run` gives them
@@ -424,7 +424,8 @@ def summary(
 )->str: # Markdown
     "All tables, which libraries are missing, and what it was measured on"
     grown = (_of_growth(job, who) for job,who in results.get('growth', {}).items())
-    return paragraphs(_READ, table(results), targets(results) if aims else '', limits(results), missing_peers(results), *grown,
+    return paragraphs(_READ, table(results), targets(results) if aims else '', limits(results),
+        missing_peers(results), *grown,
         _of_training(results['train']) if 'train' in results else '',
         f'{results["size"]:,} rows in memory; {made_with(results, results["peers"])}')
 
@@ -494,8 +495,8 @@ def _options(args):
             frames='instead: memories of pixels, on frames of Atari games; --frames --help says more',
             disk='instead: memories on disk that are larger than main memory; --disk --help says more').items():
         p.add_argument(f'--{option.replace("_", "-")}', action='store_true', help=help)
-    p.add_argument('--targets', action='store_true', help='also what was aimed at, and whether it was met: for developers of '
-        'this library')
+    p.add_argument('--targets', action='store_true', 
+        help='also what was aimed at, and whether it was met: for developers of this library')
     p.add_argument('--device', metavar='NAME',
         help='instead: memories on a GPU, such as cuda; --device cuda --help says more')
     return p.parse_args(args)

@@ -209,7 +209,8 @@ def _why_not(rows, env):
     pairs = ('state',env.observation_space),('action',env.action_space)
     for name,space in pairs:
         own = space_dtype(space)
-        if own != rows.dtype[name]: return f'its {name}s are {own.base}{list(own.shape)}, in the rows they are otherwise'
+        if own == rows.dtype[name]: continue
+        return f'its {name}s are {own.base}{list(own.shape)}, in the rows they are otherwise'
     if env.spec is None: return 'it is not registered with gymnasium'
     try: env.spec.to_json()
     except Exception as e: return ' '.join(f'it has no form in a file: {e}'.split())

@@ -16,6 +16,8 @@ from ..steps.errors import ArgumentError, ArgumentTypeError, not_installed
 # %% ../../nbs/learning/video.ipynb #51de0007
 class _Mp4:
     "A video, by ffmpeg"
+    @staticmethod
+    def check(): import moviepy.video.io.ffmpeg_writer   # noqa: F401
     def __init__(self, path, fps):
         from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
         self.make,self.writer = lambda size: FFMPEG_VideoWriter(str(path), size, fps),None
@@ -30,6 +32,8 @@ class _Mp4:
 
 class _Gif:
     "An animated picture, by pillow"
+    @staticmethod
+    def check(): import PIL.Image   # noqa: F401
     def __init__(self, path, fps):
         from PIL import Image
         self.path,self.wait,self.frames = path,max(20, round(1000/fps)),[]
@@ -40,7 +44,7 @@ class _Gif:
             duration=self.wait, loop=0)
 
 # %% ../../nbs/learning/video.ipynb #51de0008
-VIDEOS = {'.mp4': (_Mp4,'moviepy'), '.gif': (_Gif,'PIL')}   # ending of a file → what writes it, and the package for that
+VIDEOS = {'.mp4': (_Mp4,'moviepy'), '.gif': (_Gif,'pillow')}   # ending of a file → what writes it, its package
 
 def _writer(path, who):
     "What writes such a file; an error where nothing does"
@@ -48,10 +52,9 @@ def _writer(path, who):
     if path.is_dir() or not path.parent.is_dir(): raise ArgumentError(who, 'record', str(path),
         'a file' if path.is_dir() else f'a file in a directory that is there; {path.parent} is not')
     make,package = VIDEOS[path.suffix.lower()]
-    try: __import__(package)
+    try: make.check()
     except ImportError as e:
-        name = dict(PIL='pillow').get(package, package)
-        raise not_installed(who, f'{name}, which writes {path.suffix}, is not installed', 'video', ArgumentError) from e
+        raise not_installed(who, f'{package}, which writes {path.suffix}, is not installed', 'video', ArgumentError) from e
     return make
 
 # %% ../../nbs/learning/video.ipynb #51de0011
