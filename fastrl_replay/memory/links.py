@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'SLOTS', 'LINK', 'BACK', 'DRAWN', 'LAST_KEY', 'LAST', 'N_LAST', 'NUMBER',
-           'N_NUMBER', 'WINDOW', 'COUNTERS', 'UNTIL', 'PATIENCE', 'reach', 'Tables', 'Links', 'acceptable', 'link_rows',
-           'Places', 'as_keys', 'first_invalid']
+           'N_NUMBER', 'WINDOW', 'COUNTERS', 'UNTIL', 'NOTED', 'N_NOTED', 'PATIENCE', 'reach', 'Tables', 'Links',
+           'acceptable', 'link_rows', 'Places', 'as_keys', 'first_invalid', 'count_noted', 'count_drawn']
 
 # %% ../../nbs/memory/links.ipynb #fa703b94
 from typing import NamedTuple
@@ -23,7 +23,8 @@ from ..steps.states import array, checked, integer, listed
 # %% ../../nbs/memory/links.ipynb #95ae7358
 INSERTED,OLDEST,AGE_SUM,AGE_MAX,SLOTS = range(5)   # what stands where: counters, slots, then addresses and lengths
 LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER,WINDOW = range(5, 14)   # the last one: how many rows count
-COUNTERS,UNTIL = 14,15   # of the place; the key up to which it lets rows be written
+COUNTERS,UNTIL = 14,15     # of the place; the key up to which it lets rows be written
+NOTED,N_NOTED = 16,17      # keys that were drawn, and are not counted so far
 
 PATIENCE = 1 << 14
 
@@ -52,22 +53,24 @@ class Links:
         layout = RowLayout(who, dtype, strict=False)
         self.plan = np.concatenate([layout.at, self._search.at])   # where kernels look in a row
         self.link,self.back = (place.new(n, self.ring, np.int32, 0, by='slot') for n in ('link','back'))
-        self.drawn = place.new('drawn', self.ring, np.int32, 0, by='slot', own=True)
+        self._drawn = place.new('drawn', self.ring, np.int32, 0, by='slot', own=True)
+        self._noted = np.zeros(min(max(self.ring >> 5, 32), 4096), np.int64)   # how many keys, then these
         self._use(np.zeros(5, np.int64), Environments(), np.zeros(0, np.int64))
 
     def _use(self, counters, envs, last_key):
         "Work with these tables from now on: one assignment, after all of them have been made"
-        addresses = [a.ctypes.data for a in (self.link, self.back, self.drawn, last_key)]
+        addresses = [a.ctypes.data for a in (self.link, self.back, self._drawn, last_key)]
         numbers = np.array([*counters[:SLOTS], self.ring, *addresses,
             envs.last.ctypes.data, len(envs.last), envs.number.ctypes.data, len(envs.number), self.max_sz,
-            self.place.counters.ctypes.data, self.place.until.ctypes.data])
+            self.place.counters.ctypes.data, self.place.until.ctypes.data,
+            self._noted.ctypes.data, len(self._noted)])
         self.tables = Tables(numbers, envs, last_key)
 
     inserted = property(lambda self: self.tables.numbers.item(INSERTED), doc='How many rows have come: the next key')
     oldest   = property(lambda self: self.tables.numbers.item(OLDEST), doc='The oldest key that is still there')
     keys     = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
-    nbytes   = property(lambda self: sum(a.nbytes for a in (self.link, self.back, self.drawn, *self.tables[1:])),
-        doc='Bytes reserved')
+    nbytes   = property(lambda self: sum(a.nbytes for a in (self.link, self.back, self._drawn, *self.tables[1:])) +
+        self._noted.nbytes, doc='Bytes reserved')
     def __len__(self): return self.inserted - self.oldest
     def __reduce__(self): raise TypeError('links hold addresses: copy or pickle the timeline')
 
@@ -212,6 +215,43 @@ def refuse_key(self:Links, key):
     if not 0 <= key < self.inserted: raise StaleKey(self.who, f'key {key} was never given out', expected=there)
     raise StaleKey(self.who, f'key {key} is stale: its row was overwritten {self.oldest-key} rows ago',
         expected=there, remedy='ask valid(keys) first, or keep more rows (max_sz)')
+
+# %% ../../nbs/memory/links.ipynb #5d0c71a2
+@njit
+def count_noted(numbers):
+    "Count the draws that were noted"
+    ring,end = numbers[SLOTS],numbers[INSERTED]
+    drawn,noted = ints_at(numbers[DRAWN], ring),longs_at(numbers[NOTED], numbers[N_NOTED])
+    start = end - end % ring   # the key whose slot is 0
+    for i in range(1, noted[0] + 1):
+        key = noted[_u(i)]
+        if end - ring <= key < end: drawn[_u(key - start if key >= start else key - start + ring)] += 1
+    noted[0] = 0
+
+# %% ../../nbs/memory/links.ipynb #5d0c71a3
+@njit
+def count_drawn(numbers, keys):
+    "These rows were drawn once more, at the age that they have now"
+    noted,total,low = longs_at(numbers[NOTED], numbers[N_NOTED]),0,numbers[INSERTED]
+    for i in range(len(keys)):
+        if noted[0] == len(noted) - 1: count_noted(numbers)
+        n = noted[0] + 1
+        noted[_u(n)],noted[0] = keys[i],n
+        total,low = total + keys[i],min(low, keys[i])
+    numbers[AGE_SUM] += len(keys)*numbers[INSERTED] - total
+    numbers[AGE_MAX] = max(numbers[AGE_MAX], numbers[INSERTED] - low)
+
+# %% ../../nbs/memory/links.ipynb #5d0c71a4
+@patch
+def count(self:Links):
+    "Count the draws that were noted, before somebody looks, or keys change their meaning"
+    count_noted(self.tables.numbers)
+
+@patch(as_prop=True)
+def drawn(self:Links)->np.ndarray: # int32, of each slot
+    "How often the row that lies there was drawn"
+    self.count()
+    return self._drawn
 
 # %% ../../nbs/memory/links.ipynb #3eaf55b7
 @njit
@@ -380,6 +420,7 @@ def _ends(row): # of a structured array
     n = row['n'] if 'n' in row.dtype.names and row.dtype['n'] in (np.int32, np.int64) else 1
     return (row['terminated'] or row['truncated']) and n <= 1
 
+# %% ../../nbs/memory/links.ipynb #0bb8ee6c
 @patch
 def cut(self:Links):
     "Links that lead beyond the last row lead nowhere"
@@ -389,5 +430,6 @@ def cut(self:Links):
 def stand_at(self:Links, span:tuple):
     "Another process has added rows; the oldest first, or another thread could see more rows than there are slots"
     numbers = self.tables.numbers
+    if span[0] < numbers[INSERTED]: self.count()   # its file went back
     numbers[OLDEST] = span[1]
     numbers[INSERTED] = span[0]

@@ -20,8 +20,8 @@ from ..envs.numbering import Environments
 from ..steps.machine import size_text
 from .places import AGES, COMMITTED, FLOOR, REWINDS
 from .frames import suggested
-from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys
-from .rows import BatchPlan, Rows, Store, as_steps, count_drawn
+from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys, count_drawn
+from .rows import BatchPlan, Rows, Store, as_steps
 from ..steps.states import anything, checked, integer, listed, maybe, row_dtype
 
 # %% ../../nbs/memory/timeline.ipynb #070e1287
@@ -331,6 +331,7 @@ def _write_counters(self:Timeline):
     "What is counted while rows are drawn"
     if not self.place.holds or not self._parts: return
     self.settle()
+    self._parts[0].count()
     self.place.counters[AGES] = self.ages
 
 @patch

@@ -36,8 +36,8 @@ def fetched(
     td, # their errors, a tensor or an array, too
 )->tuple: # flat arrays, int64 and float64
     "Keys and errors, by one copy where both are on a device"
-    both = isinstance(keys, torch.Tensor) and isinstance(td, torch.Tensor) and not td.is_complex()
-    if both and keys.device == td.device:
+    both = isinstance(keys, torch.Tensor) and isinstance(td, torch.Tensor) and not keys.is_cpu
+    if both and keys.device == td.device and not td.is_complex():
         n,td = keys.numel(),td.detach().reshape(-1).double()
         both = torch.cat([keys.reshape(-1).long(), td.view(torch.int64)]).cpu().numpy()
         keys,td = both[:n],both[n:].view(np.float64)

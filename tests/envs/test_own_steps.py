@@ -138,3 +138,34 @@ def test_a_reset_that_is_none_is_refused():
     assert replay.memory[:].rows['episode_n'].tolist() == [1]
     replay.add_step(reward=[1.], terminated=[False], **step)
     assert replay.memory[:].rows[['episode_n', 'step_n']].tolist() == [(1, 1), (2, 1)]
+
+def some_step(rng, k):
+    "Values of one step, of kinds that differ from call to call and mean the same column"
+    def of(*ways): return ways[rng.integers(len(ways))]
+    x, n, r = rng.random((2, 3)).astype(np.float32), int(rng.integers(5)), float(rng.integers(-3, 4))
+    state, after = (of(np.asarray, torch.as_tensor, np.ndarray.tolist, np.asfortranarray)(v) for v in x)
+    ended = of(bool, np.bool_, int)(rng.random() < .2)
+    return (state, of(int, np.int64, np.asarray)(n), of(float, int, np.float32, np.float64, torch.tensor, np.asarray)(r), after, ended,
+            of(bool, np.bool_)(rng.random() < .1)), dict(logp=of(float, np.float64)(rng.random()), env_id=int(k % 7 == 3))
+
+@pytest.mark.parametrize('seed', range(5))
+def test_a_row_written_in_one_piece_is_the_row_written_by_columns(seed, monkeypatch):
+    "Also where some calls are of other kinds, of another environment, or refused"
+    pieces = []
+    def run(in_one_piece):
+        rng, replay = np.random.default_rng(seed), ExperienceReplay(None, 1, 300)
+        if not in_one_piece: monkeypatch.setattr('fastrl_replay.envs.own_steps.OneRow.fits', lambda rows: False)
+        first = np.zeros(3, np.float32), 0, 0., np.zeros(3, np.float32), False, False
+        replay.add_step(*first, logp=0.)
+        for k in range(300):
+            step, more = some_step(rng, k)
+            if k % 50 == 30:
+                with pytest.raises(ValueError): replay.add_step(np.float32([1, np.nan, 2]), 0, 1., first[3], False, False, logp=0.)
+            replay.add_step(*step, **more)
+        return replay.memory[:].rows
+    from fastrl_replay.envs.own_steps import OneRow
+    write = OneRow.write
+    monkeypatch.setattr(OneRow, 'write', lambda self, values: pieces.append(write(self, values)) or pieces[-1])
+    quick = run(True)
+    assert 10 < sum(pieces) < len(pieces)
+    assert quick.tobytes() == run(False).tobytes()
