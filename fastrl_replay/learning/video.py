@@ -54,7 +54,8 @@ def _writer(path, who):
     make,package = VIDEOS[path.suffix.lower()]
     try: make.check()
     except ImportError as e:
-        raise not_installed(who, f'{package}, which writes {path.suffix}, is not installed', 'video', ArgumentError) from e
+        raise not_installed(who, f'{package}, which writes {path.suffix}, is not installed', 'video',
+            ArgumentError) from e
     return make
 
 # %% ../../nbs/learning/video.ipynb #51de0011
