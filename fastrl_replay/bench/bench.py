@@ -21,7 +21,7 @@ from . import buffers, reports, traintime
 from .peers import ADAPTERS, DRAWN, RETURN_MEMORY, Peer, PeerError, Rows, errors, machine, noting
 from .peers import wrong_rows
 from .reports import Options, made_with, md_table, missing_peers, paragraphs, picture, short
-from .timing import filled, full_replay, measure, one_thread, rows_of
+from .timing import Cold, filled, full_replay, measure, one_thread, rows_of
 from ..steps.core import Steps
 from ..envs.stepper import GymStepper
 from ..stages.nstep import NStep
@@ -333,7 +333,7 @@ def run(
     "Run the contests on one thread"
     peers,missing = start_peers(pythons)
     results = dict(machine=machine(), size=size, peers={n: p.version for n,p in peers.items()}, missing=missing,
-        contests={}, faults={})
+        contests={}, cold={}, faults={})
     todo = {t: c for t,c in CONTESTS.items() if c.quick or not quick}
     try:
         with one_thread():
@@ -355,6 +355,9 @@ def run(
 def _run_contest(results, title, prepared, rounds, seconds, as_drawn):
     there,results['faults'][title] = prepared
     results['contests'][title] = _timed(there, results['faults'][title], rounds, seconds)
+    if CONTESTS[title].job:
+        cold = {n: Cold(e) for n,e in there.items()}
+        results['cold'][title] = _timed(cold, results['faults'][title], min(rounds, 3), .001)
     if not as_drawn or not isinstance([*there.values()][0], Columns): return
     drawn = {n: AsDrawn(e) for n,e in there.items()}
     results.setdefault('as_drawn', {})[title] = measure(drawn, rounds, seconds)
@@ -424,7 +427,8 @@ def summary(
 )->str: # Markdown
     "All tables, which libraries are missing, and what it was measured on"
     grown = (_of_growth(job, who) for job,who in results.get('growth', {}).items())
-    return paragraphs(_READ, table(results), targets(results) if aims else '', limits(results),
+    cold = 'With cold caches: 64 MB are read before each time.',table(dict(contests=results.get('cold', {})))
+    return paragraphs(_READ, table(results), *cold, targets(results) if aims else '', limits(results),
         missing_peers(results), *grown,
         _of_training(results['train']) if 'train' in results else '',
         f'{results["size"]:,} rows in memory; {made_with(results, results["peers"])}')

@@ -8,8 +8,8 @@ __all__ = ['ADAPTERS', 'DRAWN', 'STACK', 'FRAME_ROW', 'FRAME_MEMORIES', 'NORMAL'
            'Recorded', 'write_frames', 'anonymous', 'FrameTest', 'draw_frames', 'check_frames', 'SB3Frames',
            'CpprbFrames', 'mappings', 'advise', 'files_in', 'opened', 'sync_files', 'forget_pages', 'reads_of',
            'read_at_places', 'share_cached', 'numbered_rows', 'wrong_numbered', 'DiskTest', 'for_a_while',
-           'draw_from_disk', 'TorchrlDisk', 'machine', 'resident', 'Worker', 'TestWorker', 'serve', 'PeerError',
-           'noting', 'Peer']
+           'draw_from_disk', 'TorchrlDisk', 'machine', 'resident', 'cold_timeit', 'Worker', 'TestWorker', 'serve',
+           'PeerError', 'noting', 'Peer']
 
 # %% ../../nbs/bench/peers.ipynb #9d8f5e0d
 import ctypes, gc, json, mmap, os, platform, subprocess, sys, tempfile
@@ -687,6 +687,16 @@ def machine()->dict:
 def resident(): return _of_process('statm', lambda s: int(s.split()[1])*os.sysconf('SC_PAGE_SIZE'))
 
 # %% ../../nbs/bench/peers.ipynb #01f166dd
+def cold_timeit(f, number):
+    "Seconds that `f` takes so many times; before each, 64 MB are read, as by a learner that runs in between"
+    far,took = np.ones(1 << 23),0.
+    for _ in range(number):
+        far.sum()
+        began = perf_counter()
+        f()
+        took += perf_counter() - began
+    return took
+
 class Worker:
     "Does one library's jobs, as it is told"
     def __init__(self, library): self.library,self.once,self.step = library,None,None
@@ -705,9 +715,10 @@ class Worker:
         known = cols is not None and job != 'n-step'   # sums of rewards are not those that were put in
         return dict(wrong=wrong_rows(cols, n*(80 if 'sequences' in job else 1), rows) if known else None)
 
-    def timeit(self, number, columns=True):
+    def timeit(self, number, columns=True, cold=False):
         "Seconds for so many times, with columns or as the library hands over what it drew"
-        return Timer(self.once if columns else self.step).timeit(number)
+        f = self.once if columns else self.step
+        return cold_timeit(f, number) if cold else Timer(f).timeit(number)
 
 # %% ../../nbs/bench/peers.ipynb #c33e7a5d
 class TestWorker(Worker):

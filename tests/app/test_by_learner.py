@@ -6,7 +6,6 @@ import gymnasium as gym, numpy as np, pytest
 from gymnasium import spaces
 
 from fastrl_replay.app.recipes import BY_LEARNER, Agent, SettingsError, fitting, recipe, recipes
-from fastrl_replay.app.runs import read_metrics
 from fastrl_replay.cli import main
 from test_recipes import SET, says
 

@@ -1,7 +1,7 @@
 """A memory as a data set of Minari, from the command line: without a warning, with its author, and with its environment."""
 import warnings
 
-import gymnasium as gym, pytest
+import pytest
 
 pytest.importorskip('minari')
 

@@ -1,5 +1,5 @@
 """Videos of evaluations: what is in the file, and that what can't work is told before an episode begins."""
-import os, shutil, sys
+import sys
 from pathlib import Path
 
 import gymnasium as gym, numpy as np, pytest
@@ -7,8 +7,6 @@ from gymnasium import spaces
 
 from fastrl_replay.all import evaluate
 from fastrl_replay.cli import main
-from fastrl_replay.envs.stepper import GymStepper
-from fastrl_replay.learning.video import recording
 from test_recipes import says
 
 class Odd(gym.Env):
@@ -85,7 +83,7 @@ def test_eval_record(whole, tmp_path, capsys):
         assert main(['eval', str(whole), '--episodes', '3', *map(str, more)]) == 0
         return capsys.readouterr().out
     plain, out = said(), said('--record', tmp_path/'pole.mp4')
-    assert out.startswith(plain) and f'video of the first one' in out and str(tmp_path/'pole.mp4') in out
+    assert out.startswith(plain) and 'video of the first one' in out and str(tmp_path/'pole.mp4') in out
     first = float(out.split('with a return of ')[1].split(':')[0])
     assert len(frames(tmp_path/'pole.mp4')[0]) == first + 1
     assert 'a file .mp4 or .gif' in says(capsys, 'eval', whole, '--record', tmp_path/'pole.webm')
