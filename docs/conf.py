@@ -19,7 +19,7 @@ exclude_patterns = ['**/.ipynb_checkpoints']
 # The groups of the sidebar follow the data: what a step is, where steps come from, where they are kept, how they come back.
 groups = {
     'Start': 'howto faq how_fast versions',
-    'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
+    'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'callbacks', 'several_agents', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
     'Steps': 'steps/* pipe testing', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*', 'Replay': 'replay/*',
     'Learning': 'learning/*', 'Data': 'data/* sb3', 'Many processes': 'parallel/*', 'Recipes and runs': 'app/*', 'Benchmarks': 'bench/*', 'Command line': 'cli main',
     'Reference': 'all combinations survives glossary contributing changelog'}
@@ -28,12 +28,12 @@ titles = {   # in the sidebar, where a page's own title says less
     'steps/core': 'Steps', 'steps/errors': 'Errors', 'steps/row_dtypes': 'Row dtypes', 'steps/compiled': 'Compiled helpers', 'steps/machine': 'The machine', 'stages/waiting': 'Rows that wait', 'steps/states': 'Saved states, checked', 'pipe': 'Pipe, the base of all stages',
     'testing': 'Scripted environments, contract', 'envs/episodes': 'Episodes and the gate', 'envs/numbering': 'Environments by number', 'envs/nans': 'NaN, found fast', 'steps/batches': 'Sequences, a batch type', 'steps/recycled': 'Memory of batches', 'steps/other_names': 'Names of other libraries',
     'steps/files': 'Whole files, locks', 'steps/locks': 'Locks', 'steps/nested': 'Nested dicts and tuples', 'envs/envstate': 'Environment snapshots', 'envs/infos': 'Columns from info',
-    'envs/stepper': 'GymStepper', 'envs/slots': 'Environment slots', 'envs/vector_slots': 'Vector environments', 'envs/acting': 'Asking a policy', 'envs/group': 'Environment groups', 'envs/checks': 'What environments return', 'envs/sources': 'Sources of environments', 'envs/own_steps': 'Steps of your own loop', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
+    'envs/stepper': 'GymStepper', 'envs/slots': 'Environment slots', 'envs/vector_slots': 'Vector environments', 'envs/acting': 'Asking a policy', 'envs/group': 'Environment groups', 'envs/checks': 'What environments return', 'envs/sources': 'Sources of environments', 'envs/own_steps': 'Steps of your own loop', 'envs/agents': 'Agents of an environment', 'envs/agent_slots': 'Rows of agents', 'envs/agent_groups': 'Groups of agents', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
     'stages/nstep': 'NStep, NSkip', 'stages/chunker': 'SequenceChunker', 'stages/journal': 'Journal, Gather',
     'memory/places': 'Places', 'memory/directory': 'A place in files', 'memory/rows': 'Stores: Rows', 'memory/codecs': 'Codecs for frames',
     'memory/frame_log': 'Frame log', 'memory/frame_segments': 'Frame segments in files', 'memory/frames': 'Store: Frames', 'memory/on_device': 'A place on a GPU', 'memory/device_frames': 'Frames on a GPU',
     'memory/timeline': 'Timeline', 'memory/sumtree': 'SumTree', 'memory/ranktree': 'RankTree', 'memory/samplers': 'Samplers',
-    'replay/views': 'Views', 'replay/replay': 'Replay', 'replay/experience': 'ExperienceReplay',
+    'replay/views': 'Views', 'replay/moments': 'Moments of several agents', 'replay/replay': 'Replay', 'replay/experience': 'ExperienceReplay',
     'replay/prioritized': 'PrioritizedReplay', 'replay/sequence_view': 'View of sequences', 'replay/sequences': 'SequenceReplay', 'replay/hindsight': 'HindsightReplay',
     'learning/losses': 'TD targets and losses', 'learning/policies': 'Policies and networks', 'learning/continuous': 'Continuous actions', 'learning/base': 'Learner, the base class', 'learning/video': 'Videos of episodes',
     'learning/registry': 'Registry of learners', 'learning/tabular': 'QLearner (table)', 'learning/dqn': 'DQNLearner', 'learning/r2d2': 'R2D2Learner', 'learning/sac': 'SACLearner', 'learning/td3': 'TD3Learner',
@@ -41,7 +41,7 @@ titles = {   # in the sidebar, where a page's own title says less
     'app/survey': 'Survey of a memory on disk', 'cli': 'Command line, results', 'main': 'python -m fastrl_replay', 'data/interop': 'DataLoader, torchdata, TensorDict',
     'parallel/stage': 'Parallel', 'parallel/prefetch': 'Prefetch', 'bench/peers': 'Benchmark adapters', 'bench/reports': 'Reports of benchmarks', 'bench/timing': 'Rows and timing', 'bench/bench': 'How benchmarks are run', 'how_fast': 'How fast: results', 'bench/traintime': 'Training time',
     'bench/buffers': 'Six simple buffers', 'bench/bench_frames': 'Memories of pixels', 'bench/bench_disk': 'Memories on disk', 'bench/bench_on_device': 'Memories on a GPU',
-    'all': 'All public names', 'tutorials/from_seed_to_here': 'History: from seed to here'}
+    'all': 'All public names', 'tutorials/callbacks': 'Callbacks', 'tutorials/from_seed_to_here': 'History: from seed to here'}
 
 nb_execution_mode = 'off'                 # the outputs were saved when the notebooks were tested
 nb_render_markdown_format = 'gfm'         # in outputs: tables

@@ -6,16 +6,16 @@
 __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey',
            'StateError', 'Steps', 'step_dtype', 'write_whole', 'Cycler', 'Header', 'InMemoryCacheHolder', 'Items',
            'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage', 'worker_info', 'ScriptedEnv', 'ScriptedVectorEnv',
-           'check_contract', 'script', 'scripted_steps', 'GymStepper', 'OwnSteps', 'NSkip', 'NStep', 'SequenceChunker',
-           'Gather', 'Journal', 'Episodes', 'Offline', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree',
-           'Proportional', 'Ranked', 'Sampler', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay',
-           'HindsightReplay', 'Mixture', 'Sequences', 'read_minari', 'write_minari', 'double_q_target',
-           'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Dueling', 'EpsGreedy', 'FlattenSpace',
-           'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds', 'Critics',
-           'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable',
-           'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors',
-           'td3_errors', 'evaluate', 'load_policy', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel', 'RayEngine',
-           'WorkerError', 'Prefetch']
+           'check_contract', 'script', 'scripted_steps', 'AgentGroups', 'Agents', 'GymStepper', 'OwnSteps', 'NSkip',
+           'NStep', 'SequenceChunker', 'Gather', 'Journal', 'Episodes', 'Offline', 'Rows', 'Frames', 'Timeline',
+           'SumTree', 'RankTree', 'Proportional', 'Ranked', 'Sampler', 'Uniform', 'ExperienceReplay',
+           'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences', 'Moments', 'read_minari',
+           'write_minari', 'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Dueling',
+           'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net',
+           'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner',
+           'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors',
+           'sac_errors', 'td3_errors', 'evaluate', 'load_policy', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel',
+           'RayEngine', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/all.ipynb #6c6c196b
 from .steps.core import Steps
@@ -28,7 +28,9 @@ from fastrl_replay.pipe import (Cycler, Header, InMemoryCacheHolder, Items, MapT
 from .steps.batches import Sequences
 from .testing import ScriptedEnv, ScriptedVectorEnv, check_contract, script, scripted_steps
 from .envs.own_steps import OwnSteps
+from .envs.agents import Agents
 from .envs.stepper import GymStepper
+from .envs.agent_groups import AgentGroups
 from .stages.nstep import NSkip, NStep
 from .stages.chunker import SequenceChunker
 from .stages.journal import Gather, Journal
@@ -46,6 +48,7 @@ from .memory.sumtree import SumTree
 from .memory.ranktree import RankTree
 from .memory.samplers import Proportional, Ranked, Sampler, Uniform
 from .replay.experience import ExperienceReplay
+from .replay.moments import Moments
 from .replay.prioritized import PrioritizedReplay
 from .replay.sequences import SequenceReplay
 from .replay.hindsight import HindsightReplay
@@ -71,10 +74,11 @@ _all_ = [
     'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage',
     'worker_info',
     'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
+    'AgentGroups', 'Agents',
     'GymStepper', 'OwnSteps', 'NSkip', 'NStep', 'SequenceChunker', 'Gather', 'Journal', 'Episodes', 'Offline',
     'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree',
     'Proportional', 'Ranked', 'Sampler', 'Uniform',
-    'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences',
+    'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences', 'Moments',
     'read_minari', 'write_minari',
     'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
     'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net',

@@ -23,7 +23,7 @@ SURFACE = {
     'pipe': 'Pipe stage Items Header Cycler InMemoryCacheHolder MapToIterConverter WorkerInfo worker_info',
     'steps.batches': 'Sequences', 'steps.files': 'write_whole',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
-    'envs.stepper': 'GymStepper', 'envs.own_steps': 'OwnSteps',
+    'envs.agents': 'Agents', 'envs.agent_groups': 'AgentGroups', 'envs.stepper': 'GymStepper', 'envs.own_steps': 'OwnSteps',
     'stages.nstep': 'NStep NSkip',
     'stages.chunker': 'SequenceChunker',
     'memory.rows': 'Rows',
@@ -32,7 +32,7 @@ SURFACE = {
     'memory.sumtree': 'SumTree',
     'memory.ranktree': 'RankTree',
     'memory.samplers': 'Proportional Ranked Sampler Uniform',
-    'replay.experience': 'ExperienceReplay',
+    'replay.experience': 'ExperienceReplay', 'replay.moments': 'Moments',
     'replay.prioritized': 'PrioritizedReplay',
     'replay.sequences': 'SequenceReplay',
     'replay.hindsight': 'HindsightReplay',
@@ -155,7 +155,7 @@ LONG = '''all app/commands app/recipes app/runs app/survey bench/bench bench/ben
     parallel/prefetch parallel/stage replay/experience replay/hindsight replay/mixture replay/prioritized replay/sequence_view replay/sequences sb3
     stages/chunker stages/nstep stages/recorded steps/compiled steps/core steps/locks steps/settings tutorials/a_memory_on_disk
     tutorials/a_million_frames tutorials/coming_from tutorials/from_one_to_eight tutorials/from_seed_to_here tutorials/goals_in_hindsight
-    tutorials/life_of_one_step tutorials/your_data tutorials/your_own_loop tutorials/your_own_stage'''.split()
+    tutorials/callbacks tutorials/life_of_one_step tutorials/several_agents tutorials/your_data tutorials/your_own_loop tutorials/your_own_stage'''.split()
 
 @pytest.mark.parametrize('nb', [pytest.param(p, marks=[pytest.mark.slow]*(p.relative_to(ROOT/'nbs').with_suffix('').as_posix() in LONG))
                                 for p in NOTEBOOKS], ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())

@@ -13,6 +13,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from .agents import is_parallel
 from ..steps.states import Misfit, anything, array, generator, integer, listed, match, maybe, row, text
 
 # %% ../../nbs/envs/envstate.ipynb #1153d80d
@@ -55,7 +56,7 @@ def encode(
     top:bool=True, # a space that is asked for itself, and is not just an attribute
 ): # plain data
     "Plain data for a checkpoint, or an `Opaque` error"
-    seen,kind,is_env = seen or _Seen(),type(x),isinstance(x, (gym.Env,VectorEnv))
+    seen,kind,is_env = seen or _Seen(),type(x),isinstance(x, (gym.Env,VectorEnv)) or is_parallel(x)
     if x is None or kind in (bool,int,float,str): return x
     if kind is torch.Tensor: seen.once(x); return x.detach().clone()
     if kind is np.ndarray and not x.dtype.hasobject or isinstance(x, np.generic): return _encode_array(x, seen)

@@ -11,13 +11,15 @@ from fastcore.basics import patch
 from gymnasium.vector import VectorEnv
 from .acting import PolicyActions, RandomActions, acting_state, restore_acting
 from .actions import as_array
+from .agents import Agents
+from .agent_slots import AgentsSlot
 from .checks import as_float32
 from .envstate import encoded
 from .infos import InfoColumns
 from .slots import SLOT, SingleSlot, Slots
 from .vector_slots import COUNTED, VectorSlot
 from ..steps.core import Steps, pack, unpack
-from ..steps.errors import ActionError, EnvError, StateError
+from ..steps.errors import ActionError, ArgumentError, EnvError, StateError
 from ..steps.nested import fields_of, map_leaves, nested_dtype, put
 from ..steps.row_dtypes import step_dtype
 from ..steps.states import block, listed, maybe
@@ -44,10 +46,14 @@ class RowColumns:
     def _have(self, extra):
         "Rows with these extra columns, and with entries of info as far as known"
         self.shown = self.infos.known()
-        twice = sorted(extra.keys() & set(self.infos.names))
-        if twice: raise ActionError('GymStepper', "the policy's extra columns", twice, 'other names than those of info')
-        self.dtype = step_dtype(*self.spaces, **extra, **self.shown)
-        fields,size,beside = self.dtype.fields,self.dtype.itemsize,{'state','action',*extra,*self.shown}
+        own,names = self.slots.columns,{*self.infos.names}
+        taken = sorted(names & {*own})
+        if taken: raise ArgumentError('GymStepper', 'info', taken, 'other names than rows have')
+        twice = sorted(extra.keys() & {*names, *own})
+        if twice: raise ActionError('GymStepper', "the policy's extra columns", twice,
+            f'other names than {sorted(names | {*own})}, which rows have')
+        self.dtype = step_dtype(*self.spaces, **own, **extra, **self.shown)
+        fields,size,beside = self.dtype.fields,self.dtype.itemsize,{'state','action',*own,*extra,*self.shown}
         names = [n for n in self.dtype.names if n not in beside]
         self.result = np.dtype(dict(names=names, formats=[fields[n][0] for n in names],
             offsets=[fields[n][1] for n in names], itemsize=size))   # what `SingleSlot` writes
@@ -93,7 +99,8 @@ def side_by_side(
     slots = []
     for e in envs:
         own = None if seed is None else seed + first
-        slots.append(VectorSlot(e, first, own, mode) if isinstance(e, VectorEnv) else SingleSlot(e, first, own))
+        if isinstance(e, Agents): slots.append(AgentsSlot(e, first, own))
+        else: slots.append(VectorSlot(e, first, own, mode) if isinstance(e, VectorEnv) else SingleSlot(e, first, own))
         first += slots[-1].n
     return Slots(slots)
 

@@ -21,7 +21,7 @@ from ..steps.states import exactly, integer, listed, maybe, row, text
 # %% ../../nbs/envs/slots.ipynb #d60f7a11
 class Slot:
     "An environment or a vector of them, as a group of environments steps it"
-    n,lags,assumed,cut = 1,0,False,False
+    n,lags,assumed,cut,columns = 1,0,False,False,{}   # columns: that only rows of this kind of slot have
     def __init__(self, env, env_id, seed, observation_space, action_space): # spaces: of a single environment
         self.env,self.env_id,self.seed = env,env_id,seed   # of the first one; the seed is used once, at the first reset
         self.obs,self.seen = None,None   # the last observation, and the dtype of those that need no closer look
@@ -92,7 +92,7 @@ def act(self:SingleSlot, actions, i, rows, result):
     return int(self.over)
 
 # %% ../../nbs/envs/slots.ipynb #1012a369
-_KEPT = 'seed','obs','over','episode','step','total','counts','totals'   # those that a slot has
+_KEPT = 'seed','obs','over','episode','step','total','counts','totals','there','names','moment'   # if it has
 
 def saved_env(env)->tuple: # its data, or None and why it can't be saved
     "An environment as plain data"
@@ -156,6 +156,7 @@ class Slots:
         self.pairs,self.single = list(zip(slots, self.starts)),len(slots) == 1
         self.all_single,self.lag = all(l.kind == 'single' for l in slots),any(l.lags for l in slots)
         self.observation_space,self.action_space = self._same('observation_space'),self._same('action_space')
+        self.columns = self._same('columns')
 
     def __iter__(self): return (l for l,_ in self.pairs)
     def _same(self, kind):

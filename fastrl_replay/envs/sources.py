@@ -8,6 +8,7 @@ __all__ = ['close_envs', 'open_envs', 'distinct_envs', 'n_known']
 # %% ../../nbs/envs/sources.ipynb #854eda6d
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
+from .agents import as_agents, is_parallel
 from ..steps.errors import ArgumentError, ArgumentTypeError
 
 # %% ../../nbs/envs/sources.ipynb #3273edc1
@@ -24,9 +25,10 @@ def close_envs(
     if failures: raise failures[-1]
 
 def open_envs(
-    source, # an id, an environment, a vector environment, a function that makes one, or a list of these
+    source, # an id, an environment of any kind, a function that makes one, or a list of these
 )->list: # (environment, opened here?)
     "The environments that `source` names"
+    source = as_agents(source)
     if isinstance(source, (gym.Env,VectorEnv)): return [(source, False)]
     if isinstance(source, (list,tuple)):
         pairs = []
@@ -35,9 +37,10 @@ def open_envs(
         except BaseException: close_envs([e for e,opened in pairs if opened]); raise
         return pairs
     named = isinstance(source, str) or hasattr(source, 'entry_point')
-    made = gym.make(source) if named else source() if callable(source) else None
+    made = as_agents(gym.make(source) if named else source() if callable(source) else None)
     if not isinstance(made, (gym.Env,VectorEnv)): raise ArgumentTypeError('GymStepper', 'source', f'{source!r}'[:80],
-        'an environment id, a gym.Env, a VectorEnv, a function that makes one, a list of these, or a pipe of them')
+        'an environment id, a gym.Env, a VectorEnv, a ParallelEnv, a function that makes one, a list of these, '
+        'or a pipe of them')
     return [(made, True)]
 
 # %% ../../nbs/envs/sources.ipynb #2b010c11
@@ -47,11 +50,12 @@ def distinct_envs(
     "The environments, if there are any, each once"
     envs = [e for e,_ in pairs]
     if not envs: raise ArgumentError('GymStepper', 'source', 'an empty list', 'at least one environment')
-    if len({id(e) for e in envs}) < len(envs): raise ArgumentError('GymStepper', 'the same environment object twice',
-        remedy='make each one separately')
+    if len({id(getattr(e, 'parallel', e)) for e in envs}) < len(envs): raise ArgumentError('GymStepper',
+        'the same environment object twice', remedy='make each one separately')
     return envs
 
 def n_known(source)->int: # None: it can't be said before they are made
     "How many environments these are"
     if isinstance(source, (list,tuple)): return None if None in (ns := [*map(n_known, source)]) else sum(ns)
+    if is_parallel(source): return len(getattr(source, 'possible_agents', None) or ()) or None
     return source.num_envs if isinstance(source, VectorEnv) else 1 if isinstance(source, (str,gym.Env)) else None

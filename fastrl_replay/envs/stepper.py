@@ -135,6 +135,15 @@ def _open(self:GymStepper):
     if not self.piped: self._group(None)
 
 @patch
+def once(self:GymStepper): # the block; None: every row was a reset, or none of its agents was there
+    "Step the environments once"
+    self._arrive()
+    group = self._group(None)
+    group.step()
+    steps,group.block = group.block,None
+    return steps
+
+@patch
 def opened_envs(self:GymStepper)->list:
     "The environments that it steps here, opened if need be"
     if not self._here.groups: self._open()

@@ -13,6 +13,7 @@ from math import floor, isfinite, log10
 import gymnasium as gym, numpy as np
 from gymnasium.vector import VectorEnv
 from ..steps.errors import ArgumentTypeError, whole
+from ..envs.agents import as_agents
 from ..envs.stepper import GymStepper
 from ..envs.infos import SUCCESS
 from .video import recording
@@ -58,6 +59,7 @@ def evaluate(
     n = whole('evaluate', 'episodes', episodes, 1)
     if policy is not None and not callable(policy):
         raise ArgumentTypeError('evaluate', 'policy', type(policy).__name__, 'a function of states, or None')
+    env = as_agents(env)   # episodes are those of agents
     if isinstance(env, VectorEnv): source,envs = env,env.num_envs
     elif isinstance(env, (list,tuple)): source,envs = list(env),len(env)
     elif isinstance(env, gym.Env): source,envs = [env],1

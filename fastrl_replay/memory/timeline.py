@@ -247,6 +247,26 @@ def count(self:Timeline, keys):
     "These rows were drawn, by whatever made a batch of them"
     count_drawn(self._parts[0].tables.numbers, keys)
 
+# %% ../../nbs/memory/timeline.ipynb #15d1a45c
+@patch
+def grid(self:Timeline,
+    keys:np.ndarray, # [n, m], int64; -1: no row
+)->Steps: # of the same shape, with `mask`
+    "The rows with these keys; zeros and a false `mask` where there is none"
+    there,slots = keys >= 0,np.full(keys.shape, -1)
+    slots[there] = self._parts[0].slots(self._valid_keys(keys[there]))
+    return self._masked(keys[there], slots)
+
+@patch
+def _masked(self:Timeline, keys, slots):
+    "What lies in a grid of slots; the rows with these keys must still be there"
+    _,store,shapes = self._parts
+    dtype = shapes.window
+    out = store.empty(slots.size, dtype.itemsize)
+    store.gather(slots, out, dtype.fields['mask'][1])
+    if self.reads_only: self._were_there(keys)
+    return as_steps(out, dtype, slots.shape)
+
 # %% ../../nbs/memory/timeline.ipynb #15d1a45d
 @patch
 def windows(self:Timeline,
@@ -255,12 +275,7 @@ def windows(self:Timeline,
 )->Steps: # of shape [len(keys), length], with `mask`
     "From each key, the next rows of the same episode; zeros and a false `mask` after its end or the newest row"
     length,keys = whole(f'{self.who}.windows', 'length', length, 1),self._valid_keys(keys).ravel()
-    line,store,shapes = self._parts
-    dtype = shapes.window
-    out = store.empty(len(keys)*length, dtype.itemsize)
-    store.gather(line.window_slots(keys, length), out, dtype.fields['mask'][1])
-    if self.reads_only: self._were_there(keys)
-    return as_steps(out, dtype, (len(keys), length))
+    return self._masked(keys, self._parts[0].window_slots(keys, length))
 
 @patch
 def walk(self:Timeline,

@@ -6,16 +6,17 @@
 __all__ = ['ExperienceReplay']
 
 # %% ../../nbs/replay/experience.ipynb #f755ce71
-from ..memory.samplers import Sampler, Uniform
+from ..memory.samplers import Proportional, Sampler, Uniform
 from ..memory.rows import Store
 from ..pipe import stage
+from .moments import view_by
 from .replay import Fixed, Replay
 
 # %% ../../nbs/replay/experience.ipynb #2730152d
 @stage('experience_replay')
 class ExperienceReplay(Replay):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
-    seed,replacement = Fixed(),Fixed()
+    seed,replacement,by = Fixed(),Fixed(),Fixed()
     def __init__(self,
         source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
         bs:int=1, # rows in a batch
@@ -29,8 +30,12 @@ class ExperienceReplay(Replay):
         seed:int=None, # of the draws; None: other draws each time
         sampler:Sampler=None, # which rows to draw; None: all with the same probability
         store:Store=None, # how rows become bytes; None: whole rows in main memory
+        by='row', # what is drawn: each 'row', or each 'moment' of several agents, which a batch may hold twice
     ):
-        self.seed,self.replacement = seed,replacement
-        super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: Uniform(seed, replacement), store=store,
+        self.seed,self.replacement,self.by,view = seed,replacement,by,view_by('ExperienceReplay', by)
+        def default():
+            if not view.follows: return Uniform(seed, replacement)
+            return Proportional(max_sz, alpha=0., seed=seed, stratified=not replacement)   # all alike
+        super().__init__(source, bs, max_sz, sampler=sampler, default=default, view=view, store=store,
             needs=1 if replacement else None, ratio=ratio, warmup=warmup, return_idxs=return_idxs,
             freeze_memory=freeze_memory)
