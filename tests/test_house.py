@@ -44,7 +44,7 @@ SURFACE = {
     'stages.journal': 'Gather Journal',
     'stages.normalisation': 'Normalised RewardNorm ScaleRewards StateNorm UpdateNorms',
     'learning.evaluation': 'evaluate',
-    'stages.recorded': 'Episodes', 'app.offline': 'Offline',
+    'stages.recorded': 'Episodes', 'app.offline': 'Offline', 'app.saved_policies': 'load_policy',
     'learning.base': 'discounts',
     'learning.tabular': 'QLearner QTable',
     'learning.dqn': 'DQNLearner dqn_errors',
