@@ -14,8 +14,8 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net',
            'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner',
            'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors',
-           'sac_errors', 'td3_errors', 'evaluate', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel', 'RayEngine',
-           'WorkerError', 'Prefetch']
+           'sac_errors', 'td3_errors', 'evaluate', 'load_policy', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel',
+           'RayEngine', 'WorkerError', 'Prefetch']
 
 # %% ../nbs/all.ipynb #6c6c196b
 from .steps.core import Steps
@@ -38,6 +38,7 @@ from .learning.evaluation import evaluate
 import fastrl_replay.app.recipes   # noqa: F401 (its environments have names then, and `evaluate` takes agents)
 from .stages.recorded import Episodes
 from .app.offline import Offline
+from .app.saved_policies import load_policy
 
 # %% ../nbs/all.ipynb #5d1e7a90
 from .memory.rows import Rows
@@ -84,7 +85,7 @@ _all_ = [
     'value_net',
     'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed',
     'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors',
-    'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate',
+    'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate', 'load_policy',
     'Columns', 'PipeNode', 'StatefulPipe',
     'Parallel', 'RayEngine', 'WorkerError', 'Prefetch',
 ]

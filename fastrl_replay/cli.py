@@ -30,9 +30,11 @@ def _directory(text):
 _DIR,_N,_FLAG = dict(type=_directory, metavar='DIR'),dict(type=_count, metavar='N'),dict(action='store_true')
 
 OPTIONS = dict(   # of all commands
+    env=dict(metavar='ID', help="gymnasium's id of the environment, or your own: my_module:Name-v0; the same as "
+        '--set env=ID'),
     steps=dict(type=_count, help='environment steps in all (schedules that end with them are stretched)'),
     seed=dict(type=_seed, help='of everything that is random'),
-    out=dict(_DIR, help='where to leave the run (default: runs/RECIPE-seedS)'),
+    out=dict(_DIR, help='where to leave the run (default: runs/RECIPE-seedS, with --env runs/RECIPE-ENV-seedS)'),
     settings=dict(metavar='FILE',
         help='a settings file on top of the shipped one (default: settings.ini in the working directory)'),
     set=dict(metavar='key=value', nargs='+', action='extend', default=[],
@@ -42,6 +44,8 @@ OPTIONS = dict(   # of all commands
     data=dict(type=_directory, metavar='PATH', help='learn from recorded rows: a directory that --memory has left, a '
         'file .npz or .parquet with episodes, or minari:NAME; the same as --set data=PATH'),
     resume=dict(_DIR, help='go on with this run where it was last saved'),
+    best=dict(_FLAG, help='play with the model of the best evaluation (best.pt), not with that of the last checkpoint'),
+    record=dict(metavar='FILE', help='a video of the first episode: FILE.mp4 or FILE.gif (extra video)'),
     trust=dict(_FLAG, help="import the modules that the run's config.json names"),
     tensorboard=dict(_FLAG, help='write for TensorBoard as well'),
     workers=dict(_N, help='processes that step environments, in all'),
@@ -58,23 +62,30 @@ OPTIONS.update(
         help="draw returns, lengths of episodes and priorities (into the working directory, by the memory's name)"),
     export=dict(type=_directory, metavar='npz|minari',
         help='write all rows for numpy (npz, or FILE.npz), or as a data set of Minari (minari, or minari:ID)'),
+    author=dict(metavar='NAME', help="the data set's author, for Minari"),
+    email=dict(metavar='ADDRESS', help="the author's"),
+    permalink=dict(metavar='URL', help='of the code that made the rows'),
+    algorithm=dict(metavar='NAME', help='that acted'),
+    description=dict(metavar='TEXT', help='of the data set'),
     json=dict(_FLAG, help='print what there is to tell as JSON'))
 
 COMMANDS = dict(   # what it does, what it is about, options, and what these mean here
     train=('Train a recipe, or go on with a run',
         dict(dest='recipe', nargs='?', metavar='RECIPE', help='which; `fastrl-replay recipes` lists them'),
-        'steps seed out settings set memory data resume trust tensorboard workers shards engine address', {}),
+        'env steps seed out settings set memory data resume trust tensorboard workers shards engine address', {}),
     recipes=('List the recipes, or show the settings of one',
         dict(dest='recipe', nargs='?', metavar='RECIPE', help='show all settings of this one'), 'settings', {}),
     eval=('Play episodes without exploring, with what a run has learned',
-        dict(dest='dir', metavar='DIR', help="a run's directory"), 'episodes seed trust set',
+        dict(dest='dir', metavar='DIR', help="a run's directory"), 'best record episodes seed trust set',
         dict(seed="of the environments (default: those of the run's own evaluations)",
             set='device=… says where the network is')),
     compare=('Train several recipes with several seeds, and draw them together',
-        dict(dest='recipes', nargs='+', metavar='RECIPE', help='which'), 'seeds jobs steps out settings set',
+        dict(dest='recipes', nargs='+', metavar='RECIPE', help='which'), 'env seeds jobs steps out settings set',
         dict(steps='environment steps of each run', out='where to leave runs, compare.json, compare.png')),
     memory=('Tell what is in a memory on disk, also while it is written',
-        dict(dest='dir', metavar='DIR', help='where the memory lies'), 'plot export json', {}),
+        dict(dest='dir', metavar='DIR', help='where the memory lies'), 
+        'plot export env author email permalink algorithm description json',
+        dict(env='that the rows are of, for Minari (default: what the run that made them says)')),
     bench=('Measure what things cost, beside the peers that are installed', None, '', {}))   # reads its own arguments
 
 # %% ../nbs/cli.ipynb #5363bf04
@@ -89,6 +100,7 @@ class _Parser(argparse.ArgumentParser):
 WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinforcement learning
 
   fastrl-replay train cartpole      trains a network in about half a minute and draws its returns
+  fastrl-replay train dqn --env ID  trains on another environment; so do r2d2, sac and td3
   fastrl-replay recipes             lists what else can be trained
   fastrl-replay recipes cartpole    shows the settings of a recipe, each with a word about it
   fastrl-replay train --help        says how to change them

@@ -43,7 +43,7 @@ SURFACE = {
     'learning.continuous': 'BoxBounds Critics GaussianNoise SquashedGaussian actor_net squashed',
     'stages.journal': 'Gather Journal',
     'learning.evaluation': 'evaluate',
-    'stages.recorded': 'Episodes', 'app.offline': 'Offline',
+    'stages.recorded': 'Episodes', 'app.offline': 'Offline', 'app.saved_policies': 'load_policy',
     'learning.base': 'discounts',
     'learning.tabular': 'QLearner QTable',
     'learning.dqn': 'DQNLearner dqn_errors',

@@ -16,7 +16,8 @@ from fastrl_replay.stages.nstep import NStep
 from fastrl_replay.app.recipes import SettingsError, recipe, spare_rows
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.app.runs import load_checkpoint, read_metrics, resume, start
+from fastrl_replay.app.saved_policies import load_checkpoint
+from fastrl_replay.app.runs import read_metrics, resume, start
 from fastrl_replay.app.offline import open_memory
 from fastrl_replay.app.survey import export_rows, priorities, survey, survey_picture, survey_text
 from fastrl_replay.testing import same

@@ -6,7 +6,7 @@
 __all__ = ['RUN', 'Progress', 'Bar', 'Board', 'train', 'changes', 'show_recipes', 'play', 'look', 'table', 'curves', 'compare']
 
 # %% ../../nbs/app/commands.ipynb #c0336a03
-import json, os, shlex, shutil, signal, subprocess, sys
+import json, os, re, shlex, shutil, signal, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import fill
@@ -14,13 +14,14 @@ import numpy as np
 from tqdm.auto import tqdm
 from ..steps.files import write_whole
 from ..steps.settings import SettingsError, as_value, nearest, recipe_list, setting_text
-from ..data.datasets import spaces_of, write_minari
+from ..data.datasets import env_facts, spaces_of, write_minari
 from ..learning.evaluation import decimals
 from ..learning.registry import recorded
-from .named_envs import named_modules
+from .named_envs import named_env, named_modules
 from .recipes import memory_path, play_episodes, recipe, recipes
-from .runs import Run, chart, interruptible, load_checkpoint, read_config, read_json, read_metrics
-from .runs import reopen, resume, run_title, smooth, start
+from .runs import Run, chart, interruptible, read_config, read_json, read_metrics
+from .saved_policies import load_checkpoint
+from .runs import reopen, resume, run_of, run_title, smooth, start
 from .offline import open_memory
 from .survey import export_rows, survey, survey_picture, survey_text
 
@@ -116,7 +117,7 @@ def _in_a_line(run):
 
 # %% ../../nbs/app/commands.ipynb #a83f2407
 def _result(run, s):
-    solved = f'never reached {run.settings["solved"]:g}'
+    solved = 'no return counts as solved here' if run.agent.solved is None else f'never reached {run.agent.solved:g}'
     if s['solved_at_step'] is not None: solved = f'solved at step {s["solved_at_step"]:,}'
     print(f'{run.title}: mean return of 20 episodes without exploring '
           f'{_spread(s["final_return"], s["final_std"])}{_share(s.get("final_success"))}, {solved}')
@@ -126,6 +127,9 @@ def _result(run, s):
     print(f'picture:    {picture}' if picture.exists()
           else 'picture:    none, because matplotlib is not installed (pip install matplotlib)')
     print(f'play again: fastrl-replay eval {_in_a_line(run)}')
+    best = s.get('best_return', s['final_return'])
+    if best > s['final_return']: print(f'best model: mean return {best:.{decimals(best)}f} at step '
+        f'{s["best_at_step"]:,}; fastrl-replay eval {_in_a_line(run)} --best')
 
 # %% ../../nbs/app/commands.ipynb #e94665ab
 def train(args):
@@ -168,8 +172,8 @@ def _say_memory(run):
     if path: print(f'its memory is in {Path(path).absolute()}, with {run.found:,} rows so far', flush=True)
 
 # %% ../../nbs/app/commands.ipynb #a03ab0f5
-_AS_SETTINGS = dict(steps='steps', seed='seed', memory='memory_path', data='data', workers='workers', shards='shards',
-    engine='engine', address='address')   # option → the setting that it is short for
+_AS_SETTINGS = dict(env='env', steps='steps', seed='seed', memory='memory_path', data='data', workers='workers',
+    shards='shards', engine='engine', address='address')   # option → the setting that it is short for
 
 def changes(args)->dict:
     "What --set and the options that are short for settings ask for"
@@ -222,13 +226,37 @@ def _device(args, who, remedy):
     return asked.get('device')
 
 # %% ../../nbs/app/commands.ipynb #0c43a9b0
-def _export(memory, to):
+_FACTS = dict(author='author', email='author_email', permalink='code_permalink', algorithm='algorithm_name',
+    description='description')   # option → what Minari calls it
+
+def _export(memory, args):
     "Write all rows to a file, or as a data set of Minari; where they are"
-    name,(kind,_,given) = memory.place.path.name,to.partition(':')
-    if kind == 'minari': return write_minari(memory, given or f'memories/{name}-v0', **spaces_of(memory[:].rows)).id
+    to,given = args.export,{n: v for k,n in _FACTS.items() if (v := getattr(args, k))}
+    name,(kind,_,dataset) = memory.place.path.name,to.partition(':')
+    if kind == 'minari':
+        facts,why = env_facts(memory[:1].rows, _env_of(memory, args.env))
+        if 'environment' not in facts: facts = spaces_of(memory[:].rows)
+        if why: print(f'the environment is left out: {why}', file=sys.stderr)
+        return write_minari(memory, dataset or f'memories/{name}-v0', **facts, **given).id
     to = f'{name}.npz' if to == 'npz' else to
     export_rows(memory, to)
     return to
+
+# %% ../../nbs/app/commands.ipynb #0c43a9b1
+def _env_of(memory, named):
+    "The environment of a memory's rows: the one that is named, or that of its run where no module is imported for it"
+    text = named or run_of(memory.place.path).get('env')
+    if not text or not named and named_modules(text): return None
+    try: return named_env(text)
+    except SettingsError:
+        if named: raise   # one that isn't installed here any more is left out
+
+# %% ../../nbs/app/commands.ipynb #0c43a9b2
+def _check_facts(args):
+    "An error where a data set is described, and none is written"
+    told = [name for name in (*_FACTS,'env') if getattr(args, name)]
+    if told and (args.export or '').partition(':')[0] != 'minari': raise SettingsError('memory', f'--{told[0]}',
+        f'--export {args.export}' if args.export else 'no --export', '--export minari, or minari:ID')
 
 # %% ../../nbs/app/commands.ipynb #b822c3d2
 def show_recipes(args):
@@ -240,19 +268,22 @@ def show_recipes(args):
 def play(args):
     "Play episodes without exploring, with what a run has learned"
     run = reopen(args.dir, None, _device(args, 'eval', 'only --set device=…, where the network is'), args.trust)
+    step = run.take_best() if args.best else run.agent.journal.steps
     seed = 1_000_003*(run.settings['seed'] + 1) if args.seed is None else args.seed
-    returns,won = play_episodes(run.agent, args.episodes, seed)
-    print(f'{run.title}, after {run.agent.journal.steps:,} steps')
+    returns,won = play_episodes(run.agent, args.episodes, seed, args.record)
+    print(f'{run.title}, {"the best model, of" if args.best else "after"} {step:,} steps')
     d = decimals(returns.mean(), returns.std())
     print(f'mean return of {len(returns)} episodes without exploring: {_spread(returns.mean(), returns.std())}, '
           f'from {returns.min():.{d}f} to {returns.max():.{d}f}{_share(None if won is None else won.mean())}')
+    if args.record: print(f'video of the first one, with a return of {returns[0]:.{d}f}: {args.record}')
 
 # %% ../../nbs/app/commands.ipynb #5e37623d
 def look(args):
     "Tell what is in a memory on disk, also while it is written"
+    _check_facts(args)
     memory = open_memory(args.dir)
     facts = survey(memory)
-    exported = args.export and _export(memory, args.export)
+    exported = args.export and _export(memory, args)
     print(json.dumps(facts, indent=2) if args.json else survey_text(facts))
     said = sys.stderr if args.json else sys.stdout
     if args.plot is not None:
@@ -286,7 +317,7 @@ def _train_apart(args, name, seed, out, memory):
         command += ['--resume', str(out), '--trust']   # its settings are those typed here
     else:
         command += [name, '--seed', str(seed), '--out', str(out)]
-        for option in 'settings','steps':
+        for option in 'settings','steps','env':
             if (v := getattr(args, option)): command += [f'--{option}', str(v)]
         if args.set: command += ['--set', *args.set]
         if memory: command += ['--memory', memory['memory_path']]
@@ -302,13 +333,14 @@ def _outcome(out):
     "The summary of a run and its curve: at most 400 points"
     number,config = (int,float),read_config(out)
     s = read_json(out/'summary.json', dict(final_return=number, wall_s=number, solved_at_step=(int,type(None))))
-    if recorded(config['settings']): return dict(**s, **_evaluations(out), solved=config['settings']['solved'])
+    s = {'solved': config['settings']['solved'], **s}   # older summaries don't say it
+    if recorded(config['settings']): return dict(**s, **_evaluations(out))
     ends,returns = _episodes(out/'checkpoint.pt')
     by = 'episodes' if 'episodes' in config['settings'] else 'environment steps'
     x = np.arange(1, len(returns)+1) if by == 'episodes' else ends
     grid = np.linspace(0, x[-1], min(400, len(x))).round() if len(x) else x
     y = np.interp(grid, x, smooth(returns)) if len(x) else x
-    return dict(**s, by=by, x=grid.tolist(), y=[float(f'{v:.6g}') for v in y], solved=config['settings']['solved'])
+    return dict(**s, by=by, x=grid.tolist(), y=[float(f'{v:.6g}') for v in y])
 
 # %% ../../nbs/app/commands.ipynb #7a7aa981
 def _evaluations(out):
@@ -357,7 +389,7 @@ def curves(
             y = np.array([np.interp(x, r['x'], r['y']) for r in runs])
             ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=.2, lw=0)
             ax.plot(x, y.mean(0), color=color, label=fill(f'{_of(name, runs)} ({_seeds(len(runs))})', 40))
-        for level in {r['solved'] for runs in results.values() for r in runs if 'solved' in r}:
+        for level in {r['solved'] for runs in results.values() for r in runs if r.get('solved') is not None}:
             ax.axhline(level, color='#023047', lw=.8, ls=':')
     xlabel = ' or '.join(sorted({r['by'] for runs in results.values() for r in runs}))
     return chart(draw, xlabel=xlabel, ylabel='return' if 'updates' in xlabel else 'return while exploring')
@@ -368,7 +400,8 @@ def _seeds(n): return f'{n} seed' + 's'*(n != 1)
 def compare(args):
     "Train several recipes with several seeds, and draw them together"
     args.recipes = list(dict.fromkeys(args.recipes))
-    out = Path(args.out or 'runs/' + '-'.join(args.recipes))
+    env = [] if args.env is None else [re.sub(r'[^\w.-]', '', args.env.split('/')[-1])]
+    out = Path(args.out or 'runs/' + '-'.join([*args.recipes, *env]))
     if out.exists() and not out.is_dir(): raise SettingsError('compare', '--out', f'{out}, a file', 'a directory')
     wanted = {name: recipe(name, args.settings, **changes(args)).settings for name in args.recipes}
     jobs = [(name, seed, out/f'{name}-seed{seed}', _own_memory(wanted[name], name, seed)) for seed in range(args.seeds)

@@ -173,11 +173,12 @@ def _registered(call):
         raise SettingsError('recipe', f"setting 'env': {call.text} can't be made", _described(e)) from e
 
 # %% ../../nbs/app/named_envs.ipynb #22290e9a
-def _plain(text):
+def _plain(text, render=False):
     "The environment that a setting names, without wrappers"
     calls = read_calls('env', text)
     if len(calls) != 1: raise SettingsError('recipe', "setting 'env'", repr(text), 'one environment')
     call, = calls
+    if render: call = call._replace(kwargs={'render_mode':'rgb_array', **call.kwargs})
     if call.module: import_here(call.module, 'env')
     made = _registered(call) if call.name in gym.registry or not call.module else None
     if made is None and call.module:
@@ -201,9 +202,10 @@ def named_env(
     env:str, # the setting `env`
     wrappers:str='none', # the setting `wrappers`
     train_wrappers:str='none', # the setting `train_wrappers`
+    render:bool=False, # is it to give pictures?
 )->gym.Env:
     "The environment that these settings name"
-    made = _plain(env)
+    made = _plain(env, render)
     for setting,text in ('wrappers',wrappers),('train_wrappers',train_wrappers):
         for call in read_calls(setting, text): made = _wrapped(made, call, setting)
     return made

@@ -418,11 +418,18 @@ def limits(results:dict)->str: # Markdown
         md_table(['contest','bytes','at copy speed','bare','ours'], rows))
 
 # %% ../../nbs/bench/bench.ipynb #b4b67fe6
-def summary(results:dict)->str: # Markdown
+_READ = ('Microseconds that one call takes: here, as bare numpy or gymnasium calls (the least that it can cost), and '
+    'with the fastest other library that is installed.')
+
+def summary(
+    results:dict, # as `run` gives them
+    aims:bool=False, # also what was aimed at, for developers of this library?
+)->str: # Markdown
     "All tables, which libraries are missing, and what it was measured on"
     grown = (_of_growth(job, who) for job,who in results.get('growth', {}).items())
     cold = 'With cold caches: 64 MB are read before each time.',table(dict(contests=results.get('cold', {})))
-    return paragraphs(table(results), *cold, targets(results), limits(results), missing_peers(results), *grown,
+    return paragraphs(_READ, table(results), *cold, targets(results) if aims else '', limits(results),
+        missing_peers(results), *grown,
         _of_training(results['train']) if 'train' in results else '',
         f'{results["size"]:,} rows in memory; {made_with(results, results["peers"])}')
 
@@ -492,17 +499,23 @@ def _options(args):
             frames='instead: memories of pixels, on frames of Atari games; --frames --help says more',
             disk='instead: memories on disk that are larger than main memory; --disk --help says more').items():
         p.add_argument(f'--{option.replace("_", "-")}', action='store_true', help=help)
+    p.add_argument('--targets', action='store_true', 
+        help='also what was aimed at, and whether it was met: for developers of this library')
     p.add_argument('--device', metavar='NAME',
         help='instead: memories on a GPU, such as cuda; --device cuda --help says more')
     return p.parse_args(args)
 
 # %% ../../nbs/bench/bench.ipynb #083ad36f
-def save(results:dict, out:Path):
+def save(
+    results:dict, # as `run` gives them
+    out:Path, # a folder
+    aims:bool=False, # also what was aimed at?
+):
     "bench.json, bench.md, and the pictures where matplotlib is there"
     titles = [t for t,c in CONTESTS.items() if c.quick and c.job]
     pictures = {'speed': lambda: bars(results, titles), 'memory': lambda: memory_bars(results)}
     if 'growth' in results: pictures['growth'] = lambda: growth_curves(results)
-    reports.save(results, out, 'bench', paragraphs(summary(results), details(results)), pictures)
+    reports.save(results, out, 'bench', paragraphs(summary(results, aims), details(results)), pictures)
 
 # %% ../../nbs/bench/bench.ipynb #31338b06
 def main(args=None):
@@ -519,8 +532,8 @@ def main(args=None):
     if a.buffers:
         sizes = dict(insertions=2*size, batches=size//100, capacity=size)
         results['buffers'] = dict(sizes, seconds=buffers.experiment(**sizes))
-    print(summary(results))
-    if a.out: save(results, a.out)
+    print(summary(results, a.targets))
+    if a.out: save(results, a.out, a.targets)
 
 def _other(args):
     "The benchmark that is asked for instead; help that is asked for before is about this one"

@@ -16,6 +16,7 @@ from ..steps.errors import ArgumentTypeError, whole
 from ..envs.agents import as_agents
 from ..envs.stepper import GymStepper
 from ..envs.infos import SUCCESS
+from .video import recording
 
 # %% ../../nbs/learning/evaluation.ipynb #529e74a9
 def _newest(successes, said, which, n):
@@ -52,6 +53,7 @@ def evaluate(
     env, # an id or a function: one is made for each episode; or an environment, a `VectorEnv`, or a list
     episodes:int=20, # how many are played, each in an environment of its kind
     seed:int=0, # environment `i` gets `seed + i`
+    record=None, # a file .mp4 or .gif for a video of the first episode
 )->np.ndarray: # their returns
     "Returns of episodes that a policy plays, and does not learn from"
     n = whole('evaluate', 'episodes', episodes, 1)
@@ -62,7 +64,7 @@ def evaluate(
     elif isinstance(env, (list,tuple)): source,envs = list(env),len(env)
     elif isinstance(env, gym.Env): source,envs = [env],1
     else: source,envs = [env]*n,n
-    return play(GymStepper(source, policy, seed), envs, n)[0]
+    with recording(record) as filmed: return play(GymStepper(filmed(source), policy, seed), envs, n)[0]
 
 # %% ../../nbs/learning/evaluation.ipynb #a31c0f01
 def decimals(

@@ -44,6 +44,8 @@ class QTable:
             f'{self.first} to {self.first + len(self.values) - 1}')
         return torch.from_numpy(self.values[places])
 
+    def state_dict(self)->dict: return dict(values=torch.from_numpy(self.values))
+    def load_state_dict(self, state): self.values[:] = state['values'].numpy()
     def __repr__(self): return f'QTable({self.values.shape[0]} states, {self.values.shape[1]} actions)'
 
 # %% ../../nbs/learning/tabular.ipynb #63e9f21e

@@ -57,6 +57,7 @@ class Recipe:
     about:str      # what it shows
     settings:dict  # name → value
     comments:dict  # name → what it means
+    changed:tuple=()   # names of settings that were changed for this run
     def text(self)->str:
         "The recipe as it would stand in a file"
         wide = max(len(f'{k} = {setting_text(v)}') for k,v in self.settings.items())

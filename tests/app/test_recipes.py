@@ -874,7 +874,7 @@ def test_without_matplotlib(tmp_path, monkeypatch, capsys):
     "Everything but the picture"
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
     assert main(['train', 'cartpole', '--out', str(tmp_path/'r'), *SET]) == 0
-    assert 'pip install matplotlib' in capsys.readouterr().out and sorted(p.name for p in (tmp_path/'r').iterdir()) == ['checkpoint.pt', 'config.json', 'metrics.jsonl', 'summary.json']
+    assert 'pip install matplotlib' in capsys.readouterr().out and sorted(p.name for p in (tmp_path/'r').iterdir()) == ['best.pt', 'checkpoint.pt', 'config.json', 'metrics.jsonl', 'summary.json']
 
 @pytest.mark.parametrize('line', once("an UnicodeEncodeError for … or ±, after all the training", 'recipes cartpole', 'train'))
 def test_where_output_has_no_such_letters(line, tmp_path, monkeypatch):

@@ -7,7 +7,8 @@ from fastrl_replay.app import commands
 from fastrl_replay.cli import main
 from fastrl_replay.app.named_envs import named_modules
 from fastrl_replay.app.recipes import SettingsError, check_saved, recipe
-from fastrl_replay.app.runs import Silent, load_checkpoint, lock_dir, reopen, resume
+from fastrl_replay.app.saved_policies import load_checkpoint
+from fastrl_replay.app.runs import Silent, lock_dir, reopen, resume
 from test_cli import command, same_runs
 from test_recipes import SET, Killed, says, stop, tiny
 

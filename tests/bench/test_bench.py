@@ -304,6 +304,16 @@ def made_up(**times):
     return dict(machine=dict(date='today', cpu='abacus', cores=1), peers=dict(cpprb='1'), size=10, missing=dict(torchrl='not installed for x'), faults={},
         copy_speed=1e9, bytes_a_row={}, contests={'draw 256 rows': {who: [t, t, 3*t] for who, t in times.items()}})
 
+def test_targets_are_shown_where_asked_for_only(monkeypatch, capsys):
+    "A user sees what things cost; what the developers aimed at, and missed, with --targets"
+    from fastrl_replay.bench import bench
+    results = made_up(fastrl_replay=2., cpprb=11., bare=1.)
+    monkeypatch.setattr(bench, 'run', lambda *a, **k: results)
+    for more, shown in ([], False), (['--targets'], True):
+        bench.main(['--quick', *more])
+        said = capsys.readouterr().out
+        assert ('missed' in said) == ('target' in said) == shown and '| draw 256 rows |' in said
+
 def test_targets_say_met_missed_and_not_measured():
     asked = next(f for f in TARGETS if f[0] == 'draw 256 rows')
     assert asked[1:] == ('cpprb', 6)
