@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple, get_type_hints
 import gymnasium as gym
 from ..envs import bitflip; from fastrl_replay.envs import catch   # noqa: F401 (registers the games)
+from ..envs.agents import Agents
 from ..envs.atari import EpisodicLife, atari, register_games
-from ..steps.errors import did_you_mean
+from ..steps.errors import did_you_mean, not_installed
 from ..steps.settings import SettingsError, as_value
 import fastrl_replay.memory.frames   # noqa: F401 (registers `Frames`)
 from ..memory.rows import STORES, Store
@@ -160,11 +161,26 @@ def _made(make, call, setting, *env): # env: the environment that is wrapped, wh
     except Exception as e: raise SettingsError('recipe', f"setting {setting!r}: {call.text} can't be made",
         _described(e)) from e
 
+# %% ../../nbs/app/named_envs.ipynb #a7e41c01
+def _of_agents(call):
+    "PettingZoo's parallel environment of this id: each agent is an environment"
+    try: from pettingzoo import make, parallel_registry as known   # an extra
+    except ImportError as e:
+        raise not_installed('recipe', f"setting 'env': {call.text} needs PettingZoo", 'pettingzoo', SettingsError) from e
+    name = call.name.partition('/')[2]
+    if name not in known: raise SettingsError('recipe',
+        f"setting 'env': PettingZoo has no parallel environment {name!r}{did_you_mean(name, known)}",
+        expected='one whose agents act at the same time, such as pettingzoo/sisl/pursuit-v5')
+    try: return Agents(make('parallel', name, **call.kwargs))
+    except Exception as e: raise SettingsError('recipe', f"setting 'env': {call.text} can't be made",
+        _described(e)) from e
+
 # %% ../../nbs/app/named_envs.ipynb #ae4f7fb2
 def _registered(call):
     "An environment by its id; None: there is no such id"
     if call.args: raise SettingsError('recipe', f"setting 'env': {call.text} has an argument without a name",
         call.args[0], f'name=value, such as {call.name}(max_episode_steps=200)')
+    if call.name.startswith('pettingzoo/'): return _of_agents(call)
     try:
         if call.name.startswith('ALE/'): register_games()
         return gym.make(call.name, **call.kwargs)
@@ -207,7 +223,10 @@ def named_env(
     "The environment that these settings name"
     made = _plain(env, render)
     for setting,text in ('wrappers',wrappers),('train_wrappers',train_wrappers):
-        for call in read_calls(setting, text): made = _wrapped(made, call, setting)
+        for call in read_calls(setting, text):
+            if isinstance(made, Agents): raise SettingsError('recipe', f'setting {setting!r}', call.text,
+                'none: these are wrappers of gymnasium, and the environment has several agents')
+            made = _wrapped(made, call, setting)
     return made
 
 # %% ../../nbs/app/named_envs.ipynb #fad5479c

@@ -16,6 +16,7 @@ from weakref import ref
 import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from ..steps.errors import StateError, did_you_mean
 from ..steps.settings import (Recipe, SettingsError, as_value, nearest, sections_in, setting_text, shipped)
 from ..steps.row_dtypes import differing_columns, row_places, saved_dtype
@@ -166,6 +167,8 @@ def make_env(
     "An environment of a recipe"
     around = s.get('wrappers', 'none'),s.get('train_wrappers', 'none') if training else 'none'
     env,which = named_env(s['env'], *around, render=render),s.get('observe', 'all')
+    if which != 'all' and isinstance(env, VectorEnv): raise SettingsError('recipe', "setting 'observe'", which,
+        'all, for environments of several agents', '--set observe=all')
     return env if which == 'all' else Observe(env, (which,) if isinstance(which, int) else which)
 
 # %% ../../nbs/app/recipes.ipynb #612335ef
@@ -229,6 +232,12 @@ def fitting(
     known = resolved(shipped())
     with torch.random.fork_rng(devices=[]): return [name for name in BY_LEARNER if fits(name)]
 
+def _seen_spaces(s, env):
+    "The spaces of an environment, or of one of its agents, as the model sees them"
+    single = 'single_' if isinstance(env, VectorEnv) else ''
+    seen,action = (getattr(env, f'{single}{k}_space') for k in ('observation','action'))
+    return as_float32(seen) if s.get('float32') else seen, action
+
 def _model(s, env, spaces):
     "The model of a recipe; an error where its learner can't take these spaces"
     try: return LEARNERS[s['learner']].model(s, *spaces)
@@ -268,15 +277,15 @@ def _build(self:Agent, s):
     around = (read_calls(k, s.get(k, 'none')) for k in ('wrappers','train_wrappers'))
     self.wrappers = [c.text for calls in around for c in calls]
     if s.get('train_wrappers', 'none') != 'none': _check_same_spaces(env, make_env(s))
-    seen = as_float32(env.observation_space) if s.get('float32') else env.observation_space
-    self.spaces = seen,env.action_space   # that the model sees
+    self.spaces,self.agents = _seen_spaces(s, env),getattr(env, 'num_envs', 1)   # agents of each environment
     self.solved = solved_return(s, env)
     self.model = _model(s, self.env_name, self.spaces)
     env.close()   # it was made to be looked at
     me = ref(self)   # no circle, or what is open on disk would stay so
-    self.policy = self.builder.policy(self.model, s, lambda: len(me().journal.returns))
     one = partial(make_env, s, training=True)
-    self.stepper = step_env(s, one if s['envs'] == 1 else [one]*s['envs'], self.policy, s['seed'])
+    source,s = one if s['envs'] == 1 else [one]*s['envs'],{**s, 'envs':s['envs']*self.agents}   # as many rows a step
+    self.policy = self.builder.policy(self.model, s, lambda: len(me().journal.returns))
+    self.stepper = step_env(s, source, self.policy, s['seed'])
     self._actors = self.shards = None   # the stages that have steppers, or replays, in their workers
     self._build_offline(s, self.spaces) if recorded(s) else self._build_chain(s, env)
     if 'precision' in s: self.pipe.compute_with(s['precision'], s.get('compile', False))
@@ -466,15 +475,15 @@ _ALWAYS = 'learner env envs seed steps threads eval_every eval_episodes report_e
 # %% ../../nbs/app/recipes.ipynb #751933ea
 def play_episodes(
     agent:Agent, # whose model plays
-    episodes:int=20, # how many, each in another environment
+    episodes:int=20, # how many, each in another environment, or of another agent
     seed:int=0, # of the environments
     record=None, # a file .mp4 or .gif for a video of the first episode
 )->tuple: # their returns, and whether they were successes; None: the environment doesn't say
     "Returns and successes of episodes without exploration"
-    s = agent.settings
-    makers = [partial(make_env, s, render=record is not None)] + [partial(make_env, s)]*(episodes - 1)
+    s,n = agent.settings,-(-episodes//agent.agents)
+    makers = [partial(make_env, s, render=record is not None)] + [partial(make_env, s)]*(n - 1)
     with recording(record, 'eval') as filmed:
-        return play(step_env(s, filmed(makers), agent.greedy(), seed), episodes, episodes)
+        return play(step_env(s, filmed(makers), agent.greedy(), seed), n*agent.agents, episodes)
 
 @evaluate.register
 def _(agent:Agent, episodes:int=20, seed:int=0, record=None):
@@ -501,7 +510,7 @@ def load_state_dict(self:Agent, state:dict):
 def resumable(self:Agent)->bool:
     """May it be saved now? A single environment that can't be saved must be between two episodes;
     of several, the running episodes will be broken off"""
-    many = self.settings['envs'] > 1 or self.settings.get('workers') or self.shards is not None
+    many = self.settings['envs']*self.agents > 1 or self.settings.get('workers') or self.shards is not None
     return bool(many) or self.journal.fresh or self.stepper.saves_exactly()
 
 # %% ../../nbs/app/recipes.ipynb #9e47e5ef

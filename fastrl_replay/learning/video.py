@@ -115,9 +115,9 @@ def recording(
     make,new = _writer(path, who),path.with_name(f'.{path.stem}.{os.getpid()}{path.suffix}')
     def filmed(source):
         first,*others = source if isinstance(source, (list,tuple)) else [source]
-        if isinstance(first, VectorEnv): raise ArgumentTypeError(who, 'record with an environment', 'a VectorEnv',
+        env = first if isinstance(first, (gym.Env,VectorEnv)) else _rendering(first, who)
+        if isinstance(env, VectorEnv): raise ArgumentTypeError(who, 'record with an environment', 'a VectorEnv',
             'an id, a function that makes one, or a single environment')
-        env = first if isinstance(first, gym.Env) else _rendering(first, who)
         check_renders(env, who)
         writers.append(make(new, env.metadata.get('render_fps') or 30))
         film = Filmed(env, writers[0].add)
