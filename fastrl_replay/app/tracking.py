@@ -8,7 +8,6 @@ __all__ = ['TRACKERS', 'numbers', 'Tracked', 'tracked']
 # %% ../../nbs/app/tracking.ipynb #e7a40003
 import os
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from .runs import read_config, run_title
 from ..steps.settings import SettingsError
 
@@ -21,20 +20,19 @@ def numbers(
     return {k: v for k,v in {**line, **shards}.items() if k != 'shards' and v is not None}
 
 # %% ../../nbs/app/tracking.ipynb #e7a40009
-def _needed(option, module, name):
-    "What a tracker is made with"
-    try: return getattr(import_module(module), name)
-    except (ImportError,AttributeError):   # a directory `wandb` is a module, too, an empty one
-        package = module.split('.')[-1]
-        raise SettingsError('train', f'--{option} needs {package}, which is not installed',
-            remedy=f'pip install {package}, or leave the option out') from None
+@contextmanager
+def _needed(option, package):
+    "Around an import: an error that says what to install"
+    try: yield
+    except ImportError: raise SettingsError('train', f'--{option} needs {package}, which is not installed',
+        remedy=f'pip install {package}, or leave the option out') from None
 
 # %% ../../nbs/app/tracking.ipynb #e7a4000c
 def _tensorboard():
-    writer = _needed('tensorboard', 'torch.utils.tensorboard', 'SummaryWriter')
+    with _needed('tensorboard', 'tensorboard'): from torch.utils.tensorboard import SummaryWriter
     @contextmanager
     def track(run):
-        with writer(run.out) as board:
+        with SummaryWriter(run.out) as board:
             def log(line):
                 for k,v in line.items():
                     if k != 'env_steps': board.add_scalar(k, v, line['env_steps'])
@@ -43,8 +41,9 @@ def _tensorboard():
 
 # %% ../../nbs/app/tracking.ipynb #e7a4000e
 def _wandb():
-    init = _needed('track', 'wandb', 'init')
-    import wandb
+    with _needed('track', 'wandb'):
+        import wandb
+        from wandb import init   # a directory `wandb` is a module, too, an empty one
     try:
         if wandb.setup().settings.mode == 'online': wandb.login()
     except wandb.Error as e: raise SettingsError('train', "--track can't log in to Weights & Biases", e,
