@@ -19,7 +19,7 @@ exclude_patterns = ['**/.ipynb_checkpoints']
 # The groups of the sidebar follow the data: what a step is, where steps come from, where they are kept, how they come back.
 groups = {
     'Start': 'howto faq how_fast versions',
-    'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'callbacks', 'several_agents', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
+    'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'callbacks', 'sweeps', 'several_agents', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
     'Steps': 'steps/* pipe testing', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*', 'Replay': 'replay/*',
     'Learning': 'learning/*', 'Data': 'data/* sb3', 'Many processes': 'parallel/*', 'Recipes and runs': 'app/*', 'Benchmarks': 'bench/*', 'Command line': 'cli main',
     'Reference': 'all combinations survives glossary contributing changelog'}
@@ -38,10 +38,10 @@ titles = {   # in the sidebar, where a page's own title says less
     'learning/losses': 'TD targets and losses', 'learning/policies': 'Policies and networks', 'learning/continuous': 'Continuous actions', 'learning/base': 'Learner, the base class', 'learning/video': 'Videos of episodes',
     'learning/registry': 'Registry of learners', 'learning/tabular': 'QLearner (table)', 'learning/dqn': 'DQNLearner', 'learning/r2d2': 'R2D2Learner', 'learning/sac': 'SACLearner', 'learning/td3': 'TD3Learner',
     'learning/learners': 'All learners', 'app/named_envs': 'Environments by name', 'app/offline': 'Recorded rows (offline)', 'app/recipes': 'Recipes (settings.ini)', 'app/saved_policies': 'Policies from files', 'app/runs': 'Runs and checkpoints',
-    'app/survey': 'Survey of a memory on disk', 'cli': 'Command line, results', 'main': 'python -m fastrl_replay', 'data/interop': 'DataLoader, torchdata, TensorDict',
+    'app/tracking': 'Tracking a run', 'app/survey': 'Survey of a memory on disk', 'cli': 'Command line, results', 'main': 'python -m fastrl_replay', 'data/interop': 'DataLoader, torchdata, TensorDict',
     'parallel/stage': 'Parallel', 'parallel/prefetch': 'Prefetch', 'bench/peers': 'Benchmark adapters', 'bench/reports': 'Reports of benchmarks', 'bench/timing': 'Rows and timing', 'bench/bench': 'How benchmarks are run', 'how_fast': 'How fast: results', 'bench/traintime': 'Training time',
     'bench/buffers': 'Six simple buffers', 'bench/bench_frames': 'Memories of pixels', 'bench/bench_disk': 'Memories on disk', 'bench/bench_on_device': 'Memories on a GPU',
-    'all': 'All public names', 'tutorials/callbacks': 'Callbacks', 'tutorials/from_seed_to_here': 'History: from seed to here'}
+    'all': 'All public names', 'tutorials/callbacks': 'Callbacks', 'tutorials/sweeps': 'Sweeps', 'tutorials/from_seed_to_here': 'History: from seed to here'}
 
 nb_execution_mode = 'off'                 # the outputs were saved when the notebooks were tested
 nb_render_markdown_format = 'gfm'         # in outputs: tables

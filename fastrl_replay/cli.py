@@ -48,6 +48,8 @@ OPTIONS = dict(   # of all commands
     record=dict(metavar='FILE', help='a video of the first episode: FILE.mp4 or FILE.gif (extra video)'),
     trust=dict(_FLAG, help="import the modules that the run's config.json names"),
     tensorboard=dict(_FLAG, help='write for TensorBoard as well'),
+    track=dict(_FLAG, help='log to Weights & Biases as well (extra wandb); WANDB_MODE=offline keeps it here, '
+        'WANDB_PROJECT names the project (default: fastrl_replay)'),
     workers=dict(_N, help='processes that step environments, in all'),
     shards=dict(_N, help='processes that have a part of the memory each'),
     engine=dict(choices=('process','ray'), help='where these run: on this machine, or on a Ray cluster'),
@@ -72,7 +74,7 @@ OPTIONS.update(
 COMMANDS = dict(   # what it does, what it is about, options, and what these mean here
     train=('Train a recipe, or go on with a run',
         dict(dest='recipe', nargs='?', metavar='RECIPE', help='which; `fastrl-replay recipes` lists them'),
-        'env steps seed out settings set memory data resume trust tensorboard workers shards engine address', {}),
+        'env steps seed out settings set memory data resume trust tensorboard track workers shards engine address', {}),
     recipes=('List the recipes, or show the settings of one',
         dict(dest='recipe', nargs='?', metavar='RECIPE', help='show all settings of this one'), 'settings', {}),
     eval=('Play episodes without exploring, with what a run has learned',
