@@ -258,7 +258,7 @@ def test_every_setting_has_its_comment_and_every_recipe_builds():
         if r.settings['workers']: continue   # elsewhere, each has its part of the exploration
         if r.settings.get('data', 'none') != 'none': continue   # recorded rows: test_recipes.py
         while (above := upstream(pipe)) is not None: pipe = above
-        assert len(next(iter(pipe))) == r.settings['envs'], r.name
+        assert len(next(iter(pipe))) == r.settings['envs']*agent.agents, r.name
 
 @pytest.mark.slow   # lines in a pipe: `test_a_run_from_the_outside`
 def test_a_bar_in_a_terminal_and_lines_in_a_file(tmp_path):

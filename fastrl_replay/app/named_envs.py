@@ -166,7 +166,8 @@ def _of_agents(call):
     "PettingZoo's parallel environment of this id: each agent is an environment"
     try: from pettingzoo import make, parallel_registry as known   # an extra
     except ImportError as e:
-        raise not_installed('recipe', f"setting 'env': {call.text} needs PettingZoo", 'pettingzoo', SettingsError) from e
+        what = f"setting 'env': {call.text} needs PettingZoo"
+        raise not_installed('recipe', what, 'pettingzoo', SettingsError) from e
     name = call.name.partition('/')[2]
     if name not in known: raise SettingsError('recipe',
         f"setting 'env': PettingZoo has no parallel environment {name!r}{did_you_mean(name, known)}",

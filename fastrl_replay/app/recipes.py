@@ -232,6 +232,7 @@ def fitting(
     known = resolved(shipped())
     with torch.random.fork_rng(devices=[]): return [name for name in BY_LEARNER if fits(name)]
 
+# %% ../../nbs/app/recipes.ipynb #46902328
 def _seen_spaces(s, env):
     "The spaces of an environment, or of one of its agents, as the model sees them"
     single = 'single_' if isinstance(env, VectorEnv) else ''

@@ -7,6 +7,7 @@ __all__ = ['is_minari', 'read_minari', 'write_minari', 'env_facts', 'spaces_of']
 
 # %% ../../nbs/data/datasets.ipynb #c546395b
 import shutil, warnings
+from itertools import chain
 from pathlib import Path
 import numpy as np
 import gymnasium as gym
@@ -153,6 +154,22 @@ def _episodes(source): # yields arguments of EpisodeBuffer
     for env in sorted(sorter.parts): yield _episode(sorter.whole(env), env)
 
 # %% ../../nbs/data/datasets.ipynb #ba0a661d
+def _check_spaces(episode, environment, facts):
+    "Raise where rows are of another kind than the spaces say, which Minari would not notice"
+    if environment is None and not {'observation_space','action_space'} <= facts.keys():
+        raise ArgumentError('write_minari', 'environment', 'None',
+            'an environment, or observation_space= and action_space=')
+    env = gym.make(environment) if isinstance(environment, (str,gym.envs.registration.EnvSpec)) else environment
+    for name,values in ('observation',episode['observations']), ('action',episode['actions']):
+        space = facts.get(f'{name}_space') or getattr(env, f'{name}_space')
+        own,x = space_dtype(space),values if isinstance(values, (dict,tuple)) else np.asarray(values)
+        if own.names or not isinstance(x, np.ndarray): continue
+        if x.shape[1:] != own.shape or (x.dtype.kind == 'f') != (own.base.kind == 'f'): raise BlockError('write_minari',
+            f'{name}s of another kind than the environment has', f'{x.dtype} {list(x.shape[1:])}', str(space),
+            'the environment in which they were made')
+    if env is not environment: env.close()
+
+# %% ../../nbs/data/datasets.ipynb #49a8eb08
 def write_minari(
     source, # a chain or a list of blocks that ends, a memory, a replay
     dataset_id:str, # such as 'pole/mine-v0'
@@ -165,10 +182,11 @@ def write_minari(
         raise ArgumentTypeError('write_minari', 'source', f'{type(source).__name__}, which gives batches',
             'rows: the chain above its replay, or one of its replays')
     from minari.data_collector import EpisodeBuffer
-    episodes = (EpisodeBuffer(**e) for e in _episodes(source))
-    if environment is None and not {'observation_space','action_space'} <= facts.keys():
-        raise ArgumentError('write_minari', 'environment', 'None',
-            'an environment, or observation_space= and action_space=')
+    episodes = _episodes(source)
+    first = next(episodes, None)   # before anything is made
+    if first is None: raise ArgumentError('write_minari', 'rows', 'none', 'at least one episode')
+    _check_spaces(first, environment, facts)
+    episodes = (EpisodeBuffer(**e) for e in chain([first], episodes))
     there = Path(minari.storage.get_dataset_path(dataset_id))
     if there.exists(): raise ArgumentError('write_minari', 'dataset_id', dataset_id, 'one that is not there so far',
         'another version')

@@ -7,6 +7,7 @@ __all__ = ['as_array', 'first_dtype', 'fill', 'OneRow', 'StepRows', 'OwnSteps', 
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f003
 from collections import deque
+import warnings
 from struct import Struct, error as DoesNotFit
 import numpy as np, torch
 from fastcore.basics import patch
@@ -14,11 +15,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from ..pipe import Pipe
 from ..steps.core import Steps, pack
-from ..steps.errors import ArgumentTypeError, BlockError
+from ..steps.errors import ArgumentTypeError, BlockError, problem
 from ..steps.nested import fields_of, nested_dtype
 from ..steps.row_dtypes import column_dtype, step_dtype
 from ..steps.states import block, checked, flag, integer, listed, real, row
 from .episodes import BlockGate, refuse_nan
+from .numbering import MAX_ENVS
 from .vector_slots import as_mode
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f006
@@ -148,6 +150,7 @@ class StepRows:
         self.rows,self.counts,self.over,self._next = None,{},set(),None   # over: ended with the last step
         self._names,self._of,self._laid_out = (),None,None   # columns that are given; whose `ids` are; whose `_columns`
         self._one = None   # writes a step of one environment in one piece
+        self._warned = self._ends = False   # ends: did an episode end with the last step?
 
     def make(self,
         values:dict, # of a step, or of one step of each of several environments, by the names of columns
@@ -156,14 +159,17 @@ class StepRows:
         mode:str=None, # how a vector environment resets; None: the loop does it, or final_obs has the last states
     )->np.ndarray: # the rows; fewer where some only reset
         "Rows of a step; they count when `done` is called"
-        if final_obs is None and mode is None and self._one and self._of == (env_id,1) and self._write_one(values):
-            return self.rows
+        told = final_obs is not None or mode is not None
+        before = self.rows.copy() if self._ends and not told else None
+        quick = before is None and not told and self._one and self._of == (env_id,1)
+        if quick and self._write_one(values): return self.rows
         rows = self._rows_for(values)
         for k,x in values.items():
             field,kind,shape = self._columns[k]
             alike = type(x) is np.ndarray and x.shape == shape
             if alike and (x.dtype is kind or (x.dtype.char,kind.char) in _FLOATS): field[...] = x
             else: fill(self.who, field, x, k)
+        if before is not None: self._look_for_resets(before, rows)
         ended = [a or b for a,b in zip(*(self._columns[k][0].tolist() for k in ('terminated','truncated')))]
         if mode is not None: mode = as_mode(mode, who=self.who)
         if final_obs is not None or mode == AutoresetMode.SAME_STEP: self._put_final(rows, ended, final_obs)
@@ -215,8 +221,8 @@ def _count(self:StepRows, rows, ended, env_id):
 def _new_ids(self:StepRows, env_id, n):
     a,self._of = np.asarray(env_id),None
     ids = (a + np.arange(n)).tolist() if a.ndim == 0 and a.dtype.kind in 'iu' else a.tolist()
-    if a.dtype.kind not in 'iu' or a.ndim > 1 or len(ids) != n or len(set(ids)) < n:
-        raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', f'a number, or {n} different ones')
+    if a.dtype.kind not in 'iu' or a.ndim > 1 or len(ids) != n or len(set(ids)) < n or max(ids) >= MAX_ENVS:
+        raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', f'a number below {MAX_ENVS}, or {n} different ones')
     self._new['env_id'] = ids
     self.ids,self._of = ids,(env_id,n) if type(env_id) is int else None
 
@@ -251,11 +257,25 @@ def _without_resets(self:StepRows, rows, ended):
 def done(self:StepRows):
     "The rows that were made last were taken: they count"
     self.counts.update(self._next)
+    self._ends = not self._warned and any(c[1] == 0 for c in self._next.values())
     if self._ended: self.over = self.over - self._ended.keys() | {e for e,end in self._ended.items() if end}
     if self.rows is not self._new:
         self.rows,self._names = self._new,[k for k in self._new.dtype.names if k not in _COUNTED]
         self._one = OneRow(self.rows, self._names) if OneRow.fits(self.rows) else None
     if [*self._next] != self.ids: self._of = None
+
+# %% ../../nbs/envs/own_steps.ipynb #05e1f071
+@patch
+def _look_for_resets(self:StepRows, before, rows):
+    "Warn where an episode has ended, and the next step goes on from its last state"
+    if len(before) != len(rows): return
+    for i in np.flatnonzero(before['terminated'] | before['truncated']):
+        state,last = rows['state'][i:i+1].tobytes(),before['next_state'][i:i+1].tobytes()
+        if self._warned or before['env_id'][i] not in self.counts or state != last: continue
+        self._warned = True
+        warnings.warn(problem(self.who, f'an episode of environment {before["env_id"][i]} has ended, and the next step '
+            'begins in the same state', remedy="reset it before; of vectors that reset themselves, add_step(..., "
+            "autoreset_mode='next_step'), or final_obs=info.get('final_obs') for SameStep"))
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f022
 @patch

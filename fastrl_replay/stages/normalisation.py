@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 from ..steps.compiled import interrupts_wait, njit
 from ..steps.core import Steps
-from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, number
+from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, StateError, number
 from ..steps.nested import fields_of, nest
 from ..steps.row_dtypes import row_places
 from ..steps.states import array, checked, exactly, row
@@ -192,6 +192,8 @@ class RewardNorm:
 
     def __repr__(self): return f'RewardNorm({self.gamma}, std={self.moments.std(self.eps):.4g})'
     def __call__(self, reward:torch.Tensor)->torch.Tensor:
+        if self.moments.count < 1: raise StateError('RewardNorm', 'no reward has been counted so far',
+            remedy='.update_norms(rewards=…) with it, directly after the stepper')
         return (reward/float(self.moments.std(self.eps))).clamp(-self.clip, self.clip)
 
     def update(self,

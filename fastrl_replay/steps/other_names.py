@@ -29,7 +29,7 @@ STAGES = dict(   # ours: theirs
     experience_replay='replay_buffer replay uniform_replay', prioritized_replay='per prioritized_experience_replay '
     'prioritized_replay_buffer', sequence_replay='episode_replay recurrent_replay', hindsight_replay='her hindsight',
     n_step='nstep multi_step n_steps', gym_step='env step stepper', chunk_sequences='unroll', header='limit take head',
-    q_learn='q_learning', dqn='double_dqn')
+    q_learn='q_learning', dqn='double_dqn', add_step='push append store_transition add_transition add_experience')
 
 # %% ../../nbs/steps/other_names.ipynb #07e11a08
 def ours(

@@ -31,7 +31,8 @@ def test_an_environment_that_a_learner_cant_take_names_a_recipe_that_fits(line, 
     for name in fitting(tuple(getattr(gym.make(line.split()[-1]), f'{k}_space') for k in ('observation', 'action'))): Agent(recipe(name, env=line.split()[-1]).settings).pipe.close()
 
 def test_spaces_that_no_learner_takes_name_no_recipe():
-    assert fitting((spaces.Box(-1, 1, (3,), np.float32), spaces.MultiBinary(3))) == []
+    assert fitting((spaces.Box(-1, 1, (3,), np.float32), spaces.MultiBinary(3))) == ['dqn']   # a value for each part
+    assert fitting((spaces.Box(-1, 1, (3,), np.float32), spaces.Tuple([spaces.Discrete(2)]*2))) == []
     assert fitting((spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-np.inf, np.inf, (3,), np.float32))) == []   # no bounds
 
 def test_names_of_directories(tmp_path, monkeypatch, capsys):
