@@ -149,12 +149,12 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
 # These take more than a second and a half; CI runs them, too.
-LONG = '''all app/commands app/recipes app/runs app/survey app/tracking bench/bench bench/bench_disk bench/bench_frames bench/bench_on_device bench/bench_shards
+LONG = '''all app/commands app/named_envs app/recipes app/runs app/saved_policies app/survey app/tracking bench/bench bench/bench_disk bench/bench_frames bench/bench_on_device bench/bench_shards
     bench/peers bench/traintime cli data/datasets data/interop envs/atari envs/stepper envs/vector_slots how_fast howto index learning/base
     learning/continuous learning/dqn learning/policies learning/r2d2 learning/sac learning/tabular learning/td3 memory/frame_log
     memory/frame_segments memory/frames memory/links memory/ranktree memory/samplers memory/sumtree memory/timeline parallel/engines
     parallel/prefetch parallel/stage replay/experience replay/hindsight replay/mixture replay/prioritized replay/sequence_view replay/sequences sb3
-    stages/chunker stages/nstep stages/recorded steps/compiled steps/core steps/locks steps/settings tutorials/a_memory_on_disk
+    stages/chunker stages/normalisation stages/nstep stages/recorded steps/compiled steps/core steps/locks steps/settings tutorials/a_memory_on_disk
     tutorials/a_million_frames tutorials/coming_from tutorials/from_one_to_eight tutorials/from_seed_to_here tutorials/goals_in_hindsight
     tutorials/callbacks tutorials/life_of_one_step tutorials/several_agents tutorials/sweeps tutorials/your_data tutorials/your_own_loop tutorials/your_own_stage'''.split()
 

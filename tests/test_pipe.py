@@ -640,10 +640,10 @@ def test_what_is_not_there_is_asked_for_as_before():
     assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)
 
 def test_names_that_are_told_are_there():
-    "Each name of ours in the tables is an argument of some stage, or a chained method, and the one that is told"
+    "Each name of ours in the tables is an argument of some stage, a chained method or one of replays, and the one that is told"
     stages = {n: f.stage for n, f in Pipe.functions.items() if hasattr(f, 'stage')}
     arguments = {n: set(inspect.signature(c.__init__).parameters) for n, c in stages.items()}
-    assert set(ARGUMENTS) <= set.union(*arguments.values()) and set(THEIRS) <= {*stages}
+    assert set(ARGUMENTS) <= set.union(*arguments.values()) and set(THEIRS) <= {*stages, *dir(ExperienceReplay)}
     for name, names in arguments.items():
         for own, theirs in ARGUMENTS.items():
             wrong = [word for word in theirs.split() if own in names and word not in names and ours(word, names, ARGUMENTS) != own]
