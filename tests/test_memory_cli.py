@@ -278,7 +278,7 @@ def same_on_disk(a, b, ma, mb):
     for p in pa, pb:
         sampler = p['agent']['pipe']['above']['own']['sampler']
         if isinstance(sampler.get('priorities'), str): del sampler['priorities']   # a name of files, that are compared below
-        del p['run']
+        del p['run'], p['policy']['settings']['memory_path']   # where it lies
     ra, rb = open_memory(ma), open_memory(mb)
     assert ra.keys.tolist() == rb.keys.tolist() and ra[:] == rb[:]
     assert (ra.walk(ra.keys, [1, -1]) == rb.walk(rb.keys, [1, -1])).all()

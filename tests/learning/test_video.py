@@ -52,7 +52,7 @@ def test_mp4_has_every_picture_and_even_sides(tmp_path):
     assert np.allclose([f.mean() for f in found], [0, 20, 40, 60, 80], atol=4)
 
 @pytest.mark.parametrize('env,file,said', [('VideoSilent-v0', 'a.gif', 'VideoSilent-v0 gives no pictures'), ('VideoGray-v0', 'a.mp4', r'uint8 \[33, 21\]; expected uint8 \[height, width, 3\]'),
-    (lambda: Odd(), 'a.gif', "render_mode = None; expected 'rgb_array'"), (lambda: gym.make_vec('VideoOdd-v0', 2), 'a.gif', 'gives no pictures'),
+    (lambda: Odd(), 'a.gif', "render_mode = None; expected 'rgb_array'"), (lambda: gym.make_vec('VideoOdd-v0', 2), 'a.gif', 'got a VectorEnv'),
     ('VideoOdd-v0', 'a.avi', r'a file .mp4 or .gif'), ('VideoOdd-v0', 'a', r'a file .mp4 or .gif'), ('VideoOdd-v0', 'no/a.gif', 'a file in a directory that is there')])
 def test_what_cant_be_recorded_is_told_before_a_policy_acts(env, file, said, tmp_path):
     def never(state): raise AssertionError('it was asked')
