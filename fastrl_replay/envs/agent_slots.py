@@ -58,6 +58,7 @@ def _place(self:AgentsSlot, name):
 # %% ../../nbs/envs/agent_slots.ipynb #6468d9f1
 @patch
 def begin(self:AgentsSlot, state):
+    "Be ready to act: reset the environment where no agent is there"
     if getattr(self.env.parallel, 'stale', False): self.leave()   # another group has reset it
     if not self.there.any() and getattr(self.env.parallel, 'over', True): self._reset()
     put(state, self.obs)

@@ -112,7 +112,9 @@ def drawable(self:Moments): # (how many places, those that are free again, those
     return self.capacity,np.unique(gone % self.capacity),came % self.capacity
 
 @patch
-def told(self:Moments): self.span = self.span._replace(told_low=self.span.low, told_high=self.span.high)
+def told(self:Moments):
+    "The sampler knows of all moments that came and went"
+    self.span = self.span._replace(told_low=self.span.low, told_high=self.span.high)
 
 # %% ../../nbs/replay/moments.ipynb #c520ba67
 @patch
