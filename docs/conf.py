@@ -20,7 +20,7 @@ exclude_patterns = ['**/.ipynb_checkpoints']
 groups = {
     'Start': 'howto faq how_fast versions',
     'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'callbacks', 'sweeps', 'several_agents', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
-    'Steps': 'steps/* pipe testing', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*', 'Replay': 'replay/*',
+    'Steps': 'steps/* pipe testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*', 'Replay': 'replay/*',
     'Learning': 'learning/*', 'Data': 'data/* sb3', 'Many processes': 'parallel/*', 'Recipes and runs': 'app/*', 'Benchmarks': 'bench/*', 'Command line': 'cli main',
     'Reference': 'all combinations survives glossary contributing changelog'}
 
@@ -30,16 +30,17 @@ titles = {   # in the sidebar, where a page's own title says less
     'steps/files': 'Whole files, locks', 'steps/locks': 'Locks', 'steps/nested': 'Nested dicts and tuples', 'envs/envstate': 'Environment snapshots', 'envs/infos': 'Columns from info',
     'envs/stepper': 'GymStepper', 'envs/slots': 'Environment slots', 'envs/vector_slots': 'Vector environments', 'envs/acting': 'Asking a policy', 'envs/group': 'Environment groups', 'envs/checks': 'What environments return', 'envs/sources': 'Sources of environments', 'envs/own_steps': 'Steps of your own loop', 'envs/agents': 'Agents of an environment', 'envs/agent_slots': 'Rows of agents', 'envs/agent_groups': 'Groups of agents', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
     'stages/nstep': 'NStep, NSkip', 'stages/chunker': 'SequenceChunker', 'stages/journal': 'Journal, Gather', 'stages/normalisation': 'States and rewards on one scale',
-    'memory/places': 'Places', 'memory/directory': 'A place in files', 'memory/rows': 'Stores: Rows', 'memory/codecs': 'Codecs for frames',
+    'memory/places': 'Places', 'memory/mapped': 'Files as arrays', 'memory/directory': 'A place in files', 'memory/rows': 'Stores: Rows', 'memory/codecs': 'Codecs for frames',
     'memory/frame_log': 'Frame log', 'memory/frame_segments': 'Frame segments in files', 'memory/frames': 'Store: Frames', 'memory/on_device': 'A place on a GPU', 'memory/device_frames': 'Frames on a GPU',
-    'memory/timeline': 'Timeline', 'memory/sumtree': 'SumTree', 'memory/ranktree': 'RankTree', 'memory/samplers': 'Samplers',
+    'memory/timeline': 'Timeline', 'memory/sumtree': 'SumTree', 'memory/ranktree': 'RankTree', 'memory/draws': 'Random numbers', 'memory/samplers': 'Samplers', 'memory/priorities': 'Samplers by priority',
     'replay/views': 'Views', 'replay/moments': 'Moments of several agents', 'replay/replay': 'Replay', 'replay/experience': 'ExperienceReplay',
     'replay/prioritized': 'PrioritizedReplay', 'replay/sequence_view': 'View of sequences', 'replay/sequences': 'SequenceReplay', 'replay/hindsight': 'HindsightReplay',
-    'learning/losses': 'TD targets and losses', 'learning/policies': 'Policies and networks', 'learning/continuous': 'Continuous actions', 'learning/base': 'Learner, the base class', 'learning/video': 'Videos of episodes',
+    'look/inside': 'Facts of a memory', 'look/html': 'Pages in one file', 'look/memory_page': 'A memory on a page', 'look/sampled': 'A sample of a memory', 'look/pixels': 'Observations as pictures', 'look/remarks': 'Remarks on a memory', 'look/memory_figure': 'A memory in one figure', 'look/figures': 'Figures of a training', 'look/curves': 'Curves as SVG', 'look/run_page': 'The page of a run', 'look/server': 'A server of pages',
+    'learning/losses': 'TD targets and losses', 'learning/networks': 'Networks', 'learning/policies': 'Policies', 'learning/continuous': 'Continuous actions', 'learning/base': 'Learner, the base class', 'learning/checkpoints': 'Checkpoints of learners', 'learning/video': 'Videos of episodes',
     'learning/registry': 'Registry of learners', 'learning/tabular': 'QLearner (table)', 'learning/dqn': 'DQNLearner', 'learning/r2d2': 'R2D2Learner', 'learning/sac': 'SACLearner', 'learning/td3': 'TD3Learner',
     'learning/learners': 'All learners', 'app/named_envs': 'Environments by name', 'app/offline': 'Recorded rows (offline)', 'app/recipes': 'Recipes (settings.ini)', 'app/saved_policies': 'Policies from files', 'app/runs': 'Runs and checkpoints',
-    'app/tracking': 'Tracking a run', 'app/survey': 'Survey of a memory on disk', 'cli': 'Command line, results', 'main': 'python -m fastrl_replay', 'data/interop': 'DataLoader, torchdata, TensorDict',
-    'parallel/stage': 'Parallel', 'parallel/prefetch': 'Prefetch', 'bench/peers': 'Benchmark adapters', 'bench/reports': 'Reports of benchmarks', 'bench/timing': 'Rows and timing', 'bench/bench': 'How benchmarks are run', 'how_fast': 'How fast: results', 'bench/traintime': 'Training time',
+    'app/run_files': 'Files of a run', 'app/tracking': 'Tracking a run', 'app/run_reports': 'Reports of a run', 'app/watching': 'Watching runs', 'app/survey': 'Survey of a memory on disk', 'cli': 'Command line, results', 'main': 'python -m fastrl_replay', 'data/interop': 'DataLoader, torchdata, TensorDict',
+    'parallel/shards': 'Shards', 'parallel/saved_workers': 'Workers in a checkpoint', 'parallel/stage': 'Parallel', 'parallel/service': 'A memory as a service', 'parallel/prefetch': 'Prefetch', 'parallel/ranks': 'Several learners', 'bench/adapters': 'Benchmark adapters', 'bench/peer_memories': 'Memories that are compared', 'bench/peers': 'Libraries in their processes', 'bench/reports': 'Reports of benchmarks', 'bench/timing': 'Rows and timing', 'bench/contests': 'What is measured', 'bench/bench': 'How benchmarks are run', 'how_fast': 'How fast: results', 'bench/traintime': 'Training time',
     'bench/buffers': 'Six simple buffers', 'bench/bench_frames': 'Memories of pixels', 'bench/bench_disk': 'Memories on disk', 'bench/bench_on_device': 'Memories on a GPU',
     'all': 'All public names', 'tutorials/callbacks': 'Callbacks', 'tutorials/sweeps': 'Sweeps', 'tutorials/from_seed_to_here': 'History: from seed to here'}
 

@@ -104,7 +104,8 @@ class Stub:
             yield f'    {x.__doc__!r}'
             for field, kind in x.__annotations__.items(): yield f'    {field}: {self.kind(kind)} = {x._field_defaults[field]!r}'
         else:
-            yield f'class {name}({", ".join(self.kind(b) for b in x.__bases__)}):'
+            bases = [c for b in x.__bases__ for c in (b.__bases__ if b.__name__[0] == '_' else (b,))]
+            yield f'class {name}({", ".join(map(self.kind, bases))}):'
             yield f'    {x.__doc__!r}'
             yield from (f'    {line}' for line in [*self.members(x), *(self.chained() if x is Pipe else ())])
 

@@ -16,7 +16,8 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable',
            'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors',
            'td3_errors', 'evaluate', 'load_policy', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel', 'RayEngine',
-           'WorkerError', 'Prefetch']
+           'WorkerError', 'NotEnoughDraws', 'Service', 'ServiceError', 'connect', 'stop', 'Prefetch', 'RankError',
+           'Ranks']
 
 # %% ../nbs/all.ipynb #6c6c196b
 from .steps.core import Steps
@@ -48,7 +49,8 @@ from .memory.frames import Frames
 from .memory.timeline import Timeline
 from .memory.sumtree import SumTree
 from .memory.ranktree import RankTree
-from .memory.samplers import Proportional, Ranked, Sampler, Uniform
+from .memory.priorities import Proportional, Ranked
+from .memory.samplers import Sampler, Uniform
 from .replay.experience import ExperienceReplay
 from .replay.moments import Moments
 from .replay.prioritized import PrioritizedReplay
@@ -57,8 +59,8 @@ from .replay.hindsight import HindsightReplay
 from .replay.mixture import Mixture
 from .data.datasets import read_minari, write_minari
 from .learning.losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
-from .learning.policies import (Branches, Dueling, EpsGreedy, FlattenSpace, GeometricSchedule,
-    LinearSchedule, RecurrentNet, conv_net, value_net)
+from .learning.networks import Branches, Dueling, FlattenSpace, RecurrentNet, conv_net, value_net
+from .learning.policies import EpsGreedy, GeometricSchedule, LinearSchedule
 from .learning.continuous import BoxBounds, Critics, GaussianNoise, SquashedGaussian, actor_net, squashed
 from .learning.learners import (DQNLearner, QLearner, QTable, R2D2Learner, SACLearner, TD3Learner,
     discounts, dqn_errors, r2d2_errors, sac_errors, td3_errors)
@@ -66,7 +68,9 @@ from .data.interop import Columns, PipeNode, StatefulPipe
 from .parallel.engines import WorkerError
 from .parallel.ray_engine import RayEngine
 from .parallel.stage import Parallel
+from .parallel.service import NotEnoughDraws, Service, ServiceError, connect, stop
 from .parallel.prefetch import Prefetch
+from .parallel.ranks import RankError, Ranks
 
 # %% ../nbs/all.ipynb #0675b589
 _all_ = [
@@ -90,5 +94,6 @@ _all_ = [
     'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors',
     'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate', 'load_policy',
     'Columns', 'PipeNode', 'StatefulPipe',
-    'Parallel', 'RayEngine', 'WorkerError', 'Prefetch',
+    'Parallel', 'RayEngine', 'WorkerError', 'NotEnoughDraws', 'Service', 'ServiceError', 'connect', 'stop',
+    'Prefetch', 'RankError', 'Ranks',
 ]

@@ -69,8 +69,12 @@ OPTIONS.update(
     permalink=dict(metavar='URL', help='of the code that made the rows'),
     algorithm=dict(metavar='NAME', help='that acted'),
     description=dict(metavar='TEXT', help='of the data set'),
-    json=dict(_FLAG, help='print what there is to tell as JSON'))
+    json=dict(_FLAG, help='print what there is to tell as JSON'),
+    port=dict(_N, help='of the server (default: one that is free)'),
+    open=dict(_FLAG, help='open the page in a browser'),
+    html=dict(metavar='FILE', help='write a page in one file: episodes, step by step, for any browser'))
 
+# %% ../nbs/cli.ipynb #f0c70031
 COMMANDS = dict(   # what it does, what it is about, options, and what these mean here
     train=('Train a recipe, or go on with a run',
         dict(dest='recipe', nargs='?', metavar='RECIPE', help='which; `fastrl-replay recipes` lists them'),
@@ -86,8 +90,14 @@ COMMANDS = dict(   # what it does, what it is about, options, and what these mea
         dict(steps='environment steps of each run', out='where to leave runs, compare.json, compare.png')),
     memory=('Tell what is in a memory on disk, also while it is written',
         dict(dest='dir', metavar='DIR', help='where the memory lies'), 
-        'plot export env author email permalink algorithm description json',
+        'plot html export env author email permalink algorithm description json',
         dict(env='that the rows are of, for Minari (default: what the run that made them says)')),
+    watch=('Show on a page how runs go and what memories hold, while they are written',
+        dict(dest='dirs', nargs='+', **_DIR, help='of runs, of memories, or one with several runs in it'),
+        'port open', {}),
+    report=('Write a page about a run, or about several side by side',
+        dict(dest='dirs', nargs='+', **_DIR, help='of runs, or one with several runs in it'), 'html',
+        dict(html='where to (default: report.html in the directory; of several runs in the working directory)')),
     bench=('Measure what things cost, beside the peers that are installed', None, '', {}))   # reads its own arguments
 
 # %% ../nbs/cli.ipynb #5363bf04
@@ -107,7 +117,7 @@ WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinfo
   fastrl-replay recipes cartpole    shows the settings of a recipe, each with a word about it
   fastrl-replay train --help        says how to change them
 
-The other commands: eval DIR, compare RECIPE …, memory DIR, bench.'''
+The other commands: eval DIR, compare RECIPE …, watch DIR, report DIR, memory DIR, bench.'''
 
 # %% ../nbs/cli.ipynb #d4b2c931
 def _parser():

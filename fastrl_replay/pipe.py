@@ -45,8 +45,18 @@ def _one_at_a_time(
                 remedy='build a chain for each loop'))
     return one_pass
 
+# %% ../nbs/pipe.ipynb #ec516b38
+class _Names(IterDataPipe):
+    "Arguments and methods whose names are not there: errors say which ones are near"
+    def __new__(cls, *args, **kwargs):
+        check_names(cls, kwargs)
+        return super().__new__(cls)
+    def __getattr__(self, name):
+        try: return super().__getattr__(name)   # torch's chained methods
+        except AttributeError: raise NoAttribute(type(self).__name__, name, lambda: dir(self)) from None
+
 # %% ../nbs/pipe.ipynb #350ab425
-class Pipe(IterDataPipe):
+class Pipe(_Names):
     "The base of every stage: takes items from `source`, yields items"
     _is_child_datapipe = False   # spares torch's wrapper, where it is left, a search at every item
     _buffers,_given = (),{}      # what is not pickled, and `_fresh` makes anew; arguments whose attribute is another
@@ -56,9 +66,6 @@ class Pipe(IterDataPipe):
     source_elsewhere = False     # True: the chain above it runs in other processes, and not here
     draws_batches = False        # True: a replay, whose batches a thread may draw
     _worker_here = None          # which copy it was told that it is, and in which process
-    def __new__(cls, *args, **kwargs):
-        check_names(cls, kwargs)
-        return super().__new__(cls)
     def __init__(self, source=None, # a pipe, or any iterable of items; None: nothing comes
     ): self.source = as_pipe(source)
     def __init_subclass__(cls, **kw):
@@ -80,9 +87,6 @@ class Pipe(IterDataPipe):
     def _open(self): "Open now what the first item would open; what is open already stays"
     def _close(self): "Close what this stage has opened; what is closed already stays closed"
     def _in_worker(self, info): "Be one of several copies"
-    def __getattr__(self, name):
-        try: return super().__getattr__(name)   # torch's chained methods
-        except AttributeError: raise NoAttribute(type(self).__name__, name, lambda: dir(self)) from None
 
 # %% ../nbs/pipe.ipynb #c50075df
 class WorkerInfo(NamedTuple):

@@ -145,7 +145,7 @@ class Pipe(IterDataPipe):
     def journal(self, max_steps: float = ..., max_episodes: float = ...) -> Journal:
         'Lets blocks pass, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes'
         ...
-    def gather(self, n: int) -> Gather:
+    def gather(self, n: int, exact: bool = False) -> Gather:
         'Blocks of `n` rows or more, put together from smaller ones; at the end what is left'
         ...
     def update_norms(self, states: StateNorm | None = None, rewards: RewardNorm | None = None) -> UpdateNorms:
@@ -187,6 +187,9 @@ class Pipe(IterDataPipe):
     def offline(self, data, max_steps: float = ..., spaces=None, n_step: int = 1, gamma: float = 1.0) -> Offline:
         'Fills a replay with recorded rows, and lets it draw; each batch counts as a step'
         ...
+    def prefetch(self, ahead: int = 1, device=None) -> Prefetch:
+        'Draws the next batches of a replay in a thread, while the learner is busy with this one'
+        ...
     def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: str = 'process', ordered: bool = True, shares: str = 'equal') -> Parallel:
         'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
         ...
@@ -195,9 +198,6 @@ class Pipe(IterDataPipe):
         ...
     def node(self) -> PipeNode:
         'The chain as a node of `torchdata.nodes`, saved and restored exactly'
-        ...
-    def prefetch(self, ahead: int = 1, device=None) -> Prefetch:
-        'Draws the next batches of a replay in a thread, while the learner is busy with this one'
         ...
     def batch(self, batch_size, drop_last=False, wrapper_class=...) -> Pipe:
         'Creates mini-batches of data.'

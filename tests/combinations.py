@@ -288,7 +288,6 @@ class Rule(NamedTuple):
 BUT_UNIFORM = 'proportional rank own_sampler sequences hindsight mixture'
 REFUSED = [   # when it is made
     Rule('frames on a device are not packed: codecs run in main memory', 'frames on a device are not packed', store='lz4 zstd', place='device'),
-    Rule('a mixture puts its batches together in main memory', 'on a device', memory='mixture', place='device'),
     Rule('each shard is a part of one replay; mix in this process, and put .parallel before the replays', 'a mixture above it', memory='mixture', use='shards ray_shards'),
     Rule('recorded rows go into one replay; fill those of a mixture by add', 'a replay without a source', memory='mixture', use='offline'),
     Rule('a mixture has no rows; write the memory of each replay', "one of its replays", memory='mixture', use='export'),

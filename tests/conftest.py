@@ -76,3 +76,24 @@ def whole(tmp_path_factory):
     out = tmp_path_factory.mktemp('whole')/'r'
     tiny(out).train()
     return out
+
+# ---- Chromium, for tests that are marked `browser` ----
+
+CHROMIUM = ('--headless=new --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --disable-background-networking '
+            '--disable-component-update --disable-sync --disable-dev-shm-usage').split()
+
+@pytest.fixture(scope='session')
+def browser():
+    "Chromium, without internet but with this machine. Where it or its driver is missing, the tests fail and say what to install."
+    import shutil
+    from selenium import webdriver
+    found = {tool: shutil.which(tool) for tool in ('chromium', 'chromedriver')}
+    if not all(found.values()): pytest.fail(f'missing: {[t for t, p in found.items() if not p]}. Remedy: apt-get install chromium chromium-driver', pytrace=False)
+    options = webdriver.ChromeOptions()
+    options.binary_location = found['chromium']
+    for flag in [*CHROMIUM, '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1']: options.add_argument(flag)
+    options.set_capability('goog:loggingPrefs', {'browser': 'ALL'})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found['chromedriver']))
+    driver.set_script_timeout(60)
+    yield driver
+    driver.quit()

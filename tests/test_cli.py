@@ -11,12 +11,13 @@ from fastrl_replay.steps.row_dtypes import spec_dtype
 from fastrl_replay.pipe import upstream
 from fastrl_replay.app.recipes import SettingsError, evaluate, recipe, recipes
 from fastrl_replay.app.saved_policies import load_checkpoint
-from fastrl_replay.app.runs import read_metrics, resume, start
+from fastrl_replay.app.run_files import read_metrics
+from fastrl_replay.app.runs import resume, start
 from fastrl_replay.testing import same
 
 SMALL = dict(steps=1_600, warmup=200, train_every=1, network=(16, 16), eval_every=700, eval_episodes=3, save_every=300, report_every=200)
 SET = ['--set', *(f'{k}={" ".join(map(str, v)) if isinstance(v, tuple) else v}' for k, v in SMALL.items())]
-FILES = ['best.pt', 'checkpoint.pt', 'config.json', 'metrics.jsonl', 'returns.png', 'summary.json']
+FILES = ['best.pt', 'checkpoint.pt', 'config.json', 'memory.json', 'metrics.jsonl', 'report.html', 'returns.png', 'summary.json']
 FIELDS = 'recipe env wrappers seed env_steps updates wall_s steps_per_s final_return solved_at_step'.split()
 
 def command(*args): return [sys.executable, '-m', 'fastrl_replay', *map(str, args)]

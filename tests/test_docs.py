@@ -73,7 +73,7 @@ def test_pages_follow_the_data(pages):
             assert order.index(page[used]) < order.index(page[m]), f'{page[m]} stands before {page[used]}, which it needs'
     text = (pages['index.html'].path).read_text(encoding='utf-8')
     captions = re.findall(r'<p class="caption"[^>]*><span class="caption-text">([^<]*)', text)
-    assert captions == ['Start', 'Tutorials', 'Steps', 'Environments', 'Transforms', 'Memory', 'Replay', 'Learning', 'Data', 'Many processes',
+    assert captions == ['Start', 'Tutorials', 'Steps', 'Figures', 'Environments', 'Transforms', 'Memory', 'Replay', 'Learning', 'Data', 'Many processes',
                         'Recipes and runs', 'Benchmarks', 'Command line', 'Reference']
 
 def test_every_page_leads_to_the_next(pages):
@@ -103,9 +103,10 @@ def test_every_public_name_has_an_anchor_and_a_docstring(site, pages, inventory)
         assert f'_modules/{name.rpartition(".")[0].replace(".", "/")}.html' in pages, f"{name}'s source is not there"
 
 def test_every_public_method_has_a_docstring(inventory):
-    for name in inventory['py:method']:
+    def doc(name):
         module, cls, method = name.rsplit('.', 2)
-        assert inspect.getdoc(getattr(getattr(importlib.import_module(module), cls), method)), f'{name} has no docstring'
+        return inspect.getdoc(getattr(getattr(importlib.import_module(module), cls), method))
+    assert not [name for name in inventory['py:method'] if not doc(name)]
 
 def test_parameters_are_shown_with_their_comments(pages):
     text = pages['stages/nstep.html'].path.read_text(encoding='utf-8')
@@ -365,25 +366,6 @@ def test_citation_is_of_this_version():
     assert cited['version'] == importlib.import_module('fastrl_replay').__version__ and cited['title'] == 'fastrl_replay'
 
 # ---- the site in a browser: `python -m pytest -m browser`, in .ci/run ----
-
-CHROMIUM = ('--headless=new --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --disable-background-networking '
-            '--disable-component-update --disable-sync --disable-dev-shm-usage').split()
-
-@pytest.fixture(scope='session')
-def browser():
-    "Chromium, without internet. Where it or its driver is missing, the tests fail and say what to install."
-    import shutil
-    from selenium import webdriver
-    found = {tool: shutil.which(tool) for tool in ('chromium', 'chromedriver')}
-    if not all(found.values()): pytest.fail(f'missing: {[t for t, p in found.items() if not p]}. Remedy: apt-get install chromium chromium-driver', pytrace=False)
-    options = webdriver.ChromeOptions()
-    options.binary_location = found['chromium']
-    for flag in [*CHROMIUM, '--host-resolver-rules=MAP * ~NOTFOUND']: options.add_argument(flag)
-    options.set_capability('goog:loggingPrefs', {'browser': 'ALL'})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found['chromedriver']))
-    driver.set_script_timeout(60)
-    yield driver
-    driver.quit()
 
 def show(browser, url, width, theme='light', height=900):
     "Open a page in a window of that width, and wait until its equations and diagrams are drawn."

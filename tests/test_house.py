@@ -31,7 +31,8 @@ SURFACE = {
     'memory.timeline': 'Timeline',
     'memory.sumtree': 'SumTree',
     'memory.ranktree': 'RankTree',
-    'memory.samplers': 'Proportional Ranked Sampler Uniform',
+    'memory.samplers': 'Sampler Uniform',
+    'memory.priorities': 'Proportional Ranked',
     'replay.experience': 'ExperienceReplay', 'replay.moments': 'Moments',
     'replay.prioritized': 'PrioritizedReplay',
     'replay.sequences': 'SequenceReplay',
@@ -39,7 +40,8 @@ SURFACE = {
     'replay.mixture': 'Mixture',
     'data.datasets': 'read_minari write_minari',
     'learning.losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
-    'learning.policies': 'Branches Dueling EpsGreedy FlattenSpace GeometricSchedule LinearSchedule RecurrentNet conv_net value_net',
+    'learning.networks': 'Branches Dueling FlattenSpace RecurrentNet conv_net value_net',
+    'learning.policies': 'EpsGreedy GeometricSchedule LinearSchedule',
     'learning.continuous': 'BoxBounds Critics GaussianNoise SquashedGaussian actor_net squashed',
     'stages.journal': 'Gather Journal',
     'stages.normalisation': 'Normalised RewardNorm ScaleRewards StateNorm UpdateNorms',
@@ -55,7 +57,9 @@ SURFACE = {
     'parallel.engines': 'WorkerError',
     'parallel.ray_engine': 'RayEngine',
     'parallel.stage': 'Parallel',
+    'parallel.service': 'NotEnoughDraws Service ServiceError connect stop',
     'parallel.prefetch': 'Prefetch',
+    'parallel.ranks': 'RankError Ranks',
 }
 
 # A stranger's first script, run with the installed wheel and nothing else.
@@ -149,11 +153,11 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
 # These take more than a second and a half; CI runs them, too.
-LONG = '''all app/commands app/named_envs app/recipes app/runs app/saved_policies app/survey app/tracking bench/bench bench/bench_disk bench/bench_frames bench/bench_on_device bench/bench_shards
-    bench/peers bench/traintime cli data/datasets data/interop envs/atari envs/stepper envs/vector_slots how_fast howto index learning/base
+LONG = '''all app/commands app/named_envs app/recipes app/runs app/saved_policies app/survey app/tracking app/watching bench/bench bench/bench_disk bench/bench_frames bench/bench_on_device bench/bench_shards
+    bench/contests bench/peers bench/traintime cli data/datasets data/interop envs/atari envs/stepper envs/vector_slots how_fast howto index learning/base look/memory_figure look/memory_page
     learning/continuous learning/dqn learning/policies learning/r2d2 learning/sac learning/tabular learning/td3 memory/frame_log
-    memory/frame_segments memory/frames memory/links memory/ranktree memory/samplers memory/sumtree memory/timeline parallel/engines
-    parallel/prefetch parallel/stage replay/experience replay/hindsight replay/mixture replay/prioritized replay/sequence_view replay/sequences sb3
+    memory/frame_segments memory/frames memory/links memory/ranktree memory/draws memory/mapped memory/priorities memory/samplers memory/sumtree memory/timeline parallel/engines
+    parallel/prefetch parallel/ranks parallel/stage replay/experience replay/hindsight replay/mixture replay/prioritized replay/sequence_view replay/sequences sb3
     stages/chunker stages/normalisation stages/nstep stages/recorded steps/compiled steps/core steps/locks steps/settings tutorials/a_memory_on_disk
     tutorials/a_million_frames tutorials/coming_from tutorials/from_one_to_eight tutorials/from_seed_to_here tutorials/goals_in_hindsight
     tutorials/callbacks tutorials/life_of_one_step tutorials/several_agents tutorials/sweeps tutorials/your_data tutorials/your_own_loop tutorials/your_own_stage'''.split()
@@ -262,7 +266,7 @@ def test_no_arrow_is_hidden(tmp_path, monkeypatch, text, stub, seen):
     if stub: path.with_suffix('.pyi').write_text(stub)
     assert set(seen) <= {i.replace('\\', '').removeprefix('fastrl_replay.') for i in arrows(path)}
 
-FLOORS = 'steps pipe testing envs stages memory replay learning data sb3 parallel app bench cli __main__ all'.split()
+FLOORS = 'steps look pipe testing envs stages memory replay learning data sb3 parallel app bench cli __main__ all'.split()
 
 def test_folders_stand_on_each_other():
     "A module imports from its own folder and from those below"

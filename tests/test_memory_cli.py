@@ -1,5 +1,6 @@
 """`fastrl-replay memory`, and runs whose memory lies on disk: what is told, exported and drawn; what a SIGKILL costs."""
 import json, os, random, shutil, subprocess, sys, time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np, pytest
@@ -12,14 +13,16 @@ from fastrl_replay.steps.row_dtypes import leaves, step_dtype
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline
+from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.stages.nstep import NStep
 from fastrl_replay.app.recipes import SettingsError, recipe, spare_rows
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.app.saved_policies import load_checkpoint
-from fastrl_replay.app.runs import read_metrics, resume, start
+from fastrl_replay.app.run_files import read_metrics
+from fastrl_replay.app.runs import resume, start
 from fastrl_replay.app.offline import open_memory
-from fastrl_replay.app.survey import export_rows, priorities, survey, survey_picture, survey_text
+from fastrl_replay.app.survey import export_rows, survey, survey_picture, survey_text
 from fastrl_replay.testing import same
 from test_cli import command, here, no_clock, wait_for
 
@@ -278,11 +281,11 @@ def same_on_disk(a, b, ma, mb):
     for p in pa, pb:
         sampler = p['agent']['pipe']['above']['own']['sampler']
         if isinstance(sampler.get('priorities'), str): del sampler['priorities']   # a name of files, that are compared below
-        del p['run'], p['policy']['settings']['memory_path']   # where it lies
+        del p['run']   # where it lies
     ra, rb = open_memory(ma), open_memory(mb)
     assert ra.keys.tolist() == rb.keys.tolist() and ra[:] == rb[:]
     assert (ra.walk(ra.keys, [1, -1]) == rb.walk(rb.keys, [1, -1])).all()
-    x, y = priorities(ra), priorities(rb)
+    x, y = ((m.inside()["draw"] or {}).get("priority") for m in (ra, rb))
     assert (x is None) == (y is None) and (x is None or np.array_equal(x, y))
     return no_clock(read_metrics(a)) == no_clock(read_metrics(b)) and same(pa, pb)
 
@@ -447,3 +450,61 @@ def test_killed_before_its_first_row(tmp_path):
     assert again.train() and survey(open_memory(tmp_path/'m'))['end_key'] == 1600
     whole = start(recipe('cartpole', **SMALL, memory_path=str(tmp_path/'mw')), tmp_path/'whole')
     assert whole.train() and same_on_disk(tmp_path/'whole', tmp_path/'r1', tmp_path/'mw', tmp_path/'m')
+
+SHARDED = dict(shards=2, save_every=600, report_every=300, warmup=200, eval_every=10**6, steps=3_000, max_sz=2_000)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['cartpole', 'cartpole-per'])
+def test_kill_9_of_a_run_with_shards_on_disk_costs_nothing_but_time(name, tmp_path):
+    "The parent is killed after a checkpoint; resumed, rows and metrics are those of a run that was left alone; it plays, and a new run goes on with the rows"
+    start(recipe(name, **SHARDED, memory_path=str(tmp_path/'mw')), tmp_path/'whole').train()
+    r, m = tmp_path/'r', tmp_path/'m'
+    p = subprocess.Popen(command('train', name, '--out', str(r), '--memory', str(m), *options(SHARDED)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while p.poll() is None and not (r/'checkpoint.pt').exists(): time.sleep(.01)
+    time.sleep(.3)
+    p.kill()
+    p.communicate()
+    assert not (r/'summary.json').exists()
+    def free():   # shards notice that their parent has gone
+        try: return resume(r)
+        except SettingsError as e:
+            if 'another process' not in str(e): raise
+    while (run := free()) is None: time.sleep(.1)
+    run.train()
+    def told(d): return [{k: v for k, v in line.items() if k not in ('shards', 'waited_s')} for line in no_clock(read_metrics(d))]
+    assert told(r) == told(tmp_path/'whole')
+    for i in 0, 1: assert open_memory(m/f'shard-{i}')[:] == open_memory(tmp_path/f'mw/shard-{i}')[:]
+    assert main(['eval', str(r), '--episodes', '1']) == 0
+    assert start(recipe(name, **SHARDED, memory_path=str(m)), tmp_path/'next').found == 2*1_000
+
+def test_shards_on_disk_fit_or_are_refused(tmp_path):
+    "Another number of shards, other columns, a shard that is in use: before any process begins; else it is said how many rows there are"
+    step, m = GymStepper('CartPole-v1', seed=0), str(tmp_path/'m')
+    rows = Steps(np.concatenate([b.rows for b, _ in zip(step, range(20))]))
+    for i in 0, 1:
+        with closing(Timeline(1_000, Rows(tmp_path/f'm/shard-{i}'))) as t: t.add(rows)
+    small = dict(shards=2, max_sz=2_000, warmup=200, steps=3_000)
+    run = start(recipe('cartpole', **small, memory_path=m), tmp_path/'r')
+    assert run.found == 40 and json.loads((tmp_path/'m/run').read_text())['env'] == 'CartPole-v1'
+    with pytest.raises(SettingsError, match='of another number; got 3; expected 2. Remedy: --shards 2'): start(recipe('cartpole', **{**small, 'shards': 3}, memory_path=m), tmp_path/'a')
+    with pytest.raises(Explained, match='is no memory, and not empty; got .*shard-0, shard-1'): start(recipe('cartpole', memory_path=m), tmp_path/'b')
+    with pytest.raises(SettingsError, match='of another number; got 2; expected 1. Remedy: --shards 0'): start(recipe('cartpole', **small, memory_path=f'{m}/shard-0'), tmp_path/'c')
+    with pytest.raises(SettingsError, match="shard-0 has rows of another kind: column 'discount'"): start(recipe('cartpole-per', **small, memory_path=m), tmp_path/'d')
+    with pytest.raises(SettingsError, match='has rows of another environment; got CartPole-v1'): start(recipe('cartpole', **small, env='Acrobot-v1', memory_path=m), tmp_path/'e')
+    t = Timeline(1_000, Rows(tmp_path/'m/shard-1'))
+    t.add(rows)
+    with closing(t), pytest.raises(Explained, match='shard-1 is in use; got this process itself'): start(recipe('cartpole', **small, memory_path=m), tmp_path/'f')
+
+def test_looking_while_another_process_adds_rows(tmp_path, monkeypatch):
+    "Rows that come between two looks of one call are not asked for"
+    rows, taken = story(400), Timeline._rows_inside
+    with closing(Timeline(1_000, Rows(tmp_path/'m'))) as writer:
+        writer.add(rows[:300])
+        reader = Timeline(1_000, Rows(tmp_path/'m', mode='r'))
+        def then_more(self, *args):
+            found = taken(self, *args)
+            if self is reader: writer.add(rows[300:])
+            return found
+        monkeypatch.setattr(Timeline, '_rows_inside', then_more)
+        seen = reader.inside()
+        assert seen['rows'] == len(seen['row']['key']) == 300 and seen['inserted'] == 300

@@ -17,7 +17,7 @@ from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.pipe import Cycler, Filter, Header, InMemoryCacheHolder, Items, Map, MapToIterConverter, Pipe, Positioned, TypeTransformLoop
 from fastrl_replay.pipe import WorkerInfo, as_pipe, dp, stage, upstream
 from fastrl_replay.all import ExperienceReplay, GymStepper, PrioritizedReplay, SequenceReplay
-from fastrl_replay.steps.other_names import ARGUMENTS, STAGES as THEIRS, ours
+from fastrl_replay.steps.other_names import ARGUMENTS, METHODS, STAGES as THEIRS, ours
 from fastrl_replay.testing import same, through_file
 
 PACKAGE = Path(fastrl_replay.__file__).parent
@@ -640,10 +640,10 @@ def test_what_is_not_there_is_asked_for_as_before():
     assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)
 
 def test_names_that_are_told_are_there():
-    "Each name of ours in the tables is an argument of some stage, a chained method or one of replays, and the one that is told"
+    "Each name of ours in the tables is an argument of some stage, a chained method, or a method of replays, and the one that is told"
     stages = {n: f.stage for n, f in Pipe.functions.items() if hasattr(f, 'stage')}
     arguments = {n: set(inspect.signature(c.__init__).parameters) for n, c in stages.items()}
-    assert set(ARGUMENTS) <= set.union(*arguments.values()) and set(THEIRS) <= {*stages, *dir(ExperienceReplay)}
+    assert set(ARGUMENTS) <= set.union(*arguments.values()) and set(THEIRS) <= set(stages) and set(METHODS) <= {*dir(ExperienceReplay)} - set(stages)
     for name, names in arguments.items():
         for own, theirs in ARGUMENTS.items():
             wrong = [word for word in theirs.split() if own in names and word not in names and ours(word, names, ARGUMENTS) != own]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLIPS', 'BY_LEARNER', 'INF', 'RANGES', 'coerce_setting', 'resolved', 'on_top', 'recipes', 'recipe', 'Observe',
-           'make_env', 'step_env', 'memory_path', 'spare_rows', 'solved_return', 'fitting', 'Agent', 'chosen_device',
-           'with_actors', 'check_saved', 'play_episodes', 'made_columns']
+           'make_env', 'step_env', 'memory_path', 'memory_dirs', 'spare_rows', 'solved_return', 'fitting', 'of_rank',
+           'Agent', 'chosen_device', 'with_actors', 'check_saved', 'play_episodes', 'made_columns']
 
 # %% ../../nbs/app/recipes.ipynb #8d9d888e
 import shlex
@@ -28,11 +28,13 @@ from ..stages.normalisation import RewardNorm, ScaleRewards, StateNorm, UpdateNo
 from ..learning.learners import LEARNERS
 from ..learning.registry import NORMS, network_layers, recorded, scheduled, setting
 from ..steps.machine import device_of
-from ..memory.directory import read_meta
+from ..memory.directory import check_path, read_meta
 from .named_envs import full_name, named_env, named_info, named_store, read_calls
-from .offline import Offline
+from .offline import Offline, open_memory as memory_in
+from ..parallel.ranks import Alone
 from ..parallel.stage import Parallel, as_engine
 from ..pipe import upstream
+from ..replay.replay import as_fraction
 from ..steps.states import anything, array, checked
 
 # %% ../../nbs/app/recipes.ipynb #04733818
@@ -191,6 +193,13 @@ def memory_path(
     "Where the memory of a recipe lies on disk"
     return setting(s, 'memory_path')
 
+def memory_dirs(
+    s:dict, # settings
+)->list: # of paths
+    "Its directory, or one for each shard"
+    path,n = memory_path(s),s.get('shards', 0)
+    return [Path(path)/f'shard-{i}' for i in range(n)] if path and n > 1 else [Path(path)] if path else []
+
 def spare_rows(
     s:dict, # settings
     longest:int=1_000, # steps of an episode
@@ -249,16 +258,37 @@ def _model(s, env, spaces):
             ' '.join(str(e).partition('. Remedy: ')[0].split()),
             remedy=f'fastrl-replay train {others[0]} --env {shlex.quote(s["env"])}') from e
 
+# %% ../../nbs/app/recipes.ipynb #1b624e60
+def of_rank(
+    s:dict, # settings; `ranks` says how many there are
+)->dict: # of one of them
+    "What one of several learners has of a recipe"
+    n = s.get('ranks', 1)
+    if n == 1: return s
+    def part(x): return -(-x//n)
+    actors = dict(workers=s['workers']//n) if s.get('workers') else dict(envs=part(s['envs']))
+    new = dict(bs=s['bs']//n, max_sz=part(s['max_sz']), warmup=part(s['warmup']), ratio=as_fraction(s['ratio'])*n,
+        steps=s['steps']/n, train_every=part(s.get('train_every', 1)), **actors)
+    return {**s, **new}
+
+def _for_policy(s, whole):
+    "What a policy counts is of all ranks, as that of a worker is of all workers"
+    n = whole.get('ranks', 1)
+    if n == 1: return s
+    alike = dict(workers=whole['workers']) if whole.get('workers') else dict(envs=s['envs']*n)
+    return {**s, 'warmup': whole['warmup'], **alike}
+
 # %% ../../nbs/app/recipes.ipynb #64365e60
 class Agent:
     "A pipeline that learns, built from settings; iterate over `pipe` to train"
     def __init__(self,
         settings:dict, # of a recipe
+        ranks=None, # as `Ranks`, where several learn together; None: it talks to no other
     ):
-        self.settings = settings
+        self.settings,self.ranks = settings,ranks or Alone(settings.get('ranks', 1))
         try:
             _check(settings)
-            self.settings = _placed(settings)
+            self.settings = _placed(settings, self.ranks)
             self._build(self.settings)
         except SettingsError: raise
         except (ValueError,TypeError,RuntimeError,LookupError,ArithmeticError,MemoryError) as e:
@@ -272,6 +302,7 @@ class Agent:
 # %% ../../nbs/app/recipes.ipynb #7a11ee02
 @patch
 def _build(self:Agent, s):
+    whole,s = s,of_rank(s)
     torch.manual_seed(s['seed'])
     env,self.builder = make_env(s, training=True),LEARNERS[s['learner']]
     self.env_name,self.rewards = full_name(s['env'], env),None   # what scales rewards, if they are scaled
@@ -285,15 +316,17 @@ def _build(self:Agent, s):
     me = ref(self)   # no circle, or what is open on disk would stay so
     one = partial(make_env, s, training=True)
     source,s = one if s['envs'] == 1 else [one]*s['envs'],{**s, 'envs':s['envs']*self.agents}   # as many rows a step
-    self.policy = self.builder.policy(self.model, s, lambda: len(me().journal.returns))
+    self.policy = self.builder.policy(self.model, _for_policy(s, whole), lambda: len(me().journal.returns))
     self.stepper = step_env(s, source, self.policy, s['seed'])
     self._actors = self.shards = None   # the stages that have steppers, or replays, in their workers
+    self._here = None   # the journal of this rank, where there are several
     self._build_offline(s, self.spaces) if recorded(s) else self._build_chain(s, env)
     if 'precision' in s: self.pipe.compute_with(s['precision'], s.get('compile', False))
     self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
     _check_place(s, self.memory)
     if recorded(s): self.pipe.source = self.journal
     if s.get('shards'): self._shard(s)
+    if self.ranks.size > 1: self._join(s, whole)
     if self.rewards: self.pipe.source = ScaleRewards(self.pipe.source, self.rewards)
 
 # %% ../../nbs/app/recipes.ipynb #f9666797
@@ -302,9 +335,10 @@ def _build_chain(self:Agent, s, env):
     "From steps to the learner"
     actors = with_actors(self.stepper, s)
     if actors is not self.stepper: self._actors = actors
-    self.journal = Journal(actors, s['steps'], s.get('episodes', INF))
+    several = self.ranks.size > 1   # then rounds gather, and end
+    self.journal = Journal(actors, *() if several else (s['steps'], s.get('episodes', INF)))
     burst,steps = s.get('train_every', 1),self._counted(self.journal, s)
-    if burst > s['envs']: steps = Gather(steps, burst)
+    if burst > s['envs'] and not several: steps = Gather(steps, burst)
     self.pipe = self.builder.chain(steps, self.model, _with_objects(_of_shard(s), env))
 
 @patch
@@ -332,7 +366,11 @@ def chosen_device(
         f'a device that torch has here: {_devices()}', '--set device=cpu, or device=auto for a GPU if there is one'
         ) from None
 
-def _placed(s): return {**s, 'device': chosen_device(s)} if 'device' in s else s
+def _placed(s, ranks):
+    if 'device' not in s: return s
+    device,n = chosen_device(s),torch.cuda.device_count()
+    if device == 'cuda' and ranks.size > 1: device = f'cuda:{ranks.local % n}'   # each has another
+    return {**s, 'device': device}
 
 def _devices():
     n = torch.cuda.device_count()
@@ -352,6 +390,7 @@ def _check(s):
     if memory_path(s) and s['memory'] == 'none': raise SettingsError('recipe', "setting 'memory_path'", memory_path(s),
         'none where nothing is kept', '--set memory=uniform')
     if recorded(s): _check_offline(s, builder)
+    if s.get('ranks', 1) > 1: _check_ranks(s)
     for key in NORMS if recorded(s) or s.get('shards') else ():
         if s.get(key): raise SettingsError('recipe', f'setting {key!r}', 'yes',
             'no with recorded rows or shards: steps must pass through the process that learns', f'--set {key}=no')
@@ -411,10 +450,10 @@ def with_actors(
 # %% ../../nbs/app/recipes.ipynb #7e8440a5
 def _of_shard(s):
     "What a shard has of the memory"
-    n = s.get('shards', 0)
-    if n and memory_path(s): raise SettingsError('recipe', "setting 'memory_path'", memory_path(s), 'none with shards',
-        'Rows(path) in a chain')
-    return {**s, 'max_sz': -(-s['max_sz']//n)} if n else s
+    n,path = s.get('shards', 0),memory_path(s)
+    if not n: return s
+    where = dict(memory_path=str(Path(path).absolute())) if path else {}   # actors of Ray begin elsewhere
+    return {**s, **where, 'max_sz': -(-s['max_sz']//n)}
 
 # %% ../../nbs/app/recipes.ipynb #c913bc1c
 @patch
@@ -427,6 +466,28 @@ def _shard(self:Agent, s):
     self.shards = _spread(replay, n, s)
     self.pipe.source = self.journal = Collected(self.shards, s['steps'], s.get('episodes', INF))
     self.memory = None
+
+# %% ../../nbs/app/recipes.ipynb #7f521326
+def _check_ranks(s):
+    "Raise where settings can't be divided among ranks"
+    n,workers = s['ranks'],s.get('workers', 0)
+    def wrong(key, got, expected, remedy): return SettingsError('recipe',
+        f'setting {key!r} with {n} learners (--nproc-per-node)', got, expected, remedy)
+    if not LEARNERS[s['learner']].ranks: raise wrong('learner', s['learner'],
+        'one with gradients, that can be averaged', 'dqn, r2d2, sac or td3, or a single process')
+    nothing = dict(shards=0, data='none', memory_path='none', engine='process', **dict.fromkeys(NORMS, False))
+    for key,value in nothing.items():
+        if s.get(key, value) != value: raise wrong(key, setting_text(s[key]), setting_text(value),
+            f'--set {key}={setting_text(value)}, or a single process')
+    for key,x in dict(bs=s['bs'], **dict(workers=workers) if workers else dict(envs=s['envs'])).items():
+        if x % n and (key,x) != ('envs',1): raise wrong(key, x, f'a multiple of {n}', f'--set {key}={-(-x//n)*n}')
+
+@patch
+def _join(self:Agent, s, whole):
+    "Let the chain go on together with those of the other ranks"
+    rows,self._here = max(s['train_every'], s['envs']*self.agents),self.journal
+    self.pipe = self.ranks.join(self.pipe, rows, self._here, whole['steps'], whole.get('episodes', INF))
+    self.journal = self.memory.source
 
 # %% ../../nbs/app/recipes.ipynb #0f750d24
 def _check_offline(s, builder):
@@ -512,7 +573,7 @@ def resumable(self:Agent)->bool:
     """May it be saved now? A single environment that can't be saved must be between two episodes;
     of several, the running episodes will be broken off"""
     many = self.settings['envs']*self.agents > 1 or self.settings.get('workers') or self.shards is not None
-    return bool(many) or self.journal.fresh or self.stepper.saves_exactly()
+    return bool(many) or (self._here or self.journal).fresh or self.stepper.saves_exactly()
 
 # %% ../../nbs/app/recipes.ipynb #9e47e5ef
 def made_columns(
@@ -520,7 +581,7 @@ def made_columns(
 )->np.dtype: # of the rows that come into memory
     "What rows a recipe keeps, by making some"
     with torch.random.fork_rng(devices=[]):
-        agent = Agent({**s, 'memory_path':'none', 'train_every':1})
+        agent = Agent({**s, 'memory_path':'none', 'train_every':1, 'workers':0, 'shards':0})
         rows = agent.memory.view.stored(next(iter(agent.memory.source))).rows
         agent.pipe.close()
     return row_places('recipe', rows.dtype, {})[0]
@@ -530,15 +591,25 @@ def made_columns(
 def open_memory(self:Agent)->int: # how many rows are there
     """Open a memory on disk, or read recorded rows, before anything begins, so that no other process writes it; an
     error where it doesn't fit"""
-    path = memory_path(self.settings)
     if recorded(self.settings): return self.journal.fill()
-    if not path: return 0
-    meta = read_meta(Path(path), 'recipe')
-    different = differing_columns(saved_dtype(meta['columns']), made_columns(self.settings)) if meta else {}
-    for name,(there,made) in different.items(): raise SettingsError('recipe',
-        f'the memory in {path} has rows of another kind: column {name!r}', there or 'none', made or 'none',
-        'another directory')
-    return len(self.memory.memory)   # only now is anything changed there
+    dirs = memory_dirs(self.settings)
+    if len(dirs) > 1: _check_shards(memory_path(self.settings), len(dirs))
+    there = [(path,meta) for path in dirs if (meta := read_meta(path, 'recipe'))]
+    made = made_columns(self.settings) if there else None
+    for path,meta in there:
+        for name,(was,new) in differing_columns(saved_dtype(meta['columns']), made).items(): raise SettingsError(
+            'recipe', f'the memory in {path} has rows of another kind: column {name!r}', was or 'none', new or 'none',
+            'another directory')
+    if self.shards is None: return len(self.memory.memory) if dirs else 0   # only now is anything changed there
+    for path,_ in there: check_path(path, 'a', 'recipe')   # each shard will open its own
+    return sum(len(memory_in(path)) for path,_ in there)
+
+def _check_shards(path, n):
+    "Raise where there is a memory of another number of shards"
+    found = len([*Path(path).glob('shard-*')]) or int((Path(path)/'meta.json').exists())
+    if found not in (0, n): raise SettingsError('recipe',
+        f"setting 'shards': the memory in {path} is of another number", n, found,
+        f'--shards {found if found > 1 else 0}, or another directory')
 
 # %% ../../nbs/app/recipes.ipynb #bfde4eb3
 @patch
@@ -553,6 +624,7 @@ def without_rows(self:Agent,
 )->dict:
     "The same state with the memory that this agent has, for one that will only play"
     def replaced(stage, saved):
+        if stage is self.shards: return dict(saved, own={})   # theirs begin when they are needed
         if stage is self.memory: return dict(saved, own=stage.snapshot())
         return dict(saved, above=replaced(upstream(stage), saved['above']))
     return dict(state, pipe=replaced(self.pipe, state['pipe']))

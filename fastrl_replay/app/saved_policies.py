@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np, torch
 from gymnasium import spaces
 from .recipes import check_saved
-from ..learning.base import bare_names, check_same_shapes
+from ..learning.checkpoints import bare_names, check_same_shapes
 from ..learning.learners import LEARNERS
 from ..steps.nested import fields_of, nest
 from ..steps.settings import SettingsError, nearest, plain_file
@@ -106,7 +106,8 @@ def policy_state(
     "What a policy needs to play without the agent"
     model = {k: v.detach().cpu().clone() for k,v in bare_names(agent.model.state_dict()).items()}
     observation,action = map(space_state, agent.spaces)
-    return dict(model=model, settings=dict(agent.settings), observation_space=observation, action_space=action)
+    settings = agent.settings | ({'memory_path':'none'} if 'memory_path' in agent.settings else {})   # of no use here
+    return dict(model=model, settings=settings, observation_space=observation, action_space=action)
 
 def load_model(
     model, # is changed

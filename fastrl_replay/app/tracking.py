@@ -8,7 +8,7 @@ __all__ = ['TRACKERS', 'numbers', 'Tracked', 'tracked']
 # %% ../../nbs/app/tracking.ipynb #e7a40003
 import os
 from contextlib import ExitStack, contextmanager
-from .runs import read_config, run_title
+from .run_files import read_config, run_title
 from ..steps.settings import SettingsError
 
 # %% ../../nbs/app/tracking.ipynb #e7a40006

@@ -14,15 +14,20 @@ from time import sleep
 from unittest.mock import patch
 import numpy as np, torch
 from . import reports
-from .peers import (DISK_MEMORIES, DRAWN, NORMAL, RANDOM, DiskTest, Peer, TestWorker, advise)
-from .peers import for_a_while, forget_pages, machine, noting, reads_of, seconds_of, serve
+from .adapters import DRAWN
+from .peer_memories import DISK_MEMORIES, NORMAL, RANDOM, DiskTest, advise
+from .peers import Peer, TestWorker
+from .adapters import seconds_of
+from .peer_memories import for_a_while, forget_pages, reads_of
+from .peers import machine, noting, serve
 from .reports import Options, dots, made_with, md_table, missing_peers, paragraphs, picture, progress
 from .reports import short
 from .timing import as_rows, full_replay, measure, pixel_dtype, rows_of
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError
 from ..steps.machine import group_files, machine_memory, size_text
-from ..memory.directory import Directory, outgrows
+from ..memory.directory import Directory
+from ..memory.mapped import outgrows
 from ..memory.rows import Rows
 from ..parallel.prefetch import Prefetch
 from ..replay.experience import ExperienceReplay

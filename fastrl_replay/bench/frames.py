@@ -19,8 +19,12 @@ import gymnasium as gym, numpy as np, torch
 from tqdm.auto import tqdm
 from ..envs.atari import atari, register_games
 from . import reports
-from .peers import DRAWN, FRAME_MEMORIES, FRAME_ROW, RETURN_MEMORY, STACK, FrameTest, Peer, PeerError
-from .peers import Recorded, TestWorker, anonymous, machine, seconds_of, write_frames
+from .adapters import DRAWN
+from .peer_memories import FRAME_MEMORIES, FRAME_ROW, STACK, FrameTest
+from .peers import RETURN_MEMORY, Peer, PeerError
+from .adapters import seconds_of
+from .peer_memories import Recorded, anonymous, write_frames
+from .peers import TestWorker, machine
 from .reports import Options, dots, made_with, md_table, missing_peers, paragraphs, picture, progress
 from .reports import short
 from .timing import as_rows, one_thread, pixel_dtype

@@ -14,7 +14,8 @@ from time import perf_counter
 from timeit import Timer
 import numpy as np, torch
 from . import reports
-from .peers import DRAWN, Peer, PeerError, errors, machine, noting
+from .adapters import DRAWN, errors
+from .peers import Peer, PeerError, machine, noting
 from .reports import Options, made_with, md_table, missing_peers, paragraphs, progress, short
 from .timing import filled, full_replay, measure, median_us, pixel_dtype
 from ..steps.errors import ArgumentError

@@ -11,9 +11,9 @@ import argparse, json
 from contextlib import contextmanager
 from pathlib import Path
 from tqdm.auto import tqdm
-from .peers import ADAPTERS
+from .adapters import ADAPTERS
 from ..steps.files import write_whole
-from ..app.runs import png
+from ..look.figures import png
 
 # %% ../../nbs/bench/reports.ipynb #845f78c0
 def short(x)->str: return f'{x:,.0f}' if x >= 100 else f'{x:.2g}' if x < 10 else f'{x:.3g}'

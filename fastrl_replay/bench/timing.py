@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from timeit import Timer
 import numpy as np, torch
 from gymnasium.spaces import Box, Discrete
-from .peers import Peer, Rows, cold_timeit, errors
+from .adapters import Rows, errors
+from .peers import Peer, cold_timeit
 from ..steps.core import Steps
 from ..steps.row_dtypes import step_dtype
 from ..replay.experience import ExperienceReplay

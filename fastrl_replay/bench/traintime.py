@@ -16,7 +16,8 @@ import numpy as np, torch
 from torch import nn
 from torch.nn import functional as F
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from .peers import Peer, PeerError, machine, seconds_of
+from .adapters import seconds_of
+from .peers import Peer, PeerError, machine
 from ..learning.continuous import SquashedGaussian
 from ..envs.stepper import EnvGroup
 from ..steps.files import write_whole

@@ -42,6 +42,10 @@ class AgentsSlot(Slot):
         self.leave()
         if seed is not None: self.seed = int(seed) + self.env_id + 1_000_003*int(self.counts[:,0].sum())
 
+    def _see(self, place, obs):
+        check_shape(obs, self.observation_space, f'observation of agent {self.names[place]!r}')
+        map_leaves(lambda kept, x: kept.__setitem__(place, x), self.obs, obs)
+
 # %% ../../nbs/envs/agent_slots.ipynb #543a3ca0
 @patch
 def _place(self:AgentsSlot, name):
@@ -84,11 +88,6 @@ def _join(self:AgentsSlot, obs, infos, ended): # ended: names whose episodes jus
         if self.info is not None: self.info.one(place, infos.get(name, {}), self.needed, f' of agent {name!r}')
         self.counts[place] += 1,-self.counts[place,1]
         self.totals[place],self.there[place],self.fresh[place] = 0.,True,True
-
-@patch
-def _see(self:AgentsSlot, place, obs):
-    check_shape(obs, self.observation_space, f'observation of agent {self.names[place]!r}')
-    map_leaves(lambda kept, x: kept.__setitem__(place, x), self.obs, obs)
 
 # %% ../../nbs/envs/agent_slots.ipynb #59e9e172
 @patch

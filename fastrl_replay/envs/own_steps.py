@@ -21,7 +21,7 @@ from ..steps.row_dtypes import column_dtype, step_dtype
 from ..steps.states import block, checked, flag, integer, listed, real, row
 from .episodes import BlockGate, refuse_nan
 from .numbering import MAX_ENVS
-from .vector_slots import as_mode
+from .vector_slots import COUNTED, as_mode, count_steps
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f006
 def as_array(x): # anything that is no dict and no tuple
@@ -146,11 +146,10 @@ class StepRows:
         who:str, # whose rows they are, for errors
         known=lambda env: (1,0,0.), # episode, steps made in it, and their rewards, of an environment that is new here
     ):
-        self.who,self.known = who,known
-        self.rows,self.counts,self.over,self._next = None,{},set(),None   # over: ended with the last step
-        self._names,self._of,self._laid_out = (),None,None   # columns that are given; whose `ids` are; whose `_columns`
-        self._one = None   # writes a step of one environment in one piece
-        self._warned = self._ends = False   # ends: did an episode end with the last step?
+        self.who,self.known,self.others = who,known,{}   # others: where environments stand that did not step last
+        self.rows,self._names,self._new,self._one = None,(),None,None   # one: writes a step of one environment at once
+        self.ids,self._of,self._laid_out = (),None,None   # of those that stepped last, and what was given for them
+        self._warned = self._ended = False   # ended: did an episode end with the last step?
 
     def make(self,
         values:dict, # of a step, or of one step of each of several environments, by the names of columns
@@ -159,27 +158,22 @@ class StepRows:
         mode:str=None, # how a vector environment resets; None: the loop does it, or final_obs has the last states
     )->np.ndarray: # the rows; fewer where some only reset
         "Rows of a step; they count when `done` is called"
-        told = final_obs is not None or mode is not None
-        before = self.rows.copy() if self._ends and not told else None
-        quick = before is None and not told and self._one and self._of == (env_id,1)
-        if quick and self._write_one(values): return self.rows
-        rows = self._rows_for(values)
-        for k,x in values.items():
-            field,kind,shape = self._columns[k]
-            alike = type(x) is np.ndarray and x.shape == shape
-            if alike and (x.dtype is kind or (x.dtype.char,kind.char) in _FLOATS): field[...] = x
-            else: fill(self.who, field, x, k)
-        if before is not None: self._look_for_resets(before, rows)
-        ended = [a or b for a,b in zip(*(self._columns[k][0].tolist() for k in ('terminated','truncated')))]
-        if mode is not None: mode = as_mode(mode, who=self.who)
-        if final_obs is not None or mode == AutoresetMode.SAME_STEP: self._put_final(rows, ended, final_obs)
-        self._count(rows, ended, env_id)
-        return self._without_resets(rows, ended) if mode == AutoresetMode.NEXT_STEP else rows
+        mode = as_mode(mode, who=self.who)
+        quiet = self._warned or not self._ended or final_obs is not None or mode is not None
+        before = None if quiet else self.rows.copy()
+        if self._names != [*values] or self._one is None or not self._one.write(values.values()): self._write(values)
+        else: self._new = self.rows
+        rows,ids = self._new,self.ids
+        if type(env_id) is not int or self._of != (env_id,len(rows)): self._turn_to(env_id, len(rows))
+        if before is not None and ids is self.ids: self._look_for_resets(before, rows)
+        outcome = self._count(rows, 2*(mode == AutoresetMode.NEXT_STEP))
+        if outcome & 1 and (final_obs is not None or mode == AutoresetMode.SAME_STEP): self._put_final(rows, final_obs)
+        return rows[:len(rows) - (outcome >> 1)] if outcome > 1 else rows
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f017
 @patch
-def _rows_for(self:StepRows, values):
-    "Rows to write the values to"
+def _write(self:StepRows, values):
+    "Write the values column by column, to new rows where there are more or fewer than before"
     reward,rows = values['reward'],self.rows
     n = len(reward) if type(reward) is np.ndarray and reward.ndim == 1 else None
     if n is None and not isinstance(reward, float): n = self._many(as_array(reward))
@@ -187,11 +181,20 @@ def _rows_for(self:StepRows, values):
     elif len(rows) != (n or 1): self._new = np.zeros(n or 1, rows.dtype)
     else: self._new = rows
     if self._names != [*values]: self._check_names(values)
-    if self._new is not self._laid_out:
-        self._columns = {k: (f := self._new[k], f.dtype, f.shape) for k in self._new.dtype.names}
-        self._laid_out,self._of = self._new,None
-    return self._new
+    if self._new is not self._laid_out: self._lay_out(self._new)
+    for k,x in values.items():
+        field,kind,shape = self._columns[k]
+        alike = type(x) is np.ndarray and x.shape == shape
+        if alike and (x.dtype is kind or (x.dtype.char,kind.char) in _FLOATS): field[...] = x
+        else: fill(self.who, field, x, k)
 
+@patch
+def _lay_out(self:StepRows, rows):
+    dtype,self._raw,self._laid_out = rows.dtype,rows.view(np.uint8),rows
+    self._columns = {k: (f := rows[k], f.dtype, f.shape) for k in dtype.names}
+    self._at = np.array([dtype.itemsize, *(dtype.fields[k][1] for k in COUNTED)])
+
+# %% ../../nbs/envs/own_steps.ipynb #05e1f065
 @patch
 def _many(self:StepRows, reward):
     if reward.ndim > 1: raise BlockError(self.who, 'shape of reward', list(reward.shape), '[], or [environments]')
@@ -204,74 +207,67 @@ def _check_names(self:StepRows, values):
     if missing or more: raise BlockError(self.who, f'other columns than at the first call: '
         f'{"without" if missing else "with"} {", ".join(missing or more)}', remedy='give the same ones each time')
 
-_COUNTED = 'env_id','episode_n','step_n','total_reward'
+_COUNTED = COUNTED[3:]
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f018
 @patch
-def _count(self:StepRows, rows, ended, env_id):
-    "Fill in the counters; what will be known of each environment afterwards"
-    if self._of != (env_id,len(rows)) if type(env_id) is int else True: self._new_ids(env_id, len(rows))
-    here = [self.counts.get(e) or self.known(e) for e in self.ids]
-    after = [(episode,k + 1,total + r) for (episode,k,total),r in zip(here, self._columns['reward'][0].tolist())]
-    for k,x in zip(_COUNTED[1:], zip(*after)): self._columns[k][0][:] = x
-    self._next = {e: (c[0] + 1,0,0.) if end else c for e,c,end in zip(self.ids, after, ended)}
-    self._ended = None
-
-@patch
-def _new_ids(self:StepRows, env_id, n):
-    a,self._of = np.asarray(env_id),None
-    ids = (a + np.arange(n)).tolist() if a.ndim == 0 and a.dtype.kind in 'iu' else a.tolist()
-    if a.dtype.kind not in 'iu' or a.ndim > 1 or len(ids) != n or len(set(ids)) < n or max(ids) >= MAX_ENVS:
-        raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', f'a number below {MAX_ENVS}, or {n} different ones')
-    self._new['env_id'] = ids
-    self.ids,self._of = ids,(env_id,n) if type(env_id) is int else None
+def _count(self:StepRows, rows, lags)->int: # 2 * rows left out + 1 if an episode ended
+    "Fill in the counters; where the environments stand then does not count before `done`"
+    (now,after),(total,total_after) = self._counts,self._totals
+    after[:],total_after[:] = now,total
+    if rows is not self._laid_out: self._lay_out(rows)
+    self._outcome = count_steps(self._raw, self._at, self.ids, lags, after, total_after, self._resets)
+    if self._outcome >= 0: return self._outcome
+    i = -1 - self._outcome
+    raise BlockError(self.who, f'the step after an end was no reset (env_id {self.ids[i]})', f'reward '
+        f'{rows["reward"][i]:g}', 'reward 0 and no end, as autoreset_mode NextStep gives them')
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f064
 @patch
-def _write_one(self:StepRows, values)->bool:
-    "A step that is like the one before, in one piece; False: it is not"
-    if self._names != [*values] or not self._one.write(values.values()): return False
-    (env,),columns = self.ids,self._columns
-    episode,k,total = self.counts.get(env) or self.known(env)
-    ends,total = values['terminated'] or values['truncated'],total + columns['reward'][0].item()
-    for name,x in zip(_COUNTED, (env, episode, k + 1, total)): columns[name][0][0] = x
-    self._new,self._ended = self.rows,None
-    self._next = {env: (episode + 1,0,0.) if ends else (episode,k + 1,total)}
-    return True
+def _turn_to(self:StepRows, env_id, n):
+    "Let these environments be the ones that step"
+    a = np.asarray(env_id)
+    ids = a + np.arange(n) if a.ndim == 0 and a.dtype.kind in 'iu' else a
+    if a.dtype.kind not in 'iu' or ids.shape != (n,) or len(set(ids.tolist())) < n or ids.max() >= MAX_ENVS:
+        raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', f'a number below {MAX_ENVS}, or {n} different ones')
+    self._of = (env_id,n) if type(env_id) is int else None
+    if np.array_equal(ids, self.ids): return
+    self.others = self.stands()
+    here = [self.others.get(e) or self._new_here(e) for e in ids.tolist()]
+    counts,totals = np.array([h[:3] for h in here], np.int32),np.array([h[3] for h in here], np.float64)
+    self.ids,self._resets = ids.astype(np.int64),np.zeros(n, bool)
+    self._counts,self._totals = [counts,counts.copy()],[totals,totals.copy()]   # now, and after the step
 
-# %% ../../nbs/envs/own_steps.ipynb #05e1f053
 @patch
-def _without_resets(self:StepRows, rows, ended):
-    resets = np.array([e in self.over for e in self.ids])
-    self._ended = dict(zip(self.ids, ended))
-    wrong = resets & ((rows['reward'] != 0) | ended)
-    if wrong.any(): raise BlockError(self.who, 'the step after an end was no reset '
-        f'(env_id {self.ids[wrong.argmax()]})', f'reward {rows["reward"][wrong][0]:g}',
-        'reward 0 and no end, as autoreset_mode NextStep gives them')
-    for e,reset in zip(self.ids, resets):
-        if reset: del self._next[e]
-    return rows[~resets]
+def _new_here(self:StepRows, env):
+    episode,step,total = self.known(env)
+    return episode,step,0,total
+
+@patch
+def stands(self:StepRows)->dict: # by env_id: episode, step, is it over?, its rewards
+    "Where each environment stands"
+    if not len(self.ids): return self.others
+    here = zip(self.ids.tolist(), self._counts[0].tolist(), self._totals[0].tolist())
+    return self.others | {e: (*c,total) for e,c,total in here}
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f019
 @patch
 def done(self:StepRows):
     "The rows that were made last were taken: they count"
-    self.counts.update(self._next)
-    self._ends = not self._warned and any(c[1] == 0 for c in self._next.values())
-    if self._ended: self.over = self.over - self._ended.keys() | {e for e,end in self._ended.items() if end}
-    if self.rows is not self._new:
-        self.rows,self._names = self._new,[k for k in self._new.dtype.names if k not in _COUNTED]
-        self._one = OneRow(self.rows, self._names) if OneRow.fits(self.rows) else None
-    if [*self._next] != self.ids: self._of = None
+    self._counts.reverse()
+    self._totals.reverse()
+    self._ended = self._outcome == 1   # and no row was left out
+    if self.rows is self._new: return
+    self.rows,self._names = self._new,[k for k in self._new.dtype.names if k not in _COUNTED]
+    self._one = OneRow(self.rows, self._names) if OneRow.fits(self.rows) else None
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f071
 @patch
 def _look_for_resets(self:StepRows, before, rows):
     "Warn where an episode has ended, and the next step goes on from its last state"
-    if len(before) != len(rows): return
     for i in np.flatnonzero(before['terminated'] | before['truncated']):
         state,last = rows['state'][i:i+1].tobytes(),before['next_state'][i:i+1].tobytes()
-        if self._warned or before['env_id'][i] not in self.counts or state != last: continue
+        if self._warned or state != last: continue
         self._warned = True
         warnings.warn(problem(self.who, f'an episode of environment {before["env_id"][i]} has ended, and the next step '
             'begins in the same state', remedy="reset it before; of vectors that reset themselves, add_step(..., "
@@ -279,14 +275,15 @@ def _look_for_resets(self:StepRows, before, rows):
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f022
 @patch
-def _put_final(self:StepRows, rows, ended, final_obs):
+def _put_final(self:StepRows, rows, final_obs):
     "The last states of those that have ended, where they belong"
-    for i in np.flatnonzero(ended).tolist():
+    for i in np.flatnonzero(self._counts[1][:,2]).tolist():
         final = _of_env(final_obs, i, len(rows))
         if final is None: raise BlockError(self.who, f'environment {i} ended without its last state',
             'final_obs=None' if final_obs is None else 'none in final_obs', "info['final_obs'], as SameStep gives it",
             "final_obs=info.get('final_obs')")
-        fill(self.who, rows['next_state'][i:i+1], final, 'final_obs')
+        at = i - self._resets[:i].sum()   # where its row is
+        fill(self.who, rows['next_state'][at:at+1], final, 'final_obs')
 
 def _of_env(x, i, n):
     if isinstance(x, dict):
@@ -329,7 +326,9 @@ def step_values(obs, action, reward, next_obs, terminated, truncated, env_id=0, 
 
 @patch
 def snapshot(self:OwnSteps):
-    counts = [[e, *c, e in self._rows.over] for e,c in self._rows.counts.items()]
+    stands = self._rows.stands().items()   # of an episode that is over, the next one
+    counts = [[e, episode + over, 0 if over else step, 0. if over else total, bool(over)]
+        for e,(episode,step,over,total) in stands]
     return dict(counts=counts, waiting=[pack(b) for b in self._waiting])
 
 @patch
@@ -340,6 +339,5 @@ def check_state(self:OwnSteps, state):
 @patch
 def restore(self:OwnSteps, state):
     self._fresh()
-    self._rows.counts = {e: tuple(c) for e,*c,_ in state['counts']}
-    self._rows.over = {e for e,*_,over in state['counts'] if over}
+    self._rows.others = {e: (episode - over, step, int(over), total) for e,episode,step,total,over in state['counts']}
     self._waiting.extend(state['waiting'])

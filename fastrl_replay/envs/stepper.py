@@ -23,6 +23,11 @@ from fastrl_replay.pipe import (IterDataPipe, MapDataPipe, Positioned, WorkerInf
 from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, problem
 from ..steps.states import anything, checked, integer, listed, row
 
+# %% ../../nbs/envs/stepper.ipynb #9c0cfe27
+def _as_clip(clip):
+    if clip is None or isinstance(clip, bool): return clip
+    raise ArgumentError('GymStepper', 'clip', repr(clip), 'True, False or None')
+
 # %% ../../nbs/envs/stepper.ipynb #15ffc421
 @stage('gym_step')
 class GymStepper(Positioned):
@@ -53,9 +58,7 @@ class GymStepper(Positioned):
             steps,group.block = group.block,None   # an interrupt from here to `yield` would lose it
             if steps is not None: yield steps
 
-def _as_clip(clip):
-    if clip is None or isinstance(clip, bool): return clip
-    raise ArgumentError('GymStepper', 'clip', repr(clip), 'True, False or None')
+    def _arrive(self): self._in_worker(worker_info())
 
 # %% ../../nbs/envs/stepper.ipynb #cd86197a
 class EnvGroups:
@@ -156,9 +159,6 @@ def _close(self:GymStepper):
     self._here.close()
 
 # %% ../../nbs/envs/stepper.ipynb #ed4e3887
-@patch
-def _arrive(self:GymStepper): self._in_worker(worker_info())
-
 @patch
 def _in_worker(self:GymStepper, info):
     "In a process where it has not been before, begin with other environments"

@@ -17,7 +17,8 @@ from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, number, whole
 from ..steps.nested import map_leaves
 from ..pipe import WorkerInfo
-from .policies import PARTED, ask, feature_layers, n_states, worker_rng
+from .networks import PARTED, feature_layers
+from .policies import ask, n_states, worker_rng
 from ..steps.states import Saves, generator, integer
 
 # %% ../../nbs/learning/continuous.ipynb #bce8ac52

@@ -18,7 +18,8 @@ from .base import (Follows, Learned, Learner, Sequences, allowed_next,
 from .registry import NORMS, ROW_MEMORIES, Builder, builds, network_layers, normalised, row_batches, scheduled
 from .losses import double_q_target, masked_values
 from ..pipe import stage
-from .policies import ask, conv_net, value_net
+from .networks import conv_net, value_net
+from .policies import ask
 
 # %% ../../nbs/learning/dqn.ipynb #f331f78b
 def action_values(
@@ -100,6 +101,10 @@ class DQNLearner(Learner):
                         max_norm=max_norm, optimizer=optimizer,
                         conservative=number('DQNLearner', 'conservative', conservative))
 
+    def _excess(self, batch):
+        with self.arithmetic():
+            return _of_rows(full(value_excess(ask('DQNLearner', self.model, batch.state), batch.action)))
+
 # %% ../../nbs/learning/dqn.ipynb #1335681b
 def value_excess(
     values:torch.Tensor, # [B, actions]
@@ -107,11 +112,6 @@ def value_excess(
 )->torch.Tensor: # [B], above 0
     "How far the soft maximum of the values is above those of the actions that were taken"
     return values.logsumexp(-1) - action_values('value_excess', values, action)
-
-@patch
-def _excess(self:DQNLearner, batch):
-    with self.arithmetic():
-        return _of_rows(full(value_excess(ask('DQNLearner', self.model, batch.state), batch.action)))
 
 # %% ../../nbs/learning/dqn.ipynb #2c6100df
 @patch

@@ -19,7 +19,8 @@ from ..steps.settings import SettingsError, setting_text
 from .registry import NORMS, Builder, builds, network_layers, normalised, scheduled
 from .losses import masked_values, n_step_targets, rescale, unrescale
 from ..pipe import stage
-from .policies import RecurrentNet, ask, has_images
+from .networks import RecurrentNet, has_images
+from .policies import ask
 from ..replay.sequences import SequenceReplay
 
 # %% ../../nbs/learning/r2d2.ipynb #e25b52bd
@@ -93,7 +94,7 @@ def learn(self:R2D2Learner,
     with self.arithmetic():
         q,goal = map(full, r2d2_errors(self.model, self.target, there, self.gamma, self.n, self.rescaled))
     mask = there.train.mask
-    steps,td = mask.sum().clamp(min=1),torch.where(mask, goal - q.detach(), 0)
+    steps,td = self.over_ranks(mask.sum()).clamp(min=1),torch.where(mask, goal - q.detach(), 0)
     loss = (torch.where(mask, F.smooth_l1_loss(q, goal, reduction='none'), 0)*there.weight[:,None]).sum()/steps
     record = self.step(loss, td=td.abs().sum()/steps, q=torch.where(mask, q.detach(), 0).sum()/steps)
     self.feedback(batch, td)

@@ -127,6 +127,7 @@ class Builder:
     memories = {}  # what `memory =` may be → settings that it needs besides
     settings = {}  # settings of this learner alone: name → (value, a word about it)
     ranges = {}    # of those that are numbers: name → (lowest, highest)
+    ranks = True   # can several learners average what they learn?
 
     def model(self, s, observations, actions):
         "The model that learns, from settings and the spaces of one environment"

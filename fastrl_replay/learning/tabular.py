@@ -13,10 +13,11 @@ from gymnasium import spaces
 from ..steps.compiled import njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError
-from .base import Learner, allowed_next, check_discrete, check_same_shapes, discounts
+from .base import Learner, allowed_next, check_discrete, discounts
+from .checkpoints import check_same_shapes
 from .registry import Builder, builds
 from ..pipe import stage
-from .policies import n_actions
+from .networks import n_actions
 from ..replay.experience import ExperienceReplay
 from ..steps.states import array, checked
 
@@ -120,7 +121,7 @@ def learn(self:QLearner,
 @builds('table')
 class TableBuilder(Builder):
     "`learner = table`: a `QTable`, learned from single steps, with or without a replay"
-    memories = dict(uniform=(), none=())
+    memories,ranks = dict(uniform=(), none=()),False   # rows are learned one after the other
     def model(self, s, observations, actions): return QTable(observations, actions)
     def chain(self, steps, model, s):
         how = model,s['gamma'],s['lr']

@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from ..steps.errors import StaleKey, StateError
 from ..steps.files import write_whole
 from .places import N_COUNTERS, OF_STORE
-from .directory import allocate, mapped, read_at_random, request_places
+from .mapped import allocate, mapped, read_at_random, request_places
 from .frame_log import BITS, END, FIRST, NEXT, ROOM, FrameLog, Packed, locate_raw
 
 # %% ../../nbs/memory/frame_segments.ipynb #d725b367

@@ -479,3 +479,11 @@ def columns(self:Frames)->np.ndarray: # structured, by slot
 def episodes(self:Frames, slots):
     self.place.request(self._rest, slots)
     return episodes_at(self.columns, slots)
+
+@patch
+def some_columns(self:Frames, slots, names):
+    if self._outgrows: self.place.request(self._rest, slots)
+    return {n: self.columns[n][slots] for n in names if n in self.columns.dtype.names}
+
+@patch(as_prop=True)
+def read_bytes(self:Frames): return self._rest_size

@@ -116,6 +116,7 @@ class MainMemory(Counted):
     def outgrown(self, nbytes)->bool: return False          # are arrays so large that reading must be told in advance?
     def request(self, array, slots): "These rows of an array are going to be read"
     def lasting(self, name, dtype): return None             # an array by slot that lasts; None: none does
+    def beside(self, name, dtype): return None              # what the process wrote by slot that writes; None: nothing
     def told(self, kind, end)->int: return 0                # up to which row there are priorities of such a sampler
     def put_aside(self, *names): return None                # what copies of arrays are found by
     def aside(self, found_by, name, dtype): return None     # such a copy; None: it is gone

@@ -220,6 +220,21 @@ def columns(self:Store)->np.ndarray: # structured, by slot
     "Columns of the rows in all slots; those of a store that has them somewhere are no copies"
     return self.bytes_of(np.arange(self.max_sz)).reshape(-1).view(self.dtype)
 
+# %% ../../nbs/memory/rows.ipynb #eaac9080
+@patch
+def some_columns(self:Store, slots, names)->dict: # name → array
+    "These columns, as far as there are such, of the rows in these slots"
+    found = {n: np.empty(len(slots), self.dtype[n]) for n in names if n in self.dtype.names}
+    for a in range(0, len(slots) if found else 0, 4096):
+        rows = self.bytes_of(slots[a:a+4096]).reshape(-1).view(self.dtype)
+        for n in found: found[n][a:a+4096] = rows[n]
+    return found
+
+@patch(as_prop=True)
+def read_bytes(self:Store)->int:
+    "How many bytes of a row are read for a column"
+    return self.dtype.itemsize
+
 # %% ../../nbs/memory/rows.ipynb #11a88c51
 @patch
 def state_dict(self:Store, slots)->dict: # plain data and tensors
@@ -325,6 +340,12 @@ def episodes(self:Rows, slots):
     if self._there is not None: return Store.episodes(self, slots)
     self.place.request(self._seen, slots)   # one by one, a page for each episode would take seconds
     return episodes_at(self.columns, slots)
+
+@patch
+def some_columns(self:Rows, slots, names):
+    if self._there is not None: return Store.some_columns(self, slots, names)
+    if self._outgrows: self.place.request(self._seen, slots)
+    return {n: self.columns[n][slots] for n in names if n in self.dtype.names}
 
 # %% ../../nbs/memory/rows.ipynb #0ac8e359
 @njit(nogil=True)

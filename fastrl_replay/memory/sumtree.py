@@ -52,57 +52,72 @@ def _add_up(nodes, starts, idx):
             nodes[_u(starts[level+1] + lines[_u(i)])] = _sum(nodes, starts[level] + lines[_u(i)]*8)
 
 # %% ../../nbs/memory/sumtree.ipynb #352601a3
+@njit(inline=True)
+def _groups_at(starts): return min(2, len(starts) - 2)   # the level whose nodes are groups, or the root's
+
+@njit(inline=True)
+def _top(leaves, first, end, negative):
+    "The largest of some leaves, or of the positive ones, negated"
+    best = -np.inf
+    for i in range(first, end):
+        p = leaves[_u(i)]
+        if negative: p = -p if p > 0 else -np.inf
+        best = p if p > best else best
+    return best
+
 @njit
-def _climb(nodes, peaks, starts, idx, negative):
-    "Bring the maxima of changed leaves (or of the positive ones, negated) up to date"
-    m,first,lines = len(idx),starts[1],idx.copy()
-    for level in range(len(starts) - 2):
-        m,k = _lines(lines, m),0
+def _climb(nodes, peaks, starts, groups, negative):
+    "Bring the maxima of these groups, and what is above them, up to date"
+    lowest,m = _groups_at(starts),len(groups)
+    first,width = starts[lowest],1 << 3*lowest
+    for level in range(lowest, len(starts) - 1):
+        k,below = 0,starts[level-1] - first
         for i in range(m):
-            a,best = starts[level] + lines[_u(i)]*8,-np.inf
-            for j in range(8):
-                if level > 0: best = max(best, peaks[_u(a - first + j)])
-                elif not negative: best = max(best, nodes[_u(a+j)])
-                elif nodes[_u(a+j)] > 0: best = max(best, -nodes[_u(a+j)])
-            at = _u(starts[level+1] - first + lines[_u(i)])
-            if peaks[at] != best: peaks[at],lines[_u(k)],k = best,lines[_u(i)],k + 1
-        m = k
+            node = groups[_u(i)]
+            if level > lowest: best = _top(peaks, below + node*8, below + node*8 + 8, False)
+            else: best = _top(nodes, node*width, min(node*width + width, starts[1]), negative)
+            at = _u(starts[level] - first + node)
+            if peaks[at] != best: peaks[at],groups[_u(k)],k = best,node,k + 1
+        m = _lines(groups, k)
 
 # %% ../../nbs/memory/sumtree.ipynb #352601a4
+@njit(inline=True)
+def _moves(nodes, at, before, p, top, negative):
+    "Is the maximum of a group another one, because a leaf was `before` and is `p`?"
+    if negative: before,p = -before if before > 0 else -np.inf,-p if p > 0 else -np.inf
+    if p > top: return True
+    if before != top or p == top: return False
+    line = np.int64(at) >> 3 << 3
+    return _top(nodes, line, line + 8, negative) != top
+
 @njit
 def _update(nodes, peaks, lows, starts, capacity, idx, priority):
     "Write leaves and bring all above them up to date; -1, or the place of one that can't be: nothing has changed then"
     for i in range(len(idx)):
         if not (0 <= idx[i] < capacity and 0. <= priority[i] <= LARGEST): return i
-    higher,k = np.empty_like(idx),0   # leaves that were the largest of their line, or become it
+    shift,higher,lower,n,m = 3*_groups_at(starts),np.empty_like(idx),np.empty_like(idx),0,0
     for i in range(len(idx)):
-        peak,at = peaks[_u(idx[_u(i)] >> 3)],_u(idx[_u(i)])
-        higher[_u(k)] = idx[_u(i)]
-        k += (priority[_u(i)] > peak) | (nodes[at] == peak)
-        nodes[at] = priority[_u(i)]
+        at,group,p = _u(idx[_u(i)]),idx[_u(i)] >> shift,priority[_u(i)]
+        before,nodes[at] = nodes[at],p
+        if _moves(nodes, at, before, p, peaks[_u(group)], False): higher[_u(n)],n = group,n + 1
+        if len(lows) and _moves(nodes, at, before, p, lows[_u(group)], True): lower[_u(m)],m = group,m + 1
     _add_up(nodes, starts, idx)
-    _climb(nodes, peaks, starts, higher[:k], False)
-    if len(lows): _climb(nodes, lows, starts, idx, True)
+    _climb(nodes, peaks, starts, higher[:n], False)
+    _climb(nodes, lows, starts, lower[:m], True)
     return -1
 
 # %% ../../nbs/memory/sumtree.ipynb #8287a3f1
 @njit
 def _fill(nodes, peaks, lows, starts, first, end, p):
     "Give all leaves from `first` to `end` one priority"
-    inner = starts[1]
     for i in range(first, end): nodes[_u(i)] = p
+    shift = 3*_groups_at(starts)
+    groups = np.arange(first >> shift, ((end-1) >> shift) + 1)
+    if len(lows): _climb(nodes, lows, starts, groups.copy(), True)
+    _climb(nodes, peaks, starts, groups, False)
     for level in range(len(starts) - 2):
         first,end = first >> 3,((end-1) >> 3) + 1
-        for line in range(first, end):
-            a,at = starts[level] + line*8,starts[level+1] + line
-            high,low = 0.,-np.inf
-            for j in range(8):
-                high = max(high, nodes[_u(a+j)] if level == 0 else peaks[_u(a+j-inner)])
-                if not len(lows): continue
-                if level: low = max(low, lows[_u(a+j-inner)])
-                elif nodes[_u(a+j)] > 0: low = max(low, -nodes[_u(a+j)])
-            nodes[_u(at)],peaks[_u(at-inner)] = _sum(nodes, a),high
-            if len(lows): lows[_u(at-inner)] = low
+        for line in range(first, end): nodes[_u(starts[level+1] + line)] = _sum(nodes, starts[level] + line*8)
 
 @njit
 def _roll(nodes, peaks, lows, starts, capacity, leave, come, p):
@@ -115,28 +130,35 @@ def _roll(nodes, peaks, lows, starts, capacity, leave, come, p):
         if b > capacity: _fill(nodes, peaks, lows, starts, np.int64(0), b-capacity, what)   # a bare 0 is another type
 
 # %% ../../nbs/memory/sumtree.ipynb #6f997b18
+@njit(inline=True)
+def _running_sums(nodes, a, x, ends):
+    "What stands before each of the children from `a` on, into `ends`; how many of the sums after them `x` has reached"
+    third,fifth,seventh = nodes[a+_u(2)],nodes[a+_u(4)],nodes[a+_u(6)]
+    one = nodes[a]
+    two = one + nodes[a+_u(1)]
+    three,four = two + third,two + (third + nodes[a+_u(3)])
+    five,six = four + fifth,four + (fifth + nodes[a+_u(5)])
+    seven = six + seventh
+    ends[_u(1)],ends[_u(2)],ends[_u(3)],ends[_u(4)] = one,two,three,four
+    ends[_u(5)],ends[_u(6)],ends[_u(7)] = five,six,seven
+    half = (_u(x >= one) + _u(x >= two)) + (_u(x >= three) + _u(x >= four))
+    return half + ((_u(x >= five) + _u(x >= six)) + _u(x >= seven))
+
 @njit
 def find_mass(nodes, starts, mass, idx):
     "Whose pieces the darts stick in; afterwards `mass` holds their priorities"
-    total,touched = nodes[len(nodes)-1],0.
+    total,touched,ends = nodes[len(nodes)-1],0.,np.zeros(8)
     for i in range(len(idx)):
         idx[_u(i)] = 0
         if mass[_u(i)] >= total: mass[_u(i)] = np.nextafter(total, 0.)
     for level in range(len(starts)-3, -1, -1):
         for i in range(len(idx)): touched += nodes[_u(starts[level] + idx[_u(i)]*8)]
         for i in range(len(idx)):
-            a,x = starts[level] + idx[_u(i)]*8,mass[_u(i)]
-            four = (nodes[_u(a)] + nodes[_u(a+1)]) + (nodes[_u(a+2)] + nodes[_u(a+3)])
-            right = x >= four                                              # in the second half?
-            before,at = four if right else 0.,a + 4*int(right)
-            one,two = before + nodes[_u(at)],before + (nodes[_u(at)] + nodes[_u(at+1)])
-            three,later = two + nodes[_u(at+2)],x >= two                   # in the second pair of it?
-            middle,before = three if later else one,two if later else before
-            second = x >= middle                                           # the second of the pair?
-            before,at = middle if second else before,at + 2*int(later) + int(second)
-            x,own = x - before,nodes[_u(at)]
+            a,x = _u(starts[level] + idx[_u(i)]*8),mass[_u(i)]
+            child = _running_sums(nodes, a, x, ends)
+            x,own = x - ends[child],nodes[a + child]
             if x >= own: x = np.nextafter(own, 0.)
-            mass[_u(i)],idx[_u(i)] = x,at - starts[level]
+            mass[_u(i)],idx[_u(i)] = x,idx[_u(i)]*8 + np.int64(child)
     for i in range(len(idx)): mass[_u(i)] = nodes[_u(idx[_u(i)])]
     return touched   # or the compiler would leave the touching out
 
@@ -149,7 +171,7 @@ class SumTree:
     ):
         self.capacity = whole('SumTree', 'capacity', capacity, 1, 2**31-1)
         self.starts = levels(self.capacity)
-        nodes,inner = np.zeros(self.starts[-1] + 8),self.starts[-1] - self.starts[1]
+        nodes,inner = np.zeros(self.starts[-1] + 8),self.starts[-1] - self.starts[min(2, len(self.starts) - 2)]
         self.nodes = nodes[-nodes.ctypes.data % 64//8:][:self.starts[-1]]    # from the beginning of a line
         self._peaks,self._lows = np.zeros(inner),np.full(inner if smallest else 0, -np.inf)
 
@@ -273,16 +295,8 @@ def find(self:SumTree,
     if not self.total:
         raise ArgumentError('SumTree', 'all priorities are 0, so there is nothing to find', remedy='update some first')
     flat,idx = mass.flatten(),np.empty(mass.size, np.int64)
-    self.find_into(flat, idx)
+    find_mass(self.nodes, self.starts, flat, idx)
     return idx.reshape(mass.shape) if mass.ndim else int(idx[0])
-
-@patch
-def find_into(self:SumTree,
-    mass:np.ndarray, # float64, from 0 on; afterwards the priority of each index
-    idx:np.ndarray, # int64, as many
-):
-    "`find` into an array, where the total is not 0"
-    find_mass(self.nodes, self.starts, mass, idx)
 
 # %% ../../nbs/memory/sumtree.ipynb #470b944d
 @patch

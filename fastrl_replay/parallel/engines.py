@@ -176,16 +176,13 @@ class Served:
         "Close the chain"
         if self.chain is not None: self.chain.close()
 
-# %% ../../nbs/parallel/engines.ipynb #fc59d832
-@patch
-def _begin(self:Served):
-    self.chain,self.learn = self.build()
-    self.replay = self.chain.drawn_from
-    self.journals = self.chain.journals
+    def _begin(self):
+        self.chain,self.learn = self.build()
+        self.replay = self.chain.drawn_from
+        self.journals = self.chain.journals
 
-@patch
-def _hear(self:Served, told):
-    for keys,td in told: self.replay.update_priorities(keys, td)
+    def _hear(self, told):
+        for keys,td in told: self.replay.update_priorities(keys, td)
 
 # %% ../../nbs/parallel/engines.ipynb #286321aa
 @patch
@@ -224,6 +221,10 @@ class Worker:
     def stopped(self)->bool: return False               # is it known that it computes nothing? It is named earlier
     def doing(self)->str: return 'it may be busy'       # for that warning: what is known of it
 
+    def wait(self):
+        "Until there is an answer, or the end; nothing is lost where this is interrupted"
+        silence = Silence([self])
+        while not self.ready(1): silence.goes_on()
 
 # %% ../../nbs/parallel/engines.ipynb #a3b1c6d3
 class Silence:
@@ -241,10 +242,3 @@ class Silence:
             warnings.warn(problem('Parallel', f'worker {w.info.rank} of {w.info.world_size} has given no answer for '
                 f'{self.seconds:.0f} seconds', w.doing(), 'an answer, or its end', 'wait, or end it: with `restarts=` '
                 'another takes its place; ordered=False goes on with the others'), RuntimeWarning, stacklevel=2)
-
-@patch
-def wait(self:Worker):
-    "Until there is an answer, or the end; nothing is lost where this is interrupted"
-    silence = Silence([self])
-    while not self.ready(1): silence.goes_on()
-

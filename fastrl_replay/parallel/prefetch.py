@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from ..steps.core import pack, set_replay
 from ..steps.errors import ArgumentTypeError, StateError, whole
 from ..memory.links import Places
-from ..pipe import Pipe, stage
+from ..pipe import Holding, stage
 from ..steps.states import array, block, checked, flag, integer, listed
 
 # %% ../../nbs/parallel/prefetch.ipynb #81585893
@@ -75,21 +75,23 @@ class _Worker:
         self.calls.put(None)
         if self.thread.is_alive() and self.thread is not current_thread(): self.thread.join()
 
+# %% ../../nbs/parallel/prefetch.ipynb #7e4bd7ff
+def _check_source(source):
+    if not getattr(source, 'draws_batches', False): raise ArgumentTypeError('Prefetch', 'its source',
+        type(source).__name__, 'a replay',
+        'put it directly after the replay; to run a whole chain ahead, .parallel(1) or torchdata.nodes.Prefetcher')
+
 # %% ../../nbs/parallel/prefetch.ipynb #547ce90c
 @stage('prefetch')
-class Prefetch(Pipe):
+class Prefetch(Holding):
     "Draws the next batches of a replay in a thread, while the learner is busy with this one"
     _buffers = '_drawn','_worker'
-    _source_over = False   # has the source's pass ended, so that only what was drawn is left?
-    _resume_over = False   # the same, of the pass that was restored, until the next one begins
     def __init__(self,
         source, # a replay
         ahead:int=1, # batches that may wait ready
         device=None, # where batches are brought; None: they stay where they are
     ):
-        if not getattr(source, 'draws_batches', False): raise ArgumentTypeError('Prefetch', 'its source',
-            type(source).__name__, 'a replay',
-            'put it directly after the replay; to run a whole chain ahead, .parallel(1) or torchdata.nodes.Prefetcher')
+        _check_source(source)
         self.ahead = whole('Prefetch', 'ahead', ahead, 1)
         super().__init__(source)
         self.device = None if device is None else str(torch.device(device))
@@ -97,28 +99,31 @@ class Prefetch(Pipe):
 
     def __iter__(self):
         due = self.source.due_batches()
-        self._source_over,self._resume_over = self._resume_over,False
+        self._at_end = self._starts_at_end()   # has the source's pass ended, so that only what was drawn is left?
         while True:
-            while not self._source_over and len(self._drawn) <= self.ahead:
-                if next(due, self) is self: self._source_over = True
-                else: self._begin()
+            self._ask(due)
             if not self._drawn: break
             failure = self._drawn[0].exception()   # waits; an interrupt here loses nothing
             item = None if failure else self._bring(self._drawn[0].result())
             del self._drawn[0]   # from here to `yield` Python handles no signal
             if failure: raise failure
             yield item
-        self._source_over = False
+        self._at_end = False
 
     def _fresh(self): self._drawn,self._worker = deque(),None
-    def _rewind(self): self._source_over = self._resume_over = False
-    def _leave(self): self._source_over = self._resume_over
     def _close(self): # what was drawn is yielded by the next pass
         worker,self._worker = self._worker,None
         if worker is not None: worker.end()
 
 # %% ../../nbs/parallel/prefetch.ipynb #7d28911b
 _live = WeakSet()   # the stages that have a thread
+
+@patch
+def _ask(self:Prefetch, due):
+    "Begin as many draws as may be ahead and are due"
+    while not self._at_end and len(self._drawn) <= self.ahead:
+        if next(due, self) is self: self._at_end = True
+        else: self._begin()
 
 @patch
 def _begin(self:Prefetch):
@@ -135,6 +140,7 @@ def _begin(self:Prefetch):
         self._worker.calls.put(draw)
         draw.told = True
 
+# %% ../../nbs/parallel/prefetch.ipynb #c7187511
 @patch
 def _make(self:Prefetch): # in the thread
     item = self.source.sample()
@@ -164,7 +170,7 @@ def snapshot(self:Prefetch)->dict: # plain data and tensors
         batch,*places = item if isinstance(item, tuple) else (item,)
         return dict(batch=pack(batch), places=[dict(keys=torch.tensor(p.keys), oldest=p.oldest) for p in places])
     return dict(drawn=[plain(d.result()) for d in self._drawn if d.exception() is None],
-        over=self._source_over)
+        over=self._at_end)
 
 # %% ../../nbs/parallel/prefetch.ipynb #bb6da5f8
 @patch
@@ -190,4 +196,4 @@ def restore(self:Prefetch, state):
         set_replay(batch, self.source)
         item = (batch, *(Places(p['keys'], p['oldest']) for p in d['places'])) if d['places'] else batch
         self._drawn.append(_Draw(item=item))
-    self._source_over = self._resume_over = state['over']
+    self._stand(state['over'])

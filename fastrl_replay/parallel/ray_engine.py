@@ -87,6 +87,20 @@ class _RayWorker(Worker):
         while not self.ready(1): pass
     def alive(self): return not self.dead
 
+    def _no_room(self):
+        self.kill()
+        return f'no machine of the cluster has started it within {self.patience:g} seconds: it has too few resources'
+
+    def kill(self):
+        "End it at once, wherever it is"
+        dead,self.dead = self.dead,True
+        if not dead: _ray().kill(self.actor, no_restart=True)
+
+    def succeed(self, new):
+        "Go on with another actor instead of this one"
+        self.kill()
+        for k in 'info','actor','answers','dead','answered','began': setattr(self, k, getattr(new, k))
+
 # %% ../../nbs/parallel/ray_engine.ipynb #de32cace
 @patch
 def receive(self:_RayWorker)->tuple: # the request (None: it ended), the answer, what went wrong, facts
@@ -101,24 +115,6 @@ def receive(self:_RayWorker)->tuple: # the request (None: it ended), the answer,
     except Exception as e:   # the actor has died, or its answer can't be read
         self.kill()
         return None,None,f'{type(e).__name__}: {str(e).strip() or "the actor died"}',None
-
-# %% ../../nbs/parallel/ray_engine.ipynb #9b79cdbd
-@patch
-def _no_room(self:_RayWorker):
-    self.kill()
-    return f'no machine of the cluster has started it within {self.patience:g} seconds: it has too few resources'
-
-@patch
-def kill(self:_RayWorker):
-    "End it at once, wherever it is"
-    dead,self.dead = self.dead,True
-    if not dead: _ray().kill(self.actor, no_restart=True)
-
-@patch
-def succeed(self:_RayWorker, new):
-    "Go on with another actor instead of this one"
-    self.kill()
-    for k in 'info','actor','answers','dead','answered','began': setattr(self, k, getattr(new, k))
 
 # %% ../../nbs/parallel/ray_engine.ipynb #2c0c57f3
 def _as_dict(resources):
@@ -166,15 +162,31 @@ class RayEngine:
 
     def __getstate__(self): return dict(vars(self), _actors=None)
 
+    needs = property(lambda self: dict(num_cpus=self.num_cpus, num_gpus=self.num_gpus, resources=self.resources),
+        doc='What an actor needs')
+
+    @property
+    def cluster(self):
+        "Ray, connected"
+        ray = _ray()
+        if not ray.is_initialized(): self._connect(ray)
+        return ray
+
     @property
     def actors(self):
         "What makes actors; connects to the cluster when it is first asked"
-        ray = _ray()
-        if not ray.is_initialized(): self._connect(ray)
-        if self._actors is None: self._actors = ray.remote(num_cpus=self.num_cpus, num_gpus=self.num_gpus,
-            resources=self.resources, max_restarts=0, max_task_retries=0)(_Actor)
+        ray = self.cluster
+        if self._actors is None: self._actors = ray.remote(**self.needs, max_restarts=0, max_task_retries=0)(_Actor)
         return self._actors
 
+    def worker(self, *args):
+        "An actor with a chain"
+        return _RayWorker(self, *args)
+
+    def wait(self, workers):
+        "Until one of them has an answer, or its end"
+        open = [w.answers[0] for w in workers if w.answers]
+        if len(open) == len(workers): _ray().wait(open, timeout=1)
 
 # %% ../../nbs/parallel/ray_engine.ipynb #c5d3e8f1
 _connecting = {}   # address → a thread that still tries
@@ -203,17 +215,6 @@ def weights(self:RayEngine, tensors, copies):
     "A place in the object store, from which workers take weights"
     self.actors   # Ray must be there to put them somewhere
     return _Stored(tensors, copies)
-
-@patch
-def worker(self:RayEngine, *args):
-    "An actor with a chain"
-    return _RayWorker(self, *args)
-
-@patch
-def wait(self:RayEngine, workers):
-    "Until one of them has an answer, or its end"
-    open = [w.answers[0] for w in workers if w.answers]
-    if len(open) == len(workers): _ray().wait(open, timeout=1)
 
 # %% ../../nbs/parallel/ray_engine.ipynb #48e62715
 @patch

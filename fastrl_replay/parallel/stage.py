@@ -6,27 +6,23 @@
 __all__ = ['ENGINES', 'as_engine', 'Parallel']
 
 # %% ../../nbs/parallel/stage.ipynb #5787fed7
-import io, os, warnings, weakref
+import os, warnings, weakref
 from collections import deque
 from time import monotonic
-import numpy as np, torch
+import torch
 from fastcore.basics import patch
 from torch import multiprocessing as mp
-from ..steps.core import Steps
-from ..steps.errors import ArgumentError, StaleKey, StateError
+from ..steps.errors import ArgumentError
 from ..steps.compiled import interrupts_wait
-from ..steps.batches import each_of
-from ..steps.core import pack, replay_of, set_replay, unpack
+from ..steps.core import set_replay
 from ..steps.errors import choice, problem, whole
-from .engines import AWAY, ChainCopy, Silence, WorkerError, batches_in, outline
+from ..look.memory_figure import workers_figure
+from .engines import ChainCopy, Silence, WorkerError, batches_in, outline
 from ..steps.locks import DrawOrderLock
-from ..memory.links import as_keys
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
 from .processes import Processes
 from .ray_engine import RayEngine
-from ..steps import states
-from ..replay.views import as_float64
-from ..steps.states import anything, checked, integer, listed, maybe, real
+from .saved_workers import SavedWorkers
 
 # %% ../../nbs/parallel/stage.ipynb #992018f1
 def _processes(method, address=None):
@@ -50,9 +46,40 @@ def as_engine(
     make = ENGINES[choice('Parallel', 'engine', engine, ENGINES)]
     return make(method) if address is None else make(method, address)
 
+# %% ../../nbs/parallel/stage.ipynb #6a62860e
+class _Turns(SavedWorkers):
+    "Hands on what workers made, a chunk of one after a chunk of another"
+    def __iter__(self):
+        if not self.num_workers: yield from self.source; return
+        self._start()
+        while (w := self._whose_turn()) is not None:
+            now = self._now
+            while now['items']:
+                item = now['items'][0]
+                for batch in batches_in(item): set_replay(batch, self)
+                self._note(now['at'])
+                del now['items'][0]   # no call, which Ctrl-C could come after
+                yield item
+                if self._now is not now: raise _ended_midway()
+            self._next_turn(w)
+        self._end_of_pass()
+
+    def _passed(self):
+        return all(w.over for w in self._workers) and not (self._now and (self._now['items'] or self._now['error']))
+
+    def _wants(self, w):
+        "Is there more to ask? Not after the end of a pass: a worker that was restored would begin the next one"
+        return len(w.asked) + len(w.chunks) < self._depth and not w.over and not any(b['over'] for b in w.chunks)
+
+    def _note(self, at):
+        lag,w = self.given - at,self._workers[self._turn]
+        w.given,w.lag = w.given + 1,lag
+        self.given,self.lag_sum = self.given + 1,self.lag_sum + lag
+        self.lag_max = max(self.lag_max, lag)
+
 # %% ../../nbs/parallel/stage.ipynb #4d42828f
 @stage('parallel')
-class Parallel(Pipe):
+class Parallel(_Turns):
     "Copies of the chain above, in workers; a second pass goes on where the last one stopped"
     takes_any_item,news = True,None   # `news` of journals in workers, where `Collected` asks for them
     _buffers = '_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock'
@@ -76,20 +103,10 @@ class Parallel(Pipe):
         self._state,self.restarted = None,0   # what was loaded and is not yet in use; how many workers were restarted
         self._fresh()
 
-    def __iter__(self):
-        if not self.num_workers: yield from self.source; return
-        self._start()
-        while (w := self._whose_turn()) is not None:
-            now = self._now
-            while now['items']:
-                item = now['items'][0]
-                for batch in batches_in(item): set_replay(batch, self)
-                self._note(now['at'])
-                del now['items'][0]   # no call, which Ctrl-C could come after
-                yield item
-                if self._now is not now: raise _ended_midway()
-            self._next_turn(w)
-        self._end_of_pass()
+    @property
+    def _depth(self)->int:
+        "How many chunks of each worker are asked for: as many as `ahead` has room for, and one at least"
+        return max(1, (self.ahead or 0)//(max(self.num_workers, 1)*self.chunk))
 
 # %% ../../nbs/parallel/stage.ipynb #3d4ddbf7
 @patch
@@ -115,12 +132,6 @@ def _check_source(self:Parallel):
         'mix in this process; actors of its replays may be in workers: .parallel before the replay')
     if self.shares == 'mass' and not self.draws_batches: raise ArgumentError('Parallel', "shares='mass'",
         'no replay above it', 'a replay, whose priorities have a sum', "shares='equal'")
-
-# %% ../../nbs/parallel/stage.ipynb #023b75f9
-@patch(as_prop=True)
-def _depth(self:Parallel)->int:
-    "How many chunks of each worker are asked for: as many as `ahead` has room for, and one at least"
-    return max(1, (self.ahead or 0)//(max(self.num_workers, 1)*self.chunk))
 
 # %% ../../nbs/parallel/stage.ipynb #acdfdb18
 @patch
@@ -192,16 +203,6 @@ def _new_worker(self:Parallel, info):
     w.info = info
     return w
 
-# %% ../../nbs/parallel/stage.ipynb #5637ab43
-@patch
-def _passed(self:Parallel):
-    return all(w.over for w in self._workers) and not (self._now and (self._now['items'] or self._now['error']))
-
-@patch
-def _wants(self:Parallel, w):
-    "Is there more to ask? Not after the end of a pass: a worker that was restored would begin the next one"
-    return len(w.asked) + len(w.chunks) < self._depth and not w.over and not any(b['over'] for b in w.chunks)
-
 # %% ../../nbs/parallel/stage.ipynb #97ad0edc
 @patch
 def _ask(self:Parallel, w):
@@ -212,14 +213,6 @@ def _ask(self:Parallel, w):
         w.asked.append((self.given, slot))
         w.told,told = [],w.told
         w.request('next', told, weights, self._pass)
-
-# %% ../../nbs/parallel/stage.ipynb #f8e01345
-@patch
-def _note(self:Parallel, at):
-    lag,w = self.given - at,self._workers[self._turn]
-    w.given,w.lag = w.given + 1,lag
-    self.given,self.lag_sum = self.given + 1,self.lag_sum + lag
-    self.lag_max = max(self.lag_max, lag)
 
 # %% ../../nbs/parallel/stage.ipynb #3c6a9494
 @patch
@@ -268,10 +261,6 @@ def _hear_all(self:Parallel):
     "Before the first batch, each shard must have said what it is like; one that is restarted needn't be waited for"
     for w in self._workers:
         while w.facts is None and not (w.chunks or w.over or w.info.restart): self._fetch(w)
-
-def _next_facts(w):
-    "What its replay said of the batches that are handed on next"
-    return w.chunks[0]['facts'][-1] if w.chunks and w.chunks[0].get('facts') else None
 
 # %% ../../nbs/parallel/stage.ipynb #24892753
 @patch
@@ -339,6 +328,12 @@ def _worker_stats(self:Parallel, w):
     return dict(line, rows=now['rows'], rows_in=w.past['inserted'] + now['inserted'], row_age=now['age'],
         rows_counted=w.past['counted'] + now['counted'], lost=w.past['lost'], stale=w.past['stale'] + now['stale'])
 
+# %% ../../nbs/parallel/stage.ipynb #b7f649ec
+@patch
+def show(self:Parallel): # a matplotlib figure, which a notebook shows
+    "What `stats` says of each worker, in one figure"
+    return workers_figure(self.stats())
+
 # %% ../../nbs/parallel/stage.ipynb #3fb533fd
 @patch
 def _restart(self:Parallel, w, error):
@@ -358,221 +353,6 @@ def _restart(self:Parallel, w, error):
     warnings.warn(problem('Parallel', f'worker {rank} of {self.num_workers} failed, restart {self.restarted} of '
         f'{self.restarts}' + (f', {lost} rows of its memory are lost' if lost else ''), error.splitlines()[0]),
         RuntimeWarning, stacklevel=2)   # last, because it may be an error
-
-# %% ../../nbs/parallel/stage.ipynb #4a74ebc0
-@patch
-def _name_batches(self:Parallel, w, chunk, facts):
-    "Give rows their keys among all shards, and keep what is to be said of each batch"
-    first,n = self._first_keys[w.info.rank],self.num_workers
-    for batch in (b for item in chunk['items'] for b in batches_in(item)):
-        rows = each_of(batch).rows
-        if 'index' not in rows.dtype.names: set_replay(batch, None); continue
-        index = (rows['index'] + first)*n + w.info.rank
-        rows['index'] = index
-        w.newest = max(w.newest, int(index.max(initial=-1)))
-    known = [f for f in facts if f is not None]
-    if known: chunk['facts'] = known
-
-# %% ../../nbs/parallel/stage.ipynb #ec4ae694
-@patch
-def update_priorities(self:Parallel,
-    keys, # of what was drawn: the batch's `index`
-    td, # what was learned of each: TD errors, a tensor or an array
-):
-    "Tell the shards how wrong the learner was; what is gone by now is left out"
-    keys,shape = np.ascontiguousarray(as_keys(keys)).ravel(),np.shape(td)
-    td = np.array(as_float64(td))   # a copy: the learner may go on with it
-    if shape[:1] == (len(keys),): td = td.reshape(shape)
-    if not self.num_workers: raise ArgumentError('Parallel', 'num_workers', 0, remedy='tell the replay above it')
-    if td.ndim < 1 or len(td) != len(keys): raise ArgumentError('Parallel', 'update_priorities: TD errors',
-        td.size, f'{len(keys)}, one for each key')
-    parts = self._by_shard(keys)
-    for rank,mine in parts: self._check_feedback(rank, keys[mine], td[mine])
-    for rank,mine in parts: self._tell(rank, keys[mine], td[mine])
-
-@patch
-def _by_shard(self:Parallel, keys)->list: # pairs of a shard and the places of its keys
-    rank = keys % self.num_workers
-    if len(rank) and (rank == rank[0]).all(): return [(int(rank[0]),slice(None))]
-    return [(int(r),rank == r) for r in np.unique(rank)]
-
-# %% ../../nbs/parallel/stage.ipynb #2861f722
-@patch
-def _check_feedback(self:Parallel, rank, keys, td):
-    "Raise where keys of a shard were never given out, or errors are none"
-    if keys.min() < 0 or self._workers and keys.max() > self._workers[rank].newest: raise StaleKey('Parallel',
-        f'key {keys.max() if keys.min() >= 0 else keys.min()} was never given out', remedy="give the batch's `index`")
-    if td.ndim > 1 or np.isfinite(td).all(): return   # sequences have steps that are not looked at
-    bad = np.isfinite(td).argmin()
-    raise ArgumentError('Parallel', f'TD error at place {bad}, for key {keys[bad]}', td[bad], 'a finite number')
-
-# %% ../../nbs/parallel/stage.ipynb #f340c8f0
-@patch
-def _tell(self:Parallel, rank, keys, td):
-    "Let a shard know with its next request; keys that it had in an earlier life are stale"
-    keys = keys//self.num_workers - self._first_keys[rank]
-    if keys.min() < 0:
-        there = keys >= 0
-        self._count_stale(rank, int((~there).sum()))
-        keys,td = keys[there],td[there]
-    if not self._workers: self._count_stale(rank, len(keys))   # they were closed
-    elif len(keys): self._workers[rank].told.append((keys, td))
-
-@patch
-def _count_stale(self:Parallel, rank, n):
-    if self._workers: self._workers[rank].past['stale'] += n
-    else: self.stale += n
-
-# %% ../../nbs/parallel/stage.ipynb #a5086a9e
-@patch
-def _by_share(self:Parallel, ready):
-    "The worker that has given least of what its share is; its chunk counts"
-    live = [w for w in self._workers if not w.over]
-    live = live if self.ordered else ready   # who is late loses its turn, and is not preferred later
-    masses = np.ones(len(live))
-    if self.shares == 'mass': masses[:] = [(_next_facts(w) or w.facts or dict(mass=1.))['mass'] for w in live]
-    for w,share in zip(live, masses/masses.sum()): w.share,w.due = share,w.due + float(share)
-    best = max(ready, key=lambda w: (w.due, -w.info.rank))
-    best.due -= 1
-    return best
-
-# %% ../../nbs/parallel/stage.ipynb #a5b30a1b
-@patch
-def _share(self:Parallel, w)->float:
-    "How likely it is that a batch is one of this worker"
-    live = [v for v in self._workers if not v.over or v is w]
-    if not self.ordered: return (w.given + 1)/(self.given + len(live))   # as it turned out
-    return 1/len(live) if self.shares == 'equal' else w.share
-
-# %% ../../nbs/parallel/stage.ipynb #f469898a
-@patch
-def _weigh(self:Parallel, w):
-    "Bring the weights of the batches of this chunk to a scale that is that of all shards"
-    def scale(v, facts): return (self._share(v)/facts['mass'])**-facts['beta']
-    batches = [b for item in self._now['items'] for b in batches_in(item)]
-    told = self._now.pop('facts')
-    seen = [(v,v.facts or _next_facts(v)) for v in self._workers if v is not w]   # as it was in its last turn
-    others = max((facts['top']*scale(v, facts) for v,facts in seen if facts), default=0.)
-    for batch,facts in zip(batches, told):
-        mine = scale(w, facts)
-        if facts['beta']: each_of(batch).rows['weight'] *= mine/max(others, mine*facts['top'])
-    if self._now['restart'] == w.info.restart: w.facts = told[-1]
-
-# %% ../../nbs/parallel/stage.ipynb #07a1a63b
-@patch
-def snapshot(self:Parallel)->dict: # of each worker: its chain, its generators, its waiting chunks
-    if self._owner != os.getpid(): self._fresh()
-    if not self._workers: return self._state or {}
-    for w in self._workers:
-        while w.asked: self._fetch(w)
-    for chunk in self._chunks():
-        if chunk['error'] is not None:
-            raise WorkerError('Parallel', "a worker failed, and can't be saved", chunk['error'])
-    saved = [self._saved(w) for w in self._workers]
-    return dict(settings=self._settings(), turn=self._turn, now=_packed(self._now) if self._now else None,
-        counts=[self.given, self.lag_sum, self.lag_max, self.stale], workers=saved)
-
-# %% ../../nbs/parallel/stage.ipynb #6e1e9af6
-@patch
-def _settings(self:Parallel):
-    return dict(num_workers=self.num_workers, ahead=self.ahead, chunk=self.chunk, shares=self.shares)
-
-@patch
-def _chunks(self:Parallel):
-    return [chunk for w in self._workers for chunk in w.chunks] + ([self._now] if self._now else [])
-
-# %% ../../nbs/parallel/stage.ipynb #2670c8f3
-def _packed(chunk): return dict(chunk, items=[_pack(x) for x in chunk['items']])
-def _unpacked(chunk): return dict(chunk, items=deque(_unpack(x) for x in chunk['items']))
-
-def _inside(f, x):
-    if type(x) is dict: return {k: f(v) for k,v in x.items()}
-    return type(x)(map(f, x)) if type(x) in (tuple,list) else x
-def _pack(x): return dict(pack(x), drawn=replay_of(x) is not None) if isinstance(x, Steps) else _inside(_pack, x)
-def _unpack(x):
-    if not isinstance(x, dict) or not {'kind','dtype','bytes'} <= x.keys(): return _inside(_unpack, x)
-    steps = unpack(x)
-    set_replay(steps, AWAY if x.get('drawn') else None)
-    return steps
-
-# %% ../../nbs/parallel/stage.ipynb #3f1b9c13
-@patch
-def _answered(self:Parallel, w, *words):
-    "Ask a worker that has no requests open, and wait"
-    with interrupts_wait(): w.request(*words)
-    what = 'next'
-    while what not in (words[0], None):
-        w.wait()
-        with interrupts_wait(): what,value,error,_ = w.receive()
-        if what == 'told': return None,error
-    return value,error
-
-# %% ../../nbs/parallel/stage.ipynb #7bd69b62
-@patch
-def _saved(self:Parallel, w):
-    told,w.told = w.told,[]
-    data,error = self._answered(w, 'save', told)
-    while error is not None and not w.alive() and self.restarted < self.restarts:
-        with interrupts_wait(): self._restart(w, error)
-        data,error = self._answered(w, 'save', [])
-    if error is not None: raise WorkerError('Parallel', f'worker {w.info.rank} could not be saved', error)
-    return dict(state=torch.load(io.BytesIO(data), weights_only=True), restart=w.info.restart, over=w.over,
-        chunks=[_packed(b) for b in w.chunks], first_key=self._first_keys[w.info.rank],
-        **{k: getattr(w, k) for k in _COUNTED})
-
-# %% ../../nbs/parallel/stage.ipynb #511ebe34
-_FACTS = dict(rows=integer(), mass=real(0), beta=real(0), top=real(0), inserted=integer(), counted=integer(),
-    stale=integer(), age=real(0), kept=states.flag)
-_COUNTED = dict(newest=integer(-1), given=integer(), lag=integer(), due=real(),   # attributes of a worker
-    past=dict.fromkeys(('lost','stale','inserted','counted'), integer()), facts=maybe(_FACTS))
-_WORKER = dict(state=anything, restart=integer(), over=states.flag, first_key=integer(), **_COUNTED)
-
-_NEWS = listed(dict(steps=integer(), returns=listed(real()), successes=listed(real())))
-
-def _chunk_form(x):
-    form = dict(items=listed(anything), at=integer(), over=states.flag, error=maybe(states.text), restart=integer())
-    more = {k: v for k,v in dict(facts=listed(_FACTS), news=_NEWS).items() if k in x}
-    return checked('Parallel', {**form, **more}, x)
-
-# %% ../../nbs/parallel/stage.ipynb #298a6c49
-@patch
-def check_state(self:Parallel, state):
-    "An error where a checkpoint is of other workers"
-    if not state or not self.num_workers: return
-    worker = dict(_WORKER, chunks=listed(_chunk_form))
-    state = checked('Parallel', dict(settings=anything, turn=integer(), now=maybe(_chunk_form),
-        counts=listed(integer(), 4), workers=listed(worker)), state)
-    if repr(state['settings']) != repr(self._settings()): raise StateError('Parallel', 'a checkpoint of other settings',
-        state['settings'], self._settings(), 'build the chain that was saved')
-    checked('Parallel', dict(turn=integer(0, self.num_workers-1)), dict(turn=state['turn']))
-    for w in checked('Parallel', listed(anything, self.num_workers), state['workers']):
-        ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
-        for chunk in w['chunks']: _unpacked(chunk)
-    if state['now']: _unpacked(state['now'])
-    return state
-
-@patch
-def restore(self:Parallel, state):
-    self._close()
-    self._state = state or None
-
-# %% ../../nbs/parallel/stage.ipynb #84c264ae
-@patch
-def _load_workers(self:Parallel, state):
-    "Give new workers what was saved of the old ones"
-    for w,saved in zip(self._workers, state['workers']):
-        file = io.BytesIO()
-        torch.save(saved['state'], file)
-        w.request('load', file.getvalue())
-        w.over,w.chunks = saved['over'],deque(map(_unpacked, saved['chunks']))
-        for k in _COUNTED: setattr(w, k, saved[k])
-        self._first_keys[w.info.rank] = saved['first_key']
-    for w in self._workers:
-        w.wait()
-        error = w.receive()[2]
-        if error is not None: raise WorkerError('Parallel', f'worker {w.info.rank} could not be restored', error)
-    self._turn,self._now = state['turn'],_unpacked(state['now']) if state['now'] else None
-    self.given,self.lag_sum,self.lag_max,self.stale = state['counts']
 
 # %% ../../nbs/parallel/stage.ipynb #5e45495f
 @patch

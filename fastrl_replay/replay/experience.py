@@ -6,7 +6,8 @@
 __all__ = ['ExperienceReplay']
 
 # %% ../../nbs/replay/experience.ipynb #f755ce71
-from ..memory.samplers import Proportional, Sampler, Uniform
+from ..memory.priorities import Proportional
+from ..memory.samplers import Sampler, Uniform
 from ..memory.rows import Store
 from ..pipe import stage
 from .moments import view_by

@@ -16,7 +16,8 @@ from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, StateError, choice, number
 from ..memory.links import BACK, INSERTED, OLDEST, SLOTS
 from ..memory.rows import Rows, Store
-from ..memory.samplers import Sampler, Uniform, random_bits, random_seed
+from ..memory.draws import random_bits, random_seed
+from ..memory.samplers import Sampler, Uniform
 from ..stages.nstep import NStep
 from ..pipe import stage, upstream
 from .replay import Fixed, Replay, scheduled
@@ -338,6 +339,21 @@ def _give_goals_there(self:Hindsight, batch, chosen, goals):
     achieved = batch['next_state']['achieved_goal'][chosen]
     return achieved.cpu().numpy(),desired.cpu().numpy().copy()
 
+# %% ../../nbs/replay/hindsight.ipynb #7d10dd02
+@patch
+def beside(self:Hindsight, keys)->dict: # lists
+    "A goal that each of these rows may get, of which row, and what follows"
+    self._follow()
+    out = np.empty((2,len(keys)), np.int64)
+    numbers,strategy = self._of.tables.numbers,STRATEGIES.index(self.strategy)
+    choose_goals(numbers, keys, self._table, random_seed(0), 0, 1., strategy, out)
+    rows,goals = (self.memory.take(k).to('cpu').rows['next_state']['achieved_goal'] for k in (keys, out[1]))
+    found = dict(goal=goals.reshape(len(keys), -1).tolist(), goal_key=out[1].tolist())
+    reward,terminated = self.functions or (None,None)
+    if reward: found['goal_reward'] = rewards_of(self.who, reward, rows.copy(), goals.copy()).tolist()
+    if terminated: found['goal_terminated'] = terminations_of(self.who, terminated, rows, goals.copy()).tolist()
+    return found
+
 # %% ../../nbs/replay/hindsight.ipynb #177c41cb
 @patch
 def snapshot(self:Hindsight)->dict:
@@ -369,6 +385,11 @@ class _AsksGoals(Replay):
         if self.reward is not None: goal_functions(who, self.reward)
         elif source is None: stepped_env(who, None)
         refuse_merged(who, source)
+
+    def _beside(self, keys):
+        if self.view.functions is None and self.reward is not None:
+            self.view.functions = goal_functions('HindsightReplay', self.reward)
+        return super()._beside(keys)
 
     def sample_weighted(self,
         n:int, # rows

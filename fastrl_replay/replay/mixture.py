@@ -7,13 +7,15 @@ __all__ = ['apportion', 'raw_weights', 'Mixture']
 
 # %% ../../nbs/replay/mixture.ipynb #5b53d94d
 from itertools import repeat
-import numpy as np
+import numpy as np, torch
 from fastcore.basics import patch
 from ..steps.batches import Sequences, burn_in_of, each_of
-from ..steps.core import Steps, set_replay
+from ..steps.core import Steps, joined, set_replay
 from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError, number,
     whole)
 from ..steps.row_dtypes import differing_columns, extend_dtype
+from ..look.memory_figure import memory_figure
+from ..look.memory_page import memory_page, shown_or_written
 from ..memory.links import as_keys
 from ..pipe import Pipe
 from .replay import Replay
@@ -82,8 +84,11 @@ def _check_replays(self:Mixture, replays):
     for name,r in replays.items():
         if not isinstance(r, Replay):
             raise ArgumentTypeError('Mixture', f'replay {name!r}', type(r).__name__, 'a replay')
-        if r.return_idxs or r.store is not None and r.store.device is not None: raise ArgumentError('Mixture',
-            f'replay {name!r}', 'one with return_idxs, or on a device', 'one that gives batches in main memory')
+        if r.return_idxs: raise ArgumentError('Mixture', f'replay {name!r}', 'one with return_idxs', 'one without')
+    places = {name: 'main memory' if r.store is None or r.store.device is None else str(r.store.device)
+              for name,r in replays.items()}
+    if len(set(places.values())) > 1: raise ArgumentError('Mixture', 'replays whose batches are in several places',
+        ', '.join(f'{name!r} in {place}' for name,place in places.items()), 'one place', 'the same device= for all')
     if len(set(map(id, replays.values()))) < len(replays):
         raise ArgumentError('Mixture', 'replays', 'one of them twice', 'different ones')
     fed = [name for name,r in replays.items() if r.has_source]
@@ -143,13 +148,12 @@ def _together(parts, many, names):
             f'batches of {names[which]!r}', f'{type(b).__name__} {list(b.shape)}',
             f'{type(first).__name__} {list(first.shape)}')
     each = [each_of(b) for _,b in parts]
-    rows = np.zeros(sum(map(len, each)), extend_dtype(each[0].dtype, replay='i4'))
-    for n in each[0].dtype.names: rows[n] = np.concatenate([e.rows[n] for e in each])
-    rows['replay'] = np.repeat([which for which,_ in parts], [len(e) for e in each])
-    rows['index'] = rows['index']*many + rows['replay']
-    rows['weight'] /= rows['weight'].max()
-    if not isinstance(first, Sequences): return Steps(rows)
-    return Sequences(np.concatenate([b.rows for _,b in parts]), Steps(rows), burn_in_of(first))
+    rows = joined(each, extend_dtype(each[0].dtype, replay='i4'))
+    replay,index,weight = (rows[n] for n in ('replay','index','weight'))
+    replay[:] = torch.from_numpy(np.repeat([which for which,_ in parts], [len(e) for e in each]))
+    index.mul_(many).add_(replay)
+    weight.div_(weight.max())
+    return Sequences(joined([b for _,b in parts]), rows, burn_in_of(first)) if isinstance(first, Sequences) else rows
 
 # %% ../../nbs/replay/mixture.ipynb #e87e1f9b
 @patch
@@ -174,6 +178,18 @@ def stats(self:Mixture)->dict: # name of a replay → its numbers
     "What each replay tells about itself"
     return {name: r.stats() for name,r in self.replays.items()}
 
+@patch
+def inside(self:Mixture)->dict: # `parts`: name → as look/inside has it
+    "What is in each replay, and their shares in the next batch; looking changes nothing"
+    shares = dict(zip(self.replays, self.shares_now().tolist()))
+    return dict(title='Mixture', bs=self.bs, batches=self.batches, shares=shares,
+        parts={name: r.inside() for name,r in self.replays.items()})
+
+@patch
+def show(self:Mixture): # a matplotlib figure, which a notebook shows
+    "Shares, rows, bytes, and the returns in each replay, in one figure"
+    return memory_figure(self.inside())
+
 # %% ../../nbs/replay/mixture.ipynb #c5034132
 @patch
 def due_batches(self:Mixture):
@@ -187,6 +203,15 @@ def order_draws(self:Mixture):
     lock = first.order_draws()
     for r in others: r.order_draws(lock)
     return lock
+
+# %% ../../nbs/replay/mixture.ipynb #7d10cc02
+@patch
+def page(self:Mixture,
+    path=None, # of an HTML file; None: show the page in a notebook
+): # the path, or what shows the page
+    "Some of what is in each replay, step by step, as a page in one file; looking changes nothing"
+    return shown_or_written('Mixture', path,
+        lambda: memory_page({name: r.for_page() for name,r in self.replays.items()}, 'Mixture'))
 
 # %% ../../nbs/replay/mixture.ipynb #b56062e3
 @patch

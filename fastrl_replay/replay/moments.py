@@ -124,11 +124,18 @@ def _numbers_at(self:Moments, places):
     return low + (places - low) % self.capacity
 
 @patch
+def _ends_at(self:Moments, places):
+    "The keys after the last rows of these moments"
+    s,number = self.span,self._numbers_at(np.asarray(places))
+    return np.where(number + 1 < s.high, self._first[(number + 1) % self.capacity], s.followed)
+
+@patch
+def lengths(self:Moments, places): return self._ends_at(places) - self._first[places]
+
+@patch
 def batch(self:Moments, places, weights)->Sequences: # [n, agents]
     "The rows of the moments at these places"
-    s,number = self.span,self._numbers_at(np.asarray(places))
-    first = self._first[places]
-    end = np.where(number + 1 < s.high, self._first[(number + 1) % self.capacity], s.followed)
+    s,first,end = self.span,self._first[places],self._ends_at(places)
     keys = np.full((len(first),s.agents), -1)
     for i in range(int((end - first).max(initial=0))):
         here = first + i < end

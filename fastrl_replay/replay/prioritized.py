@@ -10,7 +10,8 @@ import numpy as np
 from fastcore.basics import patch
 from ..steps.errors import ArgumentTypeError, choice, number
 from ..memory.rows import Store
-from ..memory.samplers import SAMPLERS, Sampler, sampler_of_kind
+from ..memory.priorities import sampler_of_kind
+from ..memory.samplers import SAMPLERS, Sampler
 from ..pipe import stage
 from .replay import Fixed, Replay, scheduled
 
@@ -80,23 +81,3 @@ def stats(self:PrioritizedReplay)->dict: # numbers by name; the histogram as lis
     return dict(**counts, ess=float(1/(p**2).sum()) if len(p) else 0.,
         never_drawn=float((drawn == 0).mean()) if len(drawn) else 0., beta=beta,
         priority_counts=np.histogram(priorities, edges)[0].tolist(), priority_edges=edges.tolist())
-
-# %% ../../nbs/replay/prioritized.ipynb #eeb06496
-@patch
-def show(self:PrioritizedReplay):
-    "Draw priorities, times drawn and ages; gives the figure"
-    import matplotlib.pyplot as plt   # an extra, for looking only
-    s,m = self.stats(),self.memory
-    fig,axs = plt.subplots(1, 3, figsize=(11,2.6))
-    power = '' if self.kind == 'rank' else ', to the power of α'
-    axs[0].stairs(s['priority_counts'], s['priority_edges'], fill=True, color='#219ebc')
-    axs[0].set(xscale='log', yscale='symlog', xlabel='|TD| + ε' + power, ylabel='rows',
-        title=f'effective sample size {s["ess"]:,.0f} of {len(self):,}')
-    most = int(m.times_drawn.max(initial=0))
-    axs[1].hist(m.times_drawn, bins=np.arange(0, most + 2 + most//60, 1 + most//60) - .5, color='#fb8500')
-    axs[1].set(yscale='symlog', xlabel='times drawn', title=f'{s["never_drawn"]:.0%} never drawn')
-    some = slice(None, None, max(1, len(m)//5000))
-    axs[2].plot((m.inserted - m.keys)[some], self.sampler.probabilities()[some]*len(m), '.', ms=2, color='#023047')
-    axs[2].set(yscale='log' if s['ess'] else 'linear', xlabel='age', title='times likelier than uniform')
-    fig.tight_layout()
-    return fig

@@ -22,9 +22,12 @@ from ..steps.core import Steps, set_replay
 from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey,
     StateError, number, problem, whole)
 from ..steps.locks import DrawOrderLock, renew_in_child
+from ..look.memory_figure import memory_figure
+from ..look.remarks import with_priorities
+from ..look.memory_page import memory_page, shown_or_written
 from ..memory.directory import shard_path
 from ..memory.links import Places
-from ..memory.samplers import Sampler, drawn, importance_weights
+from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
 from ..pipe import Pipe, upstream
 from ..envs.own_steps import StepRows, step_values
@@ -49,8 +52,9 @@ class Fixed:
 # %% ../../nbs/replay/replay.ipynb #230f3c16
 class Replay(Pipe):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
-    _buffers = 'memory','sampler','view','_steps','_opened','lock','_unfollowed','_ones'
+    _buffers = 'memory','sampler','view','_steps','_opened','lock','_unfollowed','_ones','ranks'
     draws_batches,_is_shard = True,False
+    ranks = None   # what knows whether others, who learn together with it, can draw, as `Ranks`
     max_sz,store,weight_norm = Fixed(),Fixed(),Fixed()
     def __init__(self,
         source, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
@@ -426,8 +430,9 @@ def _count_batch(self:Replay): self._n_yielded += 1
 # %% ../../nbs/replay/replay.ipynb #92142847
 @patch
 def _ready(self:Replay)->bool:
-    "Can a batch be drawn?"
-    return len(self) >= self.needed(self.bs) and self.memory.inserted >= (self.warmup or 0)
+    "Can a batch be drawn? Of several learners whose rows come alike, all ask where that depends on episodes"
+    here = len(self) >= self.needed(self.bs) and self.memory.inserted >= (self.warmup or 0)
+    return here if self.ranks is None or not self.view.follows else self.ranks.all(here)
 
 @patch
 def _batch_due(self:Replay)->bool:
@@ -485,6 +490,42 @@ def stats(self:Replay)->dict: # numbers by name
         drawn_mean=float(drawn.mean()) if len(drawn) else 0., drawn_max=int(drawn.max()) if len(drawn) else 0,
         **m.store_stats)
 
+# %% ../../nbs/replay/replay.ipynb #22680998
+@patch
+def inside(self:Replay)->dict: # as look/inside has it
+    "What is in it, and what can be drawn, as plain arrays; looking changes nothing"
+    with self.lock:
+        self._catch_up()
+        found,who,numbers = self.memory.inside(),type(self).__name__,self.stats()
+        more = {n: p.nbytes for n,p in dict(sampler=self.sampler, view=self.view).items() if p.nbytes}
+        given = {n: getattr(self, n, None) for n in signature(type(self)).parameters}
+        found |= dict(title=who, unit=self.unit, nbytes=dict(found['nbytes'], **more), draw=self._draw_inside(),
+            numbers={n: x for n,x in numbers.items() if isinstance(x, (int,float))},
+            settings=dict({n: x for n,x in given.items() if isinstance(x, (bool,int,float,str))}, **found['settings']))
+    return with_priorities(found)
+
+@patch
+def show(self:Replay): # a matplotlib figure, which a notebook shows
+    "What is in it, what was drawn, and what will be, in one figure"
+    return memory_figure(self.inside())
+
+# %% ../../nbs/replay/replay.ipynb #b85e6f13
+@patch
+def _draw_inside(self:Replay):
+    "What can be drawn, oldest first; None: nothing, or the view doesn't say it"
+    sampler,view = self.sampler,self.view
+    if not len(view) or view.follows and view.places is None: return None
+    if view.follows: places,key = view.places[1],view.key_of(view.places[1])
+    else: places = key = np.arange(sampler.first, sampler.end) if sampler.end else self.memory.keys
+    alike = isinstance(sampler, Uniform) or getattr(sampler, 'alpha', None) == 0
+    says = lambda method: not left_out(sampler, Sampler, method)
+    p = np.asarray(sampler.probabilities()) if alike or says('probabilities') else None
+    kept = np.asarray(sampler.kept()) if not alike and says('kept') else None
+    p,kept = (x if x is not None and x.shape == key.shape else None for x in (p, kept))
+    order = np.argsort(key, kind='stable')
+    return dict(key=key[order], length=view.lengths(places)[order], probability=None if p is None else p[order],
+        priority=None if kept is None else kept[order], kind=sampler.kind, without=0)
+
 # %% ../../nbs/replay/replay.ipynb #749ffeb7
 @patch
 def __repr__(self:Replay):
@@ -492,6 +533,26 @@ def __repr__(self:Replay):
     held = f'{len(self.memory)} of {self.max_sz} rows' + ('' if self.unit == 'rows' else f', {len(self)} {self.unit}')
     return f'{Pipe.__repr__(self)}  # {held}'
 Replay.__str__ = Replay.__repr__
+
+# %% ../../nbs/replay/replay.ipynb #7d10bb02
+@patch
+def for_page(self:Replay)->tuple: # as `memory_page` takes it
+    "What is in it, what reads its rows, and what tells more of them"
+    def read(keys):
+        with self.lock: return self.memory.still_there(keys)
+    def beside(keys):
+        with self.lock: return self._beside(keys)
+    return self.inside(),read,beside
+
+@patch
+def _beside(self:Replay, keys): return self.view.beside(keys)
+
+@patch
+def page(self:Replay,
+    path=None, # of an HTML file; None: show the page in a notebook
+): # the path, or what shows the page
+    "Some of what is in it, step by step, as a page in one file; looking changes nothing"
+    return shown_or_written(type(self).__name__, path, lambda: memory_page({'': self.for_page()}))
 
 # %% ../../nbs/replay/replay.ipynb #ecf9bcdb
 COUNTERS = 'sampled','batches','stale','_n_yielded','_counted'
@@ -502,6 +563,7 @@ def snapshot(self:Replay)->dict:
     with self.lock:
         self._catch_up()
         sampler,view,counters = self.sampler.state_dict(),self.view.snapshot(),[getattr(self, c) for c in COUNTERS]
+        if self._is_shard: self.memory.flush()   # of another replay, the one that saves does that
         return dict(memory=self.memory.state_dict(), sampler=sampler, view=view, counters=counters)
 
 # %% ../../nbs/replay/replay.ipynb #77d0e2ee
@@ -654,3 +716,13 @@ def facts(self:Replay,
     return dict(rows=len(memory), mass=float(sampler.mass), beta=float(beta or 0), top=float(top),
         inserted=int(memory.inserted), counted=self._counted, stale=int(self.stale),
         age=float(memory.ages[0]/max(self.sampled, 1)), kept=memory.store.folder is not None)
+
+# %% ../../nbs/replay/replay.ipynb #c0f1e002
+@patch
+def stands(self:Replay)->dict: # rows that came, how many can be drawn, the sum and the smallest of priorities
+    "What can be drawn, with all rows so far"
+    with self.lock:
+        n,sampler = self._catch_up(),self.sampler
+        least = sampler.least*sampler.mass if n and sampler.keeps_least else 0.
+        return dict(inserted=int(self.memory.inserted), drawable=n, mass=float(sampler.mass) if n else 0.,
+            least=float(least))

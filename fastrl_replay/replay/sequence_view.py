@@ -344,6 +344,9 @@ def key_of(self:SequenceView, places):
     return self.table.first[places]
 
 @patch
+def lengths(self:SequenceView, places): return self.table.steps[places]
+
+@patch
 def came(self:SequenceView, places):
     "The states from which new sequences start are kept in the memory's place; those of rows that lay there are read"
     place = self.memory.place

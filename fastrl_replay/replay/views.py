@@ -64,6 +64,9 @@ class _OfPlaces:
     def drawable(self)->tuple: raise NotImplementedError   # how many places, those free, those taken; None: as before
     def told(self): raise NotImplementedError              # the sampler knows of these changes
     def key_of(self, places): return places   # the rows by whose slots something of places may be written
+    def lengths(self, places)->np.ndarray:
+        "How many rows are drawn with each of these places"
+        return np.ones(len(places), np.int32)
     def came(self, places): "These were taken: what belongs to them may be written down, or read"
 
     def refollow(self, end):
@@ -89,6 +92,7 @@ class View(_OfPlaces):
     def clear(self): "As before the first row"
     def snapshot(self)->dict: return {}
     def check_state(self, state): "Raise where a saved view was another one"
+    def beside(self, keys)->dict: return {}   # what a page shows beside these rows: name → list
     def restore(self, state): "Go on where `snapshot` was taken"
 
     def fresh(self, memory:Timeline, who:str)->'View':

@@ -148,8 +148,9 @@ class Gather(Pipe):
     def __init__(self,
         source, # a pipe of Steps
         n:int, # rows
+        exact:bool=False, # no more than `n` in a block: the others wait, and at the end are left out
     ):
-        self.n = whole('Gather', 'n', n, 1)
+        self.n,self.exact = whole('Gather', 'n', n, 1),bool(exact)
         super().__init__(source)
         self._fresh()
 
@@ -157,16 +158,18 @@ class Gather(Pipe):
     def _wait(self, blocks): self._waiting,self._rows = blocks,sum(map(len, blocks))
 
     def __iter__(self):
+        while self._rows >= self.n: yield self._together()   # where they waited when it was saved
         for steps in self.blocks():
             self._waiting.append(steps)
             self._rows += len(steps)
-            if self._rows >= self.n: yield self._together()
-        if self._waiting: yield self._together()
+            while self._rows >= self.n: yield self._together()
+        if self._waiting and not self.exact: yield self._together()
 
     def _together(self):
         steps = Steps.cat(self._waiting)
-        self._fresh()
-        return steps
+        n = self.n if self.exact else len(steps)
+        self._wait([steps[n:]] if len(steps) > n else [])
+        return steps[:n]
 
     def snapshot(self)->dict:
         "The rows that wait, as bytes"

@@ -104,6 +104,13 @@ class StateNorm(nn.Module):
         parts = fields_of(self.space)
         return self._part(state, '') if parts is None else self._nested(state, parts, '')
 
+    def update(self,
+        states, # [n, ...]: a column of rows, arrays or tensors, nested as the space is
+    ):
+        "Count these states, too; numbers that are not finite are an error, and then none is counted"
+        values = [_checked_part(n, _at(states, n), m.mean.shape) for n,m in zip(self.names, self.moments)]
+        for m,x in zip(self.moments, values): m.update(x)
+
 # %% ../../nbs/stages/normalisation.ipynb #9563f59d
 @patch
 def _nested(self:StateNorm, state, parts, name):
@@ -120,14 +127,6 @@ def _part(self:StateNorm, x, name):
     if x.shape[x.dim() - m.mean.dim():] != m.mean.shape: raise ArgumentError('StateNorm',
         f'states{name and f", part {name!r}"}', f'shape {list(x.shape)}', f'[..., {str(list(m.mean.shape))[1:]}')
     return ((x.double() - m.mean)/m.std(self.eps)).clamp(-self.clip, self.clip).float()
-
-@patch
-def update(self:StateNorm,
-    states, # [n, ...]: a column of rows, arrays or tensors, nested as the space is
-):
-    "Count these states, too; numbers that are not finite are an error, and then none is counted"
-    values = [_checked_part(n, _at(states, n), m.mean.shape) for n,m in zip(self.names, self.moments)]
-    for m,x in zip(self.moments, values): m.update(x)
 
 # %% ../../nbs/stages/normalisation.ipynb #1abd7399
 def _at(states, name):
@@ -201,14 +200,13 @@ class RewardNorm:
     ):
         "Count the returns after these steps, too"
         self.check(rows)
-        r,envs = rows['reward'].astype(np.float64),rows['env_id']
-        if len(r) and envs.max() >= len(self.returns): self.returns = np.append(self.returns,
-            np.zeros(envs.max() + 1 - len(self.returns)))
-        ended = rows['terminated'] | rows['truncated']
         envs,steps = (np.ascontiguousarray(rows[n]) for n in ('env_id','step_n'))
+        if len(envs) and envs.max() >= len(self.returns): self.returns = np.append(self.returns,
+            np.zeros(envs.max() + 1 - len(self.returns)))
+        r,ended = rows['reward'].astype(np.float64),rows['terminated'] | rows['truncated']
         self.moments.update(running_returns(r, envs, steps, ended, self.gamma, self.returns))
 
-# %% ../../nbs/stages/normalisation.ipynb #178dc771
+# %% ../../nbs/stages/normalisation.ipynb #0963fec6
 _PLACE = 'put it directly after the stepper'
 
 def _check_columns(dtype):
@@ -216,6 +214,7 @@ def _check_columns(dtype):
         'single steps', _PLACE)
     row_places('UpdateNorms', dtype, dict(state=None, reward=None))
 
+# %% ../../nbs/stages/normalisation.ipynb #178dc771
 @stage('update_norms')
 class UpdateNorms(Pipe):
     "Lets blocks pass, and counts each row once in the statistics of states and rewards"
@@ -239,6 +238,11 @@ class UpdateNorms(Pipe):
             self.update(steps)
             yield steps
 
+    def _in_worker(self, info):
+        raise ArgumentError('UpdateNorms', 'in a worker its statistics would stay there',
+            f'worker {info.rank} of {info.world_size}', 'the process that learns',
+            'put .parallel(…) before .update_norms(…)')
+
 # %% ../../nbs/stages/normalisation.ipynb #ca1b7bbd
 @patch
 def update(self:UpdateNorms,
@@ -251,12 +255,6 @@ def update(self:UpdateNorms,
         if self.states is not None: self.states.update(rows['state'])
         if self.rewards is not None: self.rewards.update(rows)
         self._gate.accept(rows, layout)
-
-@patch
-def _in_worker(self:UpdateNorms, info):
-    raise ArgumentError('UpdateNorms', 'in a worker its statistics would stay there',
-        f'worker {info.rank} of {info.world_size}', 'the process that learns',
-        'put .parallel(…) before .update_norms(…)')
 
 # %% ../../nbs/stages/normalisation.ipynb #42bae23d
 def _numbers(moments): return [b.detach().cpu().clone() for b in moments.buffers()]

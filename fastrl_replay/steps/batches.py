@@ -26,14 +26,28 @@ class Sequences(Steps):
 
     def _like(self, data):
         new = Sequences.__new__(Sequences)
-        _copy_slots(Steps._like(self, data), new)
+        _copy_slots(super()._like(data), new)
         new._each,new._split = self._each,self._split
         return new
 
+    @property
+    def burn_in(self):
+        "The first steps, which only warm up the recurrent state"
+        return self[:, :self._split]
+
+    @property
+    def train(self):
+        "The steps to learn from"
+        return self[:, self._split:]
+
+    def __reduce__(self): return Sequences, (self.to('cpu').rows, self._each.to('cpu'), self._split)
+    def __dir__(self): return [*super().__dir__(), *self._each.dtype.names]
+
     def __getattr__(self, name):
         if name[:1] != '_' and name in self._each.dtype.names: return self._each[name]
-        return Steps.__getattr__(self, name)
+        return super().__getattr__(name)
 
+# %% ../../nbs/steps/batches.ipynb #1d10c302
 def _copy_slots(old, new):
     "Let a block have the rows of another one"
     for slot in Steps.__slots__:
@@ -58,16 +72,6 @@ def _steps_alone(steps):
     alone = Steps.__new__(Steps)
     _copy_slots(steps, alone)
     return alone
-
-@patch(as_prop=True)
-def burn_in(self:Sequences):
-    "The first steps, which only warm up the recurrent state"
-    return self[:, :self._split]
-
-@patch(as_prop=True)
-def train(self:Sequences):
-    "The steps to learn from"
-    return self[:, self._split:]
 
 # %% ../../nbs/steps/batches.ipynb #6904a1b3
 def each_of(
@@ -99,9 +103,6 @@ def __repr__(self:Sequences):
     steps = Steps.__repr__(self).removeprefix('Steps')
     return f'Sequences{steps}\nand for each of them: {self._each!r}'
 
-@patch
-def __dir__(self:Sequences): return [*Steps.__dir__(self), *self._each.dtype.names]
-
 # %% ../../nbs/steps/batches.ipynb #becb3bac
 @patch
 def asdict(self:Sequences)->dict: # name → tensor
@@ -132,9 +133,6 @@ def _both(name):
 Sequences.to,Sequences.pin_memory,Sequences.copy = (_both(name) for name in ('to','pin_memory','copy'))
 
 # %% ../../nbs/steps/batches.ipynb #10560196
-@patch
-def __reduce__(self:Sequences): return Sequences, (self.to('cpu').rows, self._each.to('cpu'), self._split)
-
 @patch
 def _packed(self:Sequences): return dict(Steps._packed(self), each=pack(self._each), split=self._split)
 

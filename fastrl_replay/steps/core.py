@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps_of_rows', 'steps_of_bytes', 'main_rows',
-           'same_fields', 'replay_of', 'set_replay', 'pack', 'unpack', 'refuse_flags']
+           'joined', 'same_fields', 'replay_of', 'set_replay', 'pack', 'unpack', 'refuse_flags']
 
 # %% ../../nbs/steps/core.ipynb #6b42f5ec
 import math
@@ -13,7 +13,7 @@ from torch import from_numpy
 from fastcore.basics import patch
 from .errors import ArgumentError, ArgumentTypeError, BlockError, StateError, did_you_mean, problem
 from .nested import nest
-from .row_dtypes import differing_columns, dtype_spec, leaves, padding, saved_dtype
+from .row_dtypes import differing_columns, dtype_spec, leaves, padding, parts_of, saved_dtype
 
 # %% ../../nbs/steps/core.ipynb #dee459a4
 class Steps:
@@ -29,6 +29,17 @@ class Steps:
         self._rows,self._block,self._dtype,self._replay = rows,None,rows.dtype,None
         self._plain = ()   # columns that need no second look; who makes many blocks of one kind says which
 
+    @property
+    def rows(self)->np.ndarray: # shares memory with the columns
+        "The structured array itself"
+        if self._rows is not None: return self._rows
+        raise RuntimeError(problem('Steps', 'rows', f'a block on {self.device}', 'one in main memory',
+            ".to('cpu').rows"))
+
+    def __reduce__(self): return Steps, (self.to('cpu').rows,)
+    def __copy__(self): return self._like(self._rows if self._block is None else self._block)
+    def __dir__(self): return [*object.__dir__(self), *self._dtype.names]
+
     def __len__(self): return self.shape[0] if self.shape else 1   # a single step is a block of one
     def __getattr__(self, name):   # columns are attributes too
         if name in self._plain: return from_numpy(self._rows[name])
@@ -36,19 +47,12 @@ class Steps:
         if name not in self._dtype.names: raise AttributeError(self._unknown(name))
         return self[name]
 
-# %% ../../nbs/steps/core.ipynb #b5b3b49a
-@patch(as_prop=True)
-def rows(self:Steps)->np.ndarray: # shares memory with the columns
-    "The structured array itself"
-    if self._rows is not None: return self._rows
-    raise RuntimeError(problem('Steps', 'rows', f'a block on {self.device}', 'one in main memory', ".to('cpu').rows"))
-
+# %% ../../nbs/steps/core.ipynb #e6a5371e
 @patch(as_prop=True)
 def dtype(self:Steps)->np.dtype:
     "The dtype of a row"
     return self._dtype
 
-# %% ../../nbs/steps/core.ipynb #e6a5371e
 @patch(as_prop=True)
 def shape(self:Steps)->tuple:
     "The shape of the block of rows"
@@ -199,6 +203,25 @@ def main_rows(
     "The rows of a block in main memory"
     return x._rows if isinstance(x, Steps) else None
 
+# %% ../../nbs/steps/core.ipynb #8e84057c
+def joined(
+    blocks, # of the same columns, in one place
+    dtype:np.dtype=None, # of rows that begin with these columns, and have more; None: no more
+)->Steps: # in the same place; further columns are 0
+    "Blocks one after the other"
+    first,dtype = blocks[0],dtype or blocks[0].dtype
+    parts = [_laid_out(b._bytes(), b.dtype, first.dtype) for b in blocks]
+    old,new = torch.cat(parts),parts[0].new_zeros((sum(map(len, parts)), *first.shape[1:], dtype.itemsize))
+    new[...,:old.shape[-1]] = old
+    return steps_of_bytes(new, dtype) if first._rows is None else Steps(new.numpy().view(dtype)[...,0])
+
+def _laid_out(block, dtype, wanted):
+    "Rows as bytes with their columns where another dtype has them"
+    if dtype == wanted: return block
+    at,there = np.zeros(wanted.itemsize, np.int64),{n: start for n,_,start in parts_of(dtype)}
+    for n,kind,start in parts_of(wanted): at[start:start + kind.itemsize] = there[n] + np.arange(kind.itemsize)
+    return block[...,torch.from_numpy(at).to(block.device)]
+
 # %% ../../nbs/steps/core.ipynb #db00ad64
 @patch
 def __iter__(self:Steps):
@@ -284,16 +307,6 @@ def set_replay(
 ):
     "Let a replay hear of this block's errors"
     steps._replay = replay
-
-# %% ../../nbs/steps/core.ipynb #b685b81e
-@patch
-def __reduce__(self:Steps): return Steps, (self.to('cpu').rows,)
-
-@patch
-def __copy__(self:Steps): return self._like(self._rows if self._block is None else self._block)
-
-@patch
-def __dir__(self:Steps): return [*object.__dir__(self), *self._dtype.names]
 
 # %% ../../nbs/steps/core.ipynb #70bf0c19
 @patch

@@ -4,7 +4,8 @@ import json, shutil, sys
 import numpy as np, pytest, torch
 
 from fastrl_replay.all import evaluate, load_policy
-from fastrl_replay.app.runs import read_metrics, reopen, resume
+from fastrl_replay.app.run_files import read_metrics
+from fastrl_replay.app.runs import reopen, resume
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.app.recipes import SettingsError
 from fastrl_replay.cli import main

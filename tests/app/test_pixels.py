@@ -13,9 +13,10 @@ from fastrl_replay.cli import main
 from fastrl_replay.envs.envstate import decode, encode
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.app.named_envs import STORES, named_env, named_modules, named_store
-from fastrl_replay.learning.policies import ConvLayers, conv_net, has_images
+from fastrl_replay.learning.networks import ConvLayers, conv_net, has_images
 from fastrl_replay.app.recipes import Agent, SettingsError, make_env, recipe, recipes
-from fastrl_replay.app.runs import read_metrics, reopen, resume, start
+from fastrl_replay.app.run_files import read_metrics
+from fastrl_replay.app.runs import reopen, resume, start
 from fastrl_replay.testing import same, through_file
 from test_cli import no_clock, same_runs
 from test_recipes import stop

@@ -5,7 +5,8 @@ import numpy as np, pytest
 
 from fastrl_replay.app.named_envs import named_env
 from fastrl_replay.app.recipes import Agent, SettingsError, evaluate, make_env, recipe
-from fastrl_replay.app.runs import read_metrics, resume, start
+from fastrl_replay.app.run_files import read_metrics
+from fastrl_replay.app.runs import resume, start
 from fastrl_replay.cli import main
 from test_recipes import SET, TINY, says
 

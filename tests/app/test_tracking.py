@@ -2,7 +2,7 @@
 import json, os, re, signal, subprocess, sys, time
 from pathlib import Path
 import pytest
-from fastrl_replay.app.runs import read_config, read_metrics
+from fastrl_replay.app.run_files import read_config, read_metrics
 from fastrl_replay.app.tracking import numbers
 from fastrl_replay.cli import main
 

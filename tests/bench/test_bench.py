@@ -11,14 +11,17 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import FrameStackObservation
 from hypothesis import given, strategies as st
 
-from fastrl_replay.bench import bench, buffers, disk, frames, peers
+from fastrl_replay.bench import bench, buffers, disk, frames, peer_memories, peers
+from fastrl_replay.bench.parts import PARTS, Part, parts_table, run_parts
 from fastrl_replay.bench.bench import CONTESTS, TARGETS, entries, fastest, measure, medians, summary, table, targets
 from fastrl_replay.steps.errors import ArgumentError
-from fastrl_replay.bench.peers import ADAPTERS, Peer, PeerError, Rows, wrong_rows
+from fastrl_replay.bench.adapters import ADAPTERS, Rows, wrong_rows
+from fastrl_replay.bench.peers import Peer, PeerError
 
 # Libraries made up for these tests, in a copy of the peers' module.
 STRANGERS = '''
 from itertools import count
+from .adapters import adapter
 def version(library): return '0.0'
 
 @adapter('noisy', 'uniform', 'insert')
@@ -198,7 +201,7 @@ def played(tmp_path_factory):
 
 def test_what_is_recorded_is_what_was_played(played):
     folder, found = played
-    rows, blocks = peers.Recorded(folder, 'Noise'), iter(frames.random_play(noise, seed=3))
+    rows, blocks = peer_memories.Recorded(folder, 'Noise'), iter(frames.random_play(noise, seed=3))
     for t in range(20):
         block, part = next(blocks), rows.part(np.arange(8)*20 + t)
         for k in part:
@@ -207,13 +210,13 @@ def test_what_is_recorded_is_what_was_played(played):
     assert rows.over.sum() == 8*2 and rows.ends.sum() == 8*3 and rows.ends[19::20].all()
 
 def test_every_byte_of_a_drawn_row_is_compared(played):
-    rows = peers.Recorded(played[0], 'Noise')
-    test = peers.FrameTest(None, rows)
+    rows = peer_memories.Recorded(played[0], 'Noise')
+    test = peer_memories.FrameTest(None, rows)
     for name in ('state', 'action', 'next_state', 'terminated'):
         cols = rows.part(np.arange(32))
         cols[name].reshape(32, -1)[13, -1] ^= cols[name].dtype.type(1)
         test.memory = SimpleNamespace(draw=lambda: [cols[k] for k in ('state', 'action', 'reward', 'next_state', 'terminated')])
-        assert peers.check_frames(test, 1) == dict(rows=32, wrong=1, ends=3, wrong_ends=1), name
+        assert peer_memories.check_frames(test, 1) == dict(rows=32, wrong=1, ends=3, wrong_ends=1), name
 
 def test_memories_of_frames_that_lie_or_crash_are_named(strangers, played, monkeypatch):
     "In processes, as the libraries' are."
@@ -242,25 +245,25 @@ def test_the_bench_hands_frames_their_options(capsys):
 # ---- memories on disk ----
 
 @pytest.fixture
-def on_disk(tmp_path): return peers.DiskTest(disk.OurDisk, str(tmp_path/'memory'), 150)
+def on_disk(tmp_path): return peer_memories.DiskTest(disk.OurDisk, str(tmp_path/'memory'), 150)
 
 def test_each_row_that_comes_from_disk_is_compared(on_disk, monkeypatch):
     on_disk.fill(block=64)
     for way in disk.PAGES:
-        found = peers.draw_from_disk(on_disk, way, 8, 0, 5)
+        found = peer_memories.draw_from_disk(on_disk, way, 8, 0, 5)
         assert (found['wrong'], found['rows'], len(found['us'])) == (0, 24, 3), way
     on_disk.memory.replay.memory._parts[1]._mem.reshape(150, -1)[:,30_000] ^= 1   # a byte of each next state
-    assert peers.draw_from_disk(on_disk, 'asks for pages', 8, 0, 3)['wrong'] == 24
+    assert peer_memories.draw_from_disk(on_disk, 'asks for pages', 8, 0, 3)['wrong'] == 24
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='the cache is told what to drop')
 def test_cold_is_cold(on_disk, tmp_path):
     on_disk.fill()
-    peers.read_at_places(on_disk.folder)
-    before = peers.share_cached(on_disk.folder)
-    peers.forget_pages(on_disk.folder)
-    if peers.share_cached(on_disk.folder) > .5: pytest.skip('files here are in main memory')
-    assert before > .9 and not peers.mappings(tmp_path/'elsewhere')
-    assert peers.draw_from_disk(on_disk, 'asks for pages', 8, 0, 3, cold=True)['wrong'] == 0
+    peer_memories.read_at_places(on_disk.folder)
+    before = peer_memories.share_cached(on_disk.folder)
+    peer_memories.forget_pages(on_disk.folder)
+    if peer_memories.share_cached(on_disk.folder) > .5: pytest.skip('files here are in main memory')
+    assert before > .9 and not peer_memories.mappings(tmp_path/'elsewhere')
+    assert peer_memories.draw_from_disk(on_disk, 'asks for pages', 8, 0, 3, cold=True)['wrong'] == 0
 
 @pytest.mark.parametrize('groups, files, where', [
     ('3:memory:/a/b', ['memory/a/b/x', 'memory/a/x'], 'memory/a/b'),
@@ -307,7 +310,7 @@ def made_up(**times):
 def test_targets_are_shown_where_asked_for_only(monkeypatch, capsys):
     "A user sees what things cost; what the developers aimed at, and missed, with --targets"
     from fastrl_replay.bench import bench
-    results = made_up(fastrl_replay=2., cpprb=11., bare=1.)
+    results = made_up(fastrl_replay=2., cpprb=5., bare=1.)
     monkeypatch.setattr(bench, 'run', lambda *a, **k: results)
     for more, shown in ([], False), (['--targets'], True):
         bench.main(['--quick', *more])
@@ -315,12 +318,24 @@ def test_targets_are_shown_where_asked_for_only(monkeypatch, capsys):
         assert ('missed' in said) == ('target' in said) == shown and '| draw 256 rows |' in said
 
 def test_targets_say_met_missed_and_not_measured():
-    asked = next(f for f in TARGETS if f[0] == 'draw 256 rows')
-    assert asked[1:] == ('cpprb', 6)
-    line = lambda r: next(l for l in targets(r).splitlines() if l.startswith('| draw 256 rows |'))
-    assert line(made_up(fastrl_replay=2., cpprb=12., bare=1.)).endswith('| 6 × | met |')
-    assert line(made_up(fastrl_replay=2., cpprb=11., bare=1.)).endswith('| 5.5 × | **missed** |')
-    assert line(made_up(fastrl_replay=2., bare=1.)).endswith('not measured |')
+    assert [f[1:] for f in TARGETS if f[0] == 'draw 256 rows'] == [('bare take', 1.25), (None, 3.5)]
+    lines = lambda **k: [l for l in targets(made_up(**k)).splitlines() if l.startswith('| draw 256 rows |')]
+    met, missed = lines(fastrl_replay=2., cpprb=7., **{'bare take': 2.4})
+    assert met.endswith('| bare take | 1.25 × | 1.2 × | **missed** |') and missed.endswith('| cpprb | 3.5 × | 3.5 × | met |')
+    assert [l.endswith('not measured |') for l in lines(fastrl_replay=2., bare=1.)] == [True, True]
+
+def test_parts_are_timed_beside_the_whole(monkeypatch):
+    done = []
+    def prepare(size): return lambda: done.append(size), {'half': Part(lambda: done.append('half'), '1 of the row')}
+    monkeypatch.setattr('fastrl_replay.bench.parts.PARTS', {'draw': prepare})
+    found = run_parts(7, 1, .0001)
+    assert set(found['draw']) == {'whole', 'half'} and {7, 'half'} == set(done) and found['draw']['half']['lines'] == '1 of the row'
+    assert all(t > 0 for p in found['draw'].values() for t in (p['warm'], p['cold']))
+
+def test_what_the_parts_leave_is_the_rest():
+    part = lambda warm, cold: dict(warm=warm, cold=cold, lines='')
+    whole, half, rest = parts_table({'draw': dict(whole=part(10., 20.), half=part(4., 25.))}).splitlines()[2:]
+    assert [c.strip() for c in rest.split('|')[2:5]] == ['the rest', '6', '-5'] and '**10**' in whole and '| 4 | 25 |' in half
 
 def test_the_fastest_peer_is_a_library():
     r = made_up(fastrl_replay=2., cpprb=12., deque=9., bare=1.)
@@ -355,7 +370,8 @@ def test_the_figures_are_of_this_bench():
     assert set(results['contests']) == set(CONTESTS) and set(results['peers']) == set(ADAPTERS) and not results['missing']
     assert not any(results['faults'].values()), results['faults']
     assert results['size'] == 1_000_000 and {'date', 'cpu', 'cores', 'torch', 'numpy'} <= set(results['machine'])
-    assert {'growth', 'train', 'buffers', 'copy_speed', 'bytes_a_row'} <= set(results)
+    assert {'growth', 'train', 'buffers', 'copy_speed', 'bytes_a_row', 'as_drawn'} <= set(results)
+    assert set(results['cold']) == {t for t, c in CONTESTS.items() if c.job} and set(results['parts']) == set(PARTS)
     assert 'not measured' not in targets(results)
     assert set(results['buffers']['seconds']) == set(buffers.BUFFERS)
 
@@ -375,9 +391,9 @@ def test_the_figures_of_frames_are_of_this_bench():
 @pytest.mark.skipif(not (files('fastrl_replay')/'measured/disk.json').is_file(), reason='not measured yet')
 def test_the_figures_of_memories_on_disk_are_of_this_bench():
     results = json.loads((files('fastrl_replay')/'measured/disk.json').read_text())
-    assert set(results['memories']) == {'fastrl_replay', *peers.DISK_MEMORIES} and not results['missing']
+    assert set(results['memories']) == {'fastrl_replay', *peer_memories.DISK_MEMORIES} and not results['missing']
     assert results['limit'] == results['memory'] and results['rows']*disk.ROW.itemsize > 1.99*results['limit']
     for name, found in results['memories'].items():
-        ways = list(disk.PAGES) if name == 'fastrl_replay' else list(peers.DISK_MEMORIES[name].ways)
+        ways = list(disk.PAGES) if name == 'fastrl_replay' else list(peer_memories.DISK_MEMORIES[name].ways)
         assert [(f['way'], f['bs']) for f in found['draws']] == [(way, bs) for way in ways for bs in disk.SIZES]
         assert not any(f[when]['wrong'] for f in found['draws'] for when in ('cold', 'warm'))

@@ -17,7 +17,8 @@ from fastrl_replay.data.interop import Columns, PipeNode, StatefulPipe
 from fastrl_replay.learning.learners import DQNLearner, R2D2Learner
 from fastrl_replay.stages.nstep import NStep
 from fastrl_replay.pipe import Items, Pipe, WorkerInfo, as_pipe, worker_info
-from fastrl_replay.learning.policies import EpsGreedy, RecurrentNet, value_net
+from fastrl_replay.learning.networks import RecurrentNet, value_net
+from fastrl_replay.learning.policies import EpsGreedy
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.steps.batches import Sequences
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file

@@ -11,7 +11,8 @@ from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.pipe import as_worker
 from fastrl_replay.app.recipes import Agent, evaluate, play_episodes, recipe
-from fastrl_replay.app.runs import read_metrics, resume, start
+from fastrl_replay.app.run_files import read_metrics
+from fastrl_replay.app.runs import resume, start
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file
 
 def bits(k): return np.array([k+1 >> 2 & 1, k+1 >> 1 & 1, k+1 & 1], np.int8)

@@ -169,3 +169,35 @@ def test_a_row_written_in_one_piece_is_the_row_written_by_columns(seed, monkeypa
     quick = run(True)
     assert 10 < sum(pieces) < len(pieces)
     assert quick.tobytes() == run(False).tobytes()
+
+@pytest.mark.parametrize('seed', range(6))
+def test_groups_that_change_are_counted_one_by_one(seed):
+    "Single environments, overlapping vectors of several sizes, in any order; refused steps and saved counters; a dict for each environment knows better"
+    rng, own, model, wanted = np.random.default_rng(seed), OwnSteps(), {}, []
+    for k in range(150):
+        ids = rng.choice(6, rng.integers(1, 5), replace=False) if rng.random() < .6 else np.arange(f := rng.integers(4), f + 2)
+        lags, n = rng.random() < .5, len(ids)
+        stands = {e: model.get(e, (1, 0, 0., False)) for e in ids.tolist()}
+        resets = np.array([lags and over for *_, over in stands.values()])
+        reward, end = np.where(resets, 0., rng.normal(size=n)).astype(np.float32), ~resets & (rng.random(n) < .3)
+        one = n == 1 and rng.random() < .5
+        step = dict(obs=np.full((n, 2), 2*k, np.float32), action=np.zeros(n, np.int64), reward=reward, next_obs=np.full((n, 2), 2*k + 1, np.float32), terminated=end)
+        if one: step = dict({c: x[0] for c, x in step.items()}, reward=float(reward[0]), terminated=bool(end[0]), action=0)
+        how = dict(env_id=int(ids[0]) if one or (np.diff(ids) == 1).all() and rng.random() < .5 else ids.tolist(), **dict(autoreset_mode='next_step') if lags else {})
+        if rng.random() < .3:
+            with pytest.raises(BlockError): own.add_step(**dict(step, obs=step['obs']*np.nan), **how) if not resets.all() else own.add_step(**dict(step, obs='x'), **how)
+        own.add_step(**step, **how)
+        for (e, (episode, made, total, over)), r, is_over, reset in zip(stands.items(), reward, end, resets):
+            if over: episode, made, total = episode + 1, 0, 0.
+            if not reset: made, total = made + 1, total + float(r)
+            if not reset: wanted.append((e, episode, made, total))
+            model[e] = (episode, made, total, bool(is_over))
+        if k % 40 == 39:
+            state, own = own.state_dict(), OwnSteps()
+            own.load_state_dict(torch.load(io.BytesIO(through(state)), weights_only=True))
+    got = np.concatenate([b.rows for b in own])[['env_id', 'episode_n', 'step_n', 'total_reward']].tolist()
+    assert [g[:3] for g in got] == [w[:3] for w in wanted] and np.allclose([g[3] for g in got], [w[3] for w in wanted], atol=1e-5)
+
+def through(state):
+    torch.save(state, file := io.BytesIO())
+    return file.getvalue()

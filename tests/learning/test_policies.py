@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fastrl_replay.all import *
-from fastrl_replay.learning.policies import n_actions
+from fastrl_replay.learning.networks import n_actions
 from fastrl_replay.testing import same, through_file
 from strategies import any_space, cases
 

@@ -12,7 +12,8 @@ from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.memory.places import MainMemory
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows, Store
-from fastrl_replay.memory.samplers import Proportional, Ranked, Sampler, Uniform
+from fastrl_replay.memory.priorities import Proportional, Ranked
+from fastrl_replay.memory.samplers import Sampler, Uniform
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay

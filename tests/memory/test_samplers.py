@@ -8,7 +8,9 @@ from hypothesis import given, strategies as st
 from scipy.stats import binom, chi2
 
 from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, NotEnoughRows
-from fastrl_replay.memory.samplers import Proportional, Ranked, Sampler, Uniform, _ranks, random_bits, random_seed
+from fastrl_replay.memory.draws import random_bits, random_seed
+from fastrl_replay.memory.priorities import Proportional, Ranked, _ranks
+from fastrl_replay.memory.samplers import Sampler, Uniform
 from fastrl_replay.memory.sumtree import LARGEST
 from fastrl_replay.testing import through_file
 from strategies import bits, cases

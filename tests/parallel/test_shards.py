@@ -510,7 +510,7 @@ def small(out, **kw):
     return start(recipe('cartpole-apex', **{**dict(steps=700, warmup=100, workers=2, network='8', bs=8, eval_every=300, eval_episodes=2, save_every=10**6, report_every=100), **kw}), out)
 
 def lines(out):
-    from fastrl_replay.app.runs import read_metrics
+    from fastrl_replay.app.run_files import read_metrics
     def no_clock(x): return {k: v for k, v in x.items() if k not in ('wall_s', 'steps_per_s', 'waited_s')}
     return [no_clock(x) for x in read_metrics(out)]
 

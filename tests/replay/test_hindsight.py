@@ -14,7 +14,8 @@ from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
 from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
-from fastrl_replay.memory.samplers import Proportional, Uniform
+from fastrl_replay.memory.priorities import Proportional
+from fastrl_replay.memory.samplers import Uniform
 from fastrl_replay.learning.registry import SettingsError
 from fastrl_replay.app.recipes import Agent, evaluate, make_env, recipe
 from fastrl_replay.replay.experience import ExperienceReplay

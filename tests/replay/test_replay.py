@@ -18,7 +18,8 @@ from fastrl_replay.learning.learners import DQNLearner, QLearner, QTable, SACLea
 from fastrl_replay.stages.nstep import NSkip, NStep
 from fastrl_replay.stages.normalisation import RewardNorm, StateNorm, UpdateNorms
 from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
-from fastrl_replay.learning.policies import LinearSchedule, RecurrentNet, value_net
+from fastrl_replay.learning.networks import RecurrentNet, value_net
+from fastrl_replay.learning.policies import LinearSchedule
 from fastrl_replay.parallel.prefetch import Prefetch
 from fastrl_replay.app.recipes import Gather, Journal
 from fastrl_replay.replay.experience import ExperienceReplay

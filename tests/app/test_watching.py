@@ -1,0 +1,221 @@
+"What a run tells of itself: report.html at its end, and the live page while it goes on"
+import json, os, re, shutil, signal, subprocess, sys, time, urllib.request
+
+import numpy as np, pytest
+from pages import HOSTILE, complaints, opened, sticking_out
+from test_recipes import stop, tiny
+from fastrl_replay.app.run_reports import MemorySamples
+from fastrl_replay.app.run_files import read_config, read_metrics
+from fastrl_replay.app.runs import resume, start
+from fastrl_replay.app.recipes import recipe
+from fastrl_replay.app.watching import Watch, WatchedRun, state_of, watched_in
+from fastrl_replay.cli import main
+from fastrl_replay.look.server import Server
+
+def command(*args): return [sys.executable, '-m', 'fastrl_replay', *map(str, args)]
+
+@pytest.fixture
+def copied(whole, tmp_path): return shutil.copytree(whole, tmp_path/'r')
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=20) as r: return r.read().decode()
+
+def without_times(page):
+    "A report without what a clock said, and without its memory's picture"
+    page = re.sub(r'<img src="data:[^>]*>', '', page)
+    page = re.sub(r'<figure class="chart"><figcaption><b>(environment steps|updates) a second</b>.*?</figure>', '', page)
+    page = re.sub(r'<div><dt>(time|steps a second|began|id)</dt><dd>.*?</dd></div>', '', page)
+    return re.sub(r'(steps in) \d+ s', r'\1', page)
+
+# ---- report.html ----
+
+def test_a_run_ends_with_a_report_that_needs_nothing_else(whole):
+    page, config = (whole/'report.html').read_text(), read_config(whole)
+    s = json.loads((whole/'summary.json').read_text())
+    assert not re.search(r'(src|href)="(?!data:)', page) and 'http:' not in page and page.count('<script') == 1
+    for said in (s['env'], *config['versions'].values(), f'{s["env_steps"]:,}', 'data:image/png', '<h2>Memory'): assert str(said) in page, said
+    assert len(s['final_returns']) == 20 and np.mean(s['final_returns']) == pytest.approx(s['final_return'])
+    evals = [m for m in read_metrics(whole) if 'eval_return' in m]
+    assert page.count('<tr>') > len(evals) and all(f'<td class="number">{m["env_steps"]:,}</td>' in page for m in evals)
+
+def test_a_resumed_run_has_the_same_report_but_for_times(whole, tmp_path):
+    "And one line that says at which step it was resumed"
+    out = tmp_path/whole.name
+    stop(tiny(out), 200)
+    assert not (out/'report.html').exists()
+    resume(out).train()
+    note, = read_config(out)['resumed']
+    assert note['env_steps'] >= 200 and set(note) == {'env_steps', 'at'}   # versions are the same
+    a, b = (without_times((d/'report.html').read_text()) for d in (whole, out))
+    b, n = re.subn(r'<div class="scrolls"><table><thead><tr><th scope="col"[^>]*>resumed at step.*?</table></div>', '', b)
+    assert n == 1
+    b = re.sub(r'<line [^>]*><title>resumed at step[^<]*</title></line>', '', b)
+    assert a == b
+
+def test_versions_are_noted_where_a_run_is_resumed_with_others(tmp_path):
+    stop(tiny(tmp_path/'r'), 200)
+    config = json.loads((tmp_path/'r/config.json').read_text())
+    (tmp_path/'r/config.json').write_text(json.dumps({**config, 'versions': {**config['versions'], 'torch': '1.0'}}))
+    resume(tmp_path/'r').train()
+    assert read_config(tmp_path/'r')['resumed'][0]['versions']['torch'] != '1.0' and 'torch' in (tmp_path/'r/report.html').read_text()
+
+def test_a_report_that_fails_loses_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr('fastrl_replay.app.run_reports.run_page', lambda *args: 1/0)
+    with pytest.warns(UserWarning, match='report.html was not written: ZeroDivisionError'): assert tiny(tmp_path/'r').train()
+    assert (tmp_path/'r/summary.json').exists() and not (tmp_path/'r/report.html').exists()
+
+def test_a_memory_that_fails_to_tell_stops_no_training(tmp_path, monkeypatch):
+    run = tiny(tmp_path/'r')
+    monkeypatch.setattr(type(run.agent.memory), 'inside', lambda self: 1/0)
+    with pytest.warns(UserWarning, match='no sample of the memory'): assert run.train()
+    assert (tmp_path/'r/report.html').exists()
+
+def test_samples_change_nothing_of_a_run(whole, tmp_path, monkeypatch):
+    "With one at each report, and with none, it is the same run"
+    from test_recipes import same_runs
+    for due in True, False:
+        monkeypatch.setattr(MemorySamples, 'is_due', lambda self, rows: due)
+        tiny(tmp_path/str(due)).train()
+        assert same_runs(whole, tmp_path/str(due))
+    assert json.loads((tmp_path/'True/memory.json').read_text())['rows'] > 0
+
+def test_report_of_runs_that_are_there(whole, copied, tmp_path, monkeypatch, capsys):
+    "Written anew into its directory; of several into the working directory"
+    written = (copied/'report.html').read_text()
+    for name in 'report.html', 'memory.json': (copied/name).unlink()   # as an older version left it
+    assert main(['report', str(copied)]) == 0 and f'report: {copied}/report.html' in capsys.readouterr().out
+    page = (copied/'report.html').read_text()
+    assert page.count('r="2.2"') == written.count('r="2.2"') > 0   # episodes, from the checkpoint
+    monkeypatch.chdir(tmp_path)
+    assert main(['report', str(whole), str(copied)]) == 0 and '2 runs' in (tmp_path/'report.html').read_text()
+    assert main(['report', str(tmp_path)]) == 0   # with a run in it
+    assert main(['report', str(tmp_path/'absent')]) == 2 and main(['report', str(whole), '--html', 'absent/a.html']) == 2
+    assert 'no such directory' in capsys.readouterr().err
+
+# ---- watching ----
+
+def test_what_is_watched_is_said_before_anything_is_served(tmp_path, capsys):
+    for args, said in (['absent'], 'there is no such directory'), (['.'], 'neither a run nor a memory'), (['.', '--port', '0'], 'at least 1'), ([], 'required: DIR'):
+        assert main(['watch', *(str(tmp_path/a) if a in ('absent', '.') else a for a in args)]) == 2 and said in capsys.readouterr().err
+
+@pytest.mark.slow
+def test_watch_from_the_outside(whole, tmp_path):
+    "It prints its address, answers, and ends at Ctrl-C with status 0; a port that is taken is named"
+    p = subprocess.Popen(command('watch', whole), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        url = p.stdout.readline().strip()
+        assert re.fullmatch(r'http://127\.0\.0\.1:\d+/[\w-]{20,}/', url) and 'Ctrl-C' in p.stdout.readline()
+        assert 'CartPole' in get(url) and dict(json.loads(get(url + 'sections')))['part-result']
+        port = url.split(':')[2].split('/')[0]
+        other = subprocess.run(command('watch', whole, '--port', port), capture_output=True, text=True, timeout=100)
+        assert other.returncode == 2 and f'port {port}; got it is in use' in other.stderr
+        p.send_signal(signal.SIGINT)
+        assert p.wait(20) == 0 and p.stdout.read().strip() == 'ended'
+    finally: p.kill()
+
+def test_a_killed_run_is_stopped_and_a_hanging_one_silent(copied):
+    lines = read_metrics(copied)
+    soon = max(p.stat().st_mtime for p in copied.iterdir()) + 20
+    assert state_of(copied, lines, None, soon)[0] == 'stopped' and f'--resume {copied}' in state_of(copied, lines, None, soon)[1]
+    run = start(recipe('cartpole'), copied.parent/'new')   # it has the lock
+    soon = max(p.stat().st_mtime for p in run.out.iterdir()) + 20
+    assert state_of(run.out, [], None, soon)[0] == 'running' and state_of(run.out, [], None, soon + 1000)[0] == 'silent'
+
+def test_looking_at_a_lock_keeps_no_run_from_starting(tmp_path):
+    "Whoever looks takes it for an instant"
+    from fastrl_replay.app.runs import lock_dir
+    from fastrl_replay.steps.files import lock_file
+    import threading
+    held = os.open(tmp_path, os.O_RDONLY)
+    lock_file(held, shared=True)
+    threading.Timer(.02, os.close, [held]).start()
+    with lock_dir(tmp_path): pass
+
+@pytest.mark.parametrize('name, text', [(n, t) for n in ('config.json', 'metrics.jsonl', 'summary.json', 'memory.json') for t in
+    ('', '{', '[]', '{}', 'null', '{"title": 1}', '{"title": "x", "rows": "y"}', '{"env_steps": "x", "wall_s": [], "solved": {}}', '\x00'*100, '{"recipe": "cartpole", "settings": {}, "versions": [], "wrappers": 5, "resumed": 5}')])
+def test_files_that_are_half_written_or_damaged_stop_no_page(name, text, copied):
+    "They are read again when they have changed"
+    watched = WatchedRun(copied)
+    watch = Watch([watched], [])
+    before = (copied/name).read_text()
+    (copied/name).write_text(text)
+    assert json.loads(watch('sections')[1]) and b'<!doctype html>' in watch('')[1]
+    (copied/name).write_text(before)
+    assert watched.now()['state'] == 'ended' and watched.now()['memory']['rows'] > 0
+
+def test_a_memory_on_disk_is_followed(tmp_path):
+    "By a reader, in the directory that the run names, as long as that is of this run"
+    run = tiny(tmp_path/'r', memory_path=str(tmp_path/'rows'))
+    run.train()
+    assert not (tmp_path/'r/memory.json').exists() and '<h2>Memory' in (tmp_path/'r/report.html').read_text()
+    watched = WatchedRun(tmp_path/'r')
+    assert watched.now()['memory']['path'] == str(tmp_path/'rows')
+    watch = Watch([watched], [])
+    assert '<iframe' in watch('sections')[1].decode().replace('\\u003c', '<')
+    assert b'<h2>Steps' in watch('rows/0/0')[1] and watch('rows/0/1') is watch('rows/1/0') is None
+    (tmp_path/'rows/run').write_text('{"id": "another"}')
+    assert WatchedRun(tmp_path/'r').now()['memory'] is None
+
+def hostile_dir(out):
+    "A run's directory that somebody else has written"
+    evil = {h.replace('\ud800', ''): h.replace('\ud800', '') for h in HOSTILE}
+    out.mkdir()
+    (out/'config.json').write_text(json.dumps(dict(recipe=HOSTILE[0], env=HOSTILE[1], wrappers=HOSTILE, settings=evil, versions=evil, machine=HOSTILE[0], resumed=[dict(evil, env_steps=1, versions=evil)])))
+    (out/'metrics.jsonl').write_text(''.join(json.dumps(dict(evil, env_steps=i, loss=1., **{f'{h}2': .5 for h in evil})) + '\n' for i in range(5)))
+    (out/'memory.json').write_text(json.dumps(dict(title=HOSTILE[0], rows=1, max_sz=2, numbers={h: 1 for h in evil}, remarks=HOSTILE, place=HOSTILE[1])))
+    (out/'"><img src=x onerror="window.ran = 1">.gif'.replace('/', '')).write_bytes(b'GIF89a')
+    return out
+
+def test_a_hostile_directory_is_text(tmp_path):
+    watch = Watch([WatchedRun(hostile_dir(tmp_path/'r'))], [])
+    for name in '', 'sections': assert not re.search(r'<img src=x|<svg onload', watch(name)[1].decode())
+
+def test_a_directory_that_has_gone_is_said(copied):
+    watch = Watch([WatchedRun(copied)], [])
+    shutil.rmtree(copied)
+    assert 'gone' in dict(json.loads(watch('sections')[1]))['part-result']
+
+# ---- in the browser ----
+
+@pytest.mark.browser
+@pytest.mark.parametrize('width, theme', [(1200, 'light'), (400, 'dark')])
+def test_nothing_of_a_hostile_run_runs(browser, tmp_path, width, theme):
+    with Server(Watch([WatchedRun(hostile_dir(tmp_path/'r'))], [])) as s:
+        opened(browser, s.url, width, theme)
+        time.sleep(2.5)   # refreshed once
+        assert browser.execute_script('return window.ran') is None and not sticking_out(browser)
+        assert 'as of' in browser.find_element('id', 'news').text and not complaints(browser)
+
+@pytest.mark.browser
+def test_a_run_is_seen_to_go_on_and_to_end(browser, tmp_path):
+    "Without loading the page again; details stay open; a server that has ended is said"
+    from selenium.webdriver.support.ui import WebDriverWait
+    run = subprocess.Popen(command('train', 'cartpole', '--steps', 4000, '--out', tmp_path/'r', '--set', 'report_every=200', 'network=16'), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        until = WebDriverWait(browser, 120, .2)
+        while not (tmp_path/'r/checkpoint.pt').exists(): assert run.poll() is None; time.sleep(.1)
+        with Server(Watch(*watched_in([tmp_path/'r']))) as s:
+            opened(browser, s.url)
+            browser.execute_script("window.mine = 1; document.querySelector('#all-settings').open = true")
+            def state(b): return b.execute_script("return document.querySelector('.state').textContent")   # elements are replaced
+            until.until(lambda b: 'running' in state(b) and len(read_metrics(tmp_path/'r')) > 3)
+            until.until(lambda b: len(b.find_elements('css selector', '.charts figure')) > 3)
+            until.until(lambda b: state(b).startswith('ended'))
+            assert run.wait(60) == 0
+            assert browser.execute_script("return window.mine") == 1 and browser.execute_script("return document.querySelector('#all-settings').open")
+            until.until(lambda b: b.execute_script("return [...document.querySelectorAll('h2')].some(h => h.textContent == 'Memory')"))
+            assert not complaints(browser) and not sticking_out(browser)
+        until.until(lambda b: 'has ended' in b.find_element('id', 'news').text)
+        opened(browser, 'about:blank')
+        complaints(browser)   # that the server was missed
+    finally: run.kill()
+
+@pytest.mark.browser
+def test_without_scripts_the_page_loads_again(browser, copied):
+    with Server(Watch([WatchedRun(copied)], [])) as s:
+        opened(browser, s.url, scripts=False)
+        (copied/'summary.json').unlink()
+        time.sleep(7)
+        browser.execute_cdp_cmd('Emulation.setScriptExecutionDisabled', dict(value=False))
+        assert 'ended' not in browser.execute_script("return document.querySelector('.state').textContent")
+        opened(browser, 'about:blank')

@@ -1,0 +1,117 @@
+"""What the ranks of tests/parallel/test_ranks.py run: `python rank_work.py NAME …`, once for each rank."""
+import json, os, signal, sys
+
+import gymnasium as gym, numpy as np, torch
+from gymnasium import spaces
+from fastrl_replay.all import *
+from fastrl_replay.pipe import as_worker
+from fastrl_replay.steps.errors import EnvError
+
+BOX, TWO, UNIT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), spaces.Box(-1, 1, (2,))
+
+def say(**said): print(json.dumps(said), flush=True)
+
+def rows(n, actions, seed):
+    "Random rows, with weights"
+    rng, rows = np.random.default_rng(seed), np.zeros(n, step_dtype(BOX, actions, weight='f4'))
+    for k in 'state', 'next_state': rows[k] = rng.normal(size=(n, 3))
+    rows['reward'], rows['weight'], rows['terminated'] = rng.normal(size=n)*3, rng.uniform(.1, 1, n), rng.random(n) < .2
+    rows['action'] = rng.integers(2, size=n) if actions is TWO else rng.uniform(-1, 1, (n, 2))
+    return Steps(rows)
+
+def learner(kind, seed):
+    torch.manual_seed(seed)
+    if kind == 'dqn': return DQNLearner([], value_net(BOX, TWO, (16,)), target_every=3, max_norm=.5)
+    actor, critics = actor_net(BOX, UNIT, (16,), spread=kind == 'sac'), Critics(BOX, UNIT, (16,))
+    return (SACLearner if kind == 'sac' else TD3Learner)([], actor, critics, UNIT, max_norm=.5, seed=0)
+
+class Fed:
+    "Random numbers of whole batches, of which a rank takes every second row"
+    def __init__(self): self.rng, self.real = torch.Generator().manual_seed(7), torch.randn
+    def set(self, n, size):
+        self.numbers, self.part = self.real(2, n, size, generator=self.rng), slice(None)
+    def __call__(self, *shape, **kw):
+        found = self.numbers[:, self.part]
+        return found if len(shape) == 3 else found[0]
+
+def equal(kind, ranks):
+    "Half batches in two ranks, and whole ones in one process: 20 updates each"
+    mine, whole, fed = learner(kind, 3), learner(kind, 3), Fed()
+    mine.ranks, torch.randn, off, records = ranks, fed, 0., []
+    for i in range(20):
+        batch = rows(32, TWO if kind == 'dqn' else UNIT, i)
+        fed.set(32, 2)
+        b = whole.learn(batch)
+        fed.part = slice(ranks.rank, None, ranks.size)
+        a = mine.learn(batch[fed.part])
+        records.append(max(abs(a[k] - b[k]) for k in b))
+    for name in mine.learned:
+        for p, q in zip(getattr(mine, name).parameters(), getattr(whole, name).parameters()): off = max(off, (p - q).abs().max().item())
+    start = learner(kind, 3)
+    moved = max((p - q).abs().max().item() for name in mine.learned for p, q in zip(getattr(mine, name).parameters(), getattr(start, name).parameters()))
+    say(off=off, records=max(records), moved=moved)
+
+def sequences(ranks):
+    "Sequences of other lengths in each half: a loss that is divided by the steps that count"
+    def make():
+        torch.manual_seed(5)
+        return R2D2Learner([], RecurrentNet(gym.make('CartPole-v1').observation_space, TWO, 8), gamma=.9, n=2)
+    replay = SequenceReplay(None, bs=8, max_sz=400, length=30, burn_in=2, overlap=0, seed=1, state='zero')
+    with as_worker(None):   # the same rows in both
+        for block in GymStepper('CartPole-v1', seed=0).header(390): replay.add(block)
+    mine, whole = make(), make()
+    mine.ranks, off = ranks, 0.
+    for _ in range(10):
+        batch = replay.sample()
+        b, a = whole.learn(batch), mine.learn(batch[ranks.rank::ranks.size])
+        off = max([off, *(abs(a[k] - b[k]) for k in b)])
+    say(off=max([off, *((p - q).abs().max().item() for p, q in zip(mine.model.parameters(), whole.model.parameters()))]),
+        lengths=batch.train.mask.sum(1).tolist())
+
+def weights(ranks, norm):
+    "Two memories of unequal mass; each says what it drew, with the weights"
+    replay = PrioritizedReplay([], bs=4, max_sz=64, alpha=.7, beta=.6, eps=0., weight_norm=norm, seed=0)
+    pipe = ranks.join(replay)
+    n = (5, 12)[ranks.rank]
+    td = np.arange(1, n+1)*(1., 10.)[ranks.rank]
+    block = Steps.cat([*GymStepper('CartPole-v1', seed=0).header(n)])
+    replay.update_priorities(replay.add(block), td)
+    said = []
+    for _ in range(30):
+        batch = replay.sample()
+        pipe.weigh(batch)
+        said.append(ranks.gather([batch.index.tolist(), batch.weight.tolist()]))
+    if ranks.leads: say(said=said, td=[list(range(1, 6)), [10*x for x in range(1, 13)]])
+
+def lost(ranks, how):
+    "Rank 1 ends in the middle, in one of several ways; the others are to say so"
+    for i in range(10**6):
+        if i == 50 and ranks.rank == 1:
+            if how == 'kill': os.kill(os.getpid(), signal.SIGKILL)
+            if how == 'stop': os.kill(os.getpid(), signal.SIGSTOP)
+            if how == 'error': raise EnvError('GymStepper', 'the robot has fallen over')
+            if how == 'leave': return
+        ranks.average([torch.ones(3)])
+
+def rounds(ranks, seed, steps):
+    "A chain with episodes and rows of n steps: ranks that are due for batches at other steps"
+    torch.manual_seed(ranks.rank)
+    env = gym.make('CartPole-v1')
+    net = value_net(env.observation_space, env.action_space, (8,))
+    steps_ = GymStepper(['CartPole-v1']*2, EpsGreedy(net, .5, seed=seed), seed=seed).journal()
+    replay = steps_.n_step(3, .99).prioritized_replay(bs=8, max_sz=300, warmup=40, ratio=.5, seed=seed)
+    pipe = ranks.join(replay.dqn(net), rows=2, journal=steps_, max_steps=steps)
+    n = sum(1 for _ in pipe)
+    journal = replay.source
+    said = ranks.gather(dict(n=n, inserted=replay.memory.inserted, steps=journal.steps, returns=journal.returns, envs=sorted(set(replay.memory[:].env_id.tolist())),
+        net=[p.detach().sum().item().hex() for p in net.parameters()], state=replay.memory[:].state.sum().item()))
+    if ranks.leads: say(said=said)
+
+if __name__ == '__main__':
+    torch.set_num_threads(1)
+    name, *args = sys.argv[1:]
+    timeout = 3. if 'stop' in args else 60.
+    if args[-1:] == ['guest']: torch.distributed.init_process_group('gloo'); args.pop()
+    with Ranks(timeout=timeout, patience=2.) as ranks:
+        if name == 'equal': equal(args[0], ranks)
+        else: globals()[name](ranks, *(int(a) if a.isdigit() else a for a in args))
