@@ -28,13 +28,23 @@ def fetch(name):
         part.write_bytes(script); part.replace(kept)
     return kept
 
+def source(folder):
+    "A copy of the notebooks in `folder`, with the pages that are made."
+    import conf
+    from literate import reading_order
+    from reference import write_pages
+    shutil.copytree(ROOT/'nbs', folder/'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints'))
+    for name in 'CHANGELOG.md', 'CONTRIBUTING.md': shutil.copyfile(ROOT/name, folder/name)
+    write_pages(folder/'nbs', conf.classes, conf.internals, reading_order)
+    return folder/'nbs'
+
 def build(out):
     "The site in `out`, or an exit that names its faults: any warning is one."
     from sphinx.cmd.build import build_main
     out = Path(out)
     if out.is_dir() and any(out.iterdir()) and not (out/'objects.inv').exists(): sys.exit(f'{out} is not empty and not a site')
     with tempfile.TemporaryDirectory() as tmp:
-        if build_main(['-q', '-n', '-W', '--keep-going', '-c', str(DOCS), '-d', f'{tmp}/doctrees', str(ROOT/'nbs'), f'{tmp}/site']):
+        if build_main(['-q', '-n', '-W', '--keep-going', '-c', str(DOCS), '-d', f'{tmp}/doctrees', str(source(Path(tmp))), f'{tmp}/site']):
             sys.exit('the site has faults: see the warnings above')
         for name in SCRIPTS: shutil.copyfile(fetch(name), f'{tmp}/site/_static/{name}')
         shutil.rmtree(out, ignore_errors=True)
