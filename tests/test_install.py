@@ -1,7 +1,7 @@
 """What people install: lower bounds, files that survive a clone on any system, an installation that can't be written."""
 import ast, importlib.util, re, sys
 
-import pytest
+import pytest, fastrl_replay
 from test_house import ROOT, SURFACE, run, tomllib
 
 def pinned(): return dict(l.strip().split('==') for l in (ROOT/'.ci/lowest.txt').read_text().splitlines() if '==' in l)
@@ -13,6 +13,14 @@ def test_lowest_versions_are_those_of_pyproject():
     assert {*bounds} == {*pinned()}
     for name, version in pinned().items(): assert f'{version}.'.startswith(f'{bounds[name]}.'), (name, version, bounds[name])
     assert bounds['torch'] == '2.6' and bounds['gymnasium'] == '1.4' and bounds['numpy'] == '2.0'
+
+def test_the_version_is_the_same_everywhere():
+    "In the package, in the changelog's first heading and in the citation"
+    version = fastrl_replay.__version__
+    assert re.search(r'^## (\S+)', (ROOT/'CHANGELOG.md').read_text(encoding='utf-8'), re.M)[1] == version
+    assert f'\nversion: {version}\n' in (ROOT/'CITATION.cff').read_text(encoding='utf-8') and re.fullmatch(r'\d+\.\d+\.\d+', version)
+
+def test_the_table_of_versions_is_what_was_run(): run(sys.executable, ROOT/'docs/versions.py', '--check')
 
 def test_no_file_of_the_repository_is_a_link():
     "A clone on Windows holds the link's text instead"
@@ -46,7 +54,7 @@ def test_the_user_that_checkers_read_uses_all_that_is_public():
 @pytest.mark.slow
 def test_public_surface_has_types_that_a_checker_accepts(tmp_path):
     "mypy follows the package's stubs through a user's program, finds no error that isn't there, and those that are"
-    def said(path): return run(sys.executable, '-c', MYPY, '--config-file', ROOT/'pyproject.toml', '--cache-dir', tmp_path/'cache', path)
+    def said(path): return run(sys.executable, '-c', MYPY, '--config-file', ROOT/'pyproject.toml', path)
     assert 'Success' in (found := said(USER)), found
     (tmp_path/'wrong.py').write_text(WRONG)
     found = said(tmp_path/'wrong.py')

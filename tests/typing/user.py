@@ -60,7 +60,7 @@ team = GymStepper(Agents(object(), room=4), policy)
 
 # ---- stages ----
 
-journal = stepper.journal(max_steps=1e6, max_episodes=100)
+journal: Journal = stepper.journal(max_steps=1e6, max_episodes=100)
 counted: int = journal.steps
 kept: list[float] = journal.returns
 merged: NStep = journal.n_step(3, gamma=.99, last=('action_mask',))
