@@ -76,7 +76,7 @@ OPTIONS.update(
 
 # %% ../nbs/cli.ipynb #f0c70031
 COMMANDS = dict(   # what it does, what it is about, options, and what these mean here
-    train=('Train a recipe, or go on with a run',
+    train=('Train a recipe, or go on with a run; as one of several learners where torchrun has started it',
         dict(dest='recipe', nargs='?', metavar='RECIPE', help='which; `fastrl-replay recipes` lists them'),
         'env steps seed out settings set memory data resume trust tensorboard track workers shards engine address', {}),
     recipes=('List the recipes, or show the settings of one',
@@ -111,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
 # %% ../nbs/cli.ipynb #d3190fa5
 WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinforcement learning
 
-  fastrl-replay train cartpole      trains a network in about half a minute and draws its returns
+  fastrl-replay train cartpole      trains a network and draws its returns
   fastrl-replay train dqn --env ID  trains on another environment; so do r2d2, sac and td3
   fastrl-replay recipes             lists what else can be trained
   fastrl-replay recipes cartpole    shows the settings of a recipe, each with a word about it

@@ -220,6 +220,10 @@ WORDS = {   # what notebooks, README and changelog don't say: what they say inst
     r'dues|owes|owed|pays': 'the batches that are due', r'everybody.?s figures': 'full results', r'behind one door': 'adapters',
     r'behind `\w+`': 'after', r'new rows get': 'initial priority', r'bunch(?:es)?': 'chunk',
     r'late answers?': 'delayed priority updates', r'strangers?': 'untrusted, unrelated', r'same life': 'the same episodes',
+    r'hardly ever met': 'sparse rewards', r'actions that are numbers': 'continuous actions', r'tak(?:en|e|es) up again': 'resumed', r'finds? their way': 'are routed to',
+    r'what comes? of it': 'results, effect', r'shall': 'must, is to be', r'lost endings?': 'final observations are kept', r'(?:rows|keys|environments|agents|programs) (?:that )?come and go': 'are added and removed',
+    r'returns while (?:it|they) explores?': 'training returns', r'(?:go|goes) on to the last bit': 'bit-exact', r'who tries': 'to try …', r'surprised you': 'TD errors', r'contests? that (?:is|are) lost': 'who is faster',
+    r'a row has a name': 'a permanent key', r'types a line': 'run one command', r'hears? of (?:it|these|this)': 'is notified', r'brings? errors back': 'priority feedback',
     r'order of the house': 'module order', r'own tail': 'chase itself', r'fast as the bare array': 'faster or slower than what, at what'}
 OLD_NAMES = {'`bunch=`', '`contestants`'}   # which the changelog gives beside the new ones
 
