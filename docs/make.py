@@ -2,7 +2,7 @@
 
 It is static and complete: open FOLDER/index.html, no server and no internet needed. Only the build
 fetches something: two scripts from the npm registry, once, checked by their hash and kept in ~/.cache."""
-import hashlib, io, os, shutil, sys, tarfile, tempfile, urllib.request
+import hashlib, io, os, re, shutil, sys, tarfile, tempfile, urllib.request
 from base64 import b64decode
 from pathlib import Path
 
@@ -34,7 +34,10 @@ def source(folder):
     from literate import reading_order
     from reference import write_pages
     shutil.copytree(ROOT/'nbs', folder/'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints'))
-    for name in 'CHANGELOG.md', 'CONTRIBUTING.md': shutil.copyfile(ROOT/name, folder/name)
+    linked = {name for page in ROOT.glob('nbs/*.*') for name in re.findall(r'\]\(\.\./([\w./-]+)', page.read_text(encoding='utf-8'))}
+    for name in {'CHANGELOG.md', 'CONTRIBUTING.md'} | {n for n in linked if (ROOT/n).is_file()}:
+        (folder/name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT/name, folder/name)
     write_pages(folder/'nbs', conf.classes, conf.internals, reading_order)
     return folder/'nbs'
 
