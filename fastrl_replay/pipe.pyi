@@ -27,13 +27,14 @@ from fastrl_replay.stages.journal import Gather, Journal
 from fastrl_replay.stages.normalisation import RewardNorm, ScaleRewards, StateNorm, UpdateNorms
 from fastrl_replay.stages.nstep import NSkip, NStep
 from fastrl_replay.stages.recorded import Episodes
+from fastrl_replay.steps.states import Saves
 from gymnasium.spaces.box import Box
 
 _Class = TypeVar('_Class', bound=type)
 
 dp: SimpleNamespace
 
-class Pipe(IterDataPipe):
+class Pipe(IterDataPipe, Saves):
     'The base of every stage: takes items from `source`, yields items'
     _buffers: tuple
     takes_any_item: bool
@@ -42,17 +43,11 @@ class Pipe(IterDataPipe):
     source_elsewhere: bool
     draws_batches: bool
     def __init__(self, source=None) -> None: ...
-    def snapshot(self) -> dict:
-        'What this stage alone must remember; a stage that holds something overrides it'
-        ...
     def check_state(self, state: dict) -> Any:
         "What `restore` takes, made of what `snapshot` gave (None: just that); an error where it can't be"
         ...
     def check_remote(self, state: dict) -> Any:
         'The same where a copy of this stage in a worker will take it; what lies there is not looked at here'
-        ...
-    def restore(self, state) -> Any:
-        'Take back what was saved'
         ...
     def _fresh(self) -> Any:
         'Make new buffers'
@@ -250,9 +245,9 @@ class Holding(Pipe):
 
 class Positioned(Pipe):
     'A stage whose state is its position in the pass'
+    saved: dict
     takes_any_item: bool
-    def snapshot(self) -> Any: ...
-    def check_state(self, state) -> Any: ...
+    place: int
     def restore(self, state) -> Any: ...
     def _rewind(self) -> Any: ...
     def _leave(self) -> Any: ...
@@ -304,10 +299,9 @@ class Header(Positioned):
 
 class Cycler(Positioned):
     'The source again and again'
+    saved: dict
+    midway: bool
     def __init__(self, source, count: int | None = None) -> None: ...
-    def snapshot(self) -> Any: ...
-    def check_state(self, state) -> Any: ...
-    def restore(self, state) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
 
 class InMemoryCacheHolder(Positioned):

@@ -14,6 +14,7 @@ import fastrl_replay
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.errors import ArgumentError, BlockError, EnvError, NotEnoughRows, StaleKey, StateError
 from fastrl_replay.steps.row_dtypes import step_dtype
+from fastrl_replay.steps.states import anything
 from fastrl_replay.pipe import Cycler, Filter, Header, InMemoryCacheHolder, Items, Map, MapToIterConverter, Pipe, Positioned, TypeTransformLoop
 from fastrl_replay.pipe import WorkerInfo, as_pipe, dp, stage, upstream
 from fastrl_replay.all import ExperienceReplay, GymStepper, PrioritizedReplay, SequenceReplay
@@ -247,11 +248,10 @@ def test_a_state_that_does_not_fit_changes_nothing():
 
 class Twice(Positioned):
     "Each item twice; the second one may be left for the next pass"
-    _position = ''
+    saved, place = dict(place=anything), ''
     def __iter__(self):
-        if self._position: item,self._position = self._position,''; yield item
-        for item in self.source: self._position = item; yield item; self._position = ''; yield item
-    def restore(self, state): self._position = state['place']
+        if self.place: item,self.place = self.place,''; yield item
+        for item in self.source: self.place = item; yield item; self.place = ''; yield item
     def _rewind(self): pass
     def _leave(self): pass
 
