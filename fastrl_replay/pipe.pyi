@@ -1,11 +1,13 @@
-# Written by docs/stubs.py from what is registered: edit the notebooks, then run it.
+# Written by docs/stubs.py from what classes have: edit the notebooks, then run it.
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import TypeVar
 from torch.utils.data import IterDataPipe as IterDataPipe, MapDataPipe as MapDataPipe
+_Class = TypeVar('_Class', bound=type)
 from fastrl_replay.app.offline import Offline
 from fastrl_replay.data.interop import PipeNode, StatefulPipe
 from fastrl_replay.envs.stepper import GymStepper
@@ -30,19 +32,16 @@ from fastrl_replay.stages.recorded import Episodes
 from fastrl_replay.steps.states import Saves
 from gymnasium.spaces.box import Box
 
-_Class = TypeVar('_Class', bound=type)
-
-dp: SimpleNamespace
-
 class Pipe(IterDataPipe, Saves):
     'The base of every stage: takes items from `source`, yields items'
+    source: Any
     _buffers: tuple
     takes_any_item: bool
     reads_anew: bool
     steps_envs: bool
     source_elsewhere: bool
     draws_batches: bool
-    def __init__(self, source=None) -> None: ...
+    def __init__(self, source: Any = None) -> None: ...
     def check_state(self, state: dict) -> Any:
         "What `restore` takes, made of what `snapshot` gave (None: just that); an error where it can't be"
         ...
@@ -110,10 +109,10 @@ class Pipe(IterDataPipe, Saves):
         'Stages of this chain that count what a chain that runs them elsewhere wants to know'
         ...
     def __iter__(self) -> Iterator[Any]: ...
-    def map(self, fn, input_col=None, output_col=None) -> Map:
+    def map(self, fn, input_col: Any = None, output_col: Any = None) -> Map:
         'A function of each item'
         ...
-    def filter(self, filter_fn, input_col=None) -> Filter:
+    def filter(self, filter_fn, input_col: Any = None) -> Filter:
         'The items for which a function says True'
         ...
     def header(self, limit: int = 10) -> Header:
@@ -125,10 +124,10 @@ class Pipe(IterDataPipe, Saves):
     def in_memory_cache(self) -> InMemoryCacheHolder:
         'Keep every item of the source; later passes give the same objects again'
         ...
-    def gym_step(self, policy=None, seed: int | None = None, autoreset_mode=None, clip: bool | None = None, float32: bool = False, info=...) -> GymStepper:
+    def gym_step(self, policy: Any = None, seed: int | None = None, autoreset_mode: Any = None, clip: bool | None = None, float32: bool = False, info: Any = ...) -> GymStepper:
         'Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped'
         ...
-    def n_step(self, n: int, gamma: float, last=...) -> NStep:
+    def n_step(self, n: int, gamma: float, last: Any = ...) -> NStep:
         'Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`'
         ...
     def n_skip(self, n: int) -> NSkip:
@@ -149,43 +148,43 @@ class Pipe(IterDataPipe, Saves):
     def scale_rewards(self, rewards: RewardNorm) -> ScaleRewards:
         'Batches with rewards on the scale of a `RewardNorm`'
         ...
-    def experience_replay(self, bs: int = 1, max_sz: int = 1000000, *, replacement: bool = False, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None, by='row') -> ExperienceReplay:
+    def experience_replay(self, bs: int = 1, max_sz: int = 1000000, *, replacement: bool = False, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None, by: Any = 'row') -> ExperienceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly'
         ...
-    def hindsight_replay(self, bs: int = 1, max_sz: int = 1000000, *, share: float = 0.8, strategy: str = 'future', reward=None, replacement: bool = False, beta=None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> HindsightReplay:
+    def hindsight_replay(self, bs: int = 1, max_sz: int = 1000000, *, share: float = 0.8, strategy: str = 'future', reward: Any = None, replacement: bool = False, beta: Any = None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> HindsightReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later'
         ...
-    def prioritized_replay(self, bs: int = 1, max_sz: int = 1000000, *, kind: str = 'proportional', alpha: float = 0.6, beta=0.4, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> PrioritizedReplay:
+    def prioritized_replay(self, bs: int = 1, max_sz: int = 1000000, *, kind: str | type = 'proportional', alpha: float = 0.6, beta: Any = 0.4, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> PrioritizedReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them; larger TD errors are drawn more often'
         ...
     def q_learn(self, table: QTable, gamma: float = 0.99, lr: float = 0.5) -> QLearner:
         'Tabular Q-learning: takes batches, improves `table`, yields records'
         ...
-    def dqn(self, model: nn.Module, gamma: float = 0.99, lr: float = 0.001, double: bool = True, target_every: int = 500, tau: float = 1.0, max_norm: float = 10.0, optimizer=None, conservative: float = 0.0) -> DQNLearner:
+    def dqn(self, model: nn.Module, gamma: float = 0.99, lr: float = 0.001, double: bool = True, target_every: int = 500, tau: float = 1.0, max_norm: float = 10.0, optimizer: Any = None, conservative: float = 0.0) -> DQNLearner:
         'Deep Q-learning: takes batches, improves `model`, yields records'
         ...
-    def sequence_replay(self, bs: int = 1, max_sz: int = 1000000, *, length: int = 80, burn_in: int | None = None, overlap: int | None = None, kind: str = 'proportional', prioritized: bool = True, eta: float = 0.9, alpha: float = 0.9, beta=0.6, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', state: str = 'stored', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> SequenceReplay:
+    def sequence_replay(self, bs: int = 1, max_sz: int = 1000000, *, length: int = 80, burn_in: int | None = None, overlap: int | None = None, kind: str | type = 'proportional', prioritized: bool = True, eta: float = 0.9, alpha: float = 0.9, beta: Any = 0.6, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', state: str = 'stored', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> SequenceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode'
         ...
-    def r2d2(self, model: nn.Module, gamma: float = 0.997, n: int = 5, lr: float = 0.0001, rescaled: bool = True, target_every: int = 2500, tau: float = 1.0, max_norm: float = 40.0, optimizer=None) -> R2D2Learner:
+    def r2d2(self, model: nn.Module, gamma: float = 0.997, n: int = 5, lr: float = 0.0001, rescaled: bool = True, target_every: int = 2500, tau: float = 1.0, max_norm: float = 40.0, optimizer: Any = None) -> R2D2Learner:
         'Recurrent replay: takes batches of sequences, improves `model`, yields records'
         ...
-    def sac(self, actor: nn.Module, critics: nn.Module, space: Box, gamma: float = 0.99, lr: float = 0.0003, tau: float = 0.005, temperature: float = 1.0, temperature_lr: float | None = None, entropy: float | None = None, max_norm: float = ..., optimizer=None, seed: int | None = None) -> SACLearner:
+    def sac(self, actor: nn.Module, critics: nn.Module, space: Box, gamma: float = 0.99, lr: float = 0.0003, tau: float = 0.005, temperature: float = 1.0, temperature_lr: float | None = None, entropy: float | None = None, max_norm: float = ..., optimizer: Any = None, seed: int | None = None) -> SACLearner:
         'Soft actor-critic: takes batches, improves `actor` and `critics`, yields records'
         ...
-    def td3(self, actor: nn.Module, critics: nn.Module, space: Box, gamma: float = 0.99, lr: float = 0.0003, tau: float = 0.005, smoothing: float = 0.2, most: float = 0.5, actor_every: int = 2, max_norm: float = ..., optimizer=None, seed: int | None = None) -> TD3Learner:
+    def td3(self, actor: nn.Module, critics: nn.Module, space: Box, gamma: float = 0.99, lr: float = 0.0003, tau: float = 0.005, smoothing: float = 0.2, most: float = 0.5, actor_every: int = 2, max_norm: float = ..., optimizer: Any = None, seed: int | None = None) -> TD3Learner:
         'Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records'
         ...
-    def episodes(self, keep=..., env_id: int = 0, **names) -> Episodes:
+    def episodes(self, keep: Any = ..., env_id: int = 0, **names) -> Episodes:
         'Rows from arrays of whole episodes, by their `names`: dicts, `.npz`, Parquet, tables of Arrow or Hugging Face'
         ...
-    def offline(self, data, max_steps: float = ..., spaces=None, n_step: int = 1, gamma: float = 1.0) -> Offline:
+    def offline(self, data, max_steps: float = ..., spaces: Any = None, n_step: int = 1, gamma: float = 1.0) -> Offline:
         'Fills a replay with recorded rows, and lets it draw; each batch counts as a step'
         ...
-    def prefetch(self, ahead: int = 1, device=None) -> Prefetch:
+    def prefetch(self, ahead: int = 1, device: Any = None) -> Prefetch:
         'Draws the next batches of a replay in a thread, while the learner is busy with this one'
         ...
-    def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: str = 'process', ordered: bool = True, shares: str = 'equal') -> Parallel:
+    def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: Any = 'process', ordered: bool = True, shares: str = 'equal') -> Parallel:
         'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
         ...
     def stateful(self) -> StatefulPipe:
@@ -194,16 +193,16 @@ class Pipe(IterDataPipe, Saves):
     def node(self) -> PipeNode:
         'The chain as a node of `torchdata.nodes`, saved and restored exactly'
         ...
-    def batch(self, batch_size, drop_last=False, wrapper_class=...) -> Pipe:
+    def batch(self, batch_size, drop_last: Any = False, wrapper_class: Any = ...) -> Pipe:
         'Creates mini-batches of data.'
         ...
-    def unbatch(self, unbatch_level=1) -> Pipe:
+    def unbatch(self, unbatch_level: Any = 1) -> Pipe:
         'Undoes batching of data.'
         ...
-    def shuffle(self, *, buffer_size=10000, unbatch_level=0) -> Pipe:
+    def shuffle(self, *, buffer_size: Any = 10000, unbatch_level: Any = 0) -> Pipe:
         'Shuffle the input DataPipe with a buffer.'
         ...
-    def collate(self, conversion=..., collate_fn=None) -> Pipe:
+    def collate(self, conversion: Any = ..., collate_fn: Any = None) -> Pipe:
         'Collates samples from DataPipe to Tensor(s) by a custom collate function.'
         ...
     def concat(self, *datapipes) -> Pipe:
@@ -212,9 +211,48 @@ class Pipe(IterDataPipe, Saves):
     def zip(self, *datapipes) -> Pipe:
         'Aggregates elements into a tuple from each of the input DataPipes.'
         ...
-    def sharding_filter(self, sharding_group_filter=None) -> Pipe:
+    def sharding_filter(self, sharding_group_filter: Any = None) -> Pipe:
         'Wrapper that allows DataPipe to be sharded.'
         ...
+
+class Positioned(Pipe):
+    'A stage whose state is its position in the pass'
+    saved: dict
+    takes_any_item: bool
+    place: int
+    def restore(self, state) -> Any: ...
+    def _rewind(self) -> Any: ...
+    def _leave(self) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+class SavedItems(Positioned):
+    'The state of `Items`: a position, and that of the items where they have one'
+    def snapshot(self) -> Any: ...
+    def check_state(self, state) -> Any: ...
+    def restore(self, state) -> Any: ...
+    def _rewind(self) -> Any: ...
+    def _leave(self) -> Any: ...
+
+class Map(Pipe):
+    'A function of each item'
+    fn: Any
+    takes_any_item: bool
+    def __init__(self, source, fn, input_col: Any = None, output_col: Any = None) -> None: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def snapshot(self) -> Any: ...
+    def check_state(self, state) -> Any: ...
+    def restore(self, state) -> Any: ...
+
+class Items(SavedItems):
+    'The items of any iterable, in order'
+    at_end: Any
+    items: Any
+    def __init__(self, items, at_end: str = 'keep') -> None: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    @property
+    def data_ended(self) -> Any: ...
+
+dp: SimpleNamespace
 
 class WorkerInfo(NamedTuple):
     'Which of several copies of a chain this process runs'
@@ -243,62 +281,30 @@ class Holding(Pipe):
     def _rewind(self) -> Any: ...
     def _leave(self) -> Any: ...
 
-class Positioned(Pipe):
-    'A stage whose state is its position in the pass'
-    saved: dict
-    takes_any_item: bool
-    place: int
-    def restore(self, state) -> Any: ...
-    def _rewind(self) -> Any: ...
-    def _leave(self) -> Any: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
 def try_state(who: str, what: str, x, saved) -> Any:
     'A `StateError` where an object refuses a state: a copy of it tries'
     ...
-
-class SavedItems(Positioned):
-    'The state of `Items`: a position, and that of the items where they have one'
-    def snapshot(self) -> Any: ...
-    def check_state(self, state) -> Any: ...
-    def restore(self, state) -> Any: ...
-    def _rewind(self) -> Any: ...
-    def _leave(self) -> Any: ...
-
-class Items(SavedItems):
-    'The items of any iterable, in order'
-    def __init__(self, items, at_end: str = 'keep') -> None: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    @property
-    def data_ended(self) -> Any: ...
 
 def stage(name: str) -> Callable[[_Class], _Class]:
     'Make a stage class callable as a method of every pipe'
     ...
 
-class Map(Pipe):
-    'A function of each item'
-    takes_any_item: bool
-    def __init__(self, source, fn, input_col=None, output_col=None) -> None: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    def snapshot(self) -> Any: ...
-    def check_state(self, state) -> Any: ...
-    def restore(self, state) -> Any: ...
-
 class Filter(Map):
     'The items for which a function says True'
-    def __init__(self, source, filter_fn, input_col=None) -> None: ...
+    def __init__(self, source, filter_fn, input_col: Any = None) -> None: ...
     @property
     def filter_fn(self) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
 
 class Header(Positioned):
     'The first `limit` items of each pass'
+    limit: Any
     def __init__(self, source, limit: int = 10) -> None: ...
     def __iter__(self) -> Iterator[Any]: ...
 
 class Cycler(Positioned):
     'The source again and again'
+    count: Any
     saved: dict
     midway: bool
     def __init__(self, source, count: int | None = None) -> None: ...
@@ -320,6 +326,8 @@ class MapToIterConverter(Items):
 
 class TypeTransformLoop(MapDataPipe):
     'Each item of a map-style pipe, sent through every function in turn'
+    datapipe: Any
+    fns: Any
     def __init__(self, datapipe, fns) -> None: ...
     def __len__(self) -> int: ...
     def __getitem__(self, i) -> Any: ...

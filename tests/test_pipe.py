@@ -596,10 +596,10 @@ def test_who_is_a_worker_is_told_so():
 def test_rewinding_touches_positions_only():
     "A stage may have attributes of any name"
     class Other(Pipe):
-        def __init__(self, source): super().__init__(source); self._position,self._place,self._resume = 'mine',[1],'too'
+        def __init__(self, source): super().__init__(source); self.place,self._place,self._resume = 'mine',[1],'too'
         def __iter__(self): yield from self.source
     pipe = Other(Items('abc')).header(2)
-    assert list(pipe) == list(pipe) == ['a','b'] and (pipe.source._position, pipe.source._place, pipe.source._resume) == ('mine', [1], 'too')
+    assert list(pipe) == list(pipe) == ['a','b'] and (pipe.source.place, pipe.source._place, pipe.source._resume) == ('mine', [1], 'too')
 
 # ---- a face ----
 
