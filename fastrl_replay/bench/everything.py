@@ -23,16 +23,19 @@ _TINY = '--seeds 1 --steps 3_000'
 COMMANDS = {   # file → its commands, after `python -m`, and what is added for `--quick`
     'bench': [('fastrl_replay bench --growth --train --buffers --as-drawn {peers} --out {out}', '--quick')],
     'frames': [('fastrl_replay bench --frames {peers} --out {out}', '--quick'),
-        ('fastrl_replay bench --frames --games Pong --rows 64 --fill 1_000_000 --out {out}/fill', '--quick --fill 2_000')],
+        ('fastrl_replay bench --frames --games Pong --rows 64 --fill 1_000_000 --out {out}/fill',
+            '--quick --fill 2_000')],
     'disk': [('fastrl_replay bench --disk {peers} --out {out}', '--quick')],
     'first_batch': [('fastrl_replay.bench.first_batch --out {out}', '')],
     'shards': [('fastrl_replay.bench.shards --out {out}', '--quick --engines process')],
-    **{f'{r}-sac': [(f'fastrl_replay.bench.traintime --recipe {r}-sac {steps} --out {{out}}/{r}-sac.json {{peer}}', '--rounds 1 --steps 300')]
+    **{f'{r}-sac': [(f'fastrl_replay.bench.traintime --recipe {r}-sac {steps} --out {{out}}/{r}-sac.json {{peer}}',
+            '--rounds 1 --steps 300')]
         for r,steps in {'pendulum': '', 'hopper': '--steps 15_000', 'halfcheetah': '--steps 20_000'}.items()}}
 TRAININGS = {   # file → what is compared
     'recipes': ['cartpole cartpole-per cartpole-rank', 'cartpole-r2d2 cartpole-blind --seeds 3', 'taxi taxi-online taxi-masked',
         'catch catch-blind --seeds 3', 'pendulum-sac pendulum-td3 --jobs 1', 'lunarlander --seeds 3'],
-    'arms': [f"cartpole {' '.join(f'cartpole-{a}' for a in _ARMS)} cartpole-per --seeds 3 --settings {{measured}}/arms.ini"],
+    'arms': [f"cartpole {' '.join(f'cartpole-{a}' for a in _ARMS)} cartpole-per --seeds 3 "
+        '--settings {measured}/arms.ini'],
     'cartpole-apex': ['cartpole-apex --seeds 1'], 'hindsight': ['fetchreach-her --seeds 3']}
 
 # %% ../../nbs/bench/everything.ipynb #f4d6076f
@@ -77,12 +80,14 @@ def _bits(quick):
 
 def _reached(run):
     "What a page needs of a run of FetchReach"
-    return {k: run[k] for k in ('seed','success','final_return','solved_at_step','env_steps') if k in run} | dict(evals=[*zip(run['x'], run['y'])])
+    return {k: run[k] for k in ('seed','success','final_return','solved_at_step','env_steps') if k in run} | \
+        dict(evals=[*zip(run['x'], run['y'])])
 
 # %% ../../nbs/bench/everything.ipynb #0a741134
 def commit()->str:
     "Of the sources in use; '' where they are no clone"
-    git = subprocess.run(['git', '-C', str(files('fastrl_replay')), 'describe', '--always', '--dirty'], capture_output=True, text=True)
+    git = subprocess.run(['git', '-C', str(files('fastrl_replay')), 'describe', '--always', '--dirty'],
+        capture_output=True, text=True)
     return git.stdout.strip()
 
 def _results(name, out, quick, peers, peer):
@@ -91,7 +96,8 @@ def _results(name, out, quick, peers, peer):
         if name == 'hindsight' and quick: return dict(bitflip=_bits(quick), fetchreach=[])   # MuJoCo has no small run
         runs = _trained(name, out, quick)
         if name == 'cartpole-apex': return runs[name][0]
-        return dict(bitflip=_bits(quick), fetchreach=[*map(_reached, runs['fetchreach-her'])]) if name == 'hindsight' else dict(runs=runs)
+        if name != 'hindsight': return dict(runs=runs)
+        return dict(bitflip=_bits(quick), fetchreach=[*map(_reached, runs['fetchreach-her'])])
     for command,small in COMMANDS[name]:
         _python(f'{command} {small if quick else ""}', out=shlex.quote(str(out)), peers=peers, peer=peer)
     found = _load(out/f'{name}.json')
@@ -120,9 +126,11 @@ def measure_all(
 # %% ../../nbs/bench/everything.ipynb #f64394fe
 def main(args=None):
     "`fastrl-replay bench --all`"
-    p = Options(' --all', 'Everything that the pages have figures of, measured anew: hours.', 'all in small: to see that it runs', 'a JSON file for each part')
+    p = Options(' --all', 'Everything that the pages have figures of, measured anew: hours.',
+        'all in small: to see that it runs', 'a JSON file for each part')
     p.add_argument('--all', action='store_true', help='this')
-    p.add_argument('--only', nargs='+', default=[], metavar='FILE', choices=[*COMMANDS, *TRAININGS], help=f'some of them: {", ".join([*COMMANDS, *TRAININGS])}')
+    p.add_argument('--only', nargs='+', default=[], metavar='FILE', choices=[*COMMANDS, *TRAININGS],
+        help=f'some of them: {", ".join([*COMMANDS, *TRAININGS])}')
     a = p.parse_args(args)
     if not a.out: p.error('--all: expected --out DIR')
     measure_all(a.out, a.only, a.quick, a.pythons)
