@@ -719,7 +719,7 @@ def facts(self:Replay,
 
 # %% ../../nbs/replay/replay.ipynb #c0f1e002
 @patch
-def stands(self:Replay)->dict: # rows that came, how many can be drawn, the sum and the smallest of priorities
+def totals(self:Replay)->dict: # rows that were added, how many can be drawn, sum and minimum of priorities
     "What can be drawn, with all rows so far"
     with self.lock:
         n,sampler = self._catch_up(),self.sampler
