@@ -9,171 +9,145 @@ from fastrl_replay.steps.errors import Explained
 from numpy import ndarray
 
 class Shard:
-    'A part of a served memory, where Ray has placed it'
+    'One part of a served memory, in an actor'
     data: Any
     rank: Any
-    parts: Any
-    again: Any
+    n_shards: Any
+    restarted: Any
     replay: Any
-    born: Any
-    answers: Any
-    ledger: Any
-    def __init__(self, data: bytes, rank: int, parts: int, again: bool = False) -> None: ...
-    def answer(self, what: str, *args) -> tuple:
-        'What was asked for'
+    process: Any
+    n_calls: Any
+    log: Any
+    counts: Any
+    def __init__(self, data: bytes, rank: int, n_shards: int, restarted: bool = False) -> None: ...
+    def call(self, method: str, *args) -> tuple:
+        'Call a method; the memory is opened at the first call'
         ...
     def open(self) -> Any:
-        'Begin, or go on with what lies there'
+        'Open the memory, and the log beside it'
         ...
-    def stands(self) -> dict:
-        'Rows that came and are there, their priorities, batches; which memory it is, and which process'
+    def status(self) -> dict:
+        'Counts, sums of priorities, and which memory and process this is'
         ...
-    def look(self) -> Any:
-        'Nothing is wanted but how it stands'
+    def ping(self) -> Any:
+        'Only the status is wanted'
         ...
-    def number(self, n) -> Any:
+    def number_envs(self, n) -> Any:
         'Numbers for `n` environments that no other one has'
         ...
     def columns(self) -> bytes:
-        'What its rows are like'
+        'A pickled block without rows, which says what columns there are'
         ...
-    def begin(self, columns) -> Any:
-        'Rows will be as in another shard'
+    def set_columns(self, data) -> Any:
+        'Take the columns of another shard'
         ...
-    def stats(self) -> dict:
-        'What the replay says'
+    def add(self, client, call, first_key, data) -> Any:
+        'Add a block, unless this call has added it before'
         ...
-    def close(self) -> Any:
-        'Bring to disk what lies in files'
-        ...
-    def add(self, client, n, life, data) -> Any:
-        'Add a block that was not added so far'
-        ...
-    def sample(self, n, batches, counts) -> Any:
-        'Draw a part of a batch; as many before this one have been drawn from all'
+    def sample(self, n, batches, counted) -> Any:
+        'Draw a part of a batch; `batches` were drawn from all shards so far, and this one is `counted` here or elsewhere'
         ...
     def update(self, keys, td) -> Any:
-        'Errors of rows; keys of an older memory are stale'
+        'Update priorities; keys of an older memory are counted as stale'
+        ...
+    def stats(self) -> dict:
+        'The statistics of the replay'
+        ...
+    def close(self) -> Any:
+        'Write to disk what lies in files'
         ...
 
 PATIENCE: float
 
-class Balance:
-    'Who waits for whom: draws for rows, rows for draws'
+class RateLimiter:
+    'Decides which calls wait: draws for rows, rows for draws'
     ratio: Any
     ahead: Any
     def __init__(self, ratio: Any = None, ahead: int = 1000) -> None: ...
-    def due(self, rows: int, batches: int) -> int:
-        'Batches that these rows pay for, after so many; without a ratio, one'
+    def batches_due(self, rows: int, batches: int) -> int:
+        'Batches that these rows allow beyond those already drawn; without a ratio, always one'
         ...
-    def admits(self, n: int, rows: int, batches: int) -> bool:
-        'May `n` more rows come?'
+    def may_add(self, n: int, rows: int, batches: int) -> bool:
+        'May `n` more rows be added?'
         ...
 
 class NotEnoughDraws(Explained, RuntimeError):
     'Rows that were not taken, because those before them have not been drawn from'
 
 class ServiceError(Explained, RuntimeError):
-    'A service that is gone, or gives no answer'
+    'The service has been stopped, or does not respond'
 
-class Ledger:
-    'What a shard remembers beside its rows'
-    all: Any
-    head: Any
-    notes: Any
-    def __init__(self, folder, inserted: int, numbers: int = 0, life: int = 0) -> None: ...
-    def __getattr__(self, name) -> Any: ...
-    def raise_by(self, name: str, n: int) -> Any:
-        'Count'
+class ShardLog:
+    'What a shard records beside its rows: counts, and its last 1024 calls of `add`'
+    counts: Any
+    adds: Any
+    def __init__(self, folder, inserted: int, envs: int = 0, first_key: int = 0) -> None: ...
+    def find(self, client, call) -> Any:
+        'The rows of a call of `add`'
         ...
-    def found(self, client, n) -> Any:
-        'Was this `add` noted?'
+    def record(self, client, call, first, rows) -> Any:
+        'A call of `add`, before its rows are added; `client` is written last, which makes the entry valid'
         ...
-    def note(self, client, n, first, rows) -> Any:
-        'The rows of this `add` will have the keys from `first` on; `client` is written last, by which the note counts'
-        ...
-    def forget(self, at) -> Any:
-        'These rows were refused'
-        ...
+    def erase(self, places) -> Any: ...
 
-class Gate:
-    'Who waits, and which shard is asked'
-    coming: Any
-    going: Any
-    random: Any
+class Coordinator:
+    'Decides which calls wait, and which shards answer them'
+    rows_on_way: Any
+    batches_on_way: Any
+    rng: Any
     name: Any
     replay: Any
     shards: Any
-    balance: Any
+    limiter: Any
     losses: Any
     restarts: Any
-    states: Any
-    past: Any
+    statuses: Any
+    lost: Any
     waiting: Any
-    given: Any
+    n_envs: Any
     changed: Any
-    first: Any
-    lock: Any
+    first_add: Any
+    starting: Any
     def __init__(self, name: str, data: bytes, shards, ahead: int = 1000) -> None: ...
-    def answer(self, what: str, seen: int, limit: float, *args) -> tuple:
-        'What was asked for; no longer than `limit` seconds'
+    def call(self, method: str, seen: int, limit: float, *args) -> tuple:
+        'Call a method, which takes at most `limit` seconds'
         ...
-    def total(self, key) -> Any:
-        'Of all shards'
-        ...
-    def ask(self, rank, limit, what, *args) -> Any:
-        'An answer of a shard; Ray asks again where it is restarted'
-        ...
-    def wake(self) -> Any:
-        'Let all that wait look again'
-        ...
-    def until(self, limit, what, ready, error) -> Any:
-        'Wait until `ready()`; after `limit` seconds `error()` is raised'
+    def total(self, key) -> Any: ...
+    def ask(self, rank, limit, method, *args) -> Any:
+        "The result of a shard's method; Ray repeats the call if the shard is restarted"
         ...
     def counts(self) -> tuple:
-        "Of all that the service ever had; rows of the warm-up don't pay"
+        'Of all shards since the service began; rows of the warm-up allow no batch'
         ...
-    def enough(self, n) -> bool:
-        'Is there enough for a batch of `n`?'
+    def has_batch(self, n) -> bool:
+        'Are there enough rows for a batch of `n`?'
         ...
     def may_draw(self, n) -> bool:
-        'Is a batch of `n` due?'
+        'May a batch of `n` be drawn now?'
         ...
     def may_add(self, n) -> bool:
-        'May `n` rows come now?'
+        'May `n` rows be added now?'
         ...
-    def too_few_rows(self, n, limit) -> Any:
-        'The error of a draw'
+    def number_envs(self, limit, rank, n) -> Any:
+        'Numbers for environments of a collector, in its shard (None: it is a new collector)'
         ...
-    def too_few_draws(self, n, limit) -> Any:
-        'The error of an `add`'
-        ...
-    def number(self, limit, home, n) -> Any:
-        'Numbers for environments of a collector, in its shard (None: it is a new one)'
-        ...
-    def add(self, limit, client, n, home, life, rows, data) -> Any:
-        'Add a block to a shard when it may come'
-        ...
-    def alike(self, limit, home) -> Any:
-        'Let a shard without columns have those of the others'
+    def add(self, limit, rank, n, *block) -> Any:
+        'Add a block of `n` rows to a shard as soon as it may be added'
         ...
     def split(self, n) -> list:
         'How much of a batch each shard draws'
         ...
     def sample(self, limit, n) -> Any:
-        'Draw a batch when one is due'
-        ...
-    def draw(self, limit, n) -> Any:
-        'Parts of a batch; where a shard has lost its rows meanwhile, the others draw more'
+        'Draw a batch as soon as one is due'
         ...
     def update(self, limit, parts) -> Any:
-        'Tell each shard of its rows, if all keys were given out'
+        'Send each shard its TD errors, if all keys exist'
         ...
-    def look(self, limit) -> tuple:
+    def settings(self, limit) -> tuple:
         'What a client must know'
         ...
     def stats(self, limit) -> dict:
-        'Counts over all programs, and of each shard what its replay says'
+        "Counts over all programs, and the statistics of each shard's replay"
         ...
 
 class Service(Pipe):
@@ -200,16 +174,16 @@ class Service(Pipe):
         "Add rows, when draws have used enough of those before; a block that doesn't fit is refused whole"
         ...
     def add_step(self, obs, action, reward, next_obs, terminated, truncated: Any = False, **how) -> ndarray:
-        'Add a step of a loop of yours, or one of each environment of a vector'
+        'Add a step of an environment, or one of each environment of a vector'
         ...
     def sample(self, n: int | None = None) -> Steps:
-        'Draw a batch, when rows have come that pay for it'
+        'Draw a batch, when the rows so far allow one'
         ...
     def update_priorities(self, keys, td) -> Any:
-        'Tell the shards how wrong the learner was; what is gone by now is left out, and counted'
+        'Update priorities in the shards; keys whose rows were overwritten are left out, and counted'
         ...
     def stats(self) -> dict:
-        'Rows, batches, who waits, restarts and losses, over all programs'
+        'Rows, batches, waiting calls, restarts and losses, over all programs'
         ...
     def order_draws(self) -> Any:
         'The lock that keeps draws in order'

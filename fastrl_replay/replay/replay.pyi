@@ -116,7 +116,7 @@ class Replay(Pipe):
     def facts(self, batch) -> dict:
         'What is to be said of a batch beside those of other shards'
         ...
-    def stands(self) -> dict:
+    def totals(self) -> dict:
         'What can be drawn, with all rows so far'
         ...
     def serve(self, name: str, shards: int = 1, ahead: int = 1000, engine: Any | None = None) -> Any:

@@ -127,11 +127,11 @@ def same_fields(a, b) -> bool:
     ...
 
 def replay_of(steps: Steps) -> Any:
-    "The replay that hears of this block's errors"
+    'The replay that gets the TD errors of this block'
     ...
 
 def set_replay(steps: Steps, replay) -> Any:
-    "Let a replay hear of this block's errors"
+    'Send TD errors of this block to a replay'
     ...
 
 def pack(steps: Steps) -> dict:
