@@ -16,33 +16,30 @@ root_doc, unlisted = 'index', ['bench']    # modules that neither the search nor
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.viewcode', 'sphinx.ext.mathjax', 'sphinx_copybutton', 'literate']
 exclude_patterns = ['**/.ipynb_checkpoints']
 
-# The groups of the sidebar follow the data: what a step is, where steps come from, where they are kept, how they come back.
+# The sidebar has parts by what a reader wants. Internals are the source lessons, in the order of the imports.
+def tutorials(names): return ' '.join(f'tutorials/{n}' for n in names.split())
 groups = {
-    'Start': 'howto faq how_fast versions',
-    'Tutorials': ' '.join(f'tutorials/{t}' for t in ['life_of_one_step', 'your_own_loop', 'your_own_stage', 'callbacks', 'sweeps', 'several_agents', 'from_one_to_eight', 'a_thousand_actors', 'a_million_frames', 'a_memory_on_disk', 'goals_in_hindsight', 'your_data', 'from_seed_to_here', 'coming_from']),
-    'Steps': 'steps/* pipe testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*', 'Replay': 'replay/*',
-    'Learning': 'learning/*', 'Data': 'data/* sb3', 'Many processes': 'parallel/*', 'Recipes and runs': 'app/*', 'Benchmarks': 'bench/*', 'Command line': 'cli main',
-    'Reference': 'all combinations survives glossary contributing changelog'}
+    'Use it': 'first_training ' + tutorials('your_own_loop') + ' own_environment memories stages train command_line howto faq '
+        + tutorials('a_memory_on_disk a_million_frames goals_in_hindsight several_agents from_one_to_eight a_thousand_actors your_data your_own_stage callbacks sweeps coming_from')
+        + ' sb3 how_fast survives',
+    'Understand it': 'ideas ' + tutorials('life_of_one_step') + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers ' + tutorials('from_seed_to_here'),
+    'Reference': 'all reference/classes combinations glossary versions changelog',
+    'Internals': 'modules internals/steps internals/figures internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
+        'internals/many_processes internals/recipes_and_runs internals/command_line internals/benchmarks contributing'}
+internals = {'Steps': 'steps/* pipe testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
+    'Replay': 'replay/views replay/replay replay/moments replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*',
+    'Recipes and runs': 'app/*', 'Command line': 'cli main', 'Benchmarks': 'bench/*'}
+classes = [c for c in map(vars(fastrl_replay.all).get, surface) if isinstance(c, type)]
 
-titles = {   # in the sidebar, where a page's own title says less
-    'steps/core': 'Steps', 'steps/errors': 'Errors', 'steps/row_dtypes': 'Row dtypes', 'steps/compiled': 'Compiled helpers', 'steps/machine': 'The machine', 'stages/waiting': 'Rows that wait', 'steps/states': 'Saved states, checked', 'pipe': 'Pipe, the base of all stages',
-    'testing': 'Scripted environments, contract', 'envs/episodes': 'Episodes and the gate', 'envs/numbering': 'Environments by number', 'envs/nans': 'NaN, found fast', 'steps/batches': 'Sequences, a batch type', 'steps/recycled': 'Memory of batches', 'steps/other_names': 'Names of other libraries',
-    'steps/files': 'Whole files, locks', 'steps/locks': 'Locks', 'steps/nested': 'Nested dicts and tuples', 'envs/envstate': 'Environment snapshots', 'envs/infos': 'Columns from info',
-    'envs/stepper': 'GymStepper', 'envs/slots': 'Environment slots', 'envs/vector_slots': 'Vector environments', 'envs/acting': 'Asking a policy', 'envs/group': 'Environment groups', 'envs/checks': 'What environments return', 'envs/sources': 'Sources of environments', 'envs/own_steps': 'Steps of your own loop', 'envs/agents': 'Agents of an environment', 'envs/agent_slots': 'Rows of agents', 'envs/agent_groups': 'Groups of agents', 'envs/catch': 'Catch (pixels)', 'envs/atari': 'Atari', 'envs/bitflip': 'Bit flipping (goals)',
-    'stages/nstep': 'NStep, NSkip', 'stages/chunker': 'SequenceChunker', 'stages/journal': 'Journal, Gather', 'stages/normalisation': 'States and rewards on one scale',
-    'memory/places': 'Places', 'memory/mapped': 'Files as arrays', 'memory/directory': 'A place in files', 'memory/rows': 'Stores: Rows', 'memory/codecs': 'Codecs for frames',
-    'memory/frame_log': 'Frame log', 'memory/frame_segments': 'Frame segments in files', 'memory/frames': 'Store: Frames', 'memory/on_device': 'A place on a GPU', 'memory/device_frames': 'Frames on a GPU',
-    'memory/timeline': 'Timeline', 'memory/sumtree': 'SumTree', 'memory/ranktree': 'RankTree', 'memory/draws': 'Random numbers', 'memory/samplers': 'Samplers', 'memory/priorities': 'Samplers by priority',
-    'replay/views': 'Views', 'replay/moments': 'Moments of several agents', 'replay/replay': 'Replay', 'replay/experience': 'ExperienceReplay',
-    'replay/prioritized': 'PrioritizedReplay', 'replay/sequence_view': 'View of sequences', 'replay/sequences': 'SequenceReplay', 'replay/hindsight': 'HindsightReplay',
-    'look/inside': 'Facts of a memory', 'look/html': 'Pages in one file', 'look/memory_page': 'A memory on a page', 'look/sampled': 'A sample of a memory', 'look/pixels': 'Observations as pictures', 'look/remarks': 'Remarks on a memory', 'look/memory_figure': 'A memory in one figure', 'look/figures': 'Figures of a training', 'look/curves': 'Curves as SVG', 'look/run_page': 'The page of a run', 'look/server': 'A server of pages',
-    'learning/losses': 'TD targets and losses', 'learning/networks': 'Networks', 'learning/policies': 'Policies', 'learning/continuous': 'Continuous actions', 'learning/base': 'Learner, the base class', 'learning/checkpoints': 'Checkpoints of learners', 'learning/video': 'Videos of episodes',
-    'learning/registry': 'Registry of learners', 'learning/tabular': 'QLearner (table)', 'learning/dqn': 'DQNLearner', 'learning/r2d2': 'R2D2Learner', 'learning/sac': 'SACLearner', 'learning/td3': 'TD3Learner',
-    'learning/learners': 'All learners', 'app/named_envs': 'Environments by name', 'app/offline': 'Recorded rows (offline)', 'app/recipes': 'Recipes (settings.ini)', 'app/saved_policies': 'Policies from files', 'app/runs': 'Runs and checkpoints',
-    'app/run_files': 'Files of a run', 'app/tracking': 'Tracking a run', 'app/run_reports': 'Reports of a run', 'app/watching': 'Watching runs', 'app/survey': 'Survey of a memory on disk', 'cli': 'Command line, results', 'main': 'python -m fastrl_replay', 'data/interop': 'DataLoader, torchdata, TensorDict',
-    'parallel/shards': 'Shards', 'parallel/saved_workers': 'Workers in a checkpoint', 'parallel/stage': 'Parallel', 'parallel/service': 'A memory as a service', 'parallel/prefetch': 'Prefetch', 'parallel/ranks': 'Several learners', 'bench/adapters': 'Benchmark adapters', 'bench/peer_memories': 'Memories that are compared', 'bench/peers': 'Libraries in their processes', 'bench/reports': 'Reports of benchmarks', 'bench/timing': 'Rows and timing', 'bench/contests': 'What is measured', 'bench/bench': 'How benchmarks are run', 'how_fast': 'How fast: results', 'bench/traintime': 'Training time',
-    'bench/buffers': 'Six simple buffers', 'bench/bench_frames': 'Memories of pixels', 'bench/bench_disk': 'Memories on disk', 'bench/bench_on_device': 'Memories on a GPU',
-    'all': 'All public names', 'tutorials/callbacks': 'Callbacks', 'tutorials/sweeps': 'Sweeps', 'tutorials/from_seed_to_here': 'History: from seed to here'}
+words = {   # what people search for, where the page says it in other words
+    'memories': 'buffer; replay buffer; buffer_size; capacity; ring buffer', 'reference/classes': 'API; api reference', 'memory/samplers': 'custom sampler; own sampler',
+    'tutorials/your_own_loop': 'custom training loop; training loop; custom loss', 'own_environment': 'custom environment; custom env; gym environment',
+    'look/memory_figure': 'visualize; plot; inspect', 'look/memory_page': 'visualize memory; html page', 'steps/other_names': 'batch_size; learning_starts; train_freq; gradient_steps',
+    'replay/prioritized': 'PER; prioritized experience replay; importance sampling', 'replay/hindsight': 'HER; hindsight experience replay', 'replay/sequences': 'RNN; LSTM; recurrent; burn_in',
+    'parallel/stage': 'distributed; multiprocessing; num_workers; Ape-X; APEX', 'parallel/service': 'Reverb; server', 'app/runs': 'checkpoint; resume; save; load', 'app/saved_policies': 'load model; save model',
+    'tutorials/your_data': 'offline RL; dataset; demonstrations', 'memory/on_device': 'cuda; GPU', 'memory/frames': 'frame stack; images; Atari memory', 'tutorials/several_agents': 'multi-agent; MARL; PettingZoo',
+    'app/tracking': 'tensorboard; wandb; logging', 'learning/video': 'record video; render', 'faq': 'error; slow; troubleshooting; not learning', 'sb3': 'SB3; replay_buffer_class', 'stages/nstep': 'multi-step; n-step',
+    'tutorials/callbacks': 'callback; early stopping; best model', 'tutorials/sweeps': 'hyperparameters; optuna', 'tutorials/a_memory_on_disk': 'disk; persist; memmap', 'how_fast': 'benchmark; performance'}
 
 nb_execution_mode = 'off'                 # the outputs were saved when the notebooks were tested
 nb_render_markdown_format = 'gfm'         # in outputs: tables
@@ -60,3 +57,4 @@ html_title = f'fastrl_replay {release}'
 if repository: html_theme_options = dict(source_repository=repository, source_branch='main', source_directory='nbs/')
 html_static_path = ['static']
 html_css_files, html_js_files = ['site.css'], ['diagrams.js']
+html_search_scorer = str(Path(__file__).parent/'static/scorer.js')

@@ -44,13 +44,6 @@ def output(notebook, cell):
 FIGURES = {
     # bench.json: microseconds
     'bytes.ours': lambda: f"{measured('bench')['bytes_a_row']['fastrl_replay']:.0f}",
-    'bytes.peers': lambda: span([measured('bench')['bytes_a_row'][p] for p in PEERS]),
-    'bytes.deque': lambda: f"{measured('bench')['bytes_a_row']['deque']:.0f}",
-    'priority.times': lambda: number(times(PRIORITY)),
-    'uniform.times': lambda: number(times(UNIFORM)),
-    'uniform.bare': lambda: f"{1/times(UNIFORM, under=['bare take']):.2f}",
-    'add.sb3': lambda: f"{1/times('insert 256 rows', under=['stable-baselines3']):.2g}",
-    'add.deque': lambda: number(1/times('insert 1 row', under=['deque'])),
     'stage.ns': lambda: f"{took('an item through one stage')['fastrl_replay Pipe']*1000:.0f}",
     'stage.torch': lambda: number(times('an item through one stage', 'fastrl_replay Pipe', ["torch's IterDataPipe"])),
     # frames.json: bytes a row and microseconds, the least and the most of the games

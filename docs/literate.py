@@ -1,10 +1,10 @@
 """The Sphinx extension that turns the notebooks of nbs/ into pages while they are read: no copy is made.
 
 An exported cell becomes the API of its public names, with its code folded below; one without public
-names is folded where it is long, and so is a long test that shows nothing. Compiled kernels stay visible.
-`#| fold` and `#| show` say otherwise for a cell; `#| hide` leaves it out, `#| hide_code` its code. Names in
-backticks link to their API."""
-import ast, fnmatch, inspect, json, posixpath, re
+names is folded where it is long, and so is a test that shows nothing. Compiled kernels stay visible.
+`#| fold` and `#| show` say otherwise for a cell; `#| hide` leaves it out, `#| hide_code` its code; with `#| frames`
+its pictures keep their colours in the dark. Names in backticks link to their API."""
+import ast, inspect, json, posixpath, re
 from pathlib import Path
 from docutils import nodes
 from fastcore.docments import docments
@@ -38,17 +38,27 @@ def cells_of(cell, module):
     names, source = split_directives(cell['source'])
     if 'hide' in names or not source.strip(): return []
     cell = dict(cell, source=source)
-    if 'hide_code' in names: cell['metadata'] = dict(tags=['remove-input'], mystnb=dict(image=dict(alt=names.get('alt', ''))))
+    if 'hide_code' in names:
+        image = dict(alt=names.get('alt', ''), **(dict(classes='frames') if 'frames' in names else {}))
+        cell['metadata'] = dict(tags=['remove-input'], mystnb=dict(image=image))
     exported = {'export', 'exporti'} & set(names)
     if exported and only_imports(source): return []
     api, long = api_of(source, module) if exported else '', source.count('\n') >= LONG
-    folded = api or long if exported else long and module and cell['cell_type'] == 'code' and not cell.get('outputs')
+    folded = api or long if exported else cell['cell_type'] == 'code' and not cell.get('outputs') and is_test(source)
     if re.search(r'^@njit', source, re.M): folded = False   # what is fast is to be read
     if 'fold' in names or 'show' in names: folded = 'fold' in names
     if folded: cell['metadata'] = folded_as('The code' if exported else 'The test')
     if not api: return [cell]
     card = dict(cell_type='markdown', id=f'api-{cell["id"]}', metadata={}, source=f'```{{eval-rst}}\n{api}\n```')
     return [card, cell]
+
+def is_test(source):
+    "Do tests make up half of a cell or more, by lines? Two lines or fewer are read faster than unfolded."
+    try: found = ast.parse(source).body
+    except SyntaxError: return False   # magics
+    def lines(nodes): return sum(n.end_lineno - n.lineno + 1 for n in nodes)
+    tests = [n for n in found if re.match(r'assert\b|test_\w+\(|with expect_fail\b|for [^\n]*:\s+(assert\b|test_\w+\(|with expect_fail\b)', ast.unparse(n))]
+    return lines(found) > 2 and 2*lines(tests) >= lines(found)
 
 def folded_as(prompt): return dict(tags=['hide-input'], mystnb=dict(code_prompt_show=prompt, code_prompt_hide=prompt))
 
@@ -71,10 +81,8 @@ def reading_order(folder, pages):
     return sorted(pages, key=done.get)
 
 def contents(app):
-    "The sidebar: its groups, and their pages in the order of their patterns, under short titles where there are some."
-    pages, titles = reading_order(Path(app.srcdir), sorted(app.env.found_docs)), app.config.titles
-    def entry(p): return f'{titles[p]} <{p}>' if p in titles else p
-    trees = [['```{toctree}', ':hidden:', f':caption: {caption}', '', *[entry(p) for w in patterns.split() for p in fnmatch.filter(pages, w)], '```']
+    "The sidebar: its parts, and their pages in the order of their patterns."
+    trees = [['```{toctree}', ':hidden:', f':caption: {caption}', '', *patterns.split(), '```']
              for caption, patterns in app.config.groups.items()]
     return '\n\n'.join(map('\n'.join, trees))
 
@@ -96,18 +104,22 @@ def problems(app):
         cells = [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'markdown']
         found = [re.split(r'^(?:#|Next: )', t.partition('## What can go wrong\n')[2], maxsplit=1, flags=re.M)[0].strip() for t in cells]
         points = [f'- {p.removeprefix("- ").strip()}' for t in found for p in t.split('\n\n' if '\n\n**' in t else '\n') if p.strip()]
-        if points: yield f'## [{app.config.titles.get(page, cells[0].splitlines()[0][2:])}]({page}.ipynb)\n\n' + relinked('\n'.join(points), page)
+        if points: yield f'## [{cells[0].splitlines()[0][2:]}]({page}.ipynb)\n\n' + relinked('\n'.join(points), page)
 
 def read_notebook(app, docname, content):
     "Sphinx's `source-read`: `content[0]` is the text of the page `docname`, a notebook unless it is markdown."
     if '```{can-go-wrong}' in content[0][:10_000] and not content[0].startswith('{'):
         content[0] = content[0].replace('```{can-go-wrong}\n```', '\n\n'.join(problems(app)))
-    if not content[0].startswith('{'): return
+    entries = [f'single: ! {w}' for w in filter(None, app.config.words.get(docname, '').split('; '))]
+    index = '\n'.join(['', '', '```{eval-rst}', '.. index::', *[f'   {e}' for e in entries], '```', '']) if entries else ''
+    if not content[0].startswith('{'):
+        content[0] = re.sub(r'(?m)^(# .*)$', lambda m: m[1] + index, content[0], count=1)
+        return
     nb = json.loads(content[0])
     for c in nb['cells']: c['source'] = re.sub(r'\]\((?:\.\./)*([A-Z]+)\.md\)', lambda m: f'](/{m[1].lower()}.md)', ''.join(c['source']))
     exp = re.search(r'^#\| *default_exp +(\S+)', '\n'.join(c['source'] for c in nb['cells']), re.M)
     cells = [new for c in nb['cells'] for new in cells_of(c, f'{app.config.package}.{exp[1]}' if exp else '')]
-    cells[0]['source'] = re.sub('\n|$', lambda m: links_above(app.config, docname), cells[0]['source'], count=1)
+    cells[0]['source'] = re.sub('\n|$', lambda m: links_above(app.config, docname) + index, cells[0]['source'], count=1)
     if docname == app.config.root_doc: cells[-1]['source'] += '\n\n' + contents(app)
     nb['metadata']['source_map'] = list(range(len(cells)))   # warnings give the number of the cell
     content[0] = json.dumps(dict(nb, cells=cells))
@@ -180,9 +192,22 @@ def link_names(app, doctree, docname):
         place = None if isinstance(node.parent, nodes.reference) else names.get(re.sub(r'\(.*\)$', '', node.astext()))
         if place: node.replace_self(make_refnode(app.builder, docname, *place, node.deepcopy()))
 
+def add_excerpts(app, pagename, template, context, doctree):
+    "Sphinx's `html-page-context`: the search page loads the texts from which it shows excerpts."
+    if pagename == 'search':
+        for script in 'excerpts_data.js', 'excerpts.js': app.add_js_file(script, loading_method='defer')
+
+def write_excerpts(app, error):
+    "Sphinx's `build-finished`: the prose of each page, for a search without a server."
+    if error: return
+    def prose(name): return ' '.join(' '.join(p.astext() for p in app.env.get_doctree(name).findall(nodes.paragraph)).split())
+    texts = {name: prose(name) for name in sorted(app.env.found_docs)}
+    (Path(app.outdir)/'_static/excerpts_data.js').write_text(f'const EXCERPTS = {json.dumps(texts, ensure_ascii=False)};\n', encoding='utf-8')
+
 def setup(app):
-    for name, default in dict(package='', surface=[], chained={}, groups={}, titles={}, unlisted=[], repository='').items(): app.add_config_value(name, default, 'env')
-    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index}.items():
+    for name, default in dict(package='', surface=[], chained={}, groups={}, words={}, unlisted=[], repository='').items(): app.add_config_value(name, default, 'env')
+    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index,
+                       'html-page-context': add_excerpts, 'build-finished': write_excerpts}.items():
         app.connect(event, act)
     app.add_domain(Api, override=True)
     app.add_lexer('mermaid', TextLexer)   # static/diagrams.js draws them

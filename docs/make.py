@@ -2,7 +2,7 @@
 
 It is static and complete: open FOLDER/index.html, no server and no internet needed. Only the build
 fetches something: two scripts from the npm registry, once, checked by their hash and kept in ~/.cache."""
-import hashlib, io, os, shutil, sys, tarfile, tempfile, urllib.request
+import hashlib, io, os, re, shutil, sys, tarfile, tempfile, urllib.request
 from base64 import b64decode
 from pathlib import Path
 
@@ -28,13 +28,26 @@ def fetch(name):
         part.write_bytes(script); part.replace(kept)
     return kept
 
+def source(folder):
+    "A copy of the notebooks in `folder`, with the pages that are made."
+    import conf
+    from literate import reading_order
+    from reference import write_pages
+    shutil.copytree(ROOT/'nbs', folder/'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints'))
+    linked = {name for page in ROOT.glob('nbs/*.*') for name in re.findall(r'\]\(\.\./([\w./-]+)', page.read_text(encoding='utf-8'))}
+    for name in {'CHANGELOG.md', 'CONTRIBUTING.md'} | {n for n in linked if (ROOT/n).is_file()}:
+        (folder/name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT/name, folder/name)
+    write_pages(folder/'nbs', conf.classes, conf.internals, reading_order)
+    return folder/'nbs'
+
 def build(out):
     "The site in `out`, or an exit that names its faults: any warning is one."
     from sphinx.cmd.build import build_main
     out = Path(out)
     if out.is_dir() and any(out.iterdir()) and not (out/'objects.inv').exists(): sys.exit(f'{out} is not empty and not a site')
     with tempfile.TemporaryDirectory() as tmp:
-        if build_main(['-q', '-n', '-W', '--keep-going', '-c', str(DOCS), '-d', f'{tmp}/doctrees', str(ROOT/'nbs'), f'{tmp}/site']):
+        if build_main(['-q', '-n', '-W', '--keep-going', '-c', str(DOCS), '-d', f'{tmp}/doctrees', str(source(Path(tmp))), f'{tmp}/site']):
             sys.exit('the site has faults: see the warnings above')
         for name in SCRIPTS: shutil.copyfile(fetch(name), f'{tmp}/site/_static/{name}')
         shutil.rmtree(out, ignore_errors=True)

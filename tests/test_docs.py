@@ -63,18 +63,39 @@ def test_every_notebook_is_a_page_of_the_sidebar_and_its_download(site, pages):
         assert (pages[f'{name}.html'].path.parent/taken[0]).read_bytes() == nb.read_bytes()
 
 def test_pages_follow_the_data(pages):
-    "The sidebar's order is that of the imports; tutorials before, reference after."
+    "What a reader uses, understands and looks up; then the source lessons, and within each part modules in the order of the imports."
     order = [l.removesuffix('.html') for l in dict.fromkeys(pages['index.html'].links) if re.fullmatch(r'[\w/]+\.html', l)]
     page = {m: nb.relative_to(ROOT/'nbs').with_suffix('').as_posix() for nb in NOTEBOOKS
             if (m := re.search(r'#\| *default_exp +([\w.]+)', nb.read_text(encoding='utf-8'))) and (m := m[1])}
     assert len(page) > 40 and set(page.values()) <= set(order)
+    internal = order.index('modules')
+    outside = [p for p in page.values() if order.index(p) < internal]
+    assert sorted(outside) == ['all', 'replay/experience', 'replay/hindsight', 'replay/prioritized', 'replay/sequences', 'sb3'], outside
     for m, (path, _) in modules().items():
         for used in {i.removeprefix('fastrl_replay.') for i in imports(path)} & set(page) - {m}:
-            assert order.index(page[used]) < order.index(page[m]), f'{page[m]} stands before {page[used]}, which it needs'
+            if (page[used] in outside) != (page[m] in outside): continue   # in two parts of the sidebar
+            assert m == 'sb3' or m == 'all' or order.index(page[used]) < order.index(page[m]), f'{page[m]} stands before {page[used]}, which it needs'
     text = (pages['index.html'].path).read_text(encoding='utf-8')
     captions = re.findall(r'<p class="caption"[^>]*><span class="caption-text">([^<]*)', text)
-    assert captions == ['Start', 'Tutorials', 'Steps', 'Figures', 'Environments', 'Transforms', 'Memory', 'Replay', 'Learning', 'Data', 'Many processes',
-                        'Recipes and runs', 'Benchmarks', 'Command line', 'Reference']
+    assert captions == ['Use it', 'Understand it', 'Reference', 'Internals']
+
+def test_titles_of_pages_and_of_the_sidebar_are_equal_and_differ(pages):
+    text = pages['index.html'].path.read_text(encoding='utf-8')
+    listed = re.findall(r'<li class="toctree-l\d[^"]*"><a class="reference internal" href="([\w/]+\.html)">(.*?)</a>', text)
+    assert len(listed) > 150 and len({title for _, title in listed}) == len(listed)
+    for page, title in listed:
+        own = re.search(r'<h1>(.*?)<a class="headerlink"', pages[page].path.read_text(encoding='utf-8'), re.S)[1]
+        plain = [re.sub(r'<[^>]+>', '', t) for t in (own, title)]
+        assert plain[0] == plain[1], f'{page}: {plain}'
+
+def test_every_public_class_has_a_page_of_reference(pages):
+    import fastrl_replay.all as surface
+    classes = [n for n in surface.__all__ if inspect.isclass(getattr(surface, n))]
+    assert len(classes) > 70 and {f'reference/{n}.html' for n in classes} <= set(pages)
+    words = ' '.join(' '.join(re.sub(r'<[^>]+>', ' ', pages['reference/PrioritizedReplay.html'].path.read_text(encoding='utf-8')).split()).split('Inherited')[:3])
+    for said in ('alpha', 'default: 0.6', 'Explained in', 'prioritized_replay', 'ArgumentError', 'Example', 'Replay.sample'):
+        assert said in words, said
+    assert '../replay/prioritized.html' in pages['reference/PrioritizedReplay.html'].links
 
 def test_every_page_leads_to_the_next(pages):
     for name, page in lessons(pages).items():
@@ -178,12 +199,12 @@ def test_backticks_lead_to_the_api(pages):
     assert '../steps/core.html#fastrl_replay.steps.core.Steps' in pages['memory/timeline.html'].links
     assert '../stages/nstep.html#fastrl_replay.stages.nstep.NStep' in pages['tutorials/life_of_one_step.html'].links
     assert 'learning/losses.html#fastrl_replay.learning.losses.rescale' in pages['all.html'].links          # of the public surface
-    assert 'learning/dqn.html#fastrl_replay.learning.dqn.DQNLearner' in pages['index.html'].links    # written `.dqn`
+    assert 'learning/dqn.html#fastrl_replay.learning.dqn.DQNLearner' in pages['stages.html'].links    # written `.dqn`
     assert '../app/runs.html#fastrl_replay.app.runs.start' not in pages['steps/core.html'].links           # a word there
 
 def test_hidden_code_stays_out_and_folded_code_is_there(pages):
     text = pages['index.html'].path.read_text(encoding='utf-8')
-    assert 'bar_label' not in text and '<img alt="bars of microseconds' in text
+    assert 'annotate' not in text and '<img alt="A ring of twelve slots' in text
     folded = pages['memory/sumtree.html'].path.read_text(encoding='utf-8')
     assert folded.count('<details class="admonition hide') > 3
 
@@ -220,13 +241,15 @@ def test_words_are_the_fields_own():
     assert not found, '\n'.join(found)
 
 def test_overview_lists_every_notebook_with_its_module():
-    index = ''.join(text for place, text in texts() if place.startswith('index.ipynb'))
-    overview = index[index.index('## Module overview'):]
+    overview = ''.join(text for place, text in texts() if place.startswith('modules.ipynb'))
     for nb in NOTEBOOKS:
         exp = re.search(r'#\| *default_exp +(\S+)', nb.read_text(encoding='utf-8').replace('\\n', '\n'))
         if not exp: continue
         module = exp[1].strip('",').removesuffix('.__init__')
         assert f'| [`{module}`]({nb.relative_to(ROOT/"nbs")}) |' in overview, nb.name
+
+def test_the_front_is_read_in_a_minute():
+    assert len((ROOT/'README.md').read_text(encoding='utf-8').splitlines()) <= 110
 
 # ---- the glue ----
 
@@ -251,7 +274,8 @@ def test_kernels_are_shown_long_tests_folded_and_a_cell_may_say():
     body = '    x = 1\n'*20
     assert tags(f'#| export\n@njit\ndef _kernel():\n{body}') == [[]]
     assert tags(f'#| export\n@njit\ndef kernel():\n{body}') == [[], []]          # its card, and the code
-    assert tags('test_eq(1, 1)\n'*20) == [['hide-input']] and tags('test_eq(1, 1)\n'*20, ['shown']) == [[]]
+    assert tags('test_eq(1, 1)\n'*3) == [['hide-input']] and tags('test_eq(1, 1)\n'*3, ['shown']) == tags('test_eq(1, 1)\n'*2) == [[]]
+    assert tags('x = 1\n'*4 + 'test_eq(1, 1)\n'*2) == [[]] and tags('x = 1\nfor i in range(3):\n    assert i < 3') == [['hide-input']]
     assert tags('#| fold\nx = 1') == [['hide-input']] and tags('#| show\n' + 'test_eq(1, 1)\n'*20) == [[]]
 
 def test_api_of_functions_classes_and_patches():
@@ -285,6 +309,20 @@ def test_first_screen_fits_a_phone():
     assert text.index('```python') < text.index('```sh') and len(commands) == 2 and 'train cartpole' in commands[0] and 'pytest' in commands[1]
     long = [l for l in (first + ''.join(commands)).splitlines() if len(l) > 46]
     assert not long, long
+
+def test_tables_of_the_readme_are_those_of_what_was_measured():
+    "The cells that make them, run again, give what is saved"
+    from IPython.display import Markdown
+    cells = json.loads((ROOT/'nbs/index.ipynb').read_text(encoding='utf-8'))['cells']
+    names, tables = {}, 0
+    for c in cells:
+        *before, last = (source := ''.join(c['source'])).split('\nMarkdown(')
+        if not before: continue
+        exec(before[0], names)
+        made = eval('Markdown(' + last, names)
+        assert isinstance(made, Markdown) and made.data == ''.join(c['outputs'][-1]['data']['text/markdown']), source
+        tables += 1
+    assert tables == 2
 
 def test_pictures_of_the_readme_are_files():
     picture = dict(cell('#| hide_code\n#| alt: what\nplot()', id='p1'), outputs=[dict(output_type='display_data', data={'image/png': 'aGk='})])
@@ -371,7 +409,7 @@ def show(browser, url, width, theme='light', height=900):
     WebDriverWait(browser, 30).until(lambda b: b.execute_script(drawn))
     browser.execute_async_script('const done = arguments[0]; (window.MathJax?.startup?.promise ?? Promise.resolve()).then(() => setTimeout(done, 50))')
 
-NAMES = sorted(nb.relative_to(ROOT/'nbs').with_suffix('').as_posix() for nb in NOTEBOOKS) + ['contributing', 'changelog', 'genindex', 'search']
+NAMES = sorted(nb.relative_to(ROOT/'nbs').with_suffix('').as_posix() for nb in NOTEBOOKS) + ['contributing', 'changelog', 'genindex', 'search', 'reference/PrioritizedReplay', 'reference/classes', 'internals/memory']
 
 @pytest.mark.browser
 @pytest.mark.parametrize('name', NAMES)
@@ -401,23 +439,35 @@ def test_page_in_the_browser(site, browser, name):
 @pytest.mark.browser
 def test_there_is_something_to_draw(site, browser):
     "The checks above would pass a site that lost its equations and diagrams."
-    show(browser, f'file://{site}/index.html', 1400)
-    assert browser.execute_script("return document.querySelectorAll('.mermaid svg .node').length") == 5
+    show(browser, f'file://{site}/first_training.html', 1400)
+    assert browser.execute_script("return document.querySelectorAll('.mermaid svg .node').length") == 4
     show(browser, f'file://{site}/learning/losses.html', 1400)
     assert browser.execute_script("return document.querySelectorAll('mjx-container svg').length") >= 10
 
 @pytest.mark.browser
-@pytest.mark.parametrize('query, page', [('PrioritizedReplay', 'replay/prioritized.html'), ('burn-in', 'replay/sequences.html'), ('n_step', 'stages/nstep.html'), ('prioritized', 'replay/prioritized.html#fastrl_replay.replay.prioritized.PrioritizedReplay')])
+@pytest.mark.parametrize('query, page', [('PrioritizedReplay', 'reference/PrioritizedReplay.html'), ('burn-in', 'replay/sequences.html'), ('n_step', 'stages/nstep.html'), ('prioritized', 'replay/prioritized.html'),
+    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/memory_figure.html'), ('buffer', 'memories.html'), ('batch_size', 'steps/other_names.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html')])
 def test_search_finds_it(site, browser, query, page):
     "Without a server."
     from selenium.webdriver.support.ui import WebDriverWait
     show(browser, f'file://{site}/search.html?q={query}', 1400)
     found = WebDriverWait(browser, 30).until(lambda b: b.execute_script("return [...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))"))
-    assert any(page in link for link in found[:1 if '#' in page else 10]), found
+    assert any(page in link for link in found[:3]), found
+    texts = WebDriverWait(browser, 30).until(lambda b: b.execute_script("return [...document.querySelectorAll('#search-results li p.context')].map(p => p.textContent)"))
+    assert any(len(text) > 50 for text in texts), texts
+
+@pytest.mark.browser
+def test_long_errors_wrap_and_game_frames_keep_their_colours(site, browser):
+    show(browser, f'file://{site}/command_line.html', 1400, 'dark')
+    wide = browser.execute_script("return [...document.querySelectorAll('article pre')].filter(p => p.scrollWidth > p.clientWidth + 1).map(p => p.textContent.slice(0, 80))")
+    assert not wide, wide
+    show(browser, f'file://{site}/envs/catch.html', 1400, 'dark')
+    filters = browser.execute_script("return [...document.querySelectorAll('article img')].map(i => [i.classList.contains('frames'), getComputedStyle(i).filter])")
+    assert ([True, 'none']) in filters and all((f == 'none') == kept for kept, f in filters), filters
 
 @pytest.mark.browser
 def test_theme_can_be_changed_and_diagrams_follow(site, browser):
-    show(browser, f'file://{site}/index.html', 1400)
+    show(browser, f'file://{site}/first_training.html', 1400)
     ink = "return getComputedStyle(document.querySelector('.mermaid .node rect, .mermaid .node path')).fill"
     light = browser.execute_script(ink)
     browser.execute_script("document.body.dataset.theme = 'dark'")

@@ -6,7 +6,7 @@ const dark = () => document.body.dataset.theme == 'dark' ||
 async function draw(diagrams) {
   mermaid.initialize({startOnLoad: false, theme: dark() ? 'dark' : 'neutral', fontFamily: 'sans-serif', flowchart: {wrappingWidth: 300, useMaxWidth: false}});
   for (const [place, text] of diagrams) {
-    place.innerHTML = text;
+    place.innerHTML = innerWidth < 740 ? text.replace(/^(\s*(?:flowchart|graph)) LR/, '$1 TB') : text;   // a phone is higher than wide
     delete place.dataset.processed;
   }
   await mermaid.run({nodes: [...diagrams.keys()]});
