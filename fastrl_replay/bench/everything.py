@@ -33,7 +33,8 @@ COMMANDS = {   # file → its commands, after `python -m`, and what is added for
         for r,steps in {'pendulum': '', 'hopper': '--steps 15_000', 'halfcheetah': '--steps 20_000'}.items()}}
 TRAININGS = {   # file → what is compared
     'recipes': ['cartpole cartpole-per cartpole-rank', 'cartpole-r2d2 cartpole-blind --seeds 3',
-        'taxi taxi-online taxi-masked', 'catch catch-blind --seeds 3', 'pendulum-sac pendulum-td3 --jobs 1', 'lunarlander --seeds 3'],
+        'taxi taxi-online taxi-masked', 'catch catch-blind --seeds 3', 'pendulum-sac pendulum-td3 --jobs 1',
+        'lunarlander --seeds 3'],
     'arms': [f"cartpole {' '.join(f'cartpole-{a}' for a in _ARMS)} cartpole-per --seeds 3 "
         '--settings {measured}/arms.ini'],
     'cartpole-apex': ['cartpole-apex --seeds 1'], 'hindsight': ['fetchreach-her --seeds 3']}
