@@ -24,9 +24,9 @@ groups = {
         + ' sb3 how_fast survives',
     'Understand it': 'ideas ' + tutorials('life_of_one_step') + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers ' + tutorials('from_seed_to_here'),
     'Reference': 'all reference/classes combinations glossary versions changelog',
-    'Internals': 'modules internals/steps internals/figures internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
-        'internals/many_processes internals/recipes_and_runs internals/command_line internals/benchmarks contributing'}
-internals = {'Steps': 'steps/* pipe testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
+    'Internals': 'modules internals/steps_and_pipes internals/figures internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
+        'internals/many_processes internals/recipes_and_runs internals/benchmarks internals/command_line contributing'}
+internals = {'Steps and pipes': 'steps/* pipe testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
     'Replay': 'replay/views replay/replay replay/moments replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*',
     'Recipes and runs': 'app/*', 'Command line': 'cli main', 'Benchmarks': 'bench/*'}
 classes = [c for c in map(vars(fastrl_replay.all).get, surface) if isinstance(c, type)]

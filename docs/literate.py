@@ -9,6 +9,7 @@ from pathlib import Path
 from docutils import nodes
 from fastcore.docments import docments
 from pygments.lexers.special import TextLexer
+from sphinx import addnodes
 from sphinx.domains.python import PythonDomain
 from sphinx.util.nodes import make_refnode
 from readme import split_directives
@@ -110,7 +111,7 @@ def read_notebook(app, docname, content):
     "Sphinx's `source-read`: `content[0]` is the text of the page `docname`, a notebook unless it is markdown."
     if '```{can-go-wrong}' in content[0][:10_000] and not content[0].startswith('{'):
         content[0] = content[0].replace('```{can-go-wrong}\n```', '\n\n'.join(problems(app)))
-    entries = [f'single: ! {w}' for w in filter(None, app.config.words.get(docname, '').split('; '))]
+    entries = [f'! single: {w}' for w in filter(None, app.config.words.get(docname, '').split('; '))]
     index = '\n'.join(['', '', '```{eval-rst}', '.. index::', *[f'   {e}' for e in entries], '```', '']) if entries else ''
     if not content[0].startswith('{'):
         content[0] = re.sub(r'(?m)^(# .*)$', lambda m: m[1] + index, content[0], count=1)
@@ -204,10 +205,15 @@ def write_excerpts(app, error):
     texts = {name: prose(name) for name in sorted(app.env.found_docs)}
     (Path(app.outdir)/'_static/excerpts_data.js').write_text(f'const EXCERPTS = {json.dumps(texts, ensure_ascii=False)};\n', encoding='utf-8')
 
+def name_signatures(app, doctree):
+    "Sphinx's `doctree-read`: cards on pages of classes are in no index, but links from the source lead there."
+    for sig in doctree.findall(addnodes.desc_signature):
+        if not sig['ids'] and sig.get('module'): sig['ids'] = [f"{sig['module']}.{sig['fullname']}"]
+
 def setup(app):
     for name, default in dict(package='', surface=[], chained={}, groups={}, words={}, unlisted=[], repository='').items(): app.add_config_value(name, default, 'env')
     for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index,
-                       'html-page-context': add_excerpts, 'build-finished': write_excerpts}.items():
+                       'html-page-context': add_excerpts, 'build-finished': write_excerpts, 'doctree-read': name_signatures}.items():
         app.connect(event, act)
     app.add_domain(Api, override=True)
     app.add_lexer('mermaid', TextLexer)   # static/diagrams.js draws them

@@ -67,6 +67,13 @@ def raised(fn, cls, deep=3, seen=()):
 
 def first_line(obj): return (inspect.getdoc(obj) or '').partition('\n')[0].replace('|', '\\|')
 
+def signature(cls):
+    "The arguments of a class, which autodoc doesn't see behind torch's metaclass; '' where it has no __init__ in Python."
+    init = inspect.unwrap(cls.__init__)
+    if not inspect.isfunction(init): return ''
+    def plain(p): return p.replace(annotation=p.empty, default=p.default if p.default is p.empty or isinstance(p.default, (int, float, str, tuple, type(None))) else ...)
+    return str(inspect.Signature([plain(p) for p in list(inspect.signature(init).parameters.values())[1:]])).replace('Ellipsis', '...')
+
 def class_page(cls, lessons):
     "The page of a public class as markdown."
     module = cls.__module__.partition('.')[2]
@@ -74,7 +81,7 @@ def class_page(cls, lessons):
     own = {n: fn for n, (base, fn) in members(cls).items() if base is cls}
     lines = [f'# {cls.__name__}', '', f'> {first_line(cls)}', '', f'`from {package_of(cls)}.all import {cls.__name__}`'
              + (f', or in a chain `.{cls.stage_name}(…)`' if hasattr(cls, 'stage_name') else '') + f'. Explained in [{lessons.head(lesson)[0]}](../{lesson}.ipynb).', '',
-             '```{eval-rst}', f'.. autoclass:: {cls.__module__}.{cls.__name__}', *([f'   :members: {", ".join(own)}'] if own else []), '   :no-index:', '```', '']
+             '```{eval-rst}', f'.. autoclass:: {cls.__module__}.{cls.__name__}{signature(cls)}', *([f'   :members: {", ".join(own)}'] if own else []), '   :no-index:', '```', '']
     inherited = {n: (base, fn) for n, (base, fn) in members(cls).items() if base is not cls and first_line(fn)}
     if inherited: lines += ['## Inherited', '', '| | |', '|---|---|', *[f'| `{base.__name__}.{n}` | {first_line(fn)} |' for n, (base, fn) in inherited.items()], '']
     errors = {}

@@ -10,7 +10,6 @@ that lost rows are counted and reported; that no process is left in the end."""
 import argparse, faulthandler, json, os, random, resource, signal, subprocess, sys, time, uuid, warnings
 from collections import Counter, defaultdict
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -177,7 +176,7 @@ class Learner:
 
 def failure(learner, where, kind, rng, warned):
     "One failure, and what the learner saw of it; None: there was nothing that could fail"
-    before, said, began = learner.pipe.stats(), len(warned), time.monotonic()
+    before, said = learner.pipe.stats(), len(warned)
     if where.fail(kind, learner.pipe, rng) is False: return None
     made, learner.longest = time.monotonic(), 0.
     learner.until_both_give()

@@ -440,7 +440,7 @@ def test_page_in_the_browser(site, browser, name):
 def test_there_is_something_to_draw(site, browser):
     "The checks above would pass a site that lost its equations and diagrams."
     show(browser, f'file://{site}/first_training.html', 1400)
-    assert browser.execute_script("return document.querySelectorAll('.mermaid svg .node').length") == 4
+    assert browser.execute_script("return document.querySelectorAll('.mermaid svg .node').length") == 5
     show(browser, f'file://{site}/learning/losses.html', 1400)
     assert browser.execute_script("return document.querySelectorAll('mjx-container svg').length") >= 10
 

@@ -7,7 +7,6 @@ __all__ = ['COMMANDS', 'TRAININGS', 'success', 'commit', 'measure_all', 'main']
 
 # %% ../../nbs/bench/everything.ipynb #0bfcbb16
 import json, os, shlex, subprocess, sys, time
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 import torch
