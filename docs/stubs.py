@@ -1,48 +1,66 @@
-"""Write fastrl_replay/pipe.pyi, which tells editors the chained methods, and the package's copy of settings.ini:
-`python docs/stubs.py [--check]`. (A symbolic link would be a text file in a clone on Windows.)
+"""Write the package's stubs (`.pyi`) and its copy of settings.ini: `python docs/stubs.py [--check]`. (A symbolic link
+would be a text file in a clone on Windows.)
 
-Each stage is a method of every pipe, registered when its module is imported. Editors and type checkers don't run
-the program: they read this file instead of pipe.py. It holds all that is public in `pipe`, a method for each stage
-that `from fastrl_replay.all import *` or this module brings, and those of torch's chained methods that pipes are often
-used with."""
-import inspect, sys
+Editors and type checkers don't run the program: where a stub lies beside a module, they read it instead. Methods that
+`@patch` adds are missing in the modules; a stub has all that a class really has. There is one for each module in which a class
+of `from fastrl_replay.all import *`, or one of its bases, is defined. In pipe.pyi `Pipe` has a method for each stage, and those of
+torch's chained methods that pipes are often used with."""
+import ast, importlib, inspect, sys, textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STUB, SETTINGS = ROOT/'fastrl_replay/pipe.pyi', ROOT/'fastrl_replay/settings.ini'
+SETTINGS = ROOT/'fastrl_replay/settings.ini'
 sys.path.insert(0, str(ROOT))   # the working tree, whatever is installed
 
 import fastrl_replay.all as everything
 from fastrl_replay import pipe
 from fastrl_replay.pipe import IterDataPipe, Pipe
 
-HEADER = '''# Written by docs/stubs.py from what is registered: edit the notebooks, then run it.
+HEADER = '''# Written by docs/stubs.py from what classes have: edit the notebooks, then run it.
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
+'''
+PIPES = '''from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import TypeVar
 from torch.utils.data import IterDataPipe as IterDataPipe, MapDataPipe as MapDataPipe
+_Class = TypeVar('_Class', bound=type)
 '''
 TORCHS = 'batch', 'unbatch', 'shuffle', 'collate', 'concat', 'zip', 'sharding_filter'
 HOOKS = '_buffers', '_fresh', '_open', '_close', '_rewind', '_leave', '_in_worker'   # for stages that someone writes
-SPECIAL = '__init__', '__iter__', '__len__', '__getitem__', '__enter__', '__exit__'
+SPECIAL = '__init__', '__iter__', '__len__', '__getitem__', '__getattr__', '__call__', '__enter__', '__exit__'
+PLAIN = bool, int, float, str, tuple, dict
 RETURNS = {'stage': 'Callable[[_Class], _Class]', 'as_worker': 'AbstractContextManager[WorkerInfo]', '__enter__': 'Self',
            '__iter__': 'Iterator[Any]', '__init__': 'None', '__len__': 'int', '__exit__': 'None'}
 
+def given(cls):
+    "Names of the attributes that methods of a class give to its objects"
+    for f in vars(cls).values():
+        f = f.fget if isinstance(f, property) else f
+        if not inspect.isfunction(f) or not f.__code__.co_argcount: continue
+        try: source = inspect.getsource(f)
+        except OSError: continue   # dataclasses, say, generate some
+        this = f.__code__.co_varnames[0]
+        for node in ast.walk(ast.parse(textwrap.dedent(source))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == this: yield node.attr
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == f'vars({this}).update': yield from (k.arg for k in node.keywords if k.arg)
+
 class Stub:
-    "The text of the stub, and what it must import"
-    def __init__(self): self.imports = set()
+    "The text of a module's stub, and what it must import"
+    def __init__(self, module): self.module,self.imports = module,set()
 
     def kind(self, annotation):
         "An annotation as text; '' where there is none"
         if annotation is inspect.Parameter.empty: return ''
-        if not isinstance(annotation, type): return str(annotation).replace('typing.', '')
+        if not isinstance(annotation, type): return str(annotation).replace('typing.', '').replace('collections.abc.', '')
         name, module = annotation.__qualname__, annotation.__module__
         if module.startswith('torch.nn'): return f'nn.{name}'
-        known = 'builtins', 'fastrl_replay.pipe', 'torch.utils.data.datapipes.datapipe'
-        if module not in known: self.imports.add((module, name))
+        if module in ('builtins', 'torch.utils.data.datapipes.datapipe') or module == self.module.__name__: return name
+        ours = module.startswith('fastrl_replay') and self.module is not pipe
+        if ours and getattr(self.module, name, None) is not annotation: return 'Any'   # patched in a module above: no import points upward
+        self.imports.add((module, name))
         return name
 
     def parameter(self, p):
@@ -50,6 +68,7 @@ class Stub:
         text, default = self.kind(p.annotation), p.default
         if default is None and text and 'None' not in text: text += ' | None'
         star = {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '')
+        if not text and not star and default is not p.empty: text = 'Any'   # a checker would take the default's type
         head = f'{star}{p.name}' + (f': {text}' if text else '')
         if default is p.empty: return head
         plain = default is None or type(default) in (bool, int, str) or type(default) is float and abs(default) < float('inf')
@@ -71,15 +90,22 @@ class Stub:
         if isinstance(x, property):
             yield '@property'
             yield from self.function(name, inspect.signature(x.fget), doc=x.fget.__doc__, method=True)
+            if x.fset: yield from (f'@{name}.setter', f'def {name}(self, value) -> None: ...')
         elif inspect.isfunction(x):
             yield from self.function(name, inspect.signature(x), RETURNS.get(name), x.__doc__, method=True)
-        else: yield f'{name}: {type(x).__name__}'
+        elif isinstance(x, classmethod) or type(x).__name__ == '_clsmethod':   # by `@classmethod`, by `@patch(cls_method=True)`
+            f = getattr(x, '__func__', None) or x.f
+            yield '@classmethod'
+            yield from (line.replace('(self', '(cls', 1) for line in self.function(name, inspect.signature(f), doc=f.__doc__, method=True))
+        else: yield f'{name}: {type(x).__name__ if type(x) in PLAIN else "Any"}'
 
     def members(self, cls):
         "The lines of a class, without what torch put there and without the chained methods"
-        for name, x in vars(cls).items():
-            shown = name in SPECIAL or name in HOOKS or not name.startswith('_')
-            if shown and not hasattr(x, 'stage') and name not in ('stage_name', 'functions'): yield from self.method(name, x)
+        there = {name: x for name, x in vars(cls).items() if not hasattr(x, 'stage') and name not in ('stage_name', 'functions')}
+        shown = [name for name in there if name in SPECIAL or name in HOOKS or not name.startswith('_')]
+        for name in dict.fromkeys(given(cls)):
+            if name[0] != '_' and not hasattr(cls, name): yield f'{name}: Any'
+        for name in shown: yield from self.method(name, there[name])
         if cls in (Pipe, pipe.Positioned): yield 'def __iter__(self) -> Iterator[Any]: ...'   # or they would count as abstract
 
     def chained(self):
@@ -96,32 +122,49 @@ class Stub:
             yield from self.function(name, inspect.Signature([own, *params]), 'Pipe', doc, method=True)
 
     def thing(self, name, x):
-        "The lines of one public name of `pipe`"
+        "The lines of one public name of the module"
+        x = getattr(x, 'py_func', x)                                    # numba keeps the function there
         if inspect.isfunction(x): yield from self.function(name, inspect.signature(x), RETURNS.get(name), x.__doc__)
-        elif not inspect.isclass(x): yield f'{name}: {type(x).__name__}'
+        elif not inspect.isclass(x): yield f'{name}: {type(x).__name__ if type(x) in PLAIN or name == "dp" else "Any"}'
         elif issubclass(x, tuple):
             yield f'class {name}(NamedTuple):'
             yield f'    {x.__doc__!r}'
-            for field, kind in x.__annotations__.items(): yield f'    {field}: {self.kind(kind)} = {x._field_defaults[field]!r}'
+            for field, kind in x.__annotations__.items():
+                yield f'    {field}: {self.kind(kind)}' + (f' = {x._field_defaults[field]!r}' if field in x._field_defaults else '')
         else:
-            bases = [c for b in x.__bases__ for c in (b.__bases__ if b.__name__[0] == '_' else (b,))]
-            yield f'class {name}({", ".join(map(self.kind, bases))}):'
+            bases = [c for b in x.__bases__ for c in (b.__bases__ if b.__name__ == '_Names' else (b,)) if c is not object]
+            yield f'class {name}' + (f'({", ".join(map(self.kind, bases))}):' if bases else ':')
             yield f'    {x.__doc__!r}'
             yield from (f'    {line}' for line in [*self.members(x), *(self.chained() if x is Pipe else ())])
 
-def stub():
-    "The whole text"
-    s = Stub()
-    body = [line for name in pipe.__all__ for line in ['', *s.thing(name, getattr(pipe, name))]]
-    modules = sorted({module for module, _ in s.imports})
-    imports = [f'from {m} import {", ".join(sorted(name for module, name in s.imports if module == m))}' for m in modules]
-    return '\n'.join([HEADER.rstrip(), *imports, '', "_Class = TypeVar('_Class', bound=type)", *body]) + '\n'
+    def names(self):
+        "What is public in the module, and the private bases of its public classes, each after its own"
+        public = {name: getattr(self.module, name) for name in self.module.__all__}
+        found = {b.__name__: b for x in public.values() if inspect.isclass(x) for b in x.__mro__[:0:-1]
+                 if b.__module__ == self.module.__name__ and b.__name__ != '_Names'}
+        return {**found, **public}
+
+    def text(self):
+        "The whole of it"
+        body = [line for name, x in self.names().items() for line in ['', *self.thing(name, x)]]
+        modules = sorted({module for module, _ in self.imports})
+        imports = [f'from {m} import {", ".join(sorted(name for module, name in self.imports if module == m))}' for m in modules]
+        header = HEADER + (PIPES if self.module is pipe else '')
+        return '\n'.join([header.rstrip(), *imports, *body]) + '\n'
+
+def stubs():
+    "Path → text"
+    classes = [x for x in vars(everything).values() if inspect.isclass(x)]
+    homes = {b.__module__ for x in classes for b in x.__mro__ if b.__module__.startswith('fastrl_replay')}
+    return {ROOT.joinpath(*name.split('.')).with_suffix('.pyi'): Stub(importlib.import_module(name)).text() for name in homes}
 
 def main():
-    wanted = {STUB: stub(), SETTINGS: (ROOT/'settings.ini').read_text(encoding='utf-8')}
+    wanted = {**stubs(), SETTINGS: (ROOT/'settings.ini').read_text(encoding='utf-8')}
     wrong = [p for p, text in wanted.items() if p.is_symlink() or not p.exists() or p.read_text(encoding='utf-8') != text]
-    if wrong and '--check' in sys.argv[1:]: sys.exit(f'{", ".join(str(p.relative_to(ROOT)) for p in wrong)}: not what '
-        'the stages give, or not like settings.ini at the top level. Remedy: run\n    python docs/stubs.py')
+    gone = {*(ROOT/'fastrl_replay').rglob('*.pyi')} - {*wanted}
+    if (wrong or gone) and '--check' in sys.argv[1:]: sys.exit(f'{", ".join(str(p.relative_to(ROOT)) for p in sorted([*wrong, *gone]))}: not what '
+        'the classes give, or not like settings.ini at the top level. Remedy: run\n    python docs/stubs.py')
+    for p in gone: p.unlink()
     for p in wrong: p.unlink(missing_ok=True); p.write_text(wanted[p], encoding='utf-8', newline='\n')
 
 if __name__ == '__main__': main()

@@ -111,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
 # %% ../nbs/cli.ipynb #d3190fa5
 WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinforcement learning
 
-  fastrl-replay train cartpole      trains a network in about half a minute and draws its returns
+  fastrl-replay train cartpole      trains a network and draws its returns
   fastrl-replay train dqn --env ID  trains on another environment; so do r2d2, sac and td3
   fastrl-replay recipes             lists what else can be trained
   fastrl-replay recipes cartpole    shows the settings of a recipe, each with a word about it

@@ -17,6 +17,7 @@ from .steps.errors import ArgumentError, ArgumentTypeError
 from .steps.row_dtypes import step_dtype
 from .memory.timeline import Timeline
 from .steps.nested import fields_of, nested_dtype, put
+from .envs.vector_slots import COUNTED, count_steps
 
 # %% ../nbs/sb3.ipynb #65ff7d51
 def newest_in(
@@ -27,6 +28,20 @@ def newest_in(
     "The keys of the rows that are in these slots"
     if inserted <= size: return np.asarray(slots, np.int64)   # nothing was overwritten
     return inserted - 1 - (inserted - 1 - np.asarray(slots, np.int64)) % size
+
+# %% ../nbs/sb3.ipynb #5cce1b51
+_WRITTEN = 'state','next_state','action','reward','terminated','truncated'
+
+class _Rows:
+    "The rows of one position, one of each environment; their columns; and what `count_steps` wants to know of them"
+    def __init__(self, n, dtype):
+        rows = np.zeros(n, dtype)   # a new array at each call would cost 10 µs
+        self.steps,self.raw,self.dtype = Steps(rows),rows.view(np.uint8),dtype
+        self.at = (dtype.itemsize, *(dtype.fields[k][1] for k in COUNTED))
+        self.ids,self.resets = np.arange(n),np.zeros(n, bool)
+        for k in _WRITTEN: setattr(self, k, rows[k])
+
+    def __reduce__(self): return _Rows,(len(self.ids), self.dtype)   # copies of columns would be other memory
 
 # %% ../nbs/sb3.ipynb #277765b8
 _ANY = spaces.Discrete(1)
@@ -59,9 +74,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _begin(self): # no episode is under way
         n = self.n_envs
-        self.episode,self.steps,self.totals = [1]*n,[0]*n,[0.]*n   # lists: sums of arrays take longer for a few numbers
-        self.rows = np.zeros(n, self.row)   # each row is written here; a new array each time costs 10 µs
-        self.rows['env_id'] = np.arange(n)
+        self.counts,self.totals = np.array([[1,0,0]]*n, np.int32),np.zeros(n)   # episode, step, is it over? And rewards
+        self.rows = _Rows(n, self.row)
 
 # %% ../nbs/sb3.ipynb #7f1ce083
 def flags_of(
@@ -100,26 +114,17 @@ def _write(field, x): field[...] = x if type(x) is np.ndarray and x.shape == fie
 @patch
 def add(self:ReplayBuffer, obs, next_obs, action, reward, done, infos):
     "A row of each environment"
-    n,rows,done = self.n_envs,self.rows,flags_of(done, 'done', self.n_envs)
-    put(rows['state'], obs, _write)
-    put(rows['next_state'], next_obs, _write)
-    _write(rows['action'], action)
-    _write(rows['reward'], reward)
-    late = False
+    n,rows,done,late = self.n_envs,self.rows,flags_of(done, 'done', self.n_envs),False
+    put(rows.state, obs, _write)
+    put(rows.next_state, next_obs, _write)
+    _write(rows.action, action)
+    _write(rows.reward, reward)
     if self.handle_timeout_termination and not _nobody(infos, n): late = done & timeouts_of(infos, n)
-    rows['terminated'],rows['truncated'] = done if late is False else done & ~late,late
-    steps,totals = [k + 1 for k in self.steps],[t + r for t,r in zip(self.totals, rows['reward'].tolist())]
-    rows['episode_n'],rows['step_n'],rows['total_reward'] = self.episode,steps,totals
-    self.memory.add(Steps(rows))
-    self._count(done.tolist(), steps, totals)
-
-@patch
-def _count(self:ReplayBuffer, done, steps, totals):
-    "One more position is filled; these episodes have ended"
-    if True in done:
-        self.episode = [e + d for e,d in zip(self.episode, done)]
-        steps,totals = ([0 if d else k for k,d in zip(x, done)] for x in (steps, totals))
-    self.steps,self.totals,self.pos = steps,totals,self.pos + 1
+    rows.terminated[:],rows.truncated[:] = done if late is False else done & ~late,late
+    counts,totals = self.counts.copy(),self.totals.copy()   # they count when the rows are in memory
+    count_steps(rows.raw, rows.at, rows.ids, 0, counts, totals, rows.resets)
+    self.memory.add(rows.steps)
+    self.counts,self.totals,self.pos = counts,totals,self.pos + 1
     if self.pos == self.buffer_size: self.pos,self.full = 0,True
 
 @patch

@@ -1,8 +1,8 @@
 """What people install: lower bounds, files that survive a clone on any system, an installation that can't be written."""
-import importlib.util, re, sys
+import ast, importlib.util, re, sys
 
-import pytest
-from test_house import ROOT, run, tomllib
+import pytest, fastrl_replay
+from test_house import ROOT, SURFACE, run, tomllib
 
 def pinned(): return dict(l.strip().split('==') for l in (ROOT/'.ci/lowest.txt').read_text().splitlines() if '==' in l)
 
@@ -13,6 +13,14 @@ def test_lowest_versions_are_those_of_pyproject():
     assert {*bounds} == {*pinned()}
     for name, version in pinned().items(): assert f'{version}.'.startswith(f'{bounds[name]}.'), (name, version, bounds[name])
     assert bounds['torch'] == '2.6' and bounds['gymnasium'] == '1.4' and bounds['numpy'] == '2.0'
+
+def test_the_version_is_the_same_everywhere():
+    "In the package, in the changelog's first heading and in the citation"
+    version = fastrl_replay.__version__
+    assert re.search(r'^## (\S+)', (ROOT/'CHANGELOG.md').read_text(encoding='utf-8'), re.M)[1] == version
+    assert f'\nversion: {version}\n' in (ROOT/'CITATION.cff').read_text(encoding='utf-8') and re.fullmatch(r'\d+\.\d+\.\d+', version)
+
+def test_the_table_of_versions_is_what_was_run(): run(sys.executable, ROOT/'docs/versions.py', '--check')
 
 def test_no_file_of_the_repository_is_a_link():
     "A clone on Windows holds the link's text instead"
@@ -30,32 +38,33 @@ def test_kernels_are_compiled_where_nothing_can_be_written(tmp_path, monkeypatch
     mod = importlib.util.module_from_spec(spec); spec.loader.exec_module(mod)
     assert mod.add(3, 4) == 11 and (tmp_path/'__pycache__').is_file()
 
+USER = ROOT/'tests/typing/user.py'
+
+def test_the_user_that_checkers_read_uses_all_that_is_public():
+    "Each name of the public surface, and each chained method"
+    used = {getattr(n, 'id', None) or getattr(n, 'attr', None) for n in ast.walk(ast.parse(USER.read_text(encoding='utf-8')))}
+    stub = ast.parse((ROOT/'fastrl_replay/pipe.pyi').read_text(encoding='utf-8'))
+    pipe, = (n for n in stub.body if isinstance(n, ast.ClassDef) and n.name == 'Pipe')
+    methods = [f.name for f in pipe.body if isinstance(f, ast.FunctionDef)]
+    chained = methods[methods.index('map'):]
+    assert {'map', 'n_step', 'prioritized_replay', 'dqn', 'shuffle'} <= {*chained}
+    public = {name for names in SURFACE.values() for name in names.split()}
+    assert not (missing := {*public, *chained} - used), missing
+
 @pytest.mark.slow
 def test_public_surface_has_types_that_a_checker_accepts(tmp_path):
-    "mypy follows the package's own annotations through a user's program, and finds no error that isn't there"
-    (tmp_path/'user.py').write_text(USER)
-    done = run(sys.executable, '-m', 'mypy', '--config-file', ROOT/'pyproject.toml', tmp_path/'user.py')
-    assert 'Success' in done, done
+    "mypy follows the package's stubs through a user's program, finds no error that isn't there, and those that are"
+    def said(path): return run(sys.executable, '-c', MYPY, '--config-file', ROOT/'pyproject.toml', path)
+    assert 'Success' in (found := said(USER)), found
+    (tmp_path/'wrong.py').write_text(WRONG)
+    found = said(tmp_path/'wrong.py')
+    assert [int(l.split(':')[1]) for l in found.splitlines() if ': error: ' in l] == [3, 4, 5, 6], found
 
-USER = """
-from collections.abc import Iterator
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.envs.stepper import GymStepper
-from fastrl_replay.stages.nstep import NStep
-from fastrl_replay.pipe import Pipe
-from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.replay.prioritized import PrioritizedReplay
-from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.memory.rows import Rows
-
-source: Pipe = GymStepper(['CartPole-v1']*2, seed=0).n_step(3, gamma=.99)
-replay = PrioritizedReplay(source, bs=64, max_sz=1000, beta=lambda n: min(1., n/100), store=Rows(), ratio=.5, seed=0)
-batch: Steps = replay.sample()
-keys = replay.add(batch)
-size: int = len(replay)
-other = ExperienceReplay(None, 32, 100, seed=1)
-sequences = SequenceReplay(None, bs=4, max_sz=100, length=8, burn_in=2)
-batches: Iterator = iter(replay)
-saved = replay.state_dict()
-replay.load_state_dict(saved)
+MYPY = "import sys; from mypy import api; print(*api.run(sys.argv[1:])[:2])"   # whatever it finds, the exit status is 0
+WRONG = """from fastrl_replay.all import *
+replay = PrioritizedReplay(bs=4)
+SumTree(8).upadte([0], [1.])
+replay.sample(n='three')
+Steps.cat([]).copy(1)
+GymStepper('CartPole-v1').n_step('three', .99)
 """

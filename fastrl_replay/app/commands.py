@@ -227,7 +227,7 @@ def _resumed(args, ranks=None):
 
 # %% ../../nbs/app/commands.ipynb #5bd04388
 def _device(args, who, remedy):
-    "Where the network of a run shall be: all that --set may change of it"
+    "The device of a run: all that --set may change of it"
     asked = _asked(args)
     if set(asked) - {'device'}:
         raise SettingsError(who, '--set of a run that is there', ' '.join(args.set), remedy=remedy)

@@ -57,11 +57,12 @@ def _about_silence(seen):
         f'of {_others(len(ids) - silent.sum())} came', np.sort(last[silent])[::-1][:3])
 
 # %% ../../nbs/look/remarks.ipynb #5a1c0b85
-def _about_ends(seen, resets): # the latter: environment → keys and steps of rows after which its states jump
+def _about_ends(seen, resets): # the latter: environment, or None → keys and steps of rows after which its states jump
     e = seen['episode']
     ids,which = np.unique(e['env_id'], return_inverse=True)
-    if not _has_ends(e): return
     over = np.isin(e['end'], ENDS[:2])
+    if not over.any(): yield from _about_no_end(e, resets)
+    if not _has_ends(e): return
     longest,shortest = np.zeros(len(ids), np.int64),np.full(len(ids), 2**31)
     np.maximum.at(longest, which, e['length']); np.minimum.at(shortest, which[over], e['length'][over])
     second,top = np.sort(longest)[-2:]
@@ -69,14 +70,23 @@ def _about_ends(seen, resets): # the latter: environment → keys and steps of r
     if top < max(3*second, 50) or over[which != n].sum() < 4: return
     long = e['last'][which == n][-1:]
     if shortest[n] == 2**31:
-        keys,steps = resets(ids[n])
-        lost = f'. Its states jump like resets at {_steps(steps)}: is the end lost?' if len(steps) > 1 else ''
+        keys,lost = _lost(*resets(ids[n]))
         yield Remark(f'{_ids(ids[[n]])} has ended no episode that is in memory: the one that it is in has {top:,} '
-            f'steps so far, those of others have {second:,} at most{lost}', keys[:3] if lost else long)
+            f'steps so far, those of others have {second:,} at most{lost}', keys if lost else long)
     elif shortest[n] > 3*second: yield Remark(f'episodes of {_ids(ids[[n]])} are {shortest[n]:,} steps long or longer, '
         f'those of others {second:,} or shorter', long)
 
 def _has_ends(e): return len(np.unique(e['env_id'])) > 1 and np.isin(e['end'], ENDS[:2]).sum() >= 4
+
+def _about_no_end(e, resets):
+    if e['length'].max(initial=0) <= 1000: return   # the limit of most tasks
+    n = np.argmax(e['length'])
+    keys,lost = _lost(*resets(None))
+    yield Remark(f'no episode that is in memory has ended: {_ids(e["env_id"][[n]])} is at step {e["length"][n]:,}{lost}',
+        keys if lost else e['last'][[n]])
+
+def _lost(keys, steps): # of rows after which states jump
+    return keys[:3],f'. Its states jump like resets at {_steps(steps)}: is the end lost?' if len(steps) > 1 else ''
 
 def _steps(steps):
     some = ', '.join(f'{s:,}' for s in steps[:3])
@@ -226,6 +236,36 @@ def _resets(rows, x, y, follows, env):
         if begins(x[usual & ~first]).mean() < .01: jump |= (size > large) & (begins(y) | begins(later)) & ~begins(x)
     return np.flatnonzero(mine & jump)
 
+def _jumps(rows, x, y, follows):
+    "The same without others: places of rows of that environment which has the longest episode"
+    later = y.copy()
+    later[follows[:,0]] = x[follows[:,1]]
+    size = abs(later - x)
+    far = size > 5*np.quantile(size, .8, axis=0) + .05*x.std(0) + 1e-9
+    return np.flatnonzero((far.mean(1) >= .5) & (rows['env_id'] == rows['env_id'][rows['step_n'].argmax()]))
+
+
+# %% ../../nbs/look/remarks.ipynb #5a1c0b91
+def _strays(a, b, c): # numbers of the row before, of rows, and of the row after
+    "Which rows are unlike both neighbours, while these are alike"
+    to,on,past = abs(b - a),abs(c - b),abs(c - a)
+    if b.shape[1] > 64:   # pictures: means over their grid come first
+        to,on,past = (d[:,:64].sum(1) for d in (to, on, past))
+        return np.minimum(to, on) > 1.6*np.maximum(past, np.quantile(to, .8)) + 1e-6
+    off,moved = abs(b - (a + c)/2),np.maximum(to, on) > 1e-9
+    far = (np.minimum(to, on) > past) & (off > 5*np.quantile(off, .8, axis=0) + .01*b.std(0))
+    return (far.sum(1) >= 2) & (far.sum(1) >= .5*moved.sum(1))
+
+def _about_strays(rows, keys, x, follows):
+    smooth = all(a.dtype.kind == 'f' or a.ndim > 2 for _,a in leaves(rows['state']))
+    before,now = _threes(rows, follows)
+    if not smooth or len(now) < 300: return
+    here,after = now.T
+    odd = here[_strays(x[before[here]], x[here], x[after])]
+    if len(odd) > max(2, .001*len(here)): yield Remark(f'states of {len(odd):,} of {len(here):,} rows are unlike those of '
+        f'the rows before and after them, which are like each other, as of key {keys[odd[0]]:,}: do they come from '
+        'another environment?', keys[odd[:3]])
+
 # %% ../../nbs/look/remarks.ipynb #580e0eea
 def _as_regressors(a):
     "One column for each kind of action, or for each number"
@@ -306,7 +346,7 @@ def remarks_on(
     x,y = (None,None) if few else (as_numbers(rows[n]) for n in ('state','next_state'))
     def resets(env):
         if few or x.shape != y.shape or 'n' in rows.dtype.names: return (),()
-        at = _resets(rows, x, y, follows, env)
+        at = _jumps(rows, x, y, follows) if env is None else _resets(rows, x, y, follows, env)
         return keys[at],rows['step_n'][at]
     found = [_about_rewards(seen), _about_silence(seen), _about_ends(seen, resets), _about_priorities(seen)]
     if not few: found += _about_rows(seen, rows, keys, follows, x, y)
@@ -323,6 +363,7 @@ def _about_rows(seen, rows, keys, follows, x, y): # numbers of states and of nex
     yield _about_next_states(rows, keys, seen['row']['ended'][at])
     if 'n' in rows.dtype.names: return   # rows of several steps
     yield _about_continuity(rows, keys, x, y, follows)
+    yield _about_strays(rows, keys, x, follows)
     yield _about_actions(rows, keys, x, y, follows)
 
 # %% ../../nbs/look/remarks.ipynb #5a1c0b79

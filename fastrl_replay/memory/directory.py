@@ -522,7 +522,7 @@ def kept(self:Directory, name, slots, size)->np.ndarray: # uint8; None: there ar
 # %% ../../nbs/memory/directory.ipynb #8e16fadd
 @patch
 def grow(self:Directory,
-    ring:int, # how many slots there shall be
+    ring:int, # how many slots to make
     max_sz:int, # how many rows count
     derive, # (place, keys) → makes what follows from the rows, in arrays that are not by slot
 ):

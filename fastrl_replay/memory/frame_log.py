@@ -69,8 +69,9 @@ def _find(source, total, recent, numbers, table):
 
 # %% ../../nbs/memory/frame_log.ipynb #392c9946
 @njit(nogil=True)
-def _keep(numbers, table, recent, places, address, row_size, envs, done, refs):
+def _keep(numbers, table, recent, places, rows, envs, done, refs):
     "Keep the frames of rows from `done` on; gives the row at which the room ended, or how many rows there are"
+    address,row_size = rows
     for i in range(done, len(envs)):
         if numbers[ROOM] - numbers[NEXT] < refs.shape[1]: return i
         of_env = recent[envs[i]]
@@ -189,7 +190,7 @@ def keep(self:FrameLog,
     self.numbers[NEAR] = max(near, each*under_way)
     refs = np.empty((n,self.places.shape[1]), np.uint32)
     while True:
-        done = _keep(self.numbers, self.table, self._recent, self.places, address, row_size, envs, done, refs)
+        done = _keep(self.numbers, self.table, self._recent, self.places, (address, row_size), envs, done, refs)
         if done == n: return refs
         self._drop(min(needed(), self._lowest(refs[:done])) >> item(BITS))
         watch()

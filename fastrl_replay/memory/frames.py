@@ -141,6 +141,8 @@ def reserve(self:Frames, place):
     self._every = -(-n//256)   # rows, of which the lowest reference is known
     self._lowest = place.new('lowest', (-(-n//self._every),2*len(leaves)), np.int64, _NONE, by='part')
     for i,log in enumerate(self._logs): log.lowest = self._lowest[:,2*i]
+    self._arrays = (self._spans, self._rest, self._refs, self._every, self._lowest, self._log_numbers, self._cols,
+        self._settled)   # where kernels write
     self._there = DeviceFrames(place, n, leaves, self._logs, self._spans, type(self).__name__) if place.device else None
     self._leaves,self._told,self._lock,self._rows_added = leaves,False,RLock(),0
     self._look_at = [0]*len(leaves)   # with how many segments memory is to be looked at again
@@ -164,8 +166,9 @@ _NONE = np.int64(2**62)
 
 # %% ../../nbs/memory/frames.ipynb #1ce6b058
 @njit(nogil=True)
-def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowest, logs, cols, settled):
+def _put_rows(first, address, n, size, arrays, new_refs):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
+    spans,rest,refs,every,lowest,logs,cols,settled = arrays
     max_sz = len(rest)
     for i in range(n):
         slot = (first + i) % max_sz
@@ -182,12 +185,11 @@ def _put_rows(first, address, n, size, spans, rest, refs, new_refs, every, lowes
     for l in range(len(logs)): logs[l,END] = settled[l] = logs[l,NEXT]
 
 @njit(nogil=True)
-def _add_rows(numbers, plan, address, n, stay, spans, rest, refs, new_refs, every, lowest, logs, cols, settled):
+def _add_rows(numbers, plan, address, n, stay, arrays, new_refs):
     "The same, and link all `n` rows, of which the last `stay` can stay; the place's counters say first what comes"
     skip,counters = (n - stay)*plan[SIZE],longs_at(numbers[COUNTERS], 2)
     counters[RESERVED] = max(counters[RESERVED], numbers[INSERTED] + n)
-    _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], spans, rest, refs, new_refs, every,
-        lowest, logs, cols, settled)
+    _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], arrays, new_refs)
     link_rows(numbers, plan, address, n)
 
 # %% ../../nbs/memory/frames.ipynb #871737b5
@@ -204,8 +206,7 @@ def add(self:Frames, line:Links, rows:np.ndarray)->bool:
         known = line.tables.envs
         refs = self._keep(address + (n-stay)*self.dtype.itemsize, envs[n-stay:], len(known.ids), len(known))
         if self._there is not None: self._there.write_later(line, n, self._there.sent(rows[n-stay:], refs))
-        _add_rows(line.tables.numbers, line.plan, address, n, stay, self._spans, self._rest, self._refs,
-            refs, self._every, self._lowest, self._log_numbers, self._cols, self._settled)
+        _add_rows(line.tables.numbers, line.plan, address, n, stay, self._arrays, refs)
         self._rows_added += stay
     if self._there is not None: self._there.settle()
     return True
@@ -233,8 +234,7 @@ def put(self:Frames, slots, rows):
             some = np.ascontiguousarray(rows[a:b])
             refs = self._keep(some.ctypes.data, envs[a:b].copy(), n, n)
             if self._there is not None: self._there.write(slots[a:b], self._there.sent(some, refs))
-            _put_rows(int(slots[a]), some.ctypes.data, b - a, self.dtype.itemsize, self._spans, self._rest, self._refs,
-                refs, self._every, self._lowest, self._log_numbers, self._cols, self._settled)
+            _put_rows(int(slots[a]), some.ctypes.data, b - a, self.dtype.itemsize, self._arrays, refs)
             self._rows_added += b - a
 
 # %% ../../nbs/memory/frames.ipynb #0b069283

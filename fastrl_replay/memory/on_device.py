@@ -79,7 +79,7 @@ def tensor(self:Device, who, *shape)->torch.Tensor: # bytes
 @patch
 def write(self:Device,
     target:torch.Tensor, # rows of bytes on the device
-    rows:np.ndarray, # the bytes that they shall have
+    rows:np.ndarray, # their new bytes
 ):
     "Bring bytes to the device, asked for and not waited for"
     with self.in_order(): target.view(-1).copy_(staged(rows, self.at), non_blocking=True)

@@ -67,7 +67,7 @@ STORES = {}   # each class of stores by its name, by which a memory on disk is o
 class Store:
     "The base of stores: adds blocks, draws batches and saves by `put` and `gather`"
     folder,mode,spare = None,'a',0   # of a directory in which its arrays lie; None: in none
-    device = None                    # where rows shall lie, and batches; None: in main memory
+    device = None                    # the device of rows and batches; None: in main memory
     _there = None                    # rows that lie on a device; None: they are in arrays
     nbytes = 0                       # reserved
     def __init_subclass__(cls): STORES[cls.__name__] = cls

@@ -93,7 +93,7 @@ class Parallel(_Turns):
         chunk:int=4, # items that travel together
         method:str=None, # how processes start: 'fork', 'spawn' or 'forkserver'; None: as the system does
         restarts:int=0, # how many workers that failed or crashed are restarted; the next one ends the run
-        engine:str='process', # what runs them: a name in `ENGINES`, or an engine
+        engine='process', # what runs them: a name in `ENGINES`, or an engine
         ordered:bool=True, # chunks in turn, the same stream each time; False: from whichever worker is ready
         shares:str='equal', # of shards in the batches: 'equal', or by the 'mass' of their priorities
         weights_every:int=0, # items between two versions of the weights; 0: each request has the newest

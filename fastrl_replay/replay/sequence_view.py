@@ -28,9 +28,10 @@ from ..steps.states import anything, array, checked, maybe, row_dtype
 _SHIFT = TAILS.index('shift')
 
 @njit
-def _note_sequence(env, start, p, recent, hiddens, queue, states, found):
+def _note_sequence(env, start, p, tracks, queued, found):
     "Write down a sequence from step `start` to `p` of an episode, if it is one: first key, length, state"
     if start < 0: return found
+    (recent,hiddens,_,_),(queue,states) = tracks,queued
     at = start % recent.shape[1]
     queue[found,0],queue[found,1] = recent[env,at],p - start
     for b in range(states.shape[1]): states[found,b] = hiddens[env,at,b]
@@ -40,9 +41,10 @@ def _note_sequence(env, start, p, recent, hiddens, queue, states, found):
 QUEUED,OLDEST,IDLE,FOLLOWED,N_GONE,N_CAME = range(6)   # what stands where in a view's counters
 
 @njit
-def _track(rows, plan, first, number, counters, recent, hiddens, count, last, queue, states):
+def _track(rows, plan, first, number, counters, tracks, queued):
     "Follow the rows of a block, whose first has the key `first`: queue what is complete, then write counters"
     at,hidden_at,stride,reach = places_of(plan),plan[7],plan[8],plan[9]
+    recent,hiddens,count,last = tracks
     words,length,found = ints_at(rows.ctypes.data, len(rows) >> 2),recent.shape[1],np.int64(0)
     for i in range(len(rows)//at[SIZE]):
         row = i*at[SIZE]
@@ -51,13 +53,13 @@ def _track(rows, plan, first, number, counters, recent, hiddens, count, last, qu
         slot = p % length
         if p and (key - recent[env,slot-1] >= reach or not goes_on(last, env, episode, step)):   # it broke off
             start = tail_start(p, length, stride, _SHIFT)
-            found,p,slot = _note_sequence(env, start, p, recent, hiddens, queue, states, found),0,0
+            found,p,slot = _note_sequence(env, start, p, tracks, queued, found),0,0
         p,ended = p + 1,row_ends(rows, row, at)
         recent[env,slot] = key
         for b in range(hiddens.shape[2]): hiddens[env,slot,b] = rows[row + hidden_at + b]
         start = tail_start(p, length, stride, _SHIFT) if ended else -1
         if unseen(p, length, stride) == 0: start = p - length
-        found = _note_sequence(env, start, p, recent, hiddens, queue, states, found)
+        found = _note_sequence(env, start, p, tracks, queued, found)
         note_row(last, env, episode, step, ended)
         count[env] = 0 if ended else p
     counters[QUEUED],counters[FOLLOWED] = found,first + len(rows)//at[SIZE]
@@ -236,8 +238,8 @@ def follow(self:SequenceView, steps:Steps, first:int):
 def _track_rows(self:SequenceView, rows, first, plan):
     "Queue the sequences that these rows complete"
     envs,n = self._known_envs(),len(rows)
-    self._queue,self._states = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
-    _track(rows.view(np.uint8), plan, first, envs.number, self._counters, *self._tracks, self._queue, self._states)
+    self._queue,self._states = queued = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
+    _track(rows.view(np.uint8), plan, first, envs.number, self._counters, tuple(self._tracks), queued)
 
 @patch
 def _known_envs(self:SequenceView):

@@ -30,7 +30,7 @@ class SequenceReplay(ReplayByKind):
         length:int=80, # steps of a sequence
         burn_in:int=None, # steps at its beginning that only warm up the recurrent state; None: half of them
         overlap:int=None, # steps that neighbours share; None: half of them
-        kind:str='proportional', # 'proportional': by the mixed error; 'rank': by its rank; 'uniform'; or a class
+        kind:str|type='proportional', # 'proportional': by the mixed error; 'rank': by its rank; 'uniform'; or a class
         prioritized:bool=True, # False: the same as kind='uniform'
         eta:float=.9, # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
         alpha:float=.9, # how much priorities count

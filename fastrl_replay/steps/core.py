@@ -298,14 +298,14 @@ def update_priorities(self:Steps,
 def replay_of(
     steps:Steps, # a batch
 ): # a replay; None: these rows were drawn from none
-    "The replay that hears of this block's errors"
+    "The replay that gets the TD errors of this block"
     return steps._replay
 
 def set_replay(
     steps:Steps, # a batch
     replay, # what has a method `update_priorities(keys, td)`; None: nothing
 ):
-    "Let a replay hear of this block's errors"
+    "Send TD errors of this block to a replay"
     steps._replay = replay
 
 # %% ../../nbs/steps/core.ipynb #70bf0c19

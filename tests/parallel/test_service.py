@@ -7,7 +7,7 @@ import cloudpickle, numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
 
 from fastrl_replay.all import *
-from fastrl_replay.parallel.service import Balance, Gate, Ledger, Shard
+from fastrl_replay.parallel.service import Coordinator, RateLimiter, Shard, ShardLog
 from workers import no_process_is_left  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')
@@ -24,33 +24,33 @@ def block(first, who=1, n=4, envs=2, **columns):
     for k, x in columns.items(): rows[k] = x
     return Steps(rows)
 
-# ---- without Ray: shards and a gate in this process ----
+# ---- without Ray: shards and a coordinator in this process ----
 
 LOOP = asyncio.new_event_loop()
 
-class Near:
+class LocalActor:
     "As a handle of an actor, in this process"
-    def __init__(self, make): self.make, self.made, self.answer = make, make(False), self
+    def __init__(self, make): self.make, self.made, self.call = make, make(False), self
     def remote(self, *args):
         future = Future()
-        future.set_result(self.made.answer(*args))
+        future.set_result(self.made.call(*args))
         return type('Ref', (), dict(future=lambda me: future))()
     def kill(self): self.made = self.make(True)
 
-def gate_of(replay, n=2, ahead=1000):
+def coordinator_of(replay, n=2, ahead=1000):
     data = cloudpickle.dumps(replay)
-    parts = [Near(lambda again, i=i: Shard(data, i, n, again)) for i in range(n)]
-    return Gate('m', data, parts, ahead), parts
+    parts = [LocalActor(lambda again, i=i: Shard(data, i, n, again)) for i in range(n)]
+    return Coordinator('m', data, parts, ahead), parts
 
 class Local(Service):
-    "A service whose gate is in this process"
-    def __init__(self, gate, limit=.05):
-        self.gate, self.limit, self.name, self.news = gate, limit, 'm', []
+    "A service whose coordinator is in this process"
+    def __init__(self, coordinator, limit=.05):
+        self.coordinator, self.limit, self.name, self.news = coordinator, limit, 'm', []
         Pipe.__init__(self)
         self._fresh()
-        self.shards, self.bs = self._ask('look')
+        self.shards, self.bs = self._ask('settings')
     def _ask(self, what, *args):
-        value, self._seen, news = LOOP.run_until_complete(self.gate.answer(what, self._seen, self.limit, *args))
+        value, self._losses_seen, news = LOOP.run_until_complete(self.coordinator.call(what, self._losses_seen, self.limit, *args))
         self.news += news
         if isinstance(value, Exception): raise value
         return value
@@ -68,14 +68,14 @@ def by_key(memory, bs=64, draws=40):
 
 def test_rows_that_come_out_are_those_that_went_in():
     "Beside a plain dict of key → row, with two collectors whose environments have the same numbers"
-    gate, parts = gate_of(PrioritizedReplay(None, bs=4, max_sz=500, seed=0))
+    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=500, seed=0))
     model, envs = {}, {}
     for who in (1, 2, 3):
-        memory = Local(gate)
+        memory = Local(coordinator)
         for first in range(0, 40, 4):
             b = block(first, who)
             for key, row in zip(memory.add(b).tolist(), b.rows): model[key] = plain(row)
-    found = by_key(Local(gate))
+    found = by_key(Local(coordinator))
     assert found.keys() == model.keys() and len(model) == 120
     for key, got in found.items():
         want = model[key]
@@ -94,10 +94,10 @@ def test_rows_that_come_out_are_those_that_went_in():
 
 def test_sequences_of_two_collectors():
     "Links, as sequences have them, over shards"
-    gate, _ = gate_of(SequenceReplay(None, bs=4, max_sz=500, length=5, burn_in=1, overlap=1, seed=0))
-    a, b = Local(gate), Local(gate)
+    coordinator, _ = coordinator_of(SequenceReplay(None, bs=4, max_sz=500, length=5, burn_in=1, overlap=1, seed=0))
+    a, b = Local(coordinator), Local(coordinator)
     for first in range(0, 40, 4): a.add(block(first, 1)); b.add(block(first, 2))
-    batch = Local(gate).sample(16)
+    batch = Local(coordinator).sample(16)
     assert isinstance(batch, Sequences) and batch.shape == (16, 5) and batch.train.shape == (16, 4)
     for rows, mask in zip(batch.rows, batch.mask.numpy()):
         assert len({*rows['who'][mask]}) == 1 and (np.diff(rows['reward'][mask]) == 2).all()
@@ -108,8 +108,8 @@ def test_sequences_of_two_collectors():
 def test_weights_are_those_of_one_memory(norm):
     "w = (N·P)^-β, over the largest of the batch, or of all rows; and draws as often as P says"
     beta, alpha, n = .7, .8, 24
-    gate, _ = gate_of(PrioritizedReplay(None, bs=8, max_sz=100, alpha=alpha, eps=0, beta=beta, weight_norm=norm, seed=1))
-    a, b = Local(gate), Local(gate)
+    coordinator, _ = coordinator_of(PrioritizedReplay(None, bs=8, max_sz=100, alpha=alpha, eps=0, beta=beta, weight_norm=norm, seed=1))
+    a, b = Local(coordinator), Local(coordinator)
     keys = np.concatenate([a.add(block(0, 1, 16)), b.add(block(0, 2, 8))])
     td = np.linspace(.5, 3, n)
     a.update_priorities(keys, td)
@@ -127,16 +127,16 @@ def test_weights_are_those_of_one_memory(norm):
 
 def test_equal_draws_without_replacement():
     "All 24 rows of two shards in a batch of 24: each once"
-    gate, _ = gate_of(ExperienceReplay(None, bs=24, max_sz=100, seed=1))
-    a, b = Local(gate), Local(gate)
+    coordinator, _ = coordinator_of(ExperienceReplay(None, bs=24, max_sz=100, seed=1))
+    a, b = Local(coordinator), Local(coordinator)
     keys = [*a.add(block(0, 1, 16)), *b.add(block(0, 2, 8))]
     for _ in range(5):
         batch = a.sample()
         assert sorted(batch.index.tolist()) == sorted(keys) and (batch.weight == 1).all()
 
 def test_a_schedule_of_beta_counts_all_batches():
-    gate, parts = gate_of(PrioritizedReplay(None, bs=8, max_sz=100, alpha=1, eps=0, beta=lambda batches: float(batches), seed=1))
-    a, b = Local(gate), Local(gate)
+    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=8, max_sz=100, alpha=1, eps=0, beta=lambda batches: float(batches), seed=1))
+    a, b = Local(coordinator), Local(coordinator)
     keys = np.concatenate([a.add(block(0, 1, 4)), b.add(block(0, 2, 4))])
     a.update_priorities(keys, 1 + np.arange(8.))
     p = dict(zip(keys.tolist(), 1 + np.arange(8.)))
@@ -146,8 +146,8 @@ def test_a_schedule_of_beta_counts_all_batches():
         np.testing.assert_allclose(batch.weight.numpy(), w/w.max(), rtol=1e-5)
 
 def test_updates_reach_their_row_and_stale_keys_are_counted():
-    gate, parts = gate_of(PrioritizedReplay(None, bs=4, max_sz=8, alpha=1, eps=0, seed=0))
-    a, b = Local(gate), Local(gate)
+    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=8, alpha=1, eps=0, seed=0))
+    a, b = Local(coordinator), Local(coordinator)
     mine, theirs = a.add(block(0, 1, 8)), b.add(block(0, 2, 8))
     a.update_priorities([mine[3], theirs[5]], [7., 9.])
     kept = [part.made.replay.sampler.kept() for part in parts]
@@ -174,8 +174,8 @@ def other(kind):
 @pytest.mark.parametrize('kind', ['dtype', 'missing', 'no env_id', 'negative', 'no Steps'])
 def test_wrong_blocks_are_refused(kind):
     "By a shard that has rows and by one that has none; both are as they were"
-    gate, parts = gate_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0))
-    a, b = Local(gate), Local(gate)
+    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0))
+    a, b = Local(coordinator), Local(coordinator)
     if kind in ('no env_id', 'negative'):
         with pytest.raises(BlockError): a.add(other(kind))   # also as the first of all
     a.add(block(0))
@@ -193,23 +193,23 @@ def test_a_call_that_is_repeated_adds_nothing_twice(tmp_path, path, when):
     replay = ExperienceReplay(None, bs=4, max_sz=100, seed=0, store=Rows(tmp_path/'m') if path else None)
     make = lambda again: Shard(cloudpickle.dumps(replay), 0, 1, again)
     shard = make(False)
-    shard.answer('add', 5, 1, 0, pickle.dumps(block(0)))
-    if when == 'after': shard.answer('add', 5, 2, 0, pickle.dumps(block(4)))
-    else: shard.ledger.note(5, 2, first=4, rows=4)   # and killed
+    shard.call('add', 5, 1, 0, pickle.dumps(block(0)))
+    if when == 'after': shard.call('add', 5, 2, 0, pickle.dumps(block(4)))
+    else: shard.log.record(5, 2, first=4, rows=4)   # and killed
     if path:
         shard.replay.close()
         shard = make(True)
-        assert shard.answer('look')[1]['life'] == 0
-    elif when == 'before': shard.ledger = Ledger(None, 4)
-    shard.answer('add', 6, 1, 0, pickle.dumps(block(0, 2)))
-    assert shard.answer('add', 5, 2, 0, pickle.dumps(block(4)))[0] == dict(before=8, after=4)[when]
+        assert shard.call('ping')[1]['first_key'] == 0
+    elif when == 'before': shard.log = ShardLog(None, 4)
+    shard.call('add', 6, 1, 0, pickle.dumps(block(0, 2)))
+    assert shard.call('add', 5, 2, 0, pickle.dumps(block(4)))[0] == dict(before=8, after=4)[when]
     rewards = shard.replay.memory[:].rows[['reward', 'who']].tolist()
     assert len(rewards) == 12 and sorted(rewards) == sorted([(float(i), 1) for i in range(8)] + [(float(i), 2) for i in range(4)])
 
 def test_refused_rows_are_not_noted():
     "Or the same block again would be thought to be there"
-    gate, parts = gate_of(ExperienceReplay(None, bs=4, max_sz=100, seed=0), 1)
-    a, b = Local(gate), Local(gate)
+    coordinator, parts = coordinator_of(ExperienceReplay(None, bs=4, max_sz=100, seed=0), 1)
+    a, b = Local(coordinator), Local(coordinator)
     a.add(block(0))
     for _ in range(2):
         with pytest.raises(BlockError): a.add(other('dtype'))
@@ -219,8 +219,8 @@ def test_refused_rows_are_not_noted():
 @pytest.mark.parametrize('n', [1, 2])
 def test_lost_rows_are_told(n):
     "A shard without a path begins anew: each program is told once; keys of before are stale, and never given out again"
-    gate, parts = gate_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0), n)
-    a, b = Local(gate), Local(gate)
+    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0), n)
+    a, b = Local(coordinator), Local(coordinator)
     old = a.add(block(0))
     if n == 2: b.add(block(0, 2))
     parts[0].kill()
@@ -229,15 +229,15 @@ def test_lost_rows_are_told(n):
     for memory in (a, b):
         memory.stats()
         assert len(memory.news) == 1 and 'shard 0 of' in memory.news[0] and '4 rows of its memory are lost' in memory.news[0]
-    assert Local(gate).news == []
+    assert Local(coordinator).news == []
     a.update_priorities(old, np.ones(4))
     stats = a.stats()
     assert (stats['stale'], stats['restarts'], stats['losses'], stats['rows_in']) == (4, 1, 1, 4*n + 4)
     by_key(a, 4, 5)
 
 def test_a_shard_with_a_path_goes_on(tmp_path):
-    gate, parts = gate_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0, ratio=1, store=Rows(tmp_path/'m')))
-    a, b = Local(gate), Local(gate)
+    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0, ratio=1, store=Rows(tmp_path/'m')))
+    a, b = Local(coordinator), Local(coordinator)
     old = [*a.add(block(0)), *b.add(block(0, 2))]
     for _ in range(3): a.sample()
     for part in parts: part.made.replay.close(); part.kill()
@@ -246,37 +246,37 @@ def test_a_shard_with_a_path_goes_on(tmp_path):
     assert {*old} <= by_key(a, 12, 9).keys()
     timeline = parts[0].made.replay.memory
     assert timeline.windows([2], 2).mask[0, 1] and timeline.windows([2], 2).rows['reward'].tolist() == [[2, 4]]
-    again, _ = gate_of(PrioritizedReplay(None, bs=4, max_sz=100, store=Rows(tmp_path/'m')))
+    again, _ = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, store=Rows(tmp_path/'m')))
     for part in parts: part.made.close()
     assert len(Local(again)) == 12   # served anew
 
-def test_a_gate_that_is_killed_knows_it_again():
-    gate, parts = gate_of(PrioritizedReplay(None, bs=4, max_sz=100, ratio=1/4, warmup=4, seed=0))
-    a = Local(gate)
+def test_a_coordinator_that_is_killed_knows_it_again():
+    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, ratio=1/4, warmup=4, seed=0))
+    a = Local(coordinator)
     for first in range(0, 20, 4): a.add(block(first))
     for _ in range(2): a.sample()
-    again = Gate('m', gate.shards[0].made.data, parts)
+    again = Coordinator('m', coordinator.shards[0].made.data, parts)
     b = Local(again)
-    assert b.stats()['batches'] == 2 and again.counts() == gate.counts() == (16, 2)
+    assert b.stats()['batches'] == 2 and again.counts() == coordinator.counts() == (16, 2)
     for _ in range(2): b.sample()
     with pytest.raises(NotEnoughRows): b.sample()
 
 def test_the_ratio_is_exact_while_many_wait():
     "Eight collectors and four learners at once, in random order: neither side is ahead by more than it may, and what is under way"
-    gate, parts = gate_of(ExperienceReplay(None, bs=4, max_sz=1000, ratio=.5, warmup=8, seed=0), ahead=24)
+    coordinator, parts = coordinator_of(ExperienceReplay(None, bs=4, max_sz=1000, ratio=.5, warmup=8, seed=0), ahead=24)
     async def collect(k):
-        home, life, number = (await gate.answer('number', 0, 9., None, 2))[0]
+        rank, first_key, number = (await coordinator.call('number_envs', 0, 9., None, 2))[0]
         for i in range(30):
             data = block(4*i, k)
-            data.rows['env_id'] += number*2 + home
-            assert isinstance((await gate.answer('add', 0, 9., k + 1, i, home, life, 4, pickle.dumps(data)))[0], int)
-            seen.append(gate.counts())
+            data.rows['env_id'] += number*2 + rank
+            assert isinstance((await coordinator.call('add', 0, 9., rank, 4, k + 1, i, first_key, pickle.dumps(data)))[0], int)
+            seen.append(coordinator.counts())
             await asyncio.sleep(0)
     async def learn():
         while True:
-            value, *_ = await gate.answer('sample', 0, .5, None)
+            value, *_ = await coordinator.call('sample', 0, .5, None)
             if isinstance(value, NotEnoughRows): return
-            seen.append(gate.counts())
+            seen.append(coordinator.counts())
     async def run(): await asyncio.gather(*[collect(k) for k in range(8)], *[learn() for _ in range(4)])
     seen = []
     LOOP.run_until_complete(run())
@@ -285,8 +285,8 @@ def test_the_ratio_is_exact_while_many_wait():
     assert seen[-1] == (8*30*4 - 8, (8*30*4 - 8)//2)
 
 def test_limits_are_told_on_both_sides():
-    gate, _ = gate_of(ExperienceReplay(None, bs=4, max_sz=100, ratio=1/4, warmup=6, seed=0), ahead=8)
-    a = Local(gate)
+    coordinator, _ = coordinator_of(ExperienceReplay(None, bs=4, max_sz=100, ratio=1/4, warmup=6, seed=0), ahead=8)
+    a = Local(coordinator)
     with pytest.raises(NotEnoughRows, match=r'0 rows can be drawn.*expected 4 rows, and 6 rows of warm-up.*Remedy: see that a collector'): a.sample()
     for first in range(0, 12, 4): a.add(block(first))
     with pytest.raises(NotEnoughDraws, match=r'too few batches were drawn within 0.05 seconds for 4 more rows; got 6 rows, 0 batches, a ratio of 0.25.*ahead=8.*Remedy: see that a learner'): a.add(block(12))
@@ -301,30 +301,30 @@ def test_limits_are_told_on_both_sides():
 def test_both_sides_never_wait_for_each_other(ratio):
     rng = np.random.default_rng(0)
     for ahead in (1, 5, 100):
-        balance, rows, batches = Balance(ratio, ahead), 0, 0
+        limiter, rows, batches = RateLimiter(ratio, ahead), 0, 0
         for _ in range(2000):
             n = int(rng.integers(1, 40))
-            assert balance.due(rows, batches) >= 1 or balance.admits(n, rows, batches)
-            if balance.admits(n, rows, batches) and rng.random() < .5: rows += n
-            elif balance.due(rows, batches) >= 1: batches += 1
+            assert limiter.batches_due(rows, batches) >= 1 or limiter.may_add(n, rows, batches)
+            if limiter.may_add(n, rows, batches) and rng.random() < .5: rows += n
+            elif limiter.batches_due(rows, batches) >= 1: batches += 1
 
 def test_steps_of_a_loop():
-    gate, _ = gate_of(ExperienceReplay(None, bs=4, max_sz=100, seed=0, ratio=1, warmup=0), ahead=2)
-    a = Local(gate)
+    coordinator, _ = coordinator_of(ExperienceReplay(None, bs=4, max_sz=100, seed=0, ratio=1, warmup=0), ahead=2)
+    a = Local(coordinator)
     for i in range(2): a.add_step(np.float32([i, 0]), 1, float(i), np.float32([i + 1, 0]), False)
     for i in range(2, 4): a.add_step(np.float32([i, 0]), 1, float(i), np.float32([i + 1, 0]), i == 3)   # no batch is due before four rows
     with pytest.raises(NotEnoughDraws): a.add_step(np.float32([9, 0]), 1, 4., np.float32([10, 0]), False)
     for _ in range(4): a.sample()
     a.add_step(np.float32([9, 0]), 1, 4., np.float32([10, 0]), truncated=False, terminated=False)   # the same step again, and once
-    rows = gate.shards[0].made.replay.memory[:].rows if gate.shards[0].made.replay.memory.inserted else gate.shards[1].made.replay.memory[:].rows
+    rows = coordinator.shards[0].made.replay.memory[:].rows if coordinator.shards[0].made.replay.memory.inserted else coordinator.shards[1].made.replay.memory[:].rows
     assert [(r['reward'], r['episode_n'], r['step_n']) for r in rows] == [(0, 1, 1), (1, 1, 2), (2, 1, 3), (3, 1, 4), (4, 2, 1)]
 
-def test_a_ledger_that_is_damaged_is_refused(tmp_path):
-    Ledger(tmp_path, 0)
+def test_a_log_that_is_damaged_is_refused(tmp_path):
+    ShardLog(tmp_path, 0)
     good = (tmp_path/'service').read_bytes()
     for bad in (b'', good[:-1], bytes(8) + good[8:], good[:8] + b'\xff'*8 + good[16:]):
         (tmp_path/'service').write_bytes(bad)
-        with pytest.raises(StateError, match='damaged'): Ledger(tmp_path, 0)
+        with pytest.raises(StateError, match='damaged'): ShardLog(tmp_path, 0)
 
 # ---- on a cluster ----
 
@@ -375,8 +375,8 @@ def rows_of(name, shards):
     found = []
     for i in range(shards):
         part = inside(f'{name}/{i}', lambda self: [(r['who'], r['reward']) for r in self.replay.memory[:].rows] if self.replay.memory.is_open else [])
-        life = inside(f'{name}/{i}', lambda self: self.ledger.life)
-        found += [((k + life)*shards + i, int(who), float(x)) for k, (who, x) in enumerate(part)]
+        first_key = inside(f'{name}/{i}', lambda self: int(self.log.counts['first_key']))
+        found += [((k + first_key)*shards + i, int(who), float(x)) for k, (who, x) in enumerate(part)]
     return found
 
 PROGRAM = '''
@@ -448,7 +448,7 @@ def test_programs_that_are_killed_and_begun_again(served, cluster, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('path', [True, False])
 def test_an_actor_is_killed(served, tmp_path, path):
-    "With a path all rows are there again; without one, that is told. The gate may be killed, too"
+    "With a path all rows are there again; without one, that is told. The coordinator may be killed, too"
     memory = served(PrioritizedReplay(None, bs=4, max_sz=1000, seed=0, store=Rows(tmp_path/'m') if path else None), 'pong', shards=2)
     other, keys = connect('pong'), []
     for first in range(0, 40, 4): keys += [*memory.add(block(first, 1)), *other.add(block(first, 2))]

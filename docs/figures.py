@@ -1,0 +1,104 @@
+"""Write the figures of the pages from what was measured: `python docs/figures.py [--check]`.
+
+In a text, a figure stands between two comments, which no renderer shows: `<!--=bytes.ours-->76<!--=-->`. The first one names
+an entry of FIGURES below, a function of the files in fastrl_replay/measured/ or of a notebook's saved outputs; this script
+writes what that gives between them, and `--check` says where something else stands there."""
+import functools, json, re, sys
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = 'stable-baselines3', 'cpprb', 'tianshou', 'torchrl', 'flashbax'
+MARK = re.compile(r'<!--=([\w.]+)-->([^<]*)<!--=-->')
+PRIORITY, UNIFORM, SEQUENCES = 'draw 256 rows by priority, and update', 'draw 256 rows', 'draw 64 sequences of 80'
+
+@functools.cache
+def measured(name): return json.loads((ROOT/f'fastrl_replay/measured/{name}.json').read_text(encoding='utf-8'))
+
+def took(title, kind='contests'): return {who: median(t) for who, t in measured('bench')[kind][title].items()}
+def times(title, over='fastrl_replay', under=PEERS, kind='contests'):
+    "How many times as long the fastest of `under` takes as `over` does"
+    t = took(title, kind)
+    return min(t[w] for w in under if w in t)/t[over]
+
+def number(x): return f'{x:,.0f}' if abs(x) >= 10 else f'{x:.2g}'
+def span(values, form=number):
+    "“3 to 5”, or “3” where both ends read the same"
+    low, high = form(min(values)), form(max(values))
+    return low if low == high else f'{low} to {high}'
+
+def per_row(memory): return [g['memories'][memory]['nbytes']/measured('frames')['rows'] for g in measured('frames')['games'].values()]
+def frames(field, memory): return [g['memories'][memory][field] for g in measured('frames')['games'].values()]
+def ratios(field, one, other): return [a/b for a, b in zip(frames(field, one), frames(field, other))]
+
+def runs(file, *recipes): return [r for name in recipes for r in measured(file)['runs'][name]]
+def mean_solved(arm): return sum(r['solved_at_step'] for r in runs('arms', arm))/len(runs('arms', arm))
+def goals(memory, bits, field='success'): return measured('hindsight')['bitflip'][field][memory][str(bits)]
+def reach(field): return [r[field] for r in measured('hindsight')['fetchreach']]
+
+def output(notebook, cell):
+    "The last saved output, as text, of the cell whose code contains `cell`"
+    for c in json.loads((ROOT/f'nbs/{notebook}.ipynb').read_text(encoding='utf-8'))['cells']:
+        if c['cell_type'] == 'code' and cell in ''.join(c['source']): return ''.join(c['outputs'][-1]['data']['text/plain'])
+
+FIGURES = {
+    # bench.json: microseconds
+    'bytes.ours': lambda: f"{measured('bench')['bytes_a_row']['fastrl_replay']:.0f}",
+    'bytes.peers': lambda: span([measured('bench')['bytes_a_row'][p] for p in PEERS]),
+    'bytes.deque': lambda: f"{measured('bench')['bytes_a_row']['deque']:.0f}",
+    'priority.times': lambda: number(times(PRIORITY)),
+    'uniform.times': lambda: number(times(UNIFORM)),
+    'uniform.bare': lambda: f"{1/times(UNIFORM, under=['bare take']):.2f}",
+    'add.sb3': lambda: f"{1/times('insert 256 rows', under=['stable-baselines3']):.2g}",
+    'add.deque': lambda: number(1/times('insert 1 row', under=['deque'])),
+    'stage.ns': lambda: f"{took('an item through one stage')['fastrl_replay Pipe']*1000:.0f}",
+    'stage.torch': lambda: number(times('an item through one stage', 'fastrl_replay Pipe', ["torch's IterDataPipe"])),
+    # frames.json: bytes a row and microseconds, the least and the most of the games
+    'frames.gb': lambda: span(per_row('Frames(4)'), lambda x: f'{x/1000:.1f}'),      # of a million rows
+    'frames.share': lambda: span(ratios('nbytes', 'Frames(4)', 'Rows()'), lambda x: f'{100*x:.0f}'),
+    'frames.zstd': lambda: span(per_row("Frames(4, compress='zstd')")),
+    'frames.zstd_most': lambda: f"{max(per_row(zstd)):.0f}",
+    'frames.zstd_gb': lambda: span(per_row(zstd), lambda x: f'{x/1000:.2f}'),
+    'frames.pong_gb': lambda: f"{measured('frames')['fill']['Pong']['nbytes']/1e9:.2f}",
+    'frames.cpprb_draw': lambda: span(ratios('draw_us', 'cpprb, next_of, stack_compress', 'Frames(4)')),
+    'frames.slower': lambda: span(ratios('draw_us', 'Frames(4)', 'bare take'), lambda x: f'{100*(x-1):.0f}'),
+    'frames.add': lambda: f"{median(frames('add_us', 'Frames(4)')):.1f}",
+    'frames.zstd_ms': lambda: span([a - b for a, b in zip(frames('draw_us', zstd), frames('draw_us', 'Frames(4)'))], lambda x: f'{x/1000:.2f}'),
+    # recipes.json, arms.json, cartpole-apex.json, hindsight.json: trainings
+    'cartpole.seconds': lambda: span([r['wall_s'] for r in runs('recipes', 'cartpole') + runs('arms', 'cartpole')]),
+    'pendulum.solved': lambda: span([r['solved_at_step'] for r in runs('recipes', 'pendulum-sac')]),
+    'arms.plain': lambda: f"{round(mean_solved('cartpole'), -3):,.0f}",
+    'arms.steps': lambda: f"{round(mean_solved('cartpole-3-steps'), -3):,.0f}",
+    'arms.steps_decay': lambda: f"{round(mean_solved('cartpole-3-steps-decay'), -3):,.0f}",
+    'arms.all': lambda: f"{round(mean_solved('cartpole-per'), -3):,.0f}",
+    'apex.solved': lambda: f"{measured('cartpole-apex')['solved_at_step']:,}",
+    'apex.seconds': lambda: number(measured('cartpole-apex')['wall_s']),
+    'goals.25': lambda: f"{100*min(goals('hindsight', 25)):.0f}",
+    'goals.seeds': lambda: f"{len(goals('hindsight', 25))}",
+    'goals.40_seconds': lambda: number(goals('hindsight', 40, 'cpu_s')[0]),
+    'reach.solved': lambda: span(reach('solved_at_step')),
+    # of pages themselves: what their last run gave
+    'cliffwalk.times': lambda: f"{float(re.findall(r'[0-9.]+', output('replay/prioritized', 'advantage.round'))[-1]):g}"}
+zstd = "Frames(4, compress='zstd')"
+
+def fill(text):
+    "The text with each figure as it is now"
+    def figure(m):
+        if m[1] not in FIGURES: raise KeyError(f'no figure is called {m[1]!r}')
+        return f'<!--={m[1]}-->{FIGURES[m[1]]()}<!--=-->'
+    return MARK.sub(figure, text)
+
+def pages(): return sorted([*ROOT.glob('nbs/**/*.ipynb'), *ROOT.glob('nbs/*.md'), ROOT/'CONTRIBUTING.md', ROOT/'CHANGELOG.md'])
+
+def main():
+    wrong = []
+    for page in pages():
+        text = page.read_text(encoding='utf-8')
+        if (new := fill(text)) == text: continue
+        was, now = MARK.findall(text), MARK.findall(new)
+        wrong += [f'{page.relative_to(ROOT)}: {name} is {b}, not {a}' for (name, a), (_, b) in zip(was, now) if a != b]
+        if '--check' not in sys.argv[1:]: page.write_text(new, encoding='utf-8')
+    if wrong: print('\n'.join(wrong))
+    if wrong and '--check' in sys.argv[1:]: sys.exit('Remedy: python docs/figures.py, then python docs/readme.py')
+
+if __name__ == '__main__': main()

@@ -1,0 +1,99 @@
+# Written by docs/stubs.py from what classes have: edit the notebooks, then run it.
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from typing_extensions import Self
+from torch import nn
+from fastrl_replay.memory.draws import Draws
+from fastrl_replay.memory.places import Place
+from numpy import ndarray
+
+class _Refusing:
+    'What a sampler may leave out'
+    def sample(self, n: int) -> tuple: ...
+    def priorities(self, td) -> ndarray: ...
+    def use_places(self, capacity: int) -> Any: ...
+    def insert(self, places) -> Any: ...
+    def remove(self, places) -> Any: ...
+    def lacks(self, *methods) -> list:
+        'Those of these that it leaves out'
+        ...
+    def check_places(self, who: str) -> Any:
+        'Raise where it draws keys in order only, and no places, as sequences have them'
+        ...
+
+class Sampler(_Refusing, Draws):
+    'The base of samplers: which keys there are, random numbers, how to go on'
+    place: Any
+    key_of: Any
+    counts_only: bool
+    replacement: bool
+    capacity: Any
+    keeps_least: bool
+    first: int
+    end: int
+    nbytes: int
+    @property
+    def kind(self) -> Any: ...
+    @property
+    def least(self) -> Any: ...
+    @property
+    def mass(self) -> Any: ...
+    def clear(self) -> Any:
+        'As before the first key'
+        ...
+    def added(self, first: int, end: int, oldest: int = 0, p: Any = None) -> Any:
+        'Keys that came, and those before `oldest` that went'
+        ...
+    def update(self, keys, td) -> Any:
+        'What the learner found out; here it changes nothing'
+        ...
+    def probabilities(self) -> ndarray: ...
+    def kept(self) -> ndarray: ...
+    def __len__(self) -> int: ...
+    def state_dict(self) -> dict:
+        'What a checkpoint holds'
+        ...
+    def check_state(self, state: dict) -> Any:
+        'The state, as `load_state_dict` may use it; a `StateError` where it is damaged, or of another sampler'
+        ...
+    def load_state_dict(self, state: dict) -> Any:
+        'Continue where `state` was saved'
+        ...
+    def open(self, place: Place, key_of: Any = None) -> Any:
+        'The memory lies here; nothing is written there until `settle`'
+        ...
+    def reopen(self, oldest: int, end: int) -> Any:
+        'Go on with what lies there of these keys'
+        ...
+    def recall(self, places) -> Any:
+        'Go on with what lies there of these places, which were just inserted'
+        ...
+    def settle(self) -> Any:
+        'From now on, what changes may be written down there'
+        ...
+    def found(self, state: dict) -> Any:
+        'The state with what it left in the place; None: that is gone'
+        ...
+
+SAMPLERS: dict
+
+def left_out(x, base, *names) -> list:
+    'Those of these that its class has as the base has them'
+    ...
+
+class Uniform(Sampler):
+    'Every key is as likely as any other'
+    counts_only: bool
+    def __init__(self, seed: int | None = None, replacement: bool = False) -> None: ...
+    def clear(self) -> Any: ...
+    def sample(self, n: int) -> tuple:
+        'Draw `n` keys, distinct unless `replacement`'
+        ...
+
+def importance_weights(p: ndarray, beta: float, least: float = -1.0) -> ndarray:
+    'Weights that correct for probabilities that differ'
+    ...
+
+def drawn(sampler: Sampler, n: int) -> tuple:
+    'What a sampler draws; an error where these are no keys and probabilities'
+    ...

@@ -1,0 +1,66 @@
+# Written by docs/stubs.py from what classes have: edit the notebooks, then run it.
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from typing_extensions import Self
+from torch import nn
+from fastrl_replay.pipe import Pipe
+from fastrl_replay.replay.replay import Replay
+from fastrl_replay.steps.core import Steps
+from numpy import ndarray
+
+def apportion(shares, carried, n: int) -> tuple:
+    'Whole rows of each, as near to their shares as can be'
+    ...
+
+def raw_weights(replay: Replay) -> Any:
+    'Importance weights on an absolute scale: their mean over a memory is 1 where beta is 1'
+    ...
+
+class Mixture(Pipe):
+    'Batches from several replays, in shares; errors go back to the replay that each row is of'
+    fed: Any
+    bs: Any
+    replays: Any
+    shares: Any
+    batches: Any
+    carried: Any
+    draws_batches: bool
+    may_be_shard: bool
+    def __init__(self, replays, shares: Any = None, bs: int | None = None) -> None: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+    def shares_now(self) -> ndarray:
+        'The share of each replay in the next batch'
+        ...
+    def add(self, steps: Steps, to: str) -> ndarray:
+        'Add rows to one of the replays'
+        ...
+    def sample(self, bs: int | None = None) -> Steps:
+        'Draw a batch; where one replay has too few rows, nothing is drawn'
+        ...
+    def update_priorities(self, keys, td) -> Any:
+        'Tell each replay how wrong the learner was about its rows; bad errors change nothing'
+        ...
+    def stats(self) -> dict:
+        'What each replay tells about itself'
+        ...
+    def inside(self) -> dict:
+        'What is in each replay, and their shares in the next batch; looking changes nothing'
+        ...
+    def show(self) -> Any:
+        'Shares, rows, bytes, and the returns in each replay, in one figure'
+        ...
+    def due_batches(self) -> Any:
+        'Take in the blocks of the source; yields, with nothing, whenever a batch is to be drawn'
+        ...
+    def order_draws(self) -> Any:
+        'From now on one lock for all replays, which keeps draws in the order in which they were begun'
+        ...
+    def page(self, path: Any = None) -> Any:
+        'Some of what is in each replay, step by step, as a page in one file; looking changes nothing'
+        ...
+    def snapshot(self) -> dict: ...
+    def check_state(self, state) -> Any: ...
+    def restore(self, state) -> Any: ...
+    def _in_worker(self, info) -> Any: ...
+    def _close(self) -> Any: ...

@@ -1,0 +1,130 @@
+# Written by docs/stubs.py from what classes have: edit the notebooks, then run it.
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from typing_extensions import Self
+from torch import nn
+from fastrl_replay.memory.samplers import Sampler
+from fastrl_replay.pipe import Pipe
+from fastrl_replay.replay.views import View
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import NotEnoughRows
+from fastrl_replay.steps.locks import DrawOrderLock
+from numpy import ndarray
+
+COUNTERS: tuple
+
+class Fixed:
+    'A setting that the parts of a replay were made with: it can be read, but not changed'
+    name: Any
+
+class Replay(Pipe):
+    'A memory of rows, a sampler and a view as a stage: takes blocks, yields batches'
+    return_idxs: Any
+    freeze_memory: Any
+    ratio: Any
+    beta: Any
+    warmup: Any
+    bs: Any
+    sampled: Any
+    batches: Any
+    stale: Any
+    lock: Any
+    _buffers: tuple
+    draws_batches: bool
+    ranks: Any
+    max_sz: Any
+    store: Any
+    weight_norm: Any
+    def __init__(self, source, bs, max_sz, *, sampler: Sampler | None = None, default: Any = None, view: View = ..., store: Any = None, beta: Any = None, weight_norm: Any = 'batch', initial: Any = None, needs: int | None = None, ratio: Any = None, warmup: Any = None, return_idxs: Any = False, freeze_memory: Any = False) -> None: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+    @property
+    def has_source(self) -> Any: ...
+    @property
+    def unit(self) -> Any: ...
+    @property
+    def nbytes(self) -> Any: ...
+    def _fresh(self) -> Any:
+        'New parts, with nothing in them'
+        ...
+    def clear(self) -> Any:
+        'As before the first row; what lies on disk stays there'
+        ...
+    def add(self, steps: Steps) -> ndarray:
+        "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
+        ...
+    def add_step(self, obs, action, reward, next_obs, terminated, truncated: Any = False, *, env_id: Any = 0, final_obs: Any = None, **columns) -> ndarray:
+        'Add a step of a loop of yours, or one of each environment of a vector'
+        ...
+    def sample_weighted(self, n: int, weigh) -> Any:
+        'Draw a batch whose weights something else decides; the lock is held'
+        ...
+    def sample(self, bs: int | None = None) -> Any:
+        'Draw a batch'
+        ...
+    def needed(self, n: int) -> int:
+        'How many must be there for a batch of `n`'
+        ...
+    def too_few(self, n: int) -> NotEnoughRows:
+        'The error where fewer than `n` can be drawn'
+        ...
+    def update_priorities(self, keys, td) -> Any:
+        'Tell the sampler how wrong the learner was; what is gone by now is left out'
+        ...
+    def due_batches(self) -> Any:
+        "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
+        ...
+    def stats(self) -> dict:
+        'Counts of rows and batches, ages of drawn rows, times drawn, fill'
+        ...
+    def inside(self) -> dict:
+        'What is in it, and what can be drawn, as plain arrays; looking changes nothing'
+        ...
+    def show(self) -> Any:
+        'What is in it, what was drawn, and what will be, in one figure'
+        ...
+    def for_page(self) -> tuple:
+        'What is in it, what reads its rows, and what tells more of them'
+        ...
+    def page(self, path: Any = None) -> Any:
+        'Some of what is in it, step by step, as a page in one file; looking changes nothing'
+        ...
+    def snapshot(self) -> dict:
+        'What a checkpoint holds'
+        ...
+    def check_state(self, state) -> Any:
+        'Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory'
+        ...
+    def check_remote(self, state) -> Any:
+        'The same for a copy in a worker; rows on disk are in a directory that may be on another machine'
+        ...
+    def restore(self, state) -> Any:
+        'Continue where `state` was saved'
+        ...
+    def flush(self) -> Any:
+        'Bring a memory on disk to the device; nothing where it is in main memory'
+        ...
+    def _close(self) -> Any:
+        'Let other processes write to a memory on disk; when it is used again, it is opened again'
+        ...
+    def order_draws(self, lock: DrawOrderLock | None = None) -> DrawOrderLock:
+        'From now on a lock that keeps draws in the order in which they were begun'
+        ...
+    def _in_worker(self, info) -> Any:
+        'Be one shard of several: with other draws, in another directory'
+        ...
+    def facts(self, batch) -> dict:
+        'What is to be said of a batch beside those of other shards'
+        ...
+    def totals(self) -> dict:
+        'What can be drawn, with all rows so far'
+        ...
+    def serve(self, name: str, shards: int = 1, ahead: int = 1000, engine: Any | None = None) -> Any:
+        'Keep this memory in a Ray cluster, under a name, until it is stopped'
+        ...
+
+def scheduled(who: str, what: str, x, batches: int | None = None) -> float:
+    'A setting that may follow a schedule; an error where it is no number'
+    ...
+
+as_fraction: Any
