@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np, pytest, torch
 
 from fastrl_replay.all import *
-from fastrl_replay.testing import same, through_file
+from fastrl_replay.testing import through_file
 from test_parallel import BOX, TWO
 from workers import FORK, no_process_is_left, scripted, short, zeros  # noqa: F401
 
