@@ -108,6 +108,9 @@ class Pipe(IterDataPipe, Saves):
     def journals(self) -> list:
         'Stages of this chain that count what a chain that runs them elsewhere wants to know'
         ...
+    def resize(self, num_workers: int) -> Any:
+        'Let workers of the `.parallel` in this chain join or leave, also while it runs'
+        ...
     def __iter__(self) -> Iterator[Any]: ...
     def map(self, fn, input_col: Any = None, output_col: Any = None) -> Map:
         'A function of each item'
@@ -184,7 +187,7 @@ class Pipe(IterDataPipe, Saves):
     def prefetch(self, ahead: int = 1, device: Any = None) -> Prefetch:
         'Draws the next batches of a replay in a thread, while the learner is busy with this one'
         ...
-    def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: Any = 'process', ordered: bool = True, shares: str = 'equal') -> Parallel:
+    def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: Any = 'process', ordered: bool = True, shares: str = 'equal', weights_every: int = 0, weights_dtype: str | None = None) -> Parallel:
         'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
         ...
     def stateful(self) -> StatefulPipe:
