@@ -8,6 +8,7 @@ __all__ = ['RayEngine']
 # %% ../../nbs/parallel/ray_engine.ipynb #e802e10c
 import os, pickle, sys, tempfile
 from collections import deque
+from copy import copy
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -47,6 +48,7 @@ class _Actor:
     def __init__(self, info, seed, data, weights, first, chunk):
         torch.set_num_threads(1)
         seed_generators(seed, info)
+        weights = copy(weights)   # where Ray made none: `take` is not to change the sender's
         weights.take(first)
         self.info,self.served = info,Served(lambda: self.build(data, weights), chunk)
 
