@@ -105,7 +105,9 @@ class Stub:
         shown = [name for name in there if name in SPECIAL or name in HOOKS or not name.startswith('_')]
         for name in dict.fromkeys(given(cls)):
             if name[0] != '_' and not hasattr(cls, name): yield f'{name}: Any'
-        for name in shown: yield from self.method(name, there[name])
+        for name in shown:
+            written = isinstance(there[name], property) and any(not isinstance(vars(b)[name], property) for b in cls.__mro__[1:] if name in vars(b))
+            yield from [f'{name}: Any'] if written else self.method(name, there[name])   # a base has an attribute there
         if cls in (Pipe, pipe.Positioned): yield 'def __iter__(self) -> Iterator[Any]: ...'   # or they would count as abstract
 
     def chained(self):
@@ -130,7 +132,8 @@ class Stub:
             yield f'class {name}(NamedTuple):'
             yield f'    {x.__doc__!r}'
             for field, kind in x.__annotations__.items():
-                yield f'    {field}: {self.kind(kind)}' + (f' = {x._field_defaults[field]!r}' if field in x._field_defaults else '')
+                missing = ' | None'*(x._field_defaults.get(field, 0) is None)
+                yield f'    {field}: {self.kind(kind)}{missing}' + (f' = {x._field_defaults[field]!r}' if field in x._field_defaults else '')
         else:
             bases = [c for b in x.__bases__ for c in (b.__bases__ if b.__name__ == '_Names' else (b,)) if c is not object]
             yield f'class {name}' + (f'({", ".join(map(self.kind, bases))}):' if bases else ':')

@@ -21,7 +21,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from .steps.core import Steps
 from .steps.errors import Explained, ArgumentError, ArgumentTypeError, StateError, choice, problem
 from .steps.other_names import NoAttribute, check_names
-from .steps.states import anything, checked, flag, integer
+from .steps.states import Saves, anything, checked, flag, integer
 
 # %% ../nbs/pipe.ipynb #2b783269
 _passes = count(1)
@@ -56,7 +56,7 @@ class _Names(IterDataPipe):
         except AttributeError: raise NoAttribute(type(self).__name__, name, lambda: dir(self)) from None
 
 # %% ../nbs/pipe.ipynb #350ab425
-class Pipe(_Names):
+class Pipe(_Names, Saves):
     "The base of every stage: takes items from `source`, yields items"
     _is_child_datapipe = False   # spares torch's wrapper, where it is left, a search at every item
     _buffers,_given = (),{}      # what is not pickled, and `_fresh` makes anew; arguments whose attribute is another
@@ -72,15 +72,12 @@ class Pipe(_Names):
         super().__init_subclass__(**kw)
         if '__iter__' in vars(cls): cls.__iter__ = _one_at_a_time(vars(cls)['__iter__'])
 
-    def snapshot(self)->dict: # plain data and tensors
-        "What this stage alone must remember; a stage that holds something overrides it"
-        return {}
     def check_state(self, state:dict):
         "What `restore` takes, made of what `snapshot` gave (None: just that); an error where it can't be"
+        if type(self).snapshot is Saves.snapshot: return super().check_state(state)
     def check_remote(self, state:dict):
         "The same where a copy of this stage in a worker will take it; what lies there is not looked at here"
         return self.check_state(state)
-    def restore(self, state): "Take back what was saved"
     def _fresh(self): "Make new buffers"
     def _rewind(self): "Let the next pass begin at the start; for a stage that has a position in the pass"
     def _leave(self): "The pass was left: the next one begins at the start, or where a restored one goes on"
@@ -313,19 +310,18 @@ Pipe.__str__ = Pipe.__repr__
 # %% ../nbs/pipe.ipynb #8d5e9b22
 class Positioned(Pipe):
     "A stage whose state is its position in the pass"
-    takes_any_item,_position = True,0
+    saved,takes_any_item = dict(place=integer()),True
+    place = 0   # how many items of the pass have come
     _resume = 0   # where the next pass begins, once, after `restore`
     _ended = False   # has this pass come to its end?
-    def snapshot(self): return dict(place=self._position)
-    def check_state(self, state):
-        counts = type(self)._position == 0   # or else it knows its place by something else
-        return checked(type(self).__name__, dict(place=integer() if counts else anything), state, more=True)
-    def restore(self, state): self._position = self._resume = state['place']
-    def _rewind(self): self._position = self._resume = 0
-    def _leave(self): self._position = self._resume
+    def restore(self, state):
+        super().restore(state)
+        self._resume = self.place
+    def _rewind(self): self.place = self._resume = 0
+    def _leave(self): self.place = self._resume
     def _start(self): # where this pass begins
-        self._position,self._resume,self._ended = self._resume,0,False
-        return self._position
+        self.place,self._resume,self._ended = self._resume,0,False
+        return self.place
 
 @patch
 def rewind(self:Pipe):
@@ -368,7 +364,7 @@ class SavedItems(Positioned):
             if self._saves: self.items.load_state_dict(deepcopy(state['own']))
         except Exception as e:
             raise StateError('Items', 'the source refuses its saved state', f'{type(e).__name__}: {e}') from e
-        super().restore(state)
+        super().restore(dict(place=state['place']))
     def _rewind(self):
         super()._rewind()
         if isinstance(self.items, _Node): self.items.rewind()
@@ -388,9 +384,9 @@ class Items(SavedItems):
     def __iter__(self):
         skip,self._ended = 0 if self._saves else self._start(),False
         for i,item in enumerate(self.items):
-            self._position = max(skip, i+1)
+            self.place = max(skip, i+1)
             if i >= skip: yield item
-        self._position,self._ended = 0,True
+        self.place,self._ended = 0,True
 
     data_ended = property(lambda self: self._ended and self.at_end == 'flush', doc='Is there nothing more to come?')
     def __repr__(self):
@@ -517,34 +513,32 @@ class Header(Positioned):
     def __iter__(self):
         if self._start() < self.limit:
             for item in self.source:
-                self._position += 1
+                self.place += 1
                 yield item
-                if self._position >= self.limit: break
+                if self.place >= self.limit: break
         self.rewind()   # the source may be in the middle
 
 # %% ../nbs/pipe.ipynb #eceecba2
 @stage('cycle')
 class Cycler(Positioned):
     "The source again and again"
+    saved,midway = dict(place=integer(), midway=flag),False   # midway: in a pass of the source
     def __init__(self,
         source, # any pipe that can be iterated again
         count:int=None, # how many passes; None: for ever
     ):
         super().__init__(source)
-        self.count,self._midway = count,False
-    def snapshot(self): return dict(place=self._position, midway=self._midway)
-    def check_state(self, state): return checked('Cycler', dict(place=integer(), midway=flag), state)
-    def restore(self, state): self._position = self._resume = state['place']; self._midway = state['midway']
+        self.count = count
     def __iter__(self):
         self._start()
-        while self.count is None or self._position < self.count:
-            empty,self._midway = not self._midway,False   # midway: restored, perhaps at the end of the source's pass
+        while self.count is None or self.place < self.count:
+            empty,self.midway = not self.midway,False   # midway: restored, perhaps at the end of the source's pass
             for item in self.source:
-                empty,self._midway = False,True
+                empty,self.midway = False,True
                 yield item
-            self._midway = False
+            self.midway = False
             if empty: return   # or this would spin for ever
-            self._position += 1
+            self.place += 1
         self.rewind()
 
 # %% ../nbs/pipe.ipynb #0bb00183
@@ -562,9 +556,9 @@ class InMemoryCacheHolder(Positioned):
         skip = self._start()
         if self._cache is None: self._cache = list(self.source)
         for i,item in enumerate(self._cache):
-            self._position = max(skip, i+1)
+            self.place = max(skip, i+1)
             if i >= skip: yield item
-        self._position,self._ended = 0,True
+        self.place,self._ended = 0,True
     data_ended = property(lambda self: self._ended and Pipe.data_ended.fget(self), doc='As its source said')
 
 # %% ../nbs/pipe.ipynb #626ed79c

@@ -29,9 +29,10 @@ from fastrl_replay.stages.journal import Gather, Journal
 from fastrl_replay.stages.normalisation import RewardNorm, ScaleRewards, StateNorm, UpdateNorms
 from fastrl_replay.stages.nstep import NSkip, NStep
 from fastrl_replay.stages.recorded import Episodes
+from fastrl_replay.steps.states import Saves
 from gymnasium.spaces.box import Box
 
-class Pipe(IterDataPipe):
+class Pipe(IterDataPipe, Saves):
     'The base of every stage: takes items from `source`, yields items'
     source: Any
     _buffers: tuple
@@ -41,17 +42,11 @@ class Pipe(IterDataPipe):
     source_elsewhere: bool
     draws_batches: bool
     def __init__(self, source: Any = None) -> None: ...
-    def snapshot(self) -> dict:
-        'What this stage alone must remember; a stage that holds something overrides it'
-        ...
     def check_state(self, state: dict) -> Any:
         "What `restore` takes, made of what `snapshot` gave (None: just that); an error where it can't be"
         ...
     def check_remote(self, state: dict) -> Any:
         'The same where a copy of this stage in a worker will take it; what lies there is not looked at here'
-        ...
-    def restore(self, state) -> Any:
-        'Take back what was saved'
         ...
     def _fresh(self) -> Any:
         'Make new buffers'
@@ -112,6 +107,9 @@ class Pipe(IterDataPipe):
     @property
     def journals(self) -> list:
         'Stages of this chain that count what a chain that runs them elsewhere wants to know'
+        ...
+    def resize(self, num_workers: int) -> Any:
+        'Let workers of the `.parallel` in this chain join or leave, also while it runs'
         ...
     def __iter__(self) -> Iterator[Any]: ...
     def map(self, fn, input_col: Any = None, output_col: Any = None) -> Map:
@@ -189,7 +187,7 @@ class Pipe(IterDataPipe):
     def prefetch(self, ahead: int = 1, device: Any = None) -> Prefetch:
         'Draws the next batches of a replay in a thread, while the learner is busy with this one'
         ...
-    def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: Any = 'process', ordered: bool = True, shares: str = 'equal') -> Parallel:
+    def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: Any = 'process', ordered: bool = True, shares: str = 'equal', weights_every: int = 0, weights_dtype: str | None = None) -> Parallel:
         'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
         ...
     def stateful(self) -> StatefulPipe:
@@ -222,9 +220,9 @@ class Pipe(IterDataPipe):
 
 class Positioned(Pipe):
     'A stage whose state is its position in the pass'
+    saved: dict
     takes_any_item: bool
-    def snapshot(self) -> Any: ...
-    def check_state(self, state) -> Any: ...
+    place: int
     def restore(self, state) -> Any: ...
     def _rewind(self) -> Any: ...
     def _leave(self) -> Any: ...
@@ -310,10 +308,9 @@ class Header(Positioned):
 class Cycler(Positioned):
     'The source again and again'
     count: Any
+    saved: dict
+    midway: bool
     def __init__(self, source, count: int | None = None) -> None: ...
-    def snapshot(self) -> Any: ...
-    def check_state(self, state) -> Any: ...
-    def restore(self, state) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
 
 class InMemoryCacheHolder(Positioned):

@@ -17,11 +17,12 @@ from .steps.core import Steps
 from .steps.errors import ArgumentError
 from .steps.row_dtypes import step_dtype
 from .pipe import Cycler, Header, Items, Pipe, as_pipe, upstream
-from .steps.states import checked, flag
+from .steps.states import Saves, flag, integer
 
 # %% ../nbs/testing.ipynb #e9006a6c
-class ScriptedEnv(gym.Env):
+class ScriptedEnv(gym.Env, Saves):
     "An environment that plays given episodes, again and again, whatever the actions"
+    saved = dict(t=integer(), s=integer(), running=flag)
     def __init__(self,
         states, # one per step and one more per episode
         rewards, # one per step
@@ -75,17 +76,6 @@ def step(self:ScriptedEnv, action):
     out = self._state(), self.rewards[t], bool(self.terminations[t]), bool(self.truncations[t]), {}
     if out[2] or out[3]: self.running,self.s = False,self.s+1
     return out
-
-# %% ../nbs/testing.ipynb #67d44cf1
-@patch
-def state_dict(self:ScriptedEnv)->dict:
-    "Where it stands"
-    return dict(t=self.t, s=self.s, running=self.running)
-
-@patch
-def load_state_dict(self:ScriptedEnv, state:dict):
-    "Stand there again"
-    self.t,self.s,self.running = state['t'],state['s'],state['running']
 
 # %% ../nbs/testing.ipynb #3c419613
 def script(
@@ -196,10 +186,7 @@ def _check_pickles(make, n):
 # %% ../nbs/testing.ipynb #08a54172
 class _Echo(Pipe):
     "After each item the word 'again', in the next pass if this one is left"
-    takes_any_item,due = True,False
-    def snapshot(self): return dict(due=self.due)
-    def check_state(self, state): return checked('_Echo', dict(due=flag), state)
-    def restore(self, state): self.due = state['due']
+    saved,takes_any_item,due = dict(due=flag),True,False
     def __iter__(self):
         if self.due: self.due = False; yield 'again'
         for item in self.source:

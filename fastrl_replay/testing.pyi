@@ -3,11 +3,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
+from fastrl_replay.steps.states import Saves
 from gymnasium.core import Env
 from gymnasium.spaces.space import Space
 from gymnasium.vector.sync_vector_env import SyncVectorEnv
 
-class ScriptedEnv(Env):
+class ScriptedEnv(Env, Saves):
     'An environment that plays given episodes, again and again, whatever the actions'
     observation_space: Any
     action_space: Any
@@ -20,18 +21,13 @@ class ScriptedEnv(Env):
     running: Any
     seeds: Any
     actions: Any
+    saved: dict
     def __init__(self, states, rewards, terminations, truncations, observation_space: Space | None = None, action_space: Space | None = None) -> None: ...
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         'Go to the first state of the next episode; one that is running is left'
         ...
     def step(self, action) -> Any:
         'The next step of the script'
-        ...
-    def state_dict(self) -> dict:
-        'Where it stands'
-        ...
-    def load_state_dict(self, state: dict) -> Any:
-        'Stand there again'
         ...
 
 def script(*lengths, env: int = 0) -> dict:

@@ -473,3 +473,12 @@ def test_theme_can_be_changed_and_diagrams_follow(site, browser):
     browser.execute_script("document.body.dataset.theme = 'dark'")
     from selenium.webdriver.support.ui import WebDriverWait
     WebDriverWait(browser, 30).until(lambda b: b.execute_script(f"return document.querySelector('.mermaid .node rect, .mermaid .node path') && (() => {{ {ink} }})()") != light)
+
+@pytest.mark.slow
+def test_blocks_of_the_how_to_run_alone(tmp_path):
+    "Each in a fresh namespace, as if it were copied into a script"
+    from test_house import cells
+    for c in cells(ROOT/'nbs/howto.ipynb'):
+        if re.search(r'#\| *hide', source := ''.join(c['source'])): continue
+        try: exec(compile(source, c['id'], 'exec'), {'__name__': '__main__'})
+        except Exception as e: pytest.fail(f"{source}\n{type(e).__name__}: {e}")

@@ -179,7 +179,7 @@ class Source(Positioned):
     "A stage that is a source"
     def __init__(self, n=30): super().__init__(None); self.n = n
     def __iter__(self):
-        for b in scripted_steps([script(3,-2)], self.n)[self._start():]: self._position += 1; yield b
+        for b in scripted_steps([script(3,-2)], self.n)[self._start():]: self.place += 1; yield b
 
 @pytest.mark.parametrize('factory', [Good, Remembers, lambda s: Header(s, 20), lambda s: Good(s).cycle().header(50), lambda s: Cycler(Good(Header(s, 5)), 4),
                                      lambda: Source(), lambda: Good(Source()), lambda source=None: Source()], ids=['Good','Remembers','header','cycle','Cycler','Source','Good(Source)','default'])

@@ -20,7 +20,8 @@ from gymnasium.vector import VectorEnv
 from ..steps.errors import StateError, did_you_mean
 from ..steps.settings import (Recipe, SettingsError, as_value, nearest, sections_in, setting_text, shipped)
 from ..steps.row_dtypes import differing_columns, row_places, saved_dtype
-from ..envs.stepper import GymStepper, as_float32
+from ..envs.checks import as_float32
+from ..envs.stepper import GymStepper
 from ..learning.evaluation import evaluate, play
 from ..learning.video import recording
 from ..stages.journal import Collected, Gather, Journal

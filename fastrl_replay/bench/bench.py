@@ -225,6 +225,7 @@ def _options(args):
             train='also whole training runs beside Stable-Baselines3: some minutes',
             buffers='also the six buffers that this library grew from: some minutes',
             as_drawn='also draws without their columns as tensors',
+            all='instead: everything that the pages have figures of, hours; --all --help says more',
             frames='instead: memories of pixels, on frames of Atari games; --frames --help says more',
             disk='instead: memories on disk that are larger than main memory; --disk --help says more').items():
         p.add_argument(f'--{option.replace("_", "-")}', action='store_true', help=help)
@@ -266,8 +267,8 @@ def main(args=None):
 
 def _other(args):
     "The benchmark that is asked for instead; help that is asked for before is about this one"
-    from fastrl_replay.bench import disk, frames, on_device   # not needed by others
-    for option,room in {'--frames': frames, '--disk': disk}.items():
+    from fastrl_replay.bench import disk, everything, frames, on_device   # not needed by others
+    for option,room in {'--all': everything, '--frames': frames, '--disk': disk}.items():
         if option in args and '--help' not in args[:args.index(option)]:
             return lambda: room.main([w for w in args if w != option])
     if any(w.partition('=')[0] == '--device' for w in args): return lambda: on_device.main(args)

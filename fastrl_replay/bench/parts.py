@@ -54,6 +54,7 @@ in_parts('draw 256 rows')(lambda size: _uniform(size, 256))
 # %% ../../nbs/bench/parts.ipynb #aa282765
 @in_parts('draw 64 sequences of 80')
 def _(size):
+    size = max(size, 64*80)   # a batch must be there
     replay = filled(SequenceReplay(bs=64, max_sz=size, seed=0, prioritized=False), size)
     rows = '80 of the rows (64 MB), 80 of the batch, 10 to 80 of the links (8 MB)'
     return Columns(replay.sample),_of_draws(replay, 'part of a table of places', rows)

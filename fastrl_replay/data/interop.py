@@ -18,7 +18,7 @@ from ..steps.core import Steps, steps_of_bytes
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, not_installed
 from ..steps.row_dtypes import column_dtype, dtype_spec, leaves, spec_dtype
 from ..steps.batches import Sequences, burn_in_of, each_of
-from ..steps.nested import fields_of, map_leaves, nested_dtype
+from ..steps.nested import fields_of, map_leaves, named_leaves, nested_dtype
 from ..pipe import IterDataPipe, Pipe, dp, stage, upstream
 from ..steps.states import anything, checked, flag
 
@@ -129,10 +129,6 @@ def _is_plain(x): # a tensor that has memory, and that torch doesn't trace
     plain = type(x) in (torch.Tensor,nn.Parameter) and x.layout == torch.strided
     return plain and not wrapped(x) and _get_current_dispatch_mode() is None
 
-def _tensors(x):
-    parts = fields_of(x)
-    return [x] if parts is None else [t for v in parts.values() for t in _tensors(v)]
-
 # %% ../../nbs/data/interop.ipynb #430d3e9f
 def _part_dtype(x, name, shape):
     "The dtype of one row's part of a column"
@@ -158,7 +154,7 @@ def _block(columns, shape=None, like=None):
     "Columns as rows: laid out like `like` where they fit it"
     if not columns: raise BlockError('Steps.from_columns', 'no columns', remedy='give at least one')
     columns = {n: _parts(x, n) for n,x in columns.items()}
-    tensors = [t for x in columns.values() for t in _tensors(x)]
+    tensors = [t for _,t in named_leaves(columns)]
     if shape is None and like is not None: shape = _shape(tensors, like)
     elif shape is None: shape = os.path.commonprefix([list(t.shape) for t in tensors])
     device,shape = tensors[0].device,tuple(shape)

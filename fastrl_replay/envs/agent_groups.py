@@ -11,7 +11,7 @@ from .agents import is_parallel
 from .envstate import decode, encode
 from .stepper import GymStepper
 from ..pipe import Pipe
-from ..steps.core import pack, unpack
+from ..steps.core import pack
 from ..steps.errors import ArgumentError, ArgumentTypeError
 from ..steps.states import block, checked, listed
 
@@ -73,10 +73,6 @@ class GroupEnv:
         s.first,s.seed = decode(state['first']),None
 
 # %% ../../nbs/envs/agent_groups.ipynb #9efdfe8b
-def _packed(x): # a form
-    block(x)
-    return x
-
 class GroupSteps(Pipe):
     "Blocks of one group of agents"
     most = 10_000   # blocks that may wait
@@ -97,8 +93,8 @@ class GroupSteps(Pipe):
         if steps is not None: self.waiting.append(steps)
 
     def snapshot(self): return dict(waiting=[pack(s) for s in self.waiting])
-    def check_state(self, state): return checked('AgentGroups', dict(waiting=listed(_packed)), state)
-    def restore(self, state): self.waiting = deque(unpack(s) for s in state['waiting'])
+    def check_state(self, state): return checked('AgentGroups', dict(waiting=listed(block)), state)
+    def restore(self, state): self.waiting = deque(state['waiting'])
 
 # %% ../../nbs/envs/agent_groups.ipynb #df6e19f2
 class AgentGroups:

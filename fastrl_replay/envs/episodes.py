@@ -8,9 +8,8 @@ __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_S
 
 # %% ../../nbs/envs/episodes.ipynb #105b4341
 import numpy as np
-# What was here once, and what pickles name: it is importable from here, too.
-from .nans import NaNSearch, first_nan, has_nan   # noqa: F401
-from .numbering import MAX_ENVS, NEAR, Environments, grown, number_of   # noqa: F401
+from .nans import first_nan
+from .numbering import MAX_ENVS
 from ..steps.compiled import njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentTypeError, BlockError

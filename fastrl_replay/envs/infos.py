@@ -14,8 +14,7 @@ from gymnasium import spaces
 from torch import nn
 from ..steps.core import refuse_flags
 from ..steps.errors import did_you_mean, problem, ArgumentError, ArgumentTypeError, StateError
-from ..steps.row_dtypes import column_dtype, dtype_spec
-from ..steps.row_dtypes import saved_dtype, step_dtype
+from ..steps.row_dtypes import column_dtype, dtype_spec, saved_dtype, step_dtype
 from ..steps.nested import nested_dtype, put
 
 # %% ../../nbs/envs/infos.ipynb #9e0d0278

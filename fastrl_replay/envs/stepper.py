@@ -12,7 +12,6 @@ from itertools import repeat
 import gymnasium as gym, torch
 from fastcore.basics import patch
 from gymnasium.vector import VectorEnv
-from .checks import as_float32 as as_float32   # importable from here, too
 from .group import GROUP, EnvGroup
 from .infos import InfoColumns, info_entries
 from .slots import saved_env
@@ -95,9 +94,9 @@ def _passing(self:GymStepper):
     "The group of each environment that the pipe gives"
     skip = self._start()
     for i,env in enumerate(self.source):
-        group,self._position = self._group(env),max(skip, i+1)
+        group,self.place = self._group(env),max(skip, i+1)
         if i >= skip: yield group
-    self._position = 0
+    self.place = 0
 
 @patch
 def _group(self:GymStepper, env): # an item of the pipe; None: all environments
@@ -187,7 +186,7 @@ def snapshot(self:GymStepper)->dict: # position, one entry a group, the policy
     groups = dict(self._state or [])   # what was loaded may not be in use yet
     groups.update((g.first_id, g.snapshot()) for g in self._here.groups.values())
     policy = deepcopy(self.policy.state_dict()) if self._saves_policy else None
-    return dict(place=self._position, groups=[[first,g] for first,g in groups.items()], policy=policy)
+    return dict(place=self.place, groups=[[first,g] for first,g in groups.items()], policy=policy)
 
 # %% ../../nbs/envs/stepper.ipynb #51f7d5e1
 def _left(state):
@@ -216,7 +215,7 @@ def restore(self:GymStepper, state):
     if left: warnings.warn(problem('GymStepper', what, why, 'plain data',
         'give it a state_dict and a load_state_dict; instead of processes (AsyncVectorEnv), use SyncVectorEnv'))
     self._close()
-    self._state,self._position,self._resume = state['groups'],state['place'],state['place']
+    self._state,self.place,self._resume = state['groups'],state['place'],state['place']
     if self._saves_policy and state['policy'] is not None: self.policy.load_state_dict(state['policy'])
 
 # %% ../../nbs/envs/stepper.ipynb #3b95d46d

@@ -19,7 +19,6 @@ from ..steps.errors import ArgumentError, choice, number, whole
 from ..envs.infos import MASK
 from ..stages.normalisation import StateNorm
 from .checkpoints import SavedLearner
-from ..steps.batches import Sequences   # noqa: F401 (the learners' rooms take it from here)
 
 # %% ../../nbs/learning/base.ipynb #e0232566
 def discounts(

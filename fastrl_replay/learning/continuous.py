@@ -16,10 +16,8 @@ from ..steps.batches import Sequences
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, number, whole
 from ..steps.nested import map_leaves
-from ..pipe import WorkerInfo
 from .networks import PARTED, feature_layers
-from .policies import ask, n_states, worker_rng
-from ..steps.states import Saves, generator, integer
+from .policies import Exploring, ask, n_states
 
 # %% ../../nbs/learning/continuous.ipynb #bce8ac52
 _OTHERS = 'another environment, or gymnasium.wrappers.TransformAction(env, f, Box(-1, 1, (n,)))'
@@ -163,19 +161,13 @@ def check_rows(
         'give the learner the action space of the environments')
 
 # %% ../../nbs/learning/continuous.ipynb #a2c5295a
-class _BoxPolicy(Saves):
+class _BoxPolicy(Exploring):
     "What policies for boxes share: `_unit` makes numbers from -1 to 1 of an actor's answer"
-    saved = dict(asked=integer(), rng=generator)   # what the actor has learned is the learner's to save
     spread = False   # does the actor give the logarithms of standard deviations, too?
     def _begin(self, actor, space, random, seed, device):
         who = type(self).__name__
         self.actor,self.bounds,self.device = actor,BoxBounds(space, who),device
-        self.asked,self.random = 0,whole(who, 'random', random)
-        self.rng,self.worker = np.random.default_rng(seed),WorkerInfo()
-
-    def in_worker(self, info):
-        "Act as one of several copies"
-        self.rng,self.worker,self.device = worker_rng(self.rng, info),info,None
+        self.random,self.rng = whole(who, 'random', random),np.random.default_rng(seed)
 
     def __call__(self, state)->np.ndarray: # [n, ...] actions
         n = n_states(type(self).__name__, state)

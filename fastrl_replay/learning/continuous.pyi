@@ -3,27 +3,21 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
+from fastrl_replay.learning.policies import Exploring
 from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.states import Saves
 from gymnasium.spaces.box import Box
 from gymnasium.spaces.space import Space
 from numpy import ndarray
 from torch import Tensor, dtype
 
-class _BoxPolicy(Saves):
+class _BoxPolicy(Exploring):
     "What policies for boxes share: `_unit` makes numbers from -1 to 1 of an actor's answer"
     actor: Any
     bounds: Any
     device: Any
-    asked: Any
     random: Any
     rng: Any
-    worker: Any
-    saved: dict
     spread: bool
-    def in_worker(self, info) -> Any:
-        'Act as one of several copies'
-        ...
     def __call__(self, state) -> ndarray: ...
 
 LOG_STD: tuple

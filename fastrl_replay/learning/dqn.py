@@ -10,11 +10,11 @@ import torch
 from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
+from ..steps.batches import Sequences
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, number
 from ..envs.infos import MASK
-from .base import (Follows, Learned, Learner, Sequences, allowed_next,
-    check_discrete, discounts, full)
+from .base import Follows, Learned, Learner, allowed_next, check_discrete, discounts, full
 from .registry import NORMS, ROW_MEMORIES, Builder, builds, network_layers, normalised, row_batches, scheduled
 from .losses import double_q_target, masked_values
 from ..pipe import stage

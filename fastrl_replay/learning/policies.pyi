@@ -6,7 +6,17 @@ from torch import nn
 from fastrl_replay.pipe import WorkerInfo
 from fastrl_replay.steps.states import Saves
 from numpy import ndarray
-from numpy.random._generator import Generator
+
+class Exploring(Saves):
+    'The base of policies with random numbers'
+    rng: Any
+    device: Any
+    saved: dict
+    asked: int
+    worker: Any
+    def in_worker(self, info: WorkerInfo) -> Any:
+        'Act as one of several copies'
+        ...
 
 class LinearSchedule:
     'From `start` to `end` in `steps` even steps, and `end` ever after'
@@ -28,17 +38,15 @@ def branch_sizes(values) -> ndarray:
     'The parts of the actions whose values a network gives, as one of its layers says by `action_sizes`'
     ...
 
-class EpsGreedy(Saves):
+class EpsGreedy(Exploring):
     'The action of the largest value, or with probability `eps` any action'
     sizes: Any
     values: Any
     eps: Any
     device: Any
     random: Any
-    asked: Any
     actions: Any
     rng: Any
-    worker: Any
     initial_hidden: Any
     saved: dict
     def __init__(self, values, eps: Any = 0.05, seed: int | None = None, device: Any = None, random: int = 0) -> None: ...
@@ -50,9 +58,6 @@ class EpsGreedy(Saves):
     def report(self) -> dict:
         'What a run writes down: how likely it is to explore now, on average where environments differ'
         ...
-    def in_worker(self, info: WorkerInfo) -> Any:
-        'Act as one of several copies'
-        ...
 
 def ask(who: str, model, *inputs) -> Any:
     "What a model answers; an error with a remedy where states are float64 and its weights aren't"
@@ -60,8 +65,4 @@ def ask(who: str, model, *inputs) -> Any:
 
 def n_states(who: str, state) -> int:
     'The number of environments, whatever their states are'
-    ...
-
-def worker_rng(rng: Generator, info: WorkerInfo) -> Generator:
-    'The random numbers of one of several copies'
     ...

@@ -10,10 +10,10 @@ import torch
 from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
+from ..steps.batches import Sequences
 from ..steps.errors import ArgumentError, ArgumentTypeError, whole
 from ..steps.nested import map_leaves
-from fastrl_replay.learning.base import (Follows, Learned, Learner, Sequences, allowed_next,
-    check_discrete, full)
+from .base import Follows, Learned, Learner, allowed_next, check_discrete, full
 from .dqn import action_values
 from ..steps.settings import SettingsError, setting_text
 from .registry import NORMS, Builder, builds, network_layers, normalised, scheduled

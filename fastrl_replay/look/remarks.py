@@ -57,7 +57,7 @@ def _about_silence(seen):
         f'of {_others(len(ids) - silent.sum())} came', np.sort(last[silent])[::-1][:3])
 
 # %% ../../nbs/look/remarks.ipynb #5a1c0b85
-def _about_ends(seen, resets): # the latter: environment, or None → keys and steps of rows after which its states jump
+def _about_ends(seen, resets): # the latter: environment, or None → keys, steps of rows after which its states jump
     e = seen['episode']
     ids,which = np.unique(e['env_id'], return_inverse=True)
     over = np.isin(e['end'], ENDS[:2])
@@ -82,8 +82,8 @@ def _about_no_end(e, resets):
     if e['length'].max(initial=0) <= 1000: return   # the limit of most tasks
     n = np.argmax(e['length'])
     keys,lost = _lost(*resets(None))
-    yield Remark(f'no episode that is in memory has ended: {_ids(e["env_id"][[n]])} is at step {e["length"][n]:,}{lost}',
-        keys if lost else e['last'][[n]])
+    yield Remark(f'no episode that is in memory has ended: {_ids(e["env_id"][[n]])} is at step '
+        f'{e["length"][n]:,}{lost}', keys if lost else e['last'][[n]])
 
 def _lost(keys, steps): # of rows after which states jump
     return keys[:3],f'. Its states jump like resets at {_steps(steps)}: is the end lost?' if len(steps) > 1 else ''
@@ -262,9 +262,9 @@ def _about_strays(rows, keys, x, follows):
     if not smooth or len(now) < 300: return
     here,after = now.T
     odd = here[_strays(x[before[here]], x[here], x[after])]
-    if len(odd) > max(2, .001*len(here)): yield Remark(f'states of {len(odd):,} of {len(here):,} rows are unlike those of '
-        f'the rows before and after them, which are like each other, as of key {keys[odd[0]]:,}: do they come from '
-        'another environment?', keys[odd[:3]])
+    if len(odd) > max(2, .001*len(here)): yield Remark(f'states of {len(odd):,} of {len(here):,} rows are unlike '
+        'those of the rows before and after them, which are like each other, as of key '
+        f'{keys[odd[0]]:,}: do they come from another environment?', keys[odd[:3]])
 
 # %% ../../nbs/look/remarks.ipynb #580e0eea
 def _as_regressors(a):

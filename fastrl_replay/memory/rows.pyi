@@ -119,8 +119,7 @@ def check_saved_rows(who: str, rows: ndarray, search: NaNSearch) -> Any:
 
 class Rows(Store):
     'Whole rows, in main memory, in files or on a device'
-    @property
-    def nbytes(self) -> Any: ...
+    nbytes: Any
     def __init__(self, path: Any = None, device: Any = None, *, mode: str = 'a', spare: int = 0) -> None: ...
     def reserve(self, place) -> Any: ...
     def put(self, slots, rows) -> Any:

@@ -56,35 +56,51 @@ class Weights:
     def __init__(self,
         tensors, # in the order of their numbers
         copies:int, # how many there are to fill
+        dtype:str=None, # as what float32 parameters travel, such as 'bfloat16'; None: as they are
     ):
-        self.kinds = [(t.dtype, t.shape, t.requires_grad, isinstance(t, nn.Parameter)) for t in tensors]
-        sizes = [-(-t.numel()*t.element_size()//64)*64 for t in tensors]
-        self.starts = np.cumsum([0]+sizes).tolist()
-        self.views,self.bytes = {},self.room(copies, max(self.starts[-1], 1))
+        half = getattr(torch, dtype or 'float32')
+        def travels(t, param): return half if param and t.dtype == torch.float32 else t.dtype
+        params = [isinstance(t, nn.Parameter) for t in tensors]
+        self.kinds = [(travels(t, p), t.shape, t.dtype, t.requires_grad, p) for t,p in zip(tensors, params)]
+        sizes = [8*len(tensors), *(shape.numel()*kind.itemsize for kind,shape,*_ in self.kinds)]
+        self.starts = np.cumsum([0]+[-(-n//64)*64 for n in sizes]).tolist()
+        self.copies,self.last,self.views = copies,None,{}   # last: which copy was written last
+        self.bytes = self.room(copies, max(self.starts[-1], 64))
 
-    def room(self, copies, size): return torch.empty(copies, size, dtype=torch.uint8)   # for the bytes
+    def room(self, copies, size): return torch.zeros(copies, size, dtype=torch.uint8)   # for the bytes
     def __getstate__(self): return dict(vars(self), views={})
     def __getitem__(self, i): # the tensors of one copy
         def view(start, dtype, shape, *_):
             return self.bytes[i, start:start + shape.numel()*dtype.itemsize].view(dtype).view(shape)
-        if i not in self.views: self.views[i] = [view(a, *kind) for a,kind in zip(self.starts, self.kinds)]
+        if i not in self.views: self.views[i] = [view(a, *kind) for a,kind in zip(self.starts[1:], self.kinds)]
         return self.views[i]
 
-    def write(self, i, tensors): # without no_grad, whose end an interrupt may skip
-        "Let copy `i` have these numbers; what the worker must be told"
-        for a,b in zip(self[i], tensors): a.detach().copy_(b.detach())
-        return i
+    def versions(self, i): return self.bytes[i, :8*len(self.kinds)].view(torch.int64)   # how often each tensor changed
 
-    def private(self, i): # such tensors again, in other memory
-        def copy(t, grad, param): return nn.Parameter(t.clone(), grad) if param else t.clone().requires_grad_(grad)
-        return [copy(t, grad, param) for t,(*_,grad,param) in zip(self[i], self.kinds)]
+# %% ../../nbs/parallel/engines.ipynb #a7d10002
+@patch
+def write(self:Weights, i, tensors): # without no_grad, whose end an interrupt may skip
+    "Let copy `i` have these numbers; what the worker must be told"
+    for a,b in zip(self[i], tensors): a.detach().copy_(b.detach())
+    def changed(a, b): return i == self.last or not torch.equal(self.bytes[i,a:b], self.bytes[self.last,a:b])
+    if self.last is not None: self.versions(i).copy_(self.versions(self.last)
+        + torch.tensor([changed(a, b) for a,b in zip(self.starts[1:], self.starts[2:])], dtype=torch.int64))
+    self.last = i
+    return i
 
-    @torch.no_grad()
-    def refresh(self, own, seen, i): # tensors of a worker, and the bytes that it took them from
-        "Overwrite what has changed since it was `seen`; the rest may be the worker's own, such as a noise"
-        for k,(t,new) in enumerate(zip(own, self[i])):
-            part = slice(*self.starts[k:k+2])
-            if not torch.equal(seen[part], self.bytes[i,part]): seen[part] = self.bytes[i,part]; t.copy_(new)
+@patch
+def private(self:Weights, i): # such tensors again, in other memory
+    def copy(t, grad, param): return nn.Parameter(t, grad) if param else t.requires_grad_(grad)
+    return [copy(t.to(dtype, copy=True), *kind) for t,(_,_,dtype,*kind) in zip(self[i], self.kinds)]
+
+@patch
+@torch.no_grad()
+def refresh(self:Weights, own, seen, i): # tensors of a worker, and the `versions` that it has of them
+    "Overwrite what has changed since it was `seen`; the rest may be the worker's own, such as a noise"
+    new = self.versions(i)
+    seen = seen[:8*len(own)].view(torch.int64) if seen.dtype == torch.uint8 else seen
+    for k in (seen != new).nonzero().flatten().tolist(): own[k].copy_(self[i][k])
+    seen.copy_(new)
 
 # %% ../../nbs/parallel/engines.ipynb #947dd187
 AWAY = 'in another process'   # where the replay of a batch is that has travelled
@@ -212,6 +228,8 @@ class Worker:
     def __init__(self, info:WorkerInfo):
         self.info,self.asked,self.chunks = info,deque(),deque()   # which one; open requests; what waits to be handed on
         self.over = False   # has its pass ended?
+        self.begun,self.copy = False,None   # has anything come of it so far? The weights that it begins with
+        self.left = False   # was it ended by `resize`? What it gave is still handed on
         self.told = []      # feedback that goes with the next request
         self.facts,self.newest = None,-1   # what its replay said of the last batch handed on; the last of its keys
         self.given = self.lag = 0   # items handed on; how many others were, since the last one was asked for

@@ -23,11 +23,14 @@ class Weights:
     "Copies of tensors as bytes: `write` fills one, `refresh` brings what has changed to a worker's own tensors"
     kinds: Any
     starts: Any
-    views: Any
     bytes: Any
-    def __init__(self, tensors, copies: int) -> None: ...
+    copies: Any
+    last: Any
+    views: Any
+    def __init__(self, tensors, copies: int, dtype: str | None = None) -> None: ...
     def room(self, copies, size) -> Any: ...
     def __getitem__(self, i) -> Any: ...
+    def versions(self, i) -> Any: ...
     def write(self, i, tensors) -> Any:
         'Let copy `i` have these numbers; what the worker must be told'
         ...
@@ -87,6 +90,7 @@ class WorkerError(Explained, RuntimeError):
 class Worker:
     'What `Parallel` notes of a worker, of whatever engine'
     over: Any
+    left: Any
     told: Any
     given: Any
     lag: Any
@@ -94,6 +98,8 @@ class Worker:
     info: Any
     asked: Any
     chunks: Any
+    begun: Any
+    copy: Any
     facts: Any
     newest: Any
     due: Any

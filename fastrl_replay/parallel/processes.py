@@ -23,10 +23,10 @@ from ..pipe import as_worker
 class _Shared(Weights):
     "Copies of tensors, in memory that processes share"
     def room(self, copies, size):
-        try: return torch.empty(copies, size, dtype=torch.uint8).share_memory_()
+        try: return super().room(copies, size).share_memory_()
         except RuntimeError as e: raise RuntimeError(problem('Parallel',
             f'{copies} copies of the weights, {copies*size/1e6:.0f} MB, in shared memory', e,
-            remedy='a larger /dev/shm, a smaller `ahead`, or fewer workers')) from e
+            remedy='a larger `weights_every`, a larger /dev/shm, a smaller `ahead`, or fewer workers')) from e
 
 # %% ../../nbs/parallel/processes.ipynb #74191acf
 _ends = weakref.WeakSet()   # this side of the pipes of all workers
@@ -57,7 +57,7 @@ def _work(conn, info, seed, data, shared, copy, chunk):
     torch.set_num_threads(1)
     seed_generators(seed, info)
     def build():
-        weights,seen = shared.private(copy),shared.bytes[copy].clone()
+        weights,seen = shared.private(copy),shared.versions(copy).clone()
         chain = Filled(data, weights).load()
         chain.in_worker(info)
         return chain,lambda i: shared.refresh(weights, seen, i)
@@ -157,6 +157,7 @@ class _Worker(Worker):
         except OSError: self.outbox.clear()
 
     def alive(self): return self.process.is_alive()
+    def kill(self): self.process.kill()
     def stopped(self): # by a signal, such as SIGSTOP, where the system says so
         try: return Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(') ')[2][:1] in ('T','t')
         except OSError: return False
@@ -260,7 +261,7 @@ class Processes:
     ):
         self.patience = number('Processes', 'patience', patience)
         self.method = choice('Parallel', 'method', method, (None, *mp.get_all_start_methods()))
-    def weights(self, tensors, copies): return _Shared(tensors, copies)
+    def weights(self, tensors, copies, *dtype): return _Shared(tensors, copies, *dtype)
     def worker(self, info, *args):
         method = self.method or ('forkserver' if 'ray' in sys.modules else None)   # its threads can't be forked
         return _Worker(mp.get_context(method), self.patience, info, *args)

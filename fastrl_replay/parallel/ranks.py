@@ -101,11 +101,12 @@ def _backend():
 # %% ../../nbs/parallel/ranks.ipynb #131be238
 @patch
 def _meeting_place(self:Ranks, host, port):
-    "The store of keys that the launcher keeps, or rank 0"
+    "The store of keys that the launcher keeps, or rank 0; after a restart, keys of the run before are not read"
     kept = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
     self._keeps = self.leads and not kept
-    return dist.TCPStore(host, port, is_master=self._keeps, timeout=self.timeout,
+    store = dist.TCPStore(host, port, is_master=self._keeps, timeout=self.timeout,
         **{} if kept else dict(world_size=self.size, multi_tenant=True))
+    return dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 @patch
 def _another_place(self:Ranks):

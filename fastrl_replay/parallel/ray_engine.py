@@ -8,6 +8,7 @@ __all__ = ['RayEngine']
 # %% ../../nbs/parallel/ray_engine.ipynb #e802e10c
 import os, pickle, sys, tempfile
 from collections import deque
+from copy import copy
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -26,34 +27,41 @@ def _ray():
 # %% ../../nbs/parallel/ray_engine.ipynb #e26279d8
 class _Stored(Weights):
     "Weights whose newest version lies in the store of the cluster"
-    def __init__(self, tensors, copies):
-        super().__init__(tensors, 1)
-        self.last = self.ref = None
-    def __getstate__(self): return dict(super().__getstate__(), last=None, ref=None)
+    def __init__(self, tensors, copies, *dtype):
+        super().__init__(tensors, 2, *dtype)   # the newest here, and the one before
+        self.copies,self.ref = copies,None     # the store has as many as requests name
+    def __getstate__(self): return dict(super().__getstate__(), bytes=None, ref=None)
 
     def write(self, i, tensors):
-        super().write(0, tensors)
-        if self.last is None or not torch.equal(self.last, self.bytes):
-            self.last = self.bytes.clone()
-            self.ref = _ray().put(self.last.numpy())
+        before = self.last
+        i = super().write(0 if before is None else 1 - before, tensors)
+        if before is None or not torch.equal(self.versions(i), self.versions(before)):
+            self.ref = _ray().put(self.bytes[i].numpy())
         return self.ref
+
+    def take(self, bytes): # as Ray gives them; None: none
+        self.bytes,self.views = None if bytes is None else torch.from_numpy(bytes.copy())[None],{}
 
 # %% ../../nbs/parallel/ray_engine.ipynb #03d6e71b
 class _Actor:
     "A worker, where Ray has placed it"
-    def __init__(self, info, seed, data, weights, chunk):
+    def __init__(self, info, seed, data, weights, first, chunk):
         torch.set_num_threads(1)
         seed_generators(seed, info)
+        weights = copy(weights)   # where Ray made none: `take` is not to change the sender's
+        weights.take(first)
         self.info,self.served = info,Served(lambda: self.build(data, weights), chunk)
 
     def build(self, data, weights):
-        own,seen = weights.private(0),weights.bytes[0].clone()
+        own,seen = weights.private(0),weights.versions(0).clone()
+        weights.take(None)
         chain = Filled(data, own).load()
         chain.in_worker(self.info)
         def learn(bytes):
-            weights.bytes = torch.from_numpy(bytes.copy())
-            weights.views.clear()
+            if (bytes[:8*len(own)].view('i8') == seen.numpy()).all(): return
+            weights.take(bytes)
             weights.refresh(own, seen, 0)
+            weights.take(None)
         return chain,learn
 
     def answer(self, words, weights=None):
@@ -69,7 +77,7 @@ class _RayWorker(Worker):
     def __init__(self, engine, info, seed, data, weights, copy, chunk):
         super().__init__(info)
         self.patience,self.answered,self.began = engine.patience,False,monotonic()
-        self.actor = engine.actors.remote(info, seed, data, weights, chunk)
+        self.actor = engine.actors.remote(info, seed, data, weights, weights.ref, chunk)
         self.answers,self.dead = deque(),False
 
     def request(self, *words):
@@ -211,10 +219,10 @@ def _connect(self:RayEngine, ray):
 
 # %% ../../nbs/parallel/ray_engine.ipynb #9fac3f00
 @patch
-def weights(self:RayEngine, tensors, copies):
+def weights(self:RayEngine, tensors, copies, *dtype):
     "A place in the object store, from which workers take weights"
     self.actors   # Ray must be there to put them somewhere
-    return _Stored(tensors, copies)
+    return _Stored(tensors, copies, *dtype)
 
 # %% ../../nbs/parallel/ray_engine.ipynb #48e62715
 @patch

@@ -28,7 +28,7 @@ class RayEngine:
     def wait(self, workers) -> Any:
         'Until one of them has an answer, or its end'
         ...
-    def weights(self, tensors, copies) -> Any:
+    def weights(self, tensors, copies, *dtype) -> Any:
         'A place in the object store, from which workers take weights'
         ...
     def end(self, workers, owner) -> Any:

@@ -24,13 +24,13 @@ class SavedWorkers(Shards):
         if self._owner != os.getpid(): self._fresh()
         if not self._workers: return self._state or {}
         for w in self._workers:
-            while w.asked: self._fetch(w)
+            while w.asked and not self._pending(w): self._fetch(w)
         for chunk in self._chunks():
             if chunk['error'] is not None:
                 raise WorkerError('Parallel', "a worker failed, and can't be saved", chunk['error'])
         saved = [self._saved(w) for w in self._workers]
         return dict(settings=self._settings(), turn=self._turn, now=_packed(self._now) if self._now else None,
-            counts=[self.given, self.lag_sum, self.lag_max, self.stale], workers=saved)
+            counts=[self.given, self.lag_sum, self.lag_max, self.stale], workers=saved, life=self._life)
 
     def restore(self, state):
         self._close()
@@ -38,6 +38,9 @@ class SavedWorkers(Shards):
 
     def _settings(self):
         return dict(num_workers=self.num_workers, ahead=self.ahead, chunk=self.chunk, shares=self.shares)
+    def _pending(self, w):
+        "Has it given nothing so far, and needn't be waited for? A machine for it may not be there"
+        return not (self.ordered or self.draws_batches or w.begun or w.ready())
     def _chunks(self):
         return [chunk for w in self._workers for chunk in w.chunks] + ([self._now] if self._now else [])
 
@@ -84,14 +87,19 @@ def _answered(self:SavedWorkers, w, *words):
 # %% ../../nbs/parallel/saved_workers.ipynb #7bd69b62
 @patch
 def _saved(self:SavedWorkers, w):
+    if w.left or w.asked: return self._saved_as(w, None)
     told,w.told = w.told,[]
     data,error = self._answered(w, 'save', told)
     while error is not None and not w.alive() and self.restarted < self.restarts:
         with interrupts_wait(): self._restart(w, error)
         data,error = self._answered(w, 'save', [])
     if error is not None: raise WorkerError('Parallel', f'worker {w.info.rank} could not be saved', error)
-    return dict(state=torch.load(io.BytesIO(data), weights_only=True), restart=w.info.restart, over=w.over,
-        chunks=[_packed(b) for b in w.chunks], first_key=self._first_keys[w.info.rank],
+    return self._saved_as(w, torch.load(io.BytesIO(data), weights_only=True))
+
+@patch
+def _saved_as(self:SavedWorkers, w, state): # None: of one that has not begun, or has left
+    return dict(state=state, restart=w.info.restart, over=w.over,
+        chunks=[_packed(b) for b in w.chunks], first_key=self._first_keys[w.info.rank] if not w.left else 0,
         **{k: getattr(w, k) for k in _COUNTED})
 
 # %% ../../nbs/parallel/saved_workers.ipynb #298a6c49
@@ -100,13 +108,16 @@ def check_state(self:SavedWorkers, state):
     "An error where a checkpoint is of other workers"
     if not state or not self.num_workers: return
     worker = dict(_WORKER, chunks=listed(_chunk_form))
+    life = dict(life=integer()) if isinstance(state, dict) and 'life' in state else {}   # none before `resize`
     state = checked('Parallel', dict(settings=anything, turn=integer(), now=maybe(_chunk_form),
-        counts=listed(integer(), 4), workers=listed(worker)), state)
+        counts=listed(integer(), 4), workers=listed(worker), **life), state)
     if repr(state['settings']) != repr(self._settings()): raise StateError('Parallel', 'a checkpoint of other settings',
-        state['settings'], self._settings(), 'build the chain that was saved')
-    checked('Parallel', dict(turn=integer(0, self.num_workers-1)), dict(turn=state['turn']))
-    for w in checked('Parallel', listed(anything, self.num_workers), state['workers']):
-        ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
+        state['settings'], self._settings(), 'build the chain that was saved; `resize` it where it was resized')
+    checked('Parallel', dict(turn=integer(0, len(state['workers'])-1)), dict(turn=state['turn']))
+    there = [w for i,w in enumerate(state['workers']) if i < self.num_workers or w['state'] is not None]
+    checked('Parallel', listed(anything, self.num_workers), there)   # those that have left have none
+    for w in state['workers']:
+        if w['state'] is not None: ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
         for chunk in w['chunks']: _unpacked(chunk)
     if state['now']: _unpacked(state['now'])
     return state
@@ -118,13 +129,17 @@ def _load_workers(self:SavedWorkers, state):
     for w,saved in zip(self._workers, state['workers']):
         file = io.BytesIO()
         torch.save(saved['state'], file)
-        w.request('load', file.getvalue())
+        w.begun = saved['state'] is not None
+        if w.begun: w.request('load', file.getvalue())
         w.over,w.chunks = saved['over'],deque(map(_unpacked, saved['chunks']))
         for k in _COUNTED: setattr(w, k, saved[k])
-        self._first_keys[w.info.rank] = saved['first_key']
+        if not w.left: self._first_keys[w.info.rank] = saved['first_key']
     for w in self._workers:
+        if not w.begun: continue
         w.wait()
         error = w.receive()[2]
         if error is not None: raise WorkerError('Parallel', f'worker {w.info.rank} could not be restored', error)
     self._turn,self._now = state['turn'],_unpacked(state['now']) if state['now'] else None
     self.given,self.lag_sum,self.lag_max,self.stale = state['counts']
+    self._life = state.get('life', 0)
+    self._written = *self._written[:2],self.given   # they were written just now

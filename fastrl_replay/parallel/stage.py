@@ -6,7 +6,7 @@
 __all__ = ['ENGINES', 'as_engine', 'Parallel']
 
 # %% ../../nbs/parallel/stage.ipynb #5787fed7
-import os, warnings, weakref
+import math, os, warnings, weakref
 from collections import deque
 from time import monotonic
 import torch
@@ -17,7 +17,7 @@ from ..steps.compiled import interrupts_wait
 from ..steps.core import set_replay
 from ..steps.errors import choice, problem, whole
 from ..look.memory_figure import workers_figure
-from .engines import ChainCopy, Silence, WorkerError, batches_in, outline
+from .engines import ChainCopy, Silence, Worker, WorkerError, batches_in, outline
 from ..steps.locks import DrawOrderLock
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
 from .processes import Processes
@@ -64,12 +64,15 @@ class _Turns(SavedWorkers):
             self._next_turn(w)
         self._end_of_pass()
 
+    def _done(self, w): return w.over or w.left and not w.chunks   # in this pass
     def _passed(self):
-        return all(w.over for w in self._workers) and not (self._now and (self._now['items'] or self._now['error']))
+        now = self._now
+        return all(self._done(w) for w in self._workers) and not (now and (now['items'] or now['error']))
 
     def _wants(self, w):
         "Is there more to ask? Not after the end of a pass: a worker that was restored would begin the next one"
-        return len(w.asked) + len(w.chunks) < self._depth and not w.over and not any(b['over'] for b in w.chunks)
+        over = w.over or w.left or any(b['over'] for b in w.chunks)
+        return not over and len(w.asked) + len(w.chunks) < self._depth
 
     def _note(self, at):
         lag,w = self.given - at,self._workers[self._turn]
@@ -82,7 +85,7 @@ class _Turns(SavedWorkers):
 class Parallel(_Turns):
     "Copies of the chain above, in workers; a second pass goes on where the last one stopped"
     takes_any_item,news = True,None   # `news` of journals in workers, where `Collected` asks for them
-    _buffers = '_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock'
+    _buffers = '_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock','_written'
     def __init__(self,
         source, # the chain that workers run; it begins with a stepper
         num_workers:int=2, # how many copies; 0: run the chain here
@@ -93,9 +96,12 @@ class Parallel(_Turns):
         engine='process', # what runs them: a name in `ENGINES`, or an engine
         ordered:bool=True, # chunks in turn, the same stream each time; False: from whichever worker is ready
         shares:str='equal', # of shards in the batches: 'equal', or by the 'mass' of their priorities
+        weights_every:int=0, # items between two versions of the weights; 0: each request has the newest
+        weights_dtype:str=None, # as what float32 parameters travel, 'bfloat16' or 'float16'; None: as they are
     ):
         super().__init__(source)
-        self._keep_counts(num_workers, ahead, chunk, restarts)
+        self._keep_counts(num_workers, ahead, chunk, restarts, weights_every)
+        self.weights_dtype = choice('Parallel', 'weights_dtype', weights_dtype, (None,'bfloat16','float16'))
         self.engine,self.method,self._engine = engine,method,as_engine(engine, method)
         self.ordered,self.shares = ordered,choice('Parallel', 'shares', shares, ('equal','mass'))
         self._check_source()
@@ -103,19 +109,15 @@ class Parallel(_Turns):
         self._state,self.restarted = None,0   # what was loaded and is not yet in use; how many workers were restarted
         self._fresh()
 
-    @property
-    def _depth(self)->int:
-        "How many chunks of each worker are asked for: as many as `ahead` has room for, and one at least"
-        return max(1, (self.ahead or 0)//(max(self.num_workers, 1)*self.chunk))
-
 # %% ../../nbs/parallel/stage.ipynb #3d4ddbf7
 @patch
-def _keep_counts(self:Parallel, num_workers, ahead, chunk, restarts):
+def _keep_counts(self:Parallel, num_workers, ahead, chunk, restarts, weights_every):
     "Keep these settings, if they are such numbers"
     self.num_workers = whole('Parallel', 'num_workers', num_workers)
     self.restarts = whole('Parallel', 'restarts', restarts)
     self.chunk = whole('Parallel', 'chunk', chunk, 1)
     self.ahead = None if ahead is None else whole('Parallel', 'ahead', ahead, 1)
+    self.weights_every = whole('Parallel', 'weights_every', weights_every)
 
 # %% ../../nbs/parallel/stage.ipynb #22a55071
 @patch
@@ -136,12 +138,21 @@ def _check_source(self:Parallel):
 # %% ../../nbs/parallel/stage.ipynb #acdfdb18
 @patch
 def _fresh(self:Parallel):
-    self._workers,self._finalizer,self._owner = [],None,os.getpid()
+    self._workers,self._finalizer,self._weights,self._owner = [],None,None,os.getpid()
     self._turn,self._pass,self._just_opened = 0,0,False   # whose turn it is, and which pass
     self._now,self._due,self._lock = None,deque(),DrawOrderLock()   # the chunk that is being handed on; for `prefetch`
     self.given = self.lag_sum = self.lag_max = 0   # items handed on, and how many others since each was asked for
     self.stale = 0   # keys that were told of when their workers had been ended
+    self._most,self._life = (0,0),0   # workers and depth, so far at most; `restart` of one that joins
+    self._deepen()
+    self._written,self.weights_written = None,0   # the newest weights: copy, what workers are told, items so far
     self.began,self.waited = monotonic(),0.   # seconds that this process waited for workers
+
+@patch
+def _deepen(self:Parallel):
+    "How many chunks of each worker are asked for: as many as `ahead` has room for, and one at least"
+    self._depth = max(1, (self.ahead or 0)//(max(self.num_workers, 1)*self.chunk))
+    self._most = max(self._most[0], self.num_workers, len(self._workers)),max(self._most[1], self._depth)
 
 def _ended_midway():
     return RuntimeError(problem('Parallel', 'its workers were ended, or others restored, in the middle of a pass',
@@ -185,32 +196,63 @@ def _start_workers(self:Parallel, state):
     "Start workers; give them what was saved of others"
     self._data,self._tensors = outline(ChainCopy(self.source))
     self.began = monotonic()
-    self._weights = self._engine.weights(self._tensors, self.num_workers*self._depth)
+    kind = () if self.weights_dtype is None else (self.weights_dtype,)
+    self._weights = self._engine.weights(self._tensors, self._copies(), *kind)
+    self._newest()
     restarts = [w['restart'] for w in state['workers']] if state else [0]*self.num_workers
-    self._finalizer = weakref.finalize(self, self._engine.end, self._workers, os.getpid())
+    self._finalizer = weakref.finalize(self, _end_all, self._engine.end, self._workers, os.getpid())
     with interrupts_wait():
-        for i,k in enumerate(restarts): self._workers.append(self._new_worker(WorkerInfo(i, self.num_workers, k)))
+        for i,k in enumerate(restarts):
+            info = WorkerInfo(i, self.num_workers, k)
+            self._workers.append(self._new_worker(info) if i < self.num_workers else _left(info))
+    self._deepen()
     if state: self._load_workers(state)
+
+def _end_all(end, workers, owner):
+    end([w for w in workers if not w.left], owner)
+    workers.clear()
+
+def _left(info):
+    "A worker that was ended, and whose chunks are still handed on"
+    w = Worker(info)
+    w.left = True
+    return w
 
 # %% ../../nbs/parallel/stage.ipynb #996c6ca7
 @patch
 def _new_worker(self:Parallel, info):
-    copy,above = info.rank*self._depth,worker_info() or WorkerInfo()   # this process may be a worker itself
-    self._weights.write(copy, self._tensors)
+    copy,above = self._written[0],worker_info() or WorkerInfo()   # this process may be a worker itself
     place = WorkerInfo(above.rank*info.world_size + info.rank, above.world_size*info.world_size,
         above.restart*(self.restarts + 1) + info.restart)
     w = self._engine.worker(place, torch.initial_seed(), self._data, self._weights, copy, self.chunk)
-    w.info = info
+    w.info,w.copy = info,copy
     return w
 
 # %% ../../nbs/parallel/stage.ipynb #97ad0edc
 @patch
+def _copies(self:Parallel)->int:
+    "How many versions of the weights may be in use"
+    every,requests = self.weights_every,math.prod(self._most)
+    return min(requests + 1, ((requests + 1)*self.chunk - 1)//every + 2) if every else requests + 1
+
+@patch
+def _newest(self:Parallel):
+    "The newest weights: written now, if that is due and a copy is free"
+    if self._written is not None and self.given - self._written[2] < self.weights_every: return self._written
+    used = {slot for w in self._workers for _,slot in w.asked} | {w.copy for w in self._workers if not w.begun}
+    if self._written is not None: used.add(self._written[0])
+    free = next((i for i in range(self._weights.copies) if i not in used), None)
+    if free is None: return self._written
+    self._written = free,self._weights.write(free, self._tensors),self.given
+    self.weights_written += 1
+    return self._written
+
+@patch
 def _ask(self:Parallel, w):
-    "Let a worker make a chunk, with the weights as they are now"
-    slot = (w.asked[-1][1] + 1 if w.asked else 0) % self._depth
-    weights = self._weights.write(w.info.rank*self._depth + slot, self._tensors)
+    "Let a worker make a chunk, with the newest weights"
+    slot,weights,at = self._newest()
     with interrupts_wait():
-        w.asked.append((self.given, slot))
+        w.asked.append((at, slot))
         w.told,told = [],w.told
         w.request('next', told, weights, self._pass)
 
@@ -224,7 +266,7 @@ def _fetch(self:Parallel, w):
     with interrupts_wait():
         what,items,error,said = w.receive()
         if what == 'save': return   # of a `state_dict` that was interrupted
-        at,_ = w.asked.popleft()
+        w.begun,(at,_) = True,w.asked.popleft()
         again = error is not None and what != 'told' and self.restarted < self.restarts
         chunk = dict(items=deque(items or ()), at=at, over=error is None and len(items) < self.chunk,
             error=None if again else error, restart=w.info.restart, news=said['news'] if said else [])
@@ -252,8 +294,9 @@ def _whose_turn(self:Parallel): # None: all have come to the end of their pass
 # %% ../../nbs/parallel/stage.ipynb #c2016c66
 @patch
 def _next_worker(self:Parallel):
+    self._forget_left()
     if not self.ordered or self.shares == 'mass': return self._by_share(self._live_with_chunks())
-    while self._workers[self._turn].over: self._turn = (self._turn + 1) % self.num_workers
+    while self._done(self._workers[self._turn]): self._turn = (self._turn + 1) % len(self._workers)
     return self._workers[self._turn]
 
 @patch
@@ -262,11 +305,17 @@ def _hear_all(self:Parallel):
     for w in self._workers:
         while w.facts is None and not (w.chunks or w.over or w.info.restart): self._fetch(w)
 
+@patch
+def _forget_left(self:Parallel):
+    "Of those that were ended, the last ones, where all has been handed on; a worker's place is its rank"
+    while self._workers[-1].left and self._done(self._workers[-1]): self._workers.pop()
+    if self._turn >= len(self._workers): self._turn = 0
+
 # %% ../../nbs/parallel/stage.ipynb #24892753
 @patch
 def _live_with_chunks(self:Parallel)->list: # workers
     "Those that may be next: all whose pass goes on, or, where order doesn't count, those that are ready"
-    live = [w for w in self._workers if not w.over]
+    live = [w for w in self._workers if not self._done(w)]
     if self.ordered:
         for w in live:
             while not w.chunks: self._fetch(w)
@@ -287,7 +336,7 @@ def _live_with_chunks(self:Parallel)->list: # workers
 def _next_turn(self:Parallel, w):
     error = self._now['error']
     if error is None:
-        self._now,self._turn = None,(self._turn + 1) % self.num_workers
+        self._now,self._turn = None,(self._turn + 1) % len(self._workers)
         return
     self._close()
     raise WorkerError('Parallel', f'worker {w.info.rank} of {self.num_workers} failed', error.rstrip())
@@ -306,15 +355,22 @@ def _end_of_pass(self:Parallel):
 
 # %% ../../nbs/parallel/stage.ipynb #ee507ee1
 @patch
+def _lag_bound(self:Parallel):
+    "How many items may be handed on between weights that are written and an item that they made"
+    waits = (math.prod(self._most) + 1)*self.chunk - 1   # chunks that are under way or wait, and one
+    few = self._weights is not None and self._weights.copies < self._copies()   # copies, since more have joined
+    return waits + max(self.weights_every - 1, waits if few else 0)
+
+@patch
 def stats(self:Parallel)->dict: # numbers by name, and under `workers` such a dict for each
     "Items handed on; how many items old their weights were, and the bound; waiting, restarts and what was lost; rows"
-    bound = (self._depth*self.num_workers + 1)*self.chunk - 1 if self.num_workers else 0
+    bound = self._lag_bound() if self.num_workers else 0
     workers = [self._worker_stats(w) for w in self._workers]
     given = [w['items'] for w in workers]
     def total(*names): return {k: sum(w.get(k, 0) for w in workers) for k in names}
     return dict(items=self.given, lag_mean=self.lag_sum/max(self.given, 1), lag_max=self.lag_max, lag_bound=bound,
         least_given=min(given, default=0), most_given=max(given, default=0), **total('waiting'), waited_s=self.waited,
-        seconds=monotonic() - self.began, restarts=self.restarted,
+        seconds=monotonic() - self.began, restarts=self.restarted, weights_written=self.weights_written,
         **total('rows','rows_in','rows_counted','lost'), stale=self.stale + total('stale')['stale'], workers=workers)
 
 # %% ../../nbs/parallel/stage.ipynb #03068e68
@@ -346,13 +402,89 @@ def _restart(self:Parallel, w, error):
     if facts and facts['kept']: ended['inserted'] = 0   # the next one counts on
     w.past = {k: n + ended.get(k, 0) for k,n in w.past.items()}
     self._first_keys[rank] = w.newest//self.num_workers + 1
-    w.succeed(self._new_worker(w.info._replace(restart=w.info.restart + 1)))
+    new = self._new_worker(w.info._replace(restart=w.info.restart + 1))
+    w.succeed(new)
+    w.begun,w.copy = False,new.copy
     w.asked.clear()
     w.told,w.facts = [],None
     for at,_ in asked: self._ask(w)
     warnings.warn(problem('Parallel', f'worker {rank} of {self.num_workers} failed, restart {self.restarted} of '
         f'{self.restarts}' + (f', {lost} rows of its memory are lost' if lost else ''), error.splitlines()[0]),
         RuntimeWarning, stacklevel=2)   # last, because it may be an error
+
+# %% ../../nbs/parallel/stage.ipynb #e1a50002
+@patch
+def _check_resize(self:Parallel, n):
+    "Raise where workers can't join or leave"
+    who,inside = 'Parallel',worker_info()
+    if not self.num_workers: raise ArgumentError(who, 'resize', 'num_workers=0, which runs the chain here', 'workers')
+    if self.draws_batches: raise ArgumentError(who, 'resize', 'shards of a memory', 'actors, which hold no rows',
+        'a shard that leaves takes its rows along, and keys say which of so many shards has a row: save the rows, and '
+        'begin with as many shards as are wanted')
+    if inside is not None and inside.world_size > 1: raise ArgumentError(who, 'resize', f'worker {inside.rank} of '
+        f'{inside.world_size}', 'the one process that steers', "numbers of environments count all workers")
+    above = self.source
+    while above is not None:
+        if getattr(above, 'piped', False): raise ArgumentError(who, 'resize', 'environments that come through a pipe',
+            'a list of them', 'their numbers depend on how many workers there are')
+        above = upstream(above)
+
+# %% ../../nbs/parallel/stage.ipynb #e1a50004
+@patch
+def _send_away(self:Parallel, workers):
+    "End these workers; what they have given is handed on in their turn"
+    for w in workers:
+        while w.asked and w.begun and (self.ordered or w.ready()): self._fetch(w)
+        if not w.begun: w.kill()
+    self._life = max([self._life, *(w.info.restart + 1 for w in workers)])
+    self._engine.end(list(workers), self._owner)
+    for w in workers:
+        w.left = True
+        w.asked.clear()
+
+@patch
+def _join(self:Parallel, rank):
+    "A new worker, also in the place of one that has left"
+    there = self._workers[rank] if rank < len(self._workers) else None
+    with interrupts_wait():
+        w = self._new_worker(WorkerInfo(rank, self.num_workers, self._life))
+        if not self.ordered: w.patience = math.inf   # a machine for it may come late; the others go on
+        if there is not None: w.chunks,w.over = there.chunks,there.over
+        self._workers[rank:rank+1] = [w]
+
+# %% ../../nbs/parallel/stage.ipynb #e1a50005
+@patch
+def resize(self:Parallel,
+    num_workers:int, # how many there are from now on
+):
+    "Let workers join or leave, also while it runs: the highest ranks leave, and what they gave is handed on"
+    n = whole('Parallel', 'num_workers', num_workers, 1)
+    self._check_resize(n)
+    if self._state: self._open()   # what was loaded is of as many workers as there were
+    before,self.num_workers = self.num_workers,n
+    try: self._check_source()
+    except BaseException: self.num_workers = before; raise
+    self._first_keys = [0]*n
+    if self._owner != os.getpid() or not self._workers: self._fresh(); return
+    self._send_away([w for w in self._workers[n:] if not w.left])
+    self._deepen()
+    runs = self._now or any(w.asked or w.chunks for w in self._workers)
+    self._newest()
+    for rank in range(n):
+        if rank >= len(self._workers) or self._workers[rank].left: self._join(rank)
+    for w in self._workers:
+        while runs and self._wants(w): self._ask(w)
+
+# %% ../../nbs/parallel/stage.ipynb #e1a50009
+@patch
+def resize(self:Pipe,
+    num_workers:int, # how many there are from now on
+):
+    "Let workers of the `.parallel` in this chain join or leave, also while it runs"
+    s = self
+    while s is not None and not isinstance(s, Parallel): s = upstream(s)
+    if s is None: raise ArgumentError(type(self).__name__, 'resize', 'a chain without workers', '.parallel in it')
+    s.resize(num_workers)
 
 # %% ../../nbs/parallel/stage.ipynb #5e45495f
 @patch

@@ -20,6 +20,7 @@ def as_engine(engine, method: str | None = None, address: str | None = None) -> 
 
 class Parallel(_Turns):
     'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
+    weights_dtype: Any
     engine: Any
     method: Any
     ordered: Any
@@ -29,16 +30,18 @@ class Parallel(_Turns):
     restarts: Any
     chunk: Any
     ahead: Any
+    weights_every: Any
     given: Any
     lag_sum: Any
     lag_max: Any
     stale: Any
+    weights_written: Any
     began: Any
     waited: Any
     takes_any_item: bool
     news: Any
     _buffers: tuple
-    def __init__(self, source, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: Any = 'process', ordered: bool = True, shares: str = 'equal') -> None: ...
+    def __init__(self, source, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: Any = 'process', ordered: bool = True, shares: str = 'equal', weights_every: int = 0, weights_dtype: str | None = None) -> None: ...
     def _fresh(self) -> Any: ...
     def _open(self) -> Any:
         'See that there are workers'
@@ -51,6 +54,9 @@ class Parallel(_Turns):
         ...
     def show(self) -> Any:
         'What `stats` says of each worker, in one figure'
+        ...
+    def resize(self, num_workers: int) -> Any:
+        'Let workers join or leave, also while it runs: the highest ranks leave, and what they gave is handed on'
         ...
     def due_batches(self) -> Any:
         'Receive batches; yields, with nothing, for each'

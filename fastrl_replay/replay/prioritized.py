@@ -45,7 +45,7 @@ class PrioritizedReplay(ReplayByKind):
         bs:int=1, # rows in a batch
         max_sz:int=1_000_000, # rows in memory
         *,
-        kind:str|type='proportional', # 'proportional': by the size of the error; 'rank': by its rank; or a class of samplers
+        kind:str|type='proportional', # 'proportional': by the error's size; 'rank': by its rank; or a class of samplers
         alpha:float=.6, # how much priorities count: 0 is uniform; the paper has .7 for ranks
         beta=.4, # how far weights correct for it, up to 1; a number, or a function of the batches drawn so far
         eps:float=1e-6, # added to |TD error|

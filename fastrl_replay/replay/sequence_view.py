@@ -238,7 +238,8 @@ def follow(self:SequenceView, steps:Steps, first:int):
 def _track_rows(self:SequenceView, rows, first, plan):
     "Queue the sequences that these rows complete"
     envs,n = self._known_envs(),len(rows)
-    self._queue,self._states = queued = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
+    queued = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
+    self._queue,self._states = queued
     _track(rows.view(np.uint8), plan, first, envs.number, self._counters, tuple(self._tracks), queued)
 
 @patch

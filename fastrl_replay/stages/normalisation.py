@@ -14,7 +14,7 @@ from torch import nn
 from ..steps.compiled import interrupts_wait, njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, StateError, number
-from ..steps.nested import fields_of, nest
+from ..steps.nested import dotted, fields_of, named_leaves, nest
 from ..steps.row_dtypes import row_places
 from ..steps.states import array, checked, exactly, row
 from ..envs.episodes import BlockGate
@@ -62,13 +62,6 @@ class Moments(nn.Module):
     def std(self, eps:float)->torch.Tensor: return (self.var + eps).sqrt()
 
 # %% ../../nbs/stages/normalisation.ipynb #051b2982
-def _parts(space, name=''):
-    "The parts of a space that have none themselves, each with its dotted name"
-    parts = fields_of(space)
-    if parts is None: return {name: space}
-    return {n: s for k,part in parts.items()
-        for n,s in _parts(part, f'{name}.{k}' if name and k[:1] != '[' else name + k).items()}
-
 def _by_itself(space):
     "Is a part normalised where none are named?"
     return isinstance(space, spaces.Box) and space.dtype != np.uint8 and len(space.shape) < 3
@@ -89,7 +82,7 @@ class StateNorm(nn.Module):
         eps:float=1e-8, # is added to variances
     ):
         super().__init__()
-        found = _parts(space)
+        found = dict(named_leaves(space))
         if isinstance(parts, str): parts = (parts,)
         self.names = [n for n,s in found.items() if _by_itself(s)] if parts is None else _named_parts(found, parts)
         if not self.names: raise ArgumentError('StateNorm', 'there is nothing to normalise', space,
@@ -116,7 +109,7 @@ class StateNorm(nn.Module):
 def _nested(self:StateNorm, state, parts, name):
     def part(k):
         value = state[int(k[1:-1]) if k[:1] == '[' and not isinstance(state, dict) else k]
-        at,inside = f'{name}.{k}' if name and k[:1] != '[' else name + k,fields_of(parts[k])
+        at,inside = dotted(name, k),fields_of(parts[k])
         return self._part(value, at) if inside is None else self._nested(value, inside, at)
     return nest(list(parts), part)
 

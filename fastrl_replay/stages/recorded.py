@@ -17,7 +17,7 @@ from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, Explained, whole
 from ..steps.row_dtypes import TORCH_NUMBERS, column_dtype, foreign_columns, step_dtype
 from ..pipe import IterDataPipe, Items, Positioned, stage
-from ..steps.nested import fields_of, nested_dtype, put
+from ..steps.nested import fields_of, named_leaves, nested_dtype, pick, put
 
 # %% ../../nbs/stages/recorded.ipynb #b4e34da0
 def table_columns(
@@ -109,12 +109,6 @@ NAMES = dict(state='observations observation obs states state', action='actions 
     truncated='truncations truncated timeouts timeout',
     episode='episode episode_id episode_index')   # by which a column of a row may be called in recorded data
 
-def _depth_first(x, f, at=''):
-    "Apply a function to each array of a nested column"
-    if isinstance(x, dict): return {k: _depth_first(v, f, f'{at}.{k}') for k,v in x.items()}
-    if isinstance(x, tuple): return tuple(_depth_first(v, f, f'{at}[{i}]') for i,v in enumerate(x))
-    return f(x, at)
-
 def _of_array(x, name=''): return np.dtype((x.dtype, x.shape[1:])) if fields_of(x) is None else None
 def _dtype_of(x): return nested_dtype(x, _of_array)   # of a column's part in a row
 
@@ -167,11 +161,10 @@ class _States(_Item):
     def rows_of(self, column, n):
         "Raise where a column has another number of rows, or anything else than numbers"
         kept = self.columns.keys() - {'reward','terminated','truncated','episode'}   # with the dtype that came
-        def check(a, at):
-            if a.ndim < 1 or len(a) != n: self.refuse(column + at, f'{len(a) if a.ndim else "no"} rows', f'{n}')
+        for name,a in named_leaves(self.columns[column], column):
+            if a.ndim < 1 or len(a) != n: self.refuse(name, f'{len(a) if a.ndim else "no"} rows', f'{n}')
             if a.dtype.kind not in 'biuf' or column in kept and [*foreign_columns(np.dtype([('x', a.dtype)]))]:
-                self.refuse(column + at, a.dtype, TORCH_NUMBERS)
-        _depth_first(self.columns[column], check)
+                self.refuse(name, a.dtype, TORCH_NUMBERS)
 
     def states(self):
         "The states before and after each step"
@@ -179,12 +172,11 @@ class _States(_Item):
         if after is not None:
             self.rows_of('state', self.n), self.rows_of('next_state', self.n)
             return state,after
-        lengths = set()
-        _depth_first(state, lambda a, at: lengths.add(len(a) if a.ndim else 0))
+        lengths = {len(a) if a.ndim else 0 for _,a in named_leaves(state)}
         if lengths == {self.n}: self.refuse('state', f'{self.n} rows, as many as steps',
             f'{self.n + 1}, or next states beside them', 'add the state after the last step')
         self.rows_of('state', self.n + 1)
-        return tuple(_depth_first(state, lambda a, at: a[part]) for part in (slice(None, -1), slice(1, None)))
+        return pick(state, slice(None, -1)),pick(state, slice(1, None))
 
 # %% ../../nbs/stages/recorded.ipynb #f05b4fa1
 class _Recorded(_States):
@@ -254,13 +246,13 @@ class Episodes(Positioned):
     def __iter__(self):
         self._start()
         for item in self.source: yield self.rows_of(item)
-        self._position = 0
+        self.place = 0
 
     def rows_of(self, item)->Steps: # one row a step
         "The rows of the next `item`, arrays by name"
         if isinstance(item, Steps): raise ArgumentTypeError('Episodes', 'an item of its source', 'Steps',
             'arrays by name', 'leave this stage out')
-        recorded = _Recorded(item, self.names, self.keep, self._position + 1)
+        recorded = _Recorded(item, self.names, self.keep, self.place + 1)
         rows,n = recorded.rows(self._dtype, self.keep, self.env_id)
-        self._dtype,self._position = rows.dtype,self._position + n
+        self._dtype,self.place = rows.dtype,self.place + n
         return Steps(rows)

@@ -253,11 +253,11 @@ def generator(x):
 class Saves:
     "The base of classes that save attributes: `saved` has the form of each"
     saved = {}
-    def state_dict(self)->dict: # plain data and tensors
+    def snapshot(self)->dict: # plain data and tensors
         "What these attributes have"
         return {k: _as_saved(getattr(self, k)) for k in self.saved}
 
-    def check_state(self, state)->dict: # as `load_state_dict` uses it
+    def check_state(self, state)->dict: # as `restore` takes it
         "What was saved, or a `StateError`"
         state = checked(type(self).__name__, self.saved, state)
         for k,v in state.items():
@@ -268,12 +268,15 @@ class Saves:
         got,expected = (type(g.bit_generator).__name__ for g in (saved, own))
         if got != expected: raise StateError(type(self).__name__, 'a saved generator of another kind', got, expected)
 
-    def load_state_dict(self, state:dict):
-        "Go on where another one stood; a state that is refused changes nothing"
-        for k,v in self.check_state(state).items():
+    def restore(self, state:dict): # it was checked
+        "Go on where another one stood"
+        for k,v in state.items():
             if isinstance(v, np.random.Generator): getattr(self, k).bit_generator.state = v.bit_generator.state
             elif isinstance(v, np.ndarray): getattr(self, k)[...] = v
             else: setattr(self, k, v)
+
+    def state_dict(self)->dict: return self.snapshot()
+    def load_state_dict(self, state:dict): self.restore(self.check_state(state))   # what is refused changes nothing
 
 def _as_saved(x):
     if isinstance(x, np.random.Generator): return x.bit_generator.state

@@ -92,12 +92,14 @@ def generator(x) -> Any:
 class Saves:
     'The base of classes that save attributes: `saved` has the form of each'
     saved: dict
-    def state_dict(self) -> dict:
+    def snapshot(self) -> dict:
         'What these attributes have'
         ...
     def check_state(self, state) -> dict:
         'What was saved, or a `StateError`'
         ...
-    def load_state_dict(self, state: dict) -> Any:
-        'Go on where another one stood; a state that is refused changes nothing'
+    def restore(self, state: dict) -> Any:
+        'Go on where another one stood'
         ...
+    def state_dict(self) -> dict: ...
+    def load_state_dict(self, state: dict) -> Any: ...

@@ -366,7 +366,7 @@ def test_ends_that_are_neither_yes_nor_no(x):
     good = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32), np.array([1]), np.array([2.])
     with pytest.raises(ValueError, match=r"(?s)sb3.ReplayBuffer: infos: 'TimeLimit.truncated'; got .*expected True or False, or 1 or 0, for each of 1 environments"): buffer.add(*good, np.array([True]), [{'TimeLimit.truncated': x}])
     with pytest.raises(ValueError, match='sb3.ReplayBuffer: done; got'): buffer.add(*good, x, [{}])
-    assert (buffer.pos, len(buffer.memory), list(buffer.episode), list(buffer.steps)) == (0, 0, [1], [0])
+    assert (buffer.pos, len(buffer.memory), buffer.counts.tolist(), buffer.totals.tolist()) == (0, 0, [[1, 0, 0]], [0.])
 
 @pytest.mark.parametrize('infos', [{}, None, [None], 'x', {'final_obs': 1}, ['TimeLimit.truncated']], ids=repr)
 def test_infos_that_are_no_list_of_dicts(infos):
@@ -549,7 +549,7 @@ def test_bad_rows_leave_the_sb3_buffer_as_it_was():
     good = np.zeros((1, 3), np.float32)
     buffer.add(good, good, np.array([1]), np.array([2.]), np.array([False]), [{}])
     with pytest.raises(ValueError, match='NaN'): buffer.add(good, good*np.nan, np.array([1]), np.array([2.]), np.array([True]), [{}])
-    assert (buffer.pos, buffer.size(), len(buffer.memory), list(buffer.episode), list(buffer.steps)) == (1, 1, 1, [1], [1])
+    assert (buffer.pos, buffer.size(), len(buffer.memory), buffer.counts.tolist(), buffer.totals.tolist()) == (1, 1, 1, [[1, 1, 0]], [2.])
     with pytest.raises(ValueError): ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu').sample(1)
 
 def test_chunks_of_data_that_ends_on_two_environments():

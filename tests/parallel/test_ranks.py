@@ -62,6 +62,17 @@ def test_in_a_process_group_that_is_there():
     (_, err, rc), _ = ended(ps)
     assert rc == 1 and 'rank 1 has gone' in err, err
 
+def test_a_restart_by_the_launcher_reads_no_old_addresses(monkeypatch):
+    "torchrun keeps one store of keys over restarts: what ranks wrote there before must not be read"
+    store, ranks = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False), Ranks()
+    monkeypatch.setenv('TORCHELASTIC_USE_AGENT_STORE', 'True')
+    for count in '0', '1':
+        monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', count)
+        mine = ranks._meeting_place('127.0.0.1', store.port)
+        assert not mine.check(['address'])
+        mine.set('address', 'of a rank')
+        assert mine.check(['address'])
+
 @pytest.mark.parametrize('norm', ['batch', 'memory'])
 def test_weights_are_those_of_one_memory(norm):
     "(q)**-β for the probability q with which a row was drawn from its memory, over the largest"

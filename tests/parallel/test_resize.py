@@ -1,0 +1,147 @@
+"""Workers that join and leave a chain that runs, and weights that are written now and then."""
+import os, signal, time, warnings
+from itertools import islice
+
+import numpy as np, pytest, torch
+
+from fastrl_replay.all import *
+from fastrl_replay.testing import through_file
+from test_parallel import BOX, TWO
+from workers import FORK, no_process_is_left, scripted, short, zeros  # noqa: F401
+
+class Versioned(torch.nn.Module):
+    "Says with which version of its weight it acted"
+    def __init__(self):
+        super().__init__()
+        self.version = torch.nn.Parameter(torch.zeros(()))
+    def forward(self, state): return dict(action=[0]*len(state), version=self.version.expand(len(state)))
+    @torch.no_grad()
+    def bump(self, k): self.version.fill_(k + 1)
+
+def slow_start():
+    "An environment that the second worker makes late"
+    from fastrl_replay.pipe import worker_info
+    if worker_info().rank: time.sleep(1)
+    return short()
+
+def envs(blocks): return [b.env_id.item() for b in blocks]
+
+@pytest.mark.parametrize('kw', [{}, dict(ahead=8), dict(ordered=False), pytest.param(dict(chunk=3, weights_every=5), marks=pytest.mark.slow)], ids=str)
+def test_no_step_is_lost_or_given_twice(kw):
+    "Each life of an environment is a stream without gaps from its first step; numbers are unique; ages keep their bound"
+    policy, sizes = Versioned(), iter([3, 1, 2, 4, 1, 3, 2, 1, 1, 4])
+    with GymStepper(short, policy).parallel(2, **{**FORK, 'chunk': 2, **kw}) as pipe:
+        seen = []
+        for k, block in enumerate(islice(pipe, 200)):
+            seen.append(block.rows[0])
+            policy.bump(k)
+            if k % 20 == 11: pipe.resize(next(sizes))
+            if k % 20 == 15: assert pipe.num_workers <= len(pipe.stats()['workers'])
+        s = pipe.stats()
+    assert s['items'] == 200 and (s['lag_max'] <= s['lag_bound'] or not kw.get('ordered', True))   # who is slow then has old weights
+    for e in range(4):
+        mine = [(int(r['episode_n']), int(r['step_n'])) for r in seen if r['env_id'] == e]
+        if not (mine or kw.get('ordered', True)): continue   # others were always ready before it
+        assert mine[0] == (1, 1)
+        for a, b in zip(mine, mine[1:]): assert b == (1, 1) or b == (a[0], a[1]+1) or b == (a[0]+1, 1) and a[1] == (3 if a[0] % 2 else 2)
+    assert {int(r['env_id']) for r in seen} <= {0, 1, 2, 3}
+
+def test_ordered_streams_are_the_same_each_time():
+    def stream():
+        torch.manual_seed(0)
+        net = value_net(BOX, TWO, [8])
+        with GymStepper('CartPole-v1', EpsGreedy(net, .5, seed=0), seed=0).parallel(1, chunk=2, **FORK) as pipe:
+            seen = []
+            for k, b in enumerate(islice(pipe, 60)):
+                seen.append(b.rows)
+                with torch.no_grad(): next(net.parameters()).add_(.01)
+                if k in (9, 30): pipe.resize(3 if k == 9 else 2)
+        return np.concatenate(seen)
+    assert (stream() == stream()).all()
+
+def test_states_after_a_resize():
+    "Goes on as the chain that was saved, chunks of workers that have left included; another number is told"
+    def chain(): return GymStepper('CartPole-v1', seed=0).parallel(3, chunk=2, **FORK)
+    with chain() as a:
+        list(islice(a, 7))
+        a.resize(2)
+        state = through_file(a.state_dict())
+        assert len(a.snapshot()['workers']) == 3
+        with chain() as b:
+            with pytest.raises(ValueError, match='a checkpoint of other settings.*`resize` it'): b.load_state_dict(state)
+            b.resize(2)
+            b.load_state_dict(state)
+            assert list(islice(b, 30)) == list(islice(a, 30))
+            b.resize(3); a.resize(3)
+            assert list(islice(b, 20)) == list(islice(a, 20))
+
+def test_what_has_not_begun_holds_nobody_up():
+    "It joins when it is there; a state leaves it out; it may leave again before it has come"
+    with GymStepper(slow_start, zeros).parallel(1, chunk=1, ordered=False, **FORK) as pipe:
+        list(islice(pipe, 3))
+        pipe.resize(2)
+        began = time.monotonic()
+        assert envs(islice(pipe, 3)) == [0]*3
+        state = pipe.state_dict()
+        pipe.resize(1)
+        assert time.monotonic() - began < .9 and envs(islice(pipe, 3)) == [0]*3
+        pipe.resize(2)
+        while pipe.stats()['least_given'] < 2: next(iter(pipe))
+    with GymStepper(short, zeros).parallel(2, chunk=1, ordered=False, **FORK) as again:
+        again.load_state_dict(through_file(state))
+        assert {*envs(islice(again, 20))} == {0, 1}
+
+def test_one_that_crashed_may_leave_and_others_are_restarted():
+    with GymStepper(short, zeros).parallel(3, chunk=1, ordered=False, restarts=5, **FORK) as pipe, warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        list(islice(pipe, 9))
+        for w in pipe._workers[1:]: os.kill(w.process.pid, signal.SIGKILL)
+        list(islice(pipe, 9))
+        pipe.resize(2)
+        assert {*envs([*islice(pipe, 30)][10:])} == {0, 1}
+
+def test_passes_that_end():
+    "A worker that joins has the pass before it, too"
+    with GymStepper(short, zeros).header(4).parallel(1, chunk=2, **FORK) as pipe:
+        seen = []
+        for k, b in enumerate(pipe):
+            seen.append(b.env_id.item())
+            if k == 1: pipe.resize(2)
+        assert sorted(seen) == [0]*4 + [1]*4
+        pipe.resize(1)
+        assert envs(pipe) == [0]*4
+
+@pytest.mark.parametrize('make, message', [(lambda: GymStepper(short).parallel(0), 'num_workers=0'), (lambda: GymStepper(short).experience_replay().parallel(2), 'shards of a memory.*save the rows'),
+    (lambda: Items([short()]).gym_step().parallel(1), 'environments that come through a pipe')])
+def test_what_cannot_be_resized(make, message):
+    with pytest.raises(ValueError, match=message): make().resize(3)
+    with pytest.raises(ValueError, match='a whole number, at least 1'): GymStepper(short).parallel(2).resize(0)
+
+# ---- weights now and then ----
+
+@pytest.mark.parametrize('every', [1, 4, 7, 100])
+def test_weights_are_written_no_oftener_than_asked(every):
+    policy = Versioned()
+    with GymStepper(short, policy).parallel(3, chunk=2, weights_every=every, **FORK) as pipe:
+        ages = []
+        for k, b in enumerate(islice(pipe, 60)):
+            ages.append(k - int(b.version))
+            policy.bump(k)
+        s, copies = pipe.stats(), pipe._weights.copies
+    assert s['weights_written'] <= 60//every + 2 and max(ages) == s['lag_max'] <= s['lag_bound'] == 7 + every - 1
+    assert copies == {1: 4, 4: 3, 7: 3, 100: 2}[every]
+
+def test_rounded_on_the_wire_and_computed_as_before():
+    class Tells(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.tensor(1 + 1/256))
+            self.register_buffer('exact', torch.tensor(1 + 1/256))
+        def forward(self, state): return dict(action=[0]*len(state), w=self.w.expand(len(state)), b=self.exact.expand(len(state)))
+    policy = Tells()
+    with GymStepper(short, policy).parallel(1, chunk=1, weights_dtype='bfloat16', **FORK) as pipe:
+        first = next(iter(pipe))
+        assert (first.w.item(), first.b.item(), first.w.dtype) == (1., 1 + 1/256, torch.float32)
+        with torch.no_grad(): policy.w.fill_(3 + 1/512)
+        assert [*islice(pipe, 3)][-1].w.item() == 3
+    with pytest.raises(ValueError, match="weights_dtype; got 'int8'"): GymStepper(short).parallel(1, weights_dtype='int8')
