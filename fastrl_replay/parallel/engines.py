@@ -89,7 +89,8 @@ def write(self:Weights, i, tensors): # without no_grad, whose end an interrupt m
     return i
 
 @patch
-def private(self:Weights, i): # such tensors again, in other memory
+def private(self:Weights, i): # such tensors again
+    "Copies in other memory"
     def copy(t, grad, param): return nn.Parameter(t, grad) if param else t.requires_grad_(grad)
     return [copy(t.to(dtype, copy=True), *kind) for t,(_,_,dtype,*kind) in zip(self[i], self.kinds)]
 
