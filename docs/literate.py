@@ -1,4 +1,4 @@
-"""The Sphinx extension that turns the notebooks of nbs/ into pages while they are read: no copy is made.
+"""The Sphinx extension that turns the notebooks of nbs/ into pages while they are read: no outputs are written anew.
 
 An exported cell becomes the API of its public names, with its code folded below; one without public
 names is folded where it is long, and so is a test that shows nothing. Compiled kernels stay visible.

@@ -15,7 +15,8 @@ from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, number
 from ..envs.infos import MASK
 from .base import Follows, Learned, Learner, allowed_next, check_discrete, discounts, full
-from .registry import NORMS, ROW_MEMORIES, Builder, builds, network_layers, normalised, row_batches, scheduled
+from fastrl_replay.learning.registry import (NORMS, ROW_MEMORIES, Builder, builds, network_layers, normalised,
+    row_batches, scheduled)
 from .losses import double_q_target, masked_values
 from ..pipe import stage
 from .networks import conv_net, value_net

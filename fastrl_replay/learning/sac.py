@@ -17,8 +17,8 @@ from .continuous import (BoxBounds, Critics, SquashedGaussian, actor_net, actor_
 from ..steps.core import Steps
 from ..steps.errors import number
 from .base import Follows, Learned, Learner, discounts, full
-from .registry import (NORMS, RANDOM_FIRST, RANDOM_RANGE, ROW_MEMORIES, Builder, builds, network_layers,
-    normalised, random_first, row_batches, scheduled)
+from .registry import (NORMS, RANDOM_FIRST, RANDOM_RANGE, ROW_MEMORIES, Builder, builds,
+    network_layers, normalised, random_first, row_batches, scheduled)
 from ..pipe import stage
 
 # %% ../../nbs/learning/sac.ipynb #e4b16c30

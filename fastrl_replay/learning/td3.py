@@ -15,7 +15,8 @@ from .continuous import BoxBounds, GaussianNoise, actor_values, check_rows, crit
 from ..steps.core import Steps
 from ..steps.errors import number, whole
 from .base import Follows, Learned, Learner, discounts, full
-from .registry import NORMS, RANDOM_FIRST, RANDOM_RANGE, builds, random_first, row_batches, scheduled
+from fastrl_replay.learning.registry import (NORMS, RANDOM_FIRST, RANDOM_RANGE, builds, random_first,
+    row_batches, scheduled)
 from .sac import SACBuilder, critic_loss
 from ..pipe import stage
 
