@@ -38,7 +38,7 @@ words = {   # what people search for, where the page says it in other words
     'replay/prioritized': 'PER; prioritized experience replay; importance sampling', 'replay/hindsight': 'HER; hindsight experience replay', 'replay/sequences': 'RNN; LSTM; recurrent; burn_in',
     'parallel/stage': 'distributed; multiprocessing; num_workers; Ape-X; APEX', 'parallel/service': 'Reverb; server', 'app/runs': 'checkpoint; resume; save; load', 'app/saved_policies': 'load model; save model',
     'tutorials/your_data': 'offline RL; dataset; demonstrations', 'memory/on_device': 'cuda; GPU', 'memory/frames': 'frame stack; images; Atari memory', 'tutorials/several_agents': 'multi-agent; MARL; PettingZoo',
-    'app/tracking': 'tensorboard; wandb; logging', 'learning/video': 'record video; render', 'faq': 'error; slow; troubleshooting; not learning', 'sb3': 'SB3; replay_buffer_class', 'stages/nstep': 'multi-step; n-step',
+    'app/tracking': 'tensorboard; wandb; logging', 'learning/video': 'record video; render', 'faq': 'error; slow; troubleshooting; not learning; priorities not changing; memory grows; hangs; workers hang; runs differ', 'sb3': 'SB3; replay_buffer_class', 'stages/nstep': 'multi-step; n-step',
     'tutorials/callbacks': 'callback; early stopping; best model', 'tutorials/sweeps': 'hyperparameters; optuna', 'tutorials/a_memory_on_disk': 'disk; persist; memmap', 'how_fast': 'benchmark; performance'}
 
 nb_execution_mode = 'off'                 # the outputs were saved when the notebooks were tested

@@ -165,8 +165,21 @@ def test_benchmarks_are_in_no_search_and_no_index(site, pages):
 
 def test_questions_hold_what_can_go_wrong_of_every_page(pages):
     text = ' '.join(''.join(pages['faq.html'].text).split())
-    for words in ('A view is a view.', 'The learner must answer.', 'The environments are what is slow.', 'A worker in a worker.', 'TD errors are not losses.'):
+    for words in ('Memory grows with a list of columns.', 'Priorities are not changing', 'makes nothing faster.', 'daemonic processes', 'Losses were given as TD errors.'):
         assert words in text, words
+
+def test_entries_of_what_can_go_wrong_have_a_group_and_begin_with_what_one_sees():
+    "In bold, with their group in a comment: a heading of the page of questions"
+    groups = re.findall(r'^```\{can-go-wrong\} (\w+)\n```$', (ROOT/'nbs/faq.md').read_text(encoding='utf-8'), re.M)
+    wrong, used = [], set()
+    for place, text in texts():
+        section = re.split(r'^(?:#|Next: )', text.partition('## What can go wrong\n')[2], maxsplit=1, flags=re.M)[0]
+        for line in re.findall(r'^- .*|^\*\*.*', section, re.M):
+            entry = re.fullmatch(r'- \*\*.+?\*\* .+ <!--(\w+)-->', line)
+            if not entry or entry[1] not in groups: wrong.append(f'{place}: {line}')
+            else: used.add(entry[1])
+    assert not wrong, '\n'.join(wrong)
+    assert sorted(groups) == sorted(used)
 
 def test_no_link_is_dead(pages):
     dead = []
@@ -446,7 +459,7 @@ def test_there_is_something_to_draw(site, browser):
 
 @pytest.mark.browser
 @pytest.mark.parametrize('query, page', [('PrioritizedReplay', 'reference/PrioritizedReplay.html'), ('burn-in', 'replay/sequences.html'), ('n_step', 'stages/nstep.html'), ('prioritized', 'replay/prioritized.html'),
-    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/memory_figure.html'), ('buffer', 'memories.html'), ('batch_size', 'steps/other_names.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html')])
+    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/memory_figure.html'), ('buffer', 'memories.html'), ('batch_size', 'steps/other_names.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html'), ('priorities not changing', 'faq.html')])
 def test_search_finds_it(site, browser, query, page):
     "Without a server."
     from selenium.webdriver.support.ui import WebDriverWait
