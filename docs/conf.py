@@ -19,7 +19,7 @@ exclude_patterns = ['**/.ipynb_checkpoints']
 # The sidebar has parts by what a reader wants. Internals are the source lessons, in the order of the imports.
 def tutorials(names): return ' '.join(f'tutorials/{n}' for n in names.split())
 groups = {
-    'Use it': 'first_training ' + tutorials('your_own_loop') + ' own_environment memories stages train command_line howto faq '
+    'Use it': 'install first_training ' + tutorials('your_own_loop') + ' own_environment memories stages train command_line howto faq '
         + tutorials('a_memory_on_disk a_million_frames goals_in_hindsight several_agents from_one_to_eight a_thousand_actors your_data your_own_stage callbacks sweeps coming_from')
         + ' sb3 how_fast survives',
     'Understand it': 'ideas ' + tutorials('life_of_one_step') + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers ' + tutorials('from_seed_to_here'),
@@ -32,6 +32,7 @@ internals = {'Steps and pipes': 'steps/* pipe testing', 'Figures': 'look/*', 'En
 classes = [c for c in map(vars(fastrl_replay.all).get, surface) if isinstance(c, type)]
 
 words = {   # what people search for, where the page says it in other words
+    'install': 'pip; installation; setup; requirements; extras; CUDA; CPU wheel',
     'memories': 'buffer; replay buffer; buffer_size; capacity; ring buffer', 'reference/classes': 'API; api reference', 'memory/samplers': 'custom sampler; own sampler',
     'tutorials/your_own_loop': 'custom training loop; training loop; custom loss', 'own_environment': 'custom environment; custom env; gym environment',
     'look/memory_figure': 'visualize; plot; inspect', 'look/memory_page': 'visualize memory; html page', 'steps/other_names': 'batch_size; learning_starts; train_freq; gradient_steps',

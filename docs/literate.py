@@ -207,15 +207,18 @@ def add_excerpts(app, pagename, template, context, doctree):
     if pagename == 'search':
         for script in 'excerpts_data.js', 'excerpts.js': app.add_js_file(script, loading_method='defer')
 
+def collect_prose(app, doctree):
+    "Sphinx's `doctree-read`: the prose of a page, taken when it is read. To load all pages again at the end would take as long as to write them."
+    app.env.prose = {**getattr(app.env, 'prose', {}), app.env.docname: ' '.join(' '.join(p.astext() for p in doctree.findall(nodes.paragraph)).split())}
+
 def write_excerpts(app, error):
     "Sphinx's `build-finished`: the prose of each page, for a search without a server."
     if error: return
-    def prose(name): return ' '.join(' '.join(p.astext() for p in app.env.get_doctree(name).findall(nodes.paragraph)).split())
-    texts = {name: prose(name) for name in sorted(app.env.found_docs)}
+    texts = {name: app.env.prose[name] for name in sorted(app.env.found_docs)}
     (Path(app.outdir)/'_static/excerpts_data.js').write_text(f'const EXCERPTS = {json.dumps(texts, ensure_ascii=False)};\n', encoding='utf-8')
 
 def name_signatures(app, doctree):
-    "Sphinx's `doctree-read`: cards on pages of classes are in no index, but links from the source lead there."
+    "Likewise: cards on pages of classes are in no index, but links from the source lead there."
     for sig in doctree.findall(addnodes.desc_signature):
         if not sig['ids'] and sig.get('module'): sig['ids'] = [f"{sig['module']}.{sig['fullname']}"]
 
@@ -224,6 +227,7 @@ def setup(app):
     for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index,
                        'html-page-context': add_excerpts, 'build-finished': write_excerpts, 'doctree-read': name_signatures}.items():
         app.connect(event, act)
+    app.connect('doctree-read', collect_prose)
     app.add_domain(Api, override=True)
     app.add_lexer('mermaid', TextLexer)   # static/diagrams.js draws them
-    return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)
+    return dict(version='1', parallel_read_safe=False, parallel_write_safe=True)   # `prose` is not merged

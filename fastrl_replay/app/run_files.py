@@ -37,7 +37,7 @@ def read_json(
     try: found = json.loads(text)
     except (ValueError,RecursionError) as e: raise SettingsError('run', f"{path} can't be read", e) from None
     wrong = not isinstance(found, dict) or [k for k,kind in fields.items() if not isinstance(found.get(k), kind)]
-    if wrong: raise SettingsError('run', f'{path} is of no run', text[:60] if wrong is True else
+    if wrong: raise SettingsError('run', f'{path} belongs to no run', text[:60] if wrong is True else
         ', '.join(f'{k} = {found.get(k)!r}'[:60] for k in wrong), ', '.join(fields))
     return found
 

@@ -112,7 +112,7 @@ def _own_sampler(self:Replay, sampler):
     args,who = signature(type(self)).parameters,type(self).__name__
     unused = [f'{k}={x!r}' for k,x in vars(self).items() if k in _OF_SAMPLER and k in args and x != args[k].default]
     if unused: warnings.warn(problem(who, f'{", ".join(unused)} beside sampler=, which decides that itself',
-        remedy=f'leave it out, or say it to {type(sampler).__name__}'), stacklevel=4)
+        remedy=f'leave it out, or give it to {type(sampler).__name__}'), stacklevel=4)
     if sampler.seed is not None or getattr(self, 'seed', None) is None: return sampler
     sampler = copy(sampler)
     sampler.seed = self.seed
@@ -598,7 +598,7 @@ def _prepare_parts(self:Replay, new, saved, view)->bool: # False: they go on wit
     self.view.check_state(view)
     sampler.open(memory.place, new['view'].key_of if self.view.follows else None)
     saved = sampler.found(saved)
-    if saved is None: warnings.warn(f'{memory.who}: the priorities of this checkpoint are gone, because later ones '
+    if saved is None: warnings.warn(f'{memory.who}: the priorities of this checkpoint were replaced, because later ones '
         'were saved; it goes on with those of now')
     if saved is None or memory.reads_only or memory.missing and self.view.follows: return False
     self.sampler.check_state(saved)
