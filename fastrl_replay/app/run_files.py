@@ -48,7 +48,7 @@ def read_config(
     "What a run was asked for"
     try: config = read_json(Path(out)/'config.json', dict(recipe=str, settings=dict))
     except (FileNotFoundError,NotADirectoryError):
-        raise SettingsError('run', 'this is no run\'s directory: it has no config.json', out) from None
+        raise SettingsError('run', 'this is not the directory of a run: it has no config.json', out) from None
     config['settings'] = {k: tuple(v) if isinstance(v, list) else v for k,v in config['settings'].items()}
     return config
 
