@@ -278,7 +278,7 @@ def memory_figure(
     title:str=None, # above it; None: what it is, and how full
 ):
     "A memory in one figure"
-    if 'parts' in seen: return _mixture_figure(seen, title)
+    if 'parts' in seen: return _parts_figure(seen, title)
     who,title = f'{seen["title"]}.show',title_of(seen) if title is None else title
     notes = [f'! {r}' for r in seen['remarks']] or _all_well(seen)
     return drawn_panels([*_ring_panels(seen), *_draw_panels(seen)], title, notes, who)
@@ -287,9 +287,9 @@ def _all_well(seen):
     if not seen['rows']: return ['nothing was added so far']
     return [f'nothing unusual: looked at {seen["checked"]}'] if seen.get('checked') else []
 
-def _mixture_figure(seen, title):
-    "Shares, rows and bytes of the replays, and the returns of each"
-    parts,shares,many = seen['parts'],seen['shares'],len(seen['parts'])
+def _parts_figure(seen, title):
+    "Shares, rows and bytes of several replays, and the returns in each"
+    parts,shares,who = seen['parts'],seen['shares'],seen['title']
     rows = {n: p['rows'] for n,p in parts.items()}
     nbytes = {n: sum(p['nbytes'].values()) for n,p in parts.items()}
     panels = [('shares of a batch', lambda ax: _draw_bars(shares, ax, lambda v: f'{v:.0%}', ORANGE)),
@@ -300,7 +300,11 @@ def _mixture_figure(seen, title):
         panels.append((f'returns: {name}', lambda ax, p=p: _draw_over_ring(p, 'total', ax)))
     notes = [f'! {name}: {r}' for name,p in parts.items() for r in p['remarks']] or \
         [f'{name}: {line}' for name,p in parts.items() for line in _all_well(p)]
-    return drawn_panels(panels, title or f'Mixture of {many} replays, batches of {seen["bs"]}', notes, 'Mixture.show')
+    if 'stats' in seen:
+        more,said = _of_workers(seen['stats'])
+        panels,notes = panels + [p for p in more if p[0] != 'rows'],said + notes
+    title = title or f'{who}: {len(parts)} {seen["unit"]}, batches of {seen["bs"]}'
+    return drawn_panels(panels, title, notes, f'{who}.show')
 
 # %% ../../nbs/look/memory_figure.ipynb #9078f30f
 _OF_WORKERS = dict(rows='rows', row_age='mean age of drawn rows', items='items handed on',
@@ -312,10 +316,8 @@ def _draw_workers(values, name, ax):
     ax.xaxis.get_major_locator().set_params(integer=True)
     if name in ('restarts','waiting','rows','items'): ax.yaxis.get_major_locator().set_params(integer=True)
 
-def workers_figure(
-    stats:dict, # of `.parallel`
-):
-    "Its workers in one figure"
+def _of_workers(stats):
+    "Panels, and lines on what is unusual"
     workers,notes = stats['workers'],[]
     panels = [(title, lambda ax, n=n: _draw_workers([w[n] for w in workers], n, ax)) for n,title in _OF_WORKERS.items()
               if workers and n in workers[0]]
@@ -323,6 +325,14 @@ def workers_figure(
     for i,w in enumerate(workers):
         if w['restarts']: notes.append(f'! restarts of worker {i}: {w["restarts"]:,}, rows lost: {w.get("lost", 0):,}')
         if w.get('rows', 1) < .5*usual: notes.append(f'! worker {i} has {w["rows"]:,} rows; {usual:,.0f} are usual')
+    return panels,notes
+
+def workers_figure(
+    stats:dict, # of `.parallel`
+):
+    "Its workers in one figure"
+    panels,notes = _of_workers(stats)
+    workers = stats['workers']
     if not workers: notes = ['nothing was started so far']
     title = (f'{len(workers)} workers: {stats["items"]:,} items in {stats["seconds"]:,.0f} s, '
         f'waited for them {stats["waited_s"]:,.1f} s')

@@ -182,7 +182,7 @@ def test_a_mixture_tells_of_each_replay():
     parts = {k: filled(k, 'main memory', None) for k in ('uniform', 'proportional')}
     seen = Mixture(parts, dict(uniform=.25, proportional=.75), bs=8).inside()
     assert seen['shares'] == dict(uniform=.25, proportional=.75) and [p['title'] for p in seen['parts'].values()] == ['ExperienceReplay', 'PrioritizedReplay']
-    assert Mixture(parts, bs=8).show()._suptitle.get_text().startswith('Mixture of 2')
+    assert Mixture(parts, bs=8).show()._suptitle.get_text().startswith('Mixture: 2 replays')
 
 def test_rows_of_several_steps_end_where_episodes_do():
     blocks = [story(200, envs=1, seed=3)[i:i+10] for i in range(0, 200, 10)]
