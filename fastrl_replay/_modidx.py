@@ -2668,6 +2668,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'fastrl_replay/look/memory_figure.py'),
                                                   'fastrl_replay.look.memory_figure.memory_figure': ( 'look/memory_figure.html#memory_figure',
                                                                                                       'fastrl_replay/look/memory_figure.py'),
+                                                  'fastrl_replay.look.memory_figure.place_text': ( 'look/memory_figure.html#place_text',
+                                                                                                   'fastrl_replay/look/memory_figure.py'),
                                                   'fastrl_replay.look.memory_figure.png_of': ( 'look/memory_figure.html#png_of',
                                                                                                'fastrl_replay/look/memory_figure.py'),
                                                   'fastrl_replay.look.memory_figure.title_of': ( 'look/memory_figure.html#title_of',
