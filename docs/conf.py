@@ -26,8 +26,8 @@ groups = {
     'Reference': 'all reference/classes combinations glossary versions changelog',
     'Internals': 'modules internals/steps_and_pipes internals/figures internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
         'internals/many_processes internals/recipes_and_runs internals/benchmarks internals/command_line contributing'}
-internals = {'Steps and pipes': 'steps/* pipe testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
-    'Replay': 'replay/views replay/replay replay/moments replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*',
+internals = {'Steps and pipes': 'steps/* pipe generic testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
+    'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/moments replay/sequence_table replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*',
     'Recipes and runs': 'app/*', 'Command line': 'cli main', 'Benchmarks': 'bench/*'}
 classes = [c for c in map(vars(fastrl_replay.all).get, surface) if isinstance(c, type)]
 

@@ -16,7 +16,8 @@ from gymnasium.vector import SyncVectorEnv
 from .steps.core import Steps
 from .steps.errors import ArgumentError
 from .steps.row_dtypes import step_dtype
-from .pipe import Cycler, Header, Items, Pipe, as_pipe, upstream
+from .pipe import Items, Pipe, as_pipe, upstream
+from .generic import Cycler, Header
 from .steps.states import Saves, flag, integer
 
 # %% ../nbs/testing.ipynb #e9006a6c

@@ -9,7 +9,9 @@ from fastrl_replay.cli import main
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import spec_dtype
 from fastrl_replay.pipe import upstream
-from fastrl_replay.app.recipes import SettingsError, evaluate, recipe, recipes
+from fastrl_replay.app.recipe_settings import recipe, recipes
+from fastrl_replay.app.recipes import evaluate
+from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import resume, start

@@ -15,7 +15,9 @@ from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.stages.nstep import NStep
-from fastrl_replay.app.recipes import SettingsError, recipe, spare_rows
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import spare_rows
+from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.app.saved_policies import load_checkpoint

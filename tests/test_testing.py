@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 import fastrl_replay.data.interop   # noqa: F401 (registers `stateful` and `node`, under which the contract is tried)
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import step_dtype
-from fastrl_replay.pipe import Cycler, Header, Items, Pipe, Positioned
+from fastrl_replay.pipe import Items, Pipe, Positioned
+from fastrl_replay.generic import Cycler, Header
 from fastrl_replay.testing import ScriptedEnv, ScriptedVectorEnv, check_contract, same, script, scripted_steps, through_file
 from strategies import cases
 

@@ -19,7 +19,8 @@ from ..data.datasets import env_facts, spaces_of, write_minari
 from ..learning.evaluation import decimals
 from ..learning.registry import recorded
 from .named_envs import named_env, named_modules
-from .recipes import memory_path, play_episodes, recipe, recipes
+from .recipe_settings import recipe, recipes
+from .recipes import memory_path, play_episodes
 from .run_files import read_config, read_json, read_metrics
 from .runs import Run, Silent, begun_by_launcher, interruptible, reopen, resume
 from .run_files import run_of, run_title

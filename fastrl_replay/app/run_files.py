@@ -8,7 +8,7 @@ __all__ = ['read_metrics', 'read_json', 'read_config', 'run_title', 'facts_of', 
 # %% ../../nbs/app/run_files.ipynb #a7d0f002
 import json
 from pathlib import Path
-from .recipes import recipes
+from .recipe_settings import recipes
 from ..steps.settings import SettingsError, file_text
 
 # %% ../../nbs/app/run_files.ipynb #4994ac98

@@ -19,7 +19,8 @@ from ..steps.errors import ArgumentTypeError, BlockError, StateError, not_instal
 from ..steps.row_dtypes import column_dtype, dtype_spec, leaves, spec_dtype
 from ..steps.batches import Sequences, burn_in_of, each_of
 from ..steps.nested import fields_of, map_leaves, named_leaves, nested_dtype
-from ..pipe import IterDataPipe, Pipe, dp, stage, upstream
+from ..pipe import IterDataPipe, Pipe, stage, upstream
+from ..generic import dp
 from ..steps.states import anything, checked, flag
 
 # %% ../../nbs/data/interop.ipynb #cbb17b6d

@@ -328,8 +328,7 @@ def lasting(self:Directory, name, dtype):
         f'memory in {self.folder}', remedy='another name')
     if path.exists(): return self.new(name, self.ring, dtype, by='slot')
     if not self.writes: return None
-    allocate(path.with_suffix('.new'), n, self.who)
-    os.replace(path.with_suffix('.new'), path)   # a kill leaves no part of it
+    allocate(path, n, self.who)
     self.say(lasting={**self.meta.get('lasting', {}), name: np.dtype(dtype).str})
     return mapped(path, self.ring, dtype, True)
 

@@ -14,7 +14,9 @@ from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import EnvError, NoRoom
 from fastrl_replay.app.named_envs import read_calls
 from fastrl_replay.app.offline import open_memory
-from fastrl_replay.app.recipes import Agent, SettingsError, as_value, evaluate, recipe, recipes
+from fastrl_replay.app.recipe_settings import recipe, recipes
+from fastrl_replay.app.recipes import Agent, evaluate
+from fastrl_replay.steps.settings import SettingsError, as_value
 from fastrl_replay.steps.settings import parse
 from fastrl_replay.app.run_reports import MemorySamples
 from fastrl_replay.app.run_files import read_config, read_metrics

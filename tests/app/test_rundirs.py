@@ -6,7 +6,9 @@ import numpy as np, pytest, torch
 from fastrl_replay.app import commands
 from fastrl_replay.cli import main
 from fastrl_replay.app.named_envs import named_modules
-from fastrl_replay.app.recipes import SettingsError, check_saved, recipe
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import check_saved
+from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.app.runs import Silent, lock_dir, reopen, resume
 from test_cli import command, same_runs

@@ -3,7 +3,8 @@ import json, os, signal, socket, subprocess, sys, time
 from pathlib import Path
 
 import numpy as np, pytest, torch
-from fastrl_replay.app.recipes import Agent, recipe
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import Agent
 from fastrl_replay.app.runs import reopen
 from fastrl_replay.parallel.ranks import Ranks
 from fastrl_replay.steps.errors import ArgumentError

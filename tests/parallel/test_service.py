@@ -7,7 +7,7 @@ import cloudpickle, numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
 
 from fastrl_replay.all import *
-from fastrl_replay.parallel.service import Coordinator, RateLimiter, Shard, ShardLog
+from fastrl_replay.parallel.coordinator import Coordinator, RateLimiter, Shard, ShardLog
 from workers import no_process_is_left  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')

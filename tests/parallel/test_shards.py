@@ -505,7 +505,7 @@ def test_kills(n):
 # ---- runs ----
 
 def small(out, **kw):
-    from fastrl_replay.app.recipes import recipe
+    from fastrl_replay.app.recipe_settings import recipe
     from fastrl_replay.app.runs import start
     return start(recipe('cartpole-apex', **{**dict(steps=700, warmup=100, workers=2, network='8', bs=8, eval_every=300, eval_episodes=2, save_every=10**6, report_every=100), **kw}), out)
 

@@ -16,8 +16,7 @@ from fastrl_replay.memory.samplers import Sampler, Uniform
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.steps.batches import Sequences
-from fastrl_replay.replay.sequence_view import IDLE
-from fastrl_replay.replay.sequence_view import find_place, find_places
+from fastrl_replay.replay.sequence_table import IDLE, find_place, find_places
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.testing import check_contract, same, script, scripted_steps
 from scripted import Queue, Remember, Witness, elsewhere, everything, in_blocks, numbered, take
