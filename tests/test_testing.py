@@ -270,7 +270,7 @@ class GivesNone(Pipe):
         for s in self.blocks(): yield None if s.step_n[0] == 3 else s
 
 @pytest.mark.parametrize('bad,words', [
-    (Mutates, 'changed the blocks'), (Unseeded, 'disagree'), (Forgets, 'restored chain'), (Credulous, 'took a str'), (Hoards, '_buffers'), (HoldsInABuffer, 'still held'),
+    (Mutates, 'changed the blocks'), (Unseeded, 'disagree'), (Forgets, 'restored chain'), (Credulous, 'accepted a str'), (Hoards, '_buffers'), (HoldsInABuffer, 'still held'),
     (GivesNothing, 'gave nothing'), (NoGenerator, 'generator'), (Nexts, ''), (SavesObjects, ''), (Unpicklable, ''), (PickleForgets, 'unpickled copy'), (OneEnvironmentOnly, ''),
     (SecondPassDiffers, 'second pass'),
     (RewindsTooMuch, 'under header, iterated twice'), (CountsOn, 'after 6 items, a restored chain'),

@@ -64,7 +64,7 @@ def resolved(
         r = sections[name]
         if 'like' not in r.settings: return _known(r, r)
         nearest(f'recipe {name!r}', 'recipe to be like', r.settings['like'], sections)
-        if name in path: raise SettingsError(f'recipe {name!r}', 'it is like itself', ' → '.join([*path, name]))
+        if name in path: raise SettingsError(f'recipe {name!r}', '`like` leads back to it', ' → '.join([*path, name]))
         return _on_top(get(r.settings['like'], [*path, name]), r)
     return {name: get(name, []) for name in sections}
 
@@ -81,7 +81,7 @@ def on_top(
         known,like = resolved(sections),new.settings.get('like')
         if name not in known and like is None:
             if 'learner' in new.settings or did_you_mean(name, known, .8): raise SettingsError(
-                f'recipe {name!r}', "it is new, and doesn't say which one it is like",
+                f'recipe {name!r}', "a new recipe without `like`",
                 expected=f'like = one of {", ".join(known)}')
             continue
         if name not in known: nearest(f'recipe {name!r}', 'recipe to be like', like, known)

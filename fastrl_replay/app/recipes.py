@@ -461,7 +461,7 @@ def load_state_dict(self:Agent, state:dict):
     state = checked('Agent', dict(pipe=anything, random=array(np.uint8, len(torch.get_rng_state()))), state)
     random = torch.from_numpy(state['random'])
     try: torch.Generator().set_state(random)
-    except RuntimeError as e: raise StateError('Agent', 'a saved generator that is none', e) from e
+    except RuntimeError as e: raise StateError('Agent', 'a saved generator that is damaged', e) from e
     self.pipe.load_state_dict(state['pipe'])
     torch.set_rng_state(random)
 

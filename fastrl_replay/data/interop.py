@@ -77,7 +77,7 @@ class StatefulPipe(_Passes, IterableDataset):
         "Go on there with the next pass"
         try: chain = torch.load(io.BytesIO(state['chain']), weights_only=True)
         except Exception as e:   # of all kinds, for bytes of all kinds
-            raise StateError('StatefulPipe', 'a saved chain that is none', f'{type(e).__name__}: {e}') from e
+            raise StateError('StatefulPipe', 'a saved chain that is damaged', f'{type(e).__name__}: {e}') from e
         super().load_state_dict(chain)
 
 # %% ../../nbs/data/interop.ipynb #28bc9163

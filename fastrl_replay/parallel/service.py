@@ -88,7 +88,7 @@ def _ask(self:Service, method, *args):
     try: result,self._losses_seen,losses = self._ray.get(ref, timeout=patience)
     except errors.GetTimeoutError: raise ServiceError(self.name, f'no response for {patience:g} seconds',
         remedy='see whether the cluster has room for it') from None
-    except errors.RayActorError as e: raise ServiceError(self.name, 'the service is gone', type(e).__name__, 'one that '
+    except errors.RayActorError as e: raise ServiceError(self.name, 'the service ended', type(e).__name__, 'one that '
         'was not stopped', f'replay.serve({self.name!r}), and connect again') from None
     for text in losses: warnings.warn(text, RuntimeWarning, stacklevel=3)
     if isinstance(result, Exception): raise result

@@ -423,7 +423,7 @@ def _check_resize(self:Parallel, n):
         'a shard that leaves takes its rows along, and keys say which of so many shards has a row: save the rows, and '
         'begin with as many shards as are wanted')
     if inside is not None and inside.world_size > 1: raise ArgumentError(who, 'resize', f'worker {inside.rank} of '
-        f'{inside.world_size}', 'the one process that steers', "numbers of environments count all workers")
+        f'{inside.world_size}', 'the main process', "numbers of environments count all workers")
     above = self.source
     while above is not None:
         if getattr(above, 'piped', False): raise ArgumentError(who, 'resize', 'environments that come through a pipe',

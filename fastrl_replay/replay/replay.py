@@ -87,7 +87,7 @@ def _own_sampler(self:Replay, sampler):
     args,who = signature(type(self)).parameters,type(self).__name__
     unused = [f'{k}={x!r}' for k,x in vars(self).items() if k in _OF_SAMPLER and k in args and x != args[k].default]
     if unused: warnings.warn(problem(who, f'{", ".join(unused)} beside sampler=, which decides that itself',
-        remedy=f'leave it out, or say it to {type(sampler).__name__}'), stacklevel=outside())
+        remedy=f'leave it out, or give it to {type(sampler).__name__}'), stacklevel=outside())
     if sampler.seed is not None or getattr(self, 'seed', None) is None: return sampler
     sampler = copy(sampler)
     sampler.seed = self.seed

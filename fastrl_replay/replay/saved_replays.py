@@ -64,7 +64,7 @@ def _prepare_parts(self:SavedReplay, new, saved, view)->bool: # False: they go o
     self.view.check_state(view)
     sampler.open(memory.place, new['view'].key_of if self.view.follows else None)
     saved = sampler.found(saved)
-    if saved is None: warnings.warn(f'{memory.who}: the priorities of this checkpoint are gone, because later ones '
+    if saved is None: warnings.warn(f'{memory.who}: the priorities of this checkpoint are lost, because later ones '
         'were saved; it goes on with those of now')
     if saved is None or memory.reads_only or memory.missing and self.view.follows: return False
     self.sampler.check_state(saved)

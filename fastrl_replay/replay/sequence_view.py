@@ -290,7 +290,8 @@ def feedback(self:SequenceView, keys, td)->tuple: # places, mixed errors, how ma
     places = find_places(keys, self.table.first, self.table.where) if len(keys) else keys
     if (places < 0).any():
         wrong = keys[(places < 0).argmax()]
-        raise StaleKey(self.who, f'key {wrong} is no sequence that was given out', remedy="give the batch's `index`")
+        raise StaleKey(self.who, f'key {wrong} is not the key of a sequence that was drawn',
+            remedy="give the batch's `index`")
     p = np.empty(len(places))
     bad = _mix(td, self.table.steps[places], self.burn_in, self.eta, p) if len(p) else -1
     if bad >= 0:

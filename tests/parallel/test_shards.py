@@ -353,7 +353,7 @@ def test_checkpoints_of_shards_on_disk_are_restored(tmp_path, kind, n):
         other.load_state_dict(state)   # whether it fits is known where the files are
         with pytest.raises(WorkerError, match='worker 0 could not be restored; got StateError: .*is not the one in'): some(other, 1)
     if n == 2:
-        with pytest.raises(ArgumentError, match=r'is no memory, and not empty; got shard-0, shard-1.*\.parallel\(n\) after the replay'): len(ExperienceReplay(None, 4, 100, store=on_disk()))
+        with pytest.raises(ArgumentError, match=r'is not a memory, and not empty; got shard-0, shard-1.*\.parallel\(n\) after the replay'): len(ExperienceReplay(None, 4, 100, store=on_disk()))
 
 # ---- on disk, in the workers of a DataLoader ----
 
