@@ -36,6 +36,12 @@ def mean_solved(arm): return sum(r['solved_at_step'] for r in runs('arms', arm))
 def goals(memory, bits, field='success'): return measured('hindsight')['bitflip'][field][memory][str(bits)]
 def reach(field): return [r[field] for r in measured('hindsight')['fetchreach']]
 
+def machine(*names):
+    "Where and with what files were measured: processor and torch"
+    found = [measured(name)['machine'] for name in names]
+    found = [dict(fact.split(' ', 1) for fact in m.split(', ')) if isinstance(m, str) else m for m in found]
+    return '; '.join(dict.fromkeys(f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}" for m in found))
+
 def output(notebook, cell):
     "The last saved output, as text, of the cell whose code contains `cell`"
     for c in json.loads((ROOT/f'nbs/{notebook}.ipynb').read_text(encoding='utf-8'))['cells']:
@@ -70,6 +76,7 @@ FIGURES = {
     'goals.seeds': lambda: f"{len(goals('hindsight', 25))}",
     'goals.40_seconds': lambda: number(goals('hindsight', 40, 'cpu_s')[0]),
     'reach.solved': lambda: span(reach('solved_at_step')),
+    'machine.arms': lambda: machine('arms'), 'machine.recipes': lambda: machine('recipes'), 'machine.sac': lambda: machine('hopper-sac', 'halfcheetah-sac'),
     # of pages themselves: what their last run gave
     'cliffwalk.times': lambda: f"{float(re.findall(r'[0-9.]+', output('replay/prioritized', 'advantage.round'))[-1]):g}"}
 zstd = "Frames(4, compress='zstd')"

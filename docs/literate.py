@@ -5,6 +5,7 @@ names is folded where it is long, and so is a test that shows nothing. Compiled 
 `#| fold` and `#| show` say otherwise for a cell; `#| hide` leaves it out, `#| hide_code` its code; with `#| frames`
 its pictures keep their colours in the dark. Names in backticks link to their API."""
 import ast, inspect, json, posixpath, re
+from functools import cache
 from pathlib import Path
 from docutils import nodes
 from fastcore.docments import docments
@@ -14,6 +15,7 @@ from sphinx.domains.python import PythonDomain
 from sphinx.util.nodes import make_refnode
 from readme import split_directives
 
+GROUPED = re.compile(r'^(- .+) <!--(\w+)-->$', re.M)   # an entry of “What can go wrong”, and its group on the page of questions
 LONG = 12   # lines of exported code without a public name that a reader needn't unfold
 
 def public(name): return not name.startswith('_')
@@ -98,19 +100,21 @@ def relinked(text, page):
     return re.sub(r'\]\(([\w./-]+\.(?:ipynb|md))', lambda m: '](' + posixpath.normpath(posixpath.join(posixpath.dirname(page), m[1])), text)
 
 def problems(app):
-    "The sections “What can go wrong” of all notebooks, each under its page's title."
+    "What can go wrong: list entries of all notebooks that end with a comment, by the group that it names, each with a link to its page."
+    found = {}
     for page in sorted(app.env.found_docs):
         path = Path(app.srcdir)/f'{page}.ipynb'
-        if page.startswith('tutorials/') or not path.exists(): continue
+        if not path.exists(): continue
         cells = [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'markdown']
-        found = [re.split(r'^(?:#|Next: )', t.partition('## What can go wrong\n')[2], maxsplit=1, flags=re.M)[0].strip() for t in cells]
-        points = [f'- {p.removeprefix("- ").strip()}' for t in found for p in t.split('\n\n' if '\n\n**' in t else '\n') if p.strip()]
-        if points: yield f'## [{cells[0].splitlines()[0][2:]}]({page}.ipynb)\n\n' + relinked('\n'.join(points), page)
+        for entry, group in GROUPED.findall('\n'.join(cells)):
+            found.setdefault(group, []).append(f'{relinked(entry, page)} ([{cells[0].splitlines()[0][2:]}]({page}.ipynb))')
+    return found
 
 def read_notebook(app, docname, content):
     "Sphinx's `source-read`: `content[0]` is the text of the page `docname`, a notebook unless it is markdown."
-    if '```{can-go-wrong}' in content[0][:10_000] and not content[0].startswith('{'):
-        content[0] = content[0].replace('```{can-go-wrong}\n```', '\n\n'.join(problems(app)))
+    if '```{can-go-wrong}' in content[0] and not content[0].startswith('{'):
+        found = problems(app)
+        content[0] = re.sub(r'```\{can-go-wrong\} (\w+)\n```', lambda m: '\n'.join(found[m[1]]), content[0])
     entries = [f'! single: {w}' for w in filter(None, app.config.words.get(docname, '').split('; '))]
     index = '\n'.join(['', '', '```{eval-rst}', '.. index::', *[f'   {e}' for e in entries], '```', '']) if entries else ''
     if not content[0].startswith('{'):
@@ -173,24 +177,29 @@ def leave_out_of_index(app, env):
     for docname, entries in index.items():
         index[docname] = [e for e in entries if not is_benchmark(app.config, e[2])]
 
-def api_names(env, docname):
-    """What may be written in backticks on a page, and where it leads: `Steps`, `Steps.cat`, `.n_step`, `memory.timeline.Timeline`.
-    Other pages' functions need their module, unless they are of the public surface: `start` is also a word."""
-    found = {}
-    objects = env.domains['py'].objects
+@cache
+def api_names(env):
+    """What may be written in backticks, and where it leads: `Steps`, `Steps.cat`, `.n_step`, `memory.timeline.Timeline`. Each name →
+    (the page on which it is known, None for all; page; anchor) of all that it may mean. Other pages' functions need their module,
+    unless they are of the public surface: `start` is also a word."""
+    found, objects = {}, env.domains['py'].objects
     for full, obj in objects.items():
         name = '.'.join(full.split('.')[-2 if obj.objtype in ('method', 'property', 'attribute') else -1:])
-        known = obj.objtype != 'function' or obj.docname == docname or name in env.config.surface
-        for n in {full, full.removeprefix(f'{env.config.package}.'), *([name] if known else [])}:
-            found[n] = None if n in found else (obj.docname, obj.node_id)
-    found.update({n: (objects[full].docname, objects[full].node_id) for n, full in env.config.chained.items()})
-    return {n: place for n, place in found.items() if place}
+        everywhere = obj.objtype != 'function' or name in env.config.surface
+        for n in {full, full.removeprefix(f'{env.config.package}.'), name}:
+            known = None if everywhere or n != name else obj.docname
+            found.setdefault(n, []).append((known, obj.docname, obj.node_id))
+    return found | {n: [(None, objects[full].docname, objects[full].node_id)] for n, full in env.config.chained.items()}
+
+def place_of(env, docname, name):
+    "Page and anchor of what a name means on a page; None where that is nothing, or several things."
+    places = [(page, anchor) for known, page, anchor in api_names(env).get(name, ()) if known in (None, docname)]
+    return places[0] if len(places) == 1 else None
 
 def link_names(app, doctree, docname):
     "Sphinx's `doctree-resolved`: literals that are names of the API become links."
-    names = api_names(app.env, docname)
     for node in list(doctree.findall(nodes.literal)):
-        place = None if isinstance(node.parent, nodes.reference) else names.get(re.sub(r'\(.*\)$', '', node.astext()))
+        place = None if isinstance(node.parent, nodes.reference) else place_of(app.env, docname, re.sub(r'\(.*\)$', '', node.astext()))
         if place: node.replace_self(make_refnode(app.builder, docname, *place, node.deepcopy()))
 
 def add_excerpts(app, pagename, template, context, doctree):
@@ -198,15 +207,18 @@ def add_excerpts(app, pagename, template, context, doctree):
     if pagename == 'search':
         for script in 'excerpts_data.js', 'excerpts.js': app.add_js_file(script, loading_method='defer')
 
+def collect_prose(app, doctree):
+    "Sphinx's `doctree-read`: the prose of a page, taken when it is read. To load all pages again at the end would take as long as to write them."
+    app.env.prose = {**getattr(app.env, 'prose', {}), app.env.docname: ' '.join(' '.join(p.astext() for p in doctree.findall(nodes.paragraph)).split())}
+
 def write_excerpts(app, error):
     "Sphinx's `build-finished`: the prose of each page, for a search without a server."
     if error: return
-    def prose(name): return ' '.join(' '.join(p.astext() for p in app.env.get_doctree(name).findall(nodes.paragraph)).split())
-    texts = {name: prose(name) for name in sorted(app.env.found_docs)}
+    texts = {name: app.env.prose[name] for name in sorted(app.env.found_docs)}
     (Path(app.outdir)/'_static/excerpts_data.js').write_text(f'const EXCERPTS = {json.dumps(texts, ensure_ascii=False)};\n', encoding='utf-8')
 
 def name_signatures(app, doctree):
-    "Sphinx's `doctree-read`: cards on pages of classes are in no index, but links from the source lead there."
+    "Likewise: cards on pages of classes are in no index, but links from the source lead there."
     for sig in doctree.findall(addnodes.desc_signature):
         if not sig['ids'] and sig.get('module'): sig['ids'] = [f"{sig['module']}.{sig['fullname']}"]
 
@@ -215,6 +227,7 @@ def setup(app):
     for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index,
                        'html-page-context': add_excerpts, 'build-finished': write_excerpts, 'doctree-read': name_signatures}.items():
         app.connect(event, act)
+    app.connect('doctree-read', collect_prose)
     app.add_domain(Api, override=True)
     app.add_lexer('mermaid', TextLexer)   # static/diagrams.js draws them
-    return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)
+    return dict(version='1', parallel_read_safe=False, parallel_write_safe=True)   # `prose` is not merged

@@ -6,6 +6,9 @@ from pathlib import Path
 
 ERRORS = re.compile(r'(?:Error|NotEnough\w+|StaleKey)$')
 LONGEST = 16   # lines of an example
+BASES = 'Replay', 'Learner'   # that are not in `all`, but whose methods users call
+HOOKS = {*('snapshot restore check_state check_remote checked_states blocks data_ended in_worker has_envs drawn_from journals rewind due_batches too_few needed '
+    'sample_weighted for_page order_draws facts totals').split()}   # for writers of stages and memories
 
 class Lessons:
     "The notebooks of a folder, by page."
@@ -74,18 +77,19 @@ def signature(cls):
     def plain(p): return p.replace(annotation=p.empty, default=p.default if p.default is p.empty or isinstance(p.default, (int, float, str, tuple, type(None))) else ...)
     return str(inspect.Signature([plain(p) for p in list(inspect.signature(init).parameters.values())[1:]])).replace('Ellipsis', '...')
 
-def class_page(cls, lessons):
-    "The page of a public class as markdown."
+def class_page(cls, lessons, public):
+    "The page of a class of the public ones, as markdown."
     module = cls.__module__.partition('.')[2]
     lesson = lessons.page_of[module]
+    known = {n: (base, fn) for n, (base, fn) in members(cls).items() if n not in HOOKS and (base in public or base.__name__ in BASES)}
     own = {n: fn for n, (base, fn) in members(cls).items() if base is cls}
     lines = [f'# {cls.__name__}', '', f'> {first_line(cls)}', '', f'`from {package_of(cls)}.all import {cls.__name__}`'
              + (f', or in a chain `.{cls.stage_name}(…)`' if hasattr(cls, 'stage_name') else '') + f'. Explained in [{lessons.head(lesson)[0]}](../{lesson}.ipynb).', '',
              '```{eval-rst}', f'.. autoclass:: {cls.__module__}.{cls.__name__}{signature(cls)}', *([f'   :members: {", ".join(own)}'] if own else []), '   :no-index:', '```', '']
-    inherited = {n: (base, fn) for n, (base, fn) in members(cls).items() if base is not cls and first_line(fn)}
+    inherited = {n: (base, fn) for n, (base, fn) in known.items() if base is not cls and first_line(fn)}
     if inherited: lines += ['## Inherited', '', '| | |', '|---|---|', *[f'| `{base.__name__}.{n}` | {first_line(fn)} |' for n, (base, fn) in inherited.items()], '']
     errors = {}
-    for name, (_, fn) in {'made': (cls, inspect.unwrap(cls.__init__)), **members(cls)}.items():
+    for name, (_, fn) in {'made': (cls, inspect.unwrap(cls.__init__)), **known}.items():
         for error in raised(fn, cls) if inspect.isfunction(fn) else (): errors.setdefault(error, []).append(name)
     if errors: lines += ['## Errors', '', '| raised | by |', '|---|---|', *[f'| `{e}` | {", ".join("making it" if n == "made" else f"`{n}`" for n in who)} |' for e, who in sorted(errors.items())], '']
     others = [p for p in lessons.cells if p != lesson and not p.startswith('bench/')]
@@ -105,7 +109,7 @@ def write_pages(folder, classes, internals, order):
     "Write the pages of classes and of groups of lessons into a folder of notebooks; `order` sorts pages for reading."
     lessons, folder = Lessons(folder), Path(folder)
     for name in 'reference', 'internals': (folder/name).mkdir()
-    for cls in classes: (folder/f'reference/{cls.__name__}.md').write_text(class_page(cls, lessons), encoding='utf-8')
+    for cls in classes: (folder/f'reference/{cls.__name__}.md').write_text(class_page(cls, lessons, classes), encoding='utf-8')
     rows = [f'| [{c.__name__}]({c.__name__}.md) | {first_line(c)} |' for c in classes]
     (folder/'reference/classes.md').write_text(listing('Classes', 'Every public class: signature, arguments, errors, an example.', [c.__name__ for c in classes], ['| class | what it is |', '|---|---|', *rows]), encoding='utf-8')
     pages = order(folder, sorted(lessons.cells))

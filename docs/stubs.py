@@ -13,7 +13,7 @@ SETTINGS = ROOT/'fastrl_replay/settings.ini'
 sys.path.insert(0, str(ROOT))   # the working tree, whatever is installed
 
 import fastrl_replay.all as everything
-from fastrl_replay import pipe
+from fastrl_replay import generic, pipe
 from fastrl_replay.pipe import IterDataPipe, Pipe
 
 HEADER = '''# Written by docs/stubs.py from what classes have: edit the notebooks, then run it.
@@ -114,7 +114,7 @@ class Stub:
         "The methods that stages are, ours and torch's"
         for name, f in vars(Pipe).items():
             cls = getattr(f, 'stage', None)
-            if cls and (getattr(everything, cls.__name__, None) is cls or cls.__module__ == pipe.__name__):
+            if cls and (getattr(everything, cls.__name__, None) is cls or cls.__module__ == generic.__name__):
                 yield from self.function(name, f.__signature__, doc=cls.__doc__, method=True)
         for name in TORCHS:
             cls = IterDataPipe.functions[name].args[0]
@@ -152,7 +152,7 @@ class Stub:
         body = [line for name, x in self.names().items() for line in ['', *self.thing(name, x)]]
         modules = sorted({module for module, _ in self.imports})
         imports = [f'from {m} import {", ".join(sorted(name for module, name in self.imports if module == m))}' for m in modules]
-        header = HEADER + (PIPES if self.module is pipe else '')
+        header = HEADER + (PIPES if self.module in (pipe, generic) else '')
         return '\n'.join([header.rstrip(), *imports, *body]) + '\n'
 
 def stubs():

@@ -1,15 +1,14 @@
-"""Write the table of what was run into nbs/versions.md, from fastrl_replay/measured/pythons.json, which `.ci/pythons` writes:
-`python docs/versions.py [--check]`."""
+"""Write two tables into pages: what was run, from fastrl_replay/measured/pythons.json, which `.ci/pythons` writes, and the extras,
+from pyproject.toml: `python docs/versions.py [--check]`."""
 import json, re, sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, RUN = ROOT/'nbs/versions.md', ROOT/'fastrl_replay/measured/pythons.json'
 BEGIN, END = '<!-- docs/versions.py: begin -->\n', '<!-- docs/versions.py: end -->\n'
 WHICH = dict(fast='the fast tests', some='the tests of `.ci/lowest`')
 
 def line(name, r):
-    "One row of the table"
+    "One row of the table of what was run"
     packages = 'passed' if r.get('wheel') == r.get('sdist') == 'passed' else '–'
     tests = 'not run'
     if 'tests' in r:
@@ -18,19 +17,29 @@ def line(name, r):
     what = f"{r['python']}, the lowest versions" if name == 'lowest' else r['python']
     return f"| {what} | {r['torch']}, {r['numpy']}, {r['numba']}, {r['gymnasium']} | {packages} | {tests} | {r['date']}, `{r['commit']}` |"
 
-def page():
-    "The page with its table"
-    found = json.loads(RUN.read_text(encoding='utf-8'))
+def versions():
+    "The table of what was run"
+    found = json.loads((ROOT/'fastrl_replay/measured/pythons.json').read_text(encoding='utf-8'))
     order = sorted(found, key=lambda name: (name != 'lowest', [int(n) for n in re.findall(r'\d+', name)]))
-    head = ['| Python | torch, numpy, numba, gymnasium | wheel and sdist | tests | when, commit |', '|---|---|---|---|---|']
-    table = '\n'.join([*head, *(line(name, found[name]) for name in order)]) + '\n'
-    before, rest = PAGE.read_text(encoding='utf-8').split(BEGIN)
-    return f'{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}'
+    return ['| Python | torch, numpy, numba, gymnasium | wheel and sdist | tests | when, commit |', '|---|---|---|---|---|', *(line(name, found[name]) for name in order)]
+
+def extras():
+    "The table of extras: what the comment behind each says, and its packages"
+    section = (ROOT/'pyproject.toml').read_text(encoding='utf-8').partition('[project.optional-dependencies]\n')[2].partition('\n[')[0]
+    found = re.findall(r'^(\w+) = \[(.+)\]  # (.+)$', section, re.M)
+    return ['| extra | what it adds | packages |', '|---|---|---|', *(f"| `{name}` | {text} | {', '.join(re.findall(r'[a-zA-Z][^<>=]*', needs.replace(chr(34), '')))} |" for name, needs, text in found)]
+
+def page(path, table):
+    "A page with its table"
+    before, rest = path.read_text(encoding='utf-8').split(BEGIN)
+    return '\n'.join([f'{before}{BEGIN}', *table, f'\n{END}']) + rest.split(END)[1]
 
 def main():
-    wanted = page()
-    if wanted == PAGE.read_text(encoding='utf-8'): return
-    if '--check' in sys.argv[1:]: sys.exit('nbs/versions.md: its table is not what measured/pythons.json gives. Remedy: run\n    python docs/versions.py')
-    PAGE.write_text(wanted, encoding='utf-8', newline='\n')
+    for name, table in {'versions': versions(), 'install': extras()}.items():
+        path = ROOT/f'nbs/{name}.md'
+        wanted = page(path, table)
+        if wanted == path.read_text(encoding='utf-8'): continue
+        if '--check' in sys.argv[1:]: sys.exit(f'nbs/{name}.md: its table is not what its source gives. Remedy: run\n    python docs/versions.py')
+        path.write_text(wanted, encoding='utf-8', newline='\n')
 
 if __name__ == '__main__': main()

@@ -25,8 +25,8 @@ from .steps.errors import (ActionError, ArgumentError, ArgumentTypeError, BlockE
     NotEnoughRows, StaleKey, StateError)
 from .steps.row_dtypes import step_dtype
 from .steps.files import write_whole
-from fastrl_replay.pipe import (Cycler, Header, InMemoryCacheHolder, Items, MapToIterConverter, Pipe, WorkerInfo, stage,
-    worker_info)
+from .pipe import Items, MapToIterConverter, Pipe, WorkerInfo, stage, worker_info
+from .generic import Cycler, Header, InMemoryCacheHolder
 from .steps.batches import Sequences
 from .testing import ScriptedEnv, ScriptedVectorEnv, check_contract, script, scripted_steps
 from .envs.own_steps import OwnSteps
@@ -68,7 +68,8 @@ from .data.interop import Columns, PipeNode, StatefulPipe
 from .parallel.engines import WorkerError
 from .parallel.ray_engine import RayEngine
 from .parallel.stage import Parallel
-from .parallel.service import NotEnoughDraws, Service, ServiceError, connect, stop
+from .parallel.coordinator import NotEnoughDraws, ServiceError
+from .parallel.service import Service, connect, stop
 from .parallel.prefetch import Prefetch
 from .parallel.ranks import RankError, Ranks
 

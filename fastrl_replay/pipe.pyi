@@ -11,6 +11,7 @@ _Class = TypeVar('_Class', bound=type)
 from fastrl_replay.app.offline import Offline
 from fastrl_replay.data.interop import PipeNode, StatefulPipe
 from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.generic import Cycler, Filter, Header, InMemoryCacheHolder, Map
 from fastrl_replay.learning.dqn import DQNLearner
 from fastrl_replay.learning.r2d2 import R2D2Learner
 from fastrl_replay.learning.sac import SACLearner
@@ -151,13 +152,13 @@ class Pipe(IterDataPipe, Saves):
     def scale_rewards(self, rewards: RewardNorm) -> ScaleRewards:
         'Batches with rewards on the scale of a `RewardNorm`'
         ...
-    def experience_replay(self, bs: int = 1, max_sz: int = 1000000, *, replacement: bool = False, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None, by: Any = 'row') -> ExperienceReplay:
+    def experience_replay(self, bs: int = 1, max_sz: int = 1000000, *, replacement: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None, by: Any = 'row', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False) -> ExperienceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly'
         ...
-    def hindsight_replay(self, bs: int = 1, max_sz: int = 1000000, *, share: float = 0.8, strategy: str = 'future', reward: Any = None, replacement: bool = False, beta: Any = None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> HindsightReplay:
+    def hindsight_replay(self, bs: int = 1, max_sz: int = 1000000, *, share: float = 0.8, strategy: str = 'future', reward: Any = None, replacement: bool = False, beta: Any = None, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False) -> HindsightReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later'
         ...
-    def prioritized_replay(self, bs: int = 1, max_sz: int = 1000000, *, kind: str | type = 'proportional', alpha: float = 0.6, beta: Any = 0.4, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> PrioritizedReplay:
+    def prioritized_replay(self, bs: int = 1, max_sz: int = 1000000, *, kind: str | type = 'proportional', alpha: float = 0.6, beta: Any = 0.4, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False) -> PrioritizedReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them; larger TD errors are drawn more often'
         ...
     def q_learn(self, table: QTable, gamma: float = 0.99, lr: float = 0.5) -> QLearner:
@@ -166,7 +167,7 @@ class Pipe(IterDataPipe, Saves):
     def dqn(self, model: nn.Module, gamma: float = 0.99, lr: float = 0.001, double: bool = True, target_every: int = 500, tau: float = 1.0, max_norm: float = 10.0, optimizer: Any = None, conservative: float = 0.0) -> DQNLearner:
         'Deep Q-learning: takes batches, improves `model`, yields records'
         ...
-    def sequence_replay(self, bs: int = 1, max_sz: int = 1000000, *, length: int = 80, burn_in: int | None = None, overlap: int | None = None, kind: str | type = 'proportional', prioritized: bool = True, eta: float = 0.9, alpha: float = 0.9, beta: Any = 0.6, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', state: str = 'stored', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> SequenceReplay:
+    def sequence_replay(self, bs: int = 1, max_sz: int = 1000000, *, length: int = 80, burn_in: int | None = None, overlap: int | None = None, kind: str | type = 'proportional', prioritized: bool = True, eta: float = 0.9, alpha: float = 0.9, beta: Any = 0.6, initial: str = 'largest', state: str = 'stored', sampler: Sampler | None = None, store: Store | None = None, eps: float = 1e-06, stratified: bool = True, weight_norm: str = 'batch', seed: int | None = None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False) -> SequenceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode'
         ...
     def r2d2(self, model: nn.Module, gamma: float = 0.997, n: int = 5, lr: float = 0.0001, rescaled: bool = True, target_every: int = 2500, tau: float = 1.0, max_norm: float = 40.0, optimizer: Any = None) -> R2D2Learner:
@@ -236,16 +237,6 @@ class SavedItems(Positioned):
     def _rewind(self) -> Any: ...
     def _leave(self) -> Any: ...
 
-class Map(Pipe):
-    'A function of each item'
-    fn: Any
-    takes_any_item: bool
-    def __init__(self, source, fn, input_col: Any = None, output_col: Any = None) -> None: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    def snapshot(self) -> Any: ...
-    def check_state(self, state) -> Any: ...
-    def restore(self, state) -> Any: ...
-
 class Items(SavedItems):
     'The items of any iterable, in order'
     at_end: Any
@@ -254,8 +245,6 @@ class Items(SavedItems):
     def __iter__(self) -> Iterator[Any]: ...
     @property
     def data_ended(self) -> Any: ...
-
-dp: SimpleNamespace
 
 class WorkerInfo(NamedTuple):
     'Which of several copies of a chain this process runs'
@@ -284,53 +273,26 @@ class Holding(Pipe):
     def _rewind(self) -> Any: ...
     def _leave(self) -> Any: ...
 
+def state_of(x) -> dict:
+    'What an object saves of itself'
+    ...
+
+def check_own_state(who: str, what: str, x, saved) -> Any:
+    'Raise where one of the two saves itself, and the other does not'
+    ...
+
 def try_state(who: str, what: str, x, saved) -> Any:
     'A `StateError` where an object refuses a state: a copy of it tries'
+    ...
+
+def as_method(name: str, cls) -> Any:
+    'Make a stage class callable as a method of our pipes'
     ...
 
 def stage(name: str) -> Callable[[_Class], _Class]:
     'Make a stage class callable as a method of every pipe'
     ...
 
-class Filter(Map):
-    'The items for which a function says True'
-    def __init__(self, source, filter_fn, input_col: Any = None) -> None: ...
-    @property
-    def filter_fn(self) -> Any: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-class Header(Positioned):
-    'The first `limit` items of each pass'
-    limit: Any
-    def __init__(self, source, limit: int = 10) -> None: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-class Cycler(Positioned):
-    'The source again and again'
-    count: Any
-    saved: dict
-    midway: bool
-    def __init__(self, source, count: int | None = None) -> None: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-class InMemoryCacheHolder(Positioned):
-    'Keep every item of the source; later passes give the same objects again'
-    reads_anew: bool
-    _buffers: tuple
-    def __init__(self, source) -> None: ...
-    def _fresh(self) -> Any: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    @property
-    def data_ended(self) -> Any: ...
-
 class MapToIterConverter(Items):
     'The items of a map-style pipe, in order'
     def __init__(self, datapipe) -> None: ...
-
-class TypeTransformLoop(MapDataPipe):
-    'Each item of a map-style pipe, sent through every function in turn'
-    datapipe: Any
-    fns: Any
-    def __init__(self, datapipe, fns) -> None: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, i) -> Any: ...

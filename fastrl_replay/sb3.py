@@ -105,7 +105,7 @@ def timeouts_of(
     "Whose episode was ended by its time limit"
     if not isinstance(infos, (list,tuple,np.ndarray)) or not all(isinstance(i, dict) for i in infos):
         raise ArgumentTypeError('sb3.ReplayBuffer', 'infos', f'{infos!r:.60}', f'a list of {n} dicts',
-            'handle_timeout_termination=False, where timeouts are not told')
+            'handle_timeout_termination=False, where timeouts are not reported')
     return flags_of([i.get('TimeLimit.truncated', False) for i in infos], "infos: 'TimeLimit.truncated'", n)
 
 # %% ../nbs/sb3.ipynb #6d824acd

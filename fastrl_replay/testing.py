@@ -16,7 +16,8 @@ from gymnasium.vector import SyncVectorEnv
 from .steps.core import Steps
 from .steps.errors import ArgumentError
 from .steps.row_dtypes import step_dtype
-from .pipe import Cycler, Header, Items, Pipe, as_pipe, upstream
+from .pipe import Items, Pipe, as_pipe, upstream
+from .generic import Cycler, Header
 from .steps.states import Saves, flag, integer
 
 # %% ../nbs/testing.ipynb #e9006a6c
@@ -249,7 +250,7 @@ def _check_refuses(factory):
     if a.takes_any_item: return
     try: list(a)
     except TypeError as e: named = any(name in str(e) for name in _names(a)),str(e)
-    else: raise AssertionError(f'{a!r}: took a str for a block of steps without a word')
+    else: raise AssertionError(f'{a!r}: accepted a str as a block of steps')
     assert named[0], f'{a!r}: its TypeError does not name it: {named[1]}'
 
 def _names(pipe): # of a chain, the first stage of which will be the one to complain

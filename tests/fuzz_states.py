@@ -19,7 +19,8 @@ from fastrl_replay.steps.errors import Explained
 from fastrl_replay.steps.row_dtypes import extend_dtype, padding, spec_dtype
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.pipe import _stages
-from fastrl_replay.app.recipes import Agent, recipe
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import Agent
 from fastrl_replay.replay.replay import Replay
 from fastrl_replay.testing import through_file
 from scripted import Remember, cartpole, makers, vector, zeros

@@ -7,7 +7,7 @@ from gymnasium.vector import SyncVectorEnv
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import leaves, step_dtype
 from fastrl_replay.envs.stepper import GymStepper, GymTypeTransform
-from fastrl_replay.pipe import TypeTransformLoop, dp
+from fastrl_replay.generic import TypeTransformLoop, dp
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.testing import ScriptedEnv, through_file
 

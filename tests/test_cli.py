@@ -9,7 +9,9 @@ from fastrl_replay.cli import main
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import spec_dtype
 from fastrl_replay.pipe import upstream
-from fastrl_replay.app.recipes import SettingsError, evaluate, recipe, recipes
+from fastrl_replay.app.recipe_settings import recipe, recipes
+from fastrl_replay.app.recipes import evaluate
+from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import resume, start
@@ -54,7 +56,7 @@ def same_runs(a, b):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    "A run that has come to its end; whoever changes its files takes a copy"
+    "A run that has ended; whoever changes its files takes a copy"
     run = start(recipe('cartpole-per', **SMALL), tmp_path_factory.mktemp('trained')/'r')
     run.train()
     return run
@@ -212,7 +214,7 @@ def test_a_checkpoint_of_other_settings_says_so(copied):
     ('trian cartpole', "did you mean 'train'"), ('train cartpoel', "did you mean 'cartpole'"), ('train cartpole --set gama=1', "did you mean 'gamma'"),
     ('train cartpole --set lr=slow', 'expected a number'), ('train cartpole --set lr', "got 'lr'; expected key=value, such as lr=0.0023"), ('train taxi --set gamma .9', "got 'gamma'; expected key=value, such as gamma=0.99"),
     ('train --set lr=1 taxi', 'taxi --set'), ('compare taxi taxi-online --set lr', 'such as lr=0.5'), ('train cartpole --set =1', "got '=1'"), ('train cartpole --set network', 'such as network=256,256'),
-    ('train', 'which recipe?'),
+    ('train', 'no recipe was named'),
     ('train --resume nowhere', 'no config.json'), ('eval nowhere', 'no config.json'), ('recipes taxy', "did you mean 'taxi'"),
     ('train cartpole --settings no.ini', 'no such file'), ('train cartpole --steps 100', 'more than the warmup'), ('train cartpole --set env=CartPole-v7', 'CartPole-v7'),
     ('train cartpole --set memory=rank', 'begin with cartpole-per'), ('compare cartpole taxxi', "did you mean 'taxi'"), ('train cartpole --set envs=0', 'at least 1'),
@@ -235,7 +237,7 @@ def test_settings_of_the_working_directory_count_before_anything_is_imported(cap
     here.write_text('steps = 7')
     for words in ('recipes',), ('train', 'cartpoel'):
         status, of = said(*words)
-        assert status == 2 and 'this is no settings file' in of.err and 'Remedy: fix' in of.err
+        assert status == 2 and 'this is not a settings file' in of.err and 'Remedy: fix' in of.err
     here.write_text('[mine]  # all of ours\nlike = cartpole\n')
     assert 'mine             all of ours' in said('recipes')[1].out and "did you mean 'mine'" in said('train', 'mein')[1].err
 

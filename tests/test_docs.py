@@ -165,8 +165,21 @@ def test_benchmarks_are_in_no_search_and_no_index(site, pages):
 
 def test_questions_hold_what_can_go_wrong_of_every_page(pages):
     text = ' '.join(''.join(pages['faq.html'].text).split())
-    for words in ('A view is a view.', 'The learner must answer.', 'The environments are what is slow.', 'A worker in a worker.', 'TD errors are not losses.'):
+    for words in ('Memory grows with a list of columns.', 'Priorities are not changing', 'makes nothing faster.', 'daemonic processes', 'Losses were given as TD errors.'):
         assert words in text, words
+
+def test_entries_of_what_can_go_wrong_have_a_group_and_begin_with_what_one_sees():
+    "In bold, with their group in a comment: a heading of the page of questions"
+    groups = re.findall(r'^```\{can-go-wrong\} (\w+)\n```$', (ROOT/'nbs/faq.md').read_text(encoding='utf-8'), re.M)
+    wrong, used = [], set()
+    for place, text in texts():
+        section = re.split(r'^(?:#|Next: )', text.partition('## What can go wrong\n')[2], maxsplit=1, flags=re.M)[0]
+        for line in re.findall(r'^- .*|^\*\*.*', section, re.M):
+            entry = re.fullmatch(r'- \*\*.+?\*\* .+ <!--(\w+)-->', line)
+            if not entry or entry[1] not in groups: wrong.append(f'{place}: {line}')
+            else: used.add(entry[1])
+    assert not wrong, '\n'.join(wrong)
+    assert sorted(groups) == sorted(used)
 
 def test_no_link_is_dead(pages):
     dead = []
@@ -231,7 +244,7 @@ def texts():
     "Where a text stands, and the text: cells without their outputs, and what is written beside the notebooks."
     for nb in NOTEBOOKS:
         for c in json.loads(nb.read_text(encoding='utf-8'))['cells']: yield f'{nb.name} {c["id"]}', ''.join(c['source'])
-    for name in ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'CITATION.cff', 'settings.ini', 'nbs/faq.md', 'nbs/versions.md'): yield name, (ROOT/name).read_text(encoding='utf-8')
+    for name in ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'CITATION.cff', 'settings.ini', 'nbs/faq.md', 'nbs/install.md', 'nbs/versions.md'): yield name, (ROOT/name).read_text(encoding='utf-8')
 
 def test_words_are_the_fields_own():
     found = []
@@ -250,6 +263,30 @@ def test_overview_lists_every_notebook_with_its_module():
 
 def test_the_front_is_read_in_a_minute():
     assert len((ROOT/'README.md').read_text(encoding='utf-8').splitlines()) <= 110
+
+NO_CODE = {'ideas', 'papers', 'tutorials/from_seed_to_here', 'all'}   # pages about ideas, about papers and seeds, and a list of names
+
+def words_before_first_use(nb, names):
+    "How many words of prose stand on a page before the first visible code that uses one of these names"
+    words = 0
+    for c in json.loads(nb.read_text(encoding='utf-8'))['cells']:
+        given, source = readme.split_directives(''.join(c['source']))
+        if c['cell_type'] == 'markdown':
+            for i, part in enumerate(re.split(r'^```\w*\n(.*?)^```$', source, flags=re.M | re.S)):
+                if i % 2 and names.search(part): return words
+                words += 0 if i % 2 else len(part.split())
+        elif not {'hide', 'hide_code', 'export', 'exporti', 'default_exp'} & set(given) and names.search(re.sub(r'^(from|import) .*', '', source, flags=re.M)): return words
+    return words + 1000
+
+def test_a_page_shows_the_first_use_within_100_words():
+    "Pages of the sidebar's first two parts, and lessons of public names"
+    import fastrl_replay.all as surface
+    conf = docs_module('conf')
+    names = re.compile(rf'fastrl-replay|\.add_step\(|\brecipe\(|\b(?:{"|".join(surface.__all__)})\b|(?:{"|".join(map(re.escape, conf.chained))})\(')
+    public = {getattr(surface, n).__module__.removeprefix('fastrl_replay.').replace('.', '/') for n in surface.__all__}
+    pages = {*conf.groups['Use it'].split(), *conf.groups['Understand it'].split(), *public} - NO_CODE
+    found = {p: words_before_first_use(ROOT/f'nbs/{p}.ipynb', names) for p in pages if (ROOT/f'nbs/{p}.ipynb').exists()}
+    assert len(found) > 70 and not (late := {p: n for p, n in found.items() if n > 100}), late
 
 # ---- the glue ----
 
@@ -409,7 +446,7 @@ def show(browser, url, width, theme='light', height=900):
     WebDriverWait(browser, 30).until(lambda b: b.execute_script(drawn))
     browser.execute_async_script('const done = arguments[0]; (window.MathJax?.startup?.promise ?? Promise.resolve()).then(() => setTimeout(done, 50))')
 
-NAMES = sorted(nb.relative_to(ROOT/'nbs').with_suffix('').as_posix() for nb in NOTEBOOKS) + ['contributing', 'changelog', 'genindex', 'search', 'reference/PrioritizedReplay', 'reference/classes', 'internals/memory']
+NAMES = sorted(nb.relative_to(ROOT/'nbs').with_suffix('').as_posix() for nb in NOTEBOOKS) + ['contributing', 'changelog', 'faq', 'install', 'versions', 'genindex', 'search', 'reference/PrioritizedReplay', 'reference/classes', 'internals/memory']
 
 @pytest.mark.browser
 @pytest.mark.parametrize('name', NAMES)
@@ -446,7 +483,7 @@ def test_there_is_something_to_draw(site, browser):
 
 @pytest.mark.browser
 @pytest.mark.parametrize('query, page', [('PrioritizedReplay', 'reference/PrioritizedReplay.html'), ('burn-in', 'replay/sequences.html'), ('n_step', 'stages/nstep.html'), ('prioritized', 'replay/prioritized.html'),
-    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/memory_figure.html'), ('buffer', 'memories.html'), ('batch_size', 'steps/other_names.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html')])
+    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/memory_figure.html'), ('buffer', 'memories.html'), ('batch_size', 'steps/other_names.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html'), ('priorities not changing', 'faq.html')])
 def test_search_finds_it(site, browser, query, page):
     "Without a server."
     from selenium.webdriver.support.ui import WebDriverWait

@@ -59,6 +59,12 @@ def test_figures_on_pages_are_those_that_were_measured():
         for name, value in figures.MARK.findall(p.read_text(encoding='utf-8')) if value != figures.FIGURES[name]()]
     assert not wrong, '\n'.join(wrong) + '\nRemedy: python docs/figures.py, then python docs/readme.py'
 
+def test_pages_with_learning_curves_name_the_processor():
+    "Equal seeds give equal curves on the same processor only"
+    pages = {nb.stem: nb.read_text(encoding='utf-8') for nb in NOTEBOOKS}
+    drawn = {name for name, text in pages.items() if re.search(r'measured.*Image\(curves\(', text, re.S)}
+    assert drawn >= {'index', 'sac', 'td3', 'command_line'} and not [name for name in drawn if '<!--=machine.' not in pages[name]]
+
 def test_no_figure_is_typed():
     found = [f'{place}: …{words}…' for place, text in written() for words in typed(text)]
     assert not found, '\n'.join(found) + '\nRemedy: a name in FIGURES of docs/figures.py; or a constant, in CONSTANTS here'

@@ -20,7 +20,7 @@ def test_the_version_is_the_same_everywhere():
     assert re.search(r'^## (\S+)', (ROOT/'CHANGELOG.md').read_text(encoding='utf-8'), re.M)[1] == version
     assert f'\nversion: {version}\n' in (ROOT/'CITATION.cff').read_text(encoding='utf-8') and re.fullmatch(r'\d+\.\d+\.\d+', version)
 
-def test_the_table_of_versions_is_what_was_run(): run(sys.executable, ROOT/'docs/versions.py', '--check')
+def test_the_tables_of_versions_and_extras_are_those_of_their_sources(): run(sys.executable, ROOT/'docs/versions.py', '--check')
 
 def test_no_file_of_the_repository_is_a_link():
     "A clone on Windows holds the link's text instead"

@@ -15,7 +15,9 @@ from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.timeline import Timeline
 from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.stages.nstep import NStep
-from fastrl_replay.app.recipes import SettingsError, recipe, spare_rows
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import spare_rows
+from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.app.saved_policies import load_checkpoint
@@ -487,7 +489,7 @@ def test_shards_on_disk_fit_or_are_refused(tmp_path):
     run = start(recipe('cartpole', **small, memory_path=m), tmp_path/'r')
     assert run.found == 40 and json.loads((tmp_path/'m/run').read_text())['env'] == 'CartPole-v1'
     with pytest.raises(SettingsError, match='of another number; got 3; expected 2. Remedy: --shards 2'): start(recipe('cartpole', **{**small, 'shards': 3}, memory_path=m), tmp_path/'a')
-    with pytest.raises(Explained, match='is no memory, and not empty; got .*shard-0, shard-1'): start(recipe('cartpole', memory_path=m), tmp_path/'b')
+    with pytest.raises(Explained, match='is not a memory, and not empty; got .*shard-0, shard-1'): start(recipe('cartpole', memory_path=m), tmp_path/'b')
     with pytest.raises(SettingsError, match='of another number; got 2; expected 1. Remedy: --shards 0'): start(recipe('cartpole', **small, memory_path=f'{m}/shard-0'), tmp_path/'c')
     with pytest.raises(SettingsError, match="shard-0 has rows of another kind: column 'discount'"): start(recipe('cartpole-per', **small, memory_path=m), tmp_path/'d')
     with pytest.raises(SettingsError, match='has rows of another environment; got CartPole-v1'): start(recipe('cartpole', **small, env='Acrobot-v1', memory_path=m), tmp_path/'e')

@@ -15,8 +15,10 @@ from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.errors import ArgumentError, BlockError, EnvError, NotEnoughRows, StaleKey, StateError
 from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.steps.states import anything
-from fastrl_replay.pipe import Cycler, Filter, Header, InMemoryCacheHolder, Items, Map, MapToIterConverter, Pipe, Positioned, TypeTransformLoop
-from fastrl_replay.pipe import WorkerInfo, as_pipe, dp, stage, upstream
+from fastrl_replay.pipe import Items, MapToIterConverter, Pipe, Positioned
+from fastrl_replay.generic import Cycler, Filter, Header, InMemoryCacheHolder, Map, TypeTransformLoop
+from fastrl_replay.pipe import WorkerInfo, as_pipe, stage, upstream
+from fastrl_replay.generic import dp
 from fastrl_replay.all import ExperienceReplay, GymStepper, PrioritizedReplay, SequenceReplay
 from fastrl_replay.steps.other_names import ARGUMENTS, METHODS, STAGES as THEIRS, ours
 from fastrl_replay.testing import same, through_file

@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 import fastrl_replay.data.interop   # noqa: F401 (registers `stateful` and `node`, under which the contract is tried)
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import step_dtype
-from fastrl_replay.pipe import Cycler, Header, Items, Pipe, Positioned
+from fastrl_replay.pipe import Items, Pipe, Positioned
+from fastrl_replay.generic import Cycler, Header
 from fastrl_replay.testing import ScriptedEnv, ScriptedVectorEnv, check_contract, same, script, scripted_steps, through_file
 from strategies import cases
 
@@ -269,7 +270,7 @@ class GivesNone(Pipe):
         for s in self.blocks(): yield None if s.step_n[0] == 3 else s
 
 @pytest.mark.parametrize('bad,words', [
-    (Mutates, 'changed the blocks'), (Unseeded, 'disagree'), (Forgets, 'restored chain'), (Credulous, 'took a str'), (Hoards, '_buffers'), (HoldsInABuffer, 'still held'),
+    (Mutates, 'changed the blocks'), (Unseeded, 'disagree'), (Forgets, 'restored chain'), (Credulous, 'accepted a str'), (Hoards, '_buffers'), (HoldsInABuffer, 'still held'),
     (GivesNothing, 'gave nothing'), (NoGenerator, 'generator'), (Nexts, ''), (SavesObjects, ''), (Unpicklable, ''), (PickleForgets, 'unpickled copy'), (OneEnvironmentOnly, ''),
     (SecondPassDiffers, 'second pass'),
     (RewindsTooMuch, 'under header, iterated twice'), (CountsOn, 'after 6 items, a restored chain'),

@@ -19,7 +19,8 @@ from ..data.datasets import env_facts, spaces_of, write_minari
 from ..learning.evaluation import decimals
 from ..learning.registry import recorded
 from .named_envs import named_env, named_modules
-from .recipes import memory_path, play_episodes, recipe, recipes
+from .recipe_settings import recipe, recipes
+from .recipes import memory_path, play_episodes
 from .run_files import read_config, read_json, read_metrics
 from .runs import Run, Silent, begun_by_launcher, interruptible, reopen, resume
 from .run_files import run_of, run_title
@@ -159,7 +160,7 @@ def _program(ranks):
 def _begun(args, ranks):
     "A new run; where torchrun begins its processes again, the one that it has begun before"
     changes(args)
-    if not args.recipe: raise SettingsError('train', 'which recipe?',
+    if not args.recipe: raise SettingsError('train', 'no recipe was named',
         expected=f'one of {", ".join(recipes(args.settings))}, or --resume DIR')
     new = recipe(args.recipe, args.settings, **changes(args))
     if ranks is not None and os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') != '0':
@@ -198,14 +199,14 @@ def _asked(args):
     asked = {}
     for i,item in enumerate(args.set):
         key,equals,value = (part.strip() for part in item.partition('='))
-        if not key or not equals: raise SettingsError('--set', 'a word that sets nothing', repr(item),
+        if not key or not equals: raise SettingsError('--set', 'an argument that is not key=value', repr(item),
             *_meant(args, item, args.set[i-1] if i else None))
         asked[key] = value
     return asked
 
 # %% ../../nbs/app/commands.ipynb #a03ab0f6
 def _meant(args, item, before):
-    "What is expected in place of a word that sets nothing, and what to do"
+    "What is expected in place of an argument that is not key=value, and what to do"
     names,all = getattr(args, 'recipes', [getattr(args, 'recipe', None)]),recipes(getattr(args, 'settings', None))
     known = next((all[name].settings for name in names if name in all), all['cartpole'].settings)
     key = item if item in known else 'lr'
@@ -230,7 +231,7 @@ def _device(args, who, remedy):
     "The device of a run: all that --set may change of it"
     asked = _asked(args)
     if set(asked) - {'device'}:
-        raise SettingsError(who, '--set of a run that is there', ' '.join(args.set), remedy=remedy)
+        raise SettingsError(who, '--set for an existing run', ' '.join(args.set), remedy=remedy)
     return asked.get('device')
 
 # %% ../../nbs/app/commands.ipynb #0c43a9b0
@@ -357,7 +358,7 @@ def _train_apart(args, name, seed, out, memory):
     stopped = done.returncode in (129,130,143,-1,-2,-15) or 'KeyboardInterrupt' in done.stderr
     if stopped: raise KeyboardInterrupt   # Ctrl-C reaches all processes of a terminal
     if done.returncode: raise SettingsError('compare', f'{name} with seed {seed} failed',
-        (done.stderr.strip().splitlines() or ['nothing was said'])[-1])
+        (done.stderr.strip().splitlines() or ['no output'])[-1])
     return next(l for l in done.stdout.splitlines() if 'mean return' in l)
 
 # %% ../../nbs/app/commands.ipynb #db0312ca
@@ -389,7 +390,7 @@ def _episodes(path):
         if ends.shape == returns.shape == (len(ends),): return ends,returns
         what = 'ends and returns of episodes differ in number'
     except (TypeError,LookupError,AttributeError) as e: what = f'{type(e).__name__}: {e}'
-    raise SettingsError('compare', f'{path} is of no run', what)
+    raise SettingsError('compare', f'{path} belongs to no run', what)
 
 # %% ../../nbs/app/commands.ipynb #148596d4
 def table(

@@ -33,7 +33,7 @@ def _parsed(text):
     if m := re.search("'(.)' was never closed", wrong): raise ValueError({'(':')', '[':']'}[m[1]] + ' is missing')
     if quote := re.search('["\']', _WORD.sub('', text)): raise ValueError(f'{quote[0]} is missing')
     if m := re.search("(?:unmatched|parenthesis) '(.)'", wrong): raise ValueError(f'{m[1]} closes nothing')
-    raise ValueError(f'{text!r} is no list of names with arguments')
+    raise ValueError(f'{text!r} is not a list of names with arguments')
 
 def _cut(text, node): return text[node.col_offset-2:node.end_col_offset-2]
 
@@ -69,7 +69,7 @@ def read_calls(
 def _call(text, node):
     name,args,named = (node.func,node.args,node.keywords) if isinstance(node, ast.Call) else (node,[],[])
     m = re.fullmatch(r'(?:([^\s:]+):)?([^\s:]+)', _cut(text, name))
-    if not m or not isinstance(name, ast.Name): raise ValueError(f'{_cut(text, node)!r} is no name with arguments')
+    if not m or not isinstance(name, ast.Name): raise ValueError(f'{_cut(text, node)!r} is not a name with arguments')
     kwargs = {text[k.col_offset-2:][:len(k.arg)]: _argument(text, k.value) for k in named}
     return Call(_cut(text, node), m[1], m[2], [_argument(text, a) for a in args], kwargs)
 

@@ -8,7 +8,7 @@ __all__ = ['read_metrics', 'read_json', 'read_config', 'run_title', 'facts_of', 
 # %% ../../nbs/app/run_files.ipynb #a7d0f002
 import json
 from pathlib import Path
-from .recipes import recipes
+from .recipe_settings import recipes
 from ..steps.settings import SettingsError, file_text
 
 # %% ../../nbs/app/run_files.ipynb #4994ac98
@@ -37,7 +37,7 @@ def read_json(
     try: found = json.loads(text)
     except (ValueError,RecursionError) as e: raise SettingsError('run', f"{path} can't be read", e) from None
     wrong = not isinstance(found, dict) or [k for k,kind in fields.items() if not isinstance(found.get(k), kind)]
-    if wrong: raise SettingsError('run', f'{path} is of no run', text[:60] if wrong is True else
+    if wrong: raise SettingsError('run', f'{path} belongs to no run', text[:60] if wrong is True else
         ', '.join(f'{k} = {found.get(k)!r}'[:60] for k in wrong), ', '.join(fields))
     return found
 
@@ -48,7 +48,7 @@ def read_config(
     "What a run was asked for"
     try: config = read_json(Path(out)/'config.json', dict(recipe=str, settings=dict))
     except (FileNotFoundError,NotADirectoryError):
-        raise SettingsError('run', 'this is no run\'s directory: it has no config.json', out) from None
+        raise SettingsError('run', 'this is not the directory of a run: it has no config.json', out) from None
     config['settings'] = {k: tuple(v) if isinstance(v, list) else v for k,v in config['settings'].items()}
     return config
 

@@ -42,7 +42,7 @@ def lock_dir(
         held = lock_file(directory, out) is False
         if held: sleep(.05); held = lock_file(directory, out) is False   # `is_locked` holds it for an instant
         if held: raise SettingsError('run',
-            'another process is at work in this directory', out, remedy='wait until it has ended, or stop it')
+            'another process uses this directory', out, remedy='wait until it has ended, or stop it')
         yield
     finally: os.close(directory)
 
@@ -230,7 +230,7 @@ def load(self:Run):
     path = self.out/'checkpoint.pt'
     state = load_checkpoint(path)
     if not isinstance(state, dict) or not {'agent','run'} <= set(state): raise SettingsError('run',
-        f'{path} is of no run', sorted(map(str, state)) if isinstance(state, dict) else type(state), 'agent, run')
+        f'{path} belongs to no run', sorted(map(str, state)) if isinstance(state, dict) else type(state), 'agent, run')
     if not self.leads: state['agent'] = load_checkpoint(self._part(state['parts']))
     if isinstance(state['run'], dict): state['run'] = {'successes': [], 'best': None, **state['run']}   # older: none
     try:
@@ -372,7 +372,7 @@ def _check_vacant(out):
     if (out/'checkpoint.pt').exists(): raise SettingsError('run', 'there is a run already in this directory', out,
         remedy=f'--resume {out}, or another --out')
     if out.exists() and not out.is_dir():
-        raise SettingsError('run', 'this is no directory', out, remedy='another --out')
+        raise SettingsError('run', 'this is not a directory', out, remedy='another --out')
 
 def _versions(): return dict(fastrl_replay=__version__, torch=torch.__version__, gymnasium=gym.__version__,
     numpy=np.__version__, python=platform.python_version())
@@ -434,7 +434,7 @@ def _check_size(out, n, now):
     "A checkpoint has rows and environments of each rank, which stay with it"
     if n == now: return
     begin = 'fastrl-replay' if n == 1 else f'torchrun --nproc-per-node {n} -m fastrl_replay'
-    raise SettingsError('run', 'it was begun by another number of learners', now, n, f'{begin} train --resume {out}')
+    raise SettingsError('run', 'it was begun with another number of learners', now, n, f'{begin} train --resume {out}')
 
 # %% ../../nbs/app/runs.ipynb #aac90782
 def _check_modules(s):
@@ -473,7 +473,7 @@ def resume(
 def _tidy(run, changed):
     "Cut off what comes after the checkpoint, and write down what was changed of the settings"
     out,j,summary = run.out,run.agent.journal,run.out/'summary.json'
-    if j.over and summary.exists(): raise SettingsError('run', f'{out} has come to its end',
+    if j.over and summary.exists(): raise SettingsError('run', f'{out} has ended',
         f'{j.steps:_} steps and {len(j.returns):_} episodes',
         remedy='more --steps' if j.steps >= j.max_steps else None)
     metrics = read_metrics(out)   # all that can't be read is found before anything is changed

@@ -10,11 +10,11 @@ import json, os, shlex, subprocess, sys, time
 from importlib.resources import files
 from pathlib import Path
 import torch
-from ..app.recipes import Agent, recipe
+from ..app.recipe_settings import recipe
+from ..app.recipes import Agent
 from .peers import machine
-from .reports import Options
+from .reports import Options, save
 from ..learning.evaluation import evaluate
-from ..steps.files import write_whole
 
 # %% ../../nbs/bench/everything.ipynb #b6043361
 _ARMS = 'priorities 3-steps decay priorities-3-steps priorities-decay 3-steps-decay'.split()
@@ -121,7 +121,7 @@ def measure_all(
         began,load = time.time(),os.getloadavg()[0]
         found = _results(name, out, quick, peers, peer)
         made = dict(commit=commit(), load=[load, os.getloadavg()[0]], seconds=time.time() - began, quick=quick)
-        write_whole(path, json.dumps(dict(machine=machine()) | found | dict(made=made), indent=1))
+        save(dict(machine=machine()) | found | dict(made=made), out, name)
         print(f"{path}: {made['seconds']:.0f} s, load {made['load'][0]:.1f} to {made['load'][1]:.1f}")
 
 # %% ../../nbs/bench/everything.ipynb #f64394fe

@@ -11,7 +11,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from numba.core import event
 from .peers import machine
-from .reports import md_table
+from .reports import md_table, save
 
 # %% ../../nbs/bench/first_batch.ipynb #a027f348
 class _Times(event.Listener):
@@ -84,9 +84,7 @@ def main(args=None):
     if a.here: return print(json.dumps(draw_first(a.here)))
     found = dict(machine=machine(), load=os.getloadavg()[0], **{kind: first_batch(kind) for kind in KINDS})
     for kind in KINDS: print(f'{kind}\n\n{first_table(found[kind])}\n')
-    if not a.out: return
-    a.out.mkdir(parents=True, exist_ok=True)
-    (a.out/'first_batch.json').write_text(json.dumps(found))
+    if a.out: save(found, a.out, 'first_batch')
 
 # %% ../../nbs/bench/first_batch.ipynb #f41b55be
 if __name__ == '__main__': main()

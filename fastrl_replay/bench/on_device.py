@@ -23,7 +23,8 @@ from ..steps.machine import device_of
 from ..memory.frames import Frames
 from ..memory.rows import Rows
 from ..parallel.prefetch import Prefetch
-from ..app.recipes import Agent, recipe
+from ..app.recipe_settings import recipe
+from ..app.recipes import Agent
 from ..replay.experience import ExperienceReplay
 from ..replay.prioritized import PrioritizedReplay
 

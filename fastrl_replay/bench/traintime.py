@@ -7,7 +7,7 @@ __all__ = ['ZOO', 'TIMED_CALLS', 'training', 'trained', 'trained_sb3', 'as_sb3',
            'race_sac', 'main']
 
 # %% ../../nbs/bench/traintime.ipynb #bb63b9a2
-import argparse, json, sys, tempfile
+import argparse, sys, tempfile
 from collections import Counter
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,13 +18,14 @@ from torch.nn import functional as F
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from .adapters import seconds_of
 from .peers import Peer, PeerError, machine
+from .reports import save
 from ..learning.continuous import SquashedGaussian
 from ..envs.stepper import EnvGroup
-from ..steps.files import write_whole
 from ..learning import base, dqn, sac
 from ..learning.learners import DQNLearner, Learner, SACLearner
 from ..learning.policies import EpsGreedy
-from ..app.recipes import make_env, recipe
+from ..app.recipe_settings import recipe
+from ..app.recipes import make_env
 from ..replay.experience import ExperienceReplay
 from ..app.runs import start
 
@@ -184,7 +185,7 @@ def main(args=None):
     if a.recipe == 'cartpole': found = [race(a.rounds, a.steps or 50_000, a.peer_python)]
     else: found = race_sac(a.recipe, a.rounds, a.peer_python, **({'steps': a.steps} if a.steps else {}))
     for train in found:
-        if a.out: write_whole(a.out, json.dumps(dict(machine=machine(), train=train)))
+        if a.out: save(dict(machine=machine(), train=train), a.out.parent, a.out.stem)
 
 # %% ../../nbs/bench/traintime.ipynb #676fa20b
 if __name__ == '__main__': main()

@@ -19,7 +19,8 @@ from ..steps.errors import ArgumentTypeError, BlockError, StateError, not_instal
 from ..steps.row_dtypes import column_dtype, dtype_spec, leaves, spec_dtype
 from ..steps.batches import Sequences, burn_in_of, each_of
 from ..steps.nested import fields_of, map_leaves, named_leaves, nested_dtype
-from ..pipe import IterDataPipe, Pipe, dp, stage, upstream
+from ..pipe import IterDataPipe, Pipe, stage, upstream
+from ..generic import dp
 from ..steps.states import anything, checked, flag
 
 # %% ../../nbs/data/interop.ipynb #cbb17b6d
@@ -76,7 +77,7 @@ class StatefulPipe(_Passes, IterableDataset):
         "Go on there with the next pass"
         try: chain = torch.load(io.BytesIO(state['chain']), weights_only=True)
         except Exception as e:   # of all kinds, for bytes of all kinds
-            raise StateError('StatefulPipe', 'a saved chain that is none', f'{type(e).__name__}: {e}') from e
+            raise StateError('StatefulPipe', 'a saved chain that is damaged', f'{type(e).__name__}: {e}') from e
         super().load_state_dict(chain)
 
 # %% ../../nbs/data/interop.ipynb #28bc9163

@@ -125,7 +125,7 @@ class Awaited:
                 f"entry {'.'.join(path)!r} of info has not come in {self.episodes} episodes, so its column holds "
                 f'the default{did_you_mean(path[-1], others, .5)}',
                 f"info with {others or 'nothing else'}", remedy='correct the name in info=, or leave it out; '
-                'nothing, where it comes seldom'), stacklevel=2)
+                'nothing, where it is rare'), stacklevel=2)
 
 # %% ../../nbs/envs/infos.ipynb #0c865721
 def _paths(default, path):

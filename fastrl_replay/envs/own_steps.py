@@ -219,7 +219,7 @@ def _count(self:StepRows, rows, lags)->int: # 2 * rows left out + 1 if an episod
     self._outcome = count_steps(self._raw, self._at, self.ids, lags, after, total_after, self._resets)
     if self._outcome >= 0: return self._outcome
     i = -1 - self._outcome
-    raise BlockError(self.who, f'the step after an end was no reset (env_id {self.ids[i]})', f'reward '
+    raise BlockError(self.who, f'the step after an end was not a reset (env_id {self.ids[i]})', f'reward '
         f'{rows["reward"][i]:g}', 'reward 0 and no end, as autoreset_mode NextStep gives them')
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f064

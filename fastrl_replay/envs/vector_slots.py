@@ -178,7 +178,7 @@ def _wrong_final(slot, i, info):
 
 def _no_reset(slot, i, rows):
     reward,terminated,truncated = rows[['reward','terminated','truncated']][i].item()
-    return _wrong_mode(slot, i, 'the step after an end was no reset',
+    return _wrong_mode(slot, i, 'the step after an end was not a reset',
         f'reward {reward:g}, terminated {terminated}, truncated {truncated}', 'reward 0, and no end')
 
 # %% ../../nbs/envs/vector_slots.ipynb #4b95be1e

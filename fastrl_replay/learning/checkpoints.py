@@ -123,7 +123,7 @@ _GPU_STATE = 16   # bytes
 def check_generator(who, own, saved):
     "An error where this is no state of torch's random numbers"
     try: load_generator(torch.Generator(own.device), saved)
-    except (RuntimeError,TypeError) as e: raise StateError(who, 'a saved generator that is none', e) from e
+    except (RuntimeError,TypeError) as e: raise StateError(who, 'a saved generator that is damaged', e) from e
 
 # %% ../../nbs/learning/checkpoints.ipynb #739bc9e4
 class SavedLearner(Pipe):

@@ -16,6 +16,7 @@ from ..steps.errors import ArgumentError, ArgumentTypeError
 from .base import Learner, allowed_next, check_discrete, discounts
 from .checkpoints import check_same_shapes
 from .registry import Builder, builds
+from ..generic import Map
 from ..pipe import stage
 from .networks import n_actions
 from ..replay.experience import ExperienceReplay
@@ -126,7 +127,7 @@ class TableBuilder(Builder):
     def chain(self, steps, model, s):
         how = model,s['gamma'],s['lr']
         if s['memory'] == 'none': return steps.q_learn(*how)
-        if s['learn_new']: steps = steps.map(_LearnAndPass(QLearner([], *how)))
+        if s['learn_new']: steps = Map(steps, _LearnAndPass(QLearner([], *how)))
         replay = ExperienceReplay(steps, bs=s['bs'], max_sz=s['max_sz'], replacement=True, seed=s['seed'],
             store=s.get('store'))
         return replay.q_learn(*how)

@@ -9,7 +9,7 @@ __all__ = ['WORDS', 'ring_picture', 'lead_of', 'sample_text', 'remark_list', 'dr
 # %% ../../nbs/look/memory_page.ipynb #af7a6a33
 import numpy as np
 from .html import Framed, Safe, document, image, joined, page_path, section, table, tag
-from .memory_figure import memory_figure, png_of
+from .memory_figure import memory_figure, place_text, png_of
 from .sampled import NAMED, drawn_rows, named_rows, sample_of
 from ..steps.files import write_whole
 from ..steps.machine import size_text
@@ -47,12 +47,13 @@ def _line_names(ids, high): # of environments, as many as there is room for
     texts = [tag('text', f'env {ids[i]}', x=wide - 4, y=f'{(i + .5)*each + 3.5:.1f}') for i in shown]
     return tag('svg.names', *texts, width=wide, height=high, viewBox=f'0 0 {wide} {high}', aria_hidden='true')
 
-def _legend(e, sample, most):
+def _legend(e, sample, most, named):
     ends = dict.fromkeys(_KINDS[end] for end in np.unique(e['end']).tolist())
     texts = dict(ended='ended', running='running', broken='broken off')
     kinds = {c: texts[c] for c in texts if c in ends}
     if len(e['end']) > most: kinds['others'] = 'rows of an environment; there are too many episodes to draw each'
     elif len(sample['episodes']) < len(e['end']): kinds['others'] = 'pale: not in this page'
+    if named: kinds['named'] = 'rows that are named above'
     swatches = [tag('span', tag(f'i.{c}'), t) for c,t in kinds.items()]
     return tag('p.legend.note', *swatches, tag('span.with-scripts', tag('i.here'), 'shown below'))
 
@@ -73,13 +74,17 @@ def ring_picture(
     chosen = [tag(f"path.chosen.{_KINDS[c['end']]}", name(c), d=bar(c['number']), data_number=c['number'])
         for c in sample['episodes']]
     high = int(np.clip(14*len(ids), 28, 168))
-    svg = tag('svg.episodes-of', _paths(inside, line, left, right, most), chosen, viewBox=f'0 0 1000 {10*len(ids)}',
+    named = np.sort(named_rows(inside))
+    row = inside['row']['episode'][np.searchsorted(inside['row']['key'], named)]
+    marks = _bars(line[row], x := (named - inside['oldest'])/wide*1000, x, 2.5) if len(named) else ''
+    svg = tag('svg.episodes-of', _paths(inside, line, left, right, most), chosen,
+        tag('path.named', d=marks) if marks else '', viewBox=f'0 0 1000 {10*len(ids)}',
         role='img', preserveAspectRatio='none', height=high,
         aria_label=f'{len(ids)} environments, one line each; episodes from the oldest row to the newest')
     ends = tag('span', f"key {inside['oldest']:,}"),tag('span', f"key {inside['inserted'] - 1:,}")
     lines = tag('div.lines', _line_names(ids.tolist(), high), svg)
     said = tag('p.note.with-scripts.said', role='status')   # what was clicked
-    return tag('div.ring', lines, tag('div.ends.note', *ends), _legend(e, sample, most), said, data_part=part)
+    return tag('div.ring', lines, tag('div.ends.note', *ends), _legend(e, sample, most, marks), said, data_part=part)
 
 # %% ../../nbs/look/memory_page.ipynb #295e01cb
 def lead_of(
@@ -88,10 +93,9 @@ def lead_of(
     "What it is, in a line"
     i,e = inside,inside['episode']
     if not i['rows']: return 'The memory is empty: no row has come so far.'
-    where = i['path'] or i['place']
     counts = dict(episode=len(e['first']), environment=len(np.unique(e['env_id'])))
     of = ' of '.join(f"{n:,} {what}{'s'*(n > 1)}" for what,n in counts.items())
-    return f"{i['rows']:,} of {i['max_sz']:,} rows, {of}; {size_text(sum(i['nbytes'].values()))} in {where}"
+    return f"{i['rows']:,} of {i['max_sz']:,} rows, {of}; {size_text(sum(i['nbytes'].values()))} {place_text(i)}"
 
 def _chosen(sample): # for what, as a list of words
     whys = list(dict.fromkeys(w for e in sample['episodes'] for w in e['why'] if w != 'at random'))

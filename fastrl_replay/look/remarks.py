@@ -262,9 +262,9 @@ def _about_strays(rows, keys, x, follows):
     if not smooth or len(now) < 300: return
     here,after = now.T
     odd = here[_strays(x[before[here]], x[here], x[after])]
-    if len(odd) > max(2, .001*len(here)): yield Remark(f'states of {len(odd):,} of {len(here):,} rows are unlike '
-        'those of the rows before and after them, which are like each other, as of key '
-        f'{keys[odd[0]]:,}: do they come from another environment?', keys[odd[:3]])
+    if len(odd) > max(2, .001*len(here)): yield Remark(f'states of {len(odd):,} of {len(here):,} rows, those of '
+        f'{_ids(np.unique(rows["env_id"][odd]))}, are unlike those of the rows before and after them, which are like each '
+        f'other, as of key {keys[odd[0]]:,}: do they come from another environment?', keys[odd[:3]])
 
 # %% ../../nbs/look/remarks.ipynb #580e0eea
 def _as_regressors(a):
@@ -316,9 +316,10 @@ def _about_actions(rows, keys, x, y, follows):
     there = after if late else before[here]
     gain = _gain(_changes(x[here], y[here]), x[here], a[here], a[there])
     best = [here[gain.argmax()], there[gain.argmax()]]
-    yield Remark(f'actions may be {"late" if late else "early"} by one row: what happens in a row is explained by the '
-        f'action of the {"next row" if late else "row before"} ({other:.0%}), not by its own ({own:.0%}); seen in '
-        f'{len(here):,} rows', keys[best])
+    how,of = ('stand one row later than they took effect','next row') if late else \
+        ('take effect one row later than they stand','row before')
+    yield Remark(f'actions may {how}: what happens in a row is explained by the action of the {of} ({other:.0%}), not by '
+        f'its own ({own:.0%}); tested on {len(here):,} rows', keys[best])
 
 def _threes(rows, follows): # the row before each, and pairs of rows the first of which has one before
     before = np.full(len(rows), -1)

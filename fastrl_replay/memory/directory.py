@@ -36,7 +36,7 @@ def read_meta(
         if not file.exists():
             others = _others(path)
             if not others: return None
-            raise ArgumentError(who, f'path: {path} is no memory, and not empty', ', '.join(sorted(others)[:5]),
+            raise ArgumentError(who, f'path: {path} is not a memory, and not empty', ', '.join(sorted(others)[:5]),
                 'meta.json, or nothing', 'the path of one of these shards, or as many workers as made them: '
                 '.parallel(n) after the replay, or a DataLoader' if _are_shards(others) else 'another path')
         meta = json.loads(_plain(file, who).read_text())
@@ -44,7 +44,7 @@ def read_meta(
         if isinstance(e, ArgumentError): raise
         raise StateError(who, f"{file} can't be read", e) from None
     if not isinstance(meta, dict) or meta.get('format') != FORMAT: raise ArgumentError(who,
-        f'path: {path} is no memory', str(meta)[:60], FORMAT, 'another path')
+        f'path: {path} is not a memory', str(meta)[:60], FORMAT, 'another path')
     if meta.get('version') != VERSION: raise StateError(who, f'{path}: a memory of another version',
         meta.get('version'), VERSION, f'the release that wrote it: {meta.get("written_by")}')
     return meta
@@ -328,8 +328,7 @@ def lasting(self:Directory, name, dtype):
         f'memory in {self.folder}', remedy='another name')
     if path.exists(): return self.new(name, self.ring, dtype, by='slot')
     if not self.writes: return None
-    allocate(path.with_suffix('.new'), n, self.who)
-    os.replace(path.with_suffix('.new'), path)   # a kill leaves no part of it
+    allocate(path, n, self.who)
     self.say(lasting={**self.meta.get('lasting', {}), name: np.dtype(dtype).str})
     return mapped(path, self.ring, dtype, True)
 
@@ -395,7 +394,7 @@ def _after_power_cut(self:Directory):
     if not before.get('boot') or before['boot'] == _boot() or before.get('host') != socket.gethostname(): return
     lost = c.item(COMMITTED) - c.item(FLUSHED)
     if lost <= 0: return
-    warnings.warn(f'{self.path}: the machine was restarted before its rows were flushed; {lost:_} rows are gone')
+    warnings.warn(f'{self.path}: the machine was restarted before its rows were flushed; {lost:_} rows are lost')
     self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
     c[RESERVED],c[COMMITTED] = max(c[RESERVED], c[LIMIT]),c[FLUSHED]
 

@@ -197,9 +197,7 @@ def raw_segment(self:FrameFiles):
         os.replace(self._path(old, 'raw'), path)
         del self._sizes[old,'raw']
     else:
-        new = path.with_name(f'.{path.name}')
-        allocate(new, nbytes, self.who)
-        os.replace(new, path)
+        allocate(path, nbytes, self.who)
         raw = self._raw_file(path, nbytes)
         if self._at_random: read_at_random(raw)
     self._sizes[number,'raw'] = nbytes

@@ -6,14 +6,14 @@
 __all__ = ['Leaf', 'frame_leaves', 'spans_between', 'Frames', 'suggested']
 
 # %% ../../nbs/memory/frames.ipynb #4f98bb91
-import sys, warnings
+import warnings
 from functools import partial
 from threading import RLock
 from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
 from ..steps.compiled import bytes_at, longs_at, memmove, njit, prefetch
-from ..steps.errors import ArgumentError, BlockError, NoRoom, StateError, whole
+from ..steps.errors import ArgumentError, BlockError, NoRoom, StateError, outside, whole
 from ..steps.row_dtypes import padding, parts_of
 from ..envs.episodes import ENV, SIZE
 from ..envs.nans import NaNSearch
@@ -270,7 +270,7 @@ def _watch(self:Frames, i):
     self._look_at[i] = held + max(1, min(16, room//2))   # looking takes a while
     if self._told or self._rows_added < 1000 or self._a_row(log) <= 1.5: return
     self._told = True
-    warnings.warn(f'Frames: {self._why_large(i)}', stacklevel=_outside())
+    warnings.warn(f'Frames: {self._why_large(i)}', stacklevel=outside())
 
 @patch
 def _see_size(self:Frames):
@@ -281,12 +281,6 @@ def _see_size(self:Frames):
 
 @patch
 def _a_row(self:Frames, log): return (log.frames - log.before)/max(self._rows_added, 1)   # new frames of a row
-
-def _outside():
-    "How far up the first caller is that is not of this library"
-    frame,n = sys._getframe(1),1
-    while frame.f_back and 'fastrl_replay' in frame.f_globals.get('__name__', ''): frame,n = frame.f_back,n+1
-    return n
 
 # %% ../../nbs/memory/frames.ipynb #318c8515
 @patch

@@ -66,13 +66,33 @@ class Links:
             self._noted.ctypes.data, len(self._noted), self.place.lasts])
         self.tables = Tables(numbers, envs, last_key)
 
-    inserted = property(lambda self: self.tables.numbers.item(INSERTED), doc='How many rows have come: the next key')
-    oldest   = property(lambda self: self.tables.numbers.item(OLDEST), doc='The oldest key that is still there')
-    keys     = property(lambda self: np.arange(self.oldest, self.inserted), doc='All valid keys, oldest first')
-    nbytes   = property(lambda self: sum(a.nbytes for a in (self.link, self.back, self._drawn, *self.tables[1:])) +
-        self._noted.nbytes, doc='Bytes reserved')
-    def __len__(self): return self.inserted - self.oldest
-    def __reduce__(self): raise TypeError('links hold addresses: copy or pickle the timeline')
+# %% ../../nbs/memory/links.ipynb #7a37266d
+@patch(as_prop=True)
+def inserted(self:Links)->int:
+    "How many rows have come: the next key"
+    return self.tables.numbers.item(INSERTED)
+
+@patch(as_prop=True)
+def oldest(self:Links)->int:
+    "The oldest key that is still there"
+    return self.tables.numbers.item(OLDEST)
+
+@patch
+def __len__(self:Links): return self.inserted - self.oldest
+
+@patch(as_prop=True)
+def keys(self:Links)->np.ndarray:
+    "All valid keys, oldest first"
+    return np.arange(self.oldest, self.inserted)
+
+# %% ../../nbs/memory/links.ipynb #7ecc56e0
+@patch(as_prop=True)
+def nbytes(self:Links)->int:
+    "Bytes reserved"
+    return sum(a.nbytes for a in (self.link, self.back, self._drawn, *self.tables[1:], self._noted))
+
+@patch
+def __reduce__(self:Links): raise TypeError('links hold addresses: copy or pickle the timeline')
 
 # %% ../../nbs/memory/links.ipynb #16639fb7
 @patch

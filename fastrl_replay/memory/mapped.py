@@ -21,16 +21,18 @@ def allocate(
     nbytes:int, # how many it will have, all of them 0
     who:str, # for errors
 ):
-    "Make a file for which the disk has room"
+    "Make a file for which the disk has room; a kill leaves no part of it"
+    new = path.with_name(f'.{path.name}')
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             if not nbytes: return
             if hasattr(os, 'posix_fallocate'): os.posix_fallocate(file, 0, nbytes)
             else: os.ftruncate(file, nbytes)
         finally: os.close(file)
+        os.replace(new, path)
     except OSError as e:
-        with suppress(OSError): path.unlink(missing_ok=True)
+        with suppress(OSError): new.unlink(missing_ok=True)
         raise no_disk(who, path, nbytes, e) from None
 
 def mapped(

@@ -208,4 +208,4 @@ def _refuse_drawn(who, sampler, keys, p):
     wrong,gone = ~((p > 0) & (p <= 1 + 1e-6)),(keys < low) | (keys >= end) if end else np.zeros(len(keys), bool)
     if wrong.any(): raise ArgumentError(who, f'the probability of key {keys[wrong][0]}', p[wrong][0],
         'more than 0, at most 1', 'give the probability with which it was drawn')
-    if gone.any(): raise ArgumentError(who, 'a key that it was not told of', keys[gone][0], f'{low} to {end-1}')
+    if gone.any(): raise ArgumentError(who, 'a key that was not added', keys[gone][0], f'{low} to {end-1}')

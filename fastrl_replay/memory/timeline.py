@@ -189,7 +189,7 @@ def _add_checked(self:Timeline, steps):
     self.place.allow(first + len(rows))
     if not self._parts and self.place.lasts: self._use_first(parts, rows)
     if not store.add(line, rows.view(store.dtype)):
-        raise BlockError(self.who, 'rows that were found to be good', remedy='report this')
+        raise BlockError(self.who, 'rows that passed the check', remedy='report this')
     self._gate.accept(rows, layout)
     self._parts,self._same = parts,self._gate.same
     return np.arange(first, first + len(rows))

@@ -170,7 +170,7 @@ def seed_generators(
 
 # %% ../../nbs/parallel/engines.ipynb #92432712
 class Served:
-    "Answers requests with a chain: `next`, `save`, `load`"
+    "Answers requests with a chain: `next`, `save`, `load`, `look`"
     def __init__(self,
         build, # gives the chain, and a function that takes weights over
         chunk:int, # items in an answer
@@ -185,6 +185,7 @@ class Served:
             if what == 'next': said = dict(batches=[], news=[]); self._make(value, said, *args[1:])
             elif what == 'save': value = save_chain(self.chain)
             elif what == 'load': load_chain(self.chain, *args); self.number = None
+            elif what == 'look': value = self._look(*args)
         except BaseException as e: error = format_error(e)
         try: return pickled((what, value, error, said))
         except Exception as e: return pickle.dumps((what, None, format_error(e), None))   # an item that can't travel
@@ -219,6 +220,15 @@ def _facts_of(self:Served, batch):
     if replay_of(batch) is not self.replay: raise ArgumentError('Parallel', 'batches of two replays in one chain',
         'keys that could mean either', 'one replay', 'a .parallel for each')
     return self.replay.facts(batch) if hasattr(self.replay, 'facts') else None
+
+# %% ../../nbs/parallel/engines.ipynb #5d010cb8
+@patch
+def _look(self:Served,
+    part:int, # 0: what is in the replay now; 1, 2: of these keys, the rows and what more is known of them
+    *keys, # in the replay as it was when part 0 was asked for, or later
+):
+    if part == 0: self.page = self.replay.for_page()
+    return self.page[part](*keys) if part else self.page[0]
 
 # %% ../../nbs/parallel/engines.ipynb #1696b72d
 class WorkerError(Explained, RuntimeError): "A worker that failed or crashed"

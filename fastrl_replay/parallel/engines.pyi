@@ -69,7 +69,7 @@ def seed_generators(seed: int, info: WorkerInfo) -> Any:
     ...
 
 class Served:
-    'Answers requests with a chain: `next`, `save`, `load`'
+    'Answers requests with a chain: `next`, `save`, `load`, `look`'
     build: Any
     chunk: Any
     chain: Any
@@ -78,6 +78,7 @@ class Served:
     replay: Any
     journals: Any
     learn: Any
+    page: Any
     def __init__(self, build, chunk: int) -> None: ...
     def answer(self, what, *args) -> bytes:
         'The pickle of: what was asked, items or data, what went wrong, what is to be said of batches, and news'

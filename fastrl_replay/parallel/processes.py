@@ -156,13 +156,6 @@ class _Worker(Worker):
         except BlockingIOError: pass
         except OSError: self.outbox.clear()
 
-    def alive(self): return self.process.is_alive()
-    def kill(self): self.process.kill()
-    def stopped(self): # by a signal, such as SIGSTOP, where the system says so
-        try: return Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(') ')[2][:1] in ('T','t')
-        except OSError: return False
-
-
 # %% ../../nbs/parallel/processes.ipynb #4db848e3
 @patch
 def ready(self:_Worker, seconds=0)->bool:
@@ -212,6 +205,17 @@ def succeed(self:_Worker, new):
 
 
 # %% ../../nbs/parallel/processes.ipynb #67cfce5a
+@patch
+def alive(self:_Worker): return self.process.is_alive()
+
+@patch
+def kill(self:_Worker): self.process.kill()
+
+@patch
+def stopped(self:_Worker): # by a signal, such as SIGSTOP, where the system says so
+    try: return Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(') ')[2][:1] in ('T','t')
+    except OSError: return False
+
 @patch
 def doing(self:_Worker):
     pid = self.process.pid

@@ -173,29 +173,6 @@ class RayEngine:
     needs = property(lambda self: dict(num_cpus=self.num_cpus, num_gpus=self.num_gpus, resources=self.resources),
         doc='What an actor needs')
 
-    @property
-    def cluster(self):
-        "Ray, connected"
-        ray = _ray()
-        if not ray.is_initialized(): self._connect(ray)
-        return ray
-
-    @property
-    def actors(self):
-        "What makes actors; connects to the cluster when it is first asked"
-        ray = self.cluster
-        if self._actors is None: self._actors = ray.remote(**self.needs, max_restarts=0, max_task_retries=0)(_Actor)
-        return self._actors
-
-    def worker(self, *args):
-        "An actor with a chain"
-        return _RayWorker(self, *args)
-
-    def wait(self, workers):
-        "Until one of them has an answer, or its end"
-        open = [w.answers[0] for w in workers if w.answers]
-        if len(open) == len(workers): _ray().wait(open, timeout=1)
-
 # %% ../../nbs/parallel/ray_engine.ipynb #c5d3e8f1
 _connecting = {}   # address → a thread that still tries
 
@@ -218,11 +195,37 @@ def _connect(self:RayEngine, ray):
 
 
 # %% ../../nbs/parallel/ray_engine.ipynb #9fac3f00
+@patch(as_prop=True)
+def cluster(self:RayEngine):
+    "Ray, connected"
+    ray = _ray()
+    if not ray.is_initialized(): self._connect(ray)
+    return ray
+
+@patch(as_prop=True)
+def actors(self:RayEngine):
+    "What makes actors; connects to the cluster when it is first asked"
+    ray = self.cluster
+    if self._actors is None: self._actors = ray.remote(**self.needs, max_restarts=0, max_task_retries=0)(_Actor)
+    return self._actors
+
+# %% ../../nbs/parallel/ray_engine.ipynb #bb7f7c2b
 @patch
 def weights(self:RayEngine, tensors, copies, *dtype):
     "A place in the object store, from which workers take weights"
     self.actors   # Ray must be there to put them somewhere
     return _Stored(tensors, copies, *dtype)
+
+@patch
+def worker(self:RayEngine, *args):
+    "An actor with a chain"
+    return _RayWorker(self, *args)
+
+@patch
+def wait(self:RayEngine, workers):
+    "Until one of them has an answer, or its end"
+    open = [w.answers[0] for w in workers if w.answers]
+    if len(open) == len(workers): _ray().wait(open, timeout=1)
 
 # %% ../../nbs/parallel/ray_engine.ipynb #48e62715
 @patch

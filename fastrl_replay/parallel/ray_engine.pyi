@@ -22,14 +22,14 @@ class RayEngine:
     def actors(self) -> Any:
         'What makes actors; connects to the cluster when it is first asked'
         ...
+    def weights(self, tensors, copies, *dtype) -> Any:
+        'A place in the object store, from which workers take weights'
+        ...
     def worker(self, *args) -> Any:
         'An actor with a chain'
         ...
     def wait(self, workers) -> Any:
         'Until one of them has an answer, or its end'
-        ...
-    def weights(self, tensors, copies, *dtype) -> Any:
-        'A place in the object store, from which workers take weights'
         ...
     def end(self, workers, owner) -> Any:
         'End actors: their chains are closed where that takes no longer than five seconds'

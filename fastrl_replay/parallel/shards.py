@@ -6,10 +6,12 @@
 __all__ = ['as_feedback', 'by_shard', 'Shards']
 
 # %% ../../nbs/parallel/shards.ipynb #5c403e24
+from functools import partial
 import numpy as np
 from fastcore.basics import patch
 from ..memory.links import as_keys
-from .engines import batches_in
+from ..look.memory_page import memory_page, shown_or_written
+from .engines import WorkerError, batches_in
 from ..pipe import Pipe
 from ..replay.views import as_float64
 from ..steps.batches import each_of
@@ -132,3 +134,38 @@ def _weigh(self:Shards, w):
         mine = scale(w, facts)
         if facts['beta']: each_of(batch).rows['weight'] *= mine/max(others, mine*facts['top'])
     if self._now['restart'] == w.info.restart: w.facts = told[-1]
+
+# %% ../../nbs/parallel/shards.ipynb #5d010cc2
+@patch
+def _looked(self:Shards, w, *words):
+    value,error = self._answered(w, 'look', *words)
+    if error is None: return value
+    raise WorkerError('Parallel', f'no look into worker {w.info.rank} of {self.num_workers}', error.rstrip())
+
+@patch
+def for_page(self:Shards)->dict: # name of a shard → as `memory_page` takes it
+    "What is in each shard, and what reads its rows, where it is"
+    if not (self.draws_batches and self.num_workers): raise ArgumentError('Parallel', 'look', 'no shards', 'workers '
+        'whose chain ends in a replay', 'look into the replay that takes in their rows')
+    self._open()
+    for w in self._workers:
+        while w.asked: self._fetch(w)
+    def look(w): return partial(self._looked, w)
+    return {f'shard {w.info.rank}': (look(w)(0), partial(look(w), 1), partial(look(w), 2)) for w in self._workers}
+
+# %% ../../nbs/parallel/shards.ipynb #5d010cc3
+@patch
+def inside(self:Shards)->dict: # `parts`: name of a shard → as look/inside has it
+    "What is in each shard, their shares in the batches, and what `stats` says; looking changes nothing"
+    parts = {name: seen for name,(seen,*_) in self.for_page().items()}
+    shares = {name: float(self._share(w)) for name,w in zip(parts, self._workers)}
+    return dict(title='Parallel', unit='shards', bs=self.source.drawn_from.bs, shares=shares, parts=parts,
+        stats=self.stats())
+
+@patch
+def page(self:Shards,
+    path=None, # of an HTML file; None: show the page in a notebook
+): # the path, or what shows the page
+    "Some of what is in each shard, step by step, as a page in one file; looking changes nothing"
+    if self.draws_batches and not self.num_workers: return self.source.drawn_from.page(path)
+    return shown_or_written('Parallel', path, lambda: memory_page(self.for_page(), 'Shards'))

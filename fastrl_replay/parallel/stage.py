@@ -16,7 +16,7 @@ from ..steps.errors import ArgumentError
 from ..steps.compiled import interrupts_wait
 from ..steps.core import set_replay
 from ..steps.errors import choice, problem, whole
-from ..look.memory_figure import workers_figure
+from ..look.memory_figure import memory_figure, workers_figure
 from .engines import ChainCopy, Silence, Worker, WorkerError, batches_in, outline
 from ..steps.locks import DrawOrderLock
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
@@ -387,8 +387,9 @@ def _worker_stats(self:Parallel, w):
 # %% ../../nbs/parallel/stage.ipynb #b7f649ec
 @patch
 def show(self:Parallel): # a matplotlib figure, which a notebook shows
-    "What `stats` says of each worker, in one figure"
-    return workers_figure(self.stats())
+    "What is in each shard, and what `stats` says of each worker, in one figure"
+    if not self.draws_batches: return workers_figure(self.stats())
+    return memory_figure(self.inside()) if self.num_workers else self.source.drawn_from.show()
 
 # %% ../../nbs/parallel/stage.ipynb #3fb533fd
 @patch
@@ -422,7 +423,7 @@ def _check_resize(self:Parallel, n):
         'a shard that leaves takes its rows along, and keys say which of so many shards has a row: save the rows, and '
         'begin with as many shards as are wanted')
     if inside is not None and inside.world_size > 1: raise ArgumentError(who, 'resize', f'worker {inside.rank} of '
-        f'{inside.world_size}', 'the one process that steers', "numbers of environments count all workers")
+        f'{inside.world_size}', 'the main process', "numbers of environments count all workers")
     above = self.source
     while above is not None:
         if getattr(above, 'piped', False): raise ArgumentError(who, 'resize', 'environments that come through a pipe',

@@ -6,37 +6,36 @@
 __all__ = ['ExperienceReplay']
 
 # %% ../../nbs/replay/experience.ipynb #f755ce71
+from fastcore.meta import delegates
 from ..memory.priorities import Proportional
 from ..memory.samplers import Sampler, Uniform
 from ..memory.rows import Store
 from ..pipe import stage
 from .moments import view_by
-from .replay import Fixed, Replay
+from .due_batches import DueBatches, Fixed
+from .replay import Replay
 
 # %% ../../nbs/replay/experience.ipynb #2730152d
 @stage('experience_replay')
 class ExperienceReplay(Replay):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly"
     seed,replacement,by = Fixed(),Fixed(),Fixed()
+    @delegates(DueBatches.__init__)
     def __init__(self,
         source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
         bs:int=1, # rows in a batch
         max_sz:int=1_000_000, # rows in memory
         *,
         replacement:bool=False, # may a batch hold a row twice?
-        ratio:float=None, # batches for each row that comes in; None: one batch for each block
-        warmup:int=None, # rows that must have been added before the first batch; they don't count for `ratio`
-        return_idxs:bool=False, # yield (batch, places of its rows in `memory`)
-        freeze_memory:bool=False, # let blocks pass without adding them
         seed:int=None, # of the draws; None: other draws each time
         sampler:Sampler=None, # which rows to draw; None: all with the same probability
         store:Store=None, # how rows become bytes; None: whole rows in main memory
         by='row', # what is drawn: each 'row', or each 'moment' of several agents, which a batch may hold twice
+        **kwargs, # when a batch is due
     ):
         self.seed,self.replacement,self.by,view = seed,replacement,by,view_by('ExperienceReplay', by)
         def default():
             if not view.follows: return Uniform(seed, replacement)
             return Proportional(max_sz, alpha=0., seed=seed, stratified=not replacement)   # all alike
         super().__init__(source, bs, max_sz, sampler=sampler, default=default, view=view, store=store,
-            needs=1 if replacement else None, ratio=ratio, warmup=warmup, return_idxs=return_idxs,
-            freeze_memory=freeze_memory)
+            needs=1 if replacement else None, **kwargs)

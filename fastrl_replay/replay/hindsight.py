@@ -11,6 +11,7 @@ __all__ = ['PLACE', 'STEP_BACK', 'JUMP', 'AHEAD', 'STRATEGIES', 'follow_links', 
 from inspect import signature
 import numpy as np, torch
 from fastcore.basics import patch
+from fastcore.meta import delegates
 from ..steps.compiled import ints_at, memmove, njit, prefetch
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, StateError, choice, number
@@ -20,7 +21,8 @@ from ..memory.draws import random_bits, random_seed
 from ..memory.samplers import Sampler, Uniform
 from ..stages.nstep import NStep
 from ..pipe import stage, upstream
-from .replay import Fixed, Replay, scheduled
+from .due_batches import DueBatches, Fixed
+from .replay import Replay, scheduled
 from .views import Transitions
 from ..steps.states import checked, integer, listed
 
@@ -406,6 +408,7 @@ class _AsksGoals(Replay):
 class HindsightReplay(_AsksGoals):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later"
     share,strategy,reward,replacement,seed = (Fixed() for _ in range(5))
+    @delegates(DueBatches.__init__)
     def __init__(self,
         source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
         bs:int=1, # rows in a batch
@@ -416,13 +419,10 @@ class HindsightReplay(_AsksGoals):
         reward=None, # a function of (achieved_goal, desired_goal, info), or an environment; None: the source's
         replacement:bool=False, # may a batch hold a row twice?
         beta=None, # how far weights correct for a sampler's priorities; a number, or a function of the batches so far
-        ratio:float=None, # batches for each row that comes in; None: one batch for each block
-        warmup:int=None, # rows that must have been added before the first batch; they don't count for `ratio`
-        return_idxs:bool=False, # yield (batch, places of its rows in `memory`)
-        freeze_memory:bool=False, # let blocks pass without adding them
         seed:int=None, # of the draws; None: other draws each time
         sampler:Sampler=None, # which rows to draw; None: all with the same probability
         store:Store=None, # how rows become bytes; None: whole rows in main memory
+        **kwargs, # when a batch is due
     ):
         who = 'HindsightReplay'
         self.share,self.strategy = number(who, 'share', share, high=1),choice(who, 'strategy', strategy, STRATEGIES)
@@ -430,5 +430,4 @@ class HindsightReplay(_AsksGoals):
         self._check_goals(who, source)
         if beta is not None: scheduled(who, 'beta', beta)
         super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: Uniform(seed, replacement), beta=beta,
-            view=Hindsight(self.share, strategy, seed), store=store, needs=1 if replacement else None, ratio=ratio,
-            warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)
+            view=Hindsight(self.share, strategy, seed), store=store, needs=1 if replacement else None, **kwargs)

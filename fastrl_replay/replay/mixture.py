@@ -182,7 +182,7 @@ def stats(self:Mixture)->dict: # name of a replay → its numbers
 def inside(self:Mixture)->dict: # `parts`: name → as look/inside has it
     "What is in each replay, and their shares in the next batch; looking changes nothing"
     shares = dict(zip(self.replays, self.shares_now().tolist()))
-    return dict(title='Mixture', bs=self.bs, batches=self.batches, shares=shares,
+    return dict(title='Mixture', unit='replays', bs=self.bs, batches=self.batches, shares=shares,
         parts={name: r.inside() for name,r in self.replays.items()})
 
 @patch

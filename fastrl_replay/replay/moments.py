@@ -54,7 +54,7 @@ def check_columns(self:Moments, dtype):
         if n in dtype.names: raise BlockError(self.who, f'column {n!r}', 'one that is there already', 'none',
             'rename it')
     lacking = [n for n in ('agent','moment') if n not in dtype.names or dtype[n].kind not in 'iu' or dtype[n].shape]
-    if lacking: raise BlockError(self.who, "by='moment': rows that don't say whose they are",
+    if lacking: raise BlockError(self.who, "by='moment': rows without agent and moment",
         f'no {" and no ".join(lacking)}', 'columns agent and moment, whole numbers',
         'step a ParallelEnv of several agents with GymStepper')
     if 'n' in dtype.names: raise BlockError(self.who, "by='moment': rows of several steps", "a column 'n'",
@@ -156,7 +156,7 @@ def feedback(self:Moments, keys, td)->tuple: # places, their errors, how many ar
     number = self._number(keys, s.low, s.high) if len(keys) else keys
     places = number % self.capacity
     wrong = np.flatnonzero((number >= s.high) | (self._first[places] != keys)) if len(keys) else keys
-    if len(wrong): raise StaleKey(self.who, f'key {keys[wrong[0]]} is no moment that was given out',
+    if len(wrong): raise StaleKey(self.who, f'key {keys[wrong[0]]} is not the key of a moment that was drawn',
         remedy="give the batch's `index`")
     return places,td,stale
 

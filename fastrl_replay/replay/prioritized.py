@@ -8,38 +8,73 @@ __all__ = ['ReplayByKind', 'PrioritizedReplay']
 # %% ../../nbs/replay/prioritized.ipynb #5320aca2
 import numpy as np
 from fastcore.basics import patch
+from fastcore.meta import delegates
 from ..steps.errors import ArgumentTypeError, choice, number
 from ..memory.rows import Store
 from ..memory.priorities import sampler_of_kind
 from ..memory.samplers import SAMPLERS, Sampler
 from ..pipe import stage
-from .replay import Fixed, Replay, scheduled
+from .due_batches import DueBatches, Fixed
+from .replay import Replay, scheduled
+from .views import Transitions
 
 # %% ../../nbs/replay/prioritized.ipynb #e1a91d0b
 class ReplayByKind(Replay):
     "A replay whose sampler is named by `kind`, or made of a class"
     kind,alpha,eps,initial,stratified,seed = (Fixed() for _ in range(6))
-    def _keep_kind(self, who, beta, weight_norm, **settings):
-        "Keep the settings of the sampler, if all of these mean something"
-        names,kind = {cls: n for n,cls in SAMPLERS.items()},settings['kind']
-        if isinstance(kind, type) and issubclass(kind, Sampler): settings['kind'] = names.get(kind, kind.__name__)
-        elif isinstance(kind, Sampler): raise ArgumentTypeError(who, 'kind', repr(kind),
-            'a name, or a class of samplers', f'sampler={type(kind).__name__}(…)')
-        else: choice(who, 'kind', kind, sorted(SAMPLERS, key=str.swapcase))   # those of the library first
-        choice(who, 'weight_norm', weight_norm, ('batch','memory'))
-        for what in ('alpha','eps'): number(who, what, settings[what])
-        scheduled(who, 'beta', beta)
-        vars(self).update(settings)
+    @delegates(DueBatches.__init__)
+    def __init__(self,
+        source, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        bs, # rows, or sequences, in a batch
+        max_sz, # rows in memory
+        *,
+        kind, # a name in `SAMPLERS`, or a class
+        alpha, # how much priorities count
+        beta, # how far weights correct for it
+        view, # a template
+        eps:float=1e-6, # added to each error, or what has none would never be drawn
+        initial:str='largest', # new rows' priority: the 'largest' present, or ever ('max_ever'), or a column of errors
+        stratified:bool=True, # one draw from each of `bs` equal parts of the mass, or independent draws?
+        weight_norm:str='batch', # the largest weight is 1 in each 'batch', or in the whole 'memory'
+        seed:int=None, # of the draws; None: other draws each time
+        sampler:Sampler=None, # your own, instead of the one that `kind` names
+        store:Store=None, # how rows become bytes; None: whole rows in main memory
+        **kwargs, # when a batch is due
+    ):
+        self._keep_kind(type(self).__name__, beta, weight_norm, kind=kind, initial=initial, alpha=alpha,
+            eps=eps, stratified=stratified, seed=seed)
+        column = None if initial in ('largest','max_ever') else initial
+        super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: self._sampler_of(kind, view), view=view,
+            store=store, beta=beta, weight_norm=weight_norm, initial=column, **kwargs)
 
-    def _sampler_of(self, kind, alpha):
-        return sampler_of_kind(type(self).__name__, kind, capacity=self.max_sz, alpha=alpha, eps=self.eps,
-            seed=self.seed, stratified=self.stratified, max_ever=self.initial == 'max_ever',
-            least=self.weight_norm == 'memory')
+# %% ../../nbs/replay/prioritized.ipynb #cf0c4d1d
+@patch
+def _keep_kind(self:ReplayByKind, who, beta, weight_norm, **settings):
+    "Keep the settings of the sampler, if all of these mean something"
+    names,kind = {cls: n for n,cls in SAMPLERS.items()},settings['kind']
+    if isinstance(kind, type) and issubclass(kind, Sampler): settings['kind'] = names.get(kind, kind.__name__)
+    elif isinstance(kind, Sampler): raise ArgumentTypeError(who, 'kind', repr(kind),
+        'a name, or a class of samplers', f'sampler={type(kind).__name__}(…)')
+    else: choice(who, 'kind', kind, sorted(SAMPLERS, key=str.swapcase))   # those of the library first
+    choice(who, 'weight_norm', weight_norm, ('batch','memory'))
+    for what in ('alpha','eps'): number(who, what, settings[what])
+    scheduled(who, 'beta', beta)
+    vars(self).update(settings)
+
+# %% ../../nbs/replay/prioritized.ipynb #054f8f59
+@patch
+def _sampler_of(self:ReplayByKind, kind, view):
+    "A sampler of this kind, with the settings that were kept"
+    alike = view.follows and self.kind == 'uniform'
+    return sampler_of_kind(type(self).__name__, 'proportional' if alike else kind, capacity=self.max_sz,
+        alpha=0. if alike else self.alpha, eps=self.eps, seed=self.seed, stratified=self.stratified,
+        max_ever=self.initial == 'max_ever', least=self.weight_norm == 'memory')
 
 # %% ../../nbs/replay/prioritized.ipynb #ec0a83d2
 @stage('prioritized_replay')
 class PrioritizedReplay(ReplayByKind):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them; larger TD errors are drawn more often"
+    @delegates(ReplayByKind.__init__)
     def __init__(self,
         source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
         bs:int=1, # rows in a batch
@@ -48,24 +83,8 @@ class PrioritizedReplay(ReplayByKind):
         kind:str|type='proportional', # 'proportional': by the error's size; 'rank': by its rank; or a class of samplers
         alpha:float=.6, # how much priorities count: 0 is uniform; the paper has .7 for ranks
         beta=.4, # how far weights correct for it, up to 1; a number, or a function of the batches drawn so far
-        eps:float=1e-6, # added to |TD error|
-        initial:str='largest', # new rows' priority: the 'largest' present, or ever ('max_ever'), or a column of errors
-        stratified:bool=True, # one row from each of `bs` equal parts of the mass, or independent draws?
-        weight_norm:str='batch', # the largest weight is 1 in each 'batch', or in the whole 'memory'
-        ratio:float=None, # batches for each row that comes in; None: one batch for each block
-        warmup:int=None, # rows that must have been added before the first batch; they don't count for `ratio`
-        return_idxs:bool=False, # yield (batch, places of its rows in `memory`)
-        freeze_memory:bool=False, # let blocks pass without adding them
-        seed:int=None, # of the draws; None: other draws each time
-        sampler:Sampler=None, # your own, instead of the one that `kind` names
-        store:Store=None, # how rows become bytes; None: whole rows in main memory
-    ):
-        self._keep_kind('PrioritizedReplay', beta, weight_norm, kind=kind, initial=initial, alpha=alpha,
-            eps=eps, stratified=stratified, seed=seed)
-        column = None if self.initial in ('largest','max_ever') else self.initial
-        super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: self._sampler_of(kind, alpha),
-            store=store, beta=beta, weight_norm=weight_norm, initial=column, ratio=ratio, warmup=warmup,
-            return_idxs=return_idxs, freeze_memory=freeze_memory)
+        **kwargs, # of the sampler, and when a batch is due
+    ): super().__init__(source, bs, max_sz, kind=kind, alpha=alpha, beta=beta, view=Transitions(), **kwargs)
 
 # %% ../../nbs/replay/prioritized.ipynb #a764fc18
 @patch

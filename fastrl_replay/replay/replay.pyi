@@ -4,46 +4,33 @@ from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
 from fastrl_replay.memory.samplers import Sampler
-from fastrl_replay.pipe import Pipe
+from fastrl_replay.replay.saved_replays import SavedReplay
 from fastrl_replay.replay.views import View
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.errors import NotEnoughRows
 from fastrl_replay.steps.locks import DrawOrderLock
 from numpy import ndarray
 
-COUNTERS: tuple
-
-class Fixed:
-    'A setting that the parts of a replay were made with: it can be read, but not changed'
-    name: Any
-
-class Replay(Pipe):
+class Replay(SavedReplay):
     'A memory of rows, a sampler and a view as a stage: takes blocks, yields batches'
-    return_idxs: Any
-    freeze_memory: Any
-    ratio: Any
     beta: Any
-    warmup: Any
-    bs: Any
-    sampled: Any
     batches: Any
+    sampled: Any
     stale: Any
     lock: Any
     _buffers: tuple
-    draws_batches: bool
-    ranks: Any
-    max_sz: Any
     store: Any
     weight_norm: Any
-    def __init__(self, source, bs, max_sz, *, sampler: Sampler | None = None, default: Any = None, view: View = ..., store: Any = None, beta: Any = None, weight_norm: Any = 'batch', initial: Any = None, needs: int | None = None, ratio: Any = None, warmup: Any = None, return_idxs: Any = False, freeze_memory: Any = False) -> None: ...
-    def __iter__(self) -> Iterator[Any]: ...
+    def __init__(self, source, bs, max_sz, *, sampler: Sampler | None = None, default: Any = None, view: View = ..., store: Any = None, beta: Any = None, weight_norm: Any = 'batch', initial: Any = None, needs: int | None = None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False) -> None: ...
     def __len__(self) -> int: ...
     @property
-    def has_source(self) -> Any: ...
+    def unit(self) -> str:
+        'What is drawn'
+        ...
     @property
-    def unit(self) -> Any: ...
-    @property
-    def nbytes(self) -> Any: ...
+    def nbytes(self) -> int:
+        'Bytes reserved'
+        ...
     def _fresh(self) -> Any:
         'New parts, with nothing in them'
         ...
@@ -62,17 +49,11 @@ class Replay(Pipe):
     def sample(self, bs: int | None = None) -> Any:
         'Draw a batch'
         ...
-    def needed(self, n: int) -> int:
-        'How many must be there for a batch of `n`'
-        ...
     def too_few(self, n: int) -> NotEnoughRows:
         'The error where fewer than `n` can be drawn'
         ...
     def update_priorities(self, keys, td) -> Any:
         'Tell the sampler how wrong the learner was; what is gone by now is left out'
-        ...
-    def due_batches(self) -> Any:
-        "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
         ...
     def stats(self) -> dict:
         'Counts of rows and batches, ages of drawn rows, times drawn, fill'
@@ -88,18 +69,6 @@ class Replay(Pipe):
         ...
     def page(self, path: Any = None) -> Any:
         'Some of what is in it, step by step, as a page in one file; looking changes nothing'
-        ...
-    def snapshot(self) -> dict:
-        'What a checkpoint holds'
-        ...
-    def check_state(self, state) -> Any:
-        'Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory'
-        ...
-    def check_remote(self, state) -> Any:
-        'The same for a copy in a worker; rows on disk are in a directory that may be on another machine'
-        ...
-    def restore(self, state) -> Any:
-        'Continue where `state` was saved'
         ...
     def flush(self) -> Any:
         'Bring a memory on disk to the device; nothing where it is in main memory'
@@ -126,5 +95,3 @@ class Replay(Pipe):
 def scheduled(who: str, what: str, x, batches: int | None = None) -> float:
     'A setting that may follow a schedule; an error where it is no number'
     ...
-
-as_fraction: Any

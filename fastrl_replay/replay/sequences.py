@@ -9,12 +9,14 @@ __all__ = ['SequenceReplay']
 import warnings
 import numpy as np
 from fastcore.basics import patch
-from ..steps.errors import choice, number, whole
+from fastcore.meta import delegates
+from ..steps.errors import choice, number, outside, whole
 from ..memory.rows import Store
 from ..memory.samplers import Sampler
 from ..pipe import stage
 from .prioritized import ReplayByKind
-from .replay import Fixed, Replay
+from .due_batches import Fixed
+from .replay import Replay
 from .sequence_view import SequenceView
 
 # %% ../../nbs/replay/sequences.ipynb #49720f71
@@ -22,6 +24,7 @@ from .sequence_view import SequenceView
 class SequenceReplay(ReplayByKind):
     "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
     length,burn_in,overlap,state,eta,prioritized = (Fixed() for _ in range(6))
+    @delegates(ReplayByKind.__init__)
     def __init__(self,
         source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
         bs:int=1, # sequences in a batch
@@ -35,29 +38,18 @@ class SequenceReplay(ReplayByKind):
         eta:float=.9, # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
         alpha:float=.9, # how much priorities count
         beta=.6, # how far weights correct for it; a number, or a function of the batches drawn so far
-        eps:float=1e-6, # added to the mixed error
         initial:str='largest', # priority of new sequences: the 'largest' present, or ever ('max_ever')
-        stratified:bool=True, # one sequence from each of `bs` equal parts of the mass, or independent draws?
-        weight_norm:str='batch', # the largest weight is 1 in each 'batch', or in the whole 'memory'
         state:str='stored', # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
-        ratio:float=None, # batches for each row that comes in; None: one batch for each block
-        warmup:int=None, # rows that must have been added before the first batch; they don't count for `ratio`
-        return_idxs:bool=False, # yield (batch, places of the sequences' first rows in `memory`)
-        freeze_memory:bool=False, # let blocks pass without adding them
-        seed:int=None, # of the draws; None: other draws each time
         sampler:Sampler=None, # your own, instead of the one that `kind` names
         store:Store=None, # how rows become bytes; None: whole rows in main memory
+        **kwargs, # of the sampler, and when a batch is due
     ):
         self._keep_view(max_sz, length, burn_in, overlap, state, eta)
-        self._keep_kind('SequenceReplay', beta, weight_norm, initial=initial, alpha=alpha,
-            kind=kind if prioritized else 'uniform', eps=eps, stratified=stratified, seed=seed)
-        choice('SequenceReplay', 'initial', self.initial, ('largest','max_ever'))
-        self.prioritized = self.kind != 'uniform'
-        drawn = (kind, alpha) if self.prioritized else ('proportional', 0.)   # by priorities that are all alike
-        super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: self._sampler_of(*drawn), store=store,
-            view=SequenceView(self.length, self.burn_in, self.overlap, eta, state), beta=beta, weight_norm=weight_norm,
-            ratio=ratio, warmup=warmup, return_idxs=return_idxs, freeze_memory=freeze_memory)
-        self._given['prioritized'] = True   # `kind` says it
+        choice('SequenceReplay', 'initial', initial, ('largest','max_ever'))
+        super().__init__(source, bs, max_sz, kind=kind if prioritized else 'uniform', alpha=alpha, beta=beta,
+            view=SequenceView(self.length, self.burn_in, self.overlap, eta, state), initial=initial, sampler=sampler,
+            store=store, **kwargs)
+        self.prioritized,self._given['prioritized'] = self.kind != 'uniform',True   # the repr has `kind`
 
 # %% ../../nbs/replay/sequences.ipynb #d34acd56
 @patch
@@ -71,7 +63,7 @@ def _keep_view(self:SequenceReplay, max_sz, length, burn_in, overlap, state, eta
     if burn_in > overlap:
         share = (burn_in - overlap)/(length - overlap)
         warnings.warn(f'{who}: overlap={overlap} is less than burn_in={burn_in}, so {share:.0%} of the steps inside of '
-            f'long episodes are never learned from. Remedy: overlap={burn_in} or more', stacklevel=4)
+            f'long episodes are never learned from. Remedy: overlap={burn_in} or more', stacklevel=outside())
     number(who, 'eta', eta, high=1)
     self.length,self.burn_in,self.overlap = length,burn_in,overlap
     self.state,self.eta = choice(who, 'state', state, ('stored','zero')),eta

@@ -15,7 +15,7 @@ class SequenceReplay(ReplayByKind):
     state: Any
     eta: Any
     prioritized: Any
-    def __init__(self, source: Any = None, bs: int = 1, max_sz: int = 1000000, *, length: int = 80, burn_in: int | None = None, overlap: int | None = None, kind: str | type = 'proportional', prioritized: bool = True, eta: float = 0.9, alpha: float = 0.9, beta: Any = 0.6, eps: float = 1e-06, initial: str = 'largest', stratified: bool = True, weight_norm: str = 'batch', state: str = 'stored', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None) -> None: ...
+    def __init__(self, source: Any = None, bs: int = 1, max_sz: int = 1000000, *, length: int = 80, burn_in: int | None = None, overlap: int | None = None, kind: str | type = 'proportional', prioritized: bool = True, eta: float = 0.9, alpha: float = 0.9, beta: Any = 0.6, initial: str = 'largest', state: str = 'stored', sampler: Sampler | None = None, store: Store | None = None, eps: float = 1e-06, stratified: bool = True, weight_norm: str = 'batch', seed: int | None = None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False) -> None: ...
     @property
     def table(self) -> Any:
         'What belongs to each sequence; None before the first row'

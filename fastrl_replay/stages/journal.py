@@ -144,7 +144,7 @@ def restore(self:Journal, state):
 @stage('gather')
 class Gather(Pipe):
     "Blocks of `n` rows or more, put together from smaller ones; at the end what is left"
-    _buffers = '_waiting','_rows'
+    _buffers,saved = ('_waiting','_rows'),dict(rows=maybe(states.block))
     def __init__(self,
         source, # a pipe of Steps
         n:int, # rows
@@ -171,12 +171,5 @@ class Gather(Pipe):
         self._wait([steps[n:]] if len(steps) > n else [])
         return steps[:n]
 
-    def snapshot(self)->dict:
-        "The rows that wait, as bytes"
-        return dict(rows=pack(Steps.cat(self._waiting)) if self._waiting else None)
-
-    def check_state(self, state): return checked('Gather', dict(rows=maybe(states.block)), state)
-
-    def restore(self, state):
-        "Take waiting rows back"
-        self._wait([state['rows']] if state['rows'] is not None else [])
+    rows = property(lambda self: pack(Steps.cat(self._waiting)) if self._waiting else None,
+        lambda self, steps: self._wait([] if steps is None else [steps]), doc='What waits, as a checkpoint holds it')

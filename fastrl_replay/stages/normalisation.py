@@ -136,7 +136,7 @@ def _checked_part(name, x, shape):
     good = np.isfinite(x).all(tuple(range(1, x.ndim)))
     if good.all(): return x
     raise BlockError('StateNorm', f'{what}, row {good.argmin()}', x[good.argmin()], 'finite numbers',
-        'mend the environment, or leave such rows out: one of them would spoil the statistics for ever')
+        'fix the environment, or leave such rows out: one of them would spoil the statistics for ever')
 
 # %% ../../nbs/stages/normalisation.ipynb #68cda8d6
 class Normalised(nn.Module):
@@ -180,7 +180,7 @@ class RewardNorm:
         good = np.isfinite(rows['reward'])
         if not good.all(): raise BlockError('RewardNorm', f"column 'reward', row {good.argmin()}",
             rows['reward'][good.argmin()], 'finite numbers',
-            'mend the environment, or leave such rows out: one of them would spoil the statistics for ever')
+            'fix the environment, or leave such rows out: one of them would spoil the statistics for ever')
 
     def __repr__(self): return f'RewardNorm({self.gamma}, std={self.moments.std(self.eps):.4g})'
     def __call__(self, reward:torch.Tensor)->torch.Tensor:

@@ -180,7 +180,7 @@ def _restored(stage, state):
     rows = rows.reshape(-1).view(dtype)
     refuse_flags('NStep', rows)
     try: complete = new.merge(Steps(rows))
-    except BlockError as e: raise StateError('NStep', 'saved rows that are none', e) from e
+    except BlockError as e: raise StateError('NStep', 'saved rows that are damaged', e) from e
     if len(complete): raise StateError('NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none')
     return new
 

@@ -334,7 +334,7 @@ def unpack(state:dict)->Steps: # in new memory
     kinds = {c.__name__: c for c in (Steps,*Steps.__subclasses__())}
     try: return kinds[state['kind']]._unpacked(state)
     except StateError: raise
-    except Exception as e: raise StateError('unpack', 'a saved block that is none', f'{type(e).__name__}: {e}') from e
+    except Exception as e: raise StateError('unpack', 'a damaged saved block', f'{type(e).__name__}: {e}') from e
 
 # %% ../../nbs/steps/core.ipynb #ff700a8a
 def refuse_flags(

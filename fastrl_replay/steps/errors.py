@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['problem', 'Explained', 'ArgumentError', 'ArgumentTypeError', 'StateError', 'BlockError', 'NotEnoughRows',
            'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'did_you_mean', 'number', 'choice',
-           'not_installed']
+           'not_installed', 'outside']
 
 # %% ../../nbs/steps/errors.ipynb #5e075225
-import difflib
+import difflib, sys
 import numpy as np
 
 # %% ../../nbs/steps/errors.ipynb #f03f43f1
@@ -100,3 +100,10 @@ def choice(
 def not_installed(who:str, what:str, extra:str, kind:type=ImportError, got=None)->Exception:
     "An error, to be raised, that says which extra of this library has what is missing"
     return kind(problem(who, what, got, remedy=f"pip install 'fastrl_replay[{extra}]'"))
+
+# %% ../../nbs/steps/errors.ipynb #96621e26
+def outside()->int:
+    "How far up the first caller is that is not of this library"
+    frame,n = sys._getframe(1),1
+    while frame.f_back and 'fastrl_replay' in frame.f_globals.get('__name__', ''): frame,n = frame.f_back,n+1
+    return n

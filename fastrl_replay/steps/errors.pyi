@@ -58,3 +58,7 @@ def choice(who: str, what: str, x, names) -> str:
 def not_installed(who: str, what: str, extra: str, kind: type = ..., got: Any = None) -> Exception:
     'An error, to be raised, that says which extra of this library has what is missing'
     ...
+
+def outside() -> int:
+    'How far up the first caller is that is not of this library'
+    ...

@@ -85,7 +85,7 @@ def parse(
     "The sections of a file as they stand there"
     parser = ConfigParser(interpolation=None, inline_comment_prefixes=('#',), default_section='\0')   # none is special
     try: parser.read_string(text, where)
-    except ConfigError as e: raise SettingsError(where, 'this is no settings file', ' '.join(str(e).split()),
+    except ConfigError as e: raise SettingsError(where, 'this is not a settings file', ' '.join(str(e).split()),
         remedy=remedy) from None
     comments = _comments(text)
     def value(name, k, v):

@@ -5,7 +5,9 @@ from pathlib import Path
 import gymnasium as gym, numpy as np, pytest
 from gymnasium import spaces
 
-from fastrl_replay.app.recipes import BY_LEARNER, Agent, SettingsError, fitting, recipe, recipes
+from fastrl_replay.app.recipe_settings import recipe, recipes
+from fastrl_replay.app.recipes import BY_LEARNER, Agent, fitting
+from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.cli import main
 from test_recipes import SET, says
 

@@ -14,7 +14,9 @@ from fastrl_replay.envs.envstate import decode, encode
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.app.named_envs import STORES, named_env, named_modules, named_store
 from fastrl_replay.learning.networks import ConvLayers, conv_net, has_images
-from fastrl_replay.app.recipes import Agent, SettingsError, make_env, recipe, recipes
+from fastrl_replay.app.recipe_settings import recipe, recipes
+from fastrl_replay.app.recipes import Agent, make_env
+from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume, start
 from fastrl_replay.testing import same, through_file
@@ -408,7 +410,7 @@ def test_without_the_extra(module, package, monkeypatch, capsys, tmp_path):
 @pytest.mark.slow
 def test_the_library_works_without_the_extra():
     "All names, the command, and the recipes that don't need it"
-    code = ("import sys; sys.modules.update(ale_py=None, cv2=None)\nfrom fastrl_replay.all import *\nfrom fastrl_replay.app.recipes import Agent, recipe\n"
+    code = ("import sys; sys.modules.update(ale_py=None, cv2=None)\nfrom fastrl_replay.all import *\nfrom fastrl_replay.app.recipe_settings import recipe\nfrom fastrl_replay.app.recipes import Agent\n"
             "Agent(recipe('catch').settings); import fastrl_replay.cli; print('fine')")
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120).stdout == 'fine\n'
 

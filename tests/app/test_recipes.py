@@ -14,7 +14,9 @@ from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import EnvError, NoRoom
 from fastrl_replay.app.named_envs import read_calls
 from fastrl_replay.app.offline import open_memory
-from fastrl_replay.app.recipes import Agent, SettingsError, as_value, evaluate, recipe, recipes
+from fastrl_replay.app.recipe_settings import recipe, recipes
+from fastrl_replay.app.recipes import Agent, evaluate
+from fastrl_replay.steps.settings import SettingsError, as_value
 from fastrl_replay.steps.settings import parse
 from fastrl_replay.app.run_reports import MemorySamples
 from fastrl_replay.app.run_files import read_config, read_metrics
@@ -129,7 +131,7 @@ def test_what_a_shipped_recipe_is_like_can_be_changed(tmp_path):
     found = recipes(tmp_path/'s.ini')
     assert [found[n].settings[k] for n, k in (('cartpole', 'n_step'), ('cartpole-per', 'n_step'), ('cartpole-rank', 'lr'), ('cartpole-blind', 'n_step'))] == [2, 3, .5, 2]
     (tmp_path/'s.ini').write_text('[cartpole]\nlike = cartpole-rank\n')
-    with pytest.raises(SettingsError, match='like itself'): recipes(tmp_path/'s.ini')
+    with pytest.raises(SettingsError, match='leads back to it'): recipes(tmp_path/'s.ini')
 
 def test_files_that_belong_to_other_programs(tmp_path, monkeypatch):
     "nbdev 2's and GTK's settings.ini in the working directory are none of our business"
@@ -179,7 +181,7 @@ MISTAKES = [   # (line, what it should say)
     *once('argparse speaks for itself: several lines of usage, `invalid _count value`, no nearest option',
         ('train cartpole --steps abc', "'abc'"), ('train cartpole --steps 0', 'at least 1'), ('train cartpole --steps -5', 'at least 1'), ('train cartpole --steps 1.5', "'1.5'"),
         ('train cartpole --seed x', "'x'"), ('train cartpole --stps 5', '--steps'), ('eval', 'DIR'), ('compare', 'RECIPE'), ('compare cartpole --seeds 0', 'at least 1'), ('--hlep', '--help')),
-    *once('an OSError is a traceback', ('train cartpole --out /dev/null', 'this is no directory; got /dev/null'), ('train cartpole --out /dev/null/x', '/dev/null/x: Not a directory')),
+    *once('an OSError is a traceback', ('train cartpole --out /dev/null', 'this is not a directory; got /dev/null'), ('train cartpole --out /dev/null/x', '/dev/null/x: Not a directory')),
     *once('a list with a space is taken for another setting, and the remedy speaks of recipes', ('train cartpole --set network=8 8', 'network=8,8'))]
 
 @pytest.mark.parametrize('line,said', MISTAKES)
@@ -335,7 +337,7 @@ def test_wrappers_that_change_the_action_space(changes, actions, mine, tmp_path)
 @pytest.mark.parametrize('setting, said', [
     ('env={}x:Maze', "setting 'env': there is no module '{}x' (did you mean '{}'?); expected a module in the working directory"), ('env={}.py:Maze', "(did you mean '{}'?)"), ('env=./{}:Maze', "(did you mean '{}'?)"),
     ('env={}:Maz', "there is no env 'Maz' in module '{}'"), ('env={}:Maz', "(did you mean 'Maze'?)"), ('env={}:OwnMazy-v0', "(did you mean 'OwnMaze-v0'?)"), ('env={}:OwnMaze-v7', "(did you mean 'OwnMaze-v0'?)"),
-    ('env={}:make', 'expected a class derived from gymnasium.Env'), ('env=os:system(touch executed)', "there is no env 'system'"), ('env={}:Scale', "there is no env 'Scale'"), ('env={}:', 'no name with arguments'),
+    ('env={}:make', 'expected a class derived from gymnasium.Env'), ('env=os:system(touch executed)', "there is no env 'system'"), ('env={}:Scale', "there is no env 'Scale'"), ('env={}:', 'not a name with arguments'),
     ('env=CartPol-v1', "gymnasium has no environment 'CartPol-v1' (did you mean 'CartPole-v1'?)"), ('env=OwnMaze-v0', 'such as my_module:Name-v0'), ('env=NES/Pong-v5', 'Namespace NES not found'),
     ('env={}:Maze(sze=2)', "unexpected keyword argument 'sze' (did you mean 'size'?); expected Maze(size)"), ('env={}:OwnMaze-v0(3)', 'an argument without a name; got 3'), ('env={}:NoDisplay', "can't be made; got AssertionError: no display ({}.py, line"),
     ('env={}:Bare', 'must specify an action space'), ('env={}:Maze, CartPole-v1', 'expected one environment'), ('env=', "setting 'env'; got ''"), ('env={}:Maze(', ') is missing'), ('env={}:Maze)', ') closes nothing'),

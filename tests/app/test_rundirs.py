@@ -6,7 +6,9 @@ import numpy as np, pytest, torch
 from fastrl_replay.app import commands
 from fastrl_replay.cli import main
 from fastrl_replay.app.named_envs import named_modules
-from fastrl_replay.app.recipes import SettingsError, check_saved, recipe
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import check_saved
+from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.app.runs import Silent, lock_dir, reopen, resume
 from test_cli import command, same_runs
@@ -33,7 +35,7 @@ def test_a_second_process_is_refused_and_changes_nothing(line, tmp_path, capsys)
             (tmp_path/'away').rename(tmp_path/'r/checkpoint.pt') if '--out' in line else None
             assert files(tmp_path/'r') == before
             half.unlink()
-    assert run.train(Second()) and seen and all('another process is at work' in s for s in seen)
+    assert run.train(Second()) and seen and all('another process uses' in s for s in seen)
 
 def test_the_lock_is_kept_from_the_beginning_and_given_back(tmp_path):
     "Between `start` and `train` too; a run that is forgotten, or couldn't begin, keeps none"
@@ -45,7 +47,7 @@ def test_the_lock_is_kept_from_the_beginning_and_given_back(tmp_path):
     with lock_dir(tmp_path/'r'): pass
     resume(tmp_path/'r')   # forgotten at once
     assert resume(tmp_path/'r').train()
-    with pytest.raises(SettingsError, match='come to its end'): resume(tmp_path/'r')
+    with pytest.raises(SettingsError, match='has ended'): resume(tmp_path/'r')
     with lock_dir(tmp_path/'r'): pass
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):

@@ -4,7 +4,9 @@ import json, sys
 import numpy as np, pytest
 
 from fastrl_replay.app.named_envs import named_env
-from fastrl_replay.app.recipes import Agent, SettingsError, evaluate, make_env, recipe
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import Agent, evaluate, make_env
+from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import resume, start
 from fastrl_replay.cli import main

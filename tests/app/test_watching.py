@@ -7,7 +7,7 @@ from test_recipes import stop, tiny
 from fastrl_replay.app.run_reports import MemorySamples
 from fastrl_replay.app.run_files import read_config, read_metrics
 from fastrl_replay.app.runs import resume, start
-from fastrl_replay.app.recipes import recipe
+from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.watching import Watch, WatchedRun, state_of, watched_in
 from fastrl_replay.cli import main
 from fastrl_replay.look.server import Server

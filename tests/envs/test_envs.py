@@ -371,9 +371,9 @@ class Cyclic(VectorEnv):
 
 WHAT_HAPPENS = [ # what it does, its reward, what is said; what is found out, or None
     ('NextStep', 1, None, None), ('NextStep', 1, 'next_step', None), ('Disabled', 1, 'disabled', None),
-    ('SameStep', 1, None, 'the step after an end was no reset; got reward 1, terminated False'),
-    ('Disabled', 0, None, 'the step after an end was no reset; got reward 0, terminated True'),
-    ('Disabled', 1, 'next_step', 'the step after an end was no reset; got reward 1, terminated True'),
+    ('SameStep', 1, None, 'the step after an end was not a reset; got reward 1, terminated False'),
+    ('Disabled', 0, None, 'the step after an end was not a reset; got reward 0, terminated True'),
+    ('Disabled', 1, 'next_step', 'the step after an end was not a reset; got reward 1, terminated True'),
     ('SameStep', 0, 'same_step', 'ended without its last observation'), ('NextStep', 1, 'same_step', 'ended without its last observation')]
 
 @pytest.mark.filterwarnings('ignore:.*NextStep is assumed')

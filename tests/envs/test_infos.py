@@ -10,7 +10,8 @@ from fastrl_replay.steps.errors import EnvError, StateError
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.pipe import as_worker
-from fastrl_replay.app.recipes import Agent, evaluate, play_episodes, recipe
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import Agent, evaluate, play_episodes
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import resume, start
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file

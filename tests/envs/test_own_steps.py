@@ -133,7 +133,7 @@ def test_a_reset_that_is_none_is_refused():
     replay = ExperienceReplay(None, 1, 100)
     step = dict(obs=[[1.]], action=[0], next_obs=[[2.]], autoreset_mode='next_step')
     replay.add_step(reward=[1.], terminated=[True], **step)
-    with pytest.raises(BlockError, match=r'the step after an end was no reset \(env_id 0\); got reward 1'): replay.add_step(reward=[1.], terminated=[False], **step)
+    with pytest.raises(BlockError, match=r'the step after an end was not a reset \(env_id 0\); got reward 1'): replay.add_step(reward=[1.], terminated=[False], **step)
     assert len(replay.add_step(reward=[0.], terminated=[False], **step)) == 0
     assert replay.memory[:].rows['episode_n'].tolist() == [1]
     replay.add_step(reward=[1.], terminated=[False], **step)

@@ -10,7 +10,9 @@ from torch import nn
 
 from fastrl_replay.all import *
 from fastrl_replay.envs.actions import check_action
-from fastrl_replay.app.recipes import Agent, SettingsError, recipe, step_env
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import Agent, step_env
+from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.app.runs import start
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file
 from strategies import cases

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fastrl_replay.all import *
-from fastrl_replay.replay.sequence_view import find_places
+from fastrl_replay.replay.sequence_table import find_places
 from fastrl_replay.learning.learners import Follows, Learned, Learner, discounts
 from fastrl_replay.testing import same, through_file
 from strategies import cases
@@ -992,7 +992,8 @@ def test_an_error_above_comes_through(learner):
 @pytest.mark.parametrize('name', ['cartpole', 'cartpole-r2d2', 'pendulum-sac', 'pendulum-td3'])
 def test_networks_in_bfloat16_learn_nearly_the_same(name):
     "Weights, targets, optimizers and checkpoints stay as they are; losses are near those of float32"
-    from fastrl_replay.app.recipes import Agent, recipe
+    from fastrl_replay.app.recipe_settings import recipe
+    from fastrl_replay.app.recipes import Agent
     def records(**given):
         s = {**recipe(name).settings, 'network': 16 if 'r2d2' in name else (16,16), 'warmup': 100, 'steps': 400, 'bs': 8, **given}
         agent = Agent({**s, 'train_every': 1, 'ratio': .25})

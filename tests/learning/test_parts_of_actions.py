@@ -8,7 +8,8 @@ from torch import nn
 
 from fastrl_replay.all import (DQNLearner, EpsGreedy, GaussianNoise, GymStepper, LinearSchedule, PrioritizedReplay, RecurrentNet, SquashedGaussian, Steps, conv_net,
     dqn_errors, evaluate, step_dtype, value_net)
-from fastrl_replay.app.recipes import Agent, recipe
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import Agent
 from fastrl_replay.learning.networks import Branches, part_sizes
 from fastrl_replay.testing import through_file
 from strategies import cases

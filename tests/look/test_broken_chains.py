@@ -40,7 +40,7 @@ CHAINS = dict(
     endless=lambda make, **kw: played([make]*2 + [lambda: Endless(make())], **kw), alone=lambda make, **kw: played([lambda: Endless(make())], **kw),
     late=lambda make, **kw: played([lambda: Late(make())]*3, **kw), mixed=lambda make, **kw: played([make]*2 + [lambda: Mixed(make(), make())], **kw),
     stale=lambda make, **kw: played([make]*3, answered=False, **kw))
-SAID = dict(endless='has ended no episode', alone='no episode that is in memory has ended', late='actions may be early by one row', mixed='do they come from another environment?', stale='priorities are alike')
+SAID = dict(endless='has ended no episode', alone='no episode that is in memory has ended', late='actions may take effect one row later', mixed='do they come from another environment?', stale='priorities are alike')
 ENVS = dict(cartpole=(lambda: gym.make('CartPole-v1'), {}), pendulum=(lambda: gym.make('Pendulum-v1'), {}), catch=(Catch, {}), acrobot=(lambda: gym.make('Acrobot-v1'), dict(n=6000)),
             pixels=(Sprites, dict(store=Frames(4), n=2000)))
 CASES = [(env, chain) for env in ENVS for chain in CHAINS if (env, chain) != ('pixels', 'late')]   # no remark finds this

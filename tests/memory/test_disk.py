@@ -138,8 +138,8 @@ def test_a_foreign_directory_is_left_alone(make, tmp_path):
     def all_of_it(): return {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
     before = all_of_it()
     for mode in 'a','r':
-        with pytest.raises(ArgumentError, match='is no memory'): Timeline(4, Rows(tmp_path, mode=mode))
-        with pytest.raises(ArgumentError, match='is no memory'): Directory(tmp_path, mode)
+        with pytest.raises(ArgumentError, match='is not a memory'): Timeline(4, Rows(tmp_path, mode=mode))
+        with pytest.raises(ArgumentError, match='is not a memory'): Directory(tmp_path, mode)
     assert all_of_it() == before
 
 @pytest.mark.parametrize('path', [3, b'bytes', ['a']])
@@ -883,7 +883,7 @@ def test_a_power_cut(tmp_path):
     line.add(block(15, 6))
     saved = line.state_dict()
     cut_power(line)
-    with pytest.warns(UserWarning, match='6 rows are gone'): assert (again := Timeline(100, Rows(tmp_path))).inserted == 15
+    with pytest.warns(UserWarning, match='6 rows are lost'): assert (again := Timeline(100, Rows(tmp_path))).inserted == 15
     whole(again)
     again.add(block(15, 8, 2))
     with pytest.raises(StateError, match='replaced since'): again.load_state_dict(saved)
@@ -899,7 +899,7 @@ def test_a_power_cut_of_an_overwritten_ring(tmp_path):
     line.flush()
     line.add(block(3000, 100))
     cut_power(line)
-    with pytest.warns(UserWarning, match='100 rows are gone'): again = Timeline(2000, Rows(tmp_path)); end = again.inserted
+    with pytest.warns(UserWarning, match='100 rows are lost'): again = Timeline(2000, Rows(tmp_path)); end = again.inserted
     assert end == 3000 and again.oldest >= 1100
     whole(again)
 
@@ -912,7 +912,7 @@ def test_a_power_cut_after_going_back(tmp_path):
     line.load_state_dict(saved)
     line.add(block(10, 4, 2))
     cut_power(line)
-    with pytest.warns(UserWarning, match='rows are gone'): assert (again := Timeline(100, Rows(tmp_path))).inserted == 10
+    with pytest.warns(UserWarning, match='rows are lost'): assert (again := Timeline(100, Rows(tmp_path))).inserted == 10
     whole(again)
 
 def test_a_power_cut_is_not_forgotten(tmp_path):

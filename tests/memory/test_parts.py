@@ -971,7 +971,7 @@ def test_a_sampler_that_is_given_takes_the_seed_where_it_has_none():
     (lambda: ExperienceReplay(None, 2, 20, replacement=True, sampler=Uniform()), 'replacement=True'),
     (lambda: PrioritizedReplay(None, 2, 20, kind='rank', alpha=.5, sampler=Uniform()), "kind='rank', alpha=.?0.5")])
 def test_settings_that_a_sampler_will_not_ask_for_are_named(make, names):
-    with pytest.warns(UserWarning, match=rf'{names} beside sampler=.*Remedy: leave it out, or say it to Uniform'): make()
+    with pytest.warns(UserWarning, match=rf'{names} beside sampler=.*Remedy: leave it out, or give it to Uniform'): make()
 
 @pytest.mark.parametrize('make, remedy', [(lambda: ExperienceReplay(seed=3, sampler=Uniform), r'sampler=Uniform\(…\)'), (lambda: PrioritizedReplay(kind=Uniform()), r'sampler=Uniform\(…\)')])
 def test_a_class_for_an_object_and_the_reverse_say_what_to_type(make, remedy):

@@ -3,7 +3,8 @@ import json, os, signal, socket, subprocess, sys, time
 from pathlib import Path
 
 import numpy as np, pytest, torch
-from fastrl_replay.app.recipes import Agent, recipe
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import Agent
 from fastrl_replay.app.runs import reopen
 from fastrl_replay.parallel.ranks import Ranks
 from fastrl_replay.steps.errors import ArgumentError
@@ -158,7 +159,7 @@ def test_one_process_looks_at_it(whole):
     r = subprocess.run([sys.executable, '-m', 'fastrl_replay', 'eval', str(whole[0]), '--episodes', '2'], env=ENV, capture_output=True, text=True)
     assert r.returncode == 0 and 'mean return of 2 episodes' in r.stdout, r.stderr
     r = subprocess.run([sys.executable, '-m', 'fastrl_replay', 'train', '--resume', str(whole[0]), '--steps', '9000'], env=ENV, capture_output=True, text=True)
-    assert r.returncode == 2 and 'begun by another number of learners; got 1; expected 2. Remedy: torchrun --nproc-per-node 2' in r.stderr, r.stderr
+    assert r.returncode == 2 and 'begun with another number of learners; got 1; expected 2. Remedy: torchrun --nproc-per-node 2' in r.stderr, r.stderr
 
 def test_a_run_in_two_goes_is_the_same(whole, tmp_path):
     "SIGTERM to one of the ranks stops both, and they go on bit for bit"

@@ -7,7 +7,7 @@ import cloudpickle, numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
 
 from fastrl_replay.all import *
-from fastrl_replay.parallel.service import Coordinator, RateLimiter, Shard, ShardLog
+from fastrl_replay.parallel.coordinator import Coordinator, RateLimiter, Shard, ShardLog
 from workers import no_process_is_left  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')
@@ -489,7 +489,7 @@ def test_it_outlives_its_program_and_leaves_nothing(served, cluster, tmp_path):
     while any(Path(f'/proc/{p}').exists() for p in pids) and time.monotonic() < end: time.sleep(.05)
     assert not any(Path(f'/proc/{p}').exists() for p in pids)
     assert not open_below(tmp_path)
-    with pytest.raises(ServiceError, match=r"the service is gone.*Remedy: replay.serve\('pong'\)"): memory.add(block(4))
+    with pytest.raises(ServiceError, match=r"the service ended.*Remedy: replay.serve\('pong'\)"): memory.add(block(4))
     with pytest.raises(ArgumentError, match='no service has the name'): stop('pong')
     again = served(ExperienceReplay(None, bs=4, max_sz=100, store=Rows(tmp_path/'m')), 'pong', shards=2)
     assert len(again) == 4 and sorted(again.sample(4).index.tolist()) == sorted(keys.tolist()) and len(other) == 8

@@ -1,5 +1,5 @@
 """Shards: batches from workers answer with errors as those of a local replay do, and their weights are right."""
-import os, re, signal, subprocess, sys, tempfile, time
+import json, os, re, signal, subprocess, sys, tempfile, time
 from itertools import islice
 from pathlib import Path
 
@@ -353,7 +353,7 @@ def test_checkpoints_of_shards_on_disk_are_restored(tmp_path, kind, n):
         other.load_state_dict(state)   # whether it fits is known where the files are
         with pytest.raises(WorkerError, match='worker 0 could not be restored; got StateError: .*is not the one in'): some(other, 1)
     if n == 2:
-        with pytest.raises(ArgumentError, match=r'is no memory, and not empty; got shard-0, shard-1.*\.parallel\(n\) after the replay'): len(ExperienceReplay(None, 4, 100, store=on_disk()))
+        with pytest.raises(ArgumentError, match=r'is not a memory, and not empty; got shard-0, shard-1.*\.parallel\(n\) after the replay'): len(ExperienceReplay(None, 4, 100, store=on_disk()))
 
 # ---- on disk, in the workers of a DataLoader ----
 
@@ -505,7 +505,7 @@ def test_kills(n):
 # ---- runs ----
 
 def small(out, **kw):
-    from fastrl_replay.app.recipes import recipe
+    from fastrl_replay.app.recipe_settings import recipe
     from fastrl_replay.app.runs import start
     return start(recipe('cartpole-apex', **{**dict(steps=700, warmup=100, workers=2, network='8', bs=8, eval_every=300, eval_episodes=2, save_every=10**6, report_every=100), **kw}), out)
 
@@ -532,3 +532,65 @@ def test_a_learner_that_stops_finds_its_shards_again(tmp_path, kw):
     last = lines(tmp_path/'whole')[-2]
     assert [s['rows_in'] > 300 for s in last['shards']] == [True, True] and 0 < last['fill'] < 1
     assert summary['updates'] == sum(s['items'] for s in last['shards']) >= .5*(700 - 100) - 2*(.5 + 4)   # ratio, less what waits
+
+# ---- a look into shards ----
+
+def story(kind, engine='process', **kw):
+    pipe = GymStepper(['CartPole-v1']*2, seed=0)
+    if kind == 'uniform': pipe = pipe.experience_replay(bs=4, max_sz=80, seed=0)
+    elif kind == 'sequences': pipe = pipe.sequence_replay(bs=4, max_sz=80, length=4, burn_in=1, seed=0)
+    else: pipe = pipe.prioritized_replay(bs=4, max_sz=80, seed=0)
+    return pipe.parallel(2, chunk=2, engine=engine, **(FORK if engine == 'process' else {}), **kw)
+
+def rows_in(page):
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+    return {p['name']: sorted(k for e in p['episodes'] for k in e['key']) for p in data['parts']}
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['prioritized', 'uniform', 'sequences'])
+def test_what_is_in_shards_is_seen_and_changes_nothing(kind, tmp_path):
+    "Figures and pages have the rows of each shard, and the batches that follow are those without a look"
+    pipe, other = story(kind), story(kind)
+    seen, expected = [], [b.rows['index'].tolist() if kind != 'sequences' else b.index.tolist() for b in islice(other, 90)]
+    for i, b in enumerate(islice(pipe, 90)):
+        seen.append(b.rows['index'].tolist() if kind != 'sequences' else b.index.tolist())
+        if i in (7, 41): pipe.page(tmp_path/'page.html')
+    assert seen == expected
+    inside = pipe.inside()
+    assert [*inside['parts']] == ['shard 0', 'shard 1'] and inside['shares'] == {'shard 0': .5, 'shard 1': .5}
+    envs = [np.unique(p['row']['env_id']).tolist() for p in inside['parts'].values()]
+    assert envs == [[0, 1], [2, 3]]
+    pipe.page(tmp_path/'page.html')
+    of_page = rows_in((tmp_path/'page.html').read_text(encoding='utf-8'))
+    for name, p in inside['parts'].items():
+        assert of_page[name] and {*of_page[name]} <= {*p['row']['key'].tolist()} and p['rows'] == 80 == len(p['row']['key'])
+    pipe.close(), other.close()
+
+@pytest.mark.slow
+def test_a_look_where_there_are_no_shards(tmp_path):
+    "Actors have no rows; without workers the replay is here; before the first batch the shards are empty"
+    actors = GymStepper('CartPole-v1', seed=0).parallel(2, **FORK)
+    for look in actors.page, actors.inside:
+        with pytest.raises(ArgumentError, match='look; got no shards'): look()
+    here = GymStepper('CartPole-v1', seed=0).experience_replay(bs=4, max_sz=80, seed=0).parallel(0)
+    [*islice(here, 5)]
+    assert here.page(tmp_path/'here.html') and 'ExperienceReplay' in (tmp_path/'here.html').read_text(encoding='utf-8')
+    assert here.show()._suptitle.get_text().startswith('ExperienceReplay')
+    new = story('uniform')
+    assert [p['rows'] for p in new.inside()['parts'].values()] == [0, 0]
+    assert 'nothing was added so far' in new.show()._supxlabel.get_text()
+    new.close()
+
+@pytest.mark.slow
+def test_a_look_into_a_shard_that_is_killed_names_it():
+    pipe = story('prioritized', restarts=1)
+    items = iter(pipe)
+    next(items)
+    for w in pipe._workers:
+        while w.asked: pipe._fetch(w)
+    os.kill(pipe._workers[1].process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match='no look into worker 1 of 2'): pipe.inside()
+    with pytest.warns(RuntimeWarning, match='worker 1 of 2 failed, restart 1 of 1'):
+        for _ in range(12): next(items)
+    assert len(pipe.inside()['parts']) == 2
+    pipe.close()

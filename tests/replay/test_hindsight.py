@@ -17,7 +17,8 @@ from fastrl_replay.memory.rows import Rows
 from fastrl_replay.memory.priorities import Proportional
 from fastrl_replay.memory.samplers import Uniform
 from fastrl_replay.learning.registry import SettingsError
-from fastrl_replay.app.recipes import Agent, evaluate, make_env, recipe
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import Agent, evaluate, make_env
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.hindsight import STRATEGIES, HindsightReplay, episode_end, episode_start, row_at
 from fastrl_replay.testing import same, through_file

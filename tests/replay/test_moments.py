@@ -141,7 +141,7 @@ def test_priorities_of_moments():
     replay.update_priorities([27], [1e6])
     again = replay.sample(8)
     assert (again.index == 27).all() and (again.weight == 1).all()
-    with pytest.raises(StaleKey, match='is no moment'): replay.update_priorities([28], [1.])
+    with pytest.raises(StaleKey, match='is not the key of a moment'): replay.update_priorities([28], [1.])
     with pytest.raises(ValueError, match='one for each key'): batch.update_priorities(torch.zeros(4, 3))
     with pytest.raises(ValueError, match='finite'): batch.update_priorities(torch.full((4,), np.nan))
 

@@ -17,7 +17,8 @@ from fastrl_replay.learning.continuous import Critics, actor_net
 from fastrl_replay.learning.learners import DQNLearner, QLearner, QTable, SACLearner, TD3Learner
 from fastrl_replay.stages.nstep import NSkip, NStep
 from fastrl_replay.stages.normalisation import RewardNorm, StateNorm, UpdateNorms
-from fastrl_replay.pipe import Cycler, Header, InMemoryCacheHolder, Items, Pipe
+from fastrl_replay.pipe import Items, Pipe
+from fastrl_replay.generic import Cycler, Header, InMemoryCacheHolder
 from fastrl_replay.learning.networks import RecurrentNet, value_net
 from fastrl_replay.learning.policies import LinearSchedule
 from fastrl_replay.parallel.prefetch import Prefetch

@@ -16,8 +16,7 @@ from fastrl_replay.memory.samplers import Sampler, Uniform
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.steps.batches import Sequences
-from fastrl_replay.replay.sequence_view import IDLE
-from fastrl_replay.replay.sequence_view import find_place, find_places
+from fastrl_replay.replay.sequence_table import IDLE, find_place, find_places
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.testing import check_contract, same, script, scripted_steps
 from scripted import Queue, Remember, Witness, elsewhere, everything, in_blocks, numbered, take
@@ -671,7 +670,7 @@ def test_late_answers_touch_nobody():
     replay.update_priorities([0, 8, 4], [[5]*4, [7]*4, [6]*4])
     assert present(replay) == {8: (4, 7.)} and replay.stats()['stale'] == 6
     with pytest.raises(StaleKey, match='key 13 was never given out'): replay.update_priorities([13], [[1]*4])
-    with pytest.raises(StaleKey, match='key 9 is no sequence'): replay.update_priorities([8, 9], [[1]*4]*2)
+    with pytest.raises(StaleKey, match='key 9 is not the key of a sequence'): replay.update_priorities([8, 9], [[1]*4]*2)
     with pytest.raises(ValueError, match='in sequence 8; got nan'): replay.update_priorities([0, 8], [[1]*4, [1, 1, np.nan, 1]])
     with pytest.raises(TypeError, match='keys'): replay.update_priorities([8.], [[1]*4])
     assert replay.stats()['stale'] == 6 and present(replay) == {8: (4, 7.)}

@@ -9,7 +9,8 @@ from torch import nn
 
 from fastrl_replay.all import (BlockError, Critics, EpsGreedy, GymStepper, Items, Normalised, RecurrentNet, RewardNorm, SquashedGaussian,
     StateError, StateNorm, Steps, actor_net, evaluate, script, scripted_steps, value_net)
-from fastrl_replay.app.recipes import Agent, recipe
+from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import Agent
 from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.testing import through_file
 from strategies import cases
