@@ -266,7 +266,8 @@ def place_text(
     seen:dict, # what `inside()` gives
 )->str: # with its preposition
     "Where it is"
-    return f'in {seen["path"] or seen["place"]}' if seen['path'] or ' ' in seen['place'] else f'on device {seen["place"]}'
+    where = seen['path'] or seen['place']
+    return f'in {where}' if seen['path'] or ' ' in where else f'on device {where}'
 
 def title_of(
     seen:dict, # what `inside()` gives

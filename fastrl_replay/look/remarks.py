@@ -262,9 +262,10 @@ def _about_strays(rows, keys, x, follows):
     if not smooth or len(now) < 300: return
     here,after = now.T
     odd = here[_strays(x[before[here]], x[here], x[after])]
+    which = _ids(np.unique(rows['env_id'][odd]))
     if len(odd) > max(2, .001*len(here)): yield Remark(f'states of {len(odd):,} of {len(here):,} rows, those of '
-        f'{_ids(np.unique(rows["env_id"][odd]))}, are unlike those of the rows before and after them, which are like each '
-        f'other, as of key {keys[odd[0]]:,}: do they come from another environment?', keys[odd[:3]])
+        f'{which}, are unlike those of the rows before and after them, which are like each other, '
+        f'as of key {keys[odd[0]]:,}: do they come from another environment?', keys[odd[:3]])
 
 # %% ../../nbs/look/remarks.ipynb #580e0eea
 def _as_regressors(a):
@@ -318,8 +319,8 @@ def _about_actions(rows, keys, x, y, follows):
     best = [here[gain.argmax()], there[gain.argmax()]]
     how,of = ('stand one row later than they took effect','next row') if late else \
         ('take effect one row later than they stand','row before')
-    yield Remark(f'actions may {how}: what happens in a row is explained by the action of the {of} ({other:.0%}), not by '
-        f'its own ({own:.0%}); tested on {len(here):,} rows', keys[best])
+    yield Remark(f'actions may {how}: what happens in a row is explained by the action of the {of} ({other:.0%}), '
+        f'not by its own ({own:.0%}); tested on {len(here):,} rows', keys[best])
 
 def _threes(rows, follows): # the row before each, and pairs of rows the first of which has one before
     before = np.full(len(rows), -1)
