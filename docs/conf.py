@@ -20,7 +20,7 @@ exclude_patterns = ['**/.ipynb_checkpoints']
 def tutorials(names): return ' '.join(f'tutorials/{n}' for n in names.split())
 groups = {
     'Use it': 'install first_training ' + tutorials('your_own_loop') + ' own_environment memories stages train command_line howto faq '
-        + tutorials('a_memory_on_disk a_million_frames goals_in_hindsight several_agents from_one_to_eight a_thousand_actors your_data your_own_stage callbacks sweeps coming_from')
+        + tutorials('a_memory_on_disk a_million_frames goals_in_hindsight several_agents from_one_to_eight from_machine_to_cluster a_thousand_actors your_data your_own_stage callbacks sweeps coming_from')
         + ' sb3 how_fast survives',
     'Understand it': 'ideas ' + tutorials('life_of_one_step') + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers ' + tutorials('from_seed_to_here'),
     'Reference': 'all reference/classes combinations glossary versions changelog',

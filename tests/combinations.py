@@ -360,7 +360,7 @@ def start_ray():
     import ray
     os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
     where = dict(env_vars=dict(PYTHONPATH=os.path.dirname(__file__)))
-    ray.init(num_cpus=4, log_to_driver=False, logging_level='ERROR', include_dashboard=False, runtime_env=where)
+    ray.init('local', num_cpus=4, log_to_driver=False, logging_level='ERROR', include_dashboard=False, runtime_env=where)
     return ray
 
 def main():

@@ -117,8 +117,9 @@ def error_of(key): return 1 + key*7 % 11   # what the learner finds for each row
 
 class Model:
     "What a memory must hold, and what batches of it may look like"
-    def __init__(self, kind, row=single, late=0, max_sz=MAX_SZ):
+    def __init__(self, kind, row=single, late=0, max_sz=MAX_SZ, cut=False):
         self.kind, self.row, self.late, self.max_sz = kind, row, late, max_sz   # late: so many batches may be drawn before an error arrives
+        self.cut = cut   # may an episode break off anywhere, and a sequence that was under way begin with zeros, as on disk after a crash?
         self.rows, self.told, self.batches, self.newest = {}, {}, 0, -1
         self.compared = self.relabelled = 0
         self.sees_rows = False   # False: rows come in elsewhere, and are known by their names when they are drawn
@@ -145,7 +146,8 @@ class Model:
         first = rows[:, 0] if sequences is not None else rows
         wanted = [self.wanted(key, row) for key, row in zip(keys, first)]
         if sequences is not None:
-            assert sequences['hidden'].tolist() == [row['hidden'] for row in wanted], 'hidden states of sequences'
+            hidden = zip(sequences['hidden'].tolist(), wanted)
+            assert all(h == row['hidden'] or self.cut and h == [0] for h, row in hidden), 'hidden states of sequences'
             rows, wanted = self.steps(rows, wanted)
         if self.kind == 'hindsight': wanted = [self.with_goal(row, goal) for row, goal in zip(wanted, rows['state']['desired_goal'])]
         stamped = {'index', 'weight', 'mask', 'replay'}
@@ -170,9 +172,11 @@ class Model:
         found, wanted = [], []
         for row, begins in zip(rows, first):
             env_id, episode, step = name_of(begins)
-            steps, stride = length_of(env_id % N_ENVS, episode), LENGTH - OVERLAP
-            n, starts = min(steps, LENGTH), {*range(0, steps - LENGTH + 1, stride), max(steps - LENGTH, 0)}
-            assert step - 1 in starts and row['mask'].tolist() == [i < n for i in range(LENGTH)], f'sequence {name_of(begins)}, {row["mask"]}'
+            whole, n = length_of(env_id % N_ENVS, episode), int(row['mask'].sum())
+            def fits(steps):
+                starts = {*range(0, steps - LENGTH + 1, LENGTH - OVERLAP), max(steps - LENGTH, 0)}
+                return step - 1 in starts and row['mask'].tolist() == [i < min(steps, LENGTH) for i in range(LENGTH)]
+            assert any(map(fits, range(1, whole + 1) if self.cut else [whole])), f'sequence {name_of(begins)}, {row["mask"]}'
             assert (row[n:] == np.zeros(LENGTH - n, row.dtype)).all()
             found.append(row[:n])
             wanted += [self.row(env_id, episode, step + i) for i in range(n)]

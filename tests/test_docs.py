@@ -526,3 +526,9 @@ def test_blocks_of_the_how_to_run_alone(tmp_path):
         if re.search(r'#\| *hide', source := ''.join(c['source'])): continue
         try: exec(compile(source, c['id'], 'exec'), {'__name__': '__main__'})
         except Exception as e: pytest.fail(f"{source}\n{type(e).__name__}: {e}")
+
+def test_the_page_to_a_cluster_begins_with_the_chain_of_the_first_screen():
+    "Line for line, but for how many updates it makes"
+    def code(nb): return '\n'.join(''.join(c['source']) for c in json.loads((ROOT/f'nbs/{nb}.ipynb').read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code')
+    chain = re.search(r'^net = value_net.*?\n(?=for )', code('index'), re.M | re.S)[0].splitlines()
+    assert len(chain) == 6 and '\n'.join('    ' + line for line in chain) in code('tutorials/from_machine_to_cluster')

@@ -27,6 +27,7 @@ COMMANDS = {   # file → its commands, after `python -m`, and what is added for
     'disk': [('fastrl_replay bench --disk {peers} --out {out}', '--quick')],
     'first_batch': [('fastrl_replay.bench.first_batch --out {out}', '')],
     'shards': [('fastrl_replay.bench.shards --out {out}', '--quick --engines process')],
+    'feeding': [('fastrl_replay.bench.feeding --out {out}', '--quick --engines process')],
     **{f'{r}-sac': [(f'fastrl_replay.bench.traintime --recipe {r}-sac {steps} --out {{out}}/{r}-sac.json {{peer}}',
             '--rounds 1 --steps 300')]
         for r,steps in {'pendulum': '', 'hopper': '--steps 15_000', 'halfcheetah': '--steps 20_000'}.items()}}

@@ -95,9 +95,11 @@ class EpsGreedy(Exploring):
 def _eps_of_worker(self:EpsGreedy, eps, n):
     "Of probabilities for each environment, those that this policy acts for"
     info = self.worker
-    if info.world_size > 1 and eps.shape == (n*info.world_size,): eps = eps[n*info.rank:][:n]
+    several = info.world_size > 1 or info.restart   # `resize` may leave one, and make more than there are now
+    whole = eps.ndim == 1 and n and len(eps) >= n*info.world_size and len(eps) % n == 0
+    if several and whole: eps = eps[n*info.rank:][:n]
     if eps.shape not in ((1,),(n,)): raise ArgumentError('EpsGreedy', 'eps', f'shape {list(eps.shape)}',
-        f'a number, or one for each of {n} environments')
+        f'a number, or one for each of {n} environments, of each worker: {n*info.world_size} or more')
     return eps
 
 # %% ../../nbs/learning/policies.ipynb #2ed51a22

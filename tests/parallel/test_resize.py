@@ -146,3 +146,75 @@ def test_rounded_on_the_wire_and_computed_as_before():
         with torch.no_grad(): policy.w.fill_(3 + 1/512)
         assert [*islice(pipe, 3)][-1].w.item() == 3
     with pytest.raises(ValueError, match="weights_dtype; got 'int8'"): GymStepper(short).parallel(1, weights_dtype='int8')
+
+@pytest.mark.parametrize('restarts', [0, 1])
+def test_eps_of_an_environment_stays_when_workers_join_and_leave(restarts):
+    "Workers 0 and 2 always explore, worker 1 never does; where there are more workers than values, one that joins is refused"
+    torch.manual_seed(0)
+    net = value_net(BOX, TWO, [8])
+    with torch.no_grad(): net[-1].weight.zero_(); net[-1].bias.copy_(torch.tensor([0., 1.]))
+    explores = {0: True, 1: False, 2: True}
+    with GymStepper('CartPole-v1', EpsGreedy(net, [1., 0., 1.], seed=0), seed=0).parallel(1, chunk=1, restarts=restarts, **FORK) as pipe:
+        seen = {}
+        def go_on(n):
+            for b in islice(pipe, n): seen.setdefault(b.env_id.item(), set()).add(b.action.item())
+        for n in (2, 3, 1, 2):
+            pipe.resize(n)
+            go_on(60)
+        assert seen == {e: {0, 1} if always else {1} for e, always in explores.items()}
+        if restarts:
+            pipe.resize(1)
+            go_on(10)
+            os.kill(pipe._workers[0].process.pid, signal.SIGKILL)
+            with pytest.warns(RuntimeWarning, match='worker 0 of 1 failed'): go_on(10)
+        else:
+            pipe.resize(4)
+            with pytest.raises(WorkerError, match=r'(?s)worker 2 of 4 failed.*eps; got shape \[3\]'): go_on(60)
+
+# ---- on Ray ----
+
+@pytest.fixture
+def cluster(monkeypatch):
+    "A machine beside the one of the learner, with room for one actor"
+    ray = pytest.importorskip('ray')
+    monkeypatch.setenv('RAY_USAGE_STATS_ENABLED', '0')
+    monkeypatch.setenv('RAY_raylet_start_wait_time_s', '120')   # on a busy machine
+    from ray.cluster_utils import Cluster
+    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0, include_dashboard=False))
+    nodes = [cluster.add_node(num_cpus=1)]
+    paths = os.pathsep.join((os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))))
+    ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR', runtime_env=dict(env_vars=dict(PYTHONPATH=paths)))
+    yield cluster, nodes
+    ray.shutdown()
+    cluster.shutdown()
+
+def until(pipe, what, seconds=120):
+    "Take items until this is so"
+    began = time.monotonic()
+    for block in pipe:
+        if what(block): return
+        assert time.monotonic() - began < seconds
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_actors_on_ray_join_and_leave_with_machines(cluster):
+    "One that waits for a machine holds nobody up, nor a state; a machine that goes is done without; weights reach all"
+    cluster, nodes = cluster
+    policy = Versioned()
+    with GymStepper(short, policy).parallel(1, chunk=1, ordered=False, restarts=9, engine=RayEngine(num_cpus=1), weights_every=4) as pipe:
+        list(islice(pipe, 5))
+        pipe.resize(2)   # there is room for one
+        assert envs(islice(pipe, 30)) == [0]*30
+        assert [w['state'] is None for w in pipe.snapshot()['workers']] == [False, True]
+        nodes.append(cluster.add_node(num_cpus=1))
+        until(pipe, lambda b: b.env_id == 1)
+        policy.bump(6)
+        for e in 0, 1: until(pipe, lambda b: b.env_id == e and b.version == 7)
+        cluster.remove_node(nodes.pop())   # preempted
+        until(pipe, lambda b: pipe.restarted == 1)
+        assert envs(islice(pipe, 30)) == [0]*30
+        nodes.append(cluster.add_node(num_cpus=1))
+        until(pipe, lambda b: b.env_id == 1)
+        pipe.resize(1)
+        assert envs([*islice(pipe, 12)][2:]) == [0]*10
+        assert pipe.stats()['weights_written'] <= pipe.stats()['items']//4 + 2
