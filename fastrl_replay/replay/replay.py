@@ -373,6 +373,7 @@ def update_priorities(self:Replay,
     with self.lock:
         self._catch_up()
         keys,td,stale = self.view.feedback(keys, td)
+        if len(keys): self.memory.place.claim()   # a forked child has not the right to write
         self.sampler.update(keys, td)
         self.stale += stale
 

@@ -414,6 +414,24 @@ def test_a_forked_child(tmp_path):
     line.add(block(22, 3))
     whole(line)
 
+def test_priorities_are_written_by_the_process_that_opened_them(tmp_path):
+    "A forked child is refused, and the priorities stay, here and in the file"
+    def make(): return PrioritizedReplay(None, bs=2, max_sz=8, store=Rows(tmp_path), seed=0)
+    replay = make()
+    replay.add(block(0, 8))
+    replay.update_priorities(np.arange(8), np.arange(1., 9))
+    before = replay.sampler.kept().tolist()
+    def use():
+        with pytest.raises(ArgumentError, match='by the process that opened it'): replay.update_priorities([1, 2], [99., 99.])
+        assert replay.sampler.kept().tolist() == before
+        return 'used'
+    assert forked(use) == (0, 'used')
+    replay.close()
+    again = make()
+    again.sample()
+    assert again.sampler.kept().tolist() == before
+    again.close()
+
 def test_after_close(tmp_path):
     "What was closed reads, and writes nothing any more, also when another one has made the memory larger meanwhile"
     line = filled(tmp_path)
