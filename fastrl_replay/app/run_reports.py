@@ -25,7 +25,7 @@ class MemorySamples:
         clock=perf_counter, # seconds
     ):
         self.path,self.clock,self.began = Path(out)/'memory.json',clock,clock()
-        self.took,self.rows,self.all = .2,0,0.   # seconds and rows of the last one, at first a guess; seconds of all
+        self.took,self.rows,self.all = .2,_FEW,0.   # seconds and rows of the last one, at first a guess; seconds of all
         self.failed = False
 
     def is_due(self,
