@@ -28,6 +28,7 @@ FORMAT,VERSION = 'a memory of fastrl_replay',1
 def read_meta(
     path:Path, # of the directory
     who:str, # for errors
+    shards:bool=False, # may there be memories of workers instead?
 )->dict: # None: there is no memory yet
     "What `meta.json` says; an error where there is something else"
     file = path/'meta.json'
@@ -35,7 +36,7 @@ def read_meta(
         if path.exists() and not path.is_dir(): raise ArgumentError(who, 'path', path, 'a directory')
         if not file.exists():
             others = _others(path)
-            if not others: return None
+            if not others or shards and _are_shards(others): return None
             raise ArgumentError(who, f'path: {path} is not a memory, and not empty', ', '.join(sorted(others)[:5]),
                 'meta.json, or nothing', 'the path of one of these shards, or as many workers as made them: '
                 '.parallel(n) after the replay, or a DataLoader' if _are_shards(others) else 'another path')
@@ -103,8 +104,8 @@ def check_path(
 ):
     "Raise where a memory can't be opened there, without opening it"
     path = Path(path)
-    if _are_shards(_others(path)): return   # each worker will open its own
-    there = read_meta(path, who)
+    there = read_meta(path, who, shards=True)   # in one look: other workers may make theirs meanwhile
+    if not there and _are_shards(_others(path)): return   # each worker will open its own
     if mode == 'r' and not there: raise _nothing_there(path, who)
     if mode == 'r' or not (path/'writer').exists(): return
     lock = _locked(path/'writer', who)

@@ -1233,3 +1233,14 @@ def test_a_larger_memory_keeps_states(tmp_path):
         len(replay)
         t = replay.view.table
         assert before and {k: t.hidden[p].tolist() for p,k in enumerate(t.first) if k >= 50} == before
+
+def test_another_worker_makes_its_shard_while_one_looks(tmp_path, monkeypatch):
+    "Between two looks at a directory that isn't there, a worker that is faster made its own in it"
+    look, path = files._others, tmp_path/'memory'
+    def others(of):
+        found = look(of)
+        (path/'shard-0').mkdir(parents=True, exist_ok=True)
+        return found
+    monkeypatch.setattr(files, '_others', others)
+    files.check_path(path, 'a', 'Rows')
+    with pytest.raises(ArgumentError, match='is not a memory, and not empty; got shard-0'): Directory(path)
