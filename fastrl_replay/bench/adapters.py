@@ -155,16 +155,20 @@ def _(rows, n):
 
 # %% ../../nbs/bench/adapters.ipynb #64d7b634
 def train_sb3(
-    learner:str, # DQN or SAC
+    learner:str, # DQN, SAC or TD3
     seed:int, # of everything
     steps:int, # of the environment
+    noise:float=0., # added to actions, where actions are numbers from -1 to 1
     **settings, # of the learner
 )->dict: # seconds, seconds of the processor, mean return of 20 episodes without exploring; of training: ends, returns
     "Train with Stable-Baselines3"
     import stable_baselines3, torch
     from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.noise import NormalActionNoise
     torch.set_num_threads(1)
     model = getattr(stable_baselines3, learner)('MlpPolicy', seed=seed, device='cpu', **settings)
+    shape = model.action_space.shape
+    if noise: model.action_noise = NormalActionNoise(np.zeros(shape), np.full(shape, noise))
     used,(env,) = process_time(),model.get_env().envs
     seconds,_ = seconds_of(model.learn, steps)
     return dict(seconds=seconds, processor=process_time() - used, ends=np.cumsum(env.get_episode_lengths()).tolist(),

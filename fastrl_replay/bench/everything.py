@@ -28,9 +28,10 @@ COMMANDS = {   # file → its commands, after `python -m`, and what is added for
     'first_batch': [('fastrl_replay.bench.first_batch --out {out}', '')],
     'shards': [('fastrl_replay.bench.shards --out {out}', '--quick --engines process')],
     'feeding': [('fastrl_replay.bench.feeding --out {out}', '--quick --engines process')],
-    **{f'{r}-sac': [(f'fastrl_replay.bench.traintime --recipe {r}-sac {steps} --out {{out}}/{r}-sac.json {{peer}}',
+    **{r: [(f'fastrl_replay.bench.traintime --recipe {r} {steps} --out {{out}}/{r}.json {{peer}}',
             '--rounds 1 --steps 300')]
-        for r,steps in {'pendulum': '', 'hopper': '--steps 15_000', 'halfcheetah': '--steps 20_000'}.items()}}
+        for r,steps in {'pendulum-sac': '', 'pendulum-td3': '', 'hopper-sac': '--rounds 2 --steps 15_000',
+            'halfcheetah-sac': '--rounds 2 --steps 20_000'}.items()}}
 TRAININGS = {   # file → what is compared
     'recipes': ['cartpole cartpole-per cartpole-rank', 'cartpole-r2d2 cartpole-blind --seeds 3',
         'taxi taxi-online taxi-masked', 'catch catch-blind --seeds 3', 'pendulum-sac pendulum-td3 --jobs 1',

@@ -10,12 +10,13 @@ from itertools import cycle
 from typing import NamedTuple
 import numpy as np, torch
 from .adapters import DRAWN, errors
-from .contests import Columns
+from .contests import Columns, hindsight, reached
 from .reports import md_table
 from .timing import CARTPOLE, Cold, filled, full_replay, measure, rows_of
 from ..steps.core import Steps
 from ..memory.links import Links
 from ..memory.samplers import drawn, importance_weights
+from ..replay.hindsight import STRATEGIES, choose_goals
 from ..replay.prioritized import PrioritizedReplay
 from ..replay.sequences import SequenceReplay
 
@@ -52,30 +53,66 @@ def _uniform(size, n, **kw):
 in_parts('draw 256 rows')(lambda size: _uniform(size, 256))
 
 # %% ../../nbs/bench/parts.ipynb #aa282765
+_WINDOWS = '80 of the rows (64 MB), 80 of the batch, 10 to 80 of the links (8 MB)'
+
+def _sequences(size, **kw):
+    size = max(size, 64*80)   # a batch must be there
+    return filled(SequenceReplay(bs=64, max_sz=size, seed=0, **kw), size)
+
 @in_parts('draw 64 sequences of 80')
 def _(size):
-    size = max(size, 64*80)   # a batch must be there
-    replay = filled(SequenceReplay(bs=64, max_sz=size, seed=0, prioritized=False), size)
-    rows = '80 of the rows (64 MB), 80 of the batch, 10 to 80 of the links (8 MB)'
-    return Columns(replay.sample),_of_draws(replay, 'part of a table of places', rows)
+    replay = _sequences(size, prioritized=False)
+    return Columns(replay.sample),_of_draws(replay, 'part of a table of places', _WINDOWS)
 
 # %% ../../nbs/bench/parts.ipynb #7ace245a
-@in_parts('draw 256 rows by priority, and update')
-def _(size, n=256):
-    replay = full_replay(size, n, PrioritizedReplay)
-    tds = cycle([torch.from_numpy(errors(n, i)) for i in range(4000)])
-    keys,p = drawn(replay.sampler, n)
-    given = cycle([(drawn(replay.sampler, n)[0], errors(n, i)) for i in range(400)])
+def _by_priority(replay, tds, rows, tree):
+    "What priorities add to a draw, with an update by errors"
+    n,tds = replay.bs,cycle(tds)
+    p = drawn(replay.sampler, n)[1]
+    given = [replay.sample()['index'].numpy() for _ in range(400)]
+    updates = cycle([replay.view.feedback(k, next(tds))[:2] for k in given])
     def whole():
         batch = replay.sample()
         batch.update_priorities(next(tds))
         return batch
-    parts = _of_draws(replay, '1 a level of the tree: 3 that are not near the core (8 MB, 1 MB, 125 KB)')
+    parts = _of_draws(replay, '1 a level of the tree: 3 that are not near the core (8 MB, 1 MB, 125 KB)', rows)
     parts |= {'weights': Part(lambda: importance_weights(p.copy(), .4), 'none'),
-        'errors': Part(lambda: replay.view.feedback(keys, next(tds)), 'none'),
-        'tree': Part(lambda: replay.sampler.update(*next(given)),
-            '3 sums, as above, and 1 maximum of 64 leaves (125 KB)')}
+        'errors': Part(lambda: replay.view.feedback(given[0], next(tds)), 'none'),
+        'tree': Part(lambda: replay.sampler.update(*next(updates)), tree)}
     return Columns(whole),parts
+
+@in_parts('draw 256 rows by priority, and update')
+def _(size, n=256):
+    tds = [torch.from_numpy(errors(n, i)) for i in range(4000)]
+    return _by_priority(full_replay(size, n, PrioritizedReplay), tds, _ROWS,
+        '3 sums, as above, and 1 maximum of 64 leaves (125 KB)')
+
+# %% ../../nbs/bench/parts.ipynb #db9d9727
+@in_parts('draw 64 sequences of 80 by priority, and update')
+def _(size):
+    return _by_priority(_sequences(size), [torch.rand(64, 40) for _ in range(100)], _WINDOWS,
+        '1 to 3 sums of windows (400 KB and less)')
+
+# %% ../../nbs/bench/parts.ipynb #4f531104
+@in_parts('draw 256 rows in hindsight')
+def _(size):
+    replay = hindsight(size)
+    view,n = replay.view,replay.bs
+    for _ in range(200): batch = replay.sample()   # rewards were compared
+    given,out,count = cycle([drawn(replay.sampler, n)[0] for _ in range(400)]),np.empty((2,n), np.int64),0
+    def choose():
+        nonlocal count
+        count += 2*n
+        return choose_goals(view._of.tables.numbers, next(given), view._table, view._seed, count, view.share,
+            STRATEGIES.index(view.strategy), out)
+    chosen = [out[:,:choose()].copy() for _ in range(400)]
+    each,(a,b) = cycle(chosen),view._give_goals(batch.rows, *chosen[0])
+    parts = _of_draws(replay)
+    parts['rows'] = Part(lambda: view.memory.batch(next(given), np.ones(n)), parts['rows'].lines)
+    return Columns(replay.sample),parts | {
+        'goals are chosen': Part(choose, '4 to 6 of the table of episodes (16 MB), 205 of 256 rows'),
+        'goals are written': Part(lambda: view._give_goals(batch.rows, *next(each)), '2 of the row that has the goal'),
+        'rewards': Part(lambda: reached(a, b, {}), 'none')}
 
 # %% ../../nbs/bench/parts.ipynb #9b0d8dd3
 def _insert(size, n):

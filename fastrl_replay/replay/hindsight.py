@@ -113,9 +113,10 @@ def choose_goals(numbers, keys, table, seed, count, share, strategy, out):
         chosen[n],n = i,n + 1
         prefetch(table[keys[i] % ring].ctypes.data, 16)
     for j in range(n):
-        last[j] = episode_end(keys[chosen[j]], table)
+        last[j] = keys[chosen[j]] + table[keys[chosen[j]] % ring,AHEAD]
         prefetch(table[last[j] % ring].ctypes.data, 16)
     for j in range(n):
+        if table[last[j] % ring,AHEAD]: last[j] = episode_end(keys[chosen[j]], table)
         first[j] = keys[chosen[j]] if strategy == 0 else last[j]
         if strategy == 2: first[j] = episode_start(last[j], oldest, table)
     for j in range(n): goals[j] = likely_between(first[j], last[j], random_bits(seed, count + 2*chosen[j] + 1), table)

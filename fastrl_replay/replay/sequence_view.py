@@ -20,7 +20,7 @@ from ..memory.places import in_parts
 from ..memory.links import reach
 from .views import View, fetched
 from ..steps.states import anything, array, checked, maybe, row_dtype
-from .sequence_table import (FOLLOWED, IDLE, N_CAME, N_GONE, OLDEST, QUEUED, enter, find_places,
+from .sequence_table import (FOLLOWED, IDLE, N_CAME, N_GONE, OLDEST, QUEUED, enter, find_place,
     larger, new_table, track, update_table)
 
 # %% ../../nbs/replay/sequence_view.ipynb #1f50f3ce
@@ -261,17 +261,28 @@ def batch(self:SequenceView, places, weights)->Sequences: # [n, length]
     return batch
 
 # %% ../../nbs/replay/sequence_view.ipynb #d23c9f09
+_NEVER,_UNKNOWN,_NO_NUMBER = 1,2,3   # what can be wrong with errors
+
 @njit
-def _mix(td, steps, burn_in, eta, p):
-    "Mixed errors of sequences; -1, or the place of the first error that is no number"
-    for i in range(len(steps)):
-        n,top,total = min(td.shape[1], steps[i] - burn_in),0.,0.
+def _mix(keys, td, table, rows, burn_in, eta, out):
+    "Places and mixed errors of sequences that are there, into `out`; what is wrong (0: nothing), where, and how many"
+    (first,where,steps),(oldest,end),(places,p),k = table,rows,out,0
+    for i in range(len(keys)):
+        if not 0 <= keys[i] < end: return _NEVER,i,0
+    for i in range(len(keys)):
+        if keys[i] < oldest: continue
+        places[k],k = find_place(keys[i], first, where),k + 1
+        if places[k-1] < 0: return _UNKNOWN,i,0
+    k = 0
+    for i in range(len(keys)):
+        if keys[i] < oldest: continue
+        n,top,total = min(td.shape[1], steps[places[k]] - burn_in),0.,0.
         for t in range(n):
             d = abs(td[i,t])
-            if not d < np.inf: return i*td.shape[1] + t
+            if not d < np.inf: return _NO_NUMBER,i*td.shape[1] + t,0
             top,total = max(top, d),total + d
-        p[i] = eta*top + (1-eta)*total/n if n > 0 else 0.
-    return -1
+        p[k],k = eta*top + (1-eta)*total/n if n > 0 else 0.,k + 1
+    return 0,0,k
 
 # %% ../../nbs/replay/sequence_view.ipynb #2c0afafd
 @patch
@@ -283,21 +294,14 @@ def feedback(self:SequenceView, keys, td)->tuple: # places, mixed errors, how ma
     if shape != want:
         raise ArgumentError(self.who, 'update_priorities: TD errors', list(shape),
             f'{list(want)}: one for each step after the burn-in')
-    td,never = td.reshape(shape),(keys < 0) | (keys >= m.inserted)
-    if never.any(): m.refuse_key(int(keys[never.argmax()]))
-    there = keys >= m.oldest
-    keys,td = keys[there],td[there]
-    places = find_places(keys, self.table.first, self.table.where) if len(keys) else keys
-    if (places < 0).any():
-        wrong = keys[(places < 0).argmax()]
-        raise StaleKey(self.who, f'key {wrong} is not the key of a sequence that was drawn',
-            remedy="give the batch's `index`")
-    p = np.empty(len(places))
-    bad = _mix(td, self.table.steps[places], self.burn_in, self.eta, p) if len(p) else -1
-    if bad >= 0:
-        raise ArgumentError(self.who, f'TD error of a step to learn from, in sequence {keys[bad//want[1]]}',
-            td.ravel()[bad], 'a finite number')
-    return places,p,len(there) - len(keys)
+    td,t,places,p = td.reshape(shape),self.table or new_table(1, 0),np.empty(len(keys), np.int64),np.empty(len(keys))
+    wrong,at,n = _mix(keys, td, (t.first,t.where,t.steps), (m.oldest,m.inserted), self.burn_in, self.eta, (places,p))
+    if wrong == _NEVER: m.refuse_key(int(keys[at]))
+    if wrong == _UNKNOWN: raise StaleKey(self.who, f'key {keys[at]} is not the key of a sequence that was drawn',
+        remedy="give the batch's `index`")
+    if wrong: raise ArgumentError(self.who, f'TD error of a step to learn from, in sequence {keys[at//want[1]]}',
+        td.ravel()[at], 'a finite number')
+    return places[:n],p[:n],len(keys) - n
 
 # %% ../../nbs/replay/sequence_view.ipynb #c156d7b1
 def _tensors(arrays): return {k: torch.from_numpy(np.array(v)) for k,v in arrays.items()}
