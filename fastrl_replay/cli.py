@@ -161,7 +161,7 @@ def _do(args):
     if not args: print(WELCOME); return 0
     if args[0][:1] != '-': nearest('fastrl-replay', 'command', args[0], COMMANDS)
     if args[0] == 'bench':
-        from fastrl_replay.bench.bench import main as bench
+        from fastrl_replay.bench.options import main as bench
         return bench(args[1:]) or 0
     args = _parser().parse_args(args)
     if _told(args): return 0

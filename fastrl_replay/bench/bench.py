@@ -17,7 +17,7 @@ from .adapters import ADAPTERS
 from .contests import CONTESTS, AsDrawn, Columns, entries, growth, timed
 from .parts import parts_table, run_parts
 from .peers import RETURN_MEMORY, Peer, machine, noting
-from .reports import Options, made_with, md_table, missing_peers, paragraphs, picture, short
+from .reports import made_with, md_table, missing_peers, paragraphs, picture, short
 from .timing import Cold, full_replay, measure, median_us, one_thread
 
 # %% ../../nbs/bench/bench.ipynb #3b327281
@@ -217,25 +217,6 @@ def growth_curves(results:dict)->bytes: # a png
             axes[-1].text(.1, .9 - i*.13, name, color=c, transform=axes[-1].transAxes)
     return picture(results, draw, 9, 4.8, 2, 3)
 
-# %% ../../nbs/bench/bench.ipynb #189a23cf
-def _options(args):
-    p = Options('', 'What this library costs beside the bare numpy and gymnasium calls, and beside its peers where '
-        'they are installed.', 'the main contests in a smaller memory: under a minute',
-        'bench.json, bench.md and the pictures')
-    for option,help in dict(growth='also memories of up to 100,000,000 rows: some minutes',
-            train='also whole training runs beside Stable-Baselines3: some minutes',
-            buffers='also the six buffers that this library grew from: some minutes',
-            as_drawn='also draws without their columns as tensors',
-            all='instead: everything that the pages have figures of, hours; --all --help says more',
-            frames='instead: memories of pixels, on frames of Atari games; --frames --help says more',
-            disk='instead: memories on disk that are larger than main memory; --disk --help says more').items():
-        p.add_argument(f'--{option.replace("_", "-")}', action='store_true', help=help)
-    p.add_argument('--targets', action='store_true', 
-        help='also what was aimed at, and whether it was met: for developers of this library')
-    p.add_argument('--device', metavar='NAME',
-        help='instead: memories on a GPU, such as cuda; --device cuda --help says more')
-    return p.parse_args(args)
-
 # %% ../../nbs/bench/bench.ipynb #083ad36f
 def save(
     results:dict, # as `run` gives them
@@ -249,11 +230,10 @@ def save(
     reports.save(results, out, 'bench', paragraphs(summary(results, aims), details(results)), pictures)
 
 # %% ../../nbs/bench/bench.ipynb #31338b06
-def main(args=None):
-    "Run the contests and print the tables; `--frames`, `--disk` and `--device` run others instead"
-    args = sys.argv[1:] if args is None else args
-    if (other := _other(args)) is not None: return other()
-    a = _options(args)
+def main(
+    a, # as `contest_options` gives them
+):
+    "Run the contests and print the tables"
     size,rounds,seconds = (100_000, 3, .02) if a.quick else (1_000_000, 9, .05)
     grow = (1_000_000 if a.quick else 100_000_000) if a.growth else 0
     results = run(size, rounds, seconds, a.quick, a.pythons, grow, sys.stderr.isatty(), a.as_drawn)
@@ -265,14 +245,3 @@ def main(args=None):
         results['buffers'] = dict(sizes, seconds=buffers.experiment(**sizes))
     print(summary(results, a.targets))
     if a.out: save(results, a.out, a.targets)
-
-def _other(args):
-    "The benchmark that is asked for instead; help that is asked for before is about this one"
-    from fastrl_replay.bench import disk, everything, frames, on_device   # not needed by others
-    for option,room in {'--all': everything, '--frames': frames, '--disk': disk}.items():
-        if option in args and '--help' not in args[:args.index(option)]:
-            return lambda: room.main([w for w in args if w != option])
-    if any(w.partition('=')[0] == '--device' for w in args): return lambda: on_device.main(args)
-
-# %% ../../nbs/bench/bench.ipynb #c8218361
-if __name__ == '__main__': main()

@@ -20,7 +20,7 @@ from .peers import Peer, TestWorker
 from .adapters import seconds_of
 from .peer_memories import for_a_while, forget_pages, reads_of
 from .peers import machine, noting, serve
-from .reports import Options, dots, made_with, md_table, missing_peers, paragraphs, picture, progress
+from .reports import dots, made_with, md_table, missing_peers, paragraphs, picture, progress
 from .reports import short
 from .timing import as_rows, full_replay, measure, pixel_dtype, rows_of
 from ..steps.core import Steps
@@ -315,21 +315,6 @@ def disk_picture(results:dict)->bytes: # a png
         axes[0].legend(fontsize=8)
     return picture(results, draw, 9.5, .4*len(found) + 1, 1, 2)
 
-# %% ../../nbs/bench/bench_disk.ipynb #09d2ccc9
-def _disk_options(args):
-    p = Options(' --disk', 'What memories on disk cost that are larger than main memory: draws a second, cold and '
-        'warm. Takes root and control groups, or --limit 0 --size.',
-        '1 GiB of main memory, 2 GiB of rows: some minutes', 'disk.json, disk.md and the picture')
-    p.add_argument('--limit', type=float, metavar='GIB', help='main memory of a process; 0: all that there is (2)')
-    p.add_argument('--size', type=float, metavar='GIB', help='bytes of rows on the disk (twice the limit)')
-    p.add_argument('--folder', type=Path, default=Path(), help='on the disk that is measured (this one)')
-    a = p.parse_args(args)
-    if a.limit is None: a.limit = 1 if a.quick else 2
-    if a.limit < 0 or a.size is not None and a.size <= 0: p.error('--limit and --size: expected numbers above 0')
-    if not a.limit and a.size is None: p.error('--limit 0 takes --size GIB')
-    a.rows = int((2*a.limit if a.size is None else a.size)*2**30)//ROW.itemsize
-    return a
-
 # %% ../../nbs/bench/bench_disk.ipynb #f4e1c305
 def _limit(a):
     "The limit that was asked for; None where there can be none, and `--size` says what to do then"
@@ -339,11 +324,12 @@ def _limit(a):
         if a.size is None: raise
         print(e, 'So it is measured without.', file=sys.stderr)
 
-def main(args=None):
+def main(
+    a, # as `disk_options` gives them
+):
     "Measure memories on disk, and print the tables"
-    a = _disk_options(args)
     limit = _limit(a)
-    try: results = run_disk(str(a.folder), a.rows, limit, a.pythons, *((1., 100_000) if a.quick else (4., 1_000_000)),
+    try: results = run_disk(str(a.folder), a.nbytes//ROW.itemsize, limit, a.pythons, *((1., 100_000) if a.quick else (4., 1_000_000)),
         shown=sys.stderr.isatty())
     finally:
         if limit: limit.close()

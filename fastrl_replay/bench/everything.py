@@ -9,12 +9,8 @@ __all__ = ['COMMANDS', 'TRAININGS', 'success', 'commit', 'measure_all', 'main']
 import json, os, shlex, subprocess, sys, time
 from importlib.resources import files
 from pathlib import Path
-import torch
-from ..app.recipe_settings import recipe
-from ..app.recipes import Agent
 from .peers import machine
-from .reports import Options, save
-from ..learning.evaluation import evaluate
+from .reports import save
 
 # %% ../../nbs/bench/everything.ipynb #b6043361
 _ARMS = 'priorities 3-steps decay priorities-3-steps priorities-decay 3-steps-decay'.split()
@@ -61,6 +57,9 @@ def _trained(name, out, quick):
 
 def success(bits, memory, seed, **changes)->float:
     "Train on bits to flip; the fraction of 100 greedy episodes that reach the goal"
+    from fastrl_replay.app.recipes import Agent   # which brings torch
+    from fastrl_replay.app.recipe_settings import recipe
+    from fastrl_replay.learning.evaluation import evaluate
     env = f'fastrl_replay/BitFlip-v0(bits={bits})'
     agent = Agent(recipe('bitflip', env=env, memory=memory, seed=seed, **changes).settings)
     for _ in agent.pipe: pass
@@ -69,6 +68,7 @@ def success(bits, memory, seed, **changes)->float:
 # %% ../../nbs/bench/everything.ipynb #b60e2844
 def _bits(quick):
     "BitFlip with and without hindsight: memory → bits → success, and the processor's seconds"
+    import torch
     torch.set_num_threads(1)
     found = dict(steps_per_bit=1_500, success={}, cpu_s={})
     for memory in 'hindsight','uniform':
@@ -126,13 +126,8 @@ def measure_all(
         print(f"{path}: {made['seconds']:.0f} s, load {made['load'][0]:.1f} to {made['load'][1]:.1f}")
 
 # %% ../../nbs/bench/everything.ipynb #f64394fe
-def main(args=None):
+def main(
+    a, # as `all_options` gives them
+):
     "`fastrl-replay bench --all`"
-    p = Options(' --all', 'Everything that the pages have figures of, measured anew: hours.',
-        'all in small: to see that it runs', 'a JSON file for each part')
-    p.add_argument('--all', action='store_true', help='this')
-    p.add_argument('--only', nargs='+', default=[], metavar='FILE', choices=[*COMMANDS, *TRAININGS],
-        help=f'some of them: {", ".join([*COMMANDS, *TRAININGS])}')
-    a = p.parse_args(args)
-    if not a.out: p.error('--all: expected --out DIR')
     measure_all(a.out, a.only, a.quick, a.pythons)

@@ -25,7 +25,7 @@ from .peers import RETURN_MEMORY, Peer, PeerError
 from .adapters import seconds_of
 from .peer_memories import Recorded, anonymous, write_frames
 from .peers import TestWorker, machine
-from .reports import Options, dots, made_with, md_table, missing_peers, paragraphs, picture, progress
+from .reports import dots, made_with, md_table, missing_peers, paragraphs, picture, progress
 from .reports import short
 from .timing import as_rows, one_thread, pixel_dtype
 from ..steps.core import Steps
@@ -326,23 +326,12 @@ def frame_picture(results:dict)->bytes: # a png
         left.legend(fontsize=8)
     return picture(results, draw, 9, .4*len(names) + .8, 1, 2)
 
-# %% ../../nbs/bench/bench_frames.ipynb #876ae7de
-def _frame_options(args):
-    p = Options(' --frames', 'What memories of pixels cost: bytes a row, time to add and to draw, on frames of Atari '
-        'games.', 'fewer rows: about a minute', 'frames.json, frames.md and the picture')
-    p.add_argument('--rows', type=int, help='of each game (20,000; with --quick 2,000)')
-    p.add_argument('--games', nargs='+', default=GAMES, metavar='GAME', help=f'their names ({", ".join(GAMES)})')
-    p.add_argument('--fill', type=int, default=0, metavar='ROWS', help='fill a memory of so many rows, too')
-    a = p.parse_args(args)
-    a.rows = (2_000 if a.quick else 20_000) if a.rows is None else a.rows//8*8
-    if a.rows < 64: p.error('--rows: expected 64 or more')
-    return a
-
 # %% ../../nbs/bench/bench_frames.ipynb #3361684f
-def main(args=None):
+def main(
+    a, # as `frame_options` gives them
+):
     "Run the contest of memories of pixels, and print the tables"
-    a = _frame_options(args)
-    games = {game: game_maker(game) for game in a.games}
+    games = {game: game_maker(game) for game in a.games or GAMES}
     results = run_frames(games, a.rows, a.pythons, *((5, 40) if a.quick else (10, 100)), fills=a.fill,
         shown=sys.stderr.isatty())
     reports.show(results, a.out, 'frames', frame_report(results), dict(frames=lambda: frame_picture(results)))

@@ -16,9 +16,8 @@ import numpy as np, torch
 from . import reports
 from .adapters import DRAWN, errors
 from .peers import Peer, PeerError, machine, noting
-from .reports import Options, made_with, md_table, missing_peers, paragraphs, progress, short
+from .reports import made_with, md_table, missing_peers, paragraphs, progress, short
 from .timing import filled, full_replay, measure, median_us, pixel_dtype
-from ..steps.errors import ArgumentError
 from ..steps.machine import device_of
 from ..memory.frames import Frames
 from ..memory.rows import Rows
@@ -213,23 +212,12 @@ def device_report(results:dict)->str: # Markdown
     "All of it"
     return paragraphs(device_table(results), device_lines(results), missing_peers(results))
 
-# %% ../../nbs/bench/bench_on_device.ipynb #2c8d7153
-def _device_options(args):
-    p = Options(' --device', 'What draws cost whose batches are to be on a device: from main memory, and from rows '
-        'that lie there.', 'fewer rows and rounds: a minute', 'device.json and device.md')
-    p.add_argument('--device', required=True, help='cuda, cuda:1, … or cpu, where no GPU is')
-    p.add_argument('--train', type=float, metavar='SECONDS', help='of each training of pong; 0: none (20)')
-    a = p.parse_args(args)
-    try: a.device = device_of('bench', a.device) or 'cpu'
-    except ArgumentError as e: p.error(str(e))
-    if a.train is None: a.train = 5. if a.quick else 20.
-    if not a.train >= 0: p.error(f'--train {a.train}: expected seconds, 0 or more')
-    return a
-
 # %% ../../nbs/bench/bench_on_device.ipynb #f300022f
-def main(args=None):
+def main(
+    a, # as `device_options` gives them
+):
     "Measure memories on a device, and print the tables"
-    a = _device_options(args)
+    a.device = device_of('bench', a.device) or 'cpu'
     size,pixels,seconds,rounds = (50_000, 2_000, .02, 2) if a.quick else (1_000_000, 20_000, .1, 5)
     if a.device == 'cpu': torch.set_num_threads(1)   # as all other contests
     results = run_device(a.device, size, pixels, seconds, rounds, a.train, a.pythons, sys.stderr.isatty())

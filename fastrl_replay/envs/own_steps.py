@@ -144,7 +144,7 @@ class StepRows:
     "Makes rows of the steps of a loop, and counts episodes"
     def __init__(self,
         who:str, # whose rows they are, for errors
-        known=lambda env: (1,0,0.), # episode, steps made in it, and their rewards, of an environment that is new here
+        known=lambda env: (1,0,0.,None), # of an environment that is new here, as `Timeline.stands_at` says it
     ):
         self.who,self.known,self.others = who,known,{}   # others: where environments stand that did not step last
         self.rows,self._names,self._new,self._one = None,(),None,None   # one: writes a step of one environment at once
@@ -233,15 +233,21 @@ def _turn_to(self:StepRows, env_id, n):
     self._of = (env_id,n) if type(env_id) is int else None
     if np.array_equal(ids, self.ids): return
     self.others = self.stands()
-    here = [self.others.get(e) or self._new_here(e) for e in ids.tolist()]
+    here = [self.others.get(e) or self._new_here(e, i) for i,e in enumerate(ids.tolist())]
     counts,totals = np.array([h[:3] for h in here], np.int32),np.array([h[3] for h in here], np.float64)
     self.ids,self._resets = ids.astype(np.int64),np.zeros(n, bool)
     self._counts,self._totals = [counts,counts.copy()],[totals,totals.copy()]   # now, and after the step
 
 @patch
-def _new_here(self:StepRows, env):
-    episode,step,total = self.known(env)
-    return episode,step,0,total
+def _new_here(self:StepRows, env, i):
+    "Where an environment stands that others have stepped so far; one that is in another state now was reset since"
+    episode,step,total,state = self.known(env)
+    if state is None or _alike(state, self._new['state'][i:i+1]): return episode,step,0,total
+    return episode + 1,0,0,0.
+
+def _alike(a, b):
+    if a.dtype.names: return all(_alike(a[n], b[n]) for n in a.dtype.names)
+    return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 @patch
 def stands(self:StepRows)->dict: # by env_id: episode, step, is it over?, its rewards

@@ -111,15 +111,17 @@ def going_on(self:Timeline):
 @patch
 def stands_at(self:Timeline,
     env_id:int, # of an environment
-)->tuple: # its episode, the steps that it has made in it, and their rewards; None: it is not known
+)->tuple: # its episode, steps made in it, their rewards, the state after them (None: gone); None: it is not known
     "Where an environment stands after its last row"
     if not self._parts: return None
     _,envs,last_key = self._parts[0].tables
     at = np.flatnonzero(envs.ids == env_id)
     if not len(at): return None
     (episode,step,under_way),key = envs.last[at[0]].tolist(),last_key[at[0]]
-    if not under_way: return episode + 1,0,0.
-    return episode,step,float(self.take([key]).rows['total_reward'][0]) if self.valid(key) else 0.
+    if not under_way: return episode + 1,0,0.,None
+    if not self.valid(key): return episode,step,0.,None
+    row = self.take([key]).to('cpu').rows
+    return episode,step,float(row['total_reward'][0]),row['next_state']
 
 # %% ../../nbs/memory/timeline.ipynb #4ff47d95
 class _Shapes:

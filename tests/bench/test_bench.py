@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import FrameStackObservation
 from hypothesis import given, strategies as st
 
-from fastrl_replay.bench import bench, buffers, disk, frames, peer_memories, peers
+from fastrl_replay.bench import bench, buffers, disk, frames, options, peer_memories, peers
 from fastrl_replay.bench.parts import PARTS, Part, parts_table, run_parts
 from fastrl_replay.bench.bench import CONTESTS, TARGETS, entries, fastest, measure, medians, summary, table, targets
 from fastrl_replay.steps.errors import ArgumentError
@@ -235,11 +235,11 @@ def test_memories_of_frames_that_lie_or_crash_are_named(strangers, played, monke
     assert '- mortal, short was left out: crashed' in said and f'no: {lost["wrong"]} of' in said and 'not measured' in said
 
 def test_the_bench_hands_frames_their_options(capsys):
-    with pytest.raises(SystemExit): bench.main(['--frames', '--rows', '8'])
+    with pytest.raises(SystemExit): options.main(['--frames', '--rows', '8'])
     assert '--rows: expected 64 or more' in capsys.readouterr().err
-    with pytest.raises(SystemExit): bench.main(['--help'])
+    with pytest.raises(SystemExit): options.main(['--help'])
     assert '--frames --help says more' in ' '.join(capsys.readouterr().out.split())
-    with pytest.raises(SystemExit): bench.main(['--frames', '--help'])
+    with pytest.raises(SystemExit): options.main(['--frames', '--help'])
     assert '--fill ROWS' in capsys.readouterr().out
 
 # ---- memories on disk ----
@@ -291,15 +291,15 @@ def test_a_process_has_what_its_group_allows():
     assert not limit.folder.exists()
 
 def test_the_bench_hands_disk_its_options(capsys, monkeypatch):
-    with pytest.raises(SystemExit): bench.main(['--disk', '--limit', '0'])
+    with pytest.raises(SystemExit): options.main(['--disk', '--limit', '0'])
     assert '--limit 0 takes --size GIB' in capsys.readouterr().err
-    with pytest.raises(SystemExit): bench.main(['--disk', '--help'])
+    with pytest.raises(SystemExit): options.main(['--disk', '--help'])
     assert '--limit GIB' in capsys.readouterr().out
     def refuse(nbytes): raise ArgumentError('bench', 'groups', 'none')
     monkeypatch.setattr(disk, 'MemoryLimit', refuse)
-    with pytest.raises(ArgumentError): disk._limit(disk._disk_options([]))
-    assert disk._limit(disk._disk_options(['--size', '1'])) is None and 'measured without' in capsys.readouterr().err
-    assert disk._limit(disk._disk_options(['--limit', '0', '--size', '.01'])) is None
+    with pytest.raises(ArgumentError): disk._limit(options.disk_options([]))
+    assert disk._limit(options.disk_options(['--size', '1'])) is None and 'measured without' in capsys.readouterr().err
+    assert disk._limit(options.disk_options(['--limit', '0', '--size', '.01'])) is None
 
 # ---- reports ----
 
@@ -313,7 +313,7 @@ def test_targets_are_shown_where_asked_for_only(monkeypatch, capsys):
     results = made_up(fastrl_replay=2., cpprb=5., bare=1.)
     monkeypatch.setattr(bench, 'run', lambda *a, **k: results)
     for more, shown in ([], False), (['--targets'], True):
-        bench.main(['--quick', *more])
+        options.main(['--quick', *more])
         said = capsys.readouterr().out
         assert ('missed' in said) == ('target' in said) == shown and '| draw 256 rows |' in said
 
@@ -350,11 +350,11 @@ def test_report_says_which_libraries_are_missing_and_how_to_get_them():
 
 @pytest.mark.parametrize('args, word', [(['--peer-python', 'numpy=x'], 'expected NAME=PATH'), (['--peer-python', 'cpprb'], 'expected NAME=PATH'), (['--speed'], 'unrecognized')])
 def test_options_are_checked_before_anything_runs(args, word, capsys):
-    with pytest.raises(SystemExit): bench.main(args)
+    with pytest.raises(SystemExit): options.main(args)
     assert word in capsys.readouterr().err
 
 def test_an_interpreter_for_all_or_for_one():
-    a = bench._options(['--peer-python', 'all=p', '--peer-python', 'cpprb=q'])
+    a = options.contest_options(['--peer-python', 'all=p', '--peer-python', 'cpprb=q'])
     assert a.pythons == {**{n: 'p' for n in ADAPTERS}, 'cpprb': 'q'}
 
 def test_without_matplotlib_there_are_no_pictures_and_a_word(tmp_path, monkeypatch):

@@ -91,7 +91,7 @@ def test_without_a_first_step_nothing_is_decided():
     assert replay.memory[:].rows['state'].dtype == np.int64 and len(replay) == 1
 
 def going_on(replay, times, k=0):
-    for k in range(k, k + times): replay.add_step([k, 1.], k % 2, k, [k + 1, 1.], k % 5 == 4, env_id=k % 2)
+    for k in range(k, k + times): replay.add_step([k, 1.], k % 2, k, [k + 2, 1.], k % 5 == 4, env_id=k % 2)
 
 @pytest.mark.parametrize('how', ['checkpoint', 'pickle', 'directory', 'chain'])
 def test_counting_goes_on(how, tmp_path):
@@ -114,6 +114,24 @@ def test_counting_goes_on(how, tmp_path):
         second.load_state_dict(torch.load(file, weights_only=True))
     going_on(second, 17, 13)
     assert np.array_equal(second.memory[:].rows, whole.memory[:].rows)
+
+@pytest.mark.parametrize('parts', [False, True])
+@pytest.mark.parametrize('store', [Rows, Frames])
+def test_an_environment_that_was_reset_begins_the_next_episode(parts, store, tmp_path):
+    "After a restart: another first state than the one that its last row ended in; of two, one goes on"
+    def pixels(k): return np.full((2, 8, 8), k, np.uint8)
+    def obs(k): return dict(picture=pixels(k), speed=np.float32(k)) if parts else pixels(k)
+    if parts and store is Frames: pytest.skip('one picture is what it stores')
+    def made(): return ExperienceReplay(None, 2, 100, seed=0, store=store(path=tmp_path/'m'))
+    def step(replay, env, k): replay.add_step(obs(k), 0, 1., obs(k + 1), False, env_id=env)
+    first = made()
+    for k in range(3): step(first, 0, k); step(first, 7, k)
+    first.close()
+    second = made()
+    for k in range(2): step(second, 0, k); step(second, 7, 3 + k)
+    rows = second.memory[:].rows[-4:]
+    assert rows[['env_id', 'episode_n', 'step_n', 'total_reward']].tolist() == [(0, 2, 1, 1.), (7, 1, 4, 4.), (0, 2, 2, 2.), (7, 1, 5, 5.)]
+    second.close()
 
 def test_n_step_through_a_chain_is_n_step():
     env = ScriptedEnv(**script(*LASTS))

@@ -44,6 +44,18 @@ def test_a_draw_takes_no_new_pages(made, rows):
     for _ in range(50): batch = replay.sample()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 50*batch.rows.nbytes/4096/8   # an eighth of those that it has
 
+@pytest.mark.parametrize('made, rows', [*replays()])
+def test_batches_that_are_drawn_ahead_take_no_new_pages(made, rows):
+    "Two lie ready, one is on its way, one is in use"
+    replay = made()
+    replay.add(Steps(rows))
+    with replay.prefetch(2) as ahead:
+        batches, batch = iter(ahead), None
+        for _ in range(20): batch = next(batches)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(50): batch = next(batches)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 50*batch.rows.nbytes/4096/8
+
 def test_a_draw_takes_no_new_pages_where_malloc_gives_all_back():
     here = os.path.dirname(__file__)
     run = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-n', '0', __file__, '-k', 'new_pages and not gives_all_back'],
