@@ -329,7 +329,8 @@ def main(
 ):
     "Measure memories on disk, and print the tables"
     limit = _limit(a)
-    try: results = run_disk(str(a.folder), a.nbytes//ROW.itemsize, limit, a.pythons, *((1., 100_000) if a.quick else (4., 1_000_000)),
+    rows = a.nbytes//ROW.itemsize
+    try: results = run_disk(str(a.folder), rows, limit, a.pythons, *((1., 100_000) if a.quick else (4., 1_000_000)),
         shown=sys.stderr.isatty())
     finally:
         if limit: limit.close()

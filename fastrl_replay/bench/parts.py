@@ -16,7 +16,6 @@ from .timing import CARTPOLE, Cold, filled, full_replay, measure, rows_of
 from ..steps.core import Steps
 from ..memory.links import Links
 from ..memory.samplers import drawn, importance_weights
-from ..replay.hindsight import STRATEGIES, choose_goals
 from ..replay.prioritized import PrioritizedReplay
 from ..replay.sequences import SequenceReplay
 
@@ -99,19 +98,15 @@ def _(size):
     replay = hindsight(size)
     view,n = replay.view,replay.bs
     for _ in range(200): batch = replay.sample()   # rewards were compared
-    given,out,count = cycle([drawn(replay.sampler, n)[0] for _ in range(400)]),np.empty((2,n), np.int64),0
-    def choose():
-        nonlocal count
-        count += 2*n
-        return choose_goals(view._of.tables.numbers, next(given), view._table, view._seed, count, view.share,
-            STRATEGIES.index(view.strategy), out)
-    chosen = [out[:,:choose()].copy() for _ in range(400)]
-    each,(a,b) = cycle(chosen),view._give_goals(batch.rows, *chosen[0])
+    draws = [drawn(replay.sampler, n)[0] for _ in range(400)]
+    given,chosen = cycle(draws),[view.choose(keys) for keys in draws]
+    each,(a,b) = cycle(chosen),view.give_goals(batch.rows, *chosen[0])
     parts = _of_draws(replay)
     parts['rows'] = Part(lambda: view.memory.batch(next(given), np.ones(n)), parts['rows'].lines)
     return Columns(replay.sample),parts | {
-        'goals are chosen': Part(choose, '4 to 6 of the table of episodes (16 MB), 205 of 256 rows'),
-        'goals are written': Part(lambda: view._give_goals(batch.rows, *next(each)), '2 of the row that has the goal'),
+        'goals are chosen': Part(lambda: view.choose(next(given)),
+            '4 to 6 of the table of episodes (16 MB), 205 of 256 rows'),
+        'goals are written': Part(lambda: view.give_goals(batch.rows, *next(each)), '2 of the row that has the goal'),
         'rewards': Part(lambda: reached(a, b, {}), 'none')}
 
 # %% ../../nbs/bench/parts.ipynb #9b0d8dd3

@@ -295,12 +295,18 @@ def batch(self:Hindsight, keys, weights)->Steps:
     self._follow()
     batch = self.memory.batch(keys, weights)
     if not self._agreed: self._compare(keys, batch)
+    chosen,goals = self.choose(keys)
+    if len(chosen): self._relabel(batch, chosen, goals)
+    self._count += 2*len(keys)
+    return batch
+
+@patch
+def choose(self:Hindsight, keys)->np.ndarray: # [2, n]: places among these keys, and the rows that achieved their goals
+    "Which rows get other goals, and whose"
     out = np.empty((2,len(keys)), np.int64)
     n = choose_goals(self._of.tables.numbers, keys, self._table, self._seed, self._count, self.share,
         STRATEGIES.index(self.strategy), out)
-    if n: self._relabel(batch, *out[:,:n])
-    self._count += 2*len(keys)
-    return batch
+    return out[:,:n]
 
 # %% ../../nbs/replay/hindsight.ipynb #1ce26d49
 @patch
@@ -311,7 +317,7 @@ def _rows_at(self:Hindsight, keys):
 
 # %% ../../nbs/replay/hindsight.ipynb #cf1721d3
 @patch
-def _give_goals(self:Hindsight, batch, chosen, goals):
+def give_goals(self:Hindsight, batch, chosen, goals):
     "Write goals that others achieved into chosen rows of a batch; copies of outcomes and goals"
     dtype,(rows,which) = self.memory.dtype,self._rows_at(goals)
     state,at = dtype['state'],dtype.fields['next_state'][1]
@@ -326,7 +332,7 @@ def _give_goals(self:Hindsight, batch, chosen, goals):
 def _relabel(self:Hindsight, batch, chosen, goals):
     "Give chosen rows of a batch the goals that others achieved, and the rewards and ends that follow"
     at = torch.as_tensor(chosen, device=batch.device) if self._there else chosen
-    give,rows = (self._give_goals_there,batch) if self._there else (self._give_goals,batch.rows)
+    give,rows = (self._give_goals_there,batch) if self._there else (self.give_goals,batch.rows)
     achieved,desired = give(rows, at, goals)
     (reward,terminated),new = self.functions,{}
     new['reward'] = rewards_of(self.who, reward, achieved, desired)
