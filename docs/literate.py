@@ -108,7 +108,11 @@ def problems(app):
         cells = [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'markdown']
         for entry, group in GROUPED.findall('\n'.join(cells)):
             found.setdefault(group, []).append(f'{relinked(entry, page)} ([{cells[0].splitlines()[0][2:]}]({page}.ipynb))')
-    return found
+    return {group: by_frequency(entries, app.config.frequent) for group, entries in found.items()}
+
+def by_frequency(entries, frequent):
+    "Entries that begin with one of these texts first, in the order of the texts; then the others as they came."
+    return sorted(entries, key=lambda e: next((i for i, text in enumerate(frequent) if e.startswith(f'- **{text}')), len(frequent)))
 
 def read_notebook(app, docname, content):
     "Sphinx's `source-read`: `content[0]` is the text of the page `docname`, a notebook unless it is markdown."
@@ -223,7 +227,7 @@ def name_signatures(app, doctree):
         if not sig['ids'] and sig.get('module'): sig['ids'] = [f"{sig['module']}.{sig['fullname']}"]
 
 def setup(app):
-    for name, default in dict(package='', surface=[], chained={}, groups={}, words={}, unlisted=[], repository='').items(): app.add_config_value(name, default, 'env')
+    for name, default in dict(package='', surface=[], chained={}, groups={}, words={}, frequent=[], unlisted=[], repository='').items(): app.add_config_value(name, default, 'env')
     for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index,
                        'html-page-context': add_excerpts, 'build-finished': write_excerpts, 'doctree-read': name_signatures}.items():
         app.connect(event, act)

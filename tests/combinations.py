@@ -285,14 +285,15 @@ class Rule(NamedTuple):
     use: str = ''
     def holds(self, cell): return all(getattr(cell, axis) in (getattr(self, axis).split() or [getattr(cell, axis)]) for axis in AXES)
 
-BUT_UNIFORM = 'proportional rank own_sampler sequences hindsight mixture'
 REFUSED = [   # when it is made
     Rule('frames on a device are not packed: codecs run in main memory', 'frames on a device are not packed', store='lz4 zstd', place='device'),
     Rule('each shard is a part of one replay; mix in this process, and put .parallel before the replays', 'a mixture above it', memory='mixture', use='shards ray_shards'),
     Rule('recorded rows go into one replay; fill those of a mixture by add', 'a replay without a source', memory='mixture', use='offline'),
     Rule('a mixture has no rows; write the memory of each replay', "one of its replays", memory='mixture', use='export'),
-    Rule("agents of Stable-Baselines3 draw uniformly, take no weights and return no errors", 'unexpected keyword', memory=BUT_UNIFORM, use='sb3'),
-    Rule('rows of several steps have sums of rewards, which another goal cannot change', 'above it', memory='hindsight', use='n_step'),
+    Rule('agents of Stable-Baselines3 draw uniformly from one buffer, take no weights and return no errors', 'unexpected keyword', memory='proportional rank own_sampler mixture', use='sb3'),
+    Rule('off-policy agents of Stable-Baselines3 learn from single transitions and have no recurrent networks', 'unexpected keyword', memory='sequences', use='sb3'),
+    Rule("relabelling needs the environment's compute_reward, and Stable-Baselines3 passes its environment to HerReplayBuffer alone", 'unexpected keyword', memory='hindsight', use='sb3'),
+    Rule('under another goal a reward is computed anew, from one outcome; a row of several steps has the sum of its rewards and the last outcome, but not the outcomes in between', 'above it', memory='hindsight', use='n_step'),
     Rule('only what lies in a directory can be read by another process', 'where there is no path', place='main device', use='reader'),
     Rule("a directory has one writer; memories with mode='r' are copied", 'is in use', place='directory', use='copies')]
 FAULTS = []   # which are to be mended: then these lines go

@@ -174,6 +174,8 @@ def test_questions_hold_what_can_go_wrong_of_every_page(pages):
     text = ' '.join(''.join(pages['faq.html'].text).split())
     for words in ('Memory grows with a list of columns.', 'Priorities are not changing', 'makes nothing faster.', 'daemonic processes', 'Losses were given as TD errors.'):
         assert words in text, words
+    after = text[text.index('Priorities do not change, or rows are drawn too often'):]
+    assert after.index('Priorities are not changing') < min(after.index(words) for words in ('One row is in nearly every batch', 'Losses were given as TD errors.'))
 
 def test_entries_of_what_can_go_wrong_have_a_group_and_begin_with_what_one_sees():
     "In bold, with their group in a comment: a heading of the page of questions"
@@ -187,6 +189,14 @@ def test_entries_of_what_can_go_wrong_have_a_group_and_begin_with_what_one_sees(
             else: used.add(entry[1])
     assert not wrong, '\n'.join(wrong)
     assert sorted(groups) == sorted(used)
+
+def test_frequent_symptoms_come_first():
+    "Each of them is the beginning of one entry; of the others, the order stays"
+    frequent = docs_module('conf').frequent
+    entries = [e for _, text in texts() for e in re.findall(r'^- \*\*.*(?= <!--\w+-->$)', text, re.M)]
+    wrong = [text for text in frequent if sum(e.startswith(f'- **{text}') for e in entries) != 1]
+    assert not wrong, wrong
+    assert literate.by_frequency(['- **C** c', '- **B** b', '- **A** a', '- **D** d'], ['A', 'B']) == ['- **A** a', '- **B** b', '- **C** c', '- **D** d']
 
 def test_no_link_is_dead(pages):
     dead = []

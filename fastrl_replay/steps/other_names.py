@@ -20,8 +20,9 @@ ARGUMENTS = dict(   # ours: theirs
     n='n_steps n_step nsteps multi_step update_horizon', gamma='discount discount_factor', lr='learning_rate step_size',
     target_every='target_update_interval target_network_frequency target_update_freq', tau='polyak',
     max_norm='max_grad_norm grad_clip', double='double_q double_dqn is_double', smoothing='target_policy_noise',
-    actor_every='policy_delay policy_frequency', temperature='ent_coef alpha', share='her_ratio future_p',
-    strategy='goal_selection_strategy', num_workers='n_workers num_actors num_env_runners', model='network q_network',
+    actor_every='policy_delay policy_frequency', temperature='ent_coef alpha',
+    share='her_ratio future_p n_sampled_goal', strategy='goal_selection_strategy',
+    num_workers='n_workers num_actors num_env_runners', model='network q_network',
     ahead='prefetch_factor queue_size', limit='count')
 
 # %% ../../nbs/steps/other_names.ipynb #07e11a07
