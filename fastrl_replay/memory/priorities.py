@@ -388,7 +388,7 @@ def reopen(self:_Prioritized, oldest, end):
     if file is None or told <= oldest: return
     try: self.added(oldest, told, oldest, file[np.arange(oldest, told) % len(file)])
     except ArgumentError as e:
-        raise StateError(self.place.who, f'{self.place.folder}/priorities is damaged', e) from None
+        raise StateError(self.place.who, f'{self.place.file("priorities")} is damaged', e) from None
 
 @patch
 def recall(self:_Prioritized, places):

@@ -238,10 +238,11 @@ def test_growth_that_fails(tmp_path, monkeypatch):
 
 def test_the_first_row_finds_no_room(tmp_path, monkeypatch):
     "Each array that can't be had: an error, and as soon as there is room it goes on"
-    def full(*_):
+    def full(file, _, n):
         nonlocal count
         count += 1
         if count == at: raise OSError(errno.ENOSPC, 'full')
+        os.ftruncate(file, n)
     for at in range(1, 9):
         count, replay = 0, opened('prioritized', tmp_path/f'{at}', 10)
         monkeypatch.setattr(os, 'posix_fallocate', full)
