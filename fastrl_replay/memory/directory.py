@@ -168,6 +168,7 @@ def _begin_writing(self:Directory):
     except OSError as e: raise _unwritable(self.path, self.who, e) from None
     self._lock = _locked(self.path/'writer', self.who)
     if self._lock is None: raise _in_use(self.path, self.who)
+    self.until[0] = 0   # no row without asking, but what else there is
     weakref.finalize(self, self._lock.close)
     _writers.add(self)
     self._before = _read_writer(self.path)   # who wrote last
@@ -255,13 +256,13 @@ def replace_by(self:Directory,
     "From now on the memory in another folder is the one that is there"
     old = [self.folder, *self._elsewhere()]
     self._write_meta(dict(self.meta, ring=new.ring, data=new.folder.name, **meta))
-    self.folder,self.counters,self.ring,self.until[0] = new.folder,new.counters,new.ring,-1
+    self.folder,self.counters,self.ring,self.until[0] = new.folder,new.counters,new.ring,0
     for p in old: _remove(p)
 
 @patch
 def say(self:Directory, **meta):
     "This is to be said of the memory that is there, too"
-    if self.writes and any(self.meta.get(k) != x for k,x in meta.items()): self._write_meta(dict(self.meta, **meta))
+    if self.holds and any(self.meta.get(k) != x for k,x in meta.items()): self._write_meta(dict(self.meta, **meta))
 
 @patch
 def _write_meta(self:Directory, meta):
@@ -356,7 +357,7 @@ def lasting(self:Directory, name, dtype):
         f'lasting({name!r}) of {np.dtype(dtype)}', f'an array of {known[name]}' if name in known else 'a file of the '
         f'memory in {self.folder}', remedy='another name')
     if not path.exists():
-        if not self.writes: return None
+        if not self.holds: return None
         allocate(path, self.ring*np.dtype(dtype).itemsize, self.who)
         self.say(lasting={**self.meta.get('lasting', {}), name: np.dtype(dtype).str})
     return self.new(name, self.ring, dtype, by='slot')
@@ -525,7 +526,7 @@ def keep(self:Directory,
 ):
     "Write some bytes for some slots"
     size = rows.shape[1]
-    if not self.writes or not size or not len(rows): return
+    if not self.holds or not size or not len(rows): return
     if self.meta: self.say(records={**self.meta.get('records', {}), name: size})
     file = self._record_file(name, os.O_RDWR | os.O_CREAT)
     try:

@@ -433,6 +433,39 @@ def test_priorities_are_written_by_the_process_that_opened_them(tmp_path):
     assert again.sampler.kept().tolist() == before
     again.close()
 
+@pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences', 'compressed'])
+@pytest.mark.parametrize('drawn', [False, True])
+def test_what_may_not_write_draws_and_changes_nothing(kind, drawn, tmp_path):
+    "A forked child, and one that was closed: no count, no priority, no recurrent state, also of rows that its parent's sampler was not told of"
+    def files(): return {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+    def use():
+        for _ in range(20): replay.sample()
+        assert replay.stats()['batches'] >= 20 and len(replay.state_dict())
+        replay.memory.count(replay.memory.keys)
+        return 'used'
+    replay = opened(kind, tmp_path, 30, bs=4)
+    replay.add(hidden(block(0, 20), kind))
+    if drawn: replay.sample()
+    replay.add(hidden(block(20, 7), kind))
+    before, counts = files(), replay.memory.times_drawn.tolist()
+    assert forked(use) == (0, 'used')
+    assert files() == before and replay.memory.times_drawn.tolist() == counts
+    replay.sample()
+    assert replay.memory.times_drawn.sum() > sum(counts)
+    line = replay.memory
+    replay.close()
+    before = files()
+    line.batch(line.keys, np.ones(27))
+    assert files() == before and line.ages[0]
+
+def hidden(steps, kind):
+    "With recurrent states, for sequences"
+    if kind != 'sequences': return steps
+    rows = np.zeros(len(steps), extend_dtype(steps.dtype, hidden=('f4', (2,))))
+    for n in steps.dtype.names: rows[n] = steps.rows[n]
+    rows['hidden'][:,0] = 1 + rows['step_n']
+    return Steps(rows)
+
 def test_after_close(tmp_path):
     "What was closed reads, and writes nothing any more, also when another one has made the memory larger meanwhile"
     line = filled(tmp_path)
