@@ -288,6 +288,7 @@ def _find(self:Directory):
     self._tidy()
     self._after_power_cut()
     c[TOLD],c[FLOOR] = min(c[TOLD], c[COMMITTED]),min(c[FLOOR], c[COMMITTED])   # a kill between two of them
+    if not c[COMMITTED]: self.forget()   # or in its first add
 
 # %% ../../nbs/memory/directory.ipynb #cfc66a6c
 @patch
@@ -401,6 +402,7 @@ def _refuse(self:Directory):
 @patch
 def flush(self:Directory):
     "Bring everything to the device; returns when it is there"
+    if self._lock is None: return
     c,end,limit = self.counters,self.counters.item(COMMITTED),self.counters.item(RESERVED)
     other,aside = self._elsewhere(),[self.path.glob(p) for p in ('saved/[0-9]*/*','saved/[0-9]*','saved')]
     for p in chain(*(p.rglob('*') for p in (self.folder, *other)), other, (p.parent for p in other), *aside):
@@ -412,7 +414,7 @@ def flush(self:Directory):
 def close(self:Directory):
     "Flush, and let others write; more than once is fine"
     if self._lock is not None:
-        if self.meta and self._pid == os.getpid(): self.flush()
+        if self.meta: self.flush()
         self.leave()
     return True
 
@@ -508,7 +510,7 @@ def check_refers(self:Directory, saved, inserted, store):
 @patch
 def emptied(self:Directory)->Place:
     "A place for rows that a state holds"
-    if self.meta and not self.counters.item(COMMITTED): self.forget()
+    if self.holds and self.meta and not self.counters.item(COMMITTED): self.forget()
     if self.meta: raise StateError(self.who, f'a saved memory with its rows, and there is one in {self.path}', remedy=
         'another path, or a checkpoint of that memory')
     return self
