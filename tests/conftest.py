@@ -77,6 +77,14 @@ def whole(tmp_path_factory):
     tiny(out).train()
     return out
 
+@pytest.fixture(scope='module')
+def machine():
+    "Ray, on this one"
+    from combinations import start_ray
+    ray = start_ray()
+    yield
+    ray.shutdown()
+
 # ---- Chromium, for tests that are marked `browser` ----
 
 CHROMIUM = ('--headless=new --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --disable-background-networking '

@@ -34,13 +34,6 @@ def test_pairs(cell, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_engine, '_ray', lambda: fake)
     run(cell, tmp_path, monkeypatch)
 
-@pytest.fixture(scope='module')
-def machine():
-    "Ray, on this one"
-    ray = combinations.start_ray()
-    yield
-    ray.shutdown()
-
 @pytest.mark.parametrize('cell', params(CELLS, pytest.mark.slow))
 def test_whole_product(cell, tmp_path, monkeypatch, request):
     if cell.use == 'ray_shards': request.getfixturevalue('machine')

@@ -1,5 +1,7 @@
 "What tests of worker processes share."
-import gc, time
+import gc, os, time
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch.utils.data._utils
@@ -24,3 +26,19 @@ def no_process_is_left():
     deadline = time.monotonic() + 5
     while mp.active_children() and time.monotonic() < deadline: time.sleep(.02)
     assert not mp.active_children()
+
+TESTS = Path(__file__).parent
+PLACES = os.pathsep.join(map(str, (TESTS/'parallel', TESTS, TESTS.parent)))   # where processes find these modules
+
+@contextmanager
+def ray_cluster(head, *nodes):
+    "Machines with so many CPUs, all of them on this one: the cluster, and those beside the first"
+    ray = pytest.importorskip('ray')
+    os.environ.update(RAY_USAGE_STATS_ENABLED='0', RAY_raylet_start_wait_time_s='120')   # on a busy machine
+    from ray.cluster_utils import Cluster
+    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=head, include_dashboard=False))
+    nodes = [cluster.add_node(num_cpus=n) for n in nodes]
+    ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR', runtime_env=dict(env_vars=dict(PYTHONPATH=PLACES)))
+    yield cluster, nodes
+    ray.shutdown()
+    cluster.shutdown()

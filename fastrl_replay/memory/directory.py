@@ -168,6 +168,7 @@ def _begin_writing(self:Directory):
     except OSError as e: raise _unwritable(self.path, self.who, e) from None
     self._lock = _locked(self.path/'writer', self.who)
     if self._lock is None: raise _in_use(self.path, self.who)
+    self.until[0] = 0   # no row without asking, but what else there is
     weakref.finalize(self, self._lock.close)
     _writers.add(self)
     self._before = _read_writer(self.path)   # who wrote last
@@ -186,6 +187,18 @@ def leave(self:Directory):
     if self._lock is None: return
     self._lock.close()
     self._lock,self.until[0] = None,-1
+
+# %% ../../nbs/memory/directory.ipynb #7894d511
+@patch
+def file(self:Directory, name)->Path:
+    "Where an array lies, or a folder of files"
+    return self.folder/name
+
+@patch
+def _elsewhere(self:Directory):
+    "What does not lie in its folder, but where `file` says"
+    there = [self.file(n) for n in (*self.arrays, *(self.meta or {}).get('records', ()))]
+    return [p for p in there if self.folder not in p.parents]
 
 # %% ../../nbs/memory/directory.ipynb #be2e44ab
 @patch
@@ -206,20 +219,23 @@ def _tidy(self:Directory):
     "Remove what a writer has left that was killed while it made a memory"
     for p in self.path.iterdir():
         if not _is_ours(p) or p.name in _BESIDE or self.meta and p.name == self.meta['data']: continue
-        _remove(p) if p.is_dir() else p.unlink(missing_ok=True)
+        _remove(p)
 
-def _remove(folder):
-    "Remove a folder; what a kill leaves of it can't be taken for anything else"
-    if not folder.name.startswith('.'): folder = folder.rename(folder.with_name(f'.old-{folder.name}'))
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove(path):
+    "Remove a file or a folder; what a kill leaves of a folder can't be taken for anything else"
+    if not path.is_dir(): return path.unlink(missing_ok=True)
+    if not path.name.startswith('.'): path = path.rename(path.with_name(f'.old-{path.name}'))
+    shutil.rmtree(path, ignore_errors=True)
 
 @patch
 def forget(self:Directory):
     "Remove a memory without rows"
     if not self.meta: return
+    elsewhere = self._elsewhere()
     (self.path/'meta.json').unlink()
     self.meta = None
     self._tidy()
+    for p in elsewhere: _remove(p)
 
 @patch
 def publish(self:Directory,
@@ -238,15 +254,15 @@ def replace_by(self:Directory,
     **meta, # what has changed
 ):
     "From now on the memory in another folder is the one that is there"
-    old = self.folder
+    old = [self.folder, *self._elsewhere()]
     self._write_meta(dict(self.meta, ring=new.ring, data=new.folder.name, **meta))
-    self.folder,self.counters,self.ring,self.until[0] = new.folder,new.counters,new.ring,-1
-    _remove(old)
+    self.folder,self.counters,self.ring,self.until[0] = new.folder,new.counters,new.ring,0
+    for p in old: _remove(p)
 
 @patch
 def say(self:Directory, **meta):
     "This is to be said of the memory that is there, too"
-    if self.writes and any(self.meta.get(k) != x for k,x in meta.items()): self._write_meta(dict(self.meta, **meta))
+    if self.holds and any(self.meta.get(k) != x for k,x in meta.items()): self._write_meta(dict(self.meta, **meta))
 
 @patch
 def _write_meta(self:Directory, meta):
@@ -272,6 +288,7 @@ def _find(self:Directory):
     self._tidy()
     self._after_power_cut()
     c[TOLD],c[FLOOR] = min(c[TOLD], c[COMMITTED]),min(c[FLOOR], c[COMMITTED])   # a kill between two of them
+    if not c[COMMITTED]: self.forget()   # or in its first add
 
 # %% ../../nbs/memory/directory.ipynb #cfc66a6c
 @patch
@@ -285,16 +302,29 @@ def new(self:Directory,
 )->np.ndarray:
     "An array in a file: the one that is there, or a new one"
     if own and not self.writes: return aligned(shape, dtype, fill)
-    path,n = _plain(self.folder/name, self.who),int(np.prod(shape))*np.dtype(dtype).itemsize
+    path,n = _plain(self.file(name), self.who),int(np.prod(shape))*np.dtype(dtype).itemsize
+    is_new = not self.meta and name not in self.arrays
     self.arrays[name] = Declared(shape, np.dtype(dtype), by)
-    is_new = not self.meta and not path.exists()
     if is_new: allocate(path, n, self.who)
-    elif not path.exists() or path.stat().st_size != n:
-        found = f'{path.stat().st_size:_} bytes' if path.exists() else 'no such file'
-        raise StateError(self.who, f'{path} is damaged', found, f'{n:_} bytes')
+    else: self._check_size(path, n)
     array = mapped(path, shape, dtype, self.writes)
     if fill and is_new: array[...] = fill
     return array
+
+@patch
+def _check_size(self:Directory, path, n):
+    found = f'{path.stat().st_size:_} bytes' if path.exists() else 'no such file'
+    if found != f'{n:_} bytes': raise StateError(self.who, f'{path} is damaged', found, f'{n:_} bytes')
+
+# %% ../../nbs/memory/directory.ipynb #653343d6
+@patch
+def new_folder(self:Directory, name)->Path:
+    "A folder for files that come and go: the one that is there, or a new one"
+    path = _plain(self.file(name), self.who)
+    if not self.meta: path.mkdir(exist_ok=True)
+    elif not path.is_dir(): raise StateError(self.who, f'{path} is damaged', 'no such folder')
+    self.arrays[name] = Declared(0, np.dtype('u1'), 'files')
+    return path
 
 # %% ../../nbs/memory/directory.ipynb #5a4d0c12
 def shard_path(
@@ -323,15 +353,15 @@ def _lasting_kinds(self:Directory): return {'priorities': '<f8', **self.meta.get
 @patch
 def lasting(self:Directory, name, dtype):
     "An array by slot that a memory may have been made without; None: a reader finds none"
-    path,n,known = self.folder/name,self.ring*np.dtype(dtype).itemsize,self._lasting_kinds()
+    path,known = self.file(name),self._lasting_kinds()
     if path.exists() and known.get(name) != np.dtype(dtype).str: raise ArgumentError(self.who,
         f'lasting({name!r}) of {np.dtype(dtype)}', f'an array of {known[name]}' if name in known else 'a file of the '
         f'memory in {self.folder}', remedy='another name')
-    if path.exists(): return self.new(name, self.ring, dtype, by='slot')
-    if not self.writes: return None
-    allocate(path, n, self.who)
-    self.say(lasting={**self.meta.get('lasting', {}), name: np.dtype(dtype).str})
-    return mapped(path, self.ring, dtype, True)
+    if not path.exists():
+        if not self.holds: return None
+        allocate(path, self.ring*np.dtype(dtype).itemsize, self.who)
+        self.say(lasting={**self.meta.get('lasting', {}), name: np.dtype(dtype).str})
+    return self.new(name, self.ring, dtype, by='slot')
 
 # %% ../../nbs/memory/directory.ipynb #5e511cc5
 @patch
@@ -340,10 +370,9 @@ def beside(self:Directory,
     dtype, # of these numbers
 )->np.ndarray: # None: there is none
     "The file as it is, also where a reader has an array of this name for itself; what is written into it stays here"
-    path,n = self.folder/name,self.ring*np.dtype(dtype).itemsize
+    path = self.file(name)
     if not path.exists() or path.is_symlink(): return None
-    size = path.stat().st_size
-    if size != n: raise StateError(self.who, f'{path} is damaged', f'{size:_} bytes', f'{n:_} bytes')
+    self._check_size(path, self.ring*np.dtype(dtype).itemsize)
     return mapped(path, self.ring, dtype, False)
 
 # %% ../../nbs/memory/directory.ipynb #24f379ad
@@ -354,7 +383,7 @@ def allow(self:Directory, end:int):
     c = self.counters
     if end > c.item(LIMIT) and end > self.ring:
         c[LIMIT] = end + max(self.ring//16, 1024)
-        if c.item(FLUSHED): sync(self.folder/'counters')   # what was never flushed is gone after a power cut anyway
+        if c.item(FLUSHED): sync(self.file('counters'))   # what was never flushed is gone after a power cut anyway
     self.until[0] = max(self.ring, c.item(LIMIT))
 
 @patch
@@ -373,17 +402,19 @@ def _refuse(self:Directory):
 @patch
 def flush(self:Directory):
     "Bring everything to the device; returns when it is there"
+    if self._lock is None: return
     c,end,limit = self.counters,self.counters.item(COMMITTED),self.counters.item(RESERVED)
-    for p in chain(self.folder.rglob('*'), *(self.path.glob(p) for p in ('saved/[0-9]*/*','saved/[0-9]*','saved'))):
+    other,aside = self._elsewhere(),[self.path.glob(p) for p in ('saved/[0-9]*/*','saved/[0-9]*','saved')]
+    for p in chain(*(p.rglob('*') for p in (self.folder, *other)), other, (p.parent for p in other), *aside):
         with suppress(FileNotFoundError): sync(p)   # frames come and go, and what was put aside
     c[FLUSHED],c[LIMIT] = end,max(limit, c.item(LIMIT))
-    for p in (self.folder/'counters', self.folder, self.path): sync(p)
+    for p in (self.file('counters'), self.folder, self.path): sync(p)
 
 @patch
 def close(self:Directory):
     "Flush, and let others write; more than once is fine"
     if self._lock is not None:
-        if self.meta and self._pid == os.getpid(): self.flush()
+        if self.meta: self.flush()
         self.leave()
     return True
 
@@ -409,7 +440,7 @@ def rewind(self:Directory, end:int, floor:int=0):
     Counted.rewind(self, end, floor)
     if c.item(FLUSHED) > end:
         c[FLUSHED] = end
-        sync(self.folder/'counters')   # before rows that were flushed are written over
+        sync(self.file('counters'))   # before rows that were flushed are written over
 
 # %% ../../nbs/memory/directory.ipynb #7628b14a
 @patch
@@ -423,10 +454,10 @@ def put_aside(self:Directory,
     number = numbers[-1] + 1 if numbers else 1
     (place/f'{number}').mkdir(parents=True)
     try:
-        for name in names: shutil.copyfile(self.folder/name, place/f'{number}'/name)
+        for name in names: shutil.copyfile(self.file(name), place/f'{number}'/name)
     except OSError as e:
         shutil.rmtree(place/f'{number}', ignore_errors=True)
-        raise no_disk(self.who, place/f'{number}', sum((self.folder/n).stat().st_size for n in names), e) from None
+        raise no_disk(self.who, place/f'{number}', sum(self.file(n).stat().st_size for n in names), e) from None
     for old in numbers[:-2]: shutil.rmtree(place/f'{old}', ignore_errors=True)
     return f'{number}'
 
@@ -442,10 +473,8 @@ def aside(self:Directory,
     place = _plain(_plain(self.path/'saved', self.who)/found_by, self.who)
     file = _plain(place/name, self.who)
     if not file.is_file(): return None
-    found = np.fromfile(file, np.uint8)
-    if len(found) != self.ring*np.dtype(dtype).itemsize: raise StateError(self.who, f'{file} is damaged',
-        f'{len(found):_} bytes', f'{self.ring*np.dtype(dtype).itemsize:_} bytes')
-    return found.view(dtype)
+    self._check_size(file, self.ring*np.dtype(dtype).itemsize)
+    return np.fromfile(file, dtype)
 
 # %% ../../nbs/memory/directory.ipynb #021c4c81
 @patch
@@ -481,7 +510,7 @@ def check_refers(self:Directory, saved, inserted, store):
 @patch
 def emptied(self:Directory)->Place:
     "A place for rows that a state holds"
-    if self.meta and not self.counters.item(COMMITTED): self.forget()
+    if self.holds and self.meta and not self.counters.item(COMMITTED): self.forget()
     if self.meta: raise StateError(self.who, f'a saved memory with its rows, and there is one in {self.path}', remedy=
         'another path, or a checkpoint of that memory')
     return self
@@ -489,7 +518,7 @@ def emptied(self:Directory)->Place:
 # %% ../../nbs/memory/directory.ipynb #7b0cb04b
 @patch
 def _record_file(self:Directory, name, flags):
-    return os.open(self.folder/name, flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)
+    return os.open(self.file(name), flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)
 
 @patch
 def keep(self:Directory,
@@ -499,18 +528,18 @@ def keep(self:Directory,
 ):
     "Write some bytes for some slots"
     size = rows.shape[1]
-    if not self.writes or not size or not len(rows): return
+    if not self.holds or not size or not len(rows): return
     if self.meta: self.say(records={**self.meta.get('records', {}), name: size})
     file = self._record_file(name, os.O_RDWR | os.O_CREAT)
     try:
         for slot,row in zip(slots, rows): os.pwrite(file, row.tobytes(), int(slot)*size)
-    except OSError as e: raise no_disk(self.who, self.folder/name, size, e) from None
+    except OSError as e: raise no_disk(self.who, self.file(name), size, e) from None
     finally: os.close(file)
 
 @patch
 def kept(self:Directory, name, slots, size)->np.ndarray: # uint8; None: there are none
     "What was written; zeros where nothing was"
-    if not size or not os.path.lexists(self.folder/name): return None
+    if not size or not os.path.lexists(self.file(name)): return None
     file,found = self._record_file(name, os.O_RDONLY),np.zeros((len(slots), size), np.uint8)
     try:
         for row,slot in zip(found, slots):
@@ -545,8 +574,11 @@ def grow(self:Directory,
 def _copy_to(self:Directory, new, oldest, end):
     "Arrays by slot row by row, and everything else as it is, but for arrays by other things"
     for name,kind in self._lasting_kinds().items():
-        if (self.folder/name).exists(): self.lasting(name, kind)
+        if self.file(name).exists(): self.lasting(name, kind)
     for name,(shape,dtype,by) in self.arrays.items():
+        if by == 'files':
+            _also_in(self.file(name), new.new_folder(name))
+            continue
         was = self.new(name, shape, dtype, by=by)
         if by is None: new.new(name, shape, dtype)[:] = was
         if by != 'slot': continue
@@ -556,14 +588,11 @@ def _copy_to(self:Directory, new, oldest, end):
         for keys in in_parts(oldest, end, 4096):
             rows = self.kept(name, keys % self.ring, size)
             if rows is not None: new.keep(name, keys[rows.any(1)] % new.ring, rows[rows.any(1)])
-    for folder in [f for f in self.folder.iterdir() if f.is_dir() and not f.is_symlink()]:
-        (new.folder/folder.name).mkdir()
-        for entry in [*os.scandir(folder)]:
-            if entry.is_file(follow_symlinks=False): _also_as(entry.path, new.folder/folder.name/entry.name)
 
-def _also_as(path, other):
-    try: os.link(path, other)
-    except OSError: shutil.copyfile(path, other)   # a file system without links
+def _also_in(folder, other):
+    for entry in [e for e in os.scandir(folder) if e.is_file(follow_symlinks=False)]:
+        try: os.link(entry.path, other/entry.name)
+        except OSError: shutil.copyfile(entry.path, other/entry.name)   # a file system without links
 
 # %% ../../nbs/memory/directory.ipynb #71e6f613
 @patch
@@ -572,6 +601,6 @@ def scattered(self:Directory,
     array:np.ndarray, # as `new` gave it
 )->np.ndarray: # the same bytes
     "An array for reads at random places: another mapping, as writes go on in order"
-    other = mapped(self.folder/name, array.shape, array.dtype, self.writes)
+    other = mapped(self.file(name), array.shape, array.dtype, self.writes)
     read_at_random(other)
     return other

@@ -66,11 +66,9 @@ class FrameFiles(FrameLog):
         directory, # where it lies
         *args, # as a `FrameLog` takes them
     ):
-        self.number,self.folder = number,directory.folder/f'frames-{number}'
+        self.number,self.folder = number,directory.new_folder(f'frames-{number}')
         form = directory.new(f'frames-{number}.form', 2, np.int64)
-        if not directory.meta and not form[0]:
-            self.folder.mkdir(exist_ok=True)
-            form[:] = size,bits
+        if not directory.meta and not form[0]: form[:] = size,bits
         elif form[0] != size or not 0 <= form[1] <= _MOST_BITS: raise StateError('Frames',
             f'{self.folder}.form is damaged', form.tolist(), f'{size}, and 0 to {_MOST_BITS}')
         super().__init__(size, places, of_next, form.item(1), 0, directory, *args)
@@ -261,7 +259,6 @@ def _stand(self:FrameFiles):
 def reopen(self:FrameFiles):
     "Stand where the files end"
     self._stand()
-    if self.folder.is_symlink() or not self.folder.is_dir(): raise self._damaged(self.folder, 'no such folder')
     if not self.arrays.writes: return
     raws,packed = self._clean()
     if self.learning is None and (packed or (self.folder/'dictionary').exists()): self._read_dictionary()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'SLOTS', 'LINK', 'BACK', 'DRAWN', 'LAST_KEY', 'LAST', 'N_LAST', 'NUMBER',
-           'N_NUMBER', 'WINDOW', 'COUNTERS', 'UNTIL', 'NOTED', 'N_NOTED', 'LASTS', 'PATIENCE', 'reach', 'Tables',
+           'N_NUMBER', 'WINDOW', 'COUNTERS', 'UNTIL', 'NOTED', 'N_NOTED', 'SHARED', 'PATIENCE', 'reach', 'Tables',
            'Links', 'acceptable', 'link_rows', 'Places', 'as_keys', 'first_invalid', 'count_noted', 'count_drawn']
 
 # %% ../../nbs/memory/links.ipynb #fa703b94
@@ -24,7 +24,7 @@ from ..steps.states import array, checked, integer, listed
 INSERTED,OLDEST,AGE_SUM,AGE_MAX,SLOTS = range(5)   # what stands where: counters, slots, then addresses and lengths
 LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER,WINDOW = range(5, 14)   # the last one: how many rows count
 COUNTERS,UNTIL = 14,15     # of the place; the key up to which it lets rows be written
-NOTED,N_NOTED,LASTS = 16,17,18   # keys that were drawn, and are not counted so far; do counts lie in files?
+NOTED,N_NOTED,SHARED = 16,17,18   # keys that were drawn, and are not counted so far; do others look at the counts?
 
 PATIENCE = 1 << 14
 
@@ -63,7 +63,7 @@ class Links:
         numbers = np.array([*counters[:SLOTS], self.ring, *addresses,
             envs.last.ctypes.data, len(envs.last), envs.number.ctypes.data, len(envs.number), self.max_sz,
             self.place.counters.ctypes.data, self.place.until.ctypes.data,
-            self._noted.ctypes.data, len(self._noted), self.place.lasts])
+            self._noted.ctypes.data, len(self._noted), self.place.lasts and self.place.writes])
         self.tables = Tables(numbers, envs, last_key)
 
 # %% ../../nbs/memory/links.ipynb #7a37266d
@@ -243,6 +243,7 @@ def count_noted(numbers):
     ring,end = numbers[SLOTS],numbers[INSERTED]
     drawn,noted = ints_at(numbers[DRAWN], ring),longs_at(numbers[NOTED], numbers[N_NOTED])
     start = end - end % ring   # the key whose slot is 0
+    if numbers[SHARED] and longs_at(numbers[UNTIL], 1)[0] < 0: noted[0] = 0   # they are another process's by now
     for i in range(1, noted[0] + 1):
         key = noted[_u(i)]
         if end - ring <= key < end: drawn[_u(key - start if key >= start else key - start + ring)] += 1
@@ -258,7 +259,7 @@ def count_drawn(numbers, keys):
         n = noted[0] + 1
         noted[_u(n)],noted[0] = keys[i],n
         total,low = total + keys[i],min(low, keys[i])
-    if numbers[LASTS]: count_noted(numbers)   # other processes look there
+    if numbers[SHARED]: count_noted(numbers)
     numbers[AGE_SUM] += len(keys)*numbers[INSERTED] - total
     numbers[AGE_MAX] = max(numbers[AGE_MAX], numbers[INSERTED] - low)
 

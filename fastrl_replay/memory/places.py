@@ -61,7 +61,7 @@ class Place:
     ):
         self.who,self.ring,self.arrays = who,0,{}   # ring: how many slots there are
         self.counters = aligned(N_COUNTERS, np.int64, 0)
-        self.until = np.full(1, 2**62)   # rows up to this key may be written without asking; kernels look at it
+        self.until = np.full(1, 2**62)   # rows up to this key kernels may write without asking; -1: nothing
 
     def new(self, name:str, shape, dtype, fill=None, by=None, own=False)->np.ndarray: raise NotImplementedError
     def begin(self, ring:int): self.ring = ring   # how many slots a new memory has

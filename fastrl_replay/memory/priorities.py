@@ -105,7 +105,7 @@ def added(self:_Prioritized,
     if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
     if self._file is not None: self._write_down(np.arange(come, end))
     vars(self).update(first=oldest, end=end)   # in one call, which no interrupt divides
-    if self._file is not None: self.place.counters[TOLD] = end
+    if self._file is not None and self.place.holds: self.place.counters[TOLD] = end
 
 @patch
 def _of_ever(self:_Prioritized)->float: # -1: new keys don't get the largest priority ever
@@ -365,7 +365,7 @@ AS_ZERO = 5e-324   # a priority of 0 that is written down for a place
 def settle(self:_Prioritized):
     "From now on, priorities are written down as well; those that there are, at once"
     place,file = self.place,self.place.lasting('priorities', np.float64)
-    if file is None or not place.writes: return
+    if file is None or not place.holds: return
     if place.meta.get('priorities') != self.kind:
         place.counters[TOLD] = 0   # those of another kind
         place.say(priorities=self.kind)
@@ -377,6 +377,7 @@ def settle(self:_Prioritized):
 # %% ../../nbs/memory/priorities.ipynb #c89e7582
 @patch
 def _write_down(self:_Prioritized, keys): # or places
+    if not self.place.holds: return   # a forked child has its parent's file
     if self.key_of is None: return self.tree.write_keys(keys, self._file)
     self._file[self.key_of(keys) % len(self._file)] = np.maximum(self.tree[keys % self.capacity], AS_ZERO)
 
@@ -388,7 +389,7 @@ def reopen(self:_Prioritized, oldest, end):
     if file is None or told <= oldest: return
     try: self.added(oldest, told, oldest, file[np.arange(oldest, told) % len(file)])
     except ArgumentError as e:
-        raise StateError(self.place.who, f'{self.place.folder}/priorities is damaged', e) from None
+        raise StateError(self.place.who, f'{self.place.file("priorities")} is damaged', e) from None
 
 @patch
 def recall(self:_Prioritized, places):

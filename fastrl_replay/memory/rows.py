@@ -79,7 +79,6 @@ class Store:
         return batch_bytes(n*size).reshape(n, size) if self._there is None else self._there.empty(n, size)
     def reopen(self): "Go on with what lies in the place"
     def follow(self): "See what the process has done that writes"
-    def settle(self): "The rows that were put count from now on"
     def derive(self, slots): "Make anew what is known of rows in these slots, oldest first, and is not by slot"
     def close(self): "Nothing more will be written"
     def needs(self, dtype, max_sz): return max_sz*dtype.itemsize     # bytes that it must have when full

@@ -32,9 +32,6 @@ class Store:
     def follow(self) -> Any:
         'See what the process has done that writes'
         ...
-    def settle(self) -> Any:
-        'The rows that were put count from now on'
-        ...
     def derive(self, slots) -> Any:
         'Make anew what is known of rows in these slots, oldest first, and is not by slot'
         ...

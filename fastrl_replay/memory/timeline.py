@@ -22,7 +22,7 @@ from ..look.memory_page import memory_page, shown_or_written
 from ..envs.episodes import BlockGate, RowLayout, refuse_nan
 from ..envs.numbering import Environments
 from ..steps.machine import size_text
-from .places import AGES, COMMITTED, FLOOR, REWINDS, TOLD
+from .places import AGES, FLOOR, REWINDS, TOLD
 from .frames import suggested
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys, count_drawn
 from .rows import BatchPlan, Rows, Store, as_steps
@@ -100,6 +100,23 @@ def span(self:Timeline)->tuple:
 def environments(self:Timeline):
     "Dense numbers of environments"
     return self._parts[0].tables.envs if self._parts else Environments()
+
+# %% ../../nbs/memory/timeline.ipynb #6b27158b
+@patch
+def _follow(self:Timeline):
+    "See what the process has done that writes"
+    self.rewinds = self.place.counters.item(REWINDS)
+    self._parts[0].stand_at(self.place.span(self.max_sz))
+    self._parts[1].follow()   # after it: what these rows need has come by now
+
+@patch
+def _were_there(self:Timeline, *keys): # -1: no row
+    "Raise where another process has overwritten a row while it was read"
+    if not self.reads_only: return
+    place,keys = self.place,np.concatenate([k.ravel() for k in keys])
+    gone = ((0 <= keys) & (keys < place.oldest_whole())).any() or place.counters.item(REWINDS) != self.rewinds
+    if gone: raise StaleKey(self.who, 'a row that was overwritten while it was read', remedy=
+        'read again; a larger spare= of the process that writes')
 
 # %% ../../nbs/memory/timeline.ipynb #6e2a7e3b
 @patch(as_prop=True)
@@ -217,7 +234,7 @@ def take(self:Timeline,
     line,store,_ = self._parts
     out = store.empty(keys.size, store.dtype.itemsize)
     store.gather(line.slots(keys), out)
-    if self.reads_only: self._were_there(keys)
+    self._were_there(keys)
     return as_steps(out, store.dtype, keys.shape)
 
 @patch
@@ -245,7 +262,7 @@ def batch(self:Timeline,
     "The rows with these keys as a batch; counted as drawn"
     line,store,shapes = self._parts or self._valid_keys(keys)
     batch = store.batch(line, keys, weights, shapes.batch)
-    if self.reads_only: self._were_there(keys)
+    self._were_there(keys)
     return batch
 
 @patch
@@ -270,7 +287,7 @@ def _masked(self:Timeline, keys, slots):
     dtype = shapes.window
     out = store.empty(slots.size, dtype.itemsize)
     store.gather(slots, out, dtype.fields['mask'][1])
-    if self.reads_only: self._were_there(keys)
+    self._were_there(keys)
     return as_steps(out, dtype, slots.shape)
 
 # %% ../../nbs/memory/timeline.ipynb #15d1a45d
@@ -291,7 +308,7 @@ def walk(self:Timeline,
     "Keys along the episodes of these rows"
     keys = self._valid_keys(keys).ravel()
     found = self._parts[0].walk(keys, offsets)
-    if self.reads_only: self._were_there(np.concatenate([keys, found[found >= 0]]))
+    self._were_there(keys, found)
     return found
 
 @patch
@@ -344,15 +361,15 @@ _AT_ONCE = 2**31   # bytes of rows that may be read for their small columns, whe
 def _rows_inside(self:Timeline, skip=0):
     "Rows and episodes; of those that another process overwrites meanwhile, nothing"
     if not self._parts: return rows_and_episodes(*np.zeros((3,0), np.int64), _no_columns)
-    (line,store,_),(end,oldest),place = self._parts,self.span,self.place
-    key,rewinds = np.arange(min(oldest + skip, end), end),self.rewinds
+    (line,store,_),place,rewinds = self._parts,self.place,self.place.counters.item(REWINDS)
+    end,oldest = self.span
+    key = np.arange(min(oldest + skip, end), end)
     slots = key % line.ring
     def read(names, at): return store.some_columns(slots[at], names)
     nearby = place.path is None and place.device is None or len(key)*store.read_bytes <= _AT_ONCE
     found = rows_and_episodes(key, line.link[slots], line.back[slots], read, nearby)
     found[0]['drawn'] = self._drawn_inside(slots)
-    if not self.reads_only or not len(key): return found
-    gone = place.oldest_whole() - int(key[0])
+    gone = place.oldest_whole() - int(key[0]) if len(key) else 0
     if gone > 0 or place.counters.item(REWINDS) != rewinds: return self._rows_inside(skip + 2*max(gone, 0))
     return found
 
@@ -361,9 +378,8 @@ def _no_columns(names, at): return {n: np.zeros(0, _NO_ROWS[n]) for n in names i
 @patch
 def _drawn_inside(self:Timeline, slots):
     "How often rows were drawn: by this process, or, where it has not drawn, by the one that writes"
-    drawn,file = self._parts[0].drawn[slots],None
-    if self.reads_only and not self.ages[0]: file = self.place.beside('drawn', np.int32)
-    return drawn if file is None else file[slots]
+    file = None if self.ages[0] else self.place.beside('drawn', np.int32)
+    return (self._parts[0].drawn if file is None else file)[slots]
 
 # %% ../../nbs/memory/timeline.ipynb #97fed715
 @patch
@@ -387,7 +403,7 @@ def inside(self:Timeline)->dict: # as look/inside has it
     end = int(key[-1]) + 1 if len(key) else self.inserted
     draw = self._draw_inside(key)
     columns = [dict(name=n, dtype=str(d.base), shape=list(d.shape)) for n,d,_ in parts_of(self.dtype)] if parts else []
-    ages = place.counters[AGES] if self.reads_only and not self.ages[0] else self.ages
+    ages = self.ages if self.ages[0] else place.counters[AGES]
     numbers = dict(inserted=end, evicted=end - len(key), fill=len(key)/self.max_sz, age_max=int(ages[1]))
     unit = 'sequences' if draw and draw['length'] is None else 'rows'
     seen = dict(title='Timeline', unit=unit, path=place.path and str(place.path), rows=len(key), max_sz=self.max_sz,
@@ -433,8 +449,7 @@ def still_there(self:Timeline,
         keys = keys[self.valid(keys)]
         if not len(keys): return keys,np.zeros(0, self.dtype)
         try: return keys,self.take(keys).to('cpu').rows
-        except StaleKey:
-            if not self.reads_only: raise
+        except StaleKey: continue   # overwritten meanwhile
 
 @patch
 def page(self:Timeline,
@@ -530,11 +545,11 @@ def _use(self:Timeline, parts, place, unsettled=None):
 @patch
 def settle(self:Timeline):
     "What was prepared counts from now on"
-    if self._unsettled is None: return
+    if self._unsettled is None or self.reads_only: return
     (end,floor,missing),place = self._unsettled,self.place
-    if place.writes: self._go_back(end, floor)
+    self._go_back(end, floor)
     self._unsettled = None   # now: after an interrupt it is done once more
-    if missing and place.writes: warnings.warn(f'{self.who}: {missing:_} of the rows that were in memory at this '
+    if missing: warnings.warn(f'{self.who}: {missing:_} of the rows that were in memory at this '
         'checkpoint have been overwritten since, so it goes on without them. '
         f'Remedy: a larger spare= ({place.ring - self.max_sz:_} so far)')
 
@@ -578,10 +593,7 @@ Timeline.__getattr__ = _column   # @patch would leave a `__getattr__` in the mod
 def _open_place(self:Timeline): # its parts; None: there is no memory so far
     "Open what lies in the store's place"
     place = self.place = self.place or self.store.new_place(self.who)
-    try:
-        unfinished = place.meta and place.writes and not place.counters.item(COMMITTED)   # its first add
-        if unfinished: place.forget()
-        self._parts = self._continued() if place.meta else None
+    try: self._parts = self._continued() if place.meta else None
     except BaseException:
         self.place = None
         place.leave()
@@ -592,13 +604,11 @@ def _open_place(self:Timeline): # its parts; None: there is no memory so far
 def _continued(self:Timeline):
     "Links and a store over what is there"
     place,dtype = self.place,self._check_meta(self.place.meta)
-    if place.writes: self._make_larger(dtype)
-    else: self.max_sz = min(self.max_sz, place.meta['max_sz'])
+    self._fit(dtype)
     parts = line,store,_ = self._parts_in(place, dtype)
     store.reopen()
     line.stand_at(place.span(self.max_sz))
-    if place.writes: line.reopen(store.episodes)
-    else: store.follow()
+    if not self.reads_only: line.reopen(store.episodes)
     self._gate.layout = self._gate.make_layout(self.who, dtype)
     return parts
 
@@ -615,45 +625,29 @@ def _check_meta(self:Timeline, meta)->np.dtype: # of the rows
         meta.get('store'), 'the same store, or another path')
     if type(meta.get('max_sz')) is not int or not 0 < meta['max_sz'] <= d.ring: raise StateError(self.who,
         f'{d.path}/meta.json: max_sz', meta.get('max_sz'), f'1 to {d.ring}')
-    if d.writes and self.max_sz < meta['max_sz']: raise ArgumentError(self.who,
-        f'max_sz: the memory in {d.path} is larger', self.max_sz, f"at least {meta['max_sz']}",
-        f"max_sz={meta['max_sz']}; rows would be lost")
     return dtype
 
 # %% ../../nbs/memory/timeline.ipynb #5ed5f432
 @patch
-def _make_larger(self:Timeline, dtype):
-    "Let there be as many slots as are asked for"
+def _fit(self:Timeline, dtype):
+    "Let there be as many slots as are asked for; who only reads takes what there is"
     place,ring,was = self.place,self.max_sz + self.store.spare,self.place.meta['max_sz']
-    if ring > place.ring:
+    if self.reads_only: self.max_sz = min(self.max_sz, was)
+    elif self.max_sz < was: raise ArgumentError(self.who, f'max_sz: the memory in {place.path} is larger', self.max_sz,
+        f'at least {was}', f'max_sz={was}; rows would be lost')
+    elif ring > place.ring:
         self.store.open(dtype, place.ring, place)   # so that the place knows all arrays
         Links(dtype, place.ring, place, self.who)
-        return place.grow(ring, self.max_sz, lambda new, keys: self.store.open(dtype, ring, new).derive(keys % ring))
-    if self.max_sz == was: return
-    place.counters[FLOOR] = place.span(was)[1]   # rows that had ceased to count don't come back
-    place.say(max_sz=self.max_sz)
+        place.grow(ring, self.max_sz, lambda new, keys: self.store.open(dtype, ring, new).derive(keys % ring))
+    elif self.max_sz > was:
+        place.counters[FLOOR] = place.span(was)[1]   # rows that had ceased to count don't come back
+        place.say(max_sz=self.max_sz)
 
 # %% ../../nbs/memory/timeline.ipynb #ea8c4818
 @patch
-def _follow(self:Timeline):
-    "See what the process has done that writes"
-    if not self._parts: return
-    self.rewinds = self.place.counters.item(REWINDS)
-    self._parts[0].stand_at(self.place.span(self.max_sz))
-    self._parts[1].follow()   # after it: what these rows need has come by now
-
-@patch
-def _were_there(self:Timeline, keys):
-    "Raise where a row was overwritten while it was read"
-    place = self.place
-    gone = keys.size and keys.min() < place.oldest_whole() or place.counters.item(REWINDS) != self.rewinds
-    if gone: raise StaleKey(self.who, 'a row that was overwritten while it was read', remedy=
-        'read again; a larger spare= of the process that writes')
-
-@patch
 def flush(self:Timeline):
     "Bring everything to the device, for power cuts; nothing where rows don't last"
-    if not self.is_open or not self.place.holds or not self._parts: return
+    if not self.is_open or not self._parts: return
     self._write_counters()
     self.place.flush()
 

@@ -229,7 +229,7 @@ def _read_states(self:SequenceView, places):
 def note(self:SequenceView):
     "The sampler knows of all sequences of rows that were followed"
     place = self.memory.place
-    if not place.writes or self._row is None: return
+    if not place.holds or self._row is None: return
     if not self._said: place.say(steps=dtype_spec(self._dtype))
     self._said = True
     View.note(self)

@@ -77,7 +77,7 @@ class _OfPlaces:
 
     def note(self):
         "The sampler knows of all that was followed: what is written down of places is true for so many rows"
-        if self.followed is not None and self.memory.place.writes: self.memory.place.counters[TOLD] = self.followed
+        if self.followed is not None and self.memory.place.holds: self.memory.place.counters[TOLD] = self.followed
 
 # %% ../../nbs/replay/views.ipynb #d8001709
 class View(_OfPlaces):

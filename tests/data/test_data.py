@@ -239,6 +239,11 @@ SPACES = dict(box=spaces.Box(-5, 5, (3,)), double=spaces.Box(-5, 5, (2,), np.flo
               binary=spaces.MultiBinary(3), pictures=spaces.Box(0, 255, (4, 36, 36), np.uint8),
               dict=spaces.Dict(eye=spaces.Box(0, 255, (4, 36, 36), np.uint8), touch=spaces.Box(-5, 5, (2,))))
 
+def batch(space, n):
+    "So many samples of a space"
+    x = [space.sample() for _ in range(n)]
+    return {k: np.stack([v[k] for v in x]) for k in space.spaces} if isinstance(space, spaces.Dict) else np.stack(x)
+
 @pytest.mark.parametrize('n_envs', [1, 3])
 @pytest.mark.parametrize('name', SPACES)
 @pytest.mark.parametrize('action', [spaces.Discrete(3), pytest.param(spaces.Box(-1, 1, (2,), np.float64), marks=pytest.mark.slow)], ids=['discrete', 'box'])
@@ -248,14 +253,11 @@ def test_the_buffer_draws_what_theirs_draws(name, n_envs, action):
     kw = dict(store=Frames(4, compress='zstd')) if name in ('pictures', 'dict') else {}
     ours, theirs = pair(space, action, n_envs, **kw)
     space.seed(1); action.seed(2)
-    def batch(s):
-        x = [s.sample() for _ in range(n_envs)]
-        return {k: np.stack([v[k] for v in x]) for k in s.spaces} if isinstance(s, spaces.Dict) else np.stack(x)
-    rng, obs = np.random.default_rng(0), batch(space)
+    rng, obs = np.random.default_rng(0), batch(space, n_envs)
     for t in range(20):
-        after, done = batch(space), rng.random(n_envs) < .3
+        after, done = batch(space, n_envs), rng.random(n_envs) < .3
         infos = [{'TimeLimit.truncated': bool(d and rng.random() < .5)} for d in done]
-        last, reward = batch(action), rng.normal(size=n_envs)
+        last, reward = batch(action, n_envs), rng.normal(size=n_envs)
         for b in (ours, theirs): b.add(obs, after, last, reward, done, infos)
         obs = after
         assert (ours.pos, ours.full, ours.size()) == (theirs.pos, theirs.full, theirs.size())
@@ -275,12 +277,9 @@ def test_the_buffer_draws_what_theirs_draws(name, n_envs, action):
 def add_to(buffers, space, action, n_envs=1, steps=20, normal=False):
     "The same random steps into several buffers; what was added last"
     space.seed(1); action.seed(2)
-    def batch(s):
-        x = [s.sample() for _ in range(n_envs)]
-        return {k: np.stack([v[k] for v in x]) for k in s.spaces} if isinstance(s, spaces.Dict) else np.stack(x)
-    rng, obs = np.random.default_rng(0), batch(space)
+    rng, obs = np.random.default_rng(0), batch(space, n_envs)
     for t in range(steps):
-        after, done, late, last, reward = batch(space), rng.random(n_envs) < .3, rng.random(n_envs) < .5, batch(action), rng.normal(size=n_envs)
+        after, done, late, last, reward = batch(space, n_envs), rng.random(n_envs) < .3, rng.random(n_envs) < .5, batch(action, n_envs), rng.normal(size=n_envs)
         for b in buffers: b.add(obs, after, last, reward, done, [{'TimeLimit.truncated': bool(x)} for x in done & late])
         obs = after
 

@@ -42,6 +42,8 @@ def leave(line):
     "Let go of a memory as a kill would: nothing is written, flushed or told"
     line.place.leave()
 
+def contents(path): return {p: p.read_bytes() for p in path.rglob('*') if p.is_file()}
+
 def seen(line):
     "All that can be seen of rows and links"
     if not len(line): return line.span
@@ -135,20 +137,15 @@ def other_meta(path): (path/'meta.json').write_text('{"name": "mine"}')
 @pytest.mark.parametrize('make', [foreign, foreign_data, foreign_names, other_meta])
 def test_a_foreign_directory_is_left_alone(make, tmp_path):
     make(tmp_path)
-    def all_of_it(): return {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
-    before = all_of_it()
+    before = contents(tmp_path)
     for mode in 'a','r':
         with pytest.raises(ArgumentError, match='is not a memory'): Timeline(4, Rows(tmp_path, mode=mode))
         with pytest.raises(ArgumentError, match='is not a memory'): Directory(tmp_path, mode)
-    assert all_of_it() == before
+    assert contents(tmp_path) == before
 
-@pytest.mark.parametrize('path', [3, b'bytes', ['a']])
-def test_what_is_no_path(path):
-    with pytest.raises(ArgumentTypeError, match='path'): Rows(path)
-
-@pytest.mark.parametrize('path', ['', 'a\0b', '~nobody-of-this-name/x'])
+@pytest.mark.parametrize('path', [3, b'bytes', ['a'], '', 'a\0b', '~nobody-of-this-name/x'])
 def test_what_can_be_no_path(path):
-    with pytest.raises(ArgumentError, match='path'): Rows(path)
+    with pytest.raises(ArgumentError if isinstance(path, str) else ArgumentTypeError, match='path'): Rows(path)
 
 def test_a_file_is_no_directory(tmp_path):
     (tmp_path/'file').write_text('')
@@ -238,10 +235,11 @@ def test_growth_that_fails(tmp_path, monkeypatch):
 
 def test_the_first_row_finds_no_room(tmp_path, monkeypatch):
     "Each array that can't be had: an error, and as soon as there is room it goes on"
-    def full(*_):
+    def full(file, _, n):
         nonlocal count
         count += 1
         if count == at: raise OSError(errno.ENOSPC, 'full')
+        os.ftruncate(file, n)
     for at in range(1, 9):
         count, replay = 0, opened('prioritized', tmp_path/f'{at}', 10)
         monkeypatch.setattr(os, 'posix_fallocate', full)
@@ -432,6 +430,38 @@ def test_priorities_are_written_by_the_process_that_opened_them(tmp_path):
     assert again.sampler.kept().tolist() == before
     again.close()
 
+@pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences', 'compressed'])
+@pytest.mark.parametrize('drawn', [False, True])
+def test_what_may_not_write_draws_and_changes_nothing(kind, drawn, tmp_path):
+    "A forked child, and one that was closed: no count, no priority, no recurrent state, also of rows that its parent's sampler was not told of"
+    def use():
+        for _ in range(20): replay.sample()
+        assert replay.stats()['batches'] >= 20 and len(replay.state_dict())
+        replay.memory.count(replay.memory.keys)
+        return 'used'
+    replay = opened(kind, tmp_path, 30, bs=4)
+    replay.add(hidden(block(0, 20), kind))
+    if drawn: replay.sample()
+    replay.add(hidden(block(20, 7), kind))
+    before, counts = contents(tmp_path), replay.memory.times_drawn.tolist()
+    assert forked(use) == (0, 'used')
+    assert contents(tmp_path) == before and replay.memory.times_drawn.tolist() == counts
+    replay.sample()
+    assert replay.memory.times_drawn.sum() > sum(counts)
+    line = replay.memory
+    replay.close()
+    before = contents(tmp_path)
+    line.batch(line.keys, np.ones(27))
+    assert contents(tmp_path) == before and line.ages[0]
+
+def hidden(steps, kind):
+    "With recurrent states, for sequences"
+    if kind != 'sequences': return steps
+    rows = np.zeros(len(steps), extend_dtype(steps.dtype, hidden=('f4', (2,))))
+    for n in steps.dtype.names: rows[n] = steps.rows[n]
+    rows['hidden'][:,0] = 1 + rows['step_n']
+    return Steps(rows)
+
 def test_after_close(tmp_path):
     "What was closed reads, and writes nothing any more, also when another one has made the memory larger meanwhile"
     line = filled(tmp_path)
@@ -440,13 +470,13 @@ def test_after_close(tmp_path):
     line.close()
     other = Timeline(20, Rows(tmp_path))
     other.add(block(20, 4))
-    before = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+    before = contents(tmp_path)
     for call in (lambda: line.add(block(20, 3))), (lambda: line.load_state_dict(saved)):
         with pytest.raises(ArgumentError, match='is closed'): call()
     line.flush()
     line.close()
     line.state_dict()
-    assert {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()} == before
+    assert contents(tmp_path) == before
     whole(line)
     whole(other)
 
@@ -669,7 +699,7 @@ def test_a_reader_that_counted_while_all_was_overwritten_counts_again(tmp_path, 
 def test_a_reader_changes_nothing(tmp_path):
     line = filled(tmp_path, 23)
     leave(line)
-    before = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+    before = contents(tmp_path)
     reader = ExperienceReplay(bs=4, max_sz=10, store=Rows(tmp_path, mode='r'))
     reader.sample()
     saved = reader.state_dict()
@@ -679,7 +709,7 @@ def test_a_reader_changes_nothing(tmp_path):
     for call in (lambda: reader.add(block(23, 1))), (lambda: reader.memory.add(block(23, 1))):
         with pytest.raises(ArgumentError, match='open for reading'): call()
     reader.close()
-    assert {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()} == before
+    assert contents(tmp_path) == before
     assert reader.sample().index.min() >= 13   # it is opened again
 
 @pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences'])

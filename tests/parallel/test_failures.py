@@ -3,19 +3,12 @@ import json
 
 import pytest
 
-import combinations, failures
+import failures
 from failures import AXES, CELLS, FILE, PAIRS
 from fastrl_replay.all import *
 from workers import no_process_is_left  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::UserWarning', 'ignore::FutureWarning')]   # fast: `test_shards`
-
-@pytest.fixture(scope='module')
-def machine():
-    "Ray, on this one"
-    ray = combinations.start_ray()
-    yield
-    ray.shutdown()
 
 def named(cells): return [pytest.param(cell, id='-'.join(cell)) for cell in cells]
 

@@ -8,7 +8,7 @@ import pytest, torch
 import test_shards
 from fastrl_replay.all import *
 from test_shards import Version
-from workers import no_process_is_left, short, zeros  # noqa: F401
+from workers import no_process_is_left, ray_cluster, short, zeros  # noqa: F401
 
 ray = pytest.importorskip('ray')
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')
@@ -16,16 +16,7 @@ pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::F
 @pytest.fixture(scope='module')
 def cluster():
     "Two machines beside the one of the learner, all of them on this one"
-    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
-    from ray.cluster_utils import Cluster
-    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0, include_dashboard=False))
-    nodes = [cluster.add_node(num_cpus=4) for _ in range(2)]
-    here = Path(__file__).parent
-    where = dict(env_vars=dict(PYTHONPATH=os.pathsep.join(map(str, (here, here.parent)))))   # these modules, for the workers
-    ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR', runtime_env=where)
-    yield cluster, nodes
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_cluster(0, 4, 4) as found: yield found
 
 @pytest.fixture(autouse=True)
 def nothing_hangs():

@@ -7,7 +7,7 @@ import numpy as np, pytest, torch
 from fastrl_replay.all import *
 from fastrl_replay.testing import through_file
 from test_parallel import BOX, TWO
-from workers import FORK, no_process_is_left, scripted, short, zeros  # noqa: F401
+from workers import FORK, no_process_is_left, ray_cluster, scripted, short, zeros  # noqa: F401
 
 class Versioned(torch.nn.Module):
     "Says with which version of its weight it acted"
@@ -174,19 +174,9 @@ def test_eps_of_an_environment_stays_when_workers_join_and_leave(restarts):
 # ---- on Ray ----
 
 @pytest.fixture
-def cluster(monkeypatch):
+def cluster():
     "A machine beside the one of the learner, with room for one actor"
-    ray = pytest.importorskip('ray')
-    monkeypatch.setenv('RAY_USAGE_STATS_ENABLED', '0')
-    monkeypatch.setenv('RAY_raylet_start_wait_time_s', '120')   # on a busy machine
-    from ray.cluster_utils import Cluster
-    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0, include_dashboard=False))
-    nodes = [cluster.add_node(num_cpus=1)]
-    paths = os.pathsep.join((os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))))
-    ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR', runtime_env=dict(env_vars=dict(PYTHONPATH=paths)))
-    yield cluster, nodes
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_cluster(0, 1) as found: yield found
 
 def until(pipe, what, seconds=120):
     "Take items until this is so"

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 
 from fastrl_replay.all import *
 from fastrl_replay.parallel.coordinator import Coordinator, RateLimiter, Shard, ShardLog
-from workers import no_process_is_left  # noqa: F401
+from workers import PLACES, no_process_is_left, ray_cluster  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')
 
@@ -328,21 +328,12 @@ def test_a_log_that_is_damaged_is_refused(tmp_path):
 
 # ---- on a cluster ----
 
-HERE = Path(__file__).parent
-PLACES = os.pathsep.join(map(str, (HERE, HERE.parent, HERE.parent.parent)))
 NAMESPACE = 'fastrl_replay'
 
 @pytest.fixture(scope='module')
 def cluster():
     "One machine, and programs beside this one"
-    ray = pytest.importorskip('ray')
-    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
-    from ray.cluster_utils import Cluster
-    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=4, include_dashboard=False))
-    ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR', runtime_env=dict(env_vars=dict(PYTHONPATH=PLACES)))
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_cluster(4) as (found, _): yield found
 
 @pytest.fixture
 def served(cluster):
