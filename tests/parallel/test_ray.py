@@ -6,6 +6,7 @@ from itertools import islice
 import pytest, torch
 
 import test_shards
+from combinations import MODULES
 from fastrl_replay.all import *
 from test_shards import Version
 from workers import no_process_is_left, short, zeros  # noqa: F401
@@ -20,8 +21,7 @@ def cluster():
     from ray.cluster_utils import Cluster
     cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0, include_dashboard=False))
     nodes = [cluster.add_node(num_cpus=4) for _ in range(2)]
-    here = Path(__file__).parent
-    where = dict(env_vars=dict(PYTHONPATH=os.pathsep.join(map(str, (here, here.parent)))))   # these modules, for the workers
+    where = dict(env_vars=dict(PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), MODULES])))   # these modules, for the workers
     ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR', runtime_env=where)
     yield cluster, nodes
     ray.shutdown()

@@ -6,6 +6,7 @@ import numpy as np, pytest, torch
 
 from fastrl_replay.all import *
 from fastrl_replay.testing import through_file
+from combinations import MODULES
 from test_parallel import BOX, TWO
 from workers import FORK, no_process_is_left, scripted, short, zeros  # noqa: F401
 
@@ -182,7 +183,7 @@ def cluster(monkeypatch):
     from ray.cluster_utils import Cluster
     cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0, include_dashboard=False))
     nodes = [cluster.add_node(num_cpus=1)]
-    paths = os.pathsep.join((os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))))
+    paths = os.pathsep.join((os.path.dirname(__file__), MODULES))
     ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR', runtime_env=dict(env_vars=dict(PYTHONPATH=paths)))
     yield cluster, nodes
     ray.shutdown()
