@@ -1,6 +1,7 @@
 """What goes with what: each memory with each store, place and use works as a plain model says, or is refused when it is made.
 
-`python tests/combinations.py` tries all cells, counts them, and writes the table that the site shows."""
+`python tests/combinations.py` tries all cells, counts them, and writes the table that the site shows;
+`python tests/combinations.py mixture shards` tries only those that have these values."""
 import copy, io, itertools, json, os, pickle, re, sys, tempfile
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 from fastrl_replay.all import *
 from plain_model import (ACTIONS, ALPHA, BETA, BURN_IN, EPS, ETA, GAMMA, LENGTH, MAX_SZ, N_ENVS, N_STEP, OVERLAP, SPACE, Agent, MixedModel,
     Model, block, compute_reward, difference, merged, names, single, values, worlds)
+from workers import PLACES as MODULES
 
 BS, DEVICE = 6, 'cuda' if torch.cuda.is_available() else 'cpu'
 
@@ -65,8 +67,8 @@ def fill(replay, model, first=0, n=20):
 
 def fill_other(replay, model, rows=names(20)):
     if not isinstance(replay, Mixture): return
-    replay.add(block(rows, model.parts[1].row), 'other')
-    model.parts[1].add(rows)
+    if replay.replays['other'].store.mode != 'r': replay.add(block(rows, model.parts[1].row), 'other')
+    model.parts[1].add([name for name in rows for _ in range(model.shards)])   # each shard has all of them
 
 # ---- uses: how each is made, and what it must give ----
 
@@ -127,26 +129,30 @@ class Prefetched(Chain):
 class Workers(Chain):
     def before(self): return Tap(stepper().parallel(2, chunk=2, method='fork'), self.model)
 
-class Shards(Chain):
+class Apart(Chain):
+    "Copies of a memory in processes; what a mixture on disk has besides, all of them read"
+    def __init__(self, cell):
+        self.model, reads = cell.model(late=self.late), (cell.memory, cell.place) == ('mixture', 'directory')
+        if reads:
+            with cell.make('uniform', None, 'memory-other') as writer: writer.add(block(names(20), self.model.parts[1].row))
+        self.replay = cell.replay(stepper(), other=dict(mode='r') if reads else {})
+        self.pipe = self.after(self.replay)
+
+class Shards(Apart):
     late = 8
     engine = dict(method='fork')
-    def before(self): return stepper()
+    def __init__(self, cell):
+        super().__init__(cell)
+        self.model.shards = 2
     def after(self, replay): return replay.parallel(2, chunk=1, **self.engine)
 
 class RayShards(Shards):
     engine = dict(engine=RayEngine(num_cpus=.5))
 
-class Loader(Chain):
-    "In two processes of a DataLoader, which number rows alike; what a mixture on disk has besides, both of them read"
-    def __init__(self, cell):
-        self.model, self.reads = cell.model(), (cell.memory, cell.place) == ('mixture', 'directory')
-        if self.reads:
-            other = self.model.parts[1]
-            with cell.make('uniform', None, 'memory-other') as writer: writer.add(block(names(20), other.row))
-            other.add(names(20))
-        self.replay = self.pipe = cell.replay(stepper(), other=dict(mode='r') if self.reads else {})
+class Loader(Apart):
+    "In two processes of a DataLoader, which number rows alike"
     def check(self):
-        if not self.reads: fill_other(self.replay, self.model)
+        fill_other(self.replay, self.model)
         models = {}
         for batch in islice(DataLoader(self.pipe, batch_size=None, num_workers=2, multiprocessing_context='fork'), 24):
             worker = int(batch['env_id'].reshape(-1)[0])//N_ENVS
@@ -287,7 +293,6 @@ class Rule(NamedTuple):
 
 REFUSED = [   # when it is made
     Rule('frames on a device are not packed: codecs run in main memory', 'frames on a device are not packed', store='lz4 zstd', place='device'),
-    Rule('each shard is a part of one replay; mix in this process, and put .parallel before the replays', 'a mixture above it', memory='mixture', use='shards ray_shards'),
     Rule('recorded rows go into one replay; fill those of a mixture by add', 'a replay without a source', memory='mixture', use='offline'),
     Rule('a mixture has no rows; write the memory of each replay', "one of its replays", memory='mixture', use='export'),
     Rule('agents of Stable-Baselines3 draw uniformly from one buffer, take no weights and return no errors', 'unexpected keyword', memory='proportional rank own_sampler mixture', use='sb3'),
@@ -360,14 +365,16 @@ def start_ray():
     "A cluster on this machine, whose processes find these modules"
     import ray
     os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
-    where = dict(env_vars=dict(PYTHONPATH=os.path.dirname(__file__)))
+    where = dict(env_vars=dict(PYTHONPATH=MODULES))
     ray.init('local', num_cpus=4, log_to_driver=False, logging_level='ERROR', include_dashboard=False, runtime_env=where)
     return ray
 
-def main():
-    "Try all cells; the table is written where each is as it is declared"
-    wrong, _ = 0, start_ray()
-    for cell in CELLS:
+def main(*values):
+    "Try all cells, or those that have these values; the table is written where each is as it is declared"
+    unknown = {*values} - {v for axis in AXES.values() for v in axis}
+    if unknown: sys.exit(f'{", ".join(unknown)}: no value of an axis')
+    wrong, _, cells = 0, start_ray(), [cell for cell in CELLS if {*values} <= {*cell[:4]}]
+    for cell in cells:
         with tempfile.TemporaryDirectory() as folder:
             try: found = outcome(cell, folder)
             except Exception as e: found = f'{type(e).__name__}: {e}'
@@ -375,7 +382,7 @@ def main():
         wrong += 1
         print(*cell[:4], 'is declared', declared(cell), 'and found', found)
     print(*(f'{n} {what}' for what, n in table()['counts'].items()), sep=', ')
-    if wrong: sys.exit(f'{wrong} of {len(CELLS)} cells are not as declared; nothing was written')
+    if wrong: sys.exit(f'{wrong} of {len(cells)} cells are not as declared; nothing was written')
     FILE.write_text(json.dumps(table(), indent=1) + '\n')
 
-if __name__ == '__main__': main()
+if __name__ == '__main__': main(*sys.argv[1:])

@@ -194,13 +194,23 @@ def table(found):
     return {kind: dict(n=len(xs), wait=seconds([x['wait'] for x in xs]), both=seconds([x['both'] for x in xs]),
         restarts=sum(x['restarts'] for x in xs), lost=sum(x['lost'] for x in xs)) for kind, xs in found.items()}
 
+def together(a, b):
+    "Two runs as one; of the medians of a kind the larger one, which that of both runs does not exceed"
+    def line(x, y):
+        if not (x and y): return x or y
+        return {k: [*map(max, x[k], y[k])] if k in ('wait', 'both') else x[k] + y[k] for k in x}
+    kinds = {kind: line(a['kinds'].get(kind), b['kinds'].get(kind)) for kind in {**a['kinds'], **b['kinds']}}
+    return {k: kinds if k == 'kinds' else a[k] + b[k] for k in a}
+
+def read(path): return json.loads(path.read_text()) if path and path.exists() else {}
+
 def save(path, engine, **result):
     "Write it into a file beside that of the other engine"
-    whole = json.loads(path.read_text()) if path.exists() else {}
+    whole = read(path)
     write_whole(path, (json.dumps({**whole, engine: result}, indent=1) + '\n').encode())
 
-def kills(where, n, seed, out=None, engine='process', seconds=float('inf'), say=print):
-    "Make that many, or as many as there is time for; what was counted"
+def kills(where, n, seed, out=None, engine='process', seconds=float('inf'), before=None, say=print):
+    "Make that many, or as many as there is time for; what was counted, and written beside what an earlier run has found"
     rng, found, began, done = random.Random(seed), defaultdict(list), time.monotonic(), 0
     learner = Learner(where, seed)
     pipe = learner.pipe
@@ -214,7 +224,8 @@ def kills(where, n, seed, out=None, engine='process', seconds=float('inf'), say=
             if seen is None: learner.draw(4); continue
             found[kind].append(seen)
             done += 1
-            if out: save(out, engine, seconds=round(time.monotonic() - began), batches=pipe.stats()['items'], failures=done, kinds=table(found))
+            seen = dict(seconds=round(time.monotonic() - began), batches=pipe.stats()['items'], failures=done, kinds=table(found))
+            if out: save(out, engine, **(together(before, seen) if before else seen))
     stats = pipe.stats()
     left = [c for s in where.shards(pipe) for c in (s, *children(s))]
     with nothing_hangs(where.limit): pipe.close()
@@ -248,8 +259,9 @@ if __name__ == '__main__':
     parser.add_argument('--network', action='store_true', help='a node of its own network, whose link is cut')
     parser.add_argument('--seconds', type=float, default=float('inf'), help='how long at most')
     parser.add_argument('--out', type=Path, help='a file for what was seen')
+    parser.add_argument('--more', action='store_true', help='add it to what the file has of this engine')
     args = parser.parse_args()
     if args.engine == 'ray' and 'KILL_WORKERS' not in os.environ: sys.exit(in_a_child())
     where = Local() if args.engine == 'process' else OnRay(args.network)
-    try: kills(where, args.kills, args.seed, args.out, args.engine, args.seconds)
+    try: kills(where, args.kills, args.seed, args.out, args.engine, args.seconds, read(args.out).get(args.engine) if args.more else None)
     finally: where.close()

@@ -207,19 +207,24 @@ class Model:
         if self.kind == 'hindsight': assert self.relabelled
 
 class MixedModel:
-    "The same of a mixture of a prioritized replay and a uniform one"
+    "The same of a mixture of a prioritized replay and a uniform one, or of several in shards, whose keys are told apart"
+    shards = 1
     def __init__(self, row=single, late=0, max_sz=MAX_SZ):
         self.parts = Model('proportional', row, late, max_sz), Model('uniform', row, late, max_sz)
     def add(self, names): self.parts[0].add(names)
+    def divided(self, batch):
+        "Keys as the parts have them, and which part each is of"
+        key, shard = np.divmod(batch['index'].cpu().numpy(), self.shards)
+        return key//2*self.shards + shard, key % 2
     def check(self, batch):
         batch = batch.to('cpu')
-        keys, which = (batch[k].numpy() for k in ('index', 'replay'))
-        assert (keys % 2 == which).all() and {*which.tolist()} == {0, 1}
+        keys, which = self.divided(batch)
+        assert (batch['replay'].numpy() == which).all() and {*which.tolist()} == {0, 1}
         for i, part in enumerate(self.parts):
-            part.check_rows(batch.rows[which == i], (keys[which == i]//2).tolist(), batch['weight'].numpy()[which == i].tolist())
+            part.check_rows(batch.rows[which == i], keys[which == i].tolist(), batch['weight'].numpy()[which == i].tolist())
     def tell(self, batch):
-        keys = batch['index'].tolist()
-        for i, part in enumerate(self.parts): part.note([k//2 for k in keys if k % 2 == i])
-        batch.update_priorities(torch.tensor([float(error_of(k//2)) for k in keys]))
+        keys, which = self.divided(batch)
+        for i, part in enumerate(self.parts): part.note(keys[which == i].tolist())
+        batch.update_priorities(torch.tensor([float(error_of(k)) for k in keys.tolist()]))
     def enough(self):
         for part in self.parts: part.enough()

@@ -1,5 +1,7 @@
 """What the ranks of tests/parallel/test_ranks.py run: `python rank_work.py NAME …`, once for each rank."""
 import json, os, signal, sys
+from itertools import islice
+from pathlib import Path
 
 import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
@@ -106,6 +108,28 @@ def rounds(ranks, seed, steps):
     said = ranks.gather(dict(n=n, inserted=replay.memory.inserted, steps=journal.steps, returns=journal.returns, envs=sorted(set(replay.memory[:].env_id.tolist())),
         net=[p.detach().sum().item().hex() for p in net.parameters()], state=replay.memory[:].state.sum().item()))
     if ranks.leads: say(said=said)
+
+def resumed(ranks, folder, place, do):
+    "A chain that is saved after 30 batches, by rank; one that goes on there; one over the rows of a directory, without a checkpoint"
+    out = Path(folder)
+    store = Rows(out/'memory', spare=500) if place == 'disk' else None
+    replay = GymStepper(['CartPole-v1']*2, seed=0).prioritized_replay(bs=8, max_sz=300, warmup=20, ratio=.5, seed=0, store=store)
+    pipe = ranks.join(replay, rows=2)
+    def draw(n):
+        seen = []
+        for batch in islice(pipe, n):
+            batch.update_priorities(batch.reward + batch.step_n/7)
+            seen.append([batch.index.tolist(), batch.weight.sum().item().hex()])
+        return seen
+    try:
+        if do == 'resume': pipe.load_state_dict(torch.load(out/f'rank-{ranks.rank % 2}.pt'))
+        if do == 'find': return say(rank=ranks.rank, rows=len(replay), environments=sorted(set(replay.memory[:].env_id.tolist())) if len(replay) else [])
+        if do == 'begin':
+            draw(30)
+            torch.save(pipe.state_dict(), out/f'rank-{ranks.rank}.pt')
+        say(rank=ranks.rank, seen=draw(20))
+    except (ArgumentError, StateError) as e: say(rank=ranks.rank, error=str(e))
+    finally: pipe.close()
 
 if __name__ == '__main__':
     torch.set_num_threads(1)

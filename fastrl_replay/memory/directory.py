@@ -39,7 +39,7 @@ def read_meta(
             if not others or shards and _are_shards(others): return None
             raise ArgumentError(who, f'path: {path} is not a memory, and not empty', ', '.join(sorted(others)[:5]),
                 'meta.json, or nothing', 'the path of one of these shards, or as many workers as made them: '
-                '.parallel(n) after the replay, or a DataLoader' if _are_shards(others) else 'another path')
+                '.parallel(n) after the replay, a DataLoader, or torchrun' if _are_shards(others) else 'another path')
         meta = json.loads(_plain(file, who).read_text())
     except (OSError,ValueError,RecursionError) as e:
         if isinstance(e, ArgumentError): raise

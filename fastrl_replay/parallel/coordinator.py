@@ -200,6 +200,7 @@ class Coordinator:
     ):
         self.name,self.replay,self.shards = name,pickle.loads(data),shards
         self.limiter,self.losses,self.restarts = RateLimiter(self.replay.ratio, ahead),[],0
+        self.first_loss = int(time()*1e6)   # its number, above all those of a coordinator before this one
         self.statuses,self.lost = [None]*len(shards),dict(added=0, batches=0)   # lost: counts of memories that are gone
         self.rows_on_way = self.batches_on_way = 0   # requested from shards, without a reply so far
         self.waiting,self.n_envs = dict(add=0, sample=0),[0]*len(shards)
@@ -214,7 +215,7 @@ class Coordinator:
                     if status is None: await self.ask(rank, limit, 'ping')
             result = await getattr(self, method)(limit, *args)
         except Explained as e: result = e
-        return result,len(self.losses),self.losses[seen:]
+        return result,self.first_loss + len(self.losses),self.losses[max(seen - self.first_loss, 0):]
 
     def total(self, key): return sum(status[key] for status in self.statuses)
 
@@ -252,9 +253,15 @@ def _update_status(self:Coordinator, rank, new):
         if empty:
             for k in self.lost: self.lost[k] += old[k]
         self.restarts += 1
-        if lost > 0: self.losses.append(problem(self.name, f'shard {rank} of {len(self.shards)} was restarted, and '
-            f'{lost} rows of its memory are lost', remedy='serve a store with a path, where rows must last'))
+        if lost > 0: self._lost(rank, f'{lost} rows of its memory are lost')
+    elif old is None and new['first_key'] and new['n_calls'] == 1: self._lost(rank, 'the rows that it had are lost; '
+        'how many is not known, since the coordinator was restarted, too')
     self._wake()
+
+@patch
+def _lost(self:Coordinator, rank, what):
+    self.losses.append(problem(self.name, f'shard {rank} of {len(self.shards)} was restarted, and {what}',
+        remedy='serve a store with a path, where rows must last'))
 
 @patch
 def _wake(self:Coordinator):

@@ -89,6 +89,7 @@ class Shard:
 
 class Coordinator:
     'Decides which calls wait, and which shards answer them'
+    first_loss: Any
     rows_on_way: Any
     batches_on_way: Any
     rng: Any

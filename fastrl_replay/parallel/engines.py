@@ -224,11 +224,12 @@ def _facts_of(self:Served, batch):
 # %% ../../nbs/parallel/engines.ipynb #5d010cb8
 @patch
 def _look(self:Served,
-    part:int, # 0: what is in the replay now; 1, 2: of these keys, the rows and what more is known of them
-    *keys, # in the replay as it was when part 0 was asked for, or later
+    part:int, # 0: what is in each memory now; 1, 2: of these keys, the rows and what more is known of them
+    name:str='', # of a memory
+    *keys, # in it as it was when part 0 was asked for, or later
 ):
-    if part == 0: self.page = self.replay.for_page()
-    return self.page[part](*keys) if part else self.page[0]
+    if part == 0: self.pages = self.replay.pages()
+    return self.pages[name][part](*keys) if part else {name: page[0] for name,page in self.pages.items()}
 
 # %% ../../nbs/parallel/engines.ipynb #1696b72d
 class WorkerError(Explained, RuntimeError): "A worker that failed or crashed"

@@ -78,7 +78,7 @@ class Served:
     replay: Any
     journals: Any
     learn: Any
-    page: Any
+    pages: Any
     def __init__(self, build, chunk: int) -> None: ...
     def answer(self, what, *args) -> bytes:
         'The pickle of: what was asked, items or data, what went wrong, what is to be said of batches, and news'

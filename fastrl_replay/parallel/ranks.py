@@ -18,7 +18,8 @@ from .prefetch import Prefetch
 from ..pipe import Pipe, WorkerInfo, as_worker, upstream
 from ..stages.journal import Collected, Gather
 from ..steps.batches import each_of
-from ..steps.errors import ArgumentError, Explained, number, whole
+from ..steps.errors import ArgumentError, Explained, StateError, number, whole
+from ..steps.states import checked, integer
 
 # %% ../../nbs/parallel/ranks.ipynb #05e1eea4
 class Alone:
@@ -293,6 +294,18 @@ class Rounds(Collected):
         for _,_,new in told: self._collect(**new)
         self.stopping = any(ask for _,ask,_ in told)
         return all(there for there,_,_ in told)
+
+# %% ../../nbs/parallel/ranks.ipynb #3e6deec7
+@patch
+def snapshot(self:Rounds): return dict(Collected.snapshot(self), ranks=self.ranks.size)
+
+@patch
+def check_state(self:Rounds, state):
+    now,form = self.ranks.size,dict(ranks=integer(1))
+    n = checked('Rounds', form, {'ranks': now, **state}, more=True)['ranks']   # older ones don't say it
+    if n != now: raise StateError('Rounds', 'a checkpoint of another number of ranks', now, n,
+        f'torchrun --nproc-per-node {n}: rows stay with their rank; or begin anew with the weights of its networks')
+    return Collected.check_state(self, {k: v for k,v in state.items() if k != 'ranks'})
 
 # %% ../../nbs/parallel/ranks.ipynb #1a2acffa
 class RankWeights(Pipe):

@@ -61,15 +61,20 @@ def _unpack(x):
 # %% ../../nbs/parallel/saved_workers.ipynb #511ebe34
 _FACTS = dict(rows=integer(), mass=real(0), beta=real(0), top=real(0), inserted=integer(), counted=integer(),
     stale=integer(), age=real(0), kept=flag)
+_PART = dict(mass=real(0), beta=real(0), top=real(0), drawable=integer())
+def _facts_form(x):
+    parts = dict(parts=listed(_PART)) if isinstance(x, dict) and 'parts' in x else {}   # of a mixture
+    return checked('Parallel', {**_FACTS, **parts}, x)
+
 _COUNTED = dict(newest=integer(-1), given=integer(), lag=integer(), due=real(),   # attributes of a worker
-    past=dict.fromkeys(('lost','stale','inserted','counted'), integer()), facts=maybe(_FACTS))
+    past=dict.fromkeys(('lost','stale','inserted','counted'), integer()), facts=maybe(_facts_form))
 _WORKER = dict(state=anything, restart=integer(), over=flag, first_key=integer(), **_COUNTED)
 
 _NEWS = listed(dict(steps=integer(), returns=listed(real()), successes=listed(real())))
 
 def _chunk_form(x):
     form = dict(items=listed(anything), at=integer(), over=flag, error=maybe(text), restart=integer())
-    more = {k: v for k,v in dict(facts=listed(_FACTS), news=_NEWS).items() if k in x}
+    more = {k: v for k,v in dict(facts=listed(_facts_form), news=_NEWS).items() if k in x}
     return checked('Parallel', {**form, **more}, x)
 
 # %% ../../nbs/parallel/saved_workers.ipynb #3f1b9c13

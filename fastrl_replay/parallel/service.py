@@ -69,7 +69,7 @@ class Service(Pipe):
         self._client,self._n_calls = int.from_bytes(os.urandom(7), 'big') + 1,0
         self._unconfirmed = None   # the block of a call of `add` that had no reply
         self._rank,self._first_key,self._env_numbers = None,0,{}   # env_id here → in the service
-        self._steps,self._losses_seen = StepRows('Service'),1 << 30   # only losses after this moment are reported
+        self._steps,self._losses_seen = StepRows('Service'),1 << 62   # only losses after this moment are reported
 
 # %% ../../nbs/parallel/service.ipynb #5e2f002d
 @patch

@@ -121,18 +121,34 @@ def _share(self:Shards, w)->float:
     if not self.ordered: return (w.given + 1)/(self.given + len(live))   # as it turned out
     return 1/len(live) if self.shares == 'equal' else w.share
 
+# %% ../../nbs/parallel/shards.ipynb #62087405
+def _parts(facts): return facts.get('parts') or [facts]   # of each replay of a mixture, or of the one that there is
+
+def _drawable(facts): # of all shards; without mixtures a factor that is the same for all weights
+    "How many rows of each replay can be drawn"
+    return [sum(p.get('drawable', 0) for p in parts) or 1 for parts in zip(*map(_parts, facts))]
+
+@patch
+def _scales(self:Shards, w, facts, drawable)->np.ndarray: # for each replay
+    "What brings weights of a shard to the scale of all shards"
+    def scale(n, mass, beta): return (n*self._share(w)/mass)**-beta if beta and mass else 1.   # no mass: no rows
+    return np.array([scale(n, p['mass'], p['beta']) for n,p in zip(drawable, _parts(facts))])
+
 # %% ../../nbs/parallel/shards.ipynb #f469898a
 @patch
 def _weigh(self:Shards, w):
     "Bring the weights of the batches of this chunk to a scale that is that of all shards"
-    def scale(v, facts): return (self._share(v)/facts['mass'])**-facts['beta']
     batches = [b for item in self._now['items'] for b in batches_in(item)]
     told = self._now.pop('facts')
     seen = [(v,v.facts or _next_facts(v)) for v in self._workers if v is not w]   # as it was in its last turn
-    others = max((facts['top']*scale(v, facts) for v,facts in seen if facts), default=0.)
+    seen = [(v,facts) for v,facts in seen if facts]
+    drawable = _drawable([told[-1], *(facts for _,facts in seen)])
+    def top(scales, facts): return max(s*p['top'] for s,p in zip(scales, _parts(facts)))
+    others = max((top(self._scales(v, facts, drawable), facts) for v,facts in seen), default=0.)
     for batch,facts in zip(batches, told):
-        mine = scale(w, facts)
-        if facts['beta']: each_of(batch).rows['weight'] *= mine/max(others, mine*facts['top'])
+        if not any(p['beta'] for p in _parts(facts)): continue
+        scales,rows = self._scales(w, facts, drawable),each_of(batch).rows
+        rows['weight'] *= (scales/max(others, top(scales, facts)))[rows['replay'] if 'parts' in facts else 0]
     if self._now['restart'] == w.info.restart: w.facts = told[-1]
 
 # %% ../../nbs/parallel/shards.ipynb #5d010cc2
@@ -143,23 +159,28 @@ def _looked(self:Shards, w, *words):
     raise WorkerError('Parallel', f'no look into worker {w.info.rank} of {self.num_workers}', error.rstrip())
 
 @patch
-def for_page(self:Shards)->dict: # name of a shard → as `memory_page` takes it
+def for_page(self:Shards)->dict: # name of a shard, and of a replay of a mixture → as `memory_page` takes it
     "What is in each shard, and what reads its rows, where it is"
     if not (self.draws_batches and self.num_workers): raise ArgumentError('Parallel', 'look', 'no shards', 'workers '
         'whose chain ends in a replay', 'look into the replay that takes in their rows')
     self._open()
     for w in self._workers:
         while w.asked: self._fetch(w)
-    def look(w): return partial(self._looked, w)
-    return {f'shard {w.info.rank}': (look(w)(0), partial(look(w), 1), partial(look(w), 2)) for w in self._workers}
+    found = {}
+    for w in self._workers:
+        for name,seen in self._looked(w, 0).items():   # several in a mixture
+            title = f'shard {w.info.rank}' + (f', {name}' if name else '')
+            found[title] = seen,partial(self._looked, w, 1, name),partial(self._looked, w, 2, name)
+    return found
 
 # %% ../../nbs/parallel/shards.ipynb #5d010cc3
 @patch
 def inside(self:Shards)->dict: # `parts`: name of a shard → as look/inside has it
     "What is in each shard, their shares in the batches, and what `stats` says; looking changes nothing"
     parts = {name: seen for name,(seen,*_) in self.for_page().items()}
-    shares = {name: float(self._share(w)) for name,w in zip(parts, self._workers)}
-    return dict(title='Parallel', unit='shards', bs=self.source.drawn_from.bs, shares=shares, parts=parts,
+    shares = {f'shard {w.info.rank}': float(self._share(w)) for w in self._workers}
+    unit = 'shards' if len(parts) == len(shares) else 'replays in shards'
+    return dict(title='Parallel', unit=unit, bs=self.source.drawn_from.bs, shares=shares, parts=parts,
         stats=self.stats())
 
 @patch

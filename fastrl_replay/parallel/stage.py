@@ -129,9 +129,6 @@ def _check_source(self:Parallel):
     if self.num_workers > 1 and isinstance(first, Items) and not self.has_envs: raise ArgumentError('Parallel',
         'the chain above it has no environments', first, 'a stepper, of which each worker has one',
         'every worker would give these same items')
-    if self.draws_batches and not getattr(self.source.drawn_from, 'may_be_shard', True): raise ArgumentError('Parallel',
-        'a mixture above it', type(self.source.drawn_from).__name__, 'one replay, of which each worker has a part',
-        'mix in this process; actors of its replays may be in workers: .parallel before the replay')
     if self.shares == 'mass' and not self.draws_batches: raise ArgumentError('Parallel', "shares='mass'",
         'no replay above it', 'a replay, whose priorities have a sum', "shares='equal'")
 

@@ -38,16 +38,18 @@ def apportion(
 # %% ../../nbs/replay/mixture.ipynb #704cd994
 def raw_weights(
     replay:Replay, # of which rows are drawn
+    scale:float=None, # 1/probability that weighs 1; None: how many can be drawn
 ): # what `sample_weighted` takes
     "Importance weights on an absolute scale: their mean over a memory is 1 where beta is 1"
     def weigh(p, n, beta):
-        return np.ones(n) if beta is None else np.broadcast_to((len(replay.view)*p)**-beta, n).astype(float)
+        if beta is None: return np.ones(n)
+        return np.broadcast_to(((scale or len(replay.view))*p)**-beta, n).astype(float)
     return weigh
 
 # %% ../../nbs/replay/mixture.ipynb #b964eaa6
 class Mixture(Pipe):
     "Batches from several replays, in shares; errors go back to the replay that each row is of"
-    draws_batches,may_be_shard = True,False
+    draws_batches,_is_shard = True,False   # of several, whose weights are brought together
     def __init__(self,
         replays, # a dict: name → a replay; at most one of them has a source
         shares=None, # name → share; or a function of the batches so far that gives such a dict; None: all alike
@@ -127,11 +129,12 @@ def sample(self:Mixture,
     for (name,r),k in zip(self.replays.items(), counts.tolist()):
         if k and len(r) < r.needed(k):
             raise NotEnoughRows(f'Mixture, replay {name!r}: {r.too_few(r.needed(k))}')
-    parts = []
+    parts,shard = [],self._is_shard
     for which,(r,k) in enumerate(zip(self.replays.values(), counts.tolist())):
         if not k: continue
-        with r.lock: parts.append((which, r.sample_weighted(k, raw_weights(r))))
+        with r.lock: parts.append((which, r.sample_weighted(k, raw_weights(r, r.sampler.mass if shard else None))))
     batch = _together(parts, len(self.replays), list(self.replays))
+    if not shard: each_of(batch)['weight'].div_(each_of(batch)['weight'].max())
     set_replay(batch, self)
     self.batches,self.carried = self.batches + 1,carried
     return batch
@@ -149,10 +152,9 @@ def _together(parts, many, names):
             f'{type(first).__name__} {list(first.shape)}')
     each = [each_of(b) for _,b in parts]
     rows = joined(each, extend_dtype(each[0].dtype, replay='i4'))
-    replay,index,weight = (rows[n] for n in ('replay','index','weight'))
+    replay,index = rows['replay'],rows['index']
     replay[:] = torch.from_numpy(np.repeat([which for which,_ in parts], [len(e) for e in each]))
     index.mul_(many).add_(replay)
-    weight.div_(weight.max())
     return Sequences(joined([b for _,b in parts]), rows, burn_in_of(first)) if isinstance(first, Sequences) else rows
 
 # %% ../../nbs/replay/mixture.ipynb #e87e1f9b
@@ -206,12 +208,16 @@ def order_draws(self:Mixture):
 
 # %% ../../nbs/replay/mixture.ipynb #7d10cc02
 @patch
+def pages(self:Mixture)->dict: # name of a replay → as `memory_page` takes it
+    "What is in each replay, what reads its rows, and what tells more of them"
+    return {name: r.for_page() for name,r in self.replays.items()}
+
+@patch
 def page(self:Mixture,
     path=None, # of an HTML file; None: show the page in a notebook
 ): # the path, or what shows the page
     "Some of what is in each replay, step by step, as a page in one file; looking changes nothing"
-    return shown_or_written('Mixture', path,
-        lambda: memory_page({name: r.for_page() for name,r in self.replays.items()}, 'Mixture'))
+    return shown_or_written('Mixture', path, lambda: memory_page(self.pages(), 'Mixture'))
 
 # %% ../../nbs/replay/mixture.ipynb #b56062e3
 @patch
@@ -220,13 +226,19 @@ def snapshot(self:Mixture)->dict:
     return dict(batches=self.batches, carried=self.carried.tolist(), others=others)
 
 @patch
-def check_state(self:Mixture, state):
+def _checked(self:Mixture, state, remote=False):
     form = dict(batches=integer(), carried=listed(real(-1e6, 1e6), len(self.replays)), others=anything)
     state,others = checked('Mixture', form, state),{name: r for name,r in self.replays.items() if r is not self.fed}
     if not isinstance(state['others'], dict) or state['others'].keys() != others.keys(): raise StateError('Mixture',
         'a saved mixture of other replays', ', '.join(map(str, state['others'])), ', '.join(others))
-    ready = [r.checked_states(state['others'][name]) for name,r in others.items()]
+    ready = [r.checked_states(state['others'][name], remote) for name,r in others.items()]
     return dict(state, others=[pair for pairs in ready for pair in reversed(pairs)])
+
+@patch
+def check_state(self:Mixture, state): return self._checked(state)
+
+@patch
+def check_remote(self:Mixture, state): return self._checked(state, remote=True)
 
 # %% ../../nbs/replay/mixture.ipynb #102a647e
 @patch
@@ -235,10 +247,24 @@ def restore(self:Mixture, state):
     self.batches,self.carried = state['batches'],np.array(state['carried'])
 
 @patch
-def _in_worker(self:Mixture, info):
-    for r in self.replays.values(): r.in_worker(info)   # the one that has a source is told once
-
-@patch
 def _close(self:Mixture):
     for r in self.replays.values():
         if r is not self.fed: r.close()
+
+# %% ../../nbs/replay/mixture.ipynb #5f81ed7d
+@patch
+def _in_worker(self:Mixture, info):
+    for r in self.replays.values(): r.in_worker(info)   # the one that has a source is told once
+    self._is_shard = any(r._is_shard for r in self.replays.values())
+
+@patch
+def facts(self:Mixture,
+    batch, # that was drawn just now
+)->dict: # numbers of the replay that has a source, or the first one; under `parts` those for the weights of each
+    "What is to be said of a batch beside those of other shards"
+    each,replays = each_of(batch),[*self.replays.values()]
+    of = [each[each['replay'] == i] for i in range(len(replays))]
+    parts = [dict(r.scale(rows['weight'], 'batch'), drawable=len(r.view)) for r,rows in zip(replays, of)]
+    main = replays[0] if self.fed is None else self.fed
+    stale = sum(r.stale for r in replays)
+    return dict(main.facts(of[replays.index(main)]), stale=int(stale), parts=parts)

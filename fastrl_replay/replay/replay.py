@@ -445,6 +445,11 @@ def for_page(self:Replay)->tuple: # as `memory_page` takes it
     return self.inside(),read,beside
 
 @patch
+def pages(self:Replay)->dict: # a name for each memory, here none → as `memory_page` takes it
+    "What is in the memories that batches are drawn from"
+    return {'': self.for_page()}
+
+@patch
 def _beside(self:Replay, keys): return self.view.beside(keys)
 
 @patch
@@ -452,7 +457,7 @@ def page(self:Replay,
     path=None, # of an HTML file; None: show the page in a notebook
 ): # the path, or what shows the page
     "Some of what is in it, step by step, as a page in one file; looking changes nothing"
-    return shown_or_written(type(self).__name__, path, lambda: memory_page({'': self.for_page()}))
+    return shown_or_written(type(self).__name__, path, lambda: memory_page(self.pages()))
 
 # %% ../../nbs/replay/replay.ipynb #53dd0c43
 @patch
@@ -494,17 +499,26 @@ def _in_worker(self:Replay, info):
     else: self.sampler.reseed(sampler.seed)   # None: another one in each
     self._worker_here = os.getpid(),info   # a stage that holds it may have told it, and not the chain
 
+# %% ../../nbs/replay/replay.ipynb #2efcaa96
+@patch
+def scale(self:Replay,
+    weight, # of rows that were drawn just now
+    norm, # 'batch' or 'memory': of what the largest weight is meant
+)->dict: # one that is alone has β = 0, because its weights are right as they are
+    "Sum of priorities, β and largest weight, by which weights are brought to one scale with those of other shards"
+    beta,sampler,top = self.beta if self._is_shard else 0,self.sampler,1.
+    if callable(beta): beta = scheduled(type(self).__name__, 'beta', beta, max(self.batches - 1, 0))
+    if beta and norm == 'memory': top = (sampler.least*sampler.mass)**-beta
+    elif beta: top = weight.max() if len(weight) else 0.
+    return dict(mass=float(sampler.mass), beta=float(beta or 0), top=float(top))
+
 @patch
 def facts(self:Replay,
     batch, # that was drawn just now
-)->dict: # numbers; one that is alone has β = 0, because its weights are right as they are
+)->dict: # numbers
     "What is to be said of a batch beside those of other shards"
-    beta,weight = self.beta if self._is_shard else 0,each_of(batch)['weight']
-    if callable(beta): beta = scheduled(type(self).__name__, 'beta', beta, max(self.batches - 1, 0))
-    sampler,top = self.sampler,1.   # the largest weight
-    if beta: top = (sampler.least*sampler.mass)**-beta if self.weight_norm == 'memory' else weight.max()
     memory = self.memory
-    return dict(rows=len(memory), mass=float(sampler.mass), beta=float(beta or 0), top=float(top),
+    return dict(self.scale(each_of(batch)['weight'], self.weight_norm), rows=len(memory),
         inserted=int(memory.inserted), counted=self._counted, stale=int(self.stale),
         age=float(memory.ages[0]/max(self.sampled, 1)), kept=memory.store.folder is not None)
 

@@ -67,6 +67,9 @@ class Replay(SavedReplay):
     def for_page(self) -> tuple:
         'What is in it, what reads its rows, and what tells more of them'
         ...
+    def pages(self) -> dict:
+        'What is in the memories that batches are drawn from'
+        ...
     def page(self, path: Any = None) -> Any:
         'Some of what is in it, step by step, as a page in one file; looking changes nothing'
         ...
@@ -81,6 +84,9 @@ class Replay(SavedReplay):
         ...
     def _in_worker(self, info) -> Any:
         'Be one shard of several: with other draws, in another directory'
+        ...
+    def scale(self, weight, norm) -> dict:
+        'Sum of priorities, β and largest weight, by which weights are brought to one scale with those of other shards'
         ...
     def facts(self, batch) -> dict:
         'What is to be said of a batch beside those of other shards'

@@ -66,8 +66,9 @@ def _prepare_parts(self:SavedReplay, new, saved, view)->bool: # False: they go o
     saved = sampler.found(saved)
     if saved is None: warnings.warn(f'{memory.who}: the priorities of this checkpoint are lost, because later ones '
         'were saved; it goes on with those of now')
-    if saved is None or memory.reads_only or memory.missing and self.view.follows: return False
+    if saved is None or (memory.reads_only or memory.missing) and self.view.follows: return False
     self.sampler.check_state(saved)
+    if memory.reads_only and saved['end'] != memory.span[0]: return False   # its writer has gone on
     new['view'].restore(view)
     self._check_saved_places(new['view'].places, saved)
     sampler.load_state_dict(saved)

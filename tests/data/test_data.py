@@ -490,12 +490,6 @@ def test_a_thread_draws_from_a_mixture():
         assert a == b
         for batch in a, b: batch.update_priorities(batch.reward)
 
-def test_a_mixture_is_no_shard():
-    "Its keys are those of several memories, and errors would go astray"
-    def two(): return Mixture(dict(a=GymStepper('CartPole-v1', seed=0).experience_replay(bs=4), b=ExperienceReplay(bs=4)))
-    with pytest.raises(ValueError, match='a mixture above it; got Mixture; expected one replay.*Remedy: mix in this process'): two().parallel(2)
-    with pytest.raises(ValueError, match='a mixture above it'): two().map(len).parallel(1)
-
 # ---- the command line ----
 
 def test_a_memory_on_disk_becomes_a_data_set(tmp_path, monkeypatch, capsys):

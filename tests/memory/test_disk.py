@@ -712,6 +712,30 @@ def test_a_reader_changes_nothing(tmp_path):
     assert contents(tmp_path) == before
     assert reader.sample().index.min() >= 13   # it is opened again
 
+@pytest.mark.parametrize('kind', ['uniform', 'prioritized'])
+def test_a_reader_that_is_saved_goes_on(kind, tmp_path):
+    "With its draws and priorities; where the writer has gone on meanwhile, with what is there"
+    writer = opened(kind, tmp_path, 60)
+    writer.add(block(0, 30))
+    def reader(): return opened(kind, tmp_path, 60, mode='r')
+    def some(replay, n):
+        seen = []
+        for _ in range(n):
+            batch = replay.sample()
+            replay.update_priorities(batch.index, batch.index % 5 + 1.)
+            seen.append((batch.index.tolist(), batch.weight.tolist()))
+        return seen
+    first = reader()
+    some(first, 5)
+    saved = through_file(first.state_dict())
+    want, again = some(first, 5), reader()
+    again.load_state_dict(saved)
+    assert some(again, 5) == want
+    writer.add(block(30, 4))
+    again = reader()
+    again.load_state_dict(saved)
+    assert len(again) == 34 and len(some(again, 5)) == 5
+
 @pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences'])
 @pytest.mark.parametrize('mode', ['a', 'r'])
 def test_no_row_is_whole(kind, mode, tmp_path):

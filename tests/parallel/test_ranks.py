@@ -1,5 +1,5 @@
 """Several learners: equal to one with whole batches, weights of one memory, one log, checkpoints of all, ranks that go."""
-import json, os, signal, socket, subprocess, sys, time
+import json, os, re, signal, socket, subprocess, sys, time
 from pathlib import Path
 
 import numpy as np, pytest, torch
@@ -230,6 +230,22 @@ def test_actors_in_processes(tmp_path):
     train(2, 'cartpole', '--workers', 2, '--steps', 2_000, '--out', 'w', *QUICK, 'envs=2', cwd=tmp_path)
     a, b = nets(tmp_path/'w', 2)
     assert same_tensors(a['pipe']['own'], b['pipe']['own'])
+
+@pytest.mark.slow
+@pytest.mark.parametrize('place', ['memory', 'disk'])
+def test_rows_stay_with_their_rank(tmp_path, place):
+    "As many ranks go on batch for batch; with more or fewer it is said how many there were, and on disk the rows are found without a checkpoint"
+    def ranks(n, do): return sorted(work(n, 'resumed', tmp_path, place, do), key=lambda said: said['rank'])
+    begun = ranks(2, 'begin')
+    assert ranks(2, 'resume') == begun and begun[0]['seen'] != begun[1]['seen'] and all(len(said['seen']) == 20 for said in begun)
+    for said in ranks(3, 'resume')[:2]: assert 'a checkpoint of another number of ranks; got 3; expected 2. Remedy: torchrun --nproc-per-node 2: rows stay with their rank' in said['error']
+    alone, = ranks(1, 'resume')
+    if place == 'memory':
+        assert 'a checkpoint of another number of ranks; got 1; expected 2. Remedy: torchrun --nproc-per-node 2' in alone['error']
+        return
+    assert re.search('memory is not a memory, and not empty; got shard-0, shard-1.*or torchrun', alone['error'])
+    found = ranks(3, 'find')
+    assert [said['environments'] for said in found] == [[0, 1], [2, 3], []] and all(said['rows'] > 100 for said in found[:2])
 
 # ---- alone ----
 

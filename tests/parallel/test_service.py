@@ -1,5 +1,5 @@
 """A memory as a service: programs that come, go and are killed, beside plain models of what must be there."""
-import asyncio, faulthandler, os, pickle, signal, subprocess, sys, time
+import asyncio, faulthandler, os, pickle, re, signal, subprocess, sys, time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -235,6 +235,25 @@ def test_lost_rows_are_told(n):
     assert (stats['stale'], stats['restarts'], stats['losses'], stats['rows_in']) == (4, 1, 1, 4*n + 4)
     by_key(a, 4, 5)
 
+def test_lost_rows_are_told_where_the_coordinator_is_lost_too():
+    "To each program once, also to one that was told of a loss before; nothing is said where only the coordinator is restarted"
+    def again(coordinator): return Coordinator('m', coordinator.shards[0].made.data, coordinator.shards)
+    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0))
+    a, b = Local(coordinator), Local(coordinator)
+    a.add(block(0)), b.add(block(0, 2))
+    for i in range(3):
+        a.news, b.news = [], []
+        coordinator = again(coordinator)   # alone
+        for memory in a, b: memory.coordinator = coordinator; memory.stats()
+        assert a.news == b.news == []
+        parts[i % 2].kill()
+        coordinator = again(coordinator)
+        for memory in a, b:
+            memory.coordinator = coordinator
+            memory.stats(), memory.stats()
+            assert len(memory.news) == 1 and re.search(f'shard {i % 2} of 2 was restarted, and the rows that it had are lost; how many is not known.*a store with a path', memory.news[0])
+    assert Local(coordinator).news == []
+
 def test_a_shard_with_a_path_goes_on(tmp_path):
     coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0, ratio=1, store=Rows(tmp_path/'m')))
     a, b = Local(coordinator), Local(coordinator)
@@ -365,7 +384,7 @@ def rows_of(name, shards):
     "All rows: (key, who, reward)"
     found = []
     for i in range(shards):
-        part = inside(f'{name}/{i}', lambda self: [(r['who'], r['reward']) for r in self.replay.memory[:].rows] if self.replay.memory.is_open else [])
+        part = inside(f'{name}/{i}', lambda self: [(r['who'], r['reward']) for r in self.replay.memory[:].rows] if len(self.replay.memory) else [])
         first_key = inside(f'{name}/{i}', lambda self: int(self.log.counts['first_key']))
         found += [((k + first_key)*shards + i, int(who), float(x)) for k, (who, x) in enumerate(part)]
     return found
