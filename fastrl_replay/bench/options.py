@@ -15,15 +15,19 @@ from .adapters import ADAPTERS
 class Options(argparse.ArgumentParser):
     "The options of a benchmark: those that all have; it adds others"
     def __init__(self, command, about, quick, files):
-        super().__init__(prog=f'fastrl-replay bench{command}', description=about)
+        super().__init__(prog=f'fastrl-replay bench{command}', description=about, allow_abbrev=False)
         self.add_argument('--quick', action='store_true', help=quick)
         self.add_argument('--peer-python', action='append', default=[], metavar='NAME=PATH',
             help='the interpreter that has a library; NAME may be all')
         self.add_argument('--out', type=Path, help=f'a folder for {files}')
 
+    def error(self, message): self.exit(2, f'{self.prog}: {message}; --help says more\n')
+
     def parse_args(self, args=None, namespace=None):
         "What was typed; `pythons` are interpreters by library"
         a = super().parse_args(args, namespace)
+        if a.out and a.out.exists() and not a.out.is_dir(): self.error(f'--out {a.out}: expected a folder')
+        if 'all' in a.peer_python or 'all=' in a.peer_python: self.error('--peer-python all: expected all=PATH')
         pythons = dict(w.partition('=')[::2] for w in a.peer_python)
         everywhere = pythons.pop('all', None)
         for name,path in pythons.items():
@@ -77,7 +81,8 @@ def disk_options(args):
     p.add_argument('--folder', type=Path, default=Path(), help='on the disk that is measured (this one)')
     a = p.parse_args(args)
     if a.limit is None: a.limit = 1 if a.quick else 2
-    if a.limit < 0 or a.size is not None and a.size <= 0: p.error('--limit and --size: expected numbers above 0')
+    if not 0 <= a.limit < 1e6 or a.size is not None and not 1e-6 <= a.size < 1e6: p.error('--limit and --size: expected '
+        'gigabytes')
     if not a.limit and a.size is None: p.error('--limit 0 takes --size GIB')
     a.nbytes = int((2*a.limit if a.size is None else a.size)*2**30)
     return a

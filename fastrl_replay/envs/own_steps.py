@@ -144,11 +144,12 @@ class StepRows:
     "Makes rows of the steps of a loop, and counts episodes"
     def __init__(self,
         who:str, # whose rows they are, for errors
-        known=lambda env: (1,0,0.,None), # of an environment that is new here, as `Timeline.stands_at` says it
+        known=lambda env: (1,0,0,0.,None), # of an environment that is new here, as `Timeline.stands_at` says it
     ):
         self.who,self.known,self.others = who,known,{}   # others: where environments stand that did not step last
         self.rows,self._names,self._new,self._one = None,(),None,None   # one: writes a step of one environment at once
         self.ids,self._of,self._laid_out = (),None,None   # of those that stepped last, and what was given for them
+        self._new_ids = set()   # of those, which have no row so far: where they stand is not settled
         self._warned = self._ended = False   # ended: did an episode end with the last step?
 
     def make(self,
@@ -231,8 +232,10 @@ def _turn_to(self:StepRows, env_id, n):
     if a.dtype.kind not in 'iu' or ids.shape != (n,) or len(set(ids.tolist())) < n or ids.max() >= MAX_ENVS:
         raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', f'a number below {MAX_ENVS}, or {n} different ones')
     self._of = (env_id,n) if type(env_id) is int else None
-    if np.array_equal(ids, self.ids): return
+    if not self._new_ids and np.array_equal(ids, self.ids): return
     self.others = self.stands()
+    self._new_ids = {*ids.tolist()} - self.others.keys()
+    if self._new_ids: self._of = None   # look once more at the next step
     here = [self.others.get(e) or self._new_here(e, i) for i,e in enumerate(ids.tolist())]
     counts,totals = np.array([h[:3] for h in here], np.int32),np.array([h[3] for h in here], np.float64)
     self.ids,self._resets = ids.astype(np.int64),np.zeros(n, bool)
@@ -241,9 +244,9 @@ def _turn_to(self:StepRows, env_id, n):
 @patch
 def _new_here(self:StepRows, env, i):
     "Where an environment stands that others have stepped so far; one that is in another state now was reset since"
-    episode,step,total,state = self.known(env)
-    if state is None or _alike(state, self._new['state'][i:i+1]): return episode,step,0,total
-    return episode + 1,0,0,0.
+    episode,step,over,total,state = self.known(env)
+    goes_on = not over if state is None else _alike(state, self._new['state'][i:i+1])
+    return (episode,step,over,total) if goes_on or not step else (episode + 1,0,0,0.)
 
 def _alike(a, b):
     if a.dtype.names: return all(_alike(a[n], b[n]) for n in a.dtype.names)
@@ -254,7 +257,7 @@ def stands(self:StepRows)->dict: # by env_id: episode, step, is it over?, its re
     "Where each environment stands"
     if not len(self.ids): return self.others
     here = zip(self.ids.tolist(), self._counts[0].tolist(), self._totals[0].tolist())
-    return self.others | {e: (*c,total) for e,c,total in here}
+    return self.others | {e: (*c,total) for e,c,total in here if e not in self._new_ids}
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f019
 @patch
@@ -263,6 +266,7 @@ def done(self:StepRows):
     self._counts.reverse()
     self._totals.reverse()
     self._ended = self._outcome == 1   # and no row was left out
+    self._new_ids = set()
     if self.rows is self._new: return
     self.rows,self._names = self._new,[k for k in self._new.dtype.names if k not in _COUNTED]
     self._one = OneRow(self.rows, self._names) if OneRow.fits(self.rows) else None

@@ -128,17 +128,26 @@ def going_on(self:Timeline):
 @patch
 def stands_at(self:Timeline,
     env_id:int, # of an environment
-)->tuple: # its episode, steps made in it, their rewards, the state after them (None: gone); None: it is not known
+)->tuple: # episode, steps made in it, is it over?, their rewards, the state after them (None: gone); None: not known
     "Where an environment stands after its last row"
     if not self._parts: return None
     _,envs,last_key = self._parts[0].tables
     at = np.flatnonzero(envs.ids == env_id)
-    if not len(at): return None
-    (episode,step,under_way),key = envs.last[at[0]].tolist(),last_key[at[0]]
-    if not under_way: return episode + 1,0,0.,None
-    if not self.valid(key): return episode,step,0.,None
+    if len(at): (episode,step,under_way),key = envs.last[at[0]].tolist(),last_key[at[0]]
+    else: key = self._last_of(env_id)   # a checkpoint names those in the midst of an episode only
+    if not self.valid(key): return (episode,step,int(not under_way),0.,None) if len(at) else None
     row = self.take([key]).to('cpu').rows
-    return episode,step,float(row['total_reward'][0]),row['next_state']
+    over = int(row['terminated'][0] or row['truncated'][0])
+    return int(row['episode_n'][0]),int(row['step_n'][0]),over,float(row['total_reward'][0]),row['next_state']
+
+@patch
+def _last_of(self:Timeline, env_id):
+    "The newest row of an environment; -1: none"
+    (line,store,_),(end,oldest) = self._parts,self.span
+    keys = np.arange(oldest, end)
+    keys = keys[line.link[keys % line.ring] == 0]   # no row of its episode comes after
+    at = np.flatnonzero(np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id']) == env_id)
+    return keys[at[-1]] if len(at) else -1
 
 # %% ../../nbs/memory/timeline.ipynb #4ff47d95
 class _Shapes:

@@ -98,6 +98,7 @@ class Prefetch(Holding):
         self._fresh()
 
     def __iter__(self):
+        self._settle()
         due = self.source.due_batches()
         self._at_end = self._starts_at_end()   # has the source's pass ended, so that only what was drawn is left?
         while True:
@@ -134,11 +135,22 @@ def _begin(self:Prefetch):
         _live.add(self)
         self._worker = _Worker(self)
     self._drawn.append(_Draw(lock, self._make))
+    self._tell(lock)
+
+@patch
+def _tell(self:Prefetch, lock):
     for draw in self._drawn:
         if draw.told: continue
         lock.last = draw
         self._worker.calls.put(draw)
         draw.told = True
+
+@patch
+def _settle(self:Prefetch):
+    "Wait until draws that an earlier pass began have taken their batches; those that are left are for others"
+    if self._worker is None: return
+    self._tell(self.source.order_draws())
+    for draw in self._drawn: draw.exception()
 
 # %% ../../nbs/parallel/prefetch.ipynb #c7187511
 @patch

@@ -143,7 +143,7 @@ def _new_parts(self:Replay, older=None): # a memory whose place the new one will
         if replay() is not None: replay()._check_columns(dtype)
     memory = Timeline(self.max_sz, self.store, who, check, older, view.counted)
     sampler,view = sampler.fresh(),view.fresh(memory, who)
-    steps = StepRows(who, lambda env: memory.stands_at(env) or (1,0,0.,None))
+    steps = StepRows(who, lambda env: memory.stands_at(env) or (1,0,0,0.,None))
     return dict(memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False)   # do they go on with what lay?
 
 # %% ../../nbs/replay/replay.ipynb #67b05824

@@ -133,6 +133,48 @@ def test_an_environment_that_was_reset_begins_the_next_episode(parts, store, tmp
     assert rows[['env_id', 'episode_n', 'step_n', 'total_reward']].tolist() == [(0, 2, 1, 1.), (7, 1, 4, 4.), (0, 2, 2, 2.), (7, 1, 5, 5.)]
     second.close()
 
+@pytest.mark.parametrize('bad', [dict(obs=[np.nan, 1]), dict(obs=[1]), dict(reward=np.nan), dict(terminated=7), dict(next_obs=[np.inf, np.nan])], ids=str)
+@pytest.mark.parametrize('begins', [1, 0], ids=['goes on', 'was reset'])
+def test_a_refused_first_step_settles_nothing(bad, begins, tmp_path):
+    "After a restart the first row that is taken says whether the episode goes on"
+    def made(): return ExperienceReplay(None, 2, 100, seed=0, store=Rows(tmp_path/'m'))
+    def step(replay, k, **changes):
+        values = dict(obs=[k, k], action=0, reward=1., next_obs=[k + 1, k + 1], terminated=False) | changes
+        replay.add_step(**{n: np.float32(v) if n.endswith('obs') else v for n, v in values.items()})
+    first = made()
+    step(first, 0)
+    first.close()
+    second = made()
+    with pytest.raises(ValueError): step(second, 1, **bad)
+    step(second, begins)
+    step(second, begins + 1)
+    wanted = [(1, 2, 2.), (1, 3, 3.)] if begins else [(2, 1, 1.), (2, 2, 2.)]
+    assert second.memory[:].rows[['episode_n', 'step_n', 'total_reward']].tolist()[1:] == wanted
+    second.close()
+
+@pytest.mark.parametrize('how', ['directory', 'checkpoint'])
+@pytest.mark.parametrize('mode', ['next_step', 'same_step', 'disabled'])
+def test_a_vector_that_goes_on_after_a_restart(mode, how, tmp_path):
+    "At every step the replay is made anew: the rows are those of one that was not"
+    def made(name): return ExperienceReplay(None, 2, 100, seed=0, store=Rows(tmp_path/name) if how == 'directory' else None)
+    def again(replay, name):
+        if how == 'directory': replay.close(); return made(name)
+        new = made(name)
+        new.load_state_dict(replay.state_dict())
+        return new
+    whole, cut, state, resets = made('whole'), made('cut'), np.float32([[0], [10]]), np.zeros(2, bool)
+    for t in range(16):
+        end, after = np.array([t % 5 == 3, t % 7 == 2]) & ~resets, state + 1
+        final = None
+        if mode == 'next_step': after = np.where(resets[:, None], np.float32([[0], [10]]), after)
+        if mode == 'same_step' and end.any():
+            final = np.array([a if e else None for a, e in zip(after, end)], object)
+            after = np.where(end[:, None], np.float32([[0], [10]]), after)
+        for r in whole, cut: r.add_step(state, [0, 0], np.float32(~resets), after, end & ~resets, final_obs=final, **({} if mode == 'disabled' else dict(autoreset_mode=mode)))
+        state, resets = (np.where(end[:, None], np.float32([[0], [10]]), after), resets) if mode == 'disabled' else (after, end if mode == 'next_step' else resets)
+        cut = again(cut, 'cut')
+    assert np.array_equal(cut.memory[:].rows, whole.memory[:].rows)
+
 def test_n_step_through_a_chain_is_n_step():
     env = ScriptedEnv(**script(*LASTS))
     replay = OwnSteps().n_step(3, .9).prioritized_replay(2, 100)

@@ -15,6 +15,7 @@ from fastrl_replay.testing import _Echo, same, through_file
 from scripted import take
 from strategies import cases
 from test_boundaries import interrupted
+from workers import short, zeros
 
 BOX, ACTIONS = spaces.Box(-9, 9, (2,)), spaces.Discrete(3)
 
@@ -552,3 +553,11 @@ def test_closing_ends_the_thread_and_loses_no_batch():
     pipe.close()
     assert not thread.is_alive() and pipe._worker is None and len(pipe._drawn) == 2
     assert same(first + take(pipe, 5), whole + take(twin, 5))
+
+@pytest.mark.parametrize('ahead', [1, 2])
+def test_passes_over_shards_that_are_broken_off(ahead):
+    "As one pass: what an earlier one began to draw is not drawn twice"
+    def made(): return GymStepper(short, zeros, seed=0).experience_replay(bs=2, max_sz=80, seed=0).parallel(2, chunk=1, method='fork').prefetch(ahead)
+    with made() as one, made() as several:
+        whole = keys(islice(one, 30))
+        assert sum((keys(islice(several, 5)) for _ in range(6)), []) == whole
