@@ -81,8 +81,8 @@ def disk_options(args):
     p.add_argument('--folder', type=Path, default=Path(), help='on the disk that is measured (this one)')
     a = p.parse_args(args)
     if a.limit is None: a.limit = 1 if a.quick else 2
-    if not 0 <= a.limit < 1e6 or a.size is not None and not 1e-6 <= a.size < 1e6: p.error('--limit and --size: expected '
-        'gigabytes')
+    if not 0 <= a.limit < 1e6 or a.size is not None and not 1e-6 <= a.size < 1e6:
+        p.error('--limit and --size: expected gigabytes')
     if not a.limit and a.size is None: p.error('--limit 0 takes --size GIB')
     a.nbytes = int((2*a.limit if a.size is None else a.size)*2**30)
     return a

@@ -241,6 +241,7 @@ def _turn_to(self:StepRows, env_id, n):
     self.ids,self._resets = ids.astype(np.int64),np.zeros(n, bool)
     self._counts,self._totals = [counts,counts.copy()],[totals,totals.copy()]   # now, and after the step
 
+# %% ../../nbs/envs/own_steps.ipynb #ff1c6651
 @patch
 def _new_here(self:StepRows, env, i):
     "Where an environment stands that others have stepped so far; one that is in another state now was reset since"

@@ -304,6 +304,7 @@ def new(self:Directory,
     if own and not self.writes: return aligned(shape, dtype, fill)
     path,n = _plain(self.file(name), self.who),int(np.prod(shape))*np.dtype(dtype).itemsize
     is_new = not self.meta and name not in self.arrays
+    if is_new: _remove(path)   # what a kill has left on another disk
     self.arrays[name] = Declared(shape, np.dtype(dtype), by)
     if is_new: allocate(path, n, self.who)
     else: self._check_size(path, n)
@@ -321,6 +322,7 @@ def _check_size(self:Directory, path, n):
 def new_folder(self:Directory, name)->Path:
     "A folder for files that come and go: the one that is there, or a new one"
     path = _plain(self.file(name), self.who)
+    if not self.meta and name not in self.arrays: _remove(path)
     if not self.meta: path.mkdir(exist_ok=True)
     elif not path.is_dir(): raise StateError(self.who, f'{path} is damaged', 'no such folder')
     self.arrays[name] = Declared(0, np.dtype('u1'), 'files')

@@ -98,9 +98,7 @@ class Prefetch(Holding):
         self._fresh()
 
     def __iter__(self):
-        self._settle()
-        due = self.source.due_batches()
-        self._at_end = self._starts_at_end()   # has the source's pass ended, so that only what was drawn is left?
+        due,self._at_end = self._settled(),self._starts_at_end()   # at_end: only what was drawn is left
         while True:
             self._ask(due)
             if not self._drawn: break
@@ -146,11 +144,12 @@ def _tell(self:Prefetch, lock):
         draw.told = True
 
 @patch
-def _settle(self:Prefetch):
-    "Wait until draws that an earlier pass began have taken their batches; those that are left are for others"
-    if self._worker is None: return
-    self._tell(self.source.order_draws())
-    for draw in self._drawn: draw.exception()
+def _settled(self:Prefetch):
+    "The source's batches, when draws that an earlier pass began have taken theirs"
+    if self._worker is not None:
+        self._tell(self.source.order_draws())
+        for draw in self._drawn: draw.exception()
+    return self.source.due_batches()
 
 # %% ../../nbs/parallel/prefetch.ipynb #c7187511
 @patch
