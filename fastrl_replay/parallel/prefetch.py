@@ -99,9 +99,7 @@ class Prefetch(Holding):
 
     def __iter__(self):
         due,self._at_end = self._settled(),self._starts_at_end()   # at_end: only what was drawn is left
-        while True:
-            self._ask(due)
-            if not self._drawn: break
+        while self._ask(due):
             failure = self._drawn[0].exception()   # waits; an interrupt here loses nothing
             item = None if failure else self._bring(self._drawn[0].result())
             del self._drawn[0]   # from here to `yield` Python handles no signal
@@ -118,11 +116,12 @@ class Prefetch(Holding):
 _live = WeakSet()   # the stages that have a thread
 
 @patch
-def _ask(self:Prefetch, due):
+def _ask(self:Prefetch, due)->bool: # is there one?
     "Begin as many draws as may be ahead and are due"
     while not self._at_end and len(self._drawn) <= self.ahead:
         if next(due, self) is self: self._at_end = True
         else: self._begin()
+    return bool(self._drawn)
 
 @patch
 def _begin(self:Prefetch):
