@@ -134,6 +134,7 @@ def _begin(self:Prefetch):
     self._drawn.append(_Draw(lock, self._make))
     self._tell(lock)
 
+# %% ../../nbs/parallel/prefetch.ipynb #d2676457
 @patch
 def _tell(self:Prefetch, lock):
     for draw in self._drawn:
