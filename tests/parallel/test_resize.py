@@ -99,7 +99,10 @@ def test_one_that_crashed_may_leave_and_others_are_restarted():
         for w in pipe._workers[1:]: os.kill(w.process.pid, signal.SIGKILL)
         list(islice(pipe, 9))
         pipe.resize(2)
-        assert {*envs([*islice(pipe, 30)][10:])} == {0, 1}
+        list(islice(pipe, 10))   # what the one that has left had given
+        began, seen = time.monotonic(), set()
+        while seen != {0, 1} and time.monotonic() - began < 60: seen |= {*envs(islice(pipe, 5))}   # worker 1 is only being restarted
+        assert seen | {*envs(islice(pipe, 20))} == {0, 1}
 
 def test_passes_that_end():
     "A worker that joins has the pass before it, too"
