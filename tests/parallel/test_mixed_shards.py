@@ -83,16 +83,18 @@ def test_weights_are_those_of_one_mixture(kw):
     assert abs(np.mean(seen) - 1) < 5*np.std(seen)/len(seen)**.5 + .01
     assert shards[1] > 3*shards[0] if by == 'mass' else shards[0] == shards[1] or kw
 
+def some(pipe, n):
+    "So many batches, each of which is answered"
+    seen = []
+    for batch in islice(pipe, n):
+        batch.update_priorities(error(batch))
+        seen.append(batch)
+    return seen
+
 @pytest.mark.parametrize('engine', ENGINES, indirect=True)
 @pytest.mark.parametrize('shares', [None, lambda batches: dict(online=2, demos=batches % 3)], ids=['alike', 'scheduled'])
 def test_a_saved_one_goes_on(engine, shares):
     "Batch for batch, also where the demonstrations are not there before the checkpoint is"
-    def some(pipe, n):
-        seen = []
-        for batch in islice(pipe, n):
-            batch.update_priorities(error(batch))
-            seen.append(batch)
-        return seen
     with mixed(engine=engine, shares=shares, chunk=2) as pipe:
         some(pipe, 17)
         state = through_file(pipe.state_dict())
@@ -108,12 +110,6 @@ def test_on_disk_the_others_are_read_by_all(tmp_path):
     "And a saved one goes on; one that all would write is refused by the first batch"
     with demonstrations(folder=tmp_path/'demos'): pass
     def make(mode='r'): return mixed(demos=demonstrations(mode, tmp_path/'demos'), store=Rows(tmp_path/'online', spare=500))
-    def some(pipe, n):
-        seen = []
-        for batch in islice(pipe, n):
-            batch.update_priorities(error(batch))
-            seen.append(batch)
-        return seen
     with make() as pipe:
         some(pipe, 21)
         state = through_file(pipe.state_dict())
