@@ -5471,8 +5471,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastrl_replay/replay/sequence_table.py'),
                                                      'fastrl_replay.replay.sequence_table.find_place': ( 'replay/sequence_table.html#find_place',
                                                                                                          'fastrl_replay/replay/sequence_table.py'),
-                                                     'fastrl_replay.replay.sequence_table.find_places': ( 'replay/sequence_table.html#find_places',
-                                                                                                          'fastrl_replay/replay/sequence_table.py'),
                                                      'fastrl_replay.replay.sequence_table.larger': ( 'replay/sequence_table.html#larger',
                                                                                                      'fastrl_replay/replay/sequence_table.py'),
                                                      'fastrl_replay.replay.sequence_table.new_table': ( 'replay/sequence_table.html#new_table',

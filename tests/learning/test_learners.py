@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fastrl_replay.all import *
-from fastrl_replay.replay.sequence_table import find_places
+from fastrl_replay.replay.sequence_table import find_place
 from fastrl_replay.learning.learners import Follows, Learned, Learner, discounts
 from fastrl_replay.testing import same, through_file
 from strategies import cases
@@ -385,7 +385,7 @@ def test_a_recurrent_network_learns_step_by_step(start, rescaled, story, n, gamm
         expected,tds = plain.learn(batch, gamma, n, rescaled)
         assert record == pytest.approx(expected, rel=1e-7, abs=1e-9) and batch == before
         close([net.state_dict()[k] for k in plain.names], plain.w, 1e-7); close([learner.target.state_dict()[k] for k in plain.names], plain.target, 1e-7)
-        at = find_places(batch.index.numpy(), replay.table.first, replay.table.where)
+        at = np.array([find_place(k, replay.table.first, replay.table.where) for k in batch.index.numpy()])
         mixed = [eta*max(map(abs, td)) + (1-eta)*sum(map(abs, td))/len(td) if td else 0. for td in tds]
         close(replay.sampler.tree[at], [(m + 1e-3)**.7 for m in mixed], 1e-7)
 

@@ -16,7 +16,7 @@ from fastrl_replay.memory.samplers import Sampler, Uniform
 from fastrl_replay.pipe import Items
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.steps.batches import Sequences
-from fastrl_replay.replay.sequence_table import IDLE, find_place, find_places
+from fastrl_replay.replay.sequence_table import IDLE, find_place
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.testing import check_contract, same, script, scripted_steps
 from scripted import Queue, Remember, Witness, elsewhere, everything, in_blocks, numbered, take
@@ -411,7 +411,7 @@ def test_the_table_grows_and_reuses_places():
         at = {int(k): int(p) for p, k in zip(taken, table.first[taken])}
         assert all(places[k] == p for k, p in at.items() if k in places) and not set(places) - set(at) & set(replay.memory.keys.tolist())
         assert all(find_place(k, table.first, table.where) == p for k, p in at.items()) and np.count_nonzero(table.where) == len(at)
-        assert find_places(np.setdiff1d(replay.memory.keys, list(at)), table.first, table.where).max(initial=-1) == -1
+        assert max((find_place(k, table.first, table.where) for k in np.setdiff1d(replay.memory.keys, list(at))), default=-1) == -1
         first = replay.memory.take(list(at)).rows
         assert table.hidden[taken].view('f4').tolist() == [[float(e)]*3 for e in first['episode_n']]
         replay.update_priorities(list(at)[:1], np.full((1, 90), 2.5*(i % 3) + 1))
