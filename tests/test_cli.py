@@ -64,6 +64,27 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def copied(trained, tmp_path): return shutil.copytree(trained.out, tmp_path/'r')
 
+def test_what_is_a_device_on_no_machine_is_refused_before_anything_is_imported(tmp_path):
+    "By train, eval, compare and bench, in one line with the remedy; what torch may have is left to torch"
+    program = """
+import sys
+from fastrl_replay.cli import main
+for line in sys.argv[1:]:
+    try: status = main(line.split())
+    except SystemExit as e: status = e.code
+    assert status == 2 and not {'torch', 'numba'} & {*sys.modules}, line"""
+    lines = ['train cartpole --set lr=.1 device=foo', f'train --resume {tmp_path} --set device=cuda:x', f'eval {tmp_path} --set device=foo', 'compare cartpole dqn --set device=Cuda', 'bench --device foo', 'bench --device=foo --quick']
+    r = subprocess.run([sys.executable, '-c', program, *lines], text=True, capture_output=True, timeout=300)
+    said = r.stderr.splitlines()
+    assert r.returncode == 0 and len(said) == len(lines) and not r.stdout, r.stderr
+    assert all("recipe: setting 'device'; got '" in line and 'Remedy: --set device=cpu' in line for line in said[:4])
+    assert all('--device foo: expected cpu, cuda, cuda:1, … or auto; --help says more' in line for line in said[4:])
+
+def test_torch_knows_no_other_kinds_of_devices():
+    from fastrl_replay.steps.settings import DEVICES
+    with pytest.raises(RuntimeError) as e: torch.device('foo')
+    assert {*re.search(r'one of (.*?) device type', str(e.value))[1].split(', ')} <= {*DEVICES}
+
 # ---- what a run leaves ----
 
 # As the script in bin/ starts: without the working directory among Python's paths.

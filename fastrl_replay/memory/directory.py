@@ -158,8 +158,6 @@ class Directory(Counted):
     def limit(self): return 0                                  # the disk says when it is full
     def outgrown(self, nbytes): return outgrows(nbytes)        # are arrays larger than main memory can always hold?
     def request(self, array, slots): request(array, slots)     # these rows are going to be read
-    nbytes = property(lambda self: sum(p.stat().st_blocks*512 for p in self.path.rglob('*') if p.is_file()),
-        doc='Bytes on the disk')
 
 # %% ../../nbs/memory/directory.ipynb #2fdf590d
 @patch
@@ -194,11 +192,29 @@ def file(self:Directory, name)->Path:
     "Where an array lies, or a folder of files"
     return self.folder/name
 
+_NOTE = '.elsewhere'   # files in a folder, by whose names it is known what of it lies elsewhere
+
 @patch
-def _elsewhere(self:Directory):
-    "What does not lie in its folder, but where `file` says"
-    there = [self.file(n) for n in (*self.arrays, *(self.meta or {}).get('records', ()))]
-    return [p for p in there if self.folder not in p.parents]
+def _noted(self:Directory, name)->Path:
+    "Where an array lies; one that is about to be made elsewhere is noted in its folder"
+    path = self.file(name)
+    if self.holds and self.folder not in path.parents: (self.folder/f'{name}{_NOTE}').touch()
+    return path
+
+@patch
+def _elsewhere(self:Directory, folder):
+    "What belongs to a folder, and lies where `file` says; what was not made to the end, too"
+    place,names = copy(self),[p.stem for p in folder.glob(f'*{_NOTE}')]
+    place.folder = folder
+    there = [place.file(n) for n in names if re.fullmatch(r'\w[\w.-]*', n)]
+    return [q for p in there if folder not in p.parents for q in (p, p.with_name(f'.{p.name}'))]
+
+@patch(as_prop=True)
+def nbytes(self:Directory)->int:
+    "Bytes on the disk, or on several"
+    other = [p for folder in self.path.glob('data-*') for p in self._elsewhere(folder)]
+    files = chain(other, *(p.rglob('*') for p in (self.path, *other)))
+    return sum(p.stat().st_blocks*512 for p in files if p.is_file())
 
 # %% ../../nbs/memory/directory.ipynb #be2e44ab
 @patch
@@ -219,23 +235,27 @@ def _tidy(self:Directory):
     "Remove what a writer has left that was killed while it made a memory"
     for p in self.path.iterdir():
         if not _is_ours(p) or p.name in _BESIDE or self.meta and p.name == self.meta['data']: continue
-        _remove(p)
+        self._discard(p)
 
-def _remove(path):
-    "Remove a file or a folder; what a kill leaves of a folder can't be taken for anything else"
-    if not path.is_dir(): return path.unlink(missing_ok=True)
-    if not path.name.startswith('.'): path = path.rename(path.with_name(f'.old-{path.name}'))
-    shutil.rmtree(path, ignore_errors=True)
+@patch
+def _discard(self:Directory, path):
+    "Remove a file or a folder, and before it what it has elsewhere; what a kill leaves is known by its name"
+    for p in self._elsewhere(path) if path.is_dir() else []: _erase(p)
+    if path.is_dir() and not path.name.startswith('.'): path = path.rename(path.with_name(f'.old-{path.name}'))
+    _erase(path)
 
+def _erase(path):
+    if path.is_dir(): shutil.rmtree(path, ignore_errors=True)
+    else: path.unlink(missing_ok=True)
+
+# %% ../../nbs/memory/directory.ipynb #469a5fff
 @patch
 def forget(self:Directory):
     "Remove a memory without rows"
     if not self.meta: return
-    elsewhere = self._elsewhere()
     (self.path/'meta.json').unlink()
     self.meta = None
     self._tidy()
-    for p in elsewhere: _remove(p)
 
 @patch
 def publish(self:Directory,
@@ -254,10 +274,10 @@ def replace_by(self:Directory,
     **meta, # what has changed
 ):
     "From now on the memory in another folder is the one that is there"
-    old = [self.folder, *self._elsewhere()]
+    old = self.folder
     self._write_meta(dict(self.meta, ring=new.ring, data=new.folder.name, **meta))
     self.folder,self.counters,self.ring,self.until[0] = new.folder,new.counters,new.ring,0
-    for p in old: _remove(p)
+    self._discard(old)
 
 @patch
 def say(self:Directory, **meta):
@@ -302,9 +322,9 @@ def new(self:Directory,
 )->np.ndarray:
     "An array in a file: the one that is there, or a new one"
     if own and not self.writes: return aligned(shape, dtype, fill)
-    path,n = _plain(self.file(name), self.who),int(np.prod(shape))*np.dtype(dtype).itemsize
+    path,n = _plain(self._noted(name), self.who),int(np.prod(shape))*np.dtype(dtype).itemsize
     is_new = not self.meta and name not in self.arrays
-    if is_new: _remove(path)   # what a kill has left on another disk
+    if is_new: _erase(path)   # what was left on another disk by who removed the folder here
     self.arrays[name] = Declared(shape, np.dtype(dtype), by)
     if is_new: allocate(path, n, self.who)
     else: self._check_size(path, n)
@@ -321,8 +341,8 @@ def _check_size(self:Directory, path, n):
 @patch
 def new_folder(self:Directory, name)->Path:
     "A folder for files that come and go: the one that is there, or a new one"
-    path = _plain(self.file(name), self.who)
-    if not self.meta and name not in self.arrays: _remove(path)
+    path = _plain(self._noted(name), self.who)
+    if not self.meta and name not in self.arrays: _erase(path)
     if not self.meta: path.mkdir(exist_ok=True)
     elif not path.is_dir(): raise StateError(self.who, f'{path} is damaged', 'no such folder')
     self.arrays[name] = Declared(0, np.dtype('u1'), 'files')
@@ -361,7 +381,7 @@ def lasting(self:Directory, name, dtype):
         f'memory in {self.folder}', remedy='another name')
     if not path.exists():
         if not self.holds: return None
-        allocate(path, self.ring*np.dtype(dtype).itemsize, self.who)
+        allocate(self._noted(name), self.ring*np.dtype(dtype).itemsize, self.who)
         self.say(lasting={**self.meta.get('lasting', {}), name: np.dtype(dtype).str})
     return self.new(name, self.ring, dtype, by='slot')
 
@@ -406,7 +426,7 @@ def flush(self:Directory):
     "Bring everything to the device; returns when it is there"
     if self._lock is None: return
     c,end,limit = self.counters,self.counters.item(COMMITTED),self.counters.item(RESERVED)
-    other,aside = self._elsewhere(),[self.path.glob(p) for p in ('saved/[0-9]*/*','saved/[0-9]*','saved')]
+    other,aside = self._elsewhere(self.folder),[self.path.glob(p) for p in ('saved/[0-9]*/*','saved/[0-9]*','saved')]
     for p in chain(*(p.rglob('*') for p in (self.folder, *other)), other, (p.parent for p in other), *aside):
         with suppress(FileNotFoundError): sync(p)   # frames come and go, and what was put aside
     c[FLUSHED],c[LIMIT] = end,max(limit, c.item(LIMIT))
@@ -532,6 +552,7 @@ def keep(self:Directory,
     size = rows.shape[1]
     if not self.holds or not size or not len(rows): return
     if self.meta: self.say(records={**self.meta.get('records', {}), name: size})
+    self._noted(name)
     file = self._record_file(name, os.O_RDWR | os.O_CREAT)
     try:
         for slot,row in zip(slots, rows): os.pwrite(file, row.tobytes(), int(slot)*size)

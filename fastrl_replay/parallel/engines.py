@@ -181,11 +181,11 @@ class Served:
         value,error,said = [],None,None
         try:
             if self.chain is None: self._begin()
-            if what in ('next','save'): what,asked = 'told',what; self._hear(args[0]); what = asked
+            if what != 'load': what,asked = 'told',what; self._hear(args[0]); what = asked
             if what == 'next': said = dict(batches=[], news=[]); self._make(value, said, *args[1:])
             elif what == 'save': value = save_chain(self.chain)
             elif what == 'load': load_chain(self.chain, *args); self.number = None
-            elif what == 'look': value = self._look(*args)
+            elif what == 'look': value = self._look(*args[1:])
         except BaseException as e: error = format_error(e)
         try: return pickled((what, value, error, said))
         except Exception as e: return pickle.dumps((what, None, format_error(e), None))   # an item that can't travel
@@ -243,7 +243,7 @@ class Worker:
         self.begun,self.copy = False,None   # has anything come of it so far? The weights that it begins with
         self.left = False   # was it ended by `resize`? What it gave is still handed on
         self.told = []      # feedback that goes with the next request
-        self.facts,self.newest = None,-1   # what its replay said of the last batch handed on; the last of its keys
+        self.facts,self.newest = None,[]   # what its replay said of the last batch handed on; each replay's last key
         self.given = self.lag = 0   # items handed on; how many others were, since the last one was asked for
         self.due,self.share = 0.,1.   # how many chunks it should have given by now, and has not; its share of them
         self.past = dict.fromkeys(('lost','stale','inserted','counted'), 0)   # of memories that ended with a worker

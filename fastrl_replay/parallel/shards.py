@@ -25,11 +25,12 @@ def as_feedback(
     td, # TD errors, a tensor or an array
 )->tuple: # arrays: int64, and a copy in float64, with which the learner may go on
     "What a learner tells, as arrays of equal length"
-    keys,shape = np.ascontiguousarray(as_keys(keys)).ravel(),np.shape(td)
-    td = np.array(as_float64(td))
-    if shape[:1] == (len(keys),): td = td.reshape(shape)
-    if td.ndim < 1 or len(td) != len(keys): raise ArgumentError(who, 'update_priorities: TD errors',
-        td.size, f'{len(keys)}, one for each key')
+    keys = np.ascontiguousarray(as_keys(keys, who=who)).ravel()
+    n,flat = len(keys),np.array(as_float64(who, td))
+    shape = np.shape(td)
+    td = flat.reshape(shape) if shape[:1] == (n,) else flat
+    if len(td) != n: raise ArgumentError(who, 'update_priorities: TD errors', td.size, f'{n}, one for each key',
+        "the batch's `index`, and an error for each of its rows")
     return keys,td
 
 def by_shard(
@@ -52,7 +53,9 @@ class Shards(Pipe):
         if not self.num_workers: raise ArgumentError('Parallel', 'num_workers', 0, remedy='tell the replay above it')
         keys,td = as_feedback('Parallel', keys, td)
         parts = by_shard(keys, self.num_workers)
-        for rank,mine in parts: self._check_feedback(rank, keys[mine], td[mine])
+        for rank,mine in parts: self._check_keys(rank, keys[mine])
+        check = getattr(self.source.drawn_from, 'check_errors', None) if self.draws_batches else None
+        if check: check('Parallel', keys, td)
         for rank,mine in parts: self._tell(rank, keys[mine], td[mine])
 
     def _count_stale(self, rank, n):
@@ -64,24 +67,31 @@ class Shards(Pipe):
 def _name_batches(self:Shards, w, chunk, facts):
     "Give rows their keys among all shards, and keep what is to be said of each batch"
     first,n = self._first_keys[w.info.rank],self.num_workers
+    known = [f for f in facts if f is not None]
     for batch in (b for item in chunk['items'] for b in batches_in(item)):
         rows = each_of(batch).rows
         if 'index' not in rows.dtype.names: set_replay(batch, None); continue
-        index = (rows['index'] + first)*n + w.info.rank
-        rows['index'] = index
-        w.newest = max(w.newest, int(index.max(initial=-1)))
-    known = [f for f in facts if f is not None]
+        index = rows['index']
+        w.newest = _newest(w.newest or [-1]*len(_parts(known[0] if known else {})), index)
+        rows['index'] = (index + first)*n + w.info.rank
     if known: chunk['facts'] = known
+
+def _parts(facts): return facts.get('parts') or [facts]   # of each replay of a mixture, or of the one that there is
+
+def _newest(so_far, keys):
+    "The last key of each replay, of which a key's remainder says whose it is"
+    return [max(last, int(keys[keys % len(so_far) == i].max(initial=-1))) for i,last in enumerate(so_far)]
 
 # %% ../../nbs/parallel/shards.ipynb #2861f722
 @patch
-def _check_feedback(self:Shards, rank, keys, td):
-    "Raise where keys of a shard were never given out, or errors are none"
-    if keys.min() < 0 or self._workers and keys.max() > self._workers[rank].newest: raise StaleKey('Parallel',
-        f'key {keys.max() if keys.min() >= 0 else keys.min()} was never given out', remedy="give the batch's `index`")
-    if td.ndim > 1 or np.isfinite(td).all(): return   # sequences have steps that are not looked at
-    bad = np.isfinite(td).argmin()
-    raise ArgumentError('Parallel', f'TD error at place {bad}, for key {keys[bad]}', td[bad], 'a finite number')
+def _check_keys(self:Shards, rank, keys):
+    "Raise where keys of a shard were never given out; each replay of a mixture has its own"
+    theirs,never = keys//self.num_workers - self._first_keys[rank],keys < 0
+    if self._workers:
+        newest = np.array(self._workers[rank].newest or [-1])
+        never |= theirs > np.where(theirs < 0, 0, newest[theirs % len(newest)])
+    if never.any(): raise StaleKey('Parallel', f'key {keys[never.argmax()]} was never given out',
+        remedy="give the batch's `index`")
 
 # %% ../../nbs/parallel/shards.ipynb #f340c8f0
 @patch
@@ -122,8 +132,6 @@ def _share(self:Shards, w)->float:
     return 1/len(live) if self.shares == 'equal' else w.share
 
 # %% ../../nbs/parallel/shards.ipynb #62087405
-def _parts(facts): return facts.get('parts') or [facts]   # of each replay of a mixture, or of the one that there is
-
 def _drawable(facts): # of all shards; without mixtures a factor that is the same for all weights
     "How many rows of each replay can be drawn"
     return [sum(p.get('drawable', 0) for p in parts) or 1 for parts in zip(*map(_parts, facts))]

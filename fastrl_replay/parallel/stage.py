@@ -12,10 +12,9 @@ from time import monotonic
 import torch
 from fastcore.basics import patch
 from torch import multiprocessing as mp
-from ..steps.errors import ArgumentError
 from ..steps.compiled import interrupts_wait
 from ..steps.core import set_replay
-from ..steps.errors import choice, problem, whole
+from ..steps.errors import ArgumentError, NotEnoughRows, choice, problem, whole
 from ..look.memory_figure import memory_figure, workers_figure
 from .engines import ChainCopy, Silence, Worker, WorkerError, batches_in, outline
 from ..steps.locks import DrawOrderLock
@@ -262,7 +261,7 @@ def _fetch(self:Parallel, w):
     self.waited += monotonic() - began
     with interrupts_wait():
         what,items,error,said = w.receive()
-        if what == 'save': return   # of a `state_dict` that was interrupted
+        if what in ('save','look'): return   # that was interrupted
         w.begun,(at,_) = True,w.asked.popleft()
         again = error is not None and what != 'told' and self.restarted < self.restarts
         chunk = dict(items=deque(items or ()), at=at, over=error is None and len(items) < self.chunk,
@@ -399,12 +398,12 @@ def _restart(self:Parallel, w, error):
     ended = dict(facts or {}, lost=lost, stale=sum(len(k) for k,_ in w.told) + (facts['stale'] if facts else 0))
     if facts and facts['kept']: ended['inserted'] = 0   # the next one counts on
     w.past = {k: n + ended.get(k, 0) for k,n in w.past.items()}
-    self._first_keys[rank] = w.newest//self.num_workers + 1
+    self._first_keys[rank] += max(w.newest, default=-1) + 1
     new = self._new_worker(w.info._replace(restart=w.info.restart + 1))
     w.succeed(new)
     w.begun,w.copy = False,new.copy
     w.asked.clear()
-    w.told,w.facts = [],None
+    w.told,w.facts,w.newest = [],None,[]
     for at,_ in asked: self._ask(w)
     warnings.warn(problem('Parallel', f'worker {rank} of {self.num_workers} failed, restart {self.restarted} of '
         f'{self.restarts}' + (f', {lost} rows of its memory are lost' if lost else ''), error.splitlines()[0]),
@@ -497,6 +496,8 @@ def due_batches(self:Parallel):
 @patch
 def sample(self:Parallel):
     "The next of the batches that were received"
+    if not self._due: raise NotEnoughRows('Parallel', 'sample: batches that were received, and not handed on', 'none',
+        'one', 'iterate, as in `for batch in pipe`: workers draw their batches before they are asked for')
     return self._due.popleft()
 
 @patch

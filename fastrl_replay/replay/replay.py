@@ -125,9 +125,18 @@ def _fresh(self:Replay):
     self.__dict__.setdefault('lock', RLock())
     renew_in_child(self, 'lock')
     vars(self).update(self._new_parts())
+    replay = ref(self)
+    if first := self._own_steps(): first.end_in(lambda: getattr(replay(), 'memory', None))
     self.start_counting()
     self._unfollowed,self._ones = None,np.ones(self.bs)
     self._tells_later = self.sampler.counts_only and not self.view.follows and self._initial is None
+
+@patch
+def _own_steps(self:Replay):
+    "The stage of own steps at the top of the chain; None: there is another one, or none"
+    pipe = self if self.has_source else None
+    while not (pipe is None or getattr(pipe, 'takes_steps', False)): pipe = upstream(pipe)
+    return pipe
 
 @patch
 def clear(self:Replay):
@@ -143,7 +152,7 @@ def _new_parts(self:Replay, older=None): # a memory whose place the new one will
         if replay() is not None: replay()._check_columns(dtype)
     memory = Timeline(self.max_sz, self.store, who, check, older, view.counted)
     sampler,view = sampler.fresh(),view.fresh(memory, who)
-    steps = StepRows(who, lambda env: memory.stands_at(env) or (1,0,0,0.,None))
+    steps = StepRows(who, lambda: memory)
     return dict(memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False)   # do they go on with what lay?
 
 # %% ../../nbs/replay/replay.ipynb #67b05824
@@ -215,13 +224,6 @@ def add_step(self:Replay,
         return keys
 
 # %% ../../nbs/replay/replay.ipynb #05e1f042
-@patch
-def _own_steps(self:Replay):
-    "The stage of own steps at the top of the chain; None: there is another one, or none"
-    pipe = self if self.has_source else None
-    while not (pipe is None or getattr(pipe, 'takes_steps', False)): pipe = upstream(pipe)
-    return pipe
-
 @patch
 def _pass_on(self:Replay, first, values):
     first.take(*values)
@@ -376,6 +378,11 @@ def update_priorities(self:Replay,
         if len(keys): self.memory.place.claim()   # a forked child has not the right to write
         self.sampler.update(keys, td)
         self.stale += stale
+
+@patch
+def check_errors(self:Replay, who, keys, td):
+    "Raise where errors of this form can't be taken, whatever rows there are"
+    self.view.check_errors(who, keys, td)
 
 # %% ../../nbs/replay/replay.ipynb #48001de7
 @patch
