@@ -14,6 +14,7 @@ from sphinx import addnodes
 from sphinx.domains.python import PythonDomain
 from sphinx.util.nodes import make_refnode
 from readme import split_directives
+from reference import signature
 
 GROUPED = re.compile(r'^(- .+) <!--(\w+)-->$', re.M)   # an entry of “What can go wrong”, and its group on the page of questions
 LONG = 12   # lines of exported code without a public name that a reader needn't unfold
@@ -153,6 +154,10 @@ def add_parameters(app, what, name, obj, options, lines):
         field = 'returns' if param == 'return' else f'param {param}'
         lines += [f':{field}: {kind}{rst(described(param, " ".join(d.docment.split())))}{default_of(fn, param)}']
 
+def show_arguments(app, what, name, obj, options, given, returned):
+    "autodoc's `autodoc-process-signature`: the arguments of a class, which it doesn't see behind torch's metaclass."
+    if what == 'class' and given == '(*args, **kwargs)' and (seen := signature(obj)): return seen, returned
+
 def described(param, text):
     "A description that stands alone: “dtype: of the rows” is read with its name in code, and needs it again on a page."
     return f'{param.replace("_", " ")} {text}' if re.match('of (?!so many|these)', text) else text
@@ -228,7 +233,7 @@ def name_signatures(app, doctree):
 
 def setup(app):
     for name, default in dict(package='', surface=[], chained={}, groups={}, words={}, frequent=[], unlisted=[], repository='').items(): app.add_config_value(name, default, 'env')
-    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index,
+    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'autodoc-process-signature': show_arguments, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index,
                        'html-page-context': add_excerpts, 'build-finished': write_excerpts, 'doctree-read': name_signatures}.items():
         app.connect(event, act)
     app.connect('doctree-read', collect_prose)

@@ -30,7 +30,7 @@ def _directory(text):
 _DIR,_N,_FLAG = dict(type=_directory, metavar='DIR'),dict(type=_count, metavar='N'),dict(action='store_true')
 
 OPTIONS = dict(   # of all commands
-    env=dict(metavar='ID', help="gymnasium's id of the environment, or your own: my_module:Name-v0; the same as "
+    env=dict(metavar='ID', help="gymnasium's id of the environment, or your own class, my_module:Name; the same as "
         '--set env=ID'),
     steps=dict(type=_count, help='environment steps in all (schedules that end with them are stretched)'),
     seed=dict(type=_seed, help='of everything that is random'),
