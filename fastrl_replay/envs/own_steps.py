@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from ..pipe import Pipe
-from ..steps.core import Steps, pack
+from ..steps.core import Steps, pack, same_fields
 from ..steps.errors import ArgumentTypeError, BlockError, problem
 from ..steps.nested import fields_of, nested_dtype
 from ..steps.row_dtypes import column_dtype, step_dtype
@@ -246,12 +246,8 @@ def _turn_to(self:StepRows, env_id, n):
 def _new_here(self:StepRows, env, i):
     "Where an environment stands that others have stepped so far; one that is in another state now was reset since"
     episode,step,over,total,state = self.known(env)
-    goes_on = not over if state is None else _alike(state, self._new['state'][i:i+1])
+    goes_on = not over if state is None else same_fields(state, self._new['state'][i:i+1])
     return (episode,step,over,total) if goes_on or not step else (episode + 1,0,0,0.)
-
-def _alike(a, b):
-    if a.dtype.names: return all(_alike(a[n], b[n]) for n in a.dtype.names)
-    return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 @patch
 def stands(self:StepRows)->dict: # by env_id: episode, step, is it over?, its rewards
