@@ -231,22 +231,6 @@ def test_a_checkpoint_of_other_settings_says_so(copied):
 
 # ---- words ----
 
-@pytest.mark.parametrize('line,said', [
-    ('trian cartpole', "did you mean 'train'"), ('train cartpoel', "did you mean 'cartpole'"), ('train cartpole --set gama=1', "did you mean 'gamma'"),
-    ('train cartpole --set lr=slow', 'expected a number'), ('train cartpole --set lr', "got 'lr'; expected key=value, such as lr=0.0023"), ('train taxi --set gamma .9', "got 'gamma'; expected key=value, such as gamma=0.99"),
-    ('train --set lr=1 taxi', 'taxi --set'), ('compare taxi taxi-online --set lr', 'such as lr=0.5'), ('train cartpole --set =1', "got '=1'"), ('train cartpole --set network', 'such as network=256,256'),
-    ('train', 'no recipe was named'),
-    ('train --resume nowhere', 'no config.json'), ('eval nowhere', 'no config.json'), ('recipes taxy', "did you mean 'taxi'"),
-    ('train cartpole --settings no.ini', 'no such file'), ('train cartpole --steps 100', 'more than the warmup'), ('train cartpole --set env=CartPole-v7', 'CartPole-v7'),
-    ('train cartpole --set memory=rank', 'begin with cartpole-per'), ('compare cartpole taxxi', "did you mean 'taxi'"), ('train cartpole --set envs=0', 'at least 1'),
-    ('train cartpole --set observe=7', "places in a flat observation")])
-def test_a_mistake_is_one_line(line, said, capsys, tmp_path, monkeypatch):
-    "Status 2, no traceback, the nearest name or what was expected; nothing is left behind"
-    monkeypatch.chdir(tmp_path)
-    assert main(line.split()) == 2
-    err = capsys.readouterr().err
-    assert said in err and err.count('\n') == 1 and not list(tmp_path.iterdir()), err
-
 def test_settings_of_the_working_directory_count_before_anything_is_imported(capsys, tmp_path, monkeypatch):
     "A broken file says what to do, a directory of this name is none, and a recipe of yours is known and listed"
     monkeypatch.chdir(tmp_path)

@@ -124,15 +124,11 @@ def fill(self:Offline)->int: # how many rows there are
     if self.spaces: check_recorded(first.dtype, *self.spaces)
     blocks = Items(chain([first], rows), at_end='flush')
     try:
-        for block in NStep(blocks, self.n_step, self.gamma) if self.n_step > 1 else blocks: self._add(block)
+        for block in NStep(blocks, self.n_step, self.gamma) if self.n_step > 1 else blocks:
+            if len(memory) + len(block) > memory.max_sz: raise NoRoom('Offline', f'more rows in {self.data} than the '
+                'memory has room for', f'max_sz={memory.max_sz:_}', remedy='a larger max_sz')
+            self.source.add(block)
     except BaseException:   # an error in the data, or Ctrl-C: none of it, or all
         self.source.clear()
         raise
     return len(memory)
-
-@patch
-def _add(self:Offline, block):
-    memory = self.source.memory
-    if len(memory) + len(block) > memory.max_sz: raise NoRoom('Offline',
-        f'more rows in {self.data} than the memory has room for', f'max_sz={memory.max_sz:_}', remedy='a larger max_sz')
-    self.source.add(block)

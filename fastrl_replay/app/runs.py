@@ -19,6 +19,7 @@ from ..pipe import as_worker
 from ..steps.files import left_over, lock_file, write_whole
 from .named_envs import named_modules, read_calls
 from ..steps.settings import SettingsError
+from ..steps.states import Misfit, anything, checked, described, dict_of, integer, listed, maybe, row
 from .recipes import BY_LEARNER, Agent, check_saved, memory_dirs, memory_path, play_episodes
 from .run_files import facts_of, read_config, read_metrics, run_of, run_title
 from .saved_policies import checkpoint_bytes, load_checkpoint, load_model, policy_state, read_policy
@@ -45,6 +46,22 @@ def lock_dir(
             'another process uses this directory', out, remedy='wait until it has ended, or stop it')
         yield
     finally: os.close(directory)
+
+# %% ../../nbs/app/runs.ipynb #7af77de8
+def _float(x): # a form; NaN will do, too: an environment may give it
+    if type(x) is float: return x
+    raise Misfit(described(x), 'a float')
+
+def _pair(x): return tuple(row(integer(), _float)(x))   # a form: a step, and a number
+
+def _best(x): # a form
+    _float(dict_of(anything)(x).get('eval_return'))
+    return x
+
+_KEPT = dict(   # what a checkpoint holds beside the agent, each with its form
+    wall=_float, evals=listed(_pair), successes=listed(_pair), solved=maybe(integer()), best=maybe(_best),
+    last=dict.fromkeys(('report','eval','save'), integer()), sums=dict_of(_float), counts=dict_of(integer()),
+    ended=integer(), reported=_pair)
 
 # %% ../../nbs/app/runs.ipynb #497d51b0
 class Run:
@@ -91,16 +108,14 @@ def train(self:Run, show=None)->dict: # the summary; None where it was stopped b
         self._held = None
         if not (self.out/'checkpoint.pt').exists(): self.save()   # from now on, it can be resumed
         try:
-            for record in agent.pipe: self._add(record)
+            for record in agent.pipe:
+                for k,v in record.items():
+                    self.sums[k],self.counts[k] = self.sums.get(k, 0.) + v,self.counts.get(k, 0) + 1
             return self._finish()
         except _Stopped: return None
         finally: agent.end_workers()
 
 # %% ../../nbs/app/runs.ipynb #997fefcd
-@patch
-def _add(self:Run, record):
-    for k,v in record.items(): self.sums[k],self.counts[k] = self.sums.get(k, 0.) + v,self.counts.get(k, 0) + 1
-
 class _Stopped(Exception): "It was asked to stop, and has been saved"
 
 # %% ../../nbs/app/runs.ipynb #dc3837bc
@@ -210,8 +225,6 @@ def title(self:Run)->str:
     return run_title(self.name, self.agent.env_name, self.agent.wrappers, self.settings['seed'])
 
 # %% ../../nbs/app/runs.ipynb #e76441c8
-_KEPT = 'wall','evals','successes','solved','best','last','sums','counts','ended','reported'
-
 @patch
 def save(self:Run):
     "Write the checkpoint"
@@ -234,11 +247,13 @@ def load(self:Run):
     if not self.leads: state['agent'] = load_checkpoint(self._part(state['parts']))
     if isinstance(state['run'], dict): state['run'] = {'successes': [], 'best': None, **state['run']}   # older: none
     try:
-        self._check_kept(state['run'])
+        kept = checked('Run', _KEPT, state['run'])
         self.agent.load_state_dict(state['agent'] if self.has_rows else self.agent.without_rows(state['agent']))
-        self._take(state['run'])
+        vars(self).update(kept)
     except (ValueError,TypeError,RuntimeError,LookupError,AttributeError,ArithmeticError,MemoryError) as e:
         raise SettingsError('run', f"{path} doesn't fit the run's config.json", f'{type(e).__name__}: {e}') from e
+    self.saved = self.agent.journal.steps
+    self._plan_next()
     return self
 
 # %% ../../nbs/app/runs.ipynb #59c16726
@@ -266,32 +281,6 @@ def _remove_parts(out, but=None):
     "Files of ranks that no checkpoint names"
     for old in (out/'ranks').glob('*'):
         if old.name != but: shutil.rmtree(old, ignore_errors=True)
-
-# %% ../../nbs/app/runs.ipynb #6ba95d26
-def _kind(v):
-    "The type of a value; of a dict or a tuple, those of what is in it"
-    if isinstance(v, dict): return {k: _kind(x) for k,x in v.items()}
-    return tuple(map(_kind, v)) if isinstance(v, tuple) else type(v)
-
-def _as_kept(k, new, old):
-    "May `new` be what a run keeps under the name `k`? At its beginning that is `old`"
-    if k == 'solved': return new is None or type(new) is int
-    if k == 'best': return new is None or isinstance(new, dict) and isinstance(new.get('eval_return'), float)
-    if k in ('evals','successes'): return type(new) is list and {_kind(e) for e in new} <= {(int,float)}
-    return _kind(new) == _kind(old) or k in ('sums','counts') and type(new) is dict
-
-# %% ../../nbs/app/runs.ipynb #526073c4
-@patch
-def _check_kept(self:Run, kept):
-    wrong = [f'{k} = {kept[k]!r}' for k in _KEPT if not _as_kept(k, kept[k], getattr(self, k))]
-    if wrong: raise ValueError(', '.join(wrong))
-
-@patch
-def _take(self:Run, kept):
-    "Stand where a run stood"
-    for k in _KEPT: setattr(self, k, kept[k])
-    self.saved = self.agent.journal.steps
-    self._plan_next()
 
 # %% ../../nbs/app/runs.ipynb #b721806b
 def _check_env(run):

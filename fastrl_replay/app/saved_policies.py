@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np, torch
 from gymnasium import spaces
 from .recipes import check_saved
-from ..learning.checkpoints import bare_names, check_same_shapes
+from ..learning.checkpoints import bare_names, check_same_shapes, load_part, saved_part
 from ..learning.learners import LEARNERS
 from ..steps.nested import fields_of, nest
 from ..steps.settings import SettingsError, nearest, plain_file
@@ -104,7 +104,7 @@ def policy_state(
     agent, # an `Agent`
 )->dict: # plain data and tensors
     "What a policy needs to play without the agent"
-    model = {k: v.detach().cpu().clone() for k,v in bare_names(agent.model.state_dict()).items()}
+    model = {k: v.cpu() for k,v in saved_part(agent.model).items()}
     observation,action = map(space_state, agent.spaces)
     settings = agent.settings | ({'memory_path':'none'} if 'memory_path' in agent.settings else {})   # of no use here
     return dict(model=model, settings=settings, observation_space=observation, action_space=action)
@@ -116,7 +116,7 @@ def load_model(
 ):
     "Give a model the tensors of another; an error where it is of another shape"
     check_same_shapes(who, tensors, bare_names(model.state_dict()))
-    model.load_state_dict({k: tensors[bare] for k,bare in zip(model.state_dict(), bare_names(model.state_dict()))})
+    load_part(model, tensors)
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e017
 _POLICY = 'model','settings','observation_space','action_space'

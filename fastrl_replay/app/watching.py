@@ -6,7 +6,7 @@
 __all__ = ['state_of', 'WatchedRun', 'WatchedMemory', 'watched_in', 'Watch', 'watch_dirs']
 
 # %% ../../nbs/app/watching.ipynb #94ab86c4
-import mimetypes, os, threading, time, webbrowser
+import mimetypes, os, re, threading, time, webbrowser
 from pathlib import Path
 from fastcore.basics import patch
 from .offline import open_memory
@@ -160,11 +160,7 @@ def watched_in(
     return runs,memories
 
 # %% ../../nbs/app/watching.ipynb #acfde4d8
-_PARTS = 'video','memory','rows'   # two numbers stand after it
-
-def _rows_page(rows, number):
-    "The page of a memory on disk, as it is now"
-    return ('text/html; charset=utf-8',rows[number].page().page.encode()) if number < len(rows) else None
+_HTML = 'text/html; charset=utf-8'
 
 class Watch:
     "Pages about runs and memories: a function of their names"
@@ -175,14 +171,13 @@ class Watch:
         name:str, # of a page, as a request has it
     )->tuple: # content type, and bytes or an open file; None: there is no such page
         "A page"
-        if name == '': return 'text/html; charset=utf-8',self.page().encode()
+        if name == '': return _HTML,self.page().encode()
         if name == 'sections': return 'application/json',json_text(self.sections()).encode()
-        kind,*numbers = name.split('/')
-        if kind not in _PARTS or len(numbers) != 2 or not all(n.isdecimal() and len(n) < 6
-            for n in numbers): return None
-        watched,(i,k) = self.memories if kind == 'memory' else self.runs,map(int, numbers)
+        if not (m := re.fullmatch(r'(video|memory|rows)/([0-9]{1,5})/([0-9]{1,5})', name)): return None
+        watched,i,k = self.memories if m[1] == 'memory' else self.runs,int(m[2]),int(m[3])
         if i >= len(watched): return None
-        return watched[i].video(k) if kind == 'video' else _rows_page(watched[i].rows, k)
+        if m[1] == 'video': return watched[i].video(k)
+        return (_HTML,watched[i].rows[k].page().page.encode()) if k < len(watched[i].rows) else None
 
     def sections(self)->list: # of (id, piece)
         "All that there is to see now"

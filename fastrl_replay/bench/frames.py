@@ -19,14 +19,11 @@ import gymnasium as gym, numpy as np, torch
 from tqdm.auto import tqdm
 from ..envs.atari import atari, register_games
 from . import reports
-from .adapters import DRAWN
+from .adapters import DRAWN, seconds_of
 from .peer_memories import FRAME_MEMORIES, FRAME_ROW, STACK, FrameTest
-from .peers import RETURN_MEMORY, Peer, PeerError
-from .adapters import seconds_of
 from .peer_memories import Recorded, anonymous, write_frames
-from .peers import TestWorker, machine
-from .reports import dots, made_with, md_table, missing_peers, paragraphs, picture, progress
-from .reports import short
+from .peers import RETURN_MEMORY, Peer, PeerError, TestWorker, machine
+from .reports import dots, made_with, md_table, missing_peers, paragraphs, picture, progress, short
 from .timing import as_rows, one_thread, pixel_dtype
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, Explained, did_you_mean

@@ -10,6 +10,7 @@ import numpy as np, torch
 from gymnasium import spaces
 from ..steps.compiled import njit
 from ..steps.errors import ActionError
+from ..steps.nested import fields_of
 
 # %% ../../nbs/envs/actions.ipynb #91de7281
 def as_array(x)->np.ndarray:
@@ -96,12 +97,9 @@ def _check_leaf(action, space, n, name, clip):
 # %% ../../nbs/envs/actions.ipynb #58525c22
 def _fits(x, space):
     "Is `x` nested as the elements of `space` are?"
-    parts = getattr(space, 'spaces', None)
-    if isinstance(space, spaces.Dict):
-        return isinstance(x, dict) and x.keys() == parts.keys() and all(_fits(x[k], s) for k,s in parts.items())
-    if isinstance(space, spaces.Tuple):
-        return isinstance(x, tuple) and len(x) == len(parts) and all(map(_fits, x, parts))
-    return not isinstance(x, dict)
+    parts,given = fields_of(space),fields_of(x)
+    if parts is None: return not isinstance(x, dict)
+    return given is not None and given.keys() == parts.keys() and all(_fits(given[k], s) for k,s in parts.items())
 
 def split_answer(
     out, # what the policy returned

@@ -38,10 +38,6 @@ class AgentsSlot(Slot):
         who = f'the environment of agents {self.env_id} to {last} ({", ".join(map(str, here)) or "none is there"})'
         return who,f'episodes {self.counts[:,0].tolist()}',(self.counts[:,1] + 1).tolist()
 
-    def begin_anew(self, saved, seed): # where the environment could not be saved
-        self.leave()
-        if seed is not None: self.seed = int(seed) + self.env_id + 1_000_003*int(self.counts[:,0].sum())
-
     def _see(self, place, obs):
         check_shape(obs, self.observation_space, f'observation of agent {self.names[place]!r}')
         map_leaves(lambda kept, x: kept.__setitem__(place, x), self.obs, obs)

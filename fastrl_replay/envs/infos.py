@@ -12,9 +12,9 @@ import numpy as np
 from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
-from ..steps.core import refuse_flags
+from ..steps.core import Steps, pack, unpack
 from ..steps.errors import did_you_mean, problem, ArgumentError, ArgumentTypeError, StateError
-from ..steps.row_dtypes import column_dtype, dtype_spec, saved_dtype, step_dtype
+from ..steps.row_dtypes import column_dtype, step_dtype
 from ..steps.nested import nested_dtype, put
 
 # %% ../../nbs/envs/infos.ipynb #9e0d0278
@@ -255,26 +255,23 @@ def last_info(
 
 # %% ../../nbs/envs/infos.ipynb #67ec7cb9
 @patch
-def state_dict(self:InfoRows)->dict: # plain data
-    "All entries, as bytes"
+def state_dict(self:InfoRows)->dict: # plain data and tensors; {}: there are none
+    "All entries, as a block"
     dtypes = [(k, d) for k,d in self.columns.known().items() if k in self.arrays]
     rows = np.zeros(self.n, np.dtype(dtypes, align=True))
     for k,a in self.arrays.items(): rows[k] = a
-    return dict(columns=dtype_spec(rows.dtype) if self.arrays else [], bytes=rows.view(np.uint8).copy())
+    return pack(Steps(rows)) if self.arrays else {}
 
 # %% ../../nbs/envs/infos.ipynb #a8f78d06
 @patch
 def load_state_dict(self:InfoRows, state:dict):
     "Go on with entries that were saved"
-    raw,dtype = state['bytes'],saved_dtype(state['columns']) if state['columns'] else np.dtype([])
-    known = {k: self.columns.dtypes.get(k, dtype[k]) for k in dtype.names if k in self.columns.names}
-    if np.dtype([*known.items()], align=True) != dtype: raise StateError('GymStepper', 'saved entries of info',
-        dtype, f'those of {self.columns.dtypes or self.columns.names}', 'build the pipe that was saved')
-    if raw.dtype != np.uint8 or raw.shape != (self.n*dtype.itemsize,): raise StateError('GymStepper',
-        'saved entries of info', f'{raw.dtype} {list(raw.shape)}', f'{self.n*dtype.itemsize} bytes')
-    if not known: return
-    rows = raw.view(dtype)
-    refuse_flags('GymStepper', rows)
+    if not state: return
+    rows = unpack(state).rows
+    known = {k: self.columns.dtypes.get(k, rows.dtype[k]) for k in rows.dtype.names if k in self.columns.names}
+    if rows.dtype != np.dtype([*known.items()], align=True) or rows.shape != (self.n,): raise StateError('GymStepper',
+        'saved entries of info', f'{rows.dtype} {list(rows.shape)}',
+        f'those of {self.columns.dtypes or self.columns.names} {[self.n]}', 'build the pipe that was saved')
     self.columns.dtypes.update(known)
     self.arrays = {k: rows[k].copy() for k in known}
 

@@ -37,6 +37,11 @@ class Slot:
         check_shape(obs, self.space)
         self.seen = getattr(obs, 'dtype', None)
 
+    def begin_anew(self, saved, seed): # of the group; where the environment could not be saved
+        "Leave its episodes; the next reset has another seed"
+        self.leave()
+        if seed is not None: self.seed = int(seed) + self.env_id + 1_000_003*int(self.counts[:,0].sum())
+
     def identity(self)->tuple:
         "What another one must have in common with it to go on where it stood"
         return self.n,self.kind,str((self.row_space, self.action_space))
@@ -63,7 +68,7 @@ class SingleSlot(Slot):
         self.episode,self.over = self.episode+1,False
 
     def leave(self): self.over = True   # its episode; a new one begins
-    def begin_anew(self, saved, seed): # where the environment could not be saved
+    def begin_anew(self, saved, seed): # a single one goes on with its random numbers
         self.leave()
         if saved['random']: self.env.unwrapped.np_random = decode(saved['random'])
 

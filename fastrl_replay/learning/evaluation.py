@@ -19,12 +19,6 @@ from ..envs.infos import SUCCESS
 from .video import recording
 
 # %% ../../nbs/learning/evaluation.ipynb #529e74a9
-def _newest(successes, said, which, n):
-    "What rows say about the success of their episodes, beside what others said before"
-    if successes is None: successes = np.zeros(n)
-    successes[which] = said.astype(float)
-    return successes
-
 def play(
     stepper, # a `GymStepper` that was not stepped before
     envs:int, # how many environments it steps
@@ -32,19 +26,19 @@ def play(
     most:int=10_000, # steps of each environment; what has not ended by then is left
 )->tuple: # returns, and whether they were successes; None: the environments don't say
     "Returns and successes of the first episodes of each environment"
-    returns,successes,running = np.zeros(episodes),None,np.ones(episodes, bool)
+    (returns,successes),running,told = np.zeros((2,episodes)),np.ones(episodes, bool),False
     for steps in islice(stepper, most):
         rows = steps.rows
         which = (rows['episode_n'] - 1)*envs + rows['env_id']
         rows,which = rows[which < episodes],which[which < episodes]
         returns[which] = rows['total_reward']
-        if SUCCESS in rows.dtype.names: successes = _newest(successes, rows[SUCCESS], which, episodes)
+        if SUCCESS in rows.dtype.names: successes[which],told = rows[SUCCESS],True
         running[which[rows['terminated'] | rows['truncated']]] = False
         if not running.any(): break
     stepper.close()
     if running.any(): warnings.warn(f'{running.sum()} of {episodes} episodes were left after {most:,} steps; '
         'their returns are those so far')
-    return returns,successes
+    return returns,successes if told else None
 
 # %% ../../nbs/learning/evaluation.ipynb #3306a5fb
 @singledispatch

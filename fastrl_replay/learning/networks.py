@@ -12,7 +12,7 @@ import numpy as np, torch
 from gymnasium import spaces
 from torch import nn
 from ..steps.errors import ArgumentError, ArgumentTypeError
-from ..steps.nested import space_dtype
+from ..steps.nested import named_leaves, space_dtype
 
 # %% ../../nbs/learning/networks.ipynb #1102942e
 class FlattenSpace(nn.Module):
@@ -56,8 +56,7 @@ def has_images(
     space:spaces.Space, # of an observation
 )->bool:
     "Is there an image in it?"
-    parts = space.spaces if isinstance(space, (spaces.Dict,spaces.Tuple)) else ()
-    return is_image(space) or any(map(has_images, parts.values() if isinstance(parts, dict) else parts))
+    return any(is_image(part) for _,part in named_leaves(space))
 
 # %% ../../nbs/learning/networks.ipynb #bbbdb17e
 _LAYERS = {   # shorter side of the image, at least → channels, side of the window, stride of each layer

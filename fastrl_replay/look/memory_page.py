@@ -237,14 +237,12 @@ def _below(inside, sample, part, named):
 def memory_page(
     parts:dict, # name → (what `inside()` says, a function that reads rows by keys, one that tells more or None)
     title:str=None, # what stands above it; None: the title of the memory
-    room:int=1_800_000, # characters of the page, for the sample
-    seed:int=0, # of what is chosen at random
 )->str: # HTML
     "A page of a memory, or of several"
     above,below,data = [],[],[]
     for k,(name,(inside,take,beside)) in enumerate(parts.items()):
         def named(text, before=f'{name}: '*bool(name)): return before + text
-        sample = sample_of(inside, take, room//len(parts), max(16//len(parts), 4), seed, beside)
+        sample = sample_of(inside, take, 1_800_000//len(parts), max(16//len(parts), 4), beside=beside)
         above += [tag('p.lead', named(lead_of(inside))), *_above(inside, sample, k, named)]
         below += _below(inside, sample, k, named)
         settings = {n: inside['settings'][n] for n in _SETTINGS if n in inside['settings']}

@@ -309,14 +309,12 @@ def run_sections(
     run, = runs
     m = run['memory']
     told = (memory_numbers(m) + (memory or memory_charts(m))) if m else Safe()
-    found = {'': _state(run) + result(run) + returns_chart(run), 'Curves': small_charts(runs),
+    state = tag(f'p.state.{run["state"]}', tag('b', run['state']), ' ', run['said'])
+    found = {'': state + result(run) + returns_chart(run), 'Curves': small_charts(runs),
         'Evaluations': evaluations(run),
         'Videos': videos(run), 'Memory': told, 'Shards': shards(run), 'Settings': settings_table(runs),
         'Versions': origin(run)}
     return {k: v for k,v in found.items() if v}
-
-def _state(run):
-    return tag(f'p.state.{run["state"]}', tag('b', run['state']), ' ', run['said'])
 
 def videos(
     run:dict,
