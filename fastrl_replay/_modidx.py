@@ -1891,8 +1891,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'fastrl_replay/envs/own_steps.py'),
                                               'fastrl_replay.envs.own_steps.StepRows.stands': ( 'envs/own_steps.html#steprows.stands',
                                                                                                 'fastrl_replay/envs/own_steps.py'),
-                                              'fastrl_replay.envs.own_steps._alike': ( 'envs/own_steps.html#_alike',
-                                                                                       'fastrl_replay/envs/own_steps.py'),
                                               'fastrl_replay.envs.own_steps._check_alike': ( 'envs/own_steps.html#_check_alike',
                                                                                              'fastrl_replay/envs/own_steps.py'),
                                               'fastrl_replay.envs.own_steps._fill_parts': ( 'envs/own_steps.html#_fill_parts',

@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from ..pipe import Pipe
-from ..steps.core import Steps, pack
+from ..steps.core import Steps, pack, same_fields
 from ..steps.errors import ArgumentTypeError, BlockError, problem
 from ..steps.nested import fields_of, nested_dtype
 from ..steps.row_dtypes import column_dtype, step_dtype
@@ -268,12 +268,8 @@ def _new_here(self:StepRows, known, i):
     "Where an environment stands that others have stepped so far; one that is in another state now was reset since"
     if known is None: return 1,0,0,0.
     episode,step,over,total,state = known
-    same = not over if state is None else _alike(state, self._new['state'][i:i+1])
+    same = not over if state is None else same_fields(state, self._new['state'][i:i+1])
     return (episode,step,over,total) if self.goes_on and same else (episode + 1,0,0,0.)
-
-def _alike(a, b): # by value: -0. is 0., and NaN is NaN
-    if a.dtype.names: return a.dtype.names == b.dtype.names and all(_alike(a[n], b[n]) for n in a.dtype.names)
-    return np.array_equal(a, b, equal_nan=True)
 
 @patch
 def stands(self:StepRows)->dict: # by env_id: episode, step, is it over?, its rewards
@@ -299,7 +295,7 @@ def done(self:StepRows):
 def _look_for_resets(self:StepRows, before, rows):
     "Warn where an episode has ended, and the next step goes on from its last state"
     for i in np.flatnonzero(before['terminated'] | before['truncated']):
-        if self._warned or not _alike(rows['state'][i:i+1], before['next_state'][i:i+1]): continue
+        if self._warned or not same_fields(rows['state'][i:i+1], before['next_state'][i:i+1]): continue
         self._warned = True
         warnings.warn(problem(self.who, f'an episode of environment {before["env_id"][i]} has ended, and the next step '
             'begins in the same state', remedy="reset it before; of vectors that reset themselves, add_step(..., "
