@@ -98,7 +98,9 @@ class Waits(gym.Wrapper):
         time.sleep(self.ms/1000)
         return super().step(action)
 
-def waiting(): return Waits(gym.make('CartPole-v1'))
+def waiting()->gym.Env:
+    "An environment that takes its time"
+    return Waits(gym.make('CartPole-v1'))
 
 def actors_a_second(
     n:int, # actors, one environment each

@@ -55,8 +55,8 @@ class _Recordings:
         return found[len(found) - len(e):]
 
 # %% ../../nbs/data/datasets.ipynb #334af1bc
-def is_minari(x)->bool: # or of what looks like one
-    "Is this a data set of Minari?"
+def is_minari(x)->bool:
+    "Is this a data set of Minari, or what looks like one?"
     return hasattr(x, 'iterate_episodes')
 
 def _named(name, infos):
@@ -101,7 +101,8 @@ def _nested(a):
 # %% ../../nbs/data/datasets.ipynb #e9d4a677
 class _Sorter:
     "Sorts rows into episodes"
-    def __init__(self): self.parts = {}   # of the episode under way, by environment
+    def __init__(self):
+        self.parts = {}   # of the episode under way, by environment
 
     def take(self, rows)->list: # of (environment, rows) of episodes, in the order in which they ended
         "The next block"

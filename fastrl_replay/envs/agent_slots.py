@@ -29,7 +29,8 @@ class AgentsSlot(Slot):
     idle = property(lambda self: ~self.there)   # does it matter what a policy says?
     def stands(self, i): return self.counts[i]
     def entries(self): return self.made
-    def leave(self): # all their episodes; new ones begin
+    def leave(self):
+        "End all their episodes; new ones begin"
         self.counts[self.there & (self.counts[:,1] == 0),0] -= 1   # those without a row don't count
         self.there[:],self.fresh[:] = False,True
 
@@ -38,7 +39,8 @@ class AgentsSlot(Slot):
         who = f'the environment of agents {self.env_id} to {last} ({", ".join(map(str, here)) or "none is there"})'
         return who,f'episodes {self.counts[:,0].tolist()}',(self.counts[:,1] + 1).tolist()
 
-    def begin_anew(self, saved, seed): # where the environment could not be saved
+    def begin_anew(self, saved, seed):
+        "A new episode, where the environment could not be saved"
         self.leave()
         if seed is not None: self.seed = int(seed) + self.env_id + 1_000_003*int(self.counts[:,0].sum())
 
