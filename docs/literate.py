@@ -158,7 +158,7 @@ def add_parameters(app, what, name, obj, options, lines):
     if what == 'method' and not any(lines): lines[:] = (inspect.getdoc(obj) or '').splitlines()   # what it overrides says it
     lines[:] = [rst(l) for l in lines] + ['']
     fn = inspect.unwrap(obj.__init__ if inspect.isclass(obj) else obj)
-    try: found = docments(fn, full=True)
+    try: found = docments(fn, full=True, args_kwargs=True)   # or a comment of `**kw` would be that of the result
     except (TypeError, ValueError, OSError): return   # no signature or no source: nothing to add
     types = getattr(fn, '__annotations__', {})        # docments would guess from a default
     for param, d in found.items():

@@ -26,10 +26,11 @@ def keep_code(doctree):
 
 def keep_units(doctree):
     for cell in doctree.findall(nodes.entry):
+        if len(cell.astext()) > 40: cell['classes'].append('long')   # wide enough for words
         for text in [t for t in cell.findall(nodes.Text) if not isinstance(t.parent, nodes.literal)]:
             text.parent.replace(text, nodes.Text(with_units(text)))
 
-def with_units(text): return re.sub(rf'(?<=\d) {UNIT}', lambda m: m[0].replace(' ', '\N{NO-BREAK SPACE}'), text)
+def with_units(text): return re.sub(rf'(?<=\d) {UNIT}|[≤≥] (?=\d)', lambda m: m[0].replace(' ', '\N{NO-BREAK SPACE}'), text)
 
 def keep_punctuation(doctree):
     for formula in list(doctree.findall(nodes.math)):

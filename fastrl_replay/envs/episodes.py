@@ -130,7 +130,7 @@ class ColumnsGate:
         self.layout,self.same = None,None   # of the first block; the very dtype of the last one, which is known again
 
     def knows(self, dtype:np.dtype)->bool:
-        "Are these columns of a block those that were accepted? Blocks from other processes have equal ones, not the same object"
+        "Are these columns those that were accepted? Blocks of other processes have equal ones, not the same object"
         if dtype is self.same: return True
         if self.counters or self.layout is None or dtype != self.layout.dtype: return False
         self.same = dtype

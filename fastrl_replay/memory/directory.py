@@ -157,9 +157,7 @@ class Directory(Counted):
     def room(self)->int: return shutil.disk_usage(self.path).free   # bytes for a new memory
     def limit(self)->int: return 0                                  # none: the disk says when it is full
     def outgrown(self, nbytes): return outgrows(nbytes)        # are arrays larger than main memory can always hold?
-    def request(self, array, slots):
-        "These rows of an array are going to be read"
-        request(array, slots)
+    def request(self, array, slots): request(array, slots)
     nbytes = property(lambda self: sum(p.stat().st_blocks*512 for p in self.path.rglob('*') if p.is_file()),
         doc='Bytes on the disk')
 

@@ -145,7 +145,7 @@ def set_columns(self:Shard, data):
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f0013
 @patch
-def add(self:Shard, client, call, first_key, data)->int: # the first key; None: environments were numbered by an older memory
+def add(self:Shard, client, call, first_key, data)->int: # the first key; None: an older memory numbered environments
     "Add a block, unless this call has added it before"
     if first_key != self.counts['first_key']: return None
     first = self.log.find(client, call)
@@ -331,7 +331,7 @@ def _too_few_draws(self:Coordinator, n, limit):
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f0020
 @patch
-async def number_envs(self:Coordinator, limit, rank, n)->tuple: # the shard, the first key of its memory, the first number
+async def number_envs(self:Coordinator, limit, rank, n)->tuple: # the shard, its memory's first key, the first number
     "Numbers for environments of a collector, in its shard (None: it is a new collector)"
     def load(i): return self.statuses[i]['inserted'],self.n_envs[i]
     if rank is None: rank = min(range(len(self.shards)), key=load)
