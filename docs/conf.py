@@ -13,7 +13,7 @@ chained = {f'.{c.stage_name}': f'{c.__module__}.{c.__name__}' for c in vars(fast
 urls = dict(u.split(', ') for u in metadata('fastrl_replay').get_all('Project-URL', []))
 repository = urls.get('Repository', '')    # pyproject's [project.urls]; without it there are no links to Colab
 root_doc, unlisted = 'index', ['bench']    # modules that neither the search nor the index lists
-extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.viewcode', 'sphinx.ext.mathjax', 'sphinx_copybutton', 'literate']
+extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.viewcode', 'sphinx.ext.mathjax', 'sphinx_copybutton', 'literate', 'typesetting']
 exclude_patterns = ['**/.ipynb_checkpoints']
 
 # The sidebar has parts by what a reader wants. Internals are the source lessons, in the order of the imports.
@@ -62,13 +62,15 @@ myst_enable_extensions = ['dollarmath']
 myst_heading_anchors = 3
 autodoc_typehints, autodoc_preserve_defaults, autodoc_inherit_docstrings, autodoc_member_order = 'none', True, False, 'bysource'
 python_maximum_signature_line_length = 80
+viewcode_follow_imported_members = False  # a page's names are all its module's
+smartquotes_action = 'D'                  # dashes alone: quotes in the texts of the API are code
 add_module_names = False
 mathjax_path = 'tex-svg.js'
 mathjax3_config = {'options': {'enableMenu': False}}
-pygments_style, pygments_dark_style = 'friendly', 'monokai'
+pygments_style, pygments_dark_style = 'default', 'monokai'
 html_theme, html_copy_source = 'furo', False
 html_title = f'fastrl_replay {release}'
 if repository: html_theme_options = dict(source_repository=repository, source_branch='main', source_directory='nbs/')
 html_static_path = ['static']
-html_css_files, html_js_files = ['site.css'], ['diagrams.js']
+html_css_files, html_js_files = ['site.css'], ['diagrams.js', 'pictures.js']
 html_search_scorer = str(Path(__file__).parent/'static/scorer.js')

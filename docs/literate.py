@@ -12,6 +12,7 @@ from fastcore.docments import docments
 from pygments.lexers.special import TextLexer
 from sphinx import addnodes
 from sphinx.domains.python import PythonDomain
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.nodes import make_refnode
 from readme import split_directives
 from reference import signature
@@ -42,9 +43,9 @@ def cells_of(cell, module):
     names, source = split_directives(cell['source'])
     if 'hide' in names or not source.strip(): return []
     cell = dict(cell, source=source)
-    if 'hide_code' in names:
+    if {'hide_code', 'alt', 'frames'} & {*names}:
         image = dict(alt=names.get('alt', ''), **(dict(classes='frames') if 'frames' in names else {}))
-        cell['metadata'] = dict(tags=['remove-input'], mystnb=dict(image=image))
+        cell['metadata'] = dict(tags=['remove-input'] if 'hide_code' in names else [], mystnb=dict(image=image))
     exported = {'export', 'exporti'} & set(names)
     if exported and only_imports(source): return []
     api, long = api_of(source, module) if exported else '', source.count('\n') >= LONG
@@ -65,6 +66,17 @@ def is_test(source):
     return lines(found) > 2 and 2*lines(tests) >= lines(found)
 
 def folded_as(prompt): return dict(tags=['hide-input'], mystnb=dict(code_prompt_show=prompt, code_prompt_hide=prompt))
+
+def joined(cells):
+    "The cells with one fold for folded cells of one kind that follow each other and show nothing."
+    found = []
+    for c in cells:
+        if found and not c.get('outputs') and not found[-1].get('outputs') and is_folded(c) and c['metadata'] == found[-1]['metadata']:
+            found[-1] = dict(found[-1], source=f"{found[-1]['source']}\n\n{c['source']}")
+        else: found.append(c)
+    return found
+
+def is_folded(cell): return 'hide-input' in cell.get('metadata', {}).get('tags', ())
 
 def reading_order(folder, pages):
     "The pages of modules after the pages of those that they import, and by name where that leaves a choice."
@@ -128,7 +140,7 @@ def read_notebook(app, docname, content):
     nb = json.loads(content[0])
     for c in nb['cells']: c['source'] = re.sub(r'\]\((?:\.\./)*([A-Z]+)\.md\)', lambda m: f'](/{m[1].lower()}.md)', ''.join(c['source']))
     exp = re.search(r'^#\| *default_exp +(\S+)', '\n'.join(c['source'] for c in nb['cells']), re.M)
-    cells = [new for c in nb['cells'] for new in cells_of(c, f'{app.config.package}.{exp[1]}' if exp else '')]
+    cells = joined([new for c in nb['cells'] for new in cells_of(c, f'{app.config.package}.{exp[1]}' if exp else '')])
     cells[0]['source'] = re.sub('\n|$', lambda m: links_above(app.config, docname) + index, cells[0]['source'], count=1)
     if docname == app.config.root_doc: cells[-1]['source'] += '\n\n' + contents(app)
     nb['metadata']['source_map'] = list(range(len(cells)))   # warnings give the number of the cell
@@ -136,31 +148,46 @@ def read_notebook(app, docname, content):
 
 def rst(text):
     "Docstrings and docments have markdown's backticks and no other marks; a dash mustn't become of `--`."
-    text = re.sub(r'(?<![`\w-])--\w[\w-]*', r'`\g<0>`', text)
-    return ''.join(f'``{p}``' if i % 2 else re.sub(r'([*|_])', r'\\\1', p) for i, p in enumerate(text.split('`')))
+    def plain(part): return re.sub(r'((?<![\w-])--\w[\w-]*)|([*|_])', lambda m: f'``{m[1]}``' if m[1] else f'\\{m[2]}', part)
+    return ''.join(f'``{p}``' if i % 2 else plain(p) for i, p in enumerate(text.split('`')))
 
 def type_name(anno): return anno if isinstance(anno, str) else getattr(anno, '__name__', None) or inspect.formatannotation(anno)
 
 def add_parameters(app, what, name, obj, options, lines):
     "autodoc's `autodoc-process-docstring`: what docments say of parameters and result, below the docstring."
+    if what == 'method' and not any(lines): lines[:] = (inspect.getdoc(obj) or '').splitlines()   # what it overrides says it
     lines[:] = [rst(l) for l in lines] + ['']
     fn = inspect.unwrap(obj.__init__ if inspect.isclass(obj) else obj)
-    try: found = docments(fn, full=True)
+    try: found = docments(fn, full=True, args_kwargs=True)   # or a comment of `**kw` would be that of the result
     except (TypeError, ValueError, OSError): return   # no signature or no source: nothing to add
     types = getattr(fn, '__annotations__', {})        # docments would guess from a default
     for param, d in found.items():
         if d.docment is None: continue
-        kind = f'``{type_name(types[param])}`` ' if param in types else ''
+        kind = type_name(types[param]) if param in types else ''
         field = 'returns' if param == 'return' else f'param {param}'
-        lines += [f':{field}: {kind}{rst(described(param, " ".join(d.docment.split())))}{default_of(fn, param)}']
+        lines += [f':{field}: {f"``{kind}`` " if kind else ""}{rst(described(param, " ".join(d.docment.split()), kind))}{default_of(fn, param)}']
+
+PLAIN = '', 'bool', 'float', 'int', 'str'   # types that don't say what it is that a text begins with “of” is about
+
+def described(param, text, kind=''):
+    "A description that stands alone: “seed:int # of the draws” is read with its name in code, and needs it again on a page; “list of names” doesn't."
+    again = param != 'return' and kind in PLAIN and re.match('of (?!so many|these|which|how)', text)
+    return f'{param.replace("_", " ")} {text}' if again else text
 
 def show_arguments(app, what, name, obj, options, given, returned):
-    "autodoc's `autodoc-process-signature`: the arguments of a class, which it doesn't see behind torch's metaclass."
-    if what == 'class' and given == '(*args, **kwargs)' and (seen := signature(obj)): return seen, returned
+    "autodoc's `autodoc-process-signature`: it doesn't see the arguments of a stage behind torch's metaclass."
+    if what == 'class' and given in ('(*args, **kwargs)', '(*_, **__)'): return signature(obj) if given == '(*args, **kwargs)' else '', returned
 
-def described(param, text):
-    "A description that stands alone: “dtype: of the rows” is read with its name in code, and needs it again on a page."
-    return f'{param.replace("_", " ")} {text}' if re.match('of (?!so many|these)', text) else text
+@cache
+def source_of(app, module):
+    "viewcode's `viewcode-find-source`: the lines of a module's functions and classes, those that are patched into a class under its name, too."
+    found = ModuleAnalyzer.for_module(module)
+    found.find_tags()
+    tags = dict(found.tags)
+    for node in ast.parse(found.code).body:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or not any(re.match(r'patch\b', ast.unparse(d)) for d in node.decorator_list): continue
+        tags[f'{ast.unparse(node.args.args[0].annotation)}.{node.name}'] = 'def', node.decorator_list[0].lineno, node.end_lineno
+    return found.code, tags
 
 def default_of(fn, param):
     "What a parameter is where it isn't given; '' where it must be, or where its value has no short text."
@@ -194,7 +221,7 @@ def api_names(env):
     found, objects = {}, env.domains['py'].objects
     for full, obj in objects.items():
         name = '.'.join(full.split('.')[-2 if obj.objtype in ('method', 'property', 'attribute') else -1:])
-        everywhere = obj.objtype != 'function' or name in env.config.surface
+        everywhere = (obj.objtype != 'function' or name in env.config.surface) and not is_benchmark(env.config, full)
         for n in {full, full.removeprefix(f'{env.config.package}.'), name}:
             known = None if everywhere or n != name else obj.docname
             found.setdefault(n, []).append((known, obj.docname, obj.node_id))
@@ -237,6 +264,7 @@ def setup(app):
                        'html-page-context': add_excerpts, 'build-finished': write_excerpts, 'doctree-read': name_signatures}.items():
         app.connect(event, act)
     app.connect('doctree-read', collect_prose)
+    app.connect('viewcode-find-source', source_of)
     app.add_domain(Api, override=True)
     app.add_lexer('mermaid', TextLexer)   # static/diagrams.js draws them
     return dict(version='1', parallel_read_safe=False, parallel_write_safe=True)   # `prose` is not merged

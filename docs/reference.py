@@ -25,15 +25,15 @@ class Lessons:
         found = ((page, re.search(r'^#\| *default_exp +(\S+)', ''.join(c['source']))) for page, cells in self.cells.items() for c in cells)
         return {m[1]: page for page, m in found if m}
     def example(self, cls, pages):
-        "The first short cell on these pages that uses a class and shows something: its code and its text."
+        "The first short cell on these pages that uses a class and shows something, no refusals if there is another one: its code and its text."
         used = rf'\b{cls.__name__}\(' + (rf'|\.{cls.stage_name}\(' if hasattr(cls, 'stage_name') else '')
         found = []
         for page in pages:
             for c in self.cells[page]:
                 source = ''.join(c['source'])
                 if c['cell_type'] != 'code' or source.startswith('#|') or not re.search(used, source) or source.count('\n') >= LONGEST: continue
-                found.append((not c['outputs'], page, source, shown(c['outputs'])))
-        return min(found, key=lambda f: f[0], default=None)
+                found.append((('expect_fail' in source) + ('plt.' in source), not c['outputs'], page, source, shown(c['outputs'])))
+        return min(found, key=lambda f: f[:2], default=None)
 
 def shown(outputs):
     texts = [''.join(o.get('text') or o.get('data', {}).get('text/plain', '')) for o in outputs if 'image/png' not in o.get('data', {})]
@@ -83,18 +83,18 @@ def class_page(cls, lessons, public):
     lesson = lessons.page_of[module]
     known = {n: (base, fn) for n, (base, fn) in members(cls).items() if n not in HOOKS and (base in public or base.__name__ in BASES)}
     own = {n: fn for n, (base, fn) in members(cls).items() if base is cls}
-    lines = [f'# {cls.__name__}', '', f'> {first_line(cls)}', '', f'`from {package_of(cls)}.all import {cls.__name__}`'
+    lines = [f'# {cls.__name__}', '', f'`from {package_of(cls)}.all import {cls.__name__}`'
              + (f', or in a chain `.{cls.stage_name}(…)`' if hasattr(cls, 'stage_name') else '') + f'. Explained in [{lessons.head(lesson)[0]}](../{lesson}.ipynb).', '',
-             '```{eval-rst}', f'.. autoclass:: {cls.__module__}.{cls.__name__}{signature(cls)}', *([f'   :members: {", ".join(own)}'] if own else []), '   :no-index:', '```', '']
+             '```{eval-rst}', f'.. autoclass:: {cls.__module__}.{cls.__name__}', *([f'   :members: {", ".join(own)}'] if own else []), '   :no-index:', '```', '']
     inherited = {n: (base, fn) for n, (base, fn) in known.items() if base is not cls and first_line(fn)}
-    if inherited: lines += ['## Inherited', '', '| | |', '|---|---|', *[f'| `{base.__name__}.{n}` | {first_line(fn)} |' for n, (base, fn) in inherited.items()], '']
+    if inherited: lines += ['## Inherited', '', '| name | what it does, or is |', '|---|---|', *[f'| `{base.__name__}.{n}` | {first_line(fn)} |' for n, (base, fn) in inherited.items()], '']
     errors = {}
     for name, (_, fn) in {'made': (cls, inspect.unwrap(cls.__init__)), **known}.items():
         for error in raised(fn, cls) if inspect.isfunction(fn) else (): errors.setdefault(error, []).append(name)
     if errors: lines += ['## Errors', '', '| raised | by |', '|---|---|', *[f'| `{e}` | {", ".join("making it" if n == "made" else f"`{n}`" for n in who)} |' for e, who in sorted(errors.items())], '']
     others = [p for p in lessons.cells if p != lesson and not p.startswith('bench/')]
     if example := lessons.example(cls, [lesson]) or lessons.example(cls, others):
-        _, page, source, text = example
+        *_, page, source, text = example
         lines += ['## Example', '', f'From [{lessons.head(page)[0]}](../{page}.ipynb), which has what it needs:', '', f'```python\n{source}\n```', *(['', f'```\n{text}\n```'] if text else []), '']
     return '\n'.join(lines)
 

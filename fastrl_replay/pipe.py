@@ -427,7 +427,7 @@ class _Node:
 def as_method(
     name:str, # of the method
     cls, # the stage that it makes
-): # the method
+):
     "Make a stage class callable as a method of our pipes"
     def method(self, *args, **kwargs): return cls(self, *args, **kwargs)
     own,*params = inspect.signature(cls.__init__).parameters.values()
@@ -435,7 +435,6 @@ def as_method(
     method.__signature__ = inspect.Signature([own, *params[1:]], return_annotation=cls)
     setattr(Pipe, name, method)
     cls.stage_name = name
-    return method
 
 # %% ../nbs/pipe.ipynb #41cbc717
 def stage(
@@ -447,7 +446,8 @@ def stage(
         owner = getattr(getattr(known, 'stage', None), '__name__', "one of torch's pipes" if known else 'Pipe itself')
         if (known or hasattr(Pipe, name)) and owner != cls.__name__:
             raise ArgumentError('stage', f'the name {name!r} is taken', cls.__name__, owner)
-        IterDataPipe.functions[name] = as_method(name, cls)
+        as_method(name, cls)
+        IterDataPipe.functions[name] = getattr(Pipe, name)
         return cls
     return register
 
@@ -484,7 +484,7 @@ def has_envs(self:Pipe)->bool:
 
 # %% ../nbs/pipe.ipynb #38f3bc81
 @patch(as_prop=True)
-def drawn_from(self:Pipe): # a replay, or a stage that stands for replays elsewhere; None: there is none
+def drawn_from(self:Pipe)->Pipe: # a replay, or a stage that stands for replays elsewhere; None: there is none
     "What draws the batches that come out of this chain"
     return next((s for s in _stages(self, here=True) if s.draws_batches), None)
 

@@ -102,7 +102,7 @@ class Pipe(IterDataPipe, Saves):
         'Does this stage, or one above it, step environments?'
         ...
     @property
-    def drawn_from(self) -> Any:
+    def drawn_from(self) -> Pipe:
         'What draws the batches that come out of this chain'
         ...
     @property

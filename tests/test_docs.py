@@ -15,7 +15,7 @@ def docs_module(name):
     mod = module_from_spec(spec); spec.loader.exec_module(mod)
     return mod
 
-literate, make, readme = map(docs_module, ('literate', 'make', 'readme'))
+literate, make, readme, typesetting = map(docs_module, ('literate', 'make', 'readme', 'typesetting'))
 
 class Page(html.parser.HTMLParser):
     "What the checks want of a page: its anchors, its links, what it loads, and its text without code."
@@ -169,7 +169,50 @@ def test_descriptions_of_parameters_stand_alone():
 def test_defaults_stand_beside_parameters():
     def f(a, b=64, c=None, d=print): pass
     assert [literate.default_of(f, p) for p in 'abcd'] == ['', ' (default: ``64``)', ' (default: ``None``)', '']
-    assert literate.described('dtype', 'of the rows') == 'dtype of the rows' and literate.described('n', 'rows') == 'rows'
+    assert literate.described('dtype', 'of the rows') == 'dtype of the rows' and literate.described('n', 'rows', 'int') == 'rows'
+    assert literate.described('max_sz', 'of the memory', 'int') == 'max sz of the memory' and literate.described('i', 'of which environment', 'int') == 'of which environment'
+    assert [literate.described(p, 'of names', 'list') for p in ('columns', 'return')] == ['of names']*2   # after the type
+
+def public_functions(source):
+    "Functions that stand alone, methods of classes, and what is patched into one: without those whose name or class is private"
+    import ast
+    for node in ast.parse(source).body:
+        patched = any(ast.unparse(d).startswith('patch') for d in getattr(node, 'decorator_list', ()))
+        owner = node.name if isinstance(node, ast.ClassDef) else ast.unparse(node.args.args[0].annotation) if patched else ''
+        for f in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) and not owner.startswith('_') and (f.name == '__init__' or not f.name.startswith('_')): yield f
+
+def misplaced_comments(source):
+    "Comments that a page would show at the wrong parameter: beside several, or beside none but `self`, without a `->`; and those that name theirs again"
+    import io, tokenize
+    comments = {t.start[0]: t.string for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT}
+    for f in public_functions(source):
+        args, lines = f.args, {}
+        for a in [*args.posonlyargs, *args.args, *filter(None, [args.vararg]), *args.kwonlyargs, *filter(None, [args.kwarg])]: lines.setdefault(a.lineno, []).append(a.arg)
+        for line, names in lines.items():
+            result = f.returns is not None and f.returns.end_lineno == line
+            one = len([n for n in names if n != 'self']) == 1
+            if line in comments and (not result and not one or re.match(rf'# ?`?(?:{"|".join(names)})`?: ', comments[line])): yield f'{f.name}, line {line}: {comments[line]}'
+
+def test_comments_in_signatures_are_of_one_parameter_or_of_the_result():
+    found = [f'{name}: {said}' for name, (path, _) in modules().items() for said in misplaced_comments(path.read_text(encoding='utf-8'))]
+    assert not found, '\n'.join(found)
+    wrong = 'def f(a, b): # both\n    pass\nclass C:\n    def m(self): # it\n        pass\ndef g(a)->int: # a: of what\n    pass'
+    right = 'def f(a, b)->int: # both\n    pass\nclass C:\n    def m(self, a): pass # it\ndef g(\n    a, # of what\n)->int: # how many\n    pass'
+    assert len([*misplaced_comments(wrong)]) == 3 and not [*misplaced_comments(right)]
+
+def test_classes_show_their_arguments_and_methods_their_source(pages):
+    text = ''.join(p.path.read_text(encoding='utf-8') for n, p in pages.items() if n.startswith('replay/'))
+    cards = [re.sub(r'\s+|<[^>]+>', '', m[1]) for m in re.finditer(r'<dt class="sig sig-object py"[^>]*>(.*?)</dt>', text, re.S)]
+    classes = [c for c in cards if c.startswith('class')]
+    assert len(cards) > 50 and not [c for c in classes if '*args' in c]
+    assert any(c.startswith('classPrioritizedReplay(source,bs=1,max_sz=1000000') for c in classes), [c for c in classes if 'Prioritized' in c]
+    for page, name in {'app/runs': 'Run.train', 'data/interop': 'Steps.columns', 'steps/core': 'Steps.done'}.items():
+        assert f'../_modules/fastrl_replay/{page}.html#{name}' in pages[f'{page}.html'].links
+
+def test_quotes_in_texts_of_the_api_are_those_of_code(pages):
+    text = re.sub(r'<[^>]+>', '', pages['look/html.html'].path.read_text(encoding='utf-8'))
+    assert "'p.note'" in text and '‘p.note’' not in text
 
 def test_benchmarks_are_in_no_search_and_no_index(site, pages):
     listed = [l for l in pages['genindex.html'].links if re.search('fastrl_replay.bench', l)]
@@ -278,6 +321,23 @@ def test_words_are_the_fields_own():
         found += [f'{place}: {m[0]!r}; say: {instead}' for word, instead in WORDS.items() for m in re.finditer(rf'\b(?:{word})(?!\w)', text, re.I)]
     assert not found, '\n'.join(found)
 
+LEFT_OVER = {   # in outputs: what they look like, and what it is
+    r'/tmp/|\btmp[a-z0-9_]{8}\b': 'a path of the machine', r'compiles its kernels': 'a line of the compiler', r'with 0 Axes': 'an empty figure',
+    r'(?m)^(?:<function |<bound method |functools\.partial\(|\'?<iframe)|\A(?:True|False)\Z': 'what the last line of a cell returns',
+    r'(?m)^\|(?:-+:?\|)+$': 'a table that is not drawn: display(Markdown(…))'}
+AS_TYPED = {'command_line'}   # what a terminal shows, tables as well
+
+def test_outputs_are_of_the_lesson():
+    found = []
+    for nb in NOTEBOOKS:
+        for c in json.loads(nb.read_text(encoding='utf-8'))['cells']:
+            if c['cell_type'] != 'code' or 'hide' in readme.split_directives(''.join(c['source']))[0]: continue
+            for o in c['outputs']:
+                data = o.get('data', {})
+                text = ''.join(o.get('text') or (data.get('text/plain', '') if {*data} == {'text/plain'} else ''))
+                found += [f'{nb.stem} {c["id"]}: {said}: {m[0]}' for looks, said in LEFT_OVER.items() if (m := re.search(looks, text)) and not ('table' in said and nb.stem in AS_TYPED)]
+    assert not found, '\n'.join(found)
+
 def test_overview_lists_every_notebook_with_its_module():
     overview = ''.join(text for place, text in texts() if place.startswith('modules.ipynb'))
     for nb in NOTEBOOKS:
@@ -346,6 +406,26 @@ def test_api_of_functions_classes_and_patches():
                           '@patch\ndef _no(self:C): pass\n@patch\ndef no(self:_C): pass\nclass _D: pass\nY = 2', 'p.m')
     assert [l for l in api.splitlines() if l] == ['.. autofunction:: p.m.f', '.. autoclass:: p.m.C', '   :members: m',
         '.. automethod:: p.m.C.late', '.. autoproperty:: p.m.C.size']
+
+def test_folds_that_follow_each_other_are_one():
+    def folds(*sources): return [c['source'] for c in literate.joined([new for s in sources for new in literate.cells_of(cell(s), 'p.m')])]
+    long = '#| export\ndef _f():\n' + '    x = 1\n'*20
+    assert len(folds(long, long, long)) == 1 and folds(long, long)[0].count('def _f') == 2
+    assert len(folds(long, 'x = 1', long)) == 3 and len(folds(long, '#| export\ndef g(): pass')) == 3   # a card between
+    assert len(folds(long, 'test_eq(1, 1)\n'*3)) == 2
+
+def test_a_picture_has_its_text_and_its_colours_with_its_code_beside_it():
+    c, = literate.cells_of(cell('#| frames\n#| alt: a pole\nshow()'), 'p.m')
+    assert c['metadata'] == dict(tags=[], mystnb=dict(image=dict(alt='a pole', classes='frames'))) and c['source'] == 'show()'
+
+@pytest.mark.parametrize('text', ['a     12\nbcd    3', 'key  slot\n0    4', 'usage: x [-h]\n          [--all]\n          [--one]', '┌──┐\n└──┘', '| a |\n|---|\n| 1 |', 'Items(0)\n  .n_step(3)\n  .dqn(net)'])
+def test_columns_and_drawings_scroll(text): assert typesetting.in_columns(text)
+
+@pytest.mark.parametrize('text', ['', 'one line  of text', 'recipe: no setting; got 1.  Remedy: 2\nfastrl-replay: expected one of train, eval', "{'a': 1,\n 'b': 2}", 'Traceback:\n    f(x)\n    g(y)'])
+def test_other_texts_wrap(text): assert not typesetting.in_columns(text)
+
+def test_numbers_stay_with_their_units():
+    assert typesetting.with_units('222.24 / s, 3 µs and 1.2 ×') == '222.24\xa0/\xa0s, 3\xa0µs and 1.2\xa0×' and typesetting.with_units('3 seeds') == '3 seeds'
 
 @pytest.mark.parametrize('text, rst', [('a `b` c', 'a ``b`` c'), ('|td| + x_*y', r'\|td\| + x\_\*y'), ('`a_|b`', '``a_|b``'), ('', ''), ('what --set and `--seed` say', 'what ``--set`` and ``--seed`` say')])
 def test_docstrings_have_backticks_and_no_other_marks(text, rst): assert literate.rst(text) == rst
@@ -521,8 +601,11 @@ def test_search_finds_it(site, browser, query, page):
 @pytest.mark.browser
 def test_long_errors_wrap_and_game_frames_keep_their_colours(site, browser):
     show(browser, f'file://{site}/command_line.html', 1400, 'dark')
-    wide = browser.execute_script("return [...document.querySelectorAll('article pre')].filter(p => p.scrollWidth > p.clientWidth + 1).map(p => p.textContent.slice(0, 80))")
+    wide = browser.execute_script("return [...document.querySelectorAll('article .output pre')].filter(p => p.scrollWidth > p.clientWidth + 1 && !p.closest('.columns')).map(p => p.textContent.slice(0, 80))")
     assert not wide, wide
+    show(browser, f'file://{site}/app/survey.html', 400)
+    wraps = browser.execute_script("return [...document.querySelectorAll('article .columns pre')].map(p => [getComputedStyle(p).whiteSpace, getComputedStyle(p).overflowX])")
+    assert wraps and all(w == ['pre', 'auto'] for w in wraps), wraps
     show(browser, f'file://{site}/envs/catch.html', 1400, 'dark')
     filters = browser.execute_script("return [...document.querySelectorAll('article img')].map(i => [i.classList.contains('frames'), getComputedStyle(i).filter])")
     assert ([True, 'none']) in filters and all((f == 'none') == kept for kept, f in filters), filters

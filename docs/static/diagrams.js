@@ -3,13 +3,16 @@ const here = document.currentScript.src;
 const dark = () => document.body.dataset.theme == 'dark' ||
   document.body.dataset.theme != 'light' && matchMedia('(prefers-color-scheme: dark)').matches;
 
+let count = 0;
 async function draw(diagrams) {
   mermaid.initialize({startOnLoad: false, theme: dark() ? 'dark' : 'neutral', fontFamily: 'sans-serif', flowchart: {wrappingWidth: 300, useMaxWidth: false}});
+  const rendered = async text => (await mermaid.render(`diagram-${count++}`, text)).svg;
   for (const [place, text] of diagrams) {
-    place.innerHTML = innerWidth < 740 ? text.replace(/^(\s*(?:flowchart|graph)) LR/, '$1 TB') : text;   // a phone is higher than wide
-    delete place.dataset.processed;
+    let svg = await rendered(text);
+    if (svg.match(/viewBox="\S+ \S+ (\S+)/)[1] > 1.15*place.clientWidth) svg = await rendered(text.replace(/^(\s*(?:flowchart|graph)) LR/, '$1 TB'));   // its letters would be too small
+    place.innerHTML = svg;
+    place.dataset.processed = true;
   }
-  await mermaid.run({nodes: [...diagrams.keys()]});
 }
 
 addEventListener('DOMContentLoaded', () => {
@@ -17,7 +20,7 @@ addEventListener('DOMContentLoaded', () => {
   for (const fence of document.querySelectorAll('.highlight-mermaid')) {
     const place = document.createElement('div');
     place.className = 'mermaid';
-    diagrams.set(place, fence.querySelector('pre').innerHTML.replace(/<\/?span[^>]*>/g, ''));
+    diagrams.set(place, fence.querySelector('pre').textContent);
     fence.replaceWith(place);
   }
   if (!diagrams.size) return;

@@ -95,7 +95,8 @@ class Offline(Journal):
         gamma:float=1., # how much a reward is worth one step later
     ):
         if not getattr(source, 'draws_batches', False) or getattr(source, 'has_source', True): raise ArgumentTypeError(
-            'Offline', 'its source', repr(source)[:60], 'a replay without a source, such as ExperienceReplay(bs=64)')
+            'Offline', 'its source', type(source).__name__,
+            'a replay without a source, such as ExperienceReplay(bs=64)')
         if not isinstance(data, (str,os.PathLike)) and not is_minari(data): raise ArgumentTypeError('Offline', 'data',
             type(data).__name__, 'a path, minari:NAME, or a data set of Minari', 'replay.add(block) for blocks of rows')
         super().__init__(source, max_steps)

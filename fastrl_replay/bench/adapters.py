@@ -77,7 +77,9 @@ def _tensors(columns, names=DRAWN):
         torch.from_dlpack(x)
     return {k: tensor(columns[name]) for k,name in zip(DRAWN, names)}
 
-def errors(n, seed=0): return np.abs(np.random.default_rng(seed).normal(size=n)).astype(np.float32)
+def errors(n, seed=0)->np.ndarray:
+    "Random TD errors"
+    return np.abs(np.random.default_rng(seed).normal(size=n)).astype(np.float32)
 
 def _nothing(out): return None
 

@@ -98,7 +98,9 @@ TARGETS = [   # contest, against which entry (None: the fastest peer), how many 
     ('draw 32 rows of pictures', 'bare take', 1), ('draw 256 rows in hindsight', 'plain draw, rewards', 1/2.5),
     ('8 CartPoles step, 256 rows are drawn', 'plain loop', 1/1.5)]
 
-def medians(results, title): return {who: float(np.median(t)) for who,t in results['contests'].get(title, {}).items()}
+def medians(results, title)->dict: # entry → µs
+    "The median of each entry of a contest"
+    return {who: float(np.median(t)) for who,t in results['contests'].get(title, {}).items()}
 
 def fastest(results, title):
     "The fastest peer in a contest and its median, or None"
@@ -188,12 +190,12 @@ def _bars(ax, times, title, unit):
     ax.set(xticks=[], xlim=(0, 1.5*most))
 
 # %% ../../nbs/bench/bench.ipynb #11ee9ad7
-def bars(results, titles, unit='µs')->bytes: # a png
+def bars(results, titles)->bytes: # a png
     "How long each contest takes, a picture for each; an arrow where a bar would leave it"
     def draw(*axes):
         for ax,title in zip(axes, titles):
             times = {who: t for who,t in medians(results, title).items() if who in COLORS}
-            _bars(ax, times, title, unit)
+            _bars(ax, times, title, 'µs')
     return picture(results, draw, 5.4, 1.9*len(titles), len(titles))
 
 def memory_bars(results:dict)->bytes: # a png

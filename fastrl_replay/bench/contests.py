@@ -123,7 +123,8 @@ def _sample(size, n, pictures=False):
     return {'fastrl_replay': Columns(replay.sample), 'bare take': take}
 
 for _n in 32,256,4096: contest(f'draw {_n:,} rows', 'uniform', _n, quick=_n == 256)(partial(_sample, n=_n))
-contest('draw 32 rows of pictures', 'uniform', 32, pictures=True)(partial(_sample, n=32, pictures=True))
+@contest('draw 32 rows of pictures', 'uniform', 32, pictures=True)
+def _(size): return _sample(size, 32, pictures=True)
 
 # %% ../../nbs/bench/contests.ipynb #b6fe5f36
 def updating(replay, tds):

@@ -298,9 +298,10 @@ def aims(results:dict)->str: # Markdown
 def fill_lines(results:dict)->str: # Markdown
     "What it took to fill a large memory"
     return '\n'.join(f'- {game}, {f["rows"]:,} rows in `{f["store"]}`: {f["nbytes"]/1e9:.2f} GB by `nbytes`, '
-        f'the process grew by {f["resident"]/1e9:.2f} GB; stepping took {f["step_s"]:,.0f} s, adding {f["add_s"]:,.1f} '
-        f's, {f["add_s"]/f["rows"]*1e6:.3g} µs a row, the longest {f["worst_add_ms"]:.3g} ms; 32 rows are drawn in '
-        f'{f["draw_us"]:.0f} µs; {f["checked"]:,} rows were compared, {f["wrong_blocks"]} blocks of 8 are wrong'
+        f'the process grew by {max(f["resident"], 0)/1e9:.2f} GB; stepping took {f["step_s"]:,.0f} s, adding '
+        f'{f["add_s"]:,.1f} s, {f["add_s"]/f["rows"]*1e6:.3g} µs a row, the longest {f["worst_add_ms"]:.3g} ms; '
+        f'32 rows are drawn in {f["draw_us"]:.0f} µs; {f["checked"]:,} rows were compared, '
+        f'{f["wrong_blocks"]} blocks of 8 are wrong'
         for game,f in results['fill'].items())
 
 def frame_report(results:dict)->str: # Markdown

@@ -48,7 +48,8 @@ def _uniform(size, n, **kw):
     replay = full_replay(size, n, **kw)
     return Columns(replay.sample),_of_draws(replay)
 
-in_parts('draw 256 rows')(lambda size: _uniform(size, 256))
+@in_parts('draw 256 rows')
+def _(size): return _uniform(size, 256)
 
 # %% ../../nbs/bench/parts.ipynb #aa282765
 _WINDOWS = '80 of the rows (64 MB), 80 of the batch, 10 to 80 of the links (8 MB)'

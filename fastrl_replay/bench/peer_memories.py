@@ -162,7 +162,9 @@ def advise(folder, advice):
     libc = ctypes.CDLL(None)
     for start,n in mappings(folder): libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(n), advice)
 
-def files_in(folder): return sorted(p for p in Path(folder).rglob('*') if p.is_file())
+def files_in(folder)->list:
+    "All files in a folder, and in the folders in it"
+    return sorted(p for p in Path(folder).rglob('*') if p.is_file())
 
 # %% ../../nbs/bench/peer_memories.ipynb #92b1f641
 def sync_files(folder):

@@ -15,7 +15,9 @@ from ..steps.files import write_whole
 from ..look.figures import png
 
 # %% ../../nbs/bench/reports.ipynb #845f78c0
-def short(x)->str: return f'{x:,.0f}' if x >= 100 else f'{x:.2g}' if x < 10 else f'{x:.3g}'
+def short(x)->str:
+    "A number with three digits or less; whole from 100 on"
+    return f'{x:,.0f}' if x >= 100 else f'{x:.2g}' if x < 10 else f'{x:.3g}'
 
 def md_table(
     heads, # of the columns
@@ -27,7 +29,9 @@ def md_table(
     kinds = '|'.join('---' if i in words else '--:' for i in range(len(heads)))
     return '\n'.join([line(heads), f'|{kinds}|', *map(line, rows)])
 
-def paragraphs(*parts)->str: return '\n\n'.join(filter(None, parts))
+def paragraphs(*parts)->str:
+    "Those that are not empty, with empty lines between them"
+    return '\n\n'.join(filter(None, parts))
 
 # %% ../../nbs/bench/reports.ipynb #068ae60a
 def made_with(results, peers)->str:

@@ -98,7 +98,9 @@ class Waits(gym.Wrapper):
         time.sleep(self.ms/1000)
         return super().step(action)
 
-def waiting(): return Waits(gym.make('CartPole-v1'))
+def waiting()->gym.Env:
+    "An environment that takes its time"
+    return Waits(gym.make('CartPole-v1'))
 
 def actors_a_second(
     n:int, # actors, one environment each
@@ -139,7 +141,8 @@ def message(**kw)->float: # microseconds; `kw` of `Parallel`
     with Parallel(ReadyRows(1), 1, chunk=1, **kw) as pipe: return median_us(iter(pipe).__next__)
 
 # %% ../../nbs/bench/bench_shards.ipynb #8d173b10
-def engine(name, cpus=.5): return dict(engine=RayEngine(num_cpus=cpus)) if name == 'ray' else {}   # for `Parallel`
+def engine(name, cpus=.5)->dict: # arguments of `Parallel`
+    return dict(engine=RayEngine(num_cpus=cpus)) if name == 'ray' else {}
 
 def run_shards(
     engines=('process','ray'), # names

@@ -61,7 +61,9 @@ class Cold:
 # %% ../../nbs/bench/timing.ipynb #f8fb221d
 CARTPOLE = step_dtype(Box(-1, 1, (4,)), Discrete(2))
 
-def pixel_dtype(shape, actions=18): return step_dtype(Box(0, 255, shape, np.uint8), Discrete(actions))
+def pixel_dtype(shape, actions=18)->np.dtype:
+    "Rows of pictures of this shape"
+    return step_dtype(Box(0, 255, shape, np.uint8), Discrete(actions))
 
 def as_rows(columns:dict, dtype)->np.ndarray:
     "Columns as rows; what they don't have is zero"

@@ -139,7 +139,8 @@ def race(
         sb3=lambda seed: brief(trained_sb3(python, 'DQN', seed=seed, steps=steps, **ZOO)),
         bare=lambda seed: (bare(seed, steps), float('nan')))
     results = dict(steps=steps, **{name: [] for name in trainings}, parts=parts(steps=steps))
-    for _ in _in_turns(trainings, rounds, results, lambda run: f'{run[0]:6.1f} s, mean return {run[1]:.0f}'): pass
+    for _ in _in_turns(trainings, rounds, results, lambda run: f'{run[0]:6.1f} s'
+        + (f', mean return {run[1]:.0f}' if run[1] == run[1] else '')): pass   # the bare arithmetic acts nowhere
     for name in 'sb3','bare':
         if results[name]: print(f'{name}: {_median(results[name])/_median(results["ours"]):.2f} times our time')
     return results

@@ -101,7 +101,8 @@ def _nested(a):
 # %% ../../nbs/data/datasets.ipynb #e9d4a677
 class _Sorter:
     "Sorts rows into episodes"
-    def __init__(self): self.parts = {}   # of the episode under way, by environment
+    def __init__(self):
+        self.parts = {}   # of the episode under way, by environment
 
     def take(self, rows)->list: # of (environment, rows) of episodes, in the order in which they ended
         "The next block"

@@ -24,7 +24,7 @@ class Acting:
         self.slots,self.n,self.space,self.names = slots,slots.n,slots.action_space,infos.names
 
     @property
-    def needed(self): # entries of info that it must have from a reset
+    def needed(self)->tuple: # entries of info that it must have from a reset
         return self.names if 'info' in self.asked else (MASK,) if self.asked else ()
 
     def mask(self)->np.ndarray: # bool [n, actions]
@@ -50,7 +50,11 @@ def _nothing_allowed(slots, i):
 # %% ../../nbs/envs/acting.ipynb #4a4c7df3
 class RandomActions(Acting):
     "Without a policy: actions that each environment draws"
-    def __init__(self, slots, infos, seed): # of the first environment
+    def __init__(self,
+        slots,
+        infos,
+        seed, # of the first environment
+    ):
         super().__init__(slots, infos)
         self.spaces = [deepcopy(self.space) for _ in range(self.n)]
         for i,s in enumerate(self.spaces): s.seed(None if seed is None else seed + i)

@@ -28,7 +28,10 @@ class SharedEnv:
         self.first = self.parallel.reset() if self.seed is None else self.parallel.reset(seed=self.seed)
         self.seed,self.over,self.round = None,False,self.round + 1
 
-    def step(self, name, actions): # of one group
+    def step(self,
+        name,
+        actions, # of one group
+    ):
         "What came of a step of all groups"
         self.offers[name],turn = actions,self.turn
         try:

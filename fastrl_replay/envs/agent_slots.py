@@ -29,7 +29,8 @@ class AgentsSlot(Slot):
     idle = property(lambda self: ~self.there)   # does it matter what a policy says?
     def stands(self, i): return self.counts[i]
     def entries(self): return self.made
-    def leave(self): # all their episodes; new ones begin
+    def leave(self):
+        "End all their episodes; new ones begin"
         self.counts[self.there & (self.counts[:,1] == 0),0] -= 1   # those without a row don't count
         self.there[:],self.fresh[:] = False,True
 

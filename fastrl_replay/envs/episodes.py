@@ -123,13 +123,14 @@ def _no_counters(who, row, env, episode, step, before):
 # %% ../../nbs/envs/episodes.ipynb #4522926e
 class ColumnsGate:
     "The columns of a stream: those of the first block that was accepted"
-    def __init__(self, who, layout, check, takes_drawn): # as `BlockGate` has them
+    def __init__(self, who, layout, check, takes_drawn):
+        # as `BlockGate` has them
         self.who,self.make_layout,self.check_columns,self.takes_drawn = who,layout,check,takes_drawn
         self.counters = self._after = None   # a `CountersCheck`; None: they count, or needn't
         self.layout,self.same = None,None   # of the first block; the very dtype of the last one, which is known again
 
-    def knows(self, dtype:np.dtype)->bool: # of a block
-        "Are these the columns that were accepted? Blocks from other processes have equal ones, not the same object"
+    def knows(self, dtype:np.dtype)->bool:
+        "Are these columns those that were accepted? Blocks of other processes have equal ones, not the same object"
         if dtype is self.same: return True
         if self.counters or self.layout is None or dtype != self.layout.dtype: return False
         self.same = dtype
@@ -193,8 +194,8 @@ class BlockGate(ColumnsGate):
         self.shape_remedy,self.refuses = shape_remedy,refuses
         self.counters = self._after = CountersCheck(who) if counted else None
 
-    def check(self, steps:Steps)->tuple: # of a block, or one row: the rows, 1-D and contiguous, and their layout
-        "The rows of a block that may be taken"
+    def check(self, steps:Steps)->tuple: # the rows, 1-D and contiguous, and their layout
+        "The rows of a block, or one row, that may be taken"
         rows = _plain_rows(self.who, steps, self.shape_remedy)
         layout = self.layout_of(rows.dtype)
         _check_environments(self.who, rows)

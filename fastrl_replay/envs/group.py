@@ -81,7 +81,10 @@ class GroupRows(RowColumns):
         for k,v in extra.items(): put(rows[k], v)
         return rows
 
-    def add_info(self, rows, n): # n: slots that have made their rows
+    def add_info(self,
+        rows,
+        n, # how many slots have made their rows
+    ):
         "Write the entries that came with the last step; with the first one, make rows that have them"
         if self.shown != self.infos.known(): rows = self._anew(rows, self.extra, rows.dtype.names)
         for slot,start in self.slots.pairs[:n]:

@@ -22,7 +22,13 @@ from ..steps.states import exactly, integer, listed, maybe, row, text
 class Slot:
     "An environment or a vector of them, as a group of environments steps it"
     n,lags,assumed,cut,columns = 1,0,False,False,{}   # columns: that only rows of this kind of slot have
-    def __init__(self, env, env_id, seed, observation_space, action_space): # spaces: of a single environment
+    def __init__(self,
+        env,
+        env_id,
+        seed,
+        observation_space, # of a single environment
+        action_space, # of a single environment
+    ):
         self.env,self.env_id,self.seed = env,env_id,seed   # of the first one; the seed is used once, at the first reset
         self.obs,self.seen = None,None   # the last observation, and the dtype of those that need no closer look
         self.info,self.needed = None,()   # entries of `info` that are kept, if any are; which of them a reset must have
@@ -37,8 +43,8 @@ class Slot:
         check_shape(obs, self.space)
         self.seen = getattr(obs, 'dtype', None)
 
-    def begin_anew(self, saved, seed): # of the group; where the environment could not be saved
-        "Leave its episodes; the next reset has another seed"
+    def begin_anew(self, saved, seed):
+        "A new episode, where the environment could not be saved; the next reset has another seed"
         self.leave()
         if seed is not None: self.seed = int(seed) + self.env_id + 1_000_003*int(self.counts[:,0].sum())
 
@@ -67,8 +73,11 @@ class SingleSlot(Slot):
         self.obs,self.seed = obs,None
         self.episode,self.over = self.episode+1,False
 
-    def leave(self): self.over = True   # its episode; a new one begins
-    def begin_anew(self, saved, seed): # a single one goes on with its random numbers
+    def leave(self):
+        "End its episode; a new one begins"
+        self.over = True
+    def begin_anew(self, saved, seed):
+        "A new episode, where the environment could not be saved; it goes on with its random numbers"
         self.leave()
         if saved['random']: self.env.unwrapped.np_random = decode(saved['random'])
 
@@ -119,7 +128,10 @@ SLOT = dict(n=integer(1, MAX_ENVS), spaces=text, kind=text, env=encoded, why=may
 
 # %% ../../nbs/envs/slots.ipynb #d8055834
 @patch
-def restore(self:Slot, saved, seed)->bool: # seed: of the group
+def restore(self:Slot,
+    saved,
+    seed, # of the group
+)->bool:
     "Go on where it was saved; True: with a new episode, because the environment itself could not be saved"
     for k,v in saved['kept']:
         if k != 'info': setattr(self, k, _as_kept(self, k, decode(v)))

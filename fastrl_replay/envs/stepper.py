@@ -19,6 +19,7 @@ from .sources import close_envs, distinct_envs, n_known, open_envs
 from .vector_slots import as_mode
 from fastrl_replay.pipe import (IterDataPipe, MapDataPipe, Positioned, WorkerInfo, as_pipe, stage, try_state,
     worker_info)
+from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, problem
 from ..steps.states import anything, checked, integer, listed, row
 
@@ -137,7 +138,7 @@ def _open(self:GymStepper):
     if not self.piped: self._group(None)
 
 @patch
-def once(self:GymStepper): # the block; None: every row was a reset, or none of its agents was there
+def once(self:GymStepper)->Steps: # the block; None: every row was a reset, or none of its agents was there
     "Step the environments once"
     self._arrive()
     group = self._group(None)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
 from fastrl_replay.pipe import Positioned
+from fastrl_replay.steps.core import Steps
 from gymnasium.core import Env
 
 class GymStepper(Positioned):
@@ -22,7 +23,7 @@ class GymStepper(Positioned):
     def _fresh(self) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
     def _open(self) -> Any: ...
-    def once(self) -> Any:
+    def once(self) -> Steps:
         'Step the environments once'
         ...
     def opened_envs(self) -> list:

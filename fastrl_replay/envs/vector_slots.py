@@ -109,7 +109,9 @@ class VectorSlot(InterruptibleSlot):
         self.counts[over,1],self.totals[over] = 0,0.
         self.obs,self.seed = obs,None   # last: an interrupt before it, and all is reset again
 
-    def leave(self): self.obs,self.counts[:,2] = None,1   # all its episodes; new ones begin
+    def leave(self):
+        "End all its episodes; new ones begin"
+        self.obs,self.counts[:,2] = None,1
     over = property(lambda self: self.counts[:,2] == 1)
     fresh = property(lambda self: self.resets | self.over)   # where the policy's memory must begin anew
     idle = property(lambda self: self.over & bool(self.lags))   # is the next step a reset, whatever the action?

@@ -41,7 +41,7 @@ def ticks(
 
 # %% ../../nbs/look/curves.ipynb #db39f6b1
 COLORS = '#219ebc','#fb8500','#8338ec','#2a9d8f','#d00000','#b5838d'   # legible on white and on black
-PALE = '#8ecae6'   # of dots, beneath a line
+PALE = '#5fb2d0'   # of dots, beneath a line
 
 def some(
     points:list,

@@ -154,10 +154,10 @@ class Directory(Counted):
 
     writes = property(lambda self: self.mode == 'a', doc='May it be changed?')
     holds = property(lambda self: self._lock is not None, doc='Is it this process that may change it now?')
-    def room(self): return shutil.disk_usage(self.path).free   # bytes for a new memory
-    def limit(self): return 0                                  # the disk says when it is full
+    def room(self)->int: return shutil.disk_usage(self.path).free   # bytes for a new memory
+    def limit(self)->int: return 0                                  # none: the disk says when it is full
     def outgrown(self, nbytes): return outgrows(nbytes)        # are arrays larger than main memory can always hold?
-    def request(self, array, slots): request(array, slots)     # these rows are going to be read
+    def request(self, array, slots): request(array, slots)
 
 # %% ../../nbs/memory/directory.ipynb #2fdf590d
 @patch
@@ -400,7 +400,7 @@ def beside(self:Directory,
 # %% ../../nbs/memory/directory.ipynb #24f379ad
 @patch
 def allow(self:Directory, end:int):
-    "Rows up to this key may be written, and more, up to `until`"
+    "Rows up to this key may be written, and some more: the attribute `until` says how far"
     if self._lock is None: self._refuse()
     c = self.counters
     if end > c.item(LIMIT) and end > self.ring:

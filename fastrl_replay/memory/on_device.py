@@ -97,7 +97,8 @@ class DeviceRows:
         self.place,self.mem = place,place.tensor(who, n, size)
         self.waiting = None   # rows that may count, and have not been written: links, the key after them, slots, bytes
 
-    def empty(self, n, size): return torch.empty((n, size), dtype=torch.uint8, device=self.place.at)   # for `gather`
+    def empty(self, n, size)->torch.Tensor: # for `gather`
+        return torch.empty((n, size), dtype=torch.uint8, device=self.place.at)
     def fetch(self, slots, out):
         "Rows from slots, all of which hold one, to the front of longer ones"
         size = self.mem.shape[1]

@@ -115,15 +115,15 @@ class MainMemory(Counted):
     def limit(self)->int: return free_memory(self.device)   # for one that is in use; 0: it says when it is full
     def outgrown(self, nbytes)->bool: return False          # are arrays so large that reading must be told in advance?
     def request(self, array, slots): "These rows of an array are going to be read"
-    def lasting(self, name, dtype): return None             # an array by slot that lasts; None: none does
-    def beside(self, name, dtype): return None              # what the process wrote by slot that writes; None: nothing
+    def lasting(self, name, dtype)->np.ndarray: return None # an array by slot that lasts; None: none does
+    def beside(self, name, dtype)->np.ndarray: return None  # what the process wrote by slot that writes; None: nothing
     def told(self, kind, end)->int: return 0                # up to which row there are priorities of such a sampler
     def put_aside(self, *names): return None                # what copies of arrays are found by
-    def aside(self, found_by, name, dtype): return None     # such a copy; None: it is gone
+    def aside(self, found_by, name, dtype)->np.ndarray: return None   # such a copy; None: it is gone
     def keep(self, name, slots, rows): "Write some bytes for some slots"
-    def kept(self, name, slots, size): return None          # what was written; None: nothing
+    def kept(self, name, slots, size)->np.ndarray: return None   # what was written; None: nothing
     def emptied(self)->Place: return type(self)(who=self.who)
-    def refers(self): return None                           # what a state says instead of rows; None: it holds them
+    def refers(self)->dict: return None                     # what a state says instead of rows; None: it holds them
     def check_refers(self, saved, inserted, store):
         "Raise where rows that a state refers to are not here"
         where = saved['directory']

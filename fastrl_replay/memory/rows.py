@@ -75,13 +75,13 @@ class Store:
     def refuse(self, rows): "Raise where some of these can't be kept: afterwards it is too late, older rows have gone"
     def put(self, slots, rows): raise NotImplementedError
     def gather(self, slots, out, present=-1): raise NotImplementedError
-    def empty(self, n, size): # for `gather`: n rows of so many bytes
+    def empty(self, n, size)->np.ndarray: # n rows of so many bytes, for `gather`
         return batch_bytes(n*size).reshape(n, size) if self._there is None else self._there.empty(n, size)
     def reopen(self): "Go on with what lies in the place"
     def follow(self): "See what the process has done that writes"
     def derive(self, slots): "Make anew what is known of rows in these slots, oldest first, and is not by slot"
     def close(self): "Nothing more will be written"
-    def needs(self, dtype, max_sz): return max_sz*dtype.itemsize     # bytes that it must have when full
+    def needs(self, dtype, max_sz)->int: return max_sz*dtype.itemsize   # bytes that it must have when full
     def stats(self)->dict: return {}                                 # what else there is to say of it
 
     def open(self,

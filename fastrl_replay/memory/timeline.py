@@ -448,8 +448,8 @@ def _sample_inside(self:Timeline, key):
 
 # %% ../../nbs/memory/timeline.ipynb #61ec2647
 @patch
-def show(self:Timeline): # a matplotlib figure, which a notebook shows
-    "What is in it, in one figure"
+def show(self:Timeline):
+    "What is in it, in one figure of matplotlib, which a notebook shows"
     return memory_figure(self.inside())
 
 # %% ../../nbs/memory/timeline.ipynb #7d10aa02

@@ -103,7 +103,7 @@ class Timeline:
         'What is in it, as plain arrays; looking changes nothing'
         ...
     def show(self) -> Any:
-        'What is in it, in one figure'
+        'What is in it, in one figure of matplotlib, which a notebook shows'
         ...
     def still_there(self, keys) -> tuple:
         'Those of these rows that are there, in main memory, also while another process writes'

@@ -74,11 +74,11 @@ class ShardLog:
         self.erase(self.adds['first'] + self.adds['rows'] > inserted)   # these were not added
         self.counts['rows_before'] = min(self.counts['rows_before'], inserted)
 
-    def find(self, client, call): # the first key; None: it is not in the log
+    def find(self, client, call)->int: # the first key; None: it is not in the log
         "The rows of a call of `add`"
         found = self.adds['first'][(self.adds['client'] == client) & (self.adds['call'] == call)]
         return int(found[0]) if len(found) else None
-    def record(self, client, call, first, rows): # the entry's place
+    def record(self, client, call, first, rows)->int: # the entry's place
         "A call of `add`, before its rows are added; `client` is written last, which makes the entry valid"
         place = int(self.counts['n_adds']) % len(self.adds)
         self.erase(place)
@@ -130,7 +130,7 @@ def status(self:Shard)->dict:
 @patch
 def ping(self:Shard): "Only the status is wanted"
 @patch
-def number_envs(self:Shard, n): # the memory's first key, by which it is known; and the first number
+def number_envs(self:Shard, n)->tuple: # the memory's first key, by which it is known; and the first number
     "Numbers for `n` environments that no other one has"
     self.counts['envs'] += n
     return int(self.counts['first_key']),int(self.counts['envs']) - n
@@ -145,7 +145,7 @@ def set_columns(self:Shard, data):
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f0013
 @patch
-def add(self:Shard, client, call, first_key, data): # the first key; None: environments were numbered by an older memory
+def add(self:Shard, client, call, first_key, data)->int: # the first key; None: an older memory numbered environments
     "Add a block, unless this call has added it before"
     if first_key != self.counts['first_key']: return None
     first = self.log.find(client, call)
@@ -157,7 +157,7 @@ def add(self:Shard, client, call, first_key, data): # the first key; None: envir
     return first + first_key
 
 @patch
-def sample(self:Shard, n, batches, counted): # pickled batches, and the exponent of their weights
+def sample(self:Shard, n, batches, counted)->tuple: # pickled batches, and the exponent of their weights
     "Draw a part of a batch; `batches` were drawn from all shards so far, and this one is `counted` here or elsewhere"
     parts,first_key = [],int(self.counts['first_key'])
     while n:   # more than once where more rows are asked for than there are
@@ -331,7 +331,7 @@ def _too_few_draws(self:Coordinator, n, limit):
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f0020
 @patch
-async def number_envs(self:Coordinator, limit, rank, n): # the shard, the first key of its memory, the first number
+async def number_envs(self:Coordinator, limit, rank, n)->tuple: # the shard, its memory's first key, the first number
     "Numbers for environments of a collector, in its shard (None: it is a new collector)"
     def load(i): return self.statuses[i]['inserted'],self.n_envs[i]
     if rank is None: rank = min(range(len(self.shards)), key=load)
@@ -372,7 +372,7 @@ def split(self:Coordinator, n)->list: # pairs of a shard and how many
     return [(i,int(k)) for i,k in enumerate(parts) if k]
 
 @patch
-async def sample(self:Coordinator, limit, n): # pickled parts, β, the smallest priority of all
+async def sample(self:Coordinator, limit, n)->tuple: # pickled parts, β, the smallest priority of all
     "Draw a batch as soon as one is due"
     n = n or self.replay.bs
     await self._wait_until(limit, 'sample', lambda: self.may_draw(n), lambda: self._too_few_rows(n, limit))

@@ -30,10 +30,10 @@ class ShardLog:
     counts: Any
     adds: Any
     def __init__(self, folder, inserted: int, envs: int = 0, first_key: int = 0) -> None: ...
-    def find(self, client, call) -> Any:
+    def find(self, client, call) -> int:
         'The rows of a call of `add`'
         ...
-    def record(self, client, call, first, rows) -> Any:
+    def record(self, client, call, first, rows) -> int:
         'A call of `add`, before its rows are added; `client` is written last, which makes the entry valid'
         ...
     def erase(self, places) -> Any: ...
@@ -62,7 +62,7 @@ class Shard:
     def ping(self) -> Any:
         'Only the status is wanted'
         ...
-    def number_envs(self, n) -> Any:
+    def number_envs(self, n) -> tuple:
         'Numbers for `n` environments that no other one has'
         ...
     def columns(self) -> bytes:
@@ -71,10 +71,10 @@ class Shard:
     def set_columns(self, data) -> Any:
         'Take the columns of another shard'
         ...
-    def add(self, client, call, first_key, data) -> Any:
+    def add(self, client, call, first_key, data) -> int:
         'Add a block, unless this call has added it before'
         ...
-    def sample(self, n, batches, counted) -> Any:
+    def sample(self, n, batches, counted) -> tuple:
         'Draw a part of a batch; `batches` were drawn from all shards so far, and this one is `counted` here or elsewhere'
         ...
     def update(self, keys, td) -> Any:
@@ -126,7 +126,7 @@ class Coordinator:
     def may_add(self, n) -> bool:
         'May `n` rows be added now?'
         ...
-    def number_envs(self, limit, rank, n) -> Any:
+    def number_envs(self, limit, rank, n) -> tuple:
         'Numbers for environments of a collector, in its shard (None: it is a new collector)'
         ...
     def add(self, limit, rank, n, *block) -> Any:
@@ -135,7 +135,7 @@ class Coordinator:
     def split(self, n) -> list:
         'How much of a batch each shard draws'
         ...
-    def sample(self, limit, n) -> Any:
+    def sample(self, limit, n) -> tuple:
         'Draw a batch as soon as one is due'
         ...
     def update(self, limit, parts) -> Any:

@@ -67,7 +67,7 @@ class Weights:
         self.copies,self.last,self.views = copies,None,{}   # last: which copy was written last
         self.bytes = self.room(copies, max(self.starts[-1], 64))
 
-    def room(self, copies, size): return torch.zeros(copies, size, dtype=torch.uint8)   # for the bytes
+    def room(self, copies, size)->torch.Tensor: return torch.zeros(copies, size, dtype=torch.uint8)   # for the bytes
     def __getstate__(self): return dict(vars(self), views={})
     def __getitem__(self, i): # the tensors of one copy
         def view(start, dtype, shape, *_):
@@ -79,8 +79,9 @@ class Weights:
 
 # %% ../../nbs/parallel/engines.ipynb #a7d10002
 @patch
-def write(self:Weights, i, tensors): # without no_grad, whose end an interrupt may skip
+def write(self:Weights, i, tensors):
     "Let copy `i` have these numbers; what the worker must be told"
+    # without no_grad, whose end an interrupt may skip
     for a,b in zip(self[i], tensors): a.detach().copy_(b.detach())
     def changed(a, b): return i == self.last or not torch.equal(self.bytes[i,a:b], self.bytes[self.last,a:b])
     if self.last is not None: self.versions(i).copy_(self.versions(self.last)
@@ -96,7 +97,11 @@ def private(self:Weights, i): # such tensors again
 
 @patch
 @torch.no_grad()
-def refresh(self:Weights, own, seen, i): # tensors of a worker, and the `versions` that it has of them
+def refresh(self:Weights,
+    own, # tensors of a worker
+    seen, # the `versions` that it has of them
+    i, # which copy
+):
     "Overwrite what has changed since it was `seen`; the rest may be the worker's own, such as a noise"
     new = self.versions(i)
     seen = seen[:8*len(own)].view(torch.int64) if seen.dtype == torch.uint8 else seen
@@ -140,7 +145,9 @@ class ChainCopy(Pipe):
     takes_any_item = True
     def __iter__(self): yield from self.source
 
-def format_error(e)->str: return f'{type(e).__name__}: {e}\n\n' + ''.join(traceback.format_exception(e))
+def format_error(e)->str:
+    "An error and where it was raised, as text"
+    return f'{type(e).__name__}: {e}\n\n' + ''.join(traceback.format_exception(e))
 
 def save_chain(chain)->bytes:
     "The state of a chain and of the generators of this process"

@@ -6,6 +6,7 @@ from torch import nn
 from _pickle import Unpickler
 from fastrl_replay.pipe import Pipe, WorkerInfo
 from fastrl_replay.steps.errors import Explained
+from torch import Tensor
 
 AWAY: str
 
@@ -28,7 +29,7 @@ class Weights:
     last: Any
     views: Any
     def __init__(self, tensors, copies: int, dtype: str | None = None) -> None: ...
-    def room(self, copies, size) -> Any: ...
+    def room(self, copies, size) -> Tensor: ...
     def __getitem__(self, i) -> Any: ...
     def versions(self, i) -> Any: ...
     def write(self, i, tensors) -> Any:
@@ -54,7 +55,9 @@ class ChainCopy(Pipe):
     takes_any_item: bool
     def __iter__(self) -> Iterator[Any]: ...
 
-def format_error(e) -> str: ...
+def format_error(e) -> str:
+    'An error and where it was raised, as text'
+    ...
 
 def save_chain(chain) -> bytes:
     'The state of a chain and of the generators of this process'

@@ -269,7 +269,10 @@ class Processes:
     def worker(self, info, *args):
         method = self.method or ('forkserver' if 'ray' in sys.modules else None)   # its threads can't be forked
         return _Worker(mp.get_context(method), self.patience, info, *args)
-    def end(self, workers, owner): _end(workers, owner)   # `owner`: the process whose workers they are
+    def end(self,
+        workers,
+        owner, # the process whose workers they are
+    ): _end(workers, owner)
     def wait(self, workers):
         "Until one of them has an answer, or its end"
         if any(w.ready() for w in workers): return

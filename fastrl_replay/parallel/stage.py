@@ -382,8 +382,8 @@ def _worker_stats(self:Parallel, w):
 
 # %% ../../nbs/parallel/stage.ipynb #b7f649ec
 @patch
-def show(self:Parallel): # a matplotlib figure, which a notebook shows
-    "What is in each shard, and what `stats` says of each worker, in one figure"
+def show(self:Parallel):
+    "What is in each shard, and what `stats` says of each worker, in one figure of matplotlib, which a notebook shows"
     if not self.draws_batches: return workers_figure(self.stats())
     return memory_figure(self.inside()) if self.num_workers else self.source.drawn_from.show()
 

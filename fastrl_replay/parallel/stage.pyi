@@ -53,7 +53,7 @@ class Parallel(_Turns):
         'Items handed on; how many items old their weights were, and the bound; waiting, restarts and what was lost; rows'
         ...
     def show(self) -> Any:
-        'What is in each shard, and what `stats` says of each worker, in one figure'
+        'What is in each shard, and what `stats` says of each worker, in one figure of matplotlib, which a notebook shows'
         ...
     def resize(self, num_workers: int) -> Any:
         'Let workers join or leave, also while it runs: the highest ranks leave, and what they gave is handed on'

@@ -195,8 +195,8 @@ def inside(self:Mixture)->dict: # `parts`: name → as look/inside has it
         parts={name: r.inside() for name,r in self.replays.items()})
 
 @patch
-def show(self:Mixture): # a matplotlib figure, which a notebook shows
-    "Shares, rows, bytes, and the returns in each replay, in one figure"
+def show(self:Mixture):
+    "Shares, rows, bytes, and the returns in each replay, in one figure of matplotlib, which a notebook shows"
     return memory_figure(self.inside())
 
 # %% ../../nbs/replay/mixture.ipynb #c5034132

@@ -50,7 +50,7 @@ class Mixture(Pipe):
         'What is in each replay, and their shares in the next batch; looking changes nothing'
         ...
     def show(self) -> Any:
-        'Shares, rows, bytes, and the returns in each replay, in one figure'
+        'Shares, rows, bytes, and the returns in each replay, in one figure of matplotlib, which a notebook shows'
         ...
     def due_batches(self) -> Any:
         'Take in the blocks of the source; yields, with nothing, whenever a batch is to be drawn'

@@ -42,7 +42,7 @@ class Moments(Transitions):
     def key_of(self, places): return self._first[places]
 
     @property
-    def places(self): # how many there are, and those that are taken
+    def places(self)->tuple: # how many there are, and those that are taken
         return (0 if self._first is None else self.capacity,
             np.sort(np.arange(self.span.low, self.span.high) % self.capacity))
 
@@ -100,7 +100,7 @@ def _number(self:Moments, keys, low, high):
     return low + sum(np.searchsorted(part, keys) for part in parts)
 
 @patch
-def drawable(self:Moments): # (how many places, those that are free again, those taken now), or None
+def drawable(self:Moments)->tuple: # (how many places, those that are free again, those taken now), or None
     "Which moments came and went"
     if self._first is None: return None
     s = self.span

@@ -41,7 +41,7 @@ class Moments(Transitions):
     def follow(self, steps: Steps, first: int) -> Any:
         'Rows with keys from `first` on have been added'
         ...
-    def drawable(self) -> Any:
+    def drawable(self) -> tuple:
         'Which moments came and went'
         ...
     def told(self) -> Any:

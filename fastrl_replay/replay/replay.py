@@ -412,8 +412,8 @@ def inside(self:Replay)->dict: # as look/inside has it
     return with_priorities(found)
 
 @patch
-def show(self:Replay): # a matplotlib figure, which a notebook shows
-    "What is in it, what was drawn, and what will be, in one figure"
+def show(self:Replay):
+    "What is in it, what was drawn, and what will be, in one figure of matplotlib, which a notebook shows"
     return memory_figure(self.inside())
 
 # %% ../../nbs/replay/replay.ipynb #b85e6f13

@@ -65,7 +65,7 @@ class Replay(SavedReplay):
         'What is in it, and what can be drawn, as plain arrays; looking changes nothing'
         ...
     def show(self) -> Any:
-        'What is in it, what was drawn, and what will be, in one figure'
+        'What is in it, what was drawn, and what will be, in one figure of matplotlib, which a notebook shows'
         ...
     def for_page(self) -> tuple:
         'What is in it, what reads its rows, and what tells more of them'

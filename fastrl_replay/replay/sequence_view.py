@@ -131,7 +131,7 @@ def _open(self:SequenceView, dtype):
 
 # %% ../../nbs/replay/sequence_view.ipynb #f5693be9
 @patch
-def drawable(self:SequenceView): # (how many places there are, those that are free again, those taken now), or None
+def drawable(self:SequenceView)->tuple: # how many places, those that are free again, those taken now; or None
     "Which sequences came and went; None: no change"
     if self.table is None: return None
     oldest = self.memory.oldest

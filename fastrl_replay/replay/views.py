@@ -74,9 +74,13 @@ class _OfPlaces:
     follows = False   # True: it does
     followed = None   # rows with keys before this one were looked at; None: those that lay there before are not
     places = None     # how many places there are, and an array of those that are taken; None: a state has them not
-    def follow(self, steps, first): raise NotImplementedError   # rows from this key on came, perhaps known ones
+    def follow(self, steps, first):
+        "Rows from the key `first` on came, perhaps known ones"
+        raise NotImplementedError
     def drawable(self)->tuple: raise NotImplementedError   # how many places, those free, those taken; None: as before
-    def told(self): raise NotImplementedError              # the sampler knows of these changes
+    def told(self):
+        "The sampler knows of these changes"
+        raise NotImplementedError
     def key_of(self, places): return places   # the rows by whose slots something of places may be written
     def lengths(self, places)->np.ndarray:
         "How many rows are drawn with each of these places"

@@ -131,7 +131,12 @@ def _starts(ends, episode):
 # %% ../../nbs/stages/recorded.ipynb #d921e5ec
 class _Item:
     "The columns of one item, checked"
-    def __init__(self, item, names, extra, first): # first: the number of its first episode
+    def __init__(self,
+        item,
+        names,
+        extra,
+        first, # the number of its first episode
+    ):
         self.first,where = first,f'{item}, ' if isinstance(item, (str,Path)) else ''
         self.at = f'{where}episode {first}'
         get,self.columns = table_columns(item),{}

@@ -123,7 +123,7 @@ def joined(blocks, dtype: dtype | None = None) -> Steps:
     ...
 
 def same_fields(a, b) -> bool:
-    'Are two fields equal by value, NaN equal to NaN?'
+    'Are two fields of rows equal by value, NaN equal to NaN?'
     ...
 
 def replay_of(steps: Steps) -> Any:

@@ -39,7 +39,7 @@ def group_files(
     return found
 
 # %% ../../nbs/steps/machine.ipynb #84dc967d
-def size_text(n)->str: # of bytes
+def size_text(n)->str:
     "A number of bytes for a person"
     unit,name = next((u for u in ((2**30,'GiB'),(2**20,'MiB'),(2**10,'KiB')) if n >= u[0]), (1,'bytes'))
     return f'{n/unit:,.{1 if 1 < unit and n < 10*unit else 0}f} {name}'

@@ -39,7 +39,7 @@ def nest(
     return tuple(map(part, names)) if names[0] == '[0]' else {n: part(n) for n in names}
 
 # %% ../../nbs/steps/nested.ipynb #f6401157
-def dotted(name, k): return f'{name}.{k}' if name and k[:1] != '[' else name + k   # what an error calls a field
+def dotted(name, k)->str: return f'{name}.{k}' if name and k[:1] != '[' else name + k   # what an error calls a field
 
 def named_leaves(
     x, # a value, or a space

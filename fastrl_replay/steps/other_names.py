@@ -69,7 +69,11 @@ def _meant(name): return f' (did you mean {name!r}?)' if name else ''
 # %% ../../nbs/steps/other_names.ipynb #07e11a14
 class NoAttribute(AttributeError):
     "What was asked for is not there; the message knows what may be meant"
-    def __init__(self, who, name, names): # a function: the names that there are
+    def __init__(self,
+        who,
+        name,
+        names, # a function: the names that there are
+    ):
         super().__init__(who, name)
         self.who,self.asked,self.names = who,name,names
     def __str__(self):

@@ -88,7 +88,9 @@ def checked(
             'build the chain that was saved; or the state is damaged, or of another version') from None
 
 # %% ../../nbs/steps/states.ipynb #185d06b2
-def anything(x): return x   # what is inside is checked elsewhere
+def anything(x):
+    "A form of whatever is there: it is checked elsewhere"
+    return x
 
 def flag(x):
     "True or False"

@@ -27,7 +27,9 @@ def checked(who: str, form, state, more: bool = False) -> Any:
     "A state that can be used; a `StateError` where it can't"
     ...
 
-def anything(x) -> Any: ...
+def anything(x) -> Any:
+    'A form of whatever is there: it is checked elsewhere'
+    ...
 
 def flag(x) -> Any:
     'True or False'
