@@ -118,7 +118,7 @@ def test_what_a_killed_growth_leaves_on_the_other_disk(tmp_path, kind, dies, sta
     def killed(self, *args, **kw): raise SystemExit
     def allocate_all(self, new, *args):
         copy(self, new, *args)
-        (large/'.data-2.rows').write_bytes(b'begun')   # as `allocate` leaves it
+        (large/'.data-2.priorities').write_bytes(b'begun')   # as `allocate` leaves it
         raise SystemExit
     with monkeypatch.context() as m:
         copy = place._copy_to
