@@ -206,7 +206,7 @@ def test_classes_show_their_arguments_and_methods_their_source(pages):
     cards = [re.sub(r'\s+|<[^>]+>', '', m[1]) for m in re.finditer(r'<dt class="sig sig-object py"[^>]*>(.*?)</dt>', text, re.S)]
     classes = [c for c in cards if c.startswith('class')]
     assert len(cards) > 50 and not [c for c in classes if '*args' in c]
-    assert any(c.startswith('classPrioritizedReplay(source,bs=1,max_sz=1000000') for c in classes), [c for c in classes if 'Prioritized' in c]
+    assert any(c.startswith('classPrioritizedReplay(source=None,bs=1,max_sz=1000000') for c in classes), [c for c in classes if 'Prioritized' in c]
     for page, name in {'app/runs': 'Run.train', 'data/interop': 'Steps.columns', 'steps/core': 'Steps.done'}.items():
         assert f'../_modules/fastrl_replay/{page}.html#{name}' in pages[f'{page}.html'].links
 
