@@ -125,7 +125,9 @@ def checked_view(
 # %% ../../nbs/replay/views.ipynb #44ea129c
 class Transitions(View):
     "Each row is a transition"
-    def batch(self, keys, weights)->Steps: return self.memory.batch(keys, weights)   # rows with `index` and `weight`
+    packed = False   # True: batches are as they travel
+    def batch(self, keys, weights)->Steps: # rows with `index` and `weight`
+        return self.memory.batch(keys, weights, self.packed)
 
     def feedback(self, keys, td)->tuple: # keys that are still there, their errors, how many are gone
         "For which rows errors still count"

@@ -75,6 +75,7 @@ def checked_view(who: str, view) -> View:
 
 class Transitions(View):
     'Each row is a transition'
+    packed: bool
     def batch(self, keys, weights) -> Steps: ...
     def feedback(self, keys, td) -> tuple:
         'For which rows errors still count'
