@@ -31,6 +31,7 @@ def per_row(memory): return [g['memories'][memory]['nbytes']/measured('frames')[
 def frames(field, memory): return [g['memories'][memory][field] for g in measured('frames')['games'].values()]
 def ratios(field, one, other): return [a/b for a, b in zip(frames(field, one), frames(field, other))]
 
+def weights(): return [*measured('feeding')['weights']['ray'].values()][-1]
 def runs(file, *recipes): return [r for name in recipes for r in measured(file)['runs'][name]]
 def mean_solved(arm): return sum(r['solved_at_step'] for r in runs('arms', arm))/len(runs('arms', arm))
 def goals(memory, bits, field='success'): return measured('hindsight')['bitflip'][field][memory][str(bits)]
@@ -63,6 +64,11 @@ FIGURES = {
     'frames.draw': lambda: span(ratios('draw_us', 'Frames(4)', 'bare take'), lambda x: f'{x:.2f}'),
     'frames.add': lambda: f"{median(frames('add_us', 'Frames(4)')):.1f}",
     'frames.zstd_ms': lambda: span([a - b for a, b in zip(frames('draw_us', zstd), frames('draw_us', 'Frames(4)'))], lambda x: f'{x/1000:.2f}'),
+    # feeding.json: weights to the largest number of workers on one node, and batches of shards
+    'weights.mb': lambda: f"{weights()['mb']}", 'weights.workers': lambda: [*measured('feeding')['weights']['ray']][-1],
+    'weights.new_s': lambda: f"{weights()['new']/1e3:.1f}", 'weights.same_s': lambda: f"{weights()['same']/1e3:.1f}",
+    'weights.written': lambda: f"{weights()['written']}", 'weights.rounds': lambda: f"{weights()['rounds']}",
+    'weights.age': lambda: f"{weights()['most']}", 'weights.bound': lambda: f"{weights()['bound']}",
     # recipes.json, arms.json, cartpole-apex.json, hindsight.json: trainings
     'cartpole.seconds': lambda: span([r['wall_s'] for r in runs('recipes', 'cartpole') + runs('arms', 'cartpole')]),
     'pendulum.solved': lambda: span([r['solved_at_step'] for r in runs('recipes', 'pendulum-sac')]),

@@ -1,7 +1,8 @@
 """What fails × engine × memory × store: in each cell one of two shards fails twice, and what must hold meanwhile is looked at.
 
-`python tests/failures.py` tries all cells, and writes what it saw into the table that "What works together" shows."""
-import itertools, json, os, re, signal, subprocess, tempfile, time, warnings
+`python tests/failures.py` tries all cells, and writes what it saw into the table that "What works together" shows;
+`python tests/failures.py mixture ray` tries only those that have these values, and keeps what was seen of the others."""
+import itertools, json, os, re, signal, subprocess, sys, tempfile, time, warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from fastrl_replay.all import *
 from fastrl_replay.pipe import worker_info
 from combinations import BS, MEMORIES, covering, start_ray, stepper
-from plain_model import Model, name_of
+from plain_model import MixedModel, Model, block, name_of, names
 
 MAX_SZ, LIMIT = 200, 150   # rows of a shard; seconds for what should take a few
 
@@ -21,7 +22,7 @@ def raise_an_error(): raise RuntimeError('as it was told')
 
 FAILURES = dict(killed=lambda: os.kill(os.getpid(), signal.SIGKILL), stopped=stop_for_a_second, raises=raise_an_error)
 STORES = dict(rows=lambda path: Rows(), frames=lambda path: Frames(2), disk=Rows)
-KINDS = dict(uniform='uniform', prioritized='proportional', sequences='sequences', hindsight='hindsight')
+KINDS = dict(uniform='uniform', prioritized='proportional', sequences='sequences', hindsight='hindsight', mixture='mixture')
 ENGINES = dict(process=dict(method='fork'), ray=dict(engine=RayEngine(num_cpus=.5)))
 AXES = dict(engine=[*ENGINES], memory=[*KINDS], store=[*STORES], failure=[*FAILURES])
 
@@ -48,14 +49,31 @@ class Fails(Pipe):
                 FAILURES[failure]()
             yield batch
 
+class Mixed(MixedModel):
+    "A model of a mixture whose shards begin anew: each key that is given out is one of its own"
+    def divided(self, batch): return batch['index'].numpy(), batch['replay'].numpy()
+
+def memory(cell, folder):
+    "Of a shard; a mixture has all rows of another one in each, which on disk all read"
+    kind = KINDS[cell.memory]
+    def make(kind, source, store): return MEMORIES[kind](source, bs=BS, max_sz=MAX_SZ, store=store)
+    here, there = STORES[cell.store](folder/'memory'), STORES[cell.store](folder/'other')
+    if kind != 'mixture': return make(kind, stepper(), here)
+    other = make('uniform', None, there)
+    other.add(block(names(20)))
+    if cell.store == 'disk':
+        other.close()
+        other = make('uniform', None, Rows(folder/'other', mode='r'))
+    return Mixture(dict(online=make('proportional', stepper(), here), other=other))
+
 class Learner:
     "Draws batches of two shards, compares each with a plain model, and answers"
     def __init__(self, cell, folder):
         kind, self.cell, self.folder = KINDS[cell.memory], cell, folder
-        self.model = Model(kind, late=10**9, max_sz=10**9, cut=cell.store == 'disk')   # which keeps episodes that a failure ended
+        if kind == 'mixture': self.model = Mixed(late=10**9, max_sz=10**9)
+        else: self.model = Model(kind, late=10**9, max_sz=10**9, cut=cell.store == 'disk')   # which keeps episodes that a failure ended
         self.keys = defaultdict(set)
-        replay = MEMORIES[kind](stepper(), bs=BS, max_sz=MAX_SZ, store=STORES[cell.store](folder/'memory'))
-        self.pipe = Fails(replay, folder).parallel(2, chunk=1, ordered=False, restarts=1, **ENGINES[cell.engine])
+        self.pipe = Fails(memory(cell, folder), folder).parallel(2, chunk=1, ordered=False, restarts=1, **ENGINES[cell.engine])
         self.batches = iter(self.pipe)
         self.draw()   # workers are started
 
@@ -65,8 +83,9 @@ class Learner:
         self.model.check(batch)
         self.model.tell(batch)
         first = batch.rows[:, 0] if self.cell.memory == 'sequences' else batch.rows
-        for key, row in zip(batch['index'].tolist(), first):
-            keys, restarted = self.keys[name_of(row)], self.pipe.stats()['workers'][key % 2]['restarts']
+        of = batch['replay'].tolist() if self.cell.memory == 'mixture' else [0]*len(first)
+        for key, row, replay in zip(batch['index'].tolist(), first, of):   # rows of another memory are in both shards
+            keys, restarted = self.keys[replay, key % 2, name_of(row)], self.pipe.stats()['workers'][key % 2]['restarts']
             keys.add(key)
             assert len(keys) <= 1 + restarted*(1 + (self.cell.store == 'disk')), f'row {name_of(row)} has the keys {keys}'
 
@@ -135,13 +154,15 @@ def seen(cell, folder):
 
 FILE = Path(__file__).resolve().parent.parent/'fastrl_replay'/'measured'/'survived.json'
 
-def main():
-    "Try all cells, and write what was seen"
+def main(*values):
+    "Try all cells, or those that have these values, and write what was seen"
     start_ray()
-    found = {}
-    for cell in CELLS:
+    tried = [cell for cell in CELLS if {*values} <= {*cell}]
+    found = json.loads(FILE.read_text())['cells'] if values else {}
+    for cell in tried:
         with tempfile.TemporaryDirectory() as folder: found[' '.join(cell)] = seen(cell, folder)
         print(*cell, found[' '.join(cell)], flush=True)
-    FILE.write_text(json.dumps(dict(axes=AXES, cells=found), indent=1) + '\n')
+    cells = {name: found[name] for name in map(' '.join, CELLS) if name in found}
+    FILE.write_text(json.dumps(dict(axes=AXES, cells=cells), indent=1) + '\n')
 
-if __name__ == '__main__': main()
+if __name__ == '__main__': main(*sys.argv[1:])

@@ -153,7 +153,7 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
 # These take more than a second and a half; CI runs them, too.
-LONG = '''all app/commands app/named_envs app/recipes app/runs app/saved_policies app/survey app/tracking app/watching bench/bench bench/everything bench/bench_disk bench/bench_feeding bench/bench_frames bench/bench_on_device bench/bench_shards
+LONG = '''all app/commands app/named_envs app/recipes app/runs app/saved_policies app/survey app/tracking app/watching bench/bench bench/everything bench/bench_disk bench/bench_feeding bench/bench_frames bench/bench_learners bench/bench_on_device bench/bench_shards
     bench/contests bench/parts bench/peers bench/traintime app/offline replay/replay replay/moments replay/sequence_table command_line data/datasets data/interop envs/atari envs/stepper envs/vector_slots first_training how_fast howto index learning/base look/memory_figure look/memory_page
     learning/continuous learning/dqn learning/policies learning/r2d2 learning/sac learning/tabular learning/td3 memory/frame_log
     memory/frame_segments memory/frames memory/links memory/ranktree memory/draws memory/mapped memory/priorities memory/samplers memory/sumtree memory/timeline own_environment parallel/engines

@@ -23,6 +23,7 @@ COMMANDS = {   # file → its commands, after `python -m`, and what is added for
     'disk': [('fastrl_replay bench --disk {peers} --out {out}', '--quick')],
     'first_batch': [('fastrl_replay.bench.first_batch --out {out}', '')],
     'shards': [('fastrl_replay.bench.shards --out {out}', '--quick --engines process')],
+    'learners': [('fastrl_replay.bench.learners --out {out}', '--quick')],
     'feeding': [('fastrl_replay.bench.feeding --out {out}', '--quick --engines process')],
     **{r: [(f'fastrl_replay.bench.traintime --recipe {r} {steps} --out {{out}}/{r}.json {{peer}}',
             '--rounds 1 --steps 300')]

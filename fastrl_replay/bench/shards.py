@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ReadyRows', 'batches', 'Told', 'torchrl_draws', 'rows_a_second', 'Waits', 'waiting', 'actors_a_second', 'parts',
-           'message', 'engine', 'run_shards', 'shards_text', 'on_engines', 'main']
+           'message', 'engine', 'run_shards', 'shards_text', 'start_ray', 'on_engines', 'main']
 
 # %% ../../nbs/bench/bench_shards.ipynb #823fc61b
 import argparse, os, pickle, sys, time
@@ -184,32 +184,36 @@ def shards_text(found:dict)->str:
     return '\n'.join([*lines, *(f'{"parts, in µs or bytes":<30} {k:<26} {v:8,.2f}' for k,v in found['parts'].items())])
 
 # %% ../../nbs/bench/bench_shards.ipynb #cdb5844b
-def on_engines(
-    name:str, # of the module in bench/, and of its file
-    run, # (engines, quick, and what else was typed) → figures
-    text, # figures → what is printed
-    args=None, # words; None: those that were typed
-    **more, # what else can be typed: option → what it is
-):
-    "A benchmark in processes and in actors of Ray, as a program"
-    p = argparse.ArgumentParser(prog=f'python -m fastrl_replay.bench.{name}')
-    p.add_argument('--out', type=Path, help=f'a folder for {name}.json')
-    p.add_argument('--engines', default='process,ray', help='which: process,ray')
-    p.add_argument('--quick', action='store_true', help='small: to see that it runs')
-    for option,help in more.items(): p.add_argument(f'--{option}', help=help)
-    a = p.parse_args(args)
-    told = {option: getattr(a, option) for option in more}
-    if 'ray' in a.engines: _start_ray(**told)
-    found = run(a.engines.split(','), a.quick, **told)
-    print(text(found))
-    if a.out: reports.save(found, a.out, name)
-
-def _start_ray(peers=None): # the latter: for torchrl's actor
+def start_ray(peers=None): # a folder of packages, for torchrl's actor
+    "Ray, on this machine"
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     import ray
     ray.init('local', num_cpus=16, log_to_driver=False, include_dashboard=False, logging_level='ERROR',
         runtime_env=dict(env_vars=dict(PYTHONPATH=peers)) if peers else {})
 
+def on_engines(
+    name:str, # of the module in bench/, and of its file
+    run, # (engines, quick, and what else was typed) → figures
+    text, # figures → what is printed
+    args=None, # words; None: those that were typed
+    engines:str='process,ray', # which there are
+    start=start_ray, # called before a run with Ray; None: `run` starts it
+    **more, # what else can be typed: option → what it is
+):
+    "A benchmark in processes and in actors of Ray, as a program"
+    p = argparse.ArgumentParser(prog=f'python -m fastrl_replay.bench.{name}')
+    p.add_argument('--out', type=Path, help=f'a folder for {name}.json')
+    p.add_argument('--engines', default=engines, help=f'which: {engines}')
+    p.add_argument('--quick', action='store_true', help='small: to see that it runs')
+    for option,help in more.items(): p.add_argument(f'--{option}', help=help)
+    a = p.parse_args(args)
+    told = {option: getattr(a, option) for option in more}
+    if start and 'ray' in a.engines: start(**told)
+    found = run(a.engines.split(','), a.quick, **told)
+    print(text(found))
+    if a.out: reports.save(found, a.out, name)
+
+# %% ../../nbs/bench/bench_shards.ipynb #8394a14b
 def main(args=None):
     "`python -m fastrl_replay.bench.shards`"
     on_engines('shards', run_shards, shards_text, args, peers='a folder of packages that has torchrl')

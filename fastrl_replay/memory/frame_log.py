@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NEXT', 'END', 'ROOM', 'FIRST', 'BITS', 'SIZE', 'NEAR', 'N_NUMBERS', 'serial_of', 'serials_of', 'Packed', 'FrameLog',
-           'locate_raw']
+           'locate_raw', 'Travelling']
 
 # %% ../../nbs/memory/frame_log.ipynb #d8ef2249
 import os, warnings
@@ -18,7 +18,7 @@ from ..steps.compiled import bytes_at, longs_at, memmove, njit
 from ..steps.errors import NoRoom, StateError
 from ..envs.numbering import grown
 from .places import MainMemory
-from .codecs import Codec
+from .codecs import Codec, codec_with
 from ..steps.states import array, checked
 
 # %% ../../nbs/memory/frame_log.ipynb #8b2980d5
@@ -388,20 +388,60 @@ def locate(self:FrameLog,
     addresses[packed] = frames.ctypes.data + which*self.size
     return frames
 
+# %% ../../nbs/memory/frame_log.ipynb #5b2ab377
+@patch
+def kept(self:FrameLog, serial)->tuple: # bytes, and are they packed?
+    "A frame as it lies there"
+    number,i = divmod(serial, 1 << self.numbers.item(BITS))
+    segment = self.segments[number]
+    if isinstance(segment, np.ndarray): return segment[i],False
+    a,b = segment.span(i)
+    return memoryview(segment.bytes)[a:b],True
+
 @patch
 def unpacked(self:FrameLog, serial):
     "The bytes of a packed frame"
-    number,i = divmod(serial, 1 << self.numbers.item(BITS))
-    segment = self.segments[number]
-    if isinstance(segment, np.ndarray): return segment[i].tobytes()   # it was about to be packed, and an interrupt came
-    a,b = segment.span(i)
-    return self._unpack(memoryview(segment.bytes)[a:b])
+    frame,packed = self.kept(serial)
+    return self._unpack(frame) if packed else frame.tobytes()   # it was about to be packed, and an interrupt came
 
 @patch
 def _unpack(self:FrameLog, packed):
     frame = self.codec.unpack(packed, self.size)
     if len(frame) != self.size: raise ValueError(f'{len(frame)} bytes instead of {self.size}')
     return frame
+
+# %% ../../nbs/memory/frame_log.ipynb #b8e57905
+class Travelling(NamedTuple):
+    "Some frames, each once, as they lie in a log"
+    codec:str # its name
+    dictionary:bytes # that it has learned
+    size:int # bytes of a frame
+    bytes:bytes # one frame after the other
+    lengths:np.ndarray # of packed ones; 0: it is raw
+    which:np.ndarray # [rows, places]: which of them is where
+
+    def unpacked(self)->np.ndarray: # uint8, frame after frame
+        "All of them"
+        unpack,frames,at = codec_with(self.codec, self.dictionary).unpack,[],0
+        for n in self.lengths.tolist():
+            end = at + (n or self.size)
+            frames.append(unpack(self.bytes[at:end], self.size) if n else self.bytes[at:end])
+            at = end
+        found = np.frombuffer(b''.join(frames), np.uint8)
+        if at != len(self.bytes) or len(found) != len(frames)*self.size: raise ValueError('damaged frames')
+        return found
+
+# %% ../../nbs/memory/frame_log.ipynb #fa03914f
+@patch
+def travelling(self:FrameLog,
+    refs:np.ndarray, # uint32 [rows, places]
+)->Travelling:
+    "The frames to which some rows refer, packed as they are; with a codec"
+    serials,which = np.unique(serials_of(refs, self.frames), return_inverse=True)
+    frames = [self.kept(s) for s in serials.tolist()]
+    lengths = np.array([len(f)*packed for f,packed in frames], np.int32)
+    return Travelling(self.codec.name, self.codec.dictionary, self.size, b''.join(f for f,_ in frames), lengths,
+        which.reshape(refs.shape).astype(np.int32))
 
 # %% ../../nbs/memory/frame_log.ipynb #1cb1bd43
 @patch

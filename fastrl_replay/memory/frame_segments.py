@@ -177,10 +177,15 @@ def _read_dictionary(self:FrameFiles):
     self.learning = _KNOWN
 
 @patch
-def unpacked(self:FrameFiles, serial):
+def kept(self:FrameFiles, serial):
     number = serial >> self.numbers.item(BITS)
     if number not in self.segments: self._find(number)
-    try: return FrameLog.unpacked(self, serial)
+    return FrameLog.kept(self, serial)
+
+@patch
+def unpacked(self:FrameFiles, serial):
+    number,(frame,packed) = serial >> self.numbers.item(BITS),self.kept(serial)
+    try: return self._unpack(frame) if packed else frame.tobytes()
     except Exception as e:   # whatever a codec says
         raise self._damaged(self._path(number, 'packed'), f'frame {serial}: {e}') from None
 

@@ -5,6 +5,7 @@ from typing_extensions import Self
 from torch import nn
 from fastrl_replay.memory.links import Links
 from fastrl_replay.memory.rows import Store
+from fastrl_replay.steps.core import Steps
 from numpy import dtype, ndarray
 
 class Leaf(NamedTuple):
@@ -53,6 +54,9 @@ class Frames(Store):
     def batch(self, line: Links, keys, weights, plan) -> Any:
         'The rows with these keys as a batch; counted as drawn'
         ...
+    def packed_batch(self, line: Links, keys, weights, plan) -> Any:
+        'The rows with these keys as they lie there; counted as drawn'
+        ...
     def stats(self) -> dict:
         'New frames for each row that came, and how many are there'
         ...
@@ -83,4 +87,15 @@ class Frames(Store):
 
 def suggested(dtype: dtype, device: Any = None) -> Frames:
     'A store that would need much less memory for rows like these, if their frames come again'
+    ...
+
+class PackedBatch(Steps):
+    'Keys and weights of a batch, whose rows and packed frames are beside them'
+    def __init__(self, rows, beside) -> None: ...
+    def unpacked(self) -> Steps:
+        'The batch'
+        ...
+
+def unpacked(item) -> Any:
+    'Batches as a learner wants them'
     ...

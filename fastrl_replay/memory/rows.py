@@ -170,6 +170,11 @@ def batch(self:Store, line:Links, keys, weights, plan:BatchPlan)->Steps:
     return plan.steps(out, len(keys))
 
 # %% ../../nbs/memory/rows.ipynb #c02c43ac
+@patch
+def packed_batch(self:Store, line, keys, weights, plan)->Steps:
+    "The same for who sends it elsewhere: a store may leave parts of it packed, which `unpacked` unpacks there"
+    return self.batch(line, keys, weights, plan)
+
 def check_weights(keys, weights):
     "An error where these are not as many"
     n = len(keys)

@@ -61,6 +61,9 @@ class Store:
     def batch(self, line: Links, keys, weights, plan: BatchPlan) -> Steps:
         'The rows with these keys as a batch; counted as drawn'
         ...
+    def packed_batch(self, line, keys, weights, plan) -> Steps:
+        'The same for who sends it elsewhere: a store may leave parts of it packed, which `unpacked` unpacks there'
+        ...
     def bytes_of(self, slots) -> ndarray:
         'The rows in these slots, in main memory'
         ...

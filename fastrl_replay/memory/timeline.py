@@ -272,10 +272,11 @@ _NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))
 def batch(self:Timeline,
     keys:np.ndarray, # int64
     weights:np.ndarray, # float64, one for each key
+    packed:bool=False, # as it travels: the store may leave parts of it packed
 )->Steps: # with `index` and `weight`
     "The rows with these keys as a batch; counted as drawn"
     line,store,shapes = self._parts or self._valid_keys(keys)
-    batch = store.batch(line, keys, weights, shapes.batch)
+    batch = (store.packed_batch if packed else store.batch)(line, keys, weights, shapes.batch)
     self._were_there(keys)
     return batch
 

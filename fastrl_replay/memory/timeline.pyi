@@ -63,7 +63,7 @@ class Timeline:
     def refuse_key(self, key) -> Any:
         'Say what is wrong with a key'
         ...
-    def batch(self, keys: ndarray, weights: ndarray) -> Steps:
+    def batch(self, keys: ndarray, weights: ndarray, packed: bool = False) -> Steps:
         'The rows with these keys as a batch; counted as drawn'
         ...
     def count(self, keys) -> Any:

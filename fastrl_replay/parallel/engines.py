@@ -19,6 +19,7 @@ from ..steps.core import Steps, replay_of, set_replay
 from ..steps.errors import ArgumentError, ArgumentTypeError, Explained, problem
 from ..envs.envstate import decode, encode
 from ..pipe import Pipe, WorkerInfo
+from ..replay.replay import Replay
 
 # %% ../../nbs/parallel/engines.ipynb #8f333f78
 class _Outline(cloudpickle.Pickler):
@@ -141,9 +142,11 @@ def batches_in(
 
 # %% ../../nbs/parallel/engines.ipynb #a44e73f3
 class ChainCopy(Pipe):
-    "The chain as a worker runs it"
+    "The chain as a worker runs it; batches of a replay at its end travel packed"
     takes_any_item = True
     def __iter__(self): yield from self.source
+    def _in_worker(self, info):
+        if isinstance(self.source, Replay): self.source.send_packed()
 
 def format_error(e)->str:
     "An error and where it was raised, as text"

@@ -51,9 +51,10 @@ def batches_in(item) -> Any:
     ...
 
 class ChainCopy(Pipe):
-    'The chain as a worker runs it'
+    'The chain as a worker runs it; batches of a replay at its end travel packed'
     takes_any_item: bool
     def __iter__(self) -> Iterator[Any]: ...
+    def _in_worker(self, info) -> Any: ...
 
 def format_error(e) -> str:
     'An error and where it was raised, as text'

@@ -17,6 +17,7 @@ from ..steps.core import set_replay
 from ..steps.errors import ArgumentError, NotEnoughRows, choice, problem, whole
 from ..look.memory_figure import memory_figure, workers_figure
 from .engines import ChainCopy, Silence, Worker, WorkerError, batches_in, outline
+from ..memory.frames import unpacked
 from ..steps.locks import DrawOrderLock
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
 from .processes import Processes
@@ -48,13 +49,14 @@ def as_engine(
 # %% ../../nbs/parallel/stage.ipynb #6a62860e
 class _Turns(SavedWorkers):
     "Hands on what workers made, a chunk of one after a chunk of another"
-    def __iter__(self):
-        if not self.num_workers: yield from self.source; return
+    def __iter__(self): yield from self._received(unpacked) if self.num_workers else self.source
+
+    def _received(self, made): # `made` of each item
         self._start()
         while (w := self._whose_turn()) is not None:
             now = self._now
             while now['items']:
-                item = now['items'][0]
+                item = now['items'][0] = made(now['items'][0])
                 for batch in batches_in(item): set_replay(batch, self)
                 self._note(now['at'])
                 del now['items'][0]   # no call, which Ctrl-C could come after
@@ -488,7 +490,7 @@ def resize(self:Pipe,
 def due_batches(self:Parallel):
     "Receive batches; yields, with nothing, for each"
     while self._due: yield   # what was received when a pass was broken off
-    for item in self:
+    for item in self._received(lambda item: item) if self.num_workers else self.source:   # still packed
         self._due.append(item)
         yield
 
@@ -498,6 +500,7 @@ def sample(self:Parallel):
     "The next of the batches that were received"
     if not self._due: raise NotEnoughRows('Parallel', 'sample: batches that were received, and not handed on', 'none',
         'one', 'iterate, as in `for batch in pipe`: workers draw their batches before they are asked for')
+    self._due[0] = unpacked(self._due[0])   # an interrupt in it loses nothing
     return self._due.popleft()
 
 @patch

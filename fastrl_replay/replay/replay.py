@@ -506,6 +506,16 @@ def _in_worker(self:Replay, info):
     else: self.sampler.reseed(sampler.seed)   # None: another one in each
     self._worker_here = os.getpid(),info   # a stage that holds it may have told it, and not the chain
 
+# %% ../../nbs/replay/replay.ipynb #84ed50e1
+@patch
+def send_packed(self:Replay):
+    "From now on batches are as they travel: a store may leave frames packed"
+    sampler,view = self._templates
+    if type(self).sample is not Replay.sample or type(view).batch is not Transitions.batch or self.return_idxs: return
+    view = copy(view)   # templates may be those of others, too
+    self._templates = sampler,view
+    view.packed = self.view.packed = True
+
 # %% ../../nbs/replay/replay.ipynb #2efcaa96
 @patch
 def scale(self:Replay,

@@ -88,6 +88,9 @@ class Replay(SavedReplay):
     def _in_worker(self, info) -> Any:
         'Be one shard of several: with other draws, in another directory'
         ...
+    def send_packed(self) -> Any:
+        'From now on batches are as they travel: a store may leave frames packed'
+        ...
     def scale(self, weight, norm) -> dict:
         'Sum of priorities, β and largest weight, by which weights are brought to one scale with those of other shards'
         ...

@@ -146,7 +146,9 @@ def checked_view(
 # %% ../../nbs/replay/views.ipynb #44ea129c
 class Transitions(View):
     "Each row is a transition"
-    def batch(self, keys, weights)->Steps: return self.memory.batch(keys, weights)   # rows with `index` and `weight`
+    packed = False   # True: batches are as they travel
+    def batch(self, keys, weights)->Steps: # rows with `index` and `weight`
+        return self.memory.batch(keys, weights, self.packed)
 
     def check_errors(self, who, keys, td):
         n = len(keys)

@@ -86,6 +86,7 @@ def checked_view(who: str, view) -> View:
 
 class Transitions(View):
     'Each row is a transition'
+    packed: bool
     def batch(self, keys, weights) -> Steps: ...
     def check_errors(self, who, keys, td) -> Any: ...
     def feedback(self, keys, td) -> tuple:

@@ -104,6 +104,45 @@ def test_a_machine_is_lost(cluster):
     assert {*go_on(pipe, 300)} == {0, 1} and pipe.stats()['restarts'] == 1
     pipe.close()
 
+class Heavy(Version):
+    "With four MB that nothing is computed with"
+    def __init__(self):
+        super().__init__()
+        self.more = torch.nn.Parameter(torch.zeros(1_000_000))
+
+def stored():
+    "Bytes that each node's object store has taken in so far, that of the learner first"
+    from ray._private.internal_api import node_stats
+    here = ray.get_runtime_context().get_node_id()
+    return [node_stats(node['NodeManagerAddress'], node['NodeManagerPort'], include_memory_info=False).store_stats.cumulative_created_bytes
+        for node in sorted(ray.nodes(), key=lambda node: node['NodeID'] != here) if node['Alive']]
+
+@pytest.mark.slow
+@pytest.mark.parametrize('n', [4, 32])
+def test_weights_go_to_each_machine_once(cluster, n):
+    "However many workers ask there, no oftener than asked for, and not at all where nothing has changed; how old they are is bounded, and told"
+    faulthandler.dump_traceback_later(600, exit=True)   # 32 actors start
+    policy, rounds = Heavy(), 6
+    with GymStepper('CartPole-v1', policy, seed=0).parallel(n, chunk=1, weights_every=n, engine=RayEngine(num_cpus=8/n)) as pipe:
+        items, seen = enumerate(pipe), []
+        def go_on(rounds, changed):
+            before, written = stored(), pipe.stats()['weights_written']
+            for _ in range(rounds*n):
+                k, block = next(items)
+                seen.append(k - int(block.version.max()))
+                if changed:
+                    with torch.no_grad(): policy.version.fill_(k + 1)
+            return [(b - a)/4e6 for a, b in zip(before, stored())], pipe.stats()['weights_written'] - written
+        go_on(2, True)
+        copies, written = go_on(rounds, True)
+        assert rounds - 1 <= written <= rounds + 1
+        assert all(written - 1.1 <= c <= written + 1.1 for c in copies) and len(copies) == 3, (copies, written)   # one may still be on its way
+        go_on(2, False)
+        assert max(go_on(rounds, False)[0]) < .5
+        stats = pipe.stats()
+        assert max(seen[:(2 + rounds)*n]) <= stats['lag_max'] <= stats['lag_bound'], (max(seen), stats)
+        assert len({w['items'] for w in stats['workers']}) <= 2   # all of them gave some
+
 @pytest.mark.slow
 def test_no_room_is_said(cluster):
     "Instead of waiting without end"
