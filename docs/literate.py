@@ -260,11 +260,10 @@ def name_signatures(app, doctree):
 
 def setup(app):
     for name, default in dict(package='', surface=[], chained={}, groups={}, words={}, frequent=[], unlisted=[], repository='').items(): app.add_config_value(name, default, 'env')
-    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index,
+    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'autodoc-process-signature': show_arguments, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index,
                        'html-page-context': add_excerpts, 'build-finished': write_excerpts, 'doctree-read': name_signatures}.items():
         app.connect(event, act)
     app.connect('doctree-read', collect_prose)
-    app.connect('autodoc-process-signature', show_arguments)
     app.connect('viewcode-find-source', source_of)
     app.add_domain(Api, override=True)
     app.add_lexer('mermaid', TextLexer)   # static/diagrams.js draws them

@@ -38,7 +38,7 @@ def source(folder):
     for name in {'CHANGELOG.md', 'CONTRIBUTING.md'} | {n for n in linked if (ROOT/n).is_file()}:
         (folder/name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT/name, folder/name)
-    write_pages(folder/'nbs', conf.classes, conf.internals, reading_order)
+    write_pages(folder/'nbs', conf.classes, conf.internals, reading_order, {p for pages in conf.groups.values() for p in pages.split()})
     return folder/'nbs'
 
 def build(out):

@@ -105,8 +105,8 @@ def moved(text, page):
 def listing(title, lead, pages, lines):
     return '\n'.join([f'# {title}', '', f'> {lead}', '', *lines, '', '```{toctree}', ':hidden:', '', *pages, '```', ''])
 
-def write_pages(folder, classes, internals, order):
-    "Write the pages of classes and of groups of lessons into a folder of notebooks; `order` sorts pages for reading."
+def write_pages(folder, classes, internals, order, elsewhere=()):
+    "Write the pages of classes and of groups of lessons into a folder of notebooks; `order` sorts pages for reading, `elsewhere` are in other parts of the sidebar."
     lessons, folder = Lessons(folder), Path(folder)
     for name in 'reference', 'internals': (folder/name).mkdir()
     for cls in classes: (folder/f'reference/{cls.__name__}.md').write_text(class_page(cls, lessons, classes), encoding='utf-8')
@@ -117,4 +117,4 @@ def write_pages(folder, classes, internals, order):
         here = [p for w in patterns.split() for p in fnmatch.filter(pages, w)]
         lines = [f'- [{lessons.head(p)[0]}](../{p}.ipynb): {moved(lessons.head(p)[1], p)}' for p in here]
         name = re.sub(r'\W+', '_', title.lower())
-        (folder/f'internals/{name}.md').write_text(listing(title, 'Source lessons: each notebook exports one module; order of reading.', [f'/{p}' for p in here], lines), encoding='utf-8')
+        (folder/f'internals/{name}.md').write_text(listing(title, 'Source lessons: each notebook exports one module; order of reading.', [f'/{p}' for p in here if p not in elsewhere], lines), encoding='utf-8')

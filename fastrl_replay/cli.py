@@ -10,7 +10,7 @@ import argparse, os, signal, sys
 from pathlib import Path
 from . import __version__
 from .steps.errors import EnvError, Explained, did_you_mean
-from .steps.settings import SettingsError, about, nearest, recipe_list, sections_in, shipped
+from .steps.settings import SettingsError, about, may_be_device, nearest, recipe_list, sections_in, shipped
 
 # %% ../nbs/cli.ipynb #4c19befa
 def _count(text):
@@ -30,7 +30,7 @@ def _directory(text):
 _DIR,_N,_FLAG = dict(type=_directory, metavar='DIR'),dict(type=_count, metavar='N'),dict(action='store_true')
 
 OPTIONS = dict(   # of all commands
-    env=dict(metavar='ID', help="gymnasium's id of the environment, or your own: my_module:Name-v0; the same as "
+    env=dict(metavar='ID', help="gymnasium's id of the environment, or your own class, my_module:Name; the same as "
         '--set env=ID'),
     steps=dict(type=_count, help='environment steps in all (schedules that end with them are stretched)'),
     seed=dict(type=_seed, help='of everything that is random'),
@@ -164,11 +164,20 @@ def _do(args):
         from fastrl_replay.bench.options import main as bench
         return bench(args[1:]) or 0
     args = _parser().parse_args(args)
+    _check_device(args)
     if _told(args): return 0
     from fastrl_replay.app.commands import RUN   # torch and numba, which it needs, take seconds to import
     return RUN[args.command](args) or 0
 
 # %% ../nbs/cli.ipynb #9b839502
+def _check_device(args):
+    "Refuse what is a device on no machine"
+    for word in getattr(args, 'set', ()):
+        key,_,value = (part.strip() for part in word.partition('='))
+        if key == 'device' and value and not may_be_device(value): raise SettingsError('recipe', "setting 'device'",
+            repr(value), 'cpu, cuda, cuda:1, … as torch names them', '--set device=cpu, or device=auto for a GPU if '
+            'there is one')
+
 def _told(args):
     "What the library's own settings.ini can tell: its recipes, and that one is not among them"
     if 'settings' not in vars(args) or args.settings or _file_here(): return False   # there may be others

@@ -153,7 +153,7 @@ class Pipe(IterDataPipe, Saves):
         'Batches with rewards on the scale of a `RewardNorm`'
         ...
     def experience_replay(self, bs: int = 1, max_sz: int = 1000000, *, replacement: bool = False, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None, by: Any = 'row', ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False) -> ExperienceReplay:
-        'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly'
+        'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly, or by `sampler`'
         ...
     def hindsight_replay(self, bs: int = 1, max_sz: int = 1000000, *, share: float = 0.8, strategy: str = 'future', reward: Any = None, replacement: bool = False, beta: Any = None, seed: int | None = None, sampler: Sampler | None = None, store: Store | None = None, ratio: float | None = None, warmup: int | None = None, return_idxs: bool = False, freeze_memory: bool = False) -> HindsightReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later'

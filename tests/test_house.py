@@ -160,7 +160,7 @@ LONG = '''all app/commands app/named_envs app/recipes app/runs app/saved_policie
     parallel/prefetch parallel/ranks parallel/stage replay/experience replay/hindsight replay/mixture replay/prioritized replay/sequence_view replay/sequences sb3
     stages/chunker stages/normalisation stages/nstep stages/recorded steps/compiled steps/core steps/locks steps/settings tutorials/a_memory_on_disk
     tutorials/a_million_frames tutorials/coming_from tutorials/from_machine_to_cluster tutorials/from_one_to_eight tutorials/from_seed_to_here tutorials/goals_in_hindsight
-    tutorials/callbacks tutorials/life_of_one_step tutorials/several_agents tutorials/sweeps tutorials/your_data tutorials/your_own_loop tutorials/your_own_stage'''.split()
+    tutorials/callbacks tutorials/life_of_one_step tutorials/several_agents tutorials/sweeps tutorials/your_data tutorials/your_own_loop tutorials/your_own_stage train'''.split()
 
 @pytest.mark.parametrize('nb', [pytest.param(p, marks=[pytest.mark.slow]*(p.relative_to(ROOT/'nbs').with_suffix('').as_posix() in LONG))
                                 for p in NOTEBOOKS], ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())

@@ -79,7 +79,7 @@ def test_facts_are_those_of_a_naive_count(n, max_sz, spare, tmp_path):
         assert facts['writer']['now'] == writes and facts['writer']['process'] == os.getpid()
         assert (facts['max_sz'], facts['spare'], facts['end_key']) == (max_sz, spare, n) and facts['priorities'] is None
         assert {c['name']: (c['dtype'], c['shape']) for c in facts['columns']}['state.a'] == ('float32', [2])
-        assert json.loads(json.dumps(facts)) == facts and f'{n:,} have come' in survey_text(facts)
+        assert json.loads(json.dumps(facts)) == facts and f'{n:,} added in all' in survey_text(facts)
         memory.close()
 
 def test_n_step_rows_end_where_episodes_do(tmp_path):

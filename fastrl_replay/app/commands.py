@@ -21,10 +21,8 @@ from ..learning.registry import recorded
 from .named_envs import named_env, named_modules
 from .recipe_settings import recipe, recipes
 from .recipes import memory_path, play_episodes
-from .run_files import read_config, read_json, read_metrics
-from .runs import Run, Silent, begun_by_launcher, interruptible, reopen, resume
-from .run_files import run_of, run_title
-from .runs import start
+from .run_files import read_config, read_json, read_metrics, run_of, run_title
+from .runs import Run, Silent, begun_by_launcher, interruptible, reopen, resume, start
 from .saved_policies import load_checkpoint
 from ..look.figures import chart, smooth
 from .offline import open_memory
@@ -138,7 +136,8 @@ def _train(args, ranks=None):
     display,out,terminals = Bar(run) if leads else Silent(),_in_a_line(run),_terminals()
     try:
         with interruptible(run), tracked(display, run, trackers) as shown: summary = run.train(shown)
-        if run.stop and run.stopped_by == getattr(signal, 'SIGHUP', None): _leave(terminals)
+        gone = terminals if run.stop and run.stopped_by == getattr(signal, 'SIGHUP', None) else ()
+        for name in gone: setattr(sys, name, open(os.devnull, 'w'))   # writing to them would fail
     except (Exception,KeyboardInterrupt):
         if run.saved:
             print(f'from its last checkpoint: {_program(ranks)} train --resume {out}', file=sys.stderr)
@@ -170,10 +169,6 @@ def _begun(args, ranks):
 
 # %% ../../nbs/app/commands.ipynb #1ee0e9c0
 def _terminals(): return [n for n in ('stdout','stderr') if getattr(sys, n) and getattr(sys, n).isatty()]
-
-def _leave(terminals):
-    "They are gone, and writing to them would fail: what is still to be said goes nowhere"
-    for name in terminals: setattr(sys, name, open(os.devnull, 'w'))
 
 def _say_memory(run):
     "Where a memory on disk is"
@@ -421,13 +416,12 @@ def curves(
             x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
             y = np.array([np.interp(x, r['x'], r['y']) for r in runs])
             ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=.2, lw=0)
-            ax.plot(x, y.mean(0), color=color, label=fill(f'{_of(name, runs)} ({_seeds(len(runs))})', 40))
+            seeds = f'{len(runs)} seed' + 's'*(len(runs) != 1)
+            ax.plot(x, y.mean(0), color=color, label=fill(f'{_of(name, runs)} ({seeds})', 40))
         for level in {r['solved'] for runs in results.values() for r in runs if r.get('solved') is not None}:
             ax.axhline(level, color='#023047', lw=.8, ls=':')
     xlabel = ' or '.join(sorted({r['by'] for runs in results.values() for r in runs}))
     return chart(draw, xlabel=xlabel, ylabel='return' if 'updates' in xlabel else 'return while exploring')
-
-def _seeds(n): return f'{n} seed' + 's'*(n != 1)
 
 # %% ../../nbs/app/commands.ipynb #d7512f2c
 def compare(args):

@@ -260,19 +260,17 @@ def chosen_device(
     "Where the networks of a recipe are; for `auto` on the GPU, if there is one"
     device = s.get('device', 'cpu')
     try: return device_of('recipe', device) or 'cpu'
-    except (ValueError,TypeError): raise SettingsError('recipe', "setting 'device'", repr(device),
-        f'a device that torch has here: {_devices()}', '--set device=cpu, or device=auto for a GPU if there is one'
-        ) from None
+    except (ValueError,TypeError):
+        n = torch.cuda.device_count()
+        raise SettingsError('recipe', "setting 'device'", repr(device), 'a device that torch has here: cpu'
+            + (f', cuda, cuda:0 to cuda:{n-1}' if n else '; it finds no GPU'),
+            '--set device=cpu, or device=auto for a GPU if there is one') from None
 
 def _placed(s, ranks):
     if 'device' not in s: return s
     device,n = chosen_device(s),torch.cuda.device_count()
     if device == 'cuda' and ranks.size > 1: device = f'cuda:{ranks.local % n}'   # each has another
     return {**s, 'device': device}
-
-def _devices():
-    n = torch.cuda.device_count()
-    return 'cpu' + (f', cuda, cuda:0 to cuda:{n-1}' if n else '; it finds no GPU')
 
 # %% ../../nbs/app/recipes.ipynb #1bb8da2b
 def _check(s):

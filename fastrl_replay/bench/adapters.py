@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ADAPTERS', 'DRAWN', 'Rows', 'wrong_rows', 'adapter', 'errors', 'seconds_of', 'sb3_row', 'sb3_drawn', 'train_sb3',
-           'tensordict_of']
+           'tensordict_of', 'until_done']
 
 # %% ../../nbs/bench/adapters.ipynb #2b7ea85c
 import os
@@ -266,14 +266,14 @@ def _torchrl(rows, sampler=None, batch_size=None, cls='ReplayBuffer', trajectori
 # %% ../../nbs/bench/adapters.ipynb #1dd44192
 def _torchrl_look(out): return {k: out[k] for k in DRAWN}
 
-def _until_done(step):
-    "A step that is over when the device has done what it asks"
-    if not _DEVICE.startswith('cuda'): return step
+def until_done(f, device=_DEVICE):
+    "A function that is over when the device has done what it asks"
+    if not device.startswith('cuda'): return f
     import torch
     def once():
-        batch = step()
-        torch.cuda.synchronize(_DEVICE)
-        return batch
+        given = f()
+        torch.cuda.synchronize(device)
+        return given
     return once
 
 # %% ../../nbs/bench/adapters.ipynb #ae40c93b
@@ -283,7 +283,7 @@ def _(rows, n):
     return lambda: b.extend(td),_nothing
 
 @adapter('torchrl', 'uniform', 'device uniform')
-def _(rows, n): return _until_done(_torchrl(rows, batch_size=n).sample),_torchrl_look
+def _(rows, n): return until_done(_torchrl(rows, batch_size=n).sample),_torchrl_look
 
 # %% ../../nbs/bench/adapters.ipynb #8cc0ef3d
 def _torchrl_prioritized(b, n, rows):
@@ -294,7 +294,7 @@ def _torchrl_prioritized(b, n, rows):
         batch,info = b.sample(return_info=True)
         b.update_priority(info['index'], td)
         return batch
-    return _until_done(step)
+    return until_done(step)
 
 @adapter('torchrl', 'prioritized', 'device prioritized')
 def _(rows, n):

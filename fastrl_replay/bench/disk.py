@@ -14,14 +14,11 @@ from time import sleep
 from unittest.mock import patch
 import numpy as np, torch
 from . import reports
-from .adapters import DRAWN
+from .adapters import DRAWN, seconds_of
 from .peer_memories import DISK_MEMORIES, NORMAL, RANDOM, DiskTest, advise
-from .peers import Peer, TestWorker
-from .adapters import seconds_of
 from .peer_memories import for_a_while, forget_pages, reads_of
-from .peers import machine, noting, serve
-from .reports import dots, made_with, md_table, missing_peers, paragraphs, picture, progress
-from .reports import short
+from .peers import Peer, TestWorker, machine, noting, serve
+from .reports import dots, made_with, md_table, missing_peers, paragraphs, picture, progress, short
 from .timing import as_rows, full_replay, measure, pixel_dtype, rows_of
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError

@@ -6,28 +6,26 @@
 __all__ = ['ATARI', 'STORES', 'Pictures', 'fed', 'Large', 'weights_ms', 'feeding_tables', 'run_feeding', 'main']
 
 # %% ../../nbs/bench/bench_feeding.ipynb #fe3d0004
-import argparse, os, sys, time
+import os, time
 from itertools import count, islice
-from pathlib import Path
 from time import perf_counter
 import numpy as np, torch
-from gymnasium.spaces import Box, Discrete
 from torch import nn
-from . import reports
 from .peers import machine
+from .reports import md_table, paragraphs
+from .shards import engine, on_engines
+from .timing import pixel_dtype
 from ..envs.stepper import GymStepper
 from ..memory.frames import Frames
 from ..memory.rows import Rows
 from ..parallel.prefetch import Prefetch
-from ..parallel.ray_engine import RayEngine
 from ..parallel.stage import Parallel
 from ..pipe import Pipe
 from ..replay.prioritized import PrioritizedReplay
 from ..steps.core import Steps
-from ..steps.row_dtypes import step_dtype
 
 # %% ../../nbs/bench/bench_feeding.ipynb #fe3d0007
-ATARI = step_dtype(Box(0, 255, (4,84,84), np.uint8), Discrete(6))
+ATARI = pixel_dtype((4,84,84), 6)
 
 class Pictures(Pipe):
     "Blocks of rows with stacks of pictures, one of each environment, in episodes of 200 steps, for ever"
@@ -104,15 +102,13 @@ def weights_ms(
 def feeding_tables(found:dict)->str:
     "What was measured, as two tables"
     mb = found['batch_bytes']/1e6
-    lines = ['| batches of 32 rows with pictures | store | learner that only asks: ms a batch | MB/s | computes 10 ms: '
-        'waits, ms | with `.prefetch(4)` |', '|---|---|--:|--:|--:|--:|']
-    lines += [f"| {name} | {store} | {x['idle']:.2g} | {mb/x['idle']*1e3:,.0f} | {x['busy']:.2g} | {x['ahead']:.2g} |"
+    batches = [[name, store, f"{x['idle']:.2g}", f"{mb/x['idle']*1e3:,.0f}", f"{x['busy']:.2g}", f"{x['ahead']:.2g}"]
         for name,stores in found['batches'].items() for store,x in stores.items()]
-    lines += ['', '| weights of 100 MB | workers | a round, the same weights: ms | new ones: ms | versions written |',
-        '|---|--:|--:|--:|--:|']
-    lines += [f"| {name} | {n} | {x['same']:,.0f} | {x['new']:,.0f} | {x['written']} |"
+    weights = [[name, str(n), f"{x['same']:,.0f}", f"{x['new']:,.0f}", str(x['written'])]
         for name,by in found['weights'].items() for n,x in by.items()]
-    return '\n'.join(lines)
+    return paragraphs(md_table(['batches of 32 rows with pictures','store','learner that only asks: ms a batch','MB/s',
+        'computes 10 ms: waits, ms','with `.prefetch(4)`'], batches, (0,1)), md_table(['weights of 100 MB','workers',
+        'a round, the same weights: ms','new ones: ms','versions written'], weights))
 
 # %% ../../nbs/bench/bench_feeding.ipynb #fe3d0011
 def run_feeding(
@@ -124,33 +120,19 @@ def run_feeding(
     size = dict(rows=64, n=8) if quick else {}
     found = dict(machine=machine(), load=os.getloadavg()[0], batch_bytes=32*ATARI.itemsize, batches={}, weights={})
     for name in ('here',*engines):
-        kw = dict(engine=RayEngine(num_cpus=.5)) if name == 'ray' else {}
-        def waits(store, **more): return fed(0 if name == 'here' else 2, store, **size, **kw, **more)
+        def waits(store, **more): return fed(0 if name == 'here' else 2, store, **size, **engine(name), **more)
         found['batches'][name] = {text: dict(idle=waits(store), busy=waits(store, learn=.01),
             ahead=waits(store, learn=.01, prefetch=4)) for text,store in STORES.items()}
     for name in engines:
-        kw = dict(engine=RayEngine(num_cpus=.1)) if name == 'ray' else {}
-        found['weights'][name] = {n: weights_ms(n, 1 if quick else 100, **kw) for n in (1,4,8)}
+        found['weights'][name] = {n: weights_ms(n, 1 if quick else 100, **engine(name, .1)) for n in (1,4,8)}
     return dict(found, load_after=os.getloadavg()[0])
 
 # %% ../../nbs/bench/bench_feeding.ipynb #fe3d0012
-def main(args=None)->int: # the exit status
+def main(args=None):
     "`python -m fastrl_replay.bench.feeding`"
-    p = argparse.ArgumentParser(prog='python -m fastrl_replay.bench.feeding')
-    p.add_argument('--out', type=Path, help='a folder for feeding.json')
-    p.add_argument('--engines', default='process,ray', help='which: process,ray')
-    p.add_argument('--quick', action='store_true', help='small: to see that it runs')
-    a = p.parse_args(args)
-    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
-    if 'ray' in a.engines:
-        import ray
-        ray.init('local', num_cpus=16, log_to_driver=False, include_dashboard=False, logging_level='ERROR')
-    found = run_feeding(a.engines.split(','), a.quick)
-    print(feeding_tables(found))
-    if a.out: reports.save(found, a.out, 'feeding')
-    return 0
+    on_engines('feeding', run_feeding, feeding_tables, args)
 
 # %% ../../nbs/bench/bench_feeding.ipynb #fe3d0014
 if __name__ == '__main__':   # what workers get must be of this module by its name
     from fastrl_replay.bench import feeding
-    sys.exit(feeding.main())
+    feeding.main()

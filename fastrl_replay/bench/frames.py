@@ -19,14 +19,11 @@ import gymnasium as gym, numpy as np, torch
 from tqdm.auto import tqdm
 from ..envs.atari import atari, register_games
 from . import reports
-from .adapters import DRAWN
+from .adapters import DRAWN, seconds_of
 from .peer_memories import FRAME_MEMORIES, FRAME_ROW, STACK, FrameTest
-from .peers import RETURN_MEMORY, Peer, PeerError
-from .adapters import seconds_of
 from .peer_memories import Recorded, anonymous, write_frames
-from .peers import TestWorker, machine
-from .reports import dots, made_with, md_table, missing_peers, paragraphs, picture, progress
-from .reports import short
+from .peers import RETURN_MEMORY, Peer, PeerError, TestWorker, machine
+from .reports import dots, made_with, md_table, missing_peers, paragraphs, picture, progress, short
 from .timing import as_rows, one_thread, pixel_dtype
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, Explained, did_you_mean
@@ -303,7 +300,8 @@ def fill_lines(results:dict)->str: # Markdown
     return '\n'.join(f'- {game}, {f["rows"]:,} rows in `{f["store"]}`: {f["nbytes"]/1e9:.2f} GB by `nbytes`, '
         f'the process grew by {max(f["resident"], 0)/1e9:.2f} GB; stepping took {f["step_s"]:,.0f} s, adding '
         f'{f["add_s"]:,.1f} s, {f["add_s"]/f["rows"]*1e6:.3g} µs a row, the longest {f["worst_add_ms"]:.3g} ms; '
-        f'32 rows are drawn in {f["draw_us"]:.0f} µs; {f["checked"]:,} rows were compared, {f["wrong_blocks"]} blocks of 8 are wrong'
+        f'32 rows are drawn in {f["draw_us"]:.0f} µs; {f["checked"]:,} rows were compared, '
+        f'{f["wrong_blocks"]} blocks of 8 are wrong'
         for game,f in results['fill'].items())
 
 def frame_report(results:dict)->str: # Markdown

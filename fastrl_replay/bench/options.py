@@ -10,6 +10,7 @@ __all__ = ['WAYS', 'Options', 'contest_options', 'frame_options', 'disk_options'
 import argparse, sys
 from pathlib import Path
 from .adapters import ADAPTERS
+from ..steps.settings import may_be_device
 
 # %% ../../nbs/bench/options.ipynb #9c96c6e3
 class Options(argparse.ArgumentParser):
@@ -95,6 +96,7 @@ def device_options(args):
     p.add_argument('--device', required=True, help='cuda, cuda:1, … or cpu, where no GPU is')
     p.add_argument('--train', type=float, metavar='SECONDS', help='of each training of pong; 0: none (20)')
     a = p.parse_args(args)
+    if not may_be_device(a.device): p.error(f'--device {a.device}: expected cpu, cuda, cuda:1, … or auto')
     if a.train is None: a.train = 5. if a.quick else 20.
     if not a.train >= 0: p.error(f'--train {a.train}: expected seconds, 0 or more')
     return a

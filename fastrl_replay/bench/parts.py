@@ -10,14 +10,13 @@ from itertools import cycle
 from typing import NamedTuple
 import numpy as np, torch
 from .adapters import DRAWN, errors
-from .contests import Columns, hindsight, reached
+from .contests import Columns, hindsight, reached, sequences, updating
 from .reports import md_table
-from .timing import CARTPOLE, Cold, filled, full_replay, measure, rows_of
+from .timing import CARTPOLE, Cold, full_replay, measure, rows_of
 from ..steps.core import Steps
 from ..memory.links import Links
 from ..memory.samplers import drawn, importance_weights
 from ..replay.prioritized import PrioritizedReplay
-from ..replay.sequences import SequenceReplay
 
 # %% ../../nbs/bench/parts.ipynb #d2f3c594
 class Part(NamedTuple):
@@ -55,31 +54,23 @@ def _(size): return _uniform(size, 256)
 # %% ../../nbs/bench/parts.ipynb #aa282765
 _WINDOWS = '80 of the rows (64 MB), 80 of the batch, 10 to 80 of the links (8 MB)'
 
-def _sequences(size, **kw):
-    size = max(size, 64*80)   # a batch must be there
-    return filled(SequenceReplay(bs=64, max_sz=size, seed=0, **kw), size)
-
 @in_parts('draw 64 sequences of 80')
 def _(size):
-    replay = _sequences(size, prioritized=False)
+    replay = sequences(max(size, 64*80), prioritized=False)   # a batch must be there
     return Columns(replay.sample),_of_draws(replay, 'part of a table of places', _WINDOWS)
 
 # %% ../../nbs/bench/parts.ipynb #7ace245a
 def _by_priority(replay, tds, rows, tree):
     "What priorities add to a draw, with an update by errors"
-    n,tds = replay.bs,cycle(tds)
-    p = drawn(replay.sampler, n)[1]
+    whole,tds = updating(replay, tds),cycle(tds)
+    p = drawn(replay.sampler, replay.bs)[1]
     given = [replay.sample()['index'].numpy() for _ in range(400)]
     updates = cycle([replay.view.feedback(k, next(tds))[:2] for k in given])
-    def whole():
-        batch = replay.sample()
-        batch.update_priorities(next(tds))
-        return batch
     parts = _of_draws(replay, '1 a level of the tree: 3 that are not near the core (8 MB, 1 MB, 125 KB)', rows)
     parts |= {'weights': Part(lambda: importance_weights(p.copy(), .4), 'none'),
         'errors': Part(lambda: replay.view.feedback(given[0], next(tds)), 'none'),
         'tree': Part(lambda: replay.sampler.update(*next(updates)), tree)}
-    return Columns(whole),parts
+    return whole,parts
 
 @in_parts('draw 256 rows by priority, and update')
 def _(size, n=256):
@@ -90,7 +81,7 @@ def _(size, n=256):
 # %% ../../nbs/bench/parts.ipynb #db9d9727
 @in_parts('draw 64 sequences of 80 by priority, and update')
 def _(size):
-    return _by_priority(_sequences(size), [torch.rand(64, 40) for _ in range(100)], _WINDOWS,
+    return _by_priority(sequences(max(size, 64*80)), [torch.rand(64, 40) for _ in range(100)], _WINDOWS,
         '1 to 3 sums of windows (400 KB and less)')
 
 # %% ../../nbs/bench/parts.ipynb #4f531104

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STACK', 'FRAME_ROW', 'FRAME_MEMORIES', 'NORMAL', 'RANDOM', 'GIVE_UP', 'DISK_MEMORIES', 'Recorded', 'write_frames',
-           'anonymous', 'resident', 'FrameTest', 'draw_frames', 'check_frames', 'SB3Frames', 'CpprbFrames', 'mappings',
-           'advise', 'files_in', 'opened', 'sync_files', 'forget_pages', 'reads_of', 'read_at_places', 'share_cached',
+           'resident', 'anonymous', 'FrameTest', 'draw_frames', 'check_frames', 'SB3Frames', 'CpprbFrames', 'mappings',
+           'advise', 'files_in', 'sync_files', 'forget_pages', 'reads_of', 'read_at_places', 'share_cached',
            'numbered_rows', 'wrong_numbered', 'DiskTest', 'for_a_while', 'draw_from_disk', 'TorchrlDisk']
 
 # %% ../../nbs/bench/peer_memories.ipynb #3226d276
@@ -44,19 +44,13 @@ def write_frames(folder, game, frames, rows):
     np.save(f'{folder}/{game}-rows.npy', rows)
 
 # %% ../../nbs/bench/peer_memories.ipynb #f9b68793
-def _of_process(file, which):
-    "A number that Linux tells about this process; 0 elsewhere"
-    try: return which(Path(f'/proc/self/{file}').read_text())
-    except OSError: return 0
+def resident(kind='VmRSS'): # 'RssAnon': those that are in no file
+    "Bytes of this process that are in main memory, as Linux tells them; 0 elsewhere"
+    try: lines = Path('/proc/self/status').read_text().splitlines()
+    except OSError: lines = []
+    return next((int(l.split()[1])*1024 for l in lines if l.startswith(kind)), 0)
 
-def anonymous():
-    "Bytes of this process that are in main memory and in no file"
-    def read(s): return next((int(l.split()[1])*1024 for l in s.splitlines() if l[:7] == 'RssAnon'), 0)
-    return _of_process('status', read)
-
-def resident():
-    "Bytes of this process that are in main memory"
-    return _of_process('statm', lambda s: int(s.split()[1])*os.sysconf('SC_PAGE_SIZE'))
+def anonymous(): return resident('RssAnon')
 
 # %% ../../nbs/bench/peer_memories.ipynb #b19f7acd
 class FrameTest:
@@ -172,31 +166,25 @@ def files_in(folder)->list:
     "All files in a folder, and in the folders in it"
     return sorted(p for p in Path(folder).rglob('*') if p.is_file())
 
-@contextmanager
-def opened(path):
-    "A file's number, while this lasts"
-    file = os.open(path, os.O_RDONLY)
-    try: yield file
-    finally: os.close(file)
-
 # %% ../../nbs/bench/peer_memories.ipynb #92b1f641
 def sync_files(folder):
     "Wait until the files of a folder are on the disk"
     for path in files_in(folder):
-        with opened(path) as file: os.fsync(file)
+        with open(path, 'rb') as file: os.fsync(file)
 
 def forget_pages(folder):
     "Let main memory hold nothing of the files of a folder"
     advise(folder, GIVE_UP)
     sync_files(folder)
     for path in files_in(folder):
-        with opened(path) as file: os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        with open(path, 'rb') as file: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 # %% ../../nbs/bench/peer_memories.ipynb #64a1c634
 @contextmanager
 def reads_of(path, threads):
     "A function that reads so many bytes at each of several places of a file, with several threads"
-    with opened(path) as file, ThreadPoolExecutor(threads) as pool:
+    with open(path, 'rb') as opened, ThreadPoolExecutor(threads) as pool:
+        file = opened.fileno()
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
         yield lambda places, nbytes: list(pool.map(lambda at: len(os.pread(file, nbytes, at)), places.tolist()))
 

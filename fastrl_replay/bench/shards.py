@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ReadyRows', 'batches', 'Told', 'torchrl_draws', 'rows_a_second', 'Waits', 'waiting', 'actors_a_second', 'parts',
-           'message', 'run_shards', 'shards_text', 'main']
+           'message', 'engine', 'run_shards', 'shards_text', 'on_engines', 'main']
 
 # %% ../../nbs/bench/bench_shards.ipynb #823fc61b
 import argparse, os, pickle, sys, time
@@ -141,18 +141,21 @@ def message(**kw)->float: # microseconds; `kw` of `Parallel`
     with Parallel(ReadyRows(1), 1, chunk=1, **kw) as pipe: return median_us(iter(pipe).__next__)
 
 # %% ../../nbs/bench/bench_shards.ipynb #8d173b10
+def engine(name, cpus=.5)->dict: # arguments of `Parallel`
+    return dict(engine=RayEngine(num_cpus=cpus)) if name == 'ray' else {}
+
 def run_shards(
     engines=('process','ray'), # names
-    torchrl:bool=False, # beside torchrl
     quick:bool=False, # a few rounds, small memories
+    peers:str=None, # a folder of packages that has torchrl; None: it is left out
 )->dict: # as it is saved
     "All of it"
     torch.set_num_threads(1)
+    if peers: sys.path.append(peers)
     rows,seconds = (2_000,.5) if quick else (100_000,3.)
-    def engine(name, cpus=.5): return dict(engine=RayEngine(num_cpus=cpus)) if name == 'ray' else {}
     pipes = {f'{name}, chunk={c}': batches(2, rows, chunk=c, **engine(name)) for name in engines for c in (4,16,32)}
     entries = {'here': Told(batches(0, rows)), **{name: Told(pipe) for name,pipe in pipes.items()}}
-    if torchrl: entries['torchrl, Ray, draw alone'] = Timer(torchrl_draws(rows))
+    if peers: entries['torchrl, Ray, draw alone'] = Timer(torchrl_draws(rows))
     took = measure(entries, 3 if quick else 7, seconds/30)
     cpu = {k: _cpu_ms(f, 40 if quick else 400) for k,f in entries.items()}
     for pipe in pipes.values(): pipe.close()
@@ -181,28 +184,37 @@ def shards_text(found:dict)->str:
     return '\n'.join([*lines, *(f'{"parts, in µs or bytes":<30} {k:<26} {v:8,.2f}' for k,v in found['parts'].items())])
 
 # %% ../../nbs/bench/bench_shards.ipynb #cdb5844b
-def main(args=None)->int: # the exit status
-    "`python -m fastrl_replay.bench.shards`"
-    p = argparse.ArgumentParser(prog='python -m fastrl_replay.bench.shards')
-    p.add_argument('--out', type=Path, help='a folder for shards.json')
+def on_engines(
+    name:str, # of the module in bench/, and of its file
+    run, # (engines, quick, and what else was typed) → figures
+    text, # figures → what is printed
+    args=None, # words; None: those that were typed
+    **more, # what else can be typed: option → what it is
+):
+    "A benchmark in processes and in actors of Ray, as a program"
+    p = argparse.ArgumentParser(prog=f'python -m fastrl_replay.bench.{name}')
+    p.add_argument('--out', type=Path, help=f'a folder for {name}.json')
     p.add_argument('--engines', default='process,ray', help='which: process,ray')
-    p.add_argument('--peers', help='a folder of packages that has torchrl')
     p.add_argument('--quick', action='store_true', help='small: to see that it runs')
+    for option,help in more.items(): p.add_argument(f'--{option}', help=help)
     a = p.parse_args(args)
-    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
-    if a.peers: sys.path.append(a.peers)
-    if 'ray' in a.engines: _start_ray(a.peers)
-    found = run_shards(a.engines.split(','), bool(a.peers), a.quick)
-    print(shards_text(found))
-    if a.out: reports.save(found, a.out, 'shards')
-    return 0
+    told = {option: getattr(a, option) for option in more}
+    if 'ray' in a.engines: _start_ray(**told)
+    found = run(a.engines.split(','), a.quick, **told)
+    print(text(found))
+    if a.out: reports.save(found, a.out, name)
 
-def _start_ray(peers):
+def _start_ray(peers=None): # the latter: for torchrl's actor
+    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     import ray
-    where = dict(env_vars=dict(PYTHONPATH=peers)) if peers else {}   # for torchrl's actor
-    ray.init(num_cpus=16, log_to_driver=False, include_dashboard=False, logging_level='ERROR', runtime_env=where)
+    ray.init('local', num_cpus=16, log_to_driver=False, include_dashboard=False, logging_level='ERROR',
+        runtime_env=dict(env_vars=dict(PYTHONPATH=peers)) if peers else {})
+
+def main(args=None):
+    "`python -m fastrl_replay.bench.shards`"
+    on_engines('shards', run_shards, shards_text, args, peers='a folder of packages that has torchrl')
 
 # %% ../../nbs/bench/bench_shards.ipynb #96bf6d48
 if __name__ == '__main__':   # what workers get must be of this module by its name
     from fastrl_replay.bench import shards
-    sys.exit(shards.main())
+    shards.main()

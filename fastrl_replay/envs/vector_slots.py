@@ -226,10 +226,3 @@ def where(self:VectorSlot, e):
         last = self.env_id + self.n - 1
         return f'one of environments {self.env_id} to {last}',f'episodes {episodes.tolist()}',(steps+1).tolist()
     return f'environment {self.env_id+i}',f'episode {episodes[i] + over[i]}',steps[i]*(1-over[i]) + 1
-
-# %% ../../nbs/envs/vector_slots.ipynb #c8c989a4
-@patch
-def begin_anew(self:VectorSlot, saved, seed):
-    "Leave the episodes of environments that could not be saved"
-    self.leave()
-    if seed is not None: self.seed = int(seed) + self.env_id + 1_000_003*int(self.counts[:,0].sum())   # a new one

@@ -76,6 +76,8 @@ def band(
     return dict(x=grid.tolist(), y=y.mean(0).tolist(), low=y.min(0).tolist(), high=y.max(0).tolist())
 
 # %% ../../nbs/look/curves.ipynb #6c7b5f24
+_SIZE = 420,190   # of a chart
+
 def _scales(lines, levels, size):
     "The axes' ranges, and functions from a value to a place; None: there is nothing to draw"
     xs = [x for l in lines for x in l['x'] if is_number(x)]
@@ -83,10 +85,15 @@ def _scales(lines, levels, size):
     if not xs or not ys: return None
     x0,x1,y0,y1 = min([*xs,0]),max([*xs,0]),min([*ys,*levels]),max([*ys,*levels])
     pad = (y1 - y0)*.06 or abs(y1)*.1 or 1.
-    y0,y1,(width,height) = y0 - pad*(y0 != 0),y1 + pad,size
-    def across(x): return round(52 + (width - 62)*(x - x0)/((x1 - x0) or 1), 1)
+    xs,ys = (x0,x1 if x1 > x0 else x0 + 1),(y0 - pad*(y0 != 0),y1 + pad)
+    return xs,ys,*_places(xs, ys, size)
+
+def _places(xs, ys, size):
+    "Functions from a value to a place, of axes with these ends"
+    (x0,x1),(y0,y1),(width,height) = xs,ys,size
+    def across(x): return round(52 + (width - 62)*(x - x0)/(x1 - x0), 1)
     def up(y): return round(height - 22 - (height - 30)*(y - y0)/(y1 - y0), 1)
-    return (x0,x1 if x1 > x0 else x0 + 1),(y0,y1),across,up
+    return across,up
 
 def _axes(xs, ys, across, up, size):
     "A grid of hair lines, with numbers"
@@ -138,7 +145,7 @@ def chart(
     x_label:str='environment steps',
     levels=(), # (y, what it is): horizontal lines
     events=(), # (x, what was there): vertical lines
-    size=(420,190), # what it is drawn for; it is as wide as its place on the page
+    size=_SIZE, # what it is drawn for; it is as wide as its place on the page
     legend:bool=True, # False: the colours are explained elsewhere
 )->Safe: # empty: there is nothing to draw
     "Lines over steps"
@@ -147,13 +154,13 @@ def chart(
     xs,ys,across,up = scales
     colors = [PALE if l.get('dots') else COLORS[l.get('color', i) % len(COLORS)] for i,l in enumerate(lines)]
     drawn = ''.join(_line(l, c, across, up) for l,c in zip(lines, colors))
-    names = _legend(lines, colors) if legend else ''
-    return Safe(f'<figure class="chart"><figcaption><b>{escaped(title)}</b>{names}</figcaption>'
-        f'<svg {_frame(size)} aria-label="{escaped(f"{title} over {x_label}")}">'
-        f'{_axes(xs, ys, across, up, size)}{_straight(levels, events, across, up, size)}{drawn}</svg>'
-        f'<small>{escaped(x_label)}</small></figure>')
+    drawn = _axes(xs, ys, across, up, size) + _straight(levels, events, across, up, size) + drawn
+    return _framed(title, f'{title} over {x_label}', drawn, x_label, size, _legend(lines, colors) if legend else '')
 
-def _frame(size): return f'viewBox="0 0 {size[0]} {size[1]}" role="img" font-size="11" fill="currentColor"'
+def _framed(title, said, drawn, x_label, size, names=''):
+    return Safe(f'<figure class="chart"><figcaption><b>{escaped(title)}</b>{names}</figcaption>'
+        f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" font-size="11" fill="currentColor" '
+        f'aria-label="{escaped(said)}">{drawn}</svg><small>{escaped(x_label)}</small></figure>')
 
 def _straight(levels, events, across, up, size):
     "Lines across, and lines upright, which say what they are"
@@ -169,25 +176,21 @@ def bars(
     title:str, # above it
     values, # numbers; where all are alike, there is nothing to see
     x_label:str, # what they are
-    most:int=30, # bars
-    size=(420,190),
 )->Safe: # empty: there is nothing to draw
-    "A histogram"
+    "A histogram of at most 30 bars"
     values = np.asarray(values, float).ravel()
     values = values[np.isfinite(values)]
     if not len(values) or not np.ptp(values): return Safe()
     low,high = float(values.min()),float(values.max())
-    whole = np.all(values == np.round(values)) and high - low < most
-    edges = np.arange(low - .5, high + 1) if whole else np.linspace(low, high, most + 1)
+    whole = np.all(values == np.round(values)) and high - low < 30
+    edges = np.arange(low - .5, high + 1) if whole else np.linspace(low, high, 31)
     counts,_ = np.histogram(values, edges)
-    across = lambda x: round(52 + (size[0] - 62)*(x - edges[0])/(edges[-1] - edges[0]), 1)
-    up = lambda n: round(size[1] - 22 - (size[1] - 30)*n/counts.max(), 1)
+    xs,ys = (edges[0],edges[-1]),(0,int(counts.max()))
+    across,up = _places(xs, ys, _SIZE)
     def wide(a, b): return max(across(b) - across(a) - 1, 1)
     drawn = ''.join(f'<rect x="{across(a)}" y="{up(n)}" width="{wide(a, b):.1f}" height="{up(0)-up(n):.1f}" '
         f'fill="{COLORS[0]}"><title>{_range_text(a, b, whole)}: {n:,}</title></rect>'
         for a,b,n in zip(edges, edges[1:], counts) if n)
-    axes = _axes((edges[0],edges[-1]), (0,int(counts.max())), across, up, size)
-    return Safe(f'<figure class="chart"><figcaption><b>{escaped(title)}</b></figcaption><svg {_frame(size)} '
-        f'aria-label="{escaped(title)}">{axes}{drawn}</svg><small>{escaped(x_label)}</small></figure>')
+    return _framed(title, title, _axes(xs, ys, across, up, _SIZE) + drawn, x_label, _SIZE)
 
 def _range_text(a, b, whole): return short(round((a + b)/2)) if whole else f'{short(a)} to {short(b)}'

@@ -88,7 +88,7 @@ class Draws:
     "Random numbers from a seed and a count"
     seed = None
     def __init__(self,
-        seed:int=None, # of the draws; None: other draws each time
+        seed:int=None, # of the draws; None: different draws each time
     ):
         self.seed = seed
         self.clear()

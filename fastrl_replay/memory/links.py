@@ -200,13 +200,13 @@ class Places(np.ndarray):
     keys = property(lambda self: np.asarray(self) + self.oldest, doc='Of these rows')
 
 # %% ../../nbs/memory/links.ipynb #2ff5285c
-def as_keys(keys, what='keys')->np.ndarray: # int64
+def as_keys(keys, what='keys', who='Timeline')->np.ndarray: # int64
     "Keys, or offsets, as the kernels want them"
     if isinstance(keys, torch.Tensor): keys = keys.cpu().numpy()
     if isinstance(keys, Places): return keys.keys
     if type(keys) is np.ndarray and keys.dtype == np.int64: return keys
     keys = np.asarray(keys)
-    if keys.dtype.kind not in 'iu' and keys.size: raise ArgumentTypeError('Timeline', what, keys.dtype, 'integers')
+    if keys.dtype.kind not in 'iu' and keys.size: raise ArgumentTypeError(who, what, keys.dtype, 'integers')
     too_large = keys.dtype == np.uint64   # cut off: they were never given out either way
     return (np.minimum(keys, np.uint64(2**63-1)) if too_large else keys).astype(np.int64, copy=False)
 

@@ -15,7 +15,7 @@ class _Refusing:
     def insert(self, places) -> Any: ...
     def remove(self, places) -> Any: ...
     def lacks(self, *methods) -> list:
-        'Those of these that it leaves out'
+        'The methods among these that it does not define'
         ...
     def check_places(self, who: str) -> Any:
         'Raise where it draws keys in order only, and no places, as sequences have them'
@@ -78,7 +78,7 @@ class Sampler(_Refusing, Draws):
 SAMPLERS: dict
 
 def left_out(x, base, *names) -> list:
-    'Those of these that its class has as the base has them'
+    'The methods among these that its class does not override'
     ...
 
 class Uniform(Sampler):

@@ -302,7 +302,7 @@ def find(self:SumTree,
 @patch
 def sample(self:SumTree,
     n:int, # how many indices to draw
-    rng:np.random.Generator=None, # gives the random numbers; None: other draws each time
+    rng:np.random.Generator=None, # gives the random numbers; None: different draws each time
     stratified:bool=True, # one from each of `n` equal parts of the line, or each from the whole line?
 )->tuple: # indices and their priorities
     "Draw indices in proportion to their priorities"

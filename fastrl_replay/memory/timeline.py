@@ -127,27 +127,32 @@ def going_on(self:Timeline):
 # %% ../../nbs/memory/timeline.ipynb #05e1f031
 @patch
 def stands_at(self:Timeline,
-    env_id:int, # of an environment
-)->tuple: # episode, steps made in it, is it over?, their rewards, the state after them (None: gone); None: not known
-    "Where an environment stands after its last row"
-    if not self._parts: return None
+    env_ids:list, # of environments
+)->dict: # by env_id: episode, steps made in it, is it over?, their rewards, the state after them (None: gone)
+    "Where environments stand after their last rows; of those that are not known, nothing"
+    if not self._parts: return {}
     _,envs,last_key = self._parts[0].tables
-    at = np.flatnonzero(envs.ids == env_id)
-    if len(at): (episode,step,under_way),key = envs.last[at[0]].tolist(),last_key[at[0]]
-    else: key = self._last_of(env_id)   # a checkpoint names those in the midst of an episode only
-    if not self.valid(key): return (episode,step,int(not under_way),0.,None) if len(at) else None
-    row = self.take([key]).to('cpu').rows
-    over = int(row['terminated'][0] or row['truncated'][0])
-    return int(row['episode_n'][0]),int(row['step_n'][0]),over,float(row['total_reward'][0]),row['next_state']
+    known = {e: i for i,e in enumerate(envs.ids.tolist()) if e in {*env_ids}}
+    stands = {e: (*envs.last[i,:2].tolist(), int(not envs.last[i,2]), 0., None) for e,i in known.items()}
+    keys = self._last_of([e for e in env_ids if e not in known]) | {e: last_key[i] for e,i in known.items()}
+    keys = {e: key for e,key in keys.items() if self.valid(key)}
+    rows = self.take([*keys.values()]).to('cpu').rows
+    total,after = (rows[n] if n in rows.dtype.names else None for n in ('total_reward','next_state'))
+    for i,(env,row) in enumerate(zip(keys, rows)): stands[env] = (int(row['episode_n']), int(row['step_n']),
+        int(row['terminated'] or row['truncated']), 0. if total is None else float(total[i]),
+        None if after is None else after[i:i+1])
+    return stands
 
 @patch
-def _last_of(self:Timeline, env_id):
-    "The newest row of an environment; -1: none"
+def _last_of(self:Timeline, env_ids)->dict: # by env_id
+    "The newest rows of environments, by one look at all rows; a checkpoint names those in the midst of an episode only"
+    if not env_ids: return {}
     (line,store,_),(end,oldest) = self._parts,self.span
     keys = np.arange(oldest, end)
     keys = keys[line.link[keys % line.ring] == 0]   # no row of its episode comes after
-    at = np.flatnonzero(np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id']) == env_id)
-    return keys[at[-1]] if len(at) else -1
+    envs = np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id'])
+    found = np.isin(envs, env_ids)
+    return dict(zip(envs[found].tolist(), keys[found].tolist()))   # of one environment the last counts
 
 # %% ../../nbs/memory/timeline.ipynb #4ff47d95
 class _Shapes:

@@ -48,8 +48,8 @@ class Timeline:
     def going_on(self) -> Any:
         'Numbers of environments under way, but for those that have been silent for long'
         ...
-    def stands_at(self, env_id: int) -> tuple:
-        'Where an environment stands after its last row'
+    def stands_at(self, env_ids: list) -> dict:
+        'Where environments stand after their last rows; of those that are not known, nothing'
         ...
     def _open(self, dtype, place: Any = None) -> Any:
         'Links and a store for such rows in an empty place, and what batches and windows of them look like'

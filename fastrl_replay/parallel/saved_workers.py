@@ -66,7 +66,7 @@ def _facts_form(x):
     parts = dict(parts=listed(_PART)) if isinstance(x, dict) and 'parts' in x else {}   # of a mixture
     return checked('Parallel', {**_FACTS, **parts}, x)
 
-_COUNTED = dict(newest=integer(-1), given=integer(), lag=integer(), due=real(),   # attributes of a worker
+_COUNTED = dict(newest=listed(integer(-1)), given=integer(), lag=integer(), due=real(),   # attributes of a worker
     past=dict.fromkeys(('lost','stale','inserted','counted'), integer()), facts=maybe(_facts_form))
 _WORKER = dict(state=anything, restart=integer(), over=flag, first_key=integer(), **_COUNTED)
 
@@ -79,25 +79,32 @@ def _chunk_form(x):
 
 # %% ../../nbs/parallel/saved_workers.ipynb #3f1b9c13
 @patch
-def _answered(self:SavedWorkers, w, *words):
+def _answered_once(self:SavedWorkers, w, asked, *args):
     "Ask a worker that has no requests open, and wait"
-    with interrupts_wait(): w.request(*words)
+    with interrupts_wait():
+        w.told,told = [],w.told
+        w.request(asked, told, *args)
     what = 'next'
-    while what not in (words[0], None):
+    while what not in (asked, None):
         w.wait()
         with interrupts_wait(): what,value,error,_ = w.receive()
         if what == 'told': return None,error
+    return value,error
+
+@patch
+def _answered(self:SavedWorkers, w, *words):
+    "The same; of one that has crashed, ask the one that takes its place"
+    value,error = self._answered_once(w, *words)
+    while error is not None and not w.alive() and self.restarted < self.restarts:
+        with interrupts_wait(): self._restart(w, error)
+        value,error = self._answered_once(w, *words)
     return value,error
 
 # %% ../../nbs/parallel/saved_workers.ipynb #7bd69b62
 @patch
 def _saved(self:SavedWorkers, w):
     if w.left or w.asked: return self._saved_as(w, None)
-    told,w.told = w.told,[]
-    data,error = self._answered(w, 'save', told)
-    while error is not None and not w.alive() and self.restarted < self.restarts:
-        with interrupts_wait(): self._restart(w, error)
-        data,error = self._answered(w, 'save', [])
+    data,error = self._answered(w, 'save')
     if error is not None: raise WorkerError('Parallel', f'worker {w.info.rank} could not be saved', error)
     return self._saved_as(w, torch.load(io.BytesIO(data), weights_only=True))
 

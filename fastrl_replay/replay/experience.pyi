@@ -8,7 +8,7 @@ from fastrl_replay.memory.samplers import Sampler
 from fastrl_replay.replay.replay import Replay
 
 class ExperienceReplay(Replay):
-    'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly'
+    'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly, or by `sampler`'
     seed: Any
     replacement: Any
     by: Any

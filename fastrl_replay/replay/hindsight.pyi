@@ -31,7 +31,7 @@ def follow_links(numbers, followed, table) -> Any:
     ...
 
 def episode_end(key, table) -> Any:
-    'The last row of its episode so far; rows on the way to it are told'
+    'The last row of its episode so far, which is noted in the rows on the way'
     ...
 
 def row_at(place, key, oldest, table) -> Any:

@@ -164,17 +164,24 @@ def update_priorities(self:Mixture,
     td, # what was learned of each: TD errors, a tensor or an array
 ):
     "Tell each replay how wrong the learner was about its rows; bad errors change nothing"
-    keys,many = as_keys(keys).ravel(),len(self.replays)
-    shape = tuple(np.shape(td))
+    keys,many = as_keys(keys, who='Mixture').ravel(),len(self.replays)
+    flat = as_float64('Mixture', td)
+    shape = np.shape(td)
     if not shape or shape[0] != len(keys): raise ArgumentError('Mixture', 'update_priorities: TD errors',
         list(shape), f'one for each of {len(keys)} keys')
-    td = as_float64(td).reshape(shape)
+    td = flat.reshape(shape)
     mine = [(r, keys[keys % many == i]//many, td[keys % many == i]) for i,r in enumerate(self.replays.values())]
     mine = [(r, k, t) for r,k,t in mine if len(k)]
     for r,k,t in mine:
         with r.lock: r.view.feedback(k, t)   # raises where something is wrong
     for r,k,t in mine: r.update_priorities(k, t)
 
+@patch
+def check_errors(self:Mixture, who, keys, td):
+    "Raise where one of the replays could not take errors of this form"
+    for r in self.replays.values(): r.check_errors(who, keys, td)
+
+# %% ../../nbs/replay/mixture.ipynb #3bfc2243
 @patch
 def stats(self:Mixture)->dict: # name of a replay → its numbers
     "What each replay tells about itself"

@@ -40,6 +40,9 @@ class Mixture(Pipe):
     def update_priorities(self, keys, td) -> Any:
         'Tell each replay how wrong the learner was about its rows; bad errors change nothing'
         ...
+    def check_errors(self, who, keys, td) -> Any:
+        'Raise where one of the replays could not take errors of this form'
+        ...
     def stats(self) -> dict:
         'What each replay tells about itself'
         ...

@@ -32,11 +32,11 @@ class ReplayByKind(Replay):
         alpha, # how much priorities count
         beta, # how far weights correct for it
         view, # a template
-        eps:float=1e-6, # added to each error, or what has none would never be drawn
-        initial:str='largest', # new rows' priority: the 'largest' present, or ever ('max_ever'), or a column of errors
-        stratified:bool=True, # one draw from each of `bs` equal parts of the mass, or independent draws?
+        eps:float=1e-6, # added to each error: with 0, a row whose error is 0 is never drawn
+        initial:str='largest', # new rows' priority: the 'largest' present, the largest so far ('max_ever'), or a column
+        stratified:bool=True, # one draw from each of `bs` parts with equal sums of priorities, or independent draws?
         weight_norm:str='batch', # the largest weight is 1 in each 'batch', or in the whole 'memory'
-        seed:int=None, # of the draws; None: other draws each time
+        seed:int=None, # of the draws; None: different draws each time
         sampler:Sampler=None, # your own, instead of the one that `kind` names
         store:Store=None, # how rows become bytes; None: whole rows in main memory
         **kwargs, # when a batch is due
@@ -80,7 +80,7 @@ class PrioritizedReplay(ReplayByKind):
         bs:int=1, # rows in a batch
         max_sz:int=1_000_000, # rows in memory
         *,
-        kind:str|type='proportional', # 'proportional': by the error's size; 'rank': by its rank; or a class of samplers
+        kind:str|type='proportional', # 'proportional' to |error|; 'rank': to 1/rank of the error; or a sampler class
         alpha:float=.6, # how much priorities count: 0 is uniform; the paper has .7 for ranks
         beta=.4, # how far weights correct for it, up to 1; a number, or a function of the batches drawn so far
         **kwargs, # of the sampler, and when a batch is due

@@ -55,6 +55,9 @@ class Replay(SavedReplay):
     def update_priorities(self, keys, td) -> Any:
         'Tell the sampler how wrong the learner was; what is gone by now is left out'
         ...
+    def check_errors(self, who, keys, td) -> Any:
+        "Raise where errors of this form can't be taken, whatever rows there are"
+        ...
     def stats(self) -> dict:
         'Counts of rows and batches, ages of drawn rows, times drawn, fill'
         ...

@@ -286,20 +286,22 @@ def _mix(keys, td, table, rows, burn_in, eta, out):
 
 # %% ../../nbs/replay/sequence_view.ipynb #2c0afafd
 @patch
+def check_errors(self:SequenceView, who, keys, td):
+    want = len(keys),self.length - self.burn_in
+    if td.shape != want: raise ArgumentError(who, 'update_priorities: TD errors', list(td.shape),
+        f'{list(want)}: one for each step after the burn-in', 'those of `batch.train`')
+
+@patch
 def feedback(self:SequenceView, keys, td)->tuple: # places, mixed errors, how many sequences are gone
     "For which sequences errors still count, and one error for each"
-    shape,m = tuple(np.shape(td)),self.memory
-    keys,td = fetched(keys, td)
-    want = len(keys),self.length - self.burn_in
-    if shape != want:
-        raise ArgumentError(self.who, 'update_priorities: TD errors', list(shape),
-            f'{list(want)}: one for each step after the burn-in')
-    td,t,places,p = td.reshape(shape),self.table or new_table(1, 0),np.empty(len(keys), np.int64),np.empty(len(keys))
+    (keys,flat),m,t = fetched(self.who, keys, td),self.memory,self.table or new_table(1, 0)
+    td,places,p = flat.reshape(np.shape(td)),np.empty(len(keys), np.int64),np.empty(len(keys))
+    self.check_errors(self.who, keys, td)
     wrong,at,n = _mix(keys, td, (t.first,t.where,t.steps), (m.oldest,m.inserted), self.burn_in, self.eta, (places,p))
     if wrong == _NEVER: m.refuse_key(int(keys[at]))
     if wrong == _UNKNOWN: raise StaleKey(self.who, f'key {keys[at]} is not the key of a sequence that was drawn',
         remedy="give the batch's `index`")
-    if wrong: raise ArgumentError(self.who, f'TD error of a step to learn from, in sequence {keys[at//want[1]]}',
+    if wrong: raise ArgumentError(self.who, f'TD error of a step to learn from, in sequence {keys[at//td.shape[1]]}',
         td.ravel()[at], 'a finite number')
     return places[:n],p[:n],len(keys) - n
 

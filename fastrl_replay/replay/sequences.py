@@ -33,12 +33,12 @@ class SequenceReplay(ReplayByKind):
         length:int=80, # steps of a sequence
         burn_in:int=None, # steps at its beginning that only warm up the recurrent state; None: half of them
         overlap:int=None, # steps that neighbours share; None: half of them
-        kind:str|type='proportional', # 'proportional': by the mixed error; 'rank': by its rank; 'uniform'; or a class
+        kind:str|type='proportional', # 'proportional' to the mixed error; 'rank': to 1/rank; 'uniform'; or a class
         prioritized:bool=True, # False: the same as kind='uniform'
         eta:float=.9, # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
         alpha:float=.9, # how much priorities count
         beta=.6, # how far weights correct for it; a number, or a function of the batches drawn so far
-        initial:str='largest', # priority of new sequences: the 'largest' present, or ever ('max_ever')
+        initial:str='largest', # priority of new sequences: 'largest', of those present; or 'max_ever', of all so far
         state:str='stored', # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
         sampler:Sampler=None, # your own, instead of the one that `kind` names
         store:Store=None, # how rows become bytes; None: whole rows in main memory

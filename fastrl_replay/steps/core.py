@@ -271,7 +271,8 @@ def _check_alike(a, b):
 # %% ../../nbs/steps/core.ipynb #9c27f4b9
 def same_fields(a, b)->bool:
     "Are two fields of rows equal by value, NaN equal to NaN?"
-    if a.dtype.names: return all(same_fields(a[n], b[n]) for n in a.dtype.names)
+    names = a.dtype.names
+    if names or b.dtype.names: return names == b.dtype.names and all(same_fields(a[n], b[n]) for n in names)
     return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc')
 
 @patch

@@ -163,6 +163,14 @@ def test_a_whole_users_file(data, said, tmp_path, capsys):
 # ---- words: one line, status 2, nothing left behind ----
 
 MISTAKES = [   # (line, what it should say)
+    ('trian cartpole', "did you mean 'train'"), ('train cartpoel', "did you mean 'cartpole'"), ('train cartpole --set gama=1', "did you mean 'gamma'"),
+    ('train cartpole --set lr=slow', 'expected a number'), ('train cartpole --set lr', "got 'lr'; expected key=value, such as lr=0.0023"), ('train taxi --set gamma .9', "got 'gamma'; expected key=value, such as gamma=0.99"),
+    ('train --set lr=1 taxi', 'taxi --set'), ('compare taxi taxi-online --set lr', 'such as lr=0.5'), ('train cartpole --set =1', "got '=1'"), ('train cartpole --set network', 'such as network=256,256'),
+    ('train', 'no recipe was named'),
+    ('train --resume nowhere', 'no config.json'), ('eval nowhere', 'no config.json'), ('recipes taxy', "did you mean 'taxi'"),
+    ('train cartpole --settings no.ini', 'no such file'), ('train cartpole --steps 100', 'more than the warmup'), ('train cartpole --set env=CartPole-v7', 'CartPole-v7'),
+    ('train cartpole --set memory=rank', 'begin with cartpole-per'), ('compare cartpole taxxi', "did you mean 'taxi'"), ('train cartpole --set envs=0', 'at least 1'),
+    ('train cartpole --set observe=7', "places in a flat observation"),
     ('train cartpole --set bs=8.5', 'a whole number'), ('train cartpole --set dueling=1', 'yes or no'), ('train cartpole --set like=taxi', "no setting 'like'"),
     *once('only SettingsError becomes a line; what stages, torch and gymnasium refuse while the agent is built is a traceback',
         ('train cartpole --set gamma=2', 'gamma'), ('train cartpole --set bs=0', 'bs'), ('train cartpole --set bs=200000', 'max_sz'), ('train cartpole --set ratio=-1', 'ratio'),

@@ -175,6 +175,87 @@ def test_a_vector_that_goes_on_after_a_restart(mode, how, tmp_path):
         cut = again(cut, 'cut')
     assert np.array_equal(cut.memory[:].rows, whole.memory[:].rows)
 
+@pytest.mark.parametrize('gives', ['to the replay', 'to the first stage'])
+def test_a_chain_over_a_memory_on_disk_goes_on_with_the_next_episodes(gives, tmp_path):
+    "Without a checkpoint: those that lie there keep their numbers, whether they had ended or not, and no n-step return spans the restart"
+    def run(lengths, envs):
+        own = OwnSteps()
+        replay = own.n_step(3, .9).experience_replay(2, 100, seed=0, store=Rows(tmp_path/'m'))
+        for length, end in lengths:
+            for k in range(length):
+                step = [[k, k + .5]]*len(envs), [0]*len(envs), [1.]*len(envs), [[k + 1, k + 1.5]]*len(envs), [end and k == length - 1]*len(envs)
+                (replay if gives == 'to the replay' else own).add_step(*step, env_id=envs)
+                if gives == 'to the first stage':
+                    for block in replay.blocks(): replay.add(block)
+        found = replay.memory[:].rows.copy()
+        replay.close()
+        return found
+    first = run([(5, True), (6, False)], [0, 7])
+    assert {*first['episode_n'].tolist()} == {1, 2}
+    then = run([(4, True), (5, True)], [7, 3])[len(first):]
+    numbers = {env: [*dict.fromkeys(then['episode_n'][then['env_id'] == env].tolist())] for env in (7, 3)}
+    assert numbers == {7: [3, 4], 3: [1, 2]}
+    assert all(then['step_n'][then['env_id'] == env].tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 5] for env in (7, 3))
+
+def steps_of(as_, action, logp, **more):
+    return dict(obs=as_([1, 2]), action=action, reward=1., next_obs=as_([2, 3]), terminated=False, logp=logp, **more)
+
+BEFORE = steps_of(np.float32, np.float32(.5), np.float64(.1), alive=True)
+AFTER = {'whole numbers': steps_of(np.int64, 1, 2, alive=True), 'lists': steps_of(list, .5, .25, alive=True), 'doubles': steps_of(np.float64, .5, np.float32(.25), alive=True), 'flags as numbers': steps_of(np.float32, .5, .25, alive=1),
+    'in another order': dict(alive=True, **{k: v for k, v in BEFORE.items() if k != 'alive'})}
+
+@pytest.mark.parametrize('chain', [False, True])
+@pytest.mark.parametrize('after', AFTER)
+@pytest.mark.parametrize('how', ['directory', 'checkpoint'])
+def test_the_first_step_after_a_restart_is_kept_in_the_columns_that_are_there(how, after, chain, tmp_path):
+    "As any later step is; what they can't hold is refused, and decides nothing"
+    def made():
+        store = Rows(tmp_path/'m') if how == 'directory' else None
+        return OwnSteps().n_step(2, .9).experience_replay(1, 100, store=store) if chain else ExperienceReplay(None, 1, 100, store=store)
+    whole, first = ExperienceReplay(None, 1, 100), made()
+    for _ in range(3): first.add_step(**BEFORE)
+    state = first.state_dict()
+    first.close()
+    second = made()
+    if how == 'checkpoint': second.load_state_dict(state)
+    there = len(second)
+    for bad in dict(obs=[1., 2., 3.]), dict(action=[1., 2.]):
+        if not chain:
+            with pytest.raises(BlockError): second.add_step(**AFTER[after] | bad)
+    for _ in range(3): second.add_step(**AFTER[after])
+    whole.add_step(**BEFORE); whole.add_step(**AFTER[after])
+    rows, wanted = second.memory[:].rows, whole.memory[:].rows
+    assert len(rows) > there
+    for name in 'state', 'action', 'logp', 'alive': assert rows.dtype[name] == wanted.dtype[name] and np.array_equal(rows[name][-1], wanted[name][-1]), name
+    second.close()
+
+def test_states_are_compared_by_value(tmp_path):
+    "After a restart -0. is 0.: the environment was not reset"
+    def made(): return ExperienceReplay(None, 1, 100, store=Rows(tmp_path/'m'))
+    first = made()
+    first.add_step([1., 1.], 0, 1., [0., -0.], False)
+    first.close()
+    second = made()
+    second.add_step([-0., 0.], 0, 1., [3., 3.], False)
+    assert second.memory[:].rows[['episode_n', 'step_n', 'total_reward']].tolist() == [(1, 1, 1.), (1, 2, 2.)]
+    second.close()
+
+def test_all_environments_of_a_vector_are_found_by_one_look(monkeypatch):
+    "A checkpoint names those in the midst of an episode; the others are looked for together"
+    def made(): return ExperienceReplay(None, 1, 500)
+    def step(replay, k, envs, ends): replay.add_step(np.full((len(envs), 1), k, np.float32), [0]*len(envs), [1.]*len(envs), np.full((len(envs), 1), k + 1, np.float32), ends, env_id=envs)
+    first, ids = made(), [*range(40)]
+    for k in range(3): step(first, k, ids, [k == 2 and e % 4 != 1 for e in ids])
+    second, looks = made(), []
+    second.load_state_dict(first.state_dict())
+    line = type(second.memory)
+    monkeypatch.setattr(line, '_last_of', lambda self, envs, find=line._last_of: looks.append(len(envs)) or find(self, envs))
+    step(second, 3, [*ids, 99], [False]*41)
+    assert looks == [31]   # 30 have ended, and one is new
+    assert second.memory[:].rows[-41:][['env_id', 'episode_n', 'step_n']].tolist() == [(e, 1, 4) if e % 4 == 1 else (e, 2, 1) for e in ids] + [(99, 1, 1)]
+    step(second, 4, [*ids, 99], [False]*41)
+    assert looks == [31]
+
 def test_n_step_through_a_chain_is_n_step():
     env = ScriptedEnv(**script(*LASTS))
     replay = OwnSteps().n_step(3, .9).prioritized_replay(2, 100)

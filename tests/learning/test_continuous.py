@@ -286,10 +286,13 @@ class PlainActorCritic:
     def both(self, w, s, a): return [forward(w[k:k+4], [*s, *a])[0] for k in (0,4)]
     def discount(self, r, gamma): return float(r['discount']) if 'discount' in r.dtype.names else 0. if r['terminated'] else float(np.float32(gamma))
     def weight(self, r): return float(r['weight']) if 'weight' in r.dtype.names else 1.
-    def move(self, name, loss, w):
-        grads = [g.numpy() for g in torch.autograd.grad(loss, w[name], retain_graph=True)]
-        return grads,loss.item()
-    def follow(self, names): self.slow.update({k: [old + self.tau*(new - old) for old,new in zip(self.slow[k], self.w[k])] for k in names})
+    def move(self, w, losses, follow, **record):
+        "One step along each gradient; slow ones follow"
+        slopes = {k: [g.numpy() for g in torch.autograd.grad(loss, w[k], retain_graph=True)] for k,loss in losses.items()}
+        for k,grads in slopes.items(): record |= {f'{k}_loss': losses[k].item(), f'{k}_norm': self.adam[k].step(self.w[k], grads, self.rate(), self.max_norm)}
+        self.updates += 1
+        self.slow.update({k: [old + self.tau*(new - old) for old,new in zip(self.slow[k], self.w[k])] for k in follow})
+        return record
 
 class PlainSAC(PlainActorCritic):
     def learn(self, rows, gamma, log_alpha, now, later):
@@ -304,12 +307,8 @@ class PlainSAC(PlainActorCritic):
             a,logp = drawn(w['actor'], r['state'], n)
             actor_loss = actor_loss + (alpha*logp - torch.minimum(*self.both(w['critics'], r['state'], a)))/B
             logps.append(logp.item())
-        slopes = {k: self.move(k, loss, w) for k,loss in (('critics',critics_loss),('actor',actor_loss))}
-        record = dict(td=np.mean(tds), q=np.mean(qs), temperature=alpha, entropy=-np.mean(logps))
-        for k,(grads,loss) in slopes.items(): record |= {f'{k}_loss': loss, f'{k}_norm': self.adam[k].step(self.w[k], grads, self.rate(), self.max_norm)}
-        self.updates += 1
-        self.follow(['critics'])
-        return record,tds,np.mean(logps)
+        told = dict(td=np.mean(tds), q=np.mean(qs), temperature=alpha, entropy=-np.mean(logps))
+        return self.move(w, dict(critics=critics_loss, actor=actor_loss), ['critics'], **told),np.mean(logps)
 
 settings_of_sac = st.fixed_dictionaries(dict(gamma=st.floats(0, 1), tau=st.sampled_from([1., .5, .005]), max_norm=st.sampled_from([.05, 1., inf]),
     lr=st.sampled_from([1e-2, 0., LinearSchedule(.05, .01, 3)]), temperature=st.sampled_from([1., .1, 3.]), entropy=st.sampled_from([None, -.5])))
@@ -327,7 +326,7 @@ def test_sac_learns_row_by_row(columns, settings, n, seed):
         rows = steering(n, seed + k, **columns)
         noise = torch.randn(2, n, 2, generator=numbers, dtype=torch.float64)
         record,before = learner.learn(Steps(rows)),rows.copy()
-        expected,_,logp = plain.learn(rows, settings['gamma'], float(log_alpha[0]), *noise)
+        expected,logp = plain.learn(rows, settings['gamma'], float(log_alpha[0]), *noise)
         wanted = -2 if settings['entropy'] is None else settings['entropy']
         expected['temperature_loss'] = -float(log_alpha[0])*(logp + wanted)
         expected['temperature_norm'] = adam.step([log_alpha], [np.array([-(logp + wanted)])], .1, inf)
@@ -338,7 +337,7 @@ def test_sac_learns_row_by_row(columns, settings, n, seed):
 class PlainTD3(PlainActorCritic):
     def learn(self, rows, gamma, noise, every):
         w,slow,target,B = self.tensors(),[torch.tensor(x) for x in self.slow['critics']],[torch.tensor(x) for x in self.slow['actor']],len(rows)
-        critics_loss,actor_loss,tds,qs,moved = 0,0,[],[],['critics']
+        critics_loss,actor_loss,tds,qs = 0,0,[],[]
         for r,e in zip(rows, noise):
             a = torch.clamp(torch.tanh(forward(target, r['next_state'])) + e, -1, 1)
             goal = float(r['reward']) + self.discount(r, gamma)*min(x.item() for x in self.both(slow, r['next_state'], a))
@@ -346,13 +345,9 @@ class PlainTD3(PlainActorCritic):
             critics_loss = critics_loss + self.weight(r)*sum((goal - x)**2 for x in q)/2/B
             tds.append(sum(abs(goal - x.item()) for x in q)/2); qs += [x.item() for x in q]
             actor_loss = actor_loss - self.both(w['critics'], r['state'], torch.tanh(forward(w['actor'], r['state'])))[0]/B
-        if self.updates % every == every - 1: moved.append('actor')
-        slopes = {k: self.move(k, loss, w) for k,loss in (('critics',critics_loss),('actor',actor_loss)) if k in moved}
-        record = dict(td=np.mean(tds), q=np.mean(qs))
-        for k,(grads,loss) in slopes.items(): record |= {f'{k}_loss': loss, f'{k}_norm': self.adam[k].step(self.w[k], grads, self.rate(), self.max_norm)}
-        self.updates += 1
-        if 'actor' in moved: self.follow(['critics','actor'])
-        return record
+        losses = dict(critics=critics_loss, actor=actor_loss)
+        last = self.updates % every == every - 1
+        return self.move(w, losses if last else dict(critics=critics_loss), losses if last else (), td=np.mean(tds), q=np.mean(qs))
 
 settings_of_td3 = st.fixed_dictionaries(dict(gamma=st.floats(0, 1), tau=st.sampled_from([1., .5, .005]), max_norm=st.sampled_from([.05, 1., inf]),
     lr=st.sampled_from([1e-2, 0., LinearSchedule(.05, .01, 3)]), smoothing=st.sampled_from([0., .2, 3.]), most=st.sampled_from([0., .5, 9.]), actor_every=st.integers(1, 3)))

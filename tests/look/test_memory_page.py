@@ -32,10 +32,12 @@ def drawn(replay, n=40, seed=0):
         if hasattr(replay, 'kind'): replay.update_priorities(b.index if hasattr(b, 'index') else b['index'], rng.random(len(b)) + .1)
     return replay
 
-def small(n=90, **kw):
-    replay = PrioritizedReplay(bs=8, max_sz=100, seed=0, **kw)
-    replay.add(rows_of(n))
-    return drawn(replay)
+def having(memory, steps):
+    memory.add(steps)
+    return memory
+
+def small(n=90, **kw): return drawn(having(PrioritizedReplay(bs=8, max_sz=100, seed=0, **kw), rows_of(n)))
+def of_frames(): return drawn(having(ExperienceReplay(bs=2, max_sz=90, seed=0, store=Frames(2)), rows_of(60, space=spaces.Box(0, 255, (2, 12, 12), np.uint8))), 3)
 
 def data_of(page): return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
 
@@ -61,8 +63,7 @@ def test_a_step_that_does_not_follow_is_told():
     "`next_state` is written out where it is not the state of the next row"
     steps = rows_of(30)
     steps.rows['next_state'][8] = 7
-    replay = ExperienceReplay(bs=2, max_sz=50)
-    replay.add(steps)
+    replay = having(ExperienceReplay(bs=2, max_sz=50), steps)
     e = next(e for e in data_of(replay.page().page)['parts'][0]['episodes'] if 8 in e['key'])
     assert [x == '=' for x in e['columns']['next_state']] == [k not in (8, e['key'][-1]) for k in e['key']]
 
@@ -73,24 +74,16 @@ def goals(n):
     steps.rows['reward'] = -2.*steps.rows['step_n']   # the distance to a goal of zeros
     return steps
 
+def in_hindsight(): return HindsightReplay(bs=4, max_sz=90, reward=lambda a, d, info: -np.abs(a - d).sum(-1), seed=0)
+
 def memories(tmp):
-    hindsight = HindsightReplay(bs=4, max_sz=90, reward=lambda a, d, info: -np.abs(a - d).sum(-1), seed=0)
-    hindsight.add(goals(80))
-    sequences = SequenceReplay(bs=2, max_sz=90, length=6, burn_in=2, overlap=3, seed=0)
-    sequences.add(rows_of(80))
+    sequences = having(SequenceReplay(bs=2, max_sz=90, length=6, burn_in=2, overlap=3, seed=0), rows_of(80))
     for _ in range(3): sequences.update_priorities(sequences.sample().index, np.random.rand(2, 4))
-    frames = ExperienceReplay(bs=2, max_sz=90, seed=0, store=Frames(2))
-    frames.add(rows_of(60, space=spaces.Box(0, 255, (2, 12, 12), np.uint8)))
-    uniform = ExperienceReplay(bs=2, max_sz=90, seed=0)
-    uniform.add(rows_of(60))
-    kept = PrioritizedReplay(bs=2, max_sz=90, seed=0, store=Rows(tmp/'m'))
-    kept.add(rows_of(120))
-    timeline = Timeline(50)
-    timeline.add(rows_of(70))
-    ranked = PrioritizedReplay(bs=2, max_sz=90, kind='rank', seed=0)
-    ranked.add(rows_of(70))
-    return dict(hindsight=drawn(hindsight, 3), sequences=sequences, frames=drawn(frames, 3), uniform=drawn(uniform, 3), kept=drawn(kept, 3), timeline=timeline,
-        ranked=drawn(ranked, 3), mixture=Mixture({'a': small(), 'b': small(70)}, dict(a=.5, b=.5)))
+    return dict(hindsight=drawn(having(in_hindsight(), goals(80)), 3), sequences=sequences, frames=of_frames(),
+        uniform=drawn(having(ExperienceReplay(bs=2, max_sz=90, seed=0), rows_of(60)), 3),
+        kept=drawn(having(PrioritizedReplay(bs=2, max_sz=90, seed=0, store=Rows(tmp/'m')), rows_of(120)), 3),
+        timeline=having(Timeline(50), rows_of(70)), ranked=drawn(having(PrioritizedReplay(bs=2, max_sz=90, kind='rank', seed=0), rows_of(70)), 3),
+        mixture=Mixture({'a': small(), 'b': small(70)}, dict(a=.5, b=.5)))
 
 def test_looking_changes_nothing(tmp_path):
     "Of any kind of memory, wherever it lies: the state is as before, and the next batches are those that would have come"
@@ -98,8 +91,7 @@ def test_looking_changes_nothing(tmp_path):
         state = lambda: re.sub(r"'priorities': '\d+'", '', str(memory.state_dict()))   # on disk, each state has another number
         before, page = state(), memory.page().page
         assert state() == before and all(p['episodes'] for p in data_of(page)['parts']), name
-    a, b = (drawn(HindsightReplay(bs=4, max_sz=90, reward=lambda a, d, info: -np.abs(a - d).sum(-1), seed=0), 0) for _ in range(2))
-    for r in (a, b): r.add(goals(80))
+    a, b = (having(in_hindsight(), goals(80)) for _ in range(2))
     a.page()
     assert all((a.sample().rows == b.sample().rows).all() for _ in range(4))
 
@@ -183,9 +175,7 @@ def test_a_memory_without_remarks_says_what_was_looked_at(without_figure):
     assert 'Nothing unusual' not in memory_page({'': (dict(inside, remarks=['x']), there, None)})
 
 def test_without_scripts_each_environment_has_a_picture_and_nothing_leads_nowhere(without_figure):
-    frames = ExperienceReplay(bs=2, max_sz=90, seed=0, store=Frames(2))
-    frames.add(rows_of(60, space=spaces.Box(0, 255, (2, 12, 12), np.uint8)))
-    page = drawn(frames, 3).page().page
+    page = of_frames().page().page
     seen = page[:page.index('<script')]
     assert seen.count('<img src="data:image/png;base64,') == 2 and 'alt="state of environment 1, key' in seen and '<a ' not in seen and 'class="key"' in seen
 
@@ -197,8 +187,7 @@ def test_long_episodes_of_frames_stay_within_the_bound():
     steps = rows_of(n, envs=4, length=500, space=spaces.Box(0, 255, (4, 84, 84), np.uint8))
     noise = rng.integers(0, 255, (n + 8, 84, 84)).astype(np.uint8) >> 5   # so noisy that few fit
     for j in range(4): steps.rows['state'][:, j], steps.rows['next_state'][:, j] = noise[j:n+j], noise[4+j:n+4+j]
-    replay = ExperienceReplay(bs=2, max_sz=n, store=Frames(4))
-    replay.add(steps)
+    replay = having(ExperienceReplay(bs=2, max_sz=n, store=Frames(4)), steps)
     began = time.perf_counter()
     page = replay.page().page
     print(f'{len(page):,} characters, {time.perf_counter() - began:.2f} s')
@@ -210,27 +199,21 @@ def test_wide_rows_stay_within_the_bound():
     steps = rows_of(20_000, envs=8, length=1000, space=spaces.Box(-9, 9, (400,)), action=spaces.Box(-1, 1, (20,)))
     steps.rows['state'] = np.random.default_rng(0).normal(size=(20_000, 400))
     steps.rows['next_state'] = -steps.rows['state']
-    replay = ExperienceReplay(bs=2, max_sz=20_000)
-    replay.add(steps)
-    page = replay.page().page
+    page = having(ExperienceReplay(bs=2, max_sz=20_000), steps).page().page
     assert 400_000 < len(page) < 2_100_000 and 'the first 128' not in page and len(data_of(page)['parts'][0]['episodes']) >= 3
 
 def test_a_million_rows_are_a_sample_that_says_so():
-    replay = ExperienceReplay(bs=2, max_sz=1_000_000)
-    replay.add(rows_of(1_000_000, envs=16, length=50))
+    replay = having(ExperienceReplay(bs=2, max_sz=1_000_000), rows_of(1_000_000, envs=16, length=50))
     began = time.perf_counter()
     page = replay.page().page
     print(f'{len(page):,} characters, {time.perf_counter() - began:.2f} s')
     assert '16 of 20,000 episodes are in this page: the newest, the best' in page and 'longest' not in page[:page.index('<script')] and 'too many episodes' in page and len(page) < 1_000_000
 
 def test_one_endless_episode_is_shown_in_runs():
-    replay = small()
-    line = ExperienceReplay(bs=2, max_sz=300_000)
-    line.add(rows_of(300_000, envs=1, length=10**6))
-    page = line.page().page
+    page = having(ExperienceReplay(bs=2, max_sz=300_000), rows_of(300_000, envs=1, length=10**6)).page().page
     e, = data_of(page)['parts'][0]['episodes']
     assert e['rows'] == 300_000 and 100 < len(e['key']) < 25_000 and e['key'][0] == 0 and e['key'][-1] == 299_999 and len(page) < 2_100_000
-    assert 'steps in runs' in page and replay.page()
+    assert 'steps in runs' in page
 
 @pytest.mark.parametrize('seed', range(3))
 def test_the_sample_is_the_same_for_the_same_seed(seed):
@@ -248,8 +231,7 @@ def hostile_memory():
     names = [h for h in HOSTILE if h[:1] != '_' and h.isprintable()]
     steps = rows_of(60, **{n: 'f4' for n in names})
     for i, n in enumerate(names): steps.rows[n] = [np.inf, -np.inf, i, 1e30, -0., 5]*10
-    line = Timeline(80)
-    line.add(steps)
+    line = having(Timeline(80), steps)
     inside = line.inside()
     inside.update(title=HOSTILE[0], remarks=list(HOSTILE), path=HOSTILE[1], settings={h: h for h in HOSTILE}, numbers={h: float('nan') for h in HOSTILE})
     def take(keys):
@@ -269,8 +251,7 @@ def test_a_hostile_memory_is_text():
 # ---- the command ----
 
 def test_the_command_writes_the_page_of_a_memory_on_disk(tmp_path, capsys):
-    replay = PrioritizedReplay(bs=4, max_sz=90, store=Rows(tmp_path/'m'))
-    replay.add(rows_of(120))
+    replay = having(PrioritizedReplay(bs=4, max_sz=90, store=Rows(tmp_path/'m')), rows_of(120))
     drawn(replay, 5)
     before = sorted((p.name, p.read_bytes()) for p in (tmp_path/'m').rglob('*') if p.is_file())
     assert main(['memory', str(tmp_path/'m'), '--html', str(tmp_path/'m.html')]) == 0 and 'm.html' in capsys.readouterr().out   # while it is open for writing
@@ -281,8 +262,7 @@ def test_the_command_writes_the_page_of_a_memory_on_disk(tmp_path, capsys):
 
 def test_rows_that_are_overwritten_meanwhile_are_left_out(tmp_path):
     "A reader, while the process that writes goes on between what it says and what is read"
-    replay = ExperienceReplay(bs=2, max_sz=100, store=Rows(tmp_path/'m', spare=20))
-    replay.add(rows_of(100))
+    replay = having(ExperienceReplay(bs=2, max_sz=100, store=Rows(tmp_path/'m', spare=20)), rows_of(100))
     reader = Timeline(100, Rows(tmp_path/'m', mode='r', spare=20))
     inside = reader.inside()
     def take(keys):

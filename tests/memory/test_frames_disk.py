@@ -103,6 +103,53 @@ def test_a_place_on_two_disks(tmp_path, kind, monkeypatch):
     assert {p.name[:6] for p in large.iterdir()} == {'data-2'}
     replay.close()
 
+@pytest.mark.parametrize('kind', [RowsOnTwo, FramesOnTwo])
+@pytest.mark.parametrize('dies, stands', [('_copy_to', 20), ('replace_by', 20), ('_discard', 60)], ids=['while it copies', 'before it counts', 'before the old one is removed'])
+def test_what_a_killed_growth_leaves_on_the_other_disk(tmp_path, kind, dies, stands, monkeypatch):
+    "It counts as bytes of the memory, and the next writer removes it"
+    rows,path,large,place = episode(50),tmp_path/'m',tmp_path/'large',directory_module.Directory
+    large.mkdir()
+    def opened(max_sz): return PrioritizedReplay(None, bs=4, max_sz=max_sz, store=kind(path=path), seed=0)
+    def numbers(): return {p.name.lstrip('.')[:6] for p in large.iterdir()}
+    with opened(20) as replay:
+        replay.add(Steps(rows))
+        replay.sample()
+        before = replay.memory.place.nbytes
+    def killed(self, *args, **kw): raise SystemExit
+    def allocate_all(self, new, *args):
+        copy(self, new, *args)
+        (large/'.data-2.priorities').write_bytes(b'begun')   # as `allocate` leaves it
+        raise SystemExit
+    with monkeypatch.context() as m:
+        copy = place._copy_to
+        m.setattr(place, dies, allocate_all if dies == '_copy_to' else killed)
+        if dies == '_copy_to': m.setattr(place, '_tidy', lambda self: None)
+        with pytest.raises(SystemExit): len(opened(60))
+    assert numbers() == {'data-1', 'data-2'}
+    reader = PrioritizedReplay(None, bs=4, max_sz=stands, store=kind(path=path, mode='r'), seed=0)
+    assert len(reader) == 20 and reader.memory.place.nbytes > before
+    with opened(stands) as replay:
+        assert replay.memory[:] == Steps(rows[-20:])
+        assert numbers() == {'data-1' if stands == 20 else 'data-2'} and not [*large.glob('.*')]
+        if stands == 20: assert replay.memory.place.nbytes == before
+
+def test_what_a_kill_leaves_before_the_first_row_is_removed_on_both_disks(tmp_path):
+    "Of a memory that was made and holds no row, of whatever number"
+    large = tmp_path/'large'
+    large.mkdir()
+    for number,publishes in (1,True),(3,True),(3,False):
+        place = TwoDisks(tmp_path/'m')
+        place.begin(8, number)
+        place.new('rows', 8, np.int64)
+        place.new_folder('frames-0')
+        if publishes: place.publish(max_sz=8)
+        assert len([*large.iterdir()]) == 2
+        place.leave()
+        place = TwoDisks(tmp_path/'m')
+        if not publishes: place.begin(8)
+        assert not [*large.iterdir()]
+        place.leave()
+
 @pytest.mark.parametrize('kind,compress', [(k,c) if (k,c) == ('stack','lz4') else pytest.param(k, c, marks=pytest.mark.slow) for k in SPACES for c in CODECS])
 @cases(60)
 @given(program=st.binary(min_size=1, max_size=150), sizes=st.lists(st.integers(1, 30), max_size=14), max_sz=st.integers(1, 40), seed=st.integers(0, 9),

@@ -141,6 +141,21 @@ def test_a_shard_that_is_killed_begins_anew_with_the_demonstrations(engine):
         list(islice(pipe, 6))
         assert pipe.stats()['stale'] == stats['stale'] + len(old)
 
+def test_keys_are_known_for_each_replay():
+    "One that the demonstrations never gave out is refused, also where the other replay has given out later ones"
+    with mixed() as pipe:
+        newest = {}
+        for batch in islice(pipe, 90):
+            for w, k in zip(batch.replay.tolist(), local(pipe, batch).tolist()): newest[w] = max(newest.get(w, 0), k)
+        assert newest[1] <= 29 < 35 < newest[0]
+        def key(replay, k, shard): return (2*k + replay)*2 + shard
+        for shard in 0, 1:
+            with pytest.raises(StaleKey, match=f'key {key(1, 35, shard)} was never given out'): pipe.update_priorities([key(0, 35, shard), key(1, 35, shard)], [1., 1.])
+            pipe.update_priorities([key(0, 35, shard)], [1.])
+        assert [len(w.told) for w in pipe._workers] == [1, 1]
+        with pytest.raises(ArgumentError, match='Parallel: update_priorities: TD errors; got 16; expected 8, one for each key'): batch.update_priorities(torch.ones(8, 2))
+        assert len([*islice(pipe, 6)]) == 6
+
 def test_one_worker_gives_what_a_mixture_here_gives():
     "Without errors, batch for batch; then prefetched"
     here = Mixture(dict(online=GymStepper(short, zeros, seed=0).prioritized_replay(bs=4, max_sz=40, seed=0, warmup=8, alpha=1., beta=1., eps=0.), demos=demonstrations()), dict(online=.5, demos=.5), bs=8)

@@ -103,14 +103,42 @@ def test_wrong_feedback_is_refused_here():
     with pytest.raises(ArgumentError, match="shares='mass'; got no replay"): GymStepper(short, zeros).parallel(2, shares='mass')
     with pytest.raises(ArgumentError, match="shares; got 'turn'; expected one of 'equal', 'mass'"): sharded(shares='turn')
 
+WRONG = {   # errors for four rows, or four sequences: what is said of them
+    'prioritized': {'two of each': (torch.ones(4, 2), 'got 8; expected 4, one for each key'), 'three': ([1., 2., 3.], 'got 3; expected 4, one for each key'),
+        'no number, in a column': ([[1], [2], [np.nan], [4]], 'TD error at place 2, for key .*; got nan; expected a finite number')},
+    'sequences': {'one of each': (torch.ones(4), r'got \[4\]; expected \[4, 3\]: one for each step after the burn-in. Remedy: those of `batch.train`'),
+        'also of the burn-in': (torch.ones(4, 4), r'got \[4, 4\]; expected \[4, 3\]')}}
+KINDS = {'complex': (torch.ones(4)*1j, 'got complex64; expected real numbers. Remedy: a tensor or an array of floats'), 'words': (['a']*4, 'got <U1; expected real numbers'),
+    'objects': ([{}]*4, r'got array\(\[\{\}, \{\}.*; expected real numbers'), 'of several lengths': ([[1], [2, 3], [4], [5]], r'got \[\[1\], \[2, 3\].*; expected real numbers')}
+
+@pytest.mark.parametrize('kind', ['prioritized', 'sequences'])
+def test_errors_that_no_shard_would_take_are_refused_here(kind):
+    "Of another shape or dtype: at once, by the stage that was told, and no shard has been told anything; the run goes on"
+    with sharded(kind=kind, looks=False) as pipe:
+        batch = next(iter(pipe))
+        for td, said in (WRONG[kind] | KINDS).values():
+            with pytest.raises((ArgumentError, ArgumentTypeError), match=f'Parallel: .*{said}'): batch.update_priorities(td)
+        with pytest.raises(ArgumentTypeError, match='Parallel: keys; got float32; expected integers'): pipe.update_priorities(batch.index.float(), torch.ones(4))
+        assert not any(w.told for w in pipe._workers) and pipe.stats()['stale'] == 0
+        for b in islice(pipe, 8): b.update_priorities(torch.ones(b.train.shape if kind == 'sequences' else 4))
+
 @pytest.mark.slow
 def test_wrong_feedback_that_only_a_shard_knows_ends_the_run():
-    "And no shard is restarted for it"
+    "And no shard is restarted for it: the second row of an episode is the key of no sequence"
     pipe = sharded(kind='sequences', looks=False, restarts=5)
-    batch = next(iter(pipe))
-    pipe.update_priorities(batch['index'], torch.ones(4, 7))
-    with pytest.raises(WorkerError, match=r'update_priorities: TD errors; got \[4, 7\]; expected \[4, 3\]'): list(islice(pipe, 8))
+    next(iter(pipe))
+    pipe.update_priorities([2], torch.ones(1, 3))
+    with pytest.raises(WorkerError, match='key 1 is not the key of a sequence that was drawn'): list(islice(pipe, 8))
     assert pipe.restarted == 0
+
+def test_a_sample_before_any_batch_was_received_says_so():
+    "As other replays do; a loop, or a prefetch, gets what workers have drawn"
+    with sharded(looks=False) as pipe:
+        with pytest.raises(NotEnoughRows, match='Parallel: sample: .*got none; expected one. Remedy: iterate'): pipe.sample()
+        due = pipe.due_batches()
+        next(due)
+        assert len(pipe.sample()) == 4
+        with pytest.raises(NotEnoughRows): pipe.sample()
 
 def test_feedback_never_waits():
     "Far more than a pipe holds, for a shard that is busy; all of it arrives"
@@ -581,16 +609,23 @@ def test_a_look_where_there_are_no_shards(tmp_path):
     assert 'nothing was added so far' in new.show()._supxlabel.get_text()
     new.close()
 
-@pytest.mark.slow
-def test_a_look_into_a_shard_that_is_killed_names_it():
-    pipe = story('prioritized', restarts=1)
-    items = iter(pipe)
-    next(items)
+def kill_one(pipe):
+    "The second shard, when it has answered all that it was asked"
+    next(iter(pipe))
     for w in pipe._workers:
         while w.asked: pipe._fetch(w)
     os.kill(pipe._workers[1].process.pid, signal.SIGKILL)
-    with pytest.raises(WorkerError, match='no look into worker 1 of 2'): pipe.inside()
-    with pytest.warns(RuntimeWarning, match='worker 1 of 2 failed, restart 1 of 1'):
-        for _ in range(12): next(items)
-    assert len(pipe.inside()['parts']) == 2
-    pipe.close()
+
+LOOKS = dict(inside=lambda pipe, tmp: pipe.inside(), show=lambda pipe, tmp: pipe.show(), page=lambda pipe, tmp: pipe.page(tmp/'page.html'), state_dict=lambda pipe, tmp: pipe.state_dict())
+
+@pytest.mark.parametrize('look', ['inside', *(pytest.param(name, marks=pytest.mark.slow) for name in ('show', 'page', 'state_dict'))])
+def test_a_look_into_a_shard_that_is_killed_restarts_it(look, tmp_path):
+    "As a batch or a checkpoint does; where no restart is left, it is named"
+    with story('prioritized', restarts=1) as pipe:
+        kill_one(pipe)
+        rows = pipe.stats()['rows']   # of what was handed on, and needs no worker
+        with pytest.warns(RuntimeWarning, match='worker 1 of 2 failed, restart 1 of 1'): LOOKS[look](pipe, tmp_path)
+        assert [p['rows'] > 0 for p in pipe.inside()['parts'].values()] == [True, False]
+        assert len([*islice(pipe, 12)]) == 12 and pipe.stats()['restarts'] == 1 and pipe.stats()['rows'] > rows
+        kill_one(pipe)
+        with pytest.raises(WorkerError, match='worker 1' if look == 'state_dict' else 'no look into worker 1 of 2'): LOOKS[look](pipe, tmp_path)
