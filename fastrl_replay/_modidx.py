@@ -797,6 +797,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastrl_replay/bench/everything.py'),
                                                 'fastrl_replay.bench.everything._load': ( 'bench/everything.html#_load',
                                                                                           'fastrl_replay/bench/everything.py'),
+                                                'fastrl_replay.bench.everything._packages': ( 'bench/everything.html#_packages',
+                                                                                              'fastrl_replay/bench/everything.py'),
                                                 'fastrl_replay.bench.everything._python': ( 'bench/everything.html#_python',
                                                                                             'fastrl_replay/bench/everything.py'),
                                                 'fastrl_replay.bench.everything._reached': ( 'bench/everything.html#_reached',

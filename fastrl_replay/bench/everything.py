@@ -22,7 +22,7 @@ COMMANDS = {   # file → its commands, after `python -m`, and what is added for
             '--quick --fill 2_000')],
     'disk': [('fastrl_replay bench --disk {peers} --out {out}', '--quick')],
     'first_batch': [('fastrl_replay.bench.first_batch --out {out}', '')],
-    'shards': [('fastrl_replay.bench.shards --out {out}', '--quick --engines process')],
+    'shards': [('fastrl_replay.bench.shards {packages} --out {out}', '--quick --engines process')],
     'learners': [('fastrl_replay.bench.learners --out {out}', '--quick')],
     'feeding': [('fastrl_replay.bench.feeding --out {out}', '--quick --engines process')],
     **{r: [(f'fastrl_replay.bench.traintime --recipe {r} {steps} --out {{out}}/{r}.json {{peer}}',
@@ -93,7 +93,12 @@ def commit()->str:
         capture_output=True, text=True)
     return git.stdout.strip()
 
-def _results(name, out, quick, peers, peer):
+def _packages(python):
+    "Where an interpreter has its packages"
+    told = subprocess.run([python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))'], capture_output=True, text=True)
+    return told.stdout.strip()
+
+def _results(name, out, quick, **of_peers):
     "What a file holds, measured now"
     if name in TRAININGS:
         if name == 'hindsight' and quick: return dict(bitflip=_bits(quick), fetchreach=[])   # MuJoCo has no small run
@@ -102,7 +107,7 @@ def _results(name, out, quick, peers, peer):
         if name != 'hindsight': return dict(runs=runs)
         return dict(bitflip=_bits(quick), fetchreach=[*map(_reached, runs['fetchreach-her'])])
     for command,small in COMMANDS[name]:
-        _python(f'{command} {small if quick else ""}', out=shlex.quote(str(out)), peers=peers, peer=peer)
+        _python(f'{command} {small if quick else ""}', out=shlex.quote(str(out)), **of_peers)
     found = _load(out/f'{name}.json')
     return found | dict(fill=_load(out/'fill/frames.json')['fill']) if name == 'frames' else found
 
@@ -116,12 +121,13 @@ def measure_all(
     "Measure what the pages say, one file after the other; those that are there are kept"
     peers = ' '.join(f'--peer-python {shlex.quote(f"{n}={p}")}' for n,p in pythons.items())
     peer = f"--peer-python {shlex.quote(pythons['stable-baselines3'])}" if 'stable-baselines3' in pythons else ''
+    packages = f"--peers {shlex.quote(_packages(pythons['torchrl']))}" if 'torchrl' in pythons else ''
     out.mkdir(parents=True, exist_ok=True)
     for name in only or [*COMMANDS, *TRAININGS]:
         path = out/f'{name}.json'
         if path.exists() and 'made' in _load(path): print(f'{path}: there already'); continue
         began,load = time.time(),os.getloadavg()[0]
-        found = _results(name, out, quick, peers, peer)
+        found = _results(name, out, quick, peers=peers, peer=peer, packages=packages)
         made = dict(commit=commit(), load=[load, os.getloadavg()[0]], seconds=time.time() - began, quick=quick)
         save(dict(machine=machine()) | found | dict(made=made), out, name)
         print(f"{path}: {made['seconds']:.0f} s, load {made['load'][0]:.1f} to {made['load'][1]:.1f}")
