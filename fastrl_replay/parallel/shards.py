@@ -80,15 +80,18 @@ def _parts(facts): return facts.get('parts') or [facts]   # of each replay of a 
 
 def _newest(so_far, keys):
     "The last key of each replay, of which a key's remainder says whose it is"
+    if len(so_far) == 1: return [max(so_far[0], int(keys.max(initial=-1)))]
     return [max(last, int(keys[keys % len(so_far) == i].max(initial=-1))) for i,last in enumerate(so_far)]
 
 # %% ../../nbs/parallel/shards.ipynb #2861f722
 @patch
 def _check_keys(self:Shards, rank, keys):
     "Raise where keys of a shard were never given out; each replay of a mixture has its own"
-    theirs,never = keys//self.num_workers - self._first_keys[rank],keys < 0
-    if self._workers:
-        newest = np.array(self._workers[rank].newest or [-1])
+    first,newest = self._first_keys[rank],self._workers[rank].newest or [-1] if self._workers else []
+    if keys.min() >= 0 and (not newest or keys.max()//self.num_workers - first <= min(newest)): return
+    theirs,never = keys//self.num_workers - first,keys < 0
+    if newest:
+        newest = np.array(newest)
         never |= theirs > np.where(theirs < 0, 0, newest[theirs % len(newest)])
     if never.any(): raise StaleKey('Parallel', f'key {keys[never.argmax()]} was never given out',
         remedy="give the batch's `index`")

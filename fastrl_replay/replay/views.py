@@ -64,9 +64,9 @@ def check_numbers(
     td:np.ndarray, # an error for each
 ):
     "Raise where an error is no number"
-    wrong = np.flatnonzero(~np.isfinite(td))
-    if len(wrong): raise ArgumentError(who, f'TD error at place {wrong[0]}, for key {keys[wrong[0]]}', td[wrong[0]],
-        'a finite number')
+    if (there := np.isfinite(td)).all(): return
+    i = there.argmin()
+    raise ArgumentError(who, f'TD error at place {i}, for key {keys[i]}', td[i], 'a finite number')
 
 # %% ../../nbs/replay/views.ipynb #44ea12a1
 class _OfPlaces:
