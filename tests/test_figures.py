@@ -22,7 +22,7 @@ CONSTANTS = [   # what a page may type, by the kind of number it is
     r'a million fill 56 GB|are 56 GB|rows of 56 KB|takes 29 MB|is 14 MB|copies 14 MB|that is 80 MB', r'8 MB ahead|; 128 KB is usual|reads ahead, 128 KB', r'array of 100 KB|core, 8 MB|than 32 KB: 8 MB, 1 MB and 125 KB',
     r'24 bytes a row|twelve bytes a row|four bytes a number', r'half of the memory', r'52\.5 %',
     # targets, assumptions and examples worked out on paper
-    r'most 1\.15 × as long', r'Ray in \.4 ms|processes in \.15 ms', r'one and a half times', r'1,000 steps a second|needs 20 ms|500 steps a second|in 10 ms|differ: 5 ms|20 ms for an update',
+    r'most 1\.15 × as long', r'one and a half times', r'1,000 steps a second|needs 20 ms|500 steps a second|in 10 ms|differ: 5 ms|20 ms for an update',
     r'takes 64 rows and 4 ms|waits 4 ms|averaged, 1 MB of them|average 1 MB of gradients', r'a learner of 20 ms|12\.5 MB of gradients|take 10 ms to go|of two takes 30 ms|an hour for six minutes', r'that wait 5 ms|: 5 ms a step|20 ms an update|7 MB of gradients|1,000 hours|reach 85 %',
     r'drawn three times as often', r'frames is four times as large', r'1\.3 times was aimed at', r"tqdm's 16 seconds", r'our trial, 49\.5%', r'CartPole is solved after four times as many', r'batches of 64, 2,000 times',
     r'at place 2 % 3', r'16 GB of RAM|Atari with 16 GB|12 GB of 16|80 % of the machine']

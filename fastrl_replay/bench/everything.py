@@ -95,7 +95,8 @@ def commit()->str:
 
 def _packages(python):
     "Where an interpreter has its packages"
-    told = subprocess.run([python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))'], capture_output=True, text=True)
+    command = 'import sysconfig; print(sysconfig.get_path("purelib"))'
+    told = subprocess.run([python, '-c', command], capture_output=True, text=True)
     return told.stdout.strip()
 
 def _results(name, out, quick, **of_peers):

@@ -150,10 +150,11 @@ def feeding_tables(found:dict)->str:
         f"{x['ahead']:.2g}"] for name,by in found['batches'].items() for text,x in by.items()]
     weights = [[name, str(n), f"{x['same']:,.0f}", f"{x['new']:,.0f}", f"{x['written']}, {x['rounds']}", str(x['most']),
         str(x['bound'])] for name,by in found['weights'].items() for n,x in by.items()]
-    return paragraphs(md_table(['batches of 32 rows with pictures','store','KB sent','learner that only asks: ms a batch',
-        'MB/s','computes 10 ms: waits, ms','with `.prefetch(4)`'], batches, (0,1)), md_table(['weights of 100 MB','workers',
-        'a round, the same weights: ms','new ones: ms','versions written, in rounds','age in items, at most','bound'],
-        weights))
+    return paragraphs(
+        md_table(['batches of 32 rows with pictures','store','KB sent','learner that only asks: ms a batch','MB/s',
+            'computes 10 ms: waits, ms','with `.prefetch(4)`'], batches, (0,1)),
+        md_table(['weights of 100 MB','workers','a round, the same weights: ms','new ones: ms',
+            'versions written, in rounds','age in items, at most','bound'], weights))
 
 # %% ../../nbs/bench/bench_feeding.ipynb #fe3d0011
 TITLES = dict(here='here', process='process', ray='ray', nodes='ray, another node')   # as tables have it

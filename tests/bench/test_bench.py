@@ -340,7 +340,7 @@ def test_what_the_parts_leave_is_the_rest():
 def test_the_fastest_peer_is_a_library():
     r = made_up(fastrl_replay=2., cpprb=12., deque=9., bare=1.)
     assert fastest(r, 'draw 256 rows') == ('deque', 9.) and medians(r, 'draw 256 rows')['cpprb'] == 12
-    assert '| draw 256 rows | **2** | 1 | 2.00 | deque | 9 | 4.5 |' in table(r)
+    assert '| draw 256 rows | **2** | bare | 1 | 2.00 | deque | 9 | 4.5 |' in table(r)
     assert fastest(made_up(fastrl_replay=2., bare=1.), 'draw 256 rows') is None
 
 def test_report_says_which_libraries_are_missing_and_how_to_get_them():

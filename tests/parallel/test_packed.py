@@ -3,7 +3,7 @@ import pickle
 from itertools import islice
 from threading import current_thread
 
-import numpy as np, pytest, torch
+import numpy as np, pytest
 from gymnasium import spaces
 
 from fastrl_replay.all import *
