@@ -156,6 +156,7 @@ def interrupted(call, at, *files):
             if seen == at: raise Interrupt
         return trace
     before,grad = sys.gettrace(),torch.is_grad_enabled()
+    sys._getframe().f_trace_opcodes = True   # Python 3.12 counts bytecodes only where this was set before
     sys.settrace(trace)
     try: call()
     except Interrupt: return True
