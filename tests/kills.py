@@ -128,6 +128,7 @@ def killed_at(at):
         seen += event == 'opcode'
         if seen == at: os.kill(os.getpid(), signal.SIGKILL)
         return trace
+    sys._getframe().f_trace_opcodes = True   # Python 3.12 counts bytecodes only where this was set before
     sys.settrace(trace)
 
 def write(kind, path, stream, plan, said, rng):
