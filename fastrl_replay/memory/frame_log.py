@@ -282,7 +282,8 @@ def _pack_older(self:FrameLog):
     "Take in what was packed, and ask for more"
     self.take_packed()
     item,jobs = self.numbers.item,self._jobs
-    if self.learning is None and item(END) >= self._learn_from: self._learn()
+    whole = item(END) >> item(BITS) << item(BITS)   # frames in segments that are full
+    if self.learning is None and whole >= self._learn_from: self._learn()
     if self.learning is None: return
     end = item(END) - item(NEAR) >> item(BITS)   # segments before this one may be packed
     self._asked = max(self._asked, item(FIRST), jobs[-1][0] + 1 if jobs else 0)
