@@ -1,10 +1,11 @@
 """The site: it builds without a warning, is complete, whole and self-contained; and the glue that makes it."""
-import html.parser, importlib, inspect, json, re, sys
+import html.parser, importlib, inspect, json, os, re, sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from filelock import FileLock
 from sphinx.util.inventory import InventoryFile
 from test_house import NOTEBOOKS, ROOT, SURFACE, copy_tree, imports, modules, run
 
@@ -36,10 +37,15 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope='session')
 def site(tmp_path_factory):
-    "The folder of the built site. Any warning of Sphinx fails the build."
-    out = tmp_path_factory.mktemp('docs')/'site'
-    said = run(sys.executable, ROOT/'docs/make.py', out)
-    assert said == f'open {out}/index.html\n', said
+    "The folder of the built site, built once for all workers of pytest-xdist. Any warning of Sphinx fails the build."
+    there = tmp_path_factory.getbasetemp()
+    out = (there.parent if 'PYTEST_XDIST_WORKER' in os.environ else there)/'site'
+    with FileLock(f'{out}.lock'):
+        if not out.exists():
+            built = tmp_path_factory.mktemp('docs')/'site'
+            said = run(sys.executable, ROOT/'docs/make.py', built)
+            assert said == f'open {built}/index.html\n', said
+            built.rename(out)
     return out
 
 @pytest.fixture(scope='session')
