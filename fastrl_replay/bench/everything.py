@@ -132,6 +132,8 @@ def measure_all(
         made = dict(commit=commit(), load=[load, os.getloadavg()[0]], seconds=time.time() - began, quick=quick)
         save(dict(machine=machine()) | found | dict(made=made), out, name)
         print(f"{path}: {made['seconds']:.0f} s, load {made['load'][0]:.1f} to {made['load'][1]:.1f}")
+        for who,why in (found.get('missing') or found.get('train', {}).get('missing') or {}).items():
+            print(f'{path}: without {who}: {why}')
 
 # %% ../../nbs/bench/everything.ipynb #f64394fe
 def main(

@@ -124,7 +124,10 @@ def _in_turns(trainings, rounds, results, told):
     for seed in range(rounds):
         for name,f in trainings.items():
             try: results[name].append(f(seed))
-            except PeerError as e: print(f'{name}: {e}'); continue
+            except PeerError as e:
+                results.setdefault('missing', {})[name] = str(e)
+                print(f'{name}: {e}')
+                continue
             print(f'{name:5} seed {seed}: {told(results[name][-1])}', flush=True)
         yield results
 
