@@ -118,7 +118,7 @@ def test_metrics_say_what_happened(trained):
     reports, evals = [m for m in lines if 'eps' in m], [m for m in lines if 'eval_return' in m]
     assert [m['env_steps']//200 for m in reports] == [1, 2, 3, 4, 5, 6, 7, 8] and [m['env_steps']//700 for m in evals] == [1, 2, 2]
     assert [m['env_steps'] for m in lines] == sorted(m['env_steps'] for m in lines)
-    assert {'loss', 'td', 'q', 'norm', 'fill', 'return_mean', 'steps_per_s', 'wall_s', 'updates', 'episodes'} <= set(reports[1])   # the first is of the warm-up
+    assert {'loss', 'td', 'q', 'norm', 'fill', 'age_mean', 'age_max', 'return_mean', 'steps_per_s', 'wall_s', 'updates', 'episodes'} <= set(reports[1])   # the first is of the warm-up
     assert all(np.isfinite(v) for m in lines for v in m.values() if v is not None)
     j = run.agent.journal
     weights, means = np.diff([0, *(m['episodes'] for m in reports)]), [m['return_mean'] or 0 for m in reports]

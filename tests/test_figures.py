@@ -15,9 +15,9 @@ TYPED = re.compile(rf'''(?<![\w,.×])(?:[\d,.]*\d|\b(?:{WORDS}))(?:[\s-]+|(?=[µ
 
 CONSTANTS = [   # what a page may type, by the kind of number it is
     # settings: how long, how much, how often, as the code says
-    r'every two seconds', r'at most every ten seconds', r'ten times as long has gone by', r'has five seconds', r'is given five seconds', r'more than ten minutes',
+    r'every two seconds', r'at most every ten seconds', r'has five seconds', r'is given five seconds', r'more than ten minutes',
     r'about 2 MB at most', r'20,000 rows \(64 MB', r'at most 128 MB', r'16 KB of what many', r'reads? 64 MB|64 MB (?:were|are) read', r'that needs 5 ms|step takes 5 ms', r'waits? (five|two) milliseconds',
-    r'holds the GIL for 5 ms', r'a group of 2 GiB that maps 4 GiB', r'at most 1 % of the time', r'at most a tenth of the time', r'larger than 16 MB', r'longer than five seconds',
+    r'holds the GIL for 5 ms', r'a group of 2 GiB that maps 4 GiB', r'larger than 16 MB', r'longer than five seconds',
     # sizes that follow from shapes and dtypes, and the system's defaults
     r'a million fill 56 GB|are 56 GB|rows of 56 KB|takes 29 MB|is 14 MB|copies 14 MB|that is 80 MB', r'8 MB ahead|; 128 KB is usual|reads ahead, 128 KB', r'array of 100 KB|core, 8 MB|than 32 KB: 8 MB, 1 MB and 125 KB',
     r'24 bytes a row|twelve bytes a row|four bytes a number', r'half of the memory', r'52\.5 %',

@@ -404,6 +404,13 @@ def fill(self:Agent)->float:
 
 # %% ../../nbs/app/recipes.ipynb #edd6cd65
 @patch
+def ages(self:Agent)->dict: # in rows
+    "How old rows were when they were drawn, so far; nothing where none was, or they don't age"
+    if self.memory is None or recorded(self.settings): return {}
+    total,most = self.memory.memory.ages.tolist()
+    return dict(age_mean=total/self.memory.sampled, age_max=most) if total else {}
+
+@patch
 def shard_counts(self:Agent)->dict: # plain data
     "What each shard has done so far; nothing where there are none"
     if self.shards is None: return {}

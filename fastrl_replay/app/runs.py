@@ -24,7 +24,7 @@ from .recipes import BY_LEARNER, Agent, check_saved, memory_dirs, memory_path, p
 from .run_files import facts_of, read_config, read_metrics, run_of, run_title
 from .saved_policies import checkpoint_bytes, load_checkpoint, load_model, policy_state, read_policy
 from ..learning.registry import recorded
-from .run_reports import MemorySamples, write_report
+from .run_reports import Clock, MemorySamples, write_report
 from ..look.figures import picture
 from ..look.run_page import new_run
 
@@ -61,7 +61,7 @@ def _best(x): # a form
 _KEPT = dict(   # what a checkpoint holds beside the agent, each with its form
     wall=_float, evals=listed(_pair), successes=listed(_pair), solved=maybe(integer()), best=maybe(_best),
     last=dict.fromkeys(('report','eval','save'), integer()), sums=dict_of(_float), counts=dict_of(integer()),
-    ended=integer(), reported=_pair)
+    ended=integer(), reported=_pair, spent=dict_of(_float))
 
 # %% ../../nbs/app/runs.ipynb #497d51b0
 class Run:
@@ -84,6 +84,7 @@ class Run:
         self.last = dict(report=0, eval=0, save=0)     # the step of the last one of each
         self.sums,self.counts = {},{}                  # of the records since the last report, by name
         self.ended,self.reported = 0,(0,0.)            # at the last report: episodes, (step, seconds)
+        self.spent = {}                                # seconds in each part
         self.drawn = 0.                                # when the picture was last drawn
         self.samples = None                            # of a memory in main memory, while it trains
         self.saved = 0                                 # the step of the last checkpoint
@@ -99,12 +100,14 @@ def train(self:Run, show=None)->dict: # the summary; None where it was stopped b
     agent,self.show = self.agent,show or Silent()
     if not self.has_rows: raise SettingsError('run', 'its rows were left out', self.out, remedy='resume(…)')
     torch.set_num_threads(self.settings['threads'])
-    agent.journal.watch,agent.journal.between = self.show.tick,self._between
+    agent.journal.watch,agent.journal.between = self._came,self._between
     self.began = perf_counter() - self.wall
     if self.ranks.size > 1: agent.journal.ask = lambda: self.stop
     sampled = self.leads and agent.memory is not None and not memory_path(self.settings)
     if sampled: self.samples = MemorySamples(self.out)
-    with self._held or (lock_dir(self.out) if self.leads else ExitStack()):
+    self.collecting = _collecting(self.settings)
+    self.clock = Clock(spent=self.spent, part=self.collecting)
+    with self._held or (lock_dir(self.out) if self.leads else ExitStack()), self.clock.watching(*self._calls()):
         self._held = None
         if not (self.out/'checkpoint.pt').exists(): self.save()   # from now on, it can be resumed
         try:
@@ -117,6 +120,24 @@ def train(self:Run, show=None)->dict: # the summary; None where it was stopped b
 
 # %% ../../nbs/app/runs.ipynb #997fefcd
 class _Stopped(Exception): "It was asked to stop, and has been saved"
+
+# %% ../../nbs/app/runs.ipynb #096d1fd2
+_MEMORY = 'memory: rows in, batches out'
+
+def _collecting(s): # the part of the time between two blocks
+    if recorded(s): return _MEMORY
+    return 'waiting for workers' if s.get('workers') or s.get('shards') else 'environments and policy'
+
+@patch
+def _calls(self:Run): # for `Clock.watching`
+    yield self.agent.pipe,'learn','learner'
+    for name,part in dict(evaluate='evaluations', save='checkpoints', report='reports').items(): yield self,name,part
+
+@patch
+def _came(self:Run, rows):
+    "A block has come: the stages below go on with it"
+    self.show.tick(rows)
+    self.clock.to(_MEMORY)
 
 # %% ../../nbs/app/runs.ipynb #dc3837bc
 class Silent:
@@ -134,6 +155,7 @@ def _between(self:Run):
         self.save()
         self.stop |= stop
         if stop: raise _Stopped
+    self.clock.to(self.collecting)
 
 @patch
 def _plan_next(self:Run):
@@ -167,7 +189,7 @@ def report(self:Run):
     line = dict(env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns),
         return_mean=float(np.mean(new)) if new else None, **dict(success_mean=float(np.mean(won))) if won else {},
         **({} if recorded(self.settings) else a.policy.report() if hasattr(a.policy, 'report') else {}), **means,
-        fill=a.fill, **a.shard_counts(), wall_s=round(self.wall, 3),
+        fill=a.fill, **a.ages(), **a.shard_counts(), wall_s=round(self.wall, 3),
         steps_per_s=round((j.steps - steps)/max(self.wall - seconds, 1e-9), 1))
     self._write(line)
     if self.samples and self.samples.is_due(len(a.memory.memory)): self.samples.write(a.memory)
@@ -245,7 +267,8 @@ def load(self:Run):
     if not isinstance(state, dict) or not {'agent','run'} <= set(state): raise SettingsError('run',
         f'{path} belongs to no run', sorted(map(str, state)) if isinstance(state, dict) else type(state), 'agent, run')
     if not self.leads: state['agent'] = load_checkpoint(self._part(state['parts']))
-    if isinstance(state['run'], dict): state['run'] = {'successes': [], 'best': None, **state['run']}   # older: none
+    older = dict(successes=[], best=None, spent={})   # versions had none
+    if isinstance(state['run'], dict): state['run'] = {**older, **state['run']}
     try:
         kept = checked('Run', _KEPT, state['run'])
         self.agent.load_state_dict(state['agent'] if self.has_rows else self.agent.without_rows(state['agent']))
@@ -511,6 +534,7 @@ def report_end(self:Run,
 @patch
 def _finish(self:Run)->dict:
     a,j = self.agent,self.agent.journal
+    self.clock.to('reports')
     if self.counts or j.steps > self.reported[0]: self.report()
     self.save()
     final,won = self.evaluate(20)
@@ -520,6 +544,7 @@ def _finish(self:Run)->dict:
         env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns), wall_s=round(self.wall, 2),
         steps_per_s=round(j.steps/self.wall, 1), device=str(getattr(a.pipe, 'device', 'cpu')),
         final_return=float(final.mean()), final_std=float(final.std()), final_returns=final.tolist(),
+        spent={part: round(s, 3) for part,s in self.spent.items()},
         **{} if won is None else dict(final_success=float(won.mean())), solved_at_step=self.solved, solved=a.solved,
         **{} if self.best is None else dict(best_return=self.best['eval_return'], best_at_step=self.best['env_steps']))
     self.save()

@@ -36,14 +36,17 @@ class _Kept:
         return self.known[path][1]
 
 # %% ../../nbs/app/watching.ipynb #85da5a9c
+_SHARE = .005   # of a core
+
 class _Rarely:
-    "The result of a function, which is called at most a tenth of the time"
+    "The result of a function, which is called so rarely that it takes no more than that share"
     def __init__(self): self.due,self.found = 0.,None
     def __call__(self, f):
-        began = time.monotonic()
-        if began >= self.due:
-            self.found,ended = f(),time.monotonic()
-            self.due = ended + 9*(ended - began)
+        if time.monotonic() < self.due: return self.found
+        first,began = self.found is None,time.thread_time()
+        self.found = f()
+        used = 0. if first else time.thread_time() - began
+        self.due = time.monotonic() + max(used/_SHARE, 1.)
         return self.found
 
 # %% ../../nbs/app/watching.ipynb #5bf8c4a5
@@ -75,7 +78,7 @@ def _ago(seconds):
 class WatchedRun:
     "A run's directory"
     def __init__(self, path):
-        self.out,self.read,self.rarely = Path(path),_Kept(),_Rarely()
+        self.out,self.read = Path(path),_Kept()
         self.seen,self.rows = [],[]   # videos, which keep their numbers; the memory on disk, or one for each shard
         read_config(path)   # is it a run?
 
@@ -94,7 +97,7 @@ class WatchedRun:
         "What its memory tells: its directory, or the sample that the run has left"
         s = dict({'memory_path': 'none', 'shards': 0}, **config.get('settings', {}))
         if s['memory_path'] in ('none', None): return self.read(_sample, self.out/'memory.json')
-        return self.rarely(lambda: self._look(Path(str(config.get('directory', '.'))), s, config.get('id')))
+        return self._look(Path(str(config.get('directory', '.'))), s, config.get('id'))
 
     def _look(self, began, s, id):
         try:
@@ -133,11 +136,11 @@ def video(self:WatchedRun, number:int)->tuple: # content type, an open file; Non
 # %% ../../nbs/app/watching.ipynb #8564c255
 class WatchedMemory:
     "A memory's directory, open for reading"
-    def __init__(self, path): self.path,self.rows,self.rarely = Path(path),[open_memory(path)],_Rarely()
+    def __init__(self, path): self.path,self.rows = Path(path),[open_memory(path)]
 
     def piece(self)->Safe:
         "What is in it now"
-        try: told = self.rarely(self.rows[0].inside)
+        try: told = self.rows[0].inside()
         except Exception as e:   # files that another process changes: the rest of the page goes on
             return tag('p.note', f'It can\'t be read at the moment: {type(e).__name__}: {e}')
         return memory_numbers(told) + memory_charts(told)
@@ -165,14 +168,14 @@ _HTML = 'text/html; charset=utf-8'
 class Watch:
     "Pages about runs and memories: a function of their names"
     def __init__(self, runs:list, memories:list):
-        self.runs,self.memories,self.lock,self.made = runs,memories,threading.Lock(),(0.,None)
+        self.runs,self.memories,self.lock,self.rarely = runs,memories,threading.Lock(),_Rarely()
 
     def __call__(self,
         name:str, # of a page, as a request has it
     )->tuple: # content type, and bytes or an open file; None: there is no such page
         "A page"
         if name == '': return _HTML,self.page().encode()
-        if name == 'sections': return 'application/json',json_text(self.sections()).encode()
+        if name == 'sections': return 'application/json',self._made()[1]
         if not (m := re.fullmatch(r'(video|memory|rows)/([0-9]{1,5})/([0-9]{1,5})', name)): return None
         watched,i,k = self.memories if m[1] == 'memory' else self.runs,int(m[2]),int(m[3])
         if i >= len(watched): return None
@@ -181,21 +184,24 @@ class Watch:
 
     def sections(self)->list: # of (id, piece)
         "All that there is to see now"
-        with self.lock:
-            if time.monotonic() - self.made[0] > 1 or self.made[1] is None: self.made = time.monotonic(),self._make()
-            return self.made[1]
+        return self._made()[0]
+
+    def _made(self):
+        with self.lock: return self.rarely(self._make)
 
 # %% ../../nbs/app/watching.ipynb #cd17ae8d
 @patch
-def _make(self:Watch):
+def _make(self:Watch): # sections, and the same as a request gets them
     told = [dict(run.now(), videos=run.videos(i)) for i,run in enumerate(self.runs)]
+    self.titles = [run['title'] for run in told]
     found = run_sections(told) if told else {}
     if self.memories and len(told) == 1: found = {k or told[0]['title']: piece for k,piece in found.items()}
     found.update({str(m.path): m.piece() for m in self.memories})
     frames = [(f'{kind}/{i}/{k}',memory.place.path) for kind,all in (('rows',self.runs),('memory',self.memories))
         for i,watched in enumerate(all) for k,memory in enumerate(watched.rows)]
     found.update({f'Rows of {path}': _frame(src) for src,path in frames})
-    return section_list(found)
+    sections = section_list(found)
+    return sections,json_text(sections).encode()
 
 def _frame(src): return tag('p', tag('a', 'as a page', href=src, target='_blank'),
     ', as it is when it is loaded') + \
@@ -204,11 +210,11 @@ def _frame(src): return tag('p', tag('a', 'as a page', href=src, target='_blank'
 @patch
 def page(self:Watch)->str:
     "The first page, which then asks for newer sections"
-    names = [str(w.out) for w in self.runs] + [str(m.path) for m in self.memories]
+    sections,names = self.sections(),[*(str(w.out) for w in self.runs),*(str(m.path) for m in self.memories)]
     if len(names) > 1: title = ', '.join(f'{what}: {len(w)}'
         for what,w in (('Runs',self.runs),('Memories',self.memories)) if w)
-    else: title = self.runs[0].now()['title'] if self.runs else 'Memory'
-    return live_page(title, ', '.join(names), self.sections())
+    else: title = self.titles[0] if self.runs else 'Memory'
+    return live_page(title, ', '.join(names), sections)
 
 # %% ../../nbs/app/watching.ipynb #d45b86ca
 def watch_dirs(

@@ -176,9 +176,8 @@ def _draw_times(drawn, unit, ax):
     ax.set(yscale='symlog', xlabel='times drawn', ylabel=unit)
     ax.xaxis.get_major_locator().set_params(integer=True)
 
-def _draw_times_over_ring(seen, ax):
-    row = seen['row']
-    ax.plot(*_means(row['key'], row['drawn'], seen), color=ORANGE, lw=1.5)
+def _draw_times_over_ring(key, drawn, seen, ax):
+    ax.plot(*_means(key, drawn, seen), color=ORANGE, lw=1.5)
     ax.set(ylim=(0, None), ylabel='mean times drawn')
     _keys_axis(ax, seen)
 
@@ -210,10 +209,28 @@ def _draw_bars(values, ax, text=str, color=PALE):
     "Named numbers as bars, each with its text"
     names,x = [*values],np.array([*values.values()], float)
     ax.barh(range(len(x)), x, .6, color=color)
-    for i,v in enumerate(x): ax.text(v, i, f' {text(v)}', va='center', fontsize=7, color=GREY)
+    said = text if isinstance(text, list) else map(text, x)
+    for i,(v,t) in enumerate(zip(x, said)): ax.text(v, i, f' {t}', va='center', fontsize=7, color=GREY)
     ax.set(ylim=(max(len(x), 3) - .5, -.5), xlim=(0, (x.max() or 1)*1.45), xticks=[])
     ax.set_yticks(range(len(x)), names)
     ax.spines['bottom'].set_visible(False)
+
+# %% ../../nbs/look/memory_figure.ipynb #01700ec0
+def _bars_of(seen): # title, name → number, how it is said, and a colour
+    parts = seen['parts']
+    def each(f): return {name: x for name,p in parts.items() for x in [f(p)] if x is not None}
+    def never(p): return (_times_drawn(p)[1] <= 0).mean() if _times_drawn(p) else None
+    def even(p):
+        likely = (p['draw'] or {}).get('probability')
+        return round(float(_effective(likely)/len(likely)), 9) if likely is not None and len(likely) else None
+    rows = [f'{p["rows"]:,} ({_share_text(p["rows"]/p["max_sz"])})' for p in parts.values()]
+    found = [('shares of a batch', seen['shares'], lambda v: f'{v:.0%}', ORANGE),
+        ('rows', each(lambda p: p['rows']), rows),
+        ('bytes reserved', each(lambda p: sum(p['nbytes'].values())), _bytes_text),
+        ('never drawn', each(never), _share_text, ORANGE), ('effective sample size', each(even), _share_text)]
+    if 'stats' not in seen: found.append(   # of shards, workers tell it
+        ('mean age of drawn rows', each(lambda p: p['numbers'].get('age_mean') or None), lambda v: f'{v:,.0f}'))
+    return [panel for panel in found if panel[1]]
 
 # %% ../../nbs/look/memory_figure.ipynb #0229be08
 def _ring_panels(seen):
@@ -233,18 +250,28 @@ def _share_text(x):
     if x in (0,1) or .01 <= x <= .99: return f'{x:.0%}'
     return '< 0.1%' if x < .001 else '> 99.9%' if x > .999 else f'{x:.1%}'
 
+def _times_drawn(seen):
+    "Keys of what can be drawn, sequences at their first rows, and how often it was; nothing where that is not known"
+    row,draw = seen['row'],seen['draw']
+    if row['drawn'] is None or not row['drawn'].any(): return ()
+    if seen['unit'] == 'rows' or draw is None: return row['key'],row['drawn']
+    return (draw['key'],row['drawn'][draw['key'] - row['key'][0]]) if len(draw['key']) else ()
+
+# %% ../../nbs/look/memory_figure.ipynb #2ab12b35
 def _draw_panels(seen):
-    draw,drawn,n,unit = seen['draw'],seen['row']['drawn'],seen['numbers'],seen['unit']
-    if drawn is not None and drawn.any():
-        firsts = drawn if unit == 'rows' or draw is None else drawn[draw['key'] - seen['row']['key'][0]]
-        yield f'{_share_text((firsts <= 0).mean())} of {unit} never drawn',lambda ax: _draw_times(firsts, unit, ax)
+    draw,n,unit = seen['draw'],seen['numbers'],seen['unit']
+    if found := _times_drawn(seen):
+        key,drawn = found
+        yield f'{_share_text((drawn <= 0).mean())} of {unit} never drawn',lambda ax: _draw_times(drawn, unit, ax)
         ages = f'age {n["age_mean"]:,.0f} in the mean, {n["age_max"]:,} at most' if n.get('age_mean') else ''
-        if unit == 'rows': yield ages or 'which were drawn',lambda ax: _draw_times_over_ring(seen, ax)
+        yield ages or 'which were drawn',lambda ax: _draw_times_over_ring(key, drawn, seen, ax)
     if draw is None or draw['priority'] is None: return
     p,likely = draw['priority'],draw['probability']
     if (p > 0).any(): yield f'priorities of {len(p):,} {unit}',lambda ax: _draw_priorities(p, unit, ax)
-    if likely is not None and len(likely): yield f'effective sample size {1/(likely**2).sum():,.0f} of {len(p):,}', \
+    if likely is not None and len(likely): yield f'effective sample size {_effective(likely):,.0f} of {len(p):,}', \
         lambda ax: _draw_likelier(seen, ax)
+
+def _effective(p): return 1/(p**2).sum()   # that many rows with equal probabilities would be as even
 
 # %% ../../nbs/look/memory_figure.ipynb #c9e5ec84
 def place_text(
@@ -280,13 +307,9 @@ def _all_well(seen):
     return [f'nothing unusual: looked at {seen["checked"]}'] if seen.get('checked') else []
 
 def _parts_figure(seen, title):
-    "Shares, rows and bytes of several replays, and the returns in each"
-    parts,shares,who = seen['parts'],seen['shares'],seen['title']
-    rows = {n: p['rows'] for n,p in parts.items()}
-    nbytes = {n: sum(p['nbytes'].values()) for n,p in parts.items()}
-    panels = [('shares of a batch', lambda ax: _draw_bars(shares, ax, lambda v: f'{v:.0%}', ORANGE)),
-        ('rows', lambda ax: _draw_bars(rows, ax, lambda v: f'{v:,.0f}')),
-        ('bytes reserved', lambda ax: _draw_bars(nbytes, ax, _bytes_text))]
+    "Several replays side by side, and the returns in each"
+    parts,who = seen['parts'],seen['title']
+    panels = [(name, lambda ax, bars=bars: _draw_bars(bars[0], ax, *bars[1:])) for name,*bars in _bars_of(seen)]
     for name,p in [*parts.items()][:5]:
         if p['episode']['total'] is None or not np.isin(p['episode']['end'], ENDS[:2]).any(): continue
         panels.append((f'returns: {name}', lambda ax, p=p: _draw_over_ring(p, 'total', ax)))

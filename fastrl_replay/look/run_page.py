@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['new_run', 'column', 'ratio', 'quantities', 'small_charts', 'returns_chart', 'together_chart', 'facts', 'result',
-           'evaluations', 'changed', 'settings_table', 'origin', 'shards', 'memory_numbers', 'memory_charts',
+           'speed', 'evaluations', 'changed', 'settings_table', 'origin', 'shards', 'memory_numbers', 'memory_charts',
            'memory_sample', 'run_sections', 'videos', 'section_list', 'run_page', 'live_page']
 
 # %% ../../nbs/look/run_page.ipynb #23a5b906
@@ -172,6 +172,20 @@ def _duration(seconds):
     h,m,s = int(seconds//3600),int(seconds//60 % 60),int(seconds % 60)
     return f'{h} h {m:02} min' if h else f'{m} min {s:02} s'
 
+# %% ../../nbs/look/run_page.ipynb #bff1f148
+def speed(
+    runs:list,
+)->Safe:
+    "Seconds in each part, and their share"
+    told = [_dict(_dict(r['summary']).get('spent')) for r in runs]
+    told = [{k: v for k,v in spent.items() if is_number(v) and v > 0} for spent in told]
+    def most(part): return max(spent.get(part, 0) for spent in told)
+    def cell(spent, part):
+        return f'{spent[part]:,.1f} s ({spent[part]/sum(spent.values()):.1%})' if part in spent else None
+    parts = sorted(dict.fromkeys(part for spent in told for part in spent), key=most, reverse=True)
+    rows = [[part,*(cell(spent, part) for spent in told)] for part in parts]
+    return _table(['part',*(r['name'] for r in runs)] if len(runs) > 1 else ['part','time'], rows)
+
 # %% ../../nbs/look/run_page.ipynb #2dda4066
 def evaluations(
     run:dict,
@@ -312,7 +326,8 @@ def run_sections(
     state = tag(f'p.state.{run["state"]}', tag('b', run['state']), ' ', run['said'])
     found = {'': state + result(run) + returns_chart(run), 'Curves': small_charts(runs),
         'Evaluations': evaluations(run),
-        'Videos': videos(run), 'Memory': told, 'Shards': shards(run), 'Settings': settings_table(runs),
+        'Videos': videos(run), 'Memory': told, 'Shards': shards(run), 'Speed by parts': speed(runs),
+        'Settings': settings_table(runs),
         'Versions': origin(run)}
     return {k: v for k,v in found.items() if v}
 
@@ -343,7 +358,7 @@ def _side_by_side(runs):
         for i,r in enumerate(runs) if r['memory']])
     pages = joined([[tag('h3', r['name']),videos(r)] for r in runs if r['videos']])
     found = {'': together_chart(runs) + told, 'Curves': small_charts(runs), 'Videos': pages, 'Memory': memories,
-        'Settings': settings_table(runs)}
+        'Speed by parts': speed(runs), 'Settings': settings_table(runs)}
     return {k: v for k,v in found.items() if v}
 
 # %% ../../nbs/look/run_page.ipynb #377fdb3d

@@ -13,6 +13,7 @@ from time import monotonic, time
 import numpy as np
 from fastcore.basics import patch
 from ..memory.samplers import Uniform
+from .engines import look_into
 from ..pipe import WorkerInfo
 from ..replay.due_batches import as_fraction
 from ..steps.batches import each_of
@@ -184,6 +185,10 @@ def update(self:Shard, keys, td):
 def stats(self:Shard)->dict:
     "The statistics of the replay"
     return self.replay.stats()
+@patch
+def look(self:Shard, *words):
+    "A part of what pages and figures show"
+    return look_into(self, *words)
 @patch
 def close(self:Shard):
     "Write to disk what lies in files"
@@ -413,6 +418,11 @@ async def update(self:Coordinator, limit, parts):
 async def settings(self:Coordinator, limit)->tuple: # how many shards, and rows in a batch
     "What a client must know"
     return len(self.shards),self.replay.bs
+
+@patch
+async def look(self:Coordinator, limit, rank, *words):
+    "Look into a shard"
+    return await self.ask(rank, limit, 'look', *words)
 
 @patch
 async def stats(self:Coordinator, limit)->dict:

@@ -83,6 +83,9 @@ class Shard:
     def stats(self) -> dict:
         'The statistics of the replay'
         ...
+    def look(self, *words) -> Any:
+        'A part of what pages and figures show'
+        ...
     def close(self) -> Any:
         'Write to disk what lies in files'
         ...
@@ -143,6 +146,9 @@ class Coordinator:
         ...
     def settings(self, limit) -> tuple:
         'What a client must know'
+        ...
+    def look(self, limit, rank, *words) -> Any:
+        'Look into a shard'
         ...
     def stats(self, limit) -> dict:
         "Counts over all programs, and the statistics of each shard's replay"

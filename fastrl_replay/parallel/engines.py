@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AWAY', 'Filled', 'outline', 'Weights', 'pickled', 'batches_in', 'ChainCopy', 'format_error', 'save_chain',
-           'load_chain', 'seed_generators', 'Served', 'WorkerError', 'Worker', 'Silence']
+           'load_chain', 'seed_generators', 'Served', 'look_into', 'WorkerError', 'Worker', 'Silence']
 
 # %% ../../nbs/parallel/engines.ipynb #cc3a1406
 import io, pickle, random, traceback, warnings
@@ -232,14 +232,18 @@ def _facts_of(self:Served, batch):
     return self.replay.facts(batch) if hasattr(self.replay, 'facts') else None
 
 # %% ../../nbs/parallel/engines.ipynb #5d010cb8
-@patch
-def _look(self:Served,
+def look_into(
+    holder, # has the replay
     part:int, # 0: what is in each memory now; 1, 2: of these keys, the rows and what more is known of them
     name:str='', # of a memory
     *keys, # in it as it was when part 0 was asked for, or later
 ):
-    if part == 0: self.pages = self.replay.pages()
-    return self.pages[name][part](*keys) if part else {name: page[0] for name,page in self.pages.items()}
+    "What pages and figures of another process show"
+    if part == 0 or not hasattr(holder, 'pages'): holder.pages = holder.replay.pages()
+    return holder.pages[name][part](*keys) if part else {name: page[0] for name,page in holder.pages.items()}
+
+@patch
+def _look(self:Served, *words): return look_into(self, *words)
 
 # %% ../../nbs/parallel/engines.ipynb #1696b72d
 class WorkerError(Explained, RuntimeError): "A worker that failed or crashed"

@@ -82,7 +82,6 @@ class Served:
     replay: Any
     journals: Any
     learn: Any
-    pages: Any
     def __init__(self, build, chunk: int) -> None: ...
     def answer(self, what, *args) -> bytes:
         'The pickle of: what was asked, items or data, what went wrong, what is to be said of batches, and news'
@@ -90,6 +89,10 @@ class Served:
     def close(self) -> Any:
         'Close the chain'
         ...
+
+def look_into(holder, part: int, name: str = '', *keys) -> Any:
+    'What pages and figures of another process show'
+    ...
 
 class WorkerError(Explained, RuntimeError):
     'A worker that failed or crashed'

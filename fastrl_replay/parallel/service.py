@@ -8,6 +8,7 @@ __all__ = ['Service', 'RestartedShard', 'connect', 'stop']
 # %% ../../nbs/parallel/service.ipynb #5e2f0004
 import os, pickle, warnings
 from contextlib import suppress
+from functools import partial
 from threading import RLock
 from time import monotonic, sleep
 import cloudpickle, numpy as np
@@ -15,7 +16,9 @@ from fastcore.basics import patch
 from ..envs.numbering import MAX_ENVS
 from ..envs.own_steps import StepRows, step_values
 from .ray_engine import RayEngine
-from .shards import as_feedback, by_shard
+from .shards import as_feedback, by_shard, in_shards
+from ..look.memory_figure import memory_figure
+from ..look.memory_page import memory_page, shown_or_written
 from ..pipe import Pipe
 from ..replay.replay import Replay
 from ..steps.batches import each_of
@@ -193,6 +196,30 @@ def _close(self:Service): self._coordinator = None
 def stop(self:Service):
     "End the service, for all programs"
     stop(self.name, self.address)
+
+# %% ../../nbs/parallel/service.ipynb #7a796c07
+@patch
+def for_page(self:Service)->dict: # name of a shard → as `memory_page` takes it
+    "What is in each shard, and what reads its rows, where it is"
+    return in_shards({rank: partial(self._ask, 'look', rank) for rank in range(self.shards)})
+
+@patch
+def inside(self:Service)->dict: # `parts`: name of a shard → as look/inside has it
+    "What is in each shard; looking changes nothing"
+    parts = {name: seen for name,(seen,*_) in self.for_page().items()}
+    return dict(title='Service', unit='shards', bs=self.bs, shares={}, parts=parts)
+
+@patch
+def show(self:Service):
+    "What is in each shard, in one figure of matplotlib, which a notebook shows"
+    return memory_figure(self.inside())
+
+@patch
+def page(self:Service,
+    path=None, # of an HTML file; None: show the page in a notebook
+): # the path, or what shows the page
+    "Some of what is in each shard, step by step, as a page in one file; looking changes nothing"
+    return shown_or_written('Service', path, lambda: memory_page(self.for_page(), 'Service'))
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0032
 class RestartedShard(Shard):

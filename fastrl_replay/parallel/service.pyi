@@ -50,6 +50,18 @@ class Service(Pipe):
     def stop(self) -> Any:
         'End the service, for all programs'
         ...
+    def for_page(self) -> dict:
+        'What is in each shard, and what reads its rows, where it is'
+        ...
+    def inside(self) -> dict:
+        'What is in each shard; looking changes nothing'
+        ...
+    def show(self) -> Any:
+        'What is in each shard, in one figure of matplotlib, which a notebook shows'
+        ...
+    def page(self, path: Any = None) -> Any:
+        'Some of what is in each shard, step by step, as a page in one file; looking changes nothing'
+        ...
 
 class RestartedShard(Shard):
     'A shard that asks Ray whether it was restarted'

@@ -29,3 +29,7 @@ class Shards(Pipe):
     def page(self, path: Any = None) -> Any:
         'Some of what is in each shard, step by step, as a page in one file; looking changes nothing'
         ...
+
+def in_shards(looks: dict) -> dict:
+    'What is in each shard, and what reads its rows, where it is'
+    ...

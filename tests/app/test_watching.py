@@ -3,7 +3,9 @@ import json, os, re, shutil, signal, subprocess, sys, time, urllib.request
 
 import numpy as np, pytest
 from pages import HOSTILE, complaints, opened, sticking_out
+from test_memory_page import rows_of
 from test_recipes import stop, tiny
+from fastrl_replay.all import PrioritizedReplay, Rows
 from fastrl_replay.app.run_reports import MemorySamples
 from fastrl_replay.app.run_files import read_config, read_metrics
 from fastrl_replay.app.runs import resume, start
@@ -25,6 +27,7 @@ def without_times(page):
     page = re.sub(r'<img src="data:[^>]*>', '', page)
     page = re.sub(r'<figure class="chart"><figcaption><b>(environment steps|updates) a second</b>.*?</figure>', '', page)
     page = re.sub(r'<div><dt>(time|steps a second|began|id)</dt><dd>.*?</dd></div>', '', page)
+    page = re.sub(r'<section id="part-speed-by-parts">.*?</section>', '', page, flags=re.S)
     return re.sub(r'(steps in) \d+ s', r'\1', page)
 
 # ---- report.html ----
@@ -58,6 +61,27 @@ def test_versions_are_noted_where_a_run_is_resumed_with_others(tmp_path):
     (tmp_path/'r/config.json').write_text(json.dumps({**config, 'versions': {**config['versions'], 'torch': '1.0'}}))
     resume(tmp_path/'r').train()
     assert read_config(tmp_path/'r')['resumed'][0]['versions']['torch'] != '1.0' and 'torch' in (tmp_path/'r/report.html').read_text()
+
+def test_the_parts_of_a_run_add_up_to_its_time(tmp_path, monkeypatch):
+    "Also where it was resumed; each is counted where it is spent"
+    from fastrl_replay.learning.dqn import DQNLearner
+    learn = DQNLearner.learn
+    monkeypatch.setattr(DQNLearner, 'learn', lambda self, batch: (time.sleep(.002), learn(self, batch))[1])
+    out = tmp_path/'r'
+    stop(tiny(out), 200)
+    run = resume(out)
+    s = run.train()
+    assert {*s['spent']} == {'environments and policy', 'memory: rows in, batches out', 'learner', 'evaluations', 'checkpoints', 'reports'} and min(s['spent'].values()) > 0
+    assert s['spent']['learner'] > .002*s['updates'] > .1 and abs(sum(s['spent'].values()) - s['wall_s']) < .05 + .02*s['wall_s']
+    page = (out/'report.html').read_text()
+    for part, seconds in s['spent'].items(): assert f'<td>{part}</td><td>{seconds:,.1f} s (' in page
+    assert main(['report', str(out)]) == 0 and '<h2>Speed by parts' in (out/'report.html').read_text()
+    assert not {'learn', 'save', 'report'} & {*vars(run), *vars(run.agent.pipe)}   # nothing of the clock is left
+
+@pytest.mark.parametrize('changes, part', [(dict(data='rows.npz'), 'memory: rows in, batches out'), (dict(workers=2), 'waiting for workers'), (dict(shards=2), 'waiting for workers'), ({}, 'environments and policy')])
+def test_what_comes_between_two_blocks_has_the_name_of_what_it_is(changes, part):
+    from fastrl_replay.app.runs import _collecting
+    assert _collecting({**recipe('cartpole').settings, **changes}) == part
 
 def test_a_report_that_fails_loses_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr('fastrl_replay.app.run_reports.run_page', lambda *args: 1/0)
@@ -156,11 +180,33 @@ def test_a_memory_on_disk_is_followed(tmp_path):
     (tmp_path/'rows/run').write_text('{"id": "another"}')
     assert WatchedRun(tmp_path/'r').now()['memory'] is None
 
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists('/proc/self/stat'), reason='the system does not say what a process has used')
+def test_what_is_shown_again_and_again_takes_less_than_a_hundredth_of_a_core(whole, tmp_path):
+    "A run of 3,000 lines and a memory of 100,000 rows, as a page asks for them"
+    out, replay = shutil.copytree(whole, tmp_path/'r'), PrioritizedReplay(bs=4, max_sz=100_000, store=Rows(tmp_path/'m'))
+    replay.add(rows_of(100_000))
+    replay.flush()
+    with open(out/'metrics.jsonl', 'a') as f: f.writelines(json.dumps(dict(env_steps=1000 + i, updates=i, loss=i % 7, return_mean=i % 11, wall_s=i, steps_per_s=9.)) + '\n' for i in range(3000))
+    p = subprocess.Popen(command('watch', out, tmp_path/'m'), stdout=subprocess.PIPE, text=True)
+    def used(): return sum(map(int, open(f'/proc/{p.pid}/stat').read().rsplit(')', 1)[1].split()[11:13]))/os.sysconf('SC_CLK_TCK')
+    try:
+        url = p.stdout.readline().strip()
+        def asked(seconds):
+            until = time.monotonic() + seconds
+            while time.monotonic() < until: get(url + 'sections'); time.sleep(2)
+        get(url), asked(4)   # the first two
+        began, before = time.monotonic(), used()
+        asked(40)
+        assert used() - before < .01*(time.monotonic() - began)
+        assert int(open(f'/proc/{p.pid}/stat').read().rsplit(')', 1)[1].split()[16]) >= 10   # and others go first
+    finally: p.kill()
+
 def hostile_dir(out):
     "A run's directory that somebody else has written"
     evil = {h.replace('\ud800', ''): h.replace('\ud800', '') for h in HOSTILE}
     out.mkdir()
-    (out/'config.json').write_text(json.dumps(dict(recipe=HOSTILE[0], env=HOSTILE[1], wrappers=HOSTILE, settings=evil, versions=evil, machine=HOSTILE[0], resumed=[dict(evil, env_steps=1, versions=evil)])))
+    (out/'config.json').write_text(json.dumps(dict(recipe=HOSTILE[0], env=HOSTILE[1], wrappers=HOSTILE, settings=dict(evil, env='antigravity:Wings', wrappers='antigravity:Wings'), versions=evil, machine=HOSTILE[0], resumed=[dict(evil, env_steps=1, versions=evil)])))
     (out/'metrics.jsonl').write_text(''.join(json.dumps(dict(evil, env_steps=i, loss=1., **{f'{h}2': .5 for h in evil})) + '\n' for i in range(5)))
     (out/'memory.json').write_text(json.dumps(dict(title=HOSTILE[0], rows=1, max_sz=2, numbers={h: 1 for h in evil}, remarks=HOSTILE, place=HOSTILE[1])))
     (out/'"><img src=x onerror="window.ran = 1">.gif'.replace('/', '')).write_bytes(b'GIF89a')
@@ -169,6 +215,7 @@ def hostile_dir(out):
 def test_a_hostile_directory_is_text(tmp_path):
     watch = Watch([WatchedRun(hostile_dir(tmp_path/'r'))], [])
     for name in '', 'sections': assert not re.search(r'<img src=x|<svg onload', watch(name)[1].decode())
+    assert 'antigravity' not in sys.modules   # nothing is imported that its settings name
 
 def test_a_directory_that_has_gone_is_said(copied):
     watch = Watch([WatchedRun(copied)], [])
@@ -185,6 +232,47 @@ def test_nothing_of_a_hostile_run_runs(browser, tmp_path, width, theme):
         time.sleep(2.5)   # refreshed once
         assert browser.execute_script('return window.ran') is None and not sticking_out(browser)
         assert 'as of' in browser.find_element('id', 'news').text and not complaints(browser)
+
+@pytest.mark.browser
+def test_a_hostile_memory_is_text_and_is_seen_to_grow(browser, tmp_path):
+    "In the page that is served, in the frame with its rows, and in the file that the command writes"
+    from selenium.webdriver.support.ui import WebDriverWait
+    names = [h for h in HOSTILE if h[:1] != '_' and h.isprintable()]
+    path = tmp_path/names[1].replace('/', '')
+    replay = PrioritizedReplay(bs=4, max_sz=200, store=Rows(path))
+    replay.add(rows_of(60, **{n: 'f4' for n in names}))
+    replay.flush()
+    assert main(['memory', str(path), '--html', str(tmp_path/'a.html')]) == 0
+    opened(browser, f'file://{tmp_path}/a.html')
+    assert browser.execute_script('return window.ran') is None and not complaints(browser)
+    with Server(Watch(*watched_in([path]))) as s:
+        opened(browser, s.url, 400, 'dark')
+        def rows(b): return b.execute_script("return [...document.querySelectorAll('dl.facts div')].find(d => d.firstChild.textContent === 'rows').lastChild.textContent")
+        assert rows(browser) == '60 of 200'
+        browser.execute_script("document.querySelector('iframe.memory').scrollIntoView()")
+        replay.add(rows_of(60, **{n: 'f4' for n in names}))
+        replay.flush()
+        WebDriverWait(browser, 60, .5).until(lambda b: rows(b) == '120 of 200')
+        browser.switch_to.frame(browser.find_element('css selector', 'iframe.memory'))
+        WebDriverWait(browser, 30, .5).until(lambda b: b.execute_script("return document.querySelectorAll('.episode').length") >= 4)
+        assert browser.execute_script('return window.ran') is None
+        browser.switch_to.default_content()
+        assert browser.execute_script('return window.ran') is None and not complaints(browser) and not sticking_out(browser)
+        opened(browser, 'about:blank')
+
+@pytest.mark.browser
+def test_videos_of_a_run_are_shown(browser, copied):
+    "A picture that moves, and a video, as the server has them; a link to another file is left out"
+    (copied/'a.gif').write_bytes(b'GIF89a\x01\x00\x01\x00\x80\x01\x00\x00\x00\x00\xff\xff\xff!\xf9\x04\x01\n\x00\x01\x00,\x00\x00\x00\x00\x01\x00\x01\x00\x00\x02\x02L\x01\x00;')
+    (copied/'b.mp4').write_bytes(b'moving')
+    (copied/'c.gif').symlink_to('/etc/passwd')
+    with Server(Watch([WatchedRun(copied)], [])) as s:
+        opened(browser, s.url)
+        shown = "return [...document.querySelectorAll('figure.video')].map(f => [f.lastChild.textContent, new URL(f.firstChild.src).pathname.split('/').slice(2).join('/'), f.firstChild.naturalWidth ?? null])"
+        assert browser.execute_script(shown) == [['b.mp4', 'video/0/0', None], ['a.gif', 'video/0/1', 1]]
+        assert get(s.url + 'video/0/0') == 'moving'
+        opened(browser, 'about:blank')
+        complaints(browser)   # that it is no video
 
 @pytest.mark.browser
 def test_a_run_is_seen_to_go_on_and_to_end(browser, tmp_path):

@@ -182,7 +182,11 @@ def test_a_mixture_tells_of_each_replay():
     parts = {k: filled(k, 'main memory', None) for k in ('uniform', 'proportional')}
     seen = Mixture(parts, dict(uniform=.25, proportional=.75), bs=8).inside()
     assert seen['shares'] == dict(uniform=.25, proportional=.75) and [p['title'] for p in seen['parts'].values()] == ['ExperienceReplay', 'PrioritizedReplay']
-    assert Mixture(parts, bs=8).show()._suptitle.get_text().startswith('Mixture: 2 replays')
+    fig = Mixture(parts, dict(uniform=.25, proportional=.75), bs=8).show()
+    assert fig._suptitle.get_text() == 'Mixture: 2 replays, batches of 8'
+    said = {a.get_title(): [t.get_text().strip() for t in a.texts] for a in fig.axes}
+    assert said['shares of a batch'] == ['25%', '75%'] and said['rows'] == ['60 (100%)']*2 and said['mean age of drawn rows'] == [f'{p.stats()["age_mean"]:,.0f}' for p in parts.values()]
+    assert said['never drawn'] == [f'{(p.memory.times_drawn == 0).mean():.0%}' for p in parts.values()] and [said['effective sample size'][0], len(said['effective sample size'])] == ['100%', 2]
 
 def test_rows_of_several_steps_end_where_episodes_do():
     blocks = [story(200, envs=1, seed=3)[i:i+10] for i in range(0, 200, 10)]
@@ -418,7 +422,11 @@ def test_what_is_not_known_has_no_panel():
     assert any('never drawn' in t for t in titles(replay.show())) and not any('priorities' in t or 'effective' in t for t in titles(replay.show()))
     full = titles(filled('proportional', 'main memory', None).show())
     assert len(full) == 8 and any('priorities of 60 rows' in t for t in full) and any('effective sample size' in t for t in full)
-    assert any('never drawn' in t for t in titles(filled('sequences', 'main memory', None).show()))
+    sequences = filled('sequences', 'main memory', None)
+    n = sequences.stats()
+    assert any('sequences never drawn' in t for t in titles(sequences.show())) and f'age {n["age_mean"]:,.0f} in the mean, {n["age_max"]:,} at most' in titles(sequences.show())
+    assert len(titles(filled('mine', 'main memory', None).show())) == len(titles(replay.show()))   # a sampler that says nothing of itself
+    assert 'priorities' not in ' '.join(titles(KINDS['proportional'](Rows()).show()))   # nothing was added so far
 
 def panel(fig, title):
     found, = [a for a in fig.axes if a.get_title().startswith(title)]
@@ -509,4 +517,4 @@ def test_shards_are_shown(recwarn):
     for _, batch in zip(range(6), pipe): pass
     fig = pipe.show()
     pipe.close()
-    assert [t for t in titles(fig) if not t.startswith('returns')] == ['shares of a batch', 'rows', 'bytes reserved', 'mean age of drawn rows', 'items handed on', 'items since their weights', 'items waiting', 'restarts']
+    assert [t for t in titles(fig) if not t.startswith('returns')] == ['shares of a batch', 'rows', 'bytes reserved', 'never drawn', 'effective sample size', 'mean age of drawn rows', 'items handed on', 'items since their weights', 'items waiting', 'restarts']

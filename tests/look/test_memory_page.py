@@ -76,12 +76,28 @@ def goals(n):
 
 def in_hindsight(): return HindsightReplay(bs=4, max_sz=90, reward=lambda a, d, info: -np.abs(a - d).sum(-1), seed=0)
 
+def of_agents(n):
+    "Three agents at each moment"
+    steps = rows_of(n, envs=3, agent='i4', moment='i4')
+    steps.rows['agent'], steps.rows['moment'] = steps.rows['env_id'], np.arange(n)//3
+    return steps
+
+def merged():
+    "Rows of three steps"
+    replay = ExperienceReplay(NStep([rows_of(60)[i:i+6] for i in range(0, 60, 6)], 3, .5), bs=2, max_sz=90, seed=0)
+    for _ in replay: pass
+    return replay
+
+def million(): return having(ExperienceReplay(bs=2, max_sz=1_000_000), rows_of(1_000_000, envs=16, length=50))
+
 def memories(tmp):
     sequences = having(SequenceReplay(bs=2, max_sz=90, length=6, burn_in=2, overlap=3, seed=0), rows_of(80))
     for _ in range(3): sequences.update_priorities(sequences.sample().index, np.random.rand(2, 4))
     return dict(hindsight=drawn(having(in_hindsight(), goals(80)), 3), sequences=sequences, frames=of_frames(),
         uniform=drawn(having(ExperienceReplay(bs=2, max_sz=90, seed=0), rows_of(60)), 3),
         kept=drawn(having(PrioritizedReplay(bs=2, max_sz=90, seed=0, store=Rows(tmp/'m')), rows_of(120)), 3),
+        device=drawn(having(PrioritizedReplay(bs=2, max_sz=90, seed=0, store=Rows(device='cpu')), rows_of(120)), 3),
+        moments=drawn(having(ExperienceReplay(bs=2, max_sz=90, seed=0, by='moment'), of_agents(90)), 3), steps=drawn(merged(), 3),
         timeline=having(Timeline(50), rows_of(70)), ranked=drawn(having(PrioritizedReplay(bs=2, max_sz=90, kind='rank', seed=0), rows_of(70)), 3),
         mixture=Mixture({'a': small(), 'b': small(70)}, dict(a=.5, b=.5)))
 
@@ -105,6 +121,22 @@ def test_what_belongs_to_each_kind_is_there(tmp_path):
         assert all(g >= k and g in e['key'] for g, k in zip(e['more']['goal_key'], e['key']))
     assert found['frames'][0]['frames'] and found['frames'][0]['episodes'][0]['pictures']['state']
     assert [p['name'] for p in found['mixture']] == ['a', 'b']
+
+def test_a_page_needs_nothing_else(tmp_path):
+    "No address but those within it, a policy that allows none, and a few hundred KB beside what is sampled"
+    for name, memory in {**memories(tmp_path), 'empty': Timeline(5)}.items():
+        page = memory.page().page
+        markup = re.sub(r'<script.*?</script>', '', page, flags=re.S)
+        assert not re.search(r'(src|href|action|poster|srcset)="(?!data:)|@import|url\(', markup), name
+        assert 'default-src &#x27;none&#x27;' in page and not re.search(r'connect-src|frame-src|https?://(?!www\.w3\.org/2000/svg)', page), name
+        assert len(page) - len(json.dumps(data_of(page))) < 400_000, name
+
+def test_rows_drawn_most_and_never_are_those_of_the_memory(without_figure):
+    replay = drawn(having(PrioritizedReplay(bs=8, max_sz=100, seed=0), rows_of(90)), 10)
+    times, tables = replay.memory.times_drawn, re.search(r'<div class="tables"><div><p class="note">The rows that were drawn most.*?</section>', replay.page().page, re.S)[0]
+    most, never = ([int(k) for k in re.findall(r'data-key="(\d+)"', t)] for t in tables.split('were never drawn'))
+    assert times[most].tolist() == sorted(times, reverse=True)[:10] and len({*most}) == 10
+    assert never == np.flatnonzero(times == 0)[:10].tolist() and f'{(times == 0).mean():.2%} of the rows' in tables
 
 def test_an_empty_memory_has_a_page_that_says_so(tmp_path):
     for memory in (Timeline(5), ExperienceReplay(bs=2, max_sz=5), PrioritizedReplay(bs=2, max_sz=5), SequenceReplay(bs=2, max_sz=50, length=4),
@@ -203,7 +235,7 @@ def test_wide_rows_stay_within_the_bound():
     assert 400_000 < len(page) < 2_100_000 and 'the first 128' not in page and len(data_of(page)['parts'][0]['episodes']) >= 3
 
 def test_a_million_rows_are_a_sample_that_says_so():
-    replay = having(ExperienceReplay(bs=2, max_sz=1_000_000), rows_of(1_000_000, envs=16, length=50))
+    replay = million()
     began = time.perf_counter()
     page = replay.page().page
     print(f'{len(page):,} characters, {time.perf_counter() - began:.2f} s')
@@ -239,7 +271,10 @@ def hostile_memory():
         rows = rows.copy()
         rows['state'][rows['step_n'] == 3] = np.nan
         rows['reward'][rows['step_n'] == 5] = np.nan
-        return keys, rows
+        wide = np.zeros(len(rows), [*((n, rows.dtype[n]) for n in rows.dtype.names), ('info', 'U60')])
+        for n in rows.dtype.names: wide[n] = rows[n]
+        wide['info'] = [HOSTILE[k % len(HOSTILE)] for k in keys]
+        return keys, wide
     return {HOSTILE[1]: (inside, take, None), HOSTILE[3]: (inside, take, None)}
 
 def test_a_hostile_memory_is_text():
@@ -247,6 +282,7 @@ def test_a_hostile_memory_is_text():
     assert page.count('<script') == 3 and page.count('</script>') == 3 and not re.search(r'<img(?! src="data:image/png;base64,)|<svg onload|<!--', page)
     part = data_of(page)['parts'][0]
     assert HOSTILE[0] in part['episodes'][0]['columns'] and 'NaN' in json.dumps(part)
+    assert {*HOSTILE[:6]} <= {x for e in part['episodes'] for x in e['columns']['info']}   # texts come back as they were
 
 # ---- the command ----
 
@@ -278,7 +314,7 @@ def test_rows_that_are_overwritten_meanwhile_are_left_out(tmp_path):
 def pages(tmp_path_factory):
     "Files by name"
     out = tmp_path_factory.mktemp('pages')
-    made = {n: m.page(out/f'{n}.html') for n, m in {**memories(out), 'small': small(), 'empty': Timeline(5)}.items()}
+    made = {n: m.page(out/f'{n}.html') for n, m in {**memories(out), 'small': small(), 'empty': Timeline(5), 'million': million()}.items()}
     (out/'hostile.html').write_text(memory_page(hostile_memory()), encoding='utf-8')
     return {**made, 'hostile': out/'hostile.html'}
 
@@ -298,7 +334,7 @@ def search(browser, text):
     time.sleep(.2)
     return here(browser)
 
-NAMES = 'small hindsight sequences frames uniform kept timeline ranked mixture hostile empty'.split()
+NAMES = 'small hindsight sequences frames uniform kept device moments steps timeline ranked mixture million hostile empty'.split()
 
 @pytest.mark.browser
 @pytest.mark.parametrize('name', NAMES)
@@ -429,6 +465,34 @@ def test_a_step_stands_between_its_neighbours_and_its_change_beside_what_is_usua
     assert [r[3] for r in cells('.numbers')] == ['1 ×', '4 ×', '0 ×']
     bars = browser.execute_script("return [...document.querySelectorAll('.change i')].map(b => [b.style.width, b.className])")
     assert [b[1] for b in bars[:2]] == ['up', 'down'] and abs(float(bars[0][0][:-1]) - 50/3) < .01 and bars[1][0] == '50%'
+
+@pytest.mark.browser
+def test_a_step_shows_all_that_is_known_of_it(browser, tmp_path):
+    "Action, reward, flags, priority, importance, draws: as the memory has them"
+    replay = small()
+    p, drawn = replay.sampler.probabilities()*90, replay.memory.times_drawn
+    key = int(np.flatnonzero((replay.memory[:].rows['reward'] > 1) & (drawn > 1))[0])   # the last row of an episode
+    row = replay.memory.take([key]).rows[0]
+    opened(browser, f'file://{replay.page(tmp_path/"a.html")}#key={key}')
+    found = dict(browser.execute_script("return [...document.querySelectorAll('.fact')].map(f => [f.firstChild.textContent, f.lastChild.textContent])"))
+    assert [found[n] for n in ('key', 'step', 'action', 'reward', 'drawn', 'age')] == [str(key), '15 of 15', f'{row["action"]}', f'{row["reward"]:g}', f'{drawn[key]} times', f'{90 - key} rows']
+    for name, value in dict(priority=replay.sampler.kept()[key], weight=(p[key]/p.min())**-.4).items(): assert float(found[name]) == pytest.approx(value, rel=1e-3), name
+    assert found['chance'].endswith(' × uniform') and float(found['chance'].split()[0]) == pytest.approx(p[key], rel=1e-3)
+    assert [c.text for c in browser.find_elements('css selector', '.chip')] == ['terminated']
+
+@pytest.mark.browser
+def test_rows_of_several_steps_span_them(browser, pages):
+    "The cursor is as wide as the steps up to `next_state`; fewer at an episode's end, and none of them is called odd"
+    from selenium.webdriver.common.keys import Keys
+    opened(browser, f'file://{pages["steps"]}')
+    wide = "const c = document.querySelector('.cursor').getBoundingClientRect(), o = document.querySelector('.overlay').getBoundingClientRect(); return c.width/o.width"
+    spans = "return [...document.querySelectorAll('.fact')].find(f => f.firstChild.textContent === 'spans')?.lastChild.textContent ?? null"
+    length, seen = int(here(browser)['step'].split()[-1]), []
+    for _ in range(length):
+        seen.append((browser.execute_script(spans), round(browser.execute_script(wide)*length)))
+        assert not browser.find_elements('css selector', '.chip.odd')
+        press(browser, Keys.ARROW_RIGHT)
+    assert length == 15 and seen == [('3 steps, to next_state', 3)]*13 + [('2 steps, to next_state', 2), (None, 0)]
 
 @pytest.mark.browser
 def test_tracks_take_clicks_and_drags(browser, pages):

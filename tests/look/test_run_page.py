@@ -17,12 +17,13 @@ def whole_run(**more):
     return new_run(**{**dict(name='runs/a', title='cartpole on CartPole-v1, seed 0', group='cartpole on CartPole-v1', lines=lines(), state='ended', said='done', memory=told(),
         episodes=dict(ends=[*range(50, 2000, 50)], returns=[float(i % 7) for i in range(39)], successes=[]), recipe=dict(lr=.0023, seed=0),
         config=dict(settings=dict(lr=.001, seed=0, network=[256, 256]), versions=dict(torch='2.13'), machine='x86_64', began='2026-01-02T03:04:05+00:00', resumed=[dict(env_steps=700, at='2026-01-02T04:00:00+00:00')]),
-        summary=dict(final_return=30., final_std=2.5, final_returns=[28., 32.], solved=25., solved_at_step=1500, best_return=31., best_at_step=1000)), **more})
+        summary=dict(spent={'memory: rows in, batches out': 1., 'learner': 3.}, final_return=30., final_std=2.5, final_returns=[28., 32.], solved=25., solved_at_step=1500, best_return=31., best_at_step=1000)), **more})
 
 def hostile_run():
     evil = {h: h for h in HOSTILE}
+    evil_parts = {h: 1. for h in HOSTILE}
     bad = [dict(evil, env_steps=i, loss=h, return_mean=float(i), eval_return=1., eval_std=h, wall_s=h, shards=[evil, h], **{f'{h}2': 1.}) for i, h in enumerate(HOSTILE)]
-    return new_run(HOSTILE[0], title=HOSTILE[0], group=HOSTILE[1], said=HOSTILE[2], state=HOSTILE[1], lines=bad, summary=dict(evil, solved=HOSTILE[0], final_returns=HOSTILE),
+    return new_run(HOSTILE[0], title=HOSTILE[0], group=HOSTILE[1], said=HOSTILE[2], state=HOSTILE[1], lines=bad, summary=dict(evil, solved=HOSTILE[0], final_returns=HOSTILE, spent=evil_parts),
         config=dict(settings=evil, versions=evil, began=HOSTILE[0], machine=HOSTILE[1], resumed=[dict(env_steps=1, at=HOSTILE[0], versions=evil), HOSTILE[0]]), recipe={h: 1 for h in HOSTILE},
         videos={f'{HOSTILE[1]}.mp4': HOSTILE[8], HOSTILE[1]: HOSTILE[8]}, memory=dict(told(), title=HOSTILE[0], place=HOSTILE[1], remarks=HOSTILE, numbers={h: 1 for h in HOSTILE}))
 
@@ -44,8 +45,14 @@ def test_what_cannot_be_drawn_is_left_out():
 
 def test_a_page_tells_what_a_run_was():
     page = run_page([whole_run()])
-    for said in ('30 ± 2.5', '31 at step 1,000', 'at step 1,500', '<td>lr</td><td>0.001</td><td>0.0023</td>', '256 256', '2.13', '2026-01-02 03:04:05 UTC', 'resumed at step 700', '4 of 100', 'all rewards are 1',
+    for said in ('30 ± 2.5', '31 at step 1,000', 'at step 1,500', '<td>lr</td><td>0.001</td><td>0.0023</td>', '256 256', '2.13', '2026-01-02 03:04:05 UTC', 'resumed at step 700', '4 of 100', 'all rewards are 1', '<td>learner</td><td>3.0 s (75.0%)</td>',
                  ': 0.05 at 2,000', 'evaluations, without exploring', 'solved'): assert said in page, said
+
+def test_each_quantity_has_its_curve_and_each_shard_its_line():
+    "Losses, rates, ages; of shards those of the last line"
+    found = run_sections([whole_run(lines=lines(age_mean=12., age_max=40, shards=[dict(rows_in=7, row_age=3.5), dict(rows_in=9, row_age=4.5)]))])
+    for title in 'loss', 'age of drawn rows, mean', 'age of drawn rows, most', 'environment steps a second', 'updates a second': assert f'<b>{title}</b>' in found['Curves'], title
+    assert re.findall('<t[dh][^>]*>([^<]*)</t', found['Shards']) == ['shard', 'rows_in', 'row_age', '0', '7', '3.5', '1', '9', '4.5']
 
 def test_a_page_needs_nothing_else():
     page = run_page([whole_run()])

@@ -8,6 +8,7 @@ from gymnasium.spaces import Box, Discrete
 
 from fastrl_replay.all import *
 from fastrl_replay.parallel.coordinator import Coordinator, RateLimiter, Shard, ShardLog
+from fastrl_replay.testing import same
 from workers import PLACES, no_process_is_left, ray_cluster  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')
@@ -103,6 +104,23 @@ def test_sequences_of_two_collectors():
         assert len({*rows['who'][mask]}) == 1 and (np.diff(rows['reward'][mask]) == 2).all()
     assert {1, 2} <= {*batch.rows['who'][batch.mask.numpy()].tolist()}
     batch.update_priorities(np.ones((16, 4)))
+
+def test_a_look_into_the_shards_changes_nothing(tmp_path):
+    "Figures and pages have the rows of each; one that was restarted without them says that it is empty"
+    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=500, seed=0))
+    memory, other = Local(coordinator), Local(coordinator)
+    for first in range(0, 40, 4): memory.add(block(first, 1)); other.add(block(first, 2))
+    memory.sample()
+    before = [pickle.loads(pickle.dumps(p.made.replay.state_dict())) for p in parts]
+    seen = memory.inside()['parts']
+    assert [*seen] == ['shard 0', 'shard 1'] and [p['row']['key'].tolist() for p in seen.values()] == [[*range(40)]]*2 and sum(p['row']['drawn'].sum() for p in seen.values()) == 4
+    drawn = {a.get_title(): [t.get_text().strip() for t in a.texts] for a in memory.show().axes}
+    assert drawn['rows'] == ['40 (8%)']*2 and 'shares of a batch' not in drawn and 'returns: shard 1' in drawn
+    page = memory.page(tmp_path/'a.html').read_text(encoding='utf-8')
+    assert all(f'shard {i}: 40 of 500 rows' in page for i in (0, 1)) and page.count('All 4 episodes are in this page.') + page.count('All 8 episodes are in this page.') == 2
+    assert all(same(p.made.replay.state_dict(), state) for p, state in zip(parts, before))
+    parts[1].kill()
+    assert [p['rows'] for p in memory.inside()['parts'].values()] == [40, 0] and 'The memory is empty' in memory.page().page
 
 @pytest.mark.parametrize('norm', ['batch', 'memory'])
 def test_weights_are_those_of_one_memory(norm):
