@@ -173,7 +173,7 @@ def update_priorities(self:Mixture,
     mine = [(r, keys[keys % many == i]//many, td[keys % many == i]) for i,r in enumerate(self.replays.values())]
     mine = [(r, k, t) for r,k,t in mine if len(k)]
     for r,k,t in mine:
-        with r.lock: r.view.feedback(k, t)   # raises where something is wrong
+        with r.lock: r.feedback(k, t)   # raises where something is wrong
     for r,k,t in mine: r.update_priorities(k, t)
 
 @patch

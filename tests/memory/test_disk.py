@@ -736,6 +736,30 @@ def test_a_reader_that_is_saved_goes_on(kind, tmp_path):
     again.load_state_dict(saved)
     assert len(again) == 34 and len(some(again, 5)) == 5
 
+@pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'rank', 'sequences', 'frames'])
+def test_a_reader_goes_back_with_the_writer(kind, tmp_path):
+    "It draws what is there then, as one that is opened then; errors of batches from before are left out where their rows are gone"
+    def make(mode, **kw):
+        if kind == 'rank': return PrioritizedReplay(bs=4, max_sz=60, kind='rank', seed=0, store=Rows(tmp_path, mode=mode, **kw))
+        return opened(kind, tmp_path, 60, mode=mode, bs=4, **kw)
+    def there(replay):
+        keys = sorted(drawable(replay, kind))
+        return keys, kind == 'sequences' and sorted(zip(replay.table.first.tolist(), replay.table.steps.tolist())), replay.sampler.probabilities().sum()
+    writer = make('a', spare=40)
+    writer.add(block(0, 30))
+    saved = through_file(writer.state_dict())
+    writer.add(block(30, 25))
+    reader = make('r')
+    late = [reader.sample() for _ in range(9)]
+    assert max(b.index.max() for b in late) >= 30
+    writer.load_state_dict(saved)
+    for _ in range(9): assert reader.sample().index.max() < 30
+    for b in late: reader.update_priorities(b.index, np.ones((4, 5) if kind == 'sequences' else 4))
+    assert 0 < reader.stale <= 36 and there(reader)[0] == there(make('r'))[0]
+    writer.add(block(30, 20, 2, Stream(6, False)))   # other episodes than the first time
+    assert there(reader)[:2] == there(make('r'))[:2] and there(reader)[2] == pytest.approx(1)
+    with pytest.raises(StaleKey): make('r').update_priorities([99], [1.] if kind != 'sequences' else np.ones((1, 5)))
+
 @pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences'])
 @pytest.mark.parametrize('mode', ['a', 'r'])
 def test_no_row_is_whole(kind, mode, tmp_path):
