@@ -5554,6 +5554,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                       'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view.SequenceView._known_envs': ( 'replay/sequence_view.html#sequenceview._known_envs',
                                                                                                                      'fastrl_replay/replay/sequence_view.py'),
+                                                    'fastrl_replay.replay.sequence_view.SequenceView._noted': ( 'replay/sequence_view.html#sequenceview._noted',
+                                                                                                                'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view.SequenceView._open': ( 'replay/sequence_view.html#sequenceview._open',
                                                                                                                'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view.SequenceView._plan_of': ( 'replay/sequence_view.html#sequenceview._plan_of',

@@ -32,6 +32,7 @@ from ..steps.states import anything, checked, integer, listed, maybe, row_dtype
 class Timeline:
     "The last `max_sz` rows in order of arrival, each stored once and named by its serial number, its key"
     rewinds = 0   # how often the process that writes has gone back, as one that only reads has seen
+    says = {}     # what else is to be said of a new memory in its place
     def __init__(self,
         max_sz:int=1_000_000, # how many rows are kept
         store:Store=None, # how rows become bytes; None: whole rows in main memory
@@ -174,7 +175,7 @@ def _open(self:Timeline, dtype, place=None):
     try:
         place.begin(ring)
         parts = self._parts_in(place, dtype)
-        place.publish(max_sz=self.max_sz, columns=dtype_spec(dtype), store=self.store.settings())
+        place.publish(max_sz=self.max_sz, columns=dtype_spec(dtype), store=self.store.settings(), **self.says)
         return parts
     except MemoryError as e:
         if isinstance(e, Explained): raise   # by a store or a place that knows better

@@ -15,6 +15,7 @@ class Timeline:
     store: Any
     place: Any
     rewinds: int
+    says: dict
     def __init__(self, max_sz: int = 1000000, store: Store | None = None, who: str = 'Timeline', check: Any = None, instead_of: Any = None, counted: bool = False) -> None: ...
     @property
     def dtype(self) -> Any: ...

@@ -1,5 +1,5 @@
 """Memories on disk: writers that are killed, damaged and foreign directories, readers beside writers, interrupts, power cuts, and a plain memory beside it."""
-import copy, errno, functools, json, os, pickle, shutil, signal, subprocess, sys, tempfile, threading, warnings, zipfile
+import copy, errno, functools, json, os, pickle, shutil, signal, subprocess, sys, tempfile, threading, time, warnings, zipfile
 from pathlib import Path
 
 import numpy as np, pytest
@@ -1311,6 +1311,52 @@ def test_a_larger_memory_keeps_states(tmp_path):
         len(replay)
         t = replay.view.table
         assert before and {k: t.hidden[p].tolist() for p,k in enumerate(t.first) if k >= 50} == before
+
+def with_states(first, n):
+    "Rows with a recurrent state each, which is one more than the key"
+    return Steps(extended(block(first, n).rows, hidden=np.arange(first + 1, first + n + 1, dtype=np.float32)[:,None]))
+
+def states_of(replay):
+    "By the first keys of the sequences that can be drawn"
+    replay._look()
+    t = replay.table
+    at = np.flatnonzero(t.first >= 0)
+    return dict(zip(t.first[at].tolist(), t.hidden[at].view(np.float32)[:,0].tolist()))
+
+def test_a_reader_follows_rows_when_their_states_are_there(tmp_path):
+    "It looks whenever rows count and the states of their sequences are not written, from the first block on; their slots hold older ones"
+    def make(**kw): return SequenceReplay(bs=2, max_sz=60, length=5, burn_in=0, overlap=2, seed=0, store=Rows(tmp_path, **kw))
+    writer, reader = make(), None
+    for first in range(0, 300, 20):
+        follow = writer.view.follow
+        def late(*args):
+            nonlocal reader
+            if reader is None: reader = make(mode='r')
+            reader._look()
+            follow(*args)
+        writer.view.follow = late
+        writer.add(with_states(first, 20))
+        del writer.view.follow
+    want = states_of(writer)
+    assert want == {k: k + 1 for k in want} and states_of(reader) == want
+
+def test_states_that_were_not_written_are_zeros(tmp_path):
+    "The writer is killed when its rows are there: not what was written for older rows, and a reader gets these sequences, too"
+    def make(**kw): return SequenceReplay(bs=2, max_sz=60, length=5, burn_in=0, overlap=2, seed=0, store=Rows(tmp_path, **kw))
+    def killed(*args): raise RuntimeError
+    writer = make()
+    for first in range(0, 200, 20): writer.add(with_states(first, 20))
+    writer.view.came = killed
+    with pytest.raises(RuntimeError): writer.add(with_states(200, 20))
+    leave(writer.memory)
+    reader = make(mode='r')
+    before = states_of(reader)
+    assert before and all(x == k + 1 for k, x in before.items())
+    time.sleep(1.1)
+    for replay in reader, make():
+        found = states_of(replay)
+        new = found.keys() - before.keys()
+        assert new and all(found[k] == (0 if k in new else k + 1) for k in found)
 
 def test_another_worker_makes_its_shard_while_one_looks(tmp_path, monkeypatch):
     "Between two looks at a directory that isn't there, a worker that is faster made its own in it"
