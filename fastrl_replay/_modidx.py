@@ -5688,6 +5688,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastrl_replay.sb3.ReplayBuffer._begin': ('sb3.html#replaybuffer._begin', 'fastrl_replay/sb3.py'),
                                    'fastrl_replay.sb3.ReplayBuffer._get_samples': ( 'sb3.html#replaybuffer._get_samples',
                                                                                     'fastrl_replay/sb3.py'),
+                                   'fastrl_replay.sb3.ReplayBuffer._go_on': ('sb3.html#replaybuffer._go_on', 'fastrl_replay/sb3.py'),
                                    'fastrl_replay.sb3.ReplayBuffer._observation_dtype': ( 'sb3.html#replaybuffer._observation_dtype',
                                                                                           'fastrl_replay/sb3.py'),
                                    'fastrl_replay.sb3.ReplayBuffer._tensors': ('sb3.html#replaybuffer._tensors', 'fastrl_replay/sb3.py'),
