@@ -111,7 +111,9 @@ def _follow(self:Timeline):
     self._parts[1].follow()   # after it: what these rows need has come by now
 
 @patch
-def _were_there(self:Timeline, *keys): # -1: no row
+def were_there(self:Timeline,
+    *keys, # of rows that were read; -1: no row
+):
     "Raise where another process has overwritten a row while it was read"
     if not self.reads_only: return
     place,keys = self.place,np.concatenate([k.ravel() for k in keys])
@@ -249,7 +251,7 @@ def take(self:Timeline,
     line,store,_ = self._parts
     out = store.empty(keys.size, store.dtype.itemsize)
     store.gather(line.slots(keys), out)
-    self._were_there(keys)
+    self.were_there(keys)
     return as_steps(out, store.dtype, keys.shape)
 
 @patch
@@ -278,7 +280,7 @@ def batch(self:Timeline,
     "The rows with these keys as a batch; counted as drawn"
     line,store,shapes = self._parts or self._valid_keys(keys)
     batch = (store.packed_batch if packed else store.batch)(line, keys, weights, shapes.batch)
-    self._were_there(keys)
+    self.were_there(keys)
     return batch
 
 @patch
@@ -303,7 +305,7 @@ def _masked(self:Timeline, keys, slots):
     dtype = shapes.window
     out = store.empty(slots.size, dtype.itemsize)
     store.gather(slots, out, dtype.fields['mask'][1])
-    self._were_there(keys)
+    self.were_there(keys)
     return as_steps(out, dtype, slots.shape)
 
 # %% ../../nbs/memory/timeline.ipynb #15d1a45d
@@ -324,7 +326,7 @@ def walk(self:Timeline,
     "Keys along the episodes of these rows"
     keys = self._valid_keys(keys).ravel()
     found = self._parts[0].walk(keys, offsets)
-    self._were_there(keys, found)
+    self.were_there(keys, found)
     return found
 
 @patch

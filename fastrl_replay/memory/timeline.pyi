@@ -45,6 +45,9 @@ class Timeline:
     def environments(self) -> Any:
         'Dense numbers of environments'
         ...
+    def were_there(self, *keys) -> Any:
+        'Raise where another process has overwritten a row while it was read'
+        ...
     @property
     def going_on(self) -> Any:
         'Numbers of environments under way, but for those that have been silent for long'
