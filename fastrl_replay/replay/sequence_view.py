@@ -74,7 +74,8 @@ def stored(self:SequenceView, steps:Steps)->Steps:
         if row is not None and str(state) != str(self._hidden):
             raise BlockError(self.who, "column 'hidden'", state or 'missing', self._hidden or 'none')
         row = _without_states(steps.dtype)   # whether the other columns fit, the memory says
-    if self._row is None: self.memory.says = dict(steps=dtype_spec(steps.dtype))   # for readers of the first row
+    if self._row is None:   # readers may come with the first row
+        self.memory.says = dict(self.memory.says, steps=dtype_spec(steps.dtype))
     if state is None: return steps
     for n,a in leaves(steps.rows[['hidden']].reshape(-1)):
         if a.dtype.kind in 'fc' and np.isnan(a).any():

@@ -696,6 +696,27 @@ def test_a_reader_that_counted_while_all_was_overwritten_counts_again(tmp_path, 
     assert len(reader.sample()) == 4 and len(asked) == 3
     with pytest.raises(NotEnoughRows, match='990 are missing'): reader.sample(1000)
 
+@pytest.mark.parametrize('make', [ExperienceReplay, functools.partial(SequenceReplay, length=3)])
+def test_recorded_rows_fill_a_memory_on_disk_to_the_end_or_not_at_all(make, tmp_path):
+    "After an error nothing is there, however often it is tried; what a killed process has left is refused"
+    Timeline(9000, Rows(tmp_path/'data')).add(block(0, 9000))
+    def chain(max_sz, name='m'): return make(bs=4, max_sz=max_sz, store=Rows(tmp_path/name)).offline(tmp_path/'data')
+    pipe = chain(5000)
+    for _ in range(2):
+        with pytest.raises(NoRoom, match='more rows in'): pipe.fill()
+        assert len(pipe.source.memory) == 0
+    pipe.close()
+    with chain(9000) as pipe: assert pipe.fill() == 9000 and len(next(iter(pipe))) == 4
+    with chain(9000) as pipe: assert pipe.fill() == 9000
+    pipe = chain(9000, 'k')
+    def killed(steps):
+        type(pipe.source).add(pipe.source, steps)
+        leave(pipe.source.memory)
+        raise MemoryError
+    pipe.source.add = killed
+    with pytest.raises(Exception): pipe.fill()
+    with pytest.raises(StateError, match='not filled to the end'): chain(9000, 'k').fill()
+
 def test_a_reader_changes_nothing(tmp_path):
     line = filled(tmp_path, 23)
     leave(line)
