@@ -251,7 +251,9 @@ def _catch_up(self:Replay):
 def _follow(self:Replay, end):
     "Let a view that draws places see what has come"
     block,view = self._unfollowed,self.view
-    if block is not None and block[1] < end: view.follow(*block)
+    if block is not None and block[1] < end:
+        view.follow(*block)
+        self.sampler.unwritten(block[1], end)
     self._unfollowed = None
     view.refollow(end)   # where another process adds rows
     if self._tell_places() or block is not None: view.note()
