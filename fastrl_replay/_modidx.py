@@ -4304,6 +4304,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                         'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline.flush': ( 'memory/timeline.html#timeline.flush',
                                                                                                  'fastrl_replay/memory/timeline.py'),
+                                               'fastrl_replay.memory.timeline.Timeline.forget_ages': ( 'memory/timeline.html#timeline.forget_ages',
+                                                                                                       'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline.going_on': ( 'memory/timeline.html#timeline.going_on',
                                                                                                     'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline.grid': ( 'memory/timeline.html#timeline.grid',

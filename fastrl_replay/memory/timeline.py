@@ -372,6 +372,12 @@ def __repr__(self:Timeline):
     return (f'Timeline(max_sz={self.max_sz}): {len(self)} rows of {self.dtype.itemsize} bytes, '
             f'keys {self.oldest} to {self.inserted-1}, {self.nbytes/1e6:.1f} MB')
 
+# %% ../../nbs/memory/timeline.ipynb #e10f3dbf
+@patch
+def forget_ages(self:Timeline):
+    "Nothing was drawn so far, by who counts from now on"
+    self._parts[0].tables.numbers[AGE_SUM:AGE_MAX+1] = 0
+
 # %% ../../nbs/memory/timeline.ipynb #1bdc07f8
 _AT_ONCE = 2**31   # bytes of rows that may be read for their small columns, where they are not in main memory
 
@@ -492,7 +498,7 @@ def _write_counters(self:Timeline):
     if not self.place.holds or not self._parts: return
     self.settle()
     self._parts[0].count()
-    self.place.counters[AGES] = self.ages
+    if self.ages[0]: self.place.counters[AGES] = self.ages   # of who has drawn
 
 @patch
 def check_state(self:Timeline, state:dict):

@@ -103,6 +103,9 @@ class Timeline:
     def __iter__(self) -> Iterator[Any]:
         'One-row `Steps`, oldest first'
         ...
+    def forget_ages(self) -> Any:
+        'Nothing was drawn so far, by who counts from now on'
+        ...
     def inside(self) -> dict:
         'What is in it, as plain arrays; looking changes nothing'
         ...

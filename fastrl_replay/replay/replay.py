@@ -281,6 +281,7 @@ def _tell_places(self:Replay, known=False)->bool: # known: up to rows of which t
 def _open_parts(self:Replay, end):
     "Let view and sampler go on with what lies in the memory's place"
     memory,sampler,view = self.memory,self.sampler,self.view
+    if not self.sampled: memory.forget_ages()
     sampler.open(memory.place, view.key_of if view.follows else None)
     if not view.follows: sampler.reopen(memory.oldest, end)
     else:
@@ -414,7 +415,7 @@ def stats(self:Replay)->dict: # numbers by name
     "Counts of rows and batches, ages of drawn rows, times drawn, fill"
     with self.lock:
         m = self.memory
-        ages,drawn = m.ages,m.times_drawn
+        ages,drawn = m.ages if self.sampled else (0, 0),m.times_drawn
     drawn = drawn[drawn > 0]
     return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale,
         fill=len(m)/m.max_sz, age_mean=float(ages[0]/max(self.sampled, 1)), age_max=int(ages[1]),

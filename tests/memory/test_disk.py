@@ -717,6 +717,27 @@ def test_recorded_rows_fill_a_memory_on_disk_to_the_end_or_not_at_all(make, tmp_
     with pytest.raises(Exception): pipe.fill()
     with pytest.raises(StateError, match='not filled to the end'): chain(9000, 'k').fill()
 
+def test_ages_are_those_of_what_this_replay_has_drawn(tmp_path):
+    "Of one that is opened again, of one that was closed and goes on, and of one that goes on from a checkpoint"
+    def make(): return ExperienceReplay(bs=8, max_sz=50, seed=0, store=Rows(tmp_path, spare=50))
+    def mean(batches, inserted): return pytest.approx(np.mean([inserted - k for b in batches for k in b.index.tolist()]))
+    first = make()
+    first.add(block(0, 60))
+    seen = [first.sample() for _ in range(20)]
+    saved = through_file(first.state_dict())
+    first.close()
+    seen += [first.sample() for _ in range(3)]
+    assert first.stats()['age_mean'] == mean(seen, 60)
+    first.close()
+    again = make()
+    assert len(again) and again.stats()['age_mean'] == again.stats()['age_max'] == 0
+    again.close()   # it has drawn nothing, and says nothing of ages
+    assert open_memory(tmp_path).inside()['numbers']['age_max'] == max(60 - int(b.index.min()) for b in seen)
+    again = make()
+    assert again.stats() and mean([again.sample()], 60) == again.stats()['age_mean']
+    again.load_state_dict(saved)
+    assert again.stats()['age_mean'] == mean(seen[:20], 60)
+
 def test_a_reader_changes_nothing(tmp_path):
     line = filled(tmp_path, 23)
     leave(line)
