@@ -16,6 +16,7 @@ from ..data.datasets import is_minari, read_minari
 from ..stages.journal import Journal
 from ..steps.settings import SettingsError
 from ..memory.directory import read_meta
+from ..memory.places import in_parts
 from ..memory.timeline import Timeline
 from ..memory.rows import STORES
 from ..stages.nstep import NStep
@@ -46,10 +47,9 @@ def open_memory(
 
 # %% ../../nbs/app/offline.ipynb #432ed191
 class _Parts:
-    "The rows of a memory on disk, oldest first"
+    "The rows of a memory on disk, oldest first; an error where another process overwrites some before they are read"
     def __init__(self, path): self.memory = open_memory(path)
-    def __iter__(self):
-        for i in range(0, len(self.memory), 4096): yield self.memory[i:i+4096]
+    def __iter__(self): return map(self.memory.take, in_parts(*reversed(self.memory.span), 4096))
 
 # %% ../../nbs/app/offline.ipynb #72a273a6
 def recorded_rows(

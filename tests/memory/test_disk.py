@@ -15,7 +15,8 @@ from fastrl_replay.memory.directory import COMMITTED, FLUSHED, RESERVED, Directo
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows, Store
 from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.app.offline import open_memory
+from fastrl_replay.app.offline import open_memory, recorded_rows
+from fastrl_replay.data.datasets import _blocks
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
@@ -737,6 +738,18 @@ def test_ages_are_those_of_what_this_replay_has_drawn(tmp_path):
     assert again.stats() and mean([again.sample()], 60) == again.stats()['age_mean']
     again.load_state_dict(saved)
     assert again.stats()['age_mean'] == mean(seen[:20], 60)
+
+@pytest.mark.parametrize('spare', [0, 6000])
+def test_recorded_rows_of_a_memory_that_is_written(spare, tmp_path):
+    "None is left out in silence: with rows to spare all of them come, in order; without, it is an error"
+    writer = Timeline(9000, Rows(tmp_path, spare=spare))
+    writer.add(block(0, 9000))
+    for parts in iter(recorded_rows(tmp_path)), iter(_blocks(open_memory(tmp_path))):
+        first, seen = writer.oldest, next(parts).total_reward.tolist()
+        writer.add(block(writer.inserted, 5000))
+        if spare: assert seen + [x for part in parts for x in part.total_reward.tolist()] == [*range(first, first + 9000)]
+        else:
+            with pytest.raises(StaleKey): list(parts)
 
 def test_a_reader_changes_nothing(tmp_path):
     line = filled(tmp_path, 23)
