@@ -194,12 +194,13 @@ def _check_initial(self:Replay, steps):
     except ValueError as e: raise BlockError(type(self).__name__, f'column {self._initial!r}: {e}') from None
 
 @patch
-def _initial_priorities(self:Replay, first):
-    "What the rows from this key on say of their priorities, if they are asked"
-    end = self.memory.inserted
+def _initial_priorities(self:Replay, first, end):
+    "What these rows say of their priorities, if they are asked"
     if self._initial is None or first >= end: return {}
-    new = self.memory.take(np.arange(first, end)).to('cpu')
-    return dict(p=self.sampler.priorities(new.rows[self._initial]))
+    keys,(line,store,_) = np.arange(first, end),self.memory.parts
+    td = store.some_columns(keys % line.ring, (self._initial,))[self._initial]
+    gone = keys < self.memory.oldest   # another process may have overwritten some meanwhile
+    return dict(p=self.sampler.priorities(np.where(gone, 0, td)))
 
 # %% ../../nbs/replay/replay.ipynb #05e1f041
 @patch
@@ -243,7 +244,7 @@ def _catch_up(self:Replay):
     if self.view.follows: self._follow(end)
     elif sampler.end != end or sampler.first < oldest:
         first = max(sampler.end, oldest)
-        sampler.added(first, end, oldest, **self._initial_priorities(first))
+        sampler.added(first, end, oldest, **self._initial_priorities(first, end))
     return len(self.view) if self.view.follows else end - oldest
 
 # %% ../../nbs/replay/replay.ipynb #4bbd6b43

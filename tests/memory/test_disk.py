@@ -751,6 +751,23 @@ def test_recorded_rows_of_a_memory_that_is_written(spare, tmp_path):
         else:
             with pytest.raises(StaleKey): list(parts)
 
+@pytest.mark.parametrize('n', [3, 30])
+def test_rows_that_come_while_a_reader_looks_for_their_priorities(n, tmp_path):
+    "A few more, or so many that those it asks for are gone"
+    def make(**kw): return PrioritizedReplay(bs=4, max_sz=20, initial='total_reward', alpha=1, eps=0, seed=0, store=Rows(tmp_path, **kw))
+    writer = make()
+    writer.add(block(0, 8))
+    reader = make(mode='r')
+    asks = reader._initial_priorities
+    def late(*args):
+        writer.add(block(writer.memory.inserted, n))
+        return asks(*args)
+    reader._initial_priorities = late
+    for _ in range(5): reader._look()
+    del reader._initial_priorities
+    reader._look()
+    assert reader.sampler.kept().tolist() == writer.sampler.kept().tolist() == reader.memory.keys.tolist()
+
 def test_a_reader_changes_nothing(tmp_path):
     line = filled(tmp_path, 23)
     leave(line)

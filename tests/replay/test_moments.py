@@ -148,6 +148,22 @@ def test_a_reader_goes_back_with_the_writer(tmp_path):
     assert all_of(reader, 2) == naive(rows + more, 50, 2)
     reader.close(), writer.close()
 
+def test_a_writer_that_overwrites_what_a_reader_looks_at(tmp_path, monkeypatch):
+    from fastrl_replay.replay import views
+    def made(**kw): return ExperienceReplay(bs=2, max_sz=20, by='moment', seed=1, store=Rows(path=tmp_path/'m', **kw))
+    rows, parts, writer = [(0, a, t) for t in range(40) for a in range(2)], views.in_parts, made()
+    writer.add(block(rows[:16]))
+    reader = made(mode='r')
+    def late(*args):
+        for keys in parts(*args):
+            writer.add(block(rows[16:]))
+            yield keys
+    monkeypatch.setattr(views, 'in_parts', late)
+    assert len(reader) == 0
+    monkeypatch.undo()
+    assert all_of(reader, 2) == naive(rows, 20, 2)
+    reader.close(), writer.close()
+
 def test_priorities_of_moments():
     replay = Replay(None, 4, 60, sampler=Proportional(60, alpha=1., seed=0), view=Moments(), beta=.4)
     for t in range(10): replay.add(block([(0, a, t) for a in range(3)]))
