@@ -67,6 +67,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         fields['action'] = np.dtype((self._maybe_cast_dtype(action_space.dtype), (self.action_dim,)))
         self.row = np.dtype(list(fields.items()), align=True)
         self._begin()
+        self._go_on()
 
     def _observation_dtype(self):
         def of_space(s, name): return np.dtype((s.dtype, get_obs_shape(s))) if fields_of(s) is None else None
@@ -76,6 +77,15 @@ class ReplayBuffer(buffers.ReplayBuffer):
         n = self.n_envs
         self.counts,self.totals = np.array([[1,0,0]]*n, np.int32),np.zeros(n)   # episode, step, is it over? And rewards
         self.rows = _Rows(n, self.row)
+
+# %% ../nbs/sb3.ipynb #18fac04d
+@patch
+def _go_on(self:ReplayBuffer):
+    "Stand after the rows that lie in the store's directory"
+    inserted,n = self.memory.inserted,self.n_envs
+    if inserted % n: raise ArgumentError('sb3.ReplayBuffer', f'n_envs={n}', f'{inserted} rows in '
+        f'{self.memory.store.folder}', 'as many environments as they came from', 'another path')
+    self.pos,self.full = inserted//n % self.buffer_size,inserted >= self.buffer_size*n
 
 # %% ../nbs/sb3.ipynb #7f1ce083
 def flags_of(
@@ -143,6 +153,7 @@ def _get_samples(self:ReplayBuffer, batch_inds, env=None):
     n,slots = self.n_envs,batch_inds
     if n > 1: slots = batch_inds*n + np.random.randint(0, high=n, size=(len(batch_inds),))
     keys = newest_in(slots, self.memory.inserted, self.buffer_size*n)
+    keys = np.maximum(keys, self.memory.oldest)   # a kill in the midst of `add` may have cost the oldest rows
     steps = self.memory.batch(keys, np.ones(len(keys)))
     there = self.memory.store.device is not None and env is None   # what is normalized passes through main memory
     rows = steps if there else main_rows(steps)

@@ -123,6 +123,24 @@ def test_sequences_are_told(tmp_path):
     assert (p['unit'], p['known']) == ('sequences', int((t.first >= 0).sum())) and p['max'] == pytest.approx((3 + 1e-6)**.9)
     check_facts(survey(open_memory(tmp_path/'m')), replay.memory[:].rows)
 
+def test_sequences_are_told_when_the_ring_has_come_round_many_times(tmp_path):
+    "None of rows that were overwritten; the same after a kill, and in a memory that an older version has left"
+    def make(): return SequenceReplay(bs=2, max_sz=53, length=5, burn_in=1, overlap=2, store=Rows(tmp_path/'m'), seed=0)
+    def told(replay):
+        draw, view = open_memory(tmp_path/'m').inside()['draw'], replay.view
+        return dict(zip(draw['key'].tolist(), draw['priority'].tolist())) == dict(zip(view.key_of(view.places[1]).tolist(), replay.sampler.kept().tolist()))
+    replay = make()
+    for first in range(0, 400, 20):
+        replay.add(story(20, envs=2, first=first))
+        batch = replay.sample()
+        replay.update_priorities(batch.index, np.full((2, 4), first))
+        assert told(replay)
+    replay.memory.place.lasting('priorities', np.float64)[:] += 1   # as all slots were, sooner or later
+    replay.memory.place.leave()
+    replay = make()
+    assert len(replay) and told(replay)
+    replay.close()
+
 @pytest.mark.slow
 def test_while_it_is_written(tmp_path):
     "Another process adds rows all the time, over the edge of the ring: what is told belongs together, and nothing is changed by telling"

@@ -16,6 +16,7 @@ from ..data.datasets import is_minari, read_minari
 from ..stages.journal import Journal
 from ..steps.settings import SettingsError
 from ..memory.directory import read_meta
+from ..memory.places import in_parts
 from ..memory.timeline import Timeline
 from ..memory.rows import STORES
 from ..stages.nstep import NStep
@@ -46,10 +47,9 @@ def open_memory(
 
 # %% ../../nbs/app/offline.ipynb #432ed191
 class _Parts:
-    "The rows of a memory on disk, oldest first"
+    "The rows of a memory on disk, oldest first; an error where another process overwrites some before they are read"
     def __init__(self, path): self.memory = open_memory(path)
-    def __iter__(self):
-        for i in range(0, len(self.memory), 4096): yield self.memory[i:i+4096]
+    def __iter__(self): return map(self.memory.take, in_parts(*reversed(self.memory.span), 4096))
 
 # %% ../../nbs/app/offline.ipynb #72a273a6
 def recorded_rows(
@@ -118,18 +118,22 @@ class Offline(Journal):
 def fill(self:Offline)->int: # how many rows there are
     "Let the memory have the recorded rows"
     memory = self.source.memory
+    if len(memory) and (memory.place.meta or {}).get('filling'): raise StateError('Offline', 'a memory that was not '
+        f'filled to the end: {memory.place.path}', f'{len(memory):_} rows', remedy='remove the directory')
     if len(memory): return len(memory)
     rows = iter(recorded_rows(self.data))
     first = next((block for block in rows if len(block)), None)
     if first is None: raise SettingsError('recipe', "setting 'data': it has no rows", self.data)
     if self.spaces: check_recorded(first.dtype, *self.spaces)
     blocks = Items(chain([first], rows), at_end='flush')
+    before,memory.says = self.source.state_dict(),dict(memory.says, filling=True)
     try:
         for block in NStep(blocks, self.n_step, self.gamma) if self.n_step > 1 else blocks:
             if len(memory) + len(block) > memory.max_sz: raise NoRoom('Offline', f'more rows in {self.data} than the '
                 'memory has room for', f'max_sz={memory.max_sz:_}', remedy='a larger max_sz')
             self.source.add(block)
     except BaseException:   # an error in the data, or Ctrl-C: none of it, or all
-        self.source.clear()
+        self.source.load_state_dict(before)
         raise
+    memory.place.say(filling=False)
     return len(memory)

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from ..steps.core import Steps, same_fields
 from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, did_you_mean, not_installed
 from ..envs.episodes import refuse_drawn
+from ..memory.places import in_parts
 from ..memory.timeline import Timeline
 from ..pipe import Items, Pipe, as_pipe
 from ..stages.recorded import Episodes
@@ -90,7 +91,7 @@ _STANDARD = 'state action reward next_state terminated truncated env_id episode_
 def _blocks(source):
     "Blocks of rows, in order"
     if isinstance(source, Replay): source = source.memory
-    if isinstance(source, Timeline): return (source[i:i+4096] for i in range(0, len(source), 4096))
+    if isinstance(source, Timeline): return map(source.take, in_parts(*reversed(source.span), 4096))
     return as_pipe(source)
 
 def _nested(a):

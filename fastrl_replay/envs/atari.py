@@ -10,7 +10,8 @@ import importlib
 import gymnasium as gym, numpy as np, torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, StickyAction
 from ..steps.errors import ArgumentError, StateError, not_installed, number, whole
-from ..steps.states import array, checked, generator
+from .envstate import decode, encode, encoded
+from ..steps.states import array, checked, generator, listed
 
 # %% ../../nbs/envs/atari.ipynb #27e10c07
 def _of_extra(module, package):
@@ -29,17 +30,30 @@ class SavedGame(gym.Wrapper):
     def state_dict(self)->dict: # plain data
         "The emulator's state and the generator of the environment"
         game = bytearray(self.unwrapped.clone_state(include_rng=True).serialize())
-        return dict(game=torch.frombuffer(game, dtype=torch.uint8),
-            random=self.unwrapped.np_random.bit_generator.state)
+        return dict(game=torch.frombuffer(game, dtype=torch.uint8), random=self.unwrapped.np_random.bit_generator.state,
+            within=[encode(part) for _,part in self._within()])
+
+    def _within(self)->list: # pairs: a wrapper between this one and the game, and what is its own
+        env,found = self.env,[]
+        while env is not env.unwrapped:
+            found.append((env, {k: v for k,v in vars(env).items() if k != 'env'}))
+            env = env.env
+        return found
 
     def load_state_dict(self, state:dict):
         "Go on where another game stood"
-        state = checked('SavedGame', dict(game=array(np.uint8, None), random=generator), state)
+        form = dict(game=array(np.uint8, None), random=generator, within=listed(encoded, len(self._within())))
+        state = checked('SavedGame', form, state)
         self.env.reset()   # gymnasium's wrappers want to see that a game has begun
         try: self.unwrapped.restore_state(_of_extra('ale_py', 'ale-py').ALEState(state['game'].tobytes()))
         except (SystemError,ValueError,RuntimeError) as e:
             raise StateError('SavedGame', 'a state that the emulator refuses', e) from e
         self.unwrapped.np_random = state['random']
+        for (env,old),new in zip(self._within(), state['within']): vars(env).update(_like(old, decode(new, old)))
+
+def _like(old, new):
+    if isinstance(new, dict) and new.keys() == old.keys(): return new
+    raise StateError('SavedGame', 'a saved wrapper with other attributes', f'{new}'[:80], ', '.join(old))
 
 # %% ../../nbs/envs/atari.ipynb #bfdddcfd
 def atari(

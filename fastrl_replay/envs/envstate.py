@@ -22,6 +22,7 @@ class Opaque(Exception):
     path = ()   # of the attributes that lead to it
     def __str__(self): return ': '.join(filter(None, ['.'.join(self.path), *self.args]))
 
+_ARRAYS = 'biufcSUmM'   # kinds of numbers, strings and times: no Python objects
 _CONSTANT = spaces.Space, gym.envs.registration.EnvSpec, AutoresetMode, np.dtype, type, BuiltinFunctionType, ModuleType
 
 def _is_constant(x):
@@ -31,6 +32,11 @@ def _is_constant(x):
         return all(map(_is_constant, [*carried, *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]))
     if type(x) is tuple: return all(map(_is_constant, x))
     return x is None or type(x) in (bool,int,float,str) or isinstance(x, _CONSTANT)
+
+def _draws(space):
+    "Has a space random numbers, because it was seeded, or drew something?"
+    parts = getattr(space, 'spaces', ())
+    return space._np_random is not None or any(map(_draws, parts.values() if isinstance(parts, dict) else parts))
 
 # %% ../../nbs/envs/envstate.ipynb #8a98d890
 class _Seen:
@@ -59,19 +65,24 @@ def encode(
     seen,kind,is_env = seen or _Seen(),type(x),isinstance(x, (gym.Env,VectorEnv)) or is_parallel(x)
     if x is None or kind in (bool,int,float,str): return x
     if kind is torch.Tensor: seen.once(x); return x.detach().clone()
-    if kind is np.ndarray and not x.dtype.hasobject or isinstance(x, np.generic): return _encode_array(x, seen)
+    if (kind is np.ndarray or isinstance(x, np.generic)) and x.dtype.kind in _ARRAYS: return _encode_array(x, seen)
     if kind is np.random.Generator: seen.once(x); return dict(kind='random', state=encode(x.bit_generator.state))
-    space = isinstance(x, spaces.Space)
-    if kind is not tuple and _is_constant(x) and not (space and top): return dict(kind='constant')
+    space = isinstance(x, spaces.Space) and (top or _draws(x) and id(x) not in seen.ids)   # again: the same one there
+    if kind is not tuple and _is_constant(x) and not space: return dict(kind='constant')
     if kind is not tuple: seen.once(x)
     if kind in (list,tuple): return dict(kind=kind.__name__, items=[encode(v, seen, top) for v in x])
     if kind is deque: return dict(kind='deque', items=[x.maxlen, *(encode(v, seen, top) for v in x)])
-    if kind is dict: return dict(kind='dict', items=[[encode(k), encode(v, seen, top)] for k,v in x.items()])
+    if kind is dict: return dict(kind='dict', items=[[_encode_key(k), encode(v, seen, top)] for k,v in x.items()])
     if is_env and hasattr(kind, 'state_dict'): return dict(kind='own', state=deepcopy(x.state_dict()))
-    if is_env or space and top:
+    if is_env or space:
         own = [(k, v) for k,v in vars(x).items() if k != 'env_fns']   # gymnasium's recipes, used up
         return dict(kind='object', items=[[k, _encode_attribute(k, v, seen, space)] for k,v in own])
     raise Opaque(kind.__name__)
+
+def _encode_key(k):
+    e = encode(k)
+    if decode(e) != k: raise Opaque(f'a key {k!r}'[:60])   # a class, say
+    return e
 
 def _encode_attribute(name, x, seen, top):
     try: return encode(x, seen, top)
@@ -107,8 +118,6 @@ def decode(
     return deque(new, most) if kind == 'deque' else new if kind == 'list' else tuple(new)
 
 # %% ../../nbs/envs/envstate.ipynb #47108583
-_ARRAYS = 'biufcSUmM'   # kinds of numbers, strings and times: no Python objects
-
 def _array_parts(e, kind):
     "The dtype and the bytes of an array; a `Misfit` where they don't belong together"
     match(dict(kind=text, dtype=text, shape=listed(integer()), bytes=array(np.uint8, None)), e)

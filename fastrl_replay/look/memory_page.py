@@ -167,7 +167,7 @@ WORDS = dict(   # of the tables and of steps
     never_drawn='share of what can be drawn that never was', fill='share of the room that is used',
     sampled='draws so far, all batches together', batches='batches so far', inserted='rows that came so far',
     evicted='rows that were overwritten', age_mean='age of what was drawn, in rows', age_max='the largest such age',
-    drawn_mean='how often a row was drawn, on average', drawn_max='how often the row drawn most was drawn',
+    drawn_mean='how often a drawn row was drawn, on average', drawn_max='how often the row drawn most was drawn',
     beta='exponent of importance weights', links='which row comes before and after each, in its episode',
     sampler='priorities, and sums of them')
 

@@ -373,6 +373,7 @@ def settle(self:_Prioritized):
     here = np.arange(self.first, self.end) if self._there is None else self._taken()
     if len(here): self._write_down(here)
     if self._there is None: place.counters[TOLD] = self.end
+    else: file[np.setdiff1d(np.flatnonzero(file), self.key_of(here) % len(file))] = 0   # of what is gone
 
 # %% ../../nbs/memory/priorities.ipynb #c89e7582
 @patch
@@ -380,6 +381,10 @@ def _write_down(self:_Prioritized, keys): # or places
     if not self.place.holds: return   # a forked child has its parent's file
     if self.key_of is None: return self.tree.write_keys(keys, self._file)
     self._file[self.key_of(keys) % len(self._file)] = np.maximum(self.tree[keys % self.capacity], AS_ZERO)
+
+@patch
+def unwritten(self:_Prioritized, first, end):
+    if self._file is not None and self.place.holds: self._file[np.arange(first, end) % len(self._file)] = 0
 
 # %% ../../nbs/memory/priorities.ipynb #11c9ee18
 @patch

@@ -119,6 +119,8 @@ def recall(self:Sampler, places): "Go on with what lies there of these places, w
 @patch
 def settle(self:Sampler): "From now on, what changes may be written down there"
 @patch
+def unwritten(self:Sampler, first:int, end:int): "These rows came, where places are drawn; nothing lies there of them"
+@patch
 def found(self:Sampler, state:dict):
     "The state with what it left in the place; None: that is gone"
     return state

@@ -71,6 +71,9 @@ class Sampler(_Refusing, Draws):
     def settle(self) -> Any:
         'From now on, what changes may be written down there'
         ...
+    def unwritten(self, first: int, end: int) -> Any:
+        'These rows came, where places are drawn; nothing lies there of them'
+        ...
     def found(self, state: dict) -> Any:
         'The state with what it left in the place; None: that is gone'
         ...

@@ -32,6 +32,7 @@ from ..steps.states import anything, checked, integer, listed, maybe, row_dtype
 class Timeline:
     "The last `max_sz` rows in order of arrival, each stored once and named by its serial number, its key"
     rewinds = 0   # how often the process that writes has gone back, as one that only reads has seen
+    says = {}     # what else is to be said of a new memory in its place
     def __init__(self,
         max_sz:int=1_000_000, # how many rows are kept
         store:Store=None, # how rows become bytes; None: whole rows in main memory
@@ -110,7 +111,9 @@ def _follow(self:Timeline):
     self._parts[1].follow()   # after it: what these rows need has come by now
 
 @patch
-def _were_there(self:Timeline, *keys): # -1: no row
+def were_there(self:Timeline,
+    *keys, # of rows that were read; -1: no row
+):
     "Raise where another process has overwritten a row while it was read"
     if not self.reads_only: return
     place,keys = self.place,np.concatenate([k.ravel() for k in keys])
@@ -174,7 +177,7 @@ def _open(self:Timeline, dtype, place=None):
     try:
         place.begin(ring)
         parts = self._parts_in(place, dtype)
-        place.publish(max_sz=self.max_sz, columns=dtype_spec(dtype), store=self.store.settings())
+        place.publish(max_sz=self.max_sz, columns=dtype_spec(dtype), store=self.store.settings(), **self.says)
         return parts
     except MemoryError as e:
         if isinstance(e, Explained): raise   # by a store or a place that knows better
@@ -248,7 +251,7 @@ def take(self:Timeline,
     line,store,_ = self._parts
     out = store.empty(keys.size, store.dtype.itemsize)
     store.gather(line.slots(keys), out)
-    self._were_there(keys)
+    self.were_there(keys)
     return as_steps(out, store.dtype, keys.shape)
 
 @patch
@@ -277,7 +280,7 @@ def batch(self:Timeline,
     "The rows with these keys as a batch; counted as drawn"
     line,store,shapes = self._parts or self._valid_keys(keys)
     batch = (store.packed_batch if packed else store.batch)(line, keys, weights, shapes.batch)
-    self._were_there(keys)
+    self.were_there(keys)
     return batch
 
 @patch
@@ -302,7 +305,7 @@ def _masked(self:Timeline, keys, slots):
     dtype = shapes.window
     out = store.empty(slots.size, dtype.itemsize)
     store.gather(slots, out, dtype.fields['mask'][1])
-    self._were_there(keys)
+    self.were_there(keys)
     return as_steps(out, dtype, slots.shape)
 
 # %% ../../nbs/memory/timeline.ipynb #15d1a45d
@@ -323,7 +326,7 @@ def walk(self:Timeline,
     "Keys along the episodes of these rows"
     keys = self._valid_keys(keys).ravel()
     found = self._parts[0].walk(keys, offsets)
-    self._were_there(keys, found)
+    self.were_there(keys, found)
     return found
 
 @patch
@@ -368,6 +371,12 @@ def __repr__(self:Timeline):
     if not self._parts: return f'Timeline(max_sz={self.max_sz}): empty'
     return (f'Timeline(max_sz={self.max_sz}): {len(self)} rows of {self.dtype.itemsize} bytes, '
             f'keys {self.oldest} to {self.inserted-1}, {self.nbytes/1e6:.1f} MB')
+
+# %% ../../nbs/memory/timeline.ipynb #e10f3dbf
+@patch
+def forget_ages(self:Timeline):
+    "Nothing was drawn so far, by who counts from now on"
+    self._parts[0].tables.numbers[AGE_SUM:AGE_MAX+1] = 0
 
 # %% ../../nbs/memory/timeline.ipynb #1bdc07f8
 _AT_ONCE = 2**31   # bytes of rows that may be read for their small columns, where they are not in main memory
@@ -489,7 +498,7 @@ def _write_counters(self:Timeline):
     if not self.place.holds or not self._parts: return
     self.settle()
     self._parts[0].count()
-    self.place.counters[AGES] = self.ages
+    if self.ages[0]: self.place.counters[AGES] = self.ages   # of who has drawn
 
 @patch
 def check_state(self:Timeline, state:dict):

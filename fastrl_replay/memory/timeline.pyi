@@ -15,6 +15,7 @@ class Timeline:
     store: Any
     place: Any
     rewinds: int
+    says: dict
     def __init__(self, max_sz: int = 1000000, store: Store | None = None, who: str = 'Timeline', check: Any = None, instead_of: Any = None, counted: bool = False) -> None: ...
     @property
     def dtype(self) -> Any: ...
@@ -43,6 +44,9 @@ class Timeline:
     @property
     def environments(self) -> Any:
         'Dense numbers of environments'
+        ...
+    def were_there(self, *keys) -> Any:
+        'Raise where another process has overwritten a row while it was read'
         ...
     @property
     def going_on(self) -> Any:
@@ -98,6 +102,9 @@ class Timeline:
         ...
     def __iter__(self) -> Iterator[Any]:
         'One-row `Steps`, oldest first'
+        ...
+    def forget_ages(self) -> Any:
+        'Nothing was drawn so far, by who counts from now on'
         ...
     def inside(self) -> dict:
         'What is in it, as plain arrays; looking changes nothing'

@@ -16,6 +16,8 @@ from torch import distributed as dist
 from .engines import batches_in
 from .prefetch import Prefetch
 from ..pipe import Pipe, WorkerInfo, as_worker, upstream
+from ..replay.moments import Moments
+from ..replay.replay import Replay
 from ..stages.journal import Collected, Gather
 from ..steps.batches import each_of
 from ..steps.errors import ArgumentError, Explained, StateError, number, whole
@@ -361,9 +363,11 @@ def join(self:Alone,
 def _checked_chain(pipe): # the replay; the stage after it, None: there is none
     "Raise where a chain can't be one of several"
     stages,replay = [],pipe.drawn_from if isinstance(pipe, Pipe) else None
-    if not hasattr(replay, 'facts'): raise ArgumentError('Ranks', 'join',
+    if not isinstance(replay, Replay): raise ArgumentError('Ranks', 'join',
         type(pipe if replay is None else replay).__name__, 'a chain with a replay of rows, sequences or goals',
         'each rank has its part of the memory: leave out .parallel after a replay, mixtures, and learners without one')
+    if isinstance(replay.view, Moments): raise ArgumentError('Ranks', 'join', "by='moment'", "by='row'",
+        'ranks add equally many rows at a time, which divides moments')
     while pipe is not replay: stages.append(pipe); pipe = upstream(pipe)
     ahead = next((s for s in stages if isinstance(s, Prefetch)), None)
     if ahead is not None: raise ArgumentError('Ranks', 'join', 'a chain with .prefetch', 'batches when they are due',

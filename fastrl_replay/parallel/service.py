@@ -20,6 +20,7 @@ from .shards import as_feedback, by_shard, in_shards
 from ..look.memory_figure import memory_figure
 from ..look.memory_page import memory_page, shown_or_written
 from ..pipe import Pipe
+from ..replay.moments import Moments
 from ..replay.replay import Replay
 from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
@@ -258,6 +259,7 @@ def serve(self:Replay,
     try: return Service(name, min(engine.patience, 60.), engine.address)
     except BaseException: stop(name, engine.address); raise
 
+# %% ../../nbs/parallel/service.ipynb #abf0bc42
 def _check_served(replay, who, name):
     "Raise where a replay can't be served"
     if not isinstance(name, str) or not name or '/' in name: raise ArgumentError(who, 'serve: name', repr(name),
@@ -267,6 +269,8 @@ def _check_served(replay, who, name):
     if replay.memory.inserted if replay.memory.is_open else 0: raise ArgumentError(who, 'serve: it has rows',
         len(replay.memory), 'an empty memory, or a closed one on disk', 'close() it, if it has a path; or serve an '
         'empty one, and `connect(name).add(replay.memory[:])`')
+    if isinstance(replay.view, Moments): raise ArgumentError(who, "serve: by='moment'", 'moments of agents',
+        'rows or sequences', 'workers: a service numbers environments anew, and moments go by their numbers')
     replay.return_idxs = False
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0034

@@ -296,7 +296,9 @@ def batch(self:Hindsight, keys, weights)->Steps:
     batch = self.memory.batch(keys, weights)
     if not self._agreed: self._compare(keys, batch)
     chosen,goals = self.choose(keys)
-    if len(chosen): self._relabel(batch, chosen, goals)
+    if len(chosen):
+        self._relabel(batch, chosen, goals)
+        self.memory.were_there(goals)
     self._count += 2*len(keys)
     return batch
 

@@ -38,12 +38,13 @@ def apportion(
 # %% ../../nbs/replay/mixture.ipynb #704cd994
 def raw_weights(
     replay:Replay, # of which rows are drawn
-    scale:float=None, # 1/probability that weighs 1; None: how many can be drawn
+    shard:bool=False, # weigh 1/priority, as shards do? If not, the mean over the memory is 1 where beta is 1
 ): # what `sample_weighted` takes
-    "Importance weights on an absolute scale: their mean over a memory is 1 where beta is 1"
-    def weigh(p, n, beta):
+    "Importance weights on an absolute scale"
+    def weigh(p, n, beta): # when the sampler knows of all rows
         if beta is None: return np.ones(n)
-        return np.broadcast_to(((scale or len(replay.view))*p)**-beta, n).astype(float)
+        scale = replay.sampler.mass if shard else len(replay.view)
+        return np.broadcast_to((scale*p)**-beta, n).astype(float)
     return weigh
 
 # %% ../../nbs/replay/mixture.ipynb #b964eaa6
@@ -132,7 +133,7 @@ def sample(self:Mixture,
     parts,shard = [],self._is_shard
     for which,(r,k) in enumerate(zip(self.replays.values(), counts.tolist())):
         if not k: continue
-        with r.lock: parts.append((which, r.sample_weighted(k, raw_weights(r, r.sampler.mass if shard else None))))
+        with r.lock: parts.append((which, r.sample_weighted(k, raw_weights(r, shard))))
     batch = _together(parts, len(self.replays), list(self.replays))
     if not shard: each_of(batch)['weight'].div_(each_of(batch)['weight'].max())
     set_replay(batch, self)
@@ -173,7 +174,7 @@ def update_priorities(self:Mixture,
     mine = [(r, keys[keys % many == i]//many, td[keys % many == i]) for i,r in enumerate(self.replays.values())]
     mine = [(r, k, t) for r,k,t in mine if len(k)]
     for r,k,t in mine:
-        with r.lock: r.view.feedback(k, t)   # raises where something is wrong
+        with r.lock: r.feedback(k, t)   # raises where something is wrong
     for r,k,t in mine: r.update_priorities(k, t)
 
 @patch

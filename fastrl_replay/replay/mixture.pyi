@@ -12,8 +12,8 @@ def apportion(shares, carried, n: int) -> tuple:
     'Whole rows of each, as near to their shares as can be'
     ...
 
-def raw_weights(replay: Replay, scale: float | None = None) -> Any:
-    'Importance weights on an absolute scale: their mean over a memory is 1 where beta is 1'
+def raw_weights(replay: Replay, shard: bool = False) -> Any:
+    'Importance weights on an absolute scale'
     ...
 
 class Mixture(Pipe):

@@ -24,7 +24,7 @@ from ..look.memory_figure import memory_figure
 from ..look.remarks import with_priorities
 from ..look.memory_page import memory_page, shown_or_written
 from ..memory.directory import shard_path
-from ..memory.links import Places
+from ..memory.links import Places, as_keys
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
 from ..pipe import Pipe, upstream
@@ -36,7 +36,8 @@ from .saved_replays import SavedReplay
 # %% ../../nbs/replay/replay.ipynb #230f3c16
 class Replay(SavedReplay):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
-    _buffers = 'memory','sampler','view','_steps','_opened','lock','_unfollowed','_ones','ranks'
+    _buffers = ('memory','sampler','view','_steps','_opened','_rewinds','_went_back','lock','_unfollowed','_ones',
+        'ranks')
     store,weight_norm = Fixed(),Fixed()
     @delegates(DueBatches.__init__)
     def __init__(self,
@@ -153,7 +154,8 @@ def _new_parts(self:Replay, older=None): # a memory whose place the new one will
     memory = Timeline(self.max_sz, self.store, who, check, older, view.counted)
     sampler,view = sampler.fresh(),view.fresh(memory, who)
     steps = StepRows(who, lambda: memory)
-    return dict(memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False)   # do they go on with what lay?
+    return dict(memory=memory, sampler=sampler, view=view, _steps=steps,
+        _opened=False, _rewinds=None, _went_back=False)   # do they go on with what lay there? And see `_go_back`
 
 # %% ../../nbs/replay/replay.ipynb #67b05824
 @patch
@@ -192,12 +194,13 @@ def _check_initial(self:Replay, steps):
     except ValueError as e: raise BlockError(type(self).__name__, f'column {self._initial!r}: {e}') from None
 
 @patch
-def _initial_priorities(self:Replay, first):
-    "What the rows from this key on say of their priorities, if they are asked"
-    end = self.memory.inserted
+def _initial_priorities(self:Replay, first, end):
+    "What these rows say of their priorities, if they are asked"
     if self._initial is None or first >= end: return {}
-    new = self.memory.take(np.arange(first, end)).to('cpu')
-    return dict(p=self.sampler.priorities(new.rows[self._initial]))
+    keys,(line,store,_) = np.arange(first, end),self.memory.parts
+    td = store.some_columns(keys % line.ring, (self._initial,))[self._initial]
+    gone = keys < self.memory.oldest   # another process may have overwritten some meanwhile
+    return dict(p=self.sampler.priorities(np.where(gone, 0, td)))
 
 # %% ../../nbs/replay/replay.ipynb #05e1f041
 @patch
@@ -234,12 +237,14 @@ def _pass_on(self:Replay, first, values):
 @patch
 def _catch_up(self:Replay):
     "Tell view and sampler what has come and gone since they were last used; how many can be drawn"
-    sampler,(end,oldest) = self.sampler,self.memory.span
+    end,oldest = self.memory.span
+    if self.memory.rewinds != self._rewinds: self._go_back(self.memory.rewinds)
     if not self._opened and end: self._open_parts(end)
+    sampler = self.sampler
     if self.view.follows: self._follow(end)
     elif sampler.end != end or sampler.first < oldest:
         first = max(sampler.end, oldest)
-        sampler.added(first, end, oldest, **self._initial_priorities(first))
+        sampler.added(first, end, oldest, **self._initial_priorities(first, end))
     return len(self.view) if self.view.follows else end - oldest
 
 # %% ../../nbs/replay/replay.ipynb #4bbd6b43
@@ -247,7 +252,9 @@ def _catch_up(self:Replay):
 def _follow(self:Replay, end):
     "Let a view that draws places see what has come"
     block,view = self._unfollowed,self.view
-    if block is not None and block[1] < end: view.follow(*block)
+    if block is not None and block[1] < end:
+        view.follow(*block)
+        self.sampler.unwritten(block[1], end)
     self._unfollowed = None
     view.refollow(end)   # where another process adds rows
     if self._tell_places() or block is not None: view.note()
@@ -275,6 +282,7 @@ def _tell_places(self:Replay, known=False)->bool: # known: up to rows of which t
 def _open_parts(self:Replay, end):
     "Let view and sampler go on with what lies in the memory's place"
     memory,sampler,view = self.memory,self.sampler,self.view
+    if not self.sampled: memory.forget_ages()
     sampler.open(memory.place, view.key_of if view.follows else None)
     if not view.follows: sampler.reopen(memory.oldest, end)
     else:
@@ -301,6 +309,24 @@ def _draw(self:Replay, n, beta, weigh):
 def _look(self:Replay):
     "See what lies in the memory's place"
     with self.lock: self._catch_up()
+
+# %% ../../nbs/replay/replay.ipynb #cd332acc
+@patch
+def _go_back(self:Replay, rewinds): # how often the process that writes has gone back
+    "Know nothing of rows any more, unless this is the first look at them; what is there is read next"
+    if self._rewinds is None: self._rewinds = rewinds; return
+    sampler,view = self.sampler.fresh(),self.view
+    sampler._seed,sampler._count = self.sampler._seed,self.sampler._count
+    if view.follows: view = view.fresh(self.memory, type(self).__name__)
+    vars(self).update(sampler=sampler, view=view, _opened=False, _rewinds=rewinds, _went_back=True)   # in one call
+
+@patch
+def feedback(self:Replay, keys, td)->tuple: # keys or places, their errors, how many are gone
+    "For what errors still count, as the view says"
+    try: return self.view.feedback(keys, td)
+    except StaleKey:
+        if not self._went_back: raise
+        return np.zeros(0, np.int64),np.zeros(0),np.size(as_keys(keys))
 
 # %% ../../nbs/replay/replay.ipynb #c14ee80a
 @patch
@@ -374,7 +400,7 @@ def update_priorities(self:Replay,
     "Tell the sampler how wrong the learner was; what is gone by now is left out"
     with self.lock:
         self._catch_up()
-        keys,td,stale = self.view.feedback(keys, td)
+        keys,td,stale = self.feedback(keys, td)
         if len(keys): self.memory.place.claim()   # a forked child has not the right to write
         self.sampler.update(keys, td)
         self.stale += stale
@@ -390,7 +416,7 @@ def stats(self:Replay)->dict: # numbers by name
     "Counts of rows and batches, ages of drawn rows, times drawn, fill"
     with self.lock:
         m = self.memory
-        ages,drawn = m.ages,m.times_drawn
+        ages,drawn = m.ages if self.sampled else (0, 0),m.times_drawn
     drawn = drawn[drawn > 0]
     return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale,
         fill=len(m)/m.max_sz, age_mean=float(ages[0]/max(self.sampled, 1)), age_max=int(ages[1]),

@@ -14,6 +14,8 @@ from numpy import ndarray
 class Replay(SavedReplay):
     'A memory of rows, a sampler and a view as a stage: takes blocks, yields batches'
     beta: Any
+    sampler: Any
+    view: Any
     batches: Any
     sampled: Any
     stale: Any
@@ -42,6 +44,9 @@ class Replay(SavedReplay):
         ...
     def add_step(self, obs, action, reward, next_obs, terminated, truncated: Any = False, *, env_id: Any = 0, final_obs: Any = None, **columns) -> ndarray:
         'Add a step of a loop of yours, or one of each environment of a vector'
+        ...
+    def feedback(self, keys, td) -> tuple:
+        'For what errors still count, as the view says'
         ...
     def sample_weighted(self, n: int, weigh) -> Any:
         'Draw a batch whose weights something else decides; the lock is held'

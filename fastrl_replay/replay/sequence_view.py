@@ -6,6 +6,7 @@
 __all__ = ['SequenceView']
 
 # %% ../../nbs/replay/sequence_view.ipynb #8e3ac625
+from time import monotonic
 from typing import NamedTuple
 import numpy as np, torch
 from fastcore.basics import patch
@@ -16,7 +17,7 @@ from ..steps.errors import ArgumentError, BlockError, StaleKey, StateError
 from ..steps.row_dtypes import dtype_spec, leaves, padding, saved_dtype
 from ..envs.episodes import RowLayout, note_row
 from ..envs.numbering import MAX_ENVS, grown, number_of
-from ..memory.places import in_parts
+from ..memory.places import TOLD, in_parts
 from ..memory.links import reach
 from .views import View, fetched
 from ..steps.states import anything, array, checked, maybe, row_dtype
@@ -48,6 +49,7 @@ class SequenceView(View):
     def clear(self):
         self.table,self._row,self._tracks,self._counters = None,None,None,np.zeros(6, np.int64)
         self._said = self._rereads = False   # was the place told of the columns? Are rows followed that lay there?
+        self._waits = None   # up to which row states were there, and since when
     def __len__(self): return 0 if self.table is None else len(self.table.first) - int(self._counters[IDLE])
 
     def check_columns(self, dtype):
@@ -72,6 +74,8 @@ def stored(self:SequenceView, steps:Steps)->Steps:
         if row is not None and str(state) != str(self._hidden):
             raise BlockError(self.who, "column 'hidden'", state or 'missing', self._hidden or 'none')
         row = _without_states(steps.dtype)   # whether the other columns fit, the memory says
+    if self._row is None:   # readers may come with the first row
+        self.memory.says = dict(self.memory.says, steps=dtype_spec(steps.dtype))
     if state is None: return steps
     for n,a in leaves(steps.rows[['hidden']].reshape(-1)):
         if a.dtype.kind in 'fc' and np.isnan(a).any():
@@ -168,6 +172,7 @@ def refollow(self:SequenceView,
 ):
     "Follow rows that lie in the memory since before it was opened, or that another process has added"
     if self.followed >= end or not self._begun(end): return
+    end = self._noted(end)
     first,(line,store,_) = max(self.followed, self.memory.oldest),self.memory.parts
     hidden,self._rereads = [('hidden', self._hidden)] if self._hidden else [],True
     for keys in in_parts(first, end, 2**16):
@@ -194,6 +199,17 @@ def _begun(self:SequenceView, end)->bool:
         raise StateError(self.memory.who, f'{place.path}/meta.json: steps', e) from None
     return True
 
+# %% ../../nbs/replay/sequence_view.ipynb #ec76c712
+_PATIENCE = 1.   # seconds
+
+@patch
+def _noted(self:SequenceView, end)->int: # a key
+    "Up to which row a process that only reads may follow: as far as the states of sequences are there"
+    told,now = self.memory.place.counters.item(TOLD),monotonic()
+    if not self.memory.reads_only or told >= end or not self._tracks.hiddens.shape[2]: return end
+    if self._waits is None or self._waits[0] != told: self._waits = told,now
+    return end if now - self._waits[1] > _PATIENCE else told
+
 # %% ../../nbs/replay/sequence_view.ipynb #e4f10d10
 @patch
 def _plan_of(self:SequenceView, dtype):
@@ -215,7 +231,7 @@ def lengths(self:SequenceView, places): return self.table.steps[places]
 def came(self:SequenceView, places):
     "The states from which new sequences start are kept in the memory's place; those of rows that lay there are read"
     place = self.memory.place
-    if self._rereads: self._read_states(places)
+    if self._rereads and self.followed <= place.counters.item(TOLD): self._read_states(places)
     else: place.keep('states', self.table.first[places] % place.ring, self.table.hidden[places])
 
 # %% ../../nbs/replay/sequence_view.ipynb #e982d8b1

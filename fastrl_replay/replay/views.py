@@ -91,7 +91,8 @@ class _OfPlaces:
         "Follow rows up to this key, which lie in the memory since before it was opened, or that another process added"
         if not self.follows or self.followed is None: return
         for keys in in_parts(max(self.followed, self.memory.oldest), end, 2**16):
-            self.follow(self.memory.take(keys).to('cpu'), int(keys[0]))
+            keys,rows = self.memory.still_there(keys)   # another process may have overwritten some meanwhile
+            if len(keys): self.follow(Steps(rows), int(keys[0]))
 
     def note(self):
         "The sampler knows of all that was followed: what is written down of places is true for so many rows"

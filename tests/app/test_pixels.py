@@ -395,7 +395,7 @@ def test_damaged_games():
     state = inner.state_dict()
     for wrong in torch.zeros(0, dtype=torch.uint8), state['game'][:50], torch.zeros(9), 'no bytes', None:
         assert 'SavedGame' in error(inner.load_state_dict, {**state, 'game': wrong})
-    for wrong in {}, dict(game=state['game']), {**state, 'random': 5}: assert 'SavedGame' in error(inner.load_state_dict, wrong)
+    for wrong in {}, dict(game=state['game']), {**state, 'random': 5}, {**state, 'within': []}, {**state, 'within': [{'kind': 'dict', 'items': []}]*len(state['within'])}: assert 'SavedGame' in error(inner.load_state_dict, wrong)
     inner.load_state_dict(state)
 
 @pytest.mark.parametrize('module,package', [('ale_py', 'ale-py'), ('cv2', 'opencv-python-headless')])

@@ -537,6 +537,33 @@ def test_copies_of_a_mixture_and_graphs_of_it(tmp_path):
         for block in scripted_steps([script(3, env=7)], 25): disk.add(block, 'b')
         assert next(iter(disk)).replay.tolist() == [0, 0, 1, 1]
 
+def test_the_sb3_buffer_goes_on_with_a_directory(tmp_path):
+    "Opened again, it draws all rows that are there, before and after the ring is full; another number of environments is refused"
+    def made(n=2): return ReplayBuffer(40, SPACES['box'], spaces.Discrete(2), 'cpu', n_envs=n, store=Rows(tmp_path))
+    def add(buffer, first, n):
+        for t in range(first, first + n):
+            obs = np.full((2, *SPACES['box'].shape), t/100, np.float32)
+            buffer.add(obs, obs, np.zeros((2, 1)), np.full(2, t), np.zeros(2, bool), [{}, {}])
+    def drawn(buffer): return sorted({int(x) for x in buffer.sample(500).rewards.numpy().ravel()})
+    a = made()
+    add(a, 0, 12)
+    a.memory.close()
+    b = made()
+    assert (b.pos, b.full, b.size(), drawn(b)) == (12, False, 12, [*range(12)])
+    add(b, 12, 3)
+    assert drawn(b) == [*range(15)]
+    add(b, 15, 10)
+    assert (b.pos, b.full) == (5, True) and drawn(b) == [*range(5, 25)]
+    b.memory.close()
+    c = made()
+    assert (c.pos, c.full, drawn(c)) == (5, True, [*range(5, 25)])
+    add(c, 25, 1)
+    assert drawn(c) == [*range(6, 26)]
+    c.memory.place.intend(54)   # as if killed in the next one
+    c.memory.close()
+    assert drawn(made()) == [*range(7, 26)]
+    with pytest.raises(ValueError, match='n_envs=8; got 52 rows in .*expected as many environments as they came from'): made(8)
+
 def test_bad_rows_leave_the_sb3_buffer_as_it_was():
     buffer = ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu')
     good = np.zeros((1, 3), np.float32)

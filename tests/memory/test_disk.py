@@ -1,5 +1,5 @@
 """Memories on disk: writers that are killed, damaged and foreign directories, readers beside writers, interrupts, power cuts, and a plain memory beside it."""
-import copy, errno, functools, json, os, pickle, shutil, signal, subprocess, sys, tempfile, threading, warnings, zipfile
+import copy, errno, functools, json, os, pickle, shutil, signal, subprocess, sys, tempfile, threading, time, warnings, zipfile
 from pathlib import Path
 
 import numpy as np, pytest
@@ -15,7 +15,8 @@ from fastrl_replay.memory.directory import COMMITTED, FLUSHED, RESERVED, Directo
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows, Store
 from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.app.offline import open_memory
+from fastrl_replay.app.offline import open_memory, recorded_rows
+from fastrl_replay.data.datasets import _blocks
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
@@ -696,6 +697,77 @@ def test_a_reader_that_counted_while_all_was_overwritten_counts_again(tmp_path, 
     assert len(reader.sample()) == 4 and len(asked) == 3
     with pytest.raises(NotEnoughRows, match='990 are missing'): reader.sample(1000)
 
+@pytest.mark.parametrize('make', [ExperienceReplay, functools.partial(SequenceReplay, length=3)])
+def test_recorded_rows_fill_a_memory_on_disk_to_the_end_or_not_at_all(make, tmp_path):
+    "After an error nothing is there, however often it is tried; what a killed process has left is refused"
+    Timeline(9000, Rows(tmp_path/'data')).add(block(0, 9000))
+    def chain(max_sz, name='m'): return make(bs=4, max_sz=max_sz, store=Rows(tmp_path/name)).offline(tmp_path/'data')
+    pipe = chain(5000)
+    for _ in range(2):
+        with pytest.raises(NoRoom, match='more rows in'): pipe.fill()
+        assert len(pipe.source.memory) == 0
+    pipe.close()
+    with chain(9000) as pipe: assert pipe.fill() == 9000 and len(next(iter(pipe))) == 4
+    with chain(9000) as pipe: assert pipe.fill() == 9000
+    pipe = chain(9000, 'k')
+    def killed(steps):
+        type(pipe.source).add(pipe.source, steps)
+        leave(pipe.source.memory)
+        raise MemoryError
+    pipe.source.add = killed
+    with pytest.raises(Exception): pipe.fill()
+    with pytest.raises(StateError, match='not filled to the end'): chain(9000, 'k').fill()
+
+def test_ages_are_those_of_what_this_replay_has_drawn(tmp_path):
+    "Of one that is opened again, of one that was closed and goes on, and of one that goes on from a checkpoint"
+    def make(): return ExperienceReplay(bs=8, max_sz=50, seed=0, store=Rows(tmp_path, spare=50))
+    def mean(batches, inserted): return pytest.approx(np.mean([inserted - k for b in batches for k in b.index.tolist()]))
+    first = make()
+    first.add(block(0, 60))
+    seen = [first.sample() for _ in range(20)]
+    saved = through_file(first.state_dict())
+    first.close()
+    seen += [first.sample() for _ in range(3)]
+    assert first.stats()['age_mean'] == mean(seen, 60)
+    first.close()
+    again = make()
+    assert len(again) and again.stats()['age_mean'] == again.stats()['age_max'] == 0
+    again.close()   # it has drawn nothing, and says nothing of ages
+    assert open_memory(tmp_path).inside()['numbers']['age_max'] == max(60 - int(b.index.min()) for b in seen)
+    again = make()
+    assert again.stats() and mean([again.sample()], 60) == again.stats()['age_mean']
+    again.load_state_dict(saved)
+    assert again.stats()['age_mean'] == mean(seen[:20], 60)
+
+@pytest.mark.parametrize('spare', [0, 6000])
+def test_recorded_rows_of_a_memory_that_is_written(spare, tmp_path):
+    "None is left out in silence: with rows to spare all of them come, in order; without, it is an error"
+    writer = Timeline(9000, Rows(tmp_path, spare=spare))
+    writer.add(block(0, 9000))
+    for parts in iter(recorded_rows(tmp_path)), iter(_blocks(open_memory(tmp_path))):
+        first, seen = writer.oldest, next(parts).total_reward.tolist()
+        writer.add(block(writer.inserted, 5000))
+        if spare: assert seen + [x for part in parts for x in part.total_reward.tolist()] == [*range(first, first + 9000)]
+        else:
+            with pytest.raises(StaleKey): list(parts)
+
+@pytest.mark.parametrize('n', [3, 30])
+def test_rows_that_come_while_a_reader_looks_for_their_priorities(n, tmp_path):
+    "A few more, or so many that those it asks for are gone"
+    def make(**kw): return PrioritizedReplay(bs=4, max_sz=20, initial='total_reward', alpha=1, eps=0, seed=0, store=Rows(tmp_path, **kw))
+    writer = make()
+    writer.add(block(0, 8))
+    reader = make(mode='r')
+    asks = reader._initial_priorities
+    def late(*args):
+        writer.add(block(writer.memory.inserted, n))
+        return asks(*args)
+    reader._initial_priorities = late
+    for _ in range(5): reader._look()
+    del reader._initial_priorities
+    reader._look()
+    assert reader.sampler.kept().tolist() == writer.sampler.kept().tolist() == reader.memory.keys.tolist()
+
 def test_a_reader_changes_nothing(tmp_path):
     line = filled(tmp_path, 23)
     leave(line)
@@ -735,6 +807,30 @@ def test_a_reader_that_is_saved_goes_on(kind, tmp_path):
     again = reader()
     again.load_state_dict(saved)
     assert len(again) == 34 and len(some(again, 5)) == 5
+
+@pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'rank', 'sequences', 'frames'])
+def test_a_reader_goes_back_with_the_writer(kind, tmp_path):
+    "It draws what is there then, as one that is opened then; errors of batches from before are left out where their rows are gone"
+    def make(mode, **kw):
+        if kind == 'rank': return PrioritizedReplay(bs=4, max_sz=60, kind='rank', seed=0, store=Rows(tmp_path, mode=mode, **kw))
+        return opened(kind, tmp_path, 60, mode=mode, bs=4, **kw)
+    def there(replay):
+        keys = sorted(drawable(replay, kind))
+        return keys, kind == 'sequences' and sorted(zip(replay.table.first.tolist(), replay.table.steps.tolist())), replay.sampler.probabilities().sum()
+    writer = make('a', spare=40)
+    writer.add(block(0, 30))
+    saved = through_file(writer.state_dict())
+    writer.add(block(30, 25))
+    reader = make('r')
+    late = [reader.sample() for _ in range(9)]
+    assert max(b.index.max() for b in late) >= 30
+    writer.load_state_dict(saved)
+    for _ in range(9): assert reader.sample().index.max() < 30
+    for b in late: reader.update_priorities(b.index, np.ones((4, 5) if kind == 'sequences' else 4))
+    assert 0 < reader.stale <= 36 and there(reader)[0] == there(make('r'))[0]
+    writer.add(block(30, 20, 2, Stream(6, False)))   # other episodes than the first time
+    assert there(reader)[:2] == there(make('r'))[:2] and there(reader)[2] == pytest.approx(1)
+    with pytest.raises(StaleKey): make('r').update_priorities([99], [1.] if kind != 'sequences' else np.ones((1, 5)))
 
 @pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences'])
 @pytest.mark.parametrize('mode', ['a', 'r'])
@@ -1287,6 +1383,52 @@ def test_a_larger_memory_keeps_states(tmp_path):
         len(replay)
         t = replay.view.table
         assert before and {k: t.hidden[p].tolist() for p,k in enumerate(t.first) if k >= 50} == before
+
+def with_states(first, n):
+    "Rows with a recurrent state each, which is one more than the key"
+    return Steps(extended(block(first, n).rows, hidden=np.arange(first + 1, first + n + 1, dtype=np.float32)[:,None]))
+
+def states_of(replay):
+    "By the first keys of the sequences that can be drawn"
+    replay._look()
+    t = replay.table
+    at = np.flatnonzero(t.first >= 0)
+    return dict(zip(t.first[at].tolist(), t.hidden[at].view(np.float32)[:,0].tolist()))
+
+def test_a_reader_follows_rows_when_their_states_are_there(tmp_path):
+    "It looks whenever rows count and the states of their sequences are not written, from the first block on; their slots hold older ones"
+    def make(**kw): return SequenceReplay(bs=2, max_sz=60, length=5, burn_in=0, overlap=2, seed=0, store=Rows(tmp_path, **kw))
+    writer, reader = make(), None
+    for first in range(0, 300, 20):
+        follow = writer.view.follow
+        def late(*args):
+            nonlocal reader
+            if reader is None: reader = make(mode='r')
+            reader._look()
+            follow(*args)
+        writer.view.follow = late
+        writer.add(with_states(first, 20))
+        del writer.view.follow
+    want = states_of(writer)
+    assert want == {k: k + 1 for k in want} and states_of(reader) == want
+
+def test_states_that_were_not_written_are_zeros(tmp_path):
+    "The writer is killed when its rows are there: not what was written for older rows, and a reader gets these sequences, too"
+    def make(**kw): return SequenceReplay(bs=2, max_sz=60, length=5, burn_in=0, overlap=2, seed=0, store=Rows(tmp_path, **kw))
+    def killed(*args): raise RuntimeError
+    writer = make()
+    for first in range(0, 200, 20): writer.add(with_states(first, 20))
+    writer.view.came = killed
+    with pytest.raises(RuntimeError): writer.add(with_states(200, 20))
+    leave(writer.memory)
+    reader = make(mode='r')
+    before = states_of(reader)
+    assert before and all(x == k + 1 for k, x in before.items())
+    time.sleep(1.1)
+    for replay in reader, make():
+        found = states_of(replay)
+        new = found.keys() - before.keys()
+        assert new and all(found[k] == (0 if k in new else k + 1) for k in found)
 
 def test_another_worker_makes_its_shard_while_one_looks(tmp_path, monkeypatch):
     "Between two looks at a directory that isn't there, a worker that is faster made its own in it"

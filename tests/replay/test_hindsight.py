@@ -360,6 +360,25 @@ def test_on_disk(tmp_path):
     assert same(was, twin.sample())
     b.close()
 
+def test_goals_that_another_process_overwrites_are_chosen_again(tmp_path):
+    "While a batch is made, the writer takes the slots of the rows whose goals were chosen"
+    def on_disk(**kw): return made(bs=8, max_sz=20, share=1., strategy='episode', store=Rows(tmp_path/'m', **kw))
+    episodes, writer = Episodes(1), on_disk()
+    writer.add(episodes.block([(0, 'truncated' if i % 4 == 3 else None) for i in range(20)]))
+    with on_disk(mode='r') as reader:
+        reader.sample()
+        choose = reader.view.choose
+        def late(keys):
+            chosen = choose(keys)
+            reader.view.choose = choose
+            writer.add(episodes.block([(0, 'truncated' if i % 4 == 3 else None) for i in range(16)]))
+            return chosen
+        for _ in range(3):
+            reader.view.choose = late
+            got = reader.sample()
+            check(got, reader.memory.take(got.index), episodes, 'episode', reader.memory.oldest)
+    writer.close()
+
 def test_frames():
     "Pictures that are kept once, and goals beside them"
     space = goal_space(observation=spaces.Box(0, 255, (2, 8, 8), np.uint8))

@@ -133,6 +133,37 @@ def test_a_process_that_only_reads_draws_moments_of_the_one_that_writes(tmp_path
     assert found.items() <= want.items() and len(found) >= len(want) - 1
     reader.close(), writer.close()
 
+def test_a_reader_goes_back_with_the_writer(tmp_path):
+    def made(**kw): return ExperienceReplay(bs=2, max_sz=50, by='moment', seed=1, store=Rows(path=tmp_path/'m', **kw))
+    writer, rows = made(spare=50), [(0, a, t) for t in range(6) for a in range(2)]
+    writer.add(block(rows))
+    saved = through_file(writer.state_dict())
+    writer.add(block([(0, a, t) for t in range(6, 10) for a in range(2)]))
+    reader = made(mode='r')
+    assert len(all_of(reader, 2)) == 10
+    writer.load_state_dict(saved)
+    assert all_of(reader, 2) == naive(rows, 50, 2) and reader.sample().index.max() < 12
+    more = [(0, 1, 6)] + [(0, a, t) for t in range(7, 12) for a in range(2)]
+    writer.add(block(more))
+    assert all_of(reader, 2) == naive(rows + more, 50, 2)
+    reader.close(), writer.close()
+
+def test_a_writer_that_overwrites_what_a_reader_looks_at(tmp_path, monkeypatch):
+    from fastrl_replay.replay import views
+    def made(**kw): return ExperienceReplay(bs=2, max_sz=20, by='moment', seed=1, store=Rows(path=tmp_path/'m', **kw))
+    rows, parts, writer = [(0, a, t) for t in range(40) for a in range(2)], views.in_parts, made()
+    writer.add(block(rows[:16]))
+    reader = made(mode='r')
+    def late(*args):
+        for keys in parts(*args):
+            writer.add(block(rows[16:]))
+            yield keys
+    monkeypatch.setattr(views, 'in_parts', late)
+    assert len(reader) == 0
+    monkeypatch.undo()
+    assert all_of(reader, 2) == naive(rows, 20, 2)
+    reader.close(), writer.close()
+
 def test_priorities_of_moments():
     replay = Replay(None, 4, 60, sampler=Proportional(60, alpha=1., seed=0), view=Moments(), beta=.4)
     for t in range(10): replay.add(block([(0, a, t) for a in range(3)]))
