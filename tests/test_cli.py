@@ -36,7 +36,7 @@ def here(capsys, *args, status=0):
     assert main([str(a) for a in args]) == status, capsys.readouterr().err
     return ''.join(capsys.readouterr())
 
-def no_clock(lines): return [{k: v for k, v in d.items() if k not in ('wall_s', 'steps_per_s')} for d in lines]
+def no_clock(lines): return [{k: v for k, v in d.items() if k not in ('wall_s', 'steps_per_s', 'spent')} for d in lines]
 
 def everything(out):
     "All that a checkpoint holds; rows as columns, since the bytes between columns mean nothing"
