@@ -55,7 +55,7 @@ class Stub:
         "An annotation as text; '' where there is none"
         if annotation is inspect.Parameter.empty: return ''
         if not isinstance(annotation, type): return str(annotation).replace('typing.', '').replace('collections.abc.', '')
-        name, module = annotation.__qualname__, annotation.__module__
+        name, module = annotation.__qualname__, annotation.__module__.removesuffix('._local')   # pathlib's, in Python 3.13
         if module.startswith('torch.nn'): return f'nn.{name}'
         if module in ('builtins', 'torch.utils.data.datapipes.datapipe') or module == self.module.__name__: return name
         ours = module.startswith('fastrl_replay') and self.module is not pipe

@@ -44,8 +44,10 @@ def scribble(rows, seed=0):
     return rows
 
 def bits(x):
-    "The very bits of an array or tensor"
-    return np.ascontiguousarray(np.asarray(x)).tobytes()
+    "The very bits of an array or tensor; what lies between columns is no column's"
+    x = np.asarray(x)
+    if x.dtype.names: return [bits(x[n]) for n in x.dtype.names]
+    return np.ascontiguousarray(x).tobytes()
 
 def pairs(field, tensors):
     "Each plain field of an array beside its tensor in the nested column"

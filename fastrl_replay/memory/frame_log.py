@@ -295,6 +295,7 @@ def _pack_older(self:FrameLog):
     behind = end - self._asked
     if jobs and behind > _BEHIND*(1 if self.learning.done() else 4): jobs[0][1].exception()   # waits, raises nothing
 
+# %% ../../nbs/memory/frame_log.ipynb #9d1f33c2
 @patch
 def pack_job(self:FrameLog, number, raw):
     "What the thread calls to pack a segment, and with what"
