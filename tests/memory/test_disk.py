@@ -744,8 +744,9 @@ def test_recorded_rows_of_a_memory_that_is_written(spare, tmp_path):
     "None is left out in silence: with rows to spare all of them come, in order; without, it is an error"
     writer = Timeline(9000, Rows(tmp_path, spare=spare))
     writer.add(block(0, 9000))
-    for parts in iter(recorded_rows(tmp_path)), iter(_blocks(open_memory(tmp_path))):
-        first, seen = writer.oldest, next(parts).total_reward.tolist()
+    for begin in lambda: iter(recorded_rows(tmp_path)), lambda: iter(_blocks(open_memory(tmp_path))):
+        first, parts = writer.oldest, begin()
+        seen = next(parts).total_reward.tolist()
         writer.add(block(writer.inserted, 5000))
         if spare: assert seen + [x for part in parts for x in part.total_reward.tolist()] == [*range(first, first + 9000)]
         else:

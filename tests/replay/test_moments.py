@@ -161,7 +161,9 @@ def test_a_writer_that_overwrites_what_a_reader_looks_at(tmp_path, monkeypatch):
     monkeypatch.setattr(views, 'in_parts', late)
     assert len(reader) == 0
     monkeypatch.undo()
-    assert all_of(reader, 2) == naive(rows, 20, 2)
+    want = naive(rows, 20, 2)
+    del want[60]   # the row before it is gone, so whether a moment begins there is not known
+    assert all_of(reader, 2) == all_of(made(mode='r'), 2) == want
     reader.close(), writer.close()
 
 def test_priorities_of_moments():
