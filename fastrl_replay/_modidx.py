@@ -3292,6 +3292,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'fastrl_replay/memory/draws.py'),
                                             'fastrl_replay.memory.draws.Draws.clear': ( 'memory/draws.html#draws.clear',
                                                                                         'fastrl_replay/memory/draws.py'),
+                                            'fastrl_replay.memory.draws.Draws.draw_on': ( 'memory/draws.html#draws.draw_on',
+                                                                                          'fastrl_replay/memory/draws.py'),
                                             'fastrl_replay.memory.draws.Draws.fresh': ( 'memory/draws.html#draws.fresh',
                                                                                         'fastrl_replay/memory/draws.py'),
                                             'fastrl_replay.memory.draws.Draws.random': ( 'memory/draws.html#draws.random',

@@ -94,6 +94,7 @@ class Draws:
         self.clear()
 
     def clear(self): self._seed,self._count = random_seed(self.seed),0
+    def draw_on(self, other): self._seed,self._count = other._seed,other._count   # from where another one stands
 
     def fresh(self):
         "A new one of this kind, with nothing in it"

@@ -316,7 +316,7 @@ def _go_back(self:Replay, rewinds): # how often the process that writes has gone
     "Know nothing of rows any more, unless this is the first look at them; what is there is read next"
     if self._rewinds is None: self._rewinds = rewinds; return
     sampler,view = self.sampler.fresh(),self.view
-    sampler._seed,sampler._count = self.sampler._seed,self.sampler._count
+    sampler.draw_on(self.sampler)
     if view.follows: view = view.fresh(self.memory, type(self).__name__)
     vars(self).update(sampler=sampler, view=view, _opened=False, _rewinds=rewinds, _went_back=True)   # in one call
 
