@@ -110,7 +110,7 @@ class Pipe(IterDataPipe, Saves):
         'Stages of this chain that count what a chain that runs them elsewhere wants to know'
         ...
     def resize(self, num_workers: int) -> Any:
-        'Let workers of the `.parallel` in this chain join or leave, also while it runs'
+        'Add or remove workers of the `.parallel` in this chain, also while it runs'
         ...
     def __iter__(self) -> Iterator[Any]: ...
     def map(self, fn, input_col: Any = None, output_col: Any = None) -> Map:
@@ -141,13 +141,13 @@ class Pipe(IterDataPipe, Saves):
         'Cuts the steps of each environment and episode into sequences of `length`; column `mask`: is this row a step?'
         ...
     def journal(self, max_steps: float = ..., max_episodes: float = ...) -> Journal:
-        'Lets blocks pass, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes'
+        'Passes blocks on, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes'
         ...
     def gather(self, n: int, exact: bool = False) -> Gather:
-        'Blocks of `n` rows or more, put together from smaller ones; at the end what is left'
+        'Blocks of `n` rows or more, joined from smaller ones; the last one has the remainder'
         ...
     def update_norms(self, states: StateNorm | None = None, rewards: RewardNorm | None = None) -> UpdateNorms:
-        'Lets blocks pass, and counts each row once in the statistics of states and rewards'
+        'Passes blocks on, and counts each row once in the statistics of states and rewards'
         ...
     def scale_rewards(self, rewards: RewardNorm) -> ScaleRewards:
         'Batches with rewards on the scale of a `RewardNorm`'
@@ -183,10 +183,10 @@ class Pipe(IterDataPipe, Saves):
         'Rows from arrays of whole episodes, by their `names`: dicts, `.npz`, Parquet, tables of Arrow or Hugging Face'
         ...
     def offline(self, data, max_steps: float = ..., spaces: Any = None, n_step: int = 1, gamma: float = 1.0) -> Offline:
-        'Fills a replay with recorded rows, and lets it draw; each batch counts as a step'
+        'Fills a replay with recorded rows, from which it then draws; each batch counts as a step'
         ...
     def prefetch(self, ahead: int = 1, device: Any = None) -> Prefetch:
-        'Draws the next batches of a replay in a thread, while the learner is busy with this one'
+        'Draws the next batches of a replay in a thread, while the learner computes with this one'
         ...
     def parallel(self, num_workers: int = 2, ahead: int | None = None, chunk: int = 4, method: str | None = None, restarts: int = 0, engine: Any = 'process', ordered: bool = True, shares: str = 'equal', weights_every: int = 0, weights_dtype: str | None = None) -> Parallel:
         'Copies of the chain above, in workers; a second pass goes on where the last one stopped'

@@ -266,7 +266,7 @@ def check_contract(
     factory, # source → stage; or () → stage, for a stage that is a source
     holds:int=2, # how many of the source's blocks it may hold when all have passed
 )->dict: # the number of items, and the microseconds each took with all stages above
-    "Hold a stage against every promise that stages make"
+    "Test that a stage keeps the contract of all stages"
     given = inspect.isclass(factory)
     given = given or any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
     scripts = [script(3,-2,1), script(1,4,-1, env=1), script(-6, env=2)]

@@ -51,5 +51,5 @@ def through_file(state: dict) -> dict:
     ...
 
 def check_contract(factory, holds: int = 2) -> dict:
-    'Hold a stage against every promise that stages make'
+    'Test that a stage keeps the contract of all stages'
     ...

@@ -1,5 +1,5 @@
 """The site: it builds without a warning, is complete, whole and self-contained; and the glue that makes it."""
-import html.parser, importlib, inspect, json, os, re, sys
+import html.parser, importlib, inspect, json, os, posixpath, re, sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -115,6 +115,14 @@ def test_every_page_leads_to_the_next(pages):
     for name, page in lessons(pages).items():
         text = page.path.read_text(encoding='utf-8')
         assert 'class="next-page"' in text or 'class="prev-page"' in text, name
+
+def test_next_is_where_the_button_leads():
+    "A page that says what is next names the next one of its part of the sidebar"
+    for part in docs_module('conf').groups.values():
+        for page, following in zip(part.split(), [*part.split()[1:], None]):
+            file = next((f for end in ('ipynb', 'md') if (f := ROOT/f'nbs/{page}.{end}').exists()), None)
+            for target in re.findall(r'Next: \[[^\]]*\]\(([\w./]+)\.(?:ipynb|md)', file.read_text(encoding='utf-8') if file else ''):
+                assert posixpath.normpath(posixpath.join(posixpath.dirname(page), target)) == following, page
 
 def public_names():
     "module.name of every function and class that a module exports, whether `all` gives it or not."
@@ -330,8 +338,9 @@ def test_words_are_the_fields_own():
 LEFT_OVER = {   # in outputs: what they look like, and what it is
     r'/tmp/|\btmp[a-z0-9_]{8}\b': 'a path of the machine', r'compiles its kernels': 'a line of the compiler', r'with 0 Axes': 'an empty figure',
     r'(?m)^(?:<function |<bound method |functools\.partial\(|\'?<iframe)|\A(?:True|False)\Z': 'what the last line of a cell returns',
-    r'(?m)^\|(?:-+:?\|)+$': 'a table that is not drawn: display(Markdown(…))'}
-AS_TYPED = {'command_line'}   # what a terminal shows, tables as well
+    r'(?m)^\|(?:-+:?\|)+$': 'a table that is not drawn: display(Markdown(…))',
+    r'\d\.\d{9}': 'a number with all its digits: round it where it is shown'}
+AS_TYPED = {'command_line'}   # what a terminal shows, tables as well; benchmarks show what they measure with all digits
 
 def test_outputs_are_of_the_lesson():
     found = []
@@ -341,7 +350,7 @@ def test_outputs_are_of_the_lesson():
             for o in c['outputs']:
                 data = o.get('data', {})
                 text = ''.join(o.get('text') or (data.get('text/plain', '') if {*data} == {'text/plain'} else ''))
-                found += [f'{nb.stem} {c["id"]}: {said}: {m[0]}' for looks, said in LEFT_OVER.items() if (m := re.search(looks, text)) and not ('table' in said and nb.stem in AS_TYPED)]
+                found += [f'{nb.stem} {c["id"]}: {said}: {m[0]}' for looks, said in LEFT_OVER.items() if (m := re.search(looks, text)) and not (said.startswith('a table') and nb.stem in AS_TYPED or 'digits' in said and nb.parent.name == 'bench')]
     assert not found, '\n'.join(found)
 
 def test_overview_lists_every_notebook_with_its_module():

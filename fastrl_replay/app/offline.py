@@ -84,7 +84,7 @@ def check_recorded(
 # %% ../../nbs/app/offline.ipynb #3a912ba4
 @stage('offline')
 class Offline(Journal):
-    "Fills a replay with recorded rows, and lets it draw; each batch counts as a step"
+    "Fills a replay with recorded rows, from which it then draws; each batch counts as a step"
     takes_any_item = True
     def __init__(self,
         source, # a replay without a source

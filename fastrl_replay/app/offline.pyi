@@ -19,7 +19,7 @@ def check_recorded(dtype, observations, actions) -> Any:
     ...
 
 class Offline(Journal):
-    'Fills a replay with recorded rows, and lets it draw; each batch counts as a step'
+    'Fills a replay with recorded rows, from which it then draws; each batch counts as a step'
     data: Any
     spaces: Any
     gamma: Any

@@ -34,7 +34,7 @@ def as_agents(
 
 # %% ../../nbs/envs/agents.ipynb #9b331f29
 class Agents(VectorEnv):
-    "A `ParallelEnv` as environments of a stepper, one for each agent that can be there at a time"
+    "A `ParallelEnv` as environments of a stepper, one for each agent that can be present at a time"
     def __init__(self,
         parallel, # PettingZoo's `ParallelEnv`, or one with its methods
         room:int=None, # how many agents can be there at a time; None: as many as it names

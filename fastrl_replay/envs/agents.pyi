@@ -14,7 +14,7 @@ def as_agents(x) -> Any:
     ...
 
 class Agents(VectorEnv):
-    'A `ParallelEnv` as environments of a stepper, one for each agent that can be there at a time'
+    'A `ParallelEnv` as environments of a stepper, one for each agent that can be present at a time'
     num_envs: Any
     single_observation_space: Any
     single_action_space: Any

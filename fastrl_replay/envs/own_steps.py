@@ -322,7 +322,7 @@ def _of_env(x, i, n):
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f025
 class OwnSteps(Pipe):
-    "The first stage of a chain whose steps come from a loop of yours"
+    "The first stage of a chain whose steps come from your own loop"
     _buffers = '_rows','_gate','_waiting','_memory'
     data_ended,takes_steps,_memory = False,True,staticmethod(lambda: None)   # more may come after each pass
     def __init__(self):

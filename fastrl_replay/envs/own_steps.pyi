@@ -54,7 +54,7 @@ class StepRows:
         ...
 
 class OwnSteps(Pipe):
-    'The first stage of a chain whose steps come from a loop of yours'
+    'The first stage of a chain whose steps come from your own loop'
     _buffers: tuple
     data_ended: bool
     takes_steps: bool

@@ -207,7 +207,7 @@ def step(self:Learner,
     losses, # a loss, or where several models are learned: model → loss
     **numbers, # what else the record has: tensors of one number each
 )->dict: # floats by name
-    "Go one step along the gradient of each loss; the record: losses, norms of the gradients, and the numbers"
+    "Take one step along the gradient of each loss; the record has losses, norms of the gradients, and the numbers"
     several = isinstance(losses, dict)
     if not several: losses = {next(iter(self.learned)): losses}
     rates = {name: self.rate(self.learned[name].lr) for name in losses}
@@ -276,7 +276,7 @@ def compute_with(self:Learner,
     precision:str='float32', # of matrix products: 'float32', or 'bfloat16' where the device is quicker with it
     compile:bool=False, # let torch.compile make a program of the networks
 )->Learner: # itself
-    "How networks are computed from now on"
+    "Set how networks are computed from now on"
     self.precision = choice(type(self).__name__, 'precision', precision, ('float32','bfloat16'))
     if compile:
         for model in (*(getattr(self, name) for name in self.learned), *self.targets.values()):
@@ -303,5 +303,5 @@ def feedback(self:Learner,
     batch:Steps, # as it came, wherever it was computed with
     td, # an error for each row
 ):
-    "Hand errors back to the replay that `batch` came from"
+    "Return TD errors to the replay that `batch` was drawn from"
     if replay_of(batch) is not None: batch.update_priorities(td)

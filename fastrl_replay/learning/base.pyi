@@ -69,19 +69,19 @@ class Learner(SavedLearner):
         'Where the first model is, and where batches are brought'
         ...
     def step(self, losses, **numbers) -> dict:
-        'Go one step along the gradient of each loss; the record: losses, norms of the gradients, and the numbers'
+        'Take one step along the gradient of each loss; the record has losses, norms of the gradients, and the numbers'
         ...
     def over_ranks(self, x: Tensor) -> Tensor:
         'Its mean over several learners'
         ...
     def compute_with(self, precision: str = 'float32', compile: bool = False) -> Learner:
-        'How networks are computed from now on'
+        'Set how networks are computed from now on'
         ...
     def arithmetic(self) -> Any:
         'The context in which errors are computed'
         ...
     def feedback(self, batch: Steps, td) -> Any:
-        'Hand errors back to the replay that `batch` came from'
+        'Return TD errors to the replay that `batch` was drawn from'
         ...
 
 def follow(target: nn.Module, model: nn.Module, tau: float) -> Any:

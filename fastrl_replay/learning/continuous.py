@@ -23,7 +23,7 @@ from .policies import Exploring, ask, n_states
 _OTHERS = 'another environment, or gymnasium.wrappers.TransformAction(env, f, Box(-1, 1, (n,)))'
 
 class BoxBounds:
-    "The way between actions of a `Box` and numbers from -1 to 1"
+    "Conversion between actions of a `Box` and numbers from -1 to 1"
     def __init__(self,
         space:spaces.Box, # of one action; floats with finite bounds
         who:str='BoxBounds', # who asks
@@ -50,7 +50,7 @@ class BoxBounds:
         action:torch.Tensor, # [B, ...], of the space
         dtype:torch.dtype=torch.float32, # of the result
     )->torch.Tensor: # [B, size]
-        "The way back: numbers from -1 to 1; 0 where both bounds are the same"
+        "The inverse: numbers from -1 to 1; 0 where both bounds are the same"
         middle,half = (torch.as_tensor(x, device=action.device) for x in (self.middle, self.divisor))
         return ((action.reshape(len(action), -1).double() - middle)/half).clamp(-1, 1).to(dtype)
 

@@ -23,7 +23,7 @@ class _BoxPolicy(Exploring):
 LOG_STD: tuple
 
 class BoxBounds:
-    'The way between actions of a `Box` and numbers from -1 to 1'
+    'Conversion between actions of a `Box` and numbers from -1 to 1'
     divisor: Any
     space: Any
     size: Any
@@ -36,7 +36,7 @@ class BoxBounds:
         'Actions that lie in the space'
         ...
     def to_unit(self, action: Tensor, dtype: dtype = ...) -> Tensor:
-        'The way back: numbers from -1 to 1; 0 where both bounds are the same'
+        'The inverse: numbers from -1 to 1; 0 where both bounds are the same'
         ...
 
 def squashed(answer: Tensor, noise: Tensor) -> tuple:

@@ -49,7 +49,7 @@ def evaluate(
     seed:int=0, # environment `i` gets `seed + i`
     record=None, # a file .mp4 or .gif for a video of the first episode
 )->np.ndarray: # their returns
-    "Returns of episodes that a policy plays, and does not learn from"
+    "Returns of episodes that a policy plays without learning"
     n = whole('evaluate', 'episodes', episodes, 1)
     if policy is not None and not callable(policy):
         raise ArgumentTypeError('evaluate', 'policy', type(policy).__name__, 'a function of states, or None')

@@ -183,7 +183,7 @@ def n_states(
 # %% ../../nbs/learning/policies.ipynb #5af192f4
 @patch(as_prop=True)
 def eps_now(self:EpsGreedy):
-    "How likely it is to explore at the next call"
+    "The probability of exploring at the next call"
     if self.asked < self.random: return 1.
     return _probability(self.eps(self.asked) if callable(self.eps) else self.eps)
 

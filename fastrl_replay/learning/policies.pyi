@@ -53,7 +53,7 @@ class EpsGreedy(Exploring):
     def __call__(self, state, hidden: Any = None, mask: Any = None) -> ndarray: ...
     @property
     def eps_now(self) -> Any:
-        'How likely it is to explore at the next call'
+        'The probability of exploring at the next call'
         ...
     def report(self) -> dict:
         'What a run writes down: how likely it is to explore now, on average where environments differ'

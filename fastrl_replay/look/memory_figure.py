@@ -39,19 +39,20 @@ def drawn_panels(
     try: from matplotlib import rc_context   # an extra
     except ImportError: raise not_installed(who, 'matplotlib is not installed', 'plot') from None
     n = max(len(panels), 1)
-    columns = min(3 if n in (5,6) else 4, n)
-    lines = [l for note in notes for l in wrap(note, 44*max(columns, 2), subsequent_indent='   ')][:6]
+    columns = n if n < 3 else 2 if n == 4 else 3
+    lines = [l for note in notes for l in wrap(note, 41*max(columns, 2), subsequent_indent='   ')][:6]
     rows = -(-n//columns)
-    with rc_context({**INK, 'font.size': 8, 'axes.spines.top': False, 'axes.spines.right': False}):
-        fig = _figure_class()((2.9*max(columns, 2), 2.15*rows + .35 + .17*len(lines)), dpi=72, layout='constrained')
-        fig.suptitle(title, fontsize=9)
+    with rc_context({**INK, 'font.size': 9, 'axes.spines.top': False, 'axes.spines.right': False}):
+        size = 3.1*max(columns, 2),2.25*rows + .4 + .18*len(lines)   # at most a page's width: letters keep their size
+        fig = _figure_class()(size, dpi=72, layout='constrained')
+        fig.suptitle('\n'.join(wrap(title, 38*max(columns, 2))), fontsize=9.5)
         axes = fig.subplots(rows, columns, squeeze=False).ravel() if panels else []
-        for ax in axes[len(panels):]: ax.set_axis_off()
+        for ax in axes[len(panels):]: ax.remove()
         for ax,(name,draw) in zip(axes, panels):
             draw(ax)
-            ax.set_title(name, fontsize=9)
+            ax.set_title(name, fontsize=9.5)
         color = WARNING if any(line[:1] == '!' for line in lines) else GREY
-        if lines: fig.supxlabel('\n'.join(lines), fontsize=8, x=.01, ha='left', color=color)
+        if lines: fig.supxlabel('\n'.join(lines), fontsize=9, x=.01, ha='left', color=color)
     return fig
 
 # %% ../../nbs/look/memory_figure.ipynb #d6cda8a7
@@ -109,8 +110,8 @@ def _draw_segments(e, line, ax):
 
 def _legend(ax, handles, columns=2): # label → artists side by side
     from matplotlib.legend_handler import HandlerTuple
-    ax.legend(handles.values(), handles, frameon=False, fontsize=7.5, loc='upper left', ncols=columns,
-        handlelength=1.2, handletextpad=.4, columnspacing=1, borderpad=0, borderaxespad=.1, labelspacing=.2,
+    ax.legend(handles.values(), handles, frameon=False, fontsize=9, loc='upper left', ncols=columns,
+        handlelength=1, handletextpad=.3, columnspacing=.8, borderpad=0, borderaxespad=.1, labelspacing=.2,
         handler_map={tuple: HandlerTuple(None, pad=0)})
 
 def _draw_ends(seen, e, line, n, ax):
@@ -210,8 +211,8 @@ def _draw_bars(values, ax, text=str, color=PALE):
     names,x = [*values],np.array([*values.values()], float)
     ax.barh(range(len(x)), x, .6, color=color)
     said = text if isinstance(text, list) else map(text, x)
-    for i,(v,t) in enumerate(zip(x, said)): ax.text(v, i, f' {t}', va='center', fontsize=7, color=GREY)
-    ax.set(ylim=(max(len(x), 3) - .5, -.5), xlim=(0, (x.max() or 1)*1.45), xticks=[])
+    for i,(v,t) in enumerate(zip(x, said)): ax.text(v, i, f' {t}', va='center', fontsize=9, color=GREY)
+    ax.set(ylim=(max(len(x), 3) - .5, -.5), xlim=(0, (x.max() or 1)*1.6), xticks=[])
     ax.set_yticks(range(len(x)), names)
     ax.spines['bottom'].set_visible(False)
 

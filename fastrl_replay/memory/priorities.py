@@ -125,7 +125,7 @@ def update(self:_Prioritized,
     keys:np.ndarray, # int64, all of them present
     td:np.ndarray, # float64
 ):
-    "What the learner found out; where a key comes twice, the last one counts"
+    "TD errors of these keys; where a key comes twice, the last one counts"
     n,who = len(keys),type(self).__name__
     if len(td) != n: raise ArgumentError(who, 'TD errors', len(td), f'{n}, one for each key')
     slots,p = np.empty(n, np.int64),np.empty(n)

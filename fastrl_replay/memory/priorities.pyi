@@ -22,7 +22,7 @@ class _Prioritized(Sampler):
         'Keys that came and went'
         ...
     def update(self, keys: ndarray, td: ndarray) -> Any:
-        'What the learner found out; where a key comes twice, the last one counts'
+        'TD errors of these keys; where a key comes twice, the last one counts'
         ...
     def priorities(self, td) -> ndarray:
         "What TD errors are worth; an error where one isn't finite"

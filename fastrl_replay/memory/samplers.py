@@ -51,7 +51,7 @@ SAMPLERS = {}   # each class of samplers by the name that a memory takes as `kin
 
 # %% ../../nbs/memory/samplers.ipynb #85050312
 class Sampler(_Refusing, Draws):
-    "The base of samplers: which keys there are, random numbers, how to go on"
+    "The base of samplers: which keys there are, random numbers, checkpoints"
     counts_only = False   # True: keys that came with several blocks may be told at once, when the sampler is next used
     replacement = False   # True: one key is enough for a batch
     capacity = None       # how many keys there can be at a time; None: any number
@@ -71,10 +71,10 @@ class Sampler(_Refusing, Draws):
         self.place = None   # where the memory lies, when that is known
 
     def added(self, first:int, end:int, oldest:int=0, p=None):
-        "Keys that came, and those before `oldest` that went"
+        "These keys were added, and those before `oldest` evicted"
         first = self.first if self.end > self.first else first
         vars(self).update(first=int(max(oldest, first)), end=int(end))   # in one call, which no interrupt divides
-    def update(self, keys, td): "What the learner found out; here it changes nothing"
+    def update(self, keys, td): "TD errors of these keys; here they change nothing"
     def probabilities(self)->np.ndarray: return np.full(len(self), 1/max(len(self), 1))
     def kept(self)->np.ndarray: return self.probabilities()   # priorities of what can be drawn, where it has some
     def __len__(self): return self.end - self.first

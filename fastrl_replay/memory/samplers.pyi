@@ -22,7 +22,7 @@ class _Refusing:
         ...
 
 class Sampler(_Refusing, Draws):
-    'The base of samplers: which keys there are, random numbers, how to go on'
+    'The base of samplers: which keys there are, random numbers, checkpoints'
     place: Any
     key_of: Any
     counts_only: bool
@@ -42,10 +42,10 @@ class Sampler(_Refusing, Draws):
         'As before the first key'
         ...
     def added(self, first: int, end: int, oldest: int = 0, p: Any = None) -> Any:
-        'Keys that came, and those before `oldest` that went'
+        'These keys were added, and those before `oldest` evicted'
         ...
     def update(self, keys, td) -> Any:
-        'What the learner found out; here it changes nothing'
+        'TD errors of these keys; here they change nothing'
         ...
     def probabilities(self) -> ndarray: ...
     def kept(self) -> ndarray: ...

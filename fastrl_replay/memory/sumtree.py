@@ -288,7 +288,7 @@ def by_age(self:SumTree, idx)->np.ndarray:
 def find(self:SumTree,
     mass, # one number or an array: places on the line from 0 to `total`
 ): # the index (or an array of them) whose piece each lies in
-    "Whose piece a place lies in: the first index whose running sum is beyond it"
+    "The index in whose piece a point lies: the first whose running sum is beyond it"
     mass = np.asarray(mass, np.float64)
     good = mass >= 0
     if not good.all(): raise ArgumentError('SumTree.find', 'mass', mass.ravel()[int((~good).argmax())], '0 or more')

@@ -55,7 +55,7 @@ class SumTree:
         'The same in an order from which an equal tree can be built: any'
         ...
     def find(self, mass) -> Any:
-        'Whose piece a place lies in: the first index whose running sum is beyond it'
+        'The index in whose piece a point lies: the first whose running sum is beyond it'
         ...
     def sample(self, n: int, rng: Generator | None = None, stratified: bool = True) -> tuple:
         'Draw indices in proportion to their priorities'

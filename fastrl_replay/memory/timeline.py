@@ -350,7 +350,7 @@ def ages(self:Timeline)->np.ndarray: # int64
 
 @patch(as_prop=True)
 def store_stats(self:Timeline)->dict:
-    "What the store has to say of itself, numbers by name, and then how many bytes a row takes, all counted"
+    "The store's numbers by name, and how many bytes a row takes in all"
     said = self._parts[1].stats() if self._parts else {}
     return dict(row_bytes=self.nbytes/max(len(self), 1), **said) if said else {}
 
@@ -670,7 +670,7 @@ def _fit(self:Timeline, dtype):
 # %% ../../nbs/memory/timeline.ipynb #ea8c4818
 @patch
 def flush(self:Timeline):
-    "Bring everything to the device, for power cuts; nothing where rows don't last"
+    "Flush everything to the device, for power cuts; in main memory there is nothing to do"
     if not self.is_open or not self._parts: return
     self._write_counters()
     self.place.flush()

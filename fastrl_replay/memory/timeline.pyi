@@ -95,7 +95,7 @@ class Timeline:
         ...
     @property
     def store_stats(self) -> dict:
-        'What the store has to say of itself, numbers by name, and then how many bytes a row takes, all counted'
+        "The store's numbers by name, and how many bytes a row takes in all"
         ...
     def __getitem__(self, i) -> Any:
         'Rows by their place in time order (0 is the oldest), or a column of all rows'
@@ -139,7 +139,7 @@ class Timeline:
         ...
     def __getattr__(self, name) -> Any: ...
     def flush(self) -> Any:
-        "Bring everything to the device, for power cuts; nothing where rows don't last"
+        'Flush everything to the device, for power cuts; in main memory there is nothing to do'
         ...
     def close(self) -> bool:
         "Flush, and let other processes write; nothing where rows don't last"

@@ -84,7 +84,7 @@ def _check_source(source):
 # %% ../../nbs/parallel/prefetch.ipynb #547ce90c
 @stage('prefetch')
 class Prefetch(Holding):
-    "Draws the next batches of a replay in a thread, while the learner is busy with this one"
+    "Draws the next batches of a replay in a thread, while the learner computes with this one"
     _buffers = '_drawn','_worker'
     def __init__(self,
         source, # a replay

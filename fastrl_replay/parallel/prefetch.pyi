@@ -6,7 +6,7 @@ from torch import nn
 from fastrl_replay.pipe import Holding
 
 class Prefetch(Holding):
-    'Draws the next batches of a replay in a thread, while the learner is busy with this one'
+    'Draws the next batches of a replay in a thread, while the learner computes with this one'
     ahead: Any
     device: Any
     _buffers: tuple

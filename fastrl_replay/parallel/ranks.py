@@ -344,7 +344,7 @@ def join(self:Alone,
     max_steps:float=float('inf'), # end when all together have made so many
     max_episodes:float=float('inf'), # end when so many of their episodes have ended
 )->Pipe: # the chain
-    "Let a chain go on together with those of the other ranks"
+    "Join a chain with those of the other ranks"
     replay,below = _checked_chain(pipe)
     _tell(pipe, WorkerInfo(self.rank, self.size))
     replay.ranks = self

@@ -37,7 +37,7 @@ class Alone:
         'Leave the others'
         ...
     def join(self, pipe: Pipe, rows: int = 1, journal: Any = None, max_steps: float = ..., max_episodes: float = ...) -> Pipe:
-        'Let a chain go on together with those of the other ranks'
+        'Join a chain with those of the other ranks'
         ...
 
 class RankError(Explained, RuntimeError):

@@ -65,7 +65,7 @@ class Service(Pipe):
         for _ in self.due_batches(): yield self.sample()
     def __len__(self): return self.stats()['drawable']
     def due_batches(self):
-        "Batches may be drawn for ever"
+        "Batches may be drawn without end"
         while True: yield
 
     def _fresh(self):
@@ -246,7 +246,7 @@ def serve(self:Replay,
     ahead:int=1000, # with `ratio`: rows that may be added before batches have used them
     engine:RayEngine=None, # which cluster, and what a shard needs; None: the one that runs, and a CPU
 )->Service: # connected to it
-    "Keep this memory in a Ray cluster, under a name, until it is stopped"
+    "Keep this memory in a Ray cluster, under a name, until the service is stopped"
     engine,shards,who = engine or RayEngine(address='auto'),whole('serve', 'shards', shards, 1),type(self).__name__
     _check_served(self, who, name)
     RateLimiter(self.ratio, ahead)
@@ -286,7 +286,7 @@ def stop(
     name:str, # of a service
     address:str=None, # of its cluster
 ):
-    "End a service; what lies in files stays there"
+    "End a service; rows in files remain"
     ray = _cluster(address)
     names = sorted(a for a in _actor_names(ray) if a.partition('/')[0] == name)   # the coordinator first
     if not names: _find_coordinator(ray, name)

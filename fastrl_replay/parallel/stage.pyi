@@ -50,13 +50,13 @@ class Parallel(_Turns):
         'End the workers; the next pass begins with new ones'
         ...
     def stats(self) -> dict:
-        'Items handed on; how many items old their weights were, and the bound; waiting, restarts and what was lost; rows'
+        'Items passed on; how many items old their weights were, and the bound; waits, restarts and losses; rows'
         ...
     def show(self) -> Any:
         'What is in each shard, and what `stats` says of each worker, in one figure of matplotlib, which a notebook shows'
         ...
     def resize(self, num_workers: int) -> Any:
-        'Let workers join or leave, also while it runs: the highest ranks leave, and what they gave is handed on'
+        'Add or remove workers, also while it runs: the highest ranks leave, and the items that they gave are passed on'
         ...
     def due_batches(self) -> Any:
         'Receive batches; yields, with nothing, for each'

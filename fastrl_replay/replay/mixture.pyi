@@ -17,7 +17,7 @@ def raw_weights(replay: Replay, shard: bool = False) -> Any:
     ...
 
 class Mixture(Pipe):
-    'Batches from several replays, in shares; errors go back to the replay that each row is of'
+    'Batches from several replays, a share from each; TD errors are routed to the replay of their row'
     fed: Any
     bs: Any
     replays: Any
@@ -38,13 +38,13 @@ class Mixture(Pipe):
         'Draw a batch; where one replay has too few rows, nothing is drawn'
         ...
     def update_priorities(self, keys, td) -> Any:
-        'Tell each replay how wrong the learner was about its rows; bad errors change nothing'
+        'Route TD errors to the replays of their rows; errors that are refused change nothing'
         ...
     def check_errors(self, who, keys, td) -> Any:
         'Raise where one of the replays could not take errors of this form'
         ...
     def stats(self) -> dict:
-        'What each replay tells about itself'
+        'The `stats` of each replay'
         ...
     def inside(self) -> dict:
         'What is in each replay, and their shares in the next batch; looking changes nothing'

@@ -216,7 +216,7 @@ def add_step(self:Replay,
     final_obs=None, # the last states of environments that have been reset already
     **columns, # what else is known of the step; and autoreset_mode='next_step', of a vector that resets in the next one
 )->np.ndarray: # the keys of new rows
-    "Add a step of a loop of yours, or one of each environment of a vector"
+    "Add a step from your own loop, or one of each environment of a vector"
     values = step_values(obs, action, reward, next_obs, terminated, truncated, env_id, final_obs, **columns)
     with self.lock:
         if first := self._own_steps(): return self._pass_on(first, values)
@@ -397,7 +397,7 @@ def update_priorities(self:Replay,
     keys, # of what was drawn: the batch's `index`
     td, # what was learned of each: TD errors, a tensor or an array
 ):
-    "Tell the sampler how wrong the learner was; what is gone by now is left out"
+    "Give TD errors to the sampler; those of overwritten rows are dropped and counted"
     with self.lock:
         self._catch_up()
         keys,td,stale = self.feedback(keys, td)
@@ -495,7 +495,7 @@ def page(self:Replay,
 # %% ../../nbs/replay/replay.ipynb #53dd0c43
 @patch
 def flush(self:Replay):
-    "Bring a memory on disk to the device; nothing where it is in main memory"
+    "Flush a memory on disk to the device; in main memory there is nothing to do"
     with self.lock: self.memory.flush()
 
 @patch

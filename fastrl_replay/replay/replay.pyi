@@ -43,7 +43,7 @@ class Replay(SavedReplay):
         "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
         ...
     def add_step(self, obs, action, reward, next_obs, terminated, truncated: Any = False, *, env_id: Any = 0, final_obs: Any = None, **columns) -> ndarray:
-        'Add a step of a loop of yours, or one of each environment of a vector'
+        'Add a step from your own loop, or one of each environment of a vector'
         ...
     def feedback(self, keys, td) -> tuple:
         'For what errors still count, as the view says'
@@ -58,7 +58,7 @@ class Replay(SavedReplay):
         'The error where fewer than `n` can be drawn'
         ...
     def update_priorities(self, keys, td) -> Any:
-        'Tell the sampler how wrong the learner was; what is gone by now is left out'
+        'Give TD errors to the sampler; those of overwritten rows are dropped and counted'
         ...
     def check_errors(self, who, keys, td) -> Any:
         "Raise where errors of this form can't be taken, whatever rows there are"
@@ -82,7 +82,7 @@ class Replay(SavedReplay):
         'Some of what is in it, step by step, as a page in one file; looking changes nothing'
         ...
     def flush(self) -> Any:
-        'Bring a memory on disk to the device; nothing where it is in main memory'
+        'Flush a memory on disk to the device; in main memory there is nothing to do'
         ...
     def _close(self) -> Any:
         'Let other processes write to a memory on disk; when it is used again, it is opened again'
@@ -106,7 +106,7 @@ class Replay(SavedReplay):
         'What can be drawn, with all rows so far'
         ...
     def serve(self, name: str, shards: int = 1, ahead: int = 1000, engine: Any | None = None) -> Any:
-        'Keep this memory in a Ray cluster, under a name, until it is stopped'
+        'Keep this memory in a Ray cluster, under a name, until the service is stopped'
         ...
 
 def scheduled(who: str, what: str, x, batches: int | None = None) -> float:

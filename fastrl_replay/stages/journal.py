@@ -20,7 +20,7 @@ from ..steps.states import array, checked, flag, integer, maybe
 # %% ../../nbs/stages/journal.ipynb #624852f2
 @stage('journal')
 class Journal(Pipe):
-    "Lets blocks pass, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes"
+    "Passes blocks on, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes"
     _buffers = 'watch','between','_known'
     def __init__(self,
         source, # a pipe of single steps
@@ -143,7 +143,7 @@ def restore(self:Journal, state):
 # %% ../../nbs/stages/journal.ipynb #f012e0b4
 @stage('gather')
 class Gather(Pipe):
-    "Blocks of `n` rows or more, put together from smaller ones; at the end what is left"
+    "Blocks of `n` rows or more, joined from smaller ones; the last one has the remainder"
     _buffers,saved = ('_waiting','_rows'),dict(rows=maybe(states.block))
     def __init__(self,
         source, # a pipe of Steps

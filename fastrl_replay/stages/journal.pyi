@@ -6,7 +6,7 @@ from torch import nn
 from fastrl_replay.pipe import Pipe
 
 class Journal(Pipe):
-    'Lets blocks pass, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes'
+    'Passes blocks on, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes'
     successes: Any
     fresh: Any
     max_steps: Any
@@ -39,7 +39,7 @@ class Collected(Journal):
     def __iter__(self) -> Iterator[Any]: ...
 
 class Gather(Pipe):
-    'Blocks of `n` rows or more, put together from smaller ones; at the end what is left'
+    'Blocks of `n` rows or more, joined from smaller ones; the last one has the remainder'
     n: Any
     exact: Any
     _buffers: tuple

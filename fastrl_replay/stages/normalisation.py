@@ -210,7 +210,7 @@ def _check_columns(dtype):
 # %% ../../nbs/stages/normalisation.ipynb #178dc771
 @stage('update_norms')
 class UpdateNorms(Pipe):
-    "Lets blocks pass, and counts each row once in the statistics of states and rewards"
+    "Passes blocks on, and counts each row once in the statistics of states and rewards"
     _buffers = ('_gate',)
     def __init__(self,
         source, # a pipe of single steps

@@ -65,7 +65,7 @@ class RewardNorm:
         ...
 
 class UpdateNorms(Pipe):
-    'Lets blocks pass, and counts each row once in the statistics of states and rewards'
+    'Passes blocks on, and counts each row once in the statistics of states and rewards'
     states: Any
     rewards: Any
     _buffers: tuple

@@ -145,7 +145,7 @@ class NStep(_Merging):
         if self.data_ended and self.waiting: yield from self._hand_out([self.flush()])
 
     def flush(self)->Steps: # the rows of all starts that wait; one has waited at least
-        "Hand out what waits for steps that won't come"
+        "Yield the steps that still wait for later ones"
         w,found = self._held,note_rest(self._held)
         layout,out = w.gate.layout,np.zeros(self.waiting*w.gate.layout.merged.itemsize, np.uint8)
         made = _merge_noted(out[:0], w.held, found, out, layout.ends, self.gamma)

@@ -91,7 +91,7 @@ def burn_in_of(
 def update_priorities(self:Sequences,
     td, # TD errors of the steps to learn from, [B, length - burn_in]
 ):
-    "Tell the replay how wrong the learner was about each step"
+    "Return a TD error for each step to the replay"
     if self._replay is None:
         raise ArgumentTypeError('Sequences.update_priorities',
             'these sequences were not drawn from a replay in this process')

@@ -21,7 +21,7 @@ class Sequences(Steps):
         'A column by name, or a part'
         ...
     def update_priorities(self, td) -> Any:
-        'Tell the replay how wrong the learner was about each step'
+        'Return a TD error for each step to the replay'
         ...
     def asdict(self) -> dict:
         'All columns by name, on the same memory'

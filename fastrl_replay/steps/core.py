@@ -289,7 +289,7 @@ Steps.__hash__,Steps.__array_eq__ = None,Steps.__eq__   # the second is what fas
 def update_priorities(self:Steps,
     td, # what was learned of each row: TD errors, a tensor or an array
 ):
-    "Tell the replay that this batch was drawn from how wrong the learner was about each row"
+    "Return a TD error for each row to the replay that this batch was drawn from"
     if self._replay is None or 'index' not in self._dtype.names:
         raise ArgumentTypeError('Steps.update_priorities', 'these rows were not drawn from a replay in this process',
             remedy='call it on a batch that a replay gave, or use replay.update_priorities(keys, td)')

@@ -77,7 +77,7 @@ class Steps:
         'Join blocks along their first axis'
         ...
     def update_priorities(self, td) -> Any:
-        'Tell the replay that this batch was drawn from how wrong the learner was about each row'
+        'Return a TD error for each row to the replay that this batch was drawn from'
         ...
     @classmethod
     def from_columns(cls, columns: dict, shape: Any = None) -> Steps:

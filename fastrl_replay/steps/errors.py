@@ -35,7 +35,7 @@ class Explained(Exception):
 class ArgumentError(Explained, ValueError): "An argument, or a setting, of a value that doesn't fit"
 class ArgumentTypeError(Explained, TypeError): "An argument, or an item of a stream, of a type that doesn't fit"
 class StateError(ArgumentError): "A saved state that doesn't fit what is to continue from it"
-class BlockError(Explained, ValueError): "A block of rows that a stage or a memory can't take; it holds what it held"
+class BlockError(Explained, ValueError): "A block of rows that a stage or a memory refuses; nothing has changed"
 class NotEnoughRows(Explained, ValueError): "A memory that can't fill the batch that was asked for"
 class ActionError(Explained, ValueError): "An action that doesn't fit the environments' action space"
 class EnvError(Explained, RuntimeError): "An environment that failed, with its number, episode and step"

@@ -22,7 +22,7 @@ class StateError(ArgumentError):
     "A saved state that doesn't fit what is to continue from it"
 
 class BlockError(Explained, ValueError):
-    "A block of rows that a stage or a memory can't take; it holds what it held"
+    'A block of rows that a stage or a memory refuses; nothing has changed'
 
 class NotEnoughRows(Explained, ValueError):
     "A memory that can't fill the batch that was asked for"

@@ -47,7 +47,7 @@ def write_whole(
     path, # of the file
     *data, # bytes, texts or arrays, one after the other
 ):
-    "Write a file so that it is never seen in part, and is on the device"
+    "Write a file so that it is never seen in part, and flush it to the disk"
     with whole_file(path) as file:
         for part in data: file.write(part.encode() if isinstance(part, str) else part)
 
