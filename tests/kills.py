@@ -19,6 +19,7 @@ from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
+from bytecodes import before_bytecodes
 
 # ---- what rows must be ----
 
@@ -121,15 +122,11 @@ class Said:
 def killed_at(at):
     "Kill this process before bytecode number `at` of this library"
     seen, here = 0, str(Path(fastrl_replay.__file__).parent)
-    def trace(frame, event, arg):
+    def each():
         nonlocal seen
-        if not frame.f_code.co_filename.startswith(here): return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        seen += event == 'opcode'
+        seen += 1
         if seen == at: os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-    sys._getframe().f_trace_opcodes = True   # Python 3.12 counts bytecodes only where this was set before
-    sys.settrace(trace)
+    before_bytecodes(lambda file: file.startswith(here), each)
 
 def write(kind, path, stream, plan, said, rng):
     "Work on a directory until the kill comes"

@@ -1,5 +1,4 @@
 """Where episodes begin: NStep, the chunker and a plain model agree on every stream; and what interrupts a stage takes all of a block or none of it."""
-import sys
 
 import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
@@ -16,6 +15,7 @@ from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.stages.chunker import SequenceChunker
 from fastrl_replay.testing import script, scripted_steps
 from gymnasium import spaces
+from bytecodes import before_bytecodes
 from strategies import bits, cases, numpy_leaves
 
 DTYPE = step_dtype(spaces.Discrete(9), spaces.Discrete(3))
@@ -147,21 +147,16 @@ class Interrupt(KeyboardInterrupt): pass
 def interrupted(call, at, *files):
     "Run, but raise before bytecode number `at` of this library, or of these files; did that happen?"
     seen = 0
-    def trace(frame, event, arg):
+    def each():
         nonlocal seen
-        if not any(f in frame.f_code.co_filename for f in files or ['fastrl_replay']): return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == 'opcode':
-            seen += 1
-            if seen == at: raise Interrupt
-        return trace
-    before,grad = sys.gettrace(),torch.is_grad_enabled()
-    sys._getframe().f_trace_opcodes = True   # Python 3.12 counts bytecodes only where this was set before
-    sys.settrace(trace)
+        seen += 1
+        if seen == at: raise Interrupt
+    grad = torch.is_grad_enabled()
+    end = before_bytecodes(lambda file: any(f in file for f in files or ['fastrl_replay']), each)
     try: call()
     except Interrupt: return True
     finally:
-        sys.settrace(before)
+        end()
         torch.set_grad_enabled(grad)   # a `with` that is cut before the call of its exit stays entered; no signal comes there
     return False
 
