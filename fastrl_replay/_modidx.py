@@ -1678,6 +1678,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastrl_replay/envs/envstate.py'),
                                              'fastrl_replay.envs.envstate._Seen.once': ( 'envs/envstate.html#_seen.once',
                                                                                          'fastrl_replay/envs/envstate.py'),
+                                             'fastrl_replay.envs.envstate._any_will_do': ( 'envs/envstate.html#_any_will_do',
+                                                                                           'fastrl_replay/envs/envstate.py'),
                                              'fastrl_replay.envs.envstate._array_parts': ( 'envs/envstate.html#_array_parts',
                                                                                            'fastrl_replay/envs/envstate.py'),
                                              'fastrl_replay.envs.envstate._can_be_key': ( 'envs/envstate.html#_can_be_key',

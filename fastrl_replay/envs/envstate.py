@@ -36,7 +36,14 @@ def _is_constant(x):
 def _draws(space):
     "Has a space random numbers, because it was seeded, or drew something?"
     parts = getattr(space, 'spaces', ())
-    return space._np_random is not None or any(map(_draws, parts.values() if isinstance(parts, dict) else parts))
+    used = space._np_random is not None and not _any_will_do(space._np_random.bit_generator)
+    return used or any(map(_draws, parts.values() if isinstance(parts, dict) else parts))
+
+def _any_will_do(bits): # a bit generator; wrappers of gymnasium make such ones and never use them
+    "Is it seeded by the system, and was nothing drawn from it?"
+    seq = getattr(bits, 'seed_seq', None)
+    if not isinstance(getattr(seq, 'entropy', None), int) or seq.entropy < 1 << 64: return False
+    return type(bits)(np.random.SeedSequence(seq.entropy, spawn_key=seq.spawn_key)).state == bits.state
 
 # %% ../../nbs/envs/envstate.ipynb #8a98d890
 class _Seen:
