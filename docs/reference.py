@@ -6,9 +6,9 @@ from pathlib import Path
 
 ERRORS = re.compile(r'(?:Error|NotEnough\w+|StaleKey)$')
 LONGEST = 16   # lines of an example
-BASES = 'Replay', 'Learner'   # that are not in `all`, but whose methods users call
+BASES = 'Replay', 'Learner', 'Inspectable'   # that are not in `all`, but whose methods users call
 HOOKS = {*('snapshot restore check_state check_remote checked_states blocks data_ended in_worker has_envs drawn_from journals rewind due_batches too_few needed '
-    'sample_weighted for_page order_draws facts totals').split()}   # for writers of stages and memories
+    'sample_weighted for_page pages order_draws facts totals').split()}   # for writers of stages and memories
 
 class Lessons:
     "The notebooks of a folder, by page."

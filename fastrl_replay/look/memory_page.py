@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'ring_picture', 'lead_of', 'sample_text', 'remark_list', 'drawn_tables', 'words_list', 'memory_page',
-           'shown_or_written']
+           'Inspectable']
 
 # %% ../../nbs/look/memory_page.ipynb #af7a6a33
 import numpy as np
@@ -256,14 +256,20 @@ def memory_page(
         data=dict(parts=data, words=WORDS), scripts=['memory_page.js'], styles=['memory_page.css'])
 
 # %% ../../nbs/look/memory_page.ipynb #7c66ddb4
-def shown_or_written(
-    who:str, # who asks
-    path, # of the file; None: show it in the notebook
-    make, # gives the page, and is called where the path is good
-): # the path, or what shows the page
-    "Write a page as a whole, or show it"
-    if path is not None: path = page_path(who, path)
-    page = make()
-    if path is None: return Framed(page)
-    write_whole(path, page)
-    return path
+class Inspectable:
+    "What has `inside()`, and `pages()` as `memory_page` takes them, and is shown as a figure or as a page"
+    def show(self):
+        "What is in it, in one figure of matplotlib, which a notebook shows"
+        return memory_figure(self.inside())
+
+    def page(self,
+        path=None, # of an HTML file; None: show the page in a notebook
+    ): # the path, or what shows the page
+        "Some of what is in it, step by step, as a page in one file; looking changes nothing"
+        who = type(self).__name__
+        if path is not None: path = page_path(who, path)
+        parts = self.pages()
+        page = memory_page(parts, None if '' in parts else who)
+        if path is None: return Framed(page)
+        write_whole(path, page)
+        return path

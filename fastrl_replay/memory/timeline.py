@@ -16,9 +16,8 @@ from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, Explai
     StateError, problem, whole)
 from ..steps.row_dtypes import dtype_spec, extend_dtype, parts_of, saved_dtype, step_dtype
 from ..look.inside import by_priority, rows_and_episodes
-from ..look.memory_figure import memory_figure
 from ..look.remarks import checked_in, remarks_on
-from ..look.memory_page import memory_page, shown_or_written
+from ..look.memory_page import Inspectable
 from ..envs.episodes import BlockGate, RowLayout, refuse_nan
 from ..envs.numbering import Environments
 from ..steps.machine import size_text
@@ -29,7 +28,7 @@ from .rows import BatchPlan, Rows, Store, as_steps
 from ..steps.states import anything, checked, integer, listed, maybe, row_dtype
 
 # %% ../../nbs/memory/timeline.ipynb #070e1287
-class Timeline:
+class Timeline(Inspectable):
     "The last `max_sz` rows in order of arrival, each stored once and named by its serial number, its key"
     rewinds = 0   # how often the process that writes has gone back, as one that only reads has seen
     says = {}     # what else is to be said of a new memory in its place
@@ -456,12 +455,6 @@ def _sample_inside(self:Timeline, key):
     at = np.searchsorted(keys, pairs[(pairs[:,0] >= 0) & (pairs[:,1] >= 0) & (pairs <= keys[-1]).all(1)])
     return rows,keys,at
 
-# %% ../../nbs/memory/timeline.ipynb #61ec2647
-@patch
-def show(self:Timeline):
-    "What is in it, in one figure of matplotlib, which a notebook shows"
-    return memory_figure(self.inside())
-
 # %% ../../nbs/memory/timeline.ipynb #7d10aa02
 @patch
 def still_there(self:Timeline,
@@ -476,11 +469,9 @@ def still_there(self:Timeline,
         except StaleKey: continue   # overwritten meanwhile
 
 @patch
-def page(self:Timeline,
-    path=None, # of an HTML file; None: show the page in a notebook
-): # the path, or what shows the page
-    "Some of what is in it, step by step, as a page in one file; looking changes nothing"
-    return shown_or_written(self.who, path, lambda: memory_page({'': (self.inside(), self.still_there, None)}))
+def pages(self:Timeline)->dict: # as `memory_page` takes it
+    "What is in it, and what reads its rows"
+    return {'': (self.inside(), self.still_there, None)}
 
 # %% ../../nbs/memory/timeline.ipynb #bfe69edd
 @patch

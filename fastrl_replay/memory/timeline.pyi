@@ -3,11 +3,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
+from fastrl_replay.look.memory_page import Inspectable
 from fastrl_replay.memory.rows import Store
 from fastrl_replay.steps.core import Steps
 from numpy import ndarray
 
-class Timeline:
+class Timeline(Inspectable):
     'The last `max_sz` rows in order of arrival, each stored once and named by its serial number, its key'
     reads_only: Any
     max_sz: Any
@@ -109,14 +110,11 @@ class Timeline:
     def inside(self) -> dict:
         'What is in it, as plain arrays; looking changes nothing'
         ...
-    def show(self) -> Any:
-        'What is in it, in one figure of matplotlib, which a notebook shows'
-        ...
     def still_there(self, keys) -> tuple:
         'Those of these rows that are there, in main memory, also while another process writes'
         ...
-    def page(self, path: Any = None) -> Any:
-        'Some of what is in it, step by step, as a page in one file; looking changes nothing'
+    def pages(self) -> dict:
+        'What is in it, and what reads its rows'
         ...
     def state_dict(self) -> dict:
         'Everything, in time order; of rows in a place that lasts, where they lie'

@@ -17,8 +17,7 @@ from ..envs.numbering import MAX_ENVS
 from ..envs.own_steps import StepRows, step_values
 from .ray_engine import RayEngine
 from .shards import as_feedback, by_shard, in_shards
-from ..look.memory_figure import memory_figure
-from ..look.memory_page import memory_page, shown_or_written
+from ..look.memory_page import Inspectable
 from ..pipe import Pipe
 from ..replay.moments import Moments
 from ..replay.replay import Replay
@@ -47,7 +46,7 @@ def _find_coordinator(ray, name):
         None if known else f'replay.serve({name!r})')
 
 # %% ../../nbs/parallel/service.ipynb #5e2f002c
-class Service(Pipe):
+class Service(Inspectable, Pipe):
     "A memory in a cluster, which other programs use, too"
     draws_batches,has_source,takes_any_item = True,False,True
     _buffers = '_coordinator','_ray','_adding','_steps','lock'
@@ -200,27 +199,15 @@ def stop(self:Service):
 
 # %% ../../nbs/parallel/service.ipynb #7a796c07
 @patch
-def for_page(self:Service)->dict: # name of a shard → as `memory_page` takes it
+def pages(self:Service)->dict: # name of a shard → as `memory_page` takes it
     "What is in each shard, and what reads its rows, where it is"
     return in_shards({rank: partial(self._ask, 'look', rank) for rank in range(self.shards)})
 
 @patch
 def inside(self:Service)->dict: # `parts`: name of a shard → as look/inside has it
     "What is in each shard; looking changes nothing"
-    parts = {name: seen for name,(seen,*_) in self.for_page().items()}
+    parts = {name: seen for name,(seen,*_) in self.pages().items()}
     return dict(title='Service', unit='shards', bs=self.bs, shares={}, parts=parts)
-
-@patch
-def show(self:Service):
-    "What is in each shard, in one figure of matplotlib, which a notebook shows"
-    return memory_figure(self.inside())
-
-@patch
-def page(self:Service,
-    path=None, # of an HTML file; None: show the page in a notebook
-): # the path, or what shows the page
-    "Some of what is in each shard, step by step, as a page in one file; looking changes nothing"
-    return shown_or_written('Service', path, lambda: memory_page(self.for_page(), 'Service'))
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0032
 class RestartedShard(Shard):

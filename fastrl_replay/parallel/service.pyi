@@ -3,12 +3,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
+from fastrl_replay.look.memory_page import Inspectable
 from fastrl_replay.parallel.coordinator import Shard
 from fastrl_replay.pipe import Pipe
 from fastrl_replay.steps.core import Steps
 from numpy import ndarray
 
-class Service(Pipe):
+class Service(Inspectable, Pipe):
     'A memory in a cluster, which other programs use, too'
     name: Any
     limit: Any
@@ -50,17 +51,11 @@ class Service(Pipe):
     def stop(self) -> Any:
         'End the service, for all programs'
         ...
-    def for_page(self) -> dict:
+    def pages(self) -> dict:
         'What is in each shard, and what reads its rows, where it is'
         ...
     def inside(self) -> dict:
         'What is in each shard; looking changes nothing'
-        ...
-    def show(self) -> Any:
-        'What is in each shard, in one figure of matplotlib, which a notebook shows'
-        ...
-    def page(self, path: Any = None) -> Any:
-        'Some of what is in each shard, step by step, as a page in one file; looking changes nothing'
         ...
 
 class RestartedShard(Shard):

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from fastcore.basics import patch
 from ..memory.links import as_keys
-from ..look.memory_page import memory_page, shown_or_written
+from ..look.memory_page import Inspectable
 from .engines import WorkerError, batches_in
 from ..pipe import Pipe
 from ..replay.views import as_float64
@@ -43,7 +43,7 @@ def by_shard(
     return [(int(r),rank == r) for r in np.unique(rank)]
 
 # %% ../../nbs/parallel/shards.ipynb #a73d3e3e
-class Shards(Pipe):
+class Shards(Inspectable, Pipe):
     "A stage whose workers have parts of a replay: keys, errors that find their shard, weights of one memory"
     def update_priorities(self,
         keys, # of what was drawn: the batch's `index`
@@ -181,10 +181,11 @@ def in_shards(
     return found
 
 @patch
-def for_page(self:Shards)->dict: # name of a shard, and of a replay of a mixture → as `memory_page` takes it
+def pages(self:Shards)->dict: # name of a shard, and of a replay of a mixture → as `memory_page` takes it
     "What is in each shard, and what reads its rows, where it is"
-    if not (self.draws_batches and self.num_workers): raise ArgumentError('Parallel', 'look', 'no shards', 'workers '
-        'whose chain ends in a replay', 'look into the replay that takes in their rows')
+    if not self.draws_batches: raise ArgumentError('Parallel', 'look', 'no shards', 'workers whose chain ends in a '
+        'replay', 'look into the replay that takes in their rows')
+    if not self.num_workers: return self.source.drawn_from.pages()
     self._open()
     for w in self._workers:
         while w.asked: self._fetch(w)
@@ -194,16 +195,9 @@ def for_page(self:Shards)->dict: # name of a shard, and of a replay of a mixture
 @patch
 def inside(self:Shards)->dict: # `parts`: name of a shard → as look/inside has it
     "What is in each shard, their shares in the batches, and what `stats` says; looking changes nothing"
-    parts = {name: seen for name,(seen,*_) in self.for_page().items()}
+    parts = {name: seen for name,(seen,*_) in self.pages().items()}
+    if not self.num_workers: return self.source.drawn_from.inside()
     shares = {f'shard {w.info.rank}': float(self._share(w)) for w in self._workers}
     unit = 'shards' if len(parts) == len(shares) else 'replays in shards'
     return dict(title='Parallel', unit=unit, bs=self.source.drawn_from.bs, shares=shares, parts=parts,
         stats=self.stats())
-
-@patch
-def page(self:Shards,
-    path=None, # of an HTML file; None: show the page in a notebook
-): # the path, or what shows the page
-    "Some of what is in each shard, step by step, as a page in one file; looking changes nothing"
-    if self.draws_batches and not self.num_workers: return self.source.drawn_from.page(path)
-    return shown_or_written('Parallel', path, lambda: memory_page(self.for_page(), 'Shards'))

@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
+from fastrl_replay.look.memory_page import Inspectable
 from fastrl_replay.pipe import Pipe
 from numpy import ndarray
 
@@ -14,20 +15,17 @@ def by_shard(keys: ndarray, n: int) -> list:
     'Which keys are of which shard'
     ...
 
-class Shards(Pipe):
+class Shards(Inspectable, Pipe):
     'A stage whose workers have parts of a replay: keys, errors that find their shard, weights of one memory'
     stale: Any
     def update_priorities(self, keys, td) -> Any:
         'Tell the shards how wrong the learner was; what is gone by now is left out'
         ...
-    def for_page(self) -> dict:
+    def pages(self) -> dict:
         'What is in each shard, and what reads its rows, where it is'
         ...
     def inside(self) -> dict:
         'What is in each shard, their shares in the batches, and what `stats` says; looking changes nothing'
-        ...
-    def page(self, path: Any = None) -> Any:
-        'Some of what is in each shard, step by step, as a page in one file; looking changes nothing'
         ...
 
 def in_shards(looks: dict) -> dict:

@@ -15,7 +15,8 @@ from torch import multiprocessing as mp
 from ..steps.compiled import interrupts_wait
 from ..steps.core import set_replay
 from ..steps.errors import ArgumentError, NotEnoughRows, choice, problem, whole
-from ..look.memory_figure import memory_figure, workers_figure
+from ..look.memory_figure import workers_figure
+from ..look.memory_page import Inspectable
 from .engines import ChainCopy, Silence, Worker, WorkerError, batches_in, outline
 from ..memory.frames import unpacked
 from ..steps.locks import DrawOrderLock
@@ -387,7 +388,7 @@ def _worker_stats(self:Parallel, w):
 def show(self:Parallel):
     "What is in each shard, and what `stats` says of each worker, in one figure of matplotlib, which a notebook shows"
     if not self.draws_batches: return workers_figure(self.stats())
-    return memory_figure(self.inside()) if self.num_workers else self.source.drawn_from.show()
+    return Inspectable.show(self)
 
 # %% ../../nbs/parallel/stage.ipynb #3fb533fd
 @patch

@@ -14,8 +14,7 @@ from ..steps.core import Steps, joined, set_replay
 from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError, number,
     whole)
 from ..steps.row_dtypes import differing_columns, extend_dtype
-from ..look.memory_figure import memory_figure
-from ..look.memory_page import memory_page, shown_or_written
+from ..look.memory_page import Inspectable
 from ..memory.links import as_keys
 from ..pipe import Pipe
 from .replay import Replay
@@ -48,7 +47,7 @@ def raw_weights(
     return weigh
 
 # %% ../../nbs/replay/mixture.ipynb #b964eaa6
-class Mixture(Pipe):
+class Mixture(Inspectable, Pipe):
     "Batches from several replays, a share from each; TD errors are routed to the replay of their row"
     draws_batches,_is_shard = True,False   # of several, whose weights are brought together
     def __init__(self,
@@ -195,11 +194,6 @@ def inside(self:Mixture)->dict: # `parts`: name → as look/inside has it
     return dict(title='Mixture', unit='replays', bs=self.bs, batches=self.batches, shares=shares,
         parts={name: r.inside() for name,r in self.replays.items()})
 
-@patch
-def show(self:Mixture):
-    "Shares, rows, bytes, and the returns in each replay, in one figure of matplotlib, which a notebook shows"
-    return memory_figure(self.inside())
-
 # %% ../../nbs/replay/mixture.ipynb #c5034132
 @patch
 def due_batches(self:Mixture):
@@ -219,13 +213,6 @@ def order_draws(self:Mixture):
 def pages(self:Mixture)->dict: # name of a replay → as `memory_page` takes it
     "What is in each replay, what reads its rows, and what tells more of them"
     return {name: r.for_page() for name,r in self.replays.items()}
-
-@patch
-def page(self:Mixture,
-    path=None, # of an HTML file; None: show the page in a notebook
-): # the path, or what shows the page
-    "Some of what is in each replay, step by step, as a page in one file; looking changes nothing"
-    return shown_or_written('Mixture', path, lambda: memory_page(self.pages(), 'Mixture'))
 
 # %% ../../nbs/replay/mixture.ipynb #b56062e3
 @patch

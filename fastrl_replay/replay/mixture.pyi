@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
+from fastrl_replay.look.memory_page import Inspectable
 from fastrl_replay.pipe import Pipe
 from fastrl_replay.replay.replay import Replay
 from fastrl_replay.steps.core import Steps
@@ -16,7 +17,7 @@ def raw_weights(replay: Replay, shard: bool = False) -> Any:
     'Importance weights on an absolute scale'
     ...
 
-class Mixture(Pipe):
+class Mixture(Inspectable, Pipe):
     'Batches from several replays, a share from each; TD errors are routed to the replay of their row'
     fed: Any
     bs: Any
@@ -49,9 +50,6 @@ class Mixture(Pipe):
     def inside(self) -> dict:
         'What is in each replay, and their shares in the next batch; looking changes nothing'
         ...
-    def show(self) -> Any:
-        'Shares, rows, bytes, and the returns in each replay, in one figure of matplotlib, which a notebook shows'
-        ...
     def due_batches(self) -> Any:
         'Take in the blocks of the source; yields, with nothing, whenever a batch is to be drawn'
         ...
@@ -60,9 +58,6 @@ class Mixture(Pipe):
         ...
     def pages(self) -> dict:
         'What is in each replay, what reads its rows, and what tells more of them'
-        ...
-    def page(self, path: Any = None) -> Any:
-        'Some of what is in each replay, step by step, as a page in one file; looking changes nothing'
         ...
     def snapshot(self) -> dict: ...
     def check_state(self, state) -> Any: ...

@@ -20,9 +20,8 @@ from ..steps.core import Steps, set_replay
 from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey,
     number, outside, problem, whole)
 from ..steps.locks import DrawOrderLock, renew_in_child
-from ..look.memory_figure import memory_figure
 from ..look.remarks import with_priorities
-from ..look.memory_page import memory_page, shown_or_written
+from ..look.memory_page import Inspectable
 from ..memory.directory import shard_path
 from ..memory.links import Places, as_keys
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
@@ -34,7 +33,7 @@ from .views import Transitions, View, checked_view
 from .saved_replays import SavedReplay
 
 # %% ../../nbs/replay/replay.ipynb #230f3c16
-class Replay(SavedReplay):
+class Replay(Inspectable, SavedReplay):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
     _buffers = ('memory','sampler','view','_steps','_opened','_rewinds','_went_back','lock','_unfollowed','_ones',
         'ranks')
@@ -437,11 +436,6 @@ def inside(self:Replay)->dict: # as look/inside has it
             settings=dict({n: x for n,x in given.items() if isinstance(x, (bool,int,float,str))}, **found['settings']))
     return with_priorities(found)
 
-@patch
-def show(self:Replay):
-    "What is in it, what was drawn, and what will be, in one figure of matplotlib, which a notebook shows"
-    return memory_figure(self.inside())
-
 # %% ../../nbs/replay/replay.ipynb #b85e6f13
 @patch
 def _draw_inside(self:Replay):
@@ -484,13 +478,6 @@ def pages(self:Replay)->dict: # a name for each memory, here none → as `memory
 
 @patch
 def _beside(self:Replay, keys): return self.view.beside(keys)
-
-@patch
-def page(self:Replay,
-    path=None, # of an HTML file; None: show the page in a notebook
-): # the path, or what shows the page
-    "Some of what is in it, step by step, as a page in one file; looking changes nothing"
-    return shown_or_written(type(self).__name__, path, lambda: memory_page(self.pages()))
 
 # %% ../../nbs/replay/replay.ipynb #53dd0c43
 @patch

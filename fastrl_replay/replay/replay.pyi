@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from typing_extensions import Self
 from torch import nn
+from fastrl_replay.look.memory_page import Inspectable
 from fastrl_replay.memory.samplers import Sampler
 from fastrl_replay.replay.saved_replays import SavedReplay
 from fastrl_replay.replay.views import View
@@ -11,7 +12,7 @@ from fastrl_replay.steps.errors import NotEnoughRows
 from fastrl_replay.steps.locks import DrawOrderLock
 from numpy import ndarray
 
-class Replay(SavedReplay):
+class Replay(Inspectable, SavedReplay):
     'A memory of rows, a sampler and a view as a stage: takes blocks, yields batches'
     beta: Any
     sampler: Any
@@ -69,17 +70,11 @@ class Replay(SavedReplay):
     def inside(self) -> dict:
         'What is in it, and what can be drawn, as plain arrays; looking changes nothing'
         ...
-    def show(self) -> Any:
-        'What is in it, what was drawn, and what will be, in one figure of matplotlib, which a notebook shows'
-        ...
     def for_page(self) -> tuple:
         'What is in it, what reads its rows, and what tells more of them'
         ...
     def pages(self) -> dict:
         'What is in the memories that batches are drawn from'
-        ...
-    def page(self, path: Any = None) -> Any:
-        'Some of what is in it, step by step, as a page in one file; looking changes nothing'
         ...
     def flush(self) -> Any:
         'Flush a memory on disk to the device; in main memory there is nothing to do'
