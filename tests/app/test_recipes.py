@@ -979,6 +979,13 @@ def test_recorded_rows_are_read_from_memory_and_file_alike(recordings, tmp_path)
         found.append(no_clock(read_metrics(tmp_path/data)))
     assert found[0] == found[1] and 'eps' not in found[0][0]
 
+@pytest.mark.parametrize('name', ['sac', 'td3'])
+def test_learners_of_continuous_actions_leave_rows_on_disk_and_learn_from_them(tmp_path, name):
+    settings = {**OFFLINE, 'env': 'Pendulum-v1'}
+    start(recipe(name, **settings, warmup=20, memory_path=str(tmp_path/'rows')), tmp_path/'online').train()
+    run = start(recipe(name, **settings, data=str(tmp_path/'rows')), tmp_path/'offline')
+    assert run.train()['updates'] == 60 and np.array_equal(run.agent.memory.memory[:].rows, open_memory(tmp_path/'rows')[:].rows)
+
 @pytest.mark.parametrize('name', ['cartpole-offline', 'cartpole-per'])
 def test_an_offline_run_that_is_stopped_goes_on_without_its_data(recordings, tmp_path, name):
     "The rows are in its checkpoint, and it ends as one that was left alone"
