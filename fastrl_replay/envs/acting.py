@@ -135,9 +135,10 @@ def acting_state(acting)->dict: # plain data
         last=encode(acting.last))
 
 def _plainly(x):
-    "Named tuples as plain ones"
+    "Named tuples as plain ones, and arrays that share no memory"
     if isinstance(x, dict): return {k: _plainly(v) for k,v in x.items()}
-    return tuple(map(_plainly, x)) if isinstance(x, (tuple,list)) else x
+    if isinstance(x, torch.Tensor): return x.detach().cpu().clone()
+    return tuple(map(_plainly, x)) if isinstance(x, (tuple,list)) else np.array(x) if isinstance(x, np.ndarray) else x
 
 # %% ../../nbs/envs/acting.ipynb #6912981e
 def restore_acting(acting, state):

@@ -77,9 +77,10 @@ class SingleSlot(Slot):
         "End its episode; a new one begins"
         self.over = True
     def begin_anew(self, saved, seed):
-        "A new episode, where the environment could not be saved; it goes on with its random numbers"
+        "A new episode, where the environment could not be saved; with its random numbers, or else another seed"
         self.leave()
         if saved['random']: self.env.unwrapped.np_random = decode(saved['random'])
+        elif seed is not None: self.seed = int(seed) + self.env_id + 1_000_003*self.episode
 
     fresh = property(lambda self: np.array([self.over]))   # where the policy's memory must begin anew
     def entries(self): return self.info.arrays
@@ -119,9 +120,17 @@ def snapshot(self:Slot)->dict:
     "What it goes on from: its environment, where that can be saved, and where its episodes are"
     (n,kind,spaces),(env,why) = self.identity(),saved_env(self.env)
     infos = [] if self.info is None else [['info', encode(self.info.state_dict())]]
-    random = None if isinstance(self.env, VectorEnv) else encode(self.env.unwrapped._np_random)
+    random = None if isinstance(self.env, VectorEnv) else saved_env(self.env.unwrapped._np_random)[0]
+    own = dict(vars(self), obs=_plain_obs(self.obs, self.space))
     return dict(n=n, spaces=spaces, kind=kind, env=env, why=why, random=random,
-        kept=[[k, encode(vars(self)[k])] for k in _KEPT if k in vars(self)] + infos)
+        kept=[[k, encode(own[k])] for k in _KEPT if k in own] + infos)
+
+def _plain_obs(x, space): # None: none so far
+    "An observation in arrays that share no memory, whatever an environment made it of"
+    if x is None or type(x) in (bool,int,float) or isinstance(x, np.generic): return x
+    if isinstance(space, spaces.Dict): return {k: _plain_obs(x[k], s) for k,s in space.spaces.items()}
+    if isinstance(space, spaces.Tuple): return tuple(_plain_obs(v, s) for v,s in zip(x, space.spaces))
+    return np.array(x)
 
 SLOT = dict(n=integer(1, MAX_ENVS), spaces=text, kind=text, env=encoded, why=maybe(text), random=encoded,
     kept=listed(row(exactly(*_KEPT, 'info'), encoded)))   # the form of what `snapshot` gives

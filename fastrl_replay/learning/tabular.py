@@ -33,7 +33,7 @@ class QTable:
             'the observation space', observation_space, 'Discrete',
             'a network: value_net(observation_space, action_space)')
         self.first = int(observation_space.start)
-        self.values = np.zeros((int(observation_space.n), n_actions(action_space)))
+        self._tensor = torch.zeros(int(observation_space.n), n_actions(action_space), dtype=torch.float64)
 
     def __call__(self, state)->torch.Tensor:
         is_tensor = isinstance(state, torch.Tensor)
@@ -46,7 +46,9 @@ class QTable:
             f'{self.first} to {self.first + len(self.values) - 1}')
         return torch.from_numpy(self.values[places])
 
-    def state_dict(self)->dict: return dict(values=torch.from_numpy(self.values))
+    values = property(lambda self: self._tensor.numpy(),   # what workers are sent is tensors
+        lambda self, x: setattr(self, '_tensor', torch.from_numpy(x)), doc='The array [states, actions]')
+    def state_dict(self)->dict: return dict(values=self._tensor)
     def load_state_dict(self, state): self.values[:] = state['values'].numpy()
     def __repr__(self): return f'QTable({self.values.shape[0]} states, {self.values.shape[1]} actions)'
 

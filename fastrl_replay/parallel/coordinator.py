@@ -111,6 +111,7 @@ class Shard:
     def open(self):
         "Open the memory, and the log beside it"
         replay,now = pickle.loads(self.data),int(time()*1e6)
+        replay.return_idxs = False   # places in one shard would say nothing
         replay.in_worker(WorkerInfo(self.rank, self.n_shards, now if self.restarted else 0))
         inserted,ids = replay.totals()['inserted'],replay.memory.environments.ids
         folder,envs = replay.store and replay.store.folder,max(ids, default=-1)//self.n_shards + 1

@@ -258,7 +258,6 @@ def _check_served(replay, who, name):
         'empty one, and `connect(name).add(replay.memory[:])`')
     if isinstance(replay.view, Moments): raise ArgumentError(who, "serve: by='moment'", 'moments of agents',
         'rows or sequences', 'workers: a service numbers environments anew, and moments go by their numbers')
-    replay.return_idxs = False
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0034
 def connect(

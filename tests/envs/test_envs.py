@@ -1,7 +1,7 @@
 """GymStepper: true transitions from every kind of environment; seeds, policies, errors, closing, saving."""
 from functools import partial
 import enum, pickle, re, subprocess, sys, warnings
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
@@ -1338,6 +1338,46 @@ def test_an_environment_goes_on_exactly_or_begins_anew(kind, via):
     take(a, 2)   # the saved one goes on, which must not concern the restored one
     got = [(r.episode_n.item(), r.step_n.item(), r.state.item(), r.next_state.item()) for r in take(b, 3)]
     assert got in ([(1, 4, 3, 4), (1, 5, 4, 5), (1, 6, 5, 6)], [(2, 1, 0, 1), (2, 2, 1, 2), (2, 3, 2, 3)])
+
+class Told(gym.Env):
+    "What it shows are parts of its state, in one form or another"
+    observation_space = spaces.Dict(observation=spaces.Box(-99, 99, (4,), np.float32), achieved=spaces.Box(-99, 99, (2,), np.float32))
+    action_space = spaces.Discrete(2)
+    def __init__(self, form): self.form, self.s = form, np.zeros(4, np.float32)
+    def obs(self):
+        s = self.s
+        if self.form == 'views': return dict(observation=s, achieved=s[:2])
+        if self.form == 'ordered': return OrderedDict(observation=s.copy(), achieved=s[:2].copy())
+        if self.form == 'lists': return dict(observation=s.tolist(), achieved=s[:2].tolist())
+        return dict(observation=np.ma.masked_array(s), achieved=s[:2].copy())
+    def reset(self, *, seed=None, options=None): super().reset(seed=seed); self.s = np.zeros(4, np.float32); return self.obs(), {}
+    def step(self, action): self.s = self.s + 1; return self.obs(), 0., False, self.s[0] >= 5, {}
+
+@pytest.mark.parametrize('form', ['views', 'ordered', 'lists', 'masked'])
+@pytest.mark.parametrize('many', [False, True])
+def test_observations_in_whatever_form_are_saved(form, many):
+    "was: Opaque, an error of the checkpoint: parts that share memory, subclasses of dict and of arrays"
+    def make(): return GymStepper([lambda: Told(form)]*2 if many else Told(form), seed=0)
+    a, b = make(), make()
+    take(a, 3)
+    b.load_state_dict(through_file(a.state_dict()))
+    assert take(b, 6) == take(a, 6)
+
+@pytest.mark.filterwarnings('ignore:.*begin new episodes')
+def test_an_old_generator_begins_anew_with_another_seed():
+    "was: Opaque, an error of the checkpoint"
+    class Old(Counting):
+        def reset(self, *, seed=None, options=None):
+            if seed is not None: self.np_random = np.random.RandomState(seed)
+            self.start()
+            return np.float32([self.np_random.randint(90)]), {}
+    a, b, c = (GymStepper(Old(), seed=0) for _ in 'abc')
+    take(a, 3)
+    state = through_file(a.state_dict())
+    first = [r.state.item() for r in take(a, 1)]
+    for pipe in b, c: pipe.load_state_dict(state)
+    rows = take(b, 2)
+    assert take(c, 2) == rows and [r.episode_n.item() for r in rows] == [2, 2] and rows[0].state.item() != first
 
 @pytest.mark.parametrize('saved,loaded', [(['CartPole-v1']*3, ['CartPole-v1']*2), (['CartPole-v1']*2, ['CartPole-v1']*3),
     ('CartPole-v1', 'Acrobot-v1'), (['CartPole-v1']*2, lambda: gym.make_vec('CartPole-v1', 2))], ids=['fewer', 'more', 'others', 'vector'])

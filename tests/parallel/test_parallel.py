@@ -57,6 +57,17 @@ def test_one_worker_gives_the_very_stream():
     assert list(islice(stepper().parallel(0), 20)) == list(islice(stepper(), 20))
     pipe.close()
 
+def test_workers_act_by_the_table_that_is_learned():
+    "was: a table was an array, which workers got once: they acted by the zeros of the beginning for ever"
+    table = QTable(gym.spaces.Discrete(16), gym.spaces.Discrete(4))
+    pipe = GymStepper(['FrozenLake-v1']*2, EpsGreedy(table, 0.), seed=0).parallel(2, chunk=1, **FORK)
+    blocks = iter(pipe)
+    assert next(blocks).action.tolist() == [0, 0]
+    table.values[:, 2] = 1
+    for _ in range(2*pipe.stats()['lag_bound'] + 2): block = next(blocks)
+    assert block.action.tolist() == [2, 2]
+    pipe.close()
+
 def test_dice_differ_between_workers_and_follow_from_the_seed():
     def actions(seed):
         pipe = GymStepper(short, EpsGreedy(lambda s: torch.zeros(len(s), 3), 1., seed=seed)).parallel(2, **FORK)

@@ -7,6 +7,7 @@ import cloudpickle, numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
 
 from fastrl_replay.all import *
+from fastrl_replay.parallel import service
 from fastrl_replay.parallel.coordinator import Coordinator, RateLimiter, Shard, ShardLog
 from fastrl_replay.testing import same
 from workers import PLACES, no_process_is_left, ray_cluster  # noqa: F401
@@ -57,6 +58,15 @@ class Local(Service):
         return value
 
 def plain(row): return {n: np.asarray(row[n]).tolist() for n in DTYPE.names}
+
+def test_a_replay_with_places_is_served_and_stays_as_it_is():
+    "was: serve set return_idxs=False on the user's replay"
+    replay = ExperienceReplay(None, bs=2, max_sz=20, return_idxs=True, seed=0)
+    service._check_served(replay, 'ExperienceReplay', 'm')
+    coordinator, parts = coordinator_of(replay)
+    client = Local(coordinator)
+    client.add(block(0))
+    assert isinstance(client.sample(), Steps) and replay.return_idxs
 
 def by_key(memory, bs=64, draws=40):
     "What is drawn: key → row"
