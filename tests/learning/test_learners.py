@@ -695,24 +695,6 @@ def test_n_is_checked_early(n):
     "When the stage is made"
     with pytest.raises((TypeError,ValueError), match='^R2D2Learner: n'): R2D2Learner([], recurrent(), n=n)
 
-def test_discounts_are_a_column_or_gamma():
-    "The column counts even where it is 0 or where the row is truncated; else γ where nothing has terminated"
-    rows = fill(50, discount='f4')
-    assert torch.equal(discounts(Steps(rows), .3), torch.from_numpy(rows['discount']))
-    got = discounts(Steps(fill(50)), .3)
-    assert got.dtype == torch.float32 and got.tolist() == [0. if t else float(np.float32(.3)) for t in rows['terminated']]
-
-def test_the_targets_have_no_gradient():
-    "Of either network, however the errors are asked for"
-    a,b = mlp(0),mlp(1)
-    for double in True,False:
-        q,goal = dqn_errors(a, b, Steps(fill(5)), .9, double)
-        assert q.requires_grad and not goal.requires_grad
-    q.sum().backward()
-    assert all(p.grad is None for p in b.parameters()) and not torch.equal(a[2].weight.grad, torch.zeros(3,5))
-    learner = DQNLearner([], a)
-    assert not any(p.requires_grad for p in learner.target.parameters()) and all(p.requires_grad for p in a.parameters())
-
 # ---- learners of several models, as a soft actor-critic and a delayed one are ----
 
 class Actor(nn.Module):
