@@ -5,7 +5,7 @@ import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.row_dtypes import leaves, step_dtype
+from fastrl_replay.steps.row_dtypes import extend_dtype, leaves, step_dtype
 from fastrl_replay.envs.stepper import GymStepper, GymTypeTransform
 from fastrl_replay.generic import TypeTransformLoop, dp
 from fastrl_replay.replay.experience import ExperienceReplay
@@ -123,6 +123,13 @@ def numbered(n, first=0, env=0):
     rows = np.zeros(n, step_dtype(spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3)))
     rows['reward'] = rows['state'][:, 0] = np.arange(first, first+n)
     rows['next_state'][:, 0], rows['step_n'], rows['episode_n'], rows['env_id'] = rows['reward'] + 1, rows['reward'] + 1, 1, env
+    return Steps(rows)
+
+def with_columns(steps, **columns):
+    "The same rows with more columns"
+    rows = np.zeros(steps.shape, extend_dtype(steps.dtype, **{n: (a.dtype, a.shape[1:]) for n, a in columns.items()}))
+    for n in steps.dtype.names: rows[n] = steps.rows[n]
+    for n, a in columns.items(): rows[n] = a
     return Steps(rows)
 
 def elsewhere(steps):

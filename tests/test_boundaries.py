@@ -3,17 +3,8 @@
 import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
 
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import BlockError, StateError
-from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
-from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.stages.nstep import NStep
-from fastrl_replay.pipe import Items
-from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.replay.prioritized import PrioritizedReplay
-from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.stages.chunker import SequenceChunker
-from fastrl_replay.testing import script, scripted_steps
+from fastrl_replay.all import *
+from fastrl_replay.steps.row_dtypes import extend_dtype
 from gymnasium import spaces
 from bytecodes import before_bytecodes
 from strategies import bits, cases, numpy_leaves

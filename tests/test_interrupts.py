@@ -5,15 +5,9 @@ from functools import partial
 
 import numpy as np, pytest
 
+from fastrl_replay.all import *
 from fastrl_replay.steps.compiled import interrupts_wait, njit
-from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import extend_dtype
-from fastrl_replay.memory.frames import Frames
-from fastrl_replay.memory.rows import Rows
-from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.replay.prioritized import PrioritizedReplay
-from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.envs.stepper import GymStepper
 from scripted import Remember, Witness, by_env, numbered, take
 from test_boundaries import MAKE as STAGES, feed, in_the_middle, interrupted
 

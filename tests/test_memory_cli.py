@@ -6,20 +6,13 @@ from pathlib import Path
 import numpy as np, pytest
 from gymnasium import spaces
 
+from fastrl_replay.all import *
 from fastrl_replay.cli import main
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import Explained, StaleKey
-from fastrl_replay.steps.row_dtypes import leaves, step_dtype
-from fastrl_replay.memory.frames import Frames
-from fastrl_replay.memory.rows import Rows
-from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.envs.stepper import GymStepper
-from fastrl_replay.stages.nstep import NStep
+from fastrl_replay.steps.errors import Explained
+from fastrl_replay.steps.row_dtypes import leaves
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import spare_rows
 from fastrl_replay.steps.settings import SettingsError
-from fastrl_replay.replay.prioritized import PrioritizedReplay
-from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import resume, start

@@ -1,6 +1,7 @@
 "What tests of worker processes share."
 import gc, os, time
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch.utils.data._utils
 from torch import multiprocessing as mp
 
 from fastrl_replay.all import ScriptedEnv, script
+from fastrl_replay.testing import through_file
 
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = .5   # so long a DataLoader waits for a worker that has failed; else 5 seconds
 
@@ -29,6 +31,17 @@ def no_process_is_left():
 
 TESTS = Path(__file__).parent
 PLACES = os.pathsep.join(map(str, (TESTS/'parallel', TESTS, TESTS.parent)))   # where processes find these modules
+
+def learns_the_same(chain, first, then):
+    "Each time, and from a checkpoint: the losses of three chains, one of which is saved after so many records"
+    def losses(pipe, n): return [r['loss'] for r in islice(pipe, n)]
+    a, b, c = chain(), chain(), chain()
+    seen, state = losses(a, first), through_file(a.state_dict())
+    rest = losses(a, then)
+    assert losses(b, first + then) == seen + rest   # saving changed nothing
+    c.load_state_dict(state)
+    assert losses(c, then) == rest
+    for pipe in a, b, c: pipe.close()
 
 @contextmanager
 def ray_cluster(head, *nodes):

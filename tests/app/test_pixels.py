@@ -11,9 +11,8 @@ from fastrl_replay.envs.atari import EpisodicLife, SavedGame, atari, register_ga
 from fastrl_replay.envs.catch import Catch
 from fastrl_replay.cli import main
 from fastrl_replay.envs.envstate import decode, encode
-from fastrl_replay.memory.frames import Frames
 from fastrl_replay.app.named_envs import STORES, named_env, named_modules, named_store
-from fastrl_replay.learning.networks import ConvLayers, conv_net, has_images
+from fastrl_replay.learning.networks import ConvLayers, has_images
 from fastrl_replay.app.recipe_settings import recipe, recipes
 from fastrl_replay.app.recipes import Agent, make_env
 from fastrl_replay.steps.settings import SettingsError

@@ -728,27 +728,6 @@ def test_metrics_that_were_cut(what, whole, tmp_path):
     expected, got = no_clock(read_metrics(whole)), no_clock(read_metrics(tmp_path/'r'))
     assert got == expected[{'half a line': 0, 'no metrics': len(lines)}.get(what, 1):]
 
-@pytest.mark.parametrize('config', [*once("it is said not to be there", b'{"recipe": "cartpole", "set', b'\x00'),
-    *once('a traceback: KeyError, TypeError, AttributeError, UnicodeDecodeError', b'[]', b'{}', b'{"recipe": "cartpole"}', b'\xff\xfe', b'{"recipe": "cartpole", "settings": {"learner": "dqn"}}', b'{"recipe": "cartpole", "settings": 5}')])
-@pytest.mark.parametrize('command', ['train --resume', 'eval'])
-def test_a_broken_config(config, command, whole, tmp_path, capsys):
-    "One line that names the file, and doesn't say that it isn't there"
-    (tmp_path/'checkpoint.pt').write_bytes((whole/'checkpoint.pt').read_bytes())
-    (tmp_path/'config.json').write_bytes(config)
-    err = says(capsys, *command.split(), tmp_path)
-    assert 'config.json' in err and 'it has no config.json' not in err
-
-@pytest.mark.parametrize('what', ['empty', 'directory', *once('KeyError, or the ValueError of the learner, is a traceback', 'other', 'config')])
-def test_a_checkpoint_that_is_none(what, whole, tmp_path, capsys):
-    "A file of somebody else's, one of another network, an empty one, a directory: one line"
-    config, path = json.loads((whole/'config.json').read_text()), tmp_path/'checkpoint.pt'
-    if what == 'config': config['settings']['network'] = [9]
-    (tmp_path/'config.json').write_text(json.dumps(config))
-    if what == 'other': torch.save(dict(weights=torch.zeros(3)), path)
-    elif what == 'directory': path.mkdir()
-    else: path.write_bytes(b'' if what == 'empty' else (whole/'checkpoint.pt').read_bytes())
-    assert 'checkpoint' in says(capsys, 'eval', tmp_path)
-
 def test_unknown_keys_in_config_do_no_harm(whole, tmp_path):
     "A later version may write more"
     config = json.loads((whole/'config.json').read_text())

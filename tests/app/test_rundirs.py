@@ -144,7 +144,8 @@ def make(path, kind):
 DEEP, DIGITS = b'['*100_000, b'9'*5_000
 NONE = 'FIFO', 'directory', 'device', b'\xff\xfe\x00', b'\x00', b'[1, 2]', b'"text"', b'5', DEEP, b'{"a": ' + DIGITS + b'}'
 BROKEN = [*(('checkpoint.pt', kind) for kind in ('FIFO', 'directory', 'device', b'', b'\x00', b'PK\x03\x04', b'PK\x05\x06' + bytes(18))),
-    *(('config.json', kind) for kind in (*NONE, b'', b'{}', b'{"recipe": 5, "settings": {}}')),
+    *(('config.json', kind) for kind in (*NONE, b'', b'{}', b'{"recipe": "cartpole", "set', b'{"recipe": "cartpole"}', b'{"recipe": 5, "settings": {}}',
+        b'{"recipe": "cartpole", "settings": {"learner": "dqn"}}', b'{"recipe": "cartpole", "settings": 5}')),
     *(('metrics.jsonl', kind + b'\n' if isinstance(kind, bytes) else kind) for kind in NONE if kind != b'\x00'),
     ('metrics.jsonl', b'{"env_steps": "x"}\n'), ('metrics.jsonl', b'{"env_steps": 1e999}\n')]
 
@@ -153,7 +154,7 @@ def test_a_broken_file_is_one_line_that_names_it(name, kind, copy, capsys):
     "For --resume and eval, and nothing is changed"
     make(copy/name, kind)
     lines = [['train', '--resume', copy, '--steps', 400], *([['eval', copy]] if name != 'metrics.jsonl' else [])]
-    for line in lines: assert name in says(capsys, *line)
+    for line in lines: assert name in (said := says(capsys, *line)) and f'it has no {name}' not in said
 
 @pytest.mark.parametrize('key,value', [('steps', 'many'), ('steps', 1e300), ('steps', 10**400), ('steps', -1), ('threads', 10**30), ('max_sz', 10**18), ('bs', [1]), ('network', ['a']), ('network', [10**30]),
     ('network', None), ('lr', 'x'), ('lr', float('inf')), ('lr', float('nan')), ('env', 5), ('env', 'a:b:c'), ('wrappers', [1]), ('observe', ['x']), ('observe', [10**9]), ('learner', []), ('learner', 'x'),
@@ -172,7 +173,7 @@ def test_a_setting_that_is_missing_is_one_line(key, copy, capsys):
     (copy/'config.json').write_text(json.dumps(config))
     assert 'config.json' in (said := says(capsys, 'eval', copy)) and key in said
 
-@pytest.mark.parametrize('state', [[1, 2], 5, dict(agent=5, run={}), dict(agent={}, run={}), dict(agent=dict(pipe=[1], random=5), run=5), *({'run': w} for w in (
+@pytest.mark.parametrize('state', [[1, 2], 5, dict(weights=torch.zeros(3)), dict(agent=5, run={}), dict(agent={}, run={}), dict(agent=dict(pipe=[1], random=5), run=5), *({'run': w} for w in (
     dict(last=dict(report='x', eval=0, save=0)), dict(last={}), dict(reported=(1,)), dict(evals=5), dict(wall='x'), dict(ended=[]), dict(solved='x'), dict(sums=5)))], ids=str)
 def test_a_checkpoint_of_other_things_is_one_line(state, copy, capsys):
     "Whatever somebody has saved: checkpoint.pt is named"

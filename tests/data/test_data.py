@@ -5,7 +5,6 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from fastrl_replay.all import *
 from fastrl_replay.cli import main
-from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError
 from fastrl_replay.testing import through_file
 
 minari, sb3, pa = pytest.importorskip('minari'), pytest.importorskip('stable_baselines3'), pytest.importorskip('pyarrow')

@@ -9,19 +9,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata import nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import BlockError
-from fastrl_replay.steps.row_dtypes import step_dtype
-from fastrl_replay.envs.stepper import GymStepper
-from fastrl_replay.data.interop import Columns, PipeNode, StatefulPipe
-from fastrl_replay.learning.learners import DQNLearner, R2D2Learner
-from fastrl_replay.stages.nstep import NStep
-from fastrl_replay.pipe import Items, Pipe, WorkerInfo, as_pipe, worker_info
-from fastrl_replay.learning.networks import RecurrentNet, value_net
-from fastrl_replay.learning.policies import EpsGreedy
-from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.steps.batches import Sequences
-from fastrl_replay.testing import ScriptedEnv, same, script, through_file
+from fastrl_replay.all import *
+from fastrl_replay.pipe import as_pipe
+from fastrl_replay.testing import same, through_file
 from scripted import Remember, by_env, numbered, same_streams, take
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*set_vital')

@@ -5,7 +5,6 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from scripted import take, through_file
 from fastrl_replay.all import *
-from fastrl_replay.envs.agents import Agents
 
 class Script:
     """Plays a plan: for each time, who is there. Observations and rewards say who it is and when; `b` is broken off instead of ending.

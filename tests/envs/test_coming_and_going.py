@@ -4,16 +4,9 @@ from collections import deque
 import numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
 
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.row_dtypes import step_dtype
+from fastrl_replay.all import *
 from fastrl_replay.envs.numbering import MAX_ENVS, NEAR, Environments, number_of
 from fastrl_replay.memory import links
-from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.stages.nstep import NStep
-from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.replay.prioritized import PrioritizedReplay
-from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.stages.chunker import SequenceChunker
 from fastrl_replay.testing import through_file
 
 DT = step_dtype(Box(-1, 1, ()), Discrete(2))

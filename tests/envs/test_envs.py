@@ -12,13 +12,10 @@ from gymnasium.wrappers.vector import (ClipReward, DictInfoToList, NormalizeObse
 from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
+from fastrl_replay.all import *
 from fastrl_replay.envs import actions; from fastrl_replay.envs import bitflip; from fastrl_replay.envs import catch   # noqa: F401 (the last two register games)
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import ActionError, ArgumentError, EnvError, StateError
 from fastrl_replay.steps.row_dtypes import leaves
-from fastrl_replay.envs.stepper import GymStepper
-from fastrl_replay.pipe import Items
-from fastrl_replay.testing import ScriptedEnv, script, scripted_steps, through_file
+from fastrl_replay.testing import through_file
 from strategies import cases
 from test_boundaries import interrupted
 from scripted import (IDS, MODES, Nested, Remember, Witness, by_env, cartpole, chained, close, makers, n_of, seed_002,
@@ -72,18 +69,11 @@ def test_blocks_of_sources_without_lag_are_the_oracles_blocks(name):
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('lengths', [[(1,), (-1,), (1, -1)], [(3, -2), (1, 4), (-6,)]], ids=['all end at once', 'uneven'])
 def test_async_gives_the_oracles_rows(mode, lengths, closing):
-    "Subprocesses, in each mode, shared memory or pipes"
+    "Subprocesses, in each mode, shared memory or pipes; with copy=False they give their shared memory, and rows don't change with it"
     scripts = [script(*l, env=e) for e, l in enumerate(lengths)]
-    for shared in True, False:
-        env = closing(vector(makers(scripts), mode, AsyncVectorEnv, shared_memory=shared))
+    for kw in dict(shared_memory=True), dict(shared_memory=False), dict(copy=False):
+        env = closing(vector(makers(scripts), mode, AsyncVectorEnv, **kw))
         assert same_streams(take(GymStepper(env, zeros), 41), scripted_steps(scripts, 20), 20)
-
-def test_async_without_copies_is_not_aliased(closing):
-    "AsyncVectorEnv(copy=False) returns its shared memory, and rows don't change with it"
-    scripts = [script(3, -2), script(1, 4, env=1)]
-    for mode in MODES:
-        env = closing(vector(makers(scripts), mode, AsyncVectorEnv, copy=False))
-        assert same_streams(take(GymStepper(env, zeros), 41), scripted_steps(scripts, 20), 20), mode
 
 def nested_policy(k):
     "Actions that change from row to row, numbered by the first environment's step"
@@ -817,23 +807,6 @@ def test_hidden_is_the_state_before_the_step_and_begins_with_the_episode(source)
             assert got == want
             want += r['state'][0]
 
-@pytest.mark.parametrize('source', ['list', *MODES])
-def test_an_lstm_carries_its_two_states(source):
-    "hidden is a tuple (h, c); replaying each episode through the cell gives the same states"
-    torch.manual_seed(0)
-    cell = torch.nn.LSTMCell(2, 3)
-    class Policy(torch.nn.Module):
-        def initial_hidden(self, n): return torch.zeros(n, 3), torch.zeros(n, 3)
-        def forward(self, state, hidden):
-            h, c = cell(state/10, hidden)
-            return (h.sum(1) > 0).long(), (h, c)
-    scripts = [script(3, -2), script(5, -1, env=1)]
-    for rows in by_env(take(GymStepper(SOURCES[source](scripts), Policy()), 41), 20):
-        for r in Steps(rows):
-            if r.step_n == 1: h = c = torch.zeros(3)
-            assert torch.allclose(r.hidden[0], h, atol=1e-6) and torch.allclose(r.hidden[1], c, atol=1e-6)
-            with torch.no_grad(): h, c = cell(r.state/10, (h, c))
-
 class Initial(Remember):
     "Begins with a hidden state other than zero, that has a gradient"
     start = torch.nn.Parameter(torch.tensor([3., -2]))
@@ -913,20 +886,6 @@ def test_failures_in_subprocesses_and_pipes_are_named(closing):
     with pytest.raises(EnvError, match='GymStepper: environment .*a wheel came off'): take(GymStepper(env, zeros), 12)
     envs = [ScriptedEnv(**script(9)), fragile(2, 5, at=5)]
     with pytest.raises(EnvError, match='environment 1 failed in episode 2, step 3'): take(Items(envs).cycle().gym_step(policy=zeros), 12)
-
-def test_after_a_failure_no_row_is_lost():
-    "The environments that did step have their rows, or their episode begins anew: a stream never has a hole"
-    blocks, pipe = [], GymStepper([ScriptedEnv(**script(4, -3)), fragile(9, env=1), ScriptedEnv(**script(5, env=2))], zeros)
-    for _ in range(2):
-        try:
-            for b in pipe:
-                blocks.append(b)
-                if len(blocks) == 9: break
-        except EnvError: pass
-    for rows in by_env(blocks):
-        # was: environment 0 was stepped before environment 1 failed, and that row is gone: its steps read 1 2 4 5 …
-        inside = ~(rows['terminated'] | rows['truncated'])[:-1] & (rows['episode_n'][1:] == rows['episode_n'][:-1])
-        assert (np.diff(rows['step_n'])[inside] == 1).all(), rows['step_n'].tolist()
 
 class Late(Witness):
     "Fails at its 4th step, after it has stepped"
@@ -1156,19 +1115,6 @@ def test_the_pipeline_of_seed_002_is_the_same_stream():
     assert steps + more == take(GymStepper('CartPole-v1', seed=0), 50)
     steps, _ = seed_002(['CartPole-v1']*2, 60, replay=False)
     assert same_streams(steps, take(GymStepper(['CartPole-v1']*2, seed=0), 30), 30)
-
-def test_pickles_before_and_after_use():
-    "A copy begins where an unused pipe begins; a used one is no larger"
-    for source in ['CartPole-v1']*2, cartpole:
-        pipe = GymStepper(source, Net2(), seed=3)
-        size, twin, first = len(pickle.dumps(pipe)), pickle.loads(pickle.dumps(pipe)), take(pipe, 30)
-        assert take(twin, 30) == first
-        data = pickle.dumps(pipe)
-        assert len(data) < size + 200 and take(pickle.loads(data), 30) == first
-
-class Net2(torch.nn.Module):
-    "Deterministic and picklable"
-    def forward(self, state): return (state[:, 2] > 0).long()
 
 def test_a_pickle_of_a_restored_pipe_keeps_its_place():
     "load_state_dict, then pickle (as a worker that is spawned gets it): it goes on, it doesn't begin"

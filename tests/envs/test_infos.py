@@ -6,15 +6,12 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from fastrl_replay.all import *
-from fastrl_replay.steps.errors import EnvError, StateError
-from fastrl_replay.memory.frames import Frames
-from fastrl_replay.memory.rows import Rows
 from fastrl_replay.pipe import as_worker
 from fastrl_replay.app.recipe_settings import recipe
-from fastrl_replay.app.recipes import Agent, evaluate, play_episodes
+from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import resume, start
-from fastrl_replay.testing import ScriptedEnv, same, script, through_file
+from fastrl_replay.testing import same, through_file
 
 def bits(k): return np.array([k+1 >> 2 & 1, k+1 >> 1 & 1, k+1 & 1], np.int8)
 

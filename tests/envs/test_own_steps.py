@@ -3,8 +3,6 @@ import io, pickle
 import numpy as np, pytest, torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from fastrl_replay.all import *
-from fastrl_replay.steps.errors import BlockError
-from fastrl_replay.testing import ScriptedEnv, script
 
 def rows_of(memory):
     rows = memory[:].rows

@@ -9,7 +9,6 @@ from fastrl_replay.cli import main
 from fastrl_replay.look.html import Framed
 from fastrl_replay.look.memory_page import memory_page
 from fastrl_replay.look.sampled import choose_episodes, sample_of
-from fastrl_replay.steps.row_dtypes import step_dtype
 
 FEW = spaces.Box(-9, 9, (3,))
 

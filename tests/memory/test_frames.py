@@ -5,21 +5,14 @@ from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 from hypothesis import given, strategies as st
 
-import fastrl_replay.all   # noqa: F401, all stages
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import ArgumentError, BlockError, NoRoom, StateError
-from fastrl_replay.steps.row_dtypes import step_dtype
-from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.all import *
+from fastrl_replay.steps.errors import NoRoom
 from fastrl_replay.steps import machine as machine_module
 from fastrl_replay.memory.device_frames import DeviceLog
 from fastrl_replay.memory.frame_log import FrameLog, Packed
 from fastrl_replay.memory.frame_segments import FrameFiles
-from fastrl_replay.memory.frames import Frames
-from fastrl_replay.memory.rows import Rows
-from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.pipe import Items
-from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.testing import through_file
+from kills import forked
 from strategies import cases, equal
 
 STACK = spaces.Box(0, 255, (3,4,4), np.uint8)
@@ -110,18 +103,6 @@ REPLAYS = dict(
     sequence = lambda source, **kw: source.sequence_replay(bs=2, max_sz=60, length=4, burn_in=1, overlap=2, seed=1, **kw),
     prefetch = lambda source, **kw: source.experience_replay(bs=8, max_sz=50, seed=1, **kw).prefetch(2))
 
-@pytest.mark.parametrize('compress', [None,'zstd'])
-@pytest.mark.parametrize('kind', REPLAYS)
-def test_replays_draw_from_frames_what_they_draw_from_rows(kind, compress):
-    class Seg(Frames): smallest_segment = 8
-    with REPLAYS[kind](steps(), store=Rows()) as a, REPLAYS[kind](steps(), store=Seg(4, compress)) as b:
-        n = 0
-        for x,y in zip(a, b):
-            assert x == y
-            if kind != 'uniform': y.update_priorities(np.ones(y.shape if kind != 'sequence' else (2,3))); x.update_priorities(np.ones(x.shape if kind != 'sequence' else (2,3)))
-            n += 1
-    assert n > 20
-
 def test_a_row_costs_a_frame_in_every_replay():
     "One new frame a step and one an episode, also in rows of three steps; the rest is shared"
     for kind in 'uniform','n_step','sequence':
@@ -131,21 +112,6 @@ def test_a_row_costs_a_frame_in_every_replay():
         episodes = replay.memory.inserted*(1/7 + 1/1 + 1/4)/3   # of three environments that take turns
         assert stats['row_frames'] <= (replay.memory.inserted + episodes)/replay.memory.inserted + .05, kind
         assert replay.stats()['row_bytes'] == replay.memory.nbytes/len(replay.memory)
-
-def test_checkpoints_go_on_exactly():
-    "A replay that is saved and loaded in the middle draws the same as one that was not, through a file"
-    blocks = [b.copy() for b in steps(80)]
-    def replay(): return Items(blocks).experience_replay(bs=8, max_sz=30, seed=3, store=Frames(4, 'zstd'))
-    want,first,second = [b.copy() for b in replay()],replay(),replay()
-    some = [b.copy() for _,b in zip(range(len(want)//2), first)]
-    second.load_state_dict(through_file(first.state_dict()))
-    assert some + [b.copy() for b in second] == want
-
-def test_frames_in_worker_processes():
-    "A replay with frames runs in worker processes, packing thread and all"
-    pipe = steps(40).experience_replay(bs=4, max_sz=40, seed=1, store=Frames(4, 'lz4')).parallel(2)
-    with pipe: got = [b for b in pipe]
-    assert got and all(b.state.shape == (4,4,8,8) for b in got)
 
 # ---- what goes, what is packed ----
 
@@ -214,14 +180,10 @@ def test_a_forked_process_packs_its_own_frames():
     "The packing thread is not there after a fork; what it had not done is asked for again"
     line,rows = Timeline(3000, Frames(1, 'lz4')),episode(3000)
     for i in range(0, 1500, 10): line.add(Steps(rows[i:i+10]))
-    pid = os.fork()
-    if not pid:
-        try:
-            for i in range(1500, 3000, 10): line.add(Steps(rows[i:i+10]))
-            good = line[:] == Steps(rows) and sum(isinstance(s, Packed) for s in line._parts[1]._logs[0].segments.values()) > 50
-            os._exit(0 if good else 1)
-        except BaseException: os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    def pack():
+        for i in range(1500, 3000, 10): line.add(Steps(rows[i:i+10]))
+        return line[:] == Steps(rows) and sum(isinstance(s, Packed) for s in line._parts[1]._logs[0].segments.values()) > 50
+    assert forked(pack) == (0, True)
     for i in range(1500, 3000, 10): line.add(Steps(rows[i:i+10]))
     assert line[:] == Steps(rows)
 
@@ -250,17 +212,6 @@ def test_stacks_that_are_not_there_are_named():
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'lz4.block', None)
     with pytest.raises(ArgumentError, match=r"pip install 'fastrl_replay\[compress\]'"): Frames(4, 'lz4')
-
-def test_a_block_that_is_refused_leaves_the_memory_as_it_was():
-    rows = np.concatenate([episode(20), episode(20, env=1, seed=1)])
-    line = Timeline(60, Frames())
-    line.add(Steps(rows[:30]))
-    before = through_file(line.state_dict()),line.nbytes
-    bad = rows[30:].copy(); bad['reward'][3] = np.nan
-    with pytest.raises(BlockError, match='NaN'): line.add(Steps(bad))
-    assert str(before[0]) == str(through_file(line.state_dict())) and line.nbytes == before[1]
-    line.add(Steps(rows[30:]))
-    assert line[:] == Steps(rows)
 
 def test_a_memory_that_cannot_fit_is_refused_at_its_first_row(monkeypatch):
     "With what it needs, what there is, and what Frames would need"
@@ -456,14 +407,11 @@ def test_a_process_that_is_forked_while_it_learns_learns_by_itself():
         line.add(Steps(rows[i:i+10])); i += 10
         log = line._parts[1]._logs[0]
     log.codec.dictionary = b''   # as it is before the thread is done
-    pid = os.fork()
-    if not pid:
-        try:
-            for k in range(i, 3000, 10): line.add(Steps(rows[k:k+10]))
-            log.take_packed(wait=True)
-            os._exit(0 if line[:] == Steps(rows) and log.codec.dictionary else 1)
-        except BaseException: os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    def learn():
+        for k in range(i, 3000, 10): line.add(Steps(rows[k:k+10]))
+        log.take_packed(wait=True)
+        return line[:] == Steps(rows) and bool(log.codec.dictionary)
+    assert forked(learn) == (0, True)
 
 def test_a_machine_that_is_just_large_enough_is_enough(monkeypatch):
     "What was admitted at the first row is not refused at the last"

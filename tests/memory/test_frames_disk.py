@@ -5,15 +5,10 @@ import numpy as np, pytest
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import ArgumentError, BlockError, NoRoom, StaleKey, StateError
-from fastrl_replay.steps.row_dtypes import step_dtype
+from fastrl_replay.all import *
+from fastrl_replay.steps.errors import NoRoom
 from fastrl_replay.memory import directory as directory_module
 from fastrl_replay.memory.directory import OF_STORE
-from fastrl_replay.memory.frames import Frames
-from fastrl_replay.memory.rows import Rows
-from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.testing import through_file
 from strategies import cases
 from test_frames import SPACES, episode, stream
@@ -334,23 +329,6 @@ def test_a_refused_block_costs_no_rows(tmp_path):
     line.close()
     with pytest.raises(ArgumentError, match='is closed'): line.add(Steps(rows[150:160]))
     assert line[:] == Steps(rows[50:150])
-
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
-def test_a_forked_process_reads_and_does_not_write(tmp_path):
-    rows,line = episode(500),Timeline(300, Tiny(1, 'lz4', tmp_path))
-    for i in range(0, 400, 10): line.add(Steps(rows[i:i+10]))
-    pid = os.fork()
-    if not pid:
-        try:
-            good = line[:] == Steps(rows[100:400])
-            try: line.add(Steps(rows[400:]))
-            except ArgumentError: line.close(); os._exit(0 if good else 1)
-            os._exit(2)
-        except BaseException: os._exit(3)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    for i in range(400, 500, 10): line.add(Steps(rows[i:i+10]))
-    assert line[:] == Steps(rows[200:])
-    line.close()
 
 @pytest.mark.slow
 def test_files_are_let_go_with_the_memory(tmp_path):

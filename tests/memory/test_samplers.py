@@ -357,38 +357,6 @@ def prioritized(kind, td, first=0, **kw):
     s.update(np.arange(first, first+len(td)), np.asarray(td, float))
     return s
 
-def as_promised(counts, p, upper=False):
-    "Chi-square against these probabilities, what is rare put together; stratified draws may scatter less"
-    mean,often = p*counts.sum(),p*counts.sum() >= 5
-    counts,mean = (np.append(x[often], x[~often].sum()) for x in (counts, mean))
-    if counts[mean == 0].any(): return False
-    counts,mean = counts[mean > 0],mean[mean > 0]
-    if len(counts) == 1: return True
-    q = chi2.sf(((counts-mean)**2/mean).sum(), len(counts)-1)
-    return q > SURE and (upper or q < 1-SURE)
-
-@pytest.mark.parametrize('kind', [Proportional, Ranked])
-@pytest.mark.parametrize('alpha', [0, .6, 1])
-@pytest.mark.parametrize('stratified', [True, False])
-@pytest.mark.parametrize('n', [1, 8, 50])
-def test_frequencies_are_as_promised(kind, alpha, stratified, n):
-    "Priorities over six orders of magnitude, negative TD errors among them, in a ring that begins in the middle"
-    td = 10**np.random.default_rng(n).permutation(np.linspace(-4, 2, 120))*np.random.default_rng(0).choice([-1, 1], 120)
-    s = prioritized(kind, td, first=70, alpha=alpha, eps=0, seed=n+int(10*alpha), stratified=stratified)
-    order = np.empty(120, int); order[np.argsort(-abs(td))] = np.arange(1, 121)
-    p = abs(td)**alpha if kind is Proportional else order**-float(alpha)
-    p = p/p.sum()
-    np.testing.assert_allclose(s.probabilities(), p, rtol=1e-12)
-    keys = np.stack([s.sample(n)[0] for _ in range(150_000//n)]) - 70
-    assert as_promised(np.bincount(keys.ravel(), minlength=120), p, stratified and n > 1)
-    if stratified:   # each count is a sum of independent ones, one a part: means and variances are known
-        line = np.argsort((np.arange(120) + 70) % 120) if kind is Proportional else np.argsort(order)
-        ends = np.concatenate([[0], np.cumsum(p[line])])
-        share = np.clip(np.minimum(ends[1:,None], (np.arange(n)+1)/n) - np.maximum(ends[:-1,None], np.arange(n)/n), 0, None)*n
-        off = np.bincount(keys.ravel(), minlength=120)[line] - share.sum(1)*len(keys)
-        often = p[line]*keys.size > 20
-        assert (abs(off) <= 5*np.sqrt((share*(1-share)).sum(1)*len(keys)) + 1e-3)[often].all()
-
 def test_darts_at_the_edges_of_ranks():
     "On, just below and just above each edge, at the end and beyond, for every number of keys: as numpy's search says, never a rank that isn't there"
     ends = np.cumsum(np.arange(1., 131)**-.7)
@@ -397,53 +365,6 @@ def test_darts_at_the_edges_of_ranks():
         ranks = np.empty(len(darts), np.int64)
         _ranks(ends, n, darts, ranks)
         assert ranks.tolist() == np.minimum(np.searchsorted(ends[:n], darts, side='right') + 1, n).tolist()
-
-@pytest.mark.parametrize('kind', [Proportional, Ranked])
-@pytest.mark.parametrize('stratified', [True, False])
-def test_frequencies_are_exact_while_memory_fills(kind, stratified):
-    "After each block, also those that evict: draws have the probabilities of the dict"
-    s,plain,rng,end = make(kind, 60, .7, stratified=stratified),Plain(kind, 60, .7, 1e-6, False),np.random.default_rng(0),0
-    for size in 1,1,2,7,30,15,40,70:
-        for x in s,plain: x.added(end, end+size, 0)
-        end += size
-        keys = rng.choice(sorted(plain.p), size=size)
-        td = rng.exponential(size=size)
-        s.update(keys, td); plain.update(keys.tolist(), td.tolist())
-        agree(s, plain)
-        counts = np.bincount(np.concatenate([s.sample(10)[0] for _ in range(3000)]) - s.first, minlength=len(s))
-        assert as_promised(counts, plain.probabilities(), stratified)
-
-@pytest.mark.parametrize('kind', [Proportional, Ranked])
-@pytest.mark.parametrize('n', [1, 2, 7, 64])
-def test_batches_of_one_sampler_are_independent(kind, n):
-    "The first and the last draw of a batch say nothing of the next batch's, nor, within its part, of each other"
-    s = prioritized(kind, np.arange(1., 9), alpha=1, stratified=True, seed=n)
-    keys = np.stack([s.sample(n)[0] for _ in range(20_000)])
-    for a,b in (keys[1:,0], keys[:-1,0]), (keys[1:,0], keys[:-1,-1]), *([(keys[:,0], keys[:,-1])] if n > 1 else []):
-        table = np.zeros((8,8)); np.add.at(table, (a, b), 1)
-        mean = table.sum(1, keepdims=True)*table.sum(0)/table.sum()
-        free = (np.count_nonzero(table.sum(1))-1)*(np.count_nonzero(table.sum(0))-1)
-        assert not free or chi2.sf(((table-mean)**2/np.where(mean > 0, mean, 1)).sum(), free) > SURE
-
-@pytest.mark.parametrize('kind', [Proportional, Ranked])
-@pytest.mark.parametrize('ever', [True, False])
-def test_new_keys_get_the_largest(kind, ever):
-    "Present, or ever; with alpha 1/2: 9 leaves with key 0, and only `ever` remembers, also after being saved"
-    s = make(kind, 3, .5, 0, max_ever=ever)
-    def p(): return s.state_dict()['priorities'].tolist()
-    f = np.sqrt if kind is Proportional else np.asarray
-    s.added(0, 2); assert p() == [1, 1]
-    s.update(np.array([0,1]), np.array([-9.,4])); s.added(2, 3); assert p() == f([9, 4, 9]).tolist()
-    s.update(np.array([2]), np.array([1.])); s.added(3, 4, 1); assert p() == f([4, 1, 9 if ever else 4]).tolist()
-    s.update(np.array([1,2,3]), np.array([.25,.01,.25]))
-    twin = make(kind, 3, .5, 0, max_ever=ever)
-    twin.load_state_dict(through_file(s.state_dict()))
-    s = twin
-    s.added(4, 5, 2); assert p() == f([.01, .25, 9 if ever else .25]).tolist()
-    s.update(np.array([2,3,4]), np.zeros(3)); s.added(5, 7); assert p() == f([0, 9, 9] if ever else [0, 1, 1]).tolist()
-    s.added(7, 9, p=s.priorities([100, 16])); assert p() == f([9 if ever else 1, 100, 16]).tolist()
-    s.added(9, 20, p=s.priorities(np.arange(11.))); assert p() == f([8, 9, 10]).tolist()      # a block larger than the ring
-    s.added(20, 24); assert p() == (f([100]*3).tolist() if ever else [1]*3)                     # no key is left to be the largest
 
 @pytest.mark.parametrize('kind', [Proportional, Ranked])
 def test_nothing_to_choose_by(kind):

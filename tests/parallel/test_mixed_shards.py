@@ -7,7 +7,7 @@ import numpy as np, pytest, torch
 import test_shards
 from fastrl_replay.all import *
 from fastrl_replay.testing import script, scripted_steps, through_file
-from test_ray import ON_RAY, cluster, ray  # noqa: F401
+from test_ray import ENGINES, ON_RAY, cluster, engine, ray  # noqa: F401
 from workers import FORK, no_process_is_left, short, zeros  # noqa: F401
 
 DEMOS = Steps.cat([*scripted_steps([script(9, env=3)], 30)])
@@ -25,13 +25,6 @@ def mixed(n=2, engine=FORK, shares=dict(online=.5, demos=.5), demos=None, store=
 def local(pipe, batch): return batch.index//pipe.num_workers//2   # keys in the replay of a shard that was never restarted
 
 def error(batch): return 1 + (batch.index % 13).double()
-
-ENGINES = [pytest.param(FORK, id='processes'), pytest.param(ON_RAY, id='ray', marks=pytest.mark.slow)]
-
-@pytest.fixture
-def engine(request):
-    if request.param is ON_RAY: request.getfixturevalue('cluster')
-    return request.param
 
 @pytest.mark.parametrize('engine', ENGINES, indirect=True)
 def test_errors_reach_the_replay_and_the_row(engine):

@@ -10,15 +10,8 @@ from fastrl_replay.all import *
 from fastrl_replay.bench.feeding import Made, Pictures
 from fastrl_replay.memory.frames import PackedBatch, unpacked
 from fastrl_replay.testing import through_file
-from test_ray import ON_RAY, cluster, ray  # noqa: F401
+from test_ray import ENGINES, ON_RAY, cluster, engine, ray  # noqa: F401
 from workers import FORK, no_process_is_left  # noqa: F401
-
-ENGINES = [pytest.param(FORK, id='processes'), pytest.param(ON_RAY, id='ray', marks=pytest.mark.slow)]
-
-@pytest.fixture
-def engine(request):
-    if request.param is ON_RAY: request.getfixturevalue('cluster')
-    return request.param
 
 def shards(store, made=False, n=2, engine=FORK, **kw):
     replay = PrioritizedReplay(Pictures(2), bs=6, max_sz=300, warmup=280, store=store, seed=0)

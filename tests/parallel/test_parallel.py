@@ -16,7 +16,7 @@ from fastrl_replay.parallel.stage import ENGINES
 from fastrl_replay.pipe import as_worker
 from fastrl_replay.testing import same, through_file
 from strategies import cases
-from workers import FORK, no_process_is_left, scripted, short, zeros  # noqa: F401
+from workers import FORK, learns_the_same, no_process_is_left, scripted, short, zeros  # noqa: F401
 
 BOX, TWO = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
 both = pytest.mark.parametrize('method', ['fork', 'spawn'])
@@ -205,14 +205,7 @@ def test_training_can_be_repeated_and_resumed():
         net = value_net(BOX, TWO, [16])
         return (GymStepper(['CartPole-v1']*2, EpsGreedy(net, LinearSchedule(1, .1, 300), seed=0), seed=0).n_step(3, .99).parallel(2, chunk=3, **FORK)
                 .prioritized_replay(bs=16, max_sz=200, warmup=40, seed=0).dqn(net))
-    a, b, c = chain(), chain(), chain()
-    first = [r['loss'] for r in islice(a, 35)]
-    state = through_file(a.state_dict())
-    then = [r['loss'] for r in islice(a, 40)]
-    assert [r['loss'] for r in islice(b, 75)] == first + then   # saving changed nothing
-    c.load_state_dict(state)
-    assert [r['loss'] for r in islice(c, 40)] == then
-    for p in a, b, c: p.source.source.close()
+    learns_the_same(chain, 35, 40)
 
 # ---- saved and restored ----
 
@@ -233,9 +226,6 @@ def exact(chain, cuts, n=25):
 def test_restored_in_the_middle_of_chunks(after):
     exact(lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(3, .9).parallel(2, ahead=12, chunk=3, **FORK), after)
 
-def test_restored_in_the_middle_of_passes():
-    exact(lambda: GymStepper(partial(scripted, 2, -1, 4), zeros).header(5).parallel(2, chunk=2, **FORK), range(0, 11))
-
 def test_restored_with_policies_of_all_kinds():
     def globally():
         torch.manual_seed(0)
@@ -243,18 +233,6 @@ def test_restored_with_policies_of_all_kinds():
     net = RecurrentNet(BOX, TWO, 4)
     exact(globally, [7])
     exact(lambda: GymStepper(['CartPole-v1']*2, EpsGreedy(net, .3, seed=0), seed=0).parallel(2, **FORK), [7])
-
-def test_nothing_is_stepped_again():
-    "Steps are counted by the environment itself: what a restored chain gives begins where the saved one was"
-    def chain(): return GymStepper('CartPole-v1', lambda s: torch.zeros(len(s), dtype=torch.int64), seed=0).parallel(2, chunk=2, **FORK)
-    a, b = chain(), chain()
-    seen = [b_.rows for b_ in islice(a, 9)]
-    b.load_state_dict(through_file(a.state_dict()))
-    after = [b_.rows for b_ in islice(b, 9)]
-    for e in 0, 1:
-        steps = [(int(r['episode_n'][0]), int(r['step_n'][0])) for r in seen + after if r['env_id'][0] == e]
-        assert all(y == (x[0], x[1]+1) or y == (x[0]+1, 1) for x, y in zip(steps, steps[1:]))
-    a.close(); b.close()
 
 def test_a_state_of_more_workers_is_told_by_its_settings():
     "Whichever worker's turn it was; not by a detail of the state"
@@ -278,17 +256,6 @@ def test_states_of_other_chains_are_refused():
     twin = chain()
     twin.load_state_dict(state)
     assert twin._workers == [] and through_file(twin.state_dict()).keys() == state.keys()   # saved before it was used
-
-def test_pickled_while_running():
-    pipe = GymStepper('CartPole-v1', seed=0).parallel(2, **FORK)
-    fresh = len(pickle.dumps(pipe))
-    x = list(islice(pipe, 6))
-    data = pickle.dumps(pipe)
-    pipe.close()
-    assert len(data) < fresh + 500
-    twin = pickle.loads(data)
-    assert list(islice(twin, 6)) == x
-    twin.close()
 
 # ---- failures ----
 

@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
-from fastrl_replay.pipe import worker_info
 from fastrl_replay.parallel.processes import Processes
 from fastrl_replay.testing import same, through_file
 from workers import FORK, no_process_is_left, short, zeros  # noqa: F401
@@ -367,6 +366,15 @@ def in_the_middle(pipe, it, seen, *ranks):
         if all_sent(): return [pipe._workers[r].process.pid for r in ranks]
         add(seen, numbers(islice(it, 1)))
 
+@contextmanager
+def running(n=2, **kw):
+    "The chain, its pass, and the steps of the first blocks; all of it within two minutes"
+    with within(120):
+        pipe = large(**kw)
+        it = iter(pipe)
+        yield pipe, it, numbers(islice(it, n))
+        pipe.close()
+
 def add(seen, found):
     for k, v in found.items(): seen[k] += v
 
@@ -375,10 +383,7 @@ def add(seen, found):
 @pytest.mark.parametrize('ordered', [True, False])
 def test_a_worker_is_killed_in_the_middle_of_an_answer(gate, ordered, child, restarts):
     "Also where a process that its environment has started holds the pipe"
-    with within(120):
-        pipe = large(gate if child else None, ordered=ordered, restarts=restarts)
-        it = iter(pipe)
-        seen = numbers(islice(it, 2))
+    with running(2, gate=gate if child else None, ordered=ordered, restarts=restarts) as (pipe, it, seen):
         os.kill(*in_the_middle(pipe, it, seen, 1), signal.SIGKILL)
         if restarts:
             with pytest.warns(RuntimeWarning, match='worker 1 of 2 failed, restart 1 of 3; got process .* signal SIGKILL'):
@@ -388,15 +393,11 @@ def test_a_worker_is_killed_in_the_middle_of_an_answer(gate, ordered, child, res
             assert found[1][0] == 1
         else:
             with pytest.raises(WorkerError, match='worker 1 of 2 failed.*signal SIGKILL'): list(islice(it, 1000))
-        pipe.close()
 
 @pytest.mark.parametrize('child, restarts', [(True, 3), (False, 0)])
 def test_a_worker_that_is_stopped_is_passed_over(gate, child, restarts):
     "In the middle of an answer; when it goes on, the rest of it comes"
-    with within(120):
-        pipe = large(gate if child else None, ordered=False, restarts=restarts)
-        it = iter(pipe)
-        before = numbers(islice(it, 2))
+    with running(2, gate=gate if child else None, ordered=False, restarts=restarts) as (pipe, it, before):
         [pid] = in_the_middle(pipe, it, before, 1)
         os.kill(pid, signal.SIGSTOP)
         assert [len(n) for n in numbers(islice(it, 12)).values()] == [12, 0]
@@ -404,15 +405,11 @@ def test_a_worker_that_is_stopped_is_passed_over(gate, child, restarts):
         later = []
         while not later: later = numbers(islice(it, 2))[1]
         assert later[0] == len(before[1]) + 1 and pipe.restarted == 0
-        pipe.close()
 
 @pytest.mark.parametrize('ordered', [True, False])
 def test_a_worker_that_is_stopped_is_named_where_it_is_waited_for(ordered):
     "With what can be done; it goes on where it was stopped"
-    with within(120):
-        pipe = large(ordered=ordered, patience=.5)
-        it = iter(pipe)
-        seen = numbers(islice(it, 4))
+    with running(4, ordered=ordered, patience=.5) as (pipe, it, seen):
         pids = in_the_middle(pipe, it, seen, 0, 1)
         for pid in pids: os.kill(pid, signal.SIGSTOP)
         t = threading.Timer(2.5, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
@@ -421,16 +418,12 @@ def test_a_worker_that_is_stopped_is_named_where_it_is_waited_for(ordered):
             add(seen, numbers(islice(it, 8)))
         t.join()
         assert all(n == [*range(1, len(n) + 1)] for n in seen.values())
-        pipe.close()
 
 @pytest.mark.parametrize('child, ordered', [(True, True), (False, False)])
 @pytest.mark.parametrize('what', [next, 'state_dict'])
 def test_ctrl_c_works_while_a_stopped_worker_is_waited_for(gate, what, child, ordered):
     "And nothing is lost by it"
-    with within(120):
-        pipe = large(gate if child else None, ordered=ordered)
-        it = iter(pipe)
-        seen = numbers(islice(it, 4))
+    with running(4, gate=gate if child else None, ordered=ordered) as (pipe, it, seen):
         pids = in_the_middle(pipe, it, seen, 0, 1)
         for pid in pids: os.kill(pid, signal.SIGSTOP)
         for _ in range(2):
@@ -439,20 +432,15 @@ def test_ctrl_c_works_while_a_stopped_worker_is_waited_for(gate, what, child, or
         for pid in pids: os.kill(pid, signal.SIGCONT)
         add(seen, numbers(islice(pipe, 8)))
         assert all(n == [*range(1, len(n) + 1)] for n in seen.values())
-        pipe.close()
 
 def test_stopped_workers_are_replaced_when_they_are_killed_and_don_t_hold_up_the_end(gate):
-    with within(120):
-        pipe = large(gate, restarts=3)
-        it = iter(pipe)
-        seen = numbers(islice(it, 2))
+    with running(2, gate=gate, restarts=3) as (pipe, it, seen):
         [pid] = in_the_middle(pipe, it, seen, 0)
         os.kill(pid, signal.SIGSTOP)
         t = threading.Timer(.5, os.kill, (pid, signal.SIGKILL))
         t.start()
         with pytest.warns(RuntimeWarning, match='worker 0 of 2 failed, restart 1 of 3'): assert [len(n) for n in numbers(islice(it, 4)).values()] == [2, 2]
         os.kill(*in_the_middle(pipe, it, seen, 1), signal.SIGSTOP)
-        pipe.close()
 
 # ---- bad input ----
 

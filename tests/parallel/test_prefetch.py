@@ -78,21 +78,6 @@ def test_the_order_is_that_of_the_calls(kind, ahead, kw):
     got = list(answered(replay.prefetch(ahead), wait=.002))
     assert len(got) == len(want) > 10 and same(got, want)
 
-def test_every_batch_has_seen_the_answers_it_should():
-    "Batch k of `ahead=a` was drawn after exactly max(0, k-a-1) answers"
-    class Noted(PrioritizedReplay):
-        def sample(self, bs=None):
-            time.sleep(random.random()/200)
-            self.noted.append(self.answers)
-            return super().sample(bs)
-    for ahead in 1, 2, 4:
-        replay = Noted(blocks(12), bs=1, max_sz=50, seed=0)
-        replay.answers, replay.noted = 0, []
-        for batch in replay.prefetch(ahead):
-            batch.update_priorities([1.])
-            replay.answers += 1
-        assert replay.noted == [max(0, k - ahead) for k in range(12)]
-
 def test_rows_wait_for_draws():
     "A draw that was begun sees the memory as it was then, however late the thread is"
     gate = threading.Event()

@@ -8,7 +8,7 @@ import pytest, torch
 import test_shards
 from fastrl_replay.all import *
 from test_shards import Version
-from workers import no_process_is_left, ray_cluster, short, zeros  # noqa: F401
+from workers import FORK, no_process_is_left, ray_cluster, short, zeros  # noqa: F401
 
 ray = pytest.importorskip('ray')
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')
@@ -26,6 +26,12 @@ def nothing_hangs():
     faulthandler.cancel_dump_traceback_later()
 
 ON_RAY = dict(engine=RayEngine(num_cpus=.5))
+ENGINES = [pytest.param(FORK, id='processes'), pytest.param(ON_RAY, id='ray', marks=pytest.mark.slow)]
+
+@pytest.fixture
+def engine(request):
+    if request.param is ON_RAY: request.getfixturevalue('cluster')
+    return request.param
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['test_errors_reach_the_rows_that_they_are_for', 'test_any_form_of_a_batch_answers', 'test_what_is_told_is_copied', 'test_wrong_feedback_that_only_a_shard_knows_ends_the_run',

@@ -10,7 +10,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.testing import through_file
-from workers import FORK, no_process_is_left, short, zeros  # noqa: F401
+from workers import FORK, learns_the_same, no_process_is_left, short, zeros  # noqa: F401
 
 BOX, TWO = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
 
@@ -157,14 +157,7 @@ def test_learners_and_prefetch_follow():
         net = value_net(BOX, TWO, [16])
         return (GymStepper(['CartPole-v1']*2, EpsGreedy(net, .2, seed=0), seed=0).n_step(3, .99)
             .prioritized_replay(bs=8, max_sz=100, seed=0).parallel(2, chunk=2, **FORK).prefetch(2).dqn(net))
-    a, b, c = chain(), chain(), chain()
-    first = [r['loss'] for r in islice(a, 15)]
-    state = through_file(a.state_dict())
-    then = [r['loss'] for r in islice(a, 15)]
-    assert [r['loss'] for r in islice(b, 30)] == first + then
-    c.load_state_dict(state)
-    assert [r['loss'] for r in islice(c, 15)] == then
-    for p in a, b, c: p.close()
+    learns_the_same(chain, 15, 15)
 
 @pytest.mark.parametrize('shares', [pytest.param('equal', marks=pytest.mark.slow), 'mass'])
 def test_restored_shards_go_on(shares):

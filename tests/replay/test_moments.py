@@ -6,7 +6,6 @@ from gymnasium import spaces
 from hypothesis import given, settings, strategies as st
 from scripted import take, through_file
 from fastrl_replay.all import *
-from fastrl_replay.replay.moments import Moments
 from fastrl_replay.replay.replay import Replay
 
 KINDS = dict(agent='i4', moment='i8')

@@ -1,22 +1,13 @@
 """`NStep` against a judge that sees the whole stream at once, and at every edge that episodes, environments and blocks have."""
 import math, pickle
-from itertools import islice
 
-import numpy as np, pytest, torch
+import numpy as np, pytest
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import BlockError
-from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
-from fastrl_replay.envs.stepper import GymStepper
-from fastrl_replay.stages.nstep import NSkip, NStep
-from fastrl_replay.pipe import Items
-from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.replay.hindsight import HindsightReplay
-from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.stages.chunker import SequenceChunker
-from fastrl_replay.testing import same, script, scripted_steps, through_file
+from fastrl_replay.all import *
+from fastrl_replay.steps.row_dtypes import extend_dtype
+from fastrl_replay.testing import same, through_file
 from strategies import bits, cases, numbers
 
 Box,Discrete = spaces.Box,spaces.Discrete
@@ -118,58 +109,11 @@ def test_any_gamma_and_any_rewards(program, n, gamma, seed):
 
 # ---- tables ----
 
-@pytest.mark.parametrize('n,rewards,steps', [(1, [1,10,100,1000], [1,1,1,1]), (2, [6,60,600,1000], [2,2,2,1]), (3, [31,310,600,1000], [3,3,2,1]),
-                                             (4, [156,310,600,1000], [4,3,2,1]), (77, [156,310,600,1000], [4,3,2,1])])
-@pytest.mark.parametrize('ends', ['terminated','truncated'])
-def test_the_table(n, rewards, steps, ends):
-    "1, 10, 100, 1000 at γ = ½; a truncated tail keeps the discount of its length"
-    block = episode(1,10,100,1000, ends=ends)
-    for blocks in [block],one_by_one(block),[block[:1],block[1:]]:
-        out = Steps.cat(list(NStep(blocks, n, .5)))
-        ended = np.array([i + m == 4 for i,m in enumerate(steps)])
-        assert table([out], 'reward','n') == [rewards, steps]
-        assert out.discount.tolist() == (.5**np.array(steps)*(1 if ends == 'truncated' else ~ended)).tolist()
-        assert out[ends].tolist() == ended.tolist() and not out['truncated' if ends == 'terminated' else 'terminated'].any()
-        assert np.array_equal(out.rows['next_state'], block.rows['next_state'][[i+m-1 for i,m in enumerate(steps)]])
-        for c in 'state','action','step_n','episode_n','total_reward': assert torch.equal(out[c], block[c])
-
-def test_terminated_and_truncated_at_once():
-    "Both flags stand; there is nothing to bootstrap from"
-    block = episode(1,10, ends='truncated')
-    block.rows['terminated'][-1] = True
-    out, = NStep([block], 2, .5)
-    assert table([out], 'reward','discount','terminated','truncated') == [[6,10], [0,0], [True]*2, [True]*2]
-
-@pytest.mark.parametrize('n', [1, 2, 9])
-def test_episodes_of_one_step(n):
-    "Each is complete at once"
-    rows = Steps.cat([episode(r, number=k, ends='terminated' if k%2 else 'truncated') for k,r in enumerate([4,7,2], 1)])
-    out, = NStep([rows], n, .5)
-    assert table([out], 'reward','n','discount') == [[4,7,2], [1]*3, [0,.5,0]]
-
-def test_order_of_rows():
-    "By the row that completes; what broke off first; oldest start first; one environment several times in a block; one that appears late"
-    a,b,c = episode(1,2,4),episode(8,16,32, env=7, ends=None),episode(64,128, env=2)
-    anew = episode(3,5, env=7, number=2, ends='truncated')
-    rows = Steps.cat([a[:2], b[:3], a[2:], anew[:1], c, anew[1:]])
-    out, = NStep([rows], 3, 1.)
-    assert table([out], 'env_id','reward','n') == [[7,0,0,0,7,7,2,2,7,7], [56,7,6,4,48,32,192,128,8,5], [3,3,2,1,2,1,2,1,2,1]]
-    assert out.truncated.tolist() == [False]*4 + [True]*2 + [False]*2 + [True]*2
-    assert out.discount.tolist() == [1,0,0,0,1,1,0,0,1,1]
-
 def test_sums_are_double_inside():
     "In single precision, 2²⁴ would swallow every 1 that is added to it, from either side"
     for rewards in [2.**24, *[1]*100],[*[1]*100, 2.**24]:
         out, = NStep([episode(*rewards)], 101, 1.)
         assert out.reward[0] == 2**24 + 100
-
-def test_what_a_policy_added_is_of_the_start():
-    "Extra columns pass through, as do nested states"
-    block = episode(1,2,3, dtype=KINDS['nested'])
-    out, = NStep([block], 2, .5)
-    assert out.rows.dtype.names == (*block.rows.dtype.names, 'discount', 'n')
-    for c in 'hidden','logp','state','action': assert bits(out.rows[c]) == bits(block.rows[c])
-    assert bits(out.rows['next_state']) == bits(block.rows['next_state'][[1,2,2]])
 
 # ---- blocks ----
 
@@ -183,79 +127,7 @@ def test_a_block_keeps_its_rows():
     for _ in range(5): stage.merge(episode(*range(20)))
     assert first == saved and first.rows.flags.writeable
 
-@pytest.mark.parametrize('how', ['read-only', 'strided', 'reversed', 'record', 'single'])
-def test_blocks_of_every_make(how):
-    "What numpy can do to an array"
-    rows = episode(1,10,100,1000).rows
-    stage,wide = NStep([], 3, .5),np.zeros(8, rows.dtype)
-    if how == 'read-only': rows.flags.writeable = False
-    if how == 'strided': wide[::2] = rows; rows = wide[::2]
-    if how == 'reversed': rows = rows[::-1].copy()[::-1]
-    if how == 'record': rows = rows.view(np.recarray)
-    out = [stage.merge(Steps(rows[i,...])) for i in range(4)] if how == 'single' else [stage.merge(Steps(rows))]
-    assert Steps.cat(out).reward.tolist() == [31,310,600,1000]
-
-def test_a_single_step_is_a_block_of_one():
-    "steps[i] has no axis"
-    block,stage = episode(1,10,100),NStep([], 2, .5)
-    assert [len(stage.merge(block[i])) for i in range(3)] == [0,1,2]
-    assert table(NSkip([block[i] for i in range(3)], 2), 'step_n') == [[1],[3]]
-
-def test_nothing_in_nothing_out():
-    "No source, an empty one, empty blocks"
-    assert [list(NStep(s, 3, .9)) for s in (None, [], [episode(1)[:0]]*3)] == [[]]*3
-    out = list(NStep([episode(1)[:0], episode(1), episode(1)[:0]], 3, .9))
-    assert len(out) == 1
-    assert [list(NSkip(s, 3)) for s in (None, [], [episode(1)[:0]]*3)] == [[]]*3
-
 # ---- what is refused ----
-
-def packed(rows): return rows.astype(np.dtype([(n, rows.dtype[n]) for n in rows.dtype.names]))
-def without(rows, name):
-    kept = [n for n in rows.dtype.names if n != name]
-    return rows[kept].astype(np.dtype([(n, rows.dtype[n]) for n in kept], align=True))
-def retyped(rows, name, kind): return rows.astype(np.dtype([(n, kind if n == name else rows.dtype[n]) for n in rows.dtype.names], align=True))
-def with_value(rows, name, value): rows = rows.copy(); rows[name][1] = value; return rows
-
-REFUSED = {
-    'NaN': (lambda r: with_value(r, 'reward', np.nan), r"row 1 of the block, column 'reward' \(env_id 0\); got nan"),
-    'infinite': (lambda r: with_value(r, 'reward', -np.inf), 'got -inf; expected a finite number'),
-    'negative env': (lambda r: with_value(r, 'env_id', -1), "column 'env_id'.*got -1"),
-    'huge env': (lambda r: with_value(r, 'env_id', 1<<24), 'got 16777216; expected a number from 0 to 16777215'),
-    'two axes': (lambda r: r.reshape(1,-1), r'shape \[1, 3\]; expected shape \[n\]'),
-    'packed': (packed, 'a packed dtype'),
-    'no reward': (lambda r: without(r, 'reward'), "column 'reward'; got no such column; expected float32"),
-    'no next_state': (lambda r: without(r, 'next_state'), "column 'next_state'; got no such column; expected any kind"),
-    'double reward': (lambda r: retyped(r, 'reward', 'f8'), "column 'reward'; got float64; expected float32"),
-    'long step_n': (lambda r: retyped(r, 'step_n', 'i8'), "column 'step_n'; got int64; expected int32"),
-    'bytes for flags': (lambda r: retyped(r, 'truncated', 'u1'), "column 'truncated'; got uint8; expected bool"),
-    'discount': (lambda r: extend(r, discount='f4'), r"columns of an n_step already; got \['discount'\]"),
-    'n': (lambda r: extend(r, n='i8'), r'put n_skip before n_step'),
-}
-def extend(rows, **extra):
-    new = np.zeros(len(rows), extend_dtype(rows.dtype, **extra))
-    for n in rows.dtype.names: new[n] = rows[n]
-    return new
-
-@pytest.mark.parametrize('what', REFUSED)
-def test_a_bad_block_changes_nothing(what):
-    "As the first block, so that a good one of another kind may follow; and in the middle of an episode"
-    spoil,says = REFUSED[what]
-    bad = Steps(spoil(episode(1,10,100, start=3, ends=None).rows))
-    stage = NStep([], 3, .5)
-    with pytest.raises(BlockError, match=f'NStep: .*{says}'): stage.merge(bad)
-    assert len(stage.merge(episode(5, dtype=KINDS['odd']))) == 1
-    stage = NStep([], 3, .5)
-    stage.merge(episode(1,10, ends=None))
-    before = stage.state_dict()
-    with pytest.raises(BlockError, match='NStep: '): stage.merge(bad)
-    assert bits(stage.state_dict()['own']['rows']) == bits(before['own']['rows'])
-    assert stage.merge(episode(100,1000, start=3)).reward.tolist() == [31,310,600,1000]
-
-def test_objects_are_refused():
-    "Their bytes are addresses"
-    rows = np.zeros(1, np.dtype([(n, KINDS['cartpole'][n]) for n in KINDS['cartpole'].names] + [('note', object)], align=True))
-    with pytest.raises(BlockError, match='no Python objects'): NStep([], 2, .5).merge(Steps(rows))
 
 def test_other_columns_than_before():
     "Refused; the same columns in another dtype object are not"
@@ -291,34 +163,6 @@ def test_two_of_them_in_a_chain():
 
 # ---- passes, saving, pickling ----
 
-def test_passes():
-    "The next pass goes on with what waits, or, where an episode begins, sends it out first"
-    part = episode(1,10,100, ends=None),episode(1000, start=4)
-    source = [part[0]]
-    stage = NStep(source, 3, .5)
-    assert table(stage, 'reward') == [[31]]
-    source[:] = [part[1]]
-    assert table(stage, 'reward','n') == [[310,600,1000], [3,2,1]]
-    source[:] = [part[0]]
-    assert table(stage, 'reward') == [[31]]
-    assert table(stage, 'reward','n','truncated','discount') == [[60,100,31], [2,1,3], [True,True,False], [.25,.5,.125]]
-    assert table(stage, 'reward','n') == [[60,100,31], [2,1,3]]
-
-@pytest.mark.parametrize('n', [1, 2, 5, 30])
-def test_breaking_off_and_going_on(n):
-    "A chain that is saved to a file after every block goes on as one that never was, in the middle of all episodes"
-    blocks = scripted_steps([script(7,-5,1,9), script(-3,11, env=1), script(25, env=2)], 60)
-    make = lambda: NStep(blocks, n, .9)
-    whole,pieces,state = list(make()),[],None
-    while True:
-        chain = make()
-        if state: chain.load_state_dict(state)
-        got = list(islice(chain, 1))
-        if not got: break
-        pieces += got
-        state = through_file(chain.state_dict())
-    assert same(whole, pieces)
-
 def test_a_state_that_does_not_fit_changes_nothing():
     stage,other = NStep([], 3, .5),NStep([], 3, .25)
     for s in stage,other: s.merge(episode(1,10, ends=None))
@@ -335,25 +179,6 @@ def test_restoring_forgets_what_waited():
     stage.load_state_dict(empty)
     assert stage.merge(episode(100, start=3, dtype=KINDS['odd'])).reward.tolist() == [100]
 
-def test_a_state_is_a_copy():
-    "Neither what goes on after the save nor what is done to the state afterwards matters"
-    a,b = NStep([], 3, .5),NStep([], 3, .5)
-    a.merge(episode(1,10, ends=None))
-    state = a.state_dict()
-    a.merge(episode(7,7,7, number=2))
-    b.load_state_dict(state)
-    state['own']['rows'].zero_()
-    assert b.merge(episode(100, start=3)).reward.tolist() == [31,60,100]
-
-def test_pickling_leaves_rows_behind():
-    "A copy for a worker is empty"
-    stage = NStep([episode(1)], 3, .5)
-    size = len(pickle.dumps(stage))
-    stage.merge(episode(*range(100), ends=None))
-    twin = pickle.loads(pickle.dumps(stage))
-    assert len(pickle.dumps(stage)) <= size + 100 and twin.waiting == 0 and stage.waiting == 2
-    assert table(twin, 'reward') == [[1]]
-
 def test_it_holds_n_rows_an_environment():
     "However many have passed, and whatever the numbers of the environments"
     stage = NStep([], 5, .9)
@@ -362,54 +187,9 @@ def test_it_holds_n_rows_an_environment():
 
 # ---- in a chain ----
 
-def test_with_a_stepper_and_a_replay():
-    "What a replay draws from merged rows are merged rows; the chain continues from a file"
-    make = lambda: ExperienceReplay(GymStepper(['CartPole-v1']*3, seed=0).n_step(4, gamma=.9), bs=8, max_sz=500, seed=0)
-    a,b = make(),make()
-    it = iter(a)
-    for _ in range(60): batch = next(it)
-    b.load_state_dict(through_file(a.state_dict()))
-    assert same(list(islice(it, 40)), list(islice(b, 40)))
-    m = batch['n']
-    torch.testing.assert_close(batch.reward, (1 - .9**m)/.1, rtol=1e-6, atol=0)      # CartPole's rewards are 1
-    torch.testing.assert_close(batch.discount, .9**m*~batch.terminated, rtol=1e-6, atol=0)
-    all_n = a.memory['n']
-    assert set(all_n.tolist()) == {1,2,3,4} and bool((batch.done | (m == 4)).all())
-
 def test_its_repr():
     "As it would be written"
     assert repr(Items([]).n_skip(2).n_step(3, gamma=.5)).split('\n  ')[1:] == ['.n_skip(n=2)', '.n_step(n=3, gamma=0.5)']
-
-@pytest.mark.slow
-def test_a_million_rows():
-    "Against a table of all environments at all times, worked out backwards"
-    T,E,n,gamma = 15_625,64,3,.5
-    rng = np.random.default_rng(0)
-    rows = np.zeros((T,E), step_dtype(Box(-1, 1, (1,)), Discrete(2)))
-    done = rng.random((T,E)) < .1
-    rows['terminated'] = done & (rng.random((T,E)) < .5)
-    rows['truncated'],rows['reward'],rows['env_id'] = done & ~rows['terminated'],rng.integers(0, 1000, (T,E)),np.arange(E)
-    before = np.vstack([np.zeros((1,E), int), done.cumsum(0)[:-1]])
-    last_end = np.maximum.accumulate(np.where(np.vstack([np.ones((1,E), bool), done[:-1]]), np.arange(T)[:,None], 0), 0)
-    rows['episode_n'],rows['step_n'] = before+1,np.arange(T)[:,None]-last_end+1
-    rows['next_state'][...,0] = np.arange(T)[:,None]
-
-    out = Steps.cat(list(NStep([Steps(r) for r in rows], n, gamma))).rows
-    merged,length,end = (np.zeros((T,E)) for _ in range(3))
-    for t in range(T-1, -1, -1):   # one to three steps, as far as the episode goes
-        for k in range(n):
-            if t+k == T: break
-            there = before[t+k] == before[t]
-            merged[t] += there*gamma**k*rows['reward'][t+k]
-            length[t] += there
-        end[t] = t + length[t] - 1
-    whole = (length == n) | done[np.minimum(end, T-1).astype(int), np.arange(E)]
-    out = out[np.lexsort((out['step_n'], out['episode_n'], out['env_id']))]
-    pick = lambda a: a.T[whole.T]
-    assert len(out) == whole.sum() > 999_000
-    assert np.array_equal(out['reward'], pick(merged)) and np.array_equal(out['n'], pick(length)) and np.array_equal(out['next_state'][:,0], pick(end))
-    ended = pick(rows['terminated'][end.astype(int), np.arange(E)])
-    assert np.array_equal(out['discount'], np.float32(gamma)**out['n']*~ended) and np.array_equal(out['terminated'], ended)
 
 # ---- n_skip ----
 
@@ -431,12 +211,6 @@ def test_skipping_steps_that_count_from_0(n):
     rows = np.concatenate([episode(*range(8), start=0).rows, episode(*range(5), start=0, number=2, ends='truncated').rows])
     expected = [s for last in (7, 4) for s in range(last + 1) if s == 0 or s % n == 1 % n or s == last]
     for blocks in [Steps(rows)], one_by_one(Steps(rows)): assert Steps.cat(list(NSkip(blocks, n))).step_n.tolist() == expected
-
-@pytest.mark.parametrize('what', ['two axes', 'packed', 'long step_n', 'bytes for flags'])
-def test_skipping_refuses(what):
-    "The same as n_step, of the columns that it needs"
-    spoil,says = REFUSED[what]
-    with pytest.raises(BlockError, match=f'NSkip: .*{says}'): list(NSkip([Steps(spoil(episode(1,2,3).rows))], 2))
 
 def test_skipping_gives_rows_of_its_own():
     "Also where it keeps all"

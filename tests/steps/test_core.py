@@ -6,11 +6,8 @@ from gymnasium import spaces
 from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import BlockError
-from fastrl_replay.steps.row_dtypes import dtype_spec, extend_dtype, leaves, spec_dtype, step_dtype
-from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.pipe import Items
+from fastrl_replay.all import *
+from fastrl_replay.steps.row_dtypes import dtype_spec, extend_dtype, leaves, spec_dtype
 from fastrl_replay.testing import through_file
 from scripted import elsewhere
 from strategies import DTYPES, any_space, bits, cases, numpy_leaves, pairs, plain, scribble
