@@ -2005,6 +2005,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastrl_replay.envs.slots.Slots.joined': ( 'envs/slots.html#slots.joined',
                                                                                      'fastrl_replay/envs/slots.py'),
                                           'fastrl_replay.envs.slots._as_kept': ('envs/slots.html#_as_kept', 'fastrl_replay/envs/slots.py'),
+                                          'fastrl_replay.envs.slots._plain_obs': ( 'envs/slots.html#_plain_obs',
+                                                                                   'fastrl_replay/envs/slots.py'),
                                           'fastrl_replay.envs.slots._restore_info': ( 'envs/slots.html#_restore_info',
                                                                                       'fastrl_replay/envs/slots.py'),
                                           'fastrl_replay.envs.slots.saved_env': ( 'envs/slots.html#saved_env',
