@@ -212,6 +212,20 @@ def test_a_larger_memory_goes_on(spare, larger, tmp_path):
         assert seen(grown) == seen(plain)
     assert {p.name for p in tmp_path.glob('data-*')} == {grown.place.folder.name}
 
+@pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences', pytest.param('frames', marks=pytest.mark.slow)])
+def test_a_checkpoint_from_before_there_were_more_spare_slots(kind, tmp_path):
+    "All its rows are there, and its priorities: those of a smaller ring were refused as damaged, and spare rows were not copied"
+    def make(spare): return opened(kind, tmp_path, 20, spare, bs=2)
+    replay, stream = make(10), PIXELS if kind == 'frames' else STREAM
+    for first in range(0, 40, 5): replay.add(block(first, 5, stream=stream))
+    state, before, likely = through_file(replay.state_dict()), seen(replay.memory), replay.sampler.probabilities()
+    replay.add(block(40, 8, 2, stream))
+    leave(replay.memory)
+    again = make(60)
+    again.load_state_dict(state)
+    assert seen(again.memory) == before and np.array_equal(again.sampler.probabilities(), likely)
+    again.close()
+
 def test_growth_that_fails(tmp_path, monkeypatch):
     "No room for the larger one: the memory is as it was"
     line = filled(tmp_path)
