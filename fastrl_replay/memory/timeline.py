@@ -171,7 +171,7 @@ class _Shapes:
 def _open(self:Timeline, dtype, place=None):
     "Links and a store for such rows in an empty place, and what batches and windows of them look like"
     place,ring = place or self.place,self.max_sz + self.store.spare
-    if place.meta: return self._continued()   # it was made, and then came an interrupt
+    if place.meta: place.emptied()   # it was made, and then came an interrupt, or what a state had was refused
     there,needs = place.room(),self.store.needs(dtype, ring) + place.overhead*ring
     if 0 < there < needs: raise self._no_room(place, dtype, there, needs)
     try:

@@ -611,7 +611,7 @@ def test_damaged_files(kind, times, sound, tmp_path):
     for name in 'meta.json', 'counters', 'link', 'back': assert (name, True) in told
 
 META = dict(id=[None, 3, ''], ring=[0, -1, 2**40, '16', True], max_sz=[0, 99, 2.5, None], data=['data-2', 'data-1/../data-1', '/etc', '..', 3, 'data-x'],
-    columns=[None, [], {}, ['row'], 'f8', ['row', 8, []]], rewound=[None, ['a'], {}, [1.5]], version=[0, 2, '1', None], format=['x', None], store=[None, {}, 'Rows'])
+    columns=[None, [], {}, ['row'], 'f8', ['row', 8, []]], rewound=[None, ['a'], {}, [1.5]], rings=[None, ['a'], {}, [1.5]], version=[0, 2, '1', None], format=['x', None], store=[None, {}, 'Rows'])
 
 @pytest.mark.parametrize('name', META)
 def test_damaged_meta(name, sound, tmp_path):
@@ -621,7 +621,7 @@ def test_damaged_meta(name, sound, tmp_path):
             path = tmp_path/f'{i}{mode}'
             shutil.copytree(sound['prioritized'], path)
             meta = json.loads((path/'meta.json').read_text())
-            if value is ...: del meta[name]
+            if value is ...: meta.pop(name, None)
             else: meta[name] = value
             (path/'meta.json').write_text(json.dumps(meta))
             wrong, said = forked(used, 'prioritized', path, mode)
@@ -647,6 +647,21 @@ def test_a_state_that_is_refused_leaves_room_for_a_good_one(tmp_path):
     for t in line, plain: t.add(block(14, 9))
     leave(line)
     assert seen(Timeline(10, Rows(tmp_path))) == seen(plain)
+
+def test_a_state_that_is_refused_leaves_an_empty_directory(tmp_path):
+    "Priorities of fewer rows than it has: other columns can come then; they were taken for those of the state. And nothing is locked, though the error lives on"
+    plain = PrioritizedReplay(bs=1, max_sz=10)
+    plain.add(block(0, 5))
+    bad = plain.state_dict()
+    bad['own']['sampler'] = dict(bad['own']['sampler'], priorities=bad['own']['sampler']['priorities'][:3])
+    for known in True, False:
+        replay = PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path/f'{known}'))
+        if known: len(replay)
+        with pytest.raises(StateError) as error: replay.load_state_dict(bad)
+        replay.add(numbered(3))
+        assert replay.memory[:] == numbered(3) and error
+        replay.close()
+        assert PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path/f'{known}')).memory[:] == numbered(3)
 
 # ---- readers ----
 
