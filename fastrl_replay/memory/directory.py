@@ -305,11 +305,22 @@ def _find(self:Directory):
     c = self.counters = self.new('counters', N_COUNTERS, np.int64)
     if not (0 <= c[COMMITTED] <= c[RESERVED] < 2**62 and (c >= 0).all()):
         raise StateError(who, 'damaged counters', c[:OF_STORE].tolist())
-    if not self.writes: return
+    if not self.writes: return self._watch_folder()
     self._tidy()
     self._after_power_cut()
     c[TOLD],c[FLOOR] = min(c[TOLD], c[COMMITTED]),min(c[FLOOR], c[COMMITTED])   # a kill between two of them
     if not c[COMMITTED]: self.forget()   # or in its first add
+
+@patch
+def _watch_folder(self:Directory):
+    self._counters_file = open(self.file('counters'), 'rb')
+    weakref.finalize(self, self._counters_file.close)
+
+@patch
+def check_there(self:Directory):
+    "Raise where the process that writes has removed the folder that a reader has: rows will be in another one"
+    if not os.fstat(self._counters_file.fileno()).st_nlink: raise StateError(self.who, f'{self.path} was made larger, '
+        'or anew, since it was opened for reading', remedy='close() this one, and open it again')
 
 # %% ../../nbs/memory/directory.ipynb #cfc66a6c
 @patch

@@ -106,6 +106,7 @@ def environments(self:Timeline):
 @patch
 def _follow(self:Timeline):
     "See what the process has done that writes"
+    self.place.check_there()
     self.rewinds = self.place.counters.item(REWINDS)
     self._parts[0].stand_at(self.place.span(self.max_sz))
     self._parts[1].follow()   # after it: what these rows need has come by now

@@ -665,6 +665,27 @@ def test_a_state_that_is_refused_leaves_an_empty_directory(tmp_path):
 
 # ---- readers ----
 
+@pytest.mark.parametrize('how', ['larger', 'anew'])
+def test_a_reader_is_told_that_its_folder_is_gone(how, tmp_path):
+    "Where the writer made the memory larger, or went back to before its first row: it drew the old rows, or none, for ever"
+    def make(max_sz=10, **kw): return PrioritizedReplay(bs=2, max_sz=max_sz, seed=0, store=Rows(tmp_path, **kw))
+    writer = make()
+    nothing = writer.state_dict()
+    writer.add(block(0, 8))
+    reader = make(mode='r')
+    batch = reader.sample()
+    if how == 'larger':
+        writer.close()
+        writer = make(30)
+        len(writer)
+    else: writer.load_state_dict(nothing)
+    for call in reader.sample, reader.stats, lambda: batch.update_priorities([1., 2.]):
+        with pytest.raises(StateError, match='was made larger, or anew, since it was opened for reading'): call()
+    writer.add(block(writer.memory.inserted, 9))
+    reader.close()
+    assert reader.sample() and reader.memory.inserted == writer.memory.inserted
+    writer.close()
+
 def go_on(path, max_sz, spare, sizes, stamp=1):
     "Add for ever"
     line, rng = Timeline(max_sz, Rows(path, spare=spare)), np.random.default_rng(0)
