@@ -178,11 +178,13 @@ def _tensors(self:ReplayBuffer, x):
 def _array(column):
     "A property: the column as an array [positions, environments, …]"
     def get(self):
-        here,size = len(self.memory),self.buffer_size*self.n_envs
+        inserted,size = self.memory.inserted,self.buffer_size*self.n_envs
+        keys = newest_in(range(size), inserted, size)
+        there = self.memory.valid(keys)   # the others have not come, or are missing in a directory
         x = np.zeros(size, self.row['truncated' if column == 'done' else column])
-        if here:
-            rows = self.memory.take(newest_in(range(here), self.memory.inserted, size)).to('cpu').rows
-            x[:here] = rows['terminated'] | rows['truncated'] if column == 'done' else rows[column]
+        if there.any():
+            rows = self.memory.take(keys[there]).to('cpu').rows
+            x[there] = rows['terminated'] | rows['truncated'] if column == 'done' else rows[column]
         x = x.astype(np.float32) if x.dtype == bool else x
         return _parts(x.reshape(-1, self.n_envs, *x.shape[1:]))
     return property(get, doc=f'The column `{column}` of all rows: a copy')

@@ -140,8 +140,11 @@ class WatchedMemory:
 
     def piece(self)->Safe:
         "What is in it now"
-        try: told = self.rows[0].inside()
+        try:
+            self.rows = self.rows or [open_memory(self.path)]
+            told = self.rows[0].inside()
         except Exception as e:   # files that another process changes: the rest of the page goes on
+            self.rows = []
             return tag('p.note', f'It can\'t be read at the moment: {type(e).__name__}: {e}')
         return memory_numbers(told) + memory_charts(told)
 

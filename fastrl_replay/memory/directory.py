@@ -275,7 +275,8 @@ def replace_by(self:Directory,
 ):
     "From now on the memory in another folder is the one that is there"
     old = self.folder
-    self._write_meta(dict(self.meta, ring=new.ring, data=new.folder.name, **meta))
+    rings = [*self.meta.get('rings', []), self.ring]   # of which copies may have been put aside
+    self._write_meta(dict(self.meta, ring=new.ring, rings=rings, data=new.folder.name, **meta))
     self.folder,self.counters,self.ring,self.until[0] = new.folder,new.counters,new.ring,0
     self._discard(old)
 
@@ -297,18 +298,29 @@ def _find(self:Directory):
     meta,who = self.meta,f'{self.who}: {self.path}'
     ring,data = meta.get('ring'),meta.get('data')
     whole = type(ring) is int and 0 < ring < 2**31 and isinstance(data, str) and re.fullmatch(r'data-[0-9]+', data)
-    rewound = meta.get('rewound')
-    if not whole or not isinstance(meta.get('id'), str) or not isinstance(rewound, list) or \
-        any(type(k) is not int for k in rewound): raise StateError(who, 'a damaged meta.json')
+    lists = meta.get('rewound'),meta.get('rings', [])
+    if not whole or not isinstance(meta.get('id'), str) or any(type(l) is not list or
+        any(type(k) is not int for k in l) for l in lists): raise StateError(who, 'a damaged meta.json')
     self.folder,self.ring = _plain(self.path/data, who),ring
     c = self.counters = self.new('counters', N_COUNTERS, np.int64)
     if not (0 <= c[COMMITTED] <= c[RESERVED] < 2**62 and (c >= 0).all()):
         raise StateError(who, 'damaged counters', c[:OF_STORE].tolist())
-    if not self.writes: return
+    if not self.writes: return self._watch_folder()
     self._tidy()
     self._after_power_cut()
     c[TOLD],c[FLOOR] = min(c[TOLD], c[COMMITTED]),min(c[FLOOR], c[COMMITTED])   # a kill between two of them
     if not c[COMMITTED]: self.forget()   # or in its first add
+
+@patch
+def _watch_folder(self:Directory):
+    self._counters_file = open(self.file('counters'), 'rb')
+    weakref.finalize(self, self._counters_file.close)
+
+@patch
+def check_there(self:Directory):
+    "Raise where the process that writes has removed the folder that a reader has: rows will be in another one"
+    if not os.fstat(self._counters_file.fileno()).st_nlink: raise StateError(self.who, f'{self.path} was made larger, '
+        'or anew, since it was opened for reading', remedy='close() this one, and open it again')
 
 # %% ../../nbs/memory/directory.ipynb #cfc66a6c
 @patch
@@ -495,7 +507,9 @@ def aside(self:Directory,
     place = _plain(_plain(self.path/'saved', self.who)/found_by, self.who)
     file = _plain(place/name, self.who)
     if not file.is_file(): return None
-    self._check_size(file, self.ring*np.dtype(dtype).itemsize)
+    rings,size = (self.meta or {}).get('rings', []),np.dtype(dtype).itemsize
+    ring = next((n for n in rings if n*size == file.stat().st_size), self.ring)   # of before the memory grew
+    self._check_size(file, ring*size)
     return np.fromfile(file, dtype)
 
 # %% ../../nbs/memory/directory.ipynb #021c4c81
@@ -580,6 +594,7 @@ def grow(self:Directory,
 ):
     "Let there be more slots"
     (end,oldest),new = self.span(self.meta['max_sz']),copy(self)
+    if max_sz == self.meta['max_sz']: oldest = min(end, self.oldest_whole())   # checkpoints may need spare rows
     new.until = np.full(1, -1)
     new.begin(ring, int(self.folder.name.split('-')[1]) + 1)
     try:

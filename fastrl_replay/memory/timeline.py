@@ -105,6 +105,7 @@ def environments(self:Timeline):
 @patch
 def _follow(self:Timeline):
     "See what the process has done that writes"
+    self.place.check_there()
     self.rewinds = self.place.counters.item(REWINDS)
     self._parts[0].stand_at(self.place.span(self.max_sz))
     self._parts[1].follow()   # after it: what these rows need has come by now
@@ -170,7 +171,7 @@ class _Shapes:
 def _open(self:Timeline, dtype, place=None):
     "Links and a store for such rows in an empty place, and what batches and windows of them look like"
     place,ring = place or self.place,self.max_sz + self.store.spare
-    if place.meta: return self._continued()   # it was made, and then came an interrupt
+    if place.meta: place.emptied()   # it was made, and then came an interrupt, or what a state had was refused
     there,needs = place.room(),self.store.needs(dtype, ring) + place.overhead*ring
     if 0 < there < needs: raise self._no_room(place, dtype, there, needs)
     try:

@@ -140,17 +140,18 @@ def sample(self:Mixture,
     return batch
 
 # %% ../../nbs/replay/mixture.ipynb #552f19cf
+def _form(batch): return f'{type(batch).__name__} {["n", *batch.shape[1:]]}, {burn_in_of(batch)} of them burn-in'
+
 def _together(parts, many, names):
     "Batches of several replays as one"
     first = parts[0][1]
-    for which,b in parts:
-        for n,(x,y) in differing_columns(first.dtype, b.dtype).items(): raise BlockError('Mixture',
+    each = [each_of(b) for _,b in parts]
+    for (which,b),e in zip(parts, each):
+        differ = differing_columns(first.dtype, b.dtype) | differing_columns(each[0].dtype, e.dtype)
+        for n,(x,y) in differ.items(): raise BlockError('Mixture',
             f'column {n!r} of {names[which]!r}', y or 'missing', f'{x or "none"}, as in {names[parts[0][0]]!r}',
             'the same columns in all replays')
-        if type(b) is not type(first) or b.shape[1:] != first.shape[1:]: raise BlockError('Mixture',
-            f'batches of {names[which]!r}', f'{type(b).__name__} {list(b.shape)}',
-            f'{type(first).__name__} {list(first.shape)}')
-    each = [each_of(b) for _,b in parts]
+        if _form(b) != _form(first): raise BlockError('Mixture', f'batches of {names[which]!r}', _form(b), _form(first))
     rows = joined(each, extend_dtype(each[0].dtype, replay='i4'))
     replay,index = rows['replay'],rows['index']
     replay[:] = torch.from_numpy(np.repeat([which for which,_ in parts], [len(e) for e in each]))

@@ -37,6 +37,7 @@ def snapshot(self:SavedReplay)->dict:
 def check_state(self:SavedReplay, state):
     "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
     state = self._check_saved_form(state)
+    self.memory.span   # on disk it is open from now on, or a state that is refused would keep the lock
     new = self._new_parts(self.memory)
     new['memory'].prepare(state['memory'])
     self._check_saved_columns(new['memory'])

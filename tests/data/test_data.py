@@ -323,6 +323,20 @@ def test_normalized_samples_over_a_device():
 
 COLUMNS = 'observations', 'next_observations', 'actions', 'rewards', 'dones', 'timeouts'
 
+def test_the_buffers_arrays_where_rows_are_missing(tmp_path):
+    "Zeros, as where no row has come: a pickle of a buffer on disk goes back, and the oldest rows were overwritten; was: an error of a stale key"
+    space = spaces.Box(-5, 5, (3,))
+    ours, theirs = pair(space, n_envs=2, size=8, store=Rows(tmp_path))
+    add_to([ours, theirs], space, spaces.Discrete(2), 2, 6)
+    saved = pickle.dumps(ours)
+    add_to([ours], space, spaces.Discrete(2), 2, 1)
+    ours.memory.close()
+    with pytest.warns(UserWarning, match='2 of the rows'): again = pickle.loads(saved)
+    for c in COLUMNS:
+        want = getattr(theirs, c).copy()
+        want[2] = 0   # the oldest position
+        assert np.array_equal(getattr(again, c), want)
+
 @pytest.mark.parametrize('name', SPACES)
 @pytest.mark.parametrize('action', [spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float64), spaces.Box(-1, 1, (2,), np.float16), spaces.MultiBinary(3), spaces.MultiDiscrete([3, 4])], ids=['discrete', 'double', 'half', 'binary', 'many'])
 def test_columns_are_there_before_the_first_row(name, action):

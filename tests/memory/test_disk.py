@@ -206,6 +206,20 @@ def test_a_larger_memory_goes_on(spare, larger, tmp_path):
         assert seen(grown) == seen(plain)
     assert {p.name for p in tmp_path.glob('data-*')} == {grown.place.folder.name}
 
+@pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences', pytest.param('frames', marks=pytest.mark.slow)])
+def test_a_checkpoint_from_before_there_were_more_spare_slots(kind, tmp_path):
+    "All its rows are there, and its priorities: those of a smaller ring were refused as damaged, and spare rows were not copied"
+    def make(spare): return opened(kind, tmp_path, 20, spare, bs=2)
+    replay, stream = make(10), PIXELS if kind == 'frames' else STREAM
+    for first in range(0, 40, 5): replay.add(block(first, 5, stream=stream))
+    state, before, likely = through_file(replay.state_dict()), seen(replay.memory), replay.sampler.probabilities()
+    replay.add(block(40, 8, 2, stream))
+    leave(replay.memory)
+    again = make(60)
+    again.load_state_dict(state)
+    assert seen(again.memory) == before and np.array_equal(again.sampler.probabilities(), likely)
+    again.close()
+
 def test_growth_that_fails(tmp_path, monkeypatch):
     "No room for the larger one: the memory is as it was"
     line = filled(tmp_path)
@@ -587,7 +601,7 @@ def test_damaged_files(kind, times, sound, tmp_path):
     for name in 'meta.json', 'counters', 'link', 'back': assert (name, True) in told
 
 META = dict(id=[None, 3, ''], ring=[0, -1, 2**40, '16', True], max_sz=[0, 99, 2.5, None], data=['data-2', 'data-1/../data-1', '/etc', '..', 3, 'data-x'],
-    columns=[None, [], {}, ['row'], 'f8', ['row', 8, []]], rewound=[None, ['a'], {}, [1.5]], version=[0, 2, '1', None], format=['x', None], store=[None, {}, 'Rows'])
+    columns=[None, [], {}, ['row'], 'f8', ['row', 8, []]], rewound=[None, ['a'], {}, [1.5]], rings=[None, ['a'], {}, [1.5]], version=[0, 2, '1', None], format=['x', None], store=[None, {}, 'Rows'])
 
 @pytest.mark.parametrize('name', META)
 def test_damaged_meta(name, sound, tmp_path):
@@ -597,7 +611,7 @@ def test_damaged_meta(name, sound, tmp_path):
             path = tmp_path/f'{i}{mode}'
             shutil.copytree(sound['prioritized'], path)
             meta = json.loads((path/'meta.json').read_text())
-            if value is ...: del meta[name]
+            if value is ...: meta.pop(name, None)
             else: meta[name] = value
             (path/'meta.json').write_text(json.dumps(meta))
             wrong, said = forked(used, 'prioritized', path, mode)
@@ -624,7 +638,43 @@ def test_a_state_that_is_refused_leaves_room_for_a_good_one(tmp_path):
     leave(line)
     assert seen(Timeline(10, Rows(tmp_path))) == seen(plain)
 
+def test_a_state_that_is_refused_leaves_an_empty_directory(tmp_path):
+    "Priorities of fewer rows than it has: other columns can come then; they were taken for those of the state. And nothing is locked, though the error lives on"
+    plain = PrioritizedReplay(bs=1, max_sz=10)
+    plain.add(block(0, 5))
+    bad = plain.state_dict()
+    bad['own']['sampler'] = dict(bad['own']['sampler'], priorities=bad['own']['sampler']['priorities'][:3])
+    for known in True, False:
+        replay = PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path/f'{known}'))
+        if known: len(replay)
+        with pytest.raises(StateError) as error: replay.load_state_dict(bad)
+        replay.add(numbered(3))
+        assert replay.memory[:] == numbered(3) and error
+        replay.close()
+        assert PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path/f'{known}')).memory[:] == numbered(3)
+
 # ---- readers ----
+
+@pytest.mark.parametrize('how', ['larger', 'anew'])
+def test_a_reader_is_told_that_its_folder_is_gone(how, tmp_path):
+    "Where the writer made the memory larger, or went back to before its first row: it drew the old rows, or none, for ever"
+    def make(max_sz=10, **kw): return PrioritizedReplay(bs=2, max_sz=max_sz, seed=0, store=Rows(tmp_path, **kw))
+    writer = make()
+    nothing = writer.state_dict()
+    writer.add(block(0, 8))
+    reader = make(mode='r')
+    batch = reader.sample()
+    if how == 'larger':
+        writer.close()
+        writer = make(30)
+        len(writer)
+    else: writer.load_state_dict(nothing)
+    for call in reader.sample, reader.stats, lambda: batch.update_priorities([1., 2.]):
+        with pytest.raises(StateError, match='was made larger, or anew, since it was opened for reading'): call()
+    writer.add(block(writer.memory.inserted, 9))
+    reader.close()
+    assert reader.sample() and reader.memory.inserted == writer.memory.inserted
+    writer.close()
 
 def go_on(path, max_sz, spare, sizes, stamp=1):
     "Add for ever"

@@ -18,6 +18,17 @@ HIDDEN = dict(vector=('f4', (3,)), scalar='f8', matrix=('f4', (2, 3)), empty=('f
 def row_dtype(hidden=None, n=False):
     return step_dtype(spaces.Box(-9, 9, (2,)), spaces.Discrete(3), **{**({'hidden': HIDDEN[hidden]} if hidden else {}), **({'n': 'i4'} if n else {})})
 
+@pytest.mark.parametrize('what', ['burn_in', 'hidden', 'no hidden'])
+def test_a_mixture_of_other_sequences_is_refused(what):
+    "By what differs: errors of steps were refused for ever, or columns were not found, without the name of one"
+    def filled(hidden=None, burn_in=1):
+        replay, rows = SequenceReplay(bs=4, max_sz=50, length=4, burn_in=burn_in, overlap=2), np.zeros(30, row_dtype(hidden))
+        rows['step_n'] = np.arange(30) + 1
+        replay.add(Steps(rows))
+        return replay
+    a, b = dict(burn_in=lambda: (filled(), filled(burn_in=2)), hidden=lambda: (filled(), filled('vector')), **{'no hidden': lambda: (filled('vector'), filled())})[what]()
+    with pytest.raises(BlockError, match="batches of 'b'.*2 of them burn-in" if what == 'burn_in' else "column 'hidden' of 'b'"): Mixture(dict(a=a, b=b)).sample()
+
 def present(replay):
     "First key → (steps, priority) of what can be drawn"
     t, p = replay.table, replay.sampler.tree
