@@ -266,7 +266,7 @@ def test_no_arrow_is_hidden(tmp_path, monkeypatch, text, stub, seen):
     if stub: path.with_suffix('.pyi').write_text(stub)
     assert set(seen) <= {i.replace('\\', '').removeprefix('fastrl_replay.') for i in arrows(path)}
 
-FLOORS = 'steps look pipe generic testing envs stages memory replay learning data sb3 parallel app bench cli __main__ all'.split()
+FLOORS = 'steps look pipe generic testing envs stages memory replay learning data sb3 parallel app all bench cli __main__'.split()
 
 def test_folders_stand_on_each_other():
     "A module imports from its own folder and from those below"

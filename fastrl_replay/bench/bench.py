@@ -11,14 +11,13 @@ import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 import numpy as np
-from tqdm.auto import tqdm
 from . import buffers, reports, traintime
 from .adapters import ADAPTERS
-from .contests import CONTESTS, AsDrawn, Columns, entries, growth, timed
+from .contests import CONTESTS, Columns, entries, growth, timed
 from .parts import parts_table, run_parts
 from .peers import RETURN_MEMORY, Peer, machine, noting
-from .reports import made_with, md_table, missing_peers, paragraphs, picture, short
-from .timing import Cold, full_replay, measure, median_us, one_thread
+from .reports import made_with, md_table, missing_peers, paragraphs, picture, progress, short
+from .timing import full_replay, measure, median_us, one_thread
 
 # %% ../../nbs/bench/bench.ipynb #3b327281
 def copy_speed(rounds:int=7)->float: # bytes a second
@@ -38,7 +37,6 @@ def start_peers(pythons):
         with noting(missing): there[name] = Peer(name, pythons.get(name, sys.executable))
     return there,missing
 
-# %% ../../nbs/bench/bench.ipynb #eb0e53bf
 def bytes_a_row(size, pythons, wrong):
     "How much more memory a process takes when it holds the rows: name → bytes; a fresh process for each library"
     found = {'fastrl_replay': full_replay(size).memory.nbytes/size}
@@ -47,47 +45,40 @@ def bytes_a_row(size, pythons, wrong):
             found[name] = p.ask('memory', size=size)/size
     return found
 
-# %% ../../nbs/bench/bench.ipynb #33dfc0bd
+# %% ../../nbs/bench/bench.ipynb #eb0e53bf
 def run(
+    a, # as `contest_options` gives them
     size:int=1_000_000, # rows in memory
-    rounds:int=7, # of each contest
+    rounds:int=9, # of each contest
     seconds:float=.05, # about this long for each entry in each round
-    quick:bool=False, # only the quick contests
-    pythons:dict={}, # library → an interpreter that has it
-    grow:int=0, # measure growth up to this many rows
-    progress:bool=True, # show a bar
-    as_drawn:bool=False, # time draws also without their columns
 )->dict: # machine, size, and for each contest the microseconds of each entry in each round
-    "Run the contests on one thread"
-    peers,missing = start_peers(pythons)
+    "Run the contests on one thread, and what else was asked for"
+    peers,missing = start_peers(a.pythons)
     results = dict(machine=machine(), size=size, peers={n: p.version for n,p in peers.items()}, missing=missing,
         contests={}, cold={}, faults={})
-    todo = {t: c for t,c in CONTESTS.items() if c.quick or not quick}
-    with one_thread(), ExitStack() as held:
+    todo = {t: c for t,c in CONTESTS.items() if c.quick or not a.quick}
+    with one_thread(), ExitStack() as held, progress(len(todo), a.shown) as tell:
         for p in peers.values(): held.enter_context(closing(p))
-        for title,c in (bar := tqdm(todo.items(), disable=not progress)):
-            bar.set_description(title)
-            rows = size//50 if c.pictures else size
-            _run_contest(results, title, entries(c, rows, peers), rounds, seconds, as_drawn)
-        if not quick: results['parts'] = run_parts(size, rounds)
-        looked_at = {} if quick else {n: pythons.get(n, sys.executable) for n in peers}
-        faults = results['faults'].setdefault('bytes a row', {})
-        results.update(copy_speed=copy_speed(), bytes_a_row=bytes_a_row(size, looked_at, faults))
-        if grow:
-            results['growth'],faults = growth(peers, rounds, grow, progress)
+        for title,c in todo.items():
+            tell(title)
+            _run_contest(results, title, entries(c, size//50 if c.pictures else size, peers), rounds, seconds, a)
+        if not a.quick: results['parts'] = run_parts(size, rounds)
+        looked_at = {} if a.quick else {n: a.pythons.get(n, sys.executable) for n in peers}
+        wrong = results['faults'].setdefault('bytes a row', {})
+        results.update(copy_speed=copy_speed(), bytes_a_row=bytes_a_row(size, looked_at, wrong))
+        if a.growth:
+            results['growth'],faults = growth(peers, rounds, 10**6 if a.quick else 10**8, a.shown)
             results['faults'].update(faults)
     return results
 
-# %% ../../nbs/bench/bench.ipynb #f63c2e77
-def _run_contest(results, title, prepared, rounds, seconds, as_drawn):
-    there,results['faults'][title] = prepared
-    results['contests'][title] = timed(there, results['faults'][title], rounds, seconds)
-    if CONTESTS[title].job:
-        cold = {n: Cold(e) for n,e in there.items()}
-        results['cold'][title] = timed(cold, results['faults'][title], min(rounds, 3), .001)
-    if not as_drawn or not isinstance([*there.values()][0], Columns): return
-    drawn = {n: AsDrawn(e) for n,e in there.items()}
-    results.setdefault('as_drawn', {})[title] = measure(drawn, rounds, seconds)
+# %% ../../nbs/bench/bench.ipynb #33dfc0bd
+def _run_contest(results, title, prepared, rounds, seconds, a):
+    there,wrong = prepared
+    results['faults'][title] = wrong
+    results['contests'][title] = timed(there, wrong, rounds, seconds)
+    if CONTESTS[title].job: results['cold'][title] = timed(there, wrong, min(rounds, 3), .001, cold=True)
+    if a.as_drawn and isinstance([*there.values()][0], Columns):
+        results.setdefault('as_drawn', {})[title] = measure(there, rounds, seconds, columns=False)
 
 # %% ../../nbs/bench/bench.ipynb #3da8f5b0
 TARGETS = [   # contest, against which entry (None: the fastest peer), how many times as fast
@@ -104,8 +95,8 @@ def medians(results, title)->dict: # entry → µs
 
 def fastest(results, title):
     "The fastest peer in a contest and its median, or None"
-    there = [(t, who) for who,t in medians(results, title).items() if who in ADAPTERS]
-    return min(there)[::-1] if there else None
+    there = [(who, t) for who,t in medians(results, title).items() if who in ADAPTERS]
+    return min(there, key=lambda p: p[1], default=None)
 
 # %% ../../nbs/bench/bench.ipynb #1bf61cf2
 def targets(results:dict)->str: # Markdown
@@ -113,11 +104,10 @@ def targets(results:dict)->str: # Markdown
     rows = []
     for title,whom,asked in TARGETS:
         times = medians(results, title)
-        who = whom or (fastest(results, title) or [None])[0]
+        who = whom or (fastest(results, title) or ['the fastest peer'])[0]
         got = times[who]/times['fastrl_replay'] if who in times else None
         verdict = 'not measured' if got is None else 'met' if got >= asked else '**missed**'
-        measured = '' if got is None else f'{got:.3g} ×'
-        rows.append([title, who or 'the fastest peer', f'{asked:.3g} ×', measured, verdict])
+        rows.append([title, who, f'{asked:.3g} ×', '' if got is None else f'{got:.3g} ×', verdict])
     return md_table(['contest','against','target','measured',''], rows, (0,1,4))
 
 # %% ../../nbs/bench/bench.ipynb #a896ca94
@@ -152,16 +142,12 @@ def limits(results:dict)->str: # Markdown
 _READ = ('Microseconds that one call takes: here, as bare numpy or gymnasium calls (the least that it can cost), and '
     'with the fastest other library that is installed.')
 
-def summary(
-    results:dict, # as `run` gives them
-    aims:bool=False, # also what was aimed at, for developers of this library?
-)->str: # Markdown
-    "All tables, which libraries are missing, and what it was measured on"
-    grown = (_of_growth(job, who) for job,who in results.get('growth', {}).items())
+def summary(results:dict, aims:bool=False)->str: # Markdown
+    "All tables, which libraries are missing, and what it was measured on; with `aims`, for developers of this library"
     cold = 'With cold caches: 64 MB are read before each time.',table(dict(contests=results.get('cold', {})))
     parts = ('What they consist of:', parts_table(results['parts'])) if 'parts' in results else ()
     return paragraphs(_READ, table(results), *cold, *parts, targets(results) if aims else '', limits(results),
-        missing_peers(results), *grown,
+        missing_peers(results), *(_of_growth(job, who) for job,who in results.get('growth', {}).items()),
         _of_training(results['train']) if 'train' in results else '',
         f'{results["size"]:,} rows in memory; {made_with(results, results["peers"])}')
 
@@ -220,30 +206,21 @@ def growth_curves(results:dict)->bytes: # a png
     return picture(results, draw, 9, 4.8, 2, 3)
 
 # %% ../../nbs/bench/bench.ipynb #083ad36f
-def save(
-    results:dict, # as `run` gives them
-    out:Path, # a folder
-    aims:bool=False, # also what was aimed at?
-):
+def save(results:dict, out:Path, aims:bool=False):
     "bench.json, bench.md, and the pictures where matplotlib is there"
     titles = [t for t,c in CONTESTS.items() if c.quick and c.job]
-    pictures = {'speed': lambda: bars(results, titles), 'memory': lambda: memory_bars(results)}
+    pictures = dict(speed=lambda: bars(results, titles), memory=lambda: memory_bars(results))
     if 'growth' in results: pictures['growth'] = lambda: growth_curves(results)
-    reports.save(results, out, 'bench', paragraphs(summary(results, aims), details(results)), pictures)
+    reports.save(results, out, 'bench', paragraphs(summary(results, aims), details(results)), **pictures)
 
-# %% ../../nbs/bench/bench.ipynb #31338b06
-def main(
-    a, # as `contest_options` gives them
-):
+def main(a): # as `contest_options` gives them
     "Run the contests and print the tables"
-    size,rounds,seconds = (100_000, 3, .02) if a.quick else (1_000_000, 9, .05)
-    grow = (1_000_000 if a.quick else 100_000_000) if a.growth else 0
-    results = run(size, rounds, seconds, a.quick, a.pythons, grow, sys.stderr.isatty(), a.as_drawn)
-    if a.train:
-        sb3 = a.pythons.get('stable-baselines3', sys.executable)
-        results['train'] = traintime.race(1 if a.quick else 3, python=sb3)
+    results = run(a, *((100_000, 3, .02) if a.quick else ()))
+    if a.train: results['train'] = traintime.race(1 if a.quick else 3,
+        python=a.pythons.get('stable-baselines3', sys.executable))
     if a.buffers:
+        size = results['size']
         sizes = dict(insertions=2*size, batches=size//100, capacity=size)
         results['buffers'] = dict(sizes, seconds=buffers.experiment(**sizes))
     print(summary(results, a.targets))
-    if a.out: save(results, a.out, a.targets)
+    save(results, a.out, a.targets)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROW', 'PAGES', 'SIZES', 'LEARNER', 'MemoryLimit', 'OurDisk', 'DiskWorker', 'small_rows', 'measure_memory', 'run_disk',
-           'disk_kind', 'disk_table', 'small_table', 'disk_lines', 'disk_report', 'disk_picture', 'main']
+           'our_process', 'disk_kind', 'disk_table', 'small_table', 'disk_lines', 'disk_report', 'disk_picture', 'main']
 
 # %% ../../nbs/bench/bench_disk.ipynb #93338b09
 import os, sys, tempfile
@@ -13,12 +13,12 @@ from pathlib import Path
 from time import sleep
 from unittest.mock import patch
 import numpy as np, torch
-from . import reports
 from .adapters import DRAWN, seconds_of
 from .peer_memories import DISK_MEMORIES, NORMAL, RANDOM, DiskTest, advise
-from .peer_memories import for_a_while, forget_pages, reads_of
-from .peers import Peer, TestWorker, machine, noting, serve
-from .reports import dots, made_with, md_table, missing_peers, paragraphs, picture, progress, short
+from .peer_memories import for_a_while, forget_pages, reads_of, text_of
+from .peers import Peer, Worker, machine, noting, serve
+from .reports import dots, made_with, md_table, missing_peers, paragraphs, picture
+from .reports import progress, save, short
 from .timing import as_rows, full_replay, measure, pixel_dtype, rows_of
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError
@@ -31,12 +31,9 @@ from ..replay.experience import ExperienceReplay
 
 # %% ../../nbs/bench/bench_disk.ipynb #bcc79a1c
 class MemoryLimit:
-    "A control group whose processes may have so much main memory"
-    def __init__(self,
-        nbytes:int, # so much
-        root='/', # where `proc` and `sys` are
-    ):
-        self.nbytes,self.folder,wrong = nbytes,None,'no control groups for memory'
+    "A control group whose processes may have `nbytes` of main memory; `root` has `proc` and `sys`"
+    def __init__(self, nbytes:int, root='/'):
+        self.nbytes,wrong = nbytes,'no control groups for memory'
         for file in group_files(root):   # where a group can't have groups in it, those around it may
             if not file.parent.is_dir(): continue
             try: self.folder = _new_group(file, nbytes)
@@ -100,7 +97,7 @@ class OurDisk:
     def look(self, batch): return {k: batch[k].numpy() for k in DRAWN}
 
 # %% ../../nbs/bench/bench_disk.ipynb #ffc6b263
-class DiskWorker(TestWorker):
+class DiskWorker(Worker):
     "Does what a library's process does, with our memory"
     def __init__(self, library='fastrl_replay'): super().__init__(library)
     def disk(self, folder, size): self.test = DiskTest(OurDisk, folder, size)
@@ -129,22 +126,16 @@ class DiskWorker(TestWorker):
         return took
 
 # %% ../../nbs/bench/bench_disk.ipynb #0e4f7921
-def small_rows(
-    folder:str, # for files
-    size:int, # rows
-    rounds:int=9, # of each contest
-    seconds:float=.05, # about this long for each entry in each round
-)->dict: # what is done → µs in main memory, µs in files, median of the rounds' ratios
-    "CartPole's rows in main memory and in files, in turns"
+def small_rows(folder:str, size:int, rounds:int=9, seconds:float=.05)->dict:
+    "CartPole's rows in main memory and in files, in turns: what is done → µs of each, median of the rounds' ratios"
     ram,files,found = full_replay(size),full_replay(size, store=Rows(f'{folder}/small')),{}
-    def add(replay, n):
+    def drawing(replay, n): return lambda: replay.sample(n)
+    def adding(replay, n):
         steps = Steps(rows_of(n))
         return lambda: replay.add(steps)
-    def draw(replay, n): return lambda: replay.sample(n)
-    for title,make,n in [(f'draw {n:,} rows', draw, n) for n in (32, 256, 4096)] + \
-            [(f'add {n} row{"s"*(n > 1)}', add, n) for n in (1, 8, 256)]:
-        took = measure(dict(ram=make(ram, n), files=make(files, n)), rounds, seconds)
-        a,b = np.array(took['ram']),np.array(took['files'])
+    for title,make,n in [(f'draw {n:,} rows', drawing, n) for n in (32, 256, 4096)] + \
+            [(f'add {n} row{"s"*(n > 1)}', adding, n) for n in (1, 8, 256)]:
+        a,b = map(np.array, measure(dict(ram=make(ram, n), files=make(files, n)), rounds, seconds).values())
         found[title] = [float(np.median(a)), float(np.median(b)), float(np.median(b/a))]
     found['checkpoint'] = [_checkpoint(ram, folder), _checkpoint(files, folder), None]
     files.close()
@@ -170,71 +161,68 @@ def _brief(found):
 def measure_memory(
     entry, # a `Peer`
     ways, # in which it can draw
-    folder:str, # for its files
-    size:int, # rows
     seconds:float, # for each figure
-    tell=lambda what: None, # is called before each part of the work
+    tell, # is called before each part of the work
+    **where, # it has its files, and how many rows
 )->dict: # figures
     "Fill a memory on disk, and draw from it"
     tell('fills')
-    entry.ask('disk', folder=folder, size=size)
-    found,draw = dict(entry.ask('fill_disk'), draws=[]),lambda **how: _brief(entry.ask('draw_disk', **how))
-    cold = max(3, size//20)   # rows: while they are drawn, few are drawn again
+    entry.ask('disk', **where)
+    found = dict(entry.ask('fill'), draws=[])
+    def draw(way, bs, most=10**6, **how):
+        return _brief(entry.ask('draw', way=way, bs=bs, seconds=seconds, most=most, **how))
+    few = max(3, where['size']//20)   # rows: while they are drawn, few are drawn again
     for way in ways:
         tell(way)
-        colds = {bs: draw(way=way, bs=bs, seconds=seconds, most=max(3, cold//bs), cold=True) for bs in SIZES}
-        entry.ask('warm_disk')
-        draw(way=way, bs=32, seconds=seconds, most=10**6)
-        for bs in SIZES: found['draws'].append(dict(way=way, bs=bs, cold=colds[bs],
-            warm=draw(way=way, bs=bs, seconds=seconds, most=10**6)))
-    found['waits'] = {way: draw(way=way, bs=32, seconds=seconds, most=10**6, pause=LEARNER) for way in ways}
+        colds = {bs: draw(way, bs, max(3, few//bs), cold=True) for bs in SIZES}
+        entry.ask('warm')
+        draw(way, 32)
+        for bs in SIZES: found['draws'].append(dict(way=way, bs=bs, cold=colds[bs], warm=draw(way, bs)))
+    found['waits'] = {way: draw(way, 32, pause=LEARNER) for way in ways}
     return found
 
 # %% ../../nbs/bench/bench_disk.ipynb #000bacf8
-def _ours(limit): return Peer('fastrl_replay', program=['-m', 'fastrl_replay.bench.disk'], limit=limit)
-
 def run_disk(
-    folder:str, # for the files
-    size:int, # rows
+    a, # as `disk_options` gives them
     limit:MemoryLimit=None, # of each process; None: there is none
-    pythons:dict={}, # library → an interpreter that has it
-    seconds:float=5., # for each figure
+    seconds:float=4., # for each figure
     small:int=1_000_000, # rows of CartPole
-    shown:bool=True, # show a bar
 )->dict: # machine, disk, and the figures of each memory
     "Measure memories that are larger than main memory"
-    results = dict(machine=machine(), disk=disk_kind(folder), limit=limit and limit.nbytes, rows=size, memories={},
-        missing={}, faults={})
+    results = dict(machine=machine(), disk=disk_kind(a.folder), limit=limit and limit.nbytes,
+        rows=a.nbytes//ROW.itemsize, memories={}, missing={}, faults={})
     total = 3 + len(PAGES) + sum(2 + len(m.ways) for m in DISK_MEMORIES.values())
-    with progress(total, shown) as tell:
-        _run_ours(results, folder, limit, seconds, small, tell)
+    with progress(total, a.shown) as tell:
+        _run_ours(results, a.folder, limit, seconds, small, tell)
         for name,memory in DISK_MEMORIES.items():
-            with tempfile.TemporaryDirectory(dir=folder) as tmp, noting(results['missing']), \
-                    closing(Peer(name, pythons.get(name, sys.executable), limit=limit)) as entry:
-                found = measure_memory(entry, memory.ways, tmp, size, seconds, tell)
+            with tempfile.TemporaryDirectory(dir=a.folder) as tmp, noting(results['missing']), \
+                    closing(Peer(name, a.pythons.get(name, sys.executable), limit=limit)) as entry:
+                found = measure_memory(entry, memory.ways, seconds, tell, folder=tmp, size=results['rows'])
                 results['memories'][name] = dict(found, version=entry.version)
     return results
 
 # %% ../../nbs/bench/bench_disk.ipynb #3e6a9a40
+def our_process(limit): return Peer('fastrl_replay', program=['-m', 'fastrl_replay.bench.disk'], limit=limit)
+
 def _run_ours(results, folder, limit, seconds, small, tell):
     size = results['rows']
-    with tempfile.TemporaryDirectory(dir=folder) as tmp, closing(_ours(limit)) as entry:
+    with tempfile.TemporaryDirectory(dir=folder) as tmp, closing(our_process(limit)) as entry:
         results['memory'] = entry.ask('has')
-        found = results['memories']['fastrl_replay'] = measure_memory(entry, PAGES, f'{tmp}/a', size, seconds, tell)
+        found = measure_memory(entry, [*PAGES], seconds, tell, folder=f'{tmp}/a', size=size)
         found.update(open_s=entry.ask('opens'), open_cold_s=entry.ask('opens', cold=True), asks=entry.ask('asks'))
+        results['memories']['fastrl_replay'] = found
         results['reads'] = {str(bs): _brief(dict(us=entry.ask('reads', bs=bs, seconds=seconds, most=size//20//bs + 3)))
             for bs in SIZES}
         tell('small rows')
         Path(f'{tmp}/b').mkdir()
-        answer = entry.ask('small', folder=f'{tmp}/b', size=small, rounds=9, seconds=seconds/50)
-        results['small'] = dict(rows=small, **answer)
+        results['small'] = dict(rows=small, **entry.ask('small', folder=f'{tmp}/b', size=small, seconds=seconds/50))
 
 # %% ../../nbs/bench/bench_disk.ipynb #f7b1f78f
-def disk_kind(folder:str)->dict:
+def disk_kind(folder)->dict:
     "Which file system the disk of a folder has, and how far it reads ahead, as the system says"
     found,place = {},str(Path(folder).resolve())
-    with suppress(OSError):
-        mounts = [l.split() for l in Path('/proc/mounts').read_text().splitlines()]
+    with suppress(OSError,ValueError):
+        mounts = [l.split() for l in text_of('/proc/mounts').splitlines()]
         inside = [m for m in mounts if f'{place}/'.startswith(f'{m[1].rstrip("/")}/')]
         found['system'] = max(inside, key=lambda m: len(m[1]))[2]
         dev = os.stat(folder).st_dev
@@ -245,10 +233,10 @@ def disk_kind(folder:str)->dict:
 
 # %% ../../nbs/bench/bench_disk.ipynb #a64d5573
 def _named(results):
-    "(memory and way, draws) for each line"
+    "(memory and way, draws, waits) for each line"
     for name,found in results['memories'].items():
-        for way in dict.fromkeys(f['way'] for f in found['draws']):
-            yield f'{name}, {way}',{f['bs']: f for f in found['draws'] if f['way'] == way},found['waits'][way]
+        for way,waits in found['waits'].items():
+            yield f'{name}, {way}',{f['bs']: f for f in found['draws'] if f['way'] == way},waits
 
 def _rate(x): return f'{x:,.0f}' if x >= 10 else f'{x:.1f}' if x >= 1 else f'{x:.2f}'
 
@@ -278,21 +266,19 @@ def small_table(results:dict)->str: # Markdown
 # %% ../../nbs/bench/bench_disk.ipynb #e94fb6e4
 def disk_lines(results:dict)->str: # Markdown
     "What writing and opening took, and what it was measured on"
-    lines,n = [],results['rows']*ROW.itemsize
+    lines,rows,n = [],results['rows'],results['rows']*ROW.itemsize
     for name,f in results['memories'].items():
-        lines.append(f'- {name}: {results["rows"]:,} rows, {f["bytes"]/2**30:.1f} GiB in files; written at '
-            f'{results["rows"]/f["add_s"]:,.0f} rows a second, {n/f["add_s"]/1e6:,.0f} MB/s, and '
-            f'{n/f["again_s"]/1e6:,.0f} MB/s over old rows; all on the disk {f["sync_s"]:.1f} s later' + _opened(f))
+        lines.append(f'- {name}: {rows:,} rows, {f["bytes"]/2**30:.1f} GiB in files; written at '
+            f'{rows/f["add_s"]:,.0f} rows a second, {n/f["add_s"]/1e6:,.0f} MB/s, and '
+            f'{n/f["again_s"]/1e6:,.0f} MB/s over old rows; all on the disk {f["sync_s"]:.1f} s later')
+        if 'open_s' not in f: continue
+        warm,cold = (np.median(f[k])*1e3 for k in ('open_s','open_cold_s'))
+        lines[-1] += f'; opened in {warm:.0f} ms, {cold:.0f} ms where nothing of it is in main memory'
     most = f'a process may have {size_text(results["limit"])} of main memory' if results['limit'] else \
         f'no limit but the {size_text(results["memory"])} of the machine'
     disk = ', '.join(f'{v:,} KB are read ahead' if k == 'read_ahead_kb' else v for k,v in results['disk'].items())
     peers = {name: f['version'] for name,f in results['memories'].items() if 'version' in f}
     return '\n'.join([*lines, f'- {most}; the disk: {disk}', f'- {made_with(results, peers)}'])
-
-def _opened(f):
-    if 'open_s' not in f: return ''
-    warm,cold = (np.median(f[k])*1e3 for k in ('open_s','open_cold_s'))
-    return f'; opened in {warm:.0f} ms, {cold:.0f} ms where nothing of it is in main memory'
 
 def disk_report(results:dict)->str: # Markdown
     "All of it"
@@ -321,17 +307,14 @@ def _limit(a):
         if a.size is None: raise
         print(e, 'So it is measured without.', file=sys.stderr)
 
-def main(
-    a, # as `disk_options` gives them
-):
+def main(a): # as `disk_options` gives them
     "Measure memories on disk, and print the tables"
     limit = _limit(a)
-    rows = a.nbytes//ROW.itemsize
-    try: results = run_disk(str(a.folder), rows, limit, a.pythons, *((1., 100_000) if a.quick else (4., 1_000_000)),
-        shown=sys.stderr.isatty())
+    try: results = run_disk(a, limit, *((1., 100_000) if a.quick else ()))
     finally:
         if limit: limit.close()
-    reports.show(results, a.out, 'disk', disk_report(results), dict(disk=lambda: disk_picture(results)))
+    print(disk_report(results))
+    save(results, a.out, 'disk', disk_report(results), disk=lambda: disk_picture(results))
 
 # %% ../../nbs/bench/bench_disk.ipynb #e95b5afe
 if __name__ == '__main__': serve(sys.argv[1], DiskWorker)

@@ -6,10 +6,10 @@
 __all__ = ['COMMANDS', 'TRAININGS', 'success', 'commit', 'measure_all', 'main']
 
 # %% ../../nbs/bench/everything.ipynb #0bfcbb16
-import json, os, shlex, subprocess, sys, time
+import json, os, shlex, subprocess, time
 from importlib.resources import files
 from pathlib import Path
-from .peers import machine
+from .peers import machine, said_by
 from .reports import save
 
 # %% ../../nbs/bench/everything.ipynb #b6043361
@@ -39,10 +39,7 @@ TRAININGS = {   # file → what is compared
 
 # %% ../../nbs/bench/everything.ipynb #f4d6076f
 def _python(command, **names):
-    "Run a command in another process, to its end"
-    words = shlex.split(command.format(**names, measured=files('fastrl_replay')/'measured'))
-    done = subprocess.run([sys.executable, '-m', *words], capture_output=True, text=True)
-    if done.returncode: raise RuntimeError(f"python -m {' '.join(words)} failed:\n{done.stderr or done.stdout}")
+    said_by(*shlex.split(command.format(**names, measured=files('fastrl_replay')/'measured')))
 
 def _load(path): return json.loads(path.read_text(encoding='utf-8'))
 
@@ -81,32 +78,26 @@ def _bits(quick):
             found['cpu_s'].setdefault(memory, {})[bits] = [time.process_time() - began]
     return found
 
-def _reached(run):
-    "What a page needs of a run of FetchReach"
-    return {k: run[k] for k in ('seed','success','final_return','solved_at_step','env_steps') if k in run} | \
-        dict(evals=[*zip(run['x'], run['y'])])
+def _hindsight(out, quick):
+    "BitFlip, and what a page needs of the runs of FetchReach; MuJoCo has no small run"
+    runs = [] if quick else _trained('hindsight', out, quick)['fetchreach-her']
+    kept = 'seed','success','final_return','solved_at_step','env_steps'
+    return dict(bitflip=_bits(quick), fetchreach=[{k: r[k] for k in kept if k in r} | dict(evals=[*zip(r['x'], r['y'])])
+        for r in runs])
 
 # %% ../../nbs/bench/everything.ipynb #0a741134
+def _said(*words): return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+
 def commit()->str:
     "Of the sources in use; '' where they are no clone"
-    git = subprocess.run(['git', '-C', str(files('fastrl_replay')), 'describe', '--always', '--dirty'],
-        capture_output=True, text=True)
-    return git.stdout.strip()
-
-def _packages(python):
-    "Where an interpreter has its packages"
-    command = 'import sysconfig; print(sysconfig.get_path("purelib"))'
-    told = subprocess.run([python, '-c', command], capture_output=True, text=True)
-    return told.stdout.strip()
+    return _said('git', '-C', str(files('fastrl_replay')), 'describe', '--always', '--dirty')
 
 def _results(name, out, quick, **of_peers):
     "What a file holds, measured now"
+    if name == 'hindsight': return _hindsight(out, quick)
     if name in TRAININGS:
-        if name == 'hindsight' and quick: return dict(bitflip=_bits(quick), fetchreach=[])   # MuJoCo has no small run
         runs = _trained(name, out, quick)
-        if name == 'cartpole-apex': return runs[name][0]
-        if name != 'hindsight': return dict(runs=runs)
-        return dict(bitflip=_bits(quick), fetchreach=[*map(_reached, runs['fetchreach-her'])])
+        return runs[name][0] if name == 'cartpole-apex' else dict(runs=runs)
     for command,small in COMMANDS[name]:
         _python(f'{command} {small if quick else ""}', out=shlex.quote(str(out)), **of_peers)
     found = _load(out/f'{name}.json')
@@ -120,15 +111,17 @@ def measure_all(
     pythons:dict={}, # library → an interpreter that has it
 ):
     "Measure what the pages say, one file after the other; those that are there are kept"
-    peers = ' '.join(f'--peer-python {shlex.quote(f"{n}={p}")}' for n,p in pythons.items())
-    peer = f"--peer-python {shlex.quote(pythons['stable-baselines3'])}" if 'stable-baselines3' in pythons else ''
-    packages = f"--peers {shlex.quote(_packages(pythons['torchrl']))}" if 'torchrl' in pythons else ''
+    def option(name, library, of=str):
+        return f'{name} {shlex.quote(of(pythons[library]))}' if library in pythons else ''
+    def packages(python): return _said(python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    peers = dict(peers=' '.join(f'--peer-python {shlex.quote(f"{n}={p}")}' for n,p in pythons.items()),
+        peer=option('--peer-python', 'stable-baselines3'), packages=option('--peers', 'torchrl', packages))
     out.mkdir(parents=True, exist_ok=True)
     for name in only or [*COMMANDS, *TRAININGS]:
         path = out/f'{name}.json'
         if path.exists() and 'made' in _load(path): print(f'{path}: there already'); continue
         began,load = time.time(),os.getloadavg()[0]
-        found = _results(name, out, quick, peers=peers, peer=peer, packages=packages)
+        found = _results(name, out, quick, **peers)
         made = dict(commit=commit(), load=[load, os.getloadavg()[0]], seconds=time.time() - began, quick=quick)
         save(dict(machine=machine()) | found | dict(made=made), out, name)
         print(f"{path}: {made['seconds']:.0f} s, load {made['load'][0]:.1f} to {made['load'][1]:.1f}")
@@ -136,8 +129,6 @@ def measure_all(
             print(f'{path}: without {who}: {why}')
 
 # %% ../../nbs/bench/everything.ipynb #f64394fe
-def main(
-    a, # as `all_options` gives them
-):
+def main(a): # as `all_options` gives them
     "`fastrl-replay bench --all`"
     measure_all(a.out, a.only, a.quick, a.pythons)

@@ -6,12 +6,10 @@
 __all__ = ['KINDS', 'draw_first', 'first_batch', 'first_table', 'main']
 
 # %% ../../nbs/bench/first_batch.ipynb #777fd51f
-import json, os, subprocess, sys, tempfile, time
-from argparse import ArgumentParser
-from pathlib import Path
+import json, tempfile, time
 from numba.core import event
-from .peers import machine
-from .reports import md_table, save
+from .peers import said_by
+from .reports import md_table, program
 
 # %% ../../nbs/bench/first_batch.ipynb #a027f348
 class _Times(event.Listener):
@@ -29,10 +27,8 @@ class _Times(event.Listener):
 # %% ../../nbs/bench/first_batch.ipynb #63127e08
 KINDS = 'uniform','prioritized','sequences'
 
-def draw_first(
-    kind:str, # of `KINDS`
-)->dict: # seconds of the processor: in all, in imports, in each kernel
-    "Step, add and draw once, in this process"
+def draw_first(kind:str)->dict: # seconds of the processor: in all, in imports, in each kernel
+    "Step, add and draw once, in this process, with a memory of a `kind`"
     from fastrl_replay.envs.stepper import GymStepper
     from fastrl_replay.replay import experience, prioritized, sequences
     import gymnasium as gym, torch
@@ -47,22 +43,16 @@ def draw_first(
     return dict(imports=imported, whole=time.process_time(), kernels=times.spent)
 
 # %% ../../nbs/bench/first_batch.ipynb #0e6eecd8
-def first_batch(
-    kind:str, # of `KINDS`
-)->dict: # 'cold' and 'warm', each as `draw_first` has it
+def first_batch(kind:str)->dict: # 'cold' and 'warm', each as `draw_first` has it
     "What the first batch takes after an installation, and in the next process"
     with tempfile.TemporaryDirectory() as folder:
-        env = dict(os.environ, NUMBA_CACHE_DIR=folder)
-        def once(): return json.loads(subprocess.run([sys.executable, '-m', 'fastrl_replay.bench.first_batch', '--here',
-            kind], env=env, check=True, capture_output=True, text=True).stdout)
+        command = 'fastrl_replay.bench.first_batch','--here',kind
+        def once(): return json.loads(said_by(*command, NUMBA_CACHE_DIR=folder))
         return dict(cold=once(), warm=once())
 
 # %% ../../nbs/bench/first_batch.ipynb #33007a11
-def first_table(
-    found:dict, # as `first_batch` gives it
-    n:int=12, # kernels that have a line
-)->str: # Markdown
-    "Where the seconds go"
+def first_table(found:dict, n:int=12)->str: # Markdown
+    "Where the seconds go, as `first_batch` found them, with a line for each of the `n` slowest kernels"
     cold,warm = found['cold'],found['warm']
     longest = sorted(cold['kernels'].items(), key=lambda kv: -kv[1])
     others = sum(t for _,t in longest[n:])
@@ -74,17 +64,15 @@ def first_table(
     return md_table(['seconds of the processor','first','later'], [[w, f'{a:.2f}', f'{b:.2f}'] for w,a,b in rows])
 
 # %% ../../nbs/bench/first_batch.ipynb #804494aa
+def _run(a):
+    "Seconds of the processor until the first batch, after an installation and later"
+    if a.here: print(json.dumps(draw_first(a.here)))
+    else: return {kind: first_batch(kind) for kind in KINDS}
+
 def main(args=None):
-    "Print, or write, what first batches take"
-    p = ArgumentParser(prog='python -m fastrl_replay.bench.first_batch',
-        description='Seconds of the processor until the first batch, after an installation and later.')
-    p.add_argument('--here', choices=KINDS, help='once, in this process, as JSON')
-    p.add_argument('--out', type=Path, help='a folder for first_batch.json')
-    a = p.parse_args(args)
-    if a.here: return print(json.dumps(draw_first(a.here)))
-    found = dict(machine=machine(), load=os.getloadavg()[0], **{kind: first_batch(kind) for kind in KINDS})
-    for kind in KINDS: print(f'{kind}\n\n{first_table(found[kind])}\n')
-    if a.out: save(found, a.out, 'first_batch')
+    "`python -m fastrl_replay.bench.first_batch`"
+    def text(found): return '\n'.join(f'{kind}\n\n{first_table(found[kind])}\n' for kind in KINDS)
+    program('first_batch', _run, text, args, here=dict(choices=KINDS, help='once, in this process, as JSON'))
 
 # %% ../../nbs/bench/first_batch.ipynb #f41b55be
 if __name__ == '__main__': main()

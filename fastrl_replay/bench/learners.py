@@ -6,18 +6,14 @@
 __all__ = ['BS', 'RATIO', 'LEARN', 'MB', 'median_of', 'a_rank', 'run_ranks', 'run_learners', 'learners_table', 'main']
 
 # %% ../../nbs/bench/bench_learners.ipynb #82da0cf1
-import argparse, json, os, subprocess, sys, time
+import json, os, time
 from itertools import islice
-from pathlib import Path
 from time import perf_counter
 import numpy as np, torch
-from . import reports
-from .peers import machine
+from .peers import said_by
+from .reports import QUICK, md_table, program
 from .shards import actors_a_second, message, parts, waiting
-from ..envs.stepper import GymStepper
-from ..parallel.ranks import Ranks
-from ..parallel.stage import Parallel
-from ..replay.prioritized import PrioritizedReplay
+from ..all import GymStepper, Parallel, PrioritizedReplay, Ranks
 
 # %% ../../nbs/bench/bench_learners.ipynb #37cd22ca
 BS,RATIO,LEARN,MB = 64,.25,.004,1   # rows of a joint update, updates for a step, seconds for one; of gradients
@@ -32,11 +28,8 @@ def median_of(ranks, call, n=50)->float: # microseconds
     return float(np.median(took)) if took else 0.
 
 # %% ../../nbs/bench/bench_learners.ipynb #b0a5f4f1
-def a_rank(
-    actors:int, # of all ranks
-    seconds:float=4., # to measure, about
-)->dict: # steps a second of all; microseconds of messages; and is it the rank that tells?
-    "Updates of this rank, together with those of the others"
+def a_rank(actors:int, seconds:float=4.)->dict: # steps a second of all; microseconds of messages; does it tell?
+    "Updates of this rank, together with those of the others, which have so many `actors` in all"
     with Ranks() as ranks:
         n,gradients = ranks.size,[torch.zeros(MB*250_000)]
         said = dict(average=median_of(ranks, lambda: ranks.average(gradients)),
@@ -58,59 +51,43 @@ def a_rank(
         return dict(said, steps=rate, leads=ranks.leads)
 
 # %% ../../nbs/bench/bench_learners.ipynb #a3743ec4
-def run_ranks(
-    learners:int, # processes
-    *words, # for each of them, after the name of this module
-)->dict: # what the first one told
-    "A run, and its result"
-    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(learners), '-m',
-        'fastrl_replay.bench.learners', *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
-    if done.returncode: raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+def run_ranks(learners:int, actors:int, seconds:float)->dict: # what the first one told
+    "A run of so many processes"
+    words = ['torch.distributed.run', '--standalone', '--nproc-per-node', learners, '-m',
+        'fastrl_replay.bench.learners', '--actors', actors, '--seconds', seconds]
+    return json.loads(said_by(*map(str, words), OMP_NUM_THREADS='1').splitlines()[-1])
 
-def run_learners(
-    seconds:float=4., # of each run
-    most:int=8, # actors
-)->dict: # as it is saved
-    "One learner and two, with 1 to 8 actors, and the parts for a simulation"
+def run_learners(seconds:float=4., most:int=8)->dict: # as it is saved
+    "One learner and two, with 1 to 8 actors, each for so long, and the parts for a simulation"
     torch.set_num_threads(1)
-    ask = message(method='fork')
-    found = dict(machine=machine(), load=os.getloadavg()[0], steps={}, parts=dict(message=ask,
-        step=1e6/actors_a_second(1, seconds, method='fork') - ask/8))
+    ask,own = message(method='fork'),parts(bs=BS)
+    found = dict(steps={}, parts=dict(message=ask, step=1e6/actors_a_second(1, seconds, method='fork') - ask/8))
     for n in 1,2:
-        ran = {k: run_ranks(n, '--actors', k, '--seconds', seconds) for k in (1,2,4,8) if n <= k <= most}
+        ran = {k: run_ranks(n, k, seconds) for k in (1,2,4,8) if n <= k <= most}
         found['steps'][n] = {k: r['steps'] for k,r in ran.items()}
         found['parts'] |= {name: float(np.median([r[name] for r in ran.values()])) for name in ('average','gather')}
-    own = parts(bs=BS)
-    return dict(found, parts=dict(found['parts'], **{k: own[k] for k in ('add_row','draw')}),
-        load_after=os.getloadavg()[0])
+    found['parts'] |= {k: own[k] for k in ('add_row','draw')}
+    return dict(found, load_after=os.getloadavg()[0])
 
 # %% ../../nbs/bench/bench_learners.ipynb #8c6e95d4
 def learners_table(found:dict)->str: # Markdown
     "Steps a second"
-    lines = ['| learners | actors | steps a second | updates a second |', '|--:|--:|--:|--:|']
-    return '\n'.join(lines + [f'| {n} | {k} | {rate:,.0f} | {rate*RATIO:,.0f} |'
-        for n,by in found['steps'].items() for k,rate in by.items()])
+    return md_table(['learners','actors','steps a second','updates a second'], [[str(n), str(k), f'{rate:,.0f}',
+        f'{rate*RATIO:,.0f}'] for n,by in found['steps'].items() for k,rate in by.items()], ())
 
-def main(args=None)->int: # the exit status
+def _run(a):
+    "Steps a second of one learner and of two"
+    if not a.actors: return run_learners(.5, 2) if a.quick else run_learners(a.seconds)
+    said = a_rank(a.actors, a.seconds)
+    if said.pop('leads'): print(json.dumps(said), flush=True)
+
+def main(args=None):
     "`python -m fastrl_replay.bench.learners`"
-    p = argparse.ArgumentParser(prog='python -m fastrl_replay.bench.learners')
-    p.add_argument('--out', type=Path, help='a folder for learners.json')
-    p.add_argument('--quick', action='store_true', help='short: to see that it runs')
-    p.add_argument('--actors', type=int, help='be one of the learners of a run with so many actors')
-    p.add_argument('--seconds', type=float, default=4., help='of each run')
-    a = p.parse_args(args)
-    if a.actors:
-        said = a_rank(a.actors, a.seconds)
-        if said.pop('leads'): print(json.dumps(said), flush=True)
-        return 0
-    found = run_learners(.5, 2) if a.quick else run_learners(a.seconds)
-    print(learners_table(found))
-    if a.out: reports.save(found, a.out, 'learners')
-    return 0
+    program('learners', _run, learners_table, args, quick=QUICK,
+        actors=dict(type=int, help='be one of the learners of a run with so many actors'),
+        seconds=dict(type=float, default=4., help='of each run'))
 
 # %% ../../nbs/bench/bench_learners.ipynb #d16e2db6
 if __name__ == '__main__':   # what workers get must be of this module by its name
     from fastrl_replay.bench import learners
-    sys.exit(learners.main())
+    learners.main()

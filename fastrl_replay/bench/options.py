@@ -8,28 +8,31 @@ __all__ = ['WAYS', 'Options', 'contest_options', 'frame_options', 'disk_options'
 
 # %% ../../nbs/bench/options.ipynb #c1c87fa8
 import argparse, sys
+from importlib import import_module
 from pathlib import Path
 from .adapters import ADAPTERS
 from ..steps.settings import may_be_device
 
 # %% ../../nbs/bench/options.ipynb #9c96c6e3
 class Options(argparse.ArgumentParser):
-    "The options of a benchmark: those that all have; it adds others"
-    def __init__(self, command, about, quick, files):
+    "The options of a benchmark: those that all have, and others, as argparse takes them, or a flag's help"
+    def __init__(self, command, about, quick, files, **others):
         super().__init__(prog=f'fastrl-replay bench{command}', description=about, allow_abbrev=False)
-        self.add_argument('--quick', action='store_true', help=quick)
-        self.add_argument('--peer-python', action='append', default=[], metavar='NAME=PATH',
-            help='the interpreter that has a library; NAME may be all')
-        self.add_argument('--out', type=Path, help=f'a folder for {files}')
+        common = dict(quick=quick, peer_python=dict(action='append', default=[], metavar='NAME=PATH',
+            help='the interpreter that has a library; NAME may be all'))
+        common['out'] = dict(type=Path, help=f'a folder for {files}')
+        for option,how in {**common, **others}.items():
+            how = dict(action='store_true', help=how) if isinstance(how, str) else how
+            self.add_argument(f'--{option.replace("_", "-")}', **how)
 
     def error(self, message): self.exit(2, f'{self.prog}: {message}; --help says more\n')
 
     def parse_args(self, args=None, namespace=None):
-        "What was typed; `pythons` are interpreters by library"
+        "What was typed; `pythons` are interpreters by library, and `shown`: is there someone to see a bar?"
         a = super().parse_args(args, namespace)
         if a.out and a.out.exists() and not a.out.is_dir(): self.error(f'--out {a.out}: expected a folder')
         if 'all' in a.peer_python or 'all=' in a.peer_python: self.error('--peer-python all: expected all=PATH')
-        pythons = dict(w.partition('=')[::2] for w in a.peer_python)
+        pythons,a.shown = dict(w.partition('=')[::2] for w in a.peer_python),sys.stderr.isatty()
         everywhere = pythons.pop('all', None)
         for name,path in pythons.items():
             if name not in ADAPTERS or not path: self.error(f'--peer-python {name}={path}: expected NAME=PATH, where '
@@ -40,32 +43,28 @@ class Options(argparse.ArgumentParser):
 # %% ../../nbs/bench/options.ipynb #e713cd3f
 def contest_options(args):
     "Those of the contests"
-    p = Options('', 'What this library costs beside the bare numpy and gymnasium calls, and beside its peers where '
+    return Options('', 'What this library costs beside the bare numpy and gymnasium calls, and beside its peers where '
         'they are installed.', 'the main contests in a smaller memory: under a minute',
-        'bench.json, bench.md and the pictures')
-    for option,help in dict(growth='also memories of up to 100,000,000 rows: some minutes',
-            train='also whole training runs beside Stable-Baselines3: some minutes',
-            buffers='also the six buffers that this library grew from: some minutes',
-            as_drawn='also draws without their columns as tensors',
-            all='instead: everything that the pages have figures of, hours; --all --help says more',
-            frames='instead: memories of pixels, on frames of Atari games; --frames --help says more',
-            disk='instead: memories on disk that are larger than main memory; --disk --help says more').items():
-        p.add_argument(f'--{option.replace("_", "-")}', action='store_true', help=help)
-    p.add_argument('--targets', action='store_true', 
-        help='also what was aimed at, and whether it was met: for developers of this library')
-    p.add_argument('--device', metavar='NAME',
-        help='instead: memories on a GPU, such as cuda; --device cuda --help says more')
-    return p.parse_args(args)
+        'bench.json, bench.md and the pictures',
+        growth='also memories of up to 100,000,000 rows: some minutes',
+        train='also whole training runs beside Stable-Baselines3: some minutes',
+        buffers='also the six buffers that this library grew from: some minutes',
+        as_drawn='also draws without their columns as tensors',
+        all='instead: everything that the pages have figures of, hours; --all --help says more',
+        frames='instead: memories of pixels, on frames of Atari games; --frames --help says more',
+        disk='instead: memories on disk that are larger than main memory; --disk --help says more',
+        targets='also what was aimed at, and whether it was met: for developers of this library',
+        device=dict(metavar='NAME', help='instead: memories on a GPU, such as cuda; --device cuda --help says more')
+        ).parse_args(args)
 
 # %% ../../nbs/bench/options.ipynb #21a260a1
 def frame_options(args):
     "Those of memories of pixels"
     p = Options(' --frames', 'What memories of pixels cost: bytes a row, time to add and to draw, on frames of Atari '
-        'games.', 'fewer rows: about a minute', 'frames.json, frames.md and the picture')
-    p.add_argument('--rows', type=int, help='of each game (20,000; with --quick 2,000)')
-    p.add_argument('--games', nargs='+', default=[], metavar='GAME',
-        help='their names (Pong, Breakout, MsPacman, Seaquest)')
-    p.add_argument('--fill', type=int, default=0, metavar='ROWS', help='fill a memory of so many rows, too')
+        'games.', 'fewer rows: about a minute', 'frames.json, frames.md and the picture',
+        rows=dict(type=int, help='of each game (20,000; with --quick 2,000)'),
+        games=dict(nargs='+', default=[], metavar='GAME', help='their names (Pong, Breakout, MsPacman, Seaquest)'),
+        fill=dict(type=int, default=0, metavar='ROWS', help='fill a memory of so many rows, too'))
     a = p.parse_args(args)
     a.rows = (2_000 if a.quick else 20_000) if a.rows is None else a.rows//8*8
     if a.rows < 64: p.error('--rows: expected 64 or more')
@@ -76,10 +75,10 @@ def disk_options(args):
     "Those of memories on disk"
     p = Options(' --disk', 'What memories on disk cost that are larger than main memory: draws a second, cold and '
         'warm. Takes root and control groups, or --limit 0 --size.',
-        '1 GiB of main memory, 2 GiB of rows: some minutes', 'disk.json, disk.md and the picture')
-    p.add_argument('--limit', type=float, metavar='GIB', help='main memory of a process; 0: all that there is (2)')
-    p.add_argument('--size', type=float, metavar='GIB', help='bytes of rows on the disk (twice the limit)')
-    p.add_argument('--folder', type=Path, default=Path(), help='on the disk that is measured (this one)')
+        '1 GiB of main memory, 2 GiB of rows: some minutes', 'disk.json, disk.md and the picture',
+        limit=dict(type=float, metavar='GIB', help='main memory of a process; 0: all that there is (2)'),
+        size=dict(type=float, metavar='GIB', help='bytes of rows on the disk (twice the limit)'),
+        folder=dict(type=Path, default=Path(), help='on the disk that is measured (this one)'))
     a = p.parse_args(args)
     if a.limit is None: a.limit = 1 if a.quick else 2
     if not 0 <= a.limit < 1e6 or a.size is not None and not 1e-6 <= a.size < 1e6:
@@ -92,9 +91,9 @@ def disk_options(args):
 def device_options(args):
     "Those of memories on a device"
     p = Options(' --device', 'What draws cost whose batches are to be on a device: from main memory, and from rows '
-        'that lie there.', 'fewer rows and rounds: a minute', 'device.json and device.md')
-    p.add_argument('--device', required=True, help='cuda, cuda:1, … or cpu, where no GPU is')
-    p.add_argument('--train', type=float, metavar='SECONDS', help='of each training of pong; 0: none (20)')
+        'that lie there.', 'fewer rows and rounds: a minute', 'device.json and device.md',
+        device=dict(required=True, help='cuda, cuda:1, … or cpu, where no GPU is'),
+        train=dict(type=float, metavar='SECONDS', help='of each training of pong; 0: none (20)'))
     a = p.parse_args(args)
     if not may_be_device(a.device): p.error(f'--device {a.device}: expected cpu, cuda, cuda:1, … or auto')
     if a.train is None: a.train = 5. if a.quick else 20.
@@ -105,32 +104,27 @@ def device_options(args):
 def all_options(args):
     "Those of everything"
     from fastrl_replay.bench.everything import COMMANDS, TRAININGS
+    names = [*COMMANDS, *TRAININGS]
     p = Options(' --all', 'Everything that the pages have figures of, measured anew: hours.',
-        'all in small: to see that it runs', 'a JSON file for each part')
-    p.add_argument('--only', nargs='+', default=[], metavar='FILE', choices=[*COMMANDS, *TRAININGS],
-        help=f'some of them: {", ".join([*COMMANDS, *TRAININGS])}')
+        'all in small: to see that it runs', 'a JSON file for each part', only=dict(nargs='+', default=[],
+            metavar='FILE', choices=names, help=f'some of them: {", ".join(names)}'))
     a = p.parse_args(args)
     if not a.out: p.error('--all: expected --out DIR')
     return a
 
 # %% ../../nbs/bench/options.ipynb #0b94a3fd
-WAYS = {'--all': all_options, '--frames': frame_options, '--disk': disk_options, '--device': device_options}
+WAYS = {'--all': (all_options, 'everything'), '--frames': (frame_options, 'frames'), '--disk': (disk_options, 'disk'),
+    '--device': (device_options, 'on_device')}   # word → its options, and the module that measures
 
-def asked(args:list)->tuple: # 'contests', or one of `WAYS`, and its options
+def asked(args:list)->tuple: # name of a module in bench/, and its options
     "What was typed"
-    for way,options in WAYS.items():
+    for way,(options,module) in WAYS.items():
         at = [i for i,w in enumerate(args) if w.partition('=')[0] == way]
         if not at or '--help' in args[:at[0]] and way != '--device': continue
-        return way,options(args if way == '--device' else [w for w in args if w != way])
-    return 'contests',contest_options(args)
+        return module,options(args if way == '--device' else [w for w in args if w != way])
+    return 'bench',contest_options(args)
 
-# %% ../../nbs/bench/options.ipynb #b9b696b4
 def main(args=None):
     "`fastrl-replay bench`"
-    way,a = asked(sys.argv[1:] if args is None else args)
-    if way == '--all': from fastrl_replay.bench.everything import main
-    elif way == '--frames': from fastrl_replay.bench.frames import main
-    elif way == '--disk': from fastrl_replay.bench.disk import main
-    elif way == '--device': from fastrl_replay.bench.on_device import main
-    else: from fastrl_replay.bench.bench import main
-    main(a)
+    module,a = asked(sys.argv[1:] if args is None else args)
+    import_module(f'fastrl_replay.bench.{module}').main(a)

@@ -12,11 +12,10 @@ import numpy as np, torch
 from .adapters import DRAWN, errors
 from .contests import Columns, hindsight, reached, sequences, updating
 from .reports import md_table
-from .timing import CARTPOLE, Cold, full_replay, measure, rows_of
-from ..steps.core import Steps
+from .timing import CARTPOLE, full_replay, measure, rows_of
+from ..all import PrioritizedReplay, Steps
 from ..memory.links import Links
 from ..memory.samplers import drawn, importance_weights
-from ..replay.prioritized import PrioritizedReplay
 
 # %% ../../nbs/bench/parts.ipynb #d2f3c594
 class Part(NamedTuple):
@@ -44,12 +43,10 @@ def _of_draws(replay, keys='none: keys are computed', rows=_ROWS):
         'rows': Part(lambda: replay.view.batch(next(given), weights), rows),
         'columns as tensors': Part(columns, 'none')}
 
-def _uniform(size, n, **kw):
-    replay = full_replay(size, n, **kw)
-    return Columns(replay.sample),_of_draws(replay)
-
 @in_parts('draw 256 rows')
-def _(size): return _uniform(size, 256)
+def _(size):
+    replay = full_replay(size)
+    return Columns(replay.sample),_of_draws(replay)
 
 # %% ../../nbs/bench/parts.ipynb #aa282765
 _WINDOWS = '80 of the rows (64 MB), 80 of the batch, 10 to 80 of the links (8 MB)'
@@ -116,26 +113,20 @@ def _insert(size, n):
 for _n in 1,256: in_parts(f'insert {_n} row' + 's'*(_n > 1))(lambda size, n=_n: _insert(size, n))
 
 # %% ../../nbs/bench/parts.ipynb #b75c3ef7
-def run_parts(
-    size:int=1_000_000, # rows in memory
-    rounds:int=7, # of each part
-    seconds:float=.02, # about this long for each part in each round
-)->dict: # contest → name of a part → microseconds, warm and cold, and lines
-    "Time the parts of contests"
+def run_parts(size:int=1_000_000, rounds:int=7, seconds:float=.02)->dict:
+    "Time the parts of contests with `size` rows: contest → name of a part → microseconds, warm and cold, and lines"
     found = {}
     for title,prepare in PARTS.items():
         whole,parts = prepare(size)
         todo = dict(whole=whole, **{name: p.f for name,p in parts.items()})
-        warm,cold = measure(todo, rounds, seconds),measure({k: Cold(f) for k,f in todo.items()}, min(rounds, 3), .001)
+        warm,cold = measure(todo, rounds, seconds),measure(todo, min(rounds, 3), .001, cold=True)
         found[title] = {k: dict(warm=float(np.median(warm[k])), cold=float(np.median(cold[k])),
             lines=parts[k].lines if k in parts else '') for k in todo}
     return found
 
 # %% ../../nbs/bench/parts.ipynb #9e5c2dd5
-def parts_table(
-    found:dict, # as `run_parts` gives it
-)->str: # Markdown
-    "Each contest, its parts, and what they leave"
+def parts_table(found:dict)->str: # Markdown
+    "Each contest, its parts, and what they leave, of what `run_parts` found"
     rows = []
     for title,(whole,*parts) in ((t, p.items()) for t,p in found.items()):
         rest = {k: whole[1][k] - sum(p[k] for _,p in parts) for k in ('warm','cold')}

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['STACK', 'FRAME_ROW', 'FRAME_MEMORIES', 'NORMAL', 'RANDOM', 'GIVE_UP', 'DISK_MEMORIES', 'Recorded', 'write_frames',
-           'resident', 'anonymous', 'FrameTest', 'draw_frames', 'check_frames', 'SB3Frames', 'CpprbFrames', 'mappings',
+           'text_of', 'resident', 'FrameTest', 'compared', 'check_frames', 'SB3Frames', 'CpprbFrames', 'mappings',
            'advise', 'files_in', 'sync_files', 'forget_pages', 'reads_of', 'read_at_places', 'share_cached',
-           'numbered_rows', 'wrong_numbered', 'DiskTest', 'for_a_while', 'draw_from_disk', 'TorchrlDisk']
+           'numbered_rows', 'wrong_numbered', 'for_a_while', 'DiskTest', 'TorchrlDisk']
 
 # %% ../../nbs/bench/peer_memories.ipynb #3226d276
-import ctypes, gc, mmap, os
+import ctypes, gc, mmap, os, re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,7 +26,7 @@ class Recorded:
     "Rows of a game from two files in a folder: frames, and numbers of frames for each row, as many of each environment"
     def __init__(self, folder, game, envs=8):
         self.frames = np.load(f'{folder}/{game}-frames.npy', mmap_mode='r')
-        self.rows,self.envs = np.load(f'{folder}/{game}-rows.npy'),envs
+        self.rows = np.load(f'{folder}/{game}-rows.npy')
         self.size,self.shape = len(self.rows),self.frames.shape[1:]
         self.over = self.rows['terminated'] | self.rows['truncated']
         self.ends = self.over.copy()   # and where another environment's rows begin
@@ -44,33 +44,38 @@ def write_frames(folder, game, frames, rows):
     np.save(f'{folder}/{game}-rows.npy', rows)
 
 # %% ../../nbs/bench/peer_memories.ipynb #f9b68793
+def text_of(path)->str:
+    "What a file says; nothing where there is none"
+    try: return Path(path).read_text()
+    except OSError: return ''
+
 def resident(kind='VmRSS'): # 'RssAnon': those that are in no file
     "Bytes of this process that are in main memory, as Linux tells them; 0 elsewhere"
-    try: lines = Path('/proc/self/status').read_text().splitlines()
-    except OSError: lines = []
-    return next((int(l.split()[1])*1024 for l in lines if l.startswith(kind)), 0)
-
-def anonymous(): return resident('RssAnon')
+    told = re.search(rf'^{kind}:\s+(\d+) kB$', text_of('/proc/self/status'), re.M)
+    return int(told[1])*1024 if told else 0
 
 # %% ../../nbs/bench/peer_memories.ipynb #b19f7acd
 class FrameTest:
-    "Fills a memory, made by `make(rows, environments, shape of a frame)`, with the rows of a game, draws, and checks"
+    "Fills a memory, made by `make(rows, environments, shape of a frame)`, with the rows of a game; µs of draws; checks"
     def __init__(self, make, rows): self.make,self.rows,self.memory = make,rows,None
 
     def fill(self, envs=1):
-        "A row of each of so many environments at a time, first into an empty memory, then into the full one"
-        self.memory,size = None,self.rows.size
-        self._add(self.make(64, envs, self.rows.shape), 64, envs)   # imports and compiles
+        "A row of each of so many environments at a time, if it takes them: into an empty memory, then a full one"
+        small,size = self.make(64, envs, self.rows.shape),self.rows.size
+        if envs > 1 and not small.blocks: return {}
+        self.memory = None
+        self._add(small, 64, envs)   # imports and compiles
+        del small
         gc.collect()
-        before = anonymous()
+        before = resident('RssAnon')
         self.memory = self.make(size, envs, self.rows.shape)
         first,again = self._add(self.memory, size, envs),self._add(self.memory, size, envs)
         gc.collect()
         return dict(fill_us=float(np.mean(first))/envs*1e6, add_us=float(np.mean(again))/envs*1e6,
-            worst_add_ms=max(again)*1e3, resident=anonymous() - before, nbytes=getattr(self.memory, 'nbytes', None))
+            worst_add_ms=max(again)*1e3, resident=resident('RssAnon') - before,
+            nbytes=getattr(self.memory, 'nbytes', None))
 
-    def _add(self, memory, size, envs):
-        "Seconds of each insertion"
+    def _add(self, memory, size, envs): # seconds of each insertion
         took,each = [],self.rows.size//envs
         for i in range(size//envs):
             which = i + np.arange(envs)*each
@@ -78,24 +83,24 @@ class FrameTest:
         memory.draw()
         return took
 
-# %% ../../nbs/bench/peer_memories.ipynb #580a1105
-def draw_frames(test, number):
-    "µs of each of so many draws of 32 rows, from a memory that is filled"
-    return [seconds_of(test.memory.draw)[0]*1e6 for _ in range(number)]
+    def draw(self, number): return [seconds_of(self.memory.draw)[0]*1e6 for _ in range(number)]
+    def check(self, draws): return check_frames(self.memory, self.rows, draws)
 
 # %% ../../nbs/bench/peer_memories.ipynb #3508406d
-def check_frames(test, draws):
-    """Compare each row that is drawn with the one that went in: how many rows were seen, how many are wrong, and how
-    many of both are the last of an episode"""
-    seen,wrong,rows = set(),set(),test.rows
+def compared(cols, part)->tuple:
+    "Numbers of rows that were drawn, told by their rewards, and which of them are as `part(numbers)` has them"
+    i = np.asarray(cols['reward']).reshape(-1).astype(np.int64)
+    want = part(i)
+    same = [(np.asarray(v).reshape(len(i), -1) == want[k].reshape(len(i), -1)).all(1) for k,v in cols.items()]
+    return i,np.all(same, 0)
+
+def check_frames(memory, rows, draws)->dict:
+    "How many `rows` were seen in so many `draws`, how many are wrong, and how many of both are the last of an episode"
+    seen,wrong = set(),set()
     for _ in range(draws):
-        found = dict(zip(DRAWN, (np.asarray(c) for c in test.memory.draw())))
-        n = len(found['state'])
-        i = found['reward'].reshape(n).astype(int) % rows.size
-        want = rows.part(i)
-        same = [(got.reshape(n, -1) == want[k].reshape(n, -1)).all(1) for k,got in found.items()]
-        seen.update(i.tolist())
-        wrong.update(i[~np.all(same, 0)].tolist())
+        i,good = compared(dict(zip(DRAWN, memory.draw())), lambda i: rows.part(i % rows.size))
+        seen.update((i % rows.size).tolist())
+        wrong.update((i % rows.size)[~good].tolist())
     return dict(rows=len(seen), wrong=len(wrong), ends=int(rows.over[list(seen)].sum()),
         wrong_ends=int(rows.over[list(wrong)].sum()))
 
@@ -108,10 +113,10 @@ class SB3Frames:
     def __init__(self, size, envs, shape):
         from gymnasium.spaces import Box, Discrete
         from stable_baselines3.common.buffers import ReplayBuffer
-        self.memory,self.envs = ReplayBuffer(size, Box(0, 255, (STACK, *shape), np.uint8), Discrete(18), device='cpu',
-            n_envs=envs, optimize_memory_usage=True, handle_timeout_termination=False),envs
+        self.memory = ReplayBuffer(size, Box(0, 255, (STACK, *shape), np.uint8), Discrete(18), device='cpu',
+            n_envs=envs, optimize_memory_usage=True, handle_timeout_termination=False)
 
-    def ready(self, c, last): return sb3_row(c, self.envs)
+    def ready(self, c, last): return sb3_row(c)
     def add(self, *row): self.memory.add(*row)
     def draw(self): return sb3_drawn(self.memory.sample(32))
 
@@ -146,15 +151,9 @@ NORMAL,RANDOM,GIVE_UP = 0,1,4   # kinds of advice, as Linux numbers them
 
 def mappings(folder)->list: # (address, bytes)
     "Where this process has mapped the files of a folder and of those in it"
-    try: lines = Path('/proc/self/maps').read_text().splitlines()
-    except OSError: return []
-    inside,found = f'{Path(folder).resolve()}/',[]
-    for line in lines:
-        words = line.split(maxsplit=5)
-        if len(words) < 6 or not words[5].startswith(inside): continue
-        start,end = (int(x, 16) for x in words[0].split('-'))
-        found.append((start, end - start))
-    return found
+    maps = re.findall(r'^(\w+)-(\w+)(?: +\S+){4} +(/.*)$', text_of('/proc/self/maps'), re.M)
+    inside = f'{Path(folder).resolve()}/'
+    return [(int(a, 16), int(b, 16) - int(a, 16)) for a,b,path in maps if path.startswith(inside)]
 
 # %% ../../nbs/bench/peer_memories.ipynb #2dbbe50a
 def advise(folder, advice):
@@ -166,18 +165,17 @@ def files_in(folder)->list:
     "All files in a folder, and in the folders in it"
     return sorted(p for p in Path(folder).rglob('*') if p.is_file())
 
-# %% ../../nbs/bench/peer_memories.ipynb #92b1f641
-def sync_files(folder):
-    "Wait until the files of a folder are on the disk"
+def sync_files(folder, forget=False):
+    "Wait until the files of a folder are on the disk; the system may `forget` what it has of them in main memory"
     for path in files_in(folder):
-        with open(path, 'rb') as file: os.fsync(file)
+        with open(path, 'rb') as file:
+            os.fsync(file)
+            if forget: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 def forget_pages(folder):
     "Let main memory hold nothing of the files of a folder"
     advise(folder, GIVE_UP)
-    sync_files(folder)
-    for path in files_in(folder):
-        with open(path, 'rb') as file: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    sync_files(folder, forget=True)
 
 # %% ../../nbs/bench/peer_memories.ipynb #64a1c634
 @contextmanager
@@ -209,8 +207,7 @@ def share_cached(folder)->float: # 0 … 1
     return there/total if total else 0.
 
 # %% ../../nbs/bench/peer_memories.ipynb #1d4a26e3
-_WORDS = 4*84*84//8
-_NOISE = np.random.default_rng(0).integers(0, 2**62, (2, _WORDS))
+_NOISE = np.random.default_rng(0).integers(0, 2**62, (2, 4*84*84//8))
 
 def numbered_rows(i:np.ndarray)->dict: # column → array
     "Rows of Atari's size, by number: 84×84×4 bytes, twice"
@@ -219,32 +216,9 @@ def numbered_rows(i:np.ndarray)->dict: # column → array
 
 def wrong_numbered(cols:dict)->int:
     "How many rows are not as they were, by their columns"
-    i = np.asarray(cols['reward']).reshape(-1).astype(np.int64)
-    good = np.ones(len(i), bool)
-    for k,v in numbered_rows(i).items():
-        good &= (np.asarray(cols[k]).reshape(len(i), -1) == v.reshape(len(i), -1)).all(1)
-    return int((~good).sum())
+    return int((~compared(cols, numbered_rows)[1]).sum())
 
 # %% ../../nbs/bench/peer_memories.ipynb #148ed95d
-class DiskTest:
-    "Fills a memory that lies in files, made by `make(folder, rows)`, draws, and checks what it gives"
-    def __init__(self, make, folder, size): self.folder,self.size,self.memory = folder,size,make(folder, size)
-
-    def add(self, block=256):
-        "Seconds to add all rows, and until they are on the disk"
-        took = 0.
-        for a in range(0, self.size, block):
-            ready = self.memory.ready(numbered_rows(np.arange(a, min(a + block, self.size))))
-            took += seconds_of(self.memory.add, ready)[0]
-        return took,seconds_of(sync_files, self.folder)[0]
-
-    def fill(self, block=256):
-        "Add all rows, and then once more, each over an old one"
-        (first,sync),(again,_) = self.add(block),self.add(block)
-        size = sum(p.stat().st_size for p in files_in(self.folder))
-        return dict(add_s=first, sync_s=sync, again_s=again, bytes=size)
-
-# %% ../../nbs/bench/peer_memories.ipynb #9e6b3c73
 def for_a_while(do, seconds, most, least=3):
     "Do something again and again, for so long or so many times"
     n,end = 0,perf_counter() + seconds
@@ -252,27 +226,36 @@ def for_a_while(do, seconds, most, least=3):
         do()
         n += 1
 
-def draw_from_disk(
-    test:DiskTest, # with a memory that is filled
-    way:str, # one of the memory's
-    bs:int, # rows in a batch
-    seconds:float, # for so long
-    most:int, # so many batches
-    cold:bool=False, # is nothing in main memory at the beginning?
-    pause:float=0., # what a learner does between two draws
-)->dict: # µs of each draw, wrong rows, and how much is in main memory at the end
-    "Draw batches, three at least"
-    took,wrong,m = [],[],test.memory
-    m.use(way)
-    if cold: forget_pages(test.folder)
-    with closing(m.draws(way, bs)) as draws:
-        def draw():
-            spent,batch = seconds_of(next, draws)
-            took.append(spent*1e6)
-            wrong.append(wrong_numbered(m.look(batch)))
-            if pause: sleep(pause)
-        for_a_while(draw, seconds, most)
-    return dict(us=took, rows=len(took)*bs, wrong=sum(wrong), cached=share_cached(test.folder))
+# %% ../../nbs/bench/peer_memories.ipynb #9e6b3c73
+class DiskTest:
+    "Fills a memory that lies in files, made by `make(folder, rows)`, draws, and checks what it gives"
+    def __init__(self, make, folder, size): self.folder,self.size,self.memory = folder,size,make(folder, size)
+    def warm(self): read_at_places(self.folder)
+
+    def fill(self, block=256):
+        "Seconds to add all rows, until they are on the disk, and to add each over an old one; bytes of the files"
+        def add():
+            took = 0.
+            for a in range(0, self.size, block):
+                ready = self.memory.ready(numbered_rows(np.arange(a, min(a + block, self.size))))
+                took += seconds_of(self.memory.add, ready)[0]
+            return took,seconds_of(sync_files, self.folder)[0]
+        (first,sync),(again,_) = add(),add()
+        return dict(add_s=first, sync_s=sync, again_s=again, bytes=sum(p.stat().st_size for p in files_in(self.folder)))
+
+    def draw(self, way, bs, seconds, most, cold=False, pause=0.):
+        "Draw for so long or so many times; where it is `cold`, nothing is in main memory at first"
+        took,wrong,m = [],[],self.memory
+        m.use(way)
+        if cold: forget_pages(self.folder)
+        with closing(m.draws(way, bs)) as draws:
+            def once():
+                spent,batch = seconds_of(next, draws)
+                took.append(spent*1e6)
+                wrong.append(wrong_numbered(m.look(batch)))
+                if pause: sleep(pause)
+            for_a_while(once, seconds, most)
+        return dict(us=took, rows=len(took)*bs, wrong=sum(wrong), cached=share_cached(self.folder))
 
 # %% ../../nbs/bench/peer_memories.ipynb #28cd2bb9
 DISK_MEMORIES = {}   # library → memory

@@ -4,26 +4,20 @@
 
 # %% auto #0
 __all__ = ['ReadyRows', 'batches', 'Told', 'torchrl_draws', 'rows_a_second', 'Waits', 'waiting', 'actors_a_second', 'parts',
-           'message', 'engine', 'run_shards', 'shards_text', 'start_ray', 'on_engines', 'main']
+           'message', 'engine', 'run_shards', 'shards_text', 'start_ray', 'main']
 
 # %% ../../nbs/bench/bench_shards.ipynb #823fc61b
-import argparse, os, pickle, sys, time
+import os, pickle, sys, time
 from functools import partial
 from itertools import count, cycle, islice
-from pathlib import Path
 from time import perf_counter
 from timeit import Timer
 import gymnasium as gym, numpy as np, torch
-from . import reports
-from .peers import machine
+from .adapters import DRAWN
+from .reports import QUICK, program
 from .timing import CARTPOLE, measure, median_us
-from ..steps.core import Steps
+from ..all import GymStepper, Parallel, Pipe, PrioritizedReplay, RayEngine, Steps
 from ..parallel.engines import Weights, pickled
-from ..envs.stepper import GymStepper
-from ..parallel.stage import Parallel
-from ..pipe import Pipe
-from ..parallel.ray_engine import RayEngine
-from ..replay.prioritized import PrioritizedReplay
 
 # %% ../../nbs/bench/bench_shards.ipynb #60f60606
 class ReadyRows(Pipe):
@@ -44,14 +38,8 @@ class ReadyRows(Pipe):
             yield Steps(rows)
 
 # %% ../../nbs/bench/bench_shards.ipynb #0073b410
-def batches(
-    workers:int, # shards; 0: one replay, here
-    rows:int=100_000, # of each
-    bs:int=256, # rows of a batch
-    chunk:int=8, # batches that travel together
-    **kw, # of `Parallel`
-)->Parallel: # gives batches
-    "Shards that are full"
+def batches(workers:int, rows:int=100_000, bs:int=256, chunk:int=8, **kw)->Parallel:
+    "Full shards of so many rows (0: one replay, here), that give batches of `bs`, `chunk` of which travel together"
     replay = PrioritizedReplay(ReadyRows(), bs, rows, warmup=rows, seed=0)
     return Parallel(replay, workers, chunk=chunk, **kw)
 
@@ -69,18 +57,14 @@ def torchrl_draws(rows, bs=256):
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, RayReplayBuffer
     buffer = RayReplayBuffer(storage=partial(LazyTensorStorage, rows), batch_size=bs, remote_config=dict(num_cpus=.5))
-    def some(n): return TensorDict(dict(state=torch.zeros(n, 4), action=torch.zeros(n, dtype=torch.int64),
-        reward=torch.zeros(n), next_state=torch.zeros(n, 4), terminated=torch.zeros(n, dtype=torch.bool)), [n])
-    for _ in range(0, rows, 10_000): buffer.extend(some(10_000))
+    kinds = dict(action=torch.int64, terminated=torch.bool)
+    some = {k: torch.zeros(10_000, *([4] if 'state' in k else []), dtype=kinds.get(k)) for k in DRAWN}
+    for _ in range(0, rows, 10_000): buffer.extend(TensorDict(some, [10_000]))
     return buffer.sample
 
 # %% ../../nbs/bench/bench_shards.ipynb #5d71f681
-def rows_a_second(
-    seconds:float=3., # to measure
-    chunk:int=16, # blocks that travel together
-    **kw, # of the outer `Parallel`
-)->float: # of all shards
-    "Rows that two shards take in from an actor each"
+def rows_a_second(seconds:float=3., chunk:int=16, **kw)->float:
+    "Rows that two shards take in from an actor each, `chunk` blocks at a time; `kw` of the outer `Parallel`"
     actors = Parallel(ReadyRows(), 1, chunk=chunk)
     replay = PrioritizedReplay(actors, 256, 100_000, ratio=1/640, warmup=1_000, seed=0)
     with Parallel(replay, 2, chunk=4, **kw) as pipe:
@@ -117,12 +101,8 @@ def actors_a_second(
         return made/(perf_counter() - began)
 
 # %% ../../nbs/bench/bench_shards.ipynb #7789769f
-def parts(
-    dtype=CARTPOLE, # of rows
-    rows:int=20_000, # in memory
-    bs:int=256, # rows of a batch
-)->dict: # microseconds and bytes
-    "What the parts cost in this process"
+def parts(dtype=CARTPOLE, rows:int=20_000, bs:int=256)->dict: # microseconds and bytes
+    "What the parts cost in this process, for `rows` of a dtype in memory and batches of `bs`"
     replay = PrioritizedReplay(None, bs, rows, seed=0)
     blocks = [np.zeros(64, dtype) for _ in range(100)]
     for k,rows_ in enumerate(blocks): rows_['env_id'],rows_['episode_n'],rows_['step_n'] = np.arange(64),1,k+1
@@ -144,27 +124,22 @@ def message(**kw)->float: # microseconds; `kw` of `Parallel`
 def engine(name, cpus=.5)->dict: # arguments of `Parallel`
     return dict(engine=RayEngine(num_cpus=cpus)) if name == 'ray' else {}
 
-def run_shards(
-    engines=('process','ray'), # names
-    quick:bool=False, # a few rounds, small memories
-    peers:str=None, # a folder of packages that has torchrl; None: it is left out
-)->dict: # as it is saved
-    "All of it"
+def run_shards(a)->dict:
+    "Batches from shards in processes and in actors of Ray, rows that come in, actors that wait"
     torch.set_num_threads(1)
-    if peers: sys.path.append(peers)
-    rows,seconds = (2_000,.5) if quick else (100_000,3.)
+    engines,(rows,seconds) = a.engines.split(','),(2_000,.5) if a.quick else (100_000,3.)
+    if 'ray' in engines: start_ray(a.peers)
+    if a.peers: sys.path.append(a.peers)
     pipes = {f'{name}, chunk={c}': batches(2, rows, chunk=c, **engine(name)) for name in engines for c in (4,16,32)}
     entries = {'here': Told(batches(0, rows)), **{name: Told(pipe) for name,pipe in pipes.items()}}
-    if peers: entries['torchrl, Ray, draw alone'] = Timer(torchrl_draws(rows))
-    took = measure(entries, 3 if quick else 7, seconds/30)
-    cpu = {k: _cpu_ms(f, 40 if quick else 400) for k,f in entries.items()}
+    if a.peers: entries['torchrl, Ray, draw alone'] = Timer(torchrl_draws(rows))
+    took = measure(entries, 3 if a.quick else 7, seconds/30)
+    cpu = {k: _cpu_ms(f, 40 if a.quick else 400) for k,f in entries.items()}
     for pipe in pipes.values(): pipe.close()
-    found = dict(machine=machine(), load=os.getloadavg()[0], batch_ms={k: [x/1e3 for x in v] for k,v in took.items()},
-        learner_cpu_ms=cpu)
-    found['rows_a_second'] = {e: rows_a_second(seconds, **engine(e)) for e in engines}
-    found['actors'] = {e: {k: actors_a_second(k, seconds, **engine(e, .1)) for k in (1,2,4,8)} for e in engines}
-    found['parts'] = parts() | {f'message_{e}': message(**engine(e)) for e in engines}
-    return found
+    return dict(batch_ms={k: [x/1e3 for x in v] for k,v in took.items()}, learner_cpu_ms=cpu,
+        rows_a_second={e: rows_a_second(seconds, **engine(e)) for e in engines},
+        actors={e: {k: actors_a_second(k, seconds, **engine(e, .1)) for k in (1,2,4,8)} for e in engines},
+        parts=parts() | {f'message_{e}': message(**engine(e)) for e in engines})
 
 # %% ../../nbs/bench/bench_shards.ipynb #099d66cc
 def _cpu_ms(f, n): # of this process, for one of `n`
@@ -191,32 +166,11 @@ def start_ray(peers=None): # a folder of packages, for torchrl's actor
     ray.init('local', num_cpus=16, log_to_driver=False, include_dashboard=False, logging_level='ERROR',
         runtime_env=dict(env_vars=dict(PYTHONPATH=peers)) if peers else {})
 
-def on_engines(
-    name:str, # of the module in bench/, and of its file
-    run, # (engines, quick, and what else was typed) → figures
-    text, # figures → what is printed
-    args=None, # words; None: those that were typed
-    engines:str='process,ray', # which there are
-    start=start_ray, # called before a run with Ray; None: `run` starts it
-    **more, # what else can be typed: option → what it is
-):
-    "A benchmark in processes and in actors of Ray, as a program"
-    p = argparse.ArgumentParser(prog=f'python -m fastrl_replay.bench.{name}')
-    p.add_argument('--out', type=Path, help=f'a folder for {name}.json')
-    p.add_argument('--engines', default=engines, help=f'which: {engines}')
-    p.add_argument('--quick', action='store_true', help='small: to see that it runs')
-    for option,help in more.items(): p.add_argument(f'--{option}', help=help)
-    a = p.parse_args(args)
-    told = {option: getattr(a, option) for option in more}
-    if start and 'ray' in a.engines: start(**told)
-    found = run(a.engines.split(','), a.quick, **told)
-    print(text(found))
-    if a.out: reports.save(found, a.out, name)
-
 # %% ../../nbs/bench/bench_shards.ipynb #8394a14b
 def main(args=None):
     "`python -m fastrl_replay.bench.shards`"
-    on_engines('shards', run_shards, shards_text, args, peers='a folder of packages that has torchrl')
+    program('shards', run_shards, shards_text, args, quick=QUICK, peers=dict(help='a folder of packages with torchrl'),
+        engines=dict(default='process,ray', help='which: process,ray'))
 
 # %% ../../nbs/bench/bench_shards.ipynb #96bf6d48
 if __name__ == '__main__':   # what workers get must be of this module by its name

@@ -18,14 +18,13 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from .adapters import seconds_of
 from .peers import Peer, PeerError, machine
 from .reports import save
-from ..learning.continuous import GaussianNoise, SquashedGaussian
+from ..all import DQNLearner, EpsGreedy, ExperienceReplay, GaussianNoise, SACLearner
+from ..all import SquashedGaussian, TD3Learner
 from ..envs.stepper import EnvGroup
 from ..learning import base, dqn, sac, td3
-from ..learning.learners import DQNLearner, Learner, SACLearner, TD3Learner
-from ..learning.policies import EpsGreedy
+from ..learning.learners import Learner
 from ..app.recipe_settings import recipe
 from ..app.recipes import make_env
-from ..replay.experience import ExperienceReplay
 from ..app.run_reports import Clock
 from ..app.runs import start
 
@@ -36,8 +35,7 @@ def training(name, **changes):
     with tempfile.TemporaryDirectory() as d: yield start(recipe(name, eval_every=10**9, **changes), Path(d)/'run')
 
 def trained(name, seed, **changes)->dict:
-    """Train a recipe: seconds, seconds of the processor, mean return of 20 episodes without exploring; of training:
-    ends, returns"""
+    "Train a recipe: seconds, seconds of the processor, mean return of 20 greedy episodes; of training: ends, returns"
     with training(name, seed=seed, **changes) as run:
         used,journal = process_time(),run.agent.journal
         seconds,summary = seconds_of(run.train)
@@ -77,15 +75,17 @@ def bare(seed, steps=50_000)->float: # seconds
     return perf_counter() - began
 
 # %% ../../nbs/bench/traintime.ipynb #95a666ad
-_CALLS = ((EnvGroup, 'step', 'stepper'), (ExperienceReplay, 'add', 'memory: add'),
-    (ExperienceReplay, 'sample', 'memory: draw'))
-TIMED_CALLS = (*_CALLS, (CartPoleEnv, 'step', 'environment'), (EpsGreedy, '__call__', 'policy'),
-    (dqn, 'dqn_errors', 'network: values and targets'), (torch.Tensor, 'backward', 'network: gradient'),
-    (torch.optim.Adam, 'step', 'optimizer'), (Learner, 'step', 'loss, norm, record'),
-    (DQNLearner, 'learn', 'loss, norm, record'))
+def _calls(stepping, policy, *learning): return (   # (owner, function's name, part's name)
+    (EnvGroup, 'step', 'stepper'), (ExperienceReplay, 'add', 'memory: add'),
+    (ExperienceReplay, 'sample', 'memory: draw'), (stepping, 'step', 'environment'), (policy, '__call__', 'policy'),
+    *learning)
+
+TIMED_CALLS = _calls(CartPoleEnv, EpsGreedy, (dqn, 'dqn_errors', 'network: values and targets'),
+    (torch.Tensor, 'backward', 'network: gradient'), (torch.optim.Adam, 'step', 'optimizer'),
+    (Learner, 'step', 'loss, norm, record'), (DQNLearner, 'learn', 'loss, norm, record'))
 
 def parts(name='cartpole', calls=TIMED_CALLS, now=perf_counter, **changes)->dict: # part → seconds
-    "Train a recipe with a clock for every part: `calls` are (owner, function's name, part's name)"
+    "Train a recipe with a clock for every part"
     with training(name, **changes) as run, Clock(now).watching(*calls) as clock: run.train()
     return dict(clock.spent)
 
@@ -102,12 +102,10 @@ def _in_turns(trainings, rounds, results, told):
             print(f'{name:5} seed {seed}: {told(results[name][-1])}', flush=True)
         yield results
 
-def race(
-    rounds:int=3, # runs of each
-    steps:int=50_000, # of each run
-    python:str=sys.executable, # an interpreter that has Stable-Baselines3
-)->dict: # ours, sb3, bare: seconds and return of each run; parts: where our time goes
-    "Train the recipe `cartpole` and Stable-Baselines3's DQN in turns, and say how it goes"
+def _median(runs): return float(np.median([seconds for seconds,_ in runs]))
+
+def race(rounds:int=3, steps:int=50_000, python:str=sys.executable)->dict:
+    "Train `cartpole` and Stable-Baselines3's DQN in turns: seconds and return of each run; parts: where our time goes"
     def brief(run): return run['seconds'],run['final_return']
     trainings = dict(ours=lambda seed: brief(trained('cartpole', seed, steps=steps)),
         sb3=lambda seed: brief(trained_sb3(python, 'DQN', seed=seed, steps=steps, **ZOO)),
@@ -119,29 +117,21 @@ def race(
         if results[name]: print(f'{name}: {_median(results[name])/_median(results["ours"]):.2f} times our time')
     return results
 
-def _median(runs): return float(np.median([seconds for seconds,_ in runs]))
-
 # %% ../../nbs/bench/traintime.ipynb #0824b8d5
 _OF_LEARNER = dict(sac=(sac, SACLearner, SquashedGaussian), td3=(td3, TD3Learner, GaussianNoise))
 
 def actor_critic_calls(name:str)->tuple:
     "The parts of a training of a recipe that learns by SAC or TD3, as `TIMED_CALLS`"
     s = recipe(name).settings
-    env,kind,(room,cls,policy) = type(make_env(s).unwrapped),s['learner'],_OF_LEARNER[s['learner']]
-    return (*_CALLS, (env, 'step', 'environment'), (policy, '__call__', 'policy'),
-        (room, f'{kind}_errors', 'critics: values and targets'),
+    kind,(room,cls,policy) = s['learner'],_OF_LEARNER[s['learner']]
+    return _calls(type(make_env(s).unwrapped), policy, (room, f'{kind}_errors', 'critics: values and targets'),
         (room, f'{kind}_actor_loss', 'actor: actions and their values'),
         (torch.Tensor, 'backward', 'networks: gradients'), (torch.optim.Adam, 'step', 'optimizers'),
         (base, 'follow', 'slow networks'), (Learner, 'step', 'losses, norms, record'),
         (cls, 'learn', 'losses, norms, record'))
 
-def race_actor_critic(
-    name:str, # of a recipe
-    rounds:int=3, # runs of each
-    python:str=sys.executable, # an interpreter that has Stable-Baselines3
-    **changes, # to the recipe
-): # yields after each round what is known: ours, sb3: the runs; parts: where our time goes
-    "Train a recipe and Stable-Baselines3's SAC or TD3 in turns"
+def race_actor_critic(name:str, rounds:int=3, python:str=sys.executable, **changes):
+    "Train a recipe and Stable-Baselines3's SAC or TD3 in turns; yields after each round what `race` would give"
     s = recipe(name, **changes).settings
     brief = {**changes, 'warmup': s['bs'], 'steps': s['bs'] + min(500, s['steps'])}   # an update for each step
     trained(name, 0, **{**brief, 'steps': s['bs'] + 1})   # imports and compiled kernels, before the clock runs

@@ -21,31 +21,36 @@ from fastrl_replay.bench.peers import Peer, PeerError
 # Libraries made up for these tests, in a copy of the peers' module.
 STRANGERS = '''
 from itertools import count
-from .adapters import adapter
+from .adapters import Adapter
 def version(library): return '0.0'
 
-@adapter('noisy', 'uniform', 'insert')
-def noisy(rows, n):
-    print('welcome to noisy, please star us')
-    os.system('echo and hello from a child')
-    return lambda: (print('drawing'), rows.part(0, n))[1],dict
+class Stranger(Adapter, library='stranger'):
+    def look(self, out): return out
 
-@adapter('liar', 'uniform')
-def liar(rows, n): return lambda: rows.part(0, n),lambda cols: {**cols, 'reward': cols['reward'][::-1]}
+class Noisy(Stranger, library='noisy'):
+    def uniform(self):
+        print('welcome to noisy, please star us')
+        os.system('echo and hello from a child')
+        return lambda: (print('drawing'), self.rows.part(0, self.n))[1]
+    insert = uniform
 
-@adapter('short', 'uniform')
-def short(rows, n): return lambda: rows.part(0, n-1),dict
+class Liar(Stranger, library='liar'):
+    def uniform(self): return lambda: self.rows.part(0, self.n)
+    def look(self, cols): return {**cols, 'reward': cols['reward'][::-1]}
 
-@adapter('broken', 'uniform')
-def broken(rows, n): raise RuntimeError('no such\\nluck')
+class Short(Stranger, library='short'):
+    def uniform(self): return lambda: self.rows.part(0, self.n-1)
 
-@adapter('mortal', 'uniform')
-def mortal(rows, n):
-    calls = count()
-    def step():
-        if next(calls): sys.stderr.write('out of life\\n'); sys.stderr.flush(); os._exit(3)
-        return rows.part(0, n)
-    return step,dict
+class Broken(Stranger, library='broken'):
+    def uniform(self): raise RuntimeError('no such\\nluck')
+
+class Mortal(Stranger, library='mortal'):
+    def uniform(self):
+        calls = count()
+        def step():
+            if next(calls): sys.stderr.write('out of life\\n'); sys.stderr.flush(); os._exit(3)
+            return self.rows.part(0, self.n)
+        return step
 
 class Plain:
     blocks = True
@@ -55,15 +60,16 @@ class Plain:
     def draw(self): return [np.array(c) for c in zip(*(self.rows[i] for i in self.rng.integers(0, len(self.rows), 32)))]
 
 class Lossy(Plain):
-    "The next state of the last row of an episode is its state"
+    "The next state of the last row of an episode is its state; a row at a time"
+    blocks = False
     def ready(self, c, last): return super().ready({**c, 'next_state': np.where(last[:,None,None,None], c['state'], c['next_state'])}, last)
 
-class Mortal(Plain):
+class MortalFrames(Plain):
     def draw(self): sys.stderr.write('out of life\\n'); sys.stderr.flush(); os._exit(3)
 
 FRAME_MEMORIES['noisy'] = {'plain': Plain}
 FRAME_MEMORIES['liar'] = {'lossy': Lossy}
-FRAME_MEMORIES['mortal'] = {'short': Mortal}
+FRAME_MEMORIES['mortal'] = {'short': MortalFrames}
 '''
 
 @pytest.fixture
@@ -74,7 +80,7 @@ def strangers(tmp_path, monkeypatch):
     path = tmp_path/'strange_peers.py'
     path.write_text(head + STRANGERS + main + tail, encoding='utf-8')
     monkeypatch.setattr(peers, 'find_spec', lambda name: SimpleNamespace(origin=str(path)))
-    for name in 'noisy liar short broken mortal'.split(): monkeypatch.setitem(ADAPTERS, name, {'uniform': None, **({'insert': None} if name == 'noisy' else {})})
+    for name in 'noisy liar short broken mortal'.split(): monkeypatch.setitem(ADAPTERS, name, SimpleNamespace(uniform=None, **(dict(insert=None) if name == 'noisy' else {})))
     return 'noisy liar short broken mortal'.split()
 
 def test_bench_and_traintime_do_not_need_each_other():
@@ -105,7 +111,7 @@ def test_pictures_are_checked_too():
 
 @pytest.mark.parametrize('size', [1, 99_999, 100_000, 100_001])
 def test_chunks_are_all_rows_once(size):
-    whole = [c['state'][:,0] for c in Rows(size).chunks()]
+    whole = [c['state'][:,0] for _, c in Rows(size).chunks()]
     assert np.array_equal(np.concatenate(whole), np.arange(size, dtype=np.float32))
 
 # ---- peers ----
@@ -145,7 +151,7 @@ def test_entries_that_fail_or_lie_are_left_out(strangers):
 def test_a_whole_run_with_strangers(strangers, monkeypatch):
     "One that crashes while it is timed is named, and the others' figures are kept."
     monkeypatch.setattr(bench, 'CONTESTS', {t: CONTESTS[t] for t in ('draw 32 rows', 'insert 8 rows')})
-    results = bench.run(2_000, rounds=2, seconds=.001, progress=False)
+    results = bench.run(options.contest_options([]), 2_000, rounds=2, seconds=.001)
     assert set(results['peers']) == {*ADAPTERS} - set(results['missing'])
     assert {'noisy', 'liar'} <= set(results['peers'])
     times = results['contests']['draw 32 rows']
@@ -216,12 +222,12 @@ def test_every_byte_of_a_drawn_row_is_compared(played):
         cols = rows.part(np.arange(32))
         cols[name].reshape(32, -1)[13, -1] ^= cols[name].dtype.type(1)
         test.memory = SimpleNamespace(draw=lambda: [cols[k] for k in ('state', 'action', 'reward', 'next_state', 'terminated')])
-        assert peer_memories.check_frames(test, 1) == dict(rows=32, wrong=1, ends=3, wrong_ends=1), name
+        assert test.check(1) == dict(rows=32, wrong=1, ends=3, wrong_ends=1), name
 
 def test_memories_of_frames_that_lie_or_crash_are_named(strangers, played, monkeypatch):
     "In processes, as the libraries' are."
-    there = {'bare take': frames.MEMORIES['bare take'], 'noisy, plain': ('noisy', 'plain', True),
-        'liar, lossy': ('liar', 'lossy', False), 'mortal, short': ('mortal', 'short', True), 'broken, any': ('broken', 'any', True)}
+    there = {'bare take': frames.MEMORIES['bare take'], 'noisy, plain': ('noisy', 'plain'),
+        'liar, lossy': ('liar', 'lossy'), 'mortal, short': ('mortal', 'short'), 'broken, any': ('broken', 'any')}
     monkeypatch.setattr(frames, 'MEMORIES', there)
     found, wrong = frames.frame_contest(played[0], 'Noise', rounds=2, number=20)
     assert list(found) == ['bare take', 'noisy, plain', 'liar, lossy'] and list(wrong) == ['mortal, short', 'broken, any']
@@ -250,10 +256,10 @@ def on_disk(tmp_path): return peer_memories.DiskTest(disk.OurDisk, str(tmp_path/
 def test_each_row_that_comes_from_disk_is_compared(on_disk, monkeypatch):
     on_disk.fill(block=64)
     for way in disk.PAGES:
-        found = peer_memories.draw_from_disk(on_disk, way, 8, 0, 5)
+        found = on_disk.draw(way, 8, 0, 5)
         assert (found['wrong'], found['rows'], len(found['us'])) == (0, 24, 3), way
     on_disk.memory.replay.memory._parts[1]._mem.reshape(150, -1)[:,30_000] ^= 1   # a byte of each next state
-    assert peer_memories.draw_from_disk(on_disk, 'asks for pages', 8, 0, 3)['wrong'] == 24
+    assert on_disk.draw('asks for pages', 8, 0, 3)['wrong'] == 24
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='the cache is told what to drop')
 def test_cold_is_cold(on_disk, tmp_path):
@@ -263,7 +269,7 @@ def test_cold_is_cold(on_disk, tmp_path):
     peer_memories.forget_pages(on_disk.folder)
     if peer_memories.share_cached(on_disk.folder) > .5: pytest.skip('files here are in main memory')
     assert before > .9 and not peer_memories.mappings(tmp_path/'elsewhere')
-    assert peer_memories.draw_from_disk(on_disk, 'asks for pages', 8, 0, 3, cold=True)['wrong'] == 0
+    assert on_disk.draw('asks for pages', 8, 0, 3, cold=True)['wrong'] == 0
 
 @pytest.mark.parametrize('groups, files, where', [
     ('3:memory:/a/b', ['memory/a/b/x', 'memory/a/x'], 'memory/a/b'),
@@ -286,7 +292,7 @@ def test_a_process_has_what_its_group_allows():
     try: limit = disk.MemoryLimit(700*2**20)
     except ArgumentError as e: pytest.skip(str(e))
     try:
-        with closing(disk._ours(limit)) as entry: assert entry.ask('has') == 700*2**20
+        with closing(disk.our_process(limit)) as entry: assert entry.ask('has') == 700*2**20
     finally: limit.close()
     assert not limit.folder.exists()
 
