@@ -142,8 +142,11 @@ def limits(results:dict)->str: # Markdown
 _READ = ('Microseconds that one call takes: here, as bare numpy or gymnasium calls (the least that it can cost), and '
     'with the fastest other library that is installed.')
 
-def summary(results:dict, aims:bool=False)->str: # Markdown
-    "All tables, which libraries are missing, and what it was measured on; with `aims`, for developers of this library"
+def summary(
+    results:dict, # as `run` gives them
+    aims:bool=False, # also what was aimed at, for developers of this library?
+)->str: # Markdown
+    "All tables, which libraries are missing, and what it was measured on"
     cold = 'With cold caches: 64 MB are read before each time.',table(dict(contests=results.get('cold', {})))
     parts = ('What they consist of:', parts_table(results['parts'])) if 'parts' in results else ()
     return paragraphs(_READ, table(results), *cold, *parts, targets(results) if aims else '', limits(results),
@@ -206,14 +209,20 @@ def growth_curves(results:dict)->bytes: # a png
     return picture(results, draw, 9, 4.8, 2, 3)
 
 # %% ../../nbs/bench/bench.ipynb #083ad36f
-def save(results:dict, out:Path, aims:bool=False):
+def save(
+    results:dict, # as `run` gives them
+    out:Path, # a folder
+    aims:bool=False, # also what was aimed at?
+):
     "bench.json, bench.md, and the pictures where matplotlib is there"
     titles = [t for t,c in CONTESTS.items() if c.quick and c.job]
     pictures = dict(speed=lambda: bars(results, titles), memory=lambda: memory_bars(results))
     if 'growth' in results: pictures['growth'] = lambda: growth_curves(results)
     reports.save(results, out, 'bench', paragraphs(summary(results, aims), details(results)), **pictures)
 
-def main(a): # as `contest_options` gives them
+def main(
+    a, # as `contest_options` gives them
+):
     "Run the contests and print the tables"
     results = run(a, *((100_000, 3, .02) if a.quick else ()))
     if a.train: results['train'] = traintime.race(1 if a.quick else 3,

@@ -108,7 +108,12 @@ def _tests(cls, row, insertions, batches, capacity, limit):
     try: return {**took, 'insert without gc, tqdm': _under_a_bar(insert, calls, limit)}
     finally: gc.enable()
 
-def experiment(insertions:int=2_000_000, batches:int=10_000, capacity:int=1_000_000, limit:float=60.)->dict:
-    "All tests of all buffers, with batches of 50, each for at most `limit` seconds: buffer → test → seconds"
+def experiment(
+    insertions:int=2_000_000, # of each buffer
+    batches:int=10_000, # of 50 rows
+    capacity:int=1_000_000, # of each buffer
+    limit:float=60., # seconds for a test
+)->dict: # buffer → test → seconds
+    "All tests of all buffers"
     row = (np.float32([-.02, .04, -.04, .02]), 0, 1., np.float32([-.02, -.15, -.04, .3]), False)
     return {name: _tests(cls, row, insertions, batches, capacity, limit) for name,cls in BUFFERS.items()}

@@ -48,8 +48,12 @@ class Columns:
         return batch
 
 # %% ../../nbs/bench/contests.ipynb #11421ff3
-def entries(c:Contest, size:int, peers:dict)->tuple:
-    "Of a contest in a memory of `size` rows: name → entry that does the job correctly; name → what is wrong with it"
+def entries(
+    c:Contest, # which
+    size:int, # rows in memory
+    peers:dict, # name → `Peer`
+)->tuple: # name → entry, and name → what is wrong with it
+    "Those that do the job correctly"
     (*ours,bare),wrong,there = c.prepare(size).items(),{},{}
     for name,f in ours:
         got,bad = f(),0

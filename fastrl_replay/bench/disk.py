@@ -32,7 +32,10 @@ from ..replay.experience import ExperienceReplay
 # %% ../../nbs/bench/bench_disk.ipynb #bcc79a1c
 class MemoryLimit:
     "A control group whose processes may have `nbytes` of main memory; `root` has `proc` and `sys`"
-    def __init__(self, nbytes:int, root='/'):
+    def __init__(self,
+        nbytes:int, # so much
+        root='/', # where `proc` and `sys` are
+    ):
         self.nbytes,wrong = nbytes,'no control groups for memory'
         for file in group_files(root):   # where a group can't have groups in it, those around it may
             if not file.parent.is_dir(): continue
@@ -126,8 +129,13 @@ class DiskWorker(Worker):
         return took
 
 # %% ../../nbs/bench/bench_disk.ipynb #0e4f7921
-def small_rows(folder:str, size:int, rounds:int=9, seconds:float=.05)->dict:
-    "CartPole's rows in main memory and in files, in turns: what is done → µs of each, median of the rounds' ratios"
+def small_rows(
+    folder:str, # for files
+    size:int, # rows
+    rounds:int=9, # of each contest
+    seconds:float=.05, # about this long for each entry in each round
+)->dict: # what is done → µs in main memory, µs in files, median of the rounds' ratios
+    "CartPole's rows in main memory and in files, in turns"
     ram,files,found = full_replay(size),full_replay(size, store=Rows(f'{folder}/small')),{}
     def drawing(replay, n): return lambda: replay.sample(n)
     def adding(replay, n):
@@ -307,7 +315,9 @@ def _limit(a):
         if a.size is None: raise
         print(e, 'So it is measured without.', file=sys.stderr)
 
-def main(a): # as `disk_options` gives them
+def main(
+    a, # as `disk_options` gives them
+):
     "Measure memories on disk, and print the tables"
     limit = _limit(a)
     try: results = run_disk(a, limit, *((1., 100_000) if a.quick else ()))

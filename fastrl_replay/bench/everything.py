@@ -129,6 +129,8 @@ def measure_all(
             print(f'{path}: without {who}: {why}')
 
 # %% ../../nbs/bench/everything.ipynb #f64394fe
-def main(a): # as `all_options` gives them
+def main(
+    a, # as `all_options` gives them
+):
     "`fastrl-replay bench --all`"
     measure_all(a.out, a.only, a.quick, a.pythons)

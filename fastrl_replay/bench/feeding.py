@@ -49,9 +49,15 @@ class Made(Pipe):
     def __iter__(self): yield from self.source
 
 # %% ../../nbs/bench/bench_feeding.ipynb #79bc6921
-def fed(shards:int, store, made:bool=False, rows:int=2_000, n:int=60, **kw)->dict:
-    """Milliseconds that a learner waits for one of `n` batches: one that only asks, one that computes, and this one
-    with `.prefetch`. Batches may be `made` in the shards, of which each has some `rows`; 0 shards: one replay, here"""
+def fed(
+    shards:int, # 0: one replay, in this process
+    store, # makes one
+    made:bool=False, # are batches made in the shard, and travel as they are?
+    rows:int=2_000, # in each shard
+    n:int=60, # batches to measure, for each learner
+    **kw, # of `Parallel`
+)->dict: # ms that learners wait for a batch
+    "Wait for batches of pictures: a learner that only asks, one that computes, and the same with `.prefetch`"
     replay = pictures(store, rows)
     pipe,td = Parallel(Made(replay) if made else replay, shards, chunk=2, ordered=False, **kw),torch.rand(32)
     def waits(source, learn):
@@ -72,16 +78,23 @@ def ways(shards:int)->dict: # name → store, and are batches made in the shard?
     if shards: sent |= {f'{text}, sent unpacked': (store, True) for text,store in STORES.items() if 'packed' in text}
     return sent
 
-def batches_ms(shards:int, rounds:int=2, **kw)->dict: # name → learner → ms
-    "All ways, in turns, of which the fastest counts; `kw` of `fed`"
+def batches_ms(
+    shards:int, # 0: one replay, in this process
+    rounds:int=2, # of which the fastest counts
+    **kw, # of `fed`
+)->dict: # name → learner → ms
+    "All ways, in turns"
     found = {text: [] for text in ways(shards)}
     for _ in range(rounds):
         for text,(store,made) in ways(shards).items(): found[text].append(fed(shards, store, made, **kw))
     return {text: {k: min(x[k] for x in ran) for k in ran[0]} for text,ran in found.items()}
 
 # %% ../../nbs/bench/bench_feeding.ipynb #283ef2a3
-def sent_bytes(store, rows:int=2_000)->int:
-    "How many a batch of 32 of so many rows has on its way"
+def sent_bytes(
+    store, # makes one
+    rows:int=2_000, # in memory
+)->int:
+    "How many a batch of 32 has on its way"
     replay = pictures(store, rows)
     replay.send_packed()
     for batch in islice(replay, 3): found = len(pickled(batch))
@@ -95,8 +108,13 @@ class Large(nn.Module):
         self.numbers = nn.ParameterList(nn.Parameter(torch.zeros(250_000)) for _ in range(mb))   # a MB each
     def forward(self, state): return [0]*len(state)
 
-def weights_ms(n:int, mb:int=100, rounds:int=5, **kw)->dict: # ms for a round, and how many versions were written
-    "Rounds of `n` workers with `mb` of weights that don't change, and with those that do, in turn"
+def weights_ms(
+    n:int, # workers
+    mb:int=100, # of weights
+    rounds:int=5, # of each kind
+    **kw, # of `Parallel`
+)->dict: # ms for a round, and how many versions were written
+    "Rounds with weights that don't change, and with those that do, in turn"
     policy,took = Large(mb),dict(same=[], new=[])
     with Parallel(GymStepper('CartPole-v1', policy, seed=0), n, chunk=1, weights_every=n, **kw) as pipe:
         items = iter(pipe)

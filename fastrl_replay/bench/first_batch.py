@@ -27,8 +27,10 @@ class _Times(event.Listener):
 # %% ../../nbs/bench/first_batch.ipynb #63127e08
 KINDS = 'uniform','prioritized','sequences'
 
-def draw_first(kind:str)->dict: # seconds of the processor: in all, in imports, in each kernel
-    "Step, add and draw once, in this process, with a memory of a `kind`"
+def draw_first(
+    kind:str, # of `KINDS`
+)->dict: # seconds of the processor: in all, in imports, in each kernel
+    "Step, add and draw once, in this process"
     from fastrl_replay.envs.stepper import GymStepper
     from fastrl_replay.replay import experience, prioritized, sequences
     import gymnasium as gym, torch
@@ -43,7 +45,9 @@ def draw_first(kind:str)->dict: # seconds of the processor: in all, in imports, 
     return dict(imports=imported, whole=time.process_time(), kernels=times.spent)
 
 # %% ../../nbs/bench/first_batch.ipynb #0e6eecd8
-def first_batch(kind:str)->dict: # 'cold' and 'warm', each as `draw_first` has it
+def first_batch(
+    kind:str, # of `KINDS`
+)->dict: # 'cold' and 'warm', each as `draw_first` has it
     "What the first batch takes after an installation, and in the next process"
     with tempfile.TemporaryDirectory() as folder:
         command = 'fastrl_replay.bench.first_batch','--here',kind
@@ -51,8 +55,11 @@ def first_batch(kind:str)->dict: # 'cold' and 'warm', each as `draw_first` has i
         return dict(cold=once(), warm=once())
 
 # %% ../../nbs/bench/first_batch.ipynb #33007a11
-def first_table(found:dict, n:int=12)->str: # Markdown
-    "Where the seconds go, as `first_batch` found them, with a line for each of the `n` slowest kernels"
+def first_table(
+    found:dict, # as `first_batch` gives it
+    n:int=12, # kernels that have a line
+)->str: # Markdown
+    "Where the seconds go"
     cold,warm = found['cold'],found['warm']
     longest = sorted(cold['kernels'].items(), key=lambda kv: -kv[1])
     others = sum(t for _,t in longest[n:])

@@ -292,7 +292,9 @@ def frame_picture(results:dict)->bytes: # a png
     return picture(results, draw, 9, .4*len(names) + .8, 1, 2)
 
 # %% ../../nbs/bench/bench_frames.ipynb #3361684f
-def main(a): # as `frame_options` gives them
+def main(
+    a, # as `frame_options` gives them
+):
     "Run the contest of memories of pixels, and print the tables"
     games = {game: game_maker(game) for game in a.games or GAMES}
     results = run_frames(a, games, *((5, 40) if a.quick else (10, 100)))

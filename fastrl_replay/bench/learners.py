@@ -28,8 +28,11 @@ def median_of(ranks, call, n=50)->float: # microseconds
     return float(np.median(took)) if took else 0.
 
 # %% ../../nbs/bench/bench_learners.ipynb #b0a5f4f1
-def a_rank(actors:int, seconds:float=4.)->dict: # steps a second of all; microseconds of messages; does it tell?
-    "Updates of this rank, together with those of the others, which have so many `actors` in all"
+def a_rank(
+    actors:int, # of all ranks
+    seconds:float=4., # to measure, about
+)->dict: # steps a second of all; microseconds of messages; and is it the rank that tells?
+    "Updates of this rank, together with those of the others"
     with Ranks() as ranks:
         n,gradients = ranks.size,[torch.zeros(MB*250_000)]
         said = dict(average=median_of(ranks, lambda: ranks.average(gradients)),
@@ -57,8 +60,11 @@ def run_ranks(learners:int, actors:int, seconds:float)->dict: # what the first o
         'fastrl_replay.bench.learners', '--actors', actors, '--seconds', seconds]
     return json.loads(said_by(*map(str, words), OMP_NUM_THREADS='1').splitlines()[-1])
 
-def run_learners(seconds:float=4., most:int=8)->dict: # as it is saved
-    "One learner and two, with 1 to 8 actors, each for so long, and the parts for a simulation"
+def run_learners(
+    seconds:float=4., # of each run
+    most:int=8, # actors
+)->dict: # as it is saved
+    "One learner and two, with 1 to 8 actors, and the parts for a simulation"
     torch.set_num_threads(1)
     ask,own = message(method='fork'),parts(bs=BS)
     found = dict(steps={}, parts=dict(message=ask, step=1e6/actors_a_second(1, seconds, method='fork') - ask/8))

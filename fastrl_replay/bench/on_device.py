@@ -40,8 +40,13 @@ def pixel_replay(size, bs, store)->ExperienceReplay:
     return replay
 
 # %% ../../nbs/bench/bench_on_device.ipynb #8f2f022b
-def ways(full, device:str, update:bool=False, frames:bool=False)->dict:
-    "Name → a function that draws from a replay that `full(store)` gives; with an `update`, and from stores of `frames`"
+def ways(
+    full, # (store) → a full replay
+    device:str, # where batches are wanted
+    update:bool=False, # hand errors back?
+    frames:bool=False, # is there a store of frames, too?
+): # name → a function that draws a batch
+    "The ways to draw"
     def drawing(draw, where):
         td = torch.from_numpy(errors(256)).to(where)
         def once():
@@ -79,8 +84,12 @@ def _peers_draw(a, results, rounds):
                     results['contests'][contest]['us'][name] = float(np.median(times))
 
 # %% ../../nbs/bench/bench_on_device.ipynb #df20dca0
-def train_pong(device:str, store:str, seconds:float)->dict:
-    "Train for a while from the first update on, with a setting for the store: updates and steps a second"
+def train_pong(
+    device:str, # where the network is
+    store:str, # the setting
+    seconds:float, # from the first update on
+)->dict: # updates and steps a second
+    "Train for a while"
     agent = Agent({**recipe('pong').settings, **dict(device=device, store=store, max_sz=20_000, warmup=500)})
     for n,_ in enumerate(agent.pipe):
         if not n: began,steps = perf_counter(),agent.journal.steps
@@ -150,7 +159,9 @@ def device_report(results:dict)->str: # Markdown
     return paragraphs(device_table(results), device_lines(results), missing_peers(results))
 
 # %% ../../nbs/bench/bench_on_device.ipynb #f300022f
-def main(a): # as `device_options` gives them
+def main(
+    a, # as `device_options` gives them
+):
     "Measure memories on a device, and print the tables"
     a.device = device_of('bench', a.device) or 'cpu'
     if a.device == 'cpu': torch.set_num_threads(1)   # as all other contests

@@ -113,8 +113,12 @@ def _insert(size, n):
 for _n in 1,256: in_parts(f'insert {_n} row' + 's'*(_n > 1))(lambda size, n=_n: _insert(size, n))
 
 # %% ../../nbs/bench/parts.ipynb #b75c3ef7
-def run_parts(size:int=1_000_000, rounds:int=7, seconds:float=.02)->dict:
-    "Time the parts of contests with `size` rows: contest → name of a part → microseconds, warm and cold, and lines"
+def run_parts(
+    size:int=1_000_000, # rows in memory
+    rounds:int=7, # of each part
+    seconds:float=.02, # about this long for each part in each round
+)->dict: # contest → name of a part → microseconds, warm and cold, and lines
+    "Time the parts of contests"
     found = {}
     for title,prepare in PARTS.items():
         whole,parts = prepare(size)
@@ -125,8 +129,10 @@ def run_parts(size:int=1_000_000, rounds:int=7, seconds:float=.02)->dict:
     return found
 
 # %% ../../nbs/bench/parts.ipynb #9e5c2dd5
-def parts_table(found:dict)->str: # Markdown
-    "Each contest, its parts, and what they leave, of what `run_parts` found"
+def parts_table(
+    found:dict, # as `run_parts` gives it
+)->str: # Markdown
+    "Each contest, its parts, and what they leave"
     rows = []
     for title,(whole,*parts) in ((t, p.items()) for t,p in found.items()):
         rest = {k: whole[1][k] - sum(p[k] for _,p in parts) for k in ('warm','cold')}

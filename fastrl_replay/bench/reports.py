@@ -21,8 +21,12 @@ def short(x)->str:
     "A number with three digits or less; whole from 100 on"
     return f'{x:,.0f}' if x >= 100 else f'{x:.2g}' if x < 10 else f'{x:.3g}'
 
-def md_table(heads, rows, words=(0,))->str: # Markdown
-    "A table of rows, lists of texts; those columns that are `words` are set to the left, numbers to the right"
+def md_table(
+    heads, # of the columns
+    rows, # lists of texts
+    words=(0,), # columns of words; others have numbers, which are set to the right
+)->str: # Markdown
+    "A table"
     def line(cells): return f'| {" | ".join(cells)} |'
     kinds = '|'.join('---' if i in words else '--:' for i in range(len(heads)))
     return '\n'.join([line(heads), f'|{kinds}|', *map(line, rows)])

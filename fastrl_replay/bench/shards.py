@@ -38,8 +38,14 @@ class ReadyRows(Pipe):
             yield Steps(rows)
 
 # %% ../../nbs/bench/bench_shards.ipynb #0073b410
-def batches(workers:int, rows:int=100_000, bs:int=256, chunk:int=8, **kw)->Parallel:
-    "Full shards of so many rows (0: one replay, here), that give batches of `bs`, `chunk` of which travel together"
+def batches(
+    workers:int, # shards; 0: one replay, here
+    rows:int=100_000, # of each
+    bs:int=256, # rows of a batch
+    chunk:int=8, # batches that travel together
+    **kw, # of `Parallel`
+)->Parallel: # gives batches
+    "Shards that are full"
     replay = PrioritizedReplay(ReadyRows(), bs, rows, warmup=rows, seed=0)
     return Parallel(replay, workers, chunk=chunk, **kw)
 
@@ -63,8 +69,12 @@ def torchrl_draws(rows, bs=256):
     return buffer.sample
 
 # %% ../../nbs/bench/bench_shards.ipynb #5d71f681
-def rows_a_second(seconds:float=3., chunk:int=16, **kw)->float:
-    "Rows that two shards take in from an actor each, `chunk` blocks at a time; `kw` of the outer `Parallel`"
+def rows_a_second(
+    seconds:float=3., # to measure
+    chunk:int=16, # blocks that travel together
+    **kw, # of the outer `Parallel`
+)->float: # of all shards
+    "Rows that two shards take in from an actor each"
     actors = Parallel(ReadyRows(), 1, chunk=chunk)
     replay = PrioritizedReplay(actors, 256, 100_000, ratio=1/640, warmup=1_000, seed=0)
     with Parallel(replay, 2, chunk=4, **kw) as pipe:
@@ -101,8 +111,12 @@ def actors_a_second(
         return made/(perf_counter() - began)
 
 # %% ../../nbs/bench/bench_shards.ipynb #7789769f
-def parts(dtype=CARTPOLE, rows:int=20_000, bs:int=256)->dict: # microseconds and bytes
-    "What the parts cost in this process, for `rows` of a dtype in memory and batches of `bs`"
+def parts(
+    dtype=CARTPOLE, # of rows
+    rows:int=20_000, # in memory
+    bs:int=256, # rows of a batch
+)->dict: # microseconds and bytes
+    "What the parts cost in this process"
     replay = PrioritizedReplay(None, bs, rows, seed=0)
     blocks = [np.zeros(64, dtype) for _ in range(100)]
     for k,rows_ in enumerate(blocks): rows_['env_id'],rows_['episode_n'],rows_['step_n'] = np.arange(64),1,k+1

@@ -58,16 +58,25 @@ def as_rows(columns:dict, dtype)->np.ndarray:
     for k,v in columns.items(): rows[k] = v
     return rows
 
-def rows_of(n:int, start:int=0, pictures:bool=False)->np.ndarray: # a structured array
-    "So many rows from a number on, as eight environments would give them, in turn: CartPole's, or `pictures`"
+def rows_of(
+    n:int, # how many
+    start:int=0, # the number of the first
+    pictures:bool=False, # instead of CartPole's states
+)->np.ndarray: # a structured array
+    "Rows as eight environments would give them, in turn"
     source,i = Rows(n, pictures),np.arange(start, start+n)
     rows = as_rows(source.part(start, start+n), pixel_dtype(source.shape, 2) if pictures else CARTPOLE)
     rows['env_id'],rows['step_n'],rows['episode_n'] = i%8,i//8+1,1
     return rows
 
 # %% ../../nbs/bench/timing.ipynb #4af1a25f
-def filled(replay, size:int, rows=rows_of, part:int=100_000):
-    "A replay to which `size` rows were added, `part` at a time; where there are priorities, random ones"
+def filled(
+    replay, # that rows are added to
+    size:int, # how many
+    rows=rows_of, # function of how many and the number of the first
+    part:int=100_000, # of so many at a time
+): # the same replay
+    "A replay with `size` rows in it; where there are priorities, random ones"
     for i in range(0, size, part):
         keys = replay.add(Steps(rows(min(part, size-i), i)))
         if isinstance(replay, PrioritizedReplay): replay.update_priorities(keys, errors(len(keys), i))

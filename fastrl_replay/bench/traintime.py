@@ -104,8 +104,12 @@ def _in_turns(trainings, rounds, results, told):
 
 def _median(runs): return float(np.median([seconds for seconds,_ in runs]))
 
-def race(rounds:int=3, steps:int=50_000, python:str=sys.executable)->dict:
-    "Train `cartpole` and Stable-Baselines3's DQN in turns: seconds and return of each run; parts: where our time goes"
+def race(
+    rounds:int=3, # runs of each
+    steps:int=50_000, # of each run
+    python:str=sys.executable, # an interpreter that has Stable-Baselines3
+)->dict: # ours, sb3, bare: seconds and return of each run; parts: where our time goes
+    "Train the recipe `cartpole` and Stable-Baselines3's DQN in turns, and say how it goes"
     def brief(run): return run['seconds'],run['final_return']
     trainings = dict(ours=lambda seed: brief(trained('cartpole', seed, steps=steps)),
         sb3=lambda seed: brief(trained_sb3(python, 'DQN', seed=seed, steps=steps, **ZOO)),
@@ -130,8 +134,13 @@ def actor_critic_calls(name:str)->tuple:
         (base, 'follow', 'slow networks'), (Learner, 'step', 'losses, norms, record'),
         (cls, 'learn', 'losses, norms, record'))
 
-def race_actor_critic(name:str, rounds:int=3, python:str=sys.executable, **changes):
-    "Train a recipe and Stable-Baselines3's SAC or TD3 in turns; yields after each round what `race` would give"
+def race_actor_critic(
+    name:str, # of a recipe
+    rounds:int=3, # runs of each
+    python:str=sys.executable, # an interpreter that has Stable-Baselines3
+    **changes, # to the recipe
+): # yields after each round what is known: ours, sb3: the runs; parts: where our time goes
+    "Train a recipe and Stable-Baselines3's SAC or TD3 in turns"
     s = recipe(name, **changes).settings
     brief = {**changes, 'warmup': s['bs'], 'steps': s['bs'] + min(500, s['steps'])}   # an update for each step
     trained(name, 0, **{**brief, 'steps': s['bs'] + 1})   # imports and compiled kernels, before the clock runs
