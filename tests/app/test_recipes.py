@@ -979,7 +979,7 @@ def test_an_offline_run_that_is_stopped_goes_on_without_its_data(recordings, tmp
     assert run.train(Stops()) is None
     (tmp_path/'rows.npz').unlink()
     assert resume(tmp_path/'two').train()['updates'] == 60
-    same_runs(tmp_path/'whole', tmp_path/'two')
+    assert same_runs(tmp_path/'whole', tmp_path/'two')
 
 @pytest.mark.parametrize('data, said', [('nothing', 'there is nothing of this name'), ('minari:no/such-v0', 'no/such'), ('acrobot.npz', "column 'state'"), ('empty.npz', 'it has no rows')])
 def test_what_is_no_data_is_said_before_a_run_begins(tmp_path, monkeypatch, data, said):

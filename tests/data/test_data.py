@@ -24,24 +24,6 @@ def one_thread():
 
 # ---- data that ends ----
 
-@pytest.mark.parametrize('seed', [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 9))])
-def test_flushed_starts_are_those_of_a_plain_model(seed):
-    "Whatever the blocks: each start has the rewards to the end of its episode, or of the data"
-    rng = np.random.default_rng(seed)
-    n, gamma, lengths = int(rng.integers(1, 6)), .5, rng.integers(1, 7, 4)*rng.choice([-1, 1], 4)
-    rows = Steps.cat(scripted_steps([script(*map(int, lengths)), script(50, env=1)], int(rng.integers(1, 25))))
-    cuts = np.sort(rng.integers(0, len(rows) + 1, 5))
-    blocks = [b for b in np.split(rows.rows, cuts) if len(b)]
-    merged = Steps.cat(list(Items([Steps(b) for b in blocks], at_end='flush').n_step(n, gamma)))
-    assert len(merged) == len(rows)
-    got = {(m.env_id.item(), m.episode_n.item(), m.step_n.item()): m for m in merged}
-    for i, r in enumerate(rows.rows):
-        later = rows.rows[(rows.rows['env_id'] == r['env_id']) & (rows.rows['episode_n'] == r['episode_n']) & (rows.rows['step_n'] >= r['step_n'])][:n]
-        m, last, k = got[int(r['env_id']), int(r['episode_n']), int(r['step_n'])], later[-1], len(later)
-        assert m.n == k and np.isclose(m.reward.item(), sum(gamma**j*x for j, x in enumerate(later['reward'])), rtol=1e-6)
-        assert m.discount == (0 if last['terminated'] else gamma**k) and m.terminated == last['terminated']
-        assert m.truncated == (last['truncated'] or (k < n and not last['terminated'])) and (m.next_state.numpy() == last['next_state']).all()
-
 def test_a_stepper_that_is_left_keeps_what_waits():
     pipe = GymStepper('CartPole-v1', seed=0).n_step(3, .9)
     a, b = list(pipe.header(4)), list(pipe.header(4))
@@ -585,9 +567,3 @@ def test_bad_rows_leave_the_sb3_buffer_as_it_was():
     assert (buffer.pos, buffer.size(), len(buffer.memory), buffer.counts.tolist(), buffer.totals.tolist()) == (1, 1, 1, [[1, 1, 0]], [2.])
     with pytest.raises(ValueError): ReplayBuffer(10, SPACES['box'], spaces.Discrete(2), 'cpu').sample(1)
 
-def test_chunks_of_data_that_ends_on_two_environments():
-    "Episodes of length one, truncation on the last step, and one that goes on"
-    rows = scripted_steps([script(1, -2, 1), script(9, env=1)], 4)
-    seqs = list(Items(rows, at_end='flush').chunk_sequences(3, tail='pad'))
-    assert [[(int(e), int(n)) for e, n, m in zip(s.env_id, s.step_n, s.mask) if m] for s in seqs] == \
-        [[(0, 1)], [(0, 1), (0, 2)], [(1, 1), (1, 2), (1, 3)], [(0, 1)], [(1, 4)]]

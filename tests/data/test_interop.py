@@ -24,20 +24,6 @@ class Table:
 class Two(Table):
     def __call__(self, state): return super().__call__(state)[:, :2]
 
-class Witness(gym.Env):
-    "Counts its steps to 5, and notes each of them in a file"
-    observation_space, action_space = spaces.Box(-1e9, 1e9, (2,)), spaces.Discrete(3)
-    def __init__(self, file): self.file, self.t, self.episode = str(file), 0, 0
-    def _obs(self): return np.array([self.episode, self.t], np.float32)
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.episode = 0, self.episode + 1
-        return self._obs(), {}
-    def step(self, action):
-        with open(self.file, 'ab') as f: f.write(b'.')
-        self.t += 1
-        return self._obs(), float(self.np_random.random()), self.t == 5, False, {}
-
 def scripted(*which): return [ScriptedEnv(**SCRIPTS[i]) for i in which]
 def carts(n=2, policy=None, seed=7): return GymStepper(['CartPole-v1']*n, policy=policy, seed=seed)
 def loaded(dataset, **kw): return StatefulDataLoader(dataset, batch_size=None, **kw)
@@ -115,20 +101,6 @@ def test_nodes_and_loaders_are_sources_that_save_themselves(kind):
 
 # ---- StatefulDataLoader ----
 
-def test_a_bare_pipe_is_replayed_by_the_loader(tmp_path):
-    "Why `stateful` is there; where this fails, torchdata has learned to ask pipes"
-    def steps(wrap):
-        file = tmp_path/'steps'
-        make = lambda: loaded(wrap(GymStepper(Witness(file), seed=0)))
-        a, b = make(), make()
-        take(iter(a), 30)
-        state = a.state_dict()
-        file.write_bytes(b'')
-        b.load_state_dict(state)
-        next(iter(b))
-        return file.stat().st_size
-    assert (steps(lambda p: p), steps(Pipe.stateful)) == (31, 1)
-
 def chains(policy=True):
     "A chain of everything, and its list"
     return GymStepper(scripted(0, 1, 2), EpsGreedy(Table(), eps=.5, seed=1) if policy else None, seed=5).n_step(2, gamma=.5).experience_replay(bs=3, max_sz=20, seed=2)
@@ -173,18 +145,6 @@ def test_with_workers_all_is_restored(kw):
         del it, a
         b.load_state_dict(state)
         assert same(take(iter(b), 15), rest), k
-
-def test_workers_step_nothing_again(tmp_path):
-    file = tmp_path/'steps'
-    def make(): return loaded(GymStepper([Witness(file), Witness(file)], seed=0).stateful(), num_workers=2)
-    a, b = make(), make()
-    take(iter(a), 40)
-    state = a.state_dict()
-    del a
-    file.write_bytes(b'')
-    b.load_state_dict(state)
-    take(iter(b), 5)
-    assert file.stat().st_size <= 2*(5 + 4)   # and not 2*40 more; each worker is asked for two items in advance
 
 def test_epochs():
     "What is left in the middle begins anew; environments go on"

@@ -290,8 +290,6 @@ def test_stories_again_with_bounds_checked(tmp_path):
     r = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', '-k', 'any_story_agrees or long_story or table', __file__], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
     assert not r.returncode, r.stdout
 
-# ---- where sequences start, when they can be drawn ----
-
 # ---- memory ----
 
 def both_memories(length, overlap, lasts):

@@ -31,8 +31,8 @@ def one_by_one(steps): return [steps[i:i+1] for i in range(len(steps))]
 
 # ---- the judge ----
 
-def judge(rows, n, gamma):
-    "What must come out, in order, of each start that is complete"
+def judge(rows, n, gamma, ended=False):
+    "What must come out, in order, of each start that is complete; where the data has ended, of the others after them, as of episodes that broke off"
     out = []
     for i,start in enumerate(rows):
         window,by,broken = [i],None,False
@@ -44,7 +44,7 @@ def judge(rows, n, gamma):
                 if r['step_n'] <= last['step_n'] or r['episode_n'] != last['episode_n']: by,broken = j,True; break
                 window.append(j)
             if r['terminated'] or r['truncated'] or len(window) == n: by = j; break
-        if by is not None: out.append((by, not broken, i, window))
+        if by is not None or ended: out.append((len(rows) if by is None else by, by is not None and not broken, i, window))
     out.sort(key=lambda o: o[:3])   # what breaks off comes before what the same row completes
     merged = np.zeros(len(out), extend_dtype(rows.dtype, discount='f4', n='i4'))
     for m,(_,whole,i,window) in zip(merged, out):
@@ -93,6 +93,10 @@ def test_it_does_what_the_judge_says(kind, program, n, gamma):
     expected = Steps(judge(rows, n, gamma))
     assert Steps.cat(out) == expected and Steps(rows) == Steps(before)
     assert stage.waiting == len(rows) - len(expected)   # none is lost
+    if stage.waiting:
+        left,rest = judge(rows, n, gamma, ended=True)[len(expected):],stage.flush()
+        for env in ENVS: assert rest[rest.env_id == env] == Steps(left[left['env_id'] == env])
+        assert len(rest) == len(left) and stage.waiting == 0
 
 @cases(60)
 @given(st.binary(min_size=1, max_size=60), st.integers(1, 9), st.floats(0, 1), st.integers(0, 2**31))

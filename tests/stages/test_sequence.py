@@ -17,8 +17,8 @@ DTYPE = step_dtype(spaces.Dict(a=spaces.Box(-9, 9, (3,)), b=spaces.Tuple([spaces
 
 # ---- the judge: lists, loops, no arithmetic with remainders ----
 
-def naive(rows, length, overlap, tail):
-    "(number of the row that completes it, numbers of its rows) of each sequence, in order"
+def naive(rows, length, overlap, tail, ended=False):
+    "(number of the row that completes it, numbers of its rows) of each sequence, in order; where the data has ended, the last ones of all episodes, too"
     out, running = [], {}   # env_id: [numbers of the episode's rows, where the next sequence starts, where the last one ended]
     def end(env, at):
         episode, start, shown = running.pop(env)
@@ -35,6 +35,7 @@ def naive(rows, length, overlap, tail):
             out.append((i, episode[start:]))
             entry[1:] = start + length - overlap, len(episode)
         if (r['terminated'] or r['truncated']) and ('n' not in rows.dtype.names or r['n'] == 1): end(env, i)
+    for env in [*running] if ended else []: end(env, len(rows))
     return out
 
 def like(seq, rows, numbers, length):
@@ -44,8 +45,8 @@ def like(seq, rows, numbers, length):
             and all(bits(a) == bits(b) for n in names for a, b in zip(numpy_leaves(seq.rows[n][:k]), numpy_leaves(rows[n][numbers])))
             and not seq.rows.view(np.uint8).reshape(length, -1)[k:].any())
 
-def agrees(seqs, rows, length, overlap, tail):
-    want = naive(rows, length, overlap, tail)
+def agrees(seqs, rows, length, overlap, tail, ended=False):
+    want = naive(rows, length, overlap, tail, ended)
     assert [s.step_n[s.mask].tolist() for s in seqs] == [rows['step_n'][n].tolist() for _, n in want]
     assert all(like(s, rows, n, length) for s, (_, n) in zip(seqs, want))
 
@@ -90,6 +91,7 @@ def test_any_stream_in_any_blocks(events, sizes, arguments, seed):
         assert len(seqs) == sum(i < at for i, _ in want), 'a sequence came too early or too late'
     agrees(seqs, rows, *arguments)
     agrees(cut(split(rows, sizes), *arguments), rows, *arguments)
+    agrees(cut(Items(split(rows, sizes), at_end='flush'), *arguments), rows, *arguments, ended=True)
 
 @cases(200)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.sampled_from('tub')), max_size=9), st.integers(1, 4), sizes, arguments, st.sampled_from(['i4', 'i8']))
