@@ -287,6 +287,7 @@ def _check(s):
         'none where nothing is kept', '--set memory=uniform')
     if recorded(s): _check_offline(s, builder)
     if s.get('ranks', 1) > 1: _check_ranks(s)
+    if 'eps_factor' in s: _check_by_episodes(s)
     for key in NORMS if recorded(s) or s.get('shards') else ():
         if s.get(key): raise SettingsError('recipe', f'setting {key!r}', 'yes',
             'no with recorded rows or shards: steps must pass through the process that learns', f'--set {key}=no')
@@ -296,6 +297,11 @@ def _check(s):
     for key,value in s.items(): _check_range(key, value, {**RANGES, **builder.ranges}.get(key))
 
 # %% ../../nbs/app/recipes.ipynb #b5330b29
+def _check_by_episodes(s):
+    for key in 'workers','shards':
+        if s.get(key): raise SettingsError('recipe', f'setting {key!r}', s[key], '0 where exploring goes by episodes '
+            '(eps_factor): workers do not know how many have ended', f'--set {key}=0')
+
 def _check_place(s, replay):
     if memory_path(s) and replay.memory.store.folder is None: raise SettingsError('recipe',
         "setting 'memory_path': the learner keeps rows in main memory", s['learner'],

@@ -189,6 +189,8 @@ MISTAKES = [   # (line, what it should say)
     *once('argparse speaks for itself: several lines of usage, `invalid _count value`, no nearest option',
         ('train cartpole --steps abc', "'abc'"), ('train cartpole --steps 0', 'at least 1'), ('train cartpole --steps -5', 'at least 1'), ('train cartpole --steps 1.5', "'1.5'"),
         ('train cartpole --seed x', "'x'"), ('train cartpole --stps 5', '--steps'), ('eval', 'DIR'), ('compare', 'RECIPE'), ('compare cartpole --seeds 0', 'at least 1'), ('--hlep', '--help')),
+    *once('a weak reference that does not pickle, or a setting warmup that is missing', ('train taxi --workers 2', "setting 'workers'; got 2; expected 0 where exploring goes by episodes"),
+        ('train taxi --shards 2', "setting 'shards'; got 2")),
     *once('an OSError is a traceback', ('train cartpole --out /dev/null', 'this is not a directory; got /dev/null'), ('train cartpole --out /dev/null/x', '/dev/null/x: Not a directory')),
     *once('a list with a space is taken for another setting, and the remedy speaks of recipes', ('train cartpole --set network=8 8', 'network=8,8'))]
 
