@@ -16,7 +16,6 @@ import gymnasium as gym, numpy as np, torch
 from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
-from ..steps.errors import StateError
 from ..steps.settings import SettingsError, nearest, setting_text, shipped
 from ..steps.row_dtypes import differing_columns, row_places, saved_dtype
 from ..envs.checks import as_float32
@@ -31,9 +30,10 @@ from ..steps.machine import device_of
 from ..memory.directory import check_path, read_meta
 from .named_envs import full_name, named_env, named_info, named_store, read_calls
 from .offline import Offline, open_memory as memory_in
+from ..parallel.engines import checked_generators, generators, seed_generators, set_generators
 from ..parallel.ranks import Alone
 from ..parallel.stage import Parallel, as_engine
-from ..pipe import upstream
+from ..pipe import WorkerInfo, upstream
 from ..replay.due_batches import as_fraction
 from ..steps.states import anything, array, checked
 from .recipe_settings import coerce_setting, resolved
@@ -201,6 +201,7 @@ class Agent:
 @patch
 def _build(self:Agent, s):
     whole,s = s,of_rank(s)
+    seed_generators(s['seed'], WorkerInfo(self.ranks.rank))   # environments may draw from those of numpy and Python
     torch.manual_seed(s['seed'])
     env,self.builder = make_env(s, training=True),LEARNERS[s['learner']]
     self.env_name,self.rewards = full_name(s['env'], env),None   # what scales rewards, if they are scaled
@@ -287,6 +288,7 @@ def _check(s):
         'none where nothing is kept', '--set memory=uniform')
     if recorded(s): _check_offline(s, builder)
     if s.get('ranks', 1) > 1: _check_ranks(s)
+    if 'eps_factor' in s: _check_by_episodes(s)
     for key in NORMS if recorded(s) or s.get('shards') else ():
         if s.get(key): raise SettingsError('recipe', f'setting {key!r}', 'yes',
             'no with recorded rows or shards: steps must pass through the process that learns', f'--set {key}=no')
@@ -296,6 +298,11 @@ def _check(s):
     for key,value in s.items(): _check_range(key, value, {**RANGES, **builder.ranges}.get(key))
 
 # %% ../../nbs/app/recipes.ipynb #b5330b29
+def _check_by_episodes(s):
+    for key in 'workers','shards':
+        if s.get(key): raise SettingsError('recipe', f'setting {key!r}', s[key], '0 where exploring goes by episodes '
+            '(eps_factor): workers do not know how many have ended', f'--set {key}=0')
+
 def _check_place(s, replay):
     if memory_path(s) and replay.memory.store.folder is None: raise SettingsError('recipe',
         "setting 'memory_path': the learner keeps rows in main memory", s['learner'],
@@ -458,17 +465,20 @@ def _(agent:Agent, episodes:int=20, seed:int=0, record=None):
 @patch
 def state_dict(self:Agent)->dict: # plain data and tensors
     "Everything that training needs to go on"
-    return dict(pipe=self.pipe.state_dict(), random=torch.get_rng_state())
+    now = generators()
+    return dict(pipe=self.pipe.state_dict(), random=now['torch'], python=now['python'], numpy=now['numpy'])
 
 @patch
 def load_state_dict(self:Agent, state:dict):
     "Go on where another agent of the same settings stood"
-    state = checked('Agent', dict(pipe=anything, random=array(np.uint8, len(torch.get_rng_state()))), state)
-    random = torch.from_numpy(state['random'])
-    try: torch.Generator().set_state(random)
-    except RuntimeError as e: raise StateError('Agent', 'a saved generator that is damaged', e) from e
+    now = generators()
+    older = dict(python=now['python'], numpy=now['numpy'])   # which had none
+    form = dict(pipe=anything, random=array(np.uint8, len(now['torch'])), python=anything, numpy=anything)
+    state = checked('Agent', form, {**older, **state} if isinstance(state, dict) else state)
+    new = dict(torch=torch.from_numpy(state['random']), python=state['python'], numpy=state['numpy'])
+    new = checked_generators('Agent', new)
     self.pipe.load_state_dict(state['pipe'])
-    torch.set_rng_state(random)
+    set_generators(new)
 
 # %% ../../nbs/app/recipes.ipynb #fa963350
 @patch(as_prop=True)
@@ -483,10 +493,12 @@ def made_columns(
     s:dict, # settings
 )->np.dtype: # of the rows that come into memory
     "What rows a recipe keeps, by making some"
-    with torch.random.fork_rng(devices=[]):
+    before = generators()
+    try:
         agent = Agent({**s, 'memory_path':'none', 'train_every':1, 'workers':0, 'shards':0})
         rows = agent.memory.view.stored(next(iter(agent.memory.source))).rows
         agent.pipe.close()
+    finally: set_generators(before)
     return row_places('recipe', rows.dtype, {})[0]
 
 # %% ../../nbs/app/recipes.ipynb #87c5ef4e

@@ -61,8 +61,8 @@ def state_of(
     if summary: return 'ended','{} steps in {} s'.format(*(short(summary.get(k)) for k in ('env_steps','wall_s')))
     out,now = Path(out),now or time.time()
     last = max((p.stat().st_mtime for p in (out/'metrics.jsonl',out/'config.json') if p.exists()), default=now)
-    age,walls = now - last,[m['wall_s'] for m in lines if isinstance(m.get('wall_s'), (int,float))]
-    usual = max((b - a for a,b in zip(walls[-20:], walls[-19:])), default=0)
+    age,walls = now - last,[0, *(m['wall_s'] for m in lines if isinstance(m.get('wall_s'), (int,float)))][-20:]
+    usual = max((b - a for a,b in zip(walls, walls[1:])), default=0)
     step = f'step {lines[-1]["env_steps"]:,}' if lines else 'no line of metrics so far'
     at_work = None if age < 5 else is_locked(out)   # while lines come, nothing needs to be asked
     if at_work is False: return 'stopped',f'{step}; no process is at work. To go on: fastrl-replay train --resume {out}'

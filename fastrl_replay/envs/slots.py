@@ -6,15 +6,16 @@
 __all__ = ['SLOT', 'Slot', 'SingleSlot', 'saved_env', 'Slots']
 
 # %% ../../nbs/envs/slots.ipynb #22d9025a
+import warnings
 import numpy as np
 from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from .checks import FLAGS, NUMBERS, as_flag, as_number, check_shape
-from .envstate import Opaque, decode, encode, encoded
+from .envstate import Opaque, constants_in, decode, encode, encoded
 from .numbering import MAX_ENVS
 from .infos import InfoRows
-from ..steps.errors import ArgumentError, StateError
+from ..steps.errors import ArgumentError, StateError, problem
 from ..steps.nested import pick, tupler
 from ..steps.states import exactly, integer, listed, maybe, row, text
 
@@ -30,6 +31,7 @@ class Slot:
         action_space, # of a single environment
     ):
         self.env,self.env_id,self.seed = env,env_id,seed   # of the first one; the seed is used once, at the first reset
+        self.made = dict(constants_in(env))   # those with which it was made: it may choose others
         self.obs,self.seen = None,None   # the last observation, and the dtype of those that need no closer look
         self.info,self.needed = None,()   # entries of `info` that are kept, if any are; which of them a reset must have
         self.observation_space,self.action_space,self.row_space = observation_space,action_space,observation_space
@@ -114,16 +116,30 @@ def saved_env(env)->tuple: # its data, or None and why it can't be saved
     try: return encode(env),None
     except Opaque as e: return None,str(e)
 
+# %% ../../nbs/envs/slots.ipynb #0e7da56d
+@patch
+def other_constant(self:Slot, were:dict)->str: # its name, None: there is none
+    "A constant of its environment that is none of these"
+    now = dict(constants_in(self.env))
+    return next((k for k in {**were, **now} if were.get(k) != now.get(k)), None)
+
+@patch
+def saved(self:Slot)->tuple: # its data, or None and why it can't be saved
+    "Its environment as plain data, where it has the constants with which it was made"
+    name = self.other_constant(self.made)
+    return saved_env(self.env) if name is None else (None, f'{name}: chosen while it ran')
+
 # %% ../../nbs/envs/slots.ipynb #fe2223eb
 @patch
 def snapshot(self:Slot)->dict:
     "What it goes on from: its environment, where that can be saved, and where its episodes are"
-    (n,kind,spaces),(env,why) = self.identity(),saved_env(self.env)
-    infos = [] if self.info is None else [['info', encode(self.info.state_dict())]]
+    (n,kind,spaces),(env,why) = self.identity(),self.saved()
+    more = [['constants', encode(self.made)]]
+    if self.info is not None: more.append(['info', encode(self.info.state_dict())])
     random = None if isinstance(self.env, VectorEnv) else saved_env(self.env.unwrapped._np_random)[0]
     own = dict(vars(self), obs=_plain_obs(self.obs, self.space))
     return dict(n=n, spaces=spaces, kind=kind, env=env, why=why, random=random,
-        kept=[[k, encode(own[k])] for k in _KEPT if k in own] + infos)
+        kept=[[k, encode(own[k])] for k in _KEPT if k in own] + more)
 
 def _plain_obs(x, space): # None: none so far
     "An observation in arrays that share no memory, whatever an environment made it of"
@@ -133,7 +149,7 @@ def _plain_obs(x, space): # None: none so far
     return np.array(x)
 
 SLOT = dict(n=integer(1, MAX_ENVS), spaces=text, kind=text, env=encoded, why=maybe(text), random=encoded,
-    kept=listed(row(exactly(*_KEPT, 'info'), encoded)))   # the form of what `snapshot` gives
+    kept=listed(row(exactly(*_KEPT, 'constants', 'info'), encoded)))   # the form of what `snapshot` gives
 
 # %% ../../nbs/envs/slots.ipynb #d8055834
 @patch
@@ -143,12 +159,23 @@ def restore(self:Slot,
 )->bool:
     "Go on where it was saved; True: with a new episode, because the environment itself could not be saved"
     for k,v in saved['kept']:
-        if k != 'info': setattr(self, k, _as_kept(self, k, decode(v)))
-    _restore_info(self, dict(saved['kept']).get('info'))
-    if saved['env'] is not None: decode(saved['env'], self.env)
-    anew = saved['env'] is None and self.obs is not None
+        if k in _KEPT: setattr(self, k, _as_kept(self, k, decode(v)))
+    more = dict(saved['kept'])
+    _restore_info(self, more.get('info'))
+    env = saved['env'] if self._goes_on(decode(more.get('constants'))) else None
+    if env is not None: decode(env, self.env)
+    anew = env is None and self.obs is not None
     if anew: self.begin_anew(saved, seed)
     return anew
+
+@patch
+def _goes_on(self:Slot, constants)->bool: # name → which one, when it was saved; None: an older version didn't say it
+    "Are the constants those that were there? A warning where they aren't"
+    if constants is None or not (name := self.other_constant(constants)): return True
+    warnings.warn(problem('GymStepper', f"environment {self.env_id} can't go on as it was saved, and begins a new "
+        f'episode: its {name} is another one', dict(constants_in(self.env)).get(name), constants.get(name),
+        'begin with the environment that was saved; or give it a state_dict and a load_state_dict'))
+    return False
 
 # %% ../../nbs/envs/slots.ipynb #8bba809f
 def _as_kept(slot, k, x):

@@ -14,7 +14,6 @@ from fastcore.basics import patch
 from gymnasium.vector import VectorEnv
 from .group import GROUP, EnvGroup
 from .infos import InfoColumns, info_entries
-from .slots import saved_env
 from .sources import close_envs, distinct_envs, n_known, open_envs
 from .vector_slots import as_mode
 from fastrl_replay.pipe import (IterDataPipe, MapDataPipe, Positioned, WorkerInfo, as_pipe, stage, try_state,
@@ -173,7 +172,7 @@ def _in_worker(self:GymStepper, info):
 @patch
 def saves_exactly(self:GymStepper)->bool:
     "Could all environments be saved as they are now? The others begin a new episode when the pipe is restored"
-    return all(saved_env(l.env)[0] is not None for l in self._here.slots())
+    return all(l.saved()[0] is not None for l in self._here.slots())
 
 @patch(as_prop=True)
 def _saves_policy(self:GymStepper):

@@ -60,8 +60,20 @@ def format_error(e) -> str:
     'An error and where it was raised, as text'
     ...
 
+def generators() -> dict:
+    'Where the generators stand that are shared by the whole process'
+    ...
+
 def save_chain(chain) -> bytes:
     'The state of a chain and of the generators of this process'
+    ...
+
+def checked_generators(who: str, state: dict) -> dict:
+    "An error where the generators of this process can't go on there"
+    ...
+
+def set_generators(state: dict) -> Any:
+    'Let the generators of this process go on there'
     ...
 
 def load_chain(chain, data: bytes) -> Any:

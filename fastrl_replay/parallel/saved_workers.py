@@ -8,8 +8,10 @@ __all__ = ['SavedWorkers']
 # %% ../../nbs/parallel/saved_workers.ipynb #35b2d8c2
 import io, os
 from collections import deque
-import torch
+import numpy as np, torch
 from fastcore.basics import patch
+from ..envs.envstate import decode, encode, encoded
+from ..memory.links import Places
 from .engines import AWAY, ChainCopy, WorkerError
 from .shards import Shards
 from ..steps.compiled import interrupts_wait
@@ -51,8 +53,15 @@ def _unpacked(chunk): return dict(chunk, items=deque(_unpack(x) for x in chunk['
 def _inside(f, x):
     if type(x) is dict: return {k: f(v) for k,v in x.items()}
     return type(x)(map(f, x)) if type(x) in (tuple,list) else x
-def _pack(x): return dict(pack(x), drawn=replay_of(x) is not None) if isinstance(x, Steps) else _inside(_pack, x)
+def _pack(x):
+    if isinstance(x, Steps): return dict(pack(x), drawn=replay_of(x) is not None)
+    if isinstance(x, Places): return dict(kind='places', keys=encode(x.keys), oldest=int(x.oldest))
+    numbers = isinstance(x, (np.ndarray,np.generic)) and x.dtype.kind in 'biuf'
+    return encode(x) if numbers else _inside(_pack, x)
 def _unpack(x):
+    kind = x.get('kind') if isinstance(x, dict) else None
+    if kind in ('array','scalar'): return decode(encoded(x))
+    if kind == 'places': return Places(decode(encoded(x['keys'])), x['oldest'])
     if not isinstance(x, dict) or not {'kind','dtype','bytes'} <= x.keys(): return _inside(_unpack, x)
     steps = unpack(x)
     set_replay(steps, AWAY if x.get('drawn') else None)

@@ -64,7 +64,8 @@ class Moments(nn.Module):
 # %% ../../nbs/stages/normalisation.ipynb #051b2982
 def _by_itself(space):
     "Is a part normalised where none are named?"
-    return isinstance(space, spaces.Box) and space.dtype != np.uint8 and len(space.shape) < 3
+    numbers = isinstance(space, spaces.Box) and space.dtype.kind in 'iuf'   # no flags
+    return numbers and space.dtype != np.uint8 and len(space.shape) < 3
 
 def _named_parts(found, parts):
     wrong = [p for p in parts if not isinstance(found.get(p), spaces.Box)]

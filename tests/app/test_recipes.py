@@ -1,5 +1,5 @@
 """Recipes, runs and the command, attacked: odd settings files, runs killed at every moment, environments that can't be saved, words of errors."""
-import errno, json, math, os, signal, subprocess, sys, threading, time
+import errno, json, math, os, random, signal, subprocess, sys, threading, time
 from contextlib import redirect_stdout
 from io import BytesIO, StringIO, TextIOWrapper
 from itertools import islice
@@ -67,9 +67,14 @@ class Fails(Opaque):
         if Fails.made == 150: raise RuntimeError('the simulator is gone')
         return super().step(action)
 
+class Global(Opaque):
+    "Draws from the generators of the process"
+    def __init__(self): super().__init__(handle=False)
+    def _look(self): return np.float32(np.random.random(4)*random.random())
+
 class Boxes(Opaque): action_space = spaces.Box(-1, 1, (2,), np.float32)
 
-for cls in Opaque, NanReward, Fails, Boxes: gym.register(f'Test{cls.__name__}-v0', cls)
+for cls in Opaque, NanReward, Fails, Global, Boxes: gym.register(f'Test{cls.__name__}-v0', cls)
 gym.register('TestForever-v0', Opaque, kwargs=dict(lengths=(10**9,), handle=False))
 gym.register('TestOdd-v0', Opaque, kwargs=dict(lengths=(3, 4)))   # ends at steps 3, 7, 11, …: never a multiple of 4
 gym.register('TestPlain-v0', Opaque, kwargs=dict(handle=False))
@@ -189,6 +194,8 @@ MISTAKES = [   # (line, what it should say)
     *once('argparse speaks for itself: several lines of usage, `invalid _count value`, no nearest option',
         ('train cartpole --steps abc', "'abc'"), ('train cartpole --steps 0', 'at least 1'), ('train cartpole --steps -5', 'at least 1'), ('train cartpole --steps 1.5', "'1.5'"),
         ('train cartpole --seed x', "'x'"), ('train cartpole --stps 5', '--steps'), ('eval', 'DIR'), ('compare', 'RECIPE'), ('compare cartpole --seeds 0', 'at least 1'), ('--hlep', '--help')),
+    *once('a weak reference that does not pickle, or a setting warmup that is missing', ('train taxi --workers 2', "setting 'workers'; got 2; expected 0 where exploring goes by episodes"),
+        ('train taxi --shards 2', "setting 'shards'; got 2")),
     *once('an OSError is a traceback', ('train cartpole --out /dev/null', 'this is not a directory; got /dev/null'), ('train cartpole --out /dev/null/x', '/dev/null/x: Not a directory')),
     *once('a list with a space is taken for another setting, and the remedy speaks of recipes', ('train cartpole --set network=8 8', 'network=8,8'))]
 
@@ -596,7 +603,7 @@ def stop(run, step):
     assert run.train(AskedAt(run, step)) is None
     return run.agent.journal.steps
 
-@pytest.mark.parametrize('name,changes', [('cartpole', {}), ('cartpole', dict(train_every=64)), ('cartpole', dict(env='TestOpaque-v0')), ('cartpole-per', dict(n_step=3, envs=3, train_every=20)),
+@pytest.mark.parametrize('name,changes', [('cartpole', {}), ('cartpole', dict(train_every=64)), ('cartpole', dict(env='TestOpaque-v0')), ('cartpole', dict(env='TestGlobal-v0')), ('cartpole-per', dict(n_step=3, envs=3, train_every=20)),
     ('cartpole-rank', dict(env='TestOpaque-v0', n_step=3)), ('cartpole-r2d2', dict(network=8, bs=4, length=8, burn_in=2, overlap=4, ratio=.5, env='TestOpaque-v0', envs=1)), ('cartpole-blind', dict(envs=2, max_sz=50)),
     *(pytest.param(name, None, marks=pytest.mark.slow) for name in ('taxi', 'taxi-online'))])
 def test_stopped_twice_is_as_never_stopped(name, changes, tmp_path):

@@ -144,6 +144,9 @@ def test_a_killed_run_is_stopped_and_a_hanging_one_silent(copied):
     run = start(recipe('cartpole'), copied.parent/'new')   # it has the lock
     soon = max(p.stat().st_mtime for p in run.out.iterdir()) + 20
     assert state_of(run.out, [], None, soon)[0] == 'running' and state_of(run.out, [], None, soon + 1000)[0] == 'silent'
+    slow = [dict(env_steps=i, wall_s=300.*i) for i in range(5)]   # was: silent, as long as there were fewer than 20 lines
+    last = (run.out/'config.json').stat().st_mtime
+    assert [state_of(run.out, slow[:n], None, last + age)[0] for n, age in ((5, 400), (5, 1600), (1, 400))] == ['running', 'silent', 'silent']
 
 def test_looking_at_a_lock_keeps_no_run_from_starting(tmp_path):
     "Whoever looks takes it for an instant"

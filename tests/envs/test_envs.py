@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from fastrl_replay.all import *
 from fastrl_replay.envs import actions; from fastrl_replay.envs import bitflip; from fastrl_replay.envs import catch   # noqa: F401 (the last two register games)
 from fastrl_replay.steps.row_dtypes import leaves
+from fastrl_replay.envs.slots import saved_env
 from fastrl_replay.testing import through_file
 from strategies import cases
 from test_boundaries import interrupted
@@ -1267,14 +1268,57 @@ class Slots(Counting):
     class Box: __slots__ = 'x',
     def start(self): self.b = self.Box(); self.b.x = 0.
     def count(self): self.b.x += 1; return np.full(1, self.b.x, np.float32)
+class Chosen(Counting):
+    def __init__(self): self.f = _back
+    def start(self): super().start(); self.f = _forth
+    def count(self): self.x = self.f(self.x); return self.x.copy()
+def _forth(x): return x + 1
+def _back(x): return x - 1
+class ChosenInList(Chosen):
+    def start(self): Counting.start(self); self.fs = [_back, _forth]
+    def count(self): self.x = self.fs[-1](self.x); return self.x.copy()
+class ChosenClass(Counting):
+    class Forth: go = staticmethod(_forth)
+    class Back: go = staticmethod(_back)
+    def __init__(self): self.way = self.Back
+    def start(self): super().start(); self.way = self.Forth
+    def count(self): self.x = self.way.go(self.x); return self.x.copy()
+class ChosenLambda(Chosen):
+    def __init__(self): self.f, self.others = [lambda x, k=k: x + k for k in (-1, 1)]
+    def start(self): Counting.start(self); self.f = self.others
+class Nonlocal(Counting):
+    def __init__(self): self.start()
+    def start(self):
+        n = 0
+        def noise(): nonlocal n; n += 1; return np.full(1, n, np.float32)
+        self.noise = noise
+    def count(self): return self.noise()
+class CallsItself(Counting):
+    def __init__(self):
+        def sum_to(n): return n and 1 + sum_to(n - 1)
+        self.f = sum_to
+    def count(self): self.x = self.x + 1; return np.float32([self.f(int(self.x[0]))])
+class BoundMethod(Counting):
+    def __init__(self): self.start()
+    def start(self): self.log = []; self.push = self.log.append
+    def count(self): self.push(0); return np.full(1, len(self.log), np.float32)
+class TensorView(Counting):
+    def start(self): self.x = torch.zeros(2); self.view = self.x[:1]
+    def count(self): self.view += 1; return self.x[:1].numpy().copy()
+class TensorOfArray(Counting):
+    def start(self): self.x = np.zeros(1, np.float32); self.view = torch.from_numpy(self.x)
+    def count(self): self.view += 1; return self.x.copy()
 
 # was: Alias: two arrays on one memory come back as two, and the observation stands still
 # was: StatefulCallable: whatever is callable is taken for a constant: it comes back as None, or without its count
 # was: ScratchTensor: a tensor is not copied, so where the state went through no file, both pipes count together
 # was: Enumerated: an IntEnum is an int for `encode`, but torch.load(weights_only=True) refuses the file
 # was: DefaultDict, Tuples: subclasses of dict and tuple come back as plain ones, and the environment fails
-@pytest.mark.parametrize('kind', [Counting, Alias, StatefulCallable, TwoPlaces, Loop, Carried, Partial, ScratchTensor, Enumerated, DefaultDict, Tuples, Slots])
-@pytest.mark.filterwarnings('ignore:.*begin new episodes')
+# was: Chosen…: the restored one went on with its own function, or class; Nonlocal: from 0
+# was: CallsItself: a RecursionError; BoundMethod: the method of another list, or of a generator that was not saved; Tensor…: two tensors, or a tensor and an array
+@pytest.mark.parametrize('kind', [Counting, Alias, StatefulCallable, TwoPlaces, Loop, Carried, Partial, ScratchTensor, Enumerated, DefaultDict, Tuples, Slots,
+    Chosen, ChosenInList, ChosenClass, ChosenLambda, Nonlocal, CallsItself, BoundMethod, TensorView, TensorOfArray])
+@pytest.mark.filterwarnings('ignore:.*begin new episodes', 'ignore:.*begins a new episode')
 @pytest.mark.parametrize('via', [through_file, lambda s: s], ids=['file', 'memory'])
 def test_an_environment_goes_on_exactly_or_begins_anew(kind, via):
     "There is no third way: a restored environment is the saved one, or it says that a new episode has begun"
@@ -1284,6 +1328,26 @@ def test_an_environment_goes_on_exactly_or_begins_anew(kind, via):
     take(a, 2)   # the saved one goes on, which must not concern the restored one
     got = [(r.episode_n.item(), r.step_n.item(), r.state.item(), r.next_state.item()) for r in take(b, 3)]
     assert got in ([(1, 4, 3, 4), (1, 5, 4, 5), (1, 6, 5, 6)], [(2, 1, 0, 1), (2, 2, 1, 2), (2, 3, 2, 3)])
+
+def test_what_was_chosen_is_named():
+    "When it is saved, and where it was chosen before: when another one is to go on"
+    a, b = GymStepper([Counting, Chosen], seed=0), GymStepper([Counting, Chosen], seed=0)
+    take(a, 3)
+    assert not a.saves_exactly()
+    with pytest.warns(UserWarning, match='1 of 2 environments could not be saved, and begin new episodes; got f: chosen while it ran'):
+        b.load_state_dict(through_file(a.state_dict()))
+    assert [r['episode_n'].tolist() for r in take(b, 2)] == [[1, 2], [1, 2]]
+    used = Chosen()
+    used.reset()
+    a, b = GymStepper(used, seed=0), GymStepper(Chosen(), seed=0)
+    take(a, 3)
+    b.load_state_dict(through_file(a.state_dict()))
+    with pytest.warns(UserWarning, match="environment 0 can't go on .* its f is another one; got _back .*; expected _forth "): rows = take(b, 1)
+    assert rows[0].episode_n.item() == 2
+
+def test_a_generator_of_the_class_is_not_taken_for_one_of_the_environment():
+    class Shared(Counting): dice = np.random.default_rng(0)
+    assert saved_env(Shared()) == (None, 'dice: a generator that belongs to the class')
 
 class Told(gym.Env):
     "What it shows are parts of its state, in one form or another"

@@ -68,6 +68,17 @@ def test_workers_act_by_the_table_that_is_learned():
     assert block.action.tolist() == [2, 2]
     pipe.close()
 
+@pytest.mark.parametrize('chain', [lambda p: p.experience_replay(bs=4, max_sz=50, seed=0, return_idxs=True), lambda p: p.map(lambda b: dict(r=b.rows['reward'].mean(), s=b.rows['state']))],
+    ids=['places', 'arrays'])
+def test_states_with_other_things_than_blocks_are_plain_data(chain):
+    "was: torch.load refused them, or so did whoever wanted to go on"
+    def make(): return chain(GymStepper(['CartPole-v1']*2, seed=0)).parallel(2, **FORK)
+    with make() as one, make() as two:
+        first = iter(one)
+        for _ in range(5): next(first)
+        two.load_state_dict(through_file(one.state_dict()))
+        assert same([*islice(first, 20)], [*islice(two, 20)])
+
 def test_dice_differ_between_workers_and_follow_from_the_seed():
     def actions(seed):
         pipe = GymStepper(short, EpsGreedy(lambda s: torch.zeros(len(s), 3), 1., seed=seed)).parallel(2, **FORK)

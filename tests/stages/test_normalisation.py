@@ -53,6 +53,14 @@ def test_blocks_of_any_size_give_the_same_statistics(blocks):
     for a, b in zip(norm.buffers(), whole.buffers()): torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-7)
     if len(x): np.testing.assert_allclose(norm.moments[0].var, x.var(0), rtol=1e-3, atol=.3)
 
+def test_flags_are_left_as_they_are():
+    "was: a Box of bool was among the parts to normalise, and each block was refused"
+    space = spaces.Dict(a=spaces.Box(-9, 9, (2,), np.float32), b=spaces.Box(0, 1, (3,), bool))
+    norm = StateNorm(space)
+    norm.update(dict(a=np.ones((4, 2), np.float32), b=np.ones((4, 3), bool)))
+    assert norm.names == ['a'] and norm(dict(a=torch.ones(4, 2), b=torch.ones(4, 3, dtype=torch.bool)))['b'].dtype == torch.bool
+    with pytest.raises(ValueError, match='there is nothing to normalise'): StateNorm(space['b'])
+
 def test_a_block_that_is_refused_counts_nothing():
     "NaN in states or rewards is named, and statistics stay"
     states, rewards = StateNorm(BOX), RewardNorm()
