@@ -5049,6 +5049,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastrl_replay/parallel/stage.py'),
                                               'fastrl_replay.parallel.stage.Parallel._live_with_chunks': ( 'parallel/stage.html#parallel._live_with_chunks',
                                                                                                            'fastrl_replay/parallel/stage.py'),
+                                              'fastrl_replay.parallel.stage.Parallel._look_for_kept': ( 'parallel/stage.html#parallel._look_for_kept',
+                                                                                                        'fastrl_replay/parallel/stage.py'),
                                               'fastrl_replay.parallel.stage.Parallel._new_worker': ( 'parallel/stage.html#parallel._new_worker',
                                                                                                      'fastrl_replay/parallel/stage.py'),
                                               'fastrl_replay.parallel.stage.Parallel._newest': ( 'parallel/stage.html#parallel._newest',

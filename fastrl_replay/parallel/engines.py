@@ -261,6 +261,7 @@ class Worker:
         self.given = self.lag = 0   # items handed on; how many others were, since the last one was asked for
         self.due,self.share = 0.,1.   # how many chunks it should have given by now, and has not; its share of them
         self.past = dict.fromkeys(('lost','stale','inserted','counted'), 0)   # of memories that ended with a worker
+        self.kept = None   # rows on disk, and all that were ever added there, as a worker that failed had them
 
     def stopped(self)->bool: return False               # is it known that it computes nothing? It is named earlier
     def doing(self)->str: return 'it may be busy'       # for that warning: what is known of it

@@ -270,6 +270,7 @@ def _fetch(self:Parallel, w):
             error=None if again else error, restart=w.info.restart, news=said['news'] if said else [])
         if said and said['batches']: self._name_batches(w, chunk, said['batches'])
         w.chunks.append(chunk)
+        if w.kept and chunk.get('facts'): self._look_for_kept(w, chunk['facts'][0])
         if again: self._restart(w, error)
 
 # %% ../../nbs/parallel/stage.ipynb #fbc899d6
@@ -398,7 +399,7 @@ def _restart(self:Parallel, w, error):
     facts = next((c['facts'][-1] for c in reversed(w.chunks) if c.get('facts')), w.facts)   # the newest
     lost = facts['rows'] if facts and not facts['kept'] else 0
     ended = dict(facts or {}, lost=lost, stale=sum(len(k) for k,_ in w.told) + (facts['stale'] if facts else 0))
-    if facts and facts['kept']: ended['inserted'] = 0   # the next one counts on
+    if facts and facts['kept']: ended['inserted'],w.kept = 0,(facts['rows'], facts['inserted'])   # the next one counts on
     w.past = {k: n + ended.get(k, 0) for k,n in w.past.items()}
     self._first_keys[rank] += max(w.newest, default=-1) + 1
     new = self._new_worker(w.info._replace(restart=w.info.restart + 1))
@@ -410,6 +411,17 @@ def _restart(self:Parallel, w, error):
     warnings.warn(problem('Parallel', f'worker {rank} of {self.num_workers} failed, restart {self.restarted} of '
         f'{self.restarts}' + (f', {lost} rows of its memory are lost' if lost else ''), error.splitlines()[0]),
         RuntimeWarning, stacklevel=2)   # last, because it may be an error
+
+# %% ../../nbs/parallel/stage.ipynb #44a21df1
+@patch
+def _look_for_kept(self:Parallel, w, facts):
+    "Has the memory of a worker that was restarted the rows on disk that it had before?"
+    (rows,inserted),w.kept = w.kept,None
+    if facts['inserted'] >= inserted: return
+    w.past['lost'],w.past['inserted'] = w.past['lost'] + rows,w.past['inserted'] + inserted
+    warnings.warn(problem('Parallel', f'worker {w.info.rank} of {self.num_workers}, which was restarted, has lost {rows} '
+        'rows: its path has none of them', remedy='a path that all machines read'), RuntimeWarning, stacklevel=2)
+
 
 # %% ../../nbs/parallel/stage.ipynb #e1a50002
 @patch

@@ -1,5 +1,5 @@
 """Shards: batches from workers answer with errors as those of a local replay do, and their weights are right."""
-import json, os, re, signal, subprocess, sys, tempfile, time
+import json, math, os, re, shutil, signal, subprocess, sys, tempfile, time, warnings
 from itertools import islice
 from pathlib import Path
 
@@ -347,6 +347,26 @@ def test_shards_on_disk_come_back_with_their_rows(tmp_path):
     list(islice(again, 2))
     assert [w.facts['rows'] > r for w, r in zip(again._workers, rows)] == [True, True]
     again.close()
+
+def test_rows_on_disk_that_are_gone_are_told(tmp_path):
+    "As on Ray where a node is lost with its disk, and a shard begins anew on another one"
+    replay = GymStepper('CartPole-v1', seed=0).prioritized_replay(bs=4, max_sz=100, seed=0, store=Rows(tmp_path/'m'))
+    pipe = replay.parallel(2, chunk=1, restarts=3, **FORK)
+    list(islice(pipe, 40))
+    before = pipe._workers[1].facts
+    shutil.rmtree(tmp_path/'m'/'shard-1')
+    os.kill(pipe._workers[1].process.pid, signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match=r'worker 1 of 2, which was restarted, has lost \d+ rows: its path has none of them. Remedy'):
+        list(islice(pipe, 12))
+    stats = pipe.stats()
+    lost = stats['lost']
+    assert before['rows'] <= lost <= before['rows'] + 2 and stats['workers'][1]['rows_in'] > before['inserted']
+    os.kill(pipe._workers[1].process.pid, signal.SIGKILL)   # this time the directory is there
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always')
+        list(islice(pipe, 8))
+    assert len(told) == 1 and pipe.stats()['lost'] == lost
+    pipe.close()
 
 @pytest.mark.parametrize('kind, n', [('prioritized', 2), ('sequences', 2), ('prioritized', 1)])
 def test_checkpoints_of_shards_on_disk_are_restored(tmp_path, kind, n):
