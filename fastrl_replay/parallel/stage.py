@@ -86,7 +86,7 @@ class _Turns(SavedWorkers):
 class Parallel(_Turns):
     "Copies of the chain above, in workers; a second pass goes on where the last one stopped"
     takes_any_item,news = True,None   # `news` of journals in workers, where `Collected` asks for them
-    _buffers = '_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock','_written'
+    _buffers = '_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock','_written','_silence'
     def __init__(self,
         source, # the chain that workers run; it begins with a stepper
         num_workers:int=2, # how many copies; 0: run the chain here
@@ -139,6 +139,7 @@ def _fresh(self:Parallel):
     self._workers,self._finalizer,self._weights,self._owner = [],None,None,os.getpid()
     self._turn,self._pass,self._just_opened = 0,0,False   # whose turn it is, and which pass
     self._now,self._due,self._lock = None,deque(),DrawOrderLock()   # the chunk that is being handed on; for `prefetch`
+    self._silence = Silence()   # of those that others go on without
     self.given = self.lag_sum = self.lag_max = 0   # items handed on, and how many others since each was asked for
     self.stale = 0   # keys that were told of when their workers had been ended
     self._most,self._life = (0,0),0   # workers and depth, so far at most; `restart` of one that joins
@@ -319,16 +320,15 @@ def _live_with_chunks(self:Parallel)->list: # workers
         for w in live:
             while not w.chunks: self._fetch(w)
         return live
-    silence = Silence(live)
     while True:
         for w in live:
             while w.asked and w.ready(): self._fetch(w)
         ready = [w for w in live if w.chunks]
+        if monotonic() - self._silence.last >= 1: self._silence.goes_on([w for w in live if w.asked and not w.chunks])
         if ready: return ready
         began = monotonic()
         self._engine.wait(live)
         self.waited += monotonic() - began
-        silence.goes_on()
 
 # %% ../../nbs/parallel/stage.ipynb #d4fd4760
 @patch
