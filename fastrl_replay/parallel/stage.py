@@ -355,7 +355,8 @@ def _end_of_pass(self:Parallel):
 # %% ../../nbs/parallel/stage.ipynb #ee507ee1
 @patch
 def _lag_bound(self:Parallel):
-    "How many items may be handed on between weights that are written and an item that they made"
+    "How many items may be handed on between weights that are written and an item that they made; inf: any number"
+    if self._most[0] > 1 and not (self.ordered and self.shares == 'equal'): return math.inf   # one may be slow
     waits = (math.prod(self._most) + 1)*self.chunk - 1   # chunks that are under way or wait, and one
     few = self._weights is not None and self._weights.copies < self._copies()   # copies, since more have joined
     return waits + max(self.weights_every - 1, waits if few else 0)

@@ -525,6 +525,7 @@ def held_up(gate):
     pipe.close()
     assert 0 <= counts[0] <= 4 < 15 < min(counts[1], counts[2])
     given = [len(s) for s in seen.values()]
+    assert 60 < stats['lag_max'] < stats['lag_bound'] == math.inf   # what waited at the gate had been asked for long before
     assert (stats['least_given'], stats['most_given']) == (min(given), max(given)) and [w['items'] for w in stats['workers']] == given
     for s in seen.values(): assert s == [(1 + i//5*2 + (i % 5 > 2), 1 + i % 5 - 3*(i % 5 > 2)) for i in range(len(s))]
 
