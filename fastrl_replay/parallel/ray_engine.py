@@ -176,6 +176,10 @@ class RayEngine:
 # %% ../../nbs/parallel/ray_engine.ipynb #c5d3e8f1
 _connecting = {}   # address → a thread that still tries
 
+def _wants_token(e):
+    "Did Ray refuse a program for want of a token? It says so in what caused the error"
+    return e is not None and ('InvalidAuthToken' in str(e) or _wants_token(e.__cause__))
+
 @patch
 def _connect(self:RayEngine, ray):
     thread = _connecting.get(self.address)
@@ -189,6 +193,9 @@ def _connect(self:RayEngine, ray):
         f'{found}, {where}, within {self.patience:g} seconds', 'a cluster that runs', f'{anew}, in a new process')
     del _connecting[self.address]
     e = thread.failure
+    if _wants_token(e): raise ArgumentError('RayEngine', f'address {self.address!r}', f'{found}, {where}, lets in no '
+        'program without its token', 'RAY_AUTH_MODE=token in the environment, and that token in ~/.ray/auth_token',
+        'export RAY_AUTH_MODE=token before the program; from the head, copy that file to each machine') from e
     if isinstance(e, (ConnectionError,ValueError)): raise ArgumentError('RayEngine', f'address {self.address!r}', e,
         'the address of a cluster that runs', 'ray start --head, or no address') from e
     if e is not None: raise e

@@ -227,6 +227,20 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatc
     assert time.monotonic() - began < 10 and fake.calls == 1
     fake.reachable.set()
 
+class Refuses:
+    "As Ray does where a cluster wants a token and the program has none"
+    def is_initialized(self): return False
+    def init(self, *args, **kw):
+        try: raise RuntimeError('Failed to connect to GCS. Last connection error: AuthenticationError: RPC error: InvalidAuthToken: missing')
+        except RuntimeError as e: raise ConnectionError('Failed to connect to Ray cluster') from e
+
+def test_a_cluster_that_wants_a_token(monkeypatch):
+    "`ray start` asks for one as soon as there is one, but programs don't send it: Ray's error names another cause"
+    from fastrl_replay.parallel import ray_engine
+    monkeypatch.setattr(ray_engine, '_ray', lambda: Refuses())
+    with pytest.raises(ArgumentError, match="'10.0.0.1:6379', as it was given, lets in no program without its token; .* Remedy: export RAY_AUTH_MODE=token"):
+        RayEngine(address='10.0.0.1:6379').cluster
+
 @pytest.mark.slow
 def test_a_real_cluster_that_is_gone():
     "In a process of its own, which ends by itself"
