@@ -363,6 +363,18 @@ def test_a_log_that_is_damaged_is_refused(tmp_path):
         (tmp_path/'service').write_bytes(bad)
         with pytest.raises(StateError, match='damaged'): ShardLog(tmp_path, 0)
 
+def test_a_call_that_can_not_be_sent_says_what_to_do(monkeypatch):
+    "As after ray.shutdown(): Ray's own exception has no type and no remedy"
+    class Gone:
+        def __init__(self): self.call = self
+        def remote(self, *args): raise Exception("Failed to submit task to actor ActorID(94) due to b\"Can't find actor 94\"")
+    memory = object.__new__(Service)
+    memory.name, memory.limit, memory.address = 'm', 1., None
+    memory._fresh()
+    memory._coordinator = Gone()
+    monkeypatch.setattr('fastrl_replay.parallel.service._cluster', lambda address: type('Ray', (), dict(exceptions=None)))
+    with pytest.raises(ServiceError, match=r"m: the call can't be sent; got Failed to submit task.*Remedy: connect\('m'\) again"): memory.stats()
+
 # ---- on a cluster ----
 
 NAMESPACE = 'fastrl_replay'
