@@ -258,8 +258,10 @@ def serve(self:Replay,
     if any(a.partition('/')[0] == name for a in _actor_names(ray)): raise taken
     try: _start(ray, engine, name, (data, shards, ahead))
     except ValueError: raise taken from None   # another program was faster
-    try: return Service(name, min(engine.patience, 60.), engine.address)
+    try: service = Service(name, engine.patience, engine.address)
     except BaseException: stop(name, engine.address); raise
+    service.limit = min(engine.patience, 60.)
+    return service
 
 # %% ../../nbs/parallel/service.ipynb #abf0bc42
 def _check_served(replay, who, name):
