@@ -228,7 +228,7 @@ def cluster(self:RayEngine):
         f'process {os.getpid()}', remedy="start it by 'spawn' or 'forkserver', workers of a DataLoader by "
         "multiprocessing_context='spawn'"))
     if not ray.is_initialized(): self._connect(ray)
-    elif _is_other(self.address, there := getattr(ray.get_runtime_context(), 'gcs_address', '')):
+    elif self.address not in (None,'auto') and _is_other(self.address, there := ray.get_runtime_context().gcs_address):
         raise ArgumentError('RayEngine', f'address {self.address!r}', f'this program is connected to {there}',
             'that cluster, or none', 'ray.shutdown() before, or another program')
     return ray
