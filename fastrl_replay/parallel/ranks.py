@@ -243,7 +243,8 @@ def _stopped(self:Ranks)->list: # the ranks of this machine whose processes are 
     for r in range(self.size):
         process,_,host = (self._said('process', r) or '').partition(' on ')
         with suppress(OSError):
-            if host == socket.gethostname() and Path(f'/proc/{process}/stat').read_text().rpartition(') ')[2][:1] in 'Tt':
+            if host != socket.gethostname(): continue
+            if Path(f'/proc/{process}/stat').read_text().rpartition(') ')[2][:1] in ('T','t'):
                 found.append(f'rank {r} is stopped: `kill -CONT {process}` lets it go on')
     return found
 
@@ -258,9 +259,9 @@ def _tell_of_waits(ranks):
         with suppress(RuntimeError):   # the store has gone, and the message will fail
             if not (stopped := ranks._stopped()) and waited < 300: continue
             next = 2*waited
-            warnings.warn(problem('Ranks', f'rank {ranks.rank} of {ranks.size} has waited {waited} seconds for the others',
-                '; '.join(stopped) or 'none of them is known to have ended', 'a message of each', 'wait; the run ends '
-                f'after timeout={ranks.timeout.total_seconds():g} seconds'), RuntimeWarning)
+            warnings.warn(problem('Ranks', f'rank {ranks.rank} of {ranks.size} has waited {waited} seconds for the '
+                'others', '; '.join(stopped) or 'none of them is known to have ended', 'a message of each', 'wait; the run '
+                f'ends after timeout={ranks.timeout.total_seconds():g} seconds'), RuntimeWarning)
 
 
 # %% ../../nbs/parallel/ranks.ipynb #6871d32a

@@ -86,7 +86,8 @@ class _Turns(SavedWorkers):
 class Parallel(_Turns):
     "Copies of the chain above, in workers; a second pass goes on where the last one stopped"
     takes_any_item,news = True,None   # `news` of journals in workers, where `Collected` asks for them
-    _buffers = '_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock','_written','_silence'
+    _buffers = ('_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock','_written',
+        '_silence')
     def __init__(self,
         source, # the chain that workers run; it begins with a stepper
         num_workers:int=2, # how many copies; 0: run the chain here
@@ -400,7 +401,7 @@ def _restart(self:Parallel, w, error):
     facts = next((c['facts'][-1] for c in reversed(w.chunks) if c.get('facts')), w.facts)   # the newest
     lost = facts['rows'] if facts and not facts['kept'] else 0
     ended = dict(facts or {}, lost=lost, stale=sum(len(k) for k,_ in w.told) + (facts['stale'] if facts else 0))
-    if facts and facts['kept']: ended['inserted'],w.kept = 0,(facts['rows'], facts['inserted'])   # the next one counts on
+    if facts and facts['kept']: ended['inserted'],w.kept = 0,(facts['rows'], facts['inserted'])   # it counts on
     w.past = {k: n + ended.get(k, 0) for k,n in w.past.items()}
     self._first_keys[rank] += max(w.newest, default=-1) + 1
     new = self._new_worker(w.info._replace(restart=w.info.restart + 1))
@@ -420,8 +421,9 @@ def _look_for_kept(self:Parallel, w, facts):
     (rows,inserted),w.kept = w.kept,None
     if facts['inserted'] >= inserted: return
     w.past['lost'],w.past['inserted'] = w.past['lost'] + rows,w.past['inserted'] + inserted
-    warnings.warn(problem('Parallel', f'worker {w.info.rank} of {self.num_workers}, which was restarted, has lost {rows} '
-        'rows: its path has none of them', remedy='a path that all machines read'), RuntimeWarning, stacklevel=2)
+    warnings.warn(problem('Parallel', f'worker {w.info.rank} of {self.num_workers}, which was restarted, has lost '
+        f'{rows} rows: its path has none of them', remedy='a path that all machines read'), RuntimeWarning,
+        stacklevel=2)
 
 
 # %% ../../nbs/parallel/stage.ipynb #e1a50002
