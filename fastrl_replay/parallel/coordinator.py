@@ -236,6 +236,9 @@ async def ask(self:Coordinator, rank, limit, method, *args):
     done,_ = await asyncio.wait([asked], timeout=limit)
     if not done:
         asked.add_done_callback(lambda f: f.cancelled() or f.exception())
+        if self.statuses[rank] is None: raise ServiceError(self.name, f'shard {rank} of {len(self.shards)} has not '
+            f'started within {limit:g} seconds', 'no machine of the cluster has room for it, or is slow',
+            remedy='give the cluster room, or serve fewer shards, or such as need less: engine=RayEngine(num_cpus=…)')
         raise ServiceError(self.name, f'shard {rank} of {len(self.shards)} did not respond for {limit:g} seconds',
             'it is busy, or restarts', remedy='call again with the same block, which is not added twice; or give '
             'the cluster room for it')

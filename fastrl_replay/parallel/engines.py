@@ -283,28 +283,29 @@ class Worker:
         self.given = self.lag = 0   # items handed on; how many others were, since the last one was asked for
         self.due,self.share = 0.,1.   # how many chunks it should have given by now, and has not; its share of them
         self.past = dict.fromkeys(('lost','stale','inserted','counted'), 0)   # of memories that ended with a worker
+        self.kept = None   # rows on disk, and all that were ever added there, as a worker that failed had them
 
     def stopped(self)->bool: return False               # is it known that it computes nothing? It is named earlier
     def doing(self)->str: return 'it may be busy'       # for that warning: what is known of it
 
     def wait(self):
         "Until there is an answer, or the end; nothing is lost where this is interrupted"
-        silence = Silence([self])
-        while not self.ready(1): silence.goes_on()
+        silence = Silence()
+        while not self.ready(1): silence.goes_on([self])
 
 # %% ../../nbs/parallel/engines.ipynb #a3b1c6d3
 class Silence:
     "How long workers have been waited for; each is named when its patience is over, and again after twice that time"
-    def __init__(self, workers):
-        self.next,self.seconds,self.last = dict.fromkeys(workers, 0.),0.,monotonic()
+    def __init__(self): self.waits,self.last = {},monotonic()   # of each: seconds, and when it is named next
 
-    def goes_on(self):
-        "There is no answer so far"
+    def goes_on(self, workers):
+        "These have given no answer so far; of all others nothing is wanted"
         now = monotonic()
-        self.seconds,self.last = self.seconds + min(now - self.last, 2.),now   # more: this process was stopped, too
-        for w,next in self.next.items():
-            if self.seconds < max(next, min(w.patience, 20.) if w.stopped() else w.patience): continue
-            self.next[w] = 2*self.seconds
+        passed,self.last = min(now - self.last, 2.),now   # more: this process was stopped, too
+        self.waits = {w: (seconds + passed, next) for w in workers for seconds,next in [self.waits.get(w, (0.,0.))]}
+        for w,(seconds,next) in self.waits.items():
+            if seconds < max(next, min(w.patience, 20.)) or seconds < w.patience and not w.stopped(): continue
+            self.waits[w] = seconds,2*seconds
             warnings.warn(problem('Parallel', f'worker {w.info.rank} of {w.info.world_size} has given no answer for '
-                f'{self.seconds:.0f} seconds', w.doing(), 'an answer, or its end', 'wait, or end it: with `restarts=` '
+                f'{seconds:.0f} seconds', w.doing(), 'an answer, or its end', 'wait, or end it: with `restarts=` '
                 'another takes its place; ordered=False goes on with the others'), RuntimeWarning, stacklevel=2)

@@ -6,10 +6,11 @@
 __all__ = ['Alone', 'RankError', 'Ranks', 'launched', 'Rounds', 'RankWeights']
 
 # %% ../../nbs/parallel/ranks.ipynb #4251e1cd
-import json, os, re, signal, socket, threading, time
+import json, os, re, signal, socket, threading, time, warnings
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import reduce
+from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
 from torch import distributed as dist
@@ -20,7 +21,7 @@ from ..replay.moments import Moments
 from ..replay.replay import Replay
 from ..stages.journal import Collected, Gather
 from ..steps.batches import each_of
-from ..steps.errors import ArgumentError, Explained, StateError, number, whole
+from ..steps.errors import ArgumentError, Explained, StateError, number, problem, whole
 from ..steps.states import checked, integer
 
 # %% ../../nbs/parallel/ranks.ipynb #05e1eea4
@@ -65,7 +66,7 @@ class Ranks(Alone):
         if not self.rank < self.size: raise ArgumentError('Ranks', 'RANK', self.rank,
             f'less than WORLD_SIZE={self.size}')
         self._held,self._joined,self._store,self._group = ExitStack(),False,None,None
-        self._busy = self._ask_to_end = False   # in the middle of a message; SIGTERM has come
+        self._busy,self._ask_to_end = 0.,False   # when the message began that is under way; has SIGTERM come?
         if launched() or dist.is_initialized(): self._connect()
         elif self.size > 1: raise ArgumentError('Ranks', 'WORLD_SIZE', self.size, 'MASTER_ADDR and MASTER_PORT, too',
             'torchrun --nproc-per-node 2 script.py sets all of them')
@@ -95,6 +96,7 @@ def _connect(self:Ranks):
     self._held.enter_context(as_worker(WorkerInfo(self.rank, self.size)))
     self._held.enter_context(_ends_after_messages(self))
     self._say('process', f'{os.getpid()} on {socket.gethostname()}')
+    threading.Thread(target=_tell_of_waits, args=[self], daemon=True).start()
 
 def _backend():
     "By NCCL on GPUs where each process of this machine has its own"
@@ -132,10 +134,10 @@ _SHORT = 512   # bytes of a first message
 
 @patch
 def _call(self:Ranks, call, *args):
-    self._busy = True
+    self._busy = time.monotonic()
     try: call(*args, group=self._group if not args[-1].is_cuda else None)
     except RuntimeError as e: raise self._failed(e) from e
-    finally: self._busy = False
+    finally: self._busy = 0.
     if self._ask_to_end: raise SystemExit(128 + signal.SIGTERM)
 
 @patch
@@ -232,6 +234,35 @@ def _is_dead(process):
 def _leave_group(self:Ranks):
     if self._joined and dist.is_initialized(): dist.destroy_process_group(self._group)   # None: all of it
     self._joined = False
+
+# %% ../../nbs/parallel/ranks.ipynb #c468b754
+@patch
+def _stopped(self:Ranks)->list: # the ranks of this machine whose processes are stopped, in words
+    "By a signal, such as SIGSTOP"
+    found = []
+    for r in range(self.size):
+        process,_,host = (self._said('process', r) or '').partition(' on ')
+        with suppress(OSError):
+            if host != socket.gethostname(): continue
+            if Path(f'/proc/{process}/stat').read_text().rpartition(') ')[2][:1] in ('T','t'):
+                found.append(f'rank {r} is stopped: `kill -CONT {process}` lets it go on')
+    return found
+
+def _tell_of_waits(ranks):
+    "In a thread: warn where a message takes long"
+    began,waited,next = 0.,0,0
+    while ranks._joined:
+        time.sleep(1)
+        waited,next = (waited + 1,next) if ranks._busy == began else (0,0)   # seconds in which this process was running
+        began = ranks._busy
+        if not began or waited < max(20, next): continue
+        with suppress(RuntimeError):   # the store has gone, and the message will fail
+            if not (stopped := ranks._stopped()) and waited < 300: continue
+            next = 2*waited
+            warnings.warn(problem('Ranks', f'rank {ranks.rank} of {ranks.size} has waited {waited} seconds for the '
+                'others', '; '.join(stopped) or 'none of them is known to have ended', 'a message of each', 'wait; the run '
+                f'ends after timeout={ranks.timeout.total_seconds():g} seconds'), RuntimeWarning)
+
 
 # %% ../../nbs/parallel/ranks.ipynb #6871d32a
 @patch

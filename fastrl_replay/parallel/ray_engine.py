@@ -6,7 +6,7 @@
 __all__ = ['RayEngine']
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e802e10c
-import os, pickle, sys, tempfile
+import os, pickle, re, socket, sys, tempfile
 from collections import deque
 from copy import copy
 from pathlib import Path
@@ -14,7 +14,7 @@ from threading import Event, Thread
 from time import monotonic, sleep
 import torch
 from fastcore.basics import patch
-from ..steps.errors import ArgumentError, ArgumentTypeError, not_installed, number
+from ..steps.errors import ArgumentError, ArgumentTypeError, not_installed, number, problem
 from .engines import Filled, Served, Weights, Worker, seed_generators
 from ..pipe import as_worker
 
@@ -176,6 +176,10 @@ class RayEngine:
 # %% ../../nbs/parallel/ray_engine.ipynb #c5d3e8f1
 _connecting = {}   # address → a thread that still tries
 
+def _wants_token(e):
+    "Did Ray refuse a program for want of a token? It says so in what caused the error"
+    return e is not None and ('InvalidAuthToken' in str(e) or _wants_token(e.__cause__))
+
 @patch
 def _connect(self:RayEngine, ray):
     thread = _connecting.get(self.address)
@@ -189,9 +193,30 @@ def _connect(self:RayEngine, ray):
         f'{found}, {where}, within {self.patience:g} seconds', 'a cluster that runs', f'{anew}, in a new process')
     del _connecting[self.address]
     e = thread.failure
+    if _wants_token(e): raise ArgumentError('RayEngine', f'address {self.address!r}', f'{found}, {where}, lets in no '
+        'program without its token', 'RAY_AUTH_MODE=token in the environment, and that token in ~/.ray/auth_token',
+        'export RAY_AUTH_MODE=token before the program; from the head, copy that file to each machine') from e
     if isinstance(e, (ConnectionError,ValueError)): raise ArgumentError('RayEngine', f'address {self.address!r}', e,
         'the address of a cluster that runs', 'ray start --head, or no address') from e
     if e is not None: raise e
+
+
+# %% ../../nbs/parallel/ray_engine.ipynb #d8fba954
+_forks = []   # this process, where it is a fork of one that was connected
+
+def _note_fork():
+    ray = sys.modules.get('ray')
+    if hasattr(ray, 'is_initialized') and ray.is_initialized(): _forks.append(os.getpid())
+if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_note_fork)
+
+def _is_other(address, there):
+    "Does an address, host:port, mean another cluster than `there`?"
+    if not all(re.fullmatch(r'[^:/]+:\d+', x or '') for x in (address, there)): return False
+    (a,p),(b,q) = (x.rsplit(':', 1) for x in (address, there))
+    def ip(host):
+        try: return socket.gethostbyname(host)
+        except OSError: return host
+    return p != q or not (ip(a) == ip(b) or ip(a).startswith('127.'))
 
 
 # %% ../../nbs/parallel/ray_engine.ipynb #9fac3f00
@@ -199,7 +224,13 @@ def _connect(self:RayEngine, ray):
 def cluster(self:RayEngine):
     "Ray, connected"
     ray = _ray()
+    if _forks: raise RuntimeError(problem('RayEngine', 'Ray does not work in a fork of a process that uses it',
+        f'process {os.getpid()}', remedy="start it by 'spawn' or 'forkserver', workers of a DataLoader by "
+        "multiprocessing_context='spawn'"))
     if not ray.is_initialized(): self._connect(ray)
+    elif self.address not in (None,'auto') and _is_other(self.address, there := ray.get_runtime_context().gcs_address):
+        raise ArgumentError('RayEngine', f'address {self.address!r}', f'this program is connected to {there}',
+            'that cluster, or none', 'ray.shutdown() before, or another program')
     return ray
 
 @patch(as_prop=True)

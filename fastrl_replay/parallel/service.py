@@ -49,7 +49,7 @@ def _find_coordinator(ray, name):
 class Service(Inspectable, Pipe):
     "A memory in a cluster, which other programs use, too"
     draws_batches,has_source,takes_any_item = True,False,True
-    _buffers = '_coordinator','_ray','_adding','_steps','lock'
+    _buffers = '_coordinator','_adding','_steps','lock'
     def __init__(self,
         name:str, # under which it is served
         limit:float=60., # seconds that a call waits, for rows or for draws
@@ -78,17 +78,19 @@ class Service(Inspectable, Pipe):
 @patch
 def _open(self:Service):
     if self._coordinator is not None: return
-    self._ray = _cluster(self.address)
-    self._coordinator = _find_coordinator(self._ray, self.name)
+    self._coordinator = _find_coordinator(_cluster(self.address), self.name)
     self.shards,self.bs = self._ask('settings')
 
 @patch
 def _ask(self:Service, method, *args):
     "The result of the coordinator's method; lost rows are warned of"
     self._open()
-    errors,patience = self._ray.exceptions,4*max(self.limit, PATIENCE)   # for all that the coordinator may wait for
-    ref = self._coordinator.call.remote(method, self._losses_seen, self.limit, *args)
-    try: result,self._losses_seen,losses = self._ray.get(ref, timeout=patience)
+    ray = _cluster(self.address)
+    errors,patience = ray.exceptions,4*max(self.limit, PATIENCE)   # for all that the coordinator may wait for
+    try: ref = self._coordinator.call.remote(method, self._losses_seen, self.limit, *args)
+    except Exception as e: raise ServiceError(self.name, "the call can't be sent", e, 'the connection to the cluster '
+        'as it was at connect(…)', f'connect({self.name!r}) again, after ray.shutdown()') from None
+    try: result,self._losses_seen,losses = ray.get(ref, timeout=patience)
     except errors.GetTimeoutError: raise ServiceError(self.name, f'no response for {patience:g} seconds',
         remedy='see whether the cluster has room for it') from None
     except errors.RayActorError as e: raise ServiceError(self.name, 'the service ended', type(e).__name__, 'one that '
@@ -243,8 +245,10 @@ def serve(self:Replay,
     if any(a.partition('/')[0] == name for a in _actor_names(ray)): raise taken
     try: _start(ray, engine, name, (data, shards, ahead))
     except ValueError: raise taken from None   # another program was faster
-    try: return Service(name, min(engine.patience, 60.), engine.address)
+    try: service = Service(name, engine.patience, engine.address)
     except BaseException: stop(name, engine.address); raise
+    service.limit = min(engine.patience, 60.)
+    return service
 
 # %% ../../nbs/parallel/service.ipynb #abf0bc42
 def _check_served(replay, who, name):

@@ -87,7 +87,8 @@ class _Turns(SavedWorkers):
 class Parallel(_Turns):
     "Copies of the chain above, in workers; a second pass goes on where the last one stopped"
     takes_any_item,news = True,None   # `news` of journals in workers, where `Collected` asks for them
-    _buffers = '_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock','_written'
+    _buffers = ('_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock','_written',
+        '_silence')
     def __init__(self,
         source, # the chain that workers run; it begins with a stepper
         num_workers:int=2, # how many copies; 0: run the chain here
@@ -140,6 +141,7 @@ def _fresh(self:Parallel):
     self._workers,self._finalizer,self._weights,self._owner = [],None,None,os.getpid()
     self._turn,self._pass,self._just_opened = 0,0,False   # whose turn it is, and which pass
     self._now,self._due,self._lock = None,deque(),DrawOrderLock()   # the chunk that is being handed on; for `prefetch`
+    self._silence = Silence()   # of those that others go on without
     self.given = self.lag_sum = self.lag_max = 0   # items handed on, and how many others since each was asked for
     self.stale = 0   # keys that were told of when their workers had been ended
     self._most,self._life = (0,0),0   # workers and depth, so far at most; `restart` of one that joins
@@ -271,6 +273,7 @@ def _fetch(self:Parallel, w):
             error=None if again else error, restart=w.info.restart, news=said['news'] if said else [])
         if said and said['batches']: self._name_batches(w, chunk, said['batches'])
         w.chunks.append(chunk)
+        if w.kept and chunk.get('facts'): self._look_for_kept(w, chunk['facts'][0])
         if again: self._restart(w, error)
 
 # %% ../../nbs/parallel/stage.ipynb #fbc899d6
@@ -319,16 +322,15 @@ def _live_with_chunks(self:Parallel)->list: # workers
         for w in live:
             while not w.chunks: self._fetch(w)
         return live
-    silence = Silence(live)
     while True:
         for w in live:
             while w.asked and w.ready(): self._fetch(w)
         ready = [w for w in live if w.chunks]
+        if monotonic() - self._silence.last >= 1: self._silence.goes_on([w for w in live if w.asked and not w.chunks])
         if ready: return ready
         began = monotonic()
         self._engine.wait(live)
         self.waited += monotonic() - began
-        silence.goes_on()
 
 # %% ../../nbs/parallel/stage.ipynb #d4fd4760
 @patch
@@ -355,7 +357,8 @@ def _end_of_pass(self:Parallel):
 # %% ../../nbs/parallel/stage.ipynb #ee507ee1
 @patch
 def _lag_bound(self:Parallel):
-    "How many items may be handed on between weights that are written and an item that they made"
+    "How many items may be handed on between weights that are written and an item that they made; inf: any number"
+    if self._most[0] > 1 and not (self.ordered and self.shares == 'equal'): return math.inf   # one may be slow
     waits = (math.prod(self._most) + 1)*self.chunk - 1   # chunks that are under way or wait, and one
     few = self._weights is not None and self._weights.copies < self._copies()   # copies, since more have joined
     return waits + max(self.weights_every - 1, waits if few else 0)
@@ -399,7 +402,7 @@ def _restart(self:Parallel, w, error):
     facts = next((c['facts'][-1] for c in reversed(w.chunks) if c.get('facts')), w.facts)   # the newest
     lost = facts['rows'] if facts and not facts['kept'] else 0
     ended = dict(facts or {}, lost=lost, stale=sum(len(k) for k,_ in w.told) + (facts['stale'] if facts else 0))
-    if facts and facts['kept']: ended['inserted'] = 0   # the next one counts on
+    if facts and facts['kept']: ended['inserted'],w.kept = 0,(facts['rows'], facts['inserted'])   # it counts on
     w.past = {k: n + ended.get(k, 0) for k,n in w.past.items()}
     self._first_keys[rank] += max(w.newest, default=-1) + 1
     new = self._new_worker(w.info._replace(restart=w.info.restart + 1))
@@ -411,6 +414,18 @@ def _restart(self:Parallel, w, error):
     warnings.warn(problem('Parallel', f'worker {rank} of {self.num_workers} failed, restart {self.restarted} of '
         f'{self.restarts}' + (f', {lost} rows of its memory are lost' if lost else ''), error.splitlines()[0]),
         RuntimeWarning, stacklevel=2)   # last, because it may be an error
+
+# %% ../../nbs/parallel/stage.ipynb #44a21df1
+@patch
+def _look_for_kept(self:Parallel, w, facts):
+    "Has the memory of a worker that was restarted the rows on disk that it had before?"
+    (rows,inserted),w.kept = w.kept,None
+    if facts['inserted'] >= inserted: return
+    w.past['lost'],w.past['inserted'] = w.past['lost'] + rows,w.past['inserted'] + inserted
+    warnings.warn(problem('Parallel', f'worker {w.info.rank} of {self.num_workers}, which was restarted, has lost '
+        f'{rows} rows: its path has none of them', remedy='a path that all machines read'), RuntimeWarning,
+        stacklevel=2)
+
 
 # %% ../../nbs/parallel/stage.ipynb #e1a50002
 @patch

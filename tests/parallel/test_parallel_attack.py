@@ -1,5 +1,5 @@
 """Workers under attack: Ctrl-C at any moment, passes that break off at any item, tensors that are no weights, and processes that die while something else is done."""
-import fcntl, os, random, signal, subprocess, sys, termios, threading, time, warnings
+import fcntl, os, random, re, signal, subprocess, sys, termios, threading, time, warnings
 from collections import Counter
 from contextlib import contextmanager
 from itertools import islice
@@ -418,6 +418,24 @@ def test_a_worker_that_is_stopped_is_named_where_it_is_waited_for(ordered):
             add(seen, numbers(islice(it, 8)))
         t.join()
         assert all(n == [*range(1, len(n) + 1)] for n in seen.values())
+
+def test_a_worker_that_is_stopped_is_named_where_others_go_on():
+    "Else nothing says that a part of the memory is not drawn from"
+    with within(120):
+        source = GymStepper('CartPole-v1', seed=0).prioritized_replay(bs=4, max_sz=100, seed=0)
+        pipe = source.parallel(2, chunk=1, ordered=False, engine=Processes('fork', patience=2.))
+        it = iter(pipe)
+        for _ in range(9): next(it)
+        pid = pipe._workers[1].process.pid
+        os.kill(pid, signal.SIGSTOP)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter('always')
+            end = time.monotonic() + 4.5
+            while time.monotonic() < end: next(it); time.sleep(.01)
+        assert [re.sub(r'\d+', 'N', str(w.message))[:103] for w in told] in ([
+            'Parallel: worker N of N has given no answer for N seconds; got process N is stopped: `kill -CONT N` let']*k for k in (1, 2)), told
+        os.kill(pid, signal.SIGCONT)
+        pipe.close()
 
 @pytest.mark.parametrize('child, ordered', [(True, True), (False, False)])
 @pytest.mark.parametrize('what', [next, 'state_dict'])

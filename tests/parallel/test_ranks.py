@@ -1,11 +1,14 @@
 """Several learners: equal to one with whole batches, weights of one memory, one log, checkpoints of all, ranks that go."""
-import json, os, re, signal, socket, subprocess, sys, time
+import json, os, re, signal, socket, subprocess, sys, time, warnings
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np, pytest, torch
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import Agent
 from fastrl_replay.app.runs import reopen
+from fastrl_replay.parallel import ranks as ranks_module
 from fastrl_replay.parallel.ranks import Ranks
 from fastrl_replay.steps.errors import ArgumentError
 
@@ -110,6 +113,40 @@ def test_a_rank_that_goes_is_named(n, how, said):
     finally:
         for p in ps: p.kill(); p.wait()
     assert time.monotonic() - began < 60
+
+def test_who_waits_long_says_so(monkeypatch):
+    "After five minutes, and again after ten; where a process of this machine is stopped after 20 seconds"
+    class Waiting:
+        rank, size, timeout, left, stopped = 0, 2, timedelta(seconds=1800), 0, []
+        _busy = 5.
+        _joined = property(lambda self: self.left > 0)
+        def _stopped(self): return self.stopped
+    waiting = Waiting()
+    def sleep(s): waiting.left -= 1
+    monkeypatch.setattr(ranks_module, 'time', SimpleNamespace(sleep=sleep))
+    def said(seconds, stopped):
+        waiting.left, waiting.stopped = seconds, stopped
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter('always')
+            ranks_module._tell_of_waits(waiting)
+        return [str(w.message) for w in told]
+    assert said(15, ['x']) == said(250, []) == []
+    assert [re.search(r'waited (\d+) seconds', s)[1] for s in said(700, [])] == ['300', '600']
+    told = said(50, ['rank 1 is stopped'])
+    assert len(told) == 2 and told[0] == ('Ranks: rank 0 of 2 has waited 20 seconds for the others; got rank 1 is stopped; expected a message of each. '
+        'Remedy: wait; the run ends after timeout=1800 seconds')
+
+@pytest.mark.skipif(not os.path.isdir('/proc/self'), reason='no /proc')
+def test_a_stopped_rank_is_known():
+    p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+    try:
+        ranks = object.__new__(Ranks)
+        ranks.size, ranks._said = 3, lambda what, r: [f'{os.getpid()} on {socket.gethostname()}', f'{p.pid} on {socket.gethostname()}', None][r]
+        assert ranks._stopped() == []
+        os.kill(p.pid, signal.SIGSTOP)
+        while not ranks._stopped(): time.sleep(.01)
+        assert ranks._stopped() == [f'rank 1 is stopped: `kill -CONT {p.pid}` lets it go on']
+    finally: p.kill(); p.wait()
 
 # ---- recipes ----
 

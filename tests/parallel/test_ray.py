@@ -233,6 +233,52 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatc
     assert time.monotonic() - began < 10 and fake.calls == 1
     fake.reachable.set()
 
+class Refuses:
+    "As Ray does where a cluster wants a token and the program has none"
+    def is_initialized(self): return False
+    def init(self, *args, **kw):
+        try: raise RuntimeError('Failed to connect to GCS. Last connection error: AuthenticationError: RPC error: InvalidAuthToken: missing')
+        except RuntimeError as e: raise ConnectionError('Failed to connect to Ray cluster') from e
+
+def test_a_cluster_that_wants_a_token(monkeypatch):
+    "`ray start` asks for one as soon as there is one, but programs don't send it: Ray's error names another cause"
+    from fastrl_replay.parallel import ray_engine
+    monkeypatch.setattr(ray_engine, '_ray', lambda: Refuses())
+    with pytest.raises(ArgumentError, match="'10.0.0.1:6379', as it was given, lets in no program without its token; .* Remedy: export RAY_AUTH_MODE=token"):
+        RayEngine(address='10.0.0.1:6379').cluster
+
+class Connected:
+    "As Ray is where a program is connected"
+    def is_initialized(self): return True
+    def get_runtime_context(self): return type('Context', (), dict(gcs_address='10.0.0.1:6379'))
+
+def test_a_program_has_one_cluster_at_a_time(monkeypatch):
+    "The address of another one was passed over, and a service of that name in the wrong cluster taken"
+    from fastrl_replay.parallel import ray_engine
+    ray = Connected()
+    monkeypatch.setattr(ray_engine, '_ray', lambda: ray)
+    for address in None, 'auto', '10.0.0.1:6379', 'localhost:6379': assert RayEngine(address=address).cluster is ray
+    for address in '10.0.0.2:6379', '10.0.0.1:6380':
+        with pytest.raises(ArgumentError, match=f"address '{address}'; got this program is connected to 10.0.0.1:6379"): RayEngine(address=address).cluster
+        with pytest.raises(ArgumentError, match='this program is connected to'): connect('pong', address=address)
+
+def test_a_fork_of_a_program_with_ray_says_so(monkeypatch):
+    "Where a call would wait without end"
+    from fastrl_replay.parallel import ray_engine
+    ray = Connected()
+    monkeypatch.setattr(ray_engine, '_ray', lambda: ray)
+    monkeypatch.setitem(sys.modules, 'ray', ray)
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try: RayEngine().cluster
+        except RuntimeError as e: os.write(write, str(e).encode())
+        finally: os._exit(0)
+    os.close(write)
+    with open(read) as said: assert "Ray does not work in a fork of a process that uses it" in said.read()
+    os.waitpid(pid, 0)
+    assert RayEngine().cluster is ray
+
 @pytest.mark.slow
 def test_a_real_cluster_that_is_gone():
     "In a process of its own, which ends by itself"

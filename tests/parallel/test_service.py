@@ -373,6 +373,39 @@ def test_a_log_that_is_damaged_is_refused(tmp_path):
         (tmp_path/'service').write_bytes(bad)
         with pytest.raises(StateError, match='damaged'): ShardLog(tmp_path, 0)
 
+def test_a_call_that_can_not_be_sent_says_what_to_do(monkeypatch):
+    "As after ray.shutdown(): Ray's own exception has no type and no remedy"
+    class Gone:
+        def __init__(self): self.call = self
+        def remote(self, *args): raise Exception("Failed to submit task to actor ActorID(94) due to b\"Can't find actor 94\"")
+    memory = object.__new__(Service)
+    memory.name, memory.limit, memory.address = 'm', 1., None
+    memory._fresh()
+    memory._coordinator = Gone()
+    monkeypatch.setattr('fastrl_replay.parallel.service._cluster', lambda address: type('Ray', (), dict(exceptions=None)))
+    with pytest.raises(ServiceError, match=r"m: the call can't be sent; got Failed to submit task.*Remedy: connect\('m'\) again"): memory.stats()
+
+def test_a_shard_without_room_is_told(monkeypatch):
+    "No machine starts it: that is said, not that it were busy"
+    class Nowhere:
+        def __init__(self): self.call = self
+        def remote(self, *args): return type('Ref', (), dict(future=lambda me: Future()))()
+    coordinator, _ = coordinator_of(ExperienceReplay(None, bs=4, max_sz=100))
+    coordinator.shards = [Nowhere(), Nowhere()]
+    monkeypatch.setattr('fastrl_replay.parallel.coordinator.PATIENCE', .05)
+    with pytest.raises(ServiceError, match=r'shard 0 of 2 has not started within 0.05 seconds; got no machine of the cluster has room for it.*num_cpus'):
+        Local(coordinator)
+
+def test_a_service_waits_for_room_as_long_as_its_engine_says(monkeypatch):
+    "As workers do: a cluster that scales itself needs minutes; calls wait a minute at most"
+    from fastrl_replay.parallel import service
+    def connected(name, limit, address): return type('Service', (), dict(name=name, limit=limit, first=limit))
+    for name, put in dict(_start=lambda *a: None, _actor_names=lambda ray: [], Service=connected).items(): monkeypatch.setattr(service, name, put)
+    monkeypatch.setattr(RayEngine, 'cluster', None)
+    for patience, limit in (600, 60), (300, 60), (5, 5):
+        s = ExperienceReplay(None, bs=4, max_sz=100).serve('pong', engine=RayEngine(patience=patience))
+        assert (s.first, s.limit) == (patience, limit)
+
 # ---- on a cluster ----
 
 NAMESPACE = 'fastrl_replay'

@@ -1,5 +1,5 @@
 """Shards: batches from workers answer with errors as those of a local replay do, and their weights are right."""
-import json, os, re, signal, subprocess, sys, tempfile, time
+import json, math, os, re, shutil, signal, subprocess, sys, tempfile, time, warnings
 from itertools import islice
 from pathlib import Path
 
@@ -341,6 +341,26 @@ def test_shards_on_disk_come_back_with_their_rows(tmp_path):
     assert [w.facts['rows'] > r for w, r in zip(again._workers, rows)] == [True, True]
     again.close()
 
+def test_rows_on_disk_that_are_gone_are_told(tmp_path):
+    "As on Ray where a node is lost with its disk, and a shard begins anew on another one"
+    replay = GymStepper('CartPole-v1', seed=0).prioritized_replay(bs=4, max_sz=100, seed=0, store=Rows(tmp_path/'m'))
+    pipe = replay.parallel(2, chunk=1, restarts=3, **FORK)
+    list(islice(pipe, 40))
+    before = pipe._workers[1].facts
+    shutil.rmtree(tmp_path/'m'/'shard-1')
+    os.kill(pipe._workers[1].process.pid, signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match=r'worker 1 of 2, which was restarted, has lost \d+ rows: its path has none of them. Remedy'):
+        list(islice(pipe, 12))
+    stats = pipe.stats()
+    lost = stats['lost']
+    assert before['rows'] <= lost <= before['rows'] + 2 and stats['workers'][1]['rows_in'] > before['inserted']
+    os.kill(pipe._workers[1].process.pid, signal.SIGKILL)   # this time the directory is there
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always')
+        list(islice(pipe, 8))
+    assert len(told) == 1 and pipe.stats()['lost'] == lost
+    pipe.close()
+
 @pytest.mark.parametrize('kind, n', [('prioritized', 2), ('sequences', 2), ('prioritized', 1)])
 def test_checkpoints_of_shards_on_disk_are_restored(tmp_path, kind, n):
     "Exactly: in another run, and over a chain that has gone on since; what doesn't fit is refused"
@@ -498,6 +518,7 @@ def held_up(gate):
     pipe.close()
     assert 0 <= counts[0] <= 4 < 15 < min(counts[1], counts[2])
     given = [len(s) for s in seen.values()]
+    assert 60 < stats['lag_max'] < stats['lag_bound'] == math.inf   # what waited at the gate had been asked for long before
     assert (stats['least_given'], stats['most_given']) == (min(given), max(given)) and [w['items'] for w in stats['workers']] == given
     for s in seen.values(): assert s == [(1 + i//5*2 + (i % 5 > 2), 1 + i % 5 - 3*(i % 5 > 2)) for i in range(len(s))]
 
