@@ -117,6 +117,7 @@ class Worker:
     given: Any
     lag: Any
     past: Any
+    kept: Any
     info: Any
     asked: Any
     chunks: Any
@@ -136,10 +137,9 @@ class Worker:
 
 class Silence:
     'How long workers have been waited for; each is named when its patience is over, and again after twice that time'
-    next: Any
-    seconds: Any
+    waits: Any
     last: Any
-    def __init__(self, workers) -> None: ...
-    def goes_on(self) -> Any:
-        'There is no answer so far'
+    def __init__(self) -> None: ...
+    def goes_on(self, workers) -> Any:
+        'These have given no answer so far; of all others nothing is wanted'
         ...
