@@ -177,6 +177,10 @@ def refollow(self:SequenceView,
     hidden,self._rereads = [('hidden', self._hidden)] if self._hidden else [],True
     for keys in in_parts(first, end, 2**16):
         told = store.episodes(keys % line.ring)
+        gone = max(self.memory.oldest - int(keys[0]), 0)   # another process has overwritten them meanwhile
+        if gone >= len(keys): continue
+        keys,told = keys[gone:],told[gone:]
+        if keys[0] > self.followed: self._tracks = _Tracks(*map(np.zeros_like, self._tracks))   # all before are gone
         rows = np.zeros(len(keys), np.dtype([*((n, told.dtype[n]) for n in told.dtype.names), *hidden], align=True))
         for n in told.dtype.names: rows[n] = told[n]
         low,high = rows['env_id'].min(),rows['env_id'].max()
@@ -332,6 +336,7 @@ def snapshot(self:SequenceView)->dict:
     idle = int(self._counters[IDLE])
     table = dict(self.table._asdict(), free=self.table.free[:idle])
     del table['where']
+    self._known_envs()
     going_on = self.memory.going_on
     table,tracks = _tensors(table),_tensors({k: a[going_on] for k,a in self._tracks._asdict().items()})
     self._clear_unused(table, tracks)

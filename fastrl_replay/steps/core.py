@@ -113,7 +113,7 @@ def __getitem__(self:Steps, i):
     dots = any(x is Ellipsis for x in i)
     if self._block is not None:
         i = tuple(map(_torch_index, i))
-        return self._like(self._block[(*i, slice(None)) if dots else i])
+        return self._like(self._block[(*i, slice(None)) if dots else (*i, ..., slice(None))])   # bytes are no axis
     i = tuple(x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in i)
     rows = self._rows[i if dots else (*i, ...)]
     return self._like(rows.copy() if any(s < 0 for s in rows.strides) else rows)   # torch has no negative strides

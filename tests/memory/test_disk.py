@@ -1409,6 +1409,39 @@ def states_of(replay):
     at = np.flatnonzero(t.first >= 0)
     return dict(zip(t.first[at].tolist(), t.hidden[at].view(np.float32)[:,0].tolist()))
 
+def long_episode(first, n):
+    "Rows of one environment whose episode does not end"
+    rows = np.zeros(n, STREAM.dtype)
+    rows['episode_n'], rows['step_n'] = 1, np.arange(first, first + n) + 1
+    return Steps(rows)
+
+def sequences_in(replay):
+    "The first keys of those that can be drawn"
+    replay._look()
+    return sorted(replay.table.first[replay.table.first >= 0].tolist())
+
+def test_a_reader_that_missed_rows_begins_anew(tmp_path):
+    "Its sequences begin where those of the writer do: it went on counting steps as if none had come between"
+    def make(**kw): return SequenceReplay(bs=1, max_sz=12, length=4, burn_in=0, overlap=2, seed=0, store=Rows(tmp_path, **kw))
+    writer = make()
+    writer.add(long_episode(0, 5))
+    reader = make(mode='r')
+    assert sequences_in(reader) == [0]
+    for first in range(5, 30, 5): writer.add(long_episode(first, 5))
+    assert sequences_in(reader) == sequences_in(make(mode='r')) == sequences_in(writer) == [18, 20, 22, 24, 26]
+    writer.add(long_episode(30, 2))
+    assert sequences_in(reader) == [20, 22, 24, 26, 28]
+
+def test_sequences_are_saved_where_all_rows_are_lost(tmp_path):
+    "Back at a checkpoint whose rows were overwritten, with an episode under way: an IndexError"
+    replay = SequenceReplay(bs=1, max_sz=10, length=4, burn_in=0, overlap=2, seed=0, store=Rows(tmp_path))
+    replay.add(long_episode(0, 10))
+    state = through_file(replay.state_dict())
+    replay.add(long_episode(10, 10))
+    with pytest.warns(UserWarning, match='10 of the rows'): replay.load_state_dict(state)
+    replay.load_state_dict(through_file(replay.state_dict()))
+    assert len(replay) == len(replay.memory) == 0 and replay.memory.inserted == 10
+
 def test_a_reader_follows_rows_when_their_states_are_there(tmp_path):
     "It looks whenever rows count and the states of their sequences are not written, from the first block on; their slots hold older ones"
     def make(**kw): return SequenceReplay(bs=2, max_sz=60, length=5, burn_in=0, overlap=2, seed=0, store=Rows(tmp_path, **kw))
