@@ -31,7 +31,7 @@ class Slot:
         action_space, # of a single environment
     ):
         self.env,self.env_id,self.seed = env,env_id,seed   # of the first one; the seed is used once, at the first reset
-        self.made = dict(constants_in(env))   # those with which it was made: it may choose others
+        self.constants = dict(constants_in(env))   # those with which it was made: it may choose others
         self.obs,self.seen = None,None   # the last observation, and the dtype of those that need no closer look
         self.info,self.needed = None,()   # entries of `info` that are kept, if any are; which of them a reset must have
         self.observation_space,self.action_space,self.row_space = observation_space,action_space,observation_space
@@ -126,7 +126,7 @@ def other_constant(self:Slot, were:dict)->str: # its name, None: there is none
 @patch
 def saved(self:Slot)->tuple: # its data, or None and why it can't be saved
     "Its environment as plain data, where it has the constants with which it was made"
-    name = self.other_constant(self.made)
+    name = self.other_constant(self.constants)
     return saved_env(self.env) if name is None else (None, f'{name}: chosen while it ran')
 
 # %% ../../nbs/envs/slots.ipynb #fe2223eb
@@ -134,7 +134,7 @@ def saved(self:Slot)->tuple: # its data, or None and why it can't be saved
 def snapshot(self:Slot)->dict:
     "What it goes on from: its environment, where that can be saved, and where its episodes are"
     (n,kind,spaces),(env,why) = self.identity(),self.saved()
-    more = [['constants', encode(self.made)]]
+    more = [['constants', encode(self.constants)]]
     if self.info is not None: more.append(['info', encode(self.info.state_dict())])
     random = None if isinstance(self.env, VectorEnv) else saved_env(self.env.unwrapped._np_random)[0]
     own = dict(vars(self), obs=_plain_obs(self.obs, self.space))
