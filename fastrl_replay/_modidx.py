@@ -4756,6 +4756,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastrl_replay/parallel/ranks.py'),
                                               'fastrl_replay.parallel.ranks.Alone.__repr__': ( 'parallel/ranks.html#alone.__repr__',
                                                                                                'fastrl_replay/parallel/ranks.py'),
+                                              'fastrl_replay.parallel.ranks.Alone._compare': ( 'parallel/ranks.html#alone._compare',
+                                                                                               'fastrl_replay/parallel/ranks.py'),
                                               'fastrl_replay.parallel.ranks.Alone.all': ( 'parallel/ranks.html#alone.all',
                                                                                           'fastrl_replay/parallel/ranks.py'),
                                               'fastrl_replay.parallel.ranks.Alone.average': ( 'parallel/ranks.html#alone.average',

@@ -70,6 +70,15 @@ def sequences(ranks):
     say(off=max([off, *((p - q).abs().max().item() for p, q in zip(mine.model.parameters(), whole.model.parameters()))]),
         lengths=batch.train.mask.sum(1).tolist())
 
+def differs(ranks, what):
+    "A chain that is another one in rank 1"
+    mine = ranks.rank and what
+    net = value_net(gym.make('CartPole-v1').observation_space, TWO, (8,) if mine == 'networks' else (16,))
+    steps = GymStepper('CartPole-v1', EpsGreedy(net, .3, seed=0), seed=0)
+    kw = dict(bs=8, warmup=16, ratio=.5 if mine == 'ratio' else .25, seed=0)
+    replay = steps.experience_replay(**kw) if mine == 'memory' else steps.prioritized_replay(**kw)
+    for record in ranks.join(replay.dqn(net), max_steps=500): pass
+
 def weights(ranks, norm):
     "Two memories of unequal mass; each says what it drew, with the weights"
     replay = PrioritizedReplay([], bs=4, max_sz=64, alpha=.7, beta=.6, eps=0., weight_norm=norm, seed=0)

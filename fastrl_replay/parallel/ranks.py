@@ -10,6 +10,7 @@ import json, os, re, signal, socket, threading, time, warnings
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import reduce
+from itertools import product
 from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
@@ -260,8 +261,8 @@ def _tell_of_waits(ranks):
             if not (stopped := ranks._stopped()) and waited < 300: continue
             next = 2*waited
             warnings.warn(problem('Ranks', f'rank {ranks.rank} of {ranks.size} has waited {waited} seconds for the '
-                'others', '; '.join(stopped) or 'none of them is known to have ended', 'a message of each', 'wait; the run '
-                f'ends after timeout={ranks.timeout.total_seconds():g} seconds'), RuntimeWarning)
+                'others', '; '.join(stopped) or 'none of them is known to have ended', 'a message of each',
+                f'wait; the run ends after timeout={ranks.timeout.total_seconds():g} seconds'), RuntimeWarning)
 
 
 # %% ../../nbs/parallel/ranks.ipynb #6871d32a
@@ -377,6 +378,8 @@ def join(self:Alone,
 )->Pipe: # the chain
     "Join a chain with those of the other ranks"
     replay,below = _checked_chain(pipe)
+    nets = [*(getattr(pipe, name) for name in pipe.learned), *pipe.targets.values()] if below is not None else []
+    self._compare(dict(rows=rows, max_steps=max_steps, max_episodes=max_episodes), replay, nets, type(pipe).__name__)
     _tell(pipe, WorkerInfo(self.rank, self.size))
     replay.ranks = self
     if replay.has_source: replay.source = Rounds(Gather(replay.source, rows, exact=True), self, journal,
@@ -384,7 +387,6 @@ def join(self:Alone,
     weights = RankWeights(replay, self)
     if below is None: return weights
     below.source,pipe.ranks = weights,self
-    nets = [*(getattr(pipe, name) for name in pipe.learned), *pipe.targets.values()]
     for net in nets: self.spread([*net.parameters(), *net.buffers()])
     if pipe.generator is not None and self.rank and pipe.seed is not None: pipe.generator.manual_seed(
         int(np.random.SeedSequence([pipe.seed, self.rank]).generate_state(1)[0]))
@@ -418,3 +420,20 @@ def _tell(pipe, info):
     for policy,device in acting:
         if getattr(policy, 'worker', None) != info: policy.in_worker(info)   # the stepper was made as that worker's
         policy.device = device
+
+# %% ../../nbs/parallel/ranks.ipynb #5d239e99
+@patch
+def _compare(self:Alone, mine, replay, nets, last):
+    "Raise in each rank, where settings that must be the same are not"
+    tensors = [t for net in nets for t in (*net.parameters(), *net.buffers())]
+    mine |= dict(chain=f'{type(replay).__name__} … {last}', ratio=str(replay.ratio),
+        first_batch=max(replay.needed(replay.bs), replay.warmup or 0), weights=bool(getattr(replay, 'beta', 0)),
+        networks=[f'{[*t.shape]} {t.dtype}' for t in tensors])
+    told = self.gather(mine)
+    for (r,theirs),k in product(enumerate(told), mine):
+        a,b = theirs[k],told[self.rank][k]
+        if a == b: continue
+        if k == 'networks': a,b = next(((x,y) for x,y in zip(a, b) if x != y), (f'{len(a)} tensors', f'{len(b)} tensors'))
+        raise ArgumentError('Ranks', f'join: {k}', f'{a} in rank {r}', f'{b}, as in rank {self.rank}',
+            'the same chain in each rank; what differs among them is its seed')
+

@@ -148,6 +148,13 @@ def test_a_stopped_rank_is_known():
         assert ranks._stopped() == [f'rank 1 is stopped: `kill -CONT {p.pid}` lets it go on']
     finally: p.kill(); p.wait()
 
+@pytest.mark.parametrize('what, said', [('networks', r'join: networks; got \[\d+, 4\] torch.float32 in rank'), ('memory', 'join: chain; got'), ('ratio', 'join: ratio; got')])
+def test_ranks_that_differ_are_told_at_once(what, said):
+    "Both of them; one was ended by gloo with a signal, or both waited for half an hour"
+    began = time.monotonic()
+    for out, err, rc in ended(begin(2, str(WORK), 'differs', what), 60): assert rc == 1 and re.search(said, err), err
+    assert time.monotonic() - began < 60
+
 # ---- recipes ----
 
 def nets(out, parts):
