@@ -94,7 +94,8 @@ class Counted(Place):
     def rewind(self, end:int, floor:int=0):
         "Rows from this key on don't count any more, nor do those before `floor`"
         c = self.counters
-        c[COMMITTED],c[TOLD],c[FLOOR] = end,min(c.item(TOLD), end),min(max(floor, c.item(FLOOR)), end)
+        c[COMMITTED],c[TOLD],c[FLOOR] = end,min(c.item(TOLD), end),min(max(floor, self.oldest_whole()), end)
+        c[RESERVED] = end   # what was overwritten lies before `FLOOR`, so rows that come now are whole
         c[REWINDS] += 1   # after it: who looks at this counter first sees the new ones
 
 # %% ../../nbs/memory/places.ipynb #ce2ced31

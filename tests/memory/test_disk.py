@@ -1420,6 +1420,20 @@ def sequences_in(replay):
     replay._look()
     return sorted(replay.table.first[replay.table.first >= 0].tolist())
 
+def test_a_reader_has_all_rows_that_came_after_going_back(tmp_path):
+    "Rows that were written over those that no longer counted are whole, whatever the keys of these were"
+    def make(**kw): return ExperienceReplay(bs=1, max_sz=6, seed=0, store=Rows(tmp_path, **kw))
+    writer = make()
+    writer.add(long_episode(0, 2))
+    state = through_file(writer.state_dict())
+    writer.add(long_episode(2, 8))   # rows before 4 are overwritten
+    with pytest.warns(UserWarning, match='2 of the rows'): writer.load_state_dict(state)
+    writer.add(long_episode(2, 3))
+    assert writer.memory.span == make(mode='r').memory.span == (5, 2)
+    assert np.array_equal(make(mode='r').memory[:].rows, writer.memory[:].rows)
+    writer.add(long_episode(5, 4))
+    assert writer.memory.span == make(mode='r').memory.span == (9, 3)
+
 def test_a_reader_that_missed_rows_begins_anew(tmp_path):
     "Its sequences begin where those of the writer do: it went on counting steps as if none had come between"
     def make(**kw): return SequenceReplay(bs=1, max_sz=12, length=4, burn_in=0, overlap=2, seed=0, store=Rows(tmp_path, **kw))
