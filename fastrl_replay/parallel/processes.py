@@ -6,7 +6,7 @@
 __all__ = ['Processes']
 
 # %% ../../nbs/parallel/processes.ipynb #f2932197
-import faulthandler, os, pickle, select, signal, struct, sys, threading, weakref
+import ctypes, faulthandler, os, pickle, select, signal, struct, sys, threading, weakref
 from contextlib import contextmanager
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
@@ -45,8 +45,9 @@ def _answer_all(conn, served):
         try: conn.send_bytes(served.answer(*words))   # conn.send would open a file for each tensor
         except OSError: pass   # the other side is gone
 
-def _work(conn, info, seed, data, shared, copy, chunk):
+def _work(conn, info, seed, data, shared, copy, chunk, ends=False):
     "What a worker process does"
+    if ends and sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
     for end in list(_ends): end.close()
     _ends.add(conn)
     mp.current_process()._config['daemon'] = False   # it may have workers, which leave when it does
@@ -134,7 +135,8 @@ class _Worker(Worker):
         self.conn,theirs = context.Pipe()
         self.patience,self.inbox,self.outbox = patience,_Inbox(self.conn),bytearray()   # outbox: not sent yet
         _ends.add(self.conn)
-        self.process = context.Process(target=_work, args=(theirs, info, *args), daemon=True,
+        main = threading.current_thread() is threading.main_thread()   # the end of another thread would end it
+        self.process = context.Process(target=_work, args=(theirs, info, *args), kwargs=dict(ends=main), daemon=True,
             name=f'worker {info.rank} of {info.world_size}')
         with _without_ctrl_c(): self.process.start()
         theirs.close()

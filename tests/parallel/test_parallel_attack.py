@@ -419,6 +419,43 @@ def test_a_worker_that_is_stopped_is_named_where_it_is_waited_for(ordered):
         t.join()
         assert all(n == [*range(1, len(n) + 1)] for n in seen.values())
 
+ORPHANS = """
+import ctypes, os, sys, threading
+from fastrl_replay.all import *
+from workers import zeros
+class Keeps(ScriptedEnv):
+    "Hangs in C, and keeps the GIL"
+    def step(self, action):
+        if self.made == 5: ctypes.PyDLL(None).sleep(300)
+        self.made = getattr(self, 'made', 0) + 1
+        return super().step(action)
+    made = 0
+def main():
+    pipe = GymStepper(lambda: Keeps(**script(3, -2)), zeros).parallel(2, chunk=1, method=sys.argv[1])
+    it = iter(pipe)
+    for _ in range(8): next(it)
+    print(*[w.process.pid for w in pipe._workers], flush=True)
+    for _ in it: pass
+if __name__ == '__main__': main()
+"""
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='only Linux ends processes with their parent')
+@pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
+def test_workers_that_hang_in_c_end_with_a_killed_learner(tmp_path, method):
+    "Their thread that looks for it can't run. (A fork server lives as long as its children, and they as long as it.)"
+    (tmp_path/'orphans.py').write_text(ORPHANS)
+    p = subprocess.Popen([sys.executable, tmp_path/'orphans.py', method], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
+    pids = [int(x) for x in p.stdout.readline().split()]
+    time.sleep(.5)
+    p.kill(); p.wait()
+    end = time.monotonic() + 10
+    def left(): return [pid for pid in pids if os.path.exists(f'/proc/{pid}') and open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0] != 'Z']
+    while left() and time.monotonic() < end: time.sleep(.05)
+    found = left()
+    for pid in found: os.kill(pid, signal.SIGKILL)
+    assert len(pids) == 2 and not found
+
 def test_a_worker_that_is_stopped_is_named_where_others_go_on():
     "Else nothing says that a part of the memory is not drawn from"
     with within(120):
