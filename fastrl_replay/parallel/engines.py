@@ -296,7 +296,8 @@ class Worker:
 # %% ../../nbs/parallel/engines.ipynb #a3b1c6d3
 class Silence:
     "How long workers have been waited for; each is named when its patience is over, and again after twice that time"
-    def __init__(self): self.waits,self.last = {},monotonic()   # of each: seconds, and when it is named next
+    def __init__(self):
+        self.waits,self.last = {},monotonic()   # of each: seconds, and when it is named next
 
     def goes_on(self, workers):
         "These have given no answer so far; of all others nothing is wanted"

@@ -7,7 +7,7 @@ __all__ = ['Processes']
 
 # %% ../../nbs/parallel/processes.ipynb #f2932197
 import ctypes, faulthandler, os, pickle, select, signal, struct, sys, threading, weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from time import monotonic
@@ -42,8 +42,7 @@ def _answer_all(conn, served):
         try: words = conn.recv()
         except (EOFError,OSError): words = ['end']
         if words[0] == 'end': return served.close()
-        try: conn.send_bytes(served.answer(*words))   # conn.send would open a file for each tensor
-        except OSError: pass   # the other side is gone
+        with suppress(OSError): conn.send_bytes(served.answer(*words))   # conn.send would open a file for each tensor
 
 def _work(conn, info, seed, data, shared, copy, chunk, ends=False):
     "What a worker process does"

@@ -433,7 +433,8 @@ def _compare(self:Alone, mine, replay, nets, last):
     for (r,theirs),k in product(enumerate(told), mine):
         a,b = theirs[k],told[self.rank][k]
         if a == b: continue
-        if k == 'networks': a,b = next(((x,y) for x,y in zip(a, b) if x != y), (f'{len(a)} tensors', f'{len(b)} tensors'))
+        if k == 'networks':
+            a,b = next(((x,y) for x,y in zip(a, b) if x != y), (f'{len(a)} tensors', f'{len(b)} tensors'))
         raise ArgumentError('Ranks', f'join: {k}', f'{a} in rank {r}', f'{b}, as in rank {self.rank}',
             'the same chain in each rank; what differs among them is its seed')
 
