@@ -19,6 +19,7 @@ from strategies import cases
 from test_learners import WIDE, Adam, arrays, close, fill
 
 Box,Discrete,nan,inf = spaces.Box,spaces.Discrete,float('nan'),float('inf')
+torch.set_num_threads(1)
 def take(pipe, n): return list(islice(pipe, n))
 
 # ---- what the stepper takes ----
@@ -385,6 +386,17 @@ def chains(kind, seed=0, **kw):
 KINDS = ['sac','td3']
 
 @pytest.mark.parametrize('kind', KINDS)
+def test_a_chain_goes_on_bit_for_bit(kind):
+    "Steps, policy, memory, priorities, models, temperature, noise: saved between two updates, through a file"
+    a,b,c,other = chains(kind),chains(kind),chains(kind, 1),chains(kind, 1)
+    stream = iter(a)
+    first = take(stream, 30)
+    assert first == take(b, 30) and first != take(other, 30)
+    c.load_state_dict(through_file(a.state_dict()))
+    assert list(islice(stream, 40)) == take(c, 40)
+    assert same(through_file(a.state_dict()), through_file(c.state_dict()))
+
+@pytest.mark.parametrize('kind', KINDS)
 def test_errors_become_priorities(kind):
     "The mean over both critics of the size of the error, in the order of the batch"
     learner,heard = chains(kind),[]
@@ -396,6 +408,19 @@ def test_errors_become_priorities(kind):
         assert td.shape == (8,) and (td >= 0).all() and td.mean().item() == pytest.approx(record['td'], rel=1e-5)
         told = dict(zip(keys.tolist(), td.tolist()))
         for key,x in told.items(): assert replay.sampler.tree[key % 100] == pytest.approx((x + 1e-6)**.6, rel=1e-5)
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_terminated_ends_and_truncated_goes_on(kind):
+    "The next state of what has terminated has no effect; a column `discount` of 0 says the same"
+    def learned(after, **flags):
+        rows = steering(3, **({'discount': 'f4'} if 'discount' in flags else {})); rows['terminated'] = rows['truncated'] = False
+        for k,v in flags.items(): rows[k] = v
+        rows['next_state'] = after
+        learner = getattr(Items([Steps(rows)]), kind)(actor_of(0, 4 if kind == 'sac' else 2), Pair(1), ARM, lr=.1, seed=0)
+        list(learner)
+        return arrays(learner.critics)
+    for flags,matters in (dict(),True),(dict(truncated=True),True),(dict(terminated=True),False),(dict(discount=.5),True),(dict(discount=0.),False):
+        assert same(learned(.5, **flags), learned(-2., **flags)) != matters
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('rows,said', [

@@ -16,6 +16,7 @@ from strategies import cases
 
 Box,Discrete,nan,inf = spaces.Box,spaces.Discrete,float('nan'),float('inf')
 WIDE = Box(-np.inf, np.inf, (2,), np.float64)
+torch.set_num_threads(1)
 def sgd(lr=.1, **kw): return lambda params: torch.optim.SGD(params, lr=lr, **kw)
 
 # ---- rows, networks, and what is easy to say about them ----
@@ -96,13 +97,19 @@ def test_a_table_learns_row_by_row(columns, scheduled, start, batches, n, gamma,
 
 @pytest.mark.parametrize('kind', ['proportional','rank'])
 def test_a_table_and_a_replay(kind):
-    "The absolute errors become the priorities"
-    replay,table,seen = PrioritizedReplay(bs=6, max_sz=40, kind=kind, seed=1),QTable(Discrete(5), Discrete(3)),[]
+    "The absolute errors become the priorities; a chain that is saved and loaded goes on with the same numbers"
+    def make(): return PrioritizedReplay([Steps(fill(4, Discrete(5), seed=i)) for i in range(30)], bs=6, max_sz=40, kind=kind, alpha=1., eps=0., seed=1).q_learn(QTable(Discrete(5), Discrete(3)), lr=LinearSchedule(.5, .1, 20))
+    replay,table,seen = make().source,QTable(Discrete(5), Discrete(3)),[]
     replay.update_priorities = lambda keys, td: seen.append((keys.copy(), td.copy()))
     replay.add(Steps(fill(40, Discrete(5))))
     batch = replay.sample(20)
     QLearner([], table, lr=0.).learn(batch)
     close(seen[0][1], batch.reward.double(), 1e-6); assert np.array_equal(seen[0][0], batch.rows['index'])   # of an empty table
+    a,b = make(),make()
+    running = iter(a)
+    list(islice(running, 11))
+    b.load_state_dict(state_of(a))
+    assert list(running) == list(b) and np.array_equal(a.table.values, b.table.values) and a.updates == b.updates
 
 @pytest.mark.parametrize('place', ['state','next_state','action'])
 @pytest.mark.parametrize('wrong', [-1, 5, 8, -10**9, 2**62, -2**63])
@@ -222,6 +229,58 @@ def test_what_the_replay_hears_is_what_the_loop_says(kind, alpha, beta):
         close(arrays(learner.model), plain.w)
         if kind == 'proportional': close([replay.sampler.tree[int(k) % 50] for k in keys], [(abs(dict(zip(keys, td))[k]) + 1e-6)**alpha for k in keys], 1e-6)
 
+@pytest.mark.parametrize('every', [1, 2, 3, 7])
+@pytest.mark.parametrize('tau', [1., .25])
+def test_when_the_target_is_refreshed(every, tau):
+    "After every `every` updates, by the model as it is then; also after a checkpoint in between"
+    def make(): return DQNLearner([Steps(fill(5, seed=k)) for k in range(16)], mlp(), lr=.05, target_every=every, tau=tau)
+    for stop in 0,1,every,every+1:
+        learner = make()
+        target = arrays(learner.target)
+        for k,_ in enumerate(islice(learner, 16)):
+            if (k+1) % every == 0: target = [a + tau*(b - a) for a,b in zip(target, arrays(learner.model))]
+            close(arrays(learner.target), target, 1e-12)
+            if k == stop: saved = state_of(learner)
+        other = make()
+        other.load_state_dict(saved)
+        list(other)
+        assert same(weights(other.target), weights(learner.target)) and same(weights(other.model), weights(learner.model))
+
+def test_truncated_goes_on_and_terminated_does_not():
+    "Only the next state of what has terminated has no effect on values and weights: table, network, recurrent network"
+    for flag,matters in (None,True),('truncated',True),('terminated',False):
+        def learned(after, learner, space):
+            rows = fill(1, space); rows['terminated'] = rows['truncated'] = False
+            if flag: rows[flag] = True
+            rows['next_state'] = after
+            learner.learn(Steps(rows))
+            return learner
+        table = [QTable(Discrete(5), Discrete(3)) for _ in 'ab']
+        for t,after in zip(table, (3,4)):
+            t.values[:] = np.arange(15).reshape(5,3)**2
+            learned(after, QLearner([], t), Discrete(5))
+        assert np.array_equal(table[0].values, table[1].values) != matters
+        nets = [learned(after, DQNLearner([], mlp(), optimizer=sgd()), WIDE).model for after in (.5,-2)]
+        assert same(*map(weights, nets)) != matters
+        ends = []
+        for after in .5,-2:
+            rows = fill(3); rows['terminated'] = rows['truncated'] = False
+            if flag: rows[flag][-1] = True
+            rows['next_state'][:-1],rows['next_state'][-1] = rows['state'][1:],after
+            replay = SequenceReplay(None, 1, 10, length=3, burn_in=1, overlap=0, seed=0); replay.add(Steps(rows))
+            ends.append(R2D2Learner([], recurrent(), optimizer=sgd(), n=9)); ends[-1].learn(replay.sample())
+        assert same(*(weights(l.model) for l in ends)) != matters
+
+def test_plain_q_learning_where_both_look():
+    "One row at a time without hidden layers: a network on ones at their places, learned by SGD with errors below 1, is a table"
+    rows = fill(200, Discrete(5), seed=3, size=.1); rows['reward'] = rows['reward'].clip(-.3, .3)
+    net = nn.Sequential(FlattenSpace(Discrete(5)), nn.Linear(5, 3, bias=False)); net[1].weight.data.zero_()
+    dqn = DQNLearner([Steps(rows[i:i+1]) for i in range(200)], net, gamma=.5, target_every=1, double=False, optimizer=sgd(.25))
+    table = QTable(Discrete(5), Discrete(3))
+    q = QLearner([Steps(rows)], table, .5, .25)
+    list(dqn); list(q)
+    np.testing.assert_allclose(net[1].weight.detach().T, table.values, atol=1e-6); assert abs(table.values).max() > .05
+
 # ---- a recurrent network ----
 
 class Doubled(nn.Module):
@@ -329,6 +388,21 @@ def test_a_recurrent_network_learns_step_by_step(start, rescaled, story, n, gamm
         at = np.array([find_place(k, replay.table.first, replay.table.where) for k in batch.index.numpy()])
         mixed = [eta*max(map(abs, td)) + (1-eta)*sum(map(abs, td))/len(td) if td else 0. for td in tds]
         close(replay.sampler.tree[at], [(m + 1e-3)**.7 for m in mixed], 1e-7)
+
+def test_no_gradient_comes_from_the_burn_in():
+    "What only the burn-in sees has no slope; with two networks that differ, each warms up its own memory"
+    rows = tale([-6], seed=5); rows['state'][:3,0],rows['state'][3:,0] = 1.,0.   # the first input is there in the burn-in alone
+    rows['next_state'][:-1] = rows['state'][1:]; rows['next_state'][-1,0] = 0.
+    replay = SequenceReplay(None, 1, 10, length=6, burn_in=3, overlap=0, seed=0); replay.add(Steps(rows))
+    batch,(model,target) = replay.sample(),(recurrent(1),recurrent(2))
+    learner = R2D2Learner([], model, optimizer=sgd(0.)); learner.learn(batch)
+    assert not model.encoder[1].weight.grad[:,0].any() and model.encoder[1].weight.grad[:,1].any()
+    def goals(model, target): return r2d2_errors(model, target, batch, .9, 2)[1]
+    plain = goals(model, target)
+    blind = deepcopy(target); blind.encoder[1].weight.data[:,0] += 1   # another memory after the burn-in, the same eyes after it
+    assert not torch.allclose(plain, goals(model, blind))
+    choosy = deepcopy(model); choosy.head.bias.data[:] = torch.tensor([99.,0,0])
+    assert torch.allclose(goals(choosy, target), goals(choosy, target)) and not torch.allclose(plain, goals(choosy, target))
 
 def test_sequences_without_anything_to_learn():
     "All shorter than the burn-in: no loss, no gradient, no change, the smallest priority"
@@ -443,6 +517,21 @@ def test_a_chain_pickles_whole(kind):
     used = pickle.loads(pickle.dumps(a))
     assert same(weights(used.model), weights(a.model)) and same(weights(used.target), weights(a.model)) and used.updates == 0 and not used.opt.state_dict()['state']
 
+@pytest.mark.parametrize('optimizer', [None, sgd(momentum=.9)])
+def test_a_state_is_a_copy(optimizer):
+    "What was saved stays as it was while the learner goes on, and while others that loaded it do"
+    def learners():
+        replay = SequenceReplay(None, 2, 50, length=3, burn_in=1, overlap=0, seed=0); replay.add(Steps(tale([9,-9])))
+        return (QLearner([], QTable(Discrete(5), Discrete(3))),Steps(fill(5, Discrete(5)))),(DQNLearner([], mlp(), lr=.1, optimizer=optimizer),Steps(fill(5))),(R2D2Learner([], recurrent(), lr=.1, optimizer=optimizer),replay.sample())
+    for (a,batch),(b,_) in zip(learners(), learners()):
+        a.learn(batch)
+        state = a.state_dict()
+        kept = through_file(state)
+        a.learn(batch)
+        assert same(state, kept) and not same(a.state_dict(), kept)
+        b.load_state_dict(state)
+        assert b.learn(batch) and same(state, kept) and same(b.state_dict(), a.state_dict())
+
 def test_a_checkpoint_of_another_model():
     "Names the tensor, and changes nothing in the whole chain"
     def chain(hidden, extra=False):
@@ -516,6 +605,14 @@ def test_huge_errors_that_are_numbers_are_learned():
     for _ in range(3): record = learner.learn(replay.sample())
     assert record['td'] == pytest.approx(1e30, rel=1e-5) and all(torch.isfinite(v).all() for v in learner.model.state_dict().values())
 
+def test_a_refused_batch_was_never_there():
+    "With a soft target too: those that met it learn as those that did not"
+    a,b = (DQNLearner([], mlp(), target_every=1, tau=.5, lr=.1) for _ in 'ab')
+    good,bad = fill(5),fill(5); bad['reward'][0] = nan
+    for l in a,b: l.learn(Steps(good))
+    with pytest.raises(ValueError): a.learn(Steps(bad))
+    assert a.learn(Steps(good)) == b.learn(Steps(good)) and same(weights(a.target), weights(b.target))
+
 def test_a_schedule_that_is_no_number():
     "Is refused before it reaches the weights"
     learner = DQNLearner([], mlp(), lr=lambda k: nan if k else 1e-3)
@@ -523,6 +620,13 @@ def test_a_schedule_that_is_no_number():
     before = weights(learner.model)
     with pytest.raises(ValueError, match='^DQNLearner: '): learner.learn(Steps(fill(5)))
     assert same(weights(learner.model), before)
+
+def test_lr_0_learns_nothing_and_tells_all():
+    "The same weights, true records, new priorities"
+    replay = PrioritizedReplay(None, 8, 30, seed=0); replay.add(Steps(fill(30)))
+    learner = DQNLearner([], mlp(), lr=0.); before = weights(learner.model)
+    for _ in range(5): record = learner.learn(replay.sample())
+    assert same(weights(learner.model), before) and record['loss'] > 0 and len(set(replay.sampler.probabilities())) > 5
 
 @pytest.mark.parametrize('seed', range(3))
 def test_frozen_parameters_stay(seed):
@@ -695,6 +799,24 @@ def test_n_is_checked_early(n):
     "When the stage is made"
     with pytest.raises((TypeError,ValueError), match='^R2D2Learner: n'): R2D2Learner([], recurrent(), n=n)
 
+def test_discounts_are_a_column_or_gamma():
+    "The column counts even where it is 0 or where the row is truncated; else γ where nothing has terminated"
+    rows = fill(50, discount='f4')
+    assert torch.equal(discounts(Steps(rows), .3), torch.from_numpy(rows['discount']))
+    got = discounts(Steps(fill(50)), .3)
+    assert got.dtype == torch.float32 and got.tolist() == [0. if t else float(np.float32(.3)) for t in rows['terminated']]
+
+def test_the_targets_have_no_gradient():
+    "Of either network, however the errors are asked for"
+    a,b = mlp(0),mlp(1)
+    for double in True,False:
+        q,goal = dqn_errors(a, b, Steps(fill(5)), .9, double)
+        assert q.requires_grad and not goal.requires_grad
+    q.sum().backward()
+    assert all(p.grad is None for p in b.parameters()) and not torch.equal(a[2].weight.grad, torch.zeros(3,5))
+    learner = DQNLearner([], a)
+    assert not any(p.requires_grad for p in learner.target.parameters()) and all(p.requires_grad for p in a.parameters())
+
 # ---- learners of several models, as a soft actor-critic and a delayed one are ----
 
 class Actor(nn.Module):
@@ -786,6 +908,11 @@ def test_of_three_models_none_has_moved_where_one_can_not():
     before = weights(learner.critics)
     with pytest.raises(ValueError, match='^SmallSAC: update 1: loss and norm of the gradient'): learner.learn(steered(5))
     assert same(weights(learner.critics), before) and learner.updates == 1
+
+def test_three_models_and_a_replay():
+    "Errors go back as priorities"
+    replay = PrioritizedReplay([steered(8, k) for k in range(9)], 4, 40, alpha=1., seed=0)
+    assert len(list(SmallSAC(replay))) > 5 and len(set(replay.sampler.probabilities().round(9))) > 5
 
 def test_a_compiled_model_loads_a_plain_one_and_the_other_way():
     "torch.compile's prefix isn't in a checkpoint, of several models neither"

@@ -5,6 +5,9 @@ import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
 
 from fastrl_replay.learning.losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
+from fastrl_replay.stages.nstep import NStep
+from fastrl_replay.testing import script, scripted_steps
+from fastrl_replay.steps.core import Steps
 from strategies import cases
 
 nan,inf,T,F = float('nan'),float('inf'),True,False
@@ -81,6 +84,13 @@ def judge(reward, discount, value, n, mask):
         out.append(float(total))
     return out
 
+@pytest.mark.parametrize('n,want', [(1, [5,14,100,1004,6]), (2, [8,60,100,1003,6]), (3, [31,60,100,1003,6]), (4, [31,60,100,1003,6]), (10**9, [31,60,100,1003,6])])
+def test_the_table_of_targets(n, want):
+    "γ = ½, all values 8, the third step terminates"
+    r,d,v = tensor(1,10,100,1000,2),tensor(.5,.5,0,.5,.5),tensor(*[8]*5)
+    assert n_step_targets(r, d, v, n).tolist() == want
+    assert n_step_targets(r[None,None], d[None,None], v[None,None], n, torch.ones(1,1,5).bool()).tolist() == [[want]]
+
 @pytest.mark.parametrize('mask,want', [([T]*5, [8,60,100,1003,6]), ([T,T,T,T,F], [8,60,100,1004,0]), ([T,F,T,T,T], [5,0,100,1003,6]),
                                        ([F,F,F,F,F], [0]*5), ([F,T,F,F,T], [0,14,0,0,6])])
 def test_masked_targets(mask, want):
@@ -120,6 +130,18 @@ def test_targets_can_be_differentiated():
     before = [x.detach().clone() for x in (r,d,v)]
     assert torch.autograd.gradcheck(lambda *a: n_step_targets(*a, 3), (r,d,v))
     assert all(torch.equal(a.detach(), b) for a,b in zip((r,d,v), before))
+
+@pytest.mark.parametrize('n', [1, 2, 3, 5, 50])
+def test_the_stage_and_the_function_agree(n):
+    "Episodes merged row by row, and whole: the same targets"
+    for length in 1,4,-4,-9:
+        rows = Steps.cat(scripted_steps([script(length)], abs(length)))
+        value = randn(len(rows))
+        merged = Steps.cat(list(NStep([rows], n, .9))).rows
+        ends = merged['step_n'] - 1 + merged['n'] - 1
+        discount = .9*(~rows.terminated).double()
+        want = merged['reward'] + merged['discount']*value.numpy()[ends]
+        np.testing.assert_allclose(n_step_targets(rows.reward.double(), discount, value, n), want, rtol=1e-6)
 
 def test_what_targets_refuse():
     "Shapes that would be broadcast, kinds that would be converted, and what is no number of steps; no steps at all are fine"
@@ -170,6 +192,11 @@ def test_what_double_q_refuses():
         with pytest.raises(ValueError, match=f'double_q_target: {says}'): double_q_target(*args)
 
 # ---- priorities ----
+
+@pytest.mark.parametrize('eta,want', [(1, [5,.5]), (.75, [4.25,.5]), (.5, [3.5,.5]), (0, [2,.5])])
+def test_priorities_by_hand(eta, want):
+    "1, -5, 0 and three halves"
+    assert mixed_priority(tensor([1,-5,0],[-.5,.5,.5]), eta).tolist() == want
 
 @cases(200)
 @given(st.integers(0, 5), st.integers(1, 7), st.floats(0, 1), st.integers(0, 999))

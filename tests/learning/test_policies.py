@@ -14,6 +14,7 @@ from fastrl_replay.testing import same, through_file
 from strategies import any_space, cases
 
 Box,Discrete,nan,inf = spaces.Box,spaces.Discrete,float('nan'),float('inf')
+torch.set_num_threads(1)
 def prefers(*best, actions=5):
     "Values whose best action is known, for each environment"
     q = torch.zeros(len(best), actions)
@@ -72,6 +73,38 @@ def test_it_throws_the_plain_dice(n, actions, eps, seed, calls):
         got = policy(states(n))
         assert got.tolist() == plain(q.tolist(), e) and got.dtype == np.int64 and got.shape == (n,) and policy.asked == plain.asked
     if eps == 1. and n: assert len(asked) == 1   # once, to see how many actions there are
+
+@pytest.mark.parametrize('eps', [0., .1, .5, 1., np.array([0.,.2,1.])])
+def test_each_action_has_its_probability(eps):
+    "1-ε+ε/5 for the best, ε/5 for each other, in each environment: five standard deviations"
+    n,best,policy = 20_000,(2,0,4),EpsGreedy(prefers(2,0,4), eps, seed=5)
+    taken = np.stack([policy(states(3)) for _ in range(n)])
+    for e,each in enumerate(np.broadcast_to(eps, 3)):
+        for a in range(5):
+            p = each/5 + (1-each)*(a == best[e])
+            assert abs((taken[:,e] == a).mean() - p) <= 5*math.sqrt(p*(1-p)/n) + 1e-12, (e,a)
+
+def test_environments_explore_on_their_own():
+    "Pairs of environments, whether and what, and one call after another: no correlation"
+    n,policy = 20_000,EpsGreedy(prefers(2,0,4,1), .5, seed=6)
+    taken = np.stack([policy(states(4)) for _ in range(n)])
+    for what in (taken != [2,0,4,1]).astype(float),(taken == 3).astype(float):
+        columns = np.concatenate([what[1:], what[:-1]], 1)
+        c = np.corrcoef(columns.T) - np.eye(8)
+        assert abs(c).max() < 5/math.sqrt(n)
+
+def test_the_same_dice_whatever_the_schedule():
+    "Who explores with a small eps explores the same with a large one; in between, others may differ"
+    lots = [np.stack([p(states(3)) for p in [EpsGreedy(prefers(2,0,4), eps, seed=1)] for _ in range(300)]) for eps in (0., .2, .6, LinearSchedule(1, .6, 500), 1.)]
+    for few,many in zip(lots, lots[1:]):
+        explored = few != lots[0]
+        assert (few[explored] == many[explored]).all()
+    ends = []
+    for eps in 0.,.5,1.,LinearSchedule(1, 0, 40):
+        p = EpsGreedy(prefers(2,0,4), eps, seed=1)
+        for _ in range(20): p(states(3))
+        ends.append(p.state_dict())
+    assert all(e == ends[0] for e in ends)
 
 def test_no_other_code_changes_it():
     "Global generators, another policy; seeds differ, and no seed is another one each time"

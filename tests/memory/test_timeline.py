@@ -281,6 +281,10 @@ def test_keys_that_are_gone_or_never_were_are_named(ask, key):
         assert isinstance(e.value, StaleKey) and f' {key} ' in str(e.value) and '3 to 7' in str(e.value)
     assert same(frozen(line), drawn), 'a draw that failed was counted'
 
+@pytest.mark.parametrize('key,ago', [(2,1), (1,2), (0,3)])
+def test_stale_keys_say_how_old_they_are(key, ago):
+    with pytest.raises(StaleKey, match=f'overwritten {ago} rows ago'): filled(8, 5).take([3, key])
+
 @pytest.mark.parametrize('keys', [[1.], ['a'], [None], [True], np.array([3.]), torch.tensor([3.])], ids=str)
 def test_keys_are_integers(keys):
     line = filled()

@@ -9,10 +9,28 @@ from scipy.stats import chi2
 from torch.utils.data import DataLoader
 
 import fastrl_replay.all   # noqa: F401 (registers all stages)
-from fastrl_replay.all import *
-from fastrl_replay.testing import same, through_file
+from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.errors import BlockError, NotEnoughRows, StaleKey
+from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.learning.continuous import Critics, actor_net
+from fastrl_replay.learning.learners import DQNLearner, QLearner, QTable, SACLearner, TD3Learner
+from fastrl_replay.stages.nstep import NSkip, NStep
+from fastrl_replay.stages.normalisation import RewardNorm, StateNorm, UpdateNorms
+from fastrl_replay.pipe import Items, Pipe
+from fastrl_replay.generic import Cycler, Header, InMemoryCacheHolder
+from fastrl_replay.learning.networks import RecurrentNet, value_net
+from fastrl_replay.learning.policies import LinearSchedule
+from fastrl_replay.parallel.prefetch import Prefetch
+from fastrl_replay.app.recipes import Gather, Journal
+from fastrl_replay.replay.experience import ExperienceReplay
+from fastrl_replay.replay.hindsight import HindsightReplay
+from fastrl_replay.replay.prioritized import PrioritizedReplay
+from fastrl_replay.replay.sequences import SequenceReplay
+from fastrl_replay.stages.chunker import SequenceChunker
+from fastrl_replay.testing import ScriptedEnv, check_contract, same, script, scripted_steps, through_file
 from strategies import cases
-from scripted import draws, everything, in_blocks, numbered, seed_002, take, zeros, with_columns
+from scripted import draws, everything, in_blocks, numbered, seed_002, take, zeros
 
 def filled(n, bs=4, max_sz=None, **kw):
     "A replay with rows 0 to n-1 added"
@@ -28,13 +46,66 @@ def through_torch(x):
     file.seek(0)
     return torch.load(file, weights_only=False)
 
+
 # ---- the founding documents ----
+
+def transition(*values): # obs, action, reward, next obs, done
+    rows = np.zeros(1, step_dtype(spaces.Discrete(10), spaces.Discrete(10)))
+    for n, v in zip(('state', 'action', 'reward', 'next_state', 'terminated'), values): rows[n] = v
+    return Steps(rows)
+
+def test_what_seed_003_asserts_of_a_replay_buffer():
+    "Its five assertions, in its order and with its numbers"
+    def unique(b): return tuple(np.unique(b[n]).tolist() for n in ('state', 'action', 'reward', 'next_state', 'terminated'))
+    obj1, obj2 = transition(*range(5)), transition(*range(5, 10))
+    replay = ExperienceReplay(bs=1, max_sz=2, seed=0, replacement=True)
+    one, two = ([0], [1], [2], [3], [True]), ([5], [6], [7], [8], [True])
+    replay.add(obj1)
+    assert unique(replay.sample(1)) == one
+    replay.add(obj2)
+    assert len(replay) == 2
+    replay.add(obj2)
+    assert len(replay) == 2 and unique(replay.sample(100)) == two
+    replay.add(obj1)
+    assert max(map(len, unique(replay.sample(100)))) == 2
+    replay.add(obj1)
+    assert unique(replay.sample(100)) == one
+    with pytest.raises(NotEnoughRows): ExperienceReplay(bs=1, max_sz=2).sample()
+
+def test_the_lessons_of_seed_002():
+    "Filling, wrapping, renewing: 0, 10, 20, 30, 40 steps in a memory of 20, and always the stepper's last 20 rows"
+    assert len(seed_002(['CartPole-v1'], 0, bs=1)[1]) == 0
+    _, replay = seed_002(['CartPole-v1'], 10, max_sz=20)
+    for total in 10, 20, 30, 40:
+        if total > 10: _ = [step for step, _ in zip(*(range(10), replay))]   # as it stands there
+        assert (len(replay), replay.memory.inserted) == (min(total, 20), total)
+        baseline, _ = seed_002(['CartPole-v1'], total, replay=False)
+        assert Steps.cat(baseline[-20:]) == replay.memory[:]
+        for b, m in zip(baseline[-20:], replay.memory): assert torch.equal(b.state[0], m.state) and torch.equal(b.next_state[0], m.next_state)
 
 def test_zip_with_the_pipe_first_takes_one_block_more():
     "Seed 002 zips both ways round; the pipe first costs one step, as it would with any iterator"
     _, replay = seed_002(['CartPole-v1'], 10, max_sz=20)
     _ = [step for step, _ in zip(*(replay, range(10)))]
     assert replay.memory.inserted == 21
+
+def test_batches_of_seed_002_are_distinct_and_cover_everything():
+    "300 of 1000 without a repetition; 150 draws of one from 30 reach all but the few that chance leaves out, 600 reach all"
+    steps, replay = seed_002(['CartPole-v1'], 400, bs=300, max_sz=1000)
+    assert all(len(set(b.index.tolist())) == 300 for b in steps)
+    _, replay = seed_002(['CartPole-v1'], 200, bs=1, max_sz=30, return_idxs=True)
+    hits = [int(replay.sample()[1][0]) for _ in range(600)]
+    assert len(set(hits[:150])) >= 28 and set(hits) == set(range(30))
+
+def test_what_seeds_001_and_004_ask_for():
+    "Fixed size, first in first out, and separate tensors per column with the spaces' types, on one piece of memory"
+    replay = filled(10, bs=3, max_sz=7)
+    assert len(replay) == 7 and rewards(replay.memory[:]) == [3, 4, 5, 6, 7, 8, 9]
+    b = replay.sample()
+    assert [(t.dtype, tuple(t.shape)) for t in (b.state, b.action, b.reward, b.next_state, b.done)] == [
+        (torch.float32, (3, 2)), (torch.int64, (3,)), (torch.float32, (3,)), (torch.float32, (3, 2)), (torch.bool, (3,))]
+    b.reward[0] = -5
+    assert b.rows['reward'][0] == -5 and min(rewards(replay.memory[:])) == 3   # a view of the batch, a copy of the memory
 
 # ---- how many batches, and when ----
 
@@ -104,6 +175,18 @@ def test_wrong_numbers_are_refused_at_once(kw, says):
     "The constructor says which argument is wrong"
     with pytest.raises((ValueError, TypeError), match=f'ExperienceReplay.*{says}'): ExperienceReplay(**{**dict(max_sz=100), **kw})
 
+@pytest.mark.parametrize('warmup,first', [(None, 3), (0, 3), (1, 3), (3, 3), (4, 4), (9, 9), (10, 10), (11, 11)])
+def test_the_first_batch_comes_with_the_last_row_of_the_warm_up(warmup, first):
+    "Not one row earlier or later; warm-ups longer than the memory work"
+    replay = ExperienceReplay(in_blocks(*[1]*12), bs=3, max_sz=5, warmup=warmup, seed=0)
+    next(iter(replay))
+    assert replay.memory.inserted == first
+
+def test_warm_up_rows_pay_for_nothing():
+    "ratio counts the rows after the warm-up only, also in the block in which it ends"
+    assert watched([4, 4, 4, 4], ratio=Fraction(1, 2), warmup=6, bs=1, max_sz=9)[0] == [0, 1, 3, 5]
+    assert watched([10, 10], ratio=1, warmup=10, bs=1, max_sz=9)[0] == [0, 10]
+
 def test_freezing_and_thawing():
     "While it is frozen blocks pass and batches come; memory, keys and counters stand still; thawed, it goes on"
     replay = ExperienceReplay(Items(in_blocks(*[2]*30)), bs=2, max_sz=10, seed=0, ratio=1)
@@ -167,6 +250,37 @@ def uniform(counts, bs, replacement):
     n, mean = len(counts), counts.mean()
     stat = ((counts - mean)**2).sum()/mean/(1 if replacement else (n-bs)/(n-1))
     return 1e-3 < chi2.sf(stat, n-1) < 1 - 1e-3
+
+@pytest.mark.parametrize('bs', [1, 4, 20, 29, 39])
+@pytest.mark.parametrize('inserted', [40, 55, 1000], ids=['just full', 'wrapped', 'many rounds'])
+@pytest.mark.parametrize('replacement', [False, True])
+def test_every_row_is_as_likely_as_any_other_at_capacity(bs, inserted, replacement):
+    "Chi-square over rows, over the rows in the first place, and over pairs of neighbours in a batch"
+    replay = filled(inserted, bs=bs, max_sz=40, replacement=replacement)
+    keys = np.array(draws(replay, 4000)) - (inserted - 40)
+    assert keys.min() >= 0 and keys.max() < 40
+    assert uniform(np.bincount(keys.ravel(), minlength=40), bs, replacement)
+    assert uniform(np.bincount(keys[:, 0], minlength=40), 1, False)
+    assert uniform(np.bincount(keys[:, -1], minlength=40), 1, False)
+    if bs > 1:   # the distance of the first two is uniform too (without replacement never 0)
+        distance = np.bincount((keys[:, 0] - keys[:, 1]) % 40, minlength=40)
+        assert uniform(distance if replacement else distance[1:], 1, False) and (replacement or distance[0] == 0)
+
+@pytest.mark.parametrize('rows', [5, 17, 33])
+@pytest.mark.parametrize('bs', [1, 5])
+def test_and_below_capacity(rows, bs):
+    "Of the rows that are there, none of those that are not"
+    if rows == bs: bs = 2
+    keys = np.array(draws(filled(rows, bs=bs, max_sz=40), 4000))
+    assert keys.max() < rows and uniform(np.bincount(keys.ravel(), minlength=rows), bs, False)
+
+def test_batches_are_distinct_unless_asked_otherwise():
+    "A batch of the whole memory is a permutation of it; with replacement rows repeat, and it may be larger than the memory"
+    replay = filled(20, bs=20)
+    orders = {tuple(x) for x in draws(replay, 30)}
+    assert all(sorted(o) == list(range(20)) for o in orders) and len(orders) == 30
+    for bs in range(1, 21): assert all(len(set(d)) == bs for d in draws(replay, 20, bs))
+    assert len(set(draws(filled(3, bs=50, replacement=True), 1)[0])) == 3
 
 def test_seeds_decide_the_draws():
     "Equal seeds, equal batches; other seeds, and none, others; numpy's integers count"
@@ -238,6 +352,42 @@ def other(**columns):
     for n, v in columns.items(): b.rows[n] = v
     return b
 
+def many(dtype): return Steps(np.zeros(4, dtype))
+dtype = numbered(1).rows.dtype
+BAD = {
+    'NaN state in the last row': lambda: other(state=[[0, 0]]*3 + [[0, np.nan]]),
+    'NaN reward in the first row': lambda: other(reward=[np.nan, 0, 0, 0]),
+    'negative env_id in the last row': lambda: other(env_id=[0, 0, 0, -1]),
+    'absurd env_id': lambda: other(env_id=[0, 0, 0, 2**30]),
+    'new env_id, then NaN': lambda: other(env_id=[0, 900, 901, 902], reward=[0, 0, 0, np.nan]),
+    'two dimensions': lambda: Steps(numbered(4).rows.reshape(2, 2)),
+    'other shape': lambda: many(step_dtype(spaces.Box(-1, 1, (3,)), spaces.Discrete(3))),
+    'other type': lambda: many(step_dtype(spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3))),
+    'a column more': lambda: many(step_dtype(spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3), logp='f4')),
+    'a column less': lambda: many(np.dtype([(n, dtype[n]) for n in dtype.names if n != 'reward'], align=True)),
+    'no counters': lambda: many(np.dtype([('state', 'f4')], align=True)),
+    'packed': lambda: many(np.dtype([(n, dtype[n]) for n in dtype.names])),
+    'no Steps': lambda: numbered(4).rows,
+    'a dict': lambda: dict(state=1),
+    'None': lambda: None,
+}
+
+@pytest.mark.parametrize('name', BAD)
+@pytest.mark.parametrize('n', [0, 3, 9], ids=['empty', 'partly full', 'wrapped'])
+def test_a_bad_block_changes_nothing(name, n):
+    "Refused whole: memory, sampler, counters and the next batches are those of a twin that never saw it"
+    if n == 0 and name in ('other shape', 'other type', 'a column more', 'a column less'): pytest.skip('an empty memory takes any columns')
+    replay, twin = (ExperienceReplay(bs=2, max_sz=6, seed=0) for _ in range(2))
+    if n:
+        for r in replay, twin: r.add(numbered(n)); r.sample()
+    with pytest.raises((BlockError, TypeError)): replay.add(BAD[name]())
+    assert same(everything(replay), everything(twin)) or n and same({**everything(replay)['own'], 'memory': 0}, {**everything(twin)['own'], 'memory': 0})
+    assert len(replay) == len(twin) and replay.stats() == twin.stats() and (not n or replay.memory[:] == twin.memory[:])
+    # was: in an empty memory, a block of two dimensions leaves its columns behind, and other columns are refused
+    again = numbered(5, n) if n else Steps.cat(scripted_steps([script(9), script(9, env=1)], 3))
+    for r in replay, twin: r.add(again)
+    assert draws(replay, 20) == draws(twin, 20) and replay.memory[:] == twin.memory[:]
+
 def test_a_bad_block_in_the_stream_stops_it_with_the_columns_name():
     "NaN names row, column and environment; the good blocks before it are there"
     replay = ExperienceReplay([numbered(4), other(next_state=[[0, 0], [0, 0], [np.nan, 0], [0, 0]])], bs=1)
@@ -261,6 +411,13 @@ def test_sources(name):
     replay = ExperienceReplay(make(), bs=1, max_sz=50, seed=0)
     batches = list(replay)
     assert len(replay) == replay.memory.inserted == n and all(isinstance(b, Steps) for b in batches) and (len(batches) > 0) == (n > 0)
+
+def test_without_a_source_batches_come_for_ever():
+    "From what is there; a memory that can't fill one says so"
+    replay = ExperienceReplay(bs=2, max_sz=50, seed=0)
+    with pytest.raises(NotEnoughRows, match='got 0 rows; expected 2 rows: 2 are missing'): next(iter(replay))
+    replay.add(numbered(5))
+    assert {k for b in take(replay, 40) for k in b.index.tolist()} == set(range(5)) and replay.batches == 40
 
 @pytest.mark.parametrize('source', [[5], ['x'], [None], [dict(a=1)], [np.zeros(3)], [torch.zeros(3)], 'abc', [[numbered(2)]]], ids=str)
 def test_items_that_are_no_steps_are_named(source):
@@ -304,6 +461,22 @@ def test_the_sampler_hears_keys_and_answers_of_rows_that_are_there():
     replay.add(numbered(2, 6))
     replay.update_priorities([7, 0, 3, 1, 3], torch.tensor([.5, 9, 2, 9, 4]))
     assert heard == [([7, 3, 3], [.5, 2, 4])] and replay.stale == 2
+
+TDS = {'list': [1., 2, 3, 4], 'numpy': np.ones(4), 'float32': np.ones(4, np.float32), 'tensor': torch.ones(4), 'gradient': torch.ones(4, requires_grad=True)*2,
+    'column': torch.ones(4, 1), 'half': torch.ones(4).half(),
+    'bfloat16': torch.ones(4).bfloat16()}   # was: numpy has no bfloat16, and the TypeError of torch comes through
+
+@pytest.mark.parametrize('kind', TDS)
+def test_td_errors_may_be_of_any_kind(kind):
+    "And keys too; the batch, parts of it and copies of it know their replay"
+    replay = filled(8)
+    batch = replay.sample()
+    batch.update_priorities(TDS[kind])
+    replay.update_priorities(batch.index, TDS[kind])
+    replay.update_priorities(batch.index.tolist(), TDS[kind])
+    replay.update_priorities(batch.index.numpy().astype(np.int32), TDS[kind])
+    for part in batch[1:3], batch[torch.tensor([True, False, True, False])], batch.copy()[:2], batch.to('cpu')[[0, 3]], Steps.cat([batch[:1], batch[2:3]]): part.update_priorities(TDS[kind][:2])
+    batch[2].update_priorities(TDS[kind][:1])
 
 def test_wrong_answers_are_refused():
     "Too many, too few, a batch from a file, a block that never was in a replay"
@@ -381,6 +554,13 @@ def test_numbers_of_numpy_go_through_the_file():
     take(a, 2)
     a.sample(np.int64(3))
     assert all(type(c) is int for c in everything(a)['own']['counters'])
+
+def test_links_survive_the_file():
+    "Windows on a restored memory go on over rows that come later"
+    a, b = filled(5, max_sz=10), ExperienceReplay(bs=4, max_sz=10)
+    b.load_state_dict(everything(a))
+    for r in a, b: r.add(numbered(3, 5))
+    assert a.memory.windows([3, 6], 4) == b.memory.windows([3, 6], 4) and b.memory.windows([3], 4).mask.all()
 
 @pytest.mark.parametrize('other', [dict(max_sz=11), None], ids=['too many rows', 'other stage'])
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(other):
@@ -562,7 +742,6 @@ def torques(steps):
     return Steps(rows)
 
 def odd_steps(steps): return bool(steps.step_n[0]%2)
-def half(n): return .5
 
 class Scaled:
     "A function that remembers the largest reward so far"
@@ -606,7 +785,10 @@ def as_arrays(steps):
 def of_agents(steps):
     "Each environment an agent of one of several agents"
     if not isinstance(steps, Steps): return steps   # a stage says what is wrong
-    return with_columns(steps, agent=steps.rows['env_id'], moment=np.full(len(steps), steps.rows['step_n'].max(initial=0), np.int64))
+    rows = np.zeros(len(steps), extend_dtype(steps.dtype, agent='i4', moment='i8'))
+    for n in steps.dtype.names: rows[n] = steps.rows[n]
+    rows['agent'], rows['moment'] = rows['env_id'], rows['step_n'].max(initial=0)
+    return Steps(rows)
 
 CONTRACT = { # how to build each stage on a source, or from nothing; every @stage class of the package must be here
     'Map': [lambda source: source.map(numbered_states), lambda source: source.map(Scaled())],
@@ -624,14 +806,12 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
                          for kw in (dict(), dict(bs=2), dict(bs=2, ratio=.7, warmup=5), dict(bs=5, max_sz=6, replacement=True, return_idxs=True, ratio=1.5))] +
                         [lambda source, kw=kw: ExperienceReplay(source.map(of_agents), max_sz=20, seed=0, by='moment', **kw) for kw in (dict(bs=2), dict(bs=2, ratio=.7, return_idxs=True))],
     'SequenceReplay': [lambda source, kw=kw: SequenceReplay(source, **{**dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0), **kw})
-                       for kw in (dict(), dict(prioritized=False, state='zero'), dict(ratio=.9, warmup=8, burn_in=0, overlap=0),
-                                  dict(length=1, burn_in=0, overlap=0, ratio=2), dict(max_sz=14, alpha=0, beta=half))],
+                       for kw in (dict(), dict(prioritized=False, state='zero'), dict(ratio=.9, warmup=8, burn_in=0, overlap=0))],
     'HindsightReplay': [lambda source, kw=kw: HindsightReplay(source.map(with_goals), **{**dict(max_sz=20, seed=0, reward=nearness), **kw})
                         for kw in (dict(), dict(strategy='episode', share=.5, bs=2), dict(strategy='final', share=1., bs=5, max_sz=6, return_idxs=True, ratio=1.5, warmup=7))],
     'PrioritizedReplay': [lambda source, kw=kw: PrioritizedReplay(source, **{**dict(max_sz=20, seed=0), **kw})
                           for kw in (dict(), dict(kind='rank', bs=2), dict(bs=2, ratio=.7, warmup=5, initial='max_ever', stratified=False),
-                                     dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, weight_norm='memory', initial='reward'),
-                                     dict(kind='rank', bs=2, return_idxs=True, initial='reward', beta=half), dict(bs=1, max_sz=1, ratio=2))],
+                                     dict(bs=5, max_sz=6, return_idxs=True, ratio=1.5, weight_norm='memory', initial='reward'))],
     'Parallel': [lambda: GymStepper(['CartPole-v1']*2, seed=0).n_step(2, .9).parallel(2, chunk=2, method='fork'), lambda: GymStepper('CartPole-v1', seed=0).parallel(0),
         lambda: GymStepper('CartPole-v1', seed=0).prioritized_replay(bs=2, max_sz=50, seed=0).parallel(2, chunk=2, method='fork')],
     'Journal': [Journal],
