@@ -6,7 +6,8 @@ from pathlib import Path
 
 ERRORS = re.compile(r'(?:Error|NotEnough\w+|StaleKey)$')
 LONGEST = 16   # lines of an example
-BASES = 'Replay', 'Learner', 'Inspectable'   # that are not in `all`, but whose methods users call
+BASES = 'Replay', 'Learner'   # that are not in `all`, but whose methods users call
+MIXINS = 'Inspectable',       # what they have belongs to the class that takes them in
 HOOKS = {*('snapshot restore check_state check_remote checked_states blocks data_ended in_worker has_envs drawn_from journals rewind due_batches too_few needed '
     'sample_weighted for_page pages order_draws facts totals').split()}   # for writers of stages and memories
 
@@ -46,10 +47,11 @@ def members(cls):
     found = {}
     for base in cls.__mro__:
         if package_of(base) != package_of(cls): continue
+        if base.__name__ not in MIXINS: owner = base
         for name, value in vars(base).items():
             fn = getattr(value, 'fget', None) or getattr(value, '__func__', value)
             if not name.startswith('_') and inspect.isfunction(inspect.unwrap(fn) if callable(fn) else None) and not hasattr(fn, 'stage'):
-                found.setdefault(name, (base, inspect.unwrap(fn)))
+                found.setdefault(name, (owner, inspect.unwrap(fn)))
     return found
 
 def raised(fn, cls, deep=3, seen=()):
