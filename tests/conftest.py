@@ -7,9 +7,11 @@ os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
 import pytest, torch
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from notebooks import Forks
 
 settings.register_profile('deep')   # all cases of property tests: see `cases` of strategies
+providers._get_local_constants = lambda: providers._local_constants   # or else cases would depend on the modules that a worker has loaded
 torch.set_num_threads(1)   # the networks here are small, and pytest-xdist uses the other cores
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # as in a job that runs in the background, and in all that it starts

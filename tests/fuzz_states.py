@@ -440,7 +440,7 @@ def nodes(v, put, path='', depth=0):
             f'{path}.{k}' if isinstance(k, str) else f'{path}[{k}]', depth+1)
     elif isinstance(v, (list, tuple)):
         for i in sorted({*range(min(4, len(v))), max(len(v)-1, 0)}) if len(v) else ():
-            def put_at(x, i=i): v.__setitem__(i, x) if isinstance(v, list) else put(type(v)((*v[:i], x, *v[i+1:])))
+            def put_at(x, i=i): v.__setitem__(i, x) if isinstance(v, list) else put((*v[:i], x, *v[i+1:]))
             yield from nodes(v[i], put_at, f'{path}[{i}]', depth+1)
 
 def damaged(rng, v, all):

@@ -74,7 +74,7 @@ class _Cutting(Waits):
         keep(raw, w.held)
         return sequences
 
-    def flush(self)->list: # of sequences, in the order of the environments' first rows
+    def flush(self)->list: # of sequences, environment by environment in the order of `env_id`
         "The last sequences of episodes that nothing more will come of"
         sequences = _sequences(self, np.empty(0, np.uint8), note_rest(self._held))
         forget_all(self._held)

@@ -144,7 +144,7 @@ class NStep(_Merging):
             if len(merged): yield merged
         if self.data_ended and self.waiting: yield from self._hand_out([self.flush()])
 
-    def flush(self)->Steps: # the rows of all starts that wait; one has waited at least
+    def flush(self)->Steps: # the rows of all starts that wait, in the order of `env_id`; one has waited at least
         "Yield the steps that still wait for later ones"
         w,found = self._held,note_rest(self._held)
         layout,out = w.gate.layout,np.zeros(self.waiting*w.gate.layout.merged.itemsize, np.uint8)

@@ -151,9 +151,10 @@ def _larger(held, envs, n_rows, layout, rule): # rule: for a new plan; None: it 
 
 # %% ../../nbs/stages/waiting.ipynb #bc5f86db
 def note_rest(waiting:Waiting)->int: # how many there are
-    "Note the windows of all running episodes, slot by slot"
+    "Note the windows of all running episodes, by `env_id`"
     length,stride,tail,_ = waiting.rule
-    running = [(slot,p) for slot,p in enumerate(waiting.counts) if p]
+    slots = waiting.counts.nonzero()[0]
+    running = [(slot,waiting.counts[slot]) for slot in slots[waiting.envs.ids[slots].argsort()]]
     starts = [(slot, -1, tail_start(p, length, stride, tail), p, BROKE_OFF) for slot,p in running]
     notes = np.array([s for s in starts if 0 <= s[2] < s[3]], np.int64).reshape(-1, 5)
     waiting.held = *waiting.held[:4],notes,*waiting.held[5:]

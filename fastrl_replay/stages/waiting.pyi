@@ -64,7 +64,7 @@ class Waiting:
         ...
 
 def note_rest(waiting: Waiting) -> int:
-    'Note the windows of all running episodes, slot by slot'
+    'Note the windows of all running episodes, by `env_id`'
     ...
 
 def forget_all(waiting: Waiting) -> Any:

@@ -35,7 +35,7 @@ def naive(rows, length, overlap, tail, ended=False):
             out.append((i, episode[start:]))
             entry[1:] = start + length - overlap, len(episode)
         if (r['terminated'] or r['truncated']) and ('n' not in rows.dtype.names or r['n'] == 1): end(env, i)
-    for env in [*running] if ended else []: end(env, len(rows))
+    for env in sorted(running) if ended else []: end(env, len(rows))
     return out
 
 def like(seq, rows, numbers, length):
