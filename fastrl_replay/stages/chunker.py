@@ -16,7 +16,7 @@ from ..envs.episodes import SIZE, BlockGate, RowLayout
 from ..envs.numbering import MAX_ENVS
 from ..pipe import stage
 from ..steps.states import anything, array, checked, flag, maybe, row_dtype
-from fastrl_replay.stages.waiting import (OWN, TAILS, Waiting, Waits, forget_all, keep, kept_places, look, note_rest,
+from fastrl_replay.stages.waiting import (LENGTH, OWN, TAILS, Waiting, Waits, forget_all, keep, kept_places, look, note_rest,
     row_place)
 
 # %% ../../nbs/stages/chunker.ipynb #4a264127
@@ -38,9 +38,10 @@ def _cut(rows, held, number, out):
     notes,plan = held[4],held[6]
     note = notes[len(rows)//plan[SIZE] + number]
     slot,i,start,end = note[0],note[1],note[2],note[3]
+    size,length,block,ring = plan[SIZE],plan[LENGTH],rows.ctypes.data,held[5].ctypes.data
     for t in range(end-1, start-1, -1):
         dst = (t - start)*plan[_OUT_SIZE]
-        memmove(out.ctypes.data + dst, row_place(rows, held, slot, t, i), plan[SIZE])
+        memmove(out.ctypes.data + dst, row_place(block, ring, size, length, slot, t, i), size)
         if i >= 0: i = notes[i,2]
         out[dst + plan[_MASK]] = 1
 

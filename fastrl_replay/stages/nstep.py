@@ -16,7 +16,7 @@ from ..envs.episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, CountersChec
 from ..envs.infos import MASK, SUCCESS
 from ..pipe import Pipe, stage
 from ..steps.states import anything, array, checked, flag, integer, maybe, real, row_dtype
-from fastrl_replay.stages.waiting import (BROKE_OFF, GOES_ON, OWN, Waiting, Waits, forget_all, keep, kept_places,
+from fastrl_replay.stages.waiting import (BROKE_OFF, GOES_ON, LENGTH, OWN, Waiting, Waits, forget_all, keep, kept_places,
     look, note_rest, row_place)
 
 # %% ../../nbs/stages/nstep.ipynb #f8f27456
@@ -40,26 +40,27 @@ class _MergeLayout(RowLayout):
         self.ends = np.array([[fields[k][1], fields[k][0].itemsize] for k in ends])
 
 # %% ../../nbs/stages/nstep.ipynb #681b88ad
-@njit
+@njit(inline=True)
 def _write_merged(rows, held, note, out, made, ends, gamma):
     "Write the merged rows of a window that was noted after the `made` that are there; how many are there now"
     notes,plan = held[4],held[6]
     slot,i,first,end = notes[note,0],notes[note,1],notes[note,2],notes[note,3]
-    size,out_size,many = plan[SIZE],plan[_MERGED_SIZE],1 if notes[note,4] == GOES_ON else end - first
-    newest,total,power = row_place(rows, held, slot, end - 1, i),0.,1.
+    size,n,block,ring = plan[SIZE],plan[LENGTH],rows.ctypes.data,held[5].ctypes.data
+    out_size,many = plan[_MERGED_SIZE],1 if notes[note,4] == GOES_ON else end - first
+    newest,total,power = row_place(block, ring, size, n, slot, end - 1, i),0.,1.
     last = bytes_at(newest, size)
     terminated,truncated = last[plan[TERMINATED]],last[plan[TRUNCATED]] | (notes[note,4] == BROKE_OFF)
-    floats,ints = floats_at(out.ctypes.data, len(out) >> 2),ints_at(out.ctypes.data, len(out) >> 2)
     for t in range(end-1, first-1, -1):
-        row,dst = row_place(rows, held, slot, t, i),(made + t - first)*out_size
+        row,dst = row_place(block, ring, size, n, slot, t, i),out.ctypes.data + (made + t - first)*out_size
         if i >= 0: i = notes[i,2]
         total,power = floats_at(row + plan[_REWARD], 1)[0] + gamma*total,gamma*power
         if t - first >= many: continue
-        memmove(out.ctypes.data + dst, row, size)
-        for place,length in ends: memmove(out.ctypes.data + dst + place, newest + place, length)
-        out[dst + plan[TERMINATED]],out[dst + plan[TRUNCATED]] = terminated,truncated
-        floats[(dst + plan[_REWARD])//4],floats[(dst + plan[_DISCOUNT])//4] = total,0. if terminated else power
-        ints[(dst + plan[_N_MERGED])//4] = end - t
+        memmove(dst, row, size)
+        for j in range(len(ends)): memmove(dst + ends[j,0], newest + ends[j,0], ends[j,1])   # rows of `ends` cost more
+        merged,floats = bytes_at(dst, out_size),floats_at(dst, out_size//4)
+        merged[plan[TERMINATED]],merged[plan[TRUNCATED]] = terminated,truncated
+        floats[plan[_REWARD]//4],floats[plan[_DISCOUNT]//4] = total,0. if terminated else power
+        ints_at(dst, out_size//4)[plan[_N_MERGED]//4] = end - t
     return made + many
 
 # %% ../../nbs/stages/nstep.ipynb #f5973bcc

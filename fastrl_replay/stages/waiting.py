@@ -18,7 +18,8 @@ from ..pipe import Holding
 @njit(inline=True)
 def unseen(p, length, stride):
     "How many of an episode's first `p` steps are in no window that is complete by then"
-    return p if p < length else (p - length) % stride
+    if p < length: return p
+    return 0 if stride == 1 else (p - length) % stride   # a division costs more than all the rest
 
 # %% ../../nbs/stages/waiting.ipynb #acc653d1
 TAILS = 'shift','pad','drop','each'
@@ -85,23 +86,25 @@ def look(rows, held):
 # %% ../../nbs/stages/waiting.ipynb #9b1446d1
 @njit
 def keep(rows, held):
-    "Copy the rows of a block that was looked at to their slots"
+    "Copy the last rows of a block that was looked at to their slots"
     _,last,counts,ahead,notes,ring,plan = held
     size,length = plan[SIZE],plan[LENGTH]
     for i in range(len(rows)//size):
-        slot,p = notes[i,0],notes[i,1]
-        memmove(ring.ctypes.data + (slot*length + p%length)*size, rows.ctypes.data + i*size, size)
+        slot,row = notes[i,0],i
         if ahead[slot,_NEWEST] != i: continue
+        p = counts[slot] = ahead[slot,_COUNT]
+        while row >= 0 and p > max(counts[slot] - length, 0):   # from the newest on back, as far as a window reaches
+            p -= 1
+            memmove(ring.ctypes.data + (slot*length + p%length)*size, rows.ctypes.data + row*size, size)
+            row = notes[row,2]
         note_row(last, slot, ahead[slot,0], ahead[slot,1], not ahead[slot,2])
-        counts[slot],ahead[slot,_NEWEST] = ahead[slot,_COUNT],-1
+        ahead[slot,_NEWEST] = -1
     plan[LOOKED] = 0
 
 @njit(inline=True)
-def row_place(rows, held, slot, t, i):
+def row_place(block, ring, size, length, slot, t, i):
     "The address of step `t` of a window, which is row `i` of the block, or was there before (-1)"
-    ring,plan = held[5],held[6]
-    if i >= 0: return rows.ctypes.data + i*plan[SIZE]
-    return ring.ctypes.data + (slot*plan[LENGTH] + t%plan[LENGTH])*plan[SIZE]
+    return block + i*size if i >= 0 else ring + (slot*length + t%length)*size
 
 # %% ../../nbs/stages/waiting.ipynb #011aab45
 class Waiting:

@@ -38,10 +38,10 @@ def look(rows, held) -> Any:
     ...
 
 def keep(rows, held) -> Any:
-    'Copy the rows of a block that was looked at to their slots'
+    'Copy the last rows of a block that was looked at to their slots'
     ...
 
-def row_place(rows, held, slot, t, i) -> Any:
+def row_place(block, ring, size, length, slot, t, i) -> Any:
     'The address of step `t` of a window, which is row `i` of the block, or was there before (-1)'
     ...
 
