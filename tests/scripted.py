@@ -1,9 +1,12 @@
 """What several test files share: environments that tell on a stepper, policies, and small helpers."""
+import importlib, pkgutil
+from importlib.util import find_spec
 from itertools import islice
 
 import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+import fastrl_replay
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import extend_dtype, leaves, step_dtype
 from fastrl_replay.envs.stepper import GymStepper, GymTypeTransform
@@ -16,6 +19,13 @@ IDS = ('CartPole-v1', 'MountainCar-v0', 'MountainCarContinuous-v0', 'Pendulum-v1
        'Blackjack-v1', 'FrozenLake-v1', 'CliffWalking-v1', 'Taxi-v4')
 
 def take(pipe, n): return list(islice(pipe, n))
+
+def modules():
+    "All modules of the package, imported; without Stable-Baselines3, all but the one that needs it"
+    names = [m.name for m in pkgutil.walk_packages(fastrl_replay.__path__, 'fastrl_replay.') if not m.name.endswith('__main__')]
+    if not find_spec('stable_baselines3'): names.remove('fastrl_replay.sb3')
+    return {name: importlib.import_module(name) for name in names}
+
 def draws(replay, n, bs=None): return [replay.sample(bs).index.tolist() for _ in range(n)]
 def everything(replay): return through_file(replay.state_dict())
 

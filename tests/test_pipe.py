@@ -1,5 +1,5 @@
 """`Pipe`: what editors are told, registering, saving and continuing at every item, pickling, and the structure that keeps items cheap."""
-import ast, gc, importlib, inspect, pickle, pkgutil
+import ast, gc, importlib, inspect, pickle
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -19,10 +19,10 @@ from fastrl_replay.pipe import as_pipe, upstream
 from fastrl_replay.generic import dp
 from fastrl_replay.steps.other_names import ARGUMENTS, METHODS, STAGES as THEIRS, ours
 from fastrl_replay.testing import same, through_file
+from scripted import modules
 
 PACKAGE = Path(fastrl_replay.__file__).parent
-NAMES = [m.name for m in pkgutil.walk_packages([str(PACKAGE)], 'fastrl_replay.') if not m.name.endswith('__main__')]
-for name in NAMES: importlib.import_module(name)
+modules()   # so that all stages are registered
 STAGES = {n: f.stage for n,f in vars(Pipe).items() if getattr(f, 'stage', None) and f.stage.__module__.startswith('fastrl_replay.')}
 ENDS = 'stateful','node'   # what a chain becomes there is no pipe
 

@@ -7,6 +7,7 @@ __all__ = ['is_minari', 'read_minari', 'write_minari', 'env_facts', 'spaces_of']
 
 # %% ../../nbs/data/datasets.ipynb #c546395b
 import shutil, warnings
+from inspect import signature
 from itertools import chain
 from pathlib import Path
 import numpy as np
@@ -192,7 +193,8 @@ def write_minari(
     there = Path(minari.storage.get_dataset_path(dataset_id))
     if there.exists(): raise ArgumentError('write_minari', 'dataset_id', dataset_id, 'one that is not there so far',
         'another version')
-    facts = {'jpeg_encoding': False, **facts}
+    takes = signature(minari.create_dataset_from_buffers).parameters
+    if 'jpeg_encoding' in takes: facts = {'jpeg_encoding': False, **facts}   # before 0.5.4 there was none
     try:
         with warnings.catch_warnings():   # about each fact that was not given
             warnings.filterwarnings('ignore', r'(?s).*(is set to None|env_spec is None)')

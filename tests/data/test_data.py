@@ -1,5 +1,6 @@
 "Recorded data in and out, with the real libraries: Minari, Arrow, Hugging Face, Stable-Baselines3."
 import pickle, warnings
+from inspect import signature
 from itertools import islice
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
@@ -11,6 +12,8 @@ minari, sb3, pa = pytest.importorskip('minari'), pytest.importorskip('stable_bas
 from stable_baselines3.common import buffers
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 from fastrl_replay.sb3 import ReplayBuffer
+
+LOSSLESS = {n: False for n in ('jpeg_encoding',) if n in signature(minari.DataCollector).parameters}   # before Minari 0.5.4 always
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch): monkeypatch.setenv('MINARI_DATASETS_PATH', str(tmp_path/'minari'))
@@ -127,7 +130,7 @@ class Nested(gym.Env):
         return self._obs(), self.t/4, over and self.episode % 2 == 1, over and self.episode % 2 == 0, dict(speed=self.t/2)
 
 def test_minari_both_ways_with_nested_observations():
-    collector = minari.DataCollector(Nested(), record_infos=True, jpeg_encoding=False)
+    collector = minari.DataCollector(Nested(), record_infos=True, **LOSSLESS)
     for e in range(5):
         collector.reset(seed=10 + e)
         while not any(collector.step(np.float32([e/5]))[2:4]): pass
@@ -194,7 +197,7 @@ def test_a_data_set_that_is_damaged_is_named_on_one_line(file, size, tmp_path, c
 def test_our_games_are_recorded_and_recovered(game):
     "By Minari's collector, and from a memory: the data set names the game, and makes it anew"
     facts = dict(algorithm_name='x', author='x', author_email='x', code_permalink='x')
-    collector = minari.DataCollector(gym.make(game), jpeg_encoding=False)
+    collector = minari.DataCollector(gym.make(game), **LOSSLESS)
     for seed in 3, 4:
         collector.reset(seed=seed)
         while not any(collector.step(collector.action_space.sample())[2:4]): pass

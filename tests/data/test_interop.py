@@ -372,6 +372,9 @@ def test_tracing():
     def f(b): return pytree.tree_map(lambda x: x + x if x.is_floating_point() else x, b).reward*3
     for kind in 'real', 'fake':
         graph = make_fx(f, tracing_mode=kind)(block.columns())
+        if torch.__version__.startswith('2.6.'):   # its graphs take no classes of others, and say so
+            with pytest.raises(RuntimeError, match='flatten_fn_spec'): graph(numbered(4, 10).columns())
+            continue
         assert torch.equal(graph(numbered(4, 10).columns()), numbered(4, 10).reward*6), kind   # nothing became a constant
 
 def test_other_devices():

@@ -1,5 +1,5 @@
 """ExperienceReplay: fill, evict, draw, count, answer, save; and the contract of every stage."""
-import copy, importlib, io, pickle, pkgutil
+import copy, io, pickle
 from fractions import Fraction
 
 import gymnasium as gym, numpy as np, pytest, torch
@@ -30,7 +30,7 @@ from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.stages.chunker import SequenceChunker
 from fastrl_replay.testing import ScriptedEnv, check_contract, same, script, scripted_steps, through_file
 from strategies import cases
-from scripted import draws, everything, in_blocks, numbered, seed_002, take, zeros
+from scripted import draws, everything, in_blocks, modules, numbered, seed_002, take, zeros
 
 def filled(n, bs=4, max_sz=None, **kw):
     "A replay with rows 0 to n-1 added"
@@ -840,8 +840,7 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
 
 def stages():
     "All stage classes of the package, whichever module they are in"
-    for m in pkgutil.walk_packages(fastrl_replay.__path__, 'fastrl_replay.'):
-        if not m.name.endswith('__main__'): importlib.import_module(m.name)
+    modules()
     return {f.stage for f in vars(Pipe).values() if getattr(f, 'stage', None) and f.stage.__module__.startswith('fastrl_replay.')
             and f.stage.__name__ not in ('StatefulPipe', 'PipeNode', 'Offline')}   # what a chain becomes there is no pipe; and a replay for `.offline` has no source
 
