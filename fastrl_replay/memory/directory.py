@@ -19,7 +19,7 @@ from ..steps.errors import ArgumentError, StateError, choice
 from ..steps.files import lock_file, sync, write_whole
 from .mapped import allocate, mapped, no_disk, outgrows, read_at_random, request
 from .places import (COMMITTED, FLOOR, FLUSHED, LIMIT, N_COUNTERS, OF_STORE, RESERVED, REWINDS,
-    TOLD, Counted, Declared, Place, aligned, in_parts)
+    SHOWN, TOLD, Counted, Declared, Place, aligned, in_parts)
 from ..steps.states import checked, integer, text
 
 # %% ../../nbs/memory/directory.ipynb #ca9a4a1e
@@ -593,13 +593,14 @@ def grow(self:Directory,
     derive, # (place, keys) → makes what follows from the rows, in arrays that are not by slot
 ):
     "Let there be more slots"
-    (end,oldest),new = self.span(self.meta['max_sz']),copy(self)
-    if max_sz == self.meta['max_sz']: oldest = min(end, self.oldest_whole())   # checkpoints may need spare rows
+    (end,shown),new = self.span(self.meta['max_sz']),copy(self)
+    oldest = min(end, self.oldest_whole())   # checkpoints may need spare rows
+    if max_sz == self.meta['max_sz']: shown = self.counters.item(SHOWN)
     new.until = np.full(1, -1)
     new.begin(ring, int(self.folder.name.split('-')[1]) + 1)
     try:
         self._copy_to(new, oldest, end)
-        new.counters[[RESERVED,FLOOR]] = end,oldest
+        new.counters[[RESERVED,FLOOR,SHOWN]] = end,oldest,shown
         derive(new, np.arange(oldest, end))
         new.flush()
     except BaseException:

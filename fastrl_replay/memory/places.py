@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS', 'OF_STORE',
-           'N_COUNTERS', 'AGES', 'aligned', 'in_parts', 'runs', 'Declared', 'Place', 'Counted', 'MainMemory']
+           'N_COUNTERS', 'AGES', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Declared', 'Place', 'Counted', 'MainMemory']
 
 # %% ../../nbs/memory/places.ipynb #125a957a
 from typing import NamedTuple
@@ -43,6 +43,7 @@ def runs(
 # %% ../../nbs/memory/places.ipynb #7374aa76
 RESERVED,COMMITTED,FLOOR,TOLD,AGE_SUM,AGE_MAX,FLUSHED,LIMIT,REWINDS,OF_STORE = range(10)
 N_COUNTERS,AGES = 64,slice(AGE_SUM, AGE_MAX + 1)
+SHOWN = N_COUNTERS - 1   # those from `OF_STORE` to this one are a store's
 
 class Declared(NamedTuple):
     "What was said of an array when it was asked for"
@@ -89,12 +90,13 @@ class Counted(Place):
     def span(self, window:int)->tuple: # the next key, and the oldest that is there
         "What is there now, of a memory that keeps so many rows"
         end = self.counters.item(COMMITTED)   # first: rows that come meanwhile are reserved before they count
-        return end,min(end, max(end - window, self.oldest_whole()))
+        return end,min(end, max(end - window, self.oldest_whole(), self.counters.item(SHOWN)))
 
     def rewind(self, end:int, floor:int=0):
         "Rows from this key on don't count any more, nor do those before `floor`"
         c = self.counters
-        c[COMMITTED],c[TOLD],c[FLOOR] = end,min(c.item(TOLD), end),min(max(floor, self.oldest_whole()), end)
+        c[SHOWN] = floor   # first: after a kill, more rows count, and not fewer
+        c[COMMITTED],c[TOLD],c[FLOOR] = end,min(c.item(TOLD), end),min(self.oldest_whole(), end)
         c[RESERVED] = end   # what was overwritten lies before `FLOOR`, so rows that come now are whole
         c[REWINDS] += 1   # after it: who looks at this counter first sees the new ones
 

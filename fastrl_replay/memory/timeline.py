@@ -21,7 +21,7 @@ from ..look.memory_page import Inspectable
 from ..envs.episodes import BlockGate, RowLayout, refuse_nan
 from ..envs.numbering import Environments
 from ..steps.machine import size_text
-from .places import AGES, FLOOR, REWINDS, TOLD
+from .places import AGES, REWINDS, SHOWN, TOLD
 from .frames import suggested
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys, count_drawn
 from .rows import BatchPlan, Rows, Store, as_steps
@@ -656,7 +656,7 @@ def _fit(self:Timeline, dtype):
         Links(dtype, place.ring, place, self.who)
         place.grow(ring, self.max_sz, lambda new, keys: self.store.open(dtype, ring, new).derive(keys % ring))
     elif self.max_sz > was:
-        place.counters[FLOOR] = place.span(was)[1]   # rows that had ceased to count don't come back
+        place.counters[SHOWN] = place.span(was)[1]   # rows that had ceased to count don't come back
         place.say(max_sz=self.max_sz)
 
 # %% ../../nbs/memory/timeline.ipynb #ea8c4818

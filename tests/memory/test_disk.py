@@ -206,16 +206,18 @@ def test_a_larger_memory_goes_on(spare, larger, tmp_path):
         assert seen(grown) == seen(plain)
     assert {p.name for p in tmp_path.glob('data-*')} == {grown.place.folder.name}
 
+@pytest.mark.parametrize('larger', [(20, 60), (30, 0), (30, 60)], ids=str)
 @pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences', pytest.param('frames', marks=pytest.mark.slow)])
-def test_a_checkpoint_from_before_there_were_more_spare_slots(kind, tmp_path):
-    "All its rows are there, and its priorities: those of a smaller ring were refused as damaged, and spare rows were not copied"
-    def make(spare): return opened(kind, tmp_path, 20, spare, bs=2)
-    replay, stream = make(10), PIXELS if kind == 'frames' else STREAM
+def test_a_checkpoint_from_before_there_were_more_slots(kind, larger, tmp_path):
+    "All its rows are there, and its priorities: with a larger max_sz, rows that had ceased to count were gone for it, too"
+    def make(max_sz, spare): return opened(kind, tmp_path, max_sz, spare, bs=2)
+    replay, stream = make(20, 10), PIXELS if kind == 'frames' else STREAM
     for first in range(0, 40, 5): replay.add(block(first, 5, stream=stream))
     state, before, likely = through_file(replay.state_dict()), seen(replay.memory), replay.sampler.probabilities()
     replay.add(block(40, 8, 2, stream))
     leave(replay.memory)
-    again = make(60)
+    again = make(*larger)
+    assert again.memory.span == (48, 28)
     again.load_state_dict(state)
     assert seen(again.memory) == before and np.array_equal(again.sampler.probabilities(), likely)
     again.close()
@@ -1205,7 +1207,7 @@ def test_on_disk_as_in_main_memory(kind, ops, program, max_sz, spare, tmp_path):
                 saves = [(e, m + n, s) for e, m, s in saves]
             elif op in ('reopen', 'killed', 'grow'):
                 if op == 'grow':
-                    max_sz, saves = max_sz + n % 5, []
+                    max_sz += n % 5
                     larger = Timeline(max_sz)
                     if plain.inserted: larger.load_state_dict(plain.state_dict())
                     plain = larger
