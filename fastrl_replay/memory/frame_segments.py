@@ -15,7 +15,7 @@ import numpy as np
 from fastcore.basics import patch
 from ..steps.errors import StaleKey, StateError
 from ..steps.files import write_whole
-from .places import OF_STORE, SHOWN
+from .places import OF_STORE, STORE_END
 from .mapped import allocate, mapped, read_at_random, request_places
 from .frame_log import BITS, END, FIRST, NEXT, ROOM, FrameLog, Packed, locate_raw
 
@@ -48,7 +48,7 @@ def write_dictionary(
     write_whole(path, zlib.crc32(learned).to_bytes(4, 'little'), learned)
 
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
-MOST_LOGS = SHOWN - OF_STORE   # of a directory
+MOST_LOGS = STORE_END - OF_STORE   # of a directory
 _MOST_BITS,_MOST_SEGMENTS = 24,2**24
 _KNOWN = Future()
 _KNOWN.set_result(None)

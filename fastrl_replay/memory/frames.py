@@ -21,7 +21,7 @@ from ..envs.nans import NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
 from ..steps.recycled import batch_bytes
-from .places import OF_STORE, RESERVED, SHOWN, runs
+from .places import OF_STORE, RESERVED, STORE_END, runs
 from .codecs import codec
 from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of
 from .frame_segments import MOST_LOGS, FrameFiles
@@ -132,7 +132,7 @@ def reserve(self:Frames, place):
     "Make room for rows without their frames, references, and logs of frames"
     leaves,n = self._leaves_of(self.dtype),self.max_sz
     self._log_numbers = np.zeros((len(leaves),N_NUMBERS), np.int64)
-    self._settled = place.counters[OF_STORE:] if len(leaves) <= SHOWN - OF_STORE else np.zeros(len(leaves), int)
+    self._settled = place.counters[OF_STORE:] if len(leaves) <= STORE_END - OF_STORE else np.zeros(len(leaves), int)
     self._logs = [self._new_log(i, l, place) for i,l in enumerate(leaves)]
     self._spans = spans_between(self.dtype.itemsize, leaves)
     places = [(p,l.size) for l in leaves for p in l.places]

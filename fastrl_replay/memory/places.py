@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS', 'OF_STORE',
-           'N_COUNTERS', 'AGES', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Declared', 'Place', 'Counted', 'MainMemory']
+           'N_COUNTERS', 'AGES', 'STORE_END', 'EVER', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Declared', 'Place',
+           'Counted', 'MainMemory']
 
 # %% ../../nbs/memory/places.ipynb #125a957a
 from typing import NamedTuple
@@ -43,7 +44,7 @@ def runs(
 # %% ../../nbs/memory/places.ipynb #7374aa76
 RESERVED,COMMITTED,FLOOR,TOLD,AGE_SUM,AGE_MAX,FLUSHED,LIMIT,REWINDS,OF_STORE = range(10)
 N_COUNTERS,AGES = 64,slice(AGE_SUM, AGE_MAX + 1)
-SHOWN = N_COUNTERS - 1   # those from `OF_STORE` to this one are a store's
+STORE_END,EVER,SHOWN = 60,62,63   # a store's are those from `OF_STORE` to the first of these
 
 class Declared(NamedTuple):
     "What was said of an array when it was asked for"

@@ -12,7 +12,7 @@ from fastcore.basics import patch
 from ..steps.compiled import njit
 from ..steps.errors import ArgumentError, NotEnoughRows, StaleKey, StateError, number, whole
 from .draws import throw_darts
-from .places import TOLD
+from .places import EVER, TOLD
 from .ranktree import RankTree
 from .samplers import SAMPLERS, Sampler
 from .sumtree import LARGEST, SumTree, find_mass
@@ -73,12 +73,6 @@ class _Prioritized(Sampler):
         throw_darts(self._seed, self._count, mass, self.stratified, darts)
         return darts
 
-    def _note_largest(self):
-        "Before priorities change: the largest may be about to go"
-        if self.max_ever: self.largest_ever = max(self.largest_ever, self.tree.largest)
-    def _set(self, slots, p):
-        self._note_largest()
-        return self.tree.try_update(slots, p)
     _power = 1.   # of |td| + eps, which is a priority
 
     kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
@@ -86,6 +80,19 @@ class _Prioritized(Sampler):
         own = 'tree','place','key_of','_there','_ends','_file'
         return {k: v for k,v in vars(self).items() if k not in own}
     def __setstate__(self, state): self.__dict__.update(state); self.clear()
+
+# %% ../../nbs/memory/priorities.ipynb #4e38816a
+@patch
+def _note_largest(self:_Prioritized):
+    "Before priorities change: the largest may be about to go"
+    if not self.max_ever: return
+    self.largest_ever = max(self.largest_ever, self.tree.largest)
+    if self._file is not None and self.place.holds: self.place.counters.view(np.float64)[EVER] = self.largest_ever
+
+@patch
+def _set(self:_Prioritized, slots, p):
+    self._note_largest()
+    return self.tree.try_update(slots, p)
 
 # %% ../../nbs/memory/priorities.ipynb #d8b657dd
 @patch
@@ -362,6 +369,14 @@ def probabilities(self:Ranked)->np.ndarray:
 AS_ZERO = 5e-324   # a priority of 0 that is written down for a place
 
 @patch
+def open(self:_Prioritized, place, key_of=None):
+    "The memory lies here, and what the largest priority ever was"
+    Sampler.open(self, place, key_of)
+    if place is None or not place.meta or place.meta.get('priorities') != self.kind: return
+    ever = place.counters.view(np.float64).item(EVER)
+    if ever <= LARGEST: self.largest_ever = max(self.largest_ever, ever)
+
+@patch
 def settle(self:_Prioritized):
     "From now on, priorities are written down as well; those that there are, at once"
     place,file = self.place,self.place.lasting('priorities', np.float64)
@@ -369,7 +384,7 @@ def settle(self:_Prioritized):
     if place.meta.get('priorities') != self.kind:
         place.counters[TOLD] = 0   # those of another kind
         place.say(priorities=self.kind)
-    self._file = file
+    self._file,place.counters.view(np.float64)[EVER] = file,self.largest_ever
     here = np.arange(self.first, self.end) if self._there is None else self._taken()
     if len(here): self._write_down(here)
     if self._there is None: place.counters[TOLD] = self.end

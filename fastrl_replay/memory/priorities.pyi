@@ -14,6 +14,8 @@ class _Prioritized(Sampler):
     max_ever: Any
     tree: Any
     largest_ever: Any
+    place: Any
+    key_of: Any
     def __init__(self, capacity, alpha, eps, seed, stratified, max_ever) -> None: ...
     def clear(self) -> Any: ...
     @property
@@ -52,6 +54,9 @@ class _Prioritized(Sampler):
         ...
     def sample(self, n: int) -> tuple:
         'Draw `n` keys'
+        ...
+    def open(self, place, key_of: Any = None) -> Any:
+        'The memory lies here, and what the largest priority ever was'
         ...
     def settle(self) -> Any:
         'From now on, priorities are written down as well; those that there are, at once'

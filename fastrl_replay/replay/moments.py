@@ -73,17 +73,26 @@ def stored(self:Moments, steps:Steps)->Steps:
 
 # %% ../../nbs/replay/moments.ipynb #9d88411f
 @patch
+def _reserve(self:Moments):
+    "Room for where moments begin, and whose rows are; where rows last, the keys of first rows do, too"
+    self._first,self._agent = np.full(self.capacity, -1),np.zeros(self.capacity, np.int32)
+    self._begins = self.memory.place.lasting('begins', np.int64)   # by slot; None: nothing lasts
+
+@patch
 def follow(self:Moments, steps:Steps, first:int):
     "Rows with keys from `first` on have been added"
     s = self.span
     if first < s.followed or not len(steps.rows.reshape(-1)): return   # they were known, before an interrupt
     rows = steps.rows.reshape(-1)
-    if self._first is None: self._first,self._agent = np.full(self.capacity, -1),np.zeros(self.capacity, np.int32)
+    if self._first is None: self._reserve()
     agent,moment,keys = rows['agent'],rows['moment'],first + np.arange(len(rows))
     whose = rows['env_id'].astype(np.int64) - agent
     begins,unknown = np.ones(len(rows), bool),first != s.followed   # unknown: there were rows before that are gone
     begins[1:] = (whose[1:] != whose[:-1]) | (moment[1:] != moment[:-1])
     begins[0] = not unknown and (int(whose[0]), int(moment[0])) != s.last   # what is left of a moment is none
+    place,file = self.memory.place,self._begins
+    if unknown and file is not None: begins[0] = file[first % place.ring] == first
+    if file is not None and place.holds: file[keys[-place.ring:] % place.ring] = np.where(begins, keys, -1)[-place.ring:]
     new = keys[begins]
     high = s.high + len(new)
     self._first[np.arange(s.high, high)[-self.capacity:] % self.capacity] = new[-self.capacity:]
@@ -201,7 +210,7 @@ def restore(self:Moments, state):
     last = None if state['last'] == [-1,-1] else tuple(state['last'])
     self.span = Span(low, high, low, high, end, last, state['agents'])
     if not end: return
-    self._first,self._agent = np.full(self.capacity, -1),np.zeros(self.capacity, np.int32)
+    self._reserve()
     self._first[np.arange(low, high) % self.capacity] = first
     self._agent[np.arange(end - len(agent), end) % self.capacity] = agent
 
