@@ -141,6 +141,8 @@ def stands_at(self:Timeline,
     keys = {e: key for e,key in keys.items() if self.valid(key)}
     rows = self.take([*keys.values()]).to('cpu').rows
     total,after = (rows[n] if n in rows.dtype.names else None for n in ('total_reward','next_state'))
+    ended = self._episodes_of([e for e in env_ids if e not in known and e not in keys])
+    stands |= {e: (n,0,1,0.,None) for e,n in ended.items()}
     for i,(env,row) in enumerate(zip(keys, rows)): stands[env] = (int(row['episode_n']), int(row['step_n']),
         int(row['terminated'] or row['truncated']), 0. if total is None else float(total[i]),
         None if after is None else after[i:i+1])
@@ -156,6 +158,26 @@ def _last_of(self:Timeline, env_ids)->dict: # by env_id
     envs = np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id'])
     found = np.isin(envs, env_ids)
     return dict(zip(envs[found].tolist(), keys[found].tolist()))   # of one environment the last counts
+
+# %% ../../nbs/memory/timeline.ipynb #ea86a8ad
+_MOST_ENVS = 4096   # whose episodes are noted in meta.json
+
+@patch
+def _note_episodes(self:Timeline):
+    "Note the last episodes of environments whose rows are all gone, for who opens the memory again"
+    (_,envs,last_key),meta = self._parts[0].tables,self.place.meta
+    newest = last_key[:len(envs.ids)]
+    gone = np.flatnonzero((envs.ids >= 0) & (newest >= 0) & (newest < self.oldest))
+    if not meta or not len(gone): return
+    gone = gone[np.argsort(newest[gone])]
+    noted = meta.get('episodes', {}) | dict(zip(map(str, envs.ids[gone].tolist()), envs.last[gone,0].tolist()))
+    self.place.say(episodes=dict([*noted.items()][-_MOST_ENVS:]))
+
+@patch
+def _episodes_of(self:Timeline, env_ids)->dict: # by env_id
+    "Their last episodes, as they were noted; which of their steps was the last is not known, so the next ones begin"
+    noted = (self.place.meta or {}).get('episodes', {})
+    return {e: noted[f'{e}'] for e in env_ids if f'{e}' in noted}
 
 # %% ../../nbs/memory/timeline.ipynb #4ff47d95
 class _Shapes:
@@ -491,6 +513,7 @@ def _write_counters(self:Timeline):
     self.settle()
     self._parts[0].count()
     if self.ages[0]: self.place.counters[AGES] = self.ages   # of who has drawn
+    self._note_episodes()
 
 @patch
 def check_state(self:Timeline, state:dict):
@@ -639,6 +662,9 @@ def _check_meta(self:Timeline, meta)->np.dtype: # of the rows
     if self._check: self._check(dtype)
     if meta.get('store') != store: raise ArgumentError(self.who, f'store: {d.path} was made with another one', store,
         meta.get('store'), 'the same store, or another path')
+    noted = meta.get('episodes', {})
+    if type(noted) is not dict or any(type(n) is not int or not 0 <= n < 2**31 - 1 for n in noted.values()):
+        raise StateError(self.who, f'{d.path}/meta.json: episodes', f'{noted}'[:60], 'numbers of episodes by env_id')
     if type(meta.get('max_sz')) is not int or not 0 < meta['max_sz'] <= d.ring: raise StateError(self.who,
         f'{d.path}/meta.json: max_sz', meta.get('max_sz'), f'1 to {d.ring}')
     return dtype

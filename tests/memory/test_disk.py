@@ -603,7 +603,7 @@ def test_damaged_files(kind, times, sound, tmp_path):
     for name in 'meta.json', 'counters', 'link', 'back': assert (name, True) in told
 
 META = dict(id=[None, 3, ''], ring=[0, -1, 2**40, '16', True], max_sz=[0, 99, 2.5, None], data=['data-2', 'data-1/../data-1', '/etc', '..', 3, 'data-x'],
-    columns=[None, [], {}, ['row'], 'f8', ['row', 8, []]], rewound=[None, ['a'], {}, [1.5]], rings=[None, ['a'], {}, [1.5]], version=[0, 2, '1', None], format=['x', None], store=[None, {}, 'Rows'])
+    columns=[None, [], {}, ['row'], 'f8', ['row', 8, []]], rewound=[None, ['a'], {}, [1.5]], rings=[None, ['a'], {}, [1.5]], episodes=[None, [1], {'0': -1}, {'0': '1'}, {'0': 2**31}], version=[0, 2, '1', None], format=['x', None], store=[None, {}, 'Rows'])
 
 @pytest.mark.parametrize('name', META)
 def test_damaged_meta(name, sound, tmp_path):
@@ -780,6 +780,31 @@ def test_ages_are_those_of_what_this_replay_has_drawn(tmp_path):
     assert again.stats() and mean([again.sample()], 60) == again.stats()['age_mean']
     again.load_state_dict(saved)
     assert again.stats()['age_mean'] == mean(seen[:20], 60)
+
+def test_an_environment_whose_rows_are_all_gone_begins_the_next_episode(tmp_path):
+    "Its first one again would be the second with this number; also in a larger memory; a new one begins its first"
+    def make(max_sz): return ExperienceReplay(bs=1, max_sz=max_sz, store=Rows(tmp_path))
+    def step(env_id, end=False): replay.add_step([0.], 1, 1., [1.], end, env_id=env_id)
+    def last(): return replay.memory[-1].rows[['env_id','episode_n','step_n']].item()
+    replay = make(10)
+    for end in True, True, False: step(7, end)
+    for _ in range(20): step(1, True)
+    replay.close()
+    for n, max_sz in (4, 10), (5, 10), (6, 20):
+        replay = make(max_sz)
+        step(7)
+        assert last() == (7, n, 1)
+        step(7)
+        assert last() == (7, n, 2)
+        for _ in range(20): step(1, True)
+        replay.memory.flush()
+        leave(replay.memory)
+    replay = make(20)
+    step(8)
+    assert last() == (8, 1, 1)
+    step(1)
+    assert last() == (1, 81, 1)
+    replay.close()
 
 def test_counts_of_draws_go_back(tmp_path):
     "With a checkpoint, also of a larger memory; a state without them, of before, is taken, and they stay"
