@@ -270,6 +270,17 @@ def count(self:Links):
     "Count the draws that were noted, before somebody looks, or keys change their meaning"
     count_noted(self.tables.numbers)
 
+@patch
+def before_draw(self:Links)->np.ndarray: # ages, for `uncount`
+    "Count what was noted, as the next draw may be taken back"
+    self.count()
+    return self.tables.numbers[AGE_SUM:AGE_MAX+1].copy()
+
+@patch
+def uncount(self:Links, ages):
+    "The draw since then is none: its rows were overwritten; what was counted before there was room to note it stays"
+    self._noted[0],self.tables.numbers[AGE_SUM:AGE_MAX+1] = 0,ages
+
 @patch(as_prop=True)
 def drawn(self:Links)->np.ndarray: # int32, of each slot
     "How often the row that lies there was drawn"
@@ -455,7 +466,8 @@ def cut(self:Links):
 @patch
 def stand_at(self:Links, span:tuple):
     "Another process has added rows; the oldest first, or another thread could see more rows than there are slots"
-    numbers = self.tables.numbers
-    if span[0] < numbers[INSERTED]: self.count()   # its file went back
+    numbers,was = self.tables.numbers,self.inserted
+    if span[0] < was: self.count()   # its file went back
+    if not self.place.writes: self._drawn[np.arange(max(was, span[0] - self.ring), span[0]) % self.ring] = 0   # new rows
     numbers[OLDEST] = span[1]
     numbers[INSERTED] = span[0]

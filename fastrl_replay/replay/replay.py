@@ -294,14 +294,18 @@ def _open_parts(self:Replay, end):
     self._opened = True
     view.note()
 
+# %% ../../nbs/replay/replay.ipynb #97647b04
 @patch
 def _draw(self:Replay, n, beta, weigh):
     "A batch of `n`; drawn again where another process has overwritten a row meanwhile"
+    reads = self.memory.reads_only
     while True:
         keys,p = drawn(self.sampler, n)
+        if reads: ages = self.memory.parts[0].before_draw()
         try: return self.view.batch(keys, weigh(p, n, beta))
         except StaleKey:
-            if not self.memory.reads_only: raise
+            if not reads: raise
+            self.memory.parts[0].uncount(ages)   # or it would count twice
             self._catch_up()
 
 @patch

@@ -739,6 +739,25 @@ def test_a_reader_that_counted_while_all_was_overwritten_counts_again(tmp_path, 
     assert len(reader.sample()) == 4 and len(asked) == 3
     with pytest.raises(NotEnoughRows, match='990 are missing'): reader.sample(1000)
 
+@pytest.mark.parametrize('kind', ['uniform', 'prioritized', 'sequences', 'frames'])
+def test_a_batch_that_a_reader_draws_again_counts_once(kind, tmp_path, monkeypatch):
+    "Its rows were overwritten while they were copied: their ages and counts are those of the batch that it got"
+    stream = PIXELS if kind == 'frames' else STREAM
+    writer = opened(kind, tmp_path, 40)
+    for first in range(0, 40, 5): writer.add(block(first, 5, stream=stream))
+    reader = opened(kind, tmp_path, 40, mode='r', bs=4)
+    batches, real, memory = [reader.sample()], Timeline.were_there, reader.memory
+    def overwritten(self, *keys):
+        if self is memory and writer.memory.inserted == 40:
+            for first in range(40, 80, 5): writer.add(block(first, 5, stream=stream))
+        return real(self, *keys)
+    monkeypatch.setattr(Timeline, 'were_there', overwritten)
+    batches.append(reader.sample())
+    assert batches[1].index.min() >= 40
+    ages = np.concatenate([end - b.index.numpy() for end, b in zip((40, 80), batches)])
+    assert memory.ages.tolist() == [ages.sum(), ages.max()] and memory.times_drawn.sum() == 4
+    writer.close(), reader.close()
+
 @pytest.mark.parametrize('make', [ExperienceReplay, functools.partial(SequenceReplay, length=3)])
 def test_recorded_rows_fill_a_memory_on_disk_to_the_end_or_not_at_all(make, tmp_path):
     "After an error nothing is there, however often it is tried; what a killed process has left is refused"
