@@ -5659,8 +5659,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                       'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view.SequenceView._clear_unused': ( 'replay/sequence_view.html#sequenceview._clear_unused',
                                                                                                                        'fastrl_replay/replay/sequence_view.py'),
-                                                    'fastrl_replay.replay.sequence_view.SequenceView._follow_rows': ( 'replay/sequence_view.html#sequenceview._follow_rows',
-                                                                                                                      'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view.SequenceView._known_envs': ( 'replay/sequence_view.html#sequenceview._known_envs',
                                                                                                                      'fastrl_replay/replay/sequence_view.py'),
                                                     'fastrl_replay.replay.sequence_view.SequenceView._noted': ( 'replay/sequence_view.html#sequenceview._noted',

@@ -31,8 +31,8 @@ def _note_sequence(env, start, p, tracks, queued, found):
 QUEUED,OLDEST,IDLE,FOLLOWED,N_GONE,N_CAME = range(6)   # what stands where in a view's counters
 
 @njit
-def track(rows, plan, first, number, counters, tracks, queued):
-    "Follow the rows of a block, whose first has the key `first`: queue what is complete, then write counters"
+def track(rows, plan, first, gone, number, counters, tracks, queued):
+    "Follow rows with keys from `first` on, those up to `gone` (-1: none) are lost: queue what is complete, then count"
     at,hidden_at,stride,reach = places_of(plan),plan[7],plan[8],plan[9]
     recent,hiddens,count,last = tracks
     words,length,found = ints_at(rows.ctypes.data, len(rows) >> 2),recent.shape[1],np.int64(0)
@@ -40,6 +40,9 @@ def track(rows, plan, first, number, counters, tracks, queued):
         row = i*at[SIZE]
         env,key = number_of(words[(row + at[ENV]) >> 2], number),first + i
         p,episode,step = count[env],words[(row + at[EPISODE_N]) >> 2],words[(row + at[STEP_N]) >> 2]
+        if gone >= 0 and step > 1 and not (p or last[env,0] or last[env,1] or last[env,2]):   # it began among lost rows
+            p,recent[env,:] = np.int64(step) - 1,gone
+            note_row(last, env, episode, step - 1, False)
         slot = p % length
         if p and (key - recent[env,slot-1] >= reach or not goes_on(last, env, episode, step)):   # it broke off
             start = tail_start(p, length, stride, _SHIFT)

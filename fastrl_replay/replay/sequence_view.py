@@ -15,8 +15,8 @@ from ..steps.compiled import njit
 from ..steps.core import Steps, main_rows
 from ..steps.errors import ArgumentError, BlockError, StaleKey, StateError
 from ..steps.row_dtypes import dtype_spec, leaves, padding, saved_dtype
-from ..envs.episodes import RowLayout, note_row
-from ..envs.numbering import MAX_ENVS, grown, number_of
+from ..envs.episodes import RowLayout
+from ..envs.numbering import MAX_ENVS, grown
 from ..memory.places import TOLD, in_parts
 from ..memory.links import reach
 from .views import View, fetched
@@ -98,15 +98,15 @@ def follow(self:SequenceView, steps:Steps, first:int):
     rows = np.ascontiguousarray(steps.rows).reshape(-1)
     if rows.dtype != self._dtype: rows = rows.astype(self._dtype)   # the same columns, laid out in another way
     self._rereads = False
-    self._track_rows(rows, first, self._plan)
+    self._track_rows(rows, first, self._plan, self.memory.oldest - 1 if self.memory.place.lasts else -1)
 
 @patch
-def _track_rows(self:SequenceView, rows, first, plan):
+def _track_rows(self:SequenceView, rows, first, plan, gone): # rows up to the key `gone` are lost; -1: none
     "Queue the sequences that these rows complete"
     envs,n = self._known_envs(),len(rows)
     queued = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
     self._queue,self._states = queued
-    track(rows.view(np.uint8), plan, first, envs.number, self._counters, tuple(self._tracks), queued)
+    track(rows.view(np.uint8), plan, first, gone, envs.number, self._counters, tuple(self._tracks), queued)
 
 @patch
 def _known_envs(self:SequenceView):
@@ -187,7 +187,7 @@ def refollow(self:SequenceView,
         if not 0 <= low <= high < MAX_ENVS: raise StateError(self.who, 'a memory on disk with damaged rows',
             f'env_id {low} to {high}')
         line.admit(rows['env_id'])
-        self._follow_rows(rows, int(keys[0]), self._plan_of(rows.dtype))
+        self._track_rows(rows, int(keys[0]), self._plan_of(rows.dtype), self.memory.oldest - 1)
         self.drawable()
 
 # %% ../../nbs/replay/sequence_view.ipynb #c31d8660
@@ -253,19 +253,6 @@ def note(self:SequenceView):
     if not self._said: place.say(steps=dtype_spec(self._dtype))
     self._said = True
     View.note(self)
-
-# %% ../../nbs/replay/sequence_view.ipynb #6ac1be26
-@patch
-def _follow_rows(self:SequenceView, rows, first, plan):
-    "Some rows, whose episodes may have begun before the oldest row"
-    envs = self._known_envs()
-    ids,at = np.unique(rows['env_id'], return_index=True)
-    for env_id,row in zip(ids, rows[at]):
-        env = number_of(env_id, envs.number)
-        if self._tracks.count[env] or self._tracks.last[env].any() or row['step_n'] < 2: continue
-        self._tracks.count[env],self._tracks.recent[env] = row['step_n'] - 1,self.memory.oldest - 1   # they are gone
-        note_row(self._tracks.last, env, row['episode_n'], row['step_n'] - 1, False)
-    self._track_rows(rows, first, plan)
 
 # %% ../../nbs/replay/sequence_view.ipynb #262358f6
 @patch

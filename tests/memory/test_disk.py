@@ -1526,6 +1526,22 @@ def test_sequences_are_saved_where_all_rows_are_lost(tmp_path):
     replay.load_state_dict(through_file(replay.state_dict()))
     assert len(replay) == len(replay.memory) == 0 and replay.memory.inserted == 10
 
+def test_sequences_of_an_episode_whose_first_rows_are_lost_begin_where_step_n_tells(tmp_path):
+    "Of the writer that went back, of readers, and where the memory is opened again: the writer counted from the first row that came"
+    def make(**kw): return SequenceReplay(bs=1, max_sz=10, length=4, burn_in=0, overlap=1, seed=0, store=Rows(tmp_path, **kw))
+    writer = make()
+    writer.add(long_episode(0, 10))
+    state = through_file(writer.state_dict())
+    writer.add(long_episode(10, 10))
+    with pytest.warns(UserWarning, match='10 of the rows'): writer.load_state_dict(state)
+    reader = make(mode='r')
+    writer.add(long_episode(10, 4))
+    assert sequences_in(reader) == sequences_in(writer) == []   # those at 6 and 9 have no first row
+    writer.add(long_episode(14, 5))
+    assert sequences_in(reader) == sequences_in(make(mode='r')) == sequences_in(writer) == [12, 15]
+    leave(writer.memory)
+    assert sequences_in(make()) == [12, 15]
+
 def test_a_reader_follows_rows_when_their_states_are_there(tmp_path):
     "It looks whenever rows count and the states of their sequences are not written, from the first block on; their slots hold older ones"
     def make(**kw): return SequenceReplay(bs=2, max_sz=60, length=5, burn_in=0, overlap=2, seed=0, store=Rows(tmp_path, **kw))
