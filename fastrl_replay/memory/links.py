@@ -55,7 +55,6 @@ class Links:
         self.link,self.back = (place.new(n, self.ring, np.int32, 0, by='slot') for n in ('link','back'))
         self._drawn = place.new('drawn', self.ring, np.int32, 0, by='slot', own=True)
         self._noted = np.zeros(min(max(self.ring >> 5, 32), 4096), np.int64)   # how many keys, then these
-        self._drawn_then = None   # slots, and how often their rows were drawn: of a state, until `cut`
         self._use(np.zeros(5, np.int64), Environments(), np.zeros(0, np.int64))
 
     def _use(self, counters, envs, last_key):
@@ -350,11 +349,11 @@ _BY_SLOT = 'link','back','drawn'
 
 @patch
 def state_dict(self:Links)->dict: # plain data and tensors
-    "Counters, environments and how often rows were drawn; and the links, unless they lie in a place that lasts"
+    "Counters and environments, and the links, unless they lie in a place that lasts"
     numbers,envs,last_key = self.tables
     slots,kept = self.keys % self.ring,self.going_on
     arrays = dict(env_ids=envs.ids[kept], last=envs.last[kept], last_key=last_key[kept])
-    arrays |= {n: getattr(self, n)[slots] for n in (_BY_SLOT[2:] if self.place.lasts else _BY_SLOT)}
+    if not self.place.lasts: arrays |= {n: getattr(self, n)[slots] for n in _BY_SLOT}
     tensors = {k: torch.from_numpy(a) for k,a in arrays.items()}
     return dict(max_sz=self.max_sz, counters=numbers[:SLOTS].tolist(), **tensors)
 
@@ -371,9 +370,8 @@ def _checked(self:Links, state, rows):
     if not 0 <= n <= self.max_sz: self._refuse_saved(f'keys {oldest} to {inserted-1} for max_sz={self.max_sz}')
     form |= dict(last=array(np.int32, e, 3), last_key=array(np.int64, e, low=-1, high=inserted-1))
     ahead = np.arange(n, 0, -1)   # how far the end is
-    if rows or 'drawn' in state: form |= dict(drawn=array(np.int32, n))   # states of before had none of files
     if rows: form |= dict(link=array(np.int32, n, low=0, high=ahead-1),
-        back=array(np.int32, n, low=0, high=saved['max_sz']-1))
+        back=array(np.int32, n, low=0, high=saved['max_sz']-1), drawn=array(np.int32, n))
     saved = checked(self.who, form, state)
     if rows: self._check_agree(saved['link'], saved['back'], saved['last_key'] - oldest)
     if len(np.unique(saved['env_ids'])) < e: self._refuse_saved('an environment twice')
@@ -402,7 +400,6 @@ def load_state_dict(self:Links,
     (inserted,oldest),counters = saved['counters'][:2],np.array(saved['counters'])
     slots,envs = np.arange(oldest, inserted) % self.ring,Environments(len(saved['env_ids']))
     for name in _BY_SLOT if rows else (): getattr(self, name)[slots] = saved[name]
-    if not rows and 'drawn' in saved: self._drawn_then = slots,saved['drawn']
     envs.admit(saved['env_ids'])
     envs.last[:len(envs)] = saved['last']
     counters[OLDEST] = min(inserted, max(oldest, self.place.oldest_whole()))
@@ -459,9 +456,8 @@ def _ends(row): # of a structured array
 # %% ../../nbs/memory/links.ipynb #0bb8ee6c
 @patch
 def cut(self:Links):
-    "Links that lead beyond the last row lead nowhere, and rows were drawn as often as they were when a state was saved"
+    "Links that lead beyond the last row lead nowhere"
     for keys in in_parts(self.oldest, self.inserted, 1 << 20): self._without_next(keys, self.inserted)
-    if self._drawn_then: self._drawn[self._drawn_then[0]] = self._drawn_then[1]
 
 @patch
 def stand_at(self:Links, span:tuple):

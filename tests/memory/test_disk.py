@@ -825,27 +825,6 @@ def test_an_environment_whose_rows_are_all_gone_begins_the_next_episode(tmp_path
     assert last() == (1, 81, 1)
     replay.close()
 
-def test_counts_of_draws_go_back(tmp_path):
-    "With a checkpoint, also of a larger memory; a state without them, of before, is taken, and they stay"
-    def make(max_sz): return ExperienceReplay(bs=8, max_sz=max_sz, seed=0, store=Rows(tmp_path, spare=20))
-    replay = make(50)
-    replay.add(block(0, 60))
-    for _ in range(9): replay.sample()
-    saved, want = through_file(replay.state_dict()), replay.memory.times_drawn
-    replay.add(block(60, 10))
-    for _ in range(9): replay.sample()
-    replay.close()
-    again = make(70)
-    again.load_state_dict(saved)
-    assert again.memory.times_drawn.tolist() == want.tolist()
-    for _ in range(9): again.sample()
-    now = again.memory.times_drawn
-    assert now.sum() == want.sum() + 72
-    del saved['own']['memory']['links']['drawn']
-    again.load_state_dict(saved)
-    assert again.memory.times_drawn.tolist() == now.tolist()
-    again.close()
-
 @pytest.mark.parametrize('spare', [0, 6000])
 def test_recorded_rows_of_a_memory_that_is_written(spare, tmp_path):
     "None is left out in silence: with rows to spare all of them come, in order; without, it is an error"
@@ -1325,7 +1304,7 @@ def same_chances(got, want, reopened):
 @cases(160)
 @given(ops=beside_ops(), lasts=st.integers(1, 9), envs=st.integers(1, 3), max_sz=st.sampled_from([3, 8, 20]), spare=st.sampled_from([0, 60]))
 def test_replays_on_disk_as_in_main_memory(kind, ops, lasts, envs, max_sz, spare, tmp_path):
-    "Priorities, sequences and recurrent states are those of a replay in main memory, whatever is done, and whoever is killed; counts of draws go back"
+    "Priorities, sequences and recurrent states are those of a replay in main memory, whatever is done, and whoever is killed"
     path, rows, saves = tmp_path/'m', stream(lasts, envs), []
     rows = np.concatenate([rows]*8)   # episodes of other numbers, or the same again
     disk, plain, reopened = replay_of(kind, max_sz, Rows(path, spare=spare)), replay_of(kind, max_sz, None), False
@@ -1345,13 +1324,12 @@ def test_replays_on_disk_as_in_main_memory(kind, ops, lasts, envs, max_sz, spare
                 if op == 'killed': leave(disk.memory)
                 else: disk.close()
                 disk = replay_of(kind, max_sz, Rows(path, spare=spare))
-            elif op == 'save': saves = [*saves[-1:], (at, 0, [through_file(r.state_dict()) for r in (disk, plain)] + [disk.memory.times_drawn])]
+            elif op == 'save': saves = [*saves[-1:], (at, 0, [through_file(r.state_dict()) for r in (disk, plain)])]
             elif op == 'load' and saves:
                 end, gone, states = saves[n % len(saves)]
                 if gone > spare: continue
                 saves = [s for s in saves if s[0] <= end]
                 for r, state in zip((disk, plain), states): r.load_state_dict(state)
-                assert np.array_equal(disk.memory.times_drawn, states[2])
             reopened = reopened or op in ('reopen', 'killed')
             same_chances(chances(disk), chances(plain), reopened)
             assert disk.memory.span == plain.memory.span
