@@ -510,14 +510,15 @@ def test_shards_on_disk_fit_or_are_refused(tmp_path):
 
 def test_looking_while_another_process_adds_rows(tmp_path, monkeypatch):
     "Rows that come between two looks of one call are not asked for"
-    rows, taken = story(400), Timeline._rows_inside
+    from fastrl_replay.memory import timeline_inside
+    rows, taken = story(400), timeline_inside.rows_inside
     with closing(Timeline(1_000, Rows(tmp_path/'m'))) as writer:
         writer.add(rows[:300])
         reader = Timeline(1_000, Rows(tmp_path/'m', mode='r'))
-        def then_more(self, *args):
-            found = taken(self, *args)
-            if self is reader: writer.add(rows[300:])
+        def then_more(timeline, *args):
+            found = taken(timeline, *args)
+            if timeline is reader: writer.add(rows[300:])
             return found
-        monkeypatch.setattr(Timeline, '_rows_inside', then_more)
+        monkeypatch.setattr(timeline_inside, 'rows_inside', then_more)
         seen = reader.inside()
         assert seen['rows'] == len(seen['row']['key']) == 300 and seen['inserted'] == 300

@@ -58,7 +58,7 @@ def load_checkpoint(
             file.seek(0)
             return torch.load(file, map_location='cpu', weights_only=True)
     except FileNotFoundError: raise SettingsError('run', 'no checkpoint', path,
-        remedy='the run was stopped before its first one; start it again') from None
+        remedy='start it again, if it was stopped before its first one; or copy the whole directory') from None
     except Exception as e: raise SettingsError('run', f'{path} can\'t be read as a checkpoint',
         ' '.join(str(e).split())[:200]) from e
 

@@ -32,9 +32,9 @@ class Contest(NamedTuple):
 
 CONTESTS = {}
 
-def contest(title, *how, **more):
+def contest(title, job=None, n=256, pictures=False, quick=False):
     "Register a function that prepares entries, under a title for the table; the rest is as `Contest` says"
-    def register(f): CONTESTS[title] = Contest(f, *how, **more); return f
+    def register(f): CONTESTS[title] = Contest(f, job, n, pictures, quick); return f
     return register
 
 # %% ../../nbs/bench/contests.ipynb #f66f8e39

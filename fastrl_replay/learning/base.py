@@ -289,7 +289,7 @@ def compute_with(self:Learner,
 def arithmetic(self:Learner):
     "The context in which errors are computed"
     if self.precision == 'float32': return nullcontext()
-    return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)   # torch 2.6 kept what no_grad cast, too
+    return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)   # that of torch 2.6 has no gradients
 
 def full(
     x:torch.Tensor, # values of a network

@@ -123,7 +123,8 @@ def recording(
         film = Filmed(env, writers[0].add)
         return [film if env is first else lambda: film, *others]
     try:
-        yield filmed
-        for writer in writers: writer.close()
+        try: yield filmed
+        finally:
+            for writer in writers: writer.close()   # after an error, too, so that ffmpeg ends
         if new.exists(): os.replace(new, path)
     finally: new.unlink(missing_ok=True)

@@ -464,6 +464,7 @@ def stand_at(self:Links, span:tuple):
     "Another process has added rows; the oldest first, or another thread could see more rows than there are slots"
     numbers,was = self.tables.numbers,self.inserted
     if span[0] < was: self.count()   # its file went back
-    if not self.place.writes: self._drawn[np.arange(max(was, span[0] - self.ring), span[0]) % self.ring] = 0   # new rows
+    new = np.arange(max(was, span[0] - self.ring), span[0])   # where the writer's counts are 0
+    if not self.place.writes: self._drawn[new % self.ring] = 0
     numbers[OLDEST] = span[1]
     numbers[INSERTED] = span[0]

@@ -10,21 +10,19 @@ import warnings
 from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
-from gymnasium import spaces
 from ..steps.core import Steps, main_rows
 from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, StaleKey,
     StateError, problem, whole)
-from ..steps.row_dtypes import dtype_spec, extend_dtype, parts_of, saved_dtype, step_dtype
-from ..look.inside import by_priority, rows_and_episodes
-from ..look.remarks import checked_in, remarks_on
+from ..steps.row_dtypes import dtype_spec, extend_dtype, saved_dtype
 from ..look.memory_page import Inspectable
 from ..envs.episodes import BlockGate, RowLayout, refuse_nan
 from ..envs.numbering import Environments
 from ..steps.machine import size_text
-from .places import AGES, REWINDS, SHOWN, TOLD
+from .places import AGES, REWINDS, SHOWN
 from .frames import suggested
 from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys, count_drawn
 from .rows import BatchPlan, Rows, Store, as_steps
+from .timeline_inside import NO_ROWS, timeline_inside
 from ..steps.states import anything, checked, integer, listed, maybe, row_dtype
 
 # %% ../../nbs/memory/timeline.ipynb #070e1287
@@ -287,10 +285,8 @@ def _valid_keys(self:Timeline, keys):
 @patch
 def refuse_key(self:Timeline, key):
     "Say what is wrong with a key"
-    line = self._parts[0] if self._parts else Links(_NO_ROWS, 1, who=self.who)
+    line = self._parts[0] if self._parts else Links(NO_ROWS, 1, who=self.who)
     line.refuse_key(key)
-
-_NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))
 
 # %% ../../nbs/memory/timeline.ipynb #d59bae4f
 @patch
@@ -401,82 +397,10 @@ def forget_ages(self:Timeline):
     self._parts[0].tables.numbers[AGE_SUM:AGE_MAX+1] = 0
 
 # %% ../../nbs/memory/timeline.ipynb #1bdc07f8
-_AT_ONCE = 2**31   # bytes of rows that may be read for their small columns, where they are not in main memory
-
-@patch
-def _rows_inside(self:Timeline, skip=0):
-    "Rows and episodes; of those that another process overwrites meanwhile, nothing"
-    if not self._parts: return rows_and_episodes(*np.zeros((3,0), np.int64), _no_columns)
-    (line,store,_),place,rewinds = self._parts,self.place,self.place.counters.item(REWINDS)
-    end,oldest = self.span
-    key = np.arange(min(oldest + skip, end), end)
-    slots = key % line.ring
-    def read(names, at): return store.some_columns(slots[at], names)
-    nearby = place.path is None and place.device is None or len(key)*store.read_bytes <= _AT_ONCE
-    found = rows_and_episodes(key, line.link[slots], line.back[slots], read, nearby)
-    found[0]['drawn'] = self._drawn_inside(slots)
-    gone = place.oldest_whole() - int(key[0]) if len(key) else 0
-    if gone > 0 or place.counters.item(REWINDS) != rewinds: return self._rows_inside(skip + 2*max(gone, 0))
-    return found
-
-def _no_columns(names, at): return {n: np.zeros(0, _NO_ROWS[n]) for n in names if n in _NO_ROWS.names}
-
-@patch
-def _drawn_inside(self:Timeline, slots):
-    "How often rows were drawn: by this process, or, where it has not drawn, by the one that writes"
-    file = None if self.ages[0] else self.place.beside('drawn', np.int32)
-    return (self._parts[0].drawn if file is None else file)[slots]
-
-# %% ../../nbs/memory/timeline.ipynb #97fed715
-@patch
-def _draw_inside(self:Timeline, key):
-    "What can be drawn by the priorities that lie in the place; None: it has none"
-    place = self.place
-    file = place.beside('priorities', np.float64) if self._parts else None
-    if file is None: return None
-    told,kind = place.counters.item(TOLD),place.meta.get('priorities')
-    here = key[key < told]
-    p,length = file[here % place.ring],np.ones(len(here), np.int32)
-    if 'steps' in place.meta: here,p,length = here[p > 0],p[p > 0],None   # of sequences, at their first rows
-    later = max(int(key[-1]) + 1 - max(told, int(key[0])), 0) if len(key) else 0
-    return dict(key=here, length=length, probability=by_priority(p, kind), priority=p, kind=kind, without=later)
-
 @patch
 def inside(self:Timeline)->dict: # as look/inside has it
     "What is in it, as plain arrays; looking changes nothing"
-    (row,episode),place = self._rows_inside(),self.place
-    key,parts = row['key'],self._parts
-    end = int(key[-1]) + 1 if len(key) else self.inserted
-    draw = self._draw_inside(key)
-    columns = [dict(name=n, dtype=str(d.base), shape=list(d.shape)) for n,d,_ in parts_of(self.dtype)] if parts else []
-    ages = self.ages if self.ages[0] else place.counters[AGES]
-    numbers = dict(inserted=end, evicted=end - len(key), fill=len(key)/self.max_sz, age_max=int(ages[1]))
-    unit = 'sequences' if draw and draw['length'] is None else 'rows'
-    seen = dict(title='Timeline', unit=unit, path=place.path and str(place.path), rows=len(key), max_sz=self.max_sz,
-        place='directory' if place.path else place.device or 'main memory', inserted=end, oldest=end - len(key),
-        nbytes=dict(rows=parts[1].nbytes, links=parts[0].nbytes) if parts else {}, numbers=numbers | self.store_stats,
-        settings=dict(store=repr(self.store)), columns=columns, row=row, episode=episode, draw=draw)
-    rows,keys,follows = self._sample_inside(key)
-    return dict(seen, remarks=remarks_on(seen, rows, keys, follows), checked=checked_in(seen, rows, follows))
-
-# %% ../../nbs/memory/timeline.ipynb #92a6bb4d
-_SAMPLE,_SAMPLE_BYTES,_TOGETHER = 20_000,2**26,8   # rows that are looked at, at most; so many in a row of an episode
-
-@patch
-def _sample_inside(self:Timeline, key):
-    "Some of these rows, with their keys, and which of them follow each other; the same ones each time"
-    if not len(key): return None,None,None
-    n,oldest,here = min(_SAMPLE, _SAMPLE_BYTES//self.dtype.itemsize + _TOGETHER),int(key[0]),len(key)
-    many = max(n//_TOGETHER, 1) if n < here else here
-    starts = oldest + np.sort(np.random.default_rng(0).choice(here, many, False))
-    try:
-        grid = self.walk(starts, np.arange(_TOGETHER))
-        keys = np.unique(grid[(grid >= 0) & (grid < oldest + here)])[:n]   # others have come since
-        rows = self.take(keys).to('cpu').rows
-    except StaleKey: return None,None,None   # another process has overwritten them meanwhile
-    pairs = np.unique(np.stack([grid[:,:-1].ravel(), grid[:,1:].ravel()], 1), axis=0)
-    at = np.searchsorted(keys, pairs[(pairs[:,0] >= 0) & (pairs[:,1] >= 0) & (pairs <= keys[-1]).all(1)])
-    return rows,keys,at
+    return timeline_inside(self)
 
 # %% ../../nbs/memory/timeline.ipynb #7d10aa02
 @patch

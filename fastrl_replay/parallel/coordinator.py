@@ -61,7 +61,7 @@ def _open_log(path, new):
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f000d
 class ShardLog:
-    "What a shard records beside its rows: counts, and its last 1024 calls of `add`"
+    "What a shard records beside its rows: counts, and of each of the last 1024 clients its last call of `add`"
     def __init__(self,
         folder, # of the rows; None: they are in main memory
         inserted:int, # rows that were ever added
@@ -76,15 +76,16 @@ class ShardLog:
         self.counts['rows_before'] = min(self.counts['rows_before'], inserted)
 
     def find(self, client, call)->int: # the first key; None: it is not in the log
-        "The rows of a call of `add`"
-        found = self.adds['first'][(self.adds['client'] == client) & (self.adds['call'] == call)]
-        return int(found[0]) if len(found) else None
+        "The rows of a call of `add`, or of a later one of this client, which no longer waits for this one"
+        found = np.flatnonzero((self.adds['client'] == client) & (self.adds['call'] >= call))
+        return int(self.adds['first'][found[0]]) if len(found) else None
     def record(self, client, call, first, rows)->int: # the entry's place
         "A call of `add`, before its rows are added; `client` is written last, which makes the entry valid"
-        place = int(self.counts['n_adds']) % len(self.adds)
+        mine = np.flatnonzero(self.adds['client'] == client)
+        place = int(mine[0] if len(mine) else self.counts['n_adds'] % len(self.adds))
         self.erase(place)
         for k,x in dict(call=call, first=first, rows=rows, client=client).items(): self.adds[k][place] = x
-        self.counts['n_adds'] += 1
+        self.counts['n_adds'] += not len(mine)
         return place
     def erase(self, places): self.adds['client'][places] = 0
 

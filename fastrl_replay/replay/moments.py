@@ -90,9 +90,9 @@ def follow(self:Moments, steps:Steps, first:int):
     begins,unknown = np.ones(len(rows), bool),first != s.followed   # unknown: there were rows before that are gone
     begins[1:] = (whose[1:] != whose[:-1]) | (moment[1:] != moment[:-1])
     begins[0] = not unknown and (int(whose[0]), int(moment[0])) != s.last   # what is left of a moment is none
-    place,file = self.memory.place,self._begins
-    if unknown and file is not None: begins[0] = file[first % place.ring] == first
-    if file is not None and place.holds: file[keys[-place.ring:] % place.ring] = np.where(begins, keys, -1)[-place.ring:]
+    file,ring = self._begins,self.memory.place.ring
+    if unknown and file is not None: begins[0] = file[first % ring] == first
+    if file is not None and self.memory.place.holds: file[keys[-ring:] % ring] = np.where(begins, keys, -1)[-ring:]
     new = keys[begins]
     high = s.high + len(new)
     self._first[np.arange(s.high, high)[-self.capacity:] % self.capacity] = new[-self.capacity:]

@@ -16,8 +16,8 @@ from ..envs.episodes import SIZE, BlockGate, RowLayout
 from ..envs.numbering import MAX_ENVS
 from ..pipe import stage
 from ..steps.states import anything, array, checked, flag, maybe, row_dtype
-from fastrl_replay.stages.waiting import (LENGTH, OWN, TAILS, Waiting, Waits, forget_all, keep, kept_places, look, note_rest,
-    row_place)
+from fastrl_replay.stages.waiting import (LENGTH, OWN, TAILS, Waiting, Waits, forget_all, keep, kept_places, look,
+    note_rest, row_place)
 
 # %% ../../nbs/stages/chunker.ipynb #4a264127
 _OUT_SIZE,_MASK = OWN,OWN + 1   # what stands where in a plan

@@ -16,8 +16,8 @@ from ..envs.episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, CountersChec
 from ..envs.infos import MASK, SUCCESS
 from ..pipe import Pipe, stage
 from ..steps.states import anything, array, checked, flag, integer, maybe, real, row_dtype
-from fastrl_replay.stages.waiting import (BROKE_OFF, GOES_ON, LENGTH, OWN, Waiting, Waits, forget_all, keep, kept_places,
-    look, note_rest, row_place)
+from .waiting import (BROKE_OFF, GOES_ON, LENGTH, OWN, Waiting, Waits, forget_all, keep,
+    kept_places, look, note_rest, row_place)
 
 # %% ../../nbs/stages/nstep.ipynb #f8f27456
 _REWARD,_MERGED_SIZE,_DISCOUNT,_N_MERGED = range(OWN, OWN + 4)   # what stands where in a plan

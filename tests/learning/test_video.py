@@ -1,5 +1,6 @@
 """Videos of evaluations: what is in the file, and that what can't work is told before an episode begins."""
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import gymnasium as gym, numpy as np, pytest
@@ -71,10 +72,18 @@ def test_missing_pygame_is_named_with_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pygame', None)
     with pytest.raises(ValueError, match=r"CartPole-v1 gives no pictures.*pip install 'fastrl_replay\[video\]'"): evaluate(None, 'CartPole-v1', 1, record=tmp_path/'a.gif')
 
+def writing(path):
+    "Processes, where the system shows them, whose command names a path"
+    found = []
+    for p in Path('/proc').glob('[0-9]*/cmdline'):
+        with suppress(OSError): found += [p]*(str(path) in p.read_text(errors='replace'))   # it has ended meanwhile
+    return found
+
 def test_an_error_leaves_no_half_of_a_file(tmp_path):
     (tmp_path/'a.mp4').write_bytes(b'older')
     def fails(state): raise RuntimeError('the policy is gone')
-    with pytest.raises(RuntimeError): evaluate(fails, 'VideoOdd-v0', 1, record=tmp_path/'a.mp4')
+    with pytest.raises(RuntimeError) as held: evaluate(fails, 'VideoOdd-v0', 1, record=tmp_path/'a.mp4')   # with all that its frames hold
+    assert held and not writing(tmp_path), 'ffmpeg runs on'
     assert [p.read_bytes() for p in tmp_path.iterdir()] == [b'older']
 
 def test_eval_record(whole, tmp_path, capsys):

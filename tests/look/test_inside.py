@@ -167,10 +167,10 @@ def test_a_memory_that_was_not_opened_so_far_is_opened_by_looking(tmp_path):
 
 def test_columns_of_large_rows_on_disk_are_not_read_for_all_rows(tmp_path, monkeypatch):
     "Episodes are told by their last rows alone; what would take long to read is unknown, not zero"
-    import fastrl_replay.memory.timeline as timeline
+    from fastrl_replay.memory import timeline_inside
     memory = filled('timeline', 'directory', tmp_path)
     all_of_it = memory.inside()
-    monkeypatch.setattr(timeline, '_AT_ONCE', 100)
+    monkeypatch.setattr(timeline_inside, '_AT_ONCE', 100)
     few = memory.inside()
     assert few['row']['reward'] is None and few['row']['env_id'].tolist() == all_of_it['row']['env_id'].tolist()
     for n, x in all_of_it['episode'].items(): assert np.array_equal(few['episode'][n], x)
@@ -381,7 +381,7 @@ def test_what_was_looked_at_is_said(monkeypatch):
     both = played(['CartPole-v1']*2, 1500, cls=PrioritizedReplay).inside()
     assert both['remarks'] == [] and both['checked'] == 'priorities, rewards, ends, silence, columns, states, actions in 1,500 rows'
     assert played(['CartPole-v1'], 1500).inside()['checked'] == 'rewards, columns, states, actions in 1,500 rows'
-    monkeypatch.setattr('fastrl_replay.memory.timeline._SAMPLE', 1000)
+    monkeypatch.setattr('fastrl_replay.memory.timeline_inside._SAMPLE', 1000)
     some = played(['CartPole-v1']*2, 1500).memory.inside()['checked']
     assert some.startswith('rewards, ends, silence in 1,500 rows; columns, states, actions in ') and some.endswith(' of 1,500 rows')
     assert ExperienceReplay(bs=2, max_sz=10).inside()['checked'] == ''

@@ -1,5 +1,5 @@
 """Memories on disk: writers that are killed, damaged and foreign directories, readers beside writers, interrupts, power cuts, and a plain memory beside it."""
-import copy, errno, functools, json, os, pickle, shutil, signal, subprocess, sys, tempfile, threading, time, warnings, zipfile
+import copy, errno, functools, json, os, pathlib, pickle, shutil, signal, subprocess, sys, tempfile, threading, time, warnings, zipfile
 from pathlib import Path
 
 import numpy as np, pytest
@@ -343,6 +343,7 @@ def refuses_to_write(path, code):
     m = pytest.MonkeyPatch()
     m.setattr(os, 'open', opens)
     m.setattr(os, 'mkdir', makes)
+    if accessor := getattr(pathlib, '_NormalAccessor', None): m.setattr(accessor, 'mkdir', staticmethod(makes))   # Python 3.10's paths
     return m
 
 def check_read_only(path, says):

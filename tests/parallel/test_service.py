@@ -230,9 +230,16 @@ def test_a_call_that_is_repeated_adds_nothing_twice(tmp_path, path, when):
         assert shard.call('ping')[1]['first_key'] == 0
     elif when == 'before': shard.log = ShardLog(None, 4)
     shard.call('add', 6, 1, 0, pickle.dumps(block(0, 2)))
+    for call in range(2, 1_200): shard.call('add', 6, call, 0, pickle.dumps(block(0)[:0]))   # of the log's 1,024 entries these need one
     assert shard.call('add', 5, 2, 0, pickle.dumps(block(4)))[0] == dict(before=8, after=4)[when]
     rewards = shard.replay.memory[:].rows[['reward', 'who']].tolist()
     assert len(rewards) == 12 and sorted(rewards) == sorted([(float(i), 1) for i in range(8)] + [(float(i), 2) for i in range(4)])
+
+def test_a_call_that_its_client_has_given_up():
+    "A client got no reply to its second call, and made a third: the second, repeated after it, adds nothing any more"
+    shard = Shard(cloudpickle.dumps(ExperienceReplay(None, bs=4, max_sz=100, seed=0)), 0, 1, False)
+    for call in 1, 2, 3, 2: shard.call('add', 5, call, 0, pickle.dumps(block(4*call)))
+    assert shard.replay.memory.inserted == 12
 
 def test_refused_rows_are_not_noted():
     "Or the same block again would be thought to be there"
