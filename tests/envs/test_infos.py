@@ -237,6 +237,20 @@ def test_taxi_masked_acts_among_what_is_allowed():
     follows = rows.step_n[1:] > 1
     assert rows.action_mask[:-1].gather(1, rows.action[1:,None])[:,0][follows].all()
 
+@pytest.mark.parametrize('several', [False, True])
+def test_a_policy_is_evaluated_with_the_mask_it_was_trained_with(several):
+    "By evaluate(info=…), for one environment, for some, and for random actions; rounded observations as in training"
+    env = SyncVectorEnv(told()) if several else first_of
+    returns = evaluate(first_allowed, env, 4, **(dict(autoreset_mode='next_step') if several else {}), info=KEPT, float32=True)
+    assert (returns == evaluate(lambda s: [0]*len(s), env, 4)).all()
+    asked = []
+    def asks(state, mask=None):
+        asked.append(mask)
+        return [0]*len(state)
+    evaluate(asks, env, 2, info='action_mask')
+    assert all(m is not None and m.any(1).all() for m in asked)
+    with pytest.raises(EnvError, match="entry 'level'"): evaluate(asks, env, 2, info='level')
+
 @pytest.mark.slow
 def test_taxi_masked_learns():
     agent = Agent(recipe('taxi-masked', episodes=600).settings)
