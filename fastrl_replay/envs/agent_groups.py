@@ -7,7 +7,7 @@ __all__ = ['SharedEnv', 'GroupEnv', 'GroupSteps', 'AgentGroups']
 
 # %% ../../nbs/envs/agent_groups.ipynb #0d7cd2b2
 from collections import deque
-from .agents import is_parallel
+from .agents import Rounds, is_parallel
 from .envstate import decode, encode
 from .stepper import GymStepper
 from ..pipe import Pipe
@@ -47,21 +47,25 @@ class SharedEnv:
         self.turn,self.over = self.turn + 1,not self.parallel.agents
 
 # %% ../../nbs/envs/agent_groups.ipynb #a6206ac1
-class GroupEnv:
+class GroupEnv(Rounds):
     "What a group of agents sees of a shared environment"
     def __init__(self, shared, name, agents):
         self.shared,self.name,self.possible_agents,self.round = shared,name,list(agents),0
 
     agents = property(lambda self: [a for a in self.shared.parallel.agents if a in self.possible_agents])
     stale = property(lambda self: self.round != self.shared.round)   # was it reset by another group?
-    over = property(lambda self: self.stale or self.shared.over)
+    broken = ready = property(lambda self: self.stale or self.shared.over)
     def observation_space(self, agent): return self.shared.parallel.observation_space(agent)
     def action_space(self, agent): return self.shared.parallel.action_space(agent)
     def step(self, actions): return self.shared.step(self.name, actions)
     def close(self): self.shared.parallel.close()
 
+    def leave(self, seed=None):
+        if not self.stale: self.shared.over,self.shared.seed = True,seed
+    def encoded_parts(self): return dict(env=self.shared.parallel)
+
     def reset(self, seed=None, options=None):
-        if not self.stale: self.shared.reset()
+        if self.shared.over: self.shared.reset()   # with one seed for all groups
         self.round = self.shared.round
         return self.shared.first
 

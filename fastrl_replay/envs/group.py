@@ -127,6 +127,7 @@ class EnvGroup:
         raw = np.zeros(self.n*table.dtype.itemsize, np.uint8)   # zeros, or padding would hold what lay there before
         rows = np.ndarray(self.n, table.dtype, raw)   # faster than np.zeros(n, dtype)
         state = rows['state']
+        if self.acting.hidden is not None: self._forget_broken()
         for slot,start in self.pairs:
             try: slot.begin(state if self.single else state[start:start+slot.n])
             except Exception as e: raise _failed(slot, 'could not be reset', e) from e
@@ -158,6 +159,12 @@ def _act(self:EnvGroup, rows, actions, hidden): # hidden: of the policy, after i
         self._break_off(rows, outcomes, before)
         if said: raise
         raise error from e
+
+@patch
+def _forget_broken(self:EnvGroup):
+    "Where others ended an episode, the policy forgets it, before the next one begins"
+    if any(l.broken for l in self.slots):
+        self.acting.forget(np.concatenate([np.full(l.n, l.broken) for l in self.slots]))
 
 def _failed(slot, what, e):
     who,episode,step = slot.where(e)
