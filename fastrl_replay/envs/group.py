@@ -19,7 +19,7 @@ from .infos import InfoColumns
 from .slots import SLOT, SingleSlot, Slots
 from .vector_slots import COUNTED, VectorSlot
 from ..steps.core import Steps, pack, unpack
-from ..steps.errors import ActionError, ArgumentError, EnvError, StateError
+from ..steps.errors import ActionError, ArgumentError, EnvError, StateError, in_words
 from ..steps.nested import fields_of, map_leaves, nested_dtype, put
 from ..steps.row_dtypes import step_dtype
 from ..steps.states import block, listed, maybe
@@ -168,7 +168,7 @@ def _forget_broken(self:EnvGroup):
 
 def _failed(slot, what, e):
     who,episode,step = slot.where(e)
-    return EnvError('GymStepper', f'{who} {what} in {episode}, step {step}', f'{type(e).__name__}: {e}')
+    return EnvError('GymStepper', f'{who} {what} in {episode}, step {step}', in_words(e))
 
 # %% ../../nbs/envs/group.ipynb #10067126
 @patch
