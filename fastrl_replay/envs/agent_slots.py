@@ -27,6 +27,7 @@ class AgentsSlot(Slot):
         self.counts,self.totals,self.moment = np.zeros((n,2), np.int32),np.zeros(n),0   # episode, step
         self.tuple_obs,self.made = tupler(env.single_observation_space),{}
         self.rounds = env.parallel if isinstance(env.parallel, Rounds) else Rounds()
+        self.rounds.begin()
 
     idle = property(lambda self: ~self.there)   # does it matter what a policy says?
     def stands(self, i): return self.counts[i]
@@ -39,10 +40,6 @@ class AgentsSlot(Slot):
     def begin_anew(self, saved, seed):
         super().begin_anew(saved, seed)
         self.rounds.leave(self.seed)
-
-    def _end(self):
-        self.counts[self.there & (self.counts[:,1] == 0),0] -= 1   # those without a row don't count
-        self.there[:],self.fresh[:] = False,True
 
     def where(self, e):
         here,last = [self.names[p] for p in np.flatnonzero(self.there)],self.env_id + self.n - 1
@@ -74,6 +71,11 @@ def begin(self:AgentsSlot, state):
     if self.broken: self._end()
     if self.rounds.ready and not self.there.any(): self._reset()
     put(state, self.obs)
+
+@patch
+def _end(self:AgentsSlot):
+    self.counts[self.there & (self.counts[:,1] == 0),0] -= 1   # those without a row don't count
+    self.there[:],self.fresh[:] = False,True
 
 @patch
 def _reset(self:AgentsSlot):

@@ -67,7 +67,8 @@ def _common_space(parallel, names, kind):
 class Rounds:
     "When the agents of an environment begin anew: here, of one that no other group steps"
     broken,ready = False,True   # did others end their episode? where none is there, is it time for a reset?
+    def begin(self): "A slot is made, with none of its agents: what it steps begins as at first"
     def leave(self,
-        seed=None, # of the next episode
+        seed=None, # of the next episode; None: another one
     ):
         "A new episode begins, for all who step it"

@@ -30,6 +30,9 @@ class Rounds:
     'When the agents of an environment begin anew: here, of one that no other group steps'
     broken: bool
     ready: bool
+    def begin(self) -> Any:
+        'A slot is made, with none of its agents: what it steps begins as at first'
+        ...
     def leave(self, seed: Any = None) -> Any:
         'A new episode begins, for all who step it'
         ...

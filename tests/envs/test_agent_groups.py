@@ -203,3 +203,53 @@ def test_an_environment_may_have_attributes_of_any_name(name):
         setattr(env, name, value)
         rows = rows_of(GymStepper(env), 7)
         assert [rows['step_n'][rows['env_id'] == i].tolist() for i in (0, 4)] == [[1, 2, 3, 1, 2], [1, 1]]
+
+# ---- random programs ----
+
+class Games(Zoo):
+    "Each observation says in which game and at which time it was made; refuses actions that were chosen in another state; fails now and then"
+    def __init__(self, fails, handle): super().__init__(); self.fails, self.handle, self.game = fails, handle, 0
+    def look(self, agents): return {n: np.full(self.observation_space(n).shape, 1000*self.game + self.t, np.float32) for n in agents}
+    def reset(self, seed=None, options=None): self.game += 1; return super().reset(seed)
+    def step(self, actions):
+        for n, a in actions.items(): assert a == (1000*self.game + self.t) % self.action_space(n).n
+        failed = self.fails.get(self.steps + 1)
+        if failed == 'env': self.steps += 1; raise RuntimeError('it failed')
+        _, _, *others = super().step(actions)
+        return self.look(actions), {n: 1000.*self.game + self.t for n in actions if n != failed}, *others
+
+class Chooses:
+    def __init__(self, k, fails): self.k, self.fails, self.calls = k, fails, 0
+    def initial_hidden(self, n): return torch.zeros(n)
+    def __call__(self, state, hidden):
+        self.calls += 1
+        if self.calls in self.fails: raise RuntimeError('it failed')
+        return state[:, 0].long() % self.k, hidden + 1, dict(before=hidden)
+
+@pytest.mark.filterwarnings('ignore:GymStepper')
+@pytest.mark.parametrize('seed', range(24))
+def test_each_row_is_of_one_game_whatever_fails_and_is_loaded(seed):
+    "Reads in any order, errors of policies, of the environment, and of what it returns, states loaded in place and into others"
+    rng = np.random.default_rng(seed)
+    fails = {int(rng.integers(1, 40)): str(rng.choice(['env', *Zoo.possible_agents])) for _ in range(int(rng.integers(4)))}
+    fail_at = {n: rng.integers(1, 60, int(rng.integers(3))) for n in AGENTS}
+    def make(): return AgentGroups(Games(fails, object() if seed % 4 == 0 else None), AGENTS, policies={n: Chooses(k + 2, fail_at[n]) for k, n in enumerate(AGENTS)}, seed=3)
+    groups, stands, saved = make(), {}, []
+    for _ in range(100):
+        x, name = rng.random(), str(rng.choice([*AGENTS]))
+        if x < .05: saved.append(({n: through_file(groups[n].state_dict()) for n in AGENTS}, dict(stands)))
+        elif x < .1 and saved:
+            states, stands = saved[int(rng.integers(len(saved)))]
+            groups, stands = groups if x < .075 else make(), dict(stands)
+            for n in AGENTS: groups[n].load_state_dict(states[n])
+        else:
+            try: rows = next(iter(groups[name])).rows
+            except RuntimeError as e: assert 'it failed' in str(e) or 'is missing in rewards' in str(e); continue
+            at = rows['state'][:, 0]
+            assert (rows['next_state'][:, 0] == at + 1).all() and (rows['reward'] == at + 1).all() and (rows['step_n'] == at % 1000 + 1).all()
+            assert (rows['before'] == rows['step_n'] - 1).all()
+            for r in rows:
+                e, ep, step = name + str(r['env_id']), *r[['episode_n', 'step_n']].tolist()
+                last, n = stands.get(e, (0, 0))
+                assert (ep, step) == (last, n + 1) or ep > last and step == 1
+                stands[e] = ep, step
