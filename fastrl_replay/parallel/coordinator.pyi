@@ -26,12 +26,12 @@ class ServiceError(Explained, RuntimeError):
     'The service has been stopped, or does not respond'
 
 class ShardLog:
-    'What a shard records beside its rows: counts, and its last 1024 calls of `add`'
+    'What a shard records beside its rows: counts, and of each of the last 1024 clients its last call of `add`'
     counts: Any
     adds: Any
     def __init__(self, folder, inserted: int, envs: int = 0, first_key: int = 0) -> None: ...
     def find(self, client, call) -> int:
-        'The rows of a call of `add`'
+        'The rows of a call of `add`, or of a later one of this client, which no longer waits for this one'
         ...
     def record(self, client, call, first, rows) -> int:
         'A call of `add`, before its rows are added; `client` is written last, which makes the entry valid'
