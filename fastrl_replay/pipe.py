@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info   # noqa: F401 (for `generic`)
 from torch.utils.data._utils.collate import default_collate_fn_map
 from .steps.core import Steps
-from .steps.errors import Explained, ArgumentError, ArgumentTypeError, StateError, choice, problem
+from .steps.errors import Explained, ArgumentError, ArgumentTypeError, StateError, choice, in_words, problem
 from .steps.other_names import NoAttribute, check_names
 from .steps.states import Saves, anything, checked, flag, integer
 
@@ -202,7 +202,7 @@ def _checked_state(stage, state, check):
     try: ready = check(state)
     except Explained: raise
     except Exception as e:   # of a stage that has no form
-        raise StateError(type(stage).__name__, 'a saved state that it can\'t read', f'{type(e).__name__}: {e}',
+        raise StateError(type(stage).__name__, 'a saved state that it can\'t read', in_words(e),
             remedy='another version wrote it, or it is damaged') from e
     return state if ready is None else ready
 
@@ -357,7 +357,7 @@ def try_state(
     except Exception: return   # it will be tried when it is restored
     try: twin.load_state_dict(deepcopy(saved))
     except Exception as e:
-        raise StateError(who, f'the {what} refuses its saved state', f'{type(e).__name__}: {e}') from e
+        raise StateError(who, f'the {what} refuses its saved state', in_words(e)) from e
 
 # %% ../nbs/pipe.ipynb #60ce25a1
 class SavedItems(Positioned):
@@ -371,7 +371,7 @@ class SavedItems(Positioned):
         try:
             if self._saves: self.items.load_state_dict(deepcopy(state['own']))
         except Exception as e:
-            raise StateError('Items', 'the source refuses its saved state', f'{type(e).__name__}: {e}') from e
+            raise StateError('Items', 'the source refuses its saved state', in_words(e)) from e
         super().restore(dict(place=state['place']))
     def _rewind(self):
         super()._rewind()
@@ -413,7 +413,7 @@ class _Node:
         try: self.node.reset(loaded and loaded['node'])
         except Exception as e:
             if loaded is None: raise
-            raise StateError('Items', 'the node refuses its saved state', f'{type(e).__name__}: {e}') from e
+            raise StateError('Items', 'the node refuses its saved state', in_words(e)) from e
         if loaded and loaded['over']: self.node.reset()
         self._over = False
         yield from self.node

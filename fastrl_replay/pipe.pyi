@@ -182,7 +182,7 @@ class Pipe(IterDataPipe, Saves):
     def episodes(self, keep: Any = ..., env_id: int = 0, **names) -> Episodes:
         'Rows from arrays of whole episodes, by their `names`: dicts, `.npz`, Parquet, tables of Arrow or Hugging Face'
         ...
-    def offline(self, data, max_steps: float = ..., spaces: Any = None, n_step: int = 1, gamma: float = 1.0) -> Offline:
+    def offline(self, data, max_steps: float = ..., spaces: Any = None, n_step: int = 1, gamma: float = 1.0, last: Any = ...) -> Offline:
         'Fills a replay with recorded rows, from which it then draws; each batch counts as a step'
         ...
     def prefetch(self, ahead: int = 1, device: Any = None) -> Prefetch:

@@ -10,6 +10,7 @@ import os
 from itertools import chain
 from pathlib import Path
 from fastcore.basics import patch
+from ..envs.infos import MASK, SUCCESS
 from ..steps.errors import ArgumentError, ArgumentTypeError, Explained, NoRoom, StateError
 from ..steps.row_dtypes import step_dtype
 from ..data.datasets import is_minari, read_minari
@@ -93,6 +94,7 @@ class Offline(Journal):
         spaces=None, # (observation space, action space) that rows must fit; None: any rows
         n_step:int=1, # rewards of a row
         gamma:float=1., # how much a reward is worth one step later
+        last=(MASK, SUCCESS), # columns that come from the last of these steps, as `NStep` takes them
     ):
         if not getattr(source, 'draws_batches', False) or getattr(source, 'has_source', True): raise ArgumentTypeError(
             'Offline', 'its source', type(source).__name__,
@@ -100,7 +102,7 @@ class Offline(Journal):
         if not isinstance(data, (str,os.PathLike)) and not is_minari(data): raise ArgumentTypeError('Offline', 'data',
             type(data).__name__, 'a path, minari:NAME, or a data set of Minari', 'replay.add(block) for blocks of rows')
         super().__init__(source, max_steps)
-        self.data,self.spaces,self.n_step,self.gamma = data,spaces,n_step,gamma
+        self.data,self.spaces,self.n_step,self.gamma,self.last = data,spaces,n_step,gamma,last
         self._given = dict(spaces=None)   # for the repr
 
     def __iter__(self):
@@ -128,7 +130,7 @@ def fill(self:Offline)->int: # how many rows there are
     blocks = Items(chain([first], rows), at_end='flush')
     before,memory.says = self.source.state_dict(),dict(memory.says, filling=True)
     try:
-        for block in NStep(blocks, self.n_step, self.gamma) if self.n_step > 1 else blocks:
+        for block in NStep(blocks, self.n_step, self.gamma, self.last) if self.n_step > 1 else blocks:
             if len(memory) + len(block) > memory.max_sz: raise NoRoom('Offline', f'more rows in {self.data} than the '
                 'memory has room for', f'max_sz={memory.max_sz:_}', remedy='a larger max_sz')
             self.source.add(block)

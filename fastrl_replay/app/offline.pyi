@@ -23,9 +23,10 @@ class Offline(Journal):
     data: Any
     spaces: Any
     gamma: Any
+    last: Any
     steps: Any
     takes_any_item: bool
-    def __init__(self, source, data, max_steps: float = ..., spaces: Any = None, n_step: int = 1, gamma: float = 1.0) -> None: ...
+    def __init__(self, source, data, max_steps: float = ..., spaces: Any = None, n_step: int = 1, gamma: float = 1.0, last: Any = ...) -> None: ...
     def __iter__(self) -> Iterator[Any]: ...
     def fill(self) -> int:
         'Let the memory have the recorded rows'

@@ -19,6 +19,7 @@ from gymnasium.vector import VectorEnv
 from ..steps.settings import SettingsError, nearest, setting_text, shipped
 from ..steps.row_dtypes import differing_columns, row_places, saved_dtype
 from ..envs.checks import as_float32
+from ..envs.infos import MASK, SUCCESS
 from ..envs.stepper import GymStepper
 from ..learning.evaluation import evaluate, play
 from ..learning.video import recording
@@ -252,7 +253,8 @@ def _counted(self:Agent, steps, s):
 def _build_offline(self:Agent, s, spaces):
     "From recorded rows to the learner: n-step rows are made when they are read"
     self.pipe = self.builder.chain(None, self.model, _with_objects({**s, 'n_step':1}, None))
-    self.journal = Offline(self.pipe.source, recorded(s), s['steps'], spaces, s['n_step'], s['gamma'])
+    last = MASK,SUCCESS,*(named_info(s.get('info', 'none')) or ())   # as `row_batches` has them
+    self.journal = Offline(self.pipe.source, recorded(s), s['steps'], spaces, s['n_step'], s['gamma'], last)
 
 # %% ../../nbs/app/recipes.ipynb #e11e52fe
 def chosen_device(

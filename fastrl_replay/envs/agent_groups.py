@@ -7,7 +7,7 @@ __all__ = ['SharedEnv', 'GroupEnv', 'GroupSteps', 'AgentGroups']
 
 # %% ../../nbs/envs/agent_groups.ipynb #0d7cd2b2
 from collections import deque
-from .agents import is_parallel
+from .agents import Rounds, is_parallel
 from .envstate import decode, encode
 from .stepper import GymStepper
 from ..pipe import Pipe
@@ -19,10 +19,10 @@ from ..steps.states import block, checked, listed
 class SharedEnv:
     "A parallel environment that several groups of agents step together"
     def __init__(self, parallel, seed=None):
-        self.parallel,self.seed,self.over = parallel,seed,True
+        self.parallel,self.seed,self.first_seed,self.over = parallel,seed,seed,True
         self.round = self.turn = 0   # how often it was reset, and stepped
         self.offers,self.came,self.first = {},None,None
-        self.others = {}   # group → a function that steps it
+        self.others,self.steppers = {},{}   # group → a function that steps it; its `GymStepper`
 
     def reset(self):
         self.first = self.parallel.reset() if self.seed is None else self.parallel.reset(seed=self.seed)
@@ -41,27 +41,36 @@ class SharedEnv:
         except BaseException: self.offers,self.over = {},True; raise   # a new episode begins for all
         return self.came
 
+    def open(self):
+        "Let each group be where it was saved, before one of them steps"
+        if not self.offers:
+            for stepper in self.steppers.values(): stepper.open()
+
     def _step_all(self):
         offers,self.offers = self.offers,{}
         self.came = self.parallel.step({agent: a for offer in offers.values() for agent,a in offer.items()})
         self.turn,self.over = self.turn + 1,not self.parallel.agents
 
 # %% ../../nbs/envs/agent_groups.ipynb #a6206ac1
-class GroupEnv:
+class GroupEnv(Rounds):
     "What a group of agents sees of a shared environment"
     def __init__(self, shared, name, agents):
         self.shared,self.name,self.possible_agents,self.round = shared,name,list(agents),0
 
     agents = property(lambda self: [a for a in self.shared.parallel.agents if a in self.possible_agents])
     stale = property(lambda self: self.round != self.shared.round)   # was it reset by another group?
-    over = property(lambda self: self.stale or self.shared.over)
+    broken = ready = property(lambda self: self.stale or self.shared.over)
     def observation_space(self, agent): return self.shared.parallel.observation_space(agent)
     def action_space(self, agent): return self.shared.parallel.action_space(agent)
     def step(self, actions): return self.shared.step(self.name, actions)
     def close(self): self.shared.parallel.close()
 
+    def begin(self): self.shared.over,self.shared.seed = True,self.shared.first_seed
+    def leave(self, seed=None): self.shared.over,self.shared.seed = True,seed
+    def encoded_parts(self): return dict(env=self.shared.parallel)
+
     def reset(self, seed=None, options=None):
-        if not self.stale: self.shared.reset()
+        if self.shared.over: self.shared.reset()   # with one seed for all groups
         self.round = self.shared.round
         return self.shared.first
 
@@ -92,6 +101,7 @@ class GroupSteps(Pipe):
         "Step the environment, with all groups"
         if len(self.waiting) >= self.most: raise ArgumentError('AgentGroups', f'blocks of {self.name!r} that wait',
             len(self.waiting), f'at most {self.most}', 'iterate the chains of all groups, in turn')
+        self.source.source.shared.open()
         steps = self.source.once()
         if steps is not None: self.waiting.append(steps)
 
@@ -118,7 +128,7 @@ class AgentGroups:
             own = None if seed is None else seed + first
             stepper = GymStepper(GroupEnv(self.shared, name, agents), (policies or {}).get(name), own, **kwargs)
             self.pipes[name],first = GroupSteps(stepper, name),first + len(agents)
-            self.shared.others[name] = self.pipes[name].step
+            self.shared.others[name],self.shared.steppers[name] = self.pipes[name].step,stepper
 
     def __getitem__(self, name)->GroupSteps: return self.pipes[name]
     def __repr__(self): return f'AgentGroups({self.shared.parallel!r}, {[*self.pipes]})'

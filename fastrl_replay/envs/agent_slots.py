@@ -9,6 +9,7 @@ __all__ = ['AgentsSlot']
 import numpy as np
 from fastcore.basics import patch
 from gymnasium.vector.utils import create_empty_array
+from .agents import Rounds
 from .checks import as_flag, as_number, check_shape
 from .slots import Slot
 from ..steps.errors import ArgumentError
@@ -25,23 +26,25 @@ class AgentsSlot(Slot):
         self.there,self.fresh = np.zeros(n, bool),np.ones(n, bool)   # who acts next; whose memory must begin anew
         self.counts,self.totals,self.moment = np.zeros((n,2), np.int32),np.zeros(n),0   # episode, step
         self.tuple_obs,self.made = tupler(env.single_observation_space),{}
+        self.rounds = env.parallel if isinstance(env.parallel, Rounds) else Rounds()
+        self.rounds.begin()
 
     idle = property(lambda self: ~self.there)   # does it matter what a policy says?
     def stands(self, i): return self.counts[i]
     def entries(self): return self.made
+    broken = property(lambda self: self.rounds.broken and bool(self.there.any()))   # did others end their episodes?
     def leave(self):
         "End all their episodes; new ones begin"
-        self.counts[self.there & (self.counts[:,1] == 0),0] -= 1   # those without a row don't count
-        self.there[:],self.fresh[:] = False,True
+        self._end()
+        self.rounds.leave()
+    def begin_anew(self, saved, seed):
+        super().begin_anew(saved, seed)
+        self.rounds.leave(self.seed)
 
     def where(self, e):
         here,last = [self.names[p] for p in np.flatnonzero(self.there)],self.env_id + self.n - 1
         who = f'the environment of agents {self.env_id} to {last} ({", ".join(map(str, here)) or "none is there"})'
         return who,f'episodes {self.counts[:,0].tolist()}',(self.counts[:,1] + 1).tolist()
-
-    def _see(self, place, obs):
-        check_shape(obs, self.observation_space, f'observation of agent {self.names[place]!r}')
-        map_leaves(lambda kept, x: kept.__setitem__(place, x), self.obs, obs)
 
 # %% ../../nbs/envs/agent_slots.ipynb #543a3ca0
 @patch
@@ -56,13 +59,23 @@ def _place(self:AgentsSlot, name):
     self.names[place] = name
     return place
 
+@patch
+def _see(self:AgentsSlot, place, obs):
+    check_shape(obs, self.observation_space, f'observation of agent {self.names[place]!r}')
+    map_leaves(lambda kept, x: kept.__setitem__(place, x), self.obs, obs)
+
 # %% ../../nbs/envs/agent_slots.ipynb #6468d9f1
 @patch
 def begin(self:AgentsSlot, state):
     "Be ready to act: reset the environment where no agent is there"
-    if getattr(self.env.parallel, 'stale', False): self.leave()   # another group has reset it
-    if not self.there.any() and getattr(self.env.parallel, 'over', True): self._reset()
+    if self.broken: self._end()
+    if self.rounds.ready and not self.there.any(): self._reset()
     put(state, self.obs)
+
+@patch
+def _end(self:AgentsSlot):
+    self.counts[self.there & (self.counts[:,1] == 0),0] -= 1   # those without a row don't count
+    self.there[:],self.fresh[:] = False,True
 
 @patch
 def _reset(self:AgentsSlot):
@@ -70,7 +83,7 @@ def _reset(self:AgentsSlot):
     obs,infos = parallel.reset() if self.seed is None else parallel.reset(seed=self.seed)
     if self.obs is None: self.obs = create_empty_array(self.observation_space, self.n, fn=np.zeros)
     self._join(obs, infos, ())
-    if not self.there.any() and getattr(parallel, 'over', True): raise ArgumentError('GymStepper',
+    if self.rounds.ready and not self.there.any(): raise ArgumentError('GymStepper',
         'agents after a reset', parallel.agents, 'at least one, with its observation')
     self.seed = None
 

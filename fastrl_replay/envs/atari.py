@@ -40,6 +40,8 @@ class SavedGame(gym.Wrapper):
             env = env.env
         return found
 
+    def encoded_parts(self): return {'.'.join(['env']*(i+1)): own for i,(_,own) in enumerate(self._within())}
+
     def load_state_dict(self, state:dict):
         "Go on where another game stood"
         form = dict(game=array(np.uint8, None), random=generator, within=listed(encoded, len(self._within())))

@@ -62,6 +62,7 @@ def _parts_of(x):
     "Pairs of a name and a part"
     if type(x) in (list,tuple,deque): return enumerate(x)
     if type(x) is dict: return x.items()
+    if hasattr(type(x), 'encoded_parts'): return x.encoded_parts().items()   # by its own state_dict
     is_env = isinstance(x, (gym.Env,VectorEnv)) or is_parallel(x)
     return vars(x).items() if is_env and not hasattr(type(x), 'state_dict') else ()
 

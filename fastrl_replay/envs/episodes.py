@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_STEPS', 'RowLayout', 'places_of', 'row_ends',
-           'goes_on', 'note_row', 'refuse_drawn', 'CountersCheck', 'ColumnsGate', 'refuse_nan', 'BlockGate']
+           'goes_on', 'note_row', 'refuse_drawn', 'CountersCheck', 'ColumnsGate', 'plain_rows', 'refuse_nan',
+           'BlockGate']
 
 # %% ../../nbs/envs/episodes.ipynb #105b4341
 import numpy as np
@@ -151,7 +152,12 @@ class ColumnsGate:
         self.same = None if self.counters else rows.dtype
 
 # %% ../../nbs/envs/episodes.ipynb #e90614c8
-def _plain_rows(who, steps, remedy):
+def plain_rows(
+    who:str, # the stage or memory, for errors
+    steps, # a block, or one row
+    remedy:str, # what to do about blocks of other shapes
+)->np.ndarray: # 1-D and contiguous
+    "The rows of a block"
     if not isinstance(steps, Steps): raise ArgumentTypeError(who, 'a block of rows', type(steps).__name__,
         'Steps', 'Steps(rows) with rows from step_dtype')
     rows = steps.rows
@@ -196,7 +202,7 @@ class BlockGate(ColumnsGate):
 
     def check(self, steps:Steps)->tuple: # the rows, 1-D and contiguous, and their layout
         "The rows of a block, or one row, that may be taken"
-        rows = _plain_rows(self.who, steps, self.shape_remedy)
+        rows = plain_rows(self.who, steps, self.shape_remedy)
         layout = self.layout_of(rows.dtype)
         _check_environments(self.who, rows)
         if self.refuses: self.refuses(rows)

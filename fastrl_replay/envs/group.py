@@ -19,7 +19,7 @@ from .infos import InfoColumns
 from .slots import SLOT, SingleSlot, Slots
 from .vector_slots import COUNTED, VectorSlot
 from ..steps.core import Steps, pack, unpack
-from ..steps.errors import ActionError, ArgumentError, EnvError, StateError
+from ..steps.errors import ActionError, ArgumentError, EnvError, StateError, in_words
 from ..steps.nested import fields_of, map_leaves, nested_dtype, put
 from ..steps.row_dtypes import step_dtype
 from ..steps.states import block, listed, maybe
@@ -127,6 +127,7 @@ class EnvGroup:
         raw = np.zeros(self.n*table.dtype.itemsize, np.uint8)   # zeros, or padding would hold what lay there before
         rows = np.ndarray(self.n, table.dtype, raw)   # faster than np.zeros(n, dtype)
         state = rows['state']
+        if self.acting.hidden is not None: self._forget_broken()
         for slot,start in self.pairs:
             try: slot.begin(state if self.single else state[start:start+slot.n])
             except Exception as e: raise _failed(slot, 'could not be reset', e) from e
@@ -159,9 +160,15 @@ def _act(self:EnvGroup, rows, actions, hidden): # hidden: of the policy, after i
         if said: raise
         raise error from e
 
+@patch
+def _forget_broken(self:EnvGroup):
+    "Where others ended an episode, the policy forgets it, before the next one begins"
+    if any(l.broken for l in self.slots):
+        self.acting.forget(np.concatenate([np.full(l.n, l.broken) for l in self.slots]))
+
 def _failed(slot, what, e):
     who,episode,step = slot.where(e)
-    return EnvError('GymStepper', f'{who} {what} in {episode}, step {step}', f'{type(e).__name__}: {e}')
+    return EnvError('GymStepper', f'{who} {what} in {episode}, step {step}', in_words(e))
 
 # %% ../../nbs/envs/group.ipynb #10067126
 @patch

@@ -17,8 +17,8 @@ from ..pipe import Pipe
 from ..steps.core import Steps, pack, same_fields
 from ..steps.errors import ArgumentTypeError, BlockError, problem
 from ..steps.nested import fields_of, nested_dtype
-from ..steps.row_dtypes import column_dtype, step_dtype
-from ..steps.states import block, checked, flag, integer, listed, real, row
+from ..steps.row_dtypes import column_dtype, dtype_spec, step_dtype
+from ..steps.states import Misfit, block, checked, flag, integer, listed, maybe, real, row, row_dtype
 from .episodes import BlockGate, refuse_nan
 from .numbering import MAX_ENVS
 from .vector_slots import COUNTED, as_mode, count_steps
@@ -286,9 +286,15 @@ def done(self:StepRows):
     self._totals.reverse()
     self._ended = self._outcome == 1   # and no row was left out
     self._new_ids = set()
-    if self.rows is self._new: return
-    self.rows,self._names = self._new,[k for k in self._new.dtype.names if k not in _COUNTED]
-    self._one = OneRow(self.rows, self._names) if OneRow.fits(self.rows) else None
+    if self.rows is not self._new: self.like(self._new)
+
+@patch
+def like(self:StepRows,
+    rows:np.ndarray, # of the steps that came last, or others of their kind
+):
+    "Expect steps like these from now on"
+    self.rows,self._names = rows,[k for k in rows.dtype.names if k not in _COUNTED]
+    self._one = OneRow(rows, self._names) if OneRow.fits(rows) else None
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f071
 @patch
@@ -360,15 +366,24 @@ def snapshot(self:OwnSteps):
     stands = self._rows.stands().items()   # of an episode that is over, the next one
     counts = [[e, episode + over, 0 if over else step, 0. if over else total, bool(over)]
         for e,(episode,step,over,total) in stands]
-    return dict(counts=counts, waiting=[pack(b) for b in self._waiting])
+    dtype = None if self._rows.rows is None else dtype_spec(self._rows.rows.dtype)
+    return dict(counts=counts, waiting=[pack(b) for b in self._waiting], dtype=dtype)
 
 @patch
 def check_state(self:OwnSteps, state):
-    form = dict(counts=listed(row(integer(), integer(), integer(), real(), flag)), waiting=listed(block))
-    return checked('OwnSteps', form, state)
+    form = dict(counts=listed(row(integer(), integer(), integer(), real(), flag)), waiting=listed(block),
+        dtype=maybe(_counted_dtype))
+    return checked('OwnSteps', form, {'dtype': None, **state} if isinstance(state, dict) else state)
+
+def _counted_dtype(x): # a form
+    dtype,want = row_dtype(x),step_dtype(_ANY, _ANY)
+    wrong = [k for k in want.names if k not in dtype.names or k in COUNTED and dtype[k] != want[k]]
+    if wrong: raise Misfit(f'a dtype of rows, column {wrong[0]!r}', 'as add_step makes it')
+    return dtype
 
 @patch
 def restore(self:OwnSteps, state):
     self._fresh()
     self._rows.others = {e: (episode - over, step, int(over), total) for e,episode,step,total,over in state['counts']}
     self._waiting.extend(state['waiting'])
+    if state['dtype'] is not None: self._rows.like(np.zeros(1, state['dtype']))

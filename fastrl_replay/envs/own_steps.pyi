@@ -52,6 +52,9 @@ class StepRows:
     def done(self) -> Any:
         'The rows that were made last were taken: they count'
         ...
+    def like(self, rows: ndarray) -> Any:
+        'Expect steps like these from now on'
+        ...
 
 class OwnSteps(Pipe):
     'The first stage of a chain whose steps come from your own loop'

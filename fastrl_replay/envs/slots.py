@@ -23,6 +23,7 @@ from ..steps.states import exactly, integer, listed, maybe, row, text
 class Slot:
     "An environment or a vector of them, as a group of environments steps it"
     n,lags,assumed,cut,columns = 1,0,False,False,{}   # columns: that only rows of this kind of slot have
+    broken = False   # was its episode ended by others who step the environment?
     def __init__(self,
         env,
         env_id,

@@ -19,7 +19,7 @@ from .vector_slots import as_mode
 from fastrl_replay.pipe import (IterDataPipe, MapDataPipe, Positioned, WorkerInfo, as_pipe, stage, try_state,
     worker_info)
 from ..steps.core import Steps
-from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, problem
+from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, in_words, problem
 from ..steps.states import anything, checked, integer, listed, row
 
 # %% ../../nbs/envs/stepper.ipynb #9c0cfe27
@@ -127,7 +127,7 @@ def _go_on(self:GymStepper, group):
         if group.first_id in saved: group.restore(saved[group.first_id])
     except StateError: raise
     except Exception as e:   # of an environment's own, or a space's
-        raise StateError('GymStepper', "saved environments that these can't go on from", f'{type(e).__name__}: {e}',
+        raise StateError('GymStepper', "saved environments that these can't go on from", in_words(e),
             remedy='build the pipe that was saved; or the state is damaged') from e
 
 # %% ../../nbs/envs/stepper.ipynb #7566906e

@@ -48,6 +48,7 @@ def evaluate(
     episodes:int=20, # how many are played, each in an environment of its kind
     seed:int=0, # environment `i` gets `seed + i`
     record=None, # a file .mp4 or .gif for a video of the first episode
+    **kwargs, # of `GymStepper`, as in training: info, clip, float32, autoreset_mode
 )->np.ndarray: # their returns
     "Returns of episodes that a policy plays without learning"
     n = whole('evaluate', 'episodes', episodes, 1)
@@ -58,7 +59,7 @@ def evaluate(
     elif isinstance(env, (list,tuple)): source,envs = list(env),len(env)
     elif isinstance(env, gym.Env): source,envs = [env],1
     else: source,envs = [env]*n,n
-    with recording(record) as filmed: return play(GymStepper(filmed(source), policy, seed), envs, n)[0]
+    with recording(record) as filmed: return play(GymStepper(filmed(source), policy, seed, **kwargs), envs, n)[0]
 
 # %% ../../nbs/learning/evaluation.ipynb #a31c0f01
 def decimals(

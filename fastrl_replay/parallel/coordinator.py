@@ -17,7 +17,7 @@ from .engines import look_into
 from ..pipe import WorkerInfo
 from ..replay.due_batches import as_fraction
 from ..steps.batches import each_of
-from ..steps.errors import Explained, NotEnoughRows, StaleKey, StateError, problem, whole
+from ..steps.errors import Explained, NotEnoughRows, StaleKey, StateError, in_words, problem, whole
 from ..steps.files import write_whole
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f0007
@@ -244,7 +244,7 @@ async def ask(self:Coordinator, rank, limit, method, *args):
             'it is busy, or restarts', remedy='call again with the same block, which is not added twice; or give '
             'the cluster room for it')
     try: result,status = asked.result()
-    except Exception as e: raise ServiceError(self.name, f'shard {rank} failed', f'{type(e).__name__}: {e}') from None
+    except Exception as e: raise ServiceError(self.name, f'shard {rank} failed', in_words(e)) from None
     if status is not None: self._update_status(rank, status)
     if isinstance(result, Exception): raise result
     return result

@@ -17,7 +17,7 @@ import cloudpickle, numpy as np, torch
 from fastcore.basics import patch
 from torch import nn
 from ..steps.core import Steps, replay_of, set_replay
-from ..steps.errors import ArgumentError, ArgumentTypeError, Explained, StateError, problem
+from ..steps.errors import ArgumentError, ArgumentTypeError, Explained, StateError, in_words, problem
 from ..envs.envstate import decode, encode, encoded
 from ..pipe import Pipe, WorkerInfo
 from ..replay.replay import Replay
@@ -48,7 +48,7 @@ def outline(x)->tuple: # bytes, and the tensors in the order of their numbers
     pickler = _Outline(file)
     try: pickler.dump(x)
     except Exception as e: raise ArgumentTypeError('Parallel', "the chain above it can't be sent to workers",
-        f'{type(e).__name__}: {e}', 'stages, environments and a policy that pickle',
+        in_words(e), 'stages, environments and a policy that pickle',
         'give the stepper an id or a function, so that each worker makes its own environments') from e
     return file.getvalue(),[t for _,t in pickler.tensors.values()]
 
@@ -151,7 +151,7 @@ class ChainCopy(Pipe):
 
 def format_error(e)->str:
     "An error and where it was raised, as text"
-    return f'{type(e).__name__}: {e}\n\n' + ''.join(traceback.format_exception(e))
+    return f'{in_words(e)}\n\n' + ''.join(traceback.format_exception(e))
 
 def generators()->dict: # plain data and a tensor
     "Where the generators stand that are shared by the whole process"

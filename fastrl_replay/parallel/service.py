@@ -36,6 +36,10 @@ def _actor_names(ray):
 
 def _cluster(address): return RayEngine(address=address or 'auto').cluster
 
+def _check_name(who, what, name):
+    if not isinstance(name, str) or not name or '/' in name: raise ArgumentError(who, what, repr(name),
+        "a text without '/'")
+
 def _find_coordinator(ray, name):
     "Its handle, or an error that names the services that there are"
     try: return ray.get_actor(name, namespace=_NAMESPACE)
@@ -55,6 +59,7 @@ class Service(Inspectable, Pipe):
         limit:float=60., # seconds that a call waits, for rows or for draws
         address:str=None, # of the cluster; None: the one that this program is connected to, or the one that runs here
     ):
+        _check_name('connect', 'name', name)
         super().__init__()
         self.name,self.limit,self.address = name,number('connect', 'limit', limit),address
         self._fresh()
@@ -253,8 +258,7 @@ def serve(self:Replay,
 # %% ../../nbs/parallel/service.ipynb #abf0bc42
 def _check_served(replay, who, name):
     "Raise where a replay can't be served"
-    if not isinstance(name, str) or not name or '/' in name: raise ArgumentError(who, 'serve: name', repr(name),
-        "a text without '/'")
+    _check_name(who, 'serve: name', name)
     if replay.has_source: raise ArgumentError(who, 'serve: it has a source', type(replay.source).__name__,
         'source=None', 'let collectors run the chain above it, and add its blocks to connect(name)')
     if replay.memory.inserted if replay.memory.is_open else 0: raise ArgumentError(who, 'serve: it has rows',

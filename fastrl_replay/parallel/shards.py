@@ -29,7 +29,8 @@ def as_feedback(
     n,flat = len(keys),np.array(as_float64(who, td))
     shape = np.shape(td)
     td = flat.reshape(shape) if shape[:1] == (n,) else flat
-    if len(td) != n: raise ArgumentError(who, 'update_priorities: TD errors', td.size, f'{n}, one for each key',
+    if len(td) != n: raise ArgumentError(who, 'update_priorities: TD errors', td.size if len(shape) < 2 else [*shape],
+        f'{n}, one for each key' if len(shape) < 2 else f'[{n}, …]: as many as keys',
         "the batch's `index`, and an error for each of its rows")
     return keys,td
 

@@ -14,6 +14,8 @@ class _Turns(SavedWorkers):
 
 ENGINES: dict
 
+MAX_WORKERS: int
+
 def as_engine(engine, method: str | None = None, address: str | None = None) -> Any:
     'An engine, where a name may stand for it'
     ...

@@ -12,7 +12,8 @@ from ..steps.compiled import bytes_at, floats_at, ints_at, memmove, njit
 from ..steps.core import Steps, refuse_flags
 from ..steps.errors import BlockError, StateError, number, whole
 from ..steps.row_dtypes import dtype_spec, extend_dtype, padding, row_places
-from ..envs.episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, CountersCheck, RowLayout, refuse_drawn
+from fastrl_replay.envs.episodes import (SIZE, TERMINATED, TRUNCATED, BlockGate, CountersCheck, RowLayout, plain_rows,
+    refuse_drawn)
 from ..envs.infos import MASK, SUCCESS
 from ..pipe import Pipe, stage
 from ..steps.states import anything, array, checked, flag, integer, maybe, real, row_dtype
@@ -186,14 +187,12 @@ def _restored(stage, state):
     return new
 
 # %% ../../nbs/stages/nstep.ipynb #e4945431
-def _checked_rows(rows): # 1-D
-    "Rows of which some can be left out"
-    if rows.ndim > 1: raise BlockError('NSkip', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
-        _BEFORE)
-    refuse_drawn('NSkip', rows.dtype)
-    _refuse_merged('NSkip', rows.dtype, {'discount','n'} <= set(rows.dtype.names))
-    row_places('NSkip', rows.dtype, dict(step_n='i4', terminated='?', truncated='?'))
-    return rows.reshape(-1)
+def _check_columns(dtype):
+    "Raise where none of such rows can be left out"
+    refuse_drawn('NSkip', dtype)
+    _refuse_merged('NSkip', dtype, {'discount','n'} <= set(dtype.names))
+    row_places('NSkip', dtype, dict(step_n='i4', terminated='?', truncated='?'))
+    return dtype
 
 # %% ../../nbs/stages/nstep.ipynb #e494543f
 @stage('n_skip')
@@ -220,8 +219,8 @@ class NSkip(Pipe):
         steps:Steps, # a block
     )->Steps: # those of its rows that are kept, perhaps none
         "What is kept of a block"
-        rows = steps.rows
-        if rows.ndim != 1 or rows.dtype is not self._known: rows,self._known = _checked_rows(rows),rows.dtype
+        rows = plain_rows('NSkip', steps, _BEFORE)
+        if rows.dtype is not self._known: self._known = _check_columns(rows.dtype)
         if self._counters: self._counters = self._counters.after(rows)
         step = rows['step_n']
         keep = ((step - 1)%self.n == 0) | (step == 0) | rows['terminated'] | rows['truncated']

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['problem', 'Explained', 'ArgumentError', 'ArgumentTypeError', 'StateError', 'BlockError', 'NotEnoughRows',
            'ActionError', 'EnvError', 'StaleKey', 'NoRoom', 'whole', 'did_you_mean', 'number', 'choice',
-           'not_installed', 'outside']
+           'not_installed', 'outside', 'in_words']
 
 # %% ../../nbs/steps/errors.ipynb #5e075225
 import difflib, sys
@@ -78,8 +78,9 @@ def number(
     remedy:str=None, # what to do about a wrong one
 )->float: # as Python's own
     "`x` as a number; an `ArgumentError` where it is none"
-    good = hasattr(x, '__float__') and not isinstance(x, (str,bool,np.bool_))
-    if good and low <= float(x) < np.inf and (high is None or float(x) <= high): return float(x)
+    try: value = float(x) if hasattr(x, '__float__') and not isinstance(x, (str,bool,np.bool_)) else np.nan
+    except Exception: value = np.nan   # of several numbers, or one that is too large
+    if low <= value < np.inf and (high is None or value <= high): return value
     there = f'{low:g} or more' if high is None else f'{low:g} to {high:g}'
     raise ArgumentError(who, what, repr(x), f'a number, {there}', remedy)
 
@@ -107,3 +108,11 @@ def outside()->int:
     frame,n = sys._getframe(1),1
     while frame.f_back and 'fastrl_replay' in frame.f_globals.get('__name__', ''): frame,n = frame.f_back,n+1
     return n
+
+# %% ../../nbs/steps/errors.ipynb #95a43362
+def in_words(
+    e:BaseException, # any
+)->str:
+    "The class of an error, and what it says"
+    try: return f'{type(e).__name__}: {e}'
+    except Exception as other: return f'{type(e).__name__}: its __str__ raised {type(other).__name__}'

@@ -62,3 +62,7 @@ def not_installed(who: str, what: str, extra: str, kind: type = ..., got: Any = 
 def outside() -> int:
     'How far up the first caller is that is not of this library'
     ...
+
+def in_words(e: BaseException) -> str:
+    'The class of an error, and what it says'
+    ...

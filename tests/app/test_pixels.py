@@ -397,6 +397,20 @@ def test_damaged_games():
     for wrong in {}, dict(game=state['game']), {**state, 'random': 5}, {**state, 'within': []}, {**state, 'within': [{'kind': 'dict', 'items': []}]*len(state['within'])}: assert 'SavedGame' in error(inner.load_state_dict, wrong)
     inner.load_state_dict(state)
 
+def _clipped(r): return max(-1., min(1., r))
+def _scaled(r): return r/10
+
+def test_a_game_within_whose_wrappers_another_function_is_begins_anew():
+    "A function of a wrapper below the one that saves the game counts, as one of a wrapper above does"
+    register_games()
+    def stepper(f): return GymStepper(atari(gym.wrappers.TransformReward(gym.make('ALE/Pong-v5', frameskip=1, repeat_action_probability=0), f)), seed=0)
+    one, same_one, other = stepper(_clipped), stepper(_clipped), stepper(_scaled)
+    for _ in islice(one, 5): pass
+    state = through_file(one.state_dict())
+    for pipe in same_one, other: pipe.load_state_dict(state)
+    assert next(iter(same_one)).step_n.tolist() == [6]
+    with pytest.warns(UserWarning, match=r'func is another one; got _scaled .*expected _clipped'): assert next(iter(other)).step_n.tolist() == [1]
+
 @pytest.mark.parametrize('module,package', [('ale_py', 'ale-py'), ('cv2', 'opencv-python-headless')])
 def test_without_the_extra(module, package, monkeypatch, capsys, tmp_path):
     "A line that says what to install; nothing is left behind"

@@ -6,7 +6,8 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from fastrl_replay.all import *
-from fastrl_replay.pipe import as_worker
+from fastrl_replay.pipe import Items, as_worker
+from fastrl_replay.app.offline import Offline
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.app.run_files import read_metrics
@@ -236,6 +237,40 @@ def test_taxi_masked_acts_among_what_is_allowed():
     rows = Steps.cat(list(islice(agent.stepper, 300)))
     follows = rows.step_n[1:] > 1
     assert rows.action_mask[:-1].gather(1, rows.action[1:,None])[:,0][follows].all()
+
+@pytest.mark.parametrize('several', [False, True])
+def test_a_policy_is_evaluated_with_the_mask_it_was_trained_with(several):
+    "By evaluate(info=…), for one environment, for some, and for random actions; rounded observations as in training"
+    env = SyncVectorEnv(told()) if several else first_of
+    returns = evaluate(first_allowed, env, 4, **(dict(autoreset_mode='next_step') if several else {}), info=KEPT, float32=True)
+    assert (returns == evaluate(lambda s: [0]*len(s), env, 4)).all()
+    asked = []
+    def asks(state, mask=None):
+        asked.append(mask)
+        return [0]*len(state)
+    evaluate(asks, env, 2, info='action_mask')
+    assert all(m is not None and m.any(1).all() for m in asked)
+    with pytest.raises(EnvError, match="entry 'level'"): evaluate(asks, env, 2, info='level')
+
+def test_recorded_rows_are_merged_as_those_of_a_chain(tmp_path):
+    "Each entry of info comes from the last step, in a chain and from data: by .offline(last=…), and by a recipe's info"
+    told_all, at = dict(KEPT, level=0), ('episode_n', 'step_n')
+    class Level(Told):
+        def step(self, action):
+            *out, info = super().step(action)
+            return *out, dict(info, level=int(out[0][0]))
+    blocks = list(islice(GymStepper(lambda: Level(**SCRIPTS[0]), first_allowed, info=told_all), 40))
+    rows = Steps.cat(blocks)
+    kept = ExperienceReplay(None, 1, 100, store=Rows(str(tmp_path/'rows')))
+    kept.add(rows)
+    kept.close()
+    want = Steps.cat(list(NStep(Items(blocks, at_end='flush'), 3, .9, ('action_mask', 'is_success', 'level'))))
+    assert (want.level == want.next_state[:, 0]).all()
+    mine = Offline(ExperienceReplay(None, 1, 100), str(tmp_path/'rows'), n_step=3, gamma=.9, last=('action_mask', 'is_success', 'level'))
+    agent = Agent(recipe('cartpole', **{**TINY, 'info':'action_mask, is_success=no, level=0', 'n_step':3, 'gamma':.9, 'data':str(tmp_path/'rows')}).settings)
+    agent.open_memory()
+    mine.fill()
+    for replay in mine.source, agent.memory: assert (np.sort(replay.memory[:].rows, order=at) == np.sort(want.rows, order=at)).all()
 
 @pytest.mark.slow
 def test_taxi_masked_learns():

@@ -3,6 +3,7 @@ import io, pickle
 import numpy as np, pytest, torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from fastrl_replay.all import *
+from fastrl_replay.testing import same, through_file
 
 def rows_of(memory):
     rows = memory[:].rows
@@ -340,3 +341,20 @@ def test_groups_that_change_are_counted_one_by_one(seed):
 def through(state):
     torch.save(state, file := io.BytesIO())
     return file.getvalue()
+
+def test_a_restored_chain_takes_steps_of_the_saved_kind():
+    "Another shape, kind or column is refused by the first step already, and nothing is counted; what a memory holds is of one kind"
+    own = OwnSteps()
+    own.add_step(np.zeros(1, np.float32), 1, 1., np.ones(1, np.float32), False, logp=.5)
+    list(own)
+    state = through_file(own.state_dict())
+    again = OwnSteps()
+    again.load_state_dict(state)
+    zeros = dict(obs=np.zeros(1, np.float32), action=1, reward=1., next_obs=np.ones(1, np.float32), terminated=False, logp=.5)
+    for wrong, says in ((dict(obs=np.zeros(2), next_obs=np.zeros(2)), 'state: another shape'), (dict(action=.5), 'action: another kind'), (dict(more=1.), 'with more'),
+            (dict(obs=np.zeros((2, 3, 1)), next_obs=np.zeros((2, 3, 1)), reward=np.zeros(2)), 'another shape')):
+        with pytest.raises(BlockError, match=f'OwnSteps: .*{says}'): again.add_step(**{**zeros, **wrong})
+    for pipe in own, again: pipe.add_step(**zeros); pipe.add_step(**{k: np.stack([v]*2) for k, v in zeros.items()}, env_id=4)
+    assert same(list(own), list(again)) and same(own.state_dict(), again.state_dict())
+    del state['own']['dtype']   # of an older version
+    OwnSteps().load_state_dict(state)

@@ -582,3 +582,22 @@ def test_another_engine_needs_no_other_room():
     try: assert blocks('process') == blocks('here') == blocks(Here())
     finally: del ENGINES['here']
     with pytest.raises(ValueError, match="Parallel: engine; got 'cloud'; expected .*process"): GymStepper(short, zeros).parallel(2, engine="cloud")
+
+class Wordless(Exception):
+    def __str__(self): return self.missing
+
+class FailsWordlessly(gym.Wrapper):
+    def step(self, action): raise Wordless
+
+def wordless(state): raise Wordless
+def fails_wordlessly(): return FailsWordlessly(gym.make('CartPole-v1'))
+
+@pytest.mark.parametrize('source, policy', [('CartPole-v1', wordless), (fails_wordlessly, None)], ids=['policy', 'environment'])
+def test_an_error_whose_text_fails_is_reported(source, policy):
+    "By its class, from a worker and from an environment, which begins anew"
+    with GymStepper(source, policy).parallel(1, **FORK) as pipe:
+        with pytest.raises(WorkerError, match='Wordless: its __str__ raised AttributeError'): next(iter(pipe))
+    if policy is None:
+        stepper = GymStepper(source)
+        for _ in range(2):
+            with pytest.raises(EnvError, match='Wordless: its __str__ raised'): next(iter(stepper))

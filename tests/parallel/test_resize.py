@@ -119,7 +119,7 @@ def test_passes_that_end():
     (lambda: Items([short()]).gym_step().parallel(1), 'environments that come through a pipe')])
 def test_what_cannot_be_resized(make, message):
     with pytest.raises(ValueError, match=message): make().resize(3)
-    with pytest.raises(ValueError, match='a whole number, at least 1'): GymStepper(short).parallel(2).resize(0)
+    with pytest.raises(ValueError, match='a whole number, 1 to 65536'): GymStepper(short).parallel(2).resize(0)
 
 # ---- weights now and then ----
 
@@ -211,3 +211,11 @@ def test_actors_on_ray_join_and_leave_with_machines(cluster):
         pipe.resize(1)
         assert envs([*islice(pipe, 12)][2:]) == [0]*10
         assert pipe.stats()['weights_written'] <= pipe.stats()['items']//4 + 2
+
+def test_more_workers_than_any_machine_has_are_refused_before_anything_changes():
+    pipe = GymStepper(short, zeros).parallel(1, **FORK)
+    for wrong in 1 << 70, 1 << 16 | 1:
+        with pytest.raises(ArgumentError, match='num_workers; got .*; expected a whole number, 1 to 65536'): pipe.resize(wrong)
+        with pytest.raises(ArgumentError, match='num_workers'): GymStepper('CartPole-v1').parallel(wrong)
+    assert pipe.num_workers == 1
+    with pipe: assert len(next(iter(pipe)))

@@ -26,6 +26,11 @@ def block(first, who=1, n=4, envs=2, **columns):
     for k, x in columns.items(): rows[k] = x
     return Steps(rows)
 
+@pytest.mark.parametrize('args, says', [((3,), "connect: name; got 3; expected a text"), (('',), 'connect: name'), (('a/b',), 'connect: name'),
+    (('a', np.inf), 'connect: limit; got inf; expected a number'), (('a', -1), 'connect: limit'), (('a', 10**400), 'connect: limit'), (('a', 'long'), 'connect: limit')], ids=str)
+def test_what_no_service_can_be_called_is_refused_without_a_cluster(args, says):
+    with pytest.raises(ArgumentError, match=says): service.connect(*args)
+
 # ---- without Ray: shards and a coordinator in this process ----
 
 LOOP = asyncio.new_event_loop()

@@ -107,7 +107,7 @@ WRONG = {   # errors for four rows, or four sequences: what is said of them
     'prioritized': {'two of each': (torch.ones(4, 2), 'got 8; expected 4, one for each key'), 'three': ([1., 2., 3.], 'got 3; expected 4, one for each key'),
         'no number, in a column': ([[1], [2], [np.nan], [4]], 'TD error at place 2, for key .*; got nan; expected a finite number')},
     'sequences': {'one of each': (torch.ones(4), r'got \[4\]; expected \[4, 3\]: one for each step after the burn-in. Remedy: those of `batch.train`'),
-        'also of the burn-in': (torch.ones(4, 4), r'got \[4, 4\]; expected \[4, 3\]')}}
+        'also of the burn-in': (torch.ones(4, 4), r'got \[4, 4\]; expected \[4, 3\]'), 'three': (torch.ones(3, 3), r'got \[3, 3\]; expected \[4, …\]: as many as keys')}}
 KINDS = {'complex': (torch.ones(4)*1j, 'got complex64; expected real numbers. Remedy: a tensor or an array of floats'), 'words': (['a']*4, 'got <U1; expected real numbers'),
     'objects': ([{}]*4, r'got array\(\[\{\}, \{\}.*; expected real numbers'), 'of several lengths': ([[1], [2, 3], [4], [5]], r'got \[\[1\], \[2, 3\].*; expected real numbers')}
 

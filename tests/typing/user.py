@@ -42,7 +42,7 @@ noisy = GaussianNoise(actor, box, scale=lambda n: .1/(n + 1))
 bounds = BoxBounds(box)
 print(bounds.to_space(np.zeros((1, 2))), squashed(torch.zeros(1, 4), torch.zeros(1, 2)), policy.eps_now, policy.report())
 returns: np.ndarray = evaluate(policy, 'CartPole-v1', episodes=3, record='video.mp4')
-returns = evaluate(lambda obs: 0, env)
+returns = evaluate(lambda obs: 0, env, info='action_mask')
 loaded = load_policy('runs/cartpole-seed0')
 
 # ---- environments ----
