@@ -6,9 +6,10 @@
 __all__ = ['Opaque', 'constants_in', 'encode', 'decode', 'encoded']
 
 # %% ../../nbs/envs/envstate.ipynb #5c9e777f
-import math, random
-from collections import deque
+import gc, math, random
+from collections import Counter, deque
 from copy import deepcopy
+from functools import lru_cache
 from hashlib import blake2b
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 import gymnasium as gym, numpy as np, torch
@@ -57,6 +58,26 @@ def _named(x, of=()): # of: functions that carry it along
     if type(x) is tuple: return f'({", ".join(_named(v, of) for v in x)})'
     return f'{x}' if type(x) in _PLAIN or isinstance(x, (spaces.Space,np.dtype,AutoresetMode)) else type(x).__name__
 
+# %% ../../nbs/envs/envstate.ipynb #9a292de0
+@lru_cache(256)
+def _names_in(kind):
+    "Names that the methods and properties of a class use"
+    used = [getattr(f, 'fget', f) for c in kind.__mro__ for f in vars(c).values()]
+    return sorted({n for f in used if isinstance(f, FunctionType) for n in f.__code__.co_names})
+
+def _of_class(kind, name): return next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), None)
+
+def _holds(x): # pairs
+    "An object's attributes, but for numbers and texts; later look-ups stay fast"
+    kind,found = type(x),{}
+    held = Counter(id(v) for v in gc.get_referents(x) if v is not kind and type(v) not in _PLAIN)
+    for name in _names_in(kind):
+        if hasattr(_of_class(kind, name), '__get__'): continue   # a method or a property
+        try: v = object.__getattribute__(x, name)
+        except AttributeError: continue
+        if id(v) in held: found[name] = v
+    return (vars(x) if held - Counter(map(id, found.values())) else found).items()
+
 # %% ../../nbs/envs/envstate.ipynb #1c6a54ff
 def _parts_of(x):
     "Pairs of a name and a part"
@@ -64,7 +85,7 @@ def _parts_of(x):
     if type(x) is dict: return x.items()
     if hasattr(type(x), 'encoded_parts'): return x.encoded_parts().items()   # by its own state_dict
     is_env = isinstance(x, (gym.Env,VectorEnv)) or is_parallel(x)
-    return vars(x).items() if is_env and not hasattr(type(x), 'state_dict') else ()
+    return _holds(x) if is_env and not hasattr(type(x), 'state_dict') else ()
 
 def constants_in(
     x, # an environment, or what it holds
