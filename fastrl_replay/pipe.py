@@ -17,7 +17,8 @@ from fastcore.basics import patch
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info   # noqa: F401 (for `generic`)
 from torch.utils.data._utils.collate import default_collate_fn_map
 from .steps.core import Steps
-from .steps.errors import Explained, ArgumentError, ArgumentTypeError, StateError, choice, in_words, problem
+from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, Explained, StateError, choice, in_words,
+    problem)
 from .steps.other_names import NoAttribute, check_names
 from .steps.states import Saves, anything, checked, flag, integer
 
