@@ -13,7 +13,6 @@ from copy import deepcopy
 from functools import partial, wraps
 from itertools import count
 from typing import NamedTuple
-from fastcore.basics import patch
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info   # noqa: F401 (for `generic`)
 from torch.utils.data._utils.collate import default_collate_fn_map
 from .steps.core import Steps
@@ -84,6 +83,118 @@ class Pipe(_Names, Saves):
     def _close(self): "Close what this stage has opened; what is closed already stays closed"
     def _in_worker(self, info): "Be one of several copies"
 
+    def _tell_worker(self):
+        "Let a chain know which copy it is where nothing else tells it, in the workers of a `DataLoader`"
+        info = worker_info()
+        if info is not None and self._worker_here != (os.getpid(), info): self.in_worker(info)
+
+    def _upstream(self): # the nearest `Pipe` that this one continues with, past torch's own pipes
+        p = None if self.reads_anew else upstream(self)
+        while p is not None and not isinstance(p, Pipe): p = upstream(p)
+        return p
+
+    def state_dict(self)->dict: # plain data and tensors; torch.load(weights_only=True) reads it
+        "The state of this stage and of all stages above it"
+        self._tell_worker()
+        return self._chain_state(0)
+
+    def _chain_state(self, begun): # the number of the last pass that was begun below
+        mine = self._valid_iterator_id or 0
+        if mine < begun: self._leave()
+        up,begun = self._upstream(),max(begun, mine)
+        return dict(stage=type(self).__name__, own=self.snapshot(), above=None if up is None else up._chain_state(begun))
+
+    def load_state_dict(self,
+        state:dict, # what `state_dict` gave, from a chain of the same stages
+    ):
+        "Continue, from the next pass on, where the saved chain stood; a state that doesn't fit changes nothing"
+        self._tell_worker()
+        for stage,own in reversed(self.checked_states(state)): stage.restore(own)   # the source may refuse even then
+
+    def checked_states(self,
+        state, # of `state_dict`
+        remote:bool=False, # will a copy in a worker take it?
+    )->list: # of pairs, the last stage first
+        "The stages of this chain, each with what its `restore` takes; an error where a state doesn't fit"
+        up,name = self._upstream(),type(self).__name__
+        if not isinstance(state, dict) or state.keys() != {'stage','own','above'}:
+            raise StateError(name, 'a saved state', type(state).__name__, "a dict of stage, own and above")
+        saved = state['stage'] if type(state['stage']) is str else type(state['stage']).__name__
+        if saved != name: raise StateError(name, 'this state belongs to another stage', saved[:60], name,
+            'build the chain that was saved')
+        if (up is None) != (state['above'] is None):
+            raise StateError(name, 'the chain above it is not as long as the saved one')
+        own = self, _checked_state(self, state['own'], self.check_remote if remote else self.check_state)
+        return [own, *(() if up is None else up.checked_states(state['above'], remote))]
+
+    def __getstate__(self):
+        state = {k:v for k,v in self.__dict__.items() if k not in self._buffers and k != '_valid_iterator_id'}
+        return IterDataPipe.getstate_hook(state) if IterDataPipe.getstate_hook else state
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._fresh()
+
+    def blocks(self):
+        "The items of `source`, each of which must be a `Steps`"
+        for steps in self.source:
+            if not isinstance(steps, Steps): raise ArgumentTypeError(type(self).__name__, 'an item of its source',
+                type(steps).__name__, 'Steps', 'put it after a stage that yields Steps, such as GymStepper')
+            yield steps
+
+    @property
+    def data_ended(self)->bool:
+        "Has this pass come to its end, and does the first stage say that nothing more will come?"
+        up = upstream(self)
+        return getattr(up, 'data_ended', False) if up is None or isinstance(up, Pipe) else Pipe.data_ended.fget(up)
+
+    def open(self):
+        "Open now what the first item would open, the first stage first"
+        self._tell_worker()
+        for s in reversed([*_stages(self, here=True)]): s._open()
+
+    def close(self):
+        "Close what the stages of this chain have opened, the last stage first; a new pass opens again"
+        failures = []
+        for s in _stages(self):
+            try: s._close()
+            except Exception as e: failures.append(e)
+        if failures: raise failures[0]
+
+    def __enter__(self): return self
+
+    def __exit__(self, *error): self.close()
+
+    def __repr__(self): return _show(self)
+
+    def rewind(self):
+        "Let the next pass begin at the start, here and above"
+        for s in _stages(self): s._rewind()
+
+    def in_worker(self,
+        info:'WorkerInfo', # which copy
+    ):
+        "Tell every stage of this chain, once in a process, that it is one of several copies"
+        here = os.getpid(),info
+        for s in _stages(self):
+            if s._worker_here != here: s._in_worker(info)   # or an error: then it is told again
+            s._worker_here = here
+
+    @property
+    def has_envs(self)->bool:
+        "Does this stage, or one above it, step environments?"
+        return any(s.steps_envs for s in _stages(self))
+
+    @property
+    def drawn_from(self)->'Pipe': # a replay, or a stage that stands for replays elsewhere; None: there is none
+        "What draws the batches that come out of this chain"
+        return next((s for s in _stages(self, here=True) if s.draws_batches), None)
+
+    @property
+    def journals(self)->list: # of stages with a method `news`
+        "Stages of this chain that count what a chain that runs them elsewhere wants to know"
+        return [s for s in _stages(self, here=True) if callable(getattr(s, 'news', None))]
+
 # %% ../nbs/pipe.ipynb #c50075df
 class WorkerInfo(NamedTuple):
     "Which of several copies of a chain this process runs"
@@ -106,13 +217,6 @@ def as_worker(info:WorkerInfo):
     before,_worker = _worker,info
     try: yield info
     finally: _worker = before
-
-# %% ../nbs/pipe.ipynb #06aa25b6
-@patch
-def _tell_worker(self:Pipe):
-    "Let a chain know which copy it is where nothing else tells it, in the workers of a `DataLoader`"
-    info = worker_info()
-    if info is not None and self._worker_here != (os.getpid(), info): self.in_worker(info)
 
 # %% ../nbs/pipe.ipynb #94b019c1
 def as_pipe(
@@ -150,53 +254,6 @@ def _stages(pipe, here=False):
         found = [*(getattr(p, n, None) for n in (*_ONE_SOURCE,'main_datapipe')), *getattr(p, 'datapipes', ())]
         waiting += [s for s in found if isinstance(s, IterDataPipe)]
 
-# %% ../nbs/pipe.ipynb #820bb254
-@patch
-def _upstream(self:Pipe): # the nearest `Pipe` that this one continues with, past torch's own pipes
-    p = None if self.reads_anew else upstream(self)
-    while p is not None and not isinstance(p, Pipe): p = upstream(p)
-    return p
-
-@patch
-def state_dict(self:Pipe)->dict: # plain data and tensors; torch.load(weights_only=True) reads it
-    "The state of this stage and of all stages above it"
-    self._tell_worker()
-    return self._chain_state(0)
-
-# %% ../nbs/pipe.ipynb #c632ed14
-@patch
-def _chain_state(self:Pipe, begun): # the number of the last pass that was begun below
-    mine = self._valid_iterator_id or 0
-    if mine < begun: self._leave()
-    up,begun = self._upstream(),max(begun, mine)
-    return dict(stage=type(self).__name__, own=self.snapshot(), above=None if up is None else up._chain_state(begun))
-
-# %% ../nbs/pipe.ipynb #5c1c506d
-@patch
-def load_state_dict(self:Pipe,
-    state:dict, # what `state_dict` gave, from a chain of the same stages
-):
-    "Continue, from the next pass on, where the saved chain stood; a state that doesn't fit changes nothing"
-    self._tell_worker()
-    for stage,own in reversed(self.checked_states(state)): stage.restore(own)   # the source may refuse even then
-
-@patch
-def checked_states(self:Pipe,
-    state, # of `state_dict`
-    remote:bool=False, # will a copy in a worker take it?
-)->list: # of pairs, the last stage first
-    "The stages of this chain, each with what its `restore` takes; an error where a state doesn't fit"
-    up,name = self._upstream(),type(self).__name__
-    if not isinstance(state, dict) or state.keys() != {'stage','own','above'}:
-        raise StateError(name, 'a saved state', type(state).__name__, "a dict of stage, own and above")
-    saved = state['stage'] if type(state['stage']) is str else type(state['stage']).__name__
-    if saved != name: raise StateError(name, 'this state belongs to another stage', saved[:60], name,
-        'build the chain that was saved')
-    if (up is None) != (state['above'] is None):
-        raise StateError(name, 'the chain above it is not as long as the saved one')
-    own = self, _checked_state(self, state['own'], self.check_remote if remote else self.check_state)
-    return [own, *(() if up is None else up.checked_states(state['above'], remote))]
-
 # %% ../nbs/pipe.ipynb #5c1c5071
 def _checked_state(stage, state, check):
     state = checked(type(stage).__name__, anything, state)
@@ -206,33 +263,6 @@ def _checked_state(stage, state, check):
         raise StateError(type(stage).__name__, 'a saved state that it can\'t read', in_words(e),
             remedy='another version wrote it, or it is damaged') from e
     return state if ready is None else ready
-
-# %% ../nbs/pipe.ipynb #b325ad46
-@patch
-def __getstate__(self:Pipe):
-    state = {k:v for k,v in self.__dict__.items() if k not in self._buffers and k != '_valid_iterator_id'}
-    return IterDataPipe.getstate_hook(state) if IterDataPipe.getstate_hook else state
-
-@patch
-def __setstate__(self:Pipe, state):
-    self.__dict__.update(state)
-    self._fresh()
-
-# %% ../nbs/pipe.ipynb #09efc230
-@patch
-def blocks(self:Pipe):
-    "The items of `source`, each of which must be a `Steps`"
-    for steps in self.source:
-        if not isinstance(steps, Steps): raise ArgumentTypeError(type(self).__name__, 'an item of its source',
-            type(steps).__name__, 'Steps', 'put it after a stage that yields Steps, such as GymStepper')
-        yield steps
-
-# %% ../nbs/pipe.ipynb #c9a211a5
-@patch(as_prop=True)
-def data_ended(self:Pipe)->bool:
-    "Has this pass come to its end, and does the first stage say that nothing more will come?"
-    up = upstream(self)
-    return getattr(up, 'data_ended', False) if up is None or isinstance(up, Pipe) else Pipe.data_ended.fget(up)
 
 # %% ../nbs/pipe.ipynb #e993c9c0
 class Holding(Pipe):
@@ -249,29 +279,6 @@ class Holding(Pipe):
     def _rewind(self): self._at_end = self._resume_end = False
     def _leave(self): self._at_end = self._resume_end
     def _stand(self, at_end): self._at_end = self._resume_end = at_end
-
-# %% ../nbs/pipe.ipynb #7e90373f
-@patch
-def open(self:Pipe):
-    "Open now what the first item would open, the first stage first"
-    self._tell_worker()
-    for s in reversed([*_stages(self, here=True)]): s._open()
-
-# %% ../nbs/pipe.ipynb #7ec7cd12
-@patch
-def close(self:Pipe):
-    "Close what the stages of this chain have opened, the last stage first; a new pass opens again"
-    failures = []
-    for s in _stages(self):
-        try: s._close()
-        except Exception as e: failures.append(e)
-    if failures: raise failures[0]
-
-@patch
-def __enter__(self:Pipe): return self
-
-@patch
-def __exit__(self:Pipe, *error): self.close()
 
 # %% ../nbs/pipe.ipynb #26313ea2
 def _short(v, width=40):
@@ -301,9 +308,6 @@ def _show(pipe):
     return f'{repr(up) if isinstance(up, Pipe) else _show(up)}\n  .{name}({args})'
 
 # %% ../nbs/pipe.ipynb #806472cf
-@patch
-def __repr__(self:Pipe): return _show(self)
-
 Pipe.__str__ = Pipe.__repr__
 
 # %% ../nbs/pipe.ipynb #8d5e9b22
@@ -321,11 +325,6 @@ class Positioned(Pipe):
     def _start(self): # where this pass begins
         self.place,self._resume,self._ended = self._resume,0,False
         return self.place
-
-@patch
-def rewind(self:Pipe):
-    "Let the next pass begin at the start, here and above"
-    for s in _stages(self): s._rewind()
 
 # %% ../nbs/pipe.ipynb #a20470a3
 def _saves(x): return hasattr(x, 'state_dict') and hasattr(x, 'load_state_dict')
@@ -466,33 +465,6 @@ class _Counted:
     def __init__(self, d): self.d = d
     def __len__(self): return len(self.d)
     def __iter__(self): return (self.d[i] for i in range(len(self.d)))
-
-# %% ../nbs/pipe.ipynb #a029843d
-@patch
-def in_worker(self:Pipe,
-    info:WorkerInfo, # which copy
-):
-    "Tell every stage of this chain, once in a process, that it is one of several copies"
-    here = os.getpid(),info
-    for s in _stages(self):
-        if s._worker_here != here: s._in_worker(info)   # or an error: then it is told again
-        s._worker_here = here
-
-@patch(as_prop=True)
-def has_envs(self:Pipe)->bool:
-    "Does this stage, or one above it, step environments?"
-    return any(s.steps_envs for s in _stages(self))
-
-# %% ../nbs/pipe.ipynb #38f3bc81
-@patch(as_prop=True)
-def drawn_from(self:Pipe)->Pipe: # a replay, or a stage that stands for replays elsewhere; None: there is none
-    "What draws the batches that come out of this chain"
-    return next((s for s in _stages(self, here=True) if s.draws_batches), None)
-
-@patch(as_prop=True)
-def journals(self:Pipe)->list: # of stages with a method `news`
-    "Stages of this chain that count what a chain that runs them elsewhere wants to know"
-    return [s for s in _stages(self, here=True) if callable(getattr(s, 'news', None))]
 
 # %% ../nbs/pipe.ipynb #fd743c01
 def _no_collate(batch, *, collate_fn_map=None):

@@ -7,7 +7,6 @@ __all__ = ['newest_in', 'ReplayBuffer', 'flags_of', 'timeouts_of']
 
 # %% ../nbs/sb3.ipynb #8a689fcd
 import numpy as np
-from fastcore.basics import patch
 from gymnasium import spaces
 from stable_baselines3.common import buffers
 from stable_baselines3.common.preprocessing import get_obs_shape
@@ -78,14 +77,58 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.counts,self.totals = np.array([[1,0,0]]*n, np.int32),np.zeros(n)   # episode, step, is it over? And rewards
         self.rows = _Rows(n, self.row)
 
-# %% ../nbs/sb3.ipynb #18fac04d
-@patch
-def _go_on(self:ReplayBuffer):
-    "Stand after the rows that lie in the store's directory"
-    inserted,n = self.memory.inserted,self.n_envs
-    if inserted % n: raise ArgumentError('sb3.ReplayBuffer', f'n_envs={n}', f'{inserted} rows in '
-        f'{self.memory.store.folder}', 'as many environments as they came from', 'another path')
-    self.pos,self.full = inserted//n % self.buffer_size,inserted >= self.buffer_size*n
+    def _go_on(self):
+        "Stand after the rows that lie in the store's directory"
+        inserted,n = self.memory.inserted,self.n_envs
+        if inserted % n: raise ArgumentError('sb3.ReplayBuffer', f'n_envs={n}', f'{inserted} rows in '
+            f'{self.memory.store.folder}', 'as many environments as they came from', 'another path')
+        self.pos,self.full = inserted//n % self.buffer_size,inserted >= self.buffer_size*n
+
+    def add(self, obs, next_obs, action, reward, done, infos):
+        "A row of each environment"
+        n,rows,done,late = self.n_envs,self.rows,flags_of(done, 'done', self.n_envs),False
+        put(rows.state, obs, _write)
+        put(rows.next_state, next_obs, _write)
+        _write(rows.action, action)
+        _write(rows.reward, reward)
+        if self.handle_timeout_termination and not _nobody(infos, n): late = done & timeouts_of(infos, n)
+        rows.terminated[:],rows.truncated[:] = done if late is False else done & ~late,late
+        counts,totals = self.counts.copy(),self.totals.copy()   # they count when the rows are in memory
+        count_steps(rows.raw, rows.at, rows.ids, 0, counts, totals, rows.resets)
+        self.memory.add(rows.steps)
+        self.counts,self.totals,self.pos = counts,totals,self.pos + 1
+        if self.pos == self.buffer_size: self.pos,self.full = 0,True
+
+    def reset(self):
+        "Forget all rows; a memory on disk can't"
+        self.memory.clear()
+        self.pos,self.full = 0,False
+        self._begin()
+
+    def _get_samples(self, batch_inds, env=None):
+        "The rows of random environments at these positions, as tensors"
+        n,slots = self.n_envs,batch_inds
+        if n > 1: slots = batch_inds*n + np.random.randint(0, high=n, size=(len(batch_inds),))
+        keys = newest_in(slots, self.memory.inserted, self.buffer_size*n)
+        keys = np.maximum(keys, self.memory.oldest)   # a kill in the midst of `add` may have cost the oldest rows
+        steps = self.memory.batch(keys, np.ones(len(keys)))
+        there = self.memory.store.device is not None and env is None   # what is normalized passes through main memory
+        rows = steps if there else main_rows(steps)
+        if rows is None: rows = steps.to('cpu').rows
+        def column(n): return rows[n] if there else _parts(rows[n])
+        state,after = (self._normalize_obs(column(n), env) for n in ('state','next_state'))
+        made = DictReplayBufferSamples if self.row['state'].names else ReplayBufferSamples
+        reward = self._normalize_reward(column('reward').reshape(-1, 1), env)
+        done = column('terminated').reshape(-1, 1)
+        done = done.float() if there else done.astype(np.float32)
+        state,action,after,done,reward = map(self._tensors, (state, column('action'), after, done, reward))
+        return made(state, action, after, done, reward)
+
+    def _tensors(self, x):
+        "Copies where Stable-Baselines3 wants them, of arrays, of tensors, or of a dict of these"
+        if isinstance(x, dict): return {k: self._tensors(v) for k,v in x.items()}
+        x = column_of_rows(x.copy()) if isinstance(x, np.ndarray) else x   # numpy gathers small columns faster than torch
+        return x.to(self.device).contiguous()
 
 # %% ../nbs/sb3.ipynb #7f1ce083
 def flags_of(
@@ -121,58 +164,8 @@ def timeouts_of(
 # %% ../nbs/sb3.ipynb #6d824acd
 def _write(field, x): field[...] = x if type(x) is np.ndarray and x.shape == field.shape else np.reshape(x, field.shape)
 
-@patch
-def add(self:ReplayBuffer, obs, next_obs, action, reward, done, infos):
-    "A row of each environment"
-    n,rows,done,late = self.n_envs,self.rows,flags_of(done, 'done', self.n_envs),False
-    put(rows.state, obs, _write)
-    put(rows.next_state, next_obs, _write)
-    _write(rows.action, action)
-    _write(rows.reward, reward)
-    if self.handle_timeout_termination and not _nobody(infos, n): late = done & timeouts_of(infos, n)
-    rows.terminated[:],rows.truncated[:] = done if late is False else done & ~late,late
-    counts,totals = self.counts.copy(),self.totals.copy()   # they count when the rows are in memory
-    count_steps(rows.raw, rows.at, rows.ids, 0, counts, totals, rows.resets)
-    self.memory.add(rows.steps)
-    self.counts,self.totals,self.pos = counts,totals,self.pos + 1
-    if self.pos == self.buffer_size: self.pos,self.full = 0,True
-
-@patch
-def reset(self:ReplayBuffer):
-    "Forget all rows; a memory on disk can't"
-    self.memory.clear()
-    self.pos,self.full = 0,False
-    self._begin()
-
 # %% ../nbs/sb3.ipynb #5788ccf6
 def _parts(field): return {n: field[n] for n in field.dtype.names} if field.dtype.names else field
-
-@patch
-def _get_samples(self:ReplayBuffer, batch_inds, env=None):
-    "The rows of random environments at these positions, as tensors"
-    n,slots = self.n_envs,batch_inds
-    if n > 1: slots = batch_inds*n + np.random.randint(0, high=n, size=(len(batch_inds),))
-    keys = newest_in(slots, self.memory.inserted, self.buffer_size*n)
-    keys = np.maximum(keys, self.memory.oldest)   # a kill in the midst of `add` may have cost the oldest rows
-    steps = self.memory.batch(keys, np.ones(len(keys)))
-    there = self.memory.store.device is not None and env is None   # what is normalized passes through main memory
-    rows = steps if there else main_rows(steps)
-    if rows is None: rows = steps.to('cpu').rows
-    def column(n): return rows[n] if there else _parts(rows[n])
-    state,after = (self._normalize_obs(column(n), env) for n in ('state','next_state'))
-    made = DictReplayBufferSamples if self.row['state'].names else ReplayBufferSamples
-    reward = self._normalize_reward(column('reward').reshape(-1, 1), env)
-    done = column('terminated').reshape(-1, 1)
-    done = done.float() if there else done.astype(np.float32)
-    state,action,after,done,reward = map(self._tensors, (state, column('action'), after, done, reward))
-    return made(state, action, after, done, reward)
-
-@patch
-def _tensors(self:ReplayBuffer, x):
-    "Copies where Stable-Baselines3 wants them, of arrays, of tensors, or of a dict of these"
-    if isinstance(x, dict): return {k: self._tensors(v) for k,v in x.items()}
-    x = column_of_rows(x.copy()) if isinstance(x, np.ndarray) else x   # numpy gathers small columns faster than torch
-    return x.to(self.device).contiguous()
 
 # %% ../nbs/sb3.ipynb #da2a4305
 def _array(column):

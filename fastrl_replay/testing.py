@@ -10,7 +10,6 @@ import gc, inspect, io, pickle, weakref
 from itertools import chain, islice
 from time import perf_counter
 import gymnasium as gym, numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from .steps.core import Steps
@@ -52,31 +51,27 @@ class ScriptedEnv(gym.Env, Saves):
         state = self.states[self.s]
         return np.asarray(state, np.float32) if isinstance(self.observation_space, spaces.Box) else state
 
-# %% ../nbs/testing.ipynb #43647be0
-@patch
-def reset(self:ScriptedEnv, *, seed=None, options=None):
-    "Go to the first state of the next episode; one that is running is left"
-    super(ScriptedEnv, self).reset(seed=seed)
-    self.seeds.append(seed)
-    while self.running:   # skip what is left of this episode
-        self.running = not (self.terminations[self.t] or self.truncations[self.t])
-        self.t,self.s = self.t+1,self.s+1
-        if not self.running: self.s += 1
-    if self.t == len(self.rewards): self.t,self.s = 0,0
-    self.running = True
-    return self._state(), {}
+    def reset(self, *, seed=None, options=None):
+        "Go to the first state of the next episode; one that is running is left"
+        super(ScriptedEnv, self).reset(seed=seed)
+        self.seeds.append(seed)
+        while self.running:   # skip what is left of this episode
+            self.running = not (self.terminations[self.t] or self.truncations[self.t])
+            self.t,self.s = self.t+1,self.s+1
+            if not self.running: self.s += 1
+        if self.t == len(self.rewards): self.t,self.s = 0,0
+        self.running = True
+        return self._state(), {}
 
-# %% ../nbs/testing.ipynb #9cc4a17b
-@patch
-def step(self:ScriptedEnv, action):
-    "The next step of the script"
-    if not self.running: raise RuntimeError('step before reset, or after the end of an episode')
-    if not self.action_space.contains(action): raise ValueError(f'{action!r} is not in {self.action_space}')
-    self.actions.append(action)
-    t,self.t,self.s = self.t,self.t+1,self.s+1
-    out = self._state(), self.rewards[t], bool(self.terminations[t]), bool(self.truncations[t]), {}
-    if out[2] or out[3]: self.running,self.s = False,self.s+1
-    return out
+    def step(self, action):
+        "The next step of the script"
+        if not self.running: raise RuntimeError('step before reset, or after the end of an episode')
+        if not self.action_space.contains(action): raise ValueError(f'{action!r} is not in {self.action_space}')
+        self.actions.append(action)
+        t,self.t,self.s = self.t,self.t+1,self.s+1
+        out = self._state(), self.rewards[t], bool(self.terminations[t]), bool(self.truncations[t]), {}
+        if out[2] or out[3]: self.running,self.s = False,self.s+1
+        return out
 
 # %% ../nbs/testing.ipynb #3c419613
 def script(

@@ -9,7 +9,6 @@ __all__ = ['open_memory', 'recorded_rows', 'check_recorded', 'Offline']
 import os
 from itertools import chain
 from pathlib import Path
-from fastcore.basics import patch
 from ..envs.infos import MASK, SUCCESS
 from ..steps.errors import ArgumentError, ArgumentTypeError, Explained, NoRoom, StateError
 from ..steps.row_dtypes import step_dtype
@@ -115,27 +114,25 @@ class Offline(Journal):
             if self.over: return
             if self.between: self.between()
 
-# %% ../../nbs/app/offline.ipynb #63547b58
-@patch
-def fill(self:Offline)->int: # how many rows there are
-    "Let the memory have the recorded rows"
-    memory = self.source.memory
-    if len(memory) and (memory.place.meta or {}).get('filling'): raise StateError('Offline', 'a memory that was not '
-        f'filled to the end: {memory.place.path}', f'{len(memory):_} rows', remedy='remove the directory')
-    if len(memory): return len(memory)
-    rows = iter(recorded_rows(self.data))
-    first = next((block for block in rows if len(block)), None)
-    if first is None: raise SettingsError('recipe', "setting 'data': it has no rows", self.data)
-    if self.spaces: check_recorded(first.dtype, *self.spaces)
-    blocks = Items(chain([first], rows), at_end='flush')
-    before,memory.says = self.source.state_dict(),dict(memory.says, filling=True)
-    try:
-        for block in NStep(blocks, self.n_step, self.gamma, self.last) if self.n_step > 1 else blocks:
-            if len(memory) + len(block) > memory.max_sz: raise NoRoom('Offline', f'more rows in {self.data} than the '
-                'memory has room for', f'max_sz={memory.max_sz:_}', remedy='a larger max_sz')
-            self.source.add(block)
-    except BaseException:   # an error in the data, or Ctrl-C: none of it, or all
-        self.source.load_state_dict(before)
-        raise
-    memory.place.say(filling=False)
-    return len(memory)
+    def fill(self)->int: # how many rows there are
+        "Let the memory have the recorded rows"
+        memory = self.source.memory
+        if len(memory) and (memory.place.meta or {}).get('filling'): raise StateError('Offline', 'a memory that was not '
+            f'filled to the end: {memory.place.path}', f'{len(memory):_} rows', remedy='remove the directory')
+        if len(memory): return len(memory)
+        rows = iter(recorded_rows(self.data))
+        first = next((block for block in rows if len(block)), None)
+        if first is None: raise SettingsError('recipe', "setting 'data': it has no rows", self.data)
+        if self.spaces: check_recorded(first.dtype, *self.spaces)
+        blocks = Items(chain([first], rows), at_end='flush')
+        before,memory.says = self.source.state_dict(),dict(memory.says, filling=True)
+        try:
+            for block in NStep(blocks, self.n_step, self.gamma, self.last) if self.n_step > 1 else blocks:
+                if len(memory) + len(block) > memory.max_sz: raise NoRoom('Offline', f'more rows in {self.data} than the '
+                    'memory has room for', f'max_sz={memory.max_sz:_}', remedy='a larger max_sz')
+                self.source.add(block)
+        except BaseException:   # an error in the data, or Ctrl-C: none of it, or all
+            self.source.load_state_dict(before)
+            raise
+        memory.place.say(filling=False)
+        return len(memory)

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from weakref import ref
 import gymnasium as gym, numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from ..steps.settings import SettingsError, nearest, setting_text, shipped
@@ -198,63 +197,150 @@ class Agent:
         "A policy that plays with the model, without exploring"
         return self.builder.greedy(self.model, self.settings)
 
-# %% ../../nbs/app/recipes.ipynb #7a11ee02
-@patch
-def _build(self:Agent, s):
-    whole,s = s,of_rank(s)
-    seed_generators(s['seed'], WorkerInfo(self.ranks.rank))   # environments may draw from those of numpy and Python
-    torch.manual_seed(s['seed'])
-    env,self.builder = make_env(s, training=True),LEARNERS[s['learner']]
-    self.env_name,self.rewards = full_name(s['env'], env),None   # what scales rewards, if they are scaled
-    around = (read_calls(k, s.get(k, 'none')) for k in ('wrappers','train_wrappers'))
-    self.wrappers = [c.text for calls in around for c in calls]
-    if s.get('train_wrappers', 'none') != 'none': _check_same_spaces(env, make_env(s))
-    self.spaces,self.agents = _seen_spaces(s, env),getattr(env, 'num_envs', 1)   # agents of each environment
-    self.solved = solved_return(s, env)
-    self.model = _model(s, self.env_name, self.spaces)
-    env.close()   # it was made to be looked at
-    me = ref(self)   # no circle, or what is open on disk would stay so
-    one = partial(make_env, s, training=True)
-    source,s = one if s['envs'] == 1 else [one]*s['envs'],{**s, 'envs':s['envs']*self.agents}   # as many rows a step
-    self.policy = self.builder.policy(self.model, _for_policy(s, whole), lambda: len(me().journal.returns))
-    self.stepper = step_env(s, source, self.policy, s['seed'])
-    self._actors = self.shards = None   # the stages that have steppers, or replays, in their workers
-    self._here = None   # the journal of this rank, where there are several
-    self._build_offline(s, self.spaces) if recorded(s) else self._build_chain(s, env)
-    if 'precision' in s: self.pipe.compute_with(s['precision'], s.get('compile', False))
-    self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
-    _check_place(s, self.memory)
-    if recorded(s): self.pipe.source = self.journal
-    if s.get('shards'): self._shard(s)
-    if self.ranks.size > 1: self._join(s, whole)
-    if self.rewards: self.pipe.source = ScaleRewards(self.pipe.source, self.rewards)
+    def _build(self, s):
+        whole,s = s,of_rank(s)
+        seed_generators(s['seed'], WorkerInfo(self.ranks.rank))   # environments may draw from those of numpy and Python
+        torch.manual_seed(s['seed'])
+        env,self.builder = make_env(s, training=True),LEARNERS[s['learner']]
+        self.env_name,self.rewards = full_name(s['env'], env),None   # what scales rewards, if they are scaled
+        around = (read_calls(k, s.get(k, 'none')) for k in ('wrappers','train_wrappers'))
+        self.wrappers = [c.text for calls in around for c in calls]
+        if s.get('train_wrappers', 'none') != 'none': _check_same_spaces(env, make_env(s))
+        self.spaces,self.agents = _seen_spaces(s, env),getattr(env, 'num_envs', 1)   # agents of each environment
+        self.solved = solved_return(s, env)
+        self.model = _model(s, self.env_name, self.spaces)
+        env.close()   # it was made to be looked at
+        me = ref(self)   # no circle, or what is open on disk would stay so
+        one = partial(make_env, s, training=True)
+        source,s = one if s['envs'] == 1 else [one]*s['envs'],{**s, 'envs':s['envs']*self.agents}   # as many rows a step
+        self.policy = self.builder.policy(self.model, _for_policy(s, whole), lambda: len(me().journal.returns))
+        self.stepper = step_env(s, source, self.policy, s['seed'])
+        self._actors = self.shards = None   # the stages that have steppers, or replays, in their workers
+        self._here = None   # the journal of this rank, where there are several
+        self._build_offline(s, self.spaces) if recorded(s) else self._build_chain(s, env)
+        if 'precision' in s: self.pipe.compute_with(s['precision'], s.get('compile', False))
+        self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
+        _check_place(s, self.memory)
+        if recorded(s): self.pipe.source = self.journal
+        if s.get('shards'): self._shard(s)
+        if self.ranks.size > 1: self._join(s, whole)
+        if self.rewards: self.pipe.source = ScaleRewards(self.pipe.source, self.rewards)
 
-# %% ../../nbs/app/recipes.ipynb #f9666797
-@patch
-def _build_chain(self:Agent, s, env):
-    "From steps to the learner"
-    actors = with_actors(self.stepper, s)
-    if actors is not self.stepper: self._actors = actors
-    several = self.ranks.size > 1   # then rounds gather, and end
-    self.journal = Journal(actors, *() if several else (s['steps'], s.get('episodes', INF)))
-    burst,steps = s.get('train_every', 1),self._counted(self.journal, s)
-    if burst > s['envs'] and not several: steps = Gather(steps, burst)
-    self.pipe = self.builder.chain(steps, self.model, _with_objects(_of_shard(s), env))
+    def _build_chain(self, s, env):
+        "From steps to the learner"
+        actors = with_actors(self.stepper, s)
+        if actors is not self.stepper: self._actors = actors
+        several = self.ranks.size > 1   # then rounds gather, and end
+        self.journal = Journal(actors, *() if several else (s['steps'], s.get('episodes', INF)))
+        burst,steps = s.get('train_every', 1),self._counted(self.journal, s)
+        if burst > s['envs'] and not several: steps = Gather(steps, burst)
+        self.pipe = self.builder.chain(steps, self.model, _with_objects(_of_shard(s), env))
 
-@patch
-def _counted(self:Agent, steps, s):
-    "Steps that count in the statistics of states and rewards, where they are normalised"
-    if s.get('normalise_rewards'): self.rewards = RewardNorm(s['gamma'])
-    layers = self.model.modules() if s.get('normalise_states') else ()
-    states = next((m for m in layers if isinstance(m, StateNorm)), None)
-    return UpdateNorms(steps, states, self.rewards) if states or self.rewards else steps
+    def _counted(self, steps, s):
+        "Steps that count in the statistics of states and rewards, where they are normalised"
+        if s.get('normalise_rewards'): self.rewards = RewardNorm(s['gamma'])
+        layers = self.model.modules() if s.get('normalise_states') else ()
+        states = next((m for m in layers if isinstance(m, StateNorm)), None)
+        return UpdateNorms(steps, states, self.rewards) if states or self.rewards else steps
 
-@patch
-def _build_offline(self:Agent, s, spaces):
-    "From recorded rows to the learner: n-step rows are made when they are read"
-    self.pipe = self.builder.chain(None, self.model, _with_objects({**s, 'n_step':1}, None))
-    last = MASK,SUCCESS,*(named_info(s.get('info', 'none')) or ())   # as `row_batches` has them
-    self.journal = Offline(self.pipe.source, recorded(s), s['steps'], spaces, s['n_step'], s['gamma'], last)
+    def _build_offline(self, s, spaces):
+        "From recorded rows to the learner: n-step rows are made when they are read"
+        self.pipe = self.builder.chain(None, self.model, _with_objects({**s, 'n_step':1}, None))
+        last = MASK,SUCCESS,*(named_info(s.get('info', 'none')) or ())   # as `row_batches` has them
+        self.journal = Offline(self.pipe.source, recorded(s), s['steps'], spaces, s['n_step'], s['gamma'], last)
+
+    def _shard(self, s):
+        "Let workers run all that stands above the learner"
+        replay,n = self.memory,s['shards']
+        if replay is None: raise SettingsError('recipe', "setting 'shards'", n, '0 where nothing is kept')
+        replay.warmup = -(-s['warmup']//n)
+        if callable(replay.beta): replay.beta = scheduled({**s, 'steps':s['steps']//n, 'warmup':replay.warmup}, 'beta')
+        self.shards = _spread(replay, n, s)
+        self.pipe.source = self.journal = Collected(self.shards, s['steps'], s.get('episodes', INF))
+        self.memory = None
+
+    def _join(self, s, whole):
+        "Let the chain go on together with those of the other ranks"
+        rows,self._here = max(s['train_every'], s['envs']*self.agents),self.journal
+        self.pipe = self.ranks.join(self.pipe, rows, self._here, whole['steps'], whole.get('episodes', INF))
+        self.journal = self.memory.source
+
+    @property
+    def fill(self)->float:
+        "How full the memory is, of all shards together"
+        if self.memory is not None: return len(self.memory.memory)/self.memory.max_sz
+        if self.shards is None: return 0.
+        return self.shards.stats()['rows']/(self.shards.num_workers*self.shards.source.max_sz)
+
+    def ages(self)->dict: # in rows
+        "How old rows were when they were drawn, so far; nothing where none was, or they don't age"
+        if self.memory is None or recorded(self.settings): return {}
+        total,most = self.memory.memory.ages.tolist()
+        return dict(age_mean=total/self.memory.sampled, age_max=most) if total else {}
+
+    def shard_counts(self)->dict: # plain data
+        "What each shard has done so far; nothing where there are none"
+        if self.shards is None: return {}
+        stats = self.shards.stats()
+        return dict(shards=stats['workers'], waited_s=round(stats['waited_s'], 3))
+
+    def end_workers(self):
+        "End processes and actors of Ray; what is here stays open"
+        for stage in self.shards,self._actors:
+            if stage is not None: stage.close()
+
+    def state_dict(self)->dict: # plain data and tensors
+        "Everything that training needs to go on"
+        now = generators()
+        return dict(pipe=self.pipe.state_dict(), random=now['torch'], python=now['python'], numpy=now['numpy'])
+
+    def load_state_dict(self, state:dict):
+        "Go on where another agent of the same settings stood"
+        now = generators()
+        older = dict(python=now['python'], numpy=now['numpy'])   # which had none
+        form = dict(pipe=anything, random=array(np.uint8, len(now['torch'])), python=anything, numpy=anything)
+        state = checked('Agent', form, {**older, **state} if isinstance(state, dict) else state)
+        new = dict(torch=torch.from_numpy(state['random']), python=state['python'], numpy=state['numpy'])
+        new = checked_generators('Agent', new)
+        self.pipe.load_state_dict(state['pipe'])
+        set_generators(new)
+
+    @property
+    def resumable(self)->bool:
+        """May it be saved now? A single environment that can't be saved must be between two episodes;
+        of several, the running episodes will be broken off"""
+        many = self.settings['envs']*self.agents > 1 or self.settings.get('workers') or self.shards is not None
+        return bool(many) or (self._here or self.journal).fresh or self.stepper.saves_exactly()
+
+    def open_memory(self)->int: # how many rows are there
+        """Open a memory on disk, or read recorded rows, before anything begins, so that no other process writes it; an
+        error where it doesn't fit"""
+        if recorded(self.settings): return self.journal.fill()
+        dirs = memory_dirs(self.settings)
+        if len(dirs) > 1: _check_shards(memory_path(self.settings), len(dirs))
+        there = [(path,meta) for path in dirs if (meta := read_meta(path, 'recipe'))]
+        made = made_columns(self.settings) if there else None
+        for path,meta in there:
+            for name,(was,new) in differing_columns(saved_dtype(meta['columns']), made).items(): raise SettingsError(
+                'recipe', f'the memory in {path} has rows of another kind: column {name!r}', was or 'none', new or 'none',
+                'another directory')
+        if self.shards is None: return len(self.memory.memory) if dirs else 0   # only now is anything changed there
+        for path,_ in there: check_path(path, 'a', 'recipe')   # each shard will open its own
+        return sum(len(memory_in(path)) for path,_ in there)
+
+    def close_memory(self):
+        "Let other processes write to a memory on disk"
+        if self.memory is not None: self.memory.memory.close()
+
+    def without_rows(self,
+        state:dict, # of an agent of these settings, whose memory may lie elsewhere
+    )->dict:
+        "The same state with the memory that this agent has, for one that will only play"
+        def replaced(stage, saved):
+            if stage is self.shards: return dict(saved, own={})   # theirs begin when they are needed
+            if stage is self.memory: return dict(saved, own=stage.snapshot())
+            return dict(saved, above=replaced(upstream(stage), saved['above']))
+        return dict(state, pipe=replaced(self.pipe, state['pipe']))
 
 # %% ../../nbs/app/recipes.ipynb #e11e52fe
 def chosen_device(
@@ -360,18 +446,6 @@ def _of_shard(s):
     where = dict(memory_path=str(Path(path).absolute())) if path else {}   # actors of Ray begin elsewhere
     return {**s, **where, 'max_sz': -(-s['max_sz']//n)}
 
-# %% ../../nbs/app/recipes.ipynb #c913bc1c
-@patch
-def _shard(self:Agent, s):
-    "Let workers run all that stands above the learner"
-    replay,n = self.memory,s['shards']
-    if replay is None: raise SettingsError('recipe', "setting 'shards'", n, '0 where nothing is kept')
-    replay.warmup = -(-s['warmup']//n)
-    if callable(replay.beta): replay.beta = scheduled({**s, 'steps':s['steps']//n, 'warmup':replay.warmup}, 'beta')
-    self.shards = _spread(replay, n, s)
-    self.pipe.source = self.journal = Collected(self.shards, s['steps'], s.get('episodes', INF))
-    self.memory = None
-
 # %% ../../nbs/app/recipes.ipynb #7f521326
 def _check_ranks(s):
     "Raise where settings can't be divided among ranks"
@@ -387,13 +461,6 @@ def _check_ranks(s):
     for key,x in dict(bs=s['bs'], **dict(workers=workers) if workers else dict(envs=s['envs'])).items():
         if x % n and (key,x) != ('envs',1): raise wrong(key, x, f'a multiple of {n}', f'--set {key}={-(-x//n)*n}')
 
-@patch
-def _join(self:Agent, s, whole):
-    "Let the chain go on together with those of the other ranks"
-    rows,self._here = max(s['train_every'], s['envs']*self.agents),self.journal
-    self.pipe = self.ranks.join(self.pipe, rows, self._here, whole['steps'], whole.get('episodes', INF))
-    self.journal = self.memory.source
-
 # %% ../../nbs/app/recipes.ipynb #0f750d24
 def _check_offline(s, builder):
     if 'uniform' not in builder.memories or s['memory'] == 'none': raise SettingsError('recipe', "setting 'data'",
@@ -402,35 +469,6 @@ def _check_offline(s, builder):
     for key,nothing in dict(memory_path='none', workers=0, shards=0).items():
         if s.get(key, nothing) != nothing: raise SettingsError('recipe', f'setting {key!r}', s[key],
             f'{nothing} with recorded rows (data = {recorded(s)})', f'--set {key}={nothing}')
-
-# %% ../../nbs/app/recipes.ipynb #cd403470
-@patch(as_prop=True)
-def fill(self:Agent)->float:
-    "How full the memory is, of all shards together"
-    if self.memory is not None: return len(self.memory.memory)/self.memory.max_sz
-    if self.shards is None: return 0.
-    return self.shards.stats()['rows']/(self.shards.num_workers*self.shards.source.max_sz)
-
-# %% ../../nbs/app/recipes.ipynb #edd6cd65
-@patch
-def ages(self:Agent)->dict: # in rows
-    "How old rows were when they were drawn, so far; nothing where none was, or they don't age"
-    if self.memory is None or recorded(self.settings): return {}
-    total,most = self.memory.memory.ages.tolist()
-    return dict(age_mean=total/self.memory.sampled, age_max=most) if total else {}
-
-@patch
-def shard_counts(self:Agent)->dict: # plain data
-    "What each shard has done so far; nothing where there are none"
-    if self.shards is None: return {}
-    stats = self.shards.stats()
-    return dict(shards=stats['workers'], waited_s=round(stats['waited_s'], 3))
-
-@patch
-def end_workers(self:Agent):
-    "End processes and actors of Ray; what is here stays open"
-    for stage in self.shards,self._actors:
-        if stage is not None: stage.close()
 
 # %% ../../nbs/app/recipes.ipynb #58036b9a
 def check_saved(
@@ -463,33 +501,6 @@ def play_episodes(
 def _(agent:Agent, episodes:int=20, seed:int=0, record=None):
     return play_episodes(agent, episodes, seed, record)[0]
 
-# %% ../../nbs/app/recipes.ipynb #be5e2585
-@patch
-def state_dict(self:Agent)->dict: # plain data and tensors
-    "Everything that training needs to go on"
-    now = generators()
-    return dict(pipe=self.pipe.state_dict(), random=now['torch'], python=now['python'], numpy=now['numpy'])
-
-@patch
-def load_state_dict(self:Agent, state:dict):
-    "Go on where another agent of the same settings stood"
-    now = generators()
-    older = dict(python=now['python'], numpy=now['numpy'])   # which had none
-    form = dict(pipe=anything, random=array(np.uint8, len(now['torch'])), python=anything, numpy=anything)
-    state = checked('Agent', form, {**older, **state} if isinstance(state, dict) else state)
-    new = dict(torch=torch.from_numpy(state['random']), python=state['python'], numpy=state['numpy'])
-    new = checked_generators('Agent', new)
-    self.pipe.load_state_dict(state['pipe'])
-    set_generators(new)
-
-# %% ../../nbs/app/recipes.ipynb #fa963350
-@patch(as_prop=True)
-def resumable(self:Agent)->bool:
-    """May it be saved now? A single environment that can't be saved must be between two episodes;
-    of several, the running episodes will be broken off"""
-    many = self.settings['envs']*self.agents > 1 or self.settings.get('workers') or self.shards is not None
-    return bool(many) or (self._here or self.journal).fresh or self.stepper.saves_exactly()
-
 # %% ../../nbs/app/recipes.ipynb #9e47e5ef
 def made_columns(
     s:dict, # settings
@@ -504,44 +515,9 @@ def made_columns(
     return row_places('recipe', rows.dtype, {})[0]
 
 # %% ../../nbs/app/recipes.ipynb #87c5ef4e
-@patch
-def open_memory(self:Agent)->int: # how many rows are there
-    """Open a memory on disk, or read recorded rows, before anything begins, so that no other process writes it; an
-    error where it doesn't fit"""
-    if recorded(self.settings): return self.journal.fill()
-    dirs = memory_dirs(self.settings)
-    if len(dirs) > 1: _check_shards(memory_path(self.settings), len(dirs))
-    there = [(path,meta) for path in dirs if (meta := read_meta(path, 'recipe'))]
-    made = made_columns(self.settings) if there else None
-    for path,meta in there:
-        for name,(was,new) in differing_columns(saved_dtype(meta['columns']), made).items(): raise SettingsError(
-            'recipe', f'the memory in {path} has rows of another kind: column {name!r}', was or 'none', new or 'none',
-            'another directory')
-    if self.shards is None: return len(self.memory.memory) if dirs else 0   # only now is anything changed there
-    for path,_ in there: check_path(path, 'a', 'recipe')   # each shard will open its own
-    return sum(len(memory_in(path)) for path,_ in there)
-
 def _check_shards(path, n):
     "Raise where there is a memory of another number of shards"
     found = len([*Path(path).glob('shard-*')]) or int((Path(path)/'meta.json').exists())
     if found not in (0, n): raise SettingsError('recipe',
         f"setting 'shards': the memory in {path} is of another number", n, found,
         f'--shards {found if found > 1 else 0}, or another directory')
-
-# %% ../../nbs/app/recipes.ipynb #bfde4eb3
-@patch
-def close_memory(self:Agent):
-    "Let other processes write to a memory on disk"
-    if self.memory is not None: self.memory.memory.close()
-
-# %% ../../nbs/app/recipes.ipynb #b492ef67
-@patch
-def without_rows(self:Agent,
-    state:dict, # of an agent of these settings, whose memory may lie elsewhere
-)->dict:
-    "The same state with the memory that this agent has, for one that will only play"
-    def replaced(stage, saved):
-        if stage is self.shards: return dict(saved, own={})   # theirs begin when they are needed
-        if stage is self.memory: return dict(saved, own=stage.snapshot())
-        return dict(saved, above=replaced(upstream(stage), saved['above']))
-    return dict(state, pipe=replaced(self.pipe, state['pipe']))

@@ -10,7 +10,6 @@ import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
-from fastcore.basics import patch
 from ..look.html import Safe, image, json_text, tag
 from ..look.run_page import memory_sample, run_page
 from ..look.memory_figure import memory_figure, png_of
@@ -37,23 +36,21 @@ class MemorySamples:
         will = self.took*(rows + _FEW)/(self.rows + _FEW)
         return not self.failed and self.all + will <= _SHARE*(self.clock() - self.began)
 
-# %% ../../nbs/app/run_reports.ipynb #f0c70034
-@patch
-def write(self:MemorySamples,
-    replay, # has `inside`
-)->dict: # what it told; None: it failed, and training goes on
-    "Write a sample"
-    began,told = self.clock(),None
-    try:
-        told = replay.inside()
-        write_whole(self.path, json_text(memory_sample(told)))
-    except Exception as e:
-        warnings.warn(f'no sample of the memory in {self.path}: {type(e).__name__}: {e}')
-        self.failed = True
+    def write(self,
+        replay, # has `inside`
+    )->dict: # what it told; None: it failed, and training goes on
+        "Write a sample"
+        began,told = self.clock(),None
+        try:
+            told = replay.inside()
+            write_whole(self.path, json_text(memory_sample(told)))
+        except Exception as e:
+            warnings.warn(f'no sample of the memory in {self.path}: {type(e).__name__}: {e}')
+            self.failed = True
+            return told
+        self.took,self.rows = self.clock() - began,told['rows']
+        self.all += self.took
         return told
-    self.took,self.rows = self.clock() - began,told['rows']
-    self.all += self.took
-    return told
 
 # %% ../../nbs/app/run_reports.ipynb #e8faa3f1
 class Clock:
@@ -75,31 +72,28 @@ class Clock:
         self.part,self.mark = part,now
         return old
 
-# %% ../../nbs/app/run_reports.ipynb #34579dba
-@patch
-def timed(self:Clock,
-    f, # a function
-    part:str, # in which its time is spent
-): # a function
-    "The same, timed"
-    def timed(*args, **kw):
-        old = self.to(part)
-        try: return f(*args, **kw)
-        finally: self.to(old)
-    return timed
+    def timed(self,
+        f, # a function
+        part:str, # in which its time is spent
+    ): # a function
+        "The same, timed"
+        def timed(*args, **kw):
+            old = self.to(part)
+            try: return f(*args, **kw)
+            finally: self.to(old)
+        return timed
 
-@patch
-@contextmanager
-def watching(self:Clock,
-    *calls, # (owner, function's name, part's name)
-):
-    "While this lasts, calls of these functions are timed"
-    with ExitStack() as undone:
-        for owner,name,part in calls:
-            own = vars(owner).get(name)   # None: a class has it
-            undone.callback(*(delattr, owner, name) if own is None else (setattr, owner, name, own))
-            setattr(owner, name, self.timed(getattr(owner, name), part))
-        yield self
+    @contextmanager
+    def watching(self,
+        *calls, # (owner, function's name, part's name)
+    ):
+        "While this lasts, calls of these functions are timed"
+        with ExitStack() as undone:
+            for owner,name,part in calls:
+                own = vars(owner).get(name)   # None: a class has it
+                undone.callback(*(delattr, owner, name) if own is None else (setattr, owner, name, own))
+                setattr(owner, name, self.timed(getattr(owner, name), part))
+            yield self
 
 # %% ../../nbs/app/run_reports.ipynb #9aef03ca
 def write_report(

@@ -13,7 +13,6 @@ from pathlib import Path
 from textwrap import fill
 from time import perf_counter, sleep
 import gymnasium as gym, numpy as np, torch
-from fastcore.basics import patch
 from .. import __version__
 from ..pipe import as_worker
 from ..steps.files import left_over, lock_file, write_whole
@@ -93,30 +92,211 @@ class Run:
         self._held = None                              # the lock, between `start` or `resume` and the end of `train`
         self._plan_next()
 
-# %% ../../nbs/app/runs.ipynb #7a11ee01
-@patch
-def train(self:Run, show=None)->dict: # the summary; None where it was stopped before its end
-    "Go on to the end, or until `stop`"
-    agent,self.show = self.agent,show or Silent()
-    if not self.has_rows: raise SettingsError('run', 'its rows were left out', self.out, remedy='resume(…)')
-    torch.set_num_threads(self.settings['threads'])
-    agent.journal.watch,agent.journal.between = self._came,self._between
-    self.began = perf_counter() - self.wall
-    if self.ranks.size > 1: agent.journal.ask = lambda: self.stop
-    sampled = self.leads and agent.memory is not None and not memory_path(self.settings)
-    if sampled: self.samples = MemorySamples(self.out)
-    self.collecting = _collecting(self.settings)
-    self.clock = Clock(spent=self.spent, part=self.collecting)
-    with self._held or (lock_dir(self.out) if self.leads else ExitStack()), self.clock.watching(*self._calls()):
-        self._held = None
-        if not (self.out/'checkpoint.pt').exists(): self.save()   # from now on, it can be resumed
+    def train(self, show=None)->dict: # the summary; None where it was stopped before its end
+        "Go on to the end, or until `stop`"
+        agent,self.show = self.agent,show or Silent()
+        if not self.has_rows: raise SettingsError('run', 'its rows were left out', self.out, remedy='resume(…)')
+        torch.set_num_threads(self.settings['threads'])
+        agent.journal.watch,agent.journal.between = self._came,self._between
+        self.began = perf_counter() - self.wall
+        if self.ranks.size > 1: agent.journal.ask = lambda: self.stop
+        sampled = self.leads and agent.memory is not None and not memory_path(self.settings)
+        if sampled: self.samples = MemorySamples(self.out)
+        self.collecting = _collecting(self.settings)
+        self.clock = Clock(spent=self.spent, part=self.collecting)
+        with self._held or (lock_dir(self.out) if self.leads else ExitStack()), self.clock.watching(*self._calls()):
+            self._held = None
+            if not (self.out/'checkpoint.pt').exists(): self.save()   # from now on, it can be resumed
+            try:
+                for record in agent.pipe:
+                    for k,v in record.items():
+                        self.sums[k],self.counts[k] = self.sums.get(k, 0.) + v,self.counts.get(k, 0) + 1
+                return self._finish()
+            except _Stopped: return None
+            finally: agent.end_workers()
+
+    def _calls(self): # for `Clock.watching`
+        yield self.agent.pipe,'learn','learner'
+        for name,part in dict(evaluate='evaluations', save='checkpoints', report='reports').items(): yield self,name,part
+
+    def _came(self, rows):
+        "A block has come: the stages below go on with it"
+        self.show.tick(rows)
+        self.clock.to(_MEMORY)
+
+    def _between(self):
+        "What there is to do when all that the last steps set off has been done"
+        if self.agent.journal.steps >= self.next: self._do_what_is_due()
+        stop = self.stop if self.ranks.size == 1 else self.agent.journal.stopping   # as all of them know it
+        if (stop or self.unsaved) and self.ranks.all(self.agent.resumable):
+            self.save()
+            self.stop |= stop
+            if stop: raise _Stopped
+        self.clock.to(self.collecting)
+
+    def _plan_next(self):
+        "The step at which something is to be done again"
+        every = {what: self.settings[f'{what}_every'] for what in self.last}
+        self.next = min((self.last[what]//n + 1)*n for what,n in every.items())
+
+    def _do_what_is_due(self):
+        "Report, evaluate, ask for a checkpoint"
+        steps,every = self.agent.journal.steps,{what: self.settings[f'{what}_every'] for what in self.last}
+        due = [what for what,n in every.items() if steps//n > self.last[what]//n]
+        for what in due: self.last[what] = steps
+        if 'report' in due: self.report()
+        if 'eval' in due: self.evaluate()
+        self.unsaved |= 'save' in due
+        self._plan_next()
+
+    def report(self):
+        "Write a line of metrics"
+        if not self.leads: return
+        a,j = self.agent,self.agent.journal
+        self.wall = perf_counter() - self.began
+        (steps,seconds),self.reported = self.reported,(j.steps, self.wall)
+        new,won,self.ended = j.returns[self.ended:],j.successes[self.ended:],len(j.returns)
+        means = {k: v/self.counts[k] for k,v in self.sums.items()}
+        self.sums,self.counts = {},{}
+        line = dict(env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns),
+            return_mean=float(np.mean(new)) if new else None, **dict(success_mean=float(np.mean(won))) if won else {},
+            **({} if recorded(self.settings) else a.policy.report() if hasattr(a.policy, 'report') else {}), **means,
+            fill=a.fill, **a.ages(), **a.shard_counts(), wall_s=round(self.wall, 3),
+            steps_per_s=round((j.steps - steps)/max(self.wall - seconds, 1e-9), 1))
+        self._write(line)
+        if self.samples and self.samples.is_due(len(a.memory.memory)): self.samples.write(a.memory)
+        if self.wall - self.drawn > 10: self.draw()
+
+    def _write(self, line):
+        with open(self.out/'metrics.jsonl', 'a') as f: f.write(json.dumps(line) + '\n')
+        self.show.report(line)
+
+    def evaluate(self, episodes:int=None):
+        "Play without exploring; the returns and the successes, None where the environment doesn't tell"
+        if not self.leads: return None,None
+        steps,n = self.agent.journal.steps,episodes or self.settings['eval_episodes']
+        with as_worker(None): returns,won = play_episodes(self.agent, n, 1_000_003*(self.settings['seed'] + 1))
+        self.evals = [e for e in self.evals if e[0] != steps] + [(steps, float(returns.mean()))]
+        told = {} if won is None else dict(eval_success=float(won.mean()))
+        for share in told.values(): self.successes = [e for e in self.successes if e[0] != steps] + [(steps, share)]
+        goal = self.agent.solved
+        if self.solved is None and goal is not None and returns.mean() >= goal: self.solved = steps
+        self._write(dict(env_steps=steps, updates=self.agent.pipe.updates, eval_return=float(returns.mean()),
+            eval_std=float(returns.std()), **told, eval_episodes=n))
+        self._keep_best(steps, returns)
+        return returns,won
+
+    def _keep_best(self, steps, returns):
+        "Write best.pt where an evaluation was better than all before"
+        mean = float(returns.mean())
+        if not np.isfinite(mean) or self.best is not None and mean <= self.best['eval_return']: return
+        self.best = dict(policy_state(self.agent), env_steps=steps, updates=self.agent.pipe.updates, eval_return=mean,
+            eval_std=float(returns.std()), eval_episodes=len(returns))
+        self._write_best()
+
+    def _write_best(self):
+        if self.best is None: (self.out/'best.pt').unlink(missing_ok=True)
+        else: write_whole(self.out/'best.pt', checkpoint_bytes(self.best))
+
+    def take_best(self)->int: # the step at which it was evaluated
+        "Play with the model in best.pt from now on"
+        best = read_policy(self.out/'best.pt')
+        load_model(self.agent.model, best['model'], f'{self.out}/best.pt')
+        return best.get('env_steps', 0)
+
+    @property
+    def title(self)->str:
+        "How it is called"
+        return run_title(self.name, self.agent.env_name, self.agent.wrappers, self.settings['seed'])
+
+    def save(self):
+        "Write the checkpoint"
+        self.wall,self.unsaved = perf_counter() - self.began,False
+        state = dict(agent=self.agent.state_dict(), run={k: getattr(self, k) for k in _KEPT},
+            policy=policy_state(self.agent))
+        if self.agent.memory is not None: self.agent.memory.flush()   # the rows that it refers to
+        with self._parts_written(state):
+            if self.leads: write_whole(self.out/'checkpoint.pt', checkpoint_bytes(state))
+        self.saved = self.agent.journal.steps
+
+    def load(self):
+        "Stand where the checkpoint was written"
+        path = self.out/'checkpoint.pt'
+        state = load_checkpoint(path)
+        if not isinstance(state, dict) or not {'agent','run'} <= set(state): raise SettingsError('run',
+            f'{path} belongs to no run', sorted(map(str, state)) if isinstance(state, dict) else type(state), 'agent, run')
+        if not self.leads: state['agent'] = load_checkpoint(self._part(state['parts']))
+        older = dict(successes=[], best=None, spent={})   # versions had none
+        if isinstance(state['run'], dict): state['run'] = {**older, **state['run']}
         try:
-            for record in agent.pipe:
-                for k,v in record.items():
-                    self.sums[k],self.counts[k] = self.sums.get(k, 0.) + v,self.counts.get(k, 0) + 1
-            return self._finish()
-        except _Stopped: return None
-        finally: agent.end_workers()
+            kept = checked('Run', _KEPT, state['run'])
+            self.agent.load_state_dict(state['agent'] if self.has_rows else self.agent.without_rows(state['agent']))
+            vars(self).update(kept)
+        except (ValueError,TypeError,RuntimeError,LookupError,AttributeError,ArithmeticError,MemoryError) as e:
+            raise SettingsError('run', f"{path} doesn't fit the run's config.json", f'{type(e).__name__}: {e}') from e
+        self.saved = self.agent.journal.steps
+        self._plan_next()
+        return self
+
+    def _part(self, name):
+        "The file of this rank that belongs to a checkpoint"
+        return self.out/'ranks'/str(name)/f'rank-{self.ranks.rank}.pt'
+
+    @contextmanager
+    def _parts_written(self, state):
+        "Before the body all ranks have written their parts of a checkpoint; after it those of older ones go"
+        if self.ranks.size == 1: yield; return
+        state['parts'] = self.ranks.gather(uuid.uuid4().hex if self.leads else None)[0]
+        part = self._part(state['parts'])
+        if not self.leads:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(part, checkpoint_bytes(state['agent']))
+        self.ranks.gather('written')
+        yield
+        if self.leads: _remove_parts(self.out, state['parts'])
+        self.ranks.gather('kept')   # or the next one could be begun before this one is there
+
+    def draw(self)->bool: # False: matplotlib isn't there
+        "Write returns.png"
+        j,self.drawn = self.agent.journal,self.wall
+        told = dict(successes=j.successes, eval_successes=self.successes) if j.successes or self.successes else {}
+        try: png = picture(j.ends, j.returns, self.evals, self.agent.solved, fill(self.title, 100), **told)
+        except ImportError: return False
+        write_whole(self.out/'returns.png', png)
+        return True
+
+    def report_end(self,
+        summary:dict, # of the whole run
+    ):
+        "Write report.html"
+        j,m = self.agent.journal,self.agent.memory
+        def told():
+            inside = None if m is None else self.samples.write(m) if self.samples else m.inside()
+            return new_run(self.out.name, **facts_of(self.name, read_config(self.out)), lines=read_metrics(self.out),
+                summary=summary, memory=inside, state='ended', said=f'{j.steps:,} steps in {summary["wall_s"]:,.0f} s',
+                episodes=dict(ends=j.ends, returns=j.returns, successes=j.successes))
+        write_report(self.out, told)
+
+    def _finish(self)->dict:
+        a,j = self.agent,self.agent.journal
+        self.clock.to('reports')
+        if self.counts or j.steps > self.reported[0]: self.report()
+        self.save()
+        final,won = self.evaluate(20)
+        if not self.leads: self.save(); return {}
+        self.wall = perf_counter() - self.began
+        summary = dict(recipe=self.name, env=a.env_name, wrappers=a.wrappers, seed=self.settings['seed'],
+            env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns), wall_s=round(self.wall, 2),
+            steps_per_s=round(j.steps/self.wall, 1), device=str(getattr(a.pipe, 'device', 'cpu')),
+            final_return=float(final.mean()), final_std=float(final.std()), final_returns=final.tolist(),
+            spent={part: round(s, 3) for part,s in self.spent.items()},
+            **{} if won is None else dict(final_success=float(won.mean())), solved_at_step=self.solved, solved=a.solved,
+            **{} if self.best is None else dict(best_return=self.best['eval_return'], best_at_step=self.best['env_steps']))
+        self.save()
+        self.draw()
+        self.report_end(summary)
+        write_whole(self.out/'summary.json', json.dumps(summary, indent=2))   # last: where it is, all is there
+        return summary
 
 # %% ../../nbs/app/runs.ipynb #997fefcd
 class _Stopped(Exception): "It was asked to stop, and has been saved"
@@ -128,178 +308,13 @@ def _collecting(s): # the part of the time between two blocks
     if recorded(s): return _MEMORY
     return 'waiting for workers' if s.get('workers') or s.get('shards') else 'environments and policy'
 
-@patch
-def _calls(self:Run): # for `Clock.watching`
-    yield self.agent.pipe,'learn','learner'
-    for name,part in dict(evaluate='evaluations', save='checkpoints', report='reports').items(): yield self,name,part
-
-@patch
-def _came(self:Run, rows):
-    "A block has come: the stages below go on with it"
-    self.show.tick(rows)
-    self.clock.to(_MEMORY)
-
 # %% ../../nbs/app/runs.ipynb #dc3837bc
 class Silent:
     "Shows nothing; the methods that any display has"
     def tick(self, rows): "`rows` more steps were made"
     def report(self, line:dict): "A line of metrics was written"
 
-# %% ../../nbs/app/runs.ipynb #8ba7398f
-@patch
-def _between(self:Run):
-    "What there is to do when all that the last steps set off has been done"
-    if self.agent.journal.steps >= self.next: self._do_what_is_due()
-    stop = self.stop if self.ranks.size == 1 else self.agent.journal.stopping   # as all of them know it
-    if (stop or self.unsaved) and self.ranks.all(self.agent.resumable):
-        self.save()
-        self.stop |= stop
-        if stop: raise _Stopped
-    self.clock.to(self.collecting)
-
-@patch
-def _plan_next(self:Run):
-    "The step at which something is to be done again"
-    every = {what: self.settings[f'{what}_every'] for what in self.last}
-    self.next = min((self.last[what]//n + 1)*n for what,n in every.items())
-
-# %% ../../nbs/app/runs.ipynb #9333dc0e
-@patch
-def _do_what_is_due(self:Run):
-    "Report, evaluate, ask for a checkpoint"
-    steps,every = self.agent.journal.steps,{what: self.settings[f'{what}_every'] for what in self.last}
-    due = [what for what,n in every.items() if steps//n > self.last[what]//n]
-    for what in due: self.last[what] = steps
-    if 'report' in due: self.report()
-    if 'eval' in due: self.evaluate()
-    self.unsaved |= 'save' in due
-    self._plan_next()
-
-# %% ../../nbs/app/runs.ipynb #035ca747
-@patch
-def report(self:Run):
-    "Write a line of metrics"
-    if not self.leads: return
-    a,j = self.agent,self.agent.journal
-    self.wall = perf_counter() - self.began
-    (steps,seconds),self.reported = self.reported,(j.steps, self.wall)
-    new,won,self.ended = j.returns[self.ended:],j.successes[self.ended:],len(j.returns)
-    means = {k: v/self.counts[k] for k,v in self.sums.items()}
-    self.sums,self.counts = {},{}
-    line = dict(env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns),
-        return_mean=float(np.mean(new)) if new else None, **dict(success_mean=float(np.mean(won))) if won else {},
-        **({} if recorded(self.settings) else a.policy.report() if hasattr(a.policy, 'report') else {}), **means,
-        fill=a.fill, **a.ages(), **a.shard_counts(), wall_s=round(self.wall, 3),
-        steps_per_s=round((j.steps - steps)/max(self.wall - seconds, 1e-9), 1))
-    self._write(line)
-    if self.samples and self.samples.is_due(len(a.memory.memory)): self.samples.write(a.memory)
-    if self.wall - self.drawn > 10: self.draw()
-
-# %% ../../nbs/app/runs.ipynb #a382c7bb
-@patch
-def _write(self:Run, line):
-    with open(self.out/'metrics.jsonl', 'a') as f: f.write(json.dumps(line) + '\n')
-    self.show.report(line)
-
-# %% ../../nbs/app/runs.ipynb #97e7a093
-@patch
-def evaluate(self:Run, episodes:int=None):
-    "Play without exploring; the returns and the successes, None where the environment doesn't tell"
-    if not self.leads: return None,None
-    steps,n = self.agent.journal.steps,episodes or self.settings['eval_episodes']
-    with as_worker(None): returns,won = play_episodes(self.agent, n, 1_000_003*(self.settings['seed'] + 1))
-    self.evals = [e for e in self.evals if e[0] != steps] + [(steps, float(returns.mean()))]
-    told = {} if won is None else dict(eval_success=float(won.mean()))
-    for share in told.values(): self.successes = [e for e in self.successes if e[0] != steps] + [(steps, share)]
-    goal = self.agent.solved
-    if self.solved is None and goal is not None and returns.mean() >= goal: self.solved = steps
-    self._write(dict(env_steps=steps, updates=self.agent.pipe.updates, eval_return=float(returns.mean()),
-        eval_std=float(returns.std()), **told, eval_episodes=n))
-    self._keep_best(steps, returns)
-    return returns,won
-
-# %% ../../nbs/app/runs.ipynb #b0e57002
-@patch
-def _keep_best(self:Run, steps, returns):
-    "Write best.pt where an evaluation was better than all before"
-    mean = float(returns.mean())
-    if not np.isfinite(mean) or self.best is not None and mean <= self.best['eval_return']: return
-    self.best = dict(policy_state(self.agent), env_steps=steps, updates=self.agent.pipe.updates, eval_return=mean,
-        eval_std=float(returns.std()), eval_episodes=len(returns))
-    self._write_best()
-
-@patch
-def _write_best(self:Run):
-    if self.best is None: (self.out/'best.pt').unlink(missing_ok=True)
-    else: write_whole(self.out/'best.pt', checkpoint_bytes(self.best))
-
-@patch
-def take_best(self:Run)->int: # the step at which it was evaluated
-    "Play with the model in best.pt from now on"
-    best = read_policy(self.out/'best.pt')
-    load_model(self.agent.model, best['model'], f'{self.out}/best.pt')
-    return best.get('env_steps', 0)
-
-# %% ../../nbs/app/runs.ipynb #254d11e0
-@patch(as_prop=True)
-def title(self:Run)->str:
-    "How it is called"
-    return run_title(self.name, self.agent.env_name, self.agent.wrappers, self.settings['seed'])
-
-# %% ../../nbs/app/runs.ipynb #e76441c8
-@patch
-def save(self:Run):
-    "Write the checkpoint"
-    self.wall,self.unsaved = perf_counter() - self.began,False
-    state = dict(agent=self.agent.state_dict(), run={k: getattr(self, k) for k in _KEPT},
-        policy=policy_state(self.agent))
-    if self.agent.memory is not None: self.agent.memory.flush()   # the rows that it refers to
-    with self._parts_written(state):
-        if self.leads: write_whole(self.out/'checkpoint.pt', checkpoint_bytes(state))
-    self.saved = self.agent.journal.steps
-
-# %% ../../nbs/app/runs.ipynb #2378ef2f
-@patch
-def load(self:Run):
-    "Stand where the checkpoint was written"
-    path = self.out/'checkpoint.pt'
-    state = load_checkpoint(path)
-    if not isinstance(state, dict) or not {'agent','run'} <= set(state): raise SettingsError('run',
-        f'{path} belongs to no run', sorted(map(str, state)) if isinstance(state, dict) else type(state), 'agent, run')
-    if not self.leads: state['agent'] = load_checkpoint(self._part(state['parts']))
-    older = dict(successes=[], best=None, spent={})   # versions had none
-    if isinstance(state['run'], dict): state['run'] = {**older, **state['run']}
-    try:
-        kept = checked('Run', _KEPT, state['run'])
-        self.agent.load_state_dict(state['agent'] if self.has_rows else self.agent.without_rows(state['agent']))
-        vars(self).update(kept)
-    except (ValueError,TypeError,RuntimeError,LookupError,AttributeError,ArithmeticError,MemoryError) as e:
-        raise SettingsError('run', f"{path} doesn't fit the run's config.json", f'{type(e).__name__}: {e}') from e
-    self.saved = self.agent.journal.steps
-    self._plan_next()
-    return self
-
 # %% ../../nbs/app/runs.ipynb #59c16726
-@patch
-def _part(self:Run, name):
-    "The file of this rank that belongs to a checkpoint"
-    return self.out/'ranks'/str(name)/f'rank-{self.ranks.rank}.pt'
-
-@patch
-@contextmanager
-def _parts_written(self:Run, state):
-    "Before the body all ranks have written their parts of a checkpoint; after it those of older ones go"
-    if self.ranks.size == 1: yield; return
-    state['parts'] = self.ranks.gather(uuid.uuid4().hex if self.leads else None)[0]
-    part = self._part(state['parts'])
-    if not self.leads:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(part, checkpoint_bytes(state['agent']))
-    self.ranks.gather('written')
-    yield
-    if self.leads: _remove_parts(self.out, state['parts'])
-    self.ranks.gather('kept')   # or the next one could be begun before this one is there
-
 def _remove_parts(out, but=None):
     "Files of ranks that no checkpoint names"
     for old in (out/'ranks').glob('*'):
@@ -504,54 +519,6 @@ def _note_resumed(run, changed):
     note = dict(env_steps=run.agent.journal.steps, at=_now(), **other)
     settings = dict(settings=run.settings) if changed else {}
     write_whole(run.out/'config.json', json.dumps({**config, **settings, 'resumed': [*before,note]}, indent=2))
-
-# %% ../../nbs/app/runs.ipynb #e45c8333
-@patch
-def draw(self:Run)->bool: # False: matplotlib isn't there
-    "Write returns.png"
-    j,self.drawn = self.agent.journal,self.wall
-    told = dict(successes=j.successes, eval_successes=self.successes) if j.successes or self.successes else {}
-    try: png = picture(j.ends, j.returns, self.evals, self.agent.solved, fill(self.title, 100), **told)
-    except ImportError: return False
-    write_whole(self.out/'returns.png', png)
-    return True
-
-# %% ../../nbs/app/runs.ipynb #f0c70032
-@patch
-def report_end(self:Run,
-    summary:dict, # of the whole run
-):
-    "Write report.html"
-    j,m = self.agent.journal,self.agent.memory
-    def told():
-        inside = None if m is None else self.samples.write(m) if self.samples else m.inside()
-        return new_run(self.out.name, **facts_of(self.name, read_config(self.out)), lines=read_metrics(self.out),
-            summary=summary, memory=inside, state='ended', said=f'{j.steps:,} steps in {summary["wall_s"]:,.0f} s',
-            episodes=dict(ends=j.ends, returns=j.returns, successes=j.successes))
-    write_report(self.out, told)
-
-# %% ../../nbs/app/runs.ipynb #d6258b87
-@patch
-def _finish(self:Run)->dict:
-    a,j = self.agent,self.agent.journal
-    self.clock.to('reports')
-    if self.counts or j.steps > self.reported[0]: self.report()
-    self.save()
-    final,won = self.evaluate(20)
-    if not self.leads: self.save(); return {}
-    self.wall = perf_counter() - self.began
-    summary = dict(recipe=self.name, env=a.env_name, wrappers=a.wrappers, seed=self.settings['seed'],
-        env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns), wall_s=round(self.wall, 2),
-        steps_per_s=round(j.steps/self.wall, 1), device=str(getattr(a.pipe, 'device', 'cpu')),
-        final_return=float(final.mean()), final_std=float(final.std()), final_returns=final.tolist(),
-        spent={part: round(s, 3) for part,s in self.spent.items()},
-        **{} if won is None else dict(final_success=float(won.mean())), solved_at_step=self.solved, solved=a.solved,
-        **{} if self.best is None else dict(best_return=self.best['eval_return'], best_at_step=self.best['env_steps']))
-    self.save()
-    self.draw()
-    self.report_end(summary)
-    write_whole(self.out/'summary.json', json.dumps(summary, indent=2))   # last: where it is, all is there
-    return summary
 
 # %% ../../nbs/app/runs.ipynb #3c6ff62c
 @contextmanager

@@ -8,7 +8,6 @@ __all__ = ['state_of', 'WatchedRun', 'WatchedMemory', 'watched_in', 'Watch', 'wa
 # %% ../../nbs/app/watching.ipynb #94ab86c4
 import mimetypes, os, re, threading, time, webbrowser
 from pathlib import Path
-from fastcore.basics import patch
 from .offline import open_memory
 from .recipes import memory_dirs
 from .run_files import facts_of, read_config, read_json, read_metrics, run_of
@@ -108,30 +107,27 @@ class WatchedRun:
             return told.popitem()[1] if len(told) == 1 else dict(title='Shards', parts=told)
         except Exception: self.rows = []   # nothing is there so far, or another process changes it
 
+    def videos(self, number:int)->dict: # name → address
+        "Videos in the run's directory, at most 12"
+        found = [p for kind in ('mp4','gif') for p in sorted(self.out.glob(f'*.{kind}')) if p.is_file()
+            and not p.is_symlink()]
+        self.seen += [p for p in found if p not in self.seen]
+        return {p.name: f'video/{number}/{self.seen.index(p)}' for p in found[:12]}
+
+    def video(self, number:int)->tuple: # content type, an open file; None: there is none
+        "One of them"
+        if not 0 <= number < len(self.seen): return None
+        path = self.seen[number]
+        try: return mimetypes.guess_type(path.name)[0],os.fdopen(os.open(path,
+            os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0)), 'rb')
+        except OSError: return None
+
 # %% ../../nbs/app/watching.ipynb #f0c70033
 def _sample(path):
     "memory.json, where it can be shown"
     found = read_json(path, dict(title=str))
     try: return (memory_numbers(found), memory_charts(found)) and found
     except Exception: return None   # somebody else may have written it
-
-# %% ../../nbs/app/watching.ipynb #72e0893d
-@patch
-def videos(self:WatchedRun, number:int)->dict: # name → address
-    "Videos in the run's directory, at most 12"
-    found = [p for kind in ('mp4','gif') for p in sorted(self.out.glob(f'*.{kind}')) if p.is_file()
-        and not p.is_symlink()]
-    self.seen += [p for p in found if p not in self.seen]
-    return {p.name: f'video/{number}/{self.seen.index(p)}' for p in found[:12]}
-
-@patch
-def video(self:WatchedRun, number:int)->tuple: # content type, an open file; None: there is none
-    "One of them"
-    if not 0 <= number < len(self.seen): return None
-    path = self.seen[number]
-    try: return mimetypes.guess_type(path.name)[0],os.fdopen(os.open(path,
-        os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0)), 'rb')
-    except OSError: return None
 
 # %% ../../nbs/app/watching.ipynb #8564c255
 class WatchedMemory:
@@ -192,32 +188,30 @@ class Watch:
     def _made(self):
         with self.lock: return self.rarely(self._make)
 
-# %% ../../nbs/app/watching.ipynb #cd17ae8d
-@patch
-def _make(self:Watch): # sections, and the same as a request gets them
-    told = [dict(run.now(), videos=run.videos(i)) for i,run in enumerate(self.runs)]
-    self.titles = [run['title'] for run in told]
-    found = run_sections(told) if told else {}
-    if self.memories and len(told) == 1: found = {k or told[0]['title']: piece for k,piece in found.items()}
-    found.update({str(m.path): m.piece() for m in self.memories})
-    frames = [(f'{kind}/{i}/{k}',memory.place.path) for kind,all in (('rows',self.runs),('memory',self.memories))
-        for i,watched in enumerate(all) for k,memory in enumerate(watched.rows)]
-    found.update({f'Rows of {path}': _frame(src) for src,path in frames})
-    sections = section_list(found)
-    return sections,json_text(sections).encode()
+    def _make(self): # sections, and the same as a request gets them
+        told = [dict(run.now(), videos=run.videos(i)) for i,run in enumerate(self.runs)]
+        self.titles = [run['title'] for run in told]
+        found = run_sections(told) if told else {}
+        if self.memories and len(told) == 1: found = {k or told[0]['title']: piece for k,piece in found.items()}
+        found.update({str(m.path): m.piece() for m in self.memories})
+        frames = [(f'{kind}/{i}/{k}',memory.place.path) for kind,all in (('rows',self.runs),('memory',self.memories))
+            for i,watched in enumerate(all) for k,memory in enumerate(watched.rows)]
+        found.update({f'Rows of {path}': _frame(src) for src,path in frames})
+        sections = section_list(found)
+        return sections,json_text(sections).encode()
 
+    def page(self)->str:
+        "The first page, which then asks for newer sections"
+        sections,names = self.sections(),[*(str(w.out) for w in self.runs),*(str(m.path) for m in self.memories)]
+        if len(names) > 1: title = ', '.join(f'{what}: {len(w)}'
+            for what,w in (('Runs',self.runs),('Memories',self.memories)) if w)
+        else: title = self.titles[0] if self.runs else 'Memory'
+        return live_page(title, ', '.join(names), sections)
+
+# %% ../../nbs/app/watching.ipynb #cd17ae8d
 def _frame(src): return tag('p', tag('a', 'as a page', href=src, target='_blank'),
     ', as it is when it is loaded') + \
     tag('iframe.memory', src=src, loading='lazy', title='rows of the memory')
-
-@patch
-def page(self:Watch)->str:
-    "The first page, which then asks for newer sections"
-    sections,names = self.sections(),[*(str(w.out) for w in self.runs),*(str(m.path) for m in self.memories)]
-    if len(names) > 1: title = ', '.join(f'{what}: {len(w)}'
-        for what,w in (('Runs',self.runs),('Memories',self.memories)) if w)
-    else: title = self.titles[0] if self.runs else 'Memory'
-    return live_page(title, ', '.join(names), sections)
 
 # %% ../../nbs/app/watching.ipynb #d45b86ca
 def watch_dirs(

@@ -7,7 +7,6 @@ __all__ = ['Catch']
 
 # %% ../../nbs/envs/catch.ipynb #aac772cd
 import gymnasium as gym, numpy as np
-from fastcore.basics import patch
 from gymnasium import spaces
 from ..steps.errors import whole
 
@@ -47,13 +46,11 @@ class Catch(gym.Env):
         if not 0 <= x <= last: x,self.aside = (-x if x < 0 else 2*last - x),-self.aside
         self.x,self.y = x,self.y + 1
 
+    def _look(self):
+        cells = np.zeros((self.size,self.size), np.uint8)
+        cells[-1,self.paddle-1:self.paddle+2] = 128
+        cells[self.y,self.x] = 255
+        return cells.repeat(self.scale, 0).repeat(self.scale, 1)
 
 # %% ../../nbs/envs/catch.ipynb #e4d977db
-@patch
-def _look(self:Catch):
-    cells = np.zeros((self.size,self.size), np.uint8)
-    cells[-1,self.paddle-1:self.paddle+2] = 128
-    cells[self.y,self.x] = 255
-    return cells.repeat(self.scale, 0).repeat(self.scale, 1)
-
 gym.register('fastrl_replay/Catch-v0', f'{Catch.__module__}:Catch')   # as text: what records it writes it down

@@ -7,7 +7,6 @@ __all__ = ['GROUP', 'RowColumns', 'GroupRows', 'side_by_side', 'EnvGroup']
 
 # %% ../../nbs/envs/group.ipynb #5b67fa0b
 import numpy as np
-from fastcore.basics import patch
 from gymnasium.vector import VectorEnv
 from .acting import PolicyActions, RandomActions, acting_state, restore_acting
 from .actions import as_array
@@ -137,82 +136,72 @@ class EnvGroup:
         put(rows['action'], actions)
         self._act(rows, actions, hidden)
 
+    def _act(self, rows, actions, hidden): # hidden: of the policy, after it
+        if type(actions) is int: actions = [actions] if self.slots.all_single else np.array([actions])
+        elif type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype.kind == 'i' and self.slots.all_single:
+            actions = actions.tolist()   # Python's own numbers are faster one by one
+        outcomes = []   # of each slot: 2 * rows left out + 1 where an episode ended
+        result = np.ndarray(self.n, self.rows.result, rows)   # the same rows, seen without state, action and extra columns
+        acting = self.acting
+        before = acting.hidden
+        try:
+            acting.hidden = hidden
+            for slot,start in self.pairs:
+                outcomes.append(slot.act(actions, start, rows, result if self.single else result[start:start+slot.n]))
+            if self.infos.names: rows = self.rows.add_info(rows, len(outcomes))
+            self.block = self._finish(rows, outcomes) if any(outcomes) else Steps(rows)
+        except BaseException as e:
+            said = isinstance(e, EnvError) or not isinstance(e, Exception)
+            error = None if said else _failed(slot, 'failed', e)
+            self._break_off(rows, outcomes, before)
+            if said: raise
+            raise error from e
+
+    def _forget_broken(self):
+        "Where others ended an episode, the policy forgets it, before the next one begins"
+        if any(l.broken for l in self.slots):
+            self.acting.forget(np.concatenate([np.full(l.n, l.broken) for l in self.slots]))
+
+    def _finish(self, rows, outcomes):
+        "Where episodes ended the policy forgets; rows that were left out are cut off"
+        if self.acting.recurrent: self.acting.forget(self.slots.joined('fresh'))
+        kept = [l.n - (s >> 1) for l,s in zip(self.slots, outcomes)]
+        if sum(kept) < self.n:
+            if self.single: rows = rows[:kept[0]]
+            else: rows = rows[np.concatenate([np.arange(s, s+k) for s,k in zip(self.slots.starts, kept)])]
+        return Steps(rows) if len(rows) else None
+
+    def _break_off(self, rows, outcomes, hidden): # as it was before the step
+        "Keep the rows of environments with an outcome; the next one begins anew, those after it were not stepped"
+        at = len(outcomes)
+        if at < len(self.pairs):
+            slot,start = self.pairs[at]
+            slot.leave()
+            if self.acting.recurrent: self.acting.put_back(np.arange(self.n) >= start, hidden)
+        if self.infos.names and at: rows = self.rows.add_info(rows, at)
+        self.block = self._finish(rows, outcomes + [2*l.n for l,_ in self.pairs[at:]])
+
+    def snapshot(self)->dict:
+        "Of its slots, of the policy, and of a block that was kept"
+        slots = [l.snapshot() for l in self.slots]
+        return dict(slots=slots, **acting_state(self.acting), block=self.block and pack(self.block))
+
+    def restore(self, state):
+        "Go on from a snapshot of the same environments"
+        mine,saved = [l.identity() for l in self.slots],[(l['n'], l['kind'], l['spaces']) for l in state['slots']]
+        if mine != saved: _refuse_others(saved, mine)
+        restore_acting(self.acting, state)
+        if state['block']: self.block = unpack(state['block'])
+        for (slot,start),own in zip(self.pairs, state['slots']):
+            anew = slot.restore(own, self.seed)
+            if not anew or not self.acting.recurrent or self.acting.hidden is None: continue
+            mine = np.arange(self.n)
+            self.acting.forget((mine >= start) & (mine < start + slot.n))
+
 # %% ../../nbs/envs/group.ipynb #9dd42bc4
-@patch
-def _act(self:EnvGroup, rows, actions, hidden): # hidden: of the policy, after it
-    if type(actions) is int: actions = [actions] if self.slots.all_single else np.array([actions])
-    elif type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype.kind == 'i' and self.slots.all_single:
-        actions = actions.tolist()   # Python's own numbers are faster one by one
-    outcomes = []   # of each slot: 2 * rows left out + 1 where an episode ended
-    result = np.ndarray(self.n, self.rows.result, rows)   # the same rows, seen without state, action and extra columns
-    acting = self.acting
-    before = acting.hidden
-    try:
-        acting.hidden = hidden
-        for slot,start in self.pairs:
-            outcomes.append(slot.act(actions, start, rows, result if self.single else result[start:start+slot.n]))
-        if self.infos.names: rows = self.rows.add_info(rows, len(outcomes))
-        self.block = self._finish(rows, outcomes) if any(outcomes) else Steps(rows)
-    except BaseException as e:
-        said = isinstance(e, EnvError) or not isinstance(e, Exception)
-        error = None if said else _failed(slot, 'failed', e)
-        self._break_off(rows, outcomes, before)
-        if said: raise
-        raise error from e
-
-@patch
-def _forget_broken(self:EnvGroup):
-    "Where others ended an episode, the policy forgets it, before the next one begins"
-    if any(l.broken for l in self.slots):
-        self.acting.forget(np.concatenate([np.full(l.n, l.broken) for l in self.slots]))
-
 def _failed(slot, what, e):
     who,episode,step = slot.where(e)
     return EnvError('GymStepper', f'{who} {what} in {episode}, step {step}', in_words(e))
-
-# %% ../../nbs/envs/group.ipynb #10067126
-@patch
-def _finish(self:EnvGroup, rows, outcomes):
-    "Where episodes ended the policy forgets; rows that were left out are cut off"
-    if self.acting.recurrent: self.acting.forget(self.slots.joined('fresh'))
-    kept = [l.n - (s >> 1) for l,s in zip(self.slots, outcomes)]
-    if sum(kept) < self.n:
-        if self.single: rows = rows[:kept[0]]
-        else: rows = rows[np.concatenate([np.arange(s, s+k) for s,k in zip(self.slots.starts, kept)])]
-    return Steps(rows) if len(rows) else None
-
-# %% ../../nbs/envs/group.ipynb #3cb80243
-@patch
-def _break_off(self:EnvGroup, rows, outcomes, hidden): # as it was before the step
-    "Keep the rows of environments with an outcome; the next one begins anew, those after it were not stepped"
-    at = len(outcomes)
-    if at < len(self.pairs):
-        slot,start = self.pairs[at]
-        slot.leave()
-        if self.acting.recurrent: self.acting.put_back(np.arange(self.n) >= start, hidden)
-    if self.infos.names and at: rows = self.rows.add_info(rows, at)
-    self.block = self._finish(rows, outcomes + [2*l.n for l,_ in self.pairs[at:]])
-
-# %% ../../nbs/envs/group.ipynb #db246617
-@patch
-def snapshot(self:EnvGroup)->dict:
-    "Of its slots, of the policy, and of a block that was kept"
-    slots = [l.snapshot() for l in self.slots]
-    return dict(slots=slots, **acting_state(self.acting), block=self.block and pack(self.block))
-
-# %% ../../nbs/envs/group.ipynb #ece732f2
-@patch
-def restore(self:EnvGroup, state):
-    "Go on from a snapshot of the same environments"
-    mine,saved = [l.identity() for l in self.slots],[(l['n'], l['kind'], l['spaces']) for l in state['slots']]
-    if mine != saved: _refuse_others(saved, mine)
-    restore_acting(self.acting, state)
-    if state['block']: self.block = unpack(state['block'])
-    for (slot,start),own in zip(self.pairs, state['slots']):
-        anew = slot.restore(own, self.seed)
-        if not anew or not self.acting.recurrent or self.acting.hidden is None: continue
-        mine = np.arange(self.n)
-        self.acting.forget((mine >= start) & (mine < start + slot.n))
 
 # %% ../../nbs/envs/group.ipynb #0d68238b
 def _refuse_others(saved, mine):

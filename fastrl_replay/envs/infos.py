@@ -9,7 +9,6 @@ __all__ = ['MASK', 'SUCCESS', 'info_entries', 'entry_dtype', 'Awaited', 'InfoCol
 # %% ../../nbs/envs/infos.ipynb #8e6055c0
 import inspect, warnings
 import numpy as np
-from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from ..steps.core import Steps, pack, unpack
@@ -180,6 +179,49 @@ class InfoRows:
             if x is _MISSING: raise _missing(name, of, info)
             _write(self.array(name, x), i, x, f'{name}{of}')
 
+    def many(self,
+        info, # of a vector
+        need:np.ndarray, # bool [n]: of which environments
+        names=None, # which entries; None: all
+        first:int=0, # the number of the first environment, for errors
+    ):
+        "Write the entries of several environments"
+        if self.columns.absent: self.columns.look(info)
+        for name in self.columns.names if names is None else names:
+            has = _present(info, name, self.n)
+            missing,there = need & ~has,need & has
+            if missing.any():
+                if self.columns.defaults[name] is None: raise _none_of(info, name, first, int(missing.argmax()))
+                self.array(name, None)[missing] = self.columns.filled.arrays[name]
+            x = info.get(name) if isinstance(info, dict) else None
+            if self._fits(name, x): self.arrays[name][there] = x[there]
+            else:
+                for i in np.flatnonzero(there): self.one(i, {name: of_env(info, name, i)}, (name,), _whose(first + i))
+
+    def _fits(self, name, x):
+        "Is it an array of entries that need no closer look?"
+        out = self.arrays.get(name)
+        if out is None or type(x) is not np.ndarray or x.dtype.kind not in 'biuf' or out.dtype.names: return False
+        return x.shape == out.shape and np.can_cast(x.dtype, out.dtype, 'safe')
+
+    def state_dict(self)->dict: # plain data and tensors; {}: there are none
+        "All entries, as a block"
+        dtypes = [(k, d) for k,d in self.columns.known().items() if k in self.arrays]
+        rows = np.zeros(self.n, np.dtype(dtypes, align=True))
+        for k,a in self.arrays.items(): rows[k] = a
+        return pack(Steps(rows)) if self.arrays else {}
+
+    def load_state_dict(self, state:dict):
+        "Go on with entries that were saved"
+        if not state: return
+        rows = unpack(state).rows
+        known = {k: self.columns.dtypes.get(k, rows.dtype[k]) for k in rows.dtype.names if k in self.columns.names}
+        if rows.dtype != np.dtype([*known.items()], align=True) or rows.shape != (self.n,): raise StateError('GymStepper',
+            'saved entries of info', f'{rows.dtype} {list(rows.shape)}',
+            f'those of {self.columns.dtypes or self.columns.names} {[self.n]}', 'build the pipe that was saved')
+        self.columns.dtypes.update(known)
+        self.arrays = {k: rows[k].copy() for k in known}
+
 # %% ../../nbs/envs/infos.ipynb #eb25393f
 def of_env(
     info, # of a vector: a dict of arrays, or a list with a dict for each environment
@@ -206,36 +248,9 @@ def _present(info, name, n):
     return np.ones(n, bool) if has is None else np.asarray(has, bool)
 
 # %% ../../nbs/envs/infos.ipynb #3a2a0273
-@patch
-def many(self:InfoRows,
-    info, # of a vector
-    need:np.ndarray, # bool [n]: of which environments
-    names=None, # which entries; None: all
-    first:int=0, # the number of the first environment, for errors
-):
-    "Write the entries of several environments"
-    if self.columns.absent: self.columns.look(info)
-    for name in self.columns.names if names is None else names:
-        has = _present(info, name, self.n)
-        missing,there = need & ~has,need & has
-        if missing.any():
-            if self.columns.defaults[name] is None: raise _none_of(info, name, first, int(missing.argmax()))
-            self.array(name, None)[missing] = self.columns.filled.arrays[name]
-        x = info.get(name) if isinstance(info, dict) else None
-        if self._fits(name, x): self.arrays[name][there] = x[there]
-        else:
-            for i in np.flatnonzero(there): self.one(i, {name: of_env(info, name, i)}, (name,), _whose(first + i))
-
 def _whose(i): return f' of environment {i}'
 def _none_of(info, name, first, i):
     return _missing(name, _whose(first + i), info[i] if isinstance(info, (list,tuple)) else info)
-
-@patch
-def _fits(self:InfoRows, name, x):
-    "Is it an array of entries that need no closer look?"
-    out = self.arrays.get(name)
-    if out is None or type(x) is not np.ndarray or x.dtype.kind not in 'biuf' or out.dtype.names: return False
-    return x.shape == out.shape and np.can_cast(x.dtype, out.dtype, 'safe')
 
 # %% ../../nbs/envs/infos.ipynb #bda933b9
 def last_info(
@@ -252,28 +267,6 @@ def last_info(
         "an episode's last info is missing", sorted(map(str, info)) if isinstance(info, dict) else 'a list without it',
         "info['final_info']", 'let the vector environment give it, or reset in the next step (NextStep)')
     return {**({} if final is _MISSING else final), **found}
-
-# %% ../../nbs/envs/infos.ipynb #67ec7cb9
-@patch
-def state_dict(self:InfoRows)->dict: # plain data and tensors; {}: there are none
-    "All entries, as a block"
-    dtypes = [(k, d) for k,d in self.columns.known().items() if k in self.arrays]
-    rows = np.zeros(self.n, np.dtype(dtypes, align=True))
-    for k,a in self.arrays.items(): rows[k] = a
-    return pack(Steps(rows)) if self.arrays else {}
-
-# %% ../../nbs/envs/infos.ipynb #a8f78d06
-@patch
-def load_state_dict(self:InfoRows, state:dict):
-    "Go on with entries that were saved"
-    if not state: return
-    rows = unpack(state).rows
-    known = {k: self.columns.dtypes.get(k, rows.dtype[k]) for k in rows.dtype.names if k in self.columns.names}
-    if rows.dtype != np.dtype([*known.items()], align=True) or rows.shape != (self.n,): raise StateError('GymStepper',
-        'saved entries of info', f'{rows.dtype} {list(rows.shape)}',
-        f'those of {self.columns.dtypes or self.columns.names} {[self.n]}', 'build the pipe that was saved')
-    self.columns.dtypes.update(known)
-    self.arrays = {k: rows[k].copy() for k in known}
 
 # %% ../../nbs/envs/infos.ipynb #657155f6
 MASK,SUCCESS = 'action_mask','is_success'   # as environments call them: allowed actions; was it a success?

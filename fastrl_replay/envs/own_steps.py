@@ -10,7 +10,6 @@ from collections import deque
 import warnings
 from struct import Struct, error as DoesNotFit
 import numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from ..pipe import Pipe
@@ -137,23 +136,21 @@ class OneRow:
         kinds = (rows.dtype[n] for n in rows.dtype.names)
         return len(rows) == 1 and all(d.subdtype or d.str in _CODES for d in kinds)
 
+    def write(self,
+        values, # one for each column that is written, in their order
+    )->bool: # False: one of them is of another kind
+        "Write a step"
+        given = []
+        for x,(kind,shape,plain) in zip(values, self.forms):
+            if isinstance(x, plain): given.append(x)
+            elif type(x) is np.ndarray and x.dtype is kind and x.shape == shape: given.append(x.tobytes())
+            else: return False
+        try: self.pack_into(self.bytes, 0, *given)
+        except (DoesNotFit,OverflowError): return False   # numbers that are too large
+        return True
+
 _FLOATS = {('d','f'), ('f','d')}   # are written as they are
 _CODES = {'<f4': 'f', '<f8': 'd', '<i8': 'q', '<i4': 'i', '|b1': '?'}   # of numpy and of struct
-
-# %% ../../nbs/envs/own_steps.ipynb #05e1f062
-@patch
-def write(self:OneRow,
-    values, # one for each column that is written, in their order
-)->bool: # False: one of them is of another kind
-    "Write a step"
-    given = []
-    for x,(kind,shape,plain) in zip(values, self.forms):
-        if isinstance(x, plain): given.append(x)
-        elif type(x) is np.ndarray and x.dtype is kind and x.shape == shape: given.append(x.tobytes())
-        else: return False
-    try: self.pack_into(self.bytes, 0, *given)
-    except (DoesNotFit,OverflowError): return False   # numbers that are too large
-    return True
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f016
 class StepRows:
@@ -188,137 +185,119 @@ class StepRows:
         if outcome & 1 and (final_obs is not None or mode == AutoresetMode.SAME_STEP): self._put_final(rows, final_obs)
         return rows[:len(rows) - (outcome >> 1)] if outcome > 1 else rows
 
-# %% ../../nbs/envs/own_steps.ipynb #05e1f017
-@patch
-def _write(self:StepRows, values):
-    "Write the values column by column, to new rows where there are more or fewer than before"
-    reward,rows = values['reward'],self.rows
-    n = len(reward) if type(reward) is np.ndarray and reward.ndim == 1 else None
-    if n is None and not isinstance(reward, float): n = self._many(as_array(reward))
-    if rows is None:
-        dtype = as_before(first_dtype(self.who, values, n), getattr(self.memory(), 'dtype', None))
-        self._new = np.zeros(1 if n is None else n, dtype)
-    elif len(rows) != (n or 1): self._new = np.zeros(n or 1, rows.dtype)
-    else: self._new = rows
-    if self._names != [*values]: self._check_names(values)
-    if self._new is not self._laid_out: self._lay_out(self._new)
-    for k,x in values.items():
-        field,kind,shape = self._columns[k]
-        alike = type(x) is np.ndarray and x.shape == shape
-        if alike and (x.dtype is kind or (x.dtype.char,kind.char) in _FLOATS): field[...] = x
-        else: fill(self.who, field, x, k)
+    def _write(self, values):
+        "Write the values column by column, to new rows where there are more or fewer than before"
+        reward,rows = values['reward'],self.rows
+        n = len(reward) if type(reward) is np.ndarray and reward.ndim == 1 else None
+        if n is None and not isinstance(reward, float): n = self._many(as_array(reward))
+        if rows is None:
+            dtype = as_before(first_dtype(self.who, values, n), getattr(self.memory(), 'dtype', None))
+            self._new = np.zeros(1 if n is None else n, dtype)
+        elif len(rows) != (n or 1): self._new = np.zeros(n or 1, rows.dtype)
+        else: self._new = rows
+        if self._names != [*values]: self._check_names(values)
+        if self._new is not self._laid_out: self._lay_out(self._new)
+        for k,x in values.items():
+            field,kind,shape = self._columns[k]
+            alike = type(x) is np.ndarray and x.shape == shape
+            if alike and (x.dtype is kind or (x.dtype.char,kind.char) in _FLOATS): field[...] = x
+            else: fill(self.who, field, x, k)
 
-@patch
-def _lay_out(self:StepRows, rows):
-    dtype,self._raw,self._laid_out = rows.dtype,rows.view(np.uint8),rows
-    self._columns = {k: (f := rows[k], f.dtype, f.shape) for k in dtype.names}
-    self._at = np.array([dtype.itemsize, *(dtype.fields[k][1] for k in COUNTED)])
+    def _lay_out(self, rows):
+        dtype,self._raw,self._laid_out = rows.dtype,rows.view(np.uint8),rows
+        self._columns = {k: (f := rows[k], f.dtype, f.shape) for k in dtype.names}
+        self._at = np.array([dtype.itemsize, *(dtype.fields[k][1] for k in COUNTED)])
+
+    def _many(self, reward):
+        if reward.ndim > 1: raise BlockError(self.who, 'shape of reward', list(reward.shape), '[], or [environments]')
+        return len(reward) if reward.ndim else None
+
+    def _check_names(self, values):
+        wanted = {k for k in self._new.dtype.names if k not in _COUNTED}
+        missing,more = wanted - values.keys(),values.keys() - wanted
+        if missing or more: raise BlockError(self.who, f'other columns than at the first call: '
+            f'{"without" if missing else "with"} {", ".join(missing or more)}', remedy='give the same ones each time')
+
+    def _count(self, rows, lags)->int: # 2 * rows left out + 1 if an episode ended
+        "Fill in the counters; where the environments stand then does not count before `done`"
+        (now,after),(total,total_after) = self._counts,self._totals
+        after[:],total_after[:] = now,total
+        if rows is not self._laid_out: self._lay_out(rows)
+        self._outcome = count_steps(self._raw, self._at, self.ids, lags, after, total_after, self._resets)
+        if self._outcome >= 0: return self._outcome
+        i = -1 - self._outcome
+        raise BlockError(self.who, f'the step after an end was not a reset (env_id {self.ids[i]})', f'reward '
+            f'{rows["reward"][i]:g}', 'reward 0 and no end, as autoreset_mode NextStep gives them')
+
+    def _turn_to(self, env_id, n):
+        "Let these environments be the ones that step"
+        a = np.asarray(env_id)
+        ids = a + np.arange(n) if a.ndim == 0 and a.dtype.kind in 'iu' else a
+        if a.dtype.kind not in 'iu' or ids.shape != (n,) or len(set(ids.tolist())) < n or ids.max() >= MAX_ENVS:
+            raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', f'a number below {MAX_ENVS}, or {n} different ones')
+        self._of = (env_id,n) if type(env_id) is int else None
+        if not self._new_ids and np.array_equal(ids, self.ids): return
+        self.others = self.stands()
+        self._new_ids = {*ids.tolist()} - self.others.keys()
+        if self._new_ids: self._of = None   # look once more at the next step
+        memory = self.memory() if self._new_ids else None
+        known = {} if memory is None else memory.stands_at([*self._new_ids])
+        here = [self.others.get(e) or self._new_here(known.get(e), i) for i,e in enumerate(ids.tolist())]
+        counts,totals = np.array([h[:3] for h in here], np.int32),np.array([h[3] for h in here], np.float64)
+        self.ids,self._resets = ids.astype(np.int64),np.zeros(n, bool)
+        self._counts,self._totals = [counts,counts.copy()],[totals,totals.copy()]   # now, and after the step
+
+    def _new_here(self, known, i):
+        "Where an environment stands that others have stepped so far; one that is in another state now was reset since"
+        if known is None: return 1,0,0,0.
+        episode,step,over,total,state = known
+        same = not over if state is None else same_fields(state, self._new['state'][i:i+1])
+        return (episode,step,over,total) if self.goes_on and same else (episode + 1,0,0,0.)
+
+    def stands(self)->dict: # by env_id: episode, step, is it over?, its rewards
+        "Where each environment stands"
+        if not len(self.ids): return self.others
+        here = zip(self.ids.tolist(), self._counts[0].tolist(), self._totals[0].tolist())
+        return self.others | {e: (*c,total) for e,c,total in here if e not in self._new_ids}
+
+    def done(self):
+        "The rows that were made last were taken: they count"
+        self._counts.reverse()
+        self._totals.reverse()
+        self._ended = self._outcome == 1   # and no row was left out
+        self._new_ids = set()
+        if self.rows is not self._new: self.like(self._new)
+
+    def like(self,
+        rows:np.ndarray, # of the steps that came last, or others of their kind
+    ):
+        "Expect steps like these from now on"
+        self.rows,self._names = rows,[k for k in rows.dtype.names if k not in _COUNTED]
+        self._one = OneRow(rows, self._names) if OneRow.fits(rows) else None
+
+    def _look_for_resets(self, before, rows):
+        "Warn where an episode has ended, and the next step goes on from its last state"
+        for i in np.flatnonzero(before['terminated'] | before['truncated']):
+            if self._warned or not same_fields(rows['state'][i:i+1], before['next_state'][i:i+1]): continue
+            self._warned = True
+            warnings.warn(problem(self.who, f'an episode of environment {before["env_id"][i]} has ended, and the next step '
+                'begins in the same state', remedy="reset it before; of vectors that reset themselves, add_step(..., "
+                "autoreset_mode='next_step'), or final_obs=info.get('final_obs') for SameStep"))
+
+    def _put_final(self, rows, final_obs):
+        "The last states of those that have ended, where they belong"
+        for i in np.flatnonzero(self._counts[1][:,2]).tolist():
+            final = _of_env(final_obs, i, len(rows))
+            if final is None: raise BlockError(self.who, f'environment {i} ended without its last state',
+                'final_obs=None' if final_obs is None else 'none in final_obs', "info['final_obs'], as SameStep gives it",
+                "final_obs=info.get('final_obs')")
+            at = i - self._resets[:i].sum()   # where its row is
+            fill(self.who, rows['next_state'][at:at+1], final, 'final_obs')
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f065
-@patch
-def _many(self:StepRows, reward):
-    if reward.ndim > 1: raise BlockError(self.who, 'shape of reward', list(reward.shape), '[], or [environments]')
-    return len(reward) if reward.ndim else None
-
-@patch
-def _check_names(self:StepRows, values):
-    wanted = {k for k in self._new.dtype.names if k not in _COUNTED}
-    missing,more = wanted - values.keys(),values.keys() - wanted
-    if missing or more: raise BlockError(self.who, f'other columns than at the first call: '
-        f'{"without" if missing else "with"} {", ".join(missing or more)}', remedy='give the same ones each time')
-
 _COUNTED = COUNTED[3:]
 
-# %% ../../nbs/envs/own_steps.ipynb #05e1f018
-@patch
-def _count(self:StepRows, rows, lags)->int: # 2 * rows left out + 1 if an episode ended
-    "Fill in the counters; where the environments stand then does not count before `done`"
-    (now,after),(total,total_after) = self._counts,self._totals
-    after[:],total_after[:] = now,total
-    if rows is not self._laid_out: self._lay_out(rows)
-    self._outcome = count_steps(self._raw, self._at, self.ids, lags, after, total_after, self._resets)
-    if self._outcome >= 0: return self._outcome
-    i = -1 - self._outcome
-    raise BlockError(self.who, f'the step after an end was not a reset (env_id {self.ids[i]})', f'reward '
-        f'{rows["reward"][i]:g}', 'reward 0 and no end, as autoreset_mode NextStep gives them')
-
-# %% ../../nbs/envs/own_steps.ipynb #05e1f064
-@patch
-def _turn_to(self:StepRows, env_id, n):
-    "Let these environments be the ones that step"
-    a = np.asarray(env_id)
-    ids = a + np.arange(n) if a.ndim == 0 and a.dtype.kind in 'iu' else a
-    if a.dtype.kind not in 'iu' or ids.shape != (n,) or len(set(ids.tolist())) < n or ids.max() >= MAX_ENVS:
-        raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', f'a number below {MAX_ENVS}, or {n} different ones')
-    self._of = (env_id,n) if type(env_id) is int else None
-    if not self._new_ids and np.array_equal(ids, self.ids): return
-    self.others = self.stands()
-    self._new_ids = {*ids.tolist()} - self.others.keys()
-    if self._new_ids: self._of = None   # look once more at the next step
-    memory = self.memory() if self._new_ids else None
-    known = {} if memory is None else memory.stands_at([*self._new_ids])
-    here = [self.others.get(e) or self._new_here(known.get(e), i) for i,e in enumerate(ids.tolist())]
-    counts,totals = np.array([h[:3] for h in here], np.int32),np.array([h[3] for h in here], np.float64)
-    self.ids,self._resets = ids.astype(np.int64),np.zeros(n, bool)
-    self._counts,self._totals = [counts,counts.copy()],[totals,totals.copy()]   # now, and after the step
-
-# %% ../../nbs/envs/own_steps.ipynb #ff1c6651
-@patch
-def _new_here(self:StepRows, known, i):
-    "Where an environment stands that others have stepped so far; one that is in another state now was reset since"
-    if known is None: return 1,0,0,0.
-    episode,step,over,total,state = known
-    same = not over if state is None else same_fields(state, self._new['state'][i:i+1])
-    return (episode,step,over,total) if self.goes_on and same else (episode + 1,0,0,0.)
-
-@patch
-def stands(self:StepRows)->dict: # by env_id: episode, step, is it over?, its rewards
-    "Where each environment stands"
-    if not len(self.ids): return self.others
-    here = zip(self.ids.tolist(), self._counts[0].tolist(), self._totals[0].tolist())
-    return self.others | {e: (*c,total) for e,c,total in here if e not in self._new_ids}
-
-# %% ../../nbs/envs/own_steps.ipynb #05e1f019
-@patch
-def done(self:StepRows):
-    "The rows that were made last were taken: they count"
-    self._counts.reverse()
-    self._totals.reverse()
-    self._ended = self._outcome == 1   # and no row was left out
-    self._new_ids = set()
-    if self.rows is not self._new: self.like(self._new)
-
-@patch
-def like(self:StepRows,
-    rows:np.ndarray, # of the steps that came last, or others of their kind
-):
-    "Expect steps like these from now on"
-    self.rows,self._names = rows,[k for k in rows.dtype.names if k not in _COUNTED]
-    self._one = OneRow(rows, self._names) if OneRow.fits(rows) else None
-
-# %% ../../nbs/envs/own_steps.ipynb #05e1f071
-@patch
-def _look_for_resets(self:StepRows, before, rows):
-    "Warn where an episode has ended, and the next step goes on from its last state"
-    for i in np.flatnonzero(before['terminated'] | before['truncated']):
-        if self._warned or not same_fields(rows['state'][i:i+1], before['next_state'][i:i+1]): continue
-        self._warned = True
-        warnings.warn(problem(self.who, f'an episode of environment {before["env_id"][i]} has ended, and the next step '
-            'begins in the same state', remedy="reset it before; of vectors that reset themselves, add_step(..., "
-            "autoreset_mode='next_step'), or final_obs=info.get('final_obs') for SameStep"))
-
 # %% ../../nbs/envs/own_steps.ipynb #05e1f022
-@patch
-def _put_final(self:StepRows, rows, final_obs):
-    "The last states of those that have ended, where they belong"
-    for i in np.flatnonzero(self._counts[1][:,2]).tolist():
-        final = _of_env(final_obs, i, len(rows))
-        if final is None: raise BlockError(self.who, f'environment {i} ended without its last state',
-            'final_obs=None' if final_obs is None else 'none in final_obs', "info['final_obs'], as SameStep gives it",
-            "final_obs=info.get('final_obs')")
-        at = i - self._resets[:i].sum()   # where its row is
-        fill(self.who, rows['next_state'][at:at+1], final, 'final_obs')
-
 def _of_env(x, i, n):
     if isinstance(x, dict):
         parts = {k: _of_env(v, i, n) for k,v in x.items()}
@@ -354,6 +333,24 @@ class OwnSteps(Pipe):
             self._waiting.append(Steps(rows))
         self._rows.done()
 
+    def snapshot(self):
+        stands = self._rows.stands().items()   # of an episode that is over, the next one
+        counts = [[e, episode + over, 0 if over else step, 0. if over else total, bool(over)]
+            for e,(episode,step,over,total) in stands]
+        dtype = None if self._rows.rows is None else dtype_spec(self._rows.rows.dtype)
+        return dict(counts=counts, waiting=[pack(b) for b in self._waiting], dtype=dtype)
+
+    def check_state(self, state):
+        form = dict(counts=listed(row(integer(), integer(), integer(), real(), flag)), waiting=listed(block),
+            dtype=maybe(_counted_dtype))
+        return checked('OwnSteps', form, {'dtype': None, **state} if isinstance(state, dict) else state)
+
+    def restore(self, state):
+        self._fresh()
+        self._rows.others = {e: (episode - over, step, int(over), total) for e,episode,step,total,over in state['counts']}
+        self._waiting.extend(state['waiting'])
+        if state['dtype'] is not None: self._rows.like(np.zeros(1, state['dtype']))
+
 # %% ../../nbs/envs/own_steps.ipynb #05e1f026
 def step_values(obs, action, reward, next_obs, terminated, truncated, env_id=0, final_obs=None, **columns):
     "What `StepRows.make` takes, of the arguments of `add_step`"
@@ -361,29 +358,8 @@ def step_values(obs, action, reward, next_obs, terminated, truncated, env_id=0, 
     return dict(state=obs, action=action, reward=reward, next_state=next_obs, terminated=terminated,
         truncated=truncated, **columns),env_id,final_obs,mode
 
-@patch
-def snapshot(self:OwnSteps):
-    stands = self._rows.stands().items()   # of an episode that is over, the next one
-    counts = [[e, episode + over, 0 if over else step, 0. if over else total, bool(over)]
-        for e,(episode,step,over,total) in stands]
-    dtype = None if self._rows.rows is None else dtype_spec(self._rows.rows.dtype)
-    return dict(counts=counts, waiting=[pack(b) for b in self._waiting], dtype=dtype)
-
-@patch
-def check_state(self:OwnSteps, state):
-    form = dict(counts=listed(row(integer(), integer(), integer(), real(), flag)), waiting=listed(block),
-        dtype=maybe(_counted_dtype))
-    return checked('OwnSteps', form, {'dtype': None, **state} if isinstance(state, dict) else state)
-
 def _counted_dtype(x): # a form
     dtype,want = row_dtype(x),step_dtype(_ANY, _ANY)
     wrong = [k for k in want.names if k not in dtype.names or k in COUNTED and dtype[k] != want[k]]
     if wrong: raise Misfit(f'a dtype of rows, column {wrong[0]!r}', 'as add_step makes it')
     return dtype
-
-@patch
-def restore(self:OwnSteps, state):
-    self._fresh()
-    self._rows.others = {e: (episode - over, step, int(over), total) for e,episode,step,total,over in state['counts']}
-    self._waiting.extend(state['waiting'])
-    if state['dtype'] is not None: self._rows.like(np.zeros(1, state['dtype']))

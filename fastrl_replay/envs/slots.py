@@ -8,7 +8,6 @@ __all__ = ['SLOT', 'Slot', 'SingleSlot', 'saved_env', 'Slots']
 # %% ../../nbs/envs/slots.ipynb #22d9025a
 import warnings
 import numpy as np
-from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from .checks import FLAGS, NUMBERS, as_flag, as_number, check_shape
@@ -55,6 +54,49 @@ class Slot:
         "What another one must have in common with it to go on where it stood"
         return self.n,self.kind,str((self.row_space, self.action_space))
 
+    def other_constant(self, were:dict)->str: # its name, None: there is none
+        "A constant of its environment that is none of these"
+        now = dict(constants_in(self.env))
+        return next((k for k in {**were, **now} if were.get(k) != now.get(k)), None)
+
+    def saved(self)->tuple: # its data, or None and why it can't be saved
+        "Its environment as plain data, where it has the constants with which it was made"
+        name = self.other_constant(self.constants)
+        return saved_env(self.env) if name is None else (None, f'{name}: chosen while it ran')
+
+    def snapshot(self)->dict:
+        "What it goes on from: its environment, where that can be saved, and where its episodes are"
+        (n,kind,spaces),(env,why) = self.identity(),self.saved()
+        more = [['constants', encode(self.constants)]]
+        if self.info is not None: more.append(['info', encode(self.info.state_dict())])
+        random = None if isinstance(self.env, VectorEnv) else saved_env(self.env.unwrapped._np_random)[0]
+        own = dict(vars(self), obs=_plain_obs(self.obs, self.space))
+        return dict(n=n, spaces=spaces, kind=kind, env=env, why=why, random=random,
+            kept=[[k, encode(own[k])] for k in _KEPT if k in own] + more)
+
+    def restore(self,
+        saved,
+        seed, # of the group
+    )->bool:
+        "Go on where it was saved; True: with a new episode, because the environment itself could not be saved"
+        for k,v in saved['kept']:
+            if k in _KEPT: setattr(self, k, _as_kept(self, k, decode(v)))
+        more = dict(saved['kept'])
+        _restore_info(self, more.get('info'))
+        env = saved['env'] if self._goes_on(decode(more.get('constants'))) else None
+        if env is not None: decode(env, self.env)
+        anew = env is None and self.obs is not None
+        if anew: self.begin_anew(saved, seed)
+        return anew
+
+    def _goes_on(self, constants)->bool: # name → which one, when it was saved; None: an older version didn't say it
+        "Are the constants those that were there? A warning where they aren't"
+        if constants is None or not (name := self.other_constant(constants)): return True
+        warnings.warn(problem('GymStepper', f"environment {self.env_id} can't go on as it was saved, and begins a new "
+            f'episode: its {name} is another one', dict(constants_in(self.env)).get(name), constants.get(name),
+            'begin with the environment that was saved; or give it a state_dict and a load_state_dict'))
+        return False
+
 # %% ../../nbs/envs/slots.ipynb #7d5d8362
 class SingleSlot(Slot):
     "A slot with a single environment"
@@ -90,24 +132,23 @@ class SingleSlot(Slot):
     def stands(self, i): return self.episode,self.step
     def where(self, e): return f'environment {self.env_id}',f'episode {self.episode + self.over}',self.step + 1
 
+    def act(self, actions, i, rows, result):
+        "Step it with its action, and write what came into its row; 1 where its episode ended"
+        obs,reward,terminated,truncated,info = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
+        if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self.check(obs)
+        number = _float32(reward) if type(reward) in NUMBERS else as_number(reward, 'reward')   # as the row will have it
+        if type(terminated) not in FLAGS: terminated = as_flag(terminated, 'terminated')
+        if type(truncated) not in FLAGS: truncated = as_flag(truncated, 'truncated')
+        if self.info is not None: self.info.one(0, info)
+        self.step,self.total = self.step+1,self.total+float(number)
+        self.obs,self.over = obs,bool(terminated or truncated)
+        result[0] = (number, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
+            self.env_id, self.episode, self.step, self.total)
+        if self.over and self.info is not None: self.info.columns.ended(1)
+        return int(self.over)
+
 # %% ../../nbs/envs/slots.ipynb #27a0da32
 _float32 = np.float32
-
-@patch
-def act(self:SingleSlot, actions, i, rows, result):
-    "Step it with its action, and write what came into its row; 1 where its episode ended"
-    obs,reward,terminated,truncated,info = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
-    if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self.check(obs)
-    number = _float32(reward) if type(reward) in NUMBERS else as_number(reward, 'reward')   # as the row will have it
-    if type(terminated) not in FLAGS: terminated = as_flag(terminated, 'terminated')
-    if type(truncated) not in FLAGS: truncated = as_flag(truncated, 'truncated')
-    if self.info is not None: self.info.one(0, info)
-    self.step,self.total = self.step+1,self.total+float(number)
-    self.obs,self.over = obs,bool(terminated or truncated)
-    result[0] = (number, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
-        self.env_id, self.episode, self.step, self.total)
-    if self.over and self.info is not None: self.info.columns.ended(1)
-    return int(self.over)
 
 # %% ../../nbs/envs/slots.ipynb #1012a369
 _KEPT = 'seed','obs','over','episode','step','total','counts','totals','there','names','moment'   # if it has
@@ -117,31 +158,7 @@ def saved_env(env)->tuple: # its data, or None and why it can't be saved
     try: return encode(env),None
     except Opaque as e: return None,str(e)
 
-# %% ../../nbs/envs/slots.ipynb #0e7da56d
-@patch
-def other_constant(self:Slot, were:dict)->str: # its name, None: there is none
-    "A constant of its environment that is none of these"
-    now = dict(constants_in(self.env))
-    return next((k for k in {**were, **now} if were.get(k) != now.get(k)), None)
-
-@patch
-def saved(self:Slot)->tuple: # its data, or None and why it can't be saved
-    "Its environment as plain data, where it has the constants with which it was made"
-    name = self.other_constant(self.constants)
-    return saved_env(self.env) if name is None else (None, f'{name}: chosen while it ran')
-
 # %% ../../nbs/envs/slots.ipynb #fe2223eb
-@patch
-def snapshot(self:Slot)->dict:
-    "What it goes on from: its environment, where that can be saved, and where its episodes are"
-    (n,kind,spaces),(env,why) = self.identity(),self.saved()
-    more = [['constants', encode(self.constants)]]
-    if self.info is not None: more.append(['info', encode(self.info.state_dict())])
-    random = None if isinstance(self.env, VectorEnv) else saved_env(self.env.unwrapped._np_random)[0]
-    own = dict(vars(self), obs=_plain_obs(self.obs, self.space))
-    return dict(n=n, spaces=spaces, kind=kind, env=env, why=why, random=random,
-        kept=[[k, encode(own[k])] for k in _KEPT if k in own] + more)
-
 def _plain_obs(x, space): # None: none so far
     "An observation in arrays that share no memory, whatever an environment made it of"
     if x is None or type(x) in (bool,int,float) or isinstance(x, np.generic): return x
@@ -151,32 +168,6 @@ def _plain_obs(x, space): # None: none so far
 
 SLOT = dict(n=integer(1, MAX_ENVS), spaces=text, kind=text, env=encoded, why=maybe(text), random=encoded,
     kept=listed(row(exactly(*_KEPT, 'constants', 'info'), encoded)))   # the form of what `snapshot` gives
-
-# %% ../../nbs/envs/slots.ipynb #d8055834
-@patch
-def restore(self:Slot,
-    saved,
-    seed, # of the group
-)->bool:
-    "Go on where it was saved; True: with a new episode, because the environment itself could not be saved"
-    for k,v in saved['kept']:
-        if k in _KEPT: setattr(self, k, _as_kept(self, k, decode(v)))
-    more = dict(saved['kept'])
-    _restore_info(self, more.get('info'))
-    env = saved['env'] if self._goes_on(decode(more.get('constants'))) else None
-    if env is not None: decode(env, self.env)
-    anew = env is None and self.obs is not None
-    if anew: self.begin_anew(saved, seed)
-    return anew
-
-@patch
-def _goes_on(self:Slot, constants)->bool: # name → which one, when it was saved; None: an older version didn't say it
-    "Are the constants those that were there? A warning where they aren't"
-    if constants is None or not (name := self.other_constant(constants)): return True
-    warnings.warn(problem('GymStepper', f"environment {self.env_id} can't go on as it was saved, and begins a new "
-        f'episode: its {name} is another one', dict(constants_in(self.env)).get(name), constants.get(name),
-        'begin with the environment that was saved; or give it a state_dict and a load_state_dict'))
-    return False
 
 # %% ../../nbs/envs/slots.ipynb #8bba809f
 def _as_kept(slot, k, x):

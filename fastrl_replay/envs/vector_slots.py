@@ -7,7 +7,6 @@ __all__ = ['COUNTED', 'count_steps', 'as_mode', 'InterruptibleSlot', 'VectorSlot
 
 # %% ../../nbs/envs/vector_slots.ipynb #eaed4dbf
 import numpy as np
-from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from .checks import as_flags, check_shape, one_each
@@ -117,29 +116,69 @@ class VectorSlot(InterruptibleSlot):
     idle = property(lambda self: self.over & bool(self.lags))   # is the next step a reset, whatever the action?
     def stands(self, i): return self.counts[i,:2]
 
+    def act(self, actions, i, rows, result):
+        "Step all with their actions, and write what came into their rows; 2 for each row that is left out"
+        if self.n != len(rows): actions,rows = pick(actions, slice(i, i+self.n)),rows[i:i+self.n]
+        obs,reward,terminated,truncated,info = self.call(self.env.step, actions)
+        if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self.check(obs)
+        reward = one_each(reward, self.n, 'reward')
+        if getattr(terminated, 'dtype', None) is not _BOOL: terminated = as_flags(terminated, self.n, 'terminated')
+        if getattr(truncated, 'dtype', None) is not _BOOL: truncated = as_flags(truncated, self.n, 'truncated')
+        self.obs = obs
+        put(rows['next_state'], obs)
+        rows['reward'] = reward
+        rows['terminated'] = one_each(terminated, self.n, 'terminated')
+        rows['truncated'] = one_each(truncated, self.n, 'truncated')
+        if self.info is not None: self._read_info(info, rows['terminated'] | rows['truncated'])
+        outcome = count_steps(rows.view(np.uint8), self.at, self.ids, self.lags, self.counts, self.totals, self.resets)
+        if outcome < 0: raise _no_reset(self, -1-outcome, rows)
+        if outcome & 1: self._look_for_final(info, rows)
+        if outcome & 1 and self.info is not None: self.info.columns.ended(int(self.counts[:,2].sum()))
+        return outcome
+
+    def _look_for_final(self, info, rows):
+        "SameStep: what was returned is already the next episode's first state, and `info` has the last one of this"
+        same = self.mode == AutoresetMode.SAME_STEP
+        if not same and type(info) is dict and not (_FINAL[0] in info or _FINAL[1] in info): return
+        for i in np.flatnonzero(self.counts[:,2]):
+            final = _final_obs(info, i, self.observation_space)
+            if (final is None) == same: raise _wrong_final(self, i, info)
+            if not same: continue
+            check_shape(final, self.observation_space, 'final observation')
+            put(rows['next_state'][i:i+1], _batch_of_one(final))
+
+    def _read_info(self, info, ended):
+        "Keep the entries of the rows, `last`, and of the states that come next, `info`"
+        first,same = self.env_id,self.mode == AutoresetMode.SAME_STEP
+        begun = ended if same else self.idle   # environments whose `info` is that of a reset
+        last = self.info.copy()
+        last.many(info, ~begun, None, first)
+        for i in np.flatnonzero(begun) if same else ():
+            last.one(i, last_info(info, last.columns.names, i), None, f' of environment {first+i}')
+        self.info = self.last = last
+        if self.needed and begun.any():
+            self.info = last.copy()
+            self.info.many(info, begun, self.needed, first)
+
+    def entries(self):
+        "The entries of the rows that were made"
+        kept = ~self.resets
+        return self.last.arrays if kept.all() else {k: a[kept] for k,a in self.last.arrays.items()}
+
+    def where(self, e):
+        "Where it failed: gymnasium's own loop over its environments knows, when it was that which broke off"
+        i,tb = None,e.__traceback__
+        while tb:
+            names,tb = tb.tb_frame.f_locals,tb.tb_next
+            if isinstance(names.get('self'), VectorEnv): i = names.get('i')
+        episodes,steps,over = self.counts.T
+        if not isinstance(i, int) or i >= self.n:
+            last = self.env_id + self.n - 1
+            return f'one of environments {self.env_id} to {last}',f'episodes {episodes.tolist()}',(steps+1).tolist()
+        return f'environment {self.env_id+i}',f'episode {episodes[i] + over[i]}',steps[i]*(1-over[i]) + 1
+
 # %% ../../nbs/envs/vector_slots.ipynb #d09bde13
 _BOOL = np.dtype(bool)
-
-@patch
-def act(self:VectorSlot, actions, i, rows, result):
-    "Step all with their actions, and write what came into their rows; 2 for each row that is left out"
-    if self.n != len(rows): actions,rows = pick(actions, slice(i, i+self.n)),rows[i:i+self.n]
-    obs,reward,terminated,truncated,info = self.call(self.env.step, actions)
-    if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self.check(obs)
-    reward = one_each(reward, self.n, 'reward')
-    if getattr(terminated, 'dtype', None) is not _BOOL: terminated = as_flags(terminated, self.n, 'terminated')
-    if getattr(truncated, 'dtype', None) is not _BOOL: truncated = as_flags(truncated, self.n, 'truncated')
-    self.obs = obs
-    put(rows['next_state'], obs)
-    rows['reward'] = reward
-    rows['terminated'] = one_each(terminated, self.n, 'terminated')
-    rows['truncated'] = one_each(truncated, self.n, 'truncated')
-    if self.info is not None: self._read_info(info, rows['terminated'] | rows['truncated'])
-    outcome = count_steps(rows.view(np.uint8), self.at, self.ids, self.lags, self.counts, self.totals, self.resets)
-    if outcome < 0: raise _no_reset(self, -1-outcome, rows)
-    if outcome & 1: self._look_for_final(info, rows)
-    if outcome & 1 and self.info is not None: self.info.columns.ended(int(self.counts[:,2].sum()))
-    return outcome
 
 # %% ../../nbs/envs/vector_slots.ipynb #201c3b9b
 _FINAL = 'final_obs','final_observation'   # the second before gymnasium 1.0
@@ -154,18 +193,6 @@ def _final_obs(info, i, space):
         return pick(found, i) if parts else found[i]
 
 # %% ../../nbs/envs/vector_slots.ipynb #e8f68979
-@patch
-def _look_for_final(self:VectorSlot, info, rows):
-    "SameStep: what was returned is already the next episode's first state, and `info` has the last one of this"
-    same = self.mode == AutoresetMode.SAME_STEP
-    if not same and type(info) is dict and not (_FINAL[0] in info or _FINAL[1] in info): return
-    for i in np.flatnonzero(self.counts[:,2]):
-        final = _final_obs(info, i, self.observation_space)
-        if (final is None) == same: raise _wrong_final(self, i, info)
-        if not same: continue
-        check_shape(final, self.observation_space, 'final observation')
-        put(rows['next_state'][i:i+1], _batch_of_one(final))
-
 def _batch_of_one(obs): # not `map_leaves`: some environments give a list as an observation
     if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
@@ -190,39 +217,3 @@ def _wrong_mode(slot, i, what, got, expected, remedy=None):
     say = "say how it resets: autoreset_mode='same_step' or 'disabled', or its metadata['autoreset_mode']"
     return EnvError('GymStepper', f'environment {slot.env_id+i}, episode {episode}, step {step}: {what}', got,
         f'{expected}, in {mode}', remedy or say)
-
-# %% ../../nbs/envs/vector_slots.ipynb #053106a1
-@patch
-def _read_info(self:VectorSlot, info, ended):
-    "Keep the entries of the rows, `last`, and of the states that come next, `info`"
-    first,same = self.env_id,self.mode == AutoresetMode.SAME_STEP
-    begun = ended if same else self.idle   # environments whose `info` is that of a reset
-    last = self.info.copy()
-    last.many(info, ~begun, None, first)
-    for i in np.flatnonzero(begun) if same else ():
-        last.one(i, last_info(info, last.columns.names, i), None, f' of environment {first+i}')
-    self.info = self.last = last
-    if self.needed and begun.any():
-        self.info = last.copy()
-        self.info.many(info, begun, self.needed, first)
-
-# %% ../../nbs/envs/vector_slots.ipynb #7b887501
-@patch
-def entries(self:VectorSlot):
-    "The entries of the rows that were made"
-    kept = ~self.resets
-    return self.last.arrays if kept.all() else {k: a[kept] for k,a in self.last.arrays.items()}
-
-# %% ../../nbs/envs/vector_slots.ipynb #b5818fce
-@patch
-def where(self:VectorSlot, e):
-    "Where it failed: gymnasium's own loop over its environments knows, when it was that which broke off"
-    i,tb = None,e.__traceback__
-    while tb:
-        names,tb = tb.tb_frame.f_locals,tb.tb_next
-        if isinstance(names.get('self'), VectorEnv): i = names.get('i')
-    episodes,steps,over = self.counts.T
-    if not isinstance(i, int) or i >= self.n:
-        last = self.env_id + self.n - 1
-        return f'one of environments {self.env_id} to {last}',f'episodes {episodes.tolist()}',(steps+1).tolist()
-    return f'environment {self.env_id+i}',f'episode {episodes[i] + over[i]}',steps[i]*(1-over[i]) + 1

@@ -7,7 +7,6 @@ __all__ = ['action_values', 'has_parts', 'dqn_errors', 'DQNLearner', 'value_exce
 
 # %% ../../nbs/learning/dqn.ipynb #24d1c9ef
 import torch
-from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
 from ..steps.batches import Sequences
@@ -106,6 +105,23 @@ class DQNLearner(Learner):
         with self.arithmetic():
             return _of_rows(full(value_excess(ask('DQNLearner', self.model, batch.state), batch.action)))
 
+    def learn(self,
+        batch:Steps, # [B]
+    )->dict: # floats by name
+        "One update: loss, norm of the gradient, mean error, mean value"
+        if isinstance(batch, Sequences): raise ArgumentTypeError('DQNLearner', 'a batch', f'Sequences {list(batch.shape)}',
+            '[n] rows', '.r2d2 for sequences')
+        if len(batch.shape) != 1 or not len(batch): raise ArgumentError('DQNLearner', 'a batch',
+            f'shape {list(batch.shape)}', '[n] rows, at least one')
+        there = batch.to(self.device)
+        with self.arithmetic(): q,goal = map(full, dqn_errors(self.model, self.target, there, self.gamma, self.double))
+        loss,td = _of_rows(F.smooth_l1_loss(q, goal, reduction='none')),goal - q.detach()
+        if self.conservative: loss = loss + self.conservative*self._excess(there)
+        if 'weight' in batch.dtype.names: loss = loss*there.weight
+        record = self.step(loss.mean(), td=td.abs().mean(), q=q.detach().mean())
+        self.feedback(batch, td if td.dim() == 1 else _of_rows(td.abs()))
+        return record
+
 # %% ../../nbs/learning/dqn.ipynb #1335681b
 def value_excess(
     values:torch.Tensor, # [B, actions]
@@ -113,25 +129,6 @@ def value_excess(
 )->torch.Tensor: # [B], above 0
     "How far the soft maximum of the values is above those of the actions that were taken"
     return values.logsumexp(-1) - action_values('value_excess', values, action)
-
-# %% ../../nbs/learning/dqn.ipynb #2c6100df
-@patch
-def learn(self:DQNLearner,
-    batch:Steps, # [B]
-)->dict: # floats by name
-    "One update: loss, norm of the gradient, mean error, mean value"
-    if isinstance(batch, Sequences): raise ArgumentTypeError('DQNLearner', 'a batch', f'Sequences {list(batch.shape)}',
-        '[n] rows', '.r2d2 for sequences')
-    if len(batch.shape) != 1 or not len(batch): raise ArgumentError('DQNLearner', 'a batch',
-        f'shape {list(batch.shape)}', '[n] rows, at least one')
-    there = batch.to(self.device)
-    with self.arithmetic(): q,goal = map(full, dqn_errors(self.model, self.target, there, self.gamma, self.double))
-    loss,td = _of_rows(F.smooth_l1_loss(q, goal, reduction='none')),goal - q.detach()
-    if self.conservative: loss = loss + self.conservative*self._excess(there)
-    if 'weight' in batch.dtype.names: loss = loss*there.weight
-    record = self.step(loss.mean(), td=td.abs().mean(), q=q.detach().mean())
-    self.feedback(batch, td if td.dim() == 1 else _of_rows(td.abs()))
-    return record
 
 # %% ../../nbs/learning/dqn.ipynb #c1bf4dec
 @builds('dqn')

@@ -8,7 +8,6 @@ __all__ = ['LinearSchedule', 'GeometricSchedule', 'branch_sizes', 'Exploring', '
 # %% ../../nbs/learning/policies.ipynb #7bf0fb7e
 import math
 import numpy as np, torch
-from fastcore.basics import patch
 from torch import nn
 from ..steps.errors import ActionError, ArgumentError, ArgumentTypeError, whole
 from .losses import masked_values
@@ -57,6 +56,16 @@ class Exploring(Saves):
     saved = dict(asked=integer(), rng=generator)   # what a network has learned is the learner's to save
     asked,worker = 0,WorkerInfo()   # how many actions so far; which of several copies this is
 
+    def in_worker(self,
+        info:WorkerInfo, # which copy this is
+    ):
+        "Act as one of several copies"
+        self.worker,self.device = info,None
+        if not (info.rank or info.restart): return   # the first one goes on with the random numbers that it has
+        own = self.rng.bit_generator.seed_seq
+        key = *own.spawn_key,info.rank,info.restart
+        self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=key))
+
 # %% ../../nbs/learning/policies.ipynb #cc96c22e
 class EpsGreedy(Exploring):
     "The action of the largest value, or with probability `eps` any action"
@@ -90,60 +99,63 @@ class EpsGreedy(Exploring):
         if explore.any(): best = np.where(explore, self._any(pick, mask), best)
         return (best,*hidden) if hidden else best
 
-# %% ../../nbs/learning/policies.ipynb #aebded14
-@patch
-def _eps_of_worker(self:EpsGreedy, eps, n):
-    "Of probabilities for each environment, those that this policy acts for"
-    info = self.worker
-    several = info.world_size > 1 or info.restart   # `resize` may leave one, and make more than there are now
-    whole = eps.ndim == 1 and n and len(eps) >= n*info.world_size and len(eps) % n == 0
-    if several and whole: eps = eps[n*info.rank:][:n]
-    if eps.shape not in ((1,),(n,)): raise ArgumentError('EpsGreedy', 'eps', f'shape {list(eps.shape)}',
-        f'a number, or one for each of {n} environments, of each worker: {n*info.world_size} or more')
-    return eps
+    def _eps_of_worker(self, eps, n):
+        "Of probabilities for each environment, those that this policy acts for"
+        info = self.worker
+        several = info.world_size > 1 or info.restart   # `resize` may leave one, and make more than there are now
+        whole = eps.ndim == 1 and n and len(eps) >= n*info.world_size and len(eps) % n == 0
+        if several and whole: eps = eps[n*info.rank:][:n]
+        if eps.shape not in ((1,),(n,)): raise ArgumentError('EpsGreedy', 'eps', f'shape {list(eps.shape)}',
+            f'a number, or one for each of {n} environments, of each worker: {n*info.world_size} or more')
+        return eps
 
-# %% ../../nbs/learning/policies.ipynb #2ed51a22
-@patch
-def _allowed(self:EpsGreedy, mask, n):
-    "A mask as an array of bool, which allows something everywhere"
-    if self.sizes is not None: raise ArgumentError('EpsGreedy', 'mask: an action has several parts',
-        f'{len(self.sizes)} parts', 'no mask', "leave 'action_mask' out of info=")
-    mask = mask.cpu().numpy() if isinstance(mask, torch.Tensor) else np.asarray(mask)
-    fine = mask.dtype.kind in 'biu' and mask.ndim == 2 and mask.shape == (n, self.actions or mask.shape[1])
-    if not fine: raise ArgumentError('EpsGreedy', 'mask', f'{mask.dtype} {list(mask.shape)}',
-        f'bool or whole numbers {[n, self.actions or "actions"]}'.replace("'", ''))
-    none = ~mask.any(1)
-    if none.any(): raise ActionError('EpsGreedy', f'the mask of state {int(none.argmax())} allows no action',
-        remedy='ask for actions only where an episode goes on')
-    return mask != 0
+    def _allowed(self, mask, n):
+        "A mask as an array of bool, which allows something everywhere"
+        if self.sizes is not None: raise ArgumentError('EpsGreedy', 'mask: an action has several parts',
+            f'{len(self.sizes)} parts', 'no mask', "leave 'action_mask' out of info=")
+        mask = mask.cpu().numpy() if isinstance(mask, torch.Tensor) else np.asarray(mask)
+        fine = mask.dtype.kind in 'biu' and mask.ndim == 2 and mask.shape == (n, self.actions or mask.shape[1])
+        if not fine: raise ArgumentError('EpsGreedy', 'mask', f'{mask.dtype} {list(mask.shape)}',
+            f'bool or whole numbers {[n, self.actions or "actions"]}'.replace("'", ''))
+        none = ~mask.any(1)
+        if none.any(): raise ActionError('EpsGreedy', f'the mask of state {int(none.argmax())} allows no action',
+            remedy='ask for actions only where an episode goes on')
+        return mask != 0
 
-# %% ../../nbs/learning/policies.ipynb #a61fb258
-@patch
-def _any(self:EpsGreedy, pick, mask):
-    "Any action, or any that is allowed: the one at the share `pick` of them"
-    if mask is None: return (pick*(self.actions if self.sizes is None else self.sizes)).astype(np.int64)
-    number = (pick*mask.sum(1)).astype(np.int64)   # among those that are allowed
-    return (mask.cumsum(1) > number[:,None]).argmax(1)
+    def _any(self, pick, mask):
+        "Any action, or any that is allowed: the one at the share `pick` of them"
+        if mask is None: return (pick*(self.actions if self.sizes is None else self.sizes)).astype(np.int64)
+        number = (pick*mask.sum(1)).astype(np.int64)   # among those that are allowed
+        return (mask.cumsum(1) > number[:,None]).argmax(1)
 
-# %% ../../nbs/learning/policies.ipynb #ef106c14
-@patch
-def _best(self:EpsGreedy, state, hidden, n, mask):
-    "The best actions, and the new hidden state if there is one"
-    if self.device is not None: state = map_leaves(lambda x: x.to(self.device), state)
-    answer = ask('EpsGreedy', self.values, state, *(() if hidden is None else (hidden,)))
-    if hidden is None: answer = (answer,)
-    q = answer[0] if isinstance(answer, tuple) and len(answer) == (1 if hidden is None else 2) else None
-    parts = () if self.sizes is None else (len(self.sizes),)
-    good = isinstance(q, torch.Tensor) and q.dim() == 2 + len(parts) and q.shape[:-1] == (n,*parts)
-    good = good and (self.actions or q.shape[-1]) == q.shape[-1] > 0
-    if not good: raise ArgumentError('EpsGreedy', 'values',
-        f'a {type(q).__name__}' + (f' of shape {list(q.shape)}' if isinstance(q, torch.Tensor) else ''),
-        f'{[n, *parts, self.actions or "actions"]}'.replace("'", '') + ' and a hidden state'*(hidden is not None))
-    if math.isnan(q.detach().sum()): raise ArgumentError('EpsGreedy', 'values', 'NaN among them', 'numbers',
-        'look at the states, and at the weights of the network')
-    self.actions = q.shape[-1]
-    if mask is not None: q = masked_values(q, torch.from_numpy(mask).to(q.device))
-    return q.argmax(-1).cpu().numpy(),*answer[1:]
+    def _best(self, state, hidden, n, mask):
+        "The best actions, and the new hidden state if there is one"
+        if self.device is not None: state = map_leaves(lambda x: x.to(self.device), state)
+        answer = ask('EpsGreedy', self.values, state, *(() if hidden is None else (hidden,)))
+        if hidden is None: answer = (answer,)
+        q = answer[0] if isinstance(answer, tuple) and len(answer) == (1 if hidden is None else 2) else None
+        parts = () if self.sizes is None else (len(self.sizes),)
+        good = isinstance(q, torch.Tensor) and q.dim() == 2 + len(parts) and q.shape[:-1] == (n,*parts)
+        good = good and (self.actions or q.shape[-1]) == q.shape[-1] > 0
+        if not good: raise ArgumentError('EpsGreedy', 'values',
+            f'a {type(q).__name__}' + (f' of shape {list(q.shape)}' if isinstance(q, torch.Tensor) else ''),
+            f'{[n, *parts, self.actions or "actions"]}'.replace("'", '') + ' and a hidden state'*(hidden is not None))
+        if math.isnan(q.detach().sum()): raise ArgumentError('EpsGreedy', 'values', 'NaN among them', 'numbers',
+            'look at the states, and at the weights of the network')
+        self.actions = q.shape[-1]
+        if mask is not None: q = masked_values(q, torch.from_numpy(mask).to(q.device))
+        return q.argmax(-1).cpu().numpy(),*answer[1:]
+
+    @property
+    def eps_now(self):
+        "The probability of exploring at the next call"
+        if self.asked < self.random: return 1.
+        return _probability(self.eps(self.asked) if callable(self.eps) else self.eps)
+
+    def report(self)->dict:
+        "What a run writes down: how likely it is to explore now, on average where environments differ"
+        eps = self.eps_now
+        return dict(eps=float(np.mean(eps)) if np.ndim(eps) else eps)
 
 # %% ../../nbs/learning/policies.ipynb #f64aa002
 def ask(
@@ -180,19 +192,6 @@ def n_states(
         'a tensor with a state for each environment, or a dict or a tuple of such tensors',
         'for the observation of a single environment: torch.as_tensor(observation)[None]')
 
-# %% ../../nbs/learning/policies.ipynb #5af192f4
-@patch(as_prop=True)
-def eps_now(self:EpsGreedy):
-    "The probability of exploring at the next call"
-    if self.asked < self.random: return 1.
-    return _probability(self.eps(self.asked) if callable(self.eps) else self.eps)
-
-@patch
-def report(self:EpsGreedy)->dict:
-    "What a run writes down: how likely it is to explore now, on average where environments differ"
-    eps = self.eps_now
-    return dict(eps=float(np.mean(eps)) if np.ndim(eps) else eps)
-
 # %% ../../nbs/learning/policies.ipynb #3e0aa89f
 def _probability(eps):
     "`eps` itself; an error where it is none, or has one that isn't"
@@ -203,15 +202,3 @@ def _probability(eps):
     if not fine: raise ArgumentError('EpsGreedy', 'eps', eps, 'a probability',
         'from 0 (always the best action) to 1 (always any)')
     return eps
-
-# %% ../../nbs/learning/policies.ipynb #cad064d8
-@patch
-def in_worker(self:Exploring,
-    info:WorkerInfo, # which copy this is
-):
-    "Act as one of several copies"
-    self.worker,self.device = info,None
-    if not (info.rank or info.restart): return   # the first one goes on with the random numbers that it has
-    own = self.rng.bit_generator.seed_seq
-    key = *own.spawn_key,info.rank,info.restart
-    self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=key))

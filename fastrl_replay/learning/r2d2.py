@@ -7,7 +7,6 @@ __all__ = ['r2d2_errors', 'R2D2Learner', 'R2D2Builder']
 
 # %% ../../nbs/learning/r2d2.ipynb #001e5d76
 import torch
-from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
 from ..steps.batches import Sequences
@@ -83,35 +82,32 @@ class R2D2Learner(Learner):
         super().__init__(source, model=model, gamma=gamma, n=whole('R2D2Learner', 'n', n, 1), lr=lr, rescaled=rescaled,
                          target_every=target_every, tau=tau, max_norm=max_norm, optimizer=optimizer)
 
-# %% ../../nbs/learning/r2d2.ipynb #35970bed
-@patch
-def learn(self:R2D2Learner,
-    batch:Sequences, # [B, length]
-)->dict: # floats by name
-    "One update: loss, norm of the gradient, mean error, mean value"
-    self._check_batch(batch)
-    there = batch.to(self.device)
-    with self.arithmetic():
-        q,goal = map(full, r2d2_errors(self.model, self.target, there, self.gamma, self.n, self.rescaled))
-    mask = there.train.mask
-    steps,td = self.over_ranks(mask.sum()).clamp(min=1),torch.where(mask, goal - q.detach(), 0)
-    loss = (torch.where(mask, F.smooth_l1_loss(q, goal, reduction='none'), 0)*there.weight[:,None]).sum()/steps
-    record = self.step(loss, td=td.abs().sum()/steps, q=torch.where(mask, q.detach(), 0).sum()/steps)
-    self.feedback(batch, td)
-    return record
+    def learn(self,
+        batch:Sequences, # [B, length]
+    )->dict: # floats by name
+        "One update: loss, norm of the gradient, mean error, mean value"
+        self._check_batch(batch)
+        there = batch.to(self.device)
+        with self.arithmetic():
+            q,goal = map(full, r2d2_errors(self.model, self.target, there, self.gamma, self.n, self.rescaled))
+        mask = there.train.mask
+        steps,td = self.over_ranks(mask.sum()).clamp(min=1),torch.where(mask, goal - q.detach(), 0)
+        loss = (torch.where(mask, F.smooth_l1_loss(q, goal, reduction='none'), 0)*there.weight[:,None]).sum()/steps
+        record = self.step(loss, td=td.abs().sum()/steps, q=torch.where(mask, q.detach(), 0).sum()/steps)
+        self.feedback(batch, td)
+        return record
 
-@patch
-def _check_batch(self:R2D2Learner, batch):
-    if not isinstance(batch, Sequences): raise ArgumentTypeError('R2D2Learner', 'a batch',
-        f'{type(batch).__name__} {list(batch.shape)}', 'Sequences [B, length]', 'put it after .sequence_replay(...)')
-    if 'discount' in batch.dtype.names: raise ArgumentError('R2D2Learner', 'rows of several steps',
-        "a column 'discount'", 'single steps',
-        f'leave .n_step out; the learner sums {self.n} rewards itself (n={self.n})')
-    if getattr(batch, 'hidden', None) is None: return
-    def shapes(x): return map_leaves(lambda t: list(t.shape), x)
-    got,expected = shapes(batch.hidden),shapes(self.model.initial_hidden(len(batch)))
-    if got != expected: raise ArgumentError('R2D2Learner', 'the stored memory of the policy', f'shape {got}',
-        f'{expected}, as the model has', 'let the policy act with the model that learns')
+    def _check_batch(self, batch):
+        if not isinstance(batch, Sequences): raise ArgumentTypeError('R2D2Learner', 'a batch',
+            f'{type(batch).__name__} {list(batch.shape)}', 'Sequences [B, length]', 'put it after .sequence_replay(...)')
+        if 'discount' in batch.dtype.names: raise ArgumentError('R2D2Learner', 'rows of several steps',
+            "a column 'discount'", 'single steps',
+            f'leave .n_step out; the learner sums {self.n} rewards itself (n={self.n})')
+        if getattr(batch, 'hidden', None) is None: return
+        def shapes(x): return map_leaves(lambda t: list(t.shape), x)
+        got,expected = shapes(batch.hidden),shapes(self.model.initial_hidden(len(batch)))
+        if got != expected: raise ArgumentError('R2D2Learner', 'the stored memory of the policy', f'shape {got}',
+            f'{expected}, as the model has', 'let the policy act with the model that learns')
 
 # %% ../../nbs/learning/r2d2.ipynb #73d20f35
 @builds('r2d2')

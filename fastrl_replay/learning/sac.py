@@ -9,7 +9,6 @@ __all__ = ['sac_errors', 'critic_loss', 'sac_actor_loss', 'Temperature', 'temper
 # %% ../../nbs/learning/sac.ipynb #5f5a67b5
 import math
 import torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from .continuous import (BoxBounds, Critics, SquashedGaussian, actor_net, actor_values,
@@ -109,27 +108,25 @@ class SACLearner(Learner):
             temperature_lr=lr if temperature_lr is None else temperature_lr, seed=seed,
             entropy=-self.bounds.size if entropy is None else entropy)
 
-# %% ../../nbs/learning/sac.ipynb #7c773ab1
-@patch
-def learn(self:SACLearner,
-    batch:Steps, # [B]
-)->dict: # floats by name
-    "One update: losses and norms of the gradients, mean error, mean value, temperature, entropy of the actions"
-    check_rows('SACLearner', batch, self.bounds)
-    there,temperature = batch.to(self.device),self.temperature().detach()
-    now,later = torch.randn(2, len(batch), self.bounds.size, generator=self.generator, device=self.device,
-        dtype=temperature.dtype)
-    with self.arithmetic():
-        q,goal = map(full, sac_errors(self.actor, self.critics, self.target, there, self.gamma, temperature, later,
-            self.bounds))
-        loss,logp = map(full, sac_actor_loss(self.actor, self.critics, there, temperature, now, self.bounds.size))
-    losses = dict(critics=critic_loss(q, goal, there), actor=loss,
-        temperature=temperature_loss(self.temperature, logp, self.entropy))
-    td = (goal - q.detach()).abs().mean(0)
-    record = self.step(losses, td=td.mean(), q=q.detach().mean(), temperature=temperature,
-        entropy=-logp.detach().mean())
-    self.feedback(batch, td)
-    return record
+    def learn(self,
+        batch:Steps, # [B]
+    )->dict: # floats by name
+        "One update: losses and norms of the gradients, mean error, mean value, temperature, entropy of the actions"
+        check_rows('SACLearner', batch, self.bounds)
+        there,temperature = batch.to(self.device),self.temperature().detach()
+        now,later = torch.randn(2, len(batch), self.bounds.size, generator=self.generator, device=self.device,
+            dtype=temperature.dtype)
+        with self.arithmetic():
+            q,goal = map(full, sac_errors(self.actor, self.critics, self.target, there, self.gamma, temperature, later,
+                self.bounds))
+            loss,logp = map(full, sac_actor_loss(self.actor, self.critics, there, temperature, now, self.bounds.size))
+        losses = dict(critics=critic_loss(q, goal, there), actor=loss,
+            temperature=temperature_loss(self.temperature, logp, self.entropy))
+        td = (goal - q.detach()).abs().mean(0)
+        record = self.step(losses, td=td.mean(), q=q.detach().mean(), temperature=temperature,
+            entropy=-logp.detach().mean())
+        self.feedback(batch, td)
+        return record
 
 # %% ../../nbs/learning/sac.ipynb #9f9dffa9
 class ActorCritic(nn.Module):

@@ -8,7 +8,6 @@ __all__ = ['QTable', 'Moves', 'q_update', 'QLearner', 'TableBuilder']
 # %% ../../nbs/learning/tabular.ipynb #2d1afcb5
 from typing import NamedTuple
 import numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from ..steps.compiled import njit
 from ..steps.core import Steps
@@ -97,28 +96,26 @@ class QLearner(Learner):
         super().restore(state)
         self.table.values[:] = state['values']
 
-# %% ../../nbs/learning/tabular.ipynb #2d11ba0e
-@patch
-def learn(self:QLearner,
-    batch:Steps, # rows of any kind
-)->dict: # floats by name
-    "Learn from each row in turn"
-    t,rows = self.table,batch.rows
-    if rows.ndim != 1: raise ArgumentError('QLearner', 'a batch', f'shape {list(rows.shape)}', '[n] rows')
-    check_discrete('QLearner', batch, ('state','next_state','action'))
-    weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
-    td,discount,actions = np.empty(len(batch)),discounts(batch, self.gamma),t.values.shape[1]
-    allowed = allowed_next('QLearner', batch, discount, actions)
-    allowed = np.ones((len(batch),actions), bool) if allowed is None else allowed.numpy()
-    moves = Moves(rows['state'] - t.first, rows['action'], rows['reward'], rows['next_state'] - t.first,
-        discount.numpy())
-    bad = q_update(t.values, moves, self.rate()*weight, td, allowed)
-    if bad >= 0: raise ArgumentError('QLearner', f'row {bad} is outside the table, or its reward is no finite number',
-        ', '.join(f'{n.replace("_", " ")} {rows[n][bad]}' for n in ('state','action','next_state','reward')), t,
-        'make the table from the spaces of these environments')
-    self.feedback(batch, td)
-    self.updates += 1
-    return dict(td=float(np.abs(td).mean()), q=float(t.values[rows['state'] - t.first, rows['action']].mean()))
+    def learn(self,
+        batch:Steps, # rows of any kind
+    )->dict: # floats by name
+        "Learn from each row in turn"
+        t,rows = self.table,batch.rows
+        if rows.ndim != 1: raise ArgumentError('QLearner', 'a batch', f'shape {list(rows.shape)}', '[n] rows')
+        check_discrete('QLearner', batch, ('state','next_state','action'))
+        weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
+        td,discount,actions = np.empty(len(batch)),discounts(batch, self.gamma),t.values.shape[1]
+        allowed = allowed_next('QLearner', batch, discount, actions)
+        allowed = np.ones((len(batch),actions), bool) if allowed is None else allowed.numpy()
+        moves = Moves(rows['state'] - t.first, rows['action'], rows['reward'], rows['next_state'] - t.first,
+            discount.numpy())
+        bad = q_update(t.values, moves, self.rate()*weight, td, allowed)
+        if bad >= 0: raise ArgumentError('QLearner', f'row {bad} is outside the table, or its reward is no finite number',
+            ', '.join(f'{n.replace("_", " ")} {rows[n][bad]}' for n in ('state','action','next_state','reward')), t,
+            'make the table from the spaces of these environments')
+        self.feedback(batch, td)
+        self.updates += 1
+        return dict(td=float(np.abs(td).mean()), q=float(t.values[rows['state'] - t.first, rows['action']].mean()))
 
 # %% ../../nbs/learning/tabular.ipynb #cf28c8ab
 @builds('table')

@@ -8,7 +8,6 @@ __all__ = ['td3_errors', 'td3_actor_loss', 'TD3Learner', 'TD3Builder']
 # %% ../../nbs/learning/td3.ipynb #89fa9433
 import math
 import torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from .continuous import BoxBounds, GaussianNoise, actor_values, check_rows, critic_values
@@ -74,26 +73,24 @@ class TD3Learner(Learner):
             actor_every=whole('TD3Learner', 'actor_every', actor_every, 1), max_norm=max_norm, optimizer=optimizer,
             seed=seed)
 
-# %% ../../nbs/learning/td3.ipynb #87b7e552
-@patch
-def learn(self:TD3Learner,
-    batch:Steps, # [B]
-)->dict: # floats by name
-    "One update: losses and norms of the gradients, mean error, mean value"
-    check_rows('TD3Learner', batch, self.bounds)
-    there,kind = batch.to(self.device),next(self.actor.parameters()).dtype
-    noise = torch.randn(len(batch), self.bounds.size, generator=self.generator, device=self.device, dtype=kind)
-    noise = (noise*self.smoothing).clamp(-self.most, self.most)
-    slow = self.targets['target_actor']
-    with self.arithmetic():
-        q,goal = map(full, td3_errors(self.critics, self.target, slow, there, self.gamma, noise, self.bounds))
-        losses = dict(critics=critic_loss(q, goal, there))
-        if (self.updates + 1) % self.actor_every == 0:
-            losses['actor'] = td3_actor_loss(self.actor, self.critics, there, self.bounds.size)
-    td = (goal - q.detach()).abs().mean(0)
-    record = self.step(losses, td=td.mean(), q=q.detach().mean())
-    self.feedback(batch, td)
-    return record
+    def learn(self,
+        batch:Steps, # [B]
+    )->dict: # floats by name
+        "One update: losses and norms of the gradients, mean error, mean value"
+        check_rows('TD3Learner', batch, self.bounds)
+        there,kind = batch.to(self.device),next(self.actor.parameters()).dtype
+        noise = torch.randn(len(batch), self.bounds.size, generator=self.generator, device=self.device, dtype=kind)
+        noise = (noise*self.smoothing).clamp(-self.most, self.most)
+        slow = self.targets['target_actor']
+        with self.arithmetic():
+            q,goal = map(full, td3_errors(self.critics, self.target, slow, there, self.gamma, noise, self.bounds))
+            losses = dict(critics=critic_loss(q, goal, there))
+            if (self.updates + 1) % self.actor_every == 0:
+                losses['actor'] = td3_actor_loss(self.actor, self.critics, there, self.bounds.size)
+        td = (goal - q.detach()).abs().mean(0)
+        record = self.step(losses, td=td.mean(), q=q.detach().mean())
+        self.feedback(batch, td)
+        return record
 
 # %% ../../nbs/learning/td3.ipynb #ac73cca6
 @builds('td3')

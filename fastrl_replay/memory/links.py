@@ -10,7 +10,6 @@ __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'SLOTS', 'LINK', 'BACK', 
 # %% ../../nbs/memory/links.ipynb #fa703b94
 from typing import NamedTuple
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.compiled import ints_at, longs_at, bytes_at, njit
 from ..steps.errors import ArgumentTypeError, StaleKey, StateError
 from fastrl_replay.envs.episodes import (ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, note_row, places_of,
@@ -66,51 +65,212 @@ class Links:
             self._noted.ctypes.data, len(self._noted), self.place.lasts and self.place.writes])
         self.tables = Tables(numbers, envs, last_key)
 
-# %% ../../nbs/memory/links.ipynb #7a37266d
-@patch(as_prop=True)
-def inserted(self:Links)->int:
-    "How many rows have come: the next key"
-    return self.tables.numbers.item(INSERTED)
+    @property
+    def inserted(self)->int:
+        "How many rows have come: the next key"
+        return self.tables.numbers.item(INSERTED)
 
-@patch(as_prop=True)
-def oldest(self:Links)->int:
-    "The oldest key that is still there"
-    return self.tables.numbers.item(OLDEST)
+    @property
+    def oldest(self)->int:
+        "The oldest key that is still there"
+        return self.tables.numbers.item(OLDEST)
 
-@patch
-def __len__(self:Links): return self.inserted - self.oldest
+    def __len__(self): return self.inserted - self.oldest
 
-@patch(as_prop=True)
-def keys(self:Links)->np.ndarray:
-    "All valid keys, oldest first"
-    return np.arange(self.oldest, self.inserted)
+    @property
+    def keys(self)->np.ndarray:
+        "All valid keys, oldest first"
+        return np.arange(self.oldest, self.inserted)
 
-# %% ../../nbs/memory/links.ipynb #7ecc56e0
-@patch(as_prop=True)
-def nbytes(self:Links)->int:
-    "Bytes reserved"
-    return sum(a.nbytes for a in (self.link, self.back, self._drawn, *self.tables[1:], self._noted))
+    @property
+    def nbytes(self)->int:
+        "Bytes reserved"
+        return sum(a.nbytes for a in (self.link, self.back, self._drawn, *self.tables[1:], self._noted))
 
-@patch
-def __reduce__(self:Links): raise TypeError('links hold addresses: copy or pickle the timeline')
+    def __reduce__(self): raise TypeError('links hold addresses: copy or pickle the timeline')
 
-# %% ../../nbs/memory/links.ipynb #16639fb7
-@patch
-def admit(self:Links, env_ids):
-    "Numbers for the environments among these that have none"
-    numbers,envs,last_key = self.tables
-    if envs.admit(env_ids): return
-    envs = envs.with_room(env_ids, self.going_on)
-    self._use(numbers, envs, grown(last_key, len(envs.ids), -1))
-    envs.admit(env_ids)
+    def admit(self, env_ids):
+        "Numbers for the environments among these that have none"
+        numbers,envs,last_key = self.tables
+        if envs.admit(env_ids): return
+        envs = envs.with_room(env_ids, self.going_on)
+        self._use(numbers, envs, grown(last_key, len(envs.ids), -1))
+        envs.admit(env_ids)
 
-@patch(as_prop=True)
-def going_on(self:Links)->np.ndarray: # dense numbers, in the order of env_id
-    "Environments under way, but for those that have been silent for long; where others write: all"
-    numbers,envs,last_key = self.tables
-    under_way = (envs.last[:,2] != 0) & (numbers[INSERTED] - last_key < reach(self.max_sz))
-    found = np.flatnonzero(under_way if self.place.writes else envs.ids >= 0)
-    return found[np.argsort(envs.ids[found])]
+    @property
+    def going_on(self)->np.ndarray: # dense numbers, in the order of env_id
+        "Environments under way, but for those that have been silent for long; where others write: all"
+        numbers,envs,last_key = self.tables
+        under_way = (envs.last[:,2] != 0) & (numbers[INSERTED] - last_key < reach(self.max_sz))
+        found = np.flatnonzero(under_way if self.place.writes else envs.ids >= 0)
+        return found[np.argsort(envs.ids[found])]
+
+    def accepts(self, rows)->bool: # a structured array
+        "Can these rows be taken as they are? Rows that don't lie together can't"
+        return rows.flags.c_contiguous and acceptable(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
+
+    def reserve(self, n)->np.ndarray: # the slots of the last of them, as many as there are slots
+        "Rows that `n` new ones will overwrite count as gone from now on"
+        numbers,n = self.tables.numbers,int(n)
+        end = numbers[INSERTED] + n
+        self.place.intend(end)
+        numbers[OLDEST] = max(numbers[OLDEST], min(end - self.max_sz, numbers[INSERTED]))
+        return np.arange(end - min(n, self.ring), end) % self.ring
+
+    def append(self, rows):
+        "Rows that lie in their slots are there from now on"
+        link_rows(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
+
+    def numbers_of(self,
+        env_id:np.ndarray, # the column of rows
+    )->np.ndarray: # int64; None: the rows can't be taken as they are
+        "The dense numbers of the environments of rows"
+        out = np.empty(len(env_id), np.int64)
+        return out if _numbers_of(self.tables.numbers, self.plan, env_id, out) else None
+
+    def slots(self, keys)->np.ndarray: # of the same shape
+        "The slots of valid keys"
+        bad = first_invalid(self.tables.numbers, keys.ravel())
+        if bad >= 0: self.refuse_key(keys.flat[bad])
+        return keys % self.ring
+
+    def refuse_key(self, key):
+        "Say what is wrong with a key"
+        there = f'{self.oldest} to {self.inserted-1}'
+        if not 0 <= key < self.inserted: raise StaleKey(self.who, f'key {key} was never given out', expected=there)
+        raise StaleKey(self.who, f'key {key} is stale: its row was overwritten {self.oldest-key} rows ago',
+            expected=there, remedy='ask valid(keys) first, or keep more rows (max_sz)')
+
+    def count(self):
+        "Count the draws that were noted, before somebody looks, or keys change their meaning"
+        count_noted(self.tables.numbers)
+
+    def before_draw(self)->np.ndarray: # ages, for `uncount`
+        "Count what was noted, as the next draw may be taken back"
+        self.count()
+        return self.tables.numbers[AGE_SUM:AGE_MAX+1].copy()
+
+    def uncount(self, ages):
+        "The draw since then is none: its rows were overwritten; what was counted before there was room to note it stays"
+        self._noted[0],self.tables.numbers[AGE_SUM:AGE_MAX+1] = 0,ages
+
+    @property
+    def drawn(self)->np.ndarray: # int32, of each slot
+        "How often the row that lies there was drawn"
+        self.count()
+        return self._drawn
+
+    def walk(self,
+        keys:np.ndarray, # int64, all of them valid
+        offsets, # steps along the episode: 1 is the next row, -1 the one before
+    )->np.ndarray: # keys [len(keys), len(offsets)]; -1 where the episode has no such row
+        "Keys along the episodes of these rows"
+        self.slots(keys)
+        offsets = as_keys(offsets, 'offsets').ravel()
+        out = np.empty((len(keys),len(offsets)), np.int64)
+        _walk(self.tables.numbers, keys, offsets, out)
+        return out
+
+    def window_slots(self,
+        keys:np.ndarray, # int64, of the first rows
+        length:int, # of each window
+    )->np.ndarray: # [len(keys), length]; -1 where the episode has ended
+        "The slots of the rows that follow each other from these keys on"
+        bad = first_invalid(self.tables.numbers, keys)
+        if bad >= 0: self.refuse_key(keys[bad])
+        slots = np.empty((len(keys),length), np.int64)
+        _window_slots(self.tables.numbers, keys, slots)
+        return slots
+
+    def state_dict(self)->dict: # plain data and tensors
+        "Counters and environments, and the links, unless they lie in a place that lasts"
+        numbers,envs,last_key = self.tables
+        slots,kept = self.keys % self.ring,self.going_on
+        arrays = dict(env_ids=envs.ids[kept], last=envs.last[kept], last_key=last_key[kept])
+        if not self.place.lasts: arrays |= {n: getattr(self, n)[slots] for n in _BY_SLOT}
+        tensors = {k: torch.from_numpy(a) for k,a in arrays.items()}
+        return dict(max_sz=self.max_sz, counters=numbers[:SLOTS].tolist(), **tensors)
+
+    def _checked(self, state, rows):
+        "What was saved, as arrays; a `StateError` where kernels would go astray"
+        ids = array(np.int32, None, low=0, high=MAX_ENVS-1)
+        form = dict(max_sz=integer(1, 2**31-1), counters=listed(integer(), SLOTS), env_ids=ids)
+        saved = checked(self.who, form, state, more=True)
+        e = len(saved['env_ids'])
+        inserted,oldest = saved['counters'][:2]
+        n = inserted - oldest
+        if not 0 <= n <= self.max_sz: self._refuse_saved(f'keys {oldest} to {inserted-1} for max_sz={self.max_sz}')
+        form |= dict(last=array(np.int32, e, 3), last_key=array(np.int64, e, low=-1, high=inserted-1))
+        ahead = np.arange(n, 0, -1)   # how far the end is
+        if rows: form |= dict(link=array(np.int32, n, low=0, high=ahead-1),
+            back=array(np.int32, n, low=0, high=saved['max_sz']-1), drawn=array(np.int32, n))
+        saved = checked(self.who, form, state)
+        if rows: self._check_agree(saved['link'], saved['back'], saved['last_key'] - oldest)
+        if len(np.unique(saved['env_ids'])) < e: self._refuse_saved('an environment twice')
+        return saved
+
+    def _check_agree(self, link, back, last): # last: places of the last rows of the environments
+        "Raise where links forward and back are not the same, or lead on from a row that was the last one"
+        linked,places = np.flatnonzero(link),np.arange(len(back))
+        if (back[linked + link[linked]] != link[linked]).any() or len(linked) != np.sum((back > 0) & (back <= places)):
+            self._refuse_saved('links forward and back that disagree')
+        last = last[last >= 0]
+        if link[last].any() or len(np.unique(last)) < len(last): self._refuse_saved('links from last rows')
+
+    def _refuse_saved(self, got): raise StateError(self.who, 'a saved memory with damaged links', got)
+
+    def load_state_dict(self,
+        state:dict, # as it was saved
+        rows=True, # does it hold the links, too? If not, they lie here already, and stay as they are
+    ):
+        "Become the links that were saved; these must be new"
+        saved = self._checked(state, rows)
+        (inserted,oldest),counters = saved['counters'][:2],np.array(saved['counters'])
+        slots,envs = np.arange(oldest, inserted) % self.ring,Environments(len(saved['env_ids']))
+        for name in _BY_SLOT if rows else (): getattr(self, name)[slots] = saved[name]
+        envs.admit(saved['env_ids'])
+        envs.last[:len(envs)] = saved['last']
+        counters[OLDEST] = min(inserted, max(oldest, self.place.oldest_whole()))
+        self._use(counters, envs, grown(saved['last_key'].copy(), len(envs.last), -1))
+
+    def _without_next(self, keys, inserted):
+        "Those of these keys that have no next row; links that lead beyond the last row are cut"
+        found = np.empty(len(keys), np.int64)
+        n = _look(self.link, self.back, keys, inserted, found)
+        if n < 0: raise self._damaged('a link out of the memory' if n == -1 else 'links forward and back that disagree')
+        return found[:n]
+
+    def _damaged(self, what): return StateError(self.who, 'a memory on disk with damaged links', what)
+
+    def reopen(self,
+        episodes, # (slots) → a structured array: what rows in them say of their episodes
+    ):
+        "Find out from the rows that lie here which episodes are under way"
+        inserted,oldest,lasts = self.inserted,self.oldest,{}
+        for keys in in_parts(oldest, inserted, 1 << 20):
+            keys = self._without_next(keys, inserted)[::-1]
+            envs,first = np.unique(episodes(keys % self.ring)['env_id'], return_index=True)
+            strange = len(envs) and not 0 <= envs[0] <= envs[-1] < MAX_ENVS
+            if strange: raise self._damaged(f'env_id {envs[0]} to {envs[-1]}')
+            lasts.update(zip(envs.tolist(), keys[first].tolist()))
+        envs,keys = Environments(len(lasts)),np.array([*lasts.values()], np.int64)
+        if lasts and not envs.admit(np.array([*lasts])): raise self._damaged('numbers of environments')
+        for i,row in enumerate(episodes(keys % self.ring)):
+            note_row(envs.last, i, row['episode_n'], row['step_n'], _ends(row))
+        self._use(np.array([inserted, oldest, *self.place.counters[AGES]]), envs, keys)
+
+    def cut(self):
+        "Links that lead beyond the last row lead nowhere"
+        for keys in in_parts(self.oldest, self.inserted, 1 << 20): self._without_next(keys, self.inserted)
+
+    def stand_at(self, span:tuple):
+        "Another process has added rows; the oldest first, or another thread could see more rows than there are slots"
+        numbers,was = self.tables.numbers,self.inserted
+        if span[0] < was: self.count()   # its file went back
+        new = np.arange(max(was, span[0] - self.ring), span[0])   # where the writer's counts are 0
+        if not self.place.writes: self._drawn[new % self.ring] = 0
+        numbers[OLDEST] = span[1]
+        numbers[INSERTED] = span[0]
 
 # %% ../../nbs/memory/links.ipynb #cd910120
 _u = np.uint64   # unsigned places spare kernels a test for negative ones
@@ -150,26 +310,6 @@ def link_rows(numbers, plan, address, n):
     numbers[INSERTED] = inserted + n
     longs_at(numbers[COUNTERS], 2)[COMMITTED] = inserted + n
 
-# %% ../../nbs/memory/links.ipynb #98fe0444
-@patch
-def accepts(self:Links, rows)->bool: # a structured array
-    "Can these rows be taken as they are? Rows that don't lie together can't"
-    return rows.flags.c_contiguous and acceptable(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
-
-@patch
-def reserve(self:Links, n)->np.ndarray: # the slots of the last of them, as many as there are slots
-    "Rows that `n` new ones will overwrite count as gone from now on"
-    numbers,n = self.tables.numbers,int(n)
-    end = numbers[INSERTED] + n
-    self.place.intend(end)
-    numbers[OLDEST] = max(numbers[OLDEST], min(end - self.max_sz, numbers[INSERTED]))
-    return np.arange(end - min(n, self.ring), end) % self.ring
-
-@patch
-def append(self:Links, rows):
-    "Rows that lie in their slots are there from now on"
-    link_rows(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
-
 # %% ../../nbs/memory/links.ipynb #aba746d6
 @njit
 def _numbers_of(numbers, plan, env_id, out):
@@ -178,14 +318,6 @@ def _numbers_of(numbers, plan, env_id, out):
     number = ints_at(numbers[NUMBER], numbers[N_NUMBER])
     for i in range(len(env_id)): out[i] = number_of(env_id[i], number)
     return True
-
-@patch
-def numbers_of(self:Links,
-    env_id:np.ndarray, # the column of rows
-)->np.ndarray: # int64; None: the rows can't be taken as they are
-    "The dense numbers of the environments of rows"
-    out = np.empty(len(env_id), np.int64)
-    return out if _numbers_of(self.tables.numbers, self.plan, env_id, out) else None
 
 # %% ../../nbs/memory/links.ipynb #90609507
 class Places(np.ndarray):
@@ -221,21 +353,6 @@ def first_invalid(numbers, keys):
         if keys[i] < numbers[OLDEST] or keys[i] >= numbers[INSERTED]: return i
     return -1
 
-@patch
-def slots(self:Links, keys)->np.ndarray: # of the same shape
-    "The slots of valid keys"
-    bad = first_invalid(self.tables.numbers, keys.ravel())
-    if bad >= 0: self.refuse_key(keys.flat[bad])
-    return keys % self.ring
-
-@patch
-def refuse_key(self:Links, key):
-    "Say what is wrong with a key"
-    there = f'{self.oldest} to {self.inserted-1}'
-    if not 0 <= key < self.inserted: raise StaleKey(self.who, f'key {key} was never given out', expected=there)
-    raise StaleKey(self.who, f'key {key} is stale: its row was overwritten {self.oldest-key} rows ago',
-        expected=there, remedy='ask valid(keys) first, or keep more rows (max_sz)')
-
 # %% ../../nbs/memory/links.ipynb #5d0c71a2
 @njit
 def count_noted(numbers):
@@ -263,29 +380,6 @@ def count_drawn(numbers, keys):
     numbers[AGE_SUM] += len(keys)*numbers[INSERTED] - total
     numbers[AGE_MAX] = max(numbers[AGE_MAX], numbers[INSERTED] - low)
 
-# %% ../../nbs/memory/links.ipynb #5d0c71a4
-@patch
-def count(self:Links):
-    "Count the draws that were noted, before somebody looks, or keys change their meaning"
-    count_noted(self.tables.numbers)
-
-@patch
-def before_draw(self:Links)->np.ndarray: # ages, for `uncount`
-    "Count what was noted, as the next draw may be taken back"
-    self.count()
-    return self.tables.numbers[AGE_SUM:AGE_MAX+1].copy()
-
-@patch
-def uncount(self:Links, ages):
-    "The draw since then is none: its rows were overwritten; what was counted before there was room to note it stays"
-    self._noted[0],self.tables.numbers[AGE_SUM:AGE_MAX+1] = 0,ages
-
-@patch(as_prop=True)
-def drawn(self:Links)->np.ndarray: # int32, of each slot
-    "How often the row that lies there was drawn"
-    self.count()
-    return self._drawn
-
 # %% ../../nbs/memory/links.ipynb #3eaf55b7
 @njit
 def _walk(numbers, keys, offsets, out):
@@ -301,18 +395,6 @@ def _walk(numbers, keys, offsets, out):
                 step = back[key % max_sz]
                 key,left = key - step if 0 < step <= key - oldest else -1,left + 1
             out[i,j] = key
-
-@patch
-def walk(self:Links,
-    keys:np.ndarray, # int64, all of them valid
-    offsets, # steps along the episode: 1 is the next row, -1 the one before
-)->np.ndarray: # keys [len(keys), len(offsets)]; -1 where the episode has no such row
-    "Keys along the episodes of these rows"
-    self.slots(keys)
-    offsets = as_keys(offsets, 'offsets').ravel()
-    out = np.empty((len(keys),len(offsets)), np.int64)
-    _walk(self.tables.numbers, keys, offsets, out)
-    return out
 
 # %% ../../nbs/memory/links.ipynb #4eb7e125
 @njit
@@ -332,78 +414,8 @@ def _window_slots(numbers, keys, slots):
                 if follows >= max_sz: follows -= max_sz
                 at[_u(i)] = follows if step > 0 and ahead[_u(i)] > 0 else -1
 
-@patch
-def window_slots(self:Links,
-    keys:np.ndarray, # int64, of the first rows
-    length:int, # of each window
-)->np.ndarray: # [len(keys), length]; -1 where the episode has ended
-    "The slots of the rows that follow each other from these keys on"
-    bad = first_invalid(self.tables.numbers, keys)
-    if bad >= 0: self.refuse_key(keys[bad])
-    slots = np.empty((len(keys),length), np.int64)
-    _window_slots(self.tables.numbers, keys, slots)
-    return slots
-
 # %% ../../nbs/memory/links.ipynb #abd8961c
 _BY_SLOT = 'link','back','drawn'
-
-@patch
-def state_dict(self:Links)->dict: # plain data and tensors
-    "Counters and environments, and the links, unless they lie in a place that lasts"
-    numbers,envs,last_key = self.tables
-    slots,kept = self.keys % self.ring,self.going_on
-    arrays = dict(env_ids=envs.ids[kept], last=envs.last[kept], last_key=last_key[kept])
-    if not self.place.lasts: arrays |= {n: getattr(self, n)[slots] for n in _BY_SLOT}
-    tensors = {k: torch.from_numpy(a) for k,a in arrays.items()}
-    return dict(max_sz=self.max_sz, counters=numbers[:SLOTS].tolist(), **tensors)
-
-# %% ../../nbs/memory/links.ipynb #447df38c
-@patch
-def _checked(self:Links, state, rows):
-    "What was saved, as arrays; a `StateError` where kernels would go astray"
-    ids = array(np.int32, None, low=0, high=MAX_ENVS-1)
-    form = dict(max_sz=integer(1, 2**31-1), counters=listed(integer(), SLOTS), env_ids=ids)
-    saved = checked(self.who, form, state, more=True)
-    e = len(saved['env_ids'])
-    inserted,oldest = saved['counters'][:2]
-    n = inserted - oldest
-    if not 0 <= n <= self.max_sz: self._refuse_saved(f'keys {oldest} to {inserted-1} for max_sz={self.max_sz}')
-    form |= dict(last=array(np.int32, e, 3), last_key=array(np.int64, e, low=-1, high=inserted-1))
-    ahead = np.arange(n, 0, -1)   # how far the end is
-    if rows: form |= dict(link=array(np.int32, n, low=0, high=ahead-1),
-        back=array(np.int32, n, low=0, high=saved['max_sz']-1), drawn=array(np.int32, n))
-    saved = checked(self.who, form, state)
-    if rows: self._check_agree(saved['link'], saved['back'], saved['last_key'] - oldest)
-    if len(np.unique(saved['env_ids'])) < e: self._refuse_saved('an environment twice')
-    return saved
-
-# %% ../../nbs/memory/links.ipynb #903646d4
-@patch
-def _check_agree(self:Links, link, back, last): # last: places of the last rows of the environments
-    "Raise where links forward and back are not the same, or lead on from a row that was the last one"
-    linked,places = np.flatnonzero(link),np.arange(len(back))
-    if (back[linked + link[linked]] != link[linked]).any() or len(linked) != np.sum((back > 0) & (back <= places)):
-        self._refuse_saved('links forward and back that disagree')
-    last = last[last >= 0]
-    if link[last].any() or len(np.unique(last)) < len(last): self._refuse_saved('links from last rows')
-
-@patch
-def _refuse_saved(self:Links, got): raise StateError(self.who, 'a saved memory with damaged links', got)
-
-@patch
-def load_state_dict(self:Links,
-    state:dict, # as it was saved
-    rows=True, # does it hold the links, too? If not, they lie here already, and stay as they are
-):
-    "Become the links that were saved; these must be new"
-    saved = self._checked(state, rows)
-    (inserted,oldest),counters = saved['counters'][:2],np.array(saved['counters'])
-    slots,envs = np.arange(oldest, inserted) % self.ring,Environments(len(saved['env_ids']))
-    for name in _BY_SLOT if rows else (): getattr(self, name)[slots] = saved[name]
-    envs.admit(saved['env_ids'])
-    envs.last[:len(envs)] = saved['last']
-    counters[OLDEST] = min(inserted, max(oldest, self.place.oldest_whole()))
-    self._use(counters, envs, grown(saved['last_key'].copy(), len(envs.last), -1))
 
 # %% ../../nbs/memory/links.ipynb #4edf1b92
 @njit
@@ -419,52 +431,7 @@ def _look(link, back, keys, inserted, found):
         if ahead == 0: found[n],n = key,n + 1
     return n
 
-@patch
-def _without_next(self:Links, keys, inserted):
-    "Those of these keys that have no next row; links that lead beyond the last row are cut"
-    found = np.empty(len(keys), np.int64)
-    n = _look(self.link, self.back, keys, inserted, found)
-    if n < 0: raise self._damaged('a link out of the memory' if n == -1 else 'links forward and back that disagree')
-    return found[:n]
-
-@patch
-def _damaged(self:Links, what): return StateError(self.who, 'a memory on disk with damaged links', what)
-
 # %% ../../nbs/memory/links.ipynb #f50f7c80
-@patch
-def reopen(self:Links,
-    episodes, # (slots) → a structured array: what rows in them say of their episodes
-):
-    "Find out from the rows that lie here which episodes are under way"
-    inserted,oldest,lasts = self.inserted,self.oldest,{}
-    for keys in in_parts(oldest, inserted, 1 << 20):
-        keys = self._without_next(keys, inserted)[::-1]
-        envs,first = np.unique(episodes(keys % self.ring)['env_id'], return_index=True)
-        strange = len(envs) and not 0 <= envs[0] <= envs[-1] < MAX_ENVS
-        if strange: raise self._damaged(f'env_id {envs[0]} to {envs[-1]}')
-        lasts.update(zip(envs.tolist(), keys[first].tolist()))
-    envs,keys = Environments(len(lasts)),np.array([*lasts.values()], np.int64)
-    if lasts and not envs.admit(np.array([*lasts])): raise self._damaged('numbers of environments')
-    for i,row in enumerate(episodes(keys % self.ring)):
-        note_row(envs.last, i, row['episode_n'], row['step_n'], _ends(row))
-    self._use(np.array([inserted, oldest, *self.place.counters[AGES]]), envs, keys)
-
 def _ends(row): # of a structured array
     n = row['n'] if 'n' in row.dtype.names and row.dtype['n'] in (np.int32, np.int64) else 1
     return (row['terminated'] or row['truncated']) and n <= 1
-
-# %% ../../nbs/memory/links.ipynb #0bb8ee6c
-@patch
-def cut(self:Links):
-    "Links that lead beyond the last row lead nowhere"
-    for keys in in_parts(self.oldest, self.inserted, 1 << 20): self._without_next(keys, self.inserted)
-
-@patch
-def stand_at(self:Links, span:tuple):
-    "Another process has added rows; the oldest first, or another thread could see more rows than there are slots"
-    numbers,was = self.tables.numbers,self.inserted
-    if span[0] < was: self.count()   # its file went back
-    new = np.arange(max(was, span[0] - self.ring), span[0])   # where the writer's counts are 0
-    if not self.place.writes: self._drawn[new % self.ring] = 0
-    numbers[OLDEST] = span[1]
-    numbers[INSERTED] = span[0]

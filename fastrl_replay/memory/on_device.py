@@ -10,7 +10,6 @@ import math
 from contextlib import contextmanager
 from functools import cached_property
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.errors import NoRoom
 from ..steps.machine import free_memory, size_text
 from .places import MainMemory, runs
@@ -67,22 +66,19 @@ class Device(MainMemory):
         theirs.wait_stream(mine)
         for t in used: t.record_stream(mine)   # or its memory would be used again too early
 
-# %% ../../nbs/memory/on_device.ipynb #4ed153c5
-@patch
-def tensor(self:Device, who, *shape)->torch.Tensor: # bytes
-    "Memory on the device; anything is in it"
-    try:
-        with self.in_order(): return torch.empty(shape, dtype=torch.uint8, device=self.at)
-    except RuntimeError as e: raise NoRoom(who, f'no memory on {self.device}', size_text(free_memory(self.device)),
-        size_text(math.prod(shape)), 'a smaller max_sz') from e
+    def tensor(self, who, *shape)->torch.Tensor: # bytes
+        "Memory on the device; anything is in it"
+        try:
+            with self.in_order(): return torch.empty(shape, dtype=torch.uint8, device=self.at)
+        except RuntimeError as e: raise NoRoom(who, f'no memory on {self.device}', size_text(free_memory(self.device)),
+            size_text(math.prod(shape)), 'a smaller max_sz') from e
 
-@patch
-def write(self:Device,
-    target:torch.Tensor, # rows of bytes on the device
-    rows:np.ndarray, # their new bytes
-):
-    "Bring bytes to the device, asked for and not waited for"
-    with self.in_order(): target.view(-1).copy_(staged(rows, self.at), non_blocking=True)
+    def write(self,
+        target:torch.Tensor, # rows of bytes on the device
+        rows:np.ndarray, # their new bytes
+    ):
+        "Bring bytes to the device, asked for and not waited for"
+        with self.in_order(): target.view(-1).copy_(staged(rows, self.at), non_blocking=True)
 
 # %% ../../nbs/memory/on_device.ipynb #e8b3cd82
 class DeviceRows:
@@ -105,6 +101,64 @@ class DeviceRows:
         kind = common_word(size, out.shape[1])
         torch.index_select(self.mem.view(kind), 0, slots, out=out.view(kind)[:, :size//kind.itemsize])
 
+    def batch(self, slots, keys, weights, plan)->torch.Tensor: # bytes
+        "Rows from these slots, with their keys and weights"
+        self.settle()
+        n,numbers = len(keys),np.zeros((3, len(keys)), np.int64)
+        numbers[0],numbers[1] = slots,keys
+        numbers[2].view(np.float32)[:n] = weights
+        out = self.empty(n, plan.itemsize)
+        with self.place.in_order(out):
+            slots,there,w = sent(numbers, self.place.at)
+            self.fetch(slots, out)
+            stamp_tensor(out, there, w.view(torch.float32)[:n], plan)
+        return out
+
+    def gather(self, slots, out, present=-1):
+        "Rows come back, as bytes on the device"
+        slots = np.asarray(slots).reshape(-1)
+        if not len(slots): return
+        self.settle()
+        holes = slots.min() < 0
+        with self.place.in_order(out):
+            there = sent(slots, self.place.at)
+            self.fetch(there.clamp(min=0) if holes else there, out)
+            if holes: out.masked_fill_((there < 0)[:,None], 0)
+            if present >= 0: out[:,present] = there >= 0
+
+    def write(self, slots, rows):
+        "Bytes of rows into these slots"
+        for a,b in runs(slots, max(self.place.part//max(rows.shape[1], 1), 1)):
+            at = int(slots[a])
+            self.place.write(self.mem[at:at+b-a], rows[a:b])
+
+    def write_later(self, line, n, rows):
+        "These bytes are the last of `n` rows that are going to be linked"
+        end = line.inserted + n
+        self.waiting = line,end,np.arange(end - len(rows), end) % line.ring,rows
+
+    def settle(self):
+        "Write the rows that count and have not been written"
+        if self.waiting is None: return
+        line,end,slots,rows = self.waiting
+        if line.inserted >= end: self.write(slots, rows)
+        self.waiting = None   # now: after an interrupt it is done once more
+
+    def put(self, slots, rows:np.ndarray):
+        "Whole rows into these slots"
+        self.write(slots, rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize))
+
+    def add(self, line, rows:np.ndarray)->bool:
+        "Take whole rows in, or do nothing: some can't be taken as they are"
+        self.settle()   # where the last call was interrupted
+        if not line.accepts(rows): return False
+        given = rows[max(len(rows) - len(self.mem), 0):]
+        given = given.view(np.uint8).reshape(len(given), rows.dtype.itemsize)
+        self.write_later(line, len(rows), given if given.nbytes > self.place.part else given.copy())
+        line.append(rows)
+        self.settle()
+        return True
+
 # %% ../../nbs/memory/on_device.ipynb #ac03b909
 def stamp_tensor(
     out:torch.Tensor, # bytes of rows
@@ -116,71 +170,3 @@ def stamp_tensor(
     _,index_at,weight_at = plan.numbers.tolist()
     out.view(torch.int64)[:, index_at] = torch.as_tensor(keys, device=out.device)
     out.view(torch.float32)[:, weight_at] = torch.as_tensor(weights, dtype=torch.float32, device=out.device)
-
-# %% ../../nbs/memory/on_device.ipynb #f6bd41e0
-@patch
-def batch(self:DeviceRows, slots, keys, weights, plan)->torch.Tensor: # bytes
-    "Rows from these slots, with their keys and weights"
-    self.settle()
-    n,numbers = len(keys),np.zeros((3, len(keys)), np.int64)
-    numbers[0],numbers[1] = slots,keys
-    numbers[2].view(np.float32)[:n] = weights
-    out = self.empty(n, plan.itemsize)
-    with self.place.in_order(out):
-        slots,there,w = sent(numbers, self.place.at)
-        self.fetch(slots, out)
-        stamp_tensor(out, there, w.view(torch.float32)[:n], plan)
-    return out
-
-@patch
-def gather(self:DeviceRows, slots, out, present=-1):
-    "Rows come back, as bytes on the device"
-    slots = np.asarray(slots).reshape(-1)
-    if not len(slots): return
-    self.settle()
-    holes = slots.min() < 0
-    with self.place.in_order(out):
-        there = sent(slots, self.place.at)
-        self.fetch(there.clamp(min=0) if holes else there, out)
-        if holes: out.masked_fill_((there < 0)[:,None], 0)
-        if present >= 0: out[:,present] = there >= 0
-
-# %% ../../nbs/memory/on_device.ipynb #582190f0
-@patch
-def write(self:DeviceRows, slots, rows):
-    "Bytes of rows into these slots"
-    for a,b in runs(slots, max(self.place.part//max(rows.shape[1], 1), 1)):
-        at = int(slots[a])
-        self.place.write(self.mem[at:at+b-a], rows[a:b])
-
-@patch
-def write_later(self:DeviceRows, line, n, rows):
-    "These bytes are the last of `n` rows that are going to be linked"
-    end = line.inserted + n
-    self.waiting = line,end,np.arange(end - len(rows), end) % line.ring,rows
-
-@patch
-def settle(self:DeviceRows):
-    "Write the rows that count and have not been written"
-    if self.waiting is None: return
-    line,end,slots,rows = self.waiting
-    if line.inserted >= end: self.write(slots, rows)
-    self.waiting = None   # now: after an interrupt it is done once more
-
-# %% ../../nbs/memory/on_device.ipynb #a0fc20b5
-@patch
-def put(self:DeviceRows, slots, rows:np.ndarray):
-    "Whole rows into these slots"
-    self.write(slots, rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize))
-
-@patch
-def add(self:DeviceRows, line, rows:np.ndarray)->bool:
-    "Take whole rows in, or do nothing: some can't be taken as they are"
-    self.settle()   # where the last call was interrupted
-    if not line.accepts(rows): return False
-    given = rows[max(len(rows) - len(self.mem), 0):]
-    given = given.view(np.uint8).reshape(len(given), rows.dtype.itemsize)
-    self.write_later(line, len(rows), given if given.nbytes > self.place.part else given.copy())
-    line.append(rows)
-    self.settle()
-    return True

@@ -7,7 +7,6 @@ __all__ = ['SHELF', 'TOGETHER', 'RankTree']
 
 # %% ../../nbs/memory/ranktree.ipynb #5194abbf
 import numpy as np
-from fastcore.basics import patch
 from ..steps.compiled import memmove, njit
 from ..steps.errors import ArgumentError, ArgumentTypeError, problem, whole
 from .sumtree import LARGEST, levels
@@ -329,131 +328,113 @@ class RankTree:
             raise KeyError(problem('RankTree', f'index {flat[gone.argmax()]} is not here', remedy='update it first'))
         return flat
 
-# %% ../../nbs/memory/ranktree.ipynb #dabdaeb9
-@patch
-def update(self:RankTree,
-    idx, # one index, or an array of them
-    priority, # of each: a number or an array; any but NaN and infinity
-):
-    "Set priorities, of new things or of those that are here; either all of them or, with an error, none"
-    flat,p = self._indices(idx, there=False),np.asarray(priority, np.float64)
-    shape = np.shape(idx)
-    if p.ndim and p.shape != shape:
-        raise ArgumentError('RankTree.update', 'priorities', list(p.shape),
-            f'{list(shape)}, one for each index, or a single one')
-    p = np.ascontiguousarray(np.broadcast_to(p, shape)).ravel()
-    wrong = ~np.isfinite(p)
-    if wrong.any():
-        i = int(wrong.argmax())
-        raise ArgumentError('RankTree', f'priority at place {i}, for index {flat[i]}', p[i], 'a finite number')
-    self._age,_ = _update(self._tree, flat, p, self._age)
+    def update(self,
+        idx, # one index, or an array of them
+        priority, # of each: a number or an array; any but NaN and infinity
+    ):
+        "Set priorities, of new things or of those that are here; either all of them or, with an error, none"
+        flat,p = self._indices(idx, there=False),np.asarray(priority, np.float64)
+        shape = np.shape(idx)
+        if p.ndim and p.shape != shape:
+            raise ArgumentError('RankTree.update', 'priorities', list(p.shape),
+                f'{list(shape)}, one for each index, or a single one')
+        p = np.ascontiguousarray(np.broadcast_to(p, shape)).ravel()
+        wrong = ~np.isfinite(p)
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise ArgumentError('RankTree', f'priority at place {i}, for index {flat[i]}', p[i], 'a finite number')
+        self._age,_ = _update(self._tree, flat, p, self._age)
 
-@patch
-def remove(self:RankTree,
-    idx, # one index, or an array of them
-):
-    "Take things out; they can come again, as young ones"
-    _take(self._tree, self._indices(idx))
+    def remove(self,
+        idx, # one index, or an array of them
+    ):
+        "Take things out; they can come again, as young ones"
+        _take(self._tree, self._indices(idx))
 
-# %% ../../nbs/memory/ranktree.ipynb #e8f0e2cf
-@patch
-def rank(self:RankTree,
-    idx, # one index, or an array of them
-): # the rank of each, from 1
-    "One more than the number of larger priorities and of older equal ones"
-    flat = self._indices(idx)
-    ranks = np.empty(len(flat), np.int64)
-    _rank(self._tree, flat, ranks)
-    return ranks.reshape(np.shape(idx)) if np.ndim(idx) else int(ranks[0])
+    def rank(self,
+        idx, # one index, or an array of them
+    ): # the rank of each, from 1
+        "One more than the number of larger priorities and of older equal ones"
+        flat = self._indices(idx)
+        ranks = np.empty(len(flat), np.int64)
+        _rank(self._tree, flat, ranks)
+        return ranks.reshape(np.shape(idx)) if np.ndim(idx) else int(ranks[0])
 
-@patch
-def __getitem__(self:RankTree, idx):
-    "The priority of one index, or of an array of them"
-    flat = self._indices(idx)
-    found = np.empty(len(flat))
-    _priority(self._tree, flat, found)
-    return found.reshape(np.shape(idx)) if np.ndim(idx) else float(found[0])
+    def __getitem__(self, idx):
+        "The priority of one index, or of an array of them"
+        flat = self._indices(idx)
+        found = np.empty(len(flat))
+        _priority(self._tree, flat, found)
+        return found.reshape(np.shape(idx)) if np.ndim(idx) else float(found[0])
 
-# %% ../../nbs/memory/ranktree.ipynb #4ced69b0
-@patch
-def select(self:RankTree,
-    rank, # one rank, or an array of them, from 1
-): # the index that has each
-    "Who has this rank"
-    ranks = np.asarray(rank)
-    if ranks.dtype.kind not in 'iu' and ranks.size:
-        raise ArgumentTypeError('RankTree.select', 'ranks', ranks.dtype, 'integers')
-    out = (ranks < 1) | (ranks > len(self))
-    if out.any():
-        there = f'1 to {len(self)}' if len(self) else 'nothing: it is empty'
-        raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()], there))
-    idx = np.empty(ranks.size, np.int64)
-    _select(self._tree, np.ascontiguousarray(ranks, np.int64).ravel(), idx)
-    return idx.reshape(ranks.shape) if ranks.ndim else int(idx[0])
+    def select(self,
+        rank, # one rank, or an array of them, from 1
+    ): # the index that has each
+        "Who has this rank"
+        ranks = np.asarray(rank)
+        if ranks.dtype.kind not in 'iu' and ranks.size:
+            raise ArgumentTypeError('RankTree.select', 'ranks', ranks.dtype, 'integers')
+        out = (ranks < 1) | (ranks > len(self))
+        if out.any():
+            there = f'1 to {len(self)}' if len(self) else 'nothing: it is empty'
+            raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()], there))
+        idx = np.empty(ranks.size, np.int64)
+        _select(self._tree, np.ascontiguousarray(ranks, np.int64).ravel(), idx)
+        return idx.reshape(ranks.shape) if ranks.ndim else int(idx[0])
 
-@patch(as_prop=True)
-def largest(self:RankTree)->float:
-    "The largest priority; 0 where there is none"
-    return self[self.select(1)] if len(self) else 0.
+    @property
+    def largest(self)->float:
+        "The largest priority; 0 where there is none"
+        return self[self.select(1)] if len(self) else 0.
 
-# %% ../../nbs/memory/ranktree.ipynb #5d1c0a92
-@patch
-def try_update(self:RankTree,
-    idx:np.ndarray, # int64, within the capacity
-    priority:np.ndarray, # float64, of each, at most 1e298
-)->int: # -1, or the place of the first that can't be: nothing has changed then
-    "`update` with arrays, without an error"
-    bad = ~(priority <= LARGEST)
-    if bad.any(): return int(bad.argmax())
-    _update(self._tree, idx, priority, self._ages(len(idx)))
-    return -1
+    def try_update(self,
+        idx:np.ndarray, # int64, within the capacity
+        priority:np.ndarray, # float64, of each, at most 1e298
+    )->int: # -1, or the place of the first that can't be: nothing has changed then
+        "`update` with arrays, without an error"
+        bad = ~(priority <= LARGEST)
+        if bad.any(): return int(bad.argmax())
+        _update(self._tree, idx, priority, self._ages(len(idx)))
+        return -1
 
-@patch
-def _ages(self:RankTree, n):
-    "The first of `n` ages; counted before they are given, or an interrupt could let one be given twice"
-    age = self._age
-    self._age = age + n
-    return age
+    def _ages(self, n):
+        "The first of `n` ages; counted before they are given, or an interrupt could let one be given twice"
+        age = self._age
+        self._age = age + n
+        return age
 
-@patch
-def select_into(self:RankTree,
-    ranks:np.ndarray, # int64, all of which there are
-    idx:np.ndarray, # int64, as many: who has each
-):
-    "`select` into an array"
-    _select(self._tree, ranks, idx)
+    def select_into(self,
+        ranks:np.ndarray, # int64, all of which there are
+        idx:np.ndarray, # int64, as many: who has each
+    ):
+        "`select` into an array"
+        _select(self._tree, ranks, idx)
 
-# %% ../../nbs/memory/ranktree.ipynb #5d1c0a95
-@patch
-def discard(self:RankTree,
-    idx:np.ndarray, # int64, within the capacity
-):
-    "Take out those that are here"
-    _take(self._tree, idx)
+    def discard(self,
+        idx:np.ndarray, # int64, within the capacity
+    ):
+        "Take out those that are here"
+        _take(self._tree, idx)
 
-@patch
-def roll(self:RankTree,
-    gone:int, # the oldest key so far
-    oldest:int, # the oldest one from now on: those before it leave
-    first:int, # of the keys that come
-    end:int, # one more than the last of them
-    p:float=-1., # the priority of these; negative: the largest that is left, or 1
-):
-    "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
-    _roll(self._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
+    def roll(self,
+        gone:int, # the oldest key so far
+        oldest:int, # the oldest one from now on: those before it leave
+        first:int, # of the keys that come
+        end:int, # one more than the last of them
+        p:float=-1., # the priority of these; negative: the largest that is left, or 1
+    ):
+        "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
+        _roll(self._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
 
-# %% ../../nbs/memory/ranktree.ipynb #5d1c0a97
-@patch
-def write_keys(self:RankTree,
-    keys:np.ndarray, # int64; each has the index that is left when it is divided by the capacity
-    to:np.ndarray, # float64: another ring
-):
-    "Write the priorities of keys there"
-    to[keys % len(to)] = self[keys % self.capacity]
+    def write_keys(self,
+        keys:np.ndarray, # int64; each has the index that is left when it is divided by the capacity
+        to:np.ndarray, # float64: another ring
+    ):
+        "Write the priorities of keys there"
+        to[keys % len(to)] = self[keys % self.capacity]
 
-@patch
-def by_age(self:RankTree,
-    idx:np.ndarray, # int64, of things that are here
-)->np.ndarray: # int64
-    "These indices, the oldest first"
-    return idx[np.argsort(self._tree[-1][idx])]
+    def by_age(self,
+        idx:np.ndarray, # int64, of things that are here
+    )->np.ndarray: # int64
+        "These indices, the oldest first"
+        return idx[np.argsort(self._tree[-1][idx])]

@@ -10,7 +10,6 @@ import os
 from copy import copy
 from pathlib import Path
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.compiled import bytes_at, floats_at, longs_at, memmove, njit
 from ..steps.core import Steps, plain_columns, refuse_flags, steps_of_bytes, steps_of_rows
 from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, choice, whole
@@ -95,32 +94,123 @@ class Store:
         new.reserve(place)
         return new
 
-# %% ../../nbs/memory/rows.ipynb #c83f7c86
-@patch
-def __getstate__(self:Store): # a store that is copied or sent elsewhere has its settings there, and no memory
-    return {k: v for k,v in vars(self).items() if k[0] != '_' and k not in ('dtype','max_sz','place')}
+    def __getstate__(self): # a store that is copied or sent elsewhere has its settings there, and no memory
+        return {k: v for k,v in vars(self).items() if k[0] != '_' and k not in ('dtype','max_sz','place')}
+
+    def lies(self, path, device=None, mode='a', spare=0):
+        "Keep where it lies, if that can be"
+        who,self.device = type(self).__name__,device_of(type(self).__name__, device)
+        if path is not None and not isinstance(path, (str,os.PathLike)):
+            raise ArgumentTypeError(who, 'path', repr(path)[:60], 'the path of a directory')
+        if path is None and (mode != 'a' or spare): raise ArgumentError(who, 'mode and spare', f'{mode!r}, {spare}',
+            "'a' and 0 where there is no path", f"{who}(path=…)")
+        if path is not None and device is not None: raise ArgumentError(who, 'path and device', f'{path!r}, {device!r}',
+            'one of them', 'a path: Prefetch(device=…) brings batches to a device')
+        self.path,self.folder,self.mode = path,None,choice(who, 'mode', mode, ('a','r'))
+        if path is not None: self.path,self.folder = os.fspath(path),_absolute(who, os.fspath(path))
+        self.spare = whole(who, 'spare', spare, 0, 2**31-1)
+
+    def _place_text(self)->list: # of text
+        "The arguments that say where it lies"
+        named = {k: v for k in ('path','device','mode','spare') if (v := getattr(self, k)) != getattr(Store, k, None)}
+        return [f'{k}={v!r}' for k,v in named.items()]
+
+    def new_place(self, who:str)->Place: # opened
+        "Where its arrays lie"
+        if self.folder is not None: return Directory(self.folder, self.mode, who)
+        return MainMemory(who) if self.device is None else Device(self.device, who)
+
+    def check_place(self, who:str):
+        "Raise where it can't be opened, without opening it"
+        if self.folder is not None: check_path(self.folder, self.mode, who)
+
+    def settings(self)->dict: # plain data
+        "What must be the same where a memory on disk is opened again"
+        return dict(kind=type(self).__name__)
+
+    def add(self, line:Links, rows:np.ndarray)->bool:
+        "Take rows in, or do nothing: some can't be taken as they are"
+        if not line.accepts(rows): return False
+        self.refuse(rows)
+        slots = line.reserve(len(rows))
+        if len(slots): self.put(slots, rows[len(rows)-len(slots):])
+        line.append(rows)
+        return True
+
+    def batch(self, line:Links, keys, weights, plan:BatchPlan)->Steps:
+        "The rows with these keys as a batch; counted as drawn"
+        check_weights(keys, weights)
+        out = self.empty(len(keys), plan.itemsize)
+        self.gather(line.slots(keys), out)
+        if isinstance(out, np.ndarray): _stamp(out.reshape(-1), keys, weights, plan.numbers)
+        else: stamp_tensor(out, keys, weights, plan)
+        count_drawn(line.tables.numbers, keys)
+        return plan.steps(out, len(keys))
+
+    def packed_batch(self, line, keys, weights, plan)->Steps:
+        "The same for who sends it elsewhere: a store may leave parts of it packed, which `unpacked` unpacks there"
+        return self.batch(line, keys, weights, plan)
+
+    def _batch_there(self, line, keys, weights, plan):
+        "The same by one call of the device on which rows lie, and without `gather`"
+        check_weights(keys, weights)
+        out = self._there.batch(line.slots(keys), keys, weights, plan)
+        count_drawn(line.tables.numbers, keys)
+        return plan.steps(out, len(keys))
+
+    def bytes_of(self, slots)->np.ndarray: # uint8 [slots, bytes]
+        "The rows in these slots, in main memory"
+        size = self.dtype.itemsize
+        def gathered(slots):
+            rows = self.empty(len(slots), size)
+            self.gather(slots, rows)
+            return rows
+        if isinstance(self.empty(0, size), np.ndarray): return gathered(slots)
+        rows,part = torch.empty((len(slots), size), dtype=torch.uint8),max(self.place.part//size, 1)
+        for a in range(0, len(slots), part): rows[a:a+part] = gathered(slots[a:a+part])
+        return rows.numpy()
+
+    def episodes(self, slots)->np.ndarray: # structured: the columns that episodes have, and `n`
+        "What the rows in these slots say of their episodes"
+        found = np.empty(len(slots), _episode_dtype(self.dtype))
+        for a in range(0, len(slots), 4096):
+            rows = self.bytes_of(slots[a:a+4096]).reshape(-1).view(self.dtype)
+            for n in found.dtype.names: found[n][a:a+4096] = rows[n]
+        return found
+
+    @property
+    def columns(self)->np.ndarray: # structured, by slot
+        "Columns of the rows in all slots; those of a store that has them somewhere are no copies"
+        return self.bytes_of(np.arange(self.max_sz)).reshape(-1).view(self.dtype)
+
+    def some_columns(self, slots, names)->dict: # name → array
+        "These columns, as far as there are such, of the rows in these slots"
+        found = {n: np.empty(len(slots), self.dtype[n]) for n in names if n in self.dtype.names}
+        for a in range(0, len(slots) if found else 0, 4096):
+            rows = self.bytes_of(slots[a:a+4096]).reshape(-1).view(self.dtype)
+            for n in found: found[n][a:a+4096] = rows[n]
+        return found
+
+    @property
+    def read_bytes(self)->int:
+        "How many bytes of a row are read for a column"
+        return self.dtype.itemsize
+
+    def state_dict(self, slots)->dict: # plain data and tensors
+        "What a checkpoint holds: the rows in these slots"
+        rows = self.bytes_of(slots)
+        rows[:, padding(self.dtype)] = 0
+        return dict(rows=torch.from_numpy(rows))
+
+    def load_state_dict(self, slots, state:dict):
+        "Rows that were saved go into these slots"
+        who,dtype = type(self).__name__,self.dtype
+        saved = checked(who, dict(rows=array(np.uint8, len(slots), dtype.itemsize)), state)['rows']
+        rows = saved.reshape(-1).view(dtype)
+        check_saved_rows(who, rows, NaNSearch(dtype))
+        if len(slots): self.put(slots, rows)
 
 # %% ../../nbs/memory/rows.ipynb #36d5083d
-@patch
-def lies(self:Store, path, device=None, mode='a', spare=0):
-    "Keep where it lies, if that can be"
-    who,self.device = type(self).__name__,device_of(type(self).__name__, device)
-    if path is not None and not isinstance(path, (str,os.PathLike)):
-        raise ArgumentTypeError(who, 'path', repr(path)[:60], 'the path of a directory')
-    if path is None and (mode != 'a' or spare): raise ArgumentError(who, 'mode and spare', f'{mode!r}, {spare}',
-        "'a' and 0 where there is no path", f"{who}(path=…)")
-    if path is not None and device is not None: raise ArgumentError(who, 'path and device', f'{path!r}, {device!r}',
-        'one of them', 'a path: Prefetch(device=…) brings batches to a device')
-    self.path,self.folder,self.mode = path,None,choice(who, 'mode', mode, ('a','r'))
-    if path is not None: self.path,self.folder = os.fspath(path),_absolute(who, os.fspath(path))
-    self.spare = whole(who, 'spare', spare, 0, 2**31-1)
-
-@patch
-def _place_text(self:Store)->list: # of text
-    "The arguments that say where it lies"
-    named = {k: v for k in ('path','device','mode','spare') if (v := getattr(self, k)) != getattr(Store, k, None)}
-    return [f'{k}={v!r}' for k,v in named.items()]
-
 def _absolute(who, path):
     "Where it is whatever the working directory will be"
     try:
@@ -130,87 +220,13 @@ def _absolute(who, path):
     except (ValueError,RuntimeError,OSError) as e:
         raise ArgumentError(who, 'path', f'{path!r:.60} ({e})', 'the path of a directory') from None
 
-# %% ../../nbs/memory/rows.ipynb #0852b9aa
-@patch
-def new_place(self:Store, who:str)->Place: # opened
-    "Where its arrays lie"
-    if self.folder is not None: return Directory(self.folder, self.mode, who)
-    return MainMemory(who) if self.device is None else Device(self.device, who)
-
-@patch
-def check_place(self:Store, who:str):
-    "Raise where it can't be opened, without opening it"
-    if self.folder is not None: check_path(self.folder, self.mode, who)
-
-@patch
-def settings(self:Store)->dict: # plain data
-    "What must be the same where a memory on disk is opened again"
-    return dict(kind=type(self).__name__)
-
-# %% ../../nbs/memory/rows.ipynb #735f3283
-@patch
-def add(self:Store, line:Links, rows:np.ndarray)->bool:
-    "Take rows in, or do nothing: some can't be taken as they are"
-    if not line.accepts(rows): return False
-    self.refuse(rows)
-    slots = line.reserve(len(rows))
-    if len(slots): self.put(slots, rows[len(rows)-len(slots):])
-    line.append(rows)
-    return True
-
-@patch
-def batch(self:Store, line:Links, keys, weights, plan:BatchPlan)->Steps:
-    "The rows with these keys as a batch; counted as drawn"
-    check_weights(keys, weights)
-    out = self.empty(len(keys), plan.itemsize)
-    self.gather(line.slots(keys), out)
-    if isinstance(out, np.ndarray): _stamp(out.reshape(-1), keys, weights, plan.numbers)
-    else: stamp_tensor(out, keys, weights, plan)
-    count_drawn(line.tables.numbers, keys)
-    return plan.steps(out, len(keys))
-
 # %% ../../nbs/memory/rows.ipynb #c02c43ac
-@patch
-def packed_batch(self:Store, line, keys, weights, plan)->Steps:
-    "The same for who sends it elsewhere: a store may leave parts of it packed, which `unpacked` unpacks there"
-    return self.batch(line, keys, weights, plan)
-
 def check_weights(keys, weights):
     "An error where these are not as many"
     n = len(keys)
     if len(weights) != n: raise ArgumentError('Store', 'weights', len(weights), f'{n}, one for each key')
 
-@patch
-def _batch_there(self:Store, line, keys, weights, plan):
-    "The same by one call of the device on which rows lie, and without `gather`"
-    check_weights(keys, weights)
-    out = self._there.batch(line.slots(keys), keys, weights, plan)
-    count_drawn(line.tables.numbers, keys)
-    return plan.steps(out, len(keys))
-
 # %% ../../nbs/memory/rows.ipynb #99300286
-@patch
-def bytes_of(self:Store, slots)->np.ndarray: # uint8 [slots, bytes]
-    "The rows in these slots, in main memory"
-    size = self.dtype.itemsize
-    def gathered(slots):
-        rows = self.empty(len(slots), size)
-        self.gather(slots, rows)
-        return rows
-    if isinstance(self.empty(0, size), np.ndarray): return gathered(slots)
-    rows,part = torch.empty((len(slots), size), dtype=torch.uint8),max(self.place.part//size, 1)
-    for a in range(0, len(slots), part): rows[a:a+part] = gathered(slots[a:a+part])
-    return rows.numpy()
-
-@patch
-def episodes(self:Store, slots)->np.ndarray: # structured: the columns that episodes have, and `n`
-    "What the rows in these slots say of their episodes"
-    found = np.empty(len(slots), _episode_dtype(self.dtype))
-    for a in range(0, len(slots), 4096):
-        rows = self.bytes_of(slots[a:a+4096]).reshape(-1).view(self.dtype)
-        for n in found.dtype.names: found[n][a:a+4096] = rows[n]
-    return found
-
 def _episode_dtype(dtype): return np.dtype([(n, dtype[n]) for n in (*EPISODE,'n') if n in dtype.names])
 
 def episodes_at(columns, slots):
@@ -219,43 +235,7 @@ def episodes_at(columns, slots):
     for n in found.dtype.names: found[n] = columns[n][slots]
     return found
 
-@patch(as_prop=True)
-def columns(self:Store)->np.ndarray: # structured, by slot
-    "Columns of the rows in all slots; those of a store that has them somewhere are no copies"
-    return self.bytes_of(np.arange(self.max_sz)).reshape(-1).view(self.dtype)
-
-# %% ../../nbs/memory/rows.ipynb #eaac9080
-@patch
-def some_columns(self:Store, slots, names)->dict: # name → array
-    "These columns, as far as there are such, of the rows in these slots"
-    found = {n: np.empty(len(slots), self.dtype[n]) for n in names if n in self.dtype.names}
-    for a in range(0, len(slots) if found else 0, 4096):
-        rows = self.bytes_of(slots[a:a+4096]).reshape(-1).view(self.dtype)
-        for n in found: found[n][a:a+4096] = rows[n]
-    return found
-
-@patch(as_prop=True)
-def read_bytes(self:Store)->int:
-    "How many bytes of a row are read for a column"
-    return self.dtype.itemsize
-
 # %% ../../nbs/memory/rows.ipynb #11a88c51
-@patch
-def state_dict(self:Store, slots)->dict: # plain data and tensors
-    "What a checkpoint holds: the rows in these slots"
-    rows = self.bytes_of(slots)
-    rows[:, padding(self.dtype)] = 0
-    return dict(rows=torch.from_numpy(rows))
-
-@patch
-def load_state_dict(self:Store, slots, state:dict):
-    "Rows that were saved go into these slots"
-    who,dtype = type(self).__name__,self.dtype
-    saved = checked(who, dict(rows=array(np.uint8, len(slots), dtype.itemsize)), state)['rows']
-    rows = saved.reshape(-1).view(dtype)
-    check_saved_rows(who, rows, NaNSearch(dtype))
-    if len(slots): self.put(slots, rows)
-
 def check_saved_rows(
     who:str, # whose they are
     rows:np.ndarray, # structured
@@ -305,51 +285,60 @@ class Rows(Store):
 
     def __repr__(self): return f'Rows({", ".join(self._place_text()).removeprefix("path=")})'
 
-# %% ../../nbs/memory/rows.ipynb #1b671e8a
-@patch
-def _reserve_array(self:Rows, place):
-    "Whole rows, and what the kernels look at"
-    dtype,self._search = self.dtype,NaNSearch(self.dtype)
-    self._mem = place.new('rows', (self.max_sz, dtype.itemsize), np.uint8, by='slot')
-    layout = RowLayout('Rows', dtype, strict=False)
-    self._plan = np.array([*layout.at, *self._search.at, self._mem.ctypes.data, *BatchPlan(dtype).numbers])
-    self._seen,self._draws,self._outgrows = self._mem,self._plan,place.outgrown(self._mem.nbytes)   # for reading
-    if not self._outgrows: return
-    self._seen,self._draws = place.scattered('rows', self._mem),self._plan.copy()
-    self._draws[_ROWS] = self._seen.ctypes.data
+    def _reserve_array(self, place):
+        "Whole rows, and what the kernels look at"
+        dtype,self._search = self.dtype,NaNSearch(self.dtype)
+        self._mem = place.new('rows', (self.max_sz, dtype.itemsize), np.uint8, by='slot')
+        layout = RowLayout('Rows', dtype, strict=False)
+        self._plan = np.array([*layout.at, *self._search.at, self._mem.ctypes.data, *BatchPlan(dtype).numbers])
+        self._seen,self._draws,self._outgrows = self._mem,self._plan,place.outgrown(self._mem.nbytes)   # for reading
+        if not self._outgrows: return
+        self._seen,self._draws = place.scattered('rows', self._mem),self._plan.copy()
+        self._draws[_ROWS] = self._seen.ctypes.data
 
-# %% ../../nbs/memory/rows.ipynb #f663696b
-@patch
-def put(self:Rows, slots, rows):
-    "Rows go into slots"
-    if self._there is not None: self._there.put(slots, rows)
-    else: self._mem[slots] = rows.view(np.uint8).reshape(len(rows), -1)
+    def put(self, slots, rows):
+        "Rows go into slots"
+        if self._there is not None: self._there.put(slots, rows)
+        else: self._mem[slots] = rows.view(np.uint8).reshape(len(rows), -1)
 
-@patch
-def gather(self:Rows, slots, out, present=-1):
-    "Rows come back, as bytes"
-    if self._there is not None: return self._there.gather(slots, out, present)
-    slots = slots.reshape(-1)
-    if self._outgrows: self.place.request(self._seen, slots)
-    _gather_rows(self._seen.reshape(-1), self.dtype.itemsize, slots, out, present)
+    def gather(self, slots, out, present=-1):
+        "Rows come back, as bytes"
+        if self._there is not None: return self._there.gather(slots, out, present)
+        slots = slots.reshape(-1)
+        if self._outgrows: self.place.request(self._seen, slots)
+        _gather_rows(self._seen.reshape(-1), self.dtype.itemsize, slots, out, present)
 
-@patch(as_prop=True)
-def columns(self:Rows)->np.ndarray:
-    "Of all slots, as they are; copies where they come from a device"
-    return self._seen.reshape(-1).view(self.dtype) if self._there is None else Store.columns.fget(self)
+    @property
+    def columns(self)->np.ndarray:
+        "Of all slots, as they are; copies where they come from a device"
+        return self._seen.reshape(-1).view(self.dtype) if self._there is None else Store.columns.fget(self)
 
-@patch
-def episodes(self:Rows, slots):
-    "What the rows in these slots say of their episodes"
-    if self._there is not None: return Store.episodes(self, slots)
-    self.place.request(self._seen, slots)   # one by one, a page for each episode would take seconds
-    return episodes_at(self.columns, slots)
+    def episodes(self, slots):
+        "What the rows in these slots say of their episodes"
+        if self._there is not None: return Store.episodes(self, slots)
+        self.place.request(self._seen, slots)   # one by one, a page for each episode would take seconds
+        return episodes_at(self.columns, slots)
 
-@patch
-def some_columns(self:Rows, slots, names):
-    if self._there is not None: return Store.some_columns(self, slots, names)
-    if self._outgrows: self.place.request(self._seen, slots)
-    return {n: self.columns[n][slots] for n in names if n in self.dtype.names}
+    def some_columns(self, slots, names):
+        if self._there is not None: return Store.some_columns(self, slots, names)
+        if self._outgrows: self.place.request(self._seen, slots)
+        return {n: self.columns[n][slots] for n in names if n in self.dtype.names}
+
+    def add(self, line:Links, rows:np.ndarray)->bool:
+        "Take rows in, or do nothing: some can't be taken as they are"
+        plan = self._plan
+        if plan is None: return self._there.add(line, rows)
+        return _add_rows(line.tables.numbers, plan, rows['env_id'])
+
+    def batch(self, line:Links, keys, weights, plan:BatchPlan)->Steps:
+        "The rows with these keys as a batch; counted as drawn"
+        if self._there is not None: return self._batch_there(line, keys, weights, plan)
+        n = len(keys)
+        if len(weights) != n: check_weights(keys, weights)
+        if self._outgrows: self.place.request(self._seen, line.slots(keys))
+        out = batch_bytes(n*plan.itemsize)
+        if not _draw_rows(line.tables.numbers, self._draws, keys, weights, out): line.slots(keys)   # says which
+        return plan.steps(out, n)
 
 # %% ../../nbs/memory/rows.ipynb #0ac8e359
 @njit(nogil=True)
@@ -368,13 +357,6 @@ def _add_rows(numbers, plan, env_id):
     memmove(plan[_ROWS], src + first*size, (stay - first)*size)
     link_rows(numbers, plan, address, n)
     return True
-
-@patch
-def add(self:Rows, line:Links, rows:np.ndarray)->bool:
-    "Take rows in, or do nothing: some can't be taken as they are"
-    plan = self._plan
-    if plan is None: return self._there.add(line, rows)
-    return _add_rows(line.tables.numbers, plan, rows['env_id'])
 
 # %% ../../nbs/memory/rows.ipynb #c194fdc3
 @njit(nogil=True)
@@ -402,15 +384,3 @@ def _draw_rows(numbers, plan, keys, weights, out):
         dst,index_at,weight_at = dst + out_size,index_at + (out_size >> 3),weight_at + (out_size >> 2)
     count_drawn(numbers, keys)
     return 1 if touched < 255 else 2   # true either way, but now the compiler can't leave the touching out
-
-# %% ../../nbs/memory/rows.ipynb #5fbf56cf
-@patch
-def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
-    "The rows with these keys as a batch; counted as drawn"
-    if self._there is not None: return self._batch_there(line, keys, weights, plan)
-    n = len(keys)
-    if len(weights) != n: check_weights(keys, weights)
-    if self._outgrows: self.place.request(self._seen, line.slots(keys))
-    out = batch_bytes(n*plan.itemsize)
-    if not _draw_rows(line.tables.numbers, self._draws, keys, weights, out): line.slots(keys)   # says which
-    return plan.steps(out, n)

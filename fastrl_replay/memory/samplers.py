@@ -7,7 +7,6 @@ __all__ = ['SAMPLERS', 'left_out', 'Sampler', 'Uniform', 'importance_weights', '
 
 # %% ../../nbs/memory/samplers.ipynb #818c76d3
 import numpy as np
-from fastcore.basics import patch
 from ..steps.compiled import njit
 from ..steps.errors import ArgumentError, ArgumentTypeError, NotEnoughRows, StateError, problem
 from .draws import Draws, draw_distinct, draw_keys, draw_most
@@ -80,50 +79,43 @@ class Sampler(_Refusing, Draws):
     def __len__(self): return self.end - self.first
     def __repr__(self): return f'<{self.kind}>'
 
-# %% ../../nbs/memory/samplers.ipynb #58c7509b
-@patch
-def state_dict(self:Sampler)->dict: # plain data and tensors
-    "What a checkpoint holds"
-    return dict(kind=self.kind, seed=int(self._seed), count=self._count, first=self.first, end=self.end)
+    def state_dict(self)->dict: # plain data and tensors
+        "What a checkpoint holds"
+        return dict(kind=self.kind, seed=int(self._seed), count=self._count, first=self.first, end=self.end)
 
-@patch
-def check_state(self:Sampler, state:dict):
-    "The state, as `load_state_dict` may use it; a `StateError` where it is damaged, or of another sampler"
-    who,counts = type(self).__name__,{k: integer() for k in ('count','first','end')}
-    state = checked(who, dict(kind=text, seed=integer(0, 2**64-1), **counts), state, more=True)
-    if state['kind'] != self.kind: raise StateError(who, 'a checkpoint of another sampler', state['kind'], self.kind,
-        'build it as the saved one was built')
-    if state['first'] > state['end']: raise StateError(who, 'saved keys', f"{state['first']} to {state['end']-1}")
-    return state
+    def check_state(self, state:dict):
+        "The state, as `load_state_dict` may use it; a `StateError` where it is damaged, or of another sampler"
+        who,counts = type(self).__name__,{k: integer() for k in ('count','first','end')}
+        state = checked(who, dict(kind=text, seed=integer(0, 2**64-1), **counts), state, more=True)
+        if state['kind'] != self.kind: raise StateError(who, 'a checkpoint of another sampler', state['kind'], self.kind,
+            'build it as the saved one was built')
+        if state['first'] > state['end']: raise StateError(who, 'saved keys', f"{state['first']} to {state['end']-1}")
+        return state
 
-@patch
-def load_state_dict(self:Sampler, state:dict):
-    "Continue where `state` was saved"
-    state = self.check_state(state)
-    self._seed,self._count = np.uint64(state['seed']),state['count']
-    self.first,self.end = state['first'],state['end']
+    def load_state_dict(self, state:dict):
+        "Continue where `state` was saved"
+        state = self.check_state(state)
+        self._seed,self._count = np.uint64(state['seed']),state['count']
+        self.first,self.end = state['first'],state['end']
 
-# %% ../../nbs/memory/samplers.ipynb #433f3260
-@patch
-def open(self:Sampler,
-    place:Place, # where arrays that must last can be had, as `place.lasting(name, dtype)`
-    key_of=None, # (places) → keys of rows, where places are drawn; None: keys are
-):
-    "The memory lies here; nothing is written there until `settle`"
-    self.place,self.key_of = place,key_of
+    def open(self,
+        place:Place, # where arrays that must last can be had, as `place.lasting(name, dtype)`
+        key_of=None, # (places) → keys of rows, where places are drawn; None: keys are
+    ):
+        "The memory lies here; nothing is written there until `settle`"
+        self.place,self.key_of = place,key_of
 
-@patch
-def reopen(self:Sampler, oldest:int, end:int): "Go on with what lies there of these keys"
-@patch
-def recall(self:Sampler, places): "Go on with what lies there of these places, which were just inserted"
-@patch
-def settle(self:Sampler): "From now on, what changes may be written down there"
-@patch
-def unwritten(self:Sampler, first:int, end:int): "These rows came, where places are drawn; nothing lies there of them"
-@patch
-def found(self:Sampler, state:dict):
-    "The state with what it left in the place; None: that is gone"
-    return state
+    def reopen(self, oldest:int, end:int): "Go on with what lies there of these keys"
+
+    def recall(self, places): "Go on with what lies there of these places, which were just inserted"
+
+    def settle(self): "From now on, what changes may be written down there"
+
+    def unwritten(self, first:int, end:int): "These rows came, where places are drawn; nothing lies there of them"
+
+    def found(self, state:dict):
+        "The state with what it left in the place; None: that is gone"
+        return state
 
 # %% ../../nbs/memory/samplers.ipynb #d959593f
 class Uniform(Sampler, named='uniform'):
@@ -158,14 +150,12 @@ class Uniform(Sampler, named='uniform'):
         return keys,p if self._p_of == here and len(p) == n else self._equal_probabilities(n, here)
     sample.trusted = True   # what it gives needs no check
 
-# %% ../../nbs/memory/samplers.ipynb #af15a20f
-@patch
-def _equal_probabilities(self:Uniform, n, here):
-    "Of `n` keys; in a full memory the same array is given out each time"
-    p = np.full(n, 1/here)
-    p.flags.writeable = False
-    self._p,self._p_of = p,here
-    return p
+    def _equal_probabilities(self, n, here):
+        "Of `n` keys; in a full memory the same array is given out each time"
+        p = np.full(n, 1/here)
+        p.flags.writeable = False
+        self._p,self._p_of = p,here
+        return p
 
 # %% ../../nbs/memory/samplers.ipynb #cb6bb694
 @njit

@@ -7,7 +7,6 @@ __all__ = ['LARGEST', 'levels', 'find_mass', 'SumTree']
 
 # %% ../../nbs/memory/sumtree.ipynb #213a6409
 import numpy as np
-from fastcore.basics import patch
 from ..steps.compiled import njit
 from ..steps.errors import ArgumentError, ArgumentTypeError, problem, whole
 
@@ -189,73 +188,98 @@ class SumTree:
             raise AttributeError(problem('SumTree', 'the smallest priority is not kept', remedy=remedy))
         return float(-self._lows[-1])
 
-# %% ../../nbs/memory/sumtree.ipynb #3e0bfa2e
-@patch
-def update(self:SumTree,
-    idx, # one index, or an array of them
-    priority, # of each: a number or an array, from 0 to 1e298
-):
-    "Set priorities; either all of them or, with an error, none"
-    idx,p = np.asarray(idx),np.asarray(priority, np.float64)
-    if idx.dtype.kind not in 'iu' and idx.size:
-        raise ArgumentTypeError('SumTree.update', 'indices', idx.dtype, 'integers')
-    if p.ndim and p.shape != idx.shape:
-        raise ArgumentError('SumTree.update', 'priorities', list(p.shape),
-            f'{list(idx.shape)}, one for each index, or a single one')
-    large = idx >= self.capacity if idx.dtype == np.uint64 else np.zeros(0, bool)   # these may be too large for int64
-    if large.any(): self._refuse(int(large.argmax()), idx[large][0])
-    p = np.ascontiguousarray(np.broadcast_to(p, idx.shape)).ravel()
-    idx = np.ascontiguousarray(idx, np.int64).ravel()
-    bad = _update(self.nodes, self._peaks, self._lows, self.starts, self.capacity, idx, p)
-    if bad >= 0: self._refuse(bad, idx[bad], p[bad])
+    def update(self,
+        idx, # one index, or an array of them
+        priority, # of each: a number or an array, from 0 to 1e298
+    ):
+        "Set priorities; either all of them or, with an error, none"
+        idx,p = np.asarray(idx),np.asarray(priority, np.float64)
+        if idx.dtype.kind not in 'iu' and idx.size:
+            raise ArgumentTypeError('SumTree.update', 'indices', idx.dtype, 'integers')
+        if p.ndim and p.shape != idx.shape:
+            raise ArgumentError('SumTree.update', 'priorities', list(p.shape),
+                f'{list(idx.shape)}, one for each index, or a single one')
+        large = idx >= self.capacity if idx.dtype == np.uint64 else np.zeros(0, bool)   # these may be too large for int64
+        if large.any(): self._refuse(int(large.argmax()), idx[large][0])
+        p = np.ascontiguousarray(np.broadcast_to(p, idx.shape)).ravel()
+        idx = np.ascontiguousarray(idx, np.int64).ravel()
+        bad = _update(self.nodes, self._peaks, self._lows, self.starts, self.capacity, idx, p)
+        if bad >= 0: self._refuse(bad, idx[bad], p[bad])
 
-@patch
-def _refuse(self:SumTree, i, idx, priority=0.):
-    "Say what is wrong at place `i`"
-    if not 0 <= idx < self.capacity:
-        raise IndexError(problem('SumTree', f'index at place {i}', idx, f'0 to {self.capacity-1}'))
-    raise ArgumentError('SumTree', f'priority at place {i}, for index {idx}', priority,
-        f'a number from 0 to {LARGEST:g}')
+    def _refuse(self, i, idx, priority=0.):
+        "Say what is wrong at place `i`"
+        if not 0 <= idx < self.capacity:
+            raise IndexError(problem('SumTree', f'index at place {i}', idx, f'0 to {self.capacity-1}'))
+        raise ArgumentError('SumTree', f'priority at place {i}, for index {idx}', priority,
+            f'a number from 0 to {LARGEST:g}')
 
-# %% ../../nbs/memory/sumtree.ipynb #60b9fc22
-@patch
-def __getitem__(self:SumTree, idx):
-    "The priority of one index, or of an array or slice of them"
-    leaves = self.nodes[:self.capacity]
-    if isinstance(idx, slice): return leaves[idx].copy()
-    idx = np.asarray(idx)
-    if idx.dtype.kind not in 'iu' and idx.size: raise ArgumentTypeError('SumTree', 'indices', idx.dtype, 'integers')
-    out = (idx < 0) | (idx >= self.capacity)
-    if out.any(): self._refuse(int(out.argmax()), idx.ravel()[out.argmax()])
-    found = leaves[idx.astype(np.int64)]
-    return found if idx.ndim else float(found)
+    def __getitem__(self, idx):
+        "The priority of one index, or of an array or slice of them"
+        leaves = self.nodes[:self.capacity]
+        if isinstance(idx, slice): return leaves[idx].copy()
+        idx = np.asarray(idx)
+        if idx.dtype.kind not in 'iu' and idx.size: raise ArgumentTypeError('SumTree', 'indices', idx.dtype, 'integers')
+        out = (idx < 0) | (idx >= self.capacity)
+        if out.any(): self._refuse(int(out.argmax()), idx.ravel()[out.argmax()])
+        found = leaves[idx.astype(np.int64)]
+        return found if idx.ndim else float(found)
 
-# %% ../../nbs/memory/sumtree.ipynb #5d1c0a82
-@patch
-def try_update(self:SumTree,
-    idx:np.ndarray, # int64
-    priority:np.ndarray, # float64, of each
-)->int: # -1, or the place of the first that can't be: nothing has changed then
-    "`update` with arrays, without an error"
-    return _update(self.nodes, self._peaks, self._lows, self.starts, self.capacity, idx, priority)
+    def try_update(self,
+        idx:np.ndarray, # int64
+        priority:np.ndarray, # float64, of each
+    )->int: # -1, or the place of the first that can't be: nothing has changed then
+        "`update` with arrays, without an error"
+        return _update(self.nodes, self._peaks, self._lows, self.starts, self.capacity, idx, priority)
 
-@patch
-def discard(self:SumTree,
-    idx:np.ndarray, # int64, within the capacity
-):
-    "Take these out: their priority is 0"
-    self.try_update(idx, np.zeros(len(idx)))
+    def discard(self,
+        idx:np.ndarray, # int64, within the capacity
+    ):
+        "Take these out: their priority is 0"
+        self.try_update(idx, np.zeros(len(idx)))
 
-@patch
-def roll(self:SumTree,
-    gone:int, # the oldest key so far
-    oldest:int, # the oldest one from now on: those before it leave
-    first:int, # of the keys that come
-    end:int, # one more than the last of them
-    p:float=-1., # the priority of these; negative: the largest that is left, or 1
-):
-    "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
-    _roll(self.nodes, self._peaks, self._lows, self.starts, self.capacity, (gone, oldest), (first, end), p)
+    def roll(self,
+        gone:int, # the oldest key so far
+        oldest:int, # the oldest one from now on: those before it leave
+        first:int, # of the keys that come
+        end:int, # one more than the last of them
+        p:float=-1., # the priority of these; negative: the largest that is left, or 1
+    ):
+        "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
+        _roll(self.nodes, self._peaks, self._lows, self.starts, self.capacity, (gone, oldest), (first, end), p)
+
+    def write_keys(self,
+        keys:np.ndarray, # int64
+        to:np.ndarray, # float64: another ring
+    ):
+        "Write the priorities of keys there"
+        _copy_leaves(self.nodes, self.capacity, keys, to)
+
+    def by_age(self, idx)->np.ndarray:
+        "The same in an order from which an equal tree can be built: any"
+        return idx
+
+    def find(self,
+        mass, # one number or an array: places on the line from 0 to `total`
+    ): # the index (or an array of them) whose piece each lies in
+        "The index in whose piece a point lies: the first whose running sum is beyond it"
+        mass = np.asarray(mass, np.float64)
+        good = mass >= 0
+        if not good.all(): raise ArgumentError('SumTree.find', 'mass', mass.ravel()[int((~good).argmax())], '0 or more')
+        if not self.total:
+            raise ArgumentError('SumTree', 'all priorities are 0, so there is nothing to find', remedy='update some first')
+        flat,idx = mass.flatten(),np.empty(mass.size, np.int64)
+        find_mass(self.nodes, self.starts, flat, idx)
+        return idx.reshape(mass.shape) if mass.ndim else int(idx[0])
+
+    def sample(self,
+        n:int, # how many indices to draw
+        rng:np.random.Generator=None, # gives the random numbers; None: different draws each time
+        stratified:bool=True, # one from each of `n` equal parts of the line, or each from the whole line?
+    )->tuple: # indices and their priorities
+        "Draw indices in proportion to their priorities"
+        darts = (np.random.default_rng() if rng is None else rng).random(n)
+        idx = self.find((darts + np.arange(n))*(self.total/max(n, 1)) if stratified else darts*self.total)
+        return idx,self[idx]
 
 # %% ../../nbs/memory/sumtree.ipynb #5d1c0a85
 @njit
@@ -269,43 +293,3 @@ def _copy_leaves(nodes, capacity, keys, to):
         if there < 0 or there >= n: there = there + n if there < 0 else there - n
         if at < 0 or at >= capacity: at = at + capacity if at < 0 else at - capacity
         to[there] = nodes[at]
-
-@patch
-def write_keys(self:SumTree,
-    keys:np.ndarray, # int64
-    to:np.ndarray, # float64: another ring
-):
-    "Write the priorities of keys there"
-    _copy_leaves(self.nodes, self.capacity, keys, to)
-
-@patch
-def by_age(self:SumTree, idx)->np.ndarray:
-    "The same in an order from which an equal tree can be built: any"
-    return idx
-
-# %% ../../nbs/memory/sumtree.ipynb #470b944c
-@patch
-def find(self:SumTree,
-    mass, # one number or an array: places on the line from 0 to `total`
-): # the index (or an array of them) whose piece each lies in
-    "The index in whose piece a point lies: the first whose running sum is beyond it"
-    mass = np.asarray(mass, np.float64)
-    good = mass >= 0
-    if not good.all(): raise ArgumentError('SumTree.find', 'mass', mass.ravel()[int((~good).argmax())], '0 or more')
-    if not self.total:
-        raise ArgumentError('SumTree', 'all priorities are 0, so there is nothing to find', remedy='update some first')
-    flat,idx = mass.flatten(),np.empty(mass.size, np.int64)
-    find_mass(self.nodes, self.starts, flat, idx)
-    return idx.reshape(mass.shape) if mass.ndim else int(idx[0])
-
-# %% ../../nbs/memory/sumtree.ipynb #470b944d
-@patch
-def sample(self:SumTree,
-    n:int, # how many indices to draw
-    rng:np.random.Generator=None, # gives the random numbers; None: different draws each time
-    stratified:bool=True, # one from each of `n` equal parts of the line, or each from the whole line?
-)->tuple: # indices and their priorities
-    "Draw indices in proportion to their priorities"
-    darts = (np.random.default_rng() if rng is None else rng).random(n)
-    idx = self.find((darts + np.arange(n))*(self.total/max(n, 1)) if stratified else darts*self.total)
-    return idx,self[idx]

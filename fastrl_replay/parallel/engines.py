@@ -14,7 +14,6 @@ from copyreg import dispatch_table
 from itertools import islice
 from time import monotonic
 import cloudpickle, numpy as np, torch
-from fastcore.basics import patch
 from torch import nn
 from ..steps.core import Steps, replay_of, set_replay
 from ..steps.errors import ArgumentError, ArgumentTypeError, Explained, StateError, in_words, problem
@@ -79,36 +78,32 @@ class Weights:
 
     def versions(self, i): return self.bytes[i, :8*len(self.kinds)].view(torch.int64)   # how often each tensor changed
 
-# %% ../../nbs/parallel/engines.ipynb #a7d10002
-@patch
-def write(self:Weights, i, tensors):
-    "Let copy `i` have these numbers; what the worker must be told"
-    # without no_grad, whose end an interrupt may skip
-    for a,b in zip(self[i], tensors): a.detach().copy_(b.detach())
-    def changed(a, b): return i == self.last or not torch.equal(self.bytes[i,a:b], self.bytes[self.last,a:b])
-    if self.last is not None: self.versions(i).copy_(self.versions(self.last)
-        + torch.tensor([changed(a, b) for a,b in zip(self.starts[1:], self.starts[2:])], dtype=torch.int64))
-    self.last = i
-    return i
+    def write(self, i, tensors):
+        "Let copy `i` have these numbers; what the worker must be told"
+        # without no_grad, whose end an interrupt may skip
+        for a,b in zip(self[i], tensors): a.detach().copy_(b.detach())
+        def changed(a, b): return i == self.last or not torch.equal(self.bytes[i,a:b], self.bytes[self.last,a:b])
+        if self.last is not None: self.versions(i).copy_(self.versions(self.last)
+            + torch.tensor([changed(a, b) for a,b in zip(self.starts[1:], self.starts[2:])], dtype=torch.int64))
+        self.last = i
+        return i
 
-@patch
-def private(self:Weights, i): # such tensors again
-    "Copies in other memory"
-    def copy(t, grad, param): return nn.Parameter(t, grad) if param else t.requires_grad_(grad)
-    return [copy(t.to(dtype, copy=True), *kind) for t,(_,_,dtype,*kind) in zip(self[i], self.kinds)]
+    def private(self, i): # such tensors again
+        "Copies in other memory"
+        def copy(t, grad, param): return nn.Parameter(t, grad) if param else t.requires_grad_(grad)
+        return [copy(t.to(dtype, copy=True), *kind) for t,(_,_,dtype,*kind) in zip(self[i], self.kinds)]
 
-@patch
-@torch.no_grad()
-def refresh(self:Weights,
-    own, # tensors of a worker
-    seen, # the `versions` that it has of them
-    i, # which copy
-):
-    "Overwrite what has changed since it was `seen`; the rest may be the worker's own, such as a noise"
-    new = self.versions(i)
-    seen = seen[:8*len(own)].view(torch.int64) if seen.dtype == torch.uint8 else seen
-    for k in (seen != new).nonzero().flatten().tolist(): own[k].copy_(self[i][k])
-    seen.copy_(new)
+    @torch.no_grad()
+    def refresh(self,
+        own, # tensors of a worker
+        seen, # the `versions` that it has of them
+        i, # which copy
+    ):
+        "Overwrite what has changed since it was `seen`; the rest may be the worker's own, such as a noise"
+        new = self.versions(i)
+        seen = seen[:8*len(own)].view(torch.int64) if seen.dtype == torch.uint8 else seen
+        for k in (seen != new).nonzero().flatten().tolist(): own[k].copy_(self[i][k])
+        seen.copy_(new)
 
 # %% ../../nbs/parallel/engines.ipynb #947dd187
 AWAY = 'in another process'   # where the replay of a batch is that has travelled
@@ -234,24 +229,22 @@ class Served:
     def _hear(self, told):
         for keys,td in told: self.replay.update_priorities(keys, td)
 
-# %% ../../nbs/parallel/engines.ipynb #286321aa
-@patch
-def _make(self:Served, items, said, weights, number):
-    "Items of this pass, with the weights that were sent"
-    self.learn(weights)
-    if number != self.number: self.items,self.number = iter(self.chain),number
-    for item in islice(self.items, self.chunk):
-        items.append(item)
-        for batch in batches_in(item): said['batches'].append(self._facts_of(batch))
-    said['news'] = [journal.news() for journal in self.journals]
+    def _make(self, items, said, weights, number):
+        "Items of this pass, with the weights that were sent"
+        self.learn(weights)
+        if number != self.number: self.items,self.number = iter(self.chain),number
+        for item in islice(self.items, self.chunk):
+            items.append(item)
+            for batch in batches_in(item): said['batches'].append(self._facts_of(batch))
+        said['news'] = [journal.news() for journal in self.journals]
 
-# %% ../../nbs/parallel/engines.ipynb #5d010cb7
-@patch
-def _facts_of(self:Served, batch):
-    if self.replay is None: self.replay = replay_of(batch)
-    if replay_of(batch) is not self.replay: raise ArgumentError('Parallel', 'batches of two replays in one chain',
-        'keys that could mean either', 'one replay', 'a .parallel for each')
-    return self.replay.facts(batch) if hasattr(self.replay, 'facts') else None
+    def _facts_of(self, batch):
+        if self.replay is None: self.replay = replay_of(batch)
+        if replay_of(batch) is not self.replay: raise ArgumentError('Parallel', 'batches of two replays in one chain',
+            'keys that could mean either', 'one replay', 'a .parallel for each')
+        return self.replay.facts(batch) if hasattr(self.replay, 'facts') else None
+
+    def _look(self, *words): return look_into(self, *words)
 
 # %% ../../nbs/parallel/engines.ipynb #5d010cb8
 def look_into(
@@ -263,9 +256,6 @@ def look_into(
     "What pages and figures of another process show"
     if part == 0 or not hasattr(holder, 'pages'): holder.pages = holder.replay.pages()
     return holder.pages[name][part](*keys) if part else {name: page[0] for name,page in holder.pages.items()}
-
-@patch
-def _look(self:Served, *words): return look_into(self, *words)
 
 # %% ../../nbs/parallel/engines.ipynb #1696b72d
 class WorkerError(Explained, RuntimeError): "A worker that failed or crashed"

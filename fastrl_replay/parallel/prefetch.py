@@ -12,7 +12,6 @@ from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from weakref import WeakSet, finalize
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.core import pack, set_replay
 from ..steps.errors import ArgumentTypeError, StateError, whole
 from ..memory.links import Places
@@ -112,55 +111,78 @@ class Prefetch(Holding):
         worker,self._worker = self._worker,None
         if worker is not None: worker.end()
 
+    def _ask(self, due)->bool: # is there one?
+        "Begin as many draws as may be ahead and are due"
+        while not self._at_end and len(self._drawn) <= self.ahead:
+            if next(due, self) is self: self._at_end = True
+            else: self._begin()
+        return bool(self._drawn)
+
+    def _begin(self):
+        "Let the thread draw the next batch"
+        lock = self.source.order_draws()
+        if self._worker is None or lock.last not in self._drawn: lock.wait()   # for what another thread was told
+        if self._worker is None:
+            _live.add(self)
+            self._worker = _Worker(self)
+        self._drawn.append(_Draw(lock, self._make))
+        self._tell(lock)
+
+    def _tell(self, lock):
+        for draw in self._drawn:
+            if draw.told: continue
+            lock.last = draw
+            self._worker.calls.put(draw)
+            draw.told = True
+
+    def _settled(self):
+        "The source's batches, when draws that an earlier pass began have taken theirs"
+        if self._worker is not None:
+            self._tell(self.source.order_draws())
+            for draw in self._drawn: draw.exception()
+        return self.source.due_batches()
+
+    def _make(self): # in the thread
+        item = self.source.sample()
+        return _of_batch(item, lambda b: b.pin_memory()) if (self.device or '').startswith('cuda') else item
+
+    def _bring(self, item): # in the main thread
+        return item if self.device is None else _of_batch(item, lambda b: b.to(self.device, non_blocking=True))
+
+    def snapshot(self)->dict: # plain data and tensors
+        "The batches that were drawn and not yielded"
+        def plain(item):
+            batch,*places = item if isinstance(item, tuple) else (item,)
+            return dict(batch=pack(batch), places=[dict(keys=torch.tensor(p.keys), oldest=p.oldest) for p in places])
+        return dict(drawn=[plain(d.result()) for d in self._drawn if d.exception() is None],
+            over=self._at_end)
+
+    def check_state(self, state):
+        "The same with blocks and places"
+        place = dict(keys=array(np.int64, None, low=0), oldest=integer())
+        drawn = listed(dict(batch=block, places=listed(place)))
+        state = checked('Prefetch', dict(drawn=drawn, over=flag), state)
+        for d in state['drawn']:
+            index = getattr(d['batch'], 'index', None)   # to tell the replay how it went
+            if index is None or index.dtype != torch.int64 or tuple(index.shape) != (len(d['batch']),):
+                raise StateError('Prefetch', "a saved batch, column 'index'", 'none of keys', 'a key for each row')
+        return state
+
+    def restore(self, state):
+        "Continue where `state` was saved"
+        for draw in self._drawn: draw.exception()
+        self._drawn.clear()
+        for d in state['drawn']:
+            batch = d['batch']
+            set_replay(batch, self.source)
+            item = (batch, *(Places(p['keys'], p['oldest']) for p in d['places'])) if d['places'] else batch
+            self._drawn.append(_Draw(item=item))
+        self._stand(state['over'])
+
 # %% ../../nbs/parallel/prefetch.ipynb #7d28911b
 _live = WeakSet()   # the stages that have a thread
 
-@patch
-def _ask(self:Prefetch, due)->bool: # is there one?
-    "Begin as many draws as may be ahead and are due"
-    while not self._at_end and len(self._drawn) <= self.ahead:
-        if next(due, self) is self: self._at_end = True
-        else: self._begin()
-    return bool(self._drawn)
-
-@patch
-def _begin(self:Prefetch):
-    "Let the thread draw the next batch"
-    lock = self.source.order_draws()
-    if self._worker is None or lock.last not in self._drawn: lock.wait()   # for what another thread was told
-    if self._worker is None:
-        _live.add(self)
-        self._worker = _Worker(self)
-    self._drawn.append(_Draw(lock, self._make))
-    self._tell(lock)
-
-# %% ../../nbs/parallel/prefetch.ipynb #d2676457
-@patch
-def _tell(self:Prefetch, lock):
-    for draw in self._drawn:
-        if draw.told: continue
-        lock.last = draw
-        self._worker.calls.put(draw)
-        draw.told = True
-
-@patch
-def _settled(self:Prefetch):
-    "The source's batches, when draws that an earlier pass began have taken theirs"
-    if self._worker is not None:
-        self._tell(self.source.order_draws())
-        for draw in self._drawn: draw.exception()
-    return self.source.due_batches()
-
 # %% ../../nbs/parallel/prefetch.ipynb #c7187511
-@patch
-def _make(self:Prefetch): # in the thread
-    item = self.source.sample()
-    return _of_batch(item, lambda b: b.pin_memory()) if (self.device or '').startswith('cuda') else item
-
-@patch
-def _bring(self:Prefetch, item): # in the main thread
-    return item if self.device is None else _of_batch(item, lambda b: b.to(self.device, non_blocking=True))
-
 def _of_batch(item, f):
     "`f` of the batch, which with `return_idxs` is the first of two"
     return (f(item[0]), *item[1:]) if isinstance(item, tuple) else f(item)
@@ -172,39 +194,3 @@ def _in_child():
         for draw in s._drawn: draw.told = draw.done
 
 if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_in_child)
-
-# %% ../../nbs/parallel/prefetch.ipynb #5f957e21
-@patch
-def snapshot(self:Prefetch)->dict: # plain data and tensors
-    "The batches that were drawn and not yielded"
-    def plain(item):
-        batch,*places = item if isinstance(item, tuple) else (item,)
-        return dict(batch=pack(batch), places=[dict(keys=torch.tensor(p.keys), oldest=p.oldest) for p in places])
-    return dict(drawn=[plain(d.result()) for d in self._drawn if d.exception() is None],
-        over=self._at_end)
-
-# %% ../../nbs/parallel/prefetch.ipynb #bb6da5f8
-@patch
-def check_state(self:Prefetch, state):
-    "The same with blocks and places"
-    place = dict(keys=array(np.int64, None, low=0), oldest=integer())
-    drawn = listed(dict(batch=block, places=listed(place)))
-    state = checked('Prefetch', dict(drawn=drawn, over=flag), state)
-    for d in state['drawn']:
-        index = getattr(d['batch'], 'index', None)   # to tell the replay how it went
-        if index is None or index.dtype != torch.int64 or tuple(index.shape) != (len(d['batch']),):
-            raise StateError('Prefetch', "a saved batch, column 'index'", 'none of keys', 'a key for each row')
-    return state
-
-# %% ../../nbs/parallel/prefetch.ipynb #1d2b1c04
-@patch
-def restore(self:Prefetch, state):
-    "Continue where `state` was saved"
-    for draw in self._drawn: draw.exception()
-    self._drawn.clear()
-    for d in state['drawn']:
-        batch = d['batch']
-        set_replay(batch, self.source)
-        item = (batch, *(Places(p['keys'], p['oldest']) for p in d['places'])) if d['places'] else batch
-        self._drawn.append(_Draw(item=item))
-    self._stand(state['over'])

@@ -12,7 +12,6 @@ from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from time import monotonic
 import torch
-from fastcore.basics import patch
 from torch import multiprocessing as mp
 from ..steps.compiled import interrupts_wait
 from ..steps.errors import choice, number, problem
@@ -91,23 +90,18 @@ class _Inbox:
         self._begin(4, head=True)
         return data
 
+    def _read_head(self):
+        "As `conn.send_bytes` writes it: how many bytes come, in 4 bytes, or -1 and then in 8"
+        n = int.from_bytes(self.data[:4], 'big', signed=True)
+        if n == -1 and len(self.data) == 4: self.data += bytes(8)
+        else: self._begin(n if n >= 0 else int.from_bytes(self.data[4:], 'big'), head=False)
 
-# %% ../../nbs/parallel/processes.ipynb #b4c2d7e2
-@patch
-def _read_head(self:_Inbox):
-    "As `conn.send_bytes` writes it: how many bytes come, in 4 bytes, or -1 and then in 8"
-    n = int.from_bytes(self.data[:4], 'big', signed=True)
-    if n == -1 and len(self.data) == 4: self.data += bytes(8)
-    else: self._begin(n if n >= 0 else int.from_bytes(self.data[4:], 'big'), head=False)
-
-@patch
-def _take_whole(self:_Inbox):
-    "Where pipes keep messages apart"
-    if self.head and self.conn.poll():
-        self.data,self.head = self.conn.recv_bytes(),False
-        self.got = len(self.data)
-    return not self.head
-
+    def _take_whole(self):
+        "Where pipes keep messages apart"
+        if self.head and self.conn.poll():
+            self.data,self.head = self.conn.recv_bytes(),False
+            self.got = len(self.data)
+        return not self.head
 
 # %% ../../nbs/parallel/processes.ipynb #98c4c89e
 @contextmanager
@@ -157,86 +151,69 @@ class _Worker(Worker):
         except BlockingIOError: pass
         except OSError: self.outbox.clear()
 
-# %% ../../nbs/parallel/processes.ipynb #4db848e3
-@patch
-def ready(self:_Worker, seconds=0)->bool:
-    "Is there a whole answer, or the end? Waits so long for one of them"
-    limit = monotonic() + seconds
-    while not (self._exchange() or self.inbox.over or not self.process.is_alive()):
-        if (left := limit - monotonic()) <= 0: return False
-        self._wait_for_more(left)
-    return True
+    def ready(self, seconds=0)->bool:
+        "Is there a whole answer, or the end? Waits so long for one of them"
+        limit = monotonic() + seconds
+        while not (self._exchange() or self.inbox.over or not self.process.is_alive()):
+            if (left := limit - monotonic()) <= 0: return False
+            self._wait_for_more(left)
+        return True
 
-# %% ../../nbs/parallel/processes.ipynb #50ac8307
-@patch
-def _exchange(self:_Worker):
-    "Send and take what goes now; is there a whole answer?"
-    with interrupts_wait():
-        try:
-            self.push()
-            return self.inbox.fill()
-        except BaseException: self.process.kill(); raise   # a second Ctrl-C, or no memory: a part may be lost
+    def _exchange(self):
+        "Send and take what goes now; is there a whole answer?"
+        with interrupts_wait():
+            try:
+                self.push()
+                return self.inbox.fill()
+            except BaseException: self.process.kill(); raise   # a second Ctrl-C, or no memory: a part may be lost
 
-# %% ../../nbs/parallel/processes.ipynb #58913f32
-@patch
-def _wait_for_more(self:_Worker, seconds):
-    "Until there is something to read, the pipe takes more, or it ends"
-    if os.name != 'posix': connection.wait([self.conn, self.process.sentinel], seconds); return
-    poll = select.poll()
-    poll.register(self.conn.fileno(), select.POLLIN | (select.POLLOUT if self.outbox else 0))
-    poll.register(self.process.sentinel, select.POLLIN)
-    poll.poll(seconds*1000)
+    def _wait_for_more(self, seconds):
+        "Until there is something to read, the pipe takes more, or it ends"
+        if os.name != 'posix': connection.wait([self.conn, self.process.sentinel], seconds); return
+        poll = select.poll()
+        poll.register(self.conn.fileno(), select.POLLIN | (select.POLLOUT if self.outbox else 0))
+        poll.register(self.process.sentinel, select.POLLIN)
+        poll.poll(seconds*1000)
 
-# %% ../../nbs/parallel/processes.ipynb #4db848e4
-@patch
-def receive(self:_Worker)->tuple: # the request (None: it ended), the answer, what went wrong, facts
-    "What `wait` has waited for"
-    if not self.inbox.fill(): return None,None,self._ended(),None
-    try: return pickle.loads(self.inbox.take())
-    except Exception as e: self.process.kill(); return None,None,format_error(e),None
-    except BaseException: self.process.kill(); raise   # its answer is lost
+    def receive(self)->tuple: # the request (None: it ended), the answer, what went wrong, facts
+        "What `wait` has waited for"
+        if not self.inbox.fill(): return None,None,self._ended(),None
+        try: return pickle.loads(self.inbox.take())
+        except Exception as e: self.process.kill(); return None,None,format_error(e),None
+        except BaseException: self.process.kill(); raise   # its answer is lost
 
-@patch
-def succeed(self:_Worker, new):
-    "Go on with another process instead of this one"
-    self.conn.close()
-    self.process.kill()
-    self.process.join()
-    for k in 'info','conn','process','outbox','inbox': setattr(self, k, getattr(new, k))
-
-
-# %% ../../nbs/parallel/processes.ipynb #67cfce5a
-@patch
-def alive(self:_Worker): return self.process.is_alive()
-
-@patch
-def kill(self:_Worker): self.process.kill()
-
-@patch
-def stopped(self:_Worker): # by a signal, such as SIGSTOP, where the system says so
-    try: return Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(') ')[2][:1] in ('T','t')
-    except OSError: return False
-
-@patch
-def doing(self:_Worker):
-    pid = self.process.pid
-    how = f'is stopped: `kill -CONT {pid}` lets it go on' if self.stopped() else 'is busy, or its machine is'
-    some = '' if self.inbox.head else f'; {len(self.inbox):_} of {len(self.inbox.data):_} bytes of its answer have come'
-    return f'process {pid} {how}{some}'
-
-# %% ../../nbs/parallel/processes.ipynb #d4ef7d05
-@patch
-def _ended(self:_Worker):
-    if not _join(self.process, 5):
+    def succeed(self, new):
+        "Go on with another process instead of this one"
+        self.conn.close()
         self.process.kill()
-        return f'process {self.process.pid} had closed its pipe, and was ended'
-    code,hint = self.process.exitcode,''
-    how = f'exit code {code}' if code is None or code >= 0 else f'signal {signal.Signals(-code).name}'
-    if code == -signal.SIGKILL:
-        hint = '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.'
-    if code == 1 and type(self.process).__name__ != 'ForkProcess': hint = ("\n\nWhat it printed is above. "
-        "Most often a script lacks `if __name__ == '__main__':` around what it runs.")
-    return f'process {self.process.pid} ended without a word: {how}{hint}'
+        self.process.join()
+        for k in 'info','conn','process','outbox','inbox': setattr(self, k, getattr(new, k))
+
+    def alive(self): return self.process.is_alive()
+
+    def kill(self): self.process.kill()
+
+    def stopped(self): # by a signal, such as SIGSTOP, where the system says so
+        try: return Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(') ')[2][:1] in ('T','t')
+        except OSError: return False
+
+    def doing(self):
+        pid = self.process.pid
+        how = f'is stopped: `kill -CONT {pid}` lets it go on' if self.stopped() else 'is busy, or its machine is'
+        some = '' if self.inbox.head else f'; {len(self.inbox):_} of {len(self.inbox.data):_} bytes of its answer have come'
+        return f'process {pid} {how}{some}'
+
+    def _ended(self):
+        if not _join(self.process, 5):
+            self.process.kill()
+            return f'process {self.process.pid} had closed its pipe, and was ended'
+        code,hint = self.process.exitcode,''
+        how = f'exit code {code}' if code is None or code >= 0 else f'signal {signal.Signals(-code).name}'
+        if code == -signal.SIGKILL:
+            hint = '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.'
+        if code == 1 and type(self.process).__name__ != 'ForkProcess': hint = ("\n\nWhat it printed is above. "
+            "Most often a script lacks `if __name__ == '__main__':` around what it runs.")
+        return f'process {self.process.pid} ended without a word: {how}{hint}'
 
 # %% ../../nbs/parallel/processes.ipynb #7b3dac81
 def _end(workers, owner):

@@ -13,7 +13,6 @@ from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
 import torch
-from fastcore.basics import patch
 from ..steps.errors import ArgumentError, ArgumentTypeError, not_installed, number, problem
 from .engines import Filled, Served, Weights, Worker, seed_generators
 from ..pipe import as_worker
@@ -109,20 +108,18 @@ class _RayWorker(Worker):
         self.kill()
         for k in 'info','actor','answers','dead','answered','began': setattr(self, k, getattr(new, k))
 
-# %% ../../nbs/parallel/ray_engine.ipynb #de32cace
-@patch
-def receive(self:_RayWorker)->tuple: # the request (None: it ended), the answer, what went wrong, facts
-    "What `wait` has waited for"
-    if not self.answers: return None,None,'it was not asked',None
-    ref = self.answers.popleft()
-    try:
-        if not self.answered and not _ray().wait([ref], timeout=0)[0]: return None,None,self._no_room(),None
-        answer = pickle.loads(_ray().get(ref))
-        self.answered = True
-        return answer
-    except Exception as e:   # the actor has died, or its answer can't be read
-        self.kill()
-        return None,None,f'{type(e).__name__}: {str(e).strip() or "the actor died"}',None
+    def receive(self)->tuple: # the request (None: it ended), the answer, what went wrong, facts
+        "What `wait` has waited for"
+        if not self.answers: return None,None,'it was not asked',None
+        ref = self.answers.popleft()
+        try:
+            if not self.answered and not _ray().wait([ref], timeout=0)[0]: return None,None,self._no_room(),None
+            answer = pickle.loads(_ray().get(ref))
+            self.answered = True
+            return answer
+        except Exception as e:   # the actor has died, or its answer can't be read
+            self.kill()
+            return None,None,f'{type(e).__name__}: {str(e).strip() or "the actor died"}',None
 
 # %% ../../nbs/parallel/ray_engine.ipynb #2c0c57f3
 def _as_dict(resources):
@@ -173,33 +170,77 @@ class RayEngine:
     needs = property(lambda self: dict(num_cpus=self.num_cpus, num_gpus=self.num_gpus, resources=self.resources),
         doc='What an actor needs')
 
+    def _connect(self, ray):
+        thread = _connecting.get(self.address)
+        if thread is None:
+            thread = _connecting[self.address] = _Connecting(ray, self.address)
+            thread.start()
+        limit = monotonic() + self.patience
+        while not thread.done.is_set() and (left := limit - monotonic()) > 0: thread.done.wait(min(left, .2))
+        found,where,anew = _found(self.address)
+        if not thread.done.is_set(): raise ArgumentError('RayEngine', f'address {self.address!r}', f'no answer from '
+            f'{found}, {where}, within {self.patience:g} seconds', 'a cluster that runs', f'{anew}, in a new process')
+        del _connecting[self.address]
+        e = thread.failure
+        if _wants_token(e): raise ArgumentError('RayEngine', f'address {self.address!r}', f'{found}, {where}, lets in no '
+            'program without its token', 'RAY_AUTH_MODE=token in the environment, and that token in ~/.ray/auth_token',
+            'export RAY_AUTH_MODE=token before the program; from the head, copy that file to each machine') from e
+        if isinstance(e, (ConnectionError,ValueError)): raise ArgumentError('RayEngine', f'address {self.address!r}', e,
+            'the address of a cluster that runs', 'ray start --head, or no address') from e
+        if e is not None: raise e
+
+    @property
+    def cluster(self):
+        "Ray, connected"
+        ray = _ray()
+        if _forks: raise RuntimeError(problem('RayEngine', 'Ray does not work in a fork of a process that uses it',
+            f'process {os.getpid()}', remedy="start it by 'spawn' or 'forkserver', workers of a DataLoader by "
+            "multiprocessing_context='spawn'"))
+        if not ray.is_initialized(): self._connect(ray)
+        elif self.address not in (None,'auto') and _is_other(self.address, there := ray.get_runtime_context().gcs_address):
+            raise ArgumentError('RayEngine', f'address {self.address!r}', f'this program is connected to {there}',
+                'that cluster, or none', 'ray.shutdown() before, or another program')
+        return ray
+
+    @property
+    def actors(self):
+        "What makes actors; connects to the cluster when it is first asked"
+        ray = self.cluster
+        if self._actors is None: self._actors = ray.remote(**self.needs, max_restarts=0, max_task_retries=0)(_Actor)
+        return self._actors
+
+    def weights(self, tensors, copies, *dtype):
+        "A place in the object store, from which workers take weights"
+        self.actors   # Ray must be there to put them somewhere
+        return _Stored(tensors, copies, *dtype)
+
+    def worker(self, *args):
+        "An actor with a chain"
+        return _RayWorker(self, *args)
+
+    def wait(self, workers):
+        "Until one of them has an answer, or its end"
+        open = [w.answers[0] for w in workers if w.answers]
+        if len(open) == len(workers): _ray().wait(open, timeout=1)
+
+    def end(self, workers, owner):
+        "End actors: their chains are closed where that takes no longer than five seconds"
+        ray = _ray()
+        try:
+            if os.getpid() != owner or not ray.is_initialized(): return
+            closing = [w.actor.close.remote() for w in workers if not w.dead]
+            if closing: ray.wait(closing, num_returns=len(closing), timeout=5)
+        finally:
+            if os.getpid() == owner and ray.is_initialized():
+                for w in workers: w.kill()
+            workers.clear()
+
 # %% ../../nbs/parallel/ray_engine.ipynb #c5d3e8f1
 _connecting = {}   # address → a thread that still tries
 
 def _wants_token(e):
     "Did Ray refuse a program for want of a token? It says so in what caused the error"
     return e is not None and ('InvalidAuthToken' in str(e) or _wants_token(e.__cause__))
-
-@patch
-def _connect(self:RayEngine, ray):
-    thread = _connecting.get(self.address)
-    if thread is None:
-        thread = _connecting[self.address] = _Connecting(ray, self.address)
-        thread.start()
-    limit = monotonic() + self.patience
-    while not thread.done.is_set() and (left := limit - monotonic()) > 0: thread.done.wait(min(left, .2))
-    found,where,anew = _found(self.address)
-    if not thread.done.is_set(): raise ArgumentError('RayEngine', f'address {self.address!r}', f'no answer from '
-        f'{found}, {where}, within {self.patience:g} seconds', 'a cluster that runs', f'{anew}, in a new process')
-    del _connecting[self.address]
-    e = thread.failure
-    if _wants_token(e): raise ArgumentError('RayEngine', f'address {self.address!r}', f'{found}, {where}, lets in no '
-        'program without its token', 'RAY_AUTH_MODE=token in the environment, and that token in ~/.ray/auth_token',
-        'export RAY_AUTH_MODE=token before the program; from the head, copy that file to each machine') from e
-    if isinstance(e, (ConnectionError,ValueError)): raise ArgumentError('RayEngine', f'address {self.address!r}', e,
-        'the address of a cluster that runs', 'ray start --head, or no address') from e
-    if e is not None: raise e
-
 
 # %% ../../nbs/parallel/ray_engine.ipynb #d8fba954
 _forks = []   # this process, where it is a fork of one that was connected
@@ -218,56 +259,3 @@ def _is_other(address, there):
         except OSError: return host
     return p != q or not (ip(a) == ip(b) or ip(a).startswith('127.'))
 
-
-# %% ../../nbs/parallel/ray_engine.ipynb #9fac3f00
-@patch(as_prop=True)
-def cluster(self:RayEngine):
-    "Ray, connected"
-    ray = _ray()
-    if _forks: raise RuntimeError(problem('RayEngine', 'Ray does not work in a fork of a process that uses it',
-        f'process {os.getpid()}', remedy="start it by 'spawn' or 'forkserver', workers of a DataLoader by "
-        "multiprocessing_context='spawn'"))
-    if not ray.is_initialized(): self._connect(ray)
-    elif self.address not in (None,'auto') and _is_other(self.address, there := ray.get_runtime_context().gcs_address):
-        raise ArgumentError('RayEngine', f'address {self.address!r}', f'this program is connected to {there}',
-            'that cluster, or none', 'ray.shutdown() before, or another program')
-    return ray
-
-@patch(as_prop=True)
-def actors(self:RayEngine):
-    "What makes actors; connects to the cluster when it is first asked"
-    ray = self.cluster
-    if self._actors is None: self._actors = ray.remote(**self.needs, max_restarts=0, max_task_retries=0)(_Actor)
-    return self._actors
-
-# %% ../../nbs/parallel/ray_engine.ipynb #bb7f7c2b
-@patch
-def weights(self:RayEngine, tensors, copies, *dtype):
-    "A place in the object store, from which workers take weights"
-    self.actors   # Ray must be there to put them somewhere
-    return _Stored(tensors, copies, *dtype)
-
-@patch
-def worker(self:RayEngine, *args):
-    "An actor with a chain"
-    return _RayWorker(self, *args)
-
-@patch
-def wait(self:RayEngine, workers):
-    "Until one of them has an answer, or its end"
-    open = [w.answers[0] for w in workers if w.answers]
-    if len(open) == len(workers): _ray().wait(open, timeout=1)
-
-# %% ../../nbs/parallel/ray_engine.ipynb #48e62715
-@patch
-def end(self:RayEngine, workers, owner):
-    "End actors: their chains are closed where that takes no longer than five seconds"
-    ray = _ray()
-    try:
-        if os.getpid() != owner or not ray.is_initialized(): return
-        closing = [w.actor.close.remote() for w in workers if not w.dead]
-        if closing: ray.wait(closing, num_returns=len(closing), timeout=5)
-    finally:
-        if os.getpid() == owner and ray.is_initialized():
-            for w in workers: w.kill()
-        workers.clear()

@@ -79,142 +79,123 @@ class Service(Inspectable, Pipe):
         self._rank,self._first_key,self._env_numbers = None,0,{}   # env_id here → in the service
         self._steps,self._losses_seen = StepRows('Service'),1 << 62   # only losses after this moment are reported
 
-# %% ../../nbs/parallel/service.ipynb #5e2f002d
-@patch
-def _open(self:Service):
-    if self._coordinator is not None: return
-    self._coordinator = _find_coordinator(_cluster(self.address), self.name)
-    self.shards,self.bs = self._ask('settings')
+    def _open(self):
+        if self._coordinator is not None: return
+        self._coordinator = _find_coordinator(_cluster(self.address), self.name)
+        self.shards,self.bs = self._ask('settings')
 
-@patch
-def _ask(self:Service, method, *args):
-    "The result of the coordinator's method; lost rows are warned of"
-    self._open()
-    ray = _cluster(self.address)
-    errors,patience = ray.exceptions,4*max(self.limit, PATIENCE)   # for all that the coordinator may wait for
-    try: ref = self._coordinator.call.remote(method, self._losses_seen, self.limit, *args)
-    except Exception as e: raise ServiceError(self.name, "the call can't be sent", e, 'the connection to the cluster '
-        'as it was at connect(…)', f'connect({self.name!r}) again, after ray.shutdown()') from None
-    try: result,self._losses_seen,losses = ray.get(ref, timeout=patience)
-    except errors.GetTimeoutError: raise ServiceError(self.name, f'no response for {patience:g} seconds',
-        remedy='see whether the cluster has room for it') from None
-    except errors.RayActorError as e: raise ServiceError(self.name, 'the service ended', type(e).__name__, 'one that '
-        'was not stopped', f'replay.serve({self.name!r}), and connect again') from None
-    for text in losses: warnings.warn(text, RuntimeWarning, stacklevel=3)
-    if isinstance(result, Exception): raise result
-    return result
+    def _ask(self, method, *args):
+        "The result of the coordinator's method; lost rows are warned of"
+        self._open()
+        ray = _cluster(self.address)
+        errors,patience = ray.exceptions,4*max(self.limit, PATIENCE)   # for all that the coordinator may wait for
+        try: ref = self._coordinator.call.remote(method, self._losses_seen, self.limit, *args)
+        except Exception as e: raise ServiceError(self.name, "the call can't be sent", e, 'the connection to the cluster '
+            'as it was at connect(…)', f'connect({self.name!r}) again, after ray.shutdown()') from None
+        try: result,self._losses_seen,losses = ray.get(ref, timeout=patience)
+        except errors.GetTimeoutError: raise ServiceError(self.name, f'no response for {patience:g} seconds',
+            remedy='see whether the cluster has room for it') from None
+        except errors.RayActorError as e: raise ServiceError(self.name, 'the service ended', type(e).__name__, 'one that '
+            'was not stopped', f'replay.serve({self.name!r}), and connect again') from None
+        for text in losses: warnings.warn(text, RuntimeWarning, stacklevel=3)
+        if isinstance(result, Exception): raise result
+        return result
 
-# %% ../../nbs/parallel/service.ipynb #5e2f002e
-@patch
-def add(self:Service,
-    steps:Steps, # a block, or one row
-)->np.ndarray: # the rows' keys
-    "Add rows, when draws have used enough of those before; a block that doesn't fit is refused whole"
-    if not isinstance(steps, Steps): raise ArgumentTypeError('Service', 'rows', type(steps).__name__, 'Steps')
-    with self._adding:
-        first = None
-        while first is None:
-            data = pickle.dumps(self._renumbered(steps.to('cpu')))
-            if data != self._unconfirmed: self._unconfirmed,self._n_calls = data,self._n_calls + 1   # else: repeated
-            first = self._ask('add', self._rank, len(steps), self._client, self._n_calls, self._first_key, data)
-            if first is None: self._env_numbers.clear()   # the shard was restarted without its rows
-        self._unconfirmed = None
-        return (first + np.arange(len(steps)))*self.shards + self._rank
+    def add(self,
+        steps:Steps, # a block, or one row
+    )->np.ndarray: # the rows' keys
+        "Add rows, when draws have used enough of those before; a block that doesn't fit is refused whole"
+        if not isinstance(steps, Steps): raise ArgumentTypeError('Service', 'rows', type(steps).__name__, 'Steps')
+        with self._adding:
+            first = None
+            while first is None:
+                data = pickle.dumps(self._renumbered(steps.to('cpu')))
+                if data != self._unconfirmed: self._unconfirmed,self._n_calls = data,self._n_calls + 1   # else: repeated
+                first = self._ask('add', self._rank, len(steps), self._client, self._n_calls, self._first_key, data)
+                if first is None: self._env_numbers.clear()   # the shard was restarted without its rows
+            self._unconfirmed = None
+            return (first + np.arange(len(steps)))*self.shards + self._rank
 
-# %% ../../nbs/parallel/service.ipynb #5e2f0e2e
-@patch
-def _renumbered(self:Service, steps):
-    "A copy with the service's numbers of environments; blocks that the memory will refuse are left as they are"
-    columns,steps = steps.dtype.names,steps.copy()
-    ids = steps.rows['env_id'] if 'env_id' in columns and steps.dtype['env_id'].kind in 'iu' else np.zeros(0, np.int64)
-    valid = ids.size and ids.min() >= 0 and ids.max() < MAX_ENVS
-    here = np.unique(ids).tolist() if valid else []
-    new = [e for e in here if e not in self._env_numbers]
-    if new or self._rank is None or not self._env_numbers:
-        self._rank,self._first_key,first = self._ask('number_envs', self._rank, len(new))
-        self._env_numbers.update((e, (first + i)*self.shards + self._rank) for i,e in enumerate(new))
-    if valid: ids[...] = np.array([self._env_numbers[e] for e in here])[np.searchsorted(here, ids)]
-    return steps
+    def _renumbered(self, steps):
+        "A copy with the service's numbers of environments; blocks that the memory will refuse are left as they are"
+        columns,steps = steps.dtype.names,steps.copy()
+        ids = steps.rows['env_id'] if 'env_id' in columns and steps.dtype['env_id'].kind in 'iu' else np.zeros(0, np.int64)
+        valid = ids.size and ids.min() >= 0 and ids.max() < MAX_ENVS
+        here = np.unique(ids).tolist() if valid else []
+        new = [e for e in here if e not in self._env_numbers]
+        if new or self._rank is None or not self._env_numbers:
+            self._rank,self._first_key,first = self._ask('number_envs', self._rank, len(new))
+            self._env_numbers.update((e, (first + i)*self.shards + self._rank) for i,e in enumerate(new))
+        if valid: ids[...] = np.array([self._env_numbers[e] for e in here])[np.searchsorted(here, ids)]
+        return steps
 
-# %% ../../nbs/parallel/service.ipynb #5e2f002f
-@patch
-def add_step(self:Service,
-    obs, # of one environment, or of each of several
-    action, # what was done
-    reward, # a number, or one for each environment
-    next_obs, # the observation that followed
-    terminated, # has the episode ended?
-    truncated=False, # was it broken off?
-    **how, # env_id, final_obs and further columns, as `add_step` of a replay takes them
-)->np.ndarray: # the keys of new rows
-    "Add a step of an environment, or one of each environment of a vector"
-    values = step_values(obs, action, reward, next_obs, terminated, truncated, **how)
-    with self._adding:
-        rows = self._steps.make(*values)
-        keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
-        self._steps.done()
-        return keys
+    def add_step(self,
+        obs, # of one environment, or of each of several
+        action, # what was done
+        reward, # a number, or one for each environment
+        next_obs, # the observation that followed
+        terminated, # has the episode ended?
+        truncated=False, # was it broken off?
+        **how, # env_id, final_obs and further columns, as `add_step` of a replay takes them
+    )->np.ndarray: # the keys of new rows
+        "Add a step of an environment, or one of each environment of a vector"
+        values = step_values(obs, action, reward, next_obs, terminated, truncated, **how)
+        with self._adding:
+            rows = self._steps.make(*values)
+            keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
+            self._steps.done()
+            return keys
 
-# %% ../../nbs/parallel/service.ipynb #ad2f002f
-@patch
-def sample(self:Service,
-    n:int=None, # how many in this batch; None: as the replay was made
-)->Steps:
-    "Draw a batch, when the rows so far allow one"
-    n = None if n is None else whole('Service', 'batch size', n, 1)
-    with self.lock: parts,beta,least = self._ask('sample', n)
-    parts = [pickle.loads(p) for p in parts]
-    batch = parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
-    if beta:
-        weight = each_of(batch).rows['weight']
-        weight *= 1/weight.max() if least is None else least**beta
-    set_replay(batch, self)
-    return batch
+    def sample(self,
+        n:int=None, # how many in this batch; None: as the replay was made
+    )->Steps:
+        "Draw a batch, when the rows so far allow one"
+        n = None if n is None else whole('Service', 'batch size', n, 1)
+        with self.lock: parts,beta,least = self._ask('sample', n)
+        parts = [pickle.loads(p) for p in parts]
+        batch = parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
+        if beta:
+            weight = each_of(batch).rows['weight']
+            weight *= 1/weight.max() if least is None else least**beta
+        set_replay(batch, self)
+        return batch
 
-# %% ../../nbs/parallel/service.ipynb #5e2f0030
-@patch
-def update_priorities(self:Service,
-    keys, # of what was drawn: the batch's `index`
-    td, # TD errors, a tensor or an array
-):
-    "Update priorities in the shards; keys whose rows were overwritten are left out, and counted"
-    keys,td = as_feedback('Service', keys, td)
-    if not len(keys): return
-    if keys.min() < 0: raise StaleKey('Service', f'key {keys.min()} was never given out')
-    if td.ndim == 1 and not np.isfinite(td).all(): raise ArgumentError('Service', 'a TD error',
-        td[np.isfinite(td).argmin()], 'a finite number')
-    parts = [(i,keys[mine],td[mine]) for i,mine in by_shard(keys, self.shards)]
-    with self.lock: self._ask('update', parts)
+    def update_priorities(self,
+        keys, # of what was drawn: the batch's `index`
+        td, # TD errors, a tensor or an array
+    ):
+        "Update priorities in the shards; keys whose rows were overwritten are left out, and counted"
+        keys,td = as_feedback('Service', keys, td)
+        if not len(keys): return
+        if keys.min() < 0: raise StaleKey('Service', f'key {keys.min()} was never given out')
+        if td.ndim == 1 and not np.isfinite(td).all(): raise ArgumentError('Service', 'a TD error',
+            td[np.isfinite(td).argmin()], 'a finite number')
+        parts = [(i,keys[mine],td[mine]) for i,mine in by_shard(keys, self.shards)]
+        with self.lock: self._ask('update', parts)
 
-@patch
-def stats(self:Service)->dict: # numbers by name, and under `shards` the statistics of each replay
-    "Rows, batches, waiting calls, restarts and losses, over all programs"
-    return self._ask('stats')
+    def stats(self)->dict: # numbers by name, and under `shards` the statistics of each replay
+        "Rows, batches, waiting calls, restarts and losses, over all programs"
+        return self._ask('stats')
 
-@patch
-def order_draws(self:Service):
-    "The lock that keeps draws in order"
-    if not isinstance(self.lock, DrawOrderLock): self.lock = DrawOrderLock(self.lock)
-    return self.lock
+    def order_draws(self):
+        "The lock that keeps draws in order"
+        if not isinstance(self.lock, DrawOrderLock): self.lock = DrawOrderLock(self.lock)
+        return self.lock
 
-@patch
-def _close(self:Service): self._coordinator = None
-@patch
-def stop(self:Service):
-    "End the service, for all programs"
-    stop(self.name, self.address)
+    def _close(self): self._coordinator = None
 
-# %% ../../nbs/parallel/service.ipynb #7a796c07
-@patch
-def pages(self:Service)->dict: # name of a shard → as `memory_page` takes it
-    "What is in each shard, and what reads its rows, where it is"
-    return in_shards({rank: partial(self._ask, 'look', rank) for rank in range(self.shards)})
+    def stop(self):
+        "End the service, for all programs"
+        stop(self.name, self.address)
 
-@patch
-def inside(self:Service)->dict: # `parts`: name of a shard → as look/inside has it
-    "What is in each shard; looking changes nothing"
-    parts = {name: seen for name,(seen,*_) in self.pages().items()}
-    return dict(title='Service', unit='shards', bs=self.bs, shares={}, parts=parts)
+    def pages(self)->dict: # name of a shard → as `memory_page` takes it
+        "What is in each shard, and what reads its rows, where it is"
+        return in_shards({rank: partial(self._ask, 'look', rank) for rank in range(self.shards)})
+
+    def inside(self)->dict: # `parts`: name of a shard → as look/inside has it
+        "What is in each shard; looking changes nothing"
+        parts = {name: seen for name,(seen,*_) in self.pages().items()}
+        return dict(title='Service', unit='shards', bs=self.bs, shares={}, parts=parts)
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0032
 class RestartedShard(Shard):

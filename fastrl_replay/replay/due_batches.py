@@ -8,7 +8,6 @@ __all__ = ['Fixed', 'DueBatches', 'as_fraction']
 # %% ../../nbs/replay/due_batches.ipynb #1b7cbe26
 from fractions import Fraction
 from functools import lru_cache
-from fastcore.basics import patch
 from ..steps.errors import ArgumentError, NotEnoughRows, number, whole
 from ..pipe import Pipe
 
@@ -56,22 +55,67 @@ class DueBatches(Pipe):
     def __iter__(self):
         for _ in self.due_batches(): yield self.sample()
 
-# %% ../../nbs/replay/due_batches.ipynb #793422f7
-@patch(as_prop=True)
-def has_source(self:DueBatches)->bool:
-    "Do blocks come from a pipe?"
-    return self._no_source is not self.source
+    @property
+    def has_source(self)->bool:
+        "Do blocks come from a pipe?"
+        return self._no_source is not self.source
 
-@patch
-def needed(self:DueBatches, n:int)->int:
-    "How many must be there for a batch of `n`"
-    return self._needs or n
+    def needed(self, n:int)->int:
+        "How many must be there for a batch of `n`"
+        return self._needs or n
 
-@patch
-def start_counting(self:DueBatches):
-    "As before the first row"
-    self.sampled = self.batches = self.stale = self._n_yielded = self._counted = 0
-    self._enough_at = 0   # how many rows had come when the pass began, or a batch could last be drawn
+    def start_counting(self):
+        "As before the first row"
+        self.sampled = self.batches = self.stale = self._n_yielded = self._counted = 0
+        self._enough_at = 0   # how many rows had come when the pass began, or a batch could last be drawn
+
+    def _count_rows(self, n):
+        "Of `n` rows that came in, those beyond the warm-up count (in a frozen memory the warm-up is over)"
+        beyond = n if self.freeze_memory else max(0, self.memory.inserted - (self.warmup or 0))
+        self._counted += min(n, beyond)
+
+    def _count_batch(self): self._n_yielded += 1
+
+    def _ready(self)->bool:
+        "Can a batch be drawn? Of several learners whose rows come alike, all ask where that depends on episodes"
+        here = len(self) >= self.needed(self.bs) and self.memory.inserted >= (self.warmup or 0)
+        return here if self.ranks is None or not self.view.follows else self.ranks.all(here)
+
+    def _batch_due(self)->bool:
+        "Is a batch due for the rows that came in?"
+        if self.ratio is None: return False
+        r = as_fraction(self.ratio)
+        return self._counted*r.numerator//r.denominator > self._n_yielded and self._ready()
+
+    def due_batches(self):
+        "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
+        while not self.has_source: yield self._count_batch()
+        while self._batch_due(): yield self._count_batch()   # what an interrupted pass left
+        self._enough_at = self.memory.inserted
+        for steps in self.blocks():
+            if not self.freeze_memory: self.add(steps)
+            elif not self._ready(): self._refuse_frozen()
+            self._count_rows(len(steps))
+            if self.ratio is None and self._ready(): yield self._count_batch()
+            while self._batch_due(): yield self._count_batch()
+            if self.view.follows: self._check_enough(len(steps))
+
+    def _check_enough(self, n):
+        "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"
+        now = self.memory.inserted
+        if len(self) >= self.needed(self.bs): self._enough_at = now
+        elif now - n - self._enough_at > self.max_sz:   # without the block that came last
+            raise NotEnoughRows(type(self).__name__, 'a full memory is too small for a batch',
+                f'{len(self)} {self.unit} in {len(self.memory)} rows of {len(self.memory.environments)} environments',
+                f'{self.needed(self.bs)} {self.unit}',
+                'a larger max_sz, a smaller bs, shorter sequences, or fewer environments')
+
+    def _refuse_frozen(self):
+        "The error where no batch will ever be due"
+        wanted = f'{self.needed(self.bs)} {self.unit}'
+        if self.warmup: wanted += f' after a warmup of {self.warmup} rows'
+        raise NotEnoughRows(type(self).__name__, 'the memory is frozen and holds too little for a batch', len(self), wanted,
+            'fill it before freezing it')
 
 # %% ../../nbs/replay/due_batches.ipynb #0681fbce
 @lru_cache   # it is asked for with every batch
@@ -82,63 +126,3 @@ def as_fraction(
     if isinstance(x, Fraction): return x
     simple = Fraction(float(x)).limit_denominator(1_000_000)
     return simple if float(simple) == float(x) else Fraction(repr(float(x)))
-
-# %% ../../nbs/replay/due_batches.ipynb #ce814f83
-@patch
-def _count_rows(self:DueBatches, n):
-    "Of `n` rows that came in, those beyond the warm-up count (in a frozen memory the warm-up is over)"
-    beyond = n if self.freeze_memory else max(0, self.memory.inserted - (self.warmup or 0))
-    self._counted += min(n, beyond)
-
-@patch
-def _count_batch(self:DueBatches): self._n_yielded += 1
-
-# %% ../../nbs/replay/due_batches.ipynb #92142847
-@patch
-def _ready(self:DueBatches)->bool:
-    "Can a batch be drawn? Of several learners whose rows come alike, all ask where that depends on episodes"
-    here = len(self) >= self.needed(self.bs) and self.memory.inserted >= (self.warmup or 0)
-    return here if self.ranks is None or not self.view.follows else self.ranks.all(here)
-
-@patch
-def _batch_due(self:DueBatches)->bool:
-    "Is a batch due for the rows that came in?"
-    if self.ratio is None: return False
-    r = as_fraction(self.ratio)
-    return self._counted*r.numerator//r.denominator > self._n_yielded and self._ready()
-
-# %% ../../nbs/replay/due_batches.ipynb #b14c7242
-@patch
-def due_batches(self:DueBatches):
-    "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
-    while not self.has_source: yield self._count_batch()
-    while self._batch_due(): yield self._count_batch()   # what an interrupted pass left
-    self._enough_at = self.memory.inserted
-    for steps in self.blocks():
-        if not self.freeze_memory: self.add(steps)
-        elif not self._ready(): self._refuse_frozen()
-        self._count_rows(len(steps))
-        if self.ratio is None and self._ready(): yield self._count_batch()
-        while self._batch_due(): yield self._count_batch()
-        if self.view.follows: self._check_enough(len(steps))
-
-# %% ../../nbs/replay/due_batches.ipynb #b14c7243
-@patch
-def _check_enough(self:DueBatches, n):
-    "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"
-    now = self.memory.inserted
-    if len(self) >= self.needed(self.bs): self._enough_at = now
-    elif now - n - self._enough_at > self.max_sz:   # without the block that came last
-        raise NotEnoughRows(type(self).__name__, 'a full memory is too small for a batch',
-            f'{len(self)} {self.unit} in {len(self.memory)} rows of {len(self.memory.environments)} environments',
-            f'{self.needed(self.bs)} {self.unit}',
-            'a larger max_sz, a smaller bs, shorter sequences, or fewer environments')
-
-# %% ../../nbs/replay/due_batches.ipynb #fede5180
-@patch
-def _refuse_frozen(self:DueBatches):
-    "The error where no batch will ever be due"
-    wanted = f'{self.needed(self.bs)} {self.unit}'
-    if self.warmup: wanted += f' after a warmup of {self.warmup} rows'
-    raise NotEnoughRows(type(self).__name__, 'the memory is frozen and holds too little for a batch', len(self), wanted,
-        'fill it before freezing it')

@@ -10,7 +10,6 @@ __all__ = ['PLACE', 'STEP_BACK', 'JUMP', 'AHEAD', 'STRATEGIES', 'follow_links', 
 # %% ../../nbs/replay/hindsight.ipynb #d792cf56
 from inspect import signature
 import numpy as np, torch
-from fastcore.basics import patch
 from fastcore.meta import delegates
 from ..steps.compiled import ints_at, memmove, njit, prefetch
 from ..steps.core import Steps
@@ -228,165 +227,143 @@ class Hindsight(Transitions):
 
     nbytes = property(lambda self: 0 if self._table is None else self._table.nbytes, doc='Reserved, beside the memory')
 
-# %% ../../nbs/replay/hindsight.ipynb #183285bf
-@patch
-def check_columns(self:Hindsight, dtype):
-    "Raise where rows have no goals that could be replaced"
-    Transitions.check_columns(self, dtype)
-    names,wanted = dtype['state'].names or (),('achieved_goal','desired_goal')
-    if not set(wanted) <= set(names): raise BlockError(self.who, "column 'state'",
-        f'entries {", ".join(names)}' if names else dtype['state'], f'entries {" and ".join(wanted)}, as environments '
-        'of gymnasium-robotics have', '.experience_replay, where there are no goals')
-    kinds = [dtype['state'][n] for n in wanted]
-    if kinds[0] != kinds[1] or kinds[0].names: raise BlockError(self.who, "column 'state': kinds of the two goals",
-        f'{kinds[0]} and {kinds[1]}', 'two arrays of the same kind')
-    if dtype['next_state'] != dtype['state']: raise BlockError(self.who, "column 'next_state'", dtype['next_state'],
-        dtype['state'], 'build rows with step_dtype')
-    if 'discount' in dtype.names: raise BlockError(self.who, "column 'discount': rows of several steps",
-        'sums of rewards', 'rewards of single steps, which another goal can change', 'leave .n_step out')
+    def check_columns(self, dtype):
+        "Raise where rows have no goals that could be replaced"
+        Transitions.check_columns(self, dtype)
+        names,wanted = dtype['state'].names or (),('achieved_goal','desired_goal')
+        if not set(wanted) <= set(names): raise BlockError(self.who, "column 'state'",
+            f'entries {", ".join(names)}' if names else dtype['state'], f'entries {" and ".join(wanted)}, as environments '
+            'of gymnasium-robotics have', '.experience_replay, where there are no goals')
+        kinds = [dtype['state'][n] for n in wanted]
+        if kinds[0] != kinds[1] or kinds[0].names: raise BlockError(self.who, "column 'state': kinds of the two goals",
+            f'{kinds[0]} and {kinds[1]}', 'two arrays of the same kind')
+        if dtype['next_state'] != dtype['state']: raise BlockError(self.who, "column 'next_state'", dtype['next_state'],
+            dtype['state'], 'build rows with step_dtype')
+        if 'discount' in dtype.names: raise BlockError(self.who, "column 'discount': rows of several steps",
+            'sums of rewards', 'rewards of single steps, which another goal can change', 'leave .n_step out')
+
+    def _follow(self):
+        "Let the table know all rows"
+        (line,store,_),went_back = self.memory.parts,self.memory.rewinds
+        if self._of is not line or self._went_back != went_back:
+            self._table,self._followed = np.zeros((line.ring,4), np.int32),0
+            self._of,self._went_back = line,went_back
+            self._there = not isinstance(store.empty(0, 8), np.ndarray)   # do batches lie on a device?
+            self._lies = _as_bytes(store.columns) if type(store) is Rows and not self._there else None
+        if self._followed != line.inserted: self._followed = follow_links(line.tables.numbers, self._followed, self._table)
+
+    def _compare(self, keys, batch):
+        "Raise where rewards of rows, computed anew with the goals that they have, are others; of successes above all"
+        self._looks += 1
+        if self._looks*len(keys) > _LOOKS and self._looks % _EACH: return
+        f,later,given = self.functions[0],batch['next_state'],batch['reward'].cpu().numpy()
+        achieved,desired = (later[n].cpu().numpy().copy() for n in ('achieved_goal','desired_goal'))
+        got,best = (rewards_of(self.who, f, achieved.copy(), d).astype(np.float64) for d in (desired, achieved.copy()))
+        same = np.isclose(got, given, rtol=1e-4, atol=1e-6)
+        if self._looks == 1 and same.mean() < .5: self._refuse_rewards('rows', got, given, same)
+        span = best - got.min()
+        won = np.flatnonzero(got >= best - .05*span)
+        agree = abs(got - given) <= 1e-4*abs(span) + 1e-6 + 1e-4*abs(given)
+        found = {**dict(zip(keys[won].tolist(), zip(got[won], given[won], agree[won]))), **self._successes}
+        if len(found) >= _SUCCESSES:
+            got,given,same = map(np.array, zip(*found.values()))
+            if same.mean() <= 1/_SUCCESSES: self._refuse_rewards('successes', got, given, same)
+        self._successes,self._agreed = found,len(found) >= _SUCCESSES
+
+    def _refuse_rewards(self, what, got, given, same):
+        self._looks -= 1   # the next batch is looked at, too
+        raise ArgumentError(self.who, f'compute_reward gives other rewards than {(~same).sum()} of {len(same)} {what} '
+            'have', f'{got[~same][0]:g}', f'{given[~same][0]:g}',
+            'leave out wrappers that change rewards, or give a function that does what they do: reward=…')
+
+    def batch(self, keys, weights)->Steps:
+        "The rows with these keys; a share of them with other goals"
+        self._follow()
+        batch = self.memory.batch(keys, weights)
+        if not self._agreed: self._compare(keys, batch)
+        chosen,goals = self.choose(keys)
+        if len(chosen):
+            self._relabel(batch, chosen, goals)
+            self.memory.were_there(goals)
+        self._count += 2*len(keys)
+        return batch
+
+    def choose(self, keys)->np.ndarray: # [2, n]: places among these keys, and the rows that achieved their goals
+        "Which rows get other goals, and whose"
+        out = np.empty((2,len(keys)), np.int64)
+        n = choose_goals(self._of.tables.numbers, keys, self._table, self._seed, self._count, self.share,
+            STRATEGIES.index(self.strategy), out)
+        return out[:,:n]
+
+    def _rows_at(self, keys):
+        "Rows as bytes, and which of them have these keys: those of the memory itself where they lie there as they are"
+        if self._lies is not None: return self._lies,keys % len(self._table)
+        return _as_bytes(self.memory.take(keys).rows),np.arange(len(keys))
+
+    def give_goals(self, batch, chosen, goals):
+        "Write goals that others achieved into chosen rows of a batch; copies of outcomes and goals"
+        dtype,(rows,which) = self.memory.dtype,self._rows_at(goals)
+        state,at = dtype['state'],dtype.fields['next_state'][1]
+        (kind,achieved_at),(_,desired_at) = (state.fields[n][:2] for n in ('achieved_goal','desired_goal'))
+        places = at + achieved_at,dtype.fields['state'][1] + desired_at,at + desired_at,kind.itemsize
+        achieved,desired = (np.empty((len(chosen),*kind.shape), kind.base) for _ in range(2))
+        _set_goals(_as_bytes(batch), chosen, rows, which, places, achieved, desired)
+        return achieved,desired
+
+    def _relabel(self, batch, chosen, goals):
+        "Give chosen rows of a batch the goals that others achieved, and the rewards and ends that follow"
+        at = torch.as_tensor(chosen, device=batch.device) if self._there else chosen
+        give,rows = (self._give_goals_there,batch) if self._there else (self.give_goals,batch.rows)
+        achieved,desired = give(rows, at, goals)
+        (reward,terminated),new = self.functions,{}
+        new['reward'] = rewards_of(self.who, reward, achieved, desired)
+        if terminated: new['terminated'] = terminations_of(self.who, terminated, achieved, desired)
+        for n,x in new.items(): rows[n][at] = torch.as_tensor(x).to(rows[n]) if self._there else x
+
+    def _give_goals_there(self, batch, chosen, goals):
+        "The same where batches lie on a device"
+        desired = self.memory.take(goals)['next_state']['achieved_goal']
+        for n in 'state','next_state': batch[n]['desired_goal'][chosen] = desired
+        achieved = batch['next_state']['achieved_goal'][chosen]
+        return achieved.cpu().numpy(),desired.cpu().numpy().copy()
+
+    def beside(self, keys)->dict: # lists
+        "A goal that each of these rows may get, of which row, and what follows"
+        self._follow()
+        out = np.empty((2,len(keys)), np.int64)
+        numbers,strategy = self._of.tables.numbers,STRATEGIES.index(self.strategy)
+        choose_goals(numbers, keys, self._table, random_seed(0), 0, 1., strategy, out)
+        rows,goals = (self.memory.take(k).to('cpu').rows['next_state']['achieved_goal'] for k in (keys, out[1]))
+        found = dict(goal=goals.reshape(len(keys), -1).tolist(), goal_key=out[1].tolist())
+        reward,terminated = self.functions or (None,None)
+        if reward: found['goal_reward'] = rewards_of(self.who, reward, rows.copy(), goals.copy()).tolist()
+        if terminated: found['goal_terminated'] = terminations_of(self.who, terminated, rows, goals.copy()).tolist()
+        return found
+
+    def snapshot(self)->dict:
+        "Settings and RNG state"
+        return dict(settings=[self.strategy, self.share], seed=int(self._seed), count=self._count)
+
+    def check_state(self, state):
+        "Raise where a saved view had other settings"
+        form = dict(settings=listed(_plain, 2), seed=integer(0, 2**64-1), count=integer())
+        state,want = checked(self.who, form, state),[self.strategy, self.share]
+        if state['settings'] != want: raise StateError(self.who, 'a checkpoint of other settings', state['settings'],
+            want, 'build it as the saved one was built')
+        return state
+
+    def restore(self, state):
+        "Go on where `snapshot` was taken"
+        self._seed,self._count = np.uint64(state['seed']),state['count']
 
 # %% ../../nbs/replay/hindsight.ipynb #7b28c9f6
-@patch
-def _follow(self:Hindsight):
-    "Let the table know all rows"
-    (line,store,_),went_back = self.memory.parts,self.memory.rewinds
-    if self._of is not line or self._went_back != went_back:
-        self._table,self._followed = np.zeros((line.ring,4), np.int32),0
-        self._of,self._went_back = line,went_back
-        self._there = not isinstance(store.empty(0, 8), np.ndarray)   # do batches lie on a device?
-        self._lies = _as_bytes(store.columns) if type(store) is Rows and not self._there else None
-    if self._followed != line.inserted: self._followed = follow_links(line.tables.numbers, self._followed, self._table)
-
 def _as_bytes(rows): return rows.view(np.uint8).reshape(len(rows), -1)
 
 # %% ../../nbs/replay/hindsight.ipynb #cffe8358
 _LOOKS,_EACH,_SUCCESSES = 4096,16,16   # rows that are compared; then each 16th batch, until so many successes were
 
-@patch
-def _compare(self:Hindsight, keys, batch):
-    "Raise where rewards of rows, computed anew with the goals that they have, are others; of successes above all"
-    self._looks += 1
-    if self._looks*len(keys) > _LOOKS and self._looks % _EACH: return
-    f,later,given = self.functions[0],batch['next_state'],batch['reward'].cpu().numpy()
-    achieved,desired = (later[n].cpu().numpy().copy() for n in ('achieved_goal','desired_goal'))
-    got,best = (rewards_of(self.who, f, achieved.copy(), d).astype(np.float64) for d in (desired, achieved.copy()))
-    same = np.isclose(got, given, rtol=1e-4, atol=1e-6)
-    if self._looks == 1 and same.mean() < .5: self._refuse_rewards('rows', got, given, same)
-    span = best - got.min()
-    won = np.flatnonzero(got >= best - .05*span)
-    agree = abs(got - given) <= 1e-4*abs(span) + 1e-6 + 1e-4*abs(given)
-    found = {**dict(zip(keys[won].tolist(), zip(got[won], given[won], agree[won]))), **self._successes}
-    if len(found) >= _SUCCESSES:
-        got,given,same = map(np.array, zip(*found.values()))
-        if same.mean() <= 1/_SUCCESSES: self._refuse_rewards('successes', got, given, same)
-    self._successes,self._agreed = found,len(found) >= _SUCCESSES
-
-@patch
-def _refuse_rewards(self:Hindsight, what, got, given, same):
-    self._looks -= 1   # the next batch is looked at, too
-    raise ArgumentError(self.who, f'compute_reward gives other rewards than {(~same).sum()} of {len(same)} {what} '
-        'have', f'{got[~same][0]:g}', f'{given[~same][0]:g}',
-        'leave out wrappers that change rewards, or give a function that does what they do: reward=…')
-
-# %% ../../nbs/replay/hindsight.ipynb #cf1721d2
-@patch
-def batch(self:Hindsight, keys, weights)->Steps:
-    "The rows with these keys; a share of them with other goals"
-    self._follow()
-    batch = self.memory.batch(keys, weights)
-    if not self._agreed: self._compare(keys, batch)
-    chosen,goals = self.choose(keys)
-    if len(chosen):
-        self._relabel(batch, chosen, goals)
-        self.memory.were_there(goals)
-    self._count += 2*len(keys)
-    return batch
-
-@patch
-def choose(self:Hindsight, keys)->np.ndarray: # [2, n]: places among these keys, and the rows that achieved their goals
-    "Which rows get other goals, and whose"
-    out = np.empty((2,len(keys)), np.int64)
-    n = choose_goals(self._of.tables.numbers, keys, self._table, self._seed, self._count, self.share,
-        STRATEGIES.index(self.strategy), out)
-    return out[:,:n]
-
-# %% ../../nbs/replay/hindsight.ipynb #1ce26d49
-@patch
-def _rows_at(self:Hindsight, keys):
-    "Rows as bytes, and which of them have these keys: those of the memory itself where they lie there as they are"
-    if self._lies is not None: return self._lies,keys % len(self._table)
-    return _as_bytes(self.memory.take(keys).rows),np.arange(len(keys))
-
-# %% ../../nbs/replay/hindsight.ipynb #cf1721d3
-@patch
-def give_goals(self:Hindsight, batch, chosen, goals):
-    "Write goals that others achieved into chosen rows of a batch; copies of outcomes and goals"
-    dtype,(rows,which) = self.memory.dtype,self._rows_at(goals)
-    state,at = dtype['state'],dtype.fields['next_state'][1]
-    (kind,achieved_at),(_,desired_at) = (state.fields[n][:2] for n in ('achieved_goal','desired_goal'))
-    places = at + achieved_at,dtype.fields['state'][1] + desired_at,at + desired_at,kind.itemsize
-    achieved,desired = (np.empty((len(chosen),*kind.shape), kind.base) for _ in range(2))
-    _set_goals(_as_bytes(batch), chosen, rows, which, places, achieved, desired)
-    return achieved,desired
-
-# %% ../../nbs/replay/hindsight.ipynb #69efa27b
-@patch
-def _relabel(self:Hindsight, batch, chosen, goals):
-    "Give chosen rows of a batch the goals that others achieved, and the rewards and ends that follow"
-    at = torch.as_tensor(chosen, device=batch.device) if self._there else chosen
-    give,rows = (self._give_goals_there,batch) if self._there else (self.give_goals,batch.rows)
-    achieved,desired = give(rows, at, goals)
-    (reward,terminated),new = self.functions,{}
-    new['reward'] = rewards_of(self.who, reward, achieved, desired)
-    if terminated: new['terminated'] = terminations_of(self.who, terminated, achieved, desired)
-    for n,x in new.items(): rows[n][at] = torch.as_tensor(x).to(rows[n]) if self._there else x
-
-# %% ../../nbs/replay/hindsight.ipynb #1f73bb4e
-@patch
-def _give_goals_there(self:Hindsight, batch, chosen, goals):
-    "The same where batches lie on a device"
-    desired = self.memory.take(goals)['next_state']['achieved_goal']
-    for n in 'state','next_state': batch[n]['desired_goal'][chosen] = desired
-    achieved = batch['next_state']['achieved_goal'][chosen]
-    return achieved.cpu().numpy(),desired.cpu().numpy().copy()
-
-# %% ../../nbs/replay/hindsight.ipynb #7d10dd02
-@patch
-def beside(self:Hindsight, keys)->dict: # lists
-    "A goal that each of these rows may get, of which row, and what follows"
-    self._follow()
-    out = np.empty((2,len(keys)), np.int64)
-    numbers,strategy = self._of.tables.numbers,STRATEGIES.index(self.strategy)
-    choose_goals(numbers, keys, self._table, random_seed(0), 0, 1., strategy, out)
-    rows,goals = (self.memory.take(k).to('cpu').rows['next_state']['achieved_goal'] for k in (keys, out[1]))
-    found = dict(goal=goals.reshape(len(keys), -1).tolist(), goal_key=out[1].tolist())
-    reward,terminated = self.functions or (None,None)
-    if reward: found['goal_reward'] = rewards_of(self.who, reward, rows.copy(), goals.copy()).tolist()
-    if terminated: found['goal_terminated'] = terminations_of(self.who, terminated, rows, goals.copy()).tolist()
-    return found
-
-# %% ../../nbs/replay/hindsight.ipynb #177c41cb
-@patch
-def snapshot(self:Hindsight)->dict:
-    "Settings and RNG state"
-    return dict(settings=[self.strategy, self.share], seed=int(self._seed), count=self._count)
-
-@patch
-def check_state(self:Hindsight, state):
-    "Raise where a saved view had other settings"
-    form = dict(settings=listed(_plain, 2), seed=integer(0, 2**64-1), count=integer())
-    state,want = checked(self.who, form, state),[self.strategy, self.share]
-    if state['settings'] != want: raise StateError(self.who, 'a checkpoint of other settings', state['settings'],
-        want, 'build it as the saved one was built')
-    return state
-
 # %% ../../nbs/replay/hindsight.ipynb #3f4583de
 def _plain(x): return x
-
-@patch
-def restore(self:Hindsight, state):
-    "Go on where `snapshot` was taken"
-    self._seed,self._count = np.uint64(state['seed']),state['count']
 
 # %% ../../nbs/replay/hindsight.ipynb #8e22ba8c
 class _AsksGoals(Replay):

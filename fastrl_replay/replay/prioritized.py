@@ -7,7 +7,6 @@ __all__ = ['ReplayByKind', 'PrioritizedReplay']
 
 # %% ../../nbs/replay/prioritized.ipynb #5320aca2
 import numpy as np
-from fastcore.basics import patch
 from fastcore.meta import delegates
 from ..steps.errors import ArgumentTypeError, choice, number
 from ..memory.rows import Store
@@ -47,28 +46,24 @@ class ReplayByKind(Replay):
         super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: self._sampler_of(kind, view), view=view,
             store=store, beta=beta, weight_norm=weight_norm, initial=column, **kwargs)
 
-# %% ../../nbs/replay/prioritized.ipynb #cf0c4d1d
-@patch
-def _keep_kind(self:ReplayByKind, who, beta, weight_norm, **settings):
-    "Keep the settings of the sampler, if all of these mean something"
-    names,kind = {cls: n for n,cls in SAMPLERS.items()},settings['kind']
-    if isinstance(kind, type) and issubclass(kind, Sampler): settings['kind'] = names.get(kind, kind.__name__)
-    elif isinstance(kind, Sampler): raise ArgumentTypeError(who, 'kind', repr(kind),
-        'a name, or a class of samplers', f'sampler={type(kind).__name__}(…)')
-    else: choice(who, 'kind', kind, sorted(SAMPLERS, key=str.swapcase))   # those of the library first
-    choice(who, 'weight_norm', weight_norm, ('batch','memory'))
-    for what in ('alpha','eps'): number(who, what, settings[what])
-    scheduled(who, 'beta', beta)
-    vars(self).update(settings)
+    def _keep_kind(self, who, beta, weight_norm, **settings):
+        "Keep the settings of the sampler, if all of these mean something"
+        names,kind = {cls: n for n,cls in SAMPLERS.items()},settings['kind']
+        if isinstance(kind, type) and issubclass(kind, Sampler): settings['kind'] = names.get(kind, kind.__name__)
+        elif isinstance(kind, Sampler): raise ArgumentTypeError(who, 'kind', repr(kind),
+            'a name, or a class of samplers', f'sampler={type(kind).__name__}(…)')
+        else: choice(who, 'kind', kind, sorted(SAMPLERS, key=str.swapcase))   # those of the library first
+        choice(who, 'weight_norm', weight_norm, ('batch','memory'))
+        for what in ('alpha','eps'): number(who, what, settings[what])
+        scheduled(who, 'beta', beta)
+        vars(self).update(settings)
 
-# %% ../../nbs/replay/prioritized.ipynb #054f8f59
-@patch
-def _sampler_of(self:ReplayByKind, kind, view):
-    "A sampler of this kind, with the settings that were kept"
-    alike = view.follows and self.kind == 'uniform'
-    return sampler_of_kind(type(self).__name__, 'proportional' if alike else kind, capacity=self.max_sz,
-        alpha=0. if alike else self.alpha, eps=self.eps, seed=self.seed, stratified=self.stratified,
-        max_ever=self.initial == 'max_ever', least=self.weight_norm == 'memory')
+    def _sampler_of(self, kind, view):
+        "A sampler of this kind, with the settings that were kept"
+        alike = view.follows and self.kind == 'uniform'
+        return sampler_of_kind(type(self).__name__, 'proportional' if alike else kind, capacity=self.max_sz,
+            alpha=0. if alike else self.alpha, eps=self.eps, seed=self.seed, stratified=self.stratified,
+            max_ever=self.initial == 'max_ever', least=self.weight_norm == 'memory')
 
 # %% ../../nbs/replay/prioritized.ipynb #ec0a83d2
 @stage('prioritized_replay')
@@ -86,17 +81,15 @@ class PrioritizedReplay(ReplayByKind):
         **kwargs, # of the sampler, and when a batch is due
     ): super().__init__(source, bs, max_sz, kind=kind, alpha=alpha, beta=beta, view=Transitions(), **kwargs)
 
-# %% ../../nbs/replay/prioritized.ipynb #a764fc18
-@patch
-def stats(self:PrioritizedReplay)->dict: # numbers by name; the histogram as lists
-    "Counts, ages, times drawn; effective sample size, share of rows never drawn, histogram of priorities"
-    with self.lock:
-        self._catch_up()
-        p,counts,drawn = self.sampler.probabilities(),Replay.stats(self),self.memory.times_drawn
-        priorities,beta = self.sampler.kept(),self._beta_now()
-    priorities = priorities[priorities > 0]
-    low,high = (priorities.min(),priorities.max()) if len(priorities) else (1.,1.)
-    edges = np.geomspace(low, high*(1+1e-9), 21) if low < high else np.array([low/2, low*2])
-    return dict(**counts, ess=float(1/(p**2).sum()) if len(p) else 0.,
-        never_drawn=float((drawn == 0).mean()) if len(drawn) else 0., beta=beta,
-        priority_counts=np.histogram(priorities, edges)[0].tolist(), priority_edges=edges.tolist())
+    def stats(self)->dict: # numbers by name; the histogram as lists
+        "Counts, ages, times drawn; effective sample size, share of rows never drawn, histogram of priorities"
+        with self.lock:
+            self._catch_up()
+            p,counts,drawn = self.sampler.probabilities(),Replay.stats(self),self.memory.times_drawn
+            priorities,beta = self.sampler.kept(),self._beta_now()
+        priorities = priorities[priorities > 0]
+        low,high = (priorities.min(),priorities.max()) if len(priorities) else (1.,1.)
+        edges = np.geomspace(low, high*(1+1e-9), 21) if low < high else np.array([low/2, low*2])
+        return dict(**counts, ess=float(1/(p**2).sum()) if len(p) else 0.,
+            never_drawn=float((drawn == 0).mean()) if len(drawn) else 0., beta=beta,
+            priority_counts=np.histogram(priorities, edges)[0].tolist(), priority_edges=edges.tolist())

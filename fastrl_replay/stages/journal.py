@@ -7,7 +7,6 @@ __all__ = ['Journal', 'Collected', 'Gather']
 
 # %% ../../nbs/stages/journal.ipynb #8ed9d4a4
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.core import Steps, pack
 from ..steps.errors import BlockError, StateError, whole
 from ..steps.row_dtypes import row_places
@@ -52,22 +51,58 @@ class Journal(Pipe):
     @property
     def over(self): return self.steps >= self.max_steps or len(self.returns) >= self.max_episodes
 
-# %% ../../nbs/stages/journal.ipynb #b914b106
-@patch
-def _write(self:Journal, rows):
-    if rows.ndim > 1 or rows.dtype is not self._known: self._check(rows)
-    rows = rows.reshape(-1)
-    ended = rows['terminated'] | rows['truncated']
-    if self._merged: ended &= rows['n'] <= 1
-    successes = _shares(rows[SUCCESS][ended]) if SUCCESS in rows.dtype.names else []
-    self.steps += len(rows)
-    self.fresh = bool(ended.all())
-    if not ended.any(): return
-    returns = rows['total_reward'][ended].tolist()
-    self.ends += [self.steps]*len(returns)
-    self.returns += returns
-    self.successes += successes
+    def _write(self, rows):
+        if rows.ndim > 1 or rows.dtype is not self._known: self._check(rows)
+        rows = rows.reshape(-1)
+        ended = rows['terminated'] | rows['truncated']
+        if self._merged: ended &= rows['n'] <= 1
+        successes = _shares(rows[SUCCESS][ended]) if SUCCESS in rows.dtype.names else []
+        self.steps += len(rows)
+        self.fresh = bool(ended.all())
+        if not ended.any(): return
+        returns = rows['total_reward'][ended].tolist()
+        self.ends += [self.steps]*len(returns)
+        self.returns += returns
+        self.successes += successes
 
+    def _check(self, rows):
+        if rows.ndim > 1: raise BlockError('Journal', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
+            'put it directly after the stepper')
+        refuse_drawn('Journal', rows.dtype)
+        row_places('Journal', rows.dtype, dict(terminated='?', truncated='?', total_reward=None))
+        self._known,self._merged = rows.dtype,{'n','discount'} <= set(rows.dtype.names)
+
+    def news(self)->dict: # plain data
+        "What was written since it was last asked"
+        (steps,n),self._told = self._told,(self.steps, len(self.returns))
+        return dict(steps=self.steps - steps, returns=self.returns[n:], successes=self.successes[n:])
+
+    def snapshot(self):
+        ends,returns = torch.tensor(self.ends, dtype=torch.int64),torch.tensor(self.returns, dtype=torch.float64)
+        successes = torch.tensor(self.successes, dtype=torch.float64)
+        return dict(steps=self.steps, fresh=self.fresh, ends=ends, returns=returns, successes=successes)
+
+    def check_state(self, state):
+        steps = checked('Journal', dict(steps=integer()), state, more=True)['steps']
+        ends = array(np.int64, None, low=0, high=steps)
+        state = {'successes': torch.zeros(0, dtype=torch.float64), **state}   # older versions had none
+        share = array(np.float64, None, low=0, high=1)
+        form = dict(steps=integer(), fresh=flag, ends=ends, returns=array(np.float64, None), successes=share)
+        state = checked('Journal', form, state)
+        if len(state['successes']) not in (0,len(state['returns'])): raise StateError('Journal', 'saved successes',
+            len(state['successes']), f'one for each of {len(state["returns"])} returns')
+        if len(state['ends']) != len(state['returns']) or (np.diff(state['ends']) < 0).any():
+            raise StateError('Journal', 'saved ends of episodes', f'{len(state["ends"])}, {len(state["returns"])} returns',
+                'one return for each, in order')
+        return state
+
+    def restore(self, state):
+        self.steps,self.fresh = state['steps'],state['fresh']
+        self.ends,self.returns = state['ends'].tolist(),state['returns'].tolist()
+        self.successes = state['successes'].tolist()
+        self._told = self.steps,len(self.returns)
+
+# %% ../../nbs/stages/journal.ipynb #b914b106
 def _shares(values):
     "What episodes say about their success, as numbers"
     good = values.ndim == 1 and values.dtype.kind in 'biuf'
@@ -76,21 +111,7 @@ def _shares(values):
         'True or False, or a number from 0 to 1, where an episode ends')
     return values.astype(float).tolist()
 
-@patch
-def _check(self:Journal, rows):
-    if rows.ndim > 1: raise BlockError('Journal', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
-        'put it directly after the stepper')
-    refuse_drawn('Journal', rows.dtype)
-    row_places('Journal', rows.dtype, dict(terminated='?', truncated='?', total_reward=None))
-    self._known,self._merged = rows.dtype,{'n','discount'} <= set(rows.dtype.names)
-
 # %% ../../nbs/stages/journal.ipynb #2a59025d
-@patch
-def news(self:Journal)->dict: # plain data
-    "What was written since it was last asked"
-    (steps,n),self._told = self._told,(self.steps, len(self.returns))
-    return dict(steps=self.steps - steps, returns=self.returns[n:], successes=self.successes[n:])
-
 class Collected(Journal):
     "One journal of those that `.parallel` above it runs; lets everything pass"
     takes_any_item = True
@@ -110,35 +131,6 @@ class Collected(Journal):
         self.returns += returns
         self.successes += successes
         if self.watch: self.watch(steps)
-
-# %% ../../nbs/stages/journal.ipynb #f9b34091
-@patch
-def snapshot(self:Journal):
-    ends,returns = torch.tensor(self.ends, dtype=torch.int64),torch.tensor(self.returns, dtype=torch.float64)
-    successes = torch.tensor(self.successes, dtype=torch.float64)
-    return dict(steps=self.steps, fresh=self.fresh, ends=ends, returns=returns, successes=successes)
-
-@patch
-def check_state(self:Journal, state):
-    steps = checked('Journal', dict(steps=integer()), state, more=True)['steps']
-    ends = array(np.int64, None, low=0, high=steps)
-    state = {'successes': torch.zeros(0, dtype=torch.float64), **state}   # older versions had none
-    share = array(np.float64, None, low=0, high=1)
-    form = dict(steps=integer(), fresh=flag, ends=ends, returns=array(np.float64, None), successes=share)
-    state = checked('Journal', form, state)
-    if len(state['successes']) not in (0,len(state['returns'])): raise StateError('Journal', 'saved successes',
-        len(state['successes']), f'one for each of {len(state["returns"])} returns')
-    if len(state['ends']) != len(state['returns']) or (np.diff(state['ends']) < 0).any():
-        raise StateError('Journal', 'saved ends of episodes', f'{len(state["ends"])}, {len(state["returns"])} returns',
-            'one return for each, in order')
-    return state
-
-@patch
-def restore(self:Journal, state):
-    self.steps,self.fresh = state['steps'],state['fresh']
-    self.ends,self.returns = state['ends'].tolist(),state['returns'].tolist()
-    self.successes = state['successes'].tolist()
-    self._told = self.steps,len(self.returns)
 
 # %% ../../nbs/stages/journal.ipynb #f012e0b4
 @stage('gather')

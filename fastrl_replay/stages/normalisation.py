@@ -8,7 +8,6 @@ __all__ = ['PRIOR', 'merge_moments', 'Moments', 'StateNorm', 'Normalised', 'runn
 
 # %% ../../nbs/stages/normalisation.ipynb #298bda4a
 import numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from ..steps.compiled import interrupts_wait, njit
@@ -105,22 +104,19 @@ class StateNorm(nn.Module):
         values = [_checked_part(n, _at(states, n), m.mean.shape) for n,m in zip(self.names, self.moments)]
         for m,x in zip(self.moments, values): m.update(x)
 
-# %% ../../nbs/stages/normalisation.ipynb #9563f59d
-@patch
-def _nested(self:StateNorm, state, parts, name):
-    def part(k):
-        value = state[int(k[1:-1]) if k[:1] == '[' and not isinstance(state, dict) else k]
-        at,inside = dotted(name, k),fields_of(parts[k])
-        return self._part(value, at) if inside is None else self._nested(value, inside, at)
-    return nest(list(parts), part)
+    def _nested(self, state, parts, name):
+        def part(k):
+            value = state[int(k[1:-1]) if k[:1] == '[' and not isinstance(state, dict) else k]
+            at,inside = dotted(name, k),fields_of(parts[k])
+            return self._part(value, at) if inside is None else self._nested(value, inside, at)
+        return nest(list(parts), part)
 
-@patch
-def _part(self:StateNorm, x, name):
-    if name not in self.names: return x
-    m = self.moments[self.names.index(name)]
-    if x.shape[x.dim() - m.mean.dim():] != m.mean.shape: raise ArgumentError('StateNorm',
-        f'states{name and f", part {name!r}"}', f'shape {list(x.shape)}', f'[..., {str(list(m.mean.shape))[1:]}')
-    return ((x.double() - m.mean)/m.std(self.eps)).clamp(-self.clip, self.clip).float()
+    def _part(self, x, name):
+        if name not in self.names: return x
+        m = self.moments[self.names.index(name)]
+        if x.shape[x.dim() - m.mean.dim():] != m.mean.shape: raise ArgumentError('StateNorm',
+            f'states{name and f", part {name!r}"}', f'shape {list(x.shape)}', f'[..., {str(list(m.mean.shape))[1:]}')
+        return ((x.double() - m.mean)/m.std(self.eps)).clamp(-self.clip, self.clip).float()
 
 # %% ../../nbs/stages/normalisation.ipynb #1abd7399
 def _at(states, name):
@@ -237,18 +233,37 @@ class UpdateNorms(Pipe):
             f'worker {info.rank} of {info.world_size}', 'the process that learns',
             'put .parallel(…) before .update_norms(…)')
 
-# %% ../../nbs/stages/normalisation.ipynb #ca1b7bbd
-@patch
-def update(self:UpdateNorms,
-    steps:Steps, # single steps, in order
-):
-    "Count these rows, or none of them where there is an error"
-    rows,layout = self._gate.check(steps)
-    with interrupts_wait():
-        if self.rewards is not None: self.rewards.check(rows)   # before anything is counted
-        if self.states is not None: self.states.update(rows['state'])
-        if self.rewards is not None: self.rewards.update(rows)
-        self._gate.accept(rows, layout)
+    def update(self,
+        steps:Steps, # single steps, in order
+    ):
+        "Count these rows, or none of them where there is an error"
+        rows,layout = self._gate.check(steps)
+        with interrupts_wait():
+            if self.rewards is not None: self.rewards.check(rows)   # before anything is counted
+            if self.states is not None: self.states.update(rows['state'])
+            if self.rewards is not None: self.rewards.update(rows)
+            self._gate.accept(rows, layout)
+
+    def snapshot(self)->dict:
+        "The statistics, and returns that are running"
+        s,r = self.states,self.rewards
+        return dict(states=s and [_numbers(m) for m in s.moments],
+            rewards=r and [_numbers(r.moments), torch.from_numpy(r.returns.copy())])
+
+    def check_state(self, state):
+        most = np.finfo(np.float64).max
+        s,r = self.states,self.rewards
+        returns = array('f8', None, low=-most, high=most)
+        return checked('UpdateNorms', dict(states=row(*map(_numbers_like, s.moments)) if s else exactly(None),
+            rewards=row(_numbers_like(r.moments), returns) if r else exactly(None)), state)
+
+    def restore(self, state):
+        "Go on from statistics that were saved"
+        for m,saved in zip(self.states.moments if self.states else (), state['states'] or ()): _take(m, saved)
+        if self.rewards is None: return
+        moments,returns = state['rewards']
+        _take(self.rewards.moments, moments)
+        self.rewards.returns = returns.copy()
 
 # %% ../../nbs/stages/normalisation.ipynb #42bae23d
 def _numbers(moments): return [b.detach().cpu().clone() for b in moments.buffers()]
@@ -260,31 +275,6 @@ def _numbers_like(moments): # a form
 
 def _take(moments, saved):
     for own,new in zip(moments.buffers(), saved): own.copy_(torch.from_numpy(new))
-
-@patch
-def snapshot(self:UpdateNorms)->dict:
-    "The statistics, and returns that are running"
-    s,r = self.states,self.rewards
-    return dict(states=s and [_numbers(m) for m in s.moments],
-        rewards=r and [_numbers(r.moments), torch.from_numpy(r.returns.copy())])
-
-# %% ../../nbs/stages/normalisation.ipynb #2960a204
-@patch
-def check_state(self:UpdateNorms, state):
-    most = np.finfo(np.float64).max
-    s,r = self.states,self.rewards
-    returns = array('f8', None, low=-most, high=most)
-    return checked('UpdateNorms', dict(states=row(*map(_numbers_like, s.moments)) if s else exactly(None),
-        rewards=row(_numbers_like(r.moments), returns) if r else exactly(None)), state)
-
-@patch
-def restore(self:UpdateNorms, state):
-    "Go on from statistics that were saved"
-    for m,saved in zip(self.states.moments if self.states else (), state['states'] or ()): _take(m, saved)
-    if self.rewards is None: return
-    moments,returns = state['rewards']
-    _take(self.rewards.moments, moments)
-    self.rewards.returns = returns.copy()
 
 # %% ../../nbs/stages/normalisation.ipynb #d57c4794
 @stage('scale_rewards')

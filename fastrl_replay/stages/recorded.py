@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from inspect import Parameter
 from pathlib import Path
 import numpy as np, torch
-from fastcore.basics import patch
 from numpy.lib.npyio import NpzFile
 from gymnasium import spaces
 from ..steps.core import Steps
@@ -205,28 +204,26 @@ class _Recorded(_States):
             self.refuse(n, _dtype_of(x), dtype[n], 'give all episodes the same dtypes')
         return dtype
 
-# %% ../../nbs/stages/recorded.ipynb #32870102
-@patch
-def rows(self:_Recorded, dtype, extra, env_id):
-    "A structured array, one row a step; and how many episodes there are"
-    before,after = self.states()
-    terminated,truncated = self.flags()
-    for n in 'action','reward',*extra: self.rows_of(n, self.n)
-    if self.columns['episode'] is not None and self.columns['episode'].ndim: self.rows_of('episode', self.n)
-    else: self.columns['episode'] = None
-    single,ends = self.columns['next_state'] is None,terminated | truncated
-    starts = _starts(ends, self.columns['episode']) if self.n else np.zeros(0, int)
-    if single and len(starts) > 1: self.refuse('terminated or truncated', f'an end in step {starts[1]} of {self.n}',
-        'an end in the last step', 'give one episode an item, or next states')
-    dtype = self._agreed(dtype or _row_dtype(dict(self.columns, state=before), extra), before, after, extra)
-    rows = np.zeros(self.n, dtype)
-    for n,x in dict(state=before, next_state=after, terminated=terminated, truncated=truncated,
-                    **{n: self.columns[n] for n in ('action','reward',*extra)}).items(): put(rows[n], x)
-    rows['env_id'] = env_id
-    for i,part in enumerate(np.split(rows, starts[1:]) if self.n else ()):
-        part['episode_n'],part['step_n'] = self.first + i,np.arange(1, len(part) + 1)
-        part['total_reward'] = np.cumsum(part['reward'], dtype=np.float64)
-    return rows,len(starts)
+    def rows(self, dtype, extra, env_id):
+        "A structured array, one row a step; and how many episodes there are"
+        before,after = self.states()
+        terminated,truncated = self.flags()
+        for n in 'action','reward',*extra: self.rows_of(n, self.n)
+        if self.columns['episode'] is not None and self.columns['episode'].ndim: self.rows_of('episode', self.n)
+        else: self.columns['episode'] = None
+        single,ends = self.columns['next_state'] is None,terminated | truncated
+        starts = _starts(ends, self.columns['episode']) if self.n else np.zeros(0, int)
+        if single and len(starts) > 1: self.refuse('terminated or truncated', f'an end in step {starts[1]} of {self.n}',
+            'an end in the last step', 'give one episode an item, or next states')
+        dtype = self._agreed(dtype or _row_dtype(dict(self.columns, state=before), extra), before, after, extra)
+        rows = np.zeros(self.n, dtype)
+        for n,x in dict(state=before, next_state=after, terminated=terminated, truncated=truncated,
+                        **{n: self.columns[n] for n in ('action','reward',*extra)}).items(): put(rows[n], x)
+        rows['env_id'] = env_id
+        for i,part in enumerate(np.split(rows, starts[1:]) if self.n else ()):
+            part['episode_n'],part['step_n'] = self.first + i,np.arange(1, len(part) + 1)
+            part['total_reward'] = np.cumsum(part['reward'], dtype=np.float64)
+        return rows,len(starts)
 
 # %% ../../nbs/stages/recorded.ipynb #cfb266c3
 @stage('episodes')

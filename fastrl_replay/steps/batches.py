@@ -6,7 +6,6 @@
 __all__ = ['Sequences', 'each_of', 'burn_in_of']
 
 # %% ../../nbs/steps/batches.ipynb #52d57555
-from fastcore.basics import patch
 from .core import Steps, pack, unpack
 from .errors import ArgumentTypeError
 
@@ -47,24 +46,56 @@ class Sequences(Steps):
         if name[:1] != '_' and name in self._each.dtype.names: return self._each[name]
         return super().__getattr__(name)
 
+    def __getitem__(self, i):
+        "A column by name, or a part"
+        if isinstance(i, str): return self._each[i] if i in self._each.dtype.names else Steps.__getitem__(self, i)
+        part,(first,*others) = Steps.__getitem__(self, i),i if isinstance(i, tuple) and i else (i,)
+        try: each = self._each[first]
+        except IndexError: return _steps_alone(part)
+        if len(part.shape) != 2 or first is None or each.shape != part.shape[:1]: return _steps_alone(part)
+        all_steps = not others or (isinstance(others[0], slice) and others[0] == slice(None))
+        part._each,part._split = each,self._split if all_steps else 0
+        return part
+
+    def update_priorities(self,
+        td, # TD errors of the steps to learn from, [B, length - burn_in]
+    ):
+        "Return a TD error for each step to the replay"
+        if self._replay is None:
+            raise ArgumentTypeError('Sequences.update_priorities',
+                'these sequences were not drawn from a replay in this process')
+        self._replay.update_priorities(self['index'], td)
+
+    def __repr__(self):
+        steps = Steps.__repr__(self).removeprefix('Steps')
+        return f'Sequences{steps}\nand for each of them: {self._each!r}'
+
+    def asdict(self)->dict: # name → tensor
+        "All columns by name, on the same memory"
+        return {**Steps.asdict(self), **self._each.asdict()}
+
+    def __eq__(self, other):
+        same = Steps.__eq__(self, other)
+        return self._each == other._each if same is True and isinstance(other, Sequences) else same
+
+    def _joined(self, blocks):
+        if not all(isinstance(b, Sequences) for b in blocks): return _steps_alone(self)
+        self._each = Steps.cat([b._each for b in blocks])
+        return self
+
+    def _packed(self): return dict(Steps._packed(self), each=pack(self._each), split=self._split)
+
+    @classmethod
+    def _unpacked(cls, state):
+        rows,split = Steps._unpacked(state).rows,state['split']
+        if type(split) is not int or not 0 <= split <= rows.shape[1]: raise ValueError(f'{split!r} steps of burn-in')
+        return Sequences(rows, unpack(state['each']), split)
+
 # %% ../../nbs/steps/batches.ipynb #1d10c302
 def _copy_slots(old, new):
     "Let a block have the rows of another one"
     for slot in Steps.__slots__:
         if slot != '__weakref__': setattr(new, slot, getattr(old, slot))
-
-# %% ../../nbs/steps/batches.ipynb #eddf5df3
-@patch
-def __getitem__(self:Sequences, i):
-    "A column by name, or a part"
-    if isinstance(i, str): return self._each[i] if i in self._each.dtype.names else Steps.__getitem__(self, i)
-    part,(first,*others) = Steps.__getitem__(self, i),i if isinstance(i, tuple) and i else (i,)
-    try: each = self._each[first]
-    except IndexError: return _steps_alone(part)
-    if len(part.shape) != 2 or first is None or each.shape != part.shape[:1]: return _steps_alone(part)
-    all_steps = not others or (isinstance(others[0], slice) and others[0] == slice(None))
-    part._each,part._split = each,self._split if all_steps else 0
-    return part
 
 # %% ../../nbs/steps/batches.ipynb #66302043
 def _steps_alone(steps):
@@ -86,42 +117,10 @@ def burn_in_of(
     "How many steps of each draw are burn-in"
     return batch._split if isinstance(batch, Sequences) else 0
 
-# %% ../../nbs/steps/batches.ipynb #4ae2c392
-@patch
-def update_priorities(self:Sequences,
-    td, # TD errors of the steps to learn from, [B, length - burn_in]
-):
-    "Return a TD error for each step to the replay"
-    if self._replay is None:
-        raise ArgumentTypeError('Sequences.update_priorities',
-            'these sequences were not drawn from a replay in this process')
-    self._replay.update_priorities(self['index'], td)
-
-# %% ../../nbs/steps/batches.ipynb #72a5687b
-@patch
-def __repr__(self:Sequences):
-    steps = Steps.__repr__(self).removeprefix('Steps')
-    return f'Sequences{steps}\nand for each of them: {self._each!r}'
-
 # %% ../../nbs/steps/batches.ipynb #becb3bac
-@patch
-def asdict(self:Sequences)->dict: # name → tensor
-    "All columns by name, on the same memory"
-    return {**Steps.asdict(self), **self._each.asdict()}
-
-@patch
-def __eq__(self:Sequences, other):
-    same = Steps.__eq__(self, other)
-    return self._each == other._each if same is True and isinstance(other, Sequences) else same
 Sequences.__hash__,Sequences.__array_eq__ = None,Sequences.__eq__
 
 # %% ../../nbs/steps/batches.ipynb #b9a15a95
-@patch
-def _joined(self:Sequences, blocks):
-    if not all(isinstance(b, Sequences) for b in blocks): return _steps_alone(self)
-    self._each = Steps.cat([b._each for b in blocks])
-    return self
-
 def _both(name):
     "A method of Steps that concerns the columns of sequences as well"
     def f(self, *args, **kw):
@@ -131,13 +130,3 @@ def _both(name):
     f.__name__,f.__doc__ = name,getattr(Steps, name).__doc__
     return f
 Sequences.to,Sequences.pin_memory,Sequences.copy = (_both(name) for name in ('to','pin_memory','copy'))
-
-# %% ../../nbs/steps/batches.ipynb #10560196
-@patch
-def _packed(self:Sequences): return dict(Steps._packed(self), each=pack(self._each), split=self._split)
-
-@patch(cls_method=True)
-def _unpacked(cls:Sequences, state):
-    rows,split = Steps._unpacked(state).rows,state['split']
-    if type(split) is not int or not 0 <= split <= rows.shape[1]: raise ValueError(f'{split!r} steps of burn-in')
-    return Sequences(rows, unpack(state['each']), split)

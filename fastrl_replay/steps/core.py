@@ -10,7 +10,6 @@ __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps
 import math
 import numpy as np, torch
 from torch import from_numpy
-from fastcore.basics import patch
 from .errors import ArgumentError, ArgumentTypeError, BlockError, StateError, did_you_mean, problem
 from .nested import nest
 from .row_dtypes import differing_columns, dtype_spec, leaves, padding, parts_of, saved_dtype
@@ -47,21 +46,154 @@ class Steps:
         if name not in self._dtype.names: raise AttributeError(self._unknown(name))
         return self[name]
 
-# %% ../../nbs/steps/core.ipynb #e6a5371e
-@patch(as_prop=True)
-def dtype(self:Steps)->np.dtype:
-    "The dtype of a row"
-    return self._dtype
+    @property
+    def dtype(self)->np.dtype:
+        "The dtype of a row"
+        return self._dtype
 
-@patch(as_prop=True)
-def shape(self:Steps)->tuple:
-    "The shape of the block of rows"
-    return (self._rows if self._block is None else self._block[...,0]).shape
+    @property
+    def shape(self)->tuple:
+        "The shape of the block of rows"
+        return (self._rows if self._block is None else self._block[...,0]).shape
 
-@patch(as_prop=True)
-def device(self:Steps)->torch.device:
-    "Where the block lies"
-    return torch.device('cpu') if self._block is None else self._block.device
+    @property
+    def device(self)->torch.device:
+        "Where the block lies"
+        return torch.device('cpu') if self._block is None else self._block.device
+
+    def __getitem__(self, i):
+        "A column by name; rows by number, slice, mask or array of numbers"
+        if isinstance(i, str):
+            if i not in self._dtype.names: raise KeyError(self._unknown(i))
+            if self._block is None: return column_of_rows(self._rows[i])
+            return column_of_bytes(self._block, *self._dtype.fields[i][:2])
+        i = i if isinstance(i, tuple) else (i,)
+        dots = any(x is Ellipsis for x in i)
+        if self._block is not None:
+            i = tuple(map(_torch_index, i))
+            return self._like(self._block[(*i, slice(None)) if dots else (*i, ..., slice(None))])   # bytes are no axis
+        i = tuple(x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in i)
+        rows = self._rows[i if dots else (*i, ...)]
+        return self._like(rows.copy() if any(s < 0 for s in rows.strides) else rows)   # torch has no negative strides
+
+    def _unknown(self, name):
+        near = did_you_mean(name, self._dtype.names, form=', {}')
+        return problem('Steps', f'no column {name!r}{near}', expected=f'one of {", ".join(self._dtype.names)}')
+
+    def _like(self, data):
+        "A block of the same columns, which knows the same replay"
+        new = Steps.__new__(Steps)
+        isrows = isinstance(data, np.ndarray)
+        new._rows,new._block = (data,None) if isrows else (None,data)
+        new._dtype,new._replay,new._plain = self._dtype,self._replay,self._plain if isrows and data.flags.writeable else ()
+        return new
+
+    @property
+    def done(self)->torch.Tensor: # bool
+        "Where the episode ended: terminated or truncated"
+        return self['terminated'] | self['truncated']
+
+    def _bytes(self)->torch.Tensor: # [..., itemsize]
+        "The rows as a tensor of bytes, on the same memory where they are contiguous"
+        if self._block is not None: return self._block
+        rows = np.ascontiguousarray(self._rows)
+        return torch.from_numpy(rows.view(np.uint8).reshape(*self.shape, self._dtype.itemsize))
+
+    def _of_bytes(self, b:torch.Tensor)->'Steps':
+        return self._like(b.numpy().view(self._dtype).reshape(self.shape) if b.device.type=='cpu' else b)
+
+    def to(self,
+        device, # a torch device or its name
+        non_blocking:bool=False, # don't wait for the copy (from pinned memory)
+    )->'Steps': # on that device; itself where it is there already
+        "The block on `device`, moved as one copy whatever the number of columns"
+        if self._block is None and torch.device(device).type == 'cpu': return self
+        return self._of_bytes(self._bytes().to(device, non_blocking=non_blocking))
+
+    def pin_memory(self, device=None)->'Steps': # a copy in page-locked memory; itself where it lies on a device
+        "A copy of the block in page-locked memory, from which `to` can copy without waiting"
+        return self._of_bytes(self._bytes().pin_memory()) if self.device.type == 'cpu' else self
+
+    def is_pinned(self)->bool: # in page-locked memory?
+        "Does the block lie in page-locked memory?"
+        return self._bytes().is_pinned()
+
+    def __iter__(self):
+        "One-row `Steps`, in order"
+        if not self.shape: raise ArgumentTypeError('Steps', 'a single step has no rows to iterate over')
+        return (self[i] for i in range(len(self)))
+
+    def copy(self)->'Steps': # with rows that are shared with no other block
+        "The same rows in new memory, for a stage that wants to change them"
+        return self._like(self._rows.copy() if self._block is None else self._block.clone())
+
+    def asdict(self)->dict: # name → tensor
+        "All columns by name, on the same memory"
+        return {n: self[n] for n in self._dtype.names}
+
+    def _joined(self, blocks): return self   # a subclass may have more to join than rows
+
+    @classmethod
+    def cat(cls,
+        blocks, # blocks with the same columns
+    )->'Steps': # their rows, in order, copied
+        "Join blocks along their first axis"
+        blocks = [b if b.shape else b[None] for b in blocks]
+        if not blocks: raise ArgumentError('Steps.cat', 'nothing to join', 'no blocks', 'at least one')
+        for b in blocks[1:]: _check_alike(b, blocks[0])
+        blocks = [b.to('cpu') if b.device.type == 'cpu' else b for b in blocks]
+        first = blocks[0]
+        if first._block is not None: joined = first._like(torch.cat([b._block for b in blocks]))
+        else:
+            joined,at = first._like(np.zeros((sum(map(len, blocks)), *first.shape[1:]), first.dtype)),0
+            for b in blocks: joined._rows[at:at+len(b)],at = b.rows,at+len(b)
+        if any(b._replay is not first._replay for b in blocks): joined._replay = None   # whose keys are whose?
+        return joined._joined(blocks)
+
+    def __eq__(self, other):
+        "Equal by value: the same columns, the same shape, the same numbers"
+        if not isinstance(other, Steps): return NotImplemented
+        a,b = self.to('cpu').rows,other.to('cpu').rows
+        return a.dtype == b.dtype and a.shape == b.shape and same_fields(a, b)
+
+    def update_priorities(self,
+        td, # what was learned of each row: TD errors, a tensor or an array
+    ):
+        "Return a TD error for each row to the replay that this batch was drawn from"
+        if self._replay is None or 'index' not in self._dtype.names:
+            raise ArgumentTypeError('Steps.update_priorities', 'these rows were not drawn from a replay in this process',
+                remedy='call it on a batch that a replay gave, or use replay.update_priorities(keys, td)')
+        self._replay.update_priorities(self['index'] if self._block is not None else self._rows['index'], td)
+
+    def _packed(self):
+        block = self.to('cpu')._bytes().clone()
+        block[..., padding(self._dtype)] = 0
+        return dict(kind=type(self).__name__, dtype=dtype_spec(self._dtype), shape=list(self.shape), bytes=block.flatten())
+
+    @classmethod
+    def _unpacked(cls, state):
+        content,dtype,shape = state['bytes'].numpy().copy(),saved_dtype(state['dtype']),list(state['shape'])
+        if content.dtype != np.uint8 or content.shape != (math.prod(shape)*dtype.itemsize,):
+            raise ValueError(f'{content.shape} numbers for a shape of {shape}')
+        rows = np.ndarray(shape, dtype, content)
+        refuse_flags('Steps', rows)
+        return Steps(rows)
+
+    def __repr__(self):
+        head = f'Steps {list(self.shape)}, {self._dtype.itemsize} bytes a row'
+        if self._block is not None: return f'{head}, on {self.device}: ' + ', '.join(self._dtype.names)
+        parts = list(leaves(self._rows))
+        wide = max(len(n) for n,_ in parts)
+        return '\n'.join([head] + [f'  {n:<{wide}}  {str(a.dtype):<8} {_glimpse(a)}' for n,a in parts])
+
+    def _repr_html_(self):
+        if self._block is not None: return f'<pre>{self!r}</pre>'
+        flat,many = self._rows.reshape(-1)[:6],self._rows.size
+        names,columns = zip(*leaves(flat))
+        def row(tag, cells): return '<tr>' + ''.join(f'<{tag}>{c}</{tag}>' for c in cells) + '</tr>'
+        body = ''.join(row('td', [_glimpse(c[i], 40) for c in columns]) for i in range(len(flat)))
+        said = f'{list(self.shape)} rows of {self._dtype.itemsize} bytes' + (', the first 6' if many > 6 else '')
+        return f'<table>{row("th", names)}{body}</table><p>{said}</p>'
 
 # %% ../../nbs/steps/core.ipynb #bbd8ca50
 def column_of_rows(a:np.ndarray): # one field of a structured array
@@ -102,81 +234,11 @@ def _column(name):
 for name in _EVERY_STEP: setattr(Steps, name, _column(name))
 
 # %% ../../nbs/steps/core.ipynb #5c4053fe
-@patch
-def __getitem__(self:Steps, i):
-    "A column by name; rows by number, slice, mask or array of numbers"
-    if isinstance(i, str):
-        if i not in self._dtype.names: raise KeyError(self._unknown(i))
-        if self._block is None: return column_of_rows(self._rows[i])
-        return column_of_bytes(self._block, *self._dtype.fields[i][:2])
-    i = i if isinstance(i, tuple) else (i,)
-    dots = any(x is Ellipsis for x in i)
-    if self._block is not None:
-        i = tuple(map(_torch_index, i))
-        return self._like(self._block[(*i, slice(None)) if dots else (*i, ..., slice(None))])   # bytes are no axis
-    i = tuple(x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in i)
-    rows = self._rows[i if dots else (*i, ...)]
-    return self._like(rows.copy() if any(s < 0 for s in rows.strides) else rows)   # torch has no negative strides
-
 def _torch_index(x):
     "What numpy takes for row numbers, for torch"
     if isinstance(x, (np.ndarray,list,range)): x = torch.as_tensor(np.asarray(x, None if len(x) else np.int64))
     takes_for_mask = isinstance(x, torch.Tensor) and x.dtype == torch.uint8
     return x.long() if takes_for_mask else x
-
-@patch
-def _unknown(self:Steps, name):
-    near = did_you_mean(name, self._dtype.names, form=', {}')
-    return problem('Steps', f'no column {name!r}{near}', expected=f'one of {", ".join(self._dtype.names)}')
-
-# %% ../../nbs/steps/core.ipynb #057389c7
-@patch
-def _like(self:Steps, data):
-    "A block of the same columns, which knows the same replay"
-    new = Steps.__new__(Steps)
-    isrows = isinstance(data, np.ndarray)
-    new._rows,new._block = (data,None) if isrows else (None,data)
-    new._dtype,new._replay,new._plain = self._dtype,self._replay,self._plain if isrows and data.flags.writeable else ()
-    return new
-
-# %% ../../nbs/steps/core.ipynb #ec07887e
-@patch(as_prop=True)
-def done(self:Steps)->torch.Tensor: # bool
-    "Where the episode ended: terminated or truncated"
-    return self['terminated'] | self['truncated']
-
-# %% ../../nbs/steps/core.ipynb #71fdd4f3
-@patch
-def _bytes(self:Steps)->torch.Tensor: # [..., itemsize]
-    "The rows as a tensor of bytes, on the same memory where they are contiguous"
-    if self._block is not None: return self._block
-    rows = np.ascontiguousarray(self._rows)
-    return torch.from_numpy(rows.view(np.uint8).reshape(*self.shape, self._dtype.itemsize))
-
-@patch
-def _of_bytes(self:Steps, b:torch.Tensor)->Steps:
-    return self._like(b.numpy().view(self._dtype).reshape(self.shape) if b.device.type=='cpu' else b)
-
-# %% ../../nbs/steps/core.ipynb #589a260f
-@patch
-def to(self:Steps,
-    device, # a torch device or its name
-    non_blocking:bool=False, # don't wait for the copy (from pinned memory)
-)->Steps: # on that device; itself where it is there already
-    "The block on `device`, moved as one copy whatever the number of columns"
-    if self._block is None and torch.device(device).type == 'cpu': return self
-    return self._of_bytes(self._bytes().to(device, non_blocking=non_blocking))
-
-# %% ../../nbs/steps/core.ipynb #ff4e5ab2
-@patch
-def pin_memory(self:Steps, device=None)->Steps: # a copy in page-locked memory; itself where it lies on a device
-    "A copy of the block in page-locked memory, from which `to` can copy without waiting"
-    return self._of_bytes(self._bytes().pin_memory()) if self.device.type == 'cpu' else self
-
-@patch
-def is_pinned(self:Steps)->bool: # in page-locked memory?
-    "Does the block lie in page-locked memory?"
-    return self._bytes().is_pinned()
 
 # %% ../../nbs/steps/core.ipynb #5d1c0a72
 def steps_of_rows(
@@ -222,44 +284,7 @@ def _laid_out(block, dtype, wanted):
     for n,kind,start in parts_of(wanted): at[start:start + kind.itemsize] = there[n] + np.arange(kind.itemsize)
     return block[...,torch.from_numpy(at).to(block.device)]
 
-# %% ../../nbs/steps/core.ipynb #db00ad64
-@patch
-def __iter__(self:Steps):
-    "One-row `Steps`, in order"
-    if not self.shape: raise ArgumentTypeError('Steps', 'a single step has no rows to iterate over')
-    return (self[i] for i in range(len(self)))
-
-@patch
-def copy(self:Steps)->Steps: # with rows that are shared with no other block
-    "The same rows in new memory, for a stage that wants to change them"
-    return self._like(self._rows.copy() if self._block is None else self._block.clone())
-
-@patch
-def asdict(self:Steps)->dict: # name → tensor
-    "All columns by name, on the same memory"
-    return {n: self[n] for n in self._dtype.names}
-
 # %% ../../nbs/steps/core.ipynb #0fc2ded7
-@patch
-def _joined(self:Steps, blocks): return self   # a subclass may have more to join than rows
-
-@patch(cls_method=True)
-def cat(cls:Steps,
-    blocks, # blocks with the same columns
-)->Steps: # their rows, in order, copied
-    "Join blocks along their first axis"
-    blocks = [b if b.shape else b[None] for b in blocks]
-    if not blocks: raise ArgumentError('Steps.cat', 'nothing to join', 'no blocks', 'at least one')
-    for b in blocks[1:]: _check_alike(b, blocks[0])
-    blocks = [b.to('cpu') if b.device.type == 'cpu' else b for b in blocks]
-    first = blocks[0]
-    if first._block is not None: joined = first._like(torch.cat([b._block for b in blocks]))
-    else:
-        joined,at = first._like(np.zeros((sum(map(len, blocks)), *first.shape[1:]), first.dtype)),0
-        for b in blocks: joined._rows[at:at+len(b)],at = b.rows,at+len(b)
-    if any(b._replay is not first._replay for b in blocks): joined._replay = None   # whose keys are whose?
-    return joined._joined(blocks)
-
 def _check_alike(a, b):
     "Raise where these can't be joined"
     for what,x,y in ('columns',a.dtype,b.dtype), ('shapes',a.shape[1:],b.shape[1:]), ('devices',a.device,b.device):
@@ -275,25 +300,7 @@ def same_fields(a, b)->bool:
     if names or b.dtype.names: return names == b.dtype.names and all(same_fields(a[n], b[n]) for n in names)
     return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc')
 
-@patch
-def __eq__(self:Steps, other):
-    "Equal by value: the same columns, the same shape, the same numbers"
-    if not isinstance(other, Steps): return NotImplemented
-    a,b = self.to('cpu').rows,other.to('cpu').rows
-    return a.dtype == b.dtype and a.shape == b.shape and same_fields(a, b)
-
 Steps.__hash__,Steps.__array_eq__ = None,Steps.__eq__   # the second is what fastcore's test_eq asks for
-
-# %% ../../nbs/steps/core.ipynb #94305b81
-@patch
-def update_priorities(self:Steps,
-    td, # what was learned of each row: TD errors, a tensor or an array
-):
-    "Return a TD error for each row to the replay that this batch was drawn from"
-    if self._replay is None or 'index' not in self._dtype.names:
-        raise ArgumentTypeError('Steps.update_priorities', 'these rows were not drawn from a replay in this process',
-            remedy='call it on a batch that a replay gave, or use replay.update_priorities(keys, td)')
-    self._replay.update_priorities(self['index'] if self._block is not None else self._rows['index'], td)
 
 # %% ../../nbs/steps/core.ipynb #ad7de12c
 def replay_of(
@@ -308,22 +315,6 @@ def set_replay(
 ):
     "Send TD errors of this block to a replay"
     steps._replay = replay
-
-# %% ../../nbs/steps/core.ipynb #70bf0c19
-@patch
-def _packed(self:Steps):
-    block = self.to('cpu')._bytes().clone()
-    block[..., padding(self._dtype)] = 0
-    return dict(kind=type(self).__name__, dtype=dtype_spec(self._dtype), shape=list(self.shape), bytes=block.flatten())
-
-@patch(cls_method=True)
-def _unpacked(cls:Steps, state):
-    content,dtype,shape = state['bytes'].numpy().copy(),saved_dtype(state['dtype']),list(state['shape'])
-    if content.dtype != np.uint8 or content.shape != (math.prod(shape)*dtype.itemsize,):
-        raise ValueError(f'{content.shape} numbers for a shape of {shape}')
-    rows = np.ndarray(shape, dtype, content)
-    refuse_flags('Steps', rows)
-    return Steps(rows)
 
 # %% ../../nbs/steps/core.ipynb #a7fb2ced
 def pack(steps:Steps)->dict: # plain data and tensors
@@ -352,23 +343,3 @@ def _glimpse(a, width=60):
     "The first numbers of `a`, on one line"
     s = ' '.join(np.array2string(a, threshold=8, edgeitems=2, precision=3).split())
     return s if len(s) <= width else s[:width-1] + '…'
-
-# %% ../../nbs/steps/core.ipynb #30f61cea
-@patch
-def __repr__(self:Steps):
-    head = f'Steps {list(self.shape)}, {self._dtype.itemsize} bytes a row'
-    if self._block is not None: return f'{head}, on {self.device}: ' + ', '.join(self._dtype.names)
-    parts = list(leaves(self._rows))
-    wide = max(len(n) for n,_ in parts)
-    return '\n'.join([head] + [f'  {n:<{wide}}  {str(a.dtype):<8} {_glimpse(a)}' for n,a in parts])
-
-# %% ../../nbs/steps/core.ipynb #055b131a
-@patch
-def _repr_html_(self:Steps):
-    if self._block is not None: return f'<pre>{self!r}</pre>'
-    flat,many = self._rows.reshape(-1)[:6],self._rows.size
-    names,columns = zip(*leaves(flat))
-    def row(tag, cells): return '<tr>' + ''.join(f'<{tag}>{c}</{tag}>' for c in cells) + '</tr>'
-    body = ''.join(row('td', [_glimpse(c[i], 40) for c in columns]) for i in range(len(flat)))
-    said = f'{list(self.shape)} rows of {self._dtype.itemsize} bytes' + (', the first 6' if many > 6 else '')
-    return f'<table>{row("th", names)}{body}</table><p>{said}</p>'
