@@ -60,6 +60,7 @@ from fastrl_replay.stages.normalisation import (
 from .learning.evaluation import evaluate
 
 import fastrl_replay.app.recipes  # noqa: F401 (registers environments and agents)
+import fastrl_replay.look.page  # noqa: F401 (adds show and page to memories)
 from .stages.recorded import Episodes
 from .app.offline import Offline
 from .app.saved_policies import load_policy

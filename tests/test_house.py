@@ -219,7 +219,7 @@ def test_imports_make_no_circle():
     try: assert len([*TopologicalSorter(graph()).static_order()]) == len(modules())
     except CycleError as e: pytest.fail('imports go around in a circle: ' + ' → '.join(reversed(e.args[1])), pytrace=False)
 
-FLOORS = 'steps look pipe generic testing envs stages memory replay learning data sb3 parallel app all bench cli __main__'.split()
+FLOORS = 'steps pipe generic testing envs stages memory replay learning data sb3 parallel look app all bench cli __main__'.split()
 
 def test_folders_stand_on_each_other():
     "A module imports from its own folder and from those below"

@@ -32,13 +32,14 @@ from fastrl_replay.app.runs import (
     start,
 )
 from .saved_policies import load_checkpoint
-from ..look.figures import chart, smooth
+from ..look.page import page_html, page_path
+from ..look.run_sample import smooth
+from ..look.sample import chart, line
+from ..look.show import charts_png
 from .offline import open_memory
 from .survey import export_rows, survey, survey_picture, survey_text
 from .tracking import TRACKERS, tracked
 from .watching import watch_dirs, watched_in
-from ..look.html import page_path
-from ..look.run_page import run_page
 from ..steps.errors import Explained
 from ..parallel.ranks import Ranks, launched
 
@@ -475,9 +476,10 @@ def report(args):
             memories[0].path,
             remedy=f'fastrl-replay memory {memories[0].path} --plot',
         )
-    told = [dict(run.now(), episodes=_episodes_of(run.out)) for run in runs]
+    parts = [s for run in runs for s in run.samples(episodes=_episodes_of(run.out))]
     path = Path(args.html or (runs[0].out / 'report.html' if len(runs) == 1 else 'report.html'))
-    write_whole(path, run_page(told))
+    title = parts[0]['title'] if len(runs) == 1 else f'{len(runs)} runs'
+    write_whole(path, page_html(parts, title))
     print(f'report: {path}')
 
 
@@ -614,24 +616,15 @@ def curves(
     # some episode has ended
     results = {name: runs for name, runs in results.items() if all(r['x'] for r in runs)}
 
-    def draw(ax):
-        for (name, runs), color in zip(
-            results.items(), ('#219ebc', '#fb8500', '#8338ec', '#606c38', '#d00000') * 9
-        ):
-            x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
-            y = np.array([np.interp(x, r['x'], r['y']) for r in runs])
-            ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.2, lw=0)
-            seeds = f'{len(runs)} seed' + 's' * (len(runs) != 1)
-            ax.plot(x, y.mean(0), color=color, label=fill(f'{_of(name, runs)} ({seeds})', 40))
-        for level in {
-            r['solved'] for runs in results.values() for r in runs if r.get('solved') is not None
-        }:
-            ax.axhline(level, color='#023047', lw=0.8, ls=':')
-
+    lines = []
+    for name, runs in results.items():
+        x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
+        y = np.mean([np.interp(x, r['x'], r['y']) for r in runs], 0)
+        seeds = f'{len(runs)} seed' + 's' * (len(runs) != 1)
+        lines.append(line(fill(f'{_of(name, runs)} ({seeds})', 40), x, y))
+    solved = {r['solved'] for runs in results.values() for r in runs if r.get('solved') is not None}
     xlabel = ' or '.join(sorted({r['by'] for runs in results.values() for r in runs}))
-    return chart(
-        draw, xlabel=xlabel, ylabel='return' if 'updates' in xlabel else 'return while exploring'
-    )
+    return charts_png([chart('Return', xlabel, *lines, levels=[[x, 'solved'] for x in solved])], '')
 
 # %% ../../nbs/app/commands.ipynb #d7512f2c
 def compare(args):

@@ -92,16 +92,14 @@ def run_title(
 def facts_of(
     name: str,  # of the recipe
     config: dict,  # config.json
-) -> dict:  # title, group, config, recipe: for `new_run`
+) -> dict:  # title, config, recipe: for `run_sample`
     "What a page of a run begins with"
     env = config.get('env', '?')
     around = config.get('wrappers') or []
-    group = run_title(name, str(env), [str(w) for w in around] if isinstance(around, list) else [])
+    around = [str(w) for w in around] if isinstance(around, list) else []
     known = recipes().get(name)
-    seed = config['settings'].get('seed')
     return dict(
-        title=group if seed is None else f'{group}, seed {seed}',
-        group=group,
+        title=run_title(name, str(env), around, config['settings'].get('seed')),
         config=config,
         recipe=None if known is None else known.settings,
     )

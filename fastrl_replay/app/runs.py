@@ -10,7 +10,6 @@ import json, os, platform, re, shutil, signal, sys, threading, uuid
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from textwrap import fill
 from time import perf_counter, sleep
 import gymnasium as gym, numpy as np, torch
 from .. import __version__
@@ -47,8 +46,9 @@ from fastrl_replay.app.saved_policies import (
 )
 from ..learning.registry import recorded
 from .run_reports import Clock, MemorySamples, write_report
-from ..look.figures import picture
-from ..look.run_page import new_run
+from ..look.run_sample import outcome_charts, run_sample
+from ..look.sample import samples_of
+from ..look.show import charts_png
 
 # %% ../../nbs/app/runs.ipynb #c0c5344f
 _OURS = (
@@ -434,15 +434,11 @@ class Run:
         "Write returns.png"
         j = self.agent.journal
         self.drawn = self.wall
-        told = (
-            dict(successes=j.successes, eval_successes=self.successes)
-            if j.successes or self.successes
-            else {}
-        )
+        lines = [dict(env_steps=step, eval_return=x) for step, x in self.evals]
+        lines += [dict(env_steps=step, eval_success=x) for step, x in self.successes]
+        episodes = dict(ends=j.ends, returns=j.returns, successes=j.successes)
         try:
-            png = picture(
-                j.ends, j.returns, self.evals, self.agent.solved, fill(self.title, 100), **told
-            )
+            png = charts_png(outcome_charts(lines, episodes, self.agent.solved), self.title)
         except ImportError:
             return False
         write_whole(self.out / 'returns.png', png)
@@ -456,20 +452,21 @@ class Run:
         j = self.agent.journal
         m = self.agent.memory
 
-        def told():
-            inside = None if m is None else self.samples.write(m) if self.samples else m.inside()
-            return new_run(
+        if self.samples:
+            self.samples.write(m)
+
+        def parts():
+            run = run_sample(
                 self.out.name,
                 **facts_of(self.name, read_config(self.out)),
                 lines=read_metrics(self.out),
                 summary=summary,
-                memory=inside,
-                state='ended',
                 said=f'{j.steps:,} steps in {summary["wall_s"]:,.0f} s',
                 episodes=dict(ends=j.ends, returns=j.returns, successes=j.successes),
             )
+            return [run, *(() if m is None else samples_of(m))]
 
-        write_report(self.out, told)
+        write_report(self.out, parts)
 
     def _finish(self) -> dict:
         a = self.agent

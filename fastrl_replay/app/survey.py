@@ -17,8 +17,8 @@ from ..steps.machine import size_text
 from ..memory.places import REWINDS, in_parts
 from ..memory.timeline import Timeline
 from .run_files import json_in, run_of
-from ..look.inside import ENDS
-from ..look.memory_figure import memory_figure, png_of
+from ..look.sample import ENDS, contents
+from ..look.show import png_of_figure, show
 
 # %% ../../nbs/app/survey.ipynb #211de0b7
 def _spread(x):
@@ -38,7 +38,7 @@ def episode_facts(
         ended=over,
         whole=over & episode['whole'],
         running=end == 'running',
-        broken_off=end == 'broken off',
+        broken_off=end == ENDS[3],
     )
     returns = () if episode['total'] is None else episode['total'][over]
     return dict(
@@ -91,7 +91,7 @@ def survey(
 ) -> dict:  # plain data
     "What is in a memory on disk"
     d = memory.place
-    seen = memory.inside()
+    seen = contents(memory)
     store = {k: v for k, v in d.meta['store'].items() if v is not None}
     facts = dict(
         path=str(d.path),
@@ -205,10 +205,9 @@ def _priority_text(p):
 # %% ../../nbs/app/survey.ipynb #83317fd7
 def survey_picture(
     memory: Timeline,  # as `open_memory` gave it
-    title: str = None,  # above it; None: what it is, and how full
 ) -> bytes:  # a png
     "What is in a memory, in one figure"
-    return png_of(memory_figure(memory.inside(), title))
+    return png_of_figure(show(memory))
 
 # %% ../../nbs/app/survey.ipynb #a7a32318
 def export_rows(

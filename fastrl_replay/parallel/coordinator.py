@@ -12,7 +12,6 @@ from pathlib import Path
 from time import monotonic, time
 import numpy as np
 from ..memory.samplers import Uniform
-from .engines import look_into
 from ..pipe import WorkerInfo
 from ..replay.due_batches import as_fraction
 from ..steps.batches import each_of
@@ -246,9 +245,9 @@ class Shard:
         "The statistics of the replay"
         return self.replay.stats()
 
-    def look(self, *words):
-        "A part of what pages and figures show"
-        return look_into(self, *words)
+    def look(self, f, *args):
+        "Return what a function returns for the replay"
+        return f(self.replay, *args)
 
     def close(self):
         "Write to disk what lies in files"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AWAY', 'Filled', 'outline', 'Weights', 'pickled', 'batches_in', 'ChainCopy', 'format_error', 'generators',
-           'save_chain', 'checked_generators', 'set_generators', 'load_chain', 'seed_generators', 'Served', 'look_into',
+           'save_chain', 'checked_generators', 'set_generators', 'load_chain', 'seed_generators', 'Served',
            'WorkerError', 'Worker', 'Silence']
 
 # %% ../../nbs/parallel/engines.ipynb #cc3a1406
@@ -365,24 +365,8 @@ class Served:
             )
         return self.replay.facts(batch) if hasattr(self.replay, 'facts') else None
 
-    def _look(self, *words):
-        return look_into(self, *words)
-
-# %% ../../nbs/parallel/engines.ipynb #5d010cb8
-def look_into(
-    holder,  # has the replay
-    part: int,  # 0: what is in each memory now; 1, 2: of these keys, the rows and what more is known of them
-    name: str = '',  # of a memory
-    *keys,  # in it as it was when part 0 was asked for, or later
-):
-    "What pages and figures of another process show"
-    if part == 0 or not hasattr(holder, 'pages'):
-        holder.pages = holder.replay.pages()
-    return (
-        holder.pages[name][part](*keys)
-        if part
-        else {name: page[0] for name, page in holder.pages.items()}
-    )
+    def _look(self, f, *args):
+        return f(self.replay, *args)
 
 # %% ../../nbs/parallel/engines.ipynb #1696b72d
 class WorkerError(Explained, RuntimeError):

@@ -8,7 +8,6 @@ __all__ = ['Service', 'RestartedShard', 'connect', 'stop']
 # %% ../../nbs/parallel/service.ipynb #5e2f0004
 import os, pickle, warnings
 from contextlib import suppress
-from functools import partial
 from threading import RLock
 from time import monotonic, sleep
 import cloudpickle, numpy as np
@@ -16,8 +15,7 @@ from fastcore.basics import patch
 from ..envs.numbering import MAX_ENVS
 from ..envs.own_steps import StepRows, step_values
 from .ray_engine import RayEngine
-from .shards import as_feedback, by_shard, in_shards
-from ..look.memory_page import Inspectable
+from .shards import as_feedback, by_shard
 from ..pipe import Pipe
 from ..replay.moments import Moments
 from ..replay.replay import Replay
@@ -78,7 +76,7 @@ def _find_coordinator(ray, name):
     )
 
 # %% ../../nbs/parallel/service.ipynb #5e2f002c
-class Service(Inspectable, Pipe):
+class Service(Pipe):
     "A memory in a cluster, which other programs use, too"
 
     draws_batches = True
@@ -289,14 +287,9 @@ class Service(Inspectable, Pipe):
         "End the service, for all programs"
         stop(self.name, self.address)
 
-    def pages(self) -> dict:  # name of a shard → as `memory_page` takes it
-        "What is in each shard, and what reads its rows, where it is"
-        return in_shards({rank: partial(self._ask, 'look', rank) for rank in range(self.shards)})
-
-    def inside(self) -> dict:  # `parts`: name of a shard → as look/inside has it
-        "What is in each shard; looking changes nothing"
-        parts = {name: seen for name, (seen, *_) in self.pages().items()}
-        return dict(title='Service', unit='shards', bs=self.bs, shares={}, parts=parts)
+    def ask_shards(self, f, *args) -> list:
+        "Return what a function returns for the replay of each shard, where it is"
+        return [self._ask('look', rank, f, *args) for rank in range(self.shards)]
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0032
 class RestartedShard(Shard):

@@ -15,8 +15,6 @@ from torch import multiprocessing as mp
 from ..steps.compiled import interrupts_wait
 from ..steps.core import set_replay
 from ..steps.errors import ArgumentError, NotEnoughRows, choice, problem, whole
-from ..look.memory_figure import workers_figure
-from ..look.memory_page import Inspectable
 from fastrl_replay.parallel.engines import (
     ChainCopy,
     Silence,
@@ -511,12 +509,6 @@ class Parallel(_Turns):
             lost=w.past['lost'],
             stale=w.past['stale'] + now['stale'],
         )
-
-    def show(self):
-        "What is in each shard, and what `stats` says of each worker, in one figure of matplotlib, which a notebook shows"
-        if not self.draws_batches:
-            return workers_figure(self.stats())
-        return Inspectable.show(self)
 
     def _restart(self, w, error):
         "Another worker instead of one that failed, asked for the same; what its batches were told is stale"

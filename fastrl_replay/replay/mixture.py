@@ -20,7 +20,6 @@ from fastrl_replay.steps.errors import (
     whole,
 )
 from ..steps.row_dtypes import differing_columns, extend_dtype
-from ..look.memory_page import Inspectable
 from ..memory.links import as_keys
 from ..pipe import Pipe
 from .replay import Replay
@@ -58,7 +57,7 @@ def raw_weights(
     return weigh
 
 # %% ../../nbs/replay/mixture.ipynb #b964eaa6
-class Mixture(Inspectable, Pipe):
+class Mixture(Pipe):
     "Batches from several replays, a share from each; TD errors are routed to the replay of their row"
 
     # of several, whose weights are brought together
@@ -237,18 +236,6 @@ class Mixture(Inspectable, Pipe):
         "The `stats` of each replay"
         return {name: r.stats() for name, r in self.replays.items()}
 
-    def inside(self) -> dict:  # `parts`: name → as look/inside has it
-        "What is in each replay, and their shares in the next batch; looking changes nothing"
-        shares = dict(zip(self.replays, self.shares_now().tolist()))
-        return dict(
-            title='Mixture',
-            unit='replays',
-            bs=self.bs,
-            batches=self.batches,
-            shares=shares,
-            parts={name: r.inside() for name, r in self.replays.items()},
-        )
-
     def due_batches(self):
         "Take in the blocks of the source; yields, with nothing, whenever a batch is to be drawn"
         return repeat(None) if self.fed is None else self.fed.due_batches()
@@ -260,10 +247,6 @@ class Mixture(Inspectable, Pipe):
         for r in others:
             r.order_draws(lock)
         return lock
-
-    def pages(self) -> dict:  # name of a replay → as `memory_page` takes it
-        "What is in each replay, what reads its rows, and what tells more of them"
-        return {name: r.for_page() for name, r in self.replays.items()}
 
     def snapshot(self) -> dict:
         others = {name: r.state_dict() for name, r in self.replays.items() if r is not self.fed}

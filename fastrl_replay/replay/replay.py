@@ -28,8 +28,6 @@ from fastrl_replay.steps.errors import (
     whole,
 )
 from ..steps.locks import DrawOrderLock, renew_in_child
-from ..look.remarks import with_priorities
-from ..look.memory_page import Inspectable
 from ..memory.directory import shard_path
 from ..memory.links import Places, as_keys
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
@@ -41,7 +39,7 @@ from .views import Transitions, View, checked_view
 from .saved_replays import SavedReplay
 
 # %% ../../nbs/replay/replay.ipynb #230f3c16
-class Replay(Inspectable, SavedReplay):
+class Replay(SavedReplay):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
 
     _buffers = (
@@ -525,34 +523,11 @@ class Replay(Inspectable, SavedReplay):
             **m.store_stats,
         )
 
-    def inside(self) -> dict:  # as look/inside has it
-        "What is in it, and what can be drawn, as plain arrays; looking changes nothing"
-        with self.lock:
-            self._catch_up()
-            found = self.memory.inside()
-            who = type(self).__name__
-            numbers = self.stats()
-            more = {
-                n: p.nbytes
-                for n, p in dict(sampler=self.sampler, view=self.view).items()
-                if p.nbytes
-            }
-            given = {n: getattr(self, n, None) for n in signature(type(self)).parameters}
-            found |= dict(
-                title=who,
-                unit=self.unit,
-                nbytes=dict(found['nbytes'], **more),
-                draw=self._draw_inside(),
-                numbers={n: x for n, x in numbers.items() if isinstance(x, (int, float))},
-                settings=dict(
-                    {n: x for n, x in given.items() if isinstance(x, (bool, int, float, str))},
-                    **found['settings'],
-                ),
-            )
-        return with_priorities(found)
-
-    def _draw_inside(self):
-        "What can be drawn, oldest first; None: nothing, or the view doesn't say it"
+    def drawable(
+        self,
+    ) -> dict:  # arrays: `key`, `length`, `probability`, `priority`; None: not known
+        "Return what can be sampled, oldest first; the lock is held"
+        self._catch_up()
         sampler = self.sampler
         view = self.view
         if not len(view) or view.follows and view.places is None:
@@ -593,26 +568,6 @@ class Replay(Inspectable, SavedReplay):
             '' if self.unit == 'rows' else f', {len(self)} {self.unit}'
         )
         return f'{Pipe.__repr__(self)}  # {held}'
-
-    def for_page(self) -> tuple:  # as `memory_page` takes it
-        "What is in it, what reads its rows, and what tells more of them"
-
-        def read(keys):
-            with self.lock:
-                return self.memory.still_there(keys)
-
-        def beside(keys):
-            with self.lock:
-                return self._beside(keys)
-
-        return self.inside(), read, beside
-
-    def pages(self) -> dict:  # a name for each memory, here none → as `memory_page` takes it
-        "What is in the memories that batches are drawn from"
-        return {'': self.for_page()}
-
-    def _beside(self, keys):
-        return self.view.beside(keys)
 
     def flush(self):
         "Flush a memory on disk to the device; in main memory there is nothing to do"
