@@ -34,7 +34,7 @@ from fastrl_replay.app.runs import (
 from .saved_policies import load_checkpoint
 from ..look.page import page_html, page_path
 from ..look.run_sample import smooth
-from ..look.sample import chart, line
+from ..look.sample import chart
 from ..look.show import charts_png
 from .offline import open_memory
 from .survey import export_rows, survey, survey_picture, survey_text
@@ -621,7 +621,8 @@ def curves(
         x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
         y = np.mean([np.interp(x, r['x'], r['y']) for r in runs], 0)
         seeds = f'{len(runs)} seed' + 's' * (len(runs) != 1)
-        lines.append(line(fill(f'{_of(name, runs)} ({seeds})', 40), x, y))
+        name = fill(f'{_of(name, runs)} ({seeds})', 40)
+        lines.append(dict(name=name, style='line', x=x, y=y))
     solved = {r['solved'] for runs in results.values() for r in runs if r.get('solved') is not None}
     xlabel = ' or '.join(sorted({r['by'] for runs in results.values() for r in runs}))
     return charts_png([chart('Return', xlabel, *lines, levels=[[x, 'solved'] for x in solved])], '')

@@ -44,15 +44,15 @@ function shown(x) {   // four significant digits; whole numbers in full
 // What the names of numbers mean.
 const WORDS = {
   __proto__: null,
-  chance: 'sampling probability as a multiple of uniform',
+  probability: 'sampling probability as a multiple of uniform',
   priority: 'sampling priority, as last set by update_priorities; new rows use initial',
   weight: 'importance weight, (smallest probability / probability)^beta',
   age: 'rows added since', stale: 'priorities that arrived after their rows were overwritten',
   ess: 'effective sample size: as even as uniform sampling from so many rows', never_drawn: 'fraction never sampled',
-  fill: 'fill level', sampled: 'rows sampled in total', batches: 'batches sampled in total', inserted: 'rows added in total',
+  fill: 'fill level', sampled: 'times a row was sampled; of a memory, rows sampled in total', batches: 'batches sampled in total', inserted: 'rows added in total',
   evicted: 'rows overwritten in total', age_mean: 'mean age of sampled rows, in rows added since', age_max: 'max of this age',
   drawn_mean: 'mean number of times a sampled row was sampled', drawn_max: 'max of this number',
-  drawn: 'times sampled', beta: 'exponent of importance weights',
+  beta: 'exponent of importance weights',
 };
 function meaning(name, part) {
   if (name === 'weight' && part?.settings?.weight_norm === 'batch')
@@ -125,7 +125,7 @@ const runHead = r => element('p.state', { 'data-state': r.state }, element('b', 
 function oneRun(r) {
   const [first, ...others] = r.charts;
   return [runHead(r), facts(r.facts), first ? chart(first, true) : element('p.note', {}, 'no metrics so far'), others.length ? section('Metrics', charts(others)) : null,
-    Object.keys(r.videos).length ? section('Videos', ...Object.entries(r.videos).map(video)) : null, section('Details', ...r.tables.map(t => titled(t)))];
+    Object.keys(r.videos).length ? section('Videos', ...Object.entries(r.videos).map(video)) : null, section('Details', element('div.tables', {}, ...r.tables.map(t => titled(t))))];
 }
 function manyRuns(runs) {   // side by side
   const names = [...new Set(runs.flatMap(r => Object.keys(r.facts)))], titles = [...new Set(runs.flatMap(r => r.charts.map(c => c.title)))];
@@ -183,7 +183,7 @@ function memory(p) {
     button('→', 'next step (→)', () => go(now.episode, now.step + 1)), button('⇥', 'last step (End)', () => go(now.episode, Infinity)), view.slider);
   view.steps = element('div.steps', {}, view.title, controls, view.zooms, view.tracks, view.notes, view.panel);
   const help = folded('Keys and search', element('p.note', {}, '← → steps, ↑ ↓ episodes, PgUp PgDn ten steps, Home End, n N next and last match, + - 0 zoom, space plays, / searches. ' +
-    'A search has words with : != > < >= <= between a name and a value. Of episodes: env, return, length, end. Of steps: key, step, drawn, chance, priority, weight and each column, or one of its numbers: state[2]>0.2. ' +
+    'A search has words with : != > < >= <= between a name and a value. Of episodes: env, return, length, end. Of steps: key, step, sampled, probability, priority, weight and each column, or one of its numbers: state[2]>0.2. ' +
     'Other words look for the reason why an episode was chosen, or how it ended.'));
   const remarks = p.remarks.map(r => element('li', {}, r.text, ' ', ...r.keys.map(k => element('span', {}, keyLink(k), ' '))));
   const checked = `No remarks: looked at returns, silent environments, ends of episodes and priorities, and at the columns of ${shown(p.checked)} rows`;
@@ -191,7 +191,7 @@ function memory(p) {
   const steps = p.episodes.length ? [section('Episodes in the ring', ring(p), element('p.note', {}, many)),
     section('Steps', element('div.searching', {}, view.input, view.message), help, element('div.panes', {}, view.list, view.steps))] : [];
   return [element('p.lead', {}, p.lead), remarks.length ? section('Remarks', element('ul.remarks', {}, ...remarks)) : p.rows ? element('p.checked', {}, checked) : null, ...steps,
-    p.charts.length ? section('The whole memory', charts(p.charts), ...p.tables.map(t => titled(t, p))) : null,
+    p.charts.length ? section('The whole memory', charts(p.charts), element('div.tables', {}, ...p.tables.map(t => titled(t, p)))) : null,
     section('Numbers', facts(p.numbers, p), folded('Settings', facts(p.settings, p)), folded('Bytes', facts(p.size)),
       folded('Columns of a row', table({ head: ['column', 'dtype', 'shape'], rows: p.columns.map(c => [c.name, c.dtype, c.shape.join(' × ')]) })))];
 }
@@ -349,7 +349,7 @@ function drawTracks() {
   for (const c of columnsOf('action', 'number', 'numbers')) for (const [name, values] of numbers(c, 4)) addTrack(name, values, c.dtype.includes('int'));
   for (const c of columnsOf('state', 'number', 'numbers', 'flag')) for (const [name, values] of numbers(c, 64)) (new Set(values).size < 2 && values.length > 1 ? constant : changing).push([name, values]);
   for (const [name, values] of changing.slice(0, 16)) addTrack(name, values);
-  for (const [name, label] of [['priority', 'priority'], ['chance', 'probability × uniform'], ['drawn', 'times sampled']]) if (e[name]) addTrack(label, e[name]);
+  for (const name of ['priority', 'probability', 'sampled']) if (e[name]) addTrack(name, e[name]);
   if (e.spans) addSpans(e);
   const usual = 'state next_state action reward step_n episode_n total_reward terminated truncated env_id'.split(' ');
   for (const c of part().columns) if (['number', 'flag'].includes(c.kind) && !usual.some(u => isOf(u, c.name)) && e.columns[c.name]) addTrack(c.name, e.columns[c.name]);
@@ -396,7 +396,7 @@ function drawPanel() {
   fact('key', e.key[i]);
   fact('step', `${shown(at(e, 'step_n', i) ?? e.at[i] + 1)} of ${shown(e.length)}`);
   for (const c of p.columns) if (!['state', 'next_state', 'env_id', 'step_n', 'episode_n'].some(r => isOf(r, c.name)) && !['flag', 'pictures'].includes(c.kind)) fact(c.name, at(e, c.name, i));
-  for (const name of ['drawn', 'chance', 'priority', 'weight']) if (e[name]) fact(name, e[name][i]);
+  for (const name of ['sampled', 'probability', 'priority', 'weight']) if (e[name]) fact(name, e[name][i]);
   fact('age', p.inserted - e.key[i]);
   const flags = [...p.columns.filter(c => c.kind === 'flag' && at(e, c.name, i)).map(c => c.name), ...(e.odd[i] ? [e.odd[i]] : [])];
   const parts = [facts(named, p), element('p', {}, ...flags.map(f => element(`span.chip${f === e.odd[i] ? '.odd' : ''}`, {}, f))), neighbors(e, i)], rows = [];
@@ -426,7 +426,7 @@ function numberRows(e, c, i) {
 function sequences(e, i) {
   return e.spans.first.map((f, k) => k).filter(k => e.spans.first[k] <= e.at[i] && e.at[i] < e.spans.first[k] + e.spans.length[k]).map(k => {
     const from = e.spans.first[k], burn = e.at[i] - from < (part().settings.burn_in ?? 0) ? ', here burn-in' : '';
-    return element('span.chip', {}, `steps ${shown(from + 1)} to ${shown(from + e.spans.length[k])}${burn}`, ...['chance', 'priority', 'weight'].filter(n => e.spans[n]).map(n => `, ${n} ${shown(e.spans[n][k])}`));
+    return element('span.chip', {}, `steps ${shown(from + 1)} to ${shown(from + e.spans.length[k])}${burn}`, ...['probability', 'priority', 'weight'].filter(n => e.spans[n]).map(n => `, ${n} ${shown(e.spans[n][k])}`));
   });
 }
 function hindsight(e, i) {

@@ -386,7 +386,7 @@ def facts_of_draws(seen):
         return {}
     facts = {}
     if draw['probability'] is not None:
-        chance = facts['chance'] = draw['probability'] * len(draw['key'])
+        chance = facts['probability'] = draw['probability'] * len(draw['key'])
         beta = seen['numbers'].get('beta', seen['settings'].get('beta'))
         if isinstance(beta, (int, float)) and (chance > 0).any():
             least = (
@@ -403,7 +403,7 @@ def draws_of(seen, facts, keys, at):
     "Return what is known of sampling these steps of an episode, or the sequences that begin in it"
     found = {}
     if seen['row']['drawn'] is not None:
-        found['drawn'] = seen['row']['drawn'][keys[at] - seen['oldest']]
+        found['sampled'] = seen['row']['drawn'][keys[at] - seen['oldest']]
     if not facts:
         return found
     draw = seen['draw']
@@ -548,9 +548,9 @@ def memory_charts(seen, facts):
         charts.append(histogram('Priorities', 'log10 of the priority', np.log10(p), 30))
     elif len(p) and p.max() > p.min():
         charts.append(histogram('Priorities', 'priority', p, 30))
-    if 'chance' in facts and np.ptp(facts['chance']):
+    if 'probability' in facts and np.ptp(facts['probability']):
         title = 'Mean sampling probability, times uniform'
-        charts.append(means(title, seen, seen['draw']['key'], facts['chance']))
+        charts.append(means(title, seen, seen['draw']['key'], facts['probability']))
     return charts
 
 
@@ -603,11 +603,10 @@ def memory_sample(
     facts = facts_of_draws(seen)
     remarks = remarks_on_memory(seen) if seen['rows'] else []
     named = [k for _, keys in remarks for k in keys]
-    wide = sum(
-        128 if d['kind'] == 'text' else min(math.prod(d['shape']), 128) for d in seen['columns']
-    )
-    pictured = any(d['kind'] == 'pictures' for d in seen['columns'])
-    left = int(room * (0.3 if pictured else 0.85) / (60 + 7 * wide))
+    small = [d for d in seen['columns'] if d['kind'] != 'pictures']
+    pictured = len(small) < len(seen['columns'])
+    wide = sum(min(math.prod(d['shape']), 128) for d in small)
+    left = int(room * (0.3 if pictured else 0.85) / (60 + 8 * wide))
     if seen['rows']:
         left = min(left, 20_000, 2**28 // seen['take'](row['key'][-1:])[1].dtype.itemsize)
     chosen = (
