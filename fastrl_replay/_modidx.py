@@ -2847,6 +2847,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'fastrl_replay.look.show.figure_class': ( 'look/show.html#figure_class',
                                                                                    'fastrl_replay/look/show.py'),
                                          'fastrl_replay.look.show.figure_of': ('look/show.html#figure_of', 'fastrl_replay/look/show.py'),
+                                         'fastrl_replay.look.show.png': ('look/show.html#png', 'fastrl_replay/look/show.py'),
                                          'fastrl_replay.look.show.png_of_figure': ( 'look/show.html#png_of_figure',
                                                                                     'fastrl_replay/look/show.py'),
                                          'fastrl_replay.look.show.show': ('look/show.html#show', 'fastrl_replay/look/show.py')},

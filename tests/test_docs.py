@@ -225,8 +225,8 @@ def test_classes_show_their_arguments_and_methods_their_source(pages):
         assert f'../_modules/fastrl_replay/{page}.html#{name}' in pages[f'{page}.html'].links
 
 def test_quotes_in_texts_of_the_api_are_those_of_code(pages):
-    text = re.sub(r'<[^>]+>', '', pages['look/html.html'].path.read_text(encoding='utf-8'))
-    assert "'p.note'" in text and '‘p.note’' not in text
+    text = re.sub(r'<[^>]+>', '', pages['look/sample.html'].path.read_text(encoding='utf-8'))
+    assert "'='" in text and '‘=’' not in text
 
 def test_benchmarks_are_in_no_search_and_no_index(site, pages):
     listed = [l for l in pages['genindex.html'].links if re.search('fastrl_replay.bench', l)]
@@ -620,7 +620,7 @@ def test_there_is_something_to_draw(site, browser):
 
 @pytest.mark.browser
 @pytest.mark.parametrize('query, page', [('PrioritizedReplay', 'reference/PrioritizedReplay.html'), ('burn-in', 'replay/sequences.html'), ('n_step', 'stages/nstep.html'), ('prioritized', 'replay/prioritized.html'),
-    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/memory_figure.html'), ('buffer', 'memories.html'), ('batch_size', 'steps/other_names.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html'), ('HerReplayBuffer speed', 'replay/hindsight.html'), ('kill -9', 'command_line.html'), ('R2D2', 'learning/r2d2.html'), ('Minari', 'tutorials/your_data.html'), ('priorities not changing', 'faq.html')])
+    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/show.html'), ('buffer', 'memories.html'), ('batch_size', 'steps/other_names.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html'), ('HerReplayBuffer speed', 'replay/hindsight.html'), ('kill -9', 'command_line.html'), ('R2D2', 'learning/r2d2.html'), ('Minari', 'tutorials/your_data.html'), ('priorities not changing', 'faq.html')])
 def test_search_finds_it(site, browser, query, page):
     "Without a server."
     from selenium.webdriver.support.ui import WebDriverWait

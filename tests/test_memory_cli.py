@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np, pytest
 from gymnasium import spaces
 
+from fastrl_replay.look.sample import contents
 from fastrl_replay.all import *
 from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import Explained
@@ -120,7 +121,7 @@ def test_sequences_are_told_when_the_ring_has_come_round_many_times(tmp_path):
     "None of rows that were overwritten; the same after a kill, and in a memory that an older version has left"
     def make(): return SequenceReplay(bs=2, max_sz=53, length=5, burn_in=1, overlap=2, store=Rows(tmp_path/'m'), seed=0)
     def told(replay):
-        draw, view = open_memory(tmp_path/'m').inside()['draw'], replay.view
+        draw, view = contents(open_memory(tmp_path/'m'))['draw'], replay.view
         return dict(zip(draw['key'].tolist(), draw['priority'].tolist())) == dict(zip(view.key_of(view.places[1]).tolist(), replay.sampler.kept().tolist()))
     replay = make()
     for first in range(0, 400, 20):
@@ -298,7 +299,7 @@ def same_on_disk(a, b, ma, mb):
     ra, rb = open_memory(ma), open_memory(mb)
     assert ra.keys.tolist() == rb.keys.tolist() and ra[:] == rb[:]
     assert (ra.walk(ra.keys, [1, -1]) == rb.walk(rb.keys, [1, -1])).all()
-    x, y = ((m.inside()["draw"] or {}).get("priority") for m in (ra, rb))
+    x, y = ((contents(m)["draw"] or {}).get("priority") for m in (ra, rb))
     assert (x is None) == (y is None) and (x is None or np.array_equal(x, y))
     return no_clock(read_metrics(a)) == no_clock(read_metrics(b)) and same(pa, pb)
 
@@ -510,8 +511,8 @@ def test_shards_on_disk_fit_or_are_refused(tmp_path):
 
 def test_looking_while_another_process_adds_rows(tmp_path, monkeypatch):
     "Rows that come between two looks of one call are not asked for"
-    from fastrl_replay.memory import timeline_inside
-    rows, taken = story(400), timeline_inside.rows_inside
+    from fastrl_replay.look import sample
+    rows, taken = story(400), sample.rows_of
     with closing(Timeline(1_000, Rows(tmp_path/'m'))) as writer:
         writer.add(rows[:300])
         reader = Timeline(1_000, Rows(tmp_path/'m', mode='r'))
@@ -519,6 +520,6 @@ def test_looking_while_another_process_adds_rows(tmp_path, monkeypatch):
             found = taken(timeline, *args)
             if timeline is reader: writer.add(rows[300:])
             return found
-        monkeypatch.setattr(timeline_inside, 'rows_inside', then_more)
-        seen = reader.inside()
+        monkeypatch.setattr(sample, 'rows_of', then_more)
+        seen = contents(reader)
         assert seen['rows'] == len(seen['row']['key']) == 300 and seen['inserted'] == 300

@@ -13,7 +13,7 @@ from .recipes import memory_dirs
 from .run_files import facts_of, read_config, read_json, read_metrics, run_of
 from ..look.page import page_html
 from ..look.run_sample import is_number, run_sample
-from ..look.sample import json_text, memory_sample
+from ..look.sample import json_text, memory_sample, plain
 from ..look.server import Server
 from ..steps.errors import Explained
 from ..steps.files import is_locked
@@ -129,7 +129,10 @@ class WatchedRun:
         if settings['memory_path'] in ('none', None):
             saved = self.read(lambda p: read_json(p, dict(memories=list)), self.out / 'memory.json')
             found = (saved or {}).get('memories', [])
-            return [dict(s, kind='memory') for s in found if isinstance(s, dict)]
+            found = [s for s in found if isinstance(s, dict)]
+            return [
+                dict(s, kind='memory', name=f'{self.out} {s.get("name")}'.strip()) for s in found
+            ]
         began = Path(str(config.get('directory', '.')))
         try:
             if run_of(began / settings['memory_path']).get('id') != config.get('id'):
@@ -236,7 +239,12 @@ class Watch:
 
     def made(self):
         "Return all samples, and a version that changes with them"
-        parts = [s for i, w in enumerate(self.watched) for s in w.samples(i)]
+        parts = []
+        for i, watched in enumerate(self.watched):
+            try:
+                parts += plain(watched.samples(i))
+            except Exception as e:  # files of somebody else may hold anything
+                parts.append(run_sample(f'cannot be shown: {type(e).__name__}', '', {}, []))
         text = json_text(parts)
         if text != self.text:
             self.text = text

@@ -190,7 +190,8 @@ function memory(p) {
   const many = p.of > p.episodes.length ? `${p.episodes.length} of ${shown(p.of)} episodes are in this page, and pictures of some steps.` : `All ${p.of} episodes are in this page.`;
   const steps = p.episodes.length ? [section('Episodes in the ring', ring(p), element('p.note', {}, many)),
     section('Steps', element('div.searching', {}, view.input, view.message), help, element('div.panes', {}, view.list, view.steps))] : [];
-  return [element('p.lead', {}, p.lead), remarks.length ? section('Remarks', element('ul.remarks', {}, ...remarks)) : p.rows ? element('p.checked', {}, checked) : null, ...steps,
+  const head = data.parts.length > memories().length ? element('h2', {}, `Memory: ${p.title}`) : null;
+  return [head, element('p.lead', {}, p.lead), remarks.length ? section('Remarks', element('ul.remarks', {}, ...remarks)) : p.rows ? element('p.checked', {}, checked) : null, ...steps,
     p.charts.length ? section('The whole memory', charts(p.charts), element('div.tables', {}, ...p.tables.map(t => titled(t, p)))) : null,
     section('Numbers', facts(p.numbers, p), folded('Settings', facts(p.settings, p)), folded('Bytes', facts(p.size)),
       folded('Columns of a row', table({ head: ['column', 'dtype', 'shape'], rows: p.columns.map(c => [c.name, c.dtype, c.shape.join(' × ')]) })))];

@@ -59,6 +59,8 @@ def outcome_charts(
 TITLES = dict(
     td='Mean absolute TD error',
     loss='Loss',
+    norm='Gradient norm, before clipping',
+    q='Mean Q value',
     eps='Exploration rate ε',
     fill='Fill level of the memory',
     age_mean='Age of sampled rows, mean',

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GREY', 'COLORS', 'INK', 'STYLES', 'WORKER_CHARTS', 'draw_chart', 'draw_ring', 'figure_class', 'png_of_figure',
-           'figure_of', 'charts_png', 'bars_by', 'show']
+           'figure_of', 'png', 'charts_png', 'bars_by', 'show']
 
 # %% ../../nbs/look/show.ipynb #685d7942
 import io
@@ -114,6 +114,16 @@ def figure_of(
         if notes:
             figure.supxlabel('\n'.join(notes), fontsize=9, x=0.01, ha='left', color='#c25400')
     return figure
+
+
+def png(draw, width: float, height: float, rows: int = 1, columns: int = 1) -> bytes:
+    "Return the PNG of a figure whose axes `draw(figure, *axes)` fills"
+    from matplotlib import rc_context
+
+    with rc_context(dict.fromkeys(INK, GREY)):
+        figure = figure_class()((width, height), layout='constrained')
+        draw(figure, *figure.subplots(rows, columns, squeeze=False).ravel())
+        return png_of_figure(figure)
 
 
 def charts_png(charts: list, title: str) -> bytes:

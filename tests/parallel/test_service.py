@@ -6,6 +6,7 @@ from pathlib import Path
 import cloudpickle, numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
 
+from fastrl_replay.look.sample import samples_of
 from fastrl_replay.all import *
 from fastrl_replay.parallel import service
 from fastrl_replay.parallel.coordinator import Coordinator, RateLimiter, Shard, ShardLog
@@ -127,15 +128,14 @@ def test_a_look_into_the_shards_changes_nothing(tmp_path):
     for first in range(0, 40, 4): memory.add(block(first, 1)); other.add(block(first, 2))
     memory.sample()
     before = [pickle.loads(pickle.dumps(p.made.replay.state_dict())) for p in parts]
-    seen = memory.inside()['parts']
-    assert [*seen] == ['shard 0', 'shard 1'] and [p['row']['key'].tolist() for p in seen.values()] == [[*range(40)]]*2 and sum(p['row']['drawn'].sum() for p in seen.values()) == 4
-    drawn = {a.get_title(): [t.get_text().strip() for t in a.texts] for a in memory.show().axes}
-    assert drawn['rows'] == ['40 (8%)']*2 and 'shares of a batch' not in drawn and 'returns: shard 1' in drawn
-    page = memory.page(tmp_path/'a.html').read_text(encoding='utf-8')
-    assert all(f'shard {i}: 40 of 500 rows' in page for i in (0, 1)) and page.count('All 4 episodes are in this page.') + page.count('All 8 episodes are in this page.') == 2
+    seen = samples_of(memory)
+    assert [s['name'] for s in seen] == ['shard 0', 'shard 1'] and [s['rows'] for s in seen] == [40, 40]
+    assert sum(sum(e['sampled']) for s in seen for e in s['episodes']) == 4
+    assert 'shard 1: Return of finished episodes' in {a.get_title() for a in memory.show().axes}
+    assert memory.page(tmp_path/'a.html').read_text(encoding='utf-8').count('40 of 500 rows') == 2
     assert all(same(p.made.replay.state_dict(), state) for p, state in zip(parts, before))
     parts[1].kill()
-    assert [p['rows'] for p in memory.inside()['parts'].values()] == [40, 0] and 'The memory is empty' in memory.page().page
+    assert [s['rows'] for s in samples_of(memory)] == [40, 0] and 'The memory is empty' in memory.page().page
 
 @pytest.mark.parametrize('norm', ['batch', 'memory'])
 def test_weights_are_those_of_one_memory(norm):

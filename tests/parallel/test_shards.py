@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from fastrl_replay.look.sample import samples_of
 from fastrl_replay.all import *
 from fastrl_replay.testing import through_file
 from workers import FORK, learns_the_same, no_process_is_left, short, zeros  # noqa: F401
@@ -599,29 +600,24 @@ def test_what_is_in_shards_is_seen_and_changes_nothing(kind, tmp_path):
         seen.append(b.rows['index'].tolist() if kind != 'sequences' else b.index.tolist())
         if i in (7, 41): pipe.page(tmp_path/'page.html')
     assert seen == expected
-    inside = pipe.inside()
-    assert [*inside['parts']] == ['shard 0', 'shard 1'] and inside['shares'] == {'shard 0': .5, 'shard 1': .5}
-    envs = [np.unique(p['row']['env_id']).tolist() for p in inside['parts'].values()]
-    assert envs == [[0, 1], [2, 3]]
+    samples = samples_of(pipe)
+    assert [(s['name'], s['environments'], s['rows']) for s in samples] == [('shard 0', [0, 1], 80), ('shard 1', [2, 3], 80)]
     pipe.page(tmp_path/'page.html')
     of_page = rows_in((tmp_path/'page.html').read_text(encoding='utf-8'))
-    for name, p in inside['parts'].items():
-        assert of_page[name] and {*of_page[name]} <= {*p['row']['key'].tolist()} and p['rows'] == 80 == len(p['row']['key'])
+    for s in samples: assert of_page[s['name']] and all(s['oldest'] <= k < s['inserted'] for k in of_page[s['name']])
     pipe.close(), other.close()
 
 @pytest.mark.slow
 def test_a_look_where_there_are_no_shards(tmp_path):
     "Actors have no rows; without workers the replay is here; before the first batch the shards are empty"
     actors = GymStepper('CartPole-v1', seed=0).parallel(2, **FORK)
-    for look in actors.page, actors.inside:
-        with pytest.raises(ArgumentError, match='look; got no shards'): look()
+    with pytest.raises(ArgumentError, match='look; got no shards'): actors.page()
     here = GymStepper('CartPole-v1', seed=0).experience_replay(bs=4, max_sz=80, seed=0).parallel(0)
     [*islice(here, 5)]
     assert here.page(tmp_path/'here.html') and 'ExperienceReplay' in (tmp_path/'here.html').read_text(encoding='utf-8')
     assert here.show()._suptitle.get_text().startswith('ExperienceReplay')
     new = story('uniform')
-    assert [p['rows'] for p in new.inside()['parts'].values()] == [0, 0]
-    assert 'nothing was added so far' in new.show()._supxlabel.get_text()
+    assert [s['rows'] for s in samples_of(new)] == [0, 0] and new.show() is not None
     new.close()
 
 def kill_one(pipe):
@@ -631,16 +627,16 @@ def kill_one(pipe):
         while w.asked: pipe._fetch(w)
     os.kill(pipe._workers[1].process.pid, signal.SIGKILL)
 
-LOOKS = dict(inside=lambda pipe, tmp: pipe.inside(), show=lambda pipe, tmp: pipe.show(), page=lambda pipe, tmp: pipe.page(tmp/'page.html'), state_dict=lambda pipe, tmp: pipe.state_dict())
+LOOKS = dict(samples=lambda pipe, tmp: samples_of(pipe), show=lambda pipe, tmp: pipe.show(), page=lambda pipe, tmp: pipe.page(tmp/'page.html'), state_dict=lambda pipe, tmp: pipe.state_dict())
 
-@pytest.mark.parametrize('look', ['inside', *(pytest.param(name, marks=pytest.mark.slow) for name in ('show', 'page', 'state_dict'))])
+@pytest.mark.parametrize('look', ['samples', *(pytest.param(name, marks=pytest.mark.slow) for name in ('show', 'page', 'state_dict'))])
 def test_a_look_into_a_shard_that_is_killed_restarts_it(look, tmp_path):
     "As a batch or a checkpoint does; where no restart is left, it is named"
     with story('prioritized', restarts=1) as pipe:
         kill_one(pipe)
         rows = pipe.stats()['rows']   # of what was handed on, and needs no worker
         with pytest.warns(RuntimeWarning, match='worker 1 of 2 failed, restart 1 of 1'): LOOKS[look](pipe, tmp_path)
-        assert [p['rows'] > 0 for p in pipe.inside()['parts'].values()] == [True, False]
+        assert [s['rows'] > 0 for s in samples_of(pipe)] == [True, False]
         assert len([*islice(pipe, 12)]) == 12 and pipe.stats()['restarts'] == 1 and pipe.stats()['rows'] > rows
         kill_one(pipe)
         with pytest.raises(WorkerError, match='worker 1' if look == 'state_dict' else 'no look into worker 1 of 2'): LOOKS[look](pipe, tmp_path)
