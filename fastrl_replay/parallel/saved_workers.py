@@ -28,7 +28,7 @@ class SavedWorkers(Shards):
         if not self._workers:
             return self._state or {}
         for w in self._workers:
-            while w.asked and not self._pending(w):
+            while w.asked:
                 self._fetch(w)
         for chunk in self._chunks():
             if chunk['error'] is not None:
@@ -40,7 +40,6 @@ class SavedWorkers(Shards):
             now=_packed(self._now) if self._now else None,
             counts=[self.given, self.lag_sum, self.lag_max, self.stale],
             workers=saved,
-            life=self._life,
         )
 
     def restore(self, state):
@@ -48,13 +47,7 @@ class SavedWorkers(Shards):
         self._state = state or None
 
     def _settings(self):
-        return dict(
-            num_workers=self.num_workers, ahead=self.ahead, chunk=self.chunk, shares=self.shares
-        )
-
-    def _pending(self, w):
-        "Has it given nothing so far, and needn't be waited for? A machine for it may not be there"
-        return not (self.ordered or self.draws_batches or w.begun or w.ready())
+        return dict(num_workers=self.num_workers, ahead=self.ahead, chunk=self.chunk)
 
     def _chunks(self):
         return [chunk for w in self._workers for chunk in w.chunks] + (
@@ -85,20 +78,15 @@ class SavedWorkers(Shards):
         return value, error
 
     def _saved(self, w):
-        if w.left or w.asked:
-            return self._saved_as(w, None)
         data, error = self._answered(w, 'save')
         if error is not None:
             raise WorkerError('Parallel', f'worker {w.info.rank} could not be saved', error)
-        return self._saved_as(w, torch.load(io.BytesIO(data), weights_only=True))
-
-    def _saved_as(self, w, state):  # None: of one that has not begun, or has left
         return dict(
-            state=state,
+            state=torch.load(io.BytesIO(data), weights_only=True),
             restart=w.info.restart,
             over=w.over,
             chunks=[_packed(b) for b in w.chunks],
-            first_key=self._first_keys[w.info.rank] if not w.left else 0,
+            first_key=self._first_keys[w.info.rank],
             **{k: getattr(w, k) for k in _COUNTED},
         )
 
@@ -107,41 +95,28 @@ class SavedWorkers(Shards):
         if not state or not self.num_workers:
             return
         worker = dict(_WORKER, chunks=listed(_chunk_form))
-        # none before `resize`
-        life = dict(life=integer()) if isinstance(state, dict) and 'life' in state else {}
+        settings = checked('Parallel', dict(settings=anything), state, more=True)['settings']
+        if repr(settings) != repr(self._settings()):
+            raise StateError(
+                'Parallel',
+                'a checkpoint of other settings',
+                settings,
+                self._settings(),
+                'build the chain that was saved',
+            )
         state = checked(
             'Parallel',
             dict(
                 settings=anything,
-                turn=integer(),
+                turn=integer(0, self.num_workers - 1),
                 now=maybe(_chunk_form),
                 counts=listed(integer(), 4),
-                workers=listed(worker),
-                **life,
+                workers=listed(worker, self.num_workers),
             ),
             state,
         )
-        if repr(state['settings']) != repr(self._settings()):
-            raise StateError(
-                'Parallel',
-                'a checkpoint of other settings',
-                state['settings'],
-                self._settings(),
-                'build the chain that was saved; `resize` it where it was resized',
-            )
-        checked(
-            'Parallel', dict(turn=integer(0, len(state['workers']) - 1)), dict(turn=state['turn'])
-        )
-        there = [
-            w
-            for i, w in enumerate(state['workers'])
-            if i < self.num_workers or w['state'] is not None
-        ]
-        # those that have left have none
-        checked('Parallel', listed(anything, self.num_workers), there)
         for w in state['workers']:
-            if w['state'] is not None:
-                ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
+            ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
             for chunk in w['chunks']:
                 _unpacked(chunk)
         if state['now']:
@@ -153,24 +128,18 @@ class SavedWorkers(Shards):
         for w, saved in zip(self._workers, state['workers']):
             file = io.BytesIO()
             torch.save(saved['state'], file)
-            w.begun = saved['state'] is not None
-            if w.begun:
-                w.request('load', file.getvalue())
+            w.request('load', file.getvalue())
             w.over, w.chunks = saved['over'], deque(map(_unpacked, saved['chunks']))
             for k in _COUNTED:
                 setattr(w, k, saved[k])
-            if not w.left:
-                self._first_keys[w.info.rank] = saved['first_key']
+            self._first_keys[w.info.rank] = saved['first_key']
         for w in self._workers:
-            if not w.begun:
-                continue
             w.wait()
             error = w.receive()[2]
             if error is not None:
                 raise WorkerError('Parallel', f'worker {w.info.rank} could not be restored', error)
         self._turn, self._now = state['turn'], _unpacked(state['now']) if state['now'] else None
         self.given, self.lag_sum, self.lag_max, self.stale = state['counts']
-        self._life = state.get('life', 0)
         self._written = *self._written[:2], self.given  # they were written just now
 
 # %% ../../nbs/parallel/saved_workers.ipynb #2670c8f3
@@ -234,7 +203,6 @@ _COUNTED = dict(
     newest=listed(integer(-1)),
     given=integer(),
     lag=integer(),
-    due=real(),  # attributes of a worker
     past=dict.fromkeys(('lost', 'stale', 'inserted', 'counted'), integer()),
     facts=maybe(_facts_form),
 )

@@ -129,28 +129,13 @@ class Shards(Inspectable, Pipe):
         elif len(keys):
             self._workers[rank].told.append((keys, td))
 
-    def _by_share(self, ready):
-        "The worker that has given least of what its share is; its chunk counts"
-        live = [w for w in self._workers if not w.over]
-        # who is late loses its turn, and is not preferred later
-        live = live if self.ordered else ready
-        masses = np.ones(len(live))
-        if self.shares == 'mass':
-            masses[:] = [(_next_facts(w) or w.facts or dict(mass=1.0))['mass'] for w in live]
-        for w, share in zip(live, masses / masses.sum()):
-            w.share = share
-            w.due = w.due + float(share)
-        best = max(ready, key=lambda w: (w.due, -w.info.rank))
-        best.due -= 1
-        return best
-
     def _share(self, w) -> float:
         "How likely it is that a batch is one of this worker"
         live = [v for v in self._workers if not v.over or v is w]
         # as it turned out
         if not self.ordered:
             return (w.given + 1) / (self.given + len(live))
-        return 1 / len(live) if self.shares == 'equal' else w.share
+        return 1 / len(live)
 
     def _scales(self, w, facts, drawable) -> np.ndarray:  # for each replay
         "What brings weights of a shard to the scale of all shards"

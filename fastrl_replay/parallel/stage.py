@@ -10,21 +10,13 @@ import math, os, warnings, weakref
 from collections import deque
 from time import monotonic
 import torch
-from fastcore.basics import patch
 from torch import multiprocessing as mp
 from ..steps.compiled import interrupts_wait
 from ..steps.core import set_replay
 from ..steps.errors import ArgumentError, NotEnoughRows, choice, problem, whole
 from ..look.memory_figure import workers_figure
 from ..look.memory_page import Inspectable
-from fastrl_replay.parallel.engines import (
-    ChainCopy,
-    Silence,
-    Worker,
-    WorkerError,
-    batches_in,
-    outline,
-)
+from .engines import ChainCopy, Silence, WorkerError, batches_in, outline
 from ..memory.frames import unpacked
 from ..steps.locks import DrawOrderLock
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
@@ -85,18 +77,13 @@ class _Turns(SavedWorkers):
             self._next_turn(w)
         self._end_of_pass()
 
-    def _done(self, w):
-        return w.over or w.left and not w.chunks  # in this pass
-
     def _passed(self):
         now = self._now
-        return all(self._done(w) for w in self._workers) and not (
-            now and (now['items'] or now['error'])
-        )
+        return all(w.over for w in self._workers) and not (now and (now['items'] or now['error']))
 
     def _wants(self, w):
         "Is there more to ask? Not after the end of a pass: a worker that was restored would begin the next one"
-        over = w.over or w.left or any(b['over'] for b in w.chunks)
+        over = w.over or any(b['over'] for b in w.chunks)
         return not over and len(w.asked) + len(w.chunks) < self._depth
 
     def _note(self, at):
@@ -140,17 +127,12 @@ class Parallel(_Turns):
         restarts: int = 0,  # how many workers that failed or crashed are restarted; the next one ends the run
         engine='process',  # what runs them: a name in `ENGINES`, or an engine
         ordered: bool = True,  # chunks in turn, the same stream each time; False: from whichever worker is ready
-        shares: str = 'equal',  # of shards in the batches: 'equal', or by the 'mass' of their priorities
         weights_every: int = 0,  # items between two versions of the weights; 0: each request has the newest
-        weights_dtype: str = None,  # as what float32 parameters travel, 'bfloat16' or 'float16'; None: as they are
     ):
         super().__init__(source)
         self._keep_counts(num_workers, ahead, chunk, restarts, weights_every)
-        self.weights_dtype = choice(
-            'Parallel', 'weights_dtype', weights_dtype, (None, 'bfloat16', 'float16')
-        )
         self.engine, self.method, self._engine = engine, method, as_engine(engine, method)
-        self.ordered, self.shares = ordered, choice('Parallel', 'shares', shares, ('equal', 'mass'))
+        self.ordered = ordered
         self._check_source()
         # of a shard: the number that its key 0 has here
         self._first_keys = [0] * self.num_workers
@@ -166,6 +148,10 @@ class Parallel(_Turns):
         self.chunk = whole('Parallel', 'chunk', chunk, 1)
         self.ahead = None if ahead is None else whole('Parallel', 'ahead', ahead, 1)
         self.weights_every = whole('Parallel', 'weights_every', weights_every)
+        # how many chunks of each worker are asked for: as many as `ahead` has room for
+        self._depth = max(1, (self.ahead or 0) // (max(self.num_workers, 1) * self.chunk))
+        # how many items may be handed on between a request and its last item
+        self._under_way = (self.num_workers * self._depth + 1) * self.chunk - 1
 
     def _check_source(self):
         # the copies have the state of the chain above
@@ -182,14 +168,6 @@ class Parallel(_Turns):
                 'a stepper, of which each worker has one',
                 'every worker would give these same items',
             )
-        if self.shares == 'mass' and not self.draws_batches:
-            raise ArgumentError(
-                'Parallel',
-                "shares='mass'",
-                'no replay above it',
-                'a replay, whose priorities have a sum',
-                "shares='equal'",
-            )
 
     def _fresh(self):
         self._workers, self._finalizer, self._weights, self._owner = [], None, None, os.getpid()
@@ -203,24 +181,12 @@ class Parallel(_Turns):
         # items handed on, and how many others since each was asked for
         self.given = self.lag_sum = self.lag_max = 0
         self.stale = 0  # keys that were told of when their workers had been ended
-        # workers and depth, so far at most; `restart` of one that joins
-        self._most = (0, 0)
-        self._life = 0
-        self._deepen()
         # the newest weights: copy, what workers are told, items so far
         self._written = None
         self.weights_written = 0
         # seconds that this process waited for workers
         self.began = monotonic()
         self.waited = 0.0
-
-    def _deepen(self):
-        "How many chunks of each worker are asked for: as many as `ahead` has room for, and one at least"
-        self._depth = max(1, (self.ahead or 0) // (max(self.num_workers, 1) * self.chunk))
-        self._most = (
-            max(self._most[0], self.num_workers, len(self._workers)),
-            max(self._most[1], self._depth),
-        )
 
     def _open(self):
         "See that there are workers"
@@ -273,20 +239,13 @@ class Parallel(_Turns):
         "Start workers; give them what was saved of others"
         self._data, self._tensors = outline(ChainCopy(self.source))
         self.began = monotonic()
-        kind = () if self.weights_dtype is None else (self.weights_dtype,)
-        self._weights = self._engine.weights(self._tensors, self._copies(), *kind)
+        self._weights = self._engine.weights(self._tensors, self._copies())
         self._newest()
         restarts = [w['restart'] for w in state['workers']] if state else [0] * self.num_workers
-        self._finalizer = weakref.finalize(
-            self, _end_all, self._engine.end, self._workers, os.getpid()
-        )
+        self._finalizer = weakref.finalize(self, self._engine.end, self._workers, os.getpid())
         with interrupts_wait():
             for i, k in enumerate(restarts):
-                info = WorkerInfo(i, self.num_workers, k)
-                self._workers.append(
-                    self._new_worker(info) if i < self.num_workers else _left(info)
-                )
-        self._deepen()
+                self._workers.append(self._new_worker(WorkerInfo(i, self.num_workers, k)))
         if state:
             self._load_workers(state)
 
@@ -308,13 +267,8 @@ class Parallel(_Turns):
 
     def _copies(self) -> int:
         "How many versions of the weights may be in use"
-        every = self.weights_every
-        requests = math.prod(self._most)
-        return (
-            min(requests + 1, ((requests + 1) * self.chunk - 1) // every + 2)
-            if every
-            else requests + 1
-        )
+        most = self.num_workers * self._depth + 1
+        return min(most, self._under_way // self.weights_every + 2) if self.weights_every else most
 
     def _newest(self):
         "The newest weights: written now, if that is due and a copy is free"
@@ -389,46 +343,28 @@ class Parallel(_Turns):
             return w
 
     def _next_worker(self):
-        self._forget_left()
-        if not self.ordered or self.shares == 'mass':
-            return self._by_share(self._live_with_chunks())
-        while self._done(self._workers[self._turn]):
-            self._turn = (self._turn + 1) % len(self._workers)
-        return self._workers[self._turn]
+        "In turn, past those whose pass has ended; where order doesn't count, past those that are not ready, too"
+        turns = self._workers[self._turn :] + self._workers[: self._turn]
+        live = [w for w in turns if not w.over]
+        while not self.ordered:
+            for w in live:
+                while w.asked and w.ready():
+                    self._fetch(w)
+            if monotonic() - self._silence.last >= 1:
+                self._silence.goes_on([w for w in live if w.asked and not w.chunks])
+            ready = [w for w in live if w.chunks]
+            if ready:
+                return ready[0]
+            began = monotonic()
+            self._engine.wait(live)
+            self.waited += monotonic() - began
+        return live[0]
 
     def _hear_all(self):
         "Before the first batch, each shard must have said what it is like; one that is restarted needn't be waited for"
         for w in self._workers:
             while w.facts is None and not (w.chunks or w.over or w.info.restart):
                 self._fetch(w)
-
-    def _forget_left(self):
-        "Of those that were ended, the last ones, where all has been handed on; a worker's place is its rank"
-        while self._workers[-1].left and self._done(self._workers[-1]):
-            self._workers.pop()
-        if self._turn >= len(self._workers):
-            self._turn = 0
-
-    def _live_with_chunks(self) -> list:  # workers
-        "Those that may be next: all whose pass goes on, or, where order doesn't count, those that are ready"
-        live = [w for w in self._workers if not self._done(w)]
-        if self.ordered:
-            for w in live:
-                while not w.chunks:
-                    self._fetch(w)
-            return live
-        while True:
-            for w in live:
-                while w.asked and w.ready():
-                    self._fetch(w)
-            ready = [w for w in live if w.chunks]
-            if monotonic() - self._silence.last >= 1:
-                self._silence.goes_on([w for w in live if w.asked and not w.chunks])
-            if ready:
-                return ready
-            began = monotonic()
-            self._engine.wait(live)
-            self.waited += monotonic() - began
 
     def _next_turn(self, w):
         error = self._now['error']
@@ -457,13 +393,9 @@ class Parallel(_Turns):
     def _lag_bound(self):
         "How many items may be handed on between weights that are written and an item that they made; inf: any number"
         # one may be slow
-        if self._most[0] > 1 and not (self.ordered and self.shares == 'equal'):
+        if self.num_workers > 1 and not self.ordered:
             return math.inf
-        # chunks that are under way or wait, and one
-        waits = (math.prod(self._most) + 1) * self.chunk - 1
-        # copies, since more have joined
-        few = self._weights is not None and self._weights.copies < self._copies()
-        return waits + max(self.weights_every - 1, waits if few else 0)
+        return self._under_way + max(self.weights_every - 1, 0)
 
     def stats(self) -> dict:  # numbers by name, and under `workers` such a dict for each
         "Items passed on; how many items old their weights were, and the bound; waits, restarts and losses; rows"
@@ -574,100 +506,6 @@ class Parallel(_Turns):
             stacklevel=2,
         )
 
-    def _check_resize(self, n):
-        "Raise where workers can't join or leave"
-        who = 'Parallel'
-        inside = worker_info()
-        if not self.num_workers:
-            raise ArgumentError(
-                who, 'resize', 'num_workers=0, which runs the chain here', 'workers'
-            )
-        if self.draws_batches:
-            raise ArgumentError(
-                who,
-                'resize',
-                'shards of a memory',
-                'actors, which hold no rows',
-                'a shard that leaves takes its rows along, and keys say which of so many shards has a row: save the rows, and '
-                'begin with as many shards as are wanted',
-            )
-        if inside is not None and inside.world_size > 1:
-            raise ArgumentError(
-                who,
-                'resize',
-                f'worker {inside.rank} of {inside.world_size}',
-                'the main process',
-                "numbers of environments count all workers",
-            )
-        above = self.source
-        while above is not None:
-            if getattr(above, 'piped', False):
-                raise ArgumentError(
-                    who,
-                    'resize',
-                    'environments that come through a pipe',
-                    'a list of them',
-                    'their numbers depend on how many workers there are',
-                )
-            above = upstream(above)
-
-    def _send_away(self, workers):
-        "End these workers; what they have given is handed on in their turn"
-        for w in workers:
-            while w.asked and w.begun and (self.ordered or w.ready()):
-                self._fetch(w)
-            if not w.begun:
-                w.kill()
-        self._life = max([self._life, *(w.info.restart + 1 for w in workers)])
-        self._engine.end(list(workers), self._owner)
-        for w in workers:
-            w.left = True
-            w.asked.clear()
-
-    def _join(self, rank):
-        "A new worker, also in the place of one that has left"
-        there = self._workers[rank] if rank < len(self._workers) else None
-        with interrupts_wait():
-            w = self._new_worker(WorkerInfo(rank, self.num_workers, self._life))
-            # a machine for it may come late; the others go on
-            if not self.ordered:
-                w.patience = math.inf
-            if there is not None:
-                w.chunks = there.chunks
-                w.over = there.over
-            self._workers[rank : rank + 1] = [w]
-
-    def resize(
-        self,
-        num_workers: int,  # how many there are from now on
-    ):
-        "Add or remove workers, also while it runs: the highest ranks leave, and the items that they gave are passed on"
-        n = whole('Parallel', 'num_workers', num_workers, 1, MAX_WORKERS)
-        self._check_resize(n)
-        if self._state:
-            self._open()  # what was loaded is of as many workers as there were
-        before = self.num_workers
-        self.num_workers = n
-        try:
-            self._check_source()
-        except BaseException:
-            self.num_workers = before
-            raise
-        self._first_keys = [0] * n
-        if self._owner != os.getpid() or not self._workers:
-            self._fresh()
-            return
-        self._send_away([w for w in self._workers[n:] if not w.left])
-        self._deepen()
-        runs = self._now or any(w.asked or w.chunks for w in self._workers)
-        self._newest()
-        for rank in range(n):
-            if rank >= len(self._workers) or self._workers[rank].left:
-                self._join(rank)
-        for w in self._workers:
-            while runs and self._wants(w):
-                self._ask(w)
-
     def due_batches(self):
         "Receive batches; yields, with nothing, for each"
         while self._due:
@@ -706,31 +544,3 @@ def _ended_midway():
             remedy='begin another pass',
         )
     )
-
-# %% ../../nbs/parallel/stage.ipynb #9051384a
-def _end_all(end, workers, owner):
-    end([w for w in workers if not w.left], owner)
-    workers.clear()
-
-
-def _left(info):
-    "A worker that was ended, and whose chunks are still handed on"
-    w = Worker(info)
-    w.left = True
-    return w
-
-# %% ../../nbs/parallel/stage.ipynb #e1a50009
-@patch
-def resize(
-    self: Pipe,
-    num_workers: int,  # how many there are from now on
-):
-    "Add or remove workers of the `.parallel` in this chain, also while it runs"
-    s = self
-    while s is not None and not isinstance(s, Parallel):
-        s = upstream(s)
-    if s is None:
-        raise ArgumentError(
-            type(self).__name__, 'resize', 'a chain without workers', '.parallel in it'
-        )
-    s.resize(num_workers)
