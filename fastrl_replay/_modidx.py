@@ -5089,6 +5089,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'fastrl_replay/parallel/stage.py'),
                                               'fastrl_replay.parallel.stage.Parallel._share': ( 'parallel/stage.html#parallel._share',
                                                                                                 'fastrl_replay/parallel/stage.py'),
+                                              'fastrl_replay.parallel.stage.Parallel._start': ( 'parallel/stage.html#parallel._start',
+                                                                                                'fastrl_replay/parallel/stage.py'),
                                               'fastrl_replay.parallel.stage.Parallel._tell': ( 'parallel/stage.html#parallel._tell',
                                                                                                'fastrl_replay/parallel/stage.py'),
                                               'fastrl_replay.parallel.stage.Parallel._wants': ( 'parallel/stage.html#parallel._wants',

@@ -230,8 +230,8 @@ class Parallel(Inspectable, Pipe):
     def __iter__(self):
         yield from self._received(unpacked) if self.num_workers else self.source
 
-    def _received(self, made):  # `made` of each item
-        "A pass: what workers made, a chunk of one after a chunk of another"
+    def _start(self):
+        "Begin a pass: each worker must have been asked for enough"
         self._open()
         # the last one was broken off just there
         if self._passed() and not self._just_opened:
@@ -240,6 +240,10 @@ class Parallel(Inspectable, Pipe):
         for w in self._workers:
             while self._wants(w):
                 self._ask(w)
+
+    def _received(self, made):  # `made` of each item
+        "A pass: what workers made, a chunk of one after a chunk of another"
+        self._start()
         while (w := self._whose_turn()) is not None:
             now = self._now
             while now['items']:
