@@ -132,7 +132,7 @@ class Pipe(IterDataPipe, Saves):
         'Fills a replay with recorded rows, from which it then draws; each batch counts as a step'
     def prefetch(self, ahead: int = ..., device: Any = ...) -> Prefetch:
         'Draws the next batches of a replay in a thread, while the learner computes with this one'
-    def parallel(self, num_workers: int = ..., ahead: int | None = ..., chunk: int = ..., method: str | None = ..., restarts: int = ..., engine: Any = ..., ordered: bool = ..., shares: str = ..., weights_every: int = ..., weights_dtype: str | None = ...) -> Parallel:
+    def parallel(self, num_workers: int = ..., ahead: int | None = ..., chunk: int = ..., method: str | None = ..., restarts: int = ..., engine: Any = ..., ordered: bool = ..., weights_every: int = ...) -> Parallel:
         'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
     def stateful(self) -> StatefulPipe:
         'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly'

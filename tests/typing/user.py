@@ -141,7 +141,7 @@ targets: torch.Tensor = double_q_target(batch.reward, batch.reward, parts, parts
 # ---- processes and loaders ----
 
 parallel: Parallel = stepper.parallel(4, ahead=8, ordered=False, restarts=3)
-shards = replay.parallel(2, engine='ray', shares='mass')
+shards = replay.parallel(2, engine='ray', weights_every=64)
 cluster = replay.parallel(2, engine=RayEngine(num_cpus=.5, address='auto'))
 ahead: Prefetch = replay.prefetch(2, device='cuda')
 dataset, node = replay.stateful(), replay.node()
