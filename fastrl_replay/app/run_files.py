@@ -87,7 +87,8 @@ def run_title(
 ) -> str:
     "How a run is called in lines and pictures"
     around = f' with {", ".join(wrappers)}' if wrappers else ''
-    return f'{recipe} on {env}{around}' + ('' if seed is None else f', seed {seed}')
+    title = f'{recipe} on {env}{around}' + ('' if seed is None else f', seed {seed}')
+    return ' '.join(title.split())  # in one line, whoever wrote it
 
 # %% ../../nbs/app/run_files.ipynb #f0c70002
 def facts_of(
