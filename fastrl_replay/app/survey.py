@@ -12,7 +12,7 @@ import numpy as np
 from ..steps.errors import ArgumentError, StaleKey
 from ..steps.row_dtypes import leaves, parts_of
 from ..learning.evaluation import decimals
-from ..steps.files import is_locked, whole_file
+from ..steps.files import is_locked, json_in, whole_file
 from ..steps.machine import size_text
 from ..memory.places import REWINDS, in_parts
 from ..memory.timeline import Timeline

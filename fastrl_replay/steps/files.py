@@ -12,7 +12,7 @@ from pathlib import Path
 from .errors import StateError
 
 # %% ../../nbs/steps/files.ipynb #5c07d855
-# what systems say that can't do it for a directory
+# what systems say that can't do it for a directory, or a FIFO
 _CANT = errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP
 
 
@@ -21,13 +21,13 @@ def sync(
 ):
     "Wait until it is on the device"
     try:
-        file = os.open(path, os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0))  # it waits for no FIFO
         try:
             os.fsync(file)
         finally:
             os.close(file)
     except OSError as e:
-        if e.errno not in _CANT or not os.path.isdir(path):
+        if e.errno not in _CANT or os.path.isfile(path):
             raise
 
 # %% ../../nbs/steps/files.ipynb #81847386
