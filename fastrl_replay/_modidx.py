@@ -4906,6 +4906,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'fastrl_replay/parallel/ranks.py'),
                                               'fastrl_replay.parallel.ranks._is_dead': ( 'parallel/ranks.html#_is_dead',
                                                                                          'fastrl_replay/parallel/ranks.py'),
+                                              'fastrl_replay.parallel.ranks._settings': ( 'parallel/ranks.html#_settings',
+                                                                                          'fastrl_replay/parallel/ranks.py'),
                                               'fastrl_replay.parallel.ranks._tell': ( 'parallel/ranks.html#_tell',
                                                                                       'fastrl_replay/parallel/ranks.py'),
                                               'fastrl_replay.parallel.ranks._tell_of_waits': ( 'parallel/ranks.html#_tell_of_waits',
