@@ -281,6 +281,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastrl_replay/app/recipes.py')},
             'fastrl_replay.app.run_files': { 'fastrl_replay.app.run_files.facts_of': ( 'app/run_files.html#facts_of',
                                                                                        'fastrl_replay/app/run_files.py'),
+                                             'fastrl_replay.app.run_files.owns_memory': ( 'app/run_files.html#owns_memory',
+                                                                                          'fastrl_replay/app/run_files.py'),
                                              'fastrl_replay.app.run_files.read_config': ( 'app/run_files.html#read_config',
                                                                                           'fastrl_replay/app/run_files.py'),
                                              'fastrl_replay.app.run_files.read_json': ( 'app/run_files.html#read_json',

@@ -6,7 +6,7 @@
 __all__ = ['OPTIONS', 'COMMANDS', 'WELCOME', 'main']
 
 # %% ../nbs/cli.ipynb #c71d5832
-import argparse, os, signal, sys
+import argparse, os, re, signal, sys
 from contextlib import contextmanager
 from pathlib import Path
 from . import __version__
@@ -245,7 +245,7 @@ def _parser():
 
 # %% ../nbs/cli.ipynb #d6fb0171
 class _Escaping:
-    "A stream that escapes control characters, but for line ends and the return with which a bar begins"
+    "A stream without colors that escapes control characters, but for line ends, and the return of a bar"
 
     def __init__(self, stream):
         self.stream = stream
@@ -256,7 +256,8 @@ class _Escaping:
                 return c
             return c.encode('unicode_escape').decode()
 
-        return self.stream.write(''.join(shown(i, c) for i, c in enumerate(text)))
+        plain = re.sub(r'\x1b\[[0-9;]*m', '', text)
+        return self.stream.write(''.join(shown(i, c) for i, c in enumerate(plain)))
 
     def __getattr__(self, name):
         return getattr(self.stream, name)

@@ -38,7 +38,14 @@ from fastrl_replay.app.recipes import (
     memory_path,
     play_episodes,
 )
-from .run_files import facts_of, read_config, read_metrics, run_of, run_title
+from fastrl_replay.app.run_files import (
+    facts_of,
+    owns_memory,
+    read_config,
+    read_metrics,
+    run_of,
+    run_title,
+)
 from fastrl_replay.app.saved_policies import (
     MISFITS,
     check_model,
@@ -587,9 +594,7 @@ def _check_is_mine(config, out, named):
             said.get('directory'),
             remedy='resume that one, or begin a new one with --memory: it goes on with these rows',
         )
-    # a copy of my run has its id; but my memory names my run's directory
-    inside = Path(out).resolve() in Path(path).resolve().parents
-    if not inside and not named and said.get('directory') != str(Path(out).resolve()):
+    if not named and not owns_memory(out, config, path):
         raise SettingsError(
             'run',
             f'{place} lies outside of this run, and belongs to the run in another directory',

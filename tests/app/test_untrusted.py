@@ -395,3 +395,14 @@ def test_tensorboard_does_not_stop_without_a_word(tmp_path, capsys):
     here(capsys, 'train', 'cartpole', '--out', tmp_path/'r', '--tensorboard', *SET)
     assert '--tensorboard' in here(capsys, 'train', '--resume', tmp_path/'r', '--steps', 400)
     assert '--tensorboard' not in here(capsys, 'train', '--resume', tmp_path/'r', '--steps', 500, '--tensorboard')
+
+def test_a_memory_on_disk_for_a_mixture_is_refused(tmp_path, monkeypatch):
+    "It was an AttributeError"
+    from fastrl_replay.learning.learners import LEARNERS
+    class Mixed(type(LEARNERS['dqn'])):
+        def chain(self, steps, model, s):
+            pipe = super().chain(steps, model, s)
+            pipe.source = Mixture(dict(a=ExperienceReplay(bs=8), b=ExperienceReplay(bs=8)), dict(a=.5, b=.5))
+            return pipe
+    monkeypatch.setitem(LEARNERS, 'mixed', Mixed())
+    with pytest.raises(SettingsError, match='memory_path'): Agent({**recipe('cartpole').settings, 'learner': 'mixed', 'memory_path': str(tmp_path/'m')})
