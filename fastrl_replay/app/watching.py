@@ -29,7 +29,7 @@ from fastrl_replay.look.run_page import (
 )
 from ..look.server import Server
 from ..steps.errors import Explained
-from ..steps.files import is_locked
+from ..steps.files import is_locked, open_plain
 from ..steps.settings import SettingsError
 
 # %% ../../nbs/app/watching.ipynb #e41ee76c
@@ -183,10 +183,8 @@ class WatchedRun:
             return None
         path = self.seen[number]
         try:
-            return mimetypes.guess_type(path.name)[0], os.fdopen(
-                os.open(path, os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0)), 'rb'
-            )
-        except OSError:
+            return mimetypes.guess_type(path.name)[0], open_plain(path)
+        except (Explained, OSError):
             return None
 
 # %% ../../nbs/app/watching.ipynb #f0c70033

@@ -424,8 +424,12 @@ class Directory(Counted):
             and re.fullmatch(r'data-[0-9]+', data)
         )
         lists = meta.get('rewound'), meta.get('rings', [])
+        named = meta.get('lasting', {}), meta.get('records', {})
+        names = [k for d in named if isinstance(d, dict) for k in d]
         if (
             not whole
+            or not all(isinstance(d, dict) for d in named)
+            or not all(re.fullmatch(r'\w[\w.-]*', k) for k in names)
             or not re.fullmatch(r'[0-9a-f]{32}', str(meta.get('id')))
             or any(type(l) is not list or any(type(k) is not int for k in l) for l in lists)
         ):

@@ -230,6 +230,20 @@ def test_a_file_that_lasts_is_made_through_no_link(tmp_path):
     replay.memory.close()
     assert (tmp_path/'victim').read_text() == 'precious'
 
+@pytest.mark.parametrize('key, value', [('records', {'../../victim': 8}), ('lasting', {'../../victim': '<f8'}), ('records', [1]), ('id', '../../x'), ('data', 'data-1/../../victim')])
+def test_what_meta_json_names_lies_in_its_directory(key, value, tmp_path):
+    "A memory that is made larger copies files by these names"
+    line = Timeline(50, Rows(tmp_path/'m'))
+    line.add(rows(20))
+    ring = line.place.ring
+    line.close()
+    (tmp_path/'victim').write_bytes(b'precious'*ring)
+    before = (tmp_path/'victim').read_bytes()
+    meta = json.loads((tmp_path/'m/meta.json').read_text())
+    (tmp_path/'m/meta.json').write_text(json.dumps({**meta, key: value}))
+    with pytest.raises(Explained, match='meta.json'): Timeline(500, Rows(tmp_path/'m')).add(rows(3, 20))
+    assert (tmp_path/'victim').read_bytes() == before
+
 # ---- item 14: FIFOs, links, and files of 3 GB without content ----
 
 def spoil(path, kind):
