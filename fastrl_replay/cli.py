@@ -6,7 +6,8 @@
 __all__ = ['OPTIONS', 'COMMANDS', 'WELCOME', 'main']
 
 # %% ../nbs/cli.ipynb #c71d5832
-import argparse, os, signal, sys
+import argparse, os, re, signal, sys
+from contextlib import contextmanager
 from pathlib import Path
 from . import __version__
 from .steps.errors import EnvError, Explained, did_you_mean
@@ -88,7 +89,10 @@ OPTIONS = dict(  # of all commands
     record=dict(
         metavar='FILE', help='a video of the first episode: FILE.mp4 or FILE.gif (extra video)'
     ),
-    trust=dict(_FLAG, help="import the modules that the run's config.json names"),
+    trust=dict(
+        _FLAG,
+        help="let all settings in the run's config.json count: modules, paths and clusters, too",
+    ),
     tensorboard=dict(_FLAG, help='write for TensorBoard as well'),
     track=dict(
         _FLAG,
@@ -239,23 +243,57 @@ def _parser():
             c.add_argument(f'--{o}', **{**OPTIONS[o], **({'help': helps[o]} if o in helps else {})})
     return p
 
-# %% ../nbs/cli.ipynb #1166faed
-def main(args=None) -> int:  # the exit status
-    "The command `fastrl-replay`"
-    for stream in sys.stdout, sys.stderr:
+# %% ../nbs/cli.ipynb #d6fb0171
+class _Escaping:
+    "A stream without colors that escapes control characters, but for line ends, and the return of a bar"
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        def shown(i, c):
+            if c.isprintable() or c in '\n\t' or c == '\r' and not i:
+                return c
+            return c.encode('unicode_escape').decode()
+
+        plain = re.sub(r'\x1b\[[0-9;]*m', '', text)
+        return self.stream.write(''.join(shown(i, c) for i, c in enumerate(plain)))
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def _escaping():
+    "Escape what is printed: names and errors may come from files of others"
+    before = sys.stdout, sys.stderr
+    for stream in before:
         # where there is no ε: a ?
         if hasattr(stream, 'reconfigure'):
             stream.reconfigure(errors='replace')
+    sys.stdout, sys.stderr = (stream and _Escaping(stream) for stream in before)
     try:
-        status = _do(sys.argv[1:] if args is None else args)
-    except (Explained, OSError, ValueError, MemoryError) as e:
-        if isinstance(e, BrokenPipeError):
-            os._exit(0)  # the reader has gone
-        print(_said(e), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print('\nbroken off', file=sys.stderr)
-        status = 130
+        yield
+    finally:
+        for name, stream in zip(('stdout', 'stderr'), before):
+            if isinstance(getattr(sys, name), _Escaping):  # a terminal that was closed has another
+                setattr(sys, name, stream)
+
+
+# %% ../nbs/cli.ipynb #1166faed
+def main(args=None) -> int:  # the exit status
+    "The command `fastrl-replay`"
+    with _escaping():
+        try:
+            status = _do(sys.argv[1:] if args is None else args)
+        except (Explained, OSError, ValueError, MemoryError) as e:
+            if isinstance(e, BrokenPipeError):
+                os._exit(0)  # the reader has gone
+            print(_said(e), file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print('\nbroken off', file=sys.stderr)
+            status = 130
     if status == 130 and args is None:
         _end_by_signal()
     return status

@@ -18,7 +18,7 @@ from ..steps.settings import SettingsError, as_value, nearest, recipe_list, sett
 from ..data.datasets import env_facts, spaces_of, write_minari
 from ..learning.evaluation import decimals
 from ..learning.registry import recorded
-from .named_envs import named_env, named_modules
+from .named_envs import named_env
 from .recipe_settings import recipe, recipes
 from .recipes import memory_path, play_episodes
 from .run_files import read_config, read_json, read_metrics, run_of, run_title
@@ -27,6 +27,7 @@ from fastrl_replay.app.runs import (
     Silent,
     begun_by_launcher,
     interruptible,
+    outside,
     reopen,
     resume,
     start,
@@ -35,7 +36,7 @@ from .saved_policies import load_checkpoint
 from ..look.figures import chart, smooth
 from .offline import open_memory
 from .survey import export_rows, survey, survey_picture, survey_text
-from .tracking import TRACKERS, tracked
+from .tracking import TRACES, TRACKERS, tracked
 from .watching import watch_dirs, watched_in
 from ..look.html import page_path
 from ..look.run_page import run_page
@@ -144,9 +145,7 @@ def _shards(line):
 # %% ../../nbs/app/commands.ipynb #b982288c
 def _in_a_line(run):
     "The run's directory, as it is typed after eval and --resume"
-    s = run.settings
-    named = named_modules(s['env'], s.get('wrappers', 'none'), s.get('train_wrappers', 'none'))
-    return shlex.quote(str(run.out)) + ' --trust' * bool(named)
+    return shlex.quote(str(run.out)) + ' --trust' * bool(outside(run.settings))
 
 # %% ../../nbs/app/commands.ipynb #a83f2407
 def _result(run, s):
@@ -202,6 +201,9 @@ def _train(args, ranks=None):
         )
     if leads:
         _say_memory(run)
+        for option, trace in TRACES.items():
+            if not getattr(args, option) and any(run.out.glob(trace)):
+                print(f'without --{option} from here on, which it had before', file=sys.stderr)
     display = Bar(run) if leads else Silent()
     out = _in_a_line(run)
     terminals = _terminals()
@@ -330,16 +332,28 @@ def _meant(args, item, before):
 # %% ../../nbs/app/commands.ipynb #e1c876c8
 def _resumed(args, ranks=None):
     remedy = 'a run goes on as it began; only --steps can be raised, and --set device=… moves its network'
-    for what in 'out', 'settings', *(_AS_SETTINGS.keys() - {'steps', 'memory'}):
+    for what in 'out', 'settings':
         if getattr(args, what) is not None:
             raise SettingsError('train', f'--{what} with --resume', remedy=remedy)
-    device = _device(args, 'train', remedy)
-    began = read_config(args.resume)['recipe']
-    if args.recipe not in (None, began):
+    began = read_config(args.resume)
+    if args.recipe not in (None, began['recipe']):
         raise SettingsError(
-            'train', f'the run in {args.resume} is of another recipe', args.recipe, began
+            'train', f'the run in {args.resume} is of another recipe', args.recipe, began['recipe']
         )
-    return resume(args.resume, args.steps, device, args.trust, args.memory, ranks)
+    asked = _asked(args)
+    device = asked.pop('device', None)
+    options = changes(args).items()
+    again = asked | {k: v for k, v in options if k not in ('steps', 'memory_path', 'device')}
+    for key in again:
+        value = as_value(str(again[key]))
+        if setting_text(value) != setting_text(began['settings'].get(key)):
+            raise SettingsError(
+                'train',
+                f'{key} = {setting_text(value)} with --resume',
+                expected=setting_text(began['settings'].get(key)),
+                remedy=remedy,
+            )
+    return resume(args.resume, args.steps, device, args.trust, args.memory, ranks, again)
 
 # %% ../../nbs/app/commands.ipynb #5bd04388
 def _device(args, who, remedy):
@@ -379,7 +393,7 @@ def _export(memory, args):
 def _env_of(memory, named):
     "The environment of a memory's rows: the one that is named, or that of its run where no module is imported for it"
     text = named or run_of(memory.place.path).get('env')
-    if not text or not named and named_modules(text):
+    if not text or not named and outside(dict(env=text)):
         return None
     try:
         return named_env(text)

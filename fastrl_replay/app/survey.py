@@ -12,11 +12,11 @@ import numpy as np
 from ..steps.errors import ArgumentError, StaleKey
 from ..steps.row_dtypes import leaves, parts_of
 from ..learning.evaluation import decimals
-from ..steps.files import is_locked, whole_file
+from ..steps.files import is_locked, json_in, whole_file
 from ..steps.machine import size_text
 from ..memory.places import REWINDS, in_parts
 from ..memory.timeline import Timeline
-from .run_files import json_in, run_of
+from .run_files import run_of
 from ..look.inside import ENDS
 from ..look.memory_figure import memory_figure, png_of
 

@@ -227,7 +227,7 @@ def test_your_own_module_needs_no_flag_and_the_printed_lines_have_it(tmp_path, m
     assert 'fastrl-replay eval r --trust' in capsys.readouterr().out
     del sys.modules['my_own_env']
     assert '--trust' in says(capsys, 'eval', 'r')
-    with pytest.raises(SettingsError, match='module my_own_env'): reopen('r')
+    with pytest.raises(SettingsError, match='my_own_env'): reopen('r')
     assert main(['eval', 'r', '--trust', '--episodes', '1']) == 0 and main(['eval', 'r', '--episodes', '1']) == 0   # now it is imported
     del sys.modules['my_own_env']
 
