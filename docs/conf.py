@@ -27,7 +27,7 @@ groups = {
     'Internals': 'modules internals/steps_and_pipes internals/figures internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
         'internals/many_processes internals/recipes_and_runs internals/benchmarks internals/command_line contributing'}
 internals = {'Steps and pipes': 'steps/* pipe generic testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
-    'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/moments replay/sequence_table replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*',
+    'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/sequence_table replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*',
     'Recipes and runs': 'app/*', 'Command line': 'cli main', 'Benchmarks': 'bench/*'}
 classes = [c for c in map(vars(fastrl_replay.all).get, surface) if isinstance(c, type)]
 
