@@ -635,9 +635,6 @@ def test_long_errors_wrap_and_game_frames_keep_their_colours(site, browser):
     show(browser, f'file://{site}/command_line.html', 1400, 'dark')
     wide = browser.execute_script("return [...document.querySelectorAll('article .output pre')].filter(p => p.scrollWidth > p.clientWidth + 1 && !p.closest('.columns')).map(p => p.textContent.slice(0, 80))")
     assert not wide, wide
-    show(browser, f'file://{site}/app/survey.html', 400)
-    wraps = browser.execute_script("return [...document.querySelectorAll('article .columns pre')].map(p => [getComputedStyle(p).whiteSpace, getComputedStyle(p).overflowX])")
-    assert wraps and all(w == ['pre', 'auto'] for w in wraps), wraps
     show(browser, f'file://{site}/envs/catch.html', 1400, 'dark')
     filters = browser.execute_script("return [...document.querySelectorAll('article img')].map(i => [i.classList.contains('frames'), getComputedStyle(i).filter])")
     assert ([True, 'none']) in filters and all((f == 'none') == kept for kept, f in filters), filters
