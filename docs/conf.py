@@ -35,7 +35,7 @@ words = {   # what people search for, where the page says it in other words
     'install': 'pip; installation; setup; requirements; extras; CUDA; CPU wheel',
     'memories': 'buffer; replay buffer; buffer_size; capacity; ring buffer', 'reference/classes': 'API; api reference', 'memory/samplers': 'custom sampler; own sampler; sampling strategy',
     'tutorials/your_own_loop': 'custom training loop; training loop; custom loss', 'own_environment': 'custom environment; custom env; gym environment',
-    'look/memory_figure': 'visualize; plot; inspect', 'look/memory_page': 'visualize memory; html page', 'steps/other_names': 'batch_size; learning_starts; train_freq; gradient_steps',
+    'look/memory_figure': 'visualize; plot; inspect', 'look/memory_page': 'visualize memory; html page', 'tutorials/coming_from': 'batch_size; learning_starts; train_freq; gradient_steps',
     'replay/prioritized': 'PER; prioritized experience replay; importance sampling; importance weights; beta schedule; beta annealing', 'replay/hindsight': 'HER; hindsight experience replay; HerReplayBuffer; HerReplayBuffer speed', 'replay/sequences': 'RNN; LSTM; recurrent; burn_in', 'learning/r2d2': 'R2D2; recurrent agent; recurrent network', 'command_line': 'kill -9; SIGKILL; killed run; resume',
     'howto': 'HerReplayBuffer; hidden state; recurrent states; beta schedule; late TD errors; rows as arrays; Atari memory; kill -9', 'tutorials/from_machine_to_cluster': 'Ray; cluster; several machines; lost machine; node failure',
     'parallel/stage': 'distributed; multiprocessing; num_workers; Ape-X; APEX', 'parallel/service': 'Reverb; server', 'app/runs': 'checkpoint; resume; save; load; save_every; checkpoint interval', 'app/saved_policies': 'load model; save model',

@@ -40,8 +40,7 @@ from typing import NamedTuple
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 from .steps.core import Steps
-from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, Explained, StateError, choice, in_words, problem
-from .steps.other_names import NoAttribute, check_names
+from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, Explained, StateError, choice, did_you_mean, in_words, problem
 from .steps.states import Saves, anything, checked, flag, integer
 class Pipe(IterDataPipe, Saves):
     draws_batches: Any

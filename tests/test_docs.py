@@ -620,7 +620,7 @@ def test_there_is_something_to_draw(site, browser):
 
 @pytest.mark.browser
 @pytest.mark.parametrize('query, page', [('PrioritizedReplay', 'reference/PrioritizedReplay.html'), ('burn-in', 'replay/sequences.html'), ('n_step', 'stages/nstep.html'), ('prioritized', 'replay/prioritized.html'),
-    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/memory_figure.html'), ('buffer', 'memories.html'), ('batch_size', 'steps/other_names.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html'), ('HerReplayBuffer speed', 'replay/hindsight.html'), ('kill -9', 'command_line.html'), ('R2D2', 'learning/r2d2.html'), ('Minari', 'tutorials/your_data.html'), ('priorities not changing', 'faq.html')])
+    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/memory_figure.html'), ('buffer', 'memories.html'), ('batch_size', 'tutorials/coming_from.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html'), ('HerReplayBuffer speed', 'replay/hindsight.html'), ('kill -9', 'command_line.html'), ('R2D2', 'learning/r2d2.html'), ('Minari', 'tutorials/your_data.html'), ('priorities not changing', 'faq.html')])
 def test_search_finds_it(site, browser, query, page):
     "Without a server."
     from selenium.webdriver.support.ui import WebDriverWait
