@@ -106,29 +106,19 @@ OPTIONS = dict(  # of all commands
     ),
     address=dict(help="of the Ray cluster, or 'auto'"),
     episodes=dict(type=_count, default=20, help='how many (20)'),
-    seeds=dict(type=_count, default=5, help='how many: 0, 1, … (5)'),
 )
 
 # %% ../nbs/cli.ipynb #33c7526b
 OPTIONS.update(
-    jobs=dict(type=_count, default=1, help='how many runs at a time (1)'),
-    plot=dict(
-        nargs='?',
-        const='',
-        metavar='FILE',
-        help="draw returns, lengths of episodes and priorities (into the working directory, by the memory's name)",
-    ),
+    plot=dict(metavar='FILE', default='compare.png', help='the picture (compare.png)'),
     export=dict(
-        type=_directory,
-        metavar='npz|minari',
-        help='write all rows for numpy (npz, or FILE.npz), or as a data set of Minari (minari, or minari:ID)',
+        type=_directory, metavar='minari[:ID]', help='write all rows as a data set of Minari'
     ),
     author=dict(metavar='NAME', help="the data set's author, for Minari"),
     email=dict(metavar='ADDRESS', help="the author's"),
     permalink=dict(metavar='URL', help='of the code that made the rows'),
     algorithm=dict(metavar='NAME', help='that acted'),
     description=dict(metavar='TEXT', help='of the data set'),
-    json=dict(_FLAG, help='print what there is to tell as JSON'),
     port=dict(_N, help='of the server (default: one that is free)'),
     open=dict(_FLAG, help='open the page in a browser'),
     html=dict(
@@ -165,18 +155,15 @@ COMMANDS = dict(  # what it does, what it is about, options, and what these mean
         ),
     ),
     compare=(
-        'Train several recipes with several seeds, and draw them together',
-        dict(dest='recipes', nargs='+', metavar='RECIPE', help='which'),
-        'env seeds jobs steps out settings set',
-        dict(
-            steps='environment steps of each run',
-            out='where to leave runs, compare.json, compare.png',
-        ),
+        'Draw the returns of finished runs in one plot, and print a table of their results',
+        dict(dest='dirs', nargs='+', type=_directory, metavar='RUN', help='directories of runs'),
+        'plot',
+        {},
     ),
     memory=(
-        'Tell what is in a memory on disk, also while it is written',
+        'Print what is in a memory on disk, including while another process writes it',
         dict(dest='dir', metavar='DIR', help='where the memory lies'),
-        'plot html export env author email permalink algorithm description json',
+        'html export env author email permalink algorithm description',
         dict(env='that the rows are of, for Minari (default: what the run that made them says)'),
     ),
     watch=(
@@ -225,7 +212,7 @@ WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinfo
   fastrl-replay recipes cartpole    shows the settings of a recipe, each with a word about it
   fastrl-replay train --help        says how to change them
 
-The other commands: eval DIR, compare RECIPE …, watch DIR, report DIR, memory DIR, bench.'''
+The other commands: eval DIR, compare RUN …, watch DIR, report DIR, memory DIR, bench.'''
 
 # %% ../nbs/cli.ipynb #d4b2c931
 def _parser():
@@ -350,10 +337,8 @@ def _told(args):
     if 'settings' not in vars(args) or args.settings or _file_here():
         return False
     own = shipped()
-    asked = getattr(args, 'recipes', [getattr(args, 'recipe', None)])
-    if not getattr(args, 'resume', None):
-        for name in filter(None, asked):
-            nearest('recipes', 'recipe', name, own)
+    if args.recipe and not getattr(args, 'resume', None):
+        nearest('recipes', 'recipe', args.recipe, own)
     if args.command != 'recipes' or args.recipe:
         return False
     print(recipe_list((name, about(own, name)) for name in own))

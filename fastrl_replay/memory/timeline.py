@@ -382,16 +382,6 @@ class Timeline(Inspectable):
         "These rows were drawn, by whatever made a batch of them"
         count_drawn(self._parts[0].tables.numbers, keys)
 
-    def grid(
-        self,
-        keys: np.ndarray,  # [n, m], int64; -1: no row
-    ) -> Steps:  # of the same shape, with `mask`
-        "The rows with these keys; zeros and a false `mask` where there is none"
-        there = keys >= 0
-        slots = np.full(keys.shape, -1)
-        slots[there] = self._parts[0].slots(self._valid_keys(keys[there]))
-        return self._masked(keys[there], slots)
-
     def _masked(self, keys, slots):
         "What lies in a grid of slots; the rows with these keys must still be there"
         _, store, shapes = self._parts

@@ -17,7 +17,6 @@ from torch import distributed as dist
 from .engines import batches_in
 from .prefetch import Prefetch
 from ..pipe import Pipe, WorkerInfo, as_worker, upstream
-from ..replay.moments import Moments
 from ..replay.replay import Replay
 from ..stages.journal import Collected, Gather
 from ..steps.batches import each_of
@@ -615,14 +614,6 @@ def _checked_chain(pipe):  # the replay; the stage after it, None: there is none
             type(pipe if replay is None else replay).__name__,
             'a chain with a replay of rows, sequences or goals',
             'each rank has its part of the memory: leave out .parallel after a replay, mixtures, and learners without one',
-        )
-    if isinstance(replay.view, Moments):
-        raise ArgumentError(
-            'Ranks',
-            'join',
-            "by='moment'",
-            "by='row'",
-            'ranks add equally many rows at a time, which divides moments',
         )
     while pipe is not replay:
         stages.append(pipe)

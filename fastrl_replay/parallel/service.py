@@ -19,7 +19,6 @@ from .ray_engine import RayEngine
 from .shards import as_feedback, by_shard, in_shards
 from ..look.memory_page import Inspectable
 from ..pipe import Pipe
-from ..replay.moments import Moments
 from ..replay.replay import Replay
 from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
@@ -382,14 +381,6 @@ def _check_served(replay, who, name):
             'an empty memory, or a closed one on disk',
             'close() it, if it has a path; or serve an '
             'empty one, and `connect(name).add(replay.memory[:])`',
-        )
-    if isinstance(replay.view, Moments):
-        raise ArgumentError(
-            who,
-            "serve: by='moment'",
-            'moments of agents',
-            'rows or sequences',
-            'workers: a service numbers environments anew, and moments go by their numbers',
         )
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0034
