@@ -34,7 +34,7 @@ from fastrl_replay.app.runs import (
 from .saved_policies import load_checkpoint
 from ..look.figures import chart, smooth
 from .offline import open_memory
-from .tracking import TRACKERS, tracked
+from .tracking import TRACES, TRACKERS, tracked
 from .watching import watch_dirs, watched_in
 from ..look.html import page_path
 from ..look.run_page import run_page
