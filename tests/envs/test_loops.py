@@ -528,3 +528,20 @@ def test_a_damaged_state_changes_nothing(damage, chain):
             give(other, 5)
         except BlockError as e:
             assert 'columns' in str(e)
+
+
+def test_a_mixture_takes_steps():
+    "Into the replay that is named, or the one that has a source, or else the first"
+    chain = OwnSteps().n_step(2, 0.9).experience_replay(2, 99)
+    demos, more = ExperienceReplay(None, 2, 99), ExperienceReplay(None, 2, 99)
+    fed, plain = Mixture(dict(demos=demos, online=chain)), Mixture(dict(more=more, other=demos))
+    for k in range(5):
+        give(fed, k)
+        give(fed, k + 20, to='demos', env_id=3)
+        assert give(plain, k, autoreset_mode='disabled').tolist() == [k]
+    assert chain.memory[:].rows['n'].tolist() == [2] * 4
+    assert demos.memory[:].rows['env_id'].tolist() == [3] * 5
+    assert more.memory[:].rows['step_n'].tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(ArgumentError, match="'to'|to; got"):
+        give(fed, 0, to='nowhere')
+    assert set(plain.sample(8).replay.tolist()) == {0, 1}
