@@ -341,7 +341,7 @@ class StepRows:
             self._look_for_resets(np.ndim(values['reward']))
         if outcome & ENDED and (final_obs is not None or mode == AutoresetMode.SAME_STEP):
             self._put_final(rows, final_obs)
-        return rows[~self._resets] if outcome >= LEFT_OUT else rows
+        return rows.compress(~self._resets) if outcome >= LEFT_OUT else rows
 
     def done(self):
         "Count the rows that were made last"
