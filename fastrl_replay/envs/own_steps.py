@@ -152,6 +152,7 @@ def fill(
         if field.dtype.kind != 'f' and (kept != a).any():
             got = a[kept != a].flat[0]
             raise BlockError(who, f'{name}: a number that does not fit', got, field.dtype)
+        a = kept
     field[...] = a
 
 
@@ -495,8 +496,8 @@ class StepRows:
                 f'{_MOST_RESTARTS} such steps in a row',
                 'obs equal to the last next_obs, until an episode ends',
                 'if observations are changed between steps (noise, normalization), change them in '
-                'the policy and the learner instead; truncated=True for steps that do not follow '
-                'each other',
+                'the policy and the learner instead; copy arrays that the environment overwrites; '
+                'truncated=True for steps that do not follow each other',
             )
         self._restarted = env
         return False
@@ -506,29 +507,24 @@ class StepRows:
         over = self.last.counts[:, OVER] > 0
         if not over.any():
             return
-        state, after = (self.new.bytes_of(k)[over] for k in ('state', 'next_state'))
-        same = (state == self.last.bytes_of('next_state')[over]).all()
-        if not same or any(s.tobytes() in self._starts for s in state):
-            self.resets_unknown = False
-            self._starts.clear()
-            return
         rows = self.new.rows[over]
+        state, after = (self.new.bytes_of(k)[over] for k in ('state', 'next_state'))
         moved = (state != after).any(1) & ~(rows['terminated'] | rows['truncated'])
-        if not moved.any():
-            return
-        what = (
-            f'an episode of environment {rows["env_id"][moved][0]} has ended, and the next step '
-            'begins in its last state'
-        )
-        remedy = (
-            "autoreset_mode='next_step' if the environments reset themselves in the next step; "
-            "final_obs=info.get('final_obs') if they do so in the same step; "
-            "autoreset_mode='disabled' if your loop resets them"
-        )
-        if vector:
-            raise BlockError(self.who, what, 'autoreset_mode=None', remedy=remedy)
-        self.resets_unknown = False
-        warnings.warn(problem(self.who, what, remedy=remedy), stacklevel=outside())
+        goes_on = (state == self.last.bytes_of('next_state')[over]).all()
+        # episodes of some environments begin where others end
+        goes_on = goes_on and not any(s.tobytes() in self._starts for s in state)
+        if goes_on and moved.any():
+            env = rows['env_id'][moved][0]
+            what = f'environment {env} goes on from the state in which its episode ended'
+            remedy = (
+                "autoreset_mode='next_step' if the environments reset themselves in the next step; "
+                "final_obs=info.get('final_obs') if they do so in the same step; "
+                "autoreset_mode='disabled' if your loop resets them"
+            )
+            if vector:
+                raise BlockError(self.who, what, 'autoreset_mode=None', remedy=remedy)
+            warnings.warn(problem(self.who, what, remedy=remedy), stacklevel=outside())
+        self.resets_unknown = bool(vector and goes_on)
 
     def _put_final(self, rows, final_obs):
         "Write the last states of those that have ended"

@@ -545,3 +545,53 @@ def test_a_mixture_takes_steps():
     with pytest.raises(ArgumentError, match="'to'|to; got"):
         give(fed, 0, to='nowhere')
     assert set(plain.sample(8).replay.tolist()) == {0, 1}
+
+
+@pytest.mark.filterwarnings('ignore:.*new episode')
+@pytest.mark.parametrize('restored', [False, True])
+@pytest.mark.parametrize('mode', [None, 'next_step', 'same_step', 'disabled'])
+@pytest.mark.parametrize('make', [CHAINS['one step'][1], CHAINS['three steps'][1]])
+def test_vectors_that_are_killed(make, mode, restored):
+    "At random moments, in each mode: rows are steps of a list of episodes, and none is missing"
+    rng, n, replay = np.random.default_rng(5), 3, make()
+
+    def fresh():
+        return rng.normal(size=(n, 2)).astype(np.float32)
+
+    obs, over, episodes = fresh(), np.zeros(n, bool), [[[]] for _ in range(n)]
+    for _ in range(150):
+        if rng.random() < 0.08:
+            obs, over = fresh(), np.zeros(n, bool)
+            for own in episodes:
+                own.append([])
+            if restored:
+                state = through_file(replay.state_dict())
+                replay = make()
+                replay.load_state_dict(state)
+        resets = over & (mode == 'next_step')
+        end = ~resets & (rng.random(n) < 0.2)
+        after, reward = fresh(), np.where(resets, 0, rng.integers(1, 9, n)).astype(float)
+        for i in np.flatnonzero(~resets):
+            episodes[i][-1].append((obs[i], after[i], reward[i]))
+            if end[i]:
+                episodes[i].append([])
+        begun = np.where(end[:, None], fresh(), after)
+        how = {} if mode is None else dict(autoreset_mode=mode)
+        given = begun if mode == 'same_step' else after
+        if mode == 'same_step':
+            how['final_obs'] = list(after)
+        replay.add_step(obs, np.zeros(n, int), reward, given, end, **how)
+        obs, over = (after if mode == 'next_step' else begun), end
+    rows, seen = replay.memory[:].rows, 0
+    for i, own in enumerate(episodes):
+        own = [episode for episode in own if episode]
+        mine = rows[rows['env_id'] == i]
+        assert len(mine) >= sum(map(len, own[:-1]))
+        for row in mine:
+            start = row['step_n'] - 1
+            steps = row['n'] if 'n' in rows.dtype.names else 1
+            part = own[row['episode_n'] - 1][start : start + 3][: 3 if steps > 1 else 1]
+            assert len(part) == steps and (row['state'] == part[0][0]).all()
+            assert (row['next_state'] == part[-1][1]).all()
+            total = sum(GAMMA**k * reward for k, (*_, reward) in enumerate(part))
+            assert np.isclose(row['reward'], total)
