@@ -226,12 +226,16 @@ class Service(Inspectable, Pipe):
         next_obs,  # the observation that followed
         terminated,  # has the episode ended?
         truncated=False,  # was it broken off?
-        **how,  # env_id, final_obs and further columns, as `add_step` of a replay takes them
+        *,
+        env_id=0,  # whose step it is, or that of the first of these, or of each
+        final_obs=None,  # the last states of environments that have been reset already
+        autoreset_mode=None,  # 'next_step' or 'same_step' if the environments of a vector reset themselves
+        **columns,  # what else is known of the step
     ) -> np.ndarray:  # the keys of new rows
         "Add a step of an environment, or one of each environment of a vector"
-        values = step_values(obs, action, reward, next_obs, terminated, truncated, **how)
+        values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
         with self._adding:
-            rows = self._steps.make(*values)
+            rows = self._steps.make(values, env_id, final_obs, autoreset_mode)
             keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
             self._steps.done()
             return keys

@@ -804,7 +804,7 @@ def test_ages_are_those_of_what_this_replay_has_drawn(tmp_path):
 def test_an_environment_whose_rows_are_all_gone_begins_the_next_episode(tmp_path):
     "Its first one again would be the second with this number; also in a larger memory; a new one begins its first"
     def make(max_sz): return ExperienceReplay(bs=1, max_sz=max_sz, store=Rows(tmp_path))
-    def step(env_id, end=False): replay.add_step([0.], 1, 1., [1.], end, env_id=env_id)
+    def step(env_id, end=False): replay.add_step([0.], 1, 1., [0.], end, env_id=env_id)
     def last(): return replay.memory[-1].rows[['env_id','episode_n','step_n']].item()
     replay = make(10)
     for end in True, True, False: step(7, end)
