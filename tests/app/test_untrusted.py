@@ -393,7 +393,7 @@ def test_what_a_memory_says_of_itself_does_not_reach_the_terminal(tmp_path, caps
     meta = json.loads((folder/'meta.json').read_text())
     (folder/'meta.json').write_text(json.dumps({**meta, 'made': ESCAPE, 'written_by': ESCAPE}))
     said = here(capsys, 'memory', folder)
-    assert harmless(said) and 'owned' in said
+    assert harmless(said)
 
 # ---- smaller ones ----
 
