@@ -533,6 +533,7 @@ class Directory(Counted):
         if self._lock is None:
             self._refuse()
         c = self.counters
+        end -= self.base
         if end > c.item(LIMIT) and end > self.ring:
             c[LIMIT] = end + max(self.ring // 16, 1024)
             # what was never flushed is gone after a power cut anyway
@@ -611,13 +612,13 @@ class Directory(Counted):
         if self._lock is None:
             self._refuse()
         c = self.counters
-        here = self.counters.item(COMMITTED)
+        first = end - self.base
         c[REWINDS] += 1  # readers look at it, before rows change
-        if end < here:
-            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], end]))
+        if first < c.item(COMMITTED):
+            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], first]))
         Counted.rewind(self, end, floor)
-        if c.item(FLUSHED) > end:
-            c[FLUSHED] = end
+        if c.item(FLUSHED) > first:
+            c[FLUSHED] = first
             sync(self.file('counters'))  # before rows that were flushed are written over
 
     def put_aside(
@@ -665,11 +666,11 @@ class Directory(Counted):
 
     def told(self, kind: str, end: int) -> int:
         "Up to which row the priorities that lie here are those of a sampler of this kind"
-        told = min(self.counters.item(TOLD), end)
+        told = min(self.told_to, end)
         was = self.meta.get('priorities')
-        if was in (None, kind):
-            return told if was else 0
-        if told:
+        if was == kind:
+            return told
+        if was and told > self.base:
             warnings.warn(
                 f'{self.who}: the priorities in {self.path} are of {was}, and those of {kind} are '
                 'asked for: all rows begin with the largest one'

@@ -18,7 +18,7 @@ from fastrl_replay.steps.errors import (
     whole,
 )
 from .draws import throw_darts
-from .places import EVER, TOLD
+from .places import EVER
 from .ranktree import RankTree
 from .samplers import SAMPLERS, Sampler
 from .sumtree import LARGEST, SumTree, find_mass
@@ -140,7 +140,7 @@ class _Prioritized(Sampler):
             self._write_down(np.arange(come, end))
         vars(self).update(first=oldest, end=end)  # in one call, which no interrupt divides
         if self._file is not None and self.place.holds:
-            self.place.counters[TOLD] = end
+            self.place.told_to = end
 
     def _of_ever(self) -> float:  # -1: new keys don't get the largest priority ever
         self._note_largest()
@@ -347,14 +347,14 @@ class _Prioritized(Sampler):
         if file is None or not place.holds:
             return
         if place.meta.get('priorities') != self.kind:
-            place.counters[TOLD] = 0  # those of another kind
+            place.told_to = place.base  # those of another kind
             place.say(priorities=self.kind)
         self._file, place.counters.view(np.float64)[EVER] = file, self.largest_ever
         here = np.arange(self.first, self.end) if self._there is None else self._taken()
         if len(here):
             self._write_down(here)
         if self._there is None:
-            place.counters[TOLD] = self.end
+            place.told_to = self.end
         else:
             file[np.setdiff1d(np.flatnonzero(file), self.key_of(here) % len(file))] = (
                 0  # of what is gone

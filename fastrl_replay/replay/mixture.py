@@ -223,10 +223,15 @@ class Mixture(Inspectable, Pipe):
         ]
         mine = [(r, k, t) for r, k, t in mine if len(k)]
         for r, k, t in mine:
-            with r.lock:
-                r.feedback(k, t)  # raises where something is wrong
+            r.check_feedback(k, t)
         for r, k, t in mine:
             r.update_priorities(k, t)
+
+    def keys_now(self, keys):  # of a state that was loaded
+        "The same keys as they are now"
+        many = len(self.replays)
+        moved = np.array([r.memory.moved for r in self.replays.values()])
+        return keys + many * moved[keys % many]
 
     def check_errors(self, who, keys, td):
         "Raise where one of the replays could not take errors of this form"

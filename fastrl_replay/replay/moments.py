@@ -133,16 +133,17 @@ class Moments(Transitions):
         whose = rows['env_id'].astype(np.int64) - agent
         # unknown: there were rows before that are gone
         begins = np.ones(len(rows), bool)
-        unknown = first != s.followed
+        unknown = first != (s.followed or self.memory.base)
         begins[1:] = (whose[1:] != whose[:-1]) | (moment[1:] != moment[:-1])
         # what is left of a moment is none
         begins[0] = not unknown and (int(whose[0]), int(moment[0])) != s.last
         file = self._begins
         ring = self.memory.place.ring
         if unknown and file is not None:
-            begins[0] = file[first % ring] == first
+            begins[0] = file[first % ring] == first - self.memory.base
         if file is not None and self.memory.place.holds:
-            file[keys[-ring:] % ring] = np.where(begins, keys, -1)[-ring:]
+            kept = np.where(begins, keys - self.memory.base, -1)
+            file[keys[-ring:] % ring] = kept[-ring:]
         new = keys[begins]
         high = s.high + len(new)
         self._first[np.arange(s.high, high)[-self.capacity :] % self.capacity] = new[
@@ -285,7 +286,7 @@ class Moments(Transitions):
         "Go on where `snapshot` was taken; the memory has been restored"
         self.clear()
         state, (end, oldest) = self.check_state(state), self.memory.span
-        first = state['first']
+        first = state['first'] + self.memory.moved
         agent = state['agent']
         low = state['low']
         fine = (np.diff(first) > 0).all() and (agent < state['agents']).all()

@@ -12,7 +12,7 @@ from ..steps.compiled import njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError
 from ..memory.links import as_keys
-from ..memory.places import TOLD, in_parts
+from ..memory.places import in_parts
 from ..memory.samplers import left_out
 from ..memory.timeline import Timeline
 
@@ -125,7 +125,7 @@ class _OfPlaces:
     def note(self):
         "The sampler knows of all that was followed: what is written down of places is true for so many rows"
         if self.followed is not None and self.memory.place.holds:
-            self.memory.place.counters[TOLD] = self.followed
+            self.memory.place.told_to = self.followed
 
 # %% ../../nbs/replay/views.ipynb #d8001709
 class View(_OfPlaces):
