@@ -304,21 +304,21 @@ class Links:
     def load_state_dict(
         self,
         state: dict,  # as it was saved
+        base: int,  # the first key here
         rows=True,  # does it hold the links, too? If not, they lie here already, and stay as they are
     ):
         "Become the links that were saved; these must be new"
         saved = self._checked(state, rows)
-        inserted, oldest = saved['counters'][:2]
-        slots = np.arange(oldest, inserted) % self.ring
         envs = Environments(len(saved['env_ids']))
-        for name in _BY_SLOT if rows else ():
-            getattr(self, name)[slots] = saved[name]
         envs.admit(saved['env_ids'])
         envs.last[: len(envs)] = saved['last']
         self._use(saved['counters'], envs, grown(saved['last_key'].copy(), len(envs.last), -1))
+        self.move(base - saved['base'])
+        for name in _BY_SLOT if rows else ():
+            getattr(self, name)[self.keys % self.ring] = saved[name]
 
     def move(self, by: int):
-        "Add this multiple of the slots to all keys"
+        "Make all keys larger; where rows are there, by a multiple of the slots"
         numbers, _, last_key = self.tables
         numbers[[INSERTED, OLDEST]] += by
         last_key[last_key >= 0] += by

@@ -104,7 +104,8 @@ class Timeline(Inspectable):
     def base(self) -> int:
         "The first key; keys that were given out before `clear` or `load_state_dict` are smaller"
         self._parts  # it is open from now on
-        return self.place.base
+        waits = self._unsettled is not None and not self.reads_only
+        return self._unsettled[3] if waits else self.place.base
 
     @property
     def lost(self) -> int:
@@ -631,12 +632,13 @@ class Timeline(Inspectable):
             self._gate.layout = None
             return vars(self).update(place=place, _parts=None, _same=None, _unsettled=None)
         parts = line, store, _ = self._open(state['dtype'], place)
-        line.load_state_dict(state['links'])
+        base = state['links']['base']
+        place.base = 0 if place.lasts and base % line.ring else base
+        line.load_state_dict(state['links'], place.base)
         store.load_state_dict(line.keys % line.ring, state['store'])
-        base = place.base = state['links']['base']
-        if base % line.ring or self._below and not self._are_those(parts, older):
-            place.base = self._next_base(place)
-        line.move(place.base - base)
+        if self._below and not self._are_those(parts, older):
+            line.move(self._next_base(place))
+            place.base += self._next_base(place)
         place.intend(line.inserted)
         self.moved = place.base - base
         self._use(parts, place, (line.inserted, line.oldest, 0, place.base))
@@ -669,8 +671,7 @@ class Timeline(Inspectable):
         if state['dtype'] != saved_dtype(place.meta['columns']):
             raise StateError(self.who, 'a saved memory of other columns')
         line = Links(store.dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
-        line.load_state_dict(links, rows=False)
-        line.move(place.base - base)
+        line.load_state_dict(links, place.base, rows=False)
         goes_back = line.inserted < place.span(self.max_sz)[0]
         missing = line.forget_before(place.oldest_whole())
         new = place.base

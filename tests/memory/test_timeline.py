@@ -368,7 +368,7 @@ def test_a_used_memory_becomes_the_saved_one():
     "Whatever it held, columns included"
     line,other = filled(3, 5),filled(9, 5, dtype=KINDS['odd'])
     other.load_state_dict(line.state_dict())
-    assert other[:] == line[:] and other.dtype == line.dtype and other.inserted == 3
+    assert other[:] == line[:] and other.dtype == line.dtype and other.added == 3
     other.load_state_dict(Timeline(5).state_dict())
     assert len(other) == 0 and other.dtype is None
     with pytest.raises(ValueError, match='more rows than this one has room for; got 3; expected at most max_sz=2'): Timeline(2).load_state_dict(line.state_dict())
