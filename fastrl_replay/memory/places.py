@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS', 'OF_STORE',
-           'N_COUNTERS', 'AGES', 'STORE_END', 'EVER', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Declared', 'Place',
-           'Counted', 'MainMemory']
+           'N_COUNTERS', 'AGES', 'STORE_END', 'CHECK', 'EVER', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Declared',
+           'Place', 'Counted', 'MainMemory']
 
 # %% ../../nbs/memory/places.ipynb #125a957a
 from typing import NamedTuple
@@ -52,6 +52,7 @@ N_COUNTERS = 64
 AGES = slice(AGE_SUM, AGE_MAX + 1)
 # a store's are those from `OF_STORE` to the first of these
 STORE_END = 60
+CHECK = 61
 EVER = 62
 SHOWN = 63
 

@@ -486,6 +486,9 @@ def _ranks(ends, n, darts, ranks):
         ranks[_u(i)] += 1
 
 # %% ../../nbs/memory/priorities.ipynb #7f56ec9f
+_TINY = np.finfo(np.float64).tiny
+
+
 class Ranked(_Prioritized, named='rank'):
     "A key is as likely as 1/rank**alpha, where the largest |td| has rank 1"
 
@@ -517,8 +520,8 @@ class Ranked(_Prioritized, named='rank'):
         doc='The sum of 1/rank**alpha',
     )
     least = property(
-        lambda self: max(len(self.tree), 1) ** -float(self.alpha) / self.mass,
-        doc='The smallest probability of a key',
+        lambda self: max(max(len(self.tree), 1) ** -float(self.alpha) / self.mass, _TINY),
+        doc='The smallest probability of a key, or the smallest number, by which weights are divided',
     )
 
     def _hit(self, n, mass):

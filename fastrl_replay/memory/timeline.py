@@ -10,7 +10,7 @@ import math
 import warnings
 from functools import partial
 import numpy as np, torch
-from ..steps.core import Steps, main_rows
+from ..steps.core import Steps, column_of_rows, main_rows
 from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -392,8 +392,8 @@ class Timeline(Inspectable):
         keys = self._valid_keys(keys)
         line, store, _ = self._parts
         out = store.empty(keys.size, store.dtype.itemsize)
-        store.gather(line.slots(keys), out)
-        self.were_there(keys)
+        slots = line.slots(keys)
+        self._gather(store, keys, slots, out)
         return as_steps(out, store.dtype, keys.shape)
 
     def _valid_keys(self, keys):
@@ -421,7 +421,12 @@ class Timeline(Inspectable):
         "The rows with these keys as a batch; counted as drawn"
         line, store, shapes = self._parts or self._valid_keys(keys)
         self._gave = True
-        batch = (store.packed_batch if packed else store.batch)(line, keys, weights, shapes.batch)
+        try:
+            batch = (store.packed_batch if packed else store.batch)(
+                line, keys, weights, shapes.batch
+            )
+        except StaleKey as e:
+            raise self._unread(keys, e) from None
         self.were_there(keys)
         return batch
 
@@ -445,9 +450,22 @@ class Timeline(Inspectable):
         _, store, shapes = self._parts
         dtype = shapes.window
         out = store.empty(slots.size, dtype.itemsize)
-        store.gather(slots, out, dtype.fields['mask'][1])
-        self.were_there(keys)
+        self._gather(store, keys, slots, out, dtype.fields['mask'][1])
         return as_steps(out, dtype, slots.shape)
+
+    def _gather(self, store, keys, *args):
+        try:
+            store.gather(*args)
+        except StaleKey as e:
+            raise self._unread(keys, e) from None
+        self.were_there(keys)
+
+    def _unread(self, keys, e):
+        "The error if rows can't be read: they were overwritten, or what they refer to is damaged"
+        if not self.reads_only or not self.valid(keys).all():
+            return e
+        self.were_there(keys)
+        return StateError(self.who, f'{self.place.path} is damaged', 'rows whose frames are missing')
 
     def windows(
         self,
@@ -507,11 +525,19 @@ class Timeline(Inspectable):
         # of rows that were drawn, wherever they are by now
         if isinstance(i, Places):
             return self.take(i)
-        return (
-            self[:][i]
-            if isinstance(i, str)
-            else self.take(self.keys[i.numpy() if isinstance(i, torch.Tensor) else i])
-        )
+        if isinstance(i, str):
+            return self._column(i)
+        return self.take(self.keys[i.numpy() if isinstance(i, torch.Tensor) else i])
+
+    def _column(self, name):
+        "A column of all rows; where the store has it apart from frames, nothing else is read"
+        keys = self.keys
+        found = {}
+        if self._parts and self.store.device is None:
+            line, store, _ = self._parts
+            found = store.some_columns(keys % line.ring, (name,))
+            self.were_there(keys)
+        return column_of_rows(found[name]) if name in found else self[:][name]
 
     def __iter__(self):
         "One-row `Steps`, oldest first"
