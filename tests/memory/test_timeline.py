@@ -384,3 +384,24 @@ def test_places_that_are_not_there():
 def test_iteration_gives_every_row_once():
     line = filled(5000, 3000)
     assert [s.total_reward.item() for s in line] == list(range(2001, 5001)) and next(iter(line)).shape == ()
+
+# ---- a column ----
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_column_alone_is_that_of_all_rows(kind):
+    from fastrl_replay.memory.frames import Frames
+    for store in None, Frames(columns=[n for n, d in leaves(filled(dtype=KINDS[kind])[:].rows) if n.startswith('state')]):
+        line = Timeline(5, store)
+        line.add(Steps(episode(8, dtype=KINDS[kind])))
+        whole = line[:]
+        for name in line.dtype.names:
+            assert same(line[name], whole[name]), name
+
+def test_a_column_reads_no_whole_rows():
+    import tracemalloc
+    dtype = step_dtype(spaces.Box(0, 255, (100_000,), np.uint8), spaces.Discrete(2))
+    line = Timeline(100)
+    line.add(Steps(np.zeros(100, dtype)))
+    tracemalloc.start()
+    try: assert line.reward.shape == (100,) and tracemalloc.get_traced_memory()[1] < 1e6
+    finally: tracemalloc.stop()

@@ -293,3 +293,16 @@ def test_errors_that_one_replay_of_a_mixture_refuses_change_none():
     td[batch.replay == 1] = 1e308   # no priority can be as large
     with pytest.raises(ArgumentError): batch.update_priorities(td)
     assert alike(mixture.sample().asdict(), same.sample().asdict())
+
+# ---- weights of a mixture ----
+
+def test_a_mixture_keeps_the_weights_of_a_whole_memory():
+    "With weight_norm='memory' the largest weight that there could be is 1, whether it is drawn or not"
+    def build(norm): return PrioritizedReplay(bs=4, max_sz=50, alpha=1., beta=1., eps=0., weight_norm=norm, seed=0)
+    replays = dict(a=build('memory'), b=build('memory'))
+    for r in replays.values(): r.update_priorities(r.add(rows(50)), [*[9.]*49, 1.])
+    batch = Mixture(replays, bs=4).sample()
+    assert 49 not in batch.reward and torch.allclose(batch.weight, torch.full((4,), 1/9))
+    replays = dict(a=build('batch'), b=build('batch'))
+    for r in replays.values(): r.update_priorities(r.add(rows(50)), [*[9.]*49, 1.])
+    assert Mixture(replays, bs=4).sample().weight.max() == 1

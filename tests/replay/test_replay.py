@@ -854,3 +854,17 @@ def test_every_stage_is_in_the_table():
 def test_every_stage_keeps_the_contract(name, i):
     "One check for all"
     assert check_contract(CONTRACT[name][i])['items'] > 0
+
+def test_exact_blocks_copy_each_row_once():
+    "A large block was copied for each small one that left it"
+    import tracemalloc
+    block = numbered(20_000)
+    blocks = iter(Gather([block, numbered(7, 20_000)], n=10, exact=True))
+    found = [rewards(next(blocks))]
+    tracemalloc.start()
+    try:
+        found += [rewards(next(blocks))]
+        assert tracemalloc.get_traced_memory()[1] < block.rows.nbytes/20
+    finally: tracemalloc.stop()
+    found += map(rewards, blocks)
+    assert [k for f in found for k in f] == list(range(20_000)) and {len(f) for f in found} == {10}
