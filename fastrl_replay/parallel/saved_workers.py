@@ -11,8 +11,9 @@ from collections import deque
 import numpy as np, torch
 from ..envs.envstate import decode, encode, encoded
 from ..memory.links import Places
-from .engines import AWAY, ChainCopy, WorkerError
+from .engines import AWAY, ChainCopy, WorkerError, batches_in
 from .shards import Shards
+from ..steps.batches import each_of
 from ..steps.compiled import interrupts_wait
 from ..steps.core import Steps, pack, replay_of, set_replay, unpack
 from ..steps.errors import StateError
@@ -150,6 +151,7 @@ class SavedWorkers(Shards):
 
     def _load_workers(self, state):
         "Give new workers what was saved of the old ones"
+        moved = np.zeros(self.num_workers, np.int64)  # how much larger keys are than they were saved
         for w, saved in zip(self._workers, state['workers']):
             file = io.BytesIO()
             torch.save(saved['state'], file)
@@ -160,7 +162,9 @@ class SavedWorkers(Shards):
             for k in _COUNTED:
                 setattr(w, k, saved[k])
             if not w.left:
-                self._first_keys[w.info.rank] = saved['first_key']
+                first = max(self._first_keys[w.info.rank], saved['first_key'])
+                moved[w.info.rank] = first - saved['first_key']
+                self._first_keys[w.info.rank] = first
         for w in self._workers:
             if not w.begun:
                 continue
@@ -169,6 +173,10 @@ class SavedWorkers(Shards):
             if error is not None:
                 raise WorkerError('Parallel', f'worker {w.info.rank} could not be restored', error)
         self._turn, self._now = state['turn'], _unpacked(state['now']) if state['now'] else None
+        for batch in (b for chunk in self._chunks() for x in chunk['items'] for b in batches_in(x)):
+            rows = each_of(batch).rows
+            if 'index' in rows.dtype.names:
+                rows['index'] += self.num_workers * moved[rows['index'] % self.num_workers]
         self.given, self.lag_sum, self.lag_max, self.stale = state['counts']
         self._life = state.get('life', 0)
         self._written = *self._written[:2], self.given  # they were written just now

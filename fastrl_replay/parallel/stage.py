@@ -262,7 +262,10 @@ class Parallel(_Turns):
                 self._ask(w)
 
     def _close(self):
-        "End the workers; the next pass begins with new ones"
+        "End the workers; the next pass begins with new ones, whose keys follow those that were given out"
+        for w in self._workers:
+            if not w.left:
+                self._first_keys[w.info.rank] += max(w.newest, default=-1) + 1
         try:
             if self._finalizer:
                 self._finalizer()

@@ -10,7 +10,7 @@ from fastrl_replay.steps.errors import Explained, NoRoom
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.memory import directory as files
 from fastrl_replay.steps import files as whole_files
-from fastrl_replay.memory.directory import COMMITTED, FLUSHED, RESERVED, Directory
+from fastrl_replay.memory.directory import CHECK, COMMITTED, FLUSHED, RESERVED, Directory
 from fastrl_replay.memory.rows import Store
 from fastrl_replay.app.offline import open_memory, recorded_rows
 from fastrl_replay.data.datasets import _blocks
@@ -88,7 +88,7 @@ def test_the_check_finds_what_is_wrong(tmp_path):
     def torn(a): a.view(STREAM.dtype)['noise'][7,30] ^= 1
     def cut(a): a[np.flatnonzero(a)[0]] = 0
     def other(a): a[3] += 1
-    def lost(a): a[COMMITTED] -= 1
+    def lost(a): a[COMMITTED], a[CHECK] = a[COMMITTED] - 1, 0   # as if the writer had been killed
     assert 'of key 7' in damaged('uniform', 'rows', of_another_call)
     assert 'noise of key 7' in damaged('prioritized', 'rows', torn)
     assert 'links' in damaged('uniform', 'link', cut, np.int32)
