@@ -234,8 +234,8 @@ def told(item):
     "Say how wrong the learner was about a batch, in numbers that differ from row to row"
     batch = item[0] if isinstance(item, tuple) else item
     if not isinstance(batch, Steps) or batch._replay is None: return
-    key = batch['index'].numpy()
-    td = (key*7 % 11)/4 + .1
+    number = sum(k*batch[n].numpy().reshape(len(batch), -1)[:,0] for n, k in dict(step_n=7, env_id=3, episode_n=5).items())
+    td = number % 11/4 + .1
     batch.update_priorities(td[:, None] + np.arange(batch.train.shape[1]) if isinstance(batch, Sequences) else td)
 
 def take(items, n):
