@@ -676,11 +676,15 @@ class Timeline(Inspectable):
             return True
         if not older or older[1].dtype != store.dtype or older[0].inserted > line.inserted:
             return False
-        keys = in_parts(line.oldest, older[0].inserted, 4096)
-        return older[0].oldest <= line.oldest and all(
-            np.array_equal(older[1].bytes_of(k % older[0].ring), store.bytes_of(k % line.ring))
-            for k in keys
-        )
+        if older[0].oldest > line.oldest:
+            return False
+
+        def rows(part, keys):
+            found = part[1].bytes_of(keys % part[0].ring)
+            return as_steps(found, store.dtype, keys.shape)
+
+        parts = in_parts(line.oldest, older[0].inserted, 256)
+        return all(rows(new, keys) == rows(older, keys) for keys in parts)
 
     def _stand_where(self, state):
         "Stand at the row where a state was saved that refers to this place"
