@@ -450,9 +450,11 @@ class Proportional(_Prioritized, named='proportional'):
             raise AttributeError('it is kept with least=True only')
         return self.tree.smallest / self.tree.total if self.tree.total else 1 / max(len(self), 1)
 
+    total = property(lambda self: self.tree.total, doc='The sum of all priorities')
+
     @property
     def mass(self):
-        "The sum of all priorities, and how many keys there are where they are all 0"
+        "The same, or how many keys there are where they are all 0"
         return self.tree.total or float(max(len(self), 1))
 
     def _hit(self, n, mass):

@@ -732,7 +732,7 @@ class Replay(Inspectable, SavedReplay):
             return dict(
                 inserted=int(self.memory.added),
                 drawable=n,
-                mass=float(sampler.mass) if n else 0.0,
+                mass=float(getattr(sampler, 'total', sampler.mass)) if n else 0.0,
                 least=float(least),
             )
 
