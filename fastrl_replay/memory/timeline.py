@@ -24,7 +24,7 @@ from fastrl_replay.steps.errors import (
 )
 from ..steps.row_dtypes import dtype_spec, extend_dtype, saved_dtype
 from ..look.memory_page import Inspectable
-from ..envs.episodes import BlockGate, RowLayout, refuse_nan
+from ..envs.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
 from ..envs.numbering import Environments
 from ..steps.machine import size_text
 from .places import AGES, REWINDS, SHOWN, in_parts
@@ -223,50 +223,28 @@ class Timeline(Inspectable):
         "Numbers of environments under way, but for those that have been silent for long"
         return self._parts[0].going_on if self._parts else np.zeros(0, np.int64)
 
-    def stands_at(
-        self,
-        env_ids: list,  # of environments
-    ) -> dict:  # by env_id: episode, steps made in it, is it over?, their rewards, the state after them (None: gone)
-        "Where environments stand after their last rows; of those that are not known, nothing"
-        if not self._parts:
-            return {}
-        _, envs, last_key = self._parts[0].tables
-        known = {e: i for i, e in enumerate(envs.ids.tolist()) if e in {*env_ids}}
-        stands = {
-            e: (*envs.last[i, :2].tolist(), int(not envs.last[i, 2]), 0.0, None)
-            for e, i in known.items()
-        }
-        keys = self._last_of([e for e in env_ids if e not in known]) | {
-            e: last_key[i] for e, i in known.items()
-        }
-        keys = {e: key for e, key in keys.items() if self.valid(key)}
-        rows = self.take([*keys.values()]).to('cpu').rows
-        total, after = (
-            rows[n] if n in rows.dtype.names else None for n in ('total_reward', 'next_state')
-        )
-        ended = self._episodes_of([e for e in env_ids if e not in known and e not in keys])
-        stands |= {e: (n, 0, 1, 0.0, None) for e, n in ended.items()}
-        for i, (env, row) in enumerate(zip(keys, rows)):
-            stands[env] = (
-                int(row['episode_n']),
-                int(row['step_n']),
-                int(row['terminated'] or row['truncated']),
-                0.0 if total is None else float(total[i]),
-                None if after is None else after[i : i + 1],
-            )
-        return stands
-
-    def _last_of(self, env_ids) -> dict:  # by env_id
-        "The newest rows of environments, by one look at all rows; a checkpoint names those in the midst of an episode only"
-        if not env_ids:
-            return {}
+    def stands(self) -> np.ndarray:  # of `standing_dtype`
+        "Return where each environment stands; a new episode begins if its last row is gone"
+        if not self._parts or not {'total_reward', 'next_state'} <= {*self.dtype.names}:
+            return np.zeros(0, standing_dtype(NO_ROWS))
         (line, store, _), (end, oldest) = self._parts, self.span
+        _, envs, _ = line.tables
+        episodes = {int(e): n for e, n in (self.place.meta or {}).get('episodes', {}).items()}
+        episodes |= {e: n for e, n in zip(envs.ids.tolist(), envs.last[:, 0].tolist()) if e >= 0}
         keys = np.arange(oldest, end)
         keys = keys[line.link[keys % line.ring] == 0]  # no row of its episode comes after
-        envs = np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id'])
-        found = np.isin(envs, env_ids)
-        # of one environment the last counts
-        return dict(zip(envs[found].tolist(), keys[found].tolist()))
+        found = np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id'])
+        last = dict(zip(found.tolist(), keys.tolist()))
+        gone = {e: n for e, n in episodes.items() if e not in last}
+        stands = np.zeros(len(last) + len(gone), standing_dtype(self.dtype))
+        stands['env_id'] = [*last, *gone]
+        stands['counts'][len(last) :, 0] = np.array([*gone.values()]) + 1
+        rows = self.take([*last.values()]).to('cpu').rows
+        here, ended = stands[: len(last)], rows['terminated'] | rows['truncated']
+        here['key'], here['next_state'] = [*last.values()], rows['next_state']
+        counts = rows['episode_n'], rows['step_n'], ended, rows['total_reward']
+        here['counts'][:, :4] = np.stack(counts, 1)
+        return stands
 
     def _note_episodes(self):
         "Note the last episodes of environments whose rows are all gone, for who opens the memory again"
@@ -280,11 +258,6 @@ class Timeline(Inspectable):
             zip(map(str, envs.ids[gone].tolist()), envs.last[gone, 0].tolist())
         )
         self.place.say(episodes=dict([*noted.items()][-_MOST_ENVS:]))
-
-    def _episodes_of(self, env_ids) -> dict:  # by env_id
-        "Their last episodes, as they were noted; which of their steps was the last is not known, so the next ones begin"
-        noted = (self.place.meta or {}).get('episodes', {})
-        return {e: noted[f'{e}'] for e in env_ids if f'{e}' in noted}
 
     def _open(self, dtype, place=None):
         "Links and a store for such rows in an empty place, and what batches and windows of them look like"
@@ -434,16 +407,6 @@ class Timeline(Inspectable):
         "These rows were drawn, by whatever made a batch of them"
         self._gave = True
         count_drawn(self._parts[0].tables.numbers, keys)
-
-    def grid(
-        self,
-        keys: np.ndarray,  # [n, m], int64; -1: no row
-    ) -> Steps:  # of the same shape, with `mask`
-        "The rows with these keys; zeros and a false `mask` where there is none"
-        there = keys >= 0
-        slots = np.full(keys.shape, -1)
-        slots[there] = self._parts[0].slots(self._valid_keys(keys[there]))
-        return self._masked(keys[there], slots)
 
     def _masked(self, keys, slots):
         "What lies in a grid of slots; the rows with these keys must still be there"

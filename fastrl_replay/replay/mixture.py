@@ -6,6 +6,7 @@
 __all__ = ['apportion', 'raw_weights', 'Mixture']
 
 # %% ../../nbs/replay/mixture.ipynb #5b53d94d
+from functools import lru_cache
 from itertools import repeat
 import numpy as np, torch
 from ..steps.batches import Sequences, burn_in_of, each_of
@@ -56,7 +57,7 @@ def raw_weights(
         scale = replay.sampler.mass if shard else len(replay.view)
         if replay.weight_norm == 'memory':
             tops.append((scale * replay.sampler.least) ** -beta)
-        return np.broadcast_to((scale * p) ** -beta, n).astype(float)
+        return (scale * p) ** -beta * np.ones(n)
 
     return weigh
 
@@ -173,9 +174,29 @@ class Mixture(Inspectable, Pipe):
         to: str,  # the name of a replay
     ) -> np.ndarray:  # the rows' keys in it
         "Add rows to one of the replays"
-        if to not in self.replays:
-            raise ArgumentError('Mixture', 'to', repr(to), f'one of {", ".join(self.replays)}')
-        return self.replays[to].add(steps)
+        return self._named(to).add(steps)
+
+    def _named(self, name):
+        if name in self.replays:
+            return self.replays[name]
+        raise ArgumentError('Mixture', 'to', repr(name), f'one of {", ".join(self.replays)}')
+
+    def add_step(
+        self,
+        obs,  # of one environment, or of each of several: a number, an array, a tensor, or a dict or tuple of these
+        action,  # what was done
+        reward,  # a number, or one for each environment
+        next_obs,  # the observation that followed
+        terminated,  # has the episode ended?
+        truncated=False,  # was it broken off?
+        *,
+        to: str = None,  # the name of a replay; None: the one that has a source, or the first one
+        **how,  # env_id, final_obs, autoreset_mode and further columns, as `add_step` of a replay takes them
+    ) -> np.ndarray:  # the keys of new rows in it
+        "Add a step from your own loop to one of the replays"
+        first = next(name for name, r in self.replays.items() if self.fed in (None, r))
+        replay = self._named(first if to is None else to)
+        return replay.add_step(obs, action, reward, next_obs, terminated, truncated, **how)
 
     def sample(
         self,
@@ -335,27 +356,39 @@ class Mixture(Inspectable, Pipe):
         return dict(main.facts(of[replays.index(main)]), stale=int(stale), parts=parts)
 
 # %% ../../nbs/replay/mixture.ipynb #552f19cf
-def _form(batch):
-    return f'{type(batch).__name__} {["n", *batch.shape[1:]]}, {burn_in_of(batch)} of them burn-in'
-
-
-def _together(parts, many, names):
-    "Batches of several replays as one"
-    first = parts[0][1]
-    each = [each_of(b) for _, b in parts]
-    for (which, b), e in zip(parts, each):
-        differ = differing_columns(first.dtype, b.dtype) | differing_columns(each[0].dtype, e.dtype)
+@lru_cache(maxsize=64)
+def _joint_dtype(kinds):
+    "Make the dtype of the rows of several batches with a column for their replay, if they are alike"
+    first = kinds[0]
+    for kind in kinds:
+        differ = {}
+        for one, other in zip(first[1:3], kind[1:3]):
+            differ |= differing_columns(one, other)
         for n, (x, y) in differ.items():
             raise BlockError(
                 'Mixture',
-                f'column {n!r} of {names[which]!r}',
+                f'column {n!r} of {kind[0]!r}',
                 y or 'missing',
-                f'{x or "none"}, as in {names[parts[0][0]]!r}',
+                f'{x or "none"}, as in {first[0]!r}',
                 'the same columns in all replays',
             )
-        if _form(b) != _form(first):
-            raise BlockError('Mixture', f'batches of {names[which]!r}', _form(b), _form(first))
-    rows = joined(each, extend_dtype(each[0].dtype, replay='i4'))
+        if kind[3:] != first[3:]:
+            forms = (
+                f'{k[3].__name__} {["n", *k[4]]}, {k[5]} of them burn-in' for k in (kind, first)
+            )
+            raise BlockError('Mixture', f'batches of {kind[0]!r}', *forms)
+    return extend_dtype(first[2], replay='i4')
+
+
+def _together(parts, many, names):
+    "Join batches of several replays"
+    first = parts[0][1]
+    each = [each_of(b) for _, b in parts]
+    kinds = (
+        (names[which], b.dtype, e.dtype, type(b), b.shape[1:], burn_in_of(b))
+        for (which, b), e in zip(parts, each)
+    )
+    rows = joined(each, _joint_dtype(tuple(kinds)))
     replay = rows['replay']
     index = rows['index']
     replay[:] = torch.from_numpy(np.repeat([which for which, _ in parts], [len(e) for e in each]))

@@ -295,16 +295,16 @@ class Replay(Inspectable, SavedReplay):
         *,
         env_id=0,  # whose step it is, or that of the first of these, or of each
         final_obs=None,  # the last states of environments that have been reset already
-        **columns,  # what else is known of the step; and autoreset_mode='next_step', of a vector that resets in the next one
+        autoreset_mode=None,  # 'next_step' or 'same_step' if the environments of a vector reset themselves
+        **columns,  # what else is known of the step
     ) -> np.ndarray:  # the keys of new rows
         "Add a step from your own loop, or one of each environment of a vector"
-        values = step_values(
-            obs, action, reward, next_obs, terminated, truncated, env_id, final_obs, **columns
-        )
+        values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
+        how = env_id, final_obs, autoreset_mode
         with self.lock:
             if first := self._own_steps():
-                return self._pass_on(first, values)
-            rows = self._steps.make(*values)
+                return self._pass_on(first, values, how)
+            rows = self._steps.make(values, *how)
             # an interrupted call is made up for by the next one
             if self.view.follows:
                 rows = rows.copy()
@@ -312,9 +312,21 @@ class Replay(Inspectable, SavedReplay):
             self._steps.done()
             return keys
 
-    def _pass_on(self, first, values):
-        first.take(*values)
-        keys = [self.add(block) for block in self.blocks()]
+    def _pass_on(self, first, values, how):
+        "Add what the chain makes of a step; until rows have come through it, a refusal is undone"
+        chain = self._upstream()
+        before = None if first.proven else chain.state_dict()
+        steps = first.take(values, *how)
+        if self._initial is not None and len(steps):
+            self._check_initial(steps)
+        try:
+            first.give(steps)
+            keys = [self.add(block) for block in self.blocks()]
+        except Exception:
+            if before is not None:
+                chain.load_state_dict(before)
+            raise
+        first.proven = first.proven or len(keys) > 0
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)
 
     def _catch_up(self):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 import fastrl_replay.all   # noqa: F401 (registers all stages)
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.errors import BlockError, NotEnoughRows, StaleKey
-from fastrl_replay.steps.row_dtypes import extend_dtype, step_dtype
+from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.learning.continuous import Critics, actor_net
 from fastrl_replay.learning.learners import DQNLearner, QLearner, QTable, SACLearner, TD3Learner
@@ -783,14 +783,6 @@ def as_arrays(steps):
     "A block as recorded arrays"
     return {n: steps.rows[n] for n in ('state','action','reward','next_state','terminated','truncated')}
 
-def of_agents(steps):
-    "Each environment an agent of one of several agents"
-    if not isinstance(steps, Steps): return steps   # a stage says what is wrong
-    rows = np.zeros(len(steps), extend_dtype(steps.dtype, agent='i4', moment='i8'))
-    for n in steps.dtype.names: rows[n] = steps.rows[n]
-    rows['agent'], rows['moment'] = rows['env_id'], rows['step_n'].max(initial=0)
-    return Steps(rows)
-
 CONTRACT = { # how to build each stage on a source, or from nothing; every @stage class of the package must be here
     'Map': [lambda source: source.map(numbered_states), lambda source: source.map(Scaled())],
     'Filter': [lambda source: source.filter(odd_steps)],
@@ -804,8 +796,7 @@ CONTRACT = { # how to build each stage on a source, or from nothing; every @stag
     'SequenceChunker': [lambda source, kw=kw: SequenceChunker(source, **kw) for kw in (dict(length=3, overlap=2), dict(length=1),
                         dict(length=2, tail='pad'), dict(length=2, overlap=1, tail='drop'), dict(length=4, overlap=1))],   # enough sequences for the check
     'ExperienceReplay': [lambda source, kw=kw: ExperienceReplay(source, **{**dict(max_sz=20, seed=0), **kw})
-                         for kw in (dict(), dict(bs=2), dict(bs=2, ratio=.7, warmup=5), dict(bs=5, max_sz=6, replacement=True, return_idxs=True, ratio=1.5))] +
-                        [lambda source, kw=kw: ExperienceReplay(source.map(of_agents), max_sz=20, seed=0, by='moment', **kw) for kw in (dict(bs=2), dict(bs=2, ratio=.7, return_idxs=True))],
+                         for kw in (dict(), dict(bs=2), dict(bs=2, ratio=.7, warmup=5), dict(bs=5, max_sz=6, replacement=True, return_idxs=True, ratio=1.5))],
     'SequenceReplay': [lambda source, kw=kw: SequenceReplay(source, **{**dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0), **kw})
                        for kw in (dict(), dict(prioritized=False, state='zero'), dict(ratio=.9, warmup=8, burn_in=0, overlap=0))],
     'HindsightReplay': [lambda source, kw=kw: HindsightReplay(source.map(with_goals), **{**dict(max_sz=20, seed=0, reward=nearness), **kw})
