@@ -6,7 +6,7 @@
 __all__ = ['FORMAT', 'VERSION', 'read_meta', 'check_path', 'Directory', 'shard_path']
 
 # %% ../../nbs/memory/directory.ipynb #ba4ce25c
-import json, os, re, shutil, socket, uuid, warnings, weakref
+import json, os, re, shutil, socket, uuid, warnings, weakref, zlib
 from contextlib import suppress
 from copy import copy
 from datetime import datetime, timezone
@@ -18,6 +18,7 @@ from ..steps.errors import ArgumentError, StateError, choice
 from ..steps.files import json_in, lock_file, open_plain, sync, write_whole
 from .mapped import allocate, mapped, no_disk, outgrows, read_at_random, request
 from fastrl_replay.memory.places import (
+    CHECK,
     COMMITTED,
     FLOOR,
     FLUSHED,
@@ -147,6 +148,21 @@ def _locked(path, who, shared=False):
     if lock_file(file, path, shared) is not False:
         return file
     file.close()
+
+
+def _checksum(counters) -> int:  # never 0
+    "The checksum of all counters but the one that holds it"
+    return zlib.crc32(np.delete(counters, CHECK).tobytes()) + 2**32
+
+
+def _mended(counters) -> np.ndarray:  # None: more is wrong
+    "The counters without the one wrong bit that they have"
+    for bit in range(8 * counters.nbytes):
+        found = counters.copy()
+        found.view(np.uint8)[bit // 8] ^= 1 << bit % 8
+        if found[CHECK] == _checksum(found):
+            return found
+    return None
 
 
 def _unwritable(path, who, e):
@@ -437,16 +453,35 @@ class Directory(Counted):
         self.folder = _plain(self.path / data, who)
         self.ring = ring
         c = self.counters = self.new('counters', N_COUNTERS, np.int64)
-        if not (0 <= c[COMMITTED] <= c[RESERVED] < 2**62 and (c >= 0).all()):
-            raise StateError(who, 'damaged counters', c[:OF_STORE].tolist())
+        self._check_counters(who)
         if not self.writes:
             return self._watch_folder()
+        c[CHECK] = 0  # until it is closed
         self._tidy()
         self._after_power_cut()
         # a kill between two of them
         c[TOLD], c[FLOOR] = min(c[TOLD], c[COMMITTED]), min(c[FLOOR], c[COMMITTED])
         if not c[COMMITTED]:
             self.forget()  # or in its first add
+
+    def _check_counters(self, who):
+        "Raise where counters are damaged; a writer mends one wrong bit, if the last writer has closed the memory"
+        c = self.counters
+        damaged = StateError(
+            who,
+            'damaged counters',
+            c[:OF_STORE].tolist(),
+            remedy='a copy of the directory; one wrong bit is mended when it is opened for writing',
+        )
+        # another process may open it right now, which begins with a checksum of 0
+        if c[CHECK] != _checksum(c) and c[CHECK]:
+            found = _mended(c) if self.writes else None
+            if found is None:
+                raise damaged
+            warnings.warn(f'{who}: one bit of the counters was wrong, and has been mended')
+            c[:] = found
+        if not (0 <= c[COMMITTED] <= c[RESERVED] <= max(self.ring, c[LIMIT]) and (c >= 0).all()):
+            raise damaged
 
     def _watch_folder(self):
         self._counters_file = open_plain(self.file('counters'), None, self.who)
@@ -546,6 +581,7 @@ class Directory(Counted):
         if self._lock is None:
             self._refuse()
         c = self.counters
+        end -= self.base
         if end > c.item(LIMIT) and end > self.ring:
             c[LIMIT] = end + max(self.ring // 16, 1024)
             # what was never flushed is gone after a power cut anyway
@@ -595,6 +631,8 @@ class Directory(Counted):
         if self._lock is not None:
             if self.meta:
                 self.flush()
+                self.counters[CHECK] = _checksum(self.counters)
+                sync(self.file('counters'))
             self.leave()
         return True
 
@@ -622,13 +660,13 @@ class Directory(Counted):
         if self._lock is None:
             self._refuse()
         c = self.counters
-        here = self.counters.item(COMMITTED)
+        first = end - self.base
         c[REWINDS] += 1  # readers look at it, before rows change
-        if end < here:
-            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], end]))
+        if first < c.item(COMMITTED):
+            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], first]))
         Counted.rewind(self, end, floor)
-        if c.item(FLUSHED) > end:
-            c[FLUSHED] = end
+        if c.item(FLUSHED) > first:
+            c[FLUSHED] = first
             sync(self.file('counters'))  # before rows that were flushed are written over
 
     def _saved(self) -> Path:
@@ -680,11 +718,11 @@ class Directory(Counted):
 
     def told(self, kind: str, end: int) -> int:
         "Up to which row the priorities that lie here are those of a sampler of this kind"
-        told = min(self.counters.item(TOLD), end)
+        told = min(self.told_to, end)
         was = self.meta.get('priorities')
-        if was in (None, kind):
-            return told if was else 0
-        if told:
+        if was == kind:
+            return told
+        if was and told > self.base:
             warnings.warn(
                 f'{self.who}: the priorities in {self.path} are of {was}, and those of {kind} are '
                 'asked for: all rows begin with the largest one'

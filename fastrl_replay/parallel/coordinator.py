@@ -496,6 +496,8 @@ class Coordinator:
             parts = self.rng.multivariate_hypergeometric(drawable, n)
         else:
             mass = np.array([status['mass'] for status in self.statuses])
+            # where all priorities are 0, all keys are alike
+            mass = mass if mass.any() else drawable
             parts = self.rng.multinomial(n, mass / mass.sum())
         return [(i, int(k)) for i, k in enumerate(parts) if k]
 

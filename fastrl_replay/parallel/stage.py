@@ -204,7 +204,9 @@ class Parallel(Inspectable, Pipe):
         self._just_opened = True
 
     def _close(self):
-        "End the workers; the next pass begins with new ones"
+        "End the workers; the next pass begins with new ones, whose keys follow those that were given out"
+        for w in self._workers:
+            self._first_keys[w.info.rank] += max(w.newest, default=-1) + 1
         try:
             if self._finalizer:
                 self._finalizer()
@@ -730,6 +732,8 @@ class Parallel(Inspectable, Pipe):
 
     def _load_workers(self, state):
         "Give new workers what was saved of the old ones"
+        n = self.num_workers
+        moved = np.zeros(n, np.int64)  # how much larger keys are than they were saved
         for w, saved in zip(self._workers, state['workers']):
             file = io.BytesIO()
             torch.save(saved['state'], file)
@@ -737,13 +741,20 @@ class Parallel(Inspectable, Pipe):
             w.over, w.chunks = saved['over'], deque(map(_unpacked, saved['chunks']))
             for k in _COUNTED:
                 setattr(w, k, saved[k])
-            self._first_keys[w.info.rank] = saved['first_key']
+            first = max(self._first_keys[w.info.rank], saved['first_key'])
+            moved[w.info.rank] = first - saved['first_key']
+            self._first_keys[w.info.rank] = first
         for w in self._workers:
             w.wait()
             error = w.receive()[2]
             if error is not None:
                 raise WorkerError('Parallel', f'worker {w.info.rank} could not be restored', error)
         self._turn, self._now = state['turn'], _unpacked(state['now']) if state['now'] else None
+        waiting = [chunk for w in self._workers for chunk in w.chunks]
+        for chunk in waiting + [self._now] * bool(self._now):
+            for rows in (each_of(b).rows for x in chunk['items'] for b in batches_in(x)):
+                if 'index' in rows.dtype.names:
+                    rows['index'] += n * moved[rows['index'] % n]
         self.given, self.lag_sum, self.lag_max, self.stale = state['counts']
         self._written = *self._written[:2], self.given  # they were written just now
 

@@ -46,7 +46,8 @@ def apportion(
 # %% ../../nbs/replay/mixture.ipynb #704cd994
 def raw_weights(
     replay: Replay,  # of which rows are drawn
-    shard: bool = False,  # weigh 1/priority, as shards do? If not, the mean over the memory is 1 where beta is 1
+    shard: bool,  # weigh 1/priority, as shards do? If not, the mean over the memory is 1 where beta is 1
+    tops: list,  # gets the largest weight in the memory where the replay asks for weight_norm='memory'
 ):  # what `sample_weighted` takes
     "Importance weights on an absolute scale"
 
@@ -54,6 +55,8 @@ def raw_weights(
         if beta is None:
             return np.ones(n)
         scale = replay.sampler.mass if shard else len(replay.view)
+        if replay.weight_norm == 'memory':
+            tops.append((scale * replay.sampler.least) ** -beta)
         return (scale * p) ** -beta * np.ones(n)
 
     return weigh
@@ -206,15 +209,17 @@ class Mixture(Inspectable, Pipe):
             if k and len(r) < r.needed(k):
                 raise NotEnoughRows(f'Mixture, replay {name!r}: {r.too_few(r.needed(k))}')
         parts = []
+        tops = [0.0]
         shard = self._is_shard
         for which, (r, k) in enumerate(zip(self.replays.values(), counts.tolist())):
             if not k:
                 continue
             with r.lock:
-                parts.append((which, r.sample_weighted(k, raw_weights(r, shard))))
+                parts.append((which, r.sample_weighted(k, raw_weights(r, shard, tops))))
         batch = _together(parts, len(self.replays), list(self.replays))
         if not shard:
-            each_of(batch)['weight'].div_(each_of(batch)['weight'].max())
+            weight = each_of(batch)['weight']
+            weight.div_(weight.max().clamp(min=max(tops)))
         set_replay(batch, self)
         self.batches = self.batches + 1
         self.carried = carried
@@ -244,10 +249,15 @@ class Mixture(Inspectable, Pipe):
         ]
         mine = [(r, k, t) for r, k, t in mine if len(k)]
         for r, k, t in mine:
-            with r.lock:
-                r.feedback(k, t)  # raises where something is wrong
+            r.check_feedback(k, t)
         for r, k, t in mine:
             r.update_priorities(k, t)
+
+    def keys_now(self, keys):  # of a state that was loaded
+        "The same keys as they are now"
+        many = len(self.replays)
+        moved = np.array([r.memory.moved for r in self.replays.values()])
+        return keys + many * moved[keys % many]
 
     def check_errors(self, who, keys, td):
         "Raise where one of the replays could not take errors of this form"
@@ -338,7 +348,7 @@ class Mixture(Inspectable, Pipe):
         replays = [*self.replays.values()]
         of = [each[each['replay'] == i] for i in range(len(replays))]
         parts = [
-            dict(r.scale(rows['weight'], 'batch'), drawable=len(r.view))
+            dict(r.scale(rows['weight'], r.weight_norm), drawable=len(r.view))
             for r, rows in zip(replays, of)
         ]
         main = replays[0] if self.fed is None else self.fed

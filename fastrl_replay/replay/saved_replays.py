@@ -80,6 +80,9 @@ class SavedReplay(DueBatches):
         if saved is None or (memory.reads_only or memory.missing) and self.view.follows:
             return False
         self.sampler.check_state(saved)
+        if saved['end'] and not self.view.follows:
+            moved = {k: saved[k] + memory.moved for k in ('first', 'end')}
+            saved = dict(saved, **moved)
         # its writer has gone on
         if memory.reads_only and saved['end'] != memory.span[0]:
             return False
@@ -89,7 +92,7 @@ class SavedReplay(DueBatches):
         if memory.missing:
             sampler.added(sampler.end, sampler.end, memory.oldest)
         self._check_saved_keys(memory, sampler)
-        return memory.inserted > 0
+        return memory.added > 0
 
     def _check_saved_columns(self, memory):
         try:
@@ -137,7 +140,7 @@ class SavedReplay(DueBatches):
 
     def __getstate__(self):
         state = Pipe.__getstate__(self)
-        if self.getstate_hook or not self.memory.is_open or not self.memory.inserted:
+        if self.getstate_hook or not self.memory.is_open or not self.memory.added:
             return state
         if (
             get_spawning_popen() is not None

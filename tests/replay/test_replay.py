@@ -542,7 +542,7 @@ def test_a_state_is_a_copy_and_may_be_loaded_over_another():
     b = ExperienceReplay(bs=4, max_sz=10)
     b.add(Steps.cat(scripted_steps([script(9), script(5, env=1)], 8))); b.sample()
     b.load_state_dict(state)
-    assert draws(b, 5) == want and rewards(b.memory[:]) == list(range(7)) and b.add(numbered(2, 7)).tolist() == [7, 8]
+    assert draws(b, 5) == (np.array(want) + 20).tolist() and rewards(b.memory[:]) == list(range(7)) and b.add(numbered(2, 7)).tolist() == [27, 28]
     assert same(state, kept)
     c = ExperienceReplay(bs=4, max_sz=10)
     c.load_state_dict(through_file(ExperienceReplay(bs=4, max_sz=10).state_dict()))
@@ -579,12 +579,13 @@ def test_a_state_loads_into_a_larger_memory(n, max_sz):
     old, new = filled(n, max_sz=10), filled(3, max_sz=max_sz)
     new.load_state_dict(through_file(old.state_dict()))
     assert new.memory.keys.tolist() == old.memory.keys.tolist() and (not n or new.memory[:] == old.memory[:])
-    new.add(numbered(9, n))
+    first = new.add(numbered(9, n))[0] - n   # where nothing was saved, keys go on
     keys = np.arange(max(n + 9 - max_sz, old.memory.oldest, 0), n + 9)
-    assert new.memory.keys.tolist() == keys.tolist() and rewards(new.memory[:]) == keys.tolist()
+    assert first == (0 if n else max_sz)
+    assert (new.memory.keys - first).tolist() == keys.tolist() and rewards(new.memory[:]) == keys.tolist()
     windows = new.memory.windows(new.memory.keys, 4)
     assert windows.reward[windows.mask].tolist() == [k + t for k in keys for t in range(4) if k + t < n + 9]
-    assert new.memory.walk(keys, [-1]).ravel().tolist() == [-1, *keys[:-1]]
+    assert new.memory.walk(keys + first, [-1]).ravel().tolist() == [-1, *(keys[:-1] + first)]
     if n:
         with pytest.raises(ValueError, match='more rows than this one has room for; got .*; expected at most max_sz=2. Remedy: max_sz=10'): filled(1, bs=1, max_sz=2).load_state_dict(old.state_dict())
 
@@ -844,3 +845,17 @@ def test_every_stage_is_in_the_table():
 def test_every_stage_keeps_the_contract(name, i):
     "One check for all"
     assert check_contract(CONTRACT[name][i])['items'] > 0
+
+def test_exact_blocks_copy_each_row_once():
+    "A large block was copied for each small one that left it"
+    import tracemalloc
+    block = numbered(20_000)
+    blocks = iter(Gather([block, numbered(7, 20_000)], n=10, exact=True))
+    found = [rewards(next(blocks))]
+    tracemalloc.start()
+    try:
+        found += [rewards(next(blocks))]
+        assert tracemalloc.get_traced_memory()[1] < block.rows.nbytes/20
+    finally: tracemalloc.stop()
+    found += map(rewards, blocks)
+    assert [k for f in found for k in f] == list(range(20_000)) and {len(f) for f in found} == {10}
