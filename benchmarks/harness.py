@@ -1,0 +1,213 @@
+"""Run each library in its own process and time the libraries in turn.
+
+A worker is `python harness.py LIBRARY`: it reads calls from its standard input, one JSON list a line,
+and answers each with a line. It needs numpy and its library only, so that it runs in the Python of
+another virtual environment, in which this package is not installed.
+"""
+import gc
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent
+OURS = 'fastrl_replay'
+PEERS = ('deque', 'stable-baselines3', 'cpprb', 'tianshou', 'torchrl', 'flashbax', 'rlox')
+ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1',
+                  NUMBA_NUM_THREADS='1', RAYON_NUM_THREADS='1', NPROC='1',
+                  XLA_FLAGS='--xla_cpu_multi_thread_eigen=false', JAX_PLATFORMS='cpu',
+                  CUDA_VISIBLE_DEVICES='', RAY_USAGE_STATS_ENABLED='0')
+
+
+# ---- in the worker ----
+
+job = None      # the function that `prepare` made
+
+
+def prepare(module, library, **settings):
+    "Make the function that is timed, as `module.prepare` does; it raises if results are wrong"
+    global job
+    job = None
+    gc.collect()
+    job = importlib.import_module(module).prepare(library, **settings)
+
+
+def time_job(number, cold=False, cpu=False):
+    """Return the seconds of so many calls, or the CPU seconds.
+
+    With `cold`, at most 20 calls are made, and 64 MB are read before each."""
+    clock = process_time if cpu else perf_counter
+    if not cold:
+        start = clock()
+        for _ in range(number):
+            job()
+        return clock() - start
+    import numpy as np
+    large = np.ones(1 << 23)
+    calls = min(number, 20)
+    seconds = 0.
+    for _ in range(calls):
+        large.sum()
+        start = clock()
+        job()
+        seconds += clock() - start
+    return seconds*number/calls
+
+
+def serve(library):
+    "Answer calls until the input ends; what libraries print goes to standard error"
+    answers = os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        module, function, settings = json.loads(line)
+        try:
+            if function == 'prepare':
+                answer = prepare(module, library, **settings)
+            elif function == 'time_job':
+                answer = time_job(**settings)
+            else:
+                answer = getattr(importlib.import_module(module), function)(**settings)
+            reply = dict(answer=answer)
+        except Exception as e:
+            reply = dict(error=' '.join(f'{type(e).__name__}: {e}'.split())[:200])
+        print(json.dumps(reply), file=answers, flush=True)
+
+
+# ---- in the runner ----
+
+class WorkerError(RuntimeError):
+    "An error in a worker, or a worker that died"
+
+
+class Worker:
+    "A library in its own process; `checkout` is the repository from which our package is imported"
+    def __init__(self, library, python=sys.executable, checkout=ROOT, command=(), **environment):
+        path = [str(FOLDER)]
+        if library == OURS:
+            path.insert(0, str(checkout))
+        environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': os.pathsep.join(path), **environment}
+        self.errors = tempfile.TemporaryFile('w+')
+        self.process = subprocess.Popen([*command, python, str(FOLDER/'harness.py'), library],
+                                        env=environment, text=True, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=self.errors)
+
+    def call(self, function, module='', **settings):
+        "Call a function of a module of this folder in the worker"
+        try:
+            print(json.dumps([module, function, settings]), file=self.process.stdin, flush=True)
+            reply = json.loads(self.process.stdout.readline())
+        except (OSError, ValueError):
+            self.errors.seek(0)
+            lines = self.errors.read().strip().splitlines() or ['no message']
+            raise WorkerError(f'the process died: {lines[-1][:200]}') from None
+        if 'error' in reply:
+            raise WorkerError(reply['error'])
+        return reply['answer']
+
+    def close(self):
+        self.process.communicate()
+        self.errors.close()
+
+
+def time_in_turns(workers, rounds, seconds, faults=None, **how):
+    """Return {name: [microseconds of a call in each round]}; each round runs about `seconds`.
+
+    With `faults`, a worker that fails is written there and left out. The rest is as for `time_job`."""
+    numbers = {}
+    times = {}
+
+    def seconds_of(name, number):
+        try:
+            return workers[name].call('time_job', number=number, **how)
+        except WorkerError as error:
+            if faults is None:
+                raise
+            faults[name] = str(error)
+            numbers.pop(name, None)
+            times.pop(name, None)
+
+    for name in workers:
+        seconds_of(name, 1)
+        number, spent = 1, seconds_of(name, 1)
+        while spent is not None and spent < seconds/5:
+            number *= 4
+            spent = seconds_of(name, number)
+        if spent is not None:
+            numbers[name] = max(1, int(number*seconds/spent))
+            times[name] = []
+    for i in range(rounds):
+        for name in sorted(numbers, reverse=i % 2):
+            spent = seconds_of(name, numbers[name])
+            if spent is not None:
+                times[name].append(spent/numbers[name]*1e6)
+    return times
+
+
+def find_libraries(pythons):
+    "Return {library: (Python, version)} of the first Python that has it, and {library: why it is missing}"
+    script = ('import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n'
+              '    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\n'
+              'print(json.dumps(found))')
+    found = {'deque': (sys.executable, platform.python_version())}
+    for python in [sys.executable, *pythons]:
+        output = subprocess.run([python, '-c', script, *PEERS], capture_output=True, text=True, check=True)
+        for name, version in json.loads(output.stdout).items():
+            found.setdefault(name, (python, version))
+    missing = {name: 'not installed in ' + ', '.join(map(str, [sys.executable, *pythons]))
+               for name in PEERS if name not in found}
+    return found, missing
+
+
+def git_commit(checkout=ROOT):
+    "Return the commit of a checkout, with `-dirty` if files differ from it"
+    command = ['git', '-C', str(checkout), 'describe', '--always', '--dirty']
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def machine():
+    "Return what the figures were measured on"
+    cpu = platform.processor()
+    info = Path('/proc/cpuinfo')
+    if info.exists():
+        lines = [line for line in info.read_text().splitlines() if line.startswith('model name')]
+        cpu = lines[0].partition(': ')[2] if lines else cpu
+    versions = {name: importlib.metadata.version(name) for name in ('torch', 'gymnasium', 'numpy', 'numba')}
+    return dict(date=datetime.now(timezone.utc).isoformat(timespec='minutes'), cpu=cpu,
+                cores=os.cpu_count(), python=platform.python_version(), system=platform.system(), **versions)
+
+
+def markdown_table(heads, rows):
+    "Return a table as Markdown; numbers are shown with three digits"
+    def text(x):
+        if not isinstance(x, float):
+            return str(x)
+        return f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
+    lines = [heads, ['---']*len(heads), *rows]
+    return '\n'.join(f'| {" | ".join(map(text, line))} |' for line in lines)
+
+
+def comparison(contests):
+    "Return a table of medians and of their ratios to the first entry, for {title: {who: [microseconds]}}"
+    rows = []
+    for title, times in contests.items():
+        first = None
+        for who, values in times.items():
+            middle = median(values)
+            first = first or middle
+            rows.append([title, who, middle, middle/first])
+            title = ''
+    return markdown_table(['contest', 'library', 'microseconds', 'ratio'], rows)
+
+
+if __name__ == '__main__':
+    sys.path.insert(0, str(FOLDER))
+    serve(sys.argv[1])
