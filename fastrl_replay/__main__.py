@@ -10,4 +10,5 @@ import sys
 from .cli import main
 
 # %% ../nbs/main.ipynb #ca5c624c
-if __name__ == '__main__': sys.exit(main())
+if __name__ == '__main__':
+    sys.exit(main())

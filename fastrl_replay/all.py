@@ -21,14 +21,28 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
 
 # %% ../nbs/all.ipynb #6c6c196b
 from .steps.core import Steps
-from .steps.errors import (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError,
-    NotEnoughRows, StaleKey, StateError)
+from fastrl_replay.steps.errors import (
+    ActionError,
+    ArgumentError,
+    ArgumentTypeError,
+    BlockError,
+    EnvError,
+    NotEnoughRows,
+    StaleKey,
+    StateError,
+)
 from .steps.row_dtypes import step_dtype
 from .steps.files import write_whole
 from .pipe import Items, MapToIterConverter, Pipe, WorkerInfo, stage, worker_info
 from .generic import Cycler, Header, InMemoryCacheHolder
 from .steps.batches import Sequences
-from .testing import ScriptedEnv, ScriptedVectorEnv, check_contract, script, scripted_steps
+from fastrl_replay.testing import (
+    ScriptedEnv,
+    ScriptedVectorEnv,
+    check_contract,
+    script,
+    scripted_steps,
+)
 from .envs.own_steps import OwnSteps
 from .envs.agents import Agents
 from .envs.stepper import GymStepper
@@ -36,9 +50,16 @@ from .envs.agent_groups import AgentGroups
 from .stages.nstep import NSkip, NStep
 from .stages.chunker import SequenceChunker
 from .stages.journal import Gather, Journal
-from .stages.normalisation import Normalised, RewardNorm, ScaleRewards, StateNorm, UpdateNorms
+from fastrl_replay.stages.normalisation import (
+    Normalised,
+    RewardNorm,
+    ScaleRewards,
+    StateNorm,
+    UpdateNorms,
+)
 from .learning.evaluation import evaluate
-import fastrl_replay.app.recipes   # noqa: F401 (its environments have names then, and `evaluate` takes agents)
+
+import fastrl_replay.app.recipes  # noqa: F401 (registers environments and agents)
 from .stages.recorded import Episodes
 from .app.offline import Offline
 from .app.saved_policies import load_policy
@@ -58,12 +79,43 @@ from .replay.sequences import SequenceReplay
 from .replay.hindsight import HindsightReplay
 from .replay.mixture import Mixture
 from .data.datasets import read_minari, write_minari
-from .learning.losses import double_q_target, mixed_priority, n_step_targets, rescale, unrescale
-from .learning.networks import Branches, Dueling, FlattenSpace, RecurrentNet, conv_net, value_net
+from fastrl_replay.learning.losses import (
+    double_q_target,
+    mixed_priority,
+    n_step_targets,
+    rescale,
+    unrescale,
+)
+from fastrl_replay.learning.networks import (
+    Branches,
+    Dueling,
+    FlattenSpace,
+    RecurrentNet,
+    conv_net,
+    value_net,
+)
 from .learning.policies import EpsGreedy, GeometricSchedule, LinearSchedule
-from .learning.continuous import BoxBounds, Critics, GaussianNoise, SquashedGaussian, actor_net, squashed
-from .learning.learners import (DQNLearner, QLearner, QTable, R2D2Learner, SACLearner, TD3Learner,
-    discounts, dqn_errors, r2d2_errors, sac_errors, td3_errors)
+from fastrl_replay.learning.continuous import (
+    BoxBounds,
+    Critics,
+    GaussianNoise,
+    SquashedGaussian,
+    actor_net,
+    squashed,
+)
+from fastrl_replay.learning.learners import (
+    DQNLearner,
+    QLearner,
+    QTable,
+    R2D2Learner,
+    SACLearner,
+    TD3Learner,
+    discounts,
+    dqn_errors,
+    r2d2_errors,
+    sac_errors,
+    td3_errors,
+)
 from .data.interop import Columns, PipeNode, StatefulPipe
 from .parallel.engines import WorkerError
 from .parallel.ray_engine import RayEngine
@@ -75,26 +127,110 @@ from .parallel.ranks import RankError, Ranks
 
 # %% ../nbs/all.ipynb #0675b589
 _all_ = [
-    'ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'EnvError', 'NotEnoughRows',
-    'StaleKey', 'StateError',
-    'Steps', 'step_dtype', 'write_whole',
-    'Cycler', 'Header', 'InMemoryCacheHolder', 'Items', 'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage',
+    'ActionError',
+    'ArgumentError',
+    'ArgumentTypeError',
+    'BlockError',
+    'EnvError',
+    'NotEnoughRows',
+    'StaleKey',
+    'StateError',
+    'Steps',
+    'step_dtype',
+    'write_whole',
+    'Cycler',
+    'Header',
+    'InMemoryCacheHolder',
+    'Items',
+    'MapToIterConverter',
+    'Pipe',
+    'WorkerInfo',
+    'stage',
     'worker_info',
-    'ScriptedEnv', 'ScriptedVectorEnv', 'check_contract', 'script', 'scripted_steps',
-    'AgentGroups', 'Agents',
-    'GymStepper', 'OwnSteps', 'NSkip', 'NStep', 'SequenceChunker', 'Gather', 'Journal', 'Episodes', 'Offline',
-    'Normalised', 'RewardNorm', 'ScaleRewards', 'StateNorm', 'UpdateNorms',
-    'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree',
-    'Proportional', 'Ranked', 'Sampler', 'Uniform',
-    'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay', 'Mixture', 'Sequences', 'Moments',
-    'read_minari', 'write_minari',
-    'double_q_target', 'mixed_priority', 'n_step_targets', 'rescale', 'unrescale',
-    'Branches', 'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet',
-    'conv_net', 'value_net',
-    'BoxBounds', 'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed',
-    'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors',
-    'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate', 'load_policy',
-    'Columns', 'PipeNode', 'StatefulPipe',
-    'Parallel', 'RayEngine', 'WorkerError', 'NotEnoughDraws', 'Service', 'ServiceError', 'connect', 'stop',
-    'Prefetch', 'RankError', 'Ranks',
+    'ScriptedEnv',
+    'ScriptedVectorEnv',
+    'check_contract',
+    'script',
+    'scripted_steps',
+    'AgentGroups',
+    'Agents',
+    'GymStepper',
+    'OwnSteps',
+    'NSkip',
+    'NStep',
+    'SequenceChunker',
+    'Gather',
+    'Journal',
+    'Episodes',
+    'Offline',
+    'Normalised',
+    'RewardNorm',
+    'ScaleRewards',
+    'StateNorm',
+    'UpdateNorms',
+    'Rows',
+    'Frames',
+    'Timeline',
+    'SumTree',
+    'RankTree',
+    'Proportional',
+    'Ranked',
+    'Sampler',
+    'Uniform',
+    'ExperienceReplay',
+    'PrioritizedReplay',
+    'SequenceReplay',
+    'HindsightReplay',
+    'Mixture',
+    'Sequences',
+    'Moments',
+    'read_minari',
+    'write_minari',
+    'double_q_target',
+    'mixed_priority',
+    'n_step_targets',
+    'rescale',
+    'unrescale',
+    'Branches',
+    'Dueling',
+    'EpsGreedy',
+    'FlattenSpace',
+    'GeometricSchedule',
+    'LinearSchedule',
+    'RecurrentNet',
+    'conv_net',
+    'value_net',
+    'BoxBounds',
+    'Critics',
+    'GaussianNoise',
+    'SquashedGaussian',
+    'actor_net',
+    'squashed',
+    'DQNLearner',
+    'QLearner',
+    'QTable',
+    'R2D2Learner',
+    'SACLearner',
+    'TD3Learner',
+    'discounts',
+    'dqn_errors',
+    'r2d2_errors',
+    'sac_errors',
+    'td3_errors',
+    'evaluate',
+    'load_policy',
+    'Columns',
+    'PipeNode',
+    'StatefulPipe',
+    'Parallel',
+    'RayEngine',
+    'WorkerError',
+    'NotEnoughDraws',
+    'Service',
+    'ServiceError',
+    'connect',
+    'stop',
+    'Prefetch',
+    'RankError',
+    'Ranks',
 ]

@@ -10,60 +10,115 @@ import argparse, os, signal, sys
 from pathlib import Path
 from . import __version__
 from .steps.errors import EnvError, Explained, did_you_mean
-from .steps.settings import SettingsError, about, may_be_device, nearest, recipe_list, sections_in, shipped
+from fastrl_replay.steps.settings import (
+    SettingsError,
+    about,
+    may_be_device,
+    nearest,
+    recipe_list,
+    sections_in,
+    shipped,
+)
 
 # %% ../nbs/cli.ipynb #4c19befa
 def _count(text):
     digits = text.replace('_', '').replace(',', '')
-    if digits.isdecimal() and int(digits) >= 1: return int(digits)
+    if digits.isdecimal() and int(digits) >= 1:
+        return int(digits)
     raise argparse.ArgumentTypeError(f'{text!r}: expected a whole number, at least 1')
 
+
 def _seed(text):
-    if not text.isdecimal(): raise argparse.ArgumentTypeError(f'{text!r}: a seed is a whole number, 0 or more')
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f'{text!r}: a seed is a whole number, 0 or more')
     return int(text)
 
+
 def _directory(text):
-    if text: return text
+    if text:
+        return text
     raise argparse.ArgumentTypeError("'': expected a directory")
 
 # %% ../nbs/cli.ipynb #ed898b57
-_DIR,_N,_FLAG = dict(type=_directory, metavar='DIR'),dict(type=_count, metavar='N'),dict(action='store_true')
+_DIR = dict(type=_directory, metavar='DIR')
+_N = dict(type=_count, metavar='N')
+_FLAG = dict(action='store_true')
 
-OPTIONS = dict(   # of all commands
-    env=dict(metavar='ID', help="gymnasium's id of the environment, or your own class, my_module:Name; the same as "
-        '--set env=ID'),
-    steps=dict(type=_count, help='environment steps in all (schedules that end with them are stretched)'),
+OPTIONS = dict(  # of all commands
+    env=dict(
+        metavar='ID',
+        help="gymnasium's id of the environment, or your own class, my_module:Name; the same as "
+        '--set env=ID',
+    ),
+    steps=dict(
+        type=_count, help='environment steps in all (schedules that end with them are stretched)'
+    ),
     seed=dict(type=_seed, help='of everything that is random'),
-    out=dict(_DIR, help='where to leave the run (default: runs/RECIPE-seedS, with --env runs/RECIPE-ENV-seedS)'),
-    settings=dict(metavar='FILE',
-        help='a settings file on top of the shipped one (default: settings.ini in the working directory)'),
-    set=dict(metavar='key=value', nargs='+', action='extend', default=[],
-        help='change settings, of two for one the last counts; `fastrl-replay recipes NAME` shows them'),
-    memory=dict(_DIR, help='keep the rows in this directory, or go on with those that are there; the same as --set '
-        'memory_path=DIR'),
-    data=dict(type=_directory, metavar='PATH', help='learn from recorded rows: a directory that --memory has left, a '
-        'file .npz or .parquet with episodes, or minari:NAME; the same as --set data=PATH'),
+    out=dict(
+        _DIR,
+        help='where to leave the run (default: runs/RECIPE-seedS, with --env runs/RECIPE-ENV-seedS)',
+    ),
+    settings=dict(
+        metavar='FILE',
+        help='a settings file on top of the shipped one (default: settings.ini in the working directory)',
+    ),
+    set=dict(
+        metavar='key=value',
+        nargs='+',
+        action='extend',
+        default=[],
+        help='change settings, of two for one the last counts; `fastrl-replay recipes NAME` shows them',
+    ),
+    memory=dict(
+        _DIR,
+        help='keep the rows in this directory, or go on with those that are there; the same as --set '
+        'memory_path=DIR',
+    ),
+    data=dict(
+        type=_directory,
+        metavar='PATH',
+        help='learn from recorded rows: a directory that --memory has left, a '
+        'file .npz or .parquet with episodes, or minari:NAME; the same as --set data=PATH',
+    ),
     resume=dict(_DIR, help='go on with this run where it was last saved'),
-    best=dict(_FLAG, help='play with the model of the best evaluation (best.pt), not with that of the last checkpoint'),
-    record=dict(metavar='FILE', help='a video of the first episode: FILE.mp4 or FILE.gif (extra video)'),
+    best=dict(
+        _FLAG,
+        help='play with the model of the best evaluation (best.pt), not with that of the last checkpoint',
+    ),
+    record=dict(
+        metavar='FILE', help='a video of the first episode: FILE.mp4 or FILE.gif (extra video)'
+    ),
     trust=dict(_FLAG, help="import the modules that the run's config.json names"),
     tensorboard=dict(_FLAG, help='write for TensorBoard as well'),
-    track=dict(_FLAG, help='log to Weights & Biases as well (extra wandb); WANDB_MODE=offline keeps it here, '
-        'WANDB_PROJECT names the project (default: fastrl_replay)'),
+    track=dict(
+        _FLAG,
+        help='log to Weights & Biases as well (extra wandb); WANDB_MODE=offline keeps it here, '
+        'WANDB_PROJECT names the project (default: fastrl_replay)',
+    ),
     workers=dict(_N, help='processes that step environments, in all'),
     shards=dict(_N, help='processes that have a part of the memory each'),
-    engine=dict(choices=('process','ray'), help='where these run: on this machine, or on a Ray cluster'),
+    engine=dict(
+        choices=('process', 'ray'), help='where these run: on this machine, or on a Ray cluster'
+    ),
     address=dict(help="of the Ray cluster, or 'auto'"),
     episodes=dict(type=_count, default=20, help='how many (20)'),
-    seeds=dict(type=_count, default=5, help='how many: 0, 1, … (5)'))
+    seeds=dict(type=_count, default=5, help='how many: 0, 1, … (5)'),
+)
 
 # %% ../nbs/cli.ipynb #33c7526b
 OPTIONS.update(
     jobs=dict(type=_count, default=1, help='how many runs at a time (1)'),
-    plot=dict(nargs='?', const='', metavar='FILE',
-        help="draw returns, lengths of episodes and priorities (into the working directory, by the memory's name)"),
-    export=dict(type=_directory, metavar='npz|minari',
-        help='write all rows for numpy (npz, or FILE.npz), or as a data set of Minari (minari, or minari:ID)'),
+    plot=dict(
+        nargs='?',
+        const='',
+        metavar='FILE',
+        help="draw returns, lengths of episodes and priorities (into the working directory, by the memory's name)",
+    ),
+    export=dict(
+        type=_directory,
+        metavar='npz|minari',
+        help='write all rows for numpy (npz, or FILE.npz), or as a data set of Minari (minari, or minari:ID)',
+    ),
     author=dict(metavar='NAME', help="the data set's author, for Minari"),
     email=dict(metavar='ADDRESS', help="the author's"),
     permalink=dict(metavar='URL', help='of the code that made the rows'),
@@ -72,41 +127,90 @@ OPTIONS.update(
     json=dict(_FLAG, help='print what there is to tell as JSON'),
     port=dict(_N, help='of the server (default: one that is free)'),
     open=dict(_FLAG, help='open the page in a browser'),
-    html=dict(metavar='FILE', help='write a page in one file: episodes, step by step, for any browser'))
+    html=dict(
+        metavar='FILE', help='write a page in one file: episodes, step by step, for any browser'
+    ),
+)
 
 # %% ../nbs/cli.ipynb #f0c70031
-COMMANDS = dict(   # what it does, what it is about, options, and what these mean here
-    train=('Train a recipe, or go on with a run; as one of several learners where torchrun has started it',
-        dict(dest='recipe', nargs='?', metavar='RECIPE', help='which; `fastrl-replay recipes` lists them'),
-        'env steps seed out settings set memory data resume trust tensorboard track workers shards engine address', {}),
-    recipes=('List the recipes, or show the settings of one',
-        dict(dest='recipe', nargs='?', metavar='RECIPE', help='show all settings of this one'), 'settings', {}),
-    eval=('Play episodes without exploring, with what a run has learned',
-        dict(dest='dir', metavar='DIR', help="a run's directory"), 'best record episodes seed trust set',
-        dict(seed="of the environments (default: those of the run's own evaluations)",
-            set='device=… says where the network is')),
-    compare=('Train several recipes with several seeds, and draw them together',
-        dict(dest='recipes', nargs='+', metavar='RECIPE', help='which'), 'env seeds jobs steps out settings set',
-        dict(steps='environment steps of each run', out='where to leave runs, compare.json, compare.png')),
-    memory=('Tell what is in a memory on disk, also while it is written',
-        dict(dest='dir', metavar='DIR', help='where the memory lies'), 
+COMMANDS = dict(  # what it does, what it is about, options, and what these mean here
+    train=(
+        'Train a recipe, or go on with a run; as one of several learners where torchrun has started it',
+        dict(
+            dest='recipe',
+            nargs='?',
+            metavar='RECIPE',
+            help='which; `fastrl-replay recipes` lists them',
+        ),
+        'env steps seed out settings set memory data resume trust tensorboard track workers shards engine address',
+        {},
+    ),
+    recipes=(
+        'List the recipes, or show the settings of one',
+        dict(dest='recipe', nargs='?', metavar='RECIPE', help='show all settings of this one'),
+        'settings',
+        {},
+    ),
+    eval=(
+        'Play episodes without exploring, with what a run has learned',
+        dict(dest='dir', metavar='DIR', help="a run's directory"),
+        'best record episodes seed trust set',
+        dict(
+            seed="of the environments (default: those of the run's own evaluations)",
+            set='device=… says where the network is',
+        ),
+    ),
+    compare=(
+        'Train several recipes with several seeds, and draw them together',
+        dict(dest='recipes', nargs='+', metavar='RECIPE', help='which'),
+        'env seeds jobs steps out settings set',
+        dict(
+            steps='environment steps of each run',
+            out='where to leave runs, compare.json, compare.png',
+        ),
+    ),
+    memory=(
+        'Tell what is in a memory on disk, also while it is written',
+        dict(dest='dir', metavar='DIR', help='where the memory lies'),
         'plot html export env author email permalink algorithm description json',
-        dict(env='that the rows are of, for Minari (default: what the run that made them says)')),
-    watch=('Show on a page how runs go and what memories hold, while they are written',
-        dict(dest='dirs', nargs='+', **_DIR, help='of runs, of memories, or one with several runs in it'),
-        'port open', {}),
-    report=('Write a page about a run, or about several side by side',
-        dict(dest='dirs', nargs='+', **_DIR, help='of runs, or one with several runs in it'), 'html',
-        dict(html='where to (default: report.html in the directory; of several runs in the working directory)')),
-    bench=('Measure what things cost, beside the peers that are installed', None, '', {}))   # reads its own arguments
+        dict(env='that the rows are of, for Minari (default: what the run that made them says)'),
+    ),
+    watch=(
+        'Show on a page how runs go and what memories hold, while they are written',
+        dict(
+            dest='dirs',
+            nargs='+',
+            **_DIR,
+            help='of runs, of memories, or one with several runs in it',
+        ),
+        'port open',
+        {},
+    ),
+    report=(
+        'Write a page about a run, or about several side by side',
+        dict(dest='dirs', nargs='+', **_DIR, help='of runs, or one with several runs in it'),
+        'html',
+        dict(
+            html='where to (default: report.html in the directory; of several runs in the working directory)'
+        ),
+    ),
+    bench=('Measure what things cost, beside the peers that are installed', None, '', {}),
+)  # reads its own arguments
 
 # %% ../nbs/cli.ipynb #5363bf04
 class _Parser(argparse.ArgumentParser):
     "Says what is wrong in a line, as everything here"
+
     def error(self, message):
-        word = next((w for w in message.split() if w.startswith('--')), '') if 'unrecognized' in message else ''
+        word = (
+            next((w for w in message.split() if w.startswith('--')), '')
+            if 'unrecognized' in message
+            else ''
+        )
         known = [f'--{name}' for name in (*OPTIONS, 'quick', 'growth', 'help', 'version')]
-        raise SettingsError(self.prog, message + did_you_mean(word, known), remedy=f'{self.prog} --help')
+        raise SettingsError(
+            self.prog, message + did_you_mean(word, known), remedy=f'{self.prog} --help'
+        )
 
 # %% ../nbs/cli.ipynb #d3190fa5
 WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinforcement learning
@@ -121,30 +225,39 @@ The other commands: eval DIR, compare RECIPE …, watch DIR, report DIR, memory 
 
 # %% ../nbs/cli.ipynb #d4b2c931
 def _parser():
-    p = _Parser(prog='fastrl-replay', description='Train, evaluate and compare the recipes of fastrl_replay.')
+    p = _Parser(
+        prog='fastrl-replay',
+        description='Train, evaluate and compare the recipes of fastrl_replay.',
+    )
     p.add_argument('--version', action='version', version=f'fastrl-replay {__version__}')
     commands = p.add_subparsers(dest='command', metavar='COMMAND')
-    for name,(does,of,options,helps) in COMMANDS.items():
+    for name, (does, of, options, helps) in COMMANDS.items():
         c = commands.add_parser(name, help=does, description=does)
-        if of: c.add_argument(of['dest'], **{k: v for k,v in of.items() if k != 'dest'})
+        if of:
+            c.add_argument(of['dest'], **{k: v for k, v in of.items() if k != 'dest'})
         for o in options.split():
             c.add_argument(f'--{o}', **{**OPTIONS[o], **({'help': helps[o]} if o in helps else {})})
     return p
 
 # %% ../nbs/cli.ipynb #1166faed
-def main(args=None)->int: # the exit status
+def main(args=None) -> int:  # the exit status
     "The command `fastrl-replay`"
-    for stream in sys.stdout,sys.stderr:
-        if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='replace')   # where there is no ε: a ?
-    try: status = _do(sys.argv[1:] if args is None else args)
-    except (Explained,OSError,ValueError,MemoryError) as e:
-        if isinstance(e, BrokenPipeError): os._exit(0)   # the reader has gone
+    for stream in sys.stdout, sys.stderr:
+        # where there is no ε: a ?
+        if hasattr(stream, 'reconfigure'):
+            stream.reconfigure(errors='replace')
+    try:
+        status = _do(sys.argv[1:] if args is None else args)
+    except (Explained, OSError, ValueError, MemoryError) as e:
+        if isinstance(e, BrokenPipeError):
+            os._exit(0)  # the reader has gone
         print(_said(e), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print('\nbroken off', file=sys.stderr)
         status = 130
-    if status == 130 and args is None: _end_by_signal()
+    if status == 130 and args is None:
+        _end_by_signal()
     return status
 
 # %% ../nbs/cli.ipynb #252111be
@@ -152,39 +265,59 @@ def _said(e):
     "An error in a line; where an environment failed, the place in its code, too"
     text = f'{e.filename}: {e.strerror}' if isinstance(e, OSError) and e.filename else str(e)
     text = ' '.join(text.split()) or type(e).__name__
-    if not isinstance(e, EnvError) or not e.__cause__: return text
+    if not isinstance(e, EnvError) or not e.__cause__:
+        return text
     from fastrl_replay.app.named_envs import place_of
+
     return text + place_of(e.__cause__)
 
 # %% ../nbs/cli.ipynb #d4979b1a
 def _do(args):
-    if not args: print(WELCOME); return 0
-    if args[0][:1] != '-': nearest('fastrl-replay', 'command', args[0], COMMANDS)
+    if not args:
+        print(WELCOME)
+        return 0
+    if args[0][:1] != '-':
+        nearest('fastrl-replay', 'command', args[0], COMMANDS)
     if args[0] == 'bench':
         from fastrl_replay.bench.options import main as bench
+
         return bench(args[1:]) or 0
     args = _parser().parse_args(args)
     _check_device(args)
-    if _told(args): return 0
-    from fastrl_replay.app.commands import RUN   # torch and numba, which it needs, take seconds to import
+    if _told(args):
+        return 0
+    # torch and numba, which it needs, take seconds to import
+    from fastrl_replay.app.commands import RUN
+
     return RUN[args.command](args) or 0
 
 # %% ../nbs/cli.ipynb #9b839502
 def _check_device(args):
     "Refuse what is a device on no machine"
     for word in getattr(args, 'set', ()):
-        key,_,value = (part.strip() for part in word.partition('='))
-        if key == 'device' and value and not may_be_device(value): raise SettingsError('recipe', "setting 'device'",
-            repr(value), 'cpu, cuda, cuda:1, … as torch names them', '--set device=cpu, or device=auto for a GPU if '
-            'there is one')
+        key, _, value = (part.strip() for part in word.partition('='))
+        if key == 'device' and value and not may_be_device(value):
+            raise SettingsError(
+                'recipe',
+                "setting 'device'",
+                repr(value),
+                'cpu, cuda, cuda:1, … as torch names them',
+                '--set device=cpu, or device=auto for a GPU if there is one',
+            )
+
 
 def _told(args):
     "What the library's own settings.ini can tell: its recipes, and that one is not among them"
-    if 'settings' not in vars(args) or args.settings or _file_here(): return False   # there may be others
-    own,asked = shipped(),getattr(args, 'recipes', [getattr(args, 'recipe', None)])
+    # there may be others
+    if 'settings' not in vars(args) or args.settings or _file_here():
+        return False
+    own = shipped()
+    asked = getattr(args, 'recipes', [getattr(args, 'recipe', None)])
     if not getattr(args, 'resume', None):
-        for name in filter(None, asked): nearest('recipes', 'recipe', name, own)
-    if args.command != 'recipes' or args.recipe: return False
+        for name in filter(None, asked):
+            nearest('recipes', 'recipe', name, own)
+    if args.command != 'recipes' or args.recipe:
+        return False
     print(recipe_list((name, about(own, name)) for name in own))
     return True
 
@@ -192,13 +325,19 @@ def _told(args):
 def _file_here():
     "Is there a settings.ini in the working directory that says anything else?"
     path = Path('settings.ini')
-    if not path.is_file(): return False
-    try: return sections_in(path) != shipped()
-    except SettingsError: return True   # what reads it says what to do about it
+    if not path.is_file():
+        return False
+    try:
+        return sections_in(path) != shipped()
+    except SettingsError:
+        return True  # what reads it says what to do about it
+
 
 def _end_by_signal():
     "In a terminal end as one whom Ctrl-C has ended: bash goes on with a loop after any command that just exits"
-    if os.name != 'posix' or sys.stdin is None or not sys.stdin.isatty(): return
-    for stream in sys.stdout,sys.stderr: stream.flush()
+    if os.name != 'posix' or sys.stdin is None or not sys.stdin.isatty():
+        return
+    for stream in sys.stdout, sys.stderr:
+        stream.flush()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)

@@ -10,62 +10,106 @@ from copy import deepcopy
 from types import SimpleNamespace
 from .steps.errors import ArgumentError, ArgumentTypeError
 from .steps.states import anything, checked, flag, integer
-from .pipe import (MapDataPipe, MapToIterConverter, Pipe, Positioned, as_method, check_own_state,
-    datapipes, stage, state_of, try_state)
+from fastrl_replay.pipe import (
+    MapDataPipe,
+    MapToIterConverter,
+    Pipe,
+    Positioned,
+    as_method,
+    check_own_state,
+    datapipes,
+    stage,
+    state_of,
+    try_state,
+)
 
 # %% ../nbs/generic.ipynb #2eade925
 class Map(Pipe):
     "A function of each item"
+
     takes_any_item = True
-    def __init__(self,
-        source, # any pipe
-        fn, # of one item; saved where it has `state_dict` and `load_state_dict`
-        input_col=None, # of torch's stage; not taken here
-        output_col=None, # of torch's stage; not taken here
+
+    def __init__(
+        self,
+        source,  # any pipe
+        fn,  # of one item; saved where it has `state_dict` and `load_state_dict`
+        input_col=None,  # of torch's stage; not taken here
+        output_col=None,  # of torch's stage; not taken here
     ):
         _check_function(type(self).__name__, fn, input_col, output_col)
         super().__init__(source)
         self.fn = fn
-    def __iter__(self):
-        for item in self.source: yield self.fn(item)
 
-    def snapshot(self): return dict(own=state_of(self.fn))
+    def __iter__(self):
+        for item in self.source:
+            yield self.fn(item)
+
+    def snapshot(self):
+        return dict(own=state_of(self.fn))
+
     def check_state(self, state):
         own = checked(type(self).__name__, dict(own=anything), state)['own']
         check_own_state(type(self).__name__, 'function', self.fn, own)
-        if own is not None: try_state(type(self).__name__, 'function', self.fn, own)
+        if own is not None:
+            try_state(type(self).__name__, 'function', self.fn, own)
+
     def restore(self, state):
-        if state['own'] is not None: self.fn.load_state_dict(deepcopy(state['own']))
+        if state['own'] is not None:
+            self.fn.load_state_dict(deepcopy(state['own']))
+
 
 def _check_function(who, fn, input_col, output_col):
-    if not callable(fn): raise ArgumentTypeError(who, 'fn', type(fn).__name__, 'a function of one item')
-    wrong = {k: v for k,v in dict(input_col=input_col, output_col=output_col).items() if v is not None}
-    if wrong: raise ArgumentTypeError(who, "arguments that only torch's stage has", wrong,
-        remedy='take what you need of an item in the function, '
-               f"or use torch's: dp.iter.{'Mapper' if who == 'Map' else who}(pipe, fn, input_col=…)")
+    if not callable(fn):
+        raise ArgumentTypeError(who, 'fn', type(fn).__name__, 'a function of one item')
+    wrong = {
+        k: v for k, v in dict(input_col=input_col, output_col=output_col).items() if v is not None
+    }
+    if wrong:
+        raise ArgumentTypeError(
+            who,
+            "arguments that only torch's stage has",
+            wrong,
+            remedy='take what you need of an item in the function, '
+            f"or use torch's: dp.iter.{'Mapper' if who == 'Map' else who}(pipe, fn, input_col=…)",
+        )
+
 
 as_method('map', Map)
 
 # %% ../nbs/generic.ipynb #23079664
 class Filter(Map):
     "The items for which a function says True"
-    def __init__(self,
-        source, # any pipe
-        filter_fn, # of one item; True: it stays
-        input_col=None, # of torch's stage; not taken here
-    ): super().__init__(source, filter_fn, input_col)
+
+    def __init__(
+        self,
+        source,  # any pipe
+        filter_fn,  # of one item; True: it stays
+        input_col=None,  # of torch's stage; not taken here
+    ):
+        super().__init__(source, filter_fn, input_col)
+
     filter_fn = property(lambda self: self.fn)
+
     def __iter__(self):
         for item in self.source:
-            if self._stays(item): yield item
+            if self._stays(item):
+                yield item
 
     def _stays(self, item):
         answer = self.fn(item)
-        if type(answer) is bool: return answer
-        if getattr(answer, 'shape', None) == () and str(answer.dtype) in ('bool','torch.bool'): return bool(answer)
+        if type(answer) is bool:
+            return answer
+        if getattr(answer, 'shape', None) == () and str(answer.dtype) in ('bool', 'torch.bool'):
+            return bool(answer)
         shape = f' {list(answer.shape)}' if hasattr(answer, 'shape') else ''
-        raise ArgumentTypeError('Filter', 'what its function says of an item', f'{type(answer).__name__}{shape}',
-            'True or False', 'to leave out rows of a block, use .map(lambda steps: steps[steps.reward > 0])')
+        raise ArgumentTypeError(
+            'Filter',
+            'what its function says of an item',
+            f'{type(answer).__name__}{shape}',
+            'True or False',
+            'to leave out rows of a block, use .map(lambda steps: steps[steps.reward > 0])',
+        )
+
 
 as_method('filter', Filter)
 
@@ -73,41 +117,56 @@ as_method('filter', Filter)
 @stage('header')
 class Header(Positioned):
     "The first `limit` items of each pass"
-    def __init__(self,
-        source, # any pipe
-        limit:int=10, # how many items
+
+    def __init__(
+        self,
+        source,  # any pipe
+        limit: int = 10,  # how many items
     ):
-        if limit < 0: raise ArgumentError('Header', 'limit', limit, '0 or more')
+        if limit < 0:
+            raise ArgumentError('Header', 'limit', limit, '0 or more')
         super().__init__(source)
         self.limit = limit
+
     def __iter__(self):
         if self._start() < self.limit:
             for item in self.source:
                 self.place += 1
                 yield item
-                if self.place >= self.limit: break
-        self.rewind()   # the source may be in the middle
+                if self.place >= self.limit:
+                    break
+        self.rewind()  # the source may be in the middle
 
 # %% ../nbs/generic.ipynb #eceecba2
 @stage('cycle')
 class Cycler(Positioned):
     "The source again and again"
-    saved,midway = dict(place=integer(), midway=flag),False   # midway: in a pass of the source
-    def __init__(self,
-        source, # any pipe that can be iterated again
-        count:int=None, # how many passes; None: for ever
+
+    # midway: in a pass of the source
+    saved = dict(place=integer(), midway=flag)
+    midway = False
+
+    def __init__(
+        self,
+        source,  # any pipe that can be iterated again
+        count: int = None,  # how many passes; None: for ever
     ):
         super().__init__(source)
         self.count = count
+
     def __iter__(self):
         self._start()
         while self.count is None or self.place < self.count:
-            empty,self.midway = not self.midway,False   # midway: restored, perhaps at the end of the source's pass
+            # midway: restored, perhaps at the end of the source's pass
+            empty = not self.midway
+            self.midway = False
             for item in self.source:
-                empty,self.midway = False,True
+                empty = False
+                self.midway = True
                 yield item
             self.midway = False
-            if empty: return   # or this would spin for ever
+            if empty:
+                return  # or this would spin for ever
             self.place += 1
         self.rewind()
 
@@ -115,34 +174,64 @@ class Cycler(Positioned):
 @stage('in_memory_cache')
 class InMemoryCacheHolder(Positioned):
     "Keep every item of the source; later passes give the same objects again"
-    reads_anew,_buffers = True,('_cache',)
-    def __init__(self,
-        source, # any finite pipe
+
+    reads_anew = True
+    _buffers = ('_cache',)
+
+    def __init__(
+        self,
+        source,  # any finite pipe
     ):
         super().__init__(source)
         self._fresh()
-    def _fresh(self): self._cache = None
+
+    def _fresh(self):
+        self._cache = None
+
     def __iter__(self):
         skip = self._start()
-        if self._cache is None: self._cache = list(self.source)
-        for i,item in enumerate(self._cache):
-            self.place = max(skip, i+1)
-            if i >= skip: yield item
-        self.place,self._ended = 0,True
-    data_ended = property(lambda self: self._ended and Pipe.data_ended.fget(self), doc='As its source said')
+        if self._cache is None:
+            self._cache = list(self.source)
+        for i, item in enumerate(self._cache):
+            self.place = max(skip, i + 1)
+            if i >= skip:
+                yield item
+        self.place = 0
+        self._ended = True
+
+    data_ended = property(
+        lambda self: self._ended and Pipe.data_ended.fget(self), doc='As its source said'
+    )
 
 # %% ../nbs/generic.ipynb #8b5d26eb
 class TypeTransformLoop(MapDataPipe):
     "Each item of a map-style pipe, sent through every function in turn"
-    def __init__(self,
-        datapipe, # a list or a map-style pipe
-        fns, # functions of one item
-    ): self.datapipe,self.fns = datapipe,fns
-    def __len__(self): return len(self.datapipe)
+
+    def __init__(
+        self,
+        datapipe,  # a list or a map-style pipe
+        fns,  # functions of one item
+    ):
+        self.datapipe = datapipe
+        self.fns = fns
+
+    def __len__(self):
+        return len(self.datapipe)
+
     def __getitem__(self, i):
         item = self.datapipe[i]
-        for f in self.fns: item = f(item)
+        for f in self.fns:
+            item = f(item)
         return item
 
-dp = SimpleNamespace(map=datapipes.map, iter=SimpleNamespace(**vars(datapipes.iter), Header=Header, Cycler=Cycler,
-    InMemoryCacheHolder=InMemoryCacheHolder, MapToIterConverter=MapToIterConverter))
+
+dp = SimpleNamespace(
+    map=datapipes.map,
+    iter=SimpleNamespace(
+        **vars(datapipes.iter),
+        Header=Header,
+        Cycler=Cycler,
+        InMemoryCacheHolder=InMemoryCacheHolder,
+        MapToIterConverter=MapToIterConverter,
+    ),
+)

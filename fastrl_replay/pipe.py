@@ -13,491 +13,719 @@ from copy import deepcopy
 from functools import partial, wraps
 from itertools import count
 from typing import NamedTuple
-from fastcore.basics import patch
-from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info   # noqa: F401 (for `generic`)
+
+from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info  # noqa: F401 (for `generic`)
 from torch.utils.data._utils.collate import default_collate_fn_map
 from .steps.core import Steps
-from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, Explained, StateError, choice, in_words,
-    problem)
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    Explained,
+    StateError,
+    choice,
+    in_words,
+    problem,
+)
 from .steps.other_names import NoAttribute, check_names
 from .steps.states import Saves, anything, checked, flag, integer
 
 # %% ../nbs/pipe.ipynb #2b783269
 _passes = count(1)
 
+
 def _one_at_a_time(
-    iterate, # an `__iter__`, as torch has wrapped it
-): # the same under our wrapper, where it is a generator
+    iterate,  # an `__iter__`, as torch has wrapped it
+):  # the same under our wrapper, where it is a generator
     "One live iterator for a stage; errors pass as they are"
     own = getattr(iterate, '__wrapped__', iterate)
-    if not inspect.isgeneratorfunction(own): return iterate
+    if not inspect.isgeneratorfunction(own):
+        return iterate
+
     @wraps(own)
     def one_pass(self):
-        if type(self).__iter__ is not one_pass: yield from own(self); return   # called by a subclass
-        self._valid_iterator_id = mine = next(_passes)   # the name is torch's
+        # called by a subclass
+        if type(self).__iter__ is not one_pass:
+            yield from own(self)
+            return
+        self._valid_iterator_id = mine = next(_passes)  # the name is torch's
         self.reset()
         self._tell_worker()
         for item in own(self):
             yield item
-            if self._valid_iterator_id != mine: raise RuntimeError(problem(type(self).__name__,
-                'this iterator was invalidated by a second one over the same stage',
-                remedy='build a chain for each loop'))
+            if self._valid_iterator_id != mine:
+                raise RuntimeError(
+                    problem(
+                        type(self).__name__,
+                        'this iterator was invalidated by a second one over the same stage',
+                        remedy='build a chain for each loop',
+                    )
+                )
+
     return one_pass
 
 # %% ../nbs/pipe.ipynb #ec516b38
 class _Names(IterDataPipe):
     "Arguments and methods whose names are not there: errors say which ones are near"
+
     def __new__(cls, *args, **kwargs):
         check_names(cls, kwargs)
         return super().__new__(cls)
+
     def __getattr__(self, name):
-        try: return super().__getattr__(name)   # torch's chained methods
-        except AttributeError: raise NoAttribute(type(self).__name__, name, lambda: dir(self)) from None
+        try:
+            return super().__getattr__(name)  # torch's chained methods
+        except AttributeError:
+            raise NoAttribute(type(self).__name__, name, lambda: dir(self)) from None
 
 # %% ../nbs/pipe.ipynb #350ab425
 class Pipe(_Names, Saves):
     "The base of every stage: takes items from `source`, yields items"
-    _is_child_datapipe = False   # spares torch's wrapper, where it is left, a search at every item
-    _buffers,_given = (),{}      # what is not pickled, and `_fresh` makes anew; arguments whose attribute is another
-    takes_any_item = False       # False: items must be `Steps`
-    reads_anew = False           # True: continue by reading the source again from its start, and not where it stood
-    steps_envs = False           # True: it steps environments
-    source_elsewhere = False     # True: the chain above it runs in other processes, and not here
-    draws_batches = False        # True: a replay, whose batches a thread may draw
-    _worker_here = None          # which copy it was told that it is, and in which process
-    def __init__(self, source=None, # a pipe, or any iterable of items; None: nothing comes
-    ): self.source = as_pipe(source)
+
+    # spares torch's wrapper, where it is left, a search at every item
+    _is_child_datapipe = False
+    # what is not pickled, and `_fresh` makes anew; arguments whose attribute is another
+    _buffers = ()
+    _given = {}
+    takes_any_item = False  # False: items must be `Steps`
+    # True: continue by reading the source again from its start, and not where it stood
+    reads_anew = False
+    steps_envs = False  # True: it steps environments
+    # True: the chain above it runs in other processes, and not here
+    source_elsewhere = False
+    draws_batches = False  # True: a replay, whose batches a thread may draw
+    _worker_here = None  # which copy it was told that it is, and in which process
+
+    def __init__(
+        self,
+        source=None,  # a pipe, or any iterable of items; None: nothing comes
+    ):
+        self.source = as_pipe(source)
+
     def __init_subclass__(cls, **kw):
         super().__init_subclass__(**kw)
-        if '__iter__' in vars(cls): cls.__iter__ = _one_at_a_time(vars(cls)['__iter__'])
+        if '__iter__' in vars(cls):
+            cls.__iter__ = _one_at_a_time(vars(cls)['__iter__'])
 
-    def check_state(self, state:dict):
+    def check_state(self, state: dict):
         "What `restore` takes, made of what `snapshot` gave (None: just that); an error where it can't be"
-        if type(self).snapshot is Saves.snapshot: return super().check_state(state)
-    def check_remote(self, state:dict):
+        if type(self).snapshot is Saves.snapshot:
+            return super().check_state(state)
+
+    def check_remote(self, state: dict):
         "The same where a copy of this stage in a worker will take it; what lies there is not looked at here"
         return self.check_state(state)
-    def _fresh(self): "Make new buffers"
-    def _rewind(self): "Let the next pass begin at the start; for a stage that has a position in the pass"
-    def _leave(self): "The pass was left: the next one begins at the start, or where a restored one goes on"
-    def _open(self): "Open now what the first item would open; what is open already stays"
-    def _close(self): "Close what this stage has opened; what is closed already stays closed"
-    def _in_worker(self, info): "Be one of several copies"
+
+    def _fresh(self):
+        "Make new buffers"
+
+    def _rewind(self):
+        "Let the next pass begin at the start; for a stage that has a position in the pass"
+
+    def _leave(self):
+        "The pass was left: the next one begins at the start, or where a restored one goes on"
+
+    def _open(self):
+        "Open now what the first item would open; what is open already stays"
+
+    def _close(self):
+        "Close what this stage has opened; what is closed already stays closed"
+
+    def _in_worker(self, info):
+        "Be one of several copies"
+
+    def _tell_worker(self):
+        "Let a chain know which copy it is where nothing else tells it, in the workers of a `DataLoader`"
+        info = worker_info()
+        if info is not None and self._worker_here != (os.getpid(), info):
+            self.in_worker(info)
+
+    def _upstream(self):  # the nearest `Pipe` that this one continues with, past torch's own pipes
+        p = None if self.reads_anew else upstream(self)
+        while p is not None and not isinstance(p, Pipe):
+            p = upstream(p)
+        return p
+
+    def state_dict(self) -> dict:  # plain data and tensors; torch.load(weights_only=True) reads it
+        "The state of this stage and of all stages above it"
+        self._tell_worker()
+        return self._chain_state(0)
+
+    def _chain_state(self, begun):  # the number of the last pass that was begun below
+        mine = self._valid_iterator_id or 0
+        if mine < begun:
+            self._leave()
+        up = self._upstream()
+        begun = max(begun, mine)
+        return dict(
+            stage=type(self).__name__,
+            own=self.snapshot(),
+            above=None if up is None else up._chain_state(begun),
+        )
+
+    def load_state_dict(
+        self,
+        state: dict,  # what `state_dict` gave, from a chain of the same stages
+    ):
+        "Continue, from the next pass on, where the saved chain stood; a state that doesn't fit changes nothing"
+        self._tell_worker()
+        # the source may refuse even then
+        for stage, own in reversed(self.checked_states(state)):
+            stage.restore(own)
+
+    def checked_states(
+        self,
+        state,  # of `state_dict`
+        remote: bool = False,  # will a copy in a worker take it?
+    ) -> list:  # of pairs, the last stage first
+        "The stages of this chain, each with what its `restore` takes; an error where a state doesn't fit"
+        up = self._upstream()
+        name = type(self).__name__
+        if not isinstance(state, dict) or state.keys() != {'stage', 'own', 'above'}:
+            raise StateError(
+                name, 'a saved state', type(state).__name__, "a dict of stage, own and above"
+            )
+        saved = state['stage'] if type(state['stage']) is str else type(state['stage']).__name__
+        if saved != name:
+            raise StateError(
+                name,
+                'this state belongs to another stage',
+                saved[:60],
+                name,
+                'build the chain that was saved',
+            )
+        if (up is None) != (state['above'] is None):
+            raise StateError(name, 'the chain above it is not as long as the saved one')
+        own = (
+            self,
+            _checked_state(self, state['own'], self.check_remote if remote else self.check_state),
+        )
+        return [own, *(() if up is None else up.checked_states(state['above'], remote))]
+
+    def __getstate__(self):
+        state = {
+            k: v
+            for k, v in self.__dict__.items()
+            if k not in self._buffers and k != '_valid_iterator_id'
+        }
+        return IterDataPipe.getstate_hook(state) if IterDataPipe.getstate_hook else state
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._fresh()
+
+    def blocks(self):
+        "The items of `source`, each of which must be a `Steps`"
+        for steps in self.source:
+            if not isinstance(steps, Steps):
+                raise ArgumentTypeError(
+                    type(self).__name__,
+                    'an item of its source',
+                    type(steps).__name__,
+                    'Steps',
+                    'put it after a stage that yields Steps, such as GymStepper',
+                )
+            yield steps
+
+    @property
+    def data_ended(self) -> bool:
+        "Has this pass come to its end, and does the first stage say that nothing more will come?"
+        up = upstream(self)
+        return (
+            getattr(up, 'data_ended', False)
+            if up is None or isinstance(up, Pipe)
+            else Pipe.data_ended.fget(up)
+        )
+
+    def open(self):
+        "Open now what the first item would open, the first stage first"
+        self._tell_worker()
+        for s in reversed([*_stages(self, here=True)]):
+            s._open()
+
+    def close(self):
+        "Close what the stages of this chain have opened, the last stage first; a new pass opens again"
+        failures = []
+        for s in _stages(self):
+            try:
+                s._close()
+            except Exception as e:
+                failures.append(e)
+        if failures:
+            raise failures[0]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def __repr__(self):
+        return _show(self)
+
+    def rewind(self):
+        "Let the next pass begin at the start, here and above"
+        for s in _stages(self):
+            s._rewind()
+
+    def in_worker(
+        self,
+        info: 'WorkerInfo',  # which copy
+    ):
+        "Tell every stage of this chain, once in a process, that it is one of several copies"
+        here = os.getpid(), info
+        for s in _stages(self):
+            # or an error: then it is told again
+            if s._worker_here != here:
+                s._in_worker(info)
+            s._worker_here = here
+
+    @property
+    def has_envs(self) -> bool:
+        "Does this stage, or one above it, step environments?"
+        return any(s.steps_envs for s in _stages(self))
+
+    @property
+    def drawn_from(
+        self,
+    ) -> 'Pipe':  # a replay, or a stage that stands for replays elsewhere; None: there is none
+        "What draws the batches that come out of this chain"
+        return next((s for s in _stages(self, here=True) if s.draws_batches), None)
+
+    @property
+    def journals(self) -> list:  # of stages with a method `news`
+        "Stages of this chain that count what a chain that runs them elsewhere wants to know"
+        return [s for s in _stages(self, here=True) if callable(getattr(s, 'news', None))]
 
 # %% ../nbs/pipe.ipynb #c50075df
 class WorkerInfo(NamedTuple):
     "Which of several copies of a chain this process runs"
-    rank:int = 0 # from 0
-    world_size:int = 1 # how many copies there are
-    restart:int = 0 # how often this one was restarted
+
+    rank: int = 0  # from 0
+    world_size: int = 1  # how many copies there are
+    restart: int = 0  # how often this one was restarted
 
 # %% ../nbs/pipe.ipynb #0d54bc25
 _worker = None
 
-def worker_info()->WorkerInfo: # None: this process is no worker
+
+def worker_info() -> WorkerInfo:  # None: this process is no worker
     "Which of the processes that run the same chain this is"
-    info = get_worker_info()   # of a `DataLoader`
+    info = get_worker_info()  # of a `DataLoader`
     return _worker if info is None else WorkerInfo(info.id, info.num_workers)
 
+
 @contextmanager
-def as_worker(info:WorkerInfo):
+def as_worker(info: WorkerInfo):
     "Be this worker, for a while"
     global _worker
-    before,_worker = _worker,info
-    try: yield info
-    finally: _worker = before
-
-# %% ../nbs/pipe.ipynb #06aa25b6
-@patch
-def _tell_worker(self:Pipe):
-    "Let a chain know which copy it is where nothing else tells it, in the workers of a `DataLoader`"
-    info = worker_info()
-    if info is not None and self._worker_here != (os.getpid(), info): self.in_worker(info)
+    before = _worker
+    _worker = info
+    try:
+        yield info
+    finally:
+        _worker = before
 
 # %% ../nbs/pipe.ipynb #94b019c1
 def as_pipe(
-    source, # a pipe, a map-style pipe, a node of torchdata, a block, an iterable, or None
-)->IterDataPipe:
+    source,  # a pipe, a map-style pipe, a node of torchdata, a block, an iterable, or None
+) -> IterDataPipe:
     "Anything that gives items as a pipe"
-    if isinstance(source, IterDataPipe): return source
-    if isinstance(source, MapDataPipe): return MapToIterConverter(source)
-    nodes = sys.modules.get('torchdata.nodes')   # who has a node has imported them
-    if nodes and isinstance(source, nodes.BaseNode): return Items(_Node(source))
-    if source is None or isinstance(source, Steps): return Items([] if source is None else [source])
-    if hasattr(source, '__iter__') and not isinstance(source, type): return Items(source)
-    raise ArgumentTypeError('Pipe', 'source', type(source).__name__, 'a pipe or an iterable of Steps',
-        'wrap a single block in a list')
+    if isinstance(source, IterDataPipe):
+        return source
+    if isinstance(source, MapDataPipe):
+        return MapToIterConverter(source)
+    nodes = sys.modules.get('torchdata.nodes')  # who has a node has imported them
+    if nodes and isinstance(source, nodes.BaseNode):
+        return Items(_Node(source))
+    if source is None or isinstance(source, Steps):
+        return Items([] if source is None else [source])
+    if hasattr(source, '__iter__') and not isinstance(source, type):
+        return Items(source)
+    raise ArgumentTypeError(
+        'Pipe',
+        'source',
+        type(source).__name__,
+        'a pipe or an iterable of Steps',
+        'wrap a single block in a list',
+    )
 
 # %% ../nbs/pipe.ipynb #586b73c7
-def upstream(pipe)->IterDataPipe: # None: it is the first
+def upstream(pipe) -> IterDataPipe:  # None: it is the first
     "The stage that `pipe` pulls from; an error where there are several, since such a chain can't be saved"
-    if hasattr(pipe, 'datapipes'): raise NotImplementedError(problem(type(pipe).__name__,
-        'a chain with several sources can be iterated, but not saved'))
-    return next((p for p in (getattr(pipe, n, None) for n in _ONE_SOURCE) if isinstance(p, IterDataPipe)), None)
+    if hasattr(pipe, 'datapipes'):
+        raise NotImplementedError(
+            problem(
+                type(pipe).__name__, 'a chain with several sources can be iterated, but not saved'
+            )
+        )
+    return next(
+        (p for p in (getattr(pipe, n, None) for n in _ONE_SOURCE) if isinstance(p, IterDataPipe)),
+        None,
+    )
 
-_ONE_SOURCE = 'source','datapipe','source_datapipe'
+
+_ONE_SOURCE = 'source', 'datapipe', 'source_datapipe'
 
 # %% ../nbs/pipe.ipynb #4f86c81e
 def _stages(pipe, here=False):
     "The stages of this library in a chain, the last one first, each once; `here`: those that run in this process"
-    waiting,seen = [pipe],set()
+    waiting = [pipe]
+    seen = set()
     while waiting:
         p = waiting.pop(0)
-        if id(p) in seen: continue
+        if id(p) in seen:
+            continue
         seen.add(id(p))
-        if isinstance(p, Pipe): yield p
-        if here and getattr(p, 'source_elsewhere', False): continue
-        found = [*(getattr(p, n, None) for n in (*_ONE_SOURCE,'main_datapipe')), *getattr(p, 'datapipes', ())]
+        if isinstance(p, Pipe):
+            yield p
+        if here and getattr(p, 'source_elsewhere', False):
+            continue
+        found = [
+            *(getattr(p, n, None) for n in (*_ONE_SOURCE, 'main_datapipe')),
+            *getattr(p, 'datapipes', ()),
+        ]
         waiting += [s for s in found if isinstance(s, IterDataPipe)]
-
-# %% ../nbs/pipe.ipynb #820bb254
-@patch
-def _upstream(self:Pipe): # the nearest `Pipe` that this one continues with, past torch's own pipes
-    p = None if self.reads_anew else upstream(self)
-    while p is not None and not isinstance(p, Pipe): p = upstream(p)
-    return p
-
-@patch
-def state_dict(self:Pipe)->dict: # plain data and tensors; torch.load(weights_only=True) reads it
-    "The state of this stage and of all stages above it"
-    self._tell_worker()
-    return self._chain_state(0)
-
-# %% ../nbs/pipe.ipynb #c632ed14
-@patch
-def _chain_state(self:Pipe, begun): # the number of the last pass that was begun below
-    mine = self._valid_iterator_id or 0
-    if mine < begun: self._leave()
-    up,begun = self._upstream(),max(begun, mine)
-    return dict(stage=type(self).__name__, own=self.snapshot(), above=None if up is None else up._chain_state(begun))
-
-# %% ../nbs/pipe.ipynb #5c1c506d
-@patch
-def load_state_dict(self:Pipe,
-    state:dict, # what `state_dict` gave, from a chain of the same stages
-):
-    "Continue, from the next pass on, where the saved chain stood; a state that doesn't fit changes nothing"
-    self._tell_worker()
-    for stage,own in reversed(self.checked_states(state)): stage.restore(own)   # the source may refuse even then
-
-@patch
-def checked_states(self:Pipe,
-    state, # of `state_dict`
-    remote:bool=False, # will a copy in a worker take it?
-)->list: # of pairs, the last stage first
-    "The stages of this chain, each with what its `restore` takes; an error where a state doesn't fit"
-    up,name = self._upstream(),type(self).__name__
-    if not isinstance(state, dict) or state.keys() != {'stage','own','above'}:
-        raise StateError(name, 'a saved state', type(state).__name__, "a dict of stage, own and above")
-    saved = state['stage'] if type(state['stage']) is str else type(state['stage']).__name__
-    if saved != name: raise StateError(name, 'this state belongs to another stage', saved[:60], name,
-        'build the chain that was saved')
-    if (up is None) != (state['above'] is None):
-        raise StateError(name, 'the chain above it is not as long as the saved one')
-    own = self, _checked_state(self, state['own'], self.check_remote if remote else self.check_state)
-    return [own, *(() if up is None else up.checked_states(state['above'], remote))]
 
 # %% ../nbs/pipe.ipynb #5c1c5071
 def _checked_state(stage, state, check):
     state = checked(type(stage).__name__, anything, state)
-    try: ready = check(state)
-    except Explained: raise
-    except Exception as e:   # of a stage that has no form
-        raise StateError(type(stage).__name__, 'a saved state that it can\'t read', in_words(e),
-            remedy='another version wrote it, or it is damaged') from e
+    try:
+        ready = check(state)
+    except Explained:
+        raise
+    except Exception as e:  # of a stage that has no form
+        raise StateError(
+            type(stage).__name__,
+            'a saved state that it can\'t read',
+            in_words(e),
+            remedy='another version wrote it, or it is damaged',
+        ) from e
     return state if ready is None else ready
-
-# %% ../nbs/pipe.ipynb #b325ad46
-@patch
-def __getstate__(self:Pipe):
-    state = {k:v for k,v in self.__dict__.items() if k not in self._buffers and k != '_valid_iterator_id'}
-    return IterDataPipe.getstate_hook(state) if IterDataPipe.getstate_hook else state
-
-@patch
-def __setstate__(self:Pipe, state):
-    self.__dict__.update(state)
-    self._fresh()
-
-# %% ../nbs/pipe.ipynb #09efc230
-@patch
-def blocks(self:Pipe):
-    "The items of `source`, each of which must be a `Steps`"
-    for steps in self.source:
-        if not isinstance(steps, Steps): raise ArgumentTypeError(type(self).__name__, 'an item of its source',
-            type(steps).__name__, 'Steps', 'put it after a stage that yields Steps, such as GymStepper')
-        yield steps
-
-# %% ../nbs/pipe.ipynb #c9a211a5
-@patch(as_prop=True)
-def data_ended(self:Pipe)->bool:
-    "Has this pass come to its end, and does the first stage say that nothing more will come?"
-    up = upstream(self)
-    return getattr(up, 'data_ended', False) if up is None or isinstance(up, Pipe) else Pipe.data_ended.fget(up)
 
 # %% ../nbs/pipe.ipynb #e993c9c0
 class Holding(Pipe):
     "The base of stages that hold rows until later ones complete them: at the end of the data they hand them out"
-    _at_end = False       # is this pass handing them out?
-    _resume_end = False   # did the pass that was restored, until the next one begins
+
+    _at_end = False  # is this pass handing them out?
+    _resume_end = False  # did the pass that was restored, until the next one begins
+
     def _starts_at_end(self):
-        over,self._resume_end,self._at_end = self._resume_end,False,False
+        over = self._resume_end
+        self._resume_end = False
+        self._at_end = False
         return over
+
     def _hand_out(self, items):
-        self._at_end = True   # a state that is saved meanwhile says so: restored, it doesn't begin the source again
+        # a state that is saved meanwhile says so: restored, it doesn't begin the source again
+        self._at_end = True
         yield from items
         self._at_end = False
-    def _rewind(self): self._at_end = self._resume_end = False
-    def _leave(self): self._at_end = self._resume_end
-    def _stand(self, at_end): self._at_end = self._resume_end = at_end
 
-# %% ../nbs/pipe.ipynb #7e90373f
-@patch
-def open(self:Pipe):
-    "Open now what the first item would open, the first stage first"
-    self._tell_worker()
-    for s in reversed([*_stages(self, here=True)]): s._open()
+    def _rewind(self):
+        self._at_end = self._resume_end = False
 
-# %% ../nbs/pipe.ipynb #7ec7cd12
-@patch
-def close(self:Pipe):
-    "Close what the stages of this chain have opened, the last stage first; a new pass opens again"
-    failures = []
-    for s in _stages(self):
-        try: s._close()
-        except Exception as e: failures.append(e)
-    if failures: raise failures[0]
+    def _leave(self):
+        self._at_end = self._resume_end
 
-@patch
-def __enter__(self:Pipe): return self
-
-@patch
-def __exit__(self:Pipe, *error): self.close()
+    def _stand(self, at_end):
+        self._at_end = self._resume_end = at_end
 
 # %% ../nbs/pipe.ipynb #26313ea2
 def _short(v, width=40):
     "A value on part of a line"
-    repeated = isinstance(v, list) and len(v) > 1 and all(isinstance(x, str) and x == v[0] for x in v)
-    if repeated: s = f'[{v[0]!r}]*{len(v)}'
-    elif type(v).__repr__ is object.__repr__: s = type(v).__name__   # and not where in memory it is
-    else: s = getattr(v, '__name__', None) or ' '.join(repr(v).split())
-    return s if len(s) <= width else s[:width-1] + '…'
+    repeated = (
+        isinstance(v, list) and len(v) > 1 and all(isinstance(x, str) and x == v[0] for x in v)
+    )
+    if repeated:
+        s = f'[{v[0]!r}]*{len(v)}'
+    elif type(v).__repr__ is object.__repr__:
+        s = type(v).__name__  # and not where in memory it is
+    else:
+        s = getattr(v, '__name__', None) or ' '.join(repr(v).split())
+    return s if len(s) <= width else s[: width - 1] + '…'
 
-def _torch_name(cls): # of a chained method
-    names = (n for n,f in IterDataPipe.functions.items() if isinstance(f, partial) and f.args[0] is cls)
+
+def _torch_name(cls):  # of a chained method
+    names = (
+        n for n, f in IterDataPipe.functions.items() if isinstance(f, partial) and f.args[0] is cls
+    )
     return next(names, cls.__name__)
 
 # %% ../nbs/pipe.ipynb #15247c9c
 def _show(pipe):
     "A chain, one stage a line; torch's own stages would show themselves alone"
-    ours,params = isinstance(pipe, Pipe),list(inspect.signature(type(pipe).__init__).parameters.values())[1:]
+    ours = isinstance(pipe, Pipe)
+    params = list(inspect.signature(type(pipe).__init__).parameters.values())[1:]
     given = getattr(pipe, '_given', {})
     args = [(p, given.get(p.name, getattr(pipe, p.name, p.default))) for p in params]
-    args = ', '.join(_short(v) if p.name == 'source' else f'{p.name}={_short(v)}' for p,v in args
-                     if not isinstance(v, IterDataPipe) and v is not p.default and _short(v) != _short(p.default))
-    try: up = upstream(pipe)
-    except NotImplementedError: up = getattr(pipe, 'source', None)
-    if up is None: return f'{type(pipe).__name__}({args})' if ours else repr(pipe)
+    args = ', '.join(
+        _short(v) if p.name == 'source' else f'{p.name}={_short(v)}'
+        for p, v in args
+        if not isinstance(v, IterDataPipe) and v is not p.default and _short(v) != _short(p.default)
+    )
+    try:
+        up = upstream(pipe)
+    except NotImplementedError:
+        up = getattr(pipe, 'source', None)
+    if up is None:
+        return f'{type(pipe).__name__}({args})' if ours else repr(pipe)
     name = getattr(pipe, 'stage_name', type(pipe).__name__) if ours else _torch_name(type(pipe))
     return f'{repr(up) if isinstance(up, Pipe) else _show(up)}\n  .{name}({args})'
 
 # %% ../nbs/pipe.ipynb #806472cf
-@patch
-def __repr__(self:Pipe): return _show(self)
-
 Pipe.__str__ = Pipe.__repr__
 
 # %% ../nbs/pipe.ipynb #8d5e9b22
 class Positioned(Pipe):
     "A stage whose state is its position in the pass"
-    saved,takes_any_item = dict(place=integer()),True
-    place = 0   # how many items of the pass have come
-    _resume = 0   # where the next pass begins, once, after `restore`
-    _ended = False   # has this pass come to its end?
+
+    saved = dict(place=integer())
+    takes_any_item = True
+    place = 0  # how many items of the pass have come
+    _resume = 0  # where the next pass begins, once, after `restore`
+    _ended = False  # has this pass come to its end?
+
     def restore(self, state):
         super().restore(state)
         self._resume = self.place
-    def _rewind(self): self.place = self._resume = 0
-    def _leave(self): self.place = self._resume
-    def _start(self): # where this pass begins
-        self.place,self._resume,self._ended = self._resume,0,False
+
+    def _rewind(self):
+        self.place = self._resume = 0
+
+    def _leave(self):
+        self.place = self._resume
+
+    def _start(self):  # where this pass begins
+        self.place = self._resume
+        self._resume = 0
+        self._ended = False
         return self.place
 
-@patch
-def rewind(self:Pipe):
-    "Let the next pass begin at the start, here and above"
-    for s in _stages(self): s._rewind()
-
 # %% ../nbs/pipe.ipynb #a20470a3
-def _saves(x): return hasattr(x, 'state_dict') and hasattr(x, 'load_state_dict')
+def _saves(x):
+    return hasattr(x, 'state_dict') and hasattr(x, 'load_state_dict')
+
+
 def state_of(
-    x, # an object that may save itself
-)->dict: # a copy; None: it can't
+    x,  # an object that may save itself
+) -> dict:  # a copy; None: it can't
     "What an object saves of itself"
     return deepcopy(x.state_dict()) if _saves(x) else None
 
+
 def check_own_state(
-    who:str, # the stage that uses it
-    what:str, # what it is
-    x, # the object
-    saved, # what `state_of` gave
+    who: str,  # the stage that uses it
+    what: str,  # what it is
+    x,  # the object
+    saved,  # what `state_of` gave
 ):
     "Raise where one of the two saves itself, and the other does not"
-    got,own = ('one that saves itself' if saves else 'one that does not' for saves in (saved is not None, _saves(x)))
-    if got != own: raise StateError(who, f'the saved {what} is of another kind', got, own,
-        'build the chain that was saved')
+    got, own = (
+        'one that saves itself' if saves else 'one that does not'
+        for saves in (saved is not None, _saves(x))
+    )
+    if got != own:
+        raise StateError(
+            who, f'the saved {what} is of another kind', got, own, 'build the chain that was saved'
+        )
 
 # %% ../nbs/pipe.ipynb #482a3d9b
 def try_state(
-    who:str, # the stage that uses it
-    what:str, # what it is
-    x, # an object with a `load_state_dict`
-    saved, # what its `state_dict` gave
+    who: str,  # the stage that uses it
+    what: str,  # what it is
+    x,  # an object with a `load_state_dict`
+    saved,  # what its `state_dict` gave
 ):
     "A `StateError` where an object refuses a state: a copy of it tries"
-    try: twin = deepcopy(x)
-    except Exception: return   # it will be tried when it is restored
-    try: twin.load_state_dict(deepcopy(saved))
+    try:
+        twin = deepcopy(x)
+    except Exception:
+        return  # it will be tried when it is restored
+    try:
+        twin.load_state_dict(deepcopy(saved))
     except Exception as e:
         raise StateError(who, f'the {what} refuses its saved state', in_words(e)) from e
 
 # %% ../nbs/pipe.ipynb #60ce25a1
 class SavedItems(Positioned):
     "The state of `Items`: a position, and that of the items where they have one"
-    def snapshot(self): return dict(super().snapshot(), own=state_of(self.items))
+
+    def snapshot(self):
+        return dict(super().snapshot(), own=state_of(self.items))
+
     def check_state(self, state):
         state = checked('Items', dict(place=integer(), own=anything), state)
         check_own_state('Items', 'source', self.items, state['own'])
         return state
+
     def restore(self, state):
         try:
-            if self._saves: self.items.load_state_dict(deepcopy(state['own']))
+            if self._saves:
+                self.items.load_state_dict(deepcopy(state['own']))
         except Exception as e:
             raise StateError('Items', 'the source refuses its saved state', in_words(e)) from e
         super().restore(dict(place=state['place']))
+
     def _rewind(self):
         super()._rewind()
-        if isinstance(self.items, _Node): self.items.rewind()
+        if isinstance(self.items, _Node):
+            self.items.rewind()
+
     def _leave(self):
         super()._leave()
-        if isinstance(self.items, _Node): self.items.leave()
+        if isinstance(self.items, _Node):
+            self.items.leave()
 
 # %% ../nbs/pipe.ipynb #60ce25a5
 class Items(SavedItems):
     "The items of any iterable, in order"
-    def __init__(self,
-        items, # an iterable, which should give the same items each time; its own `state_dict` is used where it has one
-        at_end:str='keep', # 'flush': the data ends with the last item; 'keep': it may go on in the next pass
-    ):
-        self.items,self._saves = items,_saves(items)
-        self.at_end = choice('Items', 'at_end', at_end, ('keep','flush'))
-    def __iter__(self):
-        skip,self._ended = 0 if self._saves else self._start(),False
-        for i,item in enumerate(self.items):
-            self.place = max(skip, i+1)
-            if i >= skip: yield item
-        self.place,self._ended = 0,True
 
-    data_ended = property(lambda self: self._ended and self.at_end == 'flush', doc='Is there nothing more to come?')
+    def __init__(
+        self,
+        items,  # an iterable, which should give the same items each time; its own `state_dict` is used where it has one
+        at_end: str = 'keep',  # 'flush': the data ends with the last item; 'keep': it may go on in the next pass
+    ):
+        self.items, self._saves = items, _saves(items)
+        self.at_end = choice('Items', 'at_end', at_end, ('keep', 'flush'))
+
+    def __iter__(self):
+        skip = 0 if self._saves else self._start()
+        self._ended = False
+        for i, item in enumerate(self.items):
+            self.place = max(skip, i + 1)
+            if i >= skip:
+                yield item
+        self.place = 0
+        self._ended = True
+
+    data_ended = property(
+        lambda self: self._ended and self.at_end == 'flush', doc='Is there nothing more to come?'
+    )
+
     def __repr__(self):
         n = type(self.items).__name__
-        try: n = n if hasattr(self.items, 'dataset') else len(self.items)   # a DataLoader would begin to count
-        except TypeError: pass
+        # a DataLoader would begin to count
+        try:
+            n = n if hasattr(self.items, 'dataset') else len(self.items)
+        except TypeError:
+            pass
         return f'Items({n})' if self.at_end == 'keep' else f'Items({n}, at_end={self.at_end!r})'
+
     __str__ = __repr__
 
 # %% ../nbs/pipe.ipynb #e06b4463
 class _Node:
     "A node of torchdata as an iterable that saves itself"
-    def __init__(self, node): self.node,self._loaded,self._over = node,None,False
+
+    def __init__(self, node):
+        self.node = node
+        self._loaded = None
+        self._over = False
+
     def __iter__(self):
-        loaded,self._loaded = self._loaded,None
-        try: self.node.reset(loaded and loaded['node'])
+        loaded = self._loaded
+        self._loaded = None
+        try:
+            self.node.reset(loaded and loaded['node'])
         except Exception as e:
-            if loaded is None: raise
+            if loaded is None:
+                raise
             raise StateError('Items', 'the node refuses its saved state', in_words(e)) from e
-        if loaded and loaded['over']: self.node.reset()
+        if loaded and loaded['over']:
+            self.node.reset()
         self._over = False
         yield from self.node
         self._over = True
-    def state_dict(self): return self._loaded or dict(node=self.node.state_dict(), over=self._over)
-    def load_state_dict(self, state): self._loaded = checked('Items', dict(node=anything, over=flag), state)
-    def rewind(self): self._over,self._loaded = True,self._loaded and dict(self._loaded, over=True)
-    def leave(self): self._over = True   # where it was restored, that counts
+
+    def state_dict(self):
+        return self._loaded or dict(node=self.node.state_dict(), over=self._over)
+
+    def load_state_dict(self, state):
+        self._loaded = checked('Items', dict(node=anything, over=flag), state)
+
+    def rewind(self):
+        self._over = True
+        self._loaded = self._loaded and dict(self._loaded, over=True)
+
+    def leave(self):
+        self._over = True  # where it was restored, that counts
 
 # %% ../nbs/pipe.ipynb #a5dccac7
 def as_method(
-    name:str, # of the method
-    cls, # the stage that it makes
+    name: str,  # of the method
+    cls,  # the stage that it makes
 ):
     "Make a stage class callable as a method of our pipes"
-    def method(self, *args, **kwargs): return cls(self, *args, **kwargs)
-    own,*params = inspect.signature(cls.__init__).parameters.values()
-    method.__name__,method.__doc__,method.stage = name,cls.__doc__,cls
+
+    def method(self, *args, **kwargs):
+        return cls(self, *args, **kwargs)
+
+    own, *params = inspect.signature(cls.__init__).parameters.values()
+    method.__name__ = name
+    method.__doc__ = cls.__doc__
+    method.stage = cls
     method.__signature__ = inspect.Signature([own, *params[1:]], return_annotation=cls)
     setattr(Pipe, name, method)
     cls.stage_name = name
 
 # %% ../nbs/pipe.ipynb #41cbc717
 def stage(
-    name:str, # of the chained method
-): # a class decorator
+    name: str,  # of the chained method
+):  # a class decorator
     "Make a stage class callable as a method of every pipe"
+
     def register(cls):
         known = IterDataPipe.functions.get(name)
-        owner = getattr(getattr(known, 'stage', None), '__name__', "one of torch's pipes" if known else 'Pipe itself')
+        owner = getattr(
+            getattr(known, 'stage', None),
+            '__name__',
+            "one of torch's pipes" if known else 'Pipe itself',
+        )
         if (known or hasattr(Pipe, name)) and owner != cls.__name__:
             raise ArgumentError('stage', f'the name {name!r} is taken', cls.__name__, owner)
         as_method(name, cls)
         IterDataPipe.functions[name] = getattr(Pipe, name)
         return cls
+
     return register
 
 # %% ../nbs/pipe.ipynb #626ed79c
 class MapToIterConverter(Items):
     "The items of a map-style pipe, in order"
-    def __init__(self,
-        datapipe, # has `__len__` and `__getitem__`
-    ): super().__init__(_Counted(datapipe))
-    def __repr__(self): return f'MapToIterConverter({len(self.items)})'
+
+    def __init__(
+        self,
+        datapipe,  # has `__len__` and `__getitem__`
+    ):
+        super().__init__(_Counted(datapipe))
+
+    def __repr__(self):
+        return f'MapToIterConverter({len(self.items)})'
+
     __str__ = __repr__
+
 
 class _Counted:
     "Iterate what has a length and numbered items"
-    def __init__(self, d): self.d = d
-    def __len__(self): return len(self.d)
-    def __iter__(self): return (self.d[i] for i in range(len(self.d)))
 
-# %% ../nbs/pipe.ipynb #a029843d
-@patch
-def in_worker(self:Pipe,
-    info:WorkerInfo, # which copy
-):
-    "Tell every stage of this chain, once in a process, that it is one of several copies"
-    here = os.getpid(),info
-    for s in _stages(self):
-        if s._worker_here != here: s._in_worker(info)   # or an error: then it is told again
-        s._worker_here = here
+    def __init__(self, d):
+        self.d = d
 
-@patch(as_prop=True)
-def has_envs(self:Pipe)->bool:
-    "Does this stage, or one above it, step environments?"
-    return any(s.steps_envs for s in _stages(self))
+    def __len__(self):
+        return len(self.d)
 
-# %% ../nbs/pipe.ipynb #38f3bc81
-@patch(as_prop=True)
-def drawn_from(self:Pipe)->Pipe: # a replay, or a stage that stands for replays elsewhere; None: there is none
-    "What draws the batches that come out of this chain"
-    return next((s for s in _stages(self, here=True) if s.draws_batches), None)
-
-@patch(as_prop=True)
-def journals(self:Pipe)->list: # of stages with a method `news`
-    "Stages of this chain that count what a chain that runs them elsewhere wants to know"
-    return [s for s in _stages(self, here=True) if callable(getattr(s, 'news', None))]
+    def __iter__(self):
+        return (self.d[i] for i in range(len(self.d)))
 
 # %% ../nbs/pipe.ipynb #fd743c01
 def _no_collate(batch, *, collate_fn_map=None):
-    raise ArgumentTypeError('DataLoader', 'it would collate what is a batch already',
-        f'{len(batch)} × {type(batch[0]).__name__} {list(batch[0].shape)}', 'to let blocks pass as they are',
-        'DataLoader(..., batch_size=None); to join blocks, Steps.cat')
+    raise ArgumentTypeError(
+        'DataLoader',
+        'it would collate what is a batch already',
+        f'{len(batch)} × {type(batch[0]).__name__} {list(batch[0].shape)}',
+        'to let blocks pass as they are',
+        'DataLoader(..., batch_size=None); to join blocks, Steps.cat',
+    )
+
 
 default_collate_fn_map[Steps] = _no_collate

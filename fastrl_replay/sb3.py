@@ -7,7 +7,6 @@ __all__ = ['newest_in', 'ReplayBuffer', 'flags_of', 'timeouts_of']
 
 # %% ../nbs/sb3.ipynb #8a689fcd
 import numpy as np
-from fastcore.basics import patch
 from gymnasium import spaces
 from stable_baselines3.common import buffers
 from stable_baselines3.common.preprocessing import get_obs_shape
@@ -21,173 +20,252 @@ from .envs.vector_slots import COUNTED, count_steps
 
 # %% ../nbs/sb3.ipynb #65ff7d51
 def newest_in(
-    slots, # of a ring that has been filled so far
-    inserted:int, # how many rows have come
-    size:int, # of the ring
-)->np.ndarray: # int64
+    slots,  # of a ring that has been filled so far
+    inserted: int,  # how many rows have come
+    size: int,  # of the ring
+) -> np.ndarray:  # int64
     "The keys of the rows that are in these slots"
-    if inserted <= size: return np.asarray(slots, np.int64)   # nothing was overwritten
+    if inserted <= size:
+        return np.asarray(slots, np.int64)  # nothing was overwritten
     return inserted - 1 - (inserted - 1 - np.asarray(slots, np.int64)) % size
 
 # %% ../nbs/sb3.ipynb #5cce1b51
-_WRITTEN = 'state','next_state','action','reward','terminated','truncated'
+_WRITTEN = 'state', 'next_state', 'action', 'reward', 'terminated', 'truncated'
+
 
 class _Rows:
     "The rows of one position, one of each environment; their columns; and what `count_steps` wants to know of them"
-    def __init__(self, n, dtype):
-        rows = np.zeros(n, dtype)   # a new array at each call would cost 10 µs
-        self.steps,self.raw,self.dtype = Steps(rows),rows.view(np.uint8),dtype
-        self.at = (dtype.itemsize, *(dtype.fields[k][1] for k in COUNTED))
-        self.ids,self.resets = np.arange(n),np.zeros(n, bool)
-        for k in _WRITTEN: setattr(self, k, rows[k])
 
-    def __reduce__(self): return _Rows,(len(self.ids), self.dtype)   # copies of columns would be other memory
+    def __init__(self, n, dtype):
+        rows = np.zeros(n, dtype)  # a new array at each call would cost 10 µs
+        self.steps, self.raw, self.dtype = Steps(rows), rows.view(np.uint8), dtype
+        self.at = (dtype.itemsize, *(dtype.fields[k][1] for k in COUNTED))
+        self.ids = np.arange(n)
+        self.resets = np.zeros(n, bool)
+        for k in _WRITTEN:
+            setattr(self, k, rows[k])
+
+    def __reduce__(self):
+        return _Rows, (len(self.ids), self.dtype)  # copies of columns would be other memory
 
 # %% ../nbs/sb3.ipynb #277765b8
 _ANY = spaces.Discrete(1)
 
+
 class ReplayBuffer(buffers.ReplayBuffer):
     "A `replay_buffer_class` for Stable-Baselines3 over any store"
-    def __init__(self,
-        buffer_size:int, # rows, of all environments together
-        observation_space:spaces.Space, # of one environment
-        action_space:spaces.Space, # of one environment
-        device='auto', # where batches go
-        n_envs:int=1, # how many environments are stepped together
-        optimize_memory_usage:bool=False, # changes nothing: `store=` is what saves memory, and loses no row
-        handle_timeout_termination:bool=True, # take episodes that `TimeLimit.truncated` ended as going on?
-        store=None, # how rows become bytes; None: whole rows in main memory
+
+    def __init__(
+        self,
+        buffer_size: int,  # rows, of all environments together
+        observation_space: spaces.Space,  # of one environment
+        action_space: spaces.Space,  # of one environment
+        device='auto',  # where batches go
+        n_envs: int = 1,  # how many environments are stepped together
+        optimize_memory_usage: bool = False,  # changes nothing: `store=` is what saves memory, and loses no row
+        handle_timeout_termination: bool = True,  # take episodes that `TimeLimit.truncated` ended as going on?
+        store=None,  # how rows become bytes; None: whole rows in main memory
     ):
-        buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
-        self.buffer_size = max(buffer_size//n_envs, 1)
-        self.optimize_memory_usage,self.handle_timeout_termination = False,handle_timeout_termination
-        self.memory = Timeline(self.buffer_size*n_envs, store, 'sb3.ReplayBuffer')
+        buffers.BaseBuffer.__init__(
+            self, buffer_size, observation_space, action_space, device, n_envs=n_envs
+        )
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.optimize_memory_usage = False
+        self.handle_timeout_termination = handle_timeout_termination
+        self.memory = Timeline(self.buffer_size * n_envs, store, 'sb3.ReplayBuffer')
         fields = {n: step_dtype(_ANY, _ANY)[n] for n in step_dtype(_ANY, _ANY).names}
         fields['state'] = fields['next_state'] = self._observation_dtype()
-        fields['action'] = np.dtype((self._maybe_cast_dtype(action_space.dtype), (self.action_dim,)))
+        fields['action'] = np.dtype(
+            (self._maybe_cast_dtype(action_space.dtype), (self.action_dim,))
+        )
         self.row = np.dtype(list(fields.items()), align=True)
         self._begin()
         self._go_on()
 
     def _observation_dtype(self):
-        def of_space(s, name): return np.dtype((s.dtype, get_obs_shape(s))) if fields_of(s) is None else None
+        def of_space(s, name):
+            return np.dtype((s.dtype, get_obs_shape(s))) if fields_of(s) is None else None
+
         return nested_dtype(self.observation_space, of_space)
 
-    def _begin(self): # no episode is under way
+    def _begin(self):  # no episode is under way
         n = self.n_envs
-        self.counts,self.totals = np.array([[1,0,0]]*n, np.int32),np.zeros(n)   # episode, step, is it over? And rewards
+        # episode, step, is it over? And rewards
+        self.counts = np.array([[1, 0, 0]] * n, np.int32)
+        self.totals = np.zeros(n)
         self.rows = _Rows(n, self.row)
 
-# %% ../nbs/sb3.ipynb #18fac04d
-@patch
-def _go_on(self:ReplayBuffer):
-    "Stand after the rows that lie in the store's directory"
-    inserted,n = self.memory.inserted,self.n_envs
-    if inserted % n: raise ArgumentError('sb3.ReplayBuffer', f'n_envs={n}', f'{inserted} rows in '
-        f'{self.memory.store.folder}', 'as many environments as they came from', 'another path')
-    self.pos,self.full = inserted//n % self.buffer_size,inserted >= self.buffer_size*n
+    def _go_on(self):
+        "Stand after the rows that lie in the store's directory"
+        inserted = self.memory.inserted
+        n = self.n_envs
+        if inserted % n:
+            raise ArgumentError(
+                'sb3.ReplayBuffer',
+                f'n_envs={n}',
+                f'{inserted} rows in {self.memory.store.folder}',
+                'as many environments as they came from',
+                'another path',
+            )
+        self.pos = inserted // n % self.buffer_size
+        self.full = inserted >= self.buffer_size * n
+
+    def add(self, obs, next_obs, action, reward, done, infos):
+        "A row of each environment"
+        n = self.n_envs
+        rows = self.rows
+        done = flags_of(done, 'done', self.n_envs)
+        late = False
+        put(rows.state, obs, _write)
+        put(rows.next_state, next_obs, _write)
+        _write(rows.action, action)
+        _write(rows.reward, reward)
+        if self.handle_timeout_termination and not _nobody(infos, n):
+            late = done & timeouts_of(infos, n)
+        rows.terminated[:], rows.truncated[:] = done if late is False else done & ~late, late
+        # they count when the rows are in memory
+        counts = self.counts.copy()
+        totals = self.totals.copy()
+        count_steps(rows.raw, rows.at, rows.ids, 0, counts, totals, rows.resets)
+        self.memory.add(rows.steps)
+        self.counts = counts
+        self.totals = totals
+        self.pos = self.pos + 1
+        if self.pos == self.buffer_size:
+            self.pos = 0
+            self.full = True
+
+    def reset(self):
+        "Forget all rows; a memory on disk can't"
+        self.memory.clear()
+        self.pos = 0
+        self.full = False
+        self._begin()
+
+    def _get_samples(self, batch_inds, env=None):
+        "The rows of random environments at these positions, as tensors"
+        n = self.n_envs
+        slots = batch_inds
+        if n > 1:
+            slots = batch_inds * n + np.random.randint(0, high=n, size=(len(batch_inds),))
+        keys = newest_in(slots, self.memory.inserted, self.buffer_size * n)
+        # a kill in the midst of `add` may have cost the oldest rows
+        keys = np.maximum(keys, self.memory.oldest)
+        steps = self.memory.batch(keys, np.ones(len(keys)))
+        # what is normalized passes through main memory
+        there = self.memory.store.device is not None and env is None
+        rows = steps if there else main_rows(steps)
+        if rows is None:
+            rows = steps.to('cpu').rows
+
+        def column(n):
+            return rows[n] if there else _parts(rows[n])
+
+        state, after = (self._normalize_obs(column(n), env) for n in ('state', 'next_state'))
+        made = DictReplayBufferSamples if self.row['state'].names else ReplayBufferSamples
+        reward = self._normalize_reward(column('reward').reshape(-1, 1), env)
+        done = column('terminated').reshape(-1, 1)
+        done = done.float() if there else done.astype(np.float32)
+        state, action, after, done, reward = map(
+            self._tensors, (state, column('action'), after, done, reward)
+        )
+        return made(state, action, after, done, reward)
+
+    def _tensors(self, x):
+        "Copies where Stable-Baselines3 wants them, of arrays, of tensors, or of a dict of these"
+        if isinstance(x, dict):
+            return {k: self._tensors(v) for k, v in x.items()}
+        # numpy gathers small columns faster than torch
+        x = column_of_rows(x.copy()) if isinstance(x, np.ndarray) else x
+        return x.to(self.device).contiguous()
 
 # %% ../nbs/sb3.ipynb #7f1ce083
 def flags_of(
-    x, # truth values, or 0 and 1 of any kind
-    what:str, # what they are
-    n:int, # how many there must be
-)->np.ndarray: # bool [n]
+    x,  # truth values, or 0 and 1 of any kind
+    what: str,  # what they are
+    n: int,  # how many there must be
+) -> np.ndarray:  # bool [n]
     "What says yes or no for each environment"
-    if type(x) is np.ndarray and x.dtype == bool and x.shape == (n,): return x
-    try: flags = np.asarray(x)
-    except (ValueError,TypeError): flags = np.empty(0, object)
+    if type(x) is np.ndarray and x.dtype == bool and x.shape == (n,):
+        return x
+    try:
+        flags = np.asarray(x)
+    except (ValueError, TypeError):
+        flags = np.empty(0, object)
     good = flags.dtype.kind in 'biuf' and flags.size == n and ((flags == 0) | (flags == 1)).all()
-    if not good: raise ArgumentError('sb3.ReplayBuffer', what, f'{x!r:.60}',
-        f'True or False, or 1 or 0, for each of {n} environments')
+    if not good:
+        raise ArgumentError(
+            'sb3.ReplayBuffer',
+            what,
+            f'{x!r:.60}',
+            f'True or False, or 1 or 0, for each of {n} environments',
+        )
     return flags.astype(bool).reshape(n)
 
 # %% ../nbs/sb3.ipynb #01e39302
-def _says(info): # anything but a plain False, or nothing
+def _says(info):  # anything but a plain False, or nothing
     return type(info) is not dict or info.get('TimeLimit.truncated', False) is not False
 
-def _nobody(infos, n): return type(infos) is list and len(infos) == n and not any(map(_says, infos))
+
+def _nobody(infos, n):
+    return type(infos) is list and len(infos) == n and not any(map(_says, infos))
+
 
 def timeouts_of(
-    infos, # of each environment
-    n:int, # how many these are
-)->np.ndarray: # bool [n]
+    infos,  # of each environment
+    n: int,  # how many these are
+) -> np.ndarray:  # bool [n]
     "Whose episode was ended by its time limit"
-    if not isinstance(infos, (list,tuple,np.ndarray)) or not all(isinstance(i, dict) for i in infos):
-        raise ArgumentTypeError('sb3.ReplayBuffer', 'infos', f'{infos!r:.60}', f'a list of {n} dicts',
-            'handle_timeout_termination=False, where timeouts are not reported')
-    return flags_of([i.get('TimeLimit.truncated', False) for i in infos], "infos: 'TimeLimit.truncated'", n)
+    if not isinstance(infos, (list, tuple, np.ndarray)) or not all(
+        isinstance(i, dict) for i in infos
+    ):
+        raise ArgumentTypeError(
+            'sb3.ReplayBuffer',
+            'infos',
+            f'{infos!r:.60}',
+            f'a list of {n} dicts',
+            'handle_timeout_termination=False, where timeouts are not reported',
+        )
+    return flags_of(
+        [i.get('TimeLimit.truncated', False) for i in infos], "infos: 'TimeLimit.truncated'", n
+    )
 
 # %% ../nbs/sb3.ipynb #6d824acd
-def _write(field, x): field[...] = x if type(x) is np.ndarray and x.shape == field.shape else np.reshape(x, field.shape)
-
-@patch
-def add(self:ReplayBuffer, obs, next_obs, action, reward, done, infos):
-    "A row of each environment"
-    n,rows,done,late = self.n_envs,self.rows,flags_of(done, 'done', self.n_envs),False
-    put(rows.state, obs, _write)
-    put(rows.next_state, next_obs, _write)
-    _write(rows.action, action)
-    _write(rows.reward, reward)
-    if self.handle_timeout_termination and not _nobody(infos, n): late = done & timeouts_of(infos, n)
-    rows.terminated[:],rows.truncated[:] = done if late is False else done & ~late,late
-    counts,totals = self.counts.copy(),self.totals.copy()   # they count when the rows are in memory
-    count_steps(rows.raw, rows.at, rows.ids, 0, counts, totals, rows.resets)
-    self.memory.add(rows.steps)
-    self.counts,self.totals,self.pos = counts,totals,self.pos + 1
-    if self.pos == self.buffer_size: self.pos,self.full = 0,True
-
-@patch
-def reset(self:ReplayBuffer):
-    "Forget all rows; a memory on disk can't"
-    self.memory.clear()
-    self.pos,self.full = 0,False
-    self._begin()
+def _write(field, x):
+    field[...] = (
+        x if type(x) is np.ndarray and x.shape == field.shape else np.reshape(x, field.shape)
+    )
 
 # %% ../nbs/sb3.ipynb #5788ccf6
-def _parts(field): return {n: field[n] for n in field.dtype.names} if field.dtype.names else field
-
-@patch
-def _get_samples(self:ReplayBuffer, batch_inds, env=None):
-    "The rows of random environments at these positions, as tensors"
-    n,slots = self.n_envs,batch_inds
-    if n > 1: slots = batch_inds*n + np.random.randint(0, high=n, size=(len(batch_inds),))
-    keys = newest_in(slots, self.memory.inserted, self.buffer_size*n)
-    keys = np.maximum(keys, self.memory.oldest)   # a kill in the midst of `add` may have cost the oldest rows
-    steps = self.memory.batch(keys, np.ones(len(keys)))
-    there = self.memory.store.device is not None and env is None   # what is normalized passes through main memory
-    rows = steps if there else main_rows(steps)
-    if rows is None: rows = steps.to('cpu').rows
-    def column(n): return rows[n] if there else _parts(rows[n])
-    state,after = (self._normalize_obs(column(n), env) for n in ('state','next_state'))
-    made = DictReplayBufferSamples if self.row['state'].names else ReplayBufferSamples
-    reward = self._normalize_reward(column('reward').reshape(-1, 1), env)
-    done = column('terminated').reshape(-1, 1)
-    done = done.float() if there else done.astype(np.float32)
-    state,action,after,done,reward = map(self._tensors, (state, column('action'), after, done, reward))
-    return made(state, action, after, done, reward)
-
-@patch
-def _tensors(self:ReplayBuffer, x):
-    "Copies where Stable-Baselines3 wants them, of arrays, of tensors, or of a dict of these"
-    if isinstance(x, dict): return {k: self._tensors(v) for k,v in x.items()}
-    x = column_of_rows(x.copy()) if isinstance(x, np.ndarray) else x   # numpy gathers small columns faster than torch
-    return x.to(self.device).contiguous()
+def _parts(field):
+    return {n: field[n] for n in field.dtype.names} if field.dtype.names else field
 
 # %% ../nbs/sb3.ipynb #da2a4305
 def _array(column):
     "A property: the column as an array [positions, environments, …]"
+
     def get(self):
-        inserted,size = self.memory.inserted,self.buffer_size*self.n_envs
+        inserted = self.memory.inserted
+        size = self.buffer_size * self.n_envs
         keys = newest_in(range(size), inserted, size)
-        there = self.memory.valid(keys)   # the others have not come, or are missing in a directory
+        # the others have not come, or are missing in a directory
+        there = self.memory.valid(keys)
         x = np.zeros(size, self.row['truncated' if column == 'done' else column])
         if there.any():
             rows = self.memory.take(keys[there]).to('cpu').rows
             x[there] = rows['terminated'] | rows['truncated'] if column == 'done' else rows[column]
         x = x.astype(np.float32) if x.dtype == bool else x
         return _parts(x.reshape(-1, self.n_envs, *x.shape[1:]))
+
     return property(get, doc=f'The column `{column}` of all rows: a copy')
 
-for _name,_column in dict(observations='state', next_observations='next_state', actions='action', rewards='reward',
-        dones='done', timeouts='truncated').items(): setattr(ReplayBuffer, _name, _array(_column))
+
+for _name, _column in dict(
+    observations='state',
+    next_observations='next_state',
+    actions='action',
+    rewards='reward',
+    dones='done',
+    timeouts='truncated',
+).items():
+    setattr(ReplayBuffer, _name, _array(_column))

@@ -10,7 +10,6 @@ import gc, inspect, io, pickle, weakref
 from itertools import chain, islice
 from time import perf_counter
 import gymnasium as gym, numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from .steps.core import Steps
@@ -23,125 +22,202 @@ from .steps.states import Saves, flag, integer
 # %% ../nbs/testing.ipynb #e9006a6c
 class ScriptedEnv(gym.Env, Saves):
     "An environment that plays given episodes, again and again, whatever the actions"
+
     saved = dict(t=integer(), s=integer(), running=flag)
-    def __init__(self,
-        states, # one per step and one more per episode
-        rewards, # one per step
-        terminations, # one per step
-        truncations, # one per step; the last step must end its episode
-        observation_space:spaces.Space=None, # default: a Box around the states
-        action_space:spaces.Space=None, # default: Discrete(3)
+
+    def __init__(
+        self,
+        states,  # one per step and one more per episode
+        rewards,  # one per step
+        terminations,  # one per step
+        truncations,  # one per step; the last step must end its episode
+        observation_space: spaces.Space = None,  # default: a Box around the states
+        action_space: spaces.Space = None,  # default: Discrete(3)
     ):
-        if len(terminations) != len(rewards) or len(truncations) != len(rewards): raise ArgumentError('ScriptedEnv',
-            'terminations and truncations',
-            [len(terminations), len(truncations)], f'one for each of {len(rewards)} rewards')
+        if len(terminations) != len(rewards) or len(truncations) != len(rewards):
+            raise ArgumentError(
+                'ScriptedEnv',
+                'terminations and truncations',
+                [len(terminations), len(truncations)],
+                f'one for each of {len(rewards)} rewards',
+            )
         done = np.logical_or(terminations, truncations)
-        if len(rewards) == 0 or not done[-1]: raise ArgumentError('ScriptedEnv',
-            'a script must end with the end of an episode')
-        if len(states) != len(rewards) + done.sum(): raise ArgumentError('ScriptedEnv', 'states', len(states),
-            f'{len(rewards)} steps + {done.sum()} episodes = {len(rewards)+done.sum()}',
-            'give every episode its final state')
-        self.states,self.rewards,self.terminations,self.truncations = states,rewards,terminations,truncations
+        if len(rewards) == 0 or not done[-1]:
+            raise ArgumentError('ScriptedEnv', 'a script must end with the end of an episode')
+        if len(states) != len(rewards) + done.sum():
+            raise ArgumentError(
+                'ScriptedEnv',
+                'states',
+                len(states),
+                f'{len(rewards)} steps + {done.sum()} episodes = {len(rewards) + done.sum()}',
+                'give every episode its final state',
+            )
+        self.states = states
+        self.rewards = rewards
+        self.terminations = terminations
+        self.truncations = truncations
         first = np.asarray(states[0]) if observation_space is None else None
-        self.observation_space = observation_space or spaces.Box(-np.inf, np.inf, first.shape, np.float32)
+        self.observation_space = observation_space or spaces.Box(
+            -np.inf, np.inf, first.shape, np.float32
+        )
         self.action_space = action_space or spaces.Discrete(3)
-        self.t,self.s = 0,0   # the next step and the present state, as places in the lists
-        self.running,self.seeds,self.actions = False,[],[]
+        # the next step and the present state, as places in the lists
+        self.t = 0
+        self.s = 0
+        self.running = False
+        self.seeds = []
+        self.actions = []
 
     def _state(self):
         state = self.states[self.s]
-        return np.asarray(state, np.float32) if isinstance(self.observation_space, spaces.Box) else state
+        return (
+            np.asarray(state, np.float32)
+            if isinstance(self.observation_space, spaces.Box)
+            else state
+        )
 
-# %% ../nbs/testing.ipynb #43647be0
-@patch
-def reset(self:ScriptedEnv, *, seed=None, options=None):
-    "Go to the first state of the next episode; one that is running is left"
-    super(ScriptedEnv, self).reset(seed=seed)
-    self.seeds.append(seed)
-    while self.running:   # skip what is left of this episode
-        self.running = not (self.terminations[self.t] or self.truncations[self.t])
-        self.t,self.s = self.t+1,self.s+1
-        if not self.running: self.s += 1
-    if self.t == len(self.rewards): self.t,self.s = 0,0
-    self.running = True
-    return self._state(), {}
+    def reset(self, *, seed=None, options=None):
+        "Go to the first state of the next episode; one that is running is left"
+        super(ScriptedEnv, self).reset(seed=seed)
+        self.seeds.append(seed)
+        while self.running:  # skip what is left of this episode
+            self.running = not (self.terminations[self.t] or self.truncations[self.t])
+            self.t = self.t + 1
+            self.s = self.s + 1
+            if not self.running:
+                self.s += 1
+        if self.t == len(self.rewards):
+            self.t = 0
+            self.s = 0
+        self.running = True
+        return self._state(), {}
 
-# %% ../nbs/testing.ipynb #9cc4a17b
-@patch
-def step(self:ScriptedEnv, action):
-    "The next step of the script"
-    if not self.running: raise RuntimeError('step before reset, or after the end of an episode')
-    if not self.action_space.contains(action): raise ValueError(f'{action!r} is not in {self.action_space}')
-    self.actions.append(action)
-    t,self.t,self.s = self.t,self.t+1,self.s+1
-    out = self._state(), self.rewards[t], bool(self.terminations[t]), bool(self.truncations[t]), {}
-    if out[2] or out[3]: self.running,self.s = False,self.s+1
-    return out
+    def step(self, action):
+        "The next step of the script"
+        if not self.running:
+            raise RuntimeError('step before reset, or after the end of an episode')
+        if not self.action_space.contains(action):
+            raise ValueError(f'{action!r} is not in {self.action_space}')
+        self.actions.append(action)
+        t = self.t
+        self.t = self.t + 1
+        self.s = self.s + 1
+        out = (
+            self._state(),
+            self.rewards[t],
+            bool(self.terminations[t]),
+            bool(self.truncations[t]),
+            {},
+        )
+        if out[2] or out[3]:
+            self.running = False
+            self.s = self.s + 1
+        return out
 
 # %% ../nbs/testing.ipynb #3c419613
 def script(
-    *lengths, # of the episodes; negative: truncated instead of terminated
-    env:int=0, # which environment, to which its numbers belong
-)->dict: # arguments for ScriptedEnv
+    *lengths,  # of the episodes; negative: truncated instead of terminated
+    env: int = 0,  # which environment, to which its numbers belong
+) -> dict:  # arguments for ScriptedEnv
     "Episodes of given lengths with numbers that are all different"
-    if not lengths or 0 in lengths: raise ArgumentError('script', 'lengths of episodes', list(lengths),
-        'at least one, and none of 0 steps')
+    if not lengths or 0 in lengths:
+        raise ArgumentError(
+            'script', 'lengths of episodes', list(lengths), 'at least one, and none of 0 steps'
+        )
     ends = np.cumsum(np.abs(lengths)) - 1
     n = ends[-1] + 1
-    term,trunc = np.zeros((2,n), bool)
-    for end,length in zip(ends, lengths): (term if length > 0 else trunc)[end] = True
-    states = [[1000*env+i, i*i] for i in range(n + len(lengths))]
-    return dict(states=states, rewards=[i*i + env/8 for i in range(n)], terminations=term.tolist(),
-        truncations=trunc.tolist())
+    term, trunc = np.zeros((2, n), bool)
+    for end, length in zip(ends, lengths):
+        (term if length > 0 else trunc)[end] = True
+    states = [[1000 * env + i, i * i] for i in range(n + len(lengths))]
+    return dict(
+        states=states,
+        rewards=[i * i + env / 8 for i in range(n)],
+        terminations=term.tolist(),
+        truncations=trunc.tolist(),
+    )
 
 # %% ../nbs/testing.ipynb #4d72ecfa
 class ScriptedVectorEnv(SyncVectorEnv):
     "Scripted environments as a gymnasium vector environment"
-    def __init__(self,
-        scripts, # one dict of ScriptedEnv's arguments each
-        autoreset_mode='NextStep', # how it resets: 'NextStep', 'SameStep' or 'Disabled'
-    ): super().__init__([lambda s=s: ScriptedEnv(**s) for s in scripts], autoreset_mode=autoreset_mode)
+
+    def __init__(
+        self,
+        scripts,  # one dict of ScriptedEnv's arguments each
+        autoreset_mode='NextStep',  # how it resets: 'NextStep', 'SameStep' or 'Disabled'
+    ):
+        super().__init__(
+            [lambda s=s: ScriptedEnv(**s) for s in scripts], autoreset_mode=autoreset_mode
+        )
 
 # %% ../nbs/testing.ipynb #ff457941
 def scripted_steps(
-    scripts, # one dict of ScriptedEnv's arguments each, e.g. from `script`
-    n:int, # how many blocks
-)->list: # `Steps` of one row an environment; actions are 0
+    scripts,  # one dict of ScriptedEnv's arguments each, e.g. from `script`
+    n: int,  # how many blocks
+) -> list:  # `Steps` of one row an environment; actions are 0
     "The true transitions of scripts, read off the lists"
-    streams = [list(islice(_rows(e, **s), n)) for e,s in enumerate(scripts)]
-    dt = step_dtype(spaces.Box(-np.inf, np.inf, np.shape(scripts[0]['states'][0]), np.float32), spaces.Discrete(3))
-    def as_row(row): # numpy wants tuples
-        return tuple(tuple(x) if isinstance(x, (list,np.ndarray)) else x for x in row)
+    streams = [list(islice(_rows(e, **s), n)) for e, s in enumerate(scripts)]
+    dt = step_dtype(
+        spaces.Box(-np.inf, np.inf, np.shape(scripts[0]['states'][0]), np.float32),
+        spaces.Discrete(3),
+    )
+
+    def as_row(row):  # numpy wants tuples
+        return tuple(tuple(x) if isinstance(x, (list, np.ndarray)) else x for x in row)
+
     return [Steps(np.array([as_row(stream[b]) for stream in streams], dt)) for b in range(n)]
 
 # %% ../nbs/testing.ipynb #077c32ed
 def _rows(env_id, states, rewards, terminations, truncations):
     episode = 0
     while True:
-        s,step,episode,total = 0,0,episode+1,0.
-        for t,reward in enumerate(rewards):
-            step,total = step+1,total+reward
-            yield states[s],0,reward,states[s+1],terminations[t],truncations[t],env_id,episode,step,total
+        s = 0
+        step = 0
+        episode = episode + 1
+        total = 0.0
+        for t, reward in enumerate(rewards):
+            step = step + 1
+            total = total + reward
+            yield (
+                states[s],
+                0,
+                reward,
+                states[s + 1],
+                terminations[t],
+                truncations[t],
+                env_id,
+                episode,
+                step,
+                total,
+            )
             s += 1
             if terminations[t] or truncations[t]:
                 s += 1
-                if t < len(rewards)-1: step,episode,total = 0,episode+1,0.
+                if t < len(rewards) - 1:
+                    step = 0
+                    episode = episode + 1
+                    total = 0.0
 
 # %% ../nbs/testing.ipynb #1426fa0b
-def same(a, b)->bool: # equal by value, whatever the items are
+def same(a, b) -> bool:  # equal by value, whatever the items are
     "Are two items of pipes equal? Blocks, tensors, arrays, records, and tuples of these"
-    if isinstance(a, (tuple,list)): return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict): return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if not isinstance(a, (np.ndarray,torch.Tensor,float)): return bool(a == b)
-    a,b = np.asarray(a),np.asarray(b)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if not isinstance(a, (np.ndarray, torch.Tensor, float)):
+        return bool(a == b)
+    a = np.asarray(a)
+    b = np.asarray(b)
     return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc' and b.dtype.kind in 'fc')
 
 # %% ../nbs/testing.ipynb #ec47ce2f
-def through_file(state:dict)->dict: # the same state
+def through_file(state: dict) -> dict:  # the same state
     "Write a state to a file and read it back as an untrusted one: without executing code"
     file = _file(state)
     file.seek(0)
     return torch.load(file, weights_only=True)
+
 
 def _file(state):
     file = io.BytesIO()
@@ -150,46 +226,75 @@ def _file(state):
 
 # %% ../nbs/testing.ipynb #247be3a2
 def _check_passes(make, n):
-    a,b = make(n),make(n)
-    for which in 'first','second':
-        x,y = list(islice(a, 12)),list(islice(b, 12))
+    a = make(n)
+    b = make(n)
+    for which in 'first', 'second':
+        x = list(islice(a, 12))
+        y = list(islice(b, 12))
         assert x, f'{a!r}: the {which} pass gave nothing'
-        assert same(x, y), (f'{a!r}: two copies of the chain disagree in their {which} pass; '
-            'is every random number seeded?')
+        assert same(x, y), (
+            f'{a!r}: two copies of the chain disagree in their {which} pass; '
+            'is every random number seeded?'
+        )
 
 # %% ../nbs/testing.ipynb #bfd958ba
-def _check_continues(make, n, after=((0,0), (0,1), (0,2), (0,3), (0,5), (0,9), (0,17), (4,2))):
-    for left,k in after:   # so many items of a pass that is left, so many of the next one
-        a,b = make(n),make(n)
-        for _ in islice(a, left): pass
+def _check_continues(
+    make, n, after=((0, 0), (0, 1), (0, 2), (0, 3), (0, 5), (0, 9), (0, 17), (4, 2))
+):
+    for left, k in after:  # so many items of a pass that is left, so many of the next one
+        a = make(n)
+        b = make(n)
+        for _ in islice(a, left):
+            pass
         it = iter(a)
-        for _ in range(k): next(it, None)
+        for _ in range(k):
+            next(it, None)
         state = a.state_dict()
-        loaded,then = through_file(state),through_file(state)
+        loaded = through_file(state)
+        then = through_file(state)
         b.load_state_dict(loaded)
-        x,y = list(islice(it, 11)),list(islice(b, 11))   # not 12: sums repeat as the scripts do, every six steps
-        assert same(x, y), f'{a!r}: after {left + k} items, a restored chain gives other items than the saved one'
-        assert same(through_file(state), then), (f'{a!r}: a state that was taken changes while the chain goes on; '
-            'snapshot must give copies')
-        assert same(loaded, then), (f'{a!r}: a chain that goes on changes the state that it was restored from; '
-            'restore must take copies')
+        # not 12: sums repeat as the scripts do, every six steps
+        x = list(islice(it, 11))
+        y = list(islice(b, 11))
+        assert same(x, y), (
+            f'{a!r}: after {left + k} items, a restored chain gives other items than the saved one'
+        )
+        assert same(through_file(state), then), (
+            f'{a!r}: a state that was taken changes while the chain goes on; '
+            'snapshot must give copies'
+        )
+        assert same(loaded, then), (
+            f'{a!r}: a chain that goes on changes the state that it was restored from; '
+            'restore must take copies'
+        )
+
 
 def _check_pickles(make, n):
     a = make(n)
-    size,twin = len(pickle.dumps(a)),pickle.loads(pickle.dumps(a))
+    size = len(pickle.dumps(a))
+    twin = pickle.loads(pickle.dumps(a))
     x = list(islice(a, 12))
     assert same(x, list(islice(twin, 12))), f'{a!r}: an unpickled copy gives other items'
-    used,(new,saved) = len(pickle.dumps(a)),(_file(p.state_dict()).tell() for p in (make(n), a))
-    may = size + (saved if saved > new + 500 else 500) + 500   # what it saves may travel with it
-    assert used <= may, (f'{a!r}: pickles to {used} bytes after use, where {may} will do; '
-        'name its buffers in _buffers')
+    used, (new, saved) = len(pickle.dumps(a)), (_file(p.state_dict()).tell() for p in (make(n), a))
+    # what it saves may travel with it
+    may = size + (saved if saved > new + 500 else 500) + 500
+    assert used <= may, (
+        f'{a!r}: pickles to {used} bytes after use, where {may} will do; '
+        'name its buffers in _buffers'
+    )
 
 # %% ../nbs/testing.ipynb #08a54172
 class _Echo(Pipe):
     "After each item the word 'again', in the next pass if this one is left"
-    saved,takes_any_item,due = dict(due=flag),True,False
+
+    saved = dict(due=flag)
+    takes_any_item = True
+    due = False
+
     def __iter__(self):
-        if self.due: self.due = False; yield 'again'
+        if self.due:
+            self.due = False
+            yield 'again'
         for item in self.source:
             self.due = True
             yield item
@@ -197,88 +302,131 @@ class _Echo(Pipe):
             yield 'again'
 
 # %% ../nbs/testing.ipynb #68674244
-def _ways(): # name → what is put after the chain; more than four items of a pass come through
+def _ways():  # name → what is put after the chain; more than four items of a pass come through
     ways = dict(header=lambda a: Header(a, 99))
-    if hasattr(Pipe, 'stateful'): ways['stateful'] = lambda a: as_pipe(a.stateful())
-    if hasattr(Pipe, 'node'): ways['node'] = lambda a: as_pipe(a.node())
+    if hasattr(Pipe, 'stateful'):
+        ways['stateful'] = lambda a: as_pipe(a.stateful())
+    if hasattr(Pipe, 'node'):
+        ways['node'] = lambda a: as_pipe(a.node())
     return ways
 
 # %% ../nbs/testing.ipynb #de1862a6
 def _check_ways(make, n):
-    def passes(a): return [list(islice(a, k)) for k in (4,12)]
-    def whole(a): return list(islice(a, 45))   # some never end
+    def passes(a):
+        return [list(islice(a, k)) for k in (4, 12)]
+
+    def whole(a):
+        return list(islice(a, 45))  # some never end
+
     alone = passes(make(n))
     a = Header(make(n), 4)
     assert same([list(a), list(a)], [alone[0], alone[1][:4]]), (
-        f'{a!r}: gives other items under header, iterated twice, than alone')
-    a,b = make(n),make(n)
-    assert same(whole(Cycler(a, 2)), whole(chain(b, b))), f'{a!r}: gives other items under cycle than alone'
-    for name,way in _ways().items():
+        f'{a!r}: gives other items under header, iterated twice, than alone'
+    )
+    a = make(n)
+    b = make(n)
+    assert same(whole(Cycler(a, 2)), whole(chain(b, b))), (
+        f'{a!r}: gives other items under cycle than alone'
+    )
+    for name, way in _ways().items():
         a = way(make(n))
         assert same(passes(a), alone), f'{a!r}: gives other items under {name} than alone'
-        _check_continues(lambda n: way(make(n)), n, [(4,2)])
-    _check_continues(lambda n: _Echo(make(n)), n, [(3,1)])
+        _check_continues(lambda n: way(make(n)), n, [(4, 2)])
+    _check_continues(lambda n: _Echo(make(n)), n, [(3, 1)])
 
 # %% ../nbs/testing.ipynb #cc2c0ff8
 class _Copies:
     "Gives copies of blocks, as a stepper would, and knows which of them are still alive"
-    def __init__(self, blocks): self.blocks,self.refs = blocks,[]
+
+    def __init__(self, blocks):
+        self.blocks = blocks
+        self.refs = []
+
     def __iter__(self):
         for b in self.blocks:
             b = b.copy()
             self.refs.append(weakref.ref(b.rows))
             yield b
-    def alive(self): gc.collect(); return sum(r() is not None for r in self.refs)
-    def __getstate__(self): return dict(blocks=self.blocks, refs=[])   # weak references don't pickle
+
+    def alive(self):
+        gc.collect()
+        return sum(r() is not None for r in self.refs)
+
+    def __getstate__(self):
+        return dict(blocks=self.blocks, refs=[])  # weak references don't pickle
 
 # %% ../nbs/testing.ipynb #00485de4
 def _check_input(factory, blocks, holds):
     before = [b.copy() for b in blocks]
     a = factory(Items(blocks))
-    for _ in islice(a, 1000): pass   # some stages never end
+    for _ in islice(a, 1000):
+        pass  # some stages never end
     assert same(blocks, before), f'{a!r}: changed the blocks it was given; work on steps.copy()'
     watched = _Copies(blocks)
     a = factory(Items(watched))
-    for _ in islice(a, 1000): pass
+    for _ in islice(a, 1000):
+        pass
     alive = watched.alive()
-    assert alive <= holds, (f'{a!r}: {alive} of {len(blocks)} blocks are still held when all have passed; '
-        f'at most {holds} may be')
+    assert alive <= holds, (
+        f'{a!r}: {alive} of {len(blocks)} blocks are still held when all have passed; '
+        f'at most {holds} may be'
+    )
 
 # %% ../nbs/testing.ipynb #bd06e172
 def _check_refuses(factory):
     a = factory(Items(['no block']))
-    if a.takes_any_item: return
-    try: list(a)
-    except TypeError as e: named = any(name in str(e) for name in _names(a)),str(e)
-    else: raise AssertionError(f'{a!r}: accepted a str as a block of steps')
+    if a.takes_any_item:
+        return
+    try:
+        list(a)
+    except TypeError as e:
+        named = any(name in str(e) for name in _names(a)), str(e)
+    else:
+        raise AssertionError(f'{a!r}: accepted a str as a block of steps')
     assert named[0], f'{a!r}: its TypeError does not name it: {named[1]}'
 
-def _names(pipe): # of a chain, the first stage of which will be the one to complain
-    while pipe is not None: yield type(pipe).__name__; pipe = upstream(pipe)
+
+def _names(pipe):  # of a chain, the first stage of which will be the one to complain
+    while pipe is not None:
+        yield type(pipe).__name__
+        pipe = upstream(pipe)
+
 
 def _check_cheap(a):
-    iterate = type(a).__iter__   # `Pipe` has wrapped it
-    assert hasattr(iterate, '__wrapped__') and inspect.isgeneratorfunction(inspect.unwrap(iterate)), (
-        f'{a!r}: write __iter__ as a generator in the class body of a Pipe, or torch charges for each item')
+    iterate = type(a).__iter__  # `Pipe` has wrapped it
+    assert hasattr(iterate, '__wrapped__') and inspect.isgeneratorfunction(
+        inspect.unwrap(iterate)
+    ), (
+        f'{a!r}: write __iter__ as a generator in the class body of a Pipe, or torch charges for each item'
+    )
 
 # %% ../nbs/testing.ipynb #49794e9d
 def check_contract(
-    factory, # source → stage; or () → stage, for a stage that is a source
-    holds:int=2, # how many of the source's blocks it may hold when all have passed
-)->dict: # the number of items, and the microseconds each took with all stages above
+    factory,  # source → stage; or () → stage, for a stage that is a source
+    holds: int = 2,  # how many of the source's blocks it may hold when all have passed
+) -> dict:  # the number of items, and the microseconds each took with all stages above
     "Test that a stage keeps the contract of all stages"
     given = inspect.isclass(factory)
-    given = given or any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
-    scripts = [script(3,-2,1), script(1,4,-1, env=1), script(-6, env=2)]
-    blocks = {n: scripted_steps(scripts[:n], 40) for n in (1,3)}
-    def make(n): return factory(Items(_Copies(blocks[n]))) if given else factory()
-    for n in (1,3) if given else (1,):   # a stage that is a source has its own environments
-        for check in _check_passes,_check_continues,_check_pickles: check(make, n)
-        if given: _check_input(factory, blocks[n], holds)
+    given = given or any(
+        p.default is p.empty for p in inspect.signature(factory).parameters.values()
+    )
+    scripts = [script(3, -2, 1), script(1, 4, -1, env=1), script(-6, env=2)]
+    blocks = {n: scripted_steps(scripts[:n], 40) for n in (1, 3)}
+
+    def make(n):
+        return factory(Items(_Copies(blocks[n]))) if given else factory()
+
+    for n in (1, 3) if given else (1,):  # a stage that is a source has its own environments
+        for check in _check_passes, _check_continues, _check_pickles:
+            check(make, n)
+        if given:
+            _check_input(factory, blocks[n], holds)
     _check_ways(make, n)
-    if given: _check_refuses(factory)
+    if given:
+        _check_refuses(factory)
     _check_cheap(make(1))
     items = iter(make(3))
     next(items)
-    start,n = perf_counter(),sum(1 for _ in islice(items, 39))
-    return dict(items=n+1, us_per_item=round((perf_counter()-start)/max(n, 1)*1e6, 2))
+    start = perf_counter()
+    n = sum(1 for _ in islice(items, 39))
+    return dict(items=n + 1, us_per_item=round((perf_counter() - start) / max(n, 1) * 1e6, 2))

@@ -22,7 +22,15 @@ from .named_envs import named_env, named_modules
 from .recipe_settings import recipe, recipes
 from .recipes import memory_path, play_episodes
 from .run_files import read_config, read_json, read_metrics, run_of, run_title
-from .runs import Run, Silent, begun_by_launcher, interruptible, reopen, resume, start
+from fastrl_replay.app.runs import (
+    Run,
+    Silent,
+    begun_by_launcher,
+    interruptible,
+    reopen,
+    resume,
+    start,
+)
 from .saved_policies import load_checkpoint
 from ..look.figures import chart, smooth
 from .offline import open_memory
@@ -37,45 +45,71 @@ from ..parallel.ranks import Ranks, launched
 # %% ../../nbs/app/commands.ipynb #1e2d3f30
 class Progress(tqdm):
     "A progress bar that is also seen where a terminal says that it is 0 columns wide, as some in containers do"
+
     @property
     def format_dict(self):
         found = super().format_dict
-        known = found['ncols'] is None or found['ncols'] > 0   # tqdm gives -1 for 0, or 0 in older versions
+        # tqdm gives -1 for 0, or 0 in older versions
+        known = found['ncols'] is None or found['ncols'] > 0
         return found if known else {**found, 'ncols': shutil.get_terminal_size().columns}
 
     def display(self, *args, **kwargs):
-        if (self.nrows or 0) < 1: self.nrows = None   # or it would be below the last row, and hidden
+        # or it would be below the last row, and hidden
+        if (self.nrows or 0) < 1:
+            self.nrows = None
         return super().display(*args, **kwargs)
 
 # %% ../../nbs/app/commands.ipynb #900e7f22
 class Bar:
     "A progress bar for a run; lines where the output is no terminal"
-    def __init__(self, run:Run, file=None, terminal:bool=None):
-        self.run,self.file,self.by_episodes = run,file or sys.stderr,'episodes' in run.settings
+
+    def __init__(self, run: Run, file=None, terminal: bool = None):
+        self.run = run
+        self.file = file or sys.stderr
+        self.by_episodes = 'episodes' in run.settings
         self.terminal = self.file.isatty() if terminal is None else terminal
-        total,j = run.settings['episodes' if self.by_episodes else 'steps'],run.agent.journal
-        initial,unit = (len(j.returns),' episodes') if self.by_episodes else (j.steps,' steps')
-        self.bar = Progress(total=total, initial=initial, unit=unit, desc=run.name,
-            disable=not self.terminal, file=self.file, mininterval=.2, dynamic_ncols=True)
-        self.last_line = 0   # the step at which it was printed
+        total = run.settings['episodes' if self.by_episodes else 'steps']
+        j = run.agent.journal
+        initial, unit = (len(j.returns), ' episodes') if self.by_episodes else (j.steps, ' steps')
+        self.bar = Progress(
+            total=total,
+            initial=initial,
+            unit=unit,
+            desc=run.name,
+            disable=not self.terminal,
+            file=self.file,
+            mininterval=0.2,
+            dynamic_ncols=True,
+        )
+        self.last_line = 0  # the step at which it was printed
 
     def tick(self, rows):
         new = len(self.run.agent.journal.returns) - self.bar.n if self.by_episodes else rows
-        if self.terminal: self.bar.update(new)
+        if self.terminal:
+            self.bar.update(new)
 
     def report(self, line):
-        if self.terminal and 'eval_return' not in line: self.bar.set_postfix_str(_numbers(line), refresh=False)
-        if self.terminal: return
+        if self.terminal and 'eval_return' not in line:
+            self.bar.set_postfix_str(_numbers(line), refresh=False)
+        if self.terminal:
+            return
         said = _share(line.get('eval_success'))
-        if 'eval_return' in line: text = f'  evaluation  {_spread(line["eval_return"], line["eval_std"])}{said}'
-        elif line['env_steps'] - self.last_line < self.run.settings['steps']/20: return
-        else: text,self.last_line = f'  {line["steps_per_s"]:>7,.0f} steps/s  {_numbers(line)}',line['env_steps']
+        if 'eval_return' in line:
+            text = f'  evaluation  {_spread(line["eval_return"], line["eval_std"])}{said}'
+        elif line['env_steps'] - self.last_line < self.run.settings['steps'] / 20:
+            return
+        else:
+            text = f'  {line["steps_per_s"]:>7,.0f} steps/s  {_numbers(line)}'
+            self.last_line = line['env_steps']
         print(f'{line["env_steps"]:>9,} steps{text}', file=self.file, flush=True)
 
-    def close(self): self.bar.close()
+    def close(self):
+        self.bar.close()
 
 # %% ../../nbs/app/commands.ipynb #a40c9706
-def _share(x): return '' if x is None else f', {x:.0%} successes'
+def _share(x):
+    return '' if x is None else f', {x:.0%} successes'
+
 
 def _spread(mean, std):
     d = decimals(mean, std)
@@ -83,106 +117,182 @@ def _spread(mean, std):
 
 # %% ../../nbs/app/commands.ipynb #13e5367a
 def _numbers(line):
-    r,loss = line['return_mean'],line.get('loss', line.get('td'))
+    r = line['return_mean']
+    loss = line.get('loss', line.get('td'))
     won = _share(line.get('success_mean')).strip(' ,')
-    shown = [f'return {"–" if r is None else f"{r:.{decimals(r)}f}"}', won,
-             f'ε {line["eps"]:.2f}' if 'eps' in line else '', f'loss {"–" if loss is None else f"{loss:.3g}"}',
-             f'memory {line["fill"]:.0%}', _shards(line)]
+    shown = [
+        f'return {"–" if r is None else f"{r:.{decimals(r)}f}"}',
+        won,
+        f'ε {line["eps"]:.2f}' if 'eps' in line else '',
+        f'loss {"–" if loss is None else f"{loss:.3g}"}',
+        f'memory {line["fill"]:.0%}',
+        _shards(line),
+    ]
     return '  '.join(filter(None, shown))
+
 
 def _shards(line):
     "Of each shard: rows and batches a second since the run began, and what was restarted"
-    seconds,lines = max(line['wall_s'], 1e-9),line.get('shards', [])
-    rates = ' '.join(f'{s["rows_in"]/seconds:,.0f}/{s["items"]/seconds:,.0f}' for s in lines)
+    seconds = max(line['wall_s'], 1e-9)
+    lines = line.get('shards', [])
+    rates = ' '.join(f'{s["rows_in"] / seconds:,.0f}/{s["items"] / seconds:,.0f}' for s in lines)
     restarts = sum(s['restarts'] for s in lines)
-    return f'rows/batches per s {rates}' + f', {restarts} restarts'*(restarts > 0) if lines else ''
+    return (
+        f'rows/batches per s {rates}' + f', {restarts} restarts' * (restarts > 0) if lines else ''
+    )
 
 # %% ../../nbs/app/commands.ipynb #b982288c
 def _in_a_line(run):
     "The run's directory, as it is typed after eval and --resume"
     s = run.settings
     named = named_modules(s['env'], s.get('wrappers', 'none'), s.get('train_wrappers', 'none'))
-    return shlex.quote(str(run.out)) + ' --trust'*bool(named)
+    return shlex.quote(str(run.out)) + ' --trust' * bool(named)
 
 # %% ../../nbs/app/commands.ipynb #a83f2407
 def _result(run, s):
-    solved = 'no return counts as solved here' if run.agent.solved is None else f'never reached {run.agent.solved:g}'
-    if s['solved_at_step'] is not None: solved = f'solved at step {s["solved_at_step"]:,}'
-    print(f'{run.title}: mean return of 20 episodes without exploring '
-          f'{_spread(s["final_return"], s["final_std"])}{_share(s.get("final_success"))}, {solved}')
-    print(f'{s["env_steps"]:,} steps and {s["updates"]:,} updates in {s["wall_s"]:.1f} s: '
-          f'{s["steps_per_s"]:,.0f} steps a second')
-    picture = run.out/'returns.png'
-    print(f'picture:    {picture}' if picture.exists()
-          else 'picture:    none, because matplotlib is not installed (pip install matplotlib)')
-    if (run.out/'report.html').exists(): print(f'report:     {run.out/"report.html"}')
+    solved = (
+        'no return counts as solved here'
+        if run.agent.solved is None
+        else f'never reached {run.agent.solved:g}'
+    )
+    if s['solved_at_step'] is not None:
+        solved = f'solved at step {s["solved_at_step"]:,}'
+    print(
+        f'{run.title}: mean return of 20 episodes without exploring '
+        f'{_spread(s["final_return"], s["final_std"])}{_share(s.get("final_success"))}, {solved}'
+    )
+    print(
+        f'{s["env_steps"]:,} steps and {s["updates"]:,} updates in {s["wall_s"]:.1f} s: '
+        f'{s["steps_per_s"]:,.0f} steps a second'
+    )
+    picture = run.out / 'returns.png'
+    print(
+        f'picture:    {picture}'
+        if picture.exists()
+        else 'picture:    none, because matplotlib is not installed (pip install matplotlib)'
+    )
+    if (run.out / 'report.html').exists():
+        print(f'report:     {run.out / "report.html"}')
     print(f'play again: fastrl-replay eval {_in_a_line(run)}')
     best = s.get('best_return', s['final_return'])
-    if best > s['final_return']: print(f'best model: mean return {best:.{decimals(best)}f} at step '
-        f'{s["best_at_step"]:,}; fastrl-replay eval {_in_a_line(run)} --best')
+    if best > s['final_return']:
+        print(
+            f'best model: mean return {best:.{decimals(best)}f} at step '
+            f'{s["best_at_step"]:,}; fastrl-replay eval {_in_a_line(run)} --best'
+        )
 
 # %% ../../nbs/app/commands.ipynb #e94665ab
 def train(args):
     "Train a recipe, or go on with a run; as one of several learners where torchrun has started it"
-    if not launched(): return _train(args)
-    with Ranks() as ranks: return _train(args, ranks)
+    if not launched():
+        return _train(args)
+    with Ranks() as ranks:
+        return _train(args, ranks)
+
 
 def _train(args, ranks=None):
-    leads = ranks is None or ranks.leads   # the others show nothing
-    trackers = [make() for option,make in TRACKERS.items() if leads and getattr(args, option)]   # before all else
+    leads = ranks is None or ranks.leads  # the others show nothing
+    # before all else
+    trackers = [make() for option, make in TRACKERS.items() if leads and getattr(args, option)]
     run = _resumed(args, ranks) if args.resume else _begun(args, ranks)
-    if leads: print(f'{run.title}, into {run.out}' + f', {run.ranks.size} learners'*(ranks is not None), flush=True)
-    if leads: _say_memory(run)
-    display,out,terminals = Bar(run) if leads else Silent(),_in_a_line(run),_terminals()
+    if leads:
+        print(
+            f'{run.title}, into {run.out}' + f', {run.ranks.size} learners' * (ranks is not None),
+            flush=True,
+        )
+    if leads:
+        _say_memory(run)
+    display = Bar(run) if leads else Silent()
+    out = _in_a_line(run)
+    terminals = _terminals()
     try:
-        with interruptible(run), tracked(display, run, trackers) as shown: summary = run.train(shown)
+        with interruptible(run), tracked(display, run, trackers) as shown:
+            summary = run.train(shown)
         gone = terminals if run.stop and run.stopped_by == getattr(signal, 'SIGHUP', None) else ()
-        for name in gone: setattr(sys, name, open(os.devnull, 'w'))   # writing to them would fail
-    except (Exception,KeyboardInterrupt):
+        # writing to them would fail
+        for name in gone:
+            setattr(sys, name, open(os.devnull, 'w'))
+    except (Exception, KeyboardInterrupt):
         if run.saved:
-            print(f'from its last checkpoint: {_program(ranks)} train --resume {out}', file=sys.stderr)
+            print(
+                f'from its last checkpoint: {_program(ranks)} train --resume {out}', file=sys.stderr
+            )
         raise
     finally:
-        if leads: display.close()
-    if not leads: pass
-    elif summary: _result(run, summary)
+        if leads:
+            display.close()
+    if not leads:
+        pass
+    elif summary:
+        _result(run, summary)
     else:
         print(f'stopped at step {run.agent.journal.steps:,} and saved')
         print(f'go on:      {_program(ranks)} train --resume {out}')
-    return 128 + run.stopped_by if run.stop else 0   # of a command that a signal has ended
+    return 128 + run.stopped_by if run.stop else 0  # of a command that a signal has ended
 
 # %% ../../nbs/app/commands.ipynb #4a5ac0db
 def _program(ranks):
     "What is typed before `train`"
-    return 'fastrl-replay' if ranks is None else f'torchrun --nproc-per-node {ranks.size} -m fastrl_replay'
+    return (
+        'fastrl-replay'
+        if ranks is None
+        else f'torchrun --nproc-per-node {ranks.size} -m fastrl_replay'
+    )
+
 
 def _begun(args, ranks):
     "A new run; where torchrun begins its processes again, the one that it has begun before"
     changes(args)
-    if not args.recipe: raise SettingsError('train', 'no recipe was named',
-        expected=f'one of {", ".join(recipes(args.settings))}, or --resume DIR')
+    if not args.recipe:
+        raise SettingsError(
+            'train',
+            'no recipe was named',
+            expected=f'one of {", ".join(recipes(args.settings))}, or --resume DIR',
+        )
     new = recipe(args.recipe, args.settings, **changes(args))
     if ranks is not None and os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') != '0':
         begun = ranks.gather(str(begun_by_launcher(new, args.out) or '') if ranks.leads else '')[0]
-        if begun: return resume(begun, trust=True, ranks=ranks)
+        if begun:
+            return resume(begun, trust=True, ranks=ranks)
     return start(new, args.out, ranks)
 
 # %% ../../nbs/app/commands.ipynb #1ee0e9c0
-def _terminals(): return [n for n in ('stdout','stderr') if getattr(sys, n) and getattr(sys, n).isatty()]
+def _terminals():
+    return [n for n in ('stdout', 'stderr') if getattr(sys, n) and getattr(sys, n).isatty()]
+
 
 def _say_memory(run):
     "Where a memory on disk is"
     path = memory_path(run.settings)
-    if path: print(f'its memory is in {Path(path).absolute()}, with {run.found:,} rows so far', flush=True)
+    if path:
+        print(
+            f'its memory is in {Path(path).absolute()}, with {run.found:,} rows so far', flush=True
+        )
 
 # %% ../../nbs/app/commands.ipynb #a03ab0f5
-_AS_SETTINGS = dict(env='env', steps='steps', seed='seed', memory='memory_path', data='data', workers='workers',
-    shards='shards', engine='engine', address='address')   # option → the setting that it is short for
+_AS_SETTINGS = dict(
+    env='env',
+    steps='steps',
+    seed='seed',
+    memory='memory_path',
+    data='data',
+    workers='workers',
+    shards='shards',
+    engine='engine',
+    address='address',
+)  # option → the setting that it is short for
 
-def changes(args)->dict:
+
+def changes(args) -> dict:
     "What --set and the options that are short for settings ask for"
     given = {option: v for option in _AS_SETTINGS if (v := getattr(args, option, None)) is not None}
-    return {**_asked(args), **{_AS_SETTINGS[k]: _as_path(v) if k in ('memory','data') else v for k,v in given.items()}}
+    return {
+        **_asked(args),
+        **{
+            _AS_SETTINGS[k]: _as_path(v) if k in ('memory', 'data') else v for k, v in given.items()
+        },
+    }
+
 
 def _as_path(text):
     "A path that no setting takes for a number"
@@ -192,33 +302,43 @@ def _as_path(text):
 def _asked(args):
     "What --set asks for"
     asked = {}
-    for i,item in enumerate(args.set):
-        key,equals,value = (part.strip() for part in item.partition('='))
-        if not key or not equals: raise SettingsError('--set', 'an argument that is not key=value', repr(item),
-            *_meant(args, item, args.set[i-1] if i else None))
+    for i, item in enumerate(args.set):
+        key, equals, value = (part.strip() for part in item.partition('='))
+        if not key or not equals:
+            raise SettingsError(
+                '--set',
+                'an argument that is not key=value',
+                repr(item),
+                *_meant(args, item, args.set[i - 1] if i else None),
+            )
         asked[key] = value
     return asked
 
 # %% ../../nbs/app/commands.ipynb #a03ab0f6
 def _meant(args, item, before):
     "What is expected in place of an argument that is not key=value, and what to do"
-    names,all = getattr(args, 'recipes', [getattr(args, 'recipe', None)]),recipes(getattr(args, 'settings', None))
+    names = getattr(args, 'recipes', [getattr(args, 'recipe', None)])
+    all = recipes(getattr(args, 'settings', None))
     known = next((all[name].settings for name in names if name in all), all['cartpole'].settings)
     key = item if item in known else 'lr'
-    expected = f'key=value, such as {key}={setting_text(known.get(key, .001)).replace(" ", ",")}'
-    number = not isinstance(as_value(item), (str,bool))
-    if before and number: return expected,f'several numbers without spaces: {before},{item}'
-    return expected,f'recipes stand before --set: {item} --set …' if item in all else None
+    expected = f'key=value, such as {key}={setting_text(known.get(key, 0.001)).replace(" ", ",")}'
+    number = not isinstance(as_value(item), (str, bool))
+    if before and number:
+        return expected, f'several numbers without spaces: {before},{item}'
+    return expected, f'recipes stand before --set: {item} --set …' if item in all else None
 
 # %% ../../nbs/app/commands.ipynb #e1c876c8
 def _resumed(args, ranks=None):
     remedy = 'a run goes on as it began; only --steps can be raised, and --set device=… moves its network'
-    for what in 'out','settings',*(_AS_SETTINGS.keys() - {'steps','memory'}):
-        if getattr(args, what) is not None: raise SettingsError('train', f'--{what} with --resume', remedy=remedy)
+    for what in 'out', 'settings', *(_AS_SETTINGS.keys() - {'steps', 'memory'}):
+        if getattr(args, what) is not None:
+            raise SettingsError('train', f'--{what} with --resume', remedy=remedy)
     device = _device(args, 'train', remedy)
     began = read_config(args.resume)['recipe']
-    if args.recipe not in (None, began): raise SettingsError('train', f'the run in {args.resume} is of another recipe',
-        args.recipe, began)
+    if args.recipe not in (None, began):
+        raise SettingsError(
+            'train', f'the run in {args.resume} is of another recipe', args.recipe, began
+        )
     return resume(args.resume, args.steps, device, args.trust, args.memory, ranks)
 
 # %% ../../nbs/app/commands.ipynb #5bd04388
@@ -230,17 +350,26 @@ def _device(args, who, remedy):
     return asked.get('device')
 
 # %% ../../nbs/app/commands.ipynb #0c43a9b0
-_FACTS = dict(author='author', email='author_email', permalink='code_permalink', algorithm='algorithm_name',
-    description='description')   # option → what Minari calls it
+_FACTS = dict(
+    author='author',
+    email='author_email',
+    permalink='code_permalink',
+    algorithm='algorithm_name',
+    description='description',
+)  # option → what Minari calls it
+
 
 def _export(memory, args):
     "Write all rows to a file, or as a data set of Minari; where they are"
-    to,given = args.export,{n: v for k,n in _FACTS.items() if (v := getattr(args, k))}
-    name,(kind,_,dataset) = memory.place.path.name,to.partition(':')
+    to = args.export
+    given = {n: v for k, n in _FACTS.items() if (v := getattr(args, k))}
+    name, (kind, _, dataset) = memory.place.path.name, to.partition(':')
     if kind == 'minari':
-        facts,why = env_facts(memory[:1].rows, _env_of(memory, args.env))
-        if 'environment' not in facts: facts = spaces_of(memory[:].rows)
-        if why: print(f'the environment is left out: {why}', file=sys.stderr)
+        facts, why = env_facts(memory[:1].rows, _env_of(memory, args.env))
+        if 'environment' not in facts:
+            facts = spaces_of(memory[:].rows)
+        if why:
+            print(f'the environment is left out: {why}', file=sys.stderr)
         return write_minari(memory, dataset or f'memories/{name}-v0', **facts, **given).id
     to = f'{name}.npz' if to == 'npz' else to
     export_rows(memory, to)
@@ -250,42 +379,63 @@ def _export(memory, args):
 def _env_of(memory, named):
     "The environment of a memory's rows: the one that is named, or that of its run where no module is imported for it"
     text = named or run_of(memory.place.path).get('env')
-    if not text or not named and named_modules(text): return None
-    try: return named_env(text)
+    if not text or not named and named_modules(text):
+        return None
+    try:
+        return named_env(text)
     except SettingsError:
-        if named: raise   # one that isn't installed here any more is left out
+        if named:
+            raise  # one that isn't installed here any more is left out
 
 # %% ../../nbs/app/commands.ipynb #0c43a9b2
 def _check_facts(args):
     "An error where a data set is described, and none is written"
-    told = [name for name in (*_FACTS,'env') if getattr(args, name)]
-    if told and (args.export or '').partition(':')[0] != 'minari': raise SettingsError('memory', f'--{told[0]}',
-        f'--export {args.export}' if args.export else 'no --export', '--export minari, or minari:ID')
+    told = [name for name in (*_FACTS, 'env') if getattr(args, name)]
+    if told and (args.export or '').partition(':')[0] != 'minari':
+        raise SettingsError(
+            'memory',
+            f'--{told[0]}',
+            f'--export {args.export}' if args.export else 'no --export',
+            '--export minari, or minari:ID',
+        )
 
 # %% ../../nbs/app/commands.ipynb #b822c3d2
 def show_recipes(args):
     "List the recipes, or show the settings of one"
     all = recipes(args.settings)
-    if args.recipe: nearest('recipes', 'recipe', args.recipe, all); print(all[args.recipe].text())
-    else: print(recipe_list((r.name, r.about) for r in all.values()))
+    if args.recipe:
+        nearest('recipes', 'recipe', args.recipe, all)
+        print(all[args.recipe].text())
+    else:
+        print(recipe_list((r.name, r.about) for r in all.values()))
+
 
 def play(args):
     "Play episodes without exploring, with what a run has learned"
-    run = reopen(args.dir, None, _device(args, 'eval', 'only --set device=…, where the network is'), args.trust)
+    run = reopen(
+        args.dir,
+        None,
+        _device(args, 'eval', 'only --set device=…, where the network is'),
+        args.trust,
+    )
     step = run.take_best() if args.best else run.agent.journal.steps
-    seed = 1_000_003*(run.settings['seed'] + 1) if args.seed is None else args.seed
-    returns,won = play_episodes(run.agent, args.episodes, seed, args.record)
+    seed = 1_000_003 * (run.settings['seed'] + 1) if args.seed is None else args.seed
+    returns, won = play_episodes(run.agent, args.episodes, seed, args.record)
     print(f'{run.title}, {"the best model, of" if args.best else "after"} {step:,} steps')
     d = decimals(returns.mean(), returns.std())
-    print(f'mean return of {len(returns)} episodes without exploring: {_spread(returns.mean(), returns.std())}, '
-          f'from {returns.min():.{d}f} to {returns.max():.{d}f}{_share(None if won is None else won.mean())}')
-    if args.record: print(f'video of the first one, with a return of {returns[0]:.{d}f}: {args.record}')
+    print(
+        f'mean return of {len(returns)} episodes without exploring: {_spread(returns.mean(), returns.std())}, '
+        f'from {returns.min():.{d}f} to {returns.max():.{d}f}{_share(None if won is None else won.mean())}'
+    )
+    if args.record:
+        print(f'video of the first one, with a return of {returns[0]:.{d}f}: {args.record}')
 
 # %% ../../nbs/app/commands.ipynb #5e37623d
 def look(args):
     "Tell what is in a memory on disk, also while it is written"
     _check_facts(args)
-    if args.html: page_path('memory', args.html)   # an error now, not after minutes
+    if args.html:
+        page_path('memory', args.html)  # an error now, not after minutes
     memory = open_memory(args.dir)
     facts = survey(memory)
     exported = args.export and _export(memory, args)
@@ -293,44 +443,70 @@ def look(args):
     said = sys.stderr if args.json else sys.stdout
     if args.plot is not None:
         picture = Path(args.plot or f'{memory.place.path.name}.png')
-        try: write_whole(picture, survey_picture(memory))
-        except ImportError: raise SettingsError('memory', '--plot needs matplotlib, which is not installed',
-            remedy='pip install matplotlib') from None
+        try:
+            write_whole(picture, survey_picture(memory))
+        except ImportError:
+            raise SettingsError(
+                'memory',
+                '--plot needs matplotlib, which is not installed',
+                remedy='pip install matplotlib',
+            ) from None
         print(f'picture       {picture}', file=said)
-    if args.html: print(f'page          {memory.page(args.html)}', file=said)
-    if args.export: print(f'all rows      {exported}', file=said)
+    if args.html:
+        print(f'page          {memory.page(args.html)}', file=said)
+    if args.export:
+        print(f'all rows      {exported}', file=said)
 
 # %% ../../nbs/app/commands.ipynb #f0c70022
 def watch(args):
     "Show on a page how runs go and what memories hold, while they are written"
     watch_dirs(args.dirs, args.port or 0, args.open)
 
+
 def report(args):
     "Write a page about a run, or about several side by side"
-    if args.html: page_path('report', args.html)
-    runs,memories = watched_in(args.dirs)
-    if memories: raise SettingsError('report', 'this is a memory, not a run', memories[0].path,
-        remedy=f'fastrl-replay memory {memories[0].path} --plot')
+    if args.html:
+        page_path('report', args.html)
+    runs, memories = watched_in(args.dirs)
+    if memories:
+        raise SettingsError(
+            'report',
+            'this is a memory, not a run',
+            memories[0].path,
+            remedy=f'fastrl-replay memory {memories[0].path} --plot',
+        )
     told = [dict(run.now(), episodes=_episodes_of(run.out)) for run in runs]
-    path = Path(args.html or (runs[0].out/'report.html' if len(runs) == 1 else 'report.html'))
+    path = Path(args.html or (runs[0].out / 'report.html' if len(runs) == 1 else 'report.html'))
     write_whole(path, run_page(told))
     print(f'report: {path}')
 
+
 def _episodes_of(out):
     "What a page draws of them; None: the checkpoint tells of none"
-    try: ends,returns = _episodes(out/'checkpoint.pt')
-    except (Explained,OSError): return None
+    try:
+        ends, returns = _episodes(out / 'checkpoint.pt')
+    except (Explained, OSError):
+        return None
     return dict(ends=ends.tolist(), returns=returns.tolist())
 
 # %% ../../nbs/app/commands.ipynb #ad74e7b2
 def _same_run(out, settings):
     "What is there already must have been made with the same settings"
-    if not (out/'checkpoint.pt').exists(): return
-    def single(v): return v[0] if isinstance(v, tuple) and len(v) == 1 else v
+    if not (out / 'checkpoint.pt').exists():
+        return
+
+    def single(v):
+        return v[0] if isinstance(v, tuple) and len(v) == 1 else v
+
     made = read_config(out)['settings']
     other = [k for k in {**made, **settings} if single(made.get(k)) != single(settings.get(k))]
-    if other: raise SettingsError('compare', f'{out} was made with other settings: {", ".join(other)}',
-        remedy='another --out')
+    if other:
+        raise SettingsError(
+            'compare',
+            f'{out} was made with other settings: {", ".join(other)}',
+            remedy='another --out',
+        )
+
 
 def _own_memory(settings, name, seed):
     "Each run has separate rows, in a directory in the one that all of them were given"
@@ -341,31 +517,44 @@ def _own_memory(settings, name, seed):
 def _train_apart(args, name, seed, out, memory):
     "One run in another process; what it said at its end"
     command = [sys.executable, '-m', 'fastrl_replay', 'train']
-    if (out/'checkpoint.pt').exists():
-        command += ['--resume', str(out), '--trust']   # its settings are those typed here
+    if (out / 'checkpoint.pt').exists():
+        command += ['--resume', str(out), '--trust']  # its settings are those typed here
     else:
         command += [name, '--seed', str(seed), '--out', str(out)]
-        for option in 'settings','steps','env':
-            if (v := getattr(args, option)): command += [f'--{option}', str(v)]
-        if args.set: command += ['--set', *args.set]
-        if memory: command += ['--memory', memory['memory_path']]
+        for option in 'settings', 'steps', 'env':
+            if v := getattr(args, option):
+                command += [f'--{option}', str(v)]
+        if args.set:
+            command += ['--set', *args.set]
+        if memory:
+            command += ['--memory', memory['memory_path']]
     done = subprocess.run(command, capture_output=True, text=True)
-    stopped = done.returncode in (129,130,143,-1,-2,-15) or 'KeyboardInterrupt' in done.stderr
-    if stopped: raise KeyboardInterrupt   # Ctrl-C reaches all processes of a terminal
-    if done.returncode: raise SettingsError('compare', f'{name} with seed {seed} failed',
-        (done.stderr.strip().splitlines() or ['no output'])[-1])
+    stopped = done.returncode in (129, 130, 143, -1, -2, -15) or 'KeyboardInterrupt' in done.stderr
+    if stopped:
+        raise KeyboardInterrupt  # Ctrl-C reaches all processes of a terminal
+    if done.returncode:
+        raise SettingsError(
+            'compare',
+            f'{name} with seed {seed} failed',
+            (done.stderr.strip().splitlines() or ['no output'])[-1],
+        )
     return next(l for l in done.stdout.splitlines() if 'mean return' in l)
 
 # %% ../../nbs/app/commands.ipynb #db0312ca
 def _outcome(out):
     "The summary of a run and its curve: at most 400 points"
-    number,config = (int,float),read_config(out)
-    s = read_json(out/'summary.json', dict(final_return=number, wall_s=number, solved_at_step=(int,type(None))))
-    s = {'solved': config['settings']['solved'], **s}   # older summaries don't say it
-    if recorded(config['settings']): return dict(**s, **_evaluations(out))
-    ends,returns = _episodes(out/'checkpoint.pt')
+    number = (int, float)
+    config = read_config(out)
+    s = read_json(
+        out / 'summary.json',
+        dict(final_return=number, wall_s=number, solved_at_step=(int, type(None))),
+    )
+    s = {'solved': config['settings']['solved'], **s}  # older summaries don't say it
+    if recorded(config['settings']):
+        return dict(**s, **_evaluations(out))
+    ends, returns = _episodes(out / 'checkpoint.pt')
     by = 'episodes' if 'episodes' in config['settings'] else 'environment steps'
-    x = np.arange(1, len(returns)+1) if by == 'episodes' else ends
+    x = np.arange(1, len(returns) + 1) if by == 'episodes' else ends
     grid = np.linspace(0, x[-1], min(400, len(x))).round() if len(x) else x
     y = np.interp(grid, x, smooth(returns)) if len(x) else x
     return dict(**s, by=by, x=grid.tolist(), y=[float(f'{v:.6g}') for v in y])
@@ -376,75 +565,116 @@ def _evaluations(out):
     evals = {m['env_steps']: m['eval_return'] for m in read_metrics(out) if 'eval_return' in m}
     return dict(by='updates', x=[*evals], y=[*evals.values()])
 
+
 def _episodes(path):
     "The steps at which episodes ended, and their returns, from a checkpoint"
     try:
         j = load_checkpoint(path)['agent']['pipe']
-        while j['stage'] not in ('Journal','Collected','Rounds'): j = j['above']
-        ends,returns = j['own']['ends'].numpy(),j['own']['returns'].numpy()
-        if ends.shape == returns.shape == (len(ends),): return ends,returns
+        while j['stage'] not in ('Journal', 'Collected', 'Rounds'):
+            j = j['above']
+        ends = j['own']['ends'].numpy()
+        returns = j['own']['returns'].numpy()
+        if ends.shape == returns.shape == (len(ends),):
+            return ends, returns
         what = 'ends and returns of episodes differ in number'
-    except (TypeError,LookupError,AttributeError) as e: what = f'{type(e).__name__}: {e}'
+    except (TypeError, LookupError, AttributeError) as e:
+        what = f'{type(e).__name__}: {e}'
     raise SettingsError('compare', f'{path} belongs to no run', what)
 
 # %% ../../nbs/app/commands.ipynb #148596d4
 def table(
-    results:dict, # recipe → outcomes
-)->str: # in Markdown
+    results: dict,  # recipe → outcomes
+) -> str:  # in Markdown
     "What runs ended with"
-    lines = ['| recipe | returns at the end, by seed | solved at step | seconds |', '|---|---|---|---|']
-    for name,runs in results.items():
+    lines = [
+        '| recipe | returns at the end, by seed | solved at step | seconds |',
+        '|---|---|---|---|',
+    ]
+    for name, runs in results.items():
         d = decimals(*(r['final_return'] for r in runs), least=0)
-        cells = [', '.join(f'{r["final_return"]:.{d}f}' for r in runs),
-                 ', '.join('–' if r["solved_at_step"] is None else f'{r["solved_at_step"]:,}' for r in runs),
-                 ', '.join(f'{r["wall_s"]:.0f}' for r in runs)]
+        cells = [
+            ', '.join(f'{r["final_return"]:.{d}f}' for r in runs),
+            ', '.join(
+                '–' if r["solved_at_step"] is None else f'{r["solved_at_step"]:,}' for r in runs
+            ),
+            ', '.join(f'{r["wall_s"]:.0f}' for r in runs),
+        ]
         lines.append(f'| {_of(name, runs)} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
 
 # %% ../../nbs/app/commands.ipynb #3734ce65
-def _of(name, runs): # results of older versions don't say on what
+def _of(name, runs):  # results of older versions don't say on what
     return run_title(name, runs[0]['env'], runs[0]['wrappers']) if 'env' in runs[0] else name
 
 # %% ../../nbs/app/commands.ipynb #b76abff5
 def curves(
-    results:dict, # recipe → outcomes
-)->bytes: # a png
+    results: dict,  # recipe → outcomes
+) -> bytes:  # a png
     "Mean of the seeds' curves, and a band from the lowest to the highest"
-    results = {name: runs for name,runs in results.items() if all(r['x'] for r in runs)}   # some episode has ended
+    # some episode has ended
+    results = {name: runs for name, runs in results.items() if all(r['x'] for r in runs)}
+
     def draw(ax):
-        for (name,runs),color in zip(results.items(), ('#219ebc','#fb8500','#8338ec','#606c38','#d00000')*9):
+        for (name, runs), color in zip(
+            results.items(), ('#219ebc', '#fb8500', '#8338ec', '#606c38', '#d00000') * 9
+        ):
             x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
             y = np.array([np.interp(x, r['x'], r['y']) for r in runs])
-            ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=.2, lw=0)
-            seeds = f'{len(runs)} seed' + 's'*(len(runs) != 1)
+            ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.2, lw=0)
+            seeds = f'{len(runs)} seed' + 's' * (len(runs) != 1)
             ax.plot(x, y.mean(0), color=color, label=fill(f'{_of(name, runs)} ({seeds})', 40))
-        for level in {r['solved'] for runs in results.values() for r in runs if r.get('solved') is not None}:
-            ax.axhline(level, color='#023047', lw=.8, ls=':')
+        for level in {
+            r['solved'] for runs in results.values() for r in runs if r.get('solved') is not None
+        }:
+            ax.axhline(level, color='#023047', lw=0.8, ls=':')
+
     xlabel = ' or '.join(sorted({r['by'] for runs in results.values() for r in runs}))
-    return chart(draw, xlabel=xlabel, ylabel='return' if 'updates' in xlabel else 'return while exploring')
+    return chart(
+        draw, xlabel=xlabel, ylabel='return' if 'updates' in xlabel else 'return while exploring'
+    )
 
 # %% ../../nbs/app/commands.ipynb #d7512f2c
 def compare(args):
     "Train several recipes with several seeds, and draw them together"
-    if launched(): raise SettingsError('compare', 'torchrun has started it', remedy='fastrl-replay compare …')
+    if launched():
+        raise SettingsError('compare', 'torchrun has started it', remedy='fastrl-replay compare …')
     args.recipes = list(dict.fromkeys(args.recipes))
     env = [] if args.env is None else [re.sub(r'[^\w.-]', '', args.env.split('/')[-1])]
     out = Path(args.out or 'runs/' + '-'.join([*args.recipes, *env]))
-    if out.exists() and not out.is_dir(): raise SettingsError('compare', '--out', f'{out}, a file', 'a directory')
+    if out.exists() and not out.is_dir():
+        raise SettingsError('compare', '--out', f'{out}, a file', 'a directory')
     wanted = {name: recipe(name, args.settings, **changes(args)).settings for name in args.recipes}
-    jobs = [(name, seed, out/f'{name}-seed{seed}', _own_memory(wanted[name], name, seed)) for seed in range(args.seeds)
-            for name in args.recipes]
-    for name,seed,d,memory in jobs: _same_run(d, {**wanted[name], 'seed': seed, **memory})
-    missing = [j for j in jobs if not (j[2]/'summary.json').exists()]
+    jobs = [
+        (name, seed, out / f'{name}-seed{seed}', _own_memory(wanted[name], name, seed))
+        for seed in range(args.seeds)
+        for name in args.recipes
+    ]
+    for name, seed, d, memory in jobs:
+        _same_run(d, {**wanted[name], 'seed': seed, **memory})
+    missing = [j for j in jobs if not (j[2] / 'summary.json').exists()]
     with ThreadPoolExecutor(args.jobs) as pool:
         done = pool.map(lambda j: _train_apart(args, *j), missing)
-        for text in Progress(done, total=len(missing), desc='runs', disable=None, dynamic_ncols=True): tqdm.write(text)
-    results = {name: [_outcome(d) for n,_,d,_ in jobs if n == name] for name in args.recipes}
-    write_whole(out/'compare.json', json.dumps(results))
+        for text in Progress(
+            done, total=len(missing), desc='runs', disable=None, dynamic_ncols=True
+        ):
+            tqdm.write(text)
+    results = {name: [_outcome(d) for n, _, d, _ in jobs if n == name] for name in args.recipes}
+    write_whole(out / 'compare.json', json.dumps(results))
     print(table(results))
-    try: write_whole(out/'compare.png', curves(results))
-    except ImportError: print('no picture: matplotlib is not installed (pip install matplotlib)')
-    else: print(f'picture: {out/"compare.png"}')
+    try:
+        write_whole(out / 'compare.png', curves(results))
+    except ImportError:
+        print('no picture: matplotlib is not installed (pip install matplotlib)')
+    else:
+        print(f'picture: {out / "compare.png"}')
 
-RUN = dict(train=train, recipes=show_recipes, eval=play, compare=compare, memory=look, watch=watch,
-    report=report)   # by what is typed
+
+RUN = dict(
+    train=train,
+    recipes=show_recipes,
+    eval=play,
+    compare=compare,
+    memory=look,
+    watch=watch,
+    report=report,
+)  # by what is typed

@@ -11,222 +11,339 @@ import ast, importlib, inspect, os, pkgutil, re, sys, sysconfig, traceback
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 import gymnasium as gym
-from ..envs import bitflip; from fastrl_replay.envs import catch   # noqa: F401 (registers the games)
+
+from ..envs import bitflip, catch  # noqa: F401 (registers the games)
 from ..envs.agents import Agents
 from ..envs.atari import EpisodicLife, atari, register_games
 from ..steps.errors import did_you_mean, not_installed
 from ..steps.settings import SettingsError, as_value
-import fastrl_replay.memory.frames   # noqa: F401 (registers `Frames`)
+import fastrl_replay.memory.frames  # noqa: F401 (registers `Frames`)
 from ..memory.rows import STORES, Store
 
 # %% ../../nbs/app/named_envs.ipynb #226e31db
 _WORD = re.compile(r'''(["']).*?\1|[^\s()\[\],="'](?:[^()\[\],="']*[^\s()\[\],="'])?''')
 
+
 def _parsed(text):
     "The parts of a list, as nodes of Python's grammar"
-    def masked(m): return m[1] + 'x'*(len(m[0]) - 2) + m[1] if m[1] else 'x'*len(m[0])
-    words = re.sub(r',(?=\s*(?:,|$))', ' ', _WORD.sub(masked, text))   # nothing between two commas counts as nothing
+
+    def masked(m):
+        return m[1] + 'x' * (len(m[0]) - 2) + m[1] if m[1] else 'x' * len(m[0])
+
+    # nothing between two commas counts as nothing
+    words = re.sub(r',(?=\s*(?:,|$))', ' ', _WORD.sub(masked, text))
     try:
-        found,wrong = ast.parse(f'_({words}\n)', mode='eval').body,''
-        if not found.keywords: return found.args
-    except SyntaxError as e: wrong = e.msg
-    if m := re.search("'(.)' was never closed", wrong): raise ValueError({'(':')', '[':']'}[m[1]] + ' is missing')
-    if quote := re.search('["\']', _WORD.sub('', text)): raise ValueError(f'{quote[0]} is missing')
-    if m := re.search("(?:unmatched|parenthesis) '(.)'", wrong): raise ValueError(f'{m[1]} closes nothing')
+        found = ast.parse(f'_({words}\n)', mode='eval').body
+        wrong = ''
+        if not found.keywords:
+            return found.args
+    except SyntaxError as e:
+        wrong = e.msg
+    if m := re.search("'(.)' was never closed", wrong):
+        raise ValueError({'(': ')', '[': ']'}[m[1]] + ' is missing')
+    if quote := re.search('["\']', _WORD.sub('', text)):
+        raise ValueError(f'{quote[0]} is missing')
+    if m := re.search("(?:unmatched|parenthesis) '(.)'", wrong):
+        raise ValueError(f'{m[1]} closes nothing')
     raise ValueError(f'{text!r} is not a list of names with arguments')
 
-def _cut(text, node): return text[node.col_offset-2:node.end_col_offset-2]
+
+def _cut(text, node):
+    return text[node.col_offset - 2 : node.end_col_offset - 2]
 
 # %% ../../nbs/app/named_envs.ipynb #1867ff8b
-def _word(text): return None if text.lower() == 'none' else as_value(text)
+def _word(text):
+    return None if text.lower() == 'none' else as_value(text)
+
 
 def _argument(text, node):
     "The value of an argument"
-    if isinstance(node, (ast.Tuple,ast.List)): return tuple(_argument(text, n) for n in node.elts)
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return tuple(_argument(text, n) for n in node.elts)
     return _cut(text, node)[1:-1] if isinstance(node, ast.Constant) else _word(_cut(text, node))
 
 # %% ../../nbs/app/named_envs.ipynb #bea8e442
 class Call(NamedTuple):
     "A name with arguments, as a setting has it"
-    text:str     # as it is written
-    module:str   # where the name is looked for; None: among gymnasium's
-    name:str     # of an environment, a class or a function
-    args:list    # arguments without a name
-    kwargs:dict  # arguments by name
+
+    text: str  # as it is written
+    module: str  # where the name is looked for; None: among gymnasium's
+    name: str  # of an environment, a class or a function
+    args: list  # arguments without a name
+    kwargs: dict  # arguments by name
 
 # %% ../../nbs/app/named_envs.ipynb #744e83e5
 def read_calls(
-    setting:str, # name of the setting, for errors
-    text:str, # value of the setting
-)->list: # of `Call`
+    setting: str,  # name of the setting, for errors
+    text: str,  # value of the setting
+) -> list:  # of `Call`
     "The names with arguments that a setting lists"
-    if text.lower() == 'none': return []
-    try: return [_call(text, node) for node in _parsed(text)]
-    except ValueError as e: raise SettingsError('recipe', f'setting {setting!r}: {e}', repr(text),
-        'names, with arguments in brackets: TimeLimit(max_episode_steps=200), my_module:Scale(factor=2)') from None
+    if text.lower() == 'none':
+        return []
+    try:
+        return [_call(text, node) for node in _parsed(text)]
+    except ValueError as e:
+        raise SettingsError(
+            'recipe',
+            f'setting {setting!r}: {e}',
+            repr(text),
+            'names, with arguments in brackets: TimeLimit(max_episode_steps=200), my_module:Scale(factor=2)',
+        ) from None
 
 # %% ../../nbs/app/named_envs.ipynb #dc62c916
 def _call(text, node):
-    name,args,named = (node.func,node.args,node.keywords) if isinstance(node, ast.Call) else (node,[],[])
+    name, args, named = (
+        (node.func, node.args, node.keywords) if isinstance(node, ast.Call) else (node, [], [])
+    )
     m = re.fullmatch(r'(?:([^\s:]+):)?([^\s:]+)', _cut(text, name))
-    if not m or not isinstance(name, ast.Name): raise ValueError(f'{_cut(text, node)!r} is not a name with arguments')
-    kwargs = {text[k.col_offset-2:][:len(k.arg)]: _argument(text, k.value) for k in named}
+    if not m or not isinstance(name, ast.Name):
+        raise ValueError(f'{_cut(text, node)!r} is not a name with arguments')
+    kwargs = {text[k.col_offset - 2 :][: len(k.arg)]: _argument(text, k.value) for k in named}
     return Call(_cut(text, node), m[1], m[2], [_argument(text, a) for a in args], kwargs)
 
 # %% ../../nbs/app/named_envs.ipynb #4eff5758
 def named_modules(
-    env:str, # the setting `env`
-    *wrappers:str, # the settings `wrappers` and `train_wrappers`
-)->list: # names of modules
+    env: str,  # the setting `env`
+    *wrappers: str,  # the settings `wrappers` and `train_wrappers`
+) -> list:  # names of modules
     "The modules that these settings name"
-    calls = [*read_calls('env', env), *(call for text in wrappers for call in read_calls('wrappers', text))]
+    calls = [
+        *read_calls('env', env),
+        *(call for text in wrappers for call in read_calls('wrappers', text)),
+    ]
     texts = [t for c in calls for t in _texts([*c.args, *c.kwargs.values()])]
-    return list(dict.fromkeys([c.module for c in calls if c.module] + [t.split(':')[0] for t in texts if ':' in t]))
+    return list(
+        dict.fromkeys(
+            [c.module for c in calls if c.module] + [t.split(':')[0] for t in texts if ':' in t]
+        )
+    )
+
 
 def _texts(values):
     "All texts among values"
     for v in values:
-        if isinstance(v, str): yield v
-        elif isinstance(v, tuple): yield from _texts(v)
+        if isinstance(v, str):
+            yield v
+        elif isinstance(v, tuple):
+            yield from _texts(v)
 
 # %% ../../nbs/app/named_envs.ipynb #8296572c
 _HOUSE = str(Path(inspect.getfile(SettingsError)).parents[1])
-_LIBRARIES = *(sysconfig.get_paths()[k] for k in ('stdlib','purelib','platlib')),_HOUSE,'<frozen'
+_LIBRARIES = (
+    *(sysconfig.get_paths()[k] for k in ('stdlib', 'purelib', 'platlib')),
+    _HOUSE,
+    '<frozen',
+)
+
 
 def place_of(
-    e:BaseException, # from a user's code
-)->str: # to be appended; '': it was raised in libraries alone
+    e: BaseException,  # from a user's code
+) -> str:  # to be appended; '': it was raised in libraries alone
     "The last place on an error's way that is not in a library"
-    own = [f for f in traceback.extract_tb(e.__traceback__) if not f.filename.startswith(_LIBRARIES)]
+    own = [
+        f for f in traceback.extract_tb(e.__traceback__) if not f.filename.startswith(_LIBRARIES)
+    ]
     return f' ({Path(own[-1].filename).name}, line {own[-1].lineno})' if own else ''
 
-def _described(e): return ' '.join(f'{type(e).__name__}: {e}'.split()) + place_of(e)
+
+def _described(e):
+    return ' '.join(f'{type(e).__name__}: {e}'.split()) + place_of(e)
 
 # %% ../../nbs/app/named_envs.ipynb #97a5d84a
 def import_here(
-    module:str, # name of the module
-    setting:str, # that names it, for errors
-): # the module
+    module: str,  # name of the module
+    setting: str,  # that names it, for errors
+):  # the module
     "Import from the working directory, or what is installed"
-    if module in sys.modules: return sys.modules[module]
+    if module in sys.modules:
+        return sys.modules[module]
     here = os.getcwd()
-    if here not in sys.path: sys.path.insert(0, here)   # as `python -m` does
-    importlib.invalidate_caches()                       # the file may be new
-    try: return importlib.import_module(module)
-    except (Exception,SystemExit) as e:
-        if not _is_missing(module, e): raise SettingsError('recipe',
-            f"setting {setting!r}: module {module!r} can't be imported", _described(e)) from e
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    importlib.invalidate_caches()  # the file may be new
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as e:
+        if not _is_missing(module, e):
+            raise SettingsError(
+                'recipe', f"setting {setting!r}: module {module!r} can't be imported", _described(e)
+            ) from e
     near = did_you_mean(module.removesuffix('.py'), [m.name for m in pkgutil.iter_modules([here])])
-    raise SettingsError('recipe', f'setting {setting!r}: there is no module {module!r}{near}',
-        expected=f'a module in the working directory ({here}), or an installed one')
+    raise SettingsError(
+        'recipe',
+        f'setting {setting!r}: there is no module {module!r}{near}',
+        expected=f'a module in the working directory ({here}), or an installed one',
+    )
 
-def _is_missing(module, e): # and not one that it imports itself
+
+def _is_missing(module, e):  # and not one that it imports itself
     relative = not all(part.isidentifier() for part in module.split('.'))
     return relative or isinstance(e, ModuleNotFoundError) and f'{module}.'.startswith(f'{e.name}.')
 
 # %% ../../nbs/app/named_envs.ipynb #13ca202f
 def _makes_env(x, module):
     "Is it a function of this module that says that it makes an environment?"
-    if not inspect.isfunction(x) or x.__module__ != module.__name__: return False
-    try: made = get_type_hints(x).get('return')
-    except Exception: return False   # of names that aren't there
+    if not inspect.isfunction(x) or x.__module__ != module.__name__:
+        return False
+    try:
+        made = get_type_hints(x).get('return')
+    except Exception:
+        return False  # of names that aren't there
     return isinstance(made, type) and issubclass(made, gym.Env)
 
 # %% ../../nbs/app/named_envs.ipynb #1e047fcb
-def _of_module(call, setting, kind, others=()): # others: names that it may have been, too
+def _of_module(call, setting, kind, others=()):  # others: names that it may have been, too
     "The class, or the function, that a name stands for in its module"
     module = import_here(call.module, setting)
-    no = gym.Wrapper if kind is gym.Env else ()   # a wrapper is an environment, too, but not by itself
-    def is_class(x): return isinstance(x, type) and issubclass(x, kind) and not issubclass(x, no)
-    def fits(x): return is_class(x) or kind is gym.Wrapper and _makes_env(x, module)
-    if fits(found := getattr(module, call.name, None)): return found
-    names = [n for n,x in vars(module).items() if fits(x)]
+    # a wrapper is an environment, too, but not by itself
+    no = gym.Wrapper if kind is gym.Env else ()
+
+    def is_class(x):
+        return isinstance(x, type) and issubclass(x, kind) and not issubclass(x, no)
+
+    def fits(x):
+        return is_class(x) or kind is gym.Wrapper and _makes_env(x, module)
+
+    if fits(found := getattr(module, call.name, None)):
+        return found
+    names = [n for n, x in vars(module).items() if fits(x)]
     what = f'there is no {kind.__name__.lower()} {call.name!r} in module {call.module!r}'
-    where = f'({getattr(module, "__file__", "built in")}){did_you_mean(call.name, [*names, *others])}'
-    raise SettingsError('recipe', f'setting {setting!r}: {what} {where}', None if found is None else repr(found)[:60],
-        f'a class derived from gymnasium.{kind.__name__}' + (', or an id that the module registers' if others else
-        ', or a function of the module that is annotated ->gym.Env' if kind is gym.Wrapper else ''))
+    where = (
+        f'({getattr(module, "__file__", "built in")}){did_you_mean(call.name, [*names, *others])}'
+    )
+    raise SettingsError(
+        'recipe',
+        f'setting {setting!r}: {what} {where}',
+        None if found is None else repr(found)[:60],
+        f'a class derived from gymnasium.{kind.__name__}'
+        + (
+            ', or an id that the module registers'
+            if others
+            else ', or a function of the module that is annotated ->gym.Env'
+            if kind is gym.Wrapper
+            else ''
+        ),
+    )
 
 # %% ../../nbs/app/named_envs.ipynb #23515dc1
-def _made(make, call, setting, *env): # env: the environment that is wrapped, where it is a wrapper
+def _made(make, call, setting, *env):  # env: the environment that is wrapped, where it is a wrapper
     "What a class or a function makes"
     takes = inspect.signature(make)
-    try: takes.bind(*env, *call.args, **call.kwargs)
+    try:
+        takes.bind(*env, *call.args, **call.kwargs)
     except TypeError as e:
-        names = [*takes.parameters][len(env):]
+        names = [*takes.parameters][len(env) :]
         near = ''.join(did_you_mean(k, names) for k in call.kwargs if k not in names)
-        raise SettingsError('recipe', f"setting {setting!r}: {call.text}: {e}{near}",
-            expected=f'{call.name}({", ".join(names)})') from None
-    try: return make(*env, *call.args, **call.kwargs)
-    except Exception as e: raise SettingsError('recipe', f"setting {setting!r}: {call.text} can't be made",
-        _described(e)) from e
+        raise SettingsError(
+            'recipe',
+            f"setting {setting!r}: {call.text}: {e}{near}",
+            expected=f'{call.name}({", ".join(names)})',
+        ) from None
+    try:
+        return make(*env, *call.args, **call.kwargs)
+    except Exception as e:
+        raise SettingsError(
+            'recipe', f"setting {setting!r}: {call.text} can't be made", _described(e)
+        ) from e
 
 # %% ../../nbs/app/named_envs.ipynb #a7e41c01
 def _of_agents(call):
     "PettingZoo's parallel environment of this id: each agent is an environment"
-    try: from pettingzoo import make, parallel_registry as known   # an extra
+    try:
+        from pettingzoo import make, parallel_registry as known  # an extra
     except ImportError as e:
         what = f"setting 'env': {call.text} needs PettingZoo"
         raise not_installed('recipe', what, 'pettingzoo', SettingsError) from e
     name = call.name.partition('/')[2]
-    if name not in known: raise SettingsError('recipe',
-        f"setting 'env': PettingZoo has no parallel environment {name!r}{did_you_mean(name, known)}",
-        expected='one whose agents act at the same time, such as pettingzoo/sisl/pursuit-v5')
-    try: return Agents(make('parallel', name, **call.kwargs))
-    except Exception as e: raise SettingsError('recipe', f"setting 'env': {call.text} can't be made",
-        _described(e)) from e
+    if name not in known:
+        raise SettingsError(
+            'recipe',
+            f"setting 'env': PettingZoo has no parallel environment {name!r}{did_you_mean(name, known)}",
+            expected='one whose agents act at the same time, such as pettingzoo/sisl/pursuit-v5',
+        )
+    try:
+        return Agents(make('parallel', name, **call.kwargs))
+    except Exception as e:
+        raise SettingsError(
+            'recipe', f"setting 'env': {call.text} can't be made", _described(e)
+        ) from e
 
 # %% ../../nbs/app/named_envs.ipynb #ae4f7fb2
 def _registered(call):
     "An environment by its id; None: there is no such id"
-    if call.args: raise SettingsError('recipe', f"setting 'env': {call.text} has an argument without a name",
-        call.args[0], f'name=value, such as {call.name}(max_episode_steps=200)')
-    if call.name.startswith('pettingzoo/'): return _of_agents(call)
+    if call.args:
+        raise SettingsError(
+            'recipe',
+            f"setting 'env': {call.text} has an argument without a name",
+            call.args[0],
+            f'name=value, such as {call.name}(max_episode_steps=200)',
+        )
+    if call.name.startswith('pettingzoo/'):
+        return _of_agents(call)
     try:
-        if call.name.startswith('ALE/'): register_games()
+        if call.name.startswith('ALE/'):
+            register_games()
         return gym.make(call.name, **call.kwargs)
     except Exception as e:
-        if type(e) in (gym.error.NameNotFound,gym.error.VersionNotFound): return None
-        raise SettingsError('recipe', f"setting 'env': {call.text} can't be made", _described(e)) from e
+        if type(e) in (gym.error.NameNotFound, gym.error.VersionNotFound):
+            return None
+        raise SettingsError(
+            'recipe', f"setting 'env': {call.text} can't be made", _described(e)
+        ) from e
 
 # %% ../../nbs/app/named_envs.ipynb #22290e9a
 def _plain(text, render=False):
     "The environment that a setting names, without wrappers"
     calls = read_calls('env', text)
-    if len(calls) != 1: raise SettingsError('recipe', "setting 'env'", repr(text), 'one environment')
-    call, = calls
-    if render: call = call._replace(kwargs={'render_mode':'rgb_array', **call.kwargs})
-    if call.module: import_here(call.module, 'env')
+    if len(calls) != 1:
+        raise SettingsError('recipe', "setting 'env'", repr(text), 'one environment')
+    (call,) = calls
+    if render:
+        call = call._replace(kwargs={'render_mode': 'rgb_array', **call.kwargs})
+    if call.module:
+        import_here(call.module, 'env')
     made = _registered(call) if call.name in gym.registry or not call.module else None
     if made is None and call.module:
         return _checked(_made(_of_module(call, 'env', gym.Env, gym.registry), call, 'env'), call)
-    if made is None: raise SettingsError('recipe',
-        f"setting 'env': gymnasium has no environment {call.name!r}{did_you_mean(call.name, gym.registry)}",
-        expected='an id that is registered, such as CartPole-v1, or your own, such as my_module:Name-v0')
+    if made is None:
+        raise SettingsError(
+            'recipe',
+            f"setting 'env': gymnasium has no environment {call.name!r}{did_you_mean(call.name, gym.registry)}",
+            expected='an id that is registered, such as CartPole-v1, or your own, such as my_module:Name-v0',
+        )
     return made
 
 # %% ../../nbs/app/named_envs.ipynb #6e467907
 def _checked(env, call):
     "What wasn't made by gymnasium gets the checks that it gives to others: spaces, and values that fit them"
-    if env.spec is not None: return env
-    try: return gym.wrappers.PassiveEnvChecker(env)
-    except Exception as e: raise SettingsError('recipe', f"setting 'env': {call.text}", _described(e)) from e
+    if env.spec is not None:
+        return env
+    try:
+        return gym.wrappers.PassiveEnvChecker(env)
+    except Exception as e:
+        raise SettingsError('recipe', f"setting 'env': {call.text}", _described(e)) from e
 
 # %% ../../nbs/app/named_envs.ipynb #896e90cd
-WRAPPERS = dict(atari=atari, EpisodicLife=EpisodicLife)   # ours; others are gymnasium's
+WRAPPERS = dict(atari=atari, EpisodicLife=EpisodicLife)  # ours; others are gymnasium's
+
 
 def named_env(
-    env:str, # the setting `env`
-    wrappers:str='none', # the setting `wrappers`
-    train_wrappers:str='none', # the setting `train_wrappers`
-    render:bool=False, # is it to give pictures?
-)->gym.Env:
+    env: str,  # the setting `env`
+    wrappers: str = 'none',  # the setting `wrappers`
+    train_wrappers: str = 'none',  # the setting `train_wrappers`
+    render: bool = False,  # is it to give pictures?
+) -> gym.Env:
     "The environment that these settings name"
     made = _plain(env, render)
-    for setting,text in ('wrappers',wrappers),('train_wrappers',train_wrappers):
+    for setting, text in ('wrappers', wrappers), ('train_wrappers', train_wrappers):
         for call in read_calls(setting, text):
-            if isinstance(made, Agents): raise SettingsError('recipe', f'setting {setting!r}', call.text,
-                'none: these are wrappers of gymnasium, and the environment has several agents')
+            if isinstance(made, Agents):
+                raise SettingsError(
+                    'recipe',
+                    f'setting {setting!r}',
+                    call.text,
+                    'none: these are wrappers of gymnasium, and the environment has several agents',
+                )
             made = _wrapped(made, call, setting)
     return made
 
@@ -234,55 +351,84 @@ def named_env(
 def _wrapped(env, call, setting):
     make = _of_module(call, setting, gym.Wrapper) if call.module else _by_name(call, setting)
     made = _made(make, call, setting, env)
-    if isinstance(made, gym.Env): return made
-    raise SettingsError('recipe', f'setting {setting!r}: {call.text} makes no environment', f'{made!r}'[:60])
+    if isinstance(made, gym.Env):
+        return made
+    raise SettingsError(
+        'recipe', f'setting {setting!r}: {call.text} makes no environment', f'{made!r}'[:60]
+    )
+
 
 def _by_name(call, setting):
     names = [*WRAPPERS, *(n for n in gym.wrappers.__all__ if n != 'vector')]
-    if call.name in WRAPPERS: return WRAPPERS[call.name]
-    if call.name not in names: raise SettingsError('recipe',
-        f"setting {setting!r}: gymnasium.wrappers has no {call.name!r}{did_you_mean(call.name, names)}",
-        expected='one of its classes, such as TimeLimit, atari, or your own, such as my_module:Scale')
-    try: return getattr(gym.wrappers, call.name)
-    except Exception as e: raise SettingsError('recipe', f"setting {setting!r}: {call.text} can't be made", e) from None
+    if call.name in WRAPPERS:
+        return WRAPPERS[call.name]
+    if call.name not in names:
+        raise SettingsError(
+            'recipe',
+            f"setting {setting!r}: gymnasium.wrappers has no {call.name!r}{did_you_mean(call.name, names)}",
+            expected='one of its classes, such as TimeLimit, atari, or your own, such as my_module:Scale',
+        )
+    try:
+        return getattr(gym.wrappers, call.name)
+    except Exception as e:
+        raise SettingsError(
+            'recipe', f"setting {setting!r}: {call.text} can't be made", e
+        ) from None
 
 # %% ../../nbs/app/named_envs.ipynb #3489fe5c
 def full_name(
-    text:str, # the setting `env`
-    env:gym.Env, # what was made of it
-)->str: # with its version, if it is registered
+    text: str,  # the setting `env`
+    env: gym.Env,  # what was made of it
+) -> str:  # with its version, if it is registered
     "The name of an environment"
-    spec,(call,) = env.unwrapped.spec,read_calls('env', text)
+    spec, (call,) = env.unwrapped.spec, read_calls('env', text)
     newest = spec and re.fullmatch(re.escape(call.name) + r'-v\d+', spec.id)
     return text.replace(call.name, spec.id, 1) if newest else text
 
 # %% ../../nbs/app/named_envs.ipynb #ae15dfb6
 def named_store(
-    text:str, # the setting `store`
-    path:str=None, # of a directory for its rows; None: they are in main memory
-    spare:int=0, # rows that stay there beyond those that count
-)->Store:
+    text: str,  # the setting `store`
+    path: str = None,  # of a directory for its rows; None: they are in main memory
+    spare: int = 0,  # rows that stay there beyond those that count
+) -> Store:
     "The store that a setting names"
     calls = read_calls('store', text)
-    if len(calls) != 1: raise SettingsError('recipe', "setting 'store'", repr(text), 'one store, such as Rows()')
-    call, = calls
-    if call.module or call.name not in STORES: raise SettingsError('recipe',
-        f"setting 'store': there is no store {call.text!r}{did_you_mean(call.name, STORES)}",
-        expected=f'one of {", ".join(STORES)}')
+    if len(calls) != 1:
+        raise SettingsError('recipe', "setting 'store'", repr(text), 'one store, such as Rows()')
+    (call,) = calls
+    if call.module or call.name not in STORES:
+        raise SettingsError(
+            'recipe',
+            f"setting 'store': there is no store {call.text!r}{did_you_mean(call.name, STORES)}",
+            expected=f'one of {", ".join(STORES)}',
+        )
     store = _made(STORES[call.name], call, 'store')
-    if store.folder is not None or {'path','mode','spare'} & {*call.kwargs}:
-        raise SettingsError('recipe', f"setting 'store': {call.text} says where rows lie", remedy='memory_path = …')
-    if path is None: return store
-    return _made(STORES[call.name], call._replace(kwargs={**call.kwargs, 'path':path, 'spare':spare}), 'memory_path')
+    if store.folder is not None or {'path', 'mode', 'spare'} & {*call.kwargs}:
+        raise SettingsError(
+            'recipe', f"setting 'store': {call.text} says where rows lie", remedy='memory_path = …'
+        )
+    if path is None:
+        return store
+    return _made(
+        STORES[call.name],
+        call._replace(kwargs={**call.kwargs, 'path': path, 'spare': spare}),
+        'memory_path',
+    )
 
 # %% ../../nbs/app/named_envs.ipynb #69aad01f
 def named_info(
-    text:str, # the setting `info`
-)->dict: # name → what stands in where it is missing; None: it must be there
+    text: str,  # the setting `info`
+) -> dict:  # name → what stands in where it is missing; None: it must be there
     "The entries of info that a setting names"
-    if text.lower() == 'none': return {}
+    if text.lower() == 'none':
+        return {}
     found = [re.fullmatch(r'(\w+)(?:\s*=\s*(.+))?', p.strip()) for p in text.split(',')]
     entries = {m[1]: m[2] and _word(m[2]) for m in found} if all(found) else {}
-    if entries and not any(isinstance(v, (str,tuple)) for v in entries.values()): return entries
-    raise SettingsError('recipe', "setting 'info'", repr(text),
-        'names of entries, with a number or yes or no for those that may be missing: action_mask, is_success=no')
+    if entries and not any(isinstance(v, (str, tuple)) for v in entries.values()):
+        return entries
+    raise SettingsError(
+        'recipe',
+        "setting 'info'",
+        repr(text),
+        'names of entries, with a number or yes or no for those that may be missing: action_mask, is_success=no',
+    )

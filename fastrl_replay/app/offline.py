@@ -9,9 +9,14 @@ __all__ = ['open_memory', 'recorded_rows', 'check_recorded', 'Offline']
 import os
 from itertools import chain
 from pathlib import Path
-from fastcore.basics import patch
 from ..envs.infos import MASK, SUCCESS
-from ..steps.errors import ArgumentError, ArgumentTypeError, Explained, NoRoom, StateError
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    Explained,
+    NoRoom,
+    StateError,
+)
 from ..steps.row_dtypes import step_dtype
 from ..data.datasets import is_minari, read_minari
 from ..stages.journal import Journal
@@ -26,116 +31,188 @@ from ..stages.recorded import Episodes
 
 # %% ../../nbs/app/offline.ipynb #82c00d46
 def open_memory(
-    path, # of a directory
-)->Timeline: # open for reading
+    path,  # of a directory
+) -> Timeline:  # open for reading
     "The memory in a directory, whatever wrote it"
     path = Path(path).absolute()
-    if not path.is_dir(): raise ArgumentError('memory', 'there is no such directory', path, 'the directory of a memory')
+    if not path.is_dir():
+        raise ArgumentError(
+            'memory', 'there is no such directory', path, 'the directory of a memory'
+        )
     meta = read_meta(path, 'memory')
-    if meta is None: raise ArgumentError('memory', f'no row was ever added to a memory in {path}', remedy=
-        'wait until its first row is there, or name another directory')
+    if meta is None:
+        raise ArgumentError(
+            'memory',
+            f'no row was ever added to a memory in {path}',
+            remedy='wait until its first row is there, or name another directory',
+        )
     settings = dict(meta['store']) if isinstance(meta.get('store'), dict) else {}
     kind = settings.pop('kind', None)
-    if kind not in STORES: raise StateError('memory', f'{path}/meta.json: store', kind,
-        f'one of {", ".join(STORES)}', 'import the module of that store')
-    if {'path','mode'} & settings.keys(): raise StateError('memory', f'{path}/meta.json: store', settings,
-        'settings without a place')   # which both would name then, in an error that Python 3.11 sometimes garbles
-    try: store = STORES[kind](**settings, path=str(path), mode='r')
-    except (Explained,TypeError) as e: raise StateError('memory', f'{path}/meta.json: store', e) from None
-    memory = Timeline(2**31-1, store, 'memory')
-    len(memory)   # from now on it is open, or there was an error
+    if kind not in STORES:
+        raise StateError(
+            'memory',
+            f'{path}/meta.json: store',
+            kind,
+            f'one of {", ".join(STORES)}',
+            'import the module of that store',
+        )
+    if {'path', 'mode'} & settings.keys():
+        raise StateError(
+            'memory', f'{path}/meta.json: store', settings, 'settings without a place'
+        )  # which both would name then, in an error that Python 3.11 sometimes garbles
+    try:
+        store = STORES[kind](**settings, path=str(path), mode='r')
+    except (Explained, TypeError) as e:
+        raise StateError('memory', f'{path}/meta.json: store', e) from None
+    memory = Timeline(2**31 - 1, store, 'memory')
+    len(memory)  # from now on it is open, or there was an error
     return memory
 
 # %% ../../nbs/app/offline.ipynb #432ed191
 class _Parts:
     "The rows of a memory on disk, oldest first; an error where another process overwrites some before they are read"
-    def __init__(self, path): self.memory = open_memory(path)
-    def __iter__(self): return map(self.memory.take, in_parts(*reversed(self.memory.span), 4096))
+
+    def __init__(self, path):
+        self.memory = open_memory(path)
+
+    def __iter__(self):
+        return map(self.memory.take, in_parts(*reversed(self.memory.span), 4096))
 
 # %% ../../nbs/app/offline.ipynb #72a273a6
 def recorded_rows(
-    data, # a directory with a memory, a file .npz or .parquet with episodes, minari:NAME, or a data set of Minari
-): # a pipe of blocks
+    data,  # a directory with a memory, a file .npz or .parquet with episodes, minari:NAME, or a data set of Minari
+):  # a pipe of blocks
     "The rows that a setting names"
-    if is_minari(data): return read_minari(data, seeds=False)
-    data,path = str(data),Path(data).expanduser()
-    if data.startswith('minari:'): return read_minari(data[len('minari:'):], seeds=False)
-    if path.is_dir(): return Items(_Parts(path), at_end='flush')
-    if path.suffix.lower() in ('.npz','.parquet') and path.is_file(): return Episodes(path)
+    if is_minari(data):
+        return read_minari(data, seeds=False)
+    data, path = str(data), Path(data).expanduser()
+    if data.startswith('minari:'):
+        return read_minari(data[len('minari:') :], seeds=False)
+    if path.is_dir():
+        return Items(_Parts(path), at_end='flush')
+    if path.suffix.lower() in ('.npz', '.parquet') and path.is_file():
+        return Episodes(path)
     what = 'a file of another kind' if path.is_file() else 'there is nothing of this name'
-    raise SettingsError('recipe', f"setting 'data': {what}", data,
+    raise SettingsError(
+        'recipe',
+        f"setting 'data': {what}",
+        data,
         'a directory with a memory, a file .npz or .parquet with episodes, or minari:NAME',
-        f'leave rows on disk: fastrl-replay train cartpole --memory {data}')
+        f'leave rows on disk: fastrl-replay train cartpole --memory {data}',
+    )
 
 # %% ../../nbs/app/offline.ipynb #d0f0a489
 def check_recorded(
-    dtype, # of recorded rows
-    observations, # the space of an environment's observations
-    actions, # the space of its actions
+    dtype,  # of recorded rows
+    observations,  # the space of an environment's observations
+    actions,  # the space of its actions
 ):
     "Raise where rows are not of such an environment"
     want = step_dtype(observations, actions)
-    for name in 'state','action':
-        (a,x),(b,y) = ((d[name].base,d[name].shape) for d in (dtype,want))
+    for name in 'state', 'action':
+        (a, x), (b, y) = ((d[name].base, d[name].shape) for d in (dtype, want))
         same = a.names == b.names and a.kind == b.kind and (a == b or name == 'action')
-        if x != y or not same: raise SettingsError('recipe', f"setting 'data': column {name!r}",
-            f'{a} {list(x)} in the recorded rows', f'{b} {list(y)}, as the environment gives it',
-            'rows of the same environment, or another env')
+        if x != y or not same:
+            raise SettingsError(
+                'recipe',
+                f"setting 'data': column {name!r}",
+                f'{a} {list(x)} in the recorded rows',
+                f'{b} {list(y)}, as the environment gives it',
+                'rows of the same environment, or another env',
+            )
 
 # %% ../../nbs/app/offline.ipynb #3a912ba4
 @stage('offline')
 class Offline(Journal):
     "Fills a replay with recorded rows, from which it then draws; each batch counts as a step"
+
     takes_any_item = True
-    def __init__(self,
-        source, # a replay without a source
-        data, # what `recorded_rows` reads
-        max_steps:float=float('inf'), # batches in all
-        spaces=None, # (observation space, action space) that rows must fit; None: any rows
-        n_step:int=1, # rewards of a row
-        gamma:float=1., # how much a reward is worth one step later
-        last=(MASK, SUCCESS), # columns that come from the last of these steps, as `NStep` takes them
+
+    def __init__(
+        self,
+        source,  # a replay without a source
+        data,  # what `recorded_rows` reads
+        max_steps: float = float('inf'),  # batches in all
+        spaces=None,  # (observation space, action space) that rows must fit; None: any rows
+        n_step: int = 1,  # rewards of a row
+        gamma: float = 1.0,  # how much a reward is worth one step later
+        last=(
+            MASK,
+            SUCCESS,
+        ),  # columns that come from the last of these steps, as `NStep` takes them
     ):
-        if not getattr(source, 'draws_batches', False) or getattr(source, 'has_source', True): raise ArgumentTypeError(
-            'Offline', 'its source', type(source).__name__,
-            'a replay without a source, such as ExperienceReplay(bs=64)')
-        if not isinstance(data, (str,os.PathLike)) and not is_minari(data): raise ArgumentTypeError('Offline', 'data',
-            type(data).__name__, 'a path, minari:NAME, or a data set of Minari', 'replay.add(block) for blocks of rows')
+        if not getattr(source, 'draws_batches', False) or getattr(source, 'has_source', True):
+            raise ArgumentTypeError(
+                'Offline',
+                'its source',
+                type(source).__name__,
+                'a replay without a source, such as ExperienceReplay(bs=64)',
+            )
+        if not isinstance(data, (str, os.PathLike)) and not is_minari(data):
+            raise ArgumentTypeError(
+                'Offline',
+                'data',
+                type(data).__name__,
+                'a path, minari:NAME, or a data set of Minari',
+                'replay.add(block) for blocks of rows',
+            )
         super().__init__(source, max_steps)
-        self.data,self.spaces,self.n_step,self.gamma,self.last = data,spaces,n_step,gamma,last
-        self._given = dict(spaces=None)   # for the repr
+        self.data = data
+        self.spaces = spaces
+        self.n_step = n_step
+        self.gamma = gamma
+        self.last = last
+        self._given = dict(spaces=None)  # for the repr
 
     def __iter__(self):
-        if self.over: return
+        if self.over:
+            return
         self.fill()
         for batch in self.source:
             self.steps += 1
-            if self.watch: self.watch(1)
+            if self.watch:
+                self.watch(1)
             yield batch
-            if self.over: return
-            if self.between: self.between()
+            if self.over:
+                return
+            if self.between:
+                self.between()
 
-# %% ../../nbs/app/offline.ipynb #63547b58
-@patch
-def fill(self:Offline)->int: # how many rows there are
-    "Let the memory have the recorded rows"
-    memory = self.source.memory
-    if len(memory) and (memory.place.meta or {}).get('filling'): raise StateError('Offline', 'a memory that was not '
-        f'filled to the end: {memory.place.path}', f'{len(memory):_} rows', remedy='remove the directory')
-    if len(memory): return len(memory)
-    rows = iter(recorded_rows(self.data))
-    first = next((block for block in rows if len(block)), None)
-    if first is None: raise SettingsError('recipe', "setting 'data': it has no rows", self.data)
-    if self.spaces: check_recorded(first.dtype, *self.spaces)
-    blocks = Items(chain([first], rows), at_end='flush')
-    before,memory.says = self.source.state_dict(),dict(memory.says, filling=True)
-    try:
-        for block in NStep(blocks, self.n_step, self.gamma, self.last) if self.n_step > 1 else blocks:
-            if len(memory) + len(block) > memory.max_sz: raise NoRoom('Offline', f'more rows in {self.data} than the '
-                'memory has room for', f'max_sz={memory.max_sz:_}', remedy='a larger max_sz')
-            self.source.add(block)
-    except BaseException:   # an error in the data, or Ctrl-C: none of it, or all
-        self.source.load_state_dict(before)
-        raise
-    memory.place.say(filling=False)
-    return len(memory)
+    def fill(self) -> int:  # how many rows there are
+        "Let the memory have the recorded rows"
+        memory = self.source.memory
+        if len(memory) and (memory.place.meta or {}).get('filling'):
+            raise StateError(
+                'Offline',
+                f'a memory that was not filled to the end: {memory.place.path}',
+                f'{len(memory):_} rows',
+                remedy='remove the directory',
+            )
+        if len(memory):
+            return len(memory)
+        rows = iter(recorded_rows(self.data))
+        first = next((block for block in rows if len(block)), None)
+        if first is None:
+            raise SettingsError('recipe', "setting 'data': it has no rows", self.data)
+        if self.spaces:
+            check_recorded(first.dtype, *self.spaces)
+        blocks = Items(chain([first], rows), at_end='flush')
+        before = self.source.state_dict()
+        memory.says = dict(memory.says, filling=True)
+        try:
+            for block in (
+                NStep(blocks, self.n_step, self.gamma, self.last) if self.n_step > 1 else blocks
+            ):
+                if len(memory) + len(block) > memory.max_sz:
+                    raise NoRoom(
+                        'Offline',
+                        f'more rows in {self.data} than the memory has room for',
+                        f'max_sz={memory.max_sz:_}',
+                        remedy='a larger max_sz',
+                    )
+                self.source.add(block)
+        except BaseException:  # an error in the data, or Ctrl-C: none of it, or all
+            self.source.load_state_dict(before)
+            raise
+        memory.place.say(filling=False)
+        return len(memory)

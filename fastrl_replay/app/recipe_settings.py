@@ -9,109 +9,166 @@ __all__ = ['coerce_setting', 'resolved', 'on_top', 'recipes', 'recipe']
 from dataclasses import replace
 from pathlib import Path
 from ..steps.errors import did_you_mean
-from ..steps.settings import Recipe, SettingsError, as_value, nearest, sections_in, setting_text, shipped
+from fastrl_replay.steps.settings import (
+    Recipe,
+    SettingsError,
+    as_value,
+    nearest,
+    sections_in,
+    setting_text,
+    shipped,
+)
 from ..learning.learners import LEARNERS
 from ..learning.registry import network_layers
 
 # %% ../../nbs/app/recipe_settings.ipynb #04733818
 def coerce_setting(
-    recipe:str, # whose setting it is
-    key:str, # the setting's name
-    value, # the new one
-    old, # the one it takes the place of
-): # `value`, as the kind of number that `old` is
+    recipe: str,  # whose setting it is
+    key: str,  # the setting's name
+    value,  # the new one
+    old,  # the one it takes the place of
+):  # `value`, as the kind of number that `old` is
     "Check that a new value is of the kind of the old one"
-    if key == 'solved' and value == 'threshold': return value   # the environment says it
+    if key == 'solved' and value == 'threshold':
+        return value  # the environment says it
     kind = float if key == 'solved' else type(old)
-    if kind is float and type(value) is int: return float(value)
-    if kind is int and type(value) is float and value.is_integer(): return int(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is int and type(value) is float and value.is_integer():
+        return int(value)
     if key == 'network' and isinstance(value, str):
-        network_layers(value, f'recipe {recipe!r}')   # an error where it is none
+        network_layers(value, f'recipe {recipe!r}')  # an error where it is none
         return value
-    if key in ('network','observe') and type(value) in (int,tuple,kind): return value   # one or several
-    if key == 'observe' and value == 'all': return value
-    if kind is type(value): return value
-    kinds = dict(bool='yes or no', int='a whole number', float='a number', str='a word', tuple='whole numbers')
-    raise SettingsError(f'recipe {recipe!r}', f'setting {key!r}', repr(value),
-        f'{kinds[kind.__name__]}, as {setting_text(old)}')
+    # one or several
+    if key in ('network', 'observe') and type(value) in (int, tuple, kind):
+        return value
+    if key == 'observe' and value == 'all':
+        return value
+    if kind is type(value):
+        return value
+    kinds = dict(
+        bool='yes or no',
+        int='a whole number',
+        float='a number',
+        str='a word',
+        tuple='whole numbers',
+    )
+    raise SettingsError(
+        f'recipe {recipe!r}',
+        f'setting {key!r}',
+        repr(value),
+        f'{kinds[kind.__name__]}, as {setting_text(old)}',
+    )
 
 # %% ../../nbs/app/recipe_settings.ipynb #53d799d1
 def _known(base, new):
     "What `new` may change: the settings of `base`, and those of its learner alone"
     builder = LEARNERS.get(new.settings.get('learner', base.settings.get('learner')))
     alone = builder.settings if builder else {}
-    settings,comments = ({k: pair[i] for k,pair in alone.items()} for i in range(2))
-    return Recipe(base.name, base.about, {**settings, **base.settings}, {**comments, **base.comments})
+    settings, comments = ({k: pair[i] for k, pair in alone.items()} for i in range(2))
+    return Recipe(
+        base.name, base.about, {**settings, **base.settings}, {**comments, **base.comments}
+    )
 
 # %% ../../nbs/app/recipe_settings.ipynb #87510be5
 def _changed(recipe, changes):
     "Settings of a recipe as `changes` has them, each of the kind that it was"
-    old,new = recipe.settings,{k: v for k,v in changes.settings.items() if k != 'like'}
-    return {k: coerce_setting(changes.name, k, v, old[k]) if k in old else v for k,v in new.items()}
+    old = recipe.settings
+    new = {k: v for k, v in changes.settings.items() if k != 'like'}
+    return {
+        k: coerce_setting(changes.name, k, v, old[k]) if k in old else v for k, v in new.items()
+    }
+
 
 def _on_top(base, new):
     "A recipe with the settings of another in place of those it had"
     known = _known(base, new)
-    settings,comments = {**known.settings, **_changed(known, new)},{**known.comments, **new.comments}
+    settings = {**known.settings, **_changed(known, new)}
+    comments = {**known.comments, **new.comments}
     return Recipe(new.name, new.about or base.about, settings, comments)
 
 # %% ../../nbs/app/recipe_settings.ipynb #d06045dd
 def resolved(
-    sections:dict, # as `parse` gives them
-)->dict: # name → Recipe
+    sections: dict,  # as `parse` gives them
+) -> dict:  # name → Recipe
     "Recipes with all that those they are `like` have"
+
     def get(name, path):
         r = sections[name]
-        if 'like' not in r.settings: return _known(r, r)
+        if 'like' not in r.settings:
+            return _known(r, r)
         nearest(f'recipe {name!r}', 'recipe to be like', r.settings['like'], sections)
-        if name in path: raise SettingsError(f'recipe {name!r}', '`like` leads back to it', ' → '.join([*path, name]))
+        if name in path:
+            raise SettingsError(
+                f'recipe {name!r}', '`like` leads back to it', ' → '.join([*path, name])
+            )
         return _on_top(get(r.settings['like'], [*path, name]), r)
+
     return {name: get(name, []) for name in sections}
 
 # %% ../../nbs/app/recipe_settings.ipynb #8c5c4130
 def on_top(
-    sections:dict, # as `parse` gives them
-    mine:dict, # others, that change or are like them
-)->dict: # of the same kind
+    sections: dict,  # as `parse` gives them
+    mine: dict,  # others, that change or are like them
+) -> dict:  # of the same kind
     "Sections with a user's changes"
-    sections,later = dict(sections),dict(mine)
-    while later:   # what is like another of the file waits for that one
-        name = next((n for n,r in later.items() if r.settings.get('like') not in {*later} - {n}), next(iter(later)))
+    sections = dict(sections)
+    later = dict(mine)
+    while later:  # what is like another of the file waits for that one
+        name = next(
+            (n for n, r in later.items() if r.settings.get('like') not in {*later} - {n}),
+            next(iter(later)),
+        )
         new = later.pop(name)
-        known,like = resolved(sections),new.settings.get('like')
+        known = resolved(sections)
+        like = new.settings.get('like')
         if name not in known and like is None:
-            if 'learner' in new.settings or did_you_mean(name, known, .8): raise SettingsError(
-                f'recipe {name!r}', "a new recipe without `like`",
-                expected=f'like = one of {", ".join(known)}')
+            if 'learner' in new.settings or did_you_mean(name, known, 0.8):
+                raise SettingsError(
+                    f'recipe {name!r}',
+                    "a new recipe without `like`",
+                    expected=f'like = one of {", ".join(known)}',
+                )
             continue
-        if name not in known: nearest(f'recipe {name!r}', 'recipe to be like', like, known)
-        base,old = _known(known[name if name in known else like], new),sections.get(name, Recipe(name, '', {}, {}))
+        if name not in known:
+            nearest(f'recipe {name!r}', 'recipe to be like', like, known)
+        base = _known(known[name if name in known else like], new)
+        old = sections.get(name, Recipe(name, '', {}, {}))
         for k in new.settings:
-            if k != 'like': nearest(f'recipe {name!r}', 'setting', k, base.settings)
+            if k != 'like':
+                nearest(f'recipe {name!r}', 'setting', k, base.settings)
         settings = {**old.settings, **({'like': like} if like else {}), **_changed(base, new)}
-        sections[name] = Recipe(name, new.about or old.about, settings, {**old.comments, **new.comments})
+        sections[name] = Recipe(
+            name, new.about or old.about, settings, {**old.comments, **new.comments}
+        )
     return sections
 
 # %% ../../nbs/app/recipe_settings.ipynb #69d1099e
 def recipes(
-    file=None, # a settings file on top of the shipped one; None: settings.ini in the working directory, if it is there
-)->dict: # name → Recipe
+    file=None,  # a settings file on top of the shipped one; None: settings.ini in the working directory, if it is there
+) -> dict:  # name → Recipe
     "All training recipes"
-    own,path = shipped(),Path(file or 'settings.ini')
-    if file and not path.is_file(): raise SettingsError('settings', 'no such file', path)
+    own = shipped()
+    path = Path(file or 'settings.ini')
+    if file and not path.is_file():
+        raise SettingsError('settings', 'no such file', path)
     remedy = None if file else f'fix {path.absolute()}, or read another file: --settings FILE'
     return resolved(on_top(own, sections_in(path, remedy)) if path.is_file() else own)
 
 # %% ../../nbs/app/recipe_settings.ipynb #1de5bd91
 def recipe(
-    name:str, # of a recipe
-    file=None, # a settings file on top of the shipped one; None: settings.ini in the working directory, if it is there
-    /, **changes, # setting=value, as text or as a value
-)->Recipe: # with these changes
+    name: str,  # of a recipe
+    file=None,  # a settings file on top of the shipped one; None: settings.ini in the working directory, if it is there
+    /,
+    **changes,  # setting=value, as text or as a value
+) -> Recipe:  # with these changes
     "One recipe, with some settings changed"
     all = recipes(file)
     nearest('recipes', 'recipe', name, all)
-    new = Recipe(name, '', {k: as_value(v) if isinstance(v, str) else v for k,v in changes.items()}, {})
+    new = Recipe(
+        name, '', {k: as_value(v) if isinstance(v, str) else v for k, v in changes.items()}, {}
+    )
     known = _known(all[name], new)
-    for k in changes: nearest(f'recipe {name!r}', 'setting', k, known.settings)
+    for k in changes:
+        nearest(f'recipe {name!r}', 'setting', k, known.settings)
     return replace(_on_top(all[name], new), changed=tuple(changes))

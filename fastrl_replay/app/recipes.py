@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from weakref import ref
 import gymnasium as gym, numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from ..steps.settings import SettingsError, nearest, setting_text, shipped
@@ -31,7 +30,12 @@ from ..steps.machine import device_of
 from ..memory.directory import check_path, read_meta
 from .named_envs import full_name, named_env, named_info, named_store, read_calls
 from .offline import Offline, open_memory as memory_in
-from ..parallel.engines import checked_generators, generators, seed_generators, set_generators
+from fastrl_replay.parallel.engines import (
+    checked_generators,
+    generators,
+    seed_generators,
+    set_generators,
+)
 from ..parallel.ranks import Alone
 from ..parallel.stage import Parallel, as_engine
 from ..pipe import WorkerInfo, upstream
@@ -42,76 +46,121 @@ from .recipe_settings import coerce_setting, resolved
 # %% ../../nbs/app/recipes.ipynb #e35b35ed
 class Observe(gym.ObservationWrapper):
     "An environment of whose observations only some numbers are seen"
+
     def __init__(self, env, which):
         super().__init__(env)
         b = env.observation_space
         flat = isinstance(b, spaces.Box) and len(b.shape) == 1
-        if not flat or max(which) >= b.shape[0]: raise SettingsError('recipe', "setting 'observe'", which,
-            f'places in a flat observation; here it is {b}', '--set observe=all')
+        if not flat or max(which) >= b.shape[0]:
+            raise SettingsError(
+                'recipe',
+                "setting 'observe'",
+                which,
+                f'places in a flat observation; here it is {b}',
+                '--set observe=all',
+            )
         self.which = list(which)
         self.observation_space = spaces.Box(b.low[self.which], b.high[self.which], dtype=b.dtype)
-    def observation(self, obs): return obs[self.which]
+
+    def observation(self, obs):
+        return obs[self.which]
 
 # %% ../../nbs/app/recipes.ipynb #ffe7cc9b
 def _check_same_spaces(env, other):
     other.close()
-    for space in 'observation_space','action_space':
-        a,b = getattr(env, space),getattr(other, space)
-        if a != b: raise SettingsError('recipe', f"setting 'train_wrappers': another {space.replace('_', ' ')}", a,
-            f'{b}, as in evaluations', 'put what changes it into wrappers')
+    for space in 'observation_space', 'action_space':
+        a = getattr(env, space)
+        b = getattr(other, space)
+        if a != b:
+            raise SettingsError(
+                'recipe',
+                f"setting 'train_wrappers': another {space.replace('_', ' ')}",
+                a,
+                f'{b}, as in evaluations',
+                'put what changes it into wrappers',
+            )
+
 
 def make_env(
-    s:dict, # settings: `env`, and perhaps `wrappers`, `train_wrappers` and `observe`
-    training:bool=False, # is it to be trained in, or for evaluations?
-    render:bool=False, # is it to give pictures?
-)->gym.Env:
+    s: dict,  # settings: `env`, and perhaps `wrappers`, `train_wrappers` and `observe`
+    training: bool = False,  # is it to be trained in, or for evaluations?
+    render: bool = False,  # is it to give pictures?
+) -> gym.Env:
     "An environment of a recipe"
-    around = s.get('wrappers', 'none'),s.get('train_wrappers', 'none') if training else 'none'
-    env,which = named_env(s['env'], *around, render=render),s.get('observe', 'all')
-    if which != 'all' and isinstance(env, VectorEnv): raise SettingsError('recipe', "setting 'observe'", which,
-        'all, for environments of several agents', '--set observe=all')
+    around = s.get('wrappers', 'none'), s.get('train_wrappers', 'none') if training else 'none'
+    env = named_env(s['env'], *around, render=render)
+    which = s.get('observe', 'all')
+    if which != 'all' and isinstance(env, VectorEnv):
+        raise SettingsError(
+            'recipe',
+            "setting 'observe'",
+            which,
+            'all, for environments of several agents',
+            '--set observe=all',
+        )
     return env if which == 'all' else Observe(env, (which,) if isinstance(which, int) else which)
 
 # %% ../../nbs/app/recipes.ipynb #612335ef
-CLIPS = dict(rounding=None, all=True, none=False)   # what `clip =` may be → what the stepper is told
+# what `clip =` may be → what the stepper is told
+CLIPS = dict(rounding=None, all=True, none=False)
+
 
 def step_env(
-    s:dict, # settings: perhaps `clip` and `float32`
-    envs, # as `GymStepper` takes them
-    policy, # acts
-    seed:int, # of the environments
-)->GymStepper:
+    s: dict,  # settings: perhaps `clip` and `float32`
+    envs,  # as `GymStepper` takes them
+    policy,  # acts
+    seed: int,  # of the environments
+) -> GymStepper:
     "The stepper of a recipe"
-    return GymStepper(envs, policy, seed, clip=CLIPS[s.get('clip', 'rounding')], float32=s.get('float32', False),
-        info=named_info(s.get('info', 'none')) or ())
+    return GymStepper(
+        envs,
+        policy,
+        seed,
+        clip=CLIPS[s.get('clip', 'rounding')],
+        float32=s.get('float32', False),
+        info=named_info(s.get('info', 'none')) or (),
+    )
 
 # %% ../../nbs/app/recipes.ipynb #35e56484
 def memory_path(
-    s:dict, # settings
-)->str: # of a directory; None: rows are in main memory
+    s: dict,  # settings
+) -> str:  # of a directory; None: rows are in main memory
     "Where the memory of a recipe lies on disk"
     return setting(s, 'memory_path')
 
+
 def memory_dirs(
-    s:dict, # settings
-)->list: # of paths
+    s: dict,  # settings
+) -> list:  # of paths
     "Its directory, or one for each shard"
-    path,n = memory_path(s),s.get('shards', 0)
-    return [Path(path)/f'shard-{i}' for i in range(n)] if path and n > 1 else [Path(path)] if path else []
+    path = memory_path(s)
+    n = s.get('shards', 0)
+    return (
+        [Path(path) / f'shard-{i}' for i in range(n)]
+        if path and n > 1
+        else [Path(path)]
+        if path
+        else []
+    )
+
 
 def spare_rows(
-    s:dict, # settings
-    longest:int=1_000, # steps of an episode
-)->int:
+    s: dict,  # settings
+    longest: int = 1_000,  # steps of an episode
+) -> int:
     "How many rows may come after a checkpoint until the next one is written"
-    waiting = s.get('train_every', 1) + s['envs']*s.get('n_step', 1)
+    waiting = s.get('train_every', 1) + s['envs'] * s.get('n_step', 1)
     return s.get('memory_spare', 0) or s['save_every'] + waiting + s['envs'] + longest
 
 # %% ../../nbs/app/recipes.ipynb #12efd728
 def _store(s, env):
     "The store of a recipe's memory"
-    text,longest = s.get('store', 'Rows()'),env and getattr(env.spec, 'max_episode_steps', None) or 0
-    return named_store(text, memory_path(s), spare_rows(s, max(longest, 1_000)) if memory_path(s) else 0)
+    text = s.get('store', 'Rows()')
+    longest = env and getattr(env.spec, 'max_episode_steps', None) or 0
+    return named_store(
+        text, memory_path(s), spare_rows(s, max(longest, 1_000)) if memory_path(s) else 0
+    )
+
 
 def _with_objects(s, env):
     "Settings for a builder: what a store and entries of info are, instead of their texts"
@@ -119,78 +168,114 @@ def _with_objects(s, env):
 
 # %% ../../nbs/app/recipes.ipynb #7a11ee11
 def solved_return(
-    s:dict, # settings
-    env:gym.Env, # that they name
-)->float: # None: there is none
+    s: dict,  # settings
+    env: gym.Env,  # that they name
+) -> float:  # None: there is none
     "The mean return that counts as solved"
     value = s.get('solved', 'threshold')
     return getattr(env.spec, 'reward_threshold', None) if value == 'threshold' else value
 
-BY_LEARNER = 'dqn','sac','r2d2','td3'   # recipes that are not tuned to one environment
+
+BY_LEARNER = 'dqn', 'sac', 'r2d2', 'td3'  # recipes that are not tuned to one environment
+
 
 def fitting(
-    spaces:tuple, # of observations and of actions
-)->list: # names of recipes
+    spaces: tuple,  # of observations and of actions
+) -> list:  # names of recipes
     "The recipes by learner that could learn in such an environment"
+
     def fits(name):
         s = known[name].settings
-        try: LEARNERS[s['learner']].model(s, *spaces)
-        except (ValueError,TypeError): return False
+        try:
+            LEARNERS[s['learner']].model(s, *spaces)
+        except (ValueError, TypeError):
+            return False
         return True
+
     known = resolved(shipped())
-    with torch.random.fork_rng(devices=[]): return [name for name in BY_LEARNER if fits(name)]
+    with torch.random.fork_rng(devices=[]):
+        return [name for name in BY_LEARNER if fits(name)]
 
 # %% ../../nbs/app/recipes.ipynb #46902328
 def _seen_spaces(s, env):
     "The spaces of an environment, or of one of its agents, as the model sees them"
     single = 'single_' if isinstance(env, VectorEnv) else ''
-    seen,action = (getattr(env, f'{single}{k}_space') for k in ('observation','action'))
+    seen, action = (getattr(env, f'{single}{k}_space') for k in ('observation', 'action'))
     return as_float32(seen) if s.get('float32') else seen, action
+
 
 def _model(s, env, spaces):
     "The model of a recipe; an error where its learner can't take these spaces"
-    try: return LEARNERS[s['learner']].model(s, *spaces)
-    except (ValueError,TypeError) as e:
+    try:
+        return LEARNERS[s['learner']].model(s, *spaces)
+    except (ValueError, TypeError) as e:
         others = [name for name in fitting(spaces) if name != s['learner']]
-        if isinstance(e, SettingsError) or not others: raise
-        raise SettingsError('recipe', f"setting 'env': learner = {s['learner']} can't learn in {env}",
+        if isinstance(e, SettingsError) or not others:
+            raise
+        raise SettingsError(
+            'recipe',
+            f"setting 'env': learner = {s['learner']} can't learn in {env}",
             ' '.join(str(e).partition('. Remedy: ')[0].split()),
-            remedy=f'fastrl-replay train {others[0]} --env {shlex.quote(s["env"])}') from e
+            remedy=f'fastrl-replay train {others[0]} --env {shlex.quote(s["env"])}',
+        ) from e
 
 # %% ../../nbs/app/recipes.ipynb #1b624e60
 def of_rank(
-    s:dict, # settings; `ranks` says how many there are
-)->dict: # of one of them
+    s: dict,  # settings; `ranks` says how many there are
+) -> dict:  # of one of them
     "What one of several learners has of a recipe"
     n = s.get('ranks', 1)
-    if n == 1: return s
-    def part(x): return -(-x//n)
-    actors = dict(workers=s['workers']//n) if s.get('workers') else dict(envs=part(s['envs']))
-    new = dict(bs=s['bs']//n, max_sz=part(s['max_sz']), warmup=part(s['warmup']), ratio=as_fraction(s['ratio'])*n,
-        steps=s['steps']/n, train_every=part(s.get('train_every', 1)), **actors)
+    if n == 1:
+        return s
+
+    def part(x):
+        return -(-x // n)
+
+    actors = dict(workers=s['workers'] // n) if s.get('workers') else dict(envs=part(s['envs']))
+    new = dict(
+        bs=s['bs'] // n,
+        max_sz=part(s['max_sz']),
+        warmup=part(s['warmup']),
+        ratio=as_fraction(s['ratio']) * n,
+        steps=s['steps'] / n,
+        train_every=part(s.get('train_every', 1)),
+        **actors,
+    )
     return {**s, **new}
+
 
 def _for_policy(s, whole):
     "What a policy counts is of all ranks, as that of a worker is of all workers"
     n = whole.get('ranks', 1)
-    if n == 1: return s
-    alike = dict(workers=whole['workers']) if whole.get('workers') else dict(envs=s['envs']*n)
+    if n == 1:
+        return s
+    alike = dict(workers=whole['workers']) if whole.get('workers') else dict(envs=s['envs'] * n)
     return {**s, 'warmup': whole['warmup'], **alike}
 
 # %% ../../nbs/app/recipes.ipynb #64365e60
 class Agent:
     "A pipeline that learns, built from settings; iterate over `pipe` to train"
-    def __init__(self,
-        settings:dict, # of a recipe
-        ranks=None, # as `Ranks`, where several learn together; None: it talks to no other
+
+    def __init__(
+        self,
+        settings: dict,  # of a recipe
+        ranks=None,  # as `Ranks`, where several learn together; None: it talks to no other
     ):
-        self.settings,self.ranks = settings,ranks or Alone(settings.get('ranks', 1))
+        self.settings, self.ranks = settings, ranks or Alone(settings.get('ranks', 1))
         try:
             _check(settings)
             self.settings = _placed(settings, self.ranks)
             self._build(self.settings)
-        except SettingsError: raise
-        except (ValueError,TypeError,RuntimeError,LookupError,ArithmeticError,MemoryError) as e:
+        except SettingsError:
+            raise
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+            LookupError,
+            ArithmeticError,
+            MemoryError,
+        ) as e:
             why = f'setting {e} is missing' if isinstance(e, KeyError) else ' '.join(str(e).split())
             raise SettingsError('recipe', "these settings can't be built", why) from e
 
@@ -198,81 +283,250 @@ class Agent:
         "A policy that plays with the model, without exploring"
         return self.builder.greedy(self.model, self.settings)
 
-# %% ../../nbs/app/recipes.ipynb #7a11ee02
-@patch
-def _build(self:Agent, s):
-    whole,s = s,of_rank(s)
-    seed_generators(s['seed'], WorkerInfo(self.ranks.rank))   # environments may draw from those of numpy and Python
-    torch.manual_seed(s['seed'])
-    env,self.builder = make_env(s, training=True),LEARNERS[s['learner']]
-    self.env_name,self.rewards = full_name(s['env'], env),None   # what scales rewards, if they are scaled
-    around = (read_calls(k, s.get(k, 'none')) for k in ('wrappers','train_wrappers'))
-    self.wrappers = [c.text for calls in around for c in calls]
-    if s.get('train_wrappers', 'none') != 'none': _check_same_spaces(env, make_env(s))
-    self.spaces,self.agents = _seen_spaces(s, env),getattr(env, 'num_envs', 1)   # agents of each environment
-    self.solved = solved_return(s, env)
-    self.model = _model(s, self.env_name, self.spaces)
-    env.close()   # it was made to be looked at
-    me = ref(self)   # no circle, or what is open on disk would stay so
-    one = partial(make_env, s, training=True)
-    source,s = one if s['envs'] == 1 else [one]*s['envs'],{**s, 'envs':s['envs']*self.agents}   # as many rows a step
-    self.policy = self.builder.policy(self.model, _for_policy(s, whole), lambda: len(me().journal.returns))
-    self.stepper = step_env(s, source, self.policy, s['seed'])
-    self._actors = self.shards = None   # the stages that have steppers, or replays, in their workers
-    self._here = None   # the journal of this rank, where there are several
-    self._build_offline(s, self.spaces) if recorded(s) else self._build_chain(s, env)
-    if 'precision' in s: self.pipe.compute_with(s['precision'], s.get('compile', False))
-    self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None   # the replay, if there is one
-    _check_place(s, self.memory)
-    if recorded(s): self.pipe.source = self.journal
-    if s.get('shards'): self._shard(s)
-    if self.ranks.size > 1: self._join(s, whole)
-    if self.rewards: self.pipe.source = ScaleRewards(self.pipe.source, self.rewards)
+    def _build(self, s):
+        whole = s
+        s = of_rank(s)
+        # environments may draw from those of numpy and Python
+        seed_generators(s['seed'], WorkerInfo(self.ranks.rank))
+        torch.manual_seed(s['seed'])
+        env = make_env(s, training=True)
+        self.builder = LEARNERS[s['learner']]
+        # what scales rewards, if they are scaled
+        self.env_name = full_name(s['env'], env)
+        self.rewards = None
+        around = (read_calls(k, s.get(k, 'none')) for k in ('wrappers', 'train_wrappers'))
+        self.wrappers = [c.text for calls in around for c in calls]
+        if s.get('train_wrappers', 'none') != 'none':
+            _check_same_spaces(env, make_env(s))
+        # agents of each environment
+        self.spaces, self.agents = _seen_spaces(s, env), getattr(env, 'num_envs', 1)
+        self.solved = solved_return(s, env)
+        self.model = _model(s, self.env_name, self.spaces)
+        env.close()  # it was made to be looked at
+        me = ref(self)  # no circle, or what is open on disk would stay so
+        one = partial(make_env, s, training=True)
+        # as many rows a step
+        source = one if s['envs'] == 1 else [one] * s['envs']
+        s = {**s, 'envs': s['envs'] * self.agents}
+        self.policy = self.builder.policy(
+            self.model, _for_policy(s, whole), lambda: len(me().journal.returns)
+        )
+        self.stepper = step_env(s, source, self.policy, s['seed'])
+        # the stages that have steppers, or replays, in their workers
+        self._actors = self.shards = None
+        self._here = None  # the journal of this rank, where there are several
+        self._build_offline(s, self.spaces) if recorded(s) else self._build_chain(s, env)
+        if 'precision' in s:
+            self.pipe.compute_with(s['precision'], s.get('compile', False))
+        # the replay, if there is one
+        self.memory = self.pipe.source if hasattr(self.pipe.source, 'memory') else None
+        _check_place(s, self.memory)
+        if recorded(s):
+            self.pipe.source = self.journal
+        if s.get('shards'):
+            self._shard(s)
+        if self.ranks.size > 1:
+            self._join(s, whole)
+        if self.rewards:
+            self.pipe.source = ScaleRewards(self.pipe.source, self.rewards)
 
-# %% ../../nbs/app/recipes.ipynb #f9666797
-@patch
-def _build_chain(self:Agent, s, env):
-    "From steps to the learner"
-    actors = with_actors(self.stepper, s)
-    if actors is not self.stepper: self._actors = actors
-    several = self.ranks.size > 1   # then rounds gather, and end
-    self.journal = Journal(actors, *() if several else (s['steps'], s.get('episodes', INF)))
-    burst,steps = s.get('train_every', 1),self._counted(self.journal, s)
-    if burst > s['envs'] and not several: steps = Gather(steps, burst)
-    self.pipe = self.builder.chain(steps, self.model, _with_objects(_of_shard(s), env))
+    def _build_chain(self, s, env):
+        "From steps to the learner"
+        actors = with_actors(self.stepper, s)
+        if actors is not self.stepper:
+            self._actors = actors
+        several = self.ranks.size > 1  # then rounds gather, and end
+        self.journal = Journal(actors, *() if several else (s['steps'], s.get('episodes', INF)))
+        burst = s.get('train_every', 1)
+        steps = self._counted(self.journal, s)
+        if burst > s['envs'] and not several:
+            steps = Gather(steps, burst)
+        self.pipe = self.builder.chain(steps, self.model, _with_objects(_of_shard(s), env))
 
-@patch
-def _counted(self:Agent, steps, s):
-    "Steps that count in the statistics of states and rewards, where they are normalised"
-    if s.get('normalise_rewards'): self.rewards = RewardNorm(s['gamma'])
-    layers = self.model.modules() if s.get('normalise_states') else ()
-    states = next((m for m in layers if isinstance(m, StateNorm)), None)
-    return UpdateNorms(steps, states, self.rewards) if states or self.rewards else steps
+    def _counted(self, steps, s):
+        "Steps that count in the statistics of states and rewards, where they are normalised"
+        if s.get('normalise_rewards'):
+            self.rewards = RewardNorm(s['gamma'])
+        layers = self.model.modules() if s.get('normalise_states') else ()
+        states = next((m for m in layers if isinstance(m, StateNorm)), None)
+        return UpdateNorms(steps, states, self.rewards) if states or self.rewards else steps
 
-@patch
-def _build_offline(self:Agent, s, spaces):
-    "From recorded rows to the learner: n-step rows are made when they are read"
-    self.pipe = self.builder.chain(None, self.model, _with_objects({**s, 'n_step':1}, None))
-    last = MASK,SUCCESS,*(named_info(s.get('info', 'none')) or ())   # as `row_batches` has them
-    self.journal = Offline(self.pipe.source, recorded(s), s['steps'], spaces, s['n_step'], s['gamma'], last)
+    def _build_offline(self, s, spaces):
+        "From recorded rows to the learner: n-step rows are made when they are read"
+        self.pipe = self.builder.chain(None, self.model, _with_objects({**s, 'n_step': 1}, None))
+        # as `row_batches` has them
+        last = MASK, SUCCESS, *(named_info(s.get('info', 'none')) or ())
+        self.journal = Offline(
+            self.pipe.source, recorded(s), s['steps'], spaces, s['n_step'], s['gamma'], last
+        )
+
+    def _shard(self, s):
+        "Let workers run all that stands above the learner"
+        replay = self.memory
+        n = s['shards']
+        if replay is None:
+            raise SettingsError('recipe', "setting 'shards'", n, '0 where nothing is kept')
+        replay.warmup = -(-s['warmup'] // n)
+        if callable(replay.beta):
+            replay.beta = scheduled(
+                {**s, 'steps': s['steps'] // n, 'warmup': replay.warmup}, 'beta'
+            )
+        self.shards = _spread(replay, n, s)
+        self.pipe.source = self.journal = Collected(self.shards, s['steps'], s.get('episodes', INF))
+        self.memory = None
+
+    def _join(self, s, whole):
+        "Let the chain go on together with those of the other ranks"
+        rows = max(s['train_every'], s['envs'] * self.agents)
+        self._here = self.journal
+        self.pipe = self.ranks.join(
+            self.pipe, rows, self._here, whole['steps'], whole.get('episodes', INF)
+        )
+        self.journal = self.memory.source
+
+    @property
+    def fill(self) -> float:
+        "How full the memory is, of all shards together"
+        if self.memory is not None:
+            return len(self.memory.memory) / self.memory.max_sz
+        if self.shards is None:
+            return 0.0
+        return self.shards.stats()['rows'] / (self.shards.num_workers * self.shards.source.max_sz)
+
+    def ages(self) -> dict:  # in rows
+        "How old rows were when they were drawn, so far; nothing where none was, or they don't age"
+        if self.memory is None or recorded(self.settings):
+            return {}
+        total, most = self.memory.memory.ages.tolist()
+        return dict(age_mean=total / self.memory.sampled, age_max=most) if total else {}
+
+    def shard_counts(self) -> dict:  # plain data
+        "What each shard has done so far; nothing where there are none"
+        if self.shards is None:
+            return {}
+        stats = self.shards.stats()
+        return dict(shards=stats['workers'], waited_s=round(stats['waited_s'], 3))
+
+    def end_workers(self):
+        "End processes and actors of Ray; what is here stays open"
+        for stage in self.shards, self._actors:
+            if stage is not None:
+                stage.close()
+
+    def state_dict(self) -> dict:  # plain data and tensors
+        "Everything that training needs to go on"
+        now = generators()
+        return dict(
+            pipe=self.pipe.state_dict(),
+            random=now['torch'],
+            python=now['python'],
+            numpy=now['numpy'],
+        )
+
+    def load_state_dict(self, state: dict):
+        "Go on where another agent of the same settings stood"
+        now = generators()
+        older = dict(python=now['python'], numpy=now['numpy'])  # which had none
+        form = dict(
+            pipe=anything,
+            random=array(np.uint8, len(now['torch'])),
+            python=anything,
+            numpy=anything,
+        )
+        state = checked('Agent', form, {**older, **state} if isinstance(state, dict) else state)
+        new = dict(
+            torch=torch.from_numpy(state['random']), python=state['python'], numpy=state['numpy']
+        )
+        new = checked_generators('Agent', new)
+        self.pipe.load_state_dict(state['pipe'])
+        set_generators(new)
+
+    @property
+    def resumable(self) -> bool:
+        """May it be saved now? A single environment that can't be saved must be between two episodes;
+        of several, the running episodes will be broken off"""
+        many = (
+            self.settings['envs'] * self.agents > 1
+            or self.settings.get('workers')
+            or self.shards is not None
+        )
+        return bool(many) or (self._here or self.journal).fresh or self.stepper.saves_exactly()
+
+    def open_memory(self) -> int:  # how many rows are there
+        """Open a memory on disk, or read recorded rows, before anything begins, so that no other process writes it; an
+        error where it doesn't fit"""
+        if recorded(self.settings):
+            return self.journal.fill()
+        dirs = memory_dirs(self.settings)
+        if len(dirs) > 1:
+            _check_shards(memory_path(self.settings), len(dirs))
+        there = [(path, meta) for path in dirs if (meta := read_meta(path, 'recipe'))]
+        made = made_columns(self.settings) if there else None
+        for path, meta in there:
+            for name, (was, new) in differing_columns(saved_dtype(meta['columns']), made).items():
+                raise SettingsError(
+                    'recipe',
+                    f'the memory in {path} has rows of another kind: column {name!r}',
+                    was or 'none',
+                    new or 'none',
+                    'another directory',
+                )
+        # only now is anything changed there
+        if self.shards is None:
+            return len(self.memory.memory) if dirs else 0
+        for path, _ in there:
+            check_path(path, 'a', 'recipe')  # each shard will open its own
+        return sum(len(memory_in(path)) for path, _ in there)
+
+    def close_memory(self):
+        "Let other processes write to a memory on disk"
+        if self.memory is not None:
+            self.memory.memory.close()
+
+    def without_rows(
+        self,
+        state: dict,  # of an agent of these settings, whose memory may lie elsewhere
+    ) -> dict:
+        "The same state with the memory that this agent has, for one that will only play"
+
+        def replaced(stage, saved):
+            # theirs begin when they are needed
+            if stage is self.shards:
+                return dict(saved, own={})
+            if stage is self.memory:
+                return dict(saved, own=stage.snapshot())
+            return dict(saved, above=replaced(upstream(stage), saved['above']))
+
+        return dict(state, pipe=replaced(self.pipe, state['pipe']))
 
 # %% ../../nbs/app/recipes.ipynb #e11e52fe
 def chosen_device(
-    s:dict, # settings
-)->str: # of a device that is there
+    s: dict,  # settings
+) -> str:  # of a device that is there
     "Where the networks of a recipe are; for `auto` on the GPU, if there is one"
     device = s.get('device', 'cpu')
-    try: return device_of('recipe', device) or 'cpu'
-    except (ValueError,TypeError):
+    try:
+        return device_of('recipe', device) or 'cpu'
+    except (ValueError, TypeError):
         n = torch.cuda.device_count()
-        raise SettingsError('recipe', "setting 'device'", repr(device), 'a device that torch has here: cpu'
-            + (f', cuda, cuda:0 to cuda:{n-1}' if n else '; it finds no GPU'),
-            '--set device=cpu, or device=auto for a GPU if there is one') from None
+        raise SettingsError(
+            'recipe',
+            "setting 'device'",
+            repr(device),
+            'a device that torch has here: cpu'
+            + (f', cuda, cuda:0 to cuda:{n - 1}' if n else '; it finds no GPU'),
+            '--set device=cpu, or device=auto for a GPU if there is one',
+        ) from None
+
 
 def _placed(s, ranks):
-    if 'device' not in s: return s
-    device,n = chosen_device(s),torch.cuda.device_count()
-    if device == 'cuda' and ranks.size > 1: device = f'cuda:{ranks.local % n}'   # each has another
+    if 'device' not in s:
+        return s
+    device = chosen_device(s)
+    n = torch.cuda.device_count()
+    # each has another
+    if device == 'cuda' and ranks.size > 1:
+        device = f'cuda:{ranks.local % n}'
     return {**s, 'device': device}
 
 # %% ../../nbs/app/recipes.ipynb #1bb8da2b
@@ -283,32 +537,71 @@ def _check(s):
     nearest('recipe', 'memory', s['memory'], builder.memories)
     nearest('recipe', 'way to clip', s.get('clip', 'rounding'), CLIPS)
     needed = builder.memories[s['memory']]
-    if not s.keys() >= set(needed): raise SettingsError('recipe',
-        f"memory = {s['memory']} needs settings that this recipe doesn't have",
-        expected=', '.join(needed), remedy=_begin_with(needed))
-    if memory_path(s) and s['memory'] == 'none': raise SettingsError('recipe', "setting 'memory_path'", memory_path(s),
-        'none where nothing is kept', '--set memory=uniform')
-    if recorded(s): _check_offline(s, builder)
-    if s.get('ranks', 1) > 1: _check_ranks(s)
-    if 'eps_factor' in s: _check_by_episodes(s)
+    if not s.keys() >= set(needed):
+        raise SettingsError(
+            'recipe',
+            f"memory = {s['memory']} needs settings that this recipe doesn't have",
+            expected=', '.join(needed),
+            remedy=_begin_with(needed),
+        )
+    if memory_path(s) and s['memory'] == 'none':
+        raise SettingsError(
+            'recipe',
+            "setting 'memory_path'",
+            memory_path(s),
+            'none where nothing is kept',
+            '--set memory=uniform',
+        )
+    if recorded(s):
+        _check_offline(s, builder)
+    if s.get('ranks', 1) > 1:
+        _check_ranks(s)
+    if 'eps_factor' in s:
+        _check_by_episodes(s)
     for key in NORMS if recorded(s) or s.get('shards') else ():
-        if s.get(key): raise SettingsError('recipe', f'setting {key!r}', 'yes',
-            'no with recorded rows or shards: steps must pass through the process that learns', f'--set {key}=no')
-    if not recorded(s) and s['steps'] <= s.get('warmup', 0): raise SettingsError('recipe', "setting 'steps'",
-        setting_text(s['steps']), f"more than the warmup of {setting_text(s['warmup'])}", '--set warmup=…')
+        if s.get(key):
+            raise SettingsError(
+                'recipe',
+                f'setting {key!r}',
+                'yes',
+                'no with recorded rows or shards: steps must pass through the process that learns',
+                f'--set {key}=no',
+            )
+    if not recorded(s) and s['steps'] <= s.get('warmup', 0):
+        raise SettingsError(
+            'recipe',
+            "setting 'steps'",
+            setting_text(s['steps']),
+            f"more than the warmup of {setting_text(s['warmup'])}",
+            '--set warmup=…',
+        )
     chosen_device(s)
-    for key,value in s.items(): _check_range(key, value, {**RANGES, **builder.ranges}.get(key))
+    for key, value in s.items():
+        _check_range(key, value, {**RANGES, **builder.ranges}.get(key))
 
 # %% ../../nbs/app/recipes.ipynb #b5330b29
 def _check_by_episodes(s):
-    for key in 'workers','shards':
-        if s.get(key): raise SettingsError('recipe', f'setting {key!r}', s[key], '0 where exploring goes by episodes '
-            '(eps_factor): workers do not know how many have ended', f'--set {key}=0')
+    for key in 'workers', 'shards':
+        if s.get(key):
+            raise SettingsError(
+                'recipe',
+                f'setting {key!r}',
+                s[key],
+                '0 where exploring goes by episodes '
+                '(eps_factor): workers do not know how many have ended',
+                f'--set {key}=0',
+            )
+
 
 def _check_place(s, replay):
-    if memory_path(s) and replay.memory.store.folder is None: raise SettingsError('recipe',
-        "setting 'memory_path': the learner keeps rows in main memory", s['learner'],
-        remedy="a builder whose chain gives its replay store=s['store']")
+    if memory_path(s) and replay.memory.store.folder is None:
+        raise SettingsError(
+            'recipe',
+            "setting 'memory_path': the learner keeps rows in main memory",
+            s['learner'],
+            remedy="a builder whose chain gives its replay store=s['store']",
+        )
+
 
 def _begin_with(keys):
     "A shipped recipe that has these settings"
@@ -317,23 +610,37 @@ def _begin_with(keys):
 
 # %% ../../nbs/app/recipes.ipynb #37273bb0
 def _check_range(key, value, limits):
-    low,high = limits or (None,None)
+    low, high = limits or (None, None)
     values = value if isinstance(value, tuple) else (value,)
-    if low is None or all(low <= v <= min(high, _HUGE) for v in values if not isinstance(v, str)): return
+    if low is None or all(low <= v <= min(high, _HUGE) for v in values if not isinstance(v, str)):
+        return
     huge = any(v > _HUGE for v in values if not isinstance(v, str))
-    raise SettingsError('recipe', f'setting {key!r}', setting_text(value)[:40],
-        f'from {low} to {high}' if high < INF else f'at least {low}' + huge*', and a number that fits into 64 bits')
+    raise SettingsError(
+        'recipe',
+        f'setting {key!r}',
+        setting_text(value)[:40],
+        f'from {low} to {high}'
+        if high < INF
+        else f'at least {low}' + huge * ', and a number that fits into 64 bits',
+    )
 
 # %% ../../nbs/app/recipes.ipynb #2ae0e340
-INF,_HUGE = float('inf'),2**63 - 1
+INF = float('inf')
+_HUGE = 2**63 - 1
 _AT_LEAST_1 = '''envs steps threads max_sz bs train_every n_step target_every eps_steps eval_every eval_episodes
     report_every save_every episodes length network'''.split()
 _AT_LEAST_0 = '''warmup ratio lr lr_end alpha beta beta_end burn_in overlap observe memory_spare workers shards restarts
     eps_power'''.split()
 _FRACTIONS = 'gamma eta share eps_start eps_end eps_factor eps_base eval_eps'.split()
-RANGES = {   # setting → lowest and highest
-    **dict.fromkeys(_AT_LEAST_1, (1,INF)), **dict.fromkeys(_AT_LEAST_0, (0,INF)), **dict.fromkeys(_FRACTIONS, (0,1)),
-    'tau': (1e-9,1), 'max_norm': (1e-9,INF), 'seed': (0,2**32-1), 'threads': (1,4096)}
+RANGES = {  # setting → lowest and highest
+    **dict.fromkeys(_AT_LEAST_1, (1, INF)),
+    **dict.fromkeys(_AT_LEAST_0, (0, INF)),
+    **dict.fromkeys(_FRACTIONS, (0, 1)),
+    'tau': (1e-9, 1),
+    'max_norm': (1e-9, INF),
+    'seed': (0, 2**32 - 1),
+    'threads': (1, 4096),
+}
 
 # %% ../../nbs/app/recipes.ipynb #c3665522
 def _spread(stage, n, s):
@@ -341,207 +648,155 @@ def _spread(stage, n, s):
     engine = as_engine(s['engine'], address=setting(s, 'address'))
     return Parallel(stage, n, engine=engine, restarts=s['restarts'], ordered=s['ordered'])
 
+
 def with_actors(
-    stepper, # steps in this process
-    s:dict, # settings: perhaps `workers`, `shards`
-): # the same in workers, if there are to be some
+    stepper,  # steps in this process
+    s: dict,  # settings: perhaps `workers`, `shards`
+):  # the same in workers, if there are to be some
     "As many actors as the settings say; those of one shard, if there are shards"
-    workers,shards = s.get('workers', 0),s.get('shards', 0)
-    if not workers: return stepper
-    if shards and workers % shards: raise SettingsError('recipe', "setting 'workers'", workers,
-        f'a multiple of the {shards} shards', f'--workers {-(-workers//shards)*shards}')
-    return _spread(stepper, workers//(shards or 1), {**s, **dict(engine='process', address='none')} if shards else s)
+    workers = s.get('workers', 0)
+    shards = s.get('shards', 0)
+    if not workers:
+        return stepper
+    if shards and workers % shards:
+        raise SettingsError(
+            'recipe',
+            "setting 'workers'",
+            workers,
+            f'a multiple of the {shards} shards',
+            f'--workers {-(-workers // shards) * shards}',
+        )
+    return _spread(
+        stepper,
+        workers // (shards or 1),
+        {**s, **dict(engine='process', address='none')} if shards else s,
+    )
 
 # %% ../../nbs/app/recipes.ipynb #7e8440a5
 def _of_shard(s):
     "What a shard has of the memory"
-    n,path = s.get('shards', 0),memory_path(s)
-    if not n: return s
-    where = dict(memory_path=str(Path(path).absolute())) if path else {}   # actors of Ray begin elsewhere
-    return {**s, **where, 'max_sz': -(-s['max_sz']//n)}
-
-# %% ../../nbs/app/recipes.ipynb #c913bc1c
-@patch
-def _shard(self:Agent, s):
-    "Let workers run all that stands above the learner"
-    replay,n = self.memory,s['shards']
-    if replay is None: raise SettingsError('recipe', "setting 'shards'", n, '0 where nothing is kept')
-    replay.warmup = -(-s['warmup']//n)
-    if callable(replay.beta): replay.beta = scheduled({**s, 'steps':s['steps']//n, 'warmup':replay.warmup}, 'beta')
-    self.shards = _spread(replay, n, s)
-    self.pipe.source = self.journal = Collected(self.shards, s['steps'], s.get('episodes', INF))
-    self.memory = None
+    n = s.get('shards', 0)
+    path = memory_path(s)
+    if not n:
+        return s
+    # actors of Ray begin elsewhere
+    where = dict(memory_path=str(Path(path).absolute())) if path else {}
+    return {**s, **where, 'max_sz': -(-s['max_sz'] // n)}
 
 # %% ../../nbs/app/recipes.ipynb #7f521326
 def _check_ranks(s):
     "Raise where settings can't be divided among ranks"
-    n,workers = s['ranks'],s.get('workers', 0)
-    def wrong(key, got, expected, remedy): return SettingsError('recipe',
-        f'setting {key!r} with {n} learners (--nproc-per-node)', got, expected, remedy)
-    if not LEARNERS[s['learner']].ranks: raise wrong('learner', s['learner'],
-        'one with gradients, that can be averaged', 'dqn, r2d2, sac or td3, or a single process')
-    nothing = dict(shards=0, data='none', memory_path='none', engine='process', **dict.fromkeys(NORMS, False))
-    for key,value in nothing.items():
-        if s.get(key, value) != value: raise wrong(key, setting_text(s[key]), setting_text(value),
-            f'--set {key}={setting_text(value)}, or a single process')
-    for key,x in dict(bs=s['bs'], **dict(workers=workers) if workers else dict(envs=s['envs'])).items():
-        if x % n and (key,x) != ('envs',1): raise wrong(key, x, f'a multiple of {n}', f'--set {key}={-(-x//n)*n}')
+    n = s['ranks']
+    workers = s.get('workers', 0)
 
-@patch
-def _join(self:Agent, s, whole):
-    "Let the chain go on together with those of the other ranks"
-    rows,self._here = max(s['train_every'], s['envs']*self.agents),self.journal
-    self.pipe = self.ranks.join(self.pipe, rows, self._here, whole['steps'], whole.get('episodes', INF))
-    self.journal = self.memory.source
+    def wrong(key, got, expected, remedy):
+        return SettingsError(
+            'recipe', f'setting {key!r} with {n} learners (--nproc-per-node)', got, expected, remedy
+        )
+
+    if not LEARNERS[s['learner']].ranks:
+        raise wrong(
+            'learner',
+            s['learner'],
+            'one with gradients, that can be averaged',
+            'dqn, r2d2, sac or td3, or a single process',
+        )
+    nothing = dict(
+        shards=0, data='none', memory_path='none', engine='process', **dict.fromkeys(NORMS, False)
+    )
+    for key, value in nothing.items():
+        if s.get(key, value) != value:
+            raise wrong(
+                key,
+                setting_text(s[key]),
+                setting_text(value),
+                f'--set {key}={setting_text(value)}, or a single process',
+            )
+    for key, x in dict(
+        bs=s['bs'], **dict(workers=workers) if workers else dict(envs=s['envs'])
+    ).items():
+        if x % n and (key, x) != ('envs', 1):
+            raise wrong(key, x, f'a multiple of {n}', f'--set {key}={-(-x // n) * n}')
 
 # %% ../../nbs/app/recipes.ipynb #0f750d24
 def _check_offline(s, builder):
-    if 'uniform' not in builder.memories or s['memory'] == 'none': raise SettingsError('recipe', "setting 'data'",
-        s['data'], f"none with learner = {s['learner']} and memory = {s['memory']}",
-        'a learner that draws rows, as dqn, sac and td3 do')
-    for key,nothing in dict(memory_path='none', workers=0, shards=0).items():
-        if s.get(key, nothing) != nothing: raise SettingsError('recipe', f'setting {key!r}', s[key],
-            f'{nothing} with recorded rows (data = {recorded(s)})', f'--set {key}={nothing}')
-
-# %% ../../nbs/app/recipes.ipynb #cd403470
-@patch(as_prop=True)
-def fill(self:Agent)->float:
-    "How full the memory is, of all shards together"
-    if self.memory is not None: return len(self.memory.memory)/self.memory.max_sz
-    if self.shards is None: return 0.
-    return self.shards.stats()['rows']/(self.shards.num_workers*self.shards.source.max_sz)
-
-# %% ../../nbs/app/recipes.ipynb #edd6cd65
-@patch
-def ages(self:Agent)->dict: # in rows
-    "How old rows were when they were drawn, so far; nothing where none was, or they don't age"
-    if self.memory is None or recorded(self.settings): return {}
-    total,most = self.memory.memory.ages.tolist()
-    return dict(age_mean=total/self.memory.sampled, age_max=most) if total else {}
-
-@patch
-def shard_counts(self:Agent)->dict: # plain data
-    "What each shard has done so far; nothing where there are none"
-    if self.shards is None: return {}
-    stats = self.shards.stats()
-    return dict(shards=stats['workers'], waited_s=round(stats['waited_s'], 3))
-
-@patch
-def end_workers(self:Agent):
-    "End processes and actors of Ray; what is here stays open"
-    for stage in self.shards,self._actors:
-        if stage is not None: stage.close()
+    if 'uniform' not in builder.memories or s['memory'] == 'none':
+        raise SettingsError(
+            'recipe',
+            "setting 'data'",
+            s['data'],
+            f"none with learner = {s['learner']} and memory = {s['memory']}",
+            'a learner that draws rows, as dqn, sac and td3 do',
+        )
+    for key, nothing in dict(memory_path='none', workers=0, shards=0).items():
+        if s.get(key, nothing) != nothing:
+            raise SettingsError(
+                'recipe',
+                f'setting {key!r}',
+                s[key],
+                f'{nothing} with recorded rows (data = {recorded(s)})',
+                f'--set {key}={nothing}',
+            )
 
 # %% ../../nbs/app/recipes.ipynb #58036b9a
 def check_saved(
-    name:str, # of the recipe
-    settings:dict, # as they were saved
+    name: str,  # of the recipe
+    settings: dict,  # as they were saved
 ):
     "An error where saved settings are of another kind than those of recipes, or lack what every run uses"
-    kinds = {k: v for r in reversed(resolved(shipped()).values()) for k,v in r.settings.items()}
-    for k,v in settings.items():
-        if k in kinds: coerce_setting(name, k, v, kinds[k])
+    kinds = {k: v for r in reversed(resolved(shipped()).values()) for k, v in r.settings.items()}
+    for k, v in settings.items():
+        if k in kinds:
+            coerce_setting(name, k, v, kinds[k])
     missing = [k for k in _ALWAYS if k not in settings]
-    if missing: raise SettingsError(f'recipe {name!r}', f'settings are missing: {", ".join(missing)}')
+    if missing:
+        raise SettingsError(f'recipe {name!r}', f'settings are missing: {", ".join(missing)}')
+
 
 _ALWAYS = 'learner env envs seed steps threads eval_every eval_episodes report_every save_every solved'.split()
 
 # %% ../../nbs/app/recipes.ipynb #751933ea
 def play_episodes(
-    agent:Agent, # whose model plays
-    episodes:int=20, # how many, each in another environment, or of another agent
-    seed:int=0, # of the environments
-    record=None, # a file .mp4 or .gif for a video of the first episode
-)->tuple: # their returns, and whether they were successes; None: the environment doesn't say
+    agent: Agent,  # whose model plays
+    episodes: int = 20,  # how many, each in another environment, or of another agent
+    seed: int = 0,  # of the environments
+    record=None,  # a file .mp4 or .gif for a video of the first episode
+) -> tuple:  # their returns, and whether they were successes; None: the environment doesn't say
     "Returns and successes of episodes without exploration"
-    s,n = agent.settings,-(-episodes//agent.agents)
-    makers = [partial(make_env, s, render=record is not None)] + [partial(make_env, s)]*(n - 1)
+    s = agent.settings
+    n = -(-episodes // agent.agents)
+    makers = [partial(make_env, s, render=record is not None)] + [partial(make_env, s)] * (n - 1)
     with recording(record, 'eval') as filmed:
-        return play(step_env(s, filmed(makers), agent.greedy(), seed), n*agent.agents, episodes)
+        return play(step_env(s, filmed(makers), agent.greedy(), seed), n * agent.agents, episodes)
+
 
 @evaluate.register
-def _(agent:Agent, episodes:int=20, seed:int=0, record=None):
+def _(agent: Agent, episodes: int = 20, seed: int = 0, record=None):
     return play_episodes(agent, episodes, seed, record)[0]
-
-# %% ../../nbs/app/recipes.ipynb #be5e2585
-@patch
-def state_dict(self:Agent)->dict: # plain data and tensors
-    "Everything that training needs to go on"
-    now = generators()
-    return dict(pipe=self.pipe.state_dict(), random=now['torch'], python=now['python'], numpy=now['numpy'])
-
-@patch
-def load_state_dict(self:Agent, state:dict):
-    "Go on where another agent of the same settings stood"
-    now = generators()
-    older = dict(python=now['python'], numpy=now['numpy'])   # which had none
-    form = dict(pipe=anything, random=array(np.uint8, len(now['torch'])), python=anything, numpy=anything)
-    state = checked('Agent', form, {**older, **state} if isinstance(state, dict) else state)
-    new = dict(torch=torch.from_numpy(state['random']), python=state['python'], numpy=state['numpy'])
-    new = checked_generators('Agent', new)
-    self.pipe.load_state_dict(state['pipe'])
-    set_generators(new)
-
-# %% ../../nbs/app/recipes.ipynb #fa963350
-@patch(as_prop=True)
-def resumable(self:Agent)->bool:
-    """May it be saved now? A single environment that can't be saved must be between two episodes;
-    of several, the running episodes will be broken off"""
-    many = self.settings['envs']*self.agents > 1 or self.settings.get('workers') or self.shards is not None
-    return bool(many) or (self._here or self.journal).fresh or self.stepper.saves_exactly()
 
 # %% ../../nbs/app/recipes.ipynb #9e47e5ef
 def made_columns(
-    s:dict, # settings
-)->np.dtype: # of the rows that come into memory
+    s: dict,  # settings
+) -> np.dtype:  # of the rows that come into memory
     "What rows a recipe keeps, by making some"
     before = generators()
     try:
-        agent = Agent({**s, 'memory_path':'none', 'train_every':1, 'workers':0, 'shards':0})
+        agent = Agent({**s, 'memory_path': 'none', 'train_every': 1, 'workers': 0, 'shards': 0})
         rows = agent.memory.view.stored(next(iter(agent.memory.source))).rows
         agent.pipe.close()
-    finally: set_generators(before)
+    finally:
+        set_generators(before)
     return row_places('recipe', rows.dtype, {})[0]
 
 # %% ../../nbs/app/recipes.ipynb #87c5ef4e
-@patch
-def open_memory(self:Agent)->int: # how many rows are there
-    """Open a memory on disk, or read recorded rows, before anything begins, so that no other process writes it; an
-    error where it doesn't fit"""
-    if recorded(self.settings): return self.journal.fill()
-    dirs = memory_dirs(self.settings)
-    if len(dirs) > 1: _check_shards(memory_path(self.settings), len(dirs))
-    there = [(path,meta) for path in dirs if (meta := read_meta(path, 'recipe'))]
-    made = made_columns(self.settings) if there else None
-    for path,meta in there:
-        for name,(was,new) in differing_columns(saved_dtype(meta['columns']), made).items(): raise SettingsError(
-            'recipe', f'the memory in {path} has rows of another kind: column {name!r}', was or 'none', new or 'none',
-            'another directory')
-    if self.shards is None: return len(self.memory.memory) if dirs else 0   # only now is anything changed there
-    for path,_ in there: check_path(path, 'a', 'recipe')   # each shard will open its own
-    return sum(len(memory_in(path)) for path,_ in there)
-
 def _check_shards(path, n):
     "Raise where there is a memory of another number of shards"
-    found = len([*Path(path).glob('shard-*')]) or int((Path(path)/'meta.json').exists())
-    if found not in (0, n): raise SettingsError('recipe',
-        f"setting 'shards': the memory in {path} is of another number", n, found,
-        f'--shards {found if found > 1 else 0}, or another directory')
-
-# %% ../../nbs/app/recipes.ipynb #bfde4eb3
-@patch
-def close_memory(self:Agent):
-    "Let other processes write to a memory on disk"
-    if self.memory is not None: self.memory.memory.close()
-
-# %% ../../nbs/app/recipes.ipynb #b492ef67
-@patch
-def without_rows(self:Agent,
-    state:dict, # of an agent of these settings, whose memory may lie elsewhere
-)->dict:
-    "The same state with the memory that this agent has, for one that will only play"
-    def replaced(stage, saved):
-        if stage is self.shards: return dict(saved, own={})   # theirs begin when they are needed
-        if stage is self.memory: return dict(saved, own=stage.snapshot())
-        return dict(saved, above=replaced(upstream(stage), saved['above']))
-    return dict(state, pipe=replaced(self.pipe, state['pipe']))
+    found = len([*Path(path).glob('shard-*')]) or int((Path(path) / 'meta.json').exists())
+    if found not in (0, n):
+        raise SettingsError(
+            'recipe',
+            f"setting 'shards': the memory in {path} is of another number",
+            n,
+            found,
+            f'--shards {found if found > 1 else 0}, or another directory',
+        )

@@ -13,80 +13,113 @@ from ..steps.settings import SettingsError, file_text
 
 # %% ../../nbs/app/run_files.ipynb #4994ac98
 def read_metrics(
-    out, # a run's directory
-)->list: # of dicts
+    out,  # a run's directory
+) -> list:  # of dicts
     "The lines of metrics.jsonl; one that was being written when the run was killed is left out"
-    lines,path = [],Path(out)/'metrics.jsonl'
-    if not path.exists(): return []
-    for i,text in enumerate(file_text(path).splitlines(), 1):
-        try: lines.append(json.loads(text))
-        except json.JSONDecodeError: continue
-        except (ValueError,RecursionError) as e:
+    lines = []
+    path = Path(out) / 'metrics.jsonl'
+    if not path.exists():
+        return []
+    for i, text in enumerate(file_text(path).splitlines(), 1):
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+        except (ValueError, RecursionError) as e:
             raise SettingsError('run', f"{path}, line {i}, can't be read", e) from None
-        if not isinstance(lines[-1], dict) or type(lines[-1].get('env_steps')) is not int: raise SettingsError('run',
-            f'{path}, line {i}, is no line of metrics', text[:60], 'an object with env_steps, a whole number')
+        if not isinstance(lines[-1], dict) or type(lines[-1].get('env_steps')) is not int:
+            raise SettingsError(
+                'run',
+                f'{path}, line {i}, is no line of metrics',
+                text[:60],
+                'an object with env_steps, a whole number',
+            )
     return lines
 
 # %% ../../nbs/app/run_files.ipynb #ec78de59
 def read_json(
-    path, # of a file
-    fields:dict, # that it must have: name → type, or several
-)->dict:
+    path,  # of a file
+    fields: dict,  # that it must have: name → type, or several
+) -> dict:
     "An object from a file of JSON"
     text = file_text(path)
-    try: found = json.loads(text)
-    except (ValueError,RecursionError) as e: raise SettingsError('run', f"{path} can't be read", e) from None
-    wrong = not isinstance(found, dict) or [k for k,kind in fields.items() if not isinstance(found.get(k), kind)]
-    if wrong: raise SettingsError('run', f'{path} belongs to no run', text[:60] if wrong is True else
-        ', '.join(f'{k} = {found.get(k)!r}'[:60] for k in wrong), ', '.join(fields))
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise SettingsError('run', f"{path} can't be read", e) from None
+    wrong = not isinstance(found, dict) or [
+        k for k, kind in fields.items() if not isinstance(found.get(k), kind)
+    ]
+    if wrong:
+        raise SettingsError(
+            'run',
+            f'{path} belongs to no run',
+            text[:60]
+            if wrong is True
+            else ', '.join(f'{k} = {found.get(k)!r}'[:60] for k in wrong),
+            ', '.join(fields),
+        )
     return found
 
 # %% ../../nbs/app/run_files.ipynb #6c2462b8
 def read_config(
-    out, # a run's directory
-)->dict: # recipe, settings, versions
+    out,  # a run's directory
+) -> dict:  # recipe, settings, versions
     "What a run was asked for"
-    try: config = read_json(Path(out)/'config.json', dict(recipe=str, settings=dict))
-    except (FileNotFoundError,NotADirectoryError):
-        raise SettingsError('run', 'this is not the directory of a run: it has no config.json', out) from None
-    config['settings'] = {k: tuple(v) if isinstance(v, list) else v for k,v in config['settings'].items()}
+    try:
+        config = read_json(Path(out) / 'config.json', dict(recipe=str, settings=dict))
+    except (FileNotFoundError, NotADirectoryError):
+        raise SettingsError(
+            'run', 'this is not the directory of a run: it has no config.json', out
+        ) from None
+    config['settings'] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in config['settings'].items()
+    }
     return config
 
 # %% ../../nbs/app/run_files.ipynb #254d11e0
 def run_title(
-    recipe:str, # name of the recipe
-    env:str, # the environment that was really run
-    wrappers:list, # around it
-    seed=None, # seed of the run; None: the title is for several seeds
-)->str:
+    recipe: str,  # name of the recipe
+    env: str,  # the environment that was really run
+    wrappers: list,  # around it
+    seed=None,  # seed of the run; None: the title is for several seeds
+) -> str:
     "How a run is called in lines and pictures"
     around = f' with {", ".join(wrappers)}' if wrappers else ''
     return f'{recipe} on {env}{around}' + ('' if seed is None else f', seed {seed}')
 
 # %% ../../nbs/app/run_files.ipynb #f0c70002
 def facts_of(
-    name:str, # of the recipe
-    config:dict, # config.json
-)->dict: # title, group, config, recipe: for `new_run`
+    name: str,  # of the recipe
+    config: dict,  # config.json
+) -> dict:  # title, group, config, recipe: for `new_run`
     "What a page of a run begins with"
-    env,around = config.get('env', '?'),config.get('wrappers') or []
+    env = config.get('env', '?')
+    around = config.get('wrappers') or []
     group = run_title(name, str(env), [str(w) for w in around] if isinstance(around, list) else [])
     known = recipes().get(name)
     seed = config['settings'].get('seed')
-    return dict(title=group if seed is None else f'{group}, seed {seed}', group=group, config=config,
-        recipe=None if known is None else known.settings)
+    return dict(
+        title=group if seed is None else f'{group}, seed {seed}',
+        group=group,
+        config=config,
+        recipe=None if known is None else known.settings,
+    )
 
 # %% ../../nbs/app/run_files.ipynb #424d2d75
 def json_in(
-    path:Path, # of a file, or of none
-)->dict: # {}: there is no object
+    path: Path,  # of a file, or of none
+) -> dict:  # {}: there is no object
     "A small object from a file; a link may lead to any file"
-    try: said = {} if path.is_symlink() else json.loads(path.read_bytes()[:4096])
-    except (OSError,ValueError,RecursionError): return {}
+    try:
+        said = {} if path.is_symlink() else json.loads(path.read_bytes()[:4096])
+    except (OSError, ValueError, RecursionError):
+        return {}
     return said if isinstance(said, dict) else {}
 
+
 def run_of(
-    path, # of a memory's directory
-)->dict: # id, env, directory; {}: of none
+    path,  # of a memory's directory
+) -> dict:  # id, env, directory; {}: of none
     "The training run that a memory is of, as its directory names it"
-    return json_in(Path(path)/'run')
+    return json_in(Path(path) / 'run')

@@ -10,112 +10,137 @@ import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
-from fastcore.basics import patch
 from ..look.html import Safe, image, json_text, tag
 from ..look.run_page import memory_sample, run_page
 from ..look.memory_figure import memory_figure, png_of
 from ..steps.files import write_whole
 
 # %% ../../nbs/app/run_reports.ipynb #223b7ca1
-_FEW = 20_000   # rows that take as long as what is done for each sample, whatever its size
-_SHARE = .005   # of the time
+_FEW = 20_000  # rows that take as long as what is done for each sample, whatever its size
+_SHARE = 0.005  # of the time
+
 
 class MemorySamples:
     "Writes what a memory tells of itself into a run's directory, for at most half a percent of the time"
-    def __init__(self,
-        out, # the run's directory
-        clock=perf_counter, # seconds
+
+    def __init__(
+        self,
+        out,  # the run's directory
+        clock=perf_counter,  # seconds
     ):
-        self.path,self.clock,self.began = Path(out)/'memory.json',clock,clock()
-        self.took,self.rows,self.all = .2,_FEW,0.   # seconds and rows of the last one, at first a guess; seconds of all
+        self.path, self.clock, self.began = Path(out) / 'memory.json', clock, clock()
+        # seconds and rows of the last one, at first a guess; seconds of all
+        self.took = 0.2
+        self.rows = _FEW
+        self.all = 0.0
         self.failed = False
 
-    def is_due(self,
-        rows:int, # in memory
-    )->bool:
+    def is_due(
+        self,
+        rows: int,  # in memory
+    ) -> bool:
         "Would it cost no more than that share of the time since the beginning?"
-        will = self.took*(rows + _FEW)/(self.rows + _FEW)
-        return not self.failed and self.all + will <= _SHARE*(self.clock() - self.began)
+        will = self.took * (rows + _FEW) / (self.rows + _FEW)
+        return not self.failed and self.all + will <= _SHARE * (self.clock() - self.began)
 
-# %% ../../nbs/app/run_reports.ipynb #f0c70034
-@patch
-def write(self:MemorySamples,
-    replay, # has `inside`
-)->dict: # what it told; None: it failed, and training goes on
-    "Write a sample"
-    began,told = self.clock(),None
-    try:
-        told = replay.inside()
-        write_whole(self.path, json_text(memory_sample(told)))
-    except Exception as e:
-        warnings.warn(f'no sample of the memory in {self.path}: {type(e).__name__}: {e}')
-        self.failed = True
+    def write(
+        self,
+        replay,  # has `inside`
+    ) -> dict:  # what it told; None: it failed, and training goes on
+        "Write a sample"
+        began = self.clock()
+        told = None
+        try:
+            told = replay.inside()
+            write_whole(self.path, json_text(memory_sample(told)))
+        except Exception as e:
+            warnings.warn(f'no sample of the memory in {self.path}: {type(e).__name__}: {e}')
+            self.failed = True
+            return told
+        self.took = self.clock() - began
+        self.rows = told['rows']
+        self.all += self.took
         return told
-    self.took,self.rows = self.clock() - began,told['rows']
-    self.all += self.took
-    return told
 
 # %% ../../nbs/app/run_reports.ipynb #e8faa3f1
 class Clock:
     "Time spent in each of several parts, without what they call of the others"
-    def __init__(self,
-        now=perf_counter, # seconds so far; `process_time` for those of the processor
-        spent:dict=None, # part → seconds so far, counted on; None: none
-        part:str='the rest', # in which it begins
-    ):
-        self.now,self.spent = now,{} if spent is None else spent
-        self.part,self.mark = part,now()
 
-    def to(self,
-        part:str, # in which time is spent from now on
-    )->str: # the one before
+    def __init__(
+        self,
+        now=perf_counter,  # seconds so far; `process_time` for those of the processor
+        spent: dict = None,  # part → seconds so far, counted on; None: none
+        part: str = 'the rest',  # in which it begins
+    ):
+        self.now = now
+        self.spent = {} if spent is None else spent
+        self.part, self.mark = part, now()
+
+    def to(
+        self,
+        part: str,  # in which time is spent from now on
+    ) -> str:  # the one before
         "Another part begins"
-        now,old = self.now(),self.part
-        self.spent[old] = self.spent.get(old, 0.) + now - self.mark
-        self.part,self.mark = part,now
+        now = self.now()
+        old = self.part
+        self.spent[old] = self.spent.get(old, 0.0) + now - self.mark
+        self.part = part
+        self.mark = now
         return old
 
-# %% ../../nbs/app/run_reports.ipynb #34579dba
-@patch
-def timed(self:Clock,
-    f, # a function
-    part:str, # in which its time is spent
-): # a function
-    "The same, timed"
-    def timed(*args, **kw):
-        old = self.to(part)
-        try: return f(*args, **kw)
-        finally: self.to(old)
-    return timed
+    def timed(
+        self,
+        f,  # a function
+        part: str,  # in which its time is spent
+    ):  # a function
+        "The same, timed"
 
-@patch
-@contextmanager
-def watching(self:Clock,
-    *calls, # (owner, function's name, part's name)
-):
-    "While this lasts, calls of these functions are timed"
-    with ExitStack() as undone:
-        for owner,name,part in calls:
-            own = vars(owner).get(name)   # None: a class has it
-            undone.callback(*(delattr, owner, name) if own is None else (setattr, owner, name, own))
-            setattr(owner, name, self.timed(getattr(owner, name), part))
-        yield self
+        def timed(*args, **kw):
+            old = self.to(part)
+            try:
+                return f(*args, **kw)
+            finally:
+                self.to(old)
+
+        return timed
+
+    @contextmanager
+    def watching(
+        self,
+        *calls,  # (owner, function's name, part's name)
+    ):
+        "While this lasts, calls of these functions are timed"
+        with ExitStack() as undone:
+            for owner, name, part in calls:
+                own = vars(owner).get(name)  # None: a class has it
+                undone.callback(
+                    *(delattr, owner, name) if own is None else (setattr, owner, name, own)
+                )
+                setattr(owner, name, self.timed(getattr(owner, name), part))
+            yield self
 
 # %% ../../nbs/app/run_reports.ipynb #9aef03ca
 def write_report(
-    out, # the run's directory
-    told, # a function that gives what `new_run` gives
+    out,  # the run's directory
+    told,  # a function that gives what `new_run` gives
 ):
     "Write report.html"
     try:
         run = told()
-        write_whole(Path(out)/'report.html', run_page([run], memory_picture(run['memory'])))
-    except Exception as e: warnings.warn(f'{out}/report.html was not written: {type(e).__name__}: {e}')
+        write_whole(Path(out) / 'report.html', run_page([run], memory_picture(run['memory'])))
+    except Exception as e:
+        warnings.warn(f'{out}/report.html was not written: {type(e).__name__}: {e}')
+
 
 def memory_picture(
-    inside:dict, # what a memory told, all of it; None: there is none
-)->Safe:
+    inside: dict,  # what a memory told, all of it; None: there is none
+) -> Safe:
     "A picture of a memory within a page; empty without matplotlib"
-    if inside is None: return Safe()
-    try: return tag('figure.memory', image(png_of(memory_figure(inside)), 'what is in the memory, drawn'))
-    except ImportError: return Safe()
+    if inside is None:
+        return Safe()
+    try:
+        return tag(
+            'figure.memory', image(png_of(memory_figure(inside)), 'what is in the memory, drawn')
+        )
+    except ImportError:
+        return Safe()

@@ -13,334 +13,594 @@ from pathlib import Path
 from textwrap import fill
 from time import perf_counter, sleep
 import gymnasium as gym, numpy as np, torch
-from fastcore.basics import patch
 from .. import __version__
 from ..pipe import as_worker
 from ..steps.files import left_over, lock_file, write_whole
 from .named_envs import named_modules, read_calls
 from ..steps.settings import SettingsError
-from ..steps.states import Misfit, anything, checked, described, dict_of, integer, listed, maybe, row
-from .recipes import BY_LEARNER, Agent, check_saved, memory_dirs, memory_path, play_episodes
+from fastrl_replay.steps.states import (
+    Misfit,
+    anything,
+    checked,
+    described,
+    dict_of,
+    integer,
+    listed,
+    maybe,
+    row,
+)
+from fastrl_replay.app.recipes import (
+    BY_LEARNER,
+    Agent,
+    check_saved,
+    memory_dirs,
+    memory_path,
+    play_episodes,
+)
 from .run_files import facts_of, read_config, read_metrics, run_of, run_title
-from .saved_policies import checkpoint_bytes, load_checkpoint, load_model, policy_state, read_policy
+from fastrl_replay.app.saved_policies import (
+    checkpoint_bytes,
+    load_checkpoint,
+    load_model,
+    policy_state,
+    read_policy,
+)
 from ..learning.registry import recorded
 from .run_reports import Clock, MemorySamples, write_report
 from ..look.figures import picture
 from ..look.run_page import new_run
 
 # %% ../../nbs/app/runs.ipynb #c0c5344f
-_OURS = 'best.pt','checkpoint.pt','config.json','memory.json','metrics.jsonl','report.html','returns.png','summary.json'
+_OURS = (
+    'best.pt',
+    'checkpoint.pt',
+    'config.json',
+    'memory.json',
+    'metrics.jsonl',
+    'report.html',
+    'returns.png',
+    'summary.json',
+)
 
 # %% ../../nbs/app/runs.ipynb #c8d77f7d
 @contextmanager
 def lock_dir(
-    out, # a run's directory
+    out,  # a run's directory
 ):
     "While this lasts, no other process can be at work in the directory"
-    if os.name != 'posix': yield; return   # directories can't be opened
+    if os.name != 'posix':
+        yield
+        return  # directories can't be opened
     directory = os.open(out, os.O_RDONLY)
     try:
         held = lock_file(directory, out) is False
-        if held: sleep(.05); held = lock_file(directory, out) is False   # `is_locked` holds it for an instant
-        if held: raise SettingsError('run',
-            'another process uses this directory', out, remedy='wait until it has ended, or stop it')
+        # `is_locked` holds it for an instant
+        if held:
+            sleep(0.05)
+            held = lock_file(directory, out) is False
+        if held:
+            raise SettingsError(
+                'run',
+                'another process uses this directory',
+                out,
+                remedy='wait until it has ended, or stop it',
+            )
         yield
-    finally: os.close(directory)
+    finally:
+        os.close(directory)
 
 # %% ../../nbs/app/runs.ipynb #7af77de8
-def _float(x): # a form; NaN will do, too: an environment may give it
-    if type(x) is float: return x
+def _float(x):  # a form; NaN will do, too: an environment may give it
+    if type(x) is float:
+        return x
     raise Misfit(described(x), 'a float')
 
-def _pair(x): return tuple(row(integer(), _float)(x))   # a form: a step, and a number
 
-def _best(x): # a form
+def _pair(x):
+    return tuple(row(integer(), _float)(x))  # a form: a step, and a number
+
+
+def _best(x):  # a form
     _float(dict_of(anything)(x).get('eval_return'))
     return x
 
-_KEPT = dict(   # what a checkpoint holds beside the agent, each with its form
-    wall=_float, evals=listed(_pair), successes=listed(_pair), solved=maybe(integer()), best=maybe(_best),
-    last=dict.fromkeys(('report','eval','save'), integer()), sums=dict_of(_float), counts=dict_of(integer()),
-    ended=integer(), reported=_pair, spent=dict_of(_float))
+
+_KEPT = dict(  # what a checkpoint holds beside the agent, each with its form
+    wall=_float,
+    evals=listed(_pair),
+    successes=listed(_pair),
+    solved=maybe(integer()),
+    best=maybe(_best),
+    last=dict.fromkeys(('report', 'eval', 'save'), integer()),
+    sums=dict_of(_float),
+    counts=dict_of(integer()),
+    ended=integer(),
+    reported=_pair,
+    spent=dict_of(_float),
+)
 
 # %% ../../nbs/app/runs.ipynb #497d51b0
 class Run:
     "An agent at work in a directory"
-    def __init__(self,
-        out, # the directory
-        name:str, # of the recipe
-        settings:dict, # of the recipe, with all changes
-        rows:bool=True, # False: a memory on disk is left alone, for a run that is only looked at
-        ranks=None, # as `Ranks`, where several learn together
+
+    def __init__(
+        self,
+        out,  # the directory
+        name: str,  # of the recipe
+        settings: dict,  # of the recipe, with all changes
+        rows: bool = True,  # False: a memory on disk is left alone, for a run that is only looked at
+        ranks=None,  # as `Ranks`, where several learn together
     ):
-        self.out,self.name,self.settings = Path(out),name,settings
+        self.out = Path(out)
+        self.name = name
+        self.settings = settings
         self.has_rows = rows or not memory_path(settings)
-        self.agent = Agent(settings if self.has_rows else {**settings, 'memory_path':'none'}, ranks)
-        self.ranks,self.leads = self.agent.ranks,self.agent.ranks.leads   # does this one write what happens?
-        self.wall = 0.                                 # seconds so far
-        self.evals,self.solved = [],None               # (step, mean return); the step at which it was solved
-        self.successes = []                            # (step, share of successes) of evaluations, where they are told
-        self.best = None                               # `policy_state` of the best evaluation, with its results
-        self.last = dict(report=0, eval=0, save=0)     # the step of the last one of each
-        self.sums,self.counts = {},{}                  # of the records since the last report, by name
-        self.ended,self.reported = 0,(0,0.)            # at the last report: episodes, (step, seconds)
-        self.spent = {}                                # seconds in each part
-        self.drawn = 0.                                # when the picture was last drawn
-        self.samples = None                            # of a memory in main memory, while it trains
-        self.saved = 0                                 # the step of the last checkpoint
-        self.stop,self.unsaved = False,False           # a stop was asked for; a checkpoint is due
-        self.stopped_by = signal.SIGINT                # the signal that asked for it
-        self._held = None                              # the lock, between `start` or `resume` and the end of `train`
+        self.agent = Agent(
+            settings if self.has_rows else {**settings, 'memory_path': 'none'}, ranks
+        )
+        # does this one write what happens?
+        self.ranks, self.leads = self.agent.ranks, self.agent.ranks.leads
+        self.wall = 0.0  # seconds so far
+        # (step, mean return); the step at which it was solved
+        self.evals = []
+        self.solved = None
+        # (step, share of successes) of evaluations, where they are told
+        self.successes = []
+        # `policy_state` of the best evaluation, with its results
+        self.best = None
+        self.last = dict(report=0, eval=0, save=0)  # the step of the last one of each
+        # of the records since the last report, by name
+        self.sums = {}
+        self.counts = {}
+        # at the last report: episodes, (step, seconds)
+        self.ended = 0
+        self.reported = (0, 0.0)
+        self.spent = {}  # seconds in each part
+        self.drawn = 0.0  # when the picture was last drawn
+        # of a memory in main memory, while it trains
+        self.samples = None
+        self.saved = 0  # the step of the last checkpoint
+        # a stop was asked for; a checkpoint is due
+        self.stop = False
+        self.unsaved = False
+        self.stopped_by = signal.SIGINT  # the signal that asked for it
+        # the lock, between `start` or `resume` and the end of `train`
+        self._held = None
         self._plan_next()
 
-# %% ../../nbs/app/runs.ipynb #7a11ee01
-@patch
-def train(self:Run, show=None)->dict: # the summary; None where it was stopped before its end
-    "Go on to the end, or until `stop`"
-    agent,self.show = self.agent,show or Silent()
-    if not self.has_rows: raise SettingsError('run', 'its rows were left out', self.out, remedy='resume(…)')
-    torch.set_num_threads(self.settings['threads'])
-    agent.journal.watch,agent.journal.between = self._came,self._between
-    self.began = perf_counter() - self.wall
-    if self.ranks.size > 1: agent.journal.ask = lambda: self.stop
-    sampled = self.leads and agent.memory is not None and not memory_path(self.settings)
-    if sampled: self.samples = MemorySamples(self.out)
-    self.collecting = _collecting(self.settings)
-    self.clock = Clock(spent=self.spent, part=self.collecting)
-    with self._held or (lock_dir(self.out) if self.leads else ExitStack()), self.clock.watching(*self._calls()):
-        self._held = None
-        if not (self.out/'checkpoint.pt').exists(): self.save()   # from now on, it can be resumed
+    def train(self, show=None) -> dict:  # the summary; None where it was stopped before its end
+        "Go on to the end, or until `stop`"
+        agent = self.agent
+        self.show = show or Silent()
+        if not self.has_rows:
+            raise SettingsError('run', 'its rows were left out', self.out, remedy='resume(…)')
+        torch.set_num_threads(self.settings['threads'])
+        agent.journal.watch, agent.journal.between = self._came, self._between
+        self.began = perf_counter() - self.wall
+        if self.ranks.size > 1:
+            agent.journal.ask = lambda: self.stop
+        sampled = self.leads and agent.memory is not None and not memory_path(self.settings)
+        if sampled:
+            self.samples = MemorySamples(self.out)
+        self.collecting = _collecting(self.settings)
+        self.clock = Clock(spent=self.spent, part=self.collecting)
+        with (
+            self._held or (lock_dir(self.out) if self.leads else ExitStack()),
+            self.clock.watching(*self._calls()),
+        ):
+            self._held = None
+            # from now on, it can be resumed
+            if not (self.out / 'checkpoint.pt').exists():
+                self.save()
+            try:
+                for record in agent.pipe:
+                    for k, v in record.items():
+                        self.sums[k], self.counts[k] = (
+                            self.sums.get(k, 0.0) + v,
+                            self.counts.get(k, 0) + 1,
+                        )
+                return self._finish()
+            except _Stopped:
+                return None
+            finally:
+                agent.end_workers()
+
+    def _calls(self):  # for `Clock.watching`
+        yield self.agent.pipe, 'learn', 'learner'
+        for name, part in dict(
+            evaluate='evaluations', save='checkpoints', report='reports'
+        ).items():
+            yield self, name, part
+
+    def _came(self, rows):
+        "A block has come: the stages below go on with it"
+        self.show.tick(rows)
+        self.clock.to(_MEMORY)
+
+    def _between(self):
+        "What there is to do when all that the last steps set off has been done"
+        if self.agent.journal.steps >= self.next:
+            self._do_what_is_due()
+        # as all of them know it
+        stop = self.stop if self.ranks.size == 1 else self.agent.journal.stopping
+        if (stop or self.unsaved) and self.ranks.all(self.agent.resumable):
+            self.save()
+            self.stop |= stop
+            if stop:
+                raise _Stopped
+        self.clock.to(self.collecting)
+
+    def _plan_next(self):
+        "The step at which something is to be done again"
+        every = {what: self.settings[f'{what}_every'] for what in self.last}
+        self.next = min((self.last[what] // n + 1) * n for what, n in every.items())
+
+    def _do_what_is_due(self):
+        "Report, evaluate, ask for a checkpoint"
+        steps = self.agent.journal.steps
+        every = {what: self.settings[f'{what}_every'] for what in self.last}
+        due = [what for what, n in every.items() if steps // n > self.last[what] // n]
+        for what in due:
+            self.last[what] = steps
+        if 'report' in due:
+            self.report()
+        if 'eval' in due:
+            self.evaluate()
+        self.unsaved |= 'save' in due
+        self._plan_next()
+
+    def report(self):
+        "Write a line of metrics"
+        if not self.leads:
+            return
+        a = self.agent
+        j = self.agent.journal
+        self.wall = perf_counter() - self.began
+        (steps, seconds), self.reported = self.reported, (j.steps, self.wall)
+        new = j.returns[self.ended :]
+        won = j.successes[self.ended :]
+        self.ended = len(j.returns)
+        means = {k: v / self.counts[k] for k, v in self.sums.items()}
+        self.sums = {}
+        self.counts = {}
+        line = dict(
+            env_steps=j.steps,
+            updates=a.pipe.updates,
+            episodes=len(j.returns),
+            return_mean=float(np.mean(new)) if new else None,
+            **dict(success_mean=float(np.mean(won))) if won else {},
+            **(
+                {}
+                if recorded(self.settings)
+                else a.policy.report()
+                if hasattr(a.policy, 'report')
+                else {}
+            ),
+            **means,
+            fill=a.fill,
+            **a.ages(),
+            **a.shard_counts(),
+            wall_s=round(self.wall, 3),
+            steps_per_s=round((j.steps - steps) / max(self.wall - seconds, 1e-9), 1),
+        )
+        self._write(line)
+        if self.samples and self.samples.is_due(len(a.memory.memory)):
+            self.samples.write(a.memory)
+        if self.wall - self.drawn > 10:
+            self.draw()
+
+    def _write(self, line):
+        with open(self.out / 'metrics.jsonl', 'a') as f:
+            f.write(json.dumps(line) + '\n')
+        self.show.report(line)
+
+    def evaluate(self, episodes: int = None):
+        "Play without exploring; the returns and the successes, None where the environment doesn't tell"
+        if not self.leads:
+            return None, None
+        steps = self.agent.journal.steps
+        n = episodes or self.settings['eval_episodes']
+        with as_worker(None):
+            returns, won = play_episodes(self.agent, n, 1_000_003 * (self.settings['seed'] + 1))
+        self.evals = [e for e in self.evals if e[0] != steps] + [(steps, float(returns.mean()))]
+        told = {} if won is None else dict(eval_success=float(won.mean()))
+        for share in told.values():
+            self.successes = [e for e in self.successes if e[0] != steps] + [(steps, share)]
+        goal = self.agent.solved
+        if self.solved is None and goal is not None and returns.mean() >= goal:
+            self.solved = steps
+        self._write(
+            dict(
+                env_steps=steps,
+                updates=self.agent.pipe.updates,
+                eval_return=float(returns.mean()),
+                eval_std=float(returns.std()),
+                **told,
+                eval_episodes=n,
+            )
+        )
+        self._keep_best(steps, returns)
+        return returns, won
+
+    def _keep_best(self, steps, returns):
+        "Write best.pt where an evaluation was better than all before"
+        mean = float(returns.mean())
+        if not np.isfinite(mean) or self.best is not None and mean <= self.best['eval_return']:
+            return
+        self.best = dict(
+            policy_state(self.agent),
+            env_steps=steps,
+            updates=self.agent.pipe.updates,
+            eval_return=mean,
+            eval_std=float(returns.std()),
+            eval_episodes=len(returns),
+        )
+        self._write_best()
+
+    def _write_best(self):
+        if self.best is None:
+            (self.out / 'best.pt').unlink(missing_ok=True)
+        else:
+            write_whole(self.out / 'best.pt', checkpoint_bytes(self.best))
+
+    def take_best(self) -> int:  # the step at which it was evaluated
+        "Play with the model in best.pt from now on"
+        best = read_policy(self.out / 'best.pt')
+        load_model(self.agent.model, best['model'], f'{self.out}/best.pt')
+        return best.get('env_steps', 0)
+
+    @property
+    def title(self) -> str:
+        "How it is called"
+        return run_title(self.name, self.agent.env_name, self.agent.wrappers, self.settings['seed'])
+
+    def save(self):
+        "Write the checkpoint"
+        self.wall = perf_counter() - self.began
+        self.unsaved = False
+        state = dict(
+            agent=self.agent.state_dict(),
+            run={k: getattr(self, k) for k in _KEPT},
+            policy=policy_state(self.agent),
+        )
+        # the rows that it refers to
+        if self.agent.memory is not None:
+            self.agent.memory.flush()
+        with self._parts_written(state):
+            if self.leads:
+                write_whole(self.out / 'checkpoint.pt', checkpoint_bytes(state))
+        self.saved = self.agent.journal.steps
+
+    def load(self):
+        "Stand where the checkpoint was written"
+        path = self.out / 'checkpoint.pt'
+        state = load_checkpoint(path)
+        if not isinstance(state, dict) or not {'agent', 'run'} <= set(state):
+            raise SettingsError(
+                'run',
+                f'{path} belongs to no run',
+                sorted(map(str, state)) if isinstance(state, dict) else type(state),
+                'agent, run',
+            )
+        if not self.leads:
+            state['agent'] = load_checkpoint(self._part(state['parts']))
+        older = dict(successes=[], best=None, spent={})  # versions had none
+        if isinstance(state['run'], dict):
+            state['run'] = {**older, **state['run']}
         try:
-            for record in agent.pipe:
-                for k,v in record.items():
-                    self.sums[k],self.counts[k] = self.sums.get(k, 0.) + v,self.counts.get(k, 0) + 1
-            return self._finish()
-        except _Stopped: return None
-        finally: agent.end_workers()
+            kept = checked('Run', _KEPT, state['run'])
+            self.agent.load_state_dict(
+                state['agent'] if self.has_rows else self.agent.without_rows(state['agent'])
+            )
+            vars(self).update(kept)
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            MemoryError,
+        ) as e:
+            raise SettingsError(
+                'run', f"{path} doesn't fit the run's config.json", f'{type(e).__name__}: {e}'
+            ) from e
+        self.saved = self.agent.journal.steps
+        self._plan_next()
+        return self
+
+    def _part(self, name):
+        "The file of this rank that belongs to a checkpoint"
+        return self.out / 'ranks' / str(name) / f'rank-{self.ranks.rank}.pt'
+
+    @contextmanager
+    def _parts_written(self, state):
+        "Before the body all ranks have written their parts of a checkpoint; after it those of older ones go"
+        if self.ranks.size == 1:
+            yield
+            return
+        state['parts'] = self.ranks.gather(uuid.uuid4().hex if self.leads else None)[0]
+        part = self._part(state['parts'])
+        if not self.leads:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(part, checkpoint_bytes(state['agent']))
+        self.ranks.gather('written')
+        yield
+        if self.leads:
+            _remove_parts(self.out, state['parts'])
+        self.ranks.gather('kept')  # or the next one could be begun before this one is there
+
+    def draw(self) -> bool:  # False: matplotlib isn't there
+        "Write returns.png"
+        j = self.agent.journal
+        self.drawn = self.wall
+        told = (
+            dict(successes=j.successes, eval_successes=self.successes)
+            if j.successes or self.successes
+            else {}
+        )
+        try:
+            png = picture(
+                j.ends, j.returns, self.evals, self.agent.solved, fill(self.title, 100), **told
+            )
+        except ImportError:
+            return False
+        write_whole(self.out / 'returns.png', png)
+        return True
+
+    def report_end(
+        self,
+        summary: dict,  # of the whole run
+    ):
+        "Write report.html"
+        j = self.agent.journal
+        m = self.agent.memory
+
+        def told():
+            inside = None if m is None else self.samples.write(m) if self.samples else m.inside()
+            return new_run(
+                self.out.name,
+                **facts_of(self.name, read_config(self.out)),
+                lines=read_metrics(self.out),
+                summary=summary,
+                memory=inside,
+                state='ended',
+                said=f'{j.steps:,} steps in {summary["wall_s"]:,.0f} s',
+                episodes=dict(ends=j.ends, returns=j.returns, successes=j.successes),
+            )
+
+        write_report(self.out, told)
+
+    def _finish(self) -> dict:
+        a = self.agent
+        j = self.agent.journal
+        self.clock.to('reports')
+        if self.counts or j.steps > self.reported[0]:
+            self.report()
+        self.save()
+        final, won = self.evaluate(20)
+        if not self.leads:
+            self.save()
+            return {}
+        self.wall = perf_counter() - self.began
+        summary = dict(
+            recipe=self.name,
+            env=a.env_name,
+            wrappers=a.wrappers,
+            seed=self.settings['seed'],
+            env_steps=j.steps,
+            updates=a.pipe.updates,
+            episodes=len(j.returns),
+            wall_s=round(self.wall, 2),
+            steps_per_s=round(j.steps / self.wall, 1),
+            device=str(getattr(a.pipe, 'device', 'cpu')),
+            final_return=float(final.mean()),
+            final_std=float(final.std()),
+            final_returns=final.tolist(),
+            spent={part: round(s, 3) for part, s in self.spent.items()},
+            **{} if won is None else dict(final_success=float(won.mean())),
+            solved_at_step=self.solved,
+            solved=a.solved,
+            **{}
+            if self.best is None
+            else dict(best_return=self.best['eval_return'], best_at_step=self.best['env_steps']),
+        )
+        self.save()
+        self.draw()
+        self.report_end(summary)
+        # last: where it is, all is there
+        write_whole(self.out / 'summary.json', json.dumps(summary, indent=2))
+        return summary
 
 # %% ../../nbs/app/runs.ipynb #997fefcd
-class _Stopped(Exception): "It was asked to stop, and has been saved"
+class _Stopped(Exception):
+    "It was asked to stop, and has been saved"
 
 # %% ../../nbs/app/runs.ipynb #096d1fd2
 _MEMORY = 'memory: rows in, batches out'
 
-def _collecting(s): # the part of the time between two blocks
-    if recorded(s): return _MEMORY
-    return 'waiting for workers' if s.get('workers') or s.get('shards') else 'environments and policy'
 
-@patch
-def _calls(self:Run): # for `Clock.watching`
-    yield self.agent.pipe,'learn','learner'
-    for name,part in dict(evaluate='evaluations', save='checkpoints', report='reports').items(): yield self,name,part
-
-@patch
-def _came(self:Run, rows):
-    "A block has come: the stages below go on with it"
-    self.show.tick(rows)
-    self.clock.to(_MEMORY)
+def _collecting(s):  # the part of the time between two blocks
+    if recorded(s):
+        return _MEMORY
+    return (
+        'waiting for workers' if s.get('workers') or s.get('shards') else 'environments and policy'
+    )
 
 # %% ../../nbs/app/runs.ipynb #dc3837bc
 class Silent:
     "Shows nothing; the methods that any display has"
-    def tick(self, rows): "`rows` more steps were made"
-    def report(self, line:dict): "A line of metrics was written"
 
-# %% ../../nbs/app/runs.ipynb #8ba7398f
-@patch
-def _between(self:Run):
-    "What there is to do when all that the last steps set off has been done"
-    if self.agent.journal.steps >= self.next: self._do_what_is_due()
-    stop = self.stop if self.ranks.size == 1 else self.agent.journal.stopping   # as all of them know it
-    if (stop or self.unsaved) and self.ranks.all(self.agent.resumable):
-        self.save()
-        self.stop |= stop
-        if stop: raise _Stopped
-    self.clock.to(self.collecting)
+    def tick(self, rows):
+        "`rows` more steps were made"
 
-@patch
-def _plan_next(self:Run):
-    "The step at which something is to be done again"
-    every = {what: self.settings[f'{what}_every'] for what in self.last}
-    self.next = min((self.last[what]//n + 1)*n for what,n in every.items())
-
-# %% ../../nbs/app/runs.ipynb #9333dc0e
-@patch
-def _do_what_is_due(self:Run):
-    "Report, evaluate, ask for a checkpoint"
-    steps,every = self.agent.journal.steps,{what: self.settings[f'{what}_every'] for what in self.last}
-    due = [what for what,n in every.items() if steps//n > self.last[what]//n]
-    for what in due: self.last[what] = steps
-    if 'report' in due: self.report()
-    if 'eval' in due: self.evaluate()
-    self.unsaved |= 'save' in due
-    self._plan_next()
-
-# %% ../../nbs/app/runs.ipynb #035ca747
-@patch
-def report(self:Run):
-    "Write a line of metrics"
-    if not self.leads: return
-    a,j = self.agent,self.agent.journal
-    self.wall = perf_counter() - self.began
-    (steps,seconds),self.reported = self.reported,(j.steps, self.wall)
-    new,won,self.ended = j.returns[self.ended:],j.successes[self.ended:],len(j.returns)
-    means = {k: v/self.counts[k] for k,v in self.sums.items()}
-    self.sums,self.counts = {},{}
-    line = dict(env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns),
-        return_mean=float(np.mean(new)) if new else None, **dict(success_mean=float(np.mean(won))) if won else {},
-        **({} if recorded(self.settings) else a.policy.report() if hasattr(a.policy, 'report') else {}), **means,
-        fill=a.fill, **a.ages(), **a.shard_counts(), wall_s=round(self.wall, 3),
-        steps_per_s=round((j.steps - steps)/max(self.wall - seconds, 1e-9), 1))
-    self._write(line)
-    if self.samples and self.samples.is_due(len(a.memory.memory)): self.samples.write(a.memory)
-    if self.wall - self.drawn > 10: self.draw()
-
-# %% ../../nbs/app/runs.ipynb #a382c7bb
-@patch
-def _write(self:Run, line):
-    with open(self.out/'metrics.jsonl', 'a') as f: f.write(json.dumps(line) + '\n')
-    self.show.report(line)
-
-# %% ../../nbs/app/runs.ipynb #97e7a093
-@patch
-def evaluate(self:Run, episodes:int=None):
-    "Play without exploring; the returns and the successes, None where the environment doesn't tell"
-    if not self.leads: return None,None
-    steps,n = self.agent.journal.steps,episodes or self.settings['eval_episodes']
-    with as_worker(None): returns,won = play_episodes(self.agent, n, 1_000_003*(self.settings['seed'] + 1))
-    self.evals = [e for e in self.evals if e[0] != steps] + [(steps, float(returns.mean()))]
-    told = {} if won is None else dict(eval_success=float(won.mean()))
-    for share in told.values(): self.successes = [e for e in self.successes if e[0] != steps] + [(steps, share)]
-    goal = self.agent.solved
-    if self.solved is None and goal is not None and returns.mean() >= goal: self.solved = steps
-    self._write(dict(env_steps=steps, updates=self.agent.pipe.updates, eval_return=float(returns.mean()),
-        eval_std=float(returns.std()), **told, eval_episodes=n))
-    self._keep_best(steps, returns)
-    return returns,won
-
-# %% ../../nbs/app/runs.ipynb #b0e57002
-@patch
-def _keep_best(self:Run, steps, returns):
-    "Write best.pt where an evaluation was better than all before"
-    mean = float(returns.mean())
-    if not np.isfinite(mean) or self.best is not None and mean <= self.best['eval_return']: return
-    self.best = dict(policy_state(self.agent), env_steps=steps, updates=self.agent.pipe.updates, eval_return=mean,
-        eval_std=float(returns.std()), eval_episodes=len(returns))
-    self._write_best()
-
-@patch
-def _write_best(self:Run):
-    if self.best is None: (self.out/'best.pt').unlink(missing_ok=True)
-    else: write_whole(self.out/'best.pt', checkpoint_bytes(self.best))
-
-@patch
-def take_best(self:Run)->int: # the step at which it was evaluated
-    "Play with the model in best.pt from now on"
-    best = read_policy(self.out/'best.pt')
-    load_model(self.agent.model, best['model'], f'{self.out}/best.pt')
-    return best.get('env_steps', 0)
-
-# %% ../../nbs/app/runs.ipynb #254d11e0
-@patch(as_prop=True)
-def title(self:Run)->str:
-    "How it is called"
-    return run_title(self.name, self.agent.env_name, self.agent.wrappers, self.settings['seed'])
-
-# %% ../../nbs/app/runs.ipynb #e76441c8
-@patch
-def save(self:Run):
-    "Write the checkpoint"
-    self.wall,self.unsaved = perf_counter() - self.began,False
-    state = dict(agent=self.agent.state_dict(), run={k: getattr(self, k) for k in _KEPT},
-        policy=policy_state(self.agent))
-    if self.agent.memory is not None: self.agent.memory.flush()   # the rows that it refers to
-    with self._parts_written(state):
-        if self.leads: write_whole(self.out/'checkpoint.pt', checkpoint_bytes(state))
-    self.saved = self.agent.journal.steps
-
-# %% ../../nbs/app/runs.ipynb #2378ef2f
-@patch
-def load(self:Run):
-    "Stand where the checkpoint was written"
-    path = self.out/'checkpoint.pt'
-    state = load_checkpoint(path)
-    if not isinstance(state, dict) or not {'agent','run'} <= set(state): raise SettingsError('run',
-        f'{path} belongs to no run', sorted(map(str, state)) if isinstance(state, dict) else type(state), 'agent, run')
-    if not self.leads: state['agent'] = load_checkpoint(self._part(state['parts']))
-    older = dict(successes=[], best=None, spent={})   # versions had none
-    if isinstance(state['run'], dict): state['run'] = {**older, **state['run']}
-    try:
-        kept = checked('Run', _KEPT, state['run'])
-        self.agent.load_state_dict(state['agent'] if self.has_rows else self.agent.without_rows(state['agent']))
-        vars(self).update(kept)
-    except (ValueError,TypeError,RuntimeError,LookupError,AttributeError,ArithmeticError,MemoryError) as e:
-        raise SettingsError('run', f"{path} doesn't fit the run's config.json", f'{type(e).__name__}: {e}') from e
-    self.saved = self.agent.journal.steps
-    self._plan_next()
-    return self
+    def report(self, line: dict):
+        "A line of metrics was written"
 
 # %% ../../nbs/app/runs.ipynb #59c16726
-@patch
-def _part(self:Run, name):
-    "The file of this rank that belongs to a checkpoint"
-    return self.out/'ranks'/str(name)/f'rank-{self.ranks.rank}.pt'
-
-@patch
-@contextmanager
-def _parts_written(self:Run, state):
-    "Before the body all ranks have written their parts of a checkpoint; after it those of older ones go"
-    if self.ranks.size == 1: yield; return
-    state['parts'] = self.ranks.gather(uuid.uuid4().hex if self.leads else None)[0]
-    part = self._part(state['parts'])
-    if not self.leads:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(part, checkpoint_bytes(state['agent']))
-    self.ranks.gather('written')
-    yield
-    if self.leads: _remove_parts(self.out, state['parts'])
-    self.ranks.gather('kept')   # or the next one could be begun before this one is there
-
 def _remove_parts(out, but=None):
     "Files of ranks that no checkpoint names"
-    for old in (out/'ranks').glob('*'):
-        if old.name != but: shutil.rmtree(old, ignore_errors=True)
+    for old in (out / 'ranks').glob('*'):
+        if old.name != but:
+            shutil.rmtree(old, ignore_errors=True)
 
 # %% ../../nbs/app/runs.ipynb #b721806b
 def _check_env(run):
-    env,path = run.agent.env_name,memory_path(run.settings)
-    there = any((d/'meta.json').exists() for d in memory_dirs(run.settings))
-    if there and run_of(path).get('env', env) != env: raise SettingsError('run',
-        f'the memory in {path} has rows of another environment', run_of(path)['env'], env, 'another directory')
+    env = run.agent.env_name
+    path = memory_path(run.settings)
+    there = any((d / 'meta.json').exists() for d in memory_dirs(run.settings))
+    if there and run_of(path).get('env', env) != env:
+        raise SettingsError(
+            'run',
+            f'the memory in {path} has rows of another environment',
+            run_of(path)['env'],
+            env,
+            'another directory',
+        )
+
 
 def _check_is_mine(config):
     "An error where the memory that a config names is not that of its run"
     path = memory_path(config['settings'])
-    if not path: return
-    place,said = f'memory_path: {Path(path).absolute()}',run_of(path)
-    if not said: raise SettingsError('run', f'{place} is not the memory of this run', 'a directory without a run'
-        if Path(path).is_dir() else 'no such directory', remedy='--memory DIR, where it is by now')
-    if 'id' not in config or said.get('id') != config['id']: raise SettingsError('run',
-        f'{place} is the memory of another run by now', said.get('directory'),
-        remedy='resume that one, or begin a new one with --memory: it goes on with these rows')
+    if not path:
+        return
+    place = f'memory_path: {Path(path).absolute()}'
+    said = run_of(path)
+    if not said:
+        raise SettingsError(
+            'run',
+            f'{place} is not the memory of this run',
+            'a directory without a run' if Path(path).is_dir() else 'no such directory',
+            remedy='--memory DIR, where it is by now',
+        )
+    if 'id' not in config or said.get('id') != config['id']:
+        raise SettingsError(
+            'run',
+            f'{place} is the memory of another run by now',
+            said.get('directory'),
+            remedy='resume that one, or begin a new one with --memory: it goes on with these rows',
+        )
 
 # %% ../../nbs/app/runs.ipynb #8837cbc1
 def _dir_name(recipe):
     "What a new run's directory is called: by the environment, too, where the recipe doesn't say it"
-    s,env = recipe.settings,[]
+    s = recipe.settings
+    env = []
     if recipe.name in BY_LEARNER or 'env' in recipe.changed:
         env = [re.sub(r'[^\w.-]', '', c.name.split('/')[-1]) for c in read_calls('env', s['env'])]
     return '-'.join([recipe.name, *env, f'seed{s["seed"]}'])
 
 # %% ../../nbs/app/runs.ipynb #8758303b
 def start(
-    recipe, # a Recipe
-    out=None, # the directory; None: a new one in runs/
-    ranks=None, # as `Ranks`, where several learn together
-)->Run:
+    recipe,  # a Recipe
+    out=None,  # the directory; None: a new one in runs/
+    ranks=None,  # as `Ranks`, where several learn together
+) -> Run:
     "A new run"
-    s = recipe.settings if ranks is None else {**recipe.settings, 'ranks':ranks.size}
-    if ranks is not None and not ranks.leads: return _follow(Run('.', recipe.name, s, ranks=ranks))
-    names = (_dir_name(recipe) + f'-{i}'*(i > 1) for i in range(1, 10**6))
+    s = recipe.settings if ranks is None else {**recipe.settings, 'ranks': ranks.size}
+    if ranks is not None and not ranks.leads:
+        return _follow(Run('.', recipe.name, s, ranks=ranks))
+    names = (_dir_name(recipe) + f'-{i}' * (i > 1) for i in range(1, 10**6))
     out = Path(out or next(p for p in map(Path('runs').joinpath, names) if not p.exists()))
     _check_vacant(out)
     run = Run(out, recipe.name, s, ranks=ranks)
@@ -350,12 +610,17 @@ def start(
         run.found = run.agent.open_memory()
         out.mkdir(parents=True, exist_ok=True)
         held.enter_context(lock_dir(out))
-        _check_vacant(out)   # while this run was built, another one may have come and gone
-        old = [out/name for name in ('metrics.jsonl','summary.json','best.pt','report.html','memory.json')]
-        for path in [*old, *left_over(out, _OURS)]: path.unlink(missing_ok=True)
+        _check_vacant(out)  # while this run was built, another one may have come and gone
+        old = [
+            out / name
+            for name in ('metrics.jsonl', 'summary.json', 'best.pt', 'report.html', 'memory.json')
+        ]
+        for path in [*old, *left_over(out, _OURS)]:
+            path.unlink(missing_ok=True)
         _remove_parts(out)
         _write_config(run)
-        if ranks is not None: _show_to_all(run)
+        if ranks is not None:
+            _show_to_all(run)
         run._held = held.pop_all()
     return run
 
@@ -364,77 +629,133 @@ def _show_to_all(run):
     "Tell the other ranks which directory it is; an error on all of them where one doesn't see it"
     mine = read_config(run.out).get('id')
     told = run.ranks.gather([str(run.out.absolute()), mine])
-    missing = [r for r,seen in enumerate(run.ranks.gather(mine)) if seen != told[0][1]]
-    if missing: raise SettingsError('run', f'rank {", ".join(map(str, missing))} can\'t read what rank 0 writes',
-        told[0][0], 'a directory that all machines share', '--out DIR')
+    missing = [r for r, seen in enumerate(run.ranks.gather(mine)) if seen != told[0][1]]
+    if missing:
+        raise SettingsError(
+            'run',
+            f'rank {", ".join(map(str, missing))} can\'t read what rank 0 writes',
+            told[0][0],
+            'a directory that all machines share',
+            '--out DIR',
+        )
+
 
 def _follow(run):
     "A run of another rank than the first"
-    out,mine = run.ranks.gather(None)[0]
+    out, mine = run.ranks.gather(None)[0]
     run.out = Path(out)
-    try: seen = read_config(run.out).get('id')
-    except SettingsError: seen = None
+    try:
+        seen = read_config(run.out).get('id')
+    except SettingsError:
+        seen = None
     run.ranks.gather(seen)
-    if seen != mine: raise SettingsError('run', 'what rank 0 writes is not there', out,
-        'a directory that all machines share', '--out DIR')
+    if seen != mine:
+        raise SettingsError(
+            'run',
+            'what rank 0 writes is not there',
+            out,
+            'a directory that all machines share',
+            '--out DIR',
+        )
     return run
 
 # %% ../../nbs/app/runs.ipynb #5c7252fa
 def _check_vacant(out):
-    if (out/'checkpoint.pt').exists(): raise SettingsError('run', 'there is a run already in this directory', out,
-        remedy=f'--resume {out}, or another --out')
+    if (out / 'checkpoint.pt').exists():
+        raise SettingsError(
+            'run',
+            'there is a run already in this directory',
+            out,
+            remedy=f'--resume {out}, or another --out',
+        )
     if out.exists() and not out.is_dir():
         raise SettingsError('run', 'this is not a directory', out, remedy='another --out')
 
-def _versions(): return dict(fastrl_replay=__version__, torch=torch.__version__, gymnasium=gym.__version__,
-    numpy=np.__version__, python=platform.python_version())
 
-def _now(): return datetime.now(timezone.utc).isoformat(timespec='seconds')
+def _versions():
+    return dict(
+        fastrl_replay=__version__,
+        torch=torch.__version__,
+        gymnasium=gym.__version__,
+        numpy=np.__version__,
+        python=platform.python_version(),
+    )
+
+
+def _now():
+    return datetime.now(timezone.utc).isoformat(timespec='seconds')
+
 
 def _write_config(run):
-    name,path = uuid.uuid4().hex,memory_path(run.settings)
-    write_whole(run.out/'config.json', json.dumps(dict(recipe=run.name, id=name, env=run.agent.env_name,
-        wrappers=run.agent.wrappers, settings=run.settings, versions=_versions(), directory=os.getcwd(),
-        machine=platform.machine(), began=_now(),
-        **dict(launcher=launcher()) if run.ranks.size > 1 else {}), indent=2))
+    name = uuid.uuid4().hex
+    path = memory_path(run.settings)
+    write_whole(
+        run.out / 'config.json',
+        json.dumps(
+            dict(
+                recipe=run.name,
+                id=name,
+                env=run.agent.env_name,
+                wrappers=run.agent.wrappers,
+                settings=run.settings,
+                versions=_versions(),
+                directory=os.getcwd(),
+                machine=platform.machine(),
+                began=_now(),
+                **dict(launcher=launcher()) if run.ranks.size > 1 else {},
+            ),
+            indent=2,
+        ),
+    )
     if path:
-        Path(path).mkdir(parents=True, exist_ok=True)   # shards make theirs when they begin
-        write_whole(Path(path)/'run', json.dumps(dict(id=name, env=run.agent.env_name,
-            directory=str(run.out.absolute()))))
+        Path(path).mkdir(parents=True, exist_ok=True)  # shards make theirs when they begin
+        write_whole(
+            Path(path) / 'run',
+            json.dumps(dict(id=name, env=run.agent.env_name, directory=str(run.out.absolute()))),
+        )
 
 # %% ../../nbs/app/runs.ipynb #cd3c660b
-def launcher()->str: # of this process
+def launcher() -> str:  # of this process
     "What started it, on which machine"
     return f'{os.getppid()} on {platform.node()}'
 
+
 def begun_by_launcher(
-    recipe, # a Recipe
-    out=None, # the directory that was asked for; None: some new one in runs/
-)->Path: # None: there is none
+    recipe,  # a Recipe
+    out=None,  # the directory that was asked for; None: some new one in runs/
+) -> Path:  # None: there is none
     "The directory of a run that an earlier start by the same launcher has left, with a checkpoint"
-    here = [Path(out)] if out else sorted(Path('runs').glob(f'{_dir_name(recipe)}*'), key=lambda p: -p.stat().st_mtime)
+    here = (
+        [Path(out)]
+        if out
+        else sorted(Path('runs').glob(f'{_dir_name(recipe)}*'), key=lambda p: -p.stat().st_mtime)
+    )
     for path in here:
-        if (path/'checkpoint.pt').exists() and read_config(path).get('launcher') == launcher(): return path
+        if (path / 'checkpoint.pt').exists() and read_config(path).get('launcher') == launcher():
+            return path
 
 # %% ../../nbs/app/runs.ipynb #718892a8
 def reopen(
-    out, # the directory of a run
-    steps:int=None, # environment steps in all; None: as it was
-    device:str=None, # where the network is; None: as it was
-    trust:bool=False, # may the modules be imported that its config.json names?
-)->Run:
+    out,  # the directory of a run
+    steps: int = None,  # environment steps in all; None: as it was
+    device: str = None,  # where the network is; None: as it was
+    trust: bool = False,  # may the modules be imported that its config.json names?
+) -> Run:
     "A run as it stood at its last checkpoint, to be looked at; a memory on disk is left alone, and out"
     return _reopened(out, dict(steps=steps, device=device), trust, False)
 
 # %% ../../nbs/app/runs.ipynb #d373dad5
 def _reopened(out, changes, trust, rows, ranks=None):
     config = read_config(out)
-    config['settings'].update({k: v for k,v in changes.items() if v})
+    config['settings'].update({k: v for k, v in changes.items() if v})
     try:
         check_saved(config['recipe'], config['settings'])
-        if not trust: _check_modules(config['settings'])
-        if rows: _check_is_mine(config)
-        if rows: _check_size(out, config['settings'].get('ranks', 1), 1 if ranks is None else ranks.size)
+        if not trust:
+            _check_modules(config['settings'])
+        if rows:
+            _check_is_mine(config)
+        if rows:
+            _check_size(out, config['settings'].get('ranks', 1), 1 if ranks is None else ranks.size)
         run = Run(out, config['recipe'], config['settings'], rows, ranks)
     except SettingsError as e:
         began = config.get('directory', os.getcwd())
@@ -442,59 +763,86 @@ def _reopened(out, changes, trust, rows, ranks=None):
         raise SettingsError('run', f'{out}/config.json{place}: {e}') from e
     return run.load()
 
+
 def _check_size(out, n, now):
     "A checkpoint has rows and environments of each rank, which stay with it"
-    if n == now: return
+    if n == now:
+        return
     begin = 'fastrl-replay' if n == 1 else f'torchrun --nproc-per-node {n} -m fastrl_replay'
-    raise SettingsError('run', 'it was begun with another number of learners', now, n, f'{begin} train --resume {out}')
+    raise SettingsError(
+        'run',
+        'it was begun with another number of learners',
+        now,
+        n,
+        f'{begin} train --resume {out}',
+    )
 
 # %% ../../nbs/app/runs.ipynb #aac90782
 def _check_modules(s):
     "A config.json may come from somebody else, and a module that is imported can do anything"
     named = named_modules(s['env'], s.get('wrappers', 'none'), s.get('train_wrappers', 'none'))
     unknown = [m for m in named if m not in sys.modules]
-    if unknown: raise SettingsError('recipe', f'it would import the module {", ".join(unknown)}',
-        remedy='look at what it does, then --trust')
+    if unknown:
+        raise SettingsError(
+            'recipe',
+            f'it would import the module {", ".join(unknown)}',
+            remedy='look at what it does, then --trust',
+        )
 
 # %% ../../nbs/app/runs.ipynb #68546df1
 def resume(
-    out, # the directory of a run
-    steps:int=None, # environment steps in all; None: as it was
-    device:str=None, # where the network is; None: as it was
-    trust:bool=False, # may the modules be imported that its config.json names?
-    memory:str=None, # where its memory on disk is by now; None: as it was
-    ranks=None, # as `Ranks`, where several learn together
-)->Run:
+    out,  # the directory of a run
+    steps: int = None,  # environment steps in all; None: as it was
+    device: str = None,  # where the network is; None: as it was
+    trust: bool = False,  # may the modules be imported that its config.json names?
+    memory: str = None,  # where its memory on disk is by now; None: as it was
+    ranks=None,  # as `Ranks`, where several learn together
+) -> Run:
     "A run that goes on from its last checkpoint"
-    read_config(out)   # is it a run?
-    if memory and not memory_path(read_config(out)['settings']): raise SettingsError('run',
-        f'the memory of {out} is in its checkpoint', memory)
+    read_config(out)  # is it a run?
+    if memory and not memory_path(read_config(out)['settings']):
+        raise SettingsError('run', f'the memory of {out} is in its checkpoint', memory)
     changes = dict(steps=steps, device=device, memory_path=memory)
-    if ranks is not None and not ranks.leads: return _follow(_reopened(out, changes, trust, True, ranks))
+    if ranks is not None and not ranks.leads:
+        return _follow(_reopened(out, changes, trust, True, ranks))
     with ExitStack() as held:
         held.enter_context(lock_dir(out))
         run = _reopened(out, changes, trust, True, ranks)
         held.callback(run.agent.close_memory)
         run.found = run.agent.open_memory()
         _tidy(run, any(changes.values()))
-        if ranks is not None: _show_to_all(run)
+        if ranks is not None:
+            _show_to_all(run)
         run._held = held.pop_all()
     return run
 
 # %% ../../nbs/app/runs.ipynb #fb0e3804
 def _tidy(run, changed):
     "Cut off what comes after the checkpoint, and write down what was changed of the settings"
-    out,j,summary = run.out,run.agent.journal,run.out/'summary.json'
-    if j.over and summary.exists(): raise SettingsError('run', f'{out} has ended',
-        f'{j.steps:_} steps and {len(j.returns):_} episodes',
-        remedy='more --steps' if j.steps >= j.max_steps else None)
-    metrics = read_metrics(out)   # all that can't be read is found before anything is changed
+    out = run.out
+    j = run.agent.journal
+    summary = run.out / 'summary.json'
+    if j.over and summary.exists():
+        raise SettingsError(
+            'run',
+            f'{out} has ended',
+            f'{j.steps:_} steps and {len(j.returns):_} episodes',
+            remedy='more --steps' if j.steps >= j.max_steps else None,
+        )
+    metrics = read_metrics(out)  # all that can't be read is found before anything is changed
     _note_resumed(run, changed)
-    def comes_again(m): return j.over and m.get('eval_episodes') == 20 and m['env_steps'] == j.steps
-    def stays(m): return m['env_steps'] <= j.steps and not comes_again(m)
-    write_whole(out/'metrics.jsonl', ''.join(json.dumps(m) + '\n' for m in metrics if stays(m)))
+
+    def comes_again(m):
+        return j.over and m.get('eval_episodes') == 20 and m['env_steps'] == j.steps
+
+    def stays(m):
+        return m['env_steps'] <= j.steps and not comes_again(m)
+
+    write_whole(out / 'metrics.jsonl', ''.join(json.dumps(m) + '\n' for m in metrics if stays(m)))
     run._write_best()
-    for old in [summary, out/'report.html', *left_over(out, _OURS)]: old.unlink(missing_ok=True)
+    for old in [summary, out / 'report.html', *left_over(out, _OURS)]:
+        old.unlink(missing_ok=True)
+
 
 def _note_resumed(run, changed):
     "Write into config.json that it is resumed, with other versions and settings where there are any"
@@ -503,74 +851,41 @@ def _note_resumed(run, changed):
     other = {} if _versions() == config.get('versions') else dict(versions=_versions())
     note = dict(env_steps=run.agent.journal.steps, at=_now(), **other)
     settings = dict(settings=run.settings) if changed else {}
-    write_whole(run.out/'config.json', json.dumps({**config, **settings, 'resumed': [*before,note]}, indent=2))
-
-# %% ../../nbs/app/runs.ipynb #e45c8333
-@patch
-def draw(self:Run)->bool: # False: matplotlib isn't there
-    "Write returns.png"
-    j,self.drawn = self.agent.journal,self.wall
-    told = dict(successes=j.successes, eval_successes=self.successes) if j.successes or self.successes else {}
-    try: png = picture(j.ends, j.returns, self.evals, self.agent.solved, fill(self.title, 100), **told)
-    except ImportError: return False
-    write_whole(self.out/'returns.png', png)
-    return True
-
-# %% ../../nbs/app/runs.ipynb #f0c70032
-@patch
-def report_end(self:Run,
-    summary:dict, # of the whole run
-):
-    "Write report.html"
-    j,m = self.agent.journal,self.agent.memory
-    def told():
-        inside = None if m is None else self.samples.write(m) if self.samples else m.inside()
-        return new_run(self.out.name, **facts_of(self.name, read_config(self.out)), lines=read_metrics(self.out),
-            summary=summary, memory=inside, state='ended', said=f'{j.steps:,} steps in {summary["wall_s"]:,.0f} s',
-            episodes=dict(ends=j.ends, returns=j.returns, successes=j.successes))
-    write_report(self.out, told)
-
-# %% ../../nbs/app/runs.ipynb #d6258b87
-@patch
-def _finish(self:Run)->dict:
-    a,j = self.agent,self.agent.journal
-    self.clock.to('reports')
-    if self.counts or j.steps > self.reported[0]: self.report()
-    self.save()
-    final,won = self.evaluate(20)
-    if not self.leads: self.save(); return {}
-    self.wall = perf_counter() - self.began
-    summary = dict(recipe=self.name, env=a.env_name, wrappers=a.wrappers, seed=self.settings['seed'],
-        env_steps=j.steps, updates=a.pipe.updates, episodes=len(j.returns), wall_s=round(self.wall, 2),
-        steps_per_s=round(j.steps/self.wall, 1), device=str(getattr(a.pipe, 'device', 'cpu')),
-        final_return=float(final.mean()), final_std=float(final.std()), final_returns=final.tolist(),
-        spent={part: round(s, 3) for part,s in self.spent.items()},
-        **{} if won is None else dict(final_success=float(won.mean())), solved_at_step=self.solved, solved=a.solved,
-        **{} if self.best is None else dict(best_return=self.best['eval_return'], best_at_step=self.best['env_steps']))
-    self.save()
-    self.draw()
-    self.report_end(summary)
-    write_whole(self.out/'summary.json', json.dumps(summary, indent=2))   # last: where it is, all is there
-    return summary
+    write_whole(
+        run.out / 'config.json',
+        json.dumps({**config, **settings, 'resumed': [*before, note]}, indent=2),
+    )
 
 # %% ../../nbs/app/runs.ipynb #3c6ff62c
 @contextmanager
 def interruptible(
-    run:Run, # that will stop
+    run: Run,  # that will stop
 ):
     "While this lasts, Ctrl-C, SIGTERM and SIGHUP stop `run` after it has saved a checkpoint"
-    if threading.current_thread() is not threading.main_thread(): yield; return
-    hangup = getattr(signal, 'SIGHUP', None)   # Windows has none
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hangup = getattr(signal, 'SIGHUP', None)  # Windows has none
+
     def ask(number, frame):
-        again = number == hangup or run.ranks.size > 1   # a terminal that closes may send several; so does torchrun
-        if run.stop and again: return
-        if run.stop: raise KeyboardInterrupt
-        run.stop,run.stopped_by = True,number
-        with suppress(OSError):   # the terminal may be gone; print isn't safe here
+        # a terminal that closes may send several; so does torchrun
+        again = number == hangup or run.ranks.size > 1
+        if run.stop and again:
+            return
+        if run.stop:
+            raise KeyboardInterrupt
+        run.stop = True
+        run.stopped_by = number
+        with suppress(OSError):  # the terminal may be gone; print isn't safe here
             os.write(2, b'\nstopping and saving; Ctrl-C again breaks off at once\n')
+
     wanted = [signal.SIGINT, signal.SIGTERM]
-    if hangup and signal.getsignal(hangup) != signal.SIG_IGN: wanted.append(hangup)   # not under nohup
+    # not under nohup
+    if hangup and signal.getsignal(hangup) != signal.SIG_IGN:
+        wanted.append(hangup)
     before = {s: signal.signal(s, ask) for s in wanted}
-    try: yield
+    try:
+        yield
     finally:
-        for s,handler in before.items(): signal.signal(s, handler)
+        for s, handler in before.items():
+            signal.signal(s, handler)

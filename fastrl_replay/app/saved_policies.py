@@ -20,15 +20,16 @@ from ..steps.settings import SettingsError, nearest, plain_file
 
 # %% ../../nbs/app/saved_policies.ipynb #4ad8d4d1
 _MARK = b'sha256 of all before: '
-_COMMENT = len(_MARK) + 64   # and the checksum, in hexadecimal
+_COMMENT = len(_MARK) + 64  # and the checksum, in hexadecimal
+
 
 def checkpoint_bytes(
-    state:dict, # numbers, texts and tensors
-)->bytes: # as `torch.save` writes them, and a checksum
+    state: dict,  # numbers, texts and tensors
+) -> bytes:  # as `torch.save` writes them, and a checksum
     "What a checkpoint file holds"
     file = io.BytesIO()
     torch.save(state, file)
-    file.seek(-2, os.SEEK_END)   # a zip archive ends with the length of its comment
+    file.seek(-2, os.SEEK_END)  # a zip archive ends with the length of its comment
     file.write(_COMMENT.to_bytes(2, 'little') + _MARK)
     file.write(hashlib.sha256(file.getbuffer()).hexdigest().encode())
     return file.getvalue()
@@ -39,119 +40,187 @@ def _check_sum(file):
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 22, 0))
     end = file.read()
-    if end[:4] == b'PK\5\6' and end[20:] == b'\0\0': return   # an archive without a comment
+    if end[:4] == b'PK\5\6' and end[20:] == b'\0\0':
+        return  # an archive without a comment
     file.seek(0)
-    digest,left = hashlib.sha256(),size - 64
+    digest = hashlib.sha256()
+    left = size - 64
     while left > 0 and (part := file.read(min(left, 2**20))):
         digest.update(part)
         left -= len(part)
-    if file.read() != digest.hexdigest().encode(): raise ValueError("it was cut or changed: its checksum differs")
+    if file.read() != digest.hexdigest().encode():
+        raise ValueError("it was cut or changed: its checksum differs")
 
 # %% ../../nbs/app/saved_policies.ipynb #920fed7b
 def load_checkpoint(
-    path, # of checkpoint.pt
-)->dict: # numbers, texts and tensors
+    path,  # of checkpoint.pt
+) -> dict:  # numbers, texts and tensors
     "Read a checkpoint; nothing in the file is executed"
     try:
         with open(plain_file(path), 'rb') as file:
             _check_sum(file)
             file.seek(0)
             return torch.load(file, map_location='cpu', weights_only=True)
-    except FileNotFoundError: raise SettingsError('run', 'no checkpoint', path,
-        remedy='start it again, if it was stopped before its first one; or copy the whole directory') from None
-    except Exception as e: raise SettingsError('run', f'{path} can\'t be read as a checkpoint',
-        ' '.join(str(e).split())[:200]) from e
+    except FileNotFoundError:
+        raise SettingsError(
+            'run',
+            'no checkpoint',
+            path,
+            remedy='start it again, if it was stopped before its first one; or copy the whole directory',
+        ) from None
+    except Exception as e:
+        raise SettingsError(
+            'run', f'{path} can\'t be read as a checkpoint', ' '.join(str(e).split())[:200]
+        ) from e
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e011
-def _bounds(x): return torch.from_numpy(x.reshape(-1)[:1].copy() if x.size and (x == x.flat[0]).all() else x.copy())
+def _bounds(x):
+    return torch.from_numpy(
+        x.reshape(-1)[:1].copy() if x.size and (x == x.flat[0]).all() else x.copy()
+    )
+
 
 def space_state(
-    space:spaces.Space, # of observations or actions
-)->dict: # plain data and tensors
+    space: spaces.Space,  # of observations or actions
+) -> dict:  # plain data and tensors
     "What a space is, for a file"
     parts = fields_of(space)
-    if parts is not None: return dict(parts={k: space_state(s) for k,s in parts.items()})
-    if isinstance(space, spaces.Discrete): return dict(n=int(space.n), start=int(space.start))
+    if parts is not None:
+        return dict(parts={k: space_state(s) for k, s in parts.items()})
+    if isinstance(space, spaces.Discrete):
+        return dict(n=int(space.n), start=int(space.start))
     if isinstance(space, spaces.MultiBinary):
         return dict(binary=space.n if isinstance(space.n, int) else list(space.shape))
-    kinds = {spaces.Box: ('low','high'), spaces.MultiDiscrete: ('nvec','start')}
-    bounds = next((names for cls,names in kinds.items() if isinstance(space, cls)), None)
-    if bounds: return dict(shape=list(space.shape), dtype=str(space.dtype),
-        **{k: _bounds(getattr(space, k)) for k in bounds})
-    raise SettingsError('policy', 'a space that has no form in a file', type(space).__name__,
-        'Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or a Tuple of them')
+    kinds = {spaces.Box: ('low', 'high'), spaces.MultiDiscrete: ('nvec', 'start')}
+    bounds = next((names for cls, names in kinds.items() if isinstance(space, cls)), None)
+    if bounds:
+        return dict(
+            shape=list(space.shape),
+            dtype=str(space.dtype),
+            **{k: _bounds(getattr(space, k)) for k in bounds},
+        )
+    raise SettingsError(
+        'policy',
+        'a space that has no form in a file',
+        type(space).__name__,
+        'Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or a Tuple of them',
+    )
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e012
 def space_of(
-    state:dict, # of `space_state`
-)->spaces.Space:
+    state: dict,  # of `space_state`
+) -> spaces.Space:
     "The space that was saved"
-    if 'parts' in state: return _with_parts(nest(list(state['parts']), lambda k: space_of(state['parts'][k])))
-    if 'n' in state: return spaces.Discrete(state['n'], start=state['start'])
-    if 'binary' in state: return spaces.MultiBinary(state['binary'])
+    if 'parts' in state:
+        return _with_parts(nest(list(state['parts']), lambda k: space_of(state['parts'][k])))
+    if 'n' in state:
+        return spaces.Discrete(state['n'], start=state['start'])
+    if 'binary' in state:
+        return spaces.MultiBinary(state['binary'])
     dtype = np.dtype(state['dtype'])
+
     def full(name):
         x = state[name].numpy()
-        return (x if x.shape == tuple(state['shape']) else np.broadcast_to(x, state['shape'])).astype(dtype)
-    if 'low' in state: return spaces.Box(full('low'), full('high'), dtype=dtype)
+        return (
+            x if x.shape == tuple(state['shape']) else np.broadcast_to(x, state['shape'])
+        ).astype(dtype)
+
+    if 'low' in state:
+        return spaces.Box(full('low'), full('high'), dtype=dtype)
     return spaces.MultiDiscrete(full('nvec'), dtype=dtype, start=full('start'))
 
-def _with_parts(parts): # a dict keeps its order, which is that of a network's inputs
+
+def _with_parts(parts):  # a dict keeps its order, which is that of a network's inputs
     return spaces.Tuple(parts) if isinstance(parts, tuple) else spaces.Dict(OrderedDict(parts))
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e015
 def policy_state(
-    agent, # an `Agent`
-)->dict: # plain data and tensors
+    agent,  # an `Agent`
+) -> dict:  # plain data and tensors
     "What a policy needs to play without the agent"
-    model = {k: v.cpu() for k,v in saved_part(agent.model).items()}
-    observation,action = map(space_state, agent.spaces)
-    settings = agent.settings | ({'memory_path':'none'} if 'memory_path' in agent.settings else {})   # of no use here
+    model = {k: v.cpu() for k, v in saved_part(agent.model).items()}
+    observation, action = map(space_state, agent.spaces)
+    # of no use here
+    settings = agent.settings | ({'memory_path': 'none'} if 'memory_path' in agent.settings else {})
     return dict(model=model, settings=settings, observation_space=observation, action_space=action)
 
+
 def load_model(
-    model, # is changed
-    tensors:dict, # name → tensor, of a model of the same kind
-    who:str='load_policy', # who asks
+    model,  # is changed
+    tensors: dict,  # name → tensor, of a model of the same kind
+    who: str = 'load_policy',  # who asks
 ):
     "Give a model the tensors of another; an error where it is of another shape"
     check_same_shapes(who, tensors, bare_names(model.state_dict()))
     load_part(model, tensors)
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e017
-_POLICY = 'model','settings','observation_space','action_space'
+_POLICY = 'model', 'settings', 'observation_space', 'action_space'
+
 
 def read_policy(
-    path, # of best.pt or checkpoint.pt
-)->dict: # as `policy_state` gave it
+    path,  # of best.pt or checkpoint.pt
+) -> dict:  # as `policy_state` gave it
     "The policy in a file"
-    try: state = load_checkpoint(path)
+    try:
+        state = load_checkpoint(path)
     except SettingsError as e:
-        if Path(path).exists() or Path(path).name == 'checkpoint.pt': raise
-        raise SettingsError('run', 'no best model', path, remedy='it is written by the first evaluation; '
-            'what the last checkpoint has: load_policy(dir, best=False), or eval without --best') from e
+        if Path(path).exists() or Path(path).name == 'checkpoint.pt':
+            raise
+        raise SettingsError(
+            'run',
+            'no best model',
+            path,
+            remedy='it is written by the first evaluation; '
+            'what the last checkpoint has: load_policy(dir, best=False), or eval without --best',
+        ) from e
     state = state.get('policy', state) if isinstance(state, dict) else {}
     missing = [k for k in _POLICY if not isinstance(state.get(k), dict)]
-    if missing: raise SettingsError('run', f'{path} has no policy', f'no {", ".join(missing)}',
-        'a best.pt or a checkpoint.pt of this version', 'go on with the run: train --resume DIR writes both')
+    if missing:
+        raise SettingsError(
+            'run',
+            f'{path} has no policy',
+            f'no {", ".join(missing)}',
+            'a best.pt or a checkpoint.pt of this version',
+            'go on with the run: train --resume DIR writes both',
+        )
     return state
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e018
 def load_policy(
-    path, # a run's directory, or a best.pt or checkpoint.pt
-    best:bool=True, # of its best evaluation, or of its last checkpoint?
-    device:str='cpu', # where its network is
-): # states → actions, without exploring; with a memory: states, hidden → actions, hidden
+    path,  # a run's directory, or a best.pt or checkpoint.pt
+    best: bool = True,  # of its best evaluation, or of its last checkpoint?
+    device: str = 'cpu',  # where its network is
+):  # states → actions, without exploring; with a memory: states, hidden → actions, hidden
     "A policy that a run has learned; nothing in the file is executed, and no environment is made"
-    file = Path(path)/('best.pt' if best else 'checkpoint.pt') if Path(path).is_dir() else Path(path)
+    file = (
+        Path(path) / ('best.pt' if best else 'checkpoint.pt') if Path(path).is_dir() else Path(path)
+    )
     state = read_policy(file)
-    s = {**state['settings'], **({'device':device} if 'device' in state['settings'] else {})}
-    nearest(f'load_policy: {file}', 'learner (of a module that is not imported?)', s.get('learner'), LEARNERS)
+    s = {**state['settings'], **({'device': device} if 'device' in state['settings'] else {})}
+    nearest(
+        f'load_policy: {file}',
+        'learner (of a module that is not imported?)',
+        s.get('learner'),
+        LEARNERS,
+    )
     try:
         check_saved(file.name, s)
         with torch.random.fork_rng(devices=[]):
-            model = LEARNERS[s['learner']].model(s, *(space_of(state[f'{k}_space']) for k in ('observation','action')))
+            model = LEARNERS[s['learner']].model(
+                s, *(space_of(state[f'{k}_space']) for k in ('observation', 'action'))
+            )
         load_model(model, state['model'])
         return LEARNERS[s['learner']].greedy(model, s)
-    except (ValueError,TypeError,RuntimeError,LookupError,AttributeError,ArithmeticError,MemoryError) as e:
-        raise SettingsError('load_policy', f'{file} has no policy that can be built', f'{type(e).__name__}: {e}') from e
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        MemoryError,
+    ) as e:
+        raise SettingsError(
+            'load_policy', f'{file} has no policy that can be built', f'{type(e).__name__}: {e}'
+        ) from e

@@ -23,84 +23,147 @@ from ..look.memory_figure import memory_figure, png_of
 # %% ../../nbs/app/survey.ipynb #211de0b7
 def _spread(x):
     "Mean, lowest, highest; None: there are none"
-    return dict(mean=float(np.mean(x)), min=float(np.min(x)), max=float(np.max(x))) if len(x) else None
+    return (
+        dict(mean=float(np.mean(x)), min=float(np.min(x)), max=float(np.max(x))) if len(x) else None
+    )
 
 # %% ../../nbs/app/survey.ipynb #aa2de6d6
 def episode_facts(
-    episode:dict, # of a memory, as `inside` gives them
-)->dict:
+    episode: dict,  # of a memory, as `inside` gives them
+) -> dict:
     "How many environments and episodes there are, how long they were, and what they returned"
     end = episode['end']
     over = np.isin(end, ENDS[:2])
-    episodes = dict(ended=over, whole=over & episode['whole'], running=end == 'running', broken_off=end == 'broken off')
+    episodes = dict(
+        ended=over,
+        whole=over & episode['whole'],
+        running=end == 'running',
+        broken_off=end == 'broken off',
+    )
     returns = () if episode['total'] is None else episode['total'][over]
-    return dict(environments=len(np.unique(episode['env_id'])), episodes={k: int(x.sum()) for k,x in episodes.items()},
-        lengths=_spread(episode['length'][over]), returns=_spread(returns))
+    return dict(
+        environments=len(np.unique(episode['env_id'])),
+        episodes={k: int(x.sum()) for k, x in episodes.items()},
+        lengths=_spread(episode['length'][over]),
+        returns=_spread(returns),
+    )
 
 # %% ../../nbs/app/survey.ipynb #45d134c2
 def _priority_facts(seen):
     draw = seen['draw']
-    if draw is None or draw['priority'] is None: return None
-    p,kind = draw['priority'],draw['kind']
-    known = dict(min=float(p.min()), median=float(np.median(p)), max=float(p.max())) if len(p) else {}
+    if draw is None or draw['priority'] is None:
+        return None
+    p = draw['priority']
+    kind = draw['kind']
+    known = (
+        dict(min=float(p.min()), median=float(np.median(p)), max=float(p.max())) if len(p) else {}
+    )
     if str(kind).startswith('Proportional') and p.any():
-        known['effective_sample_size'] = float(p.sum()**2/(p**2).sum())
+        known['effective_sample_size'] = float(p.sum() ** 2 / (p**2).sum())
     return dict(kind=kind, unit=seen['unit'], known=len(p), rows_without=draw['without'], **known)
 
 # %% ../../nbs/app/survey.ipynb #ba07e489
 def _draw_facts(seen):
     drawn = seen['row']['drawn']
-    if drawn is None or not len(drawn): return None
-    return dict(mean=float(drawn.mean()), max=int(drawn.max()), never=float((drawn <= 0).mean()),
-        oldest_age=seen['numbers']['age_max'])
+    if drawn is None or not len(drawn):
+        return None
+    return dict(
+        mean=float(drawn.mean()),
+        max=int(drawn.max()),
+        never=float((drawn <= 0).mean()),
+        oldest_age=seen['numbers']['age_max'],
+    )
 
 # %% ../../nbs/app/survey.ipynb #3c596885
 def writer_of(
-    path, # of a memory's directory
-)->dict: # process, host, since; `now`: does it write now? None: not known
+    path,  # of a memory's directory
+) -> dict:  # process, host, since; `now`: does it write now? None: not known
     "Which process has opened a memory for writing last"
-    said = json_in(Path(path)/'writer')
-    return {**{k: said.get(k) for k in ('process','host','since')}, 'now': is_locked(Path(path)/'writer')}
+    said = json_in(Path(path) / 'writer')
+    return {
+        **{k: said.get(k) for k in ('process', 'host', 'since')},
+        'now': is_locked(Path(path) / 'writer'),
+    }
 
 # %% ../../nbs/app/survey.ipynb #91ddebec
 def survey(
-    memory:Timeline, # as `open_memory` gave it
-)->dict: # plain data
+    memory: Timeline,  # as `open_memory` gave it
+) -> dict:  # plain data
     "What is in a memory on disk"
-    d,seen = memory.place,memory.inside()
-    store = {k: v for k,v in d.meta['store'].items() if v is not None}
-    facts = dict(path=str(d.path), made=d.meta.get('made'), written_by=d.meta.get('written_by'), store=store,
-        run=run_of(d.path), writer=writer_of(d.path), rows=seen['rows'], max_sz=d.meta['max_sz'],
-        spare=d.ring - d.meta['max_sz'], row_bytes=memory.dtype.itemsize, first_key=seen['oldest'],
-        end_key=seen['inserted'], columns=seen['columns'])
-    facts |= dict(**episode_facts(seen['episode']), drawn=_draw_facts(seen), priorities=_priority_facts(seen))
-    if 'frames' in seen['numbers']: facts['frames'] = seen['numbers']['frames']
+    d = memory.place
+    seen = memory.inside()
+    store = {k: v for k, v in d.meta['store'].items() if v is not None}
+    facts = dict(
+        path=str(d.path),
+        made=d.meta.get('made'),
+        written_by=d.meta.get('written_by'),
+        store=store,
+        run=run_of(d.path),
+        writer=writer_of(d.path),
+        rows=seen['rows'],
+        max_sz=d.meta['max_sz'],
+        spare=d.ring - d.meta['max_sz'],
+        row_bytes=memory.dtype.itemsize,
+        first_key=seen['oldest'],
+        end_key=seen['inserted'],
+        columns=seen['columns'],
+    )
+    facts |= dict(
+        **episode_facts(seen['episode']), drawn=_draw_facts(seen), priorities=_priority_facts(seen)
+    )
+    if 'frames' in seen['numbers']:
+        facts['frames'] = seen['numbers']['frames']
     return dict(facts, disk_bytes=d.nbytes)
 
 # %% ../../nbs/app/survey.ipynb #20545211
 def survey_text(
-    facts:dict, # as `survey` gave them
-)->str:
+    facts: dict,  # as `survey` gave them
+) -> str:
     "What is in a memory, for a person"
-    f,e,w = facts,facts['episodes'],facts['writer']
-    store = ', '.join([f['store']['kind'], *(f'{k}={v}' for k,v in f['store'].items() if k != 'kind')])
-    lines = [('memory', f"{f['path']}, {size_text(f['disk_bytes'])} on disk"),
-        ('made', f"{f['made']}, by {f['written_by']}"), ('run', _run_text(f['run'])), ('writer', _writer_text(w)),
+    f = facts
+    e = facts['episodes']
+    w = facts['writer']
+    store = ', '.join(
+        [f['store']['kind'], *(f'{k}={v}' for k, v in f['store'].items() if k != 'kind')]
+    )
+    lines = [
+        ('memory', f"{f['path']}, {size_text(f['disk_bytes'])} on disk"),
+        ('made', f"{f['made']}, by {f['written_by']}"),
+        ('run', _run_text(f['run'])),
+        ('writer', _writer_text(w)),
         ('store', f"{store}; {f['row_bytes']:,} bytes a row as added"),
-        ('rows', f"{f['rows']:,} of {f['max_sz']:,}, {f['spare']:,} spare slots; {f['end_key']:,} added in all"),
-        *(('columns' if i == 0 else '', text) for i,text in enumerate(_column_lines(f['columns']))),
-        ('frames', f"{f['frames']:,}; with them {f['disk_bytes']/max(f['rows'], 1):,.0f} bytes a row"
-            if 'frames' in f else ''),
+        (
+            'rows',
+            f"{f['rows']:,} of {f['max_sz']:,}, {f['spare']:,} spare slots; {f['end_key']:,} added in all",
+        ),
+        *(
+            ('columns' if i == 0 else '', text)
+            for i, text in enumerate(_column_lines(f['columns']))
+        ),
+        (
+            'frames',
+            f"{f['frames']:,}; with them {f['disk_bytes'] / max(f['rows'], 1):,.0f} bytes a row"
+            if 'frames' in f
+            else '',
+        ),
         ('environments', f"{f['environments']:,}"),
-        ('episodes', f"{e['ended']:,} have ended, {e['whole']:,} of them whole; {e['running']:,} going on"
-            + f", {e['broken_off']:,} broken off"*bool(e['broken_off'])),
-        ('lengths', _spread_text(f['lengths'])), ('returns', _spread_text(f['returns'])),
-        ('drawn', _drawn_text(f['drawn'])), ('priorities', _priority_text(f['priorities']))]
-    return '\n'.join(f'{name:13} {text}' for name,text in lines if text)
+        (
+            'episodes',
+            f"{e['ended']:,} have ended, {e['whole']:,} of them whole; {e['running']:,} going on"
+            + f", {e['broken_off']:,} broken off" * bool(e['broken_off']),
+        ),
+        ('lengths', _spread_text(f['lengths'])),
+        ('returns', _spread_text(f['returns'])),
+        ('drawn', _drawn_text(f['drawn'])),
+        ('priorities', _priority_text(f['priorities'])),
+    ]
+    return '\n'.join(f'{name:13} {text}' for name, text in lines if text)
+
 
 def _column_lines(columns):
     wide = max(len(c['name']) for c in columns)
     return [f"{c['name']:{wide}}  {c['dtype']} {c['shape'] or ''}".rstrip() for c in columns]
+
 
 def _spread_text(x):
     d = decimals(*(x or {}).values())
@@ -108,69 +171,90 @@ def _spread_text(x):
 
 # %% ../../nbs/app/survey.ipynb #f7a39d47
 def _run_text(run):
-    said = [str(run[k]) for k in ('env','directory') if k in run]
+    said = [str(run[k]) for k in ('env', 'directory') if k in run]
     return ', in '.join(said)
+
 
 def _writer_text(w):
     process = f"process {w['process']} on {w['host']}, since {w['since']}"
-    if w['now']: return process
-    if w['process'] is None: return 'none now'
+    if w['now']:
+        return process
+    if w['process'] is None:
+        return 'none now'
     return ('none now; the last one was ' if w['now'] is False else 'perhaps ') + process
 
 # %% ../../nbs/app/survey.ipynb #f4ecf88e
 def _drawn_text(d):
-    if not d or not d['max']: return ''
-    age = f"; the oldest when {d['oldest_age']:,} rows had come since"*bool(d['oldest_age'])   # as noted last
+    if not d or not d['max']:
+        return ''
+    # as noted last
+    age = f"; the oldest when {d['oldest_age']:,} rows had come since" * bool(d['oldest_age'])
     return f"{d['mean']:,.1f} times in the mean, at most {d['max']:,}, {d['never']:.0%} never{age}"
 
+
 def _priority_text(p):
-    if not p: return ''
+    if not p:
+        return ''
     text = f"{p['known']:,} {p['unit']}, {p['kind']}"
-    if 'median' in p: text += f"; {p['min']:.3g} to {p['max']:.3g}, median {p['median']:.3g}"
-    if 'effective_sample_size' in p: text += f"; effective sample size {p['effective_sample_size']:,.0f}"
-    return text + f"; none so far for the last {p['rows_without']:,} rows"*bool(p['rows_without'])
+    if 'median' in p:
+        text += f"; {p['min']:.3g} to {p['max']:.3g}, median {p['median']:.3g}"
+    if 'effective_sample_size' in p:
+        text += f"; effective sample size {p['effective_sample_size']:,.0f}"
+    return text + f"; none so far for the last {p['rows_without']:,} rows" * bool(p['rows_without'])
 
 # %% ../../nbs/app/survey.ipynb #83317fd7
 def survey_picture(
-    memory:Timeline, # as `open_memory` gave it
-    title:str=None, # above it; None: what it is, and how full
-)->bytes: # a png
+    memory: Timeline,  # as `open_memory` gave it
+    title: str = None,  # above it; None: what it is, and how full
+) -> bytes:  # a png
     "What is in a memory, in one figure"
     return png_of(memory_figure(memory.inside(), title))
 
 # %% ../../nbs/app/survey.ipynb #a7a32318
 def export_rows(
-    memory:Timeline, # as `open_memory` gave it
-    path, # of the archive, which ends in .npz
-    most:int=2**24, # bytes of a column that are in main memory at a time, or those of one row
+    memory: Timeline,  # as `open_memory` gave it
+    path,  # of the archive, which ends in .npz
+    most: int = 2**24,  # bytes of a column that are in main memory at a time, or those of one row
 ):
     "Write all rows into an archive of arrays, a column after the other"
-    path,(end,oldest),rewinds = Path(path),memory.span,memory.place.counters.item(REWINDS)
-    if path.suffix != '.npz': raise ArgumentError('memory', '--export', path, 'a name that ends in .npz')
+    path, (end, oldest), rewinds = Path(path), memory.span, memory.place.counters.item(REWINDS)
+    if path.suffix != '.npz':
+        raise ArgumentError('memory', '--export', path, 'a name that ends in .npz')
     with whole_file(path) as whole, zipfile.ZipFile(whole, 'w', allowZip64=True) as archive:
-        for name,dtype,read in _exported(memory):
+        for name, dtype, read in _exported(memory):
             with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
-                shape = (end - oldest,*dtype.shape)
+                shape = (end - oldest, *dtype.shape)
                 header = dict(descr=dtype.base.str, fortran_order=False, shape=shape)
                 np.lib.format.write_array_header_2_0(file, header)
-                for keys in in_parts(oldest, max(end, oldest + 1), max(1, most//max(memory.dtype.itemsize, 1))):
+                for keys in in_parts(
+                    oldest, max(end, oldest + 1), max(1, most // max(memory.dtype.itemsize, 1))
+                ):
                     file.write(np.ascontiguousarray(read(keys)).tobytes())
                     _check_still_there(memory, oldest, rewinds)
 
+
 def _check_still_there(memory, oldest, rewinds):
     d = memory.place
-    if d.oldest_whole() > oldest or d.counters.item(REWINDS) != rewinds: raise StaleKey('memory',
-        'rows were overwritten while they were read', f'keys from {d.oldest_whole()} on', f'those from {oldest} on',
-        'stop the process that writes, or let it keep more spare rows')
+    if d.oldest_whole() > oldest or d.counters.item(REWINDS) != rewinds:
+        raise StaleKey(
+            'memory',
+            'rows were overwritten while they were read',
+            f'keys from {d.oldest_whole()} on',
+            f'those from {oldest} on',
+            'stop the process that writes, or let it keep more spare rows',
+        )
 
 # %% ../../nbs/app/survey.ipynb #717f7067
 def _exported(memory):
     "Name, dtype and a function that reads it by key, of each column of an archive"
-    line,store,_ = memory.parts
+    line, store, _ = memory.parts
     key = 'key'
-    while key in memory.dtype.names: key += '_'
-    yield key,np.dtype(np.int64),lambda keys: keys
-    plain = dict(leaves(store.columns))   # all but frames
-    for name,dtype,_ in parts_of(memory.dtype):
-        if name in plain: yield name,dtype,lambda keys, column=plain[name]: column[keys % line.ring]
-        else: yield name,dtype,lambda keys, name=name: dict(leaves(memory.take(keys).rows))[name]
+    while key in memory.dtype.names:
+        key += '_'
+    yield key, np.dtype(np.int64), lambda keys: keys
+    plain = dict(leaves(store.columns))  # all but frames
+    for name, dtype, _ in parts_of(memory.dtype):
+        if name in plain:
+            yield name, dtype, lambda keys, column=plain[name]: column[keys % line.ring]
+        else:
+            yield name, dtype, lambda keys, name=name: dict(leaves(memory.take(keys).rows))[name]

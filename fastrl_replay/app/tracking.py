@@ -13,83 +13,130 @@ from ..steps.settings import SettingsError
 
 # %% ../../nbs/app/tracking.ipynb #e7a40006
 def numbers(
-    line:dict, # of metrics
-)->dict: # name → number
+    line: dict,  # of metrics
+) -> dict:  # name → number
     "What can be drawn of a line: no mean of what hasn't happened, shards one by one"
-    shards = {f'shards/{i}/{k}': v for i,shard in enumerate(line.get('shards', [])) for k,v in shard.items()}
-    return {k: v for k,v in {**line, **shards}.items() if k != 'shards' and v is not None}
+    shards = {
+        f'shards/{i}/{k}': v
+        for i, shard in enumerate(line.get('shards', []))
+        for k, v in shard.items()
+    }
+    return {k: v for k, v in {**line, **shards}.items() if k != 'shards' and v is not None}
 
 # %% ../../nbs/app/tracking.ipynb #e7a40009
 @contextmanager
 def _needed(option, package):
     "Around an import: an error that says what to install"
-    try: yield
-    except ImportError: raise SettingsError('train', f'--{option} needs {package}, which is not installed',
-        remedy=f'pip install {package}, or leave the option out') from None
+    try:
+        yield
+    except ImportError:
+        raise SettingsError(
+            'train',
+            f'--{option} needs {package}, which is not installed',
+            remedy=f'pip install {package}, or leave the option out',
+        ) from None
 
 # %% ../../nbs/app/tracking.ipynb #e7a4000c
 def _tensorboard():
-    with _needed('tensorboard', 'tensorboard'): from torch.utils.tensorboard import SummaryWriter
+    with _needed('tensorboard', 'tensorboard'):
+        from torch.utils.tensorboard import SummaryWriter
+
     @contextmanager
     def track(run):
         with SummaryWriter(run.out) as board:
+
             def log(line):
-                for k,v in line.items():
-                    if k != 'env_steps': board.add_scalar(k, v, line['env_steps'])
+                for k, v in line.items():
+                    if k != 'env_steps':
+                        board.add_scalar(k, v, line['env_steps'])
+
             yield log
+
     return track
 
 # %% ../../nbs/app/tracking.ipynb #e7a4000e
 def _wandb():
     with _needed('track', 'wandb'):
         import wandb
-        from wandb import init   # a directory `wandb` is a module, too, an empty one
+        from wandb import init  # a directory `wandb` is a module, too, an empty one
     try:
-        if wandb.setup().settings.mode == 'online': wandb.login()
-    except wandb.Error as e: raise SettingsError('train', "--track can't log in to Weights & Biases", e,
-        remedy='wandb login, or WANDB_MODE=offline') from e
+        if wandb.setup().settings.mode == 'online':
+            wandb.login()
+    except wandb.Error as e:
+        raise SettingsError(
+            'train',
+            "--track can't log in to Weights & Biases",
+            e,
+            remedy='wandb login, or WANDB_MODE=offline',
+        ) from e
+
     def track(run):
-        try: return _logged(init(**_about(run), settings=wandb.Settings(silent=True, console='off')))
-        except wandb.Error as e: raise SettingsError('train', "--track can't begin a run of Weights & Biases", e,
-            remedy='WANDB_MODE=offline, or leave the option out') from e
+        try:
+            return _logged(init(**_about(run), settings=wandb.Settings(silent=True, console='off')))
+        except wandb.Error as e:
+            raise SettingsError(
+                'train',
+                "--track can't begin a run of Weights & Biases",
+                e,
+                remedy='WANDB_MODE=offline, or leave the option out',
+            ) from e
+
     return track
 
 # %% ../../nbs/app/tracking.ipynb #e7a40010
 def _about(run):
     "What the run is called there, and what was asked for"
     config = read_config(run.out)
-    return dict(project=os.environ.get('WANDB_PROJECT', 'fastrl_replay'), dir=run.out, id=config.get('id'),
-        resume='allow', name=run.out.name, group=run_title(run.name, run.agent.env_name, run.agent.wrappers),
-        config={**run.settings, 'recipe': run.name, 'versions': config.get('versions')})
+    return dict(
+        project=os.environ.get('WANDB_PROJECT', 'fastrl_replay'),
+        dir=run.out,
+        id=config.get('id'),
+        resume='allow',
+        name=run.out.name,
+        group=run_title(run.name, run.agent.env_name, run.agent.wrappers),
+        config={**run.settings, 'recipe': run.name, 'versions': config.get('versions')},
+    )
+
 
 @contextmanager
 def _logged(there):
     "A run of Weights & Biases, from its beginning to its end"
     where = f'wandb sync {there.settings.sync_dir}' if there.offline else there.url
-    if where: print(f'tracked:    {where}', flush=True)   # WANDB_MODE=disabled: nowhere
+    if where:
+        print(f'tracked:    {where}', flush=True)  # WANDB_MODE=disabled: nowhere
     failed = True
     try:
         there.define_metric('*', step_metric='env_steps')
         yield there.log
         failed = False
-    finally: there.finish(exit_code=int(failed))
+    finally:
+        there.finish(exit_code=int(failed))
 
 # %% ../../nbs/app/tracking.ipynb #e7a40012
 class Tracked:
     "A display that also passes each line of metrics on"
+
     def __init__(self, display, logs):
-        self.display,self.logs,self.tick = display,logs,display.tick
+        self.display = display
+        self.logs = logs
+        self.tick = display.tick
+
     def report(self, line):
         self.display.report(line)
-        for log in self.logs: log(numbers(line))
+        for log in self.logs:
+            log(numbers(line))
 
-TRACKERS = dict(tensorboard=_tensorboard, track=_wandb)   # option → imports what it needs, and returns a tracker
+
+# option → imports what it needs, and returns a tracker
+TRACKERS = dict(tensorboard=_tensorboard, track=_wandb)
+
 
 @contextmanager
 def tracked(
-    display, # of a run
-    run, # that will be trained
-    trackers, # what TRACKERS make
+    display,  # of a run
+    run,  # that will be trained
+    trackers,  # what TRACKERS make
 ):
     "While this lasts, a display whose lines also go to the trackers"
-    with ExitStack() as ends: yield Tracked(display, [ends.enter_context(track(run)) for track in trackers])
+    with ExitStack() as ends:
+        yield Tracked(display, [ends.enter_context(track(run)) for track in trackers])

@@ -8,13 +8,19 @@ __all__ = ['state_of', 'WatchedRun', 'WatchedMemory', 'watched_in', 'Watch', 'wa
 # %% ../../nbs/app/watching.ipynb #94ab86c4
 import mimetypes, os, re, threading, time, webbrowser
 from pathlib import Path
-from fastcore.basics import patch
 from .offline import open_memory
 from .recipes import memory_dirs
 from .run_files import facts_of, read_config, read_json, read_metrics, run_of
 from ..look.curves import short
 from ..look.html import Safe, json_text, tag
-from ..look.run_page import memory_numbers, memory_charts, live_page, new_run, run_sections, section_list
+from fastrl_replay.look.run_page import (
+    memory_numbers,
+    memory_charts,
+    live_page,
+    new_run,
+    run_sections,
+    section_list,
+)
 from ..look.server import Server
 from ..steps.errors import Explained
 from ..steps.files import is_locked
@@ -23,213 +29,310 @@ from ..steps.settings import SettingsError
 # %% ../../nbs/app/watching.ipynb #e41ee76c
 class _Kept:
     "What was read from files, until they change"
-    def __init__(self): self.known = {}
+
+    def __init__(self):
+        self.known = {}
+
     def __call__(self, read, path):
         "`read(path)`; None where it can't be read"
-        try: stat = os.stat(path)
-        except OSError: return None
-        mark = stat.st_mtime_ns,stat.st_size,stat.st_ino
+        try:
+            stat = os.stat(path)
+        except OSError:
+            return None
+        mark = stat.st_mtime_ns, stat.st_size, stat.st_ino
         if self.known.get(path, (None,))[0] != mark:
-            try: found = read(path)
-            except (Explained,OSError,ValueError): return None   # it is half written, or gone
-            self.known[path] = mark,found
+            try:
+                found = read(path)
+            except (Explained, OSError, ValueError):
+                return None  # it is half written, or gone
+            self.known[path] = mark, found
         return self.known[path][1]
 
 # %% ../../nbs/app/watching.ipynb #85da5a9c
-_SHARE = .005   # of a core
+_SHARE = 0.005  # of a core
+
 
 class _Rarely:
     "The result of a function, which is called so rarely that it takes no more than that share"
-    def __init__(self): self.due,self.found = 0.,None
+
+    def __init__(self):
+        self.due = 0.0
+        self.found = None
+
     def __call__(self, f):
-        if time.monotonic() < self.due: return self.found
-        first,began = self.found is None,time.thread_time()
+        if time.monotonic() < self.due:
+            return self.found
+        first = self.found is None
+        began = time.thread_time()
         self.found = f()
-        used = 0. if first else time.thread_time() - began
-        self.due = time.monotonic() + max(used/_SHARE, 1.)
+        used = 0.0 if first else time.thread_time() - began
+        self.due = time.monotonic() + max(used / _SHARE, 1.0)
         return self.found
 
 # %% ../../nbs/app/watching.ipynb #5bf8c4a5
 def state_of(
-    out, # a run's directory
-    lines:list, # of its metrics
-    summary:dict, # summary.json; None: it is not there
-    now:float=None, # seconds, as `time.time` has it
-)->tuple: # one of ended, running, silent, stopped, gone; a sentence
+    out,  # a run's directory
+    lines: list,  # of its metrics
+    summary: dict,  # summary.json; None: it is not there
+    now: float = None,  # seconds, as `time.time` has it
+) -> tuple:  # one of ended, running, silent, stopped, gone; a sentence
     "Does it go on?"
-    if not Path(out).is_dir(): return 'gone','its directory is not there any more'
-    if summary: return 'ended','{} steps in {} s'.format(*(short(summary.get(k)) for k in ('env_steps','wall_s')))
-    out,now = Path(out),now or time.time()
-    last = max((p.stat().st_mtime for p in (out/'metrics.jsonl',out/'config.json') if p.exists()), default=now)
-    age,walls = now - last,[0, *(m['wall_s'] for m in lines if isinstance(m.get('wall_s'), (int,float)))][-20:]
-    usual = max((b - a for a,b in zip(walls, walls[1:])), default=0)
+    if not Path(out).is_dir():
+        return 'gone', 'its directory is not there any more'
+    if summary:
+        return 'ended', '{} steps in {} s'.format(
+            *(short(summary.get(k)) for k in ('env_steps', 'wall_s'))
+        )
+    out = Path(out)
+    now = now or time.time()
+    last = max(
+        (p.stat().st_mtime for p in (out / 'metrics.jsonl', out / 'config.json') if p.exists()),
+        default=now,
+    )
+    age = now - last
+    walls = [0, *(m['wall_s'] for m in lines if isinstance(m.get('wall_s'), (int, float)))][-20:]
+    usual = max((b - a for a, b in zip(walls, walls[1:])), default=0)
     step = f'step {lines[-1]["env_steps"]:,}' if lines else 'no line of metrics so far'
-    at_work = None if age < 5 else is_locked(out)   # while lines come, nothing needs to be asked
-    if at_work is False: return 'stopped',f'{step}; no process is at work. To go on: fastrl-replay train --resume {out}'
-    there = ', though its process is there'*bool(at_work)
-    if age > max(60, 5*usual): return 'silent',f'{step}; no new line for {_ago(age)}{there}'
-    return 'running',f'{step}, {_ago(age)} ago'
+    # while lines come, nothing needs to be asked
+    at_work = None if age < 5 else is_locked(out)
+    if at_work is False:
+        return (
+            'stopped',
+            f'{step}; no process is at work. To go on: fastrl-replay train --resume {out}',
+        )
+    there = ', though its process is there' * bool(at_work)
+    if age > max(60, 5 * usual):
+        return 'silent', f'{step}; no new line for {_ago(age)}{there}'
+    return 'running', f'{step}, {_ago(age)} ago'
+
 
 def _ago(seconds):
-    if seconds < 100: return f'{seconds:.0f} s'
-    return f'{seconds/60:.0f} min' if seconds < 6000 else f'{seconds/3600:.1f} h'
+    if seconds < 100:
+        return f'{seconds:.0f} s'
+    return f'{seconds / 60:.0f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
 
 # %% ../../nbs/app/watching.ipynb #34e5cab7
 class WatchedRun:
     "A run's directory"
-    def __init__(self, path):
-        self.out,self.read = Path(path),_Kept()
-        self.seen,self.rows = [],[]   # videos, which keep their numbers; the memory on disk, or one for each shard
-        read_config(path)   # is it a run?
 
-    def now(self)->dict: # as `new_run` has it
+    def __init__(self, path):
+        self.out, self.read = Path(path), _Kept()
+        # videos, which keep their numbers; the memory on disk, or one for each shard
+        self.seen = []
+        self.rows = []
+        read_config(path)  # is it a run?
+
+    def now(self) -> dict:  # as `new_run` has it
         "How it stands"
-        config = self.read(lambda p: read_config(p.parent), self.out/'config.json') or {}
-        lines = self.read(lambda p: read_metrics(p.parent), self.out/'metrics.jsonl') or []
-        summary = self.read(lambda p: read_json(p, {}), self.out/'summary.json')
-        state,said = state_of(self.out, lines, summary)
+        config = self.read(lambda p: read_config(p.parent), self.out / 'config.json') or {}
+        lines = self.read(lambda p: read_metrics(p.parent), self.out / 'metrics.jsonl') or []
+        summary = self.read(lambda p: read_json(p, {}), self.out / 'summary.json')
+        state, said = state_of(self.out, lines, summary)
         known = facts_of(config['recipe'], config) if config else {}
         memory = self.memory(config)
-        return new_run(str(self.out), **known, lines=lines, summary=summary, state=state, said=said,
-            memory=memory, videos={})
+        return new_run(
+            str(self.out),
+            **known,
+            lines=lines,
+            summary=summary,
+            state=state,
+            said=said,
+            memory=memory,
+            videos={},
+        )
 
     def memory(self, config):
         "What its memory tells: its directory, or the sample that the run has left"
         s = dict({'memory_path': 'none', 'shards': 0}, **config.get('settings', {}))
-        if s['memory_path'] in ('none', None): return self.read(_sample, self.out/'memory.json')
+        if s['memory_path'] in ('none', None):
+            return self.read(_sample, self.out / 'memory.json')
         return self._look(Path(str(config.get('directory', '.'))), s, config.get('id'))
 
     def _look(self, began, s, id):
         try:
-            if run_of(began/s['memory_path']).get('id') != id: return None   # it is another run's by now
-            dirs = [began/d for d in memory_dirs(s)]
+            # it is another run's by now
+            if run_of(began / s['memory_path']).get('id') != id:
+                return None
+            dirs = [began / d for d in memory_dirs(s)]
             self.rows = self.rows or [open_memory(d) for d in dirs]
-            told = {d.name: m.inside() for d,m in zip(dirs, self.rows)}
+            told = {d.name: m.inside() for d, m in zip(dirs, self.rows)}
             return told.popitem()[1] if len(told) == 1 else dict(title='Shards', parts=told)
-        except Exception: self.rows = []   # nothing is there so far, or another process changes it
+        except Exception:
+            self.rows = []  # nothing is there so far, or another process changes it
+
+    def videos(self, number: int) -> dict:  # name → address
+        "Videos in the run's directory, at most 12"
+        found = [
+            p
+            for kind in ('mp4', 'gif')
+            for p in sorted(self.out.glob(f'*.{kind}'))
+            if p.is_file() and not p.is_symlink()
+        ]
+        self.seen += [p for p in found if p not in self.seen]
+        return {p.name: f'video/{number}/{self.seen.index(p)}' for p in found[:12]}
+
+    def video(self, number: int) -> tuple:  # content type, an open file; None: there is none
+        "One of them"
+        if not 0 <= number < len(self.seen):
+            return None
+        path = self.seen[number]
+        try:
+            return mimetypes.guess_type(path.name)[0], os.fdopen(
+                os.open(path, os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0)), 'rb'
+            )
+        except OSError:
+            return None
 
 # %% ../../nbs/app/watching.ipynb #f0c70033
 def _sample(path):
     "memory.json, where it can be shown"
     found = read_json(path, dict(title=str))
-    try: return (memory_numbers(found), memory_charts(found)) and found
-    except Exception: return None   # somebody else may have written it
-
-# %% ../../nbs/app/watching.ipynb #72e0893d
-@patch
-def videos(self:WatchedRun, number:int)->dict: # name → address
-    "Videos in the run's directory, at most 12"
-    found = [p for kind in ('mp4','gif') for p in sorted(self.out.glob(f'*.{kind}')) if p.is_file()
-        and not p.is_symlink()]
-    self.seen += [p for p in found if p not in self.seen]
-    return {p.name: f'video/{number}/{self.seen.index(p)}' for p in found[:12]}
-
-@patch
-def video(self:WatchedRun, number:int)->tuple: # content type, an open file; None: there is none
-    "One of them"
-    if not 0 <= number < len(self.seen): return None
-    path = self.seen[number]
-    try: return mimetypes.guess_type(path.name)[0],os.fdopen(os.open(path,
-        os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0)), 'rb')
-    except OSError: return None
+    try:
+        return (memory_numbers(found), memory_charts(found)) and found
+    except Exception:
+        return None  # somebody else may have written it
 
 # %% ../../nbs/app/watching.ipynb #8564c255
 class WatchedMemory:
     "A memory's directory, open for reading"
-    def __init__(self, path): self.path,self.rows = Path(path),[open_memory(path)]
 
-    def piece(self)->Safe:
+    def __init__(self, path):
+        self.path, self.rows = Path(path), [open_memory(path)]
+
+    def piece(self) -> Safe:
         "What is in it now"
         try:
             self.rows = self.rows or [open_memory(self.path)]
             told = self.rows[0].inside()
-        except Exception as e:   # files that another process changes: the rest of the page goes on
+        except Exception as e:  # files that another process changes: the rest of the page goes on
             self.rows = []
             return tag('p.note', f'It can\'t be read at the moment: {type(e).__name__}: {e}')
         return memory_numbers(told) + memory_charts(told)
 
 # %% ../../nbs/app/watching.ipynb #2d59e99e
 def watched_in(
-    paths:list, # of directories
-)->tuple: # a list of runs, and one of memories
+    paths: list,  # of directories
+) -> tuple:  # a list of runs, and one of memories
     "What lies in these directories"
-    runs,memories = [],[]
+    runs = []
+    memories = []
     for path in map(Path, paths):
-        if not path.is_dir(): raise SettingsError('watch', 'there is no such directory', path)
+        if not path.is_dir():
+            raise SettingsError('watch', 'there is no such directory', path)
         inner = sorted(p.parent for p in path.glob('*/config.json'))
-        if (path/'config.json').exists(): runs.append(WatchedRun(path))
-        elif (path/'meta.json').exists(): memories.append(WatchedMemory(path))
-        elif inner: runs += map(WatchedRun, inner)
-        else: raise SettingsError('watch', 'neither a run nor a memory', path,
-            'a directory with config.json or meta.json',
-            'the directory that train --out or train --memory names')
-    return runs,memories
+        if (path / 'config.json').exists():
+            runs.append(WatchedRun(path))
+        elif (path / 'meta.json').exists():
+            memories.append(WatchedMemory(path))
+        elif inner:
+            runs += map(WatchedRun, inner)
+        else:
+            raise SettingsError(
+                'watch',
+                'neither a run nor a memory',
+                path,
+                'a directory with config.json or meta.json',
+                'the directory that train --out or train --memory names',
+            )
+    return runs, memories
 
 # %% ../../nbs/app/watching.ipynb #acfde4d8
 _HTML = 'text/html; charset=utf-8'
 
+
 class Watch:
     "Pages about runs and memories: a function of their names"
-    def __init__(self, runs:list, memories:list):
-        self.runs,self.memories,self.lock,self.rarely = runs,memories,threading.Lock(),_Rarely()
 
-    def __call__(self,
-        name:str, # of a page, as a request has it
-    )->tuple: # content type, and bytes or an open file; None: there is no such page
+    def __init__(self, runs: list, memories: list):
+        self.runs, self.memories, self.lock, self.rarely = (
+            runs,
+            memories,
+            threading.Lock(),
+            _Rarely(),
+        )
+
+    def __call__(
+        self,
+        name: str,  # of a page, as a request has it
+    ) -> tuple:  # content type, and bytes or an open file; None: there is no such page
         "A page"
-        if name == '': return _HTML,self.page().encode()
-        if name == 'sections': return 'application/json',self._made()[1]
-        if not (m := re.fullmatch(r'(video|memory|rows)/([0-9]{1,5})/([0-9]{1,5})', name)): return None
-        watched,i,k = self.memories if m[1] == 'memory' else self.runs,int(m[2]),int(m[3])
-        if i >= len(watched): return None
-        if m[1] == 'video': return watched[i].video(k)
-        return (_HTML,watched[i].rows[k].page().page.encode()) if k < len(watched[i].rows) else None
+        if name == '':
+            return _HTML, self.page().encode()
+        if name == 'sections':
+            return 'application/json', self._made()[1]
+        if not (m := re.fullmatch(r'(video|memory|rows)/([0-9]{1,5})/([0-9]{1,5})', name)):
+            return None
+        watched = self.memories if m[1] == 'memory' else self.runs
+        i = int(m[2])
+        k = int(m[3])
+        if i >= len(watched):
+            return None
+        if m[1] == 'video':
+            return watched[i].video(k)
+        return (
+            (_HTML, watched[i].rows[k].page().page.encode()) if k < len(watched[i].rows) else None
+        )
 
-    def sections(self)->list: # of (id, piece)
+    def sections(self) -> list:  # of (id, piece)
         "All that there is to see now"
         return self._made()[0]
 
     def _made(self):
-        with self.lock: return self.rarely(self._make)
+        with self.lock:
+            return self.rarely(self._make)
+
+    def _make(self):  # sections, and the same as a request gets them
+        told = [dict(run.now(), videos=run.videos(i)) for i, run in enumerate(self.runs)]
+        self.titles = [run['title'] for run in told]
+        found = run_sections(told) if told else {}
+        if self.memories and len(told) == 1:
+            found = {k or told[0]['title']: piece for k, piece in found.items()}
+        found.update({str(m.path): m.piece() for m in self.memories})
+        frames = [
+            (f'{kind}/{i}/{k}', memory.place.path)
+            for kind, all in (('rows', self.runs), ('memory', self.memories))
+            for i, watched in enumerate(all)
+            for k, memory in enumerate(watched.rows)
+        ]
+        found.update({f'Rows of {path}': _frame(src) for src, path in frames})
+        sections = section_list(found)
+        return sections, json_text(sections).encode()
+
+    def page(self) -> str:
+        "The first page, which then asks for newer sections"
+        sections = self.sections()
+        names = [*(str(w.out) for w in self.runs), *(str(m.path) for m in self.memories)]
+        if len(names) > 1:
+            title = ', '.join(
+                f'{what}: {len(w)}'
+                for what, w in (('Runs', self.runs), ('Memories', self.memories))
+                if w
+            )
+        else:
+            title = self.titles[0] if self.runs else 'Memory'
+        return live_page(title, ', '.join(names), sections)
 
 # %% ../../nbs/app/watching.ipynb #cd17ae8d
-@patch
-def _make(self:Watch): # sections, and the same as a request gets them
-    told = [dict(run.now(), videos=run.videos(i)) for i,run in enumerate(self.runs)]
-    self.titles = [run['title'] for run in told]
-    found = run_sections(told) if told else {}
-    if self.memories and len(told) == 1: found = {k or told[0]['title']: piece for k,piece in found.items()}
-    found.update({str(m.path): m.piece() for m in self.memories})
-    frames = [(f'{kind}/{i}/{k}',memory.place.path) for kind,all in (('rows',self.runs),('memory',self.memories))
-        for i,watched in enumerate(all) for k,memory in enumerate(watched.rows)]
-    found.update({f'Rows of {path}': _frame(src) for src,path in frames})
-    sections = section_list(found)
-    return sections,json_text(sections).encode()
-
-def _frame(src): return tag('p', tag('a', 'as a page', href=src, target='_blank'),
-    ', as it is when it is loaded') + \
-    tag('iframe.memory', src=src, loading='lazy', title='rows of the memory')
-
-@patch
-def page(self:Watch)->str:
-    "The first page, which then asks for newer sections"
-    sections,names = self.sections(),[*(str(w.out) for w in self.runs),*(str(m.path) for m in self.memories)]
-    if len(names) > 1: title = ', '.join(f'{what}: {len(w)}'
-        for what,w in (('Runs',self.runs),('Memories',self.memories)) if w)
-    else: title = self.titles[0] if self.runs else 'Memory'
-    return live_page(title, ', '.join(names), sections)
+def _frame(src):
+    return tag(
+        'p', tag('a', 'as a page', href=src, target='_blank'), ', as it is when it is loaded'
+    ) + tag('iframe.memory', src=src, loading='lazy', title='rows of the memory')
 
 # %% ../../nbs/app/watching.ipynb #d45b86ca
 def watch_dirs(
-    paths:list, # of directories
-    port:int=0, # 0: one that is free
-    browser:bool=False, # open the page there?
+    paths: list,  # of directories
+    port: int = 0,  # 0: one that is free
+    browser: bool = False,  # open the page there?
 ):
     "Serve pages about what lies in directories, until Ctrl-C"
     watch = Watch(*watched_in(paths))
-    if hasattr(os, 'nice'): os.nice(10)   # a training on this machine goes first
+    if hasattr(os, 'nice'):
+        os.nice(10)  # a training on this machine goes first
     with Server(watch, port) as server:
         print(f'{server.url}\nfor this machine only; Ctrl-C ends it', flush=True)
-        if browser: webbrowser.open(server.url)
-        try: threading.Event().wait()
-        except KeyboardInterrupt: print('\nended', flush=True)
+        if browser:
+            webbrowser.open(server.url)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print('\nended', flush=True)

@@ -14,7 +14,13 @@ import numpy as np
 import gymnasium as gym
 from gymnasium import spaces
 from ..steps.core import Steps, same_fields
-from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, did_you_mean, not_installed
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BlockError,
+    did_you_mean,
+    not_installed,
+)
 from ..envs.episodes import refuse_drawn
 from ..memory.places import in_parts
 from ..memory.timeline import Timeline
@@ -25,41 +31,66 @@ from ..steps.nested import nest, space_dtype
 
 # %% ../../nbs/data/datasets.ipynb #ea0f0f19
 def _minari(who):
-    try: import minari
-    except ImportError: raise not_installed(who, 'minari is not installed', 'minari', ArgumentError) from None
+    try:
+        import minari
+    except ImportError:
+        raise not_installed(who, 'minari is not installed', 'minari', ArgumentError) from None
     return minari
+
 
 def _ordered(x, space):
     "Nested arrays in the order of their space, with its dtypes"
-    if isinstance(space, spaces.Dict): return {k: _ordered(x[k], s) for k,s in space.spaces.items()}
-    if isinstance(space, spaces.Tuple): return tuple(_ordered(v, s) for v,s in zip(x, space.spaces))
+    if isinstance(space, spaces.Dict):
+        return {k: _ordered(x[k], s) for k, s in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_ordered(v, s) for v, s in zip(x, space.spaces))
     return np.asarray(x, space.dtype)
+
 
 class _Recordings:
     "The episodes of a data set, as arrays by name"
+
     def __init__(self, dataset, infos):
-        self.dataset,self.infos = dataset,infos
-        self.seeds = [m.get('seed') for m in dataset.storage.get_episode_metadata(dataset.episode_indices)]
-    def __len__(self): return len(self.seeds)
+        self.dataset = dataset
+        self.infos = infos
+        self.seeds = [
+            m.get('seed') for m in dataset.storage.get_episode_metadata(dataset.episode_indices)
+        ]
+
+    def __len__(self):
+        return len(self.seeds)
+
     def __iter__(self):
         d = self.dataset
-        for seed,e in zip(self.seeds, d.iterate_episodes()):
-            yield dict(observations=_ordered(e.observations, d.observation_space),
-                actions=_ordered(e.actions, d.action_space), rewards=e.rewards, terminations=e.terminations,
-                truncations=e.truncations, seed=np.full(len(e), -1 if seed is None else seed),
-                **{k: self._info(e, k) for k in self.infos})
+        for seed, e in zip(self.seeds, d.iterate_episodes()):
+            yield dict(
+                observations=_ordered(e.observations, d.observation_space),
+                actions=_ordered(e.actions, d.action_space),
+                rewards=e.rewards,
+                terminations=e.terminations,
+                truncations=e.truncations,
+                seed=np.full(len(e), -1 if seed is None else seed),
+                **{k: self._info(e, k) for k in self.infos},
+            )
 
     def _info(self, e, name):
         "An entry of info after each step; that of the reset is left out"
         found = (e.infos or {}).get(name)
-        if found is None: raise BlockError('read_minari', f'episode {e.id}, infos', ', '.join(e.infos or ()) or 'none',
-            name, 'names of what the collector recorded (record_infos=True)')
-        return found[len(found) - len(e):]
+        if found is None:
+            raise BlockError(
+                'read_minari',
+                f'episode {e.id}, infos',
+                ', '.join(e.infos or ()) or 'none',
+                name,
+                'names of what the collector recorded (record_infos=True)',
+            )
+        return found[len(found) - len(e) :]
 
 # %% ../../nbs/data/datasets.ipynb #334af1bc
-def is_minari(x)->bool: # True also for an object with the same methods
+def is_minari(x) -> bool:  # True also for an object with the same methods
     "Is this a data set of Minari?"
     return hasattr(x, 'iterate_episodes')
+
 
 def _named(name, infos):
     "The recordings of this id"
@@ -67,74 +98,114 @@ def _named(name, infos):
     place = Path(minari.storage.get_dataset_path(name))
     if not name or not place.is_dir():
         near = did_you_mean(name, minari.list_local_datasets())
-        raise ArgumentError('read_minari', f'there is no data set {name!r} on this machine{near}',
-            expected=f'one in {minari.storage.get_dataset_path()}', remedy=f'minari download {name or "ID"}')
-    try: return _Recordings(minari.load_dataset(name), infos)
-    except Exception as e: raise ArgumentError('read_minari', f"the data set in {place} can't be read",
-        ' '.join(f'{type(e).__name__}: {e}'.split())[:200], 'a whole one', 'download or write it again') from None
+        raise ArgumentError(
+            'read_minari',
+            f'there is no data set {name!r} on this machine{near}',
+            expected=f'one in {minari.storage.get_dataset_path()}',
+            remedy=f'minari download {name or "ID"}',
+        )
+    try:
+        return _Recordings(minari.load_dataset(name), infos)
+    except Exception as e:
+        raise ArgumentError(
+            'read_minari',
+            f"the data set in {place} can't be read",
+            ' '.join(f'{type(e).__name__}: {e}'.split())[:200],
+            'a whole one',
+            'download or write it again',
+        ) from None
 
 # %% ../../nbs/data/datasets.ipynb #6760dcb9
 def read_minari(
-    dataset, # a data set of Minari, or the id of one that is on this machine
-    infos=(), # names of entries of info to keep as columns
-    seeds:bool=True, # add a column with the seed of each episode's reset? A stepper's rows have none
-)->Episodes: # a pipe; each pass reads the data set from its beginning
+    dataset,  # a data set of Minari, or the id of one that is on this machine
+    infos=(),  # names of entries of info to keep as columns
+    seeds: bool = True,  # add a column with the seed of each episode's reset? A stepper's rows have none
+) -> Episodes:  # a pipe; each pass reads the data set from its beginning
     "Blocks of true transitions, one an episode"
     infos = (infos,) if isinstance(infos, str) else tuple(infos)
-    if not is_minari(dataset) and not isinstance(dataset, str): raise ArgumentTypeError('read_minari', 'dataset',
-        type(dataset).__name__, 'a data set of Minari, or its id')
+    if not is_minari(dataset) and not isinstance(dataset, str):
+        raise ArgumentTypeError(
+            'read_minari', 'dataset', type(dataset).__name__, 'a data set of Minari, or its id'
+        )
     recordings = _Recordings(dataset, infos) if is_minari(dataset) else _named(dataset, infos)
     return Episodes(Items(recordings, at_end='flush'), keep=(*(('seed',) if seeds else ()), *infos))
 
 # %% ../../nbs/data/datasets.ipynb #d95ffaad
 _STANDARD = 'state action reward next_state terminated truncated env_id episode_n step_n total_reward'.split()
 
+
 def _blocks(source):
     "Blocks of rows, in order"
-    if isinstance(source, Replay): source = source.memory
-    if isinstance(source, Timeline): return map(source.take, in_parts(*reversed(source.span), 4096))
+    if isinstance(source, Replay):
+        source = source.memory
+    if isinstance(source, Timeline):
+        return map(source.take, in_parts(*reversed(source.span), 4096))
     return as_pipe(source)
+
 
 def _nested(a):
     "A field as Minari wants it: dicts and tuples of arrays"
-    if a.dtype.names is None: return np.ascontiguousarray(a)
+    if a.dtype.names is None:
+        return np.ascontiguousarray(a)
     return nest(a.dtype.names, lambda n: _nested(a[n]))
 
 # %% ../../nbs/data/datasets.ipynb #e9d4a677
 class _Sorter:
     "Sorts rows into episodes"
-    def __init__(self):
-        self.parts = {}   # of the episode under way, by environment
 
-    def take(self, rows)->list: # of (environment, rows) of episodes, in the order in which they ended
+    def __init__(self):
+        self.parts = {}  # of the episode under way, by environment
+
+    def take(
+        self, rows
+    ) -> list:  # of (environment, rows) of episodes, in the order in which they ended
         "The next block"
         found = []
         for env in np.unique(rows['env_id']).tolist():
-            at,held = np.flatnonzero(rows['env_id'] == env),self.parts.get(env, [])
+            at = np.flatnonzero(rows['env_id'] == env)
+            held = self.parts.get(env, [])
             mine = rows[at]
             before = held[-1][-1:] if held else mine[:1]
-            number,step = (np.r_[before[n], mine[n]] for n in ('episode_n','step_n'))
+            number, step = (np.r_[before[n], mine[n]] for n in ('episode_n', 'step_n'))
             ends = mine['terminated'] | mine['truncated']
             new = (number[1:] != number[:-1]) | (step[1:] <= step[:-1]) | np.r_[False, ends[:-1]]
             new[0] &= bool(held)
             cuts = np.flatnonzero(new)
-            for i,piece in enumerate(np.split(mine, cuts)):
-                if i: found.append((at[cuts[i-1] - bool(cuts[i-1] and ends[cuts[i-1]-1])], env, self.whole(env)))
-                if len(piece): self.parts.setdefault(env, []).append(piece)
-            if ends[-1]: found.append((at[-1], env, self.whole(env)))
-        return [(env, part) for _,env,part in sorted(found, key=lambda f: f[0])]
+            for i, piece in enumerate(np.split(mine, cuts)):
+                if i:
+                    found.append(
+                        (
+                            at[cuts[i - 1] - bool(cuts[i - 1] and ends[cuts[i - 1] - 1])],
+                            env,
+                            self.whole(env),
+                        )
+                    )
+                if len(piece):
+                    self.parts.setdefault(env, []).append(piece)
+            if ends[-1]:
+                found.append((at[-1], env, self.whole(env)))
+        return [(env, part) for _, env, part in sorted(found, key=lambda f: f[0])]
 
-    def whole(self, env): return np.concatenate(self.parts.pop(env))
+    def whole(self, env):
+        return np.concatenate(self.parts.pop(env))
 
 # %% ../../nbs/data/datasets.ipynb #7e6bfdcb
 def _episode(rows, env):
     "An episode as the arguments of Minari's EpisodeBuffer"
     if not same_fields(rows['next_state'][:-1], rows['state'][1:]):
-        at = next(i for i in range(len(rows) - 1) if not same_fields(rows['next_state'][i], rows['state'][i+1]))
+        at = next(
+            i
+            for i in range(len(rows) - 1)
+            if not same_fields(rows['next_state'][i], rows['state'][i + 1])
+        )
         where = f'environment {env}, episode {rows["episode_n"][0]}, step {rows["step_n"][at]}'
-        raise BlockError('write_minari', where, 'a next_state that is not the state of the next row',
+        raise BlockError(
+            'write_minari',
+            where,
+            'a next_state that is not the state of the next row',
             'single steps that follow each other',
-            'write rows as they come from the stepper, before n_step and n_skip')
+            'write rows as they come from the stepper, before n_step and n_skip',
+        )
     ends = rows['terminated'] | rows['truncated']
     extra = [n for n in rows.dtype.names if n not in _STANDARD and n != 'seed']
     truncated = rows['truncated'].copy()
@@ -142,106 +213,165 @@ def _episode(rows, env):
     seed = int(rows['seed'][0]) if 'seed' in rows.dtype.names and rows['seed'][0] >= 0 else None
     infos = {n: _nested(np.concatenate([np.zeros_like(rows[n][:1]), rows[n]])) for n in extra}
     states = np.concatenate([rows['state'], rows['next_state'][-1:]])
-    return dict(seed=seed, observations=_nested(states), actions=_nested(rows['action']),
-        rewards=rows['reward'], terminations=rows['terminated'], truncations=truncated, infos=infos)
+    return dict(
+        seed=seed,
+        observations=_nested(states),
+        actions=_nested(rows['action']),
+        rewards=rows['reward'],
+        terminations=rows['terminated'],
+        truncations=truncated,
+        infos=infos,
+    )
 
 # %% ../../nbs/data/datasets.ipynb #08a02054
-def _episodes(source): # yields arguments of EpisodeBuffer
+def _episodes(source):  # yields arguments of EpisodeBuffer
     sorter = _Sorter()
     for steps in _blocks(source):
         if not isinstance(steps, Steps):
             raise ArgumentTypeError('write_minari', 'an item', type(steps).__name__, 'Steps')
         rows = np.atleast_1d(steps.to('cpu').rows)
         refuse_drawn('write_minari', rows.dtype)
-        for env,part in sorter.take(rows): yield _episode(part, env)
-    for env in sorted(sorter.parts): yield _episode(sorter.whole(env), env)
+        for env, part in sorter.take(rows):
+            yield _episode(part, env)
+    for env in sorted(sorter.parts):
+        yield _episode(sorter.whole(env), env)
 
 # %% ../../nbs/data/datasets.ipynb #ba0a661d
 def _check_spaces(episode, environment, facts):
     "Raise where rows are of another kind than the spaces say, which Minari would not notice"
-    if environment is None and not {'observation_space','action_space'} <= facts.keys():
-        raise ArgumentError('write_minari', 'environment', 'None',
-            'an environment, or observation_space= and action_space=')
-    env = gym.make(environment) if isinstance(environment, (str,gym.envs.registration.EnvSpec)) else environment
-    for name,values in ('observation',episode['observations']), ('action',episode['actions']):
+    if environment is None and not {'observation_space', 'action_space'} <= facts.keys():
+        raise ArgumentError(
+            'write_minari',
+            'environment',
+            'None',
+            'an environment, or observation_space= and action_space=',
+        )
+    env = (
+        gym.make(environment)
+        if isinstance(environment, (str, gym.envs.registration.EnvSpec))
+        else environment
+    )
+    for name, values in ('observation', episode['observations']), ('action', episode['actions']):
         space = facts.get(f'{name}_space') or getattr(env, f'{name}_space')
-        own,x = space_dtype(space),values if isinstance(values, (dict,tuple)) else np.asarray(values)
-        if own.names or not isinstance(x, np.ndarray): continue
-        if x.shape[1:] != own.shape or (x.dtype.kind == 'f') != (own.base.kind == 'f'): raise BlockError('write_minari',
-            f'{name}s of another kind than the environment has', f'{x.dtype} {list(x.shape[1:])}', str(space),
-            'the environment in which they were made')
-    if env is not environment: env.close()
+        own = space_dtype(space)
+        x = values if isinstance(values, (dict, tuple)) else np.asarray(values)
+        if own.names or not isinstance(x, np.ndarray):
+            continue
+        if x.shape[1:] != own.shape or (x.dtype.kind == 'f') != (own.base.kind == 'f'):
+            raise BlockError(
+                'write_minari',
+                f'{name}s of another kind than the environment has',
+                f'{x.dtype} {list(x.shape[1:])}',
+                str(space),
+                'the environment in which they were made',
+            )
+    if env is not environment:
+        env.close()
 
 # %% ../../nbs/data/datasets.ipynb #49a8eb08
 def write_minari(
-    source, # a chain or a list of blocks that ends, a memory, a replay
-    dataset_id:str, # such as 'pole/mine-v0'
-    environment=None, # an id or an environment, which Minari can make again; None: there is none
-    **facts, # for Minari: author, algorithm_name, observation_space, action_space, description, …
-): # the data set
+    source,  # a chain or a list of blocks that ends, a memory, a replay
+    dataset_id: str,  # such as 'pole/mine-v0'
+    environment=None,  # an id or an environment, which Minari can make again; None: there is none
+    **facts,  # for Minari: author, algorithm_name, observation_space, action_space, description, …
+):  # the data set
     "A data set of Minari with the episodes of these rows, and `facts` about it"
     minari = _minari('write_minari')
-    if isinstance(source, Pipe) and not isinstance(source, Replay) and source.drawn_from is not None:
-        raise ArgumentTypeError('write_minari', 'source', f'{type(source).__name__}, which gives batches',
-            'rows: the chain above its replay, or one of its replays')
+    if (
+        isinstance(source, Pipe)
+        and not isinstance(source, Replay)
+        and source.drawn_from is not None
+    ):
+        raise ArgumentTypeError(
+            'write_minari',
+            'source',
+            f'{type(source).__name__}, which gives batches',
+            'rows: the chain above its replay, or one of its replays',
+        )
     from minari.data_collector import EpisodeBuffer
+
     episodes = _episodes(source)
-    first = next(episodes, None)   # before anything is made
-    if first is None: raise ArgumentError('write_minari', 'rows', 'none', 'at least one episode')
+    first = next(episodes, None)  # before anything is made
+    if first is None:
+        raise ArgumentError('write_minari', 'rows', 'none', 'at least one episode')
     _check_spaces(first, environment, facts)
     episodes = (EpisodeBuffer(**e) for e in chain([first], episodes))
     there = Path(minari.storage.get_dataset_path(dataset_id))
-    if there.exists(): raise ArgumentError('write_minari', 'dataset_id', dataset_id, 'one that is not there so far',
-        'another version')
+    if there.exists():
+        raise ArgumentError(
+            'write_minari',
+            'dataset_id',
+            dataset_id,
+            'one that is not there so far',
+            'another version',
+        )
     takes = signature(minari.create_dataset_from_buffers).parameters
-    if 'jpeg_encoding' in takes: facts = {'jpeg_encoding': False, **facts}   # before 0.5.4 there was none
+    # before 0.5.4 there was none
+    if 'jpeg_encoding' in takes:
+        facts = {'jpeg_encoding': False, **facts}
     try:
-        with warnings.catch_warnings():   # about each fact that was not given
+        with warnings.catch_warnings():  # about each fact that was not given
             warnings.filterwarnings('ignore', r'(?s).*(is set to None|env_spec is None)')
             minari.create_dataset_from_buffers(dataset_id, episodes, env=environment, **facts)
     except BaseException:
-        shutil.rmtree(there, ignore_errors=True)   # half of a data set is none
+        shutil.rmtree(there, ignore_errors=True)  # half of a data set is none
         raise
-    return minari.load_dataset(dataset_id)   # as it will be opened: a space may have its parts in another order
+    # as it will be opened: a space may have its parts in another order
+    return minari.load_dataset(dataset_id)
 
 # %% ../../nbs/data/datasets.ipynb #6d67f926
 def _space_of(field):
     "A space that holds all that is in a field of rows"
     dtype = field.dtype
     part = {n: _space_of(field[n]) for n in dtype.names or ()}
-    if part: return spaces.Tuple(part.values()) if dtype.names[0] == '[0]' else spaces.Dict(part)
-    if dtype.kind == 'b': return spaces.MultiBinary(field.shape[1:] or 1)
-    if dtype == np.uint8: return spaces.Box(0, 255, field.shape[1:], np.uint8)
-    if dtype.kind in 'iu' and field.ndim == 1: return spaces.Discrete(int(field.max()) + 1, dtype=dtype.type)
-    low,high = (-np.inf,np.inf) if dtype.kind == 'f' else (np.iinfo(dtype).min,np.iinfo(dtype).max)
+    if part:
+        return spaces.Tuple(part.values()) if dtype.names[0] == '[0]' else spaces.Dict(part)
+    if dtype.kind == 'b':
+        return spaces.MultiBinary(field.shape[1:] or 1)
+    if dtype == np.uint8:
+        return spaces.Box(0, 255, field.shape[1:], np.uint8)
+    if dtype.kind in 'iu' and field.ndim == 1:
+        return spaces.Discrete(int(field.max()) + 1, dtype=dtype.type)
+    low, high = (
+        (-np.inf, np.inf) if dtype.kind == 'f' else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    )
     return spaces.Box(low, high, field.shape[1:], dtype.type)
 
 # %% ../../nbs/data/datasets.ipynb #bbd8e642
 def env_facts(
-    rows:np.ndarray, # structured
-    env:gym.Env=None, # that they were made in; None: it isn't known
-)->tuple: # arguments for `write_minari`; '', or why the environment is not among them
+    rows: np.ndarray,  # structured
+    env: gym.Env = None,  # that they were made in; None: it isn't known
+) -> tuple:  # arguments for `write_minari`; '', or why the environment is not among them
     "The environment of these rows, and its spaces, where it fits them; or else spaces that hold what is in them"
     why = '' if env is None else _why_not(rows, env)
-    if env is None or why: return spaces_of(rows),why
-    return dict(environment=env, observation_space=env.observation_space, action_space=env.action_space),''
+    if env is None or why:
+        return spaces_of(rows), why
+    return dict(
+        environment=env, observation_space=env.observation_space, action_space=env.action_space
+    ), ''
+
 
 def _why_not(rows, env):
     "Why Minari can't have this environment; '': it can"
-    pairs = ('state',env.observation_space),('action',env.action_space)
-    for name,space in pairs:
+    pairs = ('state', env.observation_space), ('action', env.action_space)
+    for name, space in pairs:
         own = space_dtype(space)
-        if own == rows.dtype[name]: continue
+        if own == rows.dtype[name]:
+            continue
         return f'its {name}s are {own.base}{list(own.shape)}, in the rows they are otherwise'
-    if env.spec is None: return 'it is not registered with gymnasium'
-    try: env.spec.to_json()
-    except Exception as e: return ' '.join(f'it has no form in a file: {e}'.split())
+    if env.spec is None:
+        return 'it is not registered with gymnasium'
+    try:
+        env.spec.to_json()
+    except Exception as e:
+        return ' '.join(f'it has no form in a file: {e}'.split())
     return ''
 
+
 def spaces_of(
-    rows:np.ndarray, # structured
-)->dict: # arguments for `write_minari`
+    rows: np.ndarray,  # structured
+) -> dict:  # arguments for `write_minari`
     "Spaces of observations and actions that hold what is in these rows"
-    names = ('state','next_state') if rows['state'].dtype.kind in 'iu' else ('state',)
+    names = ('state', 'next_state') if rows['state'].dtype.kind in 'iu' else ('state',)
     states = np.concatenate([rows[n] for n in names])
     return dict(observation_space=_space_of(states), action_space=_space_of(rows['action']))

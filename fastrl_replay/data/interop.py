@@ -24,87 +24,135 @@ from ..generic import dp
 from ..steps.states import anything, checked, flag
 
 # %% ../../nbs/data/interop.ipynb #cbb17b6d
-def _saved_stage(pipe:IterDataPipe):
+def _saved_stage(pipe: IterDataPipe):
     "The last stage of the chain that can be saved; an error where one of torch's own holds something that can't"
-    last,p = None,pipe
+    last = None
+    p = pipe
     while p is not None:
-        if isinstance(p, Pipe): last = p if last is None else last   # `or` would ask how long it is
-        elif type(p).__module__.startswith('torch.') and not isinstance(p, (dp.iter.Mapper,dp.iter.Filter)):
-            raise ArgumentTypeError(type(p).__name__, 'what it holds or has counted is not saved', 'a stage of torch',
-                '.map, .filter and stages of this library', 'put it after the loader')
+        # `or` would ask how long it is
+        if isinstance(p, Pipe):
+            last = p if last is None else last
+        elif type(p).__module__.startswith('torch.') and not isinstance(
+            p, (dp.iter.Mapper, dp.iter.Filter)
+        ):
+            raise ArgumentTypeError(
+                type(p).__name__,
+                'what it holds or has counted is not saved',
+                'a stage of torch',
+                '.map, .filter and stages of this library',
+                'put it after the loader',
+            )
         p = None if getattr(p, 'reads_anew', False) else upstream(p)
-    if last is None: raise ArgumentTypeError(type(pipe).__name__, 'no stage of this chain can be saved',
-        remedy='begin it with Items(...)')
+    if last is None:
+        raise ArgumentTypeError(
+            type(pipe).__name__,
+            'no stage of this chain can be saved',
+            remedy='begin it with Items(...)',
+        )
     return last
 
 # %% ../../nbs/data/interop.ipynb #2532e71a
 class _Passes:
     "The passes over a chain: each can be left, saved, and gone on with"
+
     def __init__(self, source):
-        self.source,self.stage = source,_saved_stage(source)
-        self.begun,self.over,self.loaded = False,False,False
+        self.source, self.stage = source, _saved_stage(source)
+        self.begun = False
+        self.over = False
+        self.loaded = False
+
     def __iter__(self):
-        if self.begun: self.stage.rewind()   # it was left
-        self.begun,self.over,self.loaded = False,self.over and self.loaded,False
+        if self.begun:
+            self.stage.rewind()  # it was left
+        self.begun = False
+        self.over = self.over and self.loaded
+        self.loaded = False
         return self._rest()
+
     def _rest(self):
-        if self.over: return
+        if self.over:
+            return
         self.begun = True
         yield from self.source
-        self.begun,self.over = False,True
-    def state_dict(self): return dict(over=self.over, chain=self.stage.state_dict())
+        self.begun = False
+        self.over = True
+
+    def state_dict(self):
+        return dict(over=self.over, chain=self.stage.state_dict())
+
     def load_state_dict(self, state):
         state = checked(type(self).__name__, dict(over=flag, chain=anything), state)
         self.stage.load_state_dict(state['chain'])
-        self.begun,self.over,self.loaded = False,state['over'],True
+        self.begun = False
+        self.over = state['over']
+        self.loaded = True
 
 # %% ../../nbs/data/interop.ipynb #ee33d14a
 @stage('stateful')
 class StatefulPipe(_Passes, IterableDataset):
     "The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly"
-    def __init__(self,
-        source, # a chain
-    ): super().__init__(source)
-    def __repr__(self): return f'{self.source!r}\n  .stateful()'
 
-    def state_dict(self)->dict: # one string of bytes
+    def __init__(
+        self,
+        source,  # a chain
+    ):
+        super().__init__(source)
+
+    def __repr__(self):
+        return f'{self.source!r}\n  .stateful()'
+
+    def state_dict(self) -> dict:  # one string of bytes
         "Where the pass stands"
         file = io.BytesIO()
         torch.save(super().state_dict(), file)
         return dict(chain=file.getvalue())
 
-    def load_state_dict(self, state:dict):
+    def load_state_dict(self, state: dict):
         "Go on there with the next pass"
-        try: chain = torch.load(io.BytesIO(state['chain']), weights_only=True)
-        except Exception as e:   # of all kinds, for bytes of all kinds
-            raise StateError('StatefulPipe', 'a saved chain that is damaged', f'{type(e).__name__}: {e}') from e
+        try:
+            chain = torch.load(io.BytesIO(state['chain']), weights_only=True)
+        except Exception as e:  # of all kinds, for bytes of all kinds
+            raise StateError(
+                'StatefulPipe', 'a saved chain that is damaged', f'{type(e).__name__}: {e}'
+            ) from e
         super().load_state_dict(chain)
 
 # %% ../../nbs/data/interop.ipynb #28bc9163
 @stage('node')
 class PipeNode(nodes.BaseNode):
     "The chain as a node of `torchdata.nodes`, saved and restored exactly"
-    def __init__(self,
-        source, # a chain
+
+    def __init__(
+        self,
+        source,  # a chain
     ):
         super().__init__()
-        self.source,self._passes,self._it = source,_Passes(source),None
-    def __repr__(self): return f'{self.source!r}\n  .node()'
+        self.source, self._passes, self._it = source, _Passes(source), None
 
-    def reset(self, initial_state:dict=None):
+    def __repr__(self):
+        return f'{self.source!r}\n  .node()'
+
+    def reset(self, initial_state: dict = None):
         "Begin the next pass, or go on with the one that was saved"
         super().reset(initial_state)
-        if initial_state is not None: self._passes.load_state_dict(initial_state)
+        if initial_state is not None:
+            self._passes.load_state_dict(initial_state)
         self._it = iter(self._passes)
 
     def next(self):
         "The next item"
         item = next(self._it)
-        if item is None: raise ArgumentTypeError('PipeNode', 'an item', 'None', 'anything else',
-            'filter it out: nodes take None for the end')
+        if item is None:
+            raise ArgumentTypeError(
+                'PipeNode',
+                'an item',
+                'None',
+                'anything else',
+                'filter it out: nodes take None for the end',
+            )
         return item
 
-    def get_state(self)->dict: # plain data and tensors
+    def get_state(self) -> dict:  # plain data and tensors
         "Where the pass stands"
         return self._passes.state_dict()
 
@@ -112,83 +160,130 @@ class PipeNode(nodes.BaseNode):
 def _refuse(name, got, expected, remedy=None):
     raise BlockError('Steps.from_columns', f'column {name!r}', got, expected, remedy)
 
+
 def _parts(x, name):
     "A column of plain tensors, nested in dicts and tuples; a `BlockError` where it is something else"
     if isinstance(x, dict) and x and next(iter(x)) != '[0]':
-        return {k: _parts(v, f'{name}.{k}') for k,v in x.items()}
-    if isinstance(x, (dict,list,tuple)) and x:
-        return tuple(_parts(v, f'{name}[{i}]') for i,v in enumerate(x.values() if isinstance(x, dict) else x))
-    if isinstance(x, np.ndarray) and not x.dtype.hasobject: x = torch.from_numpy(np.array(x))
-    if not _is_plain(x): _refuse(name, type(x).__name__, 'a plain tensor or array')
-    if x.requires_grad: _refuse(name, 'a tensor with a gradient', 'one without: rows are data',
-        'detach() it, or keep it outside of the block')
+        return {k: _parts(v, f'{name}.{k}') for k, v in x.items()}
+    if isinstance(x, (dict, list, tuple)) and x:
+        return tuple(
+            _parts(v, f'{name}[{i}]')
+            for i, v in enumerate(x.values() if isinstance(x, dict) else x)
+        )
+    if isinstance(x, np.ndarray) and not x.dtype.hasobject:
+        x = torch.from_numpy(np.array(x))
+    if not _is_plain(x):
+        _refuse(name, type(x).__name__, 'a plain tensor or array')
+    if x.requires_grad:
+        _refuse(
+            name,
+            'a tensor with a gradient',
+            'one without: rows are data',
+            'detach() it, or keep it outside of the block',
+        )
     return x
 
 # %% ../../nbs/data/interop.ipynb #03d1e4c9
-def _is_plain(x): # a tensor that has memory, and that torch doesn't trace
+def _is_plain(x):  # a tensor that has memory, and that torch doesn't trace
     wrapped = getattr(torch._C._functorch, 'is_functorch_wrapped_tensor', lambda x: False)
-    plain = type(x) in (torch.Tensor,nn.Parameter) and x.layout == torch.strided
+    plain = type(x) in (torch.Tensor, nn.Parameter) and x.layout == torch.strided
     return plain and not wrapped(x) and _get_current_dispatch_mode() is None
 
 # %% ../../nbs/data/interop.ipynb #430d3e9f
 def _part_dtype(x, name, shape):
     "The dtype of one row's part of a column"
+
     def of_tensor(x, name):
-        if fields_of(x) is not None: return None
-        if x.shape[:len(shape)] != shape: _refuse(name, f'shape {list(x.shape)}',
-            f'{[*shape, ...]}, as the block has'.replace('Ellipsis', '...'))
-        try: return np.dtype((torch.empty(0, dtype=x.dtype).numpy().dtype, tuple(x.shape[len(shape):])))
-        except TypeError: _refuse(name, x.dtype, 'a dtype that numpy has')
+        if fields_of(x) is not None:
+            return None
+        if x.shape[: len(shape)] != shape:
+            _refuse(
+                name,
+                f'shape {list(x.shape)}',
+                f'{[*shape, ...]}, as the block has'.replace('Ellipsis', '...'),
+            )
+        try:
+            return np.dtype(
+                (torch.empty(0, dtype=x.dtype).numpy().dtype, tuple(x.shape[len(shape) :]))
+            )
+        except TypeError:
+            _refuse(name, x.dtype, 'a dtype that numpy has')
+
     return nested_dtype(x, of_tensor, name)
 
 # %% ../../nbs/data/interop.ipynb #184d8362
 def _shape(tensors, like):
     "The shape of a block whose rows were like this: what is before the dimensions that a column had within a row"
-    before = {t.dim() - a.ndim + 1 for t,(_,a) in zip(tensors, leaves(np.empty(0, like)))}
-    if all(t.dim() == 0 for t in tensors): return ()
-    if min(before) < (len(before) > 1): _refuse(like.names[0], f'shape {list(tensors[0].shape)}',
-        'the shape of the block before that of a row')
-    return tensors[0].shape[:min(before)]
+    before = {t.dim() - a.ndim + 1 for t, (_, a) in zip(tensors, leaves(np.empty(0, like)))}
+    if all(t.dim() == 0 for t in tensors):
+        return ()
+    if min(before) < (len(before) > 1):
+        _refuse(
+            like.names[0],
+            f'shape {list(tensors[0].shape)}',
+            'the shape of the block before that of a row',
+        )
+    return tensors[0].shape[: min(before)]
 
 # %% ../../nbs/data/interop.ipynb #2a9b4a1a
 def _block(columns, shape=None, like=None):
     "Columns as rows: laid out like `like` where they fit it"
-    if not columns: raise BlockError('Steps.from_columns', 'no columns', remedy='give at least one')
-    columns = {n: _parts(x, n) for n,x in columns.items()}
-    tensors = [t for _,t in named_leaves(columns)]
-    if shape is None and like is not None: shape = _shape(tensors, like)
-    elif shape is None: shape = os.path.commonprefix([list(t.shape) for t in tensors])
-    device,shape = tensors[0].device,tuple(shape)
-    fields = {n: column_dtype(_part_dtype(x, n, shape), n) for n,x in columns.items()}
-    if {t.device for t in tensors} != {device}: raise BlockError('Steps.from_columns', 'columns on several devices',
-        sorted({str(t.device) for t in tensors}), 'one')
-    fits = like is not None and all(like[n] == f for n,f in fields.items())
+    if not columns:
+        raise BlockError('Steps.from_columns', 'no columns', remedy='give at least one')
+    columns = {n: _parts(x, n) for n, x in columns.items()}
+    tensors = [t for _, t in named_leaves(columns)]
+    if shape is None and like is not None:
+        shape = _shape(tensors, like)
+    elif shape is None:
+        shape = os.path.commonprefix([list(t.shape) for t in tensors])
+    device = tensors[0].device
+    shape = tuple(shape)
+    fields = {n: column_dtype(_part_dtype(x, n, shape), n) for n, x in columns.items()}
+    if {t.device for t in tensors} != {device}:
+        raise BlockError(
+            'Steps.from_columns',
+            'columns on several devices',
+            sorted({str(t.device) for t in tensors}),
+            'one',
+        )
+    fits = like is not None and all(like[n] == f for n, f in fields.items())
     dtype = like if fits else np.dtype(list(fields.items()), align=True)
     steps = Steps(np.zeros(shape if device.type == 'cpu' else 0, dtype))
     if device.type != 'cpu':
-        steps = steps_of_bytes(torch.zeros((*shape,dtype.itemsize), dtype=torch.uint8, device=device), dtype)
-    for n,x in columns.items(): map_leaves(lambda own, given: own.copy_(given), steps[n], x)
+        steps = steps_of_bytes(
+            torch.zeros((*shape, dtype.itemsize), dtype=torch.uint8, device=device), dtype
+        )
+    for n, x in columns.items():
+        map_leaves(lambda own, given: own.copy_(given), steps[n], x)
     return steps
 
+
 @patch(cls_method=True)
-def from_columns(cls:Steps,
-    columns:dict, # name → tensor or array, or nested dicts and tuples of them
-    shape=None, # of the block; None: what the shapes of all columns begin with
-)->Steps: # in new memory, on the device of the columns
+def from_columns(
+    cls: Steps,
+    columns: dict,  # name → tensor or array, or nested dicts and tuples of them
+    shape=None,  # of the block; None: what the shapes of all columns begin with
+) -> Steps:  # in new memory, on the device of the columns
     "A block of rows from its columns"
     return _block(columns, shape)
 
 # %% ../../nbs/data/interop.ipynb #5ad43002
 class Columns(dict):
     "The columns of a block by name, as attributes and as items; any values will do"
+
     _layout = None
+
     def __getattr__(self, name):
-        try: return self[name]
-        except KeyError: raise AttributeError(f'no column {name!r}; there are {", ".join(self)}') from None
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f'no column {name!r}; there are {", ".join(self)}') from None
+
     done = Steps.done
 
+
 @patch
-def columns(self:Steps)->Columns: # on the same memory
+def columns(self: Steps) -> Columns:  # on the same memory
     "All columns by name, without the rows: for functions that torch compiles or transforms"
     columns = Columns(self.asdict())
     columns._layout = _layout(self, columns)
@@ -197,84 +292,125 @@ def columns(self:Steps)->Columns: # on the same memory
 # %% ../../nbs/data/interop.ipynb #67660445
 class _Layout:
     "What is remembered of a block; two are equal where their columns have the same names"
+
     def __init__(self, names, rows=None, each=None, split=0):
-        self.names,self.rows,self.each = tuple(names),rows,each
+        self.names = tuple(names)
+        self.rows = rows
+        self.each = each
         self.split = split
-    def __eq__(self, other): return isinstance(other, _Layout) and self.names == other.names
-    def __hash__(self): return hash(self.names)
-    def __repr__(self): return f'_Layout({", ".join(self.names)})'
+
+    def __eq__(self, other):
+        return isinstance(other, _Layout) and self.names == other.names
+
+    def __hash__(self):
+        return hash(self.names)
+
+    def __repr__(self):
+        return f'_Layout({", ".join(self.names)})'
+
     def dump(self):
-        rows,each = (d if d is None else dtype_spec(d) for d in (self.rows, self.each))
+        rows, each = (d if d is None else dtype_spec(d) for d in (self.rows, self.each))
         return [list(self.names), rows, each, self.split]
 
 # %% ../../nbs/data/interop.ipynb #8007a800
 def _load_layout(dumped):
-    names,rows,each,split = dumped
+    names, rows, each, split = dumped
     return _Layout(names, *(d if d is None else spec_dtype(d) for d in (rows, each)), split)
+
 
 def _layout(b, columns):
     if isinstance(b, Columns):
         known = b._layout and b._layout.names == tuple(columns)
         return b._layout if known else _Layout(columns)
-    return _Layout(columns, b.dtype, *((each_of(b).dtype, burn_in_of(b)) if isinstance(b, Sequences) else ()))
+    return _Layout(
+        columns, b.dtype, *((each_of(b).dtype, burn_in_of(b)) if isinstance(b, Sequences) else ())
+    )
 
 # %% ../../nbs/data/interop.ipynb #0117e91c
 def _flatten(b):
-    if isinstance(b, Columns): return list(b.values()), _layout(b, b)
+    if isinstance(b, Columns):
+        return list(b.values()), _layout(b, b)
     with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch():
-        columns = b.asdict()   # what transforms or traces wraps them itself
+        columns = b.asdict()  # what transforms or traces wraps them itself
     return list(columns.values()), _layout(b, columns)
 
+
 def _with_keys(b):
-    values,layout = _flatten(b)
-    return [(pytree.GetAttrKey(n), v) for n,v in zip(layout.names, values)], layout
+    values, layout = _flatten(b)
+    return [(pytree.GetAttrKey(n), v) for n, v in zip(layout.names, values)], layout
 
 # %% ../../nbs/data/interop.ipynb #b687745c
 def _unflatten(values, layout):
     columns = Columns(zip(layout.names, values))
     columns._layout = layout
-    if layout.rows is None or torch.compiler.is_compiling(): return columns
-    def block(dtype, shape=None): return _block({n: columns[n] for n in dtype.names}, shape, dtype)
+    if layout.rows is None or torch.compiler.is_compiling():
+        return columns
+
+    def block(dtype, shape=None):
+        return _block({n: columns[n] for n in dtype.names}, shape, dtype)
+
     try:
         steps = block(layout.rows)
-        if layout.each is None: return steps
-        if len(steps.shape) != 2: return columns
+        if layout.each is None:
+            return steps
+        if len(steps.shape) != 2:
+            return columns
         each = block(layout.each, steps.shape[:1])
-    except BlockError: return columns
+    except BlockError:
+        return columns
     return Sequences(steps, each, layout.split)
 
 # %% ../../nbs/data/interop.ipynb #5f9d51d4
 def _register(cls):
     "Make a class known to torch's trees, once"
-    if cls not in pytree.SUPPORTED_NODES: pytree.register_pytree_node(cls, _flatten, _unflatten,
-        serialized_type_name=f'fastrl_replay.{cls.__name__}', to_dumpable_context=_Layout.dump,
-        from_dumpable_context=_load_layout,
-        flatten_with_keys_fn=_with_keys)
+    if cls not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(
+            cls,
+            _flatten,
+            _unflatten,
+            serialized_type_name=f'fastrl_replay.{cls.__name__}',
+            to_dumpable_context=_Layout.dump,
+            from_dumpable_context=_load_layout,
+            flatten_with_keys_fn=_with_keys,
+        )
 
-for cls in Steps,Sequences,Columns: _register(cls)
+
+for cls in Steps, Sequences, Columns:
+    _register(cls)
 
 # %% ../../nbs/data/interop.ipynb #8d55e7aa
 def _tensordict():
-    try: import tensordict
-    except ImportError as e: raise not_installed('Steps', 'tensordict is not installed', 'tensordict') from e
+    try:
+        import tensordict
+    except ImportError as e:
+        raise not_installed('Steps', 'tensordict is not installed', 'tensordict') from e
     return tensordict
+
 
 def _named(x):
     parts = fields_of(x)
-    return x if parts is None else {k: _named(v) for k,v in parts.items()}
+    return x if parts is None else {k: _named(v) for k, v in parts.items()}
 
 # %% ../../nbs/data/interop.ipynb #3d21ff55
 @patch
-def to_tensordict(self:Steps):
+def to_tensordict(self: Steps):
     "The columns as a `TensorDict`, on the same memory"
     shape = self.shape[:1] if isinstance(self, Sequences) else self.shape
     return _tensordict().TensorDict(_named(self.asdict()), batch_size=shape, device=self.device)
 
+
 @patch(cls_method=True)
-def from_tensordict(cls:Steps,
-    td, # a `TensorDict` of plain tensors; each element of its batch becomes a row
-)->Steps: # in new memory
+def from_tensordict(
+    cls: Steps,
+    td,  # a `TensorDict` of plain tensors; each element of its batch becomes a row
+) -> Steps:  # in new memory
     "A block of rows from a `TensorDict`"
-    if not _tensordict().is_tensor_collection(td): raise ArgumentTypeError('Steps.from_tensordict', 'what is given',
-        type(td).__name__, 'a TensorDict', 'Steps.from_columns for a dict of tensors')
+    if not _tensordict().is_tensor_collection(td):
+        raise ArgumentTypeError(
+            'Steps.from_tensordict',
+            'what is given',
+            type(td).__name__,
+            'a TensorDict',
+            'Steps.from_columns for a dict of tensors',
+        )
     return _block(td.to_dict(), tuple(td.batch_size))

@@ -19,143 +19,210 @@ from ..steps.nested import map_leaves
 # %% ../../nbs/envs/acting.ipynb #f9b325a3
 class Acting:
     "What chooses the actions of a group"
-    policy,recurrent,hidden,last,spaces,asked = None,False,None,None,(),()   # asked: for 'mask', for 'info'
+
+    # asked: for 'mask', for 'info'
+    policy = None
+    recurrent = False
+    hidden = None
+    last = None
+    spaces = ()
+    asked = ()
+
     def __init__(self, slots, infos):
-        self.slots,self.n,self.space,self.names = slots,slots.n,slots.action_space,infos.names
+        self.slots = slots
+        self.n = slots.n
+        self.space = slots.action_space
+        self.names = infos.names
 
     @property
-    def needed(self)->tuple: # entries of info that it must have from a reset
+    def needed(self) -> tuple:  # entries of info that it must have from a reset
         return self.names if 'info' in self.asked else (MASK,) if self.asked else ()
 
-    def mask(self)->np.ndarray: # bool [n, actions]
+    def mask(self) -> np.ndarray:  # bool [n, actions]
         "Which actions are allowed in each environment"
-        a,space = self.slots.entry(MASK),self.space
-        shape = (self.n,int(space.n)) if isinstance(space, spaces.Discrete) else a.shape
-        if a.dtype.kind not in 'biu' or a.shape != shape: raise ArgumentError('GymStepper', f'entry {MASK!r} of info',
-            f'{a.dtype} {list(a.shape[1:])}',
-            f'bool or whole numbers {list(shape[1:])}: 0 where an action is not allowed')
+        a = self.slots.entry(MASK)
+        space = self.space
+        shape = (self.n, int(space.n)) if isinstance(space, spaces.Discrete) else a.shape
+        if a.dtype.kind not in 'biu' or a.shape != shape:
+            raise ArgumentError(
+                'GymStepper',
+                f'entry {MASK!r} of info',
+                f'{a.dtype} {list(a.shape[1:])}',
+                f'bool or whole numbers {list(shape[1:])}: 0 where an action is not allowed',
+            )
         mask = a != 0
         mask[self.slots.joined('idle')] = True
         none = ~mask.reshape(self.n, -1).any(1)
-        if none.any(): raise _nothing_allowed(self.slots, int(none.argmax()))
+        if none.any():
+            raise _nothing_allowed(self.slots, int(none.argmax()))
         return mask
 
+
 def _nothing_allowed(slots, i):
-    slot,(episode,step) = slots.at(i)
+    slot, (episode, step) = slots.at(i)
     first = next(iter(slots)).env_id
-    return EnvError('GymStepper', f'environment {first+i}, episode {episode}, step {step+1}: '
-        f'its {MASK} allows nothing', 'zeros only', 'an action that is allowed, where the episode goes on',
-        'let the environment end the episode there')
+    return EnvError(
+        'GymStepper',
+        f'environment {first + i}, episode {episode}, step {step + 1}: its {MASK} allows nothing',
+        'zeros only',
+        'an action that is allowed, where the episode goes on',
+        'let the environment end the episode there',
+    )
 
 # %% ../../nbs/envs/acting.ipynb #4a4c7df3
 class RandomActions(Acting):
     "Without a policy: actions that each environment draws"
-    def __init__(self,
+
+    def __init__(
+        self,
         slots,
         infos,
-        seed, # of the first environment
+        seed,  # of the first environment
     ):
         super().__init__(slots, infos)
         self.spaces = [deepcopy(self.space) for _ in range(self.n)]
-        for i,s in enumerate(self.spaces): s.seed(None if seed is None else seed + i)
-        if isinstance(self.space, spaces.Discrete) and MASK in infos.names: self.asked = {'mask'}
+        for i, s in enumerate(self.spaces):
+            s.seed(None if seed is None else seed + i)
+        if isinstance(self.space, spaces.Discrete) and MASK in infos.names:
+            self.asked = {'mask'}
 
-    def ask(self, state)->tuple: # actions, no hidden state, no columns
-        over = self.slots.joined('idle').tolist() if self.slots.lag else [False]*self.n
-        masks = self.mask().astype(np.int8) if self.asked else [None]*self.n
+    def ask(self, state) -> tuple:  # actions, no hidden state, no columns
+        over = self.slots.joined('idle').tolist() if self.slots.lag else [False] * self.n
+        masks = self.mask().astype(np.int8) if self.asked else [None] * self.n
         each = zip(self.spaces, self.last or over, over, masks)
-        self.last = [old if o and self.last else s.sample(m) for s,old,o,m in each]
+        self.last = [old if o and self.last else s.sample(m) for s, old, o, m in each]
         return _stack(self.last, self.space), None, {}
 
 # %% ../../nbs/envs/acting.ipynb #4f894860
 def _stack(samples, space):
     "Samples of a space as arrays [n, ...], nested as the space is"
-    def part(k, sub): return _stack([s[k] for s in samples], sub)
-    if isinstance(space, spaces.Dict): return {k: part(k, sub) for k,sub in space.spaces.items()}
-    if isinstance(space, spaces.Tuple): return tuple(part(i, sub) for i,sub in enumerate(space.spaces))
+
+    def part(k, sub):
+        return _stack([s[k] for s in samples], sub)
+
+    if isinstance(space, spaces.Dict):
+        return {k: part(k, sub) for k, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(part(i, sub) for i, sub in enumerate(space.spaces))
     return np.array(samples, space.dtype)
 
 # %% ../../nbs/envs/acting.ipynb #e668810c
 class Remembering(Acting):
     "The hidden state of a policy, an entry for each environment"
+
     def __init__(self, slots, infos, policy):
         super().__init__(slots, infos)
-        self.policy,self.recurrent = policy,hasattr(policy, 'initial_hidden')
+        self.policy, self.recurrent = policy, hasattr(policy, 'initial_hidden')
         self.asked = asks_for(policy, infos.names, self.recurrent)
 
-    def forget(self, ended): # bool, for each environment
+    def forget(self, ended):  # bool, for each environment
         "Where an episode ended, the hidden state begins anew"
         self.put_back(ended, self.policy.initial_hidden(self.n))
 
     def put_back(self, where, hidden):
         "Replace the hidden state of some environments"
+
         def replace(new, old):
-            mask = where.reshape(-1, *[1]*(np.ndim(old)-1))
-            if not isinstance(old, torch.Tensor): return np.where(mask, new, old)
+            mask = where.reshape(-1, *[1] * (np.ndim(old) - 1))
+            if not isinstance(old, torch.Tensor):
+                return np.where(mask, new, old)
             return torch.where(torch.from_numpy(mask).to(old.device), new.detach().to(old), old)
+
         self.hidden = map_leaves(replace, hidden, self.hidden)
 
 # %% ../../nbs/envs/acting.ipynb #0c9c9860
-_PLAIN = int,np.ndarray,torch.Tensor
-_set_grad = getattr(torch._C, '_set_grad_enabled', torch.set_grad_enabled)   # torch.no_grad without half a microsecond
+_PLAIN = int, np.ndarray, torch.Tensor
+# torch.no_grad without half a microsecond
+_set_grad = getattr(torch._C, '_set_grad_enabled', torch.set_grad_enabled)
+
 
 class PolicyActions(Remembering):
     "What a policy returns, checked"
+
     def __init__(self, slots, infos, policy, clip=None):
         super().__init__(slots, infos, policy)
         self.check = action_checker(self.space, self.n, clip)
 
-    def ask(self, state)->tuple: # actions, the hidden state after them, extra columns
+    def ask(self, state) -> tuple:  # actions, the hidden state after them, extra columns
         state = torch.from_numpy(state) if state.dtype.names is None else column_of_rows(state)
         given = self._given() if self.asked else {}
         grad = torch.is_grad_enabled()
         try:
-            _set_grad(False)   # inside: an interrupt comes after a call
+            _set_grad(False)  # inside: an interrupt comes after a call
             if self.recurrent:
-                if self.hidden is None: self.hidden = self.policy.initial_hidden(self.n)
-                out = self.policy(state, map_leaves(_copy, self.hidden), **given)   # which it may change in place
-            else: out = self.policy(state, **given)
-        finally: _set_grad(grad)
-        if type(out) in _PLAIN and not self.recurrent: return self.check(out), None, {}
-        action,hidden,extra = split_answer(out, self.recurrent, self.space)
-        if self.recurrent: extra = dict(extra, hidden=self.hidden)
+                if self.hidden is None:
+                    self.hidden = self.policy.initial_hidden(self.n)
+                # which it may change in place
+                out = self.policy(state, map_leaves(_copy, self.hidden), **given)
+            else:
+                out = self.policy(state, **given)
+        finally:
+            _set_grad(grad)
+        if type(out) in _PLAIN and not self.recurrent:
+            return self.check(out), None, {}
+        action, hidden, extra = split_answer(out, self.recurrent, self.space)
+        if self.recurrent:
+            extra = dict(extra, hidden=self.hidden)
         return self.check(action), hidden, extra
 
-    def _given(self): # `mask=` and `info=`
+    def _given(self):  # `mask=` and `info=`
         given = dict(mask=torch.from_numpy(self.mask())) if 'mask' in self.asked else {}
-        if 'info' in self.asked: given['info'] = {k: column_of_rows(self.slots.entry(k)) for k in self.names}
+        if 'info' in self.asked:
+            given['info'] = {k: column_of_rows(self.slots.entry(k)) for k in self.names}
         return given
 
-def _copy(x): return x.detach().clone() if isinstance(x, torch.Tensor) else np.array(x)
+
+def _copy(x):
+    return x.detach().clone() if isinstance(x, torch.Tensor) else np.array(x)
 
 # %% ../../nbs/envs/acting.ipynb #cc0e5a11
-def acting_state(acting)->dict: # plain data
+def acting_state(acting) -> dict:  # plain data
     "What is saved of whatever chooses the actions"
-    return dict(spaces=[encode(s) for s in acting.spaces], hidden=encode(_plainly(acting.hidden)),
-        last=encode(acting.last))
+    return dict(
+        spaces=[encode(s) for s in acting.spaces],
+        hidden=encode(_plainly(acting.hidden)),
+        last=encode(acting.last),
+    )
+
 
 def _plainly(x):
     "Named tuples as plain ones, and arrays that share no memory"
-    if isinstance(x, dict): return {k: _plainly(v) for k,v in x.items()}
-    if isinstance(x, torch.Tensor): return x.detach().cpu().clone()
-    return tuple(map(_plainly, x)) if isinstance(x, (tuple,list)) else np.array(x) if isinstance(x, np.ndarray) else x
+    if isinstance(x, dict):
+        return {k: _plainly(v) for k, v in x.items()}
+    if isinstance(x, torch.Tensor):
+        return x.detach().cpu().clone()
+    return (
+        tuple(map(_plainly, x))
+        if isinstance(x, (tuple, list))
+        else np.array(x)
+        if isinstance(x, np.ndarray)
+        else x
+    )
 
 # %% ../../nbs/envs/acting.ipynb #6912981e
 def restore_acting(acting, state):
     "Go on from what `acting_state` gave"
-    for s,e in zip(acting.spaces, state['spaces']):
+    for s, e in zip(acting.spaces, state['spaces']):
         if decode(e, s) != acting.space or not isinstance(s._np_random, np.random.Generator):
             raise StateError('GymStepper', 'a saved action space', s, acting.space)
-    hidden,acting.last = decode(state['hidden']),decode(state['last'])
-    if acting.last is not None and not (type(acting.last) is list and len(acting.last) == acting.n
-            and all(map(acting.space.contains, acting.last))):
-        raise StateError('GymStepper', 'saved actions', repr(acting.last)[:60], f'{acting.n} of {acting.space}')
-    if hidden is not None: hidden = map_leaves(_same_shape, acting.policy.initial_hidden(acting.n), hidden)
+    hidden = decode(state['hidden'])
+    acting.last = decode(state['last'])
+    if acting.last is not None and not (
+        type(acting.last) is list
+        and len(acting.last) == acting.n
+        and all(map(acting.space.contains, acting.last))
+    ):
+        raise StateError(
+            'GymStepper', 'saved actions', repr(acting.last)[:60], f'{acting.n} of {acting.space}'
+        )
+    if hidden is not None:
+        hidden = map_leaves(_same_shape, acting.policy.initial_hidden(acting.n), hidden)
     acting.hidden = hidden
 
 # %% ../../nbs/envs/acting.ipynb #80a40ffe
 def _same_shape(own, loaded):
     "A hidden state that was saved, if it is like the policy's own"
-    got,want = ((type(x).__name__, list(np.shape(x))) for x in (loaded, own))
-    if got != want: raise StateError('GymStepper', 'a saved hidden state', got, f"{want}, as the policy's")
+    got, want = ((type(x).__name__, list(np.shape(x))) for x in (loaded, own))
+    if got != want:
+        raise StateError('GymStepper', 'a saved hidden state', got, f"{want}, as the policy's")
     return loaded

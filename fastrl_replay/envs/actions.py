@@ -13,101 +13,154 @@ from ..steps.errors import ActionError
 from ..steps.nested import fields_of
 
 # %% ../../nbs/envs/actions.ipynb #91de7281
-def as_array(x)->np.ndarray:
+def as_array(x) -> np.ndarray:
     "What a policy returned, as an array"
-    if isinstance(x, torch.Tensor): return x.detach().cpu().numpy()
-    return np.array([as_array(v) for v in x]) if isinstance(x, (list,tuple)) else np.asarray(x)
+    if isinstance(x, torch.Tensor):
+        return x.detach().cpu().numpy()
+    return np.array([as_array(v) for v in x]) if isinstance(x, (list, tuple)) else np.asarray(x)
+
 
 @njit
 def _first_outside(a, low, high):
     "The index of the first number outside [low, high], or -1"
     for i in range(len(a)):
-        if a[i] < low or a[i] > high: return i
+        if a[i] < low or a[i] > high:
+            return i
     return -1
 
 # %% ../../nbs/envs/actions.ipynb #ed0c184e
-def _bounds(space): # inclusive, or None where every value is fine
-    if isinstance(space, spaces.Discrete):      return int(space.start), int(space.start + space.n - 1)
-    if isinstance(space, spaces.MultiDiscrete): return space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.MultiBinary):   return 0, 1
+def _bounds(space):  # inclusive, or None where every value is fine
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
     return space.low, space.high
 
 # %% ../../nbs/envs/actions.ipynb #80fbe149
 def check_action(
-    action, # what the policy returned: for `n` environments, nested as the space is
-    space:spaces.Space, # of one environment
-    n:int, # how many environments
-    name:str='action', # how to call it in an error
-    clip:bool=None, # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
-): # arrays [n, ...] of the space's dtype, nested as the space is
+    action,  # what the policy returned: for `n` environments, nested as the space is
+    space: spaces.Space,  # of one environment
+    n: int,  # how many environments
+    name: str = 'action',  # how to call it in an error
+    clip: bool = None,  # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
+):  # arrays [n, ...] of the space's dtype, nested as the space is
     "Actions as the environments want them; whatever doesn't fit the space is an `ActionError` that says so"
     if isinstance(space, spaces.Dict):
         if not isinstance(action, dict) or action.keys() != space.spaces.keys():
             raise ActionError('GymStepper', name, action, f'a dict of {list(space.spaces)}')
-        return {k: check_action(action[k], s, n, f'{name}[{k!r}]', clip) for k,s in space.spaces.items()}
+        return {
+            k: check_action(action[k], s, n, f'{name}[{k!r}]', clip)
+            for k, s in space.spaces.items()
+        }
     if isinstance(space, spaces.Tuple):
-        if not isinstance(action, (tuple,list)) or len(action) != len(space.spaces):
+        if not isinstance(action, (tuple, list)) or len(action) != len(space.spaces):
             raise ActionError('GymStepper', name, action, f'a tuple of {len(space.spaces)}')
         pairs = enumerate(zip(action, space.spaces))
-        return tuple(check_action(a, s, n, f'{name}[{i}]', clip) for i,(a,s) in pairs)
+        return tuple(check_action(a, s, n, f'{name}[{i}]', clip) for i, (a, s) in pairs)
     return _check_leaf(action, space, n, name, clip)
 
 # %% ../../nbs/envs/actions.ipynb #67aeed30
-def _within(a, low, high): return ((low <= a) & (a <= high)).reshape(len(a), -1).all(1)   # false for NaN
+def _within(a, low, high):
+    return ((low <= a) & (a <= high)).reshape(len(a), -1).all(1)  # false for NaN
+
 
 def _to_bounds(a, low, high, eps):
     "Floats that are a rounding error outside their bounds, at the bounds; others as they are"
-    low,high = (np.asarray(b, np.float64) for b in (low, high))
-    size = np.maximum(*(np.where(np.isfinite(b), abs(b), 0.) for b in (low, high)))
-    slack = 4*eps*size   # for a centre, a width, their product, a sum
+    low, high = (np.asarray(b, np.float64) for b in (low, high))
+    size = np.maximum(*(np.where(np.isfinite(b), abs(b), 0.0) for b in (low, high)))
+    slack = 4 * eps * size  # for a centre, a width, their product, a sum
     near = np.isfinite(a) & (low - slack <= a) & (a <= high + slack)
     return np.where(near, np.clip(a, low, high), a).astype(a.dtype)
 
 # %% ../../nbs/envs/actions.ipynb #83533ad7
-def _nearly_within(a, given, space, name, clip): # given: the dtype that the policy returned
+def _nearly_within(a, given, space, name, clip):  # given: the dtype that the policy returned
     "Actions some of which are outside: at their bounds, or an `ActionError`"
-    (low,high),box = _bounds(space),isinstance(space, spaces.Box)
-    floats = [np.finfo(d).eps for d in (given, space.dtype) if d.kind == 'f' and space.dtype.kind == 'f']
-    if clip and box: a = np.clip(a, low, high)   # NaN stays NaN
-    elif floats and clip is None: a = _to_bounds(a, low, high, max(floats))
+    (low, high), box = _bounds(space), isinstance(space, spaces.Box)
+    floats = [
+        np.finfo(d).eps for d in (given, space.dtype) if d.kind == 'f' and space.dtype.kind == 'f'
+    ]
+    if clip and box:
+        a = np.clip(a, low, high)  # NaN stays NaN
+    elif floats and clip is None:
+        a = _to_bounds(a, low, high, max(floats))
     fine = _within(a, low, high)
-    if fine.all(): return a
+    if fine.all():
+        return a
     bad = int(np.argmin(fine))
-    raise ActionError('GymStepper', f'{name} of environment {bad} is outside its space', a[bad], space,
-        'clip it in the policy' + ', or GymStepper(…, clip=True)'*box)
+    raise ActionError(
+        'GymStepper',
+        f'{name} of environment {bad} is outside its space',
+        a[bad],
+        space,
+        'clip it in the policy' + ', or GymStepper(…, clip=True)' * box,
+    )
 
 # %% ../../nbs/envs/actions.ipynb #09be99bb
 def _check_leaf(action, space, n, name, clip):
-    try: a = as_array(action)
-    except ValueError as e: raise ActionError('GymStepper', f'shape of {name}', action,
-        f'{[n, *space.shape]}: {n} environments of {space}') from e
-    if a.shape != (n,*space.shape):
-        if n == 1 and a.shape == space.shape: a = a[None]
-        else: raise ActionError('GymStepper', f'shape of {name}', list(a.shape),
-            f'{[n, *space.shape]}: {n} environments of {space}')
-    whole = a.dtype.kind in 'iub' and space.dtype.kind in 'iu'   # any whole number will do where the space has it
+    try:
+        a = as_array(action)
+    except ValueError as e:
+        raise ActionError(
+            'GymStepper',
+            f'shape of {name}',
+            action,
+            f'{[n, *space.shape]}: {n} environments of {space}',
+        ) from e
+    if a.shape != (n, *space.shape):
+        if n == 1 and a.shape == space.shape:
+            a = a[None]
+        else:
+            raise ActionError(
+                'GymStepper',
+                f'shape of {name}',
+                list(a.shape),
+                f'{[n, *space.shape]}: {n} environments of {space}',
+            )
+    # any whole number will do where the space has it
+    whole = a.dtype.kind in 'iub' and space.dtype.kind in 'iu'
     if not whole and not np.can_cast(a.dtype, space.dtype, 'same_kind'):
-        raise ActionError('GymStepper', f'dtype of {name}', a.dtype, f'{space.dtype} for {space}',
-            'convert it in the policy')
-    given,(low,high) = a.dtype,_bounds(space)
-    if not whole: a = a.astype(space.dtype)                      # first, or a bound of .1 is not the .1 of float32
-    if not _within(a, low, high).all(): a = _nearly_within(a, given, space, name, clip)
+        raise ActionError(
+            'GymStepper',
+            f'dtype of {name}',
+            a.dtype,
+            f'{space.dtype} for {space}',
+            'convert it in the policy',
+        )
+    given, (low, high) = a.dtype, _bounds(space)
+    # first, or a bound of .1 is not the .1 of float32
+    if not whole:
+        a = a.astype(space.dtype)
+    if not _within(a, low, high).all():
+        a = _nearly_within(a, given, space, name, clip)
     return a.astype(space.dtype)
 
 # %% ../../nbs/envs/actions.ipynb #58525c22
 def _fits(x, space):
     "Is `x` nested as the elements of `space` are?"
-    parts,given = fields_of(space),fields_of(x)
-    if parts is None: return not isinstance(x, dict)
-    return given is not None and given.keys() == parts.keys() and all(_fits(given[k], s) for k,s in parts.items())
+    parts = fields_of(space)
+    given = fields_of(x)
+    if parts is None:
+        return not isinstance(x, dict)
+    return (
+        given is not None
+        and given.keys() == parts.keys()
+        and all(_fits(given[k], s) for k, s in parts.items())
+    )
+
 
 def split_answer(
-    out, # what the policy returned
-    recurrent:bool, # has it a hidden state?
-    space:spaces.Space, # of an action
-)->tuple: # action, hidden (or None), extra columns
+    out,  # what the policy returned
+    recurrent: bool,  # has it a hidden state?
+    space: spaces.Space,  # of an action
+) -> tuple:  # action, hidden (or None), extra columns
     "Take apart what a policy returned"
-    is_action = isinstance(space, spaces.Dict) and isinstance(out, dict) and out.keys() == space.spaces.keys()
+    is_action = (
+        isinstance(space, spaces.Dict)
+        and isinstance(out, dict)
+        and out.keys() == space.spaces.keys()
+    )
     if isinstance(out, dict) and 'action' in out and not is_action:
         out = dict(out)
         return out.pop('action'), out.pop('hidden', None), out
@@ -115,26 +168,45 @@ def split_answer(
     columns = isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict)
     bare = isinstance(space, spaces.Tuple) and not recurrent and (_fits(out, space) or not columns)
     if isinstance(out, tuple) and not bare:
-        if len(out) > 1 and isinstance(out[-1], dict) and not (recurrent and len(out) == 2): *out,extra = out
-        if recurrent and len(out) == 2: return out[0], out[1], extra
-        if len(out) == 1: return out[0], None, extra
-    if recurrent: raise ActionError('GymStepper', 'a policy with initial_hidden', type(out).__name__, 'action, hidden')
+        if len(out) > 1 and isinstance(out[-1], dict) and not (recurrent and len(out) == 2):
+            *out, extra = out
+        if recurrent and len(out) == 2:
+            return out[0], out[1], extra
+        if len(out) == 1:
+            return out[0], None, extra
+    if recurrent:
+        raise ActionError(
+            'GymStepper', 'a policy with initial_hidden', type(out).__name__, 'action, hidden'
+        )
     return out, None, extra
 
 # %% ../../nbs/envs/actions.ipynb #93564c0c
 def action_checker(
-    space:spaces.Space, # of one environment
-    n:int, # how many environments
-    clip:bool=None, # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
-): # a function of what the policy returned, which gives new arrays, or a plain int for a single environment
+    space: spaces.Space,  # of one environment
+    n: int,  # how many environments
+    clip: bool = None,  # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
+):  # a function of what the policy returned, which gives new arrays, or a plain int for a single environment
     "`check_action` for one space and number of environments, with a short way for what is obviously right"
-    def full(action): return check_action(action, space, n, clip=clip)
-    if not isinstance(space, spaces.Discrete) or space.dtype != np.int64: return full
-    low,high = _bounds(space)
+
+    def full(action):
+        return check_action(action, space, n, clip=clip)
+
+    if not isinstance(space, spaces.Discrete) or space.dtype != np.int64:
+        return full
+    low, high = _bounds(space)
+
     def quick(action):
-        if type(action) is int and n == 1 and low <= action <= high: return action
+        if type(action) is int and n == 1 and low <= action <= high:
+            return action
         plain = isinstance(action, torch.Tensor) and action.is_cpu and not action.requires_grad
         a = action.numpy() if plain else action
-        fine = type(a) is np.ndarray and a.dtype == np.int64 and a.shape == (n,) and _first_outside(a, low, high) < 0
-        return a.copy() if fine else full(action)   # a copy, because an environment may change its action
+        fine = (
+            type(a) is np.ndarray
+            and a.dtype == np.int64
+            and a.shape == (n,)
+            and _first_outside(a, low, high) < 0
+        )
+        # a copy, because an environment may change its action
+        return a.copy() if fine else full(action)
+
     return quick

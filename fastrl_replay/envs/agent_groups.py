@@ -18,130 +18,221 @@ from ..steps.states import block, checked, listed
 # %% ../../nbs/envs/agent_groups.ipynb #d332ac49
 class SharedEnv:
     "A parallel environment that several groups of agents step together"
+
     def __init__(self, parallel, seed=None):
-        self.parallel,self.seed,self.first_seed,self.over = parallel,seed,seed,True
-        self.round = self.turn = 0   # how often it was reset, and stepped
-        self.offers,self.came,self.first = {},None,None
-        self.others,self.steppers = {},{}   # group → a function that steps it; its `GymStepper`
+        self.parallel = parallel
+        self.seed = seed
+        self.first_seed = seed
+        self.over = True
+        self.round = self.turn = 0  # how often it was reset, and stepped
+        self.offers = {}
+        self.came = None
+        self.first = None
+        # group → a function that steps it; its `GymStepper`
+        self.others = {}
+        self.steppers = {}
 
     def reset(self):
-        self.first = self.parallel.reset() if self.seed is None else self.parallel.reset(seed=self.seed)
-        self.seed,self.over,self.round = None,False,self.round + 1
+        self.first = (
+            self.parallel.reset() if self.seed is None else self.parallel.reset(seed=self.seed)
+        )
+        self.seed = None
+        self.over = False
+        self.round = self.round + 1
 
-    def step(self,
+    def step(
+        self,
         name,
-        actions, # of one group
+        actions,  # of one group
     ):
         "What came of a step of all groups"
-        self.offers[name],turn = actions,self.turn
+        self.offers[name], turn = actions, self.turn
         try:
-            for other,step in self.others.items():
-                if self.turn == turn and other not in self.offers: step()   # the last has all offers
-            if self.turn == turn: self._step_all()
-        except BaseException: self.offers,self.over = {},True; raise   # a new episode begins for all
+            for other, step in self.others.items():
+                # the last has all offers
+                if self.turn == turn and other not in self.offers:
+                    step()
+            if self.turn == turn:
+                self._step_all()
+        except BaseException:
+            self.offers = {}
+            self.over = True
+            raise  # a new episode begins for all
         return self.came
 
     def open(self):
         "Let each group be where it was saved, before one of them steps"
         if not self.offers:
-            for stepper in self.steppers.values(): stepper.open()
+            for stepper in self.steppers.values():
+                stepper.open()
 
     def _step_all(self):
-        offers,self.offers = self.offers,{}
-        self.came = self.parallel.step({agent: a for offer in offers.values() for agent,a in offer.items()})
-        self.turn,self.over = self.turn + 1,not self.parallel.agents
+        offers = self.offers
+        self.offers = {}
+        self.came = self.parallel.step(
+            {agent: a for offer in offers.values() for agent, a in offer.items()}
+        )
+        self.turn = self.turn + 1
+        self.over = not self.parallel.agents
 
 # %% ../../nbs/envs/agent_groups.ipynb #a6206ac1
 class GroupEnv(Rounds):
     "What a group of agents sees of a shared environment"
+
     def __init__(self, shared, name, agents):
-        self.shared,self.name,self.possible_agents,self.round = shared,name,list(agents),0
+        self.shared = shared
+        self.name = name
+        self.possible_agents = list(agents)
+        self.round = 0
 
-    agents = property(lambda self: [a for a in self.shared.parallel.agents if a in self.possible_agents])
-    stale = property(lambda self: self.round != self.shared.round)   # was it reset by another group?
+    agents = property(
+        lambda self: [a for a in self.shared.parallel.agents if a in self.possible_agents]
+    )
+    # was it reset by another group?
+    stale = property(lambda self: self.round != self.shared.round)
     broken = ready = property(lambda self: self.stale or self.shared.over)
-    def observation_space(self, agent): return self.shared.parallel.observation_space(agent)
-    def action_space(self, agent): return self.shared.parallel.action_space(agent)
-    def step(self, actions): return self.shared.step(self.name, actions)
-    def close(self): self.shared.parallel.close()
 
-    def begin(self): self.shared.over,self.shared.seed = True,self.shared.first_seed
-    def leave(self, seed=None): self.shared.over,self.shared.seed = True,seed
-    def encoded_parts(self): return dict(env=self.shared.parallel)
+    def observation_space(self, agent):
+        return self.shared.parallel.observation_space(agent)
+
+    def action_space(self, agent):
+        return self.shared.parallel.action_space(agent)
+
+    def step(self, actions):
+        return self.shared.step(self.name, actions)
+
+    def close(self):
+        self.shared.parallel.close()
+
+    def begin(self):
+        self.shared.over, self.shared.seed = True, self.shared.first_seed
+
+    def leave(self, seed=None):
+        self.shared.over, self.shared.seed = True, seed
+
+    def encoded_parts(self):
+        return dict(env=self.shared.parallel)
 
     def reset(self, seed=None, options=None):
-        if self.shared.over: self.shared.reset()   # with one seed for all groups
+        if self.shared.over:
+            self.shared.reset()  # with one seed for all groups
         self.round = self.shared.round
         return self.shared.first
 
     def state_dict(self):
         s = self.shared
-        return dict(env=encode(s.parallel), over=s.over, round=s.round, mine=self.round, first=encode(s.first))
+        return dict(
+            env=encode(s.parallel),
+            over=s.over,
+            round=s.round,
+            mine=self.round,
+            first=encode(s.first),
+        )
 
     def load_state_dict(self, state):
         s = self.shared
         decode(state['env'], s.parallel)
-        s.over,s.round,self.round = state['over'],state['round'],state['mine']
-        s.first,s.seed = decode(state['first']),None
+        s.over = state['over']
+        s.round = state['round']
+        self.round = state['mine']
+        s.first = decode(state['first'])
+        s.seed = None
 
 # %% ../../nbs/envs/agent_groups.ipynb #9efdfe8b
 class GroupSteps(Pipe):
     "Blocks of one group of agents"
-    most = 10_000   # blocks that may wait
+
+    most = 10_000  # blocks that may wait
+
     def __init__(self, source, name):
         super().__init__(source)
-        self.name,self.waiting = name,deque()
+        self.name = name
+        self.waiting = deque()
 
     def __iter__(self):
         while True:
-            if not self.waiting: self.step()
-            if self.waiting: yield self.waiting.popleft()
+            if not self.waiting:
+                self.step()
+            if self.waiting:
+                yield self.waiting.popleft()
 
     def step(self):
         "Step the environment, with all groups"
-        if len(self.waiting) >= self.most: raise ArgumentError('AgentGroups', f'blocks of {self.name!r} that wait',
-            len(self.waiting), f'at most {self.most}', 'iterate the chains of all groups, in turn')
+        if len(self.waiting) >= self.most:
+            raise ArgumentError(
+                'AgentGroups',
+                f'blocks of {self.name!r} that wait',
+                len(self.waiting),
+                f'at most {self.most}',
+                'iterate the chains of all groups, in turn',
+            )
         self.source.source.shared.open()
         steps = self.source.once()
-        if steps is not None: self.waiting.append(steps)
+        if steps is not None:
+            self.waiting.append(steps)
 
-    def snapshot(self): return dict(waiting=[pack(s) for s in self.waiting])
-    def check_state(self, state): return checked('AgentGroups', dict(waiting=listed(block)), state)
-    def restore(self, state): self.waiting = deque(state['waiting'])
+    def snapshot(self):
+        return dict(waiting=[pack(s) for s in self.waiting])
+
+    def check_state(self, state):
+        return checked('AgentGroups', dict(waiting=listed(block)), state)
+
+    def restore(self, state):
+        self.waiting = deque(state['waiting'])
 
 # %% ../../nbs/envs/agent_groups.ipynb #df6e19f2
 class AgentGroups:
     "Groups of agents of one environment: it is stepped for all of them together, and each has a pipe"
-    def __init__(self,
-        env, # PettingZoo's `ParallelEnv`, or a function that makes one
-        groups:dict, # name → names of its agents, whose spaces are alike
-        policies:dict=None, # name → policy; random actions where there is none
-        seed:int=None, # of the environment, and of random actions
-        **kwargs, # of `GymStepper`, for all groups: info, clip, float32
+
+    def __init__(
+        self,
+        env,  # PettingZoo's `ParallelEnv`, or a function that makes one
+        groups: dict,  # name → names of its agents, whose spaces are alike
+        policies: dict = None,  # name → policy; random actions where there is none
+        seed: int = None,  # of the environment, and of random actions
+        **kwargs,  # of `GymStepper`, for all groups: info, clip, float32
     ):
         env = env() if callable(env) and not is_parallel(env) else env
         if not is_parallel(env):
             raise ArgumentTypeError('AgentGroups', 'env', repr(env)[:60], 'a ParallelEnv')
         _check_groups(env, groups, policies or {})
-        self.shared,self.pipes,first = SharedEnv(env, seed),{},0
-        for name,agents in groups.items():
+        self.shared = SharedEnv(env, seed)
+        self.pipes = {}
+        first = 0
+        for name, agents in groups.items():
             own = None if seed is None else seed + first
-            stepper = GymStepper(GroupEnv(self.shared, name, agents), (policies or {}).get(name), own, **kwargs)
-            self.pipes[name],first = GroupSteps(stepper, name),first + len(agents)
-            self.shared.others[name],self.shared.steppers[name] = self.pipes[name].step,stepper
+            stepper = GymStepper(
+                GroupEnv(self.shared, name, agents), (policies or {}).get(name), own, **kwargs
+            )
+            self.pipes[name], first = GroupSteps(stepper, name), first + len(agents)
+            self.shared.others[name], self.shared.steppers[name] = self.pipes[name].step, stepper
 
-    def __getitem__(self, name)->GroupSteps: return self.pipes[name]
-    def __repr__(self): return f'AgentGroups({self.shared.parallel!r}, {[*self.pipes]})'
+    def __getitem__(self, name) -> GroupSteps:
+        return self.pipes[name]
+
+    def __repr__(self):
+        return f'AgentGroups({self.shared.parallel!r}, {[*self.pipes]})'
+
     def close(self):
-        for pipe in self.pipes.values(): pipe.close()
+        for pipe in self.pipes.values():
+            pipe.close()
         self.shared.parallel.close()
 
 # %% ../../nbs/envs/agent_groups.ipynb #c6e0a711
 def _check_groups(env, groups, policies):
     "Raise where an agent is in no group, or in two, or a policy is of none"
-    known,named = set(env.possible_agents),[a for agents in groups.values() for a in agents]
-    wrong = [a for a in named if a not in known or named.count(a) > 1] + [a for a in known if a not in named]
-    if wrong: raise ArgumentError('AgentGroups', f'agent {wrong[0]!r}', groups,
-        f'each of {list(env.possible_agents)} in one group')
+    known = set(env.possible_agents)
+    named = [a for agents in groups.values() for a in agents]
+    wrong = [a for a in named if a not in known or named.count(a) > 1] + [
+        a for a in known if a not in named
+    ]
+    if wrong:
+        raise ArgumentError(
+            'AgentGroups',
+            f'agent {wrong[0]!r}',
+            groups,
+            f'each of {list(env.possible_agents)} in one group',
+        )
     others = [n for n in policies if n not in groups]
-    if others: raise ArgumentError('AgentGroups', 'policies', others, f'some of {list(groups)}')
+    if others:
+        raise ArgumentError('AgentGroups', 'policies', others, f'some of {list(groups)}')

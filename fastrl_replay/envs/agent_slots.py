@@ -7,7 +7,6 @@ __all__ = ['AgentsSlot']
 
 # %% ../../nbs/envs/agent_slots.ipynb #794817fc
 import numpy as np
-from fastcore.basics import patch
 from gymnasium.vector.utils import create_empty_array
 from .agents import Rounds
 from .checks import as_flag, as_number, check_shape
@@ -18,127 +17,179 @@ from ..steps.nested import map_leaves, pick, put, tupler
 # %% ../../nbs/envs/agent_slots.ipynb #0eafbbbe
 class AgentsSlot(Slot):
     "A slot with the agents of one environment, each at its place"
-    kind,columns = 'agents',dict(agent=np.int32, moment=np.int64)
+
+    kind = 'agents'
+    columns = dict(agent=np.int32, moment=np.int64)
+
     def __init__(self, env, env_id, seed):
         super().__init__(env, env_id, seed, env.single_observation_space, env.single_action_space)
         self.n = n = env.num_envs
-        self.names = [*env.named, *['']*(n - len(env.named))]   # at each place, also while it isn't there
-        self.there,self.fresh = np.zeros(n, bool),np.ones(n, bool)   # who acts next; whose memory must begin anew
-        self.counts,self.totals,self.moment = np.zeros((n,2), np.int32),np.zeros(n),0   # episode, step
-        self.tuple_obs,self.made = tupler(env.single_observation_space),{}
+        # at each place, also while it isn't there
+        self.names = [*env.named, *[''] * (n - len(env.named))]
+        # who acts next; whose memory must begin anew
+        self.there = np.zeros(n, bool)
+        self.fresh = np.ones(n, bool)
+        # episode, step
+        self.counts = np.zeros((n, 2), np.int32)
+        self.totals = np.zeros(n)
+        self.moment = 0
+        self.tuple_obs = tupler(env.single_observation_space)
+        self.made = {}
         self.rounds = env.parallel if isinstance(env.parallel, Rounds) else Rounds()
         self.rounds.begin()
 
-    idle = property(lambda self: ~self.there)   # does it matter what a policy says?
-    def stands(self, i): return self.counts[i]
-    def entries(self): return self.made
-    broken = property(lambda self: self.rounds.broken and bool(self.there.any()))   # did others end their episodes?
+    idle = property(lambda self: ~self.there)  # does it matter what a policy says?
+
+    def stands(self, i):
+        return self.counts[i]
+
+    def entries(self):
+        return self.made
+
+    # did others end their episodes?
+    broken = property(lambda self: self.rounds.broken and bool(self.there.any()))
+
     def leave(self):
         "End all their episodes; new ones begin"
         self._end()
         self.rounds.leave()
+
     def begin_anew(self, saved, seed):
         super().begin_anew(saved, seed)
         self.rounds.leave(self.seed)
 
     def where(self, e):
-        here,last = [self.names[p] for p in np.flatnonzero(self.there)],self.env_id + self.n - 1
+        here = [self.names[p] for p in np.flatnonzero(self.there)]
+        last = self.env_id + self.n - 1
         who = f'the environment of agents {self.env_id} to {last} ({", ".join(map(str, here)) or "none is there"})'
-        return who,f'episodes {self.counts[:,0].tolist()}',(self.counts[:,1] + 1).tolist()
+        return who, f'episodes {self.counts[:, 0].tolist()}', (self.counts[:, 1] + 1).tolist()
 
-# %% ../../nbs/envs/agent_slots.ipynb #543a3ca0
-@patch
-def _place(self:AgentsSlot, name):
-    "The place of an agent; one that is new takes a free one, first of all those that never had a name"
-    if name in self.names: return self.names.index(name)
-    taken = {*self.env.parallel.agents}
-    free = [p for p in range(self.n) if not self.there[p] and self.names[p] not in taken]
-    if not free: raise ArgumentError('GymStepper', 'more agents than places', f'{name!r} beside {self.names}',
-        f'{self.n} at a time', f'Agents(env, room={self.n + 1}) or more')
-    place = min(free, key=lambda p: (self.names[p] != '', self.names[p] in self.env.named, p))
-    self.names[place] = name
-    return place
+    def _place(self, name):
+        "The place of an agent; one that is new takes a free one, first of all those that never had a name"
+        if name in self.names:
+            return self.names.index(name)
+        taken = {*self.env.parallel.agents}
+        free = [p for p in range(self.n) if not self.there[p] and self.names[p] not in taken]
+        if not free:
+            raise ArgumentError(
+                'GymStepper',
+                'more agents than places',
+                f'{name!r} beside {self.names}',
+                f'{self.n} at a time',
+                f'Agents(env, room={self.n + 1}) or more',
+            )
+        place = min(free, key=lambda p: (self.names[p] != '', self.names[p] in self.env.named, p))
+        self.names[place] = name
+        return place
 
-@patch
-def _see(self:AgentsSlot, place, obs):
-    check_shape(obs, self.observation_space, f'observation of agent {self.names[place]!r}')
-    map_leaves(lambda kept, x: kept.__setitem__(place, x), self.obs, obs)
+    def _see(self, place, obs):
+        check_shape(obs, self.observation_space, f'observation of agent {self.names[place]!r}')
+        map_leaves(lambda kept, x: kept.__setitem__(place, x), self.obs, obs)
 
-# %% ../../nbs/envs/agent_slots.ipynb #6468d9f1
-@patch
-def begin(self:AgentsSlot, state):
-    "Be ready to act: reset the environment where no agent is there"
-    if self.broken: self._end()
-    if self.rounds.ready and not self.there.any(): self._reset()
-    put(state, self.obs)
+    def begin(self, state):
+        "Be ready to act: reset the environment where no agent is there"
+        if self.broken:
+            self._end()
+        if self.rounds.ready and not self.there.any():
+            self._reset()
+        put(state, self.obs)
 
-@patch
-def _end(self:AgentsSlot):
-    self.counts[self.there & (self.counts[:,1] == 0),0] -= 1   # those without a row don't count
-    self.there[:],self.fresh[:] = False,True
+    def _end(self):
+        # those without a row don't count
+        self.counts[self.there & (self.counts[:, 1] == 0), 0] -= 1
+        self.there[:], self.fresh[:] = False, True
 
-@patch
-def _reset(self:AgentsSlot):
-    parallel = self.env.parallel
-    obs,infos = parallel.reset() if self.seed is None else parallel.reset(seed=self.seed)
-    if self.obs is None: self.obs = create_empty_array(self.observation_space, self.n, fn=np.zeros)
-    self._join(obs, infos, ())
-    if self.rounds.ready and not self.there.any(): raise ArgumentError('GymStepper',
-        'agents after a reset', parallel.agents, 'at least one, with its observation')
-    self.seed = None
+    def _reset(self):
+        parallel = self.env.parallel
+        obs, infos = parallel.reset() if self.seed is None else parallel.reset(seed=self.seed)
+        if self.obs is None:
+            self.obs = create_empty_array(self.observation_space, self.n, fn=np.zeros)
+        self._join(obs, infos, ())
+        if self.rounds.ready and not self.there.any():
+            raise ArgumentError(
+                'GymStepper',
+                'agents after a reset',
+                parallel.agents,
+                'at least one, with its observation',
+            )
+        self.seed = None
 
-@patch
-def _join(self:AgentsSlot, obs, infos, ended): # ended: names whose episodes just did
-    "Agents that were not there begin an episode"
-    for name in self.env.parallel.agents:
-        if name in ended or name in self.names and self.there[self.names.index(name)]: continue
-        if name not in obs: continue   # it comes later
-        place = self._place(name)
-        self._see(place, obs[name])
-        if self.info is not None: self.info.one(place, infos.get(name, {}), self.needed, f' of agent {name!r}')
-        self.counts[place] += 1,-self.counts[place,1]
-        self.totals[place],self.there[place],self.fresh[place] = 0.,True,True
+    def _join(self, obs, infos, ended):  # ended: names whose episodes just did
+        "Agents that were not there begin an episode"
+        for name in self.env.parallel.agents:
+            if name in ended or name in self.names and self.there[self.names.index(name)]:
+                continue
+            if name not in obs:
+                continue  # it comes later
+            place = self._place(name)
+            self._see(place, obs[name])
+            if self.info is not None:
+                self.info.one(place, infos.get(name, {}), self.needed, f' of agent {name!r}')
+            self.counts[place] += 1, -self.counts[place, 1]
+            self.totals[place], self.there[place], self.fresh[place] = 0.0, True, True
 
-# %% ../../nbs/envs/agent_slots.ipynb #59e9e172
-@patch
-def act(self:AgentsSlot, actions, i, rows, result):
-    "Step it with the actions of those that are there, and write what came into their rows"
-    here,rows = np.flatnonzero(self.there).tolist(),rows[i:i+self.n] if self.n < len(rows) else rows
-    came = self.env.parallel.step({self.names[p]: pick(actions, i + p) for p in here})
-    n = len(here)
-    if n < self.n: rows[:n] = rows[here]
-    rows['agent'][:n],rows['moment'][:n] = here,self.moment
-    self.moment += 1
-    self.fresh = ~self.there
-    ended = [self.names[p] for k,p in enumerate(here) if self._write(result, k, p, came)]
-    if self.info is not None:
-        self.made = {k: a[here] for k,a in self.info.arrays.items()}   # before others take places that are free now
-        self.info.columns.ended(len(ended))
-    self._join(came[0], came[4], ended)
-    return 2*(self.n - n) + bool(ended)
+    def act(self, actions, i, rows, result):
+        "Step it with the actions of those that are there, and write what came into their rows"
+        here = np.flatnonzero(self.there).tolist()
+        rows = rows[i : i + self.n] if self.n < len(rows) else rows
+        came = self.env.parallel.step({self.names[p]: pick(actions, i + p) for p in here})
+        n = len(here)
+        if n < self.n:
+            rows[:n] = rows[here]
+        rows['agent'][:n], rows['moment'][:n] = here, self.moment
+        self.moment += 1
+        self.fresh = ~self.there
+        ended = [self.names[p] for k, p in enumerate(here) if self._write(result, k, p, came)]
+        if self.info is not None:
+            # before others take places that are free now
+            self.made = {k: a[here] for k, a in self.info.arrays.items()}
+            self.info.columns.ended(len(ended))
+        self._join(came[0], came[4], ended)
+        return 2 * (self.n - n) + bool(ended)
+
+    def _write(self, result, k, place, came) -> bool:  # k: of the row
+        "The row of one agent; did its episode end?"
+        name = self.names[place]
+        count = self.counts[place]
+        missing = [what for what, x in zip(_WHAT, came) if name not in x]
+        if missing:
+            raise ArgumentError(
+                'GymStepper',
+                f'agent {name!r} acted, and is missing in {" and ".join(missing)}',
+                list(came[0]),
+                f'an entry for each agent that acted, {name!r} too, also where its episode ends',
+            )
+        obs, reward, terminated, truncated = (x[name] for x in came[:4])
+        self._see(place, obs)
+        number = as_number(reward, f'reward of agent {name!r}')
+        terminated, truncated = (
+            as_flag(x, f'{what} of agent {name!r}')
+            for what, x in (('terminated', terminated), ('truncated', truncated))
+        )
+        over = terminated or truncated
+        if not over and name not in self.env.parallel.agents:
+            raise ArgumentError(
+                'GymStepper',
+                f'agent {name!r} left',
+                'no end of its episode',
+                'terminated, or truncated where it was just broken off',
+            )
+        if self.info is not None:
+            self.info.one(place, came[4].get(name, {}), None, f' of agent {name!r}')
+        count[1] += 1
+        self.totals[place] += float(number)
+        result[k] = (
+            number,
+            obs if self.tuple_obs is None else self.tuple_obs(obs),
+            terminated,
+            truncated,
+            self.env_id + place,
+            *count,
+            self.totals[place],
+        )
+        if over:
+            self.there[place], self.fresh[place] = False, True
+        return over
 
 # %% ../../nbs/envs/agent_slots.ipynb #83cfea9a
-_WHAT = 'observations','rewards','terminations','truncations'
-
-@patch
-def _write(self:AgentsSlot, result, k, place, came)->bool: # k: of the row
-    "The row of one agent; did its episode end?"
-    name,count = self.names[place],self.counts[place]
-    missing = [what for what,x in zip(_WHAT, came) if name not in x]
-    if missing: raise ArgumentError('GymStepper', f'agent {name!r} acted, and is missing in {" and ".join(missing)}',
-        list(came[0]), f'an entry for each agent that acted, {name!r} too, also where its episode ends')
-    obs,reward,terminated,truncated = (x[name] for x in came[:4])
-    self._see(place, obs)
-    number = as_number(reward, f'reward of agent {name!r}')
-    terminated,truncated = (as_flag(x, f'{what} of agent {name!r}')
-        for what,x in (('terminated', terminated), ('truncated', truncated)))
-    over = terminated or truncated
-    if not over and name not in self.env.parallel.agents: raise ArgumentError('GymStepper',
-        f'agent {name!r} left', 'no end of its episode', 'terminated, or truncated where it was just broken off')
-    if self.info is not None: self.info.one(place, came[4].get(name, {}), None, f' of agent {name!r}')
-    count[1] += 1
-    self.totals[place] += float(number)
-    result[k] = (number, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
-        self.env_id + place, *count, self.totals[place])
-    if over: self.there[place],self.fresh[place] = False,True
-    return over
+_WHAT = 'observations', 'rewards', 'terminations', 'truncations'

@@ -12,63 +12,103 @@ from gymnasium.vector.utils import batch_space
 from ..steps.errors import ArgumentError, ArgumentTypeError, whole
 
 # %% ../../nbs/envs/agents.ipynb #19232b6d
-def _of_agents(x): # spaces are methods, which take an agent's name
-    asks = all(callable(getattr(x, k, None)) for k in ('observation_space','action_space','reset','step'))
-    return asks and not isinstance(x, (type,gym.Env,VectorEnv))
+def _of_agents(x):  # spaces are methods, which take an agent's name
+    asks = all(
+        callable(getattr(x, k, None))
+        for k in ('observation_space', 'action_space', 'reset', 'step')
+    )
+    return asks and not isinstance(x, (type, gym.Env, VectorEnv))
+
 
 def is_parallel(
-    x, # anything
-)->bool:
+    x,  # anything
+) -> bool:
     "Has it the interface of PettingZoo's `ParallelEnv`?"
     return _of_agents(x) and not hasattr(x, 'agent_iter')
 
+
 def as_agents(
-    x, # an environment of any kind, or what is none
-): # `Agents` of a `ParallelEnv`; else `x`
+    x,  # an environment of any kind, or what is none
+):  # `Agents` of a `ParallelEnv`; else `x`
     "A parallel environment as environments of a stepper; an error where agents act in turn"
-    if _of_agents(x) and hasattr(x, 'agent_iter'): raise ArgumentTypeError('GymStepper', 'source', f'{x!r}'[:80],
-        'a ParallelEnv: this is an AECEnv, whose agents act in turn',
-        'pettingzoo.utils.conversions.aec_to_parallel(env), where all agents act in each round; parallel_env() of '
-        'its module, where there is one')
+    if _of_agents(x) and hasattr(x, 'agent_iter'):
+        raise ArgumentTypeError(
+            'GymStepper',
+            'source',
+            f'{x!r}'[:80],
+            'a ParallelEnv: this is an AECEnv, whose agents act in turn',
+            'pettingzoo.utils.conversions.aec_to_parallel(env), where all agents act in each round; parallel_env() of '
+            'its module, where there is one',
+        )
     return Agents(x) if is_parallel(x) else x
 
 # %% ../../nbs/envs/agents.ipynb #9b331f29
 class Agents(VectorEnv):
     "A `ParallelEnv` as environments of a stepper, one for each agent that can be present at a time"
-    def __init__(self,
-        parallel, # PettingZoo's `ParallelEnv`, or one with its methods
-        room:int=None, # how many agents can be there at a time; None: as many as it names
+
+    def __init__(
+        self,
+        parallel,  # PettingZoo's `ParallelEnv`, or one with its methods
+        room: int = None,  # how many agents can be there at a time; None: as many as it names
     ):
-        self.parallel,self.named = parallel,list(getattr(parallel, 'possible_agents', None) or ())
-        if not self.named and room is None: raise ArgumentError('Agents', 'room', f'{parallel!r}'[:80],
-            'how many agents can be there at a time', 'Agents(env, room=8), or possible_agents in the environment')
-        self.num_envs = len(self.named) if room is None else whole('Agents', 'room', room, max(1, len(self.named)))
-        known = self.named or list(parallel.reset()[0])   # it will be reset again before it is stepped
+        self.parallel, self.named = parallel, list(getattr(parallel, 'possible_agents', None) or ())
+        if not self.named and room is None:
+            raise ArgumentError(
+                'Agents',
+                'room',
+                f'{parallel!r}'[:80],
+                'how many agents can be there at a time',
+                'Agents(env, room=8), or possible_agents in the environment',
+            )
+        self.num_envs = (
+            len(self.named)
+            if room is None
+            else whole('Agents', 'room', room, max(1, len(self.named)))
+        )
+        # it will be reset again before it is stepped
+        known = self.named or list(parallel.reset()[0])
         self.single_observation_space = _common_space(parallel, known, 'observation_space')
         self.single_action_space = _common_space(parallel, known, 'action_space')
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
-    def close(self, **kwargs): self.parallel.close()
-    def render(self): return self.parallel.render()
-    def __repr__(self): return f'Agents({self.parallel!r}, room={self.num_envs})'
+    def close(self, **kwargs):
+        self.parallel.close()
+
+    def render(self):
+        return self.parallel.render()
+
+    def __repr__(self):
+        return f'Agents({self.parallel!r}, room={self.num_envs})'
 
 # %% ../../nbs/envs/agents.ipynb #591ce974
 def _common_space(parallel, names, kind):
     "The space that all agents have"
     space = getattr(parallel, kind)(names[0])
     for name in names:
-        if getattr(parallel, kind)(name) != space: raise ArgumentError('GymStepper',
-            f"the {kind} of agent {name!r}", getattr(parallel, kind)(name), f'{space}, as {names[0]!r} has',
-            'AgentGroups(env, …), a chain for each group of agents; or wrappers that make them alike')
+        if getattr(parallel, kind)(name) != space:
+            raise ArgumentError(
+                'GymStepper',
+                f"the {kind} of agent {name!r}",
+                getattr(parallel, kind)(name),
+                f'{space}, as {names[0]!r} has',
+                'AgentGroups(env, …), a chain for each group of agents; or wrappers that make them alike',
+            )
     return space
 
 # %% ../../nbs/envs/agents.ipynb #9b768f6c
 class Rounds:
     "When the agents of an environment begin anew: here, of one that no other group steps"
-    broken,ready = False,True   # did others end their episode? where none is there, is it time for a reset?
-    def begin(self): "A slot is made, with none of its agents: what it steps begins as at first"
-    def leave(self,
-        seed=None, # of the next episode; None: another one
+
+    # did others end their episode? where none is there, is it time for a reset?
+    broken = False
+    ready = True
+
+    def begin(self):
+        "A slot is made, with none of its agents: what it steps begins as at first"
+
+    def leave(
+        self,
+        seed=None,  # of the next episode; None: another one
     ):
         "A new episode begins, for all who step it"

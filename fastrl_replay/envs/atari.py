@@ -15,70 +15,113 @@ from ..steps.states import array, checked, generator, listed
 
 # %% ../../nbs/envs/atari.ipynb #27e10c07
 def _of_extra(module, package):
-    try: return importlib.import_module(module)
-    except ImportError as e: raise not_installed('atari', f'{package} is not installed', 'atari', got=e) from e
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        raise not_installed('atari', f'{package} is not installed', 'atari', got=e) from e
+
 
 def register_games():
     "Make Atari's games known to gymnasium: ALE/Pong-v5 and others"
     emulator = _of_extra('ale_py', 'ale-py')
-    emulator.ALEInterface.setLoggerMode(emulator.LoggerMode.Error)   # or it says its name
+    emulator.ALEInterface.setLoggerMode(emulator.LoggerMode.Error)  # or it says its name
     gym.register_envs(emulator)
 
 # %% ../../nbs/envs/atari.ipynb #520d98f7
 class SavedGame(gym.Wrapper):
     "A game of Atari whose state a checkpoint can hold"
-    def state_dict(self)->dict: # plain data
+
+    def state_dict(self) -> dict:  # plain data
         "The emulator's state and the generator of the environment"
         game = bytearray(self.unwrapped.clone_state(include_rng=True).serialize())
-        return dict(game=torch.frombuffer(game, dtype=torch.uint8), random=self.unwrapped.np_random.bit_generator.state,
-            within=[encode(part) for _,part in self._within()])
+        return dict(
+            game=torch.frombuffer(game, dtype=torch.uint8),
+            random=self.unwrapped.np_random.bit_generator.state,
+            within=[encode(part) for _, part in self._within()],
+        )
 
-    def _within(self)->list: # pairs: a wrapper between this one and the game, and what is its own
-        env,found = self.env,[]
+    def _within(
+        self,
+    ) -> list:  # pairs: a wrapper between this one and the game, and what is its own
+        env = self.env
+        found = []
         while env is not env.unwrapped:
-            found.append((env, {k: v for k,v in vars(env).items() if k != 'env'}))
+            found.append((env, {k: v for k, v in vars(env).items() if k != 'env'}))
             env = env.env
         return found
 
-    def encoded_parts(self): return {'.'.join(['env']*(i+1)): own for i,(_,own) in enumerate(self._within())}
+    def encoded_parts(self):
+        return {'.'.join(['env'] * (i + 1)): own for i, (_, own) in enumerate(self._within())}
 
-    def load_state_dict(self, state:dict):
+    def load_state_dict(self, state: dict):
         "Go on where another game stood"
-        form = dict(game=array(np.uint8, None), random=generator, within=listed(encoded, len(self._within())))
+        form = dict(
+            game=array(np.uint8, None),
+            random=generator,
+            within=listed(encoded, len(self._within())),
+        )
         state = checked('SavedGame', form, state)
-        self.env.reset()   # gymnasium's wrappers want to see that a game has begun
-        try: self.unwrapped.restore_state(_of_extra('ale_py', 'ale-py').ALEState(state['game'].tobytes()))
-        except (SystemError,ValueError,RuntimeError) as e:
+        self.env.reset()  # gymnasium's wrappers want to see that a game has begun
+        try:
+            self.unwrapped.restore_state(
+                _of_extra('ale_py', 'ale-py').ALEState(state['game'].tobytes())
+            )
+        except (SystemError, ValueError, RuntimeError) as e:
             raise StateError('SavedGame', 'a state that the emulator refuses', e) from e
         self.unwrapped.np_random = state['random']
-        for (env,old),new in zip(self._within(), state['within']): vars(env).update(_like(old, decode(new, old)))
+        for (env, old), new in zip(self._within(), state['within']):
+            vars(env).update(_like(old, decode(new, old)))
+
 
 def _like(old, new):
-    if isinstance(new, dict) and new.keys() == old.keys(): return new
-    raise StateError('SavedGame', 'a saved wrapper with other attributes', f'{new}'[:80], ', '.join(old))
+    if isinstance(new, dict) and new.keys() == old.keys():
+        return new
+    raise StateError(
+        'SavedGame', 'a saved wrapper with other attributes', f'{new}'[:80], ', '.join(old)
+    )
 
 # %% ../../nbs/envs/atari.ipynb #bfdddcfd
 def atari(
-    env:gym.Env, # one of Atari's games, made with frameskip=1
-    noops:int=30, # steps without an action at the beginning of a game, at most
-    skip:int=4, # pictures for which an action is repeated
-    size:int=84, # pixels on each side
-    stack:int=4, # pictures that are seen together
-    sticky:float=0., # how likely it is that a picture still has the action of the one before
-)->gym.Env:
+    env: gym.Env,  # one of Atari's games, made with frameskip=1
+    noops: int = 30,  # steps without an action at the beginning of a game, at most
+    skip: int = 4,  # pictures for which an action is repeated
+    size: int = 84,  # pixels on each side
+    stack: int = 4,  # pictures that are seen together
+    sticky: float = 0.0,  # how likely it is that a picture still has the action of the one before
+) -> gym.Env:
     "The usual preparation of Atari's games: observations are [stack, size, size] of gray pixels"
     skips = getattr(env.unwrapped, '_frameskip', None)
-    if not hasattr(env.unwrapped, 'ale'): raise ArgumentError('atari', 'the environment', env.unwrapped,
-        "one of Atari's games", 'ALE/Pong-v5(frameskip=1)')
-    if skips != 1: raise ArgumentError('atari', 'frameskip of the environment', skips, '1: atari skips by itself',
-        'make it with frameskip=1, as ALE/Pong-v5(frameskip=1)')
-    for name,x,least in ('noops',noops,0),('skip',skip,1),('size',size,1),('stack',stack,1):
+    if not hasattr(env.unwrapped, 'ale'):
+        raise ArgumentError(
+            'atari',
+            'the environment',
+            env.unwrapped,
+            "one of Atari's games",
+            'ALE/Pong-v5(frameskip=1)',
+        )
+    if skips != 1:
+        raise ArgumentError(
+            'atari',
+            'frameskip of the environment',
+            skips,
+            '1: atari skips by itself',
+            'make it with frameskip=1, as ALE/Pong-v5(frameskip=1)',
+        )
+    for name, x, least in (
+        ('noops', noops, 0),
+        ('skip', skip, 1),
+        ('size', size, 1),
+        ('stack', stack, 1),
+    ):
         whole('atari', name, x, least)
     number('atari', 'sticky', sticky, 0, 1)
     _of_extra('cv2', 'opencv-python-headless')
-    if _saves(env.unwrapped): env = SavedGame(env)
-    if sticky: env = StickyAction(env, sticky)
+    if _saves(env.unwrapped):
+        env = SavedGame(env)
+    if sticky:
+        env = StickyAction(env, sticky)
     return FrameStackObservation(AtariPreprocessing(env, noops, skip, size), stack)
+
 
 def _saves(game):
     "Do the emulator's bytes hold all of a game? They lack the action that was under way"
@@ -87,24 +130,38 @@ def _saves(game):
 # %% ../../nbs/envs/atari.ipynb #db544e6c
 class EpisodicLife(gym.Wrapper):
     "An episode ends with each life; the game goes on until it is over"
-    def __init__(self,
-        env:gym.Env, # with the number of `lives` in its info
+
+    def __init__(
+        self,
+        env: gym.Env,  # with the number of `lives` in its info
     ):
         super().__init__(env)
-        self.lives,self.next = 0,None   # next: the first observation of the next life
+        # next: the first observation of the next life
+        self.lives = 0
+        self.next = None
 
     def reset(self, *, seed=None, options=None):
         if self.next is not None and seed is None and not options:
-            obs,self.next = self.next,None
-            return obs,dict(lives=self.lives)
-        obs,info = self.env.reset(seed=seed, options=options)
-        if 'lives' not in info: raise ArgumentError('EpisodicLife', 'info of the environment', [*info] or 'nothing',
-            'the number of lives', "leave it out where the environment is none of Atari's games")
-        self.lives,self.next = info['lives'],None
-        return obs,info
+            obs = self.next
+            self.next = None
+            return obs, dict(lives=self.lives)
+        obs, info = self.env.reset(seed=seed, options=options)
+        if 'lives' not in info:
+            raise ArgumentError(
+                'EpisodicLife',
+                'info of the environment',
+                [*info] or 'nothing',
+                'the number of lives',
+                "leave it out where the environment is none of Atari's games",
+            )
+        self.lives = info['lives']
+        self.next = None
+        return obs, info
 
     def step(self, action):
-        obs,reward,terminated,truncated,info = self.env.step(action)
-        lost = 0 < info['lives'] < self.lives and not (terminated or truncated)   # the last life ends with the game
-        self.lives,self.next = info['lives'],obs if lost else None
-        return obs,reward,terminated or lost,truncated,info
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        # the last life ends with the game
+        lost = 0 < info['lives'] < self.lives and not (terminated or truncated)
+        self.lives = info['lives']
+        self.next = obs if lost else None
+        return obs, reward, terminated or lost, truncated, info

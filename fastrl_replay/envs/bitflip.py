@@ -13,36 +13,55 @@ from ..steps.errors import whole
 # %% ../../nbs/envs/bitflip.ipynb #c60345cd
 class BitFlip(gym.Env):
     "Flip bits until they are those of the goal; each step costs 1"
-    def __init__(self,
-        bits:int=10, # number of bits to flip
+
+    def __init__(
+        self,
+        bits: int = 10,  # number of bits to flip
     ):
-        self.bits,space = whole('BitFlip', 'bits', bits, 1),spaces.MultiBinary(bits)
-        self.observation_space = spaces.Dict(observation=space, achieved_goal=space, desired_goal=space)
+        self.bits, space = whole('BitFlip', 'bits', bits, 1), spaces.MultiBinary(bits)
+        self.observation_space = spaces.Dict(
+            observation=space, achieved_goal=space, desired_goal=space
+        )
         self.action_space = spaces.Discrete(bits)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.left,self.now = self.bits,self._draw()
+        self.left, self.now = self.bits, self._draw()
         self.goal = self._draw()
-        while (self.goal == self.now).all(): self.goal = self._draw()   # or there would be nothing to do
-        return self._look(),{}
+        # or there would be nothing to do
+        while (self.goal == self.now).all():
+            self.goal = self._draw()
+        return self._look(), {}
 
-    def _draw(self): return self.np_random.integers(2, size=self.bits, dtype=np.int8)
+    def _draw(self):
+        return self.np_random.integers(2, size=self.bits, dtype=np.int8)
+
     def _look(self):
         seen = dict(observation=self.now, achieved_goal=self.now, desired_goal=self.goal)
-        return {k: bits.copy() for k,bits in seen.items()}
+        return {k: bits.copy() for k, bits in seen.items()}
 
     def step(self, action):
         self.left -= 1
         self.now[action] ^= 1
-        reward,there = (f(self.now, self.goal, {}) for f in (self.compute_reward, self.compute_terminated))
-        return self._look(),float(reward),bool(there),not (there or self.left),dict(is_success=bool(there))
+        reward, there = (
+            f(self.now, self.goal, {}) for f in (self.compute_reward, self.compute_terminated)
+        )
+        return (
+            self._look(),
+            float(reward),
+            bool(there),
+            not (there or self.left),
+            dict(is_success=bool(there)),
+        )
 
     def compute_reward(self, achieved_goal, desired_goal, info):
         "0 where a goal was achieved, or else -1"
-        return self.compute_terminated(achieved_goal, desired_goal, info) - 1.
+        return self.compute_terminated(achieved_goal, desired_goal, info) - 1.0
+
     def compute_terminated(self, achieved_goal, desired_goal, info):
         "Where a goal was achieved"
         return (achieved_goal == desired_goal).all(-1)
 
-gym.register('fastrl_replay/BitFlip-v0', f'{BitFlip.__module__}:BitFlip')   # as text: what records it writes it down
+
+# as text: what records it writes it down
+gym.register('fastrl_replay/BitFlip-v0', f'{BitFlip.__module__}:BitFlip')

@@ -7,53 +7,74 @@ __all__ = ['Catch']
 
 # %% ../../nbs/envs/catch.ipynb #aac772cd
 import gymnasium as gym, numpy as np
-from fastcore.basics import patch
 from gymnasium import spaces
 from ..steps.errors import whole
 
 # %% ../../nbs/envs/catch.ipynb #9b4e6ac9
 class Catch(gym.Env):
     "A paddle catches falling fruits; actions are left, stay, right"
-    def __init__(self,
-        size:int=12, # cells on each side
-        scale:int=3, # pixels on each side of a cell
-        fruits:int=10, # in an episode
-        speed:int=2, # cells that a fruit goes aside in a step, at most
+
+    def __init__(
+        self,
+        size: int = 12,  # cells on each side
+        scale: int = 3,  # pixels on each side of a cell
+        fruits: int = 10,  # in an episode
+        speed: int = 2,  # cells that a fruit goes aside in a step, at most
     ):
-        self.size,self.scale = whole('Catch', 'size', size, 5),whole('Catch', 'scale', scale, 1)
-        self.fruits,self.speed = whole('Catch', 'fruits', fruits, 1),whole('Catch', 'speed', speed, 1, size - 1)
-        self.observation_space = spaces.Box(0, 255, (size*scale,size*scale), np.uint8)
+        self.size, self.scale = whole('Catch', 'size', size, 5), whole('Catch', 'scale', scale, 1)
+        self.fruits, self.speed = (
+            whole('Catch', 'fruits', fruits, 1),
+            whole('Catch', 'speed', speed, 1, size - 1),
+        )
+        self.observation_space = spaces.Box(0, 255, (size * scale, size * scale), np.uint8)
         self.action_space = spaces.Discrete(3)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.left,self.paddle = self.fruits,self.size//2
+        self.left = self.fruits
+        self.paddle = self.size // 2
         self._drop()
-        return self._look(),{}
+        return self._look(), {}
 
     def _drop(self):
-        self.x,self.y,self.left = int(self.np_random.integers(self.size)),0,self.left - 1
-        self.aside = int(self.np_random.integers(1, self.speed + 1)*self.np_random.choice([-1,1]))
+        self.x = int(self.np_random.integers(self.size))
+        self.y = 0
+        self.left = self.left - 1
+        self.aside = int(
+            self.np_random.integers(1, self.speed + 1) * self.np_random.choice([-1, 1])
+        )
 
     def step(self, action):
         self.paddle = min(max(self.paddle + int(action) - 1, 1), self.size - 2)
-        if self.y == self.size - 1: self._drop()
-        else: self._fall()
-        if self.y < self.size - 1: return self._look(),0.,False,False,{}
-        return self._look(),1. if abs(self.x - self.paddle) <= 1 else -1.,not self.left,False,{}
+        if self.y == self.size - 1:
+            self._drop()
+        else:
+            self._fall()
+        if self.y < self.size - 1:
+            return self._look(), 0.0, False, False, {}
+        return (
+            self._look(),
+            1.0 if abs(self.x - self.paddle) <= 1 else -1.0,
+            not self.left,
+            False,
+            {},
+        )
 
     def _fall(self):
-        x,last = self.x + self.aside,self.size - 1
-        if not 0 <= x <= last: x,self.aside = (-x if x < 0 else 2*last - x),-self.aside
-        self.x,self.y = x,self.y + 1
+        x = self.x + self.aside
+        last = self.size - 1
+        if not 0 <= x <= last:
+            x = -x if x < 0 else 2 * last - x
+            self.aside = -self.aside
+        self.x = x
+        self.y = self.y + 1
 
+    def _look(self):
+        cells = np.zeros((self.size, self.size), np.uint8)
+        cells[-1, self.paddle - 1 : self.paddle + 2] = 128
+        cells[self.y, self.x] = 255
+        return cells.repeat(self.scale, 0).repeat(self.scale, 1)
 
 # %% ../../nbs/envs/catch.ipynb #e4d977db
-@patch
-def _look(self:Catch):
-    cells = np.zeros((self.size,self.size), np.uint8)
-    cells[-1,self.paddle-1:self.paddle+2] = 128
-    cells[self.y,self.x] = 255
-    return cells.repeat(self.scale, 0).repeat(self.scale, 1)
-
-gym.register('fastrl_replay/Catch-v0', f'{Catch.__module__}:Catch')   # as text: what records it writes it down
+# as text: what records it writes it down
+gym.register('fastrl_replay/Catch-v0', f'{Catch.__module__}:Catch')

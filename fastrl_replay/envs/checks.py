@@ -13,75 +13,113 @@ from ..steps.errors import ArgumentError
 
 # %% ../../nbs/envs/checks.ipynb #c27be329
 def check_shape(
-    obs, # an observation, nested as the space is
-    space, # of it
-    name='observation', # how to call it in an error
+    obs,  # an observation, nested as the space is
+    space,  # of it
+    name='observation',  # how to call it in an error
 ):
     "Refuse an observation that numpy would silently broadcast into a row"
     if isinstance(space, spaces.Dict):
-        return [check_shape(obs[k], s, f'{name}[{k!r}]') for k,s in space.spaces.items()]
+        return [check_shape(obs[k], s, f'{name}[{k!r}]') for k, s in space.spaces.items()]
     if isinstance(space, spaces.Tuple):
-        return [check_shape(o, s, f'{name}[{i}]') for i,(o,s) in enumerate(zip(obs, space.spaces, strict=True))]
+        return [
+            check_shape(o, s, f'{name}[{i}]')
+            for i, (o, s) in enumerate(zip(obs, space.spaces, strict=True))
+        ]
     a = np.asarray(obs)
-    if a.dtype.kind not in 'biuf': raise _no_number(name, obs, a)
-    if a.shape != space.shape: raise ArgumentError('GymStepper', f'shape of {name}', list(a.shape),
-        f'{list(space.shape)}, as its space says')
+    if a.dtype.kind not in 'biuf':
+        raise _no_number(name, obs, a)
+    if a.shape != space.shape:
+        raise ArgumentError(
+            'GymStepper',
+            f'shape of {name}',
+            list(a.shape),
+            f'{list(space.shape)}, as its space says',
+        )
 
 # %% ../../nbs/envs/checks.ipynb #2094475f
-def _no_number(name, got, a): # a: the same as an array
+def _no_number(name, got, a):  # a: the same as an array
     "The error where numbers should be"
-    at = next((list(i) for i,x in np.ndenumerate(a) if np.asarray(x).dtype.kind not in 'biuf'), None)
+    at = next(
+        (list(i) for i, x in np.ndenumerate(a) if np.asarray(x).dtype.kind not in 'biuf'), None
+    )
     where = f', {a[tuple(at)]!r} at {at}'[:60] if at else ''
-    return ArgumentError('GymStepper', name, f'{got!r}'[:60] if a.ndim == 0 else f'an array of dtype {a.dtype}{where}',
-        'a number' if a.ndim == 0 else 'numbers', f'let the environment return numbers, float({name}) say')
+    return ArgumentError(
+        'GymStepper',
+        name,
+        f'{got!r}'[:60] if a.ndim == 0 else f'an array of dtype {a.dtype}{where}',
+        'a number' if a.ndim == 0 else 'numbers',
+        f'let the environment return numbers, float({name}) say',
+    )
 
 # %% ../../nbs/envs/checks.ipynb #1b498c63
-NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64])   # the usual rewards; others are looked at
+# the usual rewards; others are looked at
+NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64])
 FLAGS = bool, np.bool_
 
+
 def one_each(
-    x, # what should be a number for each environment
-    n:int, # how many environments
-    name:str, # how to call it in an error
-)->np.ndarray: # [n]
+    x,  # what should be a number for each environment
+    n: int,  # how many environments
+    name: str,  # how to call it in an error
+) -> np.ndarray:  # [n]
     "A number for each environment, as an array"
-    if type(x) is not np.ndarray: x = np.asarray(x)
-    if x.size == n and x.dtype.kind not in 'biuf': raise _no_number(name, x, x)
-    if x.shape == (n,): return x
-    if x.size == n: return x.reshape(n)   # [n,1], say
-    raise ArgumentError('GymStepper', f'shape of {name}', list(x.shape), f'[{n}]: a number for each environment')
+    if type(x) is not np.ndarray:
+        x = np.asarray(x)
+    if x.size == n and x.dtype.kind not in 'biuf':
+        raise _no_number(name, x, x)
+    if x.shape == (n,):
+        return x
+    if x.size == n:
+        return x.reshape(n)  # [n,1], say
+    raise ArgumentError(
+        'GymStepper', f'shape of {name}', list(x.shape), f'[{n}]: a number for each environment'
+    )
 
 # %% ../../nbs/envs/checks.ipynb #969d4f5f
-def as_number(x, name)->np.float32: # as a row has it
+def as_number(x, name) -> np.float32:  # as a row has it
     "The number of a single environment"
     a = np.asarray(x)
-    if a.dtype.kind not in 'biuf': raise _no_number(name, x, a)
+    if a.dtype.kind not in 'biuf':
+        raise _no_number(name, x, a)
     number = np.float32(x)
     return number if type(number) is np.float32 else one_each(number, 1, name)[0]
 
 # %% ../../nbs/envs/checks.ipynb #c20719f0
-def as_flags(x, n, name)->np.ndarray: # bool [n]
+def as_flags(x, n, name) -> np.ndarray:  # bool [n]
     "The flags of `n` environments"
     a = np.asarray(x)
     wrong = a[(a != 0) & (a != 1)].tolist() if a.dtype.kind in 'biuf' else [x]
-    if wrong: raise ArgumentError('GymStepper', name, f'{wrong[0]!r}'[:60], 'True or False',
-        f'let step() return bool({name}), or an array of bool')
+    if wrong:
+        raise ArgumentError(
+            'GymStepper',
+            name,
+            f'{wrong[0]!r}'[:60],
+            'True or False',
+            f'let step() return bool({name}), or an array of bool',
+        )
     return one_each(a, n, name).astype(bool)
 
-def as_flag(x, name)->bool:
+
+def as_flag(x, name) -> bool:
     "The flag of a single environment"
     return bool(x) if type(x) is int and 0 <= x <= 1 else as_flags(x, 1, name)[0]
 
 # %% ../../nbs/envs/checks.ipynb #f32e0002
 def as_float32(
-    space:spaces.Space, # of observations
-)->spaces.Space: # the same, where nothing in it is float64
+    space: spaces.Space,  # of observations
+) -> spaces.Space:  # the same, where nothing in it is float64
     "A space with float32 wherever it had float64"
-    if isinstance(space, (spaces.Dict,spaces.Tuple)):
-        parts,new = space.spaces,copy(space)
-        new.spaces = ({k: as_float32(s) for k,s in parts.items()} if isinstance(parts, dict)
-            else tuple(map(as_float32, parts)))
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces
+        new = copy(space)
+        new.spaces = (
+            {k: as_float32(s) for k, s in parts.items()}
+            if isinstance(parts, dict)
+            else tuple(map(as_float32, parts))
+        )
         return new
-    if not isinstance(space, spaces.Box) or space.dtype != np.float64: return space
-    with np.errstate(over='ignore'): low,high = (b.astype(np.float32) for b in (space.low, space.high))
+    if not isinstance(space, spaces.Box) or space.dtype != np.float64:
+        return space
+    with np.errstate(over='ignore'):
+        low, high = (b.astype(np.float32) for b in (space.low, space.high))
     return spaces.Box(low, high, dtype=np.float32)

@@ -17,46 +17,80 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from .agents import is_parallel
-from ..steps.states import Misfit, anything, array, generator, integer, listed, match, maybe, row, text
+from fastrl_replay.steps.states import (
+    Misfit,
+    anything,
+    array,
+    generator,
+    integer,
+    listed,
+    match,
+    maybe,
+    row,
+    text,
+)
 
 # %% ../../nbs/envs/envstate.ipynb #1153d80d
 class Opaque(Exception):
     "Something that is not plain data, and can't be saved exactly"
-    path = ()   # of the attributes that lead to it
-    def __str__(self): return ': '.join(filter(None, ['.'.join(self.path), *self.args]))
 
-_ARRAYS = 'biufcSUmM'   # kinds of numbers, strings and times: no Python objects
-_PLAIN = type(None),bool,int,float,str
+    path = ()  # of the attributes that lead to it
+
+    def __str__(self):
+        return ': '.join(filter(None, ['.'.join(self.path), *self.args]))
+
+
+_ARRAYS = 'biufcSUmM'  # kinds of numbers, strings and times: no Python objects
+_PLAIN = type(None), bool, int, float, str
 _CONSTANT = spaces.Space, EnvSpec, AutoresetMode, np.dtype, type, ModuleType
 
-def _carried(f): # of a function
+
+def _carried(f):  # of a function
     "What it takes along"
-    held = [c.cell_contents for c in f.__closure__ or () if c != CellType()]   # and not those that are empty so far
+    # and not those that are empty so far
+    held = [c.cell_contents for c in f.__closure__ or () if c != CellType()]
     return [*held, *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
 
-def _is_constant(x, of=()): # of: functions that carry it along, and may call themselves
+
+def _is_constant(x, of=()):  # of: functions that carry it along, and may call themselves
     "Something that is not changed in place; a function is, if all that it carries along is"
-    if isinstance(x, FunctionType): return x in of or all(_is_constant(v, (*of, x)) for v in _carried(x))
-    if isinstance(x, BuiltinFunctionType): return isinstance(x.__self__, (type(None),ModuleType,type))   # of no object
-    if type(x) is tuple: return all(_is_constant(v, of) for v in x)
+    if isinstance(x, FunctionType):
+        return x in of or all(_is_constant(v, (*of, x)) for v in _carried(x))
+    # of no object
+    if isinstance(x, BuiltinFunctionType):
+        return isinstance(x.__self__, (type(None), ModuleType, type))
+    if type(x) is tuple:
+        return all(_is_constant(v, of) for v in x)
     return type(x) in _PLAIN or isinstance(x, _CONSTANT)
 
 # %% ../../nbs/envs/envstate.ipynb #139815bb
-def _code(c): # of a function
+def _code(c):  # of a function
     "What it does, in this version of Python"
-    def const(k): return _code(k) if isinstance(k, CodeType) else k if type(k) in _PLAIN else type(k).__name__
-    return c.co_code,c.co_names,[*map(const, c.co_consts)]
 
-def _named(x, of=()): # of: functions that carry it along
+    def const(k):
+        return _code(k) if isinstance(k, CodeType) else k if type(k) in _PLAIN else type(k).__name__
+
+    return c.co_code, c.co_names, [*map(const, c.co_consts)]
+
+
+def _named(x, of=()):  # of: functions that carry it along
     "A constant in words; of a function with a checksum of what it does, and of what it carries along"
     if isinstance(x, FunctionType):
-        if x in of: return x.__qualname__
+        if x in of:
+            return x.__qualname__
         does = repr([_code(x.__code__), *(_named(v, (*of, x)) for v in _carried(x))]).encode()
         return f'{x.__qualname__} {blake2b(does, digest_size=6).hexdigest()}'
-    if isinstance(x, (type,BuiltinFunctionType)): return x.__qualname__
-    if isinstance(x, ModuleType): return x.__name__
-    if type(x) is tuple: return f'({", ".join(_named(v, of) for v in x)})'
-    return f'{x}' if type(x) in _PLAIN or isinstance(x, (spaces.Space,np.dtype,AutoresetMode)) else type(x).__name__
+    if isinstance(x, (type, BuiltinFunctionType)):
+        return x.__qualname__
+    if isinstance(x, ModuleType):
+        return x.__name__
+    if type(x) is tuple:
+        return f'({", ".join(_named(v, of) for v in x)})'
+    return (
+        f'{x}'
+        if type(x) in _PLAIN or isinstance(x, (spaces.Space, np.dtype, AutoresetMode))
+        else type(x).__name__
+    )
 
 # %% ../../nbs/envs/envstate.ipynb #9a292de0
 @lru_cache(256)
@@ -65,40 +99,56 @@ def _names_in(kind):
     used = [getattr(f, 'fget', f) for c in kind.__mro__ for f in vars(c).values()]
     return sorted({n for f in used if isinstance(f, FunctionType) for n in f.__code__.co_names})
 
-def _of_class(kind, name): return next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), None)
 
-def _holds(x): # pairs
+def _of_class(kind, name):
+    return next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), None)
+
+
+def _holds(x):  # pairs
     "An object's attributes, but for numbers and texts; later look-ups stay fast"
-    kind,found = type(x),{}
+    kind = type(x)
+    found = {}
     held = Counter(id(v) for v in gc.get_referents(x) if v is not kind and type(v) not in _PLAIN)
     for name in _names_in(kind):
-        if hasattr(_of_class(kind, name), '__get__'): continue   # a method or a property
-        try: v = object.__getattribute__(x, name)
-        except AttributeError: continue
-        if id(v) in held: found[name] = v
+        if hasattr(_of_class(kind, name), '__get__'):
+            continue  # a method or a property
+        try:
+            v = object.__getattribute__(x, name)
+        except AttributeError:
+            continue
+        if id(v) in held:
+            found[name] = v
     return (vars(x) if held - Counter(map(id, found.values())) else found).items()
 
 # %% ../../nbs/envs/envstate.ipynb #1c6a54ff
 def _parts_of(x):
     "Pairs of a name and a part"
-    if type(x) in (list,tuple,deque): return enumerate(x)
-    if type(x) is dict: return x.items()
-    if hasattr(type(x), 'encoded_parts'): return x.encoded_parts().items()   # by its own state_dict
-    is_env = isinstance(x, (gym.Env,VectorEnv)) or is_parallel(x)
+    if type(x) in (list, tuple, deque):
+        return enumerate(x)
+    if type(x) is dict:
+        return x.items()
+    # by its own state_dict
+    if hasattr(type(x), 'encoded_parts'):
+        return x.encoded_parts().items()
+    is_env = isinstance(x, (gym.Env, VectorEnv)) or is_parallel(x)
     return _holds(x) if is_env and not hasattr(type(x), 'state_dict') else ()
 
+
 def constants_in(
-    x, # an environment, or what it holds
-    seen:set=None, # ids of what was looked into so far; None: nothing
-): # yields pairs
+    x,  # an environment, or what it holds
+    seen: set = None,  # ids of what was looked into so far; None: nothing
+):  # yields pairs
     "Names that lead to each constant, and which one it is"
     seen = set() if seen is None else seen
     if type(x) is not tuple and _is_constant(x):
-        if not isinstance(x, (*_PLAIN,EnvSpec)): yield '',_named(x)   # wrappers look up specifications when asked
+        # wrappers look up specifications when asked
+        if not isinstance(x, (*_PLAIN, EnvSpec)):
+            yield '', _named(x)
     elif id(x) not in seen:
         seen.add(id(x))
-        for k,v in _parts_of(x):
-            if k != 'env_fns': yield from ((f'{k}.{n}' if n else f'{k}', c) for n,c in constants_in(v, seen))
+        for k, v in _parts_of(x):
+            if k != 'env_fns':
+                yield from ((f'{k}.{n}' if n else f'{k}', c) for n, c in constants_in(v, seen))
 
 # %% ../../nbs/envs/envstate.ipynb #5cb9aaef
 def _draws(space):
@@ -107,130 +157,207 @@ def _draws(space):
     used = space._np_random is not None and not _any_will_do(space._np_random.bit_generator)
     return used or any(map(_draws, parts.values() if isinstance(parts, dict) else parts))
 
-def _any_will_do(bits): # a bit generator; wrappers of gymnasium make such ones and never use them
+
+def _any_will_do(bits):  # a bit generator; wrappers of gymnasium make such ones and never use them
     "Is it seeded by the system, and was nothing drawn from it?"
     seq = getattr(bits, 'seed_seq', None)
-    if not isinstance(getattr(seq, 'entropy', None), int) or seq.entropy < 1 << 64: return False
-    return type(bits)(np.random.SeedSequence(seq.entropy, spawn_key=seq.spawn_key)).state == bits.state
+    if not isinstance(getattr(seq, 'entropy', None), int) or seq.entropy < 1 << 64:
+        return False
+    return (
+        type(bits)(np.random.SeedSequence(seq.entropy, spawn_key=seq.spawn_key)).state == bits.state
+    )
 
 # %% ../../nbs/envs/envstate.ipynb #8a98d890
 class _Seen:
     "What was seen on the way: an array in two places is saved as one; anything else would come back as two"
-    def __init__(self): self.arrays,self.tensors,self.ids = [],[],set()
+
+    def __init__(self):
+        self.arrays = []
+        self.tensors = []
+        self.ids = set()
+
     def once(self, x):
-        if id(x) in self.ids: raise Opaque(f'a {type(x).__name__} in two places')
+        if id(x) in self.ids:
+            raise Opaque(f'a {type(x).__name__} in two places')
         self.ids.add(id(x))
-    def alone(self, x): # an array, or a tensor as one
+
+    def alone(self, x):  # an array, or a tensor as one
         for y in [*self.arrays, *self.tensors]:
-            if np.may_share_memory(x, y): raise Opaque('arrays that share memory')
+            if np.may_share_memory(x, y):
+                raise Opaque('arrays that share memory')
+
 
 def _encode_tensor(x, seen):
     seen.once(x)
-    try: a = x.numpy()
-    except (TypeError,RuntimeError): raise Opaque('a tensor that is no array') from None   # it has a gradient, say
+    try:
+        a = x.numpy()
+    except (TypeError, RuntimeError):
+        raise Opaque('a tensor that is no array') from None  # it has a gradient, say
     seen.alone(a)
     seen.tensors.append(a)
     return x.clone()
 
+
 def _encode_array(x, seen):
-    for i,y in enumerate(seen.arrays):
-        if x is y: return dict(kind='same', place=i)
+    for i, y in enumerate(seen.arrays):
+        if x is y:
+            return dict(kind='same', place=i)
     seen.alone(x)
-    if isinstance(x, np.ndarray): seen.arrays.append(x)
-    raw,kind = bytearray(np.ascontiguousarray(x).tobytes()),'array' if isinstance(x, np.ndarray) else 'scalar'
+    if isinstance(x, np.ndarray):
+        seen.arrays.append(x)
+    raw = bytearray(np.ascontiguousarray(x).tobytes())
+    kind = 'array' if isinstance(x, np.ndarray) else 'scalar'
     data = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
     return dict(kind=kind, dtype=x.dtype.str, shape=list(np.shape(x)), bytes=data)
 
 # %% ../../nbs/envs/envstate.ipynb #7d4aba15
 def encode(
-    x, # an environment, a space, or what they hold
-    seen:_Seen=None, # what was seen so far; None: nothing
-    top:bool=True, # a space that is asked for itself, and is not just an attribute
-): # plain data
+    x,  # an environment, a space, or what they hold
+    seen: _Seen = None,  # what was seen so far; None: nothing
+    top: bool = True,  # a space that is asked for itself, and is not just an attribute
+):  # plain data
     "Plain data for a checkpoint, or an `Opaque` error"
-    seen,kind,is_env = seen or _Seen(),type(x),isinstance(x, (gym.Env,VectorEnv)) or is_parallel(x)
-    if kind in _PLAIN: return x
-    if kind is torch.Tensor: return _encode_tensor(x, seen)
-    if (kind is np.ndarray or isinstance(x, np.generic)) and x.dtype.kind in _ARRAYS: return _encode_array(x, seen)
-    if kind is np.random.Generator: seen.once(x); return dict(kind='random', state=encode(x.bit_generator.state))
-    space = isinstance(x, spaces.Space) and (top or _draws(x) and id(x) not in seen.ids)   # again: the same one there
-    if kind is not tuple and _is_constant(x) and not space: return dict(kind='constant')
-    if kind is not tuple: seen.once(x)
-    if kind in (list,tuple): return dict(kind=kind.__name__, items=[encode(v, seen, top) for v in x])
-    if kind is deque: return dict(kind='deque', items=[x.maxlen, *(encode(v, seen, top) for v in x)])
-    if kind is dict: return dict(kind='dict', items=[[_encode_key(k), encode(v, seen, top)] for k,v in x.items()])
-    if is_env and hasattr(kind, 'state_dict'): return dict(kind='own', state=deepcopy(x.state_dict()))
+    seen = seen or _Seen()
+    kind = type(x)
+    is_env = isinstance(x, (gym.Env, VectorEnv)) or is_parallel(x)
+    if kind in _PLAIN:
+        return x
+    if kind is torch.Tensor:
+        return _encode_tensor(x, seen)
+    if (kind is np.ndarray or isinstance(x, np.generic)) and x.dtype.kind in _ARRAYS:
+        return _encode_array(x, seen)
+    if kind is np.random.Generator:
+        seen.once(x)
+        return dict(kind='random', state=encode(x.bit_generator.state))
+    # again: the same one there
+    space = isinstance(x, spaces.Space) and (top or _draws(x) and id(x) not in seen.ids)
+    if kind is not tuple and _is_constant(x) and not space:
+        return dict(kind='constant')
+    if kind is not tuple:
+        seen.once(x)
+    if kind in (list, tuple):
+        return dict(kind=kind.__name__, items=[encode(v, seen, top) for v in x])
+    if kind is deque:
+        return dict(kind='deque', items=[x.maxlen, *(encode(v, seen, top) for v in x)])
+    if kind is dict:
+        return dict(
+            kind='dict', items=[[_encode_key(k), encode(v, seen, top)] for k, v in x.items()]
+        )
+    if is_env and hasattr(kind, 'state_dict'):
+        return dict(kind='own', state=deepcopy(x.state_dict()))
     if is_env or space:
         _check_class(kind)
-        own = [(k, v) for k,v in vars(x).items() if k != 'env_fns']   # gymnasium's recipes, used up
-        return dict(kind='object', items=[[k, _encode_attribute(k, v, seen, space)] for k,v in own])
+        # gymnasium's recipes, used up
+        own = [(k, v) for k, v in vars(x).items() if k != 'env_fns']
+        return dict(
+            kind='object', items=[[k, _encode_attribute(k, v, seen, space)] for k, v in own]
+        )
     raise Opaque(kind.__name__)
 
 # %% ../../nbs/envs/envstate.ipynb #94ce7fe7
 def _check_class(kind):
-    for k,v in (pair for c in kind.__mro__ for pair in vars(c).items()):
-        if isinstance(v, (np.random.Generator,np.random.RandomState,random.Random)):
+    for k, v in (pair for c in kind.__mro__ for pair in vars(c).items()):
+        if isinstance(v, (np.random.Generator, np.random.RandomState, random.Random)):
             raise Opaque(f'{k}: a generator that belongs to the class')
+
 
 def _encode_key(k):
     e = encode(k)
-    if decode(e) != k: raise Opaque(f'a key {k!r}'[:60])   # a class, say
+    if decode(e) != k:
+        raise Opaque(f'a key {k!r}'[:60])  # a class, say
     return e
 
+
 def _encode_attribute(name, x, seen, top):
-    try: return encode(x, seen, top)
-    except Opaque as e: e.path = (name, *e.path); raise
+    try:
+        return encode(x, seen, top)
+    except Opaque as e:
+        e.path = (name, *e.path)
+        raise
 
 # %% ../../nbs/envs/envstate.ipynb #d60908bc
 def decode(
-    e, # what `encode` gave
-    old=None, # what is there now: environments and generators are changed in place
-    made:list=None, # the arrays that were made so far
+    e,  # what `encode` gave
+    old=None,  # what is there now: environments and generators are changed in place
+    made: list = None,  # the arrays that were made so far
 ):
     "What was encoded"
-    made,kind = [] if made is None else made,e['kind'] if isinstance(e, dict) else None
-    if kind is None: return e.clone() if isinstance(e, torch.Tensor) else e
-    if kind == 'constant': return old
-    if kind == 'same': return made[e['place']]
-    if kind in ('array','scalar'): return _decode_array(e, made)
-    if kind == 'random': return _decode_random(decode(e['state']), old)
-    if kind == 'own': old.load_state_dict(deepcopy(e['state'])); return old
+    made = [] if made is None else made
+    kind = e['kind'] if isinstance(e, dict) else None
+    if kind is None:
+        return e.clone() if isinstance(e, torch.Tensor) else e
+    if kind == 'constant':
+        return old
+    if kind == 'same':
+        return made[e['place']]
+    if kind in ('array', 'scalar'):
+        return _decode_array(e, made)
+    if kind == 'random':
+        return _decode_random(decode(e['state']), old)
+    if kind == 'own':
+        old.load_state_dict(deepcopy(e['state']))
+        return old
     if kind == 'dict':
         olds = old if isinstance(old, dict) else {}
-        return {decode(k): decode(v, olds.get(decode(k)), made) for k,v in e['items']}
+        return {decode(k): decode(v, olds.get(decode(k)), made) for k, v in e['items']}
     if kind == 'object':
-        for k,v in e['items']:
-            if k[:2] == '__' or callable(getattr(type(old), k, None)) and v != dict(kind='constant'):
-                raise Misfit(f'an attribute {k!r}', f'none that is a method of {type(old).__name__}')
+        for k, v in e['items']:
+            if (
+                k[:2] == '__'
+                or callable(getattr(type(old), k, None))
+                and v != dict(kind='constant')
+            ):
+                raise Misfit(
+                    f'an attribute {k!r}', f'none that is a method of {type(old).__name__}'
+                )
             vars(old)[k] = decode(v, vars(old).get(k), made)
         return old
-    items,olds = e['items'],list(old) if isinstance(old, (list,tuple,deque)) else []
-    if kind == 'deque': most,*items = items
-    if len(olds) != len(items): olds = [None]*len(items)
-    new = [decode(v, o, made) for v,o in zip(items, olds)]
+    items = e['items']
+    olds = list(old) if isinstance(old, (list, tuple, deque)) else []
+    if kind == 'deque':
+        most, *items = items
+    if len(olds) != len(items):
+        olds = [None] * len(items)
+    new = [decode(v, o, made) for v, o in zip(items, olds)]
     return deque(new, most) if kind == 'deque' else new if kind == 'list' else tuple(new)
 
 # %% ../../nbs/envs/envstate.ipynb #47108583
 def _array_parts(e, kind):
     "The dtype and the bytes of an array; a `Misfit` where they don't belong together"
     match(dict(kind=text, dtype=text, shape=listed(integer()), bytes=array(np.uint8, None)), e)
-    try: dtype = np.dtype(e['dtype'])
-    except Exception as error: raise Misfit(e['dtype'][:60], 'a numpy dtype') from error
-    shape,size = e['shape'],math.prod(e['shape'])*dtype.itemsize
-    if dtype.kind not in _ARRAYS or len(shape) > 32 or e['bytes'].numel() != size or kind == 'scalar' and shape:
-        raise Misfit(f'{e["bytes"].numel()} bytes of {dtype} {e["shape"]}', f'{size} bytes of numbers')
+    try:
+        dtype = np.dtype(e['dtype'])
+    except Exception as error:
+        raise Misfit(e['dtype'][:60], 'a numpy dtype') from error
+    shape = e['shape']
+    size = math.prod(e['shape']) * dtype.itemsize
+    if (
+        dtype.kind not in _ARRAYS
+        or len(shape) > 32
+        or e['bytes'].numel() != size
+        or kind == 'scalar'
+        and shape
+    ):
+        raise Misfit(
+            f'{e["bytes"].numel()} bytes of {dtype} {e["shape"]}', f'{size} bytes of numbers'
+        )
     return dtype
 
 # %% ../../nbs/envs/envstate.ipynb #7aabc44c
 def _decode_array(e, made):
     a = np.frombuffer(e['bytes'].numpy().tobytes(), e['dtype']).reshape(e['shape']).copy()
-    if e['kind'] == 'scalar': return a[()]
+    if e['kind'] == 'scalar':
+        return a[()]
     made.append(a)
     return a
 
+
 def _decode_random(state, old):
     new = generator(state)
-    if not isinstance(old, np.random.Generator) or type(old.bit_generator) is not type(new.bit_generator): return new
+    if not isinstance(old, np.random.Generator) or type(old.bit_generator) is not type(
+        new.bit_generator
+    ):
+        return new
     old.bit_generator.state = new.bit_generator.state
     return old
 
@@ -240,31 +367,52 @@ def encoded(x):
     _look(x, [])
     return x
 
-_ITEMS = dict(list=anything, tuple=anything, deque=anything, dict=row(anything, anything), object=row(text, anything))
+
+_ITEMS = dict(
+    list=anything,
+    tuple=anything,
+    deque=anything,
+    dict=row(anything, anything),
+    object=row(text, anything),
+)
+
 
 def _look(x, made):
     "Look at all parts, in the order in which they are decoded; `made` counts arrays"
-    if x is None or type(x) in (bool,int,float,str) or isinstance(x, torch.Tensor): return
+    if x is None or type(x) in (bool, int, float, str) or isinstance(x, torch.Tensor):
+        return
     kind = x.get('kind') if type(x) is dict else None
-    if kind in ('array','scalar'):
+    if kind in ('array', 'scalar'):
         _array_parts(x, kind)
-        if kind == 'array': made.append(None)
-    elif kind == 'same': match(dict(kind=text, place=integer(0, len(made)-1)), x)
-    elif kind == 'constant': match(dict(kind=text), x)
-    elif kind == 'own': match(dict(kind=text, state=anything), x)
+        if kind == 'array':
+            made.append(None)
+    elif kind == 'same':
+        match(dict(kind=text, place=integer(0, len(made) - 1)), x)
+    elif kind == 'constant':
+        match(dict(kind=text), x)
+    elif kind == 'own':
+        match(dict(kind=text, state=anything), x)
     elif kind == 'random':
         _look(match(dict(kind=text, state=anything), x)['state'], [])
         generator(decode(x['state']))
-    elif type(kind) is str and kind in _ITEMS: _look_into(kind, x, made)
-    else: raise Misfit(f'a {type(x).__name__} of kind {kind!r}'[:80], 'what was encoded')
+    elif type(kind) is str and kind in _ITEMS:
+        _look_into(kind, x, made)
+    else:
+        raise Misfit(f'a {type(x).__name__} of kind {kind!r}'[:80], 'what was encoded')
+
 
 def _look_into(kind, x, made):
     items = match(dict(kind=text, items=listed(_ITEMS[kind])), x)['items']
-    if kind == 'deque': maybe(integer(len(items)-1))(items[0] if items else '')   # how many it holds at most
+    # how many it holds at most
+    if kind == 'deque':
+        maybe(integer(len(items) - 1))(items[0] if items else '')
     for item in items:
         if kind == 'dict':
             _look(item[0], [])
-            if not _can_be_key(decode(item[0])): raise Misfit('a key that is none', 'one that can be hashed')
-        _look(item[1] if kind in ('dict','object') else item, made)
+            if not _can_be_key(decode(item[0])):
+                raise Misfit('a key that is none', 'one that can be hashed')
+        _look(item[1] if kind in ('dict', 'object') else item, made)
 
-def _can_be_key(x): return all(map(_can_be_key, x)) if type(x) is tuple else type(x).__hash__ is not None
+
+def _can_be_key(x):
+    return all(map(_can_be_key, x)) if type(x) is tuple else type(x).__hash__ is not None

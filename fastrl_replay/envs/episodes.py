@@ -14,201 +14,303 @@ from .numbering import MAX_ENVS
 from ..steps.compiled import njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentTypeError, BlockError
-from ..steps.row_dtypes import EPISODE, TORCH_NUMBERS, differing_columns, foreign_columns, row_places
+from fastrl_replay.steps.row_dtypes import (
+    EPISODE,
+    TORCH_NUMBERS,
+    differing_columns,
+    foreign_columns,
+    row_places,
+)
 
 # %% ../../nbs/envs/episodes.ipynb #9e3b103e
-SIZE,ENV,EPISODE_N,STEP_N,TERMINATED,TRUNCATED,N_STEPS = range(7)   # what stands where in `RowLayout.at`
+# what stands where in `RowLayout.at`
+SIZE, ENV, EPISODE_N, STEP_N, TERMINATED, TRUNCATED, N_STEPS = range(7)
+
 
 class RowLayout:
     "Where a kernel finds in a row of bytes to which episode it belongs"
-    def __init__(self,
-        who:str, # the stage or memory that asks, for errors
-        dtype:np.dtype, # of the rows
-        strict:bool=True, # refuse a column `n` of another kind? If not, it means something else
+
+    def __init__(
+        self,
+        who: str,  # the stage or memory that asks, for errors
+        dtype: np.dtype,  # of the rows
+        strict: bool = True,  # refuse a column `n` of another kind? If not, it means something else
     ):
-        self.dtype,places = row_places(who, dtype, EPISODE)
+        self.dtype, places = row_places(who, dtype, EPISODE)
         n = dtype['n'] if 'n' in dtype.names else None
-        if n is not None and n not in (np.int32, np.int64) and not strict: n = None
-        if n is not None and n not in (np.int32, np.int64): raise BlockError(who, "column 'n'", n,
-            'int32 or int64, the steps that an n-step row spans', 'rename a column that means something else')
-        self.at = np.array([self.dtype.itemsize, *places, -1 if n is None else dtype.fields['n'][1]])
+        if n is not None and n not in (np.int32, np.int64) and not strict:
+            n = None
+        if n is not None and n not in (np.int32, np.int64):
+            raise BlockError(
+                who,
+                "column 'n'",
+                n,
+                'int32 or int64, the steps that an n-step row spans',
+                'rename a column that means something else',
+            )
+        self.at = np.array(
+            [self.dtype.itemsize, *places, -1 if n is None else dtype.fields['n'][1]]
+        )
 
 # %% ../../nbs/envs/episodes.ipynb #99c608a9
-_u = np.uint64   # unsigned places spare kernels a test for negative ones
+_u = np.uint64  # unsigned places spare kernels a test for negative ones
+
 
 @njit(inline=True)
 def places_of(at):
     "The places as a tuple: from an array, a kernel would read them anew for every row"
-    return at[0],at[1],at[2],at[3],at[4],at[5],at[6]
+    return at[0], at[1], at[2], at[3], at[4], at[5], at[6]
+
 
 @njit(inline=True)
 def row_ends(rows, row, at):
     "Does the row whose bytes begin at `row` end its episode?"
-    n = _u(row + max(at[N_STEPS], 0))   # the number in its first four bytes, for either width
-    more = rows[n+_u(1)] | rows[n+_u(2)] | rows[n+_u(3)]
-    single = (rows[n] <= 1) & (more == 0)   # no `and`: a branch would cost a loop 40 ns
-    return ((rows[_u(row + at[TERMINATED])] | rows[_u(row + at[TRUNCATED])]) != 0) & (single | (at[N_STEPS] < 0))
+    n = _u(row + max(at[N_STEPS], 0))  # the number in its first four bytes, for either width
+    more = rows[n + _u(1)] | rows[n + _u(2)] | rows[n + _u(3)]
+    single = (rows[n] <= 1) & (more == 0)  # no `and`: a branch would cost a loop 40 ns
+    return ((rows[_u(row + at[TERMINATED])] | rows[_u(row + at[TRUNCATED])]) != 0) & (
+        single | (at[N_STEPS] < 0)
+    )
 
 # %% ../../nbs/envs/episodes.ipynb #1ef0dfb4
 @njit(inline=True)
 def goes_on(last, env, episode, step):
     "Does this row go on with the last row of its environment? If not, it begins an episode"
-    return last[env,2] and last[env,0] == episode and last[env,1] < step
+    return last[env, 2] and last[env, 0] == episode and last[env, 1] < step
+
 
 @njit(inline=True)
 def note_row(last, env, episode, step, ended):
     "This is the environment's last row now"
-    last[env,0],last[env,1],last[env,2] = episode,step,not ended
+    last[env, 0], last[env, 1], last[env, 2] = episode, step, not ended
 
 # %% ../../nbs/envs/episodes.ipynb #d89e4392
 def refuse_drawn(
-    who:str, # the stage or memory, for errors
-    dtype:np.dtype, # of the rows
+    who: str,  # the stage or memory, for errors
+    dtype: np.dtype,  # of the rows
 ):
     "Refuse rows that a replay has drawn"
-    if 'index' in (dtype.names or ()): raise BlockError(who, "column 'index'",
-        'one that is there already, as in a batch of a replay', 'steps as they come',
-        'put it before the replay; take rows for another memory with memory.take(batch.index); '
-        'give your column another name')
+    if 'index' in (dtype.names or ()):
+        raise BlockError(
+            who,
+            "column 'index'",
+            'one that is there already, as in a batch of a replay',
+            'steps as they come',
+            'put it before the replay; take rows for another memory with memory.take(batch.index); '
+            'give your column another name',
+        )
 
 # %% ../../nbs/envs/episodes.ipynb #c385dc50
 def _same_columns(who, layout, plain):
-    if plain == layout.dtype: return layout
+    if plain == layout.dtype:
+        return layout
     differ = differing_columns(layout.dtype, plain).items()
-    wrong = [f'{n!r} is {new or "missing"}, not {old or "there"}' for n,(old,new) in differ]
-    raise BlockError(who, 'a block with other columns than those before', '; '.join(wrong) or plain,
-        remedy=f'use one {who} for each kind of row')
+    wrong = [f'{n!r} is {new or "missing"}, not {old or "there"}' for n, (old, new) in differ]
+    raise BlockError(
+        who,
+        'a block with other columns than those before',
+        '; '.join(wrong) or plain,
+        remedy=f'use one {who} for each kind of row',
+    )
 
 # %% ../../nbs/envs/episodes.ipynb #bf3afdfb
 def _check_numbers(who, dtype):
-    if dtype.hasobject: row_places(who, dtype, {})   # it refuses them
-    for n,kind in foreign_columns(dtype): raise BlockError(who, f'column {n!r}', kind, TORCH_NUMBERS)
-    for n in 'reward','discount':   # of shape [n,1] they would be broadcast to [n,n] in a learner
+    if dtype.hasobject:
+        row_places(who, dtype, {})  # it refuses them
+    for n, kind in foreign_columns(dtype):
+        raise BlockError(who, f'column {n!r}', kind, TORCH_NUMBERS)
+    # of shape [n,1] they would be broadcast to [n,n] in a learner
+    for n in 'reward', 'discount':
         shape = dtype[n].shape if n in dtype.names else ()
-        if not shape or np.prod(shape) != 1: continue
-        raise BlockError(who, f'column {n!r}', f'shape [n, {str(list(shape))[1:]}',
-            'shape [n], a number in each row', f'rows from step_dtype, and rows[{n!r}] = array.reshape(-1)')
+        if not shape or np.prod(shape) != 1:
+            continue
+        raise BlockError(
+            who,
+            f'column {n!r}',
+            f'shape [n, {str(list(shape))[1:]}',
+            'shape [n], a number in each row',
+            f'rows from step_dtype, and rows[{n!r}] = array.reshape(-1)',
+        )
 
 # %% ../../nbs/envs/episodes.ipynb #a31c0de2
-_LOOKED_AT,_STANDING = 4096,8   # rows that are looked at, at most; how many of them may stand still
+# rows that are looked at, at most; how many of them may stand still
+_LOOKED_AT = 4096
+_STANDING = 8
+
 
 class CountersCheck:
     "Looks at the first rows of a stream: do `episode_n` and `step_n` count?"
-    def __init__(self, who:str): # the stage or memory, for errors
-        self.who,self.left,self.last,self.standing = who,_LOOKED_AT,{},0
 
-    def after(self,
-        rows:np.ndarray, # structured, 1-D: the next ones
-    )->'CountersCheck': # what is known after them; None: they count, or enough were looked at
+    def __init__(self, who: str):  # the stage or memory, for errors
+        self.who = who
+        self.left = _LOOKED_AT
+        self.last = {}
+        self.standing = 0
+
+    def after(
+        self,
+        rows: np.ndarray,  # structured, 1-D: the next ones
+    ) -> 'CountersCheck':  # what is known after them; None: they count, or enough were looked at
         "Look at a block; it raises where these are no counters, and this object stays as it is"
-        if not EPISODE.keys() <= set(rows.dtype.names): return None   # they don't say
-        new,last = CountersCheck(self.who),dict(self.last)
-        new.left,new.last,new.standing = self.left - len(rows),last,self.standing
-        for i,row in enumerate(zip(*(rows[c][:self.left].tolist() for c in EPISODE))):
-            env,episode,step,*ends = row
-            number,before = last.get(env) or (None,0)
+        if not EPISODE.keys() <= set(rows.dtype.names):
+            return None  # they don't say
+        new = CountersCheck(self.who)
+        last = dict(self.last)
+        new.left = self.left - len(rows)
+        new.last = last
+        new.standing = self.standing
+        for i, row in enumerate(zip(*(rows[c][: self.left].tolist() for c in EPISODE))):
+            env, episode, step, *ends = row
+            number, before = last.get(env) or (None, 0)
             if number == episode:
-                if step > before: return None
-                new.standing += 1 if episode or step else _STANDING//2   # 0 and 0: never filled in
-            if new.standing >= _STANDING: raise _no_counters(self.who, i, env, episode, step, before)
+                if step > before:
+                    return None
+                # 0 and 0: never filled in
+                new.standing += 1 if episode or step else _STANDING // 2
+            if new.standing >= _STANDING:
+                raise _no_counters(self.who, i, env, episode, step, before)
             last[env] = None if any(ends) else (episode, step)
         return new if new.left > 0 else None
 
+
 def _no_counters(who, row, env, episode, step, before):
-    return BlockError(who, f"row {row} of the block: columns 'step_n' and 'episode_n' do not count (env_id {env})",
+    return BlockError(
+        who,
+        f"row {row} of the block: columns 'step_n' and 'episode_n' do not count (env_id {env})",
         f'step_n={step} after step_n={before}, in episode_n={episode} that had not ended',
         'a step_n that grows from step to step of an episode',
         "fill both columns in: step_n = 1, 2, 3, … within each episode, and episode_n = 1, 2, … with each new one of "
-        'its environment, as GymStepper does')
+        'its environment, as GymStepper does',
+    )
 
 # %% ../../nbs/envs/episodes.ipynb #4522926e
 class ColumnsGate:
     "The columns of a stream: those of the first block that was accepted"
+
     def __init__(self, who, layout, check, takes_drawn):
         # as `BlockGate` has them
-        self.who,self.make_layout,self.check_columns,self.takes_drawn = who,layout,check,takes_drawn
-        self.counters = self._after = None   # a `CountersCheck`; None: they count, or needn't
-        self.layout,self.same = None,None   # of the first block; the very dtype of the last one, which is known again
+        self.who = who
+        self.make_layout = layout
+        self.check_columns = check
+        self.takes_drawn = takes_drawn
+        self.counters = self._after = None  # a `CountersCheck`; None: they count, or needn't
+        # of the first block; the very dtype of the last one, which is known again
+        self.layout = None
+        self.same = None
 
-    def knows(self, dtype:np.dtype)->bool:
+    def knows(self, dtype: np.dtype) -> bool:
         "Are these columns those that were accepted? Blocks of other processes have equal ones, not the same object"
-        if dtype is self.same: return True
-        if self.counters or self.layout is None or dtype != self.layout.dtype: return False
+        if dtype is self.same:
+            return True
+        if self.counters or self.layout is None or dtype != self.layout.dtype:
+            return False
         self.same = dtype
         return True
 
-    def layout_of(self, dtype:np.dtype): # what `layout` makes of it
+    def layout_of(self, dtype: np.dtype):  # what `layout` makes of it
         "Where a kernel finds its columns; an error where they can't be taken"
-        if self.layout is not None and self.knows(dtype): return self.layout
-        if not self.takes_drawn: refuse_drawn(self.who, dtype)
-        if self.layout is not None: return _same_columns(self.who, self.layout, row_places(self.who, dtype, {})[0])
+        if self.layout is not None and self.knows(dtype):
+            return self.layout
+        if not self.takes_drawn:
+            refuse_drawn(self.who, dtype)
+        if self.layout is not None:
+            return _same_columns(self.who, self.layout, row_places(self.who, dtype, {})[0])
         _check_numbers(self.who, dtype)
-        if self.check_columns: self.check_columns(dtype)
+        if self.check_columns:
+            self.check_columns(dtype)
         return self.make_layout(self.who, dtype)
 
     def accept(self, rows, layout):
         "The block is taken: its columns are those of all blocks from now on"
-        self.layout,self.counters = layout,self._after
+        self.layout = layout
+        self.counters = self._after
         self.same = None if self.counters else rows.dtype
 
 # %% ../../nbs/envs/episodes.ipynb #e90614c8
 def plain_rows(
-    who:str, # the stage or memory, for errors
-    steps, # a block, or one row
-    remedy:str, # what to do about blocks of other shapes
-)->np.ndarray: # 1-D and contiguous
+    who: str,  # the stage or memory, for errors
+    steps,  # a block, or one row
+    remedy: str,  # what to do about blocks of other shapes
+) -> np.ndarray:  # 1-D and contiguous
     "The rows of a block"
-    if not isinstance(steps, Steps): raise ArgumentTypeError(who, 'a block of rows', type(steps).__name__,
-        'Steps', 'Steps(rows) with rows from step_dtype')
+    if not isinstance(steps, Steps):
+        raise ArgumentTypeError(
+            who,
+            'a block of rows',
+            type(steps).__name__,
+            'Steps',
+            'Steps(rows) with rows from step_dtype',
+        )
     rows = steps.rows
-    if rows.ndim > 1: raise BlockError(who, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]', remedy)
-    return np.ascontiguousarray(rows.reshape(-1))   # one row is a block of one; a slice with steps is copied
+    if rows.ndim > 1:
+        raise BlockError(who, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]', remedy)
+    # one row is a block of one; a slice with steps is copied
+    return np.ascontiguousarray(rows.reshape(-1))
+
 
 def _check_environments(who, rows):
     wrong = np.flatnonzero((rows['env_id'] < 0) | (rows['env_id'] >= MAX_ENVS))
-    if len(wrong): raise BlockError(who, f"row {wrong[0]} of the block, column 'env_id'",
-        rows['env_id'][wrong[0]], f'a number from 0 to {MAX_ENVS-1}', 'number the environments from 0')
+    if len(wrong):
+        raise BlockError(
+            who,
+            f"row {wrong[0]} of the block, column 'env_id'",
+            rows['env_id'][wrong[0]],
+            f'a number from 0 to {MAX_ENVS - 1}',
+            'number the environments from 0',
+        )
 
 # %% ../../nbs/envs/episodes.ipynb #79c8734e
 def refuse_nan(
-    who:str, # the stage or memory, for errors
-): # for a gate's `refuses`
+    who: str,  # the stage or memory, for errors
+):  # for a gate's `refuses`
     "Refuse rows with NaN in any column"
+
     def refuses(rows):
         bad = first_nan(rows)
-        if not bad: return
-        row,column = bad
-        raise BlockError(who, f'row {row} of the block has a NaN in column {column!r} (env_id {rows["env_id"][row]})',
-            remedy='no space of floats contains NaN: fix the environment or the stage that made it')
+        if not bad:
+            return
+        row, column = bad
+        raise BlockError(
+            who,
+            f'row {row} of the block has a NaN in column {column!r} (env_id {rows["env_id"][row]})',
+            remedy='no space of floats contains NaN: fix the environment or the stage that made it',
+        )
+
     return refuses
 
 # %% ../../nbs/envs/episodes.ipynb #e2c70fff
 _IN_ORDER = 'put it before the stage that makes sequences, or add them one by one, in order'
 
+
 class BlockGate(ColumnsGate):
     "What a block of rows must be before a stage or a memory takes any of it"
-    def __init__(self,
-        who:str, # the stage or memory, for errors
-        layout=RowLayout, # (who, dtype) → what the owner's kernel needs to know of these columns
-        refuses=None, # (rows) → raises where the owner can't take them; None: nothing more is refused
-        shape_remedy:str=_IN_ORDER, # what to do about blocks of other shapes
-        check=None, # (dtype) → raises where the owner has no use for such columns; None: any will do
-        takes_drawn:bool=False, # may a replay have drawn the rows?
-        counted:bool=False, # must `step_n` count, because the owner cuts episodes by it?
+
+    def __init__(
+        self,
+        who: str,  # the stage or memory, for errors
+        layout=RowLayout,  # (who, dtype) → what the owner's kernel needs to know of these columns
+        refuses=None,  # (rows) → raises where the owner can't take them; None: nothing more is refused
+        shape_remedy: str = _IN_ORDER,  # what to do about blocks of other shapes
+        check=None,  # (dtype) → raises where the owner has no use for such columns; None: any will do
+        takes_drawn: bool = False,  # may a replay have drawn the rows?
+        counted: bool = False,  # must `step_n` count, because the owner cuts episodes by it?
     ):
         super().__init__(who, layout, check, takes_drawn)
-        self.shape_remedy,self.refuses = shape_remedy,refuses
+        self.shape_remedy = shape_remedy
+        self.refuses = refuses
         self.counters = self._after = CountersCheck(who) if counted else None
 
-    def check(self, steps:Steps)->tuple: # the rows, 1-D and contiguous, and their layout
+    def check(self, steps: Steps) -> tuple:  # the rows, 1-D and contiguous, and their layout
         "The rows of a block, or one row, that may be taken"
         rows = plain_rows(self.who, steps, self.shape_remedy)
         layout = self.layout_of(rows.dtype)
         _check_environments(self.who, rows)
-        if self.refuses: self.refuses(rows)
+        if self.refuses:
+            self.refuses(rows)
         self._after = self.counters and self.counters.after(rows)
-        return rows,layout
+        return rows, layout
 
     def ended(self):
         "The stream has ended: what comes next goes on with none of its rows"
-        if self.counters: self.counters = CountersCheck(self.who)
+        if self.counters:
+            self.counters = CountersCheck(self.who)

@@ -7,7 +7,6 @@ __all__ = ['GROUP', 'RowColumns', 'GroupRows', 'side_by_side', 'EnvGroup']
 
 # %% ../../nbs/envs/group.ipynb #5b67fa0b
 import numpy as np
-from fastcore.basics import patch
 from gymnasium.vector import VectorEnv
 from .acting import PolicyActions, RandomActions, acting_state, restore_acting
 from .actions import as_array
@@ -27,202 +26,298 @@ from ..steps.states import block, listed, maybe
 # %% ../../nbs/envs/group.ipynb #5969f23a
 def _policy_column_dtype(x, n, name):
     "The dtype of one row of a column"
+
     def of_array(x, name):
-        if fields_of(x) is not None: return None
-        if x.shape[:1] == (n,): return np.dtype((x.dtype, x.shape[1:]))
-        raise ActionError('GymStepper', f"the policy's column {name!r}", f'shape {list(x.shape)}',
-            f'[{n}, ...]: an entry for each environment')
+        if fields_of(x) is not None:
+            return None
+        if x.shape[:1] == (n,):
+            return np.dtype((x.dtype, x.shape[1:]))
+        raise ActionError(
+            'GymStepper',
+            f"the policy's column {name!r}",
+            f'shape {list(x.shape)}',
+            f'[{n}, ...]: an entry for each environment',
+        )
+
     return nested_dtype(x, of_array, name)
 
 # %% ../../nbs/envs/group.ipynb #e6968ef7
 class RowColumns:
     "Which columns the rows of a group have, and where their parts are"
+
     def __init__(self, slots, infos, observation_space):
-        self.slots,self.infos,self.spaces = slots,infos,(observation_space,slots.action_space)
-        self.decided = False   # the first block decides the columns
-        for l in slots: l.row_space = observation_space
+        self.slots = slots
+        self.infos = infos
+        self.spaces = (observation_space, slots.action_space)
+        self.decided = False  # the first block decides the columns
+        for l in slots:
+            l.row_space = observation_space
         self._have({})
 
     def _have(self, extra):
         "Rows with these extra columns, and with entries of info as far as known"
         self.shown = self.infos.known()
-        own,names = self.slots.columns,{*self.infos.names}
+        own = self.slots.columns
+        names = {*self.infos.names}
         taken = sorted(names & {*own})
-        if taken: raise ArgumentError('GymStepper', 'info', taken, 'other names than rows have')
+        if taken:
+            raise ArgumentError('GymStepper', 'info', taken, 'other names than rows have')
         twice = sorted(extra.keys() & {*names, *own})
-        if twice: raise ActionError('GymStepper', "the policy's extra columns", twice,
-            f'other names than {sorted(names | {*own})}, which rows have')
+        if twice:
+            raise ActionError(
+                'GymStepper',
+                "the policy's extra columns",
+                twice,
+                f'other names than {sorted(names | {*own})}, which rows have',
+            )
         self.dtype = step_dtype(*self.spaces, **own, **extra, **self.shown)
-        fields,size,beside = self.dtype.fields,self.dtype.itemsize,{'state','action',*own,*extra,*self.shown}
+        fields = self.dtype.fields
+        size = self.dtype.itemsize
+        beside = {'state', 'action', *own, *extra, *self.shown}
         names = [n for n in self.dtype.names if n not in beside]
-        self.result = np.dtype(dict(names=names, formats=[fields[n][0] for n in names],
-            offsets=[fields[n][1] for n in names], itemsize=size))   # what `SingleSlot` writes
-        for l in self.slots: l.at = np.array([size, *(fields[n][1] for n in COUNTED)])
+        self.result = np.dtype(
+            dict(
+                names=names,
+                formats=[fields[n][0] for n in names],
+                offsets=[fields[n][1] for n in names],
+                itemsize=size,
+            )
+        )  # what `SingleSlot` writes
+        for l in self.slots:
+            l.at = np.array([size, *(fields[n][1] for n in COUNTED)])
         self.extra = extra
 
-    def _anew(self, old, extra, names): # columns that are filled in already
+    def _anew(self, old, extra, names):  # columns that are filled in already
         "The same rows with other columns"
         self._have(extra)
         rows = np.zeros(len(old), self.dtype)
-        for k in names: rows[k] = old[k]
+        for k in names:
+            rows[k] = old[k]
         return rows
 
 # %% ../../nbs/envs/group.ipynb #7eec6e68
 class GroupRows(RowColumns):
     "The rows of a group; the first block decides their columns"
+
     def add_columns(self, rows, extra):
         "Write the policy's columns; with the first block, make rows that have them"
-        extra = {k: map_leaves(as_array, v) for k,v in extra.items()}
-        dtypes = {k: _policy_column_dtype(v, self.slots.n, k) for k,v in extra.items()}
+        extra = {k: map_leaves(as_array, v) for k, v in extra.items()}
+        dtypes = {k: _policy_column_dtype(v, self.slots.n, k) for k, v in extra.items()}
         if dtypes != self.extra:
-            if self.decided: raise ActionError('GymStepper', "the policy's extra columns", dtypes or 'none',
-                f'{self.extra or "none"}, as at first')
+            if self.decided:
+                raise ActionError(
+                    'GymStepper',
+                    "the policy's extra columns",
+                    dtypes or 'none',
+                    f'{self.extra or "none"}, as at first',
+                )
             rows = self._anew(rows, dtypes, ['state'])
-        for k,v in extra.items(): put(rows[k], v)
+        for k, v in extra.items():
+            put(rows[k], v)
         return rows
 
-    def add_info(self,
+    def add_info(
+        self,
         rows,
-        n, # how many slots have made their rows
+        n,  # how many slots have made their rows
     ):
         "Write the entries that came with the last step; with the first one, make rows that have them"
-        if self.shown != self.infos.known(): rows = self._anew(rows, self.extra, rows.dtype.names)
-        for slot,start in self.slots.pairs[:n]:
-            for k,a in slot.entries().items(): rows[k][start:start+len(a)] = a
+        if self.shown != self.infos.known():
+            rows = self._anew(rows, self.extra, rows.dtype.names)
+        for slot, start in self.slots.pairs[:n]:
+            for k, a in slot.entries().items():
+                rows[k][start : start + len(a)] = a
         return rows
 
 # %% ../../nbs/envs/group.ipynb #5107e0f1
 def side_by_side(
-    envs, # environments and vector environments
-    seed:int=None, # of environment 0; None: unpredictable
-    first:int=0, # the number of the first one
-    mode=None, # how vector environments reset that don't say it
-)->Slots:
+    envs,  # environments and vector environments
+    seed: int = None,  # of environment 0; None: unpredictable
+    first: int = 0,  # the number of the first one
+    mode=None,  # how vector environments reset that don't say it
+) -> Slots:
     "A slot for each of them"
     slots = []
     for e in envs:
         own = None if seed is None else seed + first
-        if isinstance(e, Agents): slots.append(AgentsSlot(e, first, own))
-        else: slots.append(VectorSlot(e, first, own, mode) if isinstance(e, VectorEnv) else SingleSlot(e, first, own))
+        if isinstance(e, Agents):
+            slots.append(AgentsSlot(e, first, own))
+        else:
+            slots.append(
+                VectorSlot(e, first, own, mode)
+                if isinstance(e, VectorEnv)
+                else SingleSlot(e, first, own)
+            )
         first += slots[-1].n
     return Slots(slots)
 
 # %% ../../nbs/envs/group.ipynb #08e37547
 class EnvGroup:
     "Environments that are stepped together: a block of a row each"
-    def __init__(self, envs, policy, seed, first_id=0, mode=None, clip=None, float32=False, infos=None):
-        self.seed,self.first_id,self.block = None if seed is None else int(seed),first_id,None
-        self.slots,self.infos = side_by_side(envs, self.seed, first_id, mode),infos or InfoColumns({})
-        self.n,self.pairs,self.single = self.slots.n,self.slots.pairs,self.slots.single   # read at each step
-        if policy is not None: self.acting = PolicyActions(self.slots, self.infos, policy, clip)
-        else: self.acting = RandomActions(self.slots, self.infos, None if seed is None else self.seed + first_id)
-        for l in self.slots: l.keep(self.infos, self.acting.needed)
+
+    def __init__(
+        self, envs, policy, seed, first_id=0, mode=None, clip=None, float32=False, infos=None
+    ):
+        self.seed = None if seed is None else int(seed)
+        self.first_id = first_id
+        self.block = None
+        self.slots, self.infos = (
+            side_by_side(envs, self.seed, first_id, mode),
+            infos or InfoColumns({}),
+        )
+        # read at each step
+        self.n = self.slots.n
+        self.pairs = self.slots.pairs
+        self.single = self.slots.single
+        if policy is not None:
+            self.acting = PolicyActions(self.slots, self.infos, policy, clip)
+        else:
+            self.acting = RandomActions(
+                self.slots, self.infos, None if seed is None else self.seed + first_id
+            )
+        for l in self.slots:
+            l.keep(self.infos, self.acting.needed)
         space = self.slots.observation_space
         self.rows = GroupRows(self.slots, self.infos, as_float32(space) if float32 else space)
 
     def step(self):
         "Step all environments once; the rows are in `block`, or None where every row was a reset"
-        if self.block is not None: return   # kept when a step was broken off
+        if self.block is not None:
+            return  # kept when a step was broken off
         table = self.rows
-        raw = np.zeros(self.n*table.dtype.itemsize, np.uint8)   # zeros, or padding would hold what lay there before
-        rows = np.ndarray(self.n, table.dtype, raw)   # faster than np.zeros(n, dtype)
+        # zeros, or padding would hold what lay there before
+        raw = np.zeros(self.n * table.dtype.itemsize, np.uint8)
+        rows = np.ndarray(self.n, table.dtype, raw)  # faster than np.zeros(n, dtype)
         state = rows['state']
-        if self.acting.hidden is not None: self._forget_broken()
-        for slot,start in self.pairs:
-            try: slot.begin(state if self.single else state[start:start+slot.n])
-            except Exception as e: raise _failed(slot, 'could not be reset', e) from e
-        actions,hidden,extra = self.acting.ask(state)
-        if extra or table.extra: rows = table.add_columns(rows, extra)
+        if self.acting.hidden is not None:
+            self._forget_broken()
+        for slot, start in self.pairs:
+            try:
+                slot.begin(state if self.single else state[start : start + slot.n])
+            except Exception as e:
+                raise _failed(slot, 'could not be reset', e) from e
+        actions, hidden, extra = self.acting.ask(state)
+        if extra or table.extra:
+            rows = table.add_columns(rows, extra)
         table.decided = True
         put(rows['action'], actions)
         self._act(rows, actions, hidden)
 
+    def _act(self, rows, actions, hidden):  # hidden: of the policy, after it
+        if type(actions) is int:
+            actions = [actions] if self.slots.all_single else np.array([actions])
+        elif (
+            type(actions) is np.ndarray
+            and actions.ndim == 1
+            and actions.dtype.kind == 'i'
+            and self.slots.all_single
+        ):
+            actions = actions.tolist()  # Python's own numbers are faster one by one
+        outcomes = []  # of each slot: 2 * rows left out + 1 where an episode ended
+        # the same rows, seen without state, action and extra columns
+        result = np.ndarray(self.n, self.rows.result, rows)
+        acting = self.acting
+        before = acting.hidden
+        try:
+            acting.hidden = hidden
+            for slot, start in self.pairs:
+                outcomes.append(
+                    slot.act(
+                        actions,
+                        start,
+                        rows,
+                        result if self.single else result[start : start + slot.n],
+                    )
+                )
+            if self.infos.names:
+                rows = self.rows.add_info(rows, len(outcomes))
+            self.block = self._finish(rows, outcomes) if any(outcomes) else Steps(rows)
+        except BaseException as e:
+            said = isinstance(e, EnvError) or not isinstance(e, Exception)
+            error = None if said else _failed(slot, 'failed', e)
+            self._break_off(rows, outcomes, before)
+            if said:
+                raise
+            raise error from e
+
+    def _forget_broken(self):
+        "Where others ended an episode, the policy forgets it, before the next one begins"
+        if any(l.broken for l in self.slots):
+            self.acting.forget(np.concatenate([np.full(l.n, l.broken) for l in self.slots]))
+
+    def _finish(self, rows, outcomes):
+        "Where episodes ended the policy forgets; rows that were left out are cut off"
+        if self.acting.recurrent:
+            self.acting.forget(self.slots.joined('fresh'))
+        kept = [l.n - (s >> 1) for l, s in zip(self.slots, outcomes)]
+        if sum(kept) < self.n:
+            if self.single:
+                rows = rows[: kept[0]]
+            else:
+                rows = rows[
+                    np.concatenate([np.arange(s, s + k) for s, k in zip(self.slots.starts, kept)])
+                ]
+        return Steps(rows) if len(rows) else None
+
+    def _break_off(self, rows, outcomes, hidden):  # as it was before the step
+        "Keep the rows of environments with an outcome; the next one begins anew, those after it were not stepped"
+        at = len(outcomes)
+        if at < len(self.pairs):
+            slot, start = self.pairs[at]
+            slot.leave()
+            if self.acting.recurrent:
+                self.acting.put_back(np.arange(self.n) >= start, hidden)
+        if self.infos.names and at:
+            rows = self.rows.add_info(rows, at)
+        self.block = self._finish(rows, outcomes + [2 * l.n for l, _ in self.pairs[at:]])
+
+    def snapshot(self) -> dict:
+        "Of its slots, of the policy, and of a block that was kept"
+        slots = [l.snapshot() for l in self.slots]
+        return dict(slots=slots, **acting_state(self.acting), block=self.block and pack(self.block))
+
+    def restore(self, state):
+        "Go on from a snapshot of the same environments"
+        mine = [l.identity() for l in self.slots]
+        saved = [(l['n'], l['kind'], l['spaces']) for l in state['slots']]
+        if mine != saved:
+            _refuse_others(saved, mine)
+        restore_acting(self.acting, state)
+        if state['block']:
+            self.block = unpack(state['block'])
+        for (slot, start), own in zip(self.pairs, state['slots']):
+            anew = slot.restore(own, self.seed)
+            if not anew or not self.acting.recurrent or self.acting.hidden is None:
+                continue
+            mine = np.arange(self.n)
+            self.acting.forget((mine >= start) & (mine < start + slot.n))
+
 # %% ../../nbs/envs/group.ipynb #9dd42bc4
-@patch
-def _act(self:EnvGroup, rows, actions, hidden): # hidden: of the policy, after it
-    if type(actions) is int: actions = [actions] if self.slots.all_single else np.array([actions])
-    elif type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype.kind == 'i' and self.slots.all_single:
-        actions = actions.tolist()   # Python's own numbers are faster one by one
-    outcomes = []   # of each slot: 2 * rows left out + 1 where an episode ended
-    result = np.ndarray(self.n, self.rows.result, rows)   # the same rows, seen without state, action and extra columns
-    acting = self.acting
-    before = acting.hidden
-    try:
-        acting.hidden = hidden
-        for slot,start in self.pairs:
-            outcomes.append(slot.act(actions, start, rows, result if self.single else result[start:start+slot.n]))
-        if self.infos.names: rows = self.rows.add_info(rows, len(outcomes))
-        self.block = self._finish(rows, outcomes) if any(outcomes) else Steps(rows)
-    except BaseException as e:
-        said = isinstance(e, EnvError) or not isinstance(e, Exception)
-        error = None if said else _failed(slot, 'failed', e)
-        self._break_off(rows, outcomes, before)
-        if said: raise
-        raise error from e
-
-@patch
-def _forget_broken(self:EnvGroup):
-    "Where others ended an episode, the policy forgets it, before the next one begins"
-    if any(l.broken for l in self.slots):
-        self.acting.forget(np.concatenate([np.full(l.n, l.broken) for l in self.slots]))
-
 def _failed(slot, what, e):
-    who,episode,step = slot.where(e)
+    who, episode, step = slot.where(e)
     return EnvError('GymStepper', f'{who} {what} in {episode}, step {step}', in_words(e))
-
-# %% ../../nbs/envs/group.ipynb #10067126
-@patch
-def _finish(self:EnvGroup, rows, outcomes):
-    "Where episodes ended the policy forgets; rows that were left out are cut off"
-    if self.acting.recurrent: self.acting.forget(self.slots.joined('fresh'))
-    kept = [l.n - (s >> 1) for l,s in zip(self.slots, outcomes)]
-    if sum(kept) < self.n:
-        if self.single: rows = rows[:kept[0]]
-        else: rows = rows[np.concatenate([np.arange(s, s+k) for s,k in zip(self.slots.starts, kept)])]
-    return Steps(rows) if len(rows) else None
-
-# %% ../../nbs/envs/group.ipynb #3cb80243
-@patch
-def _break_off(self:EnvGroup, rows, outcomes, hidden): # as it was before the step
-    "Keep the rows of environments with an outcome; the next one begins anew, those after it were not stepped"
-    at = len(outcomes)
-    if at < len(self.pairs):
-        slot,start = self.pairs[at]
-        slot.leave()
-        if self.acting.recurrent: self.acting.put_back(np.arange(self.n) >= start, hidden)
-    if self.infos.names and at: rows = self.rows.add_info(rows, at)
-    self.block = self._finish(rows, outcomes + [2*l.n for l,_ in self.pairs[at:]])
-
-# %% ../../nbs/envs/group.ipynb #db246617
-@patch
-def snapshot(self:EnvGroup)->dict:
-    "Of its slots, of the policy, and of a block that was kept"
-    slots = [l.snapshot() for l in self.slots]
-    return dict(slots=slots, **acting_state(self.acting), block=self.block and pack(self.block))
-
-# %% ../../nbs/envs/group.ipynb #ece732f2
-@patch
-def restore(self:EnvGroup, state):
-    "Go on from a snapshot of the same environments"
-    mine,saved = [l.identity() for l in self.slots],[(l['n'], l['kind'], l['spaces']) for l in state['slots']]
-    if mine != saved: _refuse_others(saved, mine)
-    restore_acting(self.acting, state)
-    if state['block']: self.block = unpack(state['block'])
-    for (slot,start),own in zip(self.pairs, state['slots']):
-        anew = slot.restore(own, self.seed)
-        if not anew or not self.acting.recurrent or self.acting.hidden is None: continue
-        mine = np.arange(self.n)
-        self.acting.forget((mine >= start) & (mine < start + slot.n))
 
 # %% ../../nbs/envs/group.ipynb #0d68238b
 def _refuse_others(saved, mine):
     "The first thing in which two lists of identities differ: number of environments, way to reset, spaces"
-    got,expected = (f'{sum(n for n,*_ in l)} environments' for l in (saved, mine))
-    if got == expected: got,expected = next((x,y) for a,b in zip(saved, mine) for x,y in zip(a, b) if x != y)
-    raise StateError('GymStepper', 'the saved environments are others', got, expected, 'build the pipe that was saved')
+    got, expected = (f'{sum(n for n, *_ in l)} environments' for l in (saved, mine))
+    if got == expected:
+        got, expected = next((x, y) for a, b in zip(saved, mine) for x, y in zip(a, b) if x != y)
+    raise StateError(
+        'GymStepper',
+        'the saved environments are others',
+        got,
+        expected,
+        'build the pipe that was saved',
+    )
 
-def _packed(x): # a form
+
+def _packed(x):  # a form
     block(x)
     return x
 
-GROUP = dict(slots=listed(SLOT), spaces=listed(encoded), hidden=encoded, last=encoded, block=maybe(_packed))   # a form
+
+# a form
+GROUP = dict(
+    slots=listed(SLOT), spaces=listed(encoded), hidden=encoded, last=encoded, block=maybe(_packed)
+)

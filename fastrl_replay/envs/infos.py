@@ -9,290 +9,440 @@ __all__ = ['MASK', 'SUCCESS', 'info_entries', 'entry_dtype', 'Awaited', 'InfoCol
 # %% ../../nbs/envs/infos.ipynb #8e6055c0
 import inspect, warnings
 import numpy as np
-from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from ..steps.core import Steps, pack, unpack
-from ..steps.errors import did_you_mean, problem, ArgumentError, ArgumentTypeError, StateError
+from fastrl_replay.steps.errors import (
+    did_you_mean,
+    problem,
+    ArgumentError,
+    ArgumentTypeError,
+    StateError,
+)
 from ..steps.row_dtypes import column_dtype, step_dtype
 from ..steps.nested import nested_dtype, put
 
 # %% ../../nbs/envs/infos.ipynb #9e0d0278
 _TWO = spaces.Discrete(2)
 
+
 def info_entries(
-    info, # a name, names, or a dict: name → what stands in where it is missing; None: it must be there
-)->dict: # name → default, or None
+    info,  # a name, names, or a dict: name → what stands in where it is missing; None: it must be there
+) -> dict:  # name → default, or None
     "What a stepper's `info=` asks for"
-    if isinstance(info, str): info = (info,)
-    named = isinstance(info, (dict,list,tuple,set)) and all(isinstance(k, str) for k in info)
-    if not named: raise ArgumentTypeError('GymStepper', 'info', repr(info),
-        "names of entries, or a dict: info=dict(action_mask=None, is_success=False)")
-    if isinstance(info, set): info = sorted(info)
+    if isinstance(info, str):
+        info = (info,)
+    named = isinstance(info, (dict, list, tuple, set)) and all(isinstance(k, str) for k in info)
+    if not named:
+        raise ArgumentTypeError(
+            'GymStepper',
+            'info',
+            repr(info),
+            "names of entries, or a dict: info=dict(action_mask=None, is_success=False)",
+        )
+    if isinstance(info, set):
+        info = sorted(info)
     taken = [k for k in info if k in step_dtype(_TWO, _TWO).names]
-    if taken: raise ArgumentError('GymStepper', f'info: an entry {taken[0]!r}',
-        'the name of a column that every row has', remedy='rename it in a wrapper around the environment')
-    for k in info: column_dtype('?', k)   # an error where Steps needs the name itself
+    if taken:
+        raise ArgumentError(
+            'GymStepper',
+            f'info: an entry {taken[0]!r}',
+            'the name of a column that every row has',
+            remedy='rename it in a wrapper around the environment',
+        )
+    for k in info:
+        column_dtype('?', k)  # an error where Steps needs the name itself
     return dict(info) if isinstance(info, dict) else dict.fromkeys(info)
 
 # %% ../../nbs/envs/infos.ipynb #b3d78c25
 def _numbers(x, name):
     "An entry, or a part of one, as an array"
-    try: a = np.asarray(x)
-    except ValueError: a = np.empty(0, object)   # parts of different lengths
-    if a.dtype.kind in 'biuf': return a
-    raise ArgumentError('GymStepper', f'entry {name!r} of info', f'{type(x).__name__} {x!r}'[:60], 'numbers',
-        'leave it out of info=, or let the environment give numbers')
+    try:
+        a = np.asarray(x)
+    except ValueError:
+        a = np.empty(0, object)  # parts of different lengths
+    if a.dtype.kind in 'biuf':
+        return a
+    raise ArgumentError(
+        'GymStepper',
+        f'entry {name!r} of info',
+        f'{type(x).__name__} {x!r}'[:60],
+        'numbers',
+        'leave it out of info=, or let the environment give numbers',
+    )
 
 # %% ../../nbs/envs/infos.ipynb #91e812eb
 def entry_dtype(
-    x, # an entry of `info`: a number, an array, or a dict of these
-    name:str, # how to call it in an error
-)->np.dtype: # of one row of its column
+    x,  # an entry of `info`: a number, an array, or a dict of these
+    name: str,  # how to call it in an error
+) -> np.dtype:  # of one row of its column
     "The dtype of a column for entries like this one"
     return nested_dtype(x, _of_entry, name)
+
 
 def _of_entry(x, name):
     if not isinstance(x, dict):
         a = _numbers(x, name)
         return column_dtype((a.dtype, a.shape), name)
-    if not x or not all(isinstance(k, str) and k for k in x): raise ArgumentError('GymStepper',
-        f'entry {name!r} of info', f'a dict of {list(x)}', 'a dict with names of its parts')
+    if not x or not all(isinstance(k, str) and k for k in x):
+        raise ArgumentError(
+            'GymStepper',
+            f'entry {name!r} of info',
+            f'a dict of {list(x)}',
+            'a dict with names of its parts',
+        )
 
 # %% ../../nbs/envs/infos.ipynb #a2bd4507
 _MISSING = object()
 
-def _fitting(out, x, name): # out: an array of the column's dtype, one row for each environment
+
+def _fitting(out, x, name):  # out: an array of the column's dtype, one row for each environment
     "An entry as arrays, if it is like those before"
     parts = out.dtype.names
-    if isinstance(x, dict) != bool(parts) or parts and not set(parts) <= x.keys(): raise ArgumentError('GymStepper',
-        f'entry {name!r} of info', f'a dict of {list(x)}' if isinstance(x, dict) else f'{x!r}'[:60],
-        f'a dict with {list(parts)}' if parts else 'numbers')
-    if parts: return {k: _fitting(out[k], x[k], f'{name}.{k}') for k in parts}
+    if isinstance(x, dict) != bool(parts) or parts and not set(parts) <= x.keys():
+        raise ArgumentError(
+            'GymStepper',
+            f'entry {name!r} of info',
+            f'a dict of {list(x)}' if isinstance(x, dict) else f'{x!r}'[:60],
+            f'a dict with {list(parts)}' if parts else 'numbers',
+        )
+    if parts:
+        return {k: _fitting(out[k], x[k], f'{name}.{k}') for k in parts}
     a = x if type(x) is np.ndarray and x.dtype is out.dtype else _numbers(x, name)
-    if a.shape == out.shape[1:] and np.can_cast(a.dtype, out.dtype, 'safe'): return a
+    if a.shape == out.shape[1:] and np.can_cast(a.dtype, out.dtype, 'safe'):
+        return a
     raise _other(a.dtype, a.shape, out, name)
 
-def _write(out, i, x, name): put(out[i:i+1], _fitting(out, x, name))
+
+def _write(out, i, x, name):
+    put(out[i : i + 1], _fitting(out, x, name))
 
 # %% ../../nbs/envs/infos.ipynb #7436311c
 def _other(dtype, shape, out, name):
     "The error where an entry is no longer what it was"
-    return ArgumentError('GymStepper', f'entry {name!r} of info', f'{dtype} {list(shape)}',
+    return ArgumentError(
+        'GymStepper',
+        f'entry {name!r} of info',
+        f'{dtype} {list(shape)}',
         f'{out.dtype} {list(out.shape[1:])}, as the first one or its default',
-        'let the environment always give the same, or say what it is by a default: info=dict(x=0.) for floats')
+        'let the environment always give the same, or say what it is by a default: info=dict(x=0.) for floats',
+    )
 
 # %% ../../nbs/envs/infos.ipynb #7b1f80c5
 def _complete(x, default):
     "An entry, or its default; of a dict the parts that the default has, each or its default"
-    if not isinstance(default, dict): return default if x is _MISSING else x
-    if x is _MISSING: return default
-    return {k: _complete(x.get(k, _MISSING), d) for k,d in default.items()} if isinstance(x, dict) else x
+    if not isinstance(default, dict):
+        return default if x is _MISSING else x
+    if x is _MISSING:
+        return default
+    return (
+        {k: _complete(x.get(k, _MISSING), d) for k, d in default.items()}
+        if isinstance(x, dict)
+        else x
+    )
+
 
 def _missing(name, of, info):
     there = sorted(str(k) for k in info if not str(k).startswith('_'))
-    near = did_you_mean(name, {*there} - {name}, .5)
-    return ArgumentError('GymStepper', f'entry {name!r}{of} is not in info{near}', f'info with {there or "nothing"}',
-        remedy=None if near else f'a default for where it is missing, such as info=dict({name}=0)')
+    near = did_you_mean(name, {*there} - {name}, 0.5)
+    return ArgumentError(
+        'GymStepper',
+        f'entry {name!r}{of} is not in info{near}',
+        f'info with {there or "nothing"}',
+        remedy=None if near else f'a default for where it is missing, such as info=dict({name}=0)',
+    )
 
 # %% ../../nbs/envs/infos.ipynb #a31c0d02
-_PATIENCE = 3   # episodes in which an entry with a default may be absent
+_PATIENCE = 3  # episodes in which an entry with a default may be absent
+
 
 class Awaited:
     "Entries with a default, until each has come once"
-    names,absent,episodes = (),{},0   # absent: path → names beside it; how many episodes have ended meanwhile
-    def look(self, info): # of an environment, or of a vector: a dict of arrays, or a list of dicts
+
+    # absent: path → names beside it; how many episodes have ended meanwhile
+    names = ()
+    absent = {}
+    episodes = 0
+
+    def look(self, info):  # of an environment, or of a vector: a dict of arrays, or a list of dicts
         "Which entries with a default have come?"
-        if isinstance(info, (list,tuple)):
-            for x in info: self.look(x)
+        if isinstance(info, (list, tuple)):
+            for x in info:
+                self.look(x)
             return
         for path in [*self.absent]:
             beside = info
-            for k in path[:-1]: beside = beside.get(k) if isinstance(beside, dict) else None
-            if not isinstance(beside, dict): continue
-            if path[-1] in beside: del self.absent[path]
-            else: self.absent[path].update(k for k in map(str, beside) if k[:1] != '_')
+            for k in path[:-1]:
+                beside = beside.get(k) if isinstance(beside, dict) else None
+            if not isinstance(beside, dict):
+                continue
+            if path[-1] in beside:
+                del self.absent[path]
+            else:
+                self.absent[path].update(k for k in map(str, beside) if k[:1] != '_')
 
-    def ended(self, episodes:int): # how many of them have ended
+    def ended(self, episodes: int):  # how many of them have ended
         "Warn, once, where an entry with a default did not come in the first episodes"
-        if not self.absent: return
+        if not self.absent:
+            return
         self.episodes += episodes
-        if self.episodes < _PATIENCE: return
-        absent,self.absent = self.absent,{}
-        for path,others in absent.items():
+        if self.episodes < _PATIENCE:
+            return
+        absent = self.absent
+        self.absent = {}
+        for path, others in absent.items():
             others = sorted(others - set(self.names))
-            warnings.warn(problem('GymStepper',
-                f"entry {'.'.join(path)!r} of info has not come in {self.episodes} episodes, so its column holds "
-                f'the default{did_you_mean(path[-1], others, .5)}',
-                f"info with {others or 'nothing else'}", remedy='correct the name in info=, or leave it out; '
-                'nothing, where it is rare'), stacklevel=2)
+            warnings.warn(
+                problem(
+                    'GymStepper',
+                    f"entry {'.'.join(path)!r} of info has not come in {self.episodes} episodes, so its column holds "
+                    f'the default{did_you_mean(path[-1], others, 0.5)}',
+                    f"info with {others or 'nothing else'}",
+                    remedy='correct the name in info=, or leave it out; nothing, where it is rare',
+                ),
+                stacklevel=2,
+            )
 
 # %% ../../nbs/envs/infos.ipynb #0c865721
 def _paths(default, path):
     "Where entries with a default stand: those of a dict one by one"
-    if not isinstance(default, dict): return [path]
-    return [p for k,d in default.items() for p in _paths(d, (*path, k))]
+    if not isinstance(default, dict):
+        return [path]
+    return [p for k, d in default.items() for p in _paths(d, (*path, k))]
 
 # %% ../../nbs/envs/infos.ipynb #c866f7fe
 class InfoColumns(Awaited):
     "Which entries are kept, what stands in for missing ones, and the dtypes of their columns as far as known"
-    def __init__(self,
-        entries:dict, # name → default; None: it must be there
+
+    def __init__(
+        self,
+        entries: dict,  # name → default; None: it must be there
     ):
-        self.defaults,self.names = entries,tuple(entries)
-        self.dtypes = {k: entry_dtype(d, k) for k,d in entries.items() if d is not None}
-        self.filled = InfoRows(self, 1)   # a row of defaults
-        for k in self.dtypes: self.filled.one(0, {}, (k,))
+        self.defaults = entries
+        self.names = tuple(entries)
+        self.dtypes = {k: entry_dtype(d, k) for k, d in entries.items() if d is not None}
+        self.filled = InfoRows(self, 1)  # a row of defaults
+        for k in self.dtypes:
+            self.filled.one(0, {}, (k,))
         self.absent = {p: set() for k in self.dtypes for p in _paths(entries[k], (k,))}
 
-    def known(self)->dict:
+    def known(self) -> dict:
         "The dtypes that are known, in the order in which entries were asked for"
         return {k: self.dtypes[k] for k in self.names if k in self.dtypes}
 
 # %% ../../nbs/envs/infos.ipynb #d2f18c54
 class InfoRows:
     "Entries of `n` environments: name → array [n, …]"
-    def __init__(self, columns, n): self.columns,self.n,self.arrays = columns,n,{}
+
+    def __init__(self, columns, n):
+        self.columns = columns
+        self.n = n
+        self.arrays = {}
+
     def copy(self):
         "The same entries in other memory"
         new = InfoRows(self.columns, self.n)
-        new.arrays = {k: a.copy() for k,a in self.arrays.items()}
+        new.arrays = {k: a.copy() for k, a in self.arrays.items()}
         return new
 
     def array(self, name, x):
         "The array of entries like `x`; the first one that comes decides about its column"
         dtypes = self.columns.dtypes
-        if name not in dtypes: dtypes[name] = entry_dtype(x, name)
-        if name not in self.arrays: self.arrays[name] = np.zeros(self.n, dtypes[name])
+        if name not in dtypes:
+            dtypes[name] = entry_dtype(x, name)
+        if name not in self.arrays:
+            self.arrays[name] = np.zeros(self.n, dtypes[name])
         return self.arrays[name]
 
-    def one(self,
-        i:int, # which environment
-        info:dict, # what it returned
-        names=None, # which entries; None: all
-        of:str='', # whose they are, for errors
+    def one(
+        self,
+        i: int,  # which environment
+        info: dict,  # what it returned
+        names=None,  # which entries; None: all
+        of: str = '',  # whose they are, for errors
     ):
         "Write the entries of one environment"
-        if self.columns.absent: self.columns.look(info)
+        if self.columns.absent:
+            self.columns.look(info)
         for name in self.columns.names if names is None else names:
-            x,default = info.get(name, _MISSING),self.columns.defaults[name]
-            if default is not None: x = _complete(x, default)
-            if x is _MISSING: raise _missing(name, of, info)
+            x = info.get(name, _MISSING)
+            default = self.columns.defaults[name]
+            if default is not None:
+                x = _complete(x, default)
+            if x is _MISSING:
+                raise _missing(name, of, info)
             _write(self.array(name, x), i, x, f'{name}{of}')
+
+    def many(
+        self,
+        info,  # of a vector
+        need: np.ndarray,  # bool [n]: of which environments
+        names=None,  # which entries; None: all
+        first: int = 0,  # the number of the first environment, for errors
+    ):
+        "Write the entries of several environments"
+        if self.columns.absent:
+            self.columns.look(info)
+        for name in self.columns.names if names is None else names:
+            has = _present(info, name, self.n)
+            missing = need & ~has
+            there = need & has
+            if missing.any():
+                if self.columns.defaults[name] is None:
+                    raise _none_of(info, name, first, int(missing.argmax()))
+                self.array(name, None)[missing] = self.columns.filled.arrays[name]
+            x = info.get(name) if isinstance(info, dict) else None
+            if self._fits(name, x):
+                self.arrays[name][there] = x[there]
+            else:
+                for i in np.flatnonzero(there):
+                    self.one(i, {name: of_env(info, name, i)}, (name,), _whose(first + i))
+
+    def _fits(self, name, x):
+        "Is it an array of entries that need no closer look?"
+        out = self.arrays.get(name)
+        if (
+            out is None
+            or type(x) is not np.ndarray
+            or x.dtype.kind not in 'biuf'
+            or out.dtype.names
+        ):
+            return False
+        return x.shape == out.shape and np.can_cast(x.dtype, out.dtype, 'safe')
+
+    def state_dict(self) -> dict:  # plain data and tensors; {}: there are none
+        "All entries, as a block"
+        dtypes = [(k, d) for k, d in self.columns.known().items() if k in self.arrays]
+        rows = np.zeros(self.n, np.dtype(dtypes, align=True))
+        for k, a in self.arrays.items():
+            rows[k] = a
+        return pack(Steps(rows)) if self.arrays else {}
+
+    def load_state_dict(self, state: dict):
+        "Go on with entries that were saved"
+        if not state:
+            return
+        rows = unpack(state).rows
+        known = {
+            k: self.columns.dtypes.get(k, rows.dtype[k])
+            for k in rows.dtype.names
+            if k in self.columns.names
+        }
+        if rows.dtype != np.dtype([*known.items()], align=True) or rows.shape != (self.n,):
+            raise StateError(
+                'GymStepper',
+                'saved entries of info',
+                f'{rows.dtype} {list(rows.shape)}',
+                f'those of {self.columns.dtypes or self.columns.names} {[self.n]}',
+                'build the pipe that was saved',
+            )
+        self.columns.dtypes.update(known)
+        self.arrays = {k: rows[k].copy() for k in known}
 
 # %% ../../nbs/envs/infos.ipynb #eb25393f
 def of_env(
-    info, # of a vector: a dict of arrays, or a list with a dict for each environment
-    name:str, # of an entry
-    i:int, # of which environment
+    info,  # of a vector: a dict of arrays, or a list with a dict for each environment
+    name: str,  # of an entry
+    i: int,  # of which environment
 ):
     "An entry of one environment; `_MISSING` where it has none"
-    if isinstance(info, (list,tuple)): return info[i].get(name, _MISSING)
+    if isinstance(info, (list, tuple)):
+        return info[i].get(name, _MISSING)
     has = info.get(f'_{name}')
-    if name not in info or has is not None and not has[i]: return _MISSING
+    if name not in info or has is not None and not has[i]:
+        return _MISSING
     return _part(info[name], i)
 
+
 def _part(x, i):
-    if not isinstance(x, dict): return x[i]
+    if not isinstance(x, dict):
+        return x[i]
     names = [k for k in x if not (k[:1] == '_' and k[1:] in x)]
     return {k: v for k in names if (v := of_env(x, k, i)) is not _MISSING}
 
 # %% ../../nbs/envs/infos.ipynb #fa529d51
 def _present(info, name, n):
     "Which environments have an entry"
-    if isinstance(info, (list,tuple)): return np.array([name in x for x in info])
-    if name not in info: return np.zeros(n, bool)
+    if isinstance(info, (list, tuple)):
+        return np.array([name in x for x in info])
+    if name not in info:
+        return np.zeros(n, bool)
     has = info.get(f'_{name}')
     return np.ones(n, bool) if has is None else np.asarray(has, bool)
 
 # %% ../../nbs/envs/infos.ipynb #3a2a0273
-@patch
-def many(self:InfoRows,
-    info, # of a vector
-    need:np.ndarray, # bool [n]: of which environments
-    names=None, # which entries; None: all
-    first:int=0, # the number of the first environment, for errors
-):
-    "Write the entries of several environments"
-    if self.columns.absent: self.columns.look(info)
-    for name in self.columns.names if names is None else names:
-        has = _present(info, name, self.n)
-        missing,there = need & ~has,need & has
-        if missing.any():
-            if self.columns.defaults[name] is None: raise _none_of(info, name, first, int(missing.argmax()))
-            self.array(name, None)[missing] = self.columns.filled.arrays[name]
-        x = info.get(name) if isinstance(info, dict) else None
-        if self._fits(name, x): self.arrays[name][there] = x[there]
-        else:
-            for i in np.flatnonzero(there): self.one(i, {name: of_env(info, name, i)}, (name,), _whose(first + i))
+def _whose(i):
+    return f' of environment {i}'
 
-def _whose(i): return f' of environment {i}'
+
 def _none_of(info, name, first, i):
-    return _missing(name, _whose(first + i), info[i] if isinstance(info, (list,tuple)) else info)
-
-@patch
-def _fits(self:InfoRows, name, x):
-    "Is it an array of entries that need no closer look?"
-    out = self.arrays.get(name)
-    if out is None or type(x) is not np.ndarray or x.dtype.kind not in 'biuf' or out.dtype.names: return False
-    return x.shape == out.shape and np.can_cast(x.dtype, out.dtype, 'safe')
+    return _missing(name, _whose(first + i), info[i] if isinstance(info, (list, tuple)) else info)
 
 # %% ../../nbs/envs/infos.ipynb #bda933b9
 def last_info(
-    info, # of a vector that resets in the same step
-    names, # of entries
-    i:int, # of an environment whose episode ended
-)->dict: # as that environment returned it with its last observation
+    info,  # of a vector that resets in the same step
+    names,  # of entries
+    i: int,  # of an environment whose episode ended
+) -> dict:  # as that environment returned it with its last observation
     "The entries of the last step of an episode"
     final = of_env(info, 'final_info', i)
-    def added(x): return isinstance(x, dict) and not any(f'_{k}' in x for k in x)
+
+    def added(x):
+        return isinstance(x, dict) and not any(f'_{k}' in x for k in x)
+
     found = {k: of_env(info, k, i) for k in names if isinstance(info, dict) and added(info.get(k))}
-    found = {k: v for k,v in found.items() if v is not _MISSING}
-    if final is _MISSING and len(found) < len(names): raise ArgumentError('GymStepper',
-        "an episode's last info is missing", sorted(map(str, info)) if isinstance(info, dict) else 'a list without it',
-        "info['final_info']", 'let the vector environment give it, or reset in the next step (NextStep)')
+    found = {k: v for k, v in found.items() if v is not _MISSING}
+    if final is _MISSING and len(found) < len(names):
+        raise ArgumentError(
+            'GymStepper',
+            "an episode's last info is missing",
+            sorted(map(str, info)) if isinstance(info, dict) else 'a list without it',
+            "info['final_info']",
+            'let the vector environment give it, or reset in the next step (NextStep)',
+        )
     return {**({} if final is _MISSING else final), **found}
 
-# %% ../../nbs/envs/infos.ipynb #67ec7cb9
-@patch
-def state_dict(self:InfoRows)->dict: # plain data and tensors; {}: there are none
-    "All entries, as a block"
-    dtypes = [(k, d) for k,d in self.columns.known().items() if k in self.arrays]
-    rows = np.zeros(self.n, np.dtype(dtypes, align=True))
-    for k,a in self.arrays.items(): rows[k] = a
-    return pack(Steps(rows)) if self.arrays else {}
-
-# %% ../../nbs/envs/infos.ipynb #a8f78d06
-@patch
-def load_state_dict(self:InfoRows, state:dict):
-    "Go on with entries that were saved"
-    if not state: return
-    rows = unpack(state).rows
-    known = {k: self.columns.dtypes.get(k, rows.dtype[k]) for k in rows.dtype.names if k in self.columns.names}
-    if rows.dtype != np.dtype([*known.items()], align=True) or rows.shape != (self.n,): raise StateError('GymStepper',
-        'saved entries of info', f'{rows.dtype} {list(rows.shape)}',
-        f'those of {self.columns.dtypes or self.columns.names} {[self.n]}', 'build the pipe that was saved')
-    self.columns.dtypes.update(known)
-    self.arrays = {k: rows[k].copy() for k in known}
-
 # %% ../../nbs/envs/infos.ipynb #657155f6
-MASK,SUCCESS = 'action_mask','is_success'   # as environments call them: allowed actions; was it a success?
+# as environments call them: allowed actions; was it a success?
+MASK = 'action_mask'
+SUCCESS = 'is_success'
+
 
 def asks_for(
-    policy, # a function, a network, or None
-    entries, # names of those that are kept
-    recurrent:bool=False, # does it take a hidden state after the states?
-)->set: # of 'mask' and 'info'
+    policy,  # a function, a network, or None
+    entries,  # names of those that are kept
+    recurrent: bool = False,  # does it take a hidden state after the states?
+) -> set:  # of 'mask' and 'info'
     "Which of `mask=` and `info=` a policy is to be given"
-    try: parameters = inspect.signature(policy.forward if isinstance(policy, nn.Module) else policy).parameters
-    except (TypeError,ValueError): return set()   # None, and functions that don't tell
-    own = list(parameters.values())[1 + recurrent:]
-    asked = {p.name: p for p in own if p.name in ('mask','info') and p.kind in (p.POSITIONAL_OR_KEYWORD,p.KEYWORD_ONLY)}
+    try:
+        parameters = inspect.signature(
+            policy.forward if isinstance(policy, nn.Module) else policy
+        ).parameters
+    except (TypeError, ValueError):
+        return set()  # None, and functions that don't tell
+    own = list(parameters.values())[1 + recurrent :]
+    asked = {
+        p.name: p
+        for p in own
+        if p.name in ('mask', 'info') and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     there = dict(mask=MASK in entries, info=bool(entries))
-    if 'mask' in asked and did_you_mean(MASK, entries, .5) and not there['mask']: warnings.warn(problem('GymStepper',
-        f'the policy takes a mask and gets none, as no entry is called {MASK!r}', f'info={tuple(entries)}',
-        remedy=f'info={MASK!r}; where the environment calls it otherwise, rename it in a wrapper'), stacklevel=2)
-    for name,p in asked.items():
-        if p.default is p.empty and not there[name]: raise ArgumentError('GymStepper', f'the policy asks for {name!r}',
-            f'info={tuple(entries)}', f'info={MASK!r}' if name == 'mask' else 'entries of info to be kept')
+    if 'mask' in asked and did_you_mean(MASK, entries, 0.5) and not there['mask']:
+        warnings.warn(
+            problem(
+                'GymStepper',
+                f'the policy takes a mask and gets none, as no entry is called {MASK!r}',
+                f'info={tuple(entries)}',
+                remedy=f'info={MASK!r}; where the environment calls it otherwise, rename it in a wrapper',
+            ),
+            stacklevel=2,
+        )
+    for name, p in asked.items():
+        if p.default is p.empty and not there[name]:
+            raise ArgumentError(
+                'GymStepper',
+                f'the policy asks for {name!r}',
+                f'info={tuple(entries)}',
+                f'info={MASK!r}' if name == 'mask' else 'entries of info to be kept',
+            )
     return {name for name in asked if there[name]}

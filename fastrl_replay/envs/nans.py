@@ -11,34 +11,52 @@ from ..steps.compiled import njit, words_at
 from ..steps.row_dtypes import leaves
 
 # %% ../../nbs/envs/nans.ipynb #2eb64316
-_BITS  = 0x7fffffff,0x7fffffff,0x7fff,0x7fff0000       # of a word, which count: of a float32, the upper half of
-_LIMIT = 0x7f800000,0x7ff00000,0x7c00,0x7c000000       # a float64, a float16 in the lower half, and in the upper;
-_SIZE,_TABLE,_LENGTH,_MASKED,_END = 0,1,5,9,13         # in a plan: each kind's table, its length, is it a mask?
+# of a word, which count: of a float32, the upper half of
+_BITS = 0x7FFFFFFF, 0x7FFFFFFF, 0x7FFF, 0x7FFF0000
+# a float64, a float16 in the lower half, and in the upper;
+_LIMIT = 0x7F800000, 0x7FF00000, 0x7C00, 0x7C000000
+# in a plan: each kind's table, its length, is it a mask?
+_SIZE = 0
+_TABLE = 1
+_LENGTH = 5
+_MASKED = 9
+_END = 13
+
 
 def _float_words(dtype, offset=0):
     "Of each float in a row, of which kind it is, and in which word"
     for n in dtype.names:
-        d,at = dtype[n],(offset + dtype.fields[n][1])
-        if d.names: yield from _float_words(d, at)
-        if d.names or d.base.kind not in 'fc': continue
-        width = d.base.itemsize >> (d.base.kind == 'c')   # a complex number is two floats
+        d = dtype[n]
+        at = offset + dtype.fields[n][1]
+        if d.names:
+            yield from _float_words(d, at)
+        if d.names or d.base.kind not in 'fc':
+            continue
+        width = d.base.itemsize >> (d.base.kind == 'c')  # a complex number is two floats
         for place in range(at, at + d.itemsize, width):
-            yield {2: 2 + place//2%2, 4: 0, 8: 1}[width],(place + width//8*4)//4
+            yield {2: 2 + place // 2 % 2, 4: 0, 8: 1}[width], (place + width // 8 * 4) // 4
 
 # %% ../../nbs/envs/nans.ipynb #1a2aaba5
 class NaNSearch:
     "Where the floats of rows are, for a kernel that looks for NaN"
-    def __init__(self, dtype:np.dtype): # of the rows
-        self.at,self._tables = np.zeros(_END, np.int64),[]   # tables are kept: their memory would be freed
-        self.at[_SIZE],words,found = dtype.itemsize,dtype.itemsize//4,[*_float_words(dtype)]
-        for kind,bits in enumerate(_BITS):
-            table = np.array([word for k,word in found if k == kind], np.uint32)
-            masked = len(table)*8 >= words and dtype.itemsize <= 1024
+
+    def __init__(self, dtype: np.dtype):  # of the rows
+        # tables are kept: their memory would be freed
+        self.at = np.zeros(_END, np.int64)
+        self._tables = []
+        self.at[_SIZE], words, found = dtype.itemsize, dtype.itemsize // 4, [*_float_words(dtype)]
+        for kind, bits in enumerate(_BITS):
+            table = np.array([word for k, word in found if k == kind], np.uint32)
+            masked = len(table) * 8 >= words and dtype.itemsize <= 1024
             if masked:
                 mask = np.where(np.isin(np.arange(words), table), bits, 0).astype(np.uint32)
-                table = np.tile(mask, max(1, 1024//words))
+                table = np.tile(mask, max(1, 1024 // words))
             self._tables.append(table)
-            self.at[[_TABLE+kind,_LENGTH+kind,_MASKED+kind]] = table.ctypes.data,len(table),masked
+            self.at[[_TABLE + kind, _LENGTH + kind, _MASKED + kind]] = (
+                table.ctypes.data,
+                len(table),
+                masked,
+            )
 
 # %% ../../nbs/envs/nans.ipynb #70324fc3
 @njit
@@ -47,13 +65,15 @@ def _largest(words, per_row, table, masked, bits):
     top = np.uint32(0)
     if masked:
         for start in range(0, len(words), len(table)):
-            part = words[start:start+len(table)]
+            part = words[start : start + len(table)]
             for j in range(len(part)):
                 x = np.uint32(part[j] & table[j])
-                top = x if x > top else top   # in this form a processor looks at sixteen words at a time
+                # in this form a processor looks at sixteen words at a time
+                top = x if x > top else top
     else:
         for row in range(0, len(words), per_row):
-            for word in table: top = max(top, np.uint32(words[row + np.int64(word)] & bits))
+            for word in table:
+                top = max(top, np.uint32(words[row + np.int64(word)] & bits))
     return top
 
 # %% ../../nbs/envs/nans.ipynb #e8c6a34d
@@ -62,29 +82,39 @@ def _any_double_nan(words, per_row, table, masked):
     "Beside the upper half of an infinite float64, is there a lower half that is not 0?"
     for row in range(0, len(words), per_row):
         for j in range(min(len(table), per_row)):
-            if masked and table[j] == 0: continue
+            if masked and table[j] == 0:
+                continue
             at = row + (j if masked else np.int64(table[j]))
-            if words[at] & np.uint32(0x7fffffff) == 0x7ff00000 and words[at-1] != 0: return True
+            if words[at] & np.uint32(0x7FFFFFFF) == 0x7FF00000 and words[at - 1] != 0:
+                return True
     return False
 
 # %% ../../nbs/envs/nans.ipynb #69e6ac58
 @njit
 def has_nan(address, n, at):
     "Is there a NaN among the floats of `n` rows that begin at an address?"
-    words,per_row = words_at(address, n*at[_SIZE] >> 2),at[_SIZE] >> 2
+    words = words_at(address, n * at[_SIZE] >> 2)
+    per_row = at[_SIZE] >> 2
     for kind in range(4):
-        if at[_LENGTH+kind] == 0: continue
-        table,masked = words_at(at[_TABLE+kind], at[_LENGTH+kind]),at[_MASKED+kind] != 0
+        if at[_LENGTH + kind] == 0:
+            continue
+        table = words_at(at[_TABLE + kind], at[_LENGTH + kind])
+        masked = at[_MASKED + kind] != 0
         top = _largest(words, per_row, table, masked, np.uint32(_BITS[kind]))
-        if top > _LIMIT[kind]: return True
-        if kind == 1 and top == _LIMIT[1] and _any_double_nan(words, per_row, table, masked): return True
+        if top > _LIMIT[kind]:
+            return True
+        if kind == 1 and top == _LIMIT[1] and _any_double_nan(words, per_row, table, masked):
+            return True
     return False
 
 # %% ../../nbs/envs/nans.ipynb #b8125ad9
 def first_nan(
-    rows:np.ndarray, # structured, 1-D
-)->tuple: # the number of the first row with a NaN and the column's name; None: there is none
+    rows: np.ndarray,  # structured, 1-D
+) -> tuple:  # the number of the first row with a NaN and the column's name; None: there is none
     "Which row, and which column, has a NaN"
-    bad = [(int(np.isnan(a).reshape(len(a), -1).any(1).argmax()), n) for n,a in leaves(rows)
-           if a.dtype.kind in 'fc' and np.isnan(a).any()]
+    bad = [
+        (int(np.isnan(a).reshape(len(a), -1).any(1).argmax()), n)
+        for n, a in leaves(rows)
+        if a.dtype.kind in 'fc' and np.isnan(a).any()
+    ]
     return min(bad, default=None)

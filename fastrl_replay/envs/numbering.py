@@ -10,29 +10,36 @@ import numpy as np
 from ..steps.compiled import njit
 
 # %% ../../nbs/envs/numbering.ipynb #972d5677
-MAX_ENVS = 1 << 24   # env_id counts from 0; a larger one is a mistake, such as a column that was never filled in
+# env_id counts from 0; a larger one is a mistake, such as a column that was never filled in
+MAX_ENVS = 1 << 24
+
 
 def grown(
-    a:np.ndarray, # of any shape
-    n:int, # rows that are needed
-    fill=None, # what new ones hold; None: anything
-)->np.ndarray: # `a` itself where it is long enough, or else a copy at least twice as long
+    a: np.ndarray,  # of any shape
+    n: int,  # rows that are needed
+    fill=None,  # what new ones hold; None: anything
+) -> np.ndarray:  # `a` itself where it is long enough, or else a copy at least twice as long
     "An array with room for `n` rows"
-    if n <= len(a): return a
-    new = np.empty((max(n, 2*len(a)), *a.shape[1:]), a.dtype)
-    if fill is not None: new[len(a):] = fill
-    new[:len(a)] = a
+    if n <= len(a):
+        return a
+    new = np.empty((max(n, 2 * len(a)), *a.shape[1:]), a.dtype)
+    if fill is not None:
+        new[len(a) :] = fill
+    new[: len(a)] = a
     return new
 
 # %% ../../nbs/envs/numbering.ipynb #741ad8bc
-_u = np.uint64   # unsigned places spare kernels a test for negative ones
+_u = np.uint64  # unsigned places spare kernels a test for negative ones
 
-NEAR = 256   # for each smaller env_id the table has an entry; then come buckets: env_id and number, or -1, -1
+# for each smaller env_id the table has an entry; then come buckets: env_id and number, or -1, -1
+NEAR = 256
+
 
 @njit(inline=True)
 def number_of(env, number):
     "The dense number of an environment in the table `number`, or -1"
-    if _u(env) < _u(NEAR): return number[_u(env)]
+    if _u(env) < _u(NEAR):
+        return number[_u(env)]
     at = _bucket(env, number)
     return number[at + _u(1)]
 
@@ -40,20 +47,23 @@ def number_of(env, number):
 @njit
 def _bucket(env, number):
     "Where in the table an environment is, or the empty bucket in which it would be"
-    last = _u(len(number) - NEAR - 2)   # of a power of two, so that it masks
-    at = (_u(env)*_u(0x9e3779b97f4a7c15) >> _u(40)) & last
-    while number[_u(NEAR) + at] != env and number[_u(NEAR) + at] >= 0: at = (at + _u(2)) & last
+    last = _u(len(number) - NEAR - 2)  # of a power of two, so that it masks
+    at = (_u(env) * _u(0x9E3779B97F4A7C15) >> _u(40)) & last
+    while number[_u(NEAR) + at] != env and number[_u(NEAR) + at] >= 0:
+        at = (at + _u(2)) & last
     return _u(NEAR) + at
 
 # %% ../../nbs/envs/numbering.ipynb #e71fa847
 @njit(inline=True)
 def _enter(env, its_number, number):
-    if env < NEAR: number[env] = its_number
+    if env < NEAR:
+        number[env] = its_number
     else:
         at = _bucket(env, number)
-        number[at],number[at + _u(1)] = env,its_number
+        number[at], number[at + _u(1)] = env, its_number
 
-def _table(n): # in which at least half of the buckets are empty when there are n environments
+
+def _table(n):  # in which at least half of the buckets are empty when there are n environments
     return np.full(NEAR + (4 << int(n).bit_length()), -1, np.int32)
 
 # %% ../../nbs/envs/numbering.ipynb #4297584f
@@ -61,11 +71,13 @@ def _table(n): # in which at least half of the buckets are empty when there are 
 def _admit(env_ids, number, ids, last, free, left):
     "Give free numbers to environments that have none; False: there are too few"
     for env in env_ids:
-        if number_of(env, number) >= 0: continue
-        if left[0] == 0: return False
+        if number_of(env, number) >= 0:
+            continue
+        if left[0] == 0:
+            return False
         left[0] -= 1
         its_number = free[left[0]]
-        ids[its_number],last[its_number] = env,0
+        ids[its_number], last[its_number] = env, 0
         _enter(env, its_number, number)
     return True
 
@@ -75,35 +87,47 @@ def _keep(kept, old_ids, old_last, number, ids, last, free, left):
     "Copy these numbers, and what belongs to them; the others are free"
     for i in kept:
         ids[i] = old_ids[i]
-        for j in range(3): last[i,j] = old_last[i,j]   # a row at once would take 4 s more to compile
+        # a row at once would take 4 s more to compile
+        for j in range(3):
+            last[i, j] = old_last[i, j]
         _enter(ids[i], i, number)
     left[0] = 0
-    for i in range(len(ids)-1, -1, -1):
-        if ids[i] >= 0: continue
+    for i in range(len(ids) - 1, -1, -1):
+        if ids[i] >= 0:
+            continue
         free[left[0]] = i
         left[0] += 1
 
 # %% ../../nbs/envs/numbering.ipynb #9a639a68
 class Environments:
     "Dense numbers for environments, and the last row of each"
-    def __init__(self,
-        room:int=0, # how many numbers there are
-    ):
-        self.ids,self.last = np.full(room, -1, np.int32),np.zeros((room,3), np.int32)   # by number; id -1: it is free
-        self.number = _table(room)
-        self.free,self.left = np.arange(room-1, -1, -1, dtype=np.int32),np.array([room])   # a stack, and its height
 
-    def __len__(self): return len(self.ids) - int(self.left[0])
+    def __init__(
+        self,
+        room: int = 0,  # how many numbers there are
+    ):
+        # by number; id -1: it is free
+        self.ids = np.full(room, -1, np.int32)
+        self.last = np.zeros((room, 3), np.int32)
+        self.number = _table(room)
+        # a stack, and its height
+        self.free = np.arange(room - 1, -1, -1, dtype=np.int32)
+        self.left = np.array([room])
+
+    def __len__(self):
+        return len(self.ids) - int(self.left[0])
+
     nbytes = property(lambda self: sum(a.nbytes for a in vars(self).values()), doc='Bytes reserved')
 
-    def admit(self, env_ids)->bool: # False: too few numbers are free
+    def admit(self, env_ids) -> bool:  # False: too few numbers are free
         "Give numbers to those that have none, in the order in which they turn up"
         env_ids = np.ascontiguousarray(env_ids, np.int32)
         return _admit(env_ids, self.number, self.ids, self.last, self.free, self.left)
 
-    def with_room(self, env_ids, kept)->'Environments':
+    def with_room(self, env_ids, kept) -> 'Environments':
         "A copy with free numbers for all of these, in which no others than the numbers `kept` are taken"
-        needed,room = len(np.union1d(self.ids[kept], env_ids)),len(self.ids)
-        new = Environments(max(needed, 2*room) if 4*needed > 3*room else room)
+        needed = len(np.union1d(self.ids[kept], env_ids))
+        room = len(self.ids)
+        new = Environments(max(needed, 2 * room) if 4 * needed > 3 * room else room)
         _keep(kept, self.ids, self.last, new.number, new.ids, new.last, new.free, new.left)
         return new

@@ -10,7 +10,6 @@ from collections import deque
 import warnings
 from struct import Struct, error as DoesNotFit
 import numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from ..pipe import Pipe
@@ -18,334 +17,510 @@ from ..steps.core import Steps, pack, same_fields
 from ..steps.errors import ArgumentTypeError, BlockError, problem
 from ..steps.nested import fields_of, nested_dtype
 from ..steps.row_dtypes import column_dtype, dtype_spec, step_dtype
-from ..steps.states import Misfit, block, checked, flag, integer, listed, maybe, real, row, row_dtype
+from fastrl_replay.steps.states import (
+    Misfit,
+    block,
+    checked,
+    flag,
+    integer,
+    listed,
+    maybe,
+    real,
+    row,
+    row_dtype,
+)
 from .episodes import BlockGate, refuse_nan
 from .numbering import MAX_ENVS
 from .vector_slots import COUNTED, as_mode, count_steps
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f006
-def as_array(x): # anything that is no dict and no tuple
+def as_array(x):  # anything that is no dict and no tuple
     "A value of a step as an array"
-    if type(x) is np.ndarray: return x
-    if isinstance(x, torch.Tensor): return x.detach().cpu().numpy()
-    if isinstance(x, np.generic): return np.asarray(x)
-    try: a = np.asarray(x)
-    except ValueError: a = np.empty(0, object)   # lists of several lengths
+    if type(x) is np.ndarray:
+        return x
+    if isinstance(x, torch.Tensor):
+        return x.detach().cpu().numpy()
+    if isinstance(x, np.generic):
+        return np.asarray(x)
+    try:
+        a = np.asarray(x)
+    except ValueError:
+        a = np.empty(0, object)  # lists of several lengths
     return a.astype(np.float32) if a.dtype.kind == 'f' else a
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f009
 def first_dtype(
-    who:str, # whose rows they are
-    values:dict, # of a step, by the names of columns
-    n:int=None, # how many environments; None: one, and values have no axis for it
-)->np.dtype:
+    who: str,  # whose rows they are
+    values: dict,  # of a step, by the names of columns
+    n: int = None,  # how many environments; None: one, and values have no axis for it
+) -> np.dtype:
     "The dtype of rows for steps like this one"
+
     def leaf(x, name):
-        if isinstance(x, (dict,tuple)): return None
+        if isinstance(x, (dict, tuple)):
+            return None
         a = as_array(x)
-        if a.dtype.kind not in 'biuf': raise ArgumentTypeError(who, name, f'{type(x).__name__} {x!r:.40}', 'numbers')
-        if n is not None and a.shape[:1] != (n,): raise BlockError(who, f'shape of {name}', list(a.shape), f'[{n}, …]: '
-            'as many as reward has', 'an array with an entry for each environment')
+        if a.dtype.kind not in 'biuf':
+            raise ArgumentTypeError(who, name, f'{type(x).__name__} {x!r:.40}', 'numbers')
+        if n is not None and a.shape[:1] != (n,):
+            raise BlockError(
+                who,
+                f'shape of {name}',
+                list(a.shape),
+                f'[{n}, …]: as many as reward has',
+                'an array with an entry for each environment',
+            )
         return np.dtype((a.dtype, a.shape if n is None else a.shape[1:]))
-    def of(name): return column_dtype(nested_dtype(values[name], leaf, name), name)
+
+    def of(name):
+        return column_dtype(nested_dtype(values[name], leaf, name), name)
+
     base = step_dtype(_ANY, _ANY, **{k: of(k) for k in values if k not in _EVERY})
-    fields = {k: base[k] for k in base.names} | {k: of(k) for k in ('state','action')}
+    fields = {k: base[k] for k in base.names} | {k: of(k) for k in ('state', 'action')}
     return np.dtype(list((fields | dict(next_state=fields['state'])).items()), align=True)
 
+
 _ANY = spaces.Discrete(1)
-_EVERY = 'state','action','reward','next_state','terminated','truncated'
+_EVERY = 'state', 'action', 'reward', 'next_state', 'terminated', 'truncated'
 
 # %% ../../nbs/envs/own_steps.ipynb #6e17b76b
 def as_before(
-    new:np.dtype, # of rows for steps like the first one
-    old:np.dtype, # of the rows of a memory; None: there are none
-)->np.dtype:
+    new: np.dtype,  # of rows for steps like the first one
+    old: np.dtype,  # of the rows of a memory; None: there are none
+) -> np.dtype:
     "The same, but that each column is as in the memory, if that takes what the step has"
-    if old is None: return new
+    if old is None:
+        return new
     names = [n for n in old.names if n in new.names] + [n for n in new.names if n not in old.names]
     kept = [n for n in names if n in old.names and n not in COUNTED and _takes(old[n], new[n])]
     return np.dtype([(n, (old if n in kept else new)[n]) for n in names], align=True)
 
+
 def _takes(old, new):
-    if old.names or new.names: return {*(old.names or ())} == {*(new.names or ())} and all(
-        _takes(old[n], new[n]) for n in new.names)
-    return old.shape == new.shape and (old.base.kind == 'b' or np.can_cast(new.base, old.base, 'same_kind'))
+    if old.names or new.names:
+        return {*(old.names or ())} == {*(new.names or ())} and all(
+            _takes(old[n], new[n]) for n in new.names
+        )
+    return old.shape == new.shape and (
+        old.base.kind == 'b' or np.can_cast(new.base, old.base, 'same_kind')
+    )
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f012
 def fill(
-    who:str, # whose rows they are
-    field:np.ndarray, # a column of new rows
-    x, # the values
-    name:str, # of the column
+    who: str,  # whose rows they are
+    field: np.ndarray,  # a column of new rows
+    x,  # the values
+    name: str,  # of the column
 ):
     "Write the values of a column; an error where they are not like those of the first call"
-    if type(x) is np.ndarray and x.dtype == field.dtype and (
-        x.shape == field.shape or len(field) == 1 and x.shape == field.shape[1:]): field[...] = x
-    elif isinstance(x, _PLAIN.get(field.dtype.char, ())) and field.shape == (1,): _put_number(who, field, x, name)
-    elif field.dtype.names: _fill_parts(who, field, x, name)
-    elif field.dtype == bool: field[...] = _flags(who, field, x, name)
+    if (
+        type(x) is np.ndarray
+        and x.dtype == field.dtype
+        and (x.shape == field.shape or len(field) == 1 and x.shape == field.shape[1:])
+    ):
+        field[...] = x
+    elif isinstance(x, _PLAIN.get(field.dtype.char, ())) and field.shape == (1,):
+        _put_number(who, field, x, name)
+    elif field.dtype.names:
+        _fill_parts(who, field, x, name)
+    elif field.dtype == bool:
+        field[...] = _flags(who, field, x, name)
     else:
         a = as_array(x)
-        if a.dtype != field.dtype or a.shape != field.shape: _check_alike(who, field, a, name)
+        if a.dtype != field.dtype or a.shape != field.shape:
+            _check_alike(who, field, a, name)
         field[...] = a
 
-_PLAIN = {'f': (float,int,np.float32), 'd': (float,int), 'l': (int,np.int64), 'i': (int,np.int32), '?': (bool,np.bool_)}
+
+_PLAIN = {
+    'f': (float, int, np.float32),
+    'd': (float, int),
+    'l': (int, np.int64),
+    'i': (int, np.int32),
+    '?': (bool, np.bool_),
+}
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f013
 def _fill_parts(who, field, x, name):
     parts = fields_of(x)
-    if parts is None or parts.keys() != set(field.dtype.names): raise BlockError(who, f'{name}: other parts than at '
-        'the first call', sorted(parts) if parts else type(x).__name__, sorted(field.dtype.names))
-    for k in field.dtype.names: fill(who, field[k], parts[k], f'{name}.{k}')
+    if parts is None or parts.keys() != set(field.dtype.names):
+        raise BlockError(
+            who,
+            f'{name}: other parts than at the first call',
+            sorted(parts) if parts else type(x).__name__,
+            sorted(field.dtype.names),
+        )
+    for k in field.dtype.names:
+        fill(who, field[k], parts[k], f'{name}.{k}')
+
 
 def _put_number(who, field, x, name):
-    try: field[0] = x
-    except OverflowError: raise BlockError(who, f'{name}: too large', x, field.dtype) from None
+    try:
+        field[0] = x
+    except OverflowError:
+        raise BlockError(who, f'{name}: too large', x, field.dtype) from None
+
 
 def _check_alike(who, field, a, name):
-    if a.shape != field.shape and not (len(field) == 1 and a.shape == field.shape[1:]): raise BlockError(who,
-        f'{name}: another shape than at the first call', list(a.shape), list(field.shape))
-    if a.dtype.kind not in 'biuf' or not np.can_cast(a.dtype, field.dtype, 'same_kind'): raise BlockError(who,
-        f'{name}: another kind than at the first call', a.dtype, field.dtype, 'one kind from the first call on')
+    if a.shape != field.shape and not (len(field) == 1 and a.shape == field.shape[1:]):
+        raise BlockError(
+            who, f'{name}: another shape than at the first call', list(a.shape), list(field.shape)
+        )
+    if a.dtype.kind not in 'biuf' or not np.can_cast(a.dtype, field.dtype, 'same_kind'):
+        raise BlockError(
+            who,
+            f'{name}: another kind than at the first call',
+            a.dtype,
+            field.dtype,
+            'one kind from the first call on',
+        )
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f051
 def _flags(who, field, x, name):
     a = as_array(x)
-    if a.size == 1: a = a.reshape(())
-    if a.shape in ((), field.shape) and a.dtype.kind in 'biuf' and ((a == 0) | (a == 1)).all(): return a
-    raise BlockError(who, name, f'{x!r:.60}', f'True or False, or 1 or 0, for each of {len(field)} environments')
+    if a.size == 1:
+        a = a.reshape(())
+    if a.shape in ((), field.shape) and a.dtype.kind in 'biuf' and ((a == 0) | (a == 1)).all():
+        return a
+    raise BlockError(
+        who, name, f'{x!r:.60}', f'True or False, or 1 or 0, for each of {len(field)} environments'
+    )
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f061
 class OneRow:
     "Writes a step of one environment in one piece, where its values are of the row's kinds"
-    def __init__(self,
-        rows:np.ndarray, # of one row: where steps are written to
-        names:list, # of the columns that are written; others become 0
+
+    def __init__(
+        self,
+        rows: np.ndarray,  # of one row: where steps are written to
+        names: list,  # of the columns that are written; others become 0
     ):
-        text,at,self.forms,self.rows = '=',0,[],rows
+        text = '='
+        at = 0
+        self.forms = []
+        self.rows = rows
         for n in names:
-            dtype,start = rows.dtype.fields[n][:2]
-            kind,shape = dtype.subdtype or (dtype, None)
-            text += f'{start - at}x' + (_CODES[dtype.str] if shape is None else f'{dtype.itemsize}s')
+            dtype, start = rows.dtype.fields[n][:2]
+            kind, shape = dtype.subdtype or (dtype, None)
+            text += f'{start - at}x' + (
+                _CODES[dtype.str] if shape is None else f'{dtype.itemsize}s'
+            )
             self.forms.append((kind, shape, () if shape else _PLAIN[dtype.char]))
             at = start + dtype.itemsize
-        self.pack_into,self.bytes = Struct(text).pack_into,rows.view(np.uint8)
+        self.pack_into, self.bytes = Struct(text).pack_into, rows.view(np.uint8)
 
     @staticmethod
-    def fits(rows)->bool:
+    def fits(rows) -> bool:
         "Can rows of this kind be written so?"
         kinds = (rows.dtype[n] for n in rows.dtype.names)
         return len(rows) == 1 and all(d.subdtype or d.str in _CODES for d in kinds)
 
-_FLOATS = {('d','f'), ('f','d')}   # are written as they are
-_CODES = {'<f4': 'f', '<f8': 'd', '<i8': 'q', '<i4': 'i', '|b1': '?'}   # of numpy and of struct
+    def write(
+        self,
+        values,  # one for each column that is written, in their order
+    ) -> bool:  # False: one of them is of another kind
+        "Write a step"
+        given = []
+        for x, (kind, shape, plain) in zip(values, self.forms):
+            if isinstance(x, plain):
+                given.append(x)
+            elif type(x) is np.ndarray and x.dtype is kind and x.shape == shape:
+                given.append(x.tobytes())
+            else:
+                return False
+        try:
+            self.pack_into(self.bytes, 0, *given)
+        except (DoesNotFit, OverflowError):
+            return False  # numbers that are too large
+        return True
 
-# %% ../../nbs/envs/own_steps.ipynb #05e1f062
-@patch
-def write(self:OneRow,
-    values, # one for each column that is written, in their order
-)->bool: # False: one of them is of another kind
-    "Write a step"
-    given = []
-    for x,(kind,shape,plain) in zip(values, self.forms):
-        if isinstance(x, plain): given.append(x)
-        elif type(x) is np.ndarray and x.dtype is kind and x.shape == shape: given.append(x.tobytes())
-        else: return False
-    try: self.pack_into(self.bytes, 0, *given)
-    except (DoesNotFit,OverflowError): return False   # numbers that are too large
-    return True
+
+_FLOATS = {('d', 'f'), ('f', 'd')}  # are written as they are
+# of numpy and of struct
+_CODES = {'<f4': 'f', '<f8': 'd', '<i8': 'q', '<i4': 'i', '|b1': '?'}
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f016
 class StepRows:
     "Makes rows of the steps of a loop, and counts episodes"
-    def __init__(self,
-        who:str, # whose rows they are, for errors
-        memory=lambda: None, # gives the `Timeline` with rows from before a restart; None: there is none
-        goes_on:bool=True, # may an episode from before be continued? If not, the next one begins
-    ):
-        self.who,self.memory,self.goes_on,self.others = who,memory,goes_on,{}   # others: where those not in `ids` stand
-        self.rows,self._names,self._new,self._one = None,(),None,None   # one: writes a step of one environment at once
-        self.ids,self._of,self._laid_out = (),None,None   # of those that stepped last, and what was given for them
-        self._new_ids = set()   # of those, which have no row so far: where they stand is not settled
-        self._warned = self._ended = False   # ended: did an episode end with the last step?
 
-    def make(self,
-        values:dict, # of a step, or of one step of each of several environments, by the names of columns
-        env_id=0, # of this environment, of the first one, or of each
-        final_obs=None, # the last states of episodes that have ended, where `next_state` is that of the next episode
-        mode:str=None, # how a vector environment resets; None: the loop does it, or final_obs has the last states
-    )->np.ndarray: # the rows; fewer where some only reset
+    def __init__(
+        self,
+        who: str,  # whose rows they are, for errors
+        memory=lambda: (
+            None
+        ),  # gives the `Timeline` with rows from before a restart; None: there is none
+        goes_on: bool = True,  # may an episode from before be continued? If not, the next one begins
+    ):
+        # others: where those not in `ids` stand
+        self.who = who
+        self.memory = memory
+        self.goes_on = goes_on
+        self.others = {}
+        # one: writes a step of one environment at once
+        self.rows = None
+        self._names = ()
+        self._new = None
+        self._one = None
+        # of those that stepped last, and what was given for them
+        self.ids = ()
+        self._of = None
+        self._laid_out = None
+        # of those, which have no row so far: where they stand is not settled
+        self._new_ids = set()
+        self._warned = self._ended = False  # ended: did an episode end with the last step?
+
+    def make(
+        self,
+        values: dict,  # of a step, or of one step of each of several environments, by the names of columns
+        env_id=0,  # of this environment, of the first one, or of each
+        final_obs=None,  # the last states of episodes that have ended, where `next_state` is that of the next episode
+        mode: str = None,  # how a vector environment resets; None: the loop does it, or final_obs has the last states
+    ) -> np.ndarray:  # the rows; fewer where some only reset
         "Rows of a step; they count when `done` is called"
         mode = as_mode(mode, who=self.who)
         quiet = self._warned or not self._ended or final_obs is not None or mode is not None
         before = None if quiet else self.rows.copy()
-        if self._names != [*values] or self._one is None or not self._one.write(values.values()): self._write(values)
-        else: self._new = self.rows
-        rows,ids = self._new,self.ids
-        if type(env_id) is not int or self._of != (env_id,len(rows)): self._turn_to(env_id, len(rows))
-        if before is not None and ids is self.ids: self._look_for_resets(before, rows)
-        outcome = self._count(rows, 2*(mode == AutoresetMode.NEXT_STEP))
-        if outcome & 1 and (final_obs is not None or mode == AutoresetMode.SAME_STEP): self._put_final(rows, final_obs)
-        return rows[:len(rows) - (outcome >> 1)] if outcome > 1 else rows
+        if self._names != [*values] or self._one is None or not self._one.write(values.values()):
+            self._write(values)
+        else:
+            self._new = self.rows
+        rows = self._new
+        ids = self.ids
+        if type(env_id) is not int or self._of != (env_id, len(rows)):
+            self._turn_to(env_id, len(rows))
+        if before is not None and ids is self.ids:
+            self._look_for_resets(before, rows)
+        outcome = self._count(rows, 2 * (mode == AutoresetMode.NEXT_STEP))
+        if outcome & 1 and (final_obs is not None or mode == AutoresetMode.SAME_STEP):
+            self._put_final(rows, final_obs)
+        return rows[: len(rows) - (outcome >> 1)] if outcome > 1 else rows
 
-# %% ../../nbs/envs/own_steps.ipynb #05e1f017
-@patch
-def _write(self:StepRows, values):
-    "Write the values column by column, to new rows where there are more or fewer than before"
-    reward,rows = values['reward'],self.rows
-    n = len(reward) if type(reward) is np.ndarray and reward.ndim == 1 else None
-    if n is None and not isinstance(reward, float): n = self._many(as_array(reward))
-    if rows is None:
-        dtype = as_before(first_dtype(self.who, values, n), getattr(self.memory(), 'dtype', None))
-        self._new = np.zeros(1 if n is None else n, dtype)
-    elif len(rows) != (n or 1): self._new = np.zeros(n or 1, rows.dtype)
-    else: self._new = rows
-    if self._names != [*values]: self._check_names(values)
-    if self._new is not self._laid_out: self._lay_out(self._new)
-    for k,x in values.items():
-        field,kind,shape = self._columns[k]
-        alike = type(x) is np.ndarray and x.shape == shape
-        if alike and (x.dtype is kind or (x.dtype.char,kind.char) in _FLOATS): field[...] = x
-        else: fill(self.who, field, x, k)
+    def _write(self, values):
+        "Write the values column by column, to new rows where there are more or fewer than before"
+        reward = values['reward']
+        rows = self.rows
+        n = len(reward) if type(reward) is np.ndarray and reward.ndim == 1 else None
+        if n is None and not isinstance(reward, float):
+            n = self._many(as_array(reward))
+        if rows is None:
+            dtype = as_before(
+                first_dtype(self.who, values, n), getattr(self.memory(), 'dtype', None)
+            )
+            self._new = np.zeros(1 if n is None else n, dtype)
+        elif len(rows) != (n or 1):
+            self._new = np.zeros(n or 1, rows.dtype)
+        else:
+            self._new = rows
+        if self._names != [*values]:
+            self._check_names(values)
+        if self._new is not self._laid_out:
+            self._lay_out(self._new)
+        for k, x in values.items():
+            field, kind, shape = self._columns[k]
+            alike = type(x) is np.ndarray and x.shape == shape
+            if alike and (x.dtype is kind or (x.dtype.char, kind.char) in _FLOATS):
+                field[...] = x
+            else:
+                fill(self.who, field, x, k)
 
-@patch
-def _lay_out(self:StepRows, rows):
-    dtype,self._raw,self._laid_out = rows.dtype,rows.view(np.uint8),rows
-    self._columns = {k: (f := rows[k], f.dtype, f.shape) for k in dtype.names}
-    self._at = np.array([dtype.itemsize, *(dtype.fields[k][1] for k in COUNTED)])
+    def _lay_out(self, rows):
+        dtype = rows.dtype
+        self._raw = rows.view(np.uint8)
+        self._laid_out = rows
+        self._columns = {k: (f := rows[k], f.dtype, f.shape) for k in dtype.names}
+        self._at = np.array([dtype.itemsize, *(dtype.fields[k][1] for k in COUNTED)])
+
+    def _many(self, reward):
+        if reward.ndim > 1:
+            raise BlockError(
+                self.who, 'shape of reward', list(reward.shape), '[], or [environments]'
+            )
+        return len(reward) if reward.ndim else None
+
+    def _check_names(self, values):
+        wanted = {k for k in self._new.dtype.names if k not in _COUNTED}
+        missing = wanted - values.keys()
+        more = values.keys() - wanted
+        if missing or more:
+            raise BlockError(
+                self.who,
+                f'other columns than at the first call: '
+                f'{"without" if missing else "with"} {", ".join(missing or more)}',
+                remedy='give the same ones each time',
+            )
+
+    def _count(self, rows, lags) -> int:  # 2 * rows left out + 1 if an episode ended
+        "Fill in the counters; where the environments stand then does not count before `done`"
+        (now, after), (total, total_after) = self._counts, self._totals
+        after[:], total_after[:] = now, total
+        if rows is not self._laid_out:
+            self._lay_out(rows)
+        self._outcome = count_steps(
+            self._raw, self._at, self.ids, lags, after, total_after, self._resets
+        )
+        if self._outcome >= 0:
+            return self._outcome
+        i = -1 - self._outcome
+        raise BlockError(
+            self.who,
+            f'the step after an end was not a reset (env_id {self.ids[i]})',
+            f'reward {rows["reward"][i]:g}',
+            'reward 0 and no end, as autoreset_mode NextStep gives them',
+        )
+
+    def _turn_to(self, env_id, n):
+        "Let these environments be the ones that step"
+        a = np.asarray(env_id)
+        ids = a + np.arange(n) if a.ndim == 0 and a.dtype.kind in 'iu' else a
+        if (
+            a.dtype.kind not in 'iu'
+            or ids.shape != (n,)
+            or len(set(ids.tolist())) < n
+            or ids.max() >= MAX_ENVS
+        ):
+            raise BlockError(
+                self.who,
+                'env_id',
+                f'{env_id!r:.60}',
+                f'a number below {MAX_ENVS}, or {n} different ones',
+            )
+        self._of = (env_id, n) if type(env_id) is int else None
+        if not self._new_ids and np.array_equal(ids, self.ids):
+            return
+        self.others = self.stands()
+        self._new_ids = {*ids.tolist()} - self.others.keys()
+        if self._new_ids:
+            self._of = None  # look once more at the next step
+        memory = self.memory() if self._new_ids else None
+        known = {} if memory is None else memory.stands_at([*self._new_ids])
+        here = [
+            self.others.get(e) or self._new_here(known.get(e), i)
+            for i, e in enumerate(ids.tolist())
+        ]
+        counts = np.array([h[:3] for h in here], np.int32)
+        totals = np.array([h[3] for h in here], np.float64)
+        self.ids = ids.astype(np.int64)
+        self._resets = np.zeros(n, bool)
+        # now, and after the step
+        self._counts, self._totals = [counts, counts.copy()], [totals, totals.copy()]
+
+    def _new_here(self, known, i):
+        "Where an environment stands that others have stepped so far; one that is in another state now was reset since"
+        if known is None:
+            return 1, 0, 0, 0.0
+        episode, step, over, total, state = known
+        same = not over if state is None else same_fields(state, self._new['state'][i : i + 1])
+        return (episode, step, over, total) if self.goes_on and same else (episode + 1, 0, 0, 0.0)
+
+    def stands(self) -> dict:  # by env_id: episode, step, is it over?, its rewards
+        "Where each environment stands"
+        if not len(self.ids):
+            return self.others
+        here = zip(self.ids.tolist(), self._counts[0].tolist(), self._totals[0].tolist())
+        return self.others | {e: (*c, total) for e, c, total in here if e not in self._new_ids}
+
+    def done(self):
+        "The rows that were made last were taken: they count"
+        self._counts.reverse()
+        self._totals.reverse()
+        self._ended = self._outcome == 1  # and no row was left out
+        self._new_ids = set()
+        if self.rows is not self._new:
+            self.like(self._new)
+
+    def like(
+        self,
+        rows: np.ndarray,  # of the steps that came last, or others of their kind
+    ):
+        "Expect steps like these from now on"
+        self.rows = rows
+        self._names = [k for k in rows.dtype.names if k not in _COUNTED]
+        self._one = OneRow(rows, self._names) if OneRow.fits(rows) else None
+
+    def _look_for_resets(self, before, rows):
+        "Warn where an episode has ended, and the next step goes on from its last state"
+        for i in np.flatnonzero(before['terminated'] | before['truncated']):
+            if self._warned or not same_fields(
+                rows['state'][i : i + 1], before['next_state'][i : i + 1]
+            ):
+                continue
+            self._warned = True
+            warnings.warn(
+                problem(
+                    self.who,
+                    f'an episode of environment {before["env_id"][i]} has ended, and the next step '
+                    'begins in the same state',
+                    remedy="reset it before; of vectors that reset themselves, add_step(..., "
+                    "autoreset_mode='next_step'), or final_obs=info.get('final_obs') for SameStep",
+                )
+            )
+
+    def _put_final(self, rows, final_obs):
+        "The last states of those that have ended, where they belong"
+        for i in np.flatnonzero(self._counts[1][:, 2]).tolist():
+            final = _of_env(final_obs, i, len(rows))
+            if final is None:
+                raise BlockError(
+                    self.who,
+                    f'environment {i} ended without its last state',
+                    'final_obs=None' if final_obs is None else 'none in final_obs',
+                    "info['final_obs'], as SameStep gives it",
+                    "final_obs=info.get('final_obs')",
+                )
+            at = i - self._resets[:i].sum()  # where its row is
+            fill(self.who, rows['next_state'][at : at + 1], final, 'final_obs')
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f065
-@patch
-def _many(self:StepRows, reward):
-    if reward.ndim > 1: raise BlockError(self.who, 'shape of reward', list(reward.shape), '[], or [environments]')
-    return len(reward) if reward.ndim else None
-
-@patch
-def _check_names(self:StepRows, values):
-    wanted = {k for k in self._new.dtype.names if k not in _COUNTED}
-    missing,more = wanted - values.keys(),values.keys() - wanted
-    if missing or more: raise BlockError(self.who, f'other columns than at the first call: '
-        f'{"without" if missing else "with"} {", ".join(missing or more)}', remedy='give the same ones each time')
-
 _COUNTED = COUNTED[3:]
 
-# %% ../../nbs/envs/own_steps.ipynb #05e1f018
-@patch
-def _count(self:StepRows, rows, lags)->int: # 2 * rows left out + 1 if an episode ended
-    "Fill in the counters; where the environments stand then does not count before `done`"
-    (now,after),(total,total_after) = self._counts,self._totals
-    after[:],total_after[:] = now,total
-    if rows is not self._laid_out: self._lay_out(rows)
-    self._outcome = count_steps(self._raw, self._at, self.ids, lags, after, total_after, self._resets)
-    if self._outcome >= 0: return self._outcome
-    i = -1 - self._outcome
-    raise BlockError(self.who, f'the step after an end was not a reset (env_id {self.ids[i]})', f'reward '
-        f'{rows["reward"][i]:g}', 'reward 0 and no end, as autoreset_mode NextStep gives them')
-
-# %% ../../nbs/envs/own_steps.ipynb #05e1f064
-@patch
-def _turn_to(self:StepRows, env_id, n):
-    "Let these environments be the ones that step"
-    a = np.asarray(env_id)
-    ids = a + np.arange(n) if a.ndim == 0 and a.dtype.kind in 'iu' else a
-    if a.dtype.kind not in 'iu' or ids.shape != (n,) or len(set(ids.tolist())) < n or ids.max() >= MAX_ENVS:
-        raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', f'a number below {MAX_ENVS}, or {n} different ones')
-    self._of = (env_id,n) if type(env_id) is int else None
-    if not self._new_ids and np.array_equal(ids, self.ids): return
-    self.others = self.stands()
-    self._new_ids = {*ids.tolist()} - self.others.keys()
-    if self._new_ids: self._of = None   # look once more at the next step
-    memory = self.memory() if self._new_ids else None
-    known = {} if memory is None else memory.stands_at([*self._new_ids])
-    here = [self.others.get(e) or self._new_here(known.get(e), i) for i,e in enumerate(ids.tolist())]
-    counts,totals = np.array([h[:3] for h in here], np.int32),np.array([h[3] for h in here], np.float64)
-    self.ids,self._resets = ids.astype(np.int64),np.zeros(n, bool)
-    self._counts,self._totals = [counts,counts.copy()],[totals,totals.copy()]   # now, and after the step
-
-# %% ../../nbs/envs/own_steps.ipynb #ff1c6651
-@patch
-def _new_here(self:StepRows, known, i):
-    "Where an environment stands that others have stepped so far; one that is in another state now was reset since"
-    if known is None: return 1,0,0,0.
-    episode,step,over,total,state = known
-    same = not over if state is None else same_fields(state, self._new['state'][i:i+1])
-    return (episode,step,over,total) if self.goes_on and same else (episode + 1,0,0,0.)
-
-@patch
-def stands(self:StepRows)->dict: # by env_id: episode, step, is it over?, its rewards
-    "Where each environment stands"
-    if not len(self.ids): return self.others
-    here = zip(self.ids.tolist(), self._counts[0].tolist(), self._totals[0].tolist())
-    return self.others | {e: (*c,total) for e,c,total in here if e not in self._new_ids}
-
-# %% ../../nbs/envs/own_steps.ipynb #05e1f019
-@patch
-def done(self:StepRows):
-    "The rows that were made last were taken: they count"
-    self._counts.reverse()
-    self._totals.reverse()
-    self._ended = self._outcome == 1   # and no row was left out
-    self._new_ids = set()
-    if self.rows is not self._new: self.like(self._new)
-
-@patch
-def like(self:StepRows,
-    rows:np.ndarray, # of the steps that came last, or others of their kind
-):
-    "Expect steps like these from now on"
-    self.rows,self._names = rows,[k for k in rows.dtype.names if k not in _COUNTED]
-    self._one = OneRow(rows, self._names) if OneRow.fits(rows) else None
-
-# %% ../../nbs/envs/own_steps.ipynb #05e1f071
-@patch
-def _look_for_resets(self:StepRows, before, rows):
-    "Warn where an episode has ended, and the next step goes on from its last state"
-    for i in np.flatnonzero(before['terminated'] | before['truncated']):
-        if self._warned or not same_fields(rows['state'][i:i+1], before['next_state'][i:i+1]): continue
-        self._warned = True
-        warnings.warn(problem(self.who, f'an episode of environment {before["env_id"][i]} has ended, and the next step '
-            'begins in the same state', remedy="reset it before; of vectors that reset themselves, add_step(..., "
-            "autoreset_mode='next_step'), or final_obs=info.get('final_obs') for SameStep"))
-
 # %% ../../nbs/envs/own_steps.ipynb #05e1f022
-@patch
-def _put_final(self:StepRows, rows, final_obs):
-    "The last states of those that have ended, where they belong"
-    for i in np.flatnonzero(self._counts[1][:,2]).tolist():
-        final = _of_env(final_obs, i, len(rows))
-        if final is None: raise BlockError(self.who, f'environment {i} ended without its last state',
-            'final_obs=None' if final_obs is None else 'none in final_obs', "info['final_obs'], as SameStep gives it",
-            "final_obs=info.get('final_obs')")
-        at = i - self._resets[:i].sum()   # where its row is
-        fill(self.who, rows['next_state'][at:at+1], final, 'final_obs')
-
 def _of_env(x, i, n):
     if isinstance(x, dict):
-        parts = {k: _of_env(v, i, n) for k,v in x.items()}
+        parts = {k: _of_env(v, i, n) for k, v in x.items()}
         return None if any(p is None for p in parts.values()) else parts
-    if isinstance(x, tuple) and len(x) != n: return tuple(_of_env(v, i, n) for v in x)
-    return x if x is None or n == 1 and not isinstance(x, (list,tuple)) and np.asarray(x).dtype != object else x[i]
+    if isinstance(x, tuple) and len(x) != n:
+        return tuple(_of_env(v, i, n) for v in x)
+    return (
+        x
+        if x is None
+        or n == 1
+        and not isinstance(x, (list, tuple))
+        and np.asarray(x).dtype != object
+        else x[i]
+    )
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f025
 class OwnSteps(Pipe):
     "The first stage of a chain whose steps come from your own loop"
-    _buffers = '_rows','_gate','_waiting','_memory'
-    data_ended,takes_steps,_memory = False,True,staticmethod(lambda: None)   # more may come after each pass
+
+    _buffers = '_rows', '_gate', '_waiting', '_memory'
+    # more may come after each pass
+    data_ended = False
+    takes_steps = True
+    _memory = staticmethod(lambda: None)
+
     def __init__(self):
         super().__init__()
         self._fresh()
+
     def _fresh(self):
-        self._rows,self._waiting = StepRows('OwnSteps', self._memory, goes_on=False),deque()
-        self._gate = BlockGate('OwnSteps', refuses=refuse_nan('OwnSteps'))   # before anything is counted
+        self._rows = StepRows('OwnSteps', self._memory, goes_on=False)
+        self._waiting = deque()
+        # before anything is counted
+        self._gate = BlockGate('OwnSteps', refuses=refuse_nan('OwnSteps'))
+
     def __iter__(self):
-        while self._waiting: yield self._waiting.popleft()
-    def end_in(self, memory): # gives the `Timeline` at the end of the chain, or None
+        while self._waiting:
+            yield self._waiting.popleft()
+
+    def end_in(self, memory):  # gives the `Timeline` at the end of the chain, or None
         "Episodes are counted from those of the rows that lie there"
         self._memory = self._rows.memory = memory
 
     def add_step(self, obs, action, reward, next_obs, terminated, truncated=False, **how):
         "Let a step wait for the chain; `how`: as `add_step` of replays takes it"
         self.take(*step_values(obs, action, reward, next_obs, terminated, truncated, **how))
+
     def take(self, values, *how):
         "The same of values that are sorted"
         rows = self._rows.make(values, *how).copy()
@@ -354,36 +529,61 @@ class OwnSteps(Pipe):
             self._waiting.append(Steps(rows))
         self._rows.done()
 
+    def snapshot(self):
+        stands = self._rows.stands().items()  # of an episode that is over, the next one
+        counts = [
+            [e, episode + over, 0 if over else step, 0.0 if over else total, bool(over)]
+            for e, (episode, step, over, total) in stands
+        ]
+        dtype = None if self._rows.rows is None else dtype_spec(self._rows.rows.dtype)
+        return dict(counts=counts, waiting=[pack(b) for b in self._waiting], dtype=dtype)
+
+    def check_state(self, state):
+        form = dict(
+            counts=listed(row(integer(), integer(), integer(), real(), flag)),
+            waiting=listed(block),
+            dtype=maybe(_counted_dtype),
+        )
+        return checked(
+            'OwnSteps', form, {'dtype': None, **state} if isinstance(state, dict) else state
+        )
+
+    def restore(self, state):
+        self._fresh()
+        self._rows.others = {
+            e: (episode - over, step, int(over), total)
+            for e, episode, step, total, over in state['counts']
+        }
+        self._waiting.extend(state['waiting'])
+        if state['dtype'] is not None:
+            self._rows.like(np.zeros(1, state['dtype']))
+
 # %% ../../nbs/envs/own_steps.ipynb #05e1f026
-def step_values(obs, action, reward, next_obs, terminated, truncated, env_id=0, final_obs=None, **columns):
+def step_values(
+    obs, action, reward, next_obs, terminated, truncated, env_id=0, final_obs=None, **columns
+):
     "What `StepRows.make` takes, of the arguments of `add_step`"
     mode = columns.pop('autoreset_mode', None)
-    return dict(state=obs, action=action, reward=reward, next_state=next_obs, terminated=terminated,
-        truncated=truncated, **columns),env_id,final_obs,mode
+    return (
+        dict(
+            state=obs,
+            action=action,
+            reward=reward,
+            next_state=next_obs,
+            terminated=terminated,
+            truncated=truncated,
+            **columns,
+        ),
+        env_id,
+        final_obs,
+        mode,
+    )
 
-@patch
-def snapshot(self:OwnSteps):
-    stands = self._rows.stands().items()   # of an episode that is over, the next one
-    counts = [[e, episode + over, 0 if over else step, 0. if over else total, bool(over)]
-        for e,(episode,step,over,total) in stands]
-    dtype = None if self._rows.rows is None else dtype_spec(self._rows.rows.dtype)
-    return dict(counts=counts, waiting=[pack(b) for b in self._waiting], dtype=dtype)
 
-@patch
-def check_state(self:OwnSteps, state):
-    form = dict(counts=listed(row(integer(), integer(), integer(), real(), flag)), waiting=listed(block),
-        dtype=maybe(_counted_dtype))
-    return checked('OwnSteps', form, {'dtype': None, **state} if isinstance(state, dict) else state)
-
-def _counted_dtype(x): # a form
-    dtype,want = row_dtype(x),step_dtype(_ANY, _ANY)
+def _counted_dtype(x):  # a form
+    dtype = row_dtype(x)
+    want = step_dtype(_ANY, _ANY)
     wrong = [k for k in want.names if k not in dtype.names or k in COUNTED and dtype[k] != want[k]]
-    if wrong: raise Misfit(f'a dtype of rows, column {wrong[0]!r}', 'as add_step makes it')
+    if wrong:
+        raise Misfit(f'a dtype of rows, column {wrong[0]!r}', 'as add_step makes it')
     return dtype
-
-@patch
-def restore(self:OwnSteps, state):
-    self._fresh()
-    self._rows.others = {e: (episode - over, step, int(over), total) for e,episode,step,total,over in state['counts']}
-    self._waiting.extend(state['waiting'])
-    if state['dtype'] is not None: self._rows.like(np.zeros(1, state['dtype']))

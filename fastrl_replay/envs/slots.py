@@ -8,7 +8,6 @@ __all__ = ['SLOT', 'Slot', 'SingleSlot', 'saved_env', 'Slots']
 # %% ../../nbs/envs/slots.ipynb #22d9025a
 import warnings
 import numpy as np
-from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from .checks import FLAGS, NUMBERS, as_flag, as_number, check_shape
@@ -22,24 +21,46 @@ from ..steps.states import exactly, integer, listed, maybe, row, text
 # %% ../../nbs/envs/slots.ipynb #d60f7a11
 class Slot:
     "An environment or a vector of them, as a group of environments steps it"
-    n,lags,assumed,cut,columns = 1,0,False,False,{}   # columns: that only rows of this kind of slot have
-    broken = False   # was its episode ended by others who step the environment?
-    def __init__(self,
+
+    # columns: that only rows of this kind of slot have
+    n = 1
+    lags = 0
+    assumed = False
+    cut = False
+    columns = {}
+    broken = False  # was its episode ended by others who step the environment?
+
+    def __init__(
+        self,
         env,
         env_id,
         seed,
-        observation_space, # of a single environment
-        action_space, # of a single environment
+        observation_space,  # of a single environment
+        action_space,  # of a single environment
     ):
-        self.env,self.env_id,self.seed = env,env_id,seed   # of the first one; the seed is used once, at the first reset
-        self.constants = dict(constants_in(env))   # those with which it was made: it may choose others
-        self.obs,self.seen = None,None   # the last observation, and the dtype of those that need no closer look
-        self.info,self.needed = None,()   # entries of `info` that are kept, if any are; which of them a reset must have
-        self.observation_space,self.action_space,self.row_space = observation_space,action_space,observation_space
-        self.space,self.shape = env.observation_space,env.observation_space.shape   # of what it returns
+        # of the first one; the seed is used once, at the first reset
+        self.env = env
+        self.env_id = env_id
+        self.seed = seed
+        # those with which it was made: it may choose others
+        self.constants = dict(constants_in(env))
+        # the last observation, and the dtype of those that need no closer look
+        self.obs = None
+        self.seen = None
+        # entries of `info` that are kept, if any are; which of them a reset must have
+        self.info = None
+        self.needed = ()
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.row_space = observation_space
+        # of what it returns
+        self.space = env.observation_space
+        self.shape = env.observation_space.shape
 
     def keep(self, infos, needed):
-        if infos.names: self.info,self.needed = InfoRows(infos, self.n),needed
+        if infos.names:
+            self.info = InfoRows(infos, self.n)
+            self.needed = needed
 
     def check(self, obs):
         "Look at an observation closely"
@@ -49,179 +70,301 @@ class Slot:
     def begin_anew(self, saved, seed):
         "A new episode, where the environment could not be saved; the next reset has another seed"
         self.leave()
-        if seed is not None: self.seed = int(seed) + self.env_id + 1_000_003*int(self.counts[:,0].sum())
+        if seed is not None:
+            self.seed = int(seed) + self.env_id + 1_000_003 * int(self.counts[:, 0].sum())
 
-    def identity(self)->tuple:
+    def identity(self) -> tuple:
         "What another one must have in common with it to go on where it stood"
-        return self.n,self.kind,str((self.row_space, self.action_space))
+        return self.n, self.kind, str((self.row_space, self.action_space))
+
+    def other_constant(self, were: dict) -> str:  # its name, None: there is none
+        "A constant of its environment that is none of these"
+        now = dict(constants_in(self.env))
+        return next((k for k in {**were, **now} if were.get(k) != now.get(k)), None)
+
+    def saved(self) -> tuple:  # its data, or None and why it can't be saved
+        "Its environment as plain data, where it has the constants with which it was made"
+        name = self.other_constant(self.constants)
+        return saved_env(self.env) if name is None else (None, f'{name}: chosen while it ran')
+
+    def snapshot(self) -> dict:
+        "What it goes on from: its environment, where that can be saved, and where its episodes are"
+        (n, kind, spaces), (env, why) = self.identity(), self.saved()
+        more = [['constants', encode(self.constants)]]
+        if self.info is not None:
+            more.append(['info', encode(self.info.state_dict())])
+        random = (
+            None if isinstance(self.env, VectorEnv) else saved_env(self.env.unwrapped._np_random)[0]
+        )
+        own = dict(vars(self), obs=_plain_obs(self.obs, self.space))
+        return dict(
+            n=n,
+            spaces=spaces,
+            kind=kind,
+            env=env,
+            why=why,
+            random=random,
+            kept=[[k, encode(own[k])] for k in _KEPT if k in own] + more,
+        )
+
+    def restore(
+        self,
+        saved,
+        seed,  # of the group
+    ) -> bool:
+        "Go on where it was saved; True: with a new episode, because the environment itself could not be saved"
+        for k, v in saved['kept']:
+            if k in _KEPT:
+                setattr(self, k, _as_kept(self, k, decode(v)))
+        more = dict(saved['kept'])
+        _restore_info(self, more.get('info'))
+        env = saved['env'] if self._goes_on(decode(more.get('constants'))) else None
+        if env is not None:
+            decode(env, self.env)
+        anew = env is None and self.obs is not None
+        if anew:
+            self.begin_anew(saved, seed)
+        return anew
+
+    def _goes_on(
+        self, constants
+    ) -> bool:  # name → which one, when it was saved; None: an older version didn't say it
+        "Are the constants those that were there? A warning where they aren't"
+        if constants is None or not (name := self.other_constant(constants)):
+            return True
+        warnings.warn(
+            problem(
+                'GymStepper',
+                f"environment {self.env_id} can't go on as it was saved, and begins a new "
+                f'episode: its {name} is another one',
+                dict(constants_in(self.env)).get(name),
+                constants.get(name),
+                'begin with the environment that was saved; or give it a state_dict and a load_state_dict',
+            )
+        )
+        return False
 
 # %% ../../nbs/envs/slots.ipynb #7d5d8362
 class SingleSlot(Slot):
     "A slot with a single environment"
-    kind,idle = 'single',np.array([False])   # idle: is the next step a reset, whatever the action?
+
+    # idle: is the next step a reset, whatever the action?
+    kind = 'single'
+    idle = np.array([False])
+
     def __init__(self, env, env_id, seed):
         super().__init__(env, env_id, seed, env.observation_space, env.action_space)
-        self.over,self.episode,self.step,self.total = True,0,0,0.
+        self.over = True
+        self.episode = 0
+        self.step = 0
+        self.total = 0.0
         self.tuple_obs = tupler(self.space)
 
     def begin(self, state):
-        if self.over: self._reset()
+        if self.over:
+            self._reset()
         state[0] = self.obs if self.tuple_obs is None else self.tuple_obs(self.obs)
 
     def _reset(self):
-        self.step,self.total = 0,0.
-        obs,info = self.env.reset() if self.seed is None else self.env.reset(seed=self.seed)
+        self.step = 0
+        self.total = 0.0
+        obs, info = self.env.reset() if self.seed is None else self.env.reset(seed=self.seed)
         self.check(obs)
-        if self.info is not None: self.info.one(0, info, self.needed)
-        self.obs,self.seed = obs,None
-        self.episode,self.over = self.episode+1,False
+        if self.info is not None:
+            self.info.one(0, info, self.needed)
+        self.obs = obs
+        self.seed = None
+        self.episode = self.episode + 1
+        self.over = False
 
     def leave(self):
         "End its episode; a new one begins"
         self.over = True
+
     def begin_anew(self, saved, seed):
         "A new episode, where the environment could not be saved; with its random numbers, or else another seed"
         self.leave()
-        if saved['random']: self.env.unwrapped.np_random = decode(saved['random'])
-        elif seed is not None: self.seed = int(seed) + self.env_id + 1_000_003*self.episode
+        if saved['random']:
+            self.env.unwrapped.np_random = decode(saved['random'])
+        elif seed is not None:
+            self.seed = int(seed) + self.env_id + 1_000_003 * self.episode
 
-    fresh = property(lambda self: np.array([self.over]))   # where the policy's memory must begin anew
-    def entries(self): return self.info.arrays
-    def stands(self, i): return self.episode,self.step
-    def where(self, e): return f'environment {self.env_id}',f'episode {self.episode + self.over}',self.step + 1
+    # where the policy's memory must begin anew
+    fresh = property(lambda self: np.array([self.over]))
+
+    def entries(self):
+        return self.info.arrays
+
+    def stands(self, i):
+        return self.episode, self.step
+
+    def where(self, e):
+        return f'environment {self.env_id}', f'episode {self.episode + self.over}', self.step + 1
+
+    def act(self, actions, i, rows, result):
+        "Step it with its action, and write what came into its row; 1 where its episode ended"
+        obs, reward, terminated, truncated, info = self.env.step(
+            actions[i] if type(actions) is list else pick(actions, i)
+        )
+        if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen:
+            self.check(obs)
+        # as the row will have it
+        number = _float32(reward) if type(reward) in NUMBERS else as_number(reward, 'reward')
+        if type(terminated) not in FLAGS:
+            terminated = as_flag(terminated, 'terminated')
+        if type(truncated) not in FLAGS:
+            truncated = as_flag(truncated, 'truncated')
+        if self.info is not None:
+            self.info.one(0, info)
+        self.step = self.step + 1
+        self.total = self.total + float(number)
+        self.obs = obs
+        self.over = bool(terminated or truncated)
+        result[0] = (
+            number,
+            obs if self.tuple_obs is None else self.tuple_obs(obs),
+            terminated,
+            truncated,
+            self.env_id,
+            self.episode,
+            self.step,
+            self.total,
+        )
+        if self.over and self.info is not None:
+            self.info.columns.ended(1)
+        return int(self.over)
 
 # %% ../../nbs/envs/slots.ipynb #27a0da32
 _float32 = np.float32
 
-@patch
-def act(self:SingleSlot, actions, i, rows, result):
-    "Step it with its action, and write what came into its row; 1 where its episode ended"
-    obs,reward,terminated,truncated,info = self.env.step(actions[i] if type(actions) is list else pick(actions, i))
-    if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self.check(obs)
-    number = _float32(reward) if type(reward) in NUMBERS else as_number(reward, 'reward')   # as the row will have it
-    if type(terminated) not in FLAGS: terminated = as_flag(terminated, 'terminated')
-    if type(truncated) not in FLAGS: truncated = as_flag(truncated, 'truncated')
-    if self.info is not None: self.info.one(0, info)
-    self.step,self.total = self.step+1,self.total+float(number)
-    self.obs,self.over = obs,bool(terminated or truncated)
-    result[0] = (number, obs if self.tuple_obs is None else self.tuple_obs(obs), terminated, truncated,
-        self.env_id, self.episode, self.step, self.total)
-    if self.over and self.info is not None: self.info.columns.ended(1)
-    return int(self.over)
-
 # %% ../../nbs/envs/slots.ipynb #1012a369
-_KEPT = 'seed','obs','over','episode','step','total','counts','totals','there','names','moment'   # if it has
+# if it has
+_KEPT = (
+    'seed',
+    'obs',
+    'over',
+    'episode',
+    'step',
+    'total',
+    'counts',
+    'totals',
+    'there',
+    'names',
+    'moment',
+)
 
-def saved_env(env)->tuple: # its data, or None and why it can't be saved
+
+def saved_env(env) -> tuple:  # its data, or None and why it can't be saved
     "An environment as plain data"
-    try: return encode(env),None
-    except Opaque as e: return None,str(e)
-
-# %% ../../nbs/envs/slots.ipynb #0e7da56d
-@patch
-def other_constant(self:Slot, were:dict)->str: # its name, None: there is none
-    "A constant of its environment that is none of these"
-    now = dict(constants_in(self.env))
-    return next((k for k in {**were, **now} if were.get(k) != now.get(k)), None)
-
-@patch
-def saved(self:Slot)->tuple: # its data, or None and why it can't be saved
-    "Its environment as plain data, where it has the constants with which it was made"
-    name = self.other_constant(self.constants)
-    return saved_env(self.env) if name is None else (None, f'{name}: chosen while it ran')
+    try:
+        return encode(env), None
+    except Opaque as e:
+        return None, str(e)
 
 # %% ../../nbs/envs/slots.ipynb #fe2223eb
-@patch
-def snapshot(self:Slot)->dict:
-    "What it goes on from: its environment, where that can be saved, and where its episodes are"
-    (n,kind,spaces),(env,why) = self.identity(),self.saved()
-    more = [['constants', encode(self.constants)]]
-    if self.info is not None: more.append(['info', encode(self.info.state_dict())])
-    random = None if isinstance(self.env, VectorEnv) else saved_env(self.env.unwrapped._np_random)[0]
-    own = dict(vars(self), obs=_plain_obs(self.obs, self.space))
-    return dict(n=n, spaces=spaces, kind=kind, env=env, why=why, random=random,
-        kept=[[k, encode(own[k])] for k in _KEPT if k in own] + more)
-
-def _plain_obs(x, space): # None: none so far
+def _plain_obs(x, space):  # None: none so far
     "An observation in arrays that share no memory, whatever an environment made it of"
-    if x is None or type(x) in (bool,int,float) or isinstance(x, np.generic): return x
-    if isinstance(space, spaces.Dict): return {k: _plain_obs(x[k], s) for k,s in space.spaces.items()}
-    if isinstance(space, spaces.Tuple): return tuple(_plain_obs(v, s) for v,s in zip(x, space.spaces))
+    if x is None or type(x) in (bool, int, float) or isinstance(x, np.generic):
+        return x
+    if isinstance(space, spaces.Dict):
+        return {k: _plain_obs(x[k], s) for k, s in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_plain_obs(v, s) for v, s in zip(x, space.spaces))
     return np.array(x)
 
-SLOT = dict(n=integer(1, MAX_ENVS), spaces=text, kind=text, env=encoded, why=maybe(text), random=encoded,
-    kept=listed(row(exactly(*_KEPT, 'constants', 'info'), encoded)))   # the form of what `snapshot` gives
 
-# %% ../../nbs/envs/slots.ipynb #d8055834
-@patch
-def restore(self:Slot,
-    saved,
-    seed, # of the group
-)->bool:
-    "Go on where it was saved; True: with a new episode, because the environment itself could not be saved"
-    for k,v in saved['kept']:
-        if k in _KEPT: setattr(self, k, _as_kept(self, k, decode(v)))
-    more = dict(saved['kept'])
-    _restore_info(self, more.get('info'))
-    env = saved['env'] if self._goes_on(decode(more.get('constants'))) else None
-    if env is not None: decode(env, self.env)
-    anew = env is None and self.obs is not None
-    if anew: self.begin_anew(saved, seed)
-    return anew
-
-@patch
-def _goes_on(self:Slot, constants)->bool: # name → which one, when it was saved; None: an older version didn't say it
-    "Are the constants those that were there? A warning where they aren't"
-    if constants is None or not (name := self.other_constant(constants)): return True
-    warnings.warn(problem('GymStepper', f"environment {self.env_id} can't go on as it was saved, and begins a new "
-        f'episode: its {name} is another one', dict(constants_in(self.env)).get(name), constants.get(name),
-        'begin with the environment that was saved; or give it a state_dict and a load_state_dict'))
-    return False
+SLOT = dict(
+    n=integer(1, MAX_ENVS),
+    spaces=text,
+    kind=text,
+    env=encoded,
+    why=maybe(text),
+    random=encoded,
+    kept=listed(row(exactly(*_KEPT, 'constants', 'info'), encoded)),
+)  # the form of what `snapshot` gives
 
 # %% ../../nbs/envs/slots.ipynb #8bba809f
 def _as_kept(slot, k, x):
     "What was saved of a slot, if it is like what the slot has now"
     if k == 'obs' and x is not None:
         check_shape(x, slot.space)
-        if isinstance(slot.space, (spaces.Discrete,spaces.MultiDiscrete)) and not slot.space.contains(x):
-            raise StateError('GymStepper', f'a saved observation of environment {slot.env_id}', x, slot.space)
-    if k in ('obs','seed'): return x
-    got,want = ((type(v).__name__, list(np.shape(v)), getattr(v, 'dtype', None)) for v in (x, vars(slot)[k]))
-    if got != want: raise StateError('GymStepper', f'what was saved of environment {slot.env_id}, {k}', got, want)
+        if isinstance(
+            slot.space, (spaces.Discrete, spaces.MultiDiscrete)
+        ) and not slot.space.contains(x):
+            raise StateError(
+                'GymStepper', f'a saved observation of environment {slot.env_id}', x, slot.space
+            )
+    if k in ('obs', 'seed'):
+        return x
+    got, want = (
+        (type(v).__name__, list(np.shape(v)), getattr(v, 'dtype', None)) for v in (x, vars(slot)[k])
+    )
+    if got != want:
+        raise StateError(
+            'GymStepper', f'what was saved of environment {slot.env_id}, {k}', got, want
+        )
     return x
 
 # %% ../../nbs/envs/slots.ipynb #350d7d3d
 def _restore_info(slot, saved):
     "Take back entries of info; without them a running episode can't go on where the policy asks for some"
-    if saved is not None and slot.info is not None: slot.info.load_state_dict(decode(saved))
+    if saved is not None and slot.info is not None:
+        slot.info.load_state_dict(decode(saved))
     there = [] if slot.info is None else slot.info.arrays
     lacking = [k for k in slot.needed if k not in there] if slot.obs is not None else []
-    if lacking or saved is not None and slot.info is None: raise StateError('GymStepper',
-        f'saved environments {"without" if lacking else "with"} entries of info', lacking or 'info that was kept',
-        f'info={() if slot.info is None else slot.info.columns.names}, as here', 'build the pipe that was saved')
+    if lacking or saved is not None and slot.info is None:
+        raise StateError(
+            'GymStepper',
+            f'saved environments {"without" if lacking else "with"} entries of info',
+            lacking or 'info that was kept',
+            f'info={() if slot.info is None else slot.info.columns.names}, as here',
+            'build the pipe that was saved',
+        )
 
 # %% ../../nbs/envs/slots.ipynb #377757f4
 class Slots:
     "The slots of a group, and where the rows of each begin"
-    def __init__(self,
-        slots:list, # numbered one after the other
+
+    def __init__(
+        self,
+        slots: list,  # numbered one after the other
     ):
-        self.starts,self.n = np.cumsum([0] + [l.n for l in slots])[:-1].tolist(),sum(l.n for l in slots)
-        self.pairs,self.single = list(zip(slots, self.starts)),len(slots) == 1
-        self.all_single,self.lag = all(l.kind == 'single' for l in slots),any(l.lags for l in slots)
-        self.observation_space,self.action_space = self._same('observation_space'),self._same('action_space')
+        self.starts = np.cumsum([0] + [l.n for l in slots])[:-1].tolist()
+        self.n = sum(l.n for l in slots)
+        self.pairs = list(zip(slots, self.starts))
+        self.single = len(slots) == 1
+        self.all_single, self.lag = (
+            all(l.kind == 'single' for l in slots),
+            any(l.lags for l in slots),
+        )
+        self.observation_space, self.action_space = (
+            self._same('observation_space'),
+            self._same('action_space'),
+        )
         self.columns = self._same('columns')
 
-    def __iter__(self): return (l for l,_ in self.pairs)
+    def __iter__(self):
+        return (l for l, _ in self.pairs)
+
     def _same(self, kind):
         first = getattr(self.pairs[0][0], kind)
         for l in self:
-            if getattr(l, kind) != first: raise ArgumentError('GymStepper', f'the {kind} of environment {l.env_id}',
-                getattr(l, kind), f'{first}, as the first has', 'step different environments in different pipelines')
+            if getattr(l, kind) != first:
+                raise ArgumentError(
+                    'GymStepper',
+                    f'the {kind} of environment {l.env_id}',
+                    getattr(l, kind),
+                    f'{first}, as the first has',
+                    'step different environments in different pipelines',
+                )
         return first
 
-    def joined(self, name): return np.concatenate([getattr(l, name) for l in self])
-    def entry(self, name): return np.concatenate([l.info.arrays[name] for l in self])
-    def at(self, i)->tuple: # the slot of environment `i`, and where it stands
-        slot,start = next((l,s) for l,s in self.pairs if s <= i < s + l.n)
-        return slot,slot.stands(i-start)
+    def joined(self, name):
+        return np.concatenate([getattr(l, name) for l in self])
+
+    def entry(self, name):
+        return np.concatenate([l.info.arrays[name] for l in self])
+
+    def at(self, i) -> tuple:  # the slot of environment `i`, and where it stands
+        slot, start = next((l, s) for l, s in self.pairs if s <= i < s + l.n)
+        return slot, slot.stands(i - start)

@@ -13,49 +13,74 @@ from ..steps.errors import ArgumentError, ArgumentTypeError
 
 # %% ../../nbs/envs/sources.ipynb #3273edc1
 def close_envs(
-    envs:list, # it is empty afterwards
-    cut=(), # ids of those that were interrupted: they may never answer
+    envs: list,  # it is empty afterwards
+    cut=(),  # ids of those that were interrupted: they may never answer
 ):
     "Close every one, also where one fails; the first failure is raised"
     failures = []
     while envs:
         env = envs.pop()
-        try: env.close(**dict(terminate=True) if id(env) in cut else {})
-        except Exception as e: failures.append(e)
-    if failures: raise failures[-1]
+        try:
+            env.close(**dict(terminate=True) if id(env) in cut else {})
+        except Exception as e:
+            failures.append(e)
+    if failures:
+        raise failures[-1]
+
 
 def open_envs(
-    source, # an id, an environment of any kind, a function that makes one, or a list of these
-)->list: # (environment, opened here?)
+    source,  # an id, an environment of any kind, a function that makes one, or a list of these
+) -> list:  # (environment, opened here?)
     "The environments that `source` names"
     source = as_agents(source)
-    if isinstance(source, (gym.Env,VectorEnv)): return [(source, False)]
-    if isinstance(source, (list,tuple)):
+    if isinstance(source, (gym.Env, VectorEnv)):
+        return [(source, False)]
+    if isinstance(source, (list, tuple)):
         pairs = []
         try:
-            for s in source: pairs += open_envs(s)
-        except BaseException: close_envs([e for e,opened in pairs if opened]); raise
+            for s in source:
+                pairs += open_envs(s)
+        except BaseException:
+            close_envs([e for e, opened in pairs if opened])
+            raise
         return pairs
     named = isinstance(source, str) or hasattr(source, 'entry_point')
     made = as_agents(gym.make(source) if named else source() if callable(source) else None)
-    if not isinstance(made, (gym.Env,VectorEnv)): raise ArgumentTypeError('GymStepper', 'source', f'{source!r}'[:80],
-        'an environment id, a gym.Env, a VectorEnv, a ParallelEnv, a function that makes one, a list of these, '
-        'or a pipe of them')
+    if not isinstance(made, (gym.Env, VectorEnv)):
+        raise ArgumentTypeError(
+            'GymStepper',
+            'source',
+            f'{source!r}'[:80],
+            'an environment id, a gym.Env, a VectorEnv, a ParallelEnv, a function that makes one, a list of these, '
+            'or a pipe of them',
+        )
     return [(made, True)]
 
 # %% ../../nbs/envs/sources.ipynb #2b010c11
 def distinct_envs(
-    pairs:list, # what `open_envs` gave
-)->list:
+    pairs: list,  # what `open_envs` gave
+) -> list:
     "The environments, if there are any, each once"
-    envs = [e for e,_ in pairs]
-    if not envs: raise ArgumentError('GymStepper', 'source', 'an empty list', 'at least one environment')
-    if len({id(getattr(e, 'parallel', e)) for e in envs}) < len(envs): raise ArgumentError('GymStepper',
-        'the same environment object twice', remedy='make each one separately')
+    envs = [e for e, _ in pairs]
+    if not envs:
+        raise ArgumentError('GymStepper', 'source', 'an empty list', 'at least one environment')
+    if len({id(getattr(e, 'parallel', e)) for e in envs}) < len(envs):
+        raise ArgumentError(
+            'GymStepper', 'the same environment object twice', remedy='make each one separately'
+        )
     return envs
 
-def n_known(source)->int: # None: it can't be said before they are made
+
+def n_known(source) -> int:  # None: it can't be said before they are made
     "How many environments these are"
-    if isinstance(source, (list,tuple)): return None if None in (ns := [*map(n_known, source)]) else sum(ns)
-    if is_parallel(source): return len(getattr(source, 'possible_agents', None) or ()) or None
-    return source.num_envs if isinstance(source, VectorEnv) else 1 if isinstance(source, (str,gym.Env)) else None
+    if isinstance(source, (list, tuple)):
+        return None if None in (ns := [*map(n_known, source)]) else sum(ns)
+    if is_parallel(source):
+        return len(getattr(source, 'possible_agents', None) or ()) or None
+    return (
+        source.num_envs
+        if isinstance(source, VectorEnv)
+        else 1
+        if isinstance(source, (str, gym.Env))
+        else None
+    )

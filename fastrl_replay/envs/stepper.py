@@ -10,67 +10,270 @@ import os, warnings
 from copy import deepcopy
 from itertools import repeat
 import gymnasium as gym, torch
-from fastcore.basics import patch
 from gymnasium.vector import VectorEnv
 from .group import GROUP, EnvGroup
 from .infos import InfoColumns, info_entries
 from .sources import close_envs, distinct_envs, n_known, open_envs
 from .vector_slots import as_mode
-from fastrl_replay.pipe import (IterDataPipe, MapDataPipe, Positioned, WorkerInfo, as_pipe, stage, try_state,
-    worker_info)
+from fastrl_replay.pipe import (
+    IterDataPipe,
+    MapDataPipe,
+    Positioned,
+    WorkerInfo,
+    as_pipe,
+    stage,
+    try_state,
+    worker_info,
+)
 from ..steps.core import Steps
-from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, in_words, problem
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    StateError,
+    in_words,
+    problem,
+)
 from ..steps.states import anything, checked, integer, listed, row
 
 # %% ../../nbs/envs/stepper.ipynb #9c0cfe27
 def _as_clip(clip):
-    if clip is None or isinstance(clip, bool): return clip
+    if clip is None or isinstance(clip, bool):
+        return clip
     raise ArgumentError('GymStepper', 'clip', repr(clip), 'True, False or None')
 
 # %% ../../nbs/envs/stepper.ipynb #15ffc421
 @stage('gym_step')
 class GymStepper(Positioned):
     "Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped"
-    _buffers,steps_envs = ('_here','_others'),True
-    def __init__(self,
-        source, # id, gym.Env, VectorEnv, function, or a list: stepped for ever; a pipe of environments: each once
-        policy=None, # state → action; None: random actions
-        seed:int=None, # environment i gets seed+i at its first reset, its action space too; None: unpredictable
-        autoreset_mode=None, # how vector environments reset that don't say it: 'next_step', 'same_step' or 'disabled'
-        clip:bool=None, # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
-        float32:bool=False, # keep observations of float64 as float32, which is what networks want?
-        info=(), # entries of `info` to keep as columns: names, or a dict with what stands in where one is missing
-    ):
-        self.piped = self.reads_anew = isinstance(source, (IterDataPipe,MapDataPipe))   # none goes back up
-        self.source,self.policy,self.seed = as_pipe(source) if self.piped else source,policy,seed
-        self.autoreset_mode,self._mode,self._warned = autoreset_mode,as_mode(autoreset_mode),False
-        self._state,self._home = None,(os.getpid(),worker_info())   # what was loaded; whose environments these are
-        self.clip,self.float32,self.info = _as_clip(clip),float32,info
-        self._fresh()
-        if isinstance(source, (list,tuple)) and not source: distinct_envs([])   # an error
 
-    def _fresh(self): self._here = EnvGroups(self.info)
+    _buffers = ('_here', '_others')
+    steps_envs = True
+
+    def __init__(
+        self,
+        source,  # id, gym.Env, VectorEnv, function, or a list: stepped for ever; a pipe of environments: each once
+        policy=None,  # state → action; None: random actions
+        seed: int = None,  # environment i gets seed+i at its first reset, its action space too; None: unpredictable
+        autoreset_mode=None,  # how vector environments reset that don't say it: 'next_step', 'same_step' or 'disabled'
+        clip: bool = None,  # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
+        float32: bool = False,  # keep observations of float64 as float32, which is what networks want?
+        info=(),  # entries of `info` to keep as columns: names, or a dict with what stands in where one is missing
+    ):
+        # none goes back up
+        self.piped = self.reads_anew = isinstance(source, (IterDataPipe, MapDataPipe))
+        self.source = as_pipe(source) if self.piped else source
+        self.policy = policy
+        self.seed = seed
+        self.autoreset_mode, self._mode, self._warned = (
+            autoreset_mode,
+            as_mode(autoreset_mode),
+            False,
+        )
+        # what was loaded; whose environments these are
+        self._state, self._home = None, (os.getpid(), worker_info())
+        self.clip = _as_clip(clip)
+        self.float32 = float32
+        self.info = info
+        self._fresh()
+        if isinstance(source, (list, tuple)) and not source:
+            distinct_envs([])  # an error
+
+    def _fresh(self):
+        self._here = EnvGroups(self.info)
+
     def __iter__(self):
         self._arrive()
         for group in self._passing() if self.piped else repeat(self._group(None)):
             group.step()
-            steps,group.block = group.block,None   # an interrupt from here to `yield` would lose it
-            if steps is not None: yield steps
+            # an interrupt from here to `yield` would lose it
+            steps = group.block
+            group.block = None
+            if steps is not None:
+                yield steps
 
-    def _arrive(self): self._in_worker(worker_info())
+    def _arrive(self):
+        self._in_worker(worker_info())
+
+    def _passing(self):
+        "The group of each environment that the pipe gives"
+        skip = self._start()
+        for i, env in enumerate(self.source):
+            group = self._group(env)
+            self.place = max(skip, i + 1)
+            if i >= skip:
+                yield group
+        self.place = 0
+
+    def _group(self, env):  # an item of the pipe; None: all environments
+        if id(env) in self._here.groups:
+            return self._here.groups[id(env)]
+        if self.piped and not isinstance(env, (gym.Env, VectorEnv)):
+            raise ArgumentTypeError(
+                'GymStepper',
+                'an item of its source',
+                f'{env!r}'[:80],
+                'an environment',
+                'make environments first: .map(gym.make).in_memory_cache().cycle()',
+            )
+        envs = [env] if self.piped else self._here.open(self.source)
+        first, seed = self._here.numbers(envs, self.seed)
+        group = EnvGroup(
+            envs, self.policy, seed, first, self._mode, self.clip, self.float32, self._here.infos
+        )
+        assumed = next((l for l in group.slots if l.assumed), None)
+        if assumed and not self._warned:
+            self._warned = True
+            warnings.warn(
+                problem(
+                    'GymStepper',
+                    f'how environment {assumed.env_id} resets is not said, NextStep is assumed',
+                    f'{assumed.env} without autoreset_mode in its metadata',
+                    remedy="GymStepper(..., autoreset_mode='next_step')",
+                )
+            )
+        self._go_on(group)
+        return self._here.groups.setdefault(id(env), group)
+
+    def _go_on(self, group):
+        "Go on where this group was saved, if it was"
+        saved = {first: state for first, state in self._state or ()}
+        if saved and not self.piped and group.first_id not in saved:
+            raise StateError(
+                'GymStepper',
+                'the saved environments have other numbers',
+                [*saved],
+                group.first_id,
+                'build the pipe that was saved',
+            )
+        try:
+            if group.first_id in saved:
+                group.restore(saved[group.first_id])
+        except StateError:
+            raise
+        except Exception as e:  # of an environment's own, or a space's
+            raise StateError(
+                'GymStepper',
+                "saved environments that these can't go on from",
+                in_words(e),
+                remedy='build the pipe that was saved; or the state is damaged',
+            ) from e
+
+    def _open(self):
+        self._arrive()
+        if not self.piped:
+            self._group(None)
+
+    def once(
+        self,
+    ) -> Steps:  # the block; None: every row was a reset, or none of its agents was there
+        "Step the environments once"
+        self._arrive()
+        group = self._group(None)
+        group.step()
+        steps = group.block
+        group.block = None
+        return steps
+
+    def opened_envs(self) -> list:
+        "The environments that it steps here, opened if need be"
+        if not self._here.groups:
+            self._open()
+        return [slot.env for slot in self._here.slots()]
+
+    def _close(self):
+        self._arrive()
+        self._state = None
+        self._here.close()
+
+    def _in_worker(self, info):
+        "In a process where it has not been before, begin with other environments"
+        here = os.getpid(), info
+        if here == self._home:
+            return
+        self._others = self._here  # kept, or they would be closed when they are collected
+        self._home = here
+        self._fresh()
+        if info and hasattr(self.policy, 'in_worker'):
+            self.policy.in_worker(info)
+
+    def saves_exactly(self) -> bool:
+        "Could all environments be saved as they are now? The others begin a new episode when the pipe is restored"
+        return all(l.saved()[0] is not None for l in self._here.slots())
+
+    @property
+    def _saves_policy(self):
+        "Has the policy a state that is not a learner's to save?"
+        return hasattr(self.policy, 'load_state_dict') and not isinstance(
+            self.policy, torch.nn.Module
+        )
+
+    def snapshot(self) -> dict:  # position, one entry a group, the policy
+        self._arrive()
+        groups = dict(self._state or [])  # what was loaded may not be in use yet
+        groups.update((g.first_id, g.snapshot()) for g in self._here.groups.values())
+        policy = deepcopy(self.policy.state_dict()) if self._saves_policy else None
+        return dict(
+            place=self.place, groups=[[first, g] for first, g in groups.items()], policy=policy
+        )
+
+    def check_state(self, state):
+        state = checked(
+            'GymStepper',
+            dict(place=integer(), policy=anything, groups=listed(row(integer(), GROUP))),
+            state,
+        )
+        n = _left(state)[0]
+        mine = None if self.piped else n_known(self.source)
+        if state['groups'] and mine is not None and n != mine:
+            raise StateError(
+                'GymStepper',
+                'the saved environments are others',
+                f'{n} environments',
+                f'{mine} environments',
+                'build the pipe that was saved',
+            )
+        if self._saves_policy and state['policy'] is not None:
+            try_state('GymStepper', 'policy', self.policy, state['policy'])
+        return state
+
+    def restore(self, state):
+        n, left, why = _left(state)
+        what = f'{left} of {n} environments could not be saved, and begin new episodes'
+        if left:
+            warnings.warn(
+                problem(
+                    'GymStepper',
+                    what,
+                    why,
+                    'plain data',
+                    'give it a state_dict and a load_state_dict; instead of processes (AsyncVectorEnv), use SyncVectorEnv',
+                )
+            )
+        self._close()
+        self._state = state['groups']
+        self.place = state['place']
+        self._resume = state['place']
+        if self._saves_policy and state['policy'] is not None:
+            self.policy.load_state_dict(state['policy'])
 
 # %% ../../nbs/envs/stepper.ipynb #cd86197a
 class EnvGroups:
     "The groups of a stepper in this process, and the environments that it opened for them"
-    def __init__(self, info): # entries to keep
-        self._entries,self._opened = info_entries(info),[]
+
+    def __init__(self, info):  # entries to keep
+        self._entries = info_entries(info)
+        self._opened = []
         self.clear()
 
-    def clear(self): self.groups,self.infos = {},InfoColumns(self._entries)
-    def slots(self): return [slot for group in self.groups.values() for slot in group.slots]
-    def open(self, source)->list:
+    def clear(self):
+        self.groups, self.infos = {}, InfoColumns(self._entries)
+
+    def slots(self):
+        return [slot for group in self.groups.values() for slot in group.slots]
+
+    def open(self, source) -> list:
         pairs = open_envs(source)
-        self._opened += [e for e,opened in pairs if opened]
+        self._opened += [e for e, opened in pairs if opened]
         return distinct_envs(pairs)
 
     def close(self):
@@ -78,149 +281,38 @@ class EnvGroups:
         self.clear()
         close_envs(self._opened, cut)
 
-    def numbers(self, envs, seed)->tuple: # the first one's number, and the seed that they count from
-        info,before = worker_info() or WorkerInfo(),[g.n for g in self.groups.values()]
-        n,several = sum(e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs),info.world_size > 1
-        if several and set(before) - {n}: raise ArgumentError('GymStepper',
-            'vector environments of different sizes, in several workers', [*before, n], 'one size',
-            'a worker can\'t know the numbers that the others give')
-        if seed is not None: seed = int(seed) + 1_000_003*info.restart
-        elif several: seed = int.from_bytes(os.urandom(4), 'big')   # copies may have copies of one generator
-        return sum(before)*info.world_size + n*info.rank, seed
-
-# %% ../../nbs/envs/stepper.ipynb #01665cdd
-@patch
-def _passing(self:GymStepper):
-    "The group of each environment that the pipe gives"
-    skip = self._start()
-    for i,env in enumerate(self.source):
-        group,self.place = self._group(env),max(skip, i+1)
-        if i >= skip: yield group
-    self.place = 0
-
-@patch
-def _group(self:GymStepper, env): # an item of the pipe; None: all environments
-    if id(env) in self._here.groups: return self._here.groups[id(env)]
-    if self.piped and not isinstance(env, (gym.Env,VectorEnv)): raise ArgumentTypeError('GymStepper',
-        'an item of its source', f'{env!r}'[:80], 'an environment',
-        'make environments first: .map(gym.make).in_memory_cache().cycle()')
-    envs = [env] if self.piped else self._here.open(self.source)
-    first,seed = self._here.numbers(envs, self.seed)
-    group = EnvGroup(envs, self.policy, seed, first, self._mode, self.clip, self.float32, self._here.infos)
-    assumed = next((l for l in group.slots if l.assumed), None)
-    if assumed and not self._warned:
-        self._warned = True
-        warnings.warn(problem('GymStepper', f'how environment {assumed.env_id} resets is not said, NextStep is assumed',
-            f'{assumed.env} without autoreset_mode in its metadata',
-            remedy="GymStepper(..., autoreset_mode='next_step')"))
-    self._go_on(group)
-    return self._here.groups.setdefault(id(env), group)
-
-# %% ../../nbs/envs/stepper.ipynb #1267b3a9
-@patch
-def _go_on(self:GymStepper, group):
-    "Go on where this group was saved, if it was"
-    saved = {first: state for first,state in self._state or ()}
-    if saved and not self.piped and group.first_id not in saved: raise StateError('GymStepper',
-        'the saved environments have other numbers', [*saved], group.first_id, 'build the pipe that was saved')
-    try:
-        if group.first_id in saved: group.restore(saved[group.first_id])
-    except StateError: raise
-    except Exception as e:   # of an environment's own, or a space's
-        raise StateError('GymStepper', "saved environments that these can't go on from", in_words(e),
-            remedy='build the pipe that was saved; or the state is damaged') from e
-
-# %% ../../nbs/envs/stepper.ipynb #7566906e
-@patch
-def _open(self:GymStepper):
-    self._arrive()
-    if not self.piped: self._group(None)
-
-@patch
-def once(self:GymStepper)->Steps: # the block; None: every row was a reset, or none of its agents was there
-    "Step the environments once"
-    self._arrive()
-    group = self._group(None)
-    group.step()
-    steps,group.block = group.block,None
-    return steps
-
-@patch
-def opened_envs(self:GymStepper)->list:
-    "The environments that it steps here, opened if need be"
-    if not self._here.groups: self._open()
-    return [slot.env for slot in self._here.slots()]
-
-@patch
-def _close(self:GymStepper):
-    self._arrive()
-    self._state = None
-    self._here.close()
-
-# %% ../../nbs/envs/stepper.ipynb #ed4e3887
-@patch
-def _in_worker(self:GymStepper, info):
-    "In a process where it has not been before, begin with other environments"
-    here = os.getpid(),info
-    if here == self._home: return
-    self._others = self._here   # kept, or they would be closed when they are collected
-    self._home = here
-    self._fresh()
-    if info and hasattr(self.policy, 'in_worker'): self.policy.in_worker(info)
-
-# %% ../../nbs/envs/stepper.ipynb #55926ac9
-@patch
-def saves_exactly(self:GymStepper)->bool:
-    "Could all environments be saved as they are now? The others begin a new episode when the pipe is restored"
-    return all(l.saved()[0] is not None for l in self._here.slots())
-
-@patch(as_prop=True)
-def _saves_policy(self:GymStepper):
-    "Has the policy a state that is not a learner's to save?"
-    return hasattr(self.policy, 'load_state_dict') and not isinstance(self.policy, torch.nn.Module)
-
-# %% ../../nbs/envs/stepper.ipynb #784dc74f
-@patch
-def snapshot(self:GymStepper)->dict: # position, one entry a group, the policy
-    self._arrive()
-    groups = dict(self._state or [])   # what was loaded may not be in use yet
-    groups.update((g.first_id, g.snapshot()) for g in self._here.groups.values())
-    policy = deepcopy(self.policy.state_dict()) if self._saves_policy else None
-    return dict(place=self.place, groups=[[first,g] for first,g in groups.items()], policy=policy)
+    def numbers(
+        self, envs, seed
+    ) -> tuple:  # the first one's number, and the seed that they count from
+        info = worker_info() or WorkerInfo()
+        before = [g.n for g in self.groups.values()]
+        n = sum(e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs)
+        several = info.world_size > 1
+        if several and set(before) - {n}:
+            raise ArgumentError(
+                'GymStepper',
+                'vector environments of different sizes, in several workers',
+                [*before, n],
+                'one size',
+                'a worker can\'t know the numbers that the others give',
+            )
+        if seed is not None:
+            seed = int(seed) + 1_000_003 * info.restart
+        elif several:
+            # copies may have copies of one generator
+            seed = int.from_bytes(os.urandom(4), 'big')
+        return sum(before) * info.world_size + n * info.rank, seed
 
 # %% ../../nbs/envs/stepper.ipynb #51f7d5e1
 def _left(state):
     "How many environments a saved stepper had, how many of them begin new episodes, and why"
-    slots = [l for _,g in state['groups'] for l in g['slots']]
+    slots = [l for _, g in state['groups'] for l in g['slots']]
     left = [l for l in slots if dict(l['kept']).get('obs') is not None and l['env'] is None]
-    return sum(l['n'] for l in slots),sum(l['n'] for l in left),left and left[0]['why']
-
-# %% ../../nbs/envs/stepper.ipynb #28dd5309
-@patch
-def check_state(self:GymStepper, state):
-    state = checked('GymStepper', dict(place=integer(), policy=anything, groups=listed(row(integer(), GROUP))), state)
-    n,mine = _left(state)[0],None if self.piped else n_known(self.source)
-    if state['groups'] and mine is not None and n != mine:
-        raise StateError('GymStepper', 'the saved environments are others', f'{n} environments', f'{mine} environments',
-            'build the pipe that was saved')
-    if self._saves_policy and state['policy'] is not None:
-        try_state('GymStepper', 'policy', self.policy, state['policy'])
-    return state
-
-# %% ../../nbs/envs/stepper.ipynb #7287f2c5
-@patch
-def restore(self:GymStepper, state):
-    n,left,why = _left(state)
-    what = f'{left} of {n} environments could not be saved, and begin new episodes'
-    if left: warnings.warn(problem('GymStepper', what, why, 'plain data',
-        'give it a state_dict and a load_state_dict; instead of processes (AsyncVectorEnv), use SyncVectorEnv'))
-    self._close()
-    self._state,self.place,self._resume = state['groups'],state['place'],state['place']
-    if self._saves_policy and state['policy'] is not None: self.policy.load_state_dict(state['policy'])
+    return sum(l['n'] for l in slots), sum(l['n'] for l in left), left and left[0]['why']
 
 # %% ../../nbs/envs/stepper.ipynb #3b95d46d
 def GymTypeTransform(
-    env, # an id, or an environment
-)->gym.Env:
+    env,  # an id, or an environment
+) -> gym.Env:
     "Make an environment of an id"
     return gym.make(env) if isinstance(env, str) else env

@@ -7,7 +7,6 @@ __all__ = ['COUNTED', 'count_steps', 'as_mode', 'InterruptibleSlot', 'VectorSlot
 
 # %% ../../nbs/envs/vector_slots.ipynb #eaed4dbf
 import numpy as np
-from fastcore.basics import patch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from .checks import as_flags, check_shape, one_each
@@ -18,211 +17,305 @@ from ..steps.errors import ArgumentError, EnvError, choice
 from ..steps.nested import pick, put
 
 # %% ../../nbs/envs/vector_slots.ipynb #17495f78
-COUNTED = 'reward','terminated','truncated','env_id','episode_n','step_n','total_reward'   # their places
+# their places
+COUNTED = 'reward', 'terminated', 'truncated', 'env_id', 'episode_n', 'step_n', 'total_reward'
+
 
 @njit
 def count_steps(raw, at, ids, lags, counts, totals, resets):
     "Fill in where each row stands; 2 * rows left out + 1 if an episode ended; -1-i: row i should be a reset, and isn't"
-    size,reward_at,term_at,trunc_at,env_at,episode_at,step_at,total_at = at
-    ints,floats,left,ended = raw.view(np.int32),raw.view(np.float32),0,0
+    size, reward_at, term_at, trunc_at, env_at, episode_at, step_at, total_at = at
+    ints = raw.view(np.int32)
+    floats = raw.view(np.float32)
+    left = 0
+    ended = 0
     for i in range(len(totals)):
-        resets[i] = counts[i,2] and lags
-        if counts[i,2]:
-            counts[i,0] += 1
-            counts[i,1],counts[i,2],totals[i] = 0,0,0.
-        row = i*size
+        resets[i] = counts[i, 2] and lags
+        if counts[i, 2]:
+            counts[i, 0] += 1
+            counts[i, 1], counts[i, 2], totals[i] = 0, 0, 0.0
+        row = i * size
         if resets[i]:
             left += 1
-            if raw[row + term_at] or raw[row + trunc_at] or lags > 1 and floats[(row + reward_at) >> 2]: return -1-i
+            if (
+                raw[row + term_at]
+                or raw[row + trunc_at]
+                or lags > 1
+                and floats[(row + reward_at) >> 2]
+            ):
+                return -1 - i
             continue
-        row -= left*size
-        if left: memmove(raw.ctypes.data + row, raw.ctypes.data + i*size, size)
-        counts[i,1] += 1
+        row -= left * size
+        if left:
+            memmove(raw.ctypes.data + row, raw.ctypes.data + i * size, size)
+        counts[i, 1] += 1
         totals[i] += floats[(row + reward_at) >> 2]
         ints[(row + env_at) >> 2] = ids[i]
-        ints[(row + episode_at) >> 2],ints[(row + step_at) >> 2] = counts[i,0],counts[i,1]
+        ints[(row + episode_at) >> 2], ints[(row + step_at) >> 2] = counts[i, 0], counts[i, 1]
         floats[(row + total_at) >> 2] = totals[i]
-        counts[i,2] = raw[row + term_at] or raw[row + trunc_at]
-        ended |= counts[i,2]
-    return 2*left + ended
+        counts[i, 2] = raw[row + term_at] or raw[row + trunc_at]
+        ended |= counts[i, 2]
+    return 2 * left + ended
 
 # %% ../../nbs/envs/vector_slots.ipynb #2cad40d8
 _MODES = {name: m for m in AutoresetMode for name in (m.name.lower(), m.value)}
+
 
 def as_mode(x, what='autoreset_mode', who='GymStepper'):
     "An autoreset mode, which may have been given by name: 'same_step', or gymnasium's 'SameStep'; None stays None"
     return x if x is None or isinstance(x, AutoresetMode) else _MODES[choice(who, what, x, _MODES)]
 
+
 def _mode_of(env, given, env_id):
     "How a vector environment resets, and whether that is just assumed"
-    said = as_mode(env.metadata.get('autoreset_mode'), f"metadata['autoreset_mode'] of environment {env_id}")
-    if said and given not in (said, None): raise ArgumentError('GymStepper', 'autoreset_mode', given.value,
-        f'{said.value}, as the metadata of environment {env_id} says',
-        "leave it out, or correct the environment's metadata['autoreset_mode']")
-    return given or said or AutoresetMode.NEXT_STEP,not (given or said)
+    said = as_mode(
+        env.metadata.get('autoreset_mode'), f"metadata['autoreset_mode'] of environment {env_id}"
+    )
+    if said and given not in (said, None):
+        raise ArgumentError(
+            'GymStepper',
+            'autoreset_mode',
+            given.value,
+            f'{said.value}, as the metadata of environment {env_id} says',
+            "leave it out, or correct the environment's metadata['autoreset_mode']",
+        )
+    return given or said or AutoresetMode.NEXT_STEP, not (given or said)
 
 # %% ../../nbs/envs/vector_slots.ipynb #1b59a915
 class InterruptibleSlot(Slot):
     "A slot that knows whether a call of its environments was interrupted"
+
     def call(self, f, *args, **kwargs):
         "Step or reset; `cut` stays true if this is interrupted"
         self.cut = True
-        try: out = f(*args, **kwargs)
-        except Exception: self.cut = False; raise
+        try:
+            out = f(*args, **kwargs)
+        except Exception:
+            self.cut = False
+            raise
         self.cut = False
         return out
 
     def check_cut(self):
         "Raise where an interrupt may have left answers under way"
-        if isinstance(self.env.unwrapped, AsyncVectorEnv): raise EnvError('GymStepper',
-            f'environments {self.env_id} to {self.env_id + self.n - 1} were interrupted in their processes',
-            'answers that may be under way', 'none', 'close(terminate=True) and make them anew, or use SyncVectorEnv')
+        if isinstance(self.env.unwrapped, AsyncVectorEnv):
+            raise EnvError(
+                'GymStepper',
+                f'environments {self.env_id} to {self.env_id + self.n - 1} were interrupted in their processes',
+                'answers that may be under way',
+                'none',
+                'close(terminate=True) and make them anew, or use SyncVectorEnv',
+            )
 
-    def _reset(self, which, **how): # which environments
-        obs,info = self.call(self.env.reset, **how)
+    def _reset(self, which, **how):  # which environments
+        obs, info = self.call(self.env.reset, **how)
         self.check(obs)
-        if self.info is not None: self.info.many(info, which, self.needed, self.env_id)
+        if self.info is not None:
+            self.info.many(info, which, self.needed, self.env_id)
         return obs
 
 # %% ../../nbs/envs/vector_slots.ipynb #8e3847c5
 class VectorSlot(InterruptibleSlot):
     "A slot with a vector environment, in whichever way it resets"
+
     def __init__(self, env, env_id, seed, mode=None):
         super().__init__(env, env_id, seed, env.single_observation_space, env.single_action_space)
-        self.n,(self.mode,self.assumed) = env.num_envs,_mode_of(env, mode, env_id)
-        lags = self.mode == AutoresetMode.NEXT_STEP   # the step after an end is a reset and no transition
-        self.kind,self.lags = self.mode.value,lags*(1 + self.assumed)   # 2: and should look like one
-        self.counts,self.totals = np.array([[0,0,1]]*self.n, np.int32),np.zeros(self.n)   # episode, step, is it over?
+        self.n, (self.mode, self.assumed) = env.num_envs, _mode_of(env, mode, env_id)
+        # the step after an end is a reset and no transition
+        lags = self.mode == AutoresetMode.NEXT_STEP
+        # 2: and should look like one
+        self.kind = self.mode.value
+        self.lags = lags * (1 + self.assumed)
+        # episode, step, is it over?
+        self.counts = np.array([[0, 0, 1]] * self.n, np.int32)
+        self.totals = np.zeros(self.n)
         self.ids = np.arange(env_id, env_id + self.n)
-        self.resets = np.zeros(self.n, bool)   # rows of the last step that were left out
+        self.resets = np.zeros(self.n, bool)  # rows of the last step that were left out
 
     def begin(self, state):
-        if self.cut: self.check_cut()
-        if self.obs is None: self._begin_all()
-        elif self.mode == AutoresetMode.DISABLED and self.counts[:,2].any():
+        if self.cut:
+            self.check_cut()
+        if self.obs is None:
+            self._begin_all()
+        elif self.mode == AutoresetMode.DISABLED and self.counts[:, 2].any():
             self.obs = self._reset(self.over, options={'reset_mask': self.over})
         put(state, self.obs)
 
     def _begin_all(self):
-        obs,over = self._reset(np.ones(self.n, bool), seed=self.seed),self.over   # a new beginning is no pseudo-step
-        self.counts[over] += np.array([1,0,-1], np.int32)
-        self.counts[over,1],self.totals[over] = 0,0.
-        self.obs,self.seed = obs,None   # last: an interrupt before it, and all is reset again
+        # a new beginning is no pseudo-step
+        obs = self._reset(np.ones(self.n, bool), seed=self.seed)
+        over = self.over
+        self.counts[over] += np.array([1, 0, -1], np.int32)
+        self.counts[over, 1], self.totals[over] = 0, 0.0
+        # last: an interrupt before it, and all is reset again
+        self.obs = obs
+        self.seed = None
 
     def leave(self):
         "End all its episodes; new ones begin"
-        self.obs,self.counts[:,2] = None,1
-    over = property(lambda self: self.counts[:,2] == 1)
-    fresh = property(lambda self: self.resets | self.over)   # where the policy's memory must begin anew
-    idle = property(lambda self: self.over & bool(self.lags))   # is the next step a reset, whatever the action?
-    def stands(self, i): return self.counts[i,:2]
+        self.obs, self.counts[:, 2] = None, 1
+
+    over = property(lambda self: self.counts[:, 2] == 1)
+    # where the policy's memory must begin anew
+    fresh = property(lambda self: self.resets | self.over)
+    # is the next step a reset, whatever the action?
+    idle = property(lambda self: self.over & bool(self.lags))
+
+    def stands(self, i):
+        return self.counts[i, :2]
+
+    def act(self, actions, i, rows, result):
+        "Step all with their actions, and write what came into their rows; 2 for each row that is left out"
+        if self.n != len(rows):
+            actions = pick(actions, slice(i, i + self.n))
+            rows = rows[i : i + self.n]
+        obs, reward, terminated, truncated, info = self.call(self.env.step, actions)
+        if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen:
+            self.check(obs)
+        reward = one_each(reward, self.n, 'reward')
+        if getattr(terminated, 'dtype', None) is not _BOOL:
+            terminated = as_flags(terminated, self.n, 'terminated')
+        if getattr(truncated, 'dtype', None) is not _BOOL:
+            truncated = as_flags(truncated, self.n, 'truncated')
+        self.obs = obs
+        put(rows['next_state'], obs)
+        rows['reward'] = reward
+        rows['terminated'] = one_each(terminated, self.n, 'terminated')
+        rows['truncated'] = one_each(truncated, self.n, 'truncated')
+        if self.info is not None:
+            self._read_info(info, rows['terminated'] | rows['truncated'])
+        outcome = count_steps(
+            rows.view(np.uint8), self.at, self.ids, self.lags, self.counts, self.totals, self.resets
+        )
+        if outcome < 0:
+            raise _no_reset(self, -1 - outcome, rows)
+        if outcome & 1:
+            self._look_for_final(info, rows)
+        if outcome & 1 and self.info is not None:
+            self.info.columns.ended(int(self.counts[:, 2].sum()))
+        return outcome
+
+    def _look_for_final(self, info, rows):
+        "SameStep: what was returned is already the next episode's first state, and `info` has the last one of this"
+        same = self.mode == AutoresetMode.SAME_STEP
+        if not same and type(info) is dict and not (_FINAL[0] in info or _FINAL[1] in info):
+            return
+        for i in np.flatnonzero(self.counts[:, 2]):
+            final = _final_obs(info, i, self.observation_space)
+            if (final is None) == same:
+                raise _wrong_final(self, i, info)
+            if not same:
+                continue
+            check_shape(final, self.observation_space, 'final observation')
+            put(rows['next_state'][i : i + 1], _batch_of_one(final))
+
+    def _read_info(self, info, ended):
+        "Keep the entries of the rows, `last`, and of the states that come next, `info`"
+        first = self.env_id
+        same = self.mode == AutoresetMode.SAME_STEP
+        begun = ended if same else self.idle  # environments whose `info` is that of a reset
+        last = self.info.copy()
+        last.many(info, ~begun, None, first)
+        for i in np.flatnonzero(begun) if same else ():
+            last.one(
+                i, last_info(info, last.columns.names, i), None, f' of environment {first + i}'
+            )
+        self.info = self.last = last
+        if self.needed and begun.any():
+            self.info = last.copy()
+            self.info.many(info, begun, self.needed, first)
+
+    def entries(self):
+        "The entries of the rows that were made"
+        kept = ~self.resets
+        return self.last.arrays if kept.all() else {k: a[kept] for k, a in self.last.arrays.items()}
+
+    def where(self, e):
+        "Where it failed: gymnasium's own loop over its environments knows, when it was that which broke off"
+        i = None
+        tb = e.__traceback__
+        while tb:
+            names = tb.tb_frame.f_locals
+            tb = tb.tb_next
+            if isinstance(names.get('self'), VectorEnv):
+                i = names.get('i')
+        episodes, steps, over = self.counts.T
+        if not isinstance(i, int) or i >= self.n:
+            last = self.env_id + self.n - 1
+            return (
+                f'one of environments {self.env_id} to {last}',
+                f'episodes {episodes.tolist()}',
+                (steps + 1).tolist(),
+            )
+        return (
+            f'environment {self.env_id + i}',
+            f'episode {episodes[i] + over[i]}',
+            steps[i] * (1 - over[i]) + 1,
+        )
 
 # %% ../../nbs/envs/vector_slots.ipynb #d09bde13
 _BOOL = np.dtype(bool)
 
-@patch
-def act(self:VectorSlot, actions, i, rows, result):
-    "Step all with their actions, and write what came into their rows; 2 for each row that is left out"
-    if self.n != len(rows): actions,rows = pick(actions, slice(i, i+self.n)),rows[i:i+self.n]
-    obs,reward,terminated,truncated,info = self.call(self.env.step, actions)
-    if type(obs) is not np.ndarray or obs.shape != self.shape or obs.dtype is not self.seen: self.check(obs)
-    reward = one_each(reward, self.n, 'reward')
-    if getattr(terminated, 'dtype', None) is not _BOOL: terminated = as_flags(terminated, self.n, 'terminated')
-    if getattr(truncated, 'dtype', None) is not _BOOL: truncated = as_flags(truncated, self.n, 'truncated')
-    self.obs = obs
-    put(rows['next_state'], obs)
-    rows['reward'] = reward
-    rows['terminated'] = one_each(terminated, self.n, 'terminated')
-    rows['truncated'] = one_each(truncated, self.n, 'truncated')
-    if self.info is not None: self._read_info(info, rows['terminated'] | rows['truncated'])
-    outcome = count_steps(rows.view(np.uint8), self.at, self.ids, self.lags, self.counts, self.totals, self.resets)
-    if outcome < 0: raise _no_reset(self, -1-outcome, rows)
-    if outcome & 1: self._look_for_final(info, rows)
-    if outcome & 1 and self.info is not None: self.info.columns.ended(int(self.counts[:,2].sum()))
-    return outcome
-
 # %% ../../nbs/envs/vector_slots.ipynb #201c3b9b
-_FINAL = 'final_obs','final_observation'   # the second before gymnasium 1.0
+_FINAL = 'final_obs', 'final_observation'  # the second before gymnasium 1.0
+
 
 def _final_obs(info, i, space):
     "The last observation of environment `i`, out of `info`; None: it isn't there"
-    if isinstance(info, (list,tuple)): return next((info[i][k] for k in _FINAL if k in info[i]), None)
+    if isinstance(info, (list, tuple)):
+        return next((info[i][k] for k in _FINAL if k in info[i]), None)
     for k in _FINAL:
-        found,has = info.get(k),info.get(f'_{k}')   # has: for which environments
-        if found is None or has is not None and not has[i]: continue
-        parts = isinstance(found, dict) or isinstance(found, tuple) and isinstance(space, spaces.Tuple)
+        # has: for which environments
+        found = info.get(k)
+        has = info.get(f'_{k}')
+        if found is None or has is not None and not has[i]:
+            continue
+        parts = (
+            isinstance(found, dict) or isinstance(found, tuple) and isinstance(space, spaces.Tuple)
+        )
         return pick(found, i) if parts else found[i]
 
 # %% ../../nbs/envs/vector_slots.ipynb #e8f68979
-@patch
-def _look_for_final(self:VectorSlot, info, rows):
-    "SameStep: what was returned is already the next episode's first state, and `info` has the last one of this"
-    same = self.mode == AutoresetMode.SAME_STEP
-    if not same and type(info) is dict and not (_FINAL[0] in info or _FINAL[1] in info): return
-    for i in np.flatnonzero(self.counts[:,2]):
-        final = _final_obs(info, i, self.observation_space)
-        if (final is None) == same: raise _wrong_final(self, i, info)
-        if not same: continue
-        check_shape(final, self.observation_space, 'final observation')
-        put(rows['next_state'][i:i+1], _batch_of_one(final))
-
-def _batch_of_one(obs): # not `map_leaves`: some environments give a list as an observation
-    if isinstance(obs, dict): return {k: _batch_of_one(v) for k,v in obs.items()}
+def _batch_of_one(obs):  # not `map_leaves`: some environments give a list as an observation
+    if isinstance(obs, dict):
+        return {k: _batch_of_one(v) for k, v in obs.items()}
     return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
 
 # %% ../../nbs/envs/vector_slots.ipynb #300062fa
 def _wrong_final(slot, i, info):
     same = slot.mode == AutoresetMode.SAME_STEP
-    got = [k for k in map(str, info[i] if isinstance(info, (list,tuple)) else info) if k[:1] != '_']
-    return _wrong_mode(slot, i, f'ended {"without" if same else "with"} its last observation in info',
-        f'info with {sorted(got) or "nothing"}', f"{'' if same else 'no '}info['final_obs']",
-        "let it give info['final_obs'], or reset in the next step (NextStep)" if same else None)
+    got = [
+        k for k in map(str, info[i] if isinstance(info, (list, tuple)) else info) if k[:1] != '_'
+    ]
+    return _wrong_mode(
+        slot,
+        i,
+        f'ended {"without" if same else "with"} its last observation in info',
+        f'info with {sorted(got) or "nothing"}',
+        f"{'' if same else 'no '}info['final_obs']",
+        "let it give info['final_obs'], or reset in the next step (NextStep)" if same else None,
+    )
+
 
 def _no_reset(slot, i, rows):
-    reward,terminated,truncated = rows[['reward','terminated','truncated']][i].item()
-    return _wrong_mode(slot, i, 'the step after an end was not a reset',
-        f'reward {reward:g}, terminated {terminated}, truncated {truncated}', 'reward 0, and no end')
+    reward, terminated, truncated = rows[['reward', 'terminated', 'truncated']][i].item()
+    return _wrong_mode(
+        slot,
+        i,
+        'the step after an end was not a reset',
+        f'reward {reward:g}, terminated {terminated}, truncated {truncated}',
+        'reward 0, and no end',
+    )
 
 # %% ../../nbs/envs/vector_slots.ipynb #4b95be1e
 def _wrong_mode(slot, i, what, got, expected, remedy=None):
-    episode,step = slot.stands(i)
+    episode, step = slot.stands(i)
     mode = f'autoreset_mode {slot.mode.value}{", which was assumed" if slot.assumed else ""}'
     say = "say how it resets: autoreset_mode='same_step' or 'disabled', or its metadata['autoreset_mode']"
-    return EnvError('GymStepper', f'environment {slot.env_id+i}, episode {episode}, step {step}: {what}', got,
-        f'{expected}, in {mode}', remedy or say)
-
-# %% ../../nbs/envs/vector_slots.ipynb #053106a1
-@patch
-def _read_info(self:VectorSlot, info, ended):
-    "Keep the entries of the rows, `last`, and of the states that come next, `info`"
-    first,same = self.env_id,self.mode == AutoresetMode.SAME_STEP
-    begun = ended if same else self.idle   # environments whose `info` is that of a reset
-    last = self.info.copy()
-    last.many(info, ~begun, None, first)
-    for i in np.flatnonzero(begun) if same else ():
-        last.one(i, last_info(info, last.columns.names, i), None, f' of environment {first+i}')
-    self.info = self.last = last
-    if self.needed and begun.any():
-        self.info = last.copy()
-        self.info.many(info, begun, self.needed, first)
-
-# %% ../../nbs/envs/vector_slots.ipynb #7b887501
-@patch
-def entries(self:VectorSlot):
-    "The entries of the rows that were made"
-    kept = ~self.resets
-    return self.last.arrays if kept.all() else {k: a[kept] for k,a in self.last.arrays.items()}
-
-# %% ../../nbs/envs/vector_slots.ipynb #b5818fce
-@patch
-def where(self:VectorSlot, e):
-    "Where it failed: gymnasium's own loop over its environments knows, when it was that which broke off"
-    i,tb = None,e.__traceback__
-    while tb:
-        names,tb = tb.tb_frame.f_locals,tb.tb_next
-        if isinstance(names.get('self'), VectorEnv): i = names.get('i')
-    episodes,steps,over = self.counts.T
-    if not isinstance(i, int) or i >= self.n:
-        last = self.env_id + self.n - 1
-        return f'one of environments {self.env_id} to {last}',f'episodes {episodes.tolist()}',(steps+1).tolist()
-    return f'environment {self.env_id+i}',f'episode {episodes[i] + over[i]}',steps[i]*(1-over[i]) + 1
+    return EnvError(
+        'GymStepper',
+        f'environment {slot.env_id + i}, episode {episode}, step {step}: {what}',
+        got,
+        f'{expected}, in {mode}',
+        remedy or say,
+    )

@@ -12,7 +12,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
 import torch
-from fastcore.basics import patch
 from torch import nn
 from ..steps.core import Steps, replay_of
 from ..steps.errors import ArgumentError, choice, number, whole
@@ -22,83 +21,127 @@ from .checkpoints import SavedLearner
 
 # %% ../../nbs/learning/base.ipynb #e0232566
 def discounts(
-    batch:Steps, # steps, or n-step rows
-    gamma:float, # how much a reward is worth one step later
-)->torch.Tensor: # one a row
+    batch: Steps,  # steps, or n-step rows
+    gamma: float,  # how much a reward is worth one step later
+) -> torch.Tensor:  # one a row
     "What the value of each next state counts for: the column `discount`, or else γ where the episode goes on"
-    return batch.discount if 'discount' in batch.dtype.names else gamma*(~batch.terminated).float()
+    return (
+        batch.discount if 'discount' in batch.dtype.names else gamma * (~batch.terminated).float()
+    )
 
 # %% ../../nbs/learning/base.ipynb #20b43b3d
 def allowed_next(
-    who:str, # who asks
-    batch:Steps, # rows
-    discount:torch.Tensor, # of each row, 0 where the value of its next state doesn't count
-    actions:int, # how many there are
-)->torch.Tensor: # bool, [..., actions]; None: rows say nothing about it
+    who: str,  # who asks
+    batch: Steps,  # rows
+    discount: torch.Tensor,  # of each row, 0 where the value of its next state doesn't count
+    actions: int,  # how many there are
+) -> torch.Tensor:  # bool, [..., actions]; None: rows say nothing about it
     "Which actions are allowed in the next states"
-    if MASK not in batch.dtype.names: return None
+    if MASK not in batch.dtype.names:
+        return None
     kind = batch.dtype[MASK]
-    if kind.base.kind not in 'biu' or kind.shape != (actions,): raise ArgumentError(who, f'column {MASK!r}',
-        f'{kind.base} {list(kind.shape)} in each row', f'bool or whole numbers [{actions}], one for each action')
+    if kind.base.kind not in 'biu' or kind.shape != (actions,):
+        raise ArgumentError(
+            who,
+            f'column {MASK!r}',
+            f'{kind.base} {list(kind.shape)} in each row',
+            f'bool or whole numbers [{actions}], one for each action',
+        )
     allowed = batch[MASK] != 0
     none = ~allowed.any(-1) & (discount != 0)
-    if none.any(): raise _nothing_allowed(who, batch[tuple(none.nonzero()[0].tolist())])
+    if none.any():
+        raise _nothing_allowed(who, batch[tuple(none.nonzero()[0].tolist())])
     return allowed
+
 
 def _nothing_allowed(who, row):
     names = dict(env_id='environment', episode_n='episode', step_n='step', n='and its steps:')
-    where = ', '.join(f'{text} {row[k].item()}' for k,text in names.items() if k in row.dtype.names)
-    return ArgumentError(who, f'column {MASK!r}: nothing is allowed in the next state of {where or "a row"}',
-        'zeros only', 'an action that is allowed, where the episode goes on',
-        'let the environment end the episode there')
+    where = ', '.join(
+        f'{text} {row[k].item()}' for k, text in names.items() if k in row.dtype.names
+    )
+    return ArgumentError(
+        who,
+        f'column {MASK!r}: nothing is allowed in the next state of {where or "a row"}',
+        'zeros only',
+        'an action that is allowed, where the episode goes on',
+        'let the environment end the episode there',
+    )
 
 # %% ../../nbs/learning/base.ipynb #1aabca84
-def _space_of(dtype): # as far as the dtype of a column tells
-    if dtype.names: return 'a Tuple' if dtype.names[0] == '[0]' else 'a Dict'
-    kind = 'a Box' if dtype.base.kind == 'f' else 'MultiDiscrete, MultiBinary or a Box' if dtype.shape else 'Discrete'
+def _space_of(dtype):  # as far as the dtype of a column tells
+    if dtype.names:
+        return 'a Tuple' if dtype.names[0] == '[0]' else 'a Dict'
+    kind = (
+        'a Box'
+        if dtype.base.kind == 'f'
+        else 'MultiDiscrete, MultiBinary or a Box'
+        if dtype.shape
+        else 'Discrete'
+    )
     return f'{kind} ({dtype.base}{list(dtype.shape) or ""} in each row)'
+
 
 _ACTIONS = 'let it choose one of a few: gymnasium.wrappers.TransformAction(env, few.__getitem__, Discrete(len(few)))'
 _STATES = 'a network: value_net, and .dqn'
 
 # %% ../../nbs/learning/base.ipynb #e5ce4137
 def check_discrete(
-    who:str, # who asks
-    batch:Steps, # rows
-    columns=('action',), # which must be single whole numbers
+    who: str,  # who asks
+    batch: Steps,  # rows
+    columns=('action',),  # which must be single whole numbers
 ):
     "An error that names the space of a column, where it is another than `Discrete`"
     for n in columns:
-        dtype,action = batch.dtype[n],n == 'action'
-        if dtype.kind in 'iu': continue
-        raise ArgumentError(who, f'column {n!r}: the {"action" if action else "observation"} space', _space_of(dtype),
-            'Discrete (one whole number in each row)', _ACTIONS if action else _STATES)
+        dtype = batch.dtype[n]
+        action = n == 'action'
+        if dtype.kind in 'iu':
+            continue
+        raise ArgumentError(
+            who,
+            f'column {n!r}: the {"action" if action else "observation"} space',
+            _space_of(dtype),
+            'Discrete (one whole number in each row)',
+            _ACTIONS if action else _STATES,
+        )
 
 # %% ../../nbs/learning/base.ipynb #c9078310
 @dataclass(frozen=True)
 class Learned:
     "How a model is learned: each a value, or the name of the attribute that has it"
-    lr:object='lr'                # learning rate: a number, or a function of the updates so far
-    max_norm:object='max_norm'    # gradients are scaled down to this norm; inf: never
-    optimizer:object='optimizer'  # parameters → optimizer; None: Adam
+
+    # learning rate: a number, or a function of the updates so far
+    lr: object = 'lr'
+    max_norm: object = 'max_norm'  # gradients are scaled down to this norm; inf: never
+    optimizer: object = 'optimizer'  # parameters → optimizer; None: Adam
+
 
 @dataclass(frozen=True)
 class Follows:
     "How a target network follows a model: each a value, or the name of the attribute that has it"
-    model:str                     # the attribute that has the model
-    every:object='target_every'   # updates between two refreshments
-    tau:object='tau'              # how far it goes towards the model then; 1: all the way
+
+    model: str  # the attribute that has the model
+    every: object = 'target_every'  # updates between two refreshments
+    tau: object = 'tau'  # how far it goes towards the model then; 1: all the way
 
 # %% ../../nbs/learning/base.ipynb #fa9ba319
 class Learner(SavedLearner):
     "The base of learners: takes batches, improves models, yields records"
-    _buffers = 'optimizers','targets','generator','ranks'   # made from the models, and not pickled
-    learned,follows = {},{}                         # model → Learned; target network → Follows
-    precision,compiled = 'float32',False            # how networks are computed: see `compute_with`
-    ranks = None                                    # what averages over several learners, as `Ranks`
-    def __init__(self,
-        source, # a pipe of batches
-        **given, # models and settings by name: each becomes an attribute
+
+    # made from the models, and not pickled
+    _buffers = 'optimizers', 'targets', 'generator', 'ranks'
+    # model → Learned; target network → Follows
+    learned = {}
+    follows = {}
+    # how networks are computed: see `compute_with`
+    precision = 'float32'
+    compiled = False
+    # what averages over several learners, as `Ranks`
+    ranks = None
+
+    def __init__(
+        self,
+        source,  # a pipe of batches
+        **given,  # models and settings by name: each becomes an attribute
     ):
         super().__init__(source)
         vars(self).update(given)
@@ -106,9 +149,10 @@ class Learner(SavedLearner):
         self._fresh()
 
     def __iter__(self):
-        for batch in self.blocks(): yield self.learn(batch)
+        for batch in self.blocks():
+            yield self.learn(batch)
 
-    def learn(self, batch)->dict:
+    def learn(self, batch) -> dict:
         "One update: floats by name"
         raise NotImplementedError
 
@@ -116,192 +160,236 @@ class Learner(SavedLearner):
         "What `x` names, or `x` itself where it is no name"
         return getattr(self, x) if isinstance(x, str) else x
 
-    def rate(self, lr='lr')->float:
+    def rate(self, lr='lr') -> float:
         "A learning rate at the next update"
         value = self.setting(lr)
-        value,name = float(value(self.updates) if callable(value) else value),lr if isinstance(lr, str) else 'lr'
-        if 0 <= value < math.inf: return value
-        raise ArgumentError(type(self).__name__, f'{name} of update {self.updates}', value, 'a number, 0 or more')
+        value = float(value(self.updates) if callable(value) else value)
+        name = lr if isinstance(lr, str) else 'lr'
+        if 0 <= value < math.inf:
+            return value
+        raise ArgumentError(
+            type(self).__name__, f'{name} of update {self.updates}', value, 'a number, 0 or more'
+        )
 
-# %% ../../nbs/learning/base.ipynb #773cdb7f
-@patch
-def _check_settings(self:Learner):
-    who = type(self).__name__
-    def check_positive(name, most, expected):
-        x = self.setting(name)
-        good = isinstance(x, (int,float)) and not isinstance(x, bool) and 0 < x <= most
-        if not good: raise ArgumentError(who, name, repr(x), expected)
-    if hasattr(self, 'gamma'): number(who, 'gamma', self.gamma, 0, 1)
-    for how in self.learned.values(): check_positive(how.max_norm, math.inf, 'a number above 0; inf for no limit')
-    for how in self.follows.values():
-        whole(who, how.every, self.setting(how.every), 1)
-        check_positive(how.tau, 1, 'a number above 0, at most 1')
+    def _check_settings(self):
+        who = type(self).__name__
 
-# %% ../../nbs/learning/base.ipynb #2a279235
-@patch
-def _fresh(self:Learner):
-    self.updates,self.generator = 0,None
-    def copied(model): # statistics are not copied: both must see a state on one scale
-        shared = {id(m): m for m in model.modules() if isinstance(m, StateNorm)}
-        return deepcopy(model, shared).requires_grad_(False).eval()
-    self.targets = {name: copied(getattr(self, how.model)) for name,how in self.follows.items()}
-    self.optimizers = {name: self._new_optimizer(name, how) for name,how in self.learned.items()}
-    if not hasattr(self, 'seed'): return
-    self.generator = torch.Generator(self.device)
-    if self.seed is None: self.generator.seed()
-    else: self.generator.manual_seed(self.seed)
+        def check_positive(name, most, expected):
+            x = self.setting(name)
+            good = isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x <= most
+            if not good:
+                raise ArgumentError(who, name, repr(x), expected)
 
-# %% ../../nbs/learning/base.ipynb #2a5cfb1d
-@patch
-def _new_optimizer(self:Learner, name, how):
-    model,make = getattr(self, name),self.setting(how.optimizer)
-    params = [p for p in model.parameters() if p.requires_grad]
-    if not params: raise ArgumentError(type(self).__name__, f'the {name} has no parameters to learn',
-        type(model).__name__)
-    if make: return make(params)
-    return torch.optim.Adam(params, lr=self.rate(how.lr), fused=all(p.is_floating_point() for p in params))
+        if hasattr(self, 'gamma'):
+            number(who, 'gamma', self.gamma, 0, 1)
+        for how in self.learned.values():
+            check_positive(how.max_norm, math.inf, 'a number above 0; inf for no limit')
+        for how in self.follows.values():
+            whole(who, how.every, self.setting(how.every), 1)
+            check_positive(how.tau, 1, 'a number above 0, at most 1')
 
-# %% ../../nbs/learning/base.ipynb #65207446
-@patch(as_prop=True)
-def opt(self:Learner):
-    "The optimizer of the first model; None: there is no model"
-    return next(iter(self.optimizers.values()), None)
+    def _fresh(self):
+        self.updates = 0
+        self.generator = None
 
-@patch(as_prop=True)
-def target(self:Learner):
-    "The first target network; None: there is none"
-    return next(iter(self.targets.values()), None)
+        def copied(model):  # statistics are not copied: both must see a state on one scale
+            shared = {id(m): m for m in model.modules() if isinstance(m, StateNorm)}
+            return deepcopy(model, shared).requires_grad_(False).eval()
 
-@patch(as_prop=True)
-def device(self:Learner):
-    "Where the first model is, and where batches are brought"
-    opt = self.opt
-    return torch.device('cpu') if opt is None else opt.param_groups[0]['params'][0].device
+        self.targets = {
+            name: copied(getattr(self, how.model)) for name, how in self.follows.items()
+        }
+        self.optimizers = {
+            name: self._new_optimizer(name, how) for name, how in self.learned.items()
+        }
+        if not hasattr(self, 'seed'):
+            return
+        self.generator = torch.Generator(self.device)
+        if self.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(self.seed)
 
-# %% ../../nbs/learning/base.ipynb #a3b99746
-@patch
-def _refresh_targets(self:Learner):
-    "Bring the target networks that are due up to their models, or part of the way"
-    for name,how in self.follows.items():
-        if self.updates % self.setting(how.every): continue
-        follow(self.targets[name], getattr(self, how.model), self.setting(how.tau))
+    def _new_optimizer(self, name, how):
+        model = getattr(self, name)
+        make = self.setting(how.optimizer)
+        params = [p for p in model.parameters() if p.requires_grad]
+        if not params:
+            raise ArgumentError(
+                type(self).__name__, f'the {name} has no parameters to learn', type(model).__name__
+            )
+        if make:
+            return make(params)
+        return torch.optim.Adam(
+            params, lr=self.rate(how.lr), fused=all(p.is_floating_point() for p in params)
+        )
+
+    @property
+    def opt(self):
+        "The optimizer of the first model; None: there is no model"
+        return next(iter(self.optimizers.values()), None)
+
+    @property
+    def target(self):
+        "The first target network; None: there is none"
+        return next(iter(self.targets.values()), None)
+
+    @property
+    def device(self):
+        "Where the first model is, and where batches are brought"
+        opt = self.opt
+        return torch.device('cpu') if opt is None else opt.param_groups[0]['params'][0].device
+
+    def _refresh_targets(self):
+        "Bring the target networks that are due up to their models, or part of the way"
+        for name, how in self.follows.items():
+            if self.updates % self.setting(how.every):
+                continue
+            follow(self.targets[name], getattr(self, how.model), self.setting(how.tau))
+
+    def step(
+        self,
+        losses,  # a loss, or where several models are learned: model → loss
+        **numbers,  # what else the record has: tensors of one number each
+    ) -> dict:  # floats by name
+        "Take one step along the gradient of each loss; the record has losses, norms of the gradients, and the numbers"
+        several = isinstance(losses, dict)
+        if not several:
+            losses = {next(iter(self.learned)): losses}
+        rates = {name: self.rate(self.learned[name].lr) for name in losses}
+        gradients = {
+            name: self._gradient(name, loss, several, keep=i + 1 < len(losses))
+            for i, (name, loss) in enumerate(losses.items())
+        }
+        said = torch.stack([*(loss.detach() for loss in losses.values()), *numbers.values()])
+        if self.ranks is not None:
+            self.ranks.average([said, *chain(*gradients.values())])
+        values = torch.cat([said, torch.stack([_norm(g) for g in gradients.values()])]).tolist()
+        pairs = dict(zip(losses, zip(values, values[-len(losses) :])))
+        parts = {
+            f'{name}_{k}' if several else k: x
+            for name, pair in pairs.items()
+            for k, x in zip(('loss', 'norm'), pair)
+        }
+        record = parts | dict(zip(numbers, values[len(losses) :]))
+        norms = dict(zip(losses, self._finite_norms(record, parts)))
+        for name in losses:
+            self._move(name, gradients[name], norms[name], rates[name])
+        self.updates += 1
+        self._refresh_targets()
+        return record
+
+    def _gradient(self, name, loss, several, keep):
+        "The gradients of a model's parameters"
+        if not loss.requires_grad:
+            raise ArgumentError(
+                type(self).__name__,
+                'what the model gives',
+                'values without a gradient',
+                'values that depend on its parameters',
+                'no detach() and no no_grad() in its forward',
+            )
+        opt = self.optimizers[name]
+        params = [p for group in opt.param_groups for p in group['params']]
+        for p in params:
+            p.grad = None  # `zero_grad` takes ten times as long
+        if several:
+            loss.backward(inputs=[p for p in params if p.requires_grad], retain_graph=keep)
+        else:
+            loss.backward()
+        return [p.grad for p in params if p.grad is not None]
+
+    def _finite_norms(self, record, names):
+        "The norms in a record; an error where one of `names` is no number"
+        values = [record[k] for k in names]
+        if all(map(math.isfinite, values)):
+            return values[1::2]
+        raise ArgumentError(
+            type(self).__name__,
+            f'update {self.updates}: loss and norm of the gradient',
+            ', '.join(map(str, values)),
+            'finite numbers',
+            'a smaller lr, scaled rewards, or look for NaN in what the model gives; the model has not been changed',
+        )
+
+    def _move(self, name, grads, norm, rate):
+        "One step of a model's optimizer"
+        how = self.learned[name]
+        opt = self.optimizers[name]
+        limit = self.setting(how.max_norm)
+        if norm > limit:
+            torch._foreach_mul_(grads, limit / norm)
+        if callable(self.setting(how.lr)):
+            for group in opt.param_groups:
+                group['lr'] = rate
+        opt.step()
+
+    def over_ranks(
+        self,
+        x: torch.Tensor,  # a number
+    ) -> torch.Tensor:  # itself, where one learns alone
+        "Its mean over several learners"
+        return x if self.ranks is None else self.ranks.mean(x)
+
+    def compute_with(
+        self,
+        precision: str = 'float32',  # of matrix products: 'float32', or 'bfloat16' where the device is quicker with it
+        compile: bool = False,  # let torch.compile make a program of the networks
+    ) -> 'Learner':  # itself
+        "Set how networks are computed from now on"
+        self.precision = choice(
+            type(self).__name__, 'precision', precision, ('float32', 'bfloat16')
+        )
+        if compile:
+            for model in (*(getattr(self, name) for name in self.learned), *self.targets.values()):
+                if len([*model.parameters()]) > 1:
+                    model.compile()
+        self.compiled = bool(compile)
+        return self
+
+    def arithmetic(self):
+        "The context in which errors are computed"
+        if self.precision == 'float32':
+            return nullcontext()
+        # that of torch 2.6 has no gradients
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+
+    def feedback(
+        self,
+        batch: Steps,  # as it came, wherever it was computed with
+        td,  # an error for each row
+    ):
+        "Return TD errors to the replay that `batch` was drawn from"
+        if replay_of(batch) is not None:
+            batch.update_priorities(td)
 
 # %% ../../nbs/learning/base.ipynb #abf17bd2
 def follow(
-    target:nn.Module, # is changed
-    model:nn.Module, # of the same kind
-    tau:float, # 1: all the way
+    target: nn.Module,  # is changed
+    model: nn.Module,  # of the same kind
+    tau: float,  # 1: all the way
 ):
     "Bring `target` up to `model`, or part of the way"
     with torch.no_grad():
-        for tensors in nn.Module.parameters,nn.Module.buffers:   # each once, even where a model has one in two places
-            pairs = [(old,new) for old,new in zip(tensors(target), tensors(model)) if old is not new]
+        # each once, even where a model has one in two places
+        for tensors in nn.Module.parameters, nn.Module.buffers:
+            pairs = [
+                (old, new) for old, new in zip(tensors(target), tensors(model)) if old is not new
+            ]
             partly = [p for p in pairs if tau < 1 and p[0].is_floating_point()]
-            if partly: torch._foreach_lerp_(*map(list, zip(*partly)), tau)
-            for old,new in pairs:
-                if tau == 1 or not old.is_floating_point(): old.copy_(new)
-
-# %% ../../nbs/learning/base.ipynb #121d6f41
-@patch
-def step(self:Learner,
-    losses, # a loss, or where several models are learned: model → loss
-    **numbers, # what else the record has: tensors of one number each
-)->dict: # floats by name
-    "Take one step along the gradient of each loss; the record has losses, norms of the gradients, and the numbers"
-    several = isinstance(losses, dict)
-    if not several: losses = {next(iter(self.learned)): losses}
-    rates = {name: self.rate(self.learned[name].lr) for name in losses}
-    gradients = {name: self._gradient(name, loss, several, keep=i+1 < len(losses))
-        for i,(name,loss) in enumerate(losses.items())}
-    said = torch.stack([*(loss.detach() for loss in losses.values()), *numbers.values()])
-    if self.ranks is not None: self.ranks.average([said, *chain(*gradients.values())])
-    values = torch.cat([said, torch.stack([_norm(g) for g in gradients.values()])]).tolist()
-    pairs = dict(zip(losses, zip(values, values[-len(losses):])))
-    parts = {f'{name}_{k}' if several else k: x for name,pair in pairs.items() for k,x in zip(('loss','norm'), pair)}
-    record = parts | dict(zip(numbers, values[len(losses):]))
-    norms = dict(zip(losses, self._finite_norms(record, parts)))
-    for name in losses: self._move(name, gradients[name], norms[name], rates[name])
-    self.updates += 1
-    self._refresh_targets()
-    return record
+            if partly:
+                torch._foreach_lerp_(*map(list, zip(*partly)), tau)
+            for old, new in pairs:
+                if tau == 1 or not old.is_floating_point():
+                    old.copy_(new)
 
 # %% ../../nbs/learning/base.ipynb #bbd78657
-@patch
-def _gradient(self:Learner, name, loss, several, keep):
-    "The gradients of a model's parameters"
-    if not loss.requires_grad: raise ArgumentError(type(self).__name__, 'what the model gives',
-        'values without a gradient', 'values that depend on its parameters',
-        'no detach() and no no_grad() in its forward')
-    opt = self.optimizers[name]
-    params = [p for group in opt.param_groups for p in group['params']]
-    for p in params: p.grad = None   # `zero_grad` takes ten times as long
-    if several: loss.backward(inputs=[p for p in params if p.requires_grad], retain_graph=keep)
-    else: loss.backward()
-    return [p.grad for p in params if p.grad is not None]
-
-def _norm(grads): return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-
-# %% ../../nbs/learning/base.ipynb #46c1ca4f
-@patch
-def _finite_norms(self:Learner, record, names):
-    "The norms in a record; an error where one of `names` is no number"
-    values = [record[k] for k in names]
-    if all(map(math.isfinite, values)): return values[1::2]
-    raise ArgumentError(type(self).__name__, f'update {self.updates}: loss and norm of the gradient',
-        ', '.join(map(str, values)), 'finite numbers',
-        'a smaller lr, scaled rewards, or look for NaN in what the model gives; the model has not been changed')
-
-# %% ../../nbs/learning/base.ipynb #46485b75
-@patch
-def _move(self:Learner, name, grads, norm, rate):
-    "One step of a model's optimizer"
-    how,opt = self.learned[name],self.optimizers[name]
-    limit = self.setting(how.max_norm)
-    if norm > limit: torch._foreach_mul_(grads, limit/norm)
-    if callable(self.setting(how.lr)):
-        for group in opt.param_groups: group['lr'] = rate
-    opt.step()
-
-# %% ../../nbs/learning/base.ipynb #6cc21b53
-@patch
-def over_ranks(self:Learner,
-    x:torch.Tensor, # a number
-)->torch.Tensor: # itself, where one learns alone
-    "Its mean over several learners"
-    return x if self.ranks is None else self.ranks.mean(x)
-
-# %% ../../nbs/learning/base.ipynb #1b89cff3
-@patch
-def compute_with(self:Learner,
-    precision:str='float32', # of matrix products: 'float32', or 'bfloat16' where the device is quicker with it
-    compile:bool=False, # let torch.compile make a program of the networks
-)->Learner: # itself
-    "Set how networks are computed from now on"
-    self.precision = choice(type(self).__name__, 'precision', precision, ('float32','bfloat16'))
-    if compile:
-        for model in (*(getattr(self, name) for name in self.learned), *self.targets.values()):
-            if len([*model.parameters()]) > 1: model.compile()
-    self.compiled = bool(compile)
-    return self
+def _norm(grads):
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
 # %% ../../nbs/learning/base.ipynb #caee69fe
-@patch
-def arithmetic(self:Learner):
-    "The context in which errors are computed"
-    if self.precision == 'float32': return nullcontext()
-    return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)   # that of torch 2.6 has no gradients
-
 def full(
-    x:torch.Tensor, # values of a network
-)->torch.Tensor: # in float32 where they had less
+    x: torch.Tensor,  # values of a network
+) -> torch.Tensor:  # in float32 where they had less
     "Losses are computed with all bits"
-    return x.float() if x.dtype in (torch.bfloat16,torch.float16) else x
-
-# %% ../../nbs/learning/base.ipynb #0ee13c78
-@patch
-def feedback(self:Learner,
-    batch:Steps, # as it came, wherever it was computed with
-    td, # an error for each row
-):
-    "Return TD errors to the replay that `batch` was drawn from"
-    if replay_of(batch) is not None: batch.update_priorities(td)
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

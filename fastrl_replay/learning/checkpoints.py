@@ -18,52 +18,75 @@ from ..steps.states import anything, checked, dict_of, exactly, integer, like, r
 
 # %% ../../nbs/learning/checkpoints.ipynb #b440adb4
 def bare_names(
-    state:dict, # of a model
-)->dict: # name → tensor
+    state: dict,  # of a model
+) -> dict:  # name → tensor
     "The tensors of a model without the prefix that torch.compile gives them"
-    return {k.replace('_orig_mod.', ''): v for k,v in state.items()}
+    return {k.replace('_orig_mod.', ''): v for k, v in state.items()}
 
 # %% ../../nbs/learning/checkpoints.ipynb #f8de3a9a
 def saved_part(part):
     "What a checkpoint keeps of a model, an optimizer or a generator"
-    if isinstance(part, torch.Generator): return part.get_state()
-    if not isinstance(part, nn.Module): return deepcopy(part.state_dict())
-    return {k: v.detach().clone() for k,v in bare_names(part.state_dict()).items()}
+    if isinstance(part, torch.Generator):
+        return part.get_state()
+    if not isinstance(part, nn.Module):
+        return deepcopy(part.state_dict())
+    return {k: v.detach().clone() for k, v in bare_names(part.state_dict()).items()}
+
 
 def load_part(part, saved):
     "Let a model, an optimizer or a generator go on where another one was saved"
-    if isinstance(part, torch.Generator): return load_generator(part, saved)
-    if not isinstance(part, nn.Module): return part.load_state_dict(deepcopy(saved))
-    own,saved = part.state_dict(),bare_names(saved)   # whether either of them is compiled or not
-    part.load_state_dict({k: saved[bare] for k,bare in zip(own, bare_names(own))})
+    if isinstance(part, torch.Generator):
+        return load_generator(part, saved)
+    if not isinstance(part, nn.Module):
+        return part.load_state_dict(deepcopy(saved))
+    # whether either of them is compiled or not
+    own = part.state_dict()
+    saved = bare_names(saved)
+    part.load_state_dict({k: saved[bare] for k, bare in zip(own, bare_names(own))})
 
 # %% ../../nbs/learning/checkpoints.ipynb #ec060b2a
 def check_same_shapes(
-    stage:str, # who asks
-    saved:dict, # name → tensor
-    mine:dict, # name → tensor
+    stage: str,  # who asks
+    saved: dict,  # name → tensor
+    mine: dict,  # name → tensor
 ):
     "An error where a checkpoint has other tensors than we have, by name, by shape or by kind of number"
-    for look in _shape_of,_dtype_of:
-        a,b = ({k: look(v) for k,v in d.items()} for d in (saved,mine))
+    for look in _shape_of, _dtype_of:
+        a, b = ({k: look(v) for k, v in d.items()} for d in (saved, mine))
         for k in dict.fromkeys([*b, *a]):
-            if a.get(k) != b.get(k): raise StateError(stage, f'the checkpoint is of another model: {k}',
-                a.get(k, 'not there'), b.get(k, 'no such tensor'), 'build the model that was saved')
+            if a.get(k) != b.get(k):
+                raise StateError(
+                    stage,
+                    f'the checkpoint is of another model: {k}',
+                    a.get(k, 'not there'),
+                    b.get(k, 'no such tensor'),
+                    'build the model that was saved',
+                )
 
-def _shape_of(x): return list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
-def _dtype_of(x): return x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+
+def _shape_of(x):
+    return list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+
+
+def _dtype_of(x):
+    return x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
 
 # %% ../../nbs/learning/checkpoints.ipynb #ffd29a4b
 def check_part(
-    who:str, # the learner
-    prefix:str, # of the names of tensors in errors
-    part, # a model, an optimizer or a generator
-    saved, # what was saved of it
+    who: str,  # the learner
+    prefix: str,  # of the names of tensors in errors
+    part,  # a model, an optimizer or a generator
+    saved,  # what was saved of it
 ):
     "An error where this part of a checkpoint is of another one"
-    if isinstance(part, torch.Generator): return check_generator(who, part, saved)
-    if not isinstance(part, nn.Module): return check_optimizer(who, part, saved)
-    def named(tensors): return {f'{prefix}{k}': v for k,v in bare_names(tensors).items()}
+    if isinstance(part, torch.Generator):
+        return check_generator(who, part, saved)
+    if not isinstance(part, nn.Module):
+        return check_optimizer(who, part, saved)
+
+    def named(tensors):
+        return {f'{prefix}{k}': v for k, v in bare_names(tensors).items()}
+
     check_same_shapes(who, named(checked(who, dict_of(anything), saved)), named(part.state_dict()))
 
 # %% ../../nbs/learning/checkpoints.ipynb #7c245356
@@ -71,83 +94,129 @@ def _after_a_step(opt):
     "The state of an optimizer that has made a step; None: this one makes none without being told more"
     try:
         twin = deepcopy(opt)
-        for p in (p for group in twin.param_groups for p in group['params']): p.grad = torch.zeros_like(p)
+        for p in (p for group in twin.param_groups for p in group['params']):
+            p.grad = torch.zeros_like(p)
         twin.step()
         return twin.state_dict()
-    except Exception: return None
+    except Exception:
+        return None
 
-_SIGNED = 'exp_avg','momentum_buffer'   # numbers of an optimizer that may be negative
+
+_SIGNED = 'exp_avg', 'momentum_buffer'  # numbers of an optimizer that may be negative
+
 
 def _form_of(step):
     "What a state must look like, where an optimizer's is this one after a step"
-    def entries(s): return {k: like(v, -sys.float_info.max*(k in _SIGNED)) for k,v in s.items()}
-    groups = [{k: exactly(v) if k == 'params' else like(v) for k,v in g.items()} for g in step['param_groups']]
-    return dict(state=some({i: entries(s) for i,s in step['state'].items()}), param_groups=row(*groups))
+
+    def entries(s):
+        return {k: like(v, -sys.float_info.max * (k in _SIGNED)) for k, v in s.items()}
+
+    groups = [
+        {k: exactly(v) if k == 'params' else like(v) for k, v in g.items()}
+        for g in step['param_groups']
+    ]
+    return dict(
+        state=some({i: entries(s) for i, s in step['state'].items()}), param_groups=row(*groups)
+    )
 
 # %% ../../nbs/learning/checkpoints.ipynb #d5cebeb6
 def check_optimizer(
-    who:str, # the learner
-    opt, # an optimizer of the learner
-    saved, # what an optimizer's `state_dict` gave
+    who: str,  # the learner
+    opt,  # an optimizer of the learner
+    saved,  # what an optimizer's `state_dict` gave
 ):
     "An error where a step from there on could not be made"
     remedy = 'build the learner that was saved'
-    got,own = (_parameter_groups(s) for s in (saved, opt.state_dict()))
-    if got != own: raise StateError(who, 'the checkpoint is of another optimizer', got, own, remedy)
+    got, own = (_parameter_groups(s) for s in (saved, opt.state_dict()))
+    if got != own:
+        raise StateError(who, 'the checkpoint is of another optimizer', got, own, remedy)
     step = _after_a_step(opt)
-    if step is None: return
+    if step is None:
+        return
     saved = checked(who, _form_of(step), saved)
-    hyper = [{k: v for k,v in g.items() if k in opt.defaults} for g in saved['param_groups']]
+    hyper = [{k: v for k, v in g.items() if k in opt.defaults} for g in saved['param_groups']]
     try:
-        for h in hyper: type(opt)([torch.zeros(1, requires_grad=True)], **h)
-    except ValueError as e: raise StateError(who, 'the checkpoint is of another optimizer', e, remedy=remedy) from e
-    except TypeError: pass   # one that is made in another way
+        for h in hyper:
+            type(opt)([torch.zeros(1, requires_grad=True)], **h)
+    except ValueError as e:
+        raise StateError(who, 'the checkpoint is of another optimizer', e, remedy=remedy) from e
+    except TypeError:
+        pass  # one that is made in another way
 
-def _parameter_groups(state): # of an optimizer: how many parameters, and what the optimizer knows of them
-    if not isinstance(state, dict) or not isinstance(state.get('param_groups'), list): return 'not there'
+
+def _parameter_groups(
+    state,
+):  # of an optimizer: how many parameters, and what the optimizer knows of them
+    if not isinstance(state, dict) or not isinstance(state.get('param_groups'), list):
+        return 'not there'
     return [(len(g['params']), sorted(g)) for g in state['param_groups']]
 
 # %% ../../nbs/learning/checkpoints.ipynb #b1905159
 def load_generator(
-    own:torch.Generator, # is changed
-    saved:torch.Tensor, # a state, of a generator on this device or on another
+    own: torch.Generator,  # is changed
+    saved: torch.Tensor,  # a state, of a generator on this device or on another
 ):
     "Go on where another generator was; on another kind of device, with numbers that follow from its state"
     other = {torch.Generator('cpu').get_state().numel(), _GPU_STATE} - {own.get_state().numel()}
-    moved = isinstance(saved, torch.Tensor) and saved.dtype == torch.uint8 and saved.shape in {(n,) for n in other}
-    if not moved: own.set_state(saved)
-    else: own.manual_seed(int.from_bytes(blake2b(saved.cpu().numpy().tobytes(), digest_size=7).digest(), 'little'))
+    moved = (
+        isinstance(saved, torch.Tensor)
+        and saved.dtype == torch.uint8
+        and saved.shape in {(n,) for n in other}
+    )
+    if not moved:
+        own.set_state(saved)
+    else:
+        own.manual_seed(
+            int.from_bytes(blake2b(saved.cpu().numpy().tobytes(), digest_size=7).digest(), 'little')
+        )
 
-_GPU_STATE = 16   # bytes
+
+_GPU_STATE = 16  # bytes
+
 
 def check_generator(who, own, saved):
     "An error where this is no state of torch's random numbers"
-    try: load_generator(torch.Generator(own.device), saved)
-    except (RuntimeError,TypeError) as e: raise StateError(who, 'a saved generator that is damaged', e) from e
+    try:
+        load_generator(torch.Generator(own.device), saved)
+    except (RuntimeError, TypeError) as e:
+        raise StateError(who, 'a saved generator that is damaged', e) from e
 
 # %% ../../nbs/learning/checkpoints.ipynb #739bc9e4
 class SavedLearner(Pipe):
     "A stage that learns, saved with its models, target networks, optimizers and generator"
-    def _saved_models(self): # name in a checkpoint → model or target network
+
+    def _saved_models(self):  # name in a checkpoint → model or target network
         return {**{name: getattr(self, name) for name in self.learned}, **self.targets}
 
-    def _saved_parts(self): # name in a checkpoint → model, optimizer or generator
-        optimizers = {'opt' if len(self.learned) == 1 else f'{name}_opt': opt for name,opt in self.optimizers.items()}
-        return self._saved_models() | optimizers | ({} if self.generator is None else dict(generator=self.generator))
+    def _saved_parts(self):  # name in a checkpoint → model, optimizer or generator
+        optimizers = {
+            'opt' if len(self.learned) == 1 else f'{name}_opt': opt
+            for name, opt in self.optimizers.items()
+        }
+        return (
+            self._saved_models()
+            | optimizers
+            | ({} if self.generator is None else dict(generator=self.generator))
+        )
 
-    def snapshot(self)->dict:
+    def snapshot(self) -> dict:
         "What a checkpoint holds"
-        return dict({name: saved_part(part) for name,part in self._saved_parts().items()}, updates=self.updates)
+        return dict(
+            {name: saved_part(part) for name, part in self._saved_parts().items()},
+            updates=self.updates,
+        )
 
     def restore(self, state):
         "Continue where `state` was saved"
-        for name,part in self._saved_parts().items(): load_part(part, state[name])
+        for name, part in self._saved_parts().items():
+            load_part(part, state[name])
         self.updates = state['updates']
 
     def check_state(self, state):
         "An error where a checkpoint is of other models or optimizers"
         who = type(self).__name__
         state = checked(who, dict(updates=integer()), state, more=True)
-        for i,(name,part) in enumerate(self._saved_parts().items()):
-            check_part(who, f'{name}.' if i else '', part, state.get(name, {}))   # the first needs no name
+        for i, (name, part) in enumerate(self._saved_parts().items()):
+            # the first needs no name
+            check_part(who, f'{name}.' if i else '', part, state.get(name, {}))
         return state

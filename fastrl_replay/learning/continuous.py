@@ -22,210 +22,306 @@ from .policies import Exploring, ask, n_states
 # %% ../../nbs/learning/continuous.ipynb #bce8ac52
 _OTHERS = 'another environment, or gymnasium.wrappers.TransformAction(env, f, Box(-1, 1, (n,)))'
 
+
 class BoxBounds:
     "Conversion between actions of a `Box` and numbers from -1 to 1"
-    def __init__(self,
-        space:spaces.Box, # of one action; floats with finite bounds
-        who:str='BoxBounds', # who asks
+
+    def __init__(
+        self,
+        space: spaces.Box,  # of one action; floats with finite bounds
+        who: str = 'BoxBounds',  # who asks
     ):
-        remedy = '.dqn, for values of discrete actions' if isinstance(space, (spaces.Discrete,*PARTED)) else _OTHERS
-        if not isinstance(space, spaces.Box) or space.dtype.kind != 'f' or not math.prod(space.shape):
+        remedy = (
+            '.dqn, for values of discrete actions'
+            if isinstance(space, (spaces.Discrete, *PARTED))
+            else _OTHERS
+        )
+        if (
+            not isinstance(space, spaces.Box)
+            or space.dtype.kind != 'f'
+            or not math.prod(space.shape)
+        ):
             raise ArgumentTypeError(who, 'the action space', space, 'a Box of floats', remedy)
         fine = np.isfinite(space.low) & np.isfinite(space.high) & (space.low <= space.high)
-        if not fine.all(): raise ArgumentError(who, 'the bounds of the action space', space,
-            'finite numbers, the lower one first', _OTHERS)
-        self.space,self.size = space,math.prod(space.shape)
-        self.low,self.high = (b.ravel().astype(np.float64) for b in (space.low, space.high))
-        self.middle,self.half = self.high/2 + self.low/2,self.high/2 - self.low/2
-        self.divisor = np.where(self.half > 0, self.half, 1.)
+        if not fine.all():
+            raise ArgumentError(
+                who,
+                'the bounds of the action space',
+                space,
+                'finite numbers, the lower one first',
+                _OTHERS,
+            )
+        self.space, self.size = space, math.prod(space.shape)
+        self.low, self.high = (b.ravel().astype(np.float64) for b in (space.low, space.high))
+        self.middle = self.high / 2 + self.low / 2
+        self.half = self.high / 2 - self.low / 2
+        self.divisor = np.where(self.half > 0, self.half, 1.0)
 
-    def to_space(self,
-        unit:np.ndarray, # [n, size], numbers from -1 to 1
-    )->np.ndarray: # [n, ...], of the space
+    def to_space(
+        self,
+        unit: np.ndarray,  # [n, size], numbers from -1 to 1
+    ) -> np.ndarray:  # [n, ...], of the space
         "Actions that lie in the space"
-        actions = np.clip(self.middle + self.half*unit.astype(np.float64), self.low, self.high)
+        actions = np.clip(self.middle + self.half * unit.astype(np.float64), self.low, self.high)
         return actions.astype(self.space.dtype).reshape(len(unit), *self.space.shape)
 
-    def to_unit(self,
-        action:torch.Tensor, # [B, ...], of the space
-        dtype:torch.dtype=torch.float32, # of the result
-    )->torch.Tensor: # [B, size]
+    def to_unit(
+        self,
+        action: torch.Tensor,  # [B, ...], of the space
+        dtype: torch.dtype = torch.float32,  # of the result
+    ) -> torch.Tensor:  # [B, size]
         "The inverse: numbers from -1 to 1; 0 where both bounds are the same"
-        middle,half = (torch.as_tensor(x, device=action.device) for x in (self.middle, self.divisor))
-        return ((action.reshape(len(action), -1).double() - middle)/half).clamp(-1, 1).to(dtype)
+        middle, half = (
+            torch.as_tensor(x, device=action.device) for x in (self.middle, self.divisor)
+        )
+        return ((action.reshape(len(action), -1).double() - middle) / half).clamp(-1, 1).to(dtype)
 
 # %% ../../nbs/learning/continuous.ipynb #308ca57d
-LOG_STD = -20.,2.   # what the logarithm of a standard deviation is kept between
+LOG_STD = -20.0, 2.0  # what the logarithm of a standard deviation is kept between
+
 
 def squashed(
-    answer:torch.Tensor, # [..., 2*size], as an actor gave it: means, and logarithms of standard deviations
-    noise:torch.Tensor, # [..., size], of a standard normal distribution
-)->tuple: # actions from -1 to 1, [..., size]; the logarithms of their densities, [...]
+    answer: torch.Tensor,  # [..., 2*size], as an actor gave it: means, and logarithms of standard deviations
+    noise: torch.Tensor,  # [..., size], of a standard normal distribution
+) -> tuple:  # actions from -1 to 1, [..., size]; the logarithms of their densities, [...]
     "Samples of a normal distribution, squashed by tanh, and how likely they are"
-    mean,log_std = answer.chunk(2, -1)
+    mean, log_std = answer.chunk(2, -1)
     log_std = log_std.clamp(*LOG_STD)
-    u = mean + log_std.exp()*noise
-    stretch = 2*(math.log(2) - u - F.softplus(-2*u))
-    density = -noise**2/2 - log_std - math.log(2*math.pi)/2 - stretch
-    return u.tanh(),density.sum(-1)
+    u = mean + log_std.exp() * noise
+    stretch = 2 * (math.log(2) - u - F.softplus(-2 * u))
+    density = -(noise**2) / 2 - log_std - math.log(2 * math.pi) / 2 - stretch
+    return u.tanh(), density.sum(-1)
 
 # %% ../../nbs/learning/continuous.ipynb #0938e38c
 def actor_net(
-    observation_space:spaces.Space, # of one environment
-    action_space:spaces.Box, # of one environment
-    hidden=(256,256), # sizes of the hidden layers
-    spread:bool=False, # give the logarithms of standard deviations, too?
-)->nn.Sequential: # states → [..., size], or [..., 2*size]
+    observation_space: spaces.Space,  # of one environment
+    action_space: spaces.Box,  # of one environment
+    hidden=(256, 256),  # sizes of the hidden layers
+    spread: bool = False,  # give the logarithms of standard deviations, too?
+) -> nn.Sequential:  # states → [..., size], or [..., 2*size]
     "A network for the numbers of an action, before they are squashed"
-    features,size = feature_layers(observation_space),BoxBounds(action_space, 'actor_net').size
+    features = feature_layers(observation_space)
+    size = BoxBounds(action_space, 'actor_net').size
     sizes = [features.size, *hidden]
-    layers = [l for a,b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.ReLU(inplace=True))]
-    return nn.Sequential(features, *layers, nn.Linear(sizes[-1], 2*size if spread else size))
+    layers = [l for a, b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.ReLU(inplace=True))]
+    return nn.Sequential(features, *layers, nn.Linear(sizes[-1], 2 * size if spread else size))
 
 # %% ../../nbs/learning/continuous.ipynb #d5498ff9
 class Critics(nn.Module):
     "Networks side by side: states and actions from -1 to 1 → [n, ...] values"
-    def __init__(self,
-        observation_space:spaces.Space, # of one environment
-        action_space:spaces.Box, # of one environment
-        hidden=(256,256), # sizes of the hidden layers
-        n:int=2, # how many networks
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,  # of one environment
+        action_space: spaces.Box,  # of one environment
+        hidden=(256, 256),  # sizes of the hidden layers
+        n: int = 2,  # how many networks
     ):
         super().__init__()
-        self.n,self.features = whole('Critics', 'n', n, 1),feature_layers(observation_space)
+        self.n, self.features = whole('Critics', 'n', n, 1), feature_layers(observation_space)
         sizes = [self.features.size + BoxBounds(action_space, 'Critics').size, *hidden, 1]
-        self.layers = nn.ModuleList(_SideBySide(n, a, b) for a,b in zip(sizes, sizes[1:]))
+        self.layers = nn.ModuleList(_SideBySide(n, a, b) for a, b in zip(sizes, sizes[1:]))
 
     def forward(self, state, action):
         x = torch.cat([self.features(state), action], -1)
-        lead,x = x.shape[:-1],x.flatten(0, -2).expand(self.n, -1, -1)
-        for i,layer in enumerate(self.layers): x = layer(x.relu_() if i else x)   # in place: nothing else has it
+        lead = x.shape[:-1]
+        x = x.flatten(0, -2).expand(self.n, -1, -1)
+        # in place: nothing else has it
+        for i, layer in enumerate(self.layers):
+            x = layer(x.relu_() if i else x)
         return x.reshape(self.n, *lead)
+
 
 class _SideBySide(nn.Module):
     "Linear layers side by side, each begun as `nn.Linear` is"
+
     def __init__(self, n, a, b):
         super().__init__()
-        def begin(*shape): return nn.Parameter(torch.empty(shape).uniform_(-a**-.5, a**-.5))
-        self.weight,self.bias = begin(n, a, b),begin(n, 1, b)
-    def forward(self, x): # with one output, a product of matrices takes three times as long as a sum
-        if self.weight.shape[-1] == 1: return (x*self.weight.mT).sum(-1, keepdim=True) + self.bias
+
+        def begin(*shape):
+            return nn.Parameter(torch.empty(shape).uniform_(-(a**-0.5), a**-0.5))
+
+        self.weight, self.bias = begin(n, a, b), begin(n, 1, b)
+
+    def forward(
+        self, x
+    ):  # with one output, a product of matrices takes three times as long as a sum
+        if self.weight.shape[-1] == 1:
+            return (x * self.weight.mT).sum(-1, keepdim=True) + self.bias
         return torch.baddbmm(self.bias, x, self.weight)
 
 # %% ../../nbs/learning/continuous.ipynb #4741521f
 def _brief(x):
     return f'{x.dtype} {list(x.shape)}' if isinstance(x, torch.Tensor) else f'a {type(x).__name__}'
 
+
 def actor_values(
-    who:str, # who asks
-    actor, # states → [n, size], or with `spread` [n, 2*size]
-    state, # [n, ...]
-    size:int, # numbers of an action
-    spread:bool=False, # does it give the logarithms of standard deviations, too?
-)->torch.Tensor:
+    who: str,  # who asks
+    actor,  # states → [n, size], or with `spread` [n, 2*size]
+    state,  # [n, ...]
+    size: int,  # numbers of an action
+    spread: bool = False,  # does it give the logarithms of standard deviations, too?
+) -> torch.Tensor:
     "What an actor gives, before it is squashed"
-    x,wanted = ask(who, actor, state),(n_states(who, state),size*(1 + spread))
-    if isinstance(x, torch.Tensor) and x.is_floating_point() and tuple(x.shape) == wanted: return x
-    raise ArgumentError(who, 'what the actor gives', _brief(x), f'floats {list(wanted)}',
-        f'actor_net(…, spread={spread})')
+    x = ask(who, actor, state)
+    wanted = (n_states(who, state), size * (1 + spread))
+    if isinstance(x, torch.Tensor) and x.is_floating_point() and tuple(x.shape) == wanted:
+        return x
+    raise ArgumentError(
+        who,
+        'what the actor gives',
+        _brief(x),
+        f'floats {list(wanted)}',
+        f'actor_net(…, spread={spread})',
+    )
 
 # %% ../../nbs/learning/continuous.ipynb #98769a13
 def critic_values(
-    who:str, # who asks
-    critics, # states, and actions from -1 to 1 → [n, B]
-    state, # [B, ...]
-    action:torch.Tensor, # [B, size], from -1 to 1
-)->torch.Tensor: # [n, B]
+    who: str,  # who asks
+    critics,  # states, and actions from -1 to 1 → [n, B]
+    state,  # [B, ...]
+    action: torch.Tensor,  # [B, size], from -1 to 1
+) -> torch.Tensor:  # [n, B]
     "What critics give"
     q = ask(who, critics, state, action)
-    good = isinstance(q, torch.Tensor) and q.is_floating_point() and q.dim() == 2 and q.shape[1] == len(action)
-    if good and len(q): return q
-    raise ArgumentError(who, 'what the critics give', _brief(q), f'floats [n, {len(action)}]',
-        'a row of values for each critic, as Critics(…) gives')
+    good = (
+        isinstance(q, torch.Tensor)
+        and q.is_floating_point()
+        and q.dim() == 2
+        and q.shape[1] == len(action)
+    )
+    if good and len(q):
+        return q
+    raise ArgumentError(
+        who,
+        'what the critics give',
+        _brief(q),
+        f'floats [n, {len(action)}]',
+        'a row of values for each critic, as Critics(…) gives',
+    )
 
 # %% ../../nbs/learning/continuous.ipynb #c26e4434
 def check_rows(
-    who:str, # the learner
-    batch:Steps, # as it came
-    bounds:BoxBounds, # of the actions
+    who: str,  # the learner
+    batch: Steps,  # as it came
+    bounds: BoxBounds,  # of the actions
 ):
     "An error where a batch has no rows, or actions of another space"
-    if isinstance(batch, Sequences): raise ArgumentTypeError(who, 'a batch', f'Sequences {list(batch.shape)}',
-        '[n] rows', 'put it after .experience_replay or .prioritized_replay')
-    if len(batch.shape) != 1 or not len(batch): raise ArgumentError(who, 'a batch', f'shape {list(batch.shape)}',
-        '[n] rows, at least one')
-    got,space = batch.dtype['action'],bounds.space
-    if got.shape == space.shape and got.base.kind == 'f': return
-    raise ArgumentError(who, "column 'action'", f'{got.base}{list(got.shape) or ""} in each row',
+    if isinstance(batch, Sequences):
+        raise ArgumentTypeError(
+            who,
+            'a batch',
+            f'Sequences {list(batch.shape)}',
+            '[n] rows',
+            'put it after .experience_replay or .prioritized_replay',
+        )
+    if len(batch.shape) != 1 or not len(batch):
+        raise ArgumentError(who, 'a batch', f'shape {list(batch.shape)}', '[n] rows, at least one')
+    got = batch.dtype['action']
+    space = bounds.space
+    if got.shape == space.shape and got.base.kind == 'f':
+        return
+    raise ArgumentError(
+        who,
+        "column 'action'",
+        f'{got.base}{list(got.shape) or ""} in each row',
         f'{space.dtype}{list(space.shape) or ""}, as {space} has',
-        'give the learner the action space of the environments')
+        'give the learner the action space of the environments',
+    )
 
 # %% ../../nbs/learning/continuous.ipynb #a2c5295a
 class _BoxPolicy(Exploring):
     "What policies for boxes share: `_unit` makes numbers from -1 to 1 of an actor's answer"
-    spread = False   # does the actor give the logarithms of standard deviations, too?
+
+    spread = False  # does the actor give the logarithms of standard deviations, too?
+
     def _begin(self, actor, space, random, seed, device):
         who = type(self).__name__
-        self.actor,self.bounds,self.device = actor,BoxBounds(space, who),device
-        self.random,self.rng = whole(who, 'random', random),np.random.default_rng(seed)
+        self.actor, self.bounds, self.device = actor, BoxBounds(space, who), device
+        self.random, self.rng = whole(who, 'random', random), np.random.default_rng(seed)
 
-    def __call__(self, state)->np.ndarray: # [n, ...] actions
+    def __call__(self, state) -> np.ndarray:  # [n, ...] actions
         n = n_states(type(self).__name__, state)
-        if self.asked < self.random: unit = self.rng.uniform(-1, 1, (n,self.bounds.size))
-        else: unit = self._unit(self._answer(state))
-        self.asked += n*self.worker.world_size
+        if self.asked < self.random:
+            unit = self.rng.uniform(-1, 1, (n, self.bounds.size))
+        else:
+            unit = self._unit(self._answer(state))
+        self.asked += n * self.worker.world_size
         return self.bounds.to_space(unit)
 
     def _answer(self, state):
         who = type(self).__name__
-        if self.device is not None: state = map_leaves(lambda x: x.to(self.device), state)
-        with torch.no_grad(): x = actor_values(who, self.actor, state, self.bounds.size, self.spread)
+        if self.device is not None:
+            state = map_leaves(lambda x: x.to(self.device), state)
+        with torch.no_grad():
+            x = actor_values(who, self.actor, state, self.bounds.size, self.spread)
         x = x.double().cpu().numpy()
-        if np.isfinite(x).all(): return x
-        raise ArgumentError(who, 'what the actor gives', 'NaN or infinity among them', 'finite numbers',
-            'look at the states, and at the weights of the network')
+        if np.isfinite(x).all():
+            return x
+        raise ArgumentError(
+            who,
+            'what the actor gives',
+            'NaN or infinity among them',
+            'finite numbers',
+            'look at the states, and at the weights of the network',
+        )
 
 # %% ../../nbs/learning/continuous.ipynb #49887d09
 class SquashedGaussian(_BoxPolicy):
     "Draws actions from normal distributions that are squashed into the bounds of a `Box`"
+
     spread = True
-    def __init__(self,
-        actor, # states → [n, 2*size]: means, and logarithms of standard deviations
-        space:spaces.Box, # of one action
-        greedy:bool=False, # take the means, and draw nothing?
-        random:int=0, # how many actions are drawn evenly from the space first
-        seed:int=None, # of its random numbers; None: others each time
-        device=None, # where the actor wants its states; None: where they are
+
+    def __init__(
+        self,
+        actor,  # states → [n, 2*size]: means, and logarithms of standard deviations
+        space: spaces.Box,  # of one action
+        greedy: bool = False,  # take the means, and draw nothing?
+        random: int = 0,  # how many actions are drawn evenly from the space first
+        seed: int = None,  # of its random numbers; None: others each time
+        device=None,  # where the actor wants its states; None: where they are
     ):
         self._begin(actor, space, random, seed, device)
         self.greedy = greedy
+
     def _unit(self, answer):
-        mean,log_std = np.split(answer, 2, 1)
-        if self.greedy: return np.tanh(mean)
-        return np.tanh(mean + np.exp(np.clip(log_std, *LOG_STD))*self.rng.standard_normal(mean.shape))
-    def __repr__(self): return f'SquashedGaussian({type(self.actor).__name__}{", greedy=True"*bool(self.greedy)})'
+        mean, log_std = np.split(answer, 2, 1)
+        if self.greedy:
+            return np.tanh(mean)
+        return np.tanh(
+            mean + np.exp(np.clip(log_std, *LOG_STD)) * self.rng.standard_normal(mean.shape)
+        )
+
+    def __repr__(self):
+        return f'SquashedGaussian({type(self.actor).__name__}{", greedy=True" * bool(self.greedy)})'
 
 # %% ../../nbs/learning/continuous.ipynb #f4b42582
 class GaussianNoise(_BoxPolicy):
     "The actor's actions with normal noise, cut off at the bounds of a `Box`"
-    def __init__(self,
-        actor, # states → [n, size]: any numbers, which tanh squashes
-        space:spaces.Box, # of one action
-        scale=.1, # standard deviation, where bounds are -1 and 1; a number, or a function of the actions so far
-        random:int=0, # how many actions are drawn evenly from the space first
-        seed:int=None, # of its random numbers; None: others each time
-        device=None, # where the actor wants its states; None: where they are
+
+    def __init__(
+        self,
+        actor,  # states → [n, size]: any numbers, which tanh squashes
+        space: spaces.Box,  # of one action
+        scale=0.1,  # standard deviation, where bounds are -1 and 1; a number, or a function of the actions so far
+        random: int = 0,  # how many actions are drawn evenly from the space first
+        seed: int = None,  # of its random numbers; None: others each time
+        device=None,  # where the actor wants its states; None: where they are
     ):
         self._begin(actor, space, random, seed, device)
         self.scale = scale
-        self.report()   # an error where the scale is none
+        self.report()  # an error where the scale is none
 
-    def _unit(self, answer): # noise is drawn where its scale is 0, too: another schedule, the same numbers
+    def _unit(
+        self, answer
+    ):  # noise is drawn where its scale is 0, too: another schedule, the same numbers
         noise = self.rng.standard_normal(answer.shape)
-        return np.clip(np.tanh(answer) + self.report()['noise']*noise, -1, 1)
+        return np.clip(np.tanh(answer) + self.report()['noise'] * noise, -1, 1)
 
-    def report(self)->dict: # float by name
+    def report(self) -> dict:  # float by name
         "What a run writes down: the scale of the noise now"
         scale = self.scale(self.asked) if callable(self.scale) else self.scale
         return dict(noise=number('GaussianNoise', 'scale', scale, remedy='0 is no noise'))
-    def __repr__(self): return f'GaussianNoise({type(self.actor).__name__}, {self.scale})'
+
+    def __repr__(self):
+        return f'GaussianNoise({type(self.actor).__name__}, {self.scale})'

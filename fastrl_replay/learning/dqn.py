@@ -7,16 +7,31 @@ __all__ = ['action_values', 'has_parts', 'dqn_errors', 'DQNLearner', 'value_exce
 
 # %% ../../nbs/learning/dqn.ipynb #24d1c9ef
 import torch
-from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
 from ..steps.batches import Sequences
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, number
 from ..envs.infos import MASK
-from .base import Follows, Learned, Learner, allowed_next, check_discrete, discounts, full
-from fastrl_replay.learning.registry import (NORMS, ROW_MEMORIES, Builder, builds, network_layers, normalised,
-    row_batches, scheduled)
+from fastrl_replay.learning.base import (
+    Follows,
+    Learned,
+    Learner,
+    allowed_next,
+    check_discrete,
+    discounts,
+    full,
+)
+from fastrl_replay.learning.registry import (
+    NORMS,
+    ROW_MEMORIES,
+    Builder,
+    builds,
+    network_layers,
+    normalised,
+    row_batches,
+    scheduled,
+)
 from .losses import double_q_target, masked_values
 from ..pipe import stage
 from .networks import conv_net, value_net
@@ -24,127 +39,214 @@ from .policies import ask
 
 # %% ../../nbs/learning/dqn.ipynb #f331f78b
 def action_values(
-    who:str, # who asks
-    values:torch.Tensor, # [..., actions], as a model gave them
-    action:torch.Tensor, # [...], whole numbers
-)->torch.Tensor: # [...]
+    who: str,  # who asks
+    values: torch.Tensor,  # [..., actions], as a model gave them
+    action: torch.Tensor,  # [...], whole numbers
+) -> torch.Tensor:  # [...]
     "The values of the actions that were taken; an error where the model gives anything else than one for each action"
-    if action.is_floating_point(): raise ArgumentError(who, "column 'action'", action.dtype, 'whole numbers',
-        'values are learned for discrete actions only')
+    if action.is_floating_point():
+        raise ArgumentError(
+            who,
+            "column 'action'",
+            action.dtype,
+            'whole numbers',
+            'values are learned for discrete actions only',
+        )
     tensor = isinstance(values, torch.Tensor)
-    good = tensor and values.is_floating_point() and values.dim() > 0 and values.shape[:-1] == action.shape
-    if not good: raise ArgumentError(who, 'what the model gives',
-        f'{values.dtype} {list(values.shape)}' if tensor else type(values).__name__,
-        f'floats {[*action.shape, "actions"]}'.replace("'", ''), 'one value for each action of each state')
-    try: return values.gather(-1, action.long()[...,None])[...,0]
-    except (IndexError,RuntimeError) as e: raise ArgumentError(who, "column 'action'",
-        f'{action.min()} to {action.max()}',
-        f'0 to {values.shape[-1]-1}, as the model has {values.shape[-1]} values') from e
+    good = (
+        tensor
+        and values.is_floating_point()
+        and values.dim() > 0
+        and values.shape[:-1] == action.shape
+    )
+    if not good:
+        raise ArgumentError(
+            who,
+            'what the model gives',
+            f'{values.dtype} {list(values.shape)}' if tensor else type(values).__name__,
+            f'floats {[*action.shape, "actions"]}'.replace("'", ''),
+            'one value for each action of each state',
+        )
+    try:
+        return values.gather(-1, action.long()[..., None])[..., 0]
+    except (IndexError, RuntimeError) as e:
+        raise ArgumentError(
+            who,
+            "column 'action'",
+            f'{action.min()} to {action.max()}',
+            f'0 to {values.shape[-1] - 1}, as the model has {values.shape[-1]} values',
+        ) from e
 
 # %% ../../nbs/learning/dqn.ipynb #b0920001
 def has_parts(
-    batch:Steps, # rows
-)->bool:
+    batch: Steps,  # rows
+) -> bool:
     "Is each action several whole numbers, as in `MultiDiscrete` and `MultiBinary` spaces?"
     action = batch.dtype['action']
     return action.base.kind in 'iu' and len(action.shape) == 1
 
+
 def _branch_goals(q, batch, discount, chooser, judge):
     "One target for all parts: the mean of what the best action of each is worth"
-    if MASK in batch.dtype.names: raise ArgumentError('dqn_errors', f'column {MASK!r}: an action has several parts',
-        f'{q.shape[1]} parts', 'no mask', f'leave {MASK!r} out of info=')
-    if torch.isinf(q).any(): raise ArgumentError('dqn_errors', "column 'action'",
-        f'up to {batch.action.amax(0).tolist()}', 'actions that the parts of the model have')
-    worth = judge.gather(-1, chooser.argmax(-1, keepdim=True))[...,0].mean(-1)
-    return (batch.reward + discount*worth)[:,None].expand_as(q)
+    if MASK in batch.dtype.names:
+        raise ArgumentError(
+            'dqn_errors',
+            f'column {MASK!r}: an action has several parts',
+            f'{q.shape[1]} parts',
+            'no mask',
+            f'leave {MASK!r} out of info=',
+        )
+    if torch.isinf(q).any():
+        raise ArgumentError(
+            'dqn_errors',
+            "column 'action'",
+            f'up to {batch.action.amax(0).tolist()}',
+            'actions that the parts of the model have',
+        )
+    worth = judge.gather(-1, chooser.argmax(-1, keepdim=True))[..., 0].mean(-1)
+    return (batch.reward + discount * worth)[:, None].expand_as(q)
 
-def _of_rows(x): return x if x.dim() == 1 else x.mean(-1)   # of several parts their mean
+
+def _of_rows(x):
+    return x if x.dim() == 1 else x.mean(-1)  # of several parts their mean
 
 # %% ../../nbs/learning/dqn.ipynb #5dd6ada3
 def dqn_errors(
-    model, # states → [B, actions], or for actions of several parts [B, parts, actions]
-    target, # `model` with older weights: states → the same
-    batch:Steps, # [B]
-    gamma:float, # how much a reward is worth one step later; where rows have a `discount`, that counts
-    double:bool=True, # does `model` choose the next action, or `target`?
-)->tuple: # Q of what was done, with its gradient, and what it should have been, without one: [B], or [B, parts]
+    model,  # states → [B, actions], or for actions of several parts [B, parts, actions]
+    target,  # `model` with older weights: states → the same
+    batch: Steps,  # [B]
+    gamma: float,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+    double: bool = True,  # does `model` choose the next action, or `target`?
+) -> tuple:  # Q of what was done, with its gradient, and what it should have been, without one: [B], or [B, parts]
     "Values and targets of the actions of a batch"
     several = has_parts(batch)
-    if not several: check_discrete('dqn_errors', batch)
+    if not several:
+        check_discrete('dqn_errors', batch)
     values = ask('dqn_errors', model, batch.state)
-    if several and getattr(values, 'ndim', 0) != 3: check_discrete('dqn_errors', batch)   # an error
+    # an error
+    if several and getattr(values, 'ndim', 0) != 3:
+        check_discrete('dqn_errors', batch)
     q = action_values('dqn_errors', values, batch.action)
     with torch.no_grad():
-        after,discount = target(batch.next_state),discounts(batch, gamma)
-        if several: return q,_branch_goals(q, batch, discount, model(batch.next_state) if double else after, after)
+        after = target(batch.next_state)
+        discount = discounts(batch, gamma)
+        if several:
+            return q, _branch_goals(
+                q, batch, discount, model(batch.next_state) if double else after, after
+            )
         allowed = allowed_next('dqn_errors', batch, discount, after.shape[-1])
-        if double: goal = double_q_target(batch.reward, discount, model(batch.next_state), after, allowed)
-        else: goal = batch.reward + discount*masked_values(after, allowed).max(1).values
-    return q,goal
+        if double:
+            goal = double_q_target(batch.reward, discount, model(batch.next_state), after, allowed)
+        else:
+            goal = batch.reward + discount * masked_values(after, allowed).max(1).values
+    return q, goal
 
 # %% ../../nbs/learning/dqn.ipynb #31789899
 @stage('dqn')
 class DQNLearner(Learner):
     "Deep Q-learning: takes batches, improves `model`, yields records"
-    learned,follows = dict(model=Learned()),dict(target=Follows('model'))
-    def __init__(self,
-        source, # a pipe of batches
-        model:nn.Module, # states → [B, actions], or with parts [B, parts, actions]; learned in place
-        gamma:float=.99, # how much a reward is worth one step later; where rows have a `discount`, that counts
-        lr:float=1e-3, # of Adam; a number, or a function of the updates so far
-        double:bool=True, # does the model choose the next action, or the target network?
-        target_every:int=500, # updates between two refreshments of the target network
-        tau:float=1., # how far the target network goes towards the model then; 1: all the way
-        max_norm:float=10., # gradients are scaled down to this norm
-        optimizer=None, # parameters → optimizer, instead of Adam
-        conservative:float=0., # for recorded data: how much values of actions that were not taken are held down
-    ): super().__init__(source, model=model, gamma=gamma, lr=lr, double=double, target_every=target_every, tau=tau,
-                        max_norm=max_norm, optimizer=optimizer,
-                        conservative=number('DQNLearner', 'conservative', conservative))
+
+    learned = dict(model=Learned())
+    follows = dict(target=Follows('model'))
+
+    def __init__(
+        self,
+        source,  # a pipe of batches
+        model: nn.Module,  # states → [B, actions], or with parts [B, parts, actions]; learned in place
+        gamma: float = 0.99,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+        lr: float = 1e-3,  # of Adam; a number, or a function of the updates so far
+        double: bool = True,  # does the model choose the next action, or the target network?
+        target_every: int = 500,  # updates between two refreshments of the target network
+        tau: float = 1.0,  # how far the target network goes towards the model then; 1: all the way
+        max_norm: float = 10.0,  # gradients are scaled down to this norm
+        optimizer=None,  # parameters → optimizer, instead of Adam
+        conservative: float = 0.0,  # for recorded data: how much values of actions that were not taken are held down
+    ):
+        super().__init__(
+            source,
+            model=model,
+            gamma=gamma,
+            lr=lr,
+            double=double,
+            target_every=target_every,
+            tau=tau,
+            max_norm=max_norm,
+            optimizer=optimizer,
+            conservative=number('DQNLearner', 'conservative', conservative),
+        )
 
     def _excess(self, batch):
         with self.arithmetic():
-            return _of_rows(full(value_excess(ask('DQNLearner', self.model, batch.state), batch.action)))
+            return _of_rows(
+                full(value_excess(ask('DQNLearner', self.model, batch.state), batch.action))
+            )
+
+    def learn(
+        self,
+        batch: Steps,  # [B]
+    ) -> dict:  # floats by name
+        "One update: loss, norm of the gradient, mean error, mean value"
+        if isinstance(batch, Sequences):
+            raise ArgumentTypeError(
+                'DQNLearner',
+                'a batch',
+                f'Sequences {list(batch.shape)}',
+                '[n] rows',
+                '.r2d2 for sequences',
+            )
+        if len(batch.shape) != 1 or not len(batch):
+            raise ArgumentError(
+                'DQNLearner', 'a batch', f'shape {list(batch.shape)}', '[n] rows, at least one'
+            )
+        there = batch.to(self.device)
+        with self.arithmetic():
+            q, goal = map(full, dqn_errors(self.model, self.target, there, self.gamma, self.double))
+        loss = _of_rows(F.smooth_l1_loss(q, goal, reduction='none'))
+        td = goal - q.detach()
+        if self.conservative:
+            loss = loss + self.conservative * self._excess(there)
+        if 'weight' in batch.dtype.names:
+            loss = loss * there.weight
+        record = self.step(loss.mean(), td=td.abs().mean(), q=q.detach().mean())
+        self.feedback(batch, td if td.dim() == 1 else _of_rows(td.abs()))
+        return record
 
 # %% ../../nbs/learning/dqn.ipynb #1335681b
 def value_excess(
-    values:torch.Tensor, # [B, actions]
-    action:torch.Tensor, # [B], whole numbers: those that were taken
-)->torch.Tensor: # [B], above 0
+    values: torch.Tensor,  # [B, actions]
+    action: torch.Tensor,  # [B], whole numbers: those that were taken
+) -> torch.Tensor:  # [B], above 0
     "How far the soft maximum of the values is above those of the actions that were taken"
     return values.logsumexp(-1) - action_values('value_excess', values, action)
-
-# %% ../../nbs/learning/dqn.ipynb #2c6100df
-@patch
-def learn(self:DQNLearner,
-    batch:Steps, # [B]
-)->dict: # floats by name
-    "One update: loss, norm of the gradient, mean error, mean value"
-    if isinstance(batch, Sequences): raise ArgumentTypeError('DQNLearner', 'a batch', f'Sequences {list(batch.shape)}',
-        '[n] rows', '.r2d2 for sequences')
-    if len(batch.shape) != 1 or not len(batch): raise ArgumentError('DQNLearner', 'a batch',
-        f'shape {list(batch.shape)}', '[n] rows, at least one')
-    there = batch.to(self.device)
-    with self.arithmetic(): q,goal = map(full, dqn_errors(self.model, self.target, there, self.gamma, self.double))
-    loss,td = _of_rows(F.smooth_l1_loss(q, goal, reduction='none')),goal - q.detach()
-    if self.conservative: loss = loss + self.conservative*self._excess(there)
-    if 'weight' in batch.dtype.names: loss = loss*there.weight
-    record = self.step(loss.mean(), td=td.abs().mean(), q=q.detach().mean())
-    self.feedback(batch, td if td.dim() == 1 else _of_rows(td.abs()))
-    return record
 
 # %% ../../nbs/learning/dqn.ipynb #c1bf4dec
 @builds('dqn')
 class DQNBuilder(Builder):
     "`learner = dqn`: a `value_net` or a `conv_net`, n-step rows, a replay of rows"
+
     memories = ROW_MEMORIES
-    settings = dict(conservative=(0.,
-        'for recorded data: how much values of actions that were not taken are held down'), **NORMS)
+    settings = dict(
+        conservative=(
+            0.0,
+            'for recorded data: how much values of actions that were not taken are held down',
+        ),
+        **NORMS,
+    )
     ranges = dict(conservative=(0, float('inf')))
+
     def model(self, s, observations, actions):
-        images,hidden = network_layers(s['network'])
+        images, hidden = network_layers(s['network'])
         net = (conv_net if images else value_net)(observations, actions, hidden, s['dueling'])
         return normalised(s, observations, net)[0].to(s['device'])
+
     def chain(self, steps, model, s):
-        return row_batches(steps, s).dqn(model, s['gamma'], scheduled(s, 'lr'), s['double'], s['target_every'],
-            s['tau'], s['max_norm'], conservative=s.get('conservative', 0.))
+        return row_batches(steps, s).dqn(
+            model,
+            s['gamma'],
+            scheduled(s, 'lr'),
+            s['double'],
+            s['target_every'],
+            s['tau'],
+            s['max_norm'],
+            conservative=s.get('conservative', 0.0),
+        )

@@ -20,54 +20,72 @@ from .video import recording
 
 # %% ../../nbs/learning/evaluation.ipynb #529e74a9
 def play(
-    stepper, # a `GymStepper` that was not stepped before
-    envs:int, # how many environments it steps
-    episodes:int, # how many count
-    most:int=10_000, # steps of each environment; what has not ended by then is left
-)->tuple: # returns, and whether they were successes; None: the environments don't say
+    stepper,  # a `GymStepper` that was not stepped before
+    envs: int,  # how many environments it steps
+    episodes: int,  # how many count
+    most: int = 10_000,  # steps of each environment; what has not ended by then is left
+) -> tuple:  # returns, and whether they were successes; None: the environments don't say
     "Returns and successes of the first episodes of each environment"
-    (returns,successes),running,told = np.zeros((2,episodes)),np.ones(episodes, bool),False
+    (returns, successes), running, told = np.zeros((2, episodes)), np.ones(episodes, bool), False
     for steps in islice(stepper, most):
         rows = steps.rows
-        which = (rows['episode_n'] - 1)*envs + rows['env_id']
-        rows,which = rows[which < episodes],which[which < episodes]
+        which = (rows['episode_n'] - 1) * envs + rows['env_id']
+        rows = rows[which < episodes]
+        which = which[which < episodes]
         returns[which] = rows['total_reward']
-        if SUCCESS in rows.dtype.names: successes[which],told = rows[SUCCESS],True
+        if SUCCESS in rows.dtype.names:
+            successes[which], told = rows[SUCCESS], True
         running[which[rows['terminated'] | rows['truncated']]] = False
-        if not running.any(): break
+        if not running.any():
+            break
     stepper.close()
-    if running.any(): warnings.warn(f'{running.sum()} of {episodes} episodes were left after {most:,} steps; '
-        'their returns are those so far')
-    return returns,successes if told else None
+    if running.any():
+        warnings.warn(
+            f'{running.sum()} of {episodes} episodes were left after {most:,} steps; '
+            'their returns are those so far'
+        )
+    return returns, successes if told else None
 
 # %% ../../nbs/learning/evaluation.ipynb #3306a5fb
 @singledispatch
 def evaluate(
-    policy, # states → actions, as `GymStepper` takes it; None: random actions
-    env, # an id or a function: one is made for each episode; or an environment, a `VectorEnv`, or a list
-    episodes:int=20, # how many are played, each in an environment of its kind
-    seed:int=0, # environment `i` gets `seed + i`
-    record=None, # a file .mp4 or .gif for a video of the first episode
-    **kwargs, # of `GymStepper`, as in training: info, clip, float32, autoreset_mode
-)->np.ndarray: # their returns
+    policy,  # states → actions, as `GymStepper` takes it; None: random actions
+    env,  # an id or a function: one is made for each episode; or an environment, a `VectorEnv`, or a list
+    episodes: int = 20,  # how many are played, each in an environment of its kind
+    seed: int = 0,  # environment `i` gets `seed + i`
+    record=None,  # a file .mp4 or .gif for a video of the first episode
+    **kwargs,  # of `GymStepper`, as in training: info, clip, float32, autoreset_mode
+) -> np.ndarray:  # their returns
     "Returns of episodes that a policy plays without learning"
     n = whole('evaluate', 'episodes', episodes, 1)
     if policy is not None and not callable(policy):
-        raise ArgumentTypeError('evaluate', 'policy', type(policy).__name__, 'a function of states, or None')
-    env = as_agents(env)   # episodes are those of agents
-    if isinstance(env, VectorEnv): source,envs = env,env.num_envs
-    elif isinstance(env, (list,tuple)): source,envs = list(env),len(env)
-    elif isinstance(env, gym.Env): source,envs = [env],1
-    else: source,envs = [env]*n,n
-    with recording(record) as filmed: return play(GymStepper(filmed(source), policy, seed, **kwargs), envs, n)[0]
+        raise ArgumentTypeError(
+            'evaluate', 'policy', type(policy).__name__, 'a function of states, or None'
+        )
+    env = as_agents(env)  # episodes are those of agents
+    if isinstance(env, VectorEnv):
+        source = env
+        envs = env.num_envs
+    elif isinstance(env, (list, tuple)):
+        source = list(env)
+        envs = len(env)
+    elif isinstance(env, gym.Env):
+        source = [env]
+        envs = 1
+    else:
+        source = [env] * n
+        envs = n
+    with recording(record) as filmed:
+        return play(GymStepper(filmed(source), policy, seed, **kwargs), envs, n)[0]
 
 # %% ../../nbs/learning/evaluation.ipynb #a31c0f01
 def decimals(
-    *values, # numbers that are printed together
-    least:int=1, # how many at least
-)->int:
+    *values,  # numbers that are printed together
+    least: int = 1,  # how many at least
+) -> int:
     "How many decimals results need: three digits of the largest where that is below 5, else one or `least`"
     largest = max((abs(float(x)) for x in values if isfinite(x)), default=0)
-    if not largest: return least
+    if not largest:
+        return least
     digits = 2 - floor(log10(largest))
     return max(least, min(digits, 1) if largest >= 5 else digits)

@@ -15,6 +15,29 @@ from .dqn import DQNLearner, action_values, dqn_errors
 from .r2d2 import R2D2Learner, r2d2_errors
 from .sac import SACLearner, sac_actor_loss, sac_errors
 from .td3 import TD3Learner, td3_actor_loss, td3_errors
-_all_ = ['Follows', 'Learned', 'Learner', 'discounts', 'follow', 'LEARNERS', 'Builder', 'SettingsError', 'builds',
-         'QLearner', 'QTable', 'q_update', 'DQNLearner', 'action_values', 'dqn_errors', 'R2D2Learner', 'r2d2_errors',
-         'SACLearner', 'sac_actor_loss', 'sac_errors', 'TD3Learner', 'td3_actor_loss', 'td3_errors']
+
+_all_ = [
+    'Follows',
+    'Learned',
+    'Learner',
+    'discounts',
+    'follow',
+    'LEARNERS',
+    'Builder',
+    'SettingsError',
+    'builds',
+    'QLearner',
+    'QTable',
+    'q_update',
+    'DQNLearner',
+    'action_values',
+    'dqn_errors',
+    'R2D2Learner',
+    'r2d2_errors',
+    'SACLearner',
+    'sac_actor_loss',
+    'sac_errors',
+    'TD3Learner',
+    'td3_actor_loss',
+    'td3_errors',
+]

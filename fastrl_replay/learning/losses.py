@@ -12,105 +12,138 @@ from ..steps.errors import ArgumentError, ArgumentTypeError, number, whole
 # %% ../../nbs/learning/losses.ipynb #944412e1
 def _check(fn, like=None, **tensors):
     "Each must be a tensor of floats, and have the shape that the one named `like` has"
-    for name,t in tensors.items():
-        if not isinstance(t, torch.Tensor): raise ArgumentTypeError(fn, name, type(t).__name__, 'a tensor')
-        if not t.is_floating_point(): raise ArgumentError(fn, name, t.dtype, 'floating point', f'{name}.float()')
-        if like and t.shape != tensors[like].shape: raise ArgumentError(fn, name, f'shape {list(t.shape)}',
-            f'{list(tensors[like].shape)}, the shape of {like}')
+    for name, t in tensors.items():
+        if not isinstance(t, torch.Tensor):
+            raise ArgumentTypeError(fn, name, type(t).__name__, 'a tensor')
+        if not t.is_floating_point():
+            raise ArgumentError(fn, name, t.dtype, 'floating point', f'{name}.float()')
+        if like and t.shape != tensors[like].shape:
+            raise ArgumentError(
+                fn,
+                name,
+                f'shape {list(t.shape)}',
+                f'{list(tensors[like].shape)}, the shape of {like}',
+            )
+
 
 def _check_mask(fn, mask, like, shape):
-    if mask is None: return
-    if not isinstance(mask, torch.Tensor): raise ArgumentTypeError(fn, 'mask', type(mask).__name__, 'a tensor of bool')
-    if mask.dtype != torch.bool: raise ArgumentError(fn, 'mask', mask.dtype, 'a tensor of bool', 'mask.bool()')
-    if mask.shape != shape: raise ArgumentError(fn, 'mask', f'shape {list(mask.shape)}',
-        f'{list(shape)}, the shape of {like}')
+    if mask is None:
+        return
+    if not isinstance(mask, torch.Tensor):
+        raise ArgumentTypeError(fn, 'mask', type(mask).__name__, 'a tensor of bool')
+    if mask.dtype != torch.bool:
+        raise ArgumentError(fn, 'mask', mask.dtype, 'a tensor of bool', 'mask.bool()')
+    if mask.shape != shape:
+        raise ArgumentError(
+            fn, 'mask', f'shape {list(mask.shape)}', f'{list(shape)}, the shape of {like}'
+        )
 
 # %% ../../nbs/learning/losses.ipynb #e07ce7a9
 def rescale(
-    x:torch.Tensor, # values, any shape
-    eps:float=1e-3, # the slope that is left for large values
-)->torch.Tensor: # of the same shape and dtype
+    x: torch.Tensor,  # values, any shape
+    eps: float = 1e-3,  # the slope that is left for large values
+) -> torch.Tensor:  # of the same shape and dtype
     "R2D2's h: values on the scale of their root"
     _check('rescale', x=x)
     number('rescale', 'eps', eps)
-    return x*(1/((x.abs() + 1).sqrt() + 1) + eps)
+    return x * (1 / ((x.abs() + 1).sqrt() + 1) + eps)
 
 # %% ../../nbs/learning/losses.ipynb #0501d99b
 def unrescale(
-    x:torch.Tensor, # values as `rescale` gave them, any shape
-    eps:float=1e-3, # what `rescale` was given
-)->torch.Tensor: # of the same shape and dtype
+    x: torch.Tensor,  # values as `rescale` gave them, any shape
+    eps: float = 1e-3,  # what `rescale` was given
+) -> torch.Tensor:  # of the same shape and dtype
     "The inverse of `rescale`"
     _check('unrescale', x=x)
     number('unrescale', 'eps', eps)
-    b = 1 + 2*eps
-    t = 2*x/(b + (b*b + 4*eps*x.abs()).sqrt())
-    return t*(t.abs() + 2)
+    b = 1 + 2 * eps
+    t = 2 * x / (b + (b * b + 4 * eps * x.abs()).sqrt())
+    return t * (t.abs() + 2)
 
 # %% ../../nbs/learning/losses.ipynb #66d26e2d
 def n_step_targets(
-    reward:torch.Tensor, # [..., T], of each step
-    discount:torch.Tensor, # [..., T], γ of each step, 0 where it terminated
-    value:torch.Tensor, # [..., T], of the state after each step
-    n:int, # how many rewards at most
-    mask:torch.Tensor=None, # [..., T], bool: is this a step? None: all are
-)->torch.Tensor: # [..., T], 0 where the mask is False
+    reward: torch.Tensor,  # [..., T], of each step
+    discount: torch.Tensor,  # [..., T], γ of each step, 0 where it terminated
+    value: torch.Tensor,  # [..., T], of the state after each step
+    n: int,  # how many rewards at most
+    mask: torch.Tensor = None,  # [..., T], bool: is this a step? None: all are
+) -> torch.Tensor:  # [..., T], 0 where the mask is False
     "Targets of all steps of sequences: up to `n` rewards, then the value"
     _check('n_step_targets', like='reward', reward=reward, discount=discount, value=value)
     _check_mask('n_step_targets', mask, 'reward', reward.shape)
     whole('n_step_targets', 'n', n, 1)
-    if reward.ndim == 0: raise ArgumentError('n_step_targets', 'reward', 'a single number', 'shape [..., T]')
-    if mask is not None: reward,discount,value = (torch.where(mask, t, 0) for t in (reward,discount,value))
-    target = reward + discount*value
+    if reward.ndim == 0:
+        raise ArgumentError('n_step_targets', 'reward', 'a single number', 'shape [..., T]')
+    if mask is not None:
+        reward, discount, value = (torch.where(mask, t, 0) for t in (reward, discount, value))
+    target = reward + discount * value
     for _ in range(min(n, reward.shape[-1]) - 1):
-        after = target[...,1:] if mask is None else torch.where(mask[...,1:], target[...,1:], value[...,:-1])
-        target = reward + discount*torch.cat([after, value[...,-1:]], -1)
+        after = (
+            target[..., 1:]
+            if mask is None
+            else torch.where(mask[..., 1:], target[..., 1:], value[..., :-1])
+        )
+        target = reward + discount * torch.cat([after, value[..., -1:]], -1)
     return target
 
 # %% ../../nbs/learning/losses.ipynb #de21b0c3
 def masked_values(
-    values:torch.Tensor, # [..., actions]
-    allowed:torch.Tensor, # [..., actions], bool; None: all are
-)->torch.Tensor: # [..., actions]
+    values: torch.Tensor,  # [..., actions]
+    allowed: torch.Tensor,  # [..., actions], bool; None: all are
+) -> torch.Tensor:  # [..., actions]
     "Values with -∞ where an action is not allowed; as they are where none is"
-    if allowed is None: return values
+    if allowed is None:
+        return values
     _check_mask('masked_values', allowed, 'values', values.shape)
     return values.masked_fill(~allowed & allowed.any(-1, keepdim=True), -torch.inf)
 
 # %% ../../nbs/learning/losses.ipynb #bdb01a57
 def double_q_target(
-    reward:torch.Tensor, # [...]
-    discount:torch.Tensor, # [...], 0 where the episode terminated
-    q_online_next:torch.Tensor, # [..., actions], of the next state: these choose
-    q_target_next:torch.Tensor, # [..., actions], of the next state: these say what it is worth
-    allowed:torch.Tensor=None, # [..., actions], bool: which actions are allowed in the next state; None: all
-)->torch.Tensor: # [...]
+    reward: torch.Tensor,  # [...]
+    discount: torch.Tensor,  # [...], 0 where the episode terminated
+    q_online_next: torch.Tensor,  # [..., actions], of the next state: these choose
+    q_target_next: torch.Tensor,  # [..., actions], of the next state: these say what it is worth
+    allowed: torch.Tensor = None,  # [..., actions], bool: which actions are allowed in the next state; None: all
+) -> torch.Tensor:  # [...]
     "The value of the action that the online network would choose, by the target network"
     _check('double_q_target', like='reward', reward=reward, discount=discount)
-    _check('double_q_target', like='q_online_next', q_online_next=q_online_next, q_target_next=q_target_next)
+    _check(
+        'double_q_target',
+        like='q_online_next',
+        q_online_next=q_online_next,
+        q_target_next=q_target_next,
+    )
     shape = q_online_next.shape
-    if not shape or shape[:-1] != reward.shape or shape[-1] == 0: raise ArgumentError('double_q_target',
-        'q_online_next', f'shape {list(shape)}', f'{[*reward.shape, "actions"]}'.replace("'", ''),
-        'one value for each action, along the last axis')
+    if not shape or shape[:-1] != reward.shape or shape[-1] == 0:
+        raise ArgumentError(
+            'double_q_target',
+            'q_online_next',
+            f'shape {list(shape)}',
+            f'{[*reward.shape, "actions"]}'.replace("'", ''),
+            'one value for each action, along the last axis',
+        )
     chosen = masked_values(q_online_next, allowed).argmax(-1, keepdim=True)
-    return reward + discount*q_target_next.gather(-1, chosen).squeeze(-1)
+    return reward + discount * q_target_next.gather(-1, chosen).squeeze(-1)
 
 # %% ../../nbs/learning/losses.ipynb #18efea3a
 def mixed_priority(
-    td:torch.Tensor, # [B, T], errors; numpy's arrays may come too, and then one is given back
-    eta:float=.9, # 1: the largest error counts, 0: the mean
-    mask:torch.Tensor=None, # [B, T], bool: does this step count? None: all do
-)->torch.Tensor: # [B]
+    td: torch.Tensor,  # [B, T], errors; numpy's arrays may come too, and then one is given back
+    eta: float = 0.9,  # 1: the largest error counts, 0: the mean
+    mask: torch.Tensor = None,  # [B, T], bool: does this step count? None: all do
+) -> torch.Tensor:  # [B]
     "η times the largest absolute error of each sequence plus 1-η times their mean"
     if isinstance(td, np.ndarray):
         mask = None if mask is None else torch.as_tensor(mask)
         return mixed_priority(torch.from_numpy(np.ascontiguousarray(td)), eta, mask).numpy()
     _check('mixed_priority', td=td)
     number('mixed_priority', 'eta', eta, 0, 1)
-    if td.ndim != 2 or td.shape[1] == 0: raise ArgumentError('mixed_priority', 'td', f'shape {list(td.shape)}',
-        '[B, T], at least one step')
+    if td.ndim != 2 or td.shape[1] == 0:
+        raise ArgumentError(
+            'mixed_priority', 'td', f'shape {list(td.shape)}', '[B, T], at least one step'
+        )
     _check_mask('mixed_priority', mask, 'td', td.shape)
     size = td.abs()
-    if mask is None: return eta*size.amax(1) + (1-eta)*size.mean(1)
+    if mask is None:
+        return eta * size.amax(1) + (1 - eta) * size.mean(1)
     size = torch.where(mask, size, 0)
-    return eta*size.amax(1) + (1-eta)*size.sum(1)/mask.sum(1).clamp(min=1)
+    return eta * size.amax(1) + (1 - eta) * size.sum(1) / mask.sum(1).clamp(min=1)

@@ -17,141 +17,196 @@ from ..steps.nested import named_leaves, space_dtype
 # %% ../../nbs/learning/networks.ipynb #1102942e
 class FlattenSpace(nn.Module):
     "States of a space as floats, [..., `size`]"
-    def __init__(self,
-        space:spaces.Space, # of one observation
+
+    def __init__(
+        self,
+        space: spaces.Space,  # of one observation
     ):
         super().__init__()
-        space_dtype(space, 'FlattenSpace')   # an error where it has no fixed size
-        self.space,self.size = space,int(spaces.flatdim(space))
-    def forward(self, state): return _flat(state, self.space)
+        space_dtype(space, 'FlattenSpace')  # an error where it has no fixed size
+        self.space, self.size = space, int(spaces.flatdim(space))
+
+    def forward(self, state):
+        return _flat(state, self.space)
 
 # %% ../../nbs/learning/networks.ipynb #0332fb08
 def _flat(x, space):
-    if isinstance(space, spaces.Dict): return torch.cat([_flat(x[k], s) for k,s in space.spaces.items()], -1)
-    if isinstance(space, spaces.Tuple): return torch.cat([_flat(v, s) for v,s in zip(x, space.spaces)], -1)
-    if isinstance(space, spaces.Discrete): return _ones(x, space.start, space.n)
-    if isinstance(space, spaces.MultiDiscrete): return _flat_many(x, space)
-    if len(space.shape) > 1: return x.float().flatten(-len(space.shape))
-    return x.float() if space.shape else x.float()[...,None]
+    if isinstance(space, spaces.Dict):
+        return torch.cat([_flat(x[k], s) for k, s in space.spaces.items()], -1)
+    if isinstance(space, spaces.Tuple):
+        return torch.cat([_flat(v, s) for v, s in zip(x, space.spaces)], -1)
+    if isinstance(space, spaces.Discrete):
+        return _ones(x, space.start, space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return _flat_many(x, space)
+    if len(space.shape) > 1:
+        return x.float().flatten(-len(space.shape))
+    return x.float() if space.shape else x.float()[..., None]
+
 
 def _flat_many(x, space):
     x = x.flatten(-len(space.shape)) if len(space.shape) > 1 else x
     parts = zip(space.start.ravel(), space.nvec.ravel())
-    return torch.cat([_ones(x[...,i], s, n) for i,(s,n) in enumerate(parts)], -1)
+    return torch.cat([_ones(x[..., i], s, n) for i, (s, n) in enumerate(parts)], -1)
+
 
 def _ones(x, start, n):
     "A one at its place; nowhere, where there is no such place (padding is all 0)"
-    return (x[...,None] == torch.arange(int(start), int(start + n), device=x.device)).float()
+    return (x[..., None] == torch.arange(int(start), int(start + n), device=x.device)).float()
 
 # %% ../../nbs/learning/networks.ipynb #6c67e3d8
 def is_image(
-    space:spaces.Space, # of an observation, or of a part of it
-)->bool:
+    space: spaces.Space,  # of an observation, or of a part of it
+) -> bool:
     "Is it an image, or a stack of images?"
-    if not isinstance(space, spaces.Box): return False
+    if not isinstance(space, spaces.Box):
+        return False
     axes = len(space.shape)
-    return axes in (3,4) or axes == 2 and space.dtype == np.uint8 and min(space.shape) >= 8
+    return axes in (3, 4) or axes == 2 and space.dtype == np.uint8 and min(space.shape) >= 8
+
 
 def has_images(
-    space:spaces.Space, # of an observation
-)->bool:
+    space: spaces.Space,  # of an observation
+) -> bool:
     "Is there an image in it?"
-    return any(is_image(part) for _,part in named_leaves(space))
+    return any(is_image(part) for _, part in named_leaves(space))
 
 # %% ../../nbs/learning/networks.ipynb #bbbdb17e
-_LAYERS = {   # shorter side of the image, at least → channels, side of the window, stride of each layer
-    36: ((32,8,4),(64,4,2),(64,3,1)),
-    12: ((32,4,2),(64,3,1)),
-    3: ((16,3,1),)}
+_LAYERS = {  # shorter side of the image, at least → channels, side of the window, stride of each layer
+    36: ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    12: ((32, 4, 2), (64, 3, 1)),
+    3: ((16, 3, 1),),
+}
 
 # %% ../../nbs/learning/networks.ipynb #cd0840db
 class ConvLayers(nn.Module):
     "Images of a space as features, [..., `size`]"
-    def __init__(self,
-        space:spaces.Box, # of one observation: [H,W], [C,H,W], [H,W,C] or [stack,H,W,C]
+
+    def __init__(
+        self,
+        space: spaces.Box,  # of one observation: [H,W], [C,H,W], [H,W,C] or [stack,H,W,C]
     ):
         super().__init__()
-        if not is_image(space): raise ArgumentTypeError('ConvLayers', 'the space', space, 'a Box of images')
-        self.shape,self.highest = space.shape,float(space.high.max()) if space.dtype == np.uint8 else 1.
-        *stack,a,b,c = self.shape if len(self.shape) > 2 else (1,*self.shape)
-        self.last = c < a   # are channels the last axis?
-        channels,*sides = (c,a,b) if self.last else (a,b,c)
-        fits = next((layers for least,layers in _LAYERS.items() if min(sides) >= least), None)
-        if not fits: raise ArgumentError('ConvLayers', 'images', f'{sides[0]} × {sides[1]} pixels', 'at least 3 × 3')
-        found,channels = [],channels*math.prod(stack)
-        for wide,side,stride in fits:
+        if not is_image(space):
+            raise ArgumentTypeError('ConvLayers', 'the space', space, 'a Box of images')
+        self.shape, self.highest = (
+            space.shape,
+            float(space.high.max()) if space.dtype == np.uint8 else 1.0,
+        )
+        *stack, a, b, c = self.shape if len(self.shape) > 2 else (1, *self.shape)
+        self.last = c < a  # are channels the last axis?
+        channels, *sides = (c, a, b) if self.last else (a, b, c)
+        fits = next((layers for least, layers in _LAYERS.items() if min(sides) >= least), None)
+        if not fits:
+            raise ArgumentError(
+                'ConvLayers', 'images', f'{sides[0]} × {sides[1]} pixels', 'at least 3 × 3'
+            )
+        found = []
+        channels = channels * math.prod(stack)
+        for wide, side, stride in fits:
             found += [nn.Conv2d(channels, wide, side, stride), nn.ReLU()]
-            channels,sides = wide,[(s - side)//stride + 1 for s in sides]
-        self.layers,self.size = nn.Sequential(*found, nn.Flatten()),channels*math.prod(sides)
+            channels = wide
+            sides = [(s - side) // stride + 1 for s in sides]
+        self.layers, self.size = nn.Sequential(*found, nn.Flatten()), channels * math.prod(sides)
 
     def forward(self, state):
         lead = state.dim() - len(self.shape)
-        if lead < 0 or state.shape[lead:] != self.shape: raise ArgumentError('ConvLayers', 'images',
-            f'shape {list(state.shape)}', f'[..., {", ".join(map(str, self.shape))}]')
-        x = state.reshape(math.prod(state.shape[:lead]), *[1]*(len(self.shape) == 2), *self.shape)
-        new,x = x.dtype == torch.uint8,x.float()   # if new, it can be scaled in place
-        if self.highest != 1: x = x.div_(self.highest) if new else x/self.highest
-        if self.last: x = x.movedim(-1, -3)
+        if lead < 0 or state.shape[lead:] != self.shape:
+            raise ArgumentError(
+                'ConvLayers',
+                'images',
+                f'shape {list(state.shape)}',
+                f'[..., {", ".join(map(str, self.shape))}]',
+            )
+        x = state.reshape(math.prod(state.shape[:lead]), *[1] * (len(self.shape) == 2), *self.shape)
+        # if new, it can be scaled in place
+        new = x.dtype == torch.uint8
+        x = x.float()
+        if self.highest != 1:
+            x = x.div_(self.highest) if new else x / self.highest
+        if self.last:
+            x = x.movedim(-1, -3)
         return self.layers(x.flatten(1, -3)).reshape(*state.shape[:lead], self.size)
 
 # %% ../../nbs/learning/networks.ipynb #9ecaea21
 class _Parts(nn.Module):
     "The features of the parts of a `Dict` or a `Tuple`, one after the other"
+
     def __init__(self, space):
         super().__init__()
-        self.keys = list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space.spaces))
+        self.keys = (
+            list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space.spaces))
+        )
         self.parts = nn.ModuleList(feature_layers(space.spaces[k]) for k in self.keys)
         self.size = sum(p.size for p in self.parts)
-    def forward(self, state): return torch.cat([p(state[k]) for k,p in zip(self.keys, self.parts)], -1)
+
+    def forward(self, state):
+        return torch.cat([p(state[k]) for k, p in zip(self.keys, self.parts)], -1)
+
 
 def feature_layers(
-    space:spaces.Space, # of one observation
-)->nn.Module: # states → [..., `size`]
+    space: spaces.Space,  # of one observation
+) -> nn.Module:  # states → [..., `size`]
     "Layers that make features of states: `ConvLayers` for images, `FlattenSpace` for everything else"
-    if is_image(space): return ConvLayers(space)
+    if is_image(space):
+        return ConvLayers(space)
     return _Parts(space) if has_images(space) else FlattenSpace(space)
 
 # %% ../../nbs/learning/networks.ipynb #fdb6e69e
 class Dueling(nn.Module):
     "A linear head: value of the state plus advantage of each action"
-    def __init__(self,
-        size:int, # of what comes in
-        actions:int, # how many actions there are
+
+    def __init__(
+        self,
+        size: int,  # of what comes in
+        actions: int,  # how many actions there are
     ):
         super().__init__()
-        self.value,self.advantage = nn.Linear(size, 1),nn.Linear(size, actions)
+        self.value, self.advantage = nn.Linear(size, 1), nn.Linear(size, actions)
+
     def forward(self, x):
         a = self.advantage(x)
         return self.value(x) + a - a.mean(-1, keepdim=True)
 
 # %% ../../nbs/learning/networks.ipynb #b0910002
-PARTED = spaces.MultiDiscrete,spaces.MultiBinary
+PARTED = spaces.MultiDiscrete, spaces.MultiBinary
+
 
 def part_sizes(
-    space:spaces.Space, # of one action
-)->tuple: # how many actions each part has; empty: it has no parts
+    space: spaces.Space,  # of one action
+) -> tuple:  # how many actions each part has; empty: it has no parts
     "The sizes of an action's parts; an error where they don't begin at 0, or lie in a table"
-    if not isinstance(space, PARTED): return ()
+    if not isinstance(space, PARTED):
+        return ()
     binary = isinstance(space, spaces.MultiBinary)
     if len(space.shape) == 1 and (binary or not space.start.any()):
-        return (2,)*space.shape[0] if binary else tuple(map(int, space.nvec))
-    raise ArgumentTypeError('values of actions', 'the action space', space,
+        return (2,) * space.shape[0] if binary else tuple(map(int, space.nvec))
+    raise ArgumentTypeError(
+        'values of actions',
+        'the action space',
+        space,
         'Discrete, MultiDiscrete or MultiBinary, from 0, its parts in a row',
-        'wrap the environment (gymnasium.wrappers.TransformAction)')
+        'wrap the environment (gymnasium.wrappers.TransformAction)',
+    )
 
 # %% ../../nbs/learning/networks.ipynb #b0910003
 class Branches(nn.Module):
     "A linear head: values for each part of an action; with `dueling` a value of the state, and advantages"
-    def __init__(self,
-        size:int, # of what comes in
-        sizes:tuple, # how many actions each part has
-        dueling:bool=False, # ask for the value of the state apart?
+
+    def __init__(
+        self,
+        size: int,  # of what comes in
+        sizes: tuple,  # how many actions each part has
+        dueling: bool = False,  # ask for the value of the state apart?
     ):
         super().__init__()
-        self.action_sizes,total = tuple(sizes),sum(sizes)
-        self.advantage,self.value = nn.Linear(size, total),nn.Linear(size, 1) if dueling else None
-        place = torch.full((len(sizes), max(sizes)), total)   # where there is no action: -∞, which comes last
-        for part,n in enumerate(sizes): place[part,:n] = torch.arange(n) + sum(sizes[:part])
+        self.action_sizes = tuple(sizes)
+        total = sum(sizes)
+        self.advantage, self.value = nn.Linear(size, total), nn.Linear(size, 1) if dueling else None
+        # where there is no action: -∞, which comes last
+        place = torch.full((len(sizes), max(sizes)), total)
+        for part, n in enumerate(sizes):
+            place[part, :n] = torch.arange(n) + sum(sizes[:part])
         self.register_buffer('place', place, persistent=False)
 
     def forward(self, x):
@@ -159,77 +214,110 @@ class Branches(nn.Module):
         if self.value is not None:
             parts = [v - v.mean(-1, keepdim=True) for v in a.split(self.action_sizes, -1)]
             a = self.value(x) + torch.cat(parts, -1)
-        return nn.functional.pad(a, (0,1), value=-math.inf)[...,self.place]
+        return nn.functional.pad(a, (0, 1), value=-math.inf)[..., self.place]
 
 # %% ../../nbs/learning/networks.ipynb #b9db6e25
 def value_net(
-    observation_space:spaces.Space, # of one environment
-    action_space:spaces.Space, # of one environment: Discrete, or of several parts: MultiDiscrete, MultiBinary
-    hidden=(256,256), # sizes of the hidden layers
-    dueling:bool=False, # with a `Dueling` head?
-)->nn.Sequential: # states → [..., actions], or [..., parts, actions]
+    observation_space: spaces.Space,  # of one environment
+    action_space: spaces.Space,  # of one environment: Discrete, or of several parts: MultiDiscrete, MultiBinary
+    hidden=(256, 256),  # sizes of the hidden layers
+    dueling: bool = False,  # with a `Dueling` head?
+) -> nn.Sequential:  # states → [..., actions], or [..., parts, actions]
     "A plain network of linear layers and ReLUs"
-    if has_images(observation_space): raise ArgumentError('value_net', 'the observation space has images',
-        observation_space, 'numbers', 'conv_net (in a recipe, network = conv); or for the pixels in a row '
-        'gymnasium.wrappers.FlattenObservation')
+    if has_images(observation_space):
+        raise ArgumentError(
+            'value_net',
+            'the observation space has images',
+            observation_space,
+            'numbers',
+            'conv_net (in a recipe, network = conv); or for the pixels in a row '
+            'gymnasium.wrappers.FlattenObservation',
+        )
     return _with_head(FlattenSpace(observation_space), action_space, hidden, dueling)
 
 # %% ../../nbs/learning/networks.ipynb #053fa056
 def _with_head(features, action_space, hidden, dueling):
     sizes = [features.size, *hidden]
-    layers = [l for a,b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.ReLU())]
+    layers = [l for a, b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.ReLU())]
     parts = part_sizes(action_space)
-    if parts: head = Branches(sizes[-1], parts, dueling)
-    else: head = (Dueling if dueling else nn.Linear)(sizes[-1], n_actions(action_space))
+    if parts:
+        head = Branches(sizes[-1], parts, dueling)
+    else:
+        head = (Dueling if dueling else nn.Linear)(sizes[-1], n_actions(action_space))
     return nn.Sequential(features, *layers, head)
 
+
 def n_actions(
-    space:spaces.Space, # of one action
-    who:str='values of actions', # who asks
-)->int:
+    space: spaces.Space,  # of one action
+    who: str = 'values of actions',  # who asks
+) -> int:
     "How many actions there are; an error where they aren't 0, 1, 2, …"
-    if isinstance(space, spaces.Discrete) and space.start == 0: return int(space.n)
-    several = '.dqn with value_net, which has a value for each part; or '*isinstance(space, PARTED)
-    raise ArgumentTypeError(who, 'the action space', space, 'Discrete, from 0',
-        f'{several}wrap the environment (gymnasium.wrappers.TransformAction)')
+    if isinstance(space, spaces.Discrete) and space.start == 0:
+        return int(space.n)
+    several = '.dqn with value_net, which has a value for each part; or ' * isinstance(
+        space, PARTED
+    )
+    raise ArgumentTypeError(
+        who,
+        'the action space',
+        space,
+        'Discrete, from 0',
+        f'{several}wrap the environment (gymnasium.wrappers.TransformAction)',
+    )
 
 # %% ../../nbs/learning/networks.ipynb #b465300d
 def conv_net(
-    observation_space:spaces.Space, # of one environment: an image, a stack of images, or a Dict or a Tuple with some
-    action_space:spaces.Space, # of one environment: Discrete, or of several parts: MultiDiscrete, MultiBinary
-    hidden=(512,), # sizes of the hidden layers after the convolutions
-    dueling:bool=False, # with a `Dueling` head?
-)->nn.Sequential: # states → [..., actions], or [..., parts, actions]
+    observation_space: spaces.Space,  # of one environment: an image, a stack of images, or a Dict or a Tuple with some
+    action_space: spaces.Space,  # of one environment: Discrete, or of several parts: MultiDiscrete, MultiBinary
+    hidden=(512,),  # sizes of the hidden layers after the convolutions
+    dueling: bool = False,  # with a `Dueling` head?
+) -> nn.Sequential:  # states → [..., actions], or [..., parts, actions]
     "A network of convolutions, linear layers and ReLUs"
-    if not has_images(observation_space): raise ArgumentError('conv_net', 'the observation space has no images',
-        observation_space, 'a Box [C,H,W], [H,W,C], [stack,H,W,C] or uint8 [H,W], or a Dict or a Tuple with one',
-        'value_net')
+    if not has_images(observation_space):
+        raise ArgumentError(
+            'conv_net',
+            'the observation space has no images',
+            observation_space,
+            'a Box [C,H,W], [H,W,C], [stack,H,W,C] or uint8 [H,W], or a Dict or a Tuple with one',
+            'value_net',
+        )
     return _with_head(feature_layers(observation_space), action_space, hidden, dueling)
 
 # %% ../../nbs/learning/networks.ipynb #5138d2c6
 class RecurrentNet(nn.Module):
     "States and a hidden state → values of actions and the next hidden state"
-    def __init__(self,
-        observation_space:spaces.Space, # of one environment
-        action_space:spaces.Discrete, # of one environment
-        size:int=64, # of the first layer and of the LSTM
-        dueling:bool=False, # with a `Dueling` head?
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,  # of one environment
+        action_space: spaces.Discrete,  # of one environment
+        size: int = 64,  # of the first layer and of the LSTM
+        dueling: bool = False,  # with a `Dueling` head?
     ):
         super().__init__()
         features = feature_layers(observation_space)
-        self.size,self.encoder = size,nn.Sequential(features, nn.Linear(features.size, size), nn.ReLU())
+        self.size, self.encoder = (
+            size,
+            nn.Sequential(features, nn.Linear(features.size, size), nn.ReLU()),
+        )
         self.lstm = nn.LSTM(size, size, batch_first=True)
-        self.head = (Dueling if dueling else nn.Linear)(size, n_actions(action_space, 'RecurrentNet'))
+        self.head = (Dueling if dueling else nn.Linear)(
+            size, n_actions(action_space, 'RecurrentNet')
+        )
 
-    def initial_hidden(self, n): return torch.zeros(n, self.size),torch.zeros(n, self.size)
+    def initial_hidden(self, n):
+        return torch.zeros(n, self.size), torch.zeros(n, self.size)
 
     def forward(self, state, hidden):
-        x,l = self.encoder(state),self.lstm
+        x = self.encoder(state)
+        l = self.lstm
         hidden = tuple(h.to(x) for h in hidden)
         if x.dim() == 2:
-            hidden = torch.lstm_cell(x, hidden, l.weight_ih_l0, l.weight_hh_l0, l.bias_ih_l0, l.bias_hh_l0)
-            return self.head(hidden[0]),hidden
-        if x.shape[1]:   # the LSTM wants its hidden state as [1, n, size]
-            x,hidden = self.lstm(x, tuple(h[None].contiguous() for h in hidden))
+            hidden = torch.lstm_cell(
+                x, hidden, l.weight_ih_l0, l.weight_hh_l0, l.bias_ih_l0, l.bias_hh_l0
+            )
+            return self.head(hidden[0]), hidden
+        if x.shape[1]:  # the LSTM wants its hidden state as [1, n, size]
+            x, hidden = self.lstm(x, tuple(h[None].contiguous() for h in hidden))
             hidden = tuple(h[0] for h in hidden)
-        return self.head(x),hidden
+        return self.head(x), hidden

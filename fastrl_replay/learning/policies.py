@@ -8,7 +8,6 @@ __all__ = ['LinearSchedule', 'GeometricSchedule', 'branch_sizes', 'Exploring', '
 # %% ../../nbs/learning/policies.ipynb #7bf0fb7e
 import math
 import numpy as np, torch
-from fastcore.basics import patch
 from torch import nn
 from ..steps.errors import ActionError, ArgumentError, ArgumentTypeError, whole
 from .losses import masked_values
@@ -19,34 +18,54 @@ from ..steps.states import Saves, generator, integer, maybe
 # %% ../../nbs/learning/policies.ipynb #1cf050b5
 class LinearSchedule:
     "From `start` to `end` in `steps` even steps, and `end` ever after"
-    def __init__(self,
-        start:float, # at a count of 0
-        end:float, # at a count of `steps`, and beyond
-        steps:int, # how long it takes
+
+    def __init__(
+        self,
+        start: float,  # at a count of 0
+        end: float,  # at a count of `steps`, and beyond
+        steps: int,  # how long it takes
     ):
-        if not steps > 0: raise ArgumentError('LinearSchedule', 'steps', steps, 'more than 0')
-        self.start,self.end,self.steps = start,end,steps
-    def __call__(self, count)->float:
-        return self.start + (self.end - self.start)*count/self.steps if count < self.steps else self.end
-    def __repr__(self): return f'LinearSchedule({self.start}, {self.end}, {self.steps})'
+        if not steps > 0:
+            raise ArgumentError('LinearSchedule', 'steps', steps, 'more than 0')
+        self.start = start
+        self.end = end
+        self.steps = steps
+
+    def __call__(self, count) -> float:
+        return (
+            self.start + (self.end - self.start) * count / self.steps
+            if count < self.steps
+            else self.end
+        )
+
+    def __repr__(self):
+        return f'LinearSchedule({self.start}, {self.end}, {self.steps})'
 
 # %% ../../nbs/learning/policies.ipynb #fdf78904
 class GeometricSchedule:
     "`start`, times `factor` at each count, but never beyond `end`"
-    def __init__(self,
-        start:float, # at a count of 0
-        factor:float, # what is left of it one count later
-        end:float=0., # where it stops
-    ): self.start,self.factor,self.end = start,factor,end
-    def __call__(self, count)->float:
-        x = self.start*self.factor**count
+
+    def __init__(
+        self,
+        start: float,  # at a count of 0
+        factor: float,  # what is left of it one count later
+        end: float = 0.0,  # where it stops
+    ):
+        self.start = start
+        self.factor = factor
+        self.end = end
+
+    def __call__(self, count) -> float:
+        x = self.start * self.factor**count
         return max(x, self.end) if self.factor <= 1 else min(x, self.end or math.inf)
-    def __repr__(self): return f'GeometricSchedule({self.start}, {self.factor}, {self.end})'
+
+    def __repr__(self):
+        return f'GeometricSchedule({self.start}, {self.factor}, {self.end})'
 
 # %% ../../nbs/learning/policies.ipynb #b0910008
 def branch_sizes(
-    values, # a network, or any function
-)->np.ndarray: # how many actions each part has; None: it gives values of single numbers
+    values,  # a network, or any function
+) -> np.ndarray:  # how many actions each part has; None: it gives values of single numbers
     "The parts of the actions whose values a network gives, as one of its layers says by `action_sizes`"
     layers = values.modules() if isinstance(values, nn.Module) else ()
     return next((np.array(m.action_sizes) for m in layers if hasattr(m, 'action_sizes')), None)
@@ -54,164 +73,260 @@ def branch_sizes(
 # %% ../../nbs/learning/policies.ipynb #817e98c1
 class Exploring(Saves):
     "The base of policies with random numbers"
-    saved = dict(asked=integer(), rng=generator)   # what a network has learned is the learner's to save
-    asked,worker = 0,WorkerInfo()   # how many actions so far; which of several copies this is
+
+    # what a network has learned is the learner's to save
+    saved = dict(asked=integer(), rng=generator)
+    # how many actions so far; which of several copies this is
+    asked = 0
+    worker = WorkerInfo()
+
+    def in_worker(
+        self,
+        info: WorkerInfo,  # which copy this is
+    ):
+        "Act as one of several copies"
+        self.worker = info
+        self.device = None
+        # the first one goes on with the random numbers that it has
+        if not (info.rank or info.restart):
+            return
+        own = self.rng.bit_generator.seed_seq
+        key = *own.spawn_key, info.rank, info.restart
+        self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=key))
 
 # %% ../../nbs/learning/policies.ipynb #cc96c22e
 class EpsGreedy(Exploring):
     "The action of the largest value, or with probability `eps` any action"
+
     saved = dict(Exploring.saved, actions=maybe(integer(1)))
-    def __init__(self,
-        values, # states → [n, actions]; one that has `initial_hidden(n)` takes its hidden state too, and gives the next
-        eps=.05, # a number, one for each environment, or a function of how many actions were asked for so far
-        seed:int=None, # of its random numbers; None: others each time
-        device=None, # where `values` wants its states; None: where they are
-        random:int=0, # how many actions are drawn evenly first, whatever `eps` says
+
+    def __init__(
+        self,
+        values,  # states → [n, actions]; one that has `initial_hidden(n)` takes its hidden state too, and gives the next
+        eps=0.05,  # a number, one for each environment, or a function of how many actions were asked for so far
+        seed: int = None,  # of its random numbers; None: others each time
+        device=None,  # where `values` wants its states; None: where they are
+        random: int = 0,  # how many actions are drawn evenly first, whatever `eps` says
     ):
-        self.values,self.eps,self.device,self.random = values,eps,device,whole('EpsGreedy', 'random', random)
-        if not callable(eps): _probability(eps)
-        self.sizes = branch_sizes(values)   # of the parts of an action; None: it is one number
-        self.actions,self.rng = None,np.random.default_rng(seed)   # how many there are, seen at the first call
-        if hasattr(values, 'initial_hidden'): self.initial_hidden = values.initial_hidden
+        self.values, self.eps, self.device, self.random = (
+            values,
+            eps,
+            device,
+            whole('EpsGreedy', 'random', random),
+        )
+        if not callable(eps):
+            _probability(eps)
+        # of the parts of an action; None: it is one number
+        self.sizes = branch_sizes(values)
+        # how many there are, seen at the first call
+        self.actions, self.rng = None, np.random.default_rng(seed)
+        if hasattr(values, 'initial_hidden'):
+            self.initial_hidden = values.initial_hidden
 
-    def __repr__(self): return f'EpsGreedy({type(self.values).__name__}, {self.eps})'
+    def __repr__(self):
+        return f'EpsGreedy({type(self.values).__name__}, {self.eps})'
 
-    def __call__(self, state, hidden=None, mask=None)->np.ndarray: # [n], with the new hidden state if there is one
-        n,eps = n_states('EpsGreedy', state),self.eps_now
-        if mask is not None: mask = self._allowed(mask, n)
-        if np.ndim(eps): eps = self._eps_of_worker(np.asarray(eps), n)
-        shape = (n,) if self.sizes is None else (n,len(self.sizes))   # each part explores for itself
-        chance,pick = self.rng.random((2,*shape))
-        explore = chance < (eps[:,None] if np.ndim(eps) and len(shape) == 2 else eps)
+    def __call__(
+        self, state, hidden=None, mask=None
+    ) -> np.ndarray:  # [n], with the new hidden state if there is one
+        n = n_states('EpsGreedy', state)
+        eps = self.eps_now
+        if mask is not None:
+            mask = self._allowed(mask, n)
+        if np.ndim(eps):
+            eps = self._eps_of_worker(np.asarray(eps), n)
+        # each part explores for itself
+        shape = (n,) if self.sizes is None else (n, len(self.sizes))
+        chance, pick = self.rng.random((2, *shape))
+        explore = chance < (eps[:, None] if np.ndim(eps) and len(shape) == 2 else eps)
         needed = hidden is not None or not self.actions or not explore.all()
-        try: best,*hidden = self._best(state, hidden, n, mask) if needed else (np.zeros(shape, np.int64),)
-        except BaseException: self.rng.bit_generator.advance(2**128 - 2*chance.size); raise   # as if not asked
-        self.asked += n*self.worker.world_size
-        if explore.any(): best = np.where(explore, self._any(pick, mask), best)
-        return (best,*hidden) if hidden else best
+        try:
+            best, *hidden = (
+                self._best(state, hidden, n, mask) if needed else (np.zeros(shape, np.int64),)
+            )
+        except BaseException:
+            self.rng.bit_generator.advance(2**128 - 2 * chance.size)
+            raise  # as if not asked
+        self.asked += n * self.worker.world_size
+        if explore.any():
+            best = np.where(explore, self._any(pick, mask), best)
+        return (best, *hidden) if hidden else best
 
-# %% ../../nbs/learning/policies.ipynb #aebded14
-@patch
-def _eps_of_worker(self:EpsGreedy, eps, n):
-    "Of probabilities for each environment, those that this policy acts for"
-    info = self.worker
-    several = info.world_size > 1 or info.restart   # `resize` may leave one, and make more than there are now
-    whole = eps.ndim == 1 and n and len(eps) >= n*info.world_size and len(eps) % n == 0
-    if several and whole: eps = eps[n*info.rank:][:n]
-    if eps.shape not in ((1,),(n,)): raise ArgumentError('EpsGreedy', 'eps', f'shape {list(eps.shape)}',
-        f'a number, or one for each of {n} environments, of each worker: {n*info.world_size} or more')
-    return eps
+    def _eps_of_worker(self, eps, n):
+        "Of probabilities for each environment, those that this policy acts for"
+        info = self.worker
+        # `resize` may leave one, and make more than there are now
+        several = info.world_size > 1 or info.restart
+        whole = eps.ndim == 1 and n and len(eps) >= n * info.world_size and len(eps) % n == 0
+        if several and whole:
+            eps = eps[n * info.rank :][:n]
+        if eps.shape not in ((1,), (n,)):
+            raise ArgumentError(
+                'EpsGreedy',
+                'eps',
+                f'shape {list(eps.shape)}',
+                f'a number, or one for each of {n} environments, of each worker: {n * info.world_size} or more',
+            )
+        return eps
 
-# %% ../../nbs/learning/policies.ipynb #2ed51a22
-@patch
-def _allowed(self:EpsGreedy, mask, n):
-    "A mask as an array of bool, which allows something everywhere"
-    if self.sizes is not None: raise ArgumentError('EpsGreedy', 'mask: an action has several parts',
-        f'{len(self.sizes)} parts', 'no mask', "leave 'action_mask' out of info=")
-    mask = mask.cpu().numpy() if isinstance(mask, torch.Tensor) else np.asarray(mask)
-    fine = mask.dtype.kind in 'biu' and mask.ndim == 2 and mask.shape == (n, self.actions or mask.shape[1])
-    if not fine: raise ArgumentError('EpsGreedy', 'mask', f'{mask.dtype} {list(mask.shape)}',
-        f'bool or whole numbers {[n, self.actions or "actions"]}'.replace("'", ''))
-    none = ~mask.any(1)
-    if none.any(): raise ActionError('EpsGreedy', f'the mask of state {int(none.argmax())} allows no action',
-        remedy='ask for actions only where an episode goes on')
-    return mask != 0
+    def _allowed(self, mask, n):
+        "A mask as an array of bool, which allows something everywhere"
+        if self.sizes is not None:
+            raise ArgumentError(
+                'EpsGreedy',
+                'mask: an action has several parts',
+                f'{len(self.sizes)} parts',
+                'no mask',
+                "leave 'action_mask' out of info=",
+            )
+        mask = mask.cpu().numpy() if isinstance(mask, torch.Tensor) else np.asarray(mask)
+        fine = (
+            mask.dtype.kind in 'biu'
+            and mask.ndim == 2
+            and mask.shape == (n, self.actions or mask.shape[1])
+        )
+        if not fine:
+            raise ArgumentError(
+                'EpsGreedy',
+                'mask',
+                f'{mask.dtype} {list(mask.shape)}',
+                f'bool or whole numbers {[n, self.actions or "actions"]}'.replace("'", ''),
+            )
+        none = ~mask.any(1)
+        if none.any():
+            raise ActionError(
+                'EpsGreedy',
+                f'the mask of state {int(none.argmax())} allows no action',
+                remedy='ask for actions only where an episode goes on',
+            )
+        return mask != 0
 
-# %% ../../nbs/learning/policies.ipynb #a61fb258
-@patch
-def _any(self:EpsGreedy, pick, mask):
-    "Any action, or any that is allowed: the one at the share `pick` of them"
-    if mask is None: return (pick*(self.actions if self.sizes is None else self.sizes)).astype(np.int64)
-    number = (pick*mask.sum(1)).astype(np.int64)   # among those that are allowed
-    return (mask.cumsum(1) > number[:,None]).argmax(1)
+    def _any(self, pick, mask):
+        "Any action, or any that is allowed: the one at the share `pick` of them"
+        if mask is None:
+            return (pick * (self.actions if self.sizes is None else self.sizes)).astype(np.int64)
+        number = (pick * mask.sum(1)).astype(np.int64)  # among those that are allowed
+        return (mask.cumsum(1) > number[:, None]).argmax(1)
 
-# %% ../../nbs/learning/policies.ipynb #ef106c14
-@patch
-def _best(self:EpsGreedy, state, hidden, n, mask):
-    "The best actions, and the new hidden state if there is one"
-    if self.device is not None: state = map_leaves(lambda x: x.to(self.device), state)
-    answer = ask('EpsGreedy', self.values, state, *(() if hidden is None else (hidden,)))
-    if hidden is None: answer = (answer,)
-    q = answer[0] if isinstance(answer, tuple) and len(answer) == (1 if hidden is None else 2) else None
-    parts = () if self.sizes is None else (len(self.sizes),)
-    good = isinstance(q, torch.Tensor) and q.dim() == 2 + len(parts) and q.shape[:-1] == (n,*parts)
-    good = good and (self.actions or q.shape[-1]) == q.shape[-1] > 0
-    if not good: raise ArgumentError('EpsGreedy', 'values',
-        f'a {type(q).__name__}' + (f' of shape {list(q.shape)}' if isinstance(q, torch.Tensor) else ''),
-        f'{[n, *parts, self.actions or "actions"]}'.replace("'", '') + ' and a hidden state'*(hidden is not None))
-    if math.isnan(q.detach().sum()): raise ArgumentError('EpsGreedy', 'values', 'NaN among them', 'numbers',
-        'look at the states, and at the weights of the network')
-    self.actions = q.shape[-1]
-    if mask is not None: q = masked_values(q, torch.from_numpy(mask).to(q.device))
-    return q.argmax(-1).cpu().numpy(),*answer[1:]
+    def _best(self, state, hidden, n, mask):
+        "The best actions, and the new hidden state if there is one"
+        if self.device is not None:
+            state = map_leaves(lambda x: x.to(self.device), state)
+        answer = ask('EpsGreedy', self.values, state, *(() if hidden is None else (hidden,)))
+        if hidden is None:
+            answer = (answer,)
+        q = (
+            answer[0]
+            if isinstance(answer, tuple) and len(answer) == (1 if hidden is None else 2)
+            else None
+        )
+        parts = () if self.sizes is None else (len(self.sizes),)
+        good = (
+            isinstance(q, torch.Tensor)
+            and q.dim() == 2 + len(parts)
+            and q.shape[:-1] == (n, *parts)
+        )
+        good = good and (self.actions or q.shape[-1]) == q.shape[-1] > 0
+        if not good:
+            raise ArgumentError(
+                'EpsGreedy',
+                'values',
+                f'a {type(q).__name__}'
+                + (f' of shape {list(q.shape)}' if isinstance(q, torch.Tensor) else ''),
+                f'{[n, *parts, self.actions or "actions"]}'.replace("'", '')
+                + ' and a hidden state' * (hidden is not None),
+            )
+        if math.isnan(q.detach().sum()):
+            raise ArgumentError(
+                'EpsGreedy',
+                'values',
+                'NaN among them',
+                'numbers',
+                'look at the states, and at the weights of the network',
+            )
+        self.actions = q.shape[-1]
+        if mask is not None:
+            q = masked_values(q, torch.from_numpy(mask).to(q.device))
+        return q.argmax(-1).cpu().numpy(), *answer[1:]
+
+    @property
+    def eps_now(self):
+        "The probability of exploring at the next call"
+        if self.asked < self.random:
+            return 1.0
+        return _probability(self.eps(self.asked) if callable(self.eps) else self.eps)
+
+    def report(self) -> dict:
+        "What a run writes down: how likely it is to explore now, on average where environments differ"
+        eps = self.eps_now
+        return dict(eps=float(np.mean(eps)) if np.ndim(eps) else eps)
 
 # %% ../../nbs/learning/policies.ipynb #f64aa002
 def ask(
-    who:str, # who asks
-    model, # a network, or any function
-    *inputs, # tensors, or nested ones: states first
-): # what it answers
+    who: str,  # who asks
+    model,  # a network, or any function
+    *inputs,  # tensors, or nested ones: states first
+):  # what it answers
     "What a model answers; an error with a remedy where states are float64 and its weights aren't"
-    try: return model(*inputs)
-    except (RuntimeError,ValueError) as e:   # the latter of torch's recurrent layers
+    try:
+        return model(*inputs)
+    except (RuntimeError, ValueError) as e:  # the latter of torch's recurrent layers
         kinds = {p.dtype for p in model.parameters()} if isinstance(model, nn.Module) else set()
         ours = isinstance(e, ArgumentError)
-        if ours or torch.float64 in kinds or not kinds or not _has_doubles(inputs): raise
-        raise ArgumentError(who, 'what the model is given', 'states of float64', f'{kinds.pop()}, as its weights are',
-            'GymStepper(…, float32=True), or FlattenSpace(observation_space) as the first layer') from e
+        if ours or torch.float64 in kinds or not kinds or not _has_doubles(inputs):
+            raise
+        raise ArgumentError(
+            who,
+            'what the model is given',
+            'states of float64',
+            f'{kinds.pop()}, as its weights are',
+            'GymStepper(…, float32=True), or FlattenSpace(observation_space) as the first layer',
+        ) from e
 
 # %% ../../nbs/learning/policies.ipynb #9b345f6a
 def _has_doubles(x):
-    if isinstance(x, dict): x = tuple(x.values())
-    return any(map(_has_doubles, x)) if isinstance(x, (tuple,list)) else getattr(x, 'dtype', None) == torch.float64
+    if isinstance(x, dict):
+        x = tuple(x.values())
+    return (
+        any(map(_has_doubles, x))
+        if isinstance(x, (tuple, list))
+        else getattr(x, 'dtype', None) == torch.float64
+    )
 
 # %% ../../nbs/learning/policies.ipynb #ac8cd750
 def n_states(
-    who:str, # who asks
-    state, # of environments: a tensor [n, ...], or a dict or a tuple of such tensors
-)->int:
+    who: str,  # who asks
+    state,  # of environments: a tensor [n, ...], or a dict or a tuple of such tensors
+) -> int:
     "The number of environments, whatever their states are"
     part = state
-    while isinstance(part, (dict,tuple,list)) and part:
+    while isinstance(part, (dict, tuple, list)) and part:
         part = next(iter(part.values())) if isinstance(part, dict) else part[0]
-    if isinstance(part, torch.Tensor) and part.dim(): return len(part)
+    if isinstance(part, torch.Tensor) and part.dim():
+        return len(part)
     shape = f' {list(part.shape)}' if hasattr(part, 'shape') else ''
-    raise ArgumentTypeError(who, 'states', f'{type(part).__name__}{shape}',
+    raise ArgumentTypeError(
+        who,
+        'states',
+        f'{type(part).__name__}{shape}',
         'a tensor with a state for each environment, or a dict or a tuple of such tensors',
-        'for the observation of a single environment: torch.as_tensor(observation)[None]')
-
-# %% ../../nbs/learning/policies.ipynb #5af192f4
-@patch(as_prop=True)
-def eps_now(self:EpsGreedy):
-    "The probability of exploring at the next call"
-    if self.asked < self.random: return 1.
-    return _probability(self.eps(self.asked) if callable(self.eps) else self.eps)
-
-@patch
-def report(self:EpsGreedy)->dict:
-    "What a run writes down: how likely it is to explore now, on average where environments differ"
-    eps = self.eps_now
-    return dict(eps=float(np.mean(eps)) if np.ndim(eps) else eps)
+        'for the observation of a single environment: torch.as_tensor(observation)[None]',
+    )
 
 # %% ../../nbs/learning/policies.ipynb #3e0aa89f
 def _probability(eps):
     "`eps` itself; an error where it is none, or has one that isn't"
     try:
-        fine = type(eps) in (float,int) and 0 <= eps <= 1   # the usual case, and quick
+        fine = type(eps) in (float, int) and 0 <= eps <= 1  # the usual case, and quick
         fine = fine or np.all((np.asarray(eps, float) >= 0) & (np.asarray(eps, float) <= 1))
-    except (TypeError,ValueError): fine = False
-    if not fine: raise ArgumentError('EpsGreedy', 'eps', eps, 'a probability',
-        'from 0 (always the best action) to 1 (always any)')
+    except (TypeError, ValueError):
+        fine = False
+    if not fine:
+        raise ArgumentError(
+            'EpsGreedy',
+            'eps',
+            eps,
+            'a probability',
+            'from 0 (always the best action) to 1 (always any)',
+        )
     return eps
-
-# %% ../../nbs/learning/policies.ipynb #cad064d8
-@patch
-def in_worker(self:Exploring,
-    info:WorkerInfo, # which copy this is
-):
-    "Act as one of several copies"
-    self.worker,self.device = info,None
-    if not (info.rank or info.restart): return   # the first one goes on with the random numbers that it has
-    own = self.rng.bit_generator.seed_seq
-    key = *own.spawn_key,info.rank,info.restart
-    self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=key))

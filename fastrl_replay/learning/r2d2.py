@@ -7,16 +7,29 @@ __all__ = ['r2d2_errors', 'R2D2Learner', 'R2D2Builder']
 
 # %% ../../nbs/learning/r2d2.ipynb #001e5d76
 import torch
-from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
 from ..steps.batches import Sequences
 from ..steps.errors import ArgumentError, ArgumentTypeError, whole
 from ..steps.nested import map_leaves
-from .base import Follows, Learned, Learner, allowed_next, check_discrete, full
+from fastrl_replay.learning.base import (
+    Follows,
+    Learned,
+    Learner,
+    allowed_next,
+    check_discrete,
+    full,
+)
 from .dqn import action_values
 from ..steps.settings import SettingsError, setting_text
-from .registry import NORMS, Builder, builds, network_layers, normalised, scheduled
+from fastrl_replay.learning.registry import (
+    NORMS,
+    Builder,
+    builds,
+    network_layers,
+    normalised,
+    scheduled,
+)
 from .losses import masked_values, n_step_targets, rescale, unrescale
 from ..pipe import stage
 from .networks import RecurrentNet, has_images
@@ -25,110 +38,203 @@ from ..replay.sequences import SequenceReplay
 
 # %% ../../nbs/learning/r2d2.ipynb #e25b52bd
 def r2d2_errors(
-    model, # states [B, T, …] and a hidden state → [B, T, actions] and the next one
-    target, # `model` with older weights, called in the same way
-    batch:Sequences, # [B, length], of a `SequenceReplay`
-    gamma:float, # how much a reward is worth one step later
-    n:int, # how many rewards are summed, at most
-    rescaled:bool=True, # are the model's values on the scale of `rescale`?
-)->tuple: # Q of what was done, with its gradient, and what it should have been: [B, length - burn_in]
+    model,  # states [B, T, …] and a hidden state → [B, T, actions] and the next one
+    target,  # `model` with older weights, called in the same way
+    batch: Sequences,  # [B, length], of a `SequenceReplay`
+    gamma: float,  # how much a reward is worth one step later
+    n: int,  # how many rewards are summed, at most
+    rescaled: bool = True,  # are the model's values on the scale of `rescale`?
+) -> (
+    tuple
+):  # Q of what was done, with its gradient, and what it should have been: [B, length - burn_in]
     "Values and targets of the steps after the burn-in"
     check_discrete('r2d2_errors', batch)
     stored = getattr(batch, 'hidden', None)
     mine = theirs = model.initial_hidden(len(batch)) if stored is None else stored
-    part,warm_up = batch.train,batch.burn_in
+    part = batch.train
+    warm_up = batch.burn_in
     with torch.no_grad():
-        if warm_up.shape[1]: mine,theirs = _ask(model, warm_up.state, mine)[1],_ask(target, warm_up.state, theirs)[1]
-        states = map_leaves(lambda s,s2: torch.cat([s[:,:1], s2], 1), part.state, part.next_state)
-        judged = _ask(target, states, theirs)[0][:,1:]
+        if warm_up.shape[1]:
+            mine = _ask(model, warm_up.state, mine)[1]
+            theirs = _ask(target, warm_up.state, theirs)[1]
+        states = map_leaves(lambda s, s2: torch.cat([s[:, :1], s2], 1), part.state, part.next_state)
+        judged = _ask(target, states, theirs)[0][:, 1:]
     values = _ask(model, states, mine)[0]
-    q = action_values('r2d2_errors', values[:,:-1], part.action)
+    q = action_values('r2d2_errors', values[:, :-1], part.action)
     with torch.no_grad():
-        discount = gamma*(~part.terminated & part.mask).float()
+        discount = gamma * (~part.terminated & part.mask).float()
         allowed = allowed_next('r2d2_errors', part, discount, values.shape[-1])
-        after = judged.gather(-1, masked_values(values[:,1:], allowed).argmax(-1, keepdim=True))[...,0]
-        if rescaled: after = unrescale(after)
+        after = judged.gather(-1, masked_values(values[:, 1:], allowed).argmax(-1, keepdim=True))[
+            ..., 0
+        ]
+        if rescaled:
+            after = unrescale(after)
         goal = n_step_targets(part.reward, discount, after, n, part.mask)
-        if rescaled: goal = rescale(goal)
-    return q,goal
+        if rescaled:
+            goal = rescale(goal)
+    return q, goal
 
 # %% ../../nbs/learning/r2d2.ipynb #0b7405c0
 def _ask(model, states, hidden):
     "Values and the next hidden state, as a recurrent network must give them"
     answer = ask('r2d2_errors', model, states, hidden)
-    if isinstance(answer, tuple) and len(answer) == 2: return answer
-    raise ArgumentError('r2d2_errors', 'what the model gives', type(answer).__name__,
-        'values [B, T, actions] and the next hidden state')
+    if isinstance(answer, tuple) and len(answer) == 2:
+        return answer
+    raise ArgumentError(
+        'r2d2_errors',
+        'what the model gives',
+        type(answer).__name__,
+        'values [B, T, actions] and the next hidden state',
+    )
 
 # %% ../../nbs/learning/r2d2.ipynb #8e3812f2
 @stage('r2d2')
 class R2D2Learner(Learner):
     "Recurrent replay: takes batches of sequences, improves `model`, yields records"
-    learned,follows = dict(model=Learned()),dict(target=Follows('model'))
-    def __init__(self,
-        source, # a pipe of sequences, from a `SequenceReplay`
-        model:nn.Module, # states and a hidden state → values and the next one, as `RecurrentNet`; learned in place
-        gamma:float=.997, # how much a reward is worth one step later
-        n:int=5, # rewards in a target, at most
-        lr:float=1e-4, # of Adam; a number, or a function of the updates so far
-        rescaled:bool=True, # are the model's values on the scale of `rescale`?
-        target_every:int=2500, # updates between two refreshments of the target network
-        tau:float=1., # how far the target network goes towards the model then; 1: all the way
-        max_norm:float=40., # gradients are scaled down to this norm
-        optimizer=None, # parameters → optimizer, instead of Adam
+
+    learned = dict(model=Learned())
+    follows = dict(target=Follows('model'))
+
+    def __init__(
+        self,
+        source,  # a pipe of sequences, from a `SequenceReplay`
+        model: nn.Module,  # states and a hidden state → values and the next one, as `RecurrentNet`; learned in place
+        gamma: float = 0.997,  # how much a reward is worth one step later
+        n: int = 5,  # rewards in a target, at most
+        lr: float = 1e-4,  # of Adam; a number, or a function of the updates so far
+        rescaled: bool = True,  # are the model's values on the scale of `rescale`?
+        target_every: int = 2500,  # updates between two refreshments of the target network
+        tau: float = 1.0,  # how far the target network goes towards the model then; 1: all the way
+        max_norm: float = 40.0,  # gradients are scaled down to this norm
+        optimizer=None,  # parameters → optimizer, instead of Adam
     ):
-        if not hasattr(model, 'initial_hidden'): raise ArgumentTypeError('R2D2Learner', 'the model',
-            type(model).__name__, 'one with initial_hidden(n) that takes and gives a hidden state',
-            'RecurrentNet, or .dqn for networks without memory')
-        super().__init__(source, model=model, gamma=gamma, n=whole('R2D2Learner', 'n', n, 1), lr=lr, rescaled=rescaled,
-                         target_every=target_every, tau=tau, max_norm=max_norm, optimizer=optimizer)
+        if not hasattr(model, 'initial_hidden'):
+            raise ArgumentTypeError(
+                'R2D2Learner',
+                'the model',
+                type(model).__name__,
+                'one with initial_hidden(n) that takes and gives a hidden state',
+                'RecurrentNet, or .dqn for networks without memory',
+            )
+        super().__init__(
+            source,
+            model=model,
+            gamma=gamma,
+            n=whole('R2D2Learner', 'n', n, 1),
+            lr=lr,
+            rescaled=rescaled,
+            target_every=target_every,
+            tau=tau,
+            max_norm=max_norm,
+            optimizer=optimizer,
+        )
 
-# %% ../../nbs/learning/r2d2.ipynb #35970bed
-@patch
-def learn(self:R2D2Learner,
-    batch:Sequences, # [B, length]
-)->dict: # floats by name
-    "One update: loss, norm of the gradient, mean error, mean value"
-    self._check_batch(batch)
-    there = batch.to(self.device)
-    with self.arithmetic():
-        q,goal = map(full, r2d2_errors(self.model, self.target, there, self.gamma, self.n, self.rescaled))
-    mask = there.train.mask
-    steps,td = self.over_ranks(mask.sum()).clamp(min=1),torch.where(mask, goal - q.detach(), 0)
-    loss = (torch.where(mask, F.smooth_l1_loss(q, goal, reduction='none'), 0)*there.weight[:,None]).sum()/steps
-    record = self.step(loss, td=td.abs().sum()/steps, q=torch.where(mask, q.detach(), 0).sum()/steps)
-    self.feedback(batch, td)
-    return record
+    def learn(
+        self,
+        batch: Sequences,  # [B, length]
+    ) -> dict:  # floats by name
+        "One update: loss, norm of the gradient, mean error, mean value"
+        self._check_batch(batch)
+        there = batch.to(self.device)
+        with self.arithmetic():
+            q, goal = map(
+                full, r2d2_errors(self.model, self.target, there, self.gamma, self.n, self.rescaled)
+            )
+        mask = there.train.mask
+        steps = self.over_ranks(mask.sum()).clamp(min=1)
+        td = torch.where(mask, goal - q.detach(), 0)
+        loss = (
+            torch.where(mask, F.smooth_l1_loss(q, goal, reduction='none'), 0)
+            * there.weight[:, None]
+        ).sum() / steps
+        record = self.step(
+            loss, td=td.abs().sum() / steps, q=torch.where(mask, q.detach(), 0).sum() / steps
+        )
+        self.feedback(batch, td)
+        return record
 
-@patch
-def _check_batch(self:R2D2Learner, batch):
-    if not isinstance(batch, Sequences): raise ArgumentTypeError('R2D2Learner', 'a batch',
-        f'{type(batch).__name__} {list(batch.shape)}', 'Sequences [B, length]', 'put it after .sequence_replay(...)')
-    if 'discount' in batch.dtype.names: raise ArgumentError('R2D2Learner', 'rows of several steps',
-        "a column 'discount'", 'single steps',
-        f'leave .n_step out; the learner sums {self.n} rewards itself (n={self.n})')
-    if getattr(batch, 'hidden', None) is None: return
-    def shapes(x): return map_leaves(lambda t: list(t.shape), x)
-    got,expected = shapes(batch.hidden),shapes(self.model.initial_hidden(len(batch)))
-    if got != expected: raise ArgumentError('R2D2Learner', 'the stored memory of the policy', f'shape {got}',
-        f'{expected}, as the model has', 'let the policy act with the model that learns')
+    def _check_batch(self, batch):
+        if not isinstance(batch, Sequences):
+            raise ArgumentTypeError(
+                'R2D2Learner',
+                'a batch',
+                f'{type(batch).__name__} {list(batch.shape)}',
+                'Sequences [B, length]',
+                'put it after .sequence_replay(...)',
+            )
+        if 'discount' in batch.dtype.names:
+            raise ArgumentError(
+                'R2D2Learner',
+                'rows of several steps',
+                "a column 'discount'",
+                'single steps',
+                f'leave .n_step out; the learner sums {self.n} rewards itself (n={self.n})',
+            )
+        if getattr(batch, 'hidden', None) is None:
+            return
+
+        def shapes(x):
+            return map_leaves(lambda t: list(t.shape), x)
+
+        got = shapes(batch.hidden)
+        expected = shapes(self.model.initial_hidden(len(batch)))
+        if got != expected:
+            raise ArgumentError(
+                'R2D2Learner',
+                'the stored memory of the policy',
+                f'shape {got}',
+                f'{expected}, as the model has',
+                'let the policy act with the model that learns',
+            )
 
 # %% ../../nbs/learning/r2d2.ipynb #73d20f35
 @builds('r2d2')
 class R2D2Builder(Builder):
     "`learner = r2d2`: a `RecurrentNet`, a replay of sequences"
-    memories,settings = dict(sequences=('length',)),NORMS
+
+    memories = dict(sequences=('length',))
+    settings = NORMS
+
     def model(self, s, observations, actions):
-        images,sizes = network_layers(s['network'])
-        if len(sizes) != 1: raise SettingsError('recipe', "setting 'network'", setting_text(s['network']),
-            'one size, of the LSTM')
-        if images != has_images(observations): raise SettingsError('recipe', "setting 'network'",
-            setting_text(s['network']), f'{"conv "*(not images)}{sizes[0]}, for observations in {observations}')
+        images, sizes = network_layers(s['network'])
+        if len(sizes) != 1:
+            raise SettingsError(
+                'recipe', "setting 'network'", setting_text(s['network']), 'one size, of the LSTM'
+            )
+        if images != has_images(observations):
+            raise SettingsError(
+                'recipe',
+                "setting 'network'",
+                setting_text(s['network']),
+                f'{"conv " * (not images)}{sizes[0]}, for observations in {observations}',
+            )
         net = RecurrentNet(observations, actions, sizes[0], s['dueling'])
         return normalised(s, observations, net)[0].to(s['device'])
+
     def chain(self, steps, model, s):
-        sequences = SequenceReplay(steps, bs=s['bs'], max_sz=s['max_sz'], length=s['length'], burn_in=s['burn_in'],
-            overlap=s['overlap'], eta=s['eta'], alpha=s['alpha'], beta=s['beta'], state=s['state'], ratio=s['ratio'],
-            warmup=s['warmup'], seed=s['seed'], store=s.get('store'))
-        return sequences.r2d2(model, s['gamma'], s['n_step'], scheduled(s, 'lr'), s['rescaled'], s['target_every'],
-            s['tau'], s['max_norm'])
+        sequences = SequenceReplay(
+            steps,
+            bs=s['bs'],
+            max_sz=s['max_sz'],
+            length=s['length'],
+            burn_in=s['burn_in'],
+            overlap=s['overlap'],
+            eta=s['eta'],
+            alpha=s['alpha'],
+            beta=s['beta'],
+            state=s['state'],
+            ratio=s['ratio'],
+            warmup=s['warmup'],
+            seed=s['seed'],
+            store=s.get('store'),
+        )
+        return sequences.r2d2(
+            model,
+            s['gamma'],
+            s['n_step'],
+            scheduled(s, 'lr'),
+            s['rescaled'],
+            s['target_every'],
+            s['tau'],
+            s['max_norm'],
+        )

@@ -20,114 +20,160 @@ from ..replay.prioritized import PrioritizedReplay
 
 # %% ../../nbs/learning/registry.ipynb #4343ee12
 def network_layers(
-    network, # the setting: one size, several, or a text such as `conv 512`
-    who:str='recipe', # whose setting it is
-)->tuple: # is it for images?, sizes of its hidden layers
+    network,  # the setting: one size, several, or a text such as `conv 512`
+    who: str = 'recipe',  # whose setting it is
+) -> tuple:  # is it for images?, sizes of its hidden layers
     "What the setting `network` means"
-    if not isinstance(network, str): return False,network if isinstance(network, tuple) else (network,)
-    word,*sizes = network.replace(',', ' ').split() or ['']
-    if word != 'conv' or not all(re.fullmatch(r'[1-9][\d_]*', n) for n in sizes): raise SettingsError(who,
-        "setting 'network'", repr(network), 'whole numbers, the sizes of its hidden layers, or for images conv 512')
-    return True,tuple(map(int, sizes)) or (512,)
+    if not isinstance(network, str):
+        return False, network if isinstance(network, tuple) else (network,)
+    word, *sizes = network.replace(',', ' ').split() or ['']
+    if word != 'conv' or not all(re.fullmatch(r'[1-9][\d_]*', n) for n in sizes):
+        raise SettingsError(
+            who,
+            "setting 'network'",
+            repr(network),
+            'whole numbers, the sizes of its hidden layers, or for images conv 512',
+        )
+    return True, tuple(map(int, sizes)) or (512,)
 
 # %% ../../nbs/learning/registry.ipynb #a868dad6
 def exploration(
-    s:dict, # settings: eps_start, and eps_end and eps_steps, or eps_factor; or eps_base and eps_power
-    episodes, # a function: how many episodes have ended so far
-): # a function of the steps so far, or a number for each environment
+    s: dict,  # settings: eps_start, and eps_end and eps_steps, or eps_factor; or eps_base and eps_power
+    episodes,  # a function: how many episodes have ended so far
+):  # a function of the steps so far, or a number for each environment
     "How likely it is to act at random"
-    if s.get('eps_base'): return _by_environment(s)
-    if 'eps_factor' not in s: return LinearSchedule(s['eps_start'], s['eps_end'], s['eps_steps'])
+    if s.get('eps_base'):
+        return _by_environment(s)
+    if 'eps_factor' not in s:
+        return LinearSchedule(s['eps_start'], s['eps_end'], s['eps_steps'])
     schedule = GeometricSchedule(s['eps_start'], s['eps_factor'])
     return lambda asked: schedule(episodes())
 
+
 def _by_environment(s):
-    n = s['envs']*max(s.get('workers', 0), s.get('shards', 0), 1)
-    return s['eps_base']**(1 + s['eps_power']*np.arange(n)/max(n - 1, 1))
+    n = s['envs'] * max(s.get('workers', 0), s.get('shards', 0), 1)
+    return s['eps_base'] ** (1 + s['eps_power'] * np.arange(n) / max(n - 1, 1))
 
 # %% ../../nbs/learning/registry.ipynb #21027255
 def setting(
-    s:dict, # settings
-    name:str, # of one of them
-): # its value; None where it is `none`, or isn't there
+    s: dict,  # settings
+    name: str,  # of one of them
+):  # its value; None where it is `none`, or isn't there
     "A setting that may be none"
     value = s.get(name, 'none')
     return None if value == 'none' else value
 
+
 def recorded(
-    s:dict, # settings
-)->str: # what `recorded_rows` reads; None: it learns from steps
+    s: dict,  # settings
+) -> str:  # what `recorded_rows` reads; None: it learns from steps
     "What recorded rows a recipe learns from"
     data = setting(s, 'data')
     return data if data is None else str(data)
 
 # %% ../../nbs/learning/registry.ipynb #daa2c170
-def n_updates(s:dict)->int:
+def n_updates(s: dict) -> int:
     "How many updates a run with these settings makes; with recorded rows, as many as steps"
-    return s['steps'] if recorded(s) else round((s['steps'] - s['warmup'])*s['ratio'])
+    return s['steps'] if recorded(s) else round((s['steps'] - s['warmup']) * s['ratio'])
+
 
 def scheduled(
-    s:dict, # settings
-    name:str, # of one of them
-): # a number, or a function of the updates so far
+    s: dict,  # settings
+    name: str,  # of one of them
+):  # a number, or a function of the updates so far
     "A number that goes from `name` to `name_end`, if there is such a setting"
-    if name + '_end' not in s: return s[name]
+    if name + '_end' not in s:
+        return s[name]
     return LinearSchedule(s[name], s[name + '_end'], max(n_updates(s), 1))
 
 # %% ../../nbs/learning/registry.ipynb #a0710002
 NORMS = dict(
-    normalise_states=(False, 'bring states to mean 0 and variance 1, as far as they were seen so far?'),
-    normalise_rewards=(False, 'divide rewards by the standard deviation of running returns?'))
+    normalise_states=(
+        False,
+        'bring states to mean 0 and variance 1, as far as they were seen so far?',
+    ),
+    normalise_rewards=(False, 'divide rewards by the standard deviation of running returns?'),
+)
+
 
 def normalised(
-    s:dict, # settings: perhaps `normalise_states`
-    observations, # the space of one observation
-    *nets, # networks of states
-)->tuple: # as many networks
+    s: dict,  # settings: perhaps `normalise_states`
+    observations,  # the space of one observation
+    *nets,  # networks of states
+) -> tuple:  # as many networks
     "The networks, with one layer before all of them where settings say so"
-    if not s.get('normalise_states'): return nets
+    if not s.get('normalise_states'):
+        return nets
     norm = StateNorm(observations)
     return tuple(Normalised(norm, net) for net in nets)
 
 # %% ../../nbs/learning/registry.ipynb #a0710005
-RANDOM_FIRST = dict(random_steps=(-1,
-    'steps with actions drawn evenly from the space at first; -1: those of the warmup'))
+RANDOM_FIRST = dict(
+    random_steps=(
+        -1,
+        'steps with actions drawn evenly from the space at first; -1: those of the warmup',
+    )
+)
 RANDOM_RANGE = dict(random_steps=(-1, float('inf')))
 
+
 def random_first(
-    s:dict, # settings: `warmup`, and perhaps `random_steps`
-)->int: # actions
+    s: dict,  # settings: `warmup`, and perhaps `random_steps`
+) -> int:  # actions
     "How many actions are drawn evenly from the space first"
     n = s.get('random_steps', -1)
     return s['warmup'] if n < 0 else n
 
 # %% ../../nbs/learning/registry.ipynb #rowb0002
-ROW_MEMORIES = dict(uniform=(), proportional=('alpha','beta'), rank=('alpha','beta'),
-    hindsight=('share','strategy'))   # `memory =` of `row_batches`
+ROW_MEMORIES = dict(
+    uniform=(),
+    proportional=('alpha', 'beta'),
+    rank=('alpha', 'beta'),
+    hindsight=('share', 'strategy'),
+)  # `memory =` of `row_batches`
 
 # %% ../../nbs/learning/registry.ipynb #e9bc17b8
 def row_batches(
-    steps, # a pipe of single steps
-    s:dict, # settings
-): # a pipe of batches
+    steps,  # a pipe of single steps
+    s: dict,  # settings
+):  # a pipe of batches
     "N-step rows, and a replay of rows as `memory =` says"
-    if s['memory'] == 'hindsight' and s['n_step'] > 1: raise SettingsError('recipe', "setting 'n_step'", s['n_step'],
-        '1 with memory = hindsight: other goals change the reward of each step', '--set n_step=1')
-    entries = s['info'] if isinstance(s.get('info'), dict) else ()   # of info, as `Agent` reads them
-    if s['n_step'] > 1: steps = NStep(steps, s['n_step'], s['gamma'], (MASK, SUCCESS, *entries))
-    common = dict(bs=s['bs'], max_sz=s['max_sz'], ratio=s['ratio'], warmup=s['warmup'], seed=s['seed'],
-        store=s.get('store'))
-    if s['memory'] == 'uniform': return ExperienceReplay(steps, **common)
-    if s['memory'] == 'hindsight': return HindsightReplay(steps, **common, share=s['share'], strategy=s['strategy'])
-    return PrioritizedReplay(steps, **common, kind=s['memory'], alpha=s['alpha'], beta=scheduled(s, 'beta'))
+    if s['memory'] == 'hindsight' and s['n_step'] > 1:
+        raise SettingsError(
+            'recipe',
+            "setting 'n_step'",
+            s['n_step'],
+            '1 with memory = hindsight: other goals change the reward of each step',
+            '--set n_step=1',
+        )
+    # of info, as `Agent` reads them
+    entries = s['info'] if isinstance(s.get('info'), dict) else ()
+    if s['n_step'] > 1:
+        steps = NStep(steps, s['n_step'], s['gamma'], (MASK, SUCCESS, *entries))
+    common = dict(
+        bs=s['bs'],
+        max_sz=s['max_sz'],
+        ratio=s['ratio'],
+        warmup=s['warmup'],
+        seed=s['seed'],
+        store=s.get('store'),
+    )
+    if s['memory'] == 'uniform':
+        return ExperienceReplay(steps, **common)
+    if s['memory'] == 'hindsight':
+        return HindsightReplay(steps, **common, share=s['share'], strategy=s['strategy'])
+    return PrioritizedReplay(
+        steps, **common, kind=s['memory'], alpha=s['alpha'], beta=scheduled(s, 'beta')
+    )
 
 # %% ../../nbs/learning/registry.ipynb #fc5c9920
 class Builder:
     "How a recipe builds a learner; a learner's room derives its builder, and registers it with `builds`"
+
     memories = {}  # what `memory =` may be → settings that it needs besides
     settings = {}  # settings of this learner alone: name → (value, a word about it)
-    ranges = {}    # of those that are numbers: name → (lowest, highest)
-    ranks = True   # can several learners average what they learn?
+    ranges = {}  # of those that are numbers: name → (lowest, highest)
+    ranks = True  # can several learners average what they learn?
 
     def model(self, s, observations, actions):
         "The model that learns, from settings and the spaces of one environment"
@@ -139,22 +185,26 @@ class Builder:
 
     def policy(self, model, s, episodes):
         "Acts while the model learns; `episodes()` says how many have ended"
-        return EpsGreedy(model, exploration(s, episodes), [s['seed'],1], s.get('device'))
+        return EpsGreedy(model, exploration(s, episodes), [s['seed'], 1], s.get('device'))
 
     def greedy(self, model, s):
         "Plays in evaluations: without exploring, or with as little as `eval_eps` says"
         return EpsGreedy(model, s.get('eval_eps', 0), 0, s.get('device'))
 
 # %% ../../nbs/learning/registry.ipynb #1b24b9f1
-LEARNERS = {}   # what a recipe's `learner =` may be → its Builder
+LEARNERS = {}  # what a recipe's `learner =` may be → its Builder
+
 
 def builds(
-    name:str, # what a recipe's `learner =` says
-): # a class decorator
+    name: str,  # what a recipe's `learner =` says
+):  # a class decorator
     "Register a `Builder`"
+
     def register(cls):
         owner = type(LEARNERS.get(name, cls())).__name__
-        if owner != cls.__name__: raise SettingsError('builds', f'the name {name!r} is taken', cls.__name__, owner)
+        if owner != cls.__name__:
+            raise SettingsError('builds', f'the name {name!r} is taken', cls.__name__, owner)
         LEARNERS[name] = cls()
         return cls
+
     return register

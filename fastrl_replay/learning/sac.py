@@ -9,154 +9,261 @@ __all__ = ['sac_errors', 'critic_loss', 'sac_actor_loss', 'Temperature', 'temper
 # %% ../../nbs/learning/sac.ipynb #5f5a67b5
 import math
 import torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
-from .continuous import (BoxBounds, Critics, SquashedGaussian, actor_net, actor_values,
-    check_rows, critic_values, squashed)
+from fastrl_replay.learning.continuous import (
+    BoxBounds,
+    Critics,
+    SquashedGaussian,
+    actor_net,
+    actor_values,
+    check_rows,
+    critic_values,
+    squashed,
+)
 from ..steps.core import Steps
 from ..steps.errors import number
 from .base import Follows, Learned, Learner, discounts, full
-from .registry import (NORMS, RANDOM_FIRST, RANDOM_RANGE, ROW_MEMORIES, Builder, builds,
-    network_layers, normalised, random_first, row_batches, scheduled)
+from fastrl_replay.learning.registry import (
+    NORMS,
+    RANDOM_FIRST,
+    RANDOM_RANGE,
+    ROW_MEMORIES,
+    Builder,
+    builds,
+    network_layers,
+    normalised,
+    random_first,
+    row_batches,
+    scheduled,
+)
 from ..pipe import stage
 
 # %% ../../nbs/learning/sac.ipynb #e4b16c30
 def sac_errors(
-    actor, # states → [B, 2*size]
-    critics, # states, actions from -1 to 1 → [n, B]
-    target, # critics with older weights, called as `critics` are
-    batch:Steps, # [B]
-    gamma:float, # how much a reward is worth one step later; where rows have a `discount`, that counts
-    temperature, # what being undecided is worth
-    noise:torch.Tensor, # [B, size], of a standard normal distribution
-    bounds:BoxBounds, # of the actions
-)->tuple: # values of what was done [n, B], with their gradient, and what they should have been [B], without one
+    actor,  # states → [B, 2*size]
+    critics,  # states, actions from -1 to 1 → [n, B]
+    target,  # critics with older weights, called as `critics` are
+    batch: Steps,  # [B]
+    gamma: float,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+    temperature,  # what being undecided is worth
+    noise: torch.Tensor,  # [B, size], of a standard normal distribution
+    bounds: BoxBounds,  # of the actions
+) -> tuple:  # values of what was done [n, B], with their gradient, and what they should have been [B], without one
     "Values and targets of the actions of a batch"
     q = critic_values('sac_errors', critics, batch.state, bounds.to_unit(batch.action, noise.dtype))
     with torch.no_grad():
-        action,logp = squashed(actor_values('sac_errors', actor, batch.next_state, bounds.size, True), noise)
-        after = critic_values('sac_errors', target, batch.next_state, action).amin(0) - temperature*logp
-        return q,batch.reward + discounts(batch, gamma)*after
+        action, logp = squashed(
+            actor_values('sac_errors', actor, batch.next_state, bounds.size, True), noise
+        )
+        after = (
+            critic_values('sac_errors', target, batch.next_state, action).amin(0)
+            - temperature * logp
+        )
+        return q, batch.reward + discounts(batch, gamma) * after
+
 
 def critic_loss(
-    q:torch.Tensor, # [n, B]
-    goal:torch.Tensor, # [B]
-    batch:Steps, # [B], perhaps with a `weight` for each row
-)->torch.Tensor:
+    q: torch.Tensor,  # [n, B]
+    goal: torch.Tensor,  # [B]
+    batch: Steps,  # [B], perhaps with a `weight` for each row
+) -> torch.Tensor:
     "Half of the mean square of the errors, weighted as the replay says, summed over the critics"
-    loss = (goal - q)**2
-    if 'weight' in batch.dtype.names: loss = loss*batch.weight
-    return loss.sum()/(2*len(goal))
+    loss = (goal - q) ** 2
+    if 'weight' in batch.dtype.names:
+        loss = loss * batch.weight
+    return loss.sum() / (2 * len(goal))
 
 # %% ../../nbs/learning/sac.ipynb #8d087413
 def sac_actor_loss(
-    actor, # states → [B, 2*size]
-    critics, # states, actions from -1 to 1 → [n, B]
-    batch:Steps, # [B]
-    temperature, # what being undecided is worth
-    noise:torch.Tensor, # [B, size], of a standard normal distribution
-    size:int, # numbers of an action
-)->tuple: # the loss, and the log-densities of the actions that were drawn [B]
+    actor,  # states → [B, 2*size]
+    critics,  # states, actions from -1 to 1 → [n, B]
+    batch: Steps,  # [B]
+    temperature,  # what being undecided is worth
+    noise: torch.Tensor,  # [B, size], of a standard normal distribution
+    size: int,  # numbers of an action
+) -> tuple:  # the loss, and the log-densities of the actions that were drawn [B]
     "How bad the actor's actions are, in the critics' eyes"
-    action,logp = squashed(actor_values('sac_actor_loss', actor, batch.state, size, True), noise)
+    action, logp = squashed(actor_values('sac_actor_loss', actor, batch.state, size, True), noise)
     value = critic_values('sac_actor_loss', critics, batch.state, action).amin(0)
-    return (temperature*logp - value).mean(),logp
+    return (temperature * logp - value).mean(), logp
 
 # %% ../../nbs/learning/sac.ipynb #f4bbaa3b
 class Temperature(nn.Module):
     "A positive number that is learned as its logarithm"
-    def __init__(self,
-        start:float=1., # at first
+
+    def __init__(
+        self,
+        start: float = 1.0,  # at first
     ):
         super().__init__()
-        self.log = nn.Parameter(torch.tensor([math.log(number('Temperature', 'start', start, 1e-9))]))
-    def forward(self): return self.log.exp()[0]
+        self.log = nn.Parameter(
+            torch.tensor([math.log(number('Temperature', 'start', start, 1e-9))])
+        )
+
+    def forward(self):
+        return self.log.exp()[0]
 
 # %% ../../nbs/learning/sac.ipynb #5fe24fb9
 def temperature_loss(
-    temperature:Temperature, # what being undecided is worth
-    logp:torch.Tensor, # [B], log-densities of actions that were drawn
-    entropy:float, # the one that is wanted
-)->torch.Tensor:
+    temperature: Temperature,  # what being undecided is worth
+    logp: torch.Tensor,  # [B], log-densities of actions that were drawn
+    entropy: float,  # the one that is wanted
+) -> torch.Tensor:
     "Falls with the temperature where actions are less certain than is wanted, and grows where they are more"
-    return -temperature.log[0]*(logp.detach().mean() + entropy)
+    return -temperature.log[0] * (logp.detach().mean() + entropy)
 
 # %% ../../nbs/learning/sac.ipynb #d645bd24
 @stage('sac')
 class SACLearner(Learner):
     "Soft actor-critic: takes batches, improves `actor` and `critics`, yields records"
-    learned = dict(critics=Learned(), actor=Learned(), temperature=Learned(lr='temperature_lr', max_norm=math.inf))
-    follows = dict(target=Follows('critics', every=1))
-    def __init__(self,
-        source, # a pipe of batches
-        actor:nn.Module, # states → [B, 2*size], as `actor_net(…, spread=True)`; learned in place
-        critics:nn.Module, # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
-        space:spaces.Box, # of one action, with finite bounds
-        gamma:float=.99, # how much a reward is worth one step later; where rows have a `discount`, that counts
-        lr:float=3e-4, # of actor and critics; a number, or a function of the updates so far
-        tau:float=.005, # how far the slow critics go towards the critics after each update
-        temperature:float=1., # what being undecided is worth, at first
-        temperature_lr:float=None, # how fast that is learned; None: as all else, 0: it stays as it is
-        entropy:float=None, # the one that is wanted; None: minus the numbers of an action
-        max_norm:float=math.inf, # gradients of actor and critics are scaled down to this norm
-        optimizer=None, # parameters → optimizer, instead of Adam
-        seed:int=None, # of the actions that are drawn in an update; None: others each time
-    ):
-        self.bounds,like = BoxBounds(space, 'SACLearner'),next(actor.parameters(), torch.zeros(()))
-        super().__init__(source, actor=actor, critics=critics, space=space, gamma=gamma, lr=lr, tau=tau,
-            temperature=Temperature(temperature).to(like), max_norm=max_norm, optimizer=optimizer,
-            temperature_lr=lr if temperature_lr is None else temperature_lr, seed=seed,
-            entropy=-self.bounds.size if entropy is None else entropy)
 
-# %% ../../nbs/learning/sac.ipynb #7c773ab1
-@patch
-def learn(self:SACLearner,
-    batch:Steps, # [B]
-)->dict: # floats by name
-    "One update: losses and norms of the gradients, mean error, mean value, temperature, entropy of the actions"
-    check_rows('SACLearner', batch, self.bounds)
-    there,temperature = batch.to(self.device),self.temperature().detach()
-    now,later = torch.randn(2, len(batch), self.bounds.size, generator=self.generator, device=self.device,
-        dtype=temperature.dtype)
-    with self.arithmetic():
-        q,goal = map(full, sac_errors(self.actor, self.critics, self.target, there, self.gamma, temperature, later,
-            self.bounds))
-        loss,logp = map(full, sac_actor_loss(self.actor, self.critics, there, temperature, now, self.bounds.size))
-    losses = dict(critics=critic_loss(q, goal, there), actor=loss,
-        temperature=temperature_loss(self.temperature, logp, self.entropy))
-    td = (goal - q.detach()).abs().mean(0)
-    record = self.step(losses, td=td.mean(), q=q.detach().mean(), temperature=temperature,
-        entropy=-logp.detach().mean())
-    self.feedback(batch, td)
-    return record
+    learned = dict(
+        critics=Learned(),
+        actor=Learned(),
+        temperature=Learned(lr='temperature_lr', max_norm=math.inf),
+    )
+    follows = dict(target=Follows('critics', every=1))
+
+    def __init__(
+        self,
+        source,  # a pipe of batches
+        actor: nn.Module,  # states → [B, 2*size], as `actor_net(…, spread=True)`; learned in place
+        critics: nn.Module,  # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
+        space: spaces.Box,  # of one action, with finite bounds
+        gamma: float = 0.99,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+        lr: float = 3e-4,  # of actor and critics; a number, or a function of the updates so far
+        tau: float = 0.005,  # how far the slow critics go towards the critics after each update
+        temperature: float = 1.0,  # what being undecided is worth, at first
+        temperature_lr: float = None,  # how fast that is learned; None: as all else, 0: it stays as it is
+        entropy: float = None,  # the one that is wanted; None: minus the numbers of an action
+        max_norm: float = math.inf,  # gradients of actor and critics are scaled down to this norm
+        optimizer=None,  # parameters → optimizer, instead of Adam
+        seed: int = None,  # of the actions that are drawn in an update; None: others each time
+    ):
+        self.bounds, like = (
+            BoxBounds(space, 'SACLearner'),
+            next(actor.parameters(), torch.zeros(())),
+        )
+        super().__init__(
+            source,
+            actor=actor,
+            critics=critics,
+            space=space,
+            gamma=gamma,
+            lr=lr,
+            tau=tau,
+            temperature=Temperature(temperature).to(like),
+            max_norm=max_norm,
+            optimizer=optimizer,
+            temperature_lr=lr if temperature_lr is None else temperature_lr,
+            seed=seed,
+            entropy=-self.bounds.size if entropy is None else entropy,
+        )
+
+    def learn(
+        self,
+        batch: Steps,  # [B]
+    ) -> dict:  # floats by name
+        "One update: losses and norms of the gradients, mean error, mean value, temperature, entropy of the actions"
+        check_rows('SACLearner', batch, self.bounds)
+        there = batch.to(self.device)
+        temperature = self.temperature().detach()
+        now, later = torch.randn(
+            2,
+            len(batch),
+            self.bounds.size,
+            generator=self.generator,
+            device=self.device,
+            dtype=temperature.dtype,
+        )
+        with self.arithmetic():
+            q, goal = map(
+                full,
+                sac_errors(
+                    self.actor,
+                    self.critics,
+                    self.target,
+                    there,
+                    self.gamma,
+                    temperature,
+                    later,
+                    self.bounds,
+                ),
+            )
+            loss, logp = map(
+                full,
+                sac_actor_loss(self.actor, self.critics, there, temperature, now, self.bounds.size),
+            )
+        losses = dict(
+            critics=critic_loss(q, goal, there),
+            actor=loss,
+            temperature=temperature_loss(self.temperature, logp, self.entropy),
+        )
+        td = (goal - q.detach()).abs().mean(0)
+        record = self.step(
+            losses,
+            td=td.mean(),
+            q=q.detach().mean(),
+            temperature=temperature,
+            entropy=-logp.detach().mean(),
+        )
+        self.feedback(batch, td)
+        return record
 
 # %% ../../nbs/learning/sac.ipynb #9f9dffa9
 class ActorCritic(nn.Module):
     "An actor and critics, and the space of their actions"
-    def __init__(self,
-        actor:nn.Module, # states → numbers of an action
-        critics:nn.Module, # states, actions from -1 to 1 → [n, B]
-        space:spaces.Box, # of one action
+
+    def __init__(
+        self,
+        actor: nn.Module,  # states → numbers of an action
+        critics: nn.Module,  # states, actions from -1 to 1 → [n, B]
+        space: spaces.Box,  # of one action
     ):
         super().__init__()
-        self.actor,self.critics,self.space = actor,critics,space
+        self.actor = actor
+        self.critics = critics
+        self.space = space
+
 
 @builds('sac')
 class SACBuilder(Builder):
     "`learner = sac`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
-    memories,ranges = ROW_MEMORIES,dict(temperature=(1e-9,math.inf), **RANDOM_RANGE)
-    settings = dict(temperature=(1., 'what being undecided is worth at first'), **RANDOM_FIRST, **NORMS)
+
+    memories = ROW_MEMORIES
+    ranges = dict(temperature=(1e-9, math.inf), **RANDOM_RANGE)
+    settings = dict(
+        temperature=(1.0, 'what being undecided is worth at first'), **RANDOM_FIRST, **NORMS
+    )
     spread = True
+
     def model(self, s, observations, actions):
-        _,hidden = network_layers(s['network'])
+        _, hidden = network_layers(s['network'])
         actor = actor_net(observations, actions, hidden, self.spread)
         nets = normalised(s, observations, actor, Critics(observations, actions, hidden))
         return ActorCritic(*nets, actions).to(s['device'])
+
     def policy(self, model, s, episodes):
-        return SquashedGaussian(model.actor, model.space, random=random_first(s), seed=[s['seed'],1],
-            device=s['device'])
-    def greedy(self, model, s): return SquashedGaussian(model.actor, model.space, True, seed=0, device=s['device'])
+        return SquashedGaussian(
+            model.actor,
+            model.space,
+            random=random_first(s),
+            seed=[s['seed'], 1],
+            device=s['device'],
+        )
+
+    def greedy(self, model, s):
+        return SquashedGaussian(model.actor, model.space, True, seed=0, device=s['device'])
+
     def chain(self, steps, model, s):
-        return row_batches(steps, s).sac(model.actor, model.critics, model.space, s['gamma'], scheduled(s, 'lr'),
-            s['tau'], s['temperature'], seed=s['seed'])
+        return row_batches(steps, s).sac(
+            model.actor,
+            model.critics,
+            model.space,
+            s['gamma'],
+            scheduled(s, 'lr'),
+            s['tau'],
+            s['temperature'],
+            seed=s['seed'],
+        )

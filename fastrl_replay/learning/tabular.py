@@ -8,7 +8,6 @@ __all__ = ['QTable', 'Moves', 'q_update', 'QLearner', 'TableBuilder']
 # %% ../../nbs/learning/tabular.ipynb #2d1afcb5
 from typing import NamedTuple
 import numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from ..steps.compiled import njit
 from ..steps.core import Steps
@@ -25,119 +24,197 @@ from ..steps.states import array, checked
 # %% ../../nbs/learning/tabular.ipynb #fafae291
 class QTable:
     "A value for each action in each state, all 0 at first"
-    def __init__(self,
-        observation_space:spaces.Discrete, # of one environment
-        action_space:spaces.Discrete, # of one environment
-    ):
-        if not isinstance(observation_space, spaces.Discrete): raise ArgumentTypeError('QTable',
-            'the observation space', observation_space, 'Discrete',
-            'a network: value_net(observation_space, action_space)')
-        self.first = int(observation_space.start)
-        self._tensor = torch.zeros(int(observation_space.n), n_actions(action_space), dtype=torch.float64)
 
-    def __call__(self, state)->torch.Tensor:
+    def __init__(
+        self,
+        observation_space: spaces.Discrete,  # of one environment
+        action_space: spaces.Discrete,  # of one environment
+    ):
+        if not isinstance(observation_space, spaces.Discrete):
+            raise ArgumentTypeError(
+                'QTable',
+                'the observation space',
+                observation_space,
+                'Discrete',
+                'a network: value_net(observation_space, action_space)',
+            )
+        self.first = int(observation_space.start)
+        self._tensor = torch.zeros(
+            int(observation_space.n), n_actions(action_space), dtype=torch.float64
+        )
+
+    def __call__(self, state) -> torch.Tensor:
         is_tensor = isinstance(state, torch.Tensor)
-        if not is_tensor or state.is_floating_point() or state.dim() != 1: raise ArgumentTypeError('QTable', 'states',
-            f'{state.dtype} {list(state.shape)}' if is_tensor else type(state).__name__,
-            'one whole number for each environment', 'a network, for other observation spaces: value_net')
+        if not is_tensor or state.is_floating_point() or state.dim() != 1:
+            raise ArgumentTypeError(
+                'QTable',
+                'states',
+                f'{state.dtype} {list(state.shape)}' if is_tensor else type(state).__name__,
+                'one whole number for each environment',
+                'a network, for other observation spaces: value_net',
+            )
         places = state.numpy() - self.first
         inside = not places.size or 0 <= places.min() <= places.max() < len(self.values)
-        if not inside: raise ArgumentError('QTable', 'states', f'{state.min()} to {state.max()}',
-            f'{self.first} to {self.first + len(self.values) - 1}')
+        if not inside:
+            raise ArgumentError(
+                'QTable',
+                'states',
+                f'{state.min()} to {state.max()}',
+                f'{self.first} to {self.first + len(self.values) - 1}',
+            )
         return torch.from_numpy(self.values[places])
 
-    values = property(lambda self: self._tensor.numpy(),   # what workers are sent is tensors
-        lambda self, x: setattr(self, '_tensor', torch.from_numpy(x)), doc='The array [states, actions]')
-    def state_dict(self)->dict: return dict(values=self._tensor)
-    def load_state_dict(self, state): self.values[:] = state['values'].numpy()
-    def __repr__(self): return f'QTable({self.values.shape[0]} states, {self.values.shape[1]} actions)'
+    values = property(
+        lambda self: self._tensor.numpy(),  # what workers are sent is tensors
+        lambda self, x: setattr(self, '_tensor', torch.from_numpy(x)),
+        doc='The array [states, actions]',
+    )
+
+    def state_dict(self) -> dict:
+        return dict(values=self._tensor)
+
+    def load_state_dict(self, state):
+        self.values[:] = state['values'].numpy()
+
+    def __repr__(self):
+        return f'QTable({self.values.shape[0]} states, {self.values.shape[1]} actions)'
 
 # %% ../../nbs/learning/tabular.ipynb #63e9f21e
 class Moves(NamedTuple):
     "Columns of rows: what was done, and what came of it"
-    state:np.ndarray # numbers of the table's states
-    action:np.ndarray
-    reward:np.ndarray
-    next_state:np.ndarray
-    discount:np.ndarray
+
+    state: np.ndarray  # numbers of the table's states
+    action: np.ndarray
+    reward: np.ndarray
+    next_state: np.ndarray
+    discount: np.ndarray
 
 # %% ../../nbs/learning/tabular.ipynb #7471d95c
 @njit
 def q_update(q, moves, step, td, allowed):
     "Learn from rows in turn and fill in their errors; -1, or the first row that can't be learned from"
-    (states,actions),(state,action,reward,next_state,discount) = q.shape,moves
+    (states, actions), (state, action, reward, next_state, discount) = q.shape, moves
     for i in range(len(state)):
         inside = 0 <= state[i] < states and 0 <= next_state[i] < states and 0 <= action[i] < actions
-        if not inside or not np.isfinite(reward[i]*step[i]): return i
+        if not inside or not np.isfinite(reward[i] * step[i]):
+            return i
     for i in range(len(state)):
-        s,a,best = state[i],action[i],-np.inf
+        s = state[i]
+        a = action[i]
+        best = -np.inf
         for b in range(actions if discount[i] else 0):
-            if allowed[i,b]: best = max(best, q[next_state[i],b])
-        td[i] = reward[i] + (discount[i]*best if discount[i] else 0.) - q[s,a]
-        q[s,a] += step[i]*td[i]
+            if allowed[i, b]:
+                best = max(best, q[next_state[i], b])
+        td[i] = reward[i] + (discount[i] * best if discount[i] else 0.0) - q[s, a]
+        q[s, a] += step[i] * td[i]
     return -1
 
 # %% ../../nbs/learning/tabular.ipynb #8df9d5d5
 @stage('q_learn')
 class QLearner(Learner):
     "Tabular Q-learning: takes batches, improves `table`, yields records"
-    def __init__(self,
-        source, # a pipe of batches, or of steps as they come
-        table:QTable, # what is learned
-        gamma:float=.99, # how much a reward is worth one step later; where rows have a `discount`, that counts
-        lr:float=.5, # how far to go towards the target; a number, or a function of the updates so far
-    ): super().__init__(source, table=table, gamma=gamma, lr=lr)
-    def snapshot(self): return dict(values=torch.from_numpy(self.table.values.copy()), **super().snapshot())
+
+    def __init__(
+        self,
+        source,  # a pipe of batches, or of steps as they come
+        table: QTable,  # what is learned
+        gamma: float = 0.99,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+        lr: float = 0.5,  # how far to go towards the target; a number, or a function of the updates so far
+    ):
+        super().__init__(source, table=table, gamma=gamma, lr=lr)
+
+    def snapshot(self):
+        return dict(values=torch.from_numpy(self.table.values.copy()), **super().snapshot())
+
     def check_state(self, state):
-        check_same_shapes('QLearner', dict(table=state['values']), dict(table=torch.from_numpy(self.table.values)))
+        check_same_shapes(
+            'QLearner', dict(table=state['values']), dict(table=torch.from_numpy(self.table.values))
+        )
         high = np.finfo(np.float64).max
         finite = dict(values=array(np.float64, *self.table.values.shape, low=-high, high=high))
         return checked('QLearner', finite, super().check_state(state), more=True)
+
     def restore(self, state):
         super().restore(state)
         self.table.values[:] = state['values']
 
-# %% ../../nbs/learning/tabular.ipynb #2d11ba0e
-@patch
-def learn(self:QLearner,
-    batch:Steps, # rows of any kind
-)->dict: # floats by name
-    "Learn from each row in turn"
-    t,rows = self.table,batch.rows
-    if rows.ndim != 1: raise ArgumentError('QLearner', 'a batch', f'shape {list(rows.shape)}', '[n] rows')
-    check_discrete('QLearner', batch, ('state','next_state','action'))
-    weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
-    td,discount,actions = np.empty(len(batch)),discounts(batch, self.gamma),t.values.shape[1]
-    allowed = allowed_next('QLearner', batch, discount, actions)
-    allowed = np.ones((len(batch),actions), bool) if allowed is None else allowed.numpy()
-    moves = Moves(rows['state'] - t.first, rows['action'], rows['reward'], rows['next_state'] - t.first,
-        discount.numpy())
-    bad = q_update(t.values, moves, self.rate()*weight, td, allowed)
-    if bad >= 0: raise ArgumentError('QLearner', f'row {bad} is outside the table, or its reward is no finite number',
-        ', '.join(f'{n.replace("_", " ")} {rows[n][bad]}' for n in ('state','action','next_state','reward')), t,
-        'make the table from the spaces of these environments')
-    self.feedback(batch, td)
-    self.updates += 1
-    return dict(td=float(np.abs(td).mean()), q=float(t.values[rows['state'] - t.first, rows['action']].mean()))
+    def learn(
+        self,
+        batch: Steps,  # rows of any kind
+    ) -> dict:  # floats by name
+        "Learn from each row in turn"
+        t = self.table
+        rows = batch.rows
+        if rows.ndim != 1:
+            raise ArgumentError('QLearner', 'a batch', f'shape {list(rows.shape)}', '[n] rows')
+        check_discrete('QLearner', batch, ('state', 'next_state', 'action'))
+        weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
+        td = np.empty(len(batch))
+        discount = discounts(batch, self.gamma)
+        actions = t.values.shape[1]
+        allowed = allowed_next('QLearner', batch, discount, actions)
+        allowed = np.ones((len(batch), actions), bool) if allowed is None else allowed.numpy()
+        moves = Moves(
+            rows['state'] - t.first,
+            rows['action'],
+            rows['reward'],
+            rows['next_state'] - t.first,
+            discount.numpy(),
+        )
+        bad = q_update(t.values, moves, self.rate() * weight, td, allowed)
+        if bad >= 0:
+            raise ArgumentError(
+                'QLearner',
+                f'row {bad} is outside the table, or its reward is no finite number',
+                ', '.join(
+                    f'{n.replace("_", " ")} {rows[n][bad]}'
+                    for n in ('state', 'action', 'next_state', 'reward')
+                ),
+                t,
+                'make the table from the spaces of these environments',
+            )
+        self.feedback(batch, td)
+        self.updates += 1
+        return dict(
+            td=float(np.abs(td).mean()),
+            q=float(t.values[rows['state'] - t.first, rows['action']].mean()),
+        )
 
 # %% ../../nbs/learning/tabular.ipynb #cf28c8ab
 @builds('table')
 class TableBuilder(Builder):
     "`learner = table`: a `QTable`, learned from single steps, with or without a replay"
-    memories,ranks = dict(uniform=(), none=()),False   # rows are learned one after the other
-    def model(self, s, observations, actions): return QTable(observations, actions)
+
+    # rows are learned one after the other
+    memories = dict(uniform=(), none=())
+    ranks = False
+
+    def model(self, s, observations, actions):
+        return QTable(observations, actions)
+
     def chain(self, steps, model, s):
-        how = model,s['gamma'],s['lr']
-        if s['memory'] == 'none': return steps.q_learn(*how)
-        if s['learn_new']: steps = Map(steps, _LearnAndPass(QLearner([], *how)))
-        replay = ExperienceReplay(steps, bs=s['bs'], max_sz=s['max_sz'], replacement=True, seed=s['seed'],
-            store=s.get('store'))
+        how = model, s['gamma'], s['lr']
+        if s['memory'] == 'none':
+            return steps.q_learn(*how)
+        if s['learn_new']:
+            steps = Map(steps, _LearnAndPass(QLearner([], *how)))
+        replay = ExperienceReplay(
+            steps,
+            bs=s['bs'],
+            max_sz=s['max_sz'],
+            replacement=True,
+            seed=s['seed'],
+            store=s.get('store'),
+        )
         return replay.q_learn(*how)
 
 # %% ../../nbs/learning/tabular.ipynb #80df7677
 class _LearnAndPass:
     "Learn from steps and let them pass"
-    def __init__(self, learner): self.learner = learner
+
+    def __init__(self, learner):
+        self.learner = learner
+
     def __call__(self, steps):
         self.learner.learn(steps)
         return steps

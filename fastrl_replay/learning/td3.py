@@ -8,41 +8,56 @@ __all__ = ['td3_errors', 'td3_actor_loss', 'TD3Learner', 'TD3Builder']
 # %% ../../nbs/learning/td3.ipynb #89fa9433
 import math
 import torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
-from .continuous import BoxBounds, GaussianNoise, actor_values, check_rows, critic_values
+from fastrl_replay.learning.continuous import (
+    BoxBounds,
+    GaussianNoise,
+    actor_values,
+    check_rows,
+    critic_values,
+)
 from ..steps.core import Steps
 from ..steps.errors import number, whole
 from .base import Follows, Learned, Learner, discounts, full
-from fastrl_replay.learning.registry import (NORMS, RANDOM_FIRST, RANDOM_RANGE, builds, random_first,
-    row_batches, scheduled)
+from fastrl_replay.learning.registry import (
+    NORMS,
+    RANDOM_FIRST,
+    RANDOM_RANGE,
+    builds,
+    random_first,
+    row_batches,
+    scheduled,
+)
 from .sac import SACBuilder, critic_loss
 from ..pipe import stage
 
 # %% ../../nbs/learning/td3.ipynb #10f838d1
 def td3_errors(
-    critics, # states, actions from -1 to 1 → [n, B]
-    target, # critics with older weights, called as `critics` are
-    target_actor, # states → [B, size], slower
-    batch:Steps, # [B]
-    gamma:float, # how much a reward is worth one step later; where rows have a `discount`, that counts
-    noise:torch.Tensor, # [B, size], which is added to the slow actor's actions
-    bounds:BoxBounds, # of the actions
-)->tuple: # values of what was done [n, B], with their gradient, and what they should have been [B], without one
+    critics,  # states, actions from -1 to 1 → [n, B]
+    target,  # critics with older weights, called as `critics` are
+    target_actor,  # states → [B, size], slower
+    batch: Steps,  # [B]
+    gamma: float,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+    noise: torch.Tensor,  # [B, size], which is added to the slow actor's actions
+    bounds: BoxBounds,  # of the actions
+) -> tuple:  # values of what was done [n, B], with their gradient, and what they should have been [B], without one
     "Values and targets of the actions of a batch"
     q = critic_values('td3_errors', critics, batch.state, bounds.to_unit(batch.action, noise.dtype))
     with torch.no_grad():
         action = actor_values('td3_errors', target_actor, batch.next_state, bounds.size).tanh()
-        after = critic_values('td3_errors', target, batch.next_state, (action + noise).clamp(-1, 1)).amin(0)
-        return q,batch.reward + discounts(batch, gamma)*after
+        after = critic_values(
+            'td3_errors', target, batch.next_state, (action + noise).clamp(-1, 1)
+        ).amin(0)
+        return q, batch.reward + discounts(batch, gamma) * after
+
 
 def td3_actor_loss(
-    actor, # states → [B, size]
-    critics, # states, actions from -1 to 1 → [n, B]
-    batch:Steps, # [B]
-    size:int, # numbers of an action
-)->torch.Tensor:
+    actor,  # states → [B, size]
+    critics,  # states, actions from -1 to 1 → [n, B]
+    batch: Steps,  # [B]
+    size: int,  # numbers of an action
+) -> torch.Tensor:
     "How bad the actor's actions are, in the first critic's eyes"
     action = actor_values('td3_actor_loss', actor, batch.state, size).tanh()
     return -critic_values('td3_actor_loss', critics, batch.state, action)[0].mean()
@@ -51,63 +66,112 @@ def td3_actor_loss(
 @stage('td3')
 class TD3Learner(Learner):
     "Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records"
+
     learned = dict(critics=Learned(), actor=Learned())
-    follows = dict(target=Follows('critics', every='actor_every'), target_actor=Follows('actor', every='actor_every'))
-    def __init__(self,
-        source, # a pipe of batches
-        actor:nn.Module, # states → [B, size], as `actor_net`; learned in place
-        critics:nn.Module, # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
-        space:spaces.Box, # of one action, with finite bounds
-        gamma:float=.99, # how much a reward is worth one step later; where rows have a `discount`, that counts
-        lr:float=3e-4, # of actor and critics; a number, or a function of the updates so far
-        tau:float=.005, # how far the slow copies go towards their models
-        smoothing:float=.2, # standard deviation of the noise in targets, where bounds are -1 and 1
-        most:float=.5, # that noise at most
-        actor_every:int=2, # updates of the critics for each of the actor, and of the slow copies
-        max_norm:float=math.inf, # gradients are scaled down to this norm
-        optimizer=None, # parameters → optimizer, instead of Adam
-        seed:int=None, # of the noise in targets; None: others each time
+    follows = dict(
+        target=Follows('critics', every='actor_every'),
+        target_actor=Follows('actor', every='actor_every'),
+    )
+
+    def __init__(
+        self,
+        source,  # a pipe of batches
+        actor: nn.Module,  # states → [B, size], as `actor_net`; learned in place
+        critics: nn.Module,  # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
+        space: spaces.Box,  # of one action, with finite bounds
+        gamma: float = 0.99,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+        lr: float = 3e-4,  # of actor and critics; a number, or a function of the updates so far
+        tau: float = 0.005,  # how far the slow copies go towards their models
+        smoothing: float = 0.2,  # standard deviation of the noise in targets, where bounds are -1 and 1
+        most: float = 0.5,  # that noise at most
+        actor_every: int = 2,  # updates of the critics for each of the actor, and of the slow copies
+        max_norm: float = math.inf,  # gradients are scaled down to this norm
+        optimizer=None,  # parameters → optimizer, instead of Adam
+        seed: int = None,  # of the noise in targets; None: others each time
     ):
         self.bounds = BoxBounds(space, 'TD3Learner')
-        super().__init__(source, actor=actor, critics=critics, space=space, gamma=gamma, lr=lr, tau=tau,
-            smoothing=number('TD3Learner', 'smoothing', smoothing), most=number('TD3Learner', 'most', most),
-            actor_every=whole('TD3Learner', 'actor_every', actor_every, 1), max_norm=max_norm, optimizer=optimizer,
-            seed=seed)
+        super().__init__(
+            source,
+            actor=actor,
+            critics=critics,
+            space=space,
+            gamma=gamma,
+            lr=lr,
+            tau=tau,
+            smoothing=number('TD3Learner', 'smoothing', smoothing),
+            most=number('TD3Learner', 'most', most),
+            actor_every=whole('TD3Learner', 'actor_every', actor_every, 1),
+            max_norm=max_norm,
+            optimizer=optimizer,
+            seed=seed,
+        )
 
-# %% ../../nbs/learning/td3.ipynb #87b7e552
-@patch
-def learn(self:TD3Learner,
-    batch:Steps, # [B]
-)->dict: # floats by name
-    "One update: losses and norms of the gradients, mean error, mean value"
-    check_rows('TD3Learner', batch, self.bounds)
-    there,kind = batch.to(self.device),next(self.actor.parameters()).dtype
-    noise = torch.randn(len(batch), self.bounds.size, generator=self.generator, device=self.device, dtype=kind)
-    noise = (noise*self.smoothing).clamp(-self.most, self.most)
-    slow = self.targets['target_actor']
-    with self.arithmetic():
-        q,goal = map(full, td3_errors(self.critics, self.target, slow, there, self.gamma, noise, self.bounds))
-        losses = dict(critics=critic_loss(q, goal, there))
-        if (self.updates + 1) % self.actor_every == 0:
-            losses['actor'] = td3_actor_loss(self.actor, self.critics, there, self.bounds.size)
-    td = (goal - q.detach()).abs().mean(0)
-    record = self.step(losses, td=td.mean(), q=q.detach().mean())
-    self.feedback(batch, td)
-    return record
+    def learn(
+        self,
+        batch: Steps,  # [B]
+    ) -> dict:  # floats by name
+        "One update: losses and norms of the gradients, mean error, mean value"
+        check_rows('TD3Learner', batch, self.bounds)
+        there = batch.to(self.device)
+        kind = next(self.actor.parameters()).dtype
+        noise = torch.randn(
+            len(batch), self.bounds.size, generator=self.generator, device=self.device, dtype=kind
+        )
+        noise = (noise * self.smoothing).clamp(-self.most, self.most)
+        slow = self.targets['target_actor']
+        with self.arithmetic():
+            q, goal = map(
+                full,
+                td3_errors(self.critics, self.target, slow, there, self.gamma, noise, self.bounds),
+            )
+            losses = dict(critics=critic_loss(q, goal, there))
+            if (self.updates + 1) % self.actor_every == 0:
+                losses['actor'] = td3_actor_loss(self.actor, self.critics, there, self.bounds.size)
+        td = (goal - q.detach()).abs().mean(0)
+        record = self.step(losses, td=td.mean(), q=q.detach().mean())
+        self.feedback(batch, td)
+        return record
 
 # %% ../../nbs/learning/td3.ipynb #ac73cca6
 @builds('td3')
 class TD3Builder(SACBuilder):
     "`learner = td3`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
-    ranges = dict(noise=(0,math.inf), smoothing=(0,math.inf), most=(0,math.inf), actor_every=(1,math.inf),
-        **RANDOM_RANGE)
-    settings = dict(noise=(.1, 'standard deviation of what is added to actions, where bounds are -1 and 1'),
-        smoothing=(.2, 'standard deviation of what is added in targets'), most=(.5, 'that at most'),
-        actor_every=(2, 'updates of the critics for each of the actor'), **RANDOM_FIRST, **NORMS)
+
+    ranges = dict(
+        noise=(0, math.inf),
+        smoothing=(0, math.inf),
+        most=(0, math.inf),
+        actor_every=(1, math.inf),
+        **RANDOM_RANGE,
+    )
+    settings = dict(
+        noise=(0.1, 'standard deviation of what is added to actions, where bounds are -1 and 1'),
+        smoothing=(0.2, 'standard deviation of what is added in targets'),
+        most=(0.5, 'that at most'),
+        actor_every=(2, 'updates of the critics for each of the actor'),
+        **RANDOM_FIRST,
+        **NORMS,
+    )
     spread = False
+
     def policy(self, model, s, episodes):
-        return GaussianNoise(model.actor, model.space, s['noise'], random_first(s), [s['seed'],1], s['device'])
-    def greedy(self, model, s): return GaussianNoise(model.actor, model.space, 0., seed=0, device=s['device'])
+        return GaussianNoise(
+            model.actor, model.space, s['noise'], random_first(s), [s['seed'], 1], s['device']
+        )
+
+    def greedy(self, model, s):
+        return GaussianNoise(model.actor, model.space, 0.0, seed=0, device=s['device'])
+
     def chain(self, steps, model, s):
-        return row_batches(steps, s).td3(model.actor, model.critics, model.space, s['gamma'], scheduled(s, 'lr'),
-            s['tau'], s['smoothing'], s['most'], s['actor_every'], seed=s['seed'])
+        return row_batches(steps, s).td3(
+            model.actor,
+            model.critics,
+            model.space,
+            s['gamma'],
+            scheduled(s, 'lr'),
+            s['tau'],
+            s['smoothing'],
+            s['most'],
+            s['actor_every'],
+            seed=s['seed'],
+        )

@@ -16,115 +16,199 @@ from ..steps.errors import ArgumentError, ArgumentTypeError, not_installed
 # %% ../../nbs/learning/video.ipynb #51de0007
 class _Mp4:
     "A video, by ffmpeg"
+
     @staticmethod
-    def check(): import moviepy.video.io.ffmpeg_writer   # noqa: F401
+    def check():
+        import moviepy.video.io.ffmpeg_writer  # noqa: F401
+
     def __init__(self, path, fps):
         from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
-        self.make,self.writer = lambda size: FFMPEG_VideoWriter(str(path), size, fps),None
+
+        self.make = lambda size: FFMPEG_VideoWriter(str(path), size, fps)
+        self.writer = None
 
     def add(self, frame):
-        frame = np.pad(frame, [(0,n % 2) for n in frame.shape[:2]] + [(0,0)], 'edge')
-        if self.writer is None: self.writer = self.make(frame.shape[1::-1])
+        frame = np.pad(frame, [(0, n % 2) for n in frame.shape[:2]] + [(0, 0)], 'edge')
+        if self.writer is None:
+            self.writer = self.make(frame.shape[1::-1])
         self.writer.write_frame(frame)
 
     def close(self):
-        if self.writer is not None: self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
+
 
 class _Gif:
     "An animated picture, by pillow"
+
     @staticmethod
-    def check(): import PIL.Image   # noqa: F401
+    def check():
+        import PIL.Image  # noqa: F401
+
     def __init__(self, path, fps):
         from PIL import Image
-        self.path,self.wait,self.frames = path,max(20, round(1000/fps)),[]
+
+        self.path, self.wait, self.frames = path, max(20, round(1000 / fps)), []
         self.convert = lambda frame: Image.fromarray(frame).quantize()
-    def add(self, frame): self.frames.append(self.convert(frame))
+
+    def add(self, frame):
+        self.frames.append(self.convert(frame))
+
     def close(self):
-        if self.frames: self.frames[0].save(self.path, 'GIF', save_all=True, append_images=self.frames[1:],
-            duration=self.wait, loop=0)
+        if self.frames:
+            self.frames[0].save(
+                self.path,
+                'GIF',
+                save_all=True,
+                append_images=self.frames[1:],
+                duration=self.wait,
+                loop=0,
+            )
 
 # %% ../../nbs/learning/video.ipynb #51de0008
-VIDEOS = {'.mp4': (_Mp4,'moviepy'), '.gif': (_Gif,'pillow')}   # ending of a file → what writes it, its package
+# ending of a file → what writes it, its package
+VIDEOS = {'.mp4': (_Mp4, 'moviepy'), '.gif': (_Gif, 'pillow')}
+
 
 def _writer(path, who):
     "What writes such a file; an error where nothing does"
-    if path.suffix.lower() not in VIDEOS: raise ArgumentError(who, 'record', str(path), f'a file {" or ".join(VIDEOS)}')
-    if path.is_dir() or not path.parent.is_dir(): raise ArgumentError(who, 'record', str(path),
-        'a file' if path.is_dir() else f'a file in a directory that is there; {path.parent} is not')
-    make,package = VIDEOS[path.suffix.lower()]
-    try: make.check()
+    if path.suffix.lower() not in VIDEOS:
+        raise ArgumentError(who, 'record', str(path), f'a file {" or ".join(VIDEOS)}')
+    if path.is_dir() or not path.parent.is_dir():
+        raise ArgumentError(
+            who,
+            'record',
+            str(path),
+            'a file'
+            if path.is_dir()
+            else f'a file in a directory that is there; {path.parent} is not',
+        )
+    make, package = VIDEOS[path.suffix.lower()]
+    try:
+        make.check()
     except ImportError as e:
-        raise not_installed(who, f'{package}, which writes {path.suffix}, is not installed', 'video',
-            ArgumentError) from e
+        raise not_installed(
+            who, f'{package}, which writes {path.suffix}, is not installed', 'video', ArgumentError
+        ) from e
     return make
 
 # %% ../../nbs/learning/video.ipynb #51de0011
 def check_renders(
-    env:gym.Env, # made with render_mode='rgb_array'
-    who:str='evaluate', # who asks
+    env: gym.Env,  # made with render_mode='rgb_array'
+    who: str = 'evaluate',  # who asks
 ):
     "An error where an environment gives no pictures"
-    name,mode = env.spec.id if env.spec else str(env),getattr(env, 'render_mode', None)
+    name = env.spec.id if env.spec else str(env)
+    mode = getattr(env, 'render_mode', None)
     what = f'record: {name} gives no pictures'
-    if mode != 'rgb_array': raise ArgumentError(who, what, f'render_mode = {mode!r}', "'rgb_array'",
-        "an environment that is made with render_mode='rgb_array'")
+    if mode != 'rgb_array':
+        raise ArgumentError(
+            who,
+            what,
+            f'render_mode = {mode!r}',
+            "'rgb_array'",
+            "an environment that is made with render_mode='rgb_array'",
+        )
     try:
         env.reset(seed=0)
         frame = env.render()
-    except (gym.error.DependencyNotInstalled,ImportError) as e:
-        raise ArgumentError(who, what, ' '.join(str(e).split()), remedy="pip install 'fastrl_replay[video]'") from e
-    except Exception as e: raise ArgumentError(who, what, f'{type(e).__name__}: {e}') from e
-    good = isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
-    if not good: raise ArgumentError(who, what, f'{getattr(frame, "dtype", type(frame).__name__)} '
-        f'{list(getattr(frame, "shape", []))}', 'uint8 [height, width, 3]', 'another render()')
+    except (gym.error.DependencyNotInstalled, ImportError) as e:
+        raise ArgumentError(
+            who, what, ' '.join(str(e).split()), remedy="pip install 'fastrl_replay[video]'"
+        ) from e
+    except Exception as e:
+        raise ArgumentError(who, what, f'{type(e).__name__}: {e}') from e
+    good = (
+        isinstance(frame, np.ndarray)
+        and frame.dtype == np.uint8
+        and frame.ndim == 3
+        and frame.shape[2] == 3
+    )
+    if not good:
+        raise ArgumentError(
+            who,
+            what,
+            f'{getattr(frame, "dtype", type(frame).__name__)} {list(getattr(frame, "shape", []))}',
+            'uint8 [height, width, 3]',
+            'another render()',
+        )
 
 # %% ../../nbs/learning/video.ipynb #51de0012
 def _rendering(source, who):
     "The environment that an id or a function names, made so that it draws"
-    if not isinstance(source, str) and not hasattr(source, 'entry_point'): return source()
-    try: return gym.make(source, render_mode='rgb_array')
-    except Exception as e: raise ArgumentError(who, f'record: {source} gives no pictures', f'{type(e).__name__}: {e}',
-        "an environment that takes render_mode='rgb_array'") from e
+    if not isinstance(source, str) and not hasattr(source, 'entry_point'):
+        return source()
+    try:
+        return gym.make(source, render_mode='rgb_array')
+    except Exception as e:
+        raise ArgumentError(
+            who,
+            f'record: {source} gives no pictures',
+            f'{type(e).__name__}: {e}',
+            "an environment that takes render_mode='rgb_array'",
+        ) from e
 
 # %% ../../nbs/learning/video.ipynb #51de0014
 class Filmed(gym.Wrapper):
     "Hands on a picture of each state of the first episode"
+
     def __init__(self, env, add):
         super().__init__(env)
-        self.add,self.episodes,self.running = add,0,False
+        self.add = add
+        self.episodes = 0
+        self.running = False
+
     def reset(self, **kwargs):
         result = super().reset(**kwargs)
-        self.episodes,self.running = self.episodes + 1,not self.episodes
-        if self.running: self.add(self.env.render())
+        self.episodes, self.running = self.episodes + 1, not self.episodes
+        if self.running:
+            self.add(self.env.render())
         return result
+
     def step(self, action):
         result = super().step(action)
-        if self.running: self.add(self.env.render())
+        if self.running:
+            self.add(self.env.render())
         self.running = self.running and not (result[2] or result[3])
         return result
 
 # %% ../../nbs/learning/video.ipynb #51de0015
 @contextmanager
 def recording(
-    path, # of the video; None: there is none
-    who:str='evaluate', # who asks
-): # gives a function: what a stepper takes → the same, of which the first environment is filmed
+    path,  # of the video; None: there is none
+    who: str = 'evaluate',  # who asks
+):  # gives a function: what a stepper takes → the same, of which the first environment is filmed
     "While this lasts, an episode is recorded; without an error, the file is there at the end"
-    if path is None: yield lambda source: source; return
-    path,writers = Path(path),[]
-    make,new = _writer(path, who),path.with_name(f'.{path.stem}.{os.getpid()}{path.suffix}')
+    if path is None:
+        yield lambda source: source
+        return
+    path = Path(path)
+    writers = []
+    make = _writer(path, who)
+    new = path.with_name(f'.{path.stem}.{os.getpid()}{path.suffix}')
+
     def filmed(source):
-        first,*others = source if isinstance(source, (list,tuple)) else [source]
-        env = first if isinstance(first, (gym.Env,VectorEnv)) else _rendering(first, who)
-        if isinstance(env, VectorEnv): raise ArgumentTypeError(who, 'record with an environment', 'a VectorEnv',
-            'an id, a function that makes one, or a single environment')
+        first, *others = source if isinstance(source, (list, tuple)) else [source]
+        env = first if isinstance(first, (gym.Env, VectorEnv)) else _rendering(first, who)
+        if isinstance(env, VectorEnv):
+            raise ArgumentTypeError(
+                who,
+                'record with an environment',
+                'a VectorEnv',
+                'an id, a function that makes one, or a single environment',
+            )
         check_renders(env, who)
         writers.append(make(new, env.metadata.get('render_fps') or 30))
         film = Filmed(env, writers[0].add)
         return [film if env is first else lambda: film, *others]
+
     try:
-        try: yield filmed
+        try:
+            yield filmed
         finally:
-            for writer in writers: writer.close()   # after an error, too, so that ffmpeg ends
-        if new.exists(): os.replace(new, path)
-    finally: new.unlink(missing_ok=True)
+            for writer in writers:
+                writer.close()  # after an error, too, so that ffmpeg ends
+        if new.exists():
+            os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)

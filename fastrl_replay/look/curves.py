@@ -12,185 +12,282 @@ from .html import Safe, escaped
 
 # %% ../../nbs/look/curves.ipynb #8d4c9d9d
 def is_number(
-    x, # anything
-)->bool:
+    x,  # anything
+) -> bool:
     "Can it be drawn?"
-    return isinstance(x, (int,float)) and not isinstance(x, bool) and math.isfinite(x)
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+
 
 def short(
-    x, # a number, or None
-)->str:
+    x,  # a number, or None
+) -> str:
     "A number as an axis says it"
-    if not is_number(x): return '–'
-    for size,unit in (1e9,'G'),(1e6,'M'),(1e4,''):
-        if abs(x) >= size: return f'{x/size:.4g}{unit}' if unit else f'{x/1e3:.4g}k'
+    if not is_number(x):
+        return '–'
+    for size, unit in (1e9, 'G'), (1e6, 'M'), (1e4, ''):
+        if abs(x) >= size:
+            return f'{x / size:.4g}{unit}' if unit else f'{x / 1e3:.4g}k'
     return f'{x:.4g}'
 
 # %% ../../nbs/look/curves.ipynb #b96ad9c7
 def ticks(
-    low:float, # the axis' ends
-    high:float,
-    most:int=5, # about how many
-)->list:
+    low: float,  # the axis' ends
+    high: float,
+    most: int = 5,  # about how many
+) -> list:
     "Round numbers between two"
-    if not high > low: return [low]
-    power = 10**math.floor(math.log10((high - low)/most))
-    step = next(k*power for k in (1,2,5,10) if (high - low)/(k*power) <= most)
-    first = math.ceil(low/step - 1e-9)
-    return [float(f'{i*step:.12g}') for i in range(first, math.floor(high/step + 1e-9) + 1)]
+    if not high > low:
+        return [low]
+    power = 10 ** math.floor(math.log10((high - low) / most))
+    step = next(k * power for k in (1, 2, 5, 10) if (high - low) / (k * power) <= most)
+    first = math.ceil(low / step - 1e-9)
+    return [float(f'{i * step:.12g}') for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 # %% ../../nbs/look/curves.ipynb #db39f6b1
-COLORS = '#219ebc','#fb8500','#8338ec','#2a9d8f','#d00000','#b5838d'   # legible on white and on black
-PALE = '#5fb2d0'   # of dots, beneath a line
+# legible on white and on black
+COLORS = '#219ebc', '#fb8500', '#8338ec', '#2a9d8f', '#d00000', '#b5838d'
+PALE = '#5fb2d0'  # of dots, beneath a line
+
 
 def some(
-    points:list,
-    most:int, # how many at most
-)->list:
+    points: list,
+    most: int,  # how many at most
+) -> list:
     "Points at equal distances, with the last one"
-    step = max(1, -(-len(points)//most))
+    step = max(1, -(-len(points) // most))
     return points[::-1][::step][::-1]
 
+
 def pieces(
-    points:list, # (x, y)
-)->list: # of lists
+    points: list,  # (x, y)
+) -> list:  # of lists
     "What can be drawn in one stroke each"
     found = [[]]
-    for x,y in points:
-        if is_number(x) and is_number(y): found[-1].append((x,y))
-        elif found[-1]: found.append([])
+    for x, y in points:
+        if is_number(x) and is_number(y):
+            found[-1].append((x, y))
+        elif found[-1]:
+            found.append([])
     return [p for p in found if p]
 
 # %% ../../nbs/look/curves.ipynb #45a56f43
 def band(
-    curves:list, # of (xs, ys), one of each seed
-    n:int=200, # points
-)->dict: # x, y, low, high
+    curves: list,  # of (xs, ys), one of each seed
+    n: int = 200,  # points
+) -> dict:  # x, y, low, high
     "Mean of several curves, the lowest and the highest"
-    curves = [[(x,y) for x,y in zip(*c) if is_number(x) and is_number(y)] for c in curves]
+    curves = [[(x, y) for x, y in zip(*c) if is_number(x) and is_number(y)] for c in curves]
     curves = [np.array(c, float).T for c in curves if c]
-    if not curves: return dict(x=[], y=[])
-    first,last = max(x[0] for x,_ in curves),min(x[-1] for x,_ in curves)
+    if not curves:
+        return dict(x=[], y=[])
+    first = max(x[0] for x, _ in curves)
+    last = min(x[-1] for x, _ in curves)
     grid = np.linspace(first, last, n) if last > first else np.array([first])
     y = np.array([np.interp(grid, *c) for c in curves])
-    return dict(x=grid.tolist(), y=y.mean(0).tolist(), low=y.min(0).tolist(), high=y.max(0).tolist())
+    return dict(
+        x=grid.tolist(), y=y.mean(0).tolist(), low=y.min(0).tolist(), high=y.max(0).tolist()
+    )
 
 # %% ../../nbs/look/curves.ipynb #6c7b5f24
-_SIZE = 420,190   # of a chart
+_SIZE = 420, 190  # of a chart
+
 
 def _scales(lines, levels, size):
     "The axes' ranges, and functions from a value to a place; None: there is nothing to draw"
     xs = [x for l in lines for x in l['x'] if is_number(x)]
-    ys = [y for l in lines for k in ('y','low','high') for y in l.get(k, ()) if is_number(y)]
-    if not xs or not ys: return None
-    x0,x1,y0,y1 = min([*xs,0]),max([*xs,0]),min([*ys,*levels]),max([*ys,*levels])
-    pad = (y1 - y0)*.06 or abs(y1)*.1 or 1.
-    xs,ys = (x0,x1 if x1 > x0 else x0 + 1),(y0 - pad*(y0 != 0),y1 + pad)
-    return xs,ys,*_places(xs, ys, size)
+    ys = [y for l in lines for k in ('y', 'low', 'high') for y in l.get(k, ()) if is_number(y)]
+    if not xs or not ys:
+        return None
+    x0 = min([*xs, 0])
+    x1 = max([*xs, 0])
+    y0 = min([*ys, *levels])
+    y1 = max([*ys, *levels])
+    pad = (y1 - y0) * 0.06 or abs(y1) * 0.1 or 1.0
+    xs = (x0, x1 if x1 > x0 else x0 + 1)
+    ys = (y0 - pad * (y0 != 0), y1 + pad)
+    return xs, ys, *_places(xs, ys, size)
+
 
 def _places(xs, ys, size):
     "Functions from a value to a place, of axes with these ends"
-    (x0,x1),(y0,y1),(width,height) = xs,ys,size
-    def across(x): return round(52 + (width - 62)*(x - x0)/(x1 - x0), 1)
-    def up(y): return round(height - 22 - (height - 30)*(y - y0)/(y1 - y0), 1)
-    return across,up
+    (x0, x1), (y0, y1), (width, height) = xs, ys, size
+
+    def across(x):
+        return round(52 + (width - 62) * (x - x0) / (x1 - x0), 1)
+
+    def up(y):
+        return round(height - 22 - (height - 30) * (y - y0) / (y1 - y0), 1)
+
+    return across, up
+
 
 def _axes(xs, ys, across, up, size):
     "A grid of hair lines, with numbers"
-    width,height = size
-    parts = [f'<line x1="52" x2="{width-10}" y1="{up(y)}" y2="{up(y)}" stroke="currentColor" opacity=".15"/>'
-        f'<text x="47" y="{up(y)+4}" text-anchor="end">{short(y)}</text>' for y in ticks(*ys, 4)]
-    def anchor(x): return 'end' if across(x) > width - 25 else 'middle'
-    parts += [f'<text x="{across(x)}" y="{height-6}" text-anchor="{anchor(x)}">{short(x)}</text>'
-        for x in ticks(*xs)]
+    width, height = size
+    parts = [
+        f'<line x1="52" x2="{width - 10}" y1="{up(y)}" y2="{up(y)}" stroke="currentColor" opacity=".15"/>'
+        f'<text x="47" y="{up(y) + 4}" text-anchor="end">{short(y)}</text>'
+        for y in ticks(*ys, 4)
+    ]
+
+    def anchor(x):
+        return 'end' if across(x) > width - 25 else 'middle'
+
+    parts += [
+        f'<text x="{across(x)}" y="{height - 6}" text-anchor="{anchor(x)}">{short(x)}</text>'
+        for x in ticks(*xs)
+    ]
     return ''.join(parts)
 
 # %% ../../nbs/look/curves.ipynb #e232b3e1
-def _path(points, across, up): return 'M' + 'L'.join(f'{across(x)} {up(y)}' for x,y in points)
+def _path(points, across, up):
+    return 'M' + 'L'.join(f'{across(x)} {up(y)}' for x, y in points)
+
 
 def _line(l, color, across, up):
     "One line: its band, its stroke, its points with their values"
-    points,parts = [*zip(l['x'], l['y'])],[]
+    points = [*zip(l['x'], l['y'])]
+    parts = []
     if 'low' in l:
-        around = [*zip(l['x'], l['high']),*reversed([*zip(l['x'], l['low'])])]
-        parts.append(f'<path d="{_path(around, across, up)}Z" fill="{color}" opacity=".2"/>' if around else '')
-    if not l.get('dots'): parts += [f'<path d="{_path(p, across, up)}" fill="none" stroke="{color}" '
-        f'stroke-width="{1.2 if l.get("thin") else 2}" opacity="{.6 if l.get("thin") else 1}" '
-        'stroke-linejoin="round" stroke-linecap="round"/>' for p in pieces(some(points, 600))]
+        around = [*zip(l['x'], l['high']), *reversed([*zip(l['x'], l['low'])])]
+        parts.append(
+            f'<path d="{_path(around, across, up)}Z" fill="{color}" opacity=".2"/>'
+            if around
+            else ''
+        )
+    if not l.get('dots'):
+        parts += [
+            f'<path d="{_path(p, across, up)}" fill="none" stroke="{color}" '
+            f'stroke-width="{1.2 if l.get("thin") else 2}" opacity="{0.6 if l.get("thin") else 1}" '
+            'stroke-linejoin="round" stroke-linecap="round"/>'
+            for p in pieces(some(points, 600))
+        ]
     seen = [p for piece in pieces(points) for p in piece]
-    if len(seen) == 1: l = dict(l, marked=True)   # no stroke would be seen
-    return ''.join(parts) + ''.join(_point(l, color, p, across, up)
-        for p in some(seen, 800 if l.get('dots') else 100))
+    if len(seen) == 1:
+        l = dict(l, marked=True)  # no stroke would be seen
+    return ''.join(parts) + ''.join(
+        _point(l, color, p, across, up) for p in some(seen, 800 if l.get('dots') else 100)
+    )
+
 
 def _point(l, color, p, across, up):
     "A point that says its value; one of a line is seen under the mouse"
-    radius,fill = (2.2,color) if l.get('dots') else (3.5,color) if l.get('marked') else (5,'transparent')
+    radius, fill = (
+        (2.2, color) if l.get('dots') else (3.5, color) if l.get('marked') else (5, 'transparent')
+    )
     faint = ' opacity=".8"' if l.get('dots') else ''
     told = f'{l["name"]}: {short(p[1])} at {p[0]:,.6g}'
-    return (f'<circle class="at" cx="{across(p[0])}" cy="{up(p[1])}" r="{radius}" fill="{fill}"{faint}>'
-        f'<title>{escaped(told)}</title></circle>')
+    return (
+        f'<circle class="at" cx="{across(p[0])}" cy="{up(p[1])}" r="{radius}" fill="{fill}"{faint}>'
+        f'<title>{escaped(told)}</title></circle>'
+    )
 
 # %% ../../nbs/look/curves.ipynb #f0c70035
 def _legend(lines, colors):
     "What the colours mean, where there are several"
-    keys = dict((l['name'],c) for l,c in zip(lines, colors) if not l.get('thin'))
-    def key(color): return (f'<svg class="key" width="10" height="10" aria-hidden="true">'
-        f'<rect width="10" height="10" rx="2" fill="{color}"/></svg>')
-    return ''.join(f'<span>{key(c)}{escaped(name)}</span>' for name,c in keys.items()) if len(keys) > 1 else ''
+    keys = dict((l['name'], c) for l, c in zip(lines, colors) if not l.get('thin'))
+
+    def key(color):
+        return (
+            f'<svg class="key" width="10" height="10" aria-hidden="true">'
+            f'<rect width="10" height="10" rx="2" fill="{color}"/></svg>'
+        )
+
+    return (
+        ''.join(f'<span>{key(c)}{escaped(name)}</span>' for name, c in keys.items())
+        if len(keys) > 1
+        else ''
+    )
 
 # %% ../../nbs/look/curves.ipynb #ac0375df
 def chart(
-    title:str, # above it
-    lines:list, # of dicts: name, x, y; low, high; dots, marked, thin; color: a number
-    x_label:str='environment steps',
-    levels=(), # (y, what it is): horizontal lines
-    events=(), # (x, what was there): vertical lines
-    size=_SIZE, # what it is drawn for; it is as wide as its place on the page
-    legend:bool=True, # False: the colours are explained elsewhere
-)->Safe: # empty: there is nothing to draw
+    title: str,  # above it
+    lines: list,  # of dicts: name, x, y; low, high; dots, marked, thin; color: a number
+    x_label: str = 'environment steps',
+    levels=(),  # (y, what it is): horizontal lines
+    events=(),  # (x, what was there): vertical lines
+    size=_SIZE,  # what it is drawn for; it is as wide as its place on the page
+    legend: bool = True,  # False: the colours are explained elsewhere
+) -> Safe:  # empty: there is nothing to draw
     "Lines over steps"
-    scales = _scales(lines, [y for y,_ in levels], size)
-    if scales is None: return Safe()
-    xs,ys,across,up = scales
-    colors = [PALE if l.get('dots') else COLORS[l.get('color', i) % len(COLORS)] for i,l in enumerate(lines)]
-    drawn = ''.join(_line(l, c, across, up) for l,c in zip(lines, colors))
+    scales = _scales(lines, [y for y, _ in levels], size)
+    if scales is None:
+        return Safe()
+    xs, ys, across, up = scales
+    colors = [
+        PALE if l.get('dots') else COLORS[l.get('color', i) % len(COLORS)]
+        for i, l in enumerate(lines)
+    ]
+    drawn = ''.join(_line(l, c, across, up) for l, c in zip(lines, colors))
     drawn = _axes(xs, ys, across, up, size) + _straight(levels, events, across, up, size) + drawn
-    return _framed(title, f'{title} over {x_label}', drawn, x_label, size, _legend(lines, colors) if legend else '')
+    return _framed(
+        title,
+        f'{title} over {x_label}',
+        drawn,
+        x_label,
+        size,
+        _legend(lines, colors) if legend else '',
+    )
+
 
 def _framed(title, said, drawn, x_label, size, names=''):
-    return Safe(f'<figure class="chart"><figcaption><b>{escaped(title)}</b>{names}</figcaption>'
+    return Safe(
+        f'<figure class="chart"><figcaption><b>{escaped(title)}</b>{names}</figcaption>'
         f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" font-size="11" fill="currentColor" '
-        f'aria-label="{escaped(said)}">{drawn}</svg><small>{escaped(x_label)}</small></figure>')
+        f'aria-label="{escaped(said)}">{drawn}</svg><small>{escaped(x_label)}</small></figure>'
+    )
+
 
 def _straight(levels, events, across, up, size):
     "Lines across, and lines upright, which say what they are"
     line = 'stroke="currentColor" stroke-dasharray="2 4" opacity=".7"'
-    def said_by(said): return f'{line}><title>{escaped(said)}</title></line>'
-    return ''.join([f'<line x1="52" x2="{size[0]-10}" y1="{up(y)}" y2="{up(y)}" {said_by(said)}'
-        f'<text x="56" y="{up(y)-4}">{escaped(said)}</text>' for y,said in levels] +
-        [f'<line x1="{across(x)}" x2="{across(x)}" y1="8" y2="{size[1]-22}" {said_by(said)}'
-         for x,said in events])
+
+    def said_by(said):
+        return f'{line}><title>{escaped(said)}</title></line>'
+
+    return ''.join(
+        [
+            f'<line x1="52" x2="{size[0] - 10}" y1="{up(y)}" y2="{up(y)}" {said_by(said)}'
+            f'<text x="56" y="{up(y) - 4}">{escaped(said)}</text>'
+            for y, said in levels
+        ]
+        + [
+            f'<line x1="{across(x)}" x2="{across(x)}" y1="8" y2="{size[1] - 22}" {said_by(said)}'
+            for x, said in events
+        ]
+    )
 
 # %% ../../nbs/look/curves.ipynb #b68fe2e5
 def bars(
-    title:str, # above it
-    values, # numbers; where all are alike, there is nothing to see
-    x_label:str, # what they are
-)->Safe: # empty: there is nothing to draw
+    title: str,  # above it
+    values,  # numbers; where all are alike, there is nothing to see
+    x_label: str,  # what they are
+) -> Safe:  # empty: there is nothing to draw
     "A histogram of at most 30 bars"
     values = np.asarray(values, float).ravel()
     values = values[np.isfinite(values)]
-    if not len(values) or not np.ptp(values): return Safe()
-    low,high = float(values.min()),float(values.max())
+    if not len(values) or not np.ptp(values):
+        return Safe()
+    low = float(values.min())
+    high = float(values.max())
     whole = np.all(values == np.round(values)) and high - low < 30
-    edges = np.arange(low - .5, high + 1) if whole else np.linspace(low, high, 31)
-    counts,_ = np.histogram(values, edges)
-    xs,ys = (edges[0],edges[-1]),(0,int(counts.max()))
-    across,up = _places(xs, ys, _SIZE)
-    def wide(a, b): return max(across(b) - across(a) - 1, 1)
-    drawn = ''.join(f'<rect x="{across(a)}" y="{up(n)}" width="{wide(a, b):.1f}" height="{up(0)-up(n):.1f}" '
+    edges = np.arange(low - 0.5, high + 1) if whole else np.linspace(low, high, 31)
+    counts, _ = np.histogram(values, edges)
+    xs = (edges[0], edges[-1])
+    ys = (0, int(counts.max()))
+    across, up = _places(xs, ys, _SIZE)
+
+    def wide(a, b):
+        return max(across(b) - across(a) - 1, 1)
+
+    drawn = ''.join(
+        f'<rect x="{across(a)}" y="{up(n)}" width="{wide(a, b):.1f}" height="{up(0) - up(n):.1f}" '
         f'fill="{COLORS[0]}"><title>{_range_text(a, b, whole)}: {n:,}</title></rect>'
-        for a,b,n in zip(edges, edges[1:], counts) if n)
+        for a, b, n in zip(edges, edges[1:], counts)
+        if n
+    )
     return _framed(title, title, _axes(xs, ys, across, up, _SIZE) + drawn, x_label, _SIZE)
 
-def _range_text(a, b, whole): return short(round((a + b)/2)) if whole else f'{short(a)} to {short(b)}'
+
+def _range_text(a, b, whole):
+    return short(round((a + b) / 2)) if whole else f'{short(a)} to {short(b)}'

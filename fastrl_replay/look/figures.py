@@ -11,36 +11,43 @@ import numpy as np
 
 # %% ../../nbs/look/figures.ipynb #0f5c7cd5
 def smooth(
-    x, # numbers
-    n:int=20, # how many neighbours on each side count
-)->np.ndarray: # as many
+    x,  # numbers
+    n: int = 20,  # how many neighbours on each side count
+) -> np.ndarray:  # as many
     "Mean of each number and its neighbours, fewer at the ends"
-    c,i = np.concatenate([[0.], np.cumsum(np.asarray(x, float))]),np.arange(len(x))
-    low,high = np.maximum(i-n, 0),np.minimum(i+n+1, len(x))
-    return (c[high] - c[low])/(high - low)
+    c = np.concatenate([[0.0], np.cumsum(np.asarray(x, float))])
+    i = np.arange(len(x))
+    low = np.maximum(i - n, 0)
+    high = np.minimum(i + n + 1, len(x))
+    return (c[high] - c[low]) / (high - low)
 
 # %% ../../nbs/look/figures.ipynb #f306e5d1
-INK = dict.fromkeys('text.color axes.labelcolor axes.titlecolor axes.edgecolor xtick.color ytick.color'.split(),
-    '#7a828c')   # legible on white and on black, as the ground is transparent
+INK = dict.fromkeys(
+    'text.color axes.labelcolor axes.titlecolor axes.edgecolor xtick.color ytick.color'.split(),
+    '#7a828c',
+)  # legible on white and on black, as the ground is transparent
+
 
 def png_of(
-    fig, # a figure
-)->bytes:
+    fig,  # a figure
+) -> bytes:
     "With a transparent ground"
     file = io.BytesIO()
     fig.savefig(file, format='png', dpi=110, transparent=True)
     return file.getvalue()
 
+
 def png(
-    draw, # draws on a figure and its axes
-    width:float, # inches
-    height:float, # inches
-    rows:int=1, # of axes
-    columns:int=1, # of axes
-)->bytes:
+    draw,  # draws on a figure and its axes
+    width: float,  # inches
+    height: float,  # inches
+    rows: int = 1,  # of axes
+    columns: int = 1,  # of axes
+) -> bytes:
     "A picture, with a transparent ground"
-    from matplotlib import rc_context   # an extra
+    from matplotlib import rc_context  # an extra
     from matplotlib.figure import Figure
+
     with rc_context(INK):
         fig = Figure((width, height), layout='constrained')
         draw(fig, *fig.subplots(rows, columns, squeeze=False).ravel())
@@ -48,42 +55,60 @@ def png(
 
 # %% ../../nbs/look/figures.ipynb #6b8e22e0
 def chart(
-    draw, # draws on the axes that it is given
-    **labels, # title, xlabel, ylabel
-)->bytes: # a png
+    draw,  # draws on the axes that it is given
+    **labels,  # title, xlabel, ylabel
+) -> bytes:  # a png
     "A picture of one pair of axes, with its legend beside it, where it covers nothing"
+
     def drawn(fig, ax):
         draw(ax)
         ax.set(xlim=(0, None), **labels)
-        if ax.get_legend_handles_labels()[0]: ax.legend(frameon=False, fontsize=8, loc='upper left',
-            bbox_to_anchor=(1.08 if len(fig.axes) > 1 else 1, 1))   # beside a second scale, too
-        ax.spines[['top','right']].set_visible(False)
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(
+                frameon=False,
+                fontsize=8,
+                loc='upper left',
+                bbox_to_anchor=(1.08 if len(fig.axes) > 1 else 1, 1),
+            )  # beside a second scale, too
+        ax.spines[['top', 'right']].set_visible(False)
+
     return png(drawn, 9, 3.5)
 
 # %% ../../nbs/look/figures.ipynb #6a7f1606
 def picture(
-    ends, # of episodes: at which step
-    returns, # of episodes
-    evals=(), # (step, mean return) of evaluations
-    solved:float=None, # the return that counts as solved
-    title:str='', # above it
-    successes=(), # of episodes: 0 to 1; none: the environment doesn't tell
-    eval_successes=(), # (step, share of successes) of evaluations
-)->bytes: # a png
+    ends,  # of episodes: at which step
+    returns,  # of episodes
+    evals=(),  # (step, mean return) of evaluations
+    solved: float = None,  # the return that counts as solved
+    title: str = '',  # above it
+    successes=(),  # of episodes: 0 to 1; none: the environment doesn't tell
+    eval_successes=(),  # (step, share of successes) of evaluations
+) -> bytes:  # a png
     "How returns went, and the share of successes where it is known"
+
     def draw(ax):
         ax.plot(ends, returns, '.', ms=3, color='#8ecae6', label='episodes')
-        if len(returns): ax.plot(ends, smooth(returns), color='#219ebc', lw=2, label='their mean')
-        if evals: ax.plot(*zip(*evals), 'o-', ms=4, lw=1, color='#fb8500', label='without exploring')
-        if solved is not None: ax.axhline(solved, color='#023047', lw=.8, ls=':', label='solved')
-        if len(successes) or len(eval_successes): _draw_successes(ax, ends, successes, eval_successes)
+        if len(returns):
+            ax.plot(ends, smooth(returns), color='#219ebc', lw=2, label='their mean')
+        if evals:
+            ax.plot(*zip(*evals), 'o-', ms=4, lw=1, color='#fb8500', label='without exploring')
+        if solved is not None:
+            ax.axhline(solved, color='#023047', lw=0.8, ls=':', label='solved')
+        if len(successes) or len(eval_successes):
+            _draw_successes(ax, ends, successes, eval_successes)
+
     return chart(draw, title=title, xlabel='environment steps', ylabel='return')
 
+
 def _draw_successes(ax, ends, successes, evals):
-    right,color = ax.twinx(),'#2a9d8f'
-    if len(successes): right.plot(ends, smooth(successes), color=color, lw=1.5)
-    if len(evals): right.plot(*zip(*evals), 's--', ms=4, lw=1, color=color)
-    right.set(ylim=(-.02, 1.02), ylabel='share of successes')
+    right = ax.twinx()
+    color = '#2a9d8f'
+    if len(successes):
+        right.plot(ends, smooth(successes), color=color, lw=1.5)
+    if len(evals):
+        right.plot(*zip(*evals), 's--', ms=4, lw=1, color=color)
+    right.set(ylim=(-0.02, 1.02), ylabel='share of successes')
     right.spines['top'].set_visible(False)
     ax.plot([], [], color=color, lw=1.5, label='successes')
-    if len(evals): ax.plot([], [], 's--', ms=4, lw=1, color=color, label='without exploring')
+    if len(evals):
+        ax.plot([], [], 's--', ms=4, lw=1, color=color, label='without exploring')

@@ -16,156 +16,247 @@ from ..steps.errors import ArgumentError
 # %% ../../nbs/look/html.ipynb #ed74c37b
 class Safe(str):
     "Markup that may stand in a page as it is; what is added to it is escaped"
-    def __add__(self, other): return Safe(f'{self}{escaped(other)}')
+
+    def __add__(self, other):
+        return Safe(f'{self}{escaped(other)}')
+
 
 def escaped(
-    text, # anything; what is `Safe` stays
-)->Safe:
+    text,  # anything; what is `Safe` stays
+) -> Safe:
     "A text as markup which shows it"
-    if isinstance(text, Safe): return text
-    return Safe(html.escape(str(text).encode('utf-8', 'replace').decode()))   # lone surrogates have no UTF-8
+    if isinstance(text, Safe):
+        return text
+    # lone surrogates have no UTF-8
+    return Safe(html.escape(str(text).encode('utf-8', 'replace').decode()))
+
 
 def joined(
-    *parts, # texts, pieces, and lists of them
-)->Safe:
+    *parts,  # texts, pieces, and lists of them
+) -> Safe:
     "Pieces, one after the other"
-    return Safe(''.join(joined(*p) if isinstance(p, (list,tuple)) else escaped(p) for p in parts))
+    return Safe(''.join(joined(*p) if isinstance(p, (list, tuple)) else escaped(p) for p in parts))
 
 # %% ../../nbs/look/html.ipynb #ad57beb7
 _EMPTY = 'br hr img input meta'.split()
 
+
 def tag(
-    name:str, # of the element, and its classes after dots: 'p.note'
-    /, # `name` may be an attribute, too
-    *inside, # texts and pieces
-    **attributes, # `for_` is for; None: left out
-)->Safe:
+    name: str,  # of the element, and its classes after dots: 'p.note'
+    /,  # `name` may be an attribute, too
+    *inside,  # texts and pieces
+    **attributes,  # `for_` is for; None: left out
+) -> Safe:
     "An element"
-    name,*classes = name.split('.')
-    if classes: attributes['class'] = ' '.join(classes)
-    said = [f' {k.rstrip("_").replace("_", "-")}="{escaped(v)}"' for k,v in attributes.items() if v is not None]
-    return Safe(f'<{name}{"".join(said)}>') + (Safe() if name in _EMPTY else joined(*inside, Safe(f'</{name}>')))
+    name, *classes = name.split('.')
+    if classes:
+        attributes['class'] = ' '.join(classes)
+    said = [
+        f' {k.rstrip("_").replace("_", "-")}="{escaped(v)}"'
+        for k, v in attributes.items()
+        if v is not None
+    ]
+    return Safe(f'<{name}{"".join(said)}>') + (
+        Safe() if name in _EMPTY else joined(*inside, Safe(f'</{name}>'))
+    )
 
 # %% ../../nbs/look/html.ipynb #dc5795cf
 def text_of(
-    x, # a number, a text, None
-)->str:
+    x,  # a number, a text, None
+) -> str:
     "As a table shows it"
-    if x is None: return '–'
-    if isinstance(x, (bool,np.bool_)): return 'yes' if x else 'no'
-    if isinstance(x, (int,np.integer)): return f'{x:,}'
-    if isinstance(x, (float,np.floating)): return f'{x:,.0f}' if 1e4 <= abs(x) < 1e12 else f'{x:,.4g}'
+    if x is None:
+        return '–'
+    if isinstance(x, (bool, np.bool_)):
+        return 'yes' if x else 'no'
+    if isinstance(x, (int, np.integer)):
+        return f'{x:,}'
+    if isinstance(x, (float, np.floating)):
+        return f'{x:,.0f}' if 1e4 <= abs(x) < 1e12 else f'{x:,.4g}'
     return str(x)
 
-def _is_number(x): return x is None or isinstance(x, (int,float,np.number)) and not isinstance(x, bool)
+
+def _is_number(x):
+    return x is None or isinstance(x, (int, float, np.number)) and not isinstance(x, bool)
+
 
 def table(
-    rows, # lists of cells, or dicts with the same keys
-    head=None, # names of the columns; None: the dicts' keys, or none
-    caption=None, # above it
-)->Safe:
+    rows,  # lists of cells, or dicts with the same keys
+    head=None,  # names of the columns; None: the dicts' keys, or none
+    caption=None,  # above it
+) -> Safe:
     "Rows and columns; columns of numbers end at the right. Without a head, the first of each row is its name"
     rows = list(rows)
-    if rows and isinstance(rows[0], dict): head,rows = head or list(rows[0]),[list(r.values()) for r in rows]
+    if rows and isinstance(rows[0], dict):
+        head = head or list(rows[0])
+        rows = [list(r.values()) for r in rows]
     right = [all(map(_is_number, column)) for column in zip(*rows)]
-    def cell(x, kind, i): return tag(kind + '.number'*right[i], x if isinstance(x, Safe) else text_of(x))
-    body = [tag('tr', *(cell(x, 'td' if i or head else 'th', i) for i,x in enumerate(row))) for row in rows]
-    heads = [tag('th' + '.number'*any(right[i:i+1]), h, scope='col') for i,h in enumerate(head or ())]
+
+    def cell(x, kind, i):
+        return tag(kind + '.number' * right[i], x if isinstance(x, Safe) else text_of(x))
+
+    body = [
+        tag('tr', *(cell(x, 'td' if i or head else 'th', i) for i, x in enumerate(row)))
+        for row in rows
+    ]
+    heads = [
+        tag('th' + '.number' * any(right[i : i + 1]), h, scope='col')
+        for i, h in enumerate(head or ())
+    ]
     top = tag('thead', tag('tr', *heads)) if head else ''
-    return tag('div.scrolls', tag('table', tag('caption', caption) if caption else '', top, tag('tbody', *body)))
+    return tag(
+        'div.scrolls',
+        tag('table', tag('caption', caption) if caption else '', top, tag('tbody', *body)),
+    )
 
 # %% ../../nbs/look/html.ipynb #07c56d52
 def image(
-    data:bytes, # a PNG, JPEG or GIF
-    alt:str='', # what it shows, for who can't see it
-    **attributes, # of the element
-)->Safe:
+    data: bytes,  # a PNG, JPEG or GIF
+    alt: str = '',  # what it shows, for who can't see it
+    **attributes,  # of the element
+) -> Safe:
     "A picture within the page"
     kinds = {b'\x89P': 'png', b'\xff\xd8': 'jpeg', b'GI': 'gif'}
     kind = kinds.get(bytes(data[:2]))
-    if kind is None: raise ArgumentError('image', 'data', bytes(data[:8]), 'a PNG, a JPEG or a GIF')
-    return tag('img', src=f'data:image/{kind};base64,{base64.b64encode(data).decode()}', alt=alt, **attributes)
+    if kind is None:
+        raise ArgumentError('image', 'data', bytes(data[:8]), 'a PNG, a JPEG or a GIF')
+    return tag(
+        'img',
+        src=f'data:image/{kind};base64,{base64.b64encode(data).decode()}',
+        alt=alt,
+        **attributes,
+    )
+
 
 def section(
-    title, # what stands above it
-    *parts, # texts and pieces
-    id=None, # an anchor, for links to it
-)->Safe:
+    title,  # what stands above it
+    *parts,  # texts and pieces
+    id=None,  # an anchor, for links to it
+) -> Safe:
     "A part of a page, with a heading"
     return tag('section', tag('h2', title), *parts, id=id)
 
 # %% ../../nbs/look/html.ipynb #9ac33a1a
 def plain(
-    x, # numbers, texts, arrays, None, in dicts and lists
-): # without arrays and numpy's numbers
+    x,  # numbers, texts, arrays, None, in dicts and lists
+):  # without arrays and numpy's numbers
     "What JSON can hold"
-    if isinstance(x, dict): return {str(k): plain(v) for k,v in x.items()}
-    if isinstance(x, np.ndarray) and x.dtype.kind in 'iub': return x.tolist()
-    if isinstance(x, (np.ndarray,np.generic)): x = x.tolist()
-    if isinstance(x, (list,tuple)): return [plain(v) for v in x]
-    if isinstance(x, float) and not math.isfinite(x): return 'NaN' if x != x else 'Infinity' if x > 0 else '-Infinity'
-    return x if isinstance(x, (int,float,str,bool)) or x is None else str(x)
+    if isinstance(x, dict):
+        return {str(k): plain(v) for k, v in x.items()}
+    if isinstance(x, np.ndarray) and x.dtype.kind in 'iub':
+        return x.tolist()
+    if isinstance(x, (np.ndarray, np.generic)):
+        x = x.tolist()
+    if isinstance(x, (list, tuple)):
+        return [plain(v) for v in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return 'NaN' if x != x else 'Infinity' if x > 0 else '-Infinity'
+    return x if isinstance(x, (int, float, str, bool)) or x is None else str(x)
+
 
 _ESCAPES = str.maketrans({c: f'\\u{ord(c):04x}' for c in '<>&\u2028\u2029'})
 
+
 def json_text(
-    x, # as for `plain`
-)->Safe: # JSON
+    x,  # as for `plain`
+) -> Safe:  # JSON
     "Data that may stand within a script"
-    return Safe(json.dumps(plain(x), separators=(',',':'), allow_nan=False).translate(_ESCAPES))
+    return Safe(json.dumps(plain(x), separators=(',', ':'), allow_nan=False).translate(_ESCAPES))
 
 # %% ../../nbs/look/html.ipynb #a6956ea3
 def part(
-    name:str, # of a file beside this module: page.css
-)->str:
+    name: str,  # of a file beside this module: page.css
+) -> str:
     "A script or a style of the package"
     return files('fastrl_replay.look').joinpath(name).read_text(encoding='utf-8')
+
 
 def _policy(styles, scripts, allow):
     def hashes(texts):
         found = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in texts)
         return ' '.join(f"'sha256-{h}'" for h in found)
-    rules = {'default-src': "'none'", 'style-src': hashes(styles), 'script-src': hashes(scripts), 'img-src': 'data:',
-        'base-uri': "'none'", 'form-action': "'none'", **(allow or {})}
-    return '; '.join(f'{k} {v}' for k,v in rules.items())
+
+    rules = {
+        'default-src': "'none'",
+        'style-src': hashes(styles),
+        'script-src': hashes(scripts),
+        'img-src': 'data:',
+        'base-uri': "'none'",
+        'form-action': "'none'",
+        **(allow or {}),
+    }
+    return '; '.join(f'{k} {v}' for k, v in rules.items())
 
 # %% ../../nbs/look/html.ipynb #3ccca5a6
 def document(
-    title:str, # of the page, above it and in the window's
-    *sections, # pieces, as `section` makes them
-    data=None, # for its scripts, as `json_text` takes it
-    scripts=(), # names of files: 'memory_page.js'
-    styles=(), # names of files, beside page.css
-    lead='', # text or pieces, beneath the title
-    allow:dict=None, # what its policy allows beside pictures in the page: {'connect-src': "'self'"}
-)->str: # HTML
+    title: str,  # of the page, above it and in the window's
+    *sections,  # pieces, as `section` makes them
+    data=None,  # for its scripts, as `json_text` takes it
+    scripts=(),  # names of files: 'memory_page.js'
+    styles=(),  # names of files, beside page.css
+    lead='',  # text or pieces, beneath the title
+    allow: dict = None,  # what its policy allows beside pictures in the page: {'connect-src': "'self'"}
+) -> str:  # HTML
     "A whole page in one file"
-    styles,scripts = [part(n) for n in ('page.css',*styles)],[part(n) for n in ('page.js',*scripts)]
-    head = joined(tag('meta', charset='utf-8'),
+    styles = [part(n) for n in ('page.css', *styles)]
+    scripts = [part(n) for n in ('page.js', *scripts)]
+    head = joined(
+        tag('meta', charset='utf-8'),
         tag('meta', http_equiv='Content-Security-Policy', content=_policy(styles, scripts, allow)),
         tag('meta', name='viewport', content='width=device-width, initial-scale=1'),
-        tag('meta', name='color-scheme', content='light dark'), tag('meta', name='referrer', content='no-referrer'),
-        tag('title', title), [tag('style', Safe(s)) for s in styles])
-    held = tag('script', json_text(data), type='application/json', id='data') if data is not None else ''
+        tag('meta', name='color-scheme', content='light dark'),
+        tag('meta', name='referrer', content='no-referrer'),
+        tag('title', title),
+        [tag('style', Safe(s)) for s in styles],
+    )
+    held = (
+        tag('script', json_text(data), type='application/json', id='data')
+        if data is not None
+        else ''
+    )
     header = tag('header.top', tag('h1', title), tag('div.lead', lead) if lead else '')
-    body = tag('body', header, tag('main', *sections), held, [tag('script', Safe(s)) for s in scripts])
+    body = tag(
+        'body', header, tag('main', *sections), held, [tag('script', Safe(s)) for s in scripts]
+    )
     return '<!doctype html>\n' + tag('html', tag('head', head), body, lang='en') + '\n'
 
 # %% ../../nbs/look/html.ipynb #1e01a666
 def page_path(
-    who:str, # who asks
-    path, # of a file that is to be written
-)->Path:
+    who: str,  # who asks
+    path,  # of a file that is to be written
+) -> Path:
     "The path, where its folder is there"
     path = Path(path).expanduser()
-    if path.is_dir(): raise ArgumentError(who, 'path', f'{str(path)!r}, a directory', "a file's name, memory.html say")
-    if not path.parent.is_dir(): raise ArgumentError(who, 'path', repr(str(path)),
-        f'a file in a directory that is there; {str(path.parent)!r} is none')
+    if path.is_dir():
+        raise ArgumentError(
+            who, 'path', f'{str(path)!r}, a directory', "a file's name, memory.html say"
+        )
+    if not path.parent.is_dir():
+        raise ArgumentError(
+            who,
+            'path',
+            repr(str(path)),
+            f'a file in a directory that is there; {str(path.parent)!r} is none',
+        )
     return path
+
 
 class Framed:
     "A page that a notebook shows in place"
-    def __init__(self, page, height=640): self.page,self.height = page,height
-    def __repr__(self): return f'a page of {len(self.page):,} characters; page(path) writes it into a file'
+
+    def __init__(self, page, height=640):
+        self.page = page
+        self.height = height
+
+    def __repr__(self):
+        return f'a page of {len(self.page):,} characters; page(path) writes it into a file'
+
     def _repr_html_(self):
-        return tag('iframe', srcdoc=self.page, sandbox='allow-scripts', width='100%', height=self.height, frameborder=0)
+        return tag(
+            'iframe',
+            srcdoc=self.page,
+            sandbox='allow-scripts',
+            width='100%',
+            height=self.height,
+            frameborder=0,
+        )

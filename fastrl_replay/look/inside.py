@@ -13,70 +13,99 @@ from ..steps.compiled import njit
 @njit
 def follow_rows(ahead, which, left):
     "Write of each row the number of its episode, counted from the newest, and how many rows of it are left; how many"
-    n,many = len(ahead),0
-    for i in range(n-1, -1, -1):
+    n = len(ahead)
+    many = 0
+    for i in range(n - 1, -1, -1):
         j = i + ahead[i]
-        if i < j < n: which[i],left[i] = which[j],left[j] + 1
-        else: which[i],left[i],many = many,0,many + 1
+        if i < j < n:
+            which[i], left[i] = which[j], left[j] + 1
+        else:
+            which[i], left[i], many = many, 0, many + 1
     return many
 
+
 def episodes_of_rows(
-    ahead:np.ndarray, # of each row, oldest first: how many keys further its episode goes on; 0 or less: not so far
-)->tuple: # of each row: its episode, in the order of last rows, and how many rows of it come later
+    ahead: np.ndarray,  # of each row, oldest first: how many keys further its episode goes on; 0 or less: not so far
+) -> (
+    tuple
+):  # of each row: its episode, in the order of last rows, and how many rows of it come later
     "Number the episodes of rows whose keys follow each other"
-    which,left = np.empty((2,len(ahead)), np.int32)
+    which, left = np.empty((2, len(ahead)), np.int32)
     many = follow_rows(ahead.astype(np.int32, copy=False), which, left)
-    return many - 1 - which,left
+    return many - 1 - which, left
 
 # %% ../../nbs/look/inside.ipynb #3f671abc
-ENDS = 'terminated','truncated','running','broken off'
-OF_EPISODES = 'env_id episode_n step_n terminated truncated total_reward n'.split()   # where rows have them
+ENDS = 'terminated', 'truncated', 'running', 'broken off'
+# where rows have them
+OF_EPISODES = 'env_id episode_n step_n terminated truncated total_reward n'.split()
 
-def _is_single(n): # the column of n-step rows, or None
-    return True if n is None or n.dtype not in (np.int32,np.int64) else n <= 1   # others mean something else
+
+def _is_single(n):  # the column of n-step rows, or None
+    # others mean something else
+    return True if n is None or n.dtype not in (np.int32, np.int64) else n <= 1
+
 
 def ends_of(
-    last:dict, # columns of last rows
-)->np.ndarray: # numbers, in ENDS
+    last: dict,  # columns of last rows
+) -> np.ndarray:  # numbers, in ENDS
     "How episodes ended, if they have"
-    env,single = last['env_id'],_is_single(last.get('n'))
+    env = last['env_id']
+    single = _is_single(last.get('n'))
     newest = np.zeros(len(env), bool)
-    newest[len(env) - 1 - np.unique(env[::-1], return_index=True)[1]] = True   # keys rise
+    newest[len(env) - 1 - np.unique(env[::-1], return_index=True)[1]] = True  # keys rise
     kinds = [last['terminated'] & single, last['truncated'] & single, newest]
-    return np.select(kinds, [0,1,2], 3)
+    return np.select(kinds, [0, 1, 2], 3)
 
 # %% ../../nbs/look/inside.ipynb #ad338d67
 def rows_and_episodes(
-    key:np.ndarray, # of rows that are there, oldest first
-    ahead:np.ndarray, # how many keys further the next row of its episode is; 0: there is none
-    back:np.ndarray, # how many keys back the one before is
-    read, # (names, places of rows) → those of these columns that there are
-    all_rows:bool=True, # may columns of all rows be read?
-)->tuple: # dicts of arrays: of rows, of episodes
+    key: np.ndarray,  # of rows that are there, oldest first
+    ahead: np.ndarray,  # how many keys further the next row of its episode is; 0: there is none
+    back: np.ndarray,  # how many keys back the one before is
+    read,  # (names, places of rows) → those of these columns that there are
+    all_rows: bool = True,  # may columns of all rows be read?
+) -> tuple:  # dicts of arrays: of rows, of episodes
     "What the rows of a memory say of themselves"
-    which,left = episodes_of_rows(ahead)
-    at = np.flatnonzero(left == 0)   # last rows
-    last,begins = read(OF_EPISODES, at),np.flatnonzero((back <= 0) | (key - back < key.min(initial=2**62)))
+    which, left = episodes_of_rows(ahead)
+    at = np.flatnonzero(left == 0)  # last rows
+    last = read(OF_EPISODES, at)
+    begins = np.flatnonzero((back <= 0) | (key - back < key.min(initial=2**62)))
     first = np.empty(len(at), np.int64)
     first[which[begins]] = begins
     end = ends_of(last)
-    episode = dict(env_id=last['env_id'], first=key[first], last=key[at], length=last['step_n'],
-        total=last.get('total_reward'), end=np.array(ENDS)[end], whole=back[first] <= 0)
-    said = read(['step_n','reward'], slice(None)) if all_rows else {}
-    ended,broken = np.zeros((2,len(key)), bool)
-    ended[at],broken[at] = end < 2,end == 3
-    return dict(key=key, env_id=last['env_id'][which], step_n=said.get('step_n', last['step_n'][which] - left),
-        ended=ended, broken=broken, reward=said.get('reward'), episode=which, drawn=None),episode
+    episode = dict(
+        env_id=last['env_id'],
+        first=key[first],
+        last=key[at],
+        length=last['step_n'],
+        total=last.get('total_reward'),
+        end=np.array(ENDS)[end],
+        whole=back[first] <= 0,
+    )
+    said = read(['step_n', 'reward'], slice(None)) if all_rows else {}
+    ended, broken = np.zeros((2, len(key)), bool)
+    ended[at], broken[at] = end < 2, end == 3
+    return dict(
+        key=key,
+        env_id=last['env_id'][which],
+        step_n=said.get('step_n', last['step_n'][which] - left),
+        ended=ended,
+        broken=broken,
+        reward=said.get('reward'),
+        episode=which,
+        drawn=None,
+    ), episode
 
 # %% ../../nbs/look/inside.ipynb #3ee66409
 def by_priority(
-    p:np.ndarray, # priorities, as they are kept
-    kind:str, # of the sampler that keeps them, as it calls itself
-)->np.ndarray: # None: not known
+    p: np.ndarray,  # priorities, as they are kept
+    kind: str,  # of the sampler that keeps them, as it calls itself
+) -> np.ndarray:  # None: not known
     "Probabilities of what has these priorities"
-    name,_,alpha = str(kind).partition(' with alpha=')
-    if name == 'Proportional': return p/p.sum() if p.any() else np.full(len(p), 1/max(len(p), 1))
-    if name != 'Ranked' or not alpha: return None
+    name, _, alpha = str(kind).partition(' with alpha=')
+    if name == 'Proportional':
+        return p / p.sum() if p.any() else np.full(len(p), 1 / max(len(p), 1))
+    if name != 'Ranked' or not alpha:
+        return None
     mass = np.empty(len(p))
-    mass[np.argsort(-p, kind='stable')] = np.arange(1., len(p) + 1)**-float(alpha)
-    return mass/mass.sum()
+    mass[np.argsort(-p, kind='stable')] = np.arange(1.0, len(p) + 1) ** -float(alpha)
+    return mass / mass.sum()

@@ -17,42 +17,59 @@ from ..steps.errors import not_installed
 from ..steps.machine import size_text
 
 # %% ../../nbs/look/memory_figure.ipynb #184b4957
-BLUE,PALE,ORANGE,RED,GREEN,GREY = '#219ebc','#8ecae6','#fb8500','#d62828','#2a9d8f','#7a828c'
-WARNING = '#c25400'   # its contrast is 4.6 on white and on black
+BLUE = '#219ebc'
+PALE = '#8ecae6'
+ORANGE = '#fb8500'
+RED = '#d62828'
+GREEN = '#2a9d8f'
+GREY = '#7a828c'
+WARNING = '#c25400'  # its contrast is 4.6 on white and on black
+
 
 @lru_cache
 def _figure_class():
     from matplotlib.figure import Figure
+
     class ShownFigure(Figure):
         "A figure without a window, which notebooks show"
-        def _repr_png_(self): return png_of(self)
+
+        def _repr_png_(self):
+            return png_of(self)
+
     return ShownFigure
 
 # %% ../../nbs/look/memory_figure.ipynb #814763a4
 def drawn_panels(
-    panels, # (title, function that draws on its axes)
-    title:str, # above all
-    notes=(), # lines below
-    who:str='show', # who asks, for errors
-): # the figure
+    panels,  # (title, function that draws on its axes)
+    title: str,  # above all
+    notes=(),  # lines below
+    who: str = 'show',  # who asks, for errors
+):  # the figure
     "A figure of some panels, without pyplot"
-    try: from matplotlib import rc_context   # an extra
-    except ImportError: raise not_installed(who, 'matplotlib is not installed', 'plot') from None
+    try:
+        from matplotlib import rc_context  # an extra
+    except ImportError:
+        raise not_installed(who, 'matplotlib is not installed', 'plot') from None
     n = max(len(panels), 1)
     columns = n if n < 3 else 2 if n == 4 else 3
-    lines = [l for note in notes for l in wrap(note, 41*max(columns, 2), subsequent_indent='   ')][:6]
-    rows = -(-n//columns)
+    lines = [
+        l for note in notes for l in wrap(note, 41 * max(columns, 2), subsequent_indent='   ')
+    ][:6]
+    rows = -(-n // columns)
     with rc_context({**INK, 'font.size': 9, 'axes.spines.top': False, 'axes.spines.right': False}):
-        size = 3.1*max(columns, 2),2.25*rows + .4 + .18*len(lines)   # at most a page's width: letters keep their size
+        # at most a page's width: letters keep their size
+        size = 3.1 * max(columns, 2), 2.25 * rows + 0.4 + 0.18 * len(lines)
         fig = _figure_class()(size, dpi=72, layout='constrained')
-        fig.suptitle('\n'.join(wrap(title, 38*max(columns, 2))), fontsize=9.5)
+        fig.suptitle('\n'.join(wrap(title, 38 * max(columns, 2))), fontsize=9.5)
         axes = fig.subplots(rows, columns, squeeze=False).ravel() if panels else []
-        for ax in axes[len(panels):]: ax.remove()
-        for ax,(name,draw) in zip(axes, panels):
+        for ax in axes[len(panels) :]:
+            ax.remove()
+        for ax, (name, draw) in zip(axes, panels):
             draw(ax)
             ax.set_title(name, fontsize=9.5)
         color = WARNING if any(line[:1] == '!' for line in lines) else GREY
-        if lines: fig.supxlabel('\n'.join(lines), fontsize=9, x=.01, ha='left', color=color)
+        if lines:
+            fig.supxlabel('\n'.join(lines), fontsize=9, x=0.01, ha='left', color=color)
     return fig
 
 # %% ../../nbs/look/memory_figure.ipynb #d6cda8a7
@@ -62,120 +79,194 @@ def _keys_axis(ax, seen):
     ax.xaxis.set_major_formatter(lambda x, _: _short(x))
     ax.set_xlabel('key, oldest to newest')
 
+
 def _short(x):
     "A number of keys or rows, in few characters"
-    for size,unit in (1e9,'G'), (1e6,'M'), (1e3,'k'):
-        if abs(x) >= size: return f'{x/size:.4g}{unit}'
+    for size, unit in (1e9, 'G'), (1e6, 'M'), (1e3, 'k'):
+        if abs(x) >= size:
+            return f'{x / size:.4g}{unit}'
     return f'{x:g}'
 
-def _is_few(e): return len(e['first']) <= 1500 and len(np.unique(e['env_id'])) <= 40
+
+def _is_few(e):
+    return len(e['first']) <= 1500 and len(np.unique(e['env_id'])) <= 40
+
 
 def _draw_environments(seen, ax):
     e = seen['episode']
-    ids,line = np.unique(e['env_id'], return_inverse=True)
+    ids, line = np.unique(e['env_id'], return_inverse=True)
     lines = _draw_segments(e, line, ax) if _is_few(e) else _draw_ends(seen, e, line, len(ids), ax)
     ticks = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), 6)).astype(int))
     ax.set_yticks(ticks, ids[ticks])
     if 2 <= len(ids) <= len(_OF_ENV):
-        for label,color in zip(ax.get_yticklabels(), _OF_ENV): label.set_color(color)   # that of its returns
-    ax.set(ylim=(len(ids) - .4, -.6 - .15*len(ids)*lines), ylabel='environment')
+        # that of its returns
+        for label, color in zip(ax.get_yticklabels(), _OF_ENV):
+            label.set_color(color)
+    ax.set(ylim=(len(ids) - 0.4, -0.6 - 0.15 * len(ids) * lines), ylabel='environment')
     _keys_axis(ax, seen)
+
 
 def _count_text(e):
     "How many episodes have ended, and how many haven't"
     running = int((e['end'] == 'running').sum())
     over = len(e['end']) - running
-    if not over: return f'{running:,} running episode{"s"*(running > 1)}'
-    if not _is_few(e): return f'ends of {over:,} episodes'
-    return f'{over:,} episode{"s"*(over > 1)}' + f', and {running:,} running'*(running > 0)
+    if not over:
+        return f'{running:,} running episode{"s" * (running > 1)}'
+    if not _is_few(e):
+        return f'ends of {over:,} episodes'
+    return f'{over:,} episode{"s" * (over > 1)}' + f', and {running:,} running' * (running > 0)
 
 # %% ../../nbs/look/memory_figure.ipynb #6d775c1b
 _OF_END = dict(zip(ENDS, (BLUE, ORANGE, GREY, RED)))
-_OF_ENV = '#219ebc','#fb8500','#9b5de5','#3a9d3f','#e0457b','#8d6e63'   # where environments are few
+# where environments are few
+_OF_ENV = '#219ebc', '#fb8500', '#9b5de5', '#3a9d3f', '#e0457b', '#8d6e63'
+
 
 def _draw_segments(e, line, ax):
     "A bar for each episode, with a line where it is over; how many lines its legend has"
-    height,handles = .7,{}
-    for kind,color in _OF_END.items():
+    height = 0.7
+    handles = {}
+    for kind, color in _OF_END.items():
         of = e['end'] == kind
-        if not of.any(): continue
-        first,last = e['first'][of],e['last'][of]
-        bar = ax.barh(line[of], last - first + 1, height, first, color=color, alpha=.45, lw=0)[0]
-        handles[kind] = bar,
-        if kind == 'running': continue
-        ax.vlines(last + 1, line[of] - height/2, line[of] + height/2, color=color, lw=1)
-        handles[kind] = bar,ax.plot([], [], '|', color=color, ms=8, mew=1)[0]
-    if len(handles) > 1 or 'running' not in handles: _legend(ax, handles)
-    return -(-len(handles)//2)
+        if not of.any():
+            continue
+        first = e['first'][of]
+        last = e['last'][of]
+        bar = ax.barh(line[of], last - first + 1, height, first, color=color, alpha=0.45, lw=0)[0]
+        handles[kind] = (bar,)
+        if kind == 'running':
+            continue
+        ax.vlines(last + 1, line[of] - height / 2, line[of] + height / 2, color=color, lw=1)
+        handles[kind] = bar, ax.plot([], [], '|', color=color, ms=8, mew=1)[0]
+    if len(handles) > 1 or 'running' not in handles:
+        _legend(ax, handles)
+    return -(-len(handles) // 2)
 
-def _legend(ax, handles, columns=2): # label → artists side by side
+
+def _legend(ax, handles, columns=2):  # label → artists side by side
     from matplotlib.legend_handler import HandlerTuple
-    ax.legend(handles.values(), handles, frameon=False, fontsize=9, loc='upper left', ncols=columns,
-        handlelength=1, handletextpad=.3, columnspacing=.8, borderpad=0, borderaxespad=.1, labelspacing=.2,
-        handler_map={tuple: HandlerTuple(None, pad=0)})
+
+    ax.legend(
+        handles.values(),
+        handles,
+        frameon=False,
+        fontsize=9,
+        loc='upper left',
+        ncols=columns,
+        handlelength=1,
+        handletextpad=0.3,
+        columnspacing=0.8,
+        borderpad=0,
+        borderaxespad=0.1,
+        labelspacing=0.2,
+        handler_map={tuple: HandlerTuple(None, pad=0)},
+    )
+
 
 def _draw_ends(seen, e, line, n, ax):
     bins = np.linspace(seen['oldest'], seen['inserted'], 61)
     over = e['end'] != 'running'
-    per = -(-n//60)   # environments of a line, where they are very many
-    ends,*_ = np.histogram2d(line[over]//per, e['last'][over], [np.arange(-(-n//per) + 1) - .5, bins])
+    per = -(-n // 60)  # environments of a line, where they are very many
+    ends, *_ = np.histogram2d(
+        line[over] // per, e['last'][over], [np.arange(-(-n // per) + 1) - 0.5, bins]
+    )
     from matplotlib.colors import LinearSegmentedColormap
-    colors = LinearSegmentedColormap.from_list('ends', [(.13,.62,.74,.15), (.13,.62,.74,1)])
-    ax.pcolormesh(bins, np.arange(0, len(ends)*per + 1, per) - .5, np.ma.masked_equal(ends, 0), cmap=colors, vmin=0)
+
+    colors = LinearSegmentedColormap.from_list(
+        'ends', [(0.13, 0.62, 0.74, 0.15), (0.13, 0.62, 0.74, 1)]
+    )
+    ax.pcolormesh(
+        bins,
+        np.arange(0, len(ends) * per + 1, per) - 0.5,
+        np.ma.masked_equal(ends, 0),
+        cmap=colors,
+        vmin=0,
+    )
     return 0
 
 # %% ../../nbs/look/memory_figure.ipynb #d4551a16
 def _means(key, y, seen, n=60, smoothed=False):
     "Means over equal parts of the ring in which there is something: at which keys, and how much"
-    low,high = seen['oldest'],seen['inserted']
-    at = np.minimum((key - low)*n//max(high - low, 1), n - 1).astype(int)
-    many,total = np.bincount(at, minlength=n),np.bincount(at, y, minlength=n)
-    wide = int(np.clip(2*n//len(y), 2, n//6))
-    for _ in range(3*smoothed): many,total = smooth(many, wide),smooth(total, wide)   # near ones count more
+    low = seen['oldest']
+    high = seen['inserted']
+    at = np.minimum((key - low) * n // max(high - low, 1), n - 1).astype(int)
+    many = np.bincount(at, minlength=n)
+    total = np.bincount(at, y, minlength=n)
+    wide = int(np.clip(2 * n // len(y), 2, n // 6))
+    # near ones count more
+    for _ in range(3 * smoothed):
+        many = smooth(many, wide)
+        total = smooth(total, wide)
     here = (many > 1e-9) & (np.arange(n) >= at.min()) & (np.arange(n) <= at.max())
-    return (low + (np.arange(n) + .5)*(high - low)/n)[here],(total[here]/many[here])
+    return (low + (np.arange(n) + 0.5) * (high - low) / n)[here], (total[here] / many[here])
+
 
 def _draw_over_ring(seen, name, ax):
     e = seen['episode']
     over = np.isin(e['end'], ENDS[:2])
-    key,y,end,env = (e[n][over] for n in ('last',name,'end','env_id'))
-    few,some = len(key) <= 100,slice(None, None, max(1, -(-len(key)//3000)))
-    handles = _draw_dots(key[some], y[some], end[some], env[some], np.unique(e['env_id']), ax,
-        5 if few else 3)
+    key, y, end, env = (e[n][over] for n in ('last', name, 'end', 'env_id'))
+    few = len(key) <= 100
+    some = slice(None, None, max(1, -(-len(key) // 3000)))
+    handles = _draw_dots(
+        key[some], y[some], end[some], env[some], np.unique(e['env_id']), ax, 5 if few else 3
+    )
     if len(y) > 4 and y.min() < y.max():
-        ax.plot(*_means(key, y, seen, 120, smoothed=True), color=GREY, lw=1.5, zorder=2 if few else 4)
-    if y.min() == y.max(): ax.set_ylim(*sorted((0, 1.3*y[0] or 1)))
-    low,high = ax.get_ylim()
+        ax.plot(
+            *_means(key, y, seen, 120, smoothed=True), color=GREY, lw=1.5, zorder=2 if few else 4
+        )
+    if y.min() == y.max():
+        ax.set_ylim(*sorted((0, 1.3 * y[0] or 1)))
+    low, high = ax.get_ylim()
     if len(handles) > 1:
-        ax.set_ylim(low, high + .2*(high - low))
-        _legend(ax, handles, len(handles) if len(handles) < 5 else -(-len(handles)//2))
+        ax.set_ylim(low, high + 0.2 * (high - low))
+        _legend(ax, handles, len(handles) if len(handles) < 5 else -(-len(handles) // 2))
     _keys_axis(ax, seen)
 
 # %% ../../nbs/look/memory_figure.ipynb #5a1c0b81
 def _draw_dots(key, y, end, env, ids, ax, size):
     "A dot for each episode; label → what stands for it in a legend"
-    by_env,both,handles = 2 <= len(ids) <= len(_OF_ENV),len(np.unique(end)) > 1,{}
+    by_env = 2 <= len(ids) <= len(_OF_ENV)
+    both = len(np.unique(end)) > 1
+    handles = {}
     colors = [*zip(_OF_ENV, ids)] if by_env else [(PALE, None)]
-    for color,number in colors:
+    for color, number in colors:
         for kind in ENDS[:2]:
             of = (end == kind) & ((env == number) | (not by_env))
-            if not of.any(): continue
+            if not of.any():
+                continue
             hollow = both and kind == ENDS[1]
             shade = '#ffb703' if kind == ENDS[1] and not by_env else color
-            dots, = ax.plot(key[of], y[of], 'o', ms=.6*size, mew=.7, color=shade, mfc='none' if hollow else shade,
-                alpha=.8, clip_on=False, zorder=3)
+            (dots,) = ax.plot(
+                key[of],
+                y[of],
+                'o',
+                ms=0.6 * size,
+                mew=0.7,
+                color=shade,
+                mfc='none' if hollow else shade,
+                alpha=0.8,
+                clip_on=False,
+                zorder=3,
+            )
             handles.setdefault(str(number) if by_env else kind, (dots,))
-    if by_env: handles = {f'env {name}' if i == 0 else name: h for i,(name,h) in enumerate(handles.items())}
-    if by_env and both: handles['truncated'] = ax.plot([], [], 'o', ms=.6*size, mew=.7, color=GREY, mfc='none')[0],
+    if by_env:
+        handles = {
+            f'env {name}' if i == 0 else name: h for i, (name, h) in enumerate(handles.items())
+        }
+    if by_env and both:
+        handles['truncated'] = (
+            ax.plot([], [], 'o', ms=0.6 * size, mew=0.7, color=GREY, mfc='none')[0],
+        )
     return handles
 
 # %% ../../nbs/look/memory_figure.ipynb #960a8c75
 def _draw_times(drawn, unit, ax):
     most = int(drawn.max())
-    step = 1 + most//40
-    ax.hist(drawn, np.arange(0, most + 2*step, step) - .5, color=ORANGE)
+    step = 1 + most // 40
+    ax.hist(drawn, np.arange(0, most + 2 * step, step) - 0.5, color=ORANGE)
     ax.set(yscale='symlog', xlabel='times drawn', ylabel=unit)
     ax.xaxis.get_major_locator().set_params(integer=True)
+
 
 def _draw_times_over_ring(key, drawn, seen, ax):
     ax.plot(*_means(key, drawn, seen), color=ORANGE, lw=1.5)
@@ -185,171 +276,275 @@ def _draw_times_over_ring(key, drawn, seen, ax):
 # %% ../../nbs/look/memory_figure.ipynb #88b223fb
 def _draw_priorities(p, unit, ax):
     p = p[p > 0]
-    low,high = p.min(),p.max()
-    wide = high > 30*low
-    edges = 21 if low == high else np.geomspace(low, high*(1 + 1e-9), 31) if wide else np.linspace(low, high, 31)
+    low = p.min()
+    high = p.max()
+    wide = high > 30 * low
+    edges = (
+        21
+        if low == high
+        else np.geomspace(low, high * (1 + 1e-9), 31)
+        if wide
+        else np.linspace(low, high, 31)
+    )
     ax.hist(p, edges, color=ORANGE)
     ax.set(xscale='log' if wide else 'linear', yscale='symlog', xlabel='priority', ylabel=unit)
-    if not wide: ax.locator_params(axis='x', nbins=4)
+    if not wide:
+        ax.locator_params(axis='x', nbins=4)
+
 
 def _draw_likelier(seen, ax):
-    key,p = seen['draw']['key'],seen['draw']['probability']
-    times = p*len(p)
+    key = seen['draw']['key']
+    p = seen['draw']['probability']
+    times = p * len(p)
     some = np.unique(np.linspace(0, len(p) - 1, min(len(p), 4000)).astype(int))
     ax.plot(key[some], times[some], '.', ms=1.5, color=PALE)
     ax.plot(*_means(key, times, seen), color=BLUE, lw=1.5)
-    ax.axhline(1, color=GREY, lw=.8, ls=':')
-    wide = times.min() > 0 and times.max() > 30*times.min()
+    ax.axhline(1, color=GREY, lw=0.8, ls=':')
+    wide = times.min() > 0 and times.max() > 30 * times.min()
     ax.set(yscale='log' if wide else 'linear', ylabel='times likelier than uniform')
-    if wide: ax.yaxis.set_minor_formatter(lambda *_: '')
-    else: ax.set_ylim(0, None)
+    if wide:
+        ax.yaxis.set_minor_formatter(lambda *_: '')
+    else:
+        ax.set_ylim(0, None)
     _keys_axis(ax, seen)
 
 # %% ../../nbs/look/memory_figure.ipynb #23537a91
 def _draw_bars(values, ax, text=str, color=PALE):
     "Named numbers as bars, each with its text"
-    names,x = [*values],np.array([*values.values()], float)
-    ax.barh(range(len(x)), x, .6, color=color)
+    names = [*values]
+    x = np.array([*values.values()], float)
+    ax.barh(range(len(x)), x, 0.6, color=color)
     said = text if isinstance(text, list) else map(text, x)
-    for i,(v,t) in enumerate(zip(x, said)): ax.text(v, i, f' {t}', va='center', fontsize=9, color=GREY)
-    ax.set(ylim=(max(len(x), 3) - .5, -.5), xlim=(0, (x.max() or 1)*1.6), xticks=[])
+    for i, (v, t) in enumerate(zip(x, said)):
+        ax.text(v, i, f' {t}', va='center', fontsize=9, color=GREY)
+    ax.set(ylim=(max(len(x), 3) - 0.5, -0.5), xlim=(0, (x.max() or 1) * 1.6), xticks=[])
     ax.set_yticks(range(len(x)), names)
     ax.spines['bottom'].set_visible(False)
 
 # %% ../../nbs/look/memory_figure.ipynb #01700ec0
-def _bars_of(seen): # title, name → number, how it is said, and a colour
+def _bars_of(seen):  # title, name → number, how it is said, and a colour
     parts = seen['parts']
-    def each(f): return {name: x for name,p in parts.items() for x in [f(p)] if x is not None}
-    def never(p): return (_times_drawn(p)[1] <= 0).mean() if _times_drawn(p) else None
+
+    def each(f):
+        return {name: x for name, p in parts.items() for x in [f(p)] if x is not None}
+
+    def never(p):
+        return (_times_drawn(p)[1] <= 0).mean() if _times_drawn(p) else None
+
     def even(p):
         likely = (p['draw'] or {}).get('probability')
-        return round(float(_effective(likely)/len(likely)), 9) if likely is not None and len(likely) else None
-    rows = [f'{p["rows"]:,} ({_share_text(p["rows"]/p["max_sz"])})' for p in parts.values()]
-    found = [('shares of a batch', seen['shares'], lambda v: f'{v:.0%}', ORANGE),
+        return (
+            round(float(_effective(likely) / len(likely)), 9)
+            if likely is not None and len(likely)
+            else None
+        )
+
+    rows = [f'{p["rows"]:,} ({_share_text(p["rows"] / p["max_sz"])})' for p in parts.values()]
+    found = [
+        ('shares of a batch', seen['shares'], lambda v: f'{v:.0%}', ORANGE),
         ('rows', each(lambda p: p['rows']), rows),
         ('bytes reserved', each(lambda p: sum(p['nbytes'].values())), _bytes_text),
-        ('never drawn', each(never), _share_text, ORANGE), ('effective sample size', each(even), _share_text)]
-    if 'stats' not in seen: found.append(   # of shards, workers tell it
-        ('mean age of drawn rows', each(lambda p: p['numbers'].get('age_mean') or None), lambda v: f'{v:,.0f}'))
+        ('never drawn', each(never), _share_text, ORANGE),
+        ('effective sample size', each(even), _share_text),
+    ]
+    if 'stats' not in seen:
+        found.append(  # of shards, workers tell it
+            (
+                'mean age of drawn rows',
+                each(lambda p: p['numbers'].get('age_mean') or None),
+                lambda v: f'{v:,.0f}',
+            )
+        )
     return [panel for panel in found if panel[1]]
 
 # %% ../../nbs/look/memory_figure.ipynb #0229be08
 def _ring_panels(seen):
-    e,nbytes,draw = seen['episode'],seen['nbytes'],lambda name: lambda ax: _draw_over_ring(seen, name, ax)
+    e = seen['episode']
+    nbytes = seen['nbytes']
+
+    def draw(name):
+        return lambda ax: _draw_over_ring(seen, name, ax)
+
     over = np.isin(e['end'], ENDS[:2])
     known = over.any() and e['total'] is not None
     alike = known and np.array_equal(e['total'][over], e['length'][over])
-    if len(e['end']): yield _count_text(e),lambda ax: _draw_environments(seen, ax)
-    if known: yield 'returns = lengths' if alike else 'returns',draw('total')
-    if over.any() and not alike: yield 'lengths of episodes',draw('length')
-    if nbytes: yield f'bytes reserved: {size_text(sum(nbytes.values()))}',lambda ax: _draw_bars(nbytes, ax, _bytes_text)
+    if len(e['end']):
+        yield _count_text(e), lambda ax: _draw_environments(seen, ax)
+    if known:
+        yield 'returns = lengths' if alike else 'returns', draw('total')
+    if over.any() and not alike:
+        yield 'lengths of episodes', draw('length')
+    if nbytes:
+        yield (
+            f'bytes reserved: {size_text(sum(nbytes.values()))}',
+            lambda ax: _draw_bars(nbytes, ax, _bytes_text),
+        )
 
-def _bytes_text(n): return size_text(int(n))
+
+def _bytes_text(n):
+    return size_text(int(n))
+
 
 def _share_text(x):
     "In percent; small shares, and what lacks little, with a decimal, and never as none or all"
-    if x in (0,1) or .01 <= x <= .99: return f'{x:.0%}'
-    return '< 0.1%' if x < .001 else '> 99.9%' if x > .999 else f'{x:.1%}'
+    if x in (0, 1) or 0.01 <= x <= 0.99:
+        return f'{x:.0%}'
+    return '< 0.1%' if x < 0.001 else '> 99.9%' if x > 0.999 else f'{x:.1%}'
+
 
 def _times_drawn(seen):
     "Keys of what can be drawn, sequences at their first rows, and how often it was; nothing where that is not known"
-    row,draw = seen['row'],seen['draw']
-    if row['drawn'] is None or not row['drawn'].any(): return ()
-    if seen['unit'] == 'rows' or draw is None: return row['key'],row['drawn']
-    return (draw['key'],row['drawn'][draw['key'] - row['key'][0]]) if len(draw['key']) else ()
+    row = seen['row']
+    draw = seen['draw']
+    if row['drawn'] is None or not row['drawn'].any():
+        return ()
+    if seen['unit'] == 'rows' or draw is None:
+        return row['key'], row['drawn']
+    return (draw['key'], row['drawn'][draw['key'] - row['key'][0]]) if len(draw['key']) else ()
 
 # %% ../../nbs/look/memory_figure.ipynb #2ab12b35
 def _draw_panels(seen):
-    draw,n,unit = seen['draw'],seen['numbers'],seen['unit']
+    draw = seen['draw']
+    n = seen['numbers']
+    unit = seen['unit']
     if found := _times_drawn(seen):
-        key,drawn = found
-        yield f'{_share_text((drawn <= 0).mean())} of {unit} never drawn',lambda ax: _draw_times(drawn, unit, ax)
-        ages = f'age {n["age_mean"]:,.0f} in the mean, {n["age_max"]:,} at most' if n.get('age_mean') else ''
-        yield ages or 'which were drawn',lambda ax: _draw_times_over_ring(key, drawn, seen, ax)
-    if draw is None or draw['priority'] is None: return
-    p,likely = draw['priority'],draw['probability']
-    if (p > 0).any(): yield f'priorities of {len(p):,} {unit}',lambda ax: _draw_priorities(p, unit, ax)
-    if likely is not None and len(likely): yield f'effective sample size {_effective(likely):,.0f} of {len(p):,}', \
-        lambda ax: _draw_likelier(seen, ax)
+        key, drawn = found
+        yield (
+            f'{_share_text((drawn <= 0).mean())} of {unit} never drawn',
+            lambda ax: _draw_times(drawn, unit, ax),
+        )
+        ages = (
+            f'age {n["age_mean"]:,.0f} in the mean, {n["age_max"]:,} at most'
+            if n.get('age_mean')
+            else ''
+        )
+        yield ages or 'which were drawn', lambda ax: _draw_times_over_ring(key, drawn, seen, ax)
+    if draw is None or draw['priority'] is None:
+        return
+    p = draw['priority']
+    likely = draw['probability']
+    if (p > 0).any():
+        yield f'priorities of {len(p):,} {unit}', lambda ax: _draw_priorities(p, unit, ax)
+    if likely is not None and len(likely):
+        yield (
+            f'effective sample size {_effective(likely):,.0f} of {len(p):,}',
+            lambda ax: _draw_likelier(seen, ax),
+        )
 
-def _effective(p): return 1/(p**2).sum()   # that many rows with equal probabilities would be as even
+
+def _effective(p):
+    return 1 / (p**2).sum()  # that many rows with equal probabilities would be as even
 
 # %% ../../nbs/look/memory_figure.ipynb #c9e5ec84
 def place_text(
-    seen:dict, # what `inside()` gives
-)->str: # with its preposition
+    seen: dict,  # what `inside()` gives
+) -> str:  # with its preposition
     "Where it is"
     where = seen['path'] or seen['place']
     return f'in {where}' if seen['path'] or ' ' in where else f'on device {where}'
 
+
 def title_of(
-    seen:dict, # what `inside()` gives
-)->str: # one line
+    seen: dict,  # what `inside()` gives
+) -> str:  # one line
     "What it is, and how full"
-    full = f'{seen["rows"]:,} of {seen["max_sz"]:,} rows ({seen["rows"]/seen["max_sz"]:.0%})'
-    more = f', {seen["inserted"]:,} have come'*(seen['inserted'] > seen['rows'])
+    full = f'{seen["rows"]:,} of {seen["max_sz"]:,} rows ({seen["rows"] / seen["max_sz"]:.0%})'
+    more = f', {seen["inserted"]:,} have come' * (seen['inserted'] > seen['rows'])
     envs = len(np.unique(seen['episode']['env_id']))
     place = f'in the directory {Path(seen["path"]).name}' if seen['path'] else place_text(seen)
-    return f'{seen["title"]}: {full}{more}; {envs:,} environment{"s"*(envs != 1)}; {place}'
+    return f'{seen["title"]}: {full}{more}; {envs:,} environment{"s" * (envs != 1)}; {place}'
 
 # %% ../../nbs/look/memory_figure.ipynb #5ea4bf78
 def memory_figure(
-    seen:dict, # what `inside()` gives
-    title:str=None, # above it; None: what it is, and how full
+    seen: dict,  # what `inside()` gives
+    title: str = None,  # above it; None: what it is, and how full
 ):
     "A memory in one figure"
-    if 'parts' in seen: return _parts_figure(seen, title)
-    who,title = f'{seen["title"]}.show',title_of(seen) if title is None else title
+    if 'parts' in seen:
+        return _parts_figure(seen, title)
+    who = f'{seen["title"]}.show'
+    title = title_of(seen) if title is None else title
     notes = [f'! {r}' for r in seen['remarks']] or _all_well(seen)
     return drawn_panels([*_ring_panels(seen), *_draw_panels(seen)], title, notes, who)
 
+
 def _all_well(seen):
-    if not seen['rows']: return ['nothing was added so far']
+    if not seen['rows']:
+        return ['nothing was added so far']
     return [f'nothing unusual: looked at {seen["checked"]}'] if seen.get('checked') else []
+
 
 def _parts_figure(seen, title):
     "Several replays side by side, and the returns in each"
-    parts,who = seen['parts'],seen['title']
-    panels = [(name, lambda ax, bars=bars: _draw_bars(bars[0], ax, *bars[1:])) for name,*bars in _bars_of(seen)]
-    for name,p in [*parts.items()][:5]:
-        if p['episode']['total'] is None or not np.isin(p['episode']['end'], ENDS[:2]).any(): continue
+    parts = seen['parts']
+    who = seen['title']
+    panels = [
+        (name, lambda ax, bars=bars: _draw_bars(bars[0], ax, *bars[1:]))
+        for name, *bars in _bars_of(seen)
+    ]
+    for name, p in [*parts.items()][:5]:
+        if p['episode']['total'] is None or not np.isin(p['episode']['end'], ENDS[:2]).any():
+            continue
         panels.append((f'returns: {name}', lambda ax, p=p: _draw_over_ring(p, 'total', ax)))
-    notes = [f'! {name}: {r}' for name,p in parts.items() for r in p['remarks']] or \
-        [f'{name}: {line}' for name,p in parts.items() for line in _all_well(p)]
+    notes = [f'! {name}: {r}' for name, p in parts.items() for r in p['remarks']] or [
+        f'{name}: {line}' for name, p in parts.items() for line in _all_well(p)
+    ]
     if 'stats' in seen:
-        more,said = _of_workers(seen['stats'])
-        panels,notes = panels + [p for p in more if p[0] != 'rows'],said + notes
+        more, said = _of_workers(seen['stats'])
+        panels = panels + [p for p in more if p[0] != 'rows']
+        notes = said + notes
     title = title or f'{who}: {len(parts)} {seen["unit"]}, batches of {seen["bs"]}'
     return drawn_panels(panels, title, notes, f'{who}.show')
 
 # %% ../../nbs/look/memory_figure.ipynb #9078f30f
-_OF_WORKERS = dict(rows='rows', row_age='mean age of drawn rows', items='items handed on',
-    weights_age='items since their weights', waiting='items waiting', restarts='restarts')
+_OF_WORKERS = dict(
+    rows='rows',
+    row_age='mean age of drawn rows',
+    items='items handed on',
+    weights_age='items since their weights',
+    waiting='items waiting',
+    restarts='restarts',
+)
+
 
 def _draw_workers(values, name, ax):
     ax.bar(range(len(values)), values, color=RED if name == 'restarts' else PALE)
-    ax.set(xlabel='worker', xlim=(-.7, max(len(values), 3) - .3), ylim=(0, max(*values, 1)*1.1))
+    ax.set(xlabel='worker', xlim=(-0.7, max(len(values), 3) - 0.3), ylim=(0, max(*values, 1) * 1.1))
     ax.xaxis.get_major_locator().set_params(integer=True)
-    if name in ('restarts','waiting','rows','items'): ax.yaxis.get_major_locator().set_params(integer=True)
+    if name in ('restarts', 'waiting', 'rows', 'items'):
+        ax.yaxis.get_major_locator().set_params(integer=True)
+
 
 def _of_workers(stats):
     "Panels, and lines on what is unusual"
-    workers,notes = stats['workers'],[]
-    panels = [(title, lambda ax, n=n: _draw_workers([w[n] for w in workers], n, ax)) for n,title in _OF_WORKERS.items()
-              if workers and n in workers[0]]
+    workers = stats['workers']
+    notes = []
+    panels = [
+        (title, lambda ax, n=n: _draw_workers([w[n] for w in workers], n, ax))
+        for n, title in _OF_WORKERS.items()
+        if workers and n in workers[0]
+    ]
     usual = np.median([w.get('rows', 1) for w in workers]) if workers else 0
-    for i,w in enumerate(workers):
-        if w['restarts']: notes.append(f'! restarts of worker {i}: {w["restarts"]:,}, rows lost: {w.get("lost", 0):,}')
-        if w.get('rows', 1) < .5*usual: notes.append(f'! worker {i} has {w["rows"]:,} rows; {usual:,.0f} are usual')
-    return panels,notes
+    for i, w in enumerate(workers):
+        if w['restarts']:
+            notes.append(
+                f'! restarts of worker {i}: {w["restarts"]:,}, rows lost: {w.get("lost", 0):,}'
+            )
+        if w.get('rows', 1) < 0.5 * usual:
+            notes.append(f'! worker {i} has {w["rows"]:,} rows; {usual:,.0f} are usual')
+    return panels, notes
+
 
 def workers_figure(
-    stats:dict, # of `.parallel`
+    stats: dict,  # of `.parallel`
 ):
     "Its workers in one figure"
-    panels,notes = _of_workers(stats)
+    panels, notes = _of_workers(stats)
     workers = stats['workers']
-    if not workers: notes = ['nothing was started so far']
-    title = (f'{len(workers)} workers: {stats["items"]:,} items in {stats["seconds"]:,.0f} s, '
-        f'waited for them {stats["waited_s"]:,.1f} s')
+    if not workers:
+        notes = ['nothing was started so far']
+    title = (
+        f'{len(workers)} workers: {stats["items"]:,} items in {stats["seconds"]:,.0f} s, '
+        f'waited for them {stats["waited_s"]:,.1f} s'
+    )
     return drawn_panels(panels, title, notes, 'Parallel.show')

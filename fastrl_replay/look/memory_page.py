@@ -8,268 +8,440 @@ __all__ = ['WORDS', 'ring_picture', 'lead_of', 'sample_text', 'remark_list', 'dr
 
 # %% ../../nbs/look/memory_page.ipynb #af7a6a33
 import numpy as np
-from .html import Framed, Safe, document, image, joined, page_path, section, table, tag
+from fastrl_replay.look.html import (
+    Framed,
+    Safe,
+    document,
+    image,
+    joined,
+    page_path,
+    section,
+    table,
+    tag,
+)
 from .memory_figure import memory_figure, place_text, png_of
 from .sampled import NAMED, drawn_rows, named_rows, sample_of
 from ..steps.files import write_whole
 from ..steps.machine import size_text
 
 # %% ../../nbs/look/memory_page.ipynb #ca9b1534
-def _bars(line, left, right, least=.5):
+def _bars(line, left, right, least=0.5):
     "A path with a bar for each of these; from 0 to 1000"
-    wide = np.maximum(right - left - .6, least)   # a gap between neighbours
-    return ''.join(f'M{a:.1f} {10*y + 1}h{w:.1f}v8h-{w:.1f}z'
-        for y,a,w in zip(line.tolist(), left.tolist(), wide.tolist()))
+    wide = np.maximum(right - left - 0.6, least)  # a gap between neighbours
+    return ''.join(
+        f'M{a:.1f} {10 * y + 1}h{w:.1f}v8h-{w:.1f}z'
+        for y, a, w in zip(line.tolist(), left.tolist(), wide.tolist())
+    )
+
 
 def _stretches(line, left, right, n=250):
     "Where there is something in each line, in steps: lines, beginnings and ends"
     there = np.zeros((line.max() + 1, n + 1), np.int32)
-    first,last = ((x/1000*n).astype(int).clip(0, n - 1) for x in (left, right))
-    np.add.at(there, (line,first), 1)
-    np.add.at(there, (line,last + 1), -1)
-    edge = np.diff(np.pad((there.cumsum(1) > 0).astype(np.int8), ((0,0),(1,1))), axis=1)
-    (which,begin),(_,end) = np.nonzero(edge == 1),np.nonzero(edge == -1)
-    return which,begin*1000/n,end*1000/n
+    first, last = ((x / 1000 * n).astype(int).clip(0, n - 1) for x in (left, right))
+    np.add.at(there, (line, first), 1)
+    np.add.at(there, (line, last + 1), -1)
+    edge = np.diff(np.pad((there.cumsum(1) > 0).astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    (which, begin), (_, end) = np.nonzero(edge == 1), np.nonzero(edge == -1)
+    return which, begin * 1000 / n, end * 1000 / n
 
-_KINDS = {'terminated': 'ended', 'truncated': 'ended', 'running': 'running', 'broken off': 'broken'}   # classes
+
+# classes
+_KINDS = {'terminated': 'ended', 'truncated': 'ended', 'running': 'running', 'broken off': 'broken'}
+
 
 def _paths(inside, line, left, right, most):
     "All episodes of a memory, or where they are"
-    if len(line) > most: return tag('g.others', tag('path.ended', d=_bars(*_stretches(line, left, right))))
+    if len(line) > most:
+        return tag('g.others', tag('path.ended', d=_bars(*_stretches(line, left, right))))
     kind = np.array([_KINDS[end] for end in inside['episode']['end'].tolist()])
-    paths = [tag(f'path.{c}', d=_bars(line[w], left[w], right[w])) for c in np.unique(kind) for w in [kind == c]]
+    paths = [
+        tag(f'path.{c}', d=_bars(line[w], left[w], right[w]))
+        for c in np.unique(kind)
+        for w in [kind == c]
+    ]
     return tag('g.others', *paths)
 
 # %% ../../nbs/look/memory_page.ipynb #5d0c31ae
-def _line_names(ids, high): # of environments, as many as there is room for
-    each,wide = high/len(ids),7*max(len(str(i)) for i in ids) + 28
-    shown = range(0, len(ids), int(np.ceil(11/each)))
-    texts = [tag('text', f'env {ids[i]}', x=wide - 4, y=f'{(i + .5)*each + 3.5:.1f}') for i in shown]
-    return tag('svg.names', *texts, width=wide, height=high, viewBox=f'0 0 {wide} {high}', aria_hidden='true')
+def _line_names(ids, high):  # of environments, as many as there is room for
+    each = high / len(ids)
+    wide = 7 * max(len(str(i)) for i in ids) + 28
+    shown = range(0, len(ids), int(np.ceil(11 / each)))
+    texts = [
+        tag('text', f'env {ids[i]}', x=wide - 4, y=f'{(i + 0.5) * each + 3.5:.1f}') for i in shown
+    ]
+    return tag(
+        'svg.names',
+        *texts,
+        width=wide,
+        height=high,
+        viewBox=f'0 0 {wide} {high}',
+        aria_hidden='true',
+    )
+
 
 def _legend(e, sample, most, named):
     ends = dict.fromkeys(_KINDS[end] for end in np.unique(e['end']).tolist())
     texts = dict(ended='ended', running='running', broken='broken off')
     kinds = {c: texts[c] for c in texts if c in ends}
-    if len(e['end']) > most: kinds['others'] = 'rows of an environment; there are too many episodes to draw each'
-    elif len(sample['episodes']) < len(e['end']): kinds['others'] = 'pale: not in this page'
-    if named: kinds['named'] = 'rows that are named above'
-    swatches = [tag('span', tag(f'i.{c}'), t) for c,t in kinds.items()]
+    if len(e['end']) > most:
+        kinds['others'] = 'rows of an environment; there are too many episodes to draw each'
+    elif len(sample['episodes']) < len(e['end']):
+        kinds['others'] = 'pale: not in this page'
+    if named:
+        kinds['named'] = 'rows that are named above'
+    swatches = [tag('span', tag(f'i.{c}'), t) for c, t in kinds.items()]
     return tag('p.legend.note', *swatches, tag('span.with-scripts', tag('i.here'), 'shown below'))
-
 
 # %% ../../nbs/look/memory_page.ipynb #cbee6210
 def ring_picture(
-    inside:dict, # what a memory says is in it
-    sample:dict, # which of it is in the page
-    part:int=0, # which of several memories
-    most:int=2000, # episodes that are drawn one by one
-)->Safe:
+    inside: dict,  # what a memory says is in it
+    sample: dict,  # which of it is in the page
+    part: int = 0,  # which of several memories
+    most: int = 2000,  # episodes that are drawn one by one
+) -> Safe:
     "Episodes along the ring, a line for each environment"
-    e,wide = inside['episode'],max(inside['rows'], 1)
-    ids,line = np.unique(e['env_id'], return_inverse=True)
-    left,right = ((e[n] - inside['oldest'] + i)/wide*1000 for n,i in (('first', 0), ('last', 1)))
-    def bar(i): return _bars(line[[i]], left[[i]], right[[i]], 3.)
-    def name(c): return tag('title', f"env {c['env_id']}, keys {c['first']} to {c['last']}")
-    chosen = [tag(f"path.chosen.{_KINDS[c['end']]}", name(c), d=bar(c['number']), data_number=c['number'])
-        for c in sample['episodes']]
-    high = int(np.clip(14*len(ids), 28, 168))
+    e = inside['episode']
+    wide = max(inside['rows'], 1)
+    ids, line = np.unique(e['env_id'], return_inverse=True)
+    left, right = (
+        (e[n] - inside['oldest'] + i) / wide * 1000 for n, i in (('first', 0), ('last', 1))
+    )
+
+    def bar(i):
+        return _bars(line[[i]], left[[i]], right[[i]], 3.0)
+
+    def name(c):
+        return tag('title', f"env {c['env_id']}, keys {c['first']} to {c['last']}")
+
+    chosen = [
+        tag(f"path.chosen.{_KINDS[c['end']]}", name(c), d=bar(c['number']), data_number=c['number'])
+        for c in sample['episodes']
+    ]
+    high = int(np.clip(14 * len(ids), 28, 168))
     named = np.sort(named_rows(inside))
     row = inside['row']['episode'][np.searchsorted(inside['row']['key'], named)]
-    marks = _bars(line[row], x := (named - inside['oldest'])/wide*1000, x, 2.5) if len(named) else ''
-    svg = tag('svg.episodes-of', _paths(inside, line, left, right, most), chosen,
-        tag('path.named', d=marks) if marks else '', viewBox=f'0 0 1000 {10*len(ids)}',
-        role='img', preserveAspectRatio='none', height=high,
-        aria_label=f'{len(ids)} environments, one line each; episodes from the oldest row to the newest')
-    ends = tag('span', f"key {inside['oldest']:,}"),tag('span', f"key {inside['inserted'] - 1:,}")
+    marks = (
+        _bars(line[row], x := (named - inside['oldest']) / wide * 1000, x, 2.5)
+        if len(named)
+        else ''
+    )
+    svg = tag(
+        'svg.episodes-of',
+        _paths(inside, line, left, right, most),
+        chosen,
+        tag('path.named', d=marks) if marks else '',
+        viewBox=f'0 0 1000 {10 * len(ids)}',
+        role='img',
+        preserveAspectRatio='none',
+        height=high,
+        aria_label=f'{len(ids)} environments, one line each; episodes from the oldest row to the newest',
+    )
+    ends = tag('span', f"key {inside['oldest']:,}"), tag('span', f"key {inside['inserted'] - 1:,}")
     lines = tag('div.lines', _line_names(ids.tolist(), high), svg)
-    said = tag('p.note.with-scripts.said', role='status')   # what was clicked
-    return tag('div.ring', lines, tag('div.ends.note', *ends), _legend(e, sample, most, marks), said, data_part=part)
+    said = tag('p.note.with-scripts.said', role='status')  # what was clicked
+    return tag(
+        'div.ring',
+        lines,
+        tag('div.ends.note', *ends),
+        _legend(e, sample, most, marks),
+        said,
+        data_part=part,
+    )
 
 # %% ../../nbs/look/memory_page.ipynb #295e01cb
 def lead_of(
-    inside:dict, # what a memory says is in it
-)->str:
+    inside: dict,  # what a memory says is in it
+) -> str:
     "What it is, in a line"
-    i,e = inside,inside['episode']
-    if not i['rows']: return 'The memory is empty: no row has come so far.'
+    i = inside
+    e = inside['episode']
+    if not i['rows']:
+        return 'The memory is empty: no row has come so far.'
     counts = dict(episode=len(e['first']), environment=len(np.unique(e['env_id'])))
-    of = ' of '.join(f"{n:,} {what}{'s'*(n > 1)}" for what,n in counts.items())
+    of = ' of '.join(f"{n:,} {what}{'s' * (n > 1)}" for what, n in counts.items())
     return f"{i['rows']:,} of {i['max_sz']:,} rows, {of}; {size_text(sum(i['nbytes'].values()))} {place_text(i)}"
 
-def _chosen(sample): # for what, as a list of words
+
+def _chosen(sample):  # for what, as a list of words
     whys = list(dict.fromkeys(w for e in sample['episodes'] for w in e['why'] if w != 'at random'))
-    plain = [f'the {w}' for w in ('newest','longest','best','worst') if w in whys]
-    others = [f'some {w}' for w in sorted(whys, key='with something unusual'.__ne__) if f'the {w}' not in plain]
-    return ', '.join([*plain, *others] + ['others at random']*any('at random' in e['why'] for e in sample['episodes']))
+    plain = [f'the {w}' for w in ('newest', 'longest', 'best', 'worst') if w in whys]
+    others = [
+        f'some {w}'
+        for w in sorted(whys, key='with something unusual'.__ne__)
+        if f'the {w}' not in plain
+    ]
+    return ', '.join(
+        [*plain, *others]
+        + ['others at random'] * any('at random' in e['why'] for e in sample['episodes'])
+    )
+
 
 def sample_text(
-    sample:dict, # of a memory
-)->str:
+    sample: dict,  # of a memory
+) -> str:
     "What the page holds of it"
-    n,of = len(sample['episodes']),sample['of']
+    n = len(sample['episodes'])
+    of = sample['of']
     rows = sum(e['rows'] for e in sample['episodes'])
     pictured = [{*s} for e in sample['episodes'] for s in e['pictures'].values()]
-    text = f'{n:,} of {of:,} episodes are in this page' if n < of else f"All {of:,} episodes are in this page"
-    if n < of: text += f': {_chosen(sample)}'
-    if sample['steps'] < rows: text += f"; of long ones, {sample['steps']:,} of {rows:,} steps in runs"
+    text = (
+        f'{n:,} of {of:,} episodes are in this page'
+        if n < of
+        else f"All {of:,} episodes are in this page"
+    )
+    if n < of:
+        text += f': {_chosen(sample)}'
+    if sample['steps'] < rows:
+        text += f"; of long ones, {sample['steps']:,} of {rows:,} steps in runs"
     if pictured and max(map(len, pictured)) < max(len(e['key']) for e in sample['episodes']):
         text += f'; an episode has pictures of {max(map(len, pictured)):,} steps at most'
     return text + '.'
 
 # %% ../../nbs/look/memory_page.ipynb #9b3ad610
-def _keys_of(sample): return {k for e in sample['episodes'] for k in e['key']}
+def _keys_of(sample):
+    return {k for e in sample['episodes'] for k in e['key']}
 
-def _link(key, keys, part): # a text; with scripts, a link to a row that is in the page
+
+def _link(key, keys, part):  # a text; with scripts, a link to a row that is in the page
     there = dict(data_key=key, data_part=part) if key in keys else {}
     return tag('span.key', f'{key:,}', **there)
 
+
 def remark_list(
-    inside:dict, # what a memory says is in it
-    sample:dict, # which of it is in the page
-    part:int=0, # which of several memories
-)->Safe:
+    inside: dict,  # what a memory says is in it
+    sample: dict,  # which of it is in the page
+    part: int = 0,  # which of several memories
+) -> Safe:
     "What is unusual, with links to rows that show it"
+
     def rows(r):
-        there = [k for k in dict.fromkeys(getattr(r, 'keys', ())) if k in _keys_of(sample)][:2*NAMED]
-        links = [joined(', '*bool(i), _link(k, there, part)) for i,k in enumerate(there)]
-        return tag('span.proof', f"Look at row{'s'*(len(there) > 1)} ", *links) if there else ''
+        there = [k for k in dict.fromkeys(getattr(r, 'keys', ())) if k in _keys_of(sample)][
+            : 2 * NAMED
+        ]
+        links = [joined(', ' * bool(i), _link(k, there, part)) for i, k in enumerate(there)]
+        return tag('span.proof', f"Look at row{'s' * (len(there) > 1)} ", *links) if there else ''
+
     return tag('ul.remarks', *(tag('li', r, ' ', rows(r)) for r in inside['remarks']))
 
 # %% ../../nbs/look/memory_page.ipynb #5e6f94c2
 def drawn_tables(
-    inside:dict, # what a memory says is in it
-    sample:dict, # which of it is in the page
-    part:int=0, # which of several memories
-)->Safe: # '': draws are not known
+    inside: dict,  # what a memory says is in it
+    sample: dict,  # which of it is in the page
+    part: int = 0,  # which of several memories
+) -> Safe:  # '': draws are not known
     "The rows drawn most, and the oldest of those that never were"
     found = drawn_rows(inside)
-    if not found: return Safe()
+    if not found:
+        return Safe()
     keys = _keys_of(sample)
-    names = dict(zip('key env_id step drawn priority chance'.split(),
-        ('key','env','step','times drawn','priority','× uniform')))
+    names = dict(
+        zip(
+            'key env_id step drawn priority chance'.split(),
+            ('key', 'env', 'step', 'times drawn', 'priority', '× uniform'),
+        )
+    )
+
     def rows(which, text):
-        if not found[which]: return ''
+        if not found[which]:
+            return ''
         there = [n for n in names if n in found[which][0]]
-        cells = [[_link(r[n], keys, part) if n == 'key' else r[n] for n in there] for r in found[which]]
+        cells = [
+            [_link(r[n], keys, part) if n == 'key' else r[n] for n in there] for r in found[which]
+        ]
         return tag('div', tag('p.note', text), table(cells, [names[n] for n in there]))
-    unit,by = inside['unit'],', by their first rows'*(inside['unit'] != 'rows')
+
+    unit = inside['unit']
+    by = ', by their first rows' * (inside['unit'] != 'rows')
     never = f"{found['share']:.2%} of the {unit} that are there were never drawn; the oldest of them{by}:"
-    return tag('div.tables', rows('most', f'The {unit} that were drawn most{by}:'), rows('never', never))
+    return tag(
+        'div.tables', rows('most', f'The {unit} that were drawn most{by}:'), rows('never', never)
+    )
 
 # %% ../../nbs/look/memory_page.ipynb #c84e02b7
-WORDS = dict(   # of the tables and of steps
+WORDS = dict(  # of the tables and of steps
     chance='how much likelier than uniform the row is to be drawn: 1 is as likely as all others',
     priority='what the draw goes by, as the learner set it last; a new row has the one of the setting initial',
     weight='importance weight, (smallest chance / chance) to the power of beta; it makes up for uneven draws',
-    age='how many rows came since', stale='priorities that came too late: their rows had been overwritten',
+    age='how many rows came since',
+    stale='priorities that came too late: their rows had been overwritten',
     ess='effective number of rows: draws by priority are as even as uniform ones from so many rows',
-    never_drawn='share of what can be drawn that never was', fill='share of the room that is used',
-    sampled='draws so far, all batches together', batches='batches so far', inserted='rows that came so far',
-    evicted='rows that were overwritten', age_mean='age of what was drawn, in rows', age_max='the largest such age',
-    drawn_mean='how often a drawn row was drawn, on average', drawn_max='how often the row drawn most was drawn',
-    beta='exponent of importance weights', links='which row comes before and after each, in its episode',
-    sampler='priorities, and sums of them')
+    never_drawn='share of what can be drawn that never was',
+    fill='share of the room that is used',
+    sampled='draws so far, all batches together',
+    batches='batches so far',
+    inserted='rows that came so far',
+    evicted='rows that were overwritten',
+    age_mean='age of what was drawn, in rows',
+    age_max='the largest such age',
+    drawn_mean='how often a drawn row was drawn, on average',
+    drawn_max='how often the row drawn most was drawn',
+    beta='exponent of importance weights',
+    links='which row comes before and after each, in its episode',
+    sampler='priorities, and sums of them',
+)
 
-def words_list()->Safe:
+
+def words_list() -> Safe:
     "What the words mean, for who can't point at them"
-    pairs = [joined(tag('dt', name), tag('dd', meaning)) for name,meaning in WORDS.items()]
+    pairs = [joined(tag('dt', name), tag('dd', meaning)) for name, meaning in WORDS.items()]
     return tag('details.words', tag('summary', 'What these words mean'), tag('dl', *pairs))
-
 
 # %% ../../nbs/look/memory_page.ipynb #7ce1a0b6
 def _episode_table(sample):
-    head = ['env','keys','steps','return','end','chosen']
-    def row(e): return [e['env_id'], f"{e['first']:,} to {e['last']:,}", e['length'], e.get('total'), e['end']]
-    rows = [[*row(e), ', '.join(e['why'])] for e in sample['episodes']]
-    return table(rows, head, 'Scripts are off, so that only a list of the episodes is shown, without their steps.')
+    head = ['env', 'keys', 'steps', 'return', 'end', 'chosen']
 
-def _stills(sample): # a picture of each environment
+    def row(e):
+        return [
+            e['env_id'],
+            f"{e['first']:,} to {e['last']:,}",
+            e['length'],
+            e.get('total'),
+            e['end'],
+        ]
+
+    rows = [[*row(e), ', '.join(e['why'])] for e in sample['episodes']]
+    return table(
+        rows,
+        head,
+        'Scripts are off, so that only a list of the episodes is shown, without their steps.',
+    )
+
+
+def _stills(sample):  # a picture of each environment
     found = {}
     for e in sample['episodes']:
-        for name,of_step in e['pictures'].items():
-            if of_step and not name.startswith('next_'): found.setdefault(e['env_id'], (e, name, sorted(of_step)))
+        for name, of_step in e['pictures'].items():
+            if of_step and not name.startswith('next_'):
+                found.setdefault(e['env_id'], (e, name, sorted(of_step)))
+
     def still(env, e, name, steps):
-        step = steps[len(steps)//2]
+        step = steps[len(steps) // 2]
         said = f"environment {env}, key {e['key'][e['at'].index(step)]:,}"
         src = f"data:image/png;base64,{sample['frames'][e['pictures'][name][step][-1]]}"
-        return tag('figure', tag('img.frame', src=src, alt=f'{name} of {said}'), tag('figcaption', said))
+        return tag(
+            'figure', tag('img.frame', src=src, alt=f'{name} of {said}'), tag('figcaption', said)
+        )
+
     return tag('div.stills', *(still(env, *found[env]) for env in sorted(found))) if found else ''
+
 
 def _numbers(inside):
     "All that is left to tell"
-    size = {n: size_text(b) for n,b in inside['nbytes'].items()}
+    size = {n: size_text(b) for n, b in inside['nbytes'].items()}
     parts = dict(Numbers=inside['numbers'], Settings=inside['settings'], Bytes=size)
     columns = [[c['name'], f"{c['dtype']} {list(c['shape']) or ''}"] for c in inside['columns']]
-    def named(k): return tag('abbr', k, title=WORDS[k]) if k in WORDS else k
-    tables = {name: [[named(k), v] for k,v in said.items()] for name,said in parts.items()}
+
+    def named(k):
+        return tag('abbr', k, title=WORDS[k]) if k in WORDS else k
+
+    tables = {name: [[named(k), v] for k, v in said.items()] for name, said in parts.items()}
     tables['Columns of a row'] = columns
-    return tag('div.tables', *(tag('div', tag('h3', name), table(rows)) for name,rows in tables.items() if rows))
+    return tag(
+        'div.tables',
+        *(tag('div', tag('h3', name), table(rows)) for name, rows in tables.items() if rows),
+    )
 
 # %% ../../nbs/look/memory_page.ipynb #2fc5a220
-_SETTINGS = 'burn_in','length','overlap','share','strategy'   # which the viewer shows beside steps
+# which the viewer shows beside steps
+_SETTINGS = 'burn_in', 'length', 'overlap', 'share', 'strategy'
+
 
 def _above(inside, sample, part, named):
     "What stands above the viewer of steps"
-    held,checked = tag('p.note', sample_text(sample)),inside.get('checked') or ()
+    held = tag('p.note', sample_text(sample))
+    checked = inside.get('checked') or ()
     checked = checked if isinstance(checked, str) else ', '.join(map(str, checked))
     unusual = tag('p.note.checked', f'Nothing unusual: looked at {checked}') if checked else ''
-    if inside['remarks']: unusual = section(named('What is unusual'), remark_list(inside, sample, part))
-    if not sample['episodes']: return [unusual]
-    return [unusual, section(named('Episodes along the ring'), ring_picture(inside, sample, part), held)]
+    if inside['remarks']:
+        unusual = section(named('What is unusual'), remark_list(inside, sample, part))
+    if not sample['episodes']:
+        return [unusual]
+    return [
+        unusual,
+        section(named('Episodes along the ring'), ring_picture(inside, sample, part), held),
+    ]
+
 
 def _figure(inside):
     "All of it in one figure, where matplotlib is there"
-    try: picture = png_of(memory_figure(inside, ''))
-    except ImportError as e: return tag('p.note', e)
+    try:
+        picture = png_of(memory_figure(inside, ''))
+    except ImportError as e:
+        return tag('p.note', e)
     return tag('div.figure', image(picture, 'episodes, draws and priorities of the whole memory'))
+
 
 def _below(inside, sample, part, named):
     "What stands below it"
     drawn = drawn_tables(inside, sample, part)
-    episodes = section(named('Episodes'), _stills(sample), _episode_table(sample)) if sample['episodes'] else ''
-    return [tag('div.without-scripts', episodes),
+    episodes = (
+        section(named('Episodes'), _stills(sample), _episode_table(sample))
+        if sample['episodes']
+        else ''
+    )
+    return [
+        tag('div.without-scripts', episodes),
         section(named('Drawn most, and never'), drawn) if drawn else '',
         section(named('In one figure'), _figure(inside)) if inside['rows'] else '',
-        section(named('All numbers'), _numbers(inside))]
+        section(named('All numbers'), _numbers(inside)),
+    ]
 
 # %% ../../nbs/look/memory_page.ipynb #7f0d8f0f
 def memory_page(
-    parts:dict, # name → (what `inside()` says, a function that reads rows by keys, one that tells more or None)
-    title:str=None, # what stands above it; None: the title of the memory
-)->str: # HTML
+    parts: dict,  # name → (what `inside()` says, a function that reads rows by keys, one that tells more or None)
+    title: str = None,  # what stands above it; None: the title of the memory
+) -> str:  # HTML
     "A page of a memory, or of several"
-    above,below,data = [],[],[]
-    for k,(name,(inside,take,beside)) in enumerate(parts.items()):
-        def named(text, before=f'{name}: '*bool(name)): return before + text
-        sample = sample_of(inside, take, 1_800_000//len(parts), max(16//len(parts), 4), beside=beside)
+    above = []
+    below = []
+    data = []
+    for k, (name, (inside, take, beside)) in enumerate(parts.items()):
+
+        def named(text, before=f'{name}: ' * bool(name)):
+            return before + text
+
+        sample = sample_of(
+            inside, take, 1_800_000 // len(parts), max(16 // len(parts), 4), beside=beside
+        )
         above += [tag('p.lead', named(lead_of(inside))), *_above(inside, sample, k, named)]
         below += _below(inside, sample, k, named)
         settings = {n: inside['settings'][n] for n in _SETTINGS if n in inside['settings']}
-        ring = {n: inside[n] for n in ('unit','oldest','inserted')}
+        ring = {n: inside[n] for n in ('unit', 'oldest', 'inserted')}
         ring['environments'] = np.unique(inside['episode']['env_id'])
         opened = [k for k in named_rows(inside).tolist() if k in _keys_of(sample)][:1]
         data.append(dict(sample, **settings, **ring, name=name, opened=opened))
     title = title or next(iter(parts.values()))[0]['title']
     steps = tag('div.with-scripts', section('Steps', tag('div', id='viewer')))
-    return document(title, *above, steps if any(d['episodes'] for d in data) else '', *below, words_list(),
-        data=dict(parts=data, words=WORDS), scripts=['memory_page.js'], styles=['memory_page.css'])
+    return document(
+        title,
+        *above,
+        steps if any(d['episodes'] for d in data) else '',
+        *below,
+        words_list(),
+        data=dict(parts=data, words=WORDS),
+        scripts=['memory_page.js'],
+        styles=['memory_page.css'],
+    )
 
 # %% ../../nbs/look/memory_page.ipynb #7c66ddb4
 class Inspectable:
     "What has `inside()`, and `pages()` as `memory_page` takes them, and is shown as a figure or as a page"
+
     def show(self):
         "What is in it, in one figure of matplotlib, which a notebook shows"
         return memory_figure(self.inside())
 
-    def page(self,
-        path=None, # of an HTML file; None: show the page in a notebook
-    ): # the path, or what shows the page
+    def page(
+        self,
+        path=None,  # of an HTML file; None: show the page in a notebook
+    ):  # the path, or what shows the page
         "Some of what is in it, step by step, as a page in one file; looking changes nothing"
         who = type(self).__name__
-        if path is not None: path = page_path(who, path)
+        if path is not None:
+            path = page_path(who, path)
         parts = self.pages()
         page = memory_page(parts, None if '' in parts else who)
-        if path is None: return Framed(page)
+        if path is None:
+            return Framed(page)
         write_whole(path, page)
         return path

@@ -11,65 +11,96 @@ import numpy as np
 
 # %% ../../nbs/look/pixels.ipynb #007d969e
 def strip_axes(
-    shape:tuple, # of an observation
-    dtype:np.dtype, # of its numbers
-)->tuple: # the axis of the stack and that of colours, or None for each; None instead of both: it is no picture
+    shape: tuple,  # of an observation
+    dtype: np.dtype,  # of its numbers
+) -> tuple:  # the axis of the stack and that of colours, or None for each; None instead of both: it is no picture
     "How an observation is drawn, if it is a picture"
     least = 3 if dtype == np.uint8 else 8
-    if dtype.kind not in 'biuf' or not 2 <= len(shape) <= 4: return None
-    colours = len(shape) - 1 if shape[-1] == 3 and len(shape) > 2 and min(shape[-3:-1]) > 3 else None
+    if dtype.kind not in 'biuf' or not 2 <= len(shape) <= 4:
+        return None
+    colours = (
+        len(shape) - 1 if shape[-1] == 3 and len(shape) > 2 and min(shape[-3:-1]) > 3 else None
+    )
     sides = [i for i in range(len(shape)) if i != colours]
-    if len(sides) > 3: return None
+    if len(sides) > 3:
+        return None
     stack = None
-    if len(sides) == 3: stack = min((sides[0], sides[-1]), key=lambda i: shape[i])
+    if len(sides) == 3:
+        stack = min((sides[0], sides[-1]), key=lambda i: shape[i])
     drawn = [shape[i] for i in sides if i != stack]
     few = stack is None or shape[stack] <= 16
-    return (stack,colours) if few and len(drawn) == 2 and min(drawn) >= least and np.prod(drawn) >= 16 else None
+    return (
+        (stack, colours)
+        if few and len(drawn) == 2 and min(drawn) >= least and np.prod(drawn) >= 16
+        else None
+    )
 
 # %% ../../nbs/look/pixels.ipynb #b41e7b70
 def frames_of(
-    x:np.ndarray, # an observation that is a picture
-    span:tuple=None, # the smallest and largest number of all; None: 0 to 255
-    side:int=168, # pixels that a frame may have; of larger ones every second is left out, or more
-)->np.ndarray: # uint8, [frames, height, width], or with colours as a fourth axis
+    x: np.ndarray,  # an observation that is a picture
+    span: tuple = None,  # the smallest and largest number of all; None: 0 to 255
+    side: int = 168,  # pixels that a frame may have; of larger ones every second is left out, or more
+) -> np.ndarray:  # uint8, [frames, height, width], or with colours as a fourth axis
     "The frames of an observation, oldest first"
-    stack,colours = strip_axes(x.shape, x.dtype)
+    stack, colours = strip_axes(x.shape, x.dtype)
     x = x[None] if stack is None else np.moveaxis(x, stack, 0)
-    every = -(-max(x.shape[1:3])//side)
-    x = x[:,::every,::every]
-    if span is None: return np.ascontiguousarray(x, np.uint8)
-    low,high = (float(v) for v in span)
-    x = (np.nan_to_num(x.astype(np.float64), nan=low, posinf=high, neginf=low) - low)/max(high - low, 1e-30)
-    return (np.clip(x, 0, 1)*255).astype(np.uint8)
+    every = -(-max(x.shape[1:3]) // side)
+    x = x[:, ::every, ::every]
+    if span is None:
+        return np.ascontiguousarray(x, np.uint8)
+    low, high = (float(v) for v in span)
+    x = (np.nan_to_num(x.astype(np.float64), nan=low, posinf=high, neginf=low) - low) / max(
+        high - low, 1e-30
+    )
+    return (np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 # %% ../../nbs/look/pixels.ipynb #f5f7a673
 def png_of(
-    frame:np.ndarray, # uint8, [height, width] or [height, width, 3]
-)->bytes:
+    frame: np.ndarray,  # uint8, [height, width] or [height, width, 3]
+) -> bytes:
     "A frame as a PNG"
-    height,width = frame.shape[:2]
-    lines = np.concatenate([np.zeros((height,1), np.uint8), frame.reshape(height, -1)], 1)
+    height, width = frame.shape[:2]
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), frame.reshape(height, -1)], 1)
+
     def chunk(kind, data):
-        return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))
+        return (
+            struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))
+        )
+
     header = struct.pack('>IIBBBBB', width, height, 8, 2 if frame.ndim == 3 else 0, 0, 0, 0)
     pixels = zlib.compress(lines.tobytes(), 9)
-    return b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', header) + chunk(b'IDAT', pixels) + chunk(b'IEND', b'')
+    return (
+        b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', header) + chunk(b'IDAT', pixels) + chunk(b'IEND', b'')
+    )
 
 # %% ../../nbs/look/pixels.ipynb #205fc72f
 class Pictures:
     "Frames in a page, each of them once"
-    def __init__(self,
-        room:int, # characters that they may take
-    ): self.room,self.texts,self._known = room,[],{}
 
-    def add(self,
-        frames:np.ndarray, # as `frames_of` gives them
-    )->list: # where they stand in `texts`; None: there is no room for all of them
+    def __init__(
+        self,
+        room: int,  # characters that they may take
+    ):
+        self.room = room
+        self.texts = []
+        self._known = {}
+
+    def add(
+        self,
+        frames: np.ndarray,  # as `frames_of` gives them
+    ) -> list:  # where they stand in `texts`; None: there is no room for all of them
         "Keep the frames of one observation"
         keys = [(f.shape, f.tobytes()) for f in frames]
-        new = {k: base64.b64encode(png_of(f)).decode() for k,f in zip(keys, frames) if k not in self._known}
+        new = {
+            k: base64.b64encode(png_of(f)).decode()
+            for k, f in zip(keys, frames)
+            if k not in self._known
+        }
         size = sum(len(t) + 3 for t in new.values())
-        if size > self.room: return None
+        if size > self.room:
+            return None
         self.room -= size
-        for k,text in new.items(): self._known[k] = len(self._known); self.texts.append(text)
+        for k, text in new.items():
+            self._known[k] = len(self._known)
+            self.texts.append(text)
         return [self._known[k] for k in keys]

@@ -13,9 +13,11 @@ from ..steps.row_dtypes import leaves
 # %% ../../nbs/look/remarks.ipynb #5a1c0b72
 class Remark(str):
     "A line on what is unusual, and rows that show it"
-    def __new__(cls,
-        text:str, # the line
-        keys=(), # of rows, the most telling one first
+
+    def __new__(
+        cls,
+        text: str,  # the line
+        keys=(),  # of rows, the most telling one first
     ):
         self = super().__new__(cls, text)
         self.keys = tuple(map(int, keys))
@@ -23,249 +25,380 @@ class Remark(str):
 
 # %% ../../nbs/look/remarks.ipynb #b9b4fb00
 def _about_rewards(seen):
-    reward,episode = seen['row']['reward'],seen['episode']
-    if not _has_rewards(seen) or reward.min() != reward.max(): return
+    reward = seen['row']['reward']
+    episode = seen['episode']
+    if not _has_rewards(seen) or reward.min() != reward.max():
+        return
     ended = np.isin(episode['end'], ENDS[:2]) & episode['whole']
-    lengths,r = episode['length'][ended],reward[0]
-    if r == 0: yield Remark(f'all {len(reward):,} rewards are 0', seen['row']['key'][-1:])
-    elif len(lengths) >= 10 and lengths.min() == lengths.max(): yield Remark(f'all {len(reward):,} rewards are {r:g}, '
-        f'in episodes of the same length ({lengths[0]}): no return differs', episode['last'][ended][-2:])
+    lengths = episode['length'][ended]
+    r = reward[0]
+    if r == 0:
+        yield Remark(f'all {len(reward):,} rewards are 0', seen['row']['key'][-1:])
+    elif len(lengths) >= 10 and lengths.min() == lengths.max():
+        yield Remark(
+            f'all {len(reward):,} rewards are {r:g}, '
+            f'in episodes of the same length ({lengths[0]}): no return differs',
+            episode['last'][ended][-2:],
+        )
+
 
 def _has_rewards(seen):
     reward = seen['row']['reward']
     return reward is not None and reward.ndim == 1 and len(reward) >= 1000
 
+
 def _ids(ids):
     "Some numbers of environments, as text"
-    some = ', '.join(map(str, ids[:3])) + f' and {len(ids)-3} others'*(len(ids) > 3)
+    some = ', '.join(map(str, ids[:3])) + f' and {len(ids) - 3} others' * (len(ids) > 3)
     return f'environment {some}' if len(ids) == 1 else f'environments {some}'
 
-def _others(n): return f'{n} others' if n > 1 else 'the other one'
+
+def _others(n):
+    return f'{n} others' if n > 1 else 'the other one'
 
 # %% ../../nbs/look/remarks.ipynb #793ba741
 def _about_silence(seen):
     row = seen['row']
-    ids,inverse,n = np.unique(row['env_id'], return_inverse=True, return_counts=True)
-    if len(ids) < 2: return
-    first,last = np.full(len(ids), 2**62),np.zeros(len(ids), np.int64)
-    np.minimum.at(first, inverse, row['key']); np.maximum.at(last, inverse, row['key'])
+    ids, inverse, n = np.unique(row['env_id'], return_inverse=True, return_counts=True)
+    if len(ids) < 2:
+        return
+    first = np.full(len(ids), 2**62)
+    last = np.zeros(len(ids), np.int64)
+    np.minimum.at(first, inverse, row['key'])
+    np.maximum.at(last, inverse, row['key'])
     gap = seen['inserted'] - last
-    silent = gap > np.maximum(20*(last - first + 1)/n, max(.1*seen['rows'], 100))
-    silent &= last > first[~silent].max(initial=-1)   # those that go on were there, too
-    if not 0 < silent.sum() <= len(ids)/2: return
-    yield Remark(f'{_ids(ids[silent])} gave no row since key {last[silent].max():,}, while {gap[silent].min():,} rows '
-        f'of {_others(len(ids) - silent.sum())} came', np.sort(last[silent])[::-1][:3])
+    silent = gap > np.maximum(20 * (last - first + 1) / n, max(0.1 * seen['rows'], 100))
+    silent &= last > first[~silent].max(initial=-1)  # those that go on were there, too
+    if not 0 < silent.sum() <= len(ids) / 2:
+        return
+    yield Remark(
+        f'{_ids(ids[silent])} gave no row since key {last[silent].max():,}, while {gap[silent].min():,} rows '
+        f'of {_others(len(ids) - silent.sum())} came',
+        np.sort(last[silent])[::-1][:3],
+    )
 
 # %% ../../nbs/look/remarks.ipynb #5a1c0b85
-def _about_ends(seen, resets): # the latter: environment, or None → keys, steps of rows after which its states jump
+def _about_ends(
+    seen, resets
+):  # the latter: environment, or None → keys, steps of rows after which its states jump
     e = seen['episode']
-    ids,which = np.unique(e['env_id'], return_inverse=True)
+    ids, which = np.unique(e['env_id'], return_inverse=True)
     over = np.isin(e['end'], ENDS[:2])
-    if not over.any(): yield from _about_no_end(e, resets)
-    if not _has_ends(e): return
-    longest,shortest = np.zeros(len(ids), np.int64),np.full(len(ids), 2**31)
-    np.maximum.at(longest, which, e['length']); np.minimum.at(shortest, which[over], e['length'][over])
-    second,top = np.sort(longest)[-2:]
+    if not over.any():
+        yield from _about_no_end(e, resets)
+    if not _has_ends(e):
+        return
+    longest = np.zeros(len(ids), np.int64)
+    shortest = np.full(len(ids), 2**31)
+    np.maximum.at(longest, which, e['length'])
+    np.minimum.at(shortest, which[over], e['length'][over])
+    second, top = np.sort(longest)[-2:]
     n = int(np.argmax(longest))
-    if top < max(3*second, 50) or over[which != n].sum() < 4: return
+    if top < max(3 * second, 50) or over[which != n].sum() < 4:
+        return
     long = e['last'][which == n][-1:]
     if shortest[n] == 2**31:
-        keys,lost = _lost(*resets(ids[n]))
-        yield Remark(f'{_ids(ids[[n]])} has ended no episode that is in memory: the one that it is in has {top:,} '
-            f'steps so far, those of others have {second:,} at most{lost}', keys if lost else long)
-    elif shortest[n] > 3*second: yield Remark(f'episodes of {_ids(ids[[n]])} are {shortest[n]:,} steps long or longer, '
-        f'those of others {second:,} or shorter', long)
+        keys, lost = _lost(*resets(ids[n]))
+        yield Remark(
+            f'{_ids(ids[[n]])} has ended no episode that is in memory: the one that it is in has {top:,} '
+            f'steps so far, those of others have {second:,} at most{lost}',
+            keys if lost else long,
+        )
+    elif shortest[n] > 3 * second:
+        yield Remark(
+            f'episodes of {_ids(ids[[n]])} are {shortest[n]:,} steps long or longer, '
+            f'those of others {second:,} or shorter',
+            long,
+        )
 
-def _has_ends(e): return len(np.unique(e['env_id'])) > 1 and np.isin(e['end'], ENDS[:2]).sum() >= 4
+
+def _has_ends(e):
+    return len(np.unique(e['env_id'])) > 1 and np.isin(e['end'], ENDS[:2]).sum() >= 4
+
 
 def _about_no_end(e, resets):
-    if e['length'].max(initial=0) <= 1000: return   # the limit of most tasks
+    if e['length'].max(initial=0) <= 1000:
+        return  # the limit of most tasks
     n = np.argmax(e['length'])
-    keys,lost = _lost(*resets(None))
-    yield Remark(f'no episode that is in memory has ended: {_ids(e["env_id"][[n]])} is at step '
-        f'{e["length"][n]:,}{lost}', keys if lost else e['last'][[n]])
+    keys, lost = _lost(*resets(None))
+    yield Remark(
+        f'no episode that is in memory has ended: {_ids(e["env_id"][[n]])} is at step '
+        f'{e["length"][n]:,}{lost}',
+        keys if lost else e['last'][[n]],
+    )
 
-def _lost(keys, steps): # of rows after which states jump
-    return keys[:3],f'. Its states jump like resets at {_steps(steps)}: is the end lost?' if len(steps) > 1 else ''
+
+def _lost(keys, steps):  # of rows after which states jump
+    return keys[:3], f'. Its states jump like resets at {_steps(steps)}: is the end lost?' if len(
+        steps
+    ) > 1 else ''
+
 
 def _steps(steps):
     some = ', '.join(f'{s:,}' for s in steps[:3])
-    return f'steps {some}' + f' and {len(steps)-3:,} others'*(len(steps) > 3)
+    return f'steps {some}' + f' and {len(steps) - 3:,} others' * (len(steps) > 3)
 
 # %% ../../nbs/look/remarks.ipynb #c143df03
 def _about_priorities(seen):
-    if not _has_priorities(seen): return
-    p,drawn = seen['draw']['priority'],seen['row']['drawn']
-    if p.max() - p.min() <= 1e-9*abs(p.max()): yield Remark(f'all {len(p):,} priorities are alike '
-        f'({p[0]:g}), after {drawn.sum():,} draws of rows in memory: has update_priorities been called?',
-        seen['row']['key'][[drawn.argmax()]])
+    if not _has_priorities(seen):
+        return
+    p = seen['draw']['priority']
+    drawn = seen['row']['drawn']
+    if p.max() - p.min() <= 1e-9 * abs(p.max()):
+        yield Remark(
+            f'all {len(p):,} priorities are alike '
+            f'({p[0]:g}), after {drawn.sum():,} draws of rows in memory: has update_priorities been called?',
+            seen['row']['key'][[drawn.argmax()]],
+        )
 
-def _has_priorities(seen): # and draws that could have changed them
-    draw,drawn = seen['draw'],seen['row']['drawn']
-    if draw is None or draw['priority'] is None or len(draw['priority']) < 2 or drawn is None: return False
-    return drawn.any() and seen['numbers'].get('batches', drawn.sum()/100) >= 10
+
+def _has_priorities(seen):  # and draws that could have changed them
+    draw = seen['draw']
+    drawn = seen['row']['drawn']
+    if draw is None or draw['priority'] is None or len(draw['priority']) < 2 or drawn is None:
+        return False
+    return drawn.any() and seen['numbers'].get('batches', drawn.sum() / 100) >= 10
 
 # %% ../../nbs/look/remarks.ipynb #96ec7a0f
-def _picture_numbers(x): # [n, h, w]
-    n,h,w = x.shape
-    rows,columns = (np.array_split(np.arange(k), 8) for k in (h, w))
-    bands = np.stack([x[:,r].mean(1) for r in rows], 1)
-    cells = np.stack([bands[:,:,c].mean(2) for c in columns], 2)   # [n, 8, 8]
-    across,down = np.linspace(-1, 1, w),np.linspace(-1, 1, 8)
-    level = np.median(bands, 2, keepdims=True)   # what moves is lighter or darker than its row
+def _picture_numbers(x):  # [n, h, w]
+    n, h, w = x.shape
+    rows, columns = (np.array_split(np.arange(k), 8) for k in (h, w))
+    bands = np.stack([x[:, r].mean(1) for r in rows], 1)
+    cells = np.stack([bands[:, :, c].mean(2) for c in columns], 2)  # [n, 8, 8]
+    across = np.linspace(-1, 1, w)
+    down = np.linspace(-1, 1, 8)
+    # what moves is lighter or darker than its row
+    level = np.median(bands, 2, keepdims=True)
     light = abs(bands - level)
-    at = (light*across).sum(2)/(light.sum(2) + 1e-6)
+    at = (light * across).sum(2) / (light.sum(2) + 1e-6)
     light = abs(cells - np.median(cells, 1, keepdims=True))
-    below = (light*down[:,None]).sum(1)/(light.sum(1) + 1e-6)
-    return np.concatenate([cells.reshape(n, -1), 128*at, 128*below], 1)
+    below = (light * down[:, None]).sum(1) / (light.sum(1) + 1e-6)
+    return np.concatenate([cells.reshape(n, -1), 128 * at, 128 * below], 1)
 
-def _numbers(a): # of one leaf
+
+def _numbers(a):  # of one leaf
     x = np.asarray(a)
-    if x.ndim > 3 and x.shape[-1] <= 4: x = x[...,-1]                  # channels last
-    while x.ndim > 3: x = x[:,-1]                                     # the newest frame
-    if x.ndim == 3 and min(x.shape[1:]) >= 8: return _picture_numbers(x.astype(np.float32))
+    if x.ndim > 3 and x.shape[-1] <= 4:
+        x = x[..., -1]  # channels last
+    while x.ndim > 3:
+        x = x[:, -1]  # the newest frame
+    if x.ndim == 3 and min(x.shape[1:]) >= 8:
+        return _picture_numbers(x.astype(np.float32))
     x = x.reshape(len(x), -1)
-    return x[:, np.unique(np.linspace(0, x.shape[1] - 1, min(64, x.shape[1])).astype(int))].astype(np.float64)
+    return x[:, np.unique(np.linspace(0, x.shape[1] - 1, min(64, x.shape[1])).astype(int))].astype(
+        np.float64
+    )
+
 
 def as_numbers(
-    column:np.ndarray, # of rows, structured where it has parts
-)->np.ndarray: # float64 [rows, numbers]
+    column: np.ndarray,  # of rows, structured where it has parts
+) -> np.ndarray:  # float64 [rows, numbers]
     "What a state or an action is like, in few numbers"
-    found = [_numbers(a) for _,a in leaves(column)]
+    found = [_numbers(a) for _, a in leaves(column)]
     return np.nan_to_num(np.concatenate(found, 1).astype(np.float64), posinf=1e12, neginf=-1e12)
 
 # %% ../../nbs/look/remarks.ipynb #a130ee0e
-def _same_rows(a, b): # columns, structured where they have parts
+def _same_rows(a, b):  # columns, structured where they have parts
     same = np.ones(len(a), bool)
-    for (_,x),(_,y) in zip(leaves(a), leaves(b)): same &= (x == y).reshape(len(x), -1).all(1)
+    for (_, x), (_, y) in zip(leaves(a), leaves(b)):
+        same &= (x == y).reshape(len(x), -1).all(1)
     return same
+
 
 def _about_columns(rows, keys):
     for n in rows.dtype.names:
-        if n in _ORDINARY: continue
-        for name,a in leaves(rows[n], n):
-            one_kind = n in ('state','action') or a.dtype.kind == 'f'
-            if one_kind and a.size and (a == a[:1]).all(): yield Remark(
-                f'{name} is the same in {len(rows):,} sampled rows', keys[[0,-1]])
+        if n in _ORDINARY:
+            continue
+        for name, a in leaves(rows[n], n):
+            one_kind = n in ('state', 'action') or a.dtype.kind == 'f'
+            if one_kind and a.size and (a == a[:1]).all():
+                yield Remark(f'{name} is the same in {len(rows):,} sampled rows', keys[[0, -1]])
 
-_ORDINARY = {*'next_state reward terminated truncated env_id episode_n step_n total_reward discount n'.split()}
+
+_ORDINARY = {
+    *'next_state reward terminated truncated env_id episode_n step_n total_reward discount n'.split()
+}
+
 
 def _about_next_states(rows, keys, ended):
-    state,later = rows['state'],rows['next_state']
-    same,floats = _same_rows(state, later),any(a.dtype.kind == 'f' for _,a in leaves(state))
-    if same.mean() > (.2 if floats else .9): yield Remark(
-        f'next_state equals state in {same.mean():.0%} of {len(rows):,} rows', keys[same][:2])
+    state = rows['state']
+    later = rows['next_state']
+    same = _same_rows(state, later)
+    floats = any(a.dtype.kind == 'f' for _, a in leaves(state))
+    if same.mean() > (0.2 if floats else 0.9):
+        yield Remark(
+            f'next_state equals state in {same.mean():.0%} of {len(rows):,} rows', keys[same][:2]
+        )
     elif 5 <= ended.sum() < len(ended):
-        last,others = same[ended].mean(),same[~ended].mean()
-        if last > .9 and others < .5: yield Remark(f'next_state equals state in {last:.0%} of {ended.sum():,} rows '
-            f'that end an episode, in {others:.0%} of others', keys[same & ended][:2])
+        last = same[ended].mean()
+        others = same[~ended].mean()
+        if last > 0.9 and others < 0.5:
+            yield Remark(
+                f'next_state equals state in {last:.0%} of {ended.sum():,} rows '
+                f'that end an episode, in {others:.0%} of others',
+                keys[same & ended][:2],
+            )
 
-def _about_continuity(rows, keys, x, y, follows): # numbers of states and of next states
-    a,b = follows[(rows['step_n'][follows[:,1]] - rows['step_n'][follows[:,0]]) == 1].T
-    if len(a) < 50: return
-    far = (abs(y[a] - x[b]) > .1*x.std(0) + 1e-6).mean(1) > .1
-    if far.mean() > .01: yield Remark(f'next_state is not the state of the next row in {far.mean():.0%} of {len(a):,} '
-        f'rows, as for key {keys[a[far][0]]:,}', keys[[a[far][0], b[far][0]]])
+
+def _about_continuity(rows, keys, x, y, follows):  # numbers of states and of next states
+    a, b = follows[(rows['step_n'][follows[:, 1]] - rows['step_n'][follows[:, 0]]) == 1].T
+    if len(a) < 50:
+        return
+    far = (abs(y[a] - x[b]) > 0.1 * x.std(0) + 1e-6).mean(1) > 0.1
+    if far.mean() > 0.01:
+        yield Remark(
+            f'next_state is not the state of the next row in {far.mean():.0%} of {len(a):,} '
+            f'rows, as for key {keys[a[far][0]]:,}',
+            keys[[a[far][0], b[far][0]]],
+        )
 
 # %% ../../nbs/look/remarks.ipynb #5a1c0b75
 def _unlike(state, here):
     "By what the states of some rows are unlike those of the rest"
     found = []
-    for name,a in leaves(state, 'state'):
+    for name, a in leaves(state, 'state'):
         a = a.reshape(len(a), -1)
-        columns = [(name, a)] if a.shape[1] > 64 else \
-            [(f'{name}[{i}]' if a.shape[1] > 1 else name, a[:,[i]]) for i in range(a.shape[1])]
-        for n,c in columns:
-            (m,low,high,s),(m2,low2,high2,s2) = (_spread(c[i]) for i in (here, ~here))
-            mine,theirs = f'{low:.3g} to {high:.3g}',f'{low2:.3g} to {high2:.3g}'
-            found.append((abs(m - m2)/(s + s2 + 1e-9), f'mean of {n} {m:.3g} against {m2:.3g}' +
-                f', range {mine} against {theirs}'*(mine != theirs)))
+        columns = (
+            [(name, a)]
+            if a.shape[1] > 64
+            else [
+                (f'{name}[{i}]' if a.shape[1] > 1 else name, a[:, [i]]) for i in range(a.shape[1])
+            ]
+        )
+        for n, c in columns:
+            (m, low, high, s), (m2, low2, high2, s2) = (_spread(c[i]) for i in (here, ~here))
+            mine = f'{low:.3g} to {high:.3g}'
+            theirs = f'{low2:.3g} to {high2:.3g}'
+            found.append(
+                (
+                    abs(m - m2) / (s + s2 + 1e-9),
+                    f'mean of {n} {m:.3g} against {m2:.3g}'
+                    + f', range {mine} against {theirs}' * (mine != theirs),
+                )
+            )
     return max(found)[1]
 
-def _spread(c): # of rows
+
+def _spread(c):  # of rows
     m = c.mean(1, dtype=np.float64)
     return tuple(map(float, (m.mean(), c.min(), c.max(), m.std())))
 
 # %% ../../nbs/look/remarks.ipynb #e28a9f3d
-def _apart(x, y): # numbers of some rows, and of all others
+def _apart(x, y):  # numbers of some rows, and of all others
     "The share of numbers in which they lie apart"
     scale = np.maximum(np.concatenate([x, y]).std(0), 1e-6)
-    far = abs(x.mean(0) - y.mean(0)) > 2*(x.std(0) + y.std(0)) + .05*scale
-    low,high = np.quantile(y, [.005,.995], axis=0)
-    room = .5*(high - low) + .05*scale
+    far = abs(x.mean(0) - y.mean(0)) > 2 * (x.std(0) + y.std(0)) + 0.05 * scale
+    low, high = np.quantile(y, [0.005, 0.995], axis=0)
+    room = 0.5 * (high - low) + 0.05 * scale
     return max(far.mean(), ((x < low - room) | (x > high + room)).mean())
 
+
 def _about_foreign(rows, keys, x, episodes):
-    env,many,found = rows['env_id'],x.shape[1] >= 64,[]
+    env = rows['env_id']
+    many = x.shape[1] >= 64
+    found = []
     for e in np.unique(env)[:64]:
         here = env == e
-        enough = here.sum() >= 30 and (~here).sum() >= 30 and (many or len(np.unique(episodes[here])) >= 5)
-        if enough and _apart(x[here], x[~here]) > (.25 if many else .6): found.append(e)
+        enough = (
+            here.sum() >= 30
+            and (~here).sum() >= 30
+            and (many or len(np.unique(episodes[here])) >= 5)
+        )
+        if enough and _apart(x[here], x[~here]) > (0.25 if many else 0.6):
+            found.append(e)
     if found:
         here = np.isin(env, found if len(found) < len(np.unique(env)) else found[:1])
-        both = [i[len(i)//2] for i in map(np.flatnonzero, (here, ~here))]
+        both = [i[len(i) // 2] for i in map(np.flatnonzero, (here, ~here))]
         others = len(np.unique(env)) - len(found)
         others = f'those of {_others(others)}' if others else 'each other'
-        yield Remark(f'states of {_ids(found)} are unlike {others}: {_unlike(rows["state"], here)}', keys[both])
-    if not found and len(x) >= 200 and x.shape[1] >= 4: yield from _about_odd_rows(x, keys)
+        yield Remark(
+            f'states of {_ids(found)} are unlike {others}: {_unlike(rows["state"], here)}',
+            keys[both],
+        )
+    if not found and len(x) >= 200 and x.shape[1] >= 4:
+        yield from _about_odd_rows(x, keys)
+
 
 def _about_odd_rows(x, keys):
-    low,middle,high = np.quantile(x, [.25,.5,.75], axis=0)
-    far = abs(x - middle) > 6*(high - low) + .25*np.maximum(x.std(0), 1e-6)
-    odd = far.mean(1) > .5
-    if odd.any(): yield Remark(f'states of {odd.sum():,} of {len(x):,} rows are unlike all others, as of key '
-        f'{keys[np.flatnonzero(odd)[0]]:,}', keys[odd][:3])
+    low, middle, high = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
+    far = abs(x - middle) > 6 * (high - low) + 0.25 * np.maximum(x.std(0), 1e-6)
+    odd = far.mean(1) > 0.5
+    if odd.any():
+        yield Remark(
+            f'states of {odd.sum():,} of {len(x):,} rows are unlike all others, as of key '
+            f'{keys[np.flatnonzero(odd)[0]]:,}',
+            keys[odd][:3],
+        )
 
 # %% ../../nbs/look/remarks.ipynb #5a1c0b77
 def _resets(rows, x, y, follows, env):
     "Places of rows after which this environment's states jump as others' do between episodes only"
-    mine,first = rows['env_id'] == env,rows['step_n'] == 1
+    mine = rows['env_id'] == env
+    first = rows['step_n'] == 1
     usual = ~(mine | rows['terminated'] | rows['truncated'])
-    if usual.sum() < 50: return np.zeros(0, int)
-    (a,b),later = follows.T,y.copy()
-    later[a] = x[b]   # what the next row begins with, where it is there
-    scale = np.maximum((y - x)[usual].std(0), .01*x.std(0) + 1e-9)
-    within,across = (np.sqrt((((z - x)/scale)**2).mean(1)) for z in (y, later))
+    if usual.sum() < 50:
+        return np.zeros(0, int)
+    (a, b), later = follows.T, y.copy()
+    later[a] = x[b]  # what the next row begins with, where it is there
+    scale = np.maximum((y - x)[usual].std(0), 0.01 * x.std(0) + 1e-9)
+    within, across = (np.sqrt((((z - x) / scale) ** 2).mean(1)) for z in (y, later))
     size = np.maximum(within, across)
-    large,largest = np.quantile(within[usual], [.5,.999])
-    jump,starts = size > 1.5*largest,x[~mine & first]
+    large, largest = np.quantile(within[usual], [0.5, 0.999])
+    jump = size > 1.5 * largest
+    starts = x[~mine & first]
     if len(starts) >= 5:
-        room = .02*x.std(0) + 1e-6
-        low,high = starts.min(0) - room,starts.max(0) + room
-        def begins(z): return ((z >= low) & (z <= high)).all(1)
-        if begins(x[usual & ~first]).mean() < .01: jump |= (size > large) & (begins(y) | begins(later)) & ~begins(x)
+        room = 0.02 * x.std(0) + 1e-6
+        low = starts.min(0) - room
+        high = starts.max(0) + room
+
+        def begins(z):
+            return ((z >= low) & (z <= high)).all(1)
+
+        if begins(x[usual & ~first]).mean() < 0.01:
+            jump |= (size > large) & (begins(y) | begins(later)) & ~begins(x)
     return np.flatnonzero(mine & jump)
+
 
 def _jumps(rows, x, y, follows):
     "The same without others: places of rows of that environment which has the longest episode"
     later = y.copy()
-    later[follows[:,0]] = x[follows[:,1]]
+    later[follows[:, 0]] = x[follows[:, 1]]
     size = abs(later - x)
-    far = size > 5*np.quantile(size, .8, axis=0) + .05*x.std(0) + 1e-9
-    return np.flatnonzero((far.mean(1) >= .5) & (rows['env_id'] == rows['env_id'][rows['step_n'].argmax()]))
-
+    far = size > 5 * np.quantile(size, 0.8, axis=0) + 0.05 * x.std(0) + 1e-9
+    return np.flatnonzero(
+        (far.mean(1) >= 0.5) & (rows['env_id'] == rows['env_id'][rows['step_n'].argmax()])
+    )
 
 # %% ../../nbs/look/remarks.ipynb #5a1c0b91
-def _strays(a, b, c): # numbers of the row before, of rows, and of the row after
+def _strays(a, b, c):  # numbers of the row before, of rows, and of the row after
     "Which rows are unlike both neighbours, while these are alike"
-    to,on,past = abs(b - a),abs(c - b),abs(c - a)
-    if b.shape[1] > 64:   # pictures: means over their grid come first
-        to,on,past = (d[:,:64].sum(1) for d in (to, on, past))
-        return np.minimum(to, on) > 1.6*np.maximum(past, np.quantile(to, .8)) + 1e-6
-    off,moved = abs(b - (a + c)/2),np.maximum(to, on) > 1e-9
-    far = (np.minimum(to, on) > past) & (off > 5*np.quantile(off, .8, axis=0) + .01*b.std(0))
-    return (far.sum(1) >= 2) & (far.sum(1) >= .5*moved.sum(1))
+    to = abs(b - a)
+    on = abs(c - b)
+    past = abs(c - a)
+    if b.shape[1] > 64:  # pictures: means over their grid come first
+        to, on, past = (d[:, :64].sum(1) for d in (to, on, past))
+        return np.minimum(to, on) > 1.6 * np.maximum(past, np.quantile(to, 0.8)) + 1e-6
+    off = abs(b - (a + c) / 2)
+    moved = np.maximum(to, on) > 1e-9
+    far = (np.minimum(to, on) > past) & (off > 5 * np.quantile(off, 0.8, axis=0) + 0.01 * b.std(0))
+    return (far.sum(1) >= 2) & (far.sum(1) >= 0.5 * moved.sum(1))
+
 
 def _about_strays(rows, keys, x, follows):
-    smooth = all(a.dtype.kind == 'f' or a.ndim > 2 for _,a in leaves(rows['state']))
-    before,now = _threes(rows, follows)
-    if not smooth or len(now) < 300: return
-    here,after = now.T
+    smooth = all(a.dtype.kind == 'f' or a.ndim > 2 for _, a in leaves(rows['state']))
+    before, now = _threes(rows, follows)
+    if not smooth or len(now) < 300:
+        return
+    here, after = now.T
     odd = here[_strays(x[before[here]], x[here], x[after])]
     which = _ids(np.unique(rows['env_id'][odd]))
-    if len(odd) > max(2, .001*len(here)): yield Remark(f'states of {len(odd):,} of {len(here):,} rows, those of '
-        f'{which}, are unlike those of the rows before and after them, which are like each other, '
-        f'as of key {keys[odd[0]]:,}: do they come from another environment?', keys[odd[:3]])
+    if len(odd) > max(2, 0.001 * len(here)):
+        yield Remark(
+            f'states of {len(odd):,} of {len(here):,} rows, those of '
+            f'{which}, are unlike those of the rows before and after them, which are like each other, '
+            f'as of key {keys[odd[0]]:,}: do they come from another environment?',
+            keys[odd[:3]],
+        )
 
 # %% ../../nbs/look/remarks.ipynb #580e0eea
 def _as_regressors(a):
@@ -273,124 +406,179 @@ def _as_regressors(a):
     x = as_numbers(a)
     for c in x.T:
         kinds = np.unique(c)
-        if len(kinds) <= 32 and (c == np.round(c)).all(): yield from ((c == k)*1. for k in kinds[1:])
-        else: yield c
+        if len(kinds) <= 32 and (c == np.round(c)).all():
+            yield from ((c == k) * 1.0 for k in kinds[1:])
+        else:
+            yield c
 
-def _residuals(y, *parts): # of each of y
-    x = np.concatenate([np.ones((len(y),1)), *parts], 1)
-    x = x/np.maximum(abs(x).max(0), 1e-9)
-    gram = x.T@x
-    w = np.linalg.solve(gram + 1e-6*np.trace(gram)/len(gram)*np.eye(len(gram)), x.T@y)
-    return y - x@w
 
-def _left_over(y, *parts): return (_residuals(y, *parts)**2).sum(0)   # of each of y
+def _residuals(y, *parts):  # of each of y
+    x = np.concatenate([np.ones((len(y), 1)), *parts], 1)
+    x = x / np.maximum(abs(x).max(0), 1e-9)
+    gram = x.T @ x
+    w = np.linalg.solve(gram + 1e-6 * np.trace(gram) / len(gram) * np.eye(len(gram)), x.T @ y)
+    return y - x @ w
 
-def _changes(state, later): # and their sizes, as far as there are some, in standard deviations
+
+def _left_over(y, *parts):
+    return (_residuals(y, *parts) ** 2).sum(0)  # of each of y
+
+
+def _changes(state, later):  # and their sizes, as far as there are some, in standard deviations
     d = later - state
     y = np.concatenate([d, abs(d)], 1)
     y = y[:, y.std(0) > 1e-9]
-    return (y - y.mean(0))/y.std(0)
+    return (y - y.mean(0)) / y.std(0)
+
 
 def explained(
-    state:np.ndarray, # of rows, numbers [n, k]
-    later:np.ndarray, # the next state
-    actions, # arrays [n, m]: of each of these rows, of the row before, and of the row after
-)->np.ndarray: # for each of the three: the share that it explains of what the state and the others leave open
+    state: np.ndarray,  # of rows, numbers [n, k]
+    later: np.ndarray,  # the next state
+    actions,  # arrays [n, m]: of each of these rows, of the row before, and of the row after
+) -> (
+    np.ndarray
+):  # for each of the three: the share that it explains of what the state and the others leave open
     "What actions explain of transitions"
     y = _changes(state, later)
-    if not y.shape[1]: return np.zeros(len(actions))
+    if not y.shape[1]:
+        return np.zeros(len(actions))
     full = _left_over(y, state, *actions)
-    without = [_left_over(y, state, *actions[:i], *actions[i+1:]) for i in range(len(actions))]
-    return np.array([((w - full)/w)[w - full > .01*len(y)].max(initial=0) for w in without])
+    without = [_left_over(y, state, *actions[:i], *actions[i + 1 :]) for i in range(len(actions))]
+    return np.array([((w - full) / w)[w - full > 0.01 * len(y)].max(initial=0) for w in without])
 
 # %% ../../nbs/look/remarks.ipynb #2e03f141
 def _about_actions(rows, keys, x, y, follows):
-    if not _has_actions(rows, follows): return
-    before,now = _threes(rows, follows)
-    here,after = now.T
+    if not _has_actions(rows, follows):
+        return
+    before, now = _threes(rows, follows)
+    here, after = now.T
     a = [*_as_regressors(rows['action'])]
-    if not a: return   # they are all the same
+    if not a:
+        return  # they are all the same
     a = np.stack(a, 1)
-    own,last,coming = explained(x[here], y[here], [a[i] for i in (here, before[here], after)])
-    other,late = max(last, coming),coming > last
-    if other <= .3 or other <= 4*own: return
+    own, last, coming = explained(x[here], y[here], [a[i] for i in (here, before[here], after)])
+    other = max(last, coming)
+    late = coming > last
+    if other <= 0.3 or other <= 4 * own:
+        return
     there = after if late else before[here]
     gain = _gain(_changes(x[here], y[here]), x[here], a[here], a[there])
     best = [here[gain.argmax()], there[gain.argmax()]]
-    how,of = ('stand one row later than they took effect','next row') if late else \
-        ('take effect one row later than they stand','row before')
-    yield Remark(f'actions may {how}: what happens in a row is explained by the action of the {of} ({other:.0%}), '
-        f'not by its own ({own:.0%}); tested on {len(here):,} rows', keys[best])
+    how, of = (
+        ('stand one row later than they took effect', 'next row')
+        if late
+        else ('take effect one row later than they stand', 'row before')
+    )
+    yield Remark(
+        f'actions may {how}: what happens in a row is explained by the action of the {of} ({other:.0%}), '
+        f'not by its own ({own:.0%}); tested on {len(here):,} rows',
+        keys[best],
+    )
 
-def _threes(rows, follows): # the row before each, and pairs of rows the first of which has one before
+
+def _threes(
+    rows, follows
+):  # the row before each, and pairs of rows the first of which has one before
     before = np.full(len(rows), -1)
-    before[follows[:,1]] = follows[:,0]
-    return before,follows[before[follows[:,0]] >= 0]
+    before[follows[:, 1]] = follows[:, 0]
+    return before, follows[before[follows[:, 0]] >= 0]
 
-def _has_actions(rows, follows): # of single steps
+
+def _has_actions(rows, follows):  # of single steps
     return 'n' not in rows.dtype.names and len(_threes(rows, follows)[1]) >= 300
 
-def _gain(y, state, own, other): # of rows
+
+def _gain(y, state, own, other):  # of rows
     "How much better the other action tells a row's change than its own, where they differ"
-    left = [(_residuals(y, state, a)**2).mean(1) for a in (own, other)]
+    left = [(_residuals(y, state, a) ** 2).mean(1) for a in (own, other)]
     return np.where((own != other).any(1), left[0] - left[1], -np.inf)
 
 # %% ../../nbs/look/remarks.ipynb #50492f1f
 def remarks_on(
-    seen:dict, # what `inside()` gives, but for the remarks
-    rows:np.ndarray=None, # a sample, structured; None: there is none
-    keys:np.ndarray=None, # theirs
-    follows=None, # [pairs, 2]: places in it of rows that follow each other
-)->list: # of remarks
+    seen: dict,  # what `inside()` gives, but for the remarks
+    rows: np.ndarray = None,  # a sample, structured; None: there is none
+    keys: np.ndarray = None,  # theirs
+    follows=None,  # [pairs, 2]: places in it of rows that follow each other
+) -> list:  # of remarks
     "What is unusual in a memory"
-    if not seen['rows']: return []
+    if not seen['rows']:
+        return []
     few = not _is_sample(rows)
-    x,y = (None,None) if few else (as_numbers(rows[n]) for n in ('state','next_state'))
+    x, y = (None, None) if few else (as_numbers(rows[n]) for n in ('state', 'next_state'))
+
     def resets(env):
-        if few or x.shape != y.shape or 'n' in rows.dtype.names: return (),()
+        if few or x.shape != y.shape or 'n' in rows.dtype.names:
+            return (), ()
         at = _jumps(rows, x, y, follows) if env is None else _resets(rows, x, y, follows, env)
-        return keys[at],rows['step_n'][at]
-    found = [_about_rewards(seen), _about_silence(seen), _about_ends(seen, resets), _about_priorities(seen)]
-    if not few: found += _about_rows(seen, rows, keys, follows, x, y)
+        return keys[at], rows['step_n'][at]
+
+    found = [
+        _about_rewards(seen),
+        _about_silence(seen),
+        _about_ends(seen, resets),
+        _about_priorities(seen),
+    ]
+    if not few:
+        found += _about_rows(seen, rows, keys, follows, x, y)
     return [line for some in found for line in some]
 
-def _is_sample(rows): # that says something
-    return rows is not None and len(rows) >= 50 and {'state','next_state','action'} <= {*rows.dtype.names}
 
-def _about_rows(seen, rows, keys, follows, x, y): # numbers of states and of next states
+def _is_sample(rows):  # that says something
+    return (
+        rows is not None
+        and len(rows) >= 50
+        and {'state', 'next_state', 'action'} <= {*rows.dtype.names}
+    )
+
+
+def _about_rows(seen, rows, keys, follows, x, y):  # numbers of states and of next states
     at = keys - seen['row']['key'][0]
     yield _about_columns(rows, keys)
     yield _about_foreign(rows, keys, x, seen['row']['episode'][at])
-    if x.shape != y.shape: return
+    if x.shape != y.shape:
+        return
     yield _about_next_states(rows, keys, seen['row']['ended'][at])
-    if 'n' in rows.dtype.names: return   # rows of several steps
+    if 'n' in rows.dtype.names:
+        return  # rows of several steps
     yield _about_continuity(rows, keys, x, y, follows)
     yield _about_strays(rows, keys, x, follows)
     yield _about_actions(rows, keys, x, y, follows)
 
 # %% ../../nbs/look/remarks.ipynb #5a1c0b79
 def checked_in(
-    seen:dict, # what `inside()` gives
-    rows:np.ndarray=None, # a sample, as for `remarks_on`
-    follows=None, # as for `remarks_on`
-)->str:
+    seen: dict,  # what `inside()` gives
+    rows: np.ndarray = None,  # a sample, as for `remarks_on`
+    follows=None,  # as for `remarks_on`
+) -> str:
     "What was looked at for remarks, and in how many rows"
     of_all = []
-    if _has_rewards(seen): of_all.append('rewards')
-    if _has_ends(seen['episode']): of_all.append('ends')
-    if len(np.unique(seen['episode']['env_id'])) > 1: of_all.append('silence')
-    if _has_priorities(seen): of_all.append('priorities')
-    n,of_some = seen['rows'],['columns','states'] if _is_sample(rows) else []
-    if of_some and _has_actions(rows, follows): of_some.append('actions')
+    if _has_rewards(seen):
+        of_all.append('rewards')
+    if _has_ends(seen['episode']):
+        of_all.append('ends')
+    if len(np.unique(seen['episode']['env_id'])) > 1:
+        of_all.append('silence')
+    if _has_priorities(seen):
+        of_all.append('priorities')
+    n = seen['rows']
+    of_some = ['columns', 'states'] if _is_sample(rows) else []
+    if of_some and _has_actions(rows, follows):
+        of_some.append('actions')
     some = len(rows) if of_some else 0
-    groups = [([*of_all, *of_some], f'{n:,} rows')] if some == n else \
-        [(of_all, f'{n:,} rows'), (of_some, f'{some:,} of {n:,} rows')]
-    return '; '.join(f'{", ".join(names)} in {where}' for names,where in groups if names)
+    groups = (
+        [([*of_all, *of_some], f'{n:,} rows')]
+        if some == n
+        else [(of_all, f'{n:,} rows'), (of_some, f'{some:,} of {n:,} rows')]
+    )
+    return '; '.join(f'{", ".join(names)} in {where}' for names, where in groups if names)
+
 
 def with_priorities(
-    seen:dict, # what a timeline's `inside()` gives, now with what can be drawn
-)->dict: # the same, `remarks` and `checked` with what priorities say
+    seen: dict,  # what a timeline's `inside()` gives, now with what can be drawn
+) -> dict:  # the same, `remarks` and `checked` with what priorities say
     "What is unusual, once it is known what can be drawn"
-    remarks,checked = [*dict.fromkeys([*seen['remarks'], *_about_priorities(seen)])],seen['checked']
-    if _has_priorities(seen) and 'priorities' not in checked: checked = ', '.join(filter(None, ['priorities', checked]))
+    remarks = [*dict.fromkeys([*seen['remarks'], *_about_priorities(seen)])]
+    checked = seen['checked']
+    if _has_priorities(seen) and 'priorities' not in checked:
+        checked = ', '.join(filter(None, ['priorities', checked]))
     return dict(seen, remarks=remarks, checked=checked)

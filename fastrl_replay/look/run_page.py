@@ -16,380 +16,668 @@ from .figures import smooth
 
 # %% ../../nbs/look/run_page.ipynb #9444336a
 def new_run(
-    name:str, # the run's directory
-    **known, # of the entries above
-)->dict:
+    name: str,  # the run's directory
+    **known,  # of the entries above
+) -> dict:
     "A run of which nothing else is known"
-    return dict(dict(name=name, title=name, group=name, config={}, recipe=None, lines=[], summary=None,
-        episodes=None,
-        memory=None, state='unknown', said='', videos={}), **known)
+    return dict(
+        dict(
+            name=name,
+            title=name,
+            group=name,
+            config={},
+            recipe=None,
+            lines=[],
+            summary=None,
+            episodes=None,
+            memory=None,
+            state='unknown',
+            said='',
+            videos={},
+        ),
+        **known,
+    )
 
 # %% ../../nbs/look/run_page.ipynb #0529adb2
 def column(
-    lines:list, # of metrics
-    name:str,
-)->tuple: # steps, values
+    lines: list,  # of metrics
+    name: str,
+) -> tuple:  # steps, values
     "A column of the lines, where it is there"
     there = [m for m in lines if m.get(name) is not None]
-    return [m['env_steps'] for m in there],[m[name] for m in there]
+    return [m['env_steps'] for m in there], [m[name] for m in there]
+
 
 def ratio(
-    lines:list, # of metrics
-    over:str, # how much of this came
-    under:str, # for one of this
-)->tuple: # steps, values
+    lines: list,  # of metrics
+    over: str,  # how much of this came
+    under: str,  # for one of this
+) -> tuple:  # steps, values
     "What came between two lines, divided"
     lines = [m for m in lines if is_number(m.get(over)) and is_number(m.get(under))]
     lines = [{'env_steps': 0, over: 0, under: 0}, *lines] if lines else []
-    deltas = [(b['env_steps'],b[over] - a[over],b[under] - a[under]) for a,b in zip(lines, lines[1:])]
-    good = [(x,up/down) for x,up,down in deltas if down > 0 and up >= 0]
-    return [x for x,_ in good],[y for _,y in good]
+    deltas = [
+        (b['env_steps'], b[over] - a[over], b[under] - a[under]) for a, b in zip(lines, lines[1:])
+    ]
+    good = [(x, up / down) for x, up, down in deltas if down > 0 and up >= 0]
+    return [x for x, _ in good], [y for _, y in good]
 
 # %% ../../nbs/look/run_page.ipynb #7fbf7f25
-_KNOWN = dict(return_mean='return while exploring', success_mean='share of successes while exploring',
-    eval_return='return of evaluations', eval_success='share of successes of evaluations')
+_KNOWN = dict(
+    return_mean='return while exploring',
+    success_mean='share of successes while exploring',
+    eval_return='return of evaluations',
+    eval_success='share of successes of evaluations',
+)
 _SPEED = dict(steps_per_s='environment steps a second')
-_LAST = dict(eps='ε: share of random actions', fill='memory: how full', age_mean='age of drawn rows, mean',
-    age_max='age of drawn rows, most')
-_NOT_DRAWN = {'env_steps','updates','episodes','wall_s','eval_std','eval_episodes','shards','waited_s'}
-_DERIVED = {'steps of an episode, mean': ('env_steps','episodes'), 'updates a second': ('updates','wall_s')}
+_LAST = dict(
+    eps='ε: share of random actions',
+    fill='memory: how full',
+    age_mean='age of drawn rows, mean',
+    age_max='age of drawn rows, most',
+)
+_NOT_DRAWN = {
+    'env_steps',
+    'updates',
+    'episodes',
+    'wall_s',
+    'eval_std',
+    'eval_episodes',
+    'shards',
+    'waited_s',
+}
+_DERIVED = {
+    'steps of an episode, mean': ('env_steps', 'episodes'),
+    'updates a second': ('updates', 'wall_s'),
+}
+
 
 def quantities(
-    lines:list, # of metrics of all runs
-)->dict: # title → function of a run's lines that gives steps and values
+    lines: list,  # of metrics of all runs
+) -> dict:  # title → function of a run's lines that gives steps and values
     "All that can be drawn over steps, in the order of drawing"
-    there = dict.fromkeys(k for m in lines for k,v in m.items() if is_number(v) and k not in _NOT_DRAWN)
+    there = dict.fromkeys(
+        k for m in lines for k, v in m.items() if is_number(v) and k not in _NOT_DRAWN
+    )
     learner = {k: k for k in there if k not in {**_KNOWN, **_SPEED, **_LAST}}
-    named = {k: said for k,said in {**_KNOWN, **learner, **_LAST, **_SPEED}.items() if k in there}
-    found = {said: lambda lines, k=k: column(lines, k) for k,said in named.items()}
-    for said,(over,under) in _DERIVED.items():
-        if ratio(lines, over, under)[0]: found[said] = lambda lines, over=over, under=under: ratio(lines, over,
-            under)
+    named = {k: said for k, said in {**_KNOWN, **learner, **_LAST, **_SPEED}.items() if k in there}
+    found = {said: lambda lines, k=k: column(lines, k) for k, said in named.items()}
+    for said, (over, under) in _DERIVED.items():
+        if ratio(lines, over, under)[0]:
+            found[said] = lambda lines, over=over, under=under: ratio(lines, over, under)
     return found
 
 # %% ../../nbs/look/run_page.ipynb #64e965ab
 def _together(runs, of):
     "A line for each group, with a thin one for each run where there are several"
-    found,groups = [],list(dict.fromkeys(r['group'] for r in runs))
-    for color,group in enumerate(groups):
-        drawn = [(r,*of(r['lines'])) for r in runs if r['group'] == group]
-        if len(drawn) == 1: found.append(dict(name=group, x=drawn[0][1], y=drawn[0][2], color=color)); continue
-        found += [dict(name=r['name'], x=x, y=y, thin=True, color=color) for r,x,y in drawn]
-        found.append(dict(name=f'{group} ({len(drawn)} seeds)', color=color, **band([(x,y) for _,x,y in drawn])))
+    found = []
+    groups = list(dict.fromkeys(r['group'] for r in runs))
+    for color, group in enumerate(groups):
+        drawn = [(r, *of(r['lines'])) for r in runs if r['group'] == group]
+        if len(drawn) == 1:
+            found.append(dict(name=group, x=drawn[0][1], y=drawn[0][2], color=color))
+            continue
+        found += [dict(name=r['name'], x=x, y=y, thin=True, color=color) for r, x, y in drawn]
+        found.append(
+            dict(
+                name=f'{group} ({len(drawn)} seeds)',
+                color=color,
+                **band([(x, y) for _, x, y in drawn]),
+            )
+        )
     return found
+
 
 def _events(run):
     "Where it was resumed"
-    return [(e['env_steps'],f'resumed at step {e["env_steps"]:,}, {e.get("at", "")}') for e in _resumed(run)
-        if is_number(e.get('env_steps'))]
+    return [
+        (e['env_steps'], f'resumed at step {e["env_steps"]:,}, {e.get("at", "")}')
+        for e in _resumed(run)
+        if is_number(e.get('env_steps'))
+    ]
+
 
 def _resumed(run):
     return [e for e in _list(run['config'].get('resumed')) if isinstance(e, dict)]
 
-def _list(x): return x if isinstance(x, list) else []
 
-def _dict(x): return x if isinstance(x, dict) else {}
+def _list(x):
+    return x if isinstance(x, list) else []
 
-def small_charts(
-    runs:list,
-)->Safe:
+
+def _dict(x):
+    return x if isinstance(x, dict) else {}
+
+
+def small_charts(runs: list) -> Safe:
     "A chart of each quantity"
     events = _events(runs[0]) if len(runs) == 1 else []
     all = quantities([m for r in runs for m in r['lines']])
-    above = [_KNOWN[name] for name in ('return_mean',*['eval_return']*(len(runs) == 1))]   # in the first picture
-    found = [chart(said, _together(runs, of), events=events, legend=False) for said,of in all.items()
-        if said not in above]
-    return tag('div.charts', found) if any(found) else tag('p.note', 'No line of metrics is there so far.')
+    # in the first picture
+    above = [_KNOWN[name] for name in ('return_mean', *['eval_return'] * (len(runs) == 1))]
+    found = [
+        chart(said, _together(runs, of), events=events, legend=False)
+        for said, of in all.items()
+        if said not in above
+    ]
+    return (
+        tag('div.charts', found)
+        if any(found)
+        else tag('p.note', 'No line of metrics is there so far.')
+    )
 
 # %% ../../nbs/look/run_page.ipynb #d8a761fe
-def returns_chart(
-    run:dict,
-)->Safe:
+def returns_chart(run: dict) -> Safe:
     "Returns of one run, as returns.png shows them"
-    episodes,lines = run['episodes'],[]
+    episodes = run['episodes']
+    lines = []
     if episodes and episodes['ends']:
-        lines = [dict(name='episodes', x=episodes['ends'], y=episodes['returns'], dots=True, color=0),
-            dict(name='their mean', x=episodes['ends'], y=smooth(episodes['returns']).tolist(), color=0)]
-    else: lines = [dict(zip(('x','y'), column(run['lines'], 'return_mean')), name='mean of the episodes', color=0)]
-    lines.append(dict(zip(('x','y'), column(run['lines'], 'eval_return')), name='evaluations, without exploring',
-        marked=True, color=1))
-    solved,best = ((run['summary'] or {}).get(k) for k in ('solved','best_at_step'))
+        lines = [
+            dict(name='episodes', x=episodes['ends'], y=episodes['returns'], dots=True, color=0),
+            dict(
+                name='their mean',
+                x=episodes['ends'],
+                y=smooth(episodes['returns']).tolist(),
+                color=0,
+            ),
+        ]
+    else:
+        lines = [
+            dict(
+                zip(('x', 'y'), column(run['lines'], 'return_mean')),
+                name='mean of the episodes',
+                color=0,
+            )
+        ]
+    lines.append(
+        dict(
+            zip(('x', 'y'), column(run['lines'], 'eval_return')),
+            name='evaluations, without exploring',
+            marked=True,
+            color=1,
+        )
+    )
+    solved, best = ((run['summary'] or {}).get(k) for k in ('solved', 'best_at_step'))
     solved = run['config'].get('settings', {}).get('solved') if solved is None else solved
-    best = [(best,f'best policy: step {best:,}')] if is_number(best) else []
-    return _large('Return', lines, [(solved,'solved')] if is_number(solved) else [], _events(run) + best)
+    best = [(best, f'best policy: step {best:,}')] if is_number(best) else []
+    return _large(
+        'Return', lines, [(solved, 'solved')] if is_number(solved) else [], _events(run) + best
+    )
+
 
 def _large(title, lines, levels, events=()):
     "A chart as wide as the page, and one for a narrow page"
-    drawn = [chart(title, lines, levels=levels, events=events, size=size) for size in ((860,260),(420,210))]
-    return joined([tag(f'div.{name}', d) for name,d in zip(('wide','narrow'), drawn) if d])
+    drawn = [
+        chart(title, lines, levels=levels, events=events, size=size)
+        for size in ((860, 260), (420, 210))
+    ]
+    return joined([tag(f'div.{name}', d) for name, d in zip(('wide', 'narrow'), drawn) if d])
 
 # %% ../../nbs/look/run_page.ipynb #1f2a46a8
-def together_chart(
-    runs:list,
-)->Safe:
+def together_chart(runs: list) -> Safe:
     "Returns while exploring of several runs; of evaluations where they have no episodes"
     solved = {r['config'].get('settings', {}).get('solved') for r in runs}
-    levels = [(s,'solved') for s in solved if is_number(s)]
-    for name in 'return_mean','eval_return':
+    levels = [(s, 'solved') for s in solved if is_number(s)]
+    for name in 'return_mean', 'eval_return':
         drawn = _large(_KNOWN[name], _together(runs, lambda lines: column(lines, name)), levels)
-        if drawn: return drawn
+        if drawn:
+            return drawn
     return Safe()
 
 # %% ../../nbs/look/run_page.ipynb #89f2ff17
 def facts(
-    said:dict, # what → text or number; None: not known
-)->Safe:
+    said: dict,  # what → text or number; None: not known
+) -> Safe:
     "A list of what is known"
-    return tag('dl.facts',
-        *(tag('div', tag('dt', k), tag('dd', text_of(v))) for k,v in said.items() if v is not None))
+    return tag(
+        'dl.facts',
+        *(
+            tag('div', tag('dt', k), tag('dd', text_of(v)))
+            for k, v in said.items()
+            if v is not None
+        ),
+    )
 
-def _table(head, rows): return table(rows, head) if rows else Safe()
+
+def _table(head, rows):
+    return table(rows, head) if rows else Safe()
 
 # %% ../../nbs/look/run_page.ipynb #f0491a45
-def result(
-    run:dict,
-)->Safe:
+def result(run: dict) -> Safe:
     "How far it is, and what it is worth"
-    s,last = run['summary'] or {},next((m for m in reversed(run['lines']) if 'wall_s' in m), {})
+    s = run['summary'] or {}
+    last = next((m for m in reversed(run['lines']) if 'wall_s' in m), {})
     got = {**last, **s}
     total = run['config'].get('settings', {}).get('steps')
-    spread = f'{short(s.get("final_return"))} ± {short(s.get("final_std"))}' if 'final_return' in s else None
+    spread = (
+        f'{short(s.get("final_return"))} ± {short(s.get("final_std"))}'
+        if 'final_return' in s
+        else None
+    )
     solved = 'not reached' if is_number(s.get('solved')) else None
-    if is_number(s.get('solved_at_step')): solved = f'at step {s["solved_at_step"]:,}'
+    if is_number(s.get('solved_at_step')):
+        solved = f'at step {s["solved_at_step"]:,}'
     best = f'{short(s.get("best_return"))} at step {text_of(s.get("best_at_step"))}'
     best = best if is_number(s.get('best_return')) else None
-    return facts({'final return (20 episodes without exploring)': spread, 'best evaluation': best,
-        f'return of {short(s.get("solved"))}': solved,
-        'successes': f'{s["final_success"]:.0%}' if is_number(s.get('final_success')) else None,
-        'environment steps': text_of(got.get('env_steps', 0))
-        + (f' of {total:,}' if is_number(total) and not s else ''), 'updates': got.get('updates'),
-        'episodes': got.get('episodes'), 'time': _duration(got.get('wall_s')),
-        'steps a second': got.get('steps_per_s'), 'device': s.get('device')})
+    return facts(
+        {
+            'final return (20 episodes without exploring)': spread,
+            'best evaluation': best,
+            f'return of {short(s.get("solved"))}': solved,
+            'successes': f'{s["final_success"]:.0%}' if is_number(s.get('final_success')) else None,
+            'environment steps': text_of(got.get('env_steps', 0))
+            + (f' of {total:,}' if is_number(total) and not s else ''),
+            'updates': got.get('updates'),
+            'episodes': got.get('episodes'),
+            'time': _duration(got.get('wall_s')),
+            'steps a second': got.get('steps_per_s'),
+            'device': s.get('device'),
+        }
+    )
+
 
 def _duration(seconds):
-    if not is_number(seconds): return None
-    if seconds < 120: return f'{seconds:.1f} s'
-    h,m,s = int(seconds//3600),int(seconds//60 % 60),int(seconds % 60)
+    if not is_number(seconds):
+        return None
+    if seconds < 120:
+        return f'{seconds:.1f} s'
+    h = int(seconds // 3600)
+    m = int(seconds // 60 % 60)
+    s = int(seconds % 60)
     return f'{h} h {m:02} min' if h else f'{m} min {s:02} s'
 
 # %% ../../nbs/look/run_page.ipynb #bff1f148
-def speed(
-    runs:list,
-)->Safe:
+def speed(runs: list) -> Safe:
     "Seconds in each part, and their share"
     told = [_dict(_dict(r['summary']).get('spent')) for r in runs]
-    told = [{k: v for k,v in spent.items() if is_number(v) and v > 0} for spent in told]
-    def most(part): return max(spent.get(part, 0) for spent in told)
+    told = [{k: v for k, v in spent.items() if is_number(v) and v > 0} for spent in told]
+
+    def most(part):
+        return max(spent.get(part, 0) for spent in told)
+
     def cell(spent, part):
-        return f'{spent[part]:,.1f} s ({spent[part]/sum(spent.values()):.1%})' if part in spent else None
+        return (
+            f'{spent[part]:,.1f} s ({spent[part] / sum(spent.values()):.1%})'
+            if part in spent
+            else None
+        )
+
     parts = sorted(dict.fromkeys(part for spent in told for part in spent), key=most, reverse=True)
-    rows = [[part,*(cell(spent, part) for spent in told)] for part in parts]
-    return _table(['part',*(r['name'] for r in runs)] if len(runs) > 1 else ['part','time'], rows)
+    rows = [[part, *(cell(spent, part) for spent in told)] for part in parts]
+    return _table(['part', *(r['name'] for r in runs)] if len(runs) > 1 else ['part', 'time'], rows)
 
 # %% ../../nbs/look/run_page.ipynb #2dda4066
-def evaluations(
-    run:dict,
-)->Safe:
+def evaluations(run: dict) -> Safe:
     "A row for each evaluation, and the returns of the final episodes"
     found = [m for m in run['lines'] if 'eval_return' in m]
-    if not found: return Safe()
+    if not found:
+        return Safe()
     success = any('eval_success' in m for m in found)
-    names = 'env_steps','updates','eval_return','eval_std',*['eval_success']*success,'eval_episodes'
+    names = (
+        'env_steps',
+        'updates',
+        'eval_return',
+        'eval_std',
+        *['eval_success'] * success,
+        'eval_episodes',
+    )
     rows = [[m.get(k) for k in names] for m in found]
-    told = _table(['step','updates','mean return','standard deviation',*['successes']*success,'episodes'], rows)
+    told = _table(
+        [
+            'step',
+            'updates',
+            'mean return',
+            'standard deviation',
+            *['successes'] * success,
+            'episodes',
+        ],
+        rows,
+    )
     final = (run['summary'] or {}).get('final_returns')
-    if not isinstance(final, list) or not final: return told
-    order = [dict(name='episode', x=[*range(1, len(final) + 1)], y=sorted(filter(is_number, final)), marked=True)]
-    return told + tag('div.charts', chart('Returns of the final evaluation, sorted', order, 'episode'))
+    if not isinstance(final, list) or not final:
+        return told
+    order = [
+        dict(
+            name='episode',
+            x=[*range(1, len(final) + 1)],
+            y=sorted(filter(is_number, final)),
+            marked=True,
+        )
+    ]
+    return told + tag(
+        'div.charts', chart('Returns of the final evaluation, sorted', order, 'episode')
+    )
 
 # %% ../../nbs/look/run_page.ipynb #f8759534
 def _plain(v):
     "A setting as it is typed"
-    if isinstance(v, (list,tuple)): return ' '.join(map(_plain, v))
+    if isinstance(v, (list, tuple)):
+        return ' '.join(map(_plain, v))
     return {True: 'yes', False: 'no'}[v] if isinstance(v, bool) else f'{v}'
 
-def changed(
-    run:dict,
-)->dict: # name → (value, the recipe's)
-    "Settings that are not the recipe's; {} where those aren't known"
-    settings,recipe = run['config'].get('settings', {}),run['recipe'] or {}
-    return {k: (_plain(v),_plain(recipe[k])) for k,v in settings.items() if k in recipe
-        and _plain(v) != _plain(recipe[k])}
 
-def settings_table(
-    runs:list,
-)->Safe:
+def changed(run: dict) -> dict:  # name → (value, the recipe's)
+    "Settings that are not the recipe's; {} where those aren't known"
+    settings = run['config'].get('settings', {})
+    recipe = run['recipe'] or {}
+    return {
+        k: (_plain(v), _plain(recipe[k]))
+        for k, v in settings.items()
+        if k in recipe and _plain(v) != _plain(recipe[k])
+    }
+
+
+def settings_table(runs: list) -> Safe:
     "What differs from the recipes, and all settings; of several runs, one column each"
-    other = [[k,v,was] for k,(v,was) in changed(runs[0]).items()] if len(runs) == 1 else []
+    other = [[k, v, was] for k, (v, was) in changed(runs[0]).items()] if len(runs) == 1 else []
     names = dict.fromkeys(k for r in runs for k in r['config'].get('settings', {}))
-    rows = [[k,*(_plain(r['config'].get('settings', {}).get(k, '–')) for r in runs)] for k in names]
-    if len(runs) > 1: other = [row for row in rows if len({*row[1:]}) > 1]
-    head = ['setting','here',"the recipe's"] if len(runs) == 1 else ['setting',*(r['name'] for r in runs)]
+    rows = [
+        [k, *(_plain(r['config'].get('settings', {}).get(k, '–')) for r in runs)] for k in names
+    ]
+    if len(runs) > 1:
+        other = [row for row in rows if len({*row[1:]}) > 1]
+    head = (
+        ['setting', 'here', "the recipe's"]
+        if len(runs) == 1
+        else ['setting', *(r['name'] for r in runs)]
+    )
     known = len(runs) > 1 or runs[0]['recipe']
     same = tag('p', 'All settings are those of the recipe.') if known and len(runs) == 1 else Safe()
     all = _table(head[:2] if len(runs) == 1 else head, rows)
-    return (_table(head, other) or same) + tag('details', tag('summary', f'All {len(rows)} settings'), all,
-        id='all-settings')
+    return (_table(head, other) or same) + tag(
+        'details', tag('summary', f'All {len(rows)} settings'), all, id='all-settings'
+    )
 
 # %% ../../nbs/look/run_page.ipynb #94f35506
-def origin(
-    run:dict,
-)->Safe:
+def origin(run: dict) -> Safe:
     "With what it was made, and when it was resumed"
     c = run['config']
-    said = facts({'began': _moment(c.get('began')), 'machine': c.get('machine'), 'id': c.get('id'),
-        **{k: str(v) for k,v in _dict(c.get('versions')).items()}})
-    rows = [[e.get('env_steps'),_moment(e.get('at')),', '.join(f'{k} {v}'
-        for k,v in _dict(e.get('versions')).items()) or 'the same'] for e in _resumed(run)]
-    return said + _table(['resumed at step','when','versions'], rows)
+    said = facts(
+        {
+            'began': _moment(c.get('began')),
+            'machine': c.get('machine'),
+            'id': c.get('id'),
+            **{k: str(v) for k, v in _dict(c.get('versions')).items()},
+        }
+    )
+    rows = [
+        [
+            e.get('env_steps'),
+            _moment(e.get('at')),
+            ', '.join(f'{k} {v}' for k, v in _dict(e.get('versions')).items()) or 'the same',
+        ]
+        for e in _resumed(run)
+    ]
+    return said + _table(['resumed at step', 'when', 'versions'], rows)
 
-def _moment(text): return str(text).replace('T', ' ').replace('+00:00', ' UTC') if text else None
+
+def _moment(text):
+    return str(text).replace('T', ' ').replace('+00:00', ' UTC') if text else None
 
 # %% ../../nbs/look/run_page.ipynb #3ca9e9e4
-def shards(
-    run:dict,
-)->Safe:
+def shards(run: dict) -> Safe:
     "The shards of the last line that tells of any"
     line = next((m for m in reversed(run['lines']) if m.get('shards')), {})
     found = [s for s in _list(line.get('shards')) if isinstance(s, dict)]
     names = list(dict.fromkeys(k for s in found for k in s))
-    return _table(['shard',*names], [[str(i),*(s.get(k) for k in names)] for i,s in enumerate(found)])
+    return _table(
+        ['shard', *names], [[str(i), *(s.get(k) for k in names)] for i, s in enumerate(found)]
+    )
 
 # %% ../../nbs/look/run_page.ipynb #54cf8d4e
 def memory_numbers(
-    m:dict, # as `inside()` of a memory gives it
-)->Safe:
+    m: dict,  # as `inside()` of a memory gives it
+) -> Safe:
     "How full it is, where it lies, its counters, and what is unusual"
-    if 'parts' in m: return joined([[tag('h3', k),memory_numbers(part)] for k,part in m['parts'].items()])
+    if 'parts' in m:
+        return joined([[tag('h3', k), memory_numbers(part)] for k, part in m['parts'].items()])
     size = sum(v for v in (m.get('nbytes') or {}).values() if is_number(v))
-    said = {'rows': f'{text_of(m["rows"])} of {text_of(m["max_sz"])}', 'inserted': m.get('inserted'),
+    said = {
+        'rows': f'{text_of(m["rows"])} of {text_of(m["max_sz"])}',
+        'inserted': m.get('inserted'),
         'lies in': m.get('path') or m.get('place'),
-        'size': f'{size/1e6:,.1f} MB' if size else None,
-        **{k: v for k,v in (m.get('numbers') or {}).items() if is_number(v) and k not in ('inserted','fill')}}
+        'size': f'{size / 1e6:,.1f} MB' if size else None,
+        **{
+            k: v
+            for k, v in (m.get('numbers') or {}).items()
+            if is_number(v) and k not in ('inserted', 'fill')
+        },
+    }
     remarks = [tag('li', r) for r in m.get('remarks') or ()]
     return facts(said) + (tag('ul.remarks', *remarks) if remarks else Safe())
 
 # %% ../../nbs/look/run_page.ipynb #c81b85ad
 def _array(m, *names):
     "An array in what a memory told, or an empty one"
-    for n in names: m = m.get(n) if isinstance(m, dict) else None
+    for n in names:
+        m = m.get(n) if isinstance(m, dict) else None
     return np.asarray([] if m is None else m)
 
+
 def memory_charts(
-    m:dict, # as `inside()` of a memory gives it
-)->Safe:
+    m: dict,  # as `inside()` of a memory gives it
+) -> Safe:
     "Episodes along the memory, how often rows were drawn, and what priorities do to draws"
-    if 'parts' in m: return joined([[tag('h3', k),memory_charts(part)] for k,part in m['parts'].items()])
-    last,found = _array(m, 'episode', 'last').tolist(),[]
-    for name,said in ('total','Return of episodes'),('length','Length of episodes'):
+    if 'parts' in m:
+        return joined([[tag('h3', k), memory_charts(part)] for k, part in m['parts'].items()])
+    last = _array(m, 'episode', 'last').tolist()
+    found = []
+    for name, said in ('total', 'Return of episodes'), ('length', 'Length of episodes'):
         y = _array(m, 'episode', name).tolist()
-        if len(y) == len(last): found.append(chart(said, [dict(name='episode', x=last, y=y, dots=True)],
-            'key of the last row'))
+        if len(y) == len(last):
+            found.append(
+                chart(said, [dict(name='episode', x=last, y=y, dots=True)], 'key of the last row')
+            )
     found.append(bars('Times drawn', _array(m, 'row', 'drawn'), 'times a row was drawn'))
     p = _array(m, 'draw', 'probability').astype(float)
-    many = len(_array(m, 'draw', 'key')) or (m.get('draw')
-        or {}).get('many') or p.size   # of a sample, of how many
-    if p.size and np.ptp(p): found.append(bars('Chance of a draw', p*many, 'times that of a uniform draw'))
+    many = (
+        len(_array(m, 'draw', 'key')) or (m.get('draw') or {}).get('many') or p.size
+    )  # of a sample, of how many
+    if p.size and np.ptp(p):
+        found.append(bars('Chance of a draw', p * many, 'times that of a uniform draw'))
     return tag('div.charts', found) if any(found) else Safe()
 
 # %% ../../nbs/look/run_page.ipynb #eaf5e380
 def memory_sample(
-    m:dict, # as `inside()` of a memory gives it
-    most:int=2000, # episodes, and entries of other arrays
-)->dict: # plain data, for `memory_numbers` and `memory_charts`
+    m: dict,  # as `inside()` of a memory gives it
+    most: int = 2000,  # episodes, and entries of other arrays
+) -> dict:  # plain data, for `memory_numbers` and `memory_charts`
     "As much of what a memory told as fits into a small file"
-    if 'parts' in m: return dict(title=m['title'],
-        parts={k: memory_sample(part, most) for k,part in m['parts'].items()})
-    def newest(x): return None if x is None else _numbers(np.asarray(x)[-most:])
-    def spread(x): return None if x is None else _numbers(np.asarray(x)[::max(1, -(-len(x)//most))])
-    episode,draw = m.get('episode') or {},m.get('draw') or {}
-    return dict({k: m.get(k)
-        for k in ('title','unit','path','place','rows','max_sz','inserted','oldest','nbytes','numbers')},
+    if 'parts' in m:
+        return dict(
+            title=m['title'], parts={k: memory_sample(part, most) for k, part in m['parts'].items()}
+        )
+
+    def newest(x):
+        return None if x is None else _numbers(np.asarray(x)[-most:])
+
+    def spread(x):
+        return None if x is None else _numbers(np.asarray(x)[:: max(1, -(-len(x) // most))])
+
+    episode = m.get('episode') or {}
+    draw = m.get('draw') or {}
+    return dict(
+        {
+            k: m.get(k)
+            for k in (
+                'title',
+                'unit',
+                'path',
+                'place',
+                'rows',
+                'max_sz',
+                'inserted',
+                'oldest',
+                'nbytes',
+                'numbers',
+            )
+        },
         remarks=[str(r)[:400] for r in (m.get('remarks') or ())[:20]],
         row=dict(drawn=spread((m.get('row') or {}).get('drawn'))),
-        episode={k: newest(episode.get(k)) for k in ('last','length','total')},
-        draw=dict(probability=spread(draw.get('probability')),
-        many=len(draw['key']) if 'key' in draw else None))
+        episode={k: newest(episode.get(k)) for k in ('last', 'length', 'total')},
+        draw=dict(
+            probability=spread(draw.get('probability')),
+            many=len(draw['key']) if 'key' in draw else None,
+        ),
+    )
 
-def _numbers(x): return [float(f'{v:.6g}') if isinstance(v, float) else v for v in plain(x)]
+
+def _numbers(x):
+    return [float(f'{v:.6g}') if isinstance(v, float) else v for v in plain(x)]
 
 # %% ../../nbs/look/run_page.ipynb #c0c14683
 def run_sections(
-    runs:list, # one, or several side by side
-    memory:Safe=Safe(), # a picture of the memory, in place of its charts
-)->dict: # title → safe HTML, in the order of reading
+    runs: list,  # one, or several side by side
+    memory: Safe = Safe(),  # a picture of the memory, in place of its charts
+) -> dict:  # title → safe HTML, in the order of reading
     "What there is to tell; what isn't known is left out"
-    if len(runs) > 1: return _side_by_side(runs)
-    run, = runs
+    if len(runs) > 1:
+        return _side_by_side(runs)
+    (run,) = runs
     m = run['memory']
     told = (memory_numbers(m) + (memory or memory_charts(m))) if m else Safe()
     state = tag(f'p.state.{run["state"]}', tag('b', run['state']), ' ', run['said'])
-    found = {'': state + result(run) + returns_chart(run), 'Curves': small_charts(runs),
+    found = {
+        '': state + result(run) + returns_chart(run),
+        'Curves': small_charts(runs),
         'Evaluations': evaluations(run),
-        'Videos': videos(run), 'Memory': told, 'Shards': shards(run), 'Speed by parts': speed(runs),
+        'Videos': videos(run),
+        'Memory': told,
+        'Shards': shards(run),
+        'Speed by parts': speed(runs),
         'Settings': settings_table(runs),
-        'Versions': origin(run)}
-    return {k: v for k,v in found.items() if v}
+        'Versions': origin(run),
+    }
+    return {k: v for k, v in found.items() if v}
 
-def videos(
-    run:dict,
-)->Safe:
+
+def videos(run: dict) -> Safe:
     "What can be played"
-    def shown(name, src): return tag('video', src=src, controls='', muted='', loop='',
-        preload='metadata') if name.endswith('.mp4') else \
-        tag('img', src=src, alt=name)
-    return joined([tag('figure.video', shown(name, src), tag('figcaption', name))
-        for name,src in run['videos'].items()])
+
+    def shown(name, src):
+        return (
+            tag('video', src=src, controls='', muted='', loop='', preload='metadata')
+            if name.endswith('.mp4')
+            else tag('img', src=src, alt=name)
+        )
+
+    return joined(
+        [
+            tag('figure.video', shown(name, src), tag('figcaption', name))
+            for name, src in run['videos'].items()
+        ]
+    )
 
 # %% ../../nbs/look/run_page.ipynb #f7f64af0
 def _side_by_side(runs):
     "Sections of several runs"
     rows = []
     for r in runs:
-        s,last = r['summary'] or {},next((m for m in reversed(r['lines']) if 'wall_s' in m), {})
+        s = r['summary'] or {}
+        last = next((m for m in reversed(r['lines']) if 'wall_s' in m), {})
         evals = column(r['lines'], 'eval_return')[1]
-        rows.append([r['name'],r['title'],r['state'],{**last, **s}.get('env_steps',
-            0),last.get('return_mean'),evals[-1] if evals else None,
-            s.get('best_return', max(evals, default=None)),_duration({**last, **s}.get('wall_s')) or '–'])
-    told = _table(['run','what it is','state','steps','return while exploring','last evaluation','best','time'],
-        rows)
-    memories = joined([tag('details', tag('summary', r['name']), memory_numbers(r['memory']),
-        memory_charts(r['memory']), id=f'memory-{i}')
-        for i,r in enumerate(runs) if r['memory']])
-    pages = joined([[tag('h3', r['name']),videos(r)] for r in runs if r['videos']])
-    found = {'': together_chart(runs) + told, 'Curves': small_charts(runs), 'Videos': pages, 'Memory': memories,
-        'Speed by parts': speed(runs), 'Settings': settings_table(runs)}
-    return {k: v for k,v in found.items() if v}
+        rows.append(
+            [
+                r['name'],
+                r['title'],
+                r['state'],
+                {**last, **s}.get('env_steps', 0),
+                last.get('return_mean'),
+                evals[-1] if evals else None,
+                s.get('best_return', max(evals, default=None)),
+                _duration({**last, **s}.get('wall_s')) or '–',
+            ]
+        )
+    told = _table(
+        [
+            'run',
+            'what it is',
+            'state',
+            'steps',
+            'return while exploring',
+            'last evaluation',
+            'best',
+            'time',
+        ],
+        rows,
+    )
+    memories = joined(
+        [
+            tag(
+                'details',
+                tag('summary', r['name']),
+                memory_numbers(r['memory']),
+                memory_charts(r['memory']),
+                id=f'memory-{i}',
+            )
+            for i, r in enumerate(runs)
+            if r['memory']
+        ]
+    )
+    pages = joined([[tag('h3', r['name']), videos(r)] for r in runs if r['videos']])
+    found = {
+        '': together_chart(runs) + told,
+        'Curves': small_charts(runs),
+        'Videos': pages,
+        'Memory': memories,
+        'Speed by parts': speed(runs),
+        'Settings': settings_table(runs),
+    }
+    return {k: v for k, v in found.items() if v}
 
 # %% ../../nbs/look/run_page.ipynb #377fdb3d
-_LIVE = {'connect-src': "'self'", 'img-src': "data: 'self'", 'media-src': "'self'",
-    'frame-src': "'self'"}   # what a live page may load
+_LIVE = {
+    'connect-src': "'self'",
+    'img-src': "data: 'self'",
+    'media-src': "'self'",
+    'frame-src': "'self'",
+}  # what a live page may load
+
 
 def section_list(
-    found:dict, # title → piece
-)->list: # of (id, piece)
+    found: dict,  # title → piece
+) -> list:  # of (id, piece)
     "Sections with what a script finds them by"
-    return [(f'part-{i or "result"}',
-        tag('section', tag('h2', title) if title else '', piece, id=f'part-{i or "result"}'))
-        for title,piece in found.items() for i in [re.sub(r'\W+', '-', title.lower())]]
+    return [
+        (
+            f'part-{i or "result"}',
+            tag('section', tag('h2', title) if title else '', piece, id=f'part-{i or "result"}'),
+        )
+        for title, piece in found.items()
+        for i in [re.sub(r'\W+', '-', title.lower())]
+    ]
+
 
 def run_page(
-    runs:list, # one, or several side by side
-    memory:Safe=Safe(), # a picture of the memory, in place of its charts
-)->str: # HTML
+    runs: list,  # one, or several side by side
+    memory: Safe = Safe(),  # a picture of the memory, in place of its charts
+) -> str:  # HTML
     "The whole page, which needs nothing else"
     title = runs[0]['title'] if len(runs) == 1 else f'{len(runs)} runs'
-    return document(title, *(piece for _,piece in section_list(run_sections(runs, memory))), lead=runs[0]['name']
-        if len(runs) == 1 else '',
-        styles=['run_page.css'])
+    return document(
+        title,
+        *(piece for _, piece in section_list(run_sections(runs, memory))),
+        lead=runs[0]['name'] if len(runs) == 1 else '',
+        styles=['run_page.css'],
+    )
+
 
 def live_page(
-    title:str,
-    names:str, # of the directories
-    sections:list, # as `section_list` gave them
-)->str: # HTML
+    title: str,
+    names: str,  # of the directories
+    sections: list,  # as `section_list` gave them
+) -> str:  # HTML
     "The page of a server, which asks it for `sections` every two seconds"
-    lead = tag('span', names) + tag('span.with-scripts',
-        id='news') + Safe('<noscript><meta http-equiv="refresh" content="5"></noscript>')
-    return document(title, *(piece for _,piece in sections), lead=lead, styles=['run_page.css'],
-        scripts=['watch.js'], allow=_LIVE)
+    lead = (
+        tag('span', names)
+        + tag('span.with-scripts', id='news')
+        + Safe('<noscript><meta http-equiv="refresh" content="5"></noscript>')
+    )
+    return document(
+        title,
+        *(piece for _, piece in sections),
+        lead=lead,
+        styles=['run_page.css'],
+        scripts=['watch.js'],
+        allow=_LIVE,
+    )

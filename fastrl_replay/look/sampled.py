@@ -14,305 +14,432 @@ from .pixels import Pictures, frames_of, strip_axes
 from ..steps.row_dtypes import leaves, parts_of
 
 # %% ../../nbs/look/sampled.ipynb #2471dd1e
-def _largest(x, n=64): # places of the largest, largest first; the later one of equal ones
+def _largest(x, n=64):  # places of the largest, largest first; the later one of equal ones
     x = np.asarray(x, float)
-    if len(x) <= n: return np.argsort(-x[::-1], kind='stable') * -1 + len(x) - 1
+    if len(x) <= n:
+        return np.argsort(-x[::-1], kind='stable') * -1 + len(x) - 1
     near = np.argpartition(-x, n)[:n]
     return near[np.lexsort((-near, -x[near]))]
 
-def _beyond_most(x, sign=1): # places of the largest of these, or the smallest; none where most are alike
-    x = sign*np.asarray(x, float)
+
+def _beyond_most(
+    x, sign=1
+):  # places of the largest of these, or the smallest; none where most are alike
+    x = sign * np.asarray(x, float)
     found = _largest(x)
     return found[x[found] > np.median(x)] if len(x) else found
 
+
 def notable_episodes(
-    inside:dict, # what a memory says is in it
-)->dict: # reason → numbers of episodes, the most notable first
+    inside: dict,  # what a memory says is in it
+) -> dict:  # reason → numbers of episodes, the most notable first
     "What may be looked for first"
-    e,row,draw = inside['episode'],inside['row'],inside['draw']
-    n,key = len(e['first']),row['key']
-    over,of = np.flatnonzero(np.isin(e['end'], ('terminated','truncated'))),row['episode']
+    e = inside['episode']
+    row = inside['row']
+    draw = inside['draw']
+    n = len(e['first'])
+    key = row['key']
+    over = np.flatnonzero(np.isin(e['end'], ('terminated', 'truncated')))
+    of = row['episode']
     found = dict(newest=_largest(e['last']), longest=_beyond_most(e['length']))
     if e['total'] is not None:
-        found |= {why: over[_beyond_most(e['total'][over], sign)] for why,sign in (('best', 1), ('worst', -1))}
+        found |= {
+            why: over[_beyond_most(e['total'][over], sign)]
+            for why, sign in (('best', 1), ('worst', -1))
+        }
     if row['drawn'] is not None and row['drawn'].any():
         found['with rows drawn most'] = of[_largest(row['drawn'])]
         found['with rows never drawn'] = of[np.flatnonzero(row['drawn'] == 0)[:64]]
     if draw and draw['priority'] is not None and len(draw['priority']) and np.ptp(draw['priority']):
         found['with the largest priorities'] = of[draw['key'][_largest(draw['priority'])] - key[0]]
     found['broken off'] = np.flatnonzero(e['end'] == 'broken off')[::-1]
-    return {why: np.array(list(dict.fromkeys(w.tolist())), int) for why,w in found.items() if len(w) and n}
+    return {
+        why: np.array(list(dict.fromkeys(w.tolist())), int)
+        for why, w in found.items()
+        if len(w) and n
+    }
 
 # %% ../../nbs/look/sampled.ipynb #0f45cd7a
-NAMED = 4   # rows of a remark that are in the page
+NAMED = 4  # rows of a remark that are in the page
+
 
 def named_rows(
-    inside:dict, # what a memory says is in it
-)->np.ndarray: # keys
+    inside: dict,  # what a memory says is in it
+) -> np.ndarray:  # keys
     "Rows that show what is unusual, as remarks name them: the first one of each remark, then the second ones"
-    named,key = [list(getattr(r, 'keys', ()))[:NAMED] for r in inside['remarks']],inside['row']['key']
+    named = [list(getattr(r, 'keys', ()))[:NAMED] for r in inside['remarks']]
+    key = inside['row']['key']
     found = np.array([keys[i] for i in range(NAMED) for keys in named if i < len(keys)], np.int64)
     at = np.minimum(np.searchsorted(key, found), len(key) - 1)
     return found[key[at] == found]
 
+
 def choose_episodes(
-    inside:dict, # what a memory says is in it
-    most:int=16, # so many at most
-    seed:int=0, # of the others
-)->dict: # number of the episode → reasons
+    inside: dict,  # what a memory says is in it
+    most: int = 16,  # so many at most
+    seed: int = 0,  # of the others
+) -> dict:  # number of the episode → reasons
     "Episodes that are worth a look, in the order in which they were chosen"
-    notable,env,row = notable_episodes(inside),inside['episode']['env_id'],inside['row']
+    notable = notable_episodes(inside)
+    env = inside['episode']['env_id']
+    row = inside['row']
     named = row['episode'][np.searchsorted(row['key'], named_rows(inside))].tolist()
     chosen = {i: ['with something unusual'] for i in list(dict.fromkeys(named))[:most]}
     for place in range(3):
-        for why,found in notable.items():
+        for why, found in notable.items():
             new = place < len(found) and found[place] not in chosen
-            wanted = len(chosen) < .75*most if new else place == 0
-            if place < len(found) and wanted: chosen.setdefault(int(found[place]), []).append(why)
+            wanted = len(chosen) < 0.75 * most if new else place == 0
+            if place < len(found) and wanted:
+                chosen.setdefault(int(found[place]), []).append(why)
     order = np.random.default_rng(seed).permutation(len(env))
     here = set(env[list(chosen)].tolist())
-    first = order[np.sort(np.unique(env[order], return_index=True)[1])]   # one of each environment
+    # one of each environment
+    first = order[np.sort(np.unique(env[order], return_index=True)[1])]
     for i in (*(i for i in first if env[i] not in here), *order):
-        if len(chosen) >= most: break
+        if len(chosen) >= most:
+            break
         chosen.setdefault(int(i), ['at random'])
     return chosen
 
 # %% ../../nbs/look/sampled.ipynb #41633cd6
-RUN = 12   # neighbouring steps
+RUN = 12  # neighbouring steps
+
 
 def some_steps(
-    n:int, # steps of an episode
-    most:int, # how many of them
-    wanted=(), # that are to be among them, with their neighbours
-)->np.ndarray: # from 0 on
+    n: int,  # steps of an episode
+    most: int,  # how many of them
+    wanted=(),  # that are to be among them, with their neighbours
+) -> np.ndarray:  # from 0 on
     "Steps of an episode, in runs"
-    if n <= most: return np.arange(n)
-    runs = np.linspace(0, n - RUN, max(most//RUN, 2)).round().astype(int)
-    near = np.add.outer([*runs.tolist(), *(w - RUN//2 for w in wanted)], np.arange(RUN)).ravel()
+    if n <= most:
+        return np.arange(n)
+    runs = np.linspace(0, n - RUN, max(most // RUN, 2)).round().astype(int)
+    near = np.add.outer([*runs.tolist(), *(w - RUN // 2 for w in wanted)], np.arange(RUN)).ravel()
     return np.unique(near[(near >= 0) & (near < n)])
 
+
 def shared(
-    lengths, # of episodes
-    most:int, # steps of all
-)->np.ndarray: # of each
+    lengths,  # of episodes
+    most: int,  # steps of all
+) -> np.ndarray:  # of each
     "How many steps each may show, if short ones leave the others what they don't need"
-    lengths,left = np.asarray(lengths),most
-    given,order = np.zeros(len(lengths), int),np.argsort(lengths)
-    for place,i in enumerate(order):
-        given[i] = min(lengths[i], left//(len(order) - place))
+    lengths = np.asarray(lengths)
+    left = most
+    given = np.zeros(len(lengths), int)
+    order = np.argsort(lengths)
+    for place, i in enumerate(order):
+        given[i] = min(lengths[i], left // (len(order) - place))
         left -= given[i]
     return given
 
 # %% ../../nbs/look/sampled.ipynb #45cf45b2
-NUMBERS = 128   # of one array
+NUMBERS = 128  # of one array
+
 
 def kind_of(
-    dtype:np.dtype, # of a part of a row
-)->str:
+    dtype: np.dtype,  # of a part of a row
+) -> str:
     "How it is shown"
-    if strip_axes(dtype.shape, dtype.base): return 'pictures'
-    if dtype.base.kind not in 'biuf': return 'text'
+    if strip_axes(dtype.shape, dtype.base):
+        return 'pictures'
+    if dtype.base.kind not in 'biuf':
+        return 'text'
     return 'numbers' if dtype.shape else 'flag' if dtype.base.kind == 'b' else 'number'
 
+
 def _short(x):
-    if not isinstance(x, float) or not math.isfinite(x): return x
+    if not isinstance(x, float) or not math.isfinite(x):
+        return x
     x = float(f'{x:.6g}')
     return int(x) if x.is_integer() and abs(x) < 1e15 else x
 
-def _flat(a): return a.reshape(len(a), math.prod(a.shape[1:]))
+
+def _flat(a):
+    return a.reshape(len(a), math.prod(a.shape[1:]))
+
 
 def short(
-    a:np.ndarray, # with an entry for each step
-)->list:
+    a: np.ndarray,  # with an entry for each step
+) -> list:
     "Numbers with six digits; of arrays, the first ones"
-    if a.dtype.kind not in 'biuf': return [str(x) for x in a.tolist()]
-    if a.ndim > 1: return [[_short(x) for x in part] for part in _flat(a)[:,:NUMBERS].tolist()]
+    if a.dtype.kind not in 'biuf':
+        return [str(x) for x in a.tolist()]
+    if a.ndim > 1:
+        return [[_short(x) for x in part] for part in _flat(a)[:, :NUMBERS].tolist()]
     return [_short(x) for x in a.tolist()] if a.dtype.kind == 'f' else a.tolist()
 
 # %% ../../nbs/look/sampled.ipynb #a37a8aee
 def _parts(rows, pictures):
-    of_kind = {n: (kind_of(np.dtype((c.dtype, c.shape[1:]))) == 'pictures', c) for n,c in leaves(rows)}
-    return {n: c for n,(picture,c) in of_kind.items() if picture == pictures and n != 'env_id'}
+    of_kind = {
+        n: (kind_of(np.dtype((c.dtype, c.shape[1:]))) == 'pictures', c) for n, c in leaves(rows)
+    }
+    return {n: c for n, (picture, c) in of_kind.items() if picture == pictures and n != 'env_id'}
+
 
 def read_steps(
-    take, # (keys) → those of them that are still there, and their rows
-    keys:np.ndarray, # of an episode
-    at:np.ndarray, # which of them are shown
-    pictured, # for which of these pictures are wanted
-    size:int, # bytes of a row
-)->tuple: # which of them are there; small parts by name; pictures by step and name
+    take,  # (keys) → those of them that are still there, and their rows
+    keys: np.ndarray,  # of an episode
+    at: np.ndarray,  # which of them are shown
+    pictured,  # for which of these pictures are wanted
+    size: int,  # bytes of a row
+) -> tuple:  # which of them are there; small parts by name; pictures by step and name
     "Rows of an episode, a few at a time, without the bytes that are not shown"
-    there,small,pictures = [],[],{}
-    many = max(1, 2**22//size)
+    there = []
+    small = []
+    pictures = {}
+    many = max(1, 2**22 // size)
     for i in range(0, len(at), many):
-        got,rows = take(keys[at[i:i+many]])
-        some = at[i:i+many][np.isin(keys[at[i:i+many]], got)]
+        got, rows = take(keys[at[i : i + many]])
+        some = at[i : i + many][np.isin(keys[at[i : i + many]], got)]
         there.append(some)
-        small.append({n: c.copy() for n,c in _parts(rows, False).items()})
-        for n,c in _parts(rows, True).items():
-            for j in np.flatnonzero(np.isin(some, pictured)): pictures.setdefault(int(some[j]), {})[n] = c[j].copy()
-    return np.concatenate(there),{n: np.concatenate([s[n] for s in small]) for n in small[0]},pictures
+        small.append({n: c.copy() for n, c in _parts(rows, False).items()})
+        for n, c in _parts(rows, True).items():
+            for j in np.flatnonzero(np.isin(some, pictured)):
+                pictures.setdefault(int(some[j]), {})[n] = c[j].copy()
+    return (
+        np.concatenate(there),
+        {n: np.concatenate([s[n] for s in small]) for n in small[0]},
+        pictures,
+    )
 
 # %% ../../nbs/look/sampled.ipynb #03216427
 def column_texts(
-    small:dict, # name → array with an entry for each step
-    at:np.ndarray, # the places of these steps in their episode
-)->dict: # name → list
+    small: dict,  # name → array with an entry for each step
+    at: np.ndarray,  # the places of these steps in their episode
+) -> dict:  # name → list
     "Small parts of rows as plain data; an entry of `next_state` is '=' where it is the state of the next step"
-    found,follows = {n: short(c) for n,c in small.items()},np.flatnonzero(np.diff(at) == 1)
-    for n,c in small.items():
+    found = {n: short(c) for n, c in small.items()}
+    follows = np.flatnonzero(np.diff(at) == 1)
+    for n, c in small.items():
         state = small.get(n[5:]) if n.startswith('next_') else None
-        if state is None or state.dtype != c.dtype or state.shape != c.shape: continue
+        if state is None or state.dtype != c.dtype or state.shape != c.shape:
+            continue
         same = (c[follows] == state[follows + 1]).all(tuple(range(1, c.ndim)))
-        for i in follows[same].tolist(): found[n][i] = '='
+        for i in follows[same].tolist():
+            found[n][i] = '='
     return found
 
 # %% ../../nbs/look/sampled.ipynb #968787cc
 def _facts_of_draws(inside):
     "Of each thing that can be drawn: chance against uniform, priority, importance weight; None: not known"
-    draw,beta = inside['draw'],inside['numbers'].get('beta', inside['settings'].get('beta'))
-    if not draw or not len(draw['key']): return None
+    draw = inside['draw']
+    beta = inside['numbers'].get('beta', inside['settings'].get('beta'))
+    if not draw or not len(draw['key']):
+        return None
     chance = weight = None
-    if draw['probability'] is not None: chance = draw['probability']*len(draw['key'])
-    if chance is not None and isinstance(beta, (int,float)) and (chance > 0).any():
-        with np.errstate(divide='ignore'): weight = (chance/chance[chance > 0].min())**-float(beta)
+    if draw['probability'] is not None:
+        chance = draw['probability'] * len(draw['key'])
+    if chance is not None and isinstance(beta, (int, float)) and (chance > 0).any():
+        with np.errstate(divide='ignore'):
+            weight = (chance / chance[chance > 0].min()) ** -float(beta)
     return dict(chance=chance, priority=draw['priority'], weight=weight)
 
 # %% ../../nbs/look/sampled.ipynb #36ff8b5b
 def step_facts(
-    inside:dict, # what a memory says is in it
-    keys:np.ndarray, # of all rows of an episode that are there
-    at:np.ndarray, # which of them are shown
-)->dict: # lists
+    inside: dict,  # what a memory says is in it
+    keys: np.ndarray,  # of all rows of an episode that are there
+    at: np.ndarray,  # which of them are shown
+) -> dict:  # lists
     "Links, draws and priorities of the steps of an episode, and the sequences that begin there"
-    row,draw,key = inside['row'],inside['draw'],keys[at]
-    first,last = np.concatenate([[-1], keys[:-1]])[at],np.concatenate([keys[1:], [-1]])[at]
+    row = inside['row']
+    draw = inside['draw']
+    key = keys[at]
+    first = np.concatenate([[-1], keys[:-1]])[at]
+    last = np.concatenate([keys[1:], [-1]])[at]
     found = dict(key=key.tolist(), at=at.tolist(), before=first.tolist(), after=last.tolist())
-    if row['drawn'] is not None: found['drawn'] = row['drawn'][key - row['key'][0]].tolist()
+    if row['drawn'] is not None:
+        found['drawn'] = row['drawn'][key - row['key'][0]].tolist()
     facts = _facts_of_draws(inside)
-    if facts is None: return found
-    known = {n: x for n,x in facts.items() if x is not None}
+    if facts is None:
+        return found
+    known = {n: x for n, x in facts.items() if x is not None}
     if inside['unit'] != 'sequences':
         place = np.minimum(np.searchsorted(draw['key'], key), len(draw['key']) - 1)
         there = draw['key'][place] == key
-        return found | {n: [_short(v) if t else None for v,t in zip(x[place].tolist(), there.tolist())]
-            for n,x in known.items()}
+        return found | {
+            n: [_short(v) if t else None for v, t in zip(x[place].tolist(), there.tolist())]
+            for n, x in known.items()
+        }
     begin = np.flatnonzero(np.isin(draw['key'], keys))
     length = draw['length'][begin] if draw['length'] is not None else np.full(len(begin), 1)
-    spans = dict({n: x[begin] for n,x in known.items()}, length=length)
-    return found | dict(spans={n: short(x) for n,x in spans.items()}
-        | dict(first=np.searchsorted(keys, draw['key'][begin]).tolist()))
+    spans = dict({n: x[begin] for n, x in known.items()}, length=length)
+    return found | dict(
+        spans={n: short(x) for n, x in spans.items()}
+        | dict(first=np.searchsorted(keys, draw['key'][begin]).tolist())
+    )
 
 # %% ../../nbs/look/sampled.ipynb #70f83186
-def _spread(n): # 0 to n-1: the last, the first, the middle, and then what lies between
-    between = (k for i in range(n.bit_length(), 0, -1) for k in range(2**i//2, n, 2**i))
+def _spread(n):  # 0 to n-1: the last, the first, the middle, and then what lies between
+    between = (k for i in range(n.bit_length(), 0, -1) for k in range(2**i // 2, n, 2**i))
     return list(dict.fromkeys(k for k in (n - 1, 0, *between) if 0 <= k < n))
 
+
 def add_pictures(
-    episodes:list, # each with its place in the order of steps, `at`
-    pictures:list, # of each of them, step → name → array
-    room:int, # characters
-)->list: # frames as PNG, base64
+    episodes: list,  # each with its place in the order of steps, `at`
+    pictures: list,  # of each of them, step → name → array
+    room: int,  # characters
+) -> list:  # frames as PNG, base64
     "Write the frames of steps into `episodes[i]['pictures']`, as many as fit"
-    kept,spans,rank = Pictures(room),_spans(p for of_step in pictures for p in of_step.values()),[]
-    for i,of_step in enumerate(pictures):
-        runs = np.split(steps := np.array(sorted(of_step), int), np.flatnonzero(np.diff(steps) > 1) + 1)
-        pieces = [r[a:a+8] for r in runs for a in range(0, len(r), 8)] if len(steps) else []
-        named = [np.isin(p, episodes[i].get('named', ())).any() for p in pieces]   # those come first
-        rank += [(place - len(steps)*int(named[p]), i, pieces[p]) for place,p in enumerate(_spread(len(pieces)))]
-    for _,i,steps in sorted(rank, key=lambda r: r[:2]):
+    kept = Pictures(room)
+    spans = _spans(p for of_step in pictures for p in of_step.values())
+    rank = []
+    for i, of_step in enumerate(pictures):
+        runs = np.split(
+            steps := np.array(sorted(of_step), int), np.flatnonzero(np.diff(steps) > 1) + 1
+        )
+        pieces = [r[a : a + 8] for r in runs for a in range(0, len(r), 8)] if len(steps) else []
+        # those come first
+        named = [np.isin(p, episodes[i].get('named', ())).any() for p in pieces]
+        rank += [
+            (place - len(steps) * int(named[p]), i, pieces[p])
+            for place, p in enumerate(_spread(len(pieces)))
+        ]
+    for _, i, steps in sorted(rank, key=lambda r: r[:2]):
         for step in steps.tolist():
             parts = pictures[i][step]
-            frames = {n: kept.add(frames_of(x, _scale(x, spans.get(n, (0, 1))))) for n,x in parts.items()}
-            if None in frames.values(): return kept.texts
-            for n,f in frames.items(): episodes[i]['pictures'].setdefault(n, {})[step] = f
+            frames = {
+                n: kept.add(frames_of(x, _scale(x, spans.get(n, (0, 1))))) for n, x in parts.items()
+            }
+            if None in frames.values():
+                return kept.texts
+            for n, f in frames.items():
+                episodes[i]['pictures'].setdefault(n, {})[step] = f
     return kept.texts
 
-def _spans(of_steps): # name → the smallest and largest number
+
+def _spans(of_steps):  # name → the smallest and largest number
     found = {}
-    for n,x in (part for parts in of_steps for part in parts.items()):
-        low,high = found.get(n, (math.inf, -math.inf))
+    for n, x in (part for parts in of_steps for part in parts.items()):
+        low, high = found.get(n, (math.inf, -math.inf))
         x = x[np.isfinite(x)]
-        if len(x): found[n] = min(low, float(x.min())),max(high, float(x.max()))
+        if len(x):
+            found[n] = min(low, float(x.min())), max(high, float(x.max()))
     return found
 
-def _scale(x, span): return None if x.dtype == np.uint8 and span[1] > 31 else span   # small numbers would be black
+
+def _scale(x, span):
+    # small numbers would be black
+    return None if x.dtype == np.uint8 and span[1] > 31 else span
 
 # %% ../../nbs/look/sampled.ipynb #bfe15faa
 def _small_size(take, keys, size):
     "Characters of a step without pictures"
     at = np.arange(min(len(keys), 8))
-    there,small,_ = read_steps(take, keys, at, (), size)
-    return max(len(json_text(column_texts(small, there)))/max(len(there), 1), 8) + 40
+    there, small, _ = read_steps(take, keys, at, (), size)
+    return max(len(json_text(column_texts(small, there))) / max(len(there), 1), 8) + 40
 
 # %% ../../nbs/look/sampled.ipynb #20f5c95c
 def sample_of(
-    inside:dict, # what a memory says is in it
-    take, # (keys) → those of them that are still there, and their rows as a structured array
-    room:int=1_500_000, # characters of JSON
-    most:int=16, # episodes
-    seed:int=0, # of the episodes that are chosen at random
-    beside=None, # (keys) → more columns of these rows, name → list; None: there are none
-)->dict: # plain data
+    inside: dict,  # what a memory says is in it
+    take,  # (keys) → those of them that are still there, and their rows as a structured array
+    room: int = 1_500_000,  # characters of JSON
+    most: int = 16,  # episodes
+    seed: int = 0,  # of the episodes that are chosen at random
+    beside=None,  # (keys) → more columns of these rows, name → list; None: there are none
+) -> dict:  # plain data
     "Some episodes of a memory, with their steps"
-    chosen,row = choose_episodes(inside, most, seed) if inside['rows'] else {},inside['row']
+    chosen = choose_episodes(inside, most, seed) if inside['rows'] else {}
+    row = inside['row']
     found = dict(episodes=[], frames=[], of=len(inside['episode']['first']), steps=0)
-    if not chosen: return found
+    if not chosen:
+        return found
     of = np.flatnonzero(np.isin(row['episode'], list(chosen)))
     keys = {i: row['key'][of[row['episode'][of] == i]] for i in chosen}
     dtype = take(row['key'][-1:])[1].dtype
-    wide = sum(d.itemsize for _,d,_ in parts_of(dtype) if kind_of(d) == 'pictures')
-    fit = int(room*(.3 if wide else .85)/_small_size(take, next(iter(keys.values())), dtype.itemsize))
-    fit = min(fit, 2**29//dtype.itemsize, 20_000)
-    chosen = dict(list(chosen.items())[:max(fit//24, 3)])
-    parts = [_read(inside, take, i, keys[i], n, (dtype.itemsize, wide*len(chosen)), beside)
-        for i,n in zip(chosen, shared([len(keys[i]) for i in chosen], fit))]
-    parts = [(dict(e, why=chosen[e['number']]), pictures) for e,pictures in parts if e is not None]
-    found['episodes'] = [e for e,_ in parts]
+    wide = sum(d.itemsize for _, d, _ in parts_of(dtype) if kind_of(d) == 'pictures')
+    fit = int(
+        room
+        * (0.3 if wide else 0.85)
+        / _small_size(take, next(iter(keys.values())), dtype.itemsize)
+    )
+    fit = min(fit, 2**29 // dtype.itemsize, 20_000)
+    chosen = dict(list(chosen.items())[: max(fit // 24, 3)])
+    parts = [
+        _read(inside, take, i, keys[i], n, (dtype.itemsize, wide * len(chosen)), beside)
+        for i, n in zip(chosen, shared([len(keys[i]) for i in chosen], fit))
+    ]
+    parts = [(dict(e, why=chosen[e['number']]), pictures) for e, pictures in parts if e is not None]
+    found['episodes'] = [e for e, _ in parts]
     left = room - len(json_text(found['episodes']))
-    found['frames'] = add_pictures(found['episodes'], [p for _,p in parts], left - 30*sum(len(p) for _,p in parts))
+    found['frames'] = add_pictures(
+        found['episodes'], [p for _, p in parts], left - 30 * sum(len(p) for _, p in parts)
+    )
     found['episodes'].sort(key=lambda e: -e['last'])
-    return dict(found, steps=sum(len(e['key']) for e in found['episodes']),
-        columns=[dict(name=n, kind=kind_of(d), shape=list(d.shape), dtype=str(d.base))
-            for n,d,_ in parts_of(dtype)])
+    return dict(
+        found,
+        steps=sum(len(e['key']) for e in found['episodes']),
+        columns=[
+            dict(name=n, kind=kind_of(d), shape=list(d.shape), dtype=str(d.base))
+            for n, d, _ in parts_of(dtype)
+        ],
+    )
 
 # %% ../../nbs/look/sampled.ipynb #b97c98ac
 def _read(inside, take, number, keys, most, sizes, beside):
     "An episode as plain data, and the pictures of its steps"
-    row,e = inside['row'],inside['episode']
+    row = inside['row']
+    e = inside['episode']
     drawn = row['drawn'][keys - row['key'][0]] if row['drawn'] is not None else np.zeros(1)
     named = np.flatnonzero(np.isin(keys, named_rows(inside))).tolist()
-    wanted = named + [int(drawn.argmax())]*bool(drawn.any())   # and one that was never drawn is there anyway
-    at,(size,wide) = some_steps(len(keys), most, wanted),sizes
-    if wide:   # not more pictures than 128 MB of them
-        runs = [at[a:a+8] for a in range(0, len(at), 8)]
+    # and one that was never drawn is there anyway
+    wanted = named + [int(drawn.argmax())] * bool(drawn.any())
+    at, (size, wide) = some_steps(len(keys), most, wanted), sizes
+    if wide:  # not more pictures than 128 MB of them
+        runs = [at[a : a + 8] for a in range(0, len(at), 8)]
         order = sorted(_spread(len(runs)), key=lambda i: not np.isin(runs[i], named).any())
-        pictured = np.concatenate([runs[i] for i in order[:max(2**27//wide//8, 1)]])
-    at,small,pictures = read_steps(take, keys, at, pictured if wide else (), size)
-    if not len(at): return None,None
-    said = {n: e[n][number] for n in ('env_id','first','last','length','total','end','whole') if e[n] is not None}
-    said = {n: _short(x.item() if hasattr(x, 'item') else x) for n,x in said.items()}
+        pictured = np.concatenate([runs[i] for i in order[: max(2**27 // wide // 8, 1)]])
+    at, small, pictures = read_steps(take, keys, at, pictured if wide else (), size)
+    if not len(at):
+        return None, None
+    said = {
+        n: e[n][number]
+        for n in ('env_id', 'first', 'last', 'length', 'total', 'end', 'whole')
+        if e[n] is not None
+    }
+    said = {n: _short(x.item() if hasattr(x, 'item') else x) for n, x in said.items()}
     more = beside(keys[at]) if beside else {}
-    return dict(said, number=number, rows=len(keys), named=named, columns=column_texts(small, at), more=more,
-        pictures={}, **step_facts(inside, keys, at)),pictures
+    return dict(
+        said,
+        number=number,
+        rows=len(keys),
+        named=named,
+        columns=column_texts(small, at),
+        more=more,
+        pictures={},
+        **step_facts(inside, keys, at),
+    ), pictures
 
 # %% ../../nbs/look/sampled.ipynb #110da402
 def drawn_rows(
-    inside:dict, # what a memory says is in it
-    n:int=10, # so many of each
-)->dict: # 'most' and 'never': lists of dicts; 'share' of rows never drawn; empty: draws are not known
+    inside: dict,  # what a memory says is in it
+    n: int = 10,  # so many of each
+) -> (
+    dict
+):  # 'most' and 'never': lists of dicts; 'share' of rows never drawn; empty: draws are not known
     "The rows that were drawn most, and the oldest of those that never were"
-    row,draw,single = inside['row'],inside['draw'],inside['unit'] == 'rows'
-    if not inside['rows'] or row['drawn'] is None or not row['drawn'].any(): return {}
+    row = inside['row']
+    draw = inside['draw']
+    single = inside['unit'] == 'rows'
+    if not inside['rows'] or row['drawn'] is None or not row['drawn'].any():
+        return {}
     facts = _facts_of_draws(inside)
+
     def told(i):
         said = dict(key='key', env_id='env_id', step='step_n', drawn='drawn')
-        said = {n: int(row[column][i]) for n,column in said.items()}
+        said = {n: int(row[column][i]) for n, column in said.items()}
         at = int(np.searchsorted(draw['key'], said['key'])) if facts else 0
         known = facts and at < len(draw['key']) and draw['key'][at] == said['key']
-        more = [w for w in ('priority','chance') if known and facts[w] is not None]
+        more = [w for w in ('priority', 'chance') if known and facts[w] is not None]
         return said | {w: _short(float(facts[w][at])) for w in more}
-    which = np.arange(len(row['key'])) if single or not draw else np.unique(draw['key']) - row['key'][0]
+
+    which = (
+        np.arange(len(row['key'])) if single or not draw else np.unique(draw['key']) - row['key'][0]
+    )
     drawn = row['drawn'][which]
-    most,never = which[_largest(drawn, n)[:n]],which[drawn == 0]
-    return dict(most=[*map(told, most)], never=[*map(told, never[:n])], share=len(never)/max(len(drawn), 1))
+    most = which[_largest(drawn, n)[:n]]
+    never = which[drawn == 0]
+    return dict(
+        most=[*map(told, most)],
+        never=[*map(told, never[:n])],
+        share=len(never) / max(len(drawn), 1),
+    )

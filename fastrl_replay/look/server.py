@@ -13,90 +13,130 @@ from urllib.parse import urlsplit
 from ..steps.errors import ArgumentError
 
 # %% ../../nbs/look/server.ipynb #6781eb42
-HERE = 'localhost','127.0.0.1'   # names under which a browser may ask; the port may be that of a tunnel
+# names under which a browser may ask; the port may be that of a tunnel
+HERE = 'localhost', '127.0.0.1'
 
-HEADERS = {'Cache-Control': 'no-store', 'X-Content-Type-Options': 'nosniff', 'Referrer-Policy': 'no-referrer',
-    'X-Frame-Options': 'SAMEORIGIN', 'Cross-Origin-Resource-Policy': 'same-origin', 'Content-Security-Policy':
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src 'self' data:; "
+HEADERS = {
+    'Cache-Control': 'no-store',
+    'X-Content-Type-Options': 'nosniff',
+    'Referrer-Policy': 'no-referrer',
+    'X-Frame-Options': 'SAMEORIGIN',
+    'Cross-Origin-Resource-Policy': 'same-origin',
+    'Content-Security-Policy': "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src 'self' data:; "
     "media-src 'self'; "
-    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"}
+    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+}
 
 # %% ../../nbs/look/server.ipynb #bfff8eaa
 class _Request(BaseHTTPRequestHandler):
     "Answers one request"
-    timeout = 30   # a connection is for one request: none stays open when the server has ended
-    server_version,sys_version = 'fastrl-replay',''
+
+    # a connection is for one request: none stays open when the server has ended
+    timeout = 30
+    server_version = 'fastrl-replay'
+    sys_version = ''
 
     def do_GET(self):
-        if self.path == '/favicon.ico': return self._send(HTTPStatus.NO_CONTENT, 'image/x-icon',
-            b'')   # browsers ask for one
+        if self.path == '/favicon.ico':
+            # browsers ask for one
+            return self._send(HTTPStatus.NO_CONTENT, 'image/x-icon', b'')
         refused = self._refused()
-        if refused: return self._plain(HTTPStatus.FORBIDDEN, refused)
-        try: found = self.server.answer(self._words()[2])
-        except Exception as e:   # a page that fails is no reason to end
+        if refused:
+            return self._plain(HTTPStatus.FORBIDDEN, refused)
+        try:
+            found = self.server.answer(self._words()[2])
+        except Exception as e:  # a page that fails is no reason to end
             return self._plain(HTTPStatus.INTERNAL_SERVER_ERROR, f'{type(e).__name__}: {e}')
-        if found is None: return self._plain(HTTPStatus.NOT_FOUND, 'there is no such page')
+        if found is None:
+            return self._plain(HTTPStatus.NOT_FOUND, 'there is no such page')
         self._send(HTTPStatus.OK, *found)
 
-    def _words(self): return self.path.split('?')[0].split('/', 2)   # nothing, the token, the name of a page
+    def _words(self):
+        return self.path.split('?')[0].split('/', 2)  # nothing, the token, the name of a page
 
     def _refused(self):
         "Why it isn't answered; None: it is"
-        try: named = urlsplit('//' + self.headers.get('Host', '')).hostname in HERE
-        except ValueError: named = False
-        if not named: return 'this is a server for one machine only: ask for 127.0.0.1'
+        try:
+            named = urlsplit('//' + self.headers.get('Host', '')).hostname in HERE
+        except ValueError:
+            named = False
+        if not named:
+            return 'this is a server for one machine only: ask for 127.0.0.1'
         words = self._words()
-        good = len(words) == 3 and not words[0] and secrets.compare_digest(words[1].encode(),
-            self.server.token.encode())
-        if not good: return 'the address is not complete: it was printed when the server began'
+        good = (
+            len(words) == 3
+            and not words[0]
+            and secrets.compare_digest(words[1].encode(), self.server.token.encode())
+        )
+        if not good:
+            return 'the address is not complete: it was printed when the server began'
 
 # %% ../../nbs/look/server.ipynb #cee2415e
 class _Answer(_Request):
     "Sends what a page is"
-    def _plain(self, status, text): self._send(status, 'text/plain; charset=utf-8', text.encode(errors='replace'))
+
+    def _plain(self, status, text):
+        self._send(status, 'text/plain; charset=utf-8', text.encode(errors='replace'))
 
     def _send(self, status, kind, body):
         "Bytes, or an open file"
         size = len(body) if isinstance(body, bytes) else body.seek(0, 2)
         self.send_response(status)
-        for name,value in {**HEADERS, 'Content-Type': kind,
-            'Content-Length': str(size)}.items(): self.send_header(name, value)
+        for name, value in {**HEADERS, 'Content-Type': kind, 'Content-Length': str(size)}.items():
+            self.send_header(name, value)
         self.end_headers()
-        if isinstance(body, bytes): self.wfile.write(body); return
+        if isinstance(body, bytes):
+            self.wfile.write(body)
+            return
         with body:
             body.seek(0)
             shutil.copyfileobj(body, self.wfile)
 
-    def log_message(self, *args): "Requests aren't listed"
+    def log_message(self, *args):
+        "Requests aren't listed"
 
 # %% ../../nbs/look/server.ipynb #0b7c0b9e
 class Server(ThreadingHTTPServer):
     "Answers on 127.0.0.1, under an address with a token, until it is closed"
-    daemon_threads,allow_reuse_address,request_queue_size = True,True,64
-    def __init__(self,
-        answer, # name of a page → (content type, bytes or an open file), or None; called from several threads
-        port:int=0, # 0: one that is free
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def __init__(
+        self,
+        answer,  # name of a page → (content type, bytes or an open file), or None; called from several threads
+        port: int = 0,  # 0: one that is free
     ):
-        self.answer,self.token = answer,secrets.token_urlsafe(16)
-        try: super().__init__(('127.0.0.1', port), _Answer)
-        except (OSError,OverflowError) as e: raise ArgumentError('watch', f'port {port}', _why(e), remedy=
-            'another --port, or none: then one that is free is taken') from None
+        self.answer, self.token = answer, secrets.token_urlsafe(16)
+        try:
+            super().__init__(('127.0.0.1', port), _Answer)
+        except (OSError, OverflowError) as e:
+            raise ArgumentError(
+                'watch',
+                f'port {port}',
+                _why(e),
+                remedy='another --port, or none: then one that is free is taken',
+            ) from None
 
     @property
-    def url(self)->str:
+    def url(self) -> str:
         "Where the first page is"
         return f'http://127.0.0.1:{self.server_port}/{self.token}/'
 
     def __enter__(self):
-        threading.Thread(target=self.serve_forever, args=(.1,), daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
         return self
 
     def __exit__(self, *args):
         self.shutdown()
         self.server_close()
 
-    def handle_error(self, request, address): "A browser that has gone away is no error"
+    def handle_error(self, request, address):
+        "A browser that has gone away is no error"
+
 
 def _why(e):
     return {errno.EADDRINUSE: 'it is in use', errno.EACCES: 'this user may not take it'}.get(
-        getattr(e, 'errno', None), str(e).rstrip('.'))
+        getattr(e, 'errno', None), str(e).rstrip('.')
+    )

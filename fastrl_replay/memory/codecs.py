@@ -15,79 +15,128 @@ from ..steps.errors import ArgumentError, choice
 # %% ../../nbs/memory/codecs.ipynb #4faefc25
 class Codec:
     "Packs frames, each by itself"
-    name,learns = None,0   # learns: from how many frames; 0: nothing
-    dictionary = b''       # what was learned
-    def __init__(self):
-        try: self._package = import_module(self.package)
-        except ImportError as e: raise ArgumentError('Frames', f'compress={self.name!r}', f'no package here: {e}',
-            remedy="pip install 'fastrl_replay[compress]'") from None
-    def pack_one(self, frame)->bytes: raise NotImplementedError
-    def unpack(self, packed, size:int)->bytes: raise NotImplementedError
-    def learn(self, frames): "Prepare for frames like these: a list of arrays of them"
 
-    def pack(self,
-        frames:np.ndarray, # bytes, a row for each frame
-    )->tuple: # packed bytes, and where each frame ends in them
+    # learns: from how many frames; 0: nothing
+    name = None
+    learns = 0
+    dictionary = b''  # what was learned
+
+    def __init__(self):
+        try:
+            self._package = import_module(self.package)
+        except ImportError as e:
+            raise ArgumentError(
+                'Frames',
+                f'compress={self.name!r}',
+                f'no package here: {e}',
+                remedy="pip install 'fastrl_replay[compress]'",
+            ) from None
+
+    def pack_one(self, frame) -> bytes:
+        raise NotImplementedError
+
+    def unpack(self, packed, size: int) -> bytes:
+        raise NotImplementedError
+
+    def learn(self, frames):
+        "Prepare for frames like these: a list of arrays of them"
+
+    def pack(
+        self,
+        frames: np.ndarray,  # bytes, a row for each frame
+    ) -> tuple:  # packed bytes, and where each frame ends in them
         "Frames one after the other"
         parts = [self.pack_one(memoryview(f)) for f in frames]
-        return np.frombuffer(b''.join(parts), np.uint8),np.cumsum([len(p) for p in parts], dtype=np.int64)
+        return np.frombuffer(b''.join(parts), np.uint8), np.cumsum(
+            [len(p) for p in parts], dtype=np.int64
+        )
+
 
 class Lz4(Codec):
     "LZ4: fast"
-    name,package = 'lz4','lz4.block'
-    def pack_one(self, frame): return self._package.compress(frame, store_size=False)
-    def unpack(self, packed, size): return self._package.decompress(packed, uncompressed_size=size)
+
+    name = 'lz4'
+    package = 'lz4.block'
+
+    def pack_one(self, frame):
+        return self._package.compress(frame, store_size=False)
+
+    def unpack(self, packed, size):
+        return self._package.decompress(packed, uncompressed_size=size)
 
 # %% ../../nbs/memory/codecs.ipynb #7664d45a
 class Zstd(Codec):
     "Zstandard with a dictionary: small"
-    name,package,learns = 'zstd','zstandard',1000
-    def __init__(self, dictionary:bytes=b''): # as it was learned before
+
+    name = 'zstd'
+    package = 'zstandard'
+    learns = 1000
+
+    def __init__(self, dictionary: bytes = b''):  # as it was learned before
         super().__init__()
         self._of_thread = threading.local()
         self._use(dictionary)
 
-    def _use(self, dictionary): self.dictionary,self._of_thread = dictionary,threading.local()
+    def _use(self, dictionary):
+        self.dictionary = dictionary
+        self._of_thread = threading.local()
 
     def learn(self, frames):
         "A dictionary from frames; where there are too few of them, or nothing is common to them, none"
         samples = [f.tobytes() for some in frames for f in some]
-        try: trained = self._package.train_dictionary(16384, samples, level=3)
-        except self._package.ZstdError: return
+        try:
+            trained = self._package.train_dictionary(16384, samples, level=3)
+        except self._package.ZstdError:
+            return
         self._use(trained.as_bytes())
 
     def _tools(self):
         "The packer and the unpacker of this thread"
-        mine,zstd = self._of_thread,self._package
+        mine = self._of_thread
+        zstd = self._package
         if not hasattr(mine, 'tools'):
-            words = dict(dict_data=zstd.ZstdCompressionDict(self.dictionary)) if self.dictionary else {}
-            mine.tools = (zstd.ZstdCompressor(level=3, write_checksum=False, write_dict_id=False, **words),
-                          zstd.ZstdDecompressor(**words))
+            words = (
+                dict(dict_data=zstd.ZstdCompressionDict(self.dictionary)) if self.dictionary else {}
+            )
+            mine.tools = (
+                zstd.ZstdCompressor(level=3, write_checksum=False, write_dict_id=False, **words),
+                zstd.ZstdDecompressor(**words),
+            )
         return mine.tools
 
-    def pack_one(self, frame): return self._tools()[0].compress(frame)
+    def pack_one(self, frame):
+        return self._tools()[0].compress(frame)
+
     def pack(self, frames):
         "All in one call, which needs the interpreter once and not for each"
-        parts = [p.tobytes() for p in self._tools()[0].multi_compress_to_buffer([memoryview(f) for f in frames])]
-        return np.frombuffer(b''.join(parts), np.uint8),np.cumsum([len(p) for p in parts], dtype=np.int64)
+        parts = [
+            p.tobytes()
+            for p in self._tools()[0].multi_compress_to_buffer([memoryview(f) for f in frames])
+        ]
+        return np.frombuffer(b''.join(parts), np.uint8), np.cumsum(
+            [len(p) for p in parts], dtype=np.int64
+        )
 
     def unpack(self, packed, size):
-        if self._package.frame_content_size(packed) != size: raise ValueError('a frame of another size')
+        if self._package.frame_content_size(packed) != size:
+            raise ValueError('a frame of another size')
         return self._tools()[1].decompress(packed)
 
 # %% ../../nbs/memory/codecs.ipynb #28cfe8ff
-CODECS = {c.name: c for c in (Lz4,Zstd)}
+CODECS = {c.name: c for c in (Lz4, Zstd)}
+
 
 def codec(
-    name:str, # 'lz4' or 'zstd'; None: no compression
-)->Codec: # or None
+    name: str,  # 'lz4' or 'zstd'; None: no compression
+) -> Codec:  # or None
     "A codec by its name"
     return None if name is None else CODECS[choice('Frames', 'compress', name, CODECS)]()
 
-@lru_cache(32)   # of so many shards
+
+@lru_cache(32)  # of so many shards
 def codec_with(
-    name:str, # 'lz4' or 'zstd'
-    dictionary:bytes, # that it has learned elsewhere
-)->Codec: # the same each time
+    name: str,  # 'lz4' or 'zstd'
+    dictionary: bytes,  # that it has learned elsewhere
+) -> Codec:  # the same each time
     "What unpacks frames that came with their dictionary"
     return CODECS[name](dictionary) if dictionary else codec(name)

@@ -8,169 +8,184 @@ __all__ = ['DeviceLog', 'DeviceFrames']
 # %% ../../nbs/memory/device_frames.ipynb #58b43dc8
 from itertools import accumulate
 import numpy as np, torch
-from fastcore.basics import patch
 from .frame_log import BITS, END, NEAR, NEXT, ROOM, FrameLog, serials_of
 from .on_device import Device, DeviceRows, common_word
 
 # %% ../../nbs/memory/device_frames.ipynb #6e3a8e97
 class DeviceLog(FrameLog):
     "A log whose frames are on a device; the last ones in main memory, too"
-    def __init__(self,
-        size:int, # bytes of a frame
-        places, # where in a row frames are
-        of_next:int, # how many of these are in next states
-        bits:int, # a segment has 2**bits frames
-        expected:int, # for so many frames, and some more, room is made at once
-        place:Device, # where they lie
-        *args, # as a `FrameLog` takes them
+
+    def __init__(
+        self,
+        size: int,  # bytes of a frame
+        places,  # where in a row frames are
+        of_next: int,  # how many of these are in next states
+        bits: int,  # a segment has 2**bits frames
+        expected: int,  # for so many frames, and some more, room is made at once
+        place: Device,  # where they lie
+        *args,  # as a `FrameLog` takes them
     ):
         super().__init__(size, places, of_next, bits, 0, place, *args)
         segments = -(-expected >> bits)
-        self.place,self._first = place,segments + max(segments//16, 2)
-        self.there,self._where = place.tensor(self.who, 0, size),{}   # frames on the device; segment → its place there
+        self.place = place
+        self._first = segments + max(segments // 16, 2)
+        # frames on the device; segment → its place there
+        self.there = place.tensor(self.who, 0, size)
+        self._where = {}
 
     @property
     def held_bytes(self):
         "Those of frames, here and there"
         return super().held_bytes + self.there.nbytes
 
-    def places_of(self, refs): # int32, of the same shape
+    def places_of(self, refs):  # int32, of the same shape
         "Where on the device the frames are to which these refer"
-        bits,serials = self.numbers.item(BITS),serials_of(refs, self.numbers.item(NEXT))
-        numbers,which = np.unique(serials >> bits, return_inverse=True)
+        bits = self.numbers.item(BITS)
+        serials = serials_of(refs, self.numbers.item(NEXT))
+        numbers, which = np.unique(serials >> bits, return_inverse=True)
         starts = np.array([self._where[n] << bits for n in numbers.tolist()], np.int64)
         return (starts[which.reshape(refs.shape)] + (serials & ((1 << bits) - 1))).astype(np.int32)
 
-# %% ../../nbs/memory/device_frames.ipynb #9d92e883
-@patch
-def put_segment(self:DeviceLog, segment):
-    "This is the next one"
-    taken,places = {*self._where.values()},len(self.there) >> self.numbers.item(BITS)
-    free = next((p for p in range(places) if p not in taken), None)
-    if free is None: free = self._more_there(places)
-    self._where[self.numbers.item(ROOM) >> self.numbers.item(BITS)] = free
-    FrameLog.put_segment(self, segment)
+    def put_segment(self, segment):
+        "This is the next one"
+        taken = {*self._where.values()}
+        places = len(self.there) >> self.numbers.item(BITS)
+        free = next((p for p in range(places) if p not in taken), None)
+        if free is None:
+            free = self._more_there(places)
+        self._where[self.numbers.item(ROOM) >> self.numbers.item(BITS)] = free
+        FrameLog.put_segment(self, segment)
 
-@patch
-def _more_there(self:DeviceLog, places):
-    "Room for more segments on the device: what is expected, and if that was too little, a sixteenth more"
-    more = max(places//16, 1) if places else self._first
-    new = self.place.tensor(self.who, places + more << self.numbers.item(BITS), self.size)
-    with self.place.in_order(): new[:len(self.there)] = self.there
-    self.there = new
-    return places
+    def _more_there(self, places):
+        "Room for more segments on the device: what is expected, and if that was too little, a sixteenth more"
+        more = max(places // 16, 1) if places else self._first
+        new = self.place.tensor(self.who, places + more << self.numbers.item(BITS), self.size)
+        with self.place.in_order():
+            new[: len(self.there)] = self.there
+        self.there = new
+        return places
 
-@patch
-def retire(self:DeviceLog, number, packed):
-    "A segment goes"
-    FrameLog.retire(self, number, packed)
-    self._where.pop(number, None)
+    def retire(self, number, packed):
+        "A segment goes"
+        FrameLog.retire(self, number, packed)
+        self._where.pop(number, None)
 
-# %% ../../nbs/memory/device_frames.ipynb #eea6fd7a
-@patch
-def more_room(self:DeviceLog):
-    "Another raw segment; those that are too old to be compared with are on the device only"
-    self._let_go(self.numbers.item(END) - self.numbers.item(NEAR) >> self.numbers.item(BITS))
-    FrameLog.more_room(self)
+    def more_room(self):
+        "Another raw segment; those that are too old to be compared with are on the device only"
+        self._let_go(self.numbers.item(END) - self.numbers.item(NEAR) >> self.numbers.item(BITS))
+        FrameLog.more_room(self)
 
-@patch
-def _let_go(self:DeviceLog, before):
-    for number in [n for n in self.segments if n < before]:
-        self.table[number & (len(self.table)-1)] = 0
-        self.free.append(self.segments.pop(number))
+    def _let_go(self, before):
+        for number in [n for n in self.segments if n < before]:
+            self.table[number & (len(self.table) - 1)] = 0
+            self.free.append(self.segments.pop(number))
 
-# %% ../../nbs/memory/device_frames.ipynb #8aecf216
-@patch
-def send(self:DeviceLog):
-    "Bring to the device what has been kept and has not settled"
-    bits,(start,end) = self.numbers.item(BITS),self.numbers[[END,NEXT]].tolist()
-    for number in range(start >> bits, -(-end >> bits)):
-        a,b = max(start - (number << bits), 0),min(end - (number << bits), 1 << bits)
-        self._write(number, a, self.segments[number][a:b])
+    def send(self):
+        "Bring to the device what has been kept and has not settled"
+        bits, (start, end) = self.numbers.item(BITS), self.numbers[[END, NEXT]].tolist()
+        for number in range(start >> bits, -(-end >> bits)):
+            a = max(start - (number << bits), 0)
+            b = min(end - (number << bits), 1 << bits)
+            self._write(number, a, self.segments[number][a:b])
 
-@patch
-def _write(self:DeviceLog, number, a, frames):
-    "Frames of a segment, from number `a` in it on"
-    at = (self._where[number] << self.numbers.item(BITS)) + a
-    self.place.write(self.there[at:at+len(frames)], frames)
+    def _write(self, number, a, frames):
+        "Frames of a segment, from number `a` in it on"
+        at = (self._where[number] << self.numbers.item(BITS)) + a
+        self.place.write(self.there[at : at + len(frames)], frames)
 
-@patch
-def fill_segment(self:DeviceLog, number, frames):
-    "Those of a segment that were saved"
-    FrameLog.fill_segment(self, number, frames)
-    self._write(number, 0, frames)
-    self._let_go(number)
+    def fill_segment(self, number, frames):
+        "Those of a segment that were saved"
+        FrameLog.fill_segment(self, number, frames)
+        self._write(number, 0, frames)
+        self._let_go(number)
 
-@patch
-def state_dict(self:DeviceLog, first)->dict: # tensors
-    "The frames from `first` on, as a log in main memory saves them"
-    bits,end = self.numbers.item(BITS),self.frames
-    raw = torch.empty((end - first, self.size), dtype=torch.uint8)
-    for number in range(first >> bits, -(-end >> bits)):
-        a,b = max(first, number << bits),min(end, number + 1 << bits)
-        at = (self._where[number] << bits) + (a & ((1 << bits) - 1))
-        raw[a-first:b-first] = self.there[at:at+b-a]
-    none = torch.zeros(0, dtype=torch.uint8)
-    return dict(packed=none, lengths=torch.zeros(end - first, dtype=torch.int64), raw=raw, dictionary=none.clone())
+    def state_dict(self, first) -> dict:  # tensors
+        "The frames from `first` on, as a log in main memory saves them"
+        bits = self.numbers.item(BITS)
+        end = self.frames
+        raw = torch.empty((end - first, self.size), dtype=torch.uint8)
+        for number in range(first >> bits, -(-end >> bits)):
+            a = max(first, number << bits)
+            b = min(end, number + 1 << bits)
+            at = (self._where[number] << bits) + (a & ((1 << bits) - 1))
+            raw[a - first : b - first] = self.there[at : at + b - a]
+        none = torch.zeros(0, dtype=torch.uint8)
+        return dict(
+            packed=none,
+            lengths=torch.zeros(end - first, dtype=torch.int64),
+            raw=raw,
+            dictionary=none.clone(),
+        )
 
 # %% ../../nbs/memory/device_frames.ipynb #e90e2598
 class DeviceFrames(DeviceRows):
     "Rows without their frames, on a device, and where their frames are there"
-    def __init__(self,
-        place:Device, # where they lie
-        n:int, # slots
-        leaves:list, # parts of rows that hold frames, as `Leaf` has them
-        logs:list, # of each, a `DeviceLog`
-        spans, # the bytes of rows that belong to no frame, as `spans_between` gives them
-        who:str='Frames', # whose rows they are, for errors
+
+    def __init__(
+        self,
+        place: Device,  # where they lie
+        n: int,  # slots
+        leaves: list,  # parts of rows that hold frames, as `Leaf` has them
+        logs: list,  # of each, a `DeviceLog`
+        spans,  # the bytes of rows that belong to no frame, as `spans_between` gives them
+        who: str = 'Frames',  # whose rows they are, for errors
     ):
-        self.leaves,self.logs,self.spans = leaves,logs,spans.tolist()
-        self.cols = [0, *accumulate(len(l.places) for l in leaves)]   # of the references: whose are which
-        self.rest = int(spans[:,1].sum())
-        self.width = -(-self.rest//4)*4   # then come four bytes for each frame
-        super().__init__(place, n, self.width + 4*self.cols[-1], who)
-        with place.in_order(): self.mem.zero_()   # where there is a hole, slot 0 is fetched, written or not
+        self.leaves, self.logs, self.spans = leaves, logs, spans.tolist()
+        # of the references: whose are which
+        self.cols = [0, *accumulate(len(l.places) for l in leaves)]
+        self.rest = int(spans[:, 1].sum())
+        self.width = -(-self.rest // 4) * 4  # then come four bytes for each frame
+        super().__init__(place, n, self.width + 4 * self.cols[-1], who)
+        # where there is a hole, slot 0 is fetched, written or not
+        with place.in_order():
+            self.mem.zero_()
 
-    def of_logs(self): return zip(self.logs, self.leaves, self.cols, self.cols[1:])
+    def of_logs(self):
+        return zip(self.logs, self.leaves, self.cols, self.cols[1:])
 
-# %% ../../nbs/memory/device_frames.ipynb #b840a845
-@patch
-def sent(self:DeviceFrames, rows:np.ndarray, refs)->np.ndarray: # the bytes of the rows there
-    "Bring the frames of rows to the device"
-    for log in self.logs: log.send()
-    given = rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
-    rest = np.zeros((len(rows), self.rest), np.uint8)
-    for at,length,to in self.spans: rest[:, to:to+length] = given[:, at:at+length]
-    return self.with_places(rest, refs)
+    def sent(self, rows: np.ndarray, refs) -> np.ndarray:  # the bytes of the rows there
+        "Bring the frames of rows to the device"
+        for log in self.logs:
+            log.send()
+        given = rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
+        rest = np.zeros((len(rows), self.rest), np.uint8)
+        for at, length, to in self.spans:
+            rest[:, to : to + length] = given[:, at : at + length]
+        return self.with_places(rest, refs)
 
-@patch
-def with_places(self:DeviceFrames, rest, refs)->np.ndarray:
-    "The bytes of rows, of which all but their frames is given"
-    block = np.zeros((len(rest), self.width + 4*refs.shape[1]), np.uint8)
-    block[:, :self.rest] = rest
-    places = [log.places_of(refs[:,a:b]) for log,_,a,b in self.of_logs()]
-    block[:, self.width:] = np.concatenate(places, 1).view(np.uint8)
-    return block
+    def with_places(self, rest, refs) -> np.ndarray:
+        "The bytes of rows, of which all but their frames is given"
+        block = np.zeros((len(rest), self.width + 4 * refs.shape[1]), np.uint8)
+        block[:, : self.rest] = rest
+        places = [log.places_of(refs[:, a:b]) for log, _, a, b in self.of_logs()]
+        block[:, self.width :] = np.concatenate(places, 1).view(np.uint8)
+        return block
 
-@patch
-def load(self:DeviceFrames, slots, rest, refs):
-    "Write rows from all but their frames, and references to these, both by slot"
-    for a in range(0, len(slots), 4096):
-        some = slots[a:a+4096]
-        self.write(some, self.with_places(rest[some], refs[some]))
+    def load(self, slots, rest, refs):
+        "Write rows from all but their frames, and references to these, both by slot"
+        for a in range(0, len(slots), 4096):
+            some = slots[a : a + 4096]
+            self.write(some, self.with_places(rest[some], refs[some]))
 
-# %% ../../nbs/memory/device_frames.ipynb #f8a74593
-@patch
-def fetch(self:DeviceFrames, slots, out):
-    "Rows from slots, all of which hold one, to the front of longer ones"
-    rows = self.mem.index_select(0, slots)
-    for at,length,to in self.spans: out[:, at:at+length] = rows[:, to:to+length]
-    places = rows[:, self.width:].view(torch.int32)
-    for log,leaf,a,b in self.of_logs():
-        kind = common_word(leaf.size, *leaf.places, out.shape[1])
-        size,target = leaf.size//kind.itemsize,out.view(kind)
-        frames = log.there.view(kind).index_select(0, places[:,a:b].reshape(-1)).view(len(slots), b-a, size)
-        for first,many in ((0, leaf.stack), (leaf.stack, leaf.of_next)):
-            if not many: continue
-            at = leaf.places[first]//kind.itemsize
-            target[:, at:at+many*size].unflatten(1, (many,size)).copy_(frames[:, first:first+many])
+    def fetch(self, slots, out):
+        "Rows from slots, all of which hold one, to the front of longer ones"
+        rows = self.mem.index_select(0, slots)
+        for at, length, to in self.spans:
+            out[:, at : at + length] = rows[:, to : to + length]
+        places = rows[:, self.width :].view(torch.int32)
+        for log, leaf, a, b in self.of_logs():
+            kind = common_word(leaf.size, *leaf.places, out.shape[1])
+            size = leaf.size // kind.itemsize
+            target = out.view(kind)
+            frames = (
+                log.there.view(kind)
+                .index_select(0, places[:, a:b].reshape(-1))
+                .view(len(slots), b - a, size)
+            )
+            for first, many in ((0, leaf.stack), (leaf.stack, leaf.of_next)):
+                if not many:
+                    continue
+                at = leaf.places[first] // kind.itemsize
+                target[:, at : at + many * size].unflatten(1, (many, size)).copy_(
+                    frames[:, first : first + many]
+                )

@@ -13,633 +13,856 @@ from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
 import numpy as np
-from fastcore.basics import patch
 from .. import __version__
 from ..steps.errors import ArgumentError, StateError, choice
 from ..steps.files import lock_file, sync, write_whole
 from .mapped import allocate, mapped, no_disk, outgrows, read_at_random, request
-from .places import (COMMITTED, FLOOR, FLUSHED, LIMIT, N_COUNTERS, OF_STORE, RESERVED, REWINDS,
-    SHOWN, TOLD, Counted, Declared, Place, aligned, in_parts)
+from fastrl_replay.memory.places import (
+    COMMITTED,
+    FLOOR,
+    FLUSHED,
+    LIMIT,
+    N_COUNTERS,
+    OF_STORE,
+    RESERVED,
+    REWINDS,
+    SHOWN,
+    TOLD,
+    Counted,
+    Declared,
+    Place,
+    aligned,
+    in_parts,
+)
 from ..steps.states import checked, integer, text
 
 # %% ../../nbs/memory/directory.ipynb #ca9a4a1e
-FORMAT,VERSION = 'a memory of fastrl_replay',1
+FORMAT = 'a memory of fastrl_replay'
+VERSION = 1
+
 
 def read_meta(
-    path:Path, # of the directory
-    who:str, # for errors
-    shards:bool=False, # may there be memories of workers instead?
-)->dict: # None: there is no memory yet
+    path: Path,  # of the directory
+    who: str,  # for errors
+    shards: bool = False,  # may there be memories of workers instead?
+) -> dict:  # None: there is no memory yet
     "What `meta.json` says; an error where there is something else"
-    file = path/'meta.json'
+    file = path / 'meta.json'
     try:
-        if path.exists() and not path.is_dir(): raise ArgumentError(who, 'path', path, 'a directory')
+        if path.exists() and not path.is_dir():
+            raise ArgumentError(who, 'path', path, 'a directory')
         if not file.exists():
             others = _others(path)
-            if not others or shards and _are_shards(others): return None
-            raise ArgumentError(who, f'path: {path} is not a memory, and not empty', ', '.join(sorted(others)[:5]),
-                'meta.json, or nothing', 'the path of one of these shards, or as many workers as made them: '
-                '.parallel(n) after the replay, a DataLoader, or torchrun' if _are_shards(others) else 'another path')
+            if not others or shards and _are_shards(others):
+                return None
+            raise ArgumentError(
+                who,
+                f'path: {path} is not a memory, and not empty',
+                ', '.join(sorted(others)[:5]),
+                'meta.json, or nothing',
+                'the path of one of these shards, or as many workers as made them: '
+                '.parallel(n) after the replay, a DataLoader, or torchrun'
+                if _are_shards(others)
+                else 'another path',
+            )
         meta = json.loads(_plain(file, who).read_text())
-    except (OSError,ValueError,RecursionError) as e:
-        if isinstance(e, ArgumentError): raise
+    except (OSError, ValueError, RecursionError) as e:
+        if isinstance(e, ArgumentError):
+            raise
         raise StateError(who, f"{file} can't be read", e) from None
-    if not isinstance(meta, dict) or meta.get('format') != FORMAT: raise ArgumentError(who,
-        f'path: {path} is not a memory', str(meta)[:60], FORMAT, 'another path')
-    if meta.get('version') != VERSION: raise StateError(who, f'{path}: a memory of another version',
-        meta.get('version'), VERSION, f'the release that wrote it: {meta.get("written_by")}')
+    if not isinstance(meta, dict) or meta.get('format') != FORMAT:
+        raise ArgumentError(
+            who, f'path: {path} is not a memory', str(meta)[:60], FORMAT, 'another path'
+        )
+    if meta.get('version') != VERSION:
+        raise StateError(
+            who,
+            f'{path}: a memory of another version',
+            meta.get('version'),
+            VERSION,
+            f'the release that wrote it: {meta.get("written_by")}',
+        )
     return meta
 
 # %% ../../nbs/memory/directory.ipynb #bbfae435
-_BESIDE = 'writer','saved','run','service'   # the last: what a service must remember of its rows
+# the last: what a service must remember of its rows
+_BESIDE = 'writer', 'saved', 'run', 'service'
+
 
 def _is_ours(path):
     "Was this made by a memory?"
-    if re.fullmatch(r'data-[0-9]+', path.name): return (path/'counters').exists()   # from its first moment to its last
-    return path.name in _BESIDE or path.name.startswith(('.meta.json.','.new-data-','.old-data-'))
+    # from its first moment to its last
+    if re.fullmatch(r'data-[0-9]+', path.name):
+        return (path / 'counters').exists()
+    return path.name in _BESIDE or path.name.startswith(('.meta.json.', '.new-data-', '.old-data-'))
 
-def _others(path): return [p.name for p in path.iterdir() if not _is_ours(p)] if path.is_dir() else []
-def _are_shards(names): return {name[:6] for name in names} == {'shard-'}   # memories of workers
+
+def _others(path):
+    return [p.name for p in path.iterdir() if not _is_ours(p)] if path.is_dir() else []
+
+
+def _are_shards(names):
+    return {name[:6] for name in names} == {'shard-'}  # memories of workers
+
 
 def _plain(path, who):
     "The path, if it is no link: an untrusted directory could have one to any file of yours"
-    if path.is_symlink(): raise StateError(who, f'{path} is a symbolic link', remedy='a directory that was made here')
+    if path.is_symlink():
+        raise StateError(who, f'{path} is a symbolic link', remedy='a directory that was made here')
     return path
 
 # %% ../../nbs/memory/directory.ipynb #0a064806
 def _boot():
     "Which start of this machine it is; '': not known"
-    with suppress(OSError): return Path('/proc/sys/kernel/random/boot_id').read_text().strip()
+    with suppress(OSError):
+        return Path('/proc/sys/kernel/random/boot_id').read_text().strip()
     return ''
+
 
 def _locked(path, who, shared=False):
     "The file, which is locked now; None: another one has locked it"
     _plain(path, who)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0)
-    opener = lambda name, _: os.open(name, flags, 0o666)
-    try: file = open(path, 'r+b', buffering=0, opener=opener)   # it goes with its frame
-    except OSError as e: raise _unwritable(path.parent, who, e) from None
-    if lock_file(file, path, shared) is not False: return file
+    try:
+        file = os.fdopen(os.open(path, flags, 0o666), 'r+b', buffering=0)
+    except OSError as e:
+        raise _unwritable(path.parent, who, e) from None
+    if lock_file(file, path, shared) is not False:
+        return file
     file.close()
+
 
 def _unwritable(path, who, e):
     "The error where a memory can't be written"
     there = path if path.exists() else next(p for p in path.parents if p.exists())
-    remedy = "mode='r' to read what is there, or " if (path/'meta.json').exists() else ''
-    return ArgumentError(who, f"path: {path} can't be written", f'{e.strerror} ({there})', 'a directory that can be '
-        'changed', f'{remedy}a path elsewhere')
+    remedy = "mode='r' to read what is there, or " if (path / 'meta.json').exists() else ''
+    return ArgumentError(
+        who,
+        f"path: {path} can't be written",
+        f'{e.strerror} ({there})',
+        'a directory that can be changed',
+        f'{remedy}a path elsewhere',
+    )
+
 
 def _in_use(path, who):
     "The error where another process writes"
     said = _read_writer(path)
-    process = 'this process itself' if said.get('process') == os.getpid() else f'process {said.get("process", "?")}'
-    return ArgumentError(who, f'path: {path} is in use', f'{process} on {said.get("host", "?")} writes it, since '
-        f'{said.get("since", "?")}', remedy="close the other one, or mode='r' to read while it writes")
+    process = (
+        'this process itself'
+        if said.get('process') == os.getpid()
+        else f'process {said.get("process", "?")}'
+    )
+    return ArgumentError(
+        who,
+        f'path: {path} is in use',
+        f'{process} on {said.get("host", "?")} writes it, since {said.get("since", "?")}',
+        remedy="close the other one, or mode='r' to read while it writes",
+    )
 
 # %% ../../nbs/memory/directory.ipynb #80d1f7a6
 def check_path(
-    path, # of a directory
-    mode:str, # 'a' or 'r'
-    who:str, # for errors
+    path,  # of a directory
+    mode: str,  # 'a' or 'r'
+    who: str,  # for errors
 ):
     "Raise where a memory can't be opened there, without opening it"
     path = Path(path)
-    there = read_meta(path, who, shards=True)   # in one look: other workers may make theirs meanwhile
-    if not there and _are_shards(_others(path)): return   # each worker will open its own
-    if mode == 'r' and not there: raise _nothing_there(path, who)
-    if mode == 'r' or not (path/'writer').exists(): return
-    lock = _locked(path/'writer', who)
-    if lock is None: raise _in_use(path, who)
+    # in one look: other workers may make theirs meanwhile
+    there = read_meta(path, who, shards=True)
+    if not there and _are_shards(_others(path)):
+        return  # each worker will open its own
+    if mode == 'r' and not there:
+        raise _nothing_there(path, who)
+    if mode == 'r' or not (path / 'writer').exists():
+        return
+    lock = _locked(path / 'writer', who)
+    if lock is None:
+        raise _in_use(path, who)
     lock.close()
 
-def _nothing_there(path, who): return ArgumentError(who, f'path: there is no memory to read in {path}', remedy=
-    'wait until its first row was added')
+
+def _nothing_there(path, who):
+    return ArgumentError(
+        who,
+        f'path: there is no memory to read in {path}',
+        remedy='wait until its first row was added',
+    )
+
 
 def _read_writer(path):
-    try: said = json.loads((path/'writer').read_text()[:400])
-    except (OSError,ValueError,RecursionError): return {}
+    try:
+        said = json.loads((path / 'writer').read_text()[:400])
+    except (OSError, ValueError, RecursionError):
+        return {}
     return said if isinstance(said, dict) else {}
 
-_writers = weakref.WeakSet()   # of this process; after a fork, the parent keeps its locks, and the child has none
+
+# of this process; after a fork, the parent keeps its locks, and the child has none
+_writers = weakref.WeakSet()
+
 
 def _forget_locks():
-    for d in list(_writers): d.leave()
+    for d in list(_writers):
+        d.leave()
 
-if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_forget_locks)
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_forget_locks)
 
 # %% ../../nbs/memory/directory.ipynb #6f4bbcef
 class Directory(Counted):
     "Arrays in the files of a directory"
-    folder,lasts,overhead = None,True,20   # the last one: links, counts of draws, and priorities
-    def __init__(self,
-        path, # of the directory
-        mode:str='a', # 'a': go on with what is there, or begin; 'r': read, also while another process writes
-        who:str='Timeline', # who asks, for errors
+
+    # the last one: links, counts of draws, and priorities
+    folder = None
+    lasts = True
+    overhead = 20
+
+    def __init__(
+        self,
+        path,  # of the directory
+        mode: str = 'a',  # 'a': go on with what is there, or begin; 'r': read, also while another process writes
+        who: str = 'Timeline',  # who asks, for errors
     ):
         super().__init__(who)
-        self.mode,self.until[0] = choice(who, 'mode', mode, ('a','r')),-1
-        self.path,self._lock,self._pid = Path(path).absolute(),None,os.getpid()
-        read_meta(self.path, who)   # or an error, before anything is made
-        try: self._open()
-        except BaseException:   # an error's frames may live on, and the lock with them
+        self.mode, self.until[0] = choice(who, 'mode', mode, ('a', 'r')), -1
+        self.path, self._lock, self._pid = Path(path).absolute(), None, os.getpid()
+        read_meta(self.path, who)  # or an error, before anything is made
+        try:
+            self._open()
+        except BaseException:  # an error's frames may live on, and the lock with them
             self.leave()
             raise
 
     def _open(self):
-        if self.writes: self._begin_writing()
+        if self.writes:
+            self._begin_writing()
         self.meta = read_meta(self.path, self.who)
-        if self.meta: self._find()
-        if self.writes: self._sign()
-        if not self.meta and not self.writes: raise _nothing_there(self.path, self.who)
+        if self.meta:
+            self._find()
+        if self.writes:
+            self._sign()
+        if not self.meta and not self.writes:
+            raise _nothing_there(self.path, self.who)
 
     writes = property(lambda self: self.mode == 'a', doc='May it be changed?')
-    holds = property(lambda self: self._lock is not None, doc='Is it this process that may change it now?')
-    def room(self)->int: return shutil.disk_usage(self.path).free   # bytes for a new memory
-    def limit(self)->int: return 0                                  # none: the disk says when it is full
-    def outgrown(self, nbytes): return outgrows(nbytes)        # are arrays larger than main memory can always hold?
-    def request(self, array, slots): request(array, slots)
+    holds = property(
+        lambda self: self._lock is not None, doc='Is it this process that may change it now?'
+    )
 
-# %% ../../nbs/memory/directory.ipynb #2fdf590d
-@patch
-def _begin_writing(self:Directory):
-    try: self.path.mkdir(parents=True, exist_ok=True)
-    except OSError as e: raise _unwritable(self.path, self.who, e) from None
-    self._lock = _locked(self.path/'writer', self.who)
-    if self._lock is None: raise _in_use(self.path, self.who)
-    self.until[0] = 0   # no row without asking, but what else there is
-    weakref.finalize(self, self._lock.close)
-    _writers.add(self)
-    self._before = _read_writer(self.path)   # who wrote last
+    def room(self) -> int:
+        return shutil.disk_usage(self.path).free  # bytes for a new memory
 
-@patch
-def _sign(self:Directory):
-    "Say who writes now; only when it is known what the last one left"
-    since = datetime.now(timezone.utc).isoformat(timespec='seconds')
-    said = json.dumps(dict(process=os.getpid(), host=socket.gethostname(), boot=_boot(), since=since))
-    try: os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
-    except OSError as e: raise no_disk(self.who, self.path/'writer', 400, e) from None
+    def limit(self) -> int:
+        return 0  # none: the disk says when it is full
 
-@patch
-def leave(self:Directory):
-    "Let others write, and this process no more; nothing is flushed"
-    if self._lock is None: return
-    self._lock.close()
-    self._lock,self.until[0] = None,-1
+    def outgrown(self, nbytes):
+        return outgrows(nbytes)  # are arrays larger than main memory can always hold?
+
+    def request(self, array, slots):
+        request(array, slots)
+
+    def _begin_writing(self):
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise _unwritable(self.path, self.who, e) from None
+        self._lock = _locked(self.path / 'writer', self.who)
+        if self._lock is None:
+            raise _in_use(self.path, self.who)
+        self.until[0] = 0  # no row without asking, but what else there is
+        weakref.finalize(self, self._lock.close)
+        _writers.add(self)
+        self._before = _read_writer(self.path)  # who wrote last
+
+    def _sign(self):
+        "Say who writes now; only when it is known what the last one left"
+        since = datetime.now(timezone.utc).isoformat(timespec='seconds')
+        said = json.dumps(
+            dict(process=os.getpid(), host=socket.gethostname(), boot=_boot(), since=since)
+        )
+        try:
+            os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
+        except OSError as e:
+            raise no_disk(self.who, self.path / 'writer', 400, e) from None
+
+    def leave(self):
+        "Let others write, and this process no more; nothing is flushed"
+        if self._lock is None:
+            return
+        self._lock.close()
+        self._lock, self.until[0] = None, -1
+
+    def file(self, name) -> Path:
+        "Where an array lies, or a folder of files"
+        return self.folder / name
+
+    def _noted(self, name) -> Path:
+        "Where an array lies; one that is about to be made elsewhere is noted in its folder"
+        path = self.file(name)
+        if self.holds and self.folder not in path.parents:
+            (self.folder / f'{name}{_NOTE}').touch()
+        return path
+
+    def _elsewhere(self, folder):
+        "What belongs to a folder, and lies where `file` says; what was not made to the end, too"
+        place = copy(self)
+        names = [p.stem for p in folder.glob(f'*{_NOTE}')]
+        place.folder = folder
+        there = [place.file(n) for n in names if re.fullmatch(r'\w[\w.-]*', n)]
+        return [q for p in there if folder not in p.parents for q in (p, p.with_name(f'.{p.name}'))]
+
+    @property
+    def nbytes(self) -> int:
+        "Bytes on the disk, or on several"
+        other = [p for folder in self.path.glob('data-*') for p in self._elsewhere(folder)]
+        files = chain(other, *(p.rglob('*') for p in (self.path, *other)))
+        return sum(p.stat().st_blocks * 512 for p in files if p.is_file())
+
+    def begin(
+        self,
+        ring: int,  # slots
+        number: int = 1,  # of the folder
+    ):
+        "A new memory, in a folder to which nothing refers so far"
+        self._tidy()
+        self.folder = self.path / f'.new-data-{number}'
+        self.ring = ring
+        self.meta = None
+        self.arrays = {}
+        self.folder.mkdir()
+        self.counters = self.new('counters', N_COUNTERS, np.int64, 0)
+        self.folder = self.folder.rename(self.path / f'data-{number}')
+
+    def _tidy(self):
+        "Remove what a writer has left that was killed while it made a memory"
+        for p in self.path.iterdir():
+            if not _is_ours(p) or p.name in _BESIDE or self.meta and p.name == self.meta['data']:
+                continue
+            self._discard(p)
+
+    def _discard(self, path):
+        "Remove a file or a folder, and before it what it has elsewhere; what a kill leaves is known by its name"
+        for p in self._elsewhere(path) if path.is_dir() else []:
+            _erase(p)
+        if path.is_dir() and not path.name.startswith('.'):
+            path = path.rename(path.with_name(f'.old-{path.name}'))
+        _erase(path)
+
+    def forget(self):
+        "Remove a memory without rows"
+        if not self.meta:
+            return
+        (self.path / 'meta.json').unlink()
+        self.meta = None
+        self._tidy()
+
+    def publish(
+        self,
+        **meta,  # what there is to say of it
+    ):
+        "From now on the memory is there"
+        made = datetime.now(timezone.utc).isoformat(timespec='seconds')
+        meta = dict(
+            format=FORMAT,
+            version=VERSION,
+            id=uuid.uuid4().hex,
+            made=made,
+            **meta,
+            ring=self.ring,
+            data=self.folder.name,
+            rewound=[],
+            written_by=f'fastrl_replay {__version__}',
+        )
+        self._write_meta(meta)
+
+    def replace_by(
+        self,
+        new,  # another folder of the same directory, as `begin` made it
+        **meta,  # what has changed
+    ):
+        "From now on the memory in another folder is the one that is there"
+        old = self.folder
+        # of which copies may have been put aside
+        rings = [*self.meta.get('rings', []), self.ring]
+        self._write_meta(dict(self.meta, ring=new.ring, rings=rings, data=new.folder.name, **meta))
+        self.folder, self.counters, self.ring, self.until[0] = new.folder, new.counters, new.ring, 0
+        self._discard(old)
+
+    def say(self, **meta):
+        "This is to be said of the memory that is there, too"
+        if self.holds and any(self.meta.get(k) != x for k, x in meta.items()):
+            self._write_meta(dict(self.meta, **meta))
+
+    def _write_meta(self, meta):
+        try:
+            write_whole(self.path / 'meta.json', json.dumps(meta, indent=2))
+        except OSError as e:
+            raise no_disk(self.who, self.path / 'meta.json', 4096, e) from None
+        self.meta = meta
+
+    def _find(self):
+        "The memory that is there"
+        meta = self.meta
+        who = f'{self.who}: {self.path}'
+        ring = meta.get('ring')
+        data = meta.get('data')
+        whole = (
+            type(ring) is int
+            and 0 < ring < 2**31
+            and isinstance(data, str)
+            and re.fullmatch(r'data-[0-9]+', data)
+        )
+        lists = meta.get('rewound'), meta.get('rings', [])
+        if (
+            not whole
+            or not isinstance(meta.get('id'), str)
+            or any(type(l) is not list or any(type(k) is not int for k in l) for l in lists)
+        ):
+            raise StateError(who, 'a damaged meta.json')
+        self.folder = _plain(self.path / data, who)
+        self.ring = ring
+        c = self.counters = self.new('counters', N_COUNTERS, np.int64)
+        if not (0 <= c[COMMITTED] <= c[RESERVED] < 2**62 and (c >= 0).all()):
+            raise StateError(who, 'damaged counters', c[:OF_STORE].tolist())
+        if not self.writes:
+            return self._watch_folder()
+        self._tidy()
+        self._after_power_cut()
+        # a kill between two of them
+        c[TOLD], c[FLOOR] = min(c[TOLD], c[COMMITTED]), min(c[FLOOR], c[COMMITTED])
+        if not c[COMMITTED]:
+            self.forget()  # or in its first add
+
+    def _watch_folder(self):
+        self._counters_file = open(self.file('counters'), 'rb')
+        weakref.finalize(self, self._counters_file.close)
+
+    def check_there(self):
+        "Raise where the process that writes has removed the folder that a reader has: rows will be in another one"
+        if not os.fstat(self._counters_file.fileno()).st_nlink:
+            raise StateError(
+                self.who,
+                f'{self.path} was made larger, or anew, since it was opened for reading',
+                remedy='close() this one, and open it again',
+            )
+
+    def new(
+        self,
+        name: str,  # of the file
+        shape,  # a number or a tuple
+        dtype,  # of its elements
+        fill=None,  # what it holds at first; None: zeros
+        by: str = None,  # what its first axis counts: 'slot', or what only its owner knows; None: nothing
+        own=False,  # does a reader change it, for itself?
+    ) -> np.ndarray:
+        "An array in a file: the one that is there, or a new one"
+        if own and not self.writes:
+            return aligned(shape, dtype, fill)
+        path = _plain(self._noted(name), self.who)
+        n = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        is_new = not self.meta and name not in self.arrays
+        # what was left on another disk by who removed the folder here
+        if is_new:
+            _erase(path)
+        self.arrays[name] = Declared(shape, np.dtype(dtype), by)
+        if is_new:
+            allocate(path, n, self.who)
+        else:
+            self._check_size(path, n)
+        array = mapped(path, shape, dtype, self.writes)
+        if fill and is_new:
+            array[...] = fill
+        return array
+
+    def _check_size(self, path, n):
+        found = f'{path.stat().st_size:_} bytes' if path.exists() else 'no such file'
+        if found != f'{n:_} bytes':
+            raise StateError(self.who, f'{path} is damaged', found, f'{n:_} bytes')
+
+    def new_folder(self, name) -> Path:
+        "A folder for files that come and go: the one that is there, or a new one"
+        path = _plain(self._noted(name), self.who)
+        if not self.meta and name not in self.arrays:
+            _erase(path)
+        if not self.meta:
+            path.mkdir(exist_ok=True)
+        elif not path.is_dir():
+            raise StateError(self.who, f'{path} is damaged', 'no such folder')
+        self.arrays[name] = Declared(0, np.dtype('u1'), 'files')
+        return path
+
+    def _lasting_kinds(self):
+        return {'priorities': '<f8', **self.meta.get('lasting', {})}
+
+    def lasting(self, name, dtype):
+        "An array by slot that a memory may have been made without; None: a reader finds none"
+        path = self.file(name)
+        known = self._lasting_kinds()
+        if path.exists() and known.get(name) != np.dtype(dtype).str:
+            raise ArgumentError(
+                self.who,
+                f'lasting({name!r}) of {np.dtype(dtype)}',
+                f'an array of {known[name]}'
+                if name in known
+                else f'a file of the memory in {self.folder}',
+                remedy='another name',
+            )
+        if not path.exists():
+            if not self.holds:
+                return None
+            allocate(self._noted(name), self.ring * np.dtype(dtype).itemsize, self.who)
+            self.say(lasting={**self.meta.get('lasting', {}), name: np.dtype(dtype).str})
+        return self.new(name, self.ring, dtype, by='slot')
+
+    def beside(
+        self,
+        name: str,  # of a file with a number for each slot
+        dtype,  # of these numbers
+    ) -> np.ndarray:  # None: there is none
+        "The file as it is, also where a reader has an array of this name for itself; what is written into it stays here"
+        path = self.file(name)
+        if not path.exists() or path.is_symlink():
+            return None
+        self._check_size(path, self.ring * np.dtype(dtype).itemsize)
+        return mapped(path, self.ring, dtype, False)
+
+    def allow(self, end: int):
+        "Rows up to this key may be written, and some more: the attribute `until` says how far"
+        if self._lock is None:
+            self._refuse()
+        c = self.counters
+        if end > c.item(LIMIT) and end > self.ring:
+            c[LIMIT] = end + max(self.ring // 16, 1024)
+            # what was never flushed is gone after a power cut anyway
+            if c.item(FLUSHED):
+                sync(self.file('counters'))
+        self.until[0] = max(self.ring, c.item(LIMIT))
+
+    def claim(self):
+        "An error where it could be changed, but not by this process any more"
+        if self.writes and self._lock is None:
+            self._refuse()
+
+    def _refuse(self):
+        if not self.writes:
+            raise ArgumentError(
+                self.who, f'{self.path} is open for reading', "mode='r'", "mode='a'"
+            )
+        if self._pid != os.getpid():
+            raise ArgumentError(
+                self.who,
+                f'{self.path} is written by the process that opened it',
+                f'process {os.getpid()}',
+                f'process {self._pid}',
+                "mode='r' in others",
+            )
+        raise ArgumentError(self.who, f'{self.path} is closed', remedy='open it again')
+
+    def flush(self):
+        "Bring everything to the device; returns when it is there"
+        if self._lock is None:
+            return
+        c = self.counters
+        end = self.counters.item(COMMITTED)
+        limit = self.counters.item(RESERVED)
+        other = self._elsewhere(self.folder)
+        aside = [self.path.glob(p) for p in ('saved/[0-9]*/*', 'saved/[0-9]*', 'saved')]
+        for p in chain(
+            *(p.rglob('*') for p in (self.folder, *other)), other, (p.parent for p in other), *aside
+        ):
+            # frames come and go, and what was put aside
+            with suppress(FileNotFoundError):
+                sync(p)
+        c[FLUSHED], c[LIMIT] = end, max(limit, c.item(LIMIT))
+        for p in (self.file('counters'), self.folder, self.path):
+            sync(p)
+
+    def close(self):
+        "Flush, and let others write; more than once is fine"
+        if self._lock is not None:
+            if self.meta:
+                self.flush()
+            self.leave()
+        return True
+
+    def _after_power_cut(self):
+        "Rows that were not on the device when the machine was switched off don't count"
+        before = self._before
+        c = self.counters
+        if (
+            not before.get('boot')
+            or before['boot'] == _boot()
+            or before.get('host') != socket.gethostname()
+        ):
+            return
+        lost = c.item(COMMITTED) - c.item(FLUSHED)
+        if lost <= 0:
+            return
+        warnings.warn(
+            f'{self.path}: the machine was restarted before its rows were flushed; {lost:_} rows are lost'
+        )
+        self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
+        c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), c[FLUSHED]
+
+    def rewind(self, end: int, floor: int = 0):
+        "Rows from this key on don't count any more, nor do those before `floor`"
+        if self._lock is None:
+            self._refuse()
+        c = self.counters
+        here = self.counters.item(COMMITTED)
+        c[REWINDS] += 1  # readers look at it, before rows change
+        if end < here:
+            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], end]))
+        Counted.rewind(self, end, floor)
+        if c.item(FLUSHED) > end:
+            c[FLUSHED] = end
+            sync(self.file('counters'))  # before rows that were flushed are written over
+
+    def put_aside(
+        self,
+        *names: str,  # of arrays
+    ) -> str:  # what they are found by; None: this process may not write
+        "Keep copies of arrays as they are now"
+        if self._lock is None:
+            return None
+        place = _plain(self.path / 'saved', self.who)  # old ones are removed there
+        numbers = sorted(int(p.name) for p in place.glob('[0-9]*') if p.name.isdigit())
+        number = numbers[-1] + 1 if numbers else 1
+        (place / f'{number}').mkdir(parents=True)
+        try:
+            for name in names:
+                shutil.copyfile(self.file(name), place / f'{number}' / name)
+        except OSError as e:
+            shutil.rmtree(place / f'{number}', ignore_errors=True)
+            raise no_disk(
+                self.who, place / f'{number}', sum(self.file(n).stat().st_size for n in names), e
+            ) from None
+        for old in numbers[:-2]:
+            shutil.rmtree(place / f'{old}', ignore_errors=True)
+        return f'{number}'
+
+    def aside(
+        self,
+        found_by: str,  # as `put_aside` gave it
+        name: str,  # of an array
+        dtype,  # of its elements
+    ) -> np.ndarray:  # None: it was removed by newer ones
+        "An array that was put aside"
+        if not found_by.isdigit():
+            return None
+        place = _plain(_plain(self.path / 'saved', self.who) / found_by, self.who)
+        file = _plain(place / name, self.who)
+        if not file.is_file():
+            return None
+        rings = (self.meta or {}).get('rings', [])
+        size = np.dtype(dtype).itemsize
+        # of before the memory grew
+        ring = next((n for n in rings if n * size == file.stat().st_size), self.ring)
+        self._check_size(file, ring * size)
+        return np.fromfile(file, dtype)
+
+    def told(self, kind: str, end: int) -> int:
+        "Up to which row the priorities that lie here are those of a sampler of this kind"
+        told = min(self.counters.item(TOLD), end)
+        was = self.meta.get('priorities')
+        if was in (None, kind):
+            return told if was else 0
+        if told:
+            warnings.warn(
+                f'{self.who}: the priorities in {self.path} are of {was}, and those of {kind} are '
+                'asked for: all rows begin with the largest one'
+            )
+        return 0
+
+    def refers(self) -> dict:
+        "What a state says of where its rows lie"
+        meta = self.meta or dict(id='', rewound=[])
+        return dict(directory=str(self.path), id=meta['id'], rewound=len(meta['rewound']))
+
+    def check_refers(self, saved, inserted, store):
+        "Raise where these are not the rows that were saved"
+        saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), saved)
+        meta = self.meta
+        has, there = (meta['id'], self.counters.item(COMMITTED)) if meta else ('', 0)
+        # it was still empty then
+        if not saved['id'] and (not has or str(self.path) == saved['directory']):
+            return
+        if has != saved['id']:
+            raise StateError(
+                self.who,
+                f'a saved memory that is not the one in {self.path}',
+                has or 'none',
+                f"{saved['id']}, which was in {saved['directory']}",
+                'the path of the memory that it was saved with',
+            )
+        replaced = [k for k in meta['rewound'][saved['rewound'] :] if k < inserted]
+        if replaced:
+            raise StateError(
+                self.who,
+                f'a saved memory of which rows were replaced since, from key {min(replaced)} on',
+                remedy='a later checkpoint',
+            )
+        if there < inserted:
+            raise StateError(
+                self.who,
+                f'a saved memory with more rows than there are in {self.path}',
+                f'{inserted:_}',
+                f'at most {there:_}',
+                'an earlier checkpoint',
+            )
+
+    def emptied(self) -> Place:
+        "A place for rows that a state holds"
+        if self.holds and self.meta and not self.counters.item(COMMITTED):
+            self.forget()
+        if self.meta:
+            raise StateError(
+                self.who,
+                f'a saved memory with its rows, and there is one in {self.path}',
+                remedy='another path, or a checkpoint of that memory',
+            )
+        return self
+
+    def _record_file(self, name, flags):
+        return os.open(self.file(name), flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)
+
+    def keep(
+        self,
+        name: str,  # of the file
+        slots,  # to which they belong
+        rows: np.ndarray,  # bytes, a row for each of these slots
+    ):
+        "Write some bytes for some slots"
+        size = rows.shape[1]
+        if not self.holds or not size or not len(rows):
+            return
+        if self.meta:
+            self.say(records={**self.meta.get('records', {}), name: size})
+        self._noted(name)
+        file = self._record_file(name, os.O_RDWR | os.O_CREAT)
+        try:
+            for slot, row in zip(slots, rows):
+                os.pwrite(file, row.tobytes(), int(slot) * size)
+        except OSError as e:
+            raise no_disk(self.who, self.file(name), size, e) from None
+        finally:
+            os.close(file)
+
+    def kept(self, name, slots, size) -> np.ndarray:  # uint8; None: there are none
+        "What was written; zeros where nothing was"
+        if not size or not os.path.lexists(self.file(name)):
+            return None
+        file = self._record_file(name, os.O_RDONLY)
+        found = np.zeros((len(slots), size), np.uint8)
+        try:
+            for row, slot in zip(found, slots):
+                data = os.pread(file, size, int(slot) * size)
+                if len(data) == size:
+                    row[:] = np.frombuffer(data, np.uint8)
+        finally:
+            os.close(file)
+        return found
+
+    def grow(
+        self,
+        ring: int,  # how many slots to make
+        max_sz: int,  # how many rows count
+        derive,  # (place, keys) → makes what follows from the rows, in arrays that are not by slot
+    ):
+        "Let there be more slots"
+        (end, shown), new = self.span(self.meta['max_sz']), copy(self)
+        oldest = min(end, self.oldest_whole())  # checkpoints may need spare rows
+        if max_sz == self.meta['max_sz']:
+            shown = self.counters.item(SHOWN)
+        new.until = np.full(1, -1)
+        new.begin(ring, int(self.folder.name.split('-')[1]) + 1)
+        try:
+            self._copy_to(new, oldest, end)
+            new.counters[[RESERVED, FLOOR, SHOWN]] = end, oldest, shown
+            derive(new, np.arange(oldest, end))
+            new.flush()
+        except BaseException:
+            self._tidy()
+            raise
+        self.replace_by(new, max_sz=max_sz)
+
+    def _copy_to(self, new, oldest, end):
+        "Arrays by slot row by row, and everything else as it is, but for arrays by other things"
+        for name, kind in self._lasting_kinds().items():
+            if self.file(name).exists():
+                self.lasting(name, kind)
+        for name, (shape, dtype, by) in self.arrays.items():
+            if by == 'files':
+                _also_in(self.file(name), new.new_folder(name))
+                continue
+            was = self.new(name, shape, dtype, by=by)
+            if by is None:
+                new.new(name, shape, dtype)[:] = was
+            if by != 'slot':
+                continue
+            to = new.new(name, (new.ring, *was.shape[1:]), dtype, by=by)
+            for keys in in_parts(oldest, end, 4096):
+                to[keys % new.ring] = was[keys % self.ring]
+        for name, size in self.meta.get('records', {}).items():
+            for keys in in_parts(oldest, end, 4096):
+                rows = self.kept(name, keys % self.ring, size)
+                if rows is not None:
+                    new.keep(name, keys[rows.any(1)] % new.ring, rows[rows.any(1)])
+
+    def scattered(
+        self,
+        name: str,  # of an array that is there
+        array: np.ndarray,  # as `new` gave it
+    ) -> np.ndarray:  # the same bytes
+        "An array for reads at random places: another mapping, as writes go on in order"
+        other = mapped(self.file(name), array.shape, array.dtype, self.writes)
+        read_at_random(other)
+        return other
 
 # %% ../../nbs/memory/directory.ipynb #7894d511
-@patch
-def file(self:Directory, name)->Path:
-    "Where an array lies, or a folder of files"
-    return self.folder/name
-
-_NOTE = '.elsewhere'   # files in a folder, by whose names it is known what of it lies elsewhere
-
-@patch
-def _noted(self:Directory, name)->Path:
-    "Where an array lies; one that is about to be made elsewhere is noted in its folder"
-    path = self.file(name)
-    if self.holds and self.folder not in path.parents: (self.folder/f'{name}{_NOTE}').touch()
-    return path
-
-@patch
-def _elsewhere(self:Directory, folder):
-    "What belongs to a folder, and lies where `file` says; what was not made to the end, too"
-    place,names = copy(self),[p.stem for p in folder.glob(f'*{_NOTE}')]
-    place.folder = folder
-    there = [place.file(n) for n in names if re.fullmatch(r'\w[\w.-]*', n)]
-    return [q for p in there if folder not in p.parents for q in (p, p.with_name(f'.{p.name}'))]
-
-@patch(as_prop=True)
-def nbytes(self:Directory)->int:
-    "Bytes on the disk, or on several"
-    other = [p for folder in self.path.glob('data-*') for p in self._elsewhere(folder)]
-    files = chain(other, *(p.rglob('*') for p in (self.path, *other)))
-    return sum(p.stat().st_blocks*512 for p in files if p.is_file())
-
-# %% ../../nbs/memory/directory.ipynb #be2e44ab
-@patch
-def begin(self:Directory,
-    ring:int, # slots
-    number:int=1, # of the folder
-):
-    "A new memory, in a folder to which nothing refers so far"
-    self._tidy()
-    self.folder,self.ring,self.meta,self.arrays = self.path/f'.new-data-{number}',ring,None,{}
-    self.folder.mkdir()
-    self.counters = self.new('counters', N_COUNTERS, np.int64, 0)
-    self.folder = self.folder.rename(self.path/f'data-{number}')
+# files in a folder, by whose names it is known what of it lies elsewhere
+_NOTE = '.elsewhere'
 
 # %% ../../nbs/memory/directory.ipynb #cbbb5e77
-@patch
-def _tidy(self:Directory):
-    "Remove what a writer has left that was killed while it made a memory"
-    for p in self.path.iterdir():
-        if not _is_ours(p) or p.name in _BESIDE or self.meta and p.name == self.meta['data']: continue
-        self._discard(p)
-
-@patch
-def _discard(self:Directory, path):
-    "Remove a file or a folder, and before it what it has elsewhere; what a kill leaves is known by its name"
-    for p in self._elsewhere(path) if path.is_dir() else []: _erase(p)
-    if path.is_dir() and not path.name.startswith('.'): path = path.rename(path.with_name(f'.old-{path.name}'))
-    _erase(path)
-
 def _erase(path):
-    if path.is_dir(): shutil.rmtree(path, ignore_errors=True)
-    else: path.unlink(missing_ok=True)
-
-# %% ../../nbs/memory/directory.ipynb #469a5fff
-@patch
-def forget(self:Directory):
-    "Remove a memory without rows"
-    if not self.meta: return
-    (self.path/'meta.json').unlink()
-    self.meta = None
-    self._tidy()
-
-@patch
-def publish(self:Directory,
-    **meta, # what there is to say of it
-):
-    "From now on the memory is there"
-    made = datetime.now(timezone.utc).isoformat(timespec='seconds')
-    meta = dict(format=FORMAT, version=VERSION, id=uuid.uuid4().hex, made=made, **meta, ring=self.ring,
-        data=self.folder.name, rewound=[], written_by=f'fastrl_replay {__version__}')
-    self._write_meta(meta)
-
-# %% ../../nbs/memory/directory.ipynb #b52fc53f
-@patch
-def replace_by(self:Directory,
-    new, # another folder of the same directory, as `begin` made it
-    **meta, # what has changed
-):
-    "From now on the memory in another folder is the one that is there"
-    old = self.folder
-    rings = [*self.meta.get('rings', []), self.ring]   # of which copies may have been put aside
-    self._write_meta(dict(self.meta, ring=new.ring, rings=rings, data=new.folder.name, **meta))
-    self.folder,self.counters,self.ring,self.until[0] = new.folder,new.counters,new.ring,0
-    self._discard(old)
-
-@patch
-def say(self:Directory, **meta):
-    "This is to be said of the memory that is there, too"
-    if self.holds and any(self.meta.get(k) != x for k,x in meta.items()): self._write_meta(dict(self.meta, **meta))
-
-@patch
-def _write_meta(self:Directory, meta):
-    try: write_whole(self.path/'meta.json', json.dumps(meta, indent=2))
-    except OSError as e: raise no_disk(self.who, self.path/'meta.json', 4096, e) from None
-    self.meta = meta
-
-# %% ../../nbs/memory/directory.ipynb #46c14e74
-@patch
-def _find(self:Directory):
-    "The memory that is there"
-    meta,who = self.meta,f'{self.who}: {self.path}'
-    ring,data = meta.get('ring'),meta.get('data')
-    whole = type(ring) is int and 0 < ring < 2**31 and isinstance(data, str) and re.fullmatch(r'data-[0-9]+', data)
-    lists = meta.get('rewound'),meta.get('rings', [])
-    if not whole or not isinstance(meta.get('id'), str) or any(type(l) is not list or
-        any(type(k) is not int for k in l) for l in lists): raise StateError(who, 'a damaged meta.json')
-    self.folder,self.ring = _plain(self.path/data, who),ring
-    c = self.counters = self.new('counters', N_COUNTERS, np.int64)
-    if not (0 <= c[COMMITTED] <= c[RESERVED] < 2**62 and (c >= 0).all()):
-        raise StateError(who, 'damaged counters', c[:OF_STORE].tolist())
-    if not self.writes: return self._watch_folder()
-    self._tidy()
-    self._after_power_cut()
-    c[TOLD],c[FLOOR] = min(c[TOLD], c[COMMITTED]),min(c[FLOOR], c[COMMITTED])   # a kill between two of them
-    if not c[COMMITTED]: self.forget()   # or in its first add
-
-@patch
-def _watch_folder(self:Directory):
-    self._counters_file = open(self.file('counters'), 'rb')
-    weakref.finalize(self, self._counters_file.close)
-
-@patch
-def check_there(self:Directory):
-    "Raise where the process that writes has removed the folder that a reader has: rows will be in another one"
-    if not os.fstat(self._counters_file.fileno()).st_nlink: raise StateError(self.who, f'{self.path} was made larger, '
-        'or anew, since it was opened for reading', remedy='close() this one, and open it again')
-
-# %% ../../nbs/memory/directory.ipynb #cfc66a6c
-@patch
-def new(self:Directory,
-    name:str, # of the file
-    shape, # a number or a tuple
-    dtype, # of its elements
-    fill=None, # what it holds at first; None: zeros
-    by:str=None, # what its first axis counts: 'slot', or what only its owner knows; None: nothing
-    own=False, # does a reader change it, for itself?
-)->np.ndarray:
-    "An array in a file: the one that is there, or a new one"
-    if own and not self.writes: return aligned(shape, dtype, fill)
-    path,n = _plain(self._noted(name), self.who),int(np.prod(shape))*np.dtype(dtype).itemsize
-    is_new = not self.meta and name not in self.arrays
-    if is_new: _erase(path)   # what was left on another disk by who removed the folder here
-    self.arrays[name] = Declared(shape, np.dtype(dtype), by)
-    if is_new: allocate(path, n, self.who)
-    else: self._check_size(path, n)
-    array = mapped(path, shape, dtype, self.writes)
-    if fill and is_new: array[...] = fill
-    return array
-
-@patch
-def _check_size(self:Directory, path, n):
-    found = f'{path.stat().st_size:_} bytes' if path.exists() else 'no such file'
-    if found != f'{n:_} bytes': raise StateError(self.who, f'{path} is damaged', found, f'{n:_} bytes')
-
-# %% ../../nbs/memory/directory.ipynb #653343d6
-@patch
-def new_folder(self:Directory, name)->Path:
-    "A folder for files that come and go: the one that is there, or a new one"
-    path = _plain(self._noted(name), self.who)
-    if not self.meta and name not in self.arrays: _erase(path)
-    if not self.meta: path.mkdir(exist_ok=True)
-    elif not path.is_dir(): raise StateError(self.who, f'{path} is damaged', 'no such folder')
-    self.arrays[name] = Declared(0, np.dtype('u1'), 'files')
-    return path
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 # %% ../../nbs/memory/directory.ipynb #5a4d0c12
 def shard_path(
-    path, # of the directory of all
-    mode:str, # 'a' or 'r'
-    rank:int, # which worker
-    who:str, # for errors
-)->Path: # the directory itself where all workers read the memory that is there
+    path,  # of the directory of all
+    mode: str,  # 'a' or 'r'
+    rank: int,  # which worker
+    who: str,  # for errors
+) -> Path:  # the directory itself where all workers read the memory that is there
     "Where the memory of one of several workers lies"
     path = Path(path)
-    there = (path/'meta.json').exists()
-    if mode == 'r' and there: return path
-    if there: raise ArgumentError(who, f"path: {path} holds a memory, which several workers can't write",
-        f'worker {rank}', 'a directory in which each worker has its own', "another path; mode='r' where they only draw "
-        'from it; or one worker')
-    if mode == 'a' and (path/'writer').exists():   # a shared lock: other workers look, too
-        lock = _locked(path/'writer', who, shared=True)
-        if lock is None: raise _in_use(path, who)
+    there = (path / 'meta.json').exists()
+    if mode == 'r' and there:
+        return path
+    if there:
+        raise ArgumentError(
+            who,
+            f"path: {path} holds a memory, which several workers can't write",
+            f'worker {rank}',
+            'a directory in which each worker has its own',
+            "another path; mode='r' where they only draw from it; or one worker",
+        )
+    if mode == 'a' and (path / 'writer').exists():  # a shared lock: other workers look, too
+        lock = _locked(path / 'writer', who, shared=True)
+        if lock is None:
+            raise _in_use(path, who)
         lock.close()
-    return path/f'shard-{rank}'
-
-# %% ../../nbs/memory/directory.ipynb #9a23fdc0
-@patch
-def _lasting_kinds(self:Directory): return {'priorities': '<f8', **self.meta.get('lasting', {})}
-
-@patch
-def lasting(self:Directory, name, dtype):
-    "An array by slot that a memory may have been made without; None: a reader finds none"
-    path,known = self.file(name),self._lasting_kinds()
-    if path.exists() and known.get(name) != np.dtype(dtype).str: raise ArgumentError(self.who,
-        f'lasting({name!r}) of {np.dtype(dtype)}', f'an array of {known[name]}' if name in known else 'a file of the '
-        f'memory in {self.folder}', remedy='another name')
-    if not path.exists():
-        if not self.holds: return None
-        allocate(self._noted(name), self.ring*np.dtype(dtype).itemsize, self.who)
-        self.say(lasting={**self.meta.get('lasting', {}), name: np.dtype(dtype).str})
-    return self.new(name, self.ring, dtype, by='slot')
-
-# %% ../../nbs/memory/directory.ipynb #5e511cc5
-@patch
-def beside(self:Directory,
-    name:str, # of a file with a number for each slot
-    dtype, # of these numbers
-)->np.ndarray: # None: there is none
-    "The file as it is, also where a reader has an array of this name for itself; what is written into it stays here"
-    path = self.file(name)
-    if not path.exists() or path.is_symlink(): return None
-    self._check_size(path, self.ring*np.dtype(dtype).itemsize)
-    return mapped(path, self.ring, dtype, False)
-
-# %% ../../nbs/memory/directory.ipynb #24f379ad
-@patch
-def allow(self:Directory, end:int):
-    "Rows up to this key may be written, and some more: the attribute `until` says how far"
-    if self._lock is None: self._refuse()
-    c = self.counters
-    if end > c.item(LIMIT) and end > self.ring:
-        c[LIMIT] = end + max(self.ring//16, 1024)
-        if c.item(FLUSHED): sync(self.file('counters'))   # what was never flushed is gone after a power cut anyway
-    self.until[0] = max(self.ring, c.item(LIMIT))
-
-@patch
-def claim(self:Directory):
-    "An error where it could be changed, but not by this process any more"
-    if self.writes and self._lock is None: self._refuse()
-
-@patch
-def _refuse(self:Directory):
-    if not self.writes: raise ArgumentError(self.who, f'{self.path} is open for reading', "mode='r'", "mode='a'")
-    if self._pid != os.getpid(): raise ArgumentError(self.who, f'{self.path} is written by the process that opened it',
-        f'process {os.getpid()}', f'process {self._pid}', "mode='r' in others")
-    raise ArgumentError(self.who, f'{self.path} is closed', remedy='open it again')
-
-# %% ../../nbs/memory/directory.ipynb #51e6aedc
-@patch
-def flush(self:Directory):
-    "Bring everything to the device; returns when it is there"
-    if self._lock is None: return
-    c,end,limit = self.counters,self.counters.item(COMMITTED),self.counters.item(RESERVED)
-    other,aside = self._elsewhere(self.folder),[self.path.glob(p) for p in ('saved/[0-9]*/*','saved/[0-9]*','saved')]
-    for p in chain(*(p.rglob('*') for p in (self.folder, *other)), other, (p.parent for p in other), *aside):
-        with suppress(FileNotFoundError): sync(p)   # frames come and go, and what was put aside
-    c[FLUSHED],c[LIMIT] = end,max(limit, c.item(LIMIT))
-    for p in (self.file('counters'), self.folder, self.path): sync(p)
-
-@patch
-def close(self:Directory):
-    "Flush, and let others write; more than once is fine"
-    if self._lock is not None:
-        if self.meta: self.flush()
-        self.leave()
-    return True
-
-# %% ../../nbs/memory/directory.ipynb #e516b2db
-@patch
-def _after_power_cut(self:Directory):
-    "Rows that were not on the device when the machine was switched off don't count"
-    before,c = self._before,self.counters
-    if not before.get('boot') or before['boot'] == _boot() or before.get('host') != socket.gethostname(): return
-    lost = c.item(COMMITTED) - c.item(FLUSHED)
-    if lost <= 0: return
-    warnings.warn(f'{self.path}: the machine was restarted before its rows were flushed; {lost:_} rows are lost')
-    self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
-    c[RESERVED],c[COMMITTED] = max(c[RESERVED], c[LIMIT]),c[FLUSHED]
-
-@patch
-def rewind(self:Directory, end:int, floor:int=0):
-    "Rows from this key on don't count any more, nor do those before `floor`"
-    if self._lock is None: self._refuse()
-    c,here = self.counters,self.counters.item(COMMITTED)
-    c[REWINDS] += 1   # readers look at it, before rows change
-    if end < here: self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], end]))
-    Counted.rewind(self, end, floor)
-    if c.item(FLUSHED) > end:
-        c[FLUSHED] = end
-        sync(self.file('counters'))   # before rows that were flushed are written over
-
-# %% ../../nbs/memory/directory.ipynb #7628b14a
-@patch
-def put_aside(self:Directory,
-    *names:str, # of arrays
-)->str: # what they are found by; None: this process may not write
-    "Keep copies of arrays as they are now"
-    if self._lock is None: return None
-    place = _plain(self.path/'saved', self.who)   # old ones are removed there
-    numbers = sorted(int(p.name) for p in place.glob('[0-9]*') if p.name.isdigit())
-    number = numbers[-1] + 1 if numbers else 1
-    (place/f'{number}').mkdir(parents=True)
-    try:
-        for name in names: shutil.copyfile(self.file(name), place/f'{number}'/name)
-    except OSError as e:
-        shutil.rmtree(place/f'{number}', ignore_errors=True)
-        raise no_disk(self.who, place/f'{number}', sum(self.file(n).stat().st_size for n in names), e) from None
-    for old in numbers[:-2]: shutil.rmtree(place/f'{old}', ignore_errors=True)
-    return f'{number}'
-
-# %% ../../nbs/memory/directory.ipynb #8b32c5ca
-@patch
-def aside(self:Directory,
-    found_by:str, # as `put_aside` gave it
-    name:str, # of an array
-    dtype, # of its elements
-)->np.ndarray: # None: it was removed by newer ones
-    "An array that was put aside"
-    if not found_by.isdigit(): return None
-    place = _plain(_plain(self.path/'saved', self.who)/found_by, self.who)
-    file = _plain(place/name, self.who)
-    if not file.is_file(): return None
-    rings,size = (self.meta or {}).get('rings', []),np.dtype(dtype).itemsize
-    ring = next((n for n in rings if n*size == file.stat().st_size), self.ring)   # of before the memory grew
-    self._check_size(file, ring*size)
-    return np.fromfile(file, dtype)
-
-# %% ../../nbs/memory/directory.ipynb #021c4c81
-@patch
-def told(self:Directory, kind:str, end:int)->int:
-    "Up to which row the priorities that lie here are those of a sampler of this kind"
-    told,was = min(self.counters.item(TOLD), end),self.meta.get('priorities')
-    if was in (None, kind): return told if was else 0
-    if told: warnings.warn(f'{self.who}: the priorities in {self.path} are of {was}, and those of {kind} are '
-        'asked for: all rows begin with the largest one')
-    return 0
-
-@patch
-def refers(self:Directory)->dict:
-    "What a state says of where its rows lie"
-    meta = self.meta or dict(id='', rewound=[])
-    return dict(directory=str(self.path), id=meta['id'], rewound=len(meta['rewound']))
-
-# %% ../../nbs/memory/directory.ipynb #f4628424
-@patch
-def check_refers(self:Directory, saved, inserted, store):
-    "Raise where these are not the rows that were saved"
-    saved,meta = checked(self.who, dict(directory=text, id=text, rewound=integer()), saved),self.meta
-    has,there = (meta['id'],self.counters.item(COMMITTED)) if meta else ('',0)
-    if not saved['id'] and (not has or str(self.path) == saved['directory']): return   # it was still empty then
-    if has != saved['id']: raise StateError(self.who, f'a saved memory that is not the one in {self.path}', has or
-        'none', f"{saved['id']}, which was in {saved['directory']}", 'the path of the memory that it was saved with')
-    replaced = [k for k in meta['rewound'][saved['rewound']:] if k < inserted]
-    if replaced: raise StateError(self.who, 'a saved memory of which rows were replaced since, from key '
-        f'{min(replaced)} on', remedy='a later checkpoint')
-    if there < inserted: raise StateError(self.who, f'a saved memory with more rows than there are in {self.path}',
-        f'{inserted:_}', f'at most {there:_}', 'an earlier checkpoint')
-
-@patch
-def emptied(self:Directory)->Place:
-    "A place for rows that a state holds"
-    if self.holds and self.meta and not self.counters.item(COMMITTED): self.forget()
-    if self.meta: raise StateError(self.who, f'a saved memory with its rows, and there is one in {self.path}', remedy=
-        'another path, or a checkpoint of that memory')
-    return self
-
-# %% ../../nbs/memory/directory.ipynb #7b0cb04b
-@patch
-def _record_file(self:Directory, name, flags):
-    return os.open(self.file(name), flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)
-
-@patch
-def keep(self:Directory,
-    name:str, # of the file
-    slots, # to which they belong
-    rows:np.ndarray, # bytes, a row for each of these slots
-):
-    "Write some bytes for some slots"
-    size = rows.shape[1]
-    if not self.holds or not size or not len(rows): return
-    if self.meta: self.say(records={**self.meta.get('records', {}), name: size})
-    self._noted(name)
-    file = self._record_file(name, os.O_RDWR | os.O_CREAT)
-    try:
-        for slot,row in zip(slots, rows): os.pwrite(file, row.tobytes(), int(slot)*size)
-    except OSError as e: raise no_disk(self.who, self.file(name), size, e) from None
-    finally: os.close(file)
-
-@patch
-def kept(self:Directory, name, slots, size)->np.ndarray: # uint8; None: there are none
-    "What was written; zeros where nothing was"
-    if not size or not os.path.lexists(self.file(name)): return None
-    file,found = self._record_file(name, os.O_RDONLY),np.zeros((len(slots), size), np.uint8)
-    try:
-        for row,slot in zip(found, slots):
-            data = os.pread(file, size, int(slot)*size)
-            if len(data) == size: row[:] = np.frombuffer(data, np.uint8)
-    finally: os.close(file)
-    return found
-
-# %% ../../nbs/memory/directory.ipynb #8e16fadd
-@patch
-def grow(self:Directory,
-    ring:int, # how many slots to make
-    max_sz:int, # how many rows count
-    derive, # (place, keys) → makes what follows from the rows, in arrays that are not by slot
-):
-    "Let there be more slots"
-    (end,shown),new = self.span(self.meta['max_sz']),copy(self)
-    oldest = min(end, self.oldest_whole())   # checkpoints may need spare rows
-    if max_sz == self.meta['max_sz']: shown = self.counters.item(SHOWN)
-    new.until = np.full(1, -1)
-    new.begin(ring, int(self.folder.name.split('-')[1]) + 1)
-    try:
-        self._copy_to(new, oldest, end)
-        new.counters[[RESERVED,FLOOR,SHOWN]] = end,oldest,shown
-        derive(new, np.arange(oldest, end))
-        new.flush()
-    except BaseException:
-        self._tidy()
-        raise
-    self.replace_by(new, max_sz=max_sz)
+    return path / f'shard-{rank}'
 
 # %% ../../nbs/memory/directory.ipynb #b9221736
-@patch
-def _copy_to(self:Directory, new, oldest, end):
-    "Arrays by slot row by row, and everything else as it is, but for arrays by other things"
-    for name,kind in self._lasting_kinds().items():
-        if self.file(name).exists(): self.lasting(name, kind)
-    for name,(shape,dtype,by) in self.arrays.items():
-        if by == 'files':
-            _also_in(self.file(name), new.new_folder(name))
-            continue
-        was = self.new(name, shape, dtype, by=by)
-        if by is None: new.new(name, shape, dtype)[:] = was
-        if by != 'slot': continue
-        to = new.new(name, (new.ring, *was.shape[1:]), dtype, by=by)
-        for keys in in_parts(oldest, end, 4096): to[keys % new.ring] = was[keys % self.ring]
-    for name,size in self.meta.get('records', {}).items():
-        for keys in in_parts(oldest, end, 4096):
-            rows = self.kept(name, keys % self.ring, size)
-            if rows is not None: new.keep(name, keys[rows.any(1)] % new.ring, rows[rows.any(1)])
-
 def _also_in(folder, other):
     for entry in [e for e in os.scandir(folder) if e.is_file(follow_symlinks=False)]:
-        try: os.link(entry.path, other/entry.name)
-        except OSError: shutil.copyfile(entry.path, other/entry.name)   # a file system without links
-
-# %% ../../nbs/memory/directory.ipynb #71e6f613
-@patch
-def scattered(self:Directory,
-    name:str, # of an array that is there
-    array:np.ndarray, # as `new` gave it
-)->np.ndarray: # the same bytes
-    "An array for reads at random places: another mapping, as writes go on in order"
-    other = mapped(self.file(name), array.shape, array.dtype, self.writes)
-    read_at_random(other)
-    return other
+        try:
+            os.link(entry.path, other / entry.name)
+        except OSError:
+            shutil.copyfile(entry.path, other / entry.name)  # a file system without links

@@ -11,20 +11,24 @@ import numpy as np
 from ..steps.compiled import njit
 
 # %% ../../nbs/memory/draws.ipynb #ae3990bb
-_u = np.uint64   # unsigned places spare kernels a test for negative ones
-_STEP,_MIX1,_MIX2 = _u(0x9e3779b97f4a7c15),_u(0xbf58476d1ce4e5b9),_u(0x94d049bb133111eb)
+_u = np.uint64  # unsigned places spare kernels a test for negative ones
+_STEP = _u(0x9E3779B97F4A7C15)
+_MIX1 = _u(0xBF58476D1CE4E5B9)
+_MIX2 = _u(0x94D049BB133111EB)
+
 
 @njit(inline=True)
 def random_bits(seed, i):
     "The `i`-th random number of 64 bits"
-    z = seed + np.uint64(i + 1)*_STEP
-    z = (z ^ (z >> np.uint64(30)))*_MIX1
-    z = (z ^ (z >> np.uint64(27)))*_MIX2
+    z = seed + np.uint64(i + 1) * _STEP
+    z = (z ^ (z >> np.uint64(30))) * _MIX1
+    z = (z ^ (z >> np.uint64(27))) * _MIX2
     return z ^ (z >> np.uint64(31))
 
+
 def random_seed(
-    seed:int=None, # any whole number; None: another one each time
-)->np.uint64: # for `random_bits`
+    seed: int = None,  # any whole number; None: another one each time
+) -> np.uint64:  # for `random_bits`
     "A seed of 64 well mixed bits; neighbouring seeds give unrelated ones"
     return np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
 
@@ -32,46 +36,59 @@ def random_seed(
 @njit(inline=True)
 def _below(bits, n, redraw):
     "A number from 0 to n-1 out of random bits, or -1: draw again"
-    product = (bits >> np.uint64(32))*n
-    if product & np.uint64(0xffffffff) < redraw: return -1
+    product = (bits >> np.uint64(32)) * n
+    if product & np.uint64(0xFFFFFFFF) < redraw:
+        return -1
     return np.int64(product >> np.uint64(32))
+
 
 @njit
 def draw_keys(seed, count, first, n, keys):
     "Fill `keys` with keys from first to first+n-1, with replacement; the new count"
     size = np.uint64(n)
-    redraw,i = np.uint64(2**32) % size,0
+    redraw = np.uint64(2**32) % size
+    i = 0
     while i < len(keys):
         k = _below(random_bits(seed, count), size, redraw)
         count += 1
-        if k >= 0: keys[i],i = first + k,i + 1
+        if k >= 0:
+            keys[i], i = first + k, i + 1
     return count
 
 # %% ../../nbs/memory/draws.ipynb #253765e1
 @njit
 def draw_distinct(seed, count, first, n, keys, table):
     "The same without replacement; `table` has a power of two of places, at least twice as many as keys"
-    size,mask,one = _u(n),_u(len(table)-1),_u(1)
-    redraw,i = _u(2**32) % size,0
+    size = _u(n)
+    mask = _u(len(table) - 1)
+    one = _u(1)
+    redraw = _u(2**32) % size
+    i = 0
     table[:] = -1
     while i < len(keys):
         k = _below(random_bits(seed, count), size, redraw)
         count += 1
-        if k < 0: continue
-        place = (_u(k)*_STEP >> _u(32)) & mask
-        while table[place] != -1 and table[place] != k: place = (place + one) & mask
-        if table[place] == -1: table[place],keys[_u(i)],i = k,first + k,i + 1
+        if k < 0:
+            continue
+        place = (_u(k) * _STEP >> _u(32)) & mask
+        while table[place] != -1 and table[place] != k:
+            place = (place + one) & mask
+        if table[place] == -1:
+            table[place], keys[_u(i)], i = k, first + k, i + 1
     return count
+
 
 @njit
 def draw_most(seed, count, first, n, keys):
     "Without replacement, for many keys: the front of a shuffled list"
-    pool,i = np.arange(n),0
+    pool = np.arange(n)
+    i = 0
     while i < len(keys):
         size = np.uint64(n - i)
         j = _below(random_bits(seed, count), size, np.uint64(2**32) % size)
         count += 1
-        if j >= 0: pool[i],pool[i+j],keys[i],i = pool[i+j],pool[i],first + pool[i+j],i + 1
+        if j >= 0:
+            pool[i], pool[i + j], keys[i], i = pool[i + j], pool[i], first + pool[i + j], i + 1
     return count
 
 # %% ../../nbs/memory/draws.ipynb #96bc7412
@@ -80,21 +97,30 @@ def throw_darts(seed, count, total, stratified, darts):
     "Random places from 0 to `total`, one in each of equal parts or anywhere"
     n = len(darts)
     for i in range(n):
-        x = np.float64(random_bits(seed, count + i) >> _u(11))*2.**-53
-        darts[_u(i)] = (x + i)*(total/n) if stratified else x*total
+        x = np.float64(random_bits(seed, count + i) >> _u(11)) * 2.0**-53
+        darts[_u(i)] = (x + i) * (total / n) if stratified else x * total
 
 # %% ../../nbs/memory/draws.ipynb #7e935f0c
 class Draws:
     "Random numbers from a seed and a count"
+
     seed = None
-    def __init__(self,
-        seed:int=None, # of the draws; None: different draws each time
+
+    def __init__(
+        self,
+        seed: int = None,  # of the draws; None: different draws each time
     ):
         self.seed = seed
         self.clear()
 
-    def clear(self): self._seed,self._count = random_seed(self.seed),0
-    def draw_on(self, other): self._seed,self._count = other._seed,other._count   # from where another one stands
+    def clear(self):
+        self._seed = random_seed(self.seed)
+        self._count = 0
+
+    def draw_on(self, other):
+        # from where another one stands
+        self._seed = other._seed
+        self._count = other._count
 
     def fresh(self):
         "A new one of this kind, with nothing in it"
@@ -106,9 +132,9 @@ class Draws:
         "Draw other random numbers from now on"
         self._seed = random_seed(seed)
 
-    def random(self, n:int)->np.ndarray: # float64
+    def random(self, n: int) -> np.ndarray:  # float64
         "The next `n` random numbers from 0 to 1"
         out = np.empty(n)
-        throw_darts(self._seed, self._count, 1., False, out)
+        throw_darts(self._seed, self._count, 1.0, False, out)
         self._count += int(n)
         return out

@@ -12,7 +12,6 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 import numpy as np, torch
-from fastcore.basics import patch
 from numba import types
 from ..steps.compiled import bytes_at, longs_at, memmove, njit
 from ..steps.errors import NoRoom, StateError
@@ -22,27 +21,36 @@ from .codecs import Codec, codec_with
 from ..steps.states import array, checked
 
 # %% ../../nbs/memory/frame_log.ipynb #8b2980d5
-NEXT,END,ROOM,FIRST,BITS,SIZE,NEAR,N_NUMBERS = range(8)   # what stands where in the numbers of a log
+# what stands where in the numbers of a log
+NEXT, END, ROOM, FIRST, BITS, SIZE, NEAR, N_NUMBERS = range(8)
 # the next frame's number; how many are settled; for how many there is room; the first segment; frames a segment; bytes;
 # how far back a frame may be that is shared
-_RECENT = 32   # frames that are remembered of each environment, twice: new in a state, new in a next state
-_SUMS,_HEADS = 2*_RECENT,4*_RECENT   # behind their numbers: sums of their bytes; how many there were so far;
-_WHICH = _HEADS + 2                  # and for each place in a row, which of them it was last time
+# frames that are remembered of each environment, twice: new in a state, new in a next state
+_RECENT = 32
+# behind their numbers: sums of their bytes; how many there were so far;
+_SUMS = 2 * _RECENT
+_HEADS = 4 * _RECENT
+# and for each place in a row, which of them it was last time
+_WHICH = _HEADS + 2
 _memcmp = types.ExternalFunction('memcmp', types.int32(types.intp, types.intp, types.uintp))
+
 
 @njit
 def _place_of(serial, numbers, table):
     "The address of a raw frame, or 0"
     segment = serial >> numbers[BITS]
-    if serial < 0 or segment < numbers[FIRST]: return 0
-    start = table[segment & (len(table)-1)]
-    return start + (serial & ((1 << numbers[BITS])-1))*numbers[SIZE] if start else 0
+    if serial < 0 or segment < numbers[FIRST]:
+        return 0
+    start = table[segment & (len(table) - 1)]
+    return start + (serial & ((1 << numbers[BITS]) - 1)) * numbers[SIZE] if start else 0
+
 
 @njit(inline=True)
 def _entry(which, recent):
     "Where among an environment's recent frames one is: from 0 on those of next states, newest first, then of states"
     of_next = np.int64(which < _RECENT)
-    return of_next*_RECENT + ((recent[_HEADS+of_next]-1-which) & (_RECENT-1))
+    return of_next * _RECENT + ((recent[_HEADS + of_next] - 1 - which) & (_RECENT - 1))
+
 
 @njit
 def _is_at(source, serial, numbers, table):
@@ -54,44 +62,53 @@ def _is_at(source, serial, numbers, table):
 @njit
 def _sum_of(address, size):
     "A sum of all bytes in words of eight"
-    words,last,total = longs_at(address, size >> 3),bytes_at(address, size),np.int64(size)
-    for word in words: total += word
-    for i in range(size & ~7, size): total += last[i]
+    words = longs_at(address, size >> 3)
+    last = bytes_at(address, size)
+    total = np.int64(size)
+    for word in words:
+        total += word
+    for i in range(size & ~7, size):
+        total += last[i]
     return total
+
 
 @njit
 def _find(source, total, recent, numbers, table):
     "Which of an environment's recent frames has the bytes at an address, whose sum is `total`, or -1"
-    for which in range(2*_RECENT):
+    for which in range(2 * _RECENT):
         e = _entry(which, recent)
-        if recent[_SUMS+e] == total and _is_at(source, recent[e], numbers, table): return which
+        if recent[_SUMS + e] == total and _is_at(source, recent[e], numbers, table):
+            return which
     return -1
 
 # %% ../../nbs/memory/frame_log.ipynb #392c9946
 @njit(nogil=True)
 def _keep(numbers, table, recent, places, rows, envs, done, refs):
     "Keep the frames of rows from `done` on; gives the row at which the room ended, or how many rows there are"
-    address,row_size = rows
+    address, row_size = rows
     for i in range(done, len(envs)):
-        if numbers[ROOM] - numbers[NEXT] < refs.shape[1]: return i
+        if numbers[ROOM] - numbers[NEXT] < refs.shape[1]:
+            return i
         of_env = recent[envs[i]]
         for j in range(refs.shape[1]):
-            source = address + i*row_size + places[0,j]
-            which,total = of_env[_WHICH+j],0
+            source = address + i * row_size + places[0, j]
+            which = of_env[_WHICH + j]
+            total = 0
             if not _is_at(source, of_env[_entry(which, of_env)], numbers, table):
                 total = _sum_of(source, numbers[SIZE])
                 which = _find(source, total, of_env, numbers, table)
             if which >= 0:
-                serial,of_env[_WHICH+j] = of_env[_entry(which, of_env)],which
-                places[1,j] += 1
+                serial, of_env[_WHICH + j] = of_env[_entry(which, of_env)], which
+                places[1, j] += 1
             else:
-                serial,of_next = numbers[NEXT],places[2,j]
+                serial = numbers[NEXT]
+                of_next = places[2, j]
                 numbers[NEXT] += 1
                 memmove(_place_of(serial, numbers, table), source, numbers[SIZE])
-                e = of_next*_RECENT + (of_env[_HEADS+of_next] & (_RECENT-1))
-                of_env[e],of_env[_SUMS+e] = serial,total
-                of_env[_HEADS+of_next] += 1
-            refs[i,j] = serial
+                e = of_next * _RECENT + (of_env[_HEADS + of_next] & (_RECENT - 1))
+                of_env[e], of_env[_SUMS + e] = serial, total
+                of_env[_HEADS + of_next] += 1
+            refs[i, j] = serial
     return len(envs)
 
 # %% ../../nbs/memory/frame_log.ipynb #0d3ece35
@@ -100,36 +117,59 @@ def serial_of(ref, following):
     "The serial number of which `ref` is the end, of frames that came before the frame `following`"
     return following - np.int64(np.uint32(following - np.int64(ref)))
 
+
 def serials_of(
-    refs:np.ndarray, # uint32
-    following:int, # the frame after the last one
-)->np.ndarray: # int64
+    refs: np.ndarray,  # uint32
+    following: int,  # the frame after the last one
+) -> np.ndarray:  # int64
     "The same for many references"
-    return following - (np.uint32(following & 0xffffffff) - refs).astype(np.int64)
+    return following - (np.uint32(following & 0xFFFFFFFF) - refs).astype(np.int64)
 
 # %% ../../nbs/memory/frame_log.ipynb #66a53056
 class Packed(NamedTuple):
     "A segment of packed frames"
-    bytes:np.ndarray # one frame after the other
-    ends:np.ndarray  # where each ends
-    def span(self, i): return int(self.ends[i-1]) if i else 0,int(self.ends[i])
+
+    bytes: np.ndarray  # one frame after the other
+    ends: np.ndarray  # where each ends
+
+    def span(self, i):
+        return int(self.ends[i - 1]) if i else 0, int(self.ends[i])
+
     nbytes = property(lambda self: self.bytes.nbytes + self.ends.nbytes)
 
 # %% ../../nbs/memory/frame_log.ipynb #e68d15ce
-_LARGE,_SAMPLES = 2**18,2**23   # larger frames have no use for a dictionary; bytes to learn from
-_NOTHING = Future()   # there is no more to learn
+# larger frames have no use for a dictionary; bytes to learn from
+_LARGE = 2**18
+_SAMPLES = 2**23
+_NOTHING = Future()  # there is no more to learn
 _NOTHING.set_result(None)
+
 
 class _LogNumbers:
     "What is known of a log from its numbers"
-    before = 0   # how many frames say nothing of the rows that are counted
-    segment_bytes = property(lambda self: self.size << self.numbers.item(BITS), doc='Bytes of a raw segment')
-    found = property(lambda self: self.places[1], doc='How often a frame at each place was one that is known')
+
+    before = 0  # how many frames say nothing of the rows that are counted
+    segment_bytes = property(
+        lambda self: self.size << self.numbers.item(BITS), doc='Bytes of a raw segment'
+    )
+    found = property(
+        lambda self: self.places[1], doc='How often a frame at each place was one that is known'
+    )
     frames = property(lambda self: self.numbers.item(END), doc='How many it has kept so far')
-    first = property(lambda self: self.numbers.item(FIRST) << self.numbers.item(BITS), doc='The first that is there')
-    in_child = property(lambda self: self._pid != os.getpid(), doc='Is this another process than the one that made it?')
-    def __len__(self): return self.frames - self.first
-    def close(self): "Nothing more will be kept"
+    first = property(
+        lambda self: self.numbers.item(FIRST) << self.numbers.item(BITS),
+        doc='The first that is there',
+    )
+    in_child = property(
+        lambda self: self._pid != os.getpid(),
+        doc='Is this another process than the one that made it?',
+    )
+
+    def __len__(self):
+        return self.frames - self.first
+
+    def close(self):
+        "Nothing more will be kept"
 
     @property
     def nbytes(self):
@@ -139,382 +179,478 @@ class _LogNumbers:
 # %% ../../nbs/memory/frame_log.ipynb #16535468
 class FrameLog(_LogNumbers):
     "Frames of one size by serial number, equal ones kept once; the oldest go when no row needs them"
-    def __init__(self,
-        size:int, # bytes of a frame
-        places, # where in a row frames are: bytes from its first one
-        of_next:int, # how many of these are in next states; they are the last ones
-        bits:int, # a segment has 2**bits frames
-        expected:int=0, # for so many frames room is asked for at once, where they stay raw; it is taken as it is needed
-        arrays=MainMemory(), # where raw segments lie
-        codec:Codec=None, # packs older ones; None: all stay raw
-        learn_from:int=1000, # frames that must be there before the codec learns from them, at most
-        near:int=0, # how far back a frame may be that is shared, at least
-        each:int=16, # frames of each environment for which the same holds; so many stay raw
-        who:str='Frames', # for errors
-        numbers=None, # an array for the log's numbers; None: a new one
+
+    def __init__(
+        self,
+        size: int,  # bytes of a frame
+        places,  # where in a row frames are: bytes from its first one
+        of_next: int,  # how many of these are in next states; they are the last ones
+        bits: int,  # a segment has 2**bits frames
+        expected: int = 0,  # for so many frames room is asked for at once, where they stay raw; it is taken as it is needed
+        arrays=MainMemory(),  # where raw segments lie
+        codec: Codec = None,  # packs older ones; None: all stay raw
+        learn_from: int = 1000,  # frames that must be there before the codec learns from them, at most
+        near: int = 0,  # how far back a frame may be that is shared, at least
+        each: int = 16,  # frames of each environment for which the same holds; so many stay raw
+        who: str = 'Frames',  # for errors
+        numbers=None,  # an array for the log's numbers; None: a new one
     ):
-        self.size,self.arrays,self.codec,self.who = size,arrays,codec,who
+        self.size = size
+        self.arrays = arrays
+        self.codec = codec
+        self.who = who
         mine = len(places) - of_next
-        self.places = np.array([places, [0]*len(places), [0]*mine + [1]*of_next])   # how often one there was known
+        # how often one there was known
+        self.places = np.array([places, [0] * len(places), [0] * mine + [1] * of_next])
         self.numbers = np.zeros(N_NUMBERS, np.int64) if numbers is None else numbers
-        self.numbers[[BITS,SIZE]],self._near = (bits,size),(near,each)
-        self.table,self.segments,self.free = np.zeros(8, np.int64),{},[]
-        self._expected,self._unused = 0 if codec else -(-expected >> bits),[]   # segments; those not used so far
-        self._recent = np.zeros((0,_WHICH + len(places)), np.int64)   # of each environment
-        self._jobs,self._asked,self._worker,self._pid,self._told = deque(),0,None,os.getpid(),False
-        self.learning = _NOTHING   # what the thread does to learn; None: it hasn't been asked
-        if codec and codec.learns and size <= _LARGE: self.learning = None
-        self._learn_from = min(codec.learns if codec else 0, learn_from, _SAMPLES//size + 1)
+        self.numbers[[BITS, SIZE]], self._near = (bits, size), (near, each)
+        self.table = np.zeros(8, np.int64)
+        self.segments = {}
+        self.free = []
+        # segments; those not used so far
+        self._expected = 0 if codec else -(-expected >> bits)
+        self._unused = []
+        self._recent = np.zeros((0, _WHICH + len(places)), np.int64)  # of each environment
+        self._jobs, self._asked, self._worker, self._pid, self._told = (
+            deque(),
+            0,
+            None,
+            os.getpid(),
+            False,
+        )
+        self.learning = _NOTHING  # what the thread does to learn; None: it hasn't been asked
+        if codec and codec.learns and size <= _LARGE:
+            self.learning = None
+        self._learn_from = min(codec.learns if codec else 0, learn_from, _SAMPLES // size + 1)
 
-# %% ../../nbs/memory/frame_log.ipynb #b393a5ac
-@patch(as_prop=True)
-def held_bytes(self:FrameLog):
-    "Those of frames, and of what was learned of them"
-    learned = self.codec.dictionary if self.codec else b''
-    return sum(a.nbytes for a in (*self.free, *self.segments.values())) + len(learned)
+    @property
+    def held_bytes(self):
+        "Those of frames, and of what was learned of them"
+        learned = self.codec.dictionary if self.codec else b''
+        return sum(a.nbytes for a in (*self.free, *self.segments.values())) + len(learned)
 
-# %% ../../nbs/memory/frame_log.ipynb #4b81eaec
-@patch
-def keep(self:FrameLog,
-    address:int, # of the rows
-    row_size:int, # bytes of one
-    envs:np.ndarray, # the number of each row's environment, int64
-    n_envs:int, # environments have smaller numbers
-    under_way:int, # how many environments there are
-    needed=lambda: 0, # is asked, where room is made, for the first frame that other rows need
-    watch=lambda: None, # is called before room is made; it may raise
-)->np.ndarray: # uint32 [rows, places]
-    "References to the frames of these rows; they are there until the next call, and for good after `settle`"
-    item,n,done,(near,each) = self.numbers.item,len(envs),0,self._near
-    if item(NEXT) != item(END) or n_envs > len(self._recent): self._begin(n_envs)
-    self.numbers[NEAR] = max(near, each*under_way)
-    refs = np.empty((n,self.places.shape[1]), np.uint32)
-    while True:
-        done = _keep(self.numbers, self.table, self._recent, self.places, (address, row_size), envs, done, refs)
-        if done == n: return refs
-        self._drop(min(needed(), self._lowest(refs[:done])) >> item(BITS))
-        watch()
-        self.more_room()
+    def keep(
+        self,
+        address: int,  # of the rows
+        row_size: int,  # bytes of one
+        envs: np.ndarray,  # the number of each row's environment, int64
+        n_envs: int,  # environments have smaller numbers
+        under_way: int,  # how many environments there are
+        needed=lambda: 0,  # is asked, where room is made, for the first frame that other rows need
+        watch=lambda: None,  # is called before room is made; it may raise
+    ) -> np.ndarray:  # uint32 [rows, places]
+        "References to the frames of these rows; they are there until the next call, and for good after `settle`"
+        item, n, done, (near, each) = self.numbers.item, len(envs), 0, self._near
+        if item(NEXT) != item(END) or n_envs > len(self._recent):
+            self._begin(n_envs)
+        self.numbers[NEAR] = max(near, each * under_way)
+        refs = np.empty((n, self.places.shape[1]), np.uint32)
+        while True:
+            done = _keep(
+                self.numbers,
+                self.table,
+                self._recent,
+                self.places,
+                (address, row_size),
+                envs,
+                done,
+                refs,
+            )
+            if done == n:
+                return refs
+            self._drop(min(needed(), self._lowest(refs[:done])) >> item(BITS))
+            watch()
+            self.more_room()
 
-# %% ../../nbs/memory/frame_log.ipynb #75d46dfa
-@patch
-def settle(self:FrameLog):
-    "The frames that were kept count from now on"
-    self.numbers[END] = self.numbers[NEXT]
+    def settle(self):
+        "The frames that were kept count from now on"
+        self.numbers[END] = self.numbers[NEXT]
 
-@patch
-def _begin(self:FrameLog, n_envs):
-    "Forget what was kept and didn't settle; know all environments"
-    end,serials = self.numbers.item(END),self._recent[:,:2*_RECENT]
-    serials[serials >= end] = -1
-    self.numbers[NEXT] = end
-    if n_envs <= len(self._recent): return
-    known,new = len(self._recent),grown(self._recent, n_envs, 0)
-    new[known:,:2*_RECENT] = -1
-    self._recent = new
+    def _begin(self, n_envs):
+        "Forget what was kept and didn't settle; know all environments"
+        end = self.numbers.item(END)
+        serials = self._recent[:, : 2 * _RECENT]
+        serials[serials >= end] = -1
+        self.numbers[NEXT] = end
+        if n_envs <= len(self._recent):
+            return
+        known = len(self._recent)
+        new = grown(self._recent, n_envs, 0)
+        new[known:, : 2 * _RECENT] = -1
+        self._recent = new
 
-@patch
-def _lowest(self:FrameLog, refs):
-    "The first frame to which these refer"
-    following = self.numbers.item(NEXT)
-    return int(serials_of(refs, following).min(initial=following))
+    def _lowest(self, refs):
+        "The first frame to which these refer"
+        following = self.numbers.item(NEXT)
+        return int(serials_of(refs, following).min(initial=following))
 
-# %% ../../nbs/memory/frame_log.ipynb #0c6b5324
-@patch
-def more_room(self:FrameLog):
-    "Another raw segment"
-    if self.codec: self._pack_older()
-    try: raw = self.raw_segment()
-    except NoRoom: raise   # a full disk has said more of itself
-    except MemoryError as e: raise NoRoom(self.who, 'no memory for more frames', f'{len(self):_} frames', remedy=
-        'a smaller max_sz') from e
-    self.put_segment(raw)
+    def more_room(self):
+        "Another raw segment"
+        if self.codec:
+            self._pack_older()
+        try:
+            raw = self.raw_segment()
+        except NoRoom:
+            raise  # a full disk has said more of itself
+        except MemoryError as e:
+            raise NoRoom(
+                self.who,
+                'no memory for more frames',
+                f'{len(self):_} frames',
+                remedy='a smaller max_sz',
+            ) from e
+        self.put_segment(raw)
 
-@patch
-def put_segment(self:FrameLog, segment):
-    "This is the next one"
-    bits,first,room = (self.numbers.item(i) for i in (BITS,FIRST,ROOM))
-    number = room >> bits
-    while number - first >= len(self.table): self.table = self.table_of(2*len(self.table))
-    self.segments[number] = segment
-    self.table[number & (len(self.table)-1)] = segment.ctypes.data if isinstance(segment, np.ndarray) else 0
-    self.numbers[ROOM] = room + (1 << bits)
+    def put_segment(self, segment):
+        "This is the next one"
+        bits, first, room = (self.numbers.item(i) for i in (BITS, FIRST, ROOM))
+        number = room >> bits
+        while number - first >= len(self.table):
+            self.table = self.table_of(2 * len(self.table))
+        self.segments[number] = segment
+        self.table[number & (len(self.table) - 1)] = (
+            segment.ctypes.data if isinstance(segment, np.ndarray) else 0
+        )
+        self.numbers[ROOM] = room + (1 << bits)
 
-@patch
-def raw_segment(self:FrameLog):
-    "A segment to write into: one that is free, or the next one of an array that holds many"
-    if self.free: return self.free.pop()
-    if not self._unused:
-        many,shape = max(self._expected, 1),(1 << self.numbers.item(BITS), self.size)
-        self._unused = [*self.arrays.new('frames', (many,*shape), np.uint8)[::-1]]
-        self._expected = many//16   # of the next array, if it comes to that
-    return self._unused.pop()
+    def raw_segment(self):
+        "A segment to write into: one that is free, or the next one of an array that holds many"
+        if self.free:
+            return self.free.pop()
+        if not self._unused:
+            many = max(self._expected, 1)
+            shape = (1 << self.numbers.item(BITS), self.size)
+            self._unused = [*self.arrays.new('frames', (many, *shape), np.uint8)[::-1]]
+            self._expected = many // 16  # of the next array, if it comes to that
+        return self._unused.pop()
 
-# %% ../../nbs/memory/frame_log.ipynb #ee6d0fd5
-@patch
-def table_of(self:FrameLog, n):
-    "A table of `n` entries: the addresses of raw segments"
-    table = np.zeros(n, np.int64)
-    for number,s in self.segments.items():
-        if isinstance(s, np.ndarray): table[number & (n-1)] = s.ctypes.data
-    return table
+    def table_of(self, n):
+        "A table of `n` entries: the addresses of raw segments"
+        table = np.zeros(n, np.int64)
+        for number, s in self.segments.items():
+            if isinstance(s, np.ndarray):
+                table[number & (n - 1)] = s.ctypes.data
+        return table
 
-@patch
-def _drop(self:FrameLog, before):
-    "Segments before this one go"
-    for number in range(self.numbers.item(FIRST), min(before, self.numbers.item(END) >> self.numbers.item(BITS))):
-        self.retire(number, None)
-        self.numbers[FIRST] = number + 1
+    def _drop(self, before):
+        "Segments before this one go"
+        for number in range(
+            self.numbers.item(FIRST), min(before, self.numbers.item(END) >> self.numbers.item(BITS))
+        ):
+            self.retire(number, None)
+            self.numbers[FIRST] = number + 1
 
-@patch
-def retire(self:FrameLog, number, packed):
-    "A segment goes, or its packed frames take its place"
-    self.table[number & (len(self.table)-1)] = 0
-    old = self.segments.pop(number, None) if packed is None else self.segments.get(number)
-    if packed is not None and old is not None: self.segments[number] = packed
-    if isinstance(old, np.ndarray) and not (self.codec and self.free): self.free.append(old)
+    def retire(self, number, packed):
+        "A segment goes, or its packed frames take its place"
+        self.table[number & (len(self.table) - 1)] = 0
+        old = self.segments.pop(number, None) if packed is None else self.segments.get(number)
+        if packed is not None and old is not None:
+            self.segments[number] = packed
+        if isinstance(old, np.ndarray) and not (self.codec and self.free):
+            self.free.append(old)
+
+    def _pack_older(self):
+        "Take in what was packed, and ask for more"
+        self.take_packed()
+        item = self.numbers.item
+        jobs = self._jobs
+        whole = item(END) >> item(BITS) << item(BITS)  # frames in segments that are full
+        if self.learning is None and whole >= self._learn_from:
+            self._learn()
+        if self.learning is None:
+            return
+        end = item(END) - item(NEAR) >> item(BITS)  # segments before this one may be packed
+        self._asked = max(self._asked, item(FIRST), jobs[-1][0] + 1 if jobs else 0)
+        for number in range(self._asked, end):
+            if len(jobs) >= _WAITING:
+                break
+            raw = self.segments.get(number)
+            if isinstance(raw, np.ndarray):
+                jobs.append((number, self._do(*self.pack_job(number, raw))))
+            self._asked = number + 1
+        behind = end - self._asked
+        # waits, raises nothing
+        if jobs and behind > _BEHIND * (1 if self.learning.done() else 4):
+            jobs[0][1].exception()
+
+    def pack_job(self, number, raw):
+        "What the thread calls to pack a segment, and with what"
+        return self.codec.pack, raw
+
+    def learn_job(self, samples):
+        "What it calls to learn a dictionary, and with what"
+        return self.codec.learn, samples
+
+    def _do(self, f, *args):
+        "Let the packing thread call a function"
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, 'fastrl_replay-packs-frames')
+        return self._worker.submit(f, *args)
+
+    def take_packed(self, wait=False):
+        "Put packed segments in the place of raw ones"
+        if self.in_child:
+            self._begin_in_child()
+        while self._jobs and (wait or self._jobs[0][1].done()):
+            number, job = self._jobs[0]
+            if job.exception():
+                self._tell_failed(job.exception())
+            else:
+                self.put_packed(number, job.result())
+            self._jobs.popleft()  # now that it is in its place: an interrupt would lose it
+
+    def put_packed(self, number, parts):
+        "Packed frames take the place of raw ones"
+        if isinstance(self.segments.get(number), np.ndarray):
+            self.retire(number, Packed(*parts))
+
+    def _begin_in_child(self):
+        "After a fork: what the thread had not done is to be asked for again"
+        packed = any(isinstance(s, Packed) for s in self.segments.values())
+        if self.learning is not _NOTHING and not (packed or self.codec.dictionary):
+            self.learning = None
+        self._jobs, self._asked, self._worker, self._pid = (
+            deque(),
+            self.numbers.item(FIRST),
+            None,
+            os.getpid(),
+        )
+
+    def _tell_failed(self, e):
+        if self._told:
+            return
+        self._told = True
+        warnings.warn(
+            f'{self.who}: frames could not be packed, and stay as they are: {e!r}', stacklevel=2
+        )
+
+    def _learn(self):
+        "Let the codec learn from the first frames"
+        item = self.numbers.item
+        samples = []
+        for number in range(item(FIRST), item(END) >> item(BITS)):
+            if number in self.segments:
+                samples.append(self.segments[number])
+            if len(samples) << item(BITS) >= self._learn_from:
+                break
+        self.learning = self._do(*self.learn_job(samples))
+
+    def end_packing(self):
+        "Wait for the packing thread, and end it"
+        self.take_packed(wait=True)
+        if self._worker is not None:
+            self._worker.shutdown()
+        self._worker = None
+
+    def locate(
+        self,
+        refs: np.ndarray,  # of all rows
+        slots: np.ndarray,  # of the rows that are asked for; -1: no row
+        addresses: np.ndarray,  # where to write them, a row for each slot
+    ):  # what must stay alive for as long as the addresses are used
+        "Addresses of frames"
+        if not locate_raw(self.numbers, self.table, refs, slots, addresses)[0]:
+            return None
+        packed = addresses < 0
+        serials, which = np.unique(-1 - addresses[packed], return_inverse=True)
+        frames = np.frombuffer(b''.join(map(self.unpacked, serials.tolist())), np.uint8)
+        addresses[packed] = frames.ctypes.data + which * self.size
+        return frames
+
+    def kept(self, serial) -> tuple:  # bytes, and are they packed?
+        "A frame as it lies there"
+        number, i = divmod(serial, 1 << self.numbers.item(BITS))
+        segment = self.segments[number]
+        if isinstance(segment, np.ndarray):
+            return segment[i], False
+        a, b = segment.span(i)
+        return memoryview(segment.bytes)[a:b], True
+
+    def unpacked(self, serial):
+        "The bytes of a packed frame"
+        frame, packed = self.kept(serial)
+        # it was about to be packed, and an interrupt came
+        return self._unpack(frame) if packed else frame.tobytes()
+
+    def _unpack(self, packed):
+        frame = self.codec.unpack(packed, self.size)
+        if len(frame) != self.size:
+            raise ValueError(f'{len(frame)} bytes instead of {self.size}')
+        return frame
+
+    def travelling(
+        self,
+        refs: np.ndarray,  # uint32 [rows, places]
+    ) -> 'Travelling':
+        "The frames to which some rows refer, packed as they are; with a codec"
+        serials, which = np.unique(serials_of(refs, self.frames), return_inverse=True)
+        frames = [self.kept(s) for s in serials.tolist()]
+        lengths = np.array([len(f) * packed for f, packed in frames], np.int32)
+        return Travelling(
+            self.codec.name,
+            self.codec.dictionary,
+            self.size,
+            b''.join(f for f, _ in frames),
+            lengths,
+            which.reshape(refs.shape).astype(np.int32),
+        )
+
+    def state_dict(
+        self,
+        first: int,  # the first frame that is needed
+    ) -> dict:  # tensors
+        "The frames from `first` on"
+        per = 1 << self.numbers.item(BITS)
+        end = self.frames
+        # or a state would depend on how far the thread is
+        if self.codec:
+            self.take_packed(wait=True)
+        packed = [np.zeros(0, np.uint8)]
+        lengths = [np.zeros(0, np.int64)]
+        raw = [np.zeros((0, self.size), np.uint8)]
+        for number, s in sorted(self.segments.items()):
+            low = max(first - number * per, 0)
+            high = min(end - number * per, per)
+            if low >= high:
+                continue
+            is_raw = isinstance(s, np.ndarray)
+            if is_raw:
+                raw.append(s[low:high])
+            else:
+                packed.append(s.bytes[s.span(low)[0] :])
+            lengths.append(
+                np.zeros(high - low, np.int64) if is_raw else np.diff(s.ends, prepend=0)[low:]
+            )
+        learned = self.codec.dictionary if self.codec else b''
+        parts = dict(
+            packed=np.concatenate(packed),
+            lengths=np.concatenate(lengths),
+            raw=np.concatenate(raw),
+            dictionary=np.frombuffer(learned, np.uint8).copy(),
+        )
+        return {k: torch.from_numpy(a) for k, a in parts.items()}
+
+    def load_state_dict(
+        self,
+        state: dict,  # as it was saved
+        check=lambda frames: None,  # (frames, as bytes) → raises where there can be no such frames
+    ):
+        "Become the log that was saved; this one must be new"
+        form = dict(
+            packed=array(np.uint8, None),
+            lengths=array(np.int64, None, low=0, high=2**31),
+            raw=array(np.uint8, None, self.size),
+            dictionary=array(np.uint8, None),
+        )
+        saved = checked(self.who, form, state)
+        lengths = saved['lengths']
+        per = 1 << self.numbers.item(BITS)
+        if lengths.sum() != len(saved['packed']):
+            self._refuse_saved(f'{len(saved["packed"])} bytes of packed frames')
+        if (lengths == 0).sum() != len(saved['raw']):
+            self._refuse_saved(f'{len(saved["raw"])} frames that are not packed')
+        if (lengths.any() or len(saved['dictionary'])) and not self.codec:
+            self._refuse_saved('packed frames')
+        if len(saved['dictionary']):
+            self.take_dictionary(saved['dictionary'].tobytes())
+        if lengths.any():
+            self.learning = _NOTHING  # one dictionary for all
+        saved['ends'], saved['raws'] = np.cumsum(lengths), np.cumsum(lengths == 0)
+        for a in range(0, len(lengths), per):
+            frames, packed = self._saved_segment(saved, a, min(a + per, len(lengths)))
+            check(frames)
+            self.put_segment(self.raw_segment() if packed is None else packed)
+            if packed is None:
+                self.fill_segment(a // per, frames)
+        self.numbers[[NEXT, END]] = len(lengths)
+
+    def _saved_segment(self, saved, a, b):
+        "Frames `a` to `b` of what was saved: unpacked, and packed if they are a whole segment of such"
+        lengths, ends, raws = (saved[k][a:b] for k in ('lengths', 'ends', 'raws'))
+        if not lengths.any():
+            return saved['raw'][raws[0] - 1 : raws[-1]], None
+        frames = np.empty((b - a, self.size), np.uint8)
+        packed = saved['packed']
+        for i, (length, end, raw) in enumerate(zip(lengths.tolist(), ends.tolist(), raws.tolist())):
+            if not length:
+                frames[i] = saved['raw'][raw - 1]
+                continue
+            try:
+                frames[i] = np.frombuffer(
+                    self._unpack(packed[end - length : end].tobytes()), np.uint8
+                )
+            except Exception as e:
+                self._refuse_saved(f'frame {a + i}: {e}')
+        if not lengths.all() or b - a < 1 << self.numbers.item(BITS):
+            return frames, None
+        start = int(ends[0] - lengths[0])
+        return frames, Packed(packed[start : ends[-1]].copy(), ends - start)
+
+    def fill_segment(self, number, frames):
+        "Frames that were saved"
+        self.segments[number][: len(frames)] = frames
+
+    def take_dictionary(self, learned):
+        "Pack by a dictionary that was saved"
+        try:
+            self.codec = type(self.codec)(learned)
+        except Exception as e:
+            self._refuse_saved(f'a dictionary: {e}')
+
+    def _refuse_saved(self, got):
+        raise StateError(self.who, 'a saved state with damaged frames', got)
 
 # %% ../../nbs/memory/frame_log.ipynb #638c7cfc
-_WAITING,_BEHIND = 2,1   # segments that may wait for the packing thread; that may wait to be given to it
-
-@patch
-def _pack_older(self:FrameLog):
-    "Take in what was packed, and ask for more"
-    self.take_packed()
-    item,jobs = self.numbers.item,self._jobs
-    whole = item(END) >> item(BITS) << item(BITS)   # frames in segments that are full
-    if self.learning is None and whole >= self._learn_from: self._learn()
-    if self.learning is None: return
-    end = item(END) - item(NEAR) >> item(BITS)   # segments before this one may be packed
-    self._asked = max(self._asked, item(FIRST), jobs[-1][0] + 1 if jobs else 0)
-    for number in range(self._asked, end):
-        if len(jobs) >= _WAITING: break
-        raw = self.segments.get(number)
-        if isinstance(raw, np.ndarray): jobs.append((number, self._do(*self.pack_job(number, raw))))
-        self._asked = number + 1
-    behind = end - self._asked
-    if jobs and behind > _BEHIND*(1 if self.learning.done() else 4): jobs[0][1].exception()   # waits, raises nothing
-
-# %% ../../nbs/memory/frame_log.ipynb #9d1f33c2
-@patch
-def pack_job(self:FrameLog, number, raw):
-    "What the thread calls to pack a segment, and with what"
-    return self.codec.pack,raw
-
-@patch
-def learn_job(self:FrameLog, samples):
-    "What it calls to learn a dictionary, and with what"
-    return self.codec.learn,samples
-
-@patch
-def _do(self:FrameLog, f, *args):
-    "Let the packing thread call a function"
-    if self._worker is None: self._worker = ThreadPoolExecutor(1, 'fastrl_replay-packs-frames')
-    return self._worker.submit(f, *args)
-
-# %% ../../nbs/memory/frame_log.ipynb #ae728f6f
-@patch
-def take_packed(self:FrameLog, wait=False):
-    "Put packed segments in the place of raw ones"
-    if self.in_child: self._begin_in_child()
-    while self._jobs and (wait or self._jobs[0][1].done()):
-        number,job = self._jobs[0]
-        if job.exception(): self._tell_failed(job.exception())
-        else: self.put_packed(number, job.result())
-        self._jobs.popleft()   # now that it is in its place: an interrupt would lose it
-
-@patch
-def put_packed(self:FrameLog, number, parts):
-    "Packed frames take the place of raw ones"
-    if isinstance(self.segments.get(number), np.ndarray): self.retire(number, Packed(*parts))
-
-@patch
-def _begin_in_child(self:FrameLog):
-    "After a fork: what the thread had not done is to be asked for again"
-    packed = any(isinstance(s, Packed) for s in self.segments.values())
-    if self.learning is not _NOTHING and not (packed or self.codec.dictionary): self.learning = None
-    self._jobs,self._asked,self._worker,self._pid = deque(),self.numbers.item(FIRST),None,os.getpid()
-
-# %% ../../nbs/memory/frame_log.ipynb #78d583a1
-@patch
-def _tell_failed(self:FrameLog, e):
-    if self._told: return
-    self._told = True
-    warnings.warn(f'{self.who}: frames could not be packed, and stay as they are: {e!r}', stacklevel=2)
-
-@patch
-def _learn(self:FrameLog):
-    "Let the codec learn from the first frames"
-    item,samples = self.numbers.item,[]
-    for number in range(item(FIRST), item(END) >> item(BITS)):
-        if number in self.segments: samples.append(self.segments[number])
-        if len(samples) << item(BITS) >= self._learn_from: break
-    self.learning = self._do(*self.learn_job(samples))
-
-@patch
-def end_packing(self:FrameLog):
-    "Wait for the packing thread, and end it"
-    self.take_packed(wait=True)
-    if self._worker is not None: self._worker.shutdown()
-    self._worker = None
+# segments that may wait for the packing thread; that may wait to be given to it
+_WAITING = 2
+_BEHIND = 1
 
 # %% ../../nbs/memory/frame_log.ipynb #c08fbba8
-_NO_FRAME = -2**63   # in place of -1 - serial; such a reference is damaged, or of a row that is being overwritten
+# in place of -1 - serial; such a reference is damaged, or of a row that is being overwritten
+_NO_FRAME = -(2**63)
+
 
 @njit(nogil=True)
 def locate_raw(numbers, table, refs, slots, addresses):
     "Where the frames are to which the rows in these slots refer; for packed ones, -1 - serial; for slot -1, 0"
-    packed,touched = 0,np.uint32(0)
-    for i in range(len(slots)): touched |= refs[max(slots[i], 0), 0]   # so that their waits overlap
+    packed = 0
+    touched = np.uint32(0)
+    # so that their waits overlap
+    for i in range(len(slots)):
+        touched |= refs[max(slots[i], 0), 0]
     for i in range(len(slots)):
         for j in range(refs.shape[1]):
-            if slots[i] < 0: addresses[i,j] = 0; continue
-            serial = serial_of(refs[slots[i],j], numbers[END])
+            if slots[i] < 0:
+                addresses[i, j] = 0
+                continue
+            serial = serial_of(refs[slots[i], j], numbers[END])
             at = _place_of(serial, numbers, table)
-            addresses[i,j] = at if at else -1 - serial if serial >= 0 else _NO_FRAME   # never more than 0
+            # never more than 0
+            addresses[i, j] = at if at else -1 - serial if serial >= 0 else _NO_FRAME
             packed += at == 0
-    return packed,touched
-
-# %% ../../nbs/memory/frame_log.ipynb #a8f87c65
-@patch
-def locate(self:FrameLog,
-    refs:np.ndarray, # of all rows
-    slots:np.ndarray, # of the rows that are asked for; -1: no row
-    addresses:np.ndarray, # where to write them, a row for each slot
-): # what must stay alive for as long as the addresses are used
-    "Addresses of frames"
-    if not locate_raw(self.numbers, self.table, refs, slots, addresses)[0]: return None
-    packed = addresses < 0
-    serials,which = np.unique(-1 - addresses[packed], return_inverse=True)
-    frames = np.frombuffer(b''.join(map(self.unpacked, serials.tolist())), np.uint8)
-    addresses[packed] = frames.ctypes.data + which*self.size
-    return frames
-
-# %% ../../nbs/memory/frame_log.ipynb #5b2ab377
-@patch
-def kept(self:FrameLog, serial)->tuple: # bytes, and are they packed?
-    "A frame as it lies there"
-    number,i = divmod(serial, 1 << self.numbers.item(BITS))
-    segment = self.segments[number]
-    if isinstance(segment, np.ndarray): return segment[i],False
-    a,b = segment.span(i)
-    return memoryview(segment.bytes)[a:b],True
-
-@patch
-def unpacked(self:FrameLog, serial):
-    "The bytes of a packed frame"
-    frame,packed = self.kept(serial)
-    return self._unpack(frame) if packed else frame.tobytes()   # it was about to be packed, and an interrupt came
-
-@patch
-def _unpack(self:FrameLog, packed):
-    frame = self.codec.unpack(packed, self.size)
-    if len(frame) != self.size: raise ValueError(f'{len(frame)} bytes instead of {self.size}')
-    return frame
+    return packed, touched
 
 # %% ../../nbs/memory/frame_log.ipynb #b8e57905
 class Travelling(NamedTuple):
     "Some frames, each once, as they lie in a log"
-    codec:str # its name
-    dictionary:bytes # that it has learned
-    size:int # bytes of a frame
-    bytes:bytes # one frame after the other
-    lengths:np.ndarray # of packed ones; 0: it is raw
-    which:np.ndarray # [rows, places]: which of them is where
 
-    def unpacked(self)->np.ndarray: # uint8, frame after frame
+    codec: str  # its name
+    dictionary: bytes  # that it has learned
+    size: int  # bytes of a frame
+    bytes: bytes  # one frame after the other
+    lengths: np.ndarray  # of packed ones; 0: it is raw
+    which: np.ndarray  # [rows, places]: which of them is where
+
+    def unpacked(self) -> np.ndarray:  # uint8, frame after frame
         "All of them"
-        unpack,frames,at = codec_with(self.codec, self.dictionary).unpack,[],0
+        unpack = codec_with(self.codec, self.dictionary).unpack
+        frames = []
+        at = 0
         for n in self.lengths.tolist():
             end = at + (n or self.size)
             frames.append(unpack(self.bytes[at:end], self.size) if n else self.bytes[at:end])
             at = end
         found = np.frombuffer(b''.join(frames), np.uint8)
-        if at != len(self.bytes) or len(found) != len(frames)*self.size: raise ValueError('damaged frames')
+        if at != len(self.bytes) or len(found) != len(frames) * self.size:
+            raise ValueError('damaged frames')
         return found
-
-# %% ../../nbs/memory/frame_log.ipynb #fa03914f
-@patch
-def travelling(self:FrameLog,
-    refs:np.ndarray, # uint32 [rows, places]
-)->Travelling:
-    "The frames to which some rows refer, packed as they are; with a codec"
-    serials,which = np.unique(serials_of(refs, self.frames), return_inverse=True)
-    frames = [self.kept(s) for s in serials.tolist()]
-    lengths = np.array([len(f)*packed for f,packed in frames], np.int32)
-    return Travelling(self.codec.name, self.codec.dictionary, self.size, b''.join(f for f,_ in frames), lengths,
-        which.reshape(refs.shape).astype(np.int32))
-
-# %% ../../nbs/memory/frame_log.ipynb #1cb1bd43
-@patch
-def state_dict(self:FrameLog,
-    first:int, # the first frame that is needed
-)->dict: # tensors
-    "The frames from `first` on"
-    per,end = 1 << self.numbers.item(BITS),self.frames
-    if self.codec: self.take_packed(wait=True)   # or a state would depend on how far the thread is
-    packed,lengths,raw = [np.zeros(0, np.uint8)],[np.zeros(0, np.int64)],[np.zeros((0,self.size), np.uint8)]
-    for number,s in sorted(self.segments.items()):
-        low,high = max(first - number*per, 0),min(end - number*per, per)
-        if low >= high: continue
-        is_raw = isinstance(s, np.ndarray)
-        if is_raw: raw.append(s[low:high])
-        else: packed.append(s.bytes[s.span(low)[0]:])
-        lengths.append(np.zeros(high - low, np.int64) if is_raw else np.diff(s.ends, prepend=0)[low:])
-    learned = self.codec.dictionary if self.codec else b''
-    parts = dict(packed=np.concatenate(packed), lengths=np.concatenate(lengths), raw=np.concatenate(raw),
-        dictionary=np.frombuffer(learned, np.uint8).copy())
-    return {k: torch.from_numpy(a) for k,a in parts.items()}
-
-# %% ../../nbs/memory/frame_log.ipynb #263d6284
-@patch
-def load_state_dict(self:FrameLog,
-    state:dict, # as it was saved
-    check=lambda frames: None, # (frames, as bytes) → raises where there can be no such frames
-):
-    "Become the log that was saved; this one must be new"
-    form = dict(packed=array(np.uint8, None), lengths=array(np.int64, None, low=0, high=2**31),
-        raw=array(np.uint8, None, self.size), dictionary=array(np.uint8, None))
-    saved = checked(self.who, form, state)
-    lengths,per = saved['lengths'],1 << self.numbers.item(BITS)
-    if lengths.sum() != len(saved['packed']): self._refuse_saved(f'{len(saved["packed"])} bytes of packed frames')
-    if (lengths == 0).sum() != len(saved['raw']): self._refuse_saved(f'{len(saved["raw"])} frames that are not packed')
-    if (lengths.any() or len(saved['dictionary'])) and not self.codec: self._refuse_saved('packed frames')
-    if len(saved['dictionary']): self.take_dictionary(saved['dictionary'].tobytes())
-    if lengths.any(): self.learning = _NOTHING   # one dictionary for all
-    saved['ends'],saved['raws'] = np.cumsum(lengths),np.cumsum(lengths == 0)
-    for a in range(0, len(lengths), per):
-        frames,packed = self._saved_segment(saved, a, min(a + per, len(lengths)))
-        check(frames)
-        self.put_segment(self.raw_segment() if packed is None else packed)
-        if packed is None: self.fill_segment(a//per, frames)
-    self.numbers[[NEXT,END]] = len(lengths)
-
-# %% ../../nbs/memory/frame_log.ipynb #4ebe6911
-@patch
-def _saved_segment(self:FrameLog, saved, a, b):
-    "Frames `a` to `b` of what was saved: unpacked, and packed if they are a whole segment of such"
-    lengths,ends,raws = (saved[k][a:b] for k in ('lengths','ends','raws'))
-    if not lengths.any(): return saved['raw'][raws[0]-1:raws[-1]],None
-    frames,packed = np.empty((b-a,self.size), np.uint8),saved['packed']
-    for i,(length,end,raw) in enumerate(zip(lengths.tolist(), ends.tolist(), raws.tolist())):
-        if not length: frames[i] = saved['raw'][raw-1]; continue
-        try: frames[i] = np.frombuffer(self._unpack(packed[end-length:end].tobytes()), np.uint8)
-        except Exception as e: self._refuse_saved(f'frame {a+i}: {e}')
-    if not lengths.all() or b - a < 1 << self.numbers.item(BITS): return frames,None
-    start = int(ends[0] - lengths[0])
-    return frames,Packed(packed[start:ends[-1]].copy(), ends - start)
-
-@patch
-def fill_segment(self:FrameLog, number, frames):
-    "Frames that were saved"
-    self.segments[number][:len(frames)] = frames
-
-@patch
-def take_dictionary(self:FrameLog, learned):
-    "Pack by a dictionary that was saved"
-    try: self.codec = type(self.codec)(learned)
-    except Exception as e: self._refuse_saved(f'a dictionary: {e}')
-
-@patch
-def _refuse_saved(self:FrameLog, got): raise StateError(self.who, 'a saved state with damaged frames', got)

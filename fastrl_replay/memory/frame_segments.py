@@ -12,350 +12,413 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 import numpy as np
-from fastcore.basics import patch
 from ..steps.errors import StaleKey, StateError
 from ..steps.files import write_whole
 from .places import OF_STORE, STORE_END
 from .mapped import allocate, mapped, read_at_random, request_places
-from .frame_log import BITS, END, FIRST, NEXT, ROOM, FrameLog, Packed, locate_raw
+from fastrl_replay.memory.frame_log import (
+    BITS,
+    END,
+    FIRST,
+    NEXT,
+    ROOM,
+    FrameLog,
+    Packed,
+    locate_raw,
+)
 
 # %% ../../nbs/memory/frame_segments.ipynb #d725b367
 def pack_file(
-    directory, # stays open, and so locked, for as long as this takes
-    path:Path, # of the packed segment
-    codec, # that packs
-    raw:np.ndarray, # frames
+    directory,  # stays open, and so locked, for as long as this takes
+    path: Path,  # of the packed segment
+    codec,  # that packs
+    raw: np.ndarray,  # frames
 ):
     "Pack a segment into a file; by another thread"
-    packed,ends = codec.pack(raw)
+    packed, ends = codec.pack(raw)
     write_whole(path, ends, packed)
 
+
 def learn_file(
-    directory, # stays open, and so locked, for as long as this takes
-    path:Path, # of the dictionary
-    codec, # that learns
-    samples:list, # of arrays of frames
+    directory,  # stays open, and so locked, for as long as this takes
+    path: Path,  # of the dictionary
+    codec,  # that learns
+    samples: list,  # of arrays of frames
 ):
     "Learn, and write down what was learned, be it nothing; by another thread"
-    try: codec.learn(samples)
-    finally: write_dictionary(path, codec.dictionary)
+    try:
+        codec.learn(samples)
+    finally:
+        write_dictionary(path, codec.dictionary)
+
 
 def write_dictionary(
-    path:Path, # of the file
-    learned:bytes, # what it will hold, after a checksum
+    path: Path,  # of the file
+    learned: bytes,  # what it will hold, after a checksum
 ):
     "A dictionary as a file"
     write_whole(path, zlib.crc32(learned).to_bytes(4, 'little'), learned)
 
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
-MOST_LOGS = STORE_END - OF_STORE   # of a directory
-_MOST_BITS,_MOST_SEGMENTS = 24,2**24
+MOST_LOGS = STORE_END - OF_STORE  # of a directory
+_MOST_BITS = 24
+_MOST_SEGMENTS = 2**24
 _KNOWN = Future()
 _KNOWN.set_result(None)
 
+
 class FrameFiles(FrameLog):
     "A log whose segments are files"
-    lowest,_at_random,_seen = np.zeros(0, np.int64),False,-1
-    def __init__(self,
-        number:int, # of the log in its directory
-        size:int, # bytes of a frame
-        places, # where in a row frames are
-        of_next:int, # how many of these are in next states
-        bits:int, # a new log's segments have 2**bits frames
-        expected:int, # is of no use here
-        directory, # where it lies
-        *args, # as a `FrameLog` takes them
+
+    lowest = np.zeros(0, np.int64)
+    _at_random = False
+    _seen = -1
+
+    def __init__(
+        self,
+        number: int,  # of the log in its directory
+        size: int,  # bytes of a frame
+        places,  # where in a row frames are
+        of_next: int,  # how many of these are in next states
+        bits: int,  # a new log's segments have 2**bits frames
+        expected: int,  # is of no use here
+        directory,  # where it lies
+        *args,  # as a `FrameLog` takes them
     ):
-        self.number,self.folder = number,directory.new_folder(f'frames-{number}')
+        self.number, self.folder = number, directory.new_folder(f'frames-{number}')
         form = directory.new(f'frames-{number}.form', 2, np.int64)
-        if not directory.meta and not form[0]: form[:] = size,bits
-        elif form[0] != size or not 0 <= form[1] <= _MOST_BITS: raise StateError('Frames',
-            f'{self.folder}.form is damaged', form.tolist(), f'{size}, and 0 to {_MOST_BITS}')
+        if not directory.meta and not form[0]:
+            form[:] = size, bits
+        elif form[0] != size or not 0 <= form[1] <= _MOST_BITS:
+            raise StateError(
+                'Frames',
+                f'{self.folder}.form is damaged',
+                form.tolist(),
+                f'{size}, and 0 to {_MOST_BITS}',
+            )
         super().__init__(size, places, of_next, form.item(1), 0, directory, *args)
-        self._sizes = {}   # of the files, by number and kind; a reader doesn't know
+        self._sizes = {}  # of the files, by number and kind; a reader doesn't know
 
-    def _path(self, number, kind): return self.folder/f'{number}.{kind}'
-    def _counter(self): return OF_STORE + self.number
+    def _path(self, number, kind):
+        return self.folder / f'{number}.{kind}'
 
-# %% ../../nbs/memory/frame_segments.ipynb #1c785aaa
-@patch(as_prop=True)
-def held_bytes(self:FrameFiles):
-    "Those of the files"
-    if self.arrays.writes: return sum(self._sizes.values())
-    return sum(self._found_sizes())
+    def _counter(self):
+        return OF_STORE + self.number
 
-@patch
-def _found_sizes(self:FrameFiles):
-    for entry in os.scandir(self.folder):
-        with suppress(FileNotFoundError): yield entry.stat().st_size
+    @property
+    def held_bytes(self):
+        "Those of the files"
+        if self.arrays.writes:
+            return sum(self._sizes.values())
+        return sum(self._found_sizes())
 
-# %% ../../nbs/memory/frame_segments.ipynb #793d6dba
-@patch
-def _find(self:FrameFiles, number):
-    "Map the file of a segment that wasn't asked for so far"
-    first,end = self.numbers.item(FIRST),self.numbers.item(END)
-    if not first <= number <= end >> self.numbers.item(BITS): raise self._gone(number)
-    for kind in 'packed','raw','packed':   # a raw one may be packed while it is looked for
-        segment = self._mapped(number, kind)
-        if segment is not None: return self._enter(number, segment)
-    raise self._gone(number)
+    def _found_sizes(self):
+        for entry in os.scandir(self.folder):
+            with suppress(FileNotFoundError):
+                yield entry.stat().st_size
 
-@patch
-def _mapped(self:FrameFiles, number, kind):
-    "A segment; None: there is no such file"
-    path = self._path(number, kind)
-    try: found = os.lstat(path)
-    except FileNotFoundError: return None
-    if not stat.S_ISREG(found.st_mode): raise self._damaged(path, 'no plain file')
-    try: return (self._raw_file if kind == 'raw' else self._packed_file)(path, found.st_size)
-    except RuntimeError as e:
-        if not path.exists(): return None   # it went meanwhile
-        raise self._damaged(path, e) from None
+    def _find(self, number):
+        "Map the file of a segment that wasn't asked for so far"
+        first = self.numbers.item(FIRST)
+        end = self.numbers.item(END)
+        if not first <= number <= end >> self.numbers.item(BITS):
+            raise self._gone(number)
+        # a raw one may be packed while it is looked for
+        for kind in 'packed', 'raw', 'packed':
+            segment = self._mapped(number, kind)
+            if segment is not None:
+                return self._enter(number, segment)
+        raise self._gone(number)
 
-# %% ../../nbs/memory/frame_segments.ipynb #5c722967
-@patch
-def _raw_file(self:FrameFiles, path, size):
-    if size != self.segment_bytes: raise self._damaged(path, f'{size:_} bytes', f'{self.segment_bytes:_} bytes')
-    return mapped(path, (1 << self.numbers.item(BITS), self.size), np.uint8, self.arrays.writes)
+    def _mapped(self, number, kind):
+        "A segment; None: there is no such file"
+        path = self._path(number, kind)
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            raise self._damaged(path, 'no plain file')
+        try:
+            return (self._raw_file if kind == 'raw' else self._packed_file)(path, found.st_size)
+        except RuntimeError as e:
+            if not path.exists():
+                return None  # it went meanwhile
+            raise self._damaged(path, e) from None
 
-@patch
-def _packed_file(self:FrameFiles, path, size):
-    front = 8 << self.numbers.item(BITS)
-    if size <= front: raise self._damaged(path, f'{size:_} bytes', f'more than {front:_} bytes')
-    if self.learning is None: self._read_dictionary()
-    both = mapped(path, size, np.uint8, False)
-    packed = Packed(both[front:], both[:front].view(np.int64))
-    if packed.ends[0] <= 0 or (packed.ends[1:] <= packed.ends[:-1]).any() or packed.ends[-1] != len(packed.bytes):
-        raise self._damaged(path, 'ends of frames that are not in order')
-    return packed
+    def _raw_file(self, path, size):
+        if size != self.segment_bytes:
+            raise self._damaged(path, f'{size:_} bytes', f'{self.segment_bytes:_} bytes')
+        return mapped(path, (1 << self.numbers.item(BITS), self.size), np.uint8, self.arrays.writes)
 
-# %% ../../nbs/memory/frame_segments.ipynb #d4296b71
-@patch
-def _enter(self:FrameFiles, number, segment):
-    "A segment is known from now on"
-    if self._at_random: read_at_random(segment.bytes if isinstance(segment, Packed) else segment)
-    self.segments[number] = segment
-    if isinstance(segment, np.ndarray): self.table[number & (len(self.table)-1)] = segment.ctypes.data
+    def _packed_file(self, path, size):
+        front = 8 << self.numbers.item(BITS)
+        if size <= front:
+            raise self._damaged(path, f'{size:_} bytes', f'more than {front:_} bytes')
+        if self.learning is None:
+            self._read_dictionary()
+        both = mapped(path, size, np.uint8, False)
+        packed = Packed(both[front:], both[:front].view(np.int64))
+        if (
+            packed.ends[0] <= 0
+            or (packed.ends[1:] <= packed.ends[:-1]).any()
+            or packed.ends[-1] != len(packed.bytes)
+        ):
+            raise self._damaged(path, 'ends of frames that are not in order')
+        return packed
 
-@patch
-def _forget(self:FrameFiles, number):
-    "A segment is not known any more; it stays mapped for as long as somebody uses it"
-    segment,place = self.segments.pop(number, None),number & (len(self.table)-1)
-    if isinstance(segment, np.ndarray) and self.table[place] == segment.ctypes.data: self.table[place] = 0
-    return segment
+    def _enter(self, number, segment):
+        "A segment is known from now on"
+        if self._at_random:
+            read_at_random(segment.bytes if isinstance(segment, Packed) else segment)
+        self.segments[number] = segment
+        if isinstance(segment, np.ndarray):
+            self.table[number & (len(self.table) - 1)] = segment.ctypes.data
 
-# %% ../../nbs/memory/frame_segments.ipynb #de208995
-@patch
-def _damaged(self:FrameFiles, path, got, expected=None): # the error
-    return StateError(self.who, f'{path} is damaged', got, expected)
+    def _forget(self, number):
+        "A segment is not known any more; it stays mapped for as long as somebody uses it"
+        segment = self.segments.pop(number, None)
+        place = number & (len(self.table) - 1)
+        if isinstance(segment, np.ndarray) and self.table[place] == segment.ctypes.data:
+            self.table[place] = 0
+        return segment
 
-@patch
-def _gone(self:FrameFiles, number): # the error
-    "For a segment of which there is no file"
-    end = self.arrays.counters.item(self._counter()) >> self.numbers.item(BITS)
-    if not self.arrays.writes and not self._needed() <= number <= end: return StaleKey(self.who,
-        'rows were overwritten while they were read', remedy='read again; a larger spare= of the process that writes')
-    return self._damaged(self._path(number, 'raw'), 'no such file')
+    def _damaged(self, path, got, expected=None):  # the error
+        return StateError(self.who, f'{path} is damaged', got, expected)
 
-@patch
-def _needed(self:FrameFiles): # an old segment is needed for as long as any slot refers to it
-    "The first segment that rows need"
-    end = self.arrays.counters.item(self._counter())
-    return max(min(end, int(self.lowest.min(initial=end))), 0) >> self.numbers.item(BITS)
+    def _gone(self, number):  # the error
+        "For a segment of which there is no file"
+        end = self.arrays.counters.item(self._counter()) >> self.numbers.item(BITS)
+        if not self.arrays.writes and not self._needed() <= number <= end:
+            return StaleKey(
+                self.who,
+                'rows were overwritten while they were read',
+                remedy='read again; a larger spare= of the process that writes',
+            )
+        return self._damaged(self._path(number, 'raw'), 'no such file')
 
-# %% ../../nbs/memory/frame_segments.ipynb #71f55308
-@patch
-def _read_dictionary(self:FrameFiles):
-    "What was learned, from its file"
-    path = self.folder/'dictionary'
-    try: found = os.lstat(path)
-    except FileNotFoundError: raise self._damaged(path, 'no such file') from None
-    if not stat.S_ISREG(found.st_mode) or not 4 <= found.st_size <= 2**20: raise self._damaged(path, 'another size')
-    said = path.read_bytes()
-    if zlib.crc32(said[4:]) != int.from_bytes(said[:4], 'little'): raise self._damaged(path, 'another checksum')
-    if len(said) > 4: self.take_dictionary(said[4:])
-    self.learning = _KNOWN
+    def _needed(self):  # an old segment is needed for as long as any slot refers to it
+        "The first segment that rows need"
+        end = self.arrays.counters.item(self._counter())
+        return max(min(end, int(self.lowest.min(initial=end))), 0) >> self.numbers.item(BITS)
 
-@patch
-def kept(self:FrameFiles, serial):
-    number = serial >> self.numbers.item(BITS)
-    if number not in self.segments: self._find(number)
-    return FrameLog.kept(self, serial)
+    def _read_dictionary(self):
+        "What was learned, from its file"
+        path = self.folder / 'dictionary'
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            raise self._damaged(path, 'no such file') from None
+        if not stat.S_ISREG(found.st_mode) or not 4 <= found.st_size <= 2**20:
+            raise self._damaged(path, 'another size')
+        said = path.read_bytes()
+        if zlib.crc32(said[4:]) != int.from_bytes(said[:4], 'little'):
+            raise self._damaged(path, 'another checksum')
+        if len(said) > 4:
+            self.take_dictionary(said[4:])
+        self.learning = _KNOWN
 
-@patch
-def unpacked(self:FrameFiles, serial):
-    number,(frame,packed) = serial >> self.numbers.item(BITS),self.kept(serial)
-    try: return self._unpack(frame) if packed else frame.tobytes()
-    except Exception as e:   # whatever a codec says
-        raise self._damaged(self._path(number, 'packed'), f'frame {serial}: {e}') from None
+    def kept(self, serial):
+        number = serial >> self.numbers.item(BITS)
+        if number not in self.segments:
+            self._find(number)
+        return FrameLog.kept(self, serial)
 
-# %% ../../nbs/memory/frame_segments.ipynb #4b0f28eb
-@patch
-def raw_segment(self:FrameFiles):
-    "A file to write into"
-    number,nbytes = self.numbers.item(ROOM) >> self.numbers.item(BITS),self.segment_bytes
-    path = self._path(number, 'raw')
-    if self.free:
-        old,raw = self.free.pop()
-        os.replace(self._path(old, 'raw'), path)
-        del self._sizes[old,'raw']
-    else:
-        allocate(path, nbytes, self.who)
-        raw = self._raw_file(path, nbytes)
-        if self._at_random: read_at_random(raw)
-    self._sizes[number,'raw'] = nbytes
-    return raw
+    def unpacked(self, serial):
+        number, (frame, packed) = serial >> self.numbers.item(BITS), self.kept(serial)
+        try:
+            return self._unpack(frame) if packed else frame.tobytes()
+        except Exception as e:  # whatever a codec says
+            raise self._damaged(self._path(number, 'packed'), f'frame {serial}: {e}') from None
 
-# %% ../../nbs/memory/frame_segments.ipynb #d47ac7a9
-@patch
-def retire(self:FrameFiles, number, packed):
-    "A segment goes, or its packed frames take its place"
-    old = self._forget(number)
-    if packed is not None:
-        self._enter(number, packed)
-        self._sizes[number,'packed'] = packed.nbytes
-        self._remove(number, 'raw')
-    elif not self.codec and isinstance(old, np.ndarray) and len(self.free) < 2: self.free.append((number, old))
-    else:
-        for kind in 'raw','packed': self._remove(number, kind)
-
-@patch
-def _remove(self:FrameFiles, number, kind):
-    with suppress(OSError): self._path(number, kind).unlink(missing_ok=True)   # Windows keeps what is mapped
-    self._sizes.pop((number, kind), None)
-
-# %% ../../nbs/memory/frame_segments.ipynb #2e3f9fe3
-@patch
-def pack_job(self:FrameFiles, number, raw):
-    return partial(pack_file, self.arrays, self._path(number, 'packed'), self.codec),raw
-
-@patch
-def learn_job(self:FrameFiles, samples):
-    return partial(learn_file, self.arrays, self.folder/'dictionary', self.codec),samples
-
-@patch
-def put_packed(self:FrameFiles, number, parts):
-    if isinstance(self.segments.get(number), np.ndarray):
-        path = self._path(number, 'packed')
-        self.retire(number, self._packed_file(path, path.stat().st_size))
-    elif number < self.numbers.item(FIRST): self._remove(number, 'packed')   # it has gone meanwhile
-
-@patch
-def close(self:FrameFiles):
-    "Wait for the packing thread; files that are free go"
-    if self.in_child: return
-    while self.free: self._remove(self.free.pop()[0], 'raw')
-    self.end_packing()
-
-# %% ../../nbs/memory/frame_segments.ipynb #9cb60f42
-@patch
-def _stand(self:FrameFiles):
-    "Frames up to the counter, from the first one that is needed on"
-    end,bits = self.arrays.counters.item(self._counter()),self.numbers.item(BITS)
-    first = self._needed()
-    if not 0 <= end < 2**62 or (end >> bits) - first >= _MOST_SEGMENTS:
-        raise StateError(self.who, f'{self.folder}: damaged counters', f'frames {first << bits} to {end}')
-    self.numbers[[NEXT,END,FIRST,ROOM]] = end,end,first,end
-    for number in [n for n in self.segments if n < first]: self._forget(number)
-    if (end >> bits) - first >= len(self.table):
-        self.table = self.table_of(1 << ((end >> bits) - first).bit_length())
-
-@patch
-def reopen(self:FrameFiles):
-    "Stand where the files end"
-    self._stand()
-    if not self.arrays.writes: return
-    raws,packed = self._clean()
-    if self.learning is None and (packed or (self.folder/'dictionary').exists()): self._read_dictionary()
-    end,bits = self.numbers.item(END),self.numbers.item(BITS)
-    last = (end - 1) >> bits
-    wanted = raws if self.codec else raws & {last}   # the older ones are to be packed; others are found when asked for
-    for number in sorted(n for n in wanted if self._sizes[n,'raw'] == self.segment_bytes): self._find(number)
-    if end % (1 << bits):
-        goes_on = isinstance(self.segments.get(last), np.ndarray)
-        self.numbers[ROOM] = (last + 1) << bits
-        if not goes_on: self.numbers[[NEXT,END]] = self.numbers[ROOM]
-
-# %% ../../nbs/memory/frame_segments.ipynb #0581e551
-@patch
-def _clean(self:FrameFiles)->tuple: # numbers of segments that are raw, and of packed ones
-    "Remove what no row needs, and see what there is"
-    first,last = self.numbers.item(FIRST),(self.numbers.item(END)-1) >> self.numbers.item(BITS)
-    self._sizes,found = {},dict(raw=set(), packed=set())
-    for entry in [*os.scandir(self.folder)]:
-        name = re.fullmatch(r'(0|[1-9][0-9]{0,17})\.(raw|packed)', entry.name)
-        if name and first <= int(name[1]) <= last:
-            found[name[2]].add(int(name[1]))
-            plain = entry.is_file(follow_symlinks=False)   # what is none is refused when it is asked for
-            self._sizes[int(name[1]),name[2]] = entry.stat().st_size if plain else 0
-        elif entry.name != 'dictionary' and not entry.is_dir(follow_symlinks=False):
-            with suppress(OSError): os.unlink(entry.path)
-    for number in found['raw'] & found['packed']: self._remove(number, 'raw')
-    return found['raw'] - found['packed'],found['packed']
-
-# %% ../../nbs/memory/frame_segments.ipynb #9939eb8a
-@patch
-def follow(self:FrameFiles)->bool: # is there another segment?
-    "See what the process has done that writes"
-    self._stand()
-    seen,self._seen = self._seen,self.numbers.item(END) >> self.numbers.item(BITS)
-    if seen == self._seen: return False
-    for number in [n for n,s in self.segments.items() if self._is_replaced(n, s)]: self._forget(number)
-    return True
-
-@patch
-def _is_replaced(self:FrameFiles, number, segment):
-    return self.codec is not None and isinstance(segment, np.ndarray) and not self._path(number, 'raw').exists()
-
-# %% ../../nbs/memory/frame_segments.ipynb #335a9004
-@patch
-def read_at_random(self:FrameFiles):
-    "Let the system not read ahead"
-    self._at_random = True
-    for s in self.segments.values(): read_at_random(s.bytes if isinstance(s, Packed) else s)
-
-@patch
-def request(self:FrameFiles,
-    refs:np.ndarray, # of all rows
-    slots:np.ndarray, # of the rows that are going to be read; -1: no row
-):
-    "Let the system read the pages of their frames, all at once"
-    places = np.empty((len(slots),refs.shape[1]), np.int64)
-    if locate_raw(self.numbers, self.table, refs, slots, places)[0]:
-        known,bits = len(self.segments),self.numbers.item(BITS)
-        for number in np.unique(-1 - places[places < 0] >> bits).tolist():
-            if number not in self.segments: self._find(number)
-        if len(self.segments) > known: locate_raw(self.numbers, self.table, refs, slots, places)
-        self._request_packed(np.unique(-1 - places[places < 0]).tolist())
-    request_places(places, np.full(refs.shape[1], self.size))
-
-@patch
-def _request_packed(self:FrameFiles, serials):
-    places,sizes,per = [],[],1 << self.numbers.item(BITS)
-    for serial in serials:
-        segment = self.segments[serial//per]
-        if not isinstance(segment, Packed): continue
-        a,b = segment.span(serial % per)
-        places.append(segment.bytes.ctypes.data + a)
-        sizes.append(b - a)
-    if places: request_places(np.array([places]), np.array(sizes))
-
-# %% ../../nbs/memory/frame_segments.ipynb #2414ada6
-@patch
-def put_segment(self:FrameFiles, segment):
-    "This is the next one"
-    if isinstance(segment, Packed):
+    def raw_segment(self):
+        "A file to write into"
         number = self.numbers.item(ROOM) >> self.numbers.item(BITS)
-        path = self._path(number, 'packed')
-        write_whole(path, np.ascontiguousarray(segment.ends), np.ascontiguousarray(segment.bytes))
-        self._sizes[number,'packed'] = segment.nbytes
-        learning,self.learning = self.learning,_KNOWN   # the dictionary comes last
-        segment,self.learning = self._packed_file(path, segment.nbytes),learning
-    FrameLog.put_segment(self, segment)
+        nbytes = self.segment_bytes
+        path = self._path(number, 'raw')
+        if self.free:
+            old, raw = self.free.pop()
+            os.replace(self._path(old, 'raw'), path)
+            del self._sizes[old, 'raw']
+        else:
+            allocate(path, nbytes, self.who)
+            raw = self._raw_file(path, nbytes)
+            if self._at_random:
+                read_at_random(raw)
+        self._sizes[number, 'raw'] = nbytes
+        return raw
 
-@patch
-def load_state_dict(self:FrameFiles, state, check=lambda frames: None):
-    "Become the log that was saved; this one must be new"
-    learns = self.learning is None
-    FrameLog.load_state_dict(self, state, check)
-    if learns and self.learning is not None: write_dictionary(self.folder/'dictionary', self.codec.dictionary)
+    def retire(self, number, packed):
+        "A segment goes, or its packed frames take its place"
+        old = self._forget(number)
+        if packed is not None:
+            self._enter(number, packed)
+            self._sizes[number, 'packed'] = packed.nbytes
+            self._remove(number, 'raw')
+        elif not self.codec and isinstance(old, np.ndarray) and len(self.free) < 2:
+            self.free.append((number, old))
+        else:
+            for kind in 'raw', 'packed':
+                self._remove(number, kind)
+
+    def _remove(self, number, kind):
+        # Windows keeps what is mapped
+        with suppress(OSError):
+            self._path(number, kind).unlink(missing_ok=True)
+        self._sizes.pop((number, kind), None)
+
+    def pack_job(self, number, raw):
+        return partial(pack_file, self.arrays, self._path(number, 'packed'), self.codec), raw
+
+    def learn_job(self, samples):
+        return partial(learn_file, self.arrays, self.folder / 'dictionary', self.codec), samples
+
+    def put_packed(self, number, parts):
+        if isinstance(self.segments.get(number), np.ndarray):
+            path = self._path(number, 'packed')
+            self.retire(number, self._packed_file(path, path.stat().st_size))
+        elif number < self.numbers.item(FIRST):
+            self._remove(number, 'packed')  # it has gone meanwhile
+
+    def close(self):
+        "Wait for the packing thread; files that are free go"
+        if self.in_child:
+            return
+        while self.free:
+            self._remove(self.free.pop()[0], 'raw')
+        self.end_packing()
+
+    def _stand(self):
+        "Frames up to the counter, from the first one that is needed on"
+        end = self.arrays.counters.item(self._counter())
+        bits = self.numbers.item(BITS)
+        first = self._needed()
+        if not 0 <= end < 2**62 or (end >> bits) - first >= _MOST_SEGMENTS:
+            raise StateError(
+                self.who, f'{self.folder}: damaged counters', f'frames {first << bits} to {end}'
+            )
+        self.numbers[[NEXT, END, FIRST, ROOM]] = end, end, first, end
+        for number in [n for n in self.segments if n < first]:
+            self._forget(number)
+        if (end >> bits) - first >= len(self.table):
+            self.table = self.table_of(1 << ((end >> bits) - first).bit_length())
+
+    def reopen(self):
+        "Stand where the files end"
+        self._stand()
+        if not self.arrays.writes:
+            return
+        raws, packed = self._clean()
+        if self.learning is None and (packed or (self.folder / 'dictionary').exists()):
+            self._read_dictionary()
+        end = self.numbers.item(END)
+        bits = self.numbers.item(BITS)
+        last = (end - 1) >> bits
+        # the older ones are to be packed; others are found when asked for
+        wanted = raws if self.codec else raws & {last}
+        for number in sorted(n for n in wanted if self._sizes[n, 'raw'] == self.segment_bytes):
+            self._find(number)
+        if end % (1 << bits):
+            goes_on = isinstance(self.segments.get(last), np.ndarray)
+            self.numbers[ROOM] = (last + 1) << bits
+            if not goes_on:
+                self.numbers[[NEXT, END]] = self.numbers[ROOM]
+
+    def _clean(self) -> tuple:  # numbers of segments that are raw, and of packed ones
+        "Remove what no row needs, and see what there is"
+        first = self.numbers.item(FIRST)
+        last = (self.numbers.item(END) - 1) >> self.numbers.item(BITS)
+        self._sizes = {}
+        found = dict(raw=set(), packed=set())
+        for entry in [*os.scandir(self.folder)]:
+            name = re.fullmatch(r'(0|[1-9][0-9]{0,17})\.(raw|packed)', entry.name)
+            if name and first <= int(name[1]) <= last:
+                found[name[2]].add(int(name[1]))
+                # what is none is refused when it is asked for
+                plain = entry.is_file(follow_symlinks=False)
+                self._sizes[int(name[1]), name[2]] = entry.stat().st_size if plain else 0
+            elif entry.name != 'dictionary' and not entry.is_dir(follow_symlinks=False):
+                with suppress(OSError):
+                    os.unlink(entry.path)
+        for number in found['raw'] & found['packed']:
+            self._remove(number, 'raw')
+        return found['raw'] - found['packed'], found['packed']
+
+    def follow(self) -> bool:  # is there another segment?
+        "See what the process has done that writes"
+        self._stand()
+        seen = self._seen
+        self._seen = self.numbers.item(END) >> self.numbers.item(BITS)
+        if seen == self._seen:
+            return False
+        for number in [n for n, s in self.segments.items() if self._is_replaced(n, s)]:
+            self._forget(number)
+        return True
+
+    def _is_replaced(self, number, segment):
+        return (
+            self.codec is not None
+            and isinstance(segment, np.ndarray)
+            and not self._path(number, 'raw').exists()
+        )
+
+    def read_at_random(self):
+        "Let the system not read ahead"
+        self._at_random = True
+        for s in self.segments.values():
+            read_at_random(s.bytes if isinstance(s, Packed) else s)
+
+    def request(
+        self,
+        refs: np.ndarray,  # of all rows
+        slots: np.ndarray,  # of the rows that are going to be read; -1: no row
+    ):
+        "Let the system read the pages of their frames, all at once"
+        places = np.empty((len(slots), refs.shape[1]), np.int64)
+        if locate_raw(self.numbers, self.table, refs, slots, places)[0]:
+            known = len(self.segments)
+            bits = self.numbers.item(BITS)
+            for number in np.unique(-1 - places[places < 0] >> bits).tolist():
+                if number not in self.segments:
+                    self._find(number)
+            if len(self.segments) > known:
+                locate_raw(self.numbers, self.table, refs, slots, places)
+            self._request_packed(np.unique(-1 - places[places < 0]).tolist())
+        request_places(places, np.full(refs.shape[1], self.size))
+
+    def _request_packed(self, serials):
+        places = []
+        sizes = []
+        per = 1 << self.numbers.item(BITS)
+        for serial in serials:
+            segment = self.segments[serial // per]
+            if not isinstance(segment, Packed):
+                continue
+            a, b = segment.span(serial % per)
+            places.append(segment.bytes.ctypes.data + a)
+            sizes.append(b - a)
+        if places:
+            request_places(np.array([places]), np.array(sizes))
+
+    def put_segment(self, segment):
+        "This is the next one"
+        if isinstance(segment, Packed):
+            number = self.numbers.item(ROOM) >> self.numbers.item(BITS)
+            path = self._path(number, 'packed')
+            write_whole(
+                path, np.ascontiguousarray(segment.ends), np.ascontiguousarray(segment.bytes)
+            )
+            self._sizes[number, 'packed'] = segment.nbytes
+            # the dictionary comes last
+            learning = self.learning
+            self.learning = _KNOWN
+            segment = self._packed_file(path, segment.nbytes)
+            self.learning = learning
+        FrameLog.put_segment(self, segment)
+
+    def load_state_dict(self, state, check=lambda frames: None):
+        "Become the log that was saved; this one must be new"
+        learns = self.learning is None
+        FrameLog.load_state_dict(self, state, check)
+        if learns and self.learning is not None:
+            write_dictionary(self.folder / 'dictionary', self.codec.dictionary)

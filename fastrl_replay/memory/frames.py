@@ -11,7 +11,6 @@ from functools import partial
 from threading import RLock
 from typing import NamedTuple
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.compiled import bytes_at, longs_at, memmove, njit, prefetch
 from ..steps.core import Steps, pack, replay_of, set_replay
 from ..steps.errors import ArgumentError, BlockError, NoRoom, StateError, outside, whole
@@ -33,511 +32,741 @@ from ..steps.states import anything, array, checked, exactly, listed
 # %% ../../nbs/memory/frames.ipynb #ccc3c43a
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
-    name:str     # the column, and the way to the part
-    kind:np.dtype # of its numbers
-    size:int     # bytes of a frame
-    stack:int    # how many there are in an observation
-    places:tuple # where frames begin in a row; those of `next_state`, if it has some, follow
+
+    name: str  # the column, and the way to the part
+    kind: np.dtype  # of its numbers
+    size: int  # bytes of a frame
+    stack: int  # how many there are in an observation
+    # where frames begin in a row; those of `next_state`, if it has some, follow
+    places: tuple
     of_next = property(lambda self: len(self.places) - self.stack)
 
 # %% ../../nbs/memory/frames.ipynb #d1df49ba
 def frame_leaves(
-    dtype:np.dtype, # of the rows
-    stack:int, # frames along the first axis
-    columns=None, # names of parts; None: those of `state` whose frames are large enough
-    least:int=64, # bytes of a frame that is large enough
-)->list: # of `Leaf`
+    dtype: np.dtype,  # of the rows
+    stack: int,  # frames along the first axis
+    columns=None,  # names of parts; None: those of `state` whose frames are large enough
+    least: int = 64,  # bytes of a frame that is large enough
+) -> list:  # of `Leaf`
     "The parts of rows that hold frames"
-    parts,found = {n: (d,at) for n,d,at in parts_of(dtype)},[]
+    parts = {n: (d, at) for n, d, at in parts_of(dtype)}
+    found = []
     for n in columns or [n for n in parts if n.split('.')[0] == 'state']:
-        if n not in parts: raise ArgumentError('Frames', 'columns', repr(n), f'one of {", ".join(parts)}')
-        d,at = parts[n]
-        many,(twin,next_at) = stack if d.shape[:1] == (stack,) else 1,parts.get('next_' + n, (None,0))
-        if 'next_' + n in (columns or ()): raise ArgumentError('Frames', 'columns', repr('next_' + n), repr(n) +
-            ' alone, as its next state is meant, too')
-        both,size = (at,next_at) if twin == d else (at,),d.itemsize//many
+        if n not in parts:
+            raise ArgumentError('Frames', 'columns', repr(n), f'one of {", ".join(parts)}')
+        d, at = parts[n]
+        many, (twin, next_at) = (
+            stack if d.shape[:1] == (stack,) else 1,
+            parts.get('next_' + n, (None, 0)),
+        )
+        if 'next_' + n in (columns or ()):
+            raise ArgumentError(
+                'Frames',
+                'columns',
+                repr('next_' + n),
+                repr(n) + ' alone, as its next state is meant, too',
+            )
+        both = (at, next_at) if twin == d else (at,)
+        size = d.itemsize // many
         if columns or size >= least:
-            found.append(Leaf(n, d.base, size, many, tuple(a + i*size for a in both for i in range(many))))
+            found.append(
+                Leaf(n, d.base, size, many, tuple(a + i * size for a in both for i in range(many)))
+            )
     return found
 
 # %% ../../nbs/memory/frames.ipynb #26094afc
 def spans_between(
-    size:int, # bytes of a row
-    leaves:list, # of `Leaf`
-)->np.ndarray: # [spans, 3]: where it begins in the row, how long it is, where it goes
+    size: int,  # bytes of a row
+    leaves: list,  # of `Leaf`
+) -> np.ndarray:  # [spans, 3]: where it begins in the row, how long it is, where it goes
     "The bytes of a row that belong to no frame"
-    spans,at,to = [],0,0
-    for place,length in sorted((p,l.size) for l in leaves for p in l.places) + [(size,0)]:
-        if place > at: spans.append((at, place - at, to))
-        to,at = to + max(place - at, 0),place + length
+    spans = []
+    at = 0
+    to = 0
+    for place, length in sorted((p, l.size) for l in leaves for p in l.places) + [(size, 0)]:
+        if place > at:
+            spans.append((at, place - at, to))
+        to = to + max(place - at, 0)
+        at = place + length
     return np.array(spans, np.int64)
 
 # %% ../../nbs/memory/frames.ipynb #d33b639e
 class Frames(Store):
     "Each frame once, equal ones shared; the rest of each row as it is"
-    least,smallest_segment,raw_frames = 64,16,16   # bytes of a frame that is worth a reference; for a segment, an env
-    smallest_file = 256   # frames of a segment that is a file
-    def __init__(self,
-        stack:int=1, # frames along the first axis of an observation; 1: observations as wholes
-        compress:str=None, # 'lz4' or 'zstd': packed by another thread; None: not at all
-        path=None, # of a directory in which rows and frames are kept; None: they are in main memory
-        device=None, # on which they lie, and batches: 'cuda', or 'auto' for a GPU if there is one; None: on none
+
+    # bytes of a frame that is worth a reference; for a segment, an env
+    least = 64
+    smallest_segment = 16
+    raw_frames = 16
+    smallest_file = 256  # frames of a segment that is a file
+
+    def __init__(
+        self,
+        stack: int = 1,  # frames along the first axis of an observation; 1: observations as wholes
+        compress: str = None,  # 'lz4' or 'zstd': packed by another thread; None: not at all
+        path=None,  # of a directory in which rows and frames are kept; None: they are in main memory
+        device=None,  # on which they lie, and batches: 'cuda', or 'auto' for a GPU if there is one; None: on none
         *,
-        columns=None, # names of the parts that hold frames, such as 'state.camera'; None: those that are large
-        mode:str='a', # 'a': go on with what is there, or begin; 'r': read, also while another process writes
-        spare:int=0, # rows that stay there beyond `max_sz`, so that a run can go back to its last checkpoint
+        columns=None,  # names of the parts that hold frames, such as 'state.camera'; None: those that are large
+        mode: str = 'a',  # 'a': go on with what is there, or begin; 'r': read, also while another process writes
+        spare: int = 0,  # rows that stay there beyond `max_sz`, so that a run can go back to its last checkpoint
     ):
         self.lies(path, device, mode, spare)
-        self.stack,self.compress = whole('Frames', 'stack', stack, 1),compress
+        self.stack = whole('Frames', 'stack', stack, 1)
+        self.compress = compress
         self.parts = columns = (columns,) if isinstance(columns, str) else columns
-        named = isinstance(columns, (list,tuple)) and all(isinstance(c, str) for c in columns)
-        if columns is not None and not (named and 0 < len(columns) == len({*columns})): raise ArgumentError('Frames',
-            'columns', repr(columns)[:60], "different names of parts of a row, such as 'state.camera'")
-        codec(compress)   # or an error, now
-        if compress and device is not None: raise ArgumentError('Frames', 'compress and device',
-            f'{compress!r}, {device!r}', 'one of them', 'frames on a device are not packed')
+        named = isinstance(columns, (list, tuple)) and all(isinstance(c, str) for c in columns)
+        if columns is not None and not (named and 0 < len(columns) == len({*columns})):
+            raise ArgumentError(
+                'Frames',
+                'columns',
+                repr(columns)[:60],
+                "different names of parts of a row, such as 'state.camera'",
+            )
+        codec(compress)  # or an error, now
+        if compress and device is not None:
+            raise ArgumentError(
+                'Frames',
+                'compress and device',
+                f'{compress!r}, {device!r}',
+                'one of them',
+                'frames on a device are not packed',
+            )
 
     def __repr__(self):
-        more = [f'{k}={v!r}' for k,v in dict(compress=self.compress, columns=self.parts).items() if v]
+        more = [
+            f'{k}={v!r}' for k, v in dict(compress=self.compress, columns=self.parts).items() if v
+        ]
         return f'Frames({", ".join([str(self.stack), *more, *self._place_text()])})'
 
     def settings(self):
-        return dict(super().settings(), stack=self.stack, compress=self.compress,
-            columns=None if self.parts is None else [*self.parts])
+        return dict(
+            super().settings(),
+            stack=self.stack,
+            compress=self.compress,
+            columns=None if self.parts is None else [*self.parts],
+        )
 
-# %% ../../nbs/memory/frames.ipynb #266deaa7
-@patch(as_prop=True)
-def nbytes(self:Frames):
-    "Bytes reserved, here and on a device"
-    there = [] if self._there is None else [self._there]
-    return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs, *there))
+    @property
+    def nbytes(self):
+        "Bytes reserved, here and on a device"
+        there = [] if self._there is None else [self._there]
+        return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs, *there))
 
-# %% ../../nbs/memory/frames.ipynb #7bebd61c
-@patch
-def _leaves_of(self:Frames, dtype):
-    leaves = frame_leaves(dtype, self.stack, self.parts, self.least)
-    shapes = '; '.join(f'{n}: {d.base}{list(d.shape)}' for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state')
-    if not leaves: raise BlockError('Frames', 'observations without frames', shapes,
-        f'an observation of at least {self.least} bytes a frame', 'Rows(), or the names of columns')
-    if all(l.stack != self.stack > 1 for l in leaves): raise BlockError('Frames', f'stack={self.stack}', shapes,
-        f'an observation whose first axis is {self.stack} long',
-        'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first')
-    if self.folder is not None and len(leaves) > MOST_LOGS: raise ArgumentError('Frames',
-        'a directory has no room for so many kinds of frames', len(leaves), f'at most {MOST_LOGS}', 'columns=')
-    return leaves
+    def _leaves_of(self, dtype):
+        leaves = frame_leaves(dtype, self.stack, self.parts, self.least)
+        shapes = '; '.join(
+            f'{n}: {d.base}{list(d.shape)}'
+            for n, d, _ in parts_of(dtype)
+            if n.split('.')[0] == 'state'
+        )
+        if not leaves:
+            raise BlockError(
+                'Frames',
+                'observations without frames',
+                shapes,
+                f'an observation of at least {self.least} bytes a frame',
+                'Rows(), or the names of columns',
+            )
+        if all(l.stack != self.stack > 1 for l in leaves):
+            raise BlockError(
+                'Frames',
+                f'stack={self.stack}',
+                shapes,
+                f'an observation whose first axis is {self.stack} long',
+                'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first',
+            )
+        if self.folder is not None and len(leaves) > MOST_LOGS:
+            raise ArgumentError(
+                'Frames',
+                'a directory has no room for so many kinds of frames',
+                len(leaves),
+                f'at most {MOST_LOGS}',
+                'columns=',
+            )
+        return leaves
 
-# %% ../../nbs/memory/frames.ipynb #2bf08182
-@patch
-def reserve(self:Frames, place):
-    "Make room for rows without their frames, references, and logs of frames"
-    leaves,n = self._leaves_of(self.dtype),self.max_sz
-    self._log_numbers = np.zeros((len(leaves),N_NUMBERS), np.int64)
-    self._settled = place.counters[OF_STORE:] if len(leaves) <= STORE_END - OF_STORE else np.zeros(len(leaves), int)
-    self._logs = [self._new_log(i, l, place) for i,l in enumerate(leaves)]
-    self._spans = spans_between(self.dtype.itemsize, leaves)
-    places = [(p,l.size) for l in leaves for p in l.places]
-    self._places,self._rest_size = np.array(places, np.int64),int(self._spans[:,1].sum())
-    self._cols = np.cumsum([0, *(len(l.places) for l in leaves)])   # of the references: whose are which
-    self._rest = place.new('rest', (n,self._rest_size), np.uint8, by='slot')
-    self._refs = place.new('references', (n,len(places)), np.uint32, by='slot')
-    self._every = -(-n//256)   # rows, of which the lowest reference is known
-    self._lowest = place.new('lowest', (-(-n//self._every),2*len(leaves)), np.int64, _NONE, by='part')
-    for i,log in enumerate(self._logs): log.lowest = self._lowest[:,2*i]
-    self._arrays = (self._spans, self._rest, self._refs, self._every, self._lowest, self._log_numbers, self._cols,
-        self._settled)   # where kernels write
-    self._there = DeviceFrames(place, n, leaves, self._logs, self._spans, type(self).__name__) if place.device else None
-    self._leaves,self._told,self._lock,self._rows_added = leaves,False,RLock(),0
-    self._look_at = [0]*len(leaves)   # with how many segments memory is to be looked at again
-    self._outgrows,self._looked = False,0   # is main memory too small? How many frames there were when it was looked
-    renew_in_child(self, '_lock')
+    def reserve(self, place):
+        "Make room for rows without their frames, references, and logs of frames"
+        leaves = self._leaves_of(self.dtype)
+        n = self.max_sz
+        self._log_numbers = np.zeros((len(leaves), N_NUMBERS), np.int64)
+        self._settled = (
+            place.counters[OF_STORE:]
+            if len(leaves) <= STORE_END - OF_STORE
+            else np.zeros(len(leaves), int)
+        )
+        self._logs = [self._new_log(i, l, place) for i, l in enumerate(leaves)]
+        self._spans = spans_between(self.dtype.itemsize, leaves)
+        places = [(p, l.size) for l in leaves for p in l.places]
+        self._places, self._rest_size = np.array(places, np.int64), int(self._spans[:, 1].sum())
+        # of the references: whose are which
+        self._cols = np.cumsum([0, *(len(l.places) for l in leaves)])
+        self._rest = place.new('rest', (n, self._rest_size), np.uint8, by='slot')
+        self._refs = place.new('references', (n, len(places)), np.uint32, by='slot')
+        self._every = -(-n // 256)  # rows, of which the lowest reference is known
+        self._lowest = place.new(
+            'lowest', (-(-n // self._every), 2 * len(leaves)), np.int64, _NONE, by='part'
+        )
+        for i, log in enumerate(self._logs):
+            log.lowest = self._lowest[:, 2 * i]
+        self._arrays = (
+            self._spans,
+            self._rest,
+            self._refs,
+            self._every,
+            self._lowest,
+            self._log_numbers,
+            self._cols,
+            self._settled,
+        )  # where kernels write
+        self._there = (
+            DeviceFrames(place, n, leaves, self._logs, self._spans, type(self).__name__)
+            if place.device
+            else None
+        )
+        self._leaves, self._told, self._lock, self._rows_added = leaves, False, RLock(), 0
+        # with how many segments memory is to be looked at again
+        self._look_at = [0] * len(leaves)
+        # is main memory too small? How many frames there were when it was looked
+        self._outgrows = False
+        self._looked = 0
+        renew_in_child(self, '_lock')
+
+    def _new_log(self, i, leaf, place):
+        "A log for frames of this size: some hundred segments would fill the memory, none of them larger than 16 MB"
+        n = self.max_sz
+        largest = max(2**24 // leaf.size, 1)
+        smallest = self.smallest_file if place.lasts else self.smallest_segment
+        kind = (
+            partial(FrameFiles, i)
+            if place.lasts
+            else FrameLog
+            if place.device is None
+            else DeviceLog
+        )
+        many, least = (1024, smallest) if self.compress else (512, 2 * smallest)
+        bits = min(max(n // many, least), 1024, largest).bit_length() - 1
+        # n-step rows reach further back
+        each = self.raw_frames * (2 if 'n' in self.dtype.names else 1)
+        return kind(
+            leaf.size,
+            leaf.places,
+            leaf.of_next,
+            bits,
+            n,
+            place,
+            codec(self.compress),
+            max(n // 2, 64),
+            2 * self.raw_frames if self.compress else n // 64,
+            each,
+            'Frames',
+            self._log_numbers[i],
+        )
+
+    def add(self, line: Links, rows: np.ndarray) -> bool:
+        "Take rows in, or do nothing: some can't be taken as they are"
+        # where the last call was interrupted
+        if self._there is not None:
+            self._there.settle()
+        env_ids = rows['env_id']
+        envs = line.numbers_of(env_ids)
+        if envs is None:
+            return False
+        n = len(envs)
+        address = env_ids.ctypes.data - line.plan.item(ENV)
+        stay = min(n, self.max_sz)
+        with self._lock:
+            known = line.tables.envs
+            refs = self._keep(
+                address + (n - stay) * self.dtype.itemsize,
+                envs[n - stay :],
+                len(known.ids),
+                len(known),
+            )
+            if self._there is not None:
+                self._there.write_later(line, n, self._there.sent(rows[n - stay :], refs))
+            _add_rows(line.tables.numbers, line.plan, address, n, stay, self._arrays, refs)
+            self._rows_added += stay
+        if self._there is not None:
+            self._there.settle()
+        return True
+
+    def _keep(self, address, envs, n_envs, under_way):
+        "References to the frames of the rows at an address"
+        kept = [
+            log.keep(
+                address,
+                self.dtype.itemsize,
+                envs,
+                n_envs,
+                under_way,
+                partial(self._needed, i),
+                partial(self._watch, i),
+            )
+            for i, log in enumerate(self._logs)
+        ]
+        return kept[0] if len(kept) == 1 else np.concatenate(kept, 1)
+
+    def _needed(self, i):
+        "The first frame of a log that rows need"
+        return int(self._lowest[:, 2 * i].min())
+
+    def put(self, slots, rows):
+        "Rows go into slots"
+        envs = np.unique(rows['env_id'], return_inverse=True)[1].astype(np.int64)
+        n = int(envs.max(initial=-1)) + 1
+        with self._lock:
+            for a, b in runs(slots):
+                some = np.ascontiguousarray(rows[a:b])
+                refs = self._keep(some.ctypes.data, envs[a:b].copy(), n, n)
+                if self._there is not None:
+                    self._there.write(slots[a:b], self._there.sent(some, refs))
+                _put_rows(
+                    int(slots[a]), some.ctypes.data, b - a, self.dtype.itemsize, self._arrays, refs
+                )
+                self._rows_added += b - a
+
+    def needs(self, dtype, max_sz):
+        "Bytes that it must have when it is full, if each row brings one frame; what packed frames take is not known"
+        leaves = self._leaves_of(dtype)
+        rest = int(spans_between(dtype.itemsize, leaves)[:, 1].sum()) + 4 * sum(
+            len(l.places) for l in leaves
+        )
+        return max_sz * (rest + (0 if self.compress else sum(l.size for l in leaves)))
+
+    def _watch(self, i):
+        "Before a log grows: is there room, and do frames repeat?"
+        log = self._logs[i]
+        held = len(log.segments)
+        if not self._outgrows:
+            self._see_size()
+        if held < self._look_at[i] or log.free and not self.compress:
+            return
+        there = self.place.limit()  # 0: the place says when it is full
+        room = (there - self.nbytes) // log.segment_bytes if there else 32
+        if room < 1:
+            raise NoRoom(
+                'Frames',
+                'no memory for more frames',
+                f'{size_text(self.nbytes)} for '
+                f'{self._rows_added:_} rows, {self._a_row(log):.1f} frames a row',
+                f'at most {size_text(there)}',
+                'a smaller max_sz' + ('' if self.compress else ', or compress='),
+            )
+        self._look_at[i] = held + max(1, min(16, room // 2))  # looking takes a while
+        if self._told or self._rows_added < 1000 or self._a_row(log) <= 1.5:
+            return
+        self._told = True
+        warnings.warn(f'Frames: {self._why_large(i)}', stacklevel=outside())
+
+    def _see_size(self):
+        "Will main memory hold it, together with everything else?"
+        self._looked = sum(map(len, self._logs))
+        self._outgrows = self.place.outgrown(self.nbytes)
+        # the rest is small, and always in use
+        for log in self._logs if self._outgrows else ():
+            log.read_at_random()
+
+    def _a_row(self, log):
+        return (log.frames - log.before) / max(self._rows_added, 1)  # new frames of a row
+
+    def _why_large(self, i):
+        "What is to be said of a log with many frames"
+        leaf = self._leaves[i]
+        log = self._logs[i]
+        rows = self._rows_added
+        share = log.found / rows
+        of_state = share[leaf.stack - 1]
+        of_next = share[leaf.stack] if leaf.stack < leaf.of_next + leaf.stack - 1 else 1.0
+        said = f'{of_state:.0%} of the newest frames of states were among the recent ones of their environment'
+        if share.max() < 0.05:
+            why = 'no frame comes again: there is noise in them, or something draws over them'
+        elif not leaf.of_next:
+            why = 'they change from row to row'
+        elif of_state < 0.5:
+            why = (
+                'states are rarely the next state of a row before: episodes of a step or two, rows out '
+                'of order, several environments under one env_id, or rows that span more than two dozen steps'
+            )
+        else:
+            why = f'only {of_next:.0%} of the oldest ones of next states: something draws over them'
+        many = self._a_row(log)
+        return (
+            f'{many:.1f} new frames a row in {leaf.name!r}, where 1 is usual, so {self.max_sz:_} rows need '
+            f'{size_text(many * log.size * self.max_sz)} without compression. {said}; {why}'
+        )
+
+    def _request(self, slots):
+        "Let the system read the pages that these rows need"
+        for a in self._refs, self._rest:
+            self.place.request(a, slots)
+        with self._lock:
+            for log, a, b in zip(self._logs, self._cols, self._cols[1:]):
+                log.request(self._refs[:, a:b], slots)
+
+    def gather(self, slots, out, present=-1):
+        "Rows come back, as bytes"
+        if self._there is not None:
+            return self._there.gather(slots, out, present)
+        slots = slots.reshape(-1)
+        if self._outgrows:
+            self._request(slots)
+        addresses = np.empty((len(slots), len(self._places)), np.int64)
+        alive = []
+        with self._lock:
+            for log, a, b in zip(self._logs, self._cols, self._cols[1:]):
+                alive.append(log.locate(self._refs[:, a:b], slots, addresses[:, a:b]))
+            _gather_rows(
+                slots,
+                self._rest,
+                self._spans,
+                self._places,
+                addresses,
+                self.dtype.itemsize,
+                out,
+                present,
+            )
+
+    def batch(self, line: Links, keys, weights, plan):
+        "The rows with these keys as a batch; counted as drawn"
+        if self._there is not None:
+            return self._batch_there(line, keys, weights, plan)
+        return Store.batch(self, line, keys, weights, plan)
+
+    def packed_batch(self, line: Links, keys, weights, plan):
+        "The rows with these keys as they lie there; counted as drawn"
+        # of a subclass
+        own = type(self).batch is not Frames.batch or type(self).gather is not Frames.gather
+        if own or not self.compress:
+            return self.batch(line, keys, weights, plan)
+        check_weights(keys, weights)
+        slots = line.slots(keys)
+        rows = np.empty(len(keys), _OF_DRAW)
+        rows['index'], rows['weight'] = keys, weights
+        if self._outgrows:
+            self._request(slots)
+        with self._lock:
+            rest = self._rest[slots]
+            refs = self._refs[slots]
+            frames = [
+                log.travelling(refs[:, a:b])
+                for log, a, b in zip(self._logs, self._cols, self._cols[1:])
+            ]
+        count_drawn(line.tables.numbers, keys)
+        return PackedBatch(rows, _Beside(plan.dtype, rest, self._spans, self._places, frames))
+
+    def stats(self) -> dict:  # numbers by name
+        "New frames for each row that came, and how many are there"
+        return dict(
+            row_frames=sum(self._a_row(log) for log in self._logs),
+            frames=sum(len(log) for log in self._logs),
+        )
+
+    def state_dict(self, slots) -> dict:  # plain data and tensors
+        "What a checkpoint holds: the rows in these slots, and their frames"
+        with self._lock:
+            rest = self._rest[slots]
+            refs = self._refs[slots]
+            logs = []
+            rest[:, _in_rest(padding(self.dtype), self._spans)] = 0
+            serials = np.empty(refs.shape, np.int64)
+            for log, a, b in zip(self._logs, self._cols, self._cols[1:]):
+                serials[:, a:b] = serials_of(refs[:, a:b], log.frames)
+                first = int(serials[:, a:b].min(initial=log.frames))
+                serials[:, a:b] -= first
+                logs.append(log.state_dict(first))
+        return dict(
+            compress=self.compress,
+            rest=torch.from_numpy(rest),
+            frames=logs,
+            references=torch.from_numpy(serials.astype(np.int32)),
+        )
+
+    def load_state_dict(self, slots, state: dict):
+        "Rows that were saved go into these slots, which are all that there are"
+        if isinstance(state, dict) and 'rows' in state:
+            return Store.load_state_dict(self, slots, state)
+        n, (many,) = len(slots), self._places[:, 0].shape
+        form = dict(
+            compress=exactly(self.compress),
+            rest=array(np.uint8, n, self._rest_size),
+            references=array(np.int32, n, many, low=0),
+            frames=listed(anything, len(self._logs)),
+        )
+        saved = checked('Frames', form, state)
+        self._check_rest(saved['rest'])
+        for log, leaf, frames in zip(self._logs, self._leaves, saved['frames']):
+            log.load_state_dict(frames, _checks(leaf.kind))
+        refs = saved['references'].astype(np.uint32)
+        for log, a, b in zip(self._logs, self._cols, self._cols[1:]):
+            if n and refs[:, a:b].max() >= log.frames:
+                raise StateError('Frames', 'a saved reference to a frame that is not there')
+        self._rest[slots], self._refs[slots], self._rows_added = saved['rest'], refs, n
+        self._settled[: len(self._logs)] = self._log_numbers[:, END]
+        if n:
+            self._note_lowest(np.asarray(slots), refs.astype(np.int64))
+        if self._there is not None:
+            self._there.load(slots, self._rest, self._refs)
+
+    def _note_lowest(self, slots, serials):
+        "The lowest reference of each part of the slots, and of its rows that are new in this round"
+        new = slots <= slots[-1]  # the others will be overwritten before them
+        for part in np.unique(slots // self._every):
+            here = slots // self._every == part
+            for l, (a, b) in enumerate(zip(self._cols, self._cols[1:])):
+                self._lowest[part, 2 * l] = serials[here, a:b].min()
+                self._lowest[part, 2 * l + 1] = serials[here & new, a:b].min(initial=_NONE)
+
+    def _check_rest(self, rest):
+        "Raise where rows can't be like this, whatever their frames"
+        search = NaNSearch(self.dtype)
+        step = max(1, 2**24 // self.dtype.itemsize)
+        for i in range(0, len(rest), step):
+            some = rest[i : i + step]
+            rows = np.zeros((len(some), self.dtype.itemsize), np.uint8)
+            for at, length, to in self._spans:
+                rows[:, at : at + length] = some[:, to : to + length]
+            check_saved_rows('Frames', rows.reshape(-1).view(self.dtype), search)
+
+    def reopen(self):
+        "Go on where the files end"
+        for log in self._logs:
+            log.reopen()
+        end, oldest = self.place.span(self.max_sz)
+        self._rows_added = end - oldest
+        self._told = True
+        for log in self._logs:
+            log.before = log.first
+        self._see_size()
+
+    def follow(self):
+        "See which frames have come and gone"
+        with self._lock:
+            moved = [log.follow() for log in self._logs]
+        if any(moved) and not self._outgrows and sum(map(len, self._logs)) > 1.25 * self._looked:
+            self._see_size()
+
+    def derive(self, slots):
+        "The lowest references, from those of rows in these slots, oldest first"
+        refs = self._refs[slots]
+        serials = [
+            serials_of(refs[:, a:b], int(end))
+            for a, b, end in zip(self._cols, self._cols[1:], self._settled)
+        ]
+        if len(slots):
+            self._note_lowest(slots, np.concatenate(serials, 1))
+
+    def close(self):
+        with self._lock:
+            for log in self._logs:
+                log.close()
+
+    @property
+    def columns(self) -> np.ndarray:  # structured, by slot
+        "The columns without frames, of all slots, as they are"
+        fields = [(n, *self.dtype.fields[n][:2]) for n in self.dtype.names]
+        found = [
+            (n, d, at - start + to)
+            for n, d, at in fields
+            for start, length, to in self._spans
+            if start <= at and at + d.itemsize <= start + length
+        ]
+        names, kinds, offsets = zip(*found)
+        kind = np.dtype(dict(names=names, formats=kinds, offsets=offsets, itemsize=self._rest_size))
+        return self._rest.reshape(-1).view(kind)
+
+    def episodes(self, slots):
+        self.place.request(self._rest, slots)
+        return episodes_at(self.columns, slots)
+
+    def some_columns(self, slots, names):
+        if self._outgrows:
+            self.place.request(self._rest, slots)
+        return {n: self.columns[n][slots] for n in names if n in self.columns.dtype.names}
+
+    @property
+    def read_bytes(self):
+        return self._rest_size
 
 # %% ../../nbs/memory/frames.ipynb #5a959156
-@patch
-def _new_log(self:Frames, i, leaf, place):
-    "A log for frames of this size: some hundred segments would fill the memory, none of them larger than 16 MB"
-    n,largest = self.max_sz,max(2**24//leaf.size, 1)
-    smallest = self.smallest_file if place.lasts else self.smallest_segment
-    kind = partial(FrameFiles, i) if place.lasts else FrameLog if place.device is None else DeviceLog
-    many,least = (1024,smallest) if self.compress else (512,2*smallest)
-    bits = min(max(n//many, least), 1024, largest).bit_length() - 1
-    each = self.raw_frames*(2 if 'n' in self.dtype.names else 1)   # n-step rows reach further back
-    return kind(leaf.size, leaf.places, leaf.of_next, bits, n, place, codec(self.compress), max(n//2, 64),
-        2*self.raw_frames if self.compress else n//64, each, 'Frames', self._log_numbers[i])
-
 _NONE = np.int64(2**62)
 
 # %% ../../nbs/memory/frames.ipynb #1ce6b058
 @njit(nogil=True)
 def _put_rows(first, address, n, size, arrays, new_refs):
     "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
-    spans,rest,refs,every,lowest,logs,cols,settled = arrays
+    spans, rest, refs, every, lowest, logs, cols, settled = arrays
     max_sz = len(rest)
     for i in range(n):
         slot = (first + i) % max_sz
         for k in range(len(spans)):
-            memmove(rest.ctypes.data + slot*rest.shape[1] + spans[k,2], address + i*size + spans[k,0], spans[k,1])
+            memmove(
+                rest.ctypes.data + slot * rest.shape[1] + spans[k, 2],
+                address + i * size + spans[k, 0],
+                spans[k, 1],
+            )
         refs[slot] = new_refs[i]
-        part = slot//every
+        part = slot // every
         for l in range(len(logs)):
-            low = serial_of(new_refs[i,cols[l]], logs[l,NEXT])
-            for j in range(cols[l]+1, cols[l+1]): low = min(low, serial_of(new_refs[i,j], logs[l,NEXT]))
-            lowest[part,2*l] = min(lowest[part,2*l], low)   # of all rows of this part; beside it, of the new ones
-            lowest[part,2*l+1] = low if slot % every == 0 else min(lowest[part,2*l+1], low)
-            if slot % every == every-1 or slot == max_sz-1: lowest[part,2*l] = lowest[part,2*l+1]
-    for l in range(len(logs)): logs[l,END] = settled[l] = logs[l,NEXT]
+            low = serial_of(new_refs[i, cols[l]], logs[l, NEXT])
+            for j in range(cols[l] + 1, cols[l + 1]):
+                low = min(low, serial_of(new_refs[i, j], logs[l, NEXT]))
+            # of all rows of this part; beside it, of the new ones
+            lowest[part, 2 * l] = min(lowest[part, 2 * l], low)
+            lowest[part, 2 * l + 1] = (
+                low if slot % every == 0 else min(lowest[part, 2 * l + 1], low)
+            )
+            if slot % every == every - 1 or slot == max_sz - 1:
+                lowest[part, 2 * l] = lowest[part, 2 * l + 1]
+    for l in range(len(logs)):
+        logs[l, END] = settled[l] = logs[l, NEXT]
+
 
 @njit(nogil=True)
 def _add_rows(numbers, plan, address, n, stay, arrays, new_refs):
     "The same, and link all `n` rows, of which the last `stay` can stay; the place's counters say first what comes"
-    skip,counters = (n - stay)*plan[SIZE],longs_at(numbers[COUNTERS], 2)
+    skip = (n - stay) * plan[SIZE]
+    counters = longs_at(numbers[COUNTERS], 2)
     counters[RESERVED] = max(counters[RESERVED], numbers[INSERTED] + n)
     _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], arrays, new_refs)
     link_rows(numbers, plan, address, n)
 
-# %% ../../nbs/memory/frames.ipynb #871737b5
-@patch
-def add(self:Frames, line:Links, rows:np.ndarray)->bool:
-    "Take rows in, or do nothing: some can't be taken as they are"
-    if self._there is not None: self._there.settle()   # where the last call was interrupted
-    env_ids = rows['env_id']
-    envs = line.numbers_of(env_ids)
-    if envs is None: return False
-    n,address = len(envs),env_ids.ctypes.data - line.plan.item(ENV)
-    stay = min(n, self.max_sz)
-    with self._lock:
-        known = line.tables.envs
-        refs = self._keep(address + (n-stay)*self.dtype.itemsize, envs[n-stay:], len(known.ids), len(known))
-        if self._there is not None: self._there.write_later(line, n, self._there.sent(rows[n-stay:], refs))
-        _add_rows(line.tables.numbers, line.plan, address, n, stay, self._arrays, refs)
-        self._rows_added += stay
-    if self._there is not None: self._there.settle()
-    return True
-
-@patch
-def _keep(self:Frames, address, envs, n_envs, under_way):
-    "References to the frames of the rows at an address"
-    kept = [log.keep(address, self.dtype.itemsize, envs, n_envs, under_way, partial(self._needed, i),
-        partial(self._watch, i)) for i,log in enumerate(self._logs)]
-    return kept[0] if len(kept) == 1 else np.concatenate(kept, 1)
-
-@patch
-def _needed(self:Frames, i):
-    "The first frame of a log that rows need"
-    return int(self._lowest[:,2*i].min())
-
-# %% ../../nbs/memory/frames.ipynb #80c5b8e2
-@patch
-def put(self:Frames, slots, rows):
-    "Rows go into slots"
-    envs = np.unique(rows['env_id'], return_inverse=True)[1].astype(np.int64)
-    n = int(envs.max(initial=-1)) + 1
-    with self._lock:
-        for a,b in runs(slots):
-            some = np.ascontiguousarray(rows[a:b])
-            refs = self._keep(some.ctypes.data, envs[a:b].copy(), n, n)
-            if self._there is not None: self._there.write(slots[a:b], self._there.sent(some, refs))
-            _put_rows(int(slots[a]), some.ctypes.data, b - a, self.dtype.itemsize, self._arrays, refs)
-            self._rows_added += b - a
-
 # %% ../../nbs/memory/frames.ipynb #0b069283
-@patch
-def needs(self:Frames, dtype, max_sz):
-    "Bytes that it must have when it is full, if each row brings one frame; what packed frames take is not known"
-    leaves = self._leaves_of(dtype)
-    rest = int(spans_between(dtype.itemsize, leaves)[:,1].sum()) + 4*sum(len(l.places) for l in leaves)
-    return max_sz*(rest + (0 if self.compress else sum(l.size for l in leaves)))
-
 def suggested(
-    dtype:np.dtype, # of rows
-    device=None, # where they lie
-)->Frames: # or None
+    dtype: np.dtype,  # of rows
+    device=None,  # where they lie
+) -> Frames:  # or None
     "A store that would need much less memory for rows like these, if their frames come again"
-    shape = next((d.shape for n,d,_ in parts_of(dtype) if n.split('.')[0] == 'state' and d.itemsize >= 4096), ())
+    shape = next(
+        (
+            d.shape
+            for n, d, _ in parts_of(dtype)
+            if n.split('.')[0] == 'state' and d.itemsize >= 4096
+        ),
+        (),
+    )
     stack = shape[0] if len(shape) > 2 and 1 < shape[0] <= 16 else 1
     return Frames(stack, device=device) if shape else None
-
-# %% ../../nbs/memory/frames.ipynb #f3d86e29
-@patch
-def _watch(self:Frames, i):
-    "Before a log grows: is there room, and do frames repeat?"
-    log = self._logs[i]
-    held = len(log.segments)
-    if not self._outgrows: self._see_size()
-    if held < self._look_at[i] or log.free and not self.compress: return
-    there = self.place.limit()   # 0: the place says when it is full
-    room = (there - self.nbytes)//log.segment_bytes if there else 32
-    if room < 1: raise NoRoom('Frames', 'no memory for more frames', f'{size_text(self.nbytes)} for '
-        f'{self._rows_added:_} rows, {self._a_row(log):.1f} frames a row',
-        f'at most {size_text(there)}', 'a smaller max_sz' + ('' if self.compress else ', or compress='))
-    self._look_at[i] = held + max(1, min(16, room//2))   # looking takes a while
-    if self._told or self._rows_added < 1000 or self._a_row(log) <= 1.5: return
-    self._told = True
-    warnings.warn(f'Frames: {self._why_large(i)}', stacklevel=outside())
-
-@patch
-def _see_size(self:Frames):
-    "Will main memory hold it, together with everything else?"
-    self._looked = sum(map(len, self._logs))
-    self._outgrows = self.place.outgrown(self.nbytes)
-    for log in self._logs if self._outgrows else (): log.read_at_random()   # the rest is small, and always in use
-
-@patch
-def _a_row(self:Frames, log): return (log.frames - log.before)/max(self._rows_added, 1)   # new frames of a row
-
-# %% ../../nbs/memory/frames.ipynb #318c8515
-@patch
-def _why_large(self:Frames, i):
-    "What is to be said of a log with many frames"
-    leaf,log,rows = self._leaves[i],self._logs[i],self._rows_added
-    share = log.found/rows
-    of_state,of_next = share[leaf.stack-1],share[leaf.stack] if leaf.stack < leaf.of_next + leaf.stack - 1 else 1.
-    said = f'{of_state:.0%} of the newest frames of states were among the recent ones of their environment'
-    if share.max() < .05: why = 'no frame comes again: there is noise in them, or something draws over them'
-    elif not leaf.of_next: why = 'they change from row to row'
-    elif of_state < .5: why = ('states are rarely the next state of a row before: episodes of a step or two, rows out '
-        'of order, several environments under one env_id, or rows that span more than two dozen steps')
-    else: why = f'only {of_next:.0%} of the oldest ones of next states: something draws over them'
-    many = self._a_row(log)
-    return (f'{many:.1f} new frames a row in {leaf.name!r}, where 1 is usual, so {self.max_sz:_} rows need '
-        f'{size_text(many*log.size*self.max_sz)} without compression. {said}; {why}')
 
 # %% ../../nbs/memory/frames.ipynb #62d3f48d
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
-    dst,touched = out.ctypes.data,np.uint8(0)
-    for i in range(len(slots)): touched |= rest[max(slots[i], 0), 0]
+    dst = out.ctypes.data
+    touched = np.uint8(0)
+    for i in range(len(slots)):
+        touched |= rest[max(slots[i], 0), 0]
     for i in range(len(slots)):
         slot = slots[i]
-        if slot < 0: bytes_at(dst, size)[:] = 0
+        if slot < 0:
+            bytes_at(dst, size)[:] = 0
         else:
             for k in range(len(spans)):
-                memmove(dst + spans[k,0], rest.ctypes.data + slot*rest.shape[1] + spans[k,2], spans[k,1])
-            j,last = 0,0
+                memmove(
+                    dst + spans[k, 0],
+                    rest.ctypes.data + slot * rest.shape[1] + spans[k, 2],
+                    spans[k, 1],
+                )
+            j = 0
+            last = 0
             while j < len(places):
-                start,length = addresses[i,j],places[j,1]
+                start = addresses[i, j]
+                length = places[j, 1]
                 k = j + 1
-                while k < len(places) and addresses[i,k] == start + length and places[k,0] == places[j,0] + length:
-                    length,k = length + places[k,1],k + 1
+                while (
+                    k < len(places)
+                    and addresses[i, k] == start + length
+                    and places[k, 0] == places[j, 0] + length
+                ):
+                    length = length + places[k, 1]
+                    k = k + 1
                 last = max(last, start + length - 1)
-                following = addresses[i,k] if k < len(places) else addresses[i+1,0] if i+1 < len(slots) else 0
-                if following > last or k == len(places): prefetch(following, places[k % len(places),1])
-                memmove(dst + places[j,0], start, length)
+                following = (
+                    addresses[i, k]
+                    if k < len(places)
+                    else addresses[i + 1, 0]
+                    if i + 1 < len(slots)
+                    else 0
+                )
+                if following > last or k == len(places):
+                    prefetch(following, places[k % len(places), 1])
+                memmove(dst + places[j, 0], start, length)
                 j = k
-        if present >= 0: bytes_at(dst, out.shape[1])[present] = slot >= 0
+        if present >= 0:
+            bytes_at(dst, out.shape[1])[present] = slot >= 0
         dst += out.shape[1]
     return touched
-
-# %% ../../nbs/memory/frames.ipynb #ef37c31b
-@patch
-def _request(self:Frames, slots):
-    "Let the system read the pages that these rows need"
-    for a in self._refs,self._rest: self.place.request(a, slots)
-    with self._lock:
-        for log,a,b in zip(self._logs, self._cols, self._cols[1:]): log.request(self._refs[:,a:b], slots)
-
-@patch
-def gather(self:Frames, slots, out, present=-1):
-    "Rows come back, as bytes"
-    if self._there is not None: return self._there.gather(slots, out, present)
-    slots = slots.reshape(-1)
-    if self._outgrows: self._request(slots)
-    addresses,alive = np.empty((len(slots),len(self._places)), np.int64),[]
-    with self._lock:
-        for log,a,b in zip(self._logs, self._cols, self._cols[1:]):
-            alive.append(log.locate(self._refs[:,a:b], slots, addresses[:,a:b]))
-        _gather_rows(slots, self._rest, self._spans, self._places, addresses, self.dtype.itemsize, out, present)
-
-@patch
-def batch(self:Frames, line:Links, keys, weights, plan):
-    "The rows with these keys as a batch; counted as drawn"
-    if self._there is not None: return self._batch_there(line, keys, weights, plan)
-    return Store.batch(self, line, keys, weights, plan)
 
 # %% ../../nbs/memory/frames.ipynb #f27d6666
 class _Beside(NamedTuple):
     "What a packed batch has beside keys and weights"
-    dtype:np.dtype # of the batch's rows
-    rest:np.ndarray # rows without their frames
-    spans:np.ndarray # where they go
-    places:np.ndarray # where frames go
-    frames:list # of each log, as `Travelling`
+
+    dtype: np.dtype  # of the batch's rows
+    rest: np.ndarray  # rows without their frames
+    spans: np.ndarray  # where they go
+    places: np.ndarray  # where frames go
+    frames: list  # of each log, as `Travelling`
 
 # %% ../../nbs/memory/frames.ipynb #cd6fa297
 class PackedBatch(Steps):
     "Keys and weights of a batch, whose rows and packed frames are beside them"
+
     __slots__ = ('_beside',)
-    def __init__(self,
-        rows, # structured: keys and weights
-        beside, # the rest, as `Frames.packed_batch` puts it together
+
+    def __init__(
+        self,
+        rows,  # structured: keys and weights
+        beside,  # the rest, as `Frames.packed_batch` puts it together
     ):
         super().__init__(rows)
         self._beside = beside
-    def __reduce__(self): return PackedBatch, (self.rows, self._beside)
-    def _packed(self): return pack(self.unpacked())   # in a checkpoint
 
-    def unpacked(self)->Steps: # that belongs to the same replay
+    def __reduce__(self):
+        return PackedBatch, (self.rows, self._beside)
+
+    def _packed(self):
+        return pack(self.unpacked())  # in a checkpoint
+
+    def unpacked(self) -> Steps:  # that belongs to the same replay
         "The batch"
-        dtype,rest,spans,places,frames = self._beside
-        n,found = len(rest),[f.unpacked() for f in frames]
-        addresses = np.concatenate([a.ctypes.data + f.which*np.int64(f.size) for a,f in zip(found, frames)], 1)
-        out = batch_bytes(n*dtype.itemsize).reshape(n, -1)
+        dtype, rest, spans, places, frames = self._beside
+        n = len(rest)
+        found = [f.unpacked() for f in frames]
+        addresses = np.concatenate(
+            [a.ctypes.data + f.which * np.int64(f.size) for a, f in zip(found, frames)], 1
+        )
+        out = batch_bytes(n * dtype.itemsize).reshape(n, -1)
         _gather_rows(np.arange(n), rest, spans, places, addresses, dtype.itemsize, out, -1)
         batch = as_steps(out, dtype, n)
-        for name in self.dtype.names: batch.rows[name] = self.rows[name]
+        for name in self.dtype.names:
+            batch.rows[name] = self.rows[name]
         set_replay(batch, replay_of(self))
         return batch
 
 # %% ../../nbs/memory/frames.ipynb #ad717e87
-_OF_DRAW = np.dtype([('index','i8'), ('weight','f4')], align=True)
+_OF_DRAW = np.dtype([('index', 'i8'), ('weight', 'f4')], align=True)
+
 
 def unpacked(
-    item, # of a stream
-): # the same; a packed batch is unpacked
+    item,  # of a stream
+):  # the same; a packed batch is unpacked
     "Batches as a learner wants them"
     return item.unpacked() if isinstance(item, PackedBatch) else item
 
-@patch
-def packed_batch(self:Frames, line:Links, keys, weights, plan):
-    "The rows with these keys as they lie there; counted as drawn"
-    own = type(self).batch is not Frames.batch or type(self).gather is not Frames.gather   # of a subclass
-    if own or not self.compress: return self.batch(line, keys, weights, plan)
-    check_weights(keys, weights)
-    slots,rows = line.slots(keys),np.empty(len(keys), _OF_DRAW)
-    rows['index'],rows['weight'] = keys,weights
-    if self._outgrows: self._request(slots)
-    with self._lock:
-        rest,refs = self._rest[slots],self._refs[slots]
-        frames = [log.travelling(refs[:,a:b]) for log,a,b in zip(self._logs, self._cols, self._cols[1:])]
-    count_drawn(line.tables.numbers, keys)
-    return PackedBatch(rows, _Beside(plan.dtype, rest, self._spans, self._places, frames))
-
-# %% ../../nbs/memory/frames.ipynb #ec25433a
-@patch
-def stats(self:Frames)->dict: # numbers by name
-    "New frames for each row that came, and how many are there"
-    return dict(row_frames=sum(self._a_row(log) for log in self._logs),
-        frames=sum(len(log) for log in self._logs))
-
 # %% ../../nbs/memory/frames.ipynb #81cc95c9
-@patch
-def state_dict(self:Frames, slots)->dict: # plain data and tensors
-    "What a checkpoint holds: the rows in these slots, and their frames"
-    with self._lock:
-        rest,refs,logs = self._rest[slots],self._refs[slots],[]
-        rest[:, _in_rest(padding(self.dtype), self._spans)] = 0
-        serials = np.empty(refs.shape, np.int64)
-        for log,a,b in zip(self._logs, self._cols, self._cols[1:]):
-            serials[:,a:b] = serials_of(refs[:,a:b], log.frames)
-            first = int(serials[:,a:b].min(initial=log.frames))
-            serials[:,a:b] -= first
-            logs.append(log.state_dict(first))
-    return dict(compress=self.compress, rest=torch.from_numpy(rest), frames=logs,
-        references=torch.from_numpy(serials.astype(np.int32)))
-
 def _in_rest(places, spans):
     "Where in the rest of a row these bytes of it are; frames have none of them"
-    return [p - at + to for p in places for at,length,to in spans if at <= p < at + length]
-
-# %% ../../nbs/memory/frames.ipynb #707f128a
-@patch
-def load_state_dict(self:Frames, slots, state:dict):
-    "Rows that were saved go into these slots, which are all that there are"
-    if isinstance(state, dict) and 'rows' in state: return Store.load_state_dict(self, slots, state)
-    n,(many,) = len(slots),self._places[:,0].shape
-    form = dict(compress=exactly(self.compress), rest=array(np.uint8, n, self._rest_size),
-        references=array(np.int32, n, many, low=0), frames=listed(anything, len(self._logs)))
-    saved = checked('Frames', form, state)
-    self._check_rest(saved['rest'])
-    for log,leaf,frames in zip(self._logs, self._leaves, saved['frames']):
-        log.load_state_dict(frames, _checks(leaf.kind))
-    refs = saved['references'].astype(np.uint32)
-    for log,a,b in zip(self._logs, self._cols, self._cols[1:]):
-        if n and refs[:,a:b].max() >= log.frames:
-            raise StateError('Frames', 'a saved reference to a frame that is not there')
-    self._rest[slots],self._refs[slots],self._rows_added = saved['rest'],refs,n
-    self._settled[:len(self._logs)] = self._log_numbers[:,END]
-    if n: self._note_lowest(np.asarray(slots), refs.astype(np.int64))
-    if self._there is not None: self._there.load(slots, self._rest, self._refs)
-
-@patch
-def _note_lowest(self:Frames, slots, serials):
-    "The lowest reference of each part of the slots, and of its rows that are new in this round"
-    new = slots <= slots[-1]   # the others will be overwritten before them
-    for part in np.unique(slots//self._every):
-        here = slots//self._every == part
-        for l,(a,b) in enumerate(zip(self._cols, self._cols[1:])):
-            self._lowest[part,2*l] = serials[here,a:b].min()
-            self._lowest[part,2*l+1] = serials[here & new,a:b].min(initial=_NONE)
+    return [p - at + to for p in places for at, length, to in spans if at <= p < at + length]
 
 # %% ../../nbs/memory/frames.ipynb #0ac10a0e
-@patch
-def _check_rest(self:Frames, rest):
-    "Raise where rows can't be like this, whatever their frames"
-    search,step = NaNSearch(self.dtype),max(1, 2**24//self.dtype.itemsize)
-    for i in range(0, len(rest), step):
-        some = rest[i:i+step]
-        rows = np.zeros((len(some),self.dtype.itemsize), np.uint8)
-        for at,length,to in self._spans: rows[:, at:at+length] = some[:, to:to+length]
-        check_saved_rows('Frames', rows.reshape(-1).view(self.dtype), search)
-
 def _checks(kind):
     "What frames of such numbers can't be"
+
     def check(frames):
         if kind.kind in 'fc' and np.isnan(frames.reshape(-1).view(kind)).any():
             raise StateError('Frames', 'a saved frame with a NaN')
         if kind.kind == 'b' and frames.max(initial=0) > 1:
             raise StateError('Frames', 'a saved frame of flags', frames.max(), '0 or 1')
+
     return check
-
-# %% ../../nbs/memory/frames.ipynb #4db53fbe
-@patch
-def reopen(self:Frames):
-    "Go on where the files end"
-    for log in self._logs: log.reopen()
-    end,oldest = self.place.span(self.max_sz)
-    self._rows_added,self._told = end - oldest,True
-    for log in self._logs: log.before = log.first
-    self._see_size()
-
-@patch
-def follow(self:Frames):
-    "See which frames have come and gone"
-    with self._lock: moved = [log.follow() for log in self._logs]
-    if any(moved) and not self._outgrows and sum(map(len, self._logs)) > 1.25*self._looked: self._see_size()
-
-@patch
-def derive(self:Frames, slots):
-    "The lowest references, from those of rows in these slots, oldest first"
-    refs = self._refs[slots]
-    serials = [serials_of(refs[:,a:b], int(end)) for a,b,end in zip(self._cols, self._cols[1:], self._settled)]
-    if len(slots): self._note_lowest(slots, np.concatenate(serials, 1))
-
-@patch
-def close(self:Frames):
-    with self._lock:
-        for log in self._logs: log.close()
-
-# %% ../../nbs/memory/frames.ipynb #c8509d6f
-@patch(as_prop=True)
-def columns(self:Frames)->np.ndarray: # structured, by slot
-    "The columns without frames, of all slots, as they are"
-    fields = [(n, *self.dtype.fields[n][:2]) for n in self.dtype.names]
-    found = [(n, d, at - start + to) for n,d,at in fields for start,length,to in self._spans
-        if start <= at and at + d.itemsize <= start + length]
-    names,kinds,offsets = zip(*found)
-    kind = np.dtype(dict(names=names, formats=kinds, offsets=offsets, itemsize=self._rest_size))
-    return self._rest.reshape(-1).view(kind)
-
-@patch
-def episodes(self:Frames, slots):
-    self.place.request(self._rest, slots)
-    return episodes_at(self.columns, slots)
-
-@patch
-def some_columns(self:Frames, slots, names):
-    if self._outgrows: self.place.request(self._rest, slots)
-    return {n: self.columns[n][slots] for n in names if n in self.columns.dtype.names}
-
-@patch(as_prop=True)
-def read_bytes(self:Frames): return self._rest_size

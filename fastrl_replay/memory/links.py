@@ -10,139 +10,408 @@ __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'SLOTS', 'LINK', 'BACK', 
 # %% ../../nbs/memory/links.ipynb #fa703b94
 from typing import NamedTuple
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.compiled import ints_at, longs_at, bytes_at, njit
 from ..steps.errors import ArgumentTypeError, StaleKey, StateError
-from fastrl_replay.envs.episodes import (ENV, EPISODE_N, SIZE, STEP_N, RowLayout, goes_on, note_row, places_of,
-    row_ends)
+from fastrl_replay.envs.episodes import (
+    ENV,
+    EPISODE_N,
+    SIZE,
+    STEP_N,
+    RowLayout,
+    goes_on,
+    note_row,
+    places_of,
+    row_ends,
+)
 from ..envs.nans import NaNSearch, has_nan
 from ..envs.numbering import MAX_ENVS, Environments, grown, number_of
 from .places import AGES, COMMITTED, MainMemory, Place, in_parts
 from ..steps.states import array, checked, integer, listed
 
 # %% ../../nbs/memory/links.ipynb #95ae7358
-INSERTED,OLDEST,AGE_SUM,AGE_MAX,SLOTS = range(5)   # what stands where: counters, slots, then addresses and lengths
-LINK,BACK,DRAWN,LAST_KEY,LAST,N_LAST,NUMBER,N_NUMBER,WINDOW = range(5, 14)   # the last one: how many rows count
-COUNTERS,UNTIL = 14,15     # of the place; the key up to which it lets rows be written
-NOTED,N_NOTED,SHARED = 16,17,18   # keys that were drawn, and are not counted so far; do others look at the counts?
+# what stands where: counters, slots, then addresses and lengths
+INSERTED, OLDEST, AGE_SUM, AGE_MAX, SLOTS = range(5)
+# the last one: how many rows count
+LINK, BACK, DRAWN, LAST_KEY, LAST, N_LAST, NUMBER, N_NUMBER, WINDOW = range(5, 14)
+# of the place; the key up to which it lets rows be written
+COUNTERS = 14
+UNTIL = 15
+# keys that were drawn, and are not counted so far; do others look at the counts?
+NOTED = 16
+N_NOTED = 17
+SHARED = 18
 
 PATIENCE = 1 << 14
+
 
 def reach(max_sz):
     "How many rows may come until an environment that gives none is forgotten: in a small memory, rows are gone sooner"
     return max(max_sz, PATIENCE)
 
+
 class Tables(NamedTuple):
     "What kernels see of the links, and the arrays that must stay alive for it; replaced as a whole"
-    numbers:np.ndarray # int64: counters, then addresses and lengths
-    envs:Environments # dense numbers, and the last row of each
-    last_key:np.ndarray # of each environment, by its dense number
+
+    numbers: np.ndarray  # int64: counters, then addresses and lengths
+    envs: Environments  # dense numbers, and the last row of each
+    last_key: np.ndarray  # of each environment, by its dense number
 
 # %% ../../nbs/memory/links.ipynb #e9602427
 class Links:
     "Keys, links and episodes of the last `max_sz` rows, and how often each was drawn; never a byte of a row"
-    def __init__(self,
-        dtype:np.dtype, # of the rows
-        max_sz:int, # how many count
-        place:Place=None, # where bytes lie; None: main memory
-        who:str='Timeline', # who keeps the rows, for errors
-        spare:int=0, # slots beyond these: so many rows stay for a while after they have ceased to count
+
+    def __init__(
+        self,
+        dtype: np.dtype,  # of the rows
+        max_sz: int,  # how many count
+        place: Place = None,  # where bytes lie; None: main memory
+        who: str = 'Timeline',  # who keeps the rows, for errors
+        spare: int = 0,  # slots beyond these: so many rows stay for a while after they have ceased to count
     ):
-        self.who,self.max_sz,self.ring,self._search = who,max_sz,max_sz + spare,NaNSearch(dtype)
+        self.who, self.max_sz, self.ring, self._search = (
+            who,
+            max_sz,
+            max_sz + spare,
+            NaNSearch(dtype),
+        )
         self.place = place = MainMemory(who) if place is None else place
         layout = RowLayout(who, dtype, strict=False)
-        self.plan = np.concatenate([layout.at, self._search.at])   # where kernels look in a row
-        self.link,self.back = (place.new(n, self.ring, np.int32, 0, by='slot') for n in ('link','back'))
+        # where kernels look in a row
+        self.plan = np.concatenate([layout.at, self._search.at])
+        self.link, self.back = (
+            place.new(n, self.ring, np.int32, 0, by='slot') for n in ('link', 'back')
+        )
         self._drawn = place.new('drawn', self.ring, np.int32, 0, by='slot', own=True)
-        self._noted = np.zeros(min(max(self.ring >> 5, 32), 4096), np.int64)   # how many keys, then these
+        # how many keys, then these
+        self._noted = np.zeros(min(max(self.ring >> 5, 32), 4096), np.int64)
         self._use(np.zeros(5, np.int64), Environments(), np.zeros(0, np.int64))
 
     def _use(self, counters, envs, last_key):
         "Work with these tables from now on: one assignment, after all of them have been made"
         addresses = [a.ctypes.data for a in (self.link, self.back, self._drawn, last_key)]
-        numbers = np.array([*counters[:SLOTS], self.ring, *addresses,
-            envs.last.ctypes.data, len(envs.last), envs.number.ctypes.data, len(envs.number), self.max_sz,
-            self.place.counters.ctypes.data, self.place.until.ctypes.data,
-            self._noted.ctypes.data, len(self._noted), self.place.lasts and self.place.writes])
+        numbers = np.array(
+            [
+                *counters[:SLOTS],
+                self.ring,
+                *addresses,
+                envs.last.ctypes.data,
+                len(envs.last),
+                envs.number.ctypes.data,
+                len(envs.number),
+                self.max_sz,
+                self.place.counters.ctypes.data,
+                self.place.until.ctypes.data,
+                self._noted.ctypes.data,
+                len(self._noted),
+                self.place.lasts and self.place.writes,
+            ]
+        )
         self.tables = Tables(numbers, envs, last_key)
 
-# %% ../../nbs/memory/links.ipynb #7a37266d
-@patch(as_prop=True)
-def inserted(self:Links)->int:
-    "How many rows have come: the next key"
-    return self.tables.numbers.item(INSERTED)
+    @property
+    def inserted(self) -> int:
+        "How many rows have come: the next key"
+        return self.tables.numbers.item(INSERTED)
 
-@patch(as_prop=True)
-def oldest(self:Links)->int:
-    "The oldest key that is still there"
-    return self.tables.numbers.item(OLDEST)
+    @property
+    def oldest(self) -> int:
+        "The oldest key that is still there"
+        return self.tables.numbers.item(OLDEST)
 
-@patch
-def __len__(self:Links): return self.inserted - self.oldest
+    def __len__(self):
+        return self.inserted - self.oldest
 
-@patch(as_prop=True)
-def keys(self:Links)->np.ndarray:
-    "All valid keys, oldest first"
-    return np.arange(self.oldest, self.inserted)
+    @property
+    def keys(self) -> np.ndarray:
+        "All valid keys, oldest first"
+        return np.arange(self.oldest, self.inserted)
 
-# %% ../../nbs/memory/links.ipynb #7ecc56e0
-@patch(as_prop=True)
-def nbytes(self:Links)->int:
-    "Bytes reserved"
-    return sum(a.nbytes for a in (self.link, self.back, self._drawn, *self.tables[1:], self._noted))
+    @property
+    def nbytes(self) -> int:
+        "Bytes reserved"
+        return sum(
+            a.nbytes for a in (self.link, self.back, self._drawn, *self.tables[1:], self._noted)
+        )
 
-@patch
-def __reduce__(self:Links): raise TypeError('links hold addresses: copy or pickle the timeline')
+    def __reduce__(self):
+        raise TypeError('links hold addresses: copy or pickle the timeline')
 
-# %% ../../nbs/memory/links.ipynb #16639fb7
-@patch
-def admit(self:Links, env_ids):
-    "Numbers for the environments among these that have none"
-    numbers,envs,last_key = self.tables
-    if envs.admit(env_ids): return
-    envs = envs.with_room(env_ids, self.going_on)
-    self._use(numbers, envs, grown(last_key, len(envs.ids), -1))
-    envs.admit(env_ids)
+    def admit(self, env_ids):
+        "Numbers for the environments among these that have none"
+        numbers, envs, last_key = self.tables
+        if envs.admit(env_ids):
+            return
+        envs = envs.with_room(env_ids, self.going_on)
+        self._use(numbers, envs, grown(last_key, len(envs.ids), -1))
+        envs.admit(env_ids)
 
-@patch(as_prop=True)
-def going_on(self:Links)->np.ndarray: # dense numbers, in the order of env_id
-    "Environments under way, but for those that have been silent for long; where others write: all"
-    numbers,envs,last_key = self.tables
-    under_way = (envs.last[:,2] != 0) & (numbers[INSERTED] - last_key < reach(self.max_sz))
-    found = np.flatnonzero(under_way if self.place.writes else envs.ids >= 0)
-    return found[np.argsort(envs.ids[found])]
+    @property
+    def going_on(self) -> np.ndarray:  # dense numbers, in the order of env_id
+        "Environments under way, but for those that have been silent for long; where others write: all"
+        numbers, envs, last_key = self.tables
+        under_way = (envs.last[:, 2] != 0) & (numbers[INSERTED] - last_key < reach(self.max_sz))
+        found = np.flatnonzero(under_way if self.place.writes else envs.ids >= 0)
+        return found[np.argsort(envs.ids[found])]
+
+    def accepts(self, rows) -> bool:  # a structured array
+        "Can these rows be taken as they are? Rows that don't lie together can't"
+        return rows.flags.c_contiguous and acceptable(
+            self.tables.numbers, self.plan, rows.ctypes.data, len(rows)
+        )
+
+    def reserve(self, n) -> np.ndarray:  # the slots of the last of them, as many as there are slots
+        "Rows that `n` new ones will overwrite count as gone from now on"
+        numbers = self.tables.numbers
+        n = int(n)
+        end = numbers[INSERTED] + n
+        self.place.intend(end)
+        numbers[OLDEST] = max(numbers[OLDEST], min(end - self.max_sz, numbers[INSERTED]))
+        return np.arange(end - min(n, self.ring), end) % self.ring
+
+    def append(self, rows):
+        "Rows that lie in their slots are there from now on"
+        link_rows(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
+
+    def numbers_of(
+        self,
+        env_id: np.ndarray,  # the column of rows
+    ) -> np.ndarray:  # int64; None: the rows can't be taken as they are
+        "The dense numbers of the environments of rows"
+        out = np.empty(len(env_id), np.int64)
+        return out if _numbers_of(self.tables.numbers, self.plan, env_id, out) else None
+
+    def slots(self, keys) -> np.ndarray:  # of the same shape
+        "The slots of valid keys"
+        bad = first_invalid(self.tables.numbers, keys.ravel())
+        if bad >= 0:
+            self.refuse_key(keys.flat[bad])
+        return keys % self.ring
+
+    def refuse_key(self, key):
+        "Say what is wrong with a key"
+        there = f'{self.oldest} to {self.inserted - 1}'
+        if not 0 <= key < self.inserted:
+            raise StaleKey(self.who, f'key {key} was never given out', expected=there)
+        raise StaleKey(
+            self.who,
+            f'key {key} is stale: its row was overwritten {self.oldest - key} rows ago',
+            expected=there,
+            remedy='ask valid(keys) first, or keep more rows (max_sz)',
+        )
+
+    def count(self):
+        "Count the draws that were noted, before somebody looks, or keys change their meaning"
+        count_noted(self.tables.numbers)
+
+    def before_draw(self) -> np.ndarray:  # ages, for `uncount`
+        "Count what was noted, as the next draw may be taken back"
+        self.count()
+        return self.tables.numbers[AGE_SUM : AGE_MAX + 1].copy()
+
+    def uncount(self, ages):
+        "The draw since then is none: its rows were overwritten; what was counted before there was room to note it stays"
+        self._noted[0], self.tables.numbers[AGE_SUM : AGE_MAX + 1] = 0, ages
+
+    @property
+    def drawn(self) -> np.ndarray:  # int32, of each slot
+        "How often the row that lies there was drawn"
+        self.count()
+        return self._drawn
+
+    def walk(
+        self,
+        keys: np.ndarray,  # int64, all of them valid
+        offsets,  # steps along the episode: 1 is the next row, -1 the one before
+    ) -> np.ndarray:  # keys [len(keys), len(offsets)]; -1 where the episode has no such row
+        "Keys along the episodes of these rows"
+        self.slots(keys)
+        offsets = as_keys(offsets, 'offsets').ravel()
+        out = np.empty((len(keys), len(offsets)), np.int64)
+        _walk(self.tables.numbers, keys, offsets, out)
+        return out
+
+    def window_slots(
+        self,
+        keys: np.ndarray,  # int64, of the first rows
+        length: int,  # of each window
+    ) -> np.ndarray:  # [len(keys), length]; -1 where the episode has ended
+        "The slots of the rows that follow each other from these keys on"
+        bad = first_invalid(self.tables.numbers, keys)
+        if bad >= 0:
+            self.refuse_key(keys[bad])
+        slots = np.empty((len(keys), length), np.int64)
+        _window_slots(self.tables.numbers, keys, slots)
+        return slots
+
+    def state_dict(self) -> dict:  # plain data and tensors
+        "Counters and environments, and the links, unless they lie in a place that lasts"
+        numbers, envs, last_key = self.tables
+        slots = self.keys % self.ring
+        kept = self.going_on
+        arrays = dict(env_ids=envs.ids[kept], last=envs.last[kept], last_key=last_key[kept])
+        if not self.place.lasts:
+            arrays |= {n: getattr(self, n)[slots] for n in _BY_SLOT}
+        tensors = {k: torch.from_numpy(a) for k, a in arrays.items()}
+        return dict(max_sz=self.max_sz, counters=numbers[:SLOTS].tolist(), **tensors)
+
+    def _checked(self, state, rows):
+        "What was saved, as arrays; a `StateError` where kernels would go astray"
+        ids = array(np.int32, None, low=0, high=MAX_ENVS - 1)
+        form = dict(max_sz=integer(1, 2**31 - 1), counters=listed(integer(), SLOTS), env_ids=ids)
+        saved = checked(self.who, form, state, more=True)
+        e = len(saved['env_ids'])
+        inserted, oldest = saved['counters'][:2]
+        n = inserted - oldest
+        if not 0 <= n <= self.max_sz:
+            self._refuse_saved(f'keys {oldest} to {inserted - 1} for max_sz={self.max_sz}')
+        form |= dict(
+            last=array(np.int32, e, 3), last_key=array(np.int64, e, low=-1, high=inserted - 1)
+        )
+        ahead = np.arange(n, 0, -1)  # how far the end is
+        if rows:
+            form |= dict(
+                link=array(np.int32, n, low=0, high=ahead - 1),
+                back=array(np.int32, n, low=0, high=saved['max_sz'] - 1),
+                drawn=array(np.int32, n),
+            )
+        saved = checked(self.who, form, state)
+        if rows:
+            self._check_agree(saved['link'], saved['back'], saved['last_key'] - oldest)
+        if len(np.unique(saved['env_ids'])) < e:
+            self._refuse_saved('an environment twice')
+        return saved
+
+    def _check_agree(self, link, back, last):  # last: places of the last rows of the environments
+        "Raise where links forward and back are not the same, or lead on from a row that was the last one"
+        linked = np.flatnonzero(link)
+        places = np.arange(len(back))
+        if (back[linked + link[linked]] != link[linked]).any() or len(linked) != np.sum(
+            (back > 0) & (back <= places)
+        ):
+            self._refuse_saved('links forward and back that disagree')
+        last = last[last >= 0]
+        if link[last].any() or len(np.unique(last)) < len(last):
+            self._refuse_saved('links from last rows')
+
+    def _refuse_saved(self, got):
+        raise StateError(self.who, 'a saved memory with damaged links', got)
+
+    def load_state_dict(
+        self,
+        state: dict,  # as it was saved
+        rows=True,  # does it hold the links, too? If not, they lie here already, and stay as they are
+    ):
+        "Become the links that were saved; these must be new"
+        saved = self._checked(state, rows)
+        (inserted, oldest), counters = saved['counters'][:2], np.array(saved['counters'])
+        slots = np.arange(oldest, inserted) % self.ring
+        envs = Environments(len(saved['env_ids']))
+        for name in _BY_SLOT if rows else ():
+            getattr(self, name)[slots] = saved[name]
+        envs.admit(saved['env_ids'])
+        envs.last[: len(envs)] = saved['last']
+        counters[OLDEST] = min(inserted, max(oldest, self.place.oldest_whole()))
+        self._use(counters, envs, grown(saved['last_key'].copy(), len(envs.last), -1))
+
+    def _without_next(self, keys, inserted):
+        "Those of these keys that have no next row; links that lead beyond the last row are cut"
+        found = np.empty(len(keys), np.int64)
+        n = _look(self.link, self.back, keys, inserted, found)
+        if n < 0:
+            raise self._damaged(
+                'a link out of the memory' if n == -1 else 'links forward and back that disagree'
+            )
+        return found[:n]
+
+    def _damaged(self, what):
+        return StateError(self.who, 'a memory on disk with damaged links', what)
+
+    def reopen(
+        self,
+        episodes,  # (slots) → a structured array: what rows in them say of their episodes
+    ):
+        "Find out from the rows that lie here which episodes are under way"
+        inserted = self.inserted
+        oldest = self.oldest
+        lasts = {}
+        for keys in in_parts(oldest, inserted, 1 << 20):
+            keys = self._without_next(keys, inserted)[::-1]
+            envs, first = np.unique(episodes(keys % self.ring)['env_id'], return_index=True)
+            strange = len(envs) and not 0 <= envs[0] <= envs[-1] < MAX_ENVS
+            if strange:
+                raise self._damaged(f'env_id {envs[0]} to {envs[-1]}')
+            lasts.update(zip(envs.tolist(), keys[first].tolist()))
+        envs = Environments(len(lasts))
+        keys = np.array([*lasts.values()], np.int64)
+        if lasts and not envs.admit(np.array([*lasts])):
+            raise self._damaged('numbers of environments')
+        for i, row in enumerate(episodes(keys % self.ring)):
+            note_row(envs.last, i, row['episode_n'], row['step_n'], _ends(row))
+        self._use(np.array([inserted, oldest, *self.place.counters[AGES]]), envs, keys)
+
+    def cut(self):
+        "Links that lead beyond the last row lead nowhere"
+        for keys in in_parts(self.oldest, self.inserted, 1 << 20):
+            self._without_next(keys, self.inserted)
+
+    def stand_at(self, span: tuple):
+        "Another process has added rows; the oldest first, or another thread could see more rows than there are slots"
+        numbers = self.tables.numbers
+        was = self.inserted
+        if span[0] < was:
+            self.count()  # its file went back
+        # where the writer's counts are 0
+        new = np.arange(max(was, span[0] - self.ring), span[0])
+        if not self.place.writes:
+            self._drawn[new % self.ring] = 0
+        numbers[OLDEST] = span[1]
+        numbers[INSERTED] = span[0]
 
 # %% ../../nbs/memory/links.ipynb #cd910120
-_u = np.uint64   # unsigned places spare kernels a test for negative ones
+_u = np.uint64  # unsigned places spare kernels a test for negative ones
+
 
 @njit
 def acceptable(numbers, plan, address, n):
     "Can these rows be taken as they are: may so many be written, are all environments known, and is there no NaN?"
-    if numbers[INSERTED] + n > longs_at(numbers[UNTIL], 1)[0]: return False
-    size,env_at,words = plan[SIZE],plan[ENV],ints_at(address, n*plan[SIZE] >> 2)
+    if numbers[INSERTED] + n > longs_at(numbers[UNTIL], 1)[0]:
+        return False
+    size = plan[SIZE]
+    env_at = plan[ENV]
+    words = ints_at(address, n * plan[SIZE] >> 2)
     number = ints_at(numbers[NUMBER], numbers[N_NUMBER])
     for i in range(n):
-        if number_of(words[_u((i*size + env_at) >> 2)], number) < 0: return False
+        if number_of(words[_u((i * size + env_at) >> 2)], number) < 0:
+            return False
     return not has_nan(address, n, plan[7:])
 
 # %% ../../nbs/memory/links.ipynb #dada7468
 @njit
 def link_rows(numbers, plan, address, n):
     "Link rows that lie in their slots; their number is written last"
-    at,inserted,max_sz = places_of(plan),numbers[INSERTED],numbers[SLOTS]
-    rows,words = bytes_at(address, n*at[SIZE]),ints_at(address, n*at[SIZE] >> 2)
-    link,back,drawn = ints_at(numbers[LINK], max_sz),ints_at(numbers[BACK], max_sz),ints_at(numbers[DRAWN], max_sz)
-    number,last_key = ints_at(numbers[NUMBER], numbers[N_NUMBER]),longs_at(numbers[LAST_KEY], numbers[N_LAST])
-    last,slot = ints_at(numbers[LAST], (numbers[N_LAST],3)),inserted % max_sz
+    at = places_of(plan)
+    inserted = numbers[INSERTED]
+    max_sz = numbers[SLOTS]
+    rows = bytes_at(address, n * at[SIZE])
+    words = ints_at(address, n * at[SIZE] >> 2)
+    link = ints_at(numbers[LINK], max_sz)
+    back = ints_at(numbers[BACK], max_sz)
+    drawn = ints_at(numbers[DRAWN], max_sz)
+    number = ints_at(numbers[NUMBER], numbers[N_NUMBER])
+    last_key = longs_at(numbers[LAST_KEY], numbers[N_LAST])
+    last = ints_at(numbers[LAST], (numbers[N_LAST], 3))
+    slot = inserted % max_sz
     for i in range(n):
-        row,key = i*at[SIZE],inserted + i
+        row = i * at[SIZE]
+        key = inserted + i
         env = _u(number_of(words[_u((row + at[ENV]) >> 2)], number))
-        episode,step = words[_u((row + at[EPISODE_N]) >> 2)],words[_u((row + at[STEP_N]) >> 2)]
+        episode = words[_u((row + at[EPISODE_N]) >> 2)]
+        step = words[_u((row + at[STEP_N]) >> 2)]
         distance = key - last_key[env] if goes_on(last, env, episode, step) else 0
-        link[_u(slot)],back[_u(slot)],drawn[_u(slot)] = 0,0,0
+        link[_u(slot)], back[_u(slot)], drawn[_u(slot)] = 0, 0, 0
         if 0 < distance < numbers[WINDOW]:
             before = slot - distance
-            link[_u(before + max_sz if before < 0 else before)],back[_u(slot)] = distance,distance
+            link[_u(before + max_sz if before < 0 else before)], back[_u(slot)] = distance, distance
         note_row(last, env, episode, step, row_ends(rows, row, at))
         last_key[env] = key
         slot = slot + 1 if slot + 1 < max_sz else 0
@@ -150,321 +419,172 @@ def link_rows(numbers, plan, address, n):
     numbers[INSERTED] = inserted + n
     longs_at(numbers[COUNTERS], 2)[COMMITTED] = inserted + n
 
-# %% ../../nbs/memory/links.ipynb #98fe0444
-@patch
-def accepts(self:Links, rows)->bool: # a structured array
-    "Can these rows be taken as they are? Rows that don't lie together can't"
-    return rows.flags.c_contiguous and acceptable(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
-
-@patch
-def reserve(self:Links, n)->np.ndarray: # the slots of the last of them, as many as there are slots
-    "Rows that `n` new ones will overwrite count as gone from now on"
-    numbers,n = self.tables.numbers,int(n)
-    end = numbers[INSERTED] + n
-    self.place.intend(end)
-    numbers[OLDEST] = max(numbers[OLDEST], min(end - self.max_sz, numbers[INSERTED]))
-    return np.arange(end - min(n, self.ring), end) % self.ring
-
-@patch
-def append(self:Links, rows):
-    "Rows that lie in their slots are there from now on"
-    link_rows(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
-
 # %% ../../nbs/memory/links.ipynb #aba746d6
 @njit
 def _numbers_of(numbers, plan, env_id, out):
-    if len(env_id) > 1 and env_id.strides[0] != plan[SIZE]: return False
-    if not acceptable(numbers, plan, env_id.ctypes.data - plan[ENV], len(env_id)): return False
+    if len(env_id) > 1 and env_id.strides[0] != plan[SIZE]:
+        return False
+    if not acceptable(numbers, plan, env_id.ctypes.data - plan[ENV], len(env_id)):
+        return False
     number = ints_at(numbers[NUMBER], numbers[N_NUMBER])
-    for i in range(len(env_id)): out[i] = number_of(env_id[i], number)
+    for i in range(len(env_id)):
+        out[i] = number_of(env_id[i], number)
     return True
-
-@patch
-def numbers_of(self:Links,
-    env_id:np.ndarray, # the column of rows
-)->np.ndarray: # int64; None: the rows can't be taken as they are
-    "The dense numbers of the environments of rows"
-    out = np.empty(len(env_id), np.int64)
-    return out if _numbers_of(self.tables.numbers, self.plan, env_id, out) else None
 
 # %% ../../nbs/memory/links.ipynb #90609507
 class Places(np.ndarray):
     "Places of rows when they were given out, 0 is the oldest; where keys are asked for, they stand for these rows"
-    oldest = 0   # the key that had place 0
+
+    oldest = 0  # the key that had place 0
+
     def __new__(cls, keys, oldest):
         new = (np.asarray(keys) - oldest).view(cls)
         new.oldest = oldest
         return new
-    def __array_finalize__(self, other): self.oldest = getattr(other, 'oldest', 0)
-    def __reduce__(self): return Places, (self.keys, self.oldest)
+
+    def __array_finalize__(self, other):
+        self.oldest = getattr(other, 'oldest', 0)
+
+    def __reduce__(self):
+        return Places, (self.keys, self.oldest)
+
     keys = property(lambda self: np.asarray(self) + self.oldest, doc='Of these rows')
 
 # %% ../../nbs/memory/links.ipynb #2ff5285c
-def as_keys(keys, what='keys', who='Timeline')->np.ndarray: # int64
+def as_keys(keys, what='keys', who='Timeline') -> np.ndarray:  # int64
     "Keys, or offsets, as the kernels want them"
-    if isinstance(keys, torch.Tensor): keys = keys.cpu().numpy()
-    if isinstance(keys, Places): return keys.keys
-    if type(keys) is np.ndarray and keys.dtype == np.int64: return keys
+    if isinstance(keys, torch.Tensor):
+        keys = keys.cpu().numpy()
+    if isinstance(keys, Places):
+        return keys.keys
+    if type(keys) is np.ndarray and keys.dtype == np.int64:
+        return keys
     keys = np.asarray(keys)
-    if keys.dtype.kind not in 'iu' and keys.size: raise ArgumentTypeError(who, what, keys.dtype, 'integers')
-    too_large = keys.dtype == np.uint64   # cut off: they were never given out either way
-    return (np.minimum(keys, np.uint64(2**63-1)) if too_large else keys).astype(np.int64, copy=False)
+    if keys.dtype.kind not in 'iu' and keys.size:
+        raise ArgumentTypeError(who, what, keys.dtype, 'integers')
+    too_large = keys.dtype == np.uint64  # cut off: they were never given out either way
+    return (np.minimum(keys, np.uint64(2**63 - 1)) if too_large else keys).astype(
+        np.int64, copy=False
+    )
 
 # %% ../../nbs/memory/links.ipynb #a7f1db09
 @njit
 def first_invalid(numbers, keys):
     "The place of the first key whose row is not there, or -1"
-    low,high = numbers[INSERTED],numbers[OLDEST] - 1
-    for i in range(len(keys)): low,high = min(low, keys[i]),max(high, keys[i])
-    if low >= numbers[OLDEST] and high < numbers[INSERTED]: return -1
+    low = numbers[INSERTED]
+    high = numbers[OLDEST] - 1
     for i in range(len(keys)):
-        if keys[i] < numbers[OLDEST] or keys[i] >= numbers[INSERTED]: return i
+        low = min(low, keys[i])
+        high = max(high, keys[i])
+    if low >= numbers[OLDEST] and high < numbers[INSERTED]:
+        return -1
+    for i in range(len(keys)):
+        if keys[i] < numbers[OLDEST] or keys[i] >= numbers[INSERTED]:
+            return i
     return -1
-
-@patch
-def slots(self:Links, keys)->np.ndarray: # of the same shape
-    "The slots of valid keys"
-    bad = first_invalid(self.tables.numbers, keys.ravel())
-    if bad >= 0: self.refuse_key(keys.flat[bad])
-    return keys % self.ring
-
-@patch
-def refuse_key(self:Links, key):
-    "Say what is wrong with a key"
-    there = f'{self.oldest} to {self.inserted-1}'
-    if not 0 <= key < self.inserted: raise StaleKey(self.who, f'key {key} was never given out', expected=there)
-    raise StaleKey(self.who, f'key {key} is stale: its row was overwritten {self.oldest-key} rows ago',
-        expected=there, remedy='ask valid(keys) first, or keep more rows (max_sz)')
 
 # %% ../../nbs/memory/links.ipynb #5d0c71a2
 @njit
 def count_noted(numbers):
     "Count the draws that were noted"
-    ring,end = numbers[SLOTS],numbers[INSERTED]
-    drawn,noted = ints_at(numbers[DRAWN], ring),longs_at(numbers[NOTED], numbers[N_NOTED])
-    start = end - end % ring   # the key whose slot is 0
-    if numbers[SHARED] and longs_at(numbers[UNTIL], 1)[0] < 0: noted[0] = 0   # they are another process's by now
+    ring = numbers[SLOTS]
+    end = numbers[INSERTED]
+    drawn = ints_at(numbers[DRAWN], ring)
+    noted = longs_at(numbers[NOTED], numbers[N_NOTED])
+    start = end - end % ring  # the key whose slot is 0
+    # they are another process's by now
+    if numbers[SHARED] and longs_at(numbers[UNTIL], 1)[0] < 0:
+        noted[0] = 0
     for i in range(1, noted[0] + 1):
         key = noted[_u(i)]
-        if end - ring <= key < end: drawn[_u(key - start if key >= start else key - start + ring)] += 1
+        if end - ring <= key < end:
+            drawn[_u(key - start if key >= start else key - start + ring)] += 1
     noted[0] = 0
 
 # %% ../../nbs/memory/links.ipynb #5d0c71a3
 @njit
 def count_drawn(numbers, keys):
     "These rows were drawn once more, at the age that they have now"
-    noted,total,low = longs_at(numbers[NOTED], numbers[N_NOTED]),0,numbers[INSERTED]
+    noted = longs_at(numbers[NOTED], numbers[N_NOTED])
+    total = 0
+    low = numbers[INSERTED]
     for i in range(len(keys)):
-        if noted[0] == len(noted) - 1: count_noted(numbers)
+        if noted[0] == len(noted) - 1:
+            count_noted(numbers)
         n = noted[0] + 1
-        noted[_u(n)],noted[0] = keys[i],n
-        total,low = total + keys[i],min(low, keys[i])
-    if numbers[SHARED]: count_noted(numbers)
-    numbers[AGE_SUM] += len(keys)*numbers[INSERTED] - total
+        noted[_u(n)], noted[0] = keys[i], n
+        total = total + keys[i]
+        low = min(low, keys[i])
+    if numbers[SHARED]:
+        count_noted(numbers)
+    numbers[AGE_SUM] += len(keys) * numbers[INSERTED] - total
     numbers[AGE_MAX] = max(numbers[AGE_MAX], numbers[INSERTED] - low)
-
-# %% ../../nbs/memory/links.ipynb #5d0c71a4
-@patch
-def count(self:Links):
-    "Count the draws that were noted, before somebody looks, or keys change their meaning"
-    count_noted(self.tables.numbers)
-
-@patch
-def before_draw(self:Links)->np.ndarray: # ages, for `uncount`
-    "Count what was noted, as the next draw may be taken back"
-    self.count()
-    return self.tables.numbers[AGE_SUM:AGE_MAX+1].copy()
-
-@patch
-def uncount(self:Links, ages):
-    "The draw since then is none: its rows were overwritten; what was counted before there was room to note it stays"
-    self._noted[0],self.tables.numbers[AGE_SUM:AGE_MAX+1] = 0,ages
-
-@patch(as_prop=True)
-def drawn(self:Links)->np.ndarray: # int32, of each slot
-    "How often the row that lies there was drawn"
-    self.count()
-    return self._drawn
 
 # %% ../../nbs/memory/links.ipynb #3eaf55b7
 @njit
 def _walk(numbers, keys, offsets, out):
-    max_sz,oldest,end = numbers[SLOTS],numbers[OLDEST],numbers[INSERTED]
-    link,back = ints_at(numbers[LINK], max_sz),ints_at(numbers[BACK], max_sz)
+    max_sz = numbers[SLOTS]
+    oldest = numbers[OLDEST]
+    end = numbers[INSERTED]
+    link = ints_at(numbers[LINK], max_sz)
+    back = ints_at(numbers[BACK], max_sz)
     for i in range(len(keys)):
         for j in range(len(offsets)):
-            key,left = keys[i],offsets[j]
+            key = keys[i]
+            left = offsets[j]
             while left > 0 and key >= 0:
                 step = link[key % max_sz]
-                key,left = key + step if 0 < step < end - key else -1,left - 1
+                key = key + step if 0 < step < end - key else -1
+                left = left - 1
             while left < 0 and key >= 0:
                 step = back[key % max_sz]
-                key,left = key - step if 0 < step <= key - oldest else -1,left + 1
-            out[i,j] = key
-
-@patch
-def walk(self:Links,
-    keys:np.ndarray, # int64, all of them valid
-    offsets, # steps along the episode: 1 is the next row, -1 the one before
-)->np.ndarray: # keys [len(keys), len(offsets)]; -1 where the episode has no such row
-    "Keys along the episodes of these rows"
-    self.slots(keys)
-    offsets = as_keys(offsets, 'offsets').ravel()
-    out = np.empty((len(keys),len(offsets)), np.int64)
-    _walk(self.tables.numbers, keys, offsets, out)
-    return out
+                key = key - step if 0 < step <= key - oldest else -1
+                left = left + 1
+            out[i, j] = key
 
 # %% ../../nbs/memory/links.ipynb #4eb7e125
 @njit
 def _window_slots(numbers, keys, slots):
     max_sz = numbers[SLOTS]
-    link,(n,length) = ints_at(numbers[LINK], max_sz),slots.shape
-    at,ahead = np.empty((2,n), np.int64)   # the slot of each, and how far the last row is
-    for i in range(n): at[i],ahead[i] = keys[i] % max_sz,numbers[INSERTED] - keys[i]
+    link, (n, length) = ints_at(numbers[LINK], max_sz), slots.shape
+    at, ahead = np.empty((2, n), np.int64)  # the slot of each, and how far the last row is
+    for i in range(n):
+        at[i], ahead[i] = keys[i] % max_sz, numbers[INSERTED] - keys[i]
     for t in range(length):
         for i in range(n):
             slot = at[_u(i)]
-            slots[_u(i),_u(t)] = slot
+            slots[_u(i), _u(t)] = slot
             if slot >= 0:
                 step = link[_u(slot)]
                 ahead[_u(i)] -= step
                 follows = slot + step
-                if follows >= max_sz: follows -= max_sz
+                if follows >= max_sz:
+                    follows -= max_sz
                 at[_u(i)] = follows if step > 0 and ahead[_u(i)] > 0 else -1
 
-@patch
-def window_slots(self:Links,
-    keys:np.ndarray, # int64, of the first rows
-    length:int, # of each window
-)->np.ndarray: # [len(keys), length]; -1 where the episode has ended
-    "The slots of the rows that follow each other from these keys on"
-    bad = first_invalid(self.tables.numbers, keys)
-    if bad >= 0: self.refuse_key(keys[bad])
-    slots = np.empty((len(keys),length), np.int64)
-    _window_slots(self.tables.numbers, keys, slots)
-    return slots
-
 # %% ../../nbs/memory/links.ipynb #abd8961c
-_BY_SLOT = 'link','back','drawn'
-
-@patch
-def state_dict(self:Links)->dict: # plain data and tensors
-    "Counters and environments, and the links, unless they lie in a place that lasts"
-    numbers,envs,last_key = self.tables
-    slots,kept = self.keys % self.ring,self.going_on
-    arrays = dict(env_ids=envs.ids[kept], last=envs.last[kept], last_key=last_key[kept])
-    if not self.place.lasts: arrays |= {n: getattr(self, n)[slots] for n in _BY_SLOT}
-    tensors = {k: torch.from_numpy(a) for k,a in arrays.items()}
-    return dict(max_sz=self.max_sz, counters=numbers[:SLOTS].tolist(), **tensors)
-
-# %% ../../nbs/memory/links.ipynb #447df38c
-@patch
-def _checked(self:Links, state, rows):
-    "What was saved, as arrays; a `StateError` where kernels would go astray"
-    ids = array(np.int32, None, low=0, high=MAX_ENVS-1)
-    form = dict(max_sz=integer(1, 2**31-1), counters=listed(integer(), SLOTS), env_ids=ids)
-    saved = checked(self.who, form, state, more=True)
-    e = len(saved['env_ids'])
-    inserted,oldest = saved['counters'][:2]
-    n = inserted - oldest
-    if not 0 <= n <= self.max_sz: self._refuse_saved(f'keys {oldest} to {inserted-1} for max_sz={self.max_sz}')
-    form |= dict(last=array(np.int32, e, 3), last_key=array(np.int64, e, low=-1, high=inserted-1))
-    ahead = np.arange(n, 0, -1)   # how far the end is
-    if rows: form |= dict(link=array(np.int32, n, low=0, high=ahead-1),
-        back=array(np.int32, n, low=0, high=saved['max_sz']-1), drawn=array(np.int32, n))
-    saved = checked(self.who, form, state)
-    if rows: self._check_agree(saved['link'], saved['back'], saved['last_key'] - oldest)
-    if len(np.unique(saved['env_ids'])) < e: self._refuse_saved('an environment twice')
-    return saved
-
-# %% ../../nbs/memory/links.ipynb #903646d4
-@patch
-def _check_agree(self:Links, link, back, last): # last: places of the last rows of the environments
-    "Raise where links forward and back are not the same, or lead on from a row that was the last one"
-    linked,places = np.flatnonzero(link),np.arange(len(back))
-    if (back[linked + link[linked]] != link[linked]).any() or len(linked) != np.sum((back > 0) & (back <= places)):
-        self._refuse_saved('links forward and back that disagree')
-    last = last[last >= 0]
-    if link[last].any() or len(np.unique(last)) < len(last): self._refuse_saved('links from last rows')
-
-@patch
-def _refuse_saved(self:Links, got): raise StateError(self.who, 'a saved memory with damaged links', got)
-
-@patch
-def load_state_dict(self:Links,
-    state:dict, # as it was saved
-    rows=True, # does it hold the links, too? If not, they lie here already, and stay as they are
-):
-    "Become the links that were saved; these must be new"
-    saved = self._checked(state, rows)
-    (inserted,oldest),counters = saved['counters'][:2],np.array(saved['counters'])
-    slots,envs = np.arange(oldest, inserted) % self.ring,Environments(len(saved['env_ids']))
-    for name in _BY_SLOT if rows else (): getattr(self, name)[slots] = saved[name]
-    envs.admit(saved['env_ids'])
-    envs.last[:len(envs)] = saved['last']
-    counters[OLDEST] = min(inserted, max(oldest, self.place.oldest_whole()))
-    self._use(counters, envs, grown(saved['last_key'].copy(), len(envs.last), -1))
+_BY_SLOT = 'link', 'back', 'drawn'
 
 # %% ../../nbs/memory/links.ipynb #4edf1b92
 @njit
 def _look(link, back, keys, inserted, found):
     "Cut links that lead beyond the last row; how many keys have none, or below 0: what is wrong"
-    ring,n = len(link),0
+    ring = len(link)
+    n = 0
     for key in keys:
         slot = key % ring
         ahead = link[slot]
-        if not (0 <= ahead < ring and 0 <= back[slot] < ring): return -1
-        if key + ahead >= inserted: link[slot] = ahead = 0
-        if ahead and back[(key + ahead) % ring] != ahead: return -2
-        if ahead == 0: found[n],n = key,n + 1
+        if not (0 <= ahead < ring and 0 <= back[slot] < ring):
+            return -1
+        if key + ahead >= inserted:
+            link[slot] = ahead = 0
+        if ahead and back[(key + ahead) % ring] != ahead:
+            return -2
+        if ahead == 0:
+            found[n], n = key, n + 1
     return n
 
-@patch
-def _without_next(self:Links, keys, inserted):
-    "Those of these keys that have no next row; links that lead beyond the last row are cut"
-    found = np.empty(len(keys), np.int64)
-    n = _look(self.link, self.back, keys, inserted, found)
-    if n < 0: raise self._damaged('a link out of the memory' if n == -1 else 'links forward and back that disagree')
-    return found[:n]
-
-@patch
-def _damaged(self:Links, what): return StateError(self.who, 'a memory on disk with damaged links', what)
-
 # %% ../../nbs/memory/links.ipynb #f50f7c80
-@patch
-def reopen(self:Links,
-    episodes, # (slots) → a structured array: what rows in them say of their episodes
-):
-    "Find out from the rows that lie here which episodes are under way"
-    inserted,oldest,lasts = self.inserted,self.oldest,{}
-    for keys in in_parts(oldest, inserted, 1 << 20):
-        keys = self._without_next(keys, inserted)[::-1]
-        envs,first = np.unique(episodes(keys % self.ring)['env_id'], return_index=True)
-        strange = len(envs) and not 0 <= envs[0] <= envs[-1] < MAX_ENVS
-        if strange: raise self._damaged(f'env_id {envs[0]} to {envs[-1]}')
-        lasts.update(zip(envs.tolist(), keys[first].tolist()))
-    envs,keys = Environments(len(lasts)),np.array([*lasts.values()], np.int64)
-    if lasts and not envs.admit(np.array([*lasts])): raise self._damaged('numbers of environments')
-    for i,row in enumerate(episodes(keys % self.ring)):
-        note_row(envs.last, i, row['episode_n'], row['step_n'], _ends(row))
-    self._use(np.array([inserted, oldest, *self.place.counters[AGES]]), envs, keys)
-
-def _ends(row): # of a structured array
+def _ends(row):  # of a structured array
     n = row['n'] if 'n' in row.dtype.names and row.dtype['n'] in (np.int32, np.int64) else 1
     return (row['terminated'] or row['truncated']) and n <= 1
-
-# %% ../../nbs/memory/links.ipynb #0bb8ee6c
-@patch
-def cut(self:Links):
-    "Links that lead beyond the last row lead nowhere"
-    for keys in in_parts(self.oldest, self.inserted, 1 << 20): self._without_next(keys, self.inserted)
-
-@patch
-def stand_at(self:Links, span:tuple):
-    "Another process has added rows; the oldest first, or another thread could see more rows than there are slots"
-    numbers,was = self.tables.numbers,self.inserted
-    if span[0] < was: self.count()   # its file went back
-    new = np.arange(max(was, span[0] - self.ring), span[0])   # where the writer's counts are 0
-    if not self.place.writes: self._drawn[new % self.ring] = 0
-    numbers[OLDEST] = span[1]
-    numbers[INSERTED] = span[0]

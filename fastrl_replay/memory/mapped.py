@@ -17,98 +17,133 @@ from ..steps.machine import machine_memory, size_text
 
 # %% ../../nbs/memory/mapped.ipynb #35ef270a
 def allocate(
-    path:Path, # of the file
-    nbytes:int, # how many it will have, all of them 0
-    who:str, # for errors
+    path: Path,  # of the file
+    nbytes: int,  # how many it will have, all of them 0
+    who: str,  # for errors
 ):
     "Make a file for which the disk has room; a kill leaves no part of it"
     new = path.with_name(f'.{path.name}')
     try:
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
-            if not nbytes: return
-            if hasattr(os, 'posix_fallocate'): os.posix_fallocate(file, 0, nbytes)
-            else: os.ftruncate(file, nbytes)
-        finally: os.close(file)
+            if not nbytes:
+                return
+            if hasattr(os, 'posix_fallocate'):
+                os.posix_fallocate(file, 0, nbytes)
+            else:
+                os.ftruncate(file, nbytes)
+        finally:
+            os.close(file)
         os.replace(new, path)
     except OSError as e:
-        with suppress(OSError): new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
         raise no_disk(who, path, nbytes, e) from None
 
+
 def mapped(
-    path:Path, # of the file
-    shape, # of the array
-    dtype, # of its elements
-    writable:bool, # False: what is written stays in this process
-)->np.ndarray:
+    path: Path,  # of the file
+    shape,  # of the array
+    dtype,  # of its elements
+    writable: bool,  # False: what is written stays in this process
+) -> np.ndarray:
     "A file as an array"
-    dtype,shape = np.dtype(dtype),(shape if isinstance(shape, tuple) else (shape,))
-    n = int(np.prod(shape))*dtype.itemsize
-    if not n: return np.empty(shape, dtype)
-    return torch.from_file(str(path), shared=writable, size=n, dtype=torch.uint8).numpy().view(dtype).reshape(shape)
+    dtype = np.dtype(dtype)
+    shape = shape if isinstance(shape, tuple) else (shape,)
+    n = int(np.prod(shape)) * dtype.itemsize
+    if not n:
+        return np.empty(shape, dtype)
+    return (
+        torch.from_file(str(path), shared=writable, size=n, dtype=torch.uint8)
+        .numpy()
+        .view(dtype)
+        .reshape(shape)
+    )
 
 # %% ../../nbs/memory/mapped.ipynb #1a5a5aac
-_NO_ROOM = {errno.ENOSPC: 'a path on another disk', errno.EDQUOT: 'a larger quota',
-    errno.EFBIG: 'a higher limit on the size of files (ulimit -f)'}
+_NO_ROOM = {
+    errno.ENOSPC: 'a path on another disk',
+    errno.EDQUOT: 'a larger quota',
+    errno.EFBIG: 'a higher limit on the size of files (ulimit -f)',
+}
+
 
 def no_disk(
-    who:str, # for errors
-    path:Path, # of what should be written
-    nbytes:int, # how many bytes it would have
-    e:OSError, # what the system said
-)->Exception: # itself where it has nothing to do with room
+    who: str,  # for errors
+    path: Path,  # of what should be written
+    nbytes: int,  # how many bytes it would have
+    e: OSError,  # what the system said
+) -> Exception:  # itself where it has nothing to do with room
     "The error where the system has no room, with its own words"
-    if e.errno not in _NO_ROOM: return e
+    if e.errno not in _NO_ROOM:
+        return e
     free = f'{size_text(shutil.disk_usage(path.parent).free)} free'
-    return NoRoom(who, f'no room on the disk for {path}: {e.strerror}', free if e.errno == errno.ENOSPC else None,
-        size_text(nbytes), f'a smaller max_sz, or {_NO_ROOM[e.errno]}')   # a quota takes no notice of what is free
+    return NoRoom(
+        who,
+        f'no room on the disk for {path}: {e.strerror}',
+        free if e.errno == errno.ENOSPC else None,
+        size_text(nbytes),
+        f'a smaller max_sz, or {_NO_ROOM[e.errno]}',
+    )  # a quota takes no notice of what is free
 
 # %% ../../nbs/memory/mapped.ipynb #44c4621b
-PAGE,_RANDOM,_WILL_NEED = 4096,1,3   # as Linux numbers them
+# as Linux numbers them
+PAGE = 4096
+_RANDOM = 1
+_WILL_NEED = 3
 _madvise = types.ExternalFunction('madvise', types.int32(types.intp, types.uintp, types.int32))
+
 
 @njit
 def _advise(address, n, advice):
     start = address & -PAGE
     return _madvise(start, address + n - start, advice)
 
+
 @njit(nogil=True)
 def request_rows(
-    address, # of an array
-    size, # bytes of a row
-    slots, # rows that are going to be read; -1: none
+    address,  # of an array
+    size,  # bytes of a row
+    slots,  # rows that are going to be read; -1: none
 ):
     "Let the system read the pages of these rows, all at once"
     for slot in slots:
-        if slot >= 0: _advise(address + slot*size, size, _WILL_NEED)
+        if slot >= 0:
+            _advise(address + slot * size, size, _WILL_NEED)
+
 
 @njit(nogil=True)
 def request_places(
-    addresses, # of what is going to be read; 0: nothing
-    sizes, # how many bytes: one number for each column
+    addresses,  # of what is going to be read; 0: nothing
+    sizes,  # how many bytes: one number for each column
 ):
     "The same for bytes anywhere"
     for i in range(addresses.shape[0]):
         for j in range(addresses.shape[1]):
-            if addresses[i,j] > 0: _advise(addresses[i,j], sizes[j], _WILL_NEED)
+            if addresses[i, j] > 0:
+                _advise(addresses[i, j], sizes[j], _WILL_NEED)
 
 # %% ../../nbs/memory/mapped.ipynb #71e6f613
 def request(
-    array:np.ndarray, # in a file
-    slots, # of it, that are going to be read
+    array: np.ndarray,  # in a file
+    slots,  # of it, that are going to be read
 ):
     "The same, where a system can be asked"
-    if sys.platform == 'linux' and len(slots): request_rows(array.ctypes.data, array.strides[0], slots)
+    if sys.platform == 'linux' and len(slots):
+        request_rows(array.ctypes.data, array.strides[0], slots)
+
 
 def outgrows(
-    nbytes:int, # of an array in a file
-)->bool: # False also where pages can't be asked for
+    nbytes: int,  # of an array in a file
+) -> bool:  # False also where pages can't be asked for
     "Is an array so large that main memory will not always hold it?"
     there = machine_memory()
-    return sys.platform == 'linux' and 0 < there < 2*nbytes
+    return sys.platform == 'linux' and 0 < there < 2 * nbytes
+
 
 def read_at_random(
-    array:np.ndarray, # in a file
+    array: np.ndarray,  # in a file
 ):
     "Let the system not read ahead"
-    if sys.platform == 'linux' and array.nbytes: _advise(array.ctypes.data, array.nbytes, _RANDOM)
+    if sys.platform == 'linux' and array.nbytes:
+        _advise(array.ctypes.data, array.nbytes, _RANDOM)

@@ -10,49 +10,62 @@ import math
 from contextlib import contextmanager
 from functools import cached_property
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.errors import NoRoom
 from ..steps.machine import free_memory, size_text
 from .places import MainMemory, runs
 
 # %% ../../nbs/memory/on_device.ipynb #e93d23bb
 def staged(
-    a:np.ndarray, # contiguous
-    device:torch.device, # where it will go
-)->torch.Tensor: # uint8, flat
+    a: np.ndarray,  # contiguous
+    device: torch.device,  # where it will go
+) -> torch.Tensor:  # uint8, flat
     "The bytes of an array, where a copy to the device can take them without waiting"
     bytes_ = torch.empty(a.nbytes, dtype=torch.uint8, pin_memory=device.type == 'cuda')
     bytes_.numpy()[:] = a.reshape(-1).view(np.uint8)
     return bytes_
 
+
 def sent(
-    a:np.ndarray, # of numbers
-    device:torch.device, # where it goes
-)->torch.Tensor: # of the same shape and numbers
+    a: np.ndarray,  # of numbers
+    device: torch.device,  # where it goes
+) -> torch.Tensor:  # of the same shape and numbers
     "An array on the device, asked for and not waited for"
     kind = torch.from_numpy(np.empty(0, a.dtype)).dtype
-    return staged(np.ascontiguousarray(a), device).to(device, non_blocking=True).view(kind).view(a.shape)
+    return (
+        staged(np.ascontiguousarray(a), device)
+        .to(device, non_blocking=True)
+        .view(kind)
+        .view(a.shape)
+    )
+
 
 def common_word(
-    *places, # bytes: where something begins, or how long it is
-)->torch.dtype: # of the largest whole numbers that fit in all of them
+    *places,  # bytes: where something begins, or how long it is
+) -> torch.dtype:  # of the largest whole numbers that fit in all of them
     "What to copy bytes as: eight at a time, or four, two, one"
     return {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[math.gcd(8, *places)]
 
 # %% ../../nbs/memory/on_device.ipynb #36924857
 class Device(MainMemory):
     "The memory of a device: rows and batches are tensors there, arrays on which kernels work lie in main memory"
-    def __init__(self,
-        device, # name of the device, or a `torch.device`
-        who:str='Timeline', # whose arrays they are, for errors
+
+    def __init__(
+        self,
+        device,  # name of the device, or a `torch.device`
+        who: str = 'Timeline',  # whose arrays they are, for errors
     ):
         super().__init__(who)
-        self.device,self.at = str(device),torch.device(device)
+        self.device, self.at = str(device), torch.device(device)
 
     @cached_property
-    def stream(self): return torch.cuda.default_stream(self.at) if self.at.type == 'cuda' else None
-    def limit(self)->int: return 0   # the device says when it is full
-    def emptied(self)->'Device': return type(self)(self.device, self.who)
+    def stream(self):
+        return torch.cuda.default_stream(self.at) if self.at.type == 'cuda' else None
+
+    def limit(self) -> int:
+        return 0  # the device says when it is full
+
+    def emptied(self) -> 'Device':
+        return type(self)(self.device, self.who)
 
     @contextmanager
     def in_order(self, *used):
@@ -63,124 +76,138 @@ class Device(MainMemory):
             yield
             return
         mine.wait_stream(theirs)
-        with torch.cuda.stream(mine): yield
+        with torch.cuda.stream(mine):
+            yield
         theirs.wait_stream(mine)
-        for t in used: t.record_stream(mine)   # or its memory would be used again too early
+        for t in used:
+            t.record_stream(mine)  # or its memory would be used again too early
 
-# %% ../../nbs/memory/on_device.ipynb #4ed153c5
-@patch
-def tensor(self:Device, who, *shape)->torch.Tensor: # bytes
-    "Memory on the device; anything is in it"
-    try:
-        with self.in_order(): return torch.empty(shape, dtype=torch.uint8, device=self.at)
-    except RuntimeError as e: raise NoRoom(who, f'no memory on {self.device}', size_text(free_memory(self.device)),
-        size_text(math.prod(shape)), 'a smaller max_sz') from e
+    def tensor(self, who, *shape) -> torch.Tensor:  # bytes
+        "Memory on the device; anything is in it"
+        try:
+            with self.in_order():
+                return torch.empty(shape, dtype=torch.uint8, device=self.at)
+        except RuntimeError as e:
+            raise NoRoom(
+                who,
+                f'no memory on {self.device}',
+                size_text(free_memory(self.device)),
+                size_text(math.prod(shape)),
+                'a smaller max_sz',
+            ) from e
 
-@patch
-def write(self:Device,
-    target:torch.Tensor, # rows of bytes on the device
-    rows:np.ndarray, # their new bytes
-):
-    "Bring bytes to the device, asked for and not waited for"
-    with self.in_order(): target.view(-1).copy_(staged(rows, self.at), non_blocking=True)
+    def write(
+        self,
+        target: torch.Tensor,  # rows of bytes on the device
+        rows: np.ndarray,  # their new bytes
+    ):
+        "Bring bytes to the device, asked for and not waited for"
+        with self.in_order():
+            target.view(-1).copy_(staged(rows, self.at), non_blocking=True)
 
 # %% ../../nbs/memory/on_device.ipynb #e8b3cd82
 class DeviceRows:
     "Bytes of rows by slot, on a device"
-    nbytes = property(lambda self: self.mem.nbytes, doc='Bytes reserved')
-    def __init__(self,
-        place:Device, # where they lie
-        n:int, # slots
-        size:int, # bytes of a row
-        who:str='Rows', # whose rows they are, for errors
-    ):
-        self.place,self.mem = place,place.tensor(who, n, size)
-        self.waiting = None   # rows that may count, and have not been written: links, the key after them, slots, bytes
 
-    def empty(self, n, size)->torch.Tensor: # for `gather`
+    nbytes = property(lambda self: self.mem.nbytes, doc='Bytes reserved')
+
+    def __init__(
+        self,
+        place: Device,  # where they lie
+        n: int,  # slots
+        size: int,  # bytes of a row
+        who: str = 'Rows',  # whose rows they are, for errors
+    ):
+        self.place, self.mem = place, place.tensor(who, n, size)
+        # rows that may count, and have not been written: links, the key after them, slots, bytes
+        self.waiting = None
+
+    def empty(self, n, size) -> torch.Tensor:  # for `gather`
         return torch.empty((n, size), dtype=torch.uint8, device=self.place.at)
+
     def fetch(self, slots, out):
         "Rows from slots, all of which hold one, to the front of longer ones"
         size = self.mem.shape[1]
         kind = common_word(size, out.shape[1])
-        torch.index_select(self.mem.view(kind), 0, slots, out=out.view(kind)[:, :size//kind.itemsize])
+        torch.index_select(
+            self.mem.view(kind), 0, slots, out=out.view(kind)[:, : size // kind.itemsize]
+        )
+
+    def batch(self, slots, keys, weights, plan) -> torch.Tensor:  # bytes
+        "Rows from these slots, with their keys and weights"
+        self.settle()
+        n = len(keys)
+        numbers = np.zeros((3, len(keys)), np.int64)
+        numbers[0], numbers[1] = slots, keys
+        numbers[2].view(np.float32)[:n] = weights
+        out = self.empty(n, plan.itemsize)
+        with self.place.in_order(out):
+            slots, there, w = sent(numbers, self.place.at)
+            self.fetch(slots, out)
+            stamp_tensor(out, there, w.view(torch.float32)[:n], plan)
+        return out
+
+    def gather(self, slots, out, present=-1):
+        "Rows come back, as bytes on the device"
+        slots = np.asarray(slots).reshape(-1)
+        if not len(slots):
+            return
+        self.settle()
+        holes = slots.min() < 0
+        with self.place.in_order(out):
+            there = sent(slots, self.place.at)
+            self.fetch(there.clamp(min=0) if holes else there, out)
+            if holes:
+                out.masked_fill_((there < 0)[:, None], 0)
+            if present >= 0:
+                out[:, present] = there >= 0
+
+    def write(self, slots, rows):
+        "Bytes of rows into these slots"
+        for a, b in runs(slots, max(self.place.part // max(rows.shape[1], 1), 1)):
+            at = int(slots[a])
+            self.place.write(self.mem[at : at + b - a], rows[a:b])
+
+    def write_later(self, line, n, rows):
+        "These bytes are the last of `n` rows that are going to be linked"
+        end = line.inserted + n
+        self.waiting = line, end, np.arange(end - len(rows), end) % line.ring, rows
+
+    def settle(self):
+        "Write the rows that count and have not been written"
+        if self.waiting is None:
+            return
+        line, end, slots, rows = self.waiting
+        if line.inserted >= end:
+            self.write(slots, rows)
+        self.waiting = None  # now: after an interrupt it is done once more
+
+    def put(self, slots, rows: np.ndarray):
+        "Whole rows into these slots"
+        self.write(slots, rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize))
+
+    def add(self, line, rows: np.ndarray) -> bool:
+        "Take whole rows in, or do nothing: some can't be taken as they are"
+        self.settle()  # where the last call was interrupted
+        if not line.accepts(rows):
+            return False
+        given = rows[max(len(rows) - len(self.mem), 0) :]
+        given = given.view(np.uint8).reshape(len(given), rows.dtype.itemsize)
+        self.write_later(line, len(rows), given if given.nbytes > self.place.part else given.copy())
+        line.append(rows)
+        self.settle()
+        return True
 
 # %% ../../nbs/memory/on_device.ipynb #ac03b909
 def stamp_tensor(
-    out:torch.Tensor, # bytes of rows
-    keys, # of each, int64
-    weights, # float32
-    plan, # where they go, as `BatchPlan` has it
+    out: torch.Tensor,  # bytes of rows
+    keys,  # of each, int64
+    weights,  # float32
+    plan,  # where they go, as `BatchPlan` has it
 ):
     "Write key and weight into each row of a batch"
-    _,index_at,weight_at = plan.numbers.tolist()
+    _, index_at, weight_at = plan.numbers.tolist()
     out.view(torch.int64)[:, index_at] = torch.as_tensor(keys, device=out.device)
-    out.view(torch.float32)[:, weight_at] = torch.as_tensor(weights, dtype=torch.float32, device=out.device)
-
-# %% ../../nbs/memory/on_device.ipynb #f6bd41e0
-@patch
-def batch(self:DeviceRows, slots, keys, weights, plan)->torch.Tensor: # bytes
-    "Rows from these slots, with their keys and weights"
-    self.settle()
-    n,numbers = len(keys),np.zeros((3, len(keys)), np.int64)
-    numbers[0],numbers[1] = slots,keys
-    numbers[2].view(np.float32)[:n] = weights
-    out = self.empty(n, plan.itemsize)
-    with self.place.in_order(out):
-        slots,there,w = sent(numbers, self.place.at)
-        self.fetch(slots, out)
-        stamp_tensor(out, there, w.view(torch.float32)[:n], plan)
-    return out
-
-@patch
-def gather(self:DeviceRows, slots, out, present=-1):
-    "Rows come back, as bytes on the device"
-    slots = np.asarray(slots).reshape(-1)
-    if not len(slots): return
-    self.settle()
-    holes = slots.min() < 0
-    with self.place.in_order(out):
-        there = sent(slots, self.place.at)
-        self.fetch(there.clamp(min=0) if holes else there, out)
-        if holes: out.masked_fill_((there < 0)[:,None], 0)
-        if present >= 0: out[:,present] = there >= 0
-
-# %% ../../nbs/memory/on_device.ipynb #582190f0
-@patch
-def write(self:DeviceRows, slots, rows):
-    "Bytes of rows into these slots"
-    for a,b in runs(slots, max(self.place.part//max(rows.shape[1], 1), 1)):
-        at = int(slots[a])
-        self.place.write(self.mem[at:at+b-a], rows[a:b])
-
-@patch
-def write_later(self:DeviceRows, line, n, rows):
-    "These bytes are the last of `n` rows that are going to be linked"
-    end = line.inserted + n
-    self.waiting = line,end,np.arange(end - len(rows), end) % line.ring,rows
-
-@patch
-def settle(self:DeviceRows):
-    "Write the rows that count and have not been written"
-    if self.waiting is None: return
-    line,end,slots,rows = self.waiting
-    if line.inserted >= end: self.write(slots, rows)
-    self.waiting = None   # now: after an interrupt it is done once more
-
-# %% ../../nbs/memory/on_device.ipynb #a0fc20b5
-@patch
-def put(self:DeviceRows, slots, rows:np.ndarray):
-    "Whole rows into these slots"
-    self.write(slots, rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize))
-
-@patch
-def add(self:DeviceRows, line, rows:np.ndarray)->bool:
-    "Take whole rows in, or do nothing: some can't be taken as they are"
-    self.settle()   # where the last call was interrupted
-    if not line.accepts(rows): return False
-    given = rows[max(len(rows) - len(self.mem), 0):]
-    given = given.view(np.uint8).reshape(len(given), rows.dtype.itemsize)
-    self.write_later(line, len(rows), given if given.nbytes > self.place.part else given.copy())
-    line.append(rows)
-    self.settle()
-    return True
+    out.view(torch.float32)[:, weight_at] = torch.as_tensor(
+        weights, dtype=torch.float32, device=out.device
+    )

@@ -15,121 +15,202 @@ from ..steps.machine import free_memory
 
 # %% ../../nbs/memory/places.ipynb #d45fca25
 def aligned(
-    shape, # a number or a tuple
-    dtype, # of its elements
-    fill=None, # what it holds at first; None: anything
-)->np.ndarray: # begins at a cache line
+    shape,  # a number or a tuple
+    dtype,  # of its elements
+    fill=None,  # what it holds at first; None: anything
+) -> np.ndarray:  # begins at a cache line
     "A new array in the memory of this process"
     dtype = np.dtype(dtype)
-    nbytes = int(np.prod(shape))*dtype.itemsize
+    nbytes = int(np.prod(shape)) * dtype.itemsize
     raw = (np.empty if fill is None else np.zeros)(nbytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    array = raw[start:start+nbytes].view(dtype).reshape(shape)
-    if fill: array[...] = fill   # zeros are there already
+    array = raw[start : start + nbytes].view(dtype).reshape(shape)
+    if fill:
+        array[...] = fill  # zeros are there already
     return array
+
 
 def in_parts(first, end, most):
     "Keys that follow each other, so many at a time"
-    for a in range(first, end, most): yield np.arange(a, min(a + most, end))
+    for a in range(first, end, most):
+        yield np.arange(a, min(a + most, end))
+
 
 def runs(
-    slots:np.ndarray, # int64
-    most:int=4096, # slots of a run
-): # yields places: from, to
+    slots: np.ndarray,  # int64
+    most: int = 4096,  # slots of a run
+):  # yields places: from, to
     "Where slots that follow each other begin and end"
     breaks = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
-    for start,end in zip(breaks[:-1], breaks[1:]):
-        for a in range(start, end, most): yield a,min(a + most, end)
+    for start, end in zip(breaks[:-1], breaks[1:]):
+        for a in range(start, end, most):
+            yield a, min(a + most, end)
 
 # %% ../../nbs/memory/places.ipynb #7374aa76
-RESERVED,COMMITTED,FLOOR,TOLD,AGE_SUM,AGE_MAX,FLUSHED,LIMIT,REWINDS,OF_STORE = range(10)
-N_COUNTERS,AGES = 64,slice(AGE_SUM, AGE_MAX + 1)
-STORE_END,EVER,SHOWN = 60,62,63   # a store's are those from `OF_STORE` to the first of these
+RESERVED, COMMITTED, FLOOR, TOLD, AGE_SUM, AGE_MAX, FLUSHED, LIMIT, REWINDS, OF_STORE = range(10)
+N_COUNTERS = 64
+AGES = slice(AGE_SUM, AGE_MAX + 1)
+# a store's are those from `OF_STORE` to the first of these
+STORE_END = 60
+EVER = 62
+SHOWN = 63
+
 
 class Declared(NamedTuple):
     "What was said of an array when it was asked for"
-    shape:tuple
-    dtype:np.dtype
-    by:str # what its first axis counts: 'slot', or what only its owner knows; None: nothing
+
+    shape: tuple
+    dtype: np.dtype
+    by: str  # what its first axis counts: 'slot', or what only its owner knows; None: nothing
+
 
 class Place:
     "Where the arrays of a memory lie, and what makes them last; this is the base of places, in which nothing lasts"
-    path = device = meta = None            # of a directory; a device's name; what is said of the memory that is there
-    writes,holds,lasts = True,True,False   # may it be changed? By this process, now? Does it outlive this process?
-    overhead = 0                           # bytes of a slot, besides rows, for which there must be room
-    part = 2**26                           # bytes that are brought to a device, or from it, at once
-    def __init__(self,
-        who:str='Timeline', # whose arrays they are, for errors
-    ):
-        self.who,self.ring,self.arrays = who,0,{}   # ring: how many slots there are
-        self.counters = aligned(N_COUNTERS, np.int64, 0)
-        self.until = np.full(1, 2**62)   # rows up to this key kernels may write without asking; -1: nothing
 
-    def new(self, name:str, shape, dtype, fill=None, by=None, own=False)->np.ndarray: raise NotImplementedError
-    def begin(self, ring:int): self.ring = ring   # how many slots a new memory has
-    def publish(self, **meta): "From now on a memory is there, of which this is to be said"
-    def say(self, **meta): "This is to be said of it, too"
-    def allow(self, end:int): "Rows up to this key may be written, or an error"
-    def claim(self): "An error where it could be changed, but not by this process any more"
-    def leave(self): "Let go of what is there, as it is"
-    def flush(self): "Bring everything to the disk"
-    def forget(self): "Remove a memory without rows"
-    def close(self)->bool: return False   # must it be opened again, if it is used again?
+    # of a directory; a device's name; what is said of the memory that is there
+    path = device = meta = None
+    # may it be changed? By this process, now? Does it outlive this process?
+    writes = True
+    holds = True
+    lasts = False
+    # bytes of a slot, besides rows, for which there must be room
+    overhead = 0
+    # bytes that are brought to a device, or from it, at once
+    part = 2**26
+
+    def __init__(
+        self,
+        who: str = 'Timeline',  # whose arrays they are, for errors
+    ):
+        # ring: how many slots there are
+        self.who = who
+        self.ring = 0
+        self.arrays = {}
+        self.counters = aligned(N_COUNTERS, np.int64, 0)
+        # rows up to this key kernels may write without asking; -1: nothing
+        self.until = np.full(1, 2**62)
+
+    def new(self, name: str, shape, dtype, fill=None, by=None, own=False) -> np.ndarray:
+        raise NotImplementedError
+
+    def begin(self, ring: int):
+        self.ring = ring  # how many slots a new memory has
+
+    def publish(self, **meta):
+        "From now on a memory is there, of which this is to be said"
+
+    def say(self, **meta):
+        "This is to be said of it, too"
+
+    def allow(self, end: int):
+        "Rows up to this key may be written, or an error"
+
+    def claim(self):
+        "An error where it could be changed, but not by this process any more"
+
+    def leave(self):
+        "Let go of what is there, as it is"
+
+    def flush(self):
+        "Bring everything to the disk"
+
+    def forget(self):
+        "Remove a memory without rows"
+
+    def close(self) -> bool:
+        return False  # must it be opened again, if it is used again?
 
 # %% ../../nbs/memory/places.ipynb #58125557
 class Counted(Place):
     "A place, and which rows are there"
-    def intend(self, end:int):
+
+    def intend(self, end: int):
         "Rows up to this key are about to be written"
         self.allow(end)
-        if end > self.counters.item(RESERVED): self.counters[RESERVED] = end
+        if end > self.counters.item(RESERVED):
+            self.counters[RESERVED] = end
 
-    def oldest_whole(self)->int:
+    def oldest_whole(self) -> int:
         "Rows before this one may have been overwritten"
         return max(self.counters.item(FLOOR), self.counters.item(RESERVED) - self.ring)
 
-    def span(self, window:int)->tuple: # the next key, and the oldest that is there
+    def span(self, window: int) -> tuple:  # the next key, and the oldest that is there
         "What is there now, of a memory that keeps so many rows"
-        end = self.counters.item(COMMITTED)   # first: rows that come meanwhile are reserved before they count
-        return end,min(end, max(end - window, self.oldest_whole(), self.counters.item(SHOWN)))
+        # first: rows that come meanwhile are reserved before they count
+        end = self.counters.item(COMMITTED)
+        return end, min(end, max(end - window, self.oldest_whole(), self.counters.item(SHOWN)))
 
-    def rewind(self, end:int, floor:int=0):
+    def rewind(self, end: int, floor: int = 0):
         "Rows from this key on don't count any more, nor do those before `floor`"
         c = self.counters
-        c[SHOWN] = floor   # first: after a kill, more rows count, and not fewer
-        c[COMMITTED],c[TOLD],c[FLOOR] = end,min(c.item(TOLD), end),min(self.oldest_whole(), end)
-        c[RESERVED] = end   # what was overwritten lies before `FLOOR`, so rows that come now are whole
-        c[REWINDS] += 1   # after it: who looks at this counter first sees the new ones
+        c[SHOWN] = floor  # first: after a kill, more rows count, and not fewer
+        c[COMMITTED], c[TOLD], c[FLOOR] = end, min(c.item(TOLD), end), min(self.oldest_whole(), end)
+        # what was overwritten lies before `FLOOR`, so rows that come now are whole
+        c[RESERVED] = end
+        c[REWINDS] += 1  # after it: who looks at this counter first sees the new ones
 
 # %% ../../nbs/memory/places.ipynb #ce2ced31
 class MainMemory(Counted):
     "Arrays in the memory of this process"
-    def new(self,
-        name:str, # what the array is for
-        shape, # a number or a tuple
-        dtype, # of its elements
-        fill=None, # what it holds at first; None: anything
-        by:str=None, # what its first axis counts: 'slot', or what only its owner knows; None: nothing
-        own=False, # is it this process's own, even where other arrays last?
-    )->np.ndarray:
+
+    def new(
+        self,
+        name: str,  # what the array is for
+        shape,  # a number or a tuple
+        dtype,  # of its elements
+        fill=None,  # what it holds at first; None: anything
+        by: str = None,  # what its first axis counts: 'slot', or what only its owner knows; None: nothing
+        own=False,  # is it this process's own, even where other arrays last?
+    ) -> np.ndarray:
         "A new array"
         return aligned(shape, dtype, fill)
 
-    def room(self)->int: return free_memory(self.device)    # bytes for a new memory; 0: not known
-    def limit(self)->int: return free_memory(self.device)   # for one that is in use; 0: it says when it is full
-    def outgrown(self, nbytes)->bool: return False          # are arrays so large that reading must be told in advance?
-    def request(self, array, slots): "These rows of an array are going to be read"
-    def lasting(self, name, dtype)->np.ndarray: return None # an array by slot that lasts; None: none does
-    def beside(self, name, dtype)->np.ndarray: return None  # what the process wrote by slot that writes; None: nothing
-    def told(self, kind, end)->int: return 0                # up to which row there are priorities of such a sampler
-    def put_aside(self, *names): return None                # what copies of arrays are found by
-    def aside(self, found_by, name, dtype)->np.ndarray: return None   # such a copy; None: it is gone
-    def keep(self, name, slots, rows): "Write some bytes for some slots"
-    def kept(self, name, slots, size)->np.ndarray: return None   # what was written; None: nothing
-    def emptied(self)->Place: return type(self)(who=self.who)
-    def refers(self)->dict: return None                     # what a state says instead of rows; None: it holds them
+    def room(self) -> int:
+        return free_memory(self.device)  # bytes for a new memory; 0: not known
+
+    def limit(self) -> int:
+        return free_memory(self.device)  # for one that is in use; 0: it says when it is full
+
+    def outgrown(self, nbytes) -> bool:
+        return False  # are arrays so large that reading must be told in advance?
+
+    def request(self, array, slots):
+        "These rows of an array are going to be read"
+
+    def lasting(self, name, dtype) -> np.ndarray:
+        return None  # an array by slot that lasts; None: none does
+
+    def beside(self, name, dtype) -> np.ndarray:
+        return None  # what the process wrote by slot that writes; None: nothing
+
+    def told(self, kind, end) -> int:
+        return 0  # up to which row there are priorities of such a sampler
+
+    def put_aside(self, *names):
+        return None  # what copies of arrays are found by
+
+    def aside(self, found_by, name, dtype) -> np.ndarray:
+        return None  # such a copy; None: it is gone
+
+    def keep(self, name, slots, rows):
+        "Write some bytes for some slots"
+
+    def kept(self, name, slots, size) -> np.ndarray:
+        return None  # what was written; None: nothing
+
+    def emptied(self) -> Place:
+        return type(self)(who=self.who)
+
+    def refers(self) -> dict:
+        return None  # what a state says instead of rows; None: it holds them
+
     def check_refers(self, saved, inserted, store):
         "Raise where rows that a state refers to are not here"
         where = saved['directory']
-        raise StateError(self.who, 'a saved memory whose rows lie in files', where, 'one that holds its rows',
-            f'store={store}(path={str(where)!r})')
+        raise StateError(
+            self.who,
+            'a saved memory whose rows lie in files',
+            where,
+            'one that holds its rows',
+            f'store={store}(path={str(where)!r})',
+        )

@@ -8,9 +8,15 @@ __all__ = ['AS_ZERO', 'Proportional', 'Ranked', 'sampler_of_kind']
 # %% ../../nbs/memory/priorities.ipynb #d7a0e012
 from inspect import signature
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.compiled import njit
-from ..steps.errors import ArgumentError, NotEnoughRows, StaleKey, StateError, number, whole
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    NotEnoughRows,
+    StaleKey,
+    StateError,
+    number,
+    whole,
+)
 from .draws import throw_darts
 from .places import EVER, TOLD
 from .ranktree import RankTree
@@ -19,20 +25,25 @@ from .sumtree import LARGEST, SumTree, find_mass
 from ..steps.states import array, checked, integer, real
 
 # %% ../../nbs/memory/priorities.ipynb #fda0a560
-_u = np.uint64   # unsigned places spare kernels a test for negative ones
+_u = np.uint64  # unsigned places spare kernels a test for negative ones
+
 
 @njit
 def _as_slots(keys, td, ring, worth, slots, p):
     "From keys to slots and from errors to (|td| + eps)**alpha; -1, or what says where one is wrong"
-    (oldest,end,capacity),(eps,alpha) = ring,worth
+    (oldest, end, capacity), (eps, alpha) = ring, worth
     start = oldest - oldest % capacity
     for i in range(len(keys)):
-        if keys[i] < oldest or keys[i] >= end: return -2 - i   # a key that is not here
-        if not abs(td[i]) < np.inf: return i                   # an error that is no number
+        if keys[i] < oldest or keys[i] >= end:
+            return -2 - i  # a key that is not here
+        if not abs(td[i]) < np.inf:
+            return i  # an error that is no number
         slot = keys[i] - start
-        slots[_u(i)],p[_u(i)] = slot if slot < capacity else slot - capacity,abs(td[i]) + eps
-        if alpha != 1: p[_u(i)] = p[_u(i)]**alpha
+        slots[_u(i)], p[_u(i)] = slot if slot < capacity else slot - capacity, abs(td[i]) + eps
+        if alpha != 1:
+            p[_u(i)] = p[_u(i)] ** alpha
     return -1
+
 
 @njit(inline=True)
 def _as_keys(slots, oldest, capacity):
@@ -42,30 +53,38 @@ def _as_keys(slots, oldest, capacity):
         slot = slots[_u(i)] - start
         slots[_u(i)] = oldest + (slot if slot >= 0 else slot + capacity)
 
+
 @njit
 def _draw(nodes, starts, throw, ring, mass, keys, p):
     "Keys in whose pieces darts stick, and their probabilities"
-    (seed,count,stratified),(oldest,capacity) = throw,ring
+    (seed, count, stratified), (oldest, capacity) = throw, ring
     throw_darts(seed, count, mass, stratified, p)
-    find_mass(nodes, starts, p, keys)   # it leaves priorities there
+    find_mass(nodes, starts, p, keys)  # it leaves priorities there
     _as_keys(keys, oldest, capacity)
-    for i in range(len(p)): p[_u(i)] /= mass
+    for i in range(len(p)):
+        p[_u(i)] /= mass
 
 # %% ../../nbs/memory/priorities.ipynb #b9c21ce4
 class _Prioritized(Sampler):
     "Keys with priorities: what new ones get, what errors are worth"
+
     def __init__(self, capacity, alpha, eps, seed, stratified, max_ever):
         who = type(self).__name__
-        for what,x in dict(alpha=alpha, eps=eps).items(): number(who, what, x)
-        self.capacity,self.alpha,self.eps = whole(who, 'capacity', capacity, 1, 2**31-1),alpha,eps
-        self.stratified,self.max_ever = stratified,max_ever
+        for what, x in dict(alpha=alpha, eps=eps).items():
+            number(who, what, x)
+        self.capacity = whole(who, 'capacity', capacity, 1, 2**31 - 1)
+        self.alpha = alpha
+        self.eps = eps
+        self.stratified = stratified
+        self.max_ever = max_ever
         super().__init__(seed)
 
     def clear(self):
         super().clear()
-        self.tree,self.largest_ever = self._new_tree(self.capacity),1.
-        self._there = None   # where keys come in no order: which are here
-        self._file = None    # where priorities are written down besides
+        self.tree = self._new_tree(self.capacity)
+        self.largest_ever = 1.0
+        self._there = None  # where keys come in no order: which are here
+        self._file = None  # where priorities are written down besides
 
     def _throw(self, n, mass):
         "Darts"
@@ -73,243 +92,385 @@ class _Prioritized(Sampler):
         throw_darts(self._seed, self._count, mass, self.stratified, darts)
         return darts
 
-    _power = 1.   # of |td| + eps, which is a priority
+    _power = 1.0  # of |td| + eps, which is a priority
 
     kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
-    def __getstate__(self): # the settings
-        own = 'tree','place','key_of','_there','_ends','_file'
-        return {k: v for k,v in vars(self).items() if k not in own}
-    def __setstate__(self, state): self.__dict__.update(state); self.clear()
 
-# %% ../../nbs/memory/priorities.ipynb #4e38816a
-@patch
-def _note_largest(self:_Prioritized):
-    "Before priorities change: the largest may be about to go"
-    if not self.max_ever: return
-    self.largest_ever = max(self.largest_ever, self.tree.largest)
-    if self._file is not None and self.place.holds: self.place.counters.view(np.float64)[EVER] = self.largest_ever
+    def __getstate__(self):  # the settings
+        own = 'tree', 'place', 'key_of', '_there', '_ends', '_file'
+        return {k: v for k, v in vars(self).items() if k not in own}
 
-@patch
-def _set(self:_Prioritized, slots, p):
-    self._note_largest()
-    return self.tree.try_update(slots, p)
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.clear()
 
-# %% ../../nbs/memory/priorities.ipynb #d8b657dd
-@patch
-def added(self:_Prioritized,
-    first:int, # of the new keys
-    end:int, # one more than the last of them
-    oldest:int=0, # keys before this one are gone
-    p:np.ndarray=None, # what the new keys get; None: the largest priority
-):
-    "Keys that came and went"
-    gone,left = self.first,self.end
-    oldest = int(max(oldest, gone if left > gone else first, end - self.capacity))
-    first,end = int(first),int(end)   # Python integers: numpy's can't go into a checkpoint
-    come = max(first, oldest)
-    if p is not None: self._check_new(p, end - first)
-    self.tree.roll(gone, min(oldest, left), come, end, self._of_ever())
-    if p is not None: self._set(np.arange(come, end) % self.capacity, p[come-first:])
-    if self._file is not None: self._write_down(np.arange(come, end))
-    vars(self).update(first=oldest, end=end)   # in one call, which no interrupt divides
-    if self._file is not None and self.place.holds: self.place.counters[TOLD] = end
+    def _note_largest(self):
+        "Before priorities change: the largest may be about to go"
+        if not self.max_ever:
+            return
+        self.largest_ever = max(self.largest_ever, self.tree.largest)
+        if self._file is not None and self.place.holds:
+            self.place.counters.view(np.float64)[EVER] = self.largest_ever
 
-@patch
-def _of_ever(self:_Prioritized)->float: # -1: new keys don't get the largest priority ever
-    self._note_largest()
-    return self.largest_ever if self.max_ever else -1.
+    def _set(self, slots, p):
+        self._note_largest()
+        return self.tree.try_update(slots, p)
 
-@patch
-def _check_new(self:_Prioritized, p, n):
-    "Raise where these can't be the priorities of `n` new keys"
-    if len(p) == n and (p <= LARGEST).all() and (p >= 0).all(): return
-    found = f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}'
-    raise ArgumentError(type(self).__name__, 'priorities of new keys', found, f'{n} numbers, from 0 to {LARGEST:g}')
+    def added(
+        self,
+        first: int,  # of the new keys
+        end: int,  # one more than the last of them
+        oldest: int = 0,  # keys before this one are gone
+        p: np.ndarray = None,  # what the new keys get; None: the largest priority
+    ):
+        "Keys that came and went"
+        gone = self.first
+        left = self.end
+        oldest = int(max(oldest, gone if left > gone else first, end - self.capacity))
+        # Python integers: numpy's can't go into a checkpoint
+        first = int(first)
+        end = int(end)
+        come = max(first, oldest)
+        if p is not None:
+            self._check_new(p, end - first)
+        self.tree.roll(gone, min(oldest, left), come, end, self._of_ever())
+        if p is not None:
+            self._set(np.arange(come, end) % self.capacity, p[come - first :])
+        if self._file is not None:
+            self._write_down(np.arange(come, end))
+        vars(self).update(first=oldest, end=end)  # in one call, which no interrupt divides
+        if self._file is not None and self.place.holds:
+            self.place.counters[TOLD] = end
 
-# %% ../../nbs/memory/priorities.ipynb #88ea0733
-@patch
-def update(self:_Prioritized,
-    keys:np.ndarray, # int64, all of them present
-    td:np.ndarray, # float64
-):
-    "TD errors of these keys; where a key comes twice, the last one counts"
-    n,who = len(keys),type(self).__name__
-    if len(td) != n: raise ArgumentError(who, 'TD errors', len(td), f'{n}, one for each key')
-    slots,p = np.empty(n, np.int64),np.empty(n)
-    bad = _as_slots(keys, td, (self.first, self.end, self.capacity), (self.eps, self._power), slots, p)
-    if bad < -1: raise StaleKey(who, 'a key that is not here', keys[-2-bad], f'{self.first} to {self.end-1}')
-    if bad < 0: bad = self._set(slots, p)
-    if bad >= 0: self._refuse(bad, td)
-    if self._file is not None: self._write_down(keys)
+    def _of_ever(self) -> float:  # -1: new keys don't get the largest priority ever
+        self._note_largest()
+        return self.largest_ever if self.max_ever else -1.0
 
-# %% ../../nbs/memory/priorities.ipynb #816723e4
-@patch
-def priorities(self:_Prioritized,
-    td, # TD errors
-)->np.ndarray: # what `added` takes
-    "What TD errors are worth; an error where one isn't finite"
-    td = np.asarray(td, np.float64)
-    p = np.power(np.abs(td) + self.eps, self._power)
-    bad = ~(p <= LARGEST) | ~np.isfinite(td)
-    if bad.any(): self._refuse(int(bad.argmax()), td)
-    return p
+    def _check_new(self, p, n):
+        "Raise where these can't be the priorities of `n` new keys"
+        if len(p) == n and (p <= LARGEST).all() and (p >= 0).all():
+            return
+        found = f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}'
+        raise ArgumentError(
+            type(self).__name__,
+            'priorities of new keys',
+            found,
+            f'{n} numbers, from 0 to {LARGEST:g}',
+        )
 
-@patch
-def _refuse(self:_Prioritized, i, td):
-    raise ArgumentError(type(self).__name__, f'TD error at place {i}', td[i],
-        f'a finite number, whose priority is at most {LARGEST:g}')
+    def update(
+        self,
+        keys: np.ndarray,  # int64, all of them present
+        td: np.ndarray,  # float64
+    ):
+        "TD errors of these keys; where a key comes twice, the last one counts"
+        n = len(keys)
+        who = type(self).__name__
+        if len(td) != n:
+            raise ArgumentError(who, 'TD errors', len(td), f'{n}, one for each key')
+        slots = np.empty(n, np.int64)
+        p = np.empty(n)
+        bad = _as_slots(
+            keys, td, (self.first, self.end, self.capacity), (self.eps, self._power), slots, p
+        )
+        if bad < -1:
+            raise StaleKey(
+                who, 'a key that is not here', keys[-2 - bad], f'{self.first} to {self.end - 1}'
+            )
+        if bad < 0:
+            bad = self._set(slots, p)
+        if bad >= 0:
+            self._refuse(bad, td)
+        if self._file is not None:
+            self._write_down(keys)
 
-# %% ../../nbs/memory/priorities.ipynb #b8eebf94
-@patch
-def state_dict(self:_Prioritized)->dict:
-    "Counters, and the priorities in the order of the keys, or where a copy of their file is"
-    self._note_largest()
-    aside = self.place.put_aside('priorities') if self._file is not None and self._there is None else None
-    if aside: return dict(Sampler.state_dict(self), largest_ever=self.largest_ever, priorities=aside)
-    keys = np.arange(self.first, self.end) if self._there is None else self._taken()
-    p = self.tree[keys % self.capacity] if len(keys) else np.empty(0)
-    state = dict(Sampler.state_dict(self), largest_ever=self.largest_ever, priorities=torch.from_numpy(p))
-    return state if self._there is None else dict(state, there=torch.from_numpy(keys), capacity=self.capacity)
+    def priorities(
+        self,
+        td,  # TD errors
+    ) -> np.ndarray:  # what `added` takes
+        "What TD errors are worth; an error where one isn't finite"
+        td = np.asarray(td, np.float64)
+        p = np.power(np.abs(td) + self.eps, self._power)
+        bad = ~(p <= LARGEST) | ~np.isfinite(td)
+        if bad.any():
+            self._refuse(int(bad.argmax()), td)
+        return p
 
-@patch
-def check_state(self:_Prioritized, state:dict):
-    "The same, with priorities that the tree can take"
-    who,state = type(self).__name__,Sampler.check_state(self, state)
-    n,form = state['end'] - state['first'],dict(largest_ever=real(0, LARGEST))
-    if 'there' in state:
-        n,places = len(state['there']),checked(who, dict(capacity=integer(1, 2**31-1)), state, more=True)['capacity']
-        form |= dict(there=array(np.int64, n, low=0, high=places-1))
-    elif n > self.capacity: raise StateError(who, 'more saved keys than there is room for', n, self.capacity)
-    state = checked(who, dict(form, priorities=array(np.float64, n, low=0, high=LARGEST)), state, more=True)
-    if 'there' in state and len(np.unique(state['there'])) < n: raise StateError(who, 'a saved place twice')
-    return state
+    def _refuse(self, i, td):
+        raise ArgumentError(
+            type(self).__name__,
+            f'TD error at place {i}',
+            td[i],
+            f'a finite number, whose priority is at most {LARGEST:g}',
+        )
 
-# %% ../../nbs/memory/priorities.ipynb #b8eebf95
-@patch
-def load_state_dict(self:_Prioritized, state:dict):
-    "Continue where `state` was saved"
-    ready,where = self.check_state(state),(self.place,getattr(self, 'key_of', None))
-    self.clear()
-    self.open(*where)
-    Sampler.load_state_dict(self, state)
-    self.largest_ever,p = ready['largest_ever'],ready['priorities']
-    self.first = self.end = 0
-    if 'there' not in ready: return self.added(ready['first'], ready['end'], ready['first'], p)
-    self.use_places(ready['capacity'])
-    self._there[ready['there']] = True
-    self._set(ready['there'].copy(), p.copy())
+    def state_dict(self) -> dict:
+        "Counters, and the priorities in the order of the keys, or where a copy of their file is"
+        self._note_largest()
+        aside = (
+            self.place.put_aside('priorities')
+            if self._file is not None and self._there is None
+            else None
+        )
+        if aside:
+            return dict(Sampler.state_dict(self), largest_ever=self.largest_ever, priorities=aside)
+        keys = np.arange(self.first, self.end) if self._there is None else self._taken()
+        p = self.tree[keys % self.capacity] if len(keys) else np.empty(0)
+        state = dict(
+            Sampler.state_dict(self), largest_ever=self.largest_ever, priorities=torch.from_numpy(p)
+        )
+        return (
+            state
+            if self._there is None
+            else dict(state, there=torch.from_numpy(keys), capacity=self.capacity)
+        )
 
-# %% ../../nbs/memory/priorities.ipynb #67beb44f
-@patch
-def use_places(self:_Prioritized,
-    capacity:int, # how many there can be at a time
-):
-    "Draw places from now on; those that are taken stay so"
-    taken,tree,there = self._taken(),self._new_tree(capacity),np.zeros(capacity, bool)
-    if len(taken): tree.update(taken, self.tree[taken])
-    there[taken] = True
-    vars(self).update(capacity=capacity, tree=tree, _there=there, first=0, end=capacity)
+    def check_state(self, state: dict):
+        "The same, with priorities that the tree can take"
+        who = type(self).__name__
+        state = Sampler.check_state(self, state)
+        n = state['end'] - state['first']
+        form = dict(largest_ever=real(0, LARGEST))
+        if 'there' in state:
+            n = len(state['there'])
+            places = checked(who, dict(capacity=integer(1, 2**31 - 1)), state, more=True)[
+                'capacity'
+            ]
+            form |= dict(there=array(np.int64, n, low=0, high=places - 1))
+        elif n > self.capacity:
+            raise StateError(who, 'more saved keys than there is room for', n, self.capacity)
+        state = checked(
+            who, dict(form, priorities=array(np.float64, n, low=0, high=LARGEST)), state, more=True
+        )
+        if 'there' in state and len(np.unique(state['there'])) < n:
+            raise StateError(who, 'a saved place twice')
+        return state
 
-@patch
-def _taken(self:_Prioritized):
-    "Places that are taken, in an order from which an equal tree can be built"
-    return np.zeros(0, np.int64) if self._there is None else self.tree.by_age(np.flatnonzero(self._there))
+    def load_state_dict(self, state: dict):
+        "Continue where `state` was saved"
+        ready = self.check_state(state)
+        where = (self.place, getattr(self, 'key_of', None))
+        self.clear()
+        self.open(*where)
+        Sampler.load_state_dict(self, state)
+        self.largest_ever = ready['largest_ever']
+        p = ready['priorities']
+        self.first = self.end = 0
+        if 'there' not in ready:
+            return self.added(ready['first'], ready['end'], ready['first'], p)
+        self.use_places(ready['capacity'])
+        self._there[ready['there']] = True
+        self._set(ready['there'].copy(), p.copy())
 
-@patch
-def _slots_in_use(self:_Prioritized):
-    "Of each key, oldest first; of places, those that are taken"
-    return np.arange(self.first, self.end) % self.capacity if self._there is None else np.flatnonzero(self._there)
+    def use_places(
+        self,
+        capacity: int,  # how many there can be at a time
+    ):
+        "Draw places from now on; those that are taken stay so"
+        taken = self._taken()
+        tree = self._new_tree(capacity)
+        there = np.zeros(capacity, bool)
+        if len(taken):
+            tree.update(taken, self.tree[taken])
+        there[taken] = True
+        vars(self).update(capacity=capacity, tree=tree, _there=there, first=0, end=capacity)
 
-# %% ../../nbs/memory/priorities.ipynb #67beb450
-@patch
-def kept(self:_Prioritized)->np.ndarray:
-    "Priorities, of each key, oldest first, or of places that are taken: |td| + eps, or a power of it"
-    return self.tree[self._slots_in_use()] if len(self) else np.empty(0)
+    def _taken(self):
+        "Places that are taken, in an order from which an equal tree can be built"
+        return (
+            np.zeros(0, np.int64)
+            if self._there is None
+            else self.tree.by_age(np.flatnonzero(self._there))
+        )
 
-@patch
-def __len__(self:_Prioritized):
-    return self.end - self.first if self._there is None else int(np.count_nonzero(self._there))
+    def _slots_in_use(self):
+        "Of each key, oldest first; of places, those that are taken"
+        return (
+            np.arange(self.first, self.end) % self.capacity
+            if self._there is None
+            else np.flatnonzero(self._there)
+        )
 
-@patch(as_prop=True)
-def nbytes(self:_Prioritized):
-    "Bytes reserved"
-    return self.tree.nbytes + (0 if self._there is None else self._there.nbytes)
+    def kept(self) -> np.ndarray:
+        "Priorities, of each key, oldest first, or of places that are taken: |td| + eps, or a power of it"
+        return self.tree[self._slots_in_use()] if len(self) else np.empty(0)
 
-# %% ../../nbs/memory/priorities.ipynb #513b2c82
-@patch
-def insert(self:_Prioritized, places):
-    "These are taken now, and get the largest priority"
-    self.tree.discard(places)   # they may be told twice
-    self._there[places] = True
-    largest = self._of_ever()
-    self._set(places, np.full(len(places), self.tree.largest or 1. if largest < 0 else largest))
-    if self._file is not None: self._write_down(places)
+    def __len__(self):
+        return self.end - self.first if self._there is None else int(np.count_nonzero(self._there))
 
-@patch
-def remove(self:_Prioritized, places):
-    "These are free now"
-    self._note_largest()
-    self.tree.discard(places)
-    self._there[places] = False
+    @property
+    def nbytes(self):
+        "Bytes reserved"
+        return self.tree.nbytes + (0 if self._there is None else self._there.nbytes)
+
+    def insert(self, places):
+        "These are taken now, and get the largest priority"
+        self.tree.discard(places)  # they may be told twice
+        self._there[places] = True
+        largest = self._of_ever()
+        self._set(
+            places, np.full(len(places), self.tree.largest or 1.0 if largest < 0 else largest)
+        )
+        if self._file is not None:
+            self._write_down(places)
+
+    def remove(self, places):
+        "These are free now"
+        self._note_largest()
+        self.tree.discard(places)
+        self._there[places] = False
+
+    def sample(
+        self,
+        n: int,  # how many keys
+    ) -> tuple:  # keys (int64), and the probability of each
+        "Draw `n` keys"
+        if not len(self):
+            raise NotEnoughRows(type(self).__name__, 'keys to draw', 0, 'at least 1')
+        drawn = self._hit(n, self.mass)
+        self._count += int(n)
+        return drawn
+
+    def open(self, place, key_of=None):
+        "The memory lies here, and what the largest priority ever was"
+        Sampler.open(self, place, key_of)
+        if place is None or not place.meta or place.meta.get('priorities') != self.kind:
+            return
+        ever = place.counters.view(np.float64).item(EVER)
+        if ever <= LARGEST:
+            self.largest_ever = max(self.largest_ever, ever)
+
+    def settle(self):
+        "From now on, priorities are written down as well; those that there are, at once"
+        place = self.place
+        file = self.place.lasting('priorities', np.float64)
+        if file is None or not place.holds:
+            return
+        if place.meta.get('priorities') != self.kind:
+            place.counters[TOLD] = 0  # those of another kind
+            place.say(priorities=self.kind)
+        self._file, place.counters.view(np.float64)[EVER] = file, self.largest_ever
+        here = np.arange(self.first, self.end) if self._there is None else self._taken()
+        if len(here):
+            self._write_down(here)
+        if self._there is None:
+            place.counters[TOLD] = self.end
+        else:
+            file[np.setdiff1d(np.flatnonzero(file), self.key_of(here) % len(file))] = (
+                0  # of what is gone
+            )
+
+    def _write_down(self, keys):  # or places
+        if not self.place.holds:
+            return  # a forked child has its parent's file
+        if self.key_of is None:
+            return self.tree.write_keys(keys, self._file)
+        self._file[self.key_of(keys) % len(self._file)] = np.maximum(
+            self.tree[keys % self.capacity], AS_ZERO
+        )
+
+    def unwritten(self, first, end):
+        if self._file is not None and self.place.holds:
+            self._file[np.arange(first, end) % len(self._file)] = 0
+
+    def reopen(self, oldest, end):
+        "Go on with the priorities of these keys"
+        told = self.place.told(self.kind, end)
+        file = self.place.lasting('priorities', np.float64)
+        if file is None or told <= oldest:
+            return
+        try:
+            self.added(oldest, told, oldest, file[np.arange(oldest, told) % len(file)])
+        except ArgumentError as e:
+            raise StateError(
+                self.place.who, f'{self.place.file("priorities")} is damaged', e
+            ) from None
+
+    def recall(self, places):
+        "Give priorities to places as they were written down; a place without one keeps what it has"
+        file = self.place.lasting('priorities', np.float64)
+        if file is None:
+            return
+        p = file[self.key_of(places) % len(file)]
+        places = places[~(p <= 0)]
+        p = p[~(p <= 0)]
+        if len(p) and self._set(places, np.where(p == AS_ZERO, 0, p)) >= 0:
+            raise StateError(
+                type(self).__name__,
+                'priorities',
+                f'{p.min()} to {p.max()}',
+                f'numbers from 0 to {LARGEST:g}',
+            )
+
+    def found(self, state):
+        "A state with its priorities, where it has the name of a copy; None: newer copies have taken its place"
+        if not isinstance(state, dict) or not isinstance(state.get('priorities'), str):
+            return state
+        file = self.place and self.place.aside(state['priorities'], 'priorities', np.float64)
+        if file is None:
+            return None
+        state = checked(self.place.who, dict(first=integer(), end=integer()), state, more=True)
+        n = min(max(state['end'] - state['first'], 0), len(file))
+        return dict(
+            state,
+            priorities=torch.from_numpy(
+                file[np.arange(state['end'] - n, state['end']) % len(file)]
+            ),
+        )
 
 # %% ../../nbs/memory/priorities.ipynb #513b2c84
-@patch
-def sample(self:_Prioritized,
-    n:int, # how many keys
-)->tuple: # keys (int64), and the probability of each
-    "Draw `n` keys"
-    if not len(self): raise NotEnoughRows(type(self).__name__, 'keys to draw', 0, 'at least 1')
-    drawn = self._hit(n, self.mass)
-    self._count += int(n)
-    return drawn
 _Prioritized.sample.trusted = True
 
 # %% ../../nbs/memory/priorities.ipynb #1b88ef89
 class Proportional(_Prioritized, named='proportional'):
     "A key is as likely as its priority (|td| + eps)**alpha"
-    def __init__(self,
-        capacity:int, # how many keys there can be at a time
-        alpha:float=.6, # 0: all alike; 1: in proportion to |td|
-        eps:float=1e-6, # what every key has
-        seed:int=None, # of the draws; None: different draws each time
-        stratified:bool=True, # one draw from each of n equal parts, or n independent ones?
-        max_ever:bool=False, # new keys get the largest priority ever, not the largest present
-        least:bool=False, # keep `least`, the smallest probability
+
+    def __init__(
+        self,
+        capacity: int,  # how many keys there can be at a time
+        alpha: float = 0.6,  # 0: all alike; 1: in proportion to |td|
+        eps: float = 1e-6,  # what every key has
+        seed: int = None,  # of the draws; None: different draws each time
+        stratified: bool = True,  # one draw from each of n equal parts, or n independent ones?
+        max_ever: bool = False,  # new keys get the largest priority ever, not the largest present
+        least: bool = False,  # keep `least`, the smallest probability
     ):
         self.keeps_least = least
         super().__init__(capacity, alpha, eps, seed, stratified, max_ever)
 
-    def _new_tree(self, capacity): return SumTree(capacity, self.keeps_least)
+    def _new_tree(self, capacity):
+        return SumTree(capacity, self.keeps_least)
+
     _power = property(lambda self: float(self.alpha))
 
     @property
     def least(self):
         "The smallest probability of a key that can be drawn"
-        if not self.keeps_least: raise AttributeError('it is kept with least=True only')
-        return self.tree.smallest/self.tree.total if self.tree.total else 1/max(len(self), 1)
+        if not self.keeps_least:
+            raise AttributeError('it is kept with least=True only')
+        return self.tree.smallest / self.tree.total if self.tree.total else 1 / max(len(self), 1)
 
     @property
     def mass(self):
         "The sum of all priorities, and how many keys there are where they are all 0"
         return self.tree.total or float(max(len(self), 1))
 
-# %% ../../nbs/memory/priorities.ipynb #071a90f4
-@patch
-def _hit(self:Proportional, n, mass):
-    "The keys in whose pieces `n` darts stick, and their probabilities; where all priorities are 0, all are alike"
-    tree,keys,p = self.tree,np.empty(n, np.int64),np.empty(n)
-    if tree.total:
-        throw = self._seed,self._count,self.stratified
-        _draw(tree.nodes, tree.starts, throw, (self.first, self.capacity), mass, keys, p)
-        return keys,p
-    at = np.minimum(self._throw(n, mass).astype(np.int64), len(self)-1)
-    keys = self.first + at if self._there is None else np.flatnonzero(self._there)[at]
-    return keys,np.full(n, 1/mass)
+    def _hit(self, n, mass):
+        "The keys in whose pieces `n` darts stick, and their probabilities; where all priorities are 0, all are alike"
+        tree = self.tree
+        keys = np.empty(n, np.int64)
+        p = np.empty(n)
+        if tree.total:
+            throw = self._seed, self._count, self.stratified
+            _draw(tree.nodes, tree.starts, throw, (self.first, self.capacity), mass, keys, p)
+            return keys, p
+        at = np.minimum(self._throw(n, mass).astype(np.int64), len(self) - 1)
+        keys = self.first + at if self._there is None else np.flatnonzero(self._there)[at]
+        return keys, np.full(n, 1 / mass)
 
-@patch
-def probabilities(self:Proportional)->np.ndarray:
-    "The probability of each key, oldest first; of places, of those that are taken"
-    return self.kept()/self.mass if self.tree.total else np.full(len(self), 1/self.mass)
+    def probabilities(self) -> np.ndarray:
+        "The probability of each key, oldest first; of places, of those that are taken"
+        return self.kept() / self.mass if self.tree.total else np.full(len(self), 1 / self.mass)
 
 # %% ../../nbs/memory/priorities.ipynb #96fd7784
 @njit
@@ -318,22 +479,27 @@ def _ranks(ends, n, darts, ranks):
     ranks[:] = 0
     while n > 1:
         half = n >> 1
-        for i in range(len(ranks)): ranks[_u(i)] += half*int(ends[_u(ranks[_u(i)] + half - 1)] <= darts[_u(i)])
+        for i in range(len(ranks)):
+            ranks[_u(i)] += half * int(ends[_u(ranks[_u(i)] + half - 1)] <= darts[_u(i)])
         n -= half
-    for i in range(len(ranks)): ranks[_u(i)] += 1
+    for i in range(len(ranks)):
+        ranks[_u(i)] += 1
 
 # %% ../../nbs/memory/priorities.ipynb #7f56ec9f
 class Ranked(_Prioritized, named='rank'):
     "A key is as likely as 1/rank**alpha, where the largest |td| has rank 1"
-    def __init__(self,
-        capacity:int, # how many keys there can be at a time
-        alpha:float=.7, # 0: all alike; 1: the first is twice as likely as the second
-        eps:float=1e-6, # added to |td|; changes no rank
-        seed:int=None, # of the draws; None: different draws each time
-        stratified:bool=True, # one draw from each of n equal parts, or n independent ones?
-        max_ever:bool=False, # new keys get the largest priority ever, not the largest present
-        least:bool=True, # is `least` asked for? It is always known here
-    ): super().__init__(capacity, alpha, eps, seed, stratified, max_ever)
+
+    def __init__(
+        self,
+        capacity: int,  # how many keys there can be at a time
+        alpha: float = 0.7,  # 0: all alike; 1: the first is twice as likely as the second
+        eps: float = 1e-6,  # added to |td|; changes no rank
+        seed: int = None,  # of the draws; None: different draws each time
+        stratified: bool = True,  # one draw from each of n equal parts, or n independent ones?
+        max_ever: bool = False,  # new keys get the largest priority ever, not the largest present
+        least: bool = True,  # is `least` asked for? It is always known here
+    ):
+        super().__init__(capacity, alpha, eps, seed, stratified, max_ever)
 
     def _new_tree(self, capacity):
         self._ends = np.empty(0)
@@ -342,106 +508,60 @@ class Ranked(_Prioritized, named='rank'):
     def _masses(self):
         "The running sum of rank**-alpha, for at least as many ranks as there are keys"
         here = len(self.tree)
-        if len(self._ends) < here: self._ends = np.cumsum(np.arange(1., min(2*here, self.capacity)+1)**-self.alpha)
+        if len(self._ends) < here:
+            self._ends = np.cumsum(np.arange(1.0, min(2 * here, self.capacity) + 1) ** -self.alpha)
         return self._ends
 
-    mass = property(lambda self: float(self._masses()[len(self.tree)-1]) if len(self.tree) else 1.,
-        doc='The sum of 1/rank**alpha')
-    least = property(lambda self: max(len(self.tree), 1)**-float(self.alpha)/self.mass,
-        doc='The smallest probability of a key')
+    mass = property(
+        lambda self: float(self._masses()[len(self.tree) - 1]) if len(self.tree) else 1.0,
+        doc='The sum of 1/rank**alpha',
+    )
+    least = property(
+        lambda self: max(len(self.tree), 1) ** -float(self.alpha) / self.mass,
+        doc='The smallest probability of a key',
+    )
 
-# %% ../../nbs/memory/priorities.ipynb #9ca6248c
-@patch
-def _hit(self:Ranked, n, mass):
-    "The keys of the ranks in whose pieces `n` darts stick, and their probabilities"
-    ranks,keys = np.empty((2,n), np.int64)
-    _ranks(self._masses(), len(self.tree), self._throw(n, mass), ranks)
-    self.tree.select_into(ranks, keys)
-    _as_keys(keys, self.first, self.capacity)
-    return keys,ranks**-float(self.alpha)/mass
+    def _hit(self, n, mass):
+        "The keys of the ranks in whose pieces `n` darts stick, and their probabilities"
+        ranks, keys = np.empty((2, n), np.int64)
+        _ranks(self._masses(), len(self.tree), self._throw(n, mass), ranks)
+        self.tree.select_into(ranks, keys)
+        _as_keys(keys, self.first, self.capacity)
+        return keys, ranks ** -float(self.alpha) / mass
 
-@patch
-def probabilities(self:Ranked)->np.ndarray:
-    "The probability of each key, oldest first; of places, of those that are taken"
-    return self.tree.rank(self._slots_in_use())**-float(self.alpha)/self.mass if len(self.tree) else np.empty(0)
+    def probabilities(self) -> np.ndarray:
+        "The probability of each key, oldest first; of places, of those that are taken"
+        return (
+            self.tree.rank(self._slots_in_use()) ** -float(self.alpha) / self.mass
+            if len(self.tree)
+            else np.empty(0)
+        )
 
 # %% ../../nbs/memory/priorities.ipynb #7979d6d8
-AS_ZERO = 5e-324   # a priority of 0 that is written down for a place
-
-@patch
-def open(self:_Prioritized, place, key_of=None):
-    "The memory lies here, and what the largest priority ever was"
-    Sampler.open(self, place, key_of)
-    if place is None or not place.meta or place.meta.get('priorities') != self.kind: return
-    ever = place.counters.view(np.float64).item(EVER)
-    if ever <= LARGEST: self.largest_ever = max(self.largest_ever, ever)
-
-@patch
-def settle(self:_Prioritized):
-    "From now on, priorities are written down as well; those that there are, at once"
-    place,file = self.place,self.place.lasting('priorities', np.float64)
-    if file is None or not place.holds: return
-    if place.meta.get('priorities') != self.kind:
-        place.counters[TOLD] = 0   # those of another kind
-        place.say(priorities=self.kind)
-    self._file,place.counters.view(np.float64)[EVER] = file,self.largest_ever
-    here = np.arange(self.first, self.end) if self._there is None else self._taken()
-    if len(here): self._write_down(here)
-    if self._there is None: place.counters[TOLD] = self.end
-    else: file[np.setdiff1d(np.flatnonzero(file), self.key_of(here) % len(file))] = 0   # of what is gone
-
-# %% ../../nbs/memory/priorities.ipynb #c89e7582
-@patch
-def _write_down(self:_Prioritized, keys): # or places
-    if not self.place.holds: return   # a forked child has its parent's file
-    if self.key_of is None: return self.tree.write_keys(keys, self._file)
-    self._file[self.key_of(keys) % len(self._file)] = np.maximum(self.tree[keys % self.capacity], AS_ZERO)
-
-@patch
-def unwritten(self:_Prioritized, first, end):
-    if self._file is not None and self.place.holds: self._file[np.arange(first, end) % len(self._file)] = 0
-
-# %% ../../nbs/memory/priorities.ipynb #11c9ee18
-@patch
-def reopen(self:_Prioritized, oldest, end):
-    "Go on with the priorities of these keys"
-    told,file = self.place.told(self.kind, end),self.place.lasting('priorities', np.float64)
-    if file is None or told <= oldest: return
-    try: self.added(oldest, told, oldest, file[np.arange(oldest, told) % len(file)])
-    except ArgumentError as e:
-        raise StateError(self.place.who, f'{self.place.file("priorities")} is damaged', e) from None
-
-@patch
-def recall(self:_Prioritized, places):
-    "Give priorities to places as they were written down; a place without one keeps what it has"
-    file = self.place.lasting('priorities', np.float64)
-    if file is None: return
-    p = file[self.key_of(places) % len(file)]
-    places,p = places[~(p <= 0)],p[~(p <= 0)]
-    if len(p) and self._set(places, np.where(p == AS_ZERO, 0, p)) >= 0: raise StateError(type(self).__name__,
-        'priorities', f'{p.min()} to {p.max()}', f'numbers from 0 to {LARGEST:g}')
-
-@patch
-def found(self:_Prioritized, state):
-    "A state with its priorities, where it has the name of a copy; None: newer copies have taken its place"
-    if not isinstance(state, dict) or not isinstance(state.get('priorities'), str): return state
-    file = self.place and self.place.aside(state['priorities'], 'priorities', np.float64)
-    if file is None: return None
-    state = checked(self.place.who, dict(first=integer(), end=integer()), state, more=True)
-    n = min(max(state['end'] - state['first'], 0), len(file))
-    return dict(state, priorities=torch.from_numpy(file[np.arange(state['end'] - n, state['end']) % len(file)]))
+AS_ZERO = 5e-324  # a priority of 0 that is written down for a place
 
 # %% ../../nbs/memory/priorities.ipynb #6c1a20b5
 def sampler_of_kind(
-    who:str, # who asks
-    kind, # a name in `SAMPLERS`, or a class
-    **settings, # of a memory, by the names of the constructors' arguments
-)->Sampler:
+    who: str,  # who asks
+    kind,  # a name in `SAMPLERS`, or a class
+    **settings,  # of a memory, by the names of the constructors' arguments
+) -> Sampler:
     "A new sampler with those of the settings that its constructor takes"
     cls = SAMPLERS[kind] if isinstance(kind, str) else kind
     takes = signature(cls).parameters.values()
-    missing = [a.name for a in takes if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD)
-               and a.name not in settings]
-    if missing: raise ArgumentError(who, 'kind', cls.__name__, f'one that is made of {", ".join(settings)}',
-        f'sampler={cls.__name__}({", ".join(f"{n}=…" for n in missing)})')
+    missing = [
+        a.name
+        for a in takes
+        if a.default is a.empty
+        and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD)
+        and a.name not in settings
+    ]
+    if missing:
+        raise ArgumentError(
+            who,
+            'kind',
+            cls.__name__,
+            f'one that is made of {", ".join(settings)}',
+            f'sampler={cls.__name__}({", ".join(f"{n}=…" for n in missing)})',
+        )
     return cls(**{a.name: settings[a.name] for a in takes if a.name in settings})

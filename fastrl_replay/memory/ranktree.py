@@ -7,312 +7,440 @@ __all__ = ['SHELF', 'TOGETHER', 'RankTree']
 
 # %% ../../nbs/memory/ranktree.ipynb #5194abbf
 import numpy as np
-from fastcore.basics import patch
 from ..steps.compiled import memmove, njit
 from ..steps.errors import ArgumentError, ArgumentTypeError, problem, whole
 from .sumtree import LARGEST, levels
 
 # %% ../../nbs/memory/ranktree.ipynb #2c38ac19
-SHELF,TOGETHER = 64,48   # places on a shelf; two neighbours that have no more than this together may become one
+# places on a shelf; two neighbours that have no more than this together may become one
+SHELF = 64
+TOGETHER = 48
 
-def _shelves(capacity)->tuple: # the arrays, in the order in which the kernels take them
+
+def _shelves(capacity) -> tuple:  # the arrays, in the order in which the kernels take them
     "Empty shelves for `capacity` indices, and where everything is written down"
-    n = capacity//21 + 2   # enough: two neighbours have more than 48 together, or can be made to
-    n_slots = -(-2*n//16)*16
-    starts,first = levels(n_slots, 16),np.arange(n_slots) == 0   # sixteen counts are a line of 64 bytes
+    # enough: two neighbours have more than 48 together, or can be made to
+    n = capacity // 21 + 2
+    n_slots = -(-2 * n // 16) * 16
+    # sixteen counts are a line of 64 bytes
+    starts = levels(n_slots, 16)
+    first = np.arange(n_slots) == 0
     # what stands in each place of each shelf: its priority and its index
-    prio,who = np.zeros(n*SHELF),np.zeros(n*SHELF, np.int32)
+    prio = np.zeros(n * SHELF)
+    who = np.zeros(n * SHELF, np.int32)
     # labels of slots: what stands in one does not come before this (priority, age)
-    labels,label_ages = np.where(first, np.inf, -np.inf),np.where(first, -1, 2**62)
+    labels = np.where(first, np.inf, -np.inf)
+    label_ages = np.where(first, -1, 2**62)
     # the shelf in each slot (-1: none), and the slot of each shelf
-    slots,slot_of = np.where(first, 0, -1).astype(np.int32),np.zeros(n, np.int32)
+    slots = np.where(first, 0, -1).astype(np.int32)
+    slot_of = np.zeros(n, np.int32)
     # a stack of shelves that are not in use, and how many
-    free = np.array([*range(n-1, 0, -1), n-1], np.int32)
+    free = np.array([*range(n - 1, 0, -1), n - 1], np.int32)
     # how many stand in each slot; in each 16, 256, …
     counts = np.zeros(starts[-1], np.int32)
     # the shelf of each index (-1: none), and its age
-    where,ages = np.full(capacity, -1, np.int32),np.zeros(capacity, np.int64)
-    return prio,who,labels,label_ages,slots,slot_of,free,counts,starts,where,ages
+    where = np.full(capacity, -1, np.int32)
+    ages = np.zeros(capacity, np.int64)
+    return prio, who, labels, label_ages, slots, slot_of, free, counts, starts, where, ages
 
 # %% ../../nbs/memory/ranktree.ipynb #cdc6eaa6
-_u = np.uint64   # unsigned places spare the kernel a test for negative ones
+_u = np.uint64  # unsigned places spare the kernel a test for negative ones
+
 
 @njit
 def _slot_for(labels, label_ages, p, age):
     "The last slot whose label does not come after (p, age)"
-    low,n = 0,len(labels)
+    low = 0
+    n = len(labels)
     while n > 1:
         half = n >> 1
-        label = labels[_u(low+half)]
-        if label > p or (label == p and label_ages[_u(low+half)] <= age): low += half
+        label = labels[_u(low + half)]
+        if label > p or (label == p and label_ages[_u(low + half)] <= age):
+            low += half
         n -= half
     return low
+
 
 @njit
 def _place_on(prio, who, ages, first, n, p, age):
     "How many of the `n` things from place `first` on come before (p, age)"
-    low,left,high = 0,n,n
-    while left > 1:   # without branches, by priority
+    low = 0
+    left = n
+    high = n
+    while left > 1:  # without branches, by priority
         half = left >> 1
-        low,left = low + half*int(prio[_u(first+low+half-1)] > p),left - half
-    if left and prio[_u(first+low)] > p: low += 1
-    if low == n or prio[_u(first+low)] < p: return low
-    while low < high:   # among equals, by age
+        low = low + half * int(prio[_u(first + low + half - 1)] > p)
+        left = left - half
+    if left and prio[_u(first + low)] > p:
+        low += 1
+    if low == n or prio[_u(first + low)] < p:
+        return low
+    while low < high:  # among equals, by age
         mid = (low + high) >> 1
-        q = prio[_u(first+mid)]
-        if q > p or (q == p and ages[_u(who[_u(first+mid)])] < age): low = mid + 1
-        else: high = mid
+        q = prio[_u(first + mid)]
+        if q > p or (q == p and ages[_u(who[_u(first + mid)])] < age):
+            low = mid + 1
+        else:
+            high = mid
     return low
 
 # %% ../../nbs/memory/ranktree.ipynb #92087f82
 @njit(inline=True)
 def _count(counts, starts, slot, by):
     "There are `by` more in this slot, in its sixteen, …"
-    for level in range(len(starts)-1):
+    for level in range(len(starts) - 1):
         at = _u(starts[level] + slot)
-        counts[at],slot = counts[at] + by,slot >> 4
+        counts[at], slot = counts[at] + by, slot >> 4
 
 # %% ../../nbs/memory/ranktree.ipynb #b509c9b1
 @njit
 def _move(tree, source, k, slot):
     "Move all from place `k` of the shelf in slot `source` on to the end of that in `slot`"
-    prio,who,_,_,slots,_,_,counts,starts,where,_ = tree
-    a,b,n = slots[source]*SHELF + k,slots[slot]*SHELF + counts[slot],counts[source] - k
-    for i in range(n): prio[b+i],who[b+i],where[who[a+i]] = prio[a+i],who[a+i],slots[slot]
+    prio, who, _, _, slots, _, _, counts, starts, where, _ = tree
+    a = slots[source] * SHELF + k
+    b = slots[slot] * SHELF + counts[slot]
+    n = counts[source] - k
+    for i in range(n):
+        prio[b + i], who[b + i], where[who[a + i]] = prio[a + i], who[a + i], slots[slot]
     _count(counts, starts, source, -n)
     _count(counts, starts, slot, n)
+
 
 @njit
 def _merge(tree, slot, after):
     "Append what is in slot `after` to what is in `slot`, the one before; its shelf is free"
-    _,_,labels,label_ages,slots,_,free,_,_,_,_ = tree
+    _, _, labels, label_ages, slots, _, free, _, _, _, _ = tree
     _move(tree, after, 0, slot)
-    free[free[-1]],free[-1],slots[after] = slots[after],free[-1] + 1,-1
-    for s in range(slot+1, after+1):   # the label of an empty slot is that of the next one
-        last = after+1 == len(slots)
-        labels[s],label_ages[s] = -np.inf if last else labels[after+1],2**62 if last else label_ages[after+1]
+    free[free[-1]], free[-1], slots[after] = slots[after], free[-1] + 1, -1
+    for s in range(slot + 1, after + 1):  # the label of an empty slot is that of the next one
+        last = after + 1 == len(slots)
+        labels[s], label_ages[s] = (
+            -np.inf if last else labels[after + 1],
+            2**62 if last else label_ages[after + 1],
+        )
 
 # %% ../../nbs/memory/ranktree.ipynb #a7bdf5a1
 @njit
 def _thin(tree, slot):
     "Look for a thin neighbour among the sixteen slots of the line"
-    slots,counts,line = tree[4],tree[7],slot >> 4
-    after,before = slot + 1,slot - 1
-    while after >> 4 == line and slots[after] < 0: after += 1
-    while before >> 4 == line and slots[before] < 0: before -= 1
-    if after >> 4 == line and counts[slot] + counts[after] <= TOGETHER: _merge(tree, slot, after)
-    elif before >> 4 == line and counts[before] + counts[slot] <= TOGETHER: _merge(tree, before, slot)
+    slots = tree[4]
+    counts = tree[7]
+    line = slot >> 4
+    after = slot + 1
+    before = slot - 1
+    while after >> 4 == line and slots[after] < 0:
+        after += 1
+    while before >> 4 == line and slots[before] < 0:
+        before -= 1
+    if after >> 4 == line and counts[slot] + counts[after] <= TOGETHER:
+        _merge(tree, slot, after)
+    elif before >> 4 == line and counts[before] + counts[slot] <= TOGETHER:
+        _merge(tree, before, slot)
 
 # %% ../../nbs/memory/ranktree.ipynb #607cc74e
 @njit
 def _take(tree, idx):
     "Take indices off their shelves; what is on none is left alone"
-    prio,who,_,_,_,slot_of,_,counts,starts,where,_ = tree
+    prio, who, _, _, _, slot_of, _, counts, starts, where, _ = tree
     for i in range(len(idx)):
-        x,place = idx[_u(i)],SHELF
+        x = idx[_u(i)]
+        place = SHELF
         shelf = where[_u(x)]
-        if shelf < 0: continue
-        first,slot = shelf*SHELF,slot_of[_u(shelf)]
+        if shelf < 0:
+            continue
+        first = shelf * SHELF
+        slot = slot_of[_u(shelf)]
         n = counts[_u(slot)]
-        for j in range(SHELF): place = min(place, j if who[_u(first+j)] == x else SHELF)   # all at once
-        a,b = prio.ctypes.data + (first+place)*8,who.ctypes.data + (first+place)*4
-        memmove(a, a + 8, (n-1-place)*8)
-        memmove(b, b + 4, (n-1-place)*4)
+        # all at once
+        for j in range(SHELF):
+            place = min(place, j if who[_u(first + j)] == x else SHELF)
+        a = prio.ctypes.data + (first + place) * 8
+        b = who.ctypes.data + (first + place) * 4
+        memmove(a, a + 8, (n - 1 - place) * 8)
+        memmove(b, b + 4, (n - 1 - place) * 4)
         where[_u(x)] = -1
         _count(counts, starts, slot, -1)
-        if n <= TOGETHER//2: _thin(tree, slot)
+        if n <= TOGETHER // 2:
+            _thin(tree, slot)
 
 # %% ../../nbs/memory/ranktree.ipynb #8c7ead6c
 @njit
 def _spread(tree, slot):
     "Spread the shelves of the smallest neighbourhood of a slot that is not crowded"
-    _,_,labels,label_ages,slots,slot_of,free,counts,starts,_,_ = tree
-    k,largest,tight = 4,4,not free[-1]
-    while 1 << largest < len(slots): largest += 1
+    _, _, labels, label_ages, slots, slot_of, free, counts, starts, _, _ = tree
+    k = 4
+    largest = 4
+    tight = not free[-1]
+    while 1 << largest < len(slots):
+        largest += 1
     while True:
-        first,n = slot >> k << k,0
+        first = slot >> k << k
+        n = 0
         end = min(first + (1 << k), len(slots))
-        for s in range(first, end): n += slots[s] >= 0
-        if end-first == len(slots) or (not tight and 2*n <= (end-first)*(1 - .4*(k-4)/max(1, largest-4))): break
+        for s in range(first, end):
+            n += slots[s] >= 0
+        if end - first == len(slots) or (
+            not tight and 2 * n <= (end - first) * (1 - 0.4 * (k - 4) / max(1, largest - 4))
+        ):
+            break
         k += 1
-    kept,n = np.empty((n,3), np.int64),0   # shelf, age of its label, count
-    p,before = np.empty(len(kept)),-1
+    # shelf, age of its label, count
+    kept = np.empty((n, 3), np.int64)
+    n = 0
+    p = np.empty(len(kept))
+    before = -1
     for s in range(first, end):
-        if slots[s] < 0: continue
+        if slots[s] < 0:
+            continue
         if tight and before >= 0 and counts[before] + counts[s] <= TOGETHER:
             _merge(tree, before, s)
-            kept[n-1,2] = counts[before]
-        else: kept[n,0],kept[n,1],kept[n,2],p[n],before,n = slots[s],label_ages[s],counts[s],labels[s],s,n+1
+            kept[n - 1, 2] = counts[before]
+        else:
+            kept[n, 0], kept[n, 1], kept[n, 2], p[n], before, n = (
+                slots[s],
+                label_ages[s],
+                counts[s],
+                labels[s],
+                s,
+                n + 1,
+            )
     _arrange(tree, first, end, kept[:n], p)
 
 # %% ../../nbs/memory/ranktree.ipynb #6591bf25
 @njit
 def _arrange(tree, first, end, kept, p):
     "Put shelves into the slots from `first` to `end`, evenly; label the slots and count them anew"
-    _,_,labels,label_ages,slots,slot_of,_,counts,starts,_,_ = tree
-    label,age = -np.inf,2**62
-    if end < len(slots): label,age = labels[end],label_ages[end]
+    _, _, labels, label_ages, slots, slot_of, _, counts, starts, _, _ = tree
+    label = -np.inf
+    age = 2**62
+    if end < len(slots):
+        label = labels[end]
+        age = label_ages[end]
     j = len(kept) - 1
-    at = first + (end-first)*j//len(kept)
-    for s in range(end-1, first-1, -1):
-        slots[s],counts[s] = -1,0
+    at = first + (end - first) * j // len(kept)
+    for s in range(end - 1, first - 1, -1):
+        slots[s], counts[s] = -1, 0
         if s == at:
-            slots[s],age,counts[s] = kept[j]
-            label,slot_of[slots[s]],j = p[j],s,j - 1
-            at = first + (end-first)*j//len(kept)
-        labels[s],label_ages[s] = label,age
-    for level in range(1, len(starts)-1):
-        first,end = first >> 4,((end-1) >> 4) + 1
+            slots[s], age, counts[s] = kept[j]
+            label, slot_of[slots[s]], j = p[j], s, j - 1
+            at = first + (end - first) * j // len(kept)
+        labels[s], label_ages[s] = label, age
+    for level in range(1, len(starts) - 1):
+        first = first >> 4
+        end = ((end - 1) >> 4) + 1
         for s in range(first, end):
-            below = starts[level-1] + s*16
-            counts[starts[level] + s] = counts[below:below+16].sum()
+            below = starts[level - 1] + s * 16
+            counts[starts[level] + s] = counts[below : below + 16].sum()
 
 # %% ../../nbs/memory/ranktree.ipynb #d3dd3179
 @njit
 def _room(tree, slot, p, age):
     "Make room for (p, age) in a full slot; the slot to put it into"
-    prio,who,labels,label_ages,slots,slot_of,free,_,_,_,ages = tree
+    prio, who, labels, label_ages, slots, slot_of, free, _, _, _, ages = tree
     shelf = slots[slot]
-    if slot+1 == len(slots) or slots[slot+1] >= 0 or not free[-1]:
+    if slot + 1 == len(slots) or slots[slot + 1] >= 0 or not free[-1]:
         _spread(tree, slot)
         slot = slot_of[shelf]
     free[-1] -= 1
-    new,last = free[free[-1]],shelf*SHELF + SHELF-1
-    slots[slot+1],slot_of[new] = new,slot+1
-    if prio[last] > p or (prio[last] == p and ages[who[last]] < age): labels[slot+1],label_ages[slot+1] = p,age
+    new = free[free[-1]]
+    last = shelf * SHELF + SHELF - 1
+    slots[slot + 1], slot_of[new] = new, slot + 1
+    if prio[last] > p or (prio[last] == p and ages[who[last]] < age):
+        labels[slot + 1], label_ages[slot + 1] = p, age
     else:
-        _move(tree, slot, SHELF//2, slot+1)
-        labels[slot+1],label_ages[slot+1] = prio[new*SHELF],ages[who[new*SHELF]]
+        _move(tree, slot, SHELF // 2, slot + 1)
+        labels[slot + 1], label_ages[slot + 1] = prio[new * SHELF], ages[who[new * SHELF]]
     return _slot_for(labels, label_ages, p, age)
 
 # %% ../../nbs/memory/ranktree.ipynb #def49464
 @njit
 def _put(tree, idx, priority, slots_for):
     "Put indices where they belong; `slots_for` says where that was before the first of them was put"
-    prio,who,labels,label_ages,slots,_,_,counts,starts,where,ages = tree
+    prio, who, labels, label_ages, slots, _, _, counts, starts, where, ages = tree
     for i in range(len(idx)):
-        x,p,slot = _u(idx[_u(i)]),priority[_u(i)],slots_for[_u(i)]
-        if where[x] >= 0: _take(tree, idx[i:i+1])   # it comes twice: the last one wins
-        age,label,follows = ages[x],labels[_u(slot)],_u(slot+1)
-        if (label < p or (label == p and label_ages[_u(slot)] > age)     # a shelf that was divided meanwhile
-            or (follows < len(labels) and
-                (labels[follows] > p or (labels[follows] == p and label_ages[follows] <= age)))):
+        x = _u(idx[_u(i)])
+        p = priority[_u(i)]
+        slot = slots_for[_u(i)]
+        if where[x] >= 0:
+            _take(tree, idx[i : i + 1])  # it comes twice: the last one wins
+        age = ages[x]
+        label = labels[_u(slot)]
+        follows = _u(slot + 1)
+        if (
+            label < p
+            or (label == p and label_ages[_u(slot)] > age)  # a shelf that was divided meanwhile
+            or (
+                follows < len(labels)
+                and (labels[follows] > p or (labels[follows] == p and label_ages[follows] <= age))
+            )
+        ):
             slot = _slot_for(labels, label_ages, p, age)
-        if counts[_u(slot)] == SHELF: slot = _room(tree, slot, p, age)
-        shelf,n = slots[_u(slot)],counts[_u(slot)]
-        at = shelf*SHELF + _place_on(prio, who, ages, shelf*SHELF, n, p, age)
-        a,b,behind = prio.ctypes.data + at*8,who.ctypes.data + at*4,shelf*SHELF + n - at
-        memmove(a + 8, a, behind*8)
-        memmove(b + 4, b, behind*4)
-        prio[_u(at)],who[_u(at)],where[x] = p,idx[_u(i)],shelf
+        if counts[_u(slot)] == SHELF:
+            slot = _room(tree, slot, p, age)
+        shelf = slots[_u(slot)]
+        n = counts[_u(slot)]
+        at = shelf * SHELF + _place_on(prio, who, ages, shelf * SHELF, n, p, age)
+        a = prio.ctypes.data + at * 8
+        b = who.ctypes.data + at * 4
+        behind = shelf * SHELF + n - at
+        memmove(a + 8, a, behind * 8)
+        memmove(b + 4, b, behind * 4)
+        prio[_u(at)], who[_u(at)], where[x] = p, idx[_u(i)], shelf
         _count(counts, starts, slot, 1)
 
 # %% ../../nbs/memory/ranktree.ipynb #510bcb78
 @njit
 def _touch(tree, shelves):
     "Bring shelves into the cache, all at a time"
-    prio,who,t = tree[0],tree[1],0.
+    prio = tree[0]
+    who = tree[1]
+    t = 0.0
     for i in range(len(shelves)):
-        at = max(0, shelves[_u(i)])*SHELF
-        for line in range(4): t += who[_u(at + 16*line)]
-        for line in range(8): t += prio[_u(at + 8*line)]
+        at = max(0, shelves[_u(i)]) * SHELF
+        for line in range(4):
+            t += who[_u(at + 16 * line)]
+        for line in range(8):
+            t += prio[_u(at + 8 * line)]
     return t
 
 # %% ../../nbs/memory/ranktree.ipynb #0564ed8c
 @njit
 def _update(tree, idx, priority, age):
     "Set priorities; new indices get `age` and the numbers after it; the next age, and a number that means nothing"
-    _,_,labels,label_ages,slots,_,_,_,_,where,ages = tree
-    shelves,slot,n = np.empty(len(idx), np.int32),np.zeros(len(idx), np.int32),len(labels)
+    _, _, labels, label_ages, slots, _, _, _, _, where, ages = tree
+    shelves = np.empty(len(idx), np.int32)
+    slot = np.zeros(len(idx), np.int32)
+    n = len(labels)
     for i in range(len(idx)):
         x = _u(idx[_u(i)])
         shelves[_u(i)] = where[x]
-        if where[x] == -1: ages[x],age,where[x] = age,age + 1,-2   # -2: coming
-    touched,own = _touch(tree, shelves),np.empty(len(idx), np.int64)
-    for i in range(len(idx)): own[_u(i)] = ages[_u(idx[_u(i)])]
+        if where[x] == -1:
+            ages[x], age, where[x] = age, age + 1, -2  # -2: coming
+    touched = _touch(tree, shelves)
+    own = np.empty(len(idx), np.int64)
+    for i in range(len(idx)):
+        own[_u(i)] = ages[_u(idx[_u(i)])]
     _take(tree, idx)
     while n > 1:
         half = n >> 1
         for i in range(len(idx)):
-            at,p = _u(slot[_u(i)] + half),priority[_u(i)]   # without branches, which could not be predicted
-            slot[_u(i)] += half*((labels[at] > p) | ((labels[at] == p) & (label_ages[at] <= own[_u(i)])))
+            # without branches, which could not be predicted
+            at = _u(slot[_u(i)] + half)
+            p = priority[_u(i)]
+            slot[_u(i)] += half * (
+                (labels[at] > p) | ((labels[at] == p) & (label_ages[at] <= own[_u(i)]))
+            )
         n -= half
-    for i in range(len(idx)): shelves[_u(i)] = slots[_u(slot[_u(i)])]
+    for i in range(len(idx)):
+        shelves[_u(i)] = slots[_u(slot[_u(i)])]
     touched += _touch(tree, shelves)
     _put(tree, idx, priority, slot)
-    return age,touched
+    return age, touched
 
 # %% ../../nbs/memory/ranktree.ipynb #82ee083f
 @njit
 def _rank(tree, idx, rank):
     "The ranks of indices"
-    _,who,_,_,_,slot_of,_,counts,starts,where,_ = tree
+    _, who, _, _, _, slot_of, _, counts, starts, where, _ = tree
     for i in range(len(idx)):
-        shelf,r = where[idx[i]],1
-        while who[shelf*SHELF + r-1] != idx[i]: r += 1
+        shelf = where[idx[i]]
+        r = 1
+        while who[shelf * SHELF + r - 1] != idx[i]:
+            r += 1
         slot = slot_of[shelf]
-        for level in range(len(starts)-1):
-            for s in range(slot >> 4 << 4, slot): r += counts[starts[level]+s]
+        for level in range(len(starts) - 1):
+            for s in range(slot >> 4 << 4, slot):
+                r += counts[starts[level] + s]
             slot >>= 4
         rank[i] = r
+
 
 @njit
 def _priority(tree, idx, priority):
     "The priorities of indices"
-    prio,who,where = tree[0],tree[1],tree[9]
+    prio = tree[0]
+    who = tree[1]
+    where = tree[9]
     for i in range(len(idx)):
-        at = where[idx[i]]*SHELF
-        while who[at] != idx[i]: at += 1
+        at = where[idx[i]] * SHELF
+        while who[at] != idx[i]:
+            at += 1
         priority[i] = prio[at]
 
 # %% ../../nbs/memory/ranktree.ipynb #4a88b4f2
 @njit
 def _select(tree, rank, idx):
     "Who has these ranks"
-    who,slots,counts,starts,rest,touched = tree[1],tree[4],tree[7],tree[8],rank - 1,0
+    who = tree[1]
+    slots = tree[4]
+    counts = tree[7]
+    starts = tree[8]
+    rest = rank - 1
+    touched = 0
     idx[:] = 0
-    for level in range(len(starts)-3, -1, -1):
-        for i in range(len(idx)): touched += counts[_u(starts[level] + idx[_u(i)]*16)]
+    for level in range(len(starts) - 3, -1, -1):
         for i in range(len(idx)):
-            first,x,end,before,child = idx[_u(i)]*16,rest[_u(i)],0,0,0
+            touched += counts[_u(starts[level] + idx[_u(i)] * 16)]
+        for i in range(len(idx)):
+            first = idx[_u(i)] * 16
+            x = rest[_u(i)]
+            end = 0
+            before = 0
+            child = 0
             for j in range(15):
                 end += counts[_u(starts[level] + first + j)]
                 beyond = x >= end
                 child += beyond
                 before = end if beyond else before
-            rest[_u(i)],idx[_u(i)] = x - before,first + child
-    for i in range(len(idx)): idx[_u(i)] = slots[_u(idx[_u(i)])]*SHELF + rest[_u(i)]
-    for i in range(len(idx)): idx[_u(i)] = who[_u(idx[_u(i)])]
+            rest[_u(i)], idx[_u(i)] = x - before, first + child
+    for i in range(len(idx)):
+        idx[_u(i)] = slots[_u(idx[_u(i)])] * SHELF + rest[_u(i)]
+    for i in range(len(idx)):
+        idx[_u(i)] = who[_u(idx[_u(i)])]
     return touched
 
 # %% ../../nbs/memory/ranktree.ipynb #a2111014
 @njit
 def _roll(tree, capacity, gone, oldest, first, end, p, age):
     "Keys from `gone` to `oldest` leave, `first` to `end` come with `p`; negative: the largest left, or 1. The next age"
-    leave,come = np.empty(oldest-gone, np.int64),np.empty(end-first, np.int64)
-    top,largest = np.zeros(1, np.int64),np.zeros(1)
-    for i in range(len(leave)): leave[i] = (gone + i) % capacity
-    for i in range(len(come)): come[i] = (first + i) % capacity
+    leave = np.empty(oldest - gone, np.int64)
+    come = np.empty(end - first, np.int64)
+    top = np.zeros(1, np.int64)
+    largest = np.zeros(1)
+    for i in range(len(leave)):
+        leave[i] = (gone + i) % capacity
+    for i in range(len(come)):
+        come[i] = (first + i) % capacity
     _take(tree, leave)
     if p < 0 and tree[7][-1]:
         _select(tree, np.ones(1, np.int64), top)
         _priority(tree, top, largest)
-    if p < 0: p = largest[0] if largest[0] > 0 else 1.
+    if p < 0:
+        p = largest[0] if largest[0] > 0 else 1.0
     return _update(tree, come, np.full(len(come), p), age)[0]
 
 # %% ../../nbs/memory/ranktree.ipynb #6b3cf730
 class RankTree:
     "Priorities of up to `capacity` things, in order: rank 1 is the largest; of equal ones the older comes first"
-    def __init__(self,
-        capacity:int, # how many there can be
+
+    def __init__(
+        self,
+        capacity: int,  # how many there can be
     ):
-        self.capacity = whole('RankTree', 'capacity', capacity, 1, 2**31-1)
-        self._tree,self._age = _shelves(self.capacity),0
+        self.capacity = whole('RankTree', 'capacity', capacity, 1, 2**31 - 1)
+        self._tree = _shelves(self.capacity)
+        self._age = 0
 
     nbytes = property(lambda self: sum(a.nbytes for a in self._tree), doc='Bytes reserved')
-    def __len__(self): return int(self._tree[7][-1])
-    def __contains__(self, idx): return 0 <= idx < self.capacity and bool(self._tree[9][idx] >= 0)
-    def __repr__(self): return f'RankTree of {len(self)} of {self.capacity}'
+
+    def __len__(self):
+        return int(self._tree[7][-1])
+
+    def __contains__(self, idx):
+        return 0 <= idx < self.capacity and bool(self._tree[9][idx] >= 0)
+
+    def __repr__(self):
+        return f'RankTree of {len(self)} of {self.capacity}'
 
     def _indices(self, idx, there=True):
         "Flat indices, all of them within the capacity and, if asked, present"
@@ -322,138 +450,146 @@ class RankTree:
         out = (idx < 0) | (idx >= self.capacity)
         if out.any():
             i = int(out.argmax())
-            raise IndexError(problem('RankTree', f'index at place {i}', idx.ravel()[i], f'0 to {self.capacity-1}'))
+            raise IndexError(
+                problem(
+                    'RankTree', f'index at place {i}', idx.ravel()[i], f'0 to {self.capacity - 1}'
+                )
+            )
         flat = np.ascontiguousarray(idx, np.int64).ravel()
         gone = self._tree[9][flat] < 0
         if there and gone.any():
-            raise KeyError(problem('RankTree', f'index {flat[gone.argmax()]} is not here', remedy='update it first'))
+            raise KeyError(
+                problem(
+                    'RankTree', f'index {flat[gone.argmax()]} is not here', remedy='update it first'
+                )
+            )
         return flat
 
-# %% ../../nbs/memory/ranktree.ipynb #dabdaeb9
-@patch
-def update(self:RankTree,
-    idx, # one index, or an array of them
-    priority, # of each: a number or an array; any but NaN and infinity
-):
-    "Set priorities, of new things or of those that are here; either all of them or, with an error, none"
-    flat,p = self._indices(idx, there=False),np.asarray(priority, np.float64)
-    shape = np.shape(idx)
-    if p.ndim and p.shape != shape:
-        raise ArgumentError('RankTree.update', 'priorities', list(p.shape),
-            f'{list(shape)}, one for each index, or a single one')
-    p = np.ascontiguousarray(np.broadcast_to(p, shape)).ravel()
-    wrong = ~np.isfinite(p)
-    if wrong.any():
-        i = int(wrong.argmax())
-        raise ArgumentError('RankTree', f'priority at place {i}, for index {flat[i]}', p[i], 'a finite number')
-    self._age,_ = _update(self._tree, flat, p, self._age)
+    def update(
+        self,
+        idx,  # one index, or an array of them
+        priority,  # of each: a number or an array; any but NaN and infinity
+    ):
+        "Set priorities, of new things or of those that are here; either all of them or, with an error, none"
+        flat = self._indices(idx, there=False)
+        p = np.asarray(priority, np.float64)
+        shape = np.shape(idx)
+        if p.ndim and p.shape != shape:
+            raise ArgumentError(
+                'RankTree.update',
+                'priorities',
+                list(p.shape),
+                f'{list(shape)}, one for each index, or a single one',
+            )
+        p = np.ascontiguousarray(np.broadcast_to(p, shape)).ravel()
+        wrong = ~np.isfinite(p)
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise ArgumentError(
+                'RankTree', f'priority at place {i}, for index {flat[i]}', p[i], 'a finite number'
+            )
+        self._age, _ = _update(self._tree, flat, p, self._age)
 
-@patch
-def remove(self:RankTree,
-    idx, # one index, or an array of them
-):
-    "Take things out; they can come again, as young ones"
-    _take(self._tree, self._indices(idx))
+    def remove(
+        self,
+        idx,  # one index, or an array of them
+    ):
+        "Take things out; they can come again, as young ones"
+        _take(self._tree, self._indices(idx))
 
-# %% ../../nbs/memory/ranktree.ipynb #e8f0e2cf
-@patch
-def rank(self:RankTree,
-    idx, # one index, or an array of them
-): # the rank of each, from 1
-    "One more than the number of larger priorities and of older equal ones"
-    flat = self._indices(idx)
-    ranks = np.empty(len(flat), np.int64)
-    _rank(self._tree, flat, ranks)
-    return ranks.reshape(np.shape(idx)) if np.ndim(idx) else int(ranks[0])
+    def rank(
+        self,
+        idx,  # one index, or an array of them
+    ):  # the rank of each, from 1
+        "One more than the number of larger priorities and of older equal ones"
+        flat = self._indices(idx)
+        ranks = np.empty(len(flat), np.int64)
+        _rank(self._tree, flat, ranks)
+        return ranks.reshape(np.shape(idx)) if np.ndim(idx) else int(ranks[0])
 
-@patch
-def __getitem__(self:RankTree, idx):
-    "The priority of one index, or of an array of them"
-    flat = self._indices(idx)
-    found = np.empty(len(flat))
-    _priority(self._tree, flat, found)
-    return found.reshape(np.shape(idx)) if np.ndim(idx) else float(found[0])
+    def __getitem__(self, idx):
+        "The priority of one index, or of an array of them"
+        flat = self._indices(idx)
+        found = np.empty(len(flat))
+        _priority(self._tree, flat, found)
+        return found.reshape(np.shape(idx)) if np.ndim(idx) else float(found[0])
 
-# %% ../../nbs/memory/ranktree.ipynb #4ced69b0
-@patch
-def select(self:RankTree,
-    rank, # one rank, or an array of them, from 1
-): # the index that has each
-    "Who has this rank"
-    ranks = np.asarray(rank)
-    if ranks.dtype.kind not in 'iu' and ranks.size:
-        raise ArgumentTypeError('RankTree.select', 'ranks', ranks.dtype, 'integers')
-    out = (ranks < 1) | (ranks > len(self))
-    if out.any():
-        there = f'1 to {len(self)}' if len(self) else 'nothing: it is empty'
-        raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()], there))
-    idx = np.empty(ranks.size, np.int64)
-    _select(self._tree, np.ascontiguousarray(ranks, np.int64).ravel(), idx)
-    return idx.reshape(ranks.shape) if ranks.ndim else int(idx[0])
+    def select(
+        self,
+        rank,  # one rank, or an array of them, from 1
+    ):  # the index that has each
+        "Who has this rank"
+        ranks = np.asarray(rank)
+        if ranks.dtype.kind not in 'iu' and ranks.size:
+            raise ArgumentTypeError('RankTree.select', 'ranks', ranks.dtype, 'integers')
+        out = (ranks < 1) | (ranks > len(self))
+        if out.any():
+            there = f'1 to {len(self)}' if len(self) else 'nothing: it is empty'
+            raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()], there))
+        idx = np.empty(ranks.size, np.int64)
+        _select(self._tree, np.ascontiguousarray(ranks, np.int64).ravel(), idx)
+        return idx.reshape(ranks.shape) if ranks.ndim else int(idx[0])
 
-@patch(as_prop=True)
-def largest(self:RankTree)->float:
-    "The largest priority; 0 where there is none"
-    return self[self.select(1)] if len(self) else 0.
+    @property
+    def largest(self) -> float:
+        "The largest priority; 0 where there is none"
+        return self[self.select(1)] if len(self) else 0.0
 
-# %% ../../nbs/memory/ranktree.ipynb #5d1c0a92
-@patch
-def try_update(self:RankTree,
-    idx:np.ndarray, # int64, within the capacity
-    priority:np.ndarray, # float64, of each, at most 1e298
-)->int: # -1, or the place of the first that can't be: nothing has changed then
-    "`update` with arrays, without an error"
-    bad = ~(priority <= LARGEST)
-    if bad.any(): return int(bad.argmax())
-    _update(self._tree, idx, priority, self._ages(len(idx)))
-    return -1
+    def try_update(
+        self,
+        idx: np.ndarray,  # int64, within the capacity
+        priority: np.ndarray,  # float64, of each, at most 1e298
+    ) -> int:  # -1, or the place of the first that can't be: nothing has changed then
+        "`update` with arrays, without an error"
+        bad = ~(priority <= LARGEST)
+        if bad.any():
+            return int(bad.argmax())
+        _update(self._tree, idx, priority, self._ages(len(idx)))
+        return -1
 
-@patch
-def _ages(self:RankTree, n):
-    "The first of `n` ages; counted before they are given, or an interrupt could let one be given twice"
-    age = self._age
-    self._age = age + n
-    return age
+    def _ages(self, n):
+        "The first of `n` ages; counted before they are given, or an interrupt could let one be given twice"
+        age = self._age
+        self._age = age + n
+        return age
 
-@patch
-def select_into(self:RankTree,
-    ranks:np.ndarray, # int64, all of which there are
-    idx:np.ndarray, # int64, as many: who has each
-):
-    "`select` into an array"
-    _select(self._tree, ranks, idx)
+    def select_into(
+        self,
+        ranks: np.ndarray,  # int64, all of which there are
+        idx: np.ndarray,  # int64, as many: who has each
+    ):
+        "`select` into an array"
+        _select(self._tree, ranks, idx)
 
-# %% ../../nbs/memory/ranktree.ipynb #5d1c0a95
-@patch
-def discard(self:RankTree,
-    idx:np.ndarray, # int64, within the capacity
-):
-    "Take out those that are here"
-    _take(self._tree, idx)
+    def discard(
+        self,
+        idx: np.ndarray,  # int64, within the capacity
+    ):
+        "Take out those that are here"
+        _take(self._tree, idx)
 
-@patch
-def roll(self:RankTree,
-    gone:int, # the oldest key so far
-    oldest:int, # the oldest one from now on: those before it leave
-    first:int, # of the keys that come
-    end:int, # one more than the last of them
-    p:float=-1., # the priority of these; negative: the largest that is left, or 1
-):
-    "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
-    _roll(self._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
+    def roll(
+        self,
+        gone: int,  # the oldest key so far
+        oldest: int,  # the oldest one from now on: those before it leave
+        first: int,  # of the keys that come
+        end: int,  # one more than the last of them
+        p: float = -1.0,  # the priority of these; negative: the largest that is left, or 1
+    ):
+        "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
+        _roll(self._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
 
-# %% ../../nbs/memory/ranktree.ipynb #5d1c0a97
-@patch
-def write_keys(self:RankTree,
-    keys:np.ndarray, # int64; each has the index that is left when it is divided by the capacity
-    to:np.ndarray, # float64: another ring
-):
-    "Write the priorities of keys there"
-    to[keys % len(to)] = self[keys % self.capacity]
+    def write_keys(
+        self,
+        keys: np.ndarray,  # int64; each has the index that is left when it is divided by the capacity
+        to: np.ndarray,  # float64: another ring
+    ):
+        "Write the priorities of keys there"
+        to[keys % len(to)] = self[keys % self.capacity]
 
-@patch
-def by_age(self:RankTree,
-    idx:np.ndarray, # int64, of things that are here
-)->np.ndarray: # int64
-    "These indices, the oldest first"
-    return idx[np.argsort(self._tree[-1][idx])]
+    def by_age(
+        self,
+        idx: np.ndarray,  # int64, of things that are here
+    ) -> np.ndarray:  # int64
+        "These indices, the oldest first"
+        return idx[np.argsort(self._tree[-1][idx])]

@@ -10,9 +10,14 @@ import os
 from copy import copy
 from pathlib import Path
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.compiled import bytes_at, floats_at, longs_at, memmove, njit
-from ..steps.core import Steps, plain_columns, refuse_flags, steps_of_bytes, steps_of_rows
+from fastrl_replay.steps.core import (
+    Steps,
+    plain_columns,
+    refuse_flags,
+    steps_of_bytes,
+    steps_of_rows,
+)
 from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, choice, whole
 from ..steps.row_dtypes import EPISODE, extend_dtype, padding
 from ..envs.episodes import ENV, SIZE, RowLayout
@@ -22,32 +27,51 @@ from ..steps.recycled import batch_bytes
 from .places import RESERVED, MainMemory, Place
 from .directory import Directory, check_path
 from .on_device import Device, DeviceRows, stamp_tensor
-from fastrl_replay.memory.links import (COUNTERS, INSERTED, OLDEST, SLOTS, Links, acceptable, count_drawn,
-    link_rows)
+from fastrl_replay.memory.links import (
+    COUNTERS,
+    INSERTED,
+    OLDEST,
+    SLOTS,
+    Links,
+    acceptable,
+    count_drawn,
+    link_rows,
+)
 from ..steps.states import array, checked
 
 # %% ../../nbs/memory/rows.ipynb #c91da52a
 _BATCH = dict(index='i8', weight='f4')
 
+
 class BatchPlan:
     "The rows of a batch: a memory's rows with `index` and `weight`"
-    def __init__(self, dtype:np.dtype): # of the memory's rows; those of batches have both columns already
-        self.dtype = extend_dtype(dtype, **{n: d for n,d in _BATCH.items() if n not in dtype.names})
-        self.itemsize,self.plain = self.dtype.itemsize,plain_columns(self.dtype)
-        self.numbers = np.array([self.itemsize, self.dtype.fields['index'][1]//8, self.dtype.fields['weight'][1]//4])
+
+    def __init__(
+        self, dtype: np.dtype
+    ):  # of the memory's rows; those of batches have both columns already
+        self.dtype = extend_dtype(
+            dtype, **{n: d for n, d in _BATCH.items() if n not in dtype.names}
+        )
+        self.itemsize, self.plain = self.dtype.itemsize, plain_columns(self.dtype)
+        self.numbers = np.array(
+            [self.itemsize, self.dtype.fields['index'][1] // 8, self.dtype.fields['weight'][1] // 4]
+        )
 
     def steps(self, out, n):
         "Bytes as a batch"
-        if not isinstance(out, np.ndarray): return as_steps(out, self.dtype, n)
+        if not isinstance(out, np.ndarray):
+            return as_steps(out, self.dtype, n)
         return steps_of_rows(np.ndarray(n, self.dtype, out), self.plain)
 
+
 def as_steps(
-    out, # rows as bytes: an array, or a tensor on any device
-    dtype:np.dtype, # of the rows
-    shape, # of the block
-)->Steps: # on the same memory
+    out,  # rows as bytes: an array, or a tensor on any device
+    dtype: np.dtype,  # of the rows
+    shape,  # of the block
+) -> Steps:  # on the same memory
     "Bytes as rows"
-    if isinstance(out, np.ndarray): return Steps(np.ndarray(shape, dtype, out))
+    if isinstance(out, np.ndarray):
+        return Steps(np.ndarray(shape, dtype, out))
     shape = (shape,) if isinstance(shape, int) else shape
     return steps_of_bytes(out.view(*shape, dtype.itemsize), dtype)
 
@@ -55,362 +79,481 @@ def as_steps(
 @njit
 def _stamp(out, keys, weights, plan):
     "Write key and weight into each row of a batch"
-    size,index_at,weight_at = plan
-    index,weight = out[:len(out) & ~7].view(np.int64),out.view(np.float32)   # rows are a multiple of 8 bytes
+    size, index_at, weight_at = plan
+    # rows are a multiple of 8 bytes
+    index = out[: len(out) & ~7].view(np.int64)
+    weight = out.view(np.float32)
     for i in range(len(keys)):
-        index[i*(size >> 3) + index_at],weight[i*(size >> 2) + weight_at] = keys[i],weights[i]
+        index[i * (size >> 3) + index_at], weight[i * (size >> 2) + weight_at] = keys[i], weights[i]
 
 # %% ../../nbs/memory/rows.ipynb #dc08d992
-STORES = {}   # each class of stores by its name, by which a memory on disk is opened again
+STORES = {}  # each class of stores by its name, by which a memory on disk is opened again
 
 # %% ../../nbs/memory/rows.ipynb #8b2fcf9b
 class Store:
     "The base of stores: adds blocks, draws batches and saves by `put` and `gather`"
-    folder,mode,spare = None,'a',0   # of a directory in which its arrays lie; None: in none
-    device = None                    # the device of rows and batches; None: in main memory
-    _there = None                    # rows that lie on a device; None: they are in arrays
-    nbytes = 0                       # reserved
-    def __init_subclass__(cls): STORES[cls.__name__] = cls
-    def reserve(self, place:Place): "Make room"
-    def refuse(self, rows): "Raise where some of these can't be kept: afterwards it is too late, older rows have gone"
-    def put(self, slots, rows): raise NotImplementedError
-    def gather(self, slots, out, present=-1): raise NotImplementedError
-    def empty(self, n, size)->np.ndarray: # n rows of so many bytes, for `gather`
-        return batch_bytes(n*size).reshape(n, size) if self._there is None else self._there.empty(n, size)
-    def reopen(self): "Go on with what lies in the place"
-    def follow(self): "See what the process has done that writes"
-    def derive(self, slots): "Make anew what is known of rows in these slots, oldest first, and is not by slot"
-    def close(self): "Nothing more will be written"
-    def needs(self, dtype, max_sz)->int: return max_sz*dtype.itemsize   # bytes that it must have when full
-    def stats(self)->dict: return {}                                 # what else there is to say of it
 
-    def open(self,
-        dtype:np.dtype, # of the rows
-        max_sz:int, # how many there can be
-        place:Place, # where its arrays lie
-    )->'Store': # with memory; the store itself stays as it is
+    # of a directory in which its arrays lie; None: in none
+    folder = None
+    mode = 'a'
+    spare = 0
+    device = None  # the device of rows and batches; None: in main memory
+    _there = None  # rows that lie on a device; None: they are in arrays
+    nbytes = 0  # reserved
+
+    def __init_subclass__(cls):
+        STORES[cls.__name__] = cls
+
+    def reserve(self, place: Place):
+        "Make room"
+
+    def refuse(self, rows):
+        "Raise where some of these can't be kept: afterwards it is too late, older rows have gone"
+
+    def put(self, slots, rows):
+        raise NotImplementedError
+
+    def gather(self, slots, out, present=-1):
+        raise NotImplementedError
+
+    def empty(self, n, size) -> np.ndarray:  # n rows of so many bytes, for `gather`
+        return (
+            batch_bytes(n * size).reshape(n, size)
+            if self._there is None
+            else self._there.empty(n, size)
+        )
+
+    def reopen(self):
+        "Go on with what lies in the place"
+
+    def follow(self):
+        "See what the process has done that writes"
+
+    def derive(self, slots):
+        "Make anew what is known of rows in these slots, oldest first, and is not by slot"
+
+    def close(self):
+        "Nothing more will be written"
+
+    def needs(self, dtype, max_sz) -> int:
+        return max_sz * dtype.itemsize  # bytes that it must have when full
+
+    def stats(self) -> dict:
+        return {}  # what else there is to say of it
+
+    def open(
+        self,
+        dtype: np.dtype,  # of the rows
+        max_sz: int,  # how many there can be
+        place: Place,  # where its arrays lie
+    ) -> 'Store':  # with memory; the store itself stays as it is
         "A store of this kind with room for rows"
         new = copy(self)
-        new.dtype,new.max_sz,new.place = dtype,max_sz,place
+        new.dtype = dtype
+        new.max_sz = max_sz
+        new.place = place
         new.reserve(place)
         return new
 
-# %% ../../nbs/memory/rows.ipynb #c83f7c86
-@patch
-def __getstate__(self:Store): # a store that is copied or sent elsewhere has its settings there, and no memory
-    return {k: v for k,v in vars(self).items() if k[0] != '_' and k not in ('dtype','max_sz','place')}
+    def __getstate__(
+        self,
+    ):  # a store that is copied or sent elsewhere has its settings there, and no memory
+        return {
+            k: v
+            for k, v in vars(self).items()
+            if k[0] != '_' and k not in ('dtype', 'max_sz', 'place')
+        }
+
+    def lies(self, path, device=None, mode='a', spare=0):
+        "Keep where it lies, if that can be"
+        who = type(self).__name__
+        self.device = device_of(type(self).__name__, device)
+        if path is not None and not isinstance(path, (str, os.PathLike)):
+            raise ArgumentTypeError(who, 'path', repr(path)[:60], 'the path of a directory')
+        if path is None and (mode != 'a' or spare):
+            raise ArgumentError(
+                who,
+                'mode and spare',
+                f'{mode!r}, {spare}',
+                "'a' and 0 where there is no path",
+                f"{who}(path=…)",
+            )
+        if path is not None and device is not None:
+            raise ArgumentError(
+                who,
+                'path and device',
+                f'{path!r}, {device!r}',
+                'one of them',
+                'a path: Prefetch(device=…) brings batches to a device',
+            )
+        self.path, self.folder, self.mode = path, None, choice(who, 'mode', mode, ('a', 'r'))
+        if path is not None:
+            self.path, self.folder = os.fspath(path), _absolute(who, os.fspath(path))
+        self.spare = whole(who, 'spare', spare, 0, 2**31 - 1)
+
+    def _place_text(self) -> list:  # of text
+        "The arguments that say where it lies"
+        named = {
+            k: v
+            for k in ('path', 'device', 'mode', 'spare')
+            if (v := getattr(self, k)) != getattr(Store, k, None)
+        }
+        return [f'{k}={v!r}' for k, v in named.items()]
+
+    def new_place(self, who: str) -> Place:  # opened
+        "Where its arrays lie"
+        if self.folder is not None:
+            return Directory(self.folder, self.mode, who)
+        return MainMemory(who) if self.device is None else Device(self.device, who)
+
+    def check_place(self, who: str):
+        "Raise where it can't be opened, without opening it"
+        if self.folder is not None:
+            check_path(self.folder, self.mode, who)
+
+    def settings(self) -> dict:  # plain data
+        "What must be the same where a memory on disk is opened again"
+        return dict(kind=type(self).__name__)
+
+    def add(self, line: Links, rows: np.ndarray) -> bool:
+        "Take rows in, or do nothing: some can't be taken as they are"
+        if not line.accepts(rows):
+            return False
+        self.refuse(rows)
+        slots = line.reserve(len(rows))
+        if len(slots):
+            self.put(slots, rows[len(rows) - len(slots) :])
+        line.append(rows)
+        return True
+
+    def batch(self, line: Links, keys, weights, plan: BatchPlan) -> Steps:
+        "The rows with these keys as a batch; counted as drawn"
+        check_weights(keys, weights)
+        out = self.empty(len(keys), plan.itemsize)
+        self.gather(line.slots(keys), out)
+        if isinstance(out, np.ndarray):
+            _stamp(out.reshape(-1), keys, weights, plan.numbers)
+        else:
+            stamp_tensor(out, keys, weights, plan)
+        count_drawn(line.tables.numbers, keys)
+        return plan.steps(out, len(keys))
+
+    def packed_batch(self, line, keys, weights, plan) -> Steps:
+        "The same for who sends it elsewhere: a store may leave parts of it packed, which `unpacked` unpacks there"
+        return self.batch(line, keys, weights, plan)
+
+    def _batch_there(self, line, keys, weights, plan):
+        "The same by one call of the device on which rows lie, and without `gather`"
+        check_weights(keys, weights)
+        out = self._there.batch(line.slots(keys), keys, weights, plan)
+        count_drawn(line.tables.numbers, keys)
+        return plan.steps(out, len(keys))
+
+    def bytes_of(self, slots) -> np.ndarray:  # uint8 [slots, bytes]
+        "The rows in these slots, in main memory"
+        size = self.dtype.itemsize
+
+        def gathered(slots):
+            rows = self.empty(len(slots), size)
+            self.gather(slots, rows)
+            return rows
+
+        if isinstance(self.empty(0, size), np.ndarray):
+            return gathered(slots)
+        rows = torch.empty((len(slots), size), dtype=torch.uint8)
+        part = max(self.place.part // size, 1)
+        for a in range(0, len(slots), part):
+            rows[a : a + part] = gathered(slots[a : a + part])
+        return rows.numpy()
+
+    def episodes(self, slots) -> np.ndarray:  # structured: the columns that episodes have, and `n`
+        "What the rows in these slots say of their episodes"
+        found = np.empty(len(slots), _episode_dtype(self.dtype))
+        for a in range(0, len(slots), 4096):
+            rows = self.bytes_of(slots[a : a + 4096]).reshape(-1).view(self.dtype)
+            for n in found.dtype.names:
+                found[n][a : a + 4096] = rows[n]
+        return found
+
+    @property
+    def columns(self) -> np.ndarray:  # structured, by slot
+        "Columns of the rows in all slots; those of a store that has them somewhere are no copies"
+        return self.bytes_of(np.arange(self.max_sz)).reshape(-1).view(self.dtype)
+
+    def some_columns(self, slots, names) -> dict:  # name → array
+        "These columns, as far as there are such, of the rows in these slots"
+        found = {n: np.empty(len(slots), self.dtype[n]) for n in names if n in self.dtype.names}
+        for a in range(0, len(slots) if found else 0, 4096):
+            rows = self.bytes_of(slots[a : a + 4096]).reshape(-1).view(self.dtype)
+            for n in found:
+                found[n][a : a + 4096] = rows[n]
+        return found
+
+    @property
+    def read_bytes(self) -> int:
+        "How many bytes of a row are read for a column"
+        return self.dtype.itemsize
+
+    def state_dict(self, slots) -> dict:  # plain data and tensors
+        "What a checkpoint holds: the rows in these slots"
+        rows = self.bytes_of(slots)
+        rows[:, padding(self.dtype)] = 0
+        return dict(rows=torch.from_numpy(rows))
+
+    def load_state_dict(self, slots, state: dict):
+        "Rows that were saved go into these slots"
+        who = type(self).__name__
+        dtype = self.dtype
+        saved = checked(who, dict(rows=array(np.uint8, len(slots), dtype.itemsize)), state)['rows']
+        rows = saved.reshape(-1).view(dtype)
+        check_saved_rows(who, rows, NaNSearch(dtype))
+        if len(slots):
+            self.put(slots, rows)
 
 # %% ../../nbs/memory/rows.ipynb #36d5083d
-@patch
-def lies(self:Store, path, device=None, mode='a', spare=0):
-    "Keep where it lies, if that can be"
-    who,self.device = type(self).__name__,device_of(type(self).__name__, device)
-    if path is not None and not isinstance(path, (str,os.PathLike)):
-        raise ArgumentTypeError(who, 'path', repr(path)[:60], 'the path of a directory')
-    if path is None and (mode != 'a' or spare): raise ArgumentError(who, 'mode and spare', f'{mode!r}, {spare}',
-        "'a' and 0 where there is no path", f"{who}(path=…)")
-    if path is not None and device is not None: raise ArgumentError(who, 'path and device', f'{path!r}, {device!r}',
-        'one of them', 'a path: Prefetch(device=…) brings batches to a device')
-    self.path,self.folder,self.mode = path,None,choice(who, 'mode', mode, ('a','r'))
-    if path is not None: self.path,self.folder = os.fspath(path),_absolute(who, os.fspath(path))
-    self.spare = whole(who, 'spare', spare, 0, 2**31-1)
-
-@patch
-def _place_text(self:Store)->list: # of text
-    "The arguments that say where it lies"
-    named = {k: v for k in ('path','device','mode','spare') if (v := getattr(self, k)) != getattr(Store, k, None)}
-    return [f'{k}={v!r}' for k,v in named.items()]
-
 def _absolute(who, path):
     "Where it is whatever the working directory will be"
     try:
-        if isinstance(path, bytes) or '\0' in path or not path: raise ValueError('a name of at least one character')
+        if isinstance(path, bytes) or '\0' in path or not path:
+            raise ValueError('a name of at least one character')
         path.encode()
         return str(Path(path).expanduser().absolute())
-    except (ValueError,RuntimeError,OSError) as e:
+    except (ValueError, RuntimeError, OSError) as e:
         raise ArgumentError(who, 'path', f'{path!r:.60} ({e})', 'the path of a directory') from None
 
-# %% ../../nbs/memory/rows.ipynb #0852b9aa
-@patch
-def new_place(self:Store, who:str)->Place: # opened
-    "Where its arrays lie"
-    if self.folder is not None: return Directory(self.folder, self.mode, who)
-    return MainMemory(who) if self.device is None else Device(self.device, who)
-
-@patch
-def check_place(self:Store, who:str):
-    "Raise where it can't be opened, without opening it"
-    if self.folder is not None: check_path(self.folder, self.mode, who)
-
-@patch
-def settings(self:Store)->dict: # plain data
-    "What must be the same where a memory on disk is opened again"
-    return dict(kind=type(self).__name__)
-
-# %% ../../nbs/memory/rows.ipynb #735f3283
-@patch
-def add(self:Store, line:Links, rows:np.ndarray)->bool:
-    "Take rows in, or do nothing: some can't be taken as they are"
-    if not line.accepts(rows): return False
-    self.refuse(rows)
-    slots = line.reserve(len(rows))
-    if len(slots): self.put(slots, rows[len(rows)-len(slots):])
-    line.append(rows)
-    return True
-
-@patch
-def batch(self:Store, line:Links, keys, weights, plan:BatchPlan)->Steps:
-    "The rows with these keys as a batch; counted as drawn"
-    check_weights(keys, weights)
-    out = self.empty(len(keys), plan.itemsize)
-    self.gather(line.slots(keys), out)
-    if isinstance(out, np.ndarray): _stamp(out.reshape(-1), keys, weights, plan.numbers)
-    else: stamp_tensor(out, keys, weights, plan)
-    count_drawn(line.tables.numbers, keys)
-    return plan.steps(out, len(keys))
-
 # %% ../../nbs/memory/rows.ipynb #c02c43ac
-@patch
-def packed_batch(self:Store, line, keys, weights, plan)->Steps:
-    "The same for who sends it elsewhere: a store may leave parts of it packed, which `unpacked` unpacks there"
-    return self.batch(line, keys, weights, plan)
-
 def check_weights(keys, weights):
     "An error where these are not as many"
     n = len(keys)
-    if len(weights) != n: raise ArgumentError('Store', 'weights', len(weights), f'{n}, one for each key')
-
-@patch
-def _batch_there(self:Store, line, keys, weights, plan):
-    "The same by one call of the device on which rows lie, and without `gather`"
-    check_weights(keys, weights)
-    out = self._there.batch(line.slots(keys), keys, weights, plan)
-    count_drawn(line.tables.numbers, keys)
-    return plan.steps(out, len(keys))
+    if len(weights) != n:
+        raise ArgumentError('Store', 'weights', len(weights), f'{n}, one for each key')
 
 # %% ../../nbs/memory/rows.ipynb #99300286
-@patch
-def bytes_of(self:Store, slots)->np.ndarray: # uint8 [slots, bytes]
-    "The rows in these slots, in main memory"
-    size = self.dtype.itemsize
-    def gathered(slots):
-        rows = self.empty(len(slots), size)
-        self.gather(slots, rows)
-        return rows
-    if isinstance(self.empty(0, size), np.ndarray): return gathered(slots)
-    rows,part = torch.empty((len(slots), size), dtype=torch.uint8),max(self.place.part//size, 1)
-    for a in range(0, len(slots), part): rows[a:a+part] = gathered(slots[a:a+part])
-    return rows.numpy()
+def _episode_dtype(dtype):
+    return np.dtype([(n, dtype[n]) for n in (*EPISODE, 'n') if n in dtype.names])
 
-@patch
-def episodes(self:Store, slots)->np.ndarray: # structured: the columns that episodes have, and `n`
-    "What the rows in these slots say of their episodes"
-    found = np.empty(len(slots), _episode_dtype(self.dtype))
-    for a in range(0, len(slots), 4096):
-        rows = self.bytes_of(slots[a:a+4096]).reshape(-1).view(self.dtype)
-        for n in found.dtype.names: found[n][a:a+4096] = rows[n]
-    return found
-
-def _episode_dtype(dtype): return np.dtype([(n, dtype[n]) for n in (*EPISODE,'n') if n in dtype.names])
 
 def episodes_at(columns, slots):
     "The same from columns by slot"
     found = np.empty(len(slots), _episode_dtype(columns.dtype))
-    for n in found.dtype.names: found[n] = columns[n][slots]
+    for n in found.dtype.names:
+        found[n] = columns[n][slots]
     return found
-
-@patch(as_prop=True)
-def columns(self:Store)->np.ndarray: # structured, by slot
-    "Columns of the rows in all slots; those of a store that has them somewhere are no copies"
-    return self.bytes_of(np.arange(self.max_sz)).reshape(-1).view(self.dtype)
-
-# %% ../../nbs/memory/rows.ipynb #eaac9080
-@patch
-def some_columns(self:Store, slots, names)->dict: # name → array
-    "These columns, as far as there are such, of the rows in these slots"
-    found = {n: np.empty(len(slots), self.dtype[n]) for n in names if n in self.dtype.names}
-    for a in range(0, len(slots) if found else 0, 4096):
-        rows = self.bytes_of(slots[a:a+4096]).reshape(-1).view(self.dtype)
-        for n in found: found[n][a:a+4096] = rows[n]
-    return found
-
-@patch(as_prop=True)
-def read_bytes(self:Store)->int:
-    "How many bytes of a row are read for a column"
-    return self.dtype.itemsize
 
 # %% ../../nbs/memory/rows.ipynb #11a88c51
-@patch
-def state_dict(self:Store, slots)->dict: # plain data and tensors
-    "What a checkpoint holds: the rows in these slots"
-    rows = self.bytes_of(slots)
-    rows[:, padding(self.dtype)] = 0
-    return dict(rows=torch.from_numpy(rows))
-
-@patch
-def load_state_dict(self:Store, slots, state:dict):
-    "Rows that were saved go into these slots"
-    who,dtype = type(self).__name__,self.dtype
-    saved = checked(who, dict(rows=array(np.uint8, len(slots), dtype.itemsize)), state)['rows']
-    rows = saved.reshape(-1).view(dtype)
-    check_saved_rows(who, rows, NaNSearch(dtype))
-    if len(slots): self.put(slots, rows)
-
 def check_saved_rows(
-    who:str, # whose they are
-    rows:np.ndarray, # structured
-    search:NaNSearch, # where in such rows a NaN can be
+    who: str,  # whose they are
+    rows: np.ndarray,  # structured
+    search: NaNSearch,  # where in such rows a NaN can be
 ):
     "Raise where there can be no such rows"
     refuse_flags(who, rows)
-    if has_nan(rows.ctypes.data, len(rows), search.at): raise StateError(who, 'saved rows with a NaN', first_nan(rows))
+    if has_nan(rows.ctypes.data, len(rows), search.at):
+        raise StateError(who, 'saved rows with a NaN', first_nan(rows))
 
 # %% ../../nbs/memory/rows.ipynb #fd26024e
-_u8,_u64 = np.uint8,np.uint64   # unsigned places spare the kernel a test for negative ones
+# unsigned places spare the kernel a test for negative ones
+_u8 = np.uint8
+_u64 = np.uint64
+
 
 @njit(nogil=True)
 def _gather_rows(mem, size, slots, out, present):
     "Copy rows from slots, zeros for slot -1, and say in byte `present` of each whether there is one"
-    touched,out_size,dst = _u8(0),out.shape[1],out.ctypes.data
-    for i in range(len(slots)): touched |= mem[_u64(max(slots[_u64(i)], 0)*size)]
+    touched = _u8(0)
+    out_size = out.shape[1]
+    dst = out.ctypes.data
+    for i in range(len(slots)):
+        touched |= mem[_u64(max(slots[_u64(i)], 0) * size)]
     flat = out.reshape(out.size)
     for i in range(len(slots)):
         slot = slots[_u64(i)]
-        if slot >= 0: memmove(dst, mem.ctypes.data + slot*size, size)
+        if slot >= 0:
+            memmove(dst, mem.ctypes.data + slot * size, size)
         else:
-            for b in range(size): flat[_u64(i*out_size + b)] = 0
-        if present >= 0: flat[_u64(i*out_size + present)] = slot >= 0
+            for b in range(size):
+                flat[_u64(i * out_size + b)] = 0
+        if present >= 0:
+            flat[_u64(i * out_size + present)] = slot >= 0
         dst += out_size
-    return touched   # or the compiler would leave the touching out
+    return touched  # or the compiler would leave the touching out
 
 # %% ../../nbs/memory/rows.ipynb #0363bac9
-_ROWS = 20   # in its plan: where the rows are, then the numbers of a `BatchPlan`; before that, what the links look at
+# in its plan: where the rows are, then the numbers of a `BatchPlan`; before that, what the links look at
+_ROWS = 20
+
 
 class Rows(Store):
     "Whole rows, in main memory, in files or on a device"
+
     nbytes = property(lambda self: (self._there or self._mem).nbytes, doc='Bytes reserved')
-    def __init__(self,
-        path=None, # of a directory in which they are kept; None: they are in main memory
-        device=None, # on which they lie, and batches: 'cuda', or 'auto' for a GPU if there is one; None: on none
+
+    def __init__(
+        self,
+        path=None,  # of a directory in which they are kept; None: they are in main memory
+        device=None,  # on which they lie, and batches: 'cuda', or 'auto' for a GPU if there is one; None: on none
         *,
-        mode:str='a', # 'a': go on with what is there, or begin; 'r': read, also while another process writes
-        spare:int=0, # rows that stay there beyond `max_sz`, so that a run can go back to its last checkpoint
-    ): self.lies(path, device, mode, spare)
+        mode: str = 'a',  # 'a': go on with what is there, or begin; 'r': read, also while another process writes
+        spare: int = 0,  # rows that stay there beyond `max_sz`, so that a run can go back to its last checkpoint
+    ):
+        self.lies(path, device, mode, spare)
 
     def reserve(self, place):
-        size,there = self.dtype.itemsize,place.device is not None
+        size = self.dtype.itemsize
+        there = place.device is not None
         self._there = DeviceRows(place, self.max_sz, size, type(self).__name__) if there else None
-        self._plan = None   # of an array, for kernels
-        if not there: self._reserve_array(place)
+        self._plan = None  # of an array, for kernels
+        if not there:
+            self._reserve_array(place)
 
-    def __repr__(self): return f'Rows({", ".join(self._place_text()).removeprefix("path=")})'
+    def __repr__(self):
+        return f'Rows({", ".join(self._place_text()).removeprefix("path=")})'
 
-# %% ../../nbs/memory/rows.ipynb #1b671e8a
-@patch
-def _reserve_array(self:Rows, place):
-    "Whole rows, and what the kernels look at"
-    dtype,self._search = self.dtype,NaNSearch(self.dtype)
-    self._mem = place.new('rows', (self.max_sz, dtype.itemsize), np.uint8, by='slot')
-    layout = RowLayout('Rows', dtype, strict=False)
-    self._plan = np.array([*layout.at, *self._search.at, self._mem.ctypes.data, *BatchPlan(dtype).numbers])
-    self._seen,self._draws,self._outgrows = self._mem,self._plan,place.outgrown(self._mem.nbytes)   # for reading
-    if not self._outgrows: return
-    self._seen,self._draws = place.scattered('rows', self._mem),self._plan.copy()
-    self._draws[_ROWS] = self._seen.ctypes.data
+    def _reserve_array(self, place):
+        "Whole rows, and what the kernels look at"
+        dtype = self.dtype
+        self._search = NaNSearch(self.dtype)
+        self._mem = place.new('rows', (self.max_sz, dtype.itemsize), np.uint8, by='slot')
+        layout = RowLayout('Rows', dtype, strict=False)
+        self._plan = np.array(
+            [*layout.at, *self._search.at, self._mem.ctypes.data, *BatchPlan(dtype).numbers]
+        )
+        # for reading
+        self._seen, self._draws, self._outgrows = (
+            self._mem,
+            self._plan,
+            place.outgrown(self._mem.nbytes),
+        )
+        if not self._outgrows:
+            return
+        self._seen, self._draws = place.scattered('rows', self._mem), self._plan.copy()
+        self._draws[_ROWS] = self._seen.ctypes.data
 
-# %% ../../nbs/memory/rows.ipynb #f663696b
-@patch
-def put(self:Rows, slots, rows):
-    "Rows go into slots"
-    if self._there is not None: self._there.put(slots, rows)
-    else: self._mem[slots] = rows.view(np.uint8).reshape(len(rows), -1)
+    def put(self, slots, rows):
+        "Rows go into slots"
+        if self._there is not None:
+            self._there.put(slots, rows)
+        else:
+            self._mem[slots] = rows.view(np.uint8).reshape(len(rows), -1)
 
-@patch
-def gather(self:Rows, slots, out, present=-1):
-    "Rows come back, as bytes"
-    if self._there is not None: return self._there.gather(slots, out, present)
-    slots = slots.reshape(-1)
-    if self._outgrows: self.place.request(self._seen, slots)
-    _gather_rows(self._seen.reshape(-1), self.dtype.itemsize, slots, out, present)
+    def gather(self, slots, out, present=-1):
+        "Rows come back, as bytes"
+        if self._there is not None:
+            return self._there.gather(slots, out, present)
+        slots = slots.reshape(-1)
+        if self._outgrows:
+            self.place.request(self._seen, slots)
+        _gather_rows(self._seen.reshape(-1), self.dtype.itemsize, slots, out, present)
 
-@patch(as_prop=True)
-def columns(self:Rows)->np.ndarray:
-    "Of all slots, as they are; copies where they come from a device"
-    return self._seen.reshape(-1).view(self.dtype) if self._there is None else Store.columns.fget(self)
+    @property
+    def columns(self) -> np.ndarray:
+        "Of all slots, as they are; copies where they come from a device"
+        return (
+            self._seen.reshape(-1).view(self.dtype)
+            if self._there is None
+            else Store.columns.fget(self)
+        )
 
-@patch
-def episodes(self:Rows, slots):
-    "What the rows in these slots say of their episodes"
-    if self._there is not None: return Store.episodes(self, slots)
-    self.place.request(self._seen, slots)   # one by one, a page for each episode would take seconds
-    return episodes_at(self.columns, slots)
+    def episodes(self, slots):
+        "What the rows in these slots say of their episodes"
+        if self._there is not None:
+            return Store.episodes(self, slots)
+        # one by one, a page for each episode would take seconds
+        self.place.request(self._seen, slots)
+        return episodes_at(self.columns, slots)
 
-@patch
-def some_columns(self:Rows, slots, names):
-    if self._there is not None: return Store.some_columns(self, slots, names)
-    if self._outgrows: self.place.request(self._seen, slots)
-    return {n: self.columns[n][slots] for n in names if n in self.dtype.names}
+    def some_columns(self, slots, names):
+        if self._there is not None:
+            return Store.some_columns(self, slots, names)
+        if self._outgrows:
+            self.place.request(self._seen, slots)
+        return {n: self.columns[n][slots] for n in names if n in self.dtype.names}
+
+    def add(self, line: Links, rows: np.ndarray) -> bool:
+        "Take rows in, or do nothing: some can't be taken as they are"
+        plan = self._plan
+        if plan is None:
+            return self._there.add(line, rows)
+        return _add_rows(line.tables.numbers, plan, rows['env_id'])
+
+    def batch(self, line: Links, keys, weights, plan: BatchPlan) -> Steps:
+        "The rows with these keys as a batch; counted as drawn"
+        if self._there is not None:
+            return self._batch_there(line, keys, weights, plan)
+        n = len(keys)
+        if len(weights) != n:
+            check_weights(keys, weights)
+        if self._outgrows:
+            self.place.request(self._seen, line.slots(keys))
+        out = batch_bytes(n * plan.itemsize)
+        # says which
+        if not _draw_rows(line.tables.numbers, self._draws, keys, weights, out):
+            line.slots(keys)
+        return plan.steps(out, n)
 
 # %% ../../nbs/memory/rows.ipynb #0ac8e359
 @njit(nogil=True)
 def _add_rows(numbers, plan, env_id):
     "Take a block in, or nothing of it; the place's counters say first what will be written"
-    size,n,max_sz,inserted = plan[SIZE],len(env_id),numbers[SLOTS],numbers[INSERTED]
+    size = plan[SIZE]
+    n = len(env_id)
+    max_sz = numbers[SLOTS]
+    inserted = numbers[INSERTED]
     address = env_id.ctypes.data - plan[ENV]
-    if n > 1 and env_id.strides[0] != size: return False   # not contiguous
-    if not acceptable(numbers, plan, address, n): return False
-    stay = min(n, max_sz)   # of a block that is larger than the memory, the last rows
+    if n > 1 and env_id.strides[0] != size:
+        return False  # not contiguous
+    if not acceptable(numbers, plan, address, n):
+        return False
+    stay = min(n, max_sz)  # of a block that is larger than the memory, the last rows
     slot = (inserted + n - stay) % max_sz
-    first,src = min(stay, max_sz - slot),address + (n - stay)*size
+    first = min(stay, max_sz - slot)
+    src = address + (n - stay) * size
     counters = longs_at(numbers[COUNTERS], 2)
     counters[RESERVED] = max(counters[RESERVED], inserted + n)
-    memmove(plan[_ROWS] + slot*size, src, first*size)
-    memmove(plan[_ROWS], src + first*size, (stay - first)*size)
+    memmove(plan[_ROWS] + slot * size, src, first * size)
+    memmove(plan[_ROWS], src + first * size, (stay - first) * size)
     link_rows(numbers, plan, address, n)
     return True
-
-@patch
-def add(self:Rows, line:Links, rows:np.ndarray)->bool:
-    "Take rows in, or do nothing: some can't be taken as they are"
-    plan = self._plan
-    if plan is None: return self._there.add(line, rows)
-    return _add_rows(line.tables.numbers, plan, rows['env_id'])
 
 # %% ../../nbs/memory/rows.ipynb #c194fdc3
 @njit(nogil=True)
 def _draw_rows(numbers, plan, keys, weights, out):
     "Copy rows by key into a batch; 0, and nothing is done: one of these keys is not valid"
-    size,max_sz,oldest,inserted = plan[SIZE],numbers[SLOTS],numbers[OLDEST],numbers[INSERTED]
-    n,low,high = len(keys),inserted,oldest
-    for i in range(n): low,high = min(low, keys[_u64(i)]),max(high, keys[_u64(i)])
-    if low < oldest or high >= inserted: return 0
-    source,out_size,index_at,weight_at = plan[_ROWS:]
-    mem = bytes_at(source, max_sz*size)
-    offset,touched = oldest % max_sz - oldest,_u8(0)   # key + offset is the slot, or max_sz more
+    size = plan[SIZE]
+    max_sz = numbers[SLOTS]
+    oldest = numbers[OLDEST]
+    inserted = numbers[INSERTED]
+    n = len(keys)
+    low = inserted
+    high = oldest
+    for i in range(n):
+        low = min(low, keys[_u64(i)])
+        high = max(high, keys[_u64(i)])
+    if low < oldest or high >= inserted:
+        return 0
+    source, out_size, index_at, weight_at = plan[_ROWS:]
+    mem = bytes_at(source, max_sz * size)
+    # key + offset is the slot, or max_sz more
+    offset = oldest % max_sz - oldest
+    touched = _u8(0)
     for i in range(n):
         slot = keys[_u64(i)] + offset
-        if slot >= max_sz: slot -= max_sz
-        touched |= mem[_u64(slot*size)]
+        if slot >= max_sz:
+            slot -= max_sz
+        touched |= mem[_u64(slot * size)]
     dst = out.ctypes.data
-    index,weight = longs_at(dst, len(out) >> 3),floats_at(dst, len(out) >> 2)
+    index = longs_at(dst, len(out) >> 3)
+    weight = floats_at(dst, len(out) >> 2)
     for i in range(n):
         key = keys[_u64(i)]
         slot = key + offset
-        if slot >= max_sz: slot -= max_sz
-        memmove(dst, source + slot*size, size)
-        index[_u64(index_at)],weight[_u64(weight_at)] = key,weights[_u64(i)]
-        dst,index_at,weight_at = dst + out_size,index_at + (out_size >> 3),weight_at + (out_size >> 2)
+        if slot >= max_sz:
+            slot -= max_sz
+        memmove(dst, source + slot * size, size)
+        index[_u64(index_at)], weight[_u64(weight_at)] = key, weights[_u64(i)]
+        dst = dst + out_size
+        index_at = index_at + (out_size >> 3)
+        weight_at = weight_at + (out_size >> 2)
     count_drawn(numbers, keys)
-    return 1 if touched < 255 else 2   # true either way, but now the compiler can't leave the touching out
-
-# %% ../../nbs/memory/rows.ipynb #5fbf56cf
-@patch
-def batch(self:Rows, line:Links, keys, weights, plan:BatchPlan)->Steps:
-    "The rows with these keys as a batch; counted as drawn"
-    if self._there is not None: return self._batch_there(line, keys, weights, plan)
-    n = len(keys)
-    if len(weights) != n: check_weights(keys, weights)
-    if self._outgrows: self.place.request(self._seen, line.slots(keys))
-    out = batch_bytes(n*plan.itemsize)
-    if not _draw_rows(line.tables.numbers, self._draws, keys, weights, out): line.slots(keys)   # says which
-    return plan.steps(out, n)
+    # true either way, but now the compiler can't leave the touching out
+    return 1 if touched < 255 else 2

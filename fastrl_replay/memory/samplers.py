@@ -7,165 +7,232 @@ __all__ = ['SAMPLERS', 'left_out', 'Sampler', 'Uniform', 'importance_weights', '
 
 # %% ../../nbs/memory/samplers.ipynb #818c76d3
 import numpy as np
-from fastcore.basics import patch
 from ..steps.compiled import njit
-from ..steps.errors import ArgumentError, ArgumentTypeError, NotEnoughRows, StateError, problem
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NotEnoughRows,
+    StateError,
+    problem,
+)
 from .draws import Draws, draw_distinct, draw_keys, draw_most
 from .places import Place
 from ..steps.states import checked, integer, text
 
 # %% ../../nbs/memory/samplers.ipynb #7e935f0e
 def left_out(
-    x, # an object
-    base, # a base of its class
-    *names, # of methods
-)->list:
+    x,  # an object
+    base,  # a base of its class
+    *names,  # of methods
+) -> list:
     "The methods among these that its class does not override"
     return [n for n in names if getattr(type(x), n) is getattr(base, n)]
 
+
 class _Refusing:
     "What a sampler may leave out"
-    def sample(self, n:int)->tuple: self._lack('sample')   # keys, and the probability of each
-    def priorities(self, td)->np.ndarray: self._lack('priorities')   # what `added` takes, from errors of new rows
-    def use_places(self, capacity:int): self._lack('use_places')   # draw places from now on, as many as these
-    def insert(self, places): self._lack('insert')   # these are taken now
-    def remove(self, places): self._lack('remove')   # these are free now
-    def _lack(self, method): raise NotImplementedError(problem(type(self).__name__, f'it has no `{method}`'))
 
-    def lacks(self,
-        *methods, # names
-    )->list:
+    def sample(self, n: int) -> tuple:
+        self._lack('sample')  # keys, and the probability of each
+
+    def priorities(self, td) -> np.ndarray:
+        self._lack('priorities')  # what `added` takes, from errors of new rows
+
+    def use_places(self, capacity: int):
+        self._lack('use_places')  # draw places from now on, as many as these
+
+    def insert(self, places):
+        self._lack('insert')  # these are taken now
+
+    def remove(self, places):
+        self._lack('remove')  # these are free now
+
+    def _lack(self, method):
+        raise NotImplementedError(problem(type(self).__name__, f'it has no `{method}`'))
+
+    def lacks(
+        self,
+        *methods,  # names
+    ) -> list:
         "The methods among these that it does not define"
         return left_out(self, _Refusing, *methods)
 
-    def check_places(self,
-        who:str, # who asks
+    def check_places(
+        self,
+        who: str,  # who asks
     ):
         "Raise where it draws keys in order only, and no places, as sequences have them"
         if missing := self.lacks('use_places', 'insert', 'remove'):
-            raise ArgumentTypeError(who, 'sampler', f'{type(self).__name__} without {", ".join(missing)}',
-                'one that draws places too, as Proportional and Ranked do', 'add these methods')
+            raise ArgumentTypeError(
+                who,
+                'sampler',
+                f'{type(self).__name__} without {", ".join(missing)}',
+                'one that draws places too, as Proportional and Ranked do',
+                'add these methods',
+            )
 
 # %% ../../nbs/memory/samplers.ipynb #85050311
-SAMPLERS = {}   # each class of samplers by the name that a memory takes as `kind`
+SAMPLERS = {}  # each class of samplers by the name that a memory takes as `kind`
 
 # %% ../../nbs/memory/samplers.ipynb #85050312
 class Sampler(_Refusing, Draws):
     "The base of samplers: which keys there are, random numbers, checkpoints"
-    counts_only = False   # True: keys that came with several blocks may be told at once, when the sampler is next used
-    replacement = False   # True: one key is enough for a batch
-    capacity = None       # how many keys there can be at a time; None: any number
-    keeps_least = True    # is `least` known?
-    first = end = 0       # the keys that can be drawn: first, …, end-1
-    nbytes = 0            # reserved
+
+    # True: keys that came with several blocks may be told at once, when the sampler is next used
+    counts_only = False
+    replacement = False  # True: one key is enough for a batch
+    capacity = None  # how many keys there can be at a time; None: any number
+    keeps_least = True  # is `least` known?
+    first = end = 0  # the keys that can be drawn: first, …, end-1
+    nbytes = 0  # reserved
     kind = property(lambda self: type(self).__name__, doc='What a checkpoint is of')
-    least = property(lambda self: 1/max(len(self), 1), doc='The smallest probability of a key')
+    least = property(lambda self: 1 / max(len(self), 1), doc='The smallest probability of a key')
     mass = property(lambda self: max(len(self), 1), doc='The sum of priorities')
-    def __init_subclass__(cls, named:str=None): # None: by the name of the class
-        if cls.__name__[0] != '_': SAMPLERS[named or cls.__name__] = cls
+
+    def __init_subclass__(cls, named: str = None):  # None: by the name of the class
+        if cls.__name__[0] != '_':
+            SAMPLERS[named or cls.__name__] = cls
 
     def clear(self):
         "As before the first key"
         super().clear()
         self.first = self.end = 0
-        self.place = None   # where the memory lies, when that is known
+        self.place = None  # where the memory lies, when that is known
 
-    def added(self, first:int, end:int, oldest:int=0, p=None):
+    def added(self, first: int, end: int, oldest: int = 0, p=None):
         "These keys were added, and those before `oldest` evicted"
         first = self.first if self.end > self.first else first
-        vars(self).update(first=int(max(oldest, first)), end=int(end))   # in one call, which no interrupt divides
-    def update(self, keys, td): "TD errors of these keys; here they change nothing"
-    def probabilities(self)->np.ndarray: return np.full(len(self), 1/max(len(self), 1))
-    def kept(self)->np.ndarray: return self.probabilities()   # priorities of what can be drawn, where it has some
-    def __len__(self): return self.end - self.first
-    def __repr__(self): return f'<{self.kind}>'
+        # in one call, which no interrupt divides
+        vars(self).update(first=int(max(oldest, first)), end=int(end))
 
-# %% ../../nbs/memory/samplers.ipynb #58c7509b
-@patch
-def state_dict(self:Sampler)->dict: # plain data and tensors
-    "What a checkpoint holds"
-    return dict(kind=self.kind, seed=int(self._seed), count=self._count, first=self.first, end=self.end)
+    def update(self, keys, td):
+        "TD errors of these keys; here they change nothing"
 
-@patch
-def check_state(self:Sampler, state:dict):
-    "The state, as `load_state_dict` may use it; a `StateError` where it is damaged, or of another sampler"
-    who,counts = type(self).__name__,{k: integer() for k in ('count','first','end')}
-    state = checked(who, dict(kind=text, seed=integer(0, 2**64-1), **counts), state, more=True)
-    if state['kind'] != self.kind: raise StateError(who, 'a checkpoint of another sampler', state['kind'], self.kind,
-        'build it as the saved one was built')
-    if state['first'] > state['end']: raise StateError(who, 'saved keys', f"{state['first']} to {state['end']-1}")
-    return state
+    def probabilities(self) -> np.ndarray:
+        return np.full(len(self), 1 / max(len(self), 1))
 
-@patch
-def load_state_dict(self:Sampler, state:dict):
-    "Continue where `state` was saved"
-    state = self.check_state(state)
-    self._seed,self._count = np.uint64(state['seed']),state['count']
-    self.first,self.end = state['first'],state['end']
+    def kept(self) -> np.ndarray:
+        return self.probabilities()  # priorities of what can be drawn, where it has some
 
-# %% ../../nbs/memory/samplers.ipynb #433f3260
-@patch
-def open(self:Sampler,
-    place:Place, # where arrays that must last can be had, as `place.lasting(name, dtype)`
-    key_of=None, # (places) → keys of rows, where places are drawn; None: keys are
-):
-    "The memory lies here; nothing is written there until `settle`"
-    self.place,self.key_of = place,key_of
+    def __len__(self):
+        return self.end - self.first
 
-@patch
-def reopen(self:Sampler, oldest:int, end:int): "Go on with what lies there of these keys"
-@patch
-def recall(self:Sampler, places): "Go on with what lies there of these places, which were just inserted"
-@patch
-def settle(self:Sampler): "From now on, what changes may be written down there"
-@patch
-def unwritten(self:Sampler, first:int, end:int): "These rows came, where places are drawn; nothing lies there of them"
-@patch
-def found(self:Sampler, state:dict):
-    "The state with what it left in the place; None: that is gone"
-    return state
+    def __repr__(self):
+        return f'<{self.kind}>'
+
+    def state_dict(self) -> dict:  # plain data and tensors
+        "What a checkpoint holds"
+        return dict(
+            kind=self.kind, seed=int(self._seed), count=self._count, first=self.first, end=self.end
+        )
+
+    def check_state(self, state: dict):
+        "The state, as `load_state_dict` may use it; a `StateError` where it is damaged, or of another sampler"
+        who = type(self).__name__
+        counts = {k: integer() for k in ('count', 'first', 'end')}
+        state = checked(
+            who, dict(kind=text, seed=integer(0, 2**64 - 1), **counts), state, more=True
+        )
+        if state['kind'] != self.kind:
+            raise StateError(
+                who,
+                'a checkpoint of another sampler',
+                state['kind'],
+                self.kind,
+                'build it as the saved one was built',
+            )
+        if state['first'] > state['end']:
+            raise StateError(who, 'saved keys', f"{state['first']} to {state['end'] - 1}")
+        return state
+
+    def load_state_dict(self, state: dict):
+        "Continue where `state` was saved"
+        state = self.check_state(state)
+        self._seed = np.uint64(state['seed'])
+        self._count = state['count']
+        self.first = state['first']
+        self.end = state['end']
+
+    def open(
+        self,
+        place: Place,  # where arrays that must last can be had, as `place.lasting(name, dtype)`
+        key_of=None,  # (places) → keys of rows, where places are drawn; None: keys are
+    ):
+        "The memory lies here; nothing is written there until `settle`"
+        self.place = place
+        self.key_of = key_of
+
+    def reopen(self, oldest: int, end: int):
+        "Go on with what lies there of these keys"
+
+    def recall(self, places):
+        "Go on with what lies there of these places, which were just inserted"
+
+    def settle(self):
+        "From now on, what changes may be written down there"
+
+    def unwritten(self, first: int, end: int):
+        "These rows came, where places are drawn; nothing lies there of them"
+
+    def found(self, state: dict):
+        "The state with what it left in the place; None: that is gone"
+        return state
 
 # %% ../../nbs/memory/samplers.ipynb #d959593f
 class Uniform(Sampler, named='uniform'):
     "Every key is as likely as any other"
+
     counts_only = True
-    def __init__(self,
-        seed:int=None, # of the draws; None: different draws each time
-        replacement:bool=False, # may a key be drawn twice in a batch?
+
+    def __init__(
+        self,
+        seed: int = None,  # of the draws; None: different draws each time
+        replacement: bool = False,  # may a key be drawn twice in a batch?
     ):
         self.replacement = replacement
         super().__init__(seed)
 
     def clear(self):
         super().clear()
-        self._table = np.empty(0, np.int32)   # or two samplers, used by two threads, would have one
-        self._p,self._p_of = np.empty(0),0    # the last probabilities, and of how many keys
+        # or two samplers, used by two threads, would have one
+        self._table = np.empty(0, np.int32)
+        # the last probabilities, and of how many keys
+        self._p = np.empty(0)
+        self._p_of = 0
 
-    def sample(self,
-        n:int, # how many keys
-    )->tuple: # keys (int64) and the probability of each
+    def sample(
+        self,
+        n: int,  # how many keys
+    ) -> tuple:  # keys (int64) and the probability of each
         "Draw `n` keys, distinct unless `replacement`"
-        n,here = int(n),self.end - self.first
+        n = int(n)
+        here = self.end - self.first
         least = 1 if self.replacement else max(n, 1)
-        if here < least: raise NotEnoughRows('Uniform', 'keys to draw', here, f'at least {least}')
+        if here < least:
+            raise NotEnoughRows('Uniform', 'keys to draw', here, f'at least {least}')
         keys = np.empty(n, np.int64)
-        if self.replacement: self._count = draw_keys(self._seed, self._count, self.first, here, keys)
-        elif 2*n > here: self._count = draw_most(self._seed, self._count, self.first, here, keys)
+        if self.replacement:
+            self._count = draw_keys(self._seed, self._count, self.first, here, keys)
+        elif 2 * n > here:
+            self._count = draw_most(self._seed, self._count, self.first, here, keys)
         else:
-            if len(self._table) < 4*n: self._table = np.empty(4 << (n-1).bit_length(), np.int32)
-            self._count = draw_distinct(self._seed, self._count, self.first, here, keys, self._table)
+            if len(self._table) < 4 * n:
+                self._table = np.empty(4 << (n - 1).bit_length(), np.int32)
+            self._count = draw_distinct(
+                self._seed, self._count, self.first, here, keys, self._table
+            )
         p = self._p
-        return keys,p if self._p_of == here and len(p) == n else self._equal_probabilities(n, here)
-    sample.trusted = True   # what it gives needs no check
+        return keys, p if self._p_of == here and len(p) == n else self._equal_probabilities(n, here)
 
-# %% ../../nbs/memory/samplers.ipynb #af15a20f
-@patch
-def _equal_probabilities(self:Uniform, n, here):
-    "Of `n` keys; in a full memory the same array is given out each time"
-    p = np.full(n, 1/here)
-    p.flags.writeable = False
-    self._p,self._p_of = p,here
-    return p
+    sample.trusted = True  # what it gives needs no check
+
+    def _equal_probabilities(self, n, here):
+        "Of `n` keys; in a full memory the same array is given out each time"
+        p = np.full(n, 1 / here)
+        p.flags.writeable = False
+        self._p = p
+        self._p_of = here
+        return p
 
 # %% ../../nbs/memory/samplers.ipynb #cb6bb694
 @njit
@@ -173,41 +240,73 @@ def _over_least(p, least):
     "Probabilities in units of `least`, or of the smallest in the batch where that is negative"
     if least < 0:
         least = np.inf
-        for i in range(len(p)): least = min(least, p[i])
-    for i in range(len(p)): p[i] /= least
+        for i in range(len(p)):
+            least = min(least, p[i])
+    for i in range(len(p)):
+        p[i] /= least
+
 
 def importance_weights(
-    p:np.ndarray, # probabilities of what was drawn; overwritten where they may be
-    beta:float, # 0: no correction; 1: all of it
-    least:float=-1., # the smallest probability that there is; negative: the smallest of these
-)->np.ndarray: # at most 1
+    p: np.ndarray,  # probabilities of what was drawn; overwritten where they may be
+    beta: float,  # 0: no correction; 1: all of it
+    least: float = -1.0,  # the smallest probability that there is; negative: the smallest of these
+) -> np.ndarray:  # at most 1
     "Weights that correct for probabilities that differ"
-    if not p.flags.writeable: p = p.copy()
+    if not p.flags.writeable:
+        p = p.copy()
     _over_least(p, least)
     return np.power(p, -beta, out=p)
 
 # %% ../../nbs/memory/samplers.ipynb #d41b90c7
 def drawn(
-    sampler:Sampler, # any
-    n:int, # how many keys
-)->tuple: # keys (int64) and the probability of each
+    sampler: Sampler,  # any
+    n: int,  # how many keys
+) -> tuple:  # keys (int64) and the probability of each
     "What a sampler draws; an error where these are no keys and probabilities"
     got = sampler.sample(n)
-    if getattr(type(sampler).sample, 'trusted', False): return got
-    who,remedy = f'{type(sampler).__name__}.sample','return keys,p'
-    try: keys,p = map(np.asarray, got)
-    except (ValueError,TypeError): raise ArgumentTypeError(who, 'what it gives', type(got).__name__,
-        f'{n} keys and the probability of each', remedy) from None
-    for what,x,kinds,shapes in ('keys',keys,'iu',[(n,)]), ('probabilities',p,'iuf',[(),(n,)]):
-        if x.dtype.kind not in kinds or x.shape not in shapes: raise ArgumentError(who, what,
-            f'{x.dtype} {list(x.shape)}', f'{"numbers" if "f" in kinds else "whole numbers"} [{n}]', remedy)
-    p = np.full(n, p, np.float64)   # a new array, because weights are written into it
+    if getattr(type(sampler).sample, 'trusted', False):
+        return got
+    who = f'{type(sampler).__name__}.sample'
+    remedy = 'return keys,p'
+    try:
+        keys, p = map(np.asarray, got)
+    except (ValueError, TypeError):
+        raise ArgumentTypeError(
+            who,
+            'what it gives',
+            type(got).__name__,
+            f'{n} keys and the probability of each',
+            remedy,
+        ) from None
+    for what, x, kinds, shapes in (
+        ('keys', keys, 'iu', [(n,)]),
+        ('probabilities', p, 'iuf', [(), (n,)]),
+    ):
+        if x.dtype.kind not in kinds or x.shape not in shapes:
+            raise ArgumentError(
+                who,
+                what,
+                f'{x.dtype} {list(x.shape)}',
+                f'{"numbers" if "f" in kinds else "whole numbers"} [{n}]',
+                remedy,
+            )
+    p = np.full(n, p, np.float64)  # a new array, because weights are written into it
     _refuse_drawn(who, sampler, keys, p)
-    return keys.astype(np.int64),p
+    return keys.astype(np.int64), p
+
 
 def _refuse_drawn(who, sampler, keys, p):
-    low,end = sampler.first,sampler.end
-    wrong,gone = ~((p > 0) & (p <= 1 + 1e-6)),(keys < low) | (keys >= end) if end else np.zeros(len(keys), bool)
-    if wrong.any(): raise ArgumentError(who, f'the probability of key {keys[wrong][0]}', p[wrong][0],
-        'more than 0, at most 1', 'give the probability with which it was drawn')
-    if gone.any(): raise ArgumentError(who, 'a key that was not added', keys[gone][0], f'{low} to {end-1}')
+    low = sampler.first
+    end = sampler.end
+    wrong = ~((p > 0) & (p <= 1 + 1e-6))
+    gone = (keys < low) | (keys >= end) if end else np.zeros(len(keys), bool)
+    if wrong.any():
+        raise ArgumentError(
+            who,
+            f'the probability of key {keys[wrong][0]}',
+            p[wrong][0],
+            'more than 0, at most 1',
+            'give the probability with which it was drawn',
+        )
+    if gone.any():
+        raise ArgumentError(who, 'a key that was not added', keys[gone][0], f'{low} to {end - 1}')

@@ -7,53 +7,64 @@ __all__ = ['LARGEST', 'levels', 'find_mass', 'SumTree']
 
 # %% ../../nbs/memory/sumtree.ipynb #213a6409
 import numpy as np
-from fastcore.basics import patch
 from ..steps.compiled import njit
 from ..steps.errors import ArgumentError, ArgumentTypeError, problem, whole
 
 # %% ../../nbs/memory/sumtree.ipynb #0de2acd8
 def levels(
-    capacity:int, # how many indices leaves
-    width:int=8, # children of a node; numbers in a line
-)->np.ndarray: # where each level begins, from the leaves up to the root, and where the last one ends
+    capacity: int,  # how many indices leaves
+    width: int = 8,  # children of a node; numbers in a line
+) -> (
+    np.ndarray
+):  # where each level begins, from the leaves up to the root, and where the last one ends
     "Places of the levels of a tree in one array; all but the root fill whole lines"
-    sizes = [-(-capacity//width)*width]
+    sizes = [-(-capacity // width) * width]
     while sizes[-1] > 1:
-        n = sizes[-1]//width
-        sizes.append(-(-n//width)*width if n > 1 else 1)
+        n = sizes[-1] // width
+        sizes.append(-(-n // width) * width if n > 1 else 1)
     return np.concatenate([[0], np.cumsum(sizes)])
 
 # %% ../../nbs/memory/sumtree.ipynb #0e737f5b
-_u = np.uint64    # unsigned places spare the kernel a test for negative ones
-LARGEST = 1e298   # a priority: 2³¹ times this is still a number
+_u = np.uint64  # unsigned places spare the kernel a test for negative ones
+LARGEST = 1e298  # a priority: 2³¹ times this is still a number
+
 
 @njit
 def _lines(nodes, m):
     "From nodes to the lines that they lie in, without those that repeat the one before; how many"
-    k,last = 0,-1
+    k = 0
+    last = -1
     for i in range(m):
         line = nodes[_u(i)] >> 3
-        if line != last: nodes[_u(k)],k,last = line,k + 1,line
+        if line != last:
+            nodes[_u(k)], k, last = line, k + 1, line
     return k
+
 
 @njit(inline=True)
 def _sum(nodes, a):
     "The sum of a line, in an order that `find_mass` knows"
-    left = (nodes[_u(a)] + nodes[_u(a+1)]) + (nodes[_u(a+2)] + nodes[_u(a+3)])
-    return (left + (nodes[_u(a+4)] + nodes[_u(a+5)])) + (nodes[_u(a+6)] + nodes[_u(a+7)])
+    left = (nodes[_u(a)] + nodes[_u(a + 1)]) + (nodes[_u(a + 2)] + nodes[_u(a + 3)])
+    return (left + (nodes[_u(a + 4)] + nodes[_u(a + 5)])) + (nodes[_u(a + 6)] + nodes[_u(a + 7)])
+
 
 @njit
 def _add_up(nodes, starts, idx):
     "Add up anew what is above changed leaves"
-    m,lines = len(idx),idx.copy()
+    m = len(idx)
+    lines = idx.copy()
     for level in range(len(starts) - 2):
         m = _lines(lines, m)
         for i in range(m):
-            nodes[_u(starts[level+1] + lines[_u(i)])] = _sum(nodes, starts[level] + lines[_u(i)]*8)
+            nodes[_u(starts[level + 1] + lines[_u(i)])] = _sum(
+                nodes, starts[level] + lines[_u(i)] * 8
+            )
 
 # %% ../../nbs/memory/sumtree.ipynb #352601a3
 @njit(inline=True)
-def _groups_at(starts): return min(2, len(starts) - 2)   # the level whose nodes are groups, or the root's
+def _groups_at(starts):
+    return min(2, len(starts) - 2)  # the level whose nodes are groups, or the root's
+
 
 @njit(inline=True)
 def _top(leaves, first, end, negative):
@@ -61,46 +72,68 @@ def _top(leaves, first, end, negative):
     best = -np.inf
     for i in range(first, end):
         p = leaves[_u(i)]
-        if negative: p = -p if p > 0 else -np.inf
+        if negative:
+            p = -p if p > 0 else -np.inf
         best = p if p > best else best
     return best
+
 
 @njit
 def _climb(nodes, peaks, starts, groups, negative):
     "Bring the maxima of these groups, and what is above them, up to date"
-    lowest,m = _groups_at(starts),len(groups)
-    first,width = starts[lowest],1 << 3*lowest
+    lowest = _groups_at(starts)
+    m = len(groups)
+    first = starts[lowest]
+    width = 1 << 3 * lowest
     for level in range(lowest, len(starts) - 1):
-        k,below = 0,starts[level-1] - first
+        k = 0
+        below = starts[level - 1] - first
         for i in range(m):
             node = groups[_u(i)]
-            if level > lowest: best = _top(peaks, below + node*8, below + node*8 + 8, False)
-            else: best = _top(nodes, node*width, min(node*width + width, starts[1]), negative)
+            if level > lowest:
+                best = _top(peaks, below + node * 8, below + node * 8 + 8, False)
+            else:
+                best = _top(nodes, node * width, min(node * width + width, starts[1]), negative)
             at = _u(starts[level] - first + node)
-            if peaks[at] != best: peaks[at],groups[_u(k)],k = best,node,k + 1
+            if peaks[at] != best:
+                peaks[at], groups[_u(k)], k = best, node, k + 1
         m = _lines(groups, k)
 
 # %% ../../nbs/memory/sumtree.ipynb #352601a4
 @njit(inline=True)
 def _moves(nodes, at, before, p, top, negative):
     "Is the maximum of a group another one, because a leaf was `before` and is `p`?"
-    if negative: before,p = -before if before > 0 else -np.inf,-p if p > 0 else -np.inf
-    if p > top: return True
-    if before != top or p == top: return False
+    if negative:
+        before = -before if before > 0 else -np.inf
+        p = -p if p > 0 else -np.inf
+    if p > top:
+        return True
+    if before != top or p == top:
+        return False
     line = np.int64(at) >> 3 << 3
     return _top(nodes, line, line + 8, negative) != top
+
 
 @njit
 def _update(nodes, peaks, lows, starts, capacity, idx, priority):
     "Write leaves and bring all above them up to date; -1, or the place of one that can't be: nothing has changed then"
     for i in range(len(idx)):
-        if not (0 <= idx[i] < capacity and 0. <= priority[i] <= LARGEST): return i
-    shift,higher,lower,n,m = 3*_groups_at(starts),np.empty_like(idx),np.empty_like(idx),0,0
+        if not (0 <= idx[i] < capacity and 0.0 <= priority[i] <= LARGEST):
+            return i
+    shift = 3 * _groups_at(starts)
+    higher = np.empty_like(idx)
+    lower = np.empty_like(idx)
+    n = 0
+    m = 0
     for i in range(len(idx)):
-        at,group,p = _u(idx[_u(i)]),idx[_u(i)] >> shift,priority[_u(i)]
-        before,nodes[at] = nodes[at],p
-        if _moves(nodes, at, before, p, peaks[_u(group)], False): higher[_u(n)],n = group,n + 1
-        if len(lows) and _moves(nodes, at, before, p, lows[_u(group)], True): lower[_u(m)],m = group,m + 1
+        at = _u(idx[_u(i)])
+        group = idx[_u(i)] >> shift
+        p = priority[_u(i)]
+        before, nodes[at] = nodes[at], p
+        if _moves(nodes, at, before, p, peaks[_u(group)], False):
+            higher[_u(n)], n = group, n + 1
+        if len(lows) and _moves(nodes, at, before, p, lows[_u(group)], True):
+            lower[_u(m)], m = group, m + 1
     _add_up(nodes, starts, idx)
     _climb(nodes, peaks, starts, higher[:n], False)
     _climb(nodes, lows, starts, lower[:m], True)
@@ -110,202 +143,275 @@ def _update(nodes, peaks, lows, starts, capacity, idx, priority):
 @njit
 def _fill(nodes, peaks, lows, starts, first, end, p):
     "Give all leaves from `first` to `end` one priority"
-    for i in range(first, end): nodes[_u(i)] = p
-    shift = 3*_groups_at(starts)
-    groups = np.arange(first >> shift, ((end-1) >> shift) + 1)
-    if len(lows): _climb(nodes, lows, starts, groups.copy(), True)
+    for i in range(first, end):
+        nodes[_u(i)] = p
+    shift = 3 * _groups_at(starts)
+    groups = np.arange(first >> shift, ((end - 1) >> shift) + 1)
+    if len(lows):
+        _climb(nodes, lows, starts, groups.copy(), True)
     _climb(nodes, peaks, starts, groups, False)
     for level in range(len(starts) - 2):
-        first,end = first >> 3,((end-1) >> 3) + 1
-        for line in range(first, end): nodes[_u(starts[level+1] + line)] = _sum(nodes, starts[level] + line*8)
+        first = first >> 3
+        end = ((end - 1) >> 3) + 1
+        for line in range(first, end):
+            nodes[_u(starts[level + 1] + line)] = _sum(nodes, starts[level] + line * 8)
+
 
 @njit
 def _roll(nodes, peaks, lows, starts, capacity, leave, come, p):
     "Keys (from, to) leave the ring, and others come with `p`; negative: the largest left, or 1"
-    for (a,b),what in ((leave, 0.), (come, p)):
-        if what < 0: what = peaks[len(peaks)-1] if peaks[len(peaks)-1] > 0 else 1.
-        if a >= b: continue
-        a,b = a % capacity,a % capacity + b-a
+    for (a, b), what in ((leave, 0.0), (come, p)):
+        if what < 0:
+            what = peaks[len(peaks) - 1] if peaks[len(peaks) - 1] > 0 else 1.0
+        if a >= b:
+            continue
+        a, b = a % capacity, a % capacity + b - a
         _fill(nodes, peaks, lows, starts, a, min(b, capacity), what)
-        if b > capacity: _fill(nodes, peaks, lows, starts, np.int64(0), b-capacity, what)   # a bare 0 is another type
+        # a bare 0 is another type
+        if b > capacity:
+            _fill(nodes, peaks, lows, starts, np.int64(0), b - capacity, what)
 
 # %% ../../nbs/memory/sumtree.ipynb #6f997b18
 @njit(inline=True)
 def _running_sums(nodes, a, x, ends):
     "What stands before each of the children from `a` on, into `ends`; how many of the sums after them `x` has reached"
-    third,fifth,seventh = nodes[a+_u(2)],nodes[a+_u(4)],nodes[a+_u(6)]
+    third = nodes[a + _u(2)]
+    fifth = nodes[a + _u(4)]
+    seventh = nodes[a + _u(6)]
     one = nodes[a]
-    two = one + nodes[a+_u(1)]
-    three,four = two + third,two + (third + nodes[a+_u(3)])
-    five,six = four + fifth,four + (fifth + nodes[a+_u(5)])
+    two = one + nodes[a + _u(1)]
+    three = two + third
+    four = two + (third + nodes[a + _u(3)])
+    five = four + fifth
+    six = four + (fifth + nodes[a + _u(5)])
     seven = six + seventh
-    ends[_u(1)],ends[_u(2)],ends[_u(3)],ends[_u(4)] = one,two,three,four
-    ends[_u(5)],ends[_u(6)],ends[_u(7)] = five,six,seven
+    ends[_u(1)], ends[_u(2)], ends[_u(3)], ends[_u(4)] = one, two, three, four
+    ends[_u(5)], ends[_u(6)], ends[_u(7)] = five, six, seven
     half = (_u(x >= one) + _u(x >= two)) + (_u(x >= three) + _u(x >= four))
     return half + ((_u(x >= five) + _u(x >= six)) + _u(x >= seven))
+
 
 @njit
 def find_mass(nodes, starts, mass, idx):
     "Whose pieces the darts stick in; afterwards `mass` holds their priorities"
-    total,touched,ends = nodes[len(nodes)-1],0.,np.zeros(8)
+    total = nodes[len(nodes) - 1]
+    touched = 0.0
+    ends = np.zeros(8)
     for i in range(len(idx)):
         idx[_u(i)] = 0
-        if mass[_u(i)] >= total: mass[_u(i)] = np.nextafter(total, 0.)
-    for level in range(len(starts)-3, -1, -1):
-        for i in range(len(idx)): touched += nodes[_u(starts[level] + idx[_u(i)]*8)]
+        if mass[_u(i)] >= total:
+            mass[_u(i)] = np.nextafter(total, 0.0)
+    for level in range(len(starts) - 3, -1, -1):
         for i in range(len(idx)):
-            a,x = _u(starts[level] + idx[_u(i)]*8),mass[_u(i)]
+            touched += nodes[_u(starts[level] + idx[_u(i)] * 8)]
+        for i in range(len(idx)):
+            a = _u(starts[level] + idx[_u(i)] * 8)
+            x = mass[_u(i)]
             child = _running_sums(nodes, a, x, ends)
-            x,own = x - ends[child],nodes[a + child]
-            if x >= own: x = np.nextafter(own, 0.)
-            mass[_u(i)],idx[_u(i)] = x,idx[_u(i)]*8 + np.int64(child)
-    for i in range(len(idx)): mass[_u(i)] = nodes[_u(idx[_u(i)])]
-    return touched   # or the compiler would leave the touching out
+            x = x - ends[child]
+            own = nodes[a + child]
+            if x >= own:
+                x = np.nextafter(own, 0.0)
+            mass[_u(i)], idx[_u(i)] = x, idx[_u(i)] * 8 + np.int64(child)
+    for i in range(len(idx)):
+        mass[_u(i)] = nodes[_u(idx[_u(i)])]
+    return touched  # or the compiler would leave the touching out
 
 # %% ../../nbs/memory/sumtree.ipynb #86d506bb
 class SumTree:
     "Priorities of `capacity` things; drawing and changing a batch of them costs the logarithm of `capacity` to base 8"
-    def __init__(self,
-        capacity:int, # how many indices
-        smallest:bool=False, # keep the smallest positive priority, too
-    ):
-        self.capacity = whole('SumTree', 'capacity', capacity, 1, 2**31-1)
-        self.starts = levels(self.capacity)
-        nodes,inner = np.zeros(self.starts[-1] + 8),self.starts[-1] - self.starts[min(2, len(self.starts) - 2)]
-        self.nodes = nodes[-nodes.ctypes.data % 64//8:][:self.starts[-1]]    # from the beginning of a line
-        self._peaks,self._lows = np.zeros(inner),np.full(inner if smallest else 0, -np.inf)
 
-    total   = property(lambda self: float(self.nodes[-1]), doc='The sum of all priorities')
+    def __init__(
+        self,
+        capacity: int,  # how many indices
+        smallest: bool = False,  # keep the smallest positive priority, too
+    ):
+        self.capacity = whole('SumTree', 'capacity', capacity, 1, 2**31 - 1)
+        self.starts = levels(self.capacity)
+        nodes = np.zeros(self.starts[-1] + 8)
+        inner = self.starts[-1] - self.starts[min(2, len(self.starts) - 2)]
+        # from the beginning of a line
+        self.nodes = nodes[-nodes.ctypes.data % 64 // 8 :][: self.starts[-1]]
+        self._peaks = np.zeros(inner)
+        self._lows = np.full(inner if smallest else 0, -np.inf)
+
+    total = property(lambda self: float(self.nodes[-1]), doc='The sum of all priorities')
     largest = property(lambda self: float(self._peaks[-1]), doc='The largest priority')
-    nbytes  = property(lambda self: self.nodes.nbytes + self._peaks.nbytes + self._lows.nbytes, doc='Bytes reserved')
-    def __len__(self): return self.capacity
-    def __repr__(self): return f'SumTree of {self.capacity}, total {self.total:g}'
+    nbytes = property(
+        lambda self: self.nodes.nbytes + self._peaks.nbytes + self._lows.nbytes,
+        doc='Bytes reserved',
+    )
+
+    def __len__(self):
+        return self.capacity
+
+    def __repr__(self):
+        return f'SumTree of {self.capacity}, total {self.total:g}'
 
     @property
     def smallest(self):
         "The smallest positive priority; infinity where there is none"
         if not len(self._lows):
             remedy = 'SumTree(capacity, smallest=True)'
-            raise AttributeError(problem('SumTree', 'the smallest priority is not kept', remedy=remedy))
+            raise AttributeError(
+                problem('SumTree', 'the smallest priority is not kept', remedy=remedy)
+            )
         return float(-self._lows[-1])
 
-# %% ../../nbs/memory/sumtree.ipynb #3e0bfa2e
-@patch
-def update(self:SumTree,
-    idx, # one index, or an array of them
-    priority, # of each: a number or an array, from 0 to 1e298
-):
-    "Set priorities; either all of them or, with an error, none"
-    idx,p = np.asarray(idx),np.asarray(priority, np.float64)
-    if idx.dtype.kind not in 'iu' and idx.size:
-        raise ArgumentTypeError('SumTree.update', 'indices', idx.dtype, 'integers')
-    if p.ndim and p.shape != idx.shape:
-        raise ArgumentError('SumTree.update', 'priorities', list(p.shape),
-            f'{list(idx.shape)}, one for each index, or a single one')
-    large = idx >= self.capacity if idx.dtype == np.uint64 else np.zeros(0, bool)   # these may be too large for int64
-    if large.any(): self._refuse(int(large.argmax()), idx[large][0])
-    p = np.ascontiguousarray(np.broadcast_to(p, idx.shape)).ravel()
-    idx = np.ascontiguousarray(idx, np.int64).ravel()
-    bad = _update(self.nodes, self._peaks, self._lows, self.starts, self.capacity, idx, p)
-    if bad >= 0: self._refuse(bad, idx[bad], p[bad])
+    def update(
+        self,
+        idx,  # one index, or an array of them
+        priority,  # of each: a number or an array, from 0 to 1e298
+    ):
+        "Set priorities; either all of them or, with an error, none"
+        idx = np.asarray(idx)
+        p = np.asarray(priority, np.float64)
+        if idx.dtype.kind not in 'iu' and idx.size:
+            raise ArgumentTypeError('SumTree.update', 'indices', idx.dtype, 'integers')
+        if p.ndim and p.shape != idx.shape:
+            raise ArgumentError(
+                'SumTree.update',
+                'priorities',
+                list(p.shape),
+                f'{list(idx.shape)}, one for each index, or a single one',
+            )
+        # these may be too large for int64
+        large = idx >= self.capacity if idx.dtype == np.uint64 else np.zeros(0, bool)
+        if large.any():
+            self._refuse(int(large.argmax()), idx[large][0])
+        p = np.ascontiguousarray(np.broadcast_to(p, idx.shape)).ravel()
+        idx = np.ascontiguousarray(idx, np.int64).ravel()
+        bad = _update(self.nodes, self._peaks, self._lows, self.starts, self.capacity, idx, p)
+        if bad >= 0:
+            self._refuse(bad, idx[bad], p[bad])
 
-@patch
-def _refuse(self:SumTree, i, idx, priority=0.):
-    "Say what is wrong at place `i`"
-    if not 0 <= idx < self.capacity:
-        raise IndexError(problem('SumTree', f'index at place {i}', idx, f'0 to {self.capacity-1}'))
-    raise ArgumentError('SumTree', f'priority at place {i}, for index {idx}', priority,
-        f'a number from 0 to {LARGEST:g}')
+    def _refuse(self, i, idx, priority=0.0):
+        "Say what is wrong at place `i`"
+        if not 0 <= idx < self.capacity:
+            raise IndexError(
+                problem('SumTree', f'index at place {i}', idx, f'0 to {self.capacity - 1}')
+            )
+        raise ArgumentError(
+            'SumTree',
+            f'priority at place {i}, for index {idx}',
+            priority,
+            f'a number from 0 to {LARGEST:g}',
+        )
 
-# %% ../../nbs/memory/sumtree.ipynb #60b9fc22
-@patch
-def __getitem__(self:SumTree, idx):
-    "The priority of one index, or of an array or slice of them"
-    leaves = self.nodes[:self.capacity]
-    if isinstance(idx, slice): return leaves[idx].copy()
-    idx = np.asarray(idx)
-    if idx.dtype.kind not in 'iu' and idx.size: raise ArgumentTypeError('SumTree', 'indices', idx.dtype, 'integers')
-    out = (idx < 0) | (idx >= self.capacity)
-    if out.any(): self._refuse(int(out.argmax()), idx.ravel()[out.argmax()])
-    found = leaves[idx.astype(np.int64)]
-    return found if idx.ndim else float(found)
+    def __getitem__(self, idx):
+        "The priority of one index, or of an array or slice of them"
+        leaves = self.nodes[: self.capacity]
+        if isinstance(idx, slice):
+            return leaves[idx].copy()
+        idx = np.asarray(idx)
+        if idx.dtype.kind not in 'iu' and idx.size:
+            raise ArgumentTypeError('SumTree', 'indices', idx.dtype, 'integers')
+        out = (idx < 0) | (idx >= self.capacity)
+        if out.any():
+            self._refuse(int(out.argmax()), idx.ravel()[out.argmax()])
+        found = leaves[idx.astype(np.int64)]
+        return found if idx.ndim else float(found)
 
-# %% ../../nbs/memory/sumtree.ipynb #5d1c0a82
-@patch
-def try_update(self:SumTree,
-    idx:np.ndarray, # int64
-    priority:np.ndarray, # float64, of each
-)->int: # -1, or the place of the first that can't be: nothing has changed then
-    "`update` with arrays, without an error"
-    return _update(self.nodes, self._peaks, self._lows, self.starts, self.capacity, idx, priority)
+    def try_update(
+        self,
+        idx: np.ndarray,  # int64
+        priority: np.ndarray,  # float64, of each
+    ) -> int:  # -1, or the place of the first that can't be: nothing has changed then
+        "`update` with arrays, without an error"
+        return _update(
+            self.nodes, self._peaks, self._lows, self.starts, self.capacity, idx, priority
+        )
 
-@patch
-def discard(self:SumTree,
-    idx:np.ndarray, # int64, within the capacity
-):
-    "Take these out: their priority is 0"
-    self.try_update(idx, np.zeros(len(idx)))
+    def discard(
+        self,
+        idx: np.ndarray,  # int64, within the capacity
+    ):
+        "Take these out: their priority is 0"
+        self.try_update(idx, np.zeros(len(idx)))
 
-@patch
-def roll(self:SumTree,
-    gone:int, # the oldest key so far
-    oldest:int, # the oldest one from now on: those before it leave
-    first:int, # of the keys that come
-    end:int, # one more than the last of them
-    p:float=-1., # the priority of these; negative: the largest that is left, or 1
-):
-    "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
-    _roll(self.nodes, self._peaks, self._lows, self.starts, self.capacity, (gone, oldest), (first, end), p)
+    def roll(
+        self,
+        gone: int,  # the oldest key so far
+        oldest: int,  # the oldest one from now on: those before it leave
+        first: int,  # of the keys that come
+        end: int,  # one more than the last of them
+        p: float = -1.0,  # the priority of these; negative: the largest that is left, or 1
+    ):
+        "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
+        _roll(
+            self.nodes,
+            self._peaks,
+            self._lows,
+            self.starts,
+            self.capacity,
+            (gone, oldest),
+            (first, end),
+            p,
+        )
+
+    def write_keys(
+        self,
+        keys: np.ndarray,  # int64
+        to: np.ndarray,  # float64: another ring
+    ):
+        "Write the priorities of keys there"
+        _copy_leaves(self.nodes, self.capacity, keys, to)
+
+    def by_age(self, idx) -> np.ndarray:
+        "The same in an order from which an equal tree can be built: any"
+        return idx
+
+    def find(
+        self,
+        mass,  # one number or an array: places on the line from 0 to `total`
+    ):  # the index (or an array of them) whose piece each lies in
+        "The index in whose piece a point lies: the first whose running sum is beyond it"
+        mass = np.asarray(mass, np.float64)
+        good = mass >= 0
+        if not good.all():
+            raise ArgumentError(
+                'SumTree.find', 'mass', mass.ravel()[int((~good).argmax())], '0 or more'
+            )
+        if not self.total:
+            raise ArgumentError(
+                'SumTree',
+                'all priorities are 0, so there is nothing to find',
+                remedy='update some first',
+            )
+        flat = mass.flatten()
+        idx = np.empty(mass.size, np.int64)
+        find_mass(self.nodes, self.starts, flat, idx)
+        return idx.reshape(mass.shape) if mass.ndim else int(idx[0])
+
+    def sample(
+        self,
+        n: int,  # how many indices to draw
+        rng: np.random.Generator = None,  # gives the random numbers; None: different draws each time
+        stratified: bool = True,  # one from each of `n` equal parts of the line, or each from the whole line?
+    ) -> tuple:  # indices and their priorities
+        "Draw indices in proportion to their priorities"
+        darts = (np.random.default_rng() if rng is None else rng).random(n)
+        idx = self.find(
+            (darts + np.arange(n)) * (self.total / max(n, 1)) if stratified else darts * self.total
+        )
+        return idx, self[idx]
 
 # %% ../../nbs/memory/sumtree.ipynb #5d1c0a85
 @njit
 def _copy_leaves(nodes, capacity, keys, to):
     "From the leaves to another ring; no key is more than a round from the first one"
-    if not len(keys): return
-    n,first = len(to),keys[0]
-    slot,leaf = first % n,first % capacity   # of the first one: a division takes as long as all the rest
+    if not len(keys):
+        return
+    n = len(to)
+    first = keys[0]
+    # of the first one: a division takes as long as all the rest
+    slot = first % n
+    leaf = first % capacity
     for key in keys:
-        there,at = slot + key - first,leaf + key - first
-        if there < 0 or there >= n: there = there + n if there < 0 else there - n
-        if at < 0 or at >= capacity: at = at + capacity if at < 0 else at - capacity
+        there = slot + key - first
+        at = leaf + key - first
+        if there < 0 or there >= n:
+            there = there + n if there < 0 else there - n
+        if at < 0 or at >= capacity:
+            at = at + capacity if at < 0 else at - capacity
         to[there] = nodes[at]
-
-@patch
-def write_keys(self:SumTree,
-    keys:np.ndarray, # int64
-    to:np.ndarray, # float64: another ring
-):
-    "Write the priorities of keys there"
-    _copy_leaves(self.nodes, self.capacity, keys, to)
-
-@patch
-def by_age(self:SumTree, idx)->np.ndarray:
-    "The same in an order from which an equal tree can be built: any"
-    return idx
-
-# %% ../../nbs/memory/sumtree.ipynb #470b944c
-@patch
-def find(self:SumTree,
-    mass, # one number or an array: places on the line from 0 to `total`
-): # the index (or an array of them) whose piece each lies in
-    "The index in whose piece a point lies: the first whose running sum is beyond it"
-    mass = np.asarray(mass, np.float64)
-    good = mass >= 0
-    if not good.all(): raise ArgumentError('SumTree.find', 'mass', mass.ravel()[int((~good).argmax())], '0 or more')
-    if not self.total:
-        raise ArgumentError('SumTree', 'all priorities are 0, so there is nothing to find', remedy='update some first')
-    flat,idx = mass.flatten(),np.empty(mass.size, np.int64)
-    find_mass(self.nodes, self.starts, flat, idx)
-    return idx.reshape(mass.shape) if mass.ndim else int(idx[0])
-
-# %% ../../nbs/memory/sumtree.ipynb #470b944d
-@patch
-def sample(self:SumTree,
-    n:int, # how many indices to draw
-    rng:np.random.Generator=None, # gives the random numbers; None: different draws each time
-    stratified:bool=True, # one from each of `n` equal parts of the line, or each from the whole line?
-)->tuple: # indices and their priorities
-    "Draw indices in proportion to their priorities"
-    darts = (np.random.default_rng() if rng is None else rng).random(n)
-    idx = self.find((darts + np.arange(n))*(self.total/max(n, 1)) if stratified else darts*self.total)
-    return idx,self[idx]

@@ -9,10 +9,18 @@ __all__ = ['Timeline']
 import warnings
 from functools import partial
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.core import Steps, main_rows
-from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, Explained, NoRoom, StaleKey,
-    StateError, problem, whole)
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BlockError,
+    Explained,
+    NoRoom,
+    StaleKey,
+    StateError,
+    problem,
+    whole,
+)
 from ..steps.row_dtypes import dtype_spec, extend_dtype, saved_dtype
 from ..look.memory_page import Inspectable
 from ..envs.episodes import BlockGate, RowLayout, refuse_nan
@@ -20,7 +28,16 @@ from ..envs.numbering import Environments
 from ..steps.machine import size_text
 from .places import AGES, REWINDS, SHOWN
 from .frames import suggested
-from .links import AGE_MAX, AGE_SUM, INSERTED, OLDEST, Links, Places, as_keys, count_drawn
+from fastrl_replay.memory.links import (
+    AGE_MAX,
+    AGE_SUM,
+    INSERTED,
+    OLDEST,
+    Links,
+    Places,
+    as_keys,
+    count_drawn,
+)
 from .rows import BatchPlan, Rows, Store, as_steps
 from .timeline_inside import NO_ROWS, timeline_inside
 from ..steps.states import anything, checked, integer, listed, maybe, row_dtype
@@ -28,599 +45,731 @@ from ..steps.states import anything, checked, integer, listed, maybe, row_dtype
 # %% ../../nbs/memory/timeline.ipynb #070e1287
 class Timeline(Inspectable):
     "The last `max_sz` rows in order of arrival, each stored once and named by its serial number, its key"
-    rewinds = 0   # how often the process that writes has gone back, as one that only reads has seen
-    says = {}     # what else is to be said of a new memory in its place
-    def __init__(self,
-        max_sz:int=1_000_000, # how many rows are kept
-        store:Store=None, # how rows become bytes; None: whole rows in main memory
-        who:str='Timeline', # who keeps the rows, for errors
-        check=None, # (dtype) → raises where the owner has no use for such rows
-        instead_of=None, # an older timeline whose place this one will take; they share what it has open on disk
-        counted:bool=False, # must `step_n` count, because the owner draws along episodes?
+
+    # how often the process that writes has gone back, as one that only reads has seen
+    rewinds = 0
+    says = {}  # what else is to be said of a new memory in its place
+
+    def __init__(
+        self,
+        max_sz: int = 1_000_000,  # how many rows are kept
+        store: Store = None,  # how rows become bytes; None: whole rows in main memory
+        who: str = 'Timeline',  # who keeps the rows, for errors
+        check=None,  # (dtype) → raises where the owner has no use for such rows
+        instead_of=None,  # an older timeline whose place this one will take; they share what it has open on disk
+        counted: bool = False,  # must `step_n` count, because the owner draws along episodes?
     ):
-        self.max_sz,self.who = whole(who, 'max_sz', max_sz, 1, 2**31-1),who
-        self.store,self._check,self._counted = Rows() if store is None else store,check,counted
+        self.max_sz = whole(who, 'max_sz', max_sz, 1, 2**31 - 1)
+        self.who = who
+        self.store = Rows() if store is None else store
+        self._check = check
+        self._counted = counted
         if not isinstance(self.store, Store):
             raise ArgumentTypeError(who, 'store', type(store).__name__, 'a Store, such as Rows()')
-        self.reads_only = self.store.mode == 'r'   # another process writes it
+        self.reads_only = self.store.mode == 'r'  # another process writes it
         self._older = instead_of if instead_of is not None and instead_of.is_open else None
-        if self._older is None: self.store.check_place(who)
+        if self._older is None:
+            self.store.check_place(who)
         self._begin()
 
-    dtype    = property(lambda self: self._parts and self._parts[1].dtype, doc='Of its rows; None before the first one')
-    parts    = property(lambda self: self._parts, doc='Links, store, what batches look like; None before the first row')
+    dtype = property(
+        lambda self: self._parts and self._parts[1].dtype,
+        doc='Of its rows; None before the first one',
+    )
+    parts = property(
+        lambda self: self._parts,
+        doc='Links, store, what batches look like; None before the first row',
+    )
     inserted = property(lambda self: self.span[0], doc='How many rows have come: the next key')
-    oldest   = property(lambda self: self.span[1], doc='The oldest key that is still there')
-    keys     = property(lambda self: np.arange(*self.span[::-1]), doc='All valid keys, oldest first')
-    nbytes   = property(lambda self: sum(p.nbytes for p in self._parts[:2]) if self._parts else 0, doc='Bytes reserved')
+    oldest = property(lambda self: self.span[1], doc='The oldest key that is still there')
+    keys = property(lambda self: np.arange(*self.span[::-1]), doc='All valid keys, oldest first')
+    nbytes = property(
+        lambda self: sum(p.nbytes for p in self._parts[:2]) if self._parts else 0,
+        doc='Bytes reserved',
+    )
 
     def __len__(self):
-        end,oldest = self.span
+        end, oldest = self.span
         return end - oldest
 
-# %% ../../nbs/memory/timeline.ipynb #978af98e
-@patch
-def _begin(self:Timeline):
-    "As before the first row; a memory on disk is opened when it is first asked for something"
-    layout = partial(RowLayout, strict=False)
-    alone = self._check is None   # no replay's memory
-    self._gate = BlockGate(self.who, layout, refuse_nan(self.who), check=self._check, takes_drawn=alone,
-        counted=self._counted)
-    self._same = None    # the dtype of the last block
-    self._left = None    # the store that it had before it was empty again
-    self._unsettled = None   # what a state that was loaded changes, when it counts
-    self.place = None if self.store.folder else self.store.new_place(self.who)   # None: not opened so far
-    if self.place is not None: self._parts = None   # links, store, what batches and windows look like
-    else: vars(self).pop('_parts', None)
+    def _begin(self):
+        "As before the first row; a memory on disk is opened when it is first asked for something"
+        layout = partial(RowLayout, strict=False)
+        alone = self._check is None  # no replay's memory
+        self._gate = BlockGate(
+            self.who,
+            layout,
+            refuse_nan(self.who),
+            check=self._check,
+            takes_drawn=alone,
+            counted=self._counted,
+        )
+        self._same = None  # the dtype of the last block
+        self._left = None  # the store that it had before it was empty again
+        self._unsettled = None  # what a state that was loaded changes, when it counts
+        # None: not opened so far
+        self.place = None if self.store.folder else self.store.new_place(self.who)
+        # links, store, what batches and windows look like
+        if self.place is not None:
+            self._parts = None
+        else:
+            vars(self).pop('_parts', None)
 
-@patch
-def clear(self:Timeline):
-    "Forget everything, the columns too"
-    if self.store.folder: raise ArgumentError(self.who, 'clear', f'a memory in {self.store.folder}',
-        'one in main memory', 'remove the directory when it is closed')
-    self._begin()
+    def clear(self):
+        "Forget everything, the columns too"
+        if self.store.folder:
+            raise ArgumentError(
+                self.who,
+                'clear',
+                f'a memory in {self.store.folder}',
+                'one in main memory',
+                'remove the directory when it is closed',
+            )
+        self._begin()
 
-# %% ../../nbs/memory/timeline.ipynb #f919d41e
-@patch(as_prop=True)
-def is_open(self:Timeline)->bool:
-    "Is it known what is in it? One on disk is opened when it is first asked"
-    return self.place is not None
+    @property
+    def is_open(self) -> bool:
+        "Is it known what is in it? One on disk is opened when it is first asked"
+        return self.place is not None
 
-@patch(as_prop=True)
-def span(self:Timeline)->tuple:
-    "The next key, and the oldest that is there"
-    if not self._parts: return 0,0
-    if self.reads_only: self._follow()
-    numbers = self._parts[0].tables.numbers
-    return numbers.item(INSERTED),numbers.item(OLDEST)
+    @property
+    def span(self) -> tuple:
+        "The next key, and the oldest that is there"
+        if not self._parts:
+            return 0, 0
+        if self.reads_only:
+            self._follow()
+        numbers = self._parts[0].tables.numbers
+        return numbers.item(INSERTED), numbers.item(OLDEST)
 
-@patch(as_prop=True)
-def environments(self:Timeline):
-    "Dense numbers of environments"
-    return self._parts[0].tables.envs if self._parts else Environments()
+    @property
+    def environments(self):
+        "Dense numbers of environments"
+        return self._parts[0].tables.envs if self._parts else Environments()
 
-# %% ../../nbs/memory/timeline.ipynb #6b27158b
-@patch
-def _follow(self:Timeline):
-    "See what the process has done that writes"
-    self.place.check_there()
-    self.rewinds = self.place.counters.item(REWINDS)
-    self._parts[0].stand_at(self.place.span(self.max_sz))
-    self._parts[1].follow()   # after it: what these rows need has come by now
+    def _follow(self):
+        "See what the process has done that writes"
+        self.place.check_there()
+        self.rewinds = self.place.counters.item(REWINDS)
+        self._parts[0].stand_at(self.place.span(self.max_sz))
+        self._parts[1].follow()  # after it: what these rows need has come by now
 
-@patch
-def were_there(self:Timeline,
-    *keys, # of rows that were read; -1: no row
-):
-    "Raise where another process has overwritten a row while it was read"
-    if not self.reads_only: return
-    place,keys = self.place,np.concatenate([k.ravel() for k in keys])
-    gone = ((0 <= keys) & (keys < place.oldest_whole())).any() or place.counters.item(REWINDS) != self.rewinds
-    if gone: raise StaleKey(self.who, 'a row that was overwritten while it was read', remedy=
-        'read again; a larger spare= of the process that writes')
+    def were_there(
+        self,
+        *keys,  # of rows that were read; -1: no row
+    ):
+        "Raise where another process has overwritten a row while it was read"
+        if not self.reads_only:
+            return
+        place = self.place
+        keys = np.concatenate([k.ravel() for k in keys])
+        gone = ((0 <= keys) & (keys < place.oldest_whole())).any() or place.counters.item(
+            REWINDS
+        ) != self.rewinds
+        if gone:
+            raise StaleKey(
+                self.who,
+                'a row that was overwritten while it was read',
+                remedy='read again; a larger spare= of the process that writes',
+            )
 
-# %% ../../nbs/memory/timeline.ipynb #6e2a7e3b
-@patch(as_prop=True)
-def going_on(self:Timeline):
-    "Numbers of environments under way, but for those that have been silent for long"
-    return self._parts[0].going_on if self._parts else np.zeros(0, np.int64)
+    @property
+    def going_on(self):
+        "Numbers of environments under way, but for those that have been silent for long"
+        return self._parts[0].going_on if self._parts else np.zeros(0, np.int64)
 
-# %% ../../nbs/memory/timeline.ipynb #05e1f031
-@patch
-def stands_at(self:Timeline,
-    env_ids:list, # of environments
-)->dict: # by env_id: episode, steps made in it, is it over?, their rewards, the state after them (None: gone)
-    "Where environments stand after their last rows; of those that are not known, nothing"
-    if not self._parts: return {}
-    _,envs,last_key = self._parts[0].tables
-    known = {e: i for i,e in enumerate(envs.ids.tolist()) if e in {*env_ids}}
-    stands = {e: (*envs.last[i,:2].tolist(), int(not envs.last[i,2]), 0., None) for e,i in known.items()}
-    keys = self._last_of([e for e in env_ids if e not in known]) | {e: last_key[i] for e,i in known.items()}
-    keys = {e: key for e,key in keys.items() if self.valid(key)}
-    rows = self.take([*keys.values()]).to('cpu').rows
-    total,after = (rows[n] if n in rows.dtype.names else None for n in ('total_reward','next_state'))
-    ended = self._episodes_of([e for e in env_ids if e not in known and e not in keys])
-    stands |= {e: (n,0,1,0.,None) for e,n in ended.items()}
-    for i,(env,row) in enumerate(zip(keys, rows)): stands[env] = (int(row['episode_n']), int(row['step_n']),
-        int(row['terminated'] or row['truncated']), 0. if total is None else float(total[i]),
-        None if after is None else after[i:i+1])
-    return stands
+    def stands_at(
+        self,
+        env_ids: list,  # of environments
+    ) -> dict:  # by env_id: episode, steps made in it, is it over?, their rewards, the state after them (None: gone)
+        "Where environments stand after their last rows; of those that are not known, nothing"
+        if not self._parts:
+            return {}
+        _, envs, last_key = self._parts[0].tables
+        known = {e: i for i, e in enumerate(envs.ids.tolist()) if e in {*env_ids}}
+        stands = {
+            e: (*envs.last[i, :2].tolist(), int(not envs.last[i, 2]), 0.0, None)
+            for e, i in known.items()
+        }
+        keys = self._last_of([e for e in env_ids if e not in known]) | {
+            e: last_key[i] for e, i in known.items()
+        }
+        keys = {e: key for e, key in keys.items() if self.valid(key)}
+        rows = self.take([*keys.values()]).to('cpu').rows
+        total, after = (
+            rows[n] if n in rows.dtype.names else None for n in ('total_reward', 'next_state')
+        )
+        ended = self._episodes_of([e for e in env_ids if e not in known and e not in keys])
+        stands |= {e: (n, 0, 1, 0.0, None) for e, n in ended.items()}
+        for i, (env, row) in enumerate(zip(keys, rows)):
+            stands[env] = (
+                int(row['episode_n']),
+                int(row['step_n']),
+                int(row['terminated'] or row['truncated']),
+                0.0 if total is None else float(total[i]),
+                None if after is None else after[i : i + 1],
+            )
+        return stands
 
-@patch
-def _last_of(self:Timeline, env_ids)->dict: # by env_id
-    "The newest rows of environments, by one look at all rows; a checkpoint names those in the midst of an episode only"
-    if not env_ids: return {}
-    (line,store,_),(end,oldest) = self._parts,self.span
-    keys = np.arange(oldest, end)
-    keys = keys[line.link[keys % line.ring] == 0]   # no row of its episode comes after
-    envs = np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id'])
-    found = np.isin(envs, env_ids)
-    return dict(zip(envs[found].tolist(), keys[found].tolist()))   # of one environment the last counts
+    def _last_of(self, env_ids) -> dict:  # by env_id
+        "The newest rows of environments, by one look at all rows; a checkpoint names those in the midst of an episode only"
+        if not env_ids:
+            return {}
+        (line, store, _), (end, oldest) = self._parts, self.span
+        keys = np.arange(oldest, end)
+        keys = keys[line.link[keys % line.ring] == 0]  # no row of its episode comes after
+        envs = np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id'])
+        found = np.isin(envs, env_ids)
+        # of one environment the last counts
+        return dict(zip(envs[found].tolist(), keys[found].tolist()))
+
+    def _note_episodes(self):
+        "Note the last episodes of environments whose rows are all gone, for who opens the memory again"
+        (_, envs, last_key), meta = self._parts[0].tables, self.place.meta
+        newest = last_key[: len(envs.ids)]
+        gone = np.flatnonzero((envs.ids >= 0) & (newest >= 0) & (newest < self.oldest))
+        if not meta or not len(gone):
+            return
+        gone = gone[np.argsort(newest[gone])]
+        noted = meta.get('episodes', {}) | dict(
+            zip(map(str, envs.ids[gone].tolist()), envs.last[gone, 0].tolist())
+        )
+        self.place.say(episodes=dict([*noted.items()][-_MOST_ENVS:]))
+
+    def _episodes_of(self, env_ids) -> dict:  # by env_id
+        "Their last episodes, as they were noted; which of their steps was the last is not known, so the next ones begin"
+        noted = (self.place.meta or {}).get('episodes', {})
+        return {e: noted[f'{e}'] for e in env_ids if f'{e}' in noted}
+
+    def _open(self, dtype, place=None):
+        "Links and a store for such rows in an empty place, and what batches and windows of them look like"
+        place = place or self.place
+        ring = self.max_sz + self.store.spare
+        # it was made, and then came an interrupt, or what a state had was refused
+        if place.meta:
+            place.emptied()
+        there = place.room()
+        needs = self.store.needs(dtype, ring) + place.overhead * ring
+        if 0 < there < needs:
+            raise self._no_room(place, dtype, there, needs)
+        try:
+            place.begin(ring)
+            parts = self._parts_in(place, dtype)
+            place.publish(
+                max_sz=self.max_sz,
+                columns=dtype_spec(dtype),
+                store=self.store.settings(),
+                **self.says,
+            )
+            return parts
+        except MemoryError as e:
+            if isinstance(e, Explained):
+                raise  # by a store or a place that knows better
+            raise self._no_room(place, dtype, there, needs) from e
+
+    def _parts_in(self, place, dtype):
+        line = Links(dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
+        return line, self.store.open(dtype, line.ring, place), _Shapes(dtype)
+
+    def _no_room(self, place, dtype, there, needs):
+        "The error where so many rows can't be kept here"
+        what = f'{place.ring or self.max_sz:_} rows of {dtype.itemsize:_} bytes'
+        found = size_text(there)
+        if place.path:
+            return NoRoom(
+                self.who,
+                f'no room on the disk for {what}',
+                f'{found} free in {place.path}',
+                size_text(needs),
+                'a smaller max_sz, or a path on another disk',
+            )
+        other = suggested(dtype, place.device) if type(self.store) is Rows else None
+        remedy = f'max_sz={max(int(0.8 * there * self.max_sz / needs), 1):_}, or smaller rows'
+        if other:
+            remedy = f'store={other!r}, which needs {size_text(other.needs(dtype, self.max_sz))}; or {remedy}'
+        return NoRoom(
+            self.who,
+            f'no memory for max_sz={what}',
+            f'{place.device or "a machine"} with {found}',
+            size_text(needs),
+            remedy,
+        )
+
+    def add(
+        self,
+        steps: Steps,  # a block of rows, or one row
+    ) -> np.ndarray:  # the keys of the rows, int64
+        "Append rows, each overwriting the oldest one when the memory is full; a block that doesn't fit is refused whole"
+        rows = main_rows(steps)
+        if rows is not None and rows.dtype is self._same and rows.ndim == 1:
+            line, store, _ = self._parts
+            first = line.tables.numbers.item(INSERTED)
+            if store.add(line, rows):
+                return np.arange(first, first + len(rows))
+        return self._add_checked(steps)
+
+    def _add_checked(self, steps):
+        "Add a block that is the first of its kind, has new environments, or will be refused"
+        if self._unsettled is not None:
+            self.settle()  # it was interrupted
+        if not self._parts:
+            self._gate.layout = None  # one whose first block was interrupted
+        rows, layout = self._gate.check(steps)
+        parts = line, store, _ = self._parts or self._open(layout.dtype)
+        line.admit(rows['env_id'])
+        first = line.inserted
+        self.place.allow(first + len(rows))
+        if not self._parts and self.place.lasts:
+            self._use_first(parts, rows)
+        if not store.add(line, rows.view(store.dtype)):
+            raise BlockError(self.who, 'rows that passed the check', remedy='report this')
+        self._gate.accept(rows, layout)
+        self._parts = parts
+        self._same = self._gate.same
+        return np.arange(first, first + len(rows))
+
+    def _use_first(self, parts, rows):
+        "Before the first rows come into a place that lasts; a block that the store refuses leaves nothing there"
+        try:
+            parts[1].refuse(rows.view(parts[1].dtype))
+        except Exception:
+            parts[1].close()
+            self.place.forget()
+            raise
+        self._use(parts, self.place)
+
+    def take(
+        self,
+        keys,  # of the rows, any shape
+    ) -> Steps:  # of the same shape, in new memory
+        "Copies of the rows with these keys"
+        keys = self._valid_keys(keys)
+        line, store, _ = self._parts
+        out = store.empty(keys.size, store.dtype.itemsize)
+        store.gather(line.slots(keys), out)
+        self.were_there(keys)
+        return as_steps(out, store.dtype, keys.shape)
+
+    def _valid_keys(self, keys):
+        given = np.asarray(keys.cpu() if isinstance(keys, torch.Tensor) else keys)
+        keys = as_keys(keys)
+        if given.dtype == np.uint64 and (given >= 2**63).any():
+            self.refuse_key(int(given.max()))
+        if self._parts:
+            return keys
+        if not keys.size:
+            raise BlockError(self.who, 'nothing was ever added, so the columns are not known')
+        self.refuse_key(int(keys.flat[0]))
+
+    def refuse_key(self, key):
+        "Say what is wrong with a key"
+        line = self._parts[0] if self._parts else Links(NO_ROWS, 1, who=self.who)
+        line.refuse_key(key)
+
+    def batch(
+        self,
+        keys: np.ndarray,  # int64
+        weights: np.ndarray,  # float64, one for each key
+        packed: bool = False,  # as it travels: the store may leave parts of it packed
+    ) -> Steps:  # with `index` and `weight`
+        "The rows with these keys as a batch; counted as drawn"
+        line, store, shapes = self._parts or self._valid_keys(keys)
+        batch = (store.packed_batch if packed else store.batch)(line, keys, weights, shapes.batch)
+        self.were_there(keys)
+        return batch
+
+    def count(self, keys):
+        "These rows were drawn, by whatever made a batch of them"
+        count_drawn(self._parts[0].tables.numbers, keys)
+
+    def grid(
+        self,
+        keys: np.ndarray,  # [n, m], int64; -1: no row
+    ) -> Steps:  # of the same shape, with `mask`
+        "The rows with these keys; zeros and a false `mask` where there is none"
+        there = keys >= 0
+        slots = np.full(keys.shape, -1)
+        slots[there] = self._parts[0].slots(self._valid_keys(keys[there]))
+        return self._masked(keys[there], slots)
+
+    def _masked(self, keys, slots):
+        "What lies in a grid of slots; the rows with these keys must still be there"
+        _, store, shapes = self._parts
+        dtype = shapes.window
+        out = store.empty(slots.size, dtype.itemsize)
+        store.gather(slots, out, dtype.fields['mask'][1])
+        self.were_there(keys)
+        return as_steps(out, dtype, slots.shape)
+
+    def windows(
+        self,
+        keys,  # of the first rows
+        length: int,  # of each window
+    ) -> Steps:  # of shape [len(keys), length], with `mask`
+        "From each key, the next rows of the same episode; zeros and a false `mask` after its end or the newest row"
+        length = whole(f'{self.who}.windows', 'length', length, 1)
+        keys = self._valid_keys(keys).ravel()
+        return self._masked(keys, self._parts[0].window_slots(keys, length))
+
+    def walk(
+        self,
+        keys,  # of rows that are there
+        offsets,  # steps along the episode: 1 is the next row, -1 the one before
+    ) -> np.ndarray:  # keys [len(keys), len(offsets)]; -1 where the episode has no such row
+        "Keys along the episodes of these rows"
+        keys = self._valid_keys(keys).ravel()
+        found = self._parts[0].walk(keys, offsets)
+        self.were_there(keys, found)
+        return found
+
+    def valid(
+        self,
+        keys,  # any keys
+    ) -> np.ndarray:  # bool, for each key
+        "Is the row with this key still there?"
+        keys = as_keys(keys)
+        return (self.oldest <= keys) & (keys < self.inserted)
+
+    @property
+    def times_drawn(self) -> np.ndarray:  # int32, oldest row first
+        "How often each row that is there was drawn for a batch"
+        return (
+            self._parts[0].drawn[self.keys % self._parts[0].ring]
+            if self._parts
+            else np.zeros(0, np.int32)
+        )
+
+    @property
+    def ages(self) -> np.ndarray:  # int64
+        "Sum and maximum of the ages that rows had when they were drawn for a batch"
+        return (
+            self._parts[0].tables.numbers[AGE_SUM : AGE_MAX + 1].copy()
+            if self._parts
+            else np.zeros(2, np.int64)
+        )
+
+    @property
+    def store_stats(self) -> dict:
+        "The store's numbers by name, and how many bytes a row takes in all"
+        said = self._parts[1].stats() if self._parts else {}
+        return dict(row_bytes=self.nbytes / max(len(self), 1), **said) if said else {}
+
+    def __getitem__(self, i):
+        "Rows by their place in time order (0 is the oldest), or a column of all rows"
+        # of rows that were drawn, wherever they are by now
+        if isinstance(i, Places):
+            return self.take(i)
+        return (
+            self[:][i]
+            if isinstance(i, str)
+            else self.take(self.keys[i.numpy() if isinstance(i, torch.Tensor) else i])
+        )
+
+    def __iter__(self):
+        "One-row `Steps`, oldest first"
+        for i in range(0, len(self), 1024):
+            yield from self[i : i + 1024]
+
+    def __repr__(self):
+        if not self.is_open:
+            return f'Timeline(max_sz={self.max_sz}, {self.store}): not opened so far'
+        if not self._parts:
+            return f'Timeline(max_sz={self.max_sz}): empty'
+        return (
+            f'Timeline(max_sz={self.max_sz}): {len(self)} rows of {self.dtype.itemsize} bytes, '
+            f'keys {self.oldest} to {self.inserted - 1}, {self.nbytes / 1e6:.1f} MB'
+        )
+
+    def forget_ages(self):
+        "Nothing was drawn so far, by who counts from now on"
+        self._parts[0].tables.numbers[AGE_SUM : AGE_MAX + 1] = 0
+
+    def inside(self) -> dict:  # as look/inside has it
+        "What is in it, as plain arrays; looking changes nothing"
+        return timeline_inside(self)
+
+    def still_there(
+        self,
+        keys,  # of rows, which may have been overwritten
+    ) -> tuple:  # keys, and a structured array
+        "Those of these rows that are there, in main memory, also while another process writes"
+        keys = as_keys(keys)
+        while True:
+            keys = keys[self.valid(keys)]
+            if not len(keys):
+                return keys, np.zeros(0, self.dtype)
+            try:
+                return keys, self.take(keys).to('cpu').rows
+            except StaleKey:
+                continue  # overwritten meanwhile
+
+    def pages(self) -> dict:  # as `memory_page` takes it
+        "What is in it, and what reads its rows"
+        return {'': (self.inside(), self.still_there, None)}
+
+    def state_dict(self) -> dict:  # plain data and tensors
+        "Everything, in time order; of rows in a place that lasts, where they lie"
+        if not self._parts:
+            return dict(max_sz=self.max_sz, dtype=None, links=None, store=self.place.refers())
+        line, store, _ = self._parts
+        self._write_counters()
+        rows = self.place.refers() or store.state_dict(line.keys % line.ring)
+        return dict(
+            max_sz=self.max_sz, dtype=dtype_spec(store.dtype), links=line.state_dict(), store=rows
+        )
+
+    def _write_counters(self):
+        "What is counted while rows are drawn"
+        if not self.place.holds or not self._parts:
+            return
+        self.settle()
+        self._parts[0].count()
+        if self.ages[0]:
+            self.place.counters[AGES] = self.ages  # of who has drawn
+        self._note_episodes()
+
+    def check_state(self, state: dict):
+        "Raise where this state holds more than there is room for"
+        if state['dtype'] is None:
+            return
+        inserted, oldest = checked(
+            self.who, dict(counters=listed(integer(), 4)), state['links'], more=True
+        )['counters'][:2]
+        if inserted - oldest > self.max_sz:
+            raise StateError(
+                self.who,
+                'a saved memory with more rows than this one has room for',
+                inserted - oldest,
+                f'at most max_sz={self.max_sz}',
+                f"max_sz={state['max_sz']}, as it was saved, or more",
+            )
+
+    def load_state_dict(self, state: dict):
+        "Become the timeline that was saved"
+        self.prepare(state)
+        self.settle()
+
+    def prepare(self, state: dict):
+        "The same, but that files on disk stay as they are until `settle`"
+        form = dict(
+            max_sz=integer(1, 2**31 - 1), dtype=maybe(row_dtype), links=anything, store=anything
+        )
+        state = checked(self.who, form, state)
+        self.check_state(state)
+        refers = isinstance(state['store'], dict) and 'directory' in state['store']
+        if self._older is not None:
+            self.place = self._older.place
+            self._parts = self._older._parts
+        else:
+            self._parts  # it is open from now on
+        self.place.claim()
+        if refers:
+            self._stand_where(state)
+        else:
+            self._take_rows(state)
+
+    def _take_rows(self, state):
+        "Rows from a state that holds them, into a place that is empty"
+        place = self.place.emptied()
+        if state['dtype'] is None:
+            self._gate.layout = None
+            return vars(self).update(place=place, _parts=None, _same=None, _unsettled=None)
+        parts = line, store, _ = self._open(state['dtype'], place)
+        line.load_state_dict(state['links'])
+        place.intend(line.inserted)
+        store.load_state_dict(line.keys % line.ring, state['store'])
+        self._use(parts, place, (line.inserted, line.oldest, 0))
+
+    def _stand_where(self, state):
+        "Stand at the row where a state was saved that refers to this place"
+        place = self.place
+        store = self._parts and self._parts[1]
+        empty = state['dtype'] is None
+        place.check_refers(
+            state['store'], 0 if empty else state['links']['counters'][0], type(self.store).__name__
+        )
+        if empty:
+            nothing = (0, 0, 0) if place.meta else None
+            return vars(self).update(_parts=None, _same=None, _left=store, _unsettled=nothing)
+        if state['dtype'] != saved_dtype(place.meta['columns']):
+            raise StateError(self.who, 'a saved memory of other columns')
+        line = Links(store.dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
+        line.load_state_dict(state['links'], rows=False)
+        missing = line.oldest - state['links']['counters'][1]
+        self._use((line, *self._parts[1:]), place, (line.inserted, line.oldest, missing))
+
+    def _use(self, parts, place, unsettled=None):
+        "From now on these are its links, its store, and what its batches look like"
+        self._gate.layout = self._gate.make_layout(self.who, parts[1].dtype)
+        vars(self).update(_parts=parts, place=place, _same=None, _unsettled=unsettled)
+
+    def settle(self):
+        "What was prepared counts from now on"
+        if self._unsettled is None or self.reads_only:
+            return
+        (end, floor, missing), place = self._unsettled, self.place
+        self._go_back(end, floor)
+        self._unsettled = None  # now: after an interrupt it is done once more
+        if missing:
+            warnings.warn(
+                f'{self.who}: {missing:_} of the rows that were in memory at this '
+                'checkpoint have been overwritten since, so it goes on without them. '
+                f'Remedy: a larger spare= ({place.ring - self.max_sz:_} so far)'
+            )
+
+    def _go_back(self, end, floor):
+        "Let the place end where the state was saved"
+        place = self.place
+        place.rewind(end, floor if floor > max(end - self.max_sz, place.oldest_whole()) else 0)
+        if end:
+            return self._parts[0].cut()
+        if self._left is not None:
+            self._left.close()
+        place.forget()
+
+    @property
+    def missing(self) -> int:
+        "How many rows a state had that was prepared, and that are gone"
+        return self._unsettled[2] if self._unsettled else 0
+
+    def __getstate__(self):
+        # where it is not, who gets it may open it
+        rows = self.state_dict() if self.is_open else None
+        return dict(max_sz=self.max_sz, store=self.store, who=self.who, rows=rows)
+
+    def __setstate__(self, state):
+        self.__init__(state['max_sz'], state['store'], state['who'])
+        if state['rows'] is not None:
+            self.load_state_dict(state['rows'])
+
+    def _open_place(self):  # its parts; None: there is no memory so far
+        "Open what lies in the store's place"
+        place = self.place = self.place or self.store.new_place(self.who)
+        try:
+            self._parts = self._continued() if place.meta else None
+        except BaseException:
+            self.place = None
+            place.leave()
+            raise
+        return self._parts
+
+    def _continued(self):
+        "Links and a store over what is there"
+        place = self.place
+        dtype = self._check_meta(self.place.meta)
+        self._fit(dtype)
+        parts = line, store, _ = self._parts_in(place, dtype)
+        store.reopen()
+        line.stand_at(place.span(self.max_sz))
+        if not self.reads_only:
+            line.reopen(store.episodes)
+        self._gate.layout = self._gate.make_layout(self.who, dtype)
+        return parts
+
+    def _check_meta(self, meta) -> np.dtype:  # of the rows
+        "Raise where a memory on disk can't be continued with these settings"
+        d = self.place
+        store = self.store.settings()
+        try:
+            dtype = saved_dtype(meta['columns'])
+        except (ValueError, TypeError, LookupError) as e:
+            raise StateError(self.who, f'{d.path}/meta.json: columns', e) from None
+        if self._check:
+            self._check(dtype)
+        if meta.get('store') != store:
+            raise ArgumentError(
+                self.who,
+                f'store: {d.path} was made with another one',
+                store,
+                meta.get('store'),
+                'the same store, or another path',
+            )
+        noted = meta.get('episodes', {})
+        if type(noted) is not dict or any(
+            type(n) is not int or not 0 <= n < 2**31 - 1 for n in noted.values()
+        ):
+            raise StateError(
+                self.who,
+                f'{d.path}/meta.json: episodes',
+                f'{noted}'[:60],
+                'numbers of episodes by env_id',
+            )
+        if type(meta.get('max_sz')) is not int or not 0 < meta['max_sz'] <= d.ring:
+            raise StateError(
+                self.who, f'{d.path}/meta.json: max_sz', meta.get('max_sz'), f'1 to {d.ring}'
+            )
+        return dtype
+
+    def _fit(self, dtype):
+        "Let there be as many slots as are asked for; who only reads takes what there is"
+        place = self.place
+        ring = self.max_sz + self.store.spare
+        was = self.place.meta['max_sz']
+        if self.reads_only:
+            self.max_sz = min(self.max_sz, was)
+        elif self.max_sz < was:
+            raise ArgumentError(
+                self.who,
+                f'max_sz: the memory in {place.path} is larger',
+                self.max_sz,
+                f'at least {was}',
+                f'max_sz={was}; rows would be lost',
+            )
+        elif ring > place.ring:
+            self.store.open(dtype, place.ring, place)  # so that the place knows all arrays
+            Links(dtype, place.ring, place, self.who)
+            place.grow(
+                ring,
+                self.max_sz,
+                lambda new, keys: self.store.open(dtype, ring, new).derive(keys % ring),
+            )
+        elif self.max_sz > was:
+            # rows that had ceased to count don't come back
+            place.counters[SHOWN] = place.span(was)[1]
+            place.say(max_sz=self.max_sz)
+
+    def flush(self):
+        "Flush everything to the device, for power cuts; in main memory there is nothing to do"
+        if not self.is_open or not self._parts:
+            return
+        self._write_counters()
+        self.place.flush()
+
+    def close(self) -> bool:  # must it be opened again, if it is used again?
+        "Flush, and let other processes write; nothing where rows don't last"
+        if not self.is_open:
+            return False
+        self._write_counters()
+        if self._parts:
+            self._parts[1].close()
+        return self.place.close()
 
 # %% ../../nbs/memory/timeline.ipynb #ea86a8ad
-_MOST_ENVS = 4096   # whose episodes are noted in meta.json
-
-@patch
-def _note_episodes(self:Timeline):
-    "Note the last episodes of environments whose rows are all gone, for who opens the memory again"
-    (_,envs,last_key),meta = self._parts[0].tables,self.place.meta
-    newest = last_key[:len(envs.ids)]
-    gone = np.flatnonzero((envs.ids >= 0) & (newest >= 0) & (newest < self.oldest))
-    if not meta or not len(gone): return
-    gone = gone[np.argsort(newest[gone])]
-    noted = meta.get('episodes', {}) | dict(zip(map(str, envs.ids[gone].tolist()), envs.last[gone,0].tolist()))
-    self.place.say(episodes=dict([*noted.items()][-_MOST_ENVS:]))
-
-@patch
-def _episodes_of(self:Timeline, env_ids)->dict: # by env_id
-    "Their last episodes, as they were noted; which of their steps was the last is not known, so the next ones begin"
-    noted = (self.place.meta or {}).get('episodes', {})
-    return {e: noted[f'{e}'] for e in env_ids if f'{e}' in noted}
+_MOST_ENVS = 4096  # whose episodes are noted in meta.json
 
 # %% ../../nbs/memory/timeline.ipynb #4ff47d95
 class _Shapes:
     "What batches and windows of rows look like"
-    def __init__(self, dtype): self.row,self.batch,self._window = dtype,BatchPlan(dtype),None
+
+    def __init__(self, dtype):
+        self.row, self.batch, self._window = dtype, BatchPlan(dtype), None
+
     @property
     def window(self):
-        if self._window is None: self._window = extend_dtype(self.row, mask='?')
+        if self._window is None:
+            self._window = extend_dtype(self.row, mask='?')
         return self._window
-
-# %% ../../nbs/memory/timeline.ipynb #dd00e4c9
-@patch
-def _open(self:Timeline, dtype, place=None):
-    "Links and a store for such rows in an empty place, and what batches and windows of them look like"
-    place,ring = place or self.place,self.max_sz + self.store.spare
-    if place.meta: place.emptied()   # it was made, and then came an interrupt, or what a state had was refused
-    there,needs = place.room(),self.store.needs(dtype, ring) + place.overhead*ring
-    if 0 < there < needs: raise self._no_room(place, dtype, there, needs)
-    try:
-        place.begin(ring)
-        parts = self._parts_in(place, dtype)
-        place.publish(max_sz=self.max_sz, columns=dtype_spec(dtype), store=self.store.settings(), **self.says)
-        return parts
-    except MemoryError as e:
-        if isinstance(e, Explained): raise   # by a store or a place that knows better
-        raise self._no_room(place, dtype, there, needs) from e
-
-@patch
-def _parts_in(self:Timeline, place, dtype):
-    line = Links(dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
-    return line,self.store.open(dtype, line.ring, place),_Shapes(dtype)
-
-@patch
-def _no_room(self:Timeline, place, dtype, there, needs):
-    "The error where so many rows can't be kept here"
-    what,found = f'{place.ring or self.max_sz:_} rows of {dtype.itemsize:_} bytes',size_text(there)
-    if place.path: return NoRoom(self.who, f'no room on the disk for {what}', f'{found} free in {place.path}',
-        size_text(needs), 'a smaller max_sz, or a path on another disk')
-    other = suggested(dtype, place.device) if type(self.store) is Rows else None
-    remedy = f'max_sz={max(int(.8*there*self.max_sz/needs), 1):_}, or smaller rows'
-    if other: remedy = f'store={other!r}, which needs {size_text(other.needs(dtype, self.max_sz))}; or {remedy}'
-    return NoRoom(self.who, f'no memory for max_sz={what}', f'{place.device or "a machine"} with {found}',
-        size_text(needs), remedy)
-
-# %% ../../nbs/memory/timeline.ipynb #8bdf79c9
-@patch
-def add(self:Timeline,
-    steps:Steps, # a block of rows, or one row
-)->np.ndarray: # the keys of the rows, int64
-    "Append rows, each overwriting the oldest one when the memory is full; a block that doesn't fit is refused whole"
-    rows = main_rows(steps)
-    if rows is not None and rows.dtype is self._same and rows.ndim == 1:
-        line,store,_ = self._parts
-        first = line.tables.numbers.item(INSERTED)
-        if store.add(line, rows): return np.arange(first, first + len(rows))
-    return self._add_checked(steps)
-
-@patch
-def _add_checked(self:Timeline, steps):
-    "Add a block that is the first of its kind, has new environments, or will be refused"
-    if self._unsettled is not None: self.settle()   # it was interrupted
-    if not self._parts: self._gate.layout = None   # one whose first block was interrupted
-    rows,layout = self._gate.check(steps)
-    parts = line,store,_ = self._parts or self._open(layout.dtype)
-    line.admit(rows['env_id'])
-    first = line.inserted
-    self.place.allow(first + len(rows))
-    if not self._parts and self.place.lasts: self._use_first(parts, rows)
-    if not store.add(line, rows.view(store.dtype)):
-        raise BlockError(self.who, 'rows that passed the check', remedy='report this')
-    self._gate.accept(rows, layout)
-    self._parts,self._same = parts,self._gate.same
-    return np.arange(first, first + len(rows))
-
-# %% ../../nbs/memory/timeline.ipynb #5ab11f01
-@patch
-def _use_first(self:Timeline, parts, rows):
-    "Before the first rows come into a place that lasts; a block that the store refuses leaves nothing there"
-    try: parts[1].refuse(rows.view(parts[1].dtype))
-    except Exception:
-        parts[1].close()
-        self.place.forget()
-        raise
-    self._use(parts, self.place)
-
-# %% ../../nbs/memory/timeline.ipynb #6e9bad60
-@patch
-def take(self:Timeline,
-    keys, # of the rows, any shape
-)->Steps: # of the same shape, in new memory
-    "Copies of the rows with these keys"
-    keys = self._valid_keys(keys)
-    line,store,_ = self._parts
-    out = store.empty(keys.size, store.dtype.itemsize)
-    store.gather(line.slots(keys), out)
-    self.were_there(keys)
-    return as_steps(out, store.dtype, keys.shape)
-
-@patch
-def _valid_keys(self:Timeline, keys):
-    given,keys = np.asarray(keys.cpu() if isinstance(keys, torch.Tensor) else keys),as_keys(keys)
-    if given.dtype == np.uint64 and (given >= 2**63).any(): self.refuse_key(int(given.max()))
-    if self._parts: return keys
-    if not keys.size: raise BlockError(self.who, 'nothing was ever added, so the columns are not known')
-    self.refuse_key(int(keys.flat[0]))
-
-@patch
-def refuse_key(self:Timeline, key):
-    "Say what is wrong with a key"
-    line = self._parts[0] if self._parts else Links(NO_ROWS, 1, who=self.who)
-    line.refuse_key(key)
-
-# %% ../../nbs/memory/timeline.ipynb #d59bae4f
-@patch
-def batch(self:Timeline,
-    keys:np.ndarray, # int64
-    weights:np.ndarray, # float64, one for each key
-    packed:bool=False, # as it travels: the store may leave parts of it packed
-)->Steps: # with `index` and `weight`
-    "The rows with these keys as a batch; counted as drawn"
-    line,store,shapes = self._parts or self._valid_keys(keys)
-    batch = (store.packed_batch if packed else store.batch)(line, keys, weights, shapes.batch)
-    self.were_there(keys)
-    return batch
-
-@patch
-def count(self:Timeline, keys):
-    "These rows were drawn, by whatever made a batch of them"
-    count_drawn(self._parts[0].tables.numbers, keys)
-
-# %% ../../nbs/memory/timeline.ipynb #15d1a45c
-@patch
-def grid(self:Timeline,
-    keys:np.ndarray, # [n, m], int64; -1: no row
-)->Steps: # of the same shape, with `mask`
-    "The rows with these keys; zeros and a false `mask` where there is none"
-    there,slots = keys >= 0,np.full(keys.shape, -1)
-    slots[there] = self._parts[0].slots(self._valid_keys(keys[there]))
-    return self._masked(keys[there], slots)
-
-@patch
-def _masked(self:Timeline, keys, slots):
-    "What lies in a grid of slots; the rows with these keys must still be there"
-    _,store,shapes = self._parts
-    dtype = shapes.window
-    out = store.empty(slots.size, dtype.itemsize)
-    store.gather(slots, out, dtype.fields['mask'][1])
-    self.were_there(keys)
-    return as_steps(out, dtype, slots.shape)
-
-# %% ../../nbs/memory/timeline.ipynb #15d1a45d
-@patch
-def windows(self:Timeline,
-    keys, # of the first rows
-    length:int, # of each window
-)->Steps: # of shape [len(keys), length], with `mask`
-    "From each key, the next rows of the same episode; zeros and a false `mask` after its end or the newest row"
-    length,keys = whole(f'{self.who}.windows', 'length', length, 1),self._valid_keys(keys).ravel()
-    return self._masked(keys, self._parts[0].window_slots(keys, length))
-
-@patch
-def walk(self:Timeline,
-    keys, # of rows that are there
-    offsets, # steps along the episode: 1 is the next row, -1 the one before
-)->np.ndarray: # keys [len(keys), len(offsets)]; -1 where the episode has no such row
-    "Keys along the episodes of these rows"
-    keys = self._valid_keys(keys).ravel()
-    found = self._parts[0].walk(keys, offsets)
-    self.were_there(keys, found)
-    return found
-
-@patch
-def valid(self:Timeline,
-    keys, # any keys
-)->np.ndarray: # bool, for each key
-    "Is the row with this key still there?"
-    keys = as_keys(keys)
-    return (self.oldest <= keys) & (keys < self.inserted)
-
-# %% ../../nbs/memory/timeline.ipynb #c9274096
-@patch(as_prop=True)
-def times_drawn(self:Timeline)->np.ndarray: # int32, oldest row first
-    "How often each row that is there was drawn for a batch"
-    return self._parts[0].drawn[self.keys % self._parts[0].ring] if self._parts else np.zeros(0, np.int32)
-
-@patch(as_prop=True)
-def ages(self:Timeline)->np.ndarray: # int64
-    "Sum and maximum of the ages that rows had when they were drawn for a batch"
-    return self._parts[0].tables.numbers[AGE_SUM:AGE_MAX+1].copy() if self._parts else np.zeros(2, np.int64)
-
-@patch(as_prop=True)
-def store_stats(self:Timeline)->dict:
-    "The store's numbers by name, and how many bytes a row takes in all"
-    said = self._parts[1].stats() if self._parts else {}
-    return dict(row_bytes=self.nbytes/max(len(self), 1), **said) if said else {}
-
-@patch
-def __getitem__(self:Timeline, i):
-    "Rows by their place in time order (0 is the oldest), or a column of all rows"
-    if isinstance(i, Places): return self.take(i)   # of rows that were drawn, wherever they are by now
-    return self[:][i] if isinstance(i, str) else self.take(self.keys[i.numpy() if isinstance(i, torch.Tensor) else i])
-
-@patch
-def __iter__(self:Timeline):
-    "One-row `Steps`, oldest first"
-    for i in range(0, len(self), 1024): yield from self[i:i+1024]
-
-@patch
-def __repr__(self:Timeline):
-    if not self.is_open: return f'Timeline(max_sz={self.max_sz}, {self.store}): not opened so far'
-    if not self._parts: return f'Timeline(max_sz={self.max_sz}): empty'
-    return (f'Timeline(max_sz={self.max_sz}): {len(self)} rows of {self.dtype.itemsize} bytes, '
-            f'keys {self.oldest} to {self.inserted-1}, {self.nbytes/1e6:.1f} MB')
-
-# %% ../../nbs/memory/timeline.ipynb #e10f3dbf
-@patch
-def forget_ages(self:Timeline):
-    "Nothing was drawn so far, by who counts from now on"
-    self._parts[0].tables.numbers[AGE_SUM:AGE_MAX+1] = 0
-
-# %% ../../nbs/memory/timeline.ipynb #1bdc07f8
-@patch
-def inside(self:Timeline)->dict: # as look/inside has it
-    "What is in it, as plain arrays; looking changes nothing"
-    return timeline_inside(self)
-
-# %% ../../nbs/memory/timeline.ipynb #7d10aa02
-@patch
-def still_there(self:Timeline,
-    keys, # of rows, which may have been overwritten
-)->tuple: # keys, and a structured array
-    "Those of these rows that are there, in main memory, also while another process writes"
-    keys = as_keys(keys)
-    while True:
-        keys = keys[self.valid(keys)]
-        if not len(keys): return keys,np.zeros(0, self.dtype)
-        try: return keys,self.take(keys).to('cpu').rows
-        except StaleKey: continue   # overwritten meanwhile
-
-@patch
-def pages(self:Timeline)->dict: # as `memory_page` takes it
-    "What is in it, and what reads its rows"
-    return {'': (self.inside(), self.still_there, None)}
-
-# %% ../../nbs/memory/timeline.ipynb #bfe69edd
-@patch
-def state_dict(self:Timeline)->dict: # plain data and tensors
-    "Everything, in time order; of rows in a place that lasts, where they lie"
-    if not self._parts: return dict(max_sz=self.max_sz, dtype=None, links=None, store=self.place.refers())
-    line,store,_ = self._parts
-    self._write_counters()
-    rows = self.place.refers() or store.state_dict(line.keys % line.ring)
-    return dict(max_sz=self.max_sz, dtype=dtype_spec(store.dtype), links=line.state_dict(), store=rows)
-
-@patch
-def _write_counters(self:Timeline):
-    "What is counted while rows are drawn"
-    if not self.place.holds or not self._parts: return
-    self.settle()
-    self._parts[0].count()
-    if self.ages[0]: self.place.counters[AGES] = self.ages   # of who has drawn
-    self._note_episodes()
-
-@patch
-def check_state(self:Timeline, state:dict):
-    "Raise where this state holds more than there is room for"
-    if state['dtype'] is None: return
-    inserted,oldest = checked(self.who, dict(counters=listed(integer(), 4)), state['links'], more=True)['counters'][:2]
-    if inserted - oldest > self.max_sz:
-        raise StateError(self.who, 'a saved memory with more rows than this one has room for', inserted - oldest,
-            f'at most max_sz={self.max_sz}', f"max_sz={state['max_sz']}, as it was saved, or more")
-
-# %% ../../nbs/memory/timeline.ipynb #5dbed079
-@patch
-def load_state_dict(self:Timeline, state:dict):
-    "Become the timeline that was saved"
-    self.prepare(state)
-    self.settle()
-
-@patch
-def prepare(self:Timeline, state:dict):
-    "The same, but that files on disk stay as they are until `settle`"
-    form = dict(max_sz=integer(1, 2**31-1), dtype=maybe(row_dtype), links=anything, store=anything)
-    state = checked(self.who, form, state)
-    self.check_state(state)
-    refers = isinstance(state['store'], dict) and 'directory' in state['store']
-    if self._older is not None: self.place,self._parts = self._older.place,self._older._parts
-    else: self._parts   # it is open from now on
-    self.place.claim()
-    if refers: self._stand_where(state)
-    else: self._take_rows(state)
-
-# %% ../../nbs/memory/timeline.ipynb #7487fdfe
-@patch
-def _take_rows(self:Timeline, state):
-    "Rows from a state that holds them, into a place that is empty"
-    place = self.place.emptied()
-    if state['dtype'] is None:
-        self._gate.layout = None
-        return vars(self).update(place=place, _parts=None, _same=None, _unsettled=None)
-    parts = line,store,_ = self._open(state['dtype'], place)
-    line.load_state_dict(state['links'])
-    place.intend(line.inserted)
-    store.load_state_dict(line.keys % line.ring, state['store'])
-    self._use(parts, place, (line.inserted, line.oldest, 0))
-
-# %% ../../nbs/memory/timeline.ipynb #2c2e2c53
-@patch
-def _stand_where(self:Timeline, state):
-    "Stand at the row where a state was saved that refers to this place"
-    place,store,empty = self.place,self._parts and self._parts[1],state['dtype'] is None
-    place.check_refers(state['store'], 0 if empty else state['links']['counters'][0], type(self.store).__name__)
-    if empty:
-        nothing = (0,0,0) if place.meta else None
-        return vars(self).update(_parts=None, _same=None, _left=store, _unsettled=nothing)
-    if state['dtype'] != saved_dtype(place.meta['columns']):
-        raise StateError(self.who, 'a saved memory of other columns')
-    line = Links(store.dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
-    line.load_state_dict(state['links'], rows=False)
-    missing = line.oldest - state['links']['counters'][1]
-    self._use((line, *self._parts[1:]), place, (line.inserted, line.oldest, missing))
-
-@patch
-def _use(self:Timeline, parts, place, unsettled=None):
-    "From now on these are its links, its store, and what its batches look like"
-    self._gate.layout = self._gate.make_layout(self.who, parts[1].dtype)
-    vars(self).update(_parts=parts, place=place, _same=None, _unsettled=unsettled)
-
-# %% ../../nbs/memory/timeline.ipynb #90177312
-@patch
-def settle(self:Timeline):
-    "What was prepared counts from now on"
-    if self._unsettled is None or self.reads_only: return
-    (end,floor,missing),place = self._unsettled,self.place
-    self._go_back(end, floor)
-    self._unsettled = None   # now: after an interrupt it is done once more
-    if missing: warnings.warn(f'{self.who}: {missing:_} of the rows that were in memory at this '
-        'checkpoint have been overwritten since, so it goes on without them. '
-        f'Remedy: a larger spare= ({place.ring - self.max_sz:_} so far)')
-
-@patch
-def _go_back(self:Timeline, end, floor):
-    "Let the place end where the state was saved"
-    place = self.place
-    place.rewind(end, floor if floor > max(end - self.max_sz, place.oldest_whole()) else 0)
-    if end: return self._parts[0].cut()
-    if self._left is not None: self._left.close()
-    place.forget()
-
-@patch(as_prop=True)
-def missing(self:Timeline)->int:
-    "How many rows a state had that was prepared, and that are gone"
-    return self._unsettled[2] if self._unsettled else 0
-
-# %% ../../nbs/memory/timeline.ipynb #7a94c62a
-@patch
-def __getstate__(self:Timeline):
-    rows = self.state_dict() if self.is_open else None   # where it is not, who gets it may open it
-    return dict(max_sz=self.max_sz, store=self.store, who=self.who, rows=rows)
-
-@patch
-def __setstate__(self:Timeline, state):
-    self.__init__(state['max_sz'], state['store'], state['who'])
-    if state['rows'] is not None: self.load_state_dict(state['rows'])
 
 # %% ../../nbs/memory/timeline.ipynb #8344dad2
 def _column(self, name):
-    if name == '_parts': return self._open_place()   # what lasts is opened when it is first asked for
-    made = not name.startswith('_') and 'place' in vars(self)   # or a copy asks that is still to be filled
+    # what lasts is opened when it is first asked for
+    if name == '_parts':
+        return self._open_place()
+    # or a copy asks that is still to be filled
+    made = not name.startswith('_') and 'place' in vars(self)
     if not (made and self._parts and name in self.dtype.names):
         raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))
     return self[name]
 
-Timeline.__getattr__ = _column   # @patch would leave a `__getattr__` in the module, where Python gives it a meaning
 
-# %% ../../nbs/memory/timeline.ipynb #0943488e
-@patch
-def _open_place(self:Timeline): # its parts; None: there is no memory so far
-    "Open what lies in the store's place"
-    place = self.place = self.place or self.store.new_place(self.who)
-    try: self._parts = self._continued() if place.meta else None
-    except BaseException:
-        self.place = None
-        place.leave()
-        raise
-    return self._parts
-
-@patch
-def _continued(self:Timeline):
-    "Links and a store over what is there"
-    place,dtype = self.place,self._check_meta(self.place.meta)
-    self._fit(dtype)
-    parts = line,store,_ = self._parts_in(place, dtype)
-    store.reopen()
-    line.stand_at(place.span(self.max_sz))
-    if not self.reads_only: line.reopen(store.episodes)
-    self._gate.layout = self._gate.make_layout(self.who, dtype)
-    return parts
-
-# %% ../../nbs/memory/timeline.ipynb #5e8bb9ef
-@patch
-def _check_meta(self:Timeline, meta)->np.dtype: # of the rows
-    "Raise where a memory on disk can't be continued with these settings"
-    d,store = self.place,self.store.settings()
-    try: dtype = saved_dtype(meta['columns'])
-    except (ValueError,TypeError,LookupError) as e:
-        raise StateError(self.who, f'{d.path}/meta.json: columns', e) from None
-    if self._check: self._check(dtype)
-    if meta.get('store') != store: raise ArgumentError(self.who, f'store: {d.path} was made with another one', store,
-        meta.get('store'), 'the same store, or another path')
-    noted = meta.get('episodes', {})
-    if type(noted) is not dict or any(type(n) is not int or not 0 <= n < 2**31 - 1 for n in noted.values()):
-        raise StateError(self.who, f'{d.path}/meta.json: episodes', f'{noted}'[:60], 'numbers of episodes by env_id')
-    if type(meta.get('max_sz')) is not int or not 0 < meta['max_sz'] <= d.ring: raise StateError(self.who,
-        f'{d.path}/meta.json: max_sz', meta.get('max_sz'), f'1 to {d.ring}')
-    return dtype
-
-# %% ../../nbs/memory/timeline.ipynb #5ed5f432
-@patch
-def _fit(self:Timeline, dtype):
-    "Let there be as many slots as are asked for; who only reads takes what there is"
-    place,ring,was = self.place,self.max_sz + self.store.spare,self.place.meta['max_sz']
-    if self.reads_only: self.max_sz = min(self.max_sz, was)
-    elif self.max_sz < was: raise ArgumentError(self.who, f'max_sz: the memory in {place.path} is larger', self.max_sz,
-        f'at least {was}', f'max_sz={was}; rows would be lost')
-    elif ring > place.ring:
-        self.store.open(dtype, place.ring, place)   # so that the place knows all arrays
-        Links(dtype, place.ring, place, self.who)
-        place.grow(ring, self.max_sz, lambda new, keys: self.store.open(dtype, ring, new).derive(keys % ring))
-    elif self.max_sz > was:
-        place.counters[SHOWN] = place.span(was)[1]   # rows that had ceased to count don't come back
-        place.say(max_sz=self.max_sz)
-
-# %% ../../nbs/memory/timeline.ipynb #ea8c4818
-@patch
-def flush(self:Timeline):
-    "Flush everything to the device, for power cuts; in main memory there is nothing to do"
-    if not self.is_open or not self._parts: return
-    self._write_counters()
-    self.place.flush()
-
-@patch
-def close(self:Timeline)->bool: # must it be opened again, if it is used again?
-    "Flush, and let other processes write; nothing where rows don't last"
-    if not self.is_open: return False
-    self._write_counters()
-    if self._parts: self._parts[1].close()
-    return self.place.close()
+Timeline.__getattr__ = _column

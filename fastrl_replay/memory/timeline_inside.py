@@ -15,29 +15,41 @@ from ..look.remarks import checked_in, remarks_on
 from .places import AGES, REWINDS, TOLD
 
 # %% ../../nbs/memory/timeline_inside.ipynb #f616fb58
-_AT_ONCE = 2**31   # bytes of rows that may be read for their small columns, where they are not in main memory
+# bytes of rows that may be read for their small columns, where they are not in main memory
+_AT_ONCE = 2**31
+
 
 def rows_inside(
-    timeline, # a `Timeline`
-    skip:int=0, # so many of the oldest rows are left out
-)->tuple: # as `rows_and_episodes` gives them
+    timeline,  # a `Timeline`
+    skip: int = 0,  # so many of the oldest rows are left out
+) -> tuple:  # as `rows_and_episodes` gives them
     "Rows and episodes; of those that another process overwrites meanwhile, nothing"
-    if not timeline.parts: return rows_and_episodes(*np.zeros((3,0), np.int64), _no_columns)
-    (line,store,_),place = timeline.parts,timeline.place
-    rewinds,(end,oldest) = place.counters.item(REWINDS),timeline.span
+    if not timeline.parts:
+        return rows_and_episodes(*np.zeros((3, 0), np.int64), _no_columns)
+    (line, store, _), place = timeline.parts, timeline.place
+    rewinds, (end, oldest) = place.counters.item(REWINDS), timeline.span
     key = np.arange(min(oldest + skip, end), end)
     slots = key % line.ring
-    def read(names, at): return store.some_columns(slots[at], names)
-    nearby = place.path is None and place.device is None or len(key)*store.read_bytes <= _AT_ONCE
+
+    def read(names, at):
+        return store.some_columns(slots[at], names)
+
+    nearby = place.path is None and place.device is None or len(key) * store.read_bytes <= _AT_ONCE
     found = rows_and_episodes(key, line.link[slots], line.back[slots], read, nearby)
     found[0]['drawn'] = _times_drawn(timeline, slots)
     gone = place.oldest_whole() - int(key[0]) if len(key) else 0
-    if gone > 0 or place.counters.item(REWINDS) != rewinds: return rows_inside(timeline, skip + 2*max(gone, 0))
+    if gone > 0 or place.counters.item(REWINDS) != rewinds:
+        return rows_inside(timeline, skip + 2 * max(gone, 0))
     return found
 
-NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))   # as good as any, for a memory without rows
 
-def _no_columns(names, at): return {n: np.zeros(0, NO_ROWS[n]) for n in names if n in NO_ROWS.names}
+# as good as any, for a memory without rows
+NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))
+
+
+def _no_columns(names, at):
+    return {n: np.zeros(0, NO_ROWS[n]) for n in names if n in NO_ROWS.names}
+
 
 def _times_drawn(timeline, slots):
     "How often rows were drawn: by this process, or, where it has not drawn, by the one that writes"
@@ -46,59 +58,101 @@ def _times_drawn(timeline, slots):
 
 # %% ../../nbs/memory/timeline_inside.ipynb #13a58e19
 def draw_inside(
-    timeline, # a `Timeline`
-    key:np.ndarray, # of the rows that are looked at
-)->dict: # None: there are no priorities
+    timeline,  # a `Timeline`
+    key: np.ndarray,  # of the rows that are looked at
+) -> dict:  # None: there are no priorities
     "What can be drawn by the priorities that lie in the place"
     place = timeline.place
     file = place.beside('priorities', np.float64) if timeline.parts else None
-    if file is None: return None
-    told,kind = place.counters.item(TOLD),place.meta.get('priorities')
+    if file is None:
+        return None
+    told = place.counters.item(TOLD)
+    kind = place.meta.get('priorities')
     here = key[key < told]
-    p,length = file[here % place.ring],np.ones(len(here), np.int32)
-    if 'steps' in place.meta: here,p,length = here[p > 0],p[p > 0],None   # of sequences, at their first rows
+    p = file[here % place.ring]
+    length = np.ones(len(here), np.int32)
+    # of sequences, at their first rows
+    if 'steps' in place.meta:
+        here = here[p > 0]
+        p = p[p > 0]
+        length = None
     later = max(int(key[-1]) + 1 - max(told, int(key[0])), 0) if len(key) else 0
-    return dict(key=here, length=length, probability=by_priority(p, kind), priority=p, kind=kind, without=later)
+    return dict(
+        key=here,
+        length=length,
+        probability=by_priority(p, kind),
+        priority=p,
+        kind=kind,
+        without=later,
+    )
 
 # %% ../../nbs/memory/timeline_inside.ipynb #6fb97d6f
-_SAMPLE,_SAMPLE_BYTES,_TOGETHER = 20_000,2**26,8   # rows that are looked at, at most; so many in a row of an episode
+# rows that are looked at, at most; so many in a row of an episode
+_SAMPLE = 20_000
+_SAMPLE_BYTES = 2**26
+_TOGETHER = 8
+
 
 def sample_inside(
-    timeline, # a `Timeline`
-    key:np.ndarray, # of the rows that are looked at
-)->tuple: # a structured array, keys, and pairs of places in it
+    timeline,  # a `Timeline`
+    key: np.ndarray,  # of the rows that are looked at
+) -> tuple:  # a structured array, keys, and pairs of places in it
     "Some of these rows, with their keys, and which of them follow each other; the same ones each time"
-    if not len(key): return None,None,None
-    n,oldest,here = min(_SAMPLE, _SAMPLE_BYTES//timeline.dtype.itemsize + _TOGETHER),int(key[0]),len(key)
-    many = max(n//_TOGETHER, 1) if n < here else here
+    if not len(key):
+        return None, None, None
+    n = min(_SAMPLE, _SAMPLE_BYTES // timeline.dtype.itemsize + _TOGETHER)
+    oldest = int(key[0])
+    here = len(key)
+    many = max(n // _TOGETHER, 1) if n < here else here
     starts = oldest + np.sort(np.random.default_rng(0).choice(here, many, False))
     try:
         grid = timeline.walk(starts, np.arange(_TOGETHER))
-        keys = np.unique(grid[(grid >= 0) & (grid < oldest + here)])[:n]   # others have come since
+        # others have come since
+        keys = np.unique(grid[(grid >= 0) & (grid < oldest + here)])[:n]
         rows = timeline.take(keys).to('cpu').rows
-    except StaleKey: return None,None,None   # another process has overwritten them meanwhile
-    pairs = np.unique(np.stack([grid[:,:-1].ravel(), grid[:,1:].ravel()], 1), axis=0)
-    at = np.searchsorted(keys, pairs[(pairs[:,0] >= 0) & (pairs[:,1] >= 0) & (pairs <= keys[-1]).all(1)])
-    return rows,keys,at
+    except StaleKey:
+        return None, None, None  # another process has overwritten them meanwhile
+    pairs = np.unique(np.stack([grid[:, :-1].ravel(), grid[:, 1:].ravel()], 1), axis=0)
+    at = np.searchsorted(
+        keys, pairs[(pairs[:, 0] >= 0) & (pairs[:, 1] >= 0) & (pairs <= keys[-1]).all(1)]
+    )
+    return rows, keys, at
 
 # %% ../../nbs/memory/timeline_inside.ipynb #5f7922ab
 def timeline_inside(
-    timeline, # a `Timeline`
-)->dict: # as look/inside has it
+    timeline,  # a `Timeline`
+) -> dict:  # as look/inside has it
     "What is in it, as plain arrays; looking changes nothing"
-    (row,episode),place = rows_inside(timeline),timeline.place
-    key,parts = row['key'],timeline.parts
+    (row, episode), place = rows_inside(timeline), timeline.place
+    key = row['key']
+    parts = timeline.parts
     end = int(key[-1]) + 1 if len(key) else timeline.inserted
     draw = draw_inside(timeline, key)
     columns = parts_of(timeline.dtype) if parts else []
-    columns = [dict(name=n, dtype=str(d.base), shape=list(d.shape)) for n,d,_ in columns]
+    columns = [dict(name=n, dtype=str(d.base), shape=list(d.shape)) for n, d, _ in columns]
     ages = timeline.ages if timeline.ages[0] else place.counters[AGES]
-    numbers = dict(inserted=end, evicted=end - len(key), fill=len(key)/timeline.max_sz, age_max=int(ages[1]))
+    numbers = dict(
+        inserted=end, evicted=end - len(key), fill=len(key) / timeline.max_sz, age_max=int(ages[1])
+    )
     unit = 'sequences' if draw and draw['length'] is None else 'rows'
-    seen = dict(title='Timeline', unit=unit, path=place.path and str(place.path), rows=len(key), max_sz=timeline.max_sz,
-        place='directory' if place.path else place.device or 'main memory', inserted=end, oldest=end - len(key),
+    seen = dict(
+        title='Timeline',
+        unit=unit,
+        path=place.path and str(place.path),
+        rows=len(key),
+        max_sz=timeline.max_sz,
+        place='directory' if place.path else place.device or 'main memory',
+        inserted=end,
+        oldest=end - len(key),
         nbytes=dict(rows=parts[1].nbytes, links=parts[0].nbytes) if parts else {},
-        numbers=numbers | timeline.store_stats, settings=dict(store=repr(timeline.store)), columns=columns,
-        row=row, episode=episode, draw=draw)
-    rows,keys,follows = sample_inside(timeline, key)
-    return dict(seen, remarks=remarks_on(seen, rows, keys, follows), checked=checked_in(seen, rows, follows))
+        numbers=numbers | timeline.store_stats,
+        settings=dict(store=repr(timeline.store)),
+        columns=columns,
+        row=row,
+        episode=episode,
+        draw=draw,
+    )
+    rows, keys, follows = sample_inside(timeline, key)
+    return dict(
+        seen, remarks=remarks_on(seen, rows, keys, follows), checked=checked_in(seen, rows, follows)
+    )

@@ -11,430 +11,577 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from time import monotonic, time
 import numpy as np
-from fastcore.basics import patch
 from ..memory.samplers import Uniform
 from .engines import look_into
 from ..pipe import WorkerInfo
 from ..replay.due_batches import as_fraction
 from ..steps.batches import each_of
-from ..steps.errors import Explained, NotEnoughRows, StaleKey, StateError, in_words, problem, whole
+from fastrl_replay.steps.errors import (
+    Explained,
+    NotEnoughRows,
+    StaleKey,
+    StateError,
+    in_words,
+    problem,
+    whole,
+)
 from ..steps.files import write_whole
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f0007
 class RateLimiter:
     "Decides which calls wait: draws for rows, rows for draws"
-    def __init__(self,
-        ratio=None, # batches per row; None: no call waits for it
-        ahead:int=1000, # rows that may be added before batches have used them
-    ): self.ratio,self.ahead = None if ratio is None else as_fraction(ratio),whole('serve', 'ahead', ahead, 1)
 
-    def batches_due(self, rows:int, batches:int)->int:
+    def __init__(
+        self,
+        ratio=None,  # batches per row; None: no call waits for it
+        ahead: int = 1000,  # rows that may be added before batches have used them
+    ):
+        self.ratio, self.ahead = (
+            None if ratio is None else as_fraction(ratio),
+            whole('serve', 'ahead', ahead, 1),
+        )
+
+    def batches_due(self, rows: int, batches: int) -> int:
         "Batches that these rows allow beyond those already drawn; without a ratio, always one"
-        return 1 if self.ratio is None else int(rows*self.ratio) - batches
+        return 1 if self.ratio is None else int(rows * self.ratio) - batches
 
-    def may_add(self, n:int, rows:int, batches:int)->bool:
+    def may_add(self, n: int, rows: int, batches: int) -> bool:
         "May `n` more rows be added?"
         no_batch_due = not self.ratio or self.batches_due(rows, batches) < 1
-        return no_batch_due or rows + n - batches/self.ratio <= self.ahead
+        return no_batch_due or rows + n - batches / self.ratio <= self.ahead
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f000a
 class NotEnoughDraws(Explained, RuntimeError):
     "Rows that were not taken, because those before them have not been drawn from"
 
-class ServiceError(Explained, RuntimeError): "The service has been stopped, or does not respond"
+
+class ServiceError(Explained, RuntimeError):
+    "The service has been stopped, or does not respond"
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f000c
-_ADD = np.dtype([('client','<i8'), ('call','<i8'), ('first','<i8'), ('rows','<i8')])
-_COUNTS = 'version','first_key','envs','batches','rows_before','n_adds'
-_LOG = np.dtype([*((k,'<i8') for k in _COUNTS), ('adds',_ADD,1024)])
+_ADD = np.dtype([('client', '<i8'), ('call', '<i8'), ('first', '<i8'), ('rows', '<i8')])
+_COUNTS = 'version', 'first_key', 'envs', 'batches', 'rows_before', 'n_adds'
+_LOG = np.dtype([*((k, '<i8') for k in _COUNTS), ('adds', _ADD, 1024)])
+
 
 def _open_log(path, new):
     "The log in this file, made from `new` where there is none"
-    if not path.exists(): write_whole(path, new.tobytes())
+    if not path.exists():
+        write_whole(path, new.tobytes())
     size = path.stat().st_size
-    if size != _LOG.itemsize: raise StateError('serve', f'{path} is damaged', f'{size} bytes', _LOG.itemsize)
+    if size != _LOG.itemsize:
+        raise StateError('serve', f'{path} is damaged', f'{size} bytes', _LOG.itemsize)
     log = np.memmap(path, _LOG, 'r+')
     counts = [int(log[k][0]) for k in _COUNTS]
-    if counts[0] != new['version'][0] or min(counts) < 0: raise StateError('serve',
-        f'{path} is damaged, or of another version')
+    if counts[0] != new['version'][0] or min(counts) < 0:
+        raise StateError('serve', f'{path} is damaged, or of another version')
     return log
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f000d
 class ShardLog:
     "What a shard records beside its rows: counts, and of each of the last 1024 clients its last call of `add`"
-    def __init__(self,
-        folder, # of the rows; None: they are in main memory
-        inserted:int, # rows that were ever added
-        envs:int=0, # environments in them; used for a new log
-        first_key:int=0, # used for a new log
+
+    def __init__(
+        self,
+        folder,  # of the rows; None: they are in main memory
+        inserted: int,  # rows that were ever added
+        envs: int = 0,  # environments in them; used for a new log
+        first_key: int = 0,  # used for a new log
     ):
         log = np.zeros(1, _LOG)
         log[0] = (1, first_key, envs, 0, inserted, 0, log['adds'][0])
-        if folder is not None: log = _open_log(Path(folder)/'service', log)
-        self.counts,self.adds = log[0],log['adds'][0]   # views
-        self.erase(self.adds['first'] + self.adds['rows'] > inserted)   # these were not added
+        if folder is not None:
+            log = _open_log(Path(folder) / 'service', log)
+        # views
+        self.counts = log[0]
+        self.adds = log['adds'][0]
+        self.erase(self.adds['first'] + self.adds['rows'] > inserted)  # these were not added
         self.counts['rows_before'] = min(self.counts['rows_before'], inserted)
 
-    def find(self, client, call)->int: # the first key; None: it is not in the log
+    def find(self, client, call) -> int:  # the first key; None: it is not in the log
         "The rows of a call of `add`, or of a later one of this client, which no longer waits for this one"
         found = np.flatnonzero((self.adds['client'] == client) & (self.adds['call'] >= call))
         return int(self.adds['first'][found[0]]) if len(found) else None
-    def record(self, client, call, first, rows)->int: # the entry's place
+
+    def record(self, client, call, first, rows) -> int:  # the entry's place
         "A call of `add`, before its rows are added; `client` is written last, which makes the entry valid"
         mine = np.flatnonzero(self.adds['client'] == client)
         place = int(mine[0] if len(mine) else self.counts['n_adds'] % len(self.adds))
         self.erase(place)
-        for k,x in dict(call=call, first=first, rows=rows, client=client).items(): self.adds[k][place] = x
+        for k, x in dict(call=call, first=first, rows=rows, client=client).items():
+            self.adds[k][place] = x
         self.counts['n_adds'] += not len(mine)
         return place
-    def erase(self, places): self.adds['client'][places] = 0
+
+    def erase(self, places):
+        self.adds['client'][places] = 0
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f0011
 class Shard:
     "One part of a served memory, in an actor"
-    def __init__(self,
-        data:bytes, # the pickle of the replay
-        rank:int, # which part, from 0
-        n_shards:int, # how many parts there are
-        restarted:bool=False, # has Ray started this actor again?
-    ):
-        self.data,self.rank,self.n_shards,self.restarted,self.replay = data,rank,n_shards,restarted,None
-        self.process,self.n_calls = int.from_bytes(os.urandom(7), 'big'),0
 
-    def call(self, method:str, *args)->tuple: # the result or an error, and the status
+    def __init__(
+        self,
+        data: bytes,  # the pickle of the replay
+        rank: int,  # which part, from 0
+        n_shards: int,  # how many parts there are
+        restarted: bool = False,  # has Ray started this actor again?
+    ):
+        self.data = data
+        self.rank = rank
+        self.n_shards = n_shards
+        self.restarted = restarted
+        self.replay = None
+        self.process = int.from_bytes(os.urandom(7), 'big')
+        self.n_calls = 0
+
+    def call(self, method: str, *args) -> tuple:  # the result or an error, and the status
         "Call a method; the memory is opened at the first call"
         try:
-            if self.replay is None: self.open()
+            if self.replay is None:
+                self.open()
             result = getattr(self, method)(*args)
-        except Explained as e: result = e
-        return result,None if self.replay is None else self.status()
+        except Explained as e:
+            result = e
+        return result, None if self.replay is None else self.status()
 
     def open(self):
         "Open the memory, and the log beside it"
-        replay,now = pickle.loads(self.data),int(time()*1e6)
-        replay.return_idxs = False   # places in one shard would say nothing
+        replay = pickle.loads(self.data)
+        now = int(time() * 1e6)
+        replay.return_idxs = False  # places in one shard would say nothing
         replay.in_worker(WorkerInfo(self.rank, self.n_shards, now if self.restarted else 0))
-        inserted,ids = replay.totals()['inserted'],replay.memory.environments.ids
-        folder,envs = replay.store and replay.store.folder,max(ids, default=-1)//self.n_shards + 1
-        if folder is not None: Path(folder).mkdir(parents=True, exist_ok=True)
-        self.log = ShardLog(folder, inserted, int(envs), now if self.restarted and not inserted else 0)
-        self.counts,self.replay = self.log.counts,replay
+        inserted = replay.totals()['inserted']
+        ids = replay.memory.environments.ids
+        folder = replay.store and replay.store.folder
+        envs = max(ids, default=-1) // self.n_shards + 1
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        self.log = ShardLog(
+            folder, inserted, int(envs), now if self.restarted and not inserted else 0
+        )
+        self.counts = self.log.counts
+        self.replay = replay
 
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f0012
-@patch
-def status(self:Shard)->dict:
-    "Counts, sums of priorities, and which memory and process this is"
-    self.n_calls += 1
-    totals,memory = self.replay.totals(),self.replay.memory
-    counts = {k: int(self.counts[k]) for k in ('batches','first_key')}
-    return dict(totals, **counts, rows=len(memory), has_columns=memory.dtype is not None,
-        added=totals['inserted'] - int(self.counts['rows_before']), process=self.process, n_calls=self.n_calls)
+    def status(self) -> dict:
+        "Counts, sums of priorities, and which memory and process this is"
+        self.n_calls += 1
+        totals = self.replay.totals()
+        memory = self.replay.memory
+        counts = {k: int(self.counts[k]) for k in ('batches', 'first_key')}
+        return dict(
+            totals,
+            **counts,
+            rows=len(memory),
+            has_columns=memory.dtype is not None,
+            added=totals['inserted'] - int(self.counts['rows_before']),
+            process=self.process,
+            n_calls=self.n_calls,
+        )
 
-@patch
-def ping(self:Shard): "Only the status is wanted"
-@patch
-def number_envs(self:Shard, n)->tuple: # the memory's first key, by which it is known; and the first number
-    "Numbers for `n` environments that no other one has"
-    self.counts['envs'] += n
-    return int(self.counts['first_key']),int(self.counts['envs']) - n
-@patch
-def columns(self:Shard)->bytes:
-    "A pickled block without rows, which says what columns there are"
-    return pickle.dumps(self.replay.memory[:0])
-@patch
-def set_columns(self:Shard, data):
-    "Take the columns of another shard"
-    if self.replay.memory.dtype is None: self.replay.add(pickle.loads(data))
+    def ping(self):
+        "Only the status is wanted"
 
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f0013
-@patch
-def add(self:Shard, client, call, first_key, data)->int: # the first key; None: an older memory numbered environments
-    "Add a block, unless this call has added it before"
-    if first_key != self.counts['first_key']: return None
-    first = self.log.find(client, call)
-    if first is None:
-        steps,first = pickle.loads(data),self.replay.totals()['inserted']
-        place = self.log.record(client, call, first, len(steps))
-        try: self.replay.add(steps)
-        except BaseException: self.log.erase(place); raise
-    return first + first_key
+    def number_envs(
+        self, n
+    ) -> tuple:  # the memory's first key, by which it is known; and the first number
+        "Numbers for `n` environments that no other one has"
+        self.counts['envs'] += n
+        return int(self.counts['first_key']), int(self.counts['envs']) - n
 
-@patch
-def sample(self:Shard, n, batches, counted)->tuple: # pickled batches, and the exponent of their weights
-    "Draw a part of a batch; `batches` were drawn from all shards so far, and this one is `counted` here or elsewhere"
-    parts,first_key = [],int(self.counts['first_key'])
-    while n:   # more than once where more rows are asked for than there are
-        self.replay.batches = batches   # for a schedule of β
-        k = min(n, max(self.replay.totals()['drawable'], 1))
-        batch = self.replay.sample(k).to('cpu')
-        index = each_of(batch).rows['index']
-        index[...] = (index + first_key)*self.n_shards + self.rank
-        parts.append(pickle.dumps(batch))
-        n,beta = n - k,self.replay.facts(batch)['beta']
-    self.counts['batches'] += counted
-    return parts,beta
+    def columns(self) -> bytes:
+        "A pickled block without rows, which says what columns there are"
+        return pickle.dumps(self.replay.memory[:0])
 
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f0014
-@patch
-def update(self:Shard, keys, td):
-    "Update priorities; keys of an older memory are counted as stale"
-    keys = keys//self.n_shards - int(self.counts['first_key'])
-    current = keys >= 0
-    self.replay.stale += int((~current).sum())
-    if current.any(): self.replay.update_priorities(keys[current], td[current])
+    def set_columns(self, data):
+        "Take the columns of another shard"
+        if self.replay.memory.dtype is None:
+            self.replay.add(pickle.loads(data))
 
-@patch
-def stats(self:Shard)->dict:
-    "The statistics of the replay"
-    return self.replay.stats()
-@patch
-def look(self:Shard, *words):
-    "A part of what pages and figures show"
-    return look_into(self, *words)
-@patch
-def close(self:Shard):
-    "Write to disk what lies in files"
-    if self.replay is not None: self.replay.flush(); self.replay.close()
+    def add(
+        self, client, call, first_key, data
+    ) -> int:  # the first key; None: an older memory numbered environments
+        "Add a block, unless this call has added it before"
+        if first_key != self.counts['first_key']:
+            return None
+        first = self.log.find(client, call)
+        if first is None:
+            steps = pickle.loads(data)
+            first = self.replay.totals()['inserted']
+            place = self.log.record(client, call, first, len(steps))
+            try:
+                self.replay.add(steps)
+            except BaseException:
+                self.log.erase(place)
+                raise
+        return first + first_key
+
+    def sample(
+        self, n, batches, counted
+    ) -> tuple:  # pickled batches, and the exponent of their weights
+        "Draw a part of a batch; `batches` were drawn from all shards so far, and this one is `counted` here or elsewhere"
+        parts = []
+        first_key = int(self.counts['first_key'])
+        while n:  # more than once where more rows are asked for than there are
+            self.replay.batches = batches  # for a schedule of β
+            k = min(n, max(self.replay.totals()['drawable'], 1))
+            batch = self.replay.sample(k).to('cpu')
+            index = each_of(batch).rows['index']
+            index[...] = (index + first_key) * self.n_shards + self.rank
+            parts.append(pickle.dumps(batch))
+            n = n - k
+            beta = self.replay.facts(batch)['beta']
+        self.counts['batches'] += counted
+        return parts, beta
+
+    def update(self, keys, td):
+        "Update priorities; keys of an older memory are counted as stale"
+        keys = keys // self.n_shards - int(self.counts['first_key'])
+        current = keys >= 0
+        self.replay.stale += int((~current).sum())
+        if current.any():
+            self.replay.update_priorities(keys[current], td[current])
+
+    def stats(self) -> dict:
+        "The statistics of the replay"
+        return self.replay.stats()
+
+    def look(self, *words):
+        "A part of what pages and figures show"
+        return look_into(self, *words)
+
+    def close(self):
+        "Write to disk what lies in files"
+        if self.replay is not None:
+            self.replay.flush()
+            self.replay.close()
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f0018
 class Coordinator:
     "Decides which calls wait, and which shards answer them"
-    def __init__(self,
-        name:str, # of the service
-        data:bytes, # the pickle of the replay
-        shards, # handles of their actors
-        ahead:int=1000, # rows that may be added before batches have used them
+
+    def __init__(
+        self,
+        name: str,  # of the service
+        data: bytes,  # the pickle of the replay
+        shards,  # handles of their actors
+        ahead: int = 1000,  # rows that may be added before batches have used them
     ):
-        self.name,self.replay,self.shards = name,pickle.loads(data),shards
-        self.limiter,self.losses,self.restarts = RateLimiter(self.replay.ratio, ahead),[],0
-        self.first_loss = int(time()*1e6)   # its number, above all those of a coordinator before this one
-        self.statuses,self.lost = [None]*len(shards),dict(added=0, batches=0)   # lost: counts of memories that are gone
-        self.rows_on_way = self.batches_on_way = 0   # requested from shards, without a reply so far
-        self.waiting,self.n_envs = dict(add=0, sample=0),[0]*len(shards)
-        self.changed,self.first_add,self.starting = asyncio.Event(),asyncio.Lock(),asyncio.Lock()
+        self.name, self.replay, self.shards = name, pickle.loads(data), shards
+        self.limiter = RateLimiter(self.replay.ratio, ahead)
+        self.losses = []
+        self.restarts = 0
+        # its number, above all those of a coordinator before this one
+        self.first_loss = int(time() * 1e6)
+        # lost: counts of memories that are gone
+        self.statuses = [None] * len(shards)
+        self.lost = dict(added=0, batches=0)
+        # requested from shards, without a reply so far
+        self.rows_on_way = self.batches_on_way = 0
+        self.waiting = dict(add=0, sample=0)
+        self.n_envs = [0] * len(shards)
+        self.changed, self.first_add, self.starting = (
+            asyncio.Event(),
+            asyncio.Lock(),
+            asyncio.Lock(),
+        )
         self.rng = np.random.default_rng(getattr(self.replay, 'seed', None))
 
-    async def call(self, method:str, seen:int, limit:float, *args)->tuple: # the result or an error, and new losses
+    async def call(
+        self, method: str, seen: int, limit: float, *args
+    ) -> tuple:  # the result or an error, and new losses
         "Call a method, which takes at most `limit` seconds"
         try:
             async with self.starting:
-                for rank,status in enumerate(self.statuses):
-                    if status is None: await self.ask(rank, limit, 'ping')
+                for rank, status in enumerate(self.statuses):
+                    if status is None:
+                        await self.ask(rank, limit, 'ping')
             result = await getattr(self, method)(limit, *args)
-        except Explained as e: result = e
-        return result,self.first_loss + len(self.losses),self.losses[max(seen - self.first_loss, 0):]
+        except Explained as e:
+            result = e
+        return (
+            result,
+            self.first_loss + len(self.losses),
+            self.losses[max(seen - self.first_loss, 0) :],
+        )
 
-    def total(self, key): return sum(status[key] for status in self.statuses)
+    def total(self, key):
+        return sum(status[key] for status in self.statuses)
+
+    async def ask(self, rank, limit, method, *args):
+        "The result of a shard's method; Ray repeats the call if the shard is restarted"
+        limit = max(limit, PATIENCE)
+        asked = asyncio.wrap_future(self.shards[rank].call.remote(method, *args).future())
+        done, _ = await asyncio.wait([asked], timeout=limit)
+        if not done:
+            asked.add_done_callback(lambda f: f.cancelled() or f.exception())
+            if self.statuses[rank] is None:
+                raise ServiceError(
+                    self.name,
+                    f'shard {rank} of {len(self.shards)} has not started within {limit:g} seconds',
+                    'no machine of the cluster has room for it, or is slow',
+                    remedy='give the cluster room, or serve fewer shards, or such as need less: engine=RayEngine(num_cpus=…)',
+                )
+            raise ServiceError(
+                self.name,
+                f'shard {rank} of {len(self.shards)} did not respond for {limit:g} seconds',
+                'it is busy, or restarts',
+                remedy='call again with the same block, which is not added twice; or give '
+                'the cluster room for it',
+            )
+        try:
+            result, status = asked.result()
+        except Exception as e:
+            raise ServiceError(self.name, f'shard {rank} failed', in_words(e)) from None
+        if status is not None:
+            self._update_status(rank, status)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _update_status(self, rank, new):
+        "Keep a shard's status; where it was restarted, report the rows that were lost"
+        old = self.statuses[rank]
+        same = old is not None and old['process'] == new['process']
+        # replies may arrive in another order
+        if same and new['n_calls'] < old['n_calls']:
+            return
+        self.statuses[rank] = new
+        if old is not None and not same:
+            empty = old['first_key'] != new['first_key']
+            lost = old['rows'] if empty else old['inserted'] - new['inserted']
+            if empty:
+                for k in self.lost:
+                    self.lost[k] += old[k]
+            self.restarts += 1
+            if lost > 0:
+                self._lost(rank, f'{lost} rows of its memory are lost')
+        elif old is None and new['first_key'] and new['n_calls'] == 1:
+            self._lost(
+                rank,
+                'the rows that it had are lost; '
+                'how many is not known, since the coordinator was restarted, too',
+            )
+        self._wake()
+
+    def _lost(self, rank, what):
+        self.losses.append(
+            problem(
+                self.name,
+                f'shard {rank} of {len(self.shards)} was restarted, and {what}',
+                remedy='serve a store with a path, where rows must last',
+            )
+        )
+
+    def _wake(self):
+        "Let all waiting calls check again"
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def _wait_until(self, limit, what, ready, error):
+        "Wait until `ready()`; raise `error()` after `limit` seconds"
+        end = monotonic() + limit
+        self.waiting[what] += 1
+        try:
+            while not ready():
+                left = end - monotonic()
+                changed = self.changed
+                if left <= 0:
+                    raise error()
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(changed.wait(), left)
+        finally:
+            self.waiting[what] -= 1
+
+    def counts(self) -> tuple:  # rows that allow batches, and batches
+        "Of all shards since the service began; rows of the warm-up allow no batch"
+        added = self.lost['added'] + self.total('added')
+        warmup = self.replay.warmup or 0
+        beyond = max(0, self.lost['added'] + self.total('inserted') - warmup)
+        return min(added, beyond), self.lost['batches'] + self.total('batches')
+
+    def has_batch(self, n) -> bool:
+        "Are there enough rows for a batch of `n`?"
+        inserted = self.lost['added'] + self.total('inserted')
+        return self.total('drawable') >= self.replay.needed(n) and inserted >= (
+            self.replay.warmup or 0
+        )
+
+    def may_draw(self, n) -> bool:
+        "May a batch of `n` be drawn now?"
+        rows, batches = self.counts()
+        return (
+            self.has_batch(n) and self.limiter.batches_due(rows, batches + self.batches_on_way) >= 1
+        )
+
+    def may_add(self, n) -> bool:
+        "May `n` rows be added now?"
+        if not self.has_batch(self.replay.bs):
+            return True
+        rows, batches = self.counts()
+        return self.limiter.may_add(n, rows + self.rows_on_way, batches + self.batches_on_way)
+
+    def _too_few_rows(self, n, limit):
+        "The error of a draw that has waited too long"
+        (rows, batches), r = self.counts(), self.replay
+        if not self.has_batch(n):
+            wanted = f'{r.needed(n)} {r.unit}, and {r.warmup or 0} rows of warm-up'
+        elif not r.ratio:
+            wanted = 'a ratio'
+        else:
+            wanted = f'{float((batches + 1) / self.limiter.ratio):g} rows, for batch {batches + 1}'
+        return NotEnoughRows(
+            self.name,
+            f'too few rows were added within {limit:g} seconds',
+            f'{self.total("drawable")} '
+            f'{r.unit} can be drawn; {rows} rows count for {batches} batches',
+            wanted,
+            'see that a collector adds rows, or connect(…, limit=) to wait longer',
+        )
+
+    def _too_few_draws(self, n, limit):
+        "The error of an `add` that has waited too long"
+        rows, batches = self.counts()
+        return NotEnoughDraws(
+            self.name,
+            f'too few batches were drawn within {limit:g} seconds for {n} more rows',
+            f'{rows} rows, {batches} batches, a ratio of {self.replay.ratio}',
+            f'no more than ahead={self.limiter.ahead} rows that were not drawn from',
+            'see that a learner draws, or connect(…, limit=) to wait longer',
+        )
+
+    async def number_envs(
+        self, limit, rank, n
+    ) -> tuple:  # the shard, its memory's first key, the first number
+        "Numbers for environments of a collector, in its shard (None: it is a new collector)"
+
+        def load(i):
+            return self.statuses[i]['inserted'], self.n_envs[i]
+
+        if rank is None:
+            rank = min(range(len(self.shards)), key=load)
+        self.n_envs[rank] += n
+        return rank, *await self.ask(rank, limit, 'number_envs', n)
+
+    async def add(self, limit, rank, n, *block):
+        "Add a block of `n` rows to a shard as soon as it may be added"
+        await self._wait_until(
+            limit, 'add', lambda: self.may_add(n), lambda: self._too_few_draws(n, limit)
+        )
+        self.rows_on_way += n
+        try:
+            async with nullcontext() if self.statuses[rank]['has_columns'] else self.first_add:
+                await self._share_columns(limit, rank)
+                return await self.ask(rank, limit, 'add', *block)
+        finally:
+            self.rows_on_way -= n
+            self._wake()
+
+    async def _share_columns(self, limit, rank):
+        "Give a shard without columns those of another one"
+        others = [i for i, status in enumerate(self.statuses) if status['has_columns']]
+        if self.statuses[rank]['has_columns'] or not others:
+            return
+        await self.ask(rank, limit, 'set_columns', await self.ask(others[0], limit, 'columns'))
+
+    def split(self, n) -> list:  # pairs of a shard and how many
+        "How much of a batch each shard draws"
+        sampler = self.replay.sampler
+        drawable = np.array([status['drawable'] for status in self.statuses])
+        distinct = isinstance(sampler, Uniform) and not sampler.replacement
+        if drawable.sum() < (n if distinct else 1):
+            raise self._too_few_rows(n, 0)
+        if distinct:
+            parts = self.rng.multivariate_hypergeometric(drawable, n)
+        else:
+            mass = np.array([status['mass'] for status in self.statuses])
+            parts = self.rng.multinomial(n, mass / mass.sum())
+        return [(i, int(k)) for i, k in enumerate(parts) if k]
+
+    async def sample(self, limit, n) -> tuple:  # pickled parts, β, the smallest priority of all
+        "Draw a batch as soon as one is due"
+        n = n or self.replay.bs
+        await self._wait_until(
+            limit, 'sample', lambda: self.may_draw(n), lambda: self._too_few_rows(n, limit)
+        )
+        self.batches_on_way += 1
+        try:
+            return await self._draw(limit, n)
+        finally:
+            self.batches_on_way -= 1
+            self._wake()
+
+    async def _draw(self, limit, n):
+        "Draw parts of a batch; where a shard has lost its rows meanwhile, the others draw more"
+        parts = []
+        beta = 0.0
+        counted = 1
+        batches = self.lost['batches'] + self.total('batches')
+        while n:
+            split = self.split(n)
+            results = await asyncio.gather(
+                *[
+                    self.ask(i, limit, 'sample', k, batches, counted * (i == split[0][0]))
+                    for i, k in split
+                ],
+                return_exceptions=True,
+            )
+            for place, ((_, k), result) in enumerate(zip(split, results)):
+                if isinstance(result, NotEnoughRows):
+                    continue
+                if isinstance(result, BaseException):
+                    raise result
+                parts += result[0]
+                # the first of them counts it
+                n = n - k
+                beta = result[1]
+                counted = counted if place else 0
+        least = min(
+            (status['least'] for status in self.statuses if status['drawable']), default=0.0
+        )
+        return parts, beta, least if self.replay.weight_norm == 'memory' else None
+
+    async def update(self, limit, parts):
+        "Send each shard its TD errors, if all keys exist"
+        for rank, keys, _ in parts:
+            status = self.statuses[rank]
+            if keys.max() // len(self.shards) >= status['first_key'] + status['inserted']:
+                raise StaleKey(
+                    self.name,
+                    f'key {keys.max()} was never given out',
+                    remedy="give the batch's `index`",
+                )
+        await asyncio.gather(
+            *[self.ask(rank, limit, 'update', keys, td) for rank, keys, td in parts]
+        )
+
+    async def settings(self, limit) -> tuple:  # how many shards, and rows in a batch
+        "What a client must know"
+        return len(self.shards), self.replay.bs
+
+    async def look(self, limit, rank, *words):
+        "Look into a shard"
+        return await self.ask(rank, limit, 'look', *words)
+
+    async def stats(self, limit) -> dict:
+        "Counts over all programs, and the statistics of each shard's replay"
+        shards = await asyncio.gather(
+            *[self.ask(i, limit, 'stats') for i in range(len(self.shards))]
+        )
+        rows, batches = self.counts()
+        return dict(
+            rows=self.total('rows'),
+            drawable=self.total('drawable'),
+            rows_in=self.lost['added'] + self.total('added'),
+            rows_counted=rows,
+            batches=batches,
+            stale=sum(s['stale'] for s in shards),
+            restarts=self.restarts,
+            losses=len(self.losses),
+            waiting_adds=self.waiting['add'],
+            waiting_draws=self.waiting['sample'],
+            shards=shards,
+        )
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f0019
-PATIENCE = 60.   # seconds to wait for a shard, at least: it may be restarting
-
-@patch
-async def ask(self:Coordinator, rank, limit, method, *args):
-    "The result of a shard's method; Ray repeats the call if the shard is restarted"
-    limit = max(limit, PATIENCE)
-    asked = asyncio.wrap_future(self.shards[rank].call.remote(method, *args).future())
-    done,_ = await asyncio.wait([asked], timeout=limit)
-    if not done:
-        asked.add_done_callback(lambda f: f.cancelled() or f.exception())
-        if self.statuses[rank] is None: raise ServiceError(self.name, f'shard {rank} of {len(self.shards)} has not '
-            f'started within {limit:g} seconds', 'no machine of the cluster has room for it, or is slow',
-            remedy='give the cluster room, or serve fewer shards, or such as need less: engine=RayEngine(num_cpus=…)')
-        raise ServiceError(self.name, f'shard {rank} of {len(self.shards)} did not respond for {limit:g} seconds',
-            'it is busy, or restarts', remedy='call again with the same block, which is not added twice; or give '
-            'the cluster room for it')
-    try: result,status = asked.result()
-    except Exception as e: raise ServiceError(self.name, f'shard {rank} failed', in_words(e)) from None
-    if status is not None: self._update_status(rank, status)
-    if isinstance(result, Exception): raise result
-    return result
-
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f001a
-@patch
-def _update_status(self:Coordinator, rank, new):
-    "Keep a shard's status; where it was restarted, report the rows that were lost"
-    old = self.statuses[rank]
-    same = old is not None and old['process'] == new['process']
-    if same and new['n_calls'] < old['n_calls']: return   # replies may arrive in another order
-    self.statuses[rank] = new
-    if old is not None and not same:
-        empty = old['first_key'] != new['first_key']
-        lost = old['rows'] if empty else old['inserted'] - new['inserted']
-        if empty:
-            for k in self.lost: self.lost[k] += old[k]
-        self.restarts += 1
-        if lost > 0: self._lost(rank, f'{lost} rows of its memory are lost')
-    elif old is None and new['first_key'] and new['n_calls'] == 1: self._lost(rank, 'the rows that it had are lost; '
-        'how many is not known, since the coordinator was restarted, too')
-    self._wake()
-
-@patch
-def _lost(self:Coordinator, rank, what):
-    self.losses.append(problem(self.name, f'shard {rank} of {len(self.shards)} was restarted, and {what}',
-        remedy='serve a store with a path, where rows must last'))
-
-@patch
-def _wake(self:Coordinator):
-    "Let all waiting calls check again"
-    self.changed.set()
-    self.changed = asyncio.Event()
-
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f001c
-@patch
-async def _wait_until(self:Coordinator, limit, what, ready, error):
-    "Wait until `ready()`; raise `error()` after `limit` seconds"
-    end = monotonic() + limit
-    self.waiting[what] += 1
-    try:
-        while not ready():
-            left,changed = end - monotonic(),self.changed
-            if left <= 0: raise error()
-            with suppress(asyncio.TimeoutError): await asyncio.wait_for(changed.wait(), left)
-    finally: self.waiting[what] -= 1
-
-@patch
-def counts(self:Coordinator)->tuple: # rows that allow batches, and batches
-    "Of all shards since the service began; rows of the warm-up allow no batch"
-    added,warmup = self.lost['added'] + self.total('added'),self.replay.warmup or 0
-    beyond = max(0, self.lost['added'] + self.total('inserted') - warmup)
-    return min(added, beyond),self.lost['batches'] + self.total('batches')
-
-@patch
-def has_batch(self:Coordinator, n)->bool:
-    "Are there enough rows for a batch of `n`?"
-    inserted = self.lost['added'] + self.total('inserted')
-    return self.total('drawable') >= self.replay.needed(n) and inserted >= (self.replay.warmup or 0)
-
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f001d
-@patch
-def may_draw(self:Coordinator, n)->bool:
-    "May a batch of `n` be drawn now?"
-    rows,batches = self.counts()
-    return self.has_batch(n) and self.limiter.batches_due(rows, batches + self.batches_on_way) >= 1
-
-@patch
-def may_add(self:Coordinator, n)->bool:
-    "May `n` rows be added now?"
-    if not self.has_batch(self.replay.bs): return True
-    rows,batches = self.counts()
-    return self.limiter.may_add(n, rows + self.rows_on_way, batches + self.batches_on_way)
-
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f001e
-@patch
-def _too_few_rows(self:Coordinator, n, limit):
-    "The error of a draw that has waited too long"
-    (rows,batches),r = self.counts(),self.replay
-    if not self.has_batch(n): wanted = f'{r.needed(n)} {r.unit}, and {r.warmup or 0} rows of warm-up'
-    elif not r.ratio: wanted = 'a ratio'
-    else: wanted = f'{float((batches + 1)/self.limiter.ratio):g} rows, for batch {batches + 1}'
-    return NotEnoughRows(self.name, f'too few rows were added within {limit:g} seconds', f'{self.total("drawable")} '
-        f'{r.unit} can be drawn; {rows} rows count for {batches} batches', wanted,
-        'see that a collector adds rows, or connect(…, limit=) to wait longer')
-
-@patch
-def _too_few_draws(self:Coordinator, n, limit):
-    "The error of an `add` that has waited too long"
-    rows,batches = self.counts()
-    return NotEnoughDraws(self.name, f'too few batches were drawn within {limit:g} seconds for {n} more rows',
-        f'{rows} rows, {batches} batches, a ratio of {self.replay.ratio}', f'no more than ahead={self.limiter.ahead} '
-        'rows that were not drawn from', 'see that a learner draws, or connect(…, limit=) to wait longer')
-
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f0020
-@patch
-async def number_envs(self:Coordinator, limit, rank, n)->tuple: # the shard, its memory's first key, the first number
-    "Numbers for environments of a collector, in its shard (None: it is a new collector)"
-    def load(i): return self.statuses[i]['inserted'],self.n_envs[i]
-    if rank is None: rank = min(range(len(self.shards)), key=load)
-    self.n_envs[rank] += n
-    return rank,*await self.ask(rank, limit, 'number_envs', n)
-
-@patch
-async def add(self:Coordinator, limit, rank, n, *block):
-    "Add a block of `n` rows to a shard as soon as it may be added"
-    await self._wait_until(limit, 'add', lambda: self.may_add(n), lambda: self._too_few_draws(n, limit))
-    self.rows_on_way += n
-    try:
-        async with nullcontext() if self.statuses[rank]['has_columns'] else self.first_add:
-            await self._share_columns(limit, rank)
-            return await self.ask(rank, limit, 'add', *block)
-    finally:
-        self.rows_on_way -= n
-        self._wake()
-
-@patch
-async def _share_columns(self:Coordinator, limit, rank):
-    "Give a shard without columns those of another one"
-    others = [i for i,status in enumerate(self.statuses) if status['has_columns']]
-    if self.statuses[rank]['has_columns'] or not others: return
-    await self.ask(rank, limit, 'set_columns', await self.ask(others[0], limit, 'columns'))
-
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f0022
-@patch
-def split(self:Coordinator, n)->list: # pairs of a shard and how many
-    "How much of a batch each shard draws"
-    sampler,drawable = self.replay.sampler,np.array([status['drawable'] for status in self.statuses])
-    distinct = isinstance(sampler, Uniform) and not sampler.replacement
-    if drawable.sum() < (n if distinct else 1): raise self._too_few_rows(n, 0)
-    if distinct: parts = self.rng.multivariate_hypergeometric(drawable, n)
-    else:
-        mass = np.array([status['mass'] for status in self.statuses])
-        parts = self.rng.multinomial(n, mass/mass.sum())
-    return [(i,int(k)) for i,k in enumerate(parts) if k]
-
-@patch
-async def sample(self:Coordinator, limit, n)->tuple: # pickled parts, β, the smallest priority of all
-    "Draw a batch as soon as one is due"
-    n = n or self.replay.bs
-    await self._wait_until(limit, 'sample', lambda: self.may_draw(n), lambda: self._too_few_rows(n, limit))
-    self.batches_on_way += 1
-    try: return await self._draw(limit, n)
-    finally:
-        self.batches_on_way -= 1
-        self._wake()
-
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f0023
-@patch
-async def _draw(self:Coordinator, limit, n):
-    "Draw parts of a batch; where a shard has lost its rows meanwhile, the others draw more"
-    parts,beta,counted,batches = [],0.,1,self.lost['batches'] + self.total('batches')
-    while n:
-        split = self.split(n)
-        results = await asyncio.gather(*[self.ask(i, limit, 'sample', k, batches, counted*(i == split[0][0]))
-            for i,k in split], return_exceptions=True)
-        for place,((_,k),result) in enumerate(zip(split, results)):
-            if isinstance(result, NotEnoughRows): continue
-            if isinstance(result, BaseException): raise result
-            parts += result[0]
-            n,beta,counted = n - k,result[1],counted if place else 0   # the first of them counts it
-    least = min((status['least'] for status in self.statuses if status['drawable']), default=0.)
-    return parts,beta,least if self.replay.weight_norm == 'memory' else None
-
-@patch
-async def update(self:Coordinator, limit, parts):
-    "Send each shard its TD errors, if all keys exist"
-    for rank,keys,_ in parts:
-        status = self.statuses[rank]
-        if keys.max()//len(self.shards) >= status['first_key'] + status['inserted']: raise StaleKey(self.name,
-            f'key {keys.max()} was never given out', remedy="give the batch's `index`")
-    await asyncio.gather(*[self.ask(rank, limit, 'update', keys, td) for rank,keys,td in parts])
-
-# %% ../../nbs/parallel/coordinator.ipynb #5e2f0024
-@patch
-async def settings(self:Coordinator, limit)->tuple: # how many shards, and rows in a batch
-    "What a client must know"
-    return len(self.shards),self.replay.bs
-
-@patch
-async def look(self:Coordinator, limit, rank, *words):
-    "Look into a shard"
-    return await self.ask(rank, limit, 'look', *words)
-
-@patch
-async def stats(self:Coordinator, limit)->dict:
-    "Counts over all programs, and the statistics of each shard's replay"
-    shards = await asyncio.gather(*[self.ask(i, limit, 'stats') for i in range(len(self.shards))])
-    rows,batches = self.counts()
-    return dict(rows=self.total('rows'), drawable=self.total('drawable'),
-        rows_in=self.lost['added'] + self.total('added'), rows_counted=rows, batches=batches,
-        stale=sum(s['stale'] for s in shards), restarts=self.restarts,
-        losses=len(self.losses), waiting_adds=self.waiting['add'], waiting_draws=self.waiting['sample'], shards=shards)
+PATIENCE = 60.0  # seconds to wait for a shard, at least: it may be restarting

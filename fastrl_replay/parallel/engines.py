@@ -14,10 +14,16 @@ from copyreg import dispatch_table
 from itertools import islice
 from time import monotonic
 import cloudpickle, numpy as np, torch
-from fastcore.basics import patch
 from torch import nn
 from ..steps.core import Steps, replay_of, set_replay
-from ..steps.errors import ArgumentError, ArgumentTypeError, Explained, StateError, in_words, problem
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    Explained,
+    StateError,
+    in_words,
+    problem,
+)
 from ..envs.envstate import decode, encode, encoded
 from ..pipe import Pipe, WorkerInfo
 from ..replay.replay import Replay
@@ -25,105 +31,160 @@ from ..replay.replay import Replay
 # %% ../../nbs/parallel/engines.ipynb #8f333f78
 class _Outline(cloudpickle.Pickler):
     "Pickles a chain without its tensors, which it collects"
+
     def __init__(self, file):
         super().__init__(file)
-        self.tensors = {}   # id → (number, tensor)
+        self.tensors = {}  # id → (number, tensor)
+
     def persistent_id(self, x):
-        if type(x) not in (torch.Tensor,nn.Parameter): return None
-        if x.layout != torch.strided or x.is_meta or x.is_quantized: return None
-        return self.tensors.setdefault(id(x), (len(self.tensors),x))[0]
+        if type(x) not in (torch.Tensor, nn.Parameter):
+            return None
+        if x.layout != torch.strided or x.is_meta or x.is_quantized:
+            return None
+        return self.tensors.setdefault(id(x), (len(self.tensors), x))[0]
 
 # %% ../../nbs/parallel/engines.ipynb #bb7b9c42
 class Filled(pickle.Unpickler):
     "Puts tensors into an outline"
+
     def __init__(self, data, tensors):
         super().__init__(io.BytesIO(data))
         self.tensors = tensors
-    def persistent_load(self, i): return self.tensors[i]
+
+    def persistent_load(self, i):
+        return self.tensors[i]
 
 # %% ../../nbs/parallel/engines.ipynb #655cf2bd
-def outline(x)->tuple: # bytes, and the tensors in the order of their numbers
+def outline(x) -> tuple:  # bytes, and the tensors in the order of their numbers
     "A pickle without tensors, and the tensors"
     file = io.BytesIO()
     pickler = _Outline(file)
-    try: pickler.dump(x)
-    except Exception as e: raise ArgumentTypeError('Parallel', "the chain above it can't be sent to workers",
-        in_words(e), 'stages, environments and a policy that pickle',
-        'give the stepper an id or a function, so that each worker makes its own environments') from e
-    return file.getvalue(),[t for _,t in pickler.tensors.values()]
+    try:
+        pickler.dump(x)
+    except Exception as e:
+        raise ArgumentTypeError(
+            'Parallel',
+            "the chain above it can't be sent to workers",
+            in_words(e),
+            'stages, environments and a policy that pickle',
+            'give the stepper an id or a function, so that each worker makes its own environments',
+        ) from e
+    return file.getvalue(), [t for _, t in pickler.tensors.values()]
 
 # %% ../../nbs/parallel/engines.ipynb #db8075f5
 class Weights:
     "Copies of tensors as bytes: `write` fills one, `refresh` brings what has changed to a worker's own tensors"
-    def __init__(self,
-        tensors, # in the order of their numbers
-        copies:int, # how many there are to fill
-        dtype:str=None, # as what float32 parameters travel, such as 'bfloat16'; None: as they are
+
+    def __init__(
+        self,
+        tensors,  # in the order of their numbers
+        copies: int,  # how many there are to fill
+        dtype: str = None,  # as what float32 parameters travel, such as 'bfloat16'; None: as they are
     ):
         half = getattr(torch, dtype or 'float32')
-        def travels(t, param): return half if param and t.dtype == torch.float32 else t.dtype
+
+        def travels(t, param):
+            return half if param and t.dtype == torch.float32 else t.dtype
+
         params = [isinstance(t, nn.Parameter) for t in tensors]
-        self.kinds = [(travels(t, p), t.shape, t.dtype, t.requires_grad, p) for t,p in zip(tensors, params)]
-        sizes = [8*len(tensors), *(shape.numel()*kind.itemsize for kind,shape,*_ in self.kinds)]
-        self.starts = np.cumsum([0]+[-(-n//64)*64 for n in sizes]).tolist()
-        self.copies,self.last,self.views = copies,None,{}   # last: which copy was written last
+        self.kinds = [
+            (travels(t, p), t.shape, t.dtype, t.requires_grad, p) for t, p in zip(tensors, params)
+        ]
+        sizes = [
+            8 * len(tensors),
+            *(shape.numel() * kind.itemsize for kind, shape, *_ in self.kinds),
+        ]
+        self.starts = np.cumsum([0] + [-(-n // 64) * 64 for n in sizes]).tolist()
+        # last: which copy was written last
+        self.copies = copies
+        self.last = None
+        self.views = {}
         self.bytes = self.room(copies, max(self.starts[-1], 64))
 
-    def room(self, copies, size)->torch.Tensor: return torch.zeros(copies, size, dtype=torch.uint8)   # for the bytes
-    def __getstate__(self): return dict(vars(self), views={})
-    def __getitem__(self, i): # the tensors of one copy
+    def room(self, copies, size) -> torch.Tensor:
+        return torch.zeros(copies, size, dtype=torch.uint8)  # for the bytes
+
+    def __getstate__(self):
+        return dict(vars(self), views={})
+
+    def __getitem__(self, i):  # the tensors of one copy
         def view(start, dtype, shape, *_):
-            return self.bytes[i, start:start + shape.numel()*dtype.itemsize].view(dtype).view(shape)
-        if i not in self.views: self.views[i] = [view(a, *kind) for a,kind in zip(self.starts[1:], self.kinds)]
+            return (
+                self.bytes[i, start : start + shape.numel() * dtype.itemsize]
+                .view(dtype)
+                .view(shape)
+            )
+
+        if i not in self.views:
+            self.views[i] = [view(a, *kind) for a, kind in zip(self.starts[1:], self.kinds)]
         return self.views[i]
 
-    def versions(self, i): return self.bytes[i, :8*len(self.kinds)].view(torch.int64)   # how often each tensor changed
+    def versions(self, i):
+        return self.bytes[i, : 8 * len(self.kinds)].view(
+            torch.int64
+        )  # how often each tensor changed
 
-# %% ../../nbs/parallel/engines.ipynb #a7d10002
-@patch
-def write(self:Weights, i, tensors):
-    "Let copy `i` have these numbers; what the worker must be told"
-    # without no_grad, whose end an interrupt may skip
-    for a,b in zip(self[i], tensors): a.detach().copy_(b.detach())
-    def changed(a, b): return i == self.last or not torch.equal(self.bytes[i,a:b], self.bytes[self.last,a:b])
-    if self.last is not None: self.versions(i).copy_(self.versions(self.last)
-        + torch.tensor([changed(a, b) for a,b in zip(self.starts[1:], self.starts[2:])], dtype=torch.int64))
-    self.last = i
-    return i
+    def write(self, i, tensors):
+        "Let copy `i` have these numbers; what the worker must be told"
+        # without no_grad, whose end an interrupt may skip
+        for a, b in zip(self[i], tensors):
+            a.detach().copy_(b.detach())
 
-@patch
-def private(self:Weights, i): # such tensors again
-    "Copies in other memory"
-    def copy(t, grad, param): return nn.Parameter(t, grad) if param else t.requires_grad_(grad)
-    return [copy(t.to(dtype, copy=True), *kind) for t,(_,_,dtype,*kind) in zip(self[i], self.kinds)]
+        def changed(a, b):
+            return i == self.last or not torch.equal(self.bytes[i, a:b], self.bytes[self.last, a:b])
 
-@patch
-@torch.no_grad()
-def refresh(self:Weights,
-    own, # tensors of a worker
-    seen, # the `versions` that it has of them
-    i, # which copy
-):
-    "Overwrite what has changed since it was `seen`; the rest may be the worker's own, such as a noise"
-    new = self.versions(i)
-    seen = seen[:8*len(own)].view(torch.int64) if seen.dtype == torch.uint8 else seen
-    for k in (seen != new).nonzero().flatten().tolist(): own[k].copy_(self[i][k])
-    seen.copy_(new)
+        if self.last is not None:
+            self.versions(i).copy_(
+                self.versions(self.last)
+                + torch.tensor(
+                    [changed(a, b) for a, b in zip(self.starts[1:], self.starts[2:])],
+                    dtype=torch.int64,
+                )
+            )
+        self.last = i
+        return i
+
+    def private(self, i):  # such tensors again
+        "Copies in other memory"
+
+        def copy(t, grad, param):
+            return nn.Parameter(t, grad) if param else t.requires_grad_(grad)
+
+        return [
+            copy(t.to(dtype, copy=True), *kind)
+            for t, (_, _, dtype, *kind) in zip(self[i], self.kinds)
+        ]
+
+    @torch.no_grad()
+    def refresh(
+        self,
+        own,  # tensors of a worker
+        seen,  # the `versions` that it has of them
+        i,  # which copy
+    ):
+        "Overwrite what has changed since it was `seen`; the rest may be the worker's own, such as a noise"
+        new = self.versions(i)
+        seen = seen[: 8 * len(own)].view(torch.int64) if seen.dtype == torch.uint8 else seen
+        for k in (seen != new).nonzero().flatten().tolist():
+            own[k].copy_(self[i][k])
+        seen.copy_(new)
 
 # %% ../../nbs/parallel/engines.ipynb #947dd187
-AWAY = 'in another process'   # where the replay of a batch is that has travelled
+AWAY = 'in another process'  # where the replay of a batch is that has travelled
+
 
 def _travelled(kind, *args):
     new = kind(*args)
     set_replay(new, AWAY)
     return new
 
+
 def _parts(steps):
-    kind,args = steps.__reduce__()
-    return (kind,args) if replay_of(steps) is None else (_travelled,(kind,*args))
+    kind, args = steps.__reduce__()
+    return (kind, args) if replay_of(steps) is None else (_travelled, (kind, *args))
 
 # %% ../../nbs/parallel/engines.ipynb #10ef930c
-def pickled(x)->bytes: # `pickle.loads` reads it
+def pickled(x) -> bytes:  # `pickle.loads` reads it
     "A pickle in which batches remember that a replay gave them"
     file = io.BytesIO()
     pickler = pickle.Pickler(file)
@@ -133,31 +194,45 @@ def pickled(x)->bytes: # `pickle.loads` reads it
 
 # %% ../../nbs/parallel/engines.ipynb #8ac6a28c
 def batches_in(
-    item, # of a stream
-): # yields blocks
+    item,  # of a stream
+):  # yields blocks
     "The batches that a replay gave, also where they are parts of other things"
     if isinstance(item, Steps):
-        if replay_of(item) is not None: yield item
-    elif type(item) in (tuple,list,dict):
-        for x in item.values() if type(item) is dict else item: yield from batches_in(x)
+        if replay_of(item) is not None:
+            yield item
+    elif type(item) in (tuple, list, dict):
+        for x in item.values() if type(item) is dict else item:
+            yield from batches_in(x)
 
 # %% ../../nbs/parallel/engines.ipynb #a44e73f3
 class ChainCopy(Pipe):
     "The chain as a worker runs it; batches of a replay at its end travel packed"
-    takes_any_item = True
-    def __iter__(self): yield from self.source
-    def _in_worker(self, info):
-        if isinstance(self.source, Replay): self.source.send_packed()
 
-def format_error(e)->str:
+    takes_any_item = True
+
+    def __iter__(self):
+        yield from self.source
+
+    def _in_worker(self, info):
+        if isinstance(self.source, Replay):
+            self.source.send_packed()
+
+
+def format_error(e) -> str:
     "An error and where it was raised, as text"
     return f'{in_words(e)}\n\n' + ''.join(traceback.format_exception(e))
 
-def generators()->dict: # plain data and a tensor
-    "Where the generators stand that are shared by the whole process"
-    return dict(torch=torch.get_rng_state(), python=random.getstate(), numpy=encode(np.random.get_state(legacy=False)))
 
-def save_chain(chain)->bytes:
+def generators() -> dict:  # plain data and a tensor
+    "Where the generators stand that are shared by the whole process"
+    return dict(
+        torch=torch.get_rng_state(),
+        python=random.getstate(),
+        numpy=encode(np.random.get_state(legacy=False)),
+    )
+
+
+def save_chain(chain) -> bytes:
     "The state of a chain and of the generators of this process"
     file = io.BytesIO()
     torch.save(dict(chain=chain.state_dict(), **generators()), file)
@@ -165,148 +240,232 @@ def save_chain(chain)->bytes:
 
 # %% ../../nbs/parallel/engines.ipynb #cb7eaf28
 def checked_generators(
-    who:str, # who asks
-    state:dict, # as `generators` gave it, perhaps
-)->dict: # the same
+    who: str,  # who asks
+    state: dict,  # as `generators` gave it, perhaps
+) -> dict:  # the same
     "An error where the generators of this process can't go on there"
     try:
         torch.Generator().set_state(state['torch'])
         random.Random().setstate(state['python'])
         np.random.RandomState().set_state(decode(encoded(state['numpy'])))
-    except Exception as e: raise StateError(who, 'a saved generator that is damaged', e) from e
+    except Exception as e:
+        raise StateError(who, 'a saved generator that is damaged', e) from e
     return state
 
+
 def set_generators(
-    state:dict, # as `generators` gave it
+    state: dict,  # as `generators` gave it
 ):
     "Let the generators of this process go on there"
     torch.set_rng_state(state['torch'])
     np.random.set_state(decode(state['numpy']))
     random.setstate(state['python'])
 
-def load_chain(chain, data:bytes):
+
+def load_chain(chain, data: bytes):
     "Go on where `save_chain` was called"
     state = torch.load(io.BytesIO(data), weights_only=True)
     chain.load_state_dict(state['chain'])
-    chain.open()   # what doesn't fit is reported now
+    chain.open()  # what doesn't fit is reported now
     set_generators(state)
 
 # %% ../../nbs/parallel/engines.ipynb #ab346694
 def seed_generators(
-    seed:int, # of the main process
-    info:WorkerInfo, # which worker, and which of its lives
+    seed: int,  # of the main process
+    info: WorkerInfo,  # which worker, and which of its lives
 ):
     "Seed the generators that are shared by the whole process"
-    a,b,*c = np.random.SeedSequence([seed % 2**64, info.rank, info.restart]).generate_state(6)
-    torch.manual_seed(int(a)); random.seed(int(b)); np.random.seed(c)
+    a, b, *c = np.random.SeedSequence([seed % 2**64, info.rank, info.restart]).generate_state(6)
+    torch.manual_seed(int(a))
+    random.seed(int(b))
+    np.random.seed(c)
 
 # %% ../../nbs/parallel/engines.ipynb #92432712
 class Served:
     "Answers requests with a chain: `next`, `save`, `load`, `look`"
-    def __init__(self,
-        build, # gives the chain, and a function that takes weights over
-        chunk:int, # items in an answer
-    ): self.build,self.chunk,self.chain,self.items,self.number,self.replay = build,chunk,None,None,None,None
 
-    def answer(self, what, *args)->bytes:
+    def __init__(
+        self,
+        build,  # gives the chain, and a function that takes weights over
+        chunk: int,  # items in an answer
+    ):
+        self.build = build
+        self.chunk = chunk
+        self.chain = None
+        self.items = None
+        self.number = None
+        self.replay = None
+
+    def answer(self, what, *args) -> bytes:
         "The pickle of: what was asked, items or data, what went wrong, what is to be said of batches, and news"
-        value,error,said = [],None,None
+        value = []
+        error = None
+        said = None
         try:
-            if self.chain is None: self._begin()
-            if what != 'load': what,asked = 'told',what; self._hear(args[0]); what = asked
-            if what == 'next': said = dict(batches=[], news=[]); self._make(value, said, *args[1:])
-            elif what == 'save': value = save_chain(self.chain)
-            elif what == 'load': load_chain(self.chain, *args); self.number = None
-            elif what == 'look': value = self._look(*args[1:])
-        except BaseException as e: error = format_error(e)
-        try: return pickled((what, value, error, said))
-        except Exception as e: return pickle.dumps((what, None, format_error(e), None))   # an item that can't travel
+            if self.chain is None:
+                self._begin()
+            if what != 'load':
+                what, asked = 'told', what
+                self._hear(args[0])
+                what = asked
+            if what == 'next':
+                said = dict(batches=[], news=[])
+                self._make(value, said, *args[1:])
+            elif what == 'save':
+                value = save_chain(self.chain)
+            elif what == 'load':
+                load_chain(self.chain, *args)
+                self.number = None
+            elif what == 'look':
+                value = self._look(*args[1:])
+        except BaseException as e:
+            error = format_error(e)
+        try:
+            return pickled((what, value, error, said))
+        except Exception as e:
+            # an item that can't travel
+            return pickle.dumps((what, None, format_error(e), None))
 
     def close(self):
         "Close the chain"
-        if self.chain is not None: self.chain.close()
+        if self.chain is not None:
+            self.chain.close()
 
     def _begin(self):
-        self.chain,self.learn = self.build()
+        self.chain, self.learn = self.build()
         self.replay = self.chain.drawn_from
         self.journals = self.chain.journals
 
     def _hear(self, told):
-        for keys,td in told: self.replay.update_priorities(keys, td)
+        for keys, td in told:
+            self.replay.update_priorities(keys, td)
 
-# %% ../../nbs/parallel/engines.ipynb #286321aa
-@patch
-def _make(self:Served, items, said, weights, number):
-    "Items of this pass, with the weights that were sent"
-    self.learn(weights)
-    if number != self.number: self.items,self.number = iter(self.chain),number
-    for item in islice(self.items, self.chunk):
-        items.append(item)
-        for batch in batches_in(item): said['batches'].append(self._facts_of(batch))
-    said['news'] = [journal.news() for journal in self.journals]
+    def _make(self, items, said, weights, number):
+        "Items of this pass, with the weights that were sent"
+        self.learn(weights)
+        if number != self.number:
+            self.items = iter(self.chain)
+            self.number = number
+        for item in islice(self.items, self.chunk):
+            items.append(item)
+            for batch in batches_in(item):
+                said['batches'].append(self._facts_of(batch))
+        said['news'] = [journal.news() for journal in self.journals]
 
-# %% ../../nbs/parallel/engines.ipynb #5d010cb7
-@patch
-def _facts_of(self:Served, batch):
-    if self.replay is None: self.replay = replay_of(batch)
-    if replay_of(batch) is not self.replay: raise ArgumentError('Parallel', 'batches of two replays in one chain',
-        'keys that could mean either', 'one replay', 'a .parallel for each')
-    return self.replay.facts(batch) if hasattr(self.replay, 'facts') else None
+    def _facts_of(self, batch):
+        if self.replay is None:
+            self.replay = replay_of(batch)
+        if replay_of(batch) is not self.replay:
+            raise ArgumentError(
+                'Parallel',
+                'batches of two replays in one chain',
+                'keys that could mean either',
+                'one replay',
+                'a .parallel for each',
+            )
+        return self.replay.facts(batch) if hasattr(self.replay, 'facts') else None
+
+    def _look(self, *words):
+        return look_into(self, *words)
 
 # %% ../../nbs/parallel/engines.ipynb #5d010cb8
 def look_into(
-    holder, # has the replay
-    part:int, # 0: what is in each memory now; 1, 2: of these keys, the rows and what more is known of them
-    name:str='', # of a memory
-    *keys, # in it as it was when part 0 was asked for, or later
+    holder,  # has the replay
+    part: int,  # 0: what is in each memory now; 1, 2: of these keys, the rows and what more is known of them
+    name: str = '',  # of a memory
+    *keys,  # in it as it was when part 0 was asked for, or later
 ):
     "What pages and figures of another process show"
-    if part == 0 or not hasattr(holder, 'pages'): holder.pages = holder.replay.pages()
-    return holder.pages[name][part](*keys) if part else {name: page[0] for name,page in holder.pages.items()}
-
-@patch
-def _look(self:Served, *words): return look_into(self, *words)
+    if part == 0 or not hasattr(holder, 'pages'):
+        holder.pages = holder.replay.pages()
+    return (
+        holder.pages[name][part](*keys)
+        if part
+        else {name: page[0] for name, page in holder.pages.items()}
+    )
 
 # %% ../../nbs/parallel/engines.ipynb #1696b72d
-class WorkerError(Explained, RuntimeError): "A worker that failed or crashed"
+class WorkerError(Explained, RuntimeError):
+    "A worker that failed or crashed"
+
 
 class Worker:
     "What `Parallel` notes of a worker, of whatever engine"
-    patience = 300.   # seconds of waiting until a warning names it
-    def __init__(self, info:WorkerInfo):
-        self.info,self.asked,self.chunks = info,deque(),deque()   # which one; open requests; what waits to be handed on
-        self.over = False   # has its pass ended?
-        self.begun,self.copy = False,None   # has anything come of it so far? The weights that it begins with
-        self.left = False   # was it ended by `resize`? What it gave is still handed on
-        self.told = []      # feedback that goes with the next request
-        self.facts,self.newest = None,[]   # what its replay said of the last batch handed on; each replay's last key
-        self.given = self.lag = 0   # items handed on; how many others were, since the last one was asked for
-        self.due,self.share = 0.,1.   # how many chunks it should have given by now, and has not; its share of them
-        self.past = dict.fromkeys(('lost','stale','inserted','counted'), 0)   # of memories that ended with a worker
-        self.kept = None   # rows on disk, and all that were ever added there, as a worker that failed had them
 
-    def stopped(self)->bool: return False               # is it known that it computes nothing? It is named earlier
-    def doing(self)->str: return 'it may be busy'       # for that warning: what is known of it
+    patience = 300.0  # seconds of waiting until a warning names it
+
+    def __init__(self, info: WorkerInfo):
+        # which one; open requests; what waits to be handed on
+        self.info = info
+        self.asked = deque()
+        self.chunks = deque()
+        self.over = False  # has its pass ended?
+        # has anything come of it so far? The weights that it begins with
+        self.begun = False
+        self.copy = None
+        self.left = False  # was it ended by `resize`? What it gave is still handed on
+        self.told = []  # feedback that goes with the next request
+        # what its replay said of the last batch handed on; each replay's last key
+        self.facts = None
+        self.newest = []
+        # items handed on; how many others were, since the last one was asked for
+        self.given = self.lag = 0
+        # how many chunks it should have given by now, and has not; its share of them
+        self.due = 0.0
+        self.share = 1.0
+        # of memories that ended with a worker
+        self.past = dict.fromkeys(('lost', 'stale', 'inserted', 'counted'), 0)
+        # rows on disk, and all that were ever added there, as a worker that failed had them
+        self.kept = None
+
+    def stopped(self) -> bool:
+        return False  # is it known that it computes nothing? It is named earlier
+
+    def doing(self) -> str:
+        return 'it may be busy'  # for that warning: what is known of it
 
     def wait(self):
         "Until there is an answer, or the end; nothing is lost where this is interrupted"
         silence = Silence()
-        while not self.ready(1): silence.goes_on([self])
+        while not self.ready(1):
+            silence.goes_on([self])
 
 # %% ../../nbs/parallel/engines.ipynb #a3b1c6d3
 class Silence:
     "How long workers have been waited for; each is named when its patience is over, and again after twice that time"
+
     def __init__(self):
-        self.waits,self.last = {},monotonic()   # of each: seconds, and when it is named next
+        self.waits, self.last = {}, monotonic()  # of each: seconds, and when it is named next
 
     def goes_on(self, workers):
         "These have given no answer so far; of all others nothing is wanted"
         now = monotonic()
-        passed,self.last = min(now - self.last, 2.),now   # more: this process was stopped, too
-        self.waits = {w: (seconds + passed, next) for w in workers for seconds,next in [self.waits.get(w, (0.,0.))]}
-        for w,(seconds,next) in self.waits.items():
-            if seconds < max(next, min(w.patience, 20.)) or seconds < w.patience and not w.stopped(): continue
-            self.waits[w] = seconds,2*seconds
-            warnings.warn(problem('Parallel', f'worker {w.info.rank} of {w.info.world_size} has given no answer for '
-                f'{seconds:.0f} seconds', w.doing(), 'an answer, or its end', 'wait, or end it: with `restarts=` '
-                'another takes its place; ordered=False goes on with the others'), RuntimeWarning, stacklevel=2)
+        # more: this process was stopped, too
+        passed = min(now - self.last, 2.0)
+        self.last = now
+        self.waits = {
+            w: (seconds + passed, next)
+            for w in workers
+            for seconds, next in [self.waits.get(w, (0.0, 0.0))]
+        }
+        for w, (seconds, next) in self.waits.items():
+            if (
+                seconds < max(next, min(w.patience, 20.0))
+                or seconds < w.patience
+                and not w.stopped()
+            ):
+                continue
+            self.waits[w] = seconds, 2 * seconds
+            warnings.warn(
+                problem(
+                    'Parallel',
+                    f'worker {w.info.rank} of {w.info.world_size} has given no answer for '
+                    f'{seconds:.0f} seconds',
+                    w.doing(),
+                    'an answer, or its end',
+                    'wait, or end it: with `restarts=` '
+                    'another takes its place; ordered=False goes on with the others',
+                ),
+                RuntimeWarning,
+                stacklevel=2,
+            )

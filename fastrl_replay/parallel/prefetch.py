@@ -12,7 +12,6 @@ from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from weakref import WeakSet, finalize
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.core import pack, set_replay
 from ..steps.errors import ArgumentTypeError, StateError, whole
 from ..memory.links import Places
@@ -22,49 +21,63 @@ from ..steps.states import array, block, checked, flag, integer, listed
 # %% ../../nbs/parallel/prefetch.ipynb #81585893
 class _Draw:
     "A batch that was begun; it is made by the thread, or by who waits for it where the thread wasn't told"
-    def __init__(self,
-        lock=None, # a `DrawOrderLock`
-        make=None, # returns the batch; None: it is there already
-        item=None, # the batch
+
+    def __init__(
+        self,
+        lock=None,  # a `DrawOrderLock`
+        make=None,  # returns the batch; None: it is there already
+        item=None,  # the batch
     ):
-        self.lock,self.make,self.item,self.failure = lock,make,item,None
+        self.lock = lock
+        self.make = make
+        self.item = item
+        self.failure = None
         self.told = self.done = make is None
-        self.undone = Lock()   # released when it is made
+        self.undone = Lock()  # released when it is made
         self.undone.acquire()
 
     def run(self):
         "Make it, if that was not done"
         with self.lock.lock:
-            if self.done: return
-            try: self.item = self.make()
-            except KeyboardInterrupt: raise   # not in the thread: who needs it will make it
-            except BaseException as e: self.failure = e
+            if self.done:
+                return
+            try:
+                self.item = self.make()
+            except KeyboardInterrupt:
+                raise  # not in the thread: who needs it will make it
+            except BaseException as e:
+                self.failure = e
             self.done = True
             self.undone.release()
-            self.make = None   # what it refers to may be forgotten
+            self.make = None  # what it refers to may be forgotten
 
     def exception(self):
         "Wait until it is made; why it can't be"
         if not self.done:
-            if not self.told: self.run()
-            with self.undone: pass
+            if not self.told:
+                self.run()
+            with self.undone:
+                pass
         return self.failure
 
     def result(self):
-        if self.exception() is not None: raise self.failure
+        if self.exception() is not None:
+            raise self.failure
         return self.item
 
 # %% ../../nbs/parallel/prefetch.ipynb #37b1d6c6
-def _run_all(calls): # in the thread
+def _run_all(calls):  # in the thread
     while True:
         draw = calls.get()
-        if draw is None: return
+        if draw is None:
+            return
         draw.run()
-        del draw   # or it would be kept until the next one comes
+        del draw  # or it would be kept until the next one comes
 
 # %% ../../nbs/parallel/prefetch.ipynb #caba1a64
 class _Worker:
     "The thread of a stage"
+
     def __init__(self, stage):
         self.calls = SimpleQueue()
         self.thread = Thread(target=_run_all, args=(self.calls,), name='prefetch', daemon=True)
@@ -73,23 +86,32 @@ class _Worker:
 
     def _end(self):
         self.calls.put(None)
-        if self.thread.is_alive() and self.thread is not current_thread(): self.thread.join()
+        if self.thread.is_alive() and self.thread is not current_thread():
+            self.thread.join()
 
 # %% ../../nbs/parallel/prefetch.ipynb #7e4bd7ff
 def _check_source(source):
-    if not getattr(source, 'draws_batches', False): raise ArgumentTypeError('Prefetch', 'its source',
-        type(source).__name__, 'a replay',
-        'put it directly after the replay; to run a whole chain ahead, .parallel(1) or torchdata.nodes.Prefetcher')
+    if not getattr(source, 'draws_batches', False):
+        raise ArgumentTypeError(
+            'Prefetch',
+            'its source',
+            type(source).__name__,
+            'a replay',
+            'put it directly after the replay; to run a whole chain ahead, .parallel(1) or torchdata.nodes.Prefetcher',
+        )
 
 # %% ../../nbs/parallel/prefetch.ipynb #547ce90c
 @stage('prefetch')
 class Prefetch(Holding):
     "Draws the next batches of a replay in a thread, while the learner computes with this one"
-    _buffers = '_drawn','_worker'
-    def __init__(self,
-        source, # a replay
-        ahead:int=1, # batches that may wait ready
-        device=None, # where batches are brought; None: they stay where they are
+
+    _buffers = '_drawn', '_worker'
+
+    def __init__(
+        self,
+        source,  # a replay
+        ahead: int = 1,  # batches that may wait ready
+        device=None,  # where batches are brought; None: they stay where they are
     ):
         _check_source(source)
         self.ahead = whole('Prefetch', 'ahead', ahead, 1)
@@ -98,113 +120,146 @@ class Prefetch(Holding):
         self._fresh()
 
     def __iter__(self):
-        due,self._at_end = self._settled(),self._starts_at_end()   # at_end: only what was drawn is left
+        # at_end: only what was drawn is left
+        due = self._settled()
+        self._at_end = self._starts_at_end()
         while self._ask(due):
-            failure = self._drawn[0].exception()   # waits; an interrupt here loses nothing
+            failure = self._drawn[0].exception()  # waits; an interrupt here loses nothing
             item = None if failure else self._bring(self._drawn[0].result())
-            del self._drawn[0]   # from here to `yield` Python handles no signal
-            if failure: raise failure
+            del self._drawn[0]  # from here to `yield` Python handles no signal
+            if failure:
+                raise failure
             yield item
         self._at_end = False
 
-    def _fresh(self): self._drawn,self._worker = deque(),None
-    def _close(self): # what was drawn is yielded by the next pass
-        worker,self._worker = self._worker,None
-        if worker is not None: worker.end()
+    def _fresh(self):
+        self._drawn = deque()
+        self._worker = None
+
+    def _close(self):  # what was drawn is yielded by the next pass
+        worker = self._worker
+        self._worker = None
+        if worker is not None:
+            worker.end()
+
+    def _ask(self, due) -> bool:  # is there one?
+        "Begin as many draws as may be ahead and are due"
+        while not self._at_end and len(self._drawn) <= self.ahead:
+            if next(due, self) is self:
+                self._at_end = True
+            else:
+                self._begin()
+        return bool(self._drawn)
+
+    def _begin(self):
+        "Let the thread draw the next batch"
+        lock = self.source.order_draws()
+        # for what another thread was told
+        if self._worker is None or lock.last not in self._drawn:
+            lock.wait()
+        if self._worker is None:
+            _live.add(self)
+            self._worker = _Worker(self)
+        self._drawn.append(_Draw(lock, self._make))
+        self._tell(lock)
+
+    def _tell(self, lock):
+        for draw in self._drawn:
+            if draw.told:
+                continue
+            lock.last = draw
+            self._worker.calls.put(draw)
+            draw.told = True
+
+    def _settled(self):
+        "The source's batches, when draws that an earlier pass began have taken theirs"
+        if self._worker is not None:
+            self._tell(self.source.order_draws())
+            for draw in self._drawn:
+                draw.exception()
+        return self.source.due_batches()
+
+    def _make(self):  # in the thread
+        item = self.source.sample()
+        return (
+            _of_batch(item, lambda b: b.pin_memory())
+            if (self.device or '').startswith('cuda')
+            else item
+        )
+
+    def _bring(self, item):  # in the main thread
+        return (
+            item
+            if self.device is None
+            else _of_batch(item, lambda b: b.to(self.device, non_blocking=True))
+        )
+
+    def snapshot(self) -> dict:  # plain data and tensors
+        "The batches that were drawn and not yielded"
+
+        def plain(item):
+            batch, *places = item if isinstance(item, tuple) else (item,)
+            return dict(
+                batch=pack(batch),
+                places=[dict(keys=torch.tensor(p.keys), oldest=p.oldest) for p in places],
+            )
+
+        return dict(
+            drawn=[plain(d.result()) for d in self._drawn if d.exception() is None],
+            over=self._at_end,
+        )
+
+    def check_state(self, state):
+        "The same with blocks and places"
+        place = dict(keys=array(np.int64, None, low=0), oldest=integer())
+        drawn = listed(dict(batch=block, places=listed(place)))
+        state = checked('Prefetch', dict(drawn=drawn, over=flag), state)
+        for d in state['drawn']:
+            index = getattr(d['batch'], 'index', None)  # to tell the replay how it went
+            if (
+                index is None
+                or index.dtype != torch.int64
+                or tuple(index.shape) != (len(d['batch']),)
+            ):
+                raise StateError(
+                    'Prefetch',
+                    "a saved batch, column 'index'",
+                    'none of keys',
+                    'a key for each row',
+                )
+        return state
+
+    def restore(self, state):
+        "Continue where `state` was saved"
+        for draw in self._drawn:
+            draw.exception()
+        self._drawn.clear()
+        for d in state['drawn']:
+            batch = d['batch']
+            set_replay(batch, self.source)
+            item = (
+                (batch, *(Places(p['keys'], p['oldest']) for p in d['places']))
+                if d['places']
+                else batch
+            )
+            self._drawn.append(_Draw(item=item))
+        self._stand(state['over'])
 
 # %% ../../nbs/parallel/prefetch.ipynb #7d28911b
-_live = WeakSet()   # the stages that have a thread
-
-@patch
-def _ask(self:Prefetch, due)->bool: # is there one?
-    "Begin as many draws as may be ahead and are due"
-    while not self._at_end and len(self._drawn) <= self.ahead:
-        if next(due, self) is self: self._at_end = True
-        else: self._begin()
-    return bool(self._drawn)
-
-@patch
-def _begin(self:Prefetch):
-    "Let the thread draw the next batch"
-    lock = self.source.order_draws()
-    if self._worker is None or lock.last not in self._drawn: lock.wait()   # for what another thread was told
-    if self._worker is None:
-        _live.add(self)
-        self._worker = _Worker(self)
-    self._drawn.append(_Draw(lock, self._make))
-    self._tell(lock)
-
-# %% ../../nbs/parallel/prefetch.ipynb #d2676457
-@patch
-def _tell(self:Prefetch, lock):
-    for draw in self._drawn:
-        if draw.told: continue
-        lock.last = draw
-        self._worker.calls.put(draw)
-        draw.told = True
-
-@patch
-def _settled(self:Prefetch):
-    "The source's batches, when draws that an earlier pass began have taken theirs"
-    if self._worker is not None:
-        self._tell(self.source.order_draws())
-        for draw in self._drawn: draw.exception()
-    return self.source.due_batches()
+_live = WeakSet()  # the stages that have a thread
 
 # %% ../../nbs/parallel/prefetch.ipynb #c7187511
-@patch
-def _make(self:Prefetch): # in the thread
-    item = self.source.sample()
-    return _of_batch(item, lambda b: b.pin_memory()) if (self.device or '').startswith('cuda') else item
-
-@patch
-def _bring(self:Prefetch, item): # in the main thread
-    return item if self.device is None else _of_batch(item, lambda b: b.to(self.device, non_blocking=True))
-
 def _of_batch(item, f):
     "`f` of the batch, which with `return_idxs` is the first of two"
     return (f(item[0]), *item[1:]) if isinstance(item, tuple) else f(item)
 
 # %% ../../nbs/parallel/prefetch.ipynb #7dd19848
 def _in_child():
-    for s in list(_live):   # its thread stayed in the parent
+    for s in list(_live):  # its thread stayed in the parent
         s._worker = None
-        for draw in s._drawn: draw.told = draw.done
+        for draw in s._drawn:
+            draw.told = draw.done
 
-if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_in_child)
 
-# %% ../../nbs/parallel/prefetch.ipynb #5f957e21
-@patch
-def snapshot(self:Prefetch)->dict: # plain data and tensors
-    "The batches that were drawn and not yielded"
-    def plain(item):
-        batch,*places = item if isinstance(item, tuple) else (item,)
-        return dict(batch=pack(batch), places=[dict(keys=torch.tensor(p.keys), oldest=p.oldest) for p in places])
-    return dict(drawn=[plain(d.result()) for d in self._drawn if d.exception() is None],
-        over=self._at_end)
-
-# %% ../../nbs/parallel/prefetch.ipynb #bb6da5f8
-@patch
-def check_state(self:Prefetch, state):
-    "The same with blocks and places"
-    place = dict(keys=array(np.int64, None, low=0), oldest=integer())
-    drawn = listed(dict(batch=block, places=listed(place)))
-    state = checked('Prefetch', dict(drawn=drawn, over=flag), state)
-    for d in state['drawn']:
-        index = getattr(d['batch'], 'index', None)   # to tell the replay how it went
-        if index is None or index.dtype != torch.int64 or tuple(index.shape) != (len(d['batch']),):
-            raise StateError('Prefetch', "a saved batch, column 'index'", 'none of keys', 'a key for each row')
-    return state
-
-# %% ../../nbs/parallel/prefetch.ipynb #1d2b1c04
-@patch
-def restore(self:Prefetch, state):
-    "Continue where `state` was saved"
-    for draw in self._drawn: draw.exception()
-    self._drawn.clear()
-    for d in state['drawn']:
-        batch = d['batch']
-        set_replay(batch, self.source)
-        item = (batch, *(Places(p['keys'], p['oldest']) for p in d['places'])) if d['places'] else batch
-        self._drawn.append(_Draw(item=item))
-    self._stand(state['over'])
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_in_child)

@@ -12,270 +12,373 @@ from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from time import monotonic
 import torch
-from fastcore.basics import patch
 from torch import multiprocessing as mp
 from ..steps.compiled import interrupts_wait
 from ..steps.errors import choice, number, problem
-from .engines import Filled, Served, Weights, Worker, format_error, seed_generators
+from fastrl_replay.parallel.engines import (
+    Filled,
+    Served,
+    Weights,
+    Worker,
+    format_error,
+    seed_generators,
+)
 from ..pipe import as_worker
 
 # %% ../../nbs/parallel/processes.ipynb #46164ee3
 class _Shared(Weights):
     "Copies of tensors, in memory that processes share"
+
     def room(self, copies, size):
-        try: return super().room(copies, size).share_memory_()
-        except RuntimeError as e: raise RuntimeError(problem('Parallel',
-            f'{copies} copies of the weights, {copies*size/1e6:.0f} MB, in shared memory', e,
-            remedy='a larger `weights_every`, a larger /dev/shm, a smaller `ahead`, or fewer workers')) from e
+        try:
+            return super().room(copies, size).share_memory_()
+        except RuntimeError as e:
+            raise RuntimeError(
+                problem(
+                    'Parallel',
+                    f'{copies} copies of the weights, {copies * size / 1e6:.0f} MB, in shared memory',
+                    e,
+                    remedy='a larger `weights_every`, a larger /dev/shm, a smaller `ahead`, or fewer workers',
+                )
+            ) from e
 
 # %% ../../nbs/parallel/processes.ipynb #74191acf
-_ends = weakref.WeakSet()   # this side of the pipes of all workers
+_ends = weakref.WeakSet()  # this side of the pipes of all workers
+
 
 def _leave_with(sentinel, parent):
     "Leave when the main process has gone without a word; others that it started may hold what tells it"
-    while not connection.wait([sentinel], 1) and os.getppid() == parent: pass
+    while not connection.wait([sentinel], 1) and os.getppid() == parent:
+        pass
     os._exit(1)
+
 
 def _answer_all(conn, served):
     "Answer requests until the other side is gone"
     while True:
-        try: words = conn.recv()
-        except (EOFError,OSError): words = ['end']
-        if words[0] == 'end': return served.close()
-        with suppress(OSError): conn.send_bytes(served.answer(*words))   # conn.send would open a file for each tensor
+        try:
+            words = conn.recv()
+        except (EOFError, OSError):
+            words = ['end']
+        if words[0] == 'end':
+            return served.close()
+        # conn.send would open a file for each tensor
+        with suppress(OSError):
+            conn.send_bytes(served.answer(*words))
+
 
 def _work(conn, info, seed, data, shared, copy, chunk, ends=False):
     "What a worker process does"
-    if ends and sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
-    for end in list(_ends): end.close()
+    # PR_SET_PDEATHSIG
+    if ends and sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    for end in list(_ends):
+        end.close()
     _ends.add(conn)
-    mp.current_process()._config['daemon'] = False   # it may have workers, which leave when it does
-    threading.Thread(target=_leave_with, args=[mp.parent_process().sentinel, os.getppid()], daemon=True).start()
+    # it may have workers, which leave when it does
+    mp.current_process()._config['daemon'] = False
+    threading.Thread(
+        target=_leave_with, args=[mp.parent_process().sentinel, os.getppid()], daemon=True
+    ).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, 'pthread_sigmask'): signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    faulthandler.enable(2)   # a crash in C leaves a traceback on stderr, too
+    if hasattr(signal, 'pthread_sigmask'):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    faulthandler.enable(2)  # a crash in C leaves a traceback on stderr, too
     torch.set_num_threads(1)
     seed_generators(seed, info)
+
     def build():
-        weights,seen = shared.private(copy),shared.versions(copy).clone()
+        weights = shared.private(copy)
+        seen = shared.versions(copy).clone()
         chain = Filled(data, weights).load()
         chain.in_worker(info)
-        return chain,lambda i: shared.refresh(weights, seen, i)
-    with as_worker(info): _answer_all(conn, Served(build, chunk))
+        return chain, lambda i: shared.refresh(weights, seen, i)
+
+    with as_worker(info):
+        _answer_all(conn, Served(build, chunk))
 
 # %% ../../nbs/parallel/processes.ipynb #b4c2d7e1
 class _Inbox:
     "Takes answers out of a pipe, as far as they have come; one counts when it is whole"
+
     def __init__(self, conn):
-        self.conn,self.over = conn,False   # has the other side closed it?
+        # has the other side closed it?
+        self.conn = conn
+        self.over = False
         self._begin(4, head=True)
-        if os.name == 'posix': os.set_blocking(conn.fileno(), False)
+        if os.name == 'posix':
+            os.set_blocking(conn.fileno(), False)
 
-    def _begin(self, n, head): self.data,self.got,self.head = bytearray(n),0,head
-    def __len__(self): return 0 if self.head else self.got   # bytes of an answer that have come
+    def _begin(self, n, head):
+        self.data = bytearray(n)
+        self.got = 0
+        self.head = head
 
-    def fill(self)->bool: # is there a whole answer?
+    def __len__(self):
+        return 0 if self.head else self.got  # bytes of an answer that have come
+
+    def fill(self) -> bool:  # is there a whole answer?
         try:
-            if os.name != 'posix': return self._take_whole()
+            if os.name != 'posix':
+                return self._take_whole()
             while self.head or self.got < len(self.data):
-                n = os.readv(self.conn.fileno(), [memoryview(self.data)[self.got:]])
-                self.got,self.over = self.got + n,not n
-                if self.over: return False
-                if self.head and self.got == len(self.data): self._read_head()
-        except BlockingIOError: return False
-        except (OSError,EOFError): self.over = True; return False
+                n = os.readv(self.conn.fileno(), [memoryview(self.data)[self.got :]])
+                self.got = self.got + n
+                self.over = not n
+                if self.over:
+                    return False
+                if self.head and self.got == len(self.data):
+                    self._read_head()
+        except BlockingIOError:
+            return False
+        except (OSError, EOFError):
+            self.over = True
+            return False
         return True
 
-    def take(self): # as `conn.recv_bytes` gives it
+    def take(self):  # as `conn.recv_bytes` gives it
         data = self.data
         self._begin(4, head=True)
         return data
 
+    def _read_head(self):
+        "As `conn.send_bytes` writes it: how many bytes come, in 4 bytes, or -1 and then in 8"
+        n = int.from_bytes(self.data[:4], 'big', signed=True)
+        if n == -1 and len(self.data) == 4:
+            self.data += bytes(8)
+        else:
+            self._begin(n if n >= 0 else int.from_bytes(self.data[4:], 'big'), head=False)
 
-# %% ../../nbs/parallel/processes.ipynb #b4c2d7e2
-@patch
-def _read_head(self:_Inbox):
-    "As `conn.send_bytes` writes it: how many bytes come, in 4 bytes, or -1 and then in 8"
-    n = int.from_bytes(self.data[:4], 'big', signed=True)
-    if n == -1 and len(self.data) == 4: self.data += bytes(8)
-    else: self._begin(n if n >= 0 else int.from_bytes(self.data[4:], 'big'), head=False)
-
-@patch
-def _take_whole(self:_Inbox):
-    "Where pipes keep messages apart"
-    if self.head and self.conn.poll():
-        self.data,self.head = self.conn.recv_bytes(),False
-        self.got = len(self.data)
-    return not self.head
-
+    def _take_whole(self):
+        "Where pipes keep messages apart"
+        if self.head and self.conn.poll():
+            self.data = self.conn.recv_bytes()
+            self.head = False
+            self.got = len(self.data)
+        return not self.head
 
 # %% ../../nbs/parallel/processes.ipynb #98c4c89e
 @contextmanager
 def _without_ctrl_c():
     "Processes that start now don't get it, until they ignore it themselves"
-    if not hasattr(signal, 'pthread_sigmask'): yield; return
-    resource_tracker.ensure_running()   # starting one would end this
+    if not hasattr(signal, 'pthread_sigmask'):
+        yield
+        return
+    resource_tracker.ensure_running()  # starting one would end this
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try: yield
-    finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 
 def _join(process, seconds):
     "Wait for its end, also where its children hold what tells of it; did it come?"
     limit = monotonic() + seconds
-    while process.is_alive() and (left := limit - monotonic()) > 0: process.join(min(left, .1))
+    while process.is_alive() and (left := limit - monotonic()) > 0:
+        process.join(min(left, 0.1))
     return not process.is_alive()
-
 
 # %% ../../nbs/parallel/processes.ipynb #0b6ee429
 class _Worker(Worker):
     "A worker process, seen from the main process"
+
     def __init__(self, context, patience, info, *args):
         super().__init__(info)
-        self.conn,theirs = context.Pipe()
-        self.patience,self.inbox,self.outbox = patience,_Inbox(self.conn),bytearray()   # outbox: not sent yet
+        self.conn, theirs = context.Pipe()
+        # outbox: not sent yet
+        self.patience, self.inbox, self.outbox = patience, _Inbox(self.conn), bytearray()
         _ends.add(self.conn)
-        main = threading.current_thread() is threading.main_thread()   # the end of another thread would end it
-        self.process = context.Process(target=_work, args=(theirs, info, *args), kwargs=dict(ends=main), daemon=True,
-            name=f'worker {info.rank} of {info.world_size}')
-        with _without_ctrl_c(): self.process.start()
+        # the end of another thread would end it
+        main = threading.current_thread() is threading.main_thread()
+        self.process = context.Process(
+            target=_work,
+            args=(theirs, info, *args),
+            kwargs=dict(ends=main),
+            daemon=True,
+            name=f'worker {info.rank} of {info.world_size}',
+        )
+        with _without_ctrl_c():
+            self.process.start()
         theirs.close()
 
     def request(self, *words):
         try:
-            if os.name != 'posix': return self.conn.send(words)
+            if os.name != 'posix':
+                return self.conn.send(words)
             data = pickle.dumps(words)
             n = len(data)
-            self.outbox += struct.pack('!i', n) if n < 2**31 else struct.pack('!iQ', -1, n)   # as `conn.recv` reads it
+            # as `conn.recv` reads it
+            self.outbox += struct.pack('!i', n) if n < 2**31 else struct.pack('!iQ', -1, n)
             self.outbox += data
             self.push()
-        except OSError: pass   # it has crashed, and `receive` will say so
+        except OSError:
+            pass  # it has crashed, and `receive` will say so
 
     def push(self):
         "Send what the pipe takes now, and take that out of `outbox`"
         try:
-            while self.outbox: del self.outbox[:os.write(self.conn.fileno(), self.outbox)]
-        except BlockingIOError: pass
-        except OSError: self.outbox.clear()
+            while self.outbox:
+                del self.outbox[: os.write(self.conn.fileno(), self.outbox)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.outbox.clear()
 
-# %% ../../nbs/parallel/processes.ipynb #4db848e3
-@patch
-def ready(self:_Worker, seconds=0)->bool:
-    "Is there a whole answer, or the end? Waits so long for one of them"
-    limit = monotonic() + seconds
-    while not (self._exchange() or self.inbox.over or not self.process.is_alive()):
-        if (left := limit - monotonic()) <= 0: return False
-        self._wait_for_more(left)
-    return True
+    def ready(self, seconds=0) -> bool:
+        "Is there a whole answer, or the end? Waits so long for one of them"
+        limit = monotonic() + seconds
+        while not (self._exchange() or self.inbox.over or not self.process.is_alive()):
+            if (left := limit - monotonic()) <= 0:
+                return False
+            self._wait_for_more(left)
+        return True
 
-# %% ../../nbs/parallel/processes.ipynb #50ac8307
-@patch
-def _exchange(self:_Worker):
-    "Send and take what goes now; is there a whole answer?"
-    with interrupts_wait():
+    def _exchange(self):
+        "Send and take what goes now; is there a whole answer?"
+        with interrupts_wait():
+            try:
+                self.push()
+                return self.inbox.fill()
+            except BaseException:
+                self.process.kill()
+                raise  # a second Ctrl-C, or no memory: a part may be lost
+
+    def _wait_for_more(self, seconds):
+        "Until there is something to read, the pipe takes more, or it ends"
+        if os.name != 'posix':
+            connection.wait([self.conn, self.process.sentinel], seconds)
+            return
+        poll = select.poll()
+        poll.register(self.conn.fileno(), select.POLLIN | (select.POLLOUT if self.outbox else 0))
+        poll.register(self.process.sentinel, select.POLLIN)
+        poll.poll(seconds * 1000)
+
+    def receive(self) -> tuple:  # the request (None: it ended), the answer, what went wrong, facts
+        "What `wait` has waited for"
+        if not self.inbox.fill():
+            return None, None, self._ended(), None
         try:
-            self.push()
-            return self.inbox.fill()
-        except BaseException: self.process.kill(); raise   # a second Ctrl-C, or no memory: a part may be lost
+            return pickle.loads(self.inbox.take())
+        except Exception as e:
+            self.process.kill()
+            return None, None, format_error(e), None
+        except BaseException:
+            self.process.kill()
+            raise  # its answer is lost
 
-# %% ../../nbs/parallel/processes.ipynb #58913f32
-@patch
-def _wait_for_more(self:_Worker, seconds):
-    "Until there is something to read, the pipe takes more, or it ends"
-    if os.name != 'posix': connection.wait([self.conn, self.process.sentinel], seconds); return
-    poll = select.poll()
-    poll.register(self.conn.fileno(), select.POLLIN | (select.POLLOUT if self.outbox else 0))
-    poll.register(self.process.sentinel, select.POLLIN)
-    poll.poll(seconds*1000)
-
-# %% ../../nbs/parallel/processes.ipynb #4db848e4
-@patch
-def receive(self:_Worker)->tuple: # the request (None: it ended), the answer, what went wrong, facts
-    "What `wait` has waited for"
-    if not self.inbox.fill(): return None,None,self._ended(),None
-    try: return pickle.loads(self.inbox.take())
-    except Exception as e: self.process.kill(); return None,None,format_error(e),None
-    except BaseException: self.process.kill(); raise   # its answer is lost
-
-@patch
-def succeed(self:_Worker, new):
-    "Go on with another process instead of this one"
-    self.conn.close()
-    self.process.kill()
-    self.process.join()
-    for k in 'info','conn','process','outbox','inbox': setattr(self, k, getattr(new, k))
-
-
-# %% ../../nbs/parallel/processes.ipynb #67cfce5a
-@patch
-def alive(self:_Worker): return self.process.is_alive()
-
-@patch
-def kill(self:_Worker): self.process.kill()
-
-@patch
-def stopped(self:_Worker): # by a signal, such as SIGSTOP, where the system says so
-    try: return Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(') ')[2][:1] in ('T','t')
-    except OSError: return False
-
-@patch
-def doing(self:_Worker):
-    pid = self.process.pid
-    how = f'is stopped: `kill -CONT {pid}` lets it go on' if self.stopped() else 'is busy, or its machine is'
-    some = '' if self.inbox.head else f'; {len(self.inbox):_} of {len(self.inbox.data):_} bytes of its answer have come'
-    return f'process {pid} {how}{some}'
-
-# %% ../../nbs/parallel/processes.ipynb #d4ef7d05
-@patch
-def _ended(self:_Worker):
-    if not _join(self.process, 5):
+    def succeed(self, new):
+        "Go on with another process instead of this one"
+        self.conn.close()
         self.process.kill()
-        return f'process {self.process.pid} had closed its pipe, and was ended'
-    code,hint = self.process.exitcode,''
-    how = f'exit code {code}' if code is None or code >= 0 else f'signal {signal.Signals(-code).name}'
-    if code == -signal.SIGKILL:
-        hint = '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.'
-    if code == 1 and type(self.process).__name__ != 'ForkProcess': hint = ("\n\nWhat it printed is above. "
-        "Most often a script lacks `if __name__ == '__main__':` around what it runs.")
-    return f'process {self.process.pid} ended without a word: {how}{hint}'
+        self.process.join()
+        for k in 'info', 'conn', 'process', 'outbox', 'inbox':
+            setattr(self, k, getattr(new, k))
+
+    def alive(self):
+        return self.process.is_alive()
+
+    def kill(self):
+        self.process.kill()
+
+    def stopped(self):  # by a signal, such as SIGSTOP, where the system says so
+        try:
+            return Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(') ')[2][:1] in (
+                'T',
+                't',
+            )
+        except OSError:
+            return False
+
+    def doing(self):
+        pid = self.process.pid
+        how = (
+            f'is stopped: `kill -CONT {pid}` lets it go on'
+            if self.stopped()
+            else 'is busy, or its machine is'
+        )
+        some = (
+            ''
+            if self.inbox.head
+            else f'; {len(self.inbox):_} of {len(self.inbox.data):_} bytes of its answer have come'
+        )
+        return f'process {pid} {how}{some}'
+
+    def _ended(self):
+        if not _join(self.process, 5):
+            self.process.kill()
+            return f'process {self.process.pid} had closed its pipe, and was ended'
+        code = self.process.exitcode
+        hint = ''
+        how = (
+            f'exit code {code}'
+            if code is None or code >= 0
+            else f'signal {signal.Signals(-code).name}'
+        )
+        if code == -signal.SIGKILL:
+            hint = '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.'
+        if code == 1 and type(self.process).__name__ != 'ForkProcess':
+            hint = (
+                "\n\nWhat it printed is above. "
+                "Most often a script lacks `if __name__ == '__main__':` around what it runs."
+            )
+        return f'process {self.process.pid} ended without a word: {how}{hint}'
 
 # %% ../../nbs/parallel/processes.ipynb #7b3dac81
 def _end(workers, owner):
     "End worker processes, and wait until they are gone"
-    if os.getpid() != owner: return   # in a copy of this process, they are not ours
+    if os.getpid() != owner:
+        return  # in a copy of this process, they are not ours
     try:
         for w in workers:
             w.request('end')
             w.conn.close()
         limit = monotonic() + 5
-        for w in workers: _join(w.process, limit - monotonic())
-        for kill in mp.Process.terminate,mp.Process.kill:
+        for w in workers:
+            _join(w.process, limit - monotonic())
+        for kill in mp.Process.terminate, mp.Process.kill:
             left = [w for w in workers if w.process.is_alive()]
-            for w in left: kill(w.process)
-            for w in left: _join(w.process, 1)
-    except BaseException:   # who can't wait
-        for w in workers: w.process.kill()
+            for w in left:
+                kill(w.process)
+            for w in left:
+                _join(w.process, 1)
+    except BaseException:  # who can't wait
+        for w in workers:
+            w.process.kill()
         raise
-    finally: workers.clear()
+    finally:
+        workers.clear()
 
 # %% ../../nbs/parallel/processes.ipynb #5f003979
 class Processes:
     "Workers are processes of this machine, and weights lie in memory that they share"
-    def __init__(self,
-        method:str=None, # how processes start: 'fork', 'spawn' or 'forkserver'; None: as the system does
-        patience:float=300., # seconds of waiting for a worker until a warning names it; 20 where it is stopped
+
+    def __init__(
+        self,
+        method: str = None,  # how processes start: 'fork', 'spawn' or 'forkserver'; None: as the system does
+        patience: float = 300.0,  # seconds of waiting for a worker until a warning names it; 20 where it is stopped
     ):
         self.patience = number('Processes', 'patience', patience)
         self.method = choice('Parallel', 'method', method, (None, *mp.get_all_start_methods()))
-    def weights(self, tensors, copies, *dtype): return _Shared(tensors, copies, *dtype)
+
+    def weights(self, tensors, copies, *dtype):
+        return _Shared(tensors, copies, *dtype)
+
     def worker(self, info, *args):
-        method = self.method or ('forkserver' if 'ray' in sys.modules else None)   # its threads can't be forked
+        # its threads can't be forked
+        method = self.method or ('forkserver' if 'ray' in sys.modules else None)
         return _Worker(mp.get_context(method), self.patience, info, *args)
-    def end(self,
+
+    def end(
+        self,
         workers,
-        owner, # the process whose workers they are
-    ): _end(workers, owner)
+        owner,  # the process whose workers they are
+    ):
+        _end(workers, owner)
+
     def wait(self, workers):
         "Until one of them has an answer, or its end"
-        if any(w.ready() for w in workers): return
-        seconds = .01 if any(w.outbox for w in workers) else 1
+        if any(w.ready() for w in workers):
+            return
+        seconds = 0.01 if any(w.outbox for w in workers) else 1
         connection.wait([x for w in workers for x in (w.conn, w.process.sentinel)], seconds)

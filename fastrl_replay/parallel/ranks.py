@@ -13,7 +13,6 @@ from functools import reduce
 from itertools import product
 from pathlib import Path
 import numpy as np, torch
-from fastcore.basics import patch
 from torch import distributed as dist
 from .engines import batches_in
 from .prefetch import Prefetch
@@ -28,413 +27,612 @@ from ..steps.states import checked, integer
 # %% ../../nbs/parallel/ranks.ipynb #05e1eea4
 class Alone:
     "A learner that has no others to talk to"
-    rank = local = 0   # the number of this process among all, and on its machine
-    def __init__(self,
-        size:int=1, # how many ranks its chain was made for
-    ): self.size = size
-    leads = property(lambda self: self.rank == 0, doc='Is it the one that writes down what happens?')
-    def gather(self, x)->list: # by rank
+
+    rank = local = 0  # the number of this process among all, and on its machine
+
+    def __init__(
+        self,
+        size: int = 1,  # how many ranks its chain was made for
+    ):
+        self.size = size
+
+    leads = property(
+        lambda self: self.rank == 0, doc='Is it the one that writes down what happens?'
+    )
+
+    def gather(self, x) -> list:  # by rank
         "What each rank said; `x` is plain data, as JSON has it"
         return [x]
-    def average(self, tensors): "Replace tensors by their means over all ranks, in place"
-    def spread(self, tensors): "Replace tensors by those of rank 0, in place"
-    def all(self, x)->bool:
+
+    def average(self, tensors):
+        "Replace tensors by their means over all ranks, in place"
+
+    def spread(self, tensors):
+        "Replace tensors by those of rank 0, in place"
+
+    def all(self, x) -> bool:
         "Does each rank say yes?"
         return all(self.gather(bool(x)))
-    def mean(self, x:torch.Tensor)->torch.Tensor:
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
         "The mean of a tensor over all ranks"
-        found = x.detach().to(torch.get_default_dtype() if not x.is_floating_point() else x.dtype, copy=True)
+        found = x.detach().to(
+            torch.get_default_dtype() if not x.is_floating_point() else x.dtype, copy=True
+        )
         self.average([found])
         return found
-    def __enter__(self): return self
-    def __exit__(self, *error): self.close()
-    def close(self, error=None): "Leave the others"
-    def __repr__(self): return f'{type(self).__name__}({self.rank} of {self.size})'
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def close(self, error=None):
+        "Leave the others"
+
+    def __repr__(self):
+        return f'{type(self).__name__}({self.rank} of {self.size})'
+
+    def join(
+        self,
+        pipe: Pipe,  # a chain of one rank, up to a replay, or to a learner
+        rows: int = 1,  # that each rank adds at a time: as many as it has environments, say
+        journal=None,  # what counts steps and returns in this rank; None: rows are counted
+        max_steps: float = float('inf'),  # end when all together have made so many
+        max_episodes: float = float('inf'),  # end when so many of their episodes have ended
+    ) -> Pipe:  # the chain
+        "Join a chain with those of the other ranks"
+        replay, below = _checked_chain(pipe)
+        nets = (
+            [*(getattr(pipe, name) for name in pipe.learned), *pipe.targets.values()]
+            if below is not None
+            else []
+        )
+        self._compare(
+            dict(rows=rows, max_steps=max_steps, max_episodes=max_episodes),
+            replay,
+            nets,
+            type(pipe).__name__,
+        )
+        _tell(pipe, WorkerInfo(self.rank, self.size))
+        replay.ranks = self
+        if replay.has_source:
+            replay.source = Rounds(
+                Gather(replay.source, rows, exact=True), self, journal, max_steps, max_episodes
+            )
+        weights = RankWeights(replay, self)
+        if below is None:
+            return weights
+        below.source = weights
+        pipe.ranks = self
+        for net in nets:
+            self.spread([*net.parameters(), *net.buffers()])
+        if pipe.generator is not None and self.rank and pipe.seed is not None:
+            pipe.generator.manual_seed(
+                int(np.random.SeedSequence([pipe.seed, self.rank]).generate_state(1)[0])
+            )
+        return pipe
+
+    def _compare(self, mine, replay, nets, last):
+        "Raise in each rank, where settings that must be the same are not"
+        tensors = [t for net in nets for t in (*net.parameters(), *net.buffers())]
+        mine |= dict(
+            chain=f'{type(replay).__name__} … {last}',
+            ratio=str(replay.ratio),
+            first_batch=max(replay.needed(replay.bs), replay.warmup or 0),
+            weights=bool(getattr(replay, 'beta', 0)),
+            networks=[f'{[*t.shape]} {t.dtype}' for t in tensors],
+        )
+        told = self.gather(mine)
+        for (r, theirs), k in product(enumerate(told), mine):
+            a = theirs[k]
+            b = told[self.rank][k]
+            if a == b:
+                continue
+            if k == 'networks':
+                a, b = next(
+                    ((x, y) for x, y in zip(a, b) if x != y),
+                    (f'{len(a)} tensors', f'{len(b)} tensors'),
+                )
+            raise ArgumentError(
+                'Ranks',
+                f'join: {k}',
+                f'{a} in rank {r}',
+                f'{b}, as in rank {self.rank}',
+                'the same chain in each rank; what differs among them is its seed',
+            )
 
 # %% ../../nbs/parallel/ranks.ipynb #16a24fdf
-class RankError(Explained, RuntimeError): "Another learner has ended, or doesn't answer"
+class RankError(Explained, RuntimeError):
+    "Another learner has ended, or doesn't answer"
+
 
 class Ranks(Alone):
     "The learners that torchrun has started, of which this process is one"
-    def __init__(self,
-        timeout:float=1800., # seconds that a message may take: longer than what one rank does alone, evaluations say
-        patience:float=5., # seconds in which the others must answer when a message has failed
-    ):
-        self.timeout = timedelta(seconds=number('Ranks', 'timeout', timeout, .001))
-        self.patience,env = number('Ranks', 'patience', patience),os.environ
-        self.rank,self.size = (_count(env, name, default) for name,default in (('RANK',0), ('WORLD_SIZE',1)))
-        self.local = int(env.get('LOCAL_RANK', self.rank))
-        if not self.rank < self.size: raise ArgumentError('Ranks', 'RANK', self.rank,
-            f'less than WORLD_SIZE={self.size}')
-        self._held,self._joined,self._store,self._group = ExitStack(),False,None,None
-        self._busy,self._ask_to_end = 0.,False   # when the message began that is under way; has SIGTERM come?
-        if launched() or dist.is_initialized(): self._connect()
-        elif self.size > 1: raise ArgumentError('Ranks', 'WORLD_SIZE', self.size, 'MASTER_ADDR and MASTER_PORT, too',
-            'torchrun --nproc-per-node 2 script.py sets all of them')
 
-def launched()->bool:
+    def __init__(
+        self,
+        timeout: float = 1800.0,  # seconds that a message may take: longer than what one rank does alone, evaluations say
+        patience: float = 5.0,  # seconds in which the others must answer when a message has failed
+    ):
+        self.timeout = timedelta(seconds=number('Ranks', 'timeout', timeout, 0.001))
+        self.patience = number('Ranks', 'patience', patience)
+        env = os.environ
+        self.rank, self.size = (
+            _count(env, name, default) for name, default in (('RANK', 0), ('WORLD_SIZE', 1))
+        )
+        self.local = int(env.get('LOCAL_RANK', self.rank))
+        if not self.rank < self.size:
+            raise ArgumentError('Ranks', 'RANK', self.rank, f'less than WORLD_SIZE={self.size}')
+        self._held = ExitStack()
+        self._joined = False
+        self._store = None
+        self._group = None
+        # when the message began that is under way; has SIGTERM come?
+        self._busy = 0.0
+        self._ask_to_end = False
+        if launched() or dist.is_initialized():
+            self._connect()
+        elif self.size > 1:
+            raise ArgumentError(
+                'Ranks',
+                'WORLD_SIZE',
+                self.size,
+                'MASTER_ADDR and MASTER_PORT, too',
+                'torchrun --nproc-per-node 2 script.py sets all of them',
+            )
+
+    def _connect(self):
+        "Meet the others"
+        self._own = not dist.is_initialized()
+        if self._own:
+            self._store = self._meeting_place(
+                os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])
+            )
+            dist.init_process_group(
+                _backend(),
+                store=dist.PrefixStore('ranks', self._store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=self.timeout,
+            )
+        else:
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            # of tensors in main memory
+            self._group = dist.new_group(backend='gloo', timeout=self.timeout)
+        self._joined = True
+        if not self._own:
+            self._store = self._another_place()
+        self._held.enter_context(as_worker(WorkerInfo(self.rank, self.size)))
+        self._held.enter_context(_ends_after_messages(self))
+        self._say('process', f'{os.getpid()} on {socket.gethostname()}')
+        threading.Thread(target=_tell_of_waits, args=[self], daemon=True).start()
+
+    def _meeting_place(self, host, port):
+        "The store of keys that the launcher keeps, or rank 0; after a restart, keys of the run before are not read"
+        kept = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
+        self._keeps = self.leads and not kept
+        store = dist.TCPStore(
+            host,
+            port,
+            is_master=self._keeps,
+            timeout=self.timeout,
+            **{} if kept else dict(world_size=self.size, multi_tenant=True),
+        )
+        return dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+    def _another_place(self):
+        "A separate store, where another library keeps that of its group"
+        host = os.environ.get('MASTER_ADDR') or socket.gethostname()
+        self._keeps = self.leads
+        mine = (
+            dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if self.leads else None
+        )
+        host, port = self.gather([host, mine.port] if mine else None)[0]
+        return mine or dist.TCPStore(host, port, is_master=False)
+
+    def _say(self, what, text):
+        self._store.set(f'{what}/{self.rank}', text)
+
+    def _said(self, what, rank):  # None: nothing
+        return (
+            self._store.get(f'{what}/{rank}').decode()
+            if self._store.check([f'{what}/{rank}'])
+            else None
+        )
+
+    def _call(self, call, *args):
+        self._busy = time.monotonic()
+        try:
+            call(*args, group=self._group if not args[-1].is_cuda else None)
+        except RuntimeError as e:
+            raise self._failed(e) from e
+        finally:
+            self._busy = 0.0
+        if self._ask_to_end:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def gather(self, x) -> list:  # by rank
+        "What each rank said; `x` is plain data, as JSON has it"
+        if not self._joined:
+            return [x]
+        data = json.dumps(x).encode()
+        head = len(data).to_bytes(8, 'little') + data
+        heads = self._gather_bytes(head[:_SHORT], _SHORT)
+        longest = 8 + max(int.from_bytes(h[:8], 'little') for h in heads)
+        found = heads if longest <= _SHORT else self._gather_bytes(head, longest)
+        return [json.loads(h[8 : 8 + int.from_bytes(h[:8], 'little')]) for h in found]
+
+    def _gather_bytes(self, data, n):
+        mine = torch.frombuffer(bytearray(data.ljust(n, b'\0')), dtype=torch.uint8)
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        self._call(dist.all_gather, found, mine)
+        return [f.numpy().tobytes() for f in found]
+
+    def average(
+        self,
+        tensors,  # on one device
+    ):
+        "Replace tensors by their means over all ranks, in place: one message for all of them"
+        tensors = list(tensors)
+        if not self._joined or not tensors:
+            return
+        kind = reduce(torch.promote_types, [t.dtype for t in tensors])
+        flat = torch.cat([t.detach().reshape(-1).to(kind) for t in tensors])
+        self._call(dist.all_reduce, flat)
+        parts = (flat / self.size).split([t.numel() for t in tensors])
+        with torch.no_grad():
+            for t, part in zip(tensors, parts):
+                t.copy_(part.view(t.shape))
+
+    def spread(
+        self,
+        tensors,  # on one device
+    ):
+        "Replace tensors by those of rank 0, in place"
+        for t in tensors if self._joined else ():
+            self._call(lambda x, group: dist.broadcast(x, 0, group=group), t.detach())
+
+    def _failed(self, e):
+        "The error that names who has gone, after a message has failed"
+        first = (
+            re.sub(r'^\[[^]]*\] ', '', str(e).strip() or type(e).__name__)
+            .partition('. ')[0]
+            .splitlines()[0][:160]
+        )
+        try:
+            self._leave_group()
+            self._say('here', 'yes')
+            gone = self._who_has_gone()
+        except RuntimeError:
+            gone = {0: 'or the launcher: what keeps the store of the group is not there any more'}
+        names = '; '.join(f'rank {r} {why}' for r, why in gone.items()) or 'all ranks are there'
+        remedy = (
+            'begin again from the last checkpoint, as torchrun --max-restarts=3 does'
+            if gone
+            else 'look for ranks that went different ways, or give a longer timeout'
+        )
+        return RankError(
+            'Ranks',
+            f'rank {self.rank} of {self.size} waited for the others: {names}',
+            first,
+            remedy=remedy,
+        )
+
+    def _who_has_gone(self) -> dict:  # rank → what is known of it
+        until = time.monotonic() + self.patience
+        while True:
+            others = [
+                r for r in range(self.size) if r != self.rank and self._said('here', r) is None
+            ]
+            known = {r: self._known_end(r) for r in others}
+            ended = {r: why for r, why in known.items() if why}
+            if ended or not others or time.monotonic() > until:
+                break
+            time.sleep(0.05)
+        gone = ended or {r: f"doesn't answer (process {self._said('process', r)})" for r in others}
+        self._say('knows', 'yes')
+        self._linger(until, gone)
+        return gone
+
+    def _linger(self, until, gone=()):
+        "Who keeps the store lets the others read there what has happened"
+
+        def waits(r):
+            return r not in gone and self._said('knows', r) is None and self._known_end(r) is None
+
+        while self._keeps and time.monotonic() < until and any(map(waits, range(1, self.size))):
+            time.sleep(0.05)
+
+    def _known_end(self, rank):  # None: it may be there
+        why, (process, _, host) = (
+            self._said('ended', rank),
+            (self._said('process', rank) or '').partition(' on '),
+        )
+        if why:
+            return f'has ended: {why}'
+        return (
+            f'has gone (process {process})'
+            if host == socket.gethostname() and _is_dead(process)
+            else None
+        )
+
+    def _leave_group(self):
+        # None: all of it
+        if self._joined and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._joined = False
+
+    def _stopped(self) -> list:  # the ranks of this machine whose processes are stopped, in words
+        "By a signal, such as SIGSTOP"
+        found = []
+        for r in range(self.size):
+            process, _, host = (self._said('process', r) or '').partition(' on ')
+            with suppress(OSError):
+                if host != socket.gethostname():
+                    continue
+                if Path(f'/proc/{process}/stat').read_text().rpartition(') ')[2][:1] in ('T', 't'):
+                    found.append(f'rank {r} is stopped: `kill -CONT {process}` lets it go on')
+        return found
+
+    def __exit__(self, kind, error, trace):
+        self.close(error)
+
+    def close(
+        self,
+        error=None,  # what ends this rank; the others will name it
+    ):
+        "Leave the others"
+        why = (
+            'it left the others'
+            if error is None
+            else f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
+        )
+        if self._joined and not isinstance(error, RankError):
+            with suppress(RuntimeError):  # the store may have gone
+                self._say('ended', why)
+                self._leave_group()
+                if error is not None:
+                    self._linger(time.monotonic() + self.patience)
+        self._leave_group()
+        self._held.close()
+
+
+def launched() -> bool:
     "Has torchrun, or what sets the same variables, started this process as one of several?"
-    return {'RANK','WORLD_SIZE','MASTER_ADDR','MASTER_PORT'} <= os.environ.keys() and os.environ['WORLD_SIZE'] != '1'
+    return {'RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'} <= os.environ.keys() and os.environ[
+        'WORLD_SIZE'
+    ] != '1'
+
 
 def _count(env, name, default):
     text = env.get(name, str(default)) if launched() or name == 'WORLD_SIZE' else str(default)
     return whole('Ranks', name, int(text) if text.isdecimal() else text)
 
 # %% ../../nbs/parallel/ranks.ipynb #606e0a00
-@patch
-def _connect(self:Ranks):
-    "Meet the others"
-    self._own = not dist.is_initialized()
-    if self._own:
-        self._store = self._meeting_place(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))
-        dist.init_process_group(_backend(), store=dist.PrefixStore('ranks', self._store), rank=self.rank,
-            world_size=self.size, timeout=self.timeout)
-    else:
-        self.rank,self.size = dist.get_rank(),dist.get_world_size()
-        self._group = dist.new_group(backend='gloo', timeout=self.timeout)   # of tensors in main memory
-    self._joined = True
-    if not self._own: self._store = self._another_place()
-    self._held.enter_context(as_worker(WorkerInfo(self.rank, self.size)))
-    self._held.enter_context(_ends_after_messages(self))
-    self._say('process', f'{os.getpid()} on {socket.gethostname()}')
-    threading.Thread(target=_tell_of_waits, args=[self], daemon=True).start()
-
 def _backend():
     "By NCCL on GPUs where each process of this machine has its own"
     here = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
-    return 'cpu:gloo,cuda:nccl' if dist.is_nccl_available() and torch.cuda.device_count() >= here else 'gloo'
-
-# %% ../../nbs/parallel/ranks.ipynb #131be238
-@patch
-def _meeting_place(self:Ranks, host, port):
-    "The store of keys that the launcher keeps, or rank 0; after a restart, keys of the run before are not read"
-    kept = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
-    self._keeps = self.leads and not kept
-    store = dist.TCPStore(host, port, is_master=self._keeps, timeout=self.timeout,
-        **{} if kept else dict(world_size=self.size, multi_tenant=True))
-    return dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-
-@patch
-def _another_place(self:Ranks):
-    "A separate store, where another library keeps that of its group"
-    host = os.environ.get('MASTER_ADDR') or socket.gethostname()
-    self._keeps = self.leads
-    mine = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if self.leads else None
-    host,port = self.gather([host, mine.port] if mine else None)[0]
-    return mine or dist.TCPStore(host, port, is_master=False)
-
-@patch
-def _say(self:Ranks, what, text): self._store.set(f'{what}/{self.rank}', text)
-
-@patch
-def _said(self:Ranks, what, rank): # None: nothing
-    return self._store.get(f'{what}/{rank}').decode() if self._store.check([f'{what}/{rank}']) else None
+    return (
+        'cpu:gloo,cuda:nccl'
+        if dist.is_nccl_available() and torch.cuda.device_count() >= here
+        else 'gloo'
+    )
 
 # %% ../../nbs/parallel/ranks.ipynb #04b93175
-_SHORT = 512   # bytes of a first message
-
-@patch
-def _call(self:Ranks, call, *args):
-    self._busy = time.monotonic()
-    try: call(*args, group=self._group if not args[-1].is_cuda else None)
-    except RuntimeError as e: raise self._failed(e) from e
-    finally: self._busy = 0.
-    if self._ask_to_end: raise SystemExit(128 + signal.SIGTERM)
-
-@patch
-def gather(self:Ranks, x)->list: # by rank
-    "What each rank said; `x` is plain data, as JSON has it"
-    if not self._joined: return [x]
-    data = json.dumps(x).encode()
-    head = len(data).to_bytes(8, 'little') + data
-    heads = self._gather_bytes(head[:_SHORT], _SHORT)
-    longest = 8 + max(int.from_bytes(h[:8], 'little') for h in heads)
-    found = heads if longest <= _SHORT else self._gather_bytes(head, longest)
-    return [json.loads(h[8:8 + int.from_bytes(h[:8], 'little')]) for h in found]
-
-@patch
-def _gather_bytes(self:Ranks, data, n):
-    mine = torch.frombuffer(bytearray(data.ljust(n, b'\0')), dtype=torch.uint8)
-    found = [torch.empty_like(mine) for _ in range(self.size)]
-    self._call(dist.all_gather, found, mine)
-    return [f.numpy().tobytes() for f in found]
-
-# %% ../../nbs/parallel/ranks.ipynb #8939d514
-@patch
-def average(self:Ranks,
-    tensors, # on one device
-):
-    "Replace tensors by their means over all ranks, in place: one message for all of them"
-    tensors = list(tensors)
-    if not self._joined or not tensors: return
-    kind = reduce(torch.promote_types, [t.dtype for t in tensors])
-    flat = torch.cat([t.detach().reshape(-1).to(kind) for t in tensors])
-    self._call(dist.all_reduce, flat)
-    parts = (flat/self.size).split([t.numel() for t in tensors])
-    with torch.no_grad():
-        for t,part in zip(tensors, parts): t.copy_(part.view(t.shape))
-
-@patch
-def spread(self:Ranks,
-    tensors, # on one device
-):
-    "Replace tensors by those of rank 0, in place"
-    for t in tensors if self._joined else (): self._call(lambda x, group: dist.broadcast(x, 0, group=group), t.detach())
-
-# %% ../../nbs/parallel/ranks.ipynb #40150be1
-@patch
-def _failed(self:Ranks, e):
-    "The error that names who has gone, after a message has failed"
-    first = re.sub(r'^\[[^]]*\] ', '', str(e).strip() or type(e).__name__).partition('. ')[0].splitlines()[0][:160]
-    try:
-        self._leave_group()
-        self._say('here', 'yes')
-        gone = self._who_has_gone()
-    except RuntimeError: gone = {0: 'or the launcher: what keeps the store of the group is not there any more'}
-    names = '; '.join(f'rank {r} {why}' for r,why in gone.items()) or 'all ranks are there'
-    remedy = 'begin again from the last checkpoint, as torchrun --max-restarts=3 does' if gone else \
-        'look for ranks that went different ways, or give a longer timeout'
-    return RankError('Ranks', f'rank {self.rank} of {self.size} waited for the others: {names}', first, remedy=remedy)
-
-@patch
-def _who_has_gone(self:Ranks)->dict: # rank → what is known of it
-    until = time.monotonic() + self.patience
-    while True:
-        others = [r for r in range(self.size) if r != self.rank and self._said('here', r) is None]
-        known = {r: self._known_end(r) for r in others}
-        ended = {r: why for r,why in known.items() if why}
-        if ended or not others or time.monotonic() > until: break
-        time.sleep(.05)
-    gone = ended or {r: f"doesn't answer (process {self._said('process', r)})" for r in others}
-    self._say('knows', 'yes')
-    self._linger(until, gone)
-    return gone
-
-# %% ../../nbs/parallel/ranks.ipynb #0cc8020d
-@patch
-def _linger(self:Ranks, until, gone=()):
-    "Who keeps the store lets the others read there what has happened"
-    def waits(r): return r not in gone and self._said('knows', r) is None and self._known_end(r) is None
-    while self._keeps and time.monotonic() < until and any(map(waits, range(1, self.size))): time.sleep(.05)
+_SHORT = 512  # bytes of a first message
 
 # %% ../../nbs/parallel/ranks.ipynb #ba20b393
-@patch
-def _known_end(self:Ranks, rank): # None: it may be there
-    why,(process,_,host) = self._said('ended', rank),(self._said('process', rank) or '').partition(' on ')
-    if why: return f'has ended: {why}'
-    return f'has gone (process {process})' if host == socket.gethostname() and _is_dead(process) else None
-
 def _is_dead(process):
     "Is it certain that this process of our machine has ended? One that waits to be looked after has"
     try:
-        with open(f'/proc/{int(process)}/stat') as f: return f.read().rpartition(')')[2].split()[0] in 'ZX'
-    except FileNotFoundError: return os.path.isdir('/proc/self')
-    except (OSError,ValueError): return False
-
-@patch
-def _leave_group(self:Ranks):
-    if self._joined and dist.is_initialized(): dist.destroy_process_group(self._group)   # None: all of it
-    self._joined = False
+        with open(f'/proc/{int(process)}/stat') as f:
+            return f.read().rpartition(')')[2].split()[0] in 'ZX'
+    except FileNotFoundError:
+        return os.path.isdir('/proc/self')
+    except (OSError, ValueError):
+        return False
 
 # %% ../../nbs/parallel/ranks.ipynb #c468b754
-@patch
-def _stopped(self:Ranks)->list: # the ranks of this machine whose processes are stopped, in words
-    "By a signal, such as SIGSTOP"
-    found = []
-    for r in range(self.size):
-        process,_,host = (self._said('process', r) or '').partition(' on ')
-        with suppress(OSError):
-            if host != socket.gethostname(): continue
-            if Path(f'/proc/{process}/stat').read_text().rpartition(') ')[2][:1] in ('T','t'):
-                found.append(f'rank {r} is stopped: `kill -CONT {process}` lets it go on')
-    return found
-
 def _tell_of_waits(ranks):
     "In a thread: warn where a message takes long"
-    began,waited,next = 0.,0,0
+    began = 0.0
+    waited = 0
+    next = 0
     while ranks._joined:
         time.sleep(1)
-        waited,next = (waited + 1,next) if ranks._busy == began else (0,0)   # seconds in which this process was running
+        # seconds in which this process was running
+        waited, next = (waited + 1, next) if ranks._busy == began else (0, 0)
         began = ranks._busy
-        if not began or waited < max(20, next): continue
-        with suppress(RuntimeError):   # the store has gone, and the message will fail
-            if not (stopped := ranks._stopped()) and waited < 300: continue
-            next = 2*waited
-            warnings.warn(problem('Ranks', f'rank {ranks.rank} of {ranks.size} has waited {waited} seconds for the '
-                'others', '; '.join(stopped) or 'none of them is known to have ended', 'a message of each',
-                f'wait; the run ends after timeout={ranks.timeout.total_seconds():g} seconds'), RuntimeWarning)
-
+        if not began or waited < max(20, next):
+            continue
+        with suppress(RuntimeError):  # the store has gone, and the message will fail
+            if not (stopped := ranks._stopped()) and waited < 300:
+                continue
+            next = 2 * waited
+            warnings.warn(
+                problem(
+                    'Ranks',
+                    f'rank {ranks.rank} of {ranks.size} has waited {waited} seconds for the others',
+                    '; '.join(stopped) or 'none of them is known to have ended',
+                    'a message of each',
+                    f'wait; the run ends after timeout={ranks.timeout.total_seconds():g} seconds',
+                ),
+                RuntimeWarning,
+            )
 
 # %% ../../nbs/parallel/ranks.ipynb #6871d32a
-@patch
-def __exit__(self:Ranks, kind, error, trace): self.close(error)
-
-@patch
-def close(self:Ranks,
-    error=None, # what ends this rank; the others will name it
-):
-    "Leave the others"
-    why = 'it left the others' if error is None else f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
-    if self._joined and not isinstance(error, RankError):
-        with suppress(RuntimeError):   # the store may have gone
-            self._say('ended', why)
-            self._leave_group()
-            if error is not None: self._linger(time.monotonic() + self.patience)
-    self._leave_group()
-    self._held.close()
-
 @contextmanager
 def _ends_after_messages(ranks):
     "While this lasts, SIGTERM ends the process, but not before a message has come or failed"
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL: yield; return
+    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
     def ask(*args):
         ranks._ask_to_end = True
-        if not ranks._busy: raise SystemExit(128 + signal.SIGTERM)
+        if not ranks._busy:
+            raise SystemExit(128 + signal.SIGTERM)
+
     signal.signal(signal.SIGTERM, ask)
-    try: yield
-    finally: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 # %% ../../nbs/parallel/ranks.ipynb #9d8b7866
 class Rounds(Collected):
     "Blocks that all ranks have at a time, and one journal of them all; over for all where it is over for one"
+
     takes_any_item = False
-    def __init__(self,
-        source, # a pipe of blocks of equally many rows, in each rank
-        ranks, # as `Ranks`
-        journal=None, # what counts steps and returns in this rank; None: rows of the blocks are counted
-        max_steps:float=float('inf'), # end when all together have made so many
-        max_episodes:float=float('inf'), # end when so many of their episodes have ended
+
+    def __init__(
+        self,
+        source,  # a pipe of blocks of equally many rows, in each rank
+        ranks,  # as `Ranks`
+        journal=None,  # what counts steps and returns in this rank; None: rows of the blocks are counted
+        max_steps: float = float('inf'),  # end when all together have made so many
+        max_episodes: float = float('inf'),  # end when so many of their episodes have ended
     ):
         super().__init__(source, max_steps, max_episodes)
-        self.ranks,self.journal = ranks,journal
-        self.ask,self.stopping = None,False   # does this rank want to stop (a function); does any of them?
+        self.ranks = ranks
+        self.journal = journal
+        # does this rank want to stop (a function); does any of them?
+        self.ask = None
+        self.stopping = False
 
     def __iter__(self):
-        if self.over: return
+        if self.over:
+            return
         blocks = iter(self.blocks())
         while True:
             steps = next(blocks, None)
-            if not self._exchange(steps): return
+            if not self._exchange(steps):
+                return
             yield steps
-            if self.over: return
-            if self.between: self.between()
+            if self.over:
+                return
+            if self.between:
+                self.between()
 
-    def _exchange(self, steps)->bool: # False: one of them has no more blocks
+    def _exchange(self, steps) -> bool:  # False: one of them has no more blocks
         news = dict(steps=0 if steps is None else len(steps), returns=[], successes=[])
-        if self.journal is not None: news = self.journal.news()
+        if self.journal is not None:
+            news = self.journal.news()
         asked = self.ask is not None and bool(self.ask())
         told = self.ranks.gather([steps is not None, asked, news])
-        for _,_,new in told: self._collect(**new)
-        self.stopping = any(ask for _,ask,_ in told)
-        return all(there for there,_,_ in told)
+        for _, _, new in told:
+            self._collect(**new)
+        self.stopping = any(ask for _, ask, _ in told)
+        return all(there for there, _, _ in told)
 
-# %% ../../nbs/parallel/ranks.ipynb #3e6deec7
-@patch
-def snapshot(self:Rounds): return dict(Collected.snapshot(self), ranks=self.ranks.size)
+    def snapshot(self):
+        return dict(Collected.snapshot(self), ranks=self.ranks.size)
 
-@patch
-def check_state(self:Rounds, state):
-    now,form = self.ranks.size,dict(ranks=integer(1))
-    n = checked('Rounds', form, {'ranks': now, **state}, more=True)['ranks']   # older ones don't say it
-    if n != now: raise StateError('Rounds', 'a checkpoint of another number of ranks', now, n,
-        f'torchrun --nproc-per-node {n}: rows stay with their rank; or begin anew with the weights of its networks')
-    return Collected.check_state(self, {k: v for k,v in state.items() if k != 'ranks'})
+    def check_state(self, state):
+        now = self.ranks.size
+        form = dict(ranks=integer(1))
+        # older ones don't say it
+        n = checked('Rounds', form, {'ranks': now, **state}, more=True)['ranks']
+        if n != now:
+            raise StateError(
+                'Rounds',
+                'a checkpoint of another number of ranks',
+                now,
+                n,
+                f'torchrun --nproc-per-node {n}: rows stay with their rank; or begin anew with the weights of its networks',
+            )
+        return Collected.check_state(self, {k: v for k, v in state.items() if k != 'ranks'})
 
 # %% ../../nbs/parallel/ranks.ipynb #1a2acffa
 class RankWeights(Pipe):
     "Brings weights of batches to a scale that is that of the memories of all ranks"
+
     takes_any_item = True
-    def __init__(self,
-        source, # a replay that was told that it is one of several
-        ranks, # as `Ranks`
+
+    def __init__(
+        self,
+        source,  # a replay that was told that it is one of several
+        ranks,  # as `Ranks`
     ):
         super().__init__(source)
         self.ranks = ranks
 
     def __iter__(self):
         for item in self.source:
-            for batch in batches_in(item): self.weigh(batch)
+            for batch in batches_in(item):
+                self.weigh(batch)
             yield item
 
-    def weigh(self,
-        batch, # as the replay has just drawn it
+    def weigh(
+        self,
+        batch,  # as the replay has just drawn it
     ):
         "Scale its weights, in place"
         facts = self.source.facts(batch)
-        if not facts['beta']: return
-        scale = facts['mass']**facts['beta']
-        most = max(self.ranks.gather(facts['top']*scale))
-        each_of(batch)['weight'].mul_(scale/most)
-
-# %% ../../nbs/parallel/ranks.ipynb #bf826fad
-@patch
-def join(self:Alone,
-    pipe:Pipe, # a chain of one rank, up to a replay, or to a learner
-    rows:int=1, # that each rank adds at a time: as many as it has environments, say
-    journal=None, # what counts steps and returns in this rank; None: rows are counted
-    max_steps:float=float('inf'), # end when all together have made so many
-    max_episodes:float=float('inf'), # end when so many of their episodes have ended
-)->Pipe: # the chain
-    "Join a chain with those of the other ranks"
-    replay,below = _checked_chain(pipe)
-    nets = [*(getattr(pipe, name) for name in pipe.learned), *pipe.targets.values()] if below is not None else []
-    self._compare(dict(rows=rows, max_steps=max_steps, max_episodes=max_episodes), replay, nets, type(pipe).__name__)
-    _tell(pipe, WorkerInfo(self.rank, self.size))
-    replay.ranks = self
-    if replay.has_source: replay.source = Rounds(Gather(replay.source, rows, exact=True), self, journal,
-        max_steps, max_episodes)
-    weights = RankWeights(replay, self)
-    if below is None: return weights
-    below.source,pipe.ranks = weights,self
-    for net in nets: self.spread([*net.parameters(), *net.buffers()])
-    if pipe.generator is not None and self.rank and pipe.seed is not None: pipe.generator.manual_seed(
-        int(np.random.SeedSequence([pipe.seed, self.rank]).generate_state(1)[0]))
-    return pipe
+        if not facts['beta']:
+            return
+        scale = facts['mass'] ** facts['beta']
+        most = max(self.ranks.gather(facts['top'] * scale))
+        each_of(batch)['weight'].mul_(scale / most)
 
 # %% ../../nbs/parallel/ranks.ipynb #5b5026de
-def _checked_chain(pipe): # the replay; the stage after it, None: there is none
+def _checked_chain(pipe):  # the replay; the stage after it, None: there is none
     "Raise where a chain can't be one of several"
-    stages,replay = [],pipe.drawn_from if isinstance(pipe, Pipe) else None
-    if not isinstance(replay, Replay): raise ArgumentError('Ranks', 'join',
-        type(pipe if replay is None else replay).__name__, 'a chain with a replay of rows, sequences or goals',
-        'each rank has its part of the memory: leave out .parallel after a replay, mixtures, and learners without one')
-    if isinstance(replay.view, Moments): raise ArgumentError('Ranks', 'join', "by='moment'", "by='row'",
-        'ranks add equally many rows at a time, which divides moments')
-    while pipe is not replay: stages.append(pipe); pipe = upstream(pipe)
+    stages = []
+    replay = pipe.drawn_from if isinstance(pipe, Pipe) else None
+    if not isinstance(replay, Replay):
+        raise ArgumentError(
+            'Ranks',
+            'join',
+            type(pipe if replay is None else replay).__name__,
+            'a chain with a replay of rows, sequences or goals',
+            'each rank has its part of the memory: leave out .parallel after a replay, mixtures, and learners without one',
+        )
+    if isinstance(replay.view, Moments):
+        raise ArgumentError(
+            'Ranks',
+            'join',
+            "by='moment'",
+            "by='row'",
+            'ranks add equally many rows at a time, which divides moments',
+        )
+    while pipe is not replay:
+        stages.append(pipe)
+        pipe = upstream(pipe)
     ahead = next((s for s in stages if isinstance(s, Prefetch)), None)
-    if ahead is not None: raise ArgumentError('Ranks', 'join', 'a chain with .prefetch', 'batches when they are due',
-        'leave .prefetch out')
-    if stages and not getattr(stages[0], 'learned', None): raise ArgumentError('Ranks', 'join',
-        type(stages[0]).__name__, 'a learner with gradients, such as .dqn, or a replay at the end of the chain')
-    return replay,stages[-1] if stages else None
+    if ahead is not None:
+        raise ArgumentError(
+            'Ranks',
+            'join',
+            'a chain with .prefetch',
+            'batches when they are due',
+            'leave .prefetch out',
+        )
+    if stages and not getattr(stages[0], 'learned', None):
+        raise ArgumentError(
+            'Ranks',
+            'join',
+            type(stages[0]).__name__,
+            'a learner with gradients, such as .dqn, or a replay at the end of the chain',
+        )
+    return replay, stages[-1] if stages else None
+
 
 def _tell(pipe, info):
     "Let a chain know which rank it is of; what acts in this process stays on its device"
-    stage,acting = pipe,[]
+    stage = pipe
+    acting = []
     while stage is not None:
         policy = getattr(stage, 'policy', None)
-        if hasattr(policy, 'in_worker'): acting.append((policy, getattr(policy, 'device', None)))
+        if hasattr(policy, 'in_worker'):
+            acting.append((policy, getattr(policy, 'device', None)))
         stage = upstream(stage)
     pipe.in_worker(info)
-    for policy,device in acting:
-        if getattr(policy, 'worker', None) != info: policy.in_worker(info)   # the stepper was made as that worker's
+    for policy, device in acting:
+        # the stepper was made as that worker's
+        if getattr(policy, 'worker', None) != info:
+            policy.in_worker(info)
         policy.device = device
-
-# %% ../../nbs/parallel/ranks.ipynb #5d239e99
-@patch
-def _compare(self:Alone, mine, replay, nets, last):
-    "Raise in each rank, where settings that must be the same are not"
-    tensors = [t for net in nets for t in (*net.parameters(), *net.buffers())]
-    mine |= dict(chain=f'{type(replay).__name__} … {last}', ratio=str(replay.ratio),
-        first_batch=max(replay.needed(replay.bs), replay.warmup or 0), weights=bool(getattr(replay, 'beta', 0)),
-        networks=[f'{[*t.shape]} {t.dtype}' for t in tensors])
-    told = self.gather(mine)
-    for (r,theirs),k in product(enumerate(told), mine):
-        a,b = theirs[k],told[self.rank][k]
-        if a == b: continue
-        if k == 'networks':
-            a,b = next(((x,y) for x,y in zip(a, b) if x != y), (f'{len(a)} tensors', f'{len(b)} tensors'))
-        raise ArgumentError('Ranks', f'join: {k}', f'{a} in rank {r}', f'{b}, as in rank {self.rank}',
-            'the same chain in each rank; what differs among them is its seed')
-

@@ -13,24 +13,36 @@ from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
 import torch
-from fastcore.basics import patch
-from ..steps.errors import ArgumentError, ArgumentTypeError, not_installed, number, problem
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    not_installed,
+    number,
+    problem,
+)
 from .engines import Filled, Served, Weights, Worker, seed_generators
 from ..pipe import as_worker
 
 # %% ../../nbs/parallel/ray_engine.ipynb #849c6df5
 def _ray():
-    try: import ray
-    except ImportError as e: raise not_installed('Parallel', "engine='ray' needs Ray", 'ray') from e
+    try:
+        import ray
+    except ImportError as e:
+        raise not_installed('Parallel', "engine='ray' needs Ray", 'ray') from e
     return ray
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e26279d8
 class _Stored(Weights):
     "Weights whose newest version lies in the store of the cluster"
+
     def __init__(self, tensors, copies, *dtype):
-        super().__init__(tensors, 2, *dtype)   # the newest here, and the one before
-        self.copies,self.ref = copies,None     # the store has as many as requests name
-    def __getstate__(self): return dict(super().__getstate__(), bytes=None, ref=None)
+        super().__init__(tensors, 2, *dtype)  # the newest here, and the one before
+        # the store has as many as requests name
+        self.copies = copies
+        self.ref = None
+
+    def __getstate__(self):
+        return dict(super().__getstate__(), bytes=None, ref=None)
 
     def write(self, i, tensors):
         before = self.last
@@ -39,61 +51,79 @@ class _Stored(Weights):
             self.ref = _ray().put(self.bytes[i].numpy())
         return self.ref
 
-    def take(self, bytes): # as Ray gives them; None: none
-        self.bytes,self.views = None if bytes is None else torch.from_numpy(bytes.copy())[None],{}
+    def take(self, bytes):  # as Ray gives them; None: none
+        self.bytes = None if bytes is None else torch.from_numpy(bytes.copy())[None]
+        self.views = {}
 
 # %% ../../nbs/parallel/ray_engine.ipynb #03d6e71b
 class _Actor:
     "A worker, where Ray has placed it"
+
     def __init__(self, info, seed, data, weights, first, chunk):
         torch.set_num_threads(1)
         seed_generators(seed, info)
-        weights = copy(weights)   # where Ray made none: `take` is not to change the sender's
+        weights = copy(weights)  # where Ray made none: `take` is not to change the sender's
         weights.take(first)
-        self.info,self.served = info,Served(lambda: self.build(data, weights), chunk)
+        self.info, self.served = info, Served(lambda: self.build(data, weights), chunk)
 
     def build(self, data, weights):
-        own,seen = weights.private(0),weights.versions(0).clone()
+        own = weights.private(0)
+        seen = weights.versions(0).clone()
         weights.take(None)
         chain = Filled(data, own).load()
         chain.in_worker(self.info)
+
         def learn(bytes):
-            if (bytes[:8*len(own)].view('i8') == seen.numpy()).all(): return
+            if (bytes[: 8 * len(own)].view('i8') == seen.numpy()).all():
+                return
             weights.take(bytes)
             weights.refresh(own, seen, 0)
             weights.take(None)
-        return chain,learn
+
+        return chain, learn
 
     def answer(self, words, weights=None):
         words = pickle.loads(words)
-        if weights is not None: words = (*words[:2], weights, *words[3:])
-        with as_worker(self.info): return self.served.answer(*words)
+        if weights is not None:
+            words = (*words[:2], weights, *words[3:])
+        with as_worker(self.info):
+            return self.served.answer(*words)
 
-    def close(self): self.served.close()
+    def close(self):
+        self.served.close()
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e09222cf
 class _RayWorker(Worker):
     "An actor, seen from the main process"
+
     def __init__(self, engine, info, seed, data, weights, copy, chunk):
         super().__init__(info)
-        self.patience,self.answered,self.began = engine.patience,False,monotonic()
+        self.patience, self.answered, self.began = engine.patience, False, monotonic()
         self.actor = engine.actors.remote(info, seed, data, weights, weights.ref, chunk)
-        self.answers,self.dead = deque(),False
+        self.answers = deque()
+        self.dead = False
 
     def request(self, *words):
         weights = words[2] if words[0] == 'next' else None
-        if weights is not None: words = (*words[:2], None, *words[3:])
+        if weights is not None:
+            words = (*words[:2], None, *words[3:])
         self.answers.append(self.actor.answer.remote(pickle.dumps(words), weights))
 
-    def ready(self, seconds=0)->bool:
-        if not self.answers or self._late(): return True
+    def ready(self, seconds=0) -> bool:
+        if not self.answers or self._late():
+            return True
         return bool(_ray().wait([self.answers[0]], timeout=seconds)[0])
 
-    def _late(self): return not self.answered and monotonic() - self.began > self.patience
+    def _late(self):
+        return not self.answered and monotonic() - self.began > self.patience
+
     def wait(self):
         "Until there is an answer, or the end"
-        while not self.ready(1): pass
-    def alive(self): return not self.dead
+        while not self.ready(1):
+            pass
+
+    def alive(self):
+        return not self.dead
 
     def _no_room(self):
         self.kill()
@@ -101,173 +131,247 @@ class _RayWorker(Worker):
 
     def kill(self):
         "End it at once, wherever it is"
-        dead,self.dead = self.dead,True
-        if not dead: _ray().kill(self.actor, no_restart=True)
+        dead = self.dead
+        self.dead = True
+        if not dead:
+            _ray().kill(self.actor, no_restart=True)
 
     def succeed(self, new):
         "Go on with another actor instead of this one"
         self.kill()
-        for k in 'info','actor','answers','dead','answered','began': setattr(self, k, getattr(new, k))
+        for k in 'info', 'actor', 'answers', 'dead', 'answered', 'began':
+            setattr(self, k, getattr(new, k))
 
-# %% ../../nbs/parallel/ray_engine.ipynb #de32cace
-@patch
-def receive(self:_RayWorker)->tuple: # the request (None: it ended), the answer, what went wrong, facts
-    "What `wait` has waited for"
-    if not self.answers: return None,None,'it was not asked',None
-    ref = self.answers.popleft()
-    try:
-        if not self.answered and not _ray().wait([ref], timeout=0)[0]: return None,None,self._no_room(),None
-        answer = pickle.loads(_ray().get(ref))
-        self.answered = True
-        return answer
-    except Exception as e:   # the actor has died, or its answer can't be read
-        self.kill()
-        return None,None,f'{type(e).__name__}: {str(e).strip() or "the actor died"}',None
+    def receive(self) -> tuple:  # the request (None: it ended), the answer, what went wrong, facts
+        "What `wait` has waited for"
+        if not self.answers:
+            return None, None, 'it was not asked', None
+        ref = self.answers.popleft()
+        try:
+            if not self.answered and not _ray().wait([ref], timeout=0)[0]:
+                return None, None, self._no_room(), None
+            answer = pickle.loads(_ray().get(ref))
+            self.answered = True
+            return answer
+        except Exception as e:  # the actor has died, or its answer can't be read
+            self.kill()
+            return None, None, f'{type(e).__name__}: {str(e).strip() or "the actor died"}', None
 
 # %% ../../nbs/parallel/ray_engine.ipynb #2c0c57f3
 def _as_dict(resources):
-    if resources is None or isinstance(resources, dict): return resources or {}
-    raise ArgumentTypeError('RayEngine', 'resources', type(resources).__name__, 'a dict: name=number')
+    if resources is None or isinstance(resources, dict):
+        return resources or {}
+    raise ArgumentTypeError(
+        'RayEngine', 'resources', type(resources).__name__, 'a dict: name=number'
+    )
+
 
 def _recorded():
     "Where Ray records the cluster that runs"
     temporary = '/tmp' if sys.platform == 'darwin' else tempfile.gettempdir()
     return Path(os.environ.get('RAY_TMPDIR') or temporary, 'ray', 'ray_current_cluster')
 
-def _found(address)->tuple: # the address that Ray takes, where it is from, and how to start anew
-    if address not in (None,'auto'): return repr(address),'as it was given',"`ray start --head` there, or no address"
-    if there := os.environ.get('RAY_ADDRESS'): return repr(there),'from RAY_ADDRESS','unset RAY_ADDRESS'
-    try: return repr(_recorded().read_text().strip()),f'from {_recorded()}','`ray stop --force`, or remove that file'
-    except OSError: return 'a new cluster','as no other is known','look into the logs of Ray'
+
+def _found(address) -> tuple:  # the address that Ray takes, where it is from, and how to start anew
+    if address not in (None, 'auto'):
+        return repr(address), 'as it was given', "`ray start --head` there, or no address"
+    if there := os.environ.get('RAY_ADDRESS'):
+        return repr(there), 'from RAY_ADDRESS', 'unset RAY_ADDRESS'
+    try:
+        return (
+            repr(_recorded().read_text().strip()),
+            f'from {_recorded()}',
+            '`ray stop --force`, or remove that file',
+        )
+    except OSError:
+        return 'a new cluster', 'as no other is known', 'look into the logs of Ray'
 
 # %% ../../nbs/parallel/ray_engine.ipynb #953dc306
 class _Connecting(Thread):
     "Connects, however long that takes; a cluster that it has started ends with this thread"
+
     def __init__(self, ray, address):
         super().__init__(daemon=True, name='ray.init')
-        self.ray,self.address,self.failure,self.done = ray,address,None,Event()
+        self.ray, self.address, self.failure, self.done = ray, address, None, Event()
+
     def run(self):
-        try: self.ray.init(self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR')
-        except BaseException as e: self.failure = e
+        try:
+            self.ray.init(
+                self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR'
+            )
+        except BaseException as e:
+            self.failure = e
         self.done.set()
-        while self.failure is None and self.ray.is_initialized(): sleep(1)
+        while self.failure is None and self.ray.is_initialized():
+            sleep(1)
 
 # %% ../../nbs/parallel/ray_engine.ipynb #84609bf8
 class RayEngine:
     "Workers are actors of a Ray cluster"
-    def __init__(self,
-        num_cpus:float=1, # that a worker needs; nested workers run within these
-        num_gpus:float=0, # GPUs that each worker needs
-        resources:dict=None, # others, by name
-        address:str=None, # of a cluster, or 'auto'; None: `ray.init`'s, RAY_ADDRESS, the last one here, or a new one
-        patience:float=300., # seconds until there is a connection, and until a worker must have answered once
+
+    def __init__(
+        self,
+        num_cpus: float = 1,  # that a worker needs; nested workers run within these
+        num_gpus: float = 0,  # GPUs that each worker needs
+        resources: dict = None,  # others, by name
+        address: str = None,  # of a cluster, or 'auto'; None: `ray.init`'s, RAY_ADDRESS, the last one here, or a new one
+        patience: float = 300.0,  # seconds until there is a connection, and until a worker must have answered once
     ):
-        def checked(name, x): return number('RayEngine', name, x)
-        self.num_cpus,self.num_gpus = checked('num_cpus', num_cpus),checked('num_gpus', num_gpus)
-        self.patience,self.address = checked('patience', patience),address
-        self.resources = {k: checked(f'resources[{k!r}]', v) for k,v in _as_dict(resources).items()}
+        def checked(name, x):
+            return number('RayEngine', name, x)
+
+        self.num_cpus, self.num_gpus = checked('num_cpus', num_cpus), checked('num_gpus', num_gpus)
+        self.patience = checked('patience', patience)
+        self.address = address
+        self.resources = {
+            k: checked(f'resources[{k!r}]', v) for k, v in _as_dict(resources).items()
+        }
         self._actors = None
 
-    def __getstate__(self): return dict(vars(self), _actors=None)
+    def __getstate__(self):
+        return dict(vars(self), _actors=None)
 
-    needs = property(lambda self: dict(num_cpus=self.num_cpus, num_gpus=self.num_gpus, resources=self.resources),
-        doc='What an actor needs')
+    needs = property(
+        lambda self: dict(num_cpus=self.num_cpus, num_gpus=self.num_gpus, resources=self.resources),
+        doc='What an actor needs',
+    )
+
+    def _connect(self, ray):
+        thread = _connecting.get(self.address)
+        if thread is None:
+            thread = _connecting[self.address] = _Connecting(ray, self.address)
+            thread.start()
+        limit = monotonic() + self.patience
+        while not thread.done.is_set() and (left := limit - monotonic()) > 0:
+            thread.done.wait(min(left, 0.2))
+        found, where, anew = _found(self.address)
+        if not thread.done.is_set():
+            raise ArgumentError(
+                'RayEngine',
+                f'address {self.address!r}',
+                f'no answer from {found}, {where}, within {self.patience:g} seconds',
+                'a cluster that runs',
+                f'{anew}, in a new process',
+            )
+        del _connecting[self.address]
+        e = thread.failure
+        if _wants_token(e):
+            raise ArgumentError(
+                'RayEngine',
+                f'address {self.address!r}',
+                f'{found}, {where}, lets in no program without its token',
+                'RAY_AUTH_MODE=token in the environment, and that token in ~/.ray/auth_token',
+                'export RAY_AUTH_MODE=token before the program; from the head, copy that file to each machine',
+            ) from e
+        if isinstance(e, (ConnectionError, ValueError)):
+            raise ArgumentError(
+                'RayEngine',
+                f'address {self.address!r}',
+                e,
+                'the address of a cluster that runs',
+                'ray start --head, or no address',
+            ) from e
+        if e is not None:
+            raise e
+
+    @property
+    def cluster(self):
+        "Ray, connected"
+        ray = _ray()
+        if _forks:
+            raise RuntimeError(
+                problem(
+                    'RayEngine',
+                    'Ray does not work in a fork of a process that uses it',
+                    f'process {os.getpid()}',
+                    remedy="start it by 'spawn' or 'forkserver', workers of a DataLoader by "
+                    "multiprocessing_context='spawn'",
+                )
+            )
+        if not ray.is_initialized():
+            self._connect(ray)
+        elif self.address not in (None, 'auto') and _is_other(
+            self.address, there := ray.get_runtime_context().gcs_address
+        ):
+            raise ArgumentError(
+                'RayEngine',
+                f'address {self.address!r}',
+                f'this program is connected to {there}',
+                'that cluster, or none',
+                'ray.shutdown() before, or another program',
+            )
+        return ray
+
+    @property
+    def actors(self):
+        "What makes actors; connects to the cluster when it is first asked"
+        ray = self.cluster
+        if self._actors is None:
+            self._actors = ray.remote(**self.needs, max_restarts=0, max_task_retries=0)(_Actor)
+        return self._actors
+
+    def weights(self, tensors, copies, *dtype):
+        "A place in the object store, from which workers take weights"
+        self.actors  # Ray must be there to put them somewhere
+        return _Stored(tensors, copies, *dtype)
+
+    def worker(self, *args):
+        "An actor with a chain"
+        return _RayWorker(self, *args)
+
+    def wait(self, workers):
+        "Until one of them has an answer, or its end"
+        open = [w.answers[0] for w in workers if w.answers]
+        if len(open) == len(workers):
+            _ray().wait(open, timeout=1)
+
+    def end(self, workers, owner):
+        "End actors: their chains are closed where that takes no longer than five seconds"
+        ray = _ray()
+        try:
+            if os.getpid() != owner or not ray.is_initialized():
+                return
+            closing = [w.actor.close.remote() for w in workers if not w.dead]
+            if closing:
+                ray.wait(closing, num_returns=len(closing), timeout=5)
+        finally:
+            if os.getpid() == owner and ray.is_initialized():
+                for w in workers:
+                    w.kill()
+            workers.clear()
 
 # %% ../../nbs/parallel/ray_engine.ipynb #c5d3e8f1
-_connecting = {}   # address → a thread that still tries
+_connecting = {}  # address → a thread that still tries
+
 
 def _wants_token(e):
     "Did Ray refuse a program for want of a token? It says so in what caused the error"
     return e is not None and ('InvalidAuthToken' in str(e) or _wants_token(e.__cause__))
 
-@patch
-def _connect(self:RayEngine, ray):
-    thread = _connecting.get(self.address)
-    if thread is None:
-        thread = _connecting[self.address] = _Connecting(ray, self.address)
-        thread.start()
-    limit = monotonic() + self.patience
-    while not thread.done.is_set() and (left := limit - monotonic()) > 0: thread.done.wait(min(left, .2))
-    found,where,anew = _found(self.address)
-    if not thread.done.is_set(): raise ArgumentError('RayEngine', f'address {self.address!r}', f'no answer from '
-        f'{found}, {where}, within {self.patience:g} seconds', 'a cluster that runs', f'{anew}, in a new process')
-    del _connecting[self.address]
-    e = thread.failure
-    if _wants_token(e): raise ArgumentError('RayEngine', f'address {self.address!r}', f'{found}, {where}, lets in no '
-        'program without its token', 'RAY_AUTH_MODE=token in the environment, and that token in ~/.ray/auth_token',
-        'export RAY_AUTH_MODE=token before the program; from the head, copy that file to each machine') from e
-    if isinstance(e, (ConnectionError,ValueError)): raise ArgumentError('RayEngine', f'address {self.address!r}', e,
-        'the address of a cluster that runs', 'ray start --head, or no address') from e
-    if e is not None: raise e
-
-
 # %% ../../nbs/parallel/ray_engine.ipynb #d8fba954
-_forks = []   # this process, where it is a fork of one that was connected
+_forks = []  # this process, where it is a fork of one that was connected
+
 
 def _note_fork():
     ray = sys.modules.get('ray')
-    if hasattr(ray, 'is_initialized') and ray.is_initialized(): _forks.append(os.getpid())
-if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_note_fork)
+    if hasattr(ray, 'is_initialized') and ray.is_initialized():
+        _forks.append(os.getpid())
+
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_note_fork)
+
 
 def _is_other(address, there):
     "Does an address, host:port, mean another cluster than `there`?"
-    if not all(re.fullmatch(r'[^:/]+:\d+', x or '') for x in (address, there)): return False
-    (a,p),(b,q) = (x.rsplit(':', 1) for x in (address, there))
+    if not all(re.fullmatch(r'[^:/]+:\d+', x or '') for x in (address, there)):
+        return False
+    (a, p), (b, q) = (x.rsplit(':', 1) for x in (address, there))
+
     def ip(host):
-        try: return socket.gethostbyname(host)
-        except OSError: return host
+        try:
+            return socket.gethostbyname(host)
+        except OSError:
+            return host
+
     return p != q or not (ip(a) == ip(b) or ip(a).startswith('127.'))
-
-
-# %% ../../nbs/parallel/ray_engine.ipynb #9fac3f00
-@patch(as_prop=True)
-def cluster(self:RayEngine):
-    "Ray, connected"
-    ray = _ray()
-    if _forks: raise RuntimeError(problem('RayEngine', 'Ray does not work in a fork of a process that uses it',
-        f'process {os.getpid()}', remedy="start it by 'spawn' or 'forkserver', workers of a DataLoader by "
-        "multiprocessing_context='spawn'"))
-    if not ray.is_initialized(): self._connect(ray)
-    elif self.address not in (None,'auto') and _is_other(self.address, there := ray.get_runtime_context().gcs_address):
-        raise ArgumentError('RayEngine', f'address {self.address!r}', f'this program is connected to {there}',
-            'that cluster, or none', 'ray.shutdown() before, or another program')
-    return ray
-
-@patch(as_prop=True)
-def actors(self:RayEngine):
-    "What makes actors; connects to the cluster when it is first asked"
-    ray = self.cluster
-    if self._actors is None: self._actors = ray.remote(**self.needs, max_restarts=0, max_task_retries=0)(_Actor)
-    return self._actors
-
-# %% ../../nbs/parallel/ray_engine.ipynb #bb7f7c2b
-@patch
-def weights(self:RayEngine, tensors, copies, *dtype):
-    "A place in the object store, from which workers take weights"
-    self.actors   # Ray must be there to put them somewhere
-    return _Stored(tensors, copies, *dtype)
-
-@patch
-def worker(self:RayEngine, *args):
-    "An actor with a chain"
-    return _RayWorker(self, *args)
-
-@patch
-def wait(self:RayEngine, workers):
-    "Until one of them has an answer, or its end"
-    open = [w.answers[0] for w in workers if w.answers]
-    if len(open) == len(workers): _ray().wait(open, timeout=1)
-
-# %% ../../nbs/parallel/ray_engine.ipynb #48e62715
-@patch
-def end(self:RayEngine, workers, owner):
-    "End actors: their chains are closed where that takes no longer than five seconds"
-    ray = _ray()
-    try:
-        if os.getpid() != owner or not ray.is_initialized(): return
-        closing = [w.actor.close.remote() for w in workers if not w.dead]
-        if closing: ray.wait(closing, num_returns=len(closing), timeout=5)
-    finally:
-        if os.getpid() == owner and ray.is_initialized():
-            for w in workers: w.kill()
-        workers.clear()

@@ -9,7 +9,6 @@ __all__ = ['SavedWorkers']
 import io, os
 from collections import deque
 import numpy as np, torch
-from fastcore.basics import patch
 from ..envs.envstate import decode, encode, encoded
 from ..memory.links import Places
 from .engines import AWAY, ChainCopy, WorkerError
@@ -22,145 +21,231 @@ from ..steps.states import anything, checked, flag, integer, listed, maybe, real
 # %% ../../nbs/parallel/saved_workers.ipynb #43a60f09
 class SavedWorkers(Shards):
     "A stage whose workers are saved with it: their chains, and the chunks that wait"
-    def snapshot(self)->dict: # of each worker: its chain, its generators, its waiting chunks
-        if self._owner != os.getpid(): self._fresh()
-        if not self._workers: return self._state or {}
+
+    def snapshot(self) -> dict:  # of each worker: its chain, its generators, its waiting chunks
+        if self._owner != os.getpid():
+            self._fresh()
+        if not self._workers:
+            return self._state or {}
         for w in self._workers:
-            while w.asked and not self._pending(w): self._fetch(w)
+            while w.asked and not self._pending(w):
+                self._fetch(w)
         for chunk in self._chunks():
             if chunk['error'] is not None:
                 raise WorkerError('Parallel', "a worker failed, and can't be saved", chunk['error'])
         saved = [self._saved(w) for w in self._workers]
-        return dict(settings=self._settings(), turn=self._turn, now=_packed(self._now) if self._now else None,
-            counts=[self.given, self.lag_sum, self.lag_max, self.stale], workers=saved, life=self._life)
+        return dict(
+            settings=self._settings(),
+            turn=self._turn,
+            now=_packed(self._now) if self._now else None,
+            counts=[self.given, self.lag_sum, self.lag_max, self.stale],
+            workers=saved,
+            life=self._life,
+        )
 
     def restore(self, state):
         self._close()
         self._state = state or None
 
     def _settings(self):
-        return dict(num_workers=self.num_workers, ahead=self.ahead, chunk=self.chunk, shares=self.shares)
+        return dict(
+            num_workers=self.num_workers, ahead=self.ahead, chunk=self.chunk, shares=self.shares
+        )
+
     def _pending(self, w):
         "Has it given nothing so far, and needn't be waited for? A machine for it may not be there"
         return not (self.ordered or self.draws_batches or w.begun or w.ready())
+
     def _chunks(self):
-        return [chunk for w in self._workers for chunk in w.chunks] + ([self._now] if self._now else [])
+        return [chunk for w in self._workers for chunk in w.chunks] + (
+            [self._now] if self._now else []
+        )
+
+    def _answered_once(self, w, asked, *args):
+        "Ask a worker that has no requests open, and wait"
+        with interrupts_wait():
+            w.told, told = [], w.told
+            w.request(asked, told, *args)
+        what = 'next'
+        while what not in (asked, None):
+            w.wait()
+            with interrupts_wait():
+                what, value, error, _ = w.receive()
+            if what == 'told':
+                return None, error
+        return value, error
+
+    def _answered(self, w, *words):
+        "The same; of one that has crashed, ask the one that takes its place"
+        value, error = self._answered_once(w, *words)
+        while error is not None and not w.alive() and self.restarted < self.restarts:
+            with interrupts_wait():
+                self._restart(w, error)
+            value, error = self._answered_once(w, *words)
+        return value, error
+
+    def _saved(self, w):
+        if w.left or w.asked:
+            return self._saved_as(w, None)
+        data, error = self._answered(w, 'save')
+        if error is not None:
+            raise WorkerError('Parallel', f'worker {w.info.rank} could not be saved', error)
+        return self._saved_as(w, torch.load(io.BytesIO(data), weights_only=True))
+
+    def _saved_as(self, w, state):  # None: of one that has not begun, or has left
+        return dict(
+            state=state,
+            restart=w.info.restart,
+            over=w.over,
+            chunks=[_packed(b) for b in w.chunks],
+            first_key=self._first_keys[w.info.rank] if not w.left else 0,
+            **{k: getattr(w, k) for k in _COUNTED},
+        )
+
+    def check_state(self, state):
+        "An error where a checkpoint is of other workers"
+        if not state or not self.num_workers:
+            return
+        worker = dict(_WORKER, chunks=listed(_chunk_form))
+        # none before `resize`
+        life = dict(life=integer()) if isinstance(state, dict) and 'life' in state else {}
+        state = checked(
+            'Parallel',
+            dict(
+                settings=anything,
+                turn=integer(),
+                now=maybe(_chunk_form),
+                counts=listed(integer(), 4),
+                workers=listed(worker),
+                **life,
+            ),
+            state,
+        )
+        if repr(state['settings']) != repr(self._settings()):
+            raise StateError(
+                'Parallel',
+                'a checkpoint of other settings',
+                state['settings'],
+                self._settings(),
+                'build the chain that was saved; `resize` it where it was resized',
+            )
+        checked(
+            'Parallel', dict(turn=integer(0, len(state['workers']) - 1)), dict(turn=state['turn'])
+        )
+        there = [
+            w
+            for i, w in enumerate(state['workers'])
+            if i < self.num_workers or w['state'] is not None
+        ]
+        # those that have left have none
+        checked('Parallel', listed(anything, self.num_workers), there)
+        for w in state['workers']:
+            if w['state'] is not None:
+                ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
+            for chunk in w['chunks']:
+                _unpacked(chunk)
+        if state['now']:
+            _unpacked(state['now'])
+        return state
+
+    def _load_workers(self, state):
+        "Give new workers what was saved of the old ones"
+        for w, saved in zip(self._workers, state['workers']):
+            file = io.BytesIO()
+            torch.save(saved['state'], file)
+            w.begun = saved['state'] is not None
+            if w.begun:
+                w.request('load', file.getvalue())
+            w.over, w.chunks = saved['over'], deque(map(_unpacked, saved['chunks']))
+            for k in _COUNTED:
+                setattr(w, k, saved[k])
+            if not w.left:
+                self._first_keys[w.info.rank] = saved['first_key']
+        for w in self._workers:
+            if not w.begun:
+                continue
+            w.wait()
+            error = w.receive()[2]
+            if error is not None:
+                raise WorkerError('Parallel', f'worker {w.info.rank} could not be restored', error)
+        self._turn, self._now = state['turn'], _unpacked(state['now']) if state['now'] else None
+        self.given, self.lag_sum, self.lag_max, self.stale = state['counts']
+        self._life = state.get('life', 0)
+        self._written = *self._written[:2], self.given  # they were written just now
 
 # %% ../../nbs/parallel/saved_workers.ipynb #2670c8f3
-def _packed(chunk): return dict(chunk, items=[_pack(x) for x in chunk['items']])
-def _unpacked(chunk): return dict(chunk, items=deque(_unpack(x) for x in chunk['items']))
+def _packed(chunk):
+    return dict(chunk, items=[_pack(x) for x in chunk['items']])
+
+
+def _unpacked(chunk):
+    return dict(chunk, items=deque(_unpack(x) for x in chunk['items']))
+
 
 def _inside(f, x):
-    if type(x) is dict: return {k: f(v) for k,v in x.items()}
-    return type(x)(map(f, x)) if type(x) in (tuple,list) else x
+    if type(x) is dict:
+        return {k: f(v) for k, v in x.items()}
+    return type(x)(map(f, x)) if type(x) in (tuple, list) else x
+
+
 def _pack(x):
-    if isinstance(x, Steps): return dict(pack(x), drawn=replay_of(x) is not None)
-    if isinstance(x, Places): return dict(kind='places', keys=encode(x.keys), oldest=int(x.oldest))
-    numbers = isinstance(x, (np.ndarray,np.generic)) and x.dtype.kind in 'biuf'
+    if isinstance(x, Steps):
+        return dict(pack(x), drawn=replay_of(x) is not None)
+    if isinstance(x, Places):
+        return dict(kind='places', keys=encode(x.keys), oldest=int(x.oldest))
+    numbers = isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in 'biuf'
     return encode(x) if numbers else _inside(_pack, x)
+
+
 def _unpack(x):
     kind = x.get('kind') if isinstance(x, dict) else None
-    if kind in ('array','scalar'): return decode(encoded(x))
-    if kind == 'places': return Places(decode(encoded(x['keys'])), x['oldest'])
-    if not isinstance(x, dict) or not {'kind','dtype','bytes'} <= x.keys(): return _inside(_unpack, x)
+    if kind in ('array', 'scalar'):
+        return decode(encoded(x))
+    if kind == 'places':
+        return Places(decode(encoded(x['keys'])), x['oldest'])
+    if not isinstance(x, dict) or not {'kind', 'dtype', 'bytes'} <= x.keys():
+        return _inside(_unpack, x)
     steps = unpack(x)
     set_replay(steps, AWAY if x.get('drawn') else None)
     return steps
 
 # %% ../../nbs/parallel/saved_workers.ipynb #511ebe34
-_FACTS = dict(rows=integer(), mass=real(0), beta=real(0), top=real(0), inserted=integer(), counted=integer(),
-    stale=integer(), age=real(0), kept=flag)
+_FACTS = dict(
+    rows=integer(),
+    mass=real(0),
+    beta=real(0),
+    top=real(0),
+    inserted=integer(),
+    counted=integer(),
+    stale=integer(),
+    age=real(0),
+    kept=flag,
+)
 _PART = dict(mass=real(0), beta=real(0), top=real(0), drawable=integer())
+
+
 def _facts_form(x):
-    parts = dict(parts=listed(_PART)) if isinstance(x, dict) and 'parts' in x else {}   # of a mixture
+    # of a mixture
+    parts = dict(parts=listed(_PART)) if isinstance(x, dict) and 'parts' in x else {}
     return checked('Parallel', {**_FACTS, **parts}, x)
 
-_COUNTED = dict(newest=listed(integer(-1)), given=integer(), lag=integer(), due=real(),   # attributes of a worker
-    past=dict.fromkeys(('lost','stale','inserted','counted'), integer()), facts=maybe(_facts_form))
+
+_COUNTED = dict(
+    newest=listed(integer(-1)),
+    given=integer(),
+    lag=integer(),
+    due=real(),  # attributes of a worker
+    past=dict.fromkeys(('lost', 'stale', 'inserted', 'counted'), integer()),
+    facts=maybe(_facts_form),
+)
 _WORKER = dict(state=anything, restart=integer(), over=flag, first_key=integer(), **_COUNTED)
 
 _NEWS = listed(dict(steps=integer(), returns=listed(real()), successes=listed(real())))
 
+
 def _chunk_form(x):
-    form = dict(items=listed(anything), at=integer(), over=flag, error=maybe(text), restart=integer())
-    more = {k: v for k,v in dict(facts=listed(_facts_form), news=_NEWS).items() if k in x}
+    form = dict(
+        items=listed(anything), at=integer(), over=flag, error=maybe(text), restart=integer()
+    )
+    more = {k: v for k, v in dict(facts=listed(_facts_form), news=_NEWS).items() if k in x}
     return checked('Parallel', {**form, **more}, x)
-
-# %% ../../nbs/parallel/saved_workers.ipynb #3f1b9c13
-@patch
-def _answered_once(self:SavedWorkers, w, asked, *args):
-    "Ask a worker that has no requests open, and wait"
-    with interrupts_wait():
-        w.told,told = [],w.told
-        w.request(asked, told, *args)
-    what = 'next'
-    while what not in (asked, None):
-        w.wait()
-        with interrupts_wait(): what,value,error,_ = w.receive()
-        if what == 'told': return None,error
-    return value,error
-
-@patch
-def _answered(self:SavedWorkers, w, *words):
-    "The same; of one that has crashed, ask the one that takes its place"
-    value,error = self._answered_once(w, *words)
-    while error is not None and not w.alive() and self.restarted < self.restarts:
-        with interrupts_wait(): self._restart(w, error)
-        value,error = self._answered_once(w, *words)
-    return value,error
-
-# %% ../../nbs/parallel/saved_workers.ipynb #7bd69b62
-@patch
-def _saved(self:SavedWorkers, w):
-    if w.left or w.asked: return self._saved_as(w, None)
-    data,error = self._answered(w, 'save')
-    if error is not None: raise WorkerError('Parallel', f'worker {w.info.rank} could not be saved', error)
-    return self._saved_as(w, torch.load(io.BytesIO(data), weights_only=True))
-
-@patch
-def _saved_as(self:SavedWorkers, w, state): # None: of one that has not begun, or has left
-    return dict(state=state, restart=w.info.restart, over=w.over,
-        chunks=[_packed(b) for b in w.chunks], first_key=self._first_keys[w.info.rank] if not w.left else 0,
-        **{k: getattr(w, k) for k in _COUNTED})
-
-# %% ../../nbs/parallel/saved_workers.ipynb #298a6c49
-@patch
-def check_state(self:SavedWorkers, state):
-    "An error where a checkpoint is of other workers"
-    if not state or not self.num_workers: return
-    worker = dict(_WORKER, chunks=listed(_chunk_form))
-    life = dict(life=integer()) if isinstance(state, dict) and 'life' in state else {}   # none before `resize`
-    state = checked('Parallel', dict(settings=anything, turn=integer(), now=maybe(_chunk_form),
-        counts=listed(integer(), 4), workers=listed(worker), **life), state)
-    if repr(state['settings']) != repr(self._settings()): raise StateError('Parallel', 'a checkpoint of other settings',
-        state['settings'], self._settings(), 'build the chain that was saved; `resize` it where it was resized')
-    checked('Parallel', dict(turn=integer(0, len(state['workers'])-1)), dict(turn=state['turn']))
-    there = [w for i,w in enumerate(state['workers']) if i < self.num_workers or w['state'] is not None]
-    checked('Parallel', listed(anything, self.num_workers), there)   # those that have left have none
-    for w in state['workers']:
-        if w['state'] is not None: ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
-        for chunk in w['chunks']: _unpacked(chunk)
-    if state['now']: _unpacked(state['now'])
-    return state
-
-# %% ../../nbs/parallel/saved_workers.ipynb #84c264ae
-@patch
-def _load_workers(self:SavedWorkers, state):
-    "Give new workers what was saved of the old ones"
-    for w,saved in zip(self._workers, state['workers']):
-        file = io.BytesIO()
-        torch.save(saved['state'], file)
-        w.begun = saved['state'] is not None
-        if w.begun: w.request('load', file.getvalue())
-        w.over,w.chunks = saved['over'],deque(map(_unpacked, saved['chunks']))
-        for k in _COUNTED: setattr(w, k, saved[k])
-        if not w.left: self._first_keys[w.info.rank] = saved['first_key']
-    for w in self._workers:
-        if not w.begun: continue
-        w.wait()
-        error = w.receive()[2]
-        if error is not None: raise WorkerError('Parallel', f'worker {w.info.rank} could not be restored', error)
-    self._turn,self._now = state['turn'],_unpacked(state['now']) if state['now'] else None
-    self.given,self.lag_sum,self.lag_max,self.stale = state['counts']
-    self._life = state.get('life', 0)
-    self._written = *self._written[:2],self.given   # they were written just now

@@ -23,272 +23,402 @@ from ..replay.moments import Moments
 from ..replay.replay import Replay
 from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
-from ..steps.errors import ArgumentError, ArgumentTypeError, StaleKey, did_you_mean, number, whole
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    StaleKey,
+    did_you_mean,
+    number,
+    whole,
+)
 from ..steps.locks import DrawOrderLock
-from .coordinator import Coordinator, PATIENCE, RateLimiter, ServiceError, Shard
+from fastrl_replay.parallel.coordinator import (
+    Coordinator,
+    PATIENCE,
+    RateLimiter,
+    ServiceError,
+    Shard,
+)
 
 # %% ../../nbs/parallel/service.ipynb #5e2f002b
-_NAMESPACE = 'fastrl_replay'   # of names in the cluster
+_NAMESPACE = 'fastrl_replay'  # of names in the cluster
+
 
 def _actor_names(ray):
     "The names of all actors of services"
-    return [a['name'] for a in ray.util.list_named_actors(all_namespaces=True) if a['namespace'] == _NAMESPACE]
+    return [
+        a['name']
+        for a in ray.util.list_named_actors(all_namespaces=True)
+        if a['namespace'] == _NAMESPACE
+    ]
 
-def _cluster(address): return RayEngine(address=address or 'auto').cluster
+
+def _cluster(address):
+    return RayEngine(address=address or 'auto').cluster
+
 
 def _check_name(who, what, name):
-    if not isinstance(name, str) or not name or '/' in name: raise ArgumentError(who, what, repr(name),
-        "a text without '/'")
+    if not isinstance(name, str) or not name or '/' in name:
+        raise ArgumentError(who, what, repr(name), "a text without '/'")
+
 
 def _find_coordinator(ray, name):
     "Its handle, or an error that names the services that there are"
-    try: return ray.get_actor(name, namespace=_NAMESPACE)
-    except ValueError: pass
+    try:
+        return ray.get_actor(name, namespace=_NAMESPACE)
+    except ValueError:
+        pass
     known = sorted(a for a in _actor_names(ray) if '/' not in a)
-    raise ArgumentError('connect', f'no service has the name {name!r}{did_you_mean(name, known)}', None,
+    raise ArgumentError(
+        'connect',
+        f'no service has the name {name!r}{did_you_mean(name, known)}',
+        None,
         f'one of {", ".join(map(repr, known))}' if known else 'a service; there is none',
-        None if known else f'replay.serve({name!r})')
+        None if known else f'replay.serve({name!r})',
+    )
 
 # %% ../../nbs/parallel/service.ipynb #5e2f002c
 class Service(Inspectable, Pipe):
     "A memory in a cluster, which other programs use, too"
-    draws_batches,has_source,takes_any_item = True,False,True
-    _buffers = '_coordinator','_adding','_steps','lock'
-    def __init__(self,
-        name:str, # under which it is served
-        limit:float=60., # seconds that a call waits, for rows or for draws
-        address:str=None, # of the cluster; None: the one that this program is connected to, or the one that runs here
+
+    draws_batches = True
+    has_source = False
+    takes_any_item = True
+    _buffers = '_coordinator', '_adding', '_steps', 'lock'
+
+    def __init__(
+        self,
+        name: str,  # under which it is served
+        limit: float = 60.0,  # seconds that a call waits, for rows or for draws
+        address: str = None,  # of the cluster; None: the one that this program is connected to, or the one that runs here
     ):
         _check_name('connect', 'name', name)
         super().__init__()
-        self.name,self.limit,self.address = name,number('connect', 'limit', limit),address
+        self.name, self.limit, self.address = name, number('connect', 'limit', limit), address
         self._fresh()
         self.open()
 
     def __iter__(self):
-        for _ in self.due_batches(): yield self.sample()
-    def __len__(self): return self.stats()['drawable']
+        for _ in self.due_batches():
+            yield self.sample()
+
+    def __len__(self):
+        return self.stats()['drawable']
+
     def due_batches(self):
         "Batches may be drawn without end"
-        while True: yield
+        while True:
+            yield
 
     def _fresh(self):
-        self._coordinator,self.lock,self._adding = None,RLock(),RLock()
-        self._client,self._n_calls = int.from_bytes(os.urandom(7), 'big') + 1,0
-        self._unconfirmed = None   # the block of a call of `add` that had no reply
-        self._rank,self._first_key,self._env_numbers = None,0,{}   # env_id here → in the service
-        self._steps,self._losses_seen = StepRows('Service'),1 << 62   # only losses after this moment are reported
+        self._coordinator, self.lock, self._adding = None, RLock(), RLock()
+        self._client = int.from_bytes(os.urandom(7), 'big') + 1
+        self._n_calls = 0
+        self._unconfirmed = None  # the block of a call of `add` that had no reply
+        # env_id here → in the service
+        self._rank = None
+        self._first_key = 0
+        self._env_numbers = {}
+        # only losses after this moment are reported
+        self._steps = StepRows('Service')
+        self._losses_seen = 1 << 62
 
-# %% ../../nbs/parallel/service.ipynb #5e2f002d
-@patch
-def _open(self:Service):
-    if self._coordinator is not None: return
-    self._coordinator = _find_coordinator(_cluster(self.address), self.name)
-    self.shards,self.bs = self._ask('settings')
+    def _open(self):
+        if self._coordinator is not None:
+            return
+        self._coordinator = _find_coordinator(_cluster(self.address), self.name)
+        self.shards, self.bs = self._ask('settings')
 
-@patch
-def _ask(self:Service, method, *args):
-    "The result of the coordinator's method; lost rows are warned of"
-    self._open()
-    ray = _cluster(self.address)
-    errors,patience = ray.exceptions,4*max(self.limit, PATIENCE)   # for all that the coordinator may wait for
-    try: ref = self._coordinator.call.remote(method, self._losses_seen, self.limit, *args)
-    except Exception as e: raise ServiceError(self.name, "the call can't be sent", e, 'the connection to the cluster '
-        'as it was at connect(…)', f'connect({self.name!r}) again, after ray.shutdown()') from None
-    try: result,self._losses_seen,losses = ray.get(ref, timeout=patience)
-    except errors.GetTimeoutError: raise ServiceError(self.name, f'no response for {patience:g} seconds',
-        remedy='see whether the cluster has room for it') from None
-    except errors.RayActorError as e: raise ServiceError(self.name, 'the service ended', type(e).__name__, 'one that '
-        'was not stopped', f'replay.serve({self.name!r}), and connect again') from None
-    for text in losses: warnings.warn(text, RuntimeWarning, stacklevel=3)
-    if isinstance(result, Exception): raise result
-    return result
+    def _ask(self, method, *args):
+        "The result of the coordinator's method; lost rows are warned of"
+        self._open()
+        ray = _cluster(self.address)
+        # for all that the coordinator may wait for
+        errors = ray.exceptions
+        patience = 4 * max(self.limit, PATIENCE)
+        try:
+            ref = self._coordinator.call.remote(method, self._losses_seen, self.limit, *args)
+        except Exception as e:
+            raise ServiceError(
+                self.name,
+                "the call can't be sent",
+                e,
+                'the connection to the cluster as it was at connect(…)',
+                f'connect({self.name!r}) again, after ray.shutdown()',
+            ) from None
+        try:
+            result, self._losses_seen, losses = ray.get(ref, timeout=patience)
+        except errors.GetTimeoutError:
+            raise ServiceError(
+                self.name,
+                f'no response for {patience:g} seconds',
+                remedy='see whether the cluster has room for it',
+            ) from None
+        except errors.RayActorError as e:
+            raise ServiceError(
+                self.name,
+                'the service ended',
+                type(e).__name__,
+                'one that was not stopped',
+                f'replay.serve({self.name!r}), and connect again',
+            ) from None
+        for text in losses:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
-# %% ../../nbs/parallel/service.ipynb #5e2f002e
-@patch
-def add(self:Service,
-    steps:Steps, # a block, or one row
-)->np.ndarray: # the rows' keys
-    "Add rows, when draws have used enough of those before; a block that doesn't fit is refused whole"
-    if not isinstance(steps, Steps): raise ArgumentTypeError('Service', 'rows', type(steps).__name__, 'Steps')
-    with self._adding:
-        first = None
-        while first is None:
-            data = pickle.dumps(self._renumbered(steps.to('cpu')))
-            if data != self._unconfirmed: self._unconfirmed,self._n_calls = data,self._n_calls + 1   # else: repeated
-            first = self._ask('add', self._rank, len(steps), self._client, self._n_calls, self._first_key, data)
-            if first is None: self._env_numbers.clear()   # the shard was restarted without its rows
-        self._unconfirmed = None
-        return (first + np.arange(len(steps)))*self.shards + self._rank
+    def add(
+        self,
+        steps: Steps,  # a block, or one row
+    ) -> np.ndarray:  # the rows' keys
+        "Add rows, when draws have used enough of those before; a block that doesn't fit is refused whole"
+        if not isinstance(steps, Steps):
+            raise ArgumentTypeError('Service', 'rows', type(steps).__name__, 'Steps')
+        with self._adding:
+            first = None
+            while first is None:
+                data = pickle.dumps(self._renumbered(steps.to('cpu')))
+                # else: repeated
+                if data != self._unconfirmed:
+                    self._unconfirmed = data
+                    self._n_calls = self._n_calls + 1
+                first = self._ask(
+                    'add',
+                    self._rank,
+                    len(steps),
+                    self._client,
+                    self._n_calls,
+                    self._first_key,
+                    data,
+                )
+                # the shard was restarted without its rows
+                if first is None:
+                    self._env_numbers.clear()
+            self._unconfirmed = None
+            return (first + np.arange(len(steps))) * self.shards + self._rank
 
-# %% ../../nbs/parallel/service.ipynb #5e2f0e2e
-@patch
-def _renumbered(self:Service, steps):
-    "A copy with the service's numbers of environments; blocks that the memory will refuse are left as they are"
-    columns,steps = steps.dtype.names,steps.copy()
-    ids = steps.rows['env_id'] if 'env_id' in columns and steps.dtype['env_id'].kind in 'iu' else np.zeros(0, np.int64)
-    valid = ids.size and ids.min() >= 0 and ids.max() < MAX_ENVS
-    here = np.unique(ids).tolist() if valid else []
-    new = [e for e in here if e not in self._env_numbers]
-    if new or self._rank is None or not self._env_numbers:
-        self._rank,self._first_key,first = self._ask('number_envs', self._rank, len(new))
-        self._env_numbers.update((e, (first + i)*self.shards + self._rank) for i,e in enumerate(new))
-    if valid: ids[...] = np.array([self._env_numbers[e] for e in here])[np.searchsorted(here, ids)]
-    return steps
+    def _renumbered(self, steps):
+        "A copy with the service's numbers of environments; blocks that the memory will refuse are left as they are"
+        columns = steps.dtype.names
+        steps = steps.copy()
+        ids = (
+            steps.rows['env_id']
+            if 'env_id' in columns and steps.dtype['env_id'].kind in 'iu'
+            else np.zeros(0, np.int64)
+        )
+        valid = ids.size and ids.min() >= 0 and ids.max() < MAX_ENVS
+        here = np.unique(ids).tolist() if valid else []
+        new = [e for e in here if e not in self._env_numbers]
+        if new or self._rank is None or not self._env_numbers:
+            self._rank, self._first_key, first = self._ask('number_envs', self._rank, len(new))
+            self._env_numbers.update(
+                (e, (first + i) * self.shards + self._rank) for i, e in enumerate(new)
+            )
+        if valid:
+            ids[...] = np.array([self._env_numbers[e] for e in here])[np.searchsorted(here, ids)]
+        return steps
 
-# %% ../../nbs/parallel/service.ipynb #5e2f002f
-@patch
-def add_step(self:Service,
-    obs, # of one environment, or of each of several
-    action, # what was done
-    reward, # a number, or one for each environment
-    next_obs, # the observation that followed
-    terminated, # has the episode ended?
-    truncated=False, # was it broken off?
-    **how, # env_id, final_obs and further columns, as `add_step` of a replay takes them
-)->np.ndarray: # the keys of new rows
-    "Add a step of an environment, or one of each environment of a vector"
-    values = step_values(obs, action, reward, next_obs, terminated, truncated, **how)
-    with self._adding:
-        rows = self._steps.make(*values)
-        keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
-        self._steps.done()
-        return keys
+    def add_step(
+        self,
+        obs,  # of one environment, or of each of several
+        action,  # what was done
+        reward,  # a number, or one for each environment
+        next_obs,  # the observation that followed
+        terminated,  # has the episode ended?
+        truncated=False,  # was it broken off?
+        **how,  # env_id, final_obs and further columns, as `add_step` of a replay takes them
+    ) -> np.ndarray:  # the keys of new rows
+        "Add a step of an environment, or one of each environment of a vector"
+        values = step_values(obs, action, reward, next_obs, terminated, truncated, **how)
+        with self._adding:
+            rows = self._steps.make(*values)
+            keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
+            self._steps.done()
+            return keys
 
-# %% ../../nbs/parallel/service.ipynb #ad2f002f
-@patch
-def sample(self:Service,
-    n:int=None, # how many in this batch; None: as the replay was made
-)->Steps:
-    "Draw a batch, when the rows so far allow one"
-    n = None if n is None else whole('Service', 'batch size', n, 1)
-    with self.lock: parts,beta,least = self._ask('sample', n)
-    parts = [pickle.loads(p) for p in parts]
-    batch = parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
-    if beta:
-        weight = each_of(batch).rows['weight']
-        weight *= 1/weight.max() if least is None else least**beta
-    set_replay(batch, self)
-    return batch
+    def sample(
+        self,
+        n: int = None,  # how many in this batch; None: as the replay was made
+    ) -> Steps:
+        "Draw a batch, when the rows so far allow one"
+        n = None if n is None else whole('Service', 'batch size', n, 1)
+        with self.lock:
+            parts, beta, least = self._ask('sample', n)
+        parts = [pickle.loads(p) for p in parts]
+        batch = parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
+        if beta:
+            weight = each_of(batch).rows['weight']
+            weight *= 1 / weight.max() if least is None else least**beta
+        set_replay(batch, self)
+        return batch
 
-# %% ../../nbs/parallel/service.ipynb #5e2f0030
-@patch
-def update_priorities(self:Service,
-    keys, # of what was drawn: the batch's `index`
-    td, # TD errors, a tensor or an array
-):
-    "Update priorities in the shards; keys whose rows were overwritten are left out, and counted"
-    keys,td = as_feedback('Service', keys, td)
-    if not len(keys): return
-    if keys.min() < 0: raise StaleKey('Service', f'key {keys.min()} was never given out')
-    if td.ndim == 1 and not np.isfinite(td).all(): raise ArgumentError('Service', 'a TD error',
-        td[np.isfinite(td).argmin()], 'a finite number')
-    parts = [(i,keys[mine],td[mine]) for i,mine in by_shard(keys, self.shards)]
-    with self.lock: self._ask('update', parts)
+    def update_priorities(
+        self,
+        keys,  # of what was drawn: the batch's `index`
+        td,  # TD errors, a tensor or an array
+    ):
+        "Update priorities in the shards; keys whose rows were overwritten are left out, and counted"
+        keys, td = as_feedback('Service', keys, td)
+        if not len(keys):
+            return
+        if keys.min() < 0:
+            raise StaleKey('Service', f'key {keys.min()} was never given out')
+        if td.ndim == 1 and not np.isfinite(td).all():
+            raise ArgumentError(
+                'Service', 'a TD error', td[np.isfinite(td).argmin()], 'a finite number'
+            )
+        parts = [(i, keys[mine], td[mine]) for i, mine in by_shard(keys, self.shards)]
+        with self.lock:
+            self._ask('update', parts)
 
-@patch
-def stats(self:Service)->dict: # numbers by name, and under `shards` the statistics of each replay
-    "Rows, batches, waiting calls, restarts and losses, over all programs"
-    return self._ask('stats')
+    def stats(self) -> dict:  # numbers by name, and under `shards` the statistics of each replay
+        "Rows, batches, waiting calls, restarts and losses, over all programs"
+        return self._ask('stats')
 
-@patch
-def order_draws(self:Service):
-    "The lock that keeps draws in order"
-    if not isinstance(self.lock, DrawOrderLock): self.lock = DrawOrderLock(self.lock)
-    return self.lock
+    def order_draws(self):
+        "The lock that keeps draws in order"
+        if not isinstance(self.lock, DrawOrderLock):
+            self.lock = DrawOrderLock(self.lock)
+        return self.lock
 
-@patch
-def _close(self:Service): self._coordinator = None
-@patch
-def stop(self:Service):
-    "End the service, for all programs"
-    stop(self.name, self.address)
+    def _close(self):
+        self._coordinator = None
 
-# %% ../../nbs/parallel/service.ipynb #7a796c07
-@patch
-def pages(self:Service)->dict: # name of a shard → as `memory_page` takes it
-    "What is in each shard, and what reads its rows, where it is"
-    return in_shards({rank: partial(self._ask, 'look', rank) for rank in range(self.shards)})
+    def stop(self):
+        "End the service, for all programs"
+        stop(self.name, self.address)
 
-@patch
-def inside(self:Service)->dict: # `parts`: name of a shard → as look/inside has it
-    "What is in each shard; looking changes nothing"
-    parts = {name: seen for name,(seen,*_) in self.pages().items()}
-    return dict(title='Service', unit='shards', bs=self.bs, shares={}, parts=parts)
+    def pages(self) -> dict:  # name of a shard → as `memory_page` takes it
+        "What is in each shard, and what reads its rows, where it is"
+        return in_shards({rank: partial(self._ask, 'look', rank) for rank in range(self.shards)})
+
+    def inside(self) -> dict:  # `parts`: name of a shard → as look/inside has it
+        "What is in each shard; looking changes nothing"
+        parts = {name: seen for name, (seen, *_) in self.pages().items()}
+        return dict(title='Service', unit='shards', bs=self.bs, shares={}, parts=parts)
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0032
 class RestartedShard(Shard):
     "A shard that asks Ray whether it was restarted"
+
     def __init__(self, *args):
         import ray
+
         super().__init__(*args, ray.get_runtime_context().was_current_actor_reconstructed)
+
 
 def _start(ray, engine, name, args):
     "Start the actors of a service"
-    data,shards,ahead = args
+    data, shards, ahead = args
     forever = dict(max_restarts=-1, max_task_retries=-1)
+
     def named(kind, name, **how):
-        return ray.remote(**how, **forever)(kind).options(name=name, namespace=_NAMESPACE, lifetime='detached')
-    parts = [named(RestartedShard, f'{name}/{i}', **engine.needs).remote(data, i, shards) for i in range(shards)]
+        return ray.remote(**how, **forever)(kind).options(
+            name=name, namespace=_NAMESPACE, lifetime='detached'
+        )
+
+    parts = [
+        named(RestartedShard, f'{name}/{i}', **engine.needs).remote(data, i, shards)
+        for i in range(shards)
+    ]
     named(Coordinator, name, num_cpus=0, max_concurrency=1000).remote(name, data, parts, ahead)
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0033
 @patch
-def serve(self:Replay,
-    name:str, # by which programs connect to it
-    shards:int=1, # parts, each an actor with `max_sz` rows
-    ahead:int=1000, # with `ratio`: rows that may be added before batches have used them
-    engine:RayEngine=None, # which cluster, and what a shard needs; None: the one that runs, and a CPU
-)->Service: # connected to it
+def serve(
+    self: Replay,
+    name: str,  # by which programs connect to it
+    shards: int = 1,  # parts, each an actor with `max_sz` rows
+    ahead: int = 1000,  # with `ratio`: rows that may be added before batches have used them
+    engine: RayEngine = None,  # which cluster, and what a shard needs; None: the one that runs, and a CPU
+) -> Service:  # connected to it
     "Keep this memory in a Ray cluster, under a name, until the service is stopped"
-    engine,shards,who = engine or RayEngine(address='auto'),whole('serve', 'shards', shards, 1),type(self).__name__
+    engine = engine or RayEngine(address='auto')
+    shards = whole('serve', 'shards', shards, 1)
+    who = type(self).__name__
     _check_served(self, who, name)
     RateLimiter(self.ratio, ahead)
-    data,ray = cloudpickle.dumps(self),engine.cluster
-    taken = ArgumentError(who, f'serve: the name {name!r} is taken', None, 'another name',
-        f'connect({name!r}) to use what is there, or stop({name!r}) before')
-    if any(a.partition('/')[0] == name for a in _actor_names(ray)): raise taken
-    try: _start(ray, engine, name, (data, shards, ahead))
-    except ValueError: raise taken from None   # another program was faster
-    try: service = Service(name, engine.patience, engine.address)
-    except BaseException: stop(name, engine.address); raise
-    service.limit = min(engine.patience, 60.)
+    data = cloudpickle.dumps(self)
+    ray = engine.cluster
+    taken = ArgumentError(
+        who,
+        f'serve: the name {name!r} is taken',
+        None,
+        'another name',
+        f'connect({name!r}) to use what is there, or stop({name!r}) before',
+    )
+    if any(a.partition('/')[0] == name for a in _actor_names(ray)):
+        raise taken
+    try:
+        _start(ray, engine, name, (data, shards, ahead))
+    except ValueError:
+        raise taken from None  # another program was faster
+    try:
+        service = Service(name, engine.patience, engine.address)
+    except BaseException:
+        stop(name, engine.address)
+        raise
+    service.limit = min(engine.patience, 60.0)
     return service
 
 # %% ../../nbs/parallel/service.ipynb #abf0bc42
 def _check_served(replay, who, name):
     "Raise where a replay can't be served"
     _check_name(who, 'serve: name', name)
-    if replay.has_source: raise ArgumentError(who, 'serve: it has a source', type(replay.source).__name__,
-        'source=None', 'let collectors run the chain above it, and add its blocks to connect(name)')
-    if replay.memory.inserted if replay.memory.is_open else 0: raise ArgumentError(who, 'serve: it has rows',
-        len(replay.memory), 'an empty memory, or a closed one on disk', 'close() it, if it has a path; or serve an '
-        'empty one, and `connect(name).add(replay.memory[:])`')
-    if isinstance(replay.view, Moments): raise ArgumentError(who, "serve: by='moment'", 'moments of agents',
-        'rows or sequences', 'workers: a service numbers environments anew, and moments go by their numbers')
+    if replay.has_source:
+        raise ArgumentError(
+            who,
+            'serve: it has a source',
+            type(replay.source).__name__,
+            'source=None',
+            'let collectors run the chain above it, and add its blocks to connect(name)',
+        )
+    if replay.memory.inserted if replay.memory.is_open else 0:
+        raise ArgumentError(
+            who,
+            'serve: it has rows',
+            len(replay.memory),
+            'an empty memory, or a closed one on disk',
+            'close() it, if it has a path; or serve an '
+            'empty one, and `connect(name).add(replay.memory[:])`',
+        )
+    if isinstance(replay.view, Moments):
+        raise ArgumentError(
+            who,
+            "serve: by='moment'",
+            'moments of agents',
+            'rows or sequences',
+            'workers: a service numbers environments anew, and moments go by their numbers',
+        )
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0034
 def connect(
-    name:str, # under which a memory is served
-    limit:float=60., # seconds that a call waits, for rows or for draws
-    address:str=None, # of the cluster; None: the one that this program is connected to, or the one that runs here
-)->Service:
+    name: str,  # under which a memory is served
+    limit: float = 60.0,  # seconds that a call waits, for rows or for draws
+    address: str = None,  # of the cluster; None: the one that this program is connected to, or the one that runs here
+) -> Service:
     "A memory that is served in this cluster"
     return Service(name, limit, address)
 
+
 def stop(
-    name:str, # of a service
-    address:str=None, # of its cluster
+    name: str,  # of a service
+    address: str = None,  # of its cluster
 ):
     "End a service; rows in files remain"
     ray = _cluster(address)
-    names = sorted(a for a in _actor_names(ray) if a.partition('/')[0] == name)   # the coordinator first
-    if not names: _find_coordinator(ray, name)
+    # the coordinator first
+    names = sorted(a for a in _actor_names(ray) if a.partition('/')[0] == name)
+    if not names:
+        _find_coordinator(ray, name)
     for actor_name in names:
         with suppress(ValueError):
             actor = ray.get_actor(actor_name, namespace=_NAMESPACE)
             if actor_name != name:
-                with suppress(Exception): ray.get(actor.close.remote(), timeout=5)
+                with suppress(Exception):
+                    ray.get(actor.close.remote(), timeout=5)
             ray.kill(actor, no_restart=True)
     end = monotonic() + 10
-    while set(names) & set(_actor_names(ray)) and monotonic() < end: sleep(.02)
+    while set(names) & set(_actor_names(ray)) and monotonic() < end:
+        sleep(0.02)

@@ -8,7 +8,6 @@ __all__ = ['as_feedback', 'by_shard', 'Shards', 'in_shards']
 # %% ../../nbs/parallel/shards.ipynb #5c403e24
 from functools import partial
 import numpy as np
-from fastcore.basics import patch
 from ..memory.links import as_keys
 from ..look.memory_page import Inspectable
 from .engines import WorkerError, batches_in
@@ -20,185 +19,252 @@ from ..steps.errors import ArgumentError, StaleKey
 
 # %% ../../nbs/parallel/shards.ipynb #a73d3e3f
 def as_feedback(
-    who:str, # for errors
-    keys, # of what was drawn
-    td, # TD errors, a tensor or an array
-)->tuple: # arrays: int64, and a copy in float64, with which the learner may go on
+    who: str,  # for errors
+    keys,  # of what was drawn
+    td,  # TD errors, a tensor or an array
+) -> tuple:  # arrays: int64, and a copy in float64, with which the learner may go on
     "What a learner tells, as arrays of equal length"
     keys = np.ascontiguousarray(as_keys(keys, who=who)).ravel()
-    n,flat = len(keys),np.array(as_float64(who, td))
+    n = len(keys)
+    flat = np.array(as_float64(who, td))
     shape = np.shape(td)
     td = flat.reshape(shape) if shape[:1] == (n,) else flat
-    if len(td) != n: raise ArgumentError(who, 'update_priorities: TD errors', td.size if len(shape) < 2 else [*shape],
-        f'{n}, one for each key' if len(shape) < 2 else f'[{n}, …]: as many as keys',
-        "the batch's `index`, and an error for each of its rows")
-    return keys,td
+    if len(td) != n:
+        raise ArgumentError(
+            who,
+            'update_priorities: TD errors',
+            td.size if len(shape) < 2 else [*shape],
+            f'{n}, one for each key' if len(shape) < 2 else f'[{n}, …]: as many as keys',
+            "the batch's `index`, and an error for each of its rows",
+        )
+    return keys, td
+
 
 def by_shard(
-    keys:np.ndarray, # as they are given out
-    n:int, # how many shards there are
-)->list: # pairs of a shard and the places of its keys
+    keys: np.ndarray,  # as they are given out
+    n: int,  # how many shards there are
+) -> list:  # pairs of a shard and the places of its keys
     "Which keys are of which shard"
     rank = keys % n
-    if len(rank) and (rank == rank[0]).all(): return [(int(rank[0]),slice(None))]
-    return [(int(r),rank == r) for r in np.unique(rank)]
+    if len(rank) and (rank == rank[0]).all():
+        return [(int(rank[0]), slice(None))]
+    return [(int(r), rank == r) for r in np.unique(rank)]
 
 # %% ../../nbs/parallel/shards.ipynb #a73d3e3e
 class Shards(Inspectable, Pipe):
     "A stage whose workers have parts of a replay: keys, errors that find their shard, weights of one memory"
-    def update_priorities(self,
-        keys, # of what was drawn: the batch's `index`
-        td, # what was learned of each: TD errors, a tensor or an array
+
+    def update_priorities(
+        self,
+        keys,  # of what was drawn: the batch's `index`
+        td,  # what was learned of each: TD errors, a tensor or an array
     ):
         "Tell the shards how wrong the learner was; what is gone by now is left out"
-        if not self.num_workers: raise ArgumentError('Parallel', 'num_workers', 0, remedy='tell the replay above it')
-        keys,td = as_feedback('Parallel', keys, td)
+        if not self.num_workers:
+            raise ArgumentError('Parallel', 'num_workers', 0, remedy='tell the replay above it')
+        keys, td = as_feedback('Parallel', keys, td)
         parts = by_shard(keys, self.num_workers)
-        for rank,mine in parts: self._check_keys(rank, keys[mine])
-        check = getattr(self.source.drawn_from, 'check_errors', None) if self.draws_batches else None
-        if check: check('Parallel', keys, td)
-        for rank,mine in parts: self._tell(rank, keys[mine], td[mine])
+        for rank, mine in parts:
+            self._check_keys(rank, keys[mine])
+        check = (
+            getattr(self.source.drawn_from, 'check_errors', None) if self.draws_batches else None
+        )
+        if check:
+            check('Parallel', keys, td)
+        for rank, mine in parts:
+            self._tell(rank, keys[mine], td[mine])
 
     def _count_stale(self, rank, n):
-        if self._workers: self._workers[rank].past['stale'] += n
-        else: self.stale += n
+        if self._workers:
+            self._workers[rank].past['stale'] += n
+        else:
+            self.stale += n
+
+    def _name_batches(self, w, chunk, facts):
+        "Give rows their keys among all shards, and keep what is to be said of each batch"
+        first = self._first_keys[w.info.rank]
+        n = self.num_workers
+        known = [f for f in facts if f is not None]
+        for batch in (b for item in chunk['items'] for b in batches_in(item)):
+            rows = each_of(batch).rows
+            if 'index' not in rows.dtype.names:
+                set_replay(batch, None)
+                continue
+            index = rows['index']
+            w.newest = _newest(w.newest or [-1] * len(_parts(known[0] if known else {})), index)
+            rows['index'] = (index + first) * n + w.info.rank
+        if known:
+            chunk['facts'] = known
+
+    def _check_keys(self, rank, keys):
+        "Raise where keys of a shard were never given out; each replay of a mixture has its own"
+        first = self._first_keys[rank]
+        newest = self._workers[rank].newest or [-1] if self._workers else []
+        if keys.min() >= 0 and (
+            not newest or keys.max() // self.num_workers - first <= min(newest)
+        ):
+            return
+        theirs = keys // self.num_workers - first
+        never = keys < 0
+        if newest:
+            newest = np.array(newest)
+            never |= theirs > np.where(theirs < 0, 0, newest[theirs % len(newest)])
+        if never.any():
+            raise StaleKey(
+                'Parallel',
+                f'key {keys[never.argmax()]} was never given out',
+                remedy="give the batch's `index`",
+            )
+
+    def _tell(self, rank, keys, td):
+        "Let a shard know with its next request; keys that it had in an earlier life are stale"
+        keys = keys // self.num_workers - self._first_keys[rank]
+        if keys.min() < 0:
+            there = keys >= 0
+            self._count_stale(rank, int((~there).sum()))
+            keys = keys[there]
+            td = td[there]
+        if not self._workers:
+            self._count_stale(rank, len(keys))  # they were closed
+        elif len(keys):
+            self._workers[rank].told.append((keys, td))
+
+    def _by_share(self, ready):
+        "The worker that has given least of what its share is; its chunk counts"
+        live = [w for w in self._workers if not w.over]
+        # who is late loses its turn, and is not preferred later
+        live = live if self.ordered else ready
+        masses = np.ones(len(live))
+        if self.shares == 'mass':
+            masses[:] = [(_next_facts(w) or w.facts or dict(mass=1.0))['mass'] for w in live]
+        for w, share in zip(live, masses / masses.sum()):
+            w.share = share
+            w.due = w.due + float(share)
+        best = max(ready, key=lambda w: (w.due, -w.info.rank))
+        best.due -= 1
+        return best
+
+    def _share(self, w) -> float:
+        "How likely it is that a batch is one of this worker"
+        live = [v for v in self._workers if not v.over or v is w]
+        # as it turned out
+        if not self.ordered:
+            return (w.given + 1) / (self.given + len(live))
+        return 1 / len(live) if self.shares == 'equal' else w.share
+
+    def _scales(self, w, facts, drawable) -> np.ndarray:  # for each replay
+        "What brings weights of a shard to the scale of all shards"
+
+        def scale(n, mass, beta):
+            return (
+                (n * self._share(w) / mass) ** -beta if beta and mass else 1.0
+            )  # no mass: no rows
+
+        return np.array([scale(n, p['mass'], p['beta']) for n, p in zip(drawable, _parts(facts))])
+
+    def _weigh(self, w):
+        "Bring the weights of the batches of this chunk to a scale that is that of all shards"
+        batches = [b for item in self._now['items'] for b in batches_in(item)]
+        told = self._now.pop('facts')
+        # as it was in its last turn
+        seen = [(v, v.facts or _next_facts(v)) for v in self._workers if v is not w]
+        seen = [(v, facts) for v, facts in seen if facts]
+        drawable = _drawable([told[-1], *(facts for _, facts in seen)])
+
+        def top(scales, facts):
+            return max(s * p['top'] for s, p in zip(scales, _parts(facts)))
+
+        others = max(
+            (top(self._scales(v, facts, drawable), facts) for v, facts in seen), default=0.0
+        )
+        for batch, facts in zip(batches, told):
+            if not any(p['beta'] for p in _parts(facts)):
+                continue
+            scales = self._scales(w, facts, drawable)
+            rows = each_of(batch).rows
+            rows['weight'] *= (scales / max(others, top(scales, facts)))[
+                rows['replay'] if 'parts' in facts else 0
+            ]
+        if self._now['restart'] == w.info.restart:
+            w.facts = told[-1]
+
+    def _looked(self, w, *words):
+        value, error = self._answered(w, 'look', *words)
+        if error is None:
+            return value
+        raise WorkerError(
+            'Parallel', f'no look into worker {w.info.rank} of {self.num_workers}', error.rstrip()
+        )
+
+    def pages(
+        self,
+    ) -> dict:  # name of a shard, and of a replay of a mixture → as `memory_page` takes it
+        "What is in each shard, and what reads its rows, where it is"
+        if not self.draws_batches:
+            raise ArgumentError(
+                'Parallel',
+                'look',
+                'no shards',
+                'workers whose chain ends in a replay',
+                'look into the replay that takes in their rows',
+            )
+        if not self.num_workers:
+            return self.source.drawn_from.pages()
+        self._open()
+        for w in self._workers:
+            while w.asked:
+                self._fetch(w)
+        return in_shards({w.info.rank: partial(self._looked, w) for w in self._workers})
+
+    def inside(self) -> dict:  # `parts`: name of a shard → as look/inside has it
+        "What is in each shard, their shares in the batches, and what `stats` says; looking changes nothing"
+        parts = {name: seen for name, (seen, *_) in self.pages().items()}
+        if not self.num_workers:
+            return self.source.drawn_from.inside()
+        shares = {f'shard {w.info.rank}': float(self._share(w)) for w in self._workers}
+        unit = 'shards' if len(parts) == len(shares) else 'replays in shards'
+        return dict(
+            title='Parallel',
+            unit=unit,
+            bs=self.source.drawn_from.bs,
+            shares=shares,
+            parts=parts,
+            stats=self.stats(),
+        )
 
 # %% ../../nbs/parallel/shards.ipynb #4a74ebc0
-@patch
-def _name_batches(self:Shards, w, chunk, facts):
-    "Give rows their keys among all shards, and keep what is to be said of each batch"
-    first,n = self._first_keys[w.info.rank],self.num_workers
-    known = [f for f in facts if f is not None]
-    for batch in (b for item in chunk['items'] for b in batches_in(item)):
-        rows = each_of(batch).rows
-        if 'index' not in rows.dtype.names: set_replay(batch, None); continue
-        index = rows['index']
-        w.newest = _newest(w.newest or [-1]*len(_parts(known[0] if known else {})), index)
-        rows['index'] = (index + first)*n + w.info.rank
-    if known: chunk['facts'] = known
+def _parts(facts):
+    # of each replay of a mixture, or of the one that there is
+    return facts.get('parts') or [facts]
 
-def _parts(facts): return facts.get('parts') or [facts]   # of each replay of a mixture, or of the one that there is
 
 def _newest(so_far, keys):
     "The last key of each replay, of which a key's remainder says whose it is"
-    if len(so_far) == 1: return [max(so_far[0], int(keys.max(initial=-1)))]
-    return [max(last, int(keys[keys % len(so_far) == i].max(initial=-1))) for i,last in enumerate(so_far)]
-
-# %% ../../nbs/parallel/shards.ipynb #2861f722
-@patch
-def _check_keys(self:Shards, rank, keys):
-    "Raise where keys of a shard were never given out; each replay of a mixture has its own"
-    first,newest = self._first_keys[rank],self._workers[rank].newest or [-1] if self._workers else []
-    if keys.min() >= 0 and (not newest or keys.max()//self.num_workers - first <= min(newest)): return
-    theirs,never = keys//self.num_workers - first,keys < 0
-    if newest:
-        newest = np.array(newest)
-        never |= theirs > np.where(theirs < 0, 0, newest[theirs % len(newest)])
-    if never.any(): raise StaleKey('Parallel', f'key {keys[never.argmax()]} was never given out',
-        remedy="give the batch's `index`")
-
-# %% ../../nbs/parallel/shards.ipynb #f340c8f0
-@patch
-def _tell(self:Shards, rank, keys, td):
-    "Let a shard know with its next request; keys that it had in an earlier life are stale"
-    keys = keys//self.num_workers - self._first_keys[rank]
-    if keys.min() < 0:
-        there = keys >= 0
-        self._count_stale(rank, int((~there).sum()))
-        keys,td = keys[there],td[there]
-    if not self._workers: self._count_stale(rank, len(keys))   # they were closed
-    elif len(keys): self._workers[rank].told.append((keys, td))
+    if len(so_far) == 1:
+        return [max(so_far[0], int(keys.max(initial=-1)))]
+    return [
+        max(last, int(keys[keys % len(so_far) == i].max(initial=-1)))
+        for i, last in enumerate(so_far)
+    ]
 
 # %% ../../nbs/parallel/shards.ipynb #b63f050f
 def _next_facts(w):
     "What its replay said of the batches that are handed on next"
     return w.chunks[0]['facts'][-1] if w.chunks and w.chunks[0].get('facts') else None
 
-# %% ../../nbs/parallel/shards.ipynb #a5086a9e
-@patch
-def _by_share(self:Shards, ready):
-    "The worker that has given least of what its share is; its chunk counts"
-    live = [w for w in self._workers if not w.over]
-    live = live if self.ordered else ready   # who is late loses its turn, and is not preferred later
-    masses = np.ones(len(live))
-    if self.shares == 'mass': masses[:] = [(_next_facts(w) or w.facts or dict(mass=1.))['mass'] for w in live]
-    for w,share in zip(live, masses/masses.sum()): w.share,w.due = share,w.due + float(share)
-    best = max(ready, key=lambda w: (w.due, -w.info.rank))
-    best.due -= 1
-    return best
-
-# %% ../../nbs/parallel/shards.ipynb #2808d357
-@patch
-def _share(self:Shards, w)->float:
-    "How likely it is that a batch is one of this worker"
-    live = [v for v in self._workers if not v.over or v is w]
-    if not self.ordered: return (w.given + 1)/(self.given + len(live))   # as it turned out
-    return 1/len(live) if self.shares == 'equal' else w.share
-
 # %% ../../nbs/parallel/shards.ipynb #62087405
-def _drawable(facts): # of all shards; without mixtures a factor that is the same for all weights
+def _drawable(facts):  # of all shards; without mixtures a factor that is the same for all weights
     "How many rows of each replay can be drawn"
     return [sum(p.get('drawable', 0) for p in parts) or 1 for parts in zip(*map(_parts, facts))]
 
-@patch
-def _scales(self:Shards, w, facts, drawable)->np.ndarray: # for each replay
-    "What brings weights of a shard to the scale of all shards"
-    def scale(n, mass, beta): return (n*self._share(w)/mass)**-beta if beta and mass else 1.   # no mass: no rows
-    return np.array([scale(n, p['mass'], p['beta']) for n,p in zip(drawable, _parts(facts))])
-
-# %% ../../nbs/parallel/shards.ipynb #f469898a
-@patch
-def _weigh(self:Shards, w):
-    "Bring the weights of the batches of this chunk to a scale that is that of all shards"
-    batches = [b for item in self._now['items'] for b in batches_in(item)]
-    told = self._now.pop('facts')
-    seen = [(v,v.facts or _next_facts(v)) for v in self._workers if v is not w]   # as it was in its last turn
-    seen = [(v,facts) for v,facts in seen if facts]
-    drawable = _drawable([told[-1], *(facts for _,facts in seen)])
-    def top(scales, facts): return max(s*p['top'] for s,p in zip(scales, _parts(facts)))
-    others = max((top(self._scales(v, facts, drawable), facts) for v,facts in seen), default=0.)
-    for batch,facts in zip(batches, told):
-        if not any(p['beta'] for p in _parts(facts)): continue
-        scales,rows = self._scales(w, facts, drawable),each_of(batch).rows
-        rows['weight'] *= (scales/max(others, top(scales, facts)))[rows['replay'] if 'parts' in facts else 0]
-    if self._now['restart'] == w.info.restart: w.facts = told[-1]
-
 # %% ../../nbs/parallel/shards.ipynb #5d010cc2
-@patch
-def _looked(self:Shards, w, *words):
-    value,error = self._answered(w, 'look', *words)
-    if error is None: return value
-    raise WorkerError('Parallel', f'no look into worker {w.info.rank} of {self.num_workers}', error.rstrip())
-
 def in_shards(
-    looks:dict, # rank → `look_into` the shard
-)->dict: # name of a shard, and of a replay of a mixture → as `memory_page` takes it
+    looks: dict,  # rank → `look_into` the shard
+) -> dict:  # name of a shard, and of a replay of a mixture → as `memory_page` takes it
     "What is in each shard, and what reads its rows, where it is"
     found = {}
-    for rank,look in looks.items():
-        for name,seen in look(0).items():   # several in a mixture
+    for rank, look in looks.items():
+        for name, seen in look(0).items():  # several in a mixture
             title = f'shard {rank}' + (f', {name}' if name else '')
-            found[title] = seen,partial(look, 1, name),partial(look, 2, name)
+            found[title] = seen, partial(look, 1, name), partial(look, 2, name)
     return found
-
-@patch
-def pages(self:Shards)->dict: # name of a shard, and of a replay of a mixture → as `memory_page` takes it
-    "What is in each shard, and what reads its rows, where it is"
-    if not self.draws_batches: raise ArgumentError('Parallel', 'look', 'no shards', 'workers whose chain ends in a '
-        'replay', 'look into the replay that takes in their rows')
-    if not self.num_workers: return self.source.drawn_from.pages()
-    self._open()
-    for w in self._workers:
-        while w.asked: self._fetch(w)
-    return in_shards({w.info.rank: partial(self._looked, w) for w in self._workers})
-
-# %% ../../nbs/parallel/shards.ipynb #5d010cc3
-@patch
-def inside(self:Shards)->dict: # `parts`: name of a shard → as look/inside has it
-    "What is in each shard, their shares in the batches, and what `stats` says; looking changes nothing"
-    parts = {name: seen for name,(seen,*_) in self.pages().items()}
-    if not self.num_workers: return self.source.drawn_from.inside()
-    shares = {f'shard {w.info.rank}': float(self._share(w)) for w in self._workers}
-    unit = 'shards' if len(parts) == len(shares) else 'replays in shards'
-    return dict(title='Parallel', unit=unit, bs=self.source.drawn_from.bs, shares=shares, parts=parts,
-        stats=self.stats())

@@ -17,7 +17,14 @@ from ..steps.core import set_replay
 from ..steps.errors import ArgumentError, NotEnoughRows, choice, problem, whole
 from ..look.memory_figure import workers_figure
 from ..look.memory_page import Inspectable
-from .engines import ChainCopy, Silence, Worker, WorkerError, batches_in, outline
+from fastrl_replay.parallel.engines import (
+    ChainCopy,
+    Silence,
+    Worker,
+    WorkerError,
+    batches_in,
+    outline,
+)
 from ..memory.frames import unpacked
 from ..steps.locks import DrawOrderLock
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
@@ -27,49 +34,65 @@ from .saved_workers import SavedWorkers
 
 # %% ../../nbs/parallel/stage.ipynb #992018f1
 def _processes(method, address=None):
-    if address is None: return Processes(method)
+    if address is None:
+        return Processes(method)
     raise ArgumentError('Parallel', 'address, of processes', repr(address), remedy="engine='ray'")
 
-def _ray_engine(method, address=None):
-    if method is None: return RayEngine(address=address)
-    raise ArgumentError('Parallel', "method, with engine='ray'", repr(method), remedy='Ray starts its processes')
 
-ENGINES = dict(process=_processes, ray=_ray_engine)   # by name; each takes `method`, and an `address` if there is one
+def _ray_engine(method, address=None):
+    if method is None:
+        return RayEngine(address=address)
+    raise ArgumentError(
+        'Parallel', "method, with engine='ray'", repr(method), remedy='Ray starts its processes'
+    )
+
+
+# by name; each takes `method`, and an `address` if there is one
+ENGINES = dict(process=_processes, ray=_ray_engine)
 
 # %% ../../nbs/parallel/stage.ipynb #0af97042
 def as_engine(
-    engine, # a name in `ENGINES`, or an engine
-    method:str=None, # how the processes of a named one start
-    address:str=None, # of a cluster; None: the one that runs
-): # the engine
+    engine,  # a name in `ENGINES`, or an engine
+    method: str = None,  # how the processes of a named one start
+    address: str = None,  # of a cluster; None: the one that runs
+):  # the engine
     "An engine, where a name may stand for it"
-    if not isinstance(engine, str): return engine
+    if not isinstance(engine, str):
+        return engine
     make = ENGINES[choice('Parallel', 'engine', engine, ENGINES)]
     return make(method) if address is None else make(method, address)
 
 # %% ../../nbs/parallel/stage.ipynb #6a62860e
 class _Turns(SavedWorkers):
     "Hands on what workers made, a chunk of one after a chunk of another"
-    def __iter__(self): yield from self._received(unpacked) if self.num_workers else self.source
 
-    def _received(self, made): # `made` of each item
+    def __iter__(self):
+        yield from self._received(unpacked) if self.num_workers else self.source
+
+    def _received(self, made):  # `made` of each item
         self._start()
         while (w := self._whose_turn()) is not None:
             now = self._now
             while now['items']:
                 item = now['items'][0] = made(now['items'][0])
-                for batch in batches_in(item): set_replay(batch, self)
+                for batch in batches_in(item):
+                    set_replay(batch, self)
                 self._note(now['at'])
-                del now['items'][0]   # no call, which Ctrl-C could come after
+                del now['items'][0]  # no call, which Ctrl-C could come after
                 yield item
-                if self._now is not now: raise _ended_midway()
+                if self._now is not now:
+                    raise _ended_midway()
             self._next_turn(w)
         self._end_of_pass()
 
-    def _done(self, w): return w.over or w.left and not w.chunks   # in this pass
+    def _done(self, w):
+        return w.over or w.left and not w.chunks  # in this pass
+
     def _passed(self):
         now = self._now
-        return all(self._done(w) for w in self._workers) and not (now and (now['items'] or now['error']))
+        return all(self._done(w) for w in self._workers) and not (
+            now and (now['items'] or now['error'])
+        )
 
     def _wants(self, w):
         "Is there more to ask? Not after the end of a pass: a worker that was restored would begin the next one"
@@ -77,143 +100,618 @@ class _Turns(SavedWorkers):
         return not over and len(w.asked) + len(w.chunks) < self._depth
 
     def _note(self, at):
-        lag,w = self.given - at,self._workers[self._turn]
-        w.given,w.lag = w.given + 1,lag
-        self.given,self.lag_sum = self.given + 1,self.lag_sum + lag
+        lag = self.given - at
+        w = self._workers[self._turn]
+        w.given = w.given + 1
+        w.lag = lag
+        self.given = self.given + 1
+        self.lag_sum = self.lag_sum + lag
         self.lag_max = max(self.lag_max, lag)
 
 # %% ../../nbs/parallel/stage.ipynb #4d42828f
 @stage('parallel')
 class Parallel(_Turns):
     "Copies of the chain above, in workers; a second pass goes on where the last one stopped"
-    takes_any_item,news = True,None   # `news` of journals in workers, where `Collected` asks for them
-    _buffers = ('_workers','_finalizer','_weights','_tensors','_data','_now','_owner','_due','_lock','_written',
-        '_silence')
-    def __init__(self,
-        source, # the chain that workers run; it begins with a stepper
-        num_workers:int=2, # how many copies; 0: run the chain here
-        ahead:int=None, # items that may wait ready, of all workers together; None: a chunk of each worker
-        chunk:int=4, # items that travel together
-        method:str=None, # how processes start: 'fork', 'spawn' or 'forkserver'; None: as the system does
-        restarts:int=0, # how many workers that failed or crashed are restarted; the next one ends the run
-        engine='process', # what runs them: a name in `ENGINES`, or an engine
-        ordered:bool=True, # chunks in turn, the same stream each time; False: from whichever worker is ready
-        shares:str='equal', # of shards in the batches: 'equal', or by the 'mass' of their priorities
-        weights_every:int=0, # items between two versions of the weights; 0: each request has the newest
-        weights_dtype:str=None, # as what float32 parameters travel, 'bfloat16' or 'float16'; None: as they are
+
+    # `news` of journals in workers, where `Collected` asks for them
+    takes_any_item = True
+    news = None
+    _buffers = (
+        '_workers',
+        '_finalizer',
+        '_weights',
+        '_tensors',
+        '_data',
+        '_now',
+        '_owner',
+        '_due',
+        '_lock',
+        '_written',
+        '_silence',
+    )
+
+    def __init__(
+        self,
+        source,  # the chain that workers run; it begins with a stepper
+        num_workers: int = 2,  # how many copies; 0: run the chain here
+        ahead: int = None,  # items that may wait ready, of all workers together; None: a chunk of each worker
+        chunk: int = 4,  # items that travel together
+        method: str = None,  # how processes start: 'fork', 'spawn' or 'forkserver'; None: as the system does
+        restarts: int = 0,  # how many workers that failed or crashed are restarted; the next one ends the run
+        engine='process',  # what runs them: a name in `ENGINES`, or an engine
+        ordered: bool = True,  # chunks in turn, the same stream each time; False: from whichever worker is ready
+        shares: str = 'equal',  # of shards in the batches: 'equal', or by the 'mass' of their priorities
+        weights_every: int = 0,  # items between two versions of the weights; 0: each request has the newest
+        weights_dtype: str = None,  # as what float32 parameters travel, 'bfloat16' or 'float16'; None: as they are
     ):
         super().__init__(source)
         self._keep_counts(num_workers, ahead, chunk, restarts, weights_every)
-        self.weights_dtype = choice('Parallel', 'weights_dtype', weights_dtype, (None,'bfloat16','float16'))
-        self.engine,self.method,self._engine = engine,method,as_engine(engine, method)
-        self.ordered,self.shares = ordered,choice('Parallel', 'shares', shares, ('equal','mass'))
+        self.weights_dtype = choice(
+            'Parallel', 'weights_dtype', weights_dtype, (None, 'bfloat16', 'float16')
+        )
+        self.engine, self.method, self._engine = engine, method, as_engine(engine, method)
+        self.ordered, self.shares = ordered, choice('Parallel', 'shares', shares, ('equal', 'mass'))
         self._check_source()
-        self._first_keys = [0]*self.num_workers   # of a shard: the number that its key 0 has here
-        self._state,self.restarted = None,0   # what was loaded and is not yet in use; how many workers were restarted
+        # of a shard: the number that its key 0 has here
+        self._first_keys = [0] * self.num_workers
+        # what was loaded and is not yet in use; how many workers were restarted
+        self._state = None
+        self.restarted = 0
         self._fresh()
 
+    def _keep_counts(self, num_workers, ahead, chunk, restarts, weights_every):
+        "Keep these settings, if they are such numbers"
+        self.num_workers = whole('Parallel', 'num_workers', num_workers, 0, MAX_WORKERS)
+        self.restarts = whole('Parallel', 'restarts', restarts)
+        self.chunk = whole('Parallel', 'chunk', chunk, 1)
+        self.ahead = None if ahead is None else whole('Parallel', 'ahead', ahead, 1)
+        self.weights_every = whole('Parallel', 'weights_every', weights_every)
+
+    def _check_source(self):
+        # the copies have the state of the chain above
+        self.source_elsewhere = self.reads_anew = self.num_workers > 0
+        self.draws_batches = isinstance(self.source, Pipe) and self.source.drawn_from is not None
+        first = self.source
+        while upstream(first) is not None:
+            first = upstream(first)
+        if self.num_workers > 1 and isinstance(first, Items) and not self.has_envs:
+            raise ArgumentError(
+                'Parallel',
+                'the chain above it has no environments',
+                first,
+                'a stepper, of which each worker has one',
+                'every worker would give these same items',
+            )
+        if self.shares == 'mass' and not self.draws_batches:
+            raise ArgumentError(
+                'Parallel',
+                "shares='mass'",
+                'no replay above it',
+                'a replay, whose priorities have a sum',
+                "shares='equal'",
+            )
+
+    def _fresh(self):
+        self._workers, self._finalizer, self._weights, self._owner = [], None, None, os.getpid()
+        # whose turn it is, and which pass
+        self._turn = 0
+        self._pass = 0
+        self._just_opened = False
+        # the chunk that is being handed on; for `prefetch`
+        self._now, self._due, self._lock = None, deque(), DrawOrderLock()
+        self._silence = Silence()  # of those that others go on without
+        # items handed on, and how many others since each was asked for
+        self.given = self.lag_sum = self.lag_max = 0
+        self.stale = 0  # keys that were told of when their workers had been ended
+        # workers and depth, so far at most; `restart` of one that joins
+        self._most = (0, 0)
+        self._life = 0
+        self._deepen()
+        # the newest weights: copy, what workers are told, items so far
+        self._written = None
+        self.weights_written = 0
+        # seconds that this process waited for workers
+        self.began = monotonic()
+        self.waited = 0.0
+
+    def _deepen(self):
+        "How many chunks of each worker are asked for: as many as `ahead` has room for, and one at least"
+        self._depth = max(1, (self.ahead or 0) // (max(self.num_workers, 1) * self.chunk))
+        self._most = (
+            max(self._most[0], self.num_workers, len(self._workers)),
+            max(self._most[1], self._depth),
+        )
+
+    def _open(self):
+        "See that there are workers"
+        # this is a copy of the process that they belong to
+        if self._owner != os.getpid():
+            self._fresh()
+        if self._workers or not self.num_workers:
+            return
+        if mp.current_process().daemon:
+            raise RuntimeError(
+                problem(
+                    'Parallel',
+                    "a worker process can't have workers",
+                    mp.current_process().name,
+                    'the main process',
+                    'num_workers=0 here, or in the DataLoader',
+                )
+            )
+        state = self._state
+        try:
+            self._start_workers(state)
+        except BaseException:
+            if state or len(self._workers) < self.num_workers:
+                self._close()
+                self._state = state
+            raise
+        self._state = None
+        self._just_opened = True
+
+    def _start(self):
+        "Begin a pass: each worker must have been asked for enough"
+        self._open()
+        # the last one was broken off just there
+        if self._passed() and not self._just_opened:
+            self._end_of_pass()
+        self._just_opened = False
+        for w in self._workers:
+            while self._wants(w):
+                self._ask(w)
+
+    def _close(self):
+        "End the workers; the next pass begins with new ones"
+        try:
+            if self._finalizer:
+                self._finalizer()
+        finally:
+            self._fresh()
+
+    def _start_workers(self, state):
+        "Start workers; give them what was saved of others"
+        self._data, self._tensors = outline(ChainCopy(self.source))
+        self.began = monotonic()
+        kind = () if self.weights_dtype is None else (self.weights_dtype,)
+        self._weights = self._engine.weights(self._tensors, self._copies(), *kind)
+        self._newest()
+        restarts = [w['restart'] for w in state['workers']] if state else [0] * self.num_workers
+        self._finalizer = weakref.finalize(
+            self, _end_all, self._engine.end, self._workers, os.getpid()
+        )
+        with interrupts_wait():
+            for i, k in enumerate(restarts):
+                info = WorkerInfo(i, self.num_workers, k)
+                self._workers.append(
+                    self._new_worker(info) if i < self.num_workers else _left(info)
+                )
+        self._deepen()
+        if state:
+            self._load_workers(state)
+
+    def _new_worker(self, info):
+        # this process may be a worker itself
+        copy = self._written[0]
+        above = worker_info() or WorkerInfo()
+        place = WorkerInfo(
+            above.rank * info.world_size + info.rank,
+            above.world_size * info.world_size,
+            above.restart * (self.restarts + 1) + info.restart,
+        )
+        w = self._engine.worker(
+            place, torch.initial_seed(), self._data, self._weights, copy, self.chunk
+        )
+        w.info = info
+        w.copy = copy
+        return w
+
+    def _copies(self) -> int:
+        "How many versions of the weights may be in use"
+        every = self.weights_every
+        requests = math.prod(self._most)
+        return (
+            min(requests + 1, ((requests + 1) * self.chunk - 1) // every + 2)
+            if every
+            else requests + 1
+        )
+
+    def _newest(self):
+        "The newest weights: written now, if that is due and a copy is free"
+        if self._written is not None and self.given - self._written[2] < self.weights_every:
+            return self._written
+        used = {slot for w in self._workers for _, slot in w.asked} | {
+            w.copy for w in self._workers if not w.begun
+        }
+        if self._written is not None:
+            used.add(self._written[0])
+        free = next((i for i in range(self._weights.copies) if i not in used), None)
+        if free is None:
+            return self._written
+        self._written = free, self._weights.write(free, self._tensors), self.given
+        self.weights_written += 1
+        return self._written
+
+    def _ask(self, w):
+        "Let a worker make a chunk, with the newest weights"
+        slot, weights, at = self._newest()
+        with interrupts_wait():
+            w.asked.append((at, slot))
+            w.told, told = [], w.told
+            w.request('next', told, weights, self._pass)
+
+    def _fetch(self, w):
+        "Wait for a worker's next chunk; one that failed is restarted, or its chunk says what happened"
+        began = monotonic()
+        w.wait()
+        self.waited += monotonic() - began
+        with interrupts_wait():
+            what, items, error, said = w.receive()
+            if what in ('save', 'look'):
+                return  # that was interrupted
+            w.begun, (at, _) = True, w.asked.popleft()
+            again = error is not None and what != 'told' and self.restarted < self.restarts
+            chunk = dict(
+                items=deque(items or ()),
+                at=at,
+                over=error is None and len(items) < self.chunk,
+                error=None if again else error,
+                restart=w.info.restart,
+                news=said['news'] if said else [],
+            )
+            if said and said['batches']:
+                self._name_batches(w, chunk, said['batches'])
+            w.chunks.append(chunk)
+            if w.kept and chunk.get('facts'):
+                self._look_for_kept(w, chunk['facts'][0])
+            if again:
+                self._restart(w, error)
+
+    def _whose_turn(self):  # None: all have come to the end of their pass
+        "The worker whose chunk is handed on now"
+        while not self._passed():
+            if self._now is not None:
+                return self._workers[self._turn]
+            if self.draws_batches:
+                self._hear_all()
+            w = self._next_worker()
+            while not w.chunks:
+                self._fetch(w)
+            with interrupts_wait():
+                self._turn, self._now = w.info.rank, w.chunks.popleft()
+                w.over, news = self._now['over'], self._now.pop('news')
+                if self.news is not None:
+                    self.news += news
+                if self._now.get('facts'):
+                    self._weigh(w)
+            if self._now['error'] is None and self._wants(w):
+                self._ask(w)
+            return w
+
+    def _next_worker(self):
+        self._forget_left()
+        if not self.ordered or self.shares == 'mass':
+            return self._by_share(self._live_with_chunks())
+        while self._done(self._workers[self._turn]):
+            self._turn = (self._turn + 1) % len(self._workers)
+        return self._workers[self._turn]
+
+    def _hear_all(self):
+        "Before the first batch, each shard must have said what it is like; one that is restarted needn't be waited for"
+        for w in self._workers:
+            while w.facts is None and not (w.chunks or w.over or w.info.restart):
+                self._fetch(w)
+
+    def _forget_left(self):
+        "Of those that were ended, the last ones, where all has been handed on; a worker's place is its rank"
+        while self._workers[-1].left and self._done(self._workers[-1]):
+            self._workers.pop()
+        if self._turn >= len(self._workers):
+            self._turn = 0
+
+    def _live_with_chunks(self) -> list:  # workers
+        "Those that may be next: all whose pass goes on, or, where order doesn't count, those that are ready"
+        live = [w for w in self._workers if not self._done(w)]
+        if self.ordered:
+            for w in live:
+                while not w.chunks:
+                    self._fetch(w)
+            return live
+        while True:
+            for w in live:
+                while w.asked and w.ready():
+                    self._fetch(w)
+            ready = [w for w in live if w.chunks]
+            if monotonic() - self._silence.last >= 1:
+                self._silence.goes_on([w for w in live if w.asked and not w.chunks])
+            if ready:
+                return ready
+            began = monotonic()
+            self._engine.wait(live)
+            self.waited += monotonic() - began
+
+    def _next_turn(self, w):
+        error = self._now['error']
+        if error is None:
+            self._now = None
+            self._turn = (self._turn + 1) % len(self._workers)
+            return
+        self._close()
+        raise WorkerError(
+            'Parallel', f'worker {w.info.rank} of {self.num_workers} failed', error.rstrip()
+        )
+
+    def _end_of_pass(self):
+        "What was asked for beyond the end is nothing"
+        for w in self._workers:
+            while w.asked:
+                self._fetch(w)
+        with interrupts_wait():
+            for w in self._workers:
+                w.chunks.clear()
+                w.over = False
+            self._pass = self._pass + 1
+            self._turn = 0
+            self._now = None
+
+    def _lag_bound(self):
+        "How many items may be handed on between weights that are written and an item that they made; inf: any number"
+        # one may be slow
+        if self._most[0] > 1 and not (self.ordered and self.shares == 'equal'):
+            return math.inf
+        # chunks that are under way or wait, and one
+        waits = (math.prod(self._most) + 1) * self.chunk - 1
+        # copies, since more have joined
+        few = self._weights is not None and self._weights.copies < self._copies()
+        return waits + max(self.weights_every - 1, waits if few else 0)
+
+    def stats(self) -> dict:  # numbers by name, and under `workers` such a dict for each
+        "Items passed on; how many items old their weights were, and the bound; waits, restarts and losses; rows"
+        bound = self._lag_bound() if self.num_workers else 0
+        workers = [self._worker_stats(w) for w in self._workers]
+        given = [w['items'] for w in workers]
+
+        def total(*names):
+            return {k: sum(w.get(k, 0) for w in workers) for k in names}
+
+        return dict(
+            items=self.given,
+            lag_mean=self.lag_sum / max(self.given, 1),
+            lag_max=self.lag_max,
+            lag_bound=bound,
+            least_given=min(given, default=0),
+            most_given=max(given, default=0),
+            **total('waiting'),
+            waited_s=self.waited,
+            seconds=monotonic() - self.began,
+            restarts=self.restarted,
+            weights_written=self.weights_written,
+            **total('rows', 'rows_in', 'rows_counted', 'lost'),
+            stale=self.stale + total('stale')['stale'],
+            workers=workers,
+        )
+
+    def _worker_stats(self, w):
+        "Of one worker; rows as its replay had them when it drew its last batch"
+        line = dict(
+            items=w.given,
+            waiting=sum(len(c['items']) for c in w.chunks),
+            weights_age=w.lag,
+            restarts=w.info.restart,
+        )
+        if not self.draws_batches:
+            return line
+        now = w.facts or dict.fromkeys(('rows', 'inserted', 'counted', 'stale', 'age'), 0)
+        return dict(
+            line,
+            rows=now['rows'],
+            rows_in=w.past['inserted'] + now['inserted'],
+            row_age=now['age'],
+            rows_counted=w.past['counted'] + now['counted'],
+            lost=w.past['lost'],
+            stale=w.past['stale'] + now['stale'],
+        )
+
+    def show(self):
+        "What is in each shard, and what `stats` says of each worker, in one figure of matplotlib, which a notebook shows"
+        if not self.draws_batches:
+            return workers_figure(self.stats())
+        return Inspectable.show(self)
+
+    def _restart(self, w, error):
+        "Another worker instead of one that failed, asked for the same; what its batches were told is stale"
+        self.restarted += 1
+        asked = list(w.asked)
+        rank = w.info.rank
+        # the newest
+        facts = next((c['facts'][-1] for c in reversed(w.chunks) if c.get('facts')), w.facts)
+        lost = facts['rows'] if facts and not facts['kept'] else 0
+        ended = dict(
+            facts or {},
+            lost=lost,
+            stale=sum(len(k) for k, _ in w.told) + (facts['stale'] if facts else 0),
+        )
+        # it counts on
+        if facts and facts['kept']:
+            ended['inserted'], w.kept = 0, (facts['rows'], facts['inserted'])
+        w.past = {k: n + ended.get(k, 0) for k, n in w.past.items()}
+        self._first_keys[rank] += max(w.newest, default=-1) + 1
+        new = self._new_worker(w.info._replace(restart=w.info.restart + 1))
+        w.succeed(new)
+        w.begun = False
+        w.copy = new.copy
+        w.asked.clear()
+        w.told = []
+        w.facts = None
+        w.newest = []
+        for at, _ in asked:
+            self._ask(w)
+        warnings.warn(
+            problem(
+                'Parallel',
+                f'worker {rank} of {self.num_workers} failed, restart {self.restarted} of '
+                f'{self.restarts}' + (f', {lost} rows of its memory are lost' if lost else ''),
+                error.splitlines()[0],
+            ),
+            RuntimeWarning,
+            stacklevel=2,
+        )  # last, because it may be an error
+
+    def _look_for_kept(self, w, facts):
+        "Has the memory of a worker that was restarted the rows on disk that it had before?"
+        (rows, inserted), w.kept = w.kept, None
+        if facts['inserted'] >= inserted:
+            return
+        w.past['lost'], w.past['inserted'] = w.past['lost'] + rows, w.past['inserted'] + inserted
+        warnings.warn(
+            problem(
+                'Parallel',
+                f'worker {w.info.rank} of {self.num_workers}, which was restarted, has lost '
+                f'{rows} rows: its path has none of them',
+                remedy='a path that all machines read',
+            ),
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _check_resize(self, n):
+        "Raise where workers can't join or leave"
+        who = 'Parallel'
+        inside = worker_info()
+        if not self.num_workers:
+            raise ArgumentError(
+                who, 'resize', 'num_workers=0, which runs the chain here', 'workers'
+            )
+        if self.draws_batches:
+            raise ArgumentError(
+                who,
+                'resize',
+                'shards of a memory',
+                'actors, which hold no rows',
+                'a shard that leaves takes its rows along, and keys say which of so many shards has a row: save the rows, and '
+                'begin with as many shards as are wanted',
+            )
+        if inside is not None and inside.world_size > 1:
+            raise ArgumentError(
+                who,
+                'resize',
+                f'worker {inside.rank} of {inside.world_size}',
+                'the main process',
+                "numbers of environments count all workers",
+            )
+        above = self.source
+        while above is not None:
+            if getattr(above, 'piped', False):
+                raise ArgumentError(
+                    who,
+                    'resize',
+                    'environments that come through a pipe',
+                    'a list of them',
+                    'their numbers depend on how many workers there are',
+                )
+            above = upstream(above)
+
+    def _send_away(self, workers):
+        "End these workers; what they have given is handed on in their turn"
+        for w in workers:
+            while w.asked and w.begun and (self.ordered or w.ready()):
+                self._fetch(w)
+            if not w.begun:
+                w.kill()
+        self._life = max([self._life, *(w.info.restart + 1 for w in workers)])
+        self._engine.end(list(workers), self._owner)
+        for w in workers:
+            w.left = True
+            w.asked.clear()
+
+    def _join(self, rank):
+        "A new worker, also in the place of one that has left"
+        there = self._workers[rank] if rank < len(self._workers) else None
+        with interrupts_wait():
+            w = self._new_worker(WorkerInfo(rank, self.num_workers, self._life))
+            # a machine for it may come late; the others go on
+            if not self.ordered:
+                w.patience = math.inf
+            if there is not None:
+                w.chunks = there.chunks
+                w.over = there.over
+            self._workers[rank : rank + 1] = [w]
+
+    def resize(
+        self,
+        num_workers: int,  # how many there are from now on
+    ):
+        "Add or remove workers, also while it runs: the highest ranks leave, and the items that they gave are passed on"
+        n = whole('Parallel', 'num_workers', num_workers, 1, MAX_WORKERS)
+        self._check_resize(n)
+        if self._state:
+            self._open()  # what was loaded is of as many workers as there were
+        before = self.num_workers
+        self.num_workers = n
+        try:
+            self._check_source()
+        except BaseException:
+            self.num_workers = before
+            raise
+        self._first_keys = [0] * n
+        if self._owner != os.getpid() or not self._workers:
+            self._fresh()
+            return
+        self._send_away([w for w in self._workers[n:] if not w.left])
+        self._deepen()
+        runs = self._now or any(w.asked or w.chunks for w in self._workers)
+        self._newest()
+        for rank in range(n):
+            if rank >= len(self._workers) or self._workers[rank].left:
+                self._join(rank)
+        for w in self._workers:
+            while runs and self._wants(w):
+                self._ask(w)
+
+    def due_batches(self):
+        "Receive batches; yields, with nothing, for each"
+        while self._due:
+            yield  # what was received when a pass was broken off
+        # still packed
+        for item in self._received(lambda item: item) if self.num_workers else self.source:
+            self._due.append(item)
+            yield
+
+    def sample(self):
+        "The next of the batches that were received"
+        if not self._due:
+            raise NotEnoughRows(
+                'Parallel',
+                'sample: batches that were received, and not handed on',
+                'none',
+                'one',
+                'iterate, as in `for batch in pipe`: workers draw their batches before they are asked for',
+            )
+        self._due[0] = unpacked(self._due[0])  # an interrupt in it loses nothing
+        return self._due.popleft()
+
+    def order_draws(self):
+        "The lock that keeps draws in order"
+        return self._lock
+
 # %% ../../nbs/parallel/stage.ipynb #3d4ddbf7
-MAX_WORKERS = 1 << 16   # more are a mistake
-
-@patch
-def _keep_counts(self:Parallel, num_workers, ahead, chunk, restarts, weights_every):
-    "Keep these settings, if they are such numbers"
-    self.num_workers = whole('Parallel', 'num_workers', num_workers, 0, MAX_WORKERS)
-    self.restarts = whole('Parallel', 'restarts', restarts)
-    self.chunk = whole('Parallel', 'chunk', chunk, 1)
-    self.ahead = None if ahead is None else whole('Parallel', 'ahead', ahead, 1)
-    self.weights_every = whole('Parallel', 'weights_every', weights_every)
-
-# %% ../../nbs/parallel/stage.ipynb #22a55071
-@patch
-def _check_source(self:Parallel):
-    self.source_elsewhere = self.reads_anew = self.num_workers > 0   # the copies have the state of the chain above
-    self.draws_batches = isinstance(self.source, Pipe) and self.source.drawn_from is not None
-    first = self.source
-    while upstream(first) is not None: first = upstream(first)
-    if self.num_workers > 1 and isinstance(first, Items) and not self.has_envs: raise ArgumentError('Parallel',
-        'the chain above it has no environments', first, 'a stepper, of which each worker has one',
-        'every worker would give these same items')
-    if self.shares == 'mass' and not self.draws_batches: raise ArgumentError('Parallel', "shares='mass'",
-        'no replay above it', 'a replay, whose priorities have a sum', "shares='equal'")
+MAX_WORKERS = 1 << 16  # more are a mistake
 
 # %% ../../nbs/parallel/stage.ipynb #acdfdb18
-@patch
-def _fresh(self:Parallel):
-    self._workers,self._finalizer,self._weights,self._owner = [],None,None,os.getpid()
-    self._turn,self._pass,self._just_opened = 0,0,False   # whose turn it is, and which pass
-    self._now,self._due,self._lock = None,deque(),DrawOrderLock()   # the chunk that is being handed on; for `prefetch`
-    self._silence = Silence()   # of those that others go on without
-    self.given = self.lag_sum = self.lag_max = 0   # items handed on, and how many others since each was asked for
-    self.stale = 0   # keys that were told of when their workers had been ended
-    self._most,self._life = (0,0),0   # workers and depth, so far at most; `restart` of one that joins
-    self._deepen()
-    self._written,self.weights_written = None,0   # the newest weights: copy, what workers are told, items so far
-    self.began,self.waited = monotonic(),0.   # seconds that this process waited for workers
-
-@patch
-def _deepen(self:Parallel):
-    "How many chunks of each worker are asked for: as many as `ahead` has room for, and one at least"
-    self._depth = max(1, (self.ahead or 0)//(max(self.num_workers, 1)*self.chunk))
-    self._most = max(self._most[0], self.num_workers, len(self._workers)),max(self._most[1], self._depth)
-
 def _ended_midway():
-    return RuntimeError(problem('Parallel', 'its workers were ended, or others restored, in the middle of a pass',
-        remedy='begin another pass'))
-
-# %% ../../nbs/parallel/stage.ipynb #45f38f54
-@patch
-def _open(self:Parallel):
-    "See that there are workers"
-    if self._owner != os.getpid(): self._fresh()   # this is a copy of the process that they belong to
-    if self._workers or not self.num_workers: return
-    if mp.current_process().daemon: raise RuntimeError(problem('Parallel', "a worker process can't have workers",
-        mp.current_process().name, 'the main process', 'num_workers=0 here, or in the DataLoader'))
-    state = self._state
-    try: self._start_workers(state)
-    except BaseException:
-        if state or len(self._workers) < self.num_workers: self._close(); self._state = state
-        raise
-    self._state,self._just_opened = None,True
-
-# %% ../../nbs/parallel/stage.ipynb #3f3cdfdc
-@patch
-def _start(self:Parallel):
-    "Begin a pass: each worker must have been asked for enough"
-    self._open()
-    if self._passed() and not self._just_opened: self._end_of_pass()   # the last one was broken off just there
-    self._just_opened = False
-    for w in self._workers:
-        while self._wants(w): self._ask(w)
-
-@patch
-def _close(self:Parallel):
-    "End the workers; the next pass begins with new ones"
-    try:
-        if self._finalizer: self._finalizer()
-    finally: self._fresh()
+    return RuntimeError(
+        problem(
+            'Parallel',
+            'its workers were ended, or others restored, in the middle of a pass',
+            remedy='begin another pass',
+        )
+    )
 
 # %% ../../nbs/parallel/stage.ipynb #9051384a
-@patch
-def _start_workers(self:Parallel, state):
-    "Start workers; give them what was saved of others"
-    self._data,self._tensors = outline(ChainCopy(self.source))
-    self.began = monotonic()
-    kind = () if self.weights_dtype is None else (self.weights_dtype,)
-    self._weights = self._engine.weights(self._tensors, self._copies(), *kind)
-    self._newest()
-    restarts = [w['restart'] for w in state['workers']] if state else [0]*self.num_workers
-    self._finalizer = weakref.finalize(self, _end_all, self._engine.end, self._workers, os.getpid())
-    with interrupts_wait():
-        for i,k in enumerate(restarts):
-            info = WorkerInfo(i, self.num_workers, k)
-            self._workers.append(self._new_worker(info) if i < self.num_workers else _left(info))
-    self._deepen()
-    if state: self._load_workers(state)
-
 def _end_all(end, workers, owner):
     end([w for w in workers if not w.left], owner)
     workers.clear()
+
 
 def _left(info):
     "A worker that was ended, and whose chunks are still handed on"
@@ -221,307 +719,18 @@ def _left(info):
     w.left = True
     return w
 
-# %% ../../nbs/parallel/stage.ipynb #996c6ca7
-@patch
-def _new_worker(self:Parallel, info):
-    copy,above = self._written[0],worker_info() or WorkerInfo()   # this process may be a worker itself
-    place = WorkerInfo(above.rank*info.world_size + info.rank, above.world_size*info.world_size,
-        above.restart*(self.restarts + 1) + info.restart)
-    w = self._engine.worker(place, torch.initial_seed(), self._data, self._weights, copy, self.chunk)
-    w.info,w.copy = info,copy
-    return w
-
-# %% ../../nbs/parallel/stage.ipynb #97ad0edc
-@patch
-def _copies(self:Parallel)->int:
-    "How many versions of the weights may be in use"
-    every,requests = self.weights_every,math.prod(self._most)
-    return min(requests + 1, ((requests + 1)*self.chunk - 1)//every + 2) if every else requests + 1
-
-@patch
-def _newest(self:Parallel):
-    "The newest weights: written now, if that is due and a copy is free"
-    if self._written is not None and self.given - self._written[2] < self.weights_every: return self._written
-    used = {slot for w in self._workers for _,slot in w.asked} | {w.copy for w in self._workers if not w.begun}
-    if self._written is not None: used.add(self._written[0])
-    free = next((i for i in range(self._weights.copies) if i not in used), None)
-    if free is None: return self._written
-    self._written = free,self._weights.write(free, self._tensors),self.given
-    self.weights_written += 1
-    return self._written
-
-@patch
-def _ask(self:Parallel, w):
-    "Let a worker make a chunk, with the newest weights"
-    slot,weights,at = self._newest()
-    with interrupts_wait():
-        w.asked.append((at, slot))
-        w.told,told = [],w.told
-        w.request('next', told, weights, self._pass)
-
-# %% ../../nbs/parallel/stage.ipynb #3c6a9494
-@patch
-def _fetch(self:Parallel, w):
-    "Wait for a worker's next chunk; one that failed is restarted, or its chunk says what happened"
-    began = monotonic()
-    w.wait()
-    self.waited += monotonic() - began
-    with interrupts_wait():
-        what,items,error,said = w.receive()
-        if what in ('save','look'): return   # that was interrupted
-        w.begun,(at,_) = True,w.asked.popleft()
-        again = error is not None and what != 'told' and self.restarted < self.restarts
-        chunk = dict(items=deque(items or ()), at=at, over=error is None and len(items) < self.chunk,
-            error=None if again else error, restart=w.info.restart, news=said['news'] if said else [])
-        if said and said['batches']: self._name_batches(w, chunk, said['batches'])
-        w.chunks.append(chunk)
-        if w.kept and chunk.get('facts'): self._look_for_kept(w, chunk['facts'][0])
-        if again: self._restart(w, error)
-
-# %% ../../nbs/parallel/stage.ipynb #fbc899d6
-@patch
-def _whose_turn(self:Parallel): # None: all have come to the end of their pass
-    "The worker whose chunk is handed on now"
-    while not self._passed():
-        if self._now is not None: return self._workers[self._turn]
-        if self.draws_batches: self._hear_all()
-        w = self._next_worker()
-        while not w.chunks: self._fetch(w)
-        with interrupts_wait():
-            self._turn,self._now = w.info.rank,w.chunks.popleft()
-            w.over,news = self._now['over'],self._now.pop('news')
-            if self.news is not None: self.news += news
-            if self._now.get('facts'): self._weigh(w)
-        if self._now['error'] is None and self._wants(w): self._ask(w)
-        return w
-
-# %% ../../nbs/parallel/stage.ipynb #c2016c66
-@patch
-def _next_worker(self:Parallel):
-    self._forget_left()
-    if not self.ordered or self.shares == 'mass': return self._by_share(self._live_with_chunks())
-    while self._done(self._workers[self._turn]): self._turn = (self._turn + 1) % len(self._workers)
-    return self._workers[self._turn]
-
-@patch
-def _hear_all(self:Parallel):
-    "Before the first batch, each shard must have said what it is like; one that is restarted needn't be waited for"
-    for w in self._workers:
-        while w.facts is None and not (w.chunks or w.over or w.info.restart): self._fetch(w)
-
-@patch
-def _forget_left(self:Parallel):
-    "Of those that were ended, the last ones, where all has been handed on; a worker's place is its rank"
-    while self._workers[-1].left and self._done(self._workers[-1]): self._workers.pop()
-    if self._turn >= len(self._workers): self._turn = 0
-
-# %% ../../nbs/parallel/stage.ipynb #24892753
-@patch
-def _live_with_chunks(self:Parallel)->list: # workers
-    "Those that may be next: all whose pass goes on, or, where order doesn't count, those that are ready"
-    live = [w for w in self._workers if not self._done(w)]
-    if self.ordered:
-        for w in live:
-            while not w.chunks: self._fetch(w)
-        return live
-    while True:
-        for w in live:
-            while w.asked and w.ready(): self._fetch(w)
-        ready = [w for w in live if w.chunks]
-        if monotonic() - self._silence.last >= 1: self._silence.goes_on([w for w in live if w.asked and not w.chunks])
-        if ready: return ready
-        began = monotonic()
-        self._engine.wait(live)
-        self.waited += monotonic() - began
-
-# %% ../../nbs/parallel/stage.ipynb #d4fd4760
-@patch
-def _next_turn(self:Parallel, w):
-    error = self._now['error']
-    if error is None:
-        self._now,self._turn = None,(self._turn + 1) % len(self._workers)
-        return
-    self._close()
-    raise WorkerError('Parallel', f'worker {w.info.rank} of {self.num_workers} failed', error.rstrip())
-
-# %% ../../nbs/parallel/stage.ipynb #2e1e7e2a
-@patch
-def _end_of_pass(self:Parallel):
-    "What was asked for beyond the end is nothing"
-    for w in self._workers:
-        while w.asked: self._fetch(w)
-    with interrupts_wait():
-        for w in self._workers:
-            w.chunks.clear()
-            w.over = False
-        self._pass,self._turn,self._now = self._pass+1,0,None
-
-# %% ../../nbs/parallel/stage.ipynb #ee507ee1
-@patch
-def _lag_bound(self:Parallel):
-    "How many items may be handed on between weights that are written and an item that they made; inf: any number"
-    if self._most[0] > 1 and not (self.ordered and self.shares == 'equal'): return math.inf   # one may be slow
-    waits = (math.prod(self._most) + 1)*self.chunk - 1   # chunks that are under way or wait, and one
-    few = self._weights is not None and self._weights.copies < self._copies()   # copies, since more have joined
-    return waits + max(self.weights_every - 1, waits if few else 0)
-
-@patch
-def stats(self:Parallel)->dict: # numbers by name, and under `workers` such a dict for each
-    "Items passed on; how many items old their weights were, and the bound; waits, restarts and losses; rows"
-    bound = self._lag_bound() if self.num_workers else 0
-    workers = [self._worker_stats(w) for w in self._workers]
-    given = [w['items'] for w in workers]
-    def total(*names): return {k: sum(w.get(k, 0) for w in workers) for k in names}
-    return dict(items=self.given, lag_mean=self.lag_sum/max(self.given, 1), lag_max=self.lag_max, lag_bound=bound,
-        least_given=min(given, default=0), most_given=max(given, default=0), **total('waiting'), waited_s=self.waited,
-        seconds=monotonic() - self.began, restarts=self.restarted, weights_written=self.weights_written,
-        **total('rows','rows_in','rows_counted','lost'), stale=self.stale + total('stale')['stale'], workers=workers)
-
-# %% ../../nbs/parallel/stage.ipynb #03068e68
-@patch
-def _worker_stats(self:Parallel, w):
-    "Of one worker; rows as its replay had them when it drew its last batch"
-    line = dict(items=w.given, waiting=sum(len(c['items']) for c in w.chunks), weights_age=w.lag,
-        restarts=w.info.restart)
-    if not self.draws_batches: return line
-    now = w.facts or dict.fromkeys(('rows','inserted','counted','stale','age'), 0)
-    return dict(line, rows=now['rows'], rows_in=w.past['inserted'] + now['inserted'], row_age=now['age'],
-        rows_counted=w.past['counted'] + now['counted'], lost=w.past['lost'], stale=w.past['stale'] + now['stale'])
-
-# %% ../../nbs/parallel/stage.ipynb #b7f649ec
-@patch
-def show(self:Parallel):
-    "What is in each shard, and what `stats` says of each worker, in one figure of matplotlib, which a notebook shows"
-    if not self.draws_batches: return workers_figure(self.stats())
-    return Inspectable.show(self)
-
-# %% ../../nbs/parallel/stage.ipynb #3fb533fd
-@patch
-def _restart(self:Parallel, w, error):
-    "Another worker instead of one that failed, asked for the same; what its batches were told is stale"
-    self.restarted += 1
-    asked,rank = list(w.asked),w.info.rank
-    facts = next((c['facts'][-1] for c in reversed(w.chunks) if c.get('facts')), w.facts)   # the newest
-    lost = facts['rows'] if facts and not facts['kept'] else 0
-    ended = dict(facts or {}, lost=lost, stale=sum(len(k) for k,_ in w.told) + (facts['stale'] if facts else 0))
-    if facts and facts['kept']: ended['inserted'],w.kept = 0,(facts['rows'], facts['inserted'])   # it counts on
-    w.past = {k: n + ended.get(k, 0) for k,n in w.past.items()}
-    self._first_keys[rank] += max(w.newest, default=-1) + 1
-    new = self._new_worker(w.info._replace(restart=w.info.restart + 1))
-    w.succeed(new)
-    w.begun,w.copy = False,new.copy
-    w.asked.clear()
-    w.told,w.facts,w.newest = [],None,[]
-    for at,_ in asked: self._ask(w)
-    warnings.warn(problem('Parallel', f'worker {rank} of {self.num_workers} failed, restart {self.restarted} of '
-        f'{self.restarts}' + (f', {lost} rows of its memory are lost' if lost else ''), error.splitlines()[0]),
-        RuntimeWarning, stacklevel=2)   # last, because it may be an error
-
-# %% ../../nbs/parallel/stage.ipynb #44a21df1
-@patch
-def _look_for_kept(self:Parallel, w, facts):
-    "Has the memory of a worker that was restarted the rows on disk that it had before?"
-    (rows,inserted),w.kept = w.kept,None
-    if facts['inserted'] >= inserted: return
-    w.past['lost'],w.past['inserted'] = w.past['lost'] + rows,w.past['inserted'] + inserted
-    warnings.warn(problem('Parallel', f'worker {w.info.rank} of {self.num_workers}, which was restarted, has lost '
-        f'{rows} rows: its path has none of them', remedy='a path that all machines read'), RuntimeWarning,
-        stacklevel=2)
-
-
-# %% ../../nbs/parallel/stage.ipynb #e1a50002
-@patch
-def _check_resize(self:Parallel, n):
-    "Raise where workers can't join or leave"
-    who,inside = 'Parallel',worker_info()
-    if not self.num_workers: raise ArgumentError(who, 'resize', 'num_workers=0, which runs the chain here', 'workers')
-    if self.draws_batches: raise ArgumentError(who, 'resize', 'shards of a memory', 'actors, which hold no rows',
-        'a shard that leaves takes its rows along, and keys say which of so many shards has a row: save the rows, and '
-        'begin with as many shards as are wanted')
-    if inside is not None and inside.world_size > 1: raise ArgumentError(who, 'resize', f'worker {inside.rank} of '
-        f'{inside.world_size}', 'the main process', "numbers of environments count all workers")
-    above = self.source
-    while above is not None:
-        if getattr(above, 'piped', False): raise ArgumentError(who, 'resize', 'environments that come through a pipe',
-            'a list of them', 'their numbers depend on how many workers there are')
-        above = upstream(above)
-
-# %% ../../nbs/parallel/stage.ipynb #e1a50004
-@patch
-def _send_away(self:Parallel, workers):
-    "End these workers; what they have given is handed on in their turn"
-    for w in workers:
-        while w.asked and w.begun and (self.ordered or w.ready()): self._fetch(w)
-        if not w.begun: w.kill()
-    self._life = max([self._life, *(w.info.restart + 1 for w in workers)])
-    self._engine.end(list(workers), self._owner)
-    for w in workers:
-        w.left = True
-        w.asked.clear()
-
-@patch
-def _join(self:Parallel, rank):
-    "A new worker, also in the place of one that has left"
-    there = self._workers[rank] if rank < len(self._workers) else None
-    with interrupts_wait():
-        w = self._new_worker(WorkerInfo(rank, self.num_workers, self._life))
-        if not self.ordered: w.patience = math.inf   # a machine for it may come late; the others go on
-        if there is not None: w.chunks,w.over = there.chunks,there.over
-        self._workers[rank:rank+1] = [w]
-
-# %% ../../nbs/parallel/stage.ipynb #e1a50005
-@patch
-def resize(self:Parallel,
-    num_workers:int, # how many there are from now on
-):
-    "Add or remove workers, also while it runs: the highest ranks leave, and the items that they gave are passed on"
-    n = whole('Parallel', 'num_workers', num_workers, 1, MAX_WORKERS)
-    self._check_resize(n)
-    if self._state: self._open()   # what was loaded is of as many workers as there were
-    before,self.num_workers = self.num_workers,n
-    try: self._check_source()
-    except BaseException: self.num_workers = before; raise
-    self._first_keys = [0]*n
-    if self._owner != os.getpid() or not self._workers: self._fresh(); return
-    self._send_away([w for w in self._workers[n:] if not w.left])
-    self._deepen()
-    runs = self._now or any(w.asked or w.chunks for w in self._workers)
-    self._newest()
-    for rank in range(n):
-        if rank >= len(self._workers) or self._workers[rank].left: self._join(rank)
-    for w in self._workers:
-        while runs and self._wants(w): self._ask(w)
-
 # %% ../../nbs/parallel/stage.ipynb #e1a50009
 @patch
-def resize(self:Pipe,
-    num_workers:int, # how many there are from now on
+def resize(
+    self: Pipe,
+    num_workers: int,  # how many there are from now on
 ):
     "Add or remove workers of the `.parallel` in this chain, also while it runs"
     s = self
-    while s is not None and not isinstance(s, Parallel): s = upstream(s)
-    if s is None: raise ArgumentError(type(self).__name__, 'resize', 'a chain without workers', '.parallel in it')
+    while s is not None and not isinstance(s, Parallel):
+        s = upstream(s)
+    if s is None:
+        raise ArgumentError(
+            type(self).__name__, 'resize', 'a chain without workers', '.parallel in it'
+        )
     s.resize(num_workers)
-
-# %% ../../nbs/parallel/stage.ipynb #5e45495f
-@patch
-def due_batches(self:Parallel):
-    "Receive batches; yields, with nothing, for each"
-    while self._due: yield   # what was received when a pass was broken off
-    for item in self._received(lambda item: item) if self.num_workers else self.source:   # still packed
-        self._due.append(item)
-        yield
-
-# %% ../../nbs/parallel/stage.ipynb #5bb48185
-@patch
-def sample(self:Parallel):
-    "The next of the batches that were received"
-    if not self._due: raise NotEnoughRows('Parallel', 'sample: batches that were received, and not handed on', 'none',
-        'one', 'iterate, as in `for batch in pipe`: workers draw their batches before they are asked for')
-    self._due[0] = unpacked(self._due[0])   # an interrupt in it loses nothing
-    return self._due.popleft()
-
-@patch
-def order_draws(self:Parallel):
-    "The lock that keeps draws in order"
-    return self._lock

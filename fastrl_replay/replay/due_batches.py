@@ -8,137 +8,173 @@ __all__ = ['Fixed', 'DueBatches', 'as_fraction']
 # %% ../../nbs/replay/due_batches.ipynb #1b7cbe26
 from fractions import Fraction
 from functools import lru_cache
-from fastcore.basics import patch
 from ..steps.errors import ArgumentError, NotEnoughRows, number, whole
 from ..pipe import Pipe
 
 # %% ../../nbs/replay/due_batches.ipynb #e9c5fe26
 class Fixed:
     "A setting that the parts of a replay were made with: it can be read, but not changed"
-    def __set_name__(self, owner, name): self.name = name
+
+    def __set_name__(self, owner, name):
+        self.name = name
+
     def __get__(self, replay, owner=None):
-        if replay is None: return self
-        if self.name not in replay.__dict__: raise AttributeError(self.name)
+        if replay is None:
+            return self
+        if self.name not in replay.__dict__:
+            raise AttributeError(self.name)
         return replay.__dict__[self.name]
+
     def __set__(self, replay, x):
         was = replay.__dict__.setdefault(self.name, x)
         if was is not x:
-            who,what = type(replay).__name__,f'{self.name} is fixed when the replay is made'
-            raise ArgumentError(who, what, repr(x), repr(was),
-                'make a replay with it, and add the rows of this one: `new.add(old.memory[:])`')
+            who = type(replay).__name__
+            what = f'{self.name} is fixed when the replay is made'
+            raise ArgumentError(
+                who,
+                what,
+                repr(x),
+                repr(was),
+                'make a replay with it, and add the rows of this one: `new.add(old.memory[:])`',
+            )
 
 # %% ../../nbs/replay/due_batches.ipynb #89ced381
 class DueBatches(Pipe):
     "Takes in blocks and yields batches when they are due; a subclass has `memory`, `view`, `unit`, `add` and `sample`"
-    draws_batches,ranks = True,None   # ranks: what knows whether others, who learn with it, can draw, as `Ranks`
+
+    # ranks: what knows whether others, who learn with it, can draw, as `Ranks`
+    draws_batches = True
+    ranks = None
     max_sz = Fixed()
-    def __init__(self,
-        source, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
-        bs, # rows, or whatever is drawn, in a batch
-        max_sz, # rows in memory
+
+    def __init__(
+        self,
+        source,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        bs,  # rows, or whatever is drawn, in a batch
+        max_sz,  # rows in memory
         *,
-        needs, # how many must be there for a batch; None: as many as it has
-        ratio:float=None, # batches for each row that comes in; None: one batch for each block
-        warmup:int=None, # rows that must have been added before the first batch; they don't count for `ratio`
-        return_idxs:bool=False, # yield (batch, places in `memory` of its rows, or of the first ones of its sequences)
-        freeze_memory:bool=False, # let blocks pass without adding them
+        needs,  # how many must be there for a batch; None: as many as it has
+        ratio: float = None,  # batches for each row that comes in; None: one batch for each block
+        warmup: int = None,  # rows that must have been added before the first batch; they don't count for `ratio`
+        return_idxs: bool = False,  # yield (batch, places in `memory` of its rows, or of the first ones of its sequences)
+        freeze_memory: bool = False,  # let blocks pass without adding them
     ):
         who = type(self).__name__
-        self.bs,self.max_sz = whole(who, 'bs', bs, 1),whole(who, 'max_sz', max_sz, 1, 2**31-1)
+        self.bs, self.max_sz = whole(who, 'bs', bs, 1), whole(who, 'max_sz', max_sz, 1, 2**31 - 1)
         self.warmup = None if warmup is None else whole(who, 'warmup', warmup)
-        if ratio is not None: number(who, 'ratio', ratio)
-        if (needs or self.bs) > self.max_sz: raise ArgumentError(who, 'bs and max_sz', f'bs={bs}, max_sz={max_sz}',
-            '1 <= bs <= max_sz', 'a batch must fit in the memory')
+        if ratio is not None:
+            number(who, 'ratio', ratio)
+        if (needs or self.bs) > self.max_sz:
+            raise ArgumentError(
+                who,
+                'bs and max_sz',
+                f'bs={bs}, max_sz={max_sz}',
+                '1 <= bs <= max_sz',
+                'a batch must fit in the memory',
+            )
         super().__init__(source)
-        self._no_source,self._needs = self.source if source is None else None,needs   # a source may be given later
-        self.ratio,self.return_idxs,self.freeze_memory = ratio,return_idxs,freeze_memory
+        # a source may be given later
+        self._no_source = self.source if source is None else None
+        self._needs = needs
+        self.ratio = ratio
+        self.return_idxs = return_idxs
+        self.freeze_memory = freeze_memory
 
     def __iter__(self):
-        for _ in self.due_batches(): yield self.sample()
+        for _ in self.due_batches():
+            yield self.sample()
 
-# %% ../../nbs/replay/due_batches.ipynb #793422f7
-@patch(as_prop=True)
-def has_source(self:DueBatches)->bool:
-    "Do blocks come from a pipe?"
-    return self._no_source is not self.source
+    @property
+    def has_source(self) -> bool:
+        "Do blocks come from a pipe?"
+        return self._no_source is not self.source
 
-@patch
-def needed(self:DueBatches, n:int)->int:
-    "How many must be there for a batch of `n`"
-    return self._needs or n
+    def needed(self, n: int) -> int:
+        "How many must be there for a batch of `n`"
+        return self._needs or n
 
-@patch
-def start_counting(self:DueBatches):
-    "As before the first row"
-    self.sampled = self.batches = self.stale = self._n_yielded = self._counted = 0
-    self._enough_at = 0   # how many rows had come when the pass began, or a batch could last be drawn
+    def start_counting(self):
+        "As before the first row"
+        self.sampled = self.batches = self.stale = self._n_yielded = self._counted = 0
+        # how many rows had come when the pass began, or a batch could last be drawn
+        self._enough_at = 0
+
+    def _count_rows(self, n):
+        "Of `n` rows that came in, those beyond the warm-up count (in a frozen memory the warm-up is over)"
+        beyond = n if self.freeze_memory else max(0, self.memory.inserted - (self.warmup or 0))
+        self._counted += min(n, beyond)
+
+    def _count_batch(self):
+        self._n_yielded += 1
+
+    def _ready(self) -> bool:
+        "Can a batch be drawn? Of several learners whose rows come alike, all ask where that depends on episodes"
+        here = len(self) >= self.needed(self.bs) and self.memory.inserted >= (self.warmup or 0)
+        return here if self.ranks is None or not self.view.follows else self.ranks.all(here)
+
+    def _batch_due(self) -> bool:
+        "Is a batch due for the rows that came in?"
+        if self.ratio is None:
+            return False
+        r = as_fraction(self.ratio)
+        return self._counted * r.numerator // r.denominator > self._n_yielded and self._ready()
+
+    def due_batches(self):
+        "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
+        while not self.has_source:
+            yield self._count_batch()
+        while self._batch_due():
+            yield self._count_batch()  # what an interrupted pass left
+        self._enough_at = self.memory.inserted
+        for steps in self.blocks():
+            if not self.freeze_memory:
+                self.add(steps)
+            elif not self._ready():
+                self._refuse_frozen()
+            self._count_rows(len(steps))
+            if self.ratio is None and self._ready():
+                yield self._count_batch()
+            while self._batch_due():
+                yield self._count_batch()
+            if self.view.follows:
+                self._check_enough(len(steps))
+
+    def _check_enough(self, n):
+        "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"
+        now = self.memory.inserted
+        if len(self) >= self.needed(self.bs):
+            self._enough_at = now
+        elif now - n - self._enough_at > self.max_sz:  # without the block that came last
+            raise NotEnoughRows(
+                type(self).__name__,
+                'a full memory is too small for a batch',
+                f'{len(self)} {self.unit} in {len(self.memory)} rows of {len(self.memory.environments)} environments',
+                f'{self.needed(self.bs)} {self.unit}',
+                'a larger max_sz, a smaller bs, shorter sequences, or fewer environments',
+            )
+
+    def _refuse_frozen(self):
+        "The error where no batch will ever be due"
+        wanted = f'{self.needed(self.bs)} {self.unit}'
+        if self.warmup:
+            wanted += f' after a warmup of {self.warmup} rows'
+        raise NotEnoughRows(
+            type(self).__name__,
+            'the memory is frozen and holds too little for a batch',
+            len(self),
+            wanted,
+            'fill it before freezing it',
+        )
 
 # %% ../../nbs/replay/due_batches.ipynb #0681fbce
-@lru_cache   # it is asked for with every batch
+@lru_cache  # it is asked for with every batch
 def as_fraction(
-    x, # a real number of any kind
-)->Fraction: # the simplest one that is `x` in floating point, or else the decimal that was written
+    x,  # a real number of any kind
+) -> (
+    Fraction
+):  # the simplest one that is `x` in floating point, or else the decimal that was written
     "The fraction that is meant by a number"
-    if isinstance(x, Fraction): return x
+    if isinstance(x, Fraction):
+        return x
     simple = Fraction(float(x)).limit_denominator(1_000_000)
     return simple if float(simple) == float(x) else Fraction(repr(float(x)))
-
-# %% ../../nbs/replay/due_batches.ipynb #ce814f83
-@patch
-def _count_rows(self:DueBatches, n):
-    "Of `n` rows that came in, those beyond the warm-up count (in a frozen memory the warm-up is over)"
-    beyond = n if self.freeze_memory else max(0, self.memory.inserted - (self.warmup or 0))
-    self._counted += min(n, beyond)
-
-@patch
-def _count_batch(self:DueBatches): self._n_yielded += 1
-
-# %% ../../nbs/replay/due_batches.ipynb #92142847
-@patch
-def _ready(self:DueBatches)->bool:
-    "Can a batch be drawn? Of several learners whose rows come alike, all ask where that depends on episodes"
-    here = len(self) >= self.needed(self.bs) and self.memory.inserted >= (self.warmup or 0)
-    return here if self.ranks is None or not self.view.follows else self.ranks.all(here)
-
-@patch
-def _batch_due(self:DueBatches)->bool:
-    "Is a batch due for the rows that came in?"
-    if self.ratio is None: return False
-    r = as_fraction(self.ratio)
-    return self._counted*r.numerator//r.denominator > self._n_yielded and self._ready()
-
-# %% ../../nbs/replay/due_batches.ipynb #b14c7242
-@patch
-def due_batches(self:DueBatches):
-    "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
-    while not self.has_source: yield self._count_batch()
-    while self._batch_due(): yield self._count_batch()   # what an interrupted pass left
-    self._enough_at = self.memory.inserted
-    for steps in self.blocks():
-        if not self.freeze_memory: self.add(steps)
-        elif not self._ready(): self._refuse_frozen()
-        self._count_rows(len(steps))
-        if self.ratio is None and self._ready(): yield self._count_batch()
-        while self._batch_due(): yield self._count_batch()
-        if self.view.follows: self._check_enough(len(steps))
-
-# %% ../../nbs/replay/due_batches.ipynb #b14c7243
-@patch
-def _check_enough(self:DueBatches, n):
-    "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"
-    now = self.memory.inserted
-    if len(self) >= self.needed(self.bs): self._enough_at = now
-    elif now - n - self._enough_at > self.max_sz:   # without the block that came last
-        raise NotEnoughRows(type(self).__name__, 'a full memory is too small for a batch',
-            f'{len(self)} {self.unit} in {len(self.memory)} rows of {len(self.memory.environments)} environments',
-            f'{self.needed(self.bs)} {self.unit}',
-            'a larger max_sz, a smaller bs, shorter sequences, or fewer environments')
-
-# %% ../../nbs/replay/due_batches.ipynb #fede5180
-@patch
-def _refuse_frozen(self:DueBatches):
-    "The error where no batch will ever be due"
-    wanted = f'{self.needed(self.bs)} {self.unit}'
-    if self.warmup: wanted += f' after a warmup of {self.warmup} rows'
-    raise NotEnoughRows(type(self).__name__, 'the memory is frozen and holds too little for a batch', len(self), wanted,
-        'fill it before freezing it')

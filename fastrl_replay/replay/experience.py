@@ -19,23 +19,46 @@ from .replay import Replay
 @stage('experience_replay')
 class ExperienceReplay(Replay):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly, or by `sampler`"
-    seed,replacement,by = Fixed(),Fixed(),Fixed()
+
+    seed = Fixed()
+    replacement = Fixed()
+    by = Fixed()
+
     @delegates(DueBatches.__init__)
-    def __init__(self,
-        source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
-        bs:int=1, # rows in a batch
-        max_sz:int=1_000_000, # rows in memory
+    def __init__(
+        self,
+        source=None,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        bs: int = 1,  # rows in a batch
+        max_sz: int = 1_000_000,  # rows in memory
         *,
-        replacement:bool=False, # may a batch hold a row twice?
-        seed:int=None, # of the draws; None: different draws each time
-        sampler:Sampler=None, # which rows to draw; None: all with the same probability
-        store:Store=None, # how rows become bytes; None: whole rows in main memory
-        by='row', # what is drawn: each 'row', or each 'moment' of several agents, which a batch may hold twice
-        **kwargs, # when a batch is due
+        replacement: bool = False,  # may a batch hold a row twice?
+        seed: int = None,  # of the draws; None: different draws each time
+        sampler: Sampler = None,  # which rows to draw; None: all with the same probability
+        store: Store = None,  # how rows become bytes; None: whole rows in main memory
+        by='row',  # what is drawn: each 'row', or each 'moment' of several agents, which a batch may hold twice
+        **kwargs,  # when a batch is due
     ):
-        self.seed,self.replacement,self.by,view = seed,replacement,by,view_by('ExperienceReplay', by)
+        self.seed, self.replacement, self.by, view = (
+            seed,
+            replacement,
+            by,
+            view_by('ExperienceReplay', by),
+        )
+
         def default():
-            if not view.follows: return Uniform(seed, replacement)
-            return Proportional(max_sz, alpha=0., seed=seed, stratified=not replacement)   # all alike
-        super().__init__(source, bs, max_sz, sampler=sampler, default=default, view=view, store=store,
-            needs=1 if replacement else None, **kwargs)
+            if not view.follows:
+                return Uniform(seed, replacement)
+            # all alike
+            return Proportional(max_sz, alpha=0.0, seed=seed, stratified=not replacement)
+
+        super().__init__(
+            source,
+            bs,
+            max_sz,
+            sampler=sampler,
+            default=default,
+            view=view,
+            store=store,
+            needs=1 if replacement else None,
+            **kwargs,
+        )

@@ -10,11 +10,17 @@ __all__ = ['PLACE', 'STEP_BACK', 'JUMP', 'AHEAD', 'STRATEGIES', 'follow_links', 
 # %% ../../nbs/replay/hindsight.ipynb #d792cf56
 from inspect import signature
 import numpy as np, torch
-from fastcore.basics import patch
 from fastcore.meta import delegates
 from ..steps.compiled import ints_at, memmove, njit, prefetch
 from ..steps.core import Steps
-from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, StateError, choice, number
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BlockError,
+    StateError,
+    choice,
+    number,
+)
 from ..memory.links import BACK, INSERTED, OLDEST, SLOTS
 from ..memory.rows import Rows, Store
 from ..memory.draws import random_bits, random_seed
@@ -27,59 +33,77 @@ from .views import Transitions
 from ..steps.states import checked, integer, listed
 
 # %% ../../nbs/replay/hindsight.ipynb #a9b6721d
-PLACE,STEP_BACK,JUMP,AHEAD = range(4)   # what stands where in the table, which has a row for each slot
+# what stands where in the table, which has a row for each slot
+PLACE, STEP_BACK, JUMP, AHEAD = range(4)
 _u = np.uint64
+
 
 @njit
 def follow_links(numbers, followed, table):
     "Note rows from the key `followed` on; which key will be the next"
-    ring,oldest,inserted = numbers[SLOTS],numbers[OLDEST],numbers[INSERTED]
+    ring = numbers[SLOTS]
+    oldest = numbers[OLDEST]
+    inserted = numbers[INSERTED]
     back = ints_at(numbers[BACK], ring)
     for key in range(max(followed, oldest), inserted):
-        here,step = table[key % ring],back[key % ring]
+        here = table[key % ring]
+        step = back[key % ring]
         before = key - step
         here[:] = 0
-        if not 0 < step < ring or before < oldest: continue   # it begins an episode, or what is left of one
+        # it begins an episode, or what is left of one
+        if not 0 < step < ring or before < oldest:
+            continue
         last = table[before % ring]
         last[AHEAD] = step
-        here[PLACE],here[STEP_BACK],here[JUMP] = last[PLACE] + 1,step,step
+        here[PLACE], here[STEP_BACK], here[JUMP] = last[PLACE] + 1, step, step
         there = before - last[JUMP]
-        if not last[JUMP] or there < oldest: continue
+        if not last[JUMP] or there < oldest:
+            continue
         second = table[there % ring]
-        if not second[JUMP] or there - second[JUMP] < oldest: continue
-        alike = last[PLACE] - second[PLACE] == second[PLACE] - table[(there - second[JUMP]) % ring,PLACE]
-        if alike: here[JUMP] += last[JUMP] + second[JUMP]
+        if not second[JUMP] or there - second[JUMP] < oldest:
+            continue
+        alike = (
+            last[PLACE] - second[PLACE]
+            == second[PLACE] - table[(there - second[JUMP]) % ring, PLACE]
+        )
+        if alike:
+            here[JUMP] += last[JUMP] + second[JUMP]
     return inserted
 
 # %% ../../nbs/replay/hindsight.ipynb #b1563231
 @njit
 def episode_end(key, table):
     "The last row of its episode so far, which is noted in the rows on the way"
-    ring,end = len(table),key
-    while table[end % ring,AHEAD]: end += table[end % ring,AHEAD]
+    ring = len(table)
+    end = key
+    while table[end % ring, AHEAD]:
+        end += table[end % ring, AHEAD]
     while key != end:
-        step = table[key % ring,AHEAD]
-        table[key % ring,AHEAD] = end - key
+        step = table[key % ring, AHEAD]
+        table[key % ring, AHEAD] = end - key
         key += step
     return end
+
 
 @njit
 def row_at(place, key, oldest, table):
     "The row at an earlier place of the episode, which must be there still"
     ring = len(table)
-    while table[key % ring,PLACE] > place:
+    while table[key % ring, PLACE] > place:
         here = table[key % ring]
         to = key - here[JUMP]
-        key = to if to >= oldest and table[to % ring,PLACE] >= place else key - here[STEP_BACK]
+        key = to if to >= oldest and table[to % ring, PLACE] >= place else key - here[STEP_BACK]
     return key
+
 
 @njit
 def episode_start(key, oldest, table):
     "The first row of its episode that is still there"
     ring = len(table)
-    while table[key % ring,JUMP]:
+    while table[key % ring, JUMP]:
         here = table[key % ring]
-        if key - here[STEP_BACK] < oldest: return key
+        if key - here[STEP_BACK] < oldest:
+            return key
         key -= here[JUMP] if key - here[JUMP] >= oldest else here[STEP_BACK]
     return key
 
@@ -87,314 +111,473 @@ def episode_start(key, oldest, table):
 @njit
 def place_between(first, last, bits, table):
     "A place out of random bits"
-    low,high = np.int64(table[first % len(table),PLACE]),np.int64(table[last % len(table),PLACE])
-    return low + np.int64((bits >> _u(32))*_u(high - low + 1) >> _u(32))
+    low = np.int64(table[first % len(table), PLACE])
+    high = np.int64(table[last % len(table), PLACE])
+    return low + np.int64((bits >> _u(32)) * _u(high - low + 1) >> _u(32))
+
 
 @njit
 def likely_between(first, last, bits, table):
     "Where the row at this place would be, if all were at even distances"
-    low,high = table[first % len(table),PLACE],table[last % len(table),PLACE]
-    if low == high: return first
-    key = first + (last - first)*(place_between(first, last, bits, table) - low)//(high - low)
+    low = table[first % len(table), PLACE]
+    high = table[last % len(table), PLACE]
+    if low == high:
+        return first
+    key = first + (last - first) * (place_between(first, last, bits, table) - low) // (high - low)
     prefetch(table[key % len(table)].ctypes.data, 16)
     return key
 
 # %% ../../nbs/replay/hindsight.ipynb #b2a0065d
-STRATEGIES = 'future','final','episode'
+STRATEGIES = 'future', 'final', 'episode'
+
 
 @njit
 def choose_goals(numbers, keys, table, seed, count, share, strategy, out):
     "Which rows get other goals, and those of which rows, into the two rows of `out`; how many"
-    chosen,goals = out
-    ring,oldest,n = len(table),numbers[OLDEST],0
-    first,last = np.empty((2,len(keys)), np.int64)   # the rows between which a goal is chosen
+    chosen, goals = out
+    ring = len(table)
+    oldest = numbers[OLDEST]
+    n = 0
+    # the rows between which a goal is chosen
+    first, last = np.empty((2, len(keys)), np.int64)
     for i in range(len(keys)):
-        if np.float64(random_bits(seed, count + 2*i) >> _u(11))*2.**-53 >= share: continue
-        chosen[n],n = i,n + 1
+        if np.float64(random_bits(seed, count + 2 * i) >> _u(11)) * 2.0**-53 >= share:
+            continue
+        chosen[n], n = i, n + 1
         prefetch(table[keys[i] % ring].ctypes.data, 16)
     for j in range(n):
-        last[j] = keys[chosen[j]] + table[keys[chosen[j]] % ring,AHEAD]
+        last[j] = keys[chosen[j]] + table[keys[chosen[j]] % ring, AHEAD]
         prefetch(table[last[j] % ring].ctypes.data, 16)
     for j in range(n):
-        if table[last[j] % ring,AHEAD]: last[j] = episode_end(keys[chosen[j]], table)
+        if table[last[j] % ring, AHEAD]:
+            last[j] = episode_end(keys[chosen[j]], table)
         first[j] = keys[chosen[j]] if strategy == 0 else last[j]
-        if strategy == 2: first[j] = episode_start(last[j], oldest, table)
-    for j in range(n): goals[j] = likely_between(first[j], last[j], random_bits(seed, count + 2*chosen[j] + 1), table)
+        if strategy == 2:
+            first[j] = episode_start(last[j], oldest, table)
     for j in range(n):
-        place = place_between(first[j], last[j], random_bits(seed, count + 2*chosen[j] + 1), table)
-        found = table[goals[j] % ring,PLACE] == place and episode_end(goals[j], table) == last[j]
-        if not found: goals[j] = row_at(place, last[j], oldest, table)
+        goals[j] = likely_between(
+            first[j], last[j], random_bits(seed, count + 2 * chosen[j] + 1), table
+        )
+    for j in range(n):
+        place = place_between(
+            first[j], last[j], random_bits(seed, count + 2 * chosen[j] + 1), table
+        )
+        found = table[goals[j] % ring, PLACE] == place and episode_end(goals[j], table) == last[j]
+        if not found:
+            goals[j] = row_at(place, last[j], oldest, table)
     return n
 
 # %% ../../nbs/replay/hindsight.ipynb #7f72c9e0
 def _found(env, name):
     "A method of an environment, or of a wrapper around it; None: it has none"
-    envs = getattr(getattr(env, 'unwrapped', env), 'envs', None)   # those of a vector environment
-    if envs: env = envs[0]
-    try: return env.get_wrapper_attr(name) if hasattr(env, 'get_wrapper_attr') else getattr(env, name)
-    except AttributeError: return None
+    # those of a vector environment
+    envs = getattr(getattr(env, 'unwrapped', env), 'envs', None)
+    if envs:
+        env = envs[0]
+    try:
+        return (
+            env.get_wrapper_attr(name) if hasattr(env, 'get_wrapper_attr') else getattr(env, name)
+        )
+    except AttributeError:
+        return None
+
 
 def goal_functions(
-    who:str, # who asks
-    given, # a function, or what has `compute_reward`, and perhaps `compute_terminated`
-)->tuple: # functions of (achieved_goal, desired_goal, info); the second may be None
+    who: str,  # who asks
+    given,  # a function, or what has `compute_reward`, and perhaps `compute_terminated`
+) -> tuple:  # functions of (achieved_goal, desired_goal, info); the second may be None
     "What gives the reward of an outcome under any goal, and what says whether the task is over"
     reward = _found(given, 'compute_reward')
-    if reward is not None: return reward,_found(given, 'compute_terminated')
+    if reward is not None:
+        return reward, _found(given, 'compute_terminated')
     if callable(given):
-        try: signature(given).bind(None, None, None)
-        except TypeError as e: raise ArgumentTypeError(who, 'reward', f'{given!r}'[:80],
-            f'a function of three arguments (achieved_goal, desired_goal, info): {e}') from None
-        except ValueError: pass   # what is compiled may have none
-        return given,None
-    raise ArgumentTypeError(who, 'reward', f'{given!r}'[:80], 'a function (achieved_goal, desired_goal, info) → '
-        'rewards, or an environment with compute_reward')
+        try:
+            signature(given).bind(None, None, None)
+        except TypeError as e:
+            raise ArgumentTypeError(
+                who,
+                'reward',
+                f'{given!r}'[:80],
+                f'a function of three arguments (achieved_goal, desired_goal, info): {e}',
+            ) from None
+        except ValueError:
+            pass  # what is compiled may have none
+        return given, None
+    raise ArgumentTypeError(
+        who,
+        'reward',
+        f'{given!r}'[:80],
+        'a function (achieved_goal, desired_goal, info) → '
+        'rewards, or an environment with compute_reward',
+    )
 
 # %% ../../nbs/replay/hindsight.ipynb #62377b31
 def stepped_env(
-    who:str, # who asks
-    pipe, # that gives its rows
-): # the first of the environments
+    who: str,  # who asks
+    pipe,  # that gives its rows
+):  # the first of the environments
     "An environment that the chain above steps in this process"
     remedy = 'reward=env.unwrapped with an environment of the same kind, or reward=function'
     while pipe is not None and not getattr(pipe, 'steps_envs', False):
-        if getattr(pipe, 'source_elsewhere', False): raise ArgumentError(who,
-            'reward=None, and environments are stepped in other processes', remedy=remedy)
+        if getattr(pipe, 'source_elsewhere', False):
+            raise ArgumentError(
+                who, 'reward=None, and environments are stepped in other processes', remedy=remedy
+            )
         pipe = upstream(pipe)
-    if pipe is None: raise ArgumentError(who, 'reward=None, and no environments above', remedy=remedy)
+    if pipe is None:
+        raise ArgumentError(who, 'reward=None, and no environments above', remedy=remedy)
     found = pipe.opened_envs()
-    if found and _found(found[0], 'compute_reward'): return found[0]
-    raise ArgumentError(who, 'reward=None, and the environments have no compute_reward', found[0] if found else None,
-        'one that gymnasium-robotics might have', 'reward=function of (achieved_goal, desired_goal, info)')
+    if found and _found(found[0], 'compute_reward'):
+        return found[0]
+    raise ArgumentError(
+        who,
+        'reward=None, and the environments have no compute_reward',
+        found[0] if found else None,
+        'one that gymnasium-robotics might have',
+        'reward=function of (achieved_goal, desired_goal, info)',
+    )
 
 # %% ../../nbs/replay/hindsight.ipynb #5a0c3e72
 def refuse_merged(
-    who:str, # who asks
-    pipe, # that will give its rows
+    who: str,  # who asks
+    pipe,  # that will give its rows
 ):
     "Raise where these are rows of several steps"
-    while pipe is not None and not hasattr(pipe, 'datapipes'):   # some of torch's have several sources
-        if isinstance(pipe, NStep): raise ArgumentError(who, '.n_step above it', 'sums of rewards',
-            'rewards of single steps, which another goal can change', 'leave .n_step out')
+    # some of torch's have several sources
+    while pipe is not None and not hasattr(pipe, 'datapipes'):
+        if isinstance(pipe, NStep):
+            raise ArgumentError(
+                who,
+                '.n_step above it',
+                'sums of rewards',
+                'rewards of single steps, which another goal can change',
+                'leave .n_step out',
+            )
         pipe = upstream(pipe)
 
 # %% ../../nbs/replay/hindsight.ipynb #03258a9f
-def rewards_of(who, f, achieved, desired)->np.ndarray: # [n]
+def rewards_of(who, f, achieved, desired) -> np.ndarray:  # [n]
     "The rewards of outcomes under goals"
     x = np.asarray(f(achieved, desired, {}))
-    if x.shape == (len(achieved),) and x.dtype.kind in 'biuf' and np.isfinite(x).all(): return x
-    if x.shape != (len(achieved),): got = f'shape {list(x.shape)}'
-    else: got = f'{x.dtype}' + ', NaN or infinity among them'*(x.dtype.kind == 'f')
-    raise ArgumentError(who, 'what compute_reward gives', got, f'a finite number for each of {len(achieved)} rows',
-        'reward=lambda achieved, desired, info: np.array([f(a, d, info) for a,d in zip(achieved, desired)])')
+    if x.shape == (len(achieved),) and x.dtype.kind in 'biuf' and np.isfinite(x).all():
+        return x
+    if x.shape != (len(achieved),):
+        got = f'shape {list(x.shape)}'
+    else:
+        got = f'{x.dtype}' + ', NaN or infinity among them' * (x.dtype.kind == 'f')
+    raise ArgumentError(
+        who,
+        'what compute_reward gives',
+        got,
+        f'a finite number for each of {len(achieved)} rows',
+        'reward=lambda achieved, desired, info: np.array([f(a, d, info) for a,d in zip(achieved, desired)])',
+    )
 
 # %% ../../nbs/replay/hindsight.ipynb #01bbe461
-def terminations_of(who, f, achieved, desired)->np.ndarray: # [n]
+def terminations_of(who, f, achieved, desired) -> np.ndarray:  # [n]
     "Is the task over with outcomes under goals?"
     x = np.asarray(f(achieved, desired, {}))
-    if not x.ndim: x = np.array([f(a, d, {}) for a,d in zip(achieved, desired)])
-    if x.shape == (len(achieved),) and x.dtype.kind in 'biu': return x.astype(bool)
-    raise ArgumentError(who, 'what compute_terminated gives', f'{x.dtype} {list(x.shape)}',
-        f'True or False for each of {len(achieved)} rows')
+    if not x.ndim:
+        x = np.array([f(a, d, {}) for a, d in zip(achieved, desired)])
+    if x.shape == (len(achieved),) and x.dtype.kind in 'biu':
+        return x.astype(bool)
+    raise ArgumentError(
+        who,
+        'what compute_terminated gives',
+        f'{x.dtype} {list(x.shape)}',
+        f'True or False for each of {len(achieved)} rows',
+    )
 
 # %% ../../nbs/replay/hindsight.ipynb #b216324d
 @njit
 def _set_goals(batch, chosen, rows, which, places, achieved, desired):
     "Write the goals that certain rows achieved into both states of chosen rows; copies of outcomes and goals"
-    achieved_at,desired_at,later_at,width = places
-    goals = rows.ctypes.data + which*rows.shape[1] + achieved_at
-    for goal in goals: prefetch(goal, width)
+    achieved_at, desired_at, later_at, width = places
+    goals = rows.ctypes.data + which * rows.shape[1] + achieved_at
+    for goal in goals:
+        prefetch(goal, width)
     for j in range(len(chosen)):
-        row,goal = batch.ctypes.data + chosen[j]*batch.shape[1],goals[j]
+        row = batch.ctypes.data + chosen[j] * batch.shape[1]
+        goal = goals[j]
         memmove(row + desired_at, goal, width)
         memmove(row + later_at, goal, width)
-        memmove(achieved.ctypes.data + j*width, row + achieved_at, width)
-        memmove(desired.ctypes.data + j*width, goal, width)
+        memmove(achieved.ctypes.data + j * width, row + achieved_at, width)
+        memmove(desired.ctypes.data + j * width, goal, width)
+
 
 class Hindsight(Transitions):
     "Rows of which a share have goals that were achieved later"
+
     counted = True
-    def __init__(self,
-        share:float=.8, # how likely a row gets another goal
-        strategy:str='future', # achieved by which row of its episode: one that comes later, the 'final' one, or any
-        seed:int=None, # of these choices; None: others each time
-    ): self.share,self.strategy,self.seed = share,strategy,seed
+
+    def __init__(
+        self,
+        share: float = 0.8,  # how likely a row gets another goal
+        strategy: str = 'future',  # achieved by which row of its episode: one that comes later, the 'final' one, or any
+        seed: int = None,  # of these choices; None: others each time
+    ):
+        self.share = share
+        self.strategy = strategy
+        self.seed = seed
 
     def clear(self):
-        self.functions = None   # reward and terminated, when they are known
-        self._seed,self._count = random_seed(None if self.seed is None else [self.seed,1]),0
-        self._table,self._followed,self._of = None,0,None
-        self._agreed,self._looks,self._successes = False,0,{}   # are computed rewards those of rows, as far as seen?
+        self.functions = None  # reward and terminated, when they are known
+        self._seed = random_seed(None if self.seed is None else [self.seed, 1])
+        self._count = 0
+        self._table = None
+        self._followed = 0
+        self._of = None
+        # are computed rewards those of rows, as far as seen?
+        self._agreed = False
+        self._looks = 0
+        self._successes = {}
 
-    nbytes = property(lambda self: 0 if self._table is None else self._table.nbytes, doc='Reserved, beside the memory')
+    nbytes = property(
+        lambda self: 0 if self._table is None else self._table.nbytes,
+        doc='Reserved, beside the memory',
+    )
 
-# %% ../../nbs/replay/hindsight.ipynb #183285bf
-@patch
-def check_columns(self:Hindsight, dtype):
-    "Raise where rows have no goals that could be replaced"
-    Transitions.check_columns(self, dtype)
-    names,wanted = dtype['state'].names or (),('achieved_goal','desired_goal')
-    if not set(wanted) <= set(names): raise BlockError(self.who, "column 'state'",
-        f'entries {", ".join(names)}' if names else dtype['state'], f'entries {" and ".join(wanted)}, as environments '
-        'of gymnasium-robotics have', '.experience_replay, where there are no goals')
-    kinds = [dtype['state'][n] for n in wanted]
-    if kinds[0] != kinds[1] or kinds[0].names: raise BlockError(self.who, "column 'state': kinds of the two goals",
-        f'{kinds[0]} and {kinds[1]}', 'two arrays of the same kind')
-    if dtype['next_state'] != dtype['state']: raise BlockError(self.who, "column 'next_state'", dtype['next_state'],
-        dtype['state'], 'build rows with step_dtype')
-    if 'discount' in dtype.names: raise BlockError(self.who, "column 'discount': rows of several steps",
-        'sums of rewards', 'rewards of single steps, which another goal can change', 'leave .n_step out')
+    def check_columns(self, dtype):
+        "Raise where rows have no goals that could be replaced"
+        Transitions.check_columns(self, dtype)
+        names = dtype['state'].names or ()
+        wanted = ('achieved_goal', 'desired_goal')
+        if not set(wanted) <= set(names):
+            raise BlockError(
+                self.who,
+                "column 'state'",
+                f'entries {", ".join(names)}' if names else dtype['state'],
+                f'entries {" and ".join(wanted)}, as environments of gymnasium-robotics have',
+                '.experience_replay, where there are no goals',
+            )
+        kinds = [dtype['state'][n] for n in wanted]
+        if kinds[0] != kinds[1] or kinds[0].names:
+            raise BlockError(
+                self.who,
+                "column 'state': kinds of the two goals",
+                f'{kinds[0]} and {kinds[1]}',
+                'two arrays of the same kind',
+            )
+        if dtype['next_state'] != dtype['state']:
+            raise BlockError(
+                self.who,
+                "column 'next_state'",
+                dtype['next_state'],
+                dtype['state'],
+                'build rows with step_dtype',
+            )
+        if 'discount' in dtype.names:
+            raise BlockError(
+                self.who,
+                "column 'discount': rows of several steps",
+                'sums of rewards',
+                'rewards of single steps, which another goal can change',
+                'leave .n_step out',
+            )
+
+    def _follow(self):
+        "Let the table know all rows"
+        (line, store, _), went_back = self.memory.parts, self.memory.rewinds
+        if self._of is not line or self._went_back != went_back:
+            self._table = np.zeros((line.ring, 4), np.int32)
+            self._followed = 0
+            self._of = line
+            self._went_back = went_back
+            # do batches lie on a device?
+            self._there = not isinstance(store.empty(0, 8), np.ndarray)
+            self._lies = (
+                _as_bytes(store.columns) if type(store) is Rows and not self._there else None
+            )
+        if self._followed != line.inserted:
+            self._followed = follow_links(line.tables.numbers, self._followed, self._table)
+
+    def _compare(self, keys, batch):
+        "Raise where rewards of rows, computed anew with the goals that they have, are others; of successes above all"
+        self._looks += 1
+        if self._looks * len(keys) > _LOOKS and self._looks % _EACH:
+            return
+        f = self.functions[0]
+        later = batch['next_state']
+        given = batch['reward'].cpu().numpy()
+        achieved, desired = (
+            later[n].cpu().numpy().copy() for n in ('achieved_goal', 'desired_goal')
+        )
+        got, best = (
+            rewards_of(self.who, f, achieved.copy(), d).astype(np.float64)
+            for d in (desired, achieved.copy())
+        )
+        same = np.isclose(got, given, rtol=1e-4, atol=1e-6)
+        if self._looks == 1 and same.mean() < 0.5:
+            self._refuse_rewards('rows', got, given, same)
+        span = best - got.min()
+        won = np.flatnonzero(got >= best - 0.05 * span)
+        agree = abs(got - given) <= 1e-4 * abs(span) + 1e-6 + 1e-4 * abs(given)
+        found = {
+            **dict(zip(keys[won].tolist(), zip(got[won], given[won], agree[won]))),
+            **self._successes,
+        }
+        if len(found) >= _SUCCESSES:
+            got, given, same = map(np.array, zip(*found.values()))
+            if same.mean() <= 1 / _SUCCESSES:
+                self._refuse_rewards('successes', got, given, same)
+        self._successes = found
+        self._agreed = len(found) >= _SUCCESSES
+
+    def _refuse_rewards(self, what, got, given, same):
+        self._looks -= 1  # the next batch is looked at, too
+        raise ArgumentError(
+            self.who,
+            f'compute_reward gives other rewards than {(~same).sum()} of {len(same)} {what} have',
+            f'{got[~same][0]:g}',
+            f'{given[~same][0]:g}',
+            'leave out wrappers that change rewards, or give a function that does what they do: reward=…',
+        )
+
+    def batch(self, keys, weights) -> Steps:
+        "The rows with these keys; a share of them with other goals"
+        self._follow()
+        batch = self.memory.batch(keys, weights)
+        if not self._agreed:
+            self._compare(keys, batch)
+        chosen, goals = self.choose(keys)
+        if len(chosen):
+            self._relabel(batch, chosen, goals)
+            self.memory.were_there(goals)
+        self._count += 2 * len(keys)
+        return batch
+
+    def choose(
+        self, keys
+    ) -> np.ndarray:  # [2, n]: places among these keys, and the rows that achieved their goals
+        "Which rows get other goals, and whose"
+        out = np.empty((2, len(keys)), np.int64)
+        n = choose_goals(
+            self._of.tables.numbers,
+            keys,
+            self._table,
+            self._seed,
+            self._count,
+            self.share,
+            STRATEGIES.index(self.strategy),
+            out,
+        )
+        return out[:, :n]
+
+    def _rows_at(self, keys):
+        "Rows as bytes, and which of them have these keys: those of the memory itself where they lie there as they are"
+        if self._lies is not None:
+            return self._lies, keys % len(self._table)
+        return _as_bytes(self.memory.take(keys).rows), np.arange(len(keys))
+
+    def give_goals(self, batch, chosen, goals):
+        "Write goals that others achieved into chosen rows of a batch; copies of outcomes and goals"
+        dtype, (rows, which) = self.memory.dtype, self._rows_at(goals)
+        state = dtype['state']
+        at = dtype.fields['next_state'][1]
+        (kind, achieved_at), (_, desired_at) = (
+            state.fields[n][:2] for n in ('achieved_goal', 'desired_goal')
+        )
+        places = (
+            at + achieved_at,
+            dtype.fields['state'][1] + desired_at,
+            at + desired_at,
+            kind.itemsize,
+        )
+        achieved, desired = (np.empty((len(chosen), *kind.shape), kind.base) for _ in range(2))
+        _set_goals(_as_bytes(batch), chosen, rows, which, places, achieved, desired)
+        return achieved, desired
+
+    def _relabel(self, batch, chosen, goals):
+        "Give chosen rows of a batch the goals that others achieved, and the rewards and ends that follow"
+        at = torch.as_tensor(chosen, device=batch.device) if self._there else chosen
+        give, rows = (
+            (self._give_goals_there, batch) if self._there else (self.give_goals, batch.rows)
+        )
+        achieved, desired = give(rows, at, goals)
+        (reward, terminated), new = self.functions, {}
+        new['reward'] = rewards_of(self.who, reward, achieved, desired)
+        if terminated:
+            new['terminated'] = terminations_of(self.who, terminated, achieved, desired)
+        for n, x in new.items():
+            rows[n][at] = torch.as_tensor(x).to(rows[n]) if self._there else x
+
+    def _give_goals_there(self, batch, chosen, goals):
+        "The same where batches lie on a device"
+        desired = self.memory.take(goals)['next_state']['achieved_goal']
+        for n in 'state', 'next_state':
+            batch[n]['desired_goal'][chosen] = desired
+        achieved = batch['next_state']['achieved_goal'][chosen]
+        return achieved.cpu().numpy(), desired.cpu().numpy().copy()
+
+    def beside(self, keys) -> dict:  # lists
+        "A goal that each of these rows may get, of which row, and what follows"
+        self._follow()
+        out = np.empty((2, len(keys)), np.int64)
+        numbers = self._of.tables.numbers
+        strategy = STRATEGIES.index(self.strategy)
+        choose_goals(numbers, keys, self._table, random_seed(0), 0, 1.0, strategy, out)
+        rows, goals = (
+            self.memory.take(k).to('cpu').rows['next_state']['achieved_goal']
+            for k in (keys, out[1])
+        )
+        found = dict(goal=goals.reshape(len(keys), -1).tolist(), goal_key=out[1].tolist())
+        reward, terminated = self.functions or (None, None)
+        if reward:
+            found['goal_reward'] = rewards_of(self.who, reward, rows.copy(), goals.copy()).tolist()
+        if terminated:
+            found['goal_terminated'] = terminations_of(
+                self.who, terminated, rows, goals.copy()
+            ).tolist()
+        return found
+
+    def snapshot(self) -> dict:
+        "Settings and RNG state"
+        return dict(settings=[self.strategy, self.share], seed=int(self._seed), count=self._count)
+
+    def check_state(self, state):
+        "Raise where a saved view had other settings"
+        form = dict(settings=listed(_plain, 2), seed=integer(0, 2**64 - 1), count=integer())
+        state = checked(self.who, form, state)
+        want = [self.strategy, self.share]
+        if state['settings'] != want:
+            raise StateError(
+                self.who,
+                'a checkpoint of other settings',
+                state['settings'],
+                want,
+                'build it as the saved one was built',
+            )
+        return state
+
+    def restore(self, state):
+        "Go on where `snapshot` was taken"
+        self._seed = np.uint64(state['seed'])
+        self._count = state['count']
 
 # %% ../../nbs/replay/hindsight.ipynb #7b28c9f6
-@patch
-def _follow(self:Hindsight):
-    "Let the table know all rows"
-    (line,store,_),went_back = self.memory.parts,self.memory.rewinds
-    if self._of is not line or self._went_back != went_back:
-        self._table,self._followed = np.zeros((line.ring,4), np.int32),0
-        self._of,self._went_back = line,went_back
-        self._there = not isinstance(store.empty(0, 8), np.ndarray)   # do batches lie on a device?
-        self._lies = _as_bytes(store.columns) if type(store) is Rows and not self._there else None
-    if self._followed != line.inserted: self._followed = follow_links(line.tables.numbers, self._followed, self._table)
-
-def _as_bytes(rows): return rows.view(np.uint8).reshape(len(rows), -1)
+def _as_bytes(rows):
+    return rows.view(np.uint8).reshape(len(rows), -1)
 
 # %% ../../nbs/replay/hindsight.ipynb #cffe8358
-_LOOKS,_EACH,_SUCCESSES = 4096,16,16   # rows that are compared; then each 16th batch, until so many successes were
-
-@patch
-def _compare(self:Hindsight, keys, batch):
-    "Raise where rewards of rows, computed anew with the goals that they have, are others; of successes above all"
-    self._looks += 1
-    if self._looks*len(keys) > _LOOKS and self._looks % _EACH: return
-    f,later,given = self.functions[0],batch['next_state'],batch['reward'].cpu().numpy()
-    achieved,desired = (later[n].cpu().numpy().copy() for n in ('achieved_goal','desired_goal'))
-    got,best = (rewards_of(self.who, f, achieved.copy(), d).astype(np.float64) for d in (desired, achieved.copy()))
-    same = np.isclose(got, given, rtol=1e-4, atol=1e-6)
-    if self._looks == 1 and same.mean() < .5: self._refuse_rewards('rows', got, given, same)
-    span = best - got.min()
-    won = np.flatnonzero(got >= best - .05*span)
-    agree = abs(got - given) <= 1e-4*abs(span) + 1e-6 + 1e-4*abs(given)
-    found = {**dict(zip(keys[won].tolist(), zip(got[won], given[won], agree[won]))), **self._successes}
-    if len(found) >= _SUCCESSES:
-        got,given,same = map(np.array, zip(*found.values()))
-        if same.mean() <= 1/_SUCCESSES: self._refuse_rewards('successes', got, given, same)
-    self._successes,self._agreed = found,len(found) >= _SUCCESSES
-
-@patch
-def _refuse_rewards(self:Hindsight, what, got, given, same):
-    self._looks -= 1   # the next batch is looked at, too
-    raise ArgumentError(self.who, f'compute_reward gives other rewards than {(~same).sum()} of {len(same)} {what} '
-        'have', f'{got[~same][0]:g}', f'{given[~same][0]:g}',
-        'leave out wrappers that change rewards, or give a function that does what they do: reward=…')
-
-# %% ../../nbs/replay/hindsight.ipynb #cf1721d2
-@patch
-def batch(self:Hindsight, keys, weights)->Steps:
-    "The rows with these keys; a share of them with other goals"
-    self._follow()
-    batch = self.memory.batch(keys, weights)
-    if not self._agreed: self._compare(keys, batch)
-    chosen,goals = self.choose(keys)
-    if len(chosen):
-        self._relabel(batch, chosen, goals)
-        self.memory.were_there(goals)
-    self._count += 2*len(keys)
-    return batch
-
-@patch
-def choose(self:Hindsight, keys)->np.ndarray: # [2, n]: places among these keys, and the rows that achieved their goals
-    "Which rows get other goals, and whose"
-    out = np.empty((2,len(keys)), np.int64)
-    n = choose_goals(self._of.tables.numbers, keys, self._table, self._seed, self._count, self.share,
-        STRATEGIES.index(self.strategy), out)
-    return out[:,:n]
-
-# %% ../../nbs/replay/hindsight.ipynb #1ce26d49
-@patch
-def _rows_at(self:Hindsight, keys):
-    "Rows as bytes, and which of them have these keys: those of the memory itself where they lie there as they are"
-    if self._lies is not None: return self._lies,keys % len(self._table)
-    return _as_bytes(self.memory.take(keys).rows),np.arange(len(keys))
-
-# %% ../../nbs/replay/hindsight.ipynb #cf1721d3
-@patch
-def give_goals(self:Hindsight, batch, chosen, goals):
-    "Write goals that others achieved into chosen rows of a batch; copies of outcomes and goals"
-    dtype,(rows,which) = self.memory.dtype,self._rows_at(goals)
-    state,at = dtype['state'],dtype.fields['next_state'][1]
-    (kind,achieved_at),(_,desired_at) = (state.fields[n][:2] for n in ('achieved_goal','desired_goal'))
-    places = at + achieved_at,dtype.fields['state'][1] + desired_at,at + desired_at,kind.itemsize
-    achieved,desired = (np.empty((len(chosen),*kind.shape), kind.base) for _ in range(2))
-    _set_goals(_as_bytes(batch), chosen, rows, which, places, achieved, desired)
-    return achieved,desired
-
-# %% ../../nbs/replay/hindsight.ipynb #69efa27b
-@patch
-def _relabel(self:Hindsight, batch, chosen, goals):
-    "Give chosen rows of a batch the goals that others achieved, and the rewards and ends that follow"
-    at = torch.as_tensor(chosen, device=batch.device) if self._there else chosen
-    give,rows = (self._give_goals_there,batch) if self._there else (self.give_goals,batch.rows)
-    achieved,desired = give(rows, at, goals)
-    (reward,terminated),new = self.functions,{}
-    new['reward'] = rewards_of(self.who, reward, achieved, desired)
-    if terminated: new['terminated'] = terminations_of(self.who, terminated, achieved, desired)
-    for n,x in new.items(): rows[n][at] = torch.as_tensor(x).to(rows[n]) if self._there else x
-
-# %% ../../nbs/replay/hindsight.ipynb #1f73bb4e
-@patch
-def _give_goals_there(self:Hindsight, batch, chosen, goals):
-    "The same where batches lie on a device"
-    desired = self.memory.take(goals)['next_state']['achieved_goal']
-    for n in 'state','next_state': batch[n]['desired_goal'][chosen] = desired
-    achieved = batch['next_state']['achieved_goal'][chosen]
-    return achieved.cpu().numpy(),desired.cpu().numpy().copy()
-
-# %% ../../nbs/replay/hindsight.ipynb #7d10dd02
-@patch
-def beside(self:Hindsight, keys)->dict: # lists
-    "A goal that each of these rows may get, of which row, and what follows"
-    self._follow()
-    out = np.empty((2,len(keys)), np.int64)
-    numbers,strategy = self._of.tables.numbers,STRATEGIES.index(self.strategy)
-    choose_goals(numbers, keys, self._table, random_seed(0), 0, 1., strategy, out)
-    rows,goals = (self.memory.take(k).to('cpu').rows['next_state']['achieved_goal'] for k in (keys, out[1]))
-    found = dict(goal=goals.reshape(len(keys), -1).tolist(), goal_key=out[1].tolist())
-    reward,terminated = self.functions or (None,None)
-    if reward: found['goal_reward'] = rewards_of(self.who, reward, rows.copy(), goals.copy()).tolist()
-    if terminated: found['goal_terminated'] = terminations_of(self.who, terminated, rows, goals.copy()).tolist()
-    return found
-
-# %% ../../nbs/replay/hindsight.ipynb #177c41cb
-@patch
-def snapshot(self:Hindsight)->dict:
-    "Settings and RNG state"
-    return dict(settings=[self.strategy, self.share], seed=int(self._seed), count=self._count)
-
-@patch
-def check_state(self:Hindsight, state):
-    "Raise where a saved view had other settings"
-    form = dict(settings=listed(_plain, 2), seed=integer(0, 2**64-1), count=integer())
-    state,want = checked(self.who, form, state),[self.strategy, self.share]
-    if state['settings'] != want: raise StateError(self.who, 'a checkpoint of other settings', state['settings'],
-        want, 'build it as the saved one was built')
-    return state
+# rows that are compared; then each 16th batch, until so many successes were
+_LOOKS = 4096
+_EACH = 16
+_SUCCESSES = 16
 
 # %% ../../nbs/replay/hindsight.ipynb #3f4583de
-def _plain(x): return x
-
-@patch
-def restore(self:Hindsight, state):
-    "Go on where `snapshot` was taken"
-    self._seed,self._count = np.uint64(state['seed']),state['count']
+def _plain(x):
+    return x
 
 # %% ../../nbs/replay/hindsight.ipynb #8e22ba8c
 class _AsksGoals(Replay):
     "A replay whose view asks what a goal is worth"
+
     def _check_goals(self, who, source):
         "Raise where it is known by now that nothing says it"
-        if self.reward is not None: goal_functions(who, self.reward)
-        elif source is None: stepped_env(who, None)
+        if self.reward is not None:
+            goal_functions(who, self.reward)
+        elif source is None:
+            stepped_env(who, None)
         refuse_merged(who, source)
 
     def _beside(self, keys):
@@ -402,13 +585,16 @@ class _AsksGoals(Replay):
             self.view.functions = goal_functions('HindsightReplay', self.reward)
         return super()._beside(keys)
 
-    def sample_weighted(self,
-        n:int, # rows
-        weigh, # (probabilities, n, exponent) → weights
-    ): # the batch
+    def sample_weighted(
+        self,
+        n: int,  # rows
+        weigh,  # (probabilities, n, exponent) → weights
+    ):  # the batch
         "Draw a batch whose weights something else decides; the lock is held"
         if self.view.functions is None:
-            given = stepped_env('HindsightReplay', self.source) if self.reward is None else self.reward
+            given = (
+                stepped_env('HindsightReplay', self.source) if self.reward is None else self.reward
+            )
             self.view.functions = goal_functions('HindsightReplay', given)
         return super().sample_weighted(n, weigh)
 
@@ -416,27 +602,46 @@ class _AsksGoals(Replay):
 @stage('hindsight_replay')
 class HindsightReplay(_AsksGoals):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later"
-    share,strategy,reward,replacement,seed = (Fixed() for _ in range(5))
+
+    share, strategy, reward, replacement, seed = (Fixed() for _ in range(5))
+
     @delegates(DueBatches.__init__)
-    def __init__(self,
-        source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
-        bs:int=1, # rows in a batch
-        max_sz:int=1_000_000, # rows in memory
+    def __init__(
+        self,
+        source=None,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        bs: int = 1,  # rows in a batch
+        max_sz: int = 1_000_000,  # rows in memory
         *,
-        share:float=.8, # how likely a row gets another goal
-        strategy:str='future', # achieved by which row of its episode: one that comes later, the 'final' one, or any
-        reward=None, # a function of (achieved_goal, desired_goal, info), or an environment; None: the source's
-        replacement:bool=False, # may a batch hold a row twice?
-        beta=None, # how far weights correct for a sampler's priorities; a number, or a function of the batches so far
-        seed:int=None, # of the draws; None: different draws each time
-        sampler:Sampler=None, # which rows to draw; None: all with the same probability
-        store:Store=None, # how rows become bytes; None: whole rows in main memory
-        **kwargs, # when a batch is due
+        share: float = 0.8,  # how likely a row gets another goal
+        strategy: str = 'future',  # achieved by which row of its episode: one that comes later, the 'final' one, or any
+        reward=None,  # a function of (achieved_goal, desired_goal, info), or an environment; None: the source's
+        replacement: bool = False,  # may a batch hold a row twice?
+        beta=None,  # how far weights correct for a sampler's priorities; a number, or a function of the batches so far
+        seed: int = None,  # of the draws; None: different draws each time
+        sampler: Sampler = None,  # which rows to draw; None: all with the same probability
+        store: Store = None,  # how rows become bytes; None: whole rows in main memory
+        **kwargs,  # when a batch is due
     ):
         who = 'HindsightReplay'
-        self.share,self.strategy = number(who, 'share', share, high=1),choice(who, 'strategy', strategy, STRATEGIES)
-        self.reward,self.replacement,self.seed = reward,replacement,seed
+        self.share, self.strategy = (
+            number(who, 'share', share, high=1),
+            choice(who, 'strategy', strategy, STRATEGIES),
+        )
+        self.reward = reward
+        self.replacement = replacement
+        self.seed = seed
         self._check_goals(who, source)
-        if beta is not None: scheduled(who, 'beta', beta)
-        super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: Uniform(seed, replacement), beta=beta,
-            view=Hindsight(self.share, strategy, seed), store=store, needs=1 if replacement else None, **kwargs)
+        if beta is not None:
+            scheduled(who, 'beta', beta)
+        super().__init__(
+            source,
+            bs,
+            max_sz,
+            sampler=sampler,
+            default=lambda: Uniform(seed, replacement),
+            beta=beta,
+            view=Hindsight(self.share, strategy, seed),
+            store=store,
+            needs=1 if replacement else None,
+            **kwargs,
+        )

@@ -8,11 +8,17 @@ __all__ = ['apportion', 'raw_weights', 'Mixture']
 # %% ../../nbs/replay/mixture.ipynb #5b53d94d
 from itertools import repeat
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.batches import Sequences, burn_in_of, each_of
 from ..steps.core import Steps, joined, set_replay
-from fastrl_replay.steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StateError, number,
-    whole)
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BlockError,
+    NotEnoughRows,
+    StateError,
+    number,
+    whole,
+)
 from ..steps.row_dtypes import differing_columns, extend_dtype
 from ..look.memory_page import Inspectable
 from ..memory.links import as_keys
@@ -23,244 +29,329 @@ from ..steps.states import anything, checked, integer, listed, real
 
 # %% ../../nbs/replay/mixture.ipynb #684b5fb2
 def apportion(
-    shares, # of each, which add up to 1
-    carried, # rows that each still lacks from batches before
-    n:int, # rows in this batch
-)->tuple: # rows of each, and what each lacks then
+    shares,  # of each, which add up to 1
+    carried,  # rows that each still lacks from batches before
+    n: int,  # rows in this batch
+) -> tuple:  # rows of each, and what each lacks then
     "Whole rows of each, as near to their shares as can be"
-    want = np.asarray(carried) + np.asarray(shares)*n
+    want = np.asarray(carried) + np.asarray(shares) * n
     counts = np.floor(np.maximum(want, 0)).astype(np.int64)
-    while counts.sum() < n: counts[np.argmax(np.where(np.asarray(shares) > 0, want - counts, -np.inf))] += 1
-    while counts.sum() > n: counts[np.argmin(np.where(counts > 0, want - counts, np.inf))] -= 1
-    return counts,want - counts
+    while counts.sum() < n:
+        counts[np.argmax(np.where(np.asarray(shares) > 0, want - counts, -np.inf))] += 1
+    while counts.sum() > n:
+        counts[np.argmin(np.where(counts > 0, want - counts, np.inf))] -= 1
+    return counts, want - counts
 
 # %% ../../nbs/replay/mixture.ipynb #704cd994
 def raw_weights(
-    replay:Replay, # of which rows are drawn
-    shard:bool=False, # weigh 1/priority, as shards do? If not, the mean over the memory is 1 where beta is 1
-): # what `sample_weighted` takes
+    replay: Replay,  # of which rows are drawn
+    shard: bool = False,  # weigh 1/priority, as shards do? If not, the mean over the memory is 1 where beta is 1
+):  # what `sample_weighted` takes
     "Importance weights on an absolute scale"
-    def weigh(p, n, beta): # when the sampler knows of all rows
-        if beta is None: return np.ones(n)
+
+    def weigh(p, n, beta):  # when the sampler knows of all rows
+        if beta is None:
+            return np.ones(n)
         scale = replay.sampler.mass if shard else len(replay.view)
-        return np.broadcast_to((scale*p)**-beta, n).astype(float)
+        return np.broadcast_to((scale * p) ** -beta, n).astype(float)
+
     return weigh
 
 # %% ../../nbs/replay/mixture.ipynb #b964eaa6
 class Mixture(Inspectable, Pipe):
     "Batches from several replays, a share from each; TD errors are routed to the replay of their row"
-    draws_batches,_is_shard = True,False   # of several, whose weights are brought together
-    def __init__(self,
-        replays, # a dict: name → a replay; at most one of them has a source
-        shares=None, # name → share; or a function of the batches so far that gives such a dict; None: all alike
-        bs:int=None, # rows in a batch; None: as many as the replay that has a source, or the first one, draws
+
+    # of several, whose weights are brought together
+    draws_batches = True
+    _is_shard = False
+
+    def __init__(
+        self,
+        replays,  # a dict: name → a replay; at most one of them has a source
+        shares=None,  # name → share; or a function of the batches so far that gives such a dict; None: all alike
+        bs: int = None,  # rows in a batch; None: as many as the replay that has a source, or the first one, draws
     ):
         self._check_replays(replays)
-        self.replays,self.shares = dict(replays),shares
+        self.replays = dict(replays)
+        self.shares = shares
         fed = [r for r in self.replays.values() if r.has_source]
         self.fed = fed[0] if fed else None
         super().__init__(self.fed)
-        first = next(iter(self.replays.values())) if self.fed is None else self.fed   # `or` would open it, on disk
+        # `or` would open it, on disk
+        first = next(iter(self.replays.values())) if self.fed is None else self.fed
         self.bs = first.bs if bs is None else whole('Mixture', 'bs', bs, 1)
-        self.batches,self.carried = 0,np.zeros(len(self.replays))
-        if not callable(shares): self.shares_now()
+        self.batches = 0
+        self.carried = np.zeros(len(self.replays))
+        if not callable(shares):
+            self.shares_now()
 
     def __iter__(self):
-        for _ in self.due_batches(): yield self.sample()
-    def __len__(self): return sum(map(len, self.replays.values()))
+        for _ in self.due_batches():
+            yield self.sample()
+
+    def __len__(self):
+        return sum(map(len, self.replays.values()))
 
     def __repr__(self):
         shares = 'scheduled'
-        if not callable(self.shares): shares = dict(zip(self.replays, np.round(self.shares_now(), 4).tolist()))
+        if not callable(self.shares):
+            shares = dict(zip(self.replays, np.round(self.shares_now(), 4).tolist()))
         lines = [f'Mixture(shares={shares}, bs={self.bs})']
-        for name,r in self.replays.items(): lines += [f'  {name}: '+repr(r).replace('\n', '\n    ')]
+        for name, r in self.replays.items():
+            lines += [f'  {name}: ' + repr(r).replace('\n', '\n    ')]
         return '\n'.join(lines)
+
     __str__ = __repr__
 
-# %% ../../nbs/replay/mixture.ipynb #419e62b7
-@patch
-def _check_replays(self:Mixture, replays):
-    "Raise where these can't be mixed"
-    if not isinstance(replays, dict) or len(replays) < 2: raise ArgumentTypeError('Mixture', 'replays',
-        repr(replays)[:60], "a dict of two or more, such as {'online': replay, 'demos': other}")
-    for name,r in replays.items():
-        if not isinstance(r, Replay):
-            raise ArgumentTypeError('Mixture', f'replay {name!r}', type(r).__name__, 'a replay')
-        if r.return_idxs: raise ArgumentError('Mixture', f'replay {name!r}', 'one with return_idxs', 'one without')
-    places = {name: 'main memory' if r.store is None or r.store.device is None else str(r.store.device)
-              for name,r in replays.items()}
-    if len(set(places.values())) > 1: raise ArgumentError('Mixture', 'replays whose batches are in several places',
-        ', '.join(f'{name!r} in {place}' for name,place in places.items()), 'one place', 'the same device= for all')
-    if len(set(map(id, replays.values()))) < len(replays):
-        raise ArgumentError('Mixture', 'replays', 'one of them twice', 'different ones')
-    fed = [name for name,r in replays.items() if r.has_source]
-    if len(fed) > 1: raise ArgumentError('Mixture', 'replays with a source', ', '.join(fed), 'at most one',
-        'fill the others by `add`')
+    def _check_replays(self, replays):
+        "Raise where these can't be mixed"
+        if not isinstance(replays, dict) or len(replays) < 2:
+            raise ArgumentTypeError(
+                'Mixture',
+                'replays',
+                repr(replays)[:60],
+                "a dict of two or more, such as {'online': replay, 'demos': other}",
+            )
+        for name, r in replays.items():
+            if not isinstance(r, Replay):
+                raise ArgumentTypeError('Mixture', f'replay {name!r}', type(r).__name__, 'a replay')
+            if r.return_idxs:
+                raise ArgumentError(
+                    'Mixture', f'replay {name!r}', 'one with return_idxs', 'one without'
+                )
+        places = {
+            name: 'main memory'
+            if r.store is None or r.store.device is None
+            else str(r.store.device)
+            for name, r in replays.items()
+        }
+        if len(set(places.values())) > 1:
+            raise ArgumentError(
+                'Mixture',
+                'replays whose batches are in several places',
+                ', '.join(f'{name!r} in {place}' for name, place in places.items()),
+                'one place',
+                'the same device= for all',
+            )
+        if len(set(map(id, replays.values()))) < len(replays):
+            raise ArgumentError('Mixture', 'replays', 'one of them twice', 'different ones')
+        fed = [name for name, r in replays.items() if r.has_source]
+        if len(fed) > 1:
+            raise ArgumentError(
+                'Mixture',
+                'replays with a source',
+                ', '.join(fed),
+                'at most one',
+                'fill the others by `add`',
+            )
 
-@patch
-def shares_now(self:Mixture)->np.ndarray: # in the order of the names
-    "The share of each replay in the next batch"
-    shares = self.shares(self.batches) if callable(self.shares) else self.shares
-    if shares is None: return np.full(len(self.replays), 1/len(self.replays))
-    if not isinstance(shares, dict) or shares.keys() != self.replays.keys(): raise ArgumentError('Mixture', 'shares',
-        repr(shares)[:80], f'a number for each of {", ".join(self.replays)}')
-    found = np.array([number('Mixture', f'share of {name!r}', shares[name]) for name in self.replays])
-    if not found.sum(): raise ArgumentError('Mixture', 'shares', repr(shares)[:80], 'at least one above 0')
-    return found/found.sum()
+    def shares_now(self) -> np.ndarray:  # in the order of the names
+        "The share of each replay in the next batch"
+        shares = self.shares(self.batches) if callable(self.shares) else self.shares
+        if shares is None:
+            return np.full(len(self.replays), 1 / len(self.replays))
+        if not isinstance(shares, dict) or shares.keys() != self.replays.keys():
+            raise ArgumentError(
+                'Mixture',
+                'shares',
+                repr(shares)[:80],
+                f'a number for each of {", ".join(self.replays)}',
+            )
+        found = np.array(
+            [number('Mixture', f'share of {name!r}', shares[name]) for name in self.replays]
+        )
+        if not found.sum():
+            raise ArgumentError('Mixture', 'shares', repr(shares)[:80], 'at least one above 0')
+        return found / found.sum()
 
-# %% ../../nbs/replay/mixture.ipynb #419e62b8
-@patch
-def add(self:Mixture,
-    steps:Steps, # a block, or one row
-    to:str, # the name of a replay
-)->np.ndarray: # the rows' keys in it
-    "Add rows to one of the replays"
-    if to not in self.replays: raise ArgumentError('Mixture', 'to', repr(to), f'one of {", ".join(self.replays)}')
-    return self.replays[to].add(steps)
+    def add(
+        self,
+        steps: Steps,  # a block, or one row
+        to: str,  # the name of a replay
+    ) -> np.ndarray:  # the rows' keys in it
+        "Add rows to one of the replays"
+        if to not in self.replays:
+            raise ArgumentError('Mixture', 'to', repr(to), f'one of {", ".join(self.replays)}')
+        return self.replays[to].add(steps)
 
-# %% ../../nbs/replay/mixture.ipynb #552f19ce
-@patch
-def sample(self:Mixture,
-    bs:int=None, # how many rows in this batch; None: the stage's `bs`
-)->Steps: # with columns `replay`, `index` and `weight`
-    "Draw a batch; where one replay has too few rows, nothing is drawn"
-    n = self.bs if bs is None else whole('Mixture', 'batch size', bs, 1)
-    counts,carried = apportion(self.shares_now(), self.carried, n)
-    for (name,r),k in zip(self.replays.items(), counts.tolist()):
-        if k and len(r) < r.needed(k):
-            raise NotEnoughRows(f'Mixture, replay {name!r}: {r.too_few(r.needed(k))}')
-    parts,shard = [],self._is_shard
-    for which,(r,k) in enumerate(zip(self.replays.values(), counts.tolist())):
-        if not k: continue
-        with r.lock: parts.append((which, r.sample_weighted(k, raw_weights(r, shard))))
-    batch = _together(parts, len(self.replays), list(self.replays))
-    if not shard: each_of(batch)['weight'].div_(each_of(batch)['weight'].max())
-    set_replay(batch, self)
-    self.batches,self.carried = self.batches + 1,carried
-    return batch
+    def sample(
+        self,
+        bs: int = None,  # how many rows in this batch; None: the stage's `bs`
+    ) -> Steps:  # with columns `replay`, `index` and `weight`
+        "Draw a batch; where one replay has too few rows, nothing is drawn"
+        n = self.bs if bs is None else whole('Mixture', 'batch size', bs, 1)
+        counts, carried = apportion(self.shares_now(), self.carried, n)
+        for (name, r), k in zip(self.replays.items(), counts.tolist()):
+            if k and len(r) < r.needed(k):
+                raise NotEnoughRows(f'Mixture, replay {name!r}: {r.too_few(r.needed(k))}')
+        parts = []
+        shard = self._is_shard
+        for which, (r, k) in enumerate(zip(self.replays.values(), counts.tolist())):
+            if not k:
+                continue
+            with r.lock:
+                parts.append((which, r.sample_weighted(k, raw_weights(r, shard))))
+        batch = _together(parts, len(self.replays), list(self.replays))
+        if not shard:
+            each_of(batch)['weight'].div_(each_of(batch)['weight'].max())
+        set_replay(batch, self)
+        self.batches = self.batches + 1
+        self.carried = carried
+        return batch
+
+    def update_priorities(
+        self,
+        keys,  # of what was drawn: the batch's `index`
+        td,  # what was learned of each: TD errors, a tensor or an array
+    ):
+        "Route TD errors to the replays of their rows; errors that are refused change nothing"
+        keys = as_keys(keys, who='Mixture').ravel()
+        many = len(self.replays)
+        flat = as_float64('Mixture', td)
+        shape = np.shape(td)
+        if not shape or shape[0] != len(keys):
+            raise ArgumentError(
+                'Mixture',
+                'update_priorities: TD errors',
+                list(shape),
+                f'one for each of {len(keys)} keys',
+            )
+        td = flat.reshape(shape)
+        mine = [
+            (r, keys[keys % many == i] // many, td[keys % many == i])
+            for i, r in enumerate(self.replays.values())
+        ]
+        mine = [(r, k, t) for r, k, t in mine if len(k)]
+        for r, k, t in mine:
+            with r.lock:
+                r.feedback(k, t)  # raises where something is wrong
+        for r, k, t in mine:
+            r.update_priorities(k, t)
+
+    def check_errors(self, who, keys, td):
+        "Raise where one of the replays could not take errors of this form"
+        for r in self.replays.values():
+            r.check_errors(who, keys, td)
+
+    def stats(self) -> dict:  # name of a replay → its numbers
+        "The `stats` of each replay"
+        return {name: r.stats() for name, r in self.replays.items()}
+
+    def inside(self) -> dict:  # `parts`: name → as look/inside has it
+        "What is in each replay, and their shares in the next batch; looking changes nothing"
+        shares = dict(zip(self.replays, self.shares_now().tolist()))
+        return dict(
+            title='Mixture',
+            unit='replays',
+            bs=self.bs,
+            batches=self.batches,
+            shares=shares,
+            parts={name: r.inside() for name, r in self.replays.items()},
+        )
+
+    def due_batches(self):
+        "Take in the blocks of the source; yields, with nothing, whenever a batch is to be drawn"
+        return repeat(None) if self.fed is None else self.fed.due_batches()
+
+    def order_draws(self):
+        "From now on one lock for all replays, which keeps draws in the order in which they were begun"
+        first, *others = self.replays.values()
+        lock = first.order_draws()
+        for r in others:
+            r.order_draws(lock)
+        return lock
+
+    def pages(self) -> dict:  # name of a replay → as `memory_page` takes it
+        "What is in each replay, what reads its rows, and what tells more of them"
+        return {name: r.for_page() for name, r in self.replays.items()}
+
+    def snapshot(self) -> dict:
+        others = {name: r.state_dict() for name, r in self.replays.items() if r is not self.fed}
+        return dict(batches=self.batches, carried=self.carried.tolist(), others=others)
+
+    def _checked(self, state, remote=False):
+        form = dict(
+            batches=integer(), carried=listed(real(-1e6, 1e6), len(self.replays)), others=anything
+        )
+        state = checked('Mixture', form, state)
+        others = {name: r for name, r in self.replays.items() if r is not self.fed}
+        if not isinstance(state['others'], dict) or state['others'].keys() != others.keys():
+            raise StateError(
+                'Mixture',
+                'a saved mixture of other replays',
+                ', '.join(map(str, state['others'])),
+                ', '.join(others),
+            )
+        ready = [r.checked_states(state['others'][name], remote) for name, r in others.items()]
+        return dict(state, others=[pair for pairs in ready for pair in reversed(pairs)])
+
+    def check_state(self, state):
+        return self._checked(state)
+
+    def check_remote(self, state):
+        return self._checked(state, remote=True)
+
+    def restore(self, state):
+        for stage, ready in state['others']:
+            stage.restore(ready)
+        self.batches = state['batches']
+        self.carried = np.array(state['carried'])
+
+    def _close(self):
+        for r in self.replays.values():
+            if r is not self.fed:
+                r.close()
+
+    def _in_worker(self, info):
+        # the one that has a source is told once
+        for r in self.replays.values():
+            r.in_worker(info)
+        self._is_shard = any(r._is_shard for r in self.replays.values())
+
+    def facts(
+        self,
+        batch,  # that was drawn just now
+    ) -> dict:  # numbers of the replay that has a source, or the first one; under `parts` those for the weights of each
+        "What is to be said of a batch beside those of other shards"
+        each = each_of(batch)
+        replays = [*self.replays.values()]
+        of = [each[each['replay'] == i] for i in range(len(replays))]
+        parts = [
+            dict(r.scale(rows['weight'], 'batch'), drawable=len(r.view))
+            for r, rows in zip(replays, of)
+        ]
+        main = replays[0] if self.fed is None else self.fed
+        stale = sum(r.stale for r in replays)
+        return dict(main.facts(of[replays.index(main)]), stale=int(stale), parts=parts)
 
 # %% ../../nbs/replay/mixture.ipynb #552f19cf
-def _form(batch): return f'{type(batch).__name__} {["n", *batch.shape[1:]]}, {burn_in_of(batch)} of them burn-in'
+def _form(batch):
+    return f'{type(batch).__name__} {["n", *batch.shape[1:]]}, {burn_in_of(batch)} of them burn-in'
+
 
 def _together(parts, many, names):
     "Batches of several replays as one"
     first = parts[0][1]
-    each = [each_of(b) for _,b in parts]
-    for (which,b),e in zip(parts, each):
+    each = [each_of(b) for _, b in parts]
+    for (which, b), e in zip(parts, each):
         differ = differing_columns(first.dtype, b.dtype) | differing_columns(each[0].dtype, e.dtype)
-        for n,(x,y) in differ.items(): raise BlockError('Mixture',
-            f'column {n!r} of {names[which]!r}', y or 'missing', f'{x or "none"}, as in {names[parts[0][0]]!r}',
-            'the same columns in all replays')
-        if _form(b) != _form(first): raise BlockError('Mixture', f'batches of {names[which]!r}', _form(b), _form(first))
+        for n, (x, y) in differ.items():
+            raise BlockError(
+                'Mixture',
+                f'column {n!r} of {names[which]!r}',
+                y or 'missing',
+                f'{x or "none"}, as in {names[parts[0][0]]!r}',
+                'the same columns in all replays',
+            )
+        if _form(b) != _form(first):
+            raise BlockError('Mixture', f'batches of {names[which]!r}', _form(b), _form(first))
     rows = joined(each, extend_dtype(each[0].dtype, replay='i4'))
-    replay,index = rows['replay'],rows['index']
-    replay[:] = torch.from_numpy(np.repeat([which for which,_ in parts], [len(e) for e in each]))
+    replay = rows['replay']
+    index = rows['index']
+    replay[:] = torch.from_numpy(np.repeat([which for which, _ in parts], [len(e) for e in each]))
     index.mul_(many).add_(replay)
-    return Sequences(joined([b for _,b in parts]), rows, burn_in_of(first)) if isinstance(first, Sequences) else rows
-
-# %% ../../nbs/replay/mixture.ipynb #e87e1f9b
-@patch
-def update_priorities(self:Mixture,
-    keys, # of what was drawn: the batch's `index`
-    td, # what was learned of each: TD errors, a tensor or an array
-):
-    "Route TD errors to the replays of their rows; errors that are refused change nothing"
-    keys,many = as_keys(keys, who='Mixture').ravel(),len(self.replays)
-    flat = as_float64('Mixture', td)
-    shape = np.shape(td)
-    if not shape or shape[0] != len(keys): raise ArgumentError('Mixture', 'update_priorities: TD errors',
-        list(shape), f'one for each of {len(keys)} keys')
-    td = flat.reshape(shape)
-    mine = [(r, keys[keys % many == i]//many, td[keys % many == i]) for i,r in enumerate(self.replays.values())]
-    mine = [(r, k, t) for r,k,t in mine if len(k)]
-    for r,k,t in mine:
-        with r.lock: r.feedback(k, t)   # raises where something is wrong
-    for r,k,t in mine: r.update_priorities(k, t)
-
-@patch
-def check_errors(self:Mixture, who, keys, td):
-    "Raise where one of the replays could not take errors of this form"
-    for r in self.replays.values(): r.check_errors(who, keys, td)
-
-# %% ../../nbs/replay/mixture.ipynb #3bfc2243
-@patch
-def stats(self:Mixture)->dict: # name of a replay → its numbers
-    "The `stats` of each replay"
-    return {name: r.stats() for name,r in self.replays.items()}
-
-@patch
-def inside(self:Mixture)->dict: # `parts`: name → as look/inside has it
-    "What is in each replay, and their shares in the next batch; looking changes nothing"
-    shares = dict(zip(self.replays, self.shares_now().tolist()))
-    return dict(title='Mixture', unit='replays', bs=self.bs, batches=self.batches, shares=shares,
-        parts={name: r.inside() for name,r in self.replays.items()})
-
-# %% ../../nbs/replay/mixture.ipynb #c5034132
-@patch
-def due_batches(self:Mixture):
-    "Take in the blocks of the source; yields, with nothing, whenever a batch is to be drawn"
-    return repeat(None) if self.fed is None else self.fed.due_batches()
-
-@patch
-def order_draws(self:Mixture):
-    "From now on one lock for all replays, which keeps draws in the order in which they were begun"
-    first,*others = self.replays.values()
-    lock = first.order_draws()
-    for r in others: r.order_draws(lock)
-    return lock
-
-# %% ../../nbs/replay/mixture.ipynb #7d10cc02
-@patch
-def pages(self:Mixture)->dict: # name of a replay → as `memory_page` takes it
-    "What is in each replay, what reads its rows, and what tells more of them"
-    return {name: r.for_page() for name,r in self.replays.items()}
-
-# %% ../../nbs/replay/mixture.ipynb #b56062e3
-@patch
-def snapshot(self:Mixture)->dict:
-    others = {name: r.state_dict() for name,r in self.replays.items() if r is not self.fed}
-    return dict(batches=self.batches, carried=self.carried.tolist(), others=others)
-
-@patch
-def _checked(self:Mixture, state, remote=False):
-    form = dict(batches=integer(), carried=listed(real(-1e6, 1e6), len(self.replays)), others=anything)
-    state,others = checked('Mixture', form, state),{name: r for name,r in self.replays.items() if r is not self.fed}
-    if not isinstance(state['others'], dict) or state['others'].keys() != others.keys(): raise StateError('Mixture',
-        'a saved mixture of other replays', ', '.join(map(str, state['others'])), ', '.join(others))
-    ready = [r.checked_states(state['others'][name], remote) for name,r in others.items()]
-    return dict(state, others=[pair for pairs in ready for pair in reversed(pairs)])
-
-@patch
-def check_state(self:Mixture, state): return self._checked(state)
-
-@patch
-def check_remote(self:Mixture, state): return self._checked(state, remote=True)
-
-# %% ../../nbs/replay/mixture.ipynb #102a647e
-@patch
-def restore(self:Mixture, state):
-    for stage,ready in state['others']: stage.restore(ready)
-    self.batches,self.carried = state['batches'],np.array(state['carried'])
-
-@patch
-def _close(self:Mixture):
-    for r in self.replays.values():
-        if r is not self.fed: r.close()
-
-# %% ../../nbs/replay/mixture.ipynb #5f81ed7d
-@patch
-def _in_worker(self:Mixture, info):
-    for r in self.replays.values(): r.in_worker(info)   # the one that has a source is told once
-    self._is_shard = any(r._is_shard for r in self.replays.values())
-
-@patch
-def facts(self:Mixture,
-    batch, # that was drawn just now
-)->dict: # numbers of the replay that has a source, or the first one; under `parts` those for the weights of each
-    "What is to be said of a batch beside those of other shards"
-    each,replays = each_of(batch),[*self.replays.values()]
-    of = [each[each['replay'] == i] for i in range(len(replays))]
-    parts = [dict(r.scale(rows['weight'], 'batch'), drawable=len(r.view)) for r,rows in zip(replays, of)]
-    main = replays[0] if self.fed is None else self.fed
-    stale = sum(r.stale for r in replays)
-    return dict(main.facts(of[replays.index(main)]), stale=int(stale), parts=parts)
+    return (
+        Sequences(joined([b for _, b in parts]), rows, burn_in_of(first))
+        if isinstance(first, Sequences)
+        else rows
+    )

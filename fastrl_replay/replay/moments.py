@@ -8,7 +8,6 @@ __all__ = ['Span', 'Moments', 'view_by']
 # %% ../../nbs/replay/moments.ipynb #edef7267
 from typing import NamedTuple
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.batches import Sequences
 from ..steps.core import Steps, main_rows
 from ..steps.errors import BlockError, StaleKey, StateError, choice, whole
@@ -18,207 +17,299 @@ from .views import Transitions, View
 # %% ../../nbs/replay/moments.ipynb #bd63e0a7
 class Span(NamedTuple):
     "Which moments are there, and what is known of the last row"
-    low:int=0        # the number of the oldest moment
-    high:int=0       # of the next one
-    told_low:int=0   # the same, as the sampler knows it
-    told_high:int=0
-    followed:int=0   # the next key
-    last:tuple=None  # whose row came last: the first env_id of its environment, and the moment
-    agents:int=0     # the axis: one more than the largest number of an agent so far
+
+    low: int = 0  # the number of the oldest moment
+    high: int = 0  # of the next one
+    told_low: int = 0  # the same, as the sampler knows it
+    told_high: int = 0
+    followed: int = 0  # the next key
+    # whose row came last: the first env_id of its environment, and the moment
+    last: tuple = None
+    agents: int = 0  # the axis: one more than the largest number of an agent so far
+
 
 class Moments(Transitions):
     "Rows of all agents at one moment, as [n, agents]; a false `mask` where one was not there"
-    unit,follows,adds = 'moments',True,{}
-    def __init__(self,
-        agents:int=None, # how long the axis of agents is; None: as the largest number of an agent so far says
-    ): self.agents = None if agents is None else whole('Moments', 'agents', agents, 1)
+
+    unit = 'moments'
+    follows = True
+    adds = {}
+
+    def __init__(
+        self,
+        agents: int = None,  # how long the axis of agents is; None: as the largest number of an agent so far says
+    ):
+        self.agents = None if agents is None else whole('Moments', 'agents', agents, 1)
 
     def clear(self):
-        self.span,self.capacity = Span(agents=self.agents or 0),self.memory.max_sz
-        self._first = self._agent = None   # the key of the first row, by place; the agent's number, by key
-    def __len__(self): return self.span.high - self.span.low
+        self.span = Span(agents=self.agents or 0)
+        self.capacity = self.memory.max_sz
+        # the key of the first row, by place; the agent's number, by key
+        self._first = self._agent = None
+
+    def __len__(self):
+        return self.span.high - self.span.low
+
     followed = property(lambda self: self.span.followed)
-    nbytes = property(lambda self: 0 if self._first is None else self._first.nbytes + self._agent.nbytes)
-    def key_of(self, places): return self._first[places]
+    nbytes = property(
+        lambda self: 0 if self._first is None else self._first.nbytes + self._agent.nbytes
+    )
+
+    def key_of(self, places):
+        return self._first[places]
 
     @property
-    def places(self)->tuple: # how many there are, and those that are taken
-        return (0 if self._first is None else self.capacity,
-            np.sort(np.arange(self.span.low, self.span.high) % self.capacity))
+    def places(self) -> tuple:  # how many there are, and those that are taken
+        return (
+            0 if self._first is None else self.capacity,
+            np.sort(np.arange(self.span.low, self.span.high) % self.capacity),
+        )
 
-# %% ../../nbs/replay/moments.ipynb #df8c23a9
-@patch
-def check_columns(self:Moments, dtype):
-    "Raise where rows don't say whose they are, or span several steps"
-    for n in 'index','weight','mask':
-        if n in dtype.names: raise BlockError(self.who, f'column {n!r}', 'one that is there already', 'none',
-            'rename it')
-    lacking = [n for n in ('agent','moment') if n not in dtype.names or dtype[n].kind not in 'iu' or dtype[n].shape]
-    if lacking: raise BlockError(self.who, "by='moment': rows without agent and moment",
-        f'no {" and no ".join(lacking)}', 'columns agent and moment, whole numbers',
-        'step a ParallelEnv of several agents with GymStepper')
-    if 'n' in dtype.names: raise BlockError(self.who, "by='moment': rows of several steps", "a column 'n'",
-        'rows of one step: returns of agents that end at different times belong to no moment', 'leave out n_step')
+    def check_columns(self, dtype):
+        "Raise where rows don't say whose they are, or span several steps"
+        for n in 'index', 'weight', 'mask':
+            if n in dtype.names:
+                raise BlockError(
+                    self.who, f'column {n!r}', 'one that is there already', 'none', 'rename it'
+                )
+        lacking = [
+            n
+            for n in ('agent', 'moment')
+            if n not in dtype.names or dtype[n].kind not in 'iu' or dtype[n].shape
+        ]
+        if lacking:
+            raise BlockError(
+                self.who,
+                "by='moment': rows without agent and moment",
+                f'no {" and no ".join(lacking)}',
+                'columns agent and moment, whole numbers',
+                'step a ParallelEnv of several agents with GymStepper',
+            )
+        if 'n' in dtype.names:
+            raise BlockError(
+                self.who,
+                "by='moment': rows of several steps",
+                "a column 'n'",
+                'rows of one step: returns of agents that end at different times belong to no moment',
+                'leave out n_step',
+            )
 
-@patch
-def stored(self:Moments, steps:Steps)->Steps:
-    "The rows as they are; an error where an agent has no place on the axis"
-    rows = main_rows(steps)
-    if rows is None or not rows.size or 'agent' not in (rows.dtype.names or ()): return steps
-    low,high = int(rows['agent'].min()),int(rows['agent'].max())
-    if low < 0 or high >= (self.agents or self.memory.max_sz): raise BlockError(self.who, "column 'agent'",
-        low if low < 0 else high, f'numbers from 0 to {(self.agents or self.memory.max_sz) - 1}',
-        'Moments(agents=…) as many as there can be')
-    return steps
+    def stored(self, steps: Steps) -> Steps:
+        "The rows as they are; an error where an agent has no place on the axis"
+        rows = main_rows(steps)
+        if rows is None or not rows.size or 'agent' not in (rows.dtype.names or ()):
+            return steps
+        low = int(rows['agent'].min())
+        high = int(rows['agent'].max())
+        if low < 0 or high >= (self.agents or self.memory.max_sz):
+            raise BlockError(
+                self.who,
+                "column 'agent'",
+                low if low < 0 else high,
+                f'numbers from 0 to {(self.agents or self.memory.max_sz) - 1}',
+                'Moments(agents=…) as many as there can be',
+            )
+        return steps
 
-# %% ../../nbs/replay/moments.ipynb #9d88411f
-@patch
-def _reserve(self:Moments):
-    "Room for where moments begin, and whose rows are; where rows last, the keys of first rows do, too"
-    self._first,self._agent = np.full(self.capacity, -1),np.zeros(self.capacity, np.int32)
-    self._begins = self.memory.place.lasting('begins', np.int64)   # by slot; None: nothing lasts
+    def _reserve(self):
+        "Room for where moments begin, and whose rows are; where rows last, the keys of first rows do, too"
+        self._first = np.full(self.capacity, -1)
+        self._agent = np.zeros(self.capacity, np.int32)
+        # by slot; None: nothing lasts
+        self._begins = self.memory.place.lasting('begins', np.int64)
 
-@patch
-def follow(self:Moments, steps:Steps, first:int):
-    "Rows with keys from `first` on have been added"
-    s = self.span
-    if first < s.followed or not len(steps.rows.reshape(-1)): return   # they were known, before an interrupt
-    rows = steps.rows.reshape(-1)
-    if self._first is None: self._reserve()
-    agent,moment,keys = rows['agent'],rows['moment'],first + np.arange(len(rows))
-    whose = rows['env_id'].astype(np.int64) - agent
-    begins,unknown = np.ones(len(rows), bool),first != s.followed   # unknown: there were rows before that are gone
-    begins[1:] = (whose[1:] != whose[:-1]) | (moment[1:] != moment[:-1])
-    begins[0] = not unknown and (int(whose[0]), int(moment[0])) != s.last   # what is left of a moment is none
-    file,ring = self._begins,self.memory.place.ring
-    if unknown and file is not None: begins[0] = file[first % ring] == first
-    if file is not None and self.memory.place.holds: file[keys[-ring:] % ring] = np.where(begins, keys, -1)[-ring:]
-    new = keys[begins]
-    high = s.high + len(new)
-    self._first[np.arange(s.high, high)[-self.capacity:] % self.capacity] = new[-self.capacity:]
-    self._agent[keys[-self.capacity:] % self.capacity] = agent[-self.capacity:]
-    self.span = s._replace(low=max(s.low, high - self.capacity), high=high, followed=first + len(rows),
-        last=(int(whose[-1]), int(moment[-1])), agents=max(s.agents, int(agent.max()) + 1))   # last: it counts now
+    def follow(self, steps: Steps, first: int):
+        "Rows with keys from `first` on have been added"
+        s = self.span
+        # they were known, before an interrupt
+        if first < s.followed or not len(steps.rows.reshape(-1)):
+            return
+        rows = steps.rows.reshape(-1)
+        if self._first is None:
+            self._reserve()
+        agent = rows['agent']
+        moment = rows['moment']
+        keys = first + np.arange(len(rows))
+        whose = rows['env_id'].astype(np.int64) - agent
+        # unknown: there were rows before that are gone
+        begins = np.ones(len(rows), bool)
+        unknown = first != s.followed
+        begins[1:] = (whose[1:] != whose[:-1]) | (moment[1:] != moment[:-1])
+        # what is left of a moment is none
+        begins[0] = not unknown and (int(whose[0]), int(moment[0])) != s.last
+        file = self._begins
+        ring = self.memory.place.ring
+        if unknown and file is not None:
+            begins[0] = file[first % ring] == first
+        if file is not None and self.memory.place.holds:
+            file[keys[-ring:] % ring] = np.where(begins, keys, -1)[-ring:]
+        new = keys[begins]
+        high = s.high + len(new)
+        self._first[np.arange(s.high, high)[-self.capacity :] % self.capacity] = new[
+            -self.capacity :
+        ]
+        self._agent[keys[-self.capacity :] % self.capacity] = agent[-self.capacity :]
+        self.span = s._replace(
+            low=max(s.low, high - self.capacity),
+            high=high,
+            followed=first + len(rows),
+            last=(int(whose[-1]), int(moment[-1])),
+            agents=max(s.agents, int(agent.max()) + 1),
+        )  # last: it counts now
 
-# %% ../../nbs/replay/moments.ipynb #61fc6048
-@patch
-def _number(self:Moments, keys, low, high):
-    "The number of the first moment that begins at each key or later"
-    a,n = low % self.capacity,high - low
-    parts = self._first[a:a+n],self._first[:max(a + n - self.capacity, 0)]   # the second: from place 0 on
-    return low + sum(np.searchsorted(part, keys) for part in parts)
+    def _number(self, keys, low, high):
+        "The number of the first moment that begins at each key or later"
+        a = low % self.capacity
+        n = high - low
+        # the second: from place 0 on
+        parts = self._first[a : a + n], self._first[: max(a + n - self.capacity, 0)]
+        return low + sum(np.searchsorted(part, keys) for part in parts)
 
-@patch
-def drawable(self:Moments)->tuple: # (how many places, those that are free again, those taken now), or None
-    "Which moments came and went"
-    if self._first is None: return None
-    s = self.span
-    low = int(self._number(self.memory.oldest, s.low, s.high))
-    self.span = s = s._replace(low=low)
-    if (s.told_low,s.told_high) == (s.low,s.high): return None
-    gone = np.arange(s.told_low, min(s.low, s.told_high))
-    came = np.arange(max(s.low, s.told_high), s.high)
-    return self.capacity,np.unique(gone % self.capacity),came % self.capacity
+    def drawable(
+        self,
+    ) -> tuple:  # (how many places, those that are free again, those taken now), or None
+        "Which moments came and went"
+        if self._first is None:
+            return None
+        s = self.span
+        low = int(self._number(self.memory.oldest, s.low, s.high))
+        self.span = s = s._replace(low=low)
+        if (s.told_low, s.told_high) == (s.low, s.high):
+            return None
+        gone = np.arange(s.told_low, min(s.low, s.told_high))
+        came = np.arange(max(s.low, s.told_high), s.high)
+        return self.capacity, np.unique(gone % self.capacity), came % self.capacity
 
-@patch
-def told(self:Moments):
-    "The sampler knows of all moments that came and went"
-    self.span = self.span._replace(told_low=self.span.low, told_high=self.span.high)
+    def told(self):
+        "The sampler knows of all moments that came and went"
+        self.span = self.span._replace(told_low=self.span.low, told_high=self.span.high)
 
-# %% ../../nbs/replay/moments.ipynb #c520ba67
-@patch
-def _numbers_at(self:Moments, places):
-    "The numbers of the moments at these places"
-    low = self.span.low
-    return low + (places - low) % self.capacity
+    def _numbers_at(self, places):
+        "The numbers of the moments at these places"
+        low = self.span.low
+        return low + (places - low) % self.capacity
 
-@patch
-def _ends_at(self:Moments, places):
-    "The keys after the last rows of these moments"
-    s,number = self.span,self._numbers_at(np.asarray(places))
-    return np.where(number + 1 < s.high, self._first[(number + 1) % self.capacity], s.followed)
+    def _ends_at(self, places):
+        "The keys after the last rows of these moments"
+        s = self.span
+        number = self._numbers_at(np.asarray(places))
+        return np.where(number + 1 < s.high, self._first[(number + 1) % self.capacity], s.followed)
 
-@patch
-def lengths(self:Moments, places): return self._ends_at(places) - self._first[places]
+    def lengths(self, places):
+        return self._ends_at(places) - self._first[places]
 
-@patch
-def batch(self:Moments, places, weights)->Sequences: # [n, agents]
-    "The rows of the moments at these places"
-    s,first,end = self.span,self._first[places],self._ends_at(places)
-    keys = np.full((len(first),s.agents), -1)
-    for i in range(int((end - first).max(initial=0))):
-        here = first + i < end
-        key = first[here] + i
-        keys[here,self._agent[key % self.capacity]] = key
-    each = np.empty(len(first), np.dtype([('index','i8'), ('weight','f4')], align=True))
-    each['index'],each['weight'] = first,weights
-    batch = Sequences(self.memory.grid(keys), Steps(each))
-    self.memory.count(first)
-    return batch
+    def batch(self, places, weights) -> Sequences:  # [n, agents]
+        "The rows of the moments at these places"
+        s = self.span
+        first = self._first[places]
+        end = self._ends_at(places)
+        keys = np.full((len(first), s.agents), -1)
+        for i in range(int((end - first).max(initial=0))):
+            here = first + i < end
+            key = first[here] + i
+            keys[here, self._agent[key % self.capacity]] = key
+        each = np.empty(len(first), np.dtype([('index', 'i8'), ('weight', 'f4')], align=True))
+        each['index'], each['weight'] = first, weights
+        batch = Sequences(self.memory.grid(keys), Steps(each))
+        self.memory.count(first)
+        return batch
 
-# %% ../../nbs/replay/moments.ipynb #91888355
-@patch
-def feedback(self:Moments, keys, td)->tuple: # places, their errors, how many are gone
-    "For which moments errors still count"
-    keys,td,stale = Transitions.feedback(self, keys, td)
-    s = self.span
-    number = self._number(keys, s.low, s.high) if len(keys) else keys
-    places = number % self.capacity
-    wrong = np.flatnonzero((number >= s.high) | (self._first[places] != keys)) if len(keys) else keys
-    if len(wrong): raise StaleKey(self.who, f'key {keys[wrong[0]]} is not the key of a moment that was drawn',
-        remedy="give the batch's `index`")
-    return places,td,stale
+    def feedback(self, keys, td) -> tuple:  # places, their errors, how many are gone
+        "For which moments errors still count"
+        keys, td, stale = Transitions.feedback(self, keys, td)
+        s = self.span
+        number = self._number(keys, s.low, s.high) if len(keys) else keys
+        places = number % self.capacity
+        wrong = (
+            np.flatnonzero((number >= s.high) | (self._first[places] != keys))
+            if len(keys)
+            else keys
+        )
+        if len(wrong):
+            raise StaleKey(
+                self.who,
+                f'key {keys[wrong[0]]} is not the key of a moment that was drawn',
+                remedy="give the batch's `index`",
+            )
+        return places, td, stale
 
-# %% ../../nbs/replay/moments.ipynb #74d9618c
-@patch
-def snapshot(self:Moments)->dict:
-    "Where the moments begin, and whose the rows are"
-    s = self.span
-    first,agent = np.zeros(0, np.int64),np.zeros(0, np.int32)
-    if len(self):
-        first = self._first[np.arange(s.low, s.high) % self.capacity]
-        agent = self._agent[np.arange(first[0], s.followed) % self.capacity]
-    return dict(agents=s.agents, capacity=self.capacity, low=s.low, last=list(s.last or (-1,-1)),
-        first=torch.from_numpy(first), agent=torch.from_numpy(agent))
+    def snapshot(self) -> dict:
+        "Where the moments begin, and whose the rows are"
+        s = self.span
+        first = np.zeros(0, np.int64)
+        agent = np.zeros(0, np.int32)
+        if len(self):
+            first = self._first[np.arange(s.low, s.high) % self.capacity]
+            agent = self._agent[np.arange(first[0], s.followed) % self.capacity]
+        return dict(
+            agents=s.agents,
+            capacity=self.capacity,
+            low=s.low,
+            last=list(s.last or (-1, -1)),
+            first=torch.from_numpy(first),
+            agent=torch.from_numpy(agent),
+        )
 
-# %% ../../nbs/replay/moments.ipynb #198ebb8d
-@patch
-def check_state(self:Moments, state):
-    "The same as arrays; an error where it is another view's, or was damaged"
-    key,any_number = array(np.int64, None, low=0),integer(-2**60)
-    form = dict(agents=integer(0, 2**31-1), capacity=integer(1), low=integer(), last=row(any_number, any_number),
-        first=key, agent=array(np.int32, None, low=0))
-    state = checked(self.who, form, state)
-    if state['capacity'] != self.capacity: raise StateError(self.who, 'saved moments of a memory of another size',
-        state['capacity'], self.capacity, f"max_sz={state['capacity']}; or `new.add(old.memory[:])`")
-    if self.agents and state['agents'] != self.agents: raise StateError(self.who, 'saved moments of other agents',
-        state['agents'], self.agents, 'build it as the saved one was built')
-    return state
+    def check_state(self, state):
+        "The same as arrays; an error where it is another view's, or was damaged"
+        key = array(np.int64, None, low=0)
+        any_number = integer(-(2**60))
+        form = dict(
+            agents=integer(0, 2**31 - 1),
+            capacity=integer(1),
+            low=integer(),
+            last=row(any_number, any_number),
+            first=key,
+            agent=array(np.int32, None, low=0),
+        )
+        state = checked(self.who, form, state)
+        if state['capacity'] != self.capacity:
+            raise StateError(
+                self.who,
+                'saved moments of a memory of another size',
+                state['capacity'],
+                self.capacity,
+                f"max_sz={state['capacity']}; or `new.add(old.memory[:])`",
+            )
+        if self.agents and state['agents'] != self.agents:
+            raise StateError(
+                self.who,
+                'saved moments of other agents',
+                state['agents'],
+                self.agents,
+                'build it as the saved one was built',
+            )
+        return state
 
-# %% ../../nbs/replay/moments.ipynb #312b8be2
-@patch
-def restore(self:Moments, state):
-    "Go on where `snapshot` was taken; the memory has been restored"
-    self.clear()
-    state,(end,oldest) = self.check_state(state),self.memory.span
-    first,agent,low = state['first'],state['agent'],state['low']
-    fine = (np.diff(first) > 0).all() and (agent < state['agents']).all()
-    if len(first): fine = fine and first[0] >= oldest and first[-1] < end == first[0] + len(agent)
-    else: fine = not len(agent)
-    if not fine: raise StateError(self.who, 'a saved memory with damaged moments')
-    high = low + len(first)
-    last = None if state['last'] == [-1,-1] else tuple(state['last'])
-    self.span = Span(low, high, low, high, end, last, state['agents'])
-    if not end: return
-    self._reserve()
-    self._first[np.arange(low, high) % self.capacity] = first
-    self._agent[np.arange(end - len(agent), end) % self.capacity] = agent
+    def restore(self, state):
+        "Go on where `snapshot` was taken; the memory has been restored"
+        self.clear()
+        state, (end, oldest) = self.check_state(state), self.memory.span
+        first = state['first']
+        agent = state['agent']
+        low = state['low']
+        fine = (np.diff(first) > 0).all() and (agent < state['agents']).all()
+        if len(first):
+            fine = fine and first[0] >= oldest and first[-1] < end == first[0] + len(agent)
+        else:
+            fine = not len(agent)
+        if not fine:
+            raise StateError(self.who, 'a saved memory with damaged moments')
+        high = low + len(first)
+        last = None if state['last'] == [-1, -1] else tuple(state['last'])
+        self.span = Span(low, high, low, high, end, last, state['agents'])
+        if not end:
+            return
+        self._reserve()
+        self._first[np.arange(low, high) % self.capacity] = first
+        self._agent[np.arange(end - len(agent), end) % self.capacity] = agent
 
 # %% ../../nbs/replay/moments.ipynb #77495647
 def view_by(
-    who:str, # who asks
-    by, # 'row', 'moment', or a view
-)->View:
+    who: str,  # who asks
+    by,  # 'row', 'moment', or a view
+) -> View:
     "The view that a word names"
-    if isinstance(by, View): return by
-    return dict(row=Transitions, moment=Moments)[choice(who, 'by', by, ('row','moment'))]()
+    if isinstance(by, View):
+        return by
+    return dict(row=Transitions, moment=Moments)[choice(who, 'by', by, ('row', 'moment'))]()

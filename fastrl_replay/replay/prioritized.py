@@ -7,7 +7,6 @@ __all__ = ['ReplayByKind', 'PrioritizedReplay']
 
 # %% ../../nbs/replay/prioritized.ipynb #5320aca2
 import numpy as np
-from fastcore.basics import patch
 from fastcore.meta import delegates
 from ..steps.errors import ArgumentTypeError, choice, number
 from ..memory.rows import Store
@@ -21,82 +20,135 @@ from .views import Transitions
 # %% ../../nbs/replay/prioritized.ipynb #e1a91d0b
 class ReplayByKind(Replay):
     "A replay whose sampler is named by `kind`, or made of a class"
-    kind,alpha,eps,initial,stratified,seed = (Fixed() for _ in range(6))
+
+    kind, alpha, eps, initial, stratified, seed = (Fixed() for _ in range(6))
+
     @delegates(DueBatches.__init__)
-    def __init__(self,
-        source, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
-        bs, # rows, or sequences, in a batch
-        max_sz, # rows in memory
+    def __init__(
+        self,
+        source,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        bs,  # rows, or sequences, in a batch
+        max_sz,  # rows in memory
         *,
-        kind, # a name in `SAMPLERS`, or a class
-        alpha, # how much priorities count
-        beta, # how far weights correct for it
-        view, # a template
-        eps:float=1e-6, # added to each error: with 0, a row whose error is 0 is never drawn
-        initial:str='largest', # new rows' priority: the 'largest' present, the largest so far ('max_ever'), or a column
-        stratified:bool=True, # one draw from each of `bs` parts with equal sums of priorities, or independent draws?
-        weight_norm:str='batch', # the largest weight is 1 in each 'batch', or in the whole 'memory'
-        seed:int=None, # of the draws; None: different draws each time
-        sampler:Sampler=None, # your own, instead of the one that `kind` names
-        store:Store=None, # how rows become bytes; None: whole rows in main memory
-        **kwargs, # when a batch is due
+        kind,  # a name in `SAMPLERS`, or a class
+        alpha,  # how much priorities count
+        beta,  # how far weights correct for it
+        view,  # a template
+        eps: float = 1e-6,  # added to each error: with 0, a row whose error is 0 is never drawn
+        initial: str = 'largest',  # new rows' priority: the 'largest' present, the largest so far ('max_ever'), or a column
+        stratified: bool = True,  # one draw from each of `bs` parts with equal sums of priorities, or independent draws?
+        weight_norm: str = 'batch',  # the largest weight is 1 in each 'batch', or in the whole 'memory'
+        seed: int = None,  # of the draws; None: different draws each time
+        sampler: Sampler = None,  # your own, instead of the one that `kind` names
+        store: Store = None,  # how rows become bytes; None: whole rows in main memory
+        **kwargs,  # when a batch is due
     ):
-        self._keep_kind(type(self).__name__, beta, weight_norm, kind=kind, initial=initial, alpha=alpha,
-            eps=eps, stratified=stratified, seed=seed)
-        column = None if initial in ('largest','max_ever') else initial
-        super().__init__(source, bs, max_sz, sampler=sampler, default=lambda: self._sampler_of(kind, view), view=view,
-            store=store, beta=beta, weight_norm=weight_norm, initial=column, **kwargs)
+        self._keep_kind(
+            type(self).__name__,
+            beta,
+            weight_norm,
+            kind=kind,
+            initial=initial,
+            alpha=alpha,
+            eps=eps,
+            stratified=stratified,
+            seed=seed,
+        )
+        column = None if initial in ('largest', 'max_ever') else initial
+        super().__init__(
+            source,
+            bs,
+            max_sz,
+            sampler=sampler,
+            default=lambda: self._sampler_of(kind, view),
+            view=view,
+            store=store,
+            beta=beta,
+            weight_norm=weight_norm,
+            initial=column,
+            **kwargs,
+        )
 
-# %% ../../nbs/replay/prioritized.ipynb #cf0c4d1d
-@patch
-def _keep_kind(self:ReplayByKind, who, beta, weight_norm, **settings):
-    "Keep the settings of the sampler, if all of these mean something"
-    names,kind = {cls: n for n,cls in SAMPLERS.items()},settings['kind']
-    if isinstance(kind, type) and issubclass(kind, Sampler): settings['kind'] = names.get(kind, kind.__name__)
-    elif isinstance(kind, Sampler): raise ArgumentTypeError(who, 'kind', repr(kind),
-        'a name, or a class of samplers', f'sampler={type(kind).__name__}(…)')
-    else: choice(who, 'kind', kind, sorted(SAMPLERS, key=str.swapcase))   # those of the library first
-    choice(who, 'weight_norm', weight_norm, ('batch','memory'))
-    for what in ('alpha','eps'): number(who, what, settings[what])
-    scheduled(who, 'beta', beta)
-    vars(self).update(settings)
+    def _keep_kind(self, who, beta, weight_norm, **settings):
+        "Keep the settings of the sampler, if all of these mean something"
+        names = {cls: n for n, cls in SAMPLERS.items()}
+        kind = settings['kind']
+        if isinstance(kind, type) and issubclass(kind, Sampler):
+            settings['kind'] = names.get(kind, kind.__name__)
+        elif isinstance(kind, Sampler):
+            raise ArgumentTypeError(
+                who,
+                'kind',
+                repr(kind),
+                'a name, or a class of samplers',
+                f'sampler={type(kind).__name__}(…)',
+            )
+        else:
+            choice(
+                who, 'kind', kind, sorted(SAMPLERS, key=str.swapcase)
+            )  # those of the library first
+        choice(who, 'weight_norm', weight_norm, ('batch', 'memory'))
+        for what in ('alpha', 'eps'):
+            number(who, what, settings[what])
+        scheduled(who, 'beta', beta)
+        vars(self).update(settings)
 
-# %% ../../nbs/replay/prioritized.ipynb #054f8f59
-@patch
-def _sampler_of(self:ReplayByKind, kind, view):
-    "A sampler of this kind, with the settings that were kept"
-    alike = view.follows and self.kind == 'uniform'
-    return sampler_of_kind(type(self).__name__, 'proportional' if alike else kind, capacity=self.max_sz,
-        alpha=0. if alike else self.alpha, eps=self.eps, seed=self.seed, stratified=self.stratified,
-        max_ever=self.initial == 'max_ever', least=self.weight_norm == 'memory')
+    def _sampler_of(self, kind, view):
+        "A sampler of this kind, with the settings that were kept"
+        alike = view.follows and self.kind == 'uniform'
+        return sampler_of_kind(
+            type(self).__name__,
+            'proportional' if alike else kind,
+            capacity=self.max_sz,
+            alpha=0.0 if alike else self.alpha,
+            eps=self.eps,
+            seed=self.seed,
+            stratified=self.stratified,
+            max_ever=self.initial == 'max_ever',
+            least=self.weight_norm == 'memory',
+        )
 
 # %% ../../nbs/replay/prioritized.ipynb #ec0a83d2
 @stage('prioritized_replay')
 class PrioritizedReplay(ReplayByKind):
     "Keeps the last `max_sz` rows and yields batches of `bs` of them; larger TD errors are drawn more often"
-    @delegates(ReplayByKind.__init__)
-    def __init__(self,
-        source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
-        bs:int=1, # rows in a batch
-        max_sz:int=1_000_000, # rows in memory
-        *,
-        kind:str|type='proportional', # 'proportional' to |error|; 'rank': to 1/rank of the error; or a sampler class
-        alpha:float=.6, # how much priorities count: 0 is uniform; the paper has .7 for ranks
-        beta=.4, # how far weights correct for it, up to 1; a number, or a function of the batches drawn so far
-        **kwargs, # of the sampler, and when a batch is due
-    ): super().__init__(source, bs, max_sz, kind=kind, alpha=alpha, beta=beta, view=Transitions(), **kwargs)
 
-# %% ../../nbs/replay/prioritized.ipynb #a764fc18
-@patch
-def stats(self:PrioritizedReplay)->dict: # numbers by name; the histogram as lists
-    "Counts, ages, times drawn; effective sample size, share of rows never drawn, histogram of priorities"
-    with self.lock:
-        self._catch_up()
-        p,counts,drawn = self.sampler.probabilities(),Replay.stats(self),self.memory.times_drawn
-        priorities,beta = self.sampler.kept(),self._beta_now()
-    priorities = priorities[priorities > 0]
-    low,high = (priorities.min(),priorities.max()) if len(priorities) else (1.,1.)
-    edges = np.geomspace(low, high*(1+1e-9), 21) if low < high else np.array([low/2, low*2])
-    return dict(**counts, ess=float(1/(p**2).sum()) if len(p) else 0.,
-        never_drawn=float((drawn == 0).mean()) if len(drawn) else 0., beta=beta,
-        priority_counts=np.histogram(priorities, edges)[0].tolist(), priority_edges=edges.tolist())
+    @delegates(ReplayByKind.__init__)
+    def __init__(
+        self,
+        source=None,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        bs: int = 1,  # rows in a batch
+        max_sz: int = 1_000_000,  # rows in memory
+        *,
+        kind: str
+        | type = 'proportional',  # 'proportional' to |error|; 'rank': to 1/rank of the error; or a sampler class
+        alpha: float = 0.6,  # how much priorities count: 0 is uniform; the paper has .7 for ranks
+        beta=0.4,  # how far weights correct for it, up to 1; a number, or a function of the batches drawn so far
+        **kwargs,  # of the sampler, and when a batch is due
+    ):
+        super().__init__(
+            source, bs, max_sz, kind=kind, alpha=alpha, beta=beta, view=Transitions(), **kwargs
+        )
+
+    def stats(self) -> dict:  # numbers by name; the histogram as lists
+        "Counts, ages, times drawn; effective sample size, share of rows never drawn, histogram of priorities"
+        with self.lock:
+            self._catch_up()
+            p = self.sampler.probabilities()
+            counts = Replay.stats(self)
+            drawn = self.memory.times_drawn
+            priorities = self.sampler.kept()
+            beta = self._beta_now()
+        priorities = priorities[priorities > 0]
+        low, high = (priorities.min(), priorities.max()) if len(priorities) else (1.0, 1.0)
+        edges = (
+            np.geomspace(low, high * (1 + 1e-9), 21) if low < high else np.array([low / 2, low * 2])
+        )
+        return dict(
+            **counts,
+            ess=float(1 / (p**2).sum()) if len(p) else 0.0,
+            never_drawn=float((drawn == 0).mean()) if len(drawn) else 0.0,
+            beta=beta,
+            priority_counts=np.histogram(priorities, edges)[0].tolist(),
+            priority_edges=edges.tolist(),
+        )

@@ -12,13 +12,21 @@ from inspect import signature
 from threading import RLock
 from weakref import ref
 import numpy as np
-from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch.utils.data import get_worker_info
 from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
-from ..steps.errors import (ArgumentError, ArgumentTypeError, BlockError, NotEnoughRows, StaleKey,
-    number, outside, problem, whole)
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BlockError,
+    NotEnoughRows,
+    StaleKey,
+    number,
+    outside,
+    problem,
+    whole,
+)
 from ..steps.locks import DrawOrderLock, renew_in_child
 from ..look.remarks import with_priorities
 from ..look.memory_page import Inspectable
@@ -35,533 +43,701 @@ from .saved_replays import SavedReplay
 # %% ../../nbs/replay/replay.ipynb #230f3c16
 class Replay(Inspectable, SavedReplay):
     "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
-    _buffers = ('memory','sampler','view','_steps','_opened','_rewinds','_went_back','lock','_unfollowed','_ones',
-        'ranks')
-    store,weight_norm = Fixed(),Fixed()
+
+    _buffers = (
+        'memory',
+        'sampler',
+        'view',
+        '_steps',
+        '_opened',
+        '_rewinds',
+        '_went_back',
+        'lock',
+        '_unfollowed',
+        '_ones',
+        'ranks',
+    )
+    store = Fixed()
+    weight_norm = Fixed()
+
     @delegates(DueBatches.__init__)
-    def __init__(self,
-        source, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
-        bs, # rows, or whatever the view draws, in a batch
-        max_sz, # rows in memory
+    def __init__(
+        self,
+        source,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        bs,  # rows, or whatever the view draws, in a batch
+        max_sz,  # rows in memory
         *,
-        sampler:Sampler=None, # a template
-        default=None, # makes the sampler where none is given
-        view:View=Transitions(), # a template
-        store=None, # how rows become bytes; None: whole rows in main memory
-        beta=None, # the exponent of weights: a number, or a function of the batches so far; None: all weights are 1
-        weight_norm='batch', # the largest weight is 1 in each 'batch', or in the whole 'memory'
-        initial=None, # the column with the TD errors of new rows; None: the sampler decides
-        needs:int=None, # how many must be there for a batch; None: as many as it has
-        **kwargs, # when a batch is due
+        sampler: Sampler = None,  # a template
+        default=None,  # makes the sampler where none is given
+        view: View = Transitions(),  # a template
+        store=None,  # how rows become bytes; None: whole rows in main memory
+        beta=None,  # the exponent of weights: a number, or a function of the batches so far; None: all weights are 1
+        weight_norm='batch',  # the largest weight is 1 in each 'batch', or in the whole 'memory'
+        initial=None,  # the column with the TD errors of new rows; None: the sampler decides
+        needs: int = None,  # how many must be there for a batch; None: as many as it has
+        **kwargs,  # when a batch is due
     ):
-        if isinstance(sampler, Sampler) and sampler.replacement: needs = 1   # it draws a row as often as it likes
+        # it draws a row as often as it likes
+        if isinstance(sampler, Sampler) and sampler.replacement:
+            needs = 1
         super().__init__(source, bs, max_sz, needs=needs, **kwargs)
-        self.weight_norm,self.store,self.beta = weight_norm,store,beta
-        self._given = dict(sampler=sampler)   # for the repr: the attribute is one that is in use
+        self.weight_norm = weight_norm
+        self.store = store
+        self.beta = beta
+        # for the repr: the attribute is one that is in use
+        self._given = dict(sampler=sampler)
         sampler = default() if sampler is None else sampler
         sampler = self._own_sampler(self._checked_sampler(sampler, view, initial))
-        self._templates,self._initial = (sampler,view),initial
+        self._templates = (sampler, view)
+        self._initial = initial
         self._fresh()
 
-# %% ../../nbs/replay/replay.ipynb #5218c732
-@patch
-def __len__(self:Replay):
-    if not self._opened: self._look()
-    return len(self.view)
+    def __len__(self):
+        if not self._opened:
+            self._look()
+        return len(self.view)
 
-@patch(as_prop=True)
-def unit(self:Replay)->str:
-    "What is drawn"
-    return self.view.unit
+    @property
+    def unit(self) -> str:
+        "What is drawn"
+        return self.view.unit
 
-@patch(as_prop=True)
-def nbytes(self:Replay)->int:
-    "Bytes reserved"
-    return sum(p.nbytes for p in (self.memory, self.view, self.sampler))
+    @property
+    def nbytes(self) -> int:
+        "Bytes reserved"
+        return sum(p.nbytes for p in (self.memory, self.view, self.sampler))
 
-# %% ../../nbs/replay/replay.ipynb #8368e2f9
-@patch
-def _own_sampler(self:Replay, sampler):
-    "One that was given, with the seed of the replay where it has none; a warning of settings that it won't ask for"
-    if self._given['sampler'] is None: return sampler
-    args,who = signature(type(self)).parameters,type(self).__name__
-    unused = [f'{k}={x!r}' for k,x in vars(self).items() if k in _OF_SAMPLER and k in args and x != args[k].default]
-    if unused: warnings.warn(problem(who, f'{", ".join(unused)} beside sampler=, which decides that itself',
-        remedy=f'leave it out, or give it to {type(sampler).__name__}'), stacklevel=outside())
-    if sampler.seed is not None or getattr(self, 'seed', None) is None: return sampler
-    sampler = copy(sampler)
-    sampler.seed = self.seed
-    return sampler
+    def _own_sampler(self, sampler):
+        "One that was given, with the seed of the replay where it has none; a warning of settings that it won't ask for"
+        if self._given['sampler'] is None:
+            return sampler
+        args = signature(type(self)).parameters
+        who = type(self).__name__
+        unused = [
+            f'{k}={x!r}'
+            for k, x in vars(self).items()
+            if k in _OF_SAMPLER and k in args and x != args[k].default
+        ]
+        if unused:
+            warnings.warn(
+                problem(
+                    who,
+                    f'{", ".join(unused)} beside sampler=, which decides that itself',
+                    remedy=f'leave it out, or give it to {type(sampler).__name__}',
+                ),
+                stacklevel=outside(),
+            )
+        if sampler.seed is not None or getattr(self, 'seed', None) is None:
+            return sampler
+        sampler = copy(sampler)
+        sampler.seed = self.seed
+        return sampler
 
-_OF_SAMPLER = 'replacement','kind','alpha','eps','stratified'   # what the library's samplers are made of
+    def _checked_sampler(self, sampler, view, initial):
+        "The sampler, if it can do what is asked of it"
+        who = type(self).__name__
+        kind = type(sampler).__name__
+        if not isinstance(sampler, Sampler):
+            is_class = isinstance(sampler, type) and issubclass(sampler, Sampler)
+            raise ArgumentTypeError(
+                who,
+                'sampler',
+                repr(sampler)[:60],
+                'a Sampler, such as Uniform()',
+                f'sampler={sampler.__name__}(…)' if is_class else None,
+            )
+        if sampler.lacks('sample'):
+            raise ArgumentTypeError(
+                who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method'
+            )
+        room = self.max_sz if sampler.capacity is None else sampler.capacity
+        if checked_view(who, view).follows:
+            sampler.check_places(who)
+        if initial is not None and sampler.lacks('priorities'):
+            raise ArgumentError(
+                who,
+                'sampler',
+                kind,
+                'one that turns the TD errors of new rows into priorities, as initial= asks',
+            )
+        if room < self.max_sz:
+            raise ArgumentError(
+                who, 'sampler', f'room for {room} keys', f'room for max_sz={self.max_sz}'
+            )
+        if self.weight_norm == 'memory' and not sampler.keeps_least:
+            raise ArgumentError(
+                who,
+                "weight_norm='memory'",
+                f'{kind} that knows no smallest probability',
+                remedy=f'{kind}(…, least=True)',
+            )
+        return sampler
 
-# %% ../../nbs/replay/replay.ipynb #50aa1f2b
-@patch
-def _checked_sampler(self:Replay, sampler, view, initial):
-    "The sampler, if it can do what is asked of it"
-    who,kind = type(self).__name__,type(sampler).__name__
-    if not isinstance(sampler, Sampler):
-        is_class = isinstance(sampler, type) and issubclass(sampler, Sampler)
-        raise ArgumentTypeError(who, 'sampler', repr(sampler)[:60], 'a Sampler, such as Uniform()',
-            f'sampler={sampler.__name__}(…)' if is_class else None)
-    if sampler.lacks('sample'):
-        raise ArgumentTypeError(who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method')
-    room = self.max_sz if sampler.capacity is None else sampler.capacity
-    if checked_view(who, view).follows: sampler.check_places(who)
-    if initial is not None and sampler.lacks('priorities'):
-        raise ArgumentError(who, 'sampler', kind,
-            'one that turns the TD errors of new rows into priorities, as initial= asks')
-    if room < self.max_sz:
-        raise ArgumentError(who, 'sampler', f'room for {room} keys', f'room for max_sz={self.max_sz}')
-    if self.weight_norm == 'memory' and not sampler.keeps_least:
-        raise ArgumentError(who, "weight_norm='memory'", f'{kind} that knows no smallest probability',
-            remedy=f'{kind}(…, least=True)')
-    return sampler
+    def _fresh(self):
+        "New parts, with nothing in them"
+        self.__dict__.setdefault('lock', RLock())
+        renew_in_child(self, 'lock')
+        vars(self).update(self._new_parts())
+        replay = ref(self)
+        if first := self._own_steps():
+            first.end_in(lambda: getattr(replay(), 'memory', None))
+        self.start_counting()
+        self._unfollowed = None
+        self._ones = np.ones(self.bs)
+        self._tells_later = (
+            self.sampler.counts_only and not self.view.follows and self._initial is None
+        )
 
-# %% ../../nbs/replay/replay.ipynb #cbe00e4e
-@patch
-def _fresh(self:Replay):
-    "New parts, with nothing in them"
-    self.__dict__.setdefault('lock', RLock())
-    renew_in_child(self, 'lock')
-    vars(self).update(self._new_parts())
-    replay = ref(self)
-    if first := self._own_steps(): first.end_in(lambda: getattr(replay(), 'memory', None))
-    self.start_counting()
-    self._unfollowed,self._ones = None,np.ones(self.bs)
-    self._tells_later = self.sampler.counts_only and not self.view.follows and self._initial is None
+    def _own_steps(self):
+        "The stage of own steps at the top of the chain; None: there is another one, or none"
+        pipe = self if self.has_source else None
+        while not (pipe is None or getattr(pipe, 'takes_steps', False)):
+            pipe = upstream(pipe)
+        return pipe
 
-@patch
-def _own_steps(self:Replay):
-    "The stage of own steps at the top of the chain; None: there is another one, or none"
-    pipe = self if self.has_source else None
-    while not (pipe is None or getattr(pipe, 'takes_steps', False)): pipe = upstream(pipe)
-    return pipe
+    def clear(self):
+        "As before the first row; what lies on disk stays there"
+        self._fresh()
 
-@patch
-def clear(self:Replay):
-    "As before the first row; what lies on disk stays there"
-    self._fresh()
+    def _new_parts(self, older=None):  # a memory whose place the new one will take
+        "Memory, sampler and view by name, with nothing in them"
+        # no circle: a memory would outlive it
+        who, (sampler, view), replay = type(self).__name__, self._templates, ref(self)
 
-# %% ../../nbs/replay/replay.ipynb #a642c616
-@patch
-def _new_parts(self:Replay, older=None): # a memory whose place the new one will take
-    "Memory, sampler and view by name, with nothing in them"
-    who,(sampler,view),replay = type(self).__name__,self._templates,ref(self)   # no circle: a memory would outlive it
-    def check(dtype):
-        if replay() is not None: replay()._check_columns(dtype)
-    memory = Timeline(self.max_sz, self.store, who, check, older, view.counted)
-    sampler,view = sampler.fresh(),view.fresh(memory, who)
-    steps = StepRows(who, lambda: memory)
-    return dict(memory=memory, sampler=sampler, view=view, _steps=steps,
-        _opened=False, _rewinds=None, _went_back=False)   # do they go on with what lay there? And see `_go_back`
+        def check(dtype):
+            if replay() is not None:
+                replay()._check_columns(dtype)
 
-# %% ../../nbs/replay/replay.ipynb #67b05824
-@patch
-def _check_columns(self:Replay, dtype):
-    "Raise where such rows can't be drawn, or don't say what `initial` asks them"
-    self.view.check_columns(dtype)
-    if self._initial is None: return
-    kind = dtype[self._initial] if self._initial in dtype.names else None
-    if kind is None or kind.kind not in 'fiu':
-        raise BlockError(type(self).__name__, f'initial={self._initial!r}',
-            'no column of these rows' if kind is None else kind,
-            'the column of the TD errors of new rows, one number a row')
+        memory = Timeline(self.max_sz, self.store, who, check, older, view.counted)
+        sampler = sampler.fresh()
+        view = view.fresh(memory, who)
+        steps = StepRows(who, lambda: memory)
+        return dict(
+            memory=memory,
+            sampler=sampler,
+            view=view,
+            _steps=steps,
+            _opened=False,
+            _rewinds=None,
+            _went_back=False,
+        )  # do they go on with what lay there? And see `_go_back`
 
-# %% ../../nbs/replay/replay.ipynb #99b67fe7
-@patch
-def add(self:Replay,
-    steps:Steps, # a block, or one row
-)->np.ndarray: # the rows' keys
-    "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
-    with self.lock:
-        if self._tells_later: return self.memory.add(steps)
-        self._catch_up()   # where the last call was interrupted
-        if self._initial is not None: self._check_initial(steps)
-        stored = self.view.stored(steps)
-        if self.view.follows: self._unfollowed = steps,self.memory.inserted
-        keys = self.memory.add(stored)
-        self._catch_up()
-        return keys
+    def _check_columns(self, dtype):
+        "Raise where such rows can't be drawn, or don't say what `initial` asks them"
+        self.view.check_columns(dtype)
+        if self._initial is None:
+            return
+        kind = dtype[self._initial] if self._initial in dtype.names else None
+        if kind is None or kind.kind not in 'fiu':
+            raise BlockError(
+                type(self).__name__,
+                f'initial={self._initial!r}',
+                'no column of these rows' if kind is None else kind,
+                'the column of the TD errors of new rows, one number a row',
+            )
 
-# %% ../../nbs/replay/replay.ipynb #5ae74251
-@patch
-def _check_initial(self:Replay, steps):
-    "Raise where the errors that new rows bring can't be priorities"
-    if not isinstance(steps, Steps) or self._initial not in steps.dtype.names: return   # the memory says what is wrong
-    try: self.sampler.priorities(steps.rows[self._initial].ravel())
-    except ValueError as e: raise BlockError(type(self).__name__, f'column {self._initial!r}: {e}') from None
+    def add(
+        self,
+        steps: Steps,  # a block, or one row
+    ) -> np.ndarray:  # the rows' keys
+        "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
+        with self.lock:
+            if self._tells_later:
+                return self.memory.add(steps)
+            self._catch_up()  # where the last call was interrupted
+            if self._initial is not None:
+                self._check_initial(steps)
+            stored = self.view.stored(steps)
+            if self.view.follows:
+                self._unfollowed = steps, self.memory.inserted
+            keys = self.memory.add(stored)
+            self._catch_up()
+            return keys
 
-@patch
-def _initial_priorities(self:Replay, first, end):
-    "What these rows say of their priorities, if they are asked"
-    if self._initial is None or first >= end: return {}
-    keys,(line,store,_) = np.arange(first, end),self.memory.parts
-    td = store.some_columns(keys % line.ring, (self._initial,))[self._initial]
-    gone = keys < self.memory.oldest   # another process may have overwritten some meanwhile
-    return dict(p=self.sampler.priorities(np.where(gone, 0, td)))
+    def _check_initial(self, steps):
+        "Raise where the errors that new rows bring can't be priorities"
+        # the memory says what is wrong
+        if not isinstance(steps, Steps) or self._initial not in steps.dtype.names:
+            return
+        try:
+            self.sampler.priorities(steps.rows[self._initial].ravel())
+        except ValueError as e:
+            raise BlockError(type(self).__name__, f'column {self._initial!r}: {e}') from None
 
-# %% ../../nbs/replay/replay.ipynb #05e1f041
-@patch
-def add_step(self:Replay,
-    obs, # of one environment, or of each of several: a number, an array, a tensor, or a dict or tuple of these
-    action, # what was done
-    reward, # a number, or one for each environment
-    next_obs, # what came of it
-    terminated, # has the episode ended?
-    truncated=False, # was it broken off?
-    *,
-    env_id=0, # whose step it is, or that of the first of these, or of each
-    final_obs=None, # the last states of environments that have been reset already
-    **columns, # what else is known of the step; and autoreset_mode='next_step', of a vector that resets in the next one
-)->np.ndarray: # the keys of new rows
-    "Add a step from your own loop, or one of each environment of a vector"
-    values = step_values(obs, action, reward, next_obs, terminated, truncated, env_id, final_obs, **columns)
-    with self.lock:
-        if first := self._own_steps(): return self._pass_on(first, values)
-        rows = self._steps.make(*values)
-        if self.view.follows: rows = rows.copy()   # an interrupted call is made up for by the next one
-        keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
-        self._steps.done()
-        return keys
+    def _initial_priorities(self, first, end):
+        "What these rows say of their priorities, if they are asked"
+        if self._initial is None or first >= end:
+            return {}
+        keys, (line, store, _) = np.arange(first, end), self.memory.parts
+        td = store.some_columns(keys % line.ring, (self._initial,))[self._initial]
+        # another process may have overwritten some meanwhile
+        gone = keys < self.memory.oldest
+        return dict(p=self.sampler.priorities(np.where(gone, 0, td)))
 
-# %% ../../nbs/replay/replay.ipynb #05e1f042
-@patch
-def _pass_on(self:Replay, first, values):
-    first.take(*values)
-    keys = [self.add(block) for block in self.blocks()]
-    return np.concatenate(keys) if keys else np.zeros(0, np.int64)
+    def add_step(
+        self,
+        obs,  # of one environment, or of each of several: a number, an array, a tensor, or a dict or tuple of these
+        action,  # what was done
+        reward,  # a number, or one for each environment
+        next_obs,  # what came of it
+        terminated,  # has the episode ended?
+        truncated=False,  # was it broken off?
+        *,
+        env_id=0,  # whose step it is, or that of the first of these, or of each
+        final_obs=None,  # the last states of environments that have been reset already
+        **columns,  # what else is known of the step; and autoreset_mode='next_step', of a vector that resets in the next one
+    ) -> np.ndarray:  # the keys of new rows
+        "Add a step from your own loop, or one of each environment of a vector"
+        values = step_values(
+            obs, action, reward, next_obs, terminated, truncated, env_id, final_obs, **columns
+        )
+        with self.lock:
+            if first := self._own_steps():
+                return self._pass_on(first, values)
+            rows = self._steps.make(*values)
+            # an interrupted call is made up for by the next one
+            if self.view.follows:
+                rows = rows.copy()
+            keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
+            self._steps.done()
+            return keys
 
-# %% ../../nbs/replay/replay.ipynb #797a8984
-@patch
-def _catch_up(self:Replay):
-    "Tell view and sampler what has come and gone since they were last used; how many can be drawn"
-    end,oldest = self.memory.span
-    if self.memory.rewinds != self._rewinds: self._go_back(self.memory.rewinds)
-    if not self._opened and end: self._open_parts(end)
-    sampler = self.sampler
-    if self.view.follows: self._follow(end)
-    elif sampler.end != end or sampler.first < oldest:
-        first = max(sampler.end, oldest)
-        sampler.added(first, end, oldest, **self._initial_priorities(first, end))
-    return len(self.view) if self.view.follows else end - oldest
+    def _pass_on(self, first, values):
+        first.take(*values)
+        keys = [self.add(block) for block in self.blocks()]
+        return np.concatenate(keys) if keys else np.zeros(0, np.int64)
 
-# %% ../../nbs/replay/replay.ipynb #4bbd6b43
-@patch
-def _follow(self:Replay, end):
-    "Let a view that draws places see what has come"
-    block,view = self._unfollowed,self.view
-    if block is not None and block[1] < end:
-        view.follow(*block)
-        self.sampler.unwritten(block[1], end)
-    self._unfollowed = None
-    view.refollow(end)   # where another process adds rows
-    if self._tell_places() or block is not None: view.note()
+    def _catch_up(self):
+        "Tell view and sampler what has come and gone since they were last used; how many can be drawn"
+        end, oldest = self.memory.span
+        if self.memory.rewinds != self._rewinds:
+            self._go_back(self.memory.rewinds)
+        if not self._opened and end:
+            self._open_parts(end)
+        sampler = self.sampler
+        if self.view.follows:
+            self._follow(end)
+        elif sampler.end != end or sampler.first < oldest:
+            first = max(sampler.end, oldest)
+            sampler.added(first, end, oldest, **self._initial_priorities(first, end))
+        return len(self.view) if self.view.follows else end - oldest
 
-# %% ../../nbs/replay/replay.ipynb #797a8985
-@patch
-def _tell_places(self:Replay, known=False)->bool: # known: up to rows of which the sampler was told when they came
-    "What a view draws has places instead of keys in order; has anything changed?"
-    sampler,changes = self.sampler,self.view.drawable()
-    if not changes: return False
-    capacity,gone,came = changes
-    if sampler.end != capacity:
-        sampler.use_places(capacity)
-        sampler.first,sampler.end = 0,capacity   # also where it is yours: this says that it was told
-    if len(gone): sampler.remove(gone)
-    if len(came):
-        self.view.came(came)
-        sampler.insert(came)
-        if known: sampler.recall(came)
-    self.view.told()
-    return True
+    def _follow(self, end):
+        "Let a view that draws places see what has come"
+        block = self._unfollowed
+        view = self.view
+        if block is not None and block[1] < end:
+            view.follow(*block)
+            self.sampler.unwritten(block[1], end)
+        self._unfollowed = None
+        view.refollow(end)  # where another process adds rows
+        if self._tell_places() or block is not None:
+            view.note()
 
-# %% ../../nbs/replay/replay.ipynb #5c0bb506
-@patch
-def _open_parts(self:Replay, end):
-    "Let view and sampler go on with what lies in the memory's place"
-    memory,sampler,view = self.memory,self.sampler,self.view
-    if not self.sampled: memory.forget_ages()
-    sampler.open(memory.place, view.key_of if view.follows else None)
-    if not view.follows: sampler.reopen(memory.oldest, end)
-    else:
-        end = end if self._unfollowed is None else self._unfollowed[1]   # newer rows will be followed as they came
-        told = memory.place.told(sampler.kind, end)
-        for until in sorted({told, end}):
-            view.refollow(until)
-            self._tell_places(known=until <= told)
-    sampler.settle()
-    self._opened = True
-    view.note()
+    def _tell_places(
+        self, known=False
+    ) -> bool:  # known: up to rows of which the sampler was told when they came
+        "What a view draws has places instead of keys in order; has anything changed?"
+        sampler = self.sampler
+        changes = self.view.drawable()
+        if not changes:
+            return False
+        capacity, gone, came = changes
+        if sampler.end != capacity:
+            sampler.use_places(capacity)
+            # also where it is yours: this says that it was told
+            sampler.first = 0
+            sampler.end = capacity
+        if len(gone):
+            sampler.remove(gone)
+        if len(came):
+            self.view.came(came)
+            sampler.insert(came)
+            if known:
+                sampler.recall(came)
+        self.view.told()
+        return True
 
-# %% ../../nbs/replay/replay.ipynb #97647b04
-@patch
-def _draw(self:Replay, n, beta, weigh):
-    "A batch of `n`; drawn again where another process has overwritten a row meanwhile"
-    reads = self.memory.reads_only
-    while True:
-        keys,p = drawn(self.sampler, n)
-        if reads: ages = self.memory.parts[0].before_draw()
-        try: return self.view.batch(keys, weigh(p, n, beta))
-        except StaleKey:
-            if not reads: raise
-            self.memory.parts[0].uncount(ages)   # or it would count twice
+    def _open_parts(self, end):
+        "Let view and sampler go on with what lies in the memory's place"
+        memory = self.memory
+        sampler = self.sampler
+        view = self.view
+        if not self.sampled:
+            memory.forget_ages()
+        sampler.open(memory.place, view.key_of if view.follows else None)
+        if not view.follows:
+            sampler.reopen(memory.oldest, end)
+        else:
+            # newer rows will be followed as they came
+            end = end if self._unfollowed is None else self._unfollowed[1]
+            told = memory.place.told(sampler.kind, end)
+            for until in sorted({told, end}):
+                view.refollow(until)
+                self._tell_places(known=until <= told)
+        sampler.settle()
+        self._opened = True
+        view.note()
+
+    def _draw(self, n, beta, weigh):
+        "A batch of `n`; drawn again where another process has overwritten a row meanwhile"
+        reads = self.memory.reads_only
+        while True:
+            keys, p = drawn(self.sampler, n)
+            if reads:
+                ages = self.memory.parts[0].before_draw()
+            try:
+                return self.view.batch(keys, weigh(p, n, beta))
+            except StaleKey:
+                if not reads:
+                    raise
+                self.memory.parts[0].uncount(ages)  # or it would count twice
+                self._catch_up()
+
+    def _look(self):
+        "See what lies in the memory's place"
+        with self.lock:
             self._catch_up()
 
-@patch
-def _look(self:Replay):
-    "See what lies in the memory's place"
-    with self.lock: self._catch_up()
+    def _go_back(self, rewinds):  # how often the process that writes has gone back
+        "Know nothing of rows any more, unless this is the first look at them; what is there is read next"
+        if self._rewinds is None:
+            self._rewinds = rewinds
+            return
+        sampler = self.sampler.fresh()
+        view = self.view
+        sampler.draw_on(self.sampler)
+        if view.follows:
+            view = view.fresh(self.memory, type(self).__name__)
+        # in one call
+        vars(self).update(
+            sampler=sampler, view=view, _opened=False, _rewinds=rewinds, _went_back=True
+        )
 
-# %% ../../nbs/replay/replay.ipynb #cd332acc
-@patch
-def _go_back(self:Replay, rewinds): # how often the process that writes has gone back
-    "Know nothing of rows any more, unless this is the first look at them; what is there is read next"
-    if self._rewinds is None: self._rewinds = rewinds; return
-    sampler,view = self.sampler.fresh(),self.view
-    sampler.draw_on(self.sampler)
-    if view.follows: view = view.fresh(self.memory, type(self).__name__)
-    vars(self).update(sampler=sampler, view=view, _opened=False, _rewinds=rewinds, _went_back=True)   # in one call
+    def feedback(self, keys, td) -> tuple:  # keys or places, their errors, how many are gone
+        "For what errors still count, as the view says"
+        try:
+            return self.view.feedback(keys, td)
+        except StaleKey:
+            if not self._went_back:
+                raise
+            return np.zeros(0, np.int64), np.zeros(0), np.size(as_keys(keys))
 
-@patch
-def feedback(self:Replay, keys, td)->tuple: # keys or places, their errors, how many are gone
-    "For what errors still count, as the view says"
-    try: return self.view.feedback(keys, td)
-    except StaleKey:
-        if not self._went_back: raise
-        return np.zeros(0, np.int64),np.zeros(0),np.size(as_keys(keys))
+    def sample_weighted(
+        self,
+        n: int,  # rows, or whatever the view draws
+        weigh,  # (probabilities, n, exponent) → weights
+    ):  # the batch
+        "Draw a batch whose weights something else decides; the lock is held"
+        need = self._needs or n
+        # again, where another process has overwritten rows while they were counted
+        while self._catch_up() < need:
+            if not self.memory.reads_only or len(self.view) < need:
+                raise self.too_few(need)
+        beta = None if self.beta is None else self._beta_now()  # before anything is drawn
+        batch = self._draw(n, beta, weigh)
+        set_replay(batch, self)
+        self.batches += 1
+        self.sampled += n
+        return batch
 
-# %% ../../nbs/replay/replay.ipynb #c14ee80a
-@patch
-def sample_weighted(self:Replay,
-    n:int, # rows, or whatever the view draws
-    weigh, # (probabilities, n, exponent) → weights
-): # the batch
-    "Draw a batch whose weights something else decides; the lock is held"
-    need = self._needs or n
-    while self._catch_up() < need:   # again, where another process has overwritten rows while they were counted
-        if not self.memory.reads_only or len(self.view) < need: raise self.too_few(need)
-    beta = None if self.beta is None else self._beta_now()   # before anything is drawn
-    batch = self._draw(n, beta, weigh)
-    set_replay(batch, self)
-    self.batches += 1
-    self.sampled += n
-    return batch
+    def sample(
+        self,
+        bs: int = None,  # how many in this batch; None: the stage's `bs`
+    ):  # the batch; with `return_idxs` also the places of its rows in `memory`
+        "Draw a batch"
+        n = self.bs if bs is None else whole(type(self).__name__, 'batch size', bs, 1)
+        with self.lock:
+            batch = self.sample_weighted(n, self._weights)
+            return (
+                (batch, Places(batch['index'].cpu().numpy(), self.memory.oldest))
+                if self.return_idxs
+                else batch
+            )
 
-# %% ../../nbs/replay/replay.ipynb #ec099b70
-@patch
-def sample(self:Replay,
-    bs:int=None, # how many in this batch; None: the stage's `bs`
-): # the batch; with `return_idxs` also the places of its rows in `memory`
-    "Draw a batch"
-    n = self.bs if bs is None else whole(type(self).__name__, 'batch size', bs, 1)
-    with self.lock:
-        batch = self.sample_weighted(n, self._weights)
-        return (batch, Places(batch['index'].cpu().numpy(), self.memory.oldest)) if self.return_idxs else batch
+    def too_few(self, n: int) -> NotEnoughRows:
+        "The error where fewer than `n` can be drawn"
+        here = len(self.view)
+        unit = self.unit
+        found = f'{here} {unit}' + ('' if unit == 'rows' else f' in {len(self.memory)} rows')
+        missing = f'{n - here} {"is" if n - here == 1 else "are"} missing'
+        return NotEnoughRows(
+            type(self).__name__,
+            f'fewer {unit} than a batch needs',
+            found,
+            f'{n} {unit}: {missing}',
+            'add more, or draw fewer',
+        )
 
-# %% ../../nbs/replay/replay.ipynb #467d831a
-@patch
-def too_few(self:Replay, n:int)->NotEnoughRows:
-    "The error where fewer than `n` can be drawn"
-    here,unit = len(self.view),self.unit
-    found = f'{here} {unit}' + ('' if unit == 'rows' else f' in {len(self.memory)} rows')
-    missing = f'{n-here} {"is" if n-here == 1 else "are"} missing'
-    return NotEnoughRows(type(self).__name__, f'fewer {unit} than a batch needs', found, f'{n} {unit}: {missing}',
-        'add more, or draw fewer')
+    def _weights(self, p, n, beta):
+        "The importance weights of `n` draws with these probabilities"
+        if beta is None:
+            return self._ones if n == len(self._ones) else np.ones(n)
+        if self._is_shard:
+            return importance_weights(p, beta, 1 / self.sampler.mass)
+        return importance_weights(
+            p, beta, self.sampler.least if self.weight_norm == 'memory' else -1.0
+        )
 
-@patch
-def _weights(self:Replay, p, n, beta):
-    "The importance weights of `n` draws with these probabilities"
-    if beta is None: return self._ones if n == len(self._ones) else np.ones(n)
-    if self._is_shard: return importance_weights(p, beta, 1/self.sampler.mass)
-    return importance_weights(p, beta, self.sampler.least if self.weight_norm == 'memory' else -1.)
+    def _beta_now(self):
+        beta = self.beta
+        if type(beta) is float:
+            return beta
+        return scheduled(type(self).__name__, 'beta', beta, self.batches)
+
+    def update_priorities(
+        self,
+        keys,  # of what was drawn: the batch's `index`
+        td,  # what was learned of each: TD errors, a tensor or an array
+    ):
+        "Give TD errors to the sampler; those of overwritten rows are dropped and counted"
+        with self.lock:
+            self._catch_up()
+            keys, td, stale = self.feedback(keys, td)
+            # a forked child has not the right to write
+            if len(keys):
+                self.memory.place.claim()
+            self.sampler.update(keys, td)
+            self.stale += stale
+
+    def check_errors(self, who, keys, td):
+        "Raise where errors of this form can't be taken, whatever rows there are"
+        self.view.check_errors(who, keys, td)
+
+    def stats(self) -> dict:  # numbers by name
+        "Counts of rows and batches, ages of drawn rows, times drawn, fill"
+        with self.lock:
+            m = self.memory
+            ages = m.ages if self.sampled else (0, 0)
+            drawn = m.times_drawn
+        drawn = drawn[drawn > 0]
+        return dict(
+            inserted=m.inserted,
+            evicted=m.oldest,
+            sampled=self.sampled,
+            batches=self.batches,
+            stale=self.stale,
+            fill=len(m) / m.max_sz,
+            age_mean=float(ages[0] / max(self.sampled, 1)),
+            age_max=int(ages[1]),
+            drawn_mean=float(drawn.mean()) if len(drawn) else 0.0,
+            drawn_max=int(drawn.max()) if len(drawn) else 0,
+            **m.store_stats,
+        )
+
+    def inside(self) -> dict:  # as look/inside has it
+        "What is in it, and what can be drawn, as plain arrays; looking changes nothing"
+        with self.lock:
+            self._catch_up()
+            found = self.memory.inside()
+            who = type(self).__name__
+            numbers = self.stats()
+            more = {
+                n: p.nbytes
+                for n, p in dict(sampler=self.sampler, view=self.view).items()
+                if p.nbytes
+            }
+            given = {n: getattr(self, n, None) for n in signature(type(self)).parameters}
+            found |= dict(
+                title=who,
+                unit=self.unit,
+                nbytes=dict(found['nbytes'], **more),
+                draw=self._draw_inside(),
+                numbers={n: x for n, x in numbers.items() if isinstance(x, (int, float))},
+                settings=dict(
+                    {n: x for n, x in given.items() if isinstance(x, (bool, int, float, str))},
+                    **found['settings'],
+                ),
+            )
+        return with_priorities(found)
+
+    def _draw_inside(self):
+        "What can be drawn, oldest first; None: nothing, or the view doesn't say it"
+        sampler = self.sampler
+        view = self.view
+        if not len(view) or view.follows and view.places is None:
+            return None
+        if view.follows:
+            places = view.places[1]
+            key = view.key_of(view.places[1])
+        else:
+            places = key = (
+                np.arange(sampler.first, sampler.end) if sampler.end else self.memory.keys
+            )
+        alike = isinstance(sampler, Uniform) or getattr(sampler, 'alpha', None) == 0
+        p = (
+            np.asarray(sampler.probabilities())
+            if alike or not left_out(sampler, Sampler, 'probabilities')
+            else None
+        )
+        kept = (
+            np.asarray(sampler.kept())
+            if not alike and not left_out(sampler, Sampler, 'kept')
+            else None
+        )
+        p, kept = (x if x is not None and x.shape == key.shape else None for x in (p, kept))
+        order = np.argsort(key, kind='stable')
+        return dict(
+            key=key[order],
+            length=view.lengths(places)[order],
+            probability=None if p is None else p[order],
+            priority=None if kept is None else kept[order],
+            kind=sampler.kind,
+            without=0,
+        )
+
+    def __repr__(self):
+        if not self.memory.is_open:
+            return f'{Pipe.__repr__(self)}  # not opened so far'
+        held = f'{len(self.memory)} of {self.max_sz} rows' + (
+            '' if self.unit == 'rows' else f', {len(self)} {self.unit}'
+        )
+        return f'{Pipe.__repr__(self)}  # {held}'
+
+    def for_page(self) -> tuple:  # as `memory_page` takes it
+        "What is in it, what reads its rows, and what tells more of them"
+
+        def read(keys):
+            with self.lock:
+                return self.memory.still_there(keys)
+
+        def beside(keys):
+            with self.lock:
+                return self._beside(keys)
+
+        return self.inside(), read, beside
+
+    def pages(self) -> dict:  # a name for each memory, here none → as `memory_page` takes it
+        "What is in the memories that batches are drawn from"
+        return {'': self.for_page()}
+
+    def _beside(self, keys):
+        return self.view.beside(keys)
+
+    def flush(self):
+        "Flush a memory on disk to the device; in main memory there is nothing to do"
+        with self.lock:
+            self.memory.flush()
+
+    def _close(self):
+        "Let other processes write to a memory on disk; when it is used again, it is opened again"
+        with self.lock:
+            if self.memory.close():
+                vars(self).update(self._new_parts())
+
+    def order_draws(
+        self,
+        lock: DrawOrderLock = None,  # that of another replay, from which batches are drawn together with this one's
+    ) -> DrawOrderLock:
+        "From now on a lock that keeps draws in the order in which they were begun"
+        if lock is None and not isinstance(self.lock, DrawOrderLock):
+            lock = DrawOrderLock(self.lock)
+        if lock is not None:
+            self.lock = lock
+        return self.lock
+
+    def _in_worker(self, info):
+        "Be one shard of several: with other draws, in another directory"
+        if info.world_size == 1:
+            return
+        (sampler, view), store = self._templates, self.store
+        # a `DataLoader` doesn't bring the weights of its workers together
+        self._is_shard = get_worker_info() is None
+        if sampler.seed is not None:
+            sampler = copy(sampler)
+            sampler.seed = (*np.atleast_1d(sampler.seed).tolist(), info.rank, info.restart)
+        if store is not None and store.folder is not None:
+            vars(self)['store'] = store = copy(store)
+            store.lies(
+                shard_path(store.folder, store.mode, info.rank, type(self).__name__),
+                None,
+                store.mode,
+                store.spare,
+            )
+        self._templates = sampler, view
+        if store is not None and store.folder is not None or not self.memory.inserted:
+            self._fresh()
+        else:
+            self.sampler.reseed(sampler.seed)  # None: another one in each
+        # a stage that holds it may have told it, and not the chain
+        self._worker_here = os.getpid(), info
+
+    def send_packed(self):
+        "From now on batches are as they travel: a store may leave frames packed"
+        sampler, view = self._templates
+        if (
+            type(self).sample is not Replay.sample
+            or type(view).batch is not Transitions.batch
+            or self.return_idxs
+        ):
+            return
+        view = copy(view)  # templates may be those of others, too
+        self._templates = sampler, view
+        view.packed = self.view.packed = True
+
+    def scale(
+        self,
+        weight,  # of rows that were drawn just now
+        norm,  # 'batch' or 'memory': of what the largest weight is meant
+    ) -> dict:  # one that is alone has β = 0, because its weights are right as they are
+        "Sum of priorities, β and largest weight, by which weights are brought to one scale with those of other shards"
+        beta = self.beta if self._is_shard else 0
+        sampler = self.sampler
+        top = 1.0
+        if callable(beta):
+            beta = scheduled(type(self).__name__, 'beta', beta, max(self.batches - 1, 0))
+        if beta and norm == 'memory':
+            top = (sampler.least * sampler.mass) ** -beta
+        elif beta:
+            top = weight.max() if len(weight) else 0.0
+        return dict(mass=float(sampler.mass), beta=float(beta or 0), top=float(top))
+
+    def facts(
+        self,
+        batch,  # that was drawn just now
+    ) -> dict:  # numbers
+        "What is to be said of a batch beside those of other shards"
+        memory = self.memory
+        return dict(
+            self.scale(each_of(batch)['weight'], self.weight_norm),
+            rows=len(memory),
+            inserted=int(memory.inserted),
+            counted=self._counted,
+            stale=int(self.stale),
+            age=float(memory.ages[0] / max(self.sampled, 1)),
+            kept=memory.store.folder is not None,
+        )
+
+    def totals(
+        self,
+    ) -> dict:  # rows that were added, how many can be drawn, sum and minimum of priorities
+        "What can be drawn, with all rows so far"
+        with self.lock:
+            n = self._catch_up()
+            sampler = self.sampler
+            least = sampler.least * sampler.mass if n and sampler.keeps_least else 0.0
+            return dict(
+                inserted=int(self.memory.inserted),
+                drawable=n,
+                mass=float(sampler.mass) if n else 0.0,
+                least=float(least),
+            )
+
+# %% ../../nbs/replay/replay.ipynb #8368e2f9
+# what the library's samplers are made of
+_OF_SAMPLER = 'replacement', 'kind', 'alpha', 'eps', 'stratified'
 
 # %% ../../nbs/replay/replay.ipynb #3ee60186
 def scheduled(
-    who:str, # who asks
-    what:str, # the argument's name
-    x, # a number, or a function of the batches drawn so far
-    batches:int=None, # how many these are; None: don't ask the function yet
-)->float: # 0 or more
+    who: str,  # who asks
+    what: str,  # the argument's name
+    x,  # a number, or a function of the batches drawn so far
+    batches: int = None,  # how many these are; None: don't ask the function yet
+) -> float:  # 0 or more
     "A setting that may follow a schedule; an error where it is no number"
-    if callable(x): return 0. if batches is None else number(who, what, x(batches))
+    if callable(x):
+        return 0.0 if batches is None else number(who, what, x(batches))
     return number(who, what, x)
 
-# %% ../../nbs/replay/replay.ipynb #aa012556
-@patch
-def _beta_now(self:Replay):
-    beta = self.beta
-    if type(beta) is float: return beta
-    return scheduled(type(self).__name__, 'beta', beta, self.batches)
-
-# %% ../../nbs/replay/replay.ipynb #143978a1
-@patch
-def update_priorities(self:Replay,
-    keys, # of what was drawn: the batch's `index`
-    td, # what was learned of each: TD errors, a tensor or an array
-):
-    "Give TD errors to the sampler; those of overwritten rows are dropped and counted"
-    with self.lock:
-        self._catch_up()
-        keys,td,stale = self.feedback(keys, td)
-        if len(keys): self.memory.place.claim()   # a forked child has not the right to write
-        self.sampler.update(keys, td)
-        self.stale += stale
-
-@patch
-def check_errors(self:Replay, who, keys, td):
-    "Raise where errors of this form can't be taken, whatever rows there are"
-    self.view.check_errors(who, keys, td)
-
-# %% ../../nbs/replay/replay.ipynb #48001de7
-@patch
-def stats(self:Replay)->dict: # numbers by name
-    "Counts of rows and batches, ages of drawn rows, times drawn, fill"
-    with self.lock:
-        m = self.memory
-        ages,drawn = m.ages if self.sampled else (0, 0),m.times_drawn
-    drawn = drawn[drawn > 0]
-    return dict(inserted=m.inserted, evicted=m.oldest, sampled=self.sampled, batches=self.batches, stale=self.stale,
-        fill=len(m)/m.max_sz, age_mean=float(ages[0]/max(self.sampled, 1)), age_max=int(ages[1]),
-        drawn_mean=float(drawn.mean()) if len(drawn) else 0., drawn_max=int(drawn.max()) if len(drawn) else 0,
-        **m.store_stats)
-
-# %% ../../nbs/replay/replay.ipynb #22680998
-@patch
-def inside(self:Replay)->dict: # as look/inside has it
-    "What is in it, and what can be drawn, as plain arrays; looking changes nothing"
-    with self.lock:
-        self._catch_up()
-        found,who,numbers = self.memory.inside(),type(self).__name__,self.stats()
-        more = {n: p.nbytes for n,p in dict(sampler=self.sampler, view=self.view).items() if p.nbytes}
-        given = {n: getattr(self, n, None) for n in signature(type(self)).parameters}
-        found |= dict(title=who, unit=self.unit, nbytes=dict(found['nbytes'], **more), draw=self._draw_inside(),
-            numbers={n: x for n,x in numbers.items() if isinstance(x, (int,float))},
-            settings=dict({n: x for n,x in given.items() if isinstance(x, (bool,int,float,str))}, **found['settings']))
-    return with_priorities(found)
-
-# %% ../../nbs/replay/replay.ipynb #b85e6f13
-@patch
-def _draw_inside(self:Replay):
-    "What can be drawn, oldest first; None: nothing, or the view doesn't say it"
-    sampler,view = self.sampler,self.view
-    if not len(view) or view.follows and view.places is None: return None
-    if view.follows: places,key = view.places[1],view.key_of(view.places[1])
-    else: places = key = np.arange(sampler.first, sampler.end) if sampler.end else self.memory.keys
-    alike = isinstance(sampler, Uniform) or getattr(sampler, 'alpha', None) == 0
-    says = lambda method: not left_out(sampler, Sampler, method)
-    p = np.asarray(sampler.probabilities()) if alike or says('probabilities') else None
-    kept = np.asarray(sampler.kept()) if not alike and says('kept') else None
-    p,kept = (x if x is not None and x.shape == key.shape else None for x in (p, kept))
-    order = np.argsort(key, kind='stable')
-    return dict(key=key[order], length=view.lengths(places)[order], probability=None if p is None else p[order],
-        priority=None if kept is None else kept[order], kind=sampler.kind, without=0)
-
 # %% ../../nbs/replay/replay.ipynb #749ffeb7
-@patch
-def __repr__(self:Replay):
-    if not self.memory.is_open: return f'{Pipe.__repr__(self)}  # not opened so far'
-    held = f'{len(self.memory)} of {self.max_sz} rows' + ('' if self.unit == 'rows' else f', {len(self)} {self.unit}')
-    return f'{Pipe.__repr__(self)}  # {held}'
 Replay.__str__ = Replay.__repr__
-
-# %% ../../nbs/replay/replay.ipynb #7d10bb02
-@patch
-def for_page(self:Replay)->tuple: # as `memory_page` takes it
-    "What is in it, what reads its rows, and what tells more of them"
-    def read(keys):
-        with self.lock: return self.memory.still_there(keys)
-    def beside(keys):
-        with self.lock: return self._beside(keys)
-    return self.inside(),read,beside
-
-@patch
-def pages(self:Replay)->dict: # a name for each memory, here none → as `memory_page` takes it
-    "What is in the memories that batches are drawn from"
-    return {'': self.for_page()}
-
-@patch
-def _beside(self:Replay, keys): return self.view.beside(keys)
-
-# %% ../../nbs/replay/replay.ipynb #53dd0c43
-@patch
-def flush(self:Replay):
-    "Flush a memory on disk to the device; in main memory there is nothing to do"
-    with self.lock: self.memory.flush()
-
-@patch
-def _close(self:Replay):
-    "Let other processes write to a memory on disk; when it is used again, it is opened again"
-    with self.lock:
-        if self.memory.close(): vars(self).update(self._new_parts())
-
-# %% ../../nbs/replay/replay.ipynb #696e5be7
-@patch
-def order_draws(self:Replay,
-    lock:DrawOrderLock=None, # that of another replay, from which batches are drawn together with this one's
-)->DrawOrderLock:
-    "From now on a lock that keeps draws in the order in which they were begun"
-    if lock is None and not isinstance(self.lock, DrawOrderLock): lock = DrawOrderLock(self.lock)
-    if lock is not None: self.lock = lock
-    return self.lock
-
-# %% ../../nbs/replay/replay.ipynb #c0ed90f2
-@patch
-def _in_worker(self:Replay, info):
-    "Be one shard of several: with other draws, in another directory"
-    if info.world_size == 1: return
-    (sampler,view),store = self._templates,self.store
-    self._is_shard = get_worker_info() is None   # a `DataLoader` doesn't bring the weights of its workers together
-    if sampler.seed is not None:
-        sampler = copy(sampler)
-        sampler.seed = (*np.atleast_1d(sampler.seed).tolist(), info.rank, info.restart)
-    if store is not None and store.folder is not None:
-        vars(self)['store'] = store = copy(store)
-        store.lies(shard_path(store.folder, store.mode, info.rank, type(self).__name__), None, store.mode, store.spare)
-    self._templates = sampler,view
-    if store is not None and store.folder is not None or not self.memory.inserted: self._fresh()
-    else: self.sampler.reseed(sampler.seed)   # None: another one in each
-    self._worker_here = os.getpid(),info   # a stage that holds it may have told it, and not the chain
-
-# %% ../../nbs/replay/replay.ipynb #84ed50e1
-@patch
-def send_packed(self:Replay):
-    "From now on batches are as they travel: a store may leave frames packed"
-    sampler,view = self._templates
-    if type(self).sample is not Replay.sample or type(view).batch is not Transitions.batch or self.return_idxs: return
-    view = copy(view)   # templates may be those of others, too
-    self._templates = sampler,view
-    view.packed = self.view.packed = True
-
-# %% ../../nbs/replay/replay.ipynb #2efcaa96
-@patch
-def scale(self:Replay,
-    weight, # of rows that were drawn just now
-    norm, # 'batch' or 'memory': of what the largest weight is meant
-)->dict: # one that is alone has β = 0, because its weights are right as they are
-    "Sum of priorities, β and largest weight, by which weights are brought to one scale with those of other shards"
-    beta,sampler,top = self.beta if self._is_shard else 0,self.sampler,1.
-    if callable(beta): beta = scheduled(type(self).__name__, 'beta', beta, max(self.batches - 1, 0))
-    if beta and norm == 'memory': top = (sampler.least*sampler.mass)**-beta
-    elif beta: top = weight.max() if len(weight) else 0.
-    return dict(mass=float(sampler.mass), beta=float(beta or 0), top=float(top))
-
-@patch
-def facts(self:Replay,
-    batch, # that was drawn just now
-)->dict: # numbers
-    "What is to be said of a batch beside those of other shards"
-    memory = self.memory
-    return dict(self.scale(each_of(batch)['weight'], self.weight_norm), rows=len(memory),
-        inserted=int(memory.inserted), counted=self._counted, stale=int(self.stale),
-        age=float(memory.ages[0]/max(self.sampled, 1)), kept=memory.store.folder is not None)
-
-# %% ../../nbs/replay/replay.ipynb #c0f1e002
-@patch
-def totals(self:Replay)->dict: # rows that were added, how many can be drawn, sum and minimum of priorities
-    "What can be drawn, with all rows so far"
-    with self.lock:
-        n,sampler = self._catch_up(),self.sampler
-        least = sampler.least*sampler.mass if n and sampler.keeps_least else 0.
-        return dict(inserted=int(self.memory.inserted), drawable=n, mass=float(sampler.mass) if n else 0.,
-            least=float(least))

@@ -9,7 +9,6 @@ __all__ = ['COUNTERS', 'SavedReplay']
 import io, warnings
 from multiprocessing.context import get_spawning_popen
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.errors import ArgumentError, BlockError, StateError
 from ..pipe import Pipe
 from .due_batches import DueBatches
@@ -18,115 +17,148 @@ from ..steps.states import anything, checked, integer, listed
 # %% ../../nbs/replay/saved_replays.ipynb #b7058f7e
 class SavedReplay(DueBatches):
     "The base of replays: saves memory, sampler, view and counters, and takes them back all at once"
-    _is_shard = False   # of several, whose weights are brought together
+
+    _is_shard = False  # of several, whose weights are brought together
+
+    def snapshot(self) -> dict:
+        "What a checkpoint holds"
+        with self.lock:
+            self._catch_up()
+            sampler = self.sampler.state_dict()
+            view = self.view.snapshot()
+            counters = [getattr(self, c) for c in COUNTERS]
+            # of another replay, the one that saves does that
+            if self._is_shard:
+                self.memory.flush()
+            return dict(
+                memory=self.memory.state_dict(), sampler=sampler, view=view, counters=counters
+            )
+
+    def check_state(self, state):
+        "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
+        state = self._check_saved_form(state)
+        # on disk it is open from now on, or a state that is refused would keep the lock
+        self.memory.span
+        new = self._new_parts(self.memory)
+        new['memory'].prepare(state['memory'])
+        self._check_saved_columns(new['memory'])
+        new['_opened'] = self._prepare_parts(new, state['sampler'], state['view'])
+        return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
+
+    def check_remote(self, state):
+        "The same for a copy in a worker; rows on disk are in a directory that may be on another machine"
+        on_disk = self.store is not None and self.store.folder is not None
+        return self._check_saved_form(state) if on_disk else self.check_state(state)
+
+    def _check_saved_form(self, state):
+        form = dict(
+            memory=anything,
+            sampler=anything,
+            view=anything,
+            counters=listed(integer(), len(COUNTERS)),
+        )
+        state = checked(type(self).__name__, form, state)
+        self.memory.check_state(state['memory'])
+        return state
+
+    def _prepare_parts(
+        self, new, saved, view
+    ) -> bool:  # False: they go on with what lies in the memory's place
+        "Let new parts hold what was saved"
+        memory = new['memory']
+        sampler = new['sampler']
+        self.view.check_state(view)
+        sampler.open(memory.place, new['view'].key_of if self.view.follows else None)
+        saved = sampler.found(saved)
+        if saved is None:
+            warnings.warn(
+                f'{memory.who}: the priorities of this checkpoint are lost, because later ones '
+                'were saved; it goes on with those of now'
+            )
+        if saved is None or (memory.reads_only or memory.missing) and self.view.follows:
+            return False
+        self.sampler.check_state(saved)
+        # its writer has gone on
+        if memory.reads_only and saved['end'] != memory.span[0]:
+            return False
+        new['view'].restore(view)
+        self._check_saved_places(new['view'].places, saved)
+        sampler.load_state_dict(saved)
+        if memory.missing:
+            sampler.added(sampler.end, sampler.end, memory.oldest)
+        self._check_saved_keys(memory, sampler)
+        return memory.inserted > 0
+
+    def _check_saved_columns(self, memory):
+        try:
+            if memory.dtype is not None:
+                self._check_columns(memory.dtype)
+        except BlockError as e:
+            raise StateError(type(self).__name__, f'a saved memory of other columns: {e}') from None
+
+    def _check_saved_places(self, places, saved):
+        "Raise where a sampler would draw places that the view does not have"
+        if places is None:
+            return
+        n, taken = places
+        if (
+            not np.array_equal(np.sort(saved.get('there', ())), taken)
+            or 'there' in saved
+            and saved['capacity'] != n
+        ):
+            raise StateError(
+                type(self).__name__, 'a saved sampler that draws other sequences than were saved'
+            )
+
+    def _check_saved_keys(self, memory, sampler):
+        "Raise where a sampler would draw rows that are not there"
+        # one that has saved no keys is told of all
+        if self.view.follows or not sampler.end:
+            return
+        if sampler.end != memory.inserted or sampler.first < memory.oldest:
+            raise StateError(
+                type(self).__name__,
+                'a saved sampler that draws other rows than were saved',
+                f'keys {sampler.first} to {sampler.end - 1}',
+                f'{memory.oldest} to {memory.inserted - 1}',
+            )
+
+    def restore(self, state):
+        "Continue where `state` was saved"
+        with self.lock:
+            vars(self).update(state)  # in one call, which no interrupt divides
+            self.memory.settle()
+            if not self._opened:
+                return
+            self.sampler.settle()
+            self.view.note()
+
+    def __getstate__(self):
+        state = Pipe.__getstate__(self)
+        if self.getstate_hook or not self.memory.is_open or not self.memory.inserted:
+            return state
+        if (
+            get_spawning_popen() is not None
+            and self.memory.store.folder
+            and self.memory.place.holds
+        ):
+            raise ArgumentError(
+                type(self).__name__,
+                f'path: {self.memory.store.folder} is in use',
+                'this process itself',
+                'a memory that the process can open that is started',
+                'close() it here before, or mode=\'r\' there',
+            )
+        file = io.BytesIO()
+        torch.save(self.snapshot(), file)
+        # as bytes: tensors in a chain are taken for weights of its policy
+        return dict(state, _saved=file.getvalue())
+
+    def __setstate__(self, state):
+        saved = state.get('_saved')
+        Pipe.__setstate__(self, {k: v for k, v in state.items() if k != '_saved'})
+        if saved:
+            self.restore(self.check_state(torch.load(io.BytesIO(saved), weights_only=True)))
 
 # %% ../../nbs/replay/saved_replays.ipynb #ecf9bcdb
-COUNTERS = 'sampled','batches','stale','_n_yielded','_counted'
-
-@patch
-def snapshot(self:SavedReplay)->dict:
-    "What a checkpoint holds"
-    with self.lock:
-        self._catch_up()
-        sampler,view,counters = self.sampler.state_dict(),self.view.snapshot(),[getattr(self, c) for c in COUNTERS]
-        if self._is_shard: self.memory.flush()   # of another replay, the one that saves does that
-        return dict(memory=self.memory.state_dict(), sampler=sampler, view=view, counters=counters)
-
-# %% ../../nbs/replay/saved_replays.ipynb #77d0e2ee
-@patch
-def check_state(self:SavedReplay, state):
-    "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
-    state = self._check_saved_form(state)
-    self.memory.span   # on disk it is open from now on, or a state that is refused would keep the lock
-    new = self._new_parts(self.memory)
-    new['memory'].prepare(state['memory'])
-    self._check_saved_columns(new['memory'])
-    new['_opened'] = self._prepare_parts(new, state['sampler'], state['view'])
-    return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
-
-@patch
-def check_remote(self:SavedReplay, state):
-    "The same for a copy in a worker; rows on disk are in a directory that may be on another machine"
-    on_disk = self.store is not None and self.store.folder is not None
-    return self._check_saved_form(state) if on_disk else self.check_state(state)
-
-# %% ../../nbs/replay/saved_replays.ipynb #3c865a4a
-@patch
-def _check_saved_form(self:SavedReplay, state):
-    form = dict(memory=anything, sampler=anything, view=anything, counters=listed(integer(), len(COUNTERS)))
-    state = checked(type(self).__name__, form, state)
-    self.memory.check_state(state['memory'])
-    return state
-
-@patch
-def _prepare_parts(self:SavedReplay, new, saved, view)->bool: # False: they go on with what lies in the memory's place
-    "Let new parts hold what was saved"
-    memory,sampler = new['memory'],new['sampler']
-    self.view.check_state(view)
-    sampler.open(memory.place, new['view'].key_of if self.view.follows else None)
-    saved = sampler.found(saved)
-    if saved is None: warnings.warn(f'{memory.who}: the priorities of this checkpoint are lost, because later ones '
-        'were saved; it goes on with those of now')
-    if saved is None or (memory.reads_only or memory.missing) and self.view.follows: return False
-    self.sampler.check_state(saved)
-    if memory.reads_only and saved['end'] != memory.span[0]: return False   # its writer has gone on
-    new['view'].restore(view)
-    self._check_saved_places(new['view'].places, saved)
-    sampler.load_state_dict(saved)
-    if memory.missing: sampler.added(sampler.end, sampler.end, memory.oldest)
-    self._check_saved_keys(memory, sampler)
-    return memory.inserted > 0
-
-# %% ../../nbs/replay/saved_replays.ipynb #65b7e6c8
-@patch
-def _check_saved_columns(self:SavedReplay, memory):
-    try:
-        if memory.dtype is not None: self._check_columns(memory.dtype)
-    except BlockError as e: raise StateError(type(self).__name__, f'a saved memory of other columns: {e}') from None
-
-@patch
-def _check_saved_places(self:SavedReplay, places, saved):
-    "Raise where a sampler would draw places that the view does not have"
-    if places is None: return
-    n,taken = places
-    if not np.array_equal(np.sort(saved.get('there', ())), taken) or 'there' in saved and saved['capacity'] != n:
-        raise StateError(type(self).__name__, 'a saved sampler that draws other sequences than were saved')
-
-# %% ../../nbs/replay/saved_replays.ipynb #3ea918ff
-@patch
-def _check_saved_keys(self:SavedReplay, memory, sampler):
-    "Raise where a sampler would draw rows that are not there"
-    if self.view.follows or not sampler.end: return   # one that has saved no keys is told of all
-    if sampler.end != memory.inserted or sampler.first < memory.oldest:
-        raise StateError(type(self).__name__, 'a saved sampler that draws other rows than were saved',
-            f'keys {sampler.first} to {sampler.end-1}', f'{memory.oldest} to {memory.inserted-1}')
-
-# %% ../../nbs/replay/saved_replays.ipynb #1b072e0d
-@patch
-def restore(self:SavedReplay, state):
-    "Continue where `state` was saved"
-    with self.lock:
-        vars(self).update(state)   # in one call, which no interrupt divides
-        self.memory.settle()
-        if not self._opened: return
-        self.sampler.settle()
-        self.view.note()
-
-# %% ../../nbs/replay/saved_replays.ipynb #902eaad8
-@patch
-def __getstate__(self:SavedReplay):
-    state = Pipe.__getstate__(self)
-    if self.getstate_hook or not self.memory.is_open or not self.memory.inserted: return state
-    if get_spawning_popen() is not None and self.memory.store.folder and self.memory.place.holds:
-        raise ArgumentError(type(self).__name__, f'path: {self.memory.store.folder} is in use', 'this process itself',
-            'a memory that the process can open that is started', 'close() it here before, or mode=\'r\' there')
-    file = io.BytesIO()
-    torch.save(self.snapshot(), file)
-    return dict(state, _saved=file.getvalue())   # as bytes: tensors in a chain are taken for weights of its policy
-
-# %% ../../nbs/replay/saved_replays.ipynb #3f731a8e
-@patch
-def __setstate__(self:SavedReplay, state):
-    saved = state.get('_saved')
-    Pipe.__setstate__(self, {k: v for k,v in state.items() if k != '_saved'})
-    if saved: self.restore(self.check_state(torch.load(io.BytesIO(saved), weights_only=True)))
+COUNTERS = 'sampled', 'batches', 'stale', '_n_yielded', '_counted'

@@ -10,139 +10,196 @@ __all__ = ['QUEUED', 'OLDEST', 'IDLE', 'FOLLOWED', 'N_GONE', 'N_CAME', 'track', 
 from typing import NamedTuple
 import numpy as np
 from ..steps.compiled import ints_at, njit
-from ..envs.episodes import ENV, EPISODE_N, SIZE, STEP_N, goes_on, note_row, places_of, row_ends
+from fastrl_replay.envs.episodes import (
+    ENV,
+    EPISODE_N,
+    SIZE,
+    STEP_N,
+    goes_on,
+    note_row,
+    places_of,
+    row_ends,
+)
 from ..envs.numbering import number_of
 from ..stages.waiting import TAILS, tail_start, unseen
 
 # %% ../../nbs/replay/sequence_table.ipynb #9122ab92
 _SHIFT = TAILS.index('shift')
 
+
 @njit
 def _note_sequence(env, start, p, tracks, queued, found):
     "Write down a sequence from step `start` to `p` of an episode, if it is one: first key, length, state"
-    if start < 0: return found
-    (recent,hiddens,_,_),(queue,states) = tracks,queued
+    if start < 0:
+        return found
+    (recent, hiddens, _, _), (queue, states) = tracks, queued
     at = start % recent.shape[1]
-    queue[found,0],queue[found,1] = recent[env,at],p - start
-    for b in range(states.shape[1]): states[found,b] = hiddens[env,at,b]
+    queue[found, 0], queue[found, 1] = recent[env, at], p - start
+    for b in range(states.shape[1]):
+        states[found, b] = hiddens[env, at, b]
     return found + 1
 
 # %% ../../nbs/replay/sequence_table.ipynb #9122ab93
-QUEUED,OLDEST,IDLE,FOLLOWED,N_GONE,N_CAME = range(6)   # what stands where in a view's counters
+# what stands where in a view's counters
+QUEUED, OLDEST, IDLE, FOLLOWED, N_GONE, N_CAME = range(6)
+
 
 @njit
 def track(rows, plan, first, gone, number, counters, tracks, queued):
     "Follow rows with keys from `first` on, those up to `gone` (-1: none) are lost: queue what is complete, then count"
-    at,hidden_at,stride,reach = places_of(plan),plan[7],plan[8],plan[9]
-    recent,hiddens,count,last = tracks
-    words,length,found = ints_at(rows.ctypes.data, len(rows) >> 2),recent.shape[1],np.int64(0)
-    for i in range(len(rows)//at[SIZE]):
-        row = i*at[SIZE]
-        env,key = number_of(words[(row + at[ENV]) >> 2], number),first + i
-        p,episode,step = count[env],words[(row + at[EPISODE_N]) >> 2],words[(row + at[STEP_N]) >> 2]
-        if gone >= 0 and step > 1 and not (p or last[env,0] or last[env,1] or last[env,2]):   # it began among lost rows
-            p,recent[env,:] = np.int64(step) - 1,gone
+    at = places_of(plan)
+    hidden_at = plan[7]
+    stride = plan[8]
+    reach = plan[9]
+    recent, hiddens, count, last = tracks
+    words = ints_at(rows.ctypes.data, len(rows) >> 2)
+    length = recent.shape[1]
+    found = np.int64(0)
+    for i in range(len(rows) // at[SIZE]):
+        row = i * at[SIZE]
+        env = number_of(words[(row + at[ENV]) >> 2], number)
+        key = first + i
+        p = count[env]
+        episode = words[(row + at[EPISODE_N]) >> 2]
+        step = words[(row + at[STEP_N]) >> 2]
+        # it began among lost rows
+        if gone >= 0 and step > 1 and not (p or last[env, 0] or last[env, 1] or last[env, 2]):
+            p, recent[env, :] = np.int64(step) - 1, gone
             note_row(last, env, episode, step - 1, False)
         slot = p % length
-        if p and (key - recent[env,slot-1] >= reach or not goes_on(last, env, episode, step)):   # it broke off
+        # it broke off
+        if p and (key - recent[env, slot - 1] >= reach or not goes_on(last, env, episode, step)):
             start = tail_start(p, length, stride, _SHIFT)
-            found,p,slot = _note_sequence(env, start, p, tracks, queued, found),0,0
-        p,ended = p + 1,row_ends(rows, row, at)
-        recent[env,slot] = key
-        for b in range(hiddens.shape[2]): hiddens[env,slot,b] = rows[row + hidden_at + b]
+            found = _note_sequence(env, start, p, tracks, queued, found)
+            p = 0
+            slot = 0
+        p = p + 1
+        ended = row_ends(rows, row, at)
+        recent[env, slot] = key
+        for b in range(hiddens.shape[2]):
+            hiddens[env, slot, b] = rows[row + hidden_at + b]
         start = tail_start(p, length, stride, _SHIFT) if ended else -1
-        if unseen(p, length, stride) == 0: start = p - length
+        if unseen(p, length, stride) == 0:
+            start = p - length
         found = _note_sequence(env, start, p, tracks, queued, found)
         note_row(last, env, episode, step, ended)
         count[env] = 0 if ended else p
-    counters[QUEUED],counters[FOLLOWED] = found,first + len(rows)//at[SIZE]
+    counters[QUEUED], counters[FOLLOWED] = found, first + len(rows) // at[SIZE]
 
 # %% ../../nbs/replay/sequence_table.ipynb #4429e416
 class Table(NamedTuple):
     "What belongs to each sequence, by its place; replaced as a whole when it grows"
-    first:np.ndarray # int64: the key of its first row; -1: the place is free
-    steps:np.ndarray # int32: how many steps it has
-    hidden:np.ndarray # uint8 [places, bytes of a state]: the recurrent state to start from
-    free:np.ndarray # int32: a stack of free places
-    where:np.ndarray # int32: a hash table from the key of the first row to the place, plus 1
 
-def new_table(places:int, hidden_size:int)->Table:
+    first: np.ndarray  # int64: the key of its first row; -1: the place is free
+    steps: np.ndarray  # int32: how many steps it has
+    hidden: np.ndarray  # uint8 [places, bytes of a state]: the recurrent state to start from
+    free: np.ndarray  # int32: a stack of free places
+    # int32: a hash table from the key of the first row to the place, plus 1
+    where: np.ndarray
+
+
+def new_table(places: int, hidden_size: int) -> Table:
     "A table with all places free"
-    return Table(np.full(places, -1), np.zeros(places, np.int32), np.zeros((places,hidden_size), np.uint8),
-        np.arange(places-1, -1, -1, dtype=np.int32), np.zeros(places + places*3//8 + 1, np.int32))
+    return Table(
+        np.full(places, -1),
+        np.zeros(places, np.int32),
+        np.zeros((places, hidden_size), np.uint8),
+        np.arange(places - 1, -1, -1, dtype=np.int32),
+        np.zeros(places + places * 3 // 8 + 1, np.int32),
+    )
 
 # %% ../../nbs/replay/sequence_table.ipynb #2ebf9646
 @njit(inline=True)
-def _bucket(key, where): # where a search for this key begins
-    mixed = np.uint64(key)*np.uint64(0x9e3779b97f4a7c15) >> np.uint64(32)
-    return np.int64(mixed*np.uint64(len(where)) >> np.uint64(32))
+def _bucket(key, where):  # where a search for this key begins
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
+    return np.int64(mixed * np.uint64(len(where)) >> np.uint64(32))
+
 
 @njit(inline=True)
-def _next(bucket, where): return bucket + 1 if bucket + 1 < len(where) else 0
+def _next(bucket, where):
+    return bucket + 1 if bucket + 1 < len(where) else 0
+
 
 @njit
 def find_place(key, first, where):
     "The place of the sequence that begins at this key, or -1"
     b = _bucket(key, where)
-    while where[b] and first[where[b]-1] != key: b = _next(b, where)
+    while where[b] and first[where[b] - 1] != key:
+        b = _next(b, where)
     return np.int64(where[b]) - 1
+
 
 @njit
 def enter(place, first, where):
     "Note the place of a key that has none"
     b = _bucket(first[place], where)
-    while where[b]: b = _next(b, where)
+    while where[b]:
+        b = _next(b, where)
     where[b] = place + 1
 
 # %% ../../nbs/replay/sequence_table.ipynb #779797ee
 @njit(inline=True)
-def _steps_between(a, b, where): return b - a if b >= a else b - a + len(where)
+def _steps_between(a, b, where):
+    return b - a if b >= a else b - a + len(where)
+
 
 @njit
 def _leave(place, first, where):
     "Forget the place of a key; those that come later in the same run of buckets move up"
     gap = _bucket(first[place], where)
-    while where[gap] != place + 1: gap = _next(gap, where)
+    while where[gap] != place + 1:
+        gap = _next(gap, where)
     b = _next(gap, where)
     while where[b]:
-        began = _bucket(first[where[b]-1], where)
-        if _steps_between(began, b, where) >= _steps_between(gap, b, where): where[gap],gap = where[b],b
+        began = _bucket(first[where[b] - 1], where)
+        if _steps_between(began, b, where) >= _steps_between(gap, b, where):
+            where[gap], gap = where[b], b
         b = _next(b, where)
     where[gap] = 0
 
 # %% ../../nbs/replay/sequence_table.ipynb #ea473d79
-def larger(old:Table, idle:int)->Table:
+def larger(old: Table, idle: int) -> Table:
     "The same with more places; new ones are taken after the old ones"
-    n,more = len(old.first),len(old.first)//4 + 16
+    n = len(old.first)
+    more = len(old.first) // 4 + 16
     new = new_table(n + more, old.hidden.shape[1])
-    for a,b in zip(new[:3], old[:3]): a[:n] = b
-    new.free[more:more+idle] = old.free[:idle]
+    for a, b in zip(new[:3], old[:3]):
+        a[:n] = b
+    new.free[more : more + idle] = old.free[:idle]
     new.free[:more] = np.arange(n + more - 1, n - 1, -1)
-    for place in np.flatnonzero(old.first >= 0): enter(place, new.first, new.where)
+    for place in np.flatnonzero(old.first >= 0):
+        enter(place, new.first, new.where)
     return new
 
 # %% ../../nbs/replay/sequence_table.ipynb #aca42fd1
 @njit
 def update_table(counters, oldest, max_sz, table, queue, states, gone, came):
     "Free places of sequences whose first row is gone, give places to those that are complete; False: too few"
-    first,steps,hidden,free,where = table
-    idle,n_gone,n_came = counters[IDLE],counters[N_GONE],counters[N_CAME]
+    first, steps, hidden, free, where = table
+    idle = counters[IDLE]
+    n_gone = counters[N_GONE]
+    n_came = counters[N_CAME]
     for key in range(counters[OLDEST], min(oldest, counters[OLDEST] + max_sz)):
         place = find_place(key, first, where)
-        if place < 0: continue
+        if place < 0:
+            continue
         _leave(place, first, where)
-        first[place],free[idle],gone[n_gone] = -1,place,place
-        idle,n_gone = idle + 1,n_gone + 1
-    counters[OLDEST],counters[IDLE],counters[N_GONE] = oldest,idle,n_gone
-    if idle < counters[QUEUED]: return False
+        first[place], free[idle], gone[n_gone] = -1, place, place
+        idle = idle + 1
+        n_gone = n_gone + 1
+    counters[OLDEST], counters[IDLE], counters[N_GONE] = oldest, idle, n_gone
+    if idle < counters[QUEUED]:
+        return False
     for j in range(counters[QUEUED]):
-        key = queue[j,0]
-        if key < oldest: continue
+        key = queue[j, 0]
+        if key < oldest:
+            continue
         idle -= 1
         place = free[idle]
-        first[place],steps[place],came[n_came] = key,queue[j,1],place
+        first[place], steps[place], came[n_came] = key, queue[j, 1], place
         enter(place, first, where)
-        for b in range(hidden.shape[1]): hidden[place,b] = states[j,b]
+        for b in range(hidden.shape[1]):
+            hidden[place, b] = states[j, b]
         n_came += 1
-    counters[QUEUED],counters[IDLE],counters[N_CAME] = 0,idle,n_came
+    counters[QUEUED], counters[IDLE], counters[N_CAME] = 0, idle, n_came
     return True

@@ -9,7 +9,6 @@ __all__ = ['SequenceView']
 from time import monotonic
 from typing import NamedTuple
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.batches import Sequences
 from ..steps.compiled import njit
 from ..steps.core import Steps, main_rows
@@ -21,380 +20,565 @@ from ..memory.places import TOLD, in_parts
 from ..memory.links import reach
 from .views import View, fetched
 from ..steps.states import anything, array, checked, maybe, row_dtype
-from .sequence_table import (FOLLOWED, IDLE, N_CAME, N_GONE, OLDEST, QUEUED, enter, find_place,
-    larger, new_table, track, update_table)
+from fastrl_replay.replay.sequence_table import (
+    FOLLOWED,
+    IDLE,
+    N_CAME,
+    N_GONE,
+    OLDEST,
+    QUEUED,
+    enter,
+    find_place,
+    larger,
+    new_table,
+    track,
+    update_table,
+)
 
 # %% ../../nbs/replay/sequence_view.ipynb #1f50f3ce
 class _Tracks(NamedTuple):
     "The last rows of each environment, by its dense number"
-    recent:np.ndarray # keys [environments, length]
-    hiddens:np.ndarray # their recurrent states, as bytes
-    count:np.ndarray # steps of the episode so far
-    last:np.ndarray # as the episode rule wants it
+
+    recent: np.ndarray  # keys [environments, length]
+    hiddens: np.ndarray  # their recurrent states, as bytes
+    count: np.ndarray  # steps of the episode so far
+    last: np.ndarray  # as the episode rule wants it
 
 # %% ../../nbs/replay/sequence_view.ipynb #1f50f3cf
 class SequenceView(View):
     "Windows of `length` rows that overlap and never cross an episode"
-    unit,follows,adds = 'sequences',True,{}
-    def __init__(self,
-        length:int, # steps of a sequence
-        burn_in:int, # steps at its beginning that only warm up the recurrent state
-        overlap:int, # steps that neighbours share
-        eta:float=.9, # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
-        state:str='stored', # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
-    ): self.length,self.burn_in,self.overlap,self.eta,self.state = length,burn_in,overlap,eta,state
+
+    unit = 'sequences'
+    follows = True
+    adds = {}
+
+    def __init__(
+        self,
+        length: int,  # steps of a sequence
+        burn_in: int,  # steps at its beginning that only warm up the recurrent state
+        overlap: int,  # steps that neighbours share
+        eta: float = 0.9,  # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
+        state: str = 'stored',  # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
+    ):
+        self.length = length
+        self.burn_in = burn_in
+        self.overlap = overlap
+        self.eta = eta
+        self.state = state
 
     counted = property(lambda self: self.length > 1, doc='Must `step_n` count?')
     followed = property(lambda self: self._counters.item(FOLLOWED))
+
     def clear(self):
-        self.table,self._row,self._tracks,self._counters = None,None,None,np.zeros(6, np.int64)
-        self._said = self._rereads = False   # was the place told of the columns? Are rows followed that lay there?
-        self._waits = None   # up to which row states were there, and since when
-    def __len__(self): return 0 if self.table is None else len(self.table.first) - int(self._counters[IDLE])
+        self.table = None
+        self._row = None
+        self._tracks = None
+        self._counters = np.zeros(6, np.int64)
+        # was the place told of the columns? Are rows followed that lay there?
+        self._said = self._rereads = False
+        self._waits = None  # up to which row states were there, and since when
+
+    def __len__(self):
+        return 0 if self.table is None else len(self.table.first) - int(self._counters[IDLE])
 
     def check_columns(self, dtype):
         "Raise where rows have a column that sequences have"
-        for n in 'index','weight','mask','hidden':
+        for n in 'index', 'weight', 'mask', 'hidden':
             if n in dtype.names:
-                raise BlockError(self.who, f'column {n!r}', 'one that is there already', 'none',
-                    'rename it; a replay of sequences takes steps, not batches or sequences')
+                raise BlockError(
+                    self.who,
+                    f'column {n!r}',
+                    'one that is there already',
+                    'none',
+                    'rename it; a replay of sequences takes steps, not batches or sequences',
+                )
 
     @property
     def nbytes(self):
         "Bytes reserved, beside the memory"
         return 0 if self.table is None else sum(a.nbytes for a in (*self.table, *self._tracks))
 
-# %% ../../nbs/replay/sequence_view.ipynb #cdc09c41
-@patch
-def stored(self:SequenceView, steps:Steps)->Steps:
-    "The rows without their recurrent states; an error where these are no numbers"
-    if main_rows(steps) is None: return steps   # the memory will say what is wrong
-    state,row = steps.dtype['hidden'] if 'hidden' in steps.dtype.names else None,self._row
-    if row is None or steps.dtype != self._dtype:
-        if row is not None and str(state) != str(self._hidden):
-            raise BlockError(self.who, "column 'hidden'", state or 'missing', self._hidden or 'none')
-        row = _without_states(steps.dtype)   # whether the other columns fit, the memory says
-    if self._row is None:   # readers may come with the first row
-        self.memory.says = dict(self.memory.says, steps=dtype_spec(steps.dtype))
-    if state is None: return steps
-    for n,a in leaves(steps.rows[['hidden']].reshape(-1)):
-        if a.dtype.kind in 'fc' and np.isnan(a).any():
-            raise BlockError(self.who, f'a NaN in column {n!r}', remedy='fix the policy that made it')
-    rows = np.zeros(steps.shape, row)
-    for n in row.names: rows[n] = steps.rows[n]
-    return Steps(rows)
+    def stored(self, steps: Steps) -> Steps:
+        "The rows without their recurrent states; an error where these are no numbers"
+        if main_rows(steps) is None:
+            return steps  # the memory will say what is wrong
+        state = steps.dtype['hidden'] if 'hidden' in steps.dtype.names else None
+        row = self._row
+        if row is None or steps.dtype != self._dtype:
+            if row is not None and str(state) != str(self._hidden):
+                raise BlockError(
+                    self.who, "column 'hidden'", state or 'missing', self._hidden or 'none'
+                )
+            # whether the other columns fit, the memory says
+            row = _without_states(steps.dtype)
+        if self._row is None:  # readers may come with the first row
+            self.memory.says = dict(self.memory.says, steps=dtype_spec(steps.dtype))
+        if state is None:
+            return steps
+        for n, a in leaves(steps.rows[['hidden']].reshape(-1)):
+            if a.dtype.kind in 'fc' and np.isnan(a).any():
+                raise BlockError(
+                    self.who, f'a NaN in column {n!r}', remedy='fix the policy that made it'
+                )
+        rows = np.zeros(steps.shape, row)
+        for n in row.names:
+            rows[n] = steps.rows[n]
+        return Steps(rows)
 
+    def follow(self, steps: Steps, first: int):
+        "Rows with keys from `first` on have been added"
+        if first < self.followed:
+            return  # they were, before an interrupt
+        if self._row is None:
+            self._open(steps.dtype)
+        rows = np.ascontiguousarray(steps.rows).reshape(-1)
+        # the same columns, laid out in another way
+        if rows.dtype != self._dtype:
+            rows = rows.astype(self._dtype)
+        self._rereads = False
+        self._track_rows(
+            rows, first, self._plan, self.memory.oldest - 1 if self.memory.place.lasts else -1
+        )
+
+    def _track_rows(self, rows, first, plan, gone):  # rows up to the key `gone` are lost; -1: none
+        "Queue the sequences that these rows complete"
+        envs = self._known_envs()
+        n = len(rows)
+        queued = (
+            np.empty((2 * n, 2), np.int64),
+            np.empty((2 * n, self._tracks.hiddens.shape[2]), np.uint8),
+        )
+        self._queue, self._states = queued
+        track(
+            rows.view(np.uint8),
+            plan,
+            first,
+            gone,
+            envs.number,
+            self._counters,
+            tuple(self._tracks),
+            queued,
+        )
+
+    def _known_envs(self):
+        "The environments of the memory, for each of which there are tracks"
+        envs = self.memory.environments
+        many = len(envs.ids)
+        if many > len(self._tracks.count):
+            self._tracks = _Tracks(*(grown(a, many, 0) for a in self._tracks))
+        return envs
+
+    def _open(self, dtype):
+        "Make a table for such rows, and say where things are in them"
+        state = dtype['hidden'] if 'hidden' in dtype.names else None
+        length = self.length
+        stride = self.length - self.overlap
+        keeps = state is not None and self.state == 'stored'
+        size, hidden_at = (state.itemsize, dtype.fields['hidden'][1]) if keeps else (0, 0)
+        table = new_table(self.memory.max_sz // stride + 16, size)
+        none = np.zeros(0, np.int64)
+        recent = np.zeros((0, length), np.int64)
+        hiddens = np.zeros((0, length, size), np.uint8)
+        nothing = np.zeros((0, 2), np.int64), np.zeros((0, size), np.uint8)
+        each = [('index', 'i8'), ('weight', 'f4')] + ([] if state is None else [('hidden', state)])
+        vars(self).update(
+            table=table,
+            _tracks=_Tracks(recent, hiddens, none, np.zeros((0, 3), np.int32)),
+            _counters=np.array([0, 0, len(table.first), 0, 0, 0]),
+            _queue=nothing[0],
+            _states=nothing[1],
+            _nothing=nothing,
+            _gone=none,
+            _came=none,
+            _dtype=dtype,
+            _row=_without_states(dtype),
+            _hidden=state,
+            _each=np.dtype(each, align=True),
+            _plan=np.array(
+                [
+                    *RowLayout(self.who, dtype, strict=False).at,
+                    hidden_at,
+                    stride,
+                    reach(self.memory.max_sz),
+                ]
+            ),
+        )
+
+    def drawable(
+        self,
+    ) -> tuple:  # how many places, those that are free again, those taken now; or None
+        "Which sequences came and went; None: no change"
+        if self.table is None:
+            return None
+        oldest = self.memory.oldest
+        if self._counters[QUEUED] or self._counters[OLDEST] < oldest:
+            self._settle(oldest)
+        if len(self._queue):
+            self._queue, self._states = self._nothing  # they are large
+        counters = self._counters
+        if not counters[N_GONE] and not counters[N_CAME]:
+            return None
+        came = self._came[: counters[N_CAME]]
+        return (
+            len(self.table.first),
+            self._gone[: counters[N_GONE]],
+            came[self.table.first[came] >= 0],
+        )
+
+    def _settle(self, oldest):
+        "Bring the table up to date"
+        counters = self._counters
+        table = self.table
+        queued = int(counters[QUEUED])
+        going = int(min(oldest - counters[OLDEST], self.memory.max_sz))
+        self._gone = np.concatenate([self._gone[: counters[N_GONE]], np.empty(going, np.int64)])
+        self._came = np.concatenate([self._came[: counters[N_CAME]], np.empty(queued, np.int64)])
+        lists = self._queue, self._states, self._gone, self._came
+        while not update_table(counters, oldest, self.memory.max_sz, table, *lists):
+            table = larger(table, int(counters[IDLE]))
+            counters = counters.copy()
+            counters[IDLE] += len(table.first) - len(self.table.first)
+            # in one call, which no interrupt divides
+            vars(self).update(table=table, _counters=counters)
+
+    def told(self):
+        "The sampler knows"
+        self._counters[N_GONE:] = 0
+        self._gone = self._came = np.zeros(0, np.int64)
+
+    def refollow(
+        self,
+        end: int,  # up to this key
+    ):
+        "Follow rows that lie in the memory since before it was opened, or that another process has added"
+        if self.followed >= end or not self._begun(end):
+            return
+        end = self._noted(end)
+        first, (line, store, _) = max(self.followed, self.memory.oldest), self.memory.parts
+        hidden = [('hidden', self._hidden)] if self._hidden else []
+        self._rereads = True
+        for keys in in_parts(first, end, 2**16):
+            told = store.episodes(keys % line.ring)
+            # another process has overwritten them meanwhile
+            gone = max(self.memory.oldest - int(keys[0]), 0)
+            if gone >= len(keys):
+                continue
+            keys = keys[gone:]
+            told = told[gone:]
+            # all before are gone
+            if keys[0] > self.followed:
+                self._tracks = _Tracks(*map(np.zeros_like, self._tracks))
+            rows = np.zeros(
+                len(keys),
+                np.dtype([*((n, told.dtype[n]) for n in told.dtype.names), *hidden], align=True),
+            )
+            for n in told.dtype.names:
+                rows[n] = told[n]
+            low = rows['env_id'].min()
+            high = rows['env_id'].max()
+            if not 0 <= low <= high < MAX_ENVS:
+                raise StateError(
+                    self.who, 'a memory on disk with damaged rows', f'env_id {low} to {high}'
+                )
+            line.admit(rows['env_id'])
+            self._track_rows(rows, int(keys[0]), self._plan_of(rows.dtype), self.memory.oldest - 1)
+            self.drawable()
+
+    def _begun(self, end) -> bool:
+        "Is it known what rows are like, also those that have come already?"
+        place = self.memory.place
+        if self._row is not None:
+            return True
+        spec = (place.meta or {}).get('steps')
+        # its first block will be followed
+        if not spec and end <= self.memory.oldest and place.writes:
+            return False
+        try:
+            self._open(saved_dtype(spec) if spec else self.memory.dtype)
+        except (ValueError, TypeError, LookupError) as e:
+            raise StateError(self.memory.who, f'{place.path}/meta.json: steps', e) from None
+        return True
+
+    def _noted(self, end) -> int:  # a key
+        "Up to which row a process that only reads may follow: as far as the states of sequences are there"
+        told = self.memory.place.counters.item(TOLD)
+        now = monotonic()
+        if not self.memory.reads_only or told >= end or not self._tracks.hiddens.shape[2]:
+            return end
+        if self._waits is None or self._waits[0] != told:
+            self._waits = told, now
+        return end if now - self._waits[1] > _PATIENCE else told
+
+    def _plan_of(self, dtype):
+        plan = self._plan.copy()
+        plan[:7] = RowLayout(self.who, dtype, strict=False).at
+        if self._hidden is not None:
+            plan[7] = dtype.fields['hidden'][1]
+        return plan
+
+    def key_of(self, places):
+        "The first rows of the sequences in these places"
+        return self.table.first[places]
+
+    def lengths(self, places):
+        return self.table.steps[places]
+
+    def came(self, places):
+        "The states from which new sequences start are kept in the memory's place; those of rows that lay there are read"
+        place = self.memory.place
+        if self._rereads and self.followed <= place.counters.item(TOLD):
+            self._read_states(places)
+        else:
+            place.keep('states', self.table.first[places] % place.ring, self.table.hidden[places])
+
+    def _read_states(self, places):
+        place = self.memory.place
+        found = place.kept(
+            'states', self.table.first[places] % place.ring, self.table.hidden.shape[1]
+        )
+        if found is not None:
+            self.table.hidden[places] = found
+
+    def note(self):
+        "The sampler knows of all sequences of rows that were followed"
+        place = self.memory.place
+        if not place.holds or self._row is None:
+            return
+        if not self._said:
+            place.say(steps=dtype_spec(self._dtype))
+        self._said = True
+        View.note(self)
+
+    def batch(self, places, weights) -> Sequences:  # [n, length]
+        "The sequences at these places"
+        keys = self.table.first[places]
+        each = np.empty(len(places), self._each)
+        each['index'], each['weight'] = keys, weights
+        if self._hidden is not None:
+            states = (
+                self.table.hidden[places].reshape(-1).view(self._hidden.base)
+                if self.state == 'stored'
+                else 0
+            )
+            each['hidden'] = (
+                states if self.state == 'zero' else states.reshape(len(places), *self._hidden.shape)
+            )
+        batch = Sequences(self.memory.windows(keys, self.length), Steps(each), self.burn_in)
+        self.memory.count(keys)
+        return batch
+
+    def check_errors(self, who, keys, td):
+        want = len(keys), self.length - self.burn_in
+        if td.shape != want:
+            raise ArgumentError(
+                who,
+                'update_priorities: TD errors',
+                list(td.shape),
+                f'{list(want)}: one for each step after the burn-in',
+                'those of `batch.train`',
+            )
+
+    def feedback(self, keys, td) -> tuple:  # places, mixed errors, how many sequences are gone
+        "For which sequences errors still count, and one error for each"
+        (keys, flat), m, t = fetched(self.who, keys, td), self.memory, self.table or new_table(1, 0)
+        td = flat.reshape(np.shape(td))
+        places = np.empty(len(keys), np.int64)
+        p = np.empty(len(keys))
+        self.check_errors(self.who, keys, td)
+        wrong, at, n = _mix(
+            keys,
+            td,
+            (t.first, t.where, t.steps),
+            (m.oldest, m.inserted),
+            self.burn_in,
+            self.eta,
+            (places, p),
+        )
+        if wrong == _NEVER:
+            m.refuse_key(int(keys[at]))
+        if wrong == _UNKNOWN:
+            raise StaleKey(
+                self.who,
+                f'key {keys[at]} is not the key of a sequence that was drawn',
+                remedy="give the batch's `index`",
+            )
+        if wrong:
+            raise ArgumentError(
+                self.who,
+                f'TD error of a step to learn from, in sequence {keys[at // td.shape[1]]}',
+                td.ravel()[at],
+                'a finite number',
+            )
+        return places[:n], p[:n], len(keys) - n
+
+    def snapshot(self) -> dict:
+        "Settings, table, and episodes under way"
+        state = dict(settings=[self.length, self.overlap, self.state])
+        if self.table is None:
+            return dict(state, dtype=None, table=None, tracks=None)
+        idle = int(self._counters[IDLE])
+        table = dict(self.table._asdict(), free=self.table.free[:idle])
+        del table['where']
+        self._known_envs()
+        going_on = self.memory.going_on
+        table = _tensors(table)
+        tracks = _tensors({k: a[going_on] for k, a in self._tracks._asdict().items()})
+        self._clear_unused(table, tracks)
+        # they are kept there
+        if self.memory.place.lasts and self.memory.place.holds:
+            del table['hidden']
+        return dict(state, dtype=dtype_spec(self._dtype), table=table, tracks=tracks)
+
+    def _clear_unused(self, table, tracks):
+        "Zeros where nothing counts: what lay there before would make equal states differ"
+        free = table['first'] < 0
+        beyond = torch.arange(self.length) >= tracks['count'][:, None]
+        for k in 'steps', 'hidden':
+            table[k][free] = 0
+        for k in 'recent', 'hiddens':
+            tracks[k][beyond] = 0
+        if not table['hidden'].numel():
+            return
+        for states in table['hidden'], tracks['hiddens']:
+            states[..., padding(self._hidden)] = 0
+
+    def check_state(self, state):
+        found = state['settings']
+        want = [self.length, self.overlap, self.state]
+        if repr(found) != repr(want):
+            raise StateError(
+                self.who,
+                'a checkpoint of other settings',
+                found,
+                want,
+                'build it as the saved one was built',
+            )
+        form = dict(settings=anything, dtype=maybe(row_dtype), table=anything, tracks=anything)
+        return checked(self.who, form, state)
+
+    def _check_saved(self, saved):
+        "Table and tracks as arrays; a `StateError` where they don't fit this view, or a kernel would go astray"
+        m = self.memory
+        length = self.length
+        size = self._tracks.hiddens.shape[2]
+        places, envs = (
+            len(saved[part][k]) for part, k in (('table', 'first'), ('tracks', 'count'))
+        )
+        key = dict(low=-1, high=m.inserted - 1)
+        table = dict(
+            first=array(np.int64, places, **key),
+            steps=array(np.int32, places, low=0, high=length),
+            hidden=array(np.uint8, places, size),
+            free=array(np.int32, None, low=0, high=places - 1),
+        )
+        tracks = dict(
+            recent=array(np.int64, envs, length, **key),
+            hiddens=array(np.uint8, envs, length, size),
+            count=array(np.int64, envs, low=0, high=m.inserted),
+            last=array(np.int32, envs, 3),
+        )
+        saved = checked(
+            self.who, dict(table=table, tracks=tracks), {k: saved[k] for k in ('table', 'tracks')}
+        )
+        first = saved['table']['first']
+        keys = first[first >= 0]
+        for what, fine in dict(
+            free=np.array_equal(np.sort(saved['table']['free']), np.flatnonzero(first < 0)),
+            first=len(np.unique(keys)) == len(keys) and m.valid(keys).all(),
+            count=envs <= len(m.environments),
+            steps=(saved['table']['steps'][first >= 0] > 0).all(),
+        ).items():
+            if not fine:
+                raise StateError(self.who, 'a saved memory with a damaged table of sequences', what)
+        return {**saved['table'], **saved['tracks']}
+
+    def restore(self, state):
+        "Go on where `snapshot` was taken; the memory has been restored"
+        self.clear()
+        state = self.check_state(state)
+        if state['dtype'] is None:
+            return
+        if _without_states(state['dtype']) != self.memory.dtype:
+            raise StateError(self.who, 'saved sequences of other rows')
+        self._open(state['dtype'])
+        table = state['table']
+        place = self.memory.place
+        size = self._tracks.hiddens.shape[2]
+        if place.lasts and isinstance(table, dict) and 'hidden' not in table:
+            hidden = torch.zeros((len(table.get('first', ())), size), dtype=torch.uint8)
+            state = dict(state, table=dict(table, hidden=hidden))
+        saved = self._check_saved(state)
+        idle = len(saved['free'])
+        self.table = new_table(len(saved['first']), saved['hidden'].shape[1])
+        for k in 'first', 'steps', 'hidden':
+            getattr(self.table, k)[:] = saved[k]
+        self.table.free[:idle] = saved['free']
+        for place in np.flatnonzero(self.table.first >= 0):
+            enter(place, self.table.first, self.table.where)
+        self._counters[OLDEST], self._counters[IDLE], self._counters[FOLLOWED] = (
+            self.memory.oldest,
+            idle,
+            self.memory.inserted,
+        )
+        self._tracks = _Tracks(**{k: saved[k].copy() for k in _Tracks._fields})
+        if 'hidden' not in table:
+            self._read_states(np.flatnonzero(self.table.first >= 0))
+
+    @property
+    def places(self):
+        "How many places there are, and those that are taken"
+        return (
+            (0, np.zeros(0, np.int64))
+            if self.table is None
+            else (len(self.table.first), np.flatnonzero(self.table.first >= 0))
+        )
+
+# %% ../../nbs/replay/sequence_view.ipynb #cdc09c41
 def _without_states(dtype):
     "The same columns, but for `hidden`"
-    if 'hidden' not in dtype.names: return dtype
+    if 'hidden' not in dtype.names:
+        return dtype
     return np.dtype([(n, dtype[n]) for n in dtype.names if n != 'hidden'], align=True)
 
-# %% ../../nbs/replay/sequence_view.ipynb #c108b92c
-@patch
-def follow(self:SequenceView, steps:Steps, first:int):
-    "Rows with keys from `first` on have been added"
-    if first < self.followed: return   # they were, before an interrupt
-    if self._row is None: self._open(steps.dtype)
-    rows = np.ascontiguousarray(steps.rows).reshape(-1)
-    if rows.dtype != self._dtype: rows = rows.astype(self._dtype)   # the same columns, laid out in another way
-    self._rereads = False
-    self._track_rows(rows, first, self._plan, self.memory.oldest - 1 if self.memory.place.lasts else -1)
-
-@patch
-def _track_rows(self:SequenceView, rows, first, plan, gone): # rows up to the key `gone` are lost; -1: none
-    "Queue the sequences that these rows complete"
-    envs,n = self._known_envs(),len(rows)
-    queued = np.empty((2*n,2), np.int64),np.empty((2*n,self._tracks.hiddens.shape[2]), np.uint8)
-    self._queue,self._states = queued
-    track(rows.view(np.uint8), plan, first, gone, envs.number, self._counters, tuple(self._tracks), queued)
-
-@patch
-def _known_envs(self:SequenceView):
-    "The environments of the memory, for each of which there are tracks"
-    envs = self.memory.environments
-    many = len(envs.ids)
-    if many > len(self._tracks.count): self._tracks = _Tracks(*(grown(a, many, 0) for a in self._tracks))
-    return envs
-
-# %% ../../nbs/replay/sequence_view.ipynb #c108b92d
-@patch
-def _open(self:SequenceView, dtype):
-    "Make a table for such rows, and say where things are in them"
-    state,length,stride = dtype['hidden'] if 'hidden' in dtype.names else None,self.length,self.length - self.overlap
-    keeps = state is not None and self.state == 'stored'
-    size,hidden_at = (state.itemsize,dtype.fields['hidden'][1]) if keeps else (0,0)
-    table,none = new_table(self.memory.max_sz//stride + 16, size),np.zeros(0, np.int64)
-    recent,hiddens = np.zeros((0,length), np.int64),np.zeros((0,length,size), np.uint8)
-    nothing = np.zeros((0,2), np.int64),np.zeros((0,size), np.uint8)
-    each = [('index','i8'), ('weight','f4')] + ([] if state is None else [('hidden', state)])
-    vars(self).update(table=table, _tracks=_Tracks(recent, hiddens, none, np.zeros((0,3), np.int32)),
-        _counters=np.array([0, 0, len(table.first), 0, 0, 0]),
-        _queue=nothing[0], _states=nothing[1], _nothing=nothing, _gone=none, _came=none,
-        _dtype=dtype, _row=_without_states(dtype), _hidden=state, _each=np.dtype(each, align=True),
-        _plan=np.array([*RowLayout(self.who, dtype, strict=False).at, hidden_at, stride, reach(self.memory.max_sz)]))
-
-# %% ../../nbs/replay/sequence_view.ipynb #f5693be9
-@patch
-def drawable(self:SequenceView)->tuple: # how many places, those that are free again, those taken now; or None
-    "Which sequences came and went; None: no change"
-    if self.table is None: return None
-    oldest = self.memory.oldest
-    if self._counters[QUEUED] or self._counters[OLDEST] < oldest: self._settle(oldest)
-    if len(self._queue): self._queue,self._states = self._nothing   # they are large
-    counters = self._counters
-    if not counters[N_GONE] and not counters[N_CAME]: return None
-    came = self._came[:counters[N_CAME]]
-    return len(self.table.first),self._gone[:counters[N_GONE]],came[self.table.first[came] >= 0]
-
-@patch
-def _settle(self:SequenceView, oldest):
-    "Bring the table up to date"
-    counters,table = self._counters,self.table
-    queued,going = int(counters[QUEUED]),int(min(oldest - counters[OLDEST], self.memory.max_sz))
-    self._gone = np.concatenate([self._gone[:counters[N_GONE]], np.empty(going, np.int64)])
-    self._came = np.concatenate([self._came[:counters[N_CAME]], np.empty(queued, np.int64)])
-    lists = self._queue,self._states,self._gone,self._came
-    while not update_table(counters, oldest, self.memory.max_sz, table, *lists):
-        table,counters = larger(table, int(counters[IDLE])),counters.copy()
-        counters[IDLE] += len(table.first) - len(self.table.first)
-        vars(self).update(table=table, _counters=counters)   # in one call, which no interrupt divides
-
-@patch
-def told(self:SequenceView):
-    "The sampler knows"
-    self._counters[N_GONE:] = 0
-    self._gone = self._came = np.zeros(0, np.int64)
-
-# %% ../../nbs/replay/sequence_view.ipynb #c31d865f
-@patch
-def refollow(self:SequenceView,
-    end:int, # up to this key
-):
-    "Follow rows that lie in the memory since before it was opened, or that another process has added"
-    if self.followed >= end or not self._begun(end): return
-    end = self._noted(end)
-    first,(line,store,_) = max(self.followed, self.memory.oldest),self.memory.parts
-    hidden,self._rereads = [('hidden', self._hidden)] if self._hidden else [],True
-    for keys in in_parts(first, end, 2**16):
-        told = store.episodes(keys % line.ring)
-        gone = max(self.memory.oldest - int(keys[0]), 0)   # another process has overwritten them meanwhile
-        if gone >= len(keys): continue
-        keys,told = keys[gone:],told[gone:]
-        if keys[0] > self.followed: self._tracks = _Tracks(*map(np.zeros_like, self._tracks))   # all before are gone
-        rows = np.zeros(len(keys), np.dtype([*((n, told.dtype[n]) for n in told.dtype.names), *hidden], align=True))
-        for n in told.dtype.names: rows[n] = told[n]
-        low,high = rows['env_id'].min(),rows['env_id'].max()
-        if not 0 <= low <= high < MAX_ENVS: raise StateError(self.who, 'a memory on disk with damaged rows',
-            f'env_id {low} to {high}')
-        line.admit(rows['env_id'])
-        self._track_rows(rows, int(keys[0]), self._plan_of(rows.dtype), self.memory.oldest - 1)
-        self.drawable()
-
-# %% ../../nbs/replay/sequence_view.ipynb #c31d8660
-@patch
-def _begun(self:SequenceView, end)->bool:
-    "Is it known what rows are like, also those that have come already?"
-    place = self.memory.place
-    if self._row is not None: return True
-    spec = (place.meta or {}).get('steps')
-    if not spec and end <= self.memory.oldest and place.writes: return False   # its first block will be followed
-    try: self._open(saved_dtype(spec) if spec else self.memory.dtype)
-    except (ValueError,TypeError,LookupError) as e:
-        raise StateError(self.memory.who, f'{place.path}/meta.json: steps', e) from None
-    return True
-
 # %% ../../nbs/replay/sequence_view.ipynb #ec76c712
-_PATIENCE = 1.   # seconds
-
-@patch
-def _noted(self:SequenceView, end)->int: # a key
-    "Up to which row a process that only reads may follow: as far as the states of sequences are there"
-    told,now = self.memory.place.counters.item(TOLD),monotonic()
-    if not self.memory.reads_only or told >= end or not self._tracks.hiddens.shape[2]: return end
-    if self._waits is None or self._waits[0] != told: self._waits = told,now
-    return end if now - self._waits[1] > _PATIENCE else told
-
-# %% ../../nbs/replay/sequence_view.ipynb #e4f10d10
-@patch
-def _plan_of(self:SequenceView, dtype):
-    plan = self._plan.copy()
-    plan[:7] = RowLayout(self.who, dtype, strict=False).at
-    if self._hidden is not None: plan[7] = dtype.fields['hidden'][1]
-    return plan
-
-# %% ../../nbs/replay/sequence_view.ipynb #6ac1be25
-@patch
-def key_of(self:SequenceView, places):
-    "The first rows of the sequences in these places"
-    return self.table.first[places]
-
-@patch
-def lengths(self:SequenceView, places): return self.table.steps[places]
-
-@patch
-def came(self:SequenceView, places):
-    "The states from which new sequences start are kept in the memory's place; those of rows that lay there are read"
-    place = self.memory.place
-    if self._rereads and self.followed <= place.counters.item(TOLD): self._read_states(places)
-    else: place.keep('states', self.table.first[places] % place.ring, self.table.hidden[places])
-
-# %% ../../nbs/replay/sequence_view.ipynb #e982d8b1
-@patch
-def _read_states(self:SequenceView, places):
-    place = self.memory.place
-    found = place.kept('states', self.table.first[places] % place.ring, self.table.hidden.shape[1])
-    if found is not None: self.table.hidden[places] = found
-
-@patch
-def note(self:SequenceView):
-    "The sampler knows of all sequences of rows that were followed"
-    place = self.memory.place
-    if not place.holds or self._row is None: return
-    if not self._said: place.say(steps=dtype_spec(self._dtype))
-    self._said = True
-    View.note(self)
-
-# %% ../../nbs/replay/sequence_view.ipynb #262358f6
-@patch
-def batch(self:SequenceView, places, weights)->Sequences: # [n, length]
-    "The sequences at these places"
-    keys,each = self.table.first[places],np.empty(len(places), self._each)
-    each['index'],each['weight'] = keys,weights
-    if self._hidden is not None:
-        states = self.table.hidden[places].reshape(-1).view(self._hidden.base) if self.state == 'stored' else 0
-        each['hidden'] = states if self.state == 'zero' else states.reshape(len(places), *self._hidden.shape)
-    batch = Sequences(self.memory.windows(keys, self.length), Steps(each), self.burn_in)
-    self.memory.count(keys)
-    return batch
+_PATIENCE = 1.0  # seconds
 
 # %% ../../nbs/replay/sequence_view.ipynb #d23c9f09
-_NEVER,_UNKNOWN,_NO_NUMBER = 1,2,3   # what can be wrong with errors
+# what can be wrong with errors
+_NEVER = 1
+_UNKNOWN = 2
+_NO_NUMBER = 3
+
 
 @njit
 def _mix(keys, td, table, rows, burn_in, eta, out):
     "Places and mixed errors of sequences that are there, into `out`; what is wrong (0: nothing), where, and how many"
-    (first,where,steps),(oldest,end),(places,p),k = table,rows,out,0
+    (first, where, steps), (oldest, end), (places, p), k = table, rows, out, 0
     for i in range(len(keys)):
-        if not 0 <= keys[i] < end: return _NEVER,i,0
+        if not 0 <= keys[i] < end:
+            return _NEVER, i, 0
     for i in range(len(keys)):
-        if keys[i] < oldest: continue
-        places[k],k = find_place(keys[i], first, where),k + 1
-        if places[k-1] < 0: return _UNKNOWN,i,0
+        if keys[i] < oldest:
+            continue
+        places[k], k = find_place(keys[i], first, where), k + 1
+        if places[k - 1] < 0:
+            return _UNKNOWN, i, 0
     k = 0
     for i in range(len(keys)):
-        if keys[i] < oldest: continue
-        n,top,total = min(td.shape[1], steps[places[k]] - burn_in),0.,0.
+        if keys[i] < oldest:
+            continue
+        n = min(td.shape[1], steps[places[k]] - burn_in)
+        top = 0.0
+        total = 0.0
         for t in range(n):
-            d = abs(td[i,t])
-            if not d < np.inf: return _NO_NUMBER,i*td.shape[1] + t,0
-            top,total = max(top, d),total + d
-        p[k],k = eta*top + (1-eta)*total/n if n > 0 else 0.,k + 1
-    return 0,0,k
-
-# %% ../../nbs/replay/sequence_view.ipynb #2c0afafd
-@patch
-def check_errors(self:SequenceView, who, keys, td):
-    want = len(keys),self.length - self.burn_in
-    if td.shape != want: raise ArgumentError(who, 'update_priorities: TD errors', list(td.shape),
-        f'{list(want)}: one for each step after the burn-in', 'those of `batch.train`')
-
-@patch
-def feedback(self:SequenceView, keys, td)->tuple: # places, mixed errors, how many sequences are gone
-    "For which sequences errors still count, and one error for each"
-    (keys,flat),m,t = fetched(self.who, keys, td),self.memory,self.table or new_table(1, 0)
-    td,places,p = flat.reshape(np.shape(td)),np.empty(len(keys), np.int64),np.empty(len(keys))
-    self.check_errors(self.who, keys, td)
-    wrong,at,n = _mix(keys, td, (t.first,t.where,t.steps), (m.oldest,m.inserted), self.burn_in, self.eta, (places,p))
-    if wrong == _NEVER: m.refuse_key(int(keys[at]))
-    if wrong == _UNKNOWN: raise StaleKey(self.who, f'key {keys[at]} is not the key of a sequence that was drawn',
-        remedy="give the batch's `index`")
-    if wrong: raise ArgumentError(self.who, f'TD error of a step to learn from, in sequence {keys[at//td.shape[1]]}',
-        td.ravel()[at], 'a finite number')
-    return places[:n],p[:n],len(keys) - n
+            d = abs(td[i, t])
+            if not d < np.inf:
+                return _NO_NUMBER, i * td.shape[1] + t, 0
+            top = max(top, d)
+            total = total + d
+        p[k], k = eta * top + (1 - eta) * total / n if n > 0 else 0.0, k + 1
+    return 0, 0, k
 
 # %% ../../nbs/replay/sequence_view.ipynb #c156d7b1
-def _tensors(arrays): return {k: torch.from_numpy(np.array(v)) for k,v in arrays.items()}
-
-@patch
-def snapshot(self:SequenceView)->dict:
-    "Settings, table, and episodes under way"
-    state = dict(settings=[self.length, self.overlap, self.state])
-    if self.table is None: return dict(state, dtype=None, table=None, tracks=None)
-    idle = int(self._counters[IDLE])
-    table = dict(self.table._asdict(), free=self.table.free[:idle])
-    del table['where']
-    self._known_envs()
-    going_on = self.memory.going_on
-    table,tracks = _tensors(table),_tensors({k: a[going_on] for k,a in self._tracks._asdict().items()})
-    self._clear_unused(table, tracks)
-    if self.memory.place.lasts and self.memory.place.holds: del table['hidden']   # they are kept there
-    return dict(state, dtype=dtype_spec(self._dtype), table=table, tracks=tracks)
-
-# %% ../../nbs/replay/sequence_view.ipynb #432519d3
-@patch
-def _clear_unused(self:SequenceView, table, tracks):
-    "Zeros where nothing counts: what lay there before would make equal states differ"
-    free,beyond = table['first'] < 0,torch.arange(self.length) >= tracks['count'][:,None]
-    for k in 'steps','hidden': table[k][free] = 0
-    for k in 'recent','hiddens': tracks[k][beyond] = 0
-    if not table['hidden'].numel(): return
-    for states in table['hidden'],tracks['hiddens']: states[..., padding(self._hidden)] = 0
-
-# %% ../../nbs/replay/sequence_view.ipynb #c156d7b2
-@patch
-def check_state(self:SequenceView, state):
-    found,want = state['settings'],[self.length, self.overlap, self.state]
-    if repr(found) != repr(want):
-        raise StateError(self.who, 'a checkpoint of other settings', found, want, 'build it as the saved one was built')
-    form = dict(settings=anything, dtype=maybe(row_dtype), table=anything, tracks=anything)
-    return checked(self.who, form, state)
-
-# %% ../../nbs/replay/sequence_view.ipynb #de3ed600
-@patch
-def _check_saved(self:SequenceView, saved):
-    "Table and tracks as arrays; a `StateError` where they don't fit this view, or a kernel would go astray"
-    m,length,size = self.memory,self.length,self._tracks.hiddens.shape[2]
-    places,envs = (len(saved[part][k]) for part,k in (('table','first'), ('tracks','count')))
-    key = dict(low=-1, high=m.inserted-1)
-    table = dict(first=array(np.int64, places, **key), steps=array(np.int32, places, low=0, high=length),
-        hidden=array(np.uint8, places, size), free=array(np.int32, None, low=0, high=places-1))
-    tracks = dict(recent=array(np.int64, envs, length, **key), hiddens=array(np.uint8, envs, length, size),
-        count=array(np.int64, envs, low=0, high=m.inserted), last=array(np.int32, envs, 3))
-    saved = checked(self.who, dict(table=table, tracks=tracks), {k: saved[k] for k in ('table','tracks')})
-    first = saved['table']['first']
-    keys = first[first >= 0]
-    for what,fine in dict(free=np.array_equal(np.sort(saved['table']['free']), np.flatnonzero(first < 0)),
-        first=len(np.unique(keys)) == len(keys) and m.valid(keys).all(), count=envs <= len(m.environments),
-        steps=(saved['table']['steps'][first >= 0] > 0).all()).items():
-        if not fine: raise StateError(self.who, 'a saved memory with a damaged table of sequences', what)
-    return {**saved['table'], **saved['tracks']}
-
-# %% ../../nbs/replay/sequence_view.ipynb #de3ed601
-@patch
-def restore(self:SequenceView, state):
-    "Go on where `snapshot` was taken; the memory has been restored"
-    self.clear()
-    state = self.check_state(state)
-    if state['dtype'] is None: return
-    if _without_states(state['dtype']) != self.memory.dtype: raise StateError(self.who, 'saved sequences of other rows')
-    self._open(state['dtype'])
-    table,place,size = state['table'],self.memory.place,self._tracks.hiddens.shape[2]
-    if place.lasts and isinstance(table, dict) and 'hidden' not in table:
-        hidden = torch.zeros((len(table.get('first', ())), size), dtype=torch.uint8)
-        state = dict(state, table=dict(table, hidden=hidden))
-    saved = self._check_saved(state)
-    idle = len(saved['free'])
-    self.table = new_table(len(saved['first']), saved['hidden'].shape[1])
-    for k in 'first','steps','hidden': getattr(self.table, k)[:] = saved[k]
-    self.table.free[:idle] = saved['free']
-    for place in np.flatnonzero(self.table.first >= 0): enter(place, self.table.first, self.table.where)
-    self._counters[OLDEST],self._counters[IDLE],self._counters[FOLLOWED] = self.memory.oldest,idle,self.memory.inserted
-    self._tracks = _Tracks(**{k: saved[k].copy() for k in _Tracks._fields})
-    if 'hidden' not in table: self._read_states(np.flatnonzero(self.table.first >= 0))
-
-# %% ../../nbs/replay/sequence_view.ipynb #21c9767d
-@patch(as_prop=True)
-def places(self:SequenceView):
-    "How many places there are, and those that are taken"
-    return (0, np.zeros(0, np.int64)) if self.table is None else \
-        (len(self.table.first), np.flatnonzero(self.table.first >= 0))
+def _tensors(arrays):
+    return {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}

@@ -8,7 +8,6 @@ __all__ = ['SequenceReplay']
 # %% ../../nbs/replay/sequences.ipynb #fd272f91
 import warnings
 import numpy as np
-from fastcore.basics import patch
 from fastcore.meta import delegates
 from ..steps.errors import choice, number, outside, whole
 from ..memory.rows import Store
@@ -23,67 +22,104 @@ from .sequence_view import SequenceView
 @stage('sequence_replay')
 class SequenceReplay(ReplayByKind):
     "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
-    length,burn_in,overlap,state,eta,prioritized = (Fixed() for _ in range(6))
+
+    length, burn_in, overlap, state, eta, prioritized = (Fixed() for _ in range(6))
+
     @delegates(ReplayByKind.__init__)
-    def __init__(self,
-        source=None, # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
-        bs:int=1, # sequences in a batch
-        max_sz:int=1_000_000, # rows in memory
+    def __init__(
+        self,
+        source=None,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        bs: int = 1,  # sequences in a batch
+        max_sz: int = 1_000_000,  # rows in memory
         *,
-        length:int=80, # steps of a sequence
-        burn_in:int=None, # steps at its beginning that only warm up the recurrent state; None: half of them
-        overlap:int=None, # steps that neighbours share; None: half of them
-        kind:str|type='proportional', # 'proportional' to the mixed error; 'rank': to 1/rank; 'uniform'; or a class
-        prioritized:bool=True, # False: the same as kind='uniform'
-        eta:float=.9, # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
-        alpha:float=.9, # how much priorities count
-        beta=.6, # how far weights correct for it; a number, or a function of the batches drawn so far
-        initial:str='largest', # priority of new sequences: 'largest', of those present; or 'max_ever', of all so far
-        state:str='stored', # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
-        sampler:Sampler=None, # your own, instead of the one that `kind` names
-        store:Store=None, # how rows become bytes; None: whole rows in main memory
-        **kwargs, # of the sampler, and when a batch is due
+        length: int = 80,  # steps of a sequence
+        burn_in: int = None,  # steps at its beginning that only warm up the recurrent state; None: half of them
+        overlap: int = None,  # steps that neighbours share; None: half of them
+        kind: str
+        | type = 'proportional',  # 'proportional' to the mixed error; 'rank': to 1/rank; 'uniform'; or a class
+        prioritized: bool = True,  # False: the same as kind='uniform'
+        eta: float = 0.9,  # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
+        alpha: float = 0.9,  # how much priorities count
+        beta=0.6,  # how far weights correct for it; a number, or a function of the batches drawn so far
+        initial: str = 'largest',  # priority of new sequences: 'largest', of those present; or 'max_ever', of all so far
+        state: str = 'stored',  # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
+        sampler: Sampler = None,  # your own, instead of the one that `kind` names
+        store: Store = None,  # how rows become bytes; None: whole rows in main memory
+        **kwargs,  # of the sampler, and when a batch is due
     ):
         self._keep_view(max_sz, length, burn_in, overlap, state, eta)
-        choice('SequenceReplay', 'initial', initial, ('largest','max_ever'))
-        super().__init__(source, bs, max_sz, kind=kind if prioritized else 'uniform', alpha=alpha, beta=beta,
-            view=SequenceView(self.length, self.burn_in, self.overlap, eta, state), initial=initial, sampler=sampler,
-            store=store, **kwargs)
-        self.prioritized,self._given['prioritized'] = self.kind != 'uniform',True   # the repr has `kind`
+        choice('SequenceReplay', 'initial', initial, ('largest', 'max_ever'))
+        super().__init__(
+            source,
+            bs,
+            max_sz,
+            kind=kind if prioritized else 'uniform',
+            alpha=alpha,
+            beta=beta,
+            view=SequenceView(self.length, self.burn_in, self.overlap, eta, state),
+            initial=initial,
+            sampler=sampler,
+            store=store,
+            **kwargs,
+        )
+        # the repr has `kind`
+        self.prioritized, self._given['prioritized'] = self.kind != 'uniform', True
 
-# %% ../../nbs/replay/sequences.ipynb #d34acd56
-@patch
-def _keep_view(self:SequenceReplay, max_sz, length, burn_in, overlap, state, eta):
-    "Keep what the view is made of, if it fits together"
-    who = 'SequenceReplay'
-    max_sz = whole(who, 'max_sz', max_sz, 1)
-    length = whole(who, 'length', length, 1, max_sz, f'at most max_sz={max_sz}')
-    burn_in,overlap = (length//2 if x is None else whole(who, what, x, 0, length-1)
-        for what,x in dict(burn_in=burn_in, overlap=overlap).items())
-    if burn_in > overlap:
-        share = (burn_in - overlap)/(length - overlap)
-        warnings.warn(f'{who}: overlap={overlap} is less than burn_in={burn_in}, so {share:.0%} of the steps inside of '
-            f'long episodes are never learned from. Remedy: overlap={burn_in} or more', stacklevel=outside())
-    number(who, 'eta', eta, high=1)
-    self.length,self.burn_in,self.overlap = length,burn_in,overlap
-    self.state,self.eta = choice(who, 'state', state, ('stored','zero')),eta
+    def _keep_view(self, max_sz, length, burn_in, overlap, state, eta):
+        "Keep what the view is made of, if it fits together"
+        who = 'SequenceReplay'
+        max_sz = whole(who, 'max_sz', max_sz, 1)
+        length = whole(who, 'length', length, 1, max_sz, f'at most max_sz={max_sz}')
+        burn_in, overlap = (
+            length // 2 if x is None else whole(who, what, x, 0, length - 1)
+            for what, x in dict(burn_in=burn_in, overlap=overlap).items()
+        )
+        if burn_in > overlap:
+            share = (burn_in - overlap) / (length - overlap)
+            warnings.warn(
+                f'{who}: overlap={overlap} is less than burn_in={burn_in}, so {share:.0%} of the steps inside of '
+                f'long episodes are never learned from. Remedy: overlap={burn_in} or more',
+                stacklevel=outside(),
+            )
+        number(who, 'eta', eta, high=1)
+        self.length = length
+        self.burn_in = burn_in
+        self.overlap = overlap
+        self.state = choice(who, 'state', state, ('stored', 'zero'))
+        self.eta = eta
 
-@patch(as_prop=True)
-def table(self:SequenceReplay):
-    "What belongs to each sequence; None before the first row"
-    return self.view.table
+    @property
+    def table(self):
+        "What belongs to each sequence; None before the first row"
+        return self.view.table
 
-# %% ../../nbs/replay/sequences.ipynb #2289f846
-@patch
-def stats(self:SequenceReplay)->dict: # numbers by name
-    "Counts of rows, sequences and batches; mean length, share of padding, effective sample size"
-    with self.lock:
-        self._catch_up()
-        counts,m,t = Replay.stats(self),self.memory,self.view.table
-        here = [] if t is None else np.flatnonzero(t.first >= 0)
-        if not len(here):
-            return dict(counts, sequences=0, steps_mean=0., padded=0., ess=0., never_drawn=0., drawn_max=0)
-        mean,p = float(t.steps[here].mean()),self.sampler.probabilities()
-        drawn = m.times_drawn[t.first[here] - m.oldest]
-    return dict(counts, sequences=len(here), steps_mean=mean, padded=1 - mean/self.length,
-        ess=float(1/(p**2).sum()) if len(p) else 0., never_drawn=float((drawn == 0).mean()), drawn_max=int(drawn.max()))
+    def stats(self) -> dict:  # numbers by name
+        "Counts of rows, sequences and batches; mean length, share of padding, effective sample size"
+        with self.lock:
+            self._catch_up()
+            counts = Replay.stats(self)
+            m = self.memory
+            t = self.view.table
+            here = [] if t is None else np.flatnonzero(t.first >= 0)
+            if not len(here):
+                return dict(
+                    counts,
+                    sequences=0,
+                    steps_mean=0.0,
+                    padded=0.0,
+                    ess=0.0,
+                    never_drawn=0.0,
+                    drawn_max=0,
+                )
+            mean = float(t.steps[here].mean())
+            p = self.sampler.probabilities()
+            drawn = m.times_drawn[t.first[here] - m.oldest]
+        return dict(
+            counts,
+            sequences=len(here),
+            steps_mean=mean,
+            padded=1 - mean / self.length,
+            ess=float(1 / (p**2).sum()) if len(p) else 0.0,
+            never_drawn=float((drawn == 0).mean()),
+            drawn_max=int(drawn.max()),
+        )

@@ -18,34 +18,43 @@ from ..memory.timeline import Timeline
 
 # %% ../../nbs/replay/views.ipynb #dcc7a53c
 def as_float64(
-    who:str, # for errors
-    x, # a tensor on any device, or an array
-)->np.ndarray: # flat
+    who: str,  # for errors
+    x,  # a tensor on any device, or an array
+) -> np.ndarray:  # flat
     "Real numbers as a flat array of doubles"
     if isinstance(x, torch.Tensor):
-        if x.requires_grad: x = x.detach()
-        try: x = x.numpy()
-        except (TypeError,RuntimeError): x = x.resolve_neg().cpu().double().numpy()   # on a device, or bfloat16
+        if x.requires_grad:
+            x = x.detach()
+        try:
+            x = x.numpy()
+        except (TypeError, RuntimeError):
+            x = x.resolve_neg().cpu().double().numpy()  # on a device, or bfloat16
     try:
         x = np.asarray(x)
-        if x.dtype.kind in 'biufO': return np.ascontiguousarray(x, np.float64).ravel()
-    except (TypeError,ValueError): pass   # objects that are no numbers, lists of several lengths
+        if x.dtype.kind in 'biufO':
+            return np.ascontiguousarray(x, np.float64).ravel()
+    except (TypeError, ValueError):
+        pass  # objects that are no numbers, lists of several lengths
     kind = str(x.dtype) if isinstance(x, np.ndarray) and x.dtype != object else f'{x!r:.60}'
-    raise ArgumentTypeError(who, 'update_priorities: TD errors', kind, 'real numbers', 'a tensor or an array of floats')
+    raise ArgumentTypeError(
+        who, 'update_priorities: TD errors', kind, 'real numbers', 'a tensor or an array of floats'
+    )
 
 # %% ../../nbs/replay/views.ipynb #8b5ac0f9
 def fetched(
-    who:str, # for errors
-    keys, # a tensor on any device, or an array
-    td, # their errors, a tensor or an array, too
-)->tuple: # flat arrays, int64 and float64
+    who: str,  # for errors
+    keys,  # a tensor on any device, or an array
+    td,  # their errors, a tensor or an array, too
+) -> tuple:  # flat arrays, int64 and float64
     "Keys and errors, by one copy where both are on a device"
     both = isinstance(keys, torch.Tensor) and isinstance(td, torch.Tensor) and not keys.is_cpu
     if both and keys.device == td.device and not td.is_complex():
-        n,td = keys.numel(),td.detach().reshape(-1).double()
+        n = keys.numel()
+        td = td.detach().reshape(-1).double()
         both = torch.cat([keys.reshape(-1).long(), td.view(torch.int64)]).cpu().numpy()
-        keys,td = both[:n],both[n:].view(np.float64)
-    return np.ascontiguousarray(as_keys(keys, who=who)).ravel(),as_float64(who, td)
+        keys = both[:n]
+        td = both[n:].view(np.float64)
+    return np.ascontiguousarray(as_keys(keys, who=who)).ravel(), as_float64(who, td)
 
 # %% ../../nbs/replay/views.ipynb #dcc7a53d
 @njit
@@ -53,117 +62,187 @@ def check_feedback(keys, td, oldest, end):
     "The place of the first mistake, in one of two kinds (-1: none of it), and how many keys are stale"
     stale = 0
     for i in range(len(keys)):
-        if keys[i] < 0 or keys[i] >= end: return i,-1,0   # a key that was never given out
-        if not abs(td[i]) < np.inf: return -1,i,0         # an error that is no number
+        if keys[i] < 0 or keys[i] >= end:
+            return i, -1, 0  # a key that was never given out
+        if not abs(td[i]) < np.inf:
+            return -1, i, 0  # an error that is no number
         stale += keys[i] < oldest
-    return -1,-1,stale
+    return -1, -1, stale
+
 
 def check_numbers(
-    who:str, # for errors
-    keys:np.ndarray, # of what was drawn
-    td:np.ndarray, # an error for each
+    who: str,  # for errors
+    keys: np.ndarray,  # of what was drawn
+    td: np.ndarray,  # an error for each
 ):
     "Raise where an error is no number"
-    if (there := np.isfinite(td)).all(): return
+    if (there := np.isfinite(td)).all():
+        return
     i = there.argmin()
     raise ArgumentError(who, f'TD error at place {i}, for key {keys[i]}', td[i], 'a finite number')
 
 # %% ../../nbs/replay/views.ipynb #44ea12a1
 class _OfPlaces:
     "What a view is asked besides that draws places"
-    follows = False   # True: it does
-    followed = None   # rows with keys before this one were looked at; None: those that lay there before are not
-    places = None     # how many places there are, and an array of those that are taken; None: a state has them not
+
+    follows = False  # True: it does
+    # rows with keys before this one were looked at; None: those that lay there before are not
+    followed = None
+    # how many places there are, and an array of those that are taken; None: a state has them not
+    places = None
+
     def follow(self, steps, first):
         "Rows from the key `first` on came, perhaps known ones"
         raise NotImplementedError
-    def drawable(self)->tuple: raise NotImplementedError   # how many places, those free, those taken; None: as before
+
+    def drawable(self) -> tuple:
+        raise NotImplementedError  # how many places, those free, those taken; None: as before
+
     def told(self):
         "The sampler knows of these changes"
         raise NotImplementedError
-    def key_of(self, places): return places   # the rows by whose slots something of places may be written
-    def lengths(self, places)->np.ndarray:
+
+    def key_of(self, places):
+        return places  # the rows by whose slots something of places may be written
+
+    def lengths(self, places) -> np.ndarray:
         "How many rows are drawn with each of these places"
         return np.ones(len(places), np.int32)
-    def came(self, places): "These were taken: what belongs to them may be written down, or read"
+
+    def came(self, places):
+        "These were taken: what belongs to them may be written down, or read"
 
     def refollow(self, end):
         "Follow rows up to this key, which lie in the memory since before it was opened, or that another process added"
-        if not self.follows or self.followed is None: return
+        if not self.follows or self.followed is None:
+            return
         for keys in in_parts(max(self.followed, self.memory.oldest), end, 2**16):
-            keys,rows = self.memory.still_there(keys)   # another process may have overwritten some meanwhile
-            if len(keys): self.follow(Steps(rows), int(keys[0]))
+            # another process may have overwritten some meanwhile
+            keys, rows = self.memory.still_there(keys)
+            if len(keys):
+                self.follow(Steps(rows), int(keys[0]))
 
     def note(self):
         "The sampler knows of all that was followed: what is written down of places is true for so many rows"
-        if self.followed is not None and self.memory.place.holds: self.memory.place.counters[TOLD] = self.followed
+        if self.followed is not None and self.memory.place.holds:
+            self.memory.place.counters[TOLD] = self.followed
 
 # %% ../../nbs/replay/views.ipynb #d8001709
 class View(_OfPlaces):
     "The base of views: what becomes of keys that a sampler draws"
-    unit,adds = 'rows',dict(index='i8', weight='f4')   # what is drawn; the columns that a batch has besides
-    counted = False   # True: batches go along episodes, so `step_n` must count
-    nbytes = 0        # reserved, beside the memory
-    def stored(self, steps:Steps)->Steps: return steps   # what the memory keeps of a block
-    def batch(self, keys, weights)->Steps: raise NotImplementedError
-    def feedback(self, keys, td)->tuple: raise NotImplementedError   # keys, their errors, how many are gone
+
+    # what is drawn; the columns that a batch has besides
+    unit = 'rows'
+    adds = dict(index='i8', weight='f4')
+    counted = False  # True: batches go along episodes, so `step_n` must count
+    nbytes = 0  # reserved, beside the memory
+
+    def stored(self, steps: Steps) -> Steps:
+        return steps  # what the memory keeps of a block
+
+    def batch(self, keys, weights) -> Steps:
+        raise NotImplementedError
+
+    def feedback(self, keys, td) -> tuple:
+        raise NotImplementedError  # keys, their errors, how many are gone
+
     def check_errors(self, who, keys, td):
         "Raise where `feedback` could not take errors of this form, whatever rows there are"
-        if td.ndim == 1: check_numbers(who, keys, td)
-    def __len__(self): return len(self.memory)
-    def clear(self): "As before the first row"
-    def snapshot(self)->dict: return {}
-    def check_state(self, state): "Raise where a saved view was another one"
-    def beside(self, keys)->dict: return {}   # what a page shows beside these rows: name → list
-    def restore(self, state): "Go on where `snapshot` was taken"
+        if td.ndim == 1:
+            check_numbers(who, keys, td)
 
-    def fresh(self, memory:Timeline, who:str)->'View':
+    def __len__(self):
+        return len(self.memory)
+
+    def clear(self):
+        "As before the first row"
+
+    def snapshot(self) -> dict:
+        return {}
+
+    def check_state(self, state):
+        "Raise where a saved view was another one"
+
+    def beside(self, keys) -> dict:
+        return {}  # what a page shows beside these rows: name → list
+
+    def restore(self, state):
+        "Go on where `snapshot` was taken"
+
+    def fresh(self, memory: Timeline, who: str) -> 'View':
         "The same view of a memory that is still empty"
         new = copy(self)
-        new.memory,new.who = memory,who
+        new.memory = memory
+        new.who = who
         new.clear()
         return new
 
     def check_columns(self, dtype):
         "Raise where rows of this kind have columns that a batch has besides"
-        for n,kind in self.adds.items():
+        for n, kind in self.adds.items():
             if n in dtype.names and dtype[n] != kind:
-                raise BlockError(self.who, f'column {n!r} is one that a batch has', dtype[n], np.dtype(kind),
-                    'rename it in the policy')
+                raise BlockError(
+                    self.who,
+                    f'column {n!r} is one that a batch has',
+                    dtype[n],
+                    np.dtype(kind),
+                    'rename it in the policy',
+                )
 
 # %% ../../nbs/replay/views.ipynb #55d6313b
 def checked_view(
-    who:str, # who asks
-    view, # what was given
-)->View:
+    who: str,  # who asks
+    view,  # what was given
+) -> View:
     "A view that can do what is asked of it; an error where it can't"
     if not isinstance(view, View):
         raise ArgumentTypeError(who, 'view', repr(view)[:60], 'a View, such as Transitions()')
-    if missing := left_out(view, View, 'batch', 'feedback', *('follow','drawable','told')*view.follows):
-        raise ArgumentTypeError(who, 'view', f'{type(view).__name__} without {", ".join(missing)}',
-            'one that has these methods', 'add them')
+    if missing := left_out(
+        view, View, 'batch', 'feedback', *('follow', 'drawable', 'told') * view.follows
+    ):
+        raise ArgumentTypeError(
+            who,
+            'view',
+            f'{type(view).__name__} without {", ".join(missing)}',
+            'one that has these methods',
+            'add them',
+        )
     return view
 
 # %% ../../nbs/replay/views.ipynb #44ea129c
 class Transitions(View):
     "Each row is a transition"
-    packed = False   # True: batches are as they travel
-    def batch(self, keys, weights)->Steps: # rows with `index` and `weight`
+
+    packed = False  # True: batches are as they travel
+
+    def batch(self, keys, weights) -> Steps:  # rows with `index` and `weight`
         return self.memory.batch(keys, weights, self.packed)
 
     def check_errors(self, who, keys, td):
         n = len(keys)
-        if n != td.size: raise ArgumentError(who, 'update_priorities: TD errors', td.size, f'{n}, one for each key',
-            "the batch's `index`, and an error for each of its rows; of several, such as two critics', their mean")
+        if n != td.size:
+            raise ArgumentError(
+                who,
+                'update_priorities: TD errors',
+                td.size,
+                f'{n}, one for each key',
+                "the batch's `index`, and an error for each of its rows; of several, such as two critics', their mean",
+            )
         check_numbers(who, keys, td.ravel())
 
-    def feedback(self, keys, td)->tuple: # keys that are still there, their errors, how many are gone
+    def feedback(
+        self, keys, td
+    ) -> tuple:  # keys that are still there, their errors, how many are gone
         "For which rows errors still count"
-        (keys,td),(end,oldest) = fetched(self.who, keys, td),self.memory.span
-        if len(keys) != len(td): self.check_errors(self.who, keys, td)
-        never,bad,stale = check_feedback(keys, td, oldest, end)
-        if never >= 0: self.memory.refuse_key(keys[never])
-        if bad >= 0: self.check_errors(self.who, keys, td)
-        if not stale: return keys,td,0
+        (keys, td), (end, oldest) = fetched(self.who, keys, td), self.memory.span
+        if len(keys) != len(td):
+            self.check_errors(self.who, keys, td)
+        never, bad, stale = check_feedback(keys, td, oldest, end)
+        if never >= 0:
+            self.memory.refuse_key(keys[never])
+        if bad >= 0:
+            self.check_errors(self.who, keys, td)
+        if not stale:
+            return keys, td, 0
         there = keys >= oldest
-        return keys[there],td[there],stale
+        return keys[there], td[there], stale

@@ -16,66 +16,109 @@ from ..envs.episodes import SIZE, BlockGate, RowLayout
 from ..envs.numbering import MAX_ENVS
 from ..pipe import stage
 from ..steps.states import anything, array, checked, flag, maybe, row_dtype
-from fastrl_replay.stages.waiting import (LENGTH, OWN, TAILS, Waiting, Waits, forget_all, keep, kept_places, look,
-    note_rest, row_place)
+from fastrl_replay.stages.waiting import (
+    LENGTH,
+    OWN,
+    TAILS,
+    Waiting,
+    Waits,
+    forget_all,
+    keep,
+    kept_places,
+    look,
+    note_rest,
+    row_place,
+)
 
 # %% ../../nbs/stages/chunker.ipynb #4a264127
-_OUT_SIZE,_MASK = OWN,OWN + 1   # what stands where in a plan
+# what stands where in a plan
+_OUT_SIZE = OWN
+_MASK = OWN + 1
+
 
 class _SequenceLayout(RowLayout):
     "Where the kernels find what they read in a row, and write in a row of a sequence"
+
     def __init__(self, who, dtype):
-        if 'mask' in (dtype.names or ()): raise BlockError(who, "column 'mask'", 'one that is there already', 'none',
-            'a chunker adds it: one is enough, and it takes steps, not sequences')
+        if 'mask' in (dtype.names or ()):
+            raise BlockError(
+                who,
+                "column 'mask'",
+                'one that is there already',
+                'none',
+                'a chunker adds it: one is enough, and it takes steps, not sequences',
+            )
         super().__init__(who, dtype)
         self.sequence = extend_dtype(self.dtype, mask='?')
-        self.own = self.sequence.itemsize,self.sequence.fields['mask'][1]
+        self.own = self.sequence.itemsize, self.sequence.fields['mask'][1]
 
 # %% ../../nbs/stages/chunker.ipynb #55db5f4e
 @njit
 def _cut(rows, held, number, out):
     "Copy the rows of a sequence that was noted into `out`, and say that they are steps"
-    notes,plan = held[4],held[6]
-    note = notes[len(rows)//plan[SIZE] + number]
-    slot,i,start,end = note[0],note[1],note[2],note[3]
-    size,length,block,ring = plan[SIZE],plan[LENGTH],rows.ctypes.data,held[5].ctypes.data
-    for t in range(end-1, start-1, -1):
-        dst = (t - start)*plan[_OUT_SIZE]
+    notes = held[4]
+    plan = held[6]
+    note = notes[len(rows) // plan[SIZE] + number]
+    slot = note[0]
+    i = note[1]
+    start = note[2]
+    end = note[3]
+    size = plan[SIZE]
+    length = plan[LENGTH]
+    block = rows.ctypes.data
+    ring = held[5].ctypes.data
+    for t in range(end - 1, start - 1, -1):
+        dst = (t - start) * plan[_OUT_SIZE]
         memmove(out.ctypes.data + dst, row_place(block, ring, size, length, slot, t, i), size)
-        if i >= 0: i = notes[i,2]
+        if i >= 0:
+            i = notes[i, 2]
         out[dst + plan[_MASK]] = 1
+
 
 def _sequences(stage, raw, found):
     "Those that were found in a block"
-    if not found: return []
-    dtype,held = stage._held.gate.layout.sequence,stage._held.held
-    outs = [np.zeros(stage.length*dtype.itemsize, np.uint8) for _ in range(found)]
-    for i,out in enumerate(outs): _cut(raw, held, i, out)
+    if not found:
+        return []
+    dtype = stage._held.gate.layout.sequence
+    held = stage._held.held
+    outs = [np.zeros(stage.length * dtype.itemsize, np.uint8) for _ in range(found)]
+    for i, out in enumerate(outs):
+        _cut(raw, held, i, out)
     return [Steps(np.ndarray(stage.length, dtype, out)) for out in outs]
 
 # %% ../../nbs/stages/chunker.ipynb #4e799e45
 class _Cutting(Waits):
     "Blocks in, sequences out, without a source"
-    _buffers = '_held','_waiting'
-    def _fresh(self):
-        gate = BlockGate(type(self).__name__, _SequenceLayout,
-            shape_remedy='put it before the replay, or before another chunker: it takes steps as they come',
-            counted=self.length > 1)
-        self._held,self._waiting = Waiting(gate, self.length, self.length - self.overlap, self.tail),deque()
 
-    def chunk(self,
-        steps:Steps, # a block of rows, or one row
-    )->list: # `Steps` of shape [length], each in separate memory
+    _buffers = '_held', '_waiting'
+
+    def _fresh(self):
+        gate = BlockGate(
+            type(self).__name__,
+            _SequenceLayout,
+            shape_remedy='put it before the replay, or before another chunker: it takes steps as they come',
+            counted=self.length > 1,
+        )
+        self._held = Waiting(gate, self.length, self.length - self.overlap, self.tail)
+        self._waiting = deque()
+
+    def chunk(
+        self,
+        steps: Steps,  # a block of rows, or one row
+    ) -> list:  # `Steps` of shape [length], each in separate memory
         "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
         w = self._held
-        if (raw := w.known(steps)) is None: raw = w.make_room(steps)
-        while (found := look(raw, w.held)) < 0: raw = w.make_room(steps)
-        if not found: return []
+        if (raw := w.known(steps)) is None:
+            raw = w.make_room(steps)
+        while (found := look(raw, w.held)) < 0:
+            raw = w.make_room(steps)
+        if not found:
+            return []
         sequences = _sequences(self, raw, found)
         keep(raw, w.held)
         return sequences
 
-    def flush(self)->list: # of sequences, environment by environment in the order of `env_id`
+    def flush(self) -> list:  # of sequences, environment by environment in the order of `env_id`
         "The last sequences of episodes that nothing more will come of"
         sequences = _sequences(self, np.empty(0, np.uint8), note_rest(self._held))
         forget_all(self._held)
@@ -86,81 +129,125 @@ class _Cutting(Waits):
 @stage('chunk_sequences')
 class SequenceChunker(_Cutting):
     "Cuts the steps of each environment and episode into sequences of `length`; column `mask`: is this row a step?"
-    def __init__(self,
-        source, # a pipe of Steps, blocks of rows of any number of environments
-        length:int, # rows of a sequence
-        overlap:int=0, # how many steps a sequence shares with the one before it in its episode
-        tail:str='shift', # ends of episodes: 'shift' moves the last sequence back, 'pad' adds zeros, 'drop' drops it
+
+    def __init__(
+        self,
+        source,  # a pipe of Steps, blocks of rows of any number of environments
+        length: int,  # rows of a sequence
+        overlap: int = 0,  # how many steps a sequence shares with the one before it in its episode
+        tail: str = 'shift',  # ends of episodes: 'shift' moves the last sequence back, 'pad' adds zeros, 'drop' drops it
     ):
         who = type(self).__name__
-        self.length,self.tail = whole(who, 'length', length, 1, 2**31-1),choice(who, 'tail', tail, TAILS[:3])
-        self.overlap = whole(who, 'overlap', overlap, 0, self.length-1, 'a sequence must bring at least one new step')
+        self.length, self.tail = (
+            whole(who, 'length', length, 1, 2**31 - 1),
+            choice(who, 'tail', tail, TAILS[:3]),
+        )
+        self.overlap = whole(
+            who,
+            'overlap',
+            overlap,
+            0,
+            self.length - 1,
+            'a sequence must bring at least one new step',
+        )
         super().__init__(source)
         self._fresh()
 
     def __iter__(self):
         over = self._starts_at_end()
-        while self._waiting: yield self._waiting.popleft()   # what an interrupted pass left
-        if over: return
+        while self._waiting:
+            yield self._waiting.popleft()  # what an interrupted pass left
+        if over:
+            return
         for steps in self.blocks():
             self._waiting.extend(self.chunk(steps))
-            while self._waiting: yield self._waiting.popleft()
-        if not self.data_ended: return
+            while self._waiting:
+                yield self._waiting.popleft()
+        if not self.data_ended:
+            return
         self._waiting.extend(self.flush())
         yield from self._hand_out(self._waiting.popleft() for _ in range(len(self._waiting)))
 
-    def snapshot(self): return dict(_snapshot(self), over=self._at_end)
-    def restored(self, state): return _restored(self, state)
+    def snapshot(self):
+        return dict(_snapshot(self), over=self._at_end)
+
+    def restored(self, state):
+        return _restored(self, state)
 
 # %% ../../nbs/stages/chunker.ipynb #32397726
-def _snapshot(stage)->dict: # plain data and tensors
-    layout,w = stage._held.gate.layout,stage._held
+def _snapshot(stage) -> dict:  # plain data and tensors
+    layout = stage._held.gate.layout
+    w = stage._held
     state = dict(arguments=[stage.length, stage.overlap, stage.tail])
-    if layout is None: return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
-    slots = w.counts.nonzero()[0]   # of running episodes
-    rows = w.held[5].reshape(-1, layout.dtype.itemsize)[kept_places(w, slots, w.counts[slots], stage.length)]
-    width = stage.length*layout.sequence.itemsize
+    if layout is None:
+        return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
+    slots = w.counts.nonzero()[0]  # of running episodes
+    rows = w.held[5].reshape(-1, layout.dtype.itemsize)[
+        kept_places(w, slots, w.counts[slots], stage.length)
+    ]
+    width = stage.length * layout.sequence.itemsize
     waiting = np.array([s.rows.view(np.uint8) for s in stage._waiting], np.uint8).reshape(-1, width)
     rows[:, padding(layout.dtype)] = 0
     arrays = dict(ids=w.envs.ids[slots], counts=w.counts[slots], rows=rows, waiting=waiting)
-    return dict(state, dtype=dtype_spec(layout.dtype), **{k: torch.from_numpy(a) for k,a in arrays.items()})
+    return dict(
+        state, dtype=dtype_spec(layout.dtype), **{k: torch.from_numpy(a) for k, a in arrays.items()}
+    )
 
 # %% ../../nbs/stages/chunker.ipynb #b5717fad
 def _restored(stage, state):
     "Another stage that holds what was saved"
-    new,who = type(stage)(None, stage.length, stage.overlap, stage.tail),type(stage).__name__
-    got,own = state['arguments'],[stage.length, stage.overlap, stage.tail]
-    if repr(got) != repr(own): raise StateError(who, 'a saved stage with other arguments', got, own,
-        'build the stage that was saved')
-    arrays = 'ids','counts','rows','waiting'
-    form = dict(arguments=anything, over=flag, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything))
+    new = type(stage)(None, stage.length, stage.overlap, stage.tail)
+    who = type(stage).__name__
+    got = state['arguments']
+    own = [stage.length, stage.overlap, stage.tail]
+    if repr(got) != repr(own):
+        raise StateError(
+            who, 'a saved stage with other arguments', got, own, 'build the stage that was saved'
+        )
+    arrays = 'ids', 'counts', 'rows', 'waiting'
+    form = dict(
+        arguments=anything, over=flag, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything)
+    )
     dtype = checked(who, form, state)['dtype']
-    if dtype is None: return new
-    try: _take(new, who, dtype, {k: state[k] for k in arrays})
-    except StateError: raise
-    except (KeyError,TypeError,ValueError) as e: raise StateError(who, 'saved rows that do not fit together', e) from e
+    if dtype is None:
+        return new
+    try:
+        _take(new, who, dtype, {k: state[k] for k in arrays})
+    except StateError:
+        raise
+    except (KeyError, TypeError, ValueError) as e:
+        raise StateError(who, 'saved rows that do not fit together', e) from e
     return new
 
 # %% ../../nbs/stages/chunker.ipynb #b5717fa1
 def _take(new, who, dtype, arrays):
     "Let a new stage hold what was saved"
-    n,width,w = len(arrays['ids']),len(arrays['rows']),new._held
-    form = dict(ids=array(np.int32, n, low=0, high=MAX_ENVS-1), counts=array(np.int64, n, low=0, high=2**62),
-        rows=array(np.uint8, width, dtype.itemsize), waiting=anything)
-    ids,counts,rows,waiting = checked(who, form, arrays).values()
-    ids,counts = ids[counts > 0],counts[counts > 0]
+    n = len(arrays['ids'])
+    width = len(arrays['rows'])
+    w = new._held
+    form = dict(
+        ids=array(np.int32, n, low=0, high=MAX_ENVS - 1),
+        counts=array(np.int64, n, low=0, high=2**62),
+        rows=array(np.uint8, width, dtype.itemsize),
+        waiting=anything,
+    )
+    ids, counts, rows, waiting = checked(who, form, arrays).values()
+    ids = ids[counts > 0]
+    counts = counts[counts > 0]
     steps = Steps(rows.reshape(-1).view(dtype))
     refuse_flags(who, steps.rows)
     w.make_room(steps)
     slots = np.arange(len(ids))
-    places,known = kept_places(w, slots, counts, new.length),w.envs.ids[:len(w.envs)]
+    places = kept_places(w, slots, counts, new.length)
+    known = w.envs.ids[: len(w.envs)]
     if len(places) != len(rows) or not np.array_equal(known, ids):
         raise ValueError('rows of other environments, or too few')
     w.held[5].reshape(-1, dtype.itemsize)[places] = rows
     w.counts[slots] = counts
-    newest = w.held[5].view(dtype)[slots*new.length + (counts-1)%new.length]
-    for slot,row in zip(slots, newest): w.envs.last[slot] = row['episode_n'],row['step_n'],True
+    newest = w.held[5].view(dtype)[slots * new.length + (counts - 1) % new.length]
+    for slot, row in zip(slots, newest):
+        w.envs.last[slot] = row['episode_n'], row['step_n'], True
     sequence = w.gate.layout.sequence
-    for one in checked(who, array(np.uint8, None, new.length*sequence.itemsize), waiting):
+    for one in checked(who, array(np.uint8, None, new.length * sequence.itemsize), waiting):
         new._waiting.append(Steps(one.copy().view(sequence).reshape(new.length)))
         refuse_flags(who, new._waiting[-1].rows)

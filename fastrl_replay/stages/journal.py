@@ -7,7 +7,6 @@ __all__ = ['Journal', 'Collected', 'Gather']
 
 # %% ../../nbs/stages/journal.ipynb #8ed9d4a4
 import numpy as np, torch
-from fastcore.basics import patch
 from ..steps.core import Steps, pack
 from ..steps.errors import BlockError, StateError, whole
 from ..steps.row_dtypes import row_places
@@ -21,149 +20,205 @@ from ..steps.states import array, checked, flag, integer, maybe
 @stage('journal')
 class Journal(Pipe):
     "Passes blocks on, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes"
-    _buffers = 'watch','between','_known'
-    def __init__(self,
-        source, # a pipe of single steps
-        max_steps:float=float('inf'), # end when so many were made, in all passes
-        max_episodes:float=float('inf'), # end when so many have ended, in all passes
+
+    _buffers = 'watch', 'between', '_known'
+
+    def __init__(
+        self,
+        source,  # a pipe of single steps
+        max_steps: float = float('inf'),  # end when so many were made, in all passes
+        max_episodes: float = float('inf'),  # end when so many have ended, in all passes
     ):
         super().__init__(source)
-        self.max_steps,self.max_episodes = max_steps,max_episodes
-        self.steps,self.ends,self.returns = 0,[],[]
-        self.successes = []   # of the same episodes, 0 to 1, where rows have a column `is_success`
-        self.fresh = True   # is every environment between two episodes?
-        self._told = 0,0    # steps and episodes, of which `news` has told
+        self.max_steps = max_steps
+        self.max_episodes = max_episodes
+        self.steps = 0
+        self.ends = []
+        self.returns = []
+        # of the same episodes, 0 to 1, where rows have a column `is_success`
+        self.successes = []
+        self.fresh = True  # is every environment between two episodes?
+        self._told = 0, 0  # steps and episodes, of which `news` has told
         self._fresh()
 
     def _fresh(self):
-        self.watch = None     # called with the number of rows of each block
-        self.between = None   # called when all stages below are done with a block
-        self._known = None    # the columns of the last block
+        self.watch = None  # called with the number of rows of each block
+        self.between = None  # called when all stages below are done with a block
+        self._known = None  # the columns of the last block
 
     def __iter__(self):
-        if self.over: return
+        if self.over:
+            return
         for steps in self.blocks():
             self._write(steps.rows)
-            if self.watch: self.watch(len(steps))
+            if self.watch:
+                self.watch(len(steps))
             yield steps
-            if self.over: return
-            if self.between: self.between()
+            if self.over:
+                return
+            if self.between:
+                self.between()
 
     @property
-    def over(self): return self.steps >= self.max_steps or len(self.returns) >= self.max_episodes
+    def over(self):
+        return self.steps >= self.max_steps or len(self.returns) >= self.max_episodes
+
+    def _write(self, rows):
+        if rows.ndim > 1 or rows.dtype is not self._known:
+            self._check(rows)
+        rows = rows.reshape(-1)
+        ended = rows['terminated'] | rows['truncated']
+        if self._merged:
+            ended &= rows['n'] <= 1
+        successes = _shares(rows[SUCCESS][ended]) if SUCCESS in rows.dtype.names else []
+        self.steps += len(rows)
+        self.fresh = bool(ended.all())
+        if not ended.any():
+            return
+        returns = rows['total_reward'][ended].tolist()
+        self.ends += [self.steps] * len(returns)
+        self.returns += returns
+        self.successes += successes
+
+    def _check(self, rows):
+        if rows.ndim > 1:
+            raise BlockError(
+                'Journal',
+                'a block of rows',
+                f'shape {list(rows.shape)}',
+                'shape [n]',
+                'put it directly after the stepper',
+            )
+        refuse_drawn('Journal', rows.dtype)
+        row_places('Journal', rows.dtype, dict(terminated='?', truncated='?', total_reward=None))
+        self._known = rows.dtype
+        self._merged = {'n', 'discount'} <= set(rows.dtype.names)
+
+    def news(self) -> dict:  # plain data
+        "What was written since it was last asked"
+        (steps, n), self._told = self._told, (self.steps, len(self.returns))
+        return dict(
+            steps=self.steps - steps, returns=self.returns[n:], successes=self.successes[n:]
+        )
+
+    def snapshot(self):
+        ends = torch.tensor(self.ends, dtype=torch.int64)
+        returns = torch.tensor(self.returns, dtype=torch.float64)
+        successes = torch.tensor(self.successes, dtype=torch.float64)
+        return dict(
+            steps=self.steps, fresh=self.fresh, ends=ends, returns=returns, successes=successes
+        )
+
+    def check_state(self, state):
+        steps = checked('Journal', dict(steps=integer()), state, more=True)['steps']
+        ends = array(np.int64, None, low=0, high=steps)
+        # older versions had none
+        state = {'successes': torch.zeros(0, dtype=torch.float64), **state}
+        share = array(np.float64, None, low=0, high=1)
+        form = dict(
+            steps=integer(), fresh=flag, ends=ends, returns=array(np.float64, None), successes=share
+        )
+        state = checked('Journal', form, state)
+        if len(state['successes']) not in (0, len(state['returns'])):
+            raise StateError(
+                'Journal',
+                'saved successes',
+                len(state['successes']),
+                f'one for each of {len(state["returns"])} returns',
+            )
+        if len(state['ends']) != len(state['returns']) or (np.diff(state['ends']) < 0).any():
+            raise StateError(
+                'Journal',
+                'saved ends of episodes',
+                f'{len(state["ends"])}, {len(state["returns"])} returns',
+                'one return for each, in order',
+            )
+        return state
+
+    def restore(self, state):
+        self.steps = state['steps']
+        self.fresh = state['fresh']
+        self.ends, self.returns = state['ends'].tolist(), state['returns'].tolist()
+        self.successes = state['successes'].tolist()
+        self._told = self.steps, len(self.returns)
 
 # %% ../../nbs/stages/journal.ipynb #b914b106
-@patch
-def _write(self:Journal, rows):
-    if rows.ndim > 1 or rows.dtype is not self._known: self._check(rows)
-    rows = rows.reshape(-1)
-    ended = rows['terminated'] | rows['truncated']
-    if self._merged: ended &= rows['n'] <= 1
-    successes = _shares(rows[SUCCESS][ended]) if SUCCESS in rows.dtype.names else []
-    self.steps += len(rows)
-    self.fresh = bool(ended.all())
-    if not ended.any(): return
-    returns = rows['total_reward'][ended].tolist()
-    self.ends += [self.steps]*len(returns)
-    self.returns += returns
-    self.successes += successes
-
 def _shares(values):
     "What episodes say about their success, as numbers"
     good = values.ndim == 1 and values.dtype.kind in 'biuf'
-    if not good or not ((0 <= values) & (values <= 1)).all(): raise BlockError('Journal', f'column {SUCCESS!r}',
-        values.tolist() if good else f'{values.dtype} {list(values.shape[1:])} in each row',
-        'True or False, or a number from 0 to 1, where an episode ends')
+    if not good or not ((0 <= values) & (values <= 1)).all():
+        raise BlockError(
+            'Journal',
+            f'column {SUCCESS!r}',
+            values.tolist() if good else f'{values.dtype} {list(values.shape[1:])} in each row',
+            'True or False, or a number from 0 to 1, where an episode ends',
+        )
     return values.astype(float).tolist()
 
-@patch
-def _check(self:Journal, rows):
-    if rows.ndim > 1: raise BlockError('Journal', 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]',
-        'put it directly after the stepper')
-    refuse_drawn('Journal', rows.dtype)
-    row_places('Journal', rows.dtype, dict(terminated='?', truncated='?', total_reward=None))
-    self._known,self._merged = rows.dtype,{'n','discount'} <= set(rows.dtype.names)
-
 # %% ../../nbs/stages/journal.ipynb #2a59025d
-@patch
-def news(self:Journal)->dict: # plain data
-    "What was written since it was last asked"
-    (steps,n),self._told = self._told,(self.steps, len(self.returns))
-    return dict(steps=self.steps - steps, returns=self.returns[n:], successes=self.successes[n:])
-
 class Collected(Journal):
     "One journal of those that `.parallel` above it runs; lets everything pass"
+
     takes_any_item = True
+
     def __iter__(self):
-        if self.over: return
+        if self.over:
+            return
         self.source.news = []
         for item in self.source:
-            news,self.source.news = self.source.news,[]
-            for new in news: self._collect(**new)
+            news, self.source.news = self.source.news, []
+            for new in news:
+                self._collect(**new)
             yield item
-            if self.over: return
-            if self.between: self.between()
+            if self.over:
+                return
+            if self.between:
+                self.between()
 
     def _collect(self, steps, returns, successes):
         self.steps += steps
-        self.ends += [self.steps]*len(returns)
+        self.ends += [self.steps] * len(returns)
         self.returns += returns
         self.successes += successes
-        if self.watch: self.watch(steps)
-
-# %% ../../nbs/stages/journal.ipynb #f9b34091
-@patch
-def snapshot(self:Journal):
-    ends,returns = torch.tensor(self.ends, dtype=torch.int64),torch.tensor(self.returns, dtype=torch.float64)
-    successes = torch.tensor(self.successes, dtype=torch.float64)
-    return dict(steps=self.steps, fresh=self.fresh, ends=ends, returns=returns, successes=successes)
-
-@patch
-def check_state(self:Journal, state):
-    steps = checked('Journal', dict(steps=integer()), state, more=True)['steps']
-    ends = array(np.int64, None, low=0, high=steps)
-    state = {'successes': torch.zeros(0, dtype=torch.float64), **state}   # older versions had none
-    share = array(np.float64, None, low=0, high=1)
-    form = dict(steps=integer(), fresh=flag, ends=ends, returns=array(np.float64, None), successes=share)
-    state = checked('Journal', form, state)
-    if len(state['successes']) not in (0,len(state['returns'])): raise StateError('Journal', 'saved successes',
-        len(state['successes']), f'one for each of {len(state["returns"])} returns')
-    if len(state['ends']) != len(state['returns']) or (np.diff(state['ends']) < 0).any():
-        raise StateError('Journal', 'saved ends of episodes', f'{len(state["ends"])}, {len(state["returns"])} returns',
-            'one return for each, in order')
-    return state
-
-@patch
-def restore(self:Journal, state):
-    self.steps,self.fresh = state['steps'],state['fresh']
-    self.ends,self.returns = state['ends'].tolist(),state['returns'].tolist()
-    self.successes = state['successes'].tolist()
-    self._told = self.steps,len(self.returns)
+        if self.watch:
+            self.watch(steps)
 
 # %% ../../nbs/stages/journal.ipynb #f012e0b4
 @stage('gather')
 class Gather(Pipe):
     "Blocks of `n` rows or more, joined from smaller ones; the last one has the remainder"
-    _buffers,saved = ('_waiting','_rows'),dict(rows=maybe(states.block))
-    def __init__(self,
-        source, # a pipe of Steps
-        n:int, # rows
-        exact:bool=False, # no more than `n` in a block: the others wait, and at the end are left out
+
+    _buffers = ('_waiting', '_rows')
+    saved = dict(rows=maybe(states.block))
+
+    def __init__(
+        self,
+        source,  # a pipe of Steps
+        n: int,  # rows
+        exact: bool = False,  # no more than `n` in a block: the others wait, and at the end are left out
     ):
-        self.n,self.exact = whole('Gather', 'n', n, 1),bool(exact)
+        self.n = whole('Gather', 'n', n, 1)
+        self.exact = bool(exact)
         super().__init__(source)
         self._fresh()
 
-    def _fresh(self): self._wait([])
-    def _wait(self, blocks): self._waiting,self._rows = blocks,sum(map(len, blocks))
+    def _fresh(self):
+        self._wait([])
+
+    def _wait(self, blocks):
+        self._waiting, self._rows = blocks, sum(map(len, blocks))
 
     def __iter__(self):
-        while self._rows >= self.n: yield self._together()   # where they waited when it was saved
+        # where they waited when it was saved
+        while self._rows >= self.n:
+            yield self._together()
         for steps in self.blocks():
             self._waiting.append(steps)
             self._rows += len(steps)
-            while self._rows >= self.n: yield self._together()
-        if self._waiting and not self.exact: yield self._together()
+            while self._rows >= self.n:
+                yield self._together()
+        if self._waiting and not self.exact:
+            yield self._together()
 
     def _together(self):
         steps = Steps.cat(self._waiting)
@@ -171,5 +226,8 @@ class Gather(Pipe):
         self._wait([steps[n:]] if len(steps) > n else [])
         return steps[:n]
 
-    rows = property(lambda self: pack(Steps.cat(self._waiting)) if self._waiting else None,
-        lambda self, steps: self._wait([] if steps is None else [steps]), doc='What waits, as a checkpoint holds it')
+    rows = property(
+        lambda self: pack(Steps.cat(self._waiting)) if self._waiting else None,
+        lambda self, steps: self._wait([] if steps is None else [steps]),
+        doc='What waits, as a checkpoint holds it',
+    )

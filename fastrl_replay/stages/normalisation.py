@@ -8,12 +8,17 @@ __all__ = ['PRIOR', 'merge_moments', 'Moments', 'StateNorm', 'Normalised', 'runn
 
 # %% ../../nbs/stages/normalisation.ipynb #298bda4a
 import numpy as np, torch
-from fastcore.basics import patch
 from gymnasium import spaces
 from torch import nn
 from ..steps.compiled import interrupts_wait, njit
 from ..steps.core import Steps
-from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, StateError, number
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BlockError,
+    StateError,
+    number,
+)
 from ..steps.nested import dotted, fields_of, named_leaves, nest
 from ..steps.row_dtypes import row_places
 from ..steps.states import array, checked, exactly, row
@@ -24,135 +29,200 @@ from ..pipe import Pipe, stage
 @njit
 def merge_moments(mean, var, count, x):
     "Merge rows `x` [n, k] into means and variances [k] of `count` [1] rows, in place"
-    n,before = len(x),count[0]
+    n = len(x)
+    before = count[0]
     total = before + n
     for j in range(x.shape[1]):
-        m,squares = 0.,0.
-        for i in range(n): m += x[i,j]/n
-        for i in range(n): squares += (x[i,j] - m)**2
+        m = 0.0
+        squares = 0.0
+        for i in range(n):
+            m += x[i, j] / n
+        for i in range(n):
+            squares += (x[i, j] - m) ** 2
         away = m - mean[j]
-        var[j] = (var[j]*before + squares + away*away*before*n/total)/total
-        mean[j] += away*n/total
+        var[j] = (var[j] * before + squares + away * away * before * n / total) / total
+        mean[j] += away * n / total
     count[0] = total
 
 # %% ../../nbs/stages/normalisation.ipynb #98f06f27
-PRIOR = 1e-4   # rows: how much a mean of 0 and a variance of 1 count before anything is known
+PRIOR = 1e-4  # rows: how much a mean of 0 and a variance of 1 count before anything is known
+
 
 class Moments(nn.Module):
     "Mean and variance of all rows so far"
-    def __init__(self,
-        *shape:int, # of what comes in each row
+
+    def __init__(
+        self,
+        *shape: int,  # of what comes in each row
     ):
         super().__init__()
         self.register_buffer('mean', torch.zeros(shape, dtype=torch.float64))
         self.register_buffer('var', torch.ones(shape, dtype=torch.float64))
         self.register_buffer('count', torch.tensor(PRIOR, dtype=torch.float64))
 
-    def update(self,
-        x:np.ndarray, # [n, *shape]
+    def update(
+        self,
+        x: np.ndarray,  # [n, *shape]
     ):
         "Count these rows, too"
-        if not len(x): return
-        own,x = (self.mean, self.var, self.count),np.array(x, np.float64).reshape(len(x), -1)
-        here = [b.cpu() for b in own]   # the same tensors, where they are in main memory
+        if not len(x):
+            return
+        own = (self.mean, self.var, self.count)
+        x = np.array(x, np.float64).reshape(len(x), -1)
+        here = [b.cpu() for b in own]  # the same tensors, where they are in main memory
         merge_moments(*(b.numpy().reshape(-1) for b in here), x)
-        for old,new in zip(own, here):
-            if old is not new: old.copy_(new)
+        for old, new in zip(own, here):
+            if old is not new:
+                old.copy_(new)
 
-    def std(self, eps:float)->torch.Tensor: return (self.var + eps).sqrt()
+    def std(self, eps: float) -> torch.Tensor:
+        return (self.var + eps).sqrt()
 
 # %% ../../nbs/stages/normalisation.ipynb #051b2982
 def _by_itself(space):
     "Is a part normalised where none are named?"
-    numbers = isinstance(space, spaces.Box) and space.dtype.kind in 'iuf'   # no flags
+    numbers = isinstance(space, spaces.Box) and space.dtype.kind in 'iuf'  # no flags
     return numbers and space.dtype != np.uint8 and len(space.shape) < 3
+
 
 def _named_parts(found, parts):
     wrong = [p for p in parts if not isinstance(found.get(p), spaces.Box)]
-    if wrong: raise ArgumentError('StateNorm', f'parts: {wrong[0]!r} is {found.get(wrong[0], "not there")}',
-        list(parts), f'some of {[n for n,s in found.items() if isinstance(s, spaces.Box)]}')
+    if wrong:
+        raise ArgumentError(
+            'StateNorm',
+            f'parts: {wrong[0]!r} is {found.get(wrong[0], "not there")}',
+            list(parts),
+            f'some of {[n for n, s in found.items() if isinstance(s, spaces.Box)]}',
+        )
     return list(parts)
 
 # %% ../../nbs/stages/normalisation.ipynb #c33e5e6b
 class StateNorm(nn.Module):
     "A layer that brings states to mean 0 and variance 1; a stage, `update_norms`, says what they are"
-    def __init__(self,
-        space:spaces.Space, # of one observation
-        parts=None, # names of the parts of a Dict or a Tuple to normalise; None: each Box that is no image
-        clip:float=10., # what is further from 0 is cut off there
-        eps:float=1e-8, # is added to variances
+
+    def __init__(
+        self,
+        space: spaces.Space,  # of one observation
+        parts=None,  # names of the parts of a Dict or a Tuple to normalise; None: each Box that is no image
+        clip: float = 10.0,  # what is further from 0 is cut off there
+        eps: float = 1e-8,  # is added to variances
     ):
         super().__init__()
         found = dict(named_leaves(space))
-        if isinstance(parts, str): parts = (parts,)
-        self.names = [n for n,s in found.items() if _by_itself(s)] if parts is None else _named_parts(found, parts)
-        if not self.names: raise ArgumentError('StateNorm', 'there is nothing to normalise', space,
-            'a Box of numbers, or a Dict or a Tuple with one',
-            'leave it out: networks scale images, and take the rest as it is')
-        self.space,self.clip = space,number('StateNorm', 'clip', clip, 1e-9)
+        if isinstance(parts, str):
+            parts = (parts,)
+        self.names = (
+            [n for n, s in found.items() if _by_itself(s)]
+            if parts is None
+            else _named_parts(found, parts)
+        )
+        if not self.names:
+            raise ArgumentError(
+                'StateNorm',
+                'there is nothing to normalise',
+                space,
+                'a Box of numbers, or a Dict or a Tuple with one',
+                'leave it out: networks scale images, and take the rest as it is',
+            )
+        self.space, self.clip = space, number('StateNorm', 'clip', clip, 1e-9)
         self.eps = number('StateNorm', 'eps', eps)
         self.moments = nn.ModuleList(Moments(*found[n].shape) for n in self.names)
 
-    def __repr__(self): return f'StateNorm({", ".join(filter(None, self.names)) or self.space})'
-    def forward(self, state): # [..., *shape] → the same shape, float32
+    def __repr__(self):
+        return f'StateNorm({", ".join(filter(None, self.names)) or self.space})'
+
+    def forward(self, state):  # [..., *shape] → the same shape, float32
         parts = fields_of(self.space)
         return self._part(state, '') if parts is None else self._nested(state, parts, '')
 
-    def update(self,
-        states, # [n, ...]: a column of rows, arrays or tensors, nested as the space is
+    def update(
+        self,
+        states,  # [n, ...]: a column of rows, arrays or tensors, nested as the space is
     ):
         "Count these states, too; numbers that are not finite are an error, and then none is counted"
-        values = [_checked_part(n, _at(states, n), m.mean.shape) for n,m in zip(self.names, self.moments)]
-        for m,x in zip(self.moments, values): m.update(x)
+        values = [
+            _checked_part(n, _at(states, n), m.mean.shape) for n, m in zip(self.names, self.moments)
+        ]
+        for m, x in zip(self.moments, values):
+            m.update(x)
 
-# %% ../../nbs/stages/normalisation.ipynb #9563f59d
-@patch
-def _nested(self:StateNorm, state, parts, name):
-    def part(k):
-        value = state[int(k[1:-1]) if k[:1] == '[' and not isinstance(state, dict) else k]
-        at,inside = dotted(name, k),fields_of(parts[k])
-        return self._part(value, at) if inside is None else self._nested(value, inside, at)
-    return nest(list(parts), part)
+    def _nested(self, state, parts, name):
+        def part(k):
+            value = state[int(k[1:-1]) if k[:1] == '[' and not isinstance(state, dict) else k]
+            at = dotted(name, k)
+            inside = fields_of(parts[k])
+            return self._part(value, at) if inside is None else self._nested(value, inside, at)
 
-@patch
-def _part(self:StateNorm, x, name):
-    if name not in self.names: return x
-    m = self.moments[self.names.index(name)]
-    if x.shape[x.dim() - m.mean.dim():] != m.mean.shape: raise ArgumentError('StateNorm',
-        f'states{name and f", part {name!r}"}', f'shape {list(x.shape)}', f'[..., {str(list(m.mean.shape))[1:]}')
-    return ((x.double() - m.mean)/m.std(self.eps)).clamp(-self.clip, self.clip).float()
+        return nest(list(parts), part)
+
+    def _part(self, x, name):
+        if name not in self.names:
+            return x
+        m = self.moments[self.names.index(name)]
+        if x.shape[x.dim() - m.mean.dim() :] != m.mean.shape:
+            raise ArgumentError(
+                'StateNorm',
+                f'states{name and f", part {name!r}"}',
+                f'shape {list(x.shape)}',
+                f'[..., {str(list(m.mean.shape))[1:]}',
+            )
+        return ((x.double() - m.mean) / m.std(self.eps)).clamp(-self.clip, self.clip).float()
 
 # %% ../../nbs/stages/normalisation.ipynb #1abd7399
 def _at(states, name):
     "A part of states by its dotted name"
     for k in name.replace('[', '.[').split('.'):
-        if k: states = states[int(k[1:-1])] if isinstance(states, (tuple,list)) else states[k]
+        if k:
+            states = states[int(k[1:-1])] if isinstance(states, (tuple, list)) else states[k]
     return np.asarray(states.cpu() if isinstance(states, torch.Tensor) else states)
 
+
 def _checked_part(name, x, shape):
-    what = f"column 'state{name and '.'*(name[0] != '[') + name}'"
-    if x.shape[1:] != shape or x.dtype.kind not in 'iuf': raise BlockError('StateNorm', what,
-        f'{x.dtype} {list(x.shape)}', f'numbers {["n", *shape]}'.replace("'", ''),
-        'a layer for the space of these rows')
+    what = f"column 'state{name and '.' * (name[0] != '[') + name}'"
+    if x.shape[1:] != shape or x.dtype.kind not in 'iuf':
+        raise BlockError(
+            'StateNorm',
+            what,
+            f'{x.dtype} {list(x.shape)}',
+            f'numbers {["n", *shape]}'.replace("'", ''),
+            'a layer for the space of these rows',
+        )
     good = np.isfinite(x).all(tuple(range(1, x.ndim)))
-    if good.all(): return x
-    raise BlockError('StateNorm', f'{what}, row {good.argmin()}', x[good.argmin()], 'finite numbers',
-        'fix the environment, or leave such rows out: one of them would spoil the statistics for ever')
+    if good.all():
+        return x
+    raise BlockError(
+        'StateNorm',
+        f'{what}, row {good.argmin()}',
+        x[good.argmin()],
+        'finite numbers',
+        'fix the environment, or leave such rows out: one of them would spoil the statistics for ever',
+    )
 
 # %% ../../nbs/stages/normalisation.ipynb #68cda8d6
 class Normalised(nn.Module):
     "A network that is given normalised states"
-    def __init__(self,
-        norm:StateNorm, # the layer; several networks may have the same one
-        net:nn.Module, # states, and whatever else → anything
+
+    def __init__(
+        self,
+        norm: StateNorm,  # the layer; several networks may have the same one
+        net: nn.Module,  # states, and whatever else → anything
     ):
         super().__init__()
-        if not isinstance(norm, StateNorm): raise ArgumentTypeError('Normalised', 'norm', type(norm).__name__,
-            'a StateNorm', 'StateNorm(observation_space)')
-        self.norm,self.net = norm,net
-        if hasattr(net, 'initial_hidden'): self.initial_hidden = net.initial_hidden
+        if not isinstance(norm, StateNorm):
+            raise ArgumentTypeError(
+                'Normalised',
+                'norm',
+                type(norm).__name__,
+                'a StateNorm',
+                'StateNorm(observation_space)',
+            )
+        self.norm = norm
+        self.net = net
+        if hasattr(net, 'initial_hidden'):
+            self.initial_hidden = net.initial_hidden
 
-    def forward(self, state, *more): return self.net(self.norm(state), *more)
+    def forward(self, state, *more):
+        return self.net(self.norm(state), *more)
 
 # %% ../../nbs/stages/normalisation.ipynb #d94093f3
 @njit
@@ -161,150 +231,217 @@ def running_returns(rewards, envs, steps, ended, gamma, returns):
     found = np.empty(len(rewards))
     for i in range(len(rewards)):
         e = envs[i]
-        found[i] = rewards[i] + (0. if steps[i] == 1 else gamma*returns[e])
-        returns[e] = 0. if ended[i] else found[i]
+        found[i] = rewards[i] + (0.0 if steps[i] == 1 else gamma * returns[e])
+        returns[e] = 0.0 if ended[i] else found[i]
     return found
 
 # %% ../../nbs/stages/normalisation.ipynb #27e51faa
 class RewardNorm:
     "Rewards divided by the standard deviation of running returns"
-    def __init__(self,
-        gamma:float=.99, # how much a reward is worth one step later
-        clip:float=10., # what is further from 0 is cut off there
-        eps:float=1e-8, # is added to the variance
+
+    def __init__(
+        self,
+        gamma: float = 0.99,  # how much a reward is worth one step later
+        clip: float = 10.0,  # what is further from 0 is cut off there
+        eps: float = 1e-8,  # is added to the variance
     ):
-        self.gamma,self.clip = number('RewardNorm', 'gamma', gamma, 0, 1),number('RewardNorm', 'clip', clip, 1e-9)
-        self.eps,self.moments,self.returns = number('RewardNorm', 'eps', eps),Moments(),np.zeros(0)
+        self.gamma, self.clip = (
+            number('RewardNorm', 'gamma', gamma, 0, 1),
+            number('RewardNorm', 'clip', clip, 1e-9),
+        )
+        self.eps, self.moments, self.returns = (
+            number('RewardNorm', 'eps', eps),
+            Moments(),
+            np.zeros(0),
+        )
 
     def check(self, rows):
         "An error where a reward is not finite"
         good = np.isfinite(rows['reward'])
-        if not good.all(): raise BlockError('RewardNorm', f"column 'reward', row {good.argmin()}",
-            rows['reward'][good.argmin()], 'finite numbers',
-            'fix the environment, or leave such rows out: one of them would spoil the statistics for ever')
+        if not good.all():
+            raise BlockError(
+                'RewardNorm',
+                f"column 'reward', row {good.argmin()}",
+                rows['reward'][good.argmin()],
+                'finite numbers',
+                'fix the environment, or leave such rows out: one of them would spoil the statistics for ever',
+            )
 
-    def __repr__(self): return f'RewardNorm({self.gamma}, std={self.moments.std(self.eps):.4g})'
-    def __call__(self, reward:torch.Tensor)->torch.Tensor:
-        if self.moments.count < 1: raise StateError('RewardNorm', 'no reward has been counted so far',
-            remedy='.update_norms(rewards=…) with it, directly after the stepper')
-        return (reward/float(self.moments.std(self.eps))).clamp(-self.clip, self.clip)
+    def __repr__(self):
+        return f'RewardNorm({self.gamma}, std={self.moments.std(self.eps):.4g})'
 
-    def update(self,
-        rows:np.ndarray, # of single steps, in order: reward, env_id, step_n, terminated, truncated
+    def __call__(self, reward: torch.Tensor) -> torch.Tensor:
+        if self.moments.count < 1:
+            raise StateError(
+                'RewardNorm',
+                'no reward has been counted so far',
+                remedy='.update_norms(rewards=…) with it, directly after the stepper',
+            )
+        return (reward / float(self.moments.std(self.eps))).clamp(-self.clip, self.clip)
+
+    def update(
+        self,
+        rows: np.ndarray,  # of single steps, in order: reward, env_id, step_n, terminated, truncated
     ):
         "Count the returns after these steps, too"
         self.check(rows)
-        envs,steps = (np.ascontiguousarray(rows[n]) for n in ('env_id','step_n'))
-        if len(envs) and envs.max() >= len(self.returns): self.returns = np.append(self.returns,
-            np.zeros(envs.max() + 1 - len(self.returns)))
-        r,ended = rows['reward'].astype(np.float64),rows['terminated'] | rows['truncated']
+        envs, steps = (np.ascontiguousarray(rows[n]) for n in ('env_id', 'step_n'))
+        if len(envs) and envs.max() >= len(self.returns):
+            self.returns = np.append(self.returns, np.zeros(envs.max() + 1 - len(self.returns)))
+        r = rows['reward'].astype(np.float64)
+        ended = rows['terminated'] | rows['truncated']
         self.moments.update(running_returns(r, envs, steps, ended, self.gamma, self.returns))
 
 # %% ../../nbs/stages/normalisation.ipynb #0963fec6
 _PLACE = 'put it directly after the stepper'
 
+
 def _check_columns(dtype):
-    if 'discount' in dtype.names: raise BlockError('UpdateNorms', 'rows of several steps', "a column 'discount'",
-        'single steps', _PLACE)
+    if 'discount' in dtype.names:
+        raise BlockError(
+            'UpdateNorms', 'rows of several steps', "a column 'discount'", 'single steps', _PLACE
+        )
     row_places('UpdateNorms', dtype, dict(state=None, reward=None))
 
 # %% ../../nbs/stages/normalisation.ipynb #178dc771
 @stage('update_norms')
 class UpdateNorms(Pipe):
     "Passes blocks on, and counts each row once in the statistics of states and rewards"
+
     _buffers = ('_gate',)
-    def __init__(self,
-        source, # a pipe of single steps
-        states:StateNorm=None, # the layer of the network; None: states aren't counted
-        rewards:RewardNorm=None, # what `scale_rewards` is given, too; None: rewards aren't counted
+
+    def __init__(
+        self,
+        source,  # a pipe of single steps
+        states: StateNorm = None,  # the layer of the network; None: states aren't counted
+        rewards: RewardNorm = None,  # what `scale_rewards` is given, too; None: rewards aren't counted
     ):
-        for name,x,kind in ('states',states,StateNorm),('rewards',rewards,RewardNorm):
-            if x is not None and not isinstance(x, kind): raise ArgumentTypeError('UpdateNorms', name,
-                type(x).__name__, f'a {kind.__name__}, or None')
-        if states is rewards: raise ArgumentTypeError('UpdateNorms', 'states and rewards', 'None', 'at least one')
+        for name, x, kind in ('states', states, StateNorm), ('rewards', rewards, RewardNorm):
+            if x is not None and not isinstance(x, kind):
+                raise ArgumentTypeError(
+                    'UpdateNorms', name, type(x).__name__, f'a {kind.__name__}, or None'
+                )
+        if states is rewards:
+            raise ArgumentTypeError('UpdateNorms', 'states and rewards', 'None', 'at least one')
         super().__init__(source)
-        self.states,self.rewards = states,rewards
+        self.states = states
+        self.rewards = rewards
         self._fresh()
 
-    def _fresh(self): self._gate = BlockGate('UpdateNorms', check=_check_columns, shape_remedy=_PLACE)
+    def _fresh(self):
+        self._gate = BlockGate('UpdateNorms', check=_check_columns, shape_remedy=_PLACE)
+
     def __iter__(self):
         for steps in self.blocks():
             self.update(steps)
             yield steps
 
     def _in_worker(self, info):
-        raise ArgumentError('UpdateNorms', 'in a worker its statistics would stay there',
-            f'worker {info.rank} of {info.world_size}', 'the process that learns',
-            'put .parallel(…) before .update_norms(…)')
+        raise ArgumentError(
+            'UpdateNorms',
+            'in a worker its statistics would stay there',
+            f'worker {info.rank} of {info.world_size}',
+            'the process that learns',
+            'put .parallel(…) before .update_norms(…)',
+        )
 
-# %% ../../nbs/stages/normalisation.ipynb #ca1b7bbd
-@patch
-def update(self:UpdateNorms,
-    steps:Steps, # single steps, in order
-):
-    "Count these rows, or none of them where there is an error"
-    rows,layout = self._gate.check(steps)
-    with interrupts_wait():
-        if self.rewards is not None: self.rewards.check(rows)   # before anything is counted
-        if self.states is not None: self.states.update(rows['state'])
-        if self.rewards is not None: self.rewards.update(rows)
-        self._gate.accept(rows, layout)
+    def update(
+        self,
+        steps: Steps,  # single steps, in order
+    ):
+        "Count these rows, or none of them where there is an error"
+        rows, layout = self._gate.check(steps)
+        with interrupts_wait():
+            # before anything is counted
+            if self.rewards is not None:
+                self.rewards.check(rows)
+            if self.states is not None:
+                self.states.update(rows['state'])
+            if self.rewards is not None:
+                self.rewards.update(rows)
+            self._gate.accept(rows, layout)
+
+    def snapshot(self) -> dict:
+        "The statistics, and returns that are running"
+        s = self.states
+        r = self.rewards
+        return dict(
+            states=s and [_numbers(m) for m in s.moments],
+            rewards=r and [_numbers(r.moments), torch.from_numpy(r.returns.copy())],
+        )
+
+    def check_state(self, state):
+        most = np.finfo(np.float64).max
+        s = self.states
+        r = self.rewards
+        returns = array('f8', None, low=-most, high=most)
+        return checked(
+            'UpdateNorms',
+            dict(
+                states=row(*map(_numbers_like, s.moments)) if s else exactly(None),
+                rewards=row(_numbers_like(r.moments), returns) if r else exactly(None),
+            ),
+            state,
+        )
+
+    def restore(self, state):
+        "Go on from statistics that were saved"
+        for m, saved in zip(self.states.moments if self.states else (), state['states'] or ()):
+            _take(m, saved)
+        if self.rewards is None:
+            return
+        moments, returns = state['rewards']
+        _take(self.rewards.moments, moments)
+        self.rewards.returns = returns.copy()
 
 # %% ../../nbs/stages/normalisation.ipynb #42bae23d
-def _numbers(moments): return [b.detach().cpu().clone() for b in moments.buffers()]
+def _numbers(moments):
+    return [b.detach().cpu().clone() for b in moments.buffers()]
 
-def _numbers_like(moments): # a form
-    most,shape = np.finfo(np.float64).max,moments.mean.shape
-    def numbers(low, *shape): return array('f8', *shape, low=low, high=most)
+
+def _numbers_like(moments):  # a form
+    most = np.finfo(np.float64).max
+    shape = moments.mean.shape
+
+    def numbers(low, *shape):
+        return array('f8', *shape, low=low, high=most)
+
     return row(numbers(-most, *shape), numbers(0, *shape), numbers(0))
 
+
 def _take(moments, saved):
-    for own,new in zip(moments.buffers(), saved): own.copy_(torch.from_numpy(new))
-
-@patch
-def snapshot(self:UpdateNorms)->dict:
-    "The statistics, and returns that are running"
-    s,r = self.states,self.rewards
-    return dict(states=s and [_numbers(m) for m in s.moments],
-        rewards=r and [_numbers(r.moments), torch.from_numpy(r.returns.copy())])
-
-# %% ../../nbs/stages/normalisation.ipynb #2960a204
-@patch
-def check_state(self:UpdateNorms, state):
-    most = np.finfo(np.float64).max
-    s,r = self.states,self.rewards
-    returns = array('f8', None, low=-most, high=most)
-    return checked('UpdateNorms', dict(states=row(*map(_numbers_like, s.moments)) if s else exactly(None),
-        rewards=row(_numbers_like(r.moments), returns) if r else exactly(None)), state)
-
-@patch
-def restore(self:UpdateNorms, state):
-    "Go on from statistics that were saved"
-    for m,saved in zip(self.states.moments if self.states else (), state['states'] or ()): _take(m, saved)
-    if self.rewards is None: return
-    moments,returns = state['rewards']
-    _take(self.rewards.moments, moments)
-    self.rewards.returns = returns.copy()
+    for own, new in zip(moments.buffers(), saved):
+        own.copy_(torch.from_numpy(new))
 
 # %% ../../nbs/stages/normalisation.ipynb #d57c4794
 @stage('scale_rewards')
 class ScaleRewards(Pipe):
     "Batches with rewards on the scale of a `RewardNorm`"
-    def __init__(self,
-        source, # a pipe of batches
-        rewards:RewardNorm, # what `update_norms` was given, too
+
+    def __init__(
+        self,
+        source,  # a pipe of batches
+        rewards: RewardNorm,  # what `update_norms` was given, too
     ):
-        if not isinstance(rewards, RewardNorm): raise ArgumentTypeError('ScaleRewards', 'rewards',
-            type(rewards).__name__, 'a RewardNorm', 'the same that .update_norms(rewards=…) is given')
+        if not isinstance(rewards, RewardNorm):
+            raise ArgumentTypeError(
+                'ScaleRewards',
+                'rewards',
+                type(rewards).__name__,
+                'a RewardNorm',
+                'the same that .update_norms(rewards=…) is given',
+            )
         super().__init__(source)
         self.rewards = rewards
 
     def __iter__(self):
-        for batch in self.blocks(): yield self.scaled(batch)
+        for batch in self.blocks():
+            yield self.scaled(batch)
 
-    def scaled(self,
-        batch:Steps, # rows or sequences
-    )->Steps: # a copy
+    def scaled(
+        self,
+        batch: Steps,  # rows or sequences
+    ) -> Steps:  # a copy
         "The same rows with scaled rewards"
         new = batch.copy()
         reward = new['reward']

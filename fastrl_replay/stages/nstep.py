@@ -12,185 +12,322 @@ from ..steps.compiled import bytes_at, floats_at, ints_at, memmove, njit
 from ..steps.core import Steps, refuse_flags
 from ..steps.errors import BlockError, StateError, number, whole
 from ..steps.row_dtypes import dtype_spec, extend_dtype, padding, row_places
-from fastrl_replay.envs.episodes import (SIZE, TERMINATED, TRUNCATED, BlockGate, CountersCheck, RowLayout, plain_rows,
-    refuse_drawn)
+from fastrl_replay.envs.episodes import (
+    SIZE,
+    TERMINATED,
+    TRUNCATED,
+    BlockGate,
+    CountersCheck,
+    RowLayout,
+    plain_rows,
+    refuse_drawn,
+)
 from ..envs.infos import MASK, SUCCESS
 from ..pipe import Pipe, stage
-from ..steps.states import anything, array, checked, flag, integer, maybe, real, row_dtype
-from .waiting import (BROKE_OFF, GOES_ON, LENGTH, OWN, Waiting, Waits, forget_all, keep,
-    kept_places, look, note_rest, row_place)
+from fastrl_replay.steps.states import (
+    anything,
+    array,
+    checked,
+    flag,
+    integer,
+    maybe,
+    real,
+    row_dtype,
+)
+from fastrl_replay.stages.waiting import (
+    BROKE_OFF,
+    GOES_ON,
+    LENGTH,
+    OWN,
+    Waiting,
+    Waits,
+    forget_all,
+    keep,
+    kept_places,
+    look,
+    note_rest,
+    row_place,
+)
 
 # %% ../../nbs/stages/nstep.ipynb #f8f27456
-_REWARD,_MERGED_SIZE,_DISCOUNT,_N_MERGED = range(OWN, OWN + 4)   # what stands where in a plan
+# what stands where in a plan
+_REWARD, _MERGED_SIZE, _DISCOUNT, _N_MERGED = range(OWN, OWN + 4)
+
 
 def _refuse_merged(who, dtype, merged):
-    if merged: raise BlockError(who, 'its rows have the columns of an n_step already',
-        [n for n in ('discount','n') if n in dtype.names], 'single steps',
-        'use one n_step in a chain, put n_skip before n_step, and call your own columns something else')
+    if merged:
+        raise BlockError(
+            who,
+            'its rows have the columns of an n_step already',
+            [n for n in ('discount', 'n') if n in dtype.names],
+            'single steps',
+            'use one n_step in a chain, put n_skip before n_step, and call your own columns something else',
+        )
+
 
 class _MergeLayout(RowLayout):
     "Where the kernel finds what it reads in a row, and writes in a merged one"
+
     def __init__(self, who, dtype, last=()):
         _refuse_merged(who, dtype, 'discount' in dtype.names or 'n' in dtype.names)
         super().__init__(who, dtype)
-        _,places = row_places(who, dtype, dict(reward='f4', next_state=None))
+        _, places = row_places(who, dtype, dict(reward='f4', next_state=None))
         self.merged = extend_dtype(self.dtype, discount='f4', n='i4')
         fields = self.merged.fields
-        self.own = places[0],self.merged.itemsize,fields['discount'][1],fields['n'][1]
-        ends = 'next_state',*(k for k in last if k in dtype.names)   # columns of the last step
+        self.own = places[0], self.merged.itemsize, fields['discount'][1], fields['n'][1]
+        # columns of the last step
+        ends = 'next_state', *(k for k in last if k in dtype.names)
         self.ends = np.array([[fields[k][1], fields[k][0].itemsize] for k in ends])
 
 # %% ../../nbs/stages/nstep.ipynb #681b88ad
 @njit(inline=True)
 def _write_merged(rows, held, note, out, made, ends, gamma):
     "Write the merged rows of a window that was noted after the `made` that are there; how many are there now"
-    notes,plan = held[4],held[6]
-    slot,i,first,end = notes[note,0],notes[note,1],notes[note,2],notes[note,3]
-    size,n,block,ring = plan[SIZE],plan[LENGTH],rows.ctypes.data,held[5].ctypes.data
-    out_size,many = plan[_MERGED_SIZE],1 if notes[note,4] == GOES_ON else end - first
-    newest,total,power = row_place(block, ring, size, n, slot, end - 1, i),0.,1.
+    notes = held[4]
+    plan = held[6]
+    slot = notes[note, 0]
+    i = notes[note, 1]
+    first = notes[note, 2]
+    end = notes[note, 3]
+    size = plan[SIZE]
+    n = plan[LENGTH]
+    block = rows.ctypes.data
+    ring = held[5].ctypes.data
+    out_size = plan[_MERGED_SIZE]
+    many = 1 if notes[note, 4] == GOES_ON else end - first
+    newest = row_place(block, ring, size, n, slot, end - 1, i)
+    total = 0.0
+    power = 1.0
     last = bytes_at(newest, size)
-    terminated,truncated = last[plan[TERMINATED]],last[plan[TRUNCATED]] | (notes[note,4] == BROKE_OFF)
-    for t in range(end-1, first-1, -1):
-        row,dst = row_place(block, ring, size, n, slot, t, i),out.ctypes.data + (made + t - first)*out_size
-        if i >= 0: i = notes[i,2]
-        total,power = floats_at(row + plan[_REWARD], 1)[0] + gamma*total,gamma*power
-        if t - first >= many: continue
+    terminated = last[plan[TERMINATED]]
+    truncated = last[plan[TRUNCATED]] | (notes[note, 4] == BROKE_OFF)
+    for t in range(end - 1, first - 1, -1):
+        row = row_place(block, ring, size, n, slot, t, i)
+        dst = out.ctypes.data + (made + t - first) * out_size
+        if i >= 0:
+            i = notes[i, 2]
+        total = floats_at(row + plan[_REWARD], 1)[0] + gamma * total
+        power = gamma * power
+        if t - first >= many:
+            continue
         memmove(dst, row, size)
-        for j in range(len(ends)): memmove(dst + ends[j,0], newest + ends[j,0], ends[j,1])   # rows of `ends` cost more
-        merged,floats = bytes_at(dst, out_size),floats_at(dst, out_size//4)
-        merged[plan[TERMINATED]],merged[plan[TRUNCATED]] = terminated,truncated
-        floats[plan[_REWARD]//4],floats[plan[_DISCOUNT]//4] = total,0. if terminated else power
-        ints_at(dst, out_size//4)[plan[_N_MERGED]//4] = end - t
+        # rows of `ends` cost more
+        for j in range(len(ends)):
+            memmove(dst + ends[j, 0], newest + ends[j, 0], ends[j, 1])
+        merged = bytes_at(dst, out_size)
+        floats = floats_at(dst, out_size // 4)
+        merged[plan[TERMINATED]], merged[plan[TRUNCATED]] = terminated, truncated
+        floats[plan[_REWARD] // 4], floats[plan[_DISCOUNT] // 4] = (
+            total,
+            0.0 if terminated else power,
+        )
+        ints_at(dst, out_size // 4)[plan[_N_MERGED] // 4] = end - t
     return made + many
 
 # %% ../../nbs/stages/nstep.ipynb #f5973bcc
 @njit
 def _merge_block(rows, held, out, ends, gamma):
     "Take a block, write what it completes; how many rows that is, or -1: nothing was changed, it needs a closer look"
-    notes,plan = held[4],held[6]
-    n_rows,words = len(rows)//plan[SIZE],ints_at(rows.ctypes.data, len(rows) >> 2)
+    notes = held[4]
+    plan = held[6]
+    n_rows = len(rows) // plan[SIZE]
+    words = ints_at(rows.ctypes.data, len(rows) >> 2)
     for i in range(n_rows):
-        if words[(i*plan[SIZE] + plan[_REWARD])//4] & 0x7f800000 == 0x7f800000: return -1
+        if words[(i * plan[SIZE] + plan[_REWARD]) // 4] & 0x7F800000 == 0x7F800000:
+            return -1
     found = look(rows, held)
-    if found <= 0: return found
+    if found <= 0:
+        return found
     need = 0
-    for note in range(n_rows, n_rows + found): need += 1 if notes[note,4] == GOES_ON else notes[note,3] - notes[note,2]
-    if len(out) < need*plan[_MERGED_SIZE]: return -1
+    for note in range(n_rows, n_rows + found):
+        need += 1 if notes[note, 4] == GOES_ON else notes[note, 3] - notes[note, 2]
+    if len(out) < need * plan[_MERGED_SIZE]:
+        return -1
     made = _merge_noted(rows, held, found, out, ends, gamma)
     keep(rows, held)
     return made
 
+
 @njit
 def _merge_noted(rows, held, found, out, ends, gamma):
-    made,n_rows = np.int64(0),len(rows)//held[6][SIZE]   # a bare 0 would be compiled twice
-    for note in range(n_rows, n_rows + found): made = _write_merged(rows, held, note, out, made, ends, gamma)
+    # a bare 0 would be compiled twice
+    made = np.int64(0)
+    n_rows = len(rows) // held[6][SIZE]
+    for note in range(n_rows, n_rows + found):
+        made = _write_merged(rows, held, note, out, made, ends, gamma)
     return made
 
 # %% ../../nbs/stages/nstep.ipynb #b563b392
 _BEFORE = 'put it before the replay, or the stage that makes sequences'
 
+
 class _Merging(Waits):
     "Blocks in, merged rows out, without a source"
-    _buffers = '_held','_out'
-    def _fresh(self):
-        gate = BlockGate('NStep', partial(_MergeLayout, last=self.last), _refuse_endless, _BEFORE, counted=self.n > 1)
-        self._held,self._out = Waiting(gate, self.n, 1, 'each'),np.zeros(0, np.uint8)
 
-    def merge(self,
-        steps:Steps, # the next block
-    )->Steps: # the merged rows that it completes, perhaps none
+    _buffers = '_held', '_out'
+
+    def _fresh(self):
+        gate = BlockGate(
+            'NStep',
+            partial(_MergeLayout, last=self.last),
+            _refuse_endless,
+            _BEFORE,
+            counted=self.n > 1,
+        )
+        self._held = Waiting(gate, self.n, 1, 'each')
+        self._out = np.zeros(0, np.uint8)
+
+    def merge(
+        self,
+        steps: Steps,  # the next block
+    ) -> Steps:  # the merged rows that it completes, perhaps none
         "Take a block; a block that doesn't fit is refused whole, and nothing has changed"
         w = self._held
-        if (raw := w.known(steps)) is None: raw = self._make_room(steps)
+        if (raw := w.known(steps)) is None:
+            raw = self._make_room(steps)
         layout = w.gate.layout
-        while (made := _merge_block(raw, w.held, self._out, layout.ends, self.gamma)) < 0: raw = self._make_room(steps)
-        return Steps(np.ndarray(made, layout.merged, self._out[:made*layout.merged.itemsize].copy()))
+        while (made := _merge_block(raw, w.held, self._out, layout.ends, self.gamma)) < 0:
+            raw = self._make_room(steps)
+        return Steps(
+            np.ndarray(made, layout.merged, self._out[: made * layout.merged.itemsize].copy())
+        )
 
     def _make_room(self, steps):
-        raw,layout = self._held.make_room(steps),self._held.gate.layout
-        n_rows = len(raw)//layout.dtype.itemsize
-        room = min(self.waiting + n_rows, self.n*n_rows)*layout.merged.itemsize
-        if len(self._out) < room: self._out = np.zeros(room, np.uint8)
+        raw = self._held.make_room(steps)
+        layout = self._held.gate.layout
+        n_rows = len(raw) // layout.dtype.itemsize
+        room = min(self.waiting + n_rows, self.n * n_rows) * layout.merged.itemsize
+        if len(self._out) < room:
+            self._out = np.zeros(room, np.uint8)
         return raw
 
-    waiting = property(lambda self: int(np.minimum(self._held.counts, self.n - 1).sum()),
-        doc='How many rows wait for steps to come')
+    waiting = property(
+        lambda self: int(np.minimum(self._held.counts, self.n - 1).sum()),
+        doc='How many rows wait for steps to come',
+    )
+
 
 def _refuse_endless(rows):
     bad = np.flatnonzero(~np.isfinite(rows['reward']))
-    if not len(bad): return
-    env,reward = rows['env_id'][bad[0]],rows['reward'][bad[0]]
-    raise BlockError('NStep', f"row {bad[0]} of the block, column 'reward' (env_id {env})", reward, 'a finite number',
-        'fix the environment: this would spoil the rewards of all steps before it')
+    if not len(bad):
+        return
+    env = rows['env_id'][bad[0]]
+    reward = rows['reward'][bad[0]]
+    raise BlockError(
+        'NStep',
+        f"row {bad[0]} of the block, column 'reward' (env_id {env})",
+        reward,
+        'a finite number',
+        'fix the environment: this would spoil the rewards of all steps before it',
+    )
 
 # %% ../../nbs/stages/nstep.ipynb #fb863a8a
 @stage('n_step')
 class NStep(_Merging):
     "Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`"
-    def __init__(self,
-        source, # a pipe of Steps, one row a step
-        n:int, # how many steps at most; 1 only adds the columns
-        gamma:float, # how much a reward is worth one step later, from 0 to 1
-        last=(MASK, SUCCESS), # columns, as far as there are any, that come from the last step, as `next_state` does
+
+    def __init__(
+        self,
+        source,  # a pipe of Steps, one row a step
+        n: int,  # how many steps at most; 1 only adds the columns
+        gamma: float,  # how much a reward is worth one step later, from 0 to 1
+        last=(
+            MASK,
+            SUCCESS,
+        ),  # columns, as far as there are any, that come from the last step, as `next_state` does
     ):
         self.last = (last,) if isinstance(last, str) else tuple(last)
-        self.n,self.gamma = whole('NStep', 'n', n, 1, 2**31-1),number('NStep', 'gamma', gamma, 0, 1)
+        self.n, self.gamma = (
+            whole('NStep', 'n', n, 1, 2**31 - 1),
+            number('NStep', 'gamma', gamma, 0, 1),
+        )
         super().__init__(source)
         self._fresh()
 
     def __iter__(self):
-        if self._starts_at_end(): return
+        if self._starts_at_end():
+            return
         for steps in self.blocks():
             merged = self.merge(steps)
-            if len(merged): yield merged
-        if self.data_ended and self.waiting: yield from self._hand_out([self.flush()])
+            if len(merged):
+                yield merged
+        if self.data_ended and self.waiting:
+            yield from self._hand_out([self.flush()])
 
-    def flush(self)->Steps: # the rows of all starts that wait, in the order of `env_id`; one has waited at least
+    def flush(
+        self,
+    ) -> (
+        Steps
+    ):  # the rows of all starts that wait, in the order of `env_id`; one has waited at least
         "Yield the steps that still wait for later ones"
-        w,found = self._held,note_rest(self._held)
-        layout,out = w.gate.layout,np.zeros(self.waiting*w.gate.layout.merged.itemsize, np.uint8)
+        w = self._held
+        found = note_rest(self._held)
+        layout = w.gate.layout
+        out = np.zeros(self.waiting * w.gate.layout.merged.itemsize, np.uint8)
         made = _merge_noted(out[:0], w.held, found, out, layout.ends, self.gamma)
         forget_all(w)
         w.gate.ended()
         return Steps(np.ndarray(made, layout.merged, out))
 
-    def snapshot(self): return dict(_snapshot(self), over=self._at_end)
-    def restored(self, state): return _restored(self, state)
+    def snapshot(self):
+        return dict(_snapshot(self), over=self._at_end)
+
+    def restored(self, state):
+        return _restored(self, state)
 
 # %% ../../nbs/stages/nstep.ipynb #322e6be9
-def _snapshot(stage)->dict: # the rows that wait
+def _snapshot(stage) -> dict:  # the rows that wait
     state = dict(n=stage.n, gamma=stage.gamma, dtype=None, rows=None)
-    if not stage.waiting: return state
-    w,slots = stage._held,stage._held.counts.nonzero()[0]
+    if not stage.waiting:
+        return state
+    w = stage._held
+    slots = stage._held.counts.nonzero()[0]
     dtype = w.gate.layout.dtype
-    rows = w.held[5].reshape(-1, dtype.itemsize)[kept_places(w, slots, w.counts[slots], stage.n - 1)]
+    rows = w.held[5].reshape(-1, dtype.itemsize)[
+        kept_places(w, slots, w.counts[slots], stage.n - 1)
+    ]
     rows[:, padding(dtype)] = 0
     return dict(state, dtype=dtype_spec(dtype), rows=torch.from_numpy(rows))
+
 
 def _restored(stage, state):
     "Another stage that holds what was saved"
     new = NStep(None, stage.n, stage.gamma, stage.last)
     saved = checked('NStep', dict(n=integer(), gamma=real()), state, more=True)
-    got,own = (saved['n'],saved['gamma']),(new.n,new.gamma)
-    if got != own: raise StateError('NStep', 'a saved stage with another n or gamma', got, own,
-        'build the chain that was saved')
+    got = (saved['n'], saved['gamma'])
+    own = (new.n, new.gamma)
+    if got != own:
+        raise StateError(
+            'NStep',
+            'a saved stage with another n or gamma',
+            got,
+            own,
+            'build the chain that was saved',
+        )
     form = dict(n=anything, gamma=anything, dtype=maybe(row_dtype), rows=anything, over=flag)
     dtype = checked('NStep', form, state)['dtype']
-    if dtype is None: return new
-    rows = checked('NStep', dict(rows=array(np.uint8, None, dtype.itemsize)), state, more=True)['rows']
+    if dtype is None:
+        return new
+    rows = checked('NStep', dict(rows=array(np.uint8, None, dtype.itemsize)), state, more=True)[
+        'rows'
+    ]
     rows = rows.reshape(-1).view(dtype)
     refuse_flags('NStep', rows)
-    try: complete = new.merge(Steps(rows))
-    except BlockError as e: raise StateError('NStep', 'saved rows that are damaged', e) from e
-    if len(complete): raise StateError('NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none')
+    try:
+        complete = new.merge(Steps(rows))
+    except BlockError as e:
+        raise StateError('NStep', 'saved rows that are damaged', e) from e
+    if len(complete):
+        raise StateError(
+            'NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none'
+        )
     return new
 
 # %% ../../nbs/stages/nstep.ipynb #e4945431
 def _check_columns(dtype):
     "Raise where none of such rows can be left out"
     refuse_drawn('NSkip', dtype)
-    _refuse_merged('NSkip', dtype, {'discount','n'} <= set(dtype.names))
+    _refuse_merged('NSkip', dtype, {'discount', 'n'} <= set(dtype.names))
     row_places('NSkip', dtype, dict(step_n='i4', terminated='?', truncated='?'))
     return dtype
 
@@ -198,30 +335,39 @@ def _check_columns(dtype):
 @stage('n_skip')
 class NSkip(Pipe):
     "Keeps the first step of each episode, every `n`-th step after it, and the last one"
+
     _buffers = ('_counters',)
-    def __init__(self,
-        source, # a pipe of Steps, one row a step
-        n:int, # of how many steps one is kept; 1 keeps all
+
+    def __init__(
+        self,
+        source,  # a pipe of Steps, one row a step
+        n: int,  # of how many steps one is kept; 1 keeps all
     ):
-        self.n,self._known = whole('NSkip', 'n', n, 1, 2**31-1),None
+        self.n = whole('NSkip', 'n', n, 1, 2**31 - 1)
+        self._known = None
         super().__init__(source)
         self._fresh()
 
-    def _fresh(self): self._counters = CountersCheck('NSkip') if self.n > 1 else None   # None: they count
+    def _fresh(self):
+        self._counters = CountersCheck('NSkip') if self.n > 1 else None  # None: they count
 
     def __iter__(self):
         self._fresh()
         for steps in self.blocks():
             kept = self.skip(steps)
-            if len(kept): yield kept
+            if len(kept):
+                yield kept
 
-    def skip(self,
-        steps:Steps, # a block
-    )->Steps: # those of its rows that are kept, perhaps none
+    def skip(
+        self,
+        steps: Steps,  # a block
+    ) -> Steps:  # those of its rows that are kept, perhaps none
         "What is kept of a block"
         rows = plain_rows('NSkip', steps, _BEFORE)
-        if rows.dtype is not self._known: self._known = _check_columns(rows.dtype)
-        if self._counters: self._counters = self._counters.after(rows)
+        if rows.dtype is not self._known:
+            self._known = _check_columns(rows.dtype)
+        if self._counters:
+            self._counters = self._counters.after(rows)
         step = rows['step_n']
-        keep = ((step - 1)%self.n == 0) | (step == 0) | rows['terminated'] | rows['truncated']
+        keep = ((step - 1) % self.n == 0) | (step == 0) | rows['terminated'] | rows['truncated']
         return Steps(rows.take(keep.nonzero()[0]))

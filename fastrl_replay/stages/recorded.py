@@ -10,110 +10,179 @@ from collections.abc import Mapping
 from inspect import Parameter
 from pathlib import Path
 import numpy as np, torch
-from fastcore.basics import patch
 from numpy.lib.npyio import NpzFile
 from gymnasium import spaces
 from ..steps.core import Steps
-from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, Explained, whole
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BlockError,
+    Explained,
+    whole,
+)
 from ..steps.row_dtypes import TORCH_NUMBERS, column_dtype, foreign_columns, step_dtype
 from ..pipe import IterDataPipe, Items, Positioned, stage
 from ..steps.nested import fields_of, named_leaves, nested_dtype, pick, put
 
 # %% ../../nbs/stages/recorded.ipynb #b4e34da0
 def table_columns(
-    x, # a dict, an open archive, an object with attributes, a table, or a path
-): # what gives an array by its name, or None
+    x,  # a dict, an open archive, an object with attributes, a table, or a path
+):  # what gives an array by its name, or None
     "The columns of recorded data, whatever it came in"
-    if isinstance(x, (str,Path)): x = read_table(Path(x))
-    if isinstance(x, NpzFile): x = _arrays(x)
-    if isinstance(x, Mapping): return x.get
-    if hasattr(x, 'with_format') and hasattr(x, 'column_names'): x = x.with_format('arrow')[:]   # of Hugging Face
-    if hasattr(x, 'column_names'): return lambda name: x[name] if name in x.column_names else None
+    if isinstance(x, (str, Path)):
+        x = read_table(Path(x))
+    if isinstance(x, NpzFile):
+        x = _arrays(x)
+    if isinstance(x, Mapping):
+        return x.get
+    # of Hugging Face
+    if hasattr(x, 'with_format') and hasattr(x, 'column_names'):
+        x = x.with_format('arrow')[:]
+    if hasattr(x, 'column_names'):
+        return lambda name: x[name] if name in x.column_names else None
     return lambda name: getattr(x, name, None)
 
 # %% ../../nbs/stages/recorded.ipynb #b4e34da2
 def read_table(
-    path:Path, # of a file `.npz` or `.parquet`
-): # what `table_columns` takes
+    path: Path,  # of a file `.npz` or `.parquet`
+):  # what `table_columns` takes
     "What a file holds"
     kind = path.suffix.lower()
-    if kind not in _FORMS: raise ArgumentError('Episodes', 'a file', str(path),
-        'a path that ends with .npz or .parquet')
-    read,first,remedy = _FORMS[kind]
-    try: return read(path)
-    except Explained: raise
-    except Exception as e: raise ArgumentError('Episodes', f"{path} can't be read", _found(path, first, e),
-        f'a whole file {kind}', remedy) from None
+    if kind not in _FORMS:
+        raise ArgumentError(
+            'Episodes', 'a file', str(path), 'a path that ends with .npz or .parquet'
+        )
+    read, first, remedy = _FORMS[kind]
+    try:
+        return read(path)
+    except Explained:
+        raise
+    except Exception as e:
+        raise ArgumentError(
+            'Episodes',
+            f"{path} can't be read",
+            _found(path, first, e),
+            f'a whole file {kind}',
+            remedy,
+        ) from None
+
 
 def _found(path, first, e):
     "What a file is that can't be read, on one line"
-    if not path.exists(): return 'no such file'
-    if path.is_dir(): return 'a directory'
-    if isinstance(e, PermissionError): return e.strerror
-    with open(path, 'rb') as f: begins = f.read(len(first))
-    if not begins: return 'an empty file'
-    if begins != first: return f'a file that begins with {begins!r}'
+    if not path.exists():
+        return 'no such file'
+    if path.is_dir():
+        return 'a directory'
+    if isinstance(e, PermissionError):
+        return e.strerror
+    with open(path, 'rb') as f:
+        begins = f.read(len(first))
+    if not begins:
+        return 'an empty file'
+    if begins != first:
+        return f'a file that begins with {begins!r}'
     return ' '.join(f'{type(e).__name__}: {e}'.split())[:200]
 
 # %% ../../nbs/stages/recorded.ipynb #fec62186
 def _arrays(archive):
     "The arrays of an open archive of numpy, by name"
+
     def array(name):
-        try: return archive[name]
-        except ValueError as e:   # numpy advises to run what is in the file
-            if 'allow_pickle' not in str(e): raise
+        try:
+            return archive[name]
+        except ValueError as e:  # numpy advises to run what is in the file
+            if 'allow_pickle' not in str(e):
+                raise
         file = getattr(archive.fid, 'name', 'an archive')
-        raise ArgumentError('Episodes', f'{file}, array {name!r}', 'Python objects', 'numbers',
-            'save episodes of different lengths one after the other, with flags where they end')
+        raise ArgumentError(
+            'Episodes',
+            f'{file}, array {name!r}',
+            'Python objects',
+            'numbers',
+            'save episodes of different lengths one after the other, with flags where they end',
+        )
+
     return {name: array(name) for name in archive.files}
 
+
 def _read_npz(path):
-    with np.load(path, allow_pickle=False) as archive: return _arrays(archive)
+    with np.load(path, allow_pickle=False) as archive:
+        return _arrays(archive)
+
 
 def _read_parquet(path):
-    try: from pyarrow import parquet
-    except ImportError: raise ArgumentError('Episodes', 'pyarrow is not installed', remedy=
-        "pip install 'fastrl_replay[arrow]'") from None
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ArgumentError(
+            'Episodes', 'pyarrow is not installed', remedy="pip install 'fastrl_replay[arrow]'"
+        ) from None
     return parquet.read_table(path)
 
-_FORMS = {'.npz': (_read_npz, b'PK', 'write it again, with numpy.savez'),   # how to read it, how it begins
-    '.parquet': (_read_parquet, b'PAR1', 'write it again, with pyarrow.parquet.write_table')}
+
+_FORMS = {
+    '.npz': (_read_npz, b'PK', 'write it again, with numpy.savez'),  # how to read it, how it begins
+    '.parquet': (_read_parquet, b'PAR1', 'write it again, with pyarrow.parquet.write_table'),
+}
 
 # %% ../../nbs/stages/recorded.ipynb #79e7df90
 def as_array(
-    x, # numbers: an array, a tensor, a list, a column of Arrow; or dicts and tuples of these
-): # arrays, in the same dicts and tuples
+    x,  # numbers: an array, a tensor, a list, a column of Arrow; or dicts and tuples of these
+):  # arrays, in the same dicts and tuples
     "Recorded numbers as arrays"
-    if isinstance(x, Mapping): return {k: as_array(v) for k,v in x.items()}
-    if isinstance(x, tuple): return tuple(map(as_array, x))
-    if isinstance(x, torch.Tensor): return x.detach().cpu().numpy()
-    if hasattr(x, 'to_numpy') and hasattr(x, 'type'): return _of_arrow(x)
+    if isinstance(x, Mapping):
+        return {k: as_array(v) for k, v in x.items()}
+    if isinstance(x, tuple):
+        return tuple(map(as_array, x))
+    if isinstance(x, torch.Tensor):
+        return x.detach().cpu().numpy()
+    if hasattr(x, 'to_numpy') and hasattr(x, 'type'):
+        return _of_arrow(x)
     a = np.asarray(x)
     return np.stack([np.asarray(v) for v in a]) if a.dtype == object and len(a) else a
+
 
 def _of_arrow(column):
     "A column of Arrow; lists become further dimensions, structs become dicts"
     column = column.combine_chunks() if hasattr(column, 'combine_chunks') else column
     fields = getattr(column.type, 'fields', None)
-    if fields: return {f.name: _of_arrow(column.field(i)) for i,f in enumerate(fields)}
-    if not hasattr(column.type, 'value_type'): return column.to_numpy(zero_copy_only=False)
-    inner,n = _of_arrow(column.flatten()),len(column)
-    lengths = {len(inner)//n} if hasattr(column.type, 'list_size') else set(np.unique(column.value_lengths()).tolist())
-    if n and (len(lengths) != 1 or isinstance(inner, dict)): raise ValueError(f'lists of lengths {sorted(lengths)}')
+    if fields:
+        return {f.name: _of_arrow(column.field(i)) for i, f in enumerate(fields)}
+    if not hasattr(column.type, 'value_type'):
+        return column.to_numpy(zero_copy_only=False)
+    inner = _of_arrow(column.flatten())
+    n = len(column)
+    lengths = (
+        {len(inner) // n}
+        if hasattr(column.type, 'list_size')
+        else set(np.unique(column.value_lengths()).tolist())
+    )
+    if n and (len(lengths) != 1 or isinstance(inner, dict)):
+        raise ValueError(f'lists of lengths {sorted(lengths)}')
     return inner.reshape(n, -1, *inner.shape[1:])
 
 # %% ../../nbs/stages/recorded.ipynb #640fe22d
-NAMES = dict(state='observations observation obs states state', action='actions action',
-    reward='rewards reward', next_state='next_observations next_observation next_obs next_states next_state',
+NAMES = dict(
+    state='observations observation obs states state',
+    action='actions action',
+    reward='rewards reward',
+    next_state='next_observations next_observation next_obs next_states next_state',
     terminated='terminations terminated terminals terminal dones done',
     truncated='truncations truncated timeouts timeout',
-    episode='episode episode_id episode_index')   # by which a column of a row may be called in recorded data
+    episode='episode episode_id episode_index',
+)  # by which a column of a row may be called in recorded data
 
-def _of_array(x, name=''): return np.dtype((x.dtype, x.shape[1:])) if fields_of(x) is None else None
-def _dtype_of(x): return nested_dtype(x, _of_array)   # of a column's part in a row
+
+def _of_array(x, name=''):
+    return np.dtype((x.dtype, x.shape[1:])) if fields_of(x) is None else None
+
+
+def _dtype_of(x):
+    return nested_dtype(x, _of_array)  # of a column's part in a row
 
 # %% ../../nbs/stages/recorded.ipynb #9cba63a3
-_ANY = spaces.Discrete(1)   # the dtypes of states and actions are those of the arrays
+_ANY = spaces.Discrete(1)  # the dtypes of states and actions are those of the arrays
+
 
 def _row_dtype(columns, extra):
     plain = step_dtype(_ANY, _ANY)
@@ -122,39 +191,50 @@ def _row_dtype(columns, extra):
     fields |= {n: column_dtype(_dtype_of(columns[n]), n) for n in extra}
     return np.dtype(list(fields.items()), align=True)
 
+
 def _starts(ends, episode):
     "Where episodes begin: after those that end, and where their number changes"
     new = np.r_[True, ends[:-1]]
-    if episode is not None: new[1:] |= episode[1:] != episode[:-1]
+    if episode is not None:
+        new[1:] |= episode[1:] != episode[:-1]
     return np.flatnonzero(new)
 
 # %% ../../nbs/stages/recorded.ipynb #d921e5ec
 class _Item:
     "The columns of one item, checked"
-    def __init__(self,
+
+    def __init__(
+        self,
         item,
         names,
         extra,
-        first, # the number of its first episode
+        first,  # the number of its first episode
     ):
-        self.first,where = first,f'{item}, ' if isinstance(item, (str,Path)) else ''
+        self.first, where = first, f'{item}, ' if isinstance(item, (str, Path)) else ''
         self.at = f'{where}episode {first}'
-        get,self.columns = table_columns(item),{}
-        for n,known in {**{k: NAMES[k] for k in NAMES}, **{n: n for n in extra}, **names}.items():
+        get = table_columns(item)
+        self.columns = {}
+        for n, known in {**{k: NAMES[k] for k in NAMES}, **{n: n for n in extra}, **names}.items():
             found = next((v for k in known.split() if (v := get(k)) is not None), None)
-            try: self.columns[n] = None if found is None else as_array(found)
-            except Explained: raise
-            except Exception as e: self.refuse(n, f'{type(e).__name__}: {e}', 'an array of numbers')
-        for n in 'state','action','reward',*extra:
+            try:
+                self.columns[n] = None if found is None else as_array(found)
+            except Explained:
+                raise
+            except Exception as e:
+                self.refuse(n, f'{type(e).__name__}: {e}', 'an array of numbers')
+        for n in 'state', 'action', 'reward', *extra:
             if self.columns[n] is None:
                 self.refuse(n, 'none', f'one of {", ".join(names.get(n, NAMES.get(n, n)).split())}')
         env = get('env_id')
-        if env is not None and len(np.unique(as_array(env))) > 1: self.refuse('env_id', 'several environments', 'one',
-            'give the rows of each environment an item')
-        for n in 'reward','terminated','truncated':
+        if env is not None and len(np.unique(as_array(env))) > 1:
+            self.refuse(
+                'env_id', 'several environments', 'one', 'give the rows of each environment an item'
+            )
+        for n in 'reward', 'terminated', 'truncated':
             a = self.columns[n]
-            shape = np.shape(a) if not isinstance(a, (dict,tuple)) else (0,0)
-            if a is not None and len(shape) != 1: self.refuse(n, f'shape {list(shape)}', 'a number a step')
+            shape = np.shape(a) if not isinstance(a, (dict, tuple)) else (0, 0)
+            if a is not None and len(shape) != 1:
+                self.refuse(n, f'shape {list(shape)}', 'a number a step')
         self.n = len(self.columns['reward'])
 
     def refuse(self, column, got, expected, remedy=None):
@@ -163,101 +243,154 @@ class _Item:
 # %% ../../nbs/stages/recorded.ipynb #f05b4fa9
 class _States(_Item):
     "States, of which there is one more than steps, or two of each step"
+
     def rows_of(self, column, n):
         "Raise where a column has another number of rows, or anything else than numbers"
-        kept = self.columns.keys() - {'reward','terminated','truncated','episode'}   # with the dtype that came
-        for name,a in named_leaves(self.columns[column], column):
-            if a.ndim < 1 or len(a) != n: self.refuse(name, f'{len(a) if a.ndim else "no"} rows', f'{n}')
-            if a.dtype.kind not in 'biuf' or column in kept and [*foreign_columns(np.dtype([('x', a.dtype)]))]:
+        # with the dtype that came
+        kept = self.columns.keys() - {'reward', 'terminated', 'truncated', 'episode'}
+        for name, a in named_leaves(self.columns[column], column):
+            if a.ndim < 1 or len(a) != n:
+                self.refuse(name, f'{len(a) if a.ndim else "no"} rows', f'{n}')
+            if (
+                a.dtype.kind not in 'biuf'
+                or column in kept
+                and [*foreign_columns(np.dtype([('x', a.dtype)]))]
+            ):
                 self.refuse(name, a.dtype, TORCH_NUMBERS)
 
     def states(self):
         "The states before and after each step"
-        state,after = self.columns['state'],self.columns['next_state']
+        state = self.columns['state']
+        after = self.columns['next_state']
         if after is not None:
             self.rows_of('state', self.n), self.rows_of('next_state', self.n)
-            return state,after
-        lengths = {len(a) if a.ndim else 0 for _,a in named_leaves(state)}
-        if lengths == {self.n}: self.refuse('state', f'{self.n} rows, as many as steps',
-            f'{self.n + 1}, or next states beside them', 'add the state after the last step')
+            return state, after
+        lengths = {len(a) if a.ndim else 0 for _, a in named_leaves(state)}
+        if lengths == {self.n}:
+            self.refuse(
+                'state',
+                f'{self.n} rows, as many as steps',
+                f'{self.n + 1}, or next states beside them',
+                'add the state after the last step',
+            )
         self.rows_of('state', self.n + 1)
-        return pick(state, slice(None, -1)),pick(state, slice(1, None))
+        return pick(state, slice(None, -1)), pick(state, slice(1, None))
 
 # %% ../../nbs/stages/recorded.ipynb #f05b4fa1
 class _Recorded(_States):
     "The rows of one item"
+
     def flags(self):
         "Where episodes are terminated, and where truncated"
         flags = []
-        for n in 'terminated','truncated':
-            if self.columns[n] is None: self.columns[n] = np.zeros(self.n, bool)
+        for n in 'terminated', 'truncated':
+            if self.columns[n] is None:
+                self.columns[n] = np.zeros(self.n, bool)
             self.rows_of(n, self.n)
-            a = self.columns[n].view(np.uint8) if self.columns[n].dtype == bool else self.columns[n]   # any byte
+            # any byte
+            a = self.columns[n].view(np.uint8) if self.columns[n].dtype == bool else self.columns[n]
             wrong = np.flatnonzero((a != 0) & (a != 1))
-            if len(wrong): self.refuse(n, f'{a[wrong[0]]} in step {wrong[0] + 1}', '0 or 1', 'say where episodes end')
+            if len(wrong):
+                self.refuse(
+                    n, f'{a[wrong[0]]} in step {wrong[0] + 1}', '0 or 1', 'say where episodes end'
+                )
             flags.append(a.astype(bool))
         return flags
 
     def _agreed(self, dtype, before, after, extra):
         "The dtype, if all columns have what it says"
-        for n,x in dict(state=before, next_state=after, **{n: self.columns[n] for n in ('action',*extra)}).items():
-            if _dtype_of(x) == dtype[n]: continue
+        for n, x in dict(
+            state=before, next_state=after, **{n: self.columns[n] for n in ('action', *extra)}
+        ).items():
+            if _dtype_of(x) == dtype[n]:
+                continue
             self.refuse(n, _dtype_of(x), dtype[n], 'give all episodes the same dtypes')
         return dtype
 
-# %% ../../nbs/stages/recorded.ipynb #32870102
-@patch
-def rows(self:_Recorded, dtype, extra, env_id):
-    "A structured array, one row a step; and how many episodes there are"
-    before,after = self.states()
-    terminated,truncated = self.flags()
-    for n in 'action','reward',*extra: self.rows_of(n, self.n)
-    if self.columns['episode'] is not None and self.columns['episode'].ndim: self.rows_of('episode', self.n)
-    else: self.columns['episode'] = None
-    single,ends = self.columns['next_state'] is None,terminated | truncated
-    starts = _starts(ends, self.columns['episode']) if self.n else np.zeros(0, int)
-    if single and len(starts) > 1: self.refuse('terminated or truncated', f'an end in step {starts[1]} of {self.n}',
-        'an end in the last step', 'give one episode an item, or next states')
-    dtype = self._agreed(dtype or _row_dtype(dict(self.columns, state=before), extra), before, after, extra)
-    rows = np.zeros(self.n, dtype)
-    for n,x in dict(state=before, next_state=after, terminated=terminated, truncated=truncated,
-                    **{n: self.columns[n] for n in ('action','reward',*extra)}).items(): put(rows[n], x)
-    rows['env_id'] = env_id
-    for i,part in enumerate(np.split(rows, starts[1:]) if self.n else ()):
-        part['episode_n'],part['step_n'] = self.first + i,np.arange(1, len(part) + 1)
-        part['total_reward'] = np.cumsum(part['reward'], dtype=np.float64)
-    return rows,len(starts)
+    def rows(self, dtype, extra, env_id):
+        "A structured array, one row a step; and how many episodes there are"
+        before, after = self.states()
+        terminated, truncated = self.flags()
+        for n in 'action', 'reward', *extra:
+            self.rows_of(n, self.n)
+        if self.columns['episode'] is not None and self.columns['episode'].ndim:
+            self.rows_of('episode', self.n)
+        else:
+            self.columns['episode'] = None
+        single = self.columns['next_state'] is None
+        ends = terminated | truncated
+        starts = _starts(ends, self.columns['episode']) if self.n else np.zeros(0, int)
+        if single and len(starts) > 1:
+            self.refuse(
+                'terminated or truncated',
+                f'an end in step {starts[1]} of {self.n}',
+                'an end in the last step',
+                'give one episode an item, or next states',
+            )
+        dtype = self._agreed(
+            dtype or _row_dtype(dict(self.columns, state=before), extra), before, after, extra
+        )
+        rows = np.zeros(self.n, dtype)
+        for n, x in dict(
+            state=before,
+            next_state=after,
+            terminated=terminated,
+            truncated=truncated,
+            **{n: self.columns[n] for n in ('action', 'reward', *extra)},
+        ).items():
+            put(rows[n], x)
+        rows['env_id'] = env_id
+        for i, part in enumerate(np.split(rows, starts[1:]) if self.n else ()):
+            part['episode_n'], part['step_n'] = self.first + i, np.arange(1, len(part) + 1)
+            part['total_reward'] = np.cumsum(part['reward'], dtype=np.float64)
+        return rows, len(starts)
 
 # %% ../../nbs/stages/recorded.ipynb #cfb266c3
 @stage('episodes')
 class Episodes(Positioned):
     "Rows from arrays of whole episodes, by their `names`: dicts, `.npz`, Parquet, tables of Arrow or Hugging Face"
-    _dtype = None   # of the rows so far
-    def __init__(self,
-        source, # a pipe or a list of items, or one of them: arrays by name, a table, or the path of a file
-        keep=(), # names of further arrays to keep as columns
-        env_id:int=0, # the number of their environment
-        **names, # what arrays are called: state, action, reward, next_state, terminated, truncated, episode
+
+    _dtype = None  # of the rows so far
+
+    def __init__(
+        self,
+        source,  # a pipe or a list of items, or one of them: arrays by name, a table, or the path of a file
+        keep=(),  # names of further arrays to keep as columns
+        env_id: int = 0,  # the number of their environment
+        **names,  # what arrays are called: state, action, reward, next_state, terminated, truncated, episode
     ):
-        self.keep,self.names = (keep,) if isinstance(keep, str) else tuple(keep),names
-        if not names: self._given = dict(names=Parameter.empty)   # for the repr
+        self.keep = (keep,) if isinstance(keep, str) else tuple(keep)
+        self.names = names
+        if not names:
+            self._given = dict(names=Parameter.empty)  # for the repr
         for n in names.keys() - NAMES.keys():
-            raise ArgumentTypeError('Episodes', 'an argument', repr(n), f'one of {", ".join(NAMES)}')
+            raise ArgumentTypeError(
+                'Episodes', 'an argument', repr(n), f'one of {", ".join(NAMES)}'
+            )
         self.env_id = whole('Episodes', 'env_id', env_id)
-        single = isinstance(source, (str,Path,Mapping)) or hasattr(source, 'column_names')
-        if not isinstance(source, IterDataPipe): source = Items([source] if single else source, at_end='flush')
+        single = isinstance(source, (str, Path, Mapping)) or hasattr(source, 'column_names')
+        if not isinstance(source, IterDataPipe):
+            source = Items([source] if single else source, at_end='flush')
         super().__init__(source)
 
     def __iter__(self):
         self._start()
-        for item in self.source: yield self.rows_of(item)
+        for item in self.source:
+            yield self.rows_of(item)
         self.place = 0
 
-    def rows_of(self, item)->Steps: # one row a step
+    def rows_of(self, item) -> Steps:  # one row a step
         "The rows of the next `item`, arrays by name"
-        if isinstance(item, Steps): raise ArgumentTypeError('Episodes', 'an item of its source', 'Steps',
-            'arrays by name', 'leave this stage out')
+        if isinstance(item, Steps):
+            raise ArgumentTypeError(
+                'Episodes',
+                'an item of its source',
+                'Steps',
+                'arrays by name',
+                'leave this stage out',
+            )
         recorded = _Recorded(item, self.names, self.keep, self.place + 1)
-        rows,n = recorded.rows(self._dtype, self.keep, self.env_id)
-        self._dtype,self.place = rows.dtype,self.place + n
+        rows, n = recorded.rows(self._dtype, self.keep, self.env_id)
+        self._dtype = rows.dtype
+        self.place = self.place + n
         return Steps(rows)

@@ -10,7 +10,16 @@ __all__ = ['TAILS', 'LENGTH', 'STRIDE', 'TAIL', 'LOOKED', 'OWN', 'GOES_ON', 'END
 import numpy as np
 from ..steps.compiled import ints_at, memmove, njit
 from ..steps.core import Steps
-from ..envs.episodes import ENV, EPISODE_N, SIZE, STEP_N, BlockGate, goes_on, note_row, row_ends
+from fastrl_replay.envs.episodes import (
+    ENV,
+    EPISODE_N,
+    SIZE,
+    STEP_N,
+    BlockGate,
+    goes_on,
+    note_row,
+    row_ends,
+)
 from ..envs.numbering import Environments, grown, number_of
 from ..pipe import Holding
 
@@ -18,175 +27,250 @@ from ..pipe import Holding
 @njit(inline=True)
 def unseen(p, length, stride):
     "How many of an episode's first `p` steps are in no window that is complete by then"
-    if p < length: return p
-    return 0 if stride == 1 else (p - length) % stride   # a division costs more than all the rest
+    if p < length:
+        return p
+    # a division costs more than all the rest
+    return 0 if stride == 1 else (p - length) % stride
 
 # %% ../../nbs/stages/waiting.ipynb #acc653d1
-TAILS = 'shift','pad','drop','each'
-_SHIFT,_PAD,_DROP,_EACH = range(4)
+TAILS = 'shift', 'pad', 'drop', 'each'
+_SHIFT, _PAD, _DROP, _EACH = range(4)
+
 
 @njit(inline=True)
 def tail_start(p, length, stride, tail):
     "Where the last window of an episode of `p` steps starts, counted from 0; -1: there is nothing left to show"
-    if tail == _EACH: return max(p - length + 1, 0)   # with those after it
+    if tail == _EACH:
+        return max(p - length + 1, 0)  # with those after it
     left = unseen(p, length, stride)
-    if left == 0 or tail == _DROP: return -1
-    if p < length: return 0
+    if left == 0 or tail == _DROP:
+        return -1
+    if p < length:
+        return 0
     return p - length if tail == _SHIFT else p - left - (length - stride)
 
 # %% ../../nbs/stages/waiting.ipynb #f43d2910
-LENGTH,STRIDE,TAIL,LOOKED,OWN = range(7, 12)   # what stands where in a plan, after the places of `RowLayout`
-GOES_ON,ENDED,BROKE_OFF = range(3)   # what becomes of an episode after a window of it
-_COUNT,_NEWEST = 3,4   # in `ahead`, after what the rule wants to know
+# what stands where in a plan, after the places of `RowLayout`
+LENGTH, STRIDE, TAIL, LOOKED, OWN = range(7, 12)
+GOES_ON, ENDED, BROKE_OFF = range(3)  # what becomes of an episode after a window of it
+# in `ahead`, after what the rule wants to know
+_COUNT = 3
+_NEWEST = 4
+
 
 @njit(inline=True)
 def _forget(held):
     "Forget what was looked at"
-    _,last,counts,ahead,_,_,plan = held
+    _, last, counts, ahead, _, _, plan = held
     for slot in range(min(len(last), len(counts))):
-        note_row(ahead, slot, last[slot,0], last[slot,1], not last[slot,2])
-        ahead[slot,_COUNT],ahead[slot,_NEWEST] = counts[slot],-1
+        note_row(ahead, slot, last[slot, 0], last[slot, 1], not last[slot, 2])
+        ahead[slot, _COUNT], ahead[slot, _NEWEST] = counts[slot], -1
     plan[LOOKED] = 0
+
 
 @njit(inline=True)
 def _note(notes, at, slot, newest, start, end, after):
     "Write down a window, if there is one; the next free place"
-    if start < 0 or start == end: return at
-    notes[at,0],notes[at,1],notes[at,2],notes[at,3],notes[at,4] = slot,newest,start,end,after
+    if start < 0 or start == end:
+        return at
+    notes[at, 0], notes[at, 1], notes[at, 2], notes[at, 3], notes[at, 4] = (
+        slot,
+        newest,
+        start,
+        end,
+        after,
+    )
     return at + 1
 
 # %% ../../nbs/stages/waiting.ipynb #9eadfc8c
 @njit
 def look(rows, held):
     "How many windows does a block complete? 0: none, and the rows were kept; -1: the block needs a closer look"
-    number,_,_,ahead,notes,_,plan = held
-    size,length,stride,tail = plan[SIZE],plan[LENGTH],plan[STRIDE],plan[TAIL]
-    words,n_rows = ints_at(rows.ctypes.data, len(rows) >> 2),len(rows)//size
-    if 3*n_rows > len(notes): return -1   # a row can complete two windows
+    number, _, _, ahead, notes, _, plan = held
+    size = plan[SIZE]
+    length = plan[LENGTH]
+    stride = plan[STRIDE]
+    tail = plan[TAIL]
+    words = ints_at(rows.ctypes.data, len(rows) >> 2)
+    n_rows = len(rows) // size
+    if 3 * n_rows > len(notes):
+        return -1  # a row can complete two windows
     for i in range(n_rows):
-        notes[i,0] = number_of(words[(i*size + plan[ENV])//4], number)
-        if notes[i,0] < 0: return -1
-    if plan[LOOKED]: _forget(held)
-    plan[LOOKED],at = 1,n_rows
+        notes[i, 0] = number_of(words[(i * size + plan[ENV]) // 4], number)
+        if notes[i, 0] < 0:
+            return -1
+    if plan[LOOKED]:
+        _forget(held)
+    plan[LOOKED], at = 1, n_rows
     for i in range(n_rows):
-        row,slot = i*size,notes[i,0]
-        p,newest = ahead[slot,_COUNT],ahead[slot,_NEWEST]
-        episode,step = words[(row + plan[EPISODE_N])//4],words[(row + plan[STEP_N])//4]
+        row = i * size
+        slot = notes[i, 0]
+        p = ahead[slot, _COUNT]
+        newest = ahead[slot, _NEWEST]
+        episode = words[(row + plan[EPISODE_N]) // 4]
+        step = words[(row + plan[STEP_N]) // 4]
         if p > 0 and not goes_on(ahead, slot, episode, step):
-            at,p = _note(notes, at, slot, newest, tail_start(p, length, stride, tail), p, BROKE_OFF),0
-        notes[i,1],notes[i,2] = p,newest
-        p,ended = p + 1,row_ends(rows, row, plan)
+            at = _note(notes, at, slot, newest, tail_start(p, length, stride, tail), p, BROKE_OFF)
+            p = 0
+        notes[i, 1], notes[i, 2] = p, newest
+        p = p + 1
+        ended = row_ends(rows, row, plan)
         note_row(ahead, slot, episode, step, ended)
-        if unseen(p, length, stride) == 0: at = _note(notes, at, slot, i, p - length, p, ended)
-        elif ended: at = _note(notes, at, slot, i, tail_start(p, length, stride, tail), p, ENDED)
-        ahead[slot,_COUNT],ahead[slot,_NEWEST] = 0 if ended or length == 1 else p,i
-    if at == n_rows: keep(rows, held)
+        if unseen(p, length, stride) == 0:
+            at = _note(notes, at, slot, i, p - length, p, ended)
+        elif ended:
+            at = _note(notes, at, slot, i, tail_start(p, length, stride, tail), p, ENDED)
+        ahead[slot, _COUNT], ahead[slot, _NEWEST] = 0 if ended or length == 1 else p, i
+    if at == n_rows:
+        keep(rows, held)
     return at - n_rows
 
 # %% ../../nbs/stages/waiting.ipynb #9b1446d1
 @njit
 def keep(rows, held):
     "Copy the last rows of a block that was looked at to their slots"
-    _,last,counts,ahead,notes,ring,plan = held
-    size,length = plan[SIZE],plan[LENGTH]
-    for i in range(len(rows)//size):
-        slot,row = notes[i,0],i
-        if ahead[slot,_NEWEST] != i: continue
-        p = counts[slot] = ahead[slot,_COUNT]
-        while row >= 0 and p > max(counts[slot] - length, 0):   # from the newest on back, as far as a window reaches
+    _, last, counts, ahead, notes, ring, plan = held
+    size = plan[SIZE]
+    length = plan[LENGTH]
+    for i in range(len(rows) // size):
+        slot = notes[i, 0]
+        row = i
+        if ahead[slot, _NEWEST] != i:
+            continue
+        p = counts[slot] = ahead[slot, _COUNT]
+        # from the newest on back, as far as a window reaches
+        while row >= 0 and p > max(counts[slot] - length, 0):
             p -= 1
-            memmove(ring.ctypes.data + (slot*length + p%length)*size, rows.ctypes.data + row*size, size)
-            row = notes[row,2]
-        note_row(last, slot, ahead[slot,0], ahead[slot,1], not ahead[slot,2])
-        ahead[slot,_NEWEST] = -1
+            memmove(
+                ring.ctypes.data + (slot * length + p % length) * size,
+                rows.ctypes.data + row * size,
+                size,
+            )
+            row = notes[row, 2]
+        note_row(last, slot, ahead[slot, 0], ahead[slot, 1], not ahead[slot, 2])
+        ahead[slot, _NEWEST] = -1
     plan[LOOKED] = 0
+
 
 @njit(inline=True)
 def row_place(block, ring, size, length, slot, t, i):
     "The address of step `t` of a window, which is row `i` of the block, or was there before (-1)"
-    return block + i*size if i >= 0 else ring + (slot*length + t%length)*size
+    return block + i * size if i >= 0 else ring + (slot * length + t % length) * size
 
 # %% ../../nbs/stages/waiting.ipynb #011aab45
 class Waiting:
     "The last rows of each environment, and the windows of them that a block completes"
-    def __init__(self,
-        gate:BlockGate, # what a block must be; `own` of its layouts continues the plan
-        length:int, # rows of a window
-        stride:int, # steps from the start of one to the start of the next
-        tail:str, # ends of episodes: one of `TAILS`
+
+    def __init__(
+        self,
+        gate: BlockGate,  # what a block must be; `own` of its layouts continues the plan
+        length: int,  # rows of a window
+        stride: int,  # steps from the start of one to the start of the next
+        tail: str,  # ends of episodes: one of `TAILS`
     ):
-        self.gate,self.envs,self.rule = gate,Environments(),[length, stride, TAILS.index(tail), 1]
+        self.gate, self.envs, self.rule = (
+            gate,
+            Environments(),
+            [length, stride, TAILS.index(tail), 1],
+        )
         self.held = _empty(self.envs, self.rule)
 
-    counts = property(lambda self: self.held[2][:len(self.envs.ids)], doc='Steps of the running episodes, by slot')
-    nbytes = property(lambda self: self.envs.nbytes + sum(a.nbytes for a in self.held[2:]), doc='Bytes reserved')
+    counts = property(
+        lambda self: self.held[2][: len(self.envs.ids)],
+        doc='Steps of the running episodes, by slot',
+    )
+    nbytes = property(
+        lambda self: self.envs.nbytes + sum(a.nbytes for a in self.held[2:]), doc='Bytes reserved'
+    )
 
-    def known(self, steps)->np.ndarray: # bytes; None: it needs a closer look
+    def known(self, steps) -> np.ndarray:  # bytes; None: it needs a closer look
         "A block that can be looked at as it is"
-        if (isinstance(steps, Steps) and (rows := steps.rows).ndim < 2 and rows.flags.c_contiguous
-                and (rows.dtype is self.gate.same or self.gate.knows(rows.dtype))):
-            return np.ndarray(rows.nbytes, np.uint8, rows)   # faster than a view
+        if (
+            isinstance(steps, Steps)
+            and (rows := steps.rows).ndim < 2
+            and rows.flags.c_contiguous
+            and (rows.dtype is self.gate.same or self.gate.knows(rows.dtype))
+        ):
+            return np.ndarray(rows.nbytes, np.uint8, rows)  # faster than a view
 
-    def make_room(self, steps)->np.ndarray:
+    def make_room(self, steps) -> np.ndarray:
         "A block that fits, with room for its environments and for what is found in it; another one is refused whole"
-        rows,layout = self.gate.check(steps)
-        envs,ids = self.envs,rows['env_id']
-        if not envs.admit(ids): envs = envs.with_room(ids, self.counts.nonzero()[0])
+        rows, layout = self.gate.check(steps)
+        envs = self.envs
+        ids = rows['env_id']
+        if not envs.admit(ids):
+            envs = envs.with_room(ids, self.counts.nonzero()[0])
         envs.admit(ids)
         held = _larger(self.held, envs, len(rows), layout, None if self.gate.layout else self.rule)
-        vars(self).update(envs=envs, held=held)   # in one call, which no interrupt divides
+        vars(self).update(envs=envs, held=held)  # in one call, which no interrupt divides
         self.gate.accept(rows, layout)
         return rows.view(np.uint8)
 
 # %% ../../nbs/stages/waiting.ipynb #011aab46
 def _empty(envs, rule):
-    empty = np.zeros(0, np.int64),np.zeros((0,5), np.int64),np.zeros((0,5), np.int64),np.zeros(0, np.uint8)
-    return envs.number,envs.last,*empty,np.array([1]*7 + rule)
+    empty = (
+        np.zeros(0, np.int64),
+        np.zeros((0, 5), np.int64),
+        np.zeros((0, 5), np.int64),
+        np.zeros(0, np.uint8),
+    )
+    return envs.number, envs.last, *empty, np.array([1] * 7 + rule)
 
-def _larger(held, envs, n_rows, layout, rule): # rule: for a new plan; None: it is there
-    _,_,counts,ahead,notes,ring,plan = held
-    if rule: plan,ring = np.array([*layout.at, *rule, *layout.own]),ring[:0]
-    plan[LOOKED] = 1   # of new environments, `ahead` says nothing yet
+
+def _larger(held, envs, n_rows, layout, rule):  # rule: for a new plan; None: it is there
+    _, _, counts, ahead, notes, ring, plan = held
+    if rule:
+        plan = np.array([*layout.at, *rule, *layout.own])
+        ring = ring[:0]
+    plan[LOOKED] = 1  # of new environments, `ahead` says nothing yet
     slots = len(envs.ids)
-    if len(notes) < 3*n_rows: notes = np.empty((3*n_rows,5), np.int64)
-    ring = grown(ring, slots*plan[LENGTH]*layout.dtype.itemsize)
-    return envs.number,envs.last,grown(counts, slots, 0),grown(ahead, slots),notes,ring,plan
+    if len(notes) < 3 * n_rows:
+        notes = np.empty((3 * n_rows, 5), np.int64)
+    ring = grown(ring, slots * plan[LENGTH] * layout.dtype.itemsize)
+    return envs.number, envs.last, grown(counts, slots, 0), grown(ahead, slots), notes, ring, plan
 
 # %% ../../nbs/stages/waiting.ipynb #bc5f86db
-def note_rest(waiting:Waiting)->int: # how many there are
+def note_rest(waiting: Waiting) -> int:  # how many there are
     "Note the windows of all running episodes, by `env_id`"
-    length,stride,tail,_ = waiting.rule
+    length, stride, tail, _ = waiting.rule
     slots = waiting.counts.nonzero()[0]
-    running = [(slot,waiting.counts[slot]) for slot in slots[waiting.envs.ids[slots].argsort()]]
-    starts = [(slot, -1, tail_start(p, length, stride, tail), p, BROKE_OFF) for slot,p in running]
+    running = [(slot, waiting.counts[slot]) for slot in slots[waiting.envs.ids[slots].argsort()]]
+    starts = [(slot, -1, tail_start(p, length, stride, tail), p, BROKE_OFF) for slot, p in running]
     notes = np.array([s for s in starts if 0 <= s[2] < s[3]], np.int64).reshape(-1, 5)
-    waiting.held = *waiting.held[:4],notes,*waiting.held[5:]
+    waiting.held = *waiting.held[:4], notes, *waiting.held[5:]
     return len(notes)
 
-def forget_all(waiting:Waiting):
-    "No episode runs now"
-    waiting.held[2][:],waiting.held[6][LOOKED] = 0,1   # what was noted ahead is forgotten, too
 
-def kept_places(waiting:Waiting,
-    slots, # numbers of environments
-    counts, # how many steps of each to look for
-    most:int, # at most so many of the last ones
-)->np.ndarray: # the places, of whole rows
+def forget_all(waiting: Waiting):
+    "No episode runs now"
+    # what was noted ahead is forgotten, too
+    waiting.held[2][:], waiting.held[6][LOOKED] = 0, 1
+
+
+def kept_places(
+    waiting: Waiting,
+    slots,  # numbers of environments
+    counts,  # how many steps of each to look for
+    most: int,  # at most so many of the last ones
+) -> np.ndarray:  # the places, of whole rows
     "Where in the ring the last rows of some environments are, slot by slot, in time order"
     n = waiting.rule[0]
-    of_each = (slot*n + np.arange(max(0, p-most), p)%n for slot,p in zip(slots, counts))
+    of_each = (slot * n + np.arange(max(0, p - most), p) % n for slot, p in zip(slots, counts))
     return np.concatenate([np.zeros(0, np.int64), *of_each])
 
 # %% ../../nbs/stages/waiting.ipynb #86bd0116
 class Waits(Holding):
     "The base of stages that hold a `Waiting`"
+
     def restored(self, state):
         "Another stage that holds what was saved; an error where it can't"
         raise NotImplementedError
+
     def check_state(self, state):
-        state = {'over': False, **state}   # older versions had none
+        state = {'over': False, **state}  # older versions had none
         new = vars(self.restored(state))
         return dict({name: new[name] for name in self._buffers}, over=state['over'])
+
     def restore(self, state):
         self._stand(state.pop('over'))
         vars(self).update(state)

@@ -6,65 +6,125 @@
 __all__ = ['Sequences', 'each_of', 'burn_in_of']
 
 # %% ../../nbs/steps/batches.ipynb #52d57555
-from fastcore.basics import patch
 from .core import Steps, pack, unpack
 from .errors import ArgumentTypeError
 
 # %% ../../nbs/steps/batches.ipynb #c9119d73
 class Sequences(Steps):
     "Steps of shape [B, length], with columns that belong to whole sequences: `index`, `weight`, `hidden`"
-    __slots__ = ('_each','_split')
-    def __init__(self,
-        rows, # a structured array [B, length], or `Steps` of this shape on any device
-        each:Steps, # of shape [B]: what belongs to each sequence
-        split:int=0, # how many steps are burn-in
+
+    __slots__ = ('_each', '_split')
+
+    def __init__(
+        self,
+        rows,  # a structured array [B, length], or `Steps` of this shape on any device
+        each: Steps,  # of shape [B]: what belongs to each sequence
+        split: int = 0,  # how many steps are burn-in
     ):
-        if isinstance(rows, Steps): _copy_slots(rows, self)
-        else: super().__init__(rows)
-        if self.device.type == 'cuda': each = each.pin_memory()   # the copy need not be waited for
-        self._each,self._split = each.to(self.device, non_blocking=True),split
+        if isinstance(rows, Steps):
+            _copy_slots(rows, self)
+        else:
+            super().__init__(rows)
+        # the copy need not be waited for
+        if self.device.type == 'cuda':
+            each = each.pin_memory()
+        self._each = each.to(self.device, non_blocking=True)
+        self._split = split
 
     def _like(self, data):
         new = Sequences.__new__(Sequences)
         _copy_slots(super()._like(data), new)
-        new._each,new._split = self._each,self._split
+        new._each = self._each
+        new._split = self._split
         return new
 
     @property
     def burn_in(self):
         "The first steps, which only warm up the recurrent state"
-        return self[:, :self._split]
+        return self[:, : self._split]
 
     @property
     def train(self):
         "The steps to learn from"
-        return self[:, self._split:]
+        return self[:, self._split :]
 
-    def __reduce__(self): return Sequences, (self.to('cpu').rows, self._each.to('cpu'), self._split)
-    def __dir__(self): return [*super().__dir__(), *self._each.dtype.names]
+    def __reduce__(self):
+        return Sequences, (self.to('cpu').rows, self._each.to('cpu'), self._split)
+
+    def __dir__(self):
+        return [*super().__dir__(), *self._each.dtype.names]
 
     def __getattr__(self, name):
-        if name[:1] != '_' and name in self._each.dtype.names: return self._each[name]
+        if name[:1] != '_' and name in self._each.dtype.names:
+            return self._each[name]
         return super().__getattr__(name)
+
+    def __getitem__(self, i):
+        "A column by name, or a part"
+        if isinstance(i, str):
+            return self._each[i] if i in self._each.dtype.names else Steps.__getitem__(self, i)
+        part, (first, *others) = (
+            Steps.__getitem__(self, i),
+            i if isinstance(i, tuple) and i else (i,),
+        )
+        try:
+            each = self._each[first]
+        except IndexError:
+            return _steps_alone(part)
+        if len(part.shape) != 2 or first is None or each.shape != part.shape[:1]:
+            return _steps_alone(part)
+        all_steps = not others or (isinstance(others[0], slice) and others[0] == slice(None))
+        part._each = each
+        part._split = self._split if all_steps else 0
+        return part
+
+    def update_priorities(
+        self,
+        td,  # TD errors of the steps to learn from, [B, length - burn_in]
+    ):
+        "Return a TD error for each step to the replay"
+        if self._replay is None:
+            raise ArgumentTypeError(
+                'Sequences.update_priorities',
+                'these sequences were not drawn from a replay in this process',
+            )
+        self._replay.update_priorities(self['index'], td)
+
+    def __repr__(self):
+        steps = Steps.__repr__(self).removeprefix('Steps')
+        return f'Sequences{steps}\nand for each of them: {self._each!r}'
+
+    def asdict(self) -> dict:  # name → tensor
+        "All columns by name, on the same memory"
+        return {**Steps.asdict(self), **self._each.asdict()}
+
+    def __eq__(self, other):
+        same = Steps.__eq__(self, other)
+        return self._each == other._each if same is True and isinstance(other, Sequences) else same
+
+    def _joined(self, blocks):
+        if not all(isinstance(b, Sequences) for b in blocks):
+            return _steps_alone(self)
+        self._each = Steps.cat([b._each for b in blocks])
+        return self
+
+    def _packed(self):
+        return dict(Steps._packed(self), each=pack(self._each), split=self._split)
+
+    @classmethod
+    def _unpacked(cls, state):
+        rows = Steps._unpacked(state).rows
+        split = state['split']
+        if type(split) is not int or not 0 <= split <= rows.shape[1]:
+            raise ValueError(f'{split!r} steps of burn-in')
+        return Sequences(rows, unpack(state['each']), split)
 
 # %% ../../nbs/steps/batches.ipynb #1d10c302
 def _copy_slots(old, new):
     "Let a block have the rows of another one"
     for slot in Steps.__slots__:
-        if slot != '__weakref__': setattr(new, slot, getattr(old, slot))
-
-# %% ../../nbs/steps/batches.ipynb #eddf5df3
-@patch
-def __getitem__(self:Sequences, i):
-    "A column by name, or a part"
-    if isinstance(i, str): return self._each[i] if i in self._each.dtype.names else Steps.__getitem__(self, i)
-    part,(first,*others) = Steps.__getitem__(self, i),i if isinstance(i, tuple) and i else (i,)
-    try: each = self._each[first]
-    except IndexError: return _steps_alone(part)
-    if len(part.shape) != 2 or first is None or each.shape != part.shape[:1]: return _steps_alone(part)
-    all_steps = not others or (isinstance(others[0], slice) and others[0] == slice(None))
-    part._each,part._split = each,self._split if all_steps else 0
-    return part
+        if slot != '__weakref__':
+            setattr(new, slot, getattr(old, slot))
 
 # %% ../../nbs/steps/batches.ipynb #66302043
 def _steps_alone(steps):
@@ -75,69 +135,36 @@ def _steps_alone(steps):
 
 # %% ../../nbs/steps/batches.ipynb #6904a1b3
 def each_of(
-    batch:Steps, # that was drawn
-)->Steps: # one row for each key
+    batch: Steps,  # that was drawn
+) -> Steps:  # one row for each key
     "What belongs to each draw: of sequences their columns, of rows the rows"
     return batch._each if isinstance(batch, Sequences) else batch
 
+
 def burn_in_of(
-    batch:Steps, # that was drawn
-)->int: # 0 of rows
+    batch: Steps,  # that was drawn
+) -> int:  # 0 of rows
     "How many steps of each draw are burn-in"
     return batch._split if isinstance(batch, Sequences) else 0
 
-# %% ../../nbs/steps/batches.ipynb #4ae2c392
-@patch
-def update_priorities(self:Sequences,
-    td, # TD errors of the steps to learn from, [B, length - burn_in]
-):
-    "Return a TD error for each step to the replay"
-    if self._replay is None:
-        raise ArgumentTypeError('Sequences.update_priorities',
-            'these sequences were not drawn from a replay in this process')
-    self._replay.update_priorities(self['index'], td)
-
-# %% ../../nbs/steps/batches.ipynb #72a5687b
-@patch
-def __repr__(self:Sequences):
-    steps = Steps.__repr__(self).removeprefix('Steps')
-    return f'Sequences{steps}\nand for each of them: {self._each!r}'
-
 # %% ../../nbs/steps/batches.ipynb #becb3bac
-@patch
-def asdict(self:Sequences)->dict: # name → tensor
-    "All columns by name, on the same memory"
-    return {**Steps.asdict(self), **self._each.asdict()}
-
-@patch
-def __eq__(self:Sequences, other):
-    same = Steps.__eq__(self, other)
-    return self._each == other._each if same is True and isinstance(other, Sequences) else same
-Sequences.__hash__,Sequences.__array_eq__ = None,Sequences.__eq__
+Sequences.__hash__ = None
+Sequences.__array_eq__ = Sequences.__eq__
 
 # %% ../../nbs/steps/batches.ipynb #b9a15a95
-@patch
-def _joined(self:Sequences, blocks):
-    if not all(isinstance(b, Sequences) for b in blocks): return _steps_alone(self)
-    self._each = Steps.cat([b._each for b in blocks])
-    return self
-
 def _both(name):
     "A method of Steps that concerns the columns of sequences as well"
+
     def f(self, *args, **kw):
         new = getattr(Steps, name)(self, *args, **kw)
-        if new is not self: new._each = getattr(self._each, name)(*args, **kw)
+        if new is not self:
+            new._each = getattr(self._each, name)(*args, **kw)
         return new
-    f.__name__,f.__doc__ = name,getattr(Steps, name).__doc__
+
+    f.__name__, f.__doc__ = name, getattr(Steps, name).__doc__
     return f
-Sequences.to,Sequences.pin_memory,Sequences.copy = (_both(name) for name in ('to','pin_memory','copy'))
 
-# %% ../../nbs/steps/batches.ipynb #10560196
-@patch
-def _packed(self:Sequences): return dict(Steps._packed(self), each=pack(self._each), split=self._split)
 
-@patch(cls_method=True)
-def _unpacked(cls:Sequences, state):
-    rows,split = Steps._unpacked(state).rows,state['split']
-    if type(split) is not int or not 0 <= split <= rows.shape[1]: raise ValueError(f'{split!r} steps of burn-in')
-    return Sequences(rows, unpack(state['each']), split)
+Sequences.to, Sequences.pin_memory, Sequences.copy = (
+    _both(name) for name in ('to', 'pin_memory', 'copy')
+)

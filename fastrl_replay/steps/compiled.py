@@ -19,135 +19,210 @@ from numba.np.arrayobj import np_cfarray
 @contextmanager
 def interrupts_wait():
     "Ctrl-C waits until this is done; a second one doesn't"
-    before,came = signal.getsignal(signal.SIGINT),[]
+    before = signal.getsignal(signal.SIGINT)
+    came = []
+
     def later(*args):
-        if came: before(*args)
+        if came:
+            before(*args)
         came.append(args)
+
     main = threading.current_thread() is threading.main_thread()
-    if not main or not callable(before): yield; return   # no KeyboardInterrupt comes here
+    if not main or not callable(before):
+        yield
+        return  # no KeyboardInterrupt comes here
     signal.signal(signal.SIGINT, later)
-    try: yield
+    try:
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if came: before(*came[0])
+        if came:
+            before(*came[0])
 
 # %% ../../nbs/steps/compiled.ipynb #eaa320de
 def njit(
-    f=None, # a function of numbers and arrays
-    nogil:bool=False, # may other threads run Python meanwhile? Worth it where `f` copies megabytes
-    inline:bool=False, # a part of each kernel that calls it; by itself only where Python calls it. For a few lines
+    f=None,  # a function of numbers and arrays
+    nogil: bool = False,  # may other threads run Python meanwhile? Worth it where `f` copies megabytes
+    inline: bool = False,  # a part of each kernel that calls it; by itself only where Python calls it. For a few lines
 ):
     "Compile `f` with numba and keep the machine code on disk, where there is a file to keep it beside"
-    if f is None: return lambda f: njit(f, nogil, inline)
+    if f is None:
+        return lambda f: njit(f, nogil, inline)
     in_notebook = not Path(f.__code__.co_filename).exists()
-    how = dict(nogil=nogil, inline='always' if inline else 'never', no_cfunc_wrapper=True)   # C calls none of them
-    try: kernel = numba.njit(f, cache=not in_notebook, **how)   # there, what it calls may change, and it not
-    except RuntimeError: kernel = numba.njit(f, **how)
-    compile_,kernel.is_ours = kernel._compile_for_args,True   # the first one may find it on disk
-    def undivided(*args, **kwargs): # numba calls it once for each kind of arguments
-        with interrupts_wait(), _nothing_collected(): return compile_(*args, **kwargs)
+    # C calls none of them
+    how = dict(nogil=nogil, inline='always' if inline else 'never', no_cfunc_wrapper=True)
+    # there, what it calls may change, and it not
+    try:
+        kernel = numba.njit(f, cache=not in_notebook, **how)
+    except RuntimeError:
+        kernel = numba.njit(f, **how)
+    # the first one may find it on disk
+    compile_ = kernel._compile_for_args
+    kernel.is_ours = True
+
+    def undivided(*args, **kwargs):  # numba calls it once for each kind of arguments
+        with interrupts_wait(), _nothing_collected():
+            return compile_(*args, **kwargs)
+
     kernel._compile_for_args = undivided
     return kernel
+
 
 @contextmanager
 def _nothing_collected():
     "A tenth of the compiler's time would go into looking for garbage in all that is imported"
     was = gc.isenabled()
     gc.disable()
-    try: yield
+    try:
+        yield
     finally:
-        if was: gc.enable()
+        if was:
+            gc.enable()
 
 # %% ../../nbs/steps/compiled.ipynb #1d351cac
 @intrinsic
 def memmove(ctx, dst, src, n):
     "Inside a kernel: copy `n` bytes from one address to another; they may overlap"
+
     def codegen(context, builder, signature, args):
         pointer = cgutils.voidptr_t
         cgutils.raw_memmove(builder, *(builder.inttoptr(a, pointer) for a in args[:2]), args[2], 1)
         return context.get_dummy_value()
+
     return types.void(types.intp, types.intp, types.intp), codegen
 
 # %% ../../nbs/steps/compiled.ipynb #c66d725c
 @intrinsic
 def _prefetch_line(ctx, address):
     def codegen(context, builder, signature, args):
-        number,to = cgutils.ir.IntType(32),builder.inttoptr(args[0], cgutils.voidptr_t)
-        kind = cgutils.ir.FunctionType(cgutils.ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        number = cgutils.ir.IntType(32)
+        to = builder.inttoptr(args[0], cgutils.voidptr_t)
+        kind = cgutils.ir.FunctionType(
+            cgutils.ir.VoidType(), [cgutils.voidptr_t, number, number, number]
+        )
         f = cgutils.get_or_insert_function(builder.module, kind, 'llvm.prefetch.p0')
-        builder.call(f, [to, *(cgutils.ir.Constant(number, x) for x in (0,3,1))])   # to be read, soon, data
+        # to be read, soon, data
+        builder.call(f, [to, *(cgutils.ir.Constant(number, x) for x in (0, 3, 1))])
         return context.get_dummy_value()
+
     return types.void(types.intp), codegen
+
 
 @njit(inline=True)
 def prefetch(address, n):
     "Inside a kernel: let the processor fetch `n` bytes from an address, without waiting for them"
-    for i in range(0, n, 64): _prefetch_line(address + i)
+    for i in range(0, n, 64):
+        _prefetch_line(address + i)
 
 # %% ../../nbs/steps/compiled.ipynb #e4ca66d3
 def _reader(number):
     "A decorator: the function becomes one that kernels call, which gives numbers of this type"
+
     def made(f):
         def read(ctx, address, shape):
-            array = types.Array(number, len(shape) if isinstance(shape, types.BaseTuple) else 1, 'C')
+            array = types.Array(
+                number, len(shape) if isinstance(shape, types.BaseTuple) else 1, 'C'
+            )
+
             def codegen(context, builder, signature, args):
                 start = builder.inttoptr(args[0], cgutils.voidptr_t)
-                return np_cfarray(context, builder, array(types.voidptr, signature.args[1]), [start, args[1]])
+                return np_cfarray(
+                    context, builder, array(types.voidptr, signature.args[1]), [start, args[1]]
+                )
+
             return array(types.intp, shape), codegen
-        read.__name__,read.__qualname__,read.__doc__ = f.__name__,f.__qualname__,f.__doc__
-        return intrinsic(read)   # a function would be compiled for each kernel
+
+        read.__name__ = f.__name__
+        read.__qualname__ = f.__qualname__
+        read.__doc__ = f.__doc__
+        return intrinsic(read)  # a function would be compiled for each kernel
+
     return made
 
 # %% ../../nbs/steps/compiled.ipynb #2194958e
 @_reader(types.uint8)
-def bytes_at(address, n): "Inside a kernel: the `n` bytes at an address as an array; `n` may be a shape"
+def bytes_at(address, n):
+    "Inside a kernel: the `n` bytes at an address as an array; `n` may be a shape"
+
 
 @_reader(types.int32)
-def ints_at(address, n): "The same for numbers of 4 bytes"
+def ints_at(address, n):
+    "The same for numbers of 4 bytes"
+
 
 @_reader(types.int64)
-def longs_at(address, n): "The same for numbers of 8 bytes"
+def longs_at(address, n):
+    "The same for numbers of 8 bytes"
+
 
 @_reader(types.uint32)
-def words_at(address, n): "The same for numbers of 4 bytes without a sign"
+def words_at(address, n):
+    "The same for numbers of 4 bytes without a sign"
+
 
 @_reader(types.float32)
-def floats_at(address, n): "The same for floats of 4 bytes"
+def floats_at(address, n):
+    "The same for floats of 4 bytes"
 
 # %% ../../nbs/steps/compiled.ipynb #2194958d
-SAY_AFTER,_SILENT = 2.,60.   # seconds of compiling before a line says so, and then none of other processes
+# seconds of compiling before a line says so, and then none of other processes
+SAY_AFTER = 2.0
+_SILENT = 60.0
+
 
 class _Compiling(event.Listener):
     "Says that kernels are being compiled, where this takes long"
-    spent,depth,since,said = 0.,0,0.,False   # depth: a kernel compiles those that it calls
+
+    # depth: a kernel compiles those that it calls
+    spent = 0.0
+    depth = 0
+    since = 0.0
+    said = False
 
     def on_start(self, event):
-        if not hasattr(event.data['dispatcher'], 'is_ours'): return
+        if not hasattr(event.data['dispatcher'], 'is_ours'):
+            return
         now = time.monotonic()
-        if not self.depth: self.since = now
-        self.depth,spent = self.depth + 1,self.spent + now - self.since
-        if self.said or spent < SAY_AFTER: return
+        if not self.depth:
+            self.since = now
+        self.depth = self.depth + 1
+        spent = self.spent + now - self.since
+        if self.said or spent < SAY_AFTER:
+            return
         self.said = True
-        if sys.stderr and _is_first(): print(f'fastrl_replay compiles its kernels (once; {spent:.0f} s so far) ...',
-            file=sys.stderr, flush=True)
+        if sys.stderr and _is_first():
+            print(
+                f'fastrl_replay compiles its kernels (once; {spent:.0f} s so far) ...',
+                file=sys.stderr,
+                flush=True,
+            )
 
     def on_end(self, event):
-        if not hasattr(event.data['dispatcher'], 'is_ours'): return
+        if not hasattr(event.data['dispatcher'], 'is_ours'):
+            return
         self.depth -= 1
-        if not self.depth: self.spent += time.monotonic() - self.since
+        if not self.depth:
+            self.spent += time.monotonic() - self.since
 
 # %% ../../nbs/steps/compiled.ipynb #2194958f
 def _is_first():
     "Has no other process said a moment ago that it compiles?"
     folder = prefetch.stats.cache_path
-    if folder is None: return True
+    if folder is None:
+        return True
     said = Path(folder, 'compiling')
     try:
         said.parent.mkdir(parents=True, exist_ok=True)
-        if said.exists() and time.time() - said.stat().st_mtime > _SILENT: said.unlink()
+        if said.exists() and time.time() - said.stat().st_mtime > _SILENT:
+            said.unlink()
         os.close(os.open(said, os.O_CREAT | os.O_EXCL))
-    except FileExistsError: return False
-    except OSError: pass   # where nothing can be written, others can't know
+    except FileExistsError:
+        return False
+    except OSError:
+        pass  # where nothing can be written, others can't know
     return True
 
-if 'IN_TEST' not in os.environ: event.register('numba:compile', _Compiling())   # nbdev-test saves what it sees
+
+# nbdev-test saves what it sees
+if 'IN_TEST' not in os.environ:
+    event.register('numba:compile', _Compiling())

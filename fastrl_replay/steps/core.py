@@ -10,365 +10,490 @@ __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps
 import math
 import numpy as np, torch
 from torch import from_numpy
-from fastcore.basics import patch
-from .errors import ArgumentError, ArgumentTypeError, BlockError, StateError, did_you_mean, problem
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BlockError,
+    StateError,
+    did_you_mean,
+    problem,
+)
 from .nested import nest
-from .row_dtypes import differing_columns, dtype_spec, leaves, padding, parts_of, saved_dtype
+from fastrl_replay.steps.row_dtypes import (
+    differing_columns,
+    dtype_spec,
+    leaves,
+    padding,
+    parts_of,
+    saved_dtype,
+)
 
 # %% ../../nbs/steps/core.ipynb #dee459a4
 class Steps:
     "A block of environment steps, one row a step; each column is a tensor that shares the rows' memory"
+
     __slots__ = ('_rows', '_block', '_dtype', '_replay', '_plain', '__weakref__')
-    def __init__(self,
-        rows:np.ndarray, # a structured array of any shape, one element a step
+
+    def __init__(
+        self,
+        rows: np.ndarray,  # a structured array of any shape, one element a step
     ):
         if not isinstance(rows, np.ndarray) or rows.dtype.names is None:
-            found = f'{type(rows).__name__} {getattr(rows,"dtype","")}'.strip()
-            raise ArgumentTypeError('Steps', 'rows', found, 'a structured numpy array',
-                'np.zeros(n, step_dtype(observation_space, action_space))')
-        self._rows,self._block,self._dtype,self._replay = rows,None,rows.dtype,None
-        self._plain = ()   # columns that need no second look; who makes many blocks of one kind says which
+            found = f'{type(rows).__name__} {getattr(rows, "dtype", "")}'.strip()
+            raise ArgumentTypeError(
+                'Steps',
+                'rows',
+                found,
+                'a structured numpy array',
+                'np.zeros(n, step_dtype(observation_space, action_space))',
+            )
+        self._rows = rows
+        self._block = None
+        self._dtype = rows.dtype
+        self._replay = None
+        # columns that need no second look; who makes many blocks of one kind says which
+        self._plain = ()
 
     @property
-    def rows(self)->np.ndarray: # shares memory with the columns
+    def rows(self) -> np.ndarray:  # shares memory with the columns
         "The structured array itself"
-        if self._rows is not None: return self._rows
-        raise RuntimeError(problem('Steps', 'rows', f'a block on {self.device}', 'one in main memory',
-            ".to('cpu').rows"))
+        if self._rows is not None:
+            return self._rows
+        raise RuntimeError(
+            problem(
+                'Steps',
+                'rows',
+                f'a block on {self.device}',
+                'one in main memory',
+                ".to('cpu').rows",
+            )
+        )
 
-    def __reduce__(self): return Steps, (self.to('cpu').rows,)
-    def __copy__(self): return self._like(self._rows if self._block is None else self._block)
-    def __dir__(self): return [*object.__dir__(self), *self._dtype.names]
+    def __reduce__(self):
+        return Steps, (self.to('cpu').rows,)
 
-    def __len__(self): return self.shape[0] if self.shape else 1   # a single step is a block of one
-    def __getattr__(self, name):   # columns are attributes too
-        if name in self._plain: return from_numpy(self._rows[name])
-        if name[:1] == '_': raise AttributeError(name)
-        if name not in self._dtype.names: raise AttributeError(self._unknown(name))
+    def __copy__(self):
+        return self._like(self._rows if self._block is None else self._block)
+
+    def __dir__(self):
+        return [*object.__dir__(self), *self._dtype.names]
+
+    def __len__(self):
+        return self.shape[0] if self.shape else 1  # a single step is a block of one
+
+    def __getattr__(self, name):  # columns are attributes too
+        if name in self._plain:
+            return from_numpy(self._rows[name])
+        if name[:1] == '_':
+            raise AttributeError(name)
+        if name not in self._dtype.names:
+            raise AttributeError(self._unknown(name))
         return self[name]
 
-# %% ../../nbs/steps/core.ipynb #e6a5371e
-@patch(as_prop=True)
-def dtype(self:Steps)->np.dtype:
-    "The dtype of a row"
-    return self._dtype
+    @property
+    def dtype(self) -> np.dtype:
+        "The dtype of a row"
+        return self._dtype
 
-@patch(as_prop=True)
-def shape(self:Steps)->tuple:
-    "The shape of the block of rows"
-    return (self._rows if self._block is None else self._block[...,0]).shape
+    @property
+    def shape(self) -> tuple:
+        "The shape of the block of rows"
+        return (self._rows if self._block is None else self._block[..., 0]).shape
 
-@patch(as_prop=True)
-def device(self:Steps)->torch.device:
-    "Where the block lies"
-    return torch.device('cpu') if self._block is None else self._block.device
+    @property
+    def device(self) -> torch.device:
+        "Where the block lies"
+        return torch.device('cpu') if self._block is None else self._block.device
+
+    def __getitem__(self, i):
+        "A column by name; rows by number, slice, mask or array of numbers"
+        if isinstance(i, str):
+            if i not in self._dtype.names:
+                raise KeyError(self._unknown(i))
+            if self._block is None:
+                return column_of_rows(self._rows[i])
+            return column_of_bytes(self._block, *self._dtype.fields[i][:2])
+        i = i if isinstance(i, tuple) else (i,)
+        dots = any(x is Ellipsis for x in i)
+        if self._block is not None:
+            i = tuple(map(_torch_index, i))
+            # bytes are no axis
+            return self._like(self._block[(*i, slice(None)) if dots else (*i, ..., slice(None))])
+        i = tuple(x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in i)
+        rows = self._rows[i if dots else (*i, ...)]
+        # torch has no negative strides
+        return self._like(rows.copy() if any(s < 0 for s in rows.strides) else rows)
+
+    def _unknown(self, name):
+        near = did_you_mean(name, self._dtype.names, form=', {}')
+        return problem(
+            'Steps', f'no column {name!r}{near}', expected=f'one of {", ".join(self._dtype.names)}'
+        )
+
+    def _like(self, data):
+        "A block of the same columns, which knows the same replay"
+        new = Steps.__new__(Steps)
+        isrows = isinstance(data, np.ndarray)
+        new._rows, new._block = (data, None) if isrows else (None, data)
+        new._dtype = self._dtype
+        new._replay = self._replay
+        new._plain = self._plain if isrows and data.flags.writeable else ()
+        return new
+
+    @property
+    def done(self) -> torch.Tensor:  # bool
+        "Where the episode ended: terminated or truncated"
+        return self['terminated'] | self['truncated']
+
+    def _bytes(self) -> torch.Tensor:  # [..., itemsize]
+        "The rows as a tensor of bytes, on the same memory where they are contiguous"
+        if self._block is not None:
+            return self._block
+        rows = np.ascontiguousarray(self._rows)
+        return torch.from_numpy(rows.view(np.uint8).reshape(*self.shape, self._dtype.itemsize))
+
+    def _of_bytes(self, b: torch.Tensor) -> 'Steps':
+        return self._like(
+            b.numpy().view(self._dtype).reshape(self.shape) if b.device.type == 'cpu' else b
+        )
+
+    def to(
+        self,
+        device,  # a torch device or its name
+        non_blocking: bool = False,  # don't wait for the copy (from pinned memory)
+    ) -> 'Steps':  # on that device; itself where it is there already
+        "The block on `device`, moved as one copy whatever the number of columns"
+        if self._block is None and torch.device(device).type == 'cpu':
+            return self
+        return self._of_bytes(self._bytes().to(device, non_blocking=non_blocking))
+
+    def pin_memory(
+        self, device=None
+    ) -> 'Steps':  # a copy in page-locked memory; itself where it lies on a device
+        "A copy of the block in page-locked memory, from which `to` can copy without waiting"
+        return self._of_bytes(self._bytes().pin_memory()) if self.device.type == 'cpu' else self
+
+    def is_pinned(self) -> bool:  # in page-locked memory?
+        "Does the block lie in page-locked memory?"
+        return self._bytes().is_pinned()
+
+    def __iter__(self):
+        "One-row `Steps`, in order"
+        if not self.shape:
+            raise ArgumentTypeError('Steps', 'a single step has no rows to iterate over')
+        return (self[i] for i in range(len(self)))
+
+    def copy(self) -> 'Steps':  # with rows that are shared with no other block
+        "The same rows in new memory, for a stage that wants to change them"
+        return self._like(self._rows.copy() if self._block is None else self._block.clone())
+
+    def asdict(self) -> dict:  # name → tensor
+        "All columns by name, on the same memory"
+        return {n: self[n] for n in self._dtype.names}
+
+    def _joined(self, blocks):
+        return self  # a subclass may have more to join than rows
+
+    @classmethod
+    def cat(
+        cls,
+        blocks,  # blocks with the same columns
+    ) -> 'Steps':  # their rows, in order, copied
+        "Join blocks along their first axis"
+        blocks = [b if b.shape else b[None] for b in blocks]
+        if not blocks:
+            raise ArgumentError('Steps.cat', 'nothing to join', 'no blocks', 'at least one')
+        for b in blocks[1:]:
+            _check_alike(b, blocks[0])
+        blocks = [b.to('cpu') if b.device.type == 'cpu' else b for b in blocks]
+        first = blocks[0]
+        if first._block is not None:
+            joined = first._like(torch.cat([b._block for b in blocks]))
+        else:
+            joined = first._like(np.zeros((sum(map(len, blocks)), *first.shape[1:]), first.dtype))
+            at = 0
+            for b in blocks:
+                joined._rows[at : at + len(b)], at = b.rows, at + len(b)
+        # whose keys are whose?
+        if any(b._replay is not first._replay for b in blocks):
+            joined._replay = None
+        return joined._joined(blocks)
+
+    def __eq__(self, other):
+        "Equal by value: the same columns, the same shape, the same numbers"
+        if not isinstance(other, Steps):
+            return NotImplemented
+        a = self.to('cpu').rows
+        b = other.to('cpu').rows
+        return a.dtype == b.dtype and a.shape == b.shape and same_fields(a, b)
+
+    def update_priorities(
+        self,
+        td,  # what was learned of each row: TD errors, a tensor or an array
+    ):
+        "Return a TD error for each row to the replay that this batch was drawn from"
+        if self._replay is None or 'index' not in self._dtype.names:
+            raise ArgumentTypeError(
+                'Steps.update_priorities',
+                'these rows were not drawn from a replay in this process',
+                remedy='call it on a batch that a replay gave, or use replay.update_priorities(keys, td)',
+            )
+        self._replay.update_priorities(
+            self['index'] if self._block is not None else self._rows['index'], td
+        )
+
+    def _packed(self):
+        block = self.to('cpu')._bytes().clone()
+        block[..., padding(self._dtype)] = 0
+        return dict(
+            kind=type(self).__name__,
+            dtype=dtype_spec(self._dtype),
+            shape=list(self.shape),
+            bytes=block.flatten(),
+        )
+
+    @classmethod
+    def _unpacked(cls, state):
+        content = state['bytes'].numpy().copy()
+        dtype = saved_dtype(state['dtype'])
+        shape = list(state['shape'])
+        if content.dtype != np.uint8 or content.shape != (math.prod(shape) * dtype.itemsize,):
+            raise ValueError(f'{content.shape} numbers for a shape of {shape}')
+        rows = np.ndarray(shape, dtype, content)
+        refuse_flags('Steps', rows)
+        return Steps(rows)
+
+    def __repr__(self):
+        head = f'Steps {list(self.shape)}, {self._dtype.itemsize} bytes a row'
+        if self._block is not None:
+            return f'{head}, on {self.device}: ' + ', '.join(self._dtype.names)
+        parts = list(leaves(self._rows))
+        wide = max(len(n) for n, _ in parts)
+        return '\n'.join(
+            [head] + [f'  {n:<{wide}}  {str(a.dtype):<8} {_glimpse(a)}' for n, a in parts]
+        )
+
+    def _repr_html_(self):
+        if self._block is not None:
+            return f'<pre>{self!r}</pre>'
+        flat = self._rows.reshape(-1)[:6]
+        many = self._rows.size
+        names, columns = zip(*leaves(flat))
+
+        def row(tag, cells):
+            return '<tr>' + ''.join(f'<{tag}>{c}</{tag}>' for c in cells) + '</tr>'
+
+        body = ''.join(row('td', [_glimpse(c[i], 40) for c in columns]) for i in range(len(flat)))
+        said = f'{list(self.shape)} rows of {self._dtype.itemsize} bytes' + (
+            ', the first 6' if many > 6 else ''
+        )
+        return f'<table>{row("th", names)}{body}</table><p>{said}</p>'
 
 # %% ../../nbs/steps/core.ipynb #bbd8ca50
-def column_of_rows(a:np.ndarray): # one field of a structured array
+def column_of_rows(a: np.ndarray):  # one field of a structured array
     "A field as a tensor, or as a dict or tuple of tensors, on the same memory"
-    if a.dtype.names: return nest(a.dtype.names, lambda n: column_of_rows(a[n]))
-    if a.dtype.char in 'qQ': a = a.view(a.dtype.str)                # the same numbers, by the name that torch knows
-    return torch.from_numpy(a if a.flags.writeable else a.copy())   # torch has no read-only tensors
+    if a.dtype.names:
+        return nest(a.dtype.names, lambda n: column_of_rows(a[n]))
+    # the same numbers, by the name that torch knows
+    if a.dtype.char in 'qQ':
+        a = a.view(a.dtype.str)
+    # torch has no read-only tensors
+    return torch.from_numpy(a if a.flags.writeable else a.copy())
 
 # %% ../../nbs/steps/core.ipynb #2b91c449
 def column_of_bytes(
-    block:torch.Tensor, # rows as bytes, [..., itemsize]
-    dtype:np.dtype, # of the field
-    offset:int, # of the field in the row
+    block: torch.Tensor,  # rows as bytes, [..., itemsize]
+    dtype: np.dtype,  # of the field
+    offset: int,  # of the field in the row
 ):
     "The same for rows that are a tensor of bytes, on any device"
-    if dtype.names: return nest(dtype.names, lambda n: column_of_bytes(block, dtype[n], offset+dtype.fields[n][1]))
-    base,start = torch.from_numpy(np.empty(0, dtype.base)).dtype, offset//dtype.base.itemsize
+    if dtype.names:
+        return nest(
+            dtype.names, lambda n: column_of_bytes(block, dtype[n], offset + dtype.fields[n][1])
+        )
+    base = torch.from_numpy(np.empty(0, dtype.base)).dtype
+    start = offset // dtype.base.itemsize
     words = block.view(base)
-    if not dtype.shape: return words[...,start]
-    return words[...,start:start+int(np.prod(dtype.shape))].unflatten(-1, dtype.shape)
+    if not dtype.shape:
+        return words[..., start]
+    return words[..., start : start + int(np.prod(dtype.shape))].unflatten(-1, dtype.shape)
 
 # %% ../../nbs/steps/core.ipynb #981f3d34
-def plain_columns(dtype:np.dtype)->frozenset: # names
+def plain_columns(dtype: np.dtype) -> frozenset:  # names
     "The columns that are one tensor each, and neither a dict nor a tuple of them"
     return frozenset(n for n in dtype.names if dtype[n].names is None)
 
 # %% ../../nbs/steps/core.ipynb #19e44ed2
-_EVERY_STEP = ('state','action','reward','next_state','terminated','truncated',
-    'env_id','episode_n','step_n','total_reward')
+_EVERY_STEP = (
+    'state',
+    'action',
+    'reward',
+    'next_state',
+    'terminated',
+    'truncated',
+    'env_id',
+    'episode_n',
+    'step_n',
+    'total_reward',
+)
+
 
 def _column(name):
     def get(self):
-        if name in self._plain: return from_numpy(self._rows[name])
-        if name not in self._dtype.names: raise AttributeError(self._unknown(name))
+        if name in self._plain:
+            return from_numpy(self._rows[name])
+        if name not in self._dtype.names:
+            raise AttributeError(self._unknown(name))
         return self[name]
+
     return property(get)
 
-for name in _EVERY_STEP: setattr(Steps, name, _column(name))
+
+for name in _EVERY_STEP:
+    setattr(Steps, name, _column(name))
 
 # %% ../../nbs/steps/core.ipynb #5c4053fe
-@patch
-def __getitem__(self:Steps, i):
-    "A column by name; rows by number, slice, mask or array of numbers"
-    if isinstance(i, str):
-        if i not in self._dtype.names: raise KeyError(self._unknown(i))
-        if self._block is None: return column_of_rows(self._rows[i])
-        return column_of_bytes(self._block, *self._dtype.fields[i][:2])
-    i = i if isinstance(i, tuple) else (i,)
-    dots = any(x is Ellipsis for x in i)
-    if self._block is not None:
-        i = tuple(map(_torch_index, i))
-        return self._like(self._block[(*i, slice(None)) if dots else (*i, ..., slice(None))])   # bytes are no axis
-    i = tuple(x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in i)
-    rows = self._rows[i if dots else (*i, ...)]
-    return self._like(rows.copy() if any(s < 0 for s in rows.strides) else rows)   # torch has no negative strides
-
 def _torch_index(x):
     "What numpy takes for row numbers, for torch"
-    if isinstance(x, (np.ndarray,list,range)): x = torch.as_tensor(np.asarray(x, None if len(x) else np.int64))
+    if isinstance(x, (np.ndarray, list, range)):
+        x = torch.as_tensor(np.asarray(x, None if len(x) else np.int64))
     takes_for_mask = isinstance(x, torch.Tensor) and x.dtype == torch.uint8
     return x.long() if takes_for_mask else x
 
-@patch
-def _unknown(self:Steps, name):
-    near = did_you_mean(name, self._dtype.names, form=', {}')
-    return problem('Steps', f'no column {name!r}{near}', expected=f'one of {", ".join(self._dtype.names)}')
-
-# %% ../../nbs/steps/core.ipynb #057389c7
-@patch
-def _like(self:Steps, data):
-    "A block of the same columns, which knows the same replay"
-    new = Steps.__new__(Steps)
-    isrows = isinstance(data, np.ndarray)
-    new._rows,new._block = (data,None) if isrows else (None,data)
-    new._dtype,new._replay,new._plain = self._dtype,self._replay,self._plain if isrows and data.flags.writeable else ()
-    return new
-
-# %% ../../nbs/steps/core.ipynb #ec07887e
-@patch(as_prop=True)
-def done(self:Steps)->torch.Tensor: # bool
-    "Where the episode ended: terminated or truncated"
-    return self['terminated'] | self['truncated']
-
-# %% ../../nbs/steps/core.ipynb #71fdd4f3
-@patch
-def _bytes(self:Steps)->torch.Tensor: # [..., itemsize]
-    "The rows as a tensor of bytes, on the same memory where they are contiguous"
-    if self._block is not None: return self._block
-    rows = np.ascontiguousarray(self._rows)
-    return torch.from_numpy(rows.view(np.uint8).reshape(*self.shape, self._dtype.itemsize))
-
-@patch
-def _of_bytes(self:Steps, b:torch.Tensor)->Steps:
-    return self._like(b.numpy().view(self._dtype).reshape(self.shape) if b.device.type=='cpu' else b)
-
-# %% ../../nbs/steps/core.ipynb #589a260f
-@patch
-def to(self:Steps,
-    device, # a torch device or its name
-    non_blocking:bool=False, # don't wait for the copy (from pinned memory)
-)->Steps: # on that device; itself where it is there already
-    "The block on `device`, moved as one copy whatever the number of columns"
-    if self._block is None and torch.device(device).type == 'cpu': return self
-    return self._of_bytes(self._bytes().to(device, non_blocking=non_blocking))
-
-# %% ../../nbs/steps/core.ipynb #ff4e5ab2
-@patch
-def pin_memory(self:Steps, device=None)->Steps: # a copy in page-locked memory; itself where it lies on a device
-    "A copy of the block in page-locked memory, from which `to` can copy without waiting"
-    return self._of_bytes(self._bytes().pin_memory()) if self.device.type == 'cpu' else self
-
-@patch
-def is_pinned(self:Steps)->bool: # in page-locked memory?
-    "Does the block lie in page-locked memory?"
-    return self._bytes().is_pinned()
-
 # %% ../../nbs/steps/core.ipynb #5d1c0a72
 def steps_of_rows(
-    rows:np.ndarray, # structured
-    plain:frozenset, # the `plain_columns` of its dtype, all of which torch knows
-)->Steps:
+    rows: np.ndarray,  # structured
+    plain: frozenset,  # the `plain_columns` of its dtype, all of which torch knows
+) -> Steps:
     "A block as `Steps(rows)` makes one, without looking at what is known"
     new = Steps.__new__(Steps)
-    new._rows,new._block,new._dtype = rows,None,rows.dtype
-    new._replay,new._plain = None,plain
+    new._rows = rows
+    new._block = None
+    new._dtype = rows.dtype
+    new._replay = None
+    new._plain = plain
     return new
 
 # %% ../../nbs/steps/core.ipynb #8e84057b
 def steps_of_bytes(
-    block:torch.Tensor, # rows as bytes, [..., itemsize]
-    dtype:np.dtype, # of the rows
-)->Steps: # on the same memory
+    block: torch.Tensor,  # rows as bytes, [..., itemsize]
+    dtype: np.dtype,  # of the rows
+) -> Steps:  # on the same memory
     "A block of rows that are bytes, on any device"
     return Steps(np.empty(0, dtype))._like(block)
 
+
 def main_rows(
-    x, # a block, or anything else
-)->np.ndarray: # structured; None: it is no block, or lies on a device
+    x,  # a block, or anything else
+) -> np.ndarray:  # structured; None: it is no block, or lies on a device
     "The rows of a block in main memory"
     return x._rows if isinstance(x, Steps) else None
 
 # %% ../../nbs/steps/core.ipynb #8e84057c
 def joined(
-    blocks, # of the same columns, in one place
-    dtype:np.dtype=None, # of rows that begin with these columns, and have more; None: no more
-)->Steps: # in the same place; further columns are 0
+    blocks,  # of the same columns, in one place
+    dtype: np.dtype = None,  # of rows that begin with these columns, and have more; None: no more
+) -> Steps:  # in the same place; further columns are 0
     "Blocks one after the other"
-    first,dtype = blocks[0],dtype or blocks[0].dtype
+    first = blocks[0]
+    dtype = dtype or blocks[0].dtype
     parts = [_laid_out(b._bytes(), b.dtype, first.dtype) for b in blocks]
-    old,new = torch.cat(parts),parts[0].new_zeros((sum(map(len, parts)), *first.shape[1:], dtype.itemsize))
-    new[...,:old.shape[-1]] = old
-    return steps_of_bytes(new, dtype) if first._rows is None else Steps(new.numpy().view(dtype)[...,0])
+    old = torch.cat(parts)
+    new = parts[0].new_zeros((sum(map(len, parts)), *first.shape[1:], dtype.itemsize))
+    new[..., : old.shape[-1]] = old
+    return (
+        steps_of_bytes(new, dtype)
+        if first._rows is None
+        else Steps(new.numpy().view(dtype)[..., 0])
+    )
+
 
 def _laid_out(block, dtype, wanted):
     "Rows as bytes with their columns where another dtype has them"
-    if dtype == wanted: return block
-    at,there = np.zeros(wanted.itemsize, np.int64),{n: start for n,_,start in parts_of(dtype)}
-    for n,kind,start in parts_of(wanted): at[start:start + kind.itemsize] = there[n] + np.arange(kind.itemsize)
-    return block[...,torch.from_numpy(at).to(block.device)]
-
-# %% ../../nbs/steps/core.ipynb #db00ad64
-@patch
-def __iter__(self:Steps):
-    "One-row `Steps`, in order"
-    if not self.shape: raise ArgumentTypeError('Steps', 'a single step has no rows to iterate over')
-    return (self[i] for i in range(len(self)))
-
-@patch
-def copy(self:Steps)->Steps: # with rows that are shared with no other block
-    "The same rows in new memory, for a stage that wants to change them"
-    return self._like(self._rows.copy() if self._block is None else self._block.clone())
-
-@patch
-def asdict(self:Steps)->dict: # name → tensor
-    "All columns by name, on the same memory"
-    return {n: self[n] for n in self._dtype.names}
+    if dtype == wanted:
+        return block
+    at = np.zeros(wanted.itemsize, np.int64)
+    there = {n: start for n, _, start in parts_of(dtype)}
+    for n, kind, start in parts_of(wanted):
+        at[start : start + kind.itemsize] = there[n] + np.arange(kind.itemsize)
+    return block[..., torch.from_numpy(at).to(block.device)]
 
 # %% ../../nbs/steps/core.ipynb #0fc2ded7
-@patch
-def _joined(self:Steps, blocks): return self   # a subclass may have more to join than rows
-
-@patch(cls_method=True)
-def cat(cls:Steps,
-    blocks, # blocks with the same columns
-)->Steps: # their rows, in order, copied
-    "Join blocks along their first axis"
-    blocks = [b if b.shape else b[None] for b in blocks]
-    if not blocks: raise ArgumentError('Steps.cat', 'nothing to join', 'no blocks', 'at least one')
-    for b in blocks[1:]: _check_alike(b, blocks[0])
-    blocks = [b.to('cpu') if b.device.type == 'cpu' else b for b in blocks]
-    first = blocks[0]
-    if first._block is not None: joined = first._like(torch.cat([b._block for b in blocks]))
-    else:
-        joined,at = first._like(np.zeros((sum(map(len, blocks)), *first.shape[1:]), first.dtype)),0
-        for b in blocks: joined._rows[at:at+len(b)],at = b.rows,at+len(b)
-    if any(b._replay is not first._replay for b in blocks): joined._replay = None   # whose keys are whose?
-    return joined._joined(blocks)
-
 def _check_alike(a, b):
     "Raise where these can't be joined"
-    for what,x,y in ('columns',a.dtype,b.dtype), ('shapes',a.shape[1:],b.shape[1:]), ('devices',a.device,b.device):
-        if x == y: continue
+    for what, x, y in (
+        ('columns', a.dtype, b.dtype),
+        ('shapes', a.shape[1:], b.shape[1:]),
+        ('devices', a.device, b.device),
+    ):
+        if x == y:
+            continue
         differ = differing_columns(x, y).items() if what == 'columns' else ()
-        if differ: x,y = (', '.join(f'{n!r} {d[i]}' if d[i] else f'no {n!r}' for n,d in differ) for i in range(2))
+        if differ:
+            x, y = (
+                ', '.join(f'{n!r} {d[i]}' if d[i] else f'no {n!r}' for n, d in differ)
+                for i in range(2)
+            )
         raise BlockError('Steps.cat', f'different {what}', x, y)
 
 # %% ../../nbs/steps/core.ipynb #9c27f4b9
-def same_fields(a, b)->bool:
+def same_fields(a, b) -> bool:
     "Are two fields of rows equal by value, NaN equal to NaN?"
     names = a.dtype.names
-    if names or b.dtype.names: return names == b.dtype.names and all(same_fields(a[n], b[n]) for n in names)
+    if names or b.dtype.names:
+        return names == b.dtype.names and all(same_fields(a[n], b[n]) for n in names)
     return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc')
 
-@patch
-def __eq__(self:Steps, other):
-    "Equal by value: the same columns, the same shape, the same numbers"
-    if not isinstance(other, Steps): return NotImplemented
-    a,b = self.to('cpu').rows,other.to('cpu').rows
-    return a.dtype == b.dtype and a.shape == b.shape and same_fields(a, b)
 
-Steps.__hash__,Steps.__array_eq__ = None,Steps.__eq__   # the second is what fastcore's test_eq asks for
-
-# %% ../../nbs/steps/core.ipynb #94305b81
-@patch
-def update_priorities(self:Steps,
-    td, # what was learned of each row: TD errors, a tensor or an array
-):
-    "Return a TD error for each row to the replay that this batch was drawn from"
-    if self._replay is None or 'index' not in self._dtype.names:
-        raise ArgumentTypeError('Steps.update_priorities', 'these rows were not drawn from a replay in this process',
-            remedy='call it on a batch that a replay gave, or use replay.update_priorities(keys, td)')
-    self._replay.update_priorities(self['index'] if self._block is not None else self._rows['index'], td)
+# the second is what fastcore's test_eq asks for
+Steps.__hash__ = None
+Steps.__array_eq__ = Steps.__eq__
 
 # %% ../../nbs/steps/core.ipynb #ad7de12c
 def replay_of(
-    steps:Steps, # a batch
-): # a replay; None: these rows were drawn from none
+    steps: Steps,  # a batch
+):  # a replay; None: these rows were drawn from none
     "The replay that gets the TD errors of this block"
     return steps._replay
 
+
 def set_replay(
-    steps:Steps, # a batch
-    replay, # what has a method `update_priorities(keys, td)`; None: nothing
+    steps: Steps,  # a batch
+    replay,  # what has a method `update_priorities(keys, td)`; None: nothing
 ):
     "Send TD errors of this block to a replay"
     steps._replay = replay
 
-# %% ../../nbs/steps/core.ipynb #70bf0c19
-@patch
-def _packed(self:Steps):
-    block = self.to('cpu')._bytes().clone()
-    block[..., padding(self._dtype)] = 0
-    return dict(kind=type(self).__name__, dtype=dtype_spec(self._dtype), shape=list(self.shape), bytes=block.flatten())
-
-@patch(cls_method=True)
-def _unpacked(cls:Steps, state):
-    content,dtype,shape = state['bytes'].numpy().copy(),saved_dtype(state['dtype']),list(state['shape'])
-    if content.dtype != np.uint8 or content.shape != (math.prod(shape)*dtype.itemsize,):
-        raise ValueError(f'{content.shape} numbers for a shape of {shape}')
-    rows = np.ndarray(shape, dtype, content)
-    refuse_flags('Steps', rows)
-    return Steps(rows)
-
 # %% ../../nbs/steps/core.ipynb #a7fb2ced
-def pack(steps:Steps)->dict: # plain data and tensors
+def pack(steps: Steps) -> dict:  # plain data and tensors
     "A block, or one of a subclass, for a checkpoint"
     return steps._packed()
 
-def unpack(state:dict)->Steps: # in new memory
+
+def unpack(state: dict) -> Steps:  # in new memory
     "The block that was packed; a `StateError` where it is none"
-    kinds = {c.__name__: c for c in (Steps,*Steps.__subclasses__())}
-    try: return kinds[state['kind']]._unpacked(state)
-    except StateError: raise
-    except Exception as e: raise StateError('unpack', 'a damaged saved block', f'{type(e).__name__}: {e}') from e
+    kinds = {c.__name__: c for c in (Steps, *Steps.__subclasses__())}
+    try:
+        return kinds[state['kind']]._unpacked(state)
+    except StateError:
+        raise
+    except Exception as e:
+        raise StateError('unpack', 'a damaged saved block', f'{type(e).__name__}: {e}') from e
 
 # %% ../../nbs/steps/core.ipynb #ff700a8a
 def refuse_flags(
-    who:str, # whose rows they are
-    rows:np.ndarray, # structured, as they were saved
+    who: str,  # whose rows they are
+    rows: np.ndarray,  # structured, as they were saved
 ):
     "A `StateError` where a column of flags holds other bytes than 0 and 1"
-    for n,a in leaves(rows):
+    for n, a in leaves(rows):
         if a.dtype == bool and (a.view(np.uint8) > 1).any():
-            raise StateError(who, f'saved rows, column {n!r}', f'a byte {a.view(np.uint8).max()}', '0 or 1')
+            raise StateError(
+                who, f'saved rows, column {n!r}', f'a byte {a.view(np.uint8).max()}', '0 or 1'
+            )
 
 # %% ../../nbs/steps/core.ipynb #7744e2f5
 def _glimpse(a, width=60):
     "The first numbers of `a`, on one line"
     s = ' '.join(np.array2string(a, threshold=8, edgeitems=2, precision=3).split())
-    return s if len(s) <= width else s[:width-1] + '…'
-
-# %% ../../nbs/steps/core.ipynb #30f61cea
-@patch
-def __repr__(self:Steps):
-    head = f'Steps {list(self.shape)}, {self._dtype.itemsize} bytes a row'
-    if self._block is not None: return f'{head}, on {self.device}: ' + ', '.join(self._dtype.names)
-    parts = list(leaves(self._rows))
-    wide = max(len(n) for n,_ in parts)
-    return '\n'.join([head] + [f'  {n:<{wide}}  {str(a.dtype):<8} {_glimpse(a)}' for n,a in parts])
-
-# %% ../../nbs/steps/core.ipynb #055b131a
-@patch
-def _repr_html_(self:Steps):
-    if self._block is not None: return f'<pre>{self!r}</pre>'
-    flat,many = self._rows.reshape(-1)[:6],self._rows.size
-    names,columns = zip(*leaves(flat))
-    def row(tag, cells): return '<tr>' + ''.join(f'<{tag}>{c}</{tag}>' for c in cells) + '</tr>'
-    body = ''.join(row('td', [_glimpse(c[i], 40) for c in columns]) for i in range(len(flat)))
-    said = f'{list(self.shape)} rows of {self._dtype.itemsize} bytes' + (', the first 6' if many > 6 else '')
-    return f'<table>{row("th", names)}{body}</table><p>{said}</p>'
+    return s if len(s) <= width else s[: width - 1] + '…'

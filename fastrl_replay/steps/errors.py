@@ -13,106 +13,151 @@ import numpy as np
 
 # %% ../../nbs/steps/errors.ipynb #f03f43f1
 def problem(
-    who:str, # a stage or a class, by name
-    what:str, # what is wrong
-    got=None, # what came
-    expected=None, # what should have come
-    remedy:str=None, # what to do about it
-)->str: # the message
+    who: str,  # a stage or a class, by name
+    what: str,  # what is wrong
+    got=None,  # what came
+    expected=None,  # what should have come
+    remedy: str = None,  # what to do about it
+) -> str:  # the message
     "One message that says where, what came, what was expected and what to do"
     parts = [f'{who}: {what}']
-    if got is not None: parts.append(f'got {got}')
-    if expected is not None: parts.append(f'expected {expected}')
+    if got is not None:
+        parts.append(f'got {got}')
+    if expected is not None:
+        parts.append(f'expected {expected}')
     return '; '.join(parts) + (f'. Remedy: {remedy}' if remedy else '')
 
 # %% ../../nbs/steps/errors.ipynb #3d71ae00
 class Explained(Exception):
     "The base of this library's errors: takes the parts of a message, or a whole one"
+
     def __init__(self, who, what=None, got=None, expected=None, remedy=None):
         super().__init__(who if what is None else problem(who, what, got, expected, remedy))
-    def __str__(self): return str(self.args[0])   # KeyError would show the repr, with quotes
 
-class ArgumentError(Explained, ValueError): "An argument, or a setting, of a value that doesn't fit"
-class ArgumentTypeError(Explained, TypeError): "An argument, or an item of a stream, of a type that doesn't fit"
-class StateError(ArgumentError): "A saved state that doesn't fit what is to continue from it"
-class BlockError(Explained, ValueError): "A block of rows that a stage or a memory refuses; nothing has changed"
-class NotEnoughRows(Explained, ValueError): "A memory that can't fill the batch that was asked for"
-class ActionError(Explained, ValueError): "An action that doesn't fit the environments' action space"
-class EnvError(Explained, RuntimeError): "An environment that failed, with its number, episode and step"
-class StaleKey(Explained, KeyError): "A key whose row was overwritten, or was never given out"
-class NoRoom(Explained, MemoryError): "A memory that is larger than what the machine has"
+    def __str__(self):
+        return str(self.args[0])  # KeyError would show the repr, with quotes
+
+
+class ArgumentError(Explained, ValueError):
+    "An argument, or a setting, of a value that doesn't fit"
+
+
+class ArgumentTypeError(Explained, TypeError):
+    "An argument, or an item of a stream, of a type that doesn't fit"
+
+
+class StateError(ArgumentError):
+    "A saved state that doesn't fit what is to continue from it"
+
+
+class BlockError(Explained, ValueError):
+    "A block of rows that a stage or a memory refuses; nothing has changed"
+
+
+class NotEnoughRows(Explained, ValueError):
+    "A memory that can't fill the batch that was asked for"
+
+
+class ActionError(Explained, ValueError):
+    "An action that doesn't fit the environments' action space"
+
+
+class EnvError(Explained, RuntimeError):
+    "An environment that failed, with its number, episode and step"
+
+
+class StaleKey(Explained, KeyError):
+    "A key whose row was overwritten, or was never given out"
+
+
+class NoRoom(Explained, MemoryError):
+    "A memory that is larger than what the machine has"
 
 # %% ../../nbs/steps/errors.ipynb #3cc72944
 def whole(
-    who:str, # who asks
-    what:str, # the argument's name
-    x, # what was given
-    least:int=0, # the smallest that will do
-    most:int=None, # the largest; None: there is none
-    remedy:str=None, # what to do about a wrong one
-)->int: # as Python's own, which a checkpoint may hold
+    who: str,  # who asks
+    what: str,  # the argument's name
+    x,  # what was given
+    least: int = 0,  # the smallest that will do
+    most: int = None,  # the largest; None: there is none
+    remedy: str = None,  # what to do about a wrong one
+) -> int:  # as Python's own, which a checkpoint may hold
     "`x` as a whole number; an `ArgumentError` where it is none"
-    good = isinstance(x, (int,np.integer)) and not isinstance(x, (bool,np.bool_))
-    if good and least <= x and (most is None or x <= most): return int(x)
+    good = isinstance(x, (int, np.integer)) and not isinstance(x, (bool, np.bool_))
+    if good and least <= x and (most is None or x <= most):
+        return int(x)
     there = f'at least {least}' if most is None else f'{least} to {most}'
     raise ArgumentError(who, what, repr(x), f'a whole number, {there}', remedy)
 
 # %% ../../nbs/steps/errors.ipynb #9b2f2103
 def did_you_mean(
-    name, # the one that was given
-    names, # those that there are
-    least:float=.6, # how alike they must be, from 0 to 1
-    form:str=' ({})', # how it is appended to a message
-)->str: # '': none is near
+    name,  # the one that was given
+    names,  # those that there are
+    least: float = 0.6,  # how alike they must be, from 0 to 1
+    form: str = ' ({})',  # how it is appended to a message
+) -> str:  # '': none is near
     "The nearest of the names, as a question"
     near = difflib.get_close_matches(str(name), [str(n) for n in names], 1, least)
     return form.format(f'did you mean {near[0]!r}?') if near else ''
 
 # %% ../../nbs/steps/errors.ipynb #a4d0b20e
 def number(
-    who:str, # who asks
-    what:str, # the argument's name
-    x, # what was given
-    low:float=0., # the smallest that will do
-    high:float=None, # the largest; None: any that is finite
-    remedy:str=None, # what to do about a wrong one
-)->float: # as Python's own
+    who: str,  # who asks
+    what: str,  # the argument's name
+    x,  # what was given
+    low: float = 0.0,  # the smallest that will do
+    high: float = None,  # the largest; None: any that is finite
+    remedy: str = None,  # what to do about a wrong one
+) -> float:  # as Python's own
     "`x` as a number; an `ArgumentError` where it is none"
-    try: value = float(x) if hasattr(x, '__float__') and not isinstance(x, (str,bool,np.bool_)) else np.nan
-    except Exception: value = np.nan   # of several numbers, or one that is too large
-    if low <= value < np.inf and (high is None or value <= high): return value
+    try:
+        value = (
+            float(x)
+            if hasattr(x, '__float__') and not isinstance(x, (str, bool, np.bool_))
+            else np.nan
+        )
+    except Exception:
+        value = np.nan  # of several numbers, or one that is too large
+    if low <= value < np.inf and (high is None or value <= high):
+        return value
     there = f'{low:g} or more' if high is None else f'{low:g} to {high:g}'
     raise ArgumentError(who, what, repr(x), f'a number, {there}', remedy)
 
 # %% ../../nbs/steps/errors.ipynb #40626f38
 def choice(
-    who:str, # who asks
-    what:str, # the argument's name
-    x, # what was given
-    names, # those that will do
-)->str: # itself
+    who: str,  # who asks
+    what: str,  # the argument's name
+    x,  # what was given
+    names,  # those that will do
+) -> str:  # itself
     "`x` itself; an `ArgumentError` that names the nearest where it is none of `names`"
     names = tuple(names)
-    if x in names: return x
+    if x in names:
+        return x
     remedy = did_you_mean(x, names, form='{}')
     raise ArgumentError(who, what, repr(x), f'one of {", ".join(map(repr, names))}', remedy)
 
 # %% ../../nbs/steps/errors.ipynb #c7e4f0b8
-def not_installed(who:str, what:str, extra:str, kind:type=ImportError, got=None)->Exception:
+def not_installed(who: str, what: str, extra: str, kind: type = ImportError, got=None) -> Exception:
     "An error, to be raised, that says which extra of this library has what is missing"
     return kind(problem(who, what, got, remedy=f"pip install 'fastrl_replay[{extra}]'"))
 
 # %% ../../nbs/steps/errors.ipynb #96621e26
-def outside()->int:
+def outside() -> int:
     "How far up the first caller is that is not of this library"
-    frame,n = sys._getframe(1),1
-    while frame.f_back and 'fastrl_replay' in frame.f_globals.get('__name__', ''): frame,n = frame.f_back,n+1
+    frame = sys._getframe(1)
+    n = 1
+    while frame.f_back and 'fastrl_replay' in frame.f_globals.get('__name__', ''):
+        frame = frame.f_back
+        n = n + 1
     return n
 
 # %% ../../nbs/steps/errors.ipynb #95a43362
 def in_words(
-    e:BaseException, # any
-)->str:
+    e: BaseException,  # any
+) -> str:
     "The class of an error, and what it says"
-    try: return f'{type(e).__name__}: {e}'
-    except Exception as other: return f'{type(e).__name__}: its __str__ raised {type(other).__name__}'
+    try:
+        return f'{type(e).__name__}: {e}'
+    except Exception as other:
+        return f'{type(e).__name__}: its __str__ raised {type(other).__name__}'

@@ -11,29 +11,37 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # %% ../../nbs/steps/files.ipynb #5c07d855
-_CANT = errno.EACCES,errno.EPERM,errno.EINVAL,errno.ENOTSUP   # what systems say that can't do it for a directory
+# what systems say that can't do it for a directory
+_CANT = errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP
+
 
 def sync(
-    path, # of a file or a directory
+    path,  # of a file or a directory
 ):
     "Wait until it is on the device"
     try:
         file = os.open(path, os.O_RDONLY)
-        try: os.fsync(file)
-        finally: os.close(file)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
     except OSError as e:
-        if e.errno not in _CANT or not os.path.isdir(path): raise
+        if e.errno not in _CANT or not os.path.isdir(path):
+            raise
 
 # %% ../../nbs/steps/files.ipynb #81847386
 @contextmanager
 def whole_file(
-    path, # of the file
+    path,  # of the file
 ):
     "A new file to write into; it takes the place of an older one, as a whole, when this ends without an error"
     path = Path(path)
     new = path.with_name(f'.{path.name}.{os.getpid()}.{threading.get_ident()}')
-    try: file = open(new, 'wb')
-    except OSError as e: raise OSError(e.errno, e.strerror, str(path)) from None   # names the file that was asked for
+    try:
+        file = open(new, 'wb')
+    except OSError as e:
+        # names the file that was asked for
+        raise OSError(e.errno, e.strerror, str(path)) from None
     try:
         with file:
             yield file
@@ -41,58 +49,79 @@ def whole_file(
             os.fsync(file.fileno())
         os.replace(new, path)
         sync(path.parent)
-    finally: new.unlink(missing_ok=True)
+    finally:
+        new.unlink(missing_ok=True)
+
 
 def write_whole(
-    path, # of the file
-    *data, # bytes, texts or arrays, one after the other
+    path,  # of the file
+    *data,  # bytes, texts or arrays, one after the other
 ):
     "Write a file so that it is never seen in part, and flush it to the disk"
     with whole_file(path) as file:
-        for part in data: file.write(part.encode() if isinstance(part, str) else part)
+        for part in data:
+            file.write(part.encode() if isinstance(part, str) else part)
 
 # %% ../../nbs/steps/files.ipynb #b2bbe71d
 def _is_gone(process):
     "Is it certain that no other process of this number is alive?"
-    if process == os.getpid(): return True
-    if os.name != 'posix': return False   # there, os.kill would end it
-    try: os.kill(process, 0)
-    except (ProcessLookupError,OverflowError): return True
-    except OSError: return False
+    if process == os.getpid():
+        return True
+    if os.name != 'posix':
+        return False  # there, os.kill would end it
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        return False
     return False
 
 # %% ../../nbs/steps/files.ipynb #599efb47
 def left_over(
-    folder, # where files are written whole
-    names, # of these files
-)->list: # of paths
+    folder,  # where files are written whole
+    names,  # of these files
+) -> list:  # of paths
     "Unfinished files that a killed process has left"
-    found = ((p, re.fullmatch(r'\.(.+?)\.([1-9][0-9]*)(?:\.[0-9]+)?', p.name)) for p in Path(folder).iterdir())
-    return [p for p,m in found if m and m[1] in names and _is_gone(int(m[2]))]
+    found = (
+        (p, re.fullmatch(r'\.(.+?)\.([1-9][0-9]*)(?:\.[0-9]+)?', p.name))
+        for p in Path(folder).iterdir()
+    )
+    return [p for p, m in found if m and m[1] in names and _is_gone(int(m[2]))]
 
 # %% ../../nbs/steps/files.ipynb #23ef1a07
 def lock_file(
-    file, # that is open, or a directory
-    path=None, # how a warning calls it where there are no locks; None: no warning
-    shared:bool=False, # a lock that several may have at a time
-)->bool: # False: another one has locked it; None: there are no locks here
+    file,  # that is open, or a directory
+    path=None,  # how a warning calls it where there are no locks; None: no warning
+    shared: bool = False,  # a lock that several may have at a time
+) -> bool:  # False: another one has locked it; None: there are no locks here
     "Lock a file until it is closed"
     try:
         import fcntl
+
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except ImportError: return None   # on Windows
-    except BlockingIOError: return False
+    except ImportError:
+        return None  # on Windows
+    except BlockingIOError:
+        return False
     except OSError as e:
-        if path: warnings.warn(f"{path} can't be locked ({e.strerror}): see that no other process writes there")
+        if path:
+            warnings.warn(
+                f"{path} can't be locked ({e.strerror}): see that no other process writes there"
+            )
         return None
     return True
 
 # %% ../../nbs/steps/files.ipynb #f0c70012
 def is_locked(
-    path, # of a file or a directory
-)->bool: # None: not known, as there are no locks here, or no such file
+    path,  # of a file or a directory
+) -> bool:  # None: not known, as there are no locks here, or no such file
     "Has a process locked it?"
-    try: file = os.open(path, os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0))
-    except OSError: return None
-    try: return {True: False, False: True, None: None}[lock_file(file, shared=True)]
-    finally: os.close(file)
+    try:
+        file = os.open(path, os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0))
+    except OSError:
+        return None
+    try:
+        return {True: False, False: True, None: None}[lock_file(file, shared=True)]
+    finally:
+        os.close(file)

@@ -11,37 +11,54 @@ from threading import Condition, RLock, local
 from weakref import WeakKeyDictionary
 
 # %% ../../nbs/steps/locks.ipynb #84deddeb
-_owners,_fork = WeakKeyDictionary(),local()   # who has a lock, and as which attribute; what this thread's fork took
+# who has a lock, and as which attribute; what this thread's fork took
+_owners = WeakKeyDictionary()
+_fork = local()
+
 
 def renew_in_child(
-    owner, # has an `RLock`
-    name:str, # of the attribute
+    owner,  # has an `RLock`
+    name: str,  # of the attribute
 ):
     "In a process that is forked, this is another lock"
     _owners[owner] = name
 
-def _is_mine(lock)->bool: # of an RLock
+
+def _is_mine(lock) -> bool:  # of an RLock
     "Does this thread hold it?"
-    try: Condition(lock).notify()   # it checks who holds the lock, and wakes none
-    except RuntimeError: return False
+    try:
+        Condition(lock).notify()  # it checks who holds the lock, and wakes none
+    except RuntimeError:
+        return False
     return True
 
 # %% ../../nbs/steps/locks.ipynb #49cf02a9
 def _plain_locks():
     "All of them, but those that are another one's inner lock"
     kind = type(RLock())
-    return [(o,name,getattr(o, name)) for o,name in list(_owners.items()) if isinstance(getattr(o, name, None), kind)]
+    return [
+        (o, name, getattr(o, name))
+        for o, name in list(_owners.items())
+        if isinstance(getattr(o, name, None), kind)
+    ]
+
 
 def _before_fork():
-    _fork.taken = [l for _,_,l in _plain_locks() if not _is_mine(l)]
-    for l in _fork.taken: l.acquire(timeout=1)
+    _fork.taken = [l for _, _, l in _plain_locks() if not _is_mine(l)]
+    for l in _fork.taken:
+        l.acquire(timeout=1)
+
 
 def _in_parent():
     for l in vars(_fork).pop('taken', ()):
-        if _is_mine(l): l.release()
+        if _is_mine(l):
+            l.release()
+
 
 def _in_child():
-    for o,name,_ in _plain_locks(): setattr(o, name, RLock())
+    for o, name, _ in _plain_locks():
+        setattr(o, name, RLock())
+
 
 if hasattr(os, 'register_at_fork'):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
@@ -49,40 +66,53 @@ if hasattr(os, 'register_at_fork'):
 # %% ../../nbs/steps/locks.ipynb #33732cf1
 class DrawOrderLock:
     "The lock of a replay that a thread draws from: who enters waits for the draws that were begun"
-    def __init__(self,
-        lock=None, # an `RLock`; None: a new one
+
+    def __init__(
+        self,
+        lock=None,  # an `RLock`; None: a new one
     ):
-        self.last = None   # the draw that was begun last
+        self.last = None  # the draw that was begun last
         self.lock = RLock() if lock is None else lock
         renew_in_child(self, 'lock')
 
-    def is_mine(self)->bool:
+    def is_mine(self) -> bool:
         "Does this thread hold it?"
         return _is_mine(self.lock)
 
     def wait(self):
         "Until the draws are done that were begun before now"
         last = self.last
-        if last is not None: last.exception()   # this waits and doesn't raise
-        if self.last is last: self.last = None
+        if last is not None:
+            last.exception()  # this waits and doesn't raise
+        if self.last is last:
+            self.last = None
 
     @property
-    def __enter__(self):   # `with` asks for both methods, and calls this one last
-        if self.last is not None and not self.is_mine(): self.wait()
+    def __enter__(self):  # `with` asks for both methods, and calls this one last
+        if self.last is not None and not self.is_mine():
+            self.wait()
         return self.lock.__enter__
 
     @property
-    def __exit__(self): return self.lock.__exit__
+    def __exit__(self):
+        return self.lock.__exit__
 
 # %% ../../nbs/steps/locks.ipynb #ae492927
-def _draw_locks(): return [o for o in list(_owners) if isinstance(o, DrawOrderLock)]
+def _draw_locks():
+    return [o for o in list(_owners) if isinstance(o, DrawOrderLock)]
+
 
 def _wait_for_draws():
     for l in _draw_locks():
-        if not l.is_mine(): l.wait()
+        if not l.is_mine():
+            l.wait()
+
 
 def _no_draws():
-    for l in _draw_locks(): l.last = None
+    for l in _draw_locks():
+        l.last = None
+
 
 # before a fork, the function that was registered last is called first: draws are waited for, then locks are taken
-if hasattr(os, 'register_at_fork'): os.register_at_fork(before=_wait_for_draws, after_in_child=_no_draws)
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(before=_wait_for_draws, after_in_child=_no_draws)

@@ -12,63 +12,84 @@ import torch
 from .errors import ArgumentError, ArgumentTypeError
 
 # %% ../../nbs/steps/machine.ipynb #c40a6382
-def machine_memory()->int: # 0: not known
+def machine_memory() -> int:  # 0: not known
     "Bytes of main memory that this process may have"
-    if not hasattr(os, 'sysconf'): return 0
-    installed = os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')
+    if not hasattr(os, 'sysconf'):
+        return 0
+    installed = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     return min([installed, *group_limits()])
 
+
 def group_limits(
-    root='/', # where `proc` and `sys` are
-)->list: # bytes
+    root='/',  # where `proc` and `sys` are
+) -> list:  # bytes
     "What the control groups of this process allow, and those around them"
     return [int(t) for t in map(_text_of, group_files(root)) if t.isdigit()]
 
 # %% ../../nbs/steps/machine.ipynb #852e2ab7
 def group_files(
-    root='/', # where `proc` and `sys` are
-)->list: # paths, the innermost group's first; not all are there
+    root='/',  # where `proc` and `sys` are
+) -> list:  # paths, the innermost group's first; not all are there
     "Where the limits of these groups stand"
     found = []
-    for line in _text_of(Path(root)/'proc/self/cgroup').splitlines():
-        _,kinds,path = line.split(':', 2)
-        if kinds and 'memory' not in kinds.split(','): continue
-        mount,name = ('memory','memory.limit_in_bytes') if kinds else ('','memory.max')
-        group = Path(path.strip('/'))   # a container may see the root of them only
-        found += [Path(root)/'sys/fs/cgroup'/mount/p/name for p in (group, *group.parents)]
+    for line in _text_of(Path(root) / 'proc/self/cgroup').splitlines():
+        _, kinds, path = line.split(':', 2)
+        if kinds and 'memory' not in kinds.split(','):
+            continue
+        mount, name = ('memory', 'memory.limit_in_bytes') if kinds else ('', 'memory.max')
+        group = Path(path.strip('/'))  # a container may see the root of them only
+        found += [Path(root) / 'sys/fs/cgroup' / mount / p / name for p in (group, *group.parents)]
     return found
 
 # %% ../../nbs/steps/machine.ipynb #84dc967d
-def size_text(n)->str:
+def size_text(n) -> str:
     "A number of bytes for a person"
-    unit,name = next((u for u in ((2**30,'GiB'),(2**20,'MiB'),(2**10,'KiB')) if n >= u[0]), (1,'bytes'))
-    return f'{n/unit:,.{1 if 1 < unit and n < 10*unit else 0}f} {name}'
+    unit, name = next(
+        (u for u in ((2**30, 'GiB'), (2**20, 'MiB'), (2**10, 'KiB')) if n >= u[0]), (1, 'bytes')
+    )
+    return f'{n / unit:,.{1 if 1 < unit and n < 10 * unit else 0}f} {name}'
+
 
 def _text_of(path):
-    try: return Path(path).read_text().strip()
-    except OSError: return ''   # no such limit here
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ''  # no such limit here
 
 # %% ../../nbs/steps/machine.ipynb #1787c109
 def device_of(
-    who:str, # who asks
-    device, # name of a device, a `torch.device`, or 'auto': the GPU if there is one; None: none
-)->str: # the name; None: none
+    who: str,  # who asks
+    device,  # name of a device, a `torch.device`, or 'auto': the GPU if there is one; None: none
+) -> str:  # the name; None: none
     "A device that torch has here; an `ArgumentError` where it has not"
-    if device is None: return None
-    if not isinstance(device, (str,torch.device)):
-        raise ArgumentTypeError(who, 'device', repr(device)[:60], "the name of a device, such as 'cuda'")
-    if device == 'auto': return 'cuda' if torch.cuda.is_available() else None
-    try: torch.ones(1, device=device).item()   # `meta` has no values, others are not built in or not plugged in
-    except Exception as e: raise ArgumentError(who, 'device', repr(str(device)),
-        f'a device that torch has here ({" ".join(str(e).split())[:100]})', "'cpu', or 'auto' for a GPU if there is one"
+    if device is None:
+        return None
+    if not isinstance(device, (str, torch.device)):
+        raise ArgumentTypeError(
+            who, 'device', repr(device)[:60], "the name of a device, such as 'cuda'"
+        )
+    if device == 'auto':
+        return 'cuda' if torch.cuda.is_available() else None
+    # `meta` has no values, others are not built in or not plugged in
+    try:
+        torch.ones(1, device=device).item()
+    except Exception as e:
+        raise ArgumentError(
+            who,
+            'device',
+            repr(str(device)),
+            f'a device that torch has here ({" ".join(str(e).split())[:100]})',
+            "'cpu', or 'auto' for a GPU if there is one",
         ) from None
     return str(device)
 
 # %% ../../nbs/steps/machine.ipynb #acd4e9d7
 def free_memory(
-    device:str=None, # name of the device that holds them; None: main memory
-)->int: # 0: not known
+    device: str = None,  # name of the device that holds them; None: main memory
+) -> int:  # 0: not known
     "Bytes that a memory may have there"
-    if device is None or not device.startswith('cuda'): return machine_memory()
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)   # torch keeps it for later
+    if device is None or not device.startswith('cuda'):
+        return machine_memory()
+    # torch keeps it for later
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused

@@ -12,105 +12,135 @@ from .errors import ArgumentTypeError
 
 # %% ../../nbs/steps/nested.ipynb #6d0be55c
 def map_leaves(
-    f, # a function of as many leaves as there are values
-    *xs, # values that are nested alike
+    f,  # a function of as many leaves as there are values
+    *xs,  # values that are nested alike
 ):
     "Apply to the leaves of nested tuples and dicts"
     x = xs[0]
-    if isinstance(x, dict): return {k: map_leaves(f, *(y[k] for y in xs)) for k in x}
-    if not isinstance(x, (tuple,list)): return f(*xs)
+    if isinstance(x, dict):
+        return {k: map_leaves(f, *(y[k] for y in xs)) for k in x}
+    if not isinstance(x, (tuple, list)):
+        return f(*xs)
     parts = [map_leaves(f, *ys) for ys in zip(*xs)]
     return type(x)(*parts) if hasattr(x, '_fields') else tuple(parts)
 
 # %% ../../nbs/steps/nested.ipynb #838a018a
 def fields_of(
-    x, # a value, or a space
-)->dict: # name of the field → part; None: it has no parts
+    x,  # a value, or a space
+) -> dict:  # name of the field → part; None: it has no parts
     "The parts of a dict or a tuple, by the names of their fields"
-    if isinstance(x, (spaces.Dict,spaces.Tuple)): x = x.spaces
-    if isinstance(x, dict): return x
-    return {f'[{i}]': v for i,v in enumerate(x)} if isinstance(x, tuple) else None
+    if isinstance(x, (spaces.Dict, spaces.Tuple)):
+        x = x.spaces
+    if isinstance(x, dict):
+        return x
+    return {f'[{i}]': v for i, v in enumerate(x)} if isinstance(x, tuple) else None
+
 
 def nest(
-    names, # of the fields that a value has
-    part, # a function of such a name
-): # a dict, or a tuple
+    names,  # of the fields that a value has
+    part,  # a function of such a name
+):  # a dict, or a tuple
     "What a nested field holds: the way back from `fields_of`"
     return tuple(map(part, names)) if names[0] == '[0]' else {n: part(n) for n in names}
 
 # %% ../../nbs/steps/nested.ipynb #f6401157
-def dotted(name, k)->str: return f'{name}.{k}' if name and k[:1] != '[' else name + k   # what an error calls a field
+def dotted(name, k) -> str:
+    return f'{name}.{k}' if name and k[:1] != '[' else name + k  # what an error calls a field
+
 
 def named_leaves(
-    x, # a value, or a space
-    name:str='', # how to call it
-): # yields pairs: dotted name, leaf
+    x,  # a value, or a space
+    name: str = '',  # how to call it
+):  # yields pairs: dotted name, leaf
     "The leaves of a nested value"
     parts = fields_of(x)
-    if parts is None: yield name,x; return
-    for k,v in parts.items(): yield from named_leaves(v, dotted(name, k))
+    if parts is None:
+        yield name, x
+        return
+    for k, v in parts.items():
+        yield from named_leaves(v, dotted(name, k))
 
 # %% ../../nbs/steps/nested.ipynb #fa94d6a2
 def pick(
-    values, # nested arrays
-    i, # an index or a slice
+    values,  # nested arrays
+    i,  # an index or a slice
 ):
     "Part of nested arrays"
     return map_leaves(lambda v: v[i], values)
 
 # %% ../../nbs/steps/nested.ipynb #e1a3e29a
 def nested_dtype(
-    x, # a value, or a space
-    leaf, # (part, name) → its dtype; None: it has parts
-    name:str='', # how to call it
-    at=dotted, # (name, field) → how to call a part
-)->np.dtype:
+    x,  # a value, or a space
+    leaf,  # (part, name) → its dtype; None: it has parts
+    name: str = '',  # how to call it
+    at=dotted,  # (name, field) → how to call a part
+) -> np.dtype:
     "The dtype of a field for values that are nested like this one"
     dtype = leaf(x, name)
-    if dtype is not None: return dtype
-    return np.dtype([(k, nested_dtype(v, leaf, at(name, k), at)) for k,v in fields_of(x).items()], align=True)
+    if dtype is not None:
+        return dtype
+    return np.dtype(
+        [(k, nested_dtype(v, leaf, at(name, k), at)) for k, v in fields_of(x).items()], align=True
+    )
 
 # %% ../../nbs/steps/nested.ipynb #9c5bcf8b
 def _of_space(space, where):
     kind = type(space).__name__
-    if isinstance(space, (spaces.Box,spaces.Discrete,spaces.MultiDiscrete,spaces.MultiBinary)):
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         return np.dtype((space.dtype, space.shape))
     parts = fields_of(space)
-    if parts is None: raise ArgumentTypeError(where, f'a {kind} space has no fixed size', space,
-        'Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them', 'wrap the environment so that it '
-        'gives a Box (gymnasium.wrappers.FlattenObservation or TransformObservation)')
-    taken = '[0]' if isinstance(space, spaces.Dict) else ''   # as the first part of a Tuple is called
-    if not parts or any(not isinstance(k,str) or k in ('', taken) for k in parts): raise ArgumentTypeError(where,
-        f'a {kind} needs at least one part, and names that are strings, neither empty nor [0]', space)
+    if parts is None:
+        raise ArgumentTypeError(
+            where,
+            f'a {kind} space has no fixed size',
+            space,
+            'Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them',
+            'wrap the environment so that it '
+            'gives a Box (gymnasium.wrappers.FlattenObservation or TransformObservation)',
+        )
+    # as the first part of a Tuple is called
+    taken = '[0]' if isinstance(space, spaces.Dict) else ''
+    if not parts or any(not isinstance(k, str) or k in ('', taken) for k in parts):
+        raise ArgumentTypeError(
+            where,
+            f'a {kind} needs at least one part, and names that are strings, neither empty nor [0]',
+            space,
+        )
 
 # %% ../../nbs/steps/nested.ipynb #371d11c0
 def space_dtype(
-    space:spaces.Space, # an observation or action space
-    where:str='space', # how to call it in an error
-)->np.dtype: # the dtype of one observation or action
+    space: spaces.Space,  # an observation or action space
+    where: str = 'space',  # how to call it in an error
+) -> np.dtype:  # the dtype of one observation or action
     "The numpy dtype of one element of `space`; `Dict` and `Tuple` become nested fields"
     return nested_dtype(space, _of_space, where, lambda name, k: f'{name}[{k!r}]')
 
 # %% ../../nbs/steps/nested.ipynb #717702df
 def put(
-    field:np.ndarray, # of rows
-    value, # an observation or action, or a batch of them, nested as the field is
-    write=None, # (plain field, its part of the value); None: assigns
+    field: np.ndarray,  # of rows
+    value,  # an observation or action, or a batch of them, nested as the field is
+    write=None,  # (plain field, its part of the value); None: assigns
 ):
     "Write a nested value into a field of rows"
     names = field.dtype.names
     if names is None:
-        if write is None: field[...] = value
-        else: write(field, value)
+        if write is None:
+            field[...] = value
+        else:
+            write(field, value)
     else:
-        for n,v in zip(names, map(value.get, names) if isinstance(value, dict) else value): put(field[n], v, write)
+        for n, v in zip(names, map(value.get, names) if isinstance(value, dict) else value):
+            put(field[n], v, write)
 
 # %% ../../nbs/steps/nested.ipynb #e567444f
 def tupler(
-    space:spaces.Space, # of the values
-): # a function, or None where nothing has to be done
+    space: spaces.Space,  # of the values
+):  # a function, or None where nothing has to be done
     "A function that makes tuples of nested values, which is how numpy wants to be given a row"
-    if isinstance(space, spaces.Dict): parts = [(k, tupler(s)) for k,s in space.spaces.items()]
-    elif isinstance(space, spaces.Tuple): parts = [(i, tupler(s)) for i,s in enumerate(space.spaces)]
-    else: return None
-    return lambda x: tuple(x[k] if f is None else f(x[k]) for k,f in parts)
+    if isinstance(space, spaces.Dict):
+        parts = [(k, tupler(s)) for k, s in space.spaces.items()]
+    elif isinstance(space, spaces.Tuple):
+        parts = [(i, tupler(s)) for i, s in enumerate(space.spaces)]
+    else:
+        return None
+    return lambda x: tuple(x[k] if f is None else f(x[k]) for k, f in parts)

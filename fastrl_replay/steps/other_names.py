@@ -11,35 +11,59 @@ from functools import lru_cache
 from .errors import ArgumentTypeError, problem
 
 # %% ../../nbs/steps/other_names.ipynb #07e11a06
-ARGUMENTS = dict(   # ours: theirs
-    bs='batch_size minibatch_size sample_batch_size train_batch_size', max_sz='buffer_size capacity size maxlen '
-    'max_size replay_capacity max_length memory_size', warmup='learning_starts min_size min_replay_size min_length',
-    ratio='train_freq gradient_steps update_to_data utd replay_ratio', replacement='replace', store='storage',
-    return_idxs='return_indices', alpha='priority_exponent prioritized_replay_alpha', beta='prioritized_replay_beta',
-    eps='epsilon priority_eps prioritized_replay_eps', length='seq_len sequence_length trace_length unroll_length',
-    n='n_steps n_step nsteps multi_step update_horizon', gamma='discount discount_factor', lr='learning_rate step_size',
-    target_every='target_update_interval target_network_frequency target_update_freq', tau='polyak',
-    max_norm='max_grad_norm grad_clip', double='double_q double_dqn is_double', smoothing='target_policy_noise',
-    actor_every='policy_delay policy_frequency', temperature='ent_coef alpha',
-    share='her_ratio future_p n_sampled_goal', strategy='goal_selection_strategy',
-    num_workers='n_workers num_actors num_env_runners', model='network q_network',
-    ahead='prefetch_factor queue_size', limit='count')
+ARGUMENTS = dict(  # ours: theirs
+    bs='batch_size minibatch_size sample_batch_size train_batch_size',
+    max_sz='buffer_size capacity size maxlen max_size replay_capacity max_length memory_size',
+    warmup='learning_starts min_size min_replay_size min_length',
+    ratio='train_freq gradient_steps update_to_data utd replay_ratio',
+    replacement='replace',
+    store='storage',
+    return_idxs='return_indices',
+    alpha='priority_exponent prioritized_replay_alpha',
+    beta='prioritized_replay_beta',
+    eps='epsilon priority_eps prioritized_replay_eps',
+    length='seq_len sequence_length trace_length unroll_length',
+    n='n_steps n_step nsteps multi_step update_horizon',
+    gamma='discount discount_factor',
+    lr='learning_rate step_size',
+    target_every='target_update_interval target_network_frequency target_update_freq',
+    tau='polyak',
+    max_norm='max_grad_norm grad_clip',
+    double='double_q double_dqn is_double',
+    smoothing='target_policy_noise',
+    actor_every='policy_delay policy_frequency',
+    temperature='ent_coef alpha',
+    share='her_ratio future_p n_sampled_goal',
+    strategy='goal_selection_strategy',
+    num_workers='n_workers num_actors num_env_runners',
+    model='network q_network',
+    ahead='prefetch_factor queue_size',
+    limit='count',
+)
 
 # %% ../../nbs/steps/other_names.ipynb #07e11a07
-STAGES = dict(   # ours: theirs
-    experience_replay='replay_buffer replay uniform_replay', prioritized_replay='per prioritized_experience_replay '
-    'prioritized_replay_buffer', sequence_replay='episode_replay recurrent_replay', hindsight_replay='her hindsight',
-    n_step='nstep multi_step n_steps', gym_step='env step stepper', chunk_sequences='unroll', header='limit take head',
-    q_learn='q_learning', dqn='double_dqn')
+STAGES = dict(  # ours: theirs
+    experience_replay='replay_buffer replay uniform_replay',
+    prioritized_replay='per prioritized_experience_replay prioritized_replay_buffer',
+    sequence_replay='episode_replay recurrent_replay',
+    hindsight_replay='her hindsight',
+    n_step='nstep multi_step n_steps',
+    gym_step='env step stepper',
+    chunk_sequences='unroll',
+    header='limit take head',
+    q_learn='q_learning',
+    dqn='double_dqn',
+)
 
-METHODS = dict(add_step='push append store_transition add_transition add_experience')   # of replays
+# of replays
+METHODS = dict(add_step='push append store_transition add_transition add_experience')
 
 # %% ../../nbs/steps/other_names.ipynb #07e11a08
 def ours(
-    name:str, # what was typed
-    names, # that there are
-    table:dict, # ours: theirs
-)->str: # None: none is meant
+    name: str,  # what was typed
+    names,  # that there are
+    table: dict,  # ours: theirs
+) -> str:  # None: none is meant
     "The name of ours that is meant"
     names = [*names]
     known = [n for n in names if name.lower() in table.get(n, '').split()]
@@ -47,36 +71,51 @@ def ours(
 
 # %% ../../nbs/steps/other_names.ipynb #07e11a11
 @lru_cache
-def _names_of(cls): # None: it takes any
-    first,*takes = inspect.signature(cls.__init__).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in takes): return None
+def _names_of(cls):  # None: it takes any
+    first, *takes = inspect.signature(cls.__init__).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in takes):
+        return None
     return tuple(p.name for p in takes if p.kind is not p.VAR_POSITIONAL)
 
+
 def check_names(
-    cls, # that is to be made
-    given, # names of arguments
+    cls,  # that is to be made
+    given,  # names of arguments
 ):
     "Raise where a class takes no argument of one of these names, and say which is meant"
     names = _names_of(cls) if given else None
     wrong = [n for n in given if n not in names] if names is not None else ()
-    if not wrong: return
+    if not wrong:
+        return
     meant = ours(wrong[0], names, ARGUMENTS)
-    raise ArgumentTypeError(cls.__name__, f'unexpected keyword argument {wrong[0]!r}{_meant(meant)}',
-        expected=f'one of {", ".join(names)}')
+    raise ArgumentTypeError(
+        cls.__name__,
+        f'unexpected keyword argument {wrong[0]!r}{_meant(meant)}',
+        expected=f'one of {", ".join(names)}',
+    )
 
-def _meant(name): return f' (did you mean {name!r}?)' if name else ''
+
+def _meant(name):
+    return f' (did you mean {name!r}?)' if name else ''
 
 # %% ../../nbs/steps/other_names.ipynb #07e11a14
 class NoAttribute(AttributeError):
     "What was asked for is not there; the message knows what may be meant"
-    def __init__(self,
+
+    def __init__(
+        self,
         who,
         name,
-        names, # a function: the names that there are
+        names,  # a function: the names that there are
     ):
         super().__init__(who, name)
-        self.who,self.asked,self.names = who,name,names
+        self.who = who
+        self.asked = name
+        self.names = names
+
     def __str__(self):
         meant = ours(self.asked, self.names(), STAGES | METHODS)
         return problem(self.who, f'no attribute {self.asked!r}{_meant(meant)}')
-    def __reduce__(self): return AttributeError, (str(self),)   # a worker sends what can be pickled
+
+    def __reduce__(self):
+        return AttributeError, (str(self),)  # a worker sends what can be pickled

@@ -11,32 +11,44 @@ from collections import deque
 import numpy as np
 
 # %% ../../nbs/steps/recycled.ipynb #7ec1c1e6
-def _oldest(kept): # and how many hold it
-    array = kept.popleft()   # no other thread finds it while it is looked at
-    return array,sys.getrefcount(array)
+def _oldest(kept):  # and how many hold it
+    array = kept.popleft()  # no other thread finds it while it is looked at
+    return array, sys.getrefcount(array)
+
 
 _FREE = _oldest(deque([np.empty(0)]))[1]
 
 # %% ../../nbs/steps/recycled.ipynb #7ec1c1e9
-LEAST,MOST,_MANY = 2**16,2**27,16   # bytes of an array that is kept; of all of them; how many
-_kept = deque()                     # arrays that were given out; those that came last are on the right
-_counts = getattr(sys, '_is_gil_enabled', lambda: True)()   # without the lock, counts are none
+# bytes of an array that is kept; of all of them; how many
+LEAST = 2**16
+MOST = 2**27
+_MANY = 16
+# arrays that were given out; those that came last are on the right
+_kept = deque()
+# without the lock, counts are none
+_counts = getattr(sys, '_is_gil_enabled', lambda: True)()
+
 
 def batch_bytes(
-    n:int, # how many bytes
-)->np.ndarray: # uint8
+    n: int,  # how many bytes
+) -> np.ndarray:  # uint8
     "Memory for a batch: that of an earlier one which is in use no more, or new"
-    if n < LEAST or n > MOST or not _counts: return np.empty(n, np.uint8)
+    if n < LEAST or n > MOST or not _counts:
+        return np.empty(n, np.uint8)
     for _ in range(len(_kept)):
-        try: array,holders = _oldest(_kept)
-        except IndexError: break   # another thread looks, too
+        try:
+            array, holders = _oldest(_kept)
+        except IndexError:
+            break  # another thread looks, too
         _kept.append(array)
-        if holders == _FREE and len(array) == n: return array
+        if holders == _FREE and len(array) == n:
+            return array
     return _new(n)
 
 # %% ../../nbs/steps/recycled.ipynb #7ec1c1ea
 def _new(n):
     array = np.empty(n, np.uint8)
     _kept.append(array)
-    while len(_kept) > _MANY or sum(map(len, list(_kept))) > MOST: _kept.popleft()
+    while len(_kept) > _MANY or sum(map(len, list(_kept))) > MOST:
+        _kept.popleft()
     return array

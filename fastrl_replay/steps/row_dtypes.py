@@ -13,150 +13,244 @@ from .errors import ArgumentError, ArgumentTypeError, BlockError, StateError
 from .nested import space_dtype
 
 # %% ../../nbs/steps/row_dtypes.ipynb #142da266
-_TAKEN = {'rows','dtype','shape','device','done','to','copy','cat','asdict','pin_memory','is_pinned',
-    'update_priorities','columns','from_columns','to_tensordict','from_tensordict'}   # by Steps itself
+_TAKEN = {
+    'rows',
+    'dtype',
+    'shape',
+    'device',
+    'done',
+    'to',
+    'copy',
+    'cat',
+    'asdict',
+    'pin_memory',
+    'is_pinned',
+    'update_priorities',
+    'columns',
+    'from_columns',
+    'to_tensordict',
+    'from_tensordict',
+}  # by Steps itself
+
 
 def leaves(
-    a:np.ndarray, # a structured array
-    name:str='', # what stands before the names
+    a: np.ndarray,  # a structured array
+    name: str = '',  # what stands before the names
 ):
     "The plain fields of `a` with their dotted names"
-    if a.dtype.names is None: yield name, a
+    if a.dtype.names is None:
+        yield name, a
     else:
-        for n in a.dtype.names: yield from leaves(a[n], f'{name}.{n}' if name else n)
+        for n in a.dtype.names:
+            yield from leaves(a[n], f'{name}.{n}' if name else n)
 
 # %% ../../nbs/steps/row_dtypes.ipynb #971ba0e3
-TORCH_NUMBERS = 'bool, int8 to int64, uint8 to uint64, float16, float32 or float64, in native byte order'
+TORCH_NUMBERS = (
+    'bool, int8 to int64, uint8 to uint64, float16, float32 or float64, in native byte order'
+)
 
-def foreign_columns(dtype:np.dtype): # (name, dtype) of each column that isn't of TORCH_NUMBERS
+
+def foreign_columns(dtype: np.dtype):  # (name, dtype) of each column that isn't of TORCH_NUMBERS
     "The columns with which not every stage can work: tensors, files, compiled kernels"
-    for n,a in leaves(np.empty(0, dtype)):
-        try: known = a.dtype.kind in 'biuf' and torch.from_numpy(a.astype(a.dtype.str)) is not None
-        except (TypeError, ValueError): known = False   # more bits, other byte order
-        if not known: yield n,a.dtype
+    for n, a in leaves(np.empty(0, dtype)):
+        try:
+            known = a.dtype.kind in 'biuf' and torch.from_numpy(a.astype(a.dtype.str)) is not None
+        except (TypeError, ValueError):
+            known = False  # more bits, other byte order
+        if not known:
+            yield n, a.dtype
+
 
 def _refuse_foreign(dtype):
-    for n,kind in foreign_columns(dtype): raise ArgumentTypeError('step_dtype', f'column {n!r}', kind, TORCH_NUMBERS,
-        'another dtype, such as float32; wrap an environment (gymnasium.wrappers.TransformObservation)')
+    for n, kind in foreign_columns(dtype):
+        raise ArgumentTypeError(
+            'step_dtype',
+            f'column {n!r}',
+            kind,
+            TORCH_NUMBERS,
+            'another dtype, such as float32; wrap an environment (gymnasium.wrappers.TransformObservation)',
+        )
 
 # %% ../../nbs/steps/row_dtypes.ipynb #91f4c067
 def column_dtype(
-    x, # a dtype, (dtype, shape), or a space
-    name:str, # of the column
-)->np.dtype:
+    x,  # a dtype, (dtype, shape), or a space
+    name: str,  # of the column
+) -> np.dtype:
     "The dtype of a column, which torch must be able to look at, and whose name must be free"
     dtype = space_dtype(x, name) if isinstance(x, spaces.Space) else np.dtype(x)
     if name in _TAKEN or name[:1] == '_':
-        raise ArgumentError('step_dtype', f'{name!r} is a name that Steps needs itself', remedy='choose another name')
+        raise ArgumentError(
+            'step_dtype',
+            f'{name!r} is a name that Steps needs itself',
+            remedy='choose another name',
+        )
     _refuse_foreign(np.dtype([(name, dtype)]))
-    return dtype if dtype.names else np.dtype((dtype.base.str, dtype.shape))   # numpy has two names for 64 bits
+    # numpy has two names for 64 bits
+    return dtype if dtype.names else np.dtype((dtype.base.str, dtype.shape))
 
 # %% ../../nbs/steps/row_dtypes.ipynb #79db7efb
 def step_dtype(
-    observation_space:spaces.Space, # of one environment
-    action_space:spaces.Space, # of one environment
-    **extra, # further columns: name=dtype, name=(dtype, shape) or name=space
-)->np.dtype: # an aligned structured dtype
+    observation_space: spaces.Space,  # of one environment
+    action_space: spaces.Space,  # of one environment
+    **extra,  # further columns: name=dtype, name=(dtype, shape) or name=space
+) -> np.dtype:  # an aligned structured dtype
     "The dtype of one row: a step of an environment with these spaces, and any `extra` columns"
-    obs,act = space_dtype(observation_space, 'observation_space'),space_dtype(action_space, 'action_space')
+    obs = space_dtype(observation_space, 'observation_space')
+    act = space_dtype(action_space, 'action_space')
     _refuse_foreign(np.dtype([('state', obs), ('action', act)]))
-    fields = dict(state=obs, action=act, reward='f4', next_state=obs,
-        terminated='?', truncated='?', env_id='i4', episode_n='i4', step_n='i4', total_reward='f4')
+    fields = dict(
+        state=obs,
+        action=act,
+        reward='f4',
+        next_state=obs,
+        terminated='?',
+        truncated='?',
+        env_id='i4',
+        episode_n='i4',
+        step_n='i4',
+        total_reward='f4',
+    )
     twice = sorted(fields.keys() & extra.keys())
-    if twice: raise ArgumentError('step_dtype', f'columns {twice} are always there', remedy='choose other names')
-    fields.update({k: column_dtype(v, k) for k,v in extra.items()})
+    if twice:
+        raise ArgumentError(
+            'step_dtype', f'columns {twice} are always there', remedy='choose other names'
+        )
+    fields.update({k: column_dtype(v, k) for k, v in extra.items()})
     return np.dtype(list(fields.items()), align=True)
 
 # %% ../../nbs/steps/row_dtypes.ipynb #09a6b716
-def dtype_spec(dtype:np.dtype)->list: # nested lists of plain data
+def dtype_spec(dtype: np.dtype) -> list:  # nested lists of plain data
     "Describe `dtype` in plain data, for a checkpoint"
-    if dtype.subdtype: return ['array', dtype_spec(dtype.subdtype[0]), list(dtype.shape)]
-    if dtype.names is None: return ['plain', dtype.str]
-    return ['row', dtype.itemsize, [[n, dtype.fields[n][1], dtype_spec(dtype.fields[n][0])] for n in dtype.names]]
+    if dtype.subdtype:
+        return ['array', dtype_spec(dtype.subdtype[0]), list(dtype.shape)]
+    if dtype.names is None:
+        return ['plain', dtype.str]
+    return [
+        'row',
+        dtype.itemsize,
+        [[n, dtype.fields[n][1], dtype_spec(dtype.fields[n][0])] for n in dtype.names],
+    ]
 
-def spec_dtype(spec:list)->np.dtype: # what `dtype_spec` described
+
+def spec_dtype(spec: list) -> np.dtype:  # what `dtype_spec` described
     "The dtype that `dtype_spec` described"
     kind, *rest = spec
-    if kind == 'plain': return np.dtype(rest[0])
-    if kind == 'array': return np.dtype((spec_dtype(rest[0]), tuple(rest[1])))
-    names,offsets,specs = map(list, zip(*rest[1]))
-    fields = dict(names=names, formats=[spec_dtype(s) for s in specs], offsets=offsets, itemsize=rest[0])
+    if kind == 'plain':
+        return np.dtype(rest[0])
+    if kind == 'array':
+        return np.dtype((spec_dtype(rest[0]), tuple(rest[1])))
+    names, offsets, specs = map(list, zip(*rest[1]))
+    fields = dict(
+        names=names, formats=[spec_dtype(s) for s in specs], offsets=offsets, itemsize=rest[0]
+    )
     return np.dtype(fields, align=True)
 
 # %% ../../nbs/steps/row_dtypes.ipynb #0425bc28
-def saved_dtype(spec:list)->np.dtype: # of rows
+def saved_dtype(spec: list) -> np.dtype:  # of rows
     "The same of what a file holds; a `StateError` where it describes no rows"
     try:
         dtype = spec_dtype(spec)
-        wrong = [n for n,_ in foreign_columns(dtype)] if dtype.names and dtype_spec(dtype) == spec else ['no columns']
-    except Exception as e: wrong = [f'{type(e).__name__}: {e}']   # numpy has many for what is no dtype
-    if wrong: raise StateError('saved_dtype', 'what was saved describes no rows', ', '.join(wrong), TORCH_NUMBERS)
+        wrong = (
+            [n for n, _ in foreign_columns(dtype)]
+            if dtype.names and dtype_spec(dtype) == spec
+            else ['no columns']
+        )
+    except Exception as e:
+        wrong = [f'{type(e).__name__}: {e}']  # numpy has many for what is no dtype
+    if wrong:
+        raise StateError(
+            'saved_dtype', 'what was saved describes no rows', ', '.join(wrong), TORCH_NUMBERS
+        )
     return dtype
 
-def plain_dtype(dtype:np.dtype)->np.dtype: # equal for equal layouts
+
+def plain_dtype(dtype: np.dtype) -> np.dtype:  # equal for equal layouts
     "`dtype` without what files and record arrays do to it; a `ValueError` where it isn't aligned"
     return spec_dtype(dtype_spec(dtype))
 
 # %% ../../nbs/steps/row_dtypes.ipynb #445d6aaf
-def differing_columns(a:np.dtype, b:np.dtype)->dict: # name → its dtype in each of them; None: it isn't there
+def differing_columns(
+    a: np.dtype, b: np.dtype
+) -> dict:  # name → its dtype in each of them; None: it isn't there
     "The columns in which rows of `a` and rows of `b` differ"
-    both = {n: [d[n] if n in d.names else None for d in (a, b)] for n in dict.fromkeys(a.names + b.names)}
-    return {n: (x,y) for n,(x,y) in both.items() if x is None or y is None or x != y}
+    both = {
+        n: [d[n] if n in d.names else None for d in (a, b)]
+        for n in dict.fromkeys(a.names + b.names)
+    }
+    return {n: (x, y) for n, (x, y) in both.items() if x is None or y is None or x != y}
 
 # %% ../../nbs/steps/row_dtypes.ipynb #7c642ed4
 def extend_dtype(
-    dtype:np.dtype, # of the rows as they are
-    **extra, # the columns to add: name=dtype or name=(dtype, shape)
-)->np.dtype: # an aligned dtype that begins with `dtype`
+    dtype: np.dtype,  # of the rows as they are
+    **extra,  # the columns to add: name=dtype or name=(dtype, shape)
+) -> np.dtype:  # an aligned dtype that begins with `dtype`
     "`dtype` with more columns after it; the old ones stay at their offsets"
     dtype = plain_dtype(dtype)
     twice = set(dtype.names) & extra.keys()
-    if twice: raise ArgumentError('extend_dtype', f'columns {sorted(twice)} are there already', remedy='rename them')
-    tail = np.dtype([(k, column_dtype(v, k)) for k,v in extra.items()], align=True)
-    start = -(-dtype.itemsize//tail.alignment)*tail.alignment
-    fields = [(n, d[n], at + d.fields[n][1]) for d,at in ((dtype, 0), (tail, start)) for n in d.names]
-    names,formats,offsets = map(list, zip(*fields))
+    if twice:
+        raise ArgumentError(
+            'extend_dtype', f'columns {sorted(twice)} are there already', remedy='rename them'
+        )
+    tail = np.dtype([(k, column_dtype(v, k)) for k, v in extra.items()], align=True)
+    start = -(-dtype.itemsize // tail.alignment) * tail.alignment
+    fields = [
+        (n, d[n], at + d.fields[n][1]) for d, at in ((dtype, 0), (tail, start)) for n in d.names
+    ]
+    names, formats, offsets = map(list, zip(*fields))
     align = max(dtype.alignment, tail.alignment)
-    itemsize = -(-(start + tail.itemsize)//align)*align
-    return np.dtype(dict(names=names, formats=formats, offsets=offsets, itemsize=itemsize), align=True)
+    itemsize = -(-(start + tail.itemsize) // align) * align
+    return np.dtype(
+        dict(names=names, formats=formats, offsets=offsets, itemsize=itemsize), align=True
+    )
 
 # %% ../../nbs/steps/row_dtypes.ipynb #e144247d
 EPISODE = dict(env_id='i4', episode_n='i4', step_n='i4', terminated='?', truncated='?')
 
+
 def row_places(
-    stage:str, # who asks
-    dtype:np.dtype, # of the rows
-    columns:dict, # name → the dtype that it must have; None: any
-)->tuple: # the plain dtype of the rows, and the offset of each column
+    stage: str,  # who asks
+    dtype: np.dtype,  # of the rows
+    columns: dict,  # name → the dtype that it must have; None: any
+) -> tuple:  # the plain dtype of the rows, and the offset of each column
     "Where a kernel finds these columns in a row; a `BlockError` where they are not what it needs"
-    if dtype.hasobject: raise BlockError(stage, 'rows', dtype, 'plain numbers, no Python objects')
-    for n,kind in columns.items():
+    if dtype.hasobject:
+        raise BlockError(stage, 'rows', dtype, 'plain numbers, no Python objects')
+    for n, kind in columns.items():
         got = dtype[n] if n in dtype.names else 'no such column'
         want = 'any kind of numbers' if kind is None else np.dtype(kind)
         if n not in dtype.names or (kind is not None and got != want):
             raise BlockError(stage, f'column {n!r}', got, want, 'build rows with step_dtype')
-    try: dtype = plain_dtype(dtype)
+    try:
+        dtype = plain_dtype(dtype)
     except ValueError:
-        raise BlockError(stage, 'rows', 'a packed dtype', 'an aligned one',
-            'np.dtype(..., align=True), or step_dtype') from None
+        raise BlockError(
+            stage,
+            'rows',
+            'a packed dtype',
+            'an aligned one',
+            'np.dtype(..., align=True), or step_dtype',
+        ) from None
     return dtype, [dtype.fields[n][1] for n in columns]
 
 # %% ../../nbs/steps/row_dtypes.ipynb #a38f4e08
 def padding(
-    dtype:np.dtype, # of a row
-)->np.ndarray: # the places of bytes, from the row's first
+    dtype: np.dtype,  # of a row
+) -> np.ndarray:  # the places of bytes, from the row's first
     "The bytes of a row that belong to no column: what lay there before would go into files, and differ from run to run"
     free = np.ones(dtype.itemsize, bool)
-    for _,part,at in parts_of(dtype): free[at:at+part.itemsize] = False
+    for _, part, at in parts_of(dtype):
+        free[at : at + part.itemsize] = False
     return np.flatnonzero(free)
 
 # %% ../../nbs/steps/row_dtypes.ipynb #e7cf2da9
 def parts_of(
-    dtype:np.dtype, # of rows, or of a column
-    name:str='', # of the column
-    at:int=0, # where it begins
-): # yields dotted name, dtype and place
+    dtype: np.dtype,  # of rows, or of a column
+    name: str = '',  # of the column
+    at: int = 0,  # where it begins
+):  # yields dotted name, dtype and place
     "The plain parts of rows"
-    if dtype.names is None: yield name,dtype,at
+    if dtype.names is None:
+        yield name, dtype, at
     else:
-        for n in dtype.names: yield from parts_of(dtype[n], f'{name}.{n}' if name else n, at + dtype.fields[n][1])
+        for n in dtype.names:
+            yield from parts_of(dtype[n], f'{name}.{n}' if name else n, at + dtype.fields[n][1])

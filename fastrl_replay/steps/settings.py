@@ -16,146 +16,202 @@ from pathlib import Path
 from .errors import Explained, did_you_mean
 
 # %% ../../nbs/steps/settings.ipynb #5e771e01
-class SettingsError(Explained, ValueError): "A recipe or a setting that isn't there, or doesn't fit"
+class SettingsError(Explained, ValueError):
+    "A recipe or a setting that isn't there, or doesn't fit"
 
 # %% ../../nbs/steps/settings.ipynb #92a15154
 def as_value(
-    text:str, # as it stands in the file
-): # bool, int, float, a tuple of ints, or the text itself
+    text: str,  # as it stands in the file
+):  # bool, int, float, a tuple of ints, or the text itself
     "What is meant by the text of a setting"
-    if text.lower() in ('yes','true','no','false'): return text.lower() in ('yes','true')
+    if text.lower() in ('yes', 'true', 'no', 'false'):
+        return text.lower() in ('yes', 'true')
     parts = text.replace(',', ' ').split()
-    if len(parts) > 1 and all(re.fullmatch(r'\d[\d_]*', p) for p in parts): return tuple(map(int, parts))
-    for kind in int,float:
-        try: return kind(text)
-        except ValueError: pass
+    if len(parts) > 1 and all(re.fullmatch(r'\d[\d_]*', p) for p in parts):
+        return tuple(map(int, parts))
+    for kind in int, float:
+        try:
+            return kind(text)
+        except ValueError:
+            pass
     return text
 
 # %% ../../nbs/steps/settings.ipynb #6319e6bd
-def setting_text(value)->str:
+def setting_text(value) -> str:
     "The value of a setting as it stands in a file"
-    if value is True or value is False: return 'yes' if value else 'no'
-    if isinstance(value, tuple): return ' '.join(map(str, value))
+    if value is True or value is False:
+        return 'yes' if value else 'no'
+    if isinstance(value, tuple):
+        return ' '.join(map(str, value))
     return f'{value:_}' if type(value) is int else str(value)
 
 # %% ../../nbs/steps/settings.ipynb #21bf7933
 def nearest(
-    where:str, # who asks
-    what:str, # what kind of name it is
-    name:str, # the one that was given
-    names, # those that there are
+    where: str,  # who asks
+    what: str,  # what kind of name it is
+    name: str,  # the one that was given
+    names,  # those that there are
 ):
     "An error where `name` is none of `names`"
-    if name in names: return
-    raise SettingsError(where, f'there is no {what} {name!r}{did_you_mean(name, names, .5)}',
-        expected=f'one of {", ".join(names)}')
+    if name in names:
+        return
+    raise SettingsError(
+        where,
+        f'there is no {what} {name!r}{did_you_mean(name, names, 0.5)}',
+        expected=f'one of {", ".join(names)}',
+    )
 
 # %% ../../nbs/steps/settings.ipynb #893707b5
-DEVICES = tuple('cpu cuda ipu xpu mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia '
-    'privateuseone'.split())   # kinds, as torch names them
+DEVICES = tuple(
+    'cpu cuda ipu xpu mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia '
+    'privateuseone'.split()
+)  # kinds, as torch names them
+
 
 def may_be_device(
-    text:str, # as it was typed
-)->bool: # is it 'auto', or a kind of device, perhaps with a number?
+    text: str,  # as it was typed
+) -> bool:  # is it 'auto', or a kind of device, perhaps with a number?
     "Could torch have a device of this name?"
-    kind,colon,number = text.partition(':')
-    if text == 'auto' or kind in DEVICES and number.isdecimal() == bool(colon): return True
-    return bool(entry_points(group='torch.backends'))   # torch imports these, and they may name others
+    kind, colon, number = text.partition(':')
+    if text == 'auto' or kind in DEVICES and number.isdecimal() == bool(colon):
+        return True
+    # torch imports these, and they may name others
+    return bool(entry_points(group='torch.backends'))
 
 # %% ../../nbs/steps/settings.ipynb #cb1f42f2
 @dataclass
 class Recipe:
     "A training recipe: settings by name, and a word about each"
-    name:str       # the section
-    about:str      # what it shows
-    settings:dict  # name → value
-    comments:dict  # name → what it means
-    changed:tuple=()   # names of settings that were changed for this run
-    def text(self)->str:
+
+    name: str  # the section
+    about: str  # what it shows
+    settings: dict  # name → value
+    comments: dict  # name → what it means
+    changed: tuple = ()  # names of settings that were changed for this run
+
+    def text(self) -> str:
         "The recipe as it would stand in a file"
-        wide = max(len(f'{k} = {setting_text(v)}') for k,v in self.settings.items())
-        def line(k, v): return f'{f"{k} = {setting_text(v)}":<{wide}}  # {self.comments.get(k, "")}'
-        lines = [line(k, v) for k,v in self.settings.items()]
+        wide = max(len(f'{k} = {setting_text(v)}') for k, v in self.settings.items())
+
+        def line(k, v):
+            return f'{f"{k} = {setting_text(v)}":<{wide}}  # {self.comments.get(k, "")}'
+
+        lines = [line(k, v) for k, v in self.settings.items()]
         return '\n'.join([f'[{self.name}]  # {self.about}', *lines])
 
 # %% ../../nbs/steps/settings.ipynb #1f446aa8
 def _comments(text):
     "What follows `#` in lines of sections and keys: {(section, key): comment}; the key of a section is ''"
-    found,section = {},''
+    found = {}
+    section = ''
     for line in text.splitlines():
-        m = re.match(r'(?:\[(.+?)\]|([\w-]+)\s*[=:])(.*)', line)   # a section, or a key; then the rest
-        if not m: continue
-        section,comment = m[1] or section,re.search(r'(?:^|\s)#\s*(.*)', m[3])   # a # within a word is the value's
-        found[section,(m[2] or '').lower()] = comment[1].strip() if comment else ''
+        # a section, or a key; then the rest
+        m = re.match(r'(?:\[(.+?)\]|([\w-]+)\s*[=:])(.*)', line)
+        if not m:
+            continue
+        # a # within a word is the value's
+        section = m[1] or section
+        comment = re.search(r'(?:^|\s)#\s*(.*)', m[3])
+        found[section, (m[2] or '').lower()] = comment[1].strip() if comment else ''
     return found
 
 # %% ../../nbs/steps/settings.ipynb #3873bd03
 def parse(
-    text:str, # of a settings file
-    where:str='settings', # the file, for errors
-    remedy:str=None, # what to do about a file that is none
-)->dict: # name → Recipe, with `like` among its settings
+    text: str,  # of a settings file
+    where: str = 'settings',  # the file, for errors
+    remedy: str = None,  # what to do about a file that is none
+) -> dict:  # name → Recipe, with `like` among its settings
     "The sections of a file as they stand there"
-    parser = ConfigParser(interpolation=None, inline_comment_prefixes=('#',), default_section='\0')   # none is special
-    try: parser.read_string(text, where)
-    except ConfigError as e: raise SettingsError(where, 'this is not a settings file', ' '.join(str(e).split()),
-        remedy=remedy) from None
+    # none is special
+    parser = ConfigParser(interpolation=None, inline_comment_prefixes=('#',), default_section='\0')
+    try:
+        parser.read_string(text, where)
+    except ConfigError as e:
+        raise SettingsError(
+            where, 'this is not a settings file', ' '.join(str(e).split()), remedy=remedy
+        ) from None
     comments = _comments(text)
+
     def value(name, k, v):
-        try: return v if k == 'like' else as_value(v.replace('\n', ' '))
-        except ValueError as e: raise SettingsError(where, f"setting {k!r} of [{name}] can't be read", e) from None
+        try:
+            return v if k == 'like' else as_value(v.replace('\n', ' '))
+        except ValueError as e:
+            raise SettingsError(where, f"setting {k!r} of [{name}] can't be read", e) from None
+
     def section(name):
-        settings = {k: value(name, k, v) for k,v in parser[name].items()}
-        own = {k: c for (section,k),c in comments.items() if section == name and k and c}
-        return Recipe(name, comments.get((name,''), ''), settings, own)
+        settings = {k: value(name, k, v) for k, v in parser[name].items()}
+        own = {k: c for (section, k), c in comments.items() if section == name and k and c}
+        return Recipe(name, comments.get((name, ''), ''), settings, own)
+
     return {name: section(name) for name in parser.sections()}
 
 # %% ../../nbs/steps/settings.ipynb #882ded86
 def plain_file(
-    path, # of a file
-)->Path: # the same
+    path,  # of a file
+) -> Path:  # the same
     "Refuse a directory, a device and a FIFO, before they are opened"
     path = Path(path)
     mode = path.stat().st_mode
-    kinds = dict(directory=stat.S_ISDIR, FIFO=stat.S_ISFIFO, device=lambda m: stat.S_ISCHR(m) or stat.S_ISBLK(m))
-    if not stat.S_ISREG(mode): raise SettingsError('files', f"{path} can't be read",
-        next((f'a {kind}' for kind,fits in kinds.items() if fits(mode)), 'a socket'), 'a plain file')
+    kinds = dict(
+        directory=stat.S_ISDIR,
+        FIFO=stat.S_ISFIFO,
+        device=lambda m: stat.S_ISCHR(m) or stat.S_ISBLK(m),
+    )
+    if not stat.S_ISREG(mode):
+        raise SettingsError(
+            'files',
+            f"{path} can't be read",
+            next((f'a {kind}' for kind, fits in kinds.items() if fits(mode)), 'a socket'),
+            'a plain file',
+        )
     return path
 
 # %% ../../nbs/steps/settings.ipynb #2b9a0f16
 def file_text(
-    path, # of a file
-    remedy:str=None, # what to do about a file that can't be read
-)->str: # what it holds
+    path,  # of a file
+    remedy: str = None,  # what to do about a file that can't be read
+) -> str:  # what it holds
     "The text of a plain file in UTF-8"
-    try: return plain_file(path).read_text(encoding='utf-8-sig')
-    except (PermissionError,UnicodeDecodeError) as e:
-        raise SettingsError('files', f"{path} can't be read", e, 'a text file in UTF-8', remedy) from None
+    try:
+        return plain_file(path).read_text(encoding='utf-8-sig')
+    except (PermissionError, UnicodeDecodeError) as e:
+        raise SettingsError(
+            'files', f"{path} can't be read", e, 'a text file in UTF-8', remedy
+        ) from None
 
 # %% ../../nbs/steps/settings.ipynb #5e771e09
-def shipped()->dict: # name → Recipe, with `like` among its settings
+def shipped() -> dict:  # name → Recipe, with `like` among its settings
     "The sections of the library's own settings.ini"
-    return sections_in(files('fastrl_replay')/'settings.ini')
+    return sections_in(files('fastrl_replay') / 'settings.ini')
+
 
 def sections_in(
-    path, # of a settings file
-    remedy:str=None, # what to do about one that can't be read
-)->dict: # name → Recipe, with `like` among its settings
+    path,  # of a settings file
+    remedy: str = None,  # what to do about one that can't be read
+) -> dict:  # name → Recipe, with `like` among its settings
     "The sections of a file"
     return parse(file_text(path, remedy), str(path), remedy)
 
 # %% ../../nbs/steps/settings.ipynb #473d09e6
 def about(
-    sections:dict, # as `parse` gives them
-    name:str, # of one of them
-)->str:
+    sections: dict,  # as `parse` gives them
+    name: str,  # of one of them
+) -> str:
     "What a recipe shows"
-    while not sections[name].about and 'like' in sections[name].settings: name = sections[name].settings['like']
+    while not sections[name].about and 'like' in sections[name].settings:
+        name = sections[name].settings['like']
     return sections[name].about
 
+
 def recipe_list(
-    named, # pairs of a name and what it is about
-)->str:
+    named,  # pairs of a name and what it is about
+) -> str:
     "What there is, and what to type next"
-    return '\n'.join([*(f'{name:16} {what}' for name,what in named), '',
-        'fastrl-replay recipes NAME    shows its settings', 'fastrl-replay train NAME      trains it'])
+    return '\n'.join(
+        [
+            *(f'{name:16} {what}' for name, what in named),
+            '',
+            'fastrl-replay recipes NAME    shows its settings',
+            'fastrl-replay train NAME      trains it',
+        ]
+    )

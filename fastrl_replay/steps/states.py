@@ -17,14 +17,22 @@ from .row_dtypes import saved_dtype
 # %% ../../nbs/steps/states.ipynb #b4f7614b
 class Misfit(Exception):
     "An entry of a state that is not what it must be"
+
     def __init__(self, got, expected):
         super().__init__(got, expected)
-        self.got,self.expected,self.at = got,expected,[]   # at: the way to it
+        # at: the way to it
+        self.got = got
+        self.expected = expected
+        self.at = []
+
 
 def _inside(place, f, x):
     "`f` of an entry; a misfit in it says where it was"
-    try: return f(x)
-    except Misfit as e: e.at.insert(0, place); raise
+    try:
+        return f(x)
+    except Misfit as e:
+        e.at.insert(0, place)
+        raise
 
 # %% ../../nbs/steps/states.ipynb #898e0f82
 def described(x):
@@ -32,112 +40,165 @@ def described(x):
     if isinstance(x, torch.Tensor):
         shape = 'of tensors' if x.is_nested else list(x.shape)
         return f'a tensor {shape} of {str(x.dtype).removeprefix("torch.")}'
-    s = repr(x) if x is None or type(x) in (bool,int,float,str) else f'a {type(x).__name__}'
+    s = repr(x) if x is None or type(x) in (bool, int, float, str) else f'a {type(x).__name__}'
     return s if len(s) <= 60 else s[:59] + '…'
 
 # %% ../../nbs/steps/states.ipynb #fb5b1c06
-_DEPTH,_REPEATED = 100,1 << 20   # levels of lists; bytes that a tensor may have beyond those of its memory
+# levels of lists; bytes that a tensor may have beyond those of its memory
+_DEPTH = 100
+_REPEATED = 1 << 20
+
 
 def plain(
-    x, # a state
-    depth:int=0, # how deep it lies
-): # dicts, lists, tuples, tensors that are dense, and whatever else there is
+    x,  # a state
+    depth: int = 0,  # how deep it lies
+):  # dicts, lists, tuples, tensors that are dense, and whatever else there is
     "The same data, in which tensors are no more than their numbers; a `Misfit` where that can't be"
-    if isinstance(x, torch.Tensor): return _dense(x)
-    if type(x) not in (dict,OrderedDict,list,tuple): return x
-    if depth == _DEPTH: raise Misfit(f'lists in lists, {_DEPTH} levels deep', 'fewer')
-    def part(v): return plain(v, depth+1)
-    if isinstance(x, dict): return {k: _inside(k, part, v) for k,v in x.items()}
-    return type(x)(_inside(i, part, v) for i,v in enumerate(x))
+    if isinstance(x, torch.Tensor):
+        return _dense(x)
+    if type(x) not in (dict, OrderedDict, list, tuple):
+        return x
+    if depth == _DEPTH:
+        raise Misfit(f'lists in lists, {_DEPTH} levels deep', 'fewer')
+
+    def part(v):
+        return plain(v, depth + 1)
+
+    if isinstance(x, dict):
+        return {k: _inside(k, part, v) for k, v in x.items()}
+    return type(x)(_inside(i, part, v) for i, v in enumerate(x))
 
 # %% ../../nbs/steps/states.ipynb #658874c3
 def _dense(x):
-    strided = x.layout is torch.strided and x.device.type != 'meta' and not x.is_quantized and not x.is_nested
-    if not strided: raise Misfit(f'{described(x)}, {x.layout}, on {x.device}', 'a dense tensor with memory')
-    size = x.numel()*x.element_size()
+    strided = (
+        x.layout is torch.strided
+        and x.device.type != 'meta'
+        and not x.is_quantized
+        and not x.is_nested
+    )
+    if not strided:
+        raise Misfit(f'{described(x)}, {x.layout}, on {x.device}', 'a dense tensor with memory')
+    size = x.numel() * x.element_size()
     if size - x.untyped_storage().nbytes() > _REPEATED:
-        raise Misfit(f'{described(x)} that takes {x.untyped_storage().nbytes()} bytes', f'one of {size} bytes')
+        raise Misfit(
+            f'{described(x)} that takes {x.untyped_storage().nbytes()} bytes',
+            f'one of {size} bytes',
+        )
     return x.detach().resolve_conj().resolve_neg().contiguous()
 
 # %% ../../nbs/steps/states.ipynb #ba741e09
 def match(
-    form, # a function, or a dict of forms
-    x, # plain data
-): # the data
+    form,  # a function, or a dict of forms
+    x,  # plain data
+):  # the data
     "`x`, if it has this form; or else a `Misfit`"
-    if not isinstance(form, dict): return form(x)
-    if type(x) is not dict: raise Misfit(described(x), 'a dict')
+    if not isinstance(form, dict):
+        return form(x)
+    if type(x) is not dict:
+        raise Misfit(described(x), 'a dict')
     if x.keys() != form.keys():
         raise Misfit(*(', '.join(sorted(map(str, d))) or 'no entries' for d in (x, form)))
-    return {k: _inside(k, lambda v: match(f, v), x[k]) for k,f in form.items()}
+    return {k: _inside(k, lambda v: match(f, v), x[k]) for k, f in form.items()}
+
 
 def checked(
-    who:str, # whose state it is
-    form, # what it must look like
-    state, # what came
-    more:bool=False, # may there be other entries beside those of the form? They pass as they are
-): # plain data of this form
+    who: str,  # whose state it is
+    form,  # what it must look like
+    state,  # what came
+    more: bool = False,  # may there be other entries beside those of the form? They pass as they are
+):  # plain data of this form
     "A state that can be used; a `StateError` where it can't"
     try:
         state = plain(state)
-        if not more or type(state) is not dict: return match(form, state)
-        return state | match(form, {k: v for k,v in state.items() if k in form})
+        if not more or type(state) is not dict:
+            return match(form, state)
+        return state | match(form, {k: v for k, v in state.items() if k in form})
     except Misfit as e:
         at = ''.join(f'[{str(k)!r}]' if isinstance(k, str) else f'[{k}]' for k in e.at)
-        raise StateError(who, f'a saved state that does not fit{", in " if at else ""}{at}', e.got, e.expected,
-            'build the chain that was saved; or the state is damaged, or of another version') from None
+        raise StateError(
+            who,
+            f'a saved state that does not fit{", in " if at else ""}{at}',
+            e.got,
+            e.expected,
+            'build the chain that was saved; or the state is damaged, or of another version',
+        ) from None
 
 # %% ../../nbs/steps/states.ipynb #185d06b2
 def anything(x):
     "A form of whatever is there: it is checked elsewhere"
     return x
 
+
 def flag(x):
     "True or False"
-    if type(x) is bool: return x
+    if type(x) is bool:
+        return x
     raise Misfit(described(x), 'True or False')
+
 
 def text(x):
     "A string"
-    if type(x) is str: return x
+    if type(x) is str:
+        return x
     raise Misfit(described(x), 'a string')
 
 # %% ../../nbs/steps/states.ipynb #1bc2494d
 def integer(
-    least:int=0, # the smallest that will do
-    most:int=2**60, # the largest; counters go on from there, and numbers of 64 bits end at 2**63
-): # a form
+    least: int = 0,  # the smallest that will do
+    most: int = 2
+    ** 60,  # the largest; counters go on from there, and numbers of 64 bits end at 2**63
+):  # a form
     "A whole number"
+
     def form(x):
-        if type(x) is int and least <= x <= most: return x
+        if type(x) is int and least <= x <= most:
+            return x
         raise Misfit(described(x), f'a whole number from {least} to {most}')
+
     return form
 
 # %% ../../nbs/steps/states.ipynb #066fc526
-_HUGE,_LARGEST = 2**60,1.7e308   # what compiled code takes for a whole number, and for any
+# what compiled code takes for a whole number, and for any
+_HUGE = 2**60
+_LARGEST = 1.7e308
+
 
 def real(
-    low:float=-math.inf, # the smallest that will do
-    high:float=math.inf, # the largest
-): # a form
+    low: float = -math.inf,  # the smallest that will do
+    high: float = math.inf,  # the largest
+):  # a form
     "A finite number"
+
     def form(x):
         most = _HUGE if isinstance(x, int) else _LARGEST
-        if isinstance(x, (int,float)) and type(x) is not bool and low <= x <= high and abs(x) <= most: return x
+        if (
+            isinstance(x, (int, float))
+            and type(x) is not bool
+            and low <= x <= high
+            and abs(x) <= most
+        ):
+            return x
         raise Misfit(described(x), f'a finite number from {low:g} to {high:g}')
+
     return form
 
 # %% ../../nbs/steps/states.ipynb #0e691a73
 def exactly(
-    *values, # those that will do: plain data
-): # a form
+    *values,  # those that will do: plain data
+):  # a form
     "One of these, and nothing else"
+
     def form(x):
-        if any(repr(x) == repr(v) or _number(x) and _number(v) and x == v for v in values): return x
+        if any(repr(x) == repr(v) or _number(x) and _number(v) and x == v for v in values):
+            return x
         raise Misfit(_brief(x), ' or '.join(map(_brief, values)))
+
     return form
 
-def _number(x): return isinstance(x, (int,float)) and not isinstance(x, bool)
+
+def _number(x):
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
 
 def _brief(x):
     s = described(x) if isinstance(x, torch.Tensor) else repr(x)
@@ -145,97 +206,134 @@ def _brief(x):
 
 # %% ../../nbs/steps/states.ipynb #99e250b5
 def maybe(
-    form, # of what may be there
-): # a form
+    form,  # of what may be there
+):  # a form
     "None, or that"
     return lambda x: None if x is None else match(form, x)
 
 # %% ../../nbs/steps/states.ipynb #1135dcba
 def listed(
-    form, # of each
-    n:int=None, # how many; None: any number
-): # a form
+    form,  # of each
+    n: int = None,  # how many; None: any number
+):  # a form
     "A list or a tuple of entries that are alike"
+
     def of_all(x):
-        if type(x) not in (list,tuple): raise Misfit(described(x), 'a list')
-        if n is not None and len(x) != n: raise Misfit(f'{len(x)} entries', n)
-        return [_inside(i, lambda v: match(form, v), v) for i,v in enumerate(x)]
+        if type(x) not in (list, tuple):
+            raise Misfit(described(x), 'a list')
+        if n is not None and len(x) != n:
+            raise Misfit(f'{len(x)} entries', n)
+        return [_inside(i, lambda v: match(form, v), v) for i, v in enumerate(x)]
+
     return of_all
 
 # %% ../../nbs/steps/states.ipynb #23cdc026
 def dict_of(
-    form, # of each value
-): # a form
+    form,  # of each value
+):  # a form
     "A dict with any names"
     return lambda x: match(dict.fromkeys(x, form) if type(x) is dict else {}, x)
 
 # %% ../../nbs/steps/states.ipynb #488570d0
 def row(
-    *forms, # one for each entry
-): # a form
+    *forms,  # one for each entry
+):  # a form
     "A list or a tuple of just these entries"
+
     def of_each(x):
-        if type(x) not in (list,tuple) or len(x) != len(forms): raise Misfit(described(x), f'{len(forms)} entries')
-        return [_inside(i, lambda v: match(f, v), v) for i,(f,v) in enumerate(zip(forms, x))]
+        if type(x) not in (list, tuple) or len(x) != len(forms):
+            raise Misfit(described(x), f'{len(forms)} entries')
+        return [_inside(i, lambda v: match(f, v), v) for i, (f, v) in enumerate(zip(forms, x))]
+
     return of_each
 
+
 def some(
-    forms:dict, # those that may be there
-): # a form
+    forms: dict,  # those that may be there
+):  # a form
     "A dict of any of these, each with its form"
-    return lambda x: match({k: f for k,f in forms.items() if k in x} if type(x) is dict else {}, x)
+    return lambda x: match({k: f for k, f in forms.items() if k in x} if type(x) is dict else {}, x)
 
 # %% ../../nbs/steps/states.ipynb #896fab18
 def like(
-    own, # the example
-    least:float=0., # in a tensor of a single number
-): # a form
+    own,  # the example
+    least: float = 0.0,  # in a tensor of a single number
+):  # a form
     "A tensor of the same shape, a number that is not negative, a list of entries like these, or the same"
-    if isinstance(own, (int,float)) and type(own) is not bool: return real(0)
+    if isinstance(own, (int, float)) and type(own) is not bool:
+        return real(0)
+
     def form(x):
         if isinstance(own, torch.Tensor) and isinstance(x, torch.Tensor):
-            fine = x.shape == own.shape and x.dtype == own.dtype and (x.dim() or least <= x < math.inf)
-        elif isinstance(own, (list,tuple)) and isinstance(x, (list,tuple)): return row(*map(like, own))(x)
-        else: fine = type(x) is type(own) and repr(x) == repr(own)
-        if fine: return x
+            fine = (
+                x.shape == own.shape and x.dtype == own.dtype and (x.dim() or least <= x < math.inf)
+            )
+        elif isinstance(own, (list, tuple)) and isinstance(x, (list, tuple)):
+            return row(*map(like, own))(x)
+        else:
+            fine = type(x) is type(own) and repr(x) == repr(own)
+        if fine:
+            return x
         raise Misfit(described(x), f'something like {described(own)}')
+
     return form
 
 # %% ../../nbs/steps/states.ipynb #8f055ee2
 def array(
-    kind, # the numpy dtype
-    *shape, # length along each axis; None: any length
-    low=None, # the smallest number that may be in it; an array: for each
-    high=None, # the largest
-): # a form, which gives a numpy array on the same memory
+    kind,  # the numpy dtype
+    *shape,  # length along each axis; None: any length
+    low=None,  # the smallest number that may be in it; an array: for each
+    high=None,  # the largest
+):  # a form, which gives a numpy array on the same memory
     "A tensor of numbers within a range"
     kind = np.dtype(kind)
+
     def form(x):
-        good = isinstance(x, torch.Tensor) and x.device.type == 'cpu' and x.dim() == len(shape) \
-            and all(want in (None,n) for want,n in zip(shape, x.shape))
+        good = (
+            isinstance(x, torch.Tensor)
+            and x.device.type == 'cpu'
+            and x.dim() == len(shape)
+            and all(want in (None, n) for want, n in zip(shape, x.shape))
+        )
         a = x.numpy() if good and x.dtype != torch.bfloat16 else None
         want = f'{kind} {["any" if n is None else n for n in shape]}'.replace("'", '')
-        if a is None or a.dtype != kind: raise Misfit(described(x), want)
-        bad = ~(a >= low) if low is not None else np.zeros(a.shape, bool)   # NaN is none of these
-        if high is not None: bad |= ~(a <= high)
+        if a is None or a.dtype != kind:
+            raise Misfit(described(x), want)
+        # NaN is none of these
+        bad = ~(a >= low) if low is not None else np.zeros(a.shape, bool)
+        if high is not None:
+            bad |= ~(a <= high)
         if bad.any():
-            least,most = ('any' if limit is None else np.broadcast_to(limit, a.shape)[bad][0] for limit in (low, high))
-            raise Misfit(f'{a[bad][0]} among {described(x)}', f'there a number from {least} to {most}')
+            least, most = (
+                'any' if limit is None else np.broadcast_to(limit, a.shape)[bad][0]
+                for limit in (low, high)
+            )
+            raise Misfit(
+                f'{a[bad][0]} among {described(x)}', f'there a number from {least} to {most}'
+            )
         return a
+
     return form
+
 
 def row_dtype(x):
     "The dtype of rows, as `dtype_spec` describes it"
-    try: return saved_dtype(x)
-    except StateError as e: raise Misfit(_brief(x), f'a dtype of rows: {e}') from None
+    try:
+        return saved_dtype(x)
+    except StateError as e:
+        raise Misfit(_brief(x), f'a dtype of rows: {e}') from None
+
 
 def block(x):
     "A block of rows, as `pack` gives it"
-    try: return unpack(x)
-    except StateError as e: raise Misfit(described(x), f'a block of rows: {e}') from None
+    try:
+        return unpack(x)
+    except StateError as e:
+        raise Misfit(described(x), f'a block of rows: {e}') from None
 
 # %% ../../nbs/steps/states.ipynb #4c4f490f
-_GENERATORS = 'PCG64','PCG64DXSM','SFC64','MT19937','Philox'
+_GENERATORS = 'PCG64', 'PCG64DXSM', 'SFC64', 'MT19937', 'Philox'
+
 
 def generator(x):
     "The state of a numpy generator, as a new one"
@@ -244,42 +342,60 @@ def generator(x):
         raise Misfit(described(x), f'the state of one of {", ".join(_GENERATORS)}')
     random = np.random.Generator(getattr(np.random, name)(0))
     try:
-        if name == 'MT19937': integer(0, 624)(x['state']['pos'])
-        if name == 'Philox': integer(0, 4)(x['buffer_pos'])
+        if name == 'MT19937':
+            integer(0, 624)(x['state']['pos'])
+        if name == 'Philox':
+            integer(0, 4)(x['buffer_pos'])
         random.bit_generator.state = x
-    except Misfit: raise
-    except Exception as e: raise Misfit(f'{type(e).__name__}: {e}', f'the state of a {name}') from None
+    except Misfit:
+        raise
+    except Exception as e:
+        raise Misfit(f'{type(e).__name__}: {e}', f'the state of a {name}') from None
     return random
 
 # %% ../../nbs/steps/states.ipynb #4a891aa9
 class Saves:
     "The base of classes that save attributes: `saved` has the form of each"
+
     saved = {}
-    def snapshot(self)->dict: # plain data and tensors
+
+    def snapshot(self) -> dict:  # plain data and tensors
         "What these attributes have"
         return {k: _as_saved(getattr(self, k)) for k in self.saved}
 
-    def check_state(self, state)->dict: # as `restore` takes it
+    def check_state(self, state) -> dict:  # as `restore` takes it
         "What was saved, or a `StateError`"
         state = checked(type(self).__name__, self.saved, state)
-        for k,v in state.items():
-            if isinstance(v, np.random.Generator): self._check_kind(getattr(self, k), v)
+        for k, v in state.items():
+            if isinstance(v, np.random.Generator):
+                self._check_kind(getattr(self, k), v)
         return state
 
     def _check_kind(self, own, saved):
-        got,expected = (type(g.bit_generator).__name__ for g in (saved, own))
-        if got != expected: raise StateError(type(self).__name__, 'a saved generator of another kind', got, expected)
+        got, expected = (type(g.bit_generator).__name__ for g in (saved, own))
+        if got != expected:
+            raise StateError(
+                type(self).__name__, 'a saved generator of another kind', got, expected
+            )
 
-    def restore(self, state:dict): # it was checked
+    def restore(self, state: dict):  # it was checked
         "Go on where another one stood"
-        for k,v in state.items():
-            if isinstance(v, np.random.Generator): getattr(self, k).bit_generator.state = v.bit_generator.state
-            elif isinstance(v, np.ndarray): getattr(self, k)[...] = v
-            else: setattr(self, k, v)
+        for k, v in state.items():
+            if isinstance(v, np.random.Generator):
+                getattr(self, k).bit_generator.state = v.bit_generator.state
+            elif isinstance(v, np.ndarray):
+                getattr(self, k)[...] = v
+            else:
+                setattr(self, k, v)
 
-    def state_dict(self)->dict: return self.snapshot()
-    def load_state_dict(self, state:dict): self.restore(self.check_state(state))   # what is refused changes nothing
+    def state_dict(self) -> dict:
+        return self.snapshot()
+
+    def load_state_dict(self, state: dict):
+        self.restore(self.check_state(state))  # what is refused changes nothing
+
 
 def _as_saved(x):
-    if isinstance(x, np.random.Generator): return x.bit_generator.state
+    if isinstance(x, np.random.Generator):
+        return x.bit_generator.state
     return torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x
