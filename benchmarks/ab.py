@@ -25,8 +25,7 @@ def compare(old, new, titles, rounds, processes, size, seconds):
     for _ in range(processes):
         workers = dict(old=Worker(OURS, checkout=old), new=Worker(OURS, checkout=new))
         for title in titles:
-            job, n, *pictures = CONTESTS[title]
-            pictures = any(pictures)
+            job, n, pictures = CONTESTS[title]
             try:
                 for worker in workers.values():
                     worker.call('prepare', 'rows', job=job, n=n, pictures=pictures,

@@ -301,6 +301,9 @@ class Flashbax(Library):
         make = flashbax.make_prioritised_item_buffer if settings else flashbax.make_item_buffer
         return make(self.rows.size, 1, n, add_sequences=True, **settings)
 
+    def full(self):
+        return self.filled(self.items(1))
+
     def keys(self):
         import jax
         return cycle(jax.random.split(jax.random.PRNGKey(0), 100))
@@ -313,7 +316,7 @@ class Flashbax(Library):
     def insert(self):
         import jax
         make = self.items(1)
-        state, part = self.filled(make), self.rows.part(0, self.n)
+        state, part = self.full(), self.rows.part(0, self.n)
         add = jax.jit(make.add, donate_argnums=0)
 
         def step():
