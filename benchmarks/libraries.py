@@ -277,6 +277,16 @@ class Torchrl(Library):
         buffer = self.slices('PrioritizedSliceSampler', self.rows.size, alpha=.9, beta=.6)
         return self.updated(buffer, self.n*LENGTH)
 
+    def ray(self):
+        "Draw from a buffer in an actor of Ray"
+        from functools import partial
+
+        from torchrl.data import LazyTensorStorage, RayReplayBuffer
+        buffer = RayReplayBuffer(storage=partial(LazyTensorStorage, self.rows.size), batch_size=self.n,
+                                 remote_config=dict(num_cpus=.5))
+        buffer.extend(self.tensordict(self.rows.part(0, self.rows.size)))
+        return buffer.sample
+
     def tensors(self, batch):
         columns = {name: batch[name] for name in COLUMNS}
         if self.sequences_drawn:
