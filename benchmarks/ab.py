@@ -25,11 +25,9 @@ def compare(old, new, titles, rounds, processes, size, seconds):
     for _ in range(processes):
         workers = dict(old=Worker(OURS, checkout=old), new=Worker(OURS, checkout=new))
         for title in titles:
-            job, n, pictures = CONTESTS[title]
             try:
                 for worker in workers.values():
-                    worker.call('prepare', 'rows', job=job, n=n, pictures=pictures,
-                                size=size//50 if pictures else size)
+                    worker.call('prepare', 'rows', **rows.settings_of(title, CONTESTS, size))
                 times = time_in_turns(workers, max(1, rounds//processes), seconds, cpu=True)
             except WorkerError as error:
                 errors[title] = str(error)

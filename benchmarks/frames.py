@@ -1,210 +1,151 @@
-"""Keep rows of pixels, on frames of Atari games: bytes a row, time to add one, time to draw 32.
-
-Each row is checked: a frame that comes back differently is an error.
-"""
-import gc
-import os
-import sys
+"""Keep frames of Atari games: bytes a row, time to add one, time to draw 32. Rows that come back differently count."""
 import tempfile
-from pathlib import Path
 from time import perf_counter
 
-from harness import OURS, Worker, WorkerError, comparison, markdown_table, time_in_turns
-from rows import start_workers
+from harness import OURS, Worker, comparison, markdown_table, race, resident
 
 STACK = 4
 GAMES = ('Pong', 'Breakout', 'MsPacman', 'Seaquest')
-STORES = {'Rows()': {}, 'Frames(4)': dict(stack=STACK), "Frames(4, compress='lz4')": dict(stack=STACK, compress='lz4'),
-          "Frames(4, compress='zstd')": dict(stack=STACK, compress='zstd')}
-MEMORIES = {name: (OURS, settings) for name, settings in STORES.items()} | {
-    'stable-baselines3, optimize_memory_usage': ('stable-baselines3', dict(optimize_memory_usage=True)),
+MEMORIES = {
+    'Rows()': (OURS, {}),
+    'Frames(4)': (OURS, dict(stack=STACK)),
+    "Frames(4, compress='lz4')": (OURS, dict(stack=STACK, compress='lz4')),
+    "Frames(4, compress='zstd')": (OURS, dict(stack=STACK, compress='zstd')),
+    'stable-baselines3, optimize_memory_usage': ('stable-baselines3', {}),
     'cpprb, next_of': ('cpprb', {}),
-    'cpprb, next_of, stack_compress': ('cpprb', dict(stack_compress='obs'))}
-figures = {}    # of the buffer in this process
+    'cpprb, next_of, stack_compress': ('cpprb', dict(stack_compress='obs')),
+}
 
 
-# ---- in the worker ----
+# ---- in the worker: each function returns `add(state, next_state, reward, end)` and `draw()` ----
 
 def play(path, game, rows):
-    "Play at random; save all frames, with STACK - 1 copies of the first before each episode, and where rows begin"
+    "Play at random, and save the state and the next state of each row; return which rows end an episode"
     import ale_py
     import gymnasium as gym
     import numpy as np
     gym.register_envs(ale_py)
     env = gym.wrappers.AtariPreprocessing(gym.make(f'ALE/{game}-v5', frameskip=1))
+    env = gym.wrappers.FrameStackObservation(env, STACK)
     env.action_space.seed(0)
-    frames, starts, ends = [], [], []
-    done = True
-    while len(starts) < rows:
-        if done:
-            first, _ = env.reset(seed=len(starts))
-            frames += [first]*STACK
-        starts.append(len(frames) - STACK)
-        frame, _, terminated, truncated, _ = env.step(env.action_space.sample())
-        frames.append(frame)
-        done = terminated or truncated
-        ends.append(done)
-    ends[-1] = True
-    np.savez(path, frames=frames, starts=starts, ends=ends)
+    states, ends = np.zeros((rows, 2, STACK, 84, 84), np.uint8), [True]
+    for i in range(rows):
+        if ends[-1]:
+            after, _ = env.reset(seed=i)
+        states[i, 0] = after
+        after, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        states[i, 1] = after
+        ends.append(terminated or truncated)
+    np.save(path, states)
+    return ends[1:-1] + [True]
 
 
-class Ours:
-    def __init__(self, size, settings):
-        import numpy as np
-        from gymnasium.spaces import Box, Discrete
+def ours(size, settings):
+    import numpy as np
+    from gymnasium.spaces import Box, Discrete
 
-        from fastrl_replay.all import ExperienceReplay, Frames, Rows, Steps, step_dtype
-        store = Frames(**settings) if settings else Rows()
-        self.row = np.zeros(1, step_dtype(Box(0, 255, (STACK, 84, 84), np.uint8), Discrete(18)))
-        self.row['episode_n'] = 1
-        self.replay = ExperienceReplay(bs=32, max_sz=size, store=store, seed=0)
-        self.steps = Steps(self.row)
+    from fastrl_replay.all import ExperienceReplay, Frames, Rows, Steps, step_dtype
+    row = np.zeros(1, step_dtype(Box(0, 255, (STACK, 84, 84), np.uint8), Discrete(18)))
+    row['episode_n'] = 1
+    replay = ExperienceReplay(bs=32, max_sz=size, store=Frames(**settings) if settings else Rows(), seed=0)
 
-    def add(self, state, after, reward, end):
-        row = self.row
+    def add(state, after, reward, end):
         row['state'], row['next_state'], row['reward'], row['terminated'] = state, after, reward, end
         row['step_n'] += 1
-        start = perf_counter()
-        self.replay.add(self.steps)
-        seconds = perf_counter() - start
+        replay.add(Steps(row))
         if end:
             row['episode_n'] += 1
             row['step_n'] = 0
-        return seconds
 
-    def draw(self):
-        batch = self.replay.sample()
-        batch.action, batch.terminated
-        return batch.state, batch.next_state, batch.reward
-
-    def nbytes(self):
-        return self.replay.memory.nbytes
+    def draw():
+        batch = replay.sample()
+        return batch.state, batch.next_state, batch.reward, batch.action, batch.terminated
+    return add, draw, replay
 
 
-class StableBaselines3:
-    def __init__(self, size, settings):
-        import numpy as np
-        from gymnasium.spaces import Box, Discrete
-        from stable_baselines3.common.buffers import ReplayBuffer
-        space = Box(0, 255, (STACK, 84, 84), np.uint8)
-        self.buffer = ReplayBuffer(size, space, Discrete(18), 'cpu', handle_timeout_termination=False, **settings)
-
-    def add(self, state, after, reward, end):
-        import numpy as np
-        row = state[None], after[None], np.zeros((1, 1), int), np.float32([reward]), np.array([end]), [{}]
-        start = perf_counter()
-        self.buffer.add(*row)
-        return perf_counter() - start
-
-    def draw(self):
-        batch = self.buffer.sample(32)
-        return batch.observations, batch.next_observations, batch.rewards
-
-
-class Cpprb:
-    def __init__(self, size, settings):
-        import cpprb
-        import numpy as np
-        columns = dict(obs=dict(shape=(84, 84, STACK), dtype=np.uint8), act=dict(dtype=np.int64),
-                       rew=dict(dtype=np.float32), done=dict(dtype=bool))
-        self.buffer = cpprb.ReplayBuffer(size, columns, next_of='obs', **settings)
-
-    def add(self, state, after, reward, end):
-        import numpy as np
-        state, after = (np.ascontiguousarray(np.moveaxis(x, 0, -1)) for x in (state, after))
-        start = perf_counter()
-        self.buffer.add(obs=state, act=0, rew=reward, next_obs=after, done=end)
-        if end:
-            self.buffer.on_episode_end()
-        return perf_counter() - start
-
-    def draw(self):
-        import torch
-        batch = {name: torch.from_numpy(x) for name, x in self.buffer.sample(32).items()}
-        return batch['obs'].permute(0, 3, 1, 2), batch['next_obs'].permute(0, 3, 1, 2), batch['rew']
-
-
-CLASSES = {OURS: Ours, 'stable-baselines3': StableBaselines3, 'cpprb': Cpprb}
-
-
-def resident():
-    return int(Path('/proc/self/statm').read_text().split()[1])*os.sysconf('SC_PAGE_SIZE')
-
-
-def prepare(library, path, settings):
-    "Add all rows twice, check 3,200 drawn rows, and return the function that draws"
+def stable_baselines3(size, settings):
     import numpy as np
-    data = np.load(path)
-    frames, starts, ends = data['frames'], data['starts'], data['ends']
+    from gymnasium.spaces import Box, Discrete
+    from stable_baselines3.common.buffers import ReplayBuffer
+    buffer = ReplayBuffer(size, Box(0, 255, (STACK, 84, 84), np.uint8), Discrete(18), 'cpu',
+                          optimize_memory_usage=True, handle_timeout_termination=False)
 
-    def row(i):
-        start = starts[i]
-        return frames[start:start + STACK], frames[start + 1:start + STACK + 1]
+    def add(state, after, reward, end):
+        buffer.add(state[None], after[None], np.zeros((1, 1), int), np.float32([reward]), np.array([end]), [{}])
 
-    before = resident()
-    buffer = CLASSES[library](len(starts), settings)
-    seconds = []
-    for n in range(2*len(starts)):
-        i = n % len(starts)
-        seconds.append(buffer.add(*row(i), i, bool(ends[i])))
-    gc.collect()
-    figures.update(add_us=float(np.mean(seconds[len(starts):]))*1e6, worst_add_ms=max(seconds[len(starts):])*1e3,
-                   resident=resident() - before, nbytes=buffer.nbytes() if library == OURS else None)
+    def draw():
+        batch = buffer.sample(32)
+        return batch.observations, batch.next_observations, batch.rewards
+    return add, draw, None
+
+
+def cpprb(size, settings):
+    import cpprb
+    import numpy as np
+    import torch
+    kinds = dict(obs=np.uint8, act=np.int64, rew=np.float32, done=bool)
+    columns = {name: dict(dtype=dtype) for name, dtype in kinds.items()}
+    columns['obs']['shape'] = 84, 84, STACK
+    buffer = cpprb.ReplayBuffer(size, columns, next_of='obs', **settings)
+
+    def add(state, after, reward, end):
+        buffer.add(obs=state.transpose(1, 2, 0), act=0, rew=reward, next_obs=after.transpose(1, 2, 0), done=end)
+        if end:
+            buffer.on_episode_end()
+
+    def draw():
+        batch = {name: torch.from_numpy(x) for name, x in buffer.sample(32).items()}
+        return batch['obs'].permute(0, 3, 1, 2), batch['next_obs'].permute(0, 3, 1, 2), batch['rew']
+    return add, draw, None
+
+
+def prepare(library, path, ends, settings):
+    "Add all rows twice, and check 3,200 drawn rows"
+    import numpy as np
+    states, size = np.load(path, mmap_mode='r'), len(ends)
+    make = {OURS: ours, 'cpprb': cpprb}.get(library, stable_baselines3)
+    add, draw, replay = make(size, settings)
+    before, seconds = resident(), []
+    for i in [*range(size)]*2:
+        state, after = np.array(states[i])
+        start = perf_counter()
+        add(state, after, i, ends[i])
+        seconds.append(perf_counter() - start)
+    nbytes = replay.memory.nbytes if replay else resident() - before
     seen, wrong = set(), set()
     for _ in range(100):
-        for state, after, reward in zip(*buffer.draw()):
+        for state, after, reward, *_ in zip(*draw()):
             i = int(reward)
             seen.add(i)
-            if not all(np.array_equal(x, y) for x, y in zip((state, after), row(i))):
+            if not np.array_equal((state, after), states[i]):
                 wrong.add(i)
-    figures['checked'] = dict(rows=len(seen), wrong=len(wrong), ends=int(ends[list(seen)].sum()),
-                              wrong_ends=int(ends[list(wrong)].sum()))
-    return buffer.draw
-
-
-def result():
-    return figures
+    return draw, dict(nbytes=nbytes, add_us=sum(seconds[size:])/size*1e6, checked=dict(rows=len(seen), wrong=len(wrong)))
 
 
 # ---- in the runner ----
 
 def run(options):
-    rows, rounds = (200, 2) if options.quick else (10_000, 9)
+    rows, rounds, games = (200, 2, GAMES[:1]) if options.quick else (5_000, 9, GAMES)
     found = dict(rows=rows, games={}, contests={}, faults={})
-    pythons = {OURS: sys.executable} | {name: python for name, (python, _) in options.libraries.items()}
-    with tempfile.TemporaryDirectory() as folder:
-        for game in GAMES[:1] if options.quick else GAMES:
-            path = f'{folder}/{game}.npz'
+    for game in games:
+        with tempfile.TemporaryDirectory() as folder:
+            path = f'{folder}/rows.npy'
             player = Worker(OURS)
-            player.call('play', 'frames', path=path, game=game, rows=rows)
+            ends = player.call('play', 'frames', path=path, game=game, rows=rows)
             player.close()
-            workers, memories = {}, {}
-            for name, (library, settings) in MEMORIES.items():
-                if library not in pythons:
-                    continue
-                worker = Worker(library, pythons[library])
-                try:
-                    worker.call('prepare', 'frames', path=path, settings=settings)
-                    workers[name], memories[name] = worker, worker.call('result', 'frames')
-                except WorkerError as error:
-                    found['faults'][f'{game}, {name}'] = str(error)
-                    worker.close()
-            times = time_in_turns(workers, rounds, .05, found['faults'])
-            for worker in workers.values():
-                worker.close()
-            for name, us in times.items():
-                memories[name]['draw_us'] = sorted(us)[len(us)//2]
-            found['games'][game] = dict(memories=memories)
-            found['contests'][f'draw 32 rows of {game}'] = times
+            title = f'draw 32 rows of {game}'
+            entries = {name: (library, 'frames', dict(path=path, ends=ends, settings=settings))
+                       for name, (library, settings) in MEMORIES.items()}
+            raced = race({title: entries}, options.libraries, rounds, .05)
+        found['contests'].update(raced['contests'])
+        found['faults'].update(raced['faults'])
+        found['games'][game] = dict(memories={name: dict(x, draw_us=sorted(raced['contests'][title][name])[rounds//2])
+                                              for name, (x,) in raced['figures'][title].items()})
     return found
 
 
 def report(results):
-    lines = []
-    for game, found in results['games'].items():
-        for name, x in found['memories'].items():
-            size = (x['nbytes'] or x['resident'])/results['rows']
-            lines.append([game, name, size, x['add_us'], x['worst_add_ms'],
-                          f'{x["checked"]["wrong"]} of {x["checked"]["rows"]}'])
-    heads = ['game', 'memory', 'bytes a row', 'add 1, microseconds', 'longest add, ms', 'wrong rows']
+    lines = [[game, name, x['nbytes']/results['rows'], x['add_us'], f'{x["checked"]["wrong"]} of {x["checked"]["rows"]}']
+             for game, found in results['games'].items() for name, x in found['memories'].items()]
+    heads = ['game', 'memory', 'bytes a row', 'add 1, microseconds', 'wrong rows']
     return comparison(results['contests']) + '\n\n' + markdown_table(heads, lines)

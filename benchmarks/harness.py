@@ -34,11 +34,14 @@ job = None      # the function that `prepare` made
 
 
 def prepare(module, library, **settings):
-    "Make the function that is timed, as `module.prepare` does; it raises if results are wrong"
+    """Make the function that is timed, as `module.prepare` does, which raises if its results are wrong.
+
+    Return the figures that come with it; False if the library does not have this job."""
     global job
     job = None
     gc.collect()
-    job = importlib.import_module(module).prepare(library, **settings)
+    job, *figures = importlib.import_module(module).prepare(library, **settings)
+    return figures if job else False
 
 
 def time_job(number, cold=False, cpu=False):
@@ -61,6 +64,12 @@ def time_job(number, cold=False, cpu=False):
         job()
         seconds += clock() - start
     return seconds*number/calls
+
+
+def resident():
+    "Return the bytes of this process that are in main memory"
+    gc.collect()
+    return int(Path('/proc/self/statm').read_text().split()[1])*os.sysconf('SC_PAGE_SIZE')
 
 
 def serve(library):
@@ -118,38 +127,51 @@ class Worker:
         self.errors.close()
 
 
-def time_in_turns(workers, rounds, seconds, faults=None, **how):
-    """Return {name: [microseconds of a call in each round]}; each round runs about `seconds`.
-
-    With `faults`, a worker that fails is written there and left out. The rest is as for `time_job`."""
+def time_in_turns(workers, rounds, seconds, **how):
+    "Return {name: [microseconds of a call in each round]}; each round runs about `seconds`"
     numbers = {}
-    times = {}
-
-    def seconds_of(name, number):
-        try:
-            return workers[name].call('time_job', number=number, **how)
-        except WorkerError as error:
-            if faults is None:
-                raise
-            faults[name] = str(error)
-            numbers.pop(name, None)
-            times.pop(name, None)
-
-    for name in workers:
-        seconds_of(name, 1)
-        number, spent = 1, seconds_of(name, 1)
-        while spent is not None and spent < seconds/5:
+    for name, worker in workers.items():
+        number = 1
+        worker.call('time_job', number=number, **how)
+        while (spent := worker.call('time_job', number=number, **how)) < seconds/5:
             number *= 4
-            spent = seconds_of(name, number)
-        if spent is not None:
-            numbers[name] = max(1, int(number*seconds/spent))
-            times[name] = []
+        numbers[name] = max(1, int(number*seconds/spent))
+    times = {name: [] for name in workers}
     for i in range(rounds):
-        for name in sorted(numbers, reverse=i % 2):
-            spent = seconds_of(name, numbers[name])
-            if spent is not None:
-                times[name].append(spent/numbers[name]*1e6)
+        for name in sorted(workers, reverse=i % 2):
+            spent = workers[name].call('time_job', number=numbers[name], **how)
+            times[name].append(spent/numbers[name]*1e6)
     return times
+
+
+def race(contests, libraries, rounds, seconds, cold=False):
+    """Time {title: {name: (library, module, settings)}}, with warm and perhaps also with cold caches.
+
+    Each name has a process. Libraries that are not in `libraries`, {library: (Python, version)}, are left out."""
+    results = dict(contests={}, cold={}, figures={}, faults={})
+    workers = {}
+    for title, entries in contests.items():
+        ready, figures = {}, {}
+        for name, (library, module, settings) in entries.items():
+            if library not in libraries:
+                continue
+            if name not in workers:
+                workers[name] = Worker(library, libraries[library][0])
+            try:
+                found = workers[name].call('prepare', module, **settings)
+            except WorkerError as error:
+                results['faults'][f'{title}, {name}'] = str(error)
+                continue
+            if found is not False:
+                ready[name] = workers[name]
+                figures[name] = found
+        results['contests'][title] = time_in_turns(ready, rounds, seconds)
+        results['figures'][title] = figures
+        if cold:
+            results['cold'][title] = time_in_turns(ready, min(rounds, 3), .001, cold=True)
+    for worker in workers.values():
+        worker.close()
+    return results
 
 
 def find_libraries(pythons):
@@ -157,7 +179,7 @@ def find_libraries(pythons):
     script = ('import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n'
               '    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\n'
               'print(json.dumps(found))')
-    found = {'deque': (sys.executable, platform.python_version())}
+    found = {name: (sys.executable, platform.python_version()) for name in (OURS, 'bare', 'deque')}
     for python in [sys.executable, *pythons]:
         output = subprocess.run([python, '-c', script, *PEERS], capture_output=True, text=True, check=True)
         for name, version in json.loads(output.stdout).items():

@@ -1,42 +1,100 @@
-"""Steps a second of one learner and of two that share each update, with 1 to 8 actors."""
+"""Steps a second of one learner and of two with 1 to 8 actors, and trainings next to Stable-Baselines3."""
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
-from harness import FOLDER, ONE_THREAD, OURS, ROOT, Worker, markdown_table
+from harness import FOLDER, ONE_THREAD, ROOT, Worker, markdown_table
 
-MODULE = 'ours_parallel'
+SB3 = 'stable-baselines3'
+PENDULUM = dict(env='Pendulum-v1', learning_rate=1e-3, batch_size=128, buffer_size=100_000, learning_starts=100,
+                train_freq=1, gradient_steps=1, policy_kwargs=dict(net_arch=[64, 64]))
+MUJOCO = dict(PENDULUM, learning_rate=3e-4, batch_size=256, buffer_size=1_000_000, learning_starts=10_000,
+              policy_kwargs=dict(net_arch=[256, 256]))
+TRAININGS = {   # recipe: steps, learner and settings of Stable-Baselines3
+    'cartpole': (50_000, 'DQN', dict(   # as in its zoo
+        env='CartPole-v1', learning_rate=2.3e-3, batch_size=64, buffer_size=100_000, learning_starts=1_000,
+        gamma=.99, target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=.16,
+        exploration_final_eps=.04, policy_kwargs=dict(net_arch=[256, 256]))),
+    'pendulum-sac': (10_000, 'SAC', PENDULUM),
+    'pendulum-td3': (10_000, 'TD3', dict(PENDULUM, learning_starts=1_000, noise=.1)),
+    'hopper-sac': (15_000, 'SAC', dict(MUJOCO, env='Hopper-v5')),
+    'halfcheetah-sac': (20_000, 'SAC', dict(MUJOCO, env='HalfCheetah-v5')),
+}
 
 
-def launch(learners, actors, seconds):
-    "Start so many learners by torchrun, and return what the first one prints"
+# ---- in the worker ----
+
+def train_sb3(learner, seed, steps, noise=0., **settings):
+    "Return the seconds, the mean return of 20 episodes at the end, and training returns over steps"
+    import numpy as np
+    import stable_baselines3
+    import torch
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.noise import NormalActionNoise
+    torch.set_num_threads(1)
+    model = getattr(stable_baselines3, learner)('MlpPolicy', seed=seed, device='cpu', **settings)
+    if noise:
+        model.action_noise = NormalActionNoise(np.zeros(1), np.array([noise]))
+    env = model.get_env().envs[0]
+    start = perf_counter()
+    model.learn(steps)
+    seconds = perf_counter() - start
+    ends = np.cumsum(env.get_episode_lengths()).tolist()
+    final = evaluate_policy(model, model.get_env(), 20)[0]
+    return dict(seconds=seconds, final_return=float(final), x=ends, y=list(env.get_episode_rewards()))
+
+
+# ---- in the runner ----
+
+def python(*command):
     environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': os.pathsep.join([str(ROOT), str(FOLDER)])}
-    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(learners),
-               str(FOLDER/f'{MODULE}.py'), str(actors), str(seconds)]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    return json.loads(output.splitlines()[-1])
+    command = [sys.executable, *map(str, command)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def train_ours(recipe, seed, steps):
+    "Train by the command; evaluations and checkpoints are not counted"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)/'run'
+        python('-m', 'fastrl_replay', 'train', recipe, '--seed', seed, '--steps', steps, '--out', out,
+               '--set', 'eval_every=1000000000')
+        summary = json.loads((out/'summary.json').read_text())
+        metrics = [json.loads(line) for line in (out/'metrics.jsonl').read_text().splitlines()]
+    spent = summary['spent']
+    returns = {m['env_steps']: m['return_mean'] for m in metrics if m.get('return_mean') is not None}
+    return dict(seconds=summary['wall_s'] - spent.get('evaluations', 0) - spent.get('checkpoints', 0),
+                final_return=summary['final_return'], x=list(returns), y=list(returns.values()))
 
 
 def run(options):
-    seconds, most = (.5, 2) if options.quick else (4., 8)
-    found = dict(steps={}, parts={})
+    most, updates, trainings, seeds = 8, 250, TRAININGS, 3
+    if options.quick:
+        most, updates, trainings, seeds = 2, 30, {'cartpole': (1_200, *TRAININGS['cartpole'][1:])}, 1
+    found = dict(steps={}, runs={})
     for learners in 1, 2:
-        runs = {n: launch(learners, n, seconds) for n in (1, 2, 4, 8) if learners <= n <= most}
-        found['steps'][learners] = {n: x['steps'] for n, x in runs.items()}
-        for name in 'average', 'gather':
-            found['parts'][name] = median(x[name] for x in runs.values())
-    worker = Worker(OURS)
-    ask = worker.call('message_of', MODULE, kind='process')
-    rate = worker.call('actors', MODULE, n=1, seconds=seconds, kind='process')
-    costs = worker.call('parts', MODULE, bs=64)
-    worker.close()
-    found['parts'].update(message=ask, step=1e6/rate - ask/8, add_row=costs['add_row'], draw=costs['draw'])
-    return dict(found, load=os.getloadavg()[0], load_after=os.getloadavg()[0])
+        command = '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', learners, FOLDER/'ours_parallel.py'
+        found['steps'][learners] = {n: json.loads(python(*command, n, updates*n).splitlines()[-1])
+                                    for n in (1, 2, 4, 8) if learners <= n <= most}
+    for recipe, (steps, learner, settings) in trainings.items():
+        train_ours(recipe, 0, settings['learning_starts'] + 200)    # compiles kernels
+        runs = found['runs'][recipe] = {'fastrl_replay': [], SB3: []}
+        for seed in range(seeds):
+            runs['fastrl_replay'].append(train_ours(recipe, seed, steps))
+            if SB3 in options.libraries:
+                worker = Worker(SB3, options.libraries[SB3][0])
+                runs[SB3].append(worker.call('train_sb3', 'learners', learner=learner, seed=seed, steps=steps, **settings))
+                worker.close()
+    return found
 
 
 def report(results):
     lines = [[n, actors, rate] for n, rates in results['steps'].items() for actors, rate in rates.items()]
-    return markdown_table(['learners', 'actors that wait 5 ms', 'steps a second'], lines)
+    steps = markdown_table(['learners', 'actors that wait 5 ms', 'steps a second'], lines)
+    lines = [[recipe, who, *(median(x[key] for x in runs) for key in ('seconds', 'final_return'))]
+             for recipe, found in results['runs'].items() for who, runs in found.items() if runs]
+    return steps + '\n\n' + markdown_table(['recipe', 'library', 'seconds', 'final return'], lines)

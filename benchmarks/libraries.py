@@ -1,7 +1,7 @@
-"""Replay buffers of this and of other libraries, each called in the fastest way that it documents.
+"""Replay buffers of other libraries, each called in the fastest way that it documents.
 
-A class is one library, a method is one job: it fills a buffer and returns a function that does the
-job once. Drawing ends when the columns of a learner are torch tensors; `tensors` makes them.
+A function is one library: it fills a buffer for a job, and returns a function that does the job once,
+and, if that draws, one that makes the columns of a learner as torch tensors of the result.
 """
 import random
 from collections import deque
@@ -23,38 +23,39 @@ class Rows:
         self.dtype = np.uint8 if pictures else np.float32
         self.period = 251 if pictures else 1 << 24
 
-    def state(self, i):
-        numbers = (i % self.period).astype(self.dtype).reshape(-1, *[1]*len(self.shape))
-        return np.ascontiguousarray(np.broadcast_to(numbers, (len(i), *self.shape)))
+    def block(self, n):
+        "Return the columns of the first rows"
+        return self.columns(np.arange(n))
 
-    def part(self, start, stop):
-        "Return the columns of rows `start` to `stop`"
-        i = np.arange(start, stop)
-        return dict(state=self.state(i), action=i % 2, reward=(i % 7).astype(np.float32),
-                    next_state=self.state(i + 1), terminated=np.zeros(len(i), bool))
+    def columns(self, i):
+        "Return the columns of the rows with these numbers"
+        def state(i):
+            states = np.empty((len(i), *self.shape), self.dtype)
+            states.T[:] = i % self.period
+            return states
+        i = i % self.period
+        return dict(state=state(i), action=i % 2, reward=(i % 7).astype(np.float32), next_state=state(i + 1),
+                    terminated=np.zeros(len(i), bool))
 
     def parts(self):
-        "Yield the number of the first row and the columns, for all rows"
+        "Yield the columns of all rows, some at a time"
         step = 500 if self.pictures else CHUNK
         for start in range(0, self.size, step):
-            yield start, self.part(start, min(start + step, self.size))
+            yield self.columns(np.arange(start, min(start + step, self.size)))
 
-    def wrong(self, columns, n):
+    def wrong(self, batch, n):
         "Return how many of `n` rows, or sequences of rows, are missing or not as they were put in"
-        state, after, action, reward = (np.asarray(columns[name]) for name in
-                                        ('state', 'next_state', 'action', 'reward'))
-        shape = state.shape[:state.ndim - len(self.shape)]
-        state = state.reshape(*shape, -1).astype(np.int64)
-        after = after.reshape(*shape, -1).astype(np.int64)
-        i = state[..., :1]
-        good = (state == i).all(-1) & (after == (i + 1) % self.period).all(-1)
-        i = i[..., 0]
-        if not self.pictures:
-            good &= (action.reshape(shape) == i % 2) & (reward.reshape(shape) == i % 7)
-        if len(shape) == 2:     # rows of a sequence follow each other at one distance
-            distance = np.diff(i, axis=1)
-            good &= (distance == distance[:, :1]).all(1)[:, None]
+        state = np.asarray(batch['state'])
+        axes = state.ndim - len(self.shape)
+        i = state.reshape(*state.shape[:axes], -1)[..., 0].astype(int)
+        good = np.ones(i.size, bool)
+        for name, expected in self.columns(i.ravel()).items():
+            column = np.asarray(batch[name]).reshape(i.size, -1)
+            good &= (column == expected.reshape(i.size, -1)).all(1)
+        if axes == 2:   # rows of a sequence follow each other at one distance
             n *= LENGTH
+            distance = np.diff(i, axis=1)
+            good &= (distance == distance[:, :1]).all(1).repeat(i.shape[1])
         return abs(good.size - n) + int((~good).sum())
 
 
@@ -62,359 +63,255 @@ def td_errors(n, seed=0):
     return np.abs(np.random.default_rng(seed).normal(size=n)).astype(np.float32)
 
 
-def as_tensors(columns, names=COLUMNS):
-    "Return the five columns as torch tensors that share their memory"
+def as_tensors(*names):
+    "Return a function that returns the five columns as torch tensors that share their memory"
     import torch
-    tensors = {}
-    for name, theirs in zip(COLUMNS, names):
-        x = columns[theirs]
-        if isinstance(x, np.ndarray):
-            x = torch.from_numpy(np.ascontiguousarray(x))
-        elif not isinstance(x, torch.Tensor):
-            x = torch.from_dlpack(x)
-        tensors[name] = x
+
+    def tensors(batch):
+        columns = {}
+        for name, theirs in zip(COLUMNS, names or COLUMNS):
+            x = batch[theirs]
+            if isinstance(x, np.ndarray):
+                x = torch.from_numpy(np.ascontiguousarray(x))
+            elif not isinstance(x, torch.Tensor):
+                x = torch.from_dlpack(x)
+            columns[name] = x
+        return columns
     return tensors
 
 
-class Library:
-    "One library; `rows` are in the buffer, `n` rows are added or drawn"
-    def __init__(self, rows, n):
-        self.rows = rows
-        self.n = n
-
-    def tensors(self, batch):
-        return as_tensors(batch)
-
-    def uniform(self):
-        buffer = self.full()
-        return lambda: buffer.sample(self.n)
+def updating(draw, update, td):
+    "Return a function that draws a batch and its keys, and updates their priorities"
+    def step():
+        batch, keys = draw()
+        update(keys, td)
+        return batch
+    return step
 
 
-class Deque(Library):
-    def full(self):
-        buffer = deque(maxlen=self.rows.size)
-        for _, part in self.rows.parts():
-            buffer.extend(zip(*part.values()))
-        return buffer
+def plain_deque(job, rows, n):
+    buffer = deque(maxlen=rows.size)
+    for part in rows.parts():
+        buffer.extend(zip(*part.values()))
+    if job == 'uniform':
+        tensors = as_tensors()
+        return lambda: zip(*random.sample(buffer, n)), lambda batch: tensors(dict(zip(COLUMNS, map(np.array, batch))))
+    new = list(zip(*rows.block(n).values()))
 
-    def insert(self):
-        buffer = self.full()
-        rows = list(zip(*self.rows.part(0, self.n).values()))
-
-        def step():
-            for row in rows:
-                buffer.append(row)
-        return step
-
-    def uniform(self):
-        buffer = self.full()
-        return lambda: zip(*random.sample(buffer, self.n))
-
-    def tensors(self, batch):
-        return as_tensors(dict(zip(COLUMNS, map(np.array, batch))))
+    def step():
+        for row in new:
+            buffer.append(row)
+    return step, None
 
 
-class StableBaselines3(Library):
-    def full(self, envs=1, name='ReplayBuffer', **settings):
-        from gymnasium.spaces import Box, Discrete
-        from stable_baselines3.common import buffers
-        rows = self.rows
-        space = Box(-np.inf, np.inf, rows.shape, np.float32)
-        if rows.pictures:
-            space = Box(0, 255, rows.shape, np.uint8)
-        buffer = getattr(buffers, name)(rows.size//envs*envs, space, Discrete(2), device='cpu', n_envs=envs,
-                                        handle_timeout_termination=False, **settings)
-        for name, theirs in zip(COLUMNS, ('observations', 'actions', 'rewards', 'next_observations')):
-            array = getattr(buffer, theirs)
-            array = array.reshape(buffer.buffer_size*envs, *array.shape[2:])
-            for start, part in rows.parts():
-                values = array[start:start + len(part[name])]
-                values[:] = part[name][:len(values)].reshape(values.shape)
-        buffer.full = True
-        return buffer
+def stable_baselines3(job, rows, n):
+    from gymnasium.spaces import Box, Discrete
+    from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+    make, envs, settings = ReplayBuffer, n if job == 'insert' else 1, {}
+    if job == 'n_step':
+        make, envs, settings = NStepReplayBuffer, 8, dict(n_steps=3, gamma=1.)
+    space = Box(0, 255, rows.shape, rows.dtype) if rows.pictures else Box(-np.inf, np.inf, rows.shape, rows.dtype)
+    buffer = make(rows.size, space, Discrete(2), device='cpu', n_envs=envs, handle_timeout_termination=False, **settings)
 
-    def row(self, n):
-        part = self.rows.part(0, n)
-        return (part['state'], part['next_state'], part['action'].reshape(-1, 1), part['reward'],
-                part['terminated'], [{}]*n)
+    def add(part, i=0):
+        state, action, reward, after, done = (values[i:i + envs] for values in part.values())
+        buffer.add(state, after, action.reshape(-1, 1), reward, done, [{}]*envs)
 
-    def insert(self):
-        buffer, row = self.full(self.n), self.row(self.n)
-        return lambda: buffer.add(*row)
+    for part in rows.parts():
+        for i in range(0, len(part['reward']) - envs + 1, envs):
+            add(part, i)
+    block = rows.block(envs)
+    if job == 'insert':
+        return lambda: add(block), None
 
-    add_step = insert
+    def step():
+        if job == 'n_step':
+            add(block)
+        return buffer.sample(n)
 
-    def n_step(self):
-        buffer, row = self.full(8, 'NStepReplayBuffer', n_steps=3, gamma=1.), self.row(8)
-
-        def step():
-            buffer.add(*row)
-            return buffer.sample(self.n)
-        return step
-
-    def tensors(self, batch):
-        return dict(zip(COLUMNS, (batch.observations, batch.actions, batch.rewards,
-                                  batch.next_observations, batch.dones)))
+    def tensors(s):
+        return dict(zip(COLUMNS, (s.observations, s.actions, s.rewards, s.next_observations, s.dones)))
+    return step, tensors
 
 
-class Cpprb(Library):
-    def full(self, name='ReplayBuffer', **settings):
-        import cpprb
-        columns = {k: dict(shape=v.shape[1:] or 1, dtype=v.dtype) for k, v in self.rows.part(0, 1).items()}
-        buffer = getattr(cpprb, name)(self.rows.size, columns, **settings)
-        for _, part in self.rows.parts():
-            buffer.add(**part)
-        return buffer
+def cpprb(job, rows, n):
+    import cpprb as library
+    block = rows.block(n)
+    columns = {k: dict(shape=v.shape[1:] or 1, dtype=v.dtype) for k, v in block.items()}
+    if job == 'prioritized':
+        buffer = library.PrioritizedReplayBuffer(rows.size, columns, alpha=.6)
+    else:
+        buffer = library.ReplayBuffer(rows.size, columns)
+    for part in rows.parts():
+        buffer.add(**part)
+    if job == 'insert':
+        return lambda: buffer.add(**block), None
+    if job == 'uniform':
+        return lambda: buffer.sample(n), as_tensors()
+    buffer.update_priorities(np.arange(rows.size), td_errors(rows.size))
 
-    def insert(self):
-        buffer, part = self.full(), self.rows.part(0, self.n)
-        return lambda: buffer.add(**part)
-
-    add_step = insert
-
-    def prioritized(self):
-        buffer, td = self.full('PrioritizedReplayBuffer', alpha=.6), td_errors(self.n)
-        buffer.update_priorities(np.arange(self.rows.size), td_errors(self.rows.size, 1))
-
-        def step():
-            batch = buffer.sample(self.n, beta=.4)
-            buffer.update_priorities(batch['indexes'], td)
-            return batch
-        return step
+    def draw():
+        batch = buffer.sample(n, beta=.4)
+        return batch, batch['indexes']
+    return updating(draw, buffer.update_priorities, td_errors(n)), as_tensors()
 
 
-class Tianshou(Library):
-    def batch(self, n, **columns):
-        from tianshou.data import Batch
-        part = self.rows.part(0, n)
-        return Batch(obs=part['state'], act=part['action'], rew=part['reward'], obs_next=part['next_state'],
-                     terminated=part['terminated'], truncated=part['terminated'].copy(), **columns)
+def tianshou(job, rows, n):
+    from tianshou import data
 
-    def full(self, name='ReplayBuffer', **settings):
-        from tianshou import data
-        size = self.rows.size
-        buffer = getattr(data, name)(size, **settings)
-        buffer.set_batch(self.batch(size, done=np.zeros(size, bool)))
-        buffer._size = size
-        buffer.last_index[0] = size - 1
-        return buffer
+    def batch(n):
+        state, action, reward, after, done = rows.block(n).values()
+        return data.Batch(obs=state, act=action, rew=reward, obs_next=after, terminated=done, truncated=done, done=done)
 
-    def insert(self):
-        from tianshou.data import VectorReplayBuffer
-        buffer = VectorReplayBuffer(self.rows.size//self.n*self.n, self.n)
-        row, envs = self.batch(self.n), np.arange(self.n)
-        return lambda: buffer.add(row, buffer_ids=envs)
-
-    add_step = insert
-
-    def prioritized(self):
-        buffer = self.full('PrioritizedReplayBuffer', alpha=.6, beta=.4)
-        td = td_errors(self.n)
-        buffer.update_weight(np.arange(self.rows.size), td_errors(self.rows.size, 1))
-
-        def step():
-            batch, index = buffer.sample(self.n)
-            buffer.update_weight(index, td)
-            return batch, index
-        return step
-
-    def tensors(self, batch):
-        return as_tensors(vars(batch[0]), ('obs', 'act', 'rew', 'obs_next', 'terminated'))
+    size = rows.size
+    if job == 'insert':
+        buffer, row, envs = data.VectorReplayBuffer(size//n*n, n), batch(n), np.arange(n)
+        del row['done']
+        return lambda: buffer.add(row, buffer_ids=envs), None
+    if job == 'uniform':
+        buffer = data.ReplayBuffer(size)
+    else:
+        buffer = data.PrioritizedReplayBuffer(size, alpha=.6, beta=.4)
+    buffer.set_batch(batch(size))
+    buffer._size, buffer.last_index[0] = size, size - 1
+    tensors = as_tensors('obs', 'act', 'rew', 'obs_next', 'terminated')
+    if job == 'uniform':
+        return lambda: buffer.sample(n)[0], lambda batch: tensors(vars(batch))
+    buffer.update_weight(np.arange(size), td_errors(size))
+    return updating(lambda: buffer.sample(n), buffer.update_weight, td_errors(n)), lambda batch: tensors(vars(batch))
 
 
-class Torchrl(Library):
-    sequences_drawn = False
+def torchrl(job, rows, n, folder=None):
+    from functools import partial
 
-    def tensordict(self, part):
-        import torch
-        from tensordict import TensorDict
-        return TensorDict({k: torch.from_numpy(v) for k, v in part.items()}, [len(part['reward'])])
+    import torch
+    from tensordict import TensorDict
+    from torchrl import data
+    from torchrl.data.replay_buffers import samplers
+    length = LENGTH if 'sequences' in job else 1
+    settings = dict(batch_size=n*length)
+    slices = dict(slice_len=LENGTH, traj_key='trajectory', strict_length=True)
+    make, storage = data.ReplayBuffer, data.LazyTensorStorage(rows.size)
+    if job == 'disk':
+        storage = data.LazyMemmapStorage(rows.size, scratch_dir=folder)
+    elif job == 'ray':
+        make, storage = data.RayReplayBuffer, partial(data.LazyTensorStorage, rows.size)
+        settings['remote_config'] = dict(num_cpus=.5)
+    elif job == 'prioritized':
+        make = data.PrioritizedReplayBuffer
+        settings.update(alpha=.6, beta=.4)
+    elif job == 'sequences':
+        settings['sampler'] = samplers.SliceSampler(cache_values=True, **slices)
+    elif job == 'prioritized_sequences':
+        settings['sampler'] = samplers.PrioritizedSliceSampler(rows.size, alpha=.9, beta=.6, **slices)
+    buffer = make(storage=storage, **settings)
 
-    def full(self, name='ReplayBuffer', **settings):
-        from torchrl import data
-        storage = data.LazyTensorStorage(self.rows.size)
-        buffer = getattr(data, name)(storage=storage, **settings)
-        for start, part in self.rows.parts():
-            if self.sequences_drawn:
-                part['trajectory'] = np.arange(start, start + len(part['reward']))//1000
-            buffer.extend(self.tensordict(part))
-        return buffer
+    def rows_of(part, first=0):
+        columns = {k: torch.from_numpy(v) for k, v in part.items()}
+        if length > 1:
+            columns['trajectory'] = torch.arange(first, first + len(part['reward']))//1000
+        return TensorDict(columns, [len(part['reward'])])
 
-    def insert(self):
-        buffer, rows = self.full(), self.tensordict(self.rows.part(0, self.n))
-        return lambda: buffer.extend(rows)
+    for i, part in enumerate(rows.parts()):
+        buffer.extend(rows_of(part, i*CHUNK))
+    if job == 'insert':
+        block = rows_of(rows.block(n))
+        return lambda: buffer.extend(block), None
 
-    add_step = insert
+    def tensors(batch):
+        return {k: batch[k] if length == 1 else batch[k].view(-1, length, *batch[k].shape[1:]) for k in COLUMNS}
+    if 'prioritized' not in job:
+        return buffer.sample, tensors
+    buffer.update_priority(torch.arange(rows.size), torch.from_numpy(td_errors(rows.size)))
 
-    def uniform(self):
-        return self.full(batch_size=self.n).sample
-
-    def prioritized(self):
-        return self.updated(self.full('PrioritizedReplayBuffer', batch_size=self.n, alpha=.6, beta=.4), self.n)
-
-    def updated(self, buffer, n):
-        import torch
-        td = torch.from_numpy(td_errors(n))
-        buffer.update_priority(torch.arange(self.rows.size), torch.from_numpy(td_errors(self.rows.size, 1)))
-
-        def step():
-            batch, info = buffer.sample(return_info=True)
-            buffer.update_priority(info['index'], td)
-            return batch
-        return step
-
-    def slices(self, name, *args, **settings):
-        from torchrl.data.replay_buffers import samplers
-        self.sequences_drawn = True
-        sampler = getattr(samplers, name)(*args, slice_len=LENGTH, traj_key='trajectory',
-                                          strict_length=True, **settings)
-        return self.full(batch_size=self.n*LENGTH, sampler=sampler)
-
-    def sequences(self):
-        return self.slices('SliceSampler', cache_values=True).sample
-
-    def prioritized_sequences(self):
-        buffer = self.slices('PrioritizedSliceSampler', self.rows.size, alpha=.9, beta=.6)
-        return self.updated(buffer, self.n*LENGTH)
-
-    def ray(self):
-        "Draw from a buffer in an actor of Ray"
-        from functools import partial
-
-        from torchrl.data import LazyTensorStorage, RayReplayBuffer
-        buffer = RayReplayBuffer(storage=partial(LazyTensorStorage, self.rows.size), batch_size=self.n,
-                                 remote_config=dict(num_cpus=.5))
-        buffer.extend(self.tensordict(self.rows.part(0, self.rows.size)))
-        return buffer.sample
-
-    def tensors(self, batch):
-        columns = {name: batch[name] for name in COLUMNS}
-        if self.sequences_drawn:
-            columns = {name: x.view(-1, LENGTH, *x.shape[1:]) for name, x in columns.items()}
-        return columns
+    def draw():
+        batch, info = buffer.sample(return_info=True)
+        return batch, info['index']
+    return updating(draw, buffer.update_priority, torch.from_numpy(td_errors(n*length))), tensors
 
 
-class Flashbax(Library):
-    def filled(self, make, envs=1):
-        import jax
-        state = make.init({k: jax.numpy.asarray(v[0]) for k, v in self.rows.part(0, 1).items()})
-        add = jax.jit(make.add, donate_argnums=0)
-        for _, part in self.rows.parts():
-            if envs > 1:
-                part = {k: np.moveaxis(v[:len(v)//envs*envs].reshape(-1, envs, *v.shape[1:]), 1, 0)
-                        for k, v in part.items()}
-            state = add(state, jax.tree.map(jax.numpy.asarray, part))
-        return state
-
-    def items(self, n, **settings):
-        import flashbax
-        make = flashbax.make_prioritised_item_buffer if settings else flashbax.make_item_buffer
-        return make(self.rows.size, 1, n, add_sequences=True, **settings)
-
-    def full(self):
-        return self.filled(self.items(1))
-
-    def keys(self):
-        import jax
-        return cycle(jax.random.split(jax.random.PRNGKey(0), 100))
-
-    def drawn(self, make, envs=1):
-        import jax
-        state, draw, keys = self.filled(make, envs), jax.jit(make.sample), self.keys()
-        return lambda: jax.block_until_ready(draw(state, next(keys))).experience
-
-    def insert(self):
-        import jax
-        make = self.items(1)
-        state, part = self.full(), self.rows.part(0, self.n)
-        add = jax.jit(make.add, donate_argnums=0)
-
-        def step():
-            nonlocal state
-            state = jax.block_until_ready(add(state, part))
-        return step
-
-    add_step = insert
-
-    def uniform(self):
-        return self.drawn(self.items(self.n))
-
-    def prioritized(self):
-        import jax
-        size, keys, td = self.rows.size, self.keys(), jax.numpy.asarray(td_errors(self.n))
-        make = self.items(self.n, priority_exponent=.6)
-        update = jax.jit(make.set_priorities, donate_argnums=0)
-        state = update(self.filled(make), jax.numpy.arange(size), jax.numpy.asarray(td_errors(size, 1)))
+def flashbax(job, rows, n):
+    import flashbax as library
+    import jax
+    envs, size = 1, rows.size
+    if job == 'sequences':
+        envs = 8
+        make = library.make_trajectory_buffer(add_batch_size=envs, sample_batch_size=n, sample_sequence_length=LENGTH,
+                                              period=40, min_length_time_axis=LENGTH, max_length_time_axis=size//envs)
+    elif job == 'prioritized':
+        make = library.make_prioritised_item_buffer(size, 1, n, add_sequences=True, priority_exponent=.6)
+    else:
+        make = library.make_item_buffer(size, 1, n, add_sequences=True)
+    block, keys = rows.block(n), cycle(jax.random.split(jax.random.PRNGKey(0), 100))
+    add, sample = jax.jit(make.add, donate_argnums=0), jax.jit(make.sample)
+    state = make.init({k: jax.numpy.asarray(v[0]) for k, v in block.items()})
+    for part in rows.parts():
+        if envs > 1:
+            part = {k: np.moveaxis(v.reshape(-1, envs, *v.shape[1:]), 1, 0) for k, v in part.items()}
+        state = add(state, jax.tree.map(jax.numpy.asarray, part))
+    if job == 'prioritized':
+        update, td = jax.jit(make.set_priorities, donate_argnums=0), jax.numpy.asarray(td_errors(n))
+        state = update(state, jax.numpy.arange(size), jax.numpy.asarray(td_errors(size)))
 
         @jax.jit
-        def draw(state, key):
-            sample = make.sample(state, key)
-            weight = (sample.probabilities*size)**-.4
-            return sample.experience, sample.indices, weight/weight.max()
+        def weights_of(probabilities):
+            weights = (probabilities*size)**-.4
+            return weights/weights.max()
 
-        def step():
-            nonlocal state
-            batch, index, weight = draw(state, next(keys))
-            state = update(state, index, td)
-            jax.block_until_ready((batch, weight, state))
-            return batch
-        return step
-
-    def sequences(self):
-        import flashbax
-        make = flashbax.make_trajectory_buffer(add_batch_size=8, sample_batch_size=self.n,
-                                               sample_sequence_length=LENGTH, period=40, min_length_time_axis=LENGTH,
-                                               max_length_time_axis=self.rows.size//8)
-        return self.drawn(make, 8)
+    def step():
+        nonlocal state
+        if job == 'insert':
+            state = jax.block_until_ready(add(state, block))
+            return
+        batch = sample(state, next(keys))
+        if job == 'prioritized':
+            weights = weights_of(batch.probabilities)
+            state = update(state, batch.indices, td)
+            jax.block_until_ready((weights, state))
+        return jax.block_until_ready(batch.experience)
+    return step, as_tensors() if job != 'insert' else None
 
 
-class Rlox(Library):
+def rlox(job, rows, n):
     "Its states and actions are float32"
-    def full(self):
-        import rlox
-        buffer = rlox.ReplayBuffer(self.rows.size, 4, 1)
-        for _, part in self.rows.parts():
-            buffer.push_batch(*self.flat(part))
-        return buffer
+    import rlox as library
 
-    def flat(self, part):
-        flags = np.zeros(len(part['reward']), np.uint8)
-        return (part['state'].ravel(), part['next_state'].ravel(), part['action'].astype(np.float32),
-                part['reward'], flags, flags)
+    def flat(part):
+        state, action, reward, after, done = part.values()
+        done = done.view(np.uint8)
+        return state.ravel(), after.ravel(), action.astype(np.float32), reward, done, done
 
-    def insert(self):
-        buffer, part = self.full(), self.rows.part(0, self.n)
-        if self.n > 1:
-            rows = self.flat(part)
-            return lambda: buffer.push_batch(*rows)
-        obs, after, action = part['state'][0], part['next_state'][0], part['action'].astype(np.float32)
-        return lambda: buffer.push(obs, action, 1., False, False, after)
+    seeds, tensors = count(), as_tensors('obs', 'actions', 'rewards', 'next_obs', 'terminated')
+    block = flat(rows.block(n))
+    if job == 'prioritized':
+        buffer = library.PrioritizedReplayBuffer(rows.size, 4, 1, .6, .4)
+        for part in rows.parts():
+            for state, action, reward, after, _ in zip(*part.values()):
+                buffer.push(state, np.float32([action]), reward, False, False, after)
+        keys = np.arange(rows.size, dtype=np.uint64)
+        buffer.update_priorities(keys, td_errors(rows.size).astype(float))
 
-    add_step = insert
-
-    def uniform(self):
-        buffer, seeds = self.full(), count()
-        return lambda: buffer.sample(self.n, next(seeds))
-
-    def prioritized(self):
-        import rlox
-        buffer, seeds = rlox.PrioritizedReplayBuffer(self.rows.size, 4, 1, .6, .4), count()
-        for start, part in self.rows.parts():
-            columns = (part['state'], part['action'].astype(np.float32).reshape(-1, 1), part['reward'].tolist(),
-                       part['next_state'], td_errors(len(part['reward']), start).tolist())
-            for obs, action, reward, after, priority in zip(*columns):
-                buffer.push(obs, action, reward, False, False, after, priority)
-        td = td_errors(self.n).astype(np.float64)
-
-        def step():
-            batch = buffer.sample(self.n, next(seeds))
-            buffer.update_priorities(batch['indices'], td)
-            return batch
-        return step
-
-    def tensors(self, batch):
-        return as_tensors(batch, ('obs', 'actions', 'rewards', 'next_obs', 'terminated'))
+        def draw():
+            batch = buffer.sample(n, next(seeds))
+            return batch, batch['indices']
+        return updating(draw, buffer.update_priorities, td_errors(n).astype(float)), tensors
+    buffer = library.ReplayBuffer(rows.size, 4, 1)
+    for part in rows.parts():
+        buffer.push_batch(*flat(part))
+    if job == 'uniform':
+        return lambda: buffer.sample(n, next(seeds)), tensors
+    if n > 1:
+        return lambda: buffer.push_batch(*block), None
+    state, after, action, *_ = block
+    return lambda: buffer.push(state, action, 1., False, False, after), None
 
 
-CLASSES = {'deque': Deque, 'stable-baselines3': StableBaselines3, 'cpprb': Cpprb, 'tianshou': Tianshou,
-           'torchrl': Torchrl, 'flashbax': Flashbax, 'rlox': Rlox}
+JOBS = {
+    'deque': (plain_deque, 'insert uniform'),
+    'stable-baselines3': (stable_baselines3, 'insert uniform n_step'),
+    'cpprb': (cpprb, 'insert uniform prioritized'),
+    'tianshou': (tianshou, 'insert uniform prioritized'),
+    'torchrl': (torchrl, 'insert uniform prioritized sequences prioritized_sequences disk ray'),
+    'flashbax': (flashbax, 'insert uniform prioritized sequences'),
+    'rlox': (rlox, 'insert uniform prioritized'),
+}

@@ -5,41 +5,39 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
-from libraries import CHUNK, COLUMNS, LENGTH, Library, td_errors
+from libraries import CHUNK, COLUMNS, LENGTH, as_tensors, td_errors
 
-from fastrl_replay.all import (ExperienceReplay, GymStepper, NStep, OwnSteps, Pipe, PrioritizedReplay, SequenceChunker,
-                               SequenceReplay, Steps, step_dtype)
-
-ACTIONS = np.tile([0, 1], 4)    # of eight environments
+from fastrl_replay.all import (ExperienceReplay, GymStepper, OwnSteps, Pipe, PrioritizedReplay, Rows, SequenceReplay,
+                               Steps, step_dtype)
 
 
 def numbered_rows(rows, start, stop):
     "Return rows as eight environments give them in turn, each in one long episode"
-    low, high = (0, 255) if rows.pictures else (-1, 1)
-    array = np.zeros(stop - start, step_dtype(Box(low, high, rows.shape, rows.dtype), Discrete(2)))
-    for name, values in rows.part(start, stop).items():
-        array[name] = values
     i = np.arange(start, stop)
-    array['env_id'] = i % 8
-    array['step_n'] = i//8 + 1
-    array['episode_n'] = 1
+    array = np.zeros(len(i), step_dtype(Box(0, 255, rows.shape, rows.dtype), Discrete(2)))
+    for name, values in rows.columns(i).items():
+        array[name] = values
+    array['env_id'], array['step_n'], array['episode_n'] = i % 8, i//8 + 1, 1
     return array
 
 
+def parts_of(rows):
+    "Yield all rows, some at a time"
+    step = 1000 if rows.pictures else CHUNK
+    for start in range(0, rows.size, step):
+        yield Steps(numbered_rows(rows, start, min(start + step, rows.size)))
+
+
 class Blocks(Pipe):
-    "Large blocks with the first rows, then endless blocks with a row of each environment"
-    def __init__(self, rows, envs, first=0):
+    "All rows, some at a time, then endless blocks with a row of each of eight environments"
+    def __init__(self, rows):
         super().__init__(None)
         self.rows = rows
-        self.envs = envs
-        self.first = first
 
     def __iter__(self):
-        for start in range(0, self.first, CHUNK):
-            yield Steps(numbered_rows(self.rows, start, min(start + CHUNK, self.first)))
-        block = numbered_rows(self.rows, 0, self.envs)
-        block['env_id'] = np.arange(self.envs)
-        step = self.first//self.envs
+        yield from parts_of(self.rows)
+        block = numbered_rows(self.rows, 0, 8)
+        step = self.rows.size//8
         while True:
             step += 1
             block = block.copy()
@@ -53,159 +51,97 @@ class Pass(Pipe):
         yield from self.source
 
 
-def advance(items):
-    "Return a function that takes the next item and returns nothing"
-    items = iter(items)
+def added_steps(replay, n):
+    "Return a function that gives the buffer a step of a loop with `n` environments, in episodes of 100 steps"
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(101, n, 4)).astype(np.float32)
+    reward = rng.normal(size=(100, n))
+    done = np.zeros((100, n), bool)
+    done[-1] = True
+    steps = [(obs[t], np.ones(n, int), reward[t], obs[t + 1], done[t], np.zeros(n, bool)) for t in range(100)]
+    if n == 1:
+        steps = [tuple(x[0] if x[0].shape else x[0].item() for x in step) for step in steps]
+    steps = cycle(steps)
+    for _ in range(1000):
+        replay.add_step(*next(steps))
+    return lambda: replay.add_step(*next(steps))
+
+
+def tensors(batch):
+    for name in COLUMNS:
+        batch[name]
+    return batch
+
+
+def ours(job, rows, n, folder=None):
+    "Return a function that does a job, and, if that draws, one that reads the columns of the result"
+    settings = dict(max_sz=rows.size, seed=0)
+    if job == 'add_step':
+        return added_steps(ExperienceReplay(**settings), n), None
+    if job == 'add_step_prioritized':
+        return added_steps(PrioritizedReplay(**settings), n), None
+    if job == 'add_step_sequences':
+        return added_steps(SequenceReplay(bs=64, **settings), n), None
+    if job == 'add_step_n_step':
+        return added_steps(OwnSteps().n_step(3, gamma=.99).prioritized_replay(bs=256, **settings), n), None
+    if job == 'stage':
+        return iter(Pass(repeat(0))).__next__, None
+    if job == 'env_step':
+        env = gym.make_vec('CartPole-v1', n) if n > 1 else 'CartPole-v1'
+        actions = torch.arange(n) % 2
+        return iter(GymStepper(env, lambda state: actions, seed=0)).__next__, None
+    settings['bs'] = n
+    if job == 'n_step':
+        replay = Blocks(rows).n_step(3, gamma=.99).experience_replay(**settings)
+        batches = iter(replay)
+        while len(replay) < rows.size:
+            next(batches)
+        return batches.__next__, tensors
+    if job == 'prioritized':
+        replay = PrioritizedReplay(**settings)
+    elif job == 'prioritized_by_rank':
+        replay = PrioritizedReplay(kind='rank', alpha=.7, **settings)
+    elif 'sequences' in job:
+        replay = SequenceReplay(prioritized=job == 'prioritized_sequences', **settings)
+    else:
+        replay = ExperienceReplay(store=Rows(folder), **settings)
+    for i, block in enumerate(parts_of(rows)):
+        keys = replay.add(block)
+        if 'prioritized' in job and 'sequences' not in job:
+            replay.update_priorities(keys, td_errors(len(keys), i))
+    if job == 'insert':
+        block = Steps(numbered_rows(rows, 0, n))
+        return lambda: replay.add(block), None
+    if 'prioritized' not in job:
+        return replay.sample, tensors
+    errors = [torch.from_numpy(td_errors(n, i)) for i in range(4000)]
+    if 'sequences' in job:
+        errors = [torch.rand(n, LENGTH//2)]
+    errors = cycle(errors)
 
     def step():
-        next(items)
-    return step
-
-
-class Ours(Library):
-    def tensors(self, batch):
-        for name in COLUMNS:
-            batch[name]
+        batch = replay.sample()
+        batch.update_priorities(next(errors))
         return batch
-
-    def filled(self, replay, prioritized=False):
-        step = 1000 if self.rows.pictures else CHUNK
-        for start in range(0, self.rows.size, step):
-            block = numbered_rows(self.rows, start, min(start + step, self.rows.size))
-            keys = replay.add(Steps(block))
-            if prioritized:
-                replay.update_priorities(keys, td_errors(len(keys), start))
-        return replay
-
-    def full(self):
-        return self.filled(ExperienceReplay(bs=self.n, max_sz=self.rows.size, seed=0))
-
-    def insert(self):
-        replay, steps = self.full(), Steps(numbered_rows(self.rows, 0, self.n))
-
-        def step():
-            replay.add(steps)
-        return step
-
-    def uniform(self):
-        return self.full().sample
-
-    def updated(self, replay, errors):
-        errors = cycle(errors)
-
-        def step():
-            batch = replay.sample()
-            batch.update_priorities(next(errors))
-            return batch
-        return step
-
-    def prioritized(self, **settings):
-        replay = PrioritizedReplay(bs=self.n, max_sz=self.rows.size, seed=0, **settings)
-        errors = [torch.from_numpy(td_errors(self.n, i)) for i in range(4000)]
-        return self.updated(self.filled(replay, True), errors)
-
-    def prioritized_by_rank(self):
-        return self.prioritized(kind='rank', alpha=.7)
-
-    def sequences(self):
-        replay = SequenceReplay(bs=self.n, max_sz=self.rows.size, seed=0, prioritized=False)
-        return self.filled(replay).sample
-
-    def prioritized_sequences(self):
-        replay = SequenceReplay(bs=self.n, max_sz=self.rows.size, seed=0)
-        return self.updated(self.filled(replay), [torch.rand(self.n, LENGTH//2)])
-
-    def drawn_from(self, source):
-        "Return a function that gives the batches of a chain whose buffer is full"
-        batches = iter(source.experience_replay(bs=self.n, max_sz=self.rows.size, seed=0))
-        for _ in range(self.rows.size//CHUNK + 1):
-            next(batches)
-        return batches.__next__
-
-    def n_step(self):
-        return self.drawn_from(Blocks(self.rows, 8, self.rows.size).n_step(3, gamma=.99))
-
-    def n_step_block(self):
-        return advance(NStep(Blocks(self.rows, self.n), 3, .99))
-
-    def chunk_block(self):
-        return advance(SequenceChunker(Blocks(self.rows, self.n), LENGTH, LENGTH//2))
-
-    def stage(self):
-        return advance(Pass(repeat(0)))
-
-    def env_step(self):
-        env = gym.make_vec('CartPole-v1', self.n) if self.n > 1 else 'CartPole-v1'
-        actions = torch.arange(self.n) % 2
-        return advance(GymStepper(env, lambda state: actions, seed=0))
-
-    def added_steps(self, replay):
-        "Return a function that gives the buffer a step of a loop, in episodes of 100 steps"
-        rng = np.random.default_rng(0)
-        obs = rng.normal(size=(101, self.n, 4)).astype(np.float32)
-        reward = rng.normal(size=(100, self.n))
-        done = np.zeros((100, self.n), bool)
-        done[-1] = True
-        action = rng.integers(0, 2, (100, self.n))
-        never = np.zeros(self.n, bool)
-        steps = [(obs[t], action[t], reward[t], obs[t+1], done[t], never) for t in range(100)]
-        if self.n == 1:
-            steps = [(s[0], int(a[0]), float(r[0]), after[0], bool(d[0]), False) for s, a, r, after, d, _ in steps]
-        steps = cycle(steps)
-
-        def step():
-            replay.add_step(*next(steps))
-        for _ in range(1000):
-            step()
-        return step
-
-    def add_step(self):
-        return self.added_steps(ExperienceReplay(bs=256, max_sz=self.rows.size, seed=0))
-
-    def add_step_prioritized(self):
-        return self.added_steps(PrioritizedReplay(bs=256, max_sz=self.rows.size, seed=0))
-
-    def add_step_sequences(self):
-        return self.added_steps(SequenceReplay(bs=64, max_sz=self.rows.size, seed=0))
-
-    def add_step_n_step(self):
-        chain = OwnSteps().n_step(3, gamma=.99)
-        return self.added_steps(chain.prioritized_replay(bs=256, max_sz=self.rows.size, seed=0))
+    return step, tensors
 
 
-class Bare(Library):
-    "The same work with numpy or gymnasium alone"
-    def full(self):
-        return numbered_rows(self.rows, 0, self.rows.size)
+def bare(job, rows, n):
+    "The same work with numpy alone"
+    array = numbered_rows(rows, 0, rows.size)
+    rng, new, steps = np.random.default_rng(0), array[:n].copy(), np.arange(LENGTH)
 
-    def insert(self):
-        array = self.full()
-        rows = array[:self.n].copy()
+    def write():
+        array[5:5 + n] = new
+    if job == 'insert':
+        return write, None
+    if job == 'uniform':
+        return lambda: array.take(rng.integers(0, rows.size, n)), as_tensors()
+    return lambda: array.take(rng.integers(0, rows.size - LENGTH, n)[:, None] + steps), as_tensors()
 
-        def step():
-            array[5:5 + self.n] = rows
-        return step
 
-    def uniform(self):
-        array, rng = self.full(), np.random.default_rng(0)
-        return lambda: array.take(rng.integers(0, self.rows.size, self.n))
-
-    def sequences(self):
-        array, rng = self.full(), np.random.default_rng(0)
-        steps = np.arange(LENGTH)
-        return lambda: array.take(rng.integers(0, self.rows.size - LENGTH, self.n)[:, None] + steps)
-
-    def stage(self):
-        return advance(x for x in repeat(0))
-
-    def env_step(self):
-        env = gym.make_vec('CartPole-v1', self.n) if self.n > 1 else gym.make('CartPole-v1')
-        env.reset(seed=0)
-        actions = np.arange(self.n) % 2
-
-        def step():
-            if self.n > 1:
-                env.step(actions)
-            elif any(env.step(1)[2:4]):
-                env.reset()
-        return step
+JOBS = {
+    'fastrl_replay': (ours, 'insert uniform prioritized prioritized_by_rank sequences prioritized_sequences n_step stage '
+                            'env_step add_step add_step_prioritized add_step_sequences add_step_n_step disk'),
+    'bare': (bare, 'insert uniform sequences'),
+}

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness import find_libraries, git_commit, machine
+from harness import OURS, find_libraries, git_commit, machine
 
-CONTESTS = ('rows', 'add_step', 'frames', 'disk', 'workers', 'learners', 'training', 'first_batch', 'six_buffers')
+CONTESTS = ('rows', 'add_step', 'frames', 'disk', 'workers', 'learners', 'first_batch', 'six_buffers')
 
 
 def main():
@@ -28,14 +28,14 @@ def main():
     unknown = set(args.contests) - set(CONTESTS)
     if unknown:
         parser.error(f'{", ".join(unknown)}: expected some of {", ".join(CONTESTS)}')
-    libraries, missing = {}, {}
-    if args.peers or not args.quick:
-        libraries, missing = find_libraries(args.peers)
+    libraries, missing = find_libraries(args.peers)
+    if args.quick and not args.peers:
+        libraries, missing = {name: libraries[name] for name in (OURS, 'bare')}, {}
     for name in args.contests or CONTESTS:
         contest = importlib.import_module(name)
         options = SimpleNamespace(quick=args.quick, libraries=libraries)
         start, load = time.time(), os.getloadavg()[0]
-        results = dict(machine=machine(), versions={k: version for k, (_, version) in libraries.items()},
+        results = dict(machine=machine(), versions={k: version for k, (_, version) in libraries.items() if k not in (OURS, 'bare')},
                        missing=missing, **contest.run(options))
         results['made'] = dict(commit=git_commit(), load=[load, os.getloadavg()[0]],
                                seconds=time.time() - start, quick=args.quick)

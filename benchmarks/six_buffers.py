@@ -2,108 +2,94 @@
 import random
 from collections import deque, namedtuple
 
-from harness import OURS, Worker, comparison, time_in_turns
+from harness import OURS, comparison, race
 
 Transition = namedtuple('Transition', 'state action reward next_state done')
 
 
-class TupleDeque:
-    "Holds a deque of tuples"
-    def __init__(self, capacity):
+class HoldsDeque:
+    def __init__(self, capacity, row):
         self.memory = deque(maxlen=capacity)
+        self.row = row
 
-    def append(self, *row):
-        self.memory.append(row)
+    def append(self, *values):
+        self.memory.append(self.row(values))
 
-    def sample(self, n):
-        return random.sample(self.memory, n)
-
-
-class NamedTupleDeque(TupleDeque):
-    "Holds a deque of named tuples"
-    def append(self, *row):
-        self.memory.append(Transition(*row))
+    def sample(self):
+        return random.sample(self.memory, 50)
 
 
 class IsDeque(deque):
-    "Is a deque of tuples"
-    def __init__(self, capacity):
+    def __init__(self, capacity, row):
         super().__init__(maxlen=capacity)
+        self.row = row
 
-    def append(self, *row):
-        super().append(row)
+    def append(self, *values):
+        super().append(self.row(values))
 
-    def sample(self, n):
-        return random.sample(self, n)
+    def sample(self):
+        return random.sample(self, 50)
 
 
-class IsNamedDeque(IsDeque):
-    "Is a deque of named tuples"
-    def append(self, *row):
-        deque.append(self, Transition(*row))
+class StackedDeque(HoldsDeque):
+    def sample(self):
+        import numpy as np
+        return [np.array(column) for column in zip(*super().sample())]
 
 
 class ObjectArray:
-    "Holds a numpy array of objects"
-    def __init__(self, capacity):
+    def __init__(self, capacity, row):
         import numpy as np
-        self.data = np.empty(capacity, object)
+        self.memory = np.empty(capacity, object)
         self.choice = np.random.default_rng(0).choice
+        self.row = row
         self.index = 0
-        self.size = 0
 
-    def append(self, *row):
-        self.data[self.index] = Transition(*row)
-        self.index = (self.index + 1) % len(self.data)
-        self.size = min(self.size + 1, len(self.data))
+    def append(self, *values):
+        self.memory[self.index] = self.row(values)
+        self.index = (self.index + 1) % len(self.memory)
 
-    def sample(self, n):
-        return self.choice(self.data[:self.size], n, replace=False)
+    def sample(self):
+        return self.choice(self.memory, 50, replace=False)
 
 
-class StackedDeque(TupleDeque):
-    "Holds a deque of tuples, and stacks its batches"
-    def sample(self, n):
-        import numpy as np
-        return [np.array(column) for column in zip(*random.sample(self.memory, n))]
+class Ours:
+    def __init__(self, capacity, row):
+        from fastrl_replay.all import ExperienceReplay
+        replay = ExperienceReplay(bs=50, max_sz=capacity, seed=0)
+        self.append = replay.add_step
+        self.sample = replay.sample
 
 
-def ours(capacity):
-    "This library, a row at a time"
-    from fastrl_replay.all import ExperienceReplay
-    replay = ExperienceReplay(max_sz=capacity, seed=0)
-    replay.append = lambda state, action, reward, after, done: replay.add_step(state, action, reward, after, done)
-    return replay
-
-
-BUFFERS = {'1': NamedTupleDeque, '2': TupleDeque, '3': IsDeque, '4': IsNamedDeque, '5': ObjectArray,
-           '6': StackedDeque, OURS: ours}
+BUFFERS = {
+    '1, holds a deque of named tuples': (HoldsDeque, Transition._make),
+    '2, holds a deque of tuples': (HoldsDeque, tuple),
+    '3, is a deque of tuples': (IsDeque, tuple),
+    '4, is a deque of named tuples': (IsDeque, Transition._make),
+    '5, holds an array of objects': (ObjectArray, Transition._make),
+    '6, holds a deque of tuples and stacks batches': (StackedDeque, tuple),
+    'fastrl_replay, add_step': (Ours, None),
+}
 
 
 def prepare(library, buffer, job, size):
-    "Fill a buffer; return the function that adds a row, or that draws 50"
+    "Fill a buffer, then add a row or draw 50"
     import numpy as np
-    memory = BUFFERS[buffer](size)
-    state = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
-    row = state[0], 0, 1., state[1], True
+    make, row = BUFFERS[buffer]
+    memory = make(size, row)
+    state, after = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
     for _ in range(size):
-        memory.append(*row)
-    if job == 'insert':
-        return lambda: memory.append(*row)
-    return lambda: memory.sample(50)
+        memory.append(state, 0, 1., after, True)
+    if job == 'draw 50 rows':
+        return memory.sample,
+    return lambda: memory.append(state, 0, 1., after, True),
 
 
 def run(options):
     size, rounds, seconds = (2_000, 2, .005) if options.quick else (200_000, 9, .05)
-    contests = {}
-    workers = {name: Worker(OURS) for name in BUFFERS}
-    for title, job in {'insert a row': 'insert', 'draw 50 rows': 'draw'}.items():
-        for name, worker in workers.items():
-            worker.call('prepare', 'six_buffers', buffer=name, job=job, size=size)
-        contests[title] = time_in_turns(workers, rounds, seconds)
-    for worker in workers.values():
-        worker.close()
-    return dict(size=size, contests=contests)
+    contests = {job: {name: (OURS, 'six_buffers', dict(buffer=name, job=job, size=size)) for name in BUFFERS}
+                for job in ('insert a row', 'draw 50 rows')}
+    return dict(race(contests, options.libraries, rounds, seconds), size=size)
 
 
 def report(results):
