@@ -2,7 +2,7 @@
 
     python benchmarks/ab.py OLD_CHECKOUT NEW_CHECKOUT [CONTEST ...] [--rounds 25]
 
-A CONTEST is a part of a title; `--list` shows the titles. Times are CPU times of one thread, which
+A CONTEST is a part of a title. Times are CPU times of one thread, which
 other programs disturb less than they disturb the clock on the wall. A contest is marked if the medians and the
 fastest rounds agree that it changed by more than 3 %. Compare a checkout with itself to see the noise
 of the machine.
@@ -13,58 +13,45 @@ from statistics import median
 
 import add_step
 import rows
-from harness import OURS, Worker, WorkerError, git_commit, markdown_table, time_in_turns
+from harness import OURS, Worker, git_commit, markdown_table, time_in_turns
 
 CONTESTS = rows.CONTESTS | add_step.CONTESTS
+PROCESSES = 3   # so often both processes start again
+SIZE = 300_000  # rows in the buffer
 
 
-def compare(old, new, titles, rounds, processes, size, seconds):
-    "Return {title: {'old': [microseconds], 'new': [microseconds]}}, and {title: error}"
+def compare(old, new, titles, rounds):
+    "Return {title: {'old': [microseconds], 'new': [microseconds]}}"
     found = {title: dict(old=[], new=[]) for title in titles}
-    errors = {}
-    for _ in range(processes):
+    for _ in range(PROCESSES):
         workers = dict(old=Worker(OURS, checkout=old), new=Worker(OURS, checkout=new))
         for title in titles:
-            try:
-                for worker in workers.values():
-                    worker.call('prepare', 'rows', **rows.settings_of(title, CONTESTS, size))
-                times = time_in_turns(workers, max(1, rounds//processes), seconds, cpu=True)
-            except WorkerError as error:
-                errors[title] = str(error)
-                continue
-            for name in times:
-                found[title][name] += times[name]
+            for worker in workers.values():
+                worker.call('prepare', 'rows', **rows.settings_of(title, CONTESTS, SIZE))
+            for name, times in time_in_turns(workers, max(1, rounds//PROCESSES), .05, cpu=True).items():
+                found[title][name] += times
         for worker in workers.values():
             worker.close()
-    return found, errors
+    return found
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('old')
-    parser.add_argument('new')
+    parser.add_argument('old', type=Path)
+    parser.add_argument('new', type=Path)
     parser.add_argument('contests', nargs='*', metavar='CONTEST')
     parser.add_argument('--rounds', type=int, default=25)
-    parser.add_argument('--processes', type=int, default=3, help='how often both processes start again (3)')
-    parser.add_argument('--size', type=int, default=300_000, help='rows in the buffer (300,000)')
-    parser.add_argument('--seconds', type=float, default=.05, help='of each round (.05)')
-    parser.add_argument('--list', action='store_true', help='show the titles of the contests')
     args = parser.parse_args()
-    args.old, args.new = Path(args.old).resolve(), Path(args.new).resolve()
     titles = [t for t in CONTESTS if not args.contests or any(part in t for part in args.contests)]
-    if args.list or not titles:
-        parser.exit(message='\n'.join(CONTESTS) + '\n')
-    found, errors = compare(args.old, args.new, titles, args.rounds, args.processes, args.size, args.seconds)
+    if not titles:
+        parser.error('expected parts of these titles:\n' + '\n'.join(CONTESTS))
+    old, new = args.old.resolve(), args.new.resolve()
+    print(f'old: {git_commit(old)}, new: {git_commit(new)}, {args.rounds} rounds, {SIZE:,} rows\n', flush=True)
     lines = []
-    for title, times in found.items():
-        if title in errors:
-            lines.append([title, '', '', '', '', errors[title]])
-            continue
-        old, new = median(times['old']), median(times['new'])
-        ratios = new/old, min(times['new'])/min(times['old'])
+    for title, times in compare(old, new, titles, args.rounds).items():
+        ratios = [f(times['new'])/f(times['old']) for f in (median, min)]
         mark = 'SLOWER' if min(ratios) > 1.03 else 'faster' if max(ratios) < .97 else ''
-        lines.append([title, old, new, *(f'{ratio:.3f}' for ratio in ratios), mark])
-    print(f'old: {git_commit(args.old)}, new: {git_commit(args.new)}, {args.rounds} rounds, {args.size:,} rows\n')
+        lines.append([title, median(times['old']), median(times['new']), *(f'{ratio:.3f}' for ratio in ratios), mark])
     print(markdown_table(['contest', 'old, microseconds', 'new', 'new/old', 'fastest rounds', ''], lines))
 
 

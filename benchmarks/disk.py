@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 
 import rows
-from harness import OURS, comparison, markdown_table, race
+from harness import OURS, race
 
 DONT_NEED = 4   # MADV_DONTNEED
 
@@ -32,7 +32,7 @@ def prepare(library, folder, size):
     "Fill files, and draw 20 batches from the disk"
     start = perf_counter()
     draw, _ = rows.prepare(library, 'disk', size, 32, pictures=True, folder=folder)
-    figures = dict(fill_us=(perf_counter() - start)/size*1e6, cold=[])
+    figures = dict(fill=[(perf_counter() - start)/size*1e6], cold=[])
     for _ in range(20):
         forget(folder)
         start = perf_counter()
@@ -45,16 +45,11 @@ def prepare(library, folder, size):
 
 def run(options):
     size, rounds = (1_000, 2) if options.quick else (40_000, 9)
+    warm, cold = 'draw 32 rows of pictures, warm', 'draw 32 rows of pictures, cold'
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         entries = {library: (library, 'disk', dict(folder=f'{folder}/{library}', size=size))
                    for library in (OURS, 'torchrl')}
-        results = race({'draw 32 rows of pictures, warm': entries}, options.libraries, rounds, .05)
-    figures = results['figures']['draw 32 rows of pictures, warm']
-    results['contests']['draw 32 rows of pictures, cold'] = {name: x['cold'] for name, (x,) in figures.items()}
-    results['fill_us'] = {name: x['fill_us'] for name, (x,) in figures.items()}
-    return dict(results, rows=size)
-
-
-def report(results):
-    lines = list(results['fill_us'].items())
-    return comparison(results['contests']) + '\n\n' + markdown_table(['library', 'microseconds to make and write a row'], lines)
+        results = race({warm: entries}, options.libraries, rounds, .05)
+    for title, key in (cold, 'cold'), ('make and write a row', 'fill'):
+        results['contests'][title] = {name: x[key] for name, x in results['figures'][warm].items()}
+    return dict(results, size=size)

@@ -4,6 +4,7 @@ A worker is `python harness.py LIBRARY`: it reads calls from its standard input,
 and answers each with a line. It needs numpy and its library only, so that it runs in the Python of
 another virtual environment, in which this package is not installed.
 """
+import ctypes
 import gc
 import importlib
 import importlib.metadata
@@ -36,12 +37,12 @@ job = None      # the function that `prepare` made
 def prepare(module, library, **settings):
     """Make the function that is timed, as `module.prepare` does, which raises if its results are wrong.
 
-    Return the figures that come with it; False if the library does not have this job."""
+    Return the figures that come with it; None if the library does not have this job."""
     global job
     job = None
     gc.collect()
-    job, *figures = importlib.import_module(module).prepare(library, **settings)
-    return figures if job else False
+    job, figures = importlib.import_module(module).prepare(library, **settings)
+    return figures if job else None
 
 
 def time_job(number, cold=False, cpu=False):
@@ -69,6 +70,7 @@ def time_job(number, cold=False, cpu=False):
 def resident():
     "Return the bytes of this process that are in main memory"
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     return int(Path('/proc/self/statm').read_text().split()[1])*os.sysconf('SC_PAGE_SIZE')
 
 
@@ -148,10 +150,11 @@ def race(contests, libraries, rounds, seconds, cold=False):
     """Time {title: {name: (library, module, settings)}}, with warm and perhaps also with cold caches.
 
     Each name has a process. Libraries that are not in `libraries`, {library: (Python, version)}, are left out."""
-    results = dict(contests={}, cold={}, figures={}, faults={})
+    results = dict(contests={}, figures={}, faults={})
     workers = {}
     for title, entries in contests.items():
-        ready, figures = {}, {}
+        ready = {}
+        figures = results['figures'][title] = {}
         for name, (library, module, settings) in entries.items():
             if library not in libraries:
                 continue
@@ -162,13 +165,12 @@ def race(contests, libraries, rounds, seconds, cold=False):
             except WorkerError as error:
                 results['faults'][f'{title}, {name}'] = str(error)
                 continue
-            if found is not False:
+            if found is not None:
                 ready[name] = workers[name]
                 figures[name] = found
         results['contests'][title] = time_in_turns(ready, rounds, seconds)
-        results['figures'][title] = figures
         if cold:
-            results['cold'][title] = time_in_turns(ready, min(rounds, 3), .001, cold=True)
+            results['contests'][f'{title}, cold caches'] = time_in_turns(ready, min(rounds, 3), .001, cold=True)
     for worker in workers.values():
         worker.close()
     return results
@@ -179,7 +181,7 @@ def find_libraries(pythons):
     script = ('import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n'
               '    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\n'
               'print(json.dumps(found))')
-    found = {name: (sys.executable, platform.python_version()) for name in (OURS, 'bare', 'deque')}
+    found = {name: (sys.executable, platform.python_version()) for name in (OURS, 'deque')}
     for python in [sys.executable, *pythons]:
         output = subprocess.run([python, '-c', script, *PEERS], capture_output=True, text=True, check=True)
         for name, version in json.loads(output.stdout).items():

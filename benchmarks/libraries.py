@@ -106,12 +106,10 @@ def plain_deque(job, rows, n):
 
 def stable_baselines3(job, rows, n):
     from gymnasium.spaces import Box, Discrete
-    from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
-    make, envs, settings = ReplayBuffer, n if job == 'insert' else 1, {}
-    if job == 'n_step':
-        make, envs, settings = NStepReplayBuffer, 8, dict(n_steps=3, gamma=1.)
+    from stable_baselines3.common.buffers import ReplayBuffer
+    envs = n if job == 'insert' else 1
     space = Box(0, 255, rows.shape, rows.dtype) if rows.pictures else Box(-np.inf, np.inf, rows.shape, rows.dtype)
-    buffer = make(rows.size, space, Discrete(2), device='cpu', n_envs=envs, handle_timeout_termination=False, **settings)
+    buffer = ReplayBuffer(rows.size, space, Discrete(2), device='cpu', n_envs=envs, handle_timeout_termination=False)
 
     def add(part, i=0):
         state, action, reward, after, done = (values[i:i + envs] for values in part.values())
@@ -124,14 +122,9 @@ def stable_baselines3(job, rows, n):
     if job == 'insert':
         return lambda: add(block), None
 
-    def step():
-        if job == 'n_step':
-            add(block)
-        return buffer.sample(n)
-
     def tensors(s):
         return dict(zip(COLUMNS, (s.observations, s.actions, s.rewards, s.next_observations, s.dones)))
-    return step, tensors
+    return lambda: buffer.sample(n), tensors
 
 
 def cpprb(job, rows, n):
@@ -161,18 +154,19 @@ def tianshou(job, rows, n):
 
     def batch(n):
         state, action, reward, after, done = rows.block(n).values()
-        return data.Batch(obs=state, act=action, rew=reward, obs_next=after, terminated=done, truncated=done, done=done)
+        return data.Batch(obs=state, act=action, rew=reward, obs_next=after, terminated=done, truncated=done)
 
     size = rows.size
     if job == 'insert':
         buffer, row, envs = data.VectorReplayBuffer(size//n*n, n), batch(n), np.arange(n)
-        del row['done']
         return lambda: buffer.add(row, buffer_ids=envs), None
     if job == 'uniform':
         buffer = data.ReplayBuffer(size)
     else:
         buffer = data.PrioritizedReplayBuffer(size, alpha=.6, beta=.4)
-    buffer.set_batch(batch(size))
+    full = batch(size)
+    full.done = full.terminated
+    buffer.set_batch(full)
     buffer._size, buffer.last_index[0] = size, size - 1
     tensors = as_tensors('obs', 'act', 'rew', 'obs_next', 'terminated')
     if job == 'uniform':
@@ -182,8 +176,6 @@ def tianshou(job, rows, n):
 
 
 def torchrl(job, rows, n, folder=None):
-    from functools import partial
-
     import torch
     from tensordict import TensorDict
     from torchrl import data
@@ -194,9 +186,6 @@ def torchrl(job, rows, n, folder=None):
     make, storage = data.ReplayBuffer, data.LazyTensorStorage(rows.size)
     if job == 'disk':
         storage = data.LazyMemmapStorage(rows.size, scratch_dir=folder)
-    elif job == 'ray':
-        make, storage = data.RayReplayBuffer, partial(data.LazyTensorStorage, rows.size)
-        settings['remote_config'] = dict(num_cpus=.5)
     elif job == 'prioritized':
         make = data.PrioritizedReplayBuffer
         settings.update(alpha=.6, beta=.4)
@@ -308,10 +297,10 @@ def rlox(job, rows, n):
 
 JOBS = {
     'deque': (plain_deque, 'insert uniform'),
-    'stable-baselines3': (stable_baselines3, 'insert uniform n_step'),
+    'stable-baselines3': (stable_baselines3, 'insert uniform'),
     'cpprb': (cpprb, 'insert uniform prioritized'),
     'tianshou': (tianshou, 'insert uniform prioritized'),
-    'torchrl': (torchrl, 'insert uniform prioritized sequences prioritized_sequences disk ray'),
+    'torchrl': (torchrl, 'insert uniform prioritized sequences prioritized_sequences disk'),
     'flashbax': (flashbax, 'insert uniform prioritized sequences'),
     'rlox': (rlox, 'insert uniform prioritized'),
 }

@@ -5,7 +5,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
-from libraries import CHUNK, COLUMNS, LENGTH, as_tensors, td_errors
+from libraries import CHUNK, COLUMNS, LENGTH, td_errors
 
 from fastrl_replay.all import (ExperienceReplay, GymStepper, OwnSteps, Pipe, PrioritizedReplay, Rows, SequenceReplay,
                                Steps, step_dtype)
@@ -78,8 +78,6 @@ def ours(job, rows, n, folder=None):
     settings = dict(max_sz=rows.size, seed=0)
     if job == 'add_step':
         return added_steps(ExperienceReplay(**settings), n), None
-    if job == 'add_step_prioritized':
-        return added_steps(PrioritizedReplay(**settings), n), None
     if job == 'add_step_sequences':
         return added_steps(SequenceReplay(bs=64, **settings), n), None
     if job == 'add_step_n_step':
@@ -87,9 +85,8 @@ def ours(job, rows, n, folder=None):
     if job == 'stage':
         return iter(Pass(repeat(0))).__next__, None
     if job == 'env_step':
-        env = gym.make_vec('CartPole-v1', n) if n > 1 else 'CartPole-v1'
         actions = torch.arange(n) % 2
-        return iter(GymStepper(env, lambda state: actions, seed=0)).__next__, None
+        return iter(GymStepper(gym.make_vec('CartPole-v1', n), lambda state: actions, seed=0)).__next__, None
     settings['bs'] = n
     if job == 'n_step':
         replay = Blocks(rows).n_step(3, gamma=.99).experience_replay(**settings)
@@ -126,22 +123,5 @@ def ours(job, rows, n, folder=None):
     return step, tensors
 
 
-def bare(job, rows, n):
-    "The same work with numpy alone"
-    array = numbered_rows(rows, 0, rows.size)
-    rng, new, steps = np.random.default_rng(0), array[:n].copy(), np.arange(LENGTH)
-
-    def write():
-        array[5:5 + n] = new
-    if job == 'insert':
-        return write, None
-    if job == 'uniform':
-        return lambda: array.take(rng.integers(0, rows.size, n)), as_tensors()
-    return lambda: array.take(rng.integers(0, rows.size - LENGTH, n)[:, None] + steps), as_tensors()
-
-
-JOBS = {
-    'fastrl_replay': (ours, 'insert uniform prioritized prioritized_by_rank sequences prioritized_sequences n_step stage '
-                            'env_step add_step add_step_prioritized add_step_sequences add_step_n_step disk'),
-    'bare': (bare, 'insert uniform sequences'),
-}
+JOBS = ('insert uniform prioritized prioritized_by_rank sequences prioritized_sequences n_step stage env_step '
+        'add_step add_step_sequences add_step_n_step disk')

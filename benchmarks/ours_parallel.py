@@ -59,12 +59,12 @@ def engine(kind, cpus=.5):
     return dict(engine=RayEngine(num_cpus=cpus))
 
 
-def prepare(library, size, shards, chunk=8, kind='process'):
+def prepare(library, size, shards, kind='process'):
     "Draw a batch from shards, or from this process, and report its errors"
     torch.set_num_threads(1)
     replay = PrioritizedReplay(ReadyRows(), 256, size, warmup=size, seed=0)
-    items, td = iter(Parallel(replay, shards, chunk=chunk, **engine(kind))), torch.rand(256)
-    return lambda: next(items).update_priorities(td),
+    items, td = iter(Parallel(replay, shards, chunk=16, **engine(kind))), torch.rand(256)
+    return lambda: next(items).update_priorities(td), {}
 
 
 def actors_a_second(n, seconds=3., chunk=4, **settings):

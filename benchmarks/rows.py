@@ -1,5 +1,5 @@
 """Add rows, draw them uniformly, by priority and as sequences, step environments."""
-from harness import OURS, comparison, markdown_table, race, resident
+from harness import OURS, comparison, race, resident
 
 CONTESTS = {    # title: job, rows that are added or drawn
     'insert 1 row': ('insert', 1),
@@ -13,7 +13,6 @@ CONTESTS = {    # title: job, rows that are added or drawn
     '8 rows in, 256 rows of 3 steps out': ('n_step', 256),
     'an item through one stage': ('stage', 1),
     'a step of 8 CartPoles': ('env_step', 8),
-    'a step of 1 CartPole': ('env_step', 1),
 }
 CHECKED = ('uniform', 'prioritized', 'prioritized_by_rank', 'sequences', 'prioritized_sequences', 'disk')
 
@@ -25,19 +24,18 @@ def prepare(library, job, size, n, pictures=False, **settings):
     import libraries
     import torch
     torch.set_num_threads(1)
-    jobs = libraries.JOBS
-    if library in (OURS, 'bare'):
+    if library == OURS:
         import ours
-        jobs = ours.JOBS
-    elif job == 'add_step':
-        job = 'insert'
-    function, names = jobs[library]
+        function, names = ours.ours, ours.JOBS
+    else:
+        function, names = libraries.JOBS[library]
+        job = 'insert' if job == 'add_step' else job
     if job not in names.split():
-        return None,
+        return None, {}
     rows = libraries.Rows(size, pictures)
     before = resident()
     step, tensors = function(job, rows, n, **settings)
-    grown = resident() - before
+    grown = dict(grown=resident() - before)
     batch = step()
     if tensors is None:
         return step, grown
@@ -67,10 +65,10 @@ def race_rows(contests, options, cold=False):
 def run(options):
     results = race_rows(CONTESTS, options, cold=True)
     grown = results['figures']['draw 256 rows']
-    results['bytes_a_row'] = {name: x/results['size'] for name, (x,) in grown.items()}
+    results['bytes_a_row'] = {name: x['grown']/results['size'] for name, x in grown.items()}
     return results
 
 
 def report(results):
-    sizes = markdown_table(['library', 'bytes a row'], list(results['bytes_a_row'].items()))
-    return '\n\n'.join([comparison(results['contests']), 'With cold caches:', comparison(results['cold']), sizes])
+    sizes = ', '.join(f'{name} {size:.0f}' for name, size in results['bytes_a_row'].items())
+    return f'{comparison(results["contests"])}\n\nbytes a row: {sizes}'

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness import OURS, find_libraries, git_commit, machine
+from harness import OURS, comparison, find_libraries, git_commit, machine
 
 CONTESTS = ('rows', 'add_step', 'frames', 'disk', 'workers', 'learners', 'first_batch', 'six_buffers')
 
@@ -30,16 +30,17 @@ def main():
         parser.error(f'{", ".join(unknown)}: expected some of {", ".join(CONTESTS)}')
     libraries, missing = find_libraries(args.peers)
     if args.quick and not args.peers:
-        libraries, missing = {name: libraries[name] for name in (OURS, 'bare')}, {}
+        libraries, missing = {OURS: libraries[OURS]}, {}
     for name in args.contests or CONTESTS:
         contest = importlib.import_module(name)
         options = SimpleNamespace(quick=args.quick, libraries=libraries)
         start, load = time.time(), os.getloadavg()[0]
-        results = dict(machine=machine(), versions={k: version for k, (_, version) in libraries.items() if k not in (OURS, 'bare')},
+        results = dict(machine=machine(), versions={k: version for k, (_, version) in libraries.items() if k != OURS},
                        missing=missing, **contest.run(options))
         results['made'] = dict(commit=git_commit(), load=[load, os.getloadavg()[0]],
                                seconds=time.time() - start, quick=args.quick)
-        print(f'## {name}\n\n{contest.report(results)}\n')
+        report = contest.report(results) if hasattr(contest, 'report') else comparison(results['contests'])
+        print(f'## {name}\n\n{report}\n')
         for kind in 'missing', 'faults':
             for who, why in results.get(kind, {}).items():
                 print(f'{kind}: {who}: {why}')

@@ -3,16 +3,13 @@ from harness import OURS, Worker, comparison, markdown_table, race
 
 
 def run(options):
-    engines, chunks, counts = ('process', 'ray'), (4, 16, 32), (1, 2, 4, 8)
+    engines, counts = ('process', 'ray'), (1, 2, 4, 8)
     size, rounds, seconds = 100_000, 7, 3.
     if options.quick:
-        engines, chunks, counts, size, rounds, seconds = ('process',), (8,), (1, 2), 2_000, 2, .3
+        engines, counts, size, rounds, seconds = ('process',), (1, 2), 2_000, 2, .3
     entries = {'here': (OURS, 'ours_parallel', dict(size=size, shards=0))}
     for kind in engines:
-        for chunk in chunks:
-            settings = dict(size=size, shards=2, chunk=chunk, kind=kind)
-            entries[f'2 shards, {kind}, chunk={chunk}'] = OURS, 'ours_parallel', settings
-    entries['torchrl, Ray, draw alone'] = 'torchrl', 'rows', dict(job='ray', size=size, n=256)
+        entries[f'2 shards, {kind}'] = OURS, 'ours_parallel', dict(size=size, shards=2, kind=kind)
     found = race({'draw 256 rows by priority, and update': entries}, options.libraries, rounds, seconds/30)
     found.update(actors={}, parts={})
     for kind in engines:
