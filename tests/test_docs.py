@@ -362,7 +362,7 @@ def test_overview_lists_every_notebook_with_its_module():
         assert f'| [`{module}`]({nb.relative_to(ROOT/"nbs")}) |' in overview, nb.name
 
 def test_the_front_is_read_in_a_minute():
-    assert len((ROOT/'README.md').read_text(encoding='utf-8').splitlines()) <= 110
+    assert len((ROOT/'README.md').read_text(encoding='utf-8').splitlines()) <= 120
 
 NO_CODE = {'ideas', 'papers', 'tutorials/from_seed_to_here', 'all'}   # pages about ideas, about papers and seeds, and a list of names
 
@@ -518,6 +518,7 @@ def test_a_script_that_is_not_the_noted_one_is_refused(tmp_path, monkeypatch):
 INSTALL = """#| hide
 # Taken alone, on Colab say, this notebook gets what it needs.
 import importlib.util
+
 if not importlib.util.find_spec('fastrl_replay'):
     %pip install -q 'fastrl_replay[plot]'"""
 
@@ -674,9 +675,3 @@ def test_opening_examples_run_alone(tmp_path, monkeypatch):
         except Exception as e: pytest.fail(f'{page}: {type(e).__name__}: {e}\n{block[1]}')
         tried.append(page)
     assert len(tried) > 25, tried
-
-def test_the_page_to_a_cluster_begins_with_the_chain_of_the_first_screen():
-    "Line for line, but for how many updates it makes"
-    def code(nb): return '\n'.join(''.join(c['source']) for c in json.loads((ROOT/f'nbs/{nb}.ipynb').read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code')
-    chain = re.search(r'^net = value_net.*?\n(?=for )', code('index'), re.M | re.S)[0].splitlines()
-    assert len(chain) == 6 and '\n'.join('    ' + line for line in chain) in code('tutorials/from_machine_to_cluster')

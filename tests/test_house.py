@@ -123,10 +123,10 @@ def modules():
         if m: res[dotted(f)] = f, m[1]
     return res
 
-def imports(path, for_editors=False):
+def imports(path):
     "What a file imports when it runs: dotted names, absolute ones, each `from a import b` as both a and a.b."
     package,tree = 'fastrl_replay.' + dotted(path),ast.parse(path.read_text(encoding='utf-8'))
-    if not for_editors: tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == 'TYPE_CHECKING')]
+    tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == 'TYPE_CHECKING')]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import): yield from (a.name for a in node.names)
         if isinstance(node, ast.ImportFrom):
@@ -208,70 +208,23 @@ def test_notebook_is_a_lesson(nb):
 
 # ---- layers ----
 
-def arrows(path):
-    "What a file can import, as a program sees that reads it: names and patterns of `import_module` and stubs included"
-    for part in (path, path.with_suffix('.pyi')):
-        if part.is_file(): yield from (re.escape(i) for i in imports(part, for_editors=part.suffix == '.pyi'))
-    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition('.')[2] in ('import_module', '__import__') and node.args:
-            name = node.args[0]
-            if isinstance(name, ast.Constant): yield re.escape(resolve_name(name.value, f'fastrl_replay.{dotted(path)}'.rpartition('.')[0]))
-            elif isinstance(name, ast.JoinedStr): yield ''.join(re.escape(v.value) if isinstance(v, ast.Constant) else '.*' for v in name.values)
-            else: yield f'import_module({ast.unparse(name)})'
-
-# What the order of the imports may not know so far, each with its reason; the aim is none.
-HIDDEN = {
-    ('pipe', '*'): 'its stub names all stages, for editors: a method of `Pipe` is completed where that stands',
-    ('envs.atari', 'import_module(module)'): 'ale_py and cv2, which may be missing',
-    ('memory.codecs', 'import_module(self.package)'): 'lz4 and zstandard, which may be missing',
-    ('app.named_envs', 'import_module(module)'): 'a module of the user'}
-
 @functools.cache
 def graph():
-    "Module -> those that it imports; what is in HIDDEN is left out, and what can't be read is an arrow to its own text"
-    mods, found = modules(), {}
-    for name, (path, _) in mods.items():
-        used, read = set(), {*arrows(path)} if (name, '*') not in HIDDEN else {re.escape(i) for i in imports(path)}
-        for pattern in read:
-            if pattern.startswith('import_module('): used |= {pattern} - {p for n, p in HIDDEN if n == name}
-            else: used |= {m for m in mods if re.fullmatch(pattern, f'fastrl_replay.{m}')}
-        found[name] = used - {name}
-    return found
+    "Module -> the modules that it imports, those in functions included"
+    mods = modules()
+    return {name: {m for i in imports(path) if (m := i.removeprefix('fastrl_replay.')) in mods} - {name}
+            for name, (path, _) in mods.items()}
 
-def test_imports_point_downward():
-    "There is an order of the rooms in which each imports only from those before it: it follows from the imports"
-    found = graph()
-    assert found, 'no exported modules were found'
-    assert not (unread := {(n, u) for n, used in found.items() for u in used if '(' in u}), f'which room is it? {unread}'
-    try: order = list(TopologicalSorter(found).static_order())
+def test_imports_make_no_circle():
+    try: assert len([*TopologicalSorter(graph()).static_order()]) == len(modules())
     except CycleError as e: pytest.fail('imports go around in a circle: ' + ' → '.join(reversed(e.args[1])), pytrace=False)
-    assert len(order) == len(found)
-
-@pytest.mark.parametrize('hidden', HIDDEN, ids=' '.join)
-def test_what_is_hidden_is_still_there(hidden):
-    "A reason for what has gone would excuse what comes"
-    name, what = hidden
-    path, _ = modules()[name]
-    assert path.with_suffix('.pyi').is_file() if what == '*' else what in {*arrows(path)}
-
-@pytest.mark.parametrize('text, stub, seen', [
-    ('from .b import x', '', ['b']), ("import_module('fastrl_replay.b')", '', ['b']), ("importlib.import_module(f'fastrl_replay.{x}')", '', ['.*']),
-    ("import_module('.b', __package__)", '', ['b']), ('def f():\n    from fastrl_replay import b', '', ['b']), ('', 'from .b import x', ['b']), ('import_module(name)', '', ['import_module(name)'])])
-def test_no_arrow_is_hidden(tmp_path, monkeypatch, text, stub, seen):
-    "Behind `import_module`, in a function, in a stub"
-    monkeypatch.setitem(globals(), 'ROOT', tmp_path)
-    path = tmp_path/'fastrl_replay/a.py'
-    path.parent.mkdir()
-    path.write_text(text)
-    if stub: path.with_suffix('.pyi').write_text(stub)
-    assert set(seen) <= {i.replace('\\', '').removeprefix('fastrl_replay.') for i in arrows(path)}
 
 FLOORS = 'steps look pipe generic testing envs stages memory replay learning data sb3 parallel app all bench cli __main__'.split()
 
 def test_folders_stand_on_each_other():
     "A module imports from its own folder and from those below"
     floor = lambda name: FLOORS.index(name.split('.')[0])
-    wrong = [f'{name} imports {used}' for name, needs in graph().items() for used in needs if '(' not in used and floor(used) > floor(name)]
+    wrong = [f'{name} imports {used}' for name, needs in graph().items() for used in needs if floor(used) > floor(name)]
     assert not wrong, '\n'.join(sorted(wrong))
 
 def test_notebooks_mirror_the_package():
@@ -287,98 +240,6 @@ def test_datapipes_come_in_by_one_door():
     wrong = [f'{name} imports {i}' for name, (path, _) in modules().items() if name != 'pipe'
              for i in imports(path) if door.match(i)]
     assert not wrong, 'import these from fastrl_replay.pipe instead:\n' + '\n'.join(wrong)
-
-# ---- privates ----
-
-def is_private(name): return name[:1] == '_' and name[:2] != '__'
-
-def scopes(node, cls=None, own=()):
-    "Each node below this one, and what its functions call themselves: `self` or `cls` → names of classes"
-    for child in ast.iter_child_nodes(node):
-        yield child, own
-        inner, mine = cls, own
-        if isinstance(child, ast.ClassDef): inner, mine = child.name, {}
-        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            first = next(iter([*child.args.posonlyargs, *child.args.args]), None)
-            if first is not None and first.arg in ('self', 'cls'):
-                said = {n.id for n in ast.walk(first.annotation) if isinstance(n, ast.Name)} if first.annotation else {cls}
-                mine = {**dict(own), first.arg: said}
-        yield from scopes(child, inner, mine)
-
-def attributes(tree):
-    "Names that a module gives to classes and their objects: methods, patched ones too, class attributes, slots, what `self` is given"
-    for node, own in scopes(tree):
-        if isinstance(node, ast.ClassDef):
-            for part in node.body:
-                if isinstance(part, (ast.FunctionDef, ast.ClassDef)): yield part.name
-                if isinstance(part, (ast.Assign, ast.AnnAssign)):
-                    for n in ast.walk(part):
-                        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store): yield n.id
-                    if '__slots__' in ast.unparse(part).split('=')[0]: yield from ast.literal_eval(part.value)
-        elif isinstance(node, ast.FunctionDef) and any('patch' in ast.unparse(d) for d in node.decorator_list): yield node.name
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in own: yield node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ('vars(self).update', 'self.__dict__.update'):
-            yield from (k.arg for k in node.keywords if k.arg)
-
-def accesses(tree):
-    "(an object as text, the private attribute that is asked of it, what `self` is there), with those by `getattr` and its like"
-    for node, own in scopes(tree):
-        if isinstance(node, ast.Attribute): yield ast.unparse(node.value), node.attr, own
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ('getattr', 'setattr', 'hasattr', 'delattr') and isinstance(node.args[1], ast.Constant):
-            yield ast.unparse(node.args[0]), node.args[1].value, own
-
-def foreign_privates(trees):
-    "Module → the privates of other modules that it uses, as its text has them. A base's are those of its subclasses, for `self`"
-    given = {name: set(filter(is_private, attributes(tree))) for name, tree in trees.items()}
-    found, ours = {}, set().union(*given.values())             # other libraries' are not meant
-    for name, tree in trees.items():
-        here, used = set(), found.setdefault(name, set())       # names of modules in this one
-        nodes = [*ast.walk(tree)]
-        local = {n.name for n in nodes if isinstance(n, ast.ClassDef)}
-        bases = {ast.unparse(b) for n in nodes if isinstance(n, ast.ClassDef) for b in n.bases}
-        for node in nodes:
-            if isinstance(node, ast.Import): here |= {a.asname or a.name for a in node.names if a.name.startswith('fastrl_replay')}
-            if not isinstance(node, ast.ImportFrom): continue
-            base = resolve_name('.'*node.level + (node.module or ''), f'fastrl_replay.{name}'.rpartition('.')[0])
-            if base.partition('.')[0] != 'fastrl_replay': continue
-            here |= {a.asname or a.name for a in node.names if f'{base}.{a.name}'.removeprefix('fastrl_replay.') in trees}
-            used |= {f'{node.module or base}.{a.name}' for a in node.names if is_private(a.name)}
-        for obj, attr, own in accesses(tree):
-            if not is_private(attr): continue
-            mine = obj in own and own[obj] & local or obj in bases or obj.startswith('super(') or obj in local
-            if obj in here or attr in ours - given[name] and not mine: used.add(f'{obj}.{attr}')
-    return found
-
-# Uses that need a larger rebuilding, each with its reason; the aim is none.
-PRIVATE_USES = {
-}
-
-@functools.cache
-def private_uses(): return foreign_privates({name: ast.parse(path.read_text(encoding='utf-8')) for name, (path, _) in modules().items()})
-
-def test_no_module_reads_the_privates_of_another():
-    "What is shared has a public name"
-    wrong = [f'{name}: {use}' for name, used in private_uses().items() for use in sorted(used) if (name, use) not in PRIVATE_USES]
-    assert not wrong, 'give what is shared a public name, or move the code to where it lies:\n' + '\n'.join(wrong)
-
-def test_each_private_use_that_is_excused_is_still_there():
-    "A reason for what has gone would excuse what comes"
-    there = private_uses()
-    assert not (gone := [(name, use) for name, use in PRIVATE_USES if use not in there[name]]), gone
-
-A = 'class A:\n    __slots__ = ("_s",)\n    _c = 1\n    def __init__(self): self._x = 1\n    def _f(self): return self._x\ndef _g(): pass'
-@pytest.mark.parametrize('text, uses', [
-    ('from .a import _g', 'a._g'), ('from . import a\na._g()', 'a._g'), ('import fastrl_replay.a as m\nm._g()', 'm._g'),
-    ('def f(a): return a._x', 'a._x'), ('def f(a): a._s = 1', 'a._s'), ('x = [a._c for a in y]', 'a._c'), ("getattr(a, '_x', None)", 'a._x'),
-    ('@patch\ndef f(self:A): return self._x', 'self._x'), ('class B(A):\n    def f(self, a): return a._f()', 'a._f'),
-    ('class B(A):\n    def f(self): return self.a._f()', 'self.a._f'), ('f = lambda a: a._f()', 'a._f'),
-    # what is no private use
-    ('class B(A):\n    def f(self): return self._f() + super()._f() + A._f(self)', None), ('class B(A): pass\n@patch\ndef f(self:B): return self._x', None),
-    ('class B:\n    def __init__(self): self._x = 0\ndef f(b): return b._x', None), ('def f(a): return a._replace(x=1) + torch._C._of_torch', None),
-    ('class B:\n    __slots__ = ("_x",)\ndef f(b): return b._x', None), ('from .a import A as _A\n_A()', None)])
-def test_no_private_use_is_hidden(text, uses):
-    found = foreign_privates({n: ast.parse(t) for n, t in dict(a=A, b=text).items()})
-    assert found == dict(a=set(), b={uses} - {None})
 
 # ---- public surface ----
 
@@ -417,47 +278,6 @@ def test_surface_lives_in_its_module_and_is_documented(module):
 def test_readme_is_what_the_index_gives(): run(sys.executable, ROOT/'docs/readme.py', '--check')
 
 def test_stub_is_what_the_stages_give(): run(sys.executable, ROOT/'docs/stubs.py', '--check')
-
-def exported_cells():
-    "(module, its text) for each exported cell, without what nbdev writes"
-    for name, (path, _) in modules().items():
-        for cell in re.split(r'^# %% .*$', path.read_text(encoding='utf-8'), flags=re.M)[2:]: yield name, cell.strip()
-
-def test_lines_fit_the_margin():
-    "120 characters"
-    long = [f'{name}: {line.strip()[:60]}…' for name, cell in exported_cells() for line in cell.splitlines() if len(line) > 120]
-    assert not long, '\n'.join(long)
-
-def test_cells_are_lessons():
-    "At most 30 lines, and half of them under 15"
-    found = [(len(lines), f'{name}: {lines[0]}') for name, cell in exported_cells() if (lines := [line for line in cell.splitlines() if line.strip()])]
-    assert not (long := [cell for cell in found if cell[0] > 30]), long
-    assert sum(n < 15 for n, _ in found) >= len(found)/2
-
-# Kernels that still take more than 8 arguments, each with its reason; the aim is none.
-MANY = {
-    'memory.frames': '_put_rows _add_rows: as tuples, a row took 24 µs instead of 19', 'memory.frame_log': '_keep: the same',
-    'replay.sequence_table': 'track: a tuple of four arrays costs .4 µs a call'}
-
-def parameters(path):
-    "(name, how many) of each function in a file, without `self`; constructors of public classes are left out"
-    tree = ast.parse(path.read_text(encoding='utf-8'))
-    public = {id(f) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and not c.name.startswith('_') for f in c.body
-              if isinstance(f, ast.FunctionDef) and f.name == '__init__'}
-    for f in ast.walk(tree):
-        if not isinstance(f, (ast.FunctionDef, ast.Lambda)) or id(f) in public: continue
-        names = [a.arg for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs)]
-        yield getattr(f, 'name', 'lambda'), len(names) - (names[:1] in (['self'], ['cls']))
-
-def test_functions_have_at_most_8_parameters():
-    "Public constructors aside: kernels take plans, and helpers what belongs together"
-    left = {(module, name) for module, names in MANY.items() for name in names.split(':')[0].split()}
-    found = {(module, name) for module, (path, _) in modules().items() for name, n in parameters(path) if n > 8}
-    assert not found - left, found - left
-
-def test_parameters_are_counted(tmp_path):
-    (tmp_path/'a.py').write_text('class A:\n    def __init__(self, a, b): pass\n    def f(self, a, *, b): g = lambda x, y, z: 0\nclass _B:\n    def __init__(self, a): pass')
-    assert sorted(parameters(tmp_path/'a.py')) == [('__init__', 1), ('f', 2), ('lambda', 3)]
 
 def test_outputs_name_no_place_of_a_machine():
     "Warnings of other libraries tell where these lie, on the machine that ran the notebook"

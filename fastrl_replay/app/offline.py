@@ -136,10 +136,7 @@ class Offline(Journal):
         spaces=None,  # (observation space, action space) that rows must fit; None: any rows
         n_step: int = 1,  # rewards of a row
         gamma: float = 1.0,  # how much a reward is worth one step later
-        last=(
-            MASK,
-            SUCCESS,
-        ),  # columns that come from the last of these steps, as `NStep` takes them
+        last=(MASK, SUCCESS),  # columns taken from the last step, as in `NStep`
     ):
         if not getattr(source, 'draws_batches', False) or getattr(source, 'has_source', True):
             raise ArgumentTypeError(

@@ -744,6 +744,16 @@ class Timeline(Inspectable):
             self._parts[1].close()
         return self.place.close()
 
+    def __getattr__(self, name):
+        # what lasts is opened when it is first asked for
+        if name == '_parts':
+            return self._open_place()
+        # or a copy asks that is still to be filled
+        made = not name.startswith('_') and 'place' in vars(self)
+        if not (made and self._parts and name in self.dtype.names):
+            raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))
+        return self[name]
+
 # %% ../../nbs/memory/timeline.ipynb #ea86a8ad
 _MOST_ENVS = 4096  # whose episodes are noted in meta.json
 
@@ -759,17 +769,3 @@ class _Shapes:
         if self._window is None:
             self._window = extend_dtype(self.row, mask='?')
         return self._window
-
-# %% ../../nbs/memory/timeline.ipynb #8344dad2
-def _column(self, name):
-    # what lasts is opened when it is first asked for
-    if name == '_parts':
-        return self._open_place()
-    # or a copy asks that is still to be filled
-    made = not name.startswith('_') and 'place' in vars(self)
-    if not (made and self._parts and name in self.dtype.names):
-        raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))
-    return self[name]
-
-
-Timeline.__getattr__ = _column

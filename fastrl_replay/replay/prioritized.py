@@ -120,8 +120,7 @@ class PrioritizedReplay(ReplayByKind):
         bs: int = 1,  # rows in a batch
         max_sz: int = 1_000_000,  # rows in memory
         *,
-        kind: str
-        | type = 'proportional',  # 'proportional' to |error|; 'rank': to 1/rank of the error; or a sampler class
+        kind='proportional',  # 'proportional' to |error|, 'rank' (1/rank), or a sampler class
         alpha: float = 0.6,  # how much priorities count: 0 is uniform; the paper has .7 for ranks
         beta=0.4,  # how far weights correct for it, up to 1; a number, or a function of the batches drawn so far
         **kwargs,  # of the sampler, and when a batch is due

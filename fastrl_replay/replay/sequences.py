@@ -35,8 +35,7 @@ class SequenceReplay(ReplayByKind):
         length: int = 80,  # steps of a sequence
         burn_in: int = None,  # steps at its beginning that only warm up the recurrent state; None: half of them
         overlap: int = None,  # steps that neighbours share; None: half of them
-        kind: str
-        | type = 'proportional',  # 'proportional' to the mixed error; 'rank': to 1/rank; 'uniform'; or a class
+        kind='proportional',  # 'proportional', 'rank' (1/rank), 'uniform', or a sampler class
         prioritized: bool = True,  # False: the same as kind='uniform'
         eta: float = 0.9,  # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
         alpha: float = 0.9,  # how much priorities count

@@ -21,8 +21,8 @@ for row in steps: print(row.state, row.reward.item())
 print(steps.state, steps.done, steps.hidden, len(steps), steps.shape, steps.dtype, steps.device, steps == every, steps.asdict()['action'])
 moved: Steps = steps.to('cpu').pin_memory()
 columns: Columns = moved.columns()
-again: Steps = Steps.from_columns(columns)
-tensordict = Steps.from_tensordict(steps.to_tensordict())
+again: Steps = Steps.from_columns(columns)  # type: ignore[attr-defined]
+tensordict = Steps.from_tensordict(steps.to_tensordict())   # type: ignore[attr-defined]
 write_whole('notes.txt', b'one', b'two')
 
 # ---- networks and policies ----
