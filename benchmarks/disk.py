@@ -46,7 +46,7 @@ def prepare(library, folder, size):
 def run(options):
     size, rounds = (1_000, 2) if options.quick else (40_000, 9)
     warm, cold = 'draw 32 rows of pictures, warm', 'draw 32 rows of pictures, cold'
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         entries = {library: (library, 'disk', dict(folder=f'{folder}/{library}', size=size))
                    for library in (OURS, 'torchrl')}
         results = race({warm: entries}, options.libraries, rounds, .05)

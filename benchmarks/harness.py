@@ -23,8 +23,7 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 OURS = 'fastrl_replay'
 PEERS = ('deque', 'stable-baselines3', 'cpprb', 'tianshou', 'torchrl', 'flashbax', 'rlox')
-ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1',
-                  NUMBA_NUM_THREADS='1', RAYON_NUM_THREADS='1', NPROC='1',
+ONE_THREAD = dict(OMP_NUM_THREADS='1', NUMBA_NUM_THREADS='1', RAYON_NUM_THREADS='1',
                   XLA_FLAGS='--xla_cpu_multi_thread_eigen=false', JAX_PLATFORMS='cpu',
                   CUDA_VISIBLE_DEVICES='', RAY_USAGE_STATS_ENABLED='0')
 
@@ -206,7 +205,7 @@ def machine():
         cpu = lines[0].partition(': ')[2] if lines else cpu
     versions = {name: importlib.metadata.version(name) for name in ('torch', 'gymnasium', 'numpy', 'numba')}
     return dict(date=datetime.now(timezone.utc).isoformat(timespec='minutes'), cpu=cpu,
-                cores=os.cpu_count(), python=platform.python_version(), system=platform.system(), **versions)
+                cores=os.cpu_count(), python=platform.python_version(), **versions)
 
 
 def markdown_table(heads, rows):

@@ -9,7 +9,6 @@ import argparse
 import importlib
 import json
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,11 +33,11 @@ def main():
     for name in args.contests or CONTESTS:
         contest = importlib.import_module(name)
         options = SimpleNamespace(quick=args.quick, libraries=libraries)
-        start, load = time.time(), os.getloadavg()[0]
+        load = os.getloadavg()[0]
         results = dict(machine=machine(), versions={k: version for k, (_, version) in libraries.items() if k != OURS},
                        missing=missing, **contest.run(options))
         results['made'] = dict(commit=git_commit(), load=[load, os.getloadavg()[0]],
-                               seconds=time.time() - start, quick=args.quick)
+                               quick=args.quick)
         report = contest.report(results) if hasattr(contest, 'report') else comparison(results['contests'])
         print(f'## {name}\n\n{report}\n')
         for kind in 'missing', 'faults':
