@@ -12,7 +12,7 @@ package, surface = 'fastrl_replay', fastrl_replay.all.__all__
 chained = {f'.{c.stage_name}': f'{c.__module__}.{c.__name__}' for c in vars(fastrl_replay.all).values() if hasattr(c, 'stage_name')}
 urls = dict(u.split(', ') for u in metadata('fastrl_replay').get_all('Project-URL', []))
 repository = urls.get('Repository', '')    # pyproject's [project.urls]; without it there are no links to Colab
-root_doc, unlisted = 'index', ['bench']    # modules that neither the search nor the index lists
+root_doc = 'index'
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.viewcode', 'sphinx.ext.mathjax', 'sphinx_copybutton', 'literate', 'typesetting']
 exclude_patterns = ['**/.ipynb_checkpoints']
 
@@ -25,10 +25,10 @@ groups = {
     'Understand it': 'ideas ' + tutorials('life_of_one_step') + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers ' + tutorials('from_seed_to_here'),
     'Reference': 'all reference/classes combinations glossary versions changelog',
     'Internals': 'modules internals/steps_and_pipes internals/figures internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
-        'internals/many_processes internals/recipes_and_runs internals/benchmarks internals/command_line contributing'}
+        'internals/many_processes internals/recipes_and_runs internals/command_line contributing'}
 internals = {'Steps and pipes': 'steps/* pipe generic testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
     'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/sequence_table replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*',
-    'Recipes and runs': 'app/*', 'Command line': 'cli main', 'Benchmarks': 'bench/*'}
+    'Recipes and runs': 'app/*', 'Command line': 'cli main'}
 classes = [c for c in map(vars(fastrl_replay.all).get, surface) if isinstance(c, type)]
 
 words = {   # what people search for, where the page says it in other words

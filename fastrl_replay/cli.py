@@ -185,8 +185,7 @@ COMMANDS = dict(  # what it does, what it is about, options, and what these mean
             html='where to (default: report.html in the directory; of several runs in the working directory)'
         ),
     ),
-    bench=('Measure what things cost, beside the peers that are installed', None, '', {}),
-)  # reads its own arguments
+)
 
 # %% ../nbs/cli.ipynb #5363bf04
 class _Parser(argparse.ArgumentParser):
@@ -212,7 +211,8 @@ WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinfo
   fastrl-replay recipes cartpole    shows the settings of a recipe, each with a word about it
   fastrl-replay train --help        says how to change them
 
-The other commands: eval DIR, compare RUN …, watch DIR, report DIR, memory DIR, bench.'''
+The other commands: eval DIR, compare RUN RUN …, watch DIR, report DIR, memory DIR.'''
+
 
 # %% ../nbs/cli.ipynb #d4b2c931
 def _parser():
@@ -303,10 +303,6 @@ def _do(args):
         return 0
     if args[0][:1] != '-':
         nearest('fastrl-replay', 'command', args[0], COMMANDS)
-    if args[0] == 'bench':
-        from fastrl_replay.bench.options import main as bench
-
-        return bench(args[1:]) or 0
     args = _parser().parse_args(args)
     _check_device(args)
     if _told(args):

@@ -65,7 +65,7 @@ def trained(tmp_path_factory):
 def copied(trained, tmp_path): return shutil.copytree(trained.out, tmp_path/'r')
 
 def test_what_is_a_device_on_no_machine_is_refused_before_anything_is_imported(tmp_path):
-    "By train, eval and bench, in one line with the remedy; what torch may have is left to torch"
+    "By train and eval, in one line with the remedy; what torch may have is left to torch"
     program = """
 import sys
 from fastrl_replay.cli import main
@@ -73,12 +73,11 @@ for line in sys.argv[1:]:
     try: status = main(line.split())
     except SystemExit as e: status = e.code
     assert status == 2 and not {'torch', 'numba'} & {*sys.modules}, line"""
-    lines = ['train cartpole --set lr=.1 device=foo', f'train --resume {tmp_path} --set device=cuda:x', f'eval {tmp_path} --set device=foo', 'bench --device foo', 'bench --device=foo --quick']
+    lines = ['train cartpole --set lr=.1 device=foo', f'train --resume {tmp_path} --set device=cuda:x', f'eval {tmp_path} --set device=foo']
     r = subprocess.run([sys.executable, '-c', program, *lines], text=True, capture_output=True, timeout=300)
     said = r.stderr.splitlines()
     assert r.returncode == 0 and len(said) == len(lines) and not r.stdout, r.stderr
-    assert all("recipe: setting 'device'; got '" in line and 'Remedy: --set device=cpu' in line for line in said[:3])
-    assert all('--device foo: expected cpu, cuda, cuda:1, … or auto; --help says more' in line for line in said[4:])
+    assert all("recipe: setting 'device'; got '" in line and 'Remedy: --set device=cpu' in line for line in said)
 
 def test_torch_knows_no_other_kinds_of_devices():
     from fastrl_replay.steps.settings import DEVICES

@@ -153,8 +153,8 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
 # These take more than a second and a half; CI runs them, too.
-LONG = '''all app/commands app/named_envs app/recipes app/runs app/saved_policies app/tracking app/watching bench/bench bench/everything bench/bench_disk bench/bench_feeding bench/bench_frames bench/bench_learners bench/bench_on_device bench/bench_shards
-    bench/contests bench/parts bench/peers bench/traintime app/offline replay/replay replay/sequence_table command_line data/datasets data/interop envs/atari envs/stepper envs/vector_slots first_training how_fast howto index learning/base look/memory_figure look/memory_page
+LONG = '''all app/commands app/named_envs app/recipes app/runs app/saved_policies app/tracking app/watching 
+    app/offline replay/replay replay/sequence_table command_line data/datasets data/interop envs/atari envs/stepper envs/vector_slots first_training how_fast howto index learning/base look/memory_figure look/memory_page
     learning/continuous learning/dqn learning/policies learning/r2d2 learning/sac learning/tabular learning/td3 memory/frame_log
     memory/frame_segments memory/frames memory/links memory/ranktree memory/draws memory/mapped memory/priorities memory/samplers memory/sumtree memory/timeline own_environment parallel/engines
     parallel/prefetch parallel/ranks parallel/stage replay/experience replay/hindsight replay/mixture replay/prioritized replay/sequence_view replay/sequences sb3
@@ -219,7 +219,7 @@ def test_imports_make_no_circle():
     try: assert len([*TopologicalSorter(graph()).static_order()]) == len(modules())
     except CycleError as e: pytest.fail('imports go around in a circle: ' + ' → '.join(reversed(e.args[1])), pytrace=False)
 
-FLOORS = 'steps look pipe generic testing envs stages memory replay learning data sb3 parallel app all bench cli __main__'.split()
+FLOORS = 'steps look pipe generic testing envs stages memory replay learning data sb3 parallel app all cli __main__'.split()
 
 def test_folders_stand_on_each_other():
     "A module imports from its own folder and from those below"
@@ -230,7 +230,7 @@ def test_folders_stand_on_each_other():
 def test_notebooks_mirror_the_package():
     places = {nb.relative_to(ROOT/'nbs').with_suffix('').as_posix(): m[1] for nb in NOTEBOOKS
               if (m := re.search(r'#\| *default_exp +([\w.]+)', nb.read_text(encoding='utf-8')))}
-    named = {place: place.replace('/bench_', '/').replace('/', '.').replace('main', '__main__') for place in places}   # nbdev wants a file name once
+    named = {place: place.replace('/', '.').replace('main', '__main__') for place in places}   # nbdev wants a file name once
     assert named == places, {p: (named[p], m) for p, m in places.items() if named[p] != m}
 
 

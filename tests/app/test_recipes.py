@@ -219,7 +219,7 @@ def test_dqn_on_other_environments(env, observe, tmp_path):
         except SettingsError: return None
     assert any(tiny(tmp_path/'r', env=env, observe=o, solved=10_000, wrappers='TimeLimit(50)').train()['env_steps'] == 300 for o in observe if fits(o))
 
-@pytest.mark.parametrize('args', [['--help'], *([c, '--help'] for c in ('train', 'recipes', 'eval', 'compare')), *once('it says python -m fastrl_replay.bench', ['bench', '--help'])])
+@pytest.mark.parametrize('args', [['--help'], *([c, '--help'] for c in ('train', 'recipes', 'eval', 'compare'))])
 def test_help(args, capsys):
     "Every command says what it takes, and calls itself by the name that was typed"
     with pytest.raises(SystemExit) as e: main(args)
