@@ -9,12 +9,10 @@ from gymnasium import spaces
 from fastrl_replay.all import *
 from fastrl_replay.cli import main
 from fastrl_replay.app.recipe_settings import recipe
-from fastrl_replay.app.run_files import read_config, run_of
 from fastrl_replay.app.recipes import Agent
 from fastrl_replay.app.runs import reopen, resume, start
 from fastrl_replay.app.saved_policies import checkpoint_bytes, load_checkpoint, space_state
 from fastrl_replay.app.watching import Watch, watched_in
-from fastrl_replay.memory.directory import Directory
 from fastrl_replay.steps.errors import Explained, StateError
 from fastrl_replay.steps.files import write_whole
 from fastrl_replay.steps.settings import SettingsError
@@ -291,7 +289,7 @@ def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
         Watch(*watched_in([run]))('')
         for mode in 'ra':
             try: Timeline(400, Rows(folder, mode=mode)).take(np.arange(1))
-            except Explained as e: pass
+            except Explained: pass
         main(['train', '--resume', str(run)])
 
 # ---- item 15: sizes ----
