@@ -271,7 +271,7 @@ def test_a_file_of_a_run_that_is_no_plain_file(name, kind, copy, capsys, tmp_pat
         except Explained as e: assert name == 'config.json' and name in str(e)
         for line in ['report', copy, '--html', tmp_path/'r.html'], ['eval', copy, '--episodes', 1], ['eval', copy, '--best', '--episodes', 1], ['train', '--resume', copy, '--steps', 400]:
             capsys.readouterr()
-            status, (out, err) = main([str(a) for a in line]), capsys.readouterr()
+            status, (_, err) = main([str(a) for a in line]), capsys.readouterr()
             assert status == 0 or name in err
 
 @pytest.mark.parametrize('kind', KINDS)
