@@ -213,7 +213,6 @@ WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinfo
 
 The other commands: eval DIR, compare RUN RUN …, watch DIR, report DIR, memory DIR.'''
 
-
 # %% ../nbs/cli.ipynb #d4b2c931
 def _parser():
     p = _Parser(
@@ -265,7 +264,6 @@ def _escaping():
         for name, stream in zip(('stdout', 'stderr'), before):
             if isinstance(getattr(sys, name), _Escaping):  # a terminal that was closed has another
                 setattr(sys, name, stream)
-
 
 # %% ../nbs/cli.ipynb #1166faed
 def main(args=None) -> int:  # the exit status

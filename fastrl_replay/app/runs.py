@@ -560,7 +560,9 @@ def _check_env(run):
     path = memory_path(run.settings)
     if path and os.path.lexists(Path(path) / 'run') and not run_of(path):
         raise SettingsError(
-            'run', f'{path}/run was not written by a run', remedy='move it away, or another --memory'
+            'run',
+            f'{path}/run was not written by a run',
+            remedy='move it away, or another --memory',
         )
     there = any((d / 'meta.json').exists() for d in memory_dirs(run.settings))
     if there and run_of(path).get('env', env) != env:

@@ -170,7 +170,9 @@ def check_model(
     spaces = []
     for name in 'observation_space', 'action_space':
         if _numbers(policy[name]) > most:
-            raise SettingsError(who, f'{name} is too large', f'{_numbers(policy[name]):_} numbers', f'{most:_}')
+            raise SettingsError(
+                who, f'{name} is too large', f'{_numbers(policy[name]):_} numbers', f'{most:_}'
+            )
         spaces.append(space_of(policy[name]))
     with torch.device('meta'), torch.random.fork_rng(devices=[]):
         model = LEARNERS[settings['learner']].model({**settings, 'device': 'meta'}, *spaces)

@@ -10,13 +10,7 @@ import mimetypes, os, re, threading, time, webbrowser
 from pathlib import Path
 from .offline import open_memory
 from .recipes import memory_dirs
-from fastrl_replay.app.run_files import (
-    facts_of,
-    owns_memory,
-    read_config,
-    read_json,
-    read_metrics,
-)
+from .run_files import facts_of, owns_memory, read_config, read_json, read_metrics
 from ..look.curves import short
 from ..look.html import Safe, json_text, tag
 from fastrl_replay.look.run_page import (

@@ -428,7 +428,9 @@ class Timeline(Inspectable):
         if not self.reads_only or not self.valid(keys).all():
             return e
         self.were_there(keys)
-        return StateError(self.who, f'{self.place.path} is damaged', 'rows whose frames are missing')
+        return StateError(
+            self.who, f'{self.place.path} is damaged', 'rows whose frames are missing'
+        )
 
     def windows(
         self,
@@ -570,10 +572,7 @@ class Timeline(Inspectable):
         if state['dtype'] is None:
             return
         inserted, oldest = checked(
-            self.who,
-            dict(base=integer(), counters=listed(integer(), 4)),
-            state['links'],
-            more=True,
+            self.who, dict(base=integer(), counters=listed(integer(), 4)), state['links'], more=True
         )['counters'][:2]
         if inserted - oldest > self.max_sz:
             raise StateError(

@@ -89,10 +89,7 @@ class Alone:
             else []
         )
         self._compare(
-            dict(rows=rows, max_steps=max_steps, max_episodes=max_episodes),
-            replay,
-            nets,
-            pipe,
+            dict(rows=rows, max_steps=max_steps, max_episodes=max_episodes), replay, nets, pipe
         )
         _tell(pipe, WorkerInfo(self.rank, self.size))
         replay.ranks = self

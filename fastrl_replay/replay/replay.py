@@ -51,7 +51,6 @@ class Replay(Inspectable, SavedReplay):
         '_steps',
         '_opened',
         '_rewinds',
-
         'lock',
         '_unfollowed',
         '_ones',
@@ -224,12 +223,7 @@ class Replay(Inspectable, SavedReplay):
         view = view.fresh(memory, who)
         steps = StepRows(who, lambda: memory)
         return dict(
-            memory=memory,
-            sampler=sampler,
-            view=view,
-            _steps=steps,
-            _opened=False,
-            _rewinds=None,
+            memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False, _rewinds=None
         )  # do they go on with what lay there? And see `_go_back`
 
     def _check_columns(self, dtype):

@@ -80,7 +80,9 @@ def open_plain(
     except OSError as e:
         if e.errno != errno.ELOOP:
             raise
-        raise StateError(who, f"{path} can't be read", 'a symbolic link', 'a regular file') from None
+        raise StateError(
+            who, f"{path} can't be read", 'a symbolic link', 'a regular file'
+        ) from None
     found = os.fstat(number)
     expected = 'a regular file'
     if stat.S_ISDIR(found.st_mode):
@@ -107,7 +109,6 @@ def json_in(
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
 
 # %% ../../nbs/steps/files.ipynb #b2bbe71d
 def _is_gone(process):

@@ -280,7 +280,6 @@ def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
     "Told, watched, read and written: an error, or it is left out"
     run, folder = with_memory(tmp_path)
     spoil(folder/name, kind)
-    before = {k: v for k, v in contents(tmp_path).items() if not k.startswith('mine-rows')} if kind != 'sparse' else None
     with within(60), small():
         here_or_said = main(['memory', str(folder)])
         assert here_or_said == 0 or name.split('/')[-1].lstrip('.') in capsys.readouterr().err
