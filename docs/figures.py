@@ -1,25 +1,17 @@
 """Write the figures of the pages from what was measured: `python docs/figures.py [--check]`.
 
 In a text, a figure stands between two comments, which no renderer shows: `<!--=bytes.ours-->76<!--=-->`. The first one names
-an entry of FIGURES below, a function of the files in fastrl_replay/measured/ or of a notebook's saved outputs; this script
+an entry of FIGURES below, a function of the files in benchmarks/results/ or of a notebook's saved outputs; this script
 writes what that gives between them, and `--check` says where something else stands there."""
 import functools, json, re, sys
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
-PEERS = 'stable-baselines3', 'cpprb', 'tianshou', 'torchrl', 'flashbax'
 MARK = re.compile(r'<!--=([\w.]+)-->([^<]*)<!--=-->')
-PRIORITY, UNIFORM, SEQUENCES = 'draw 256 rows by priority, and update', 'draw 256 rows', 'draw 64 sequences of 80'
 
 @functools.cache
-def measured(name): return json.loads((ROOT/f'fastrl_replay/measured/{name}.json').read_text(encoding='utf-8'))
-
-def took(title, kind='contests'): return {who: median(t) for who, t in measured('bench')[kind][title].items()}
-def times(title, over='fastrl_replay', under=PEERS, kind='contests'):
-    "How many times as long the fastest of `under` takes as `over` does"
-    t = took(title, kind)
-    return min(t[w] for w in under if w in t)/t[over]
+def measured(name): return json.loads((ROOT/f'benchmarks/results/{name}.json').read_text(encoding='utf-8'))
 
 def number(x): return f'{x:,.0f}' if abs(x) >= 10 else f'{x:.2g}'
 def span(values, form=number):
@@ -27,11 +19,7 @@ def span(values, form=number):
     low, high = form(min(values)), form(max(values))
     return low if low == high else f'{low} to {high}'
 
-def per_row(memory): return [g['memories'][memory]['nbytes']/measured('frames')['rows'] for g in measured('frames')['games'].values()]
-def frames(field, memory): return [g['memories'][memory][field] for g in measured('frames')['games'].values()]
-def ratios(field, one, other): return [a/b for a, b in zip(frames(field, one), frames(field, other))]
-
-def weights(): return [*measured('feeding')['weights']['ray'].values()][-1]
+def per_row(memory): return [found[memory]['nbytes']/measured('frames')['rows'] for found in measured('frames')['figures'].values()]
 def runs(file, *recipes): return [r for name in recipes for r in measured(file)['runs'][name]]
 def mean_solved(arm): return sum(r['solved_at_step'] for r in runs('arms', arm))/len(runs('arms', arm))
 def goals(memory, bits, field='success'): return measured('hindsight')['bitflip'][field][memory][str(bits)]
@@ -49,26 +37,13 @@ def output(notebook, cell):
         if c['cell_type'] == 'code' and cell in ''.join(c['source']): return ''.join(c['outputs'][-1]['data']['text/plain'])
 
 FIGURES = {
-    # bench.json: microseconds
-    'bytes.ours': lambda: f"{measured('bench')['bytes_a_row']['fastrl_replay']:.0f}",
-    'stage.ns': lambda: f"{took('an item through one stage')['fastrl_replay Pipe']*1000:.0f}",
-    'stage.torch': lambda: number(times('an item through one stage', 'fastrl_replay Pipe', ["torch's IterDataPipe"])),
+    # rows.json: bytes and nanoseconds
+    'bytes.ours': lambda: f"{measured('rows')['bytes_a_row']['fastrl_replay']:.0f}",
+    'stage.ns': lambda: f"{median(measured('rows')['contests']['an item through one stage']['fastrl_replay'])*1000:.0f}",
     # frames.json: bytes a row and microseconds, the least and the most of the games
     'frames.gb': lambda: span(per_row('Frames(4)'), lambda x: f'{x/1000:.1f}'),      # of a million rows
-    'frames.share': lambda: span(ratios('nbytes', 'Frames(4)', 'Rows()'), lambda x: f'{100*x:.0f}'),
-    'frames.zstd': lambda: span(per_row("Frames(4, compress='zstd')")),
     'frames.zstd_most': lambda: f"{max(per_row(zstd)):.0f}",
     'frames.zstd_gb': lambda: span(per_row(zstd), lambda x: f'{x/1000:.2f}'),
-    'frames.pong_gb': lambda: f"{measured('frames')['fill']['Pong']['nbytes']/1e9:.2f}",
-    'frames.cpprb_draw': lambda: span(ratios('draw_us', 'cpprb, next_of, stack_compress', 'Frames(4)')),
-    'frames.draw': lambda: span(ratios('draw_us', 'Frames(4)', 'bare take'), lambda x: f'{x:.2f}'),
-    'frames.add': lambda: f"{median(frames('add_us', 'Frames(4)')):.1f}",
-    'frames.zstd_ms': lambda: span([a - b for a, b in zip(frames('draw_us', zstd), frames('draw_us', 'Frames(4)'))], lambda x: f'{x/1000:.2f}'),
-    # feeding.json: weights to the largest number of workers on one node, and batches of shards
-    'weights.mb': lambda: f"{weights()['mb']}", 'weights.workers': lambda: [*measured('feeding')['weights']['ray']][-1],
-    'weights.new_s': lambda: f"{weights()['new']/1e3:.1f}", 'weights.same_s': lambda: f"{weights()['same']/1e3:.1f}",
-    'weights.written': lambda: f"{weights()['written']}", 'weights.rounds': lambda: f"{weights()['rounds']}",
-    'weights.age': lambda: f"{weights()['most']}", 'weights.bound': lambda: f"{weights()['bound']}",
     # recipes.json, arms.json, cartpole-apex.json, hindsight.json: trainings
     'cartpole.seconds': lambda: span([r['wall_s'] for r in runs('recipes', 'cartpole') + runs('arms', 'cartpole')]),
     'pendulum.solved': lambda: span([r['solved_at_step'] for r in runs('recipes', 'pendulum-sac')]),

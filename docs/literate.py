@@ -197,21 +197,12 @@ def default_of(fn, param):
     return f' (default: ``{text}``)' if len(text) < 30 else ''
 
 class Api(PythonDomain):
-    "Python's names, of which a search finds the public surface first, and no benchmarks."
+    "Python's names, of which a search finds the public surface first."
     def get_objects(self):
         config = self.env.config
         for name, *rest, prio in super().get_objects():
-            if is_benchmark(config, name): prio = -1
-            elif name.rpartition('.')[2] in config.surface: prio = 0
+            if name.rpartition('.')[2] in config.surface: prio = 0
             yield name, *rest, prio
-
-def is_benchmark(config, name): return name.startswith(tuple(f'{config.package}.{m}.' for m in config.unlisted))
-
-def leave_out_of_index(app, env):
-    "Sphinx's `env-updated`: the general index lists no benchmarks. Names in it begin with what they are of."
-    index = env.domains['index'].entries
-    for docname, entries in index.items():
-        index[docname] = [e for e in entries if not is_benchmark(app.config, e[2])]
 
 @cache
 def api_names(env):
@@ -221,7 +212,7 @@ def api_names(env):
     found, objects = {}, env.domains['py'].objects
     for full, obj in objects.items():
         name = '.'.join(full.split('.')[-2 if obj.objtype in ('method', 'property', 'attribute') else -1:])
-        everywhere = (obj.objtype != 'function' or name in env.config.surface) and not is_benchmark(env.config, full)
+        everywhere = obj.objtype != 'function' or name in env.config.surface
         for n in {full, full.removeprefix(f'{env.config.package}.'), name}:
             known = None if everywhere or n != name else obj.docname
             found.setdefault(n, []).append((known, obj.docname, obj.node_id))
@@ -259,8 +250,8 @@ def name_signatures(app, doctree):
         if not sig['ids'] and sig.get('module'): sig['ids'] = [f"{sig['module']}.{sig['fullname']}"]
 
 def setup(app):
-    for name, default in dict(package='', surface=[], chained={}, groups={}, words={}, frequent=[], unlisted=[], repository='').items(): app.add_config_value(name, default, 'env')
-    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'autodoc-process-signature': show_arguments, 'doctree-resolved': link_names, 'env-updated': leave_out_of_index,
+    for name, default in dict(package='', surface=[], chained={}, groups={}, words={}, frequent=[], repository='').items(): app.add_config_value(name, default, 'env')
+    for event, act in {'source-read': read_notebook, 'autodoc-process-docstring': add_parameters, 'autodoc-process-signature': show_arguments, 'doctree-resolved': link_names,
                        'html-page-context': add_excerpts, 'build-finished': write_excerpts, 'doctree-read': name_signatures}.items():
         app.connect(event, act)
     app.connect('doctree-read', collect_prose)

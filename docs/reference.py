@@ -9,7 +9,7 @@ LONGEST = 16   # lines of an example
 BASES = 'Replay', 'Learner'   # that are not in `all`, but whose methods users call
 MIXINS = 'Inspectable',       # what they have belongs to the class that takes them in
 HOOKS = {*('snapshot restore check_state check_remote checked_states blocks data_ended in_worker has_envs drawn_from journals rewind due_batches too_few needed '
-    'sample_weighted for_page pages order_draws facts totals').split()}   # for writers of stages and memories
+    'sample_weighted drawable ask_shards order_draws facts totals').split()}   # for writers of stages and memories
 
 class Lessons:
     "The notebooks of a folder, by page."
@@ -94,7 +94,7 @@ def class_page(cls, lessons, public):
     for name, (_, fn) in {'made': (cls, inspect.unwrap(cls.__init__)), **known}.items():
         for error in raised(fn, cls) if inspect.isfunction(fn) else (): errors.setdefault(error, []).append(name)
     if errors: lines += ['## Errors', '', '| raised | by |', '|---|---|', *[f'| `{e}` | {", ".join("making it" if n == "made" else f"`{n}`" for n in who)} |' for e, who in sorted(errors.items())], '']
-    others = [p for p in lessons.cells if p != lesson and not p.startswith('bench/')]
+    others = [p for p in lessons.cells if p != lesson]
     if example := lessons.example(cls, [lesson]) or lessons.example(cls, others):
         *_, page, source, text = example
         lines += ['## Example', '', f'From [{lessons.head(page)[0]}](../{page}.ipynb), which has what it needs:', '', f'```python\n{source}\n```', *(['', f'```\n{text}\n```'] if text else []), '']

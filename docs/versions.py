@@ -1,4 +1,4 @@
-"""Write two tables into pages: what was run, from fastrl_replay/measured/pythons.json, which `.ci/pythons` writes, and the extras,
+"""Write two tables into pages: what was run, from benchmarks/results/pythons.json, which `.ci/pythons` writes, and the extras,
 from pyproject.toml: `python docs/versions.py [--check]`."""
 import json, re, sys
 from pathlib import Path
@@ -19,7 +19,7 @@ def line(name, r):
 
 def versions():
     "The table of what was run"
-    found = json.loads((ROOT/'fastrl_replay/measured/pythons.json').read_text(encoding='utf-8'))
+    found = json.loads((ROOT/'benchmarks/results/pythons.json').read_text(encoding='utf-8'))
     order = sorted(found, key=lambda name: (name != 'lowest', [int(n) for n in re.findall(r'\d+', name)]))
     return ['| Python | torch, numpy, numba, gymnasium | wheel and sdist | tests | when, commit |', '|---|---|---|---|---|', *(line(name, found[name]) for name in order)]
 

@@ -344,7 +344,7 @@ def outcome(cell, folder):
 
 # ---- the table ----
 
-FILE = Path(__file__).resolve().parent.parent/'fastrl_replay'/'measured'/'combinations.json'
+FILE = Path(__file__).resolve().parent.parent/'benchmarks'/'results'/'combinations.json'
 LETTERS = {rule: chr(ord('a') + i) for i, rule in enumerate(REFUSED + FAULTS)}
 
 def mark(cell):

@@ -152,7 +152,7 @@ def seen(cell, folder):
     assert not learner.processes(), 'processes are left'
     return dict(found, seconds=round(seconds, 2))
 
-FILE = Path(__file__).resolve().parent.parent/'fastrl_replay'/'measured'/'survived.json'
+FILE = Path(__file__).resolve().parent.parent/'benchmarks'/'results'/'survived.json'
 
 def main(*values):
     "Try all cells, or those that have these values, and write what was seen"

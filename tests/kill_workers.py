@@ -3,7 +3,7 @@
     python tests/kill_workers.py                 # 50 failures: four actors, two shards, as processes
     python tests/kill_workers.py --engine ray    # on a Ray cluster of three nodes, all of them on this machine
     python tests/kill_workers.py --engine ray --network   # and a fourth, in a network namespace whose link is cut (needs root)
-    python tests/kill_workers.py --kills 200 --out fastrl_replay/measured/failures.json   # what the page "What it survives" shows
+    python tests/kill_workers.py --kills 200 --out benchmarks/results/failures.json   # what the page "What it survives" shows
 
 Looked at: that batches go on coming, from both shards; that none comes twice; that the key of a row is never given to another one;
 that lost rows are counted and reported; that no process is left in the end."""

@@ -168,11 +168,10 @@ def test_signatures_have_the_arguments(pages):
 ALONE_NO = r"(None:|or\b|the same\b|its\b|their\b(?! error)|likewise|(how many|which|where|who)$)"   # not the beginning, or not all, of a description
 
 def test_descriptions_of_parameters_stand_alone():
-    "Outside of the benchmarks: none begins with “or”, is only what None means, or speaks of “its” thing"
+    "None begins with “or”, is only what None means, or speaks of “its” thing"
     from fastcore.docments import docments
     weak = []
     for name in public_names():
-        if '.bench.' in name: continue
         obj = getattr(importlib.import_module(name.rpartition('.')[0]), name.rpartition('.')[2])
         fn = inspect.unwrap(obj.__init__ if inspect.isclass(inspect.unwrap(obj)) else obj)
         try: found = docments(fn, full=True)
@@ -227,13 +226,6 @@ def test_classes_show_their_arguments_and_methods_their_source(pages):
 def test_quotes_in_texts_of_the_api_are_those_of_code(pages):
     text = re.sub(r'<[^>]+>', '', pages['look/sample.html'].path.read_text(encoding='utf-8'))
     assert "'='" in text and '‘=’' not in text
-
-def test_benchmarks_are_in_no_search_and_no_index(site, pages):
-    listed = [l for l in pages['genindex.html'].links if re.search('fastrl_replay.bench', l)]
-    assert not listed, listed[:5]
-    search = (site/'searchindex.js').read_text(encoding='utf-8')
-    objects = search[search.index('"objects"') if '"objects"' in search else search.index('objects:'):]
-    assert 'fastrl_replay.replay.prioritized' in objects and 'fastrl_replay.bench' not in objects[:objects.index('objnames')]
 
 def test_questions_hold_what_can_go_wrong_of_every_page(pages):
     text = ' '.join(''.join(pages['faq.html'].text).split())
@@ -340,7 +332,7 @@ LEFT_OVER = {   # in outputs: what they look like, and what it is
     r'(?m)^(?:<function |<bound method |functools\.partial\(|\'?<iframe)|\A(?:True|False)\Z': 'what the last line of a cell returns',
     r'(?m)^\|(?:-+:?\|)+$': 'a table that is not drawn: display(Markdown(…))',
     r'\d\.\d{9}': 'a number with all its digits: round it where it is shown'}
-AS_TYPED = {'command_line'}   # what a terminal shows, tables as well; benchmarks show what they measure with all digits
+AS_TYPED = {'command_line'}   # what a terminal shows, tables as well
 
 def test_outputs_are_of_the_lesson():
     found = []
@@ -350,7 +342,7 @@ def test_outputs_are_of_the_lesson():
             for o in c['outputs']:
                 data = o.get('data', {})
                 text = ''.join(o.get('text') or (data.get('text/plain', '') if {*data} == {'text/plain'} else ''))
-                found += [f'{nb.stem} {c["id"]}: {said}: {m[0]}' for looks, said in LEFT_OVER.items() if (m := re.search(looks, text)) and not (said.startswith('a table') and nb.stem in AS_TYPED or 'digits' in said and nb.parent.name == 'bench')]
+                found += [f'{nb.stem} {c["id"]}: {said}: {m[0]}' for looks, said in LEFT_OVER.items() if (m := re.search(looks, text)) and not (said.startswith('a table') and nb.stem in AS_TYPED)]
     assert not found, '\n'.join(found)
 
 def test_overview_lists_every_notebook_with_its_module():
@@ -556,7 +548,7 @@ print(fastrl_replay.__file__)
 """
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['stages/nstep', 'index'])
+@pytest.mark.parametrize('name', ['stages/nstep', 'generic'])
 def test_a_notebook_taken_alone_installs_the_library_and_runs(site, stranger, tmp_path, name):
     "The file that the site offers, in an empty folder."
     taken, = (site/'_downloads').rglob(f'{Path(name).name}.ipynb')
@@ -620,7 +612,7 @@ def test_there_is_something_to_draw(site, browser):
 
 @pytest.mark.browser
 @pytest.mark.parametrize('query, page', [('PrioritizedReplay', 'reference/PrioritizedReplay.html'), ('burn-in', 'replay/sequences.html'), ('n_step', 'stages/nstep.html'), ('prioritized', 'replay/prioritized.html'),
-    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/show.html'), ('buffer', 'memories.html'), ('batch_size', 'steps/other_names.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html'), ('HerReplayBuffer speed', 'replay/hindsight.html'), ('kill -9', 'command_line.html'), ('R2D2', 'learning/r2d2.html'), ('Minari', 'tutorials/your_data.html'), ('priorities not changing', 'faq.html')])
+    ('custom sampler', 'memory/samplers.html'), ('visualize', 'look/show.html'), ('buffer', 'memories.html'), ('batch_size', 'tutorials/coming_from.html'), ('PER', 'replay/prioritized.html'), ('HER', 'replay/hindsight.html'), ('HerReplayBuffer speed', 'replay/hindsight.html'), ('kill -9', 'command_line.html'), ('R2D2', 'learning/r2d2.html'), ('Minari', 'tutorials/your_data.html'), ('priorities not changing', 'faq.html')])
 def test_search_finds_it(site, browser, query, page):
     "Without a server."
     from selenium.webdriver.support.ui import WebDriverWait
@@ -635,9 +627,6 @@ def test_long_errors_wrap_and_game_frames_keep_their_colours(site, browser):
     show(browser, f'file://{site}/command_line.html', 1400, 'dark')
     wide = browser.execute_script("return [...document.querySelectorAll('article .output pre')].filter(p => p.scrollWidth > p.clientWidth + 1 && !p.closest('.columns')).map(p => p.textContent.slice(0, 80))")
     assert not wide, wide
-    show(browser, f'file://{site}/app/survey.html', 400)
-    wraps = browser.execute_script("return [...document.querySelectorAll('article .columns pre')].map(p => [getComputedStyle(p).whiteSpace, getComputedStyle(p).overflowX])")
-    assert wraps and all(w == ['pre', 'auto'] for w in wraps), wraps
     show(browser, f'file://{site}/envs/catch.html', 1400, 'dark')
     filters = browser.execute_script("return [...document.querySelectorAll('article img')].map(i => [i.classList.contains('frames'), getComputedStyle(i).filter])")
     assert ([True, 'none']) in filters and all((f == 'none') == kept for kept, f in filters), filters

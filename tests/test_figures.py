@@ -78,7 +78,7 @@ def test_every_figure_and_every_constant_is_used():
 def test_a_figure_that_is_changed_is_found(monkeypatch):
     text = 'takes <!--=bytes.ours-->76<!--=--> bytes a row'
     assert figures.fill(text.replace('76', '72')) == figures.fill(text) != text.replace('76', '72') and typed(text) == []
-    bench = json.loads(json.dumps(figures.measured('bench')))
+    bench = json.loads(json.dumps(figures.measured('rows')))
     bench['bytes_a_row']['fastrl_replay'] += 5
     monkeypatch.setattr(figures, 'measured', lambda name: bench)
     assert figures.fill('<!--=bytes.ours-->76<!--=-->') == '<!--=bytes.ours-->81<!--=-->'
@@ -95,7 +95,7 @@ def tables(nb):
         if o['output_type'] == 'execute_result' and 'text/markdown' in o['data']}
 
 @pytest.mark.slow
-@pytest.mark.parametrize('nb', [nb for nb in NOTEBOOKS if 'measured/' in nb.read_text(encoding='utf-8') and tables(nb)], ids=lambda nb: nb.stem)
+@pytest.mark.parametrize('nb', [nb for nb in NOTEBOOKS if 'benchmarks/results' in nb.read_text(encoding='utf-8') and tables(nb)], ids=lambda nb: nb.stem)
 def test_saved_tables_are_those_of_the_files(nb, tmp_path):
     "What a page computed from the files, when its outputs were saved, is what it computes now"
     copy = tmp_path/nb.name

@@ -10,13 +10,13 @@ import mimetypes, os, re, threading, time, webbrowser
 from pathlib import Path
 from .offline import open_memory
 from .recipes import memory_dirs
-from .run_files import facts_of, read_config, read_json, read_metrics, run_of
+from .run_files import facts_of, owns_memory, read_config, read_json, read_metrics
 from ..look.page import page_html
 from ..look.run_sample import is_number, run_sample
 from ..look.sample import json_text, memory_sample, plain
 from ..look.server import Server
 from ..steps.errors import Explained
-from ..steps.files import is_locked
+from ..steps.files import is_locked, open_plain
 from ..steps.settings import SettingsError
 
 # %% ../../nbs/app/watching.ipynb #dcfcc155
@@ -135,8 +135,8 @@ class WatchedRun:
             ]
         began = Path(str(config.get('directory', '.')))
         try:
-            if run_of(began / settings['memory_path']).get('id') != config.get('id'):
-                return []  # it is another run's by now
+            if not owns_memory(self.out, config, began / settings['memory_path']):
+                return []  # another run's by now, or somebody else's
             dirs = [began / d for d in memory_dirs(settings)]
             self.memories = self.memories or [open_memory(d) for d in dirs]
             return [memory_sample(m, ROOM, str(d)) for d, m in zip(dirs, self.memories)]
@@ -157,10 +157,9 @@ class WatchedRun:
             return None
         path = self.seen[number]
         try:
-            file = os.open(path, os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0))
-        except OSError:
+            return mimetypes.guess_type(path.name)[0], open_plain(path)
+        except (Explained, OSError):
             return None
-        return mimetypes.guess_type(path.name)[0], os.fdopen(file, 'rb')
 
 
 class WatchedMemory:

@@ -7,11 +7,36 @@ import numpy as np, pytest
 from gymnasium import spaces
 
 from fastrl_replay.all import *
-from fastrl_replay.bench.feeding import Made, Pictures
 from fastrl_replay.memory.frames import PackedBatch, unpacked
 from fastrl_replay.testing import through_file
 from test_ray import ENGINES, ON_RAY, cluster, engine, ray  # noqa: F401
 from workers import FORK, no_process_is_left  # noqa: F401
+
+class Pictures(Pipe):
+    "Endless blocks of rows with stacks of pictures, in episodes of 200 steps"
+    steps_envs = True
+    def __init__(self, envs):
+        super().__init__(None)
+        self.rows = np.zeros(envs, step_dtype(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6)))
+        self.rows['env_id'] = np.arange(envs)
+
+    def _in_worker(self, info): self.rows['env_id'] += info.rank*len(self.rows)
+
+    def __iter__(self):
+        frames = np.random.default_rng(0).integers(0, 4, (204, 84, 84), np.uint8)*60
+        frames[:, :60] = 0
+        k = 0
+        while True:
+            t, rows = k % 200, self.rows.copy()
+            rows['state'], rows['next_state'] = frames[t:t+4], frames[t+1:t+5]
+            rows['step_n'], rows['episode_n'], rows['reward'], rows['truncated'] = t + 1, k//200 + 1, t, t == 199
+            k += 1
+            yield Steps(rows)
+
+class Made(Pipe):
+    "After a replay: batches are made before they travel"
+    takes_any_item = True
+    def __iter__(self): yield from self.source
 
 def shards(store, made=False, n=2, engine=FORK, **kw):
     replay = PrioritizedReplay(Pictures(2), bs=6, max_sz=300, warmup=280, store=store, seed=0)
@@ -25,7 +50,7 @@ def some(pipe, n=16):
         seen.append(batch)
     return seen
 
-def waiting(pipe): return {type(item) for chunk in pipe._chunks() for item in chunk['items']}
+def waiting(pipe): return {type(item) for chunk in [*(c for w in pipe._workers for c in w.chunks), pipe._now] if chunk for item in chunk['items']}
 
 @pytest.mark.parametrize('engine', ENGINES, indirect=True)
 @pytest.mark.parametrize('compress', [None, 'lz4', pytest.param('zstd', marks=pytest.mark.slow)])
