@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['ids_text', 'about_returns', 'about_silence', 'about_ends', 'about_priorities', 'remarks_on_memory', 'remarks_on_rows']
 
-# %% ../../nbs/look/remarks.ipynb #874ac325
+# %% ../../nbs/look/remarks.ipynb #ef136847
 import numpy as np
-from ..steps.row_dtypes import leaves
 
 # %% ../../nbs/look/remarks.ipynb #98919edb
 def ids_text(ids):

@@ -1,7 +1,6 @@
 """The sample of a memory: its facts against the memory's own, its size, and that taking it changes nothing."""
 
 import json
-import re
 
 import numpy as np
 import pytest

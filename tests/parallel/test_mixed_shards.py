@@ -1,5 +1,5 @@
 """Mixtures in shards: of one replay each worker has a part, of the others all rows; keys, weights and errors are right, and a saved one goes on."""
-import os, re, signal
+import os, signal
 from itertools import islice
 
 import numpy as np, pytest, torch
